@@ -1,0 +1,130 @@
+# tshard: `make help` lists the targets; everything that is built goes under build/.
+#
+#   config=debug|release   how programs and tests are compiled          (release)
+#   werror=1               warnings are errors
+#   CC=gcc|clang           the compiler; `make check` runs both         (cc)
+#   ARGS="..."             flags for examples/gpt.c (make run) or tests/bench/run.py (make bench)
+#   only=unit/test_base    the tests whose name holds this string       (all)
+
+config ?= release
+jobs   ?= $(shell nproc 2>/dev/null || echo 1)
+PYTHON ?= python3
+
+# san is set by the sanitizer targets below, which call make again.
+OUT := build$(if $(san),/$(san),$(if $(filter debug,$(config)),/debug))
+
+# ---- flags -------------------------------------------------------------------
+# The strict set. WARN is for C and C++, WARN_C for C alone; tests/compile/check.py
+# adds what only clang knows.
+
+WARN   := -Wall -Wextra -pedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual \
+          -Wcast-align -Wdouble-promotion -Wformat=2 -Wvla -Wwrite-strings
+WARN_C := -Wstrict-prototypes -Wmissing-prototypes -Wc++-compat
+
+OPT_release := -O2 -g
+OPT_debug   := -O0 -g
+OPT_asan    := -O1 -g -fsanitize=address -fno-omit-frame-pointer
+OPT_ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=all
+OPT_tsan    := -O1 -g -fsanitize=thread
+
+OPT   = $(OPT_$(or $(san),$(config)))
+WALL := $(WARN) $(WARN_C) $(if $(filter 1,$(werror)),-Werror)
+# Backends need POSIX beside strict C99.
+STD  := -std=c99 -D_POSIX_C_SOURCE=200809L
+LIBS := -lm -pthread
+
+# ---- what there is -----------------------------------------------------------
+# Every tests/<kind>/test_*.c is one cmocka program that includes tshard.h with
+# TSHARD_IMPLEMENTATION; one with the line "/* build: double */" is also built with
+# TSHARD_REAL=double. Every examples/0*.c is a test too: it runs and prints something.
+# Every tests/<kind>/test_*.py is one that tells what it did in cmocka's words.
+
+HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h tests/*.h tests/*/*.h)
+SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom))
+DOUBLES  := $(if $(SOURCES),$(shell grep -lx '/\* build: double \*/' $(SOURCES)))
+TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(DOUBLES:%.c=$(OUT)/%_double))
+EXAMPLES := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard examples/0*.c)))
+SCRIPTS  := $(if $(san),,$(wildcard tests/*/test_*.py))
+chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
+PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
+
+.PHONY: help run test test-run build-tests check lint asan ubsan tsan bench deps deps-bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -n 's/^#   //p' Makefile
+	@sed -n 's/^\([a-z][a-z -]*\):.*## /make \1\n/p' Makefile | paste - - | expand -t 24
+
+# ---- run ---------------------------------------------------------------------
+
+run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
+	@$(OUT)/gpt --out build/run $(ARGS)
+
+$(OUT)/gpt: OPT_release := -O3
+$(OUT)/gpt: examples/gpt.c $(HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS)
+
+# ---- tests -------------------------------------------------------------------
+
+test: deps ## build and run all tests
+	@$(MAKE) --no-print-directory test-run
+
+asan ubsan tsan: deps ## the tests under a sanitizer
+	@$(MAKE) --no-print-directory san=$@ test-run
+
+# A program that does not build is a failed test, not the end of the run.
+test-run:
+	@$(MAKE) --no-print-directory --keep-going -j$(jobs) build-tests; \
+	$(PYTHON) tests/run.py $(if $(filter tsan,$(san)),--slow 5) \
+		$(PROGRAMS) $(call chosen,$(SCRIPTS))
+
+build-tests: $(PROGRAMS)
+
+COMPILE_TEST = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL)
+
+$(OUT)/tests/%: tests/%.c $(HEADERS)
+	$(COMPILE_TEST) -o $@ $< -lcmocka $(LIBS)
+
+$(OUT)/tests/%_double: tests/%.c $(HEADERS)
+	$(COMPILE_TEST) -DTSHARD_REAL=double -o $@ $< -lcmocka $(LIBS)
+
+$(OUT)/examples/%: examples/%.c $(HEADERS)
+	$(COMPILE_TEST) -o $@ $< $(LIBS)
+
+# ---- checks ------------------------------------------------------------------
+
+check: deps ## the strict warning set in every standard, gcc and clang, and their analyzers
+	@$(PYTHON) tests/compile/check.py --jobs $(jobs) --warn "$(WARN)" --warn-c "$(WARN_C)"
+
+lint: deps ## the house rules: rooms, names, budgets, documentation, symbols, macros
+	@$(PYTHON) tests/lint/lint.py
+
+# ---- benchmarks --------------------------------------------------------------
+
+bench: build/gpt ## compare with BLIS, Open MPI and PyTorch; writes build/bench.json
+	@$(PYTHON) tests/bench/run.py $(ARGS)
+
+# ---- packages ----------------------------------------------------------------
+# What is missing is installed where apt-get and the right to use it are there; else
+# it is named, and the work goes on without.
+
+install = @missing=; for p in $(1); do \
+	dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed \
+		|| missing="$$missing $$p"; done; \
+	if [ -z "$$missing" ] || ! command -v apt-get >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; elif sudo -n true 2>/dev/null; then sudo="sudo -n"; \
+	else echo "missing packages: apt-get install$$missing"; exit 0; fi; \
+	echo "installing$$missing"; mkdir -p build; \
+	{ $$sudo apt-get update && $$sudo env DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y --no-install-recommends $$missing; } >build/deps.log 2>&1 \
+		|| { echo "not installed:$$missing; the end of build/deps.log:"; tail -n 5 build/deps.log; }
+
+deps: ## install what the tests and checks need (Debian, Ubuntu)
+	$(call install,build-essential clang libcmocka-dev python3)
+
+deps-bench: ## install the peers that `make bench` compares with
+	$(call install,libblis-pthread-dev libopenblas0-pthread libopenmpi-dev openmpi-bin python3-torch)
+
+clean: ## remove build/
+	rm -rf build

@@ -1,0 +1,31 @@
+/* 02: program 01 on two ranks, each with half of the hidden layer. Three lines changed: the
+ * include, the styles of the layers, and the runner. Build: cc 02_two_ranks.c -lm -pthread */
+#define TSHARD_IMPLEMENTATION
+#include "../backends/tshard_threads.h"
+#include <stdio.h>
+
+static int learn(tsh_ctx *ctx, void *user) {
+    tsh_linear_desc up = {2, 32, .style = TSH_COLWISE}, down = {32, 1, .style = TSH_ROWWISE};
+    tsh_module *net = tsh_root(ctx);
+    tsh_module *first = tsh_add_linear(net, "up", &up);
+    tsh_module *second = tsh_add_linear(net, "down", &down);
+    tsh_optim *adam = tsh_optim_new(net, &(tsh_optim_desc){.kind = TSH_ADAM, .lr = 0.005});
+    double value = 1;
+    for (int step = 0; step <= 500 && tsh_ok(ctx); step++) {
+        tsh_tensor *x = tsh_randn(ctx, tsh_shape2(256, 2));
+        tsh_tensor *y = tsh_mul(tsh_slice(x, 1, 0, 1), tsh_slice(x, 1, 1, 1));
+        tsh_tensor *guess = tsh_forward(second, tsh_gelu(tsh_forward(first, x)));
+        tsh_tensor *loss = tsh_mean(tsh_pow_scalar(tsh_sub(guess, y), 2), TSH_ALL, 0);
+        tsh_backward(ctx, loss);
+        value = tsh_item(ctx, loss);
+        if (step % 100 == 0 && tsh_tp(ctx)->rank == 0) printf("step %3d  loss %.4f\n", step, value);
+        tsh_optim_step(adam);
+        tsh_zero_grads(net);
+        tsh_step_end(ctx);
+    }
+    return user != NULL || !tsh_ok(ctx) || value > 0.1; /* guessing 0 has loss 1 */
+}
+
+int main(void) {
+    return tsh_threads_run(2, NULL, learn, NULL);
+}

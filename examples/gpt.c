@@ -1,0 +1,506 @@
+/* gpt.c - trains a GPT on a text file, tensor-parallel on the ranks of one process
+ *
+ *   make run                                      learns the C sources of this project
+ *   make run ARGS="--text book.txt --chars"       learns a book, character by character
+ *   make run ARGS="--help"                        tells every flag
+ *
+ * The model is GPT-2's, written once, as if for one device (section 1). A plan shards it (section
+ * 2). Every rank then runs the same training loop (section 3) on its piece of the weights, and
+ * nothing in it knows how many ranks there are.
+ *
+ * Shapes: B batch, T context, C width, H heads, D = C / H head size, V vocabulary. */
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L /* isatty, mkdir, glob, clock_gettime */
+#endif
+#define TSHARD_IMPLEMENTATION
+#include "../tshard.h"
+#include "../backends/tshard_threads.h"
+#include "gpt_report.h"
+#include "gpt_setup.h"
+
+/* == 1. the model, for one device ========================================== */
+
+/* The output of a module's child: call(block, "ln_1", x). */
+static tsh_tensor *call(tsh_module *module, const char *child, tsh_tensor *x) {
+    return tsh_forward(tsh_find(module, child), x);
+}
+
+/* (B, T, C) -> (B, H, T, D) */
+static tsh_tensor *split_heads(tsh_tensor *x, int64_t heads) {
+    tsh_shape shape = tsh_shape4(tsh_dim(x, 0), tsh_dim(x, 1), heads, tsh_dim(x, -1) / heads);
+    return tsh_transpose(tsh_reshape(x, shape), 1, 2);
+}
+
+/* (B, H, T, D) -> (B, T, C) */
+static tsh_tensor *merge_heads(tsh_tensor *x) {
+    tsh_shape shape = tsh_shape3(tsh_dim(x, 0), tsh_dim(x, 2), tsh_dim(x, 1) * tsh_dim(x, 3));
+    return tsh_reshape(tsh_transpose(x, 1, 2), shape);
+}
+
+static tsh_tensor *attention(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    const gpt_settings *set = (const gpt_settings *)user;
+    const tsh_attention_desc desc = {
+        .causal = 1, .dropout = tsh_training(self) ? set->dropout : 0, .owner = self};
+    tsh_tensor *qkv[3] = {NULL, NULL, NULL};
+    (void)n;
+    tsh_split_dim(call(self, "c_attn", in[0]), -1, 3, qkv); /* (B, T, 3C) -> 3 of (B, T, C) */
+    for (int i = 0; i < 3; i++) qkv[i] = split_heads(qkv[i], set->heads);
+    tsh_tensor *y = merge_heads(tsh_attention(qkv[0], qkv[1], qkv[2], &desc));
+    return call(self, "dropout", call(self, "c_proj", y));
+}
+
+static tsh_tensor *mlp(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    (void)n, (void)user;
+    tsh_tensor *hidden = tsh_gelu_tanh(call(self, "c_fc", in[0])); /* (B, T, 4C) */
+    return call(self, "dropout", call(self, "c_proj", hidden));
+}
+
+static tsh_tensor *block(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    (void)n, (void)user;
+    tsh_tensor *x = tsh_add(in[0], call(self, "attn", call(self, "ln_1", in[0])));
+    return tsh_add(x, call(self, "mlp", call(self, "ln_2", x)));
+}
+
+/* ids (B, T) -> (B, T, C): what lm_head turns into logits. */
+static tsh_tensor *gpt_hidden(tsh_module *gpt, tsh_tensor *ids) {
+    tsh_tensor *place = tsh_arange(tsh_ctx_of(ids), TSH_I32, 0, (double)tsh_dim(ids, 1), 1);
+    tsh_tensor *x = tsh_add(call(gpt, "wte", ids), call(gpt, "wpe", place));
+    return call(gpt, "ln_f", call(gpt, "h", call(gpt, "drop", x)));
+}
+
+static tsh_linear_desc linear(int64_t in, int64_t out, double deviation) {
+    tsh_linear_desc desc = {.in = in, .out = out};
+    desc.weight_init = (tsh_init){.kind = TSH_INIT_NORMAL, .b = deviation};
+    desc.bias_init = (tsh_init){.kind = TSH_INIT_ZEROS};
+    return desc;
+}
+
+static void add_block(tsh_module *h, int64_t index, gpt_settings *set) {
+    int64_t width = set->width;
+    double residual = 0.02 / sqrt(2.0 * (double)set->layers); /* 2 layers write to the residual */
+    tsh_layer_norm_desc norm = {.dim = width};
+    tsh_linear_desc c_attn = linear(width, 3 * width, 0.02);
+    tsh_linear_desc c_fc = linear(width, 4 * width, 0.02);
+    tsh_linear_desc attn_proj = linear(width, width, residual);
+    tsh_linear_desc mlp_proj = linear(4 * width, width, residual);
+    tsh_module_desc as_block = {.forward = block}, as_mlp = {.forward = mlp};
+    tsh_module_desc as_attention = {.forward = attention, .user = set};
+    char name[24];
+
+    snprintf(name, sizeof name, "%d", (int)index);
+    tsh_module *self = tsh_add_module(h, name, &as_block);
+    tsh_add_layer_norm(self, "ln_1", &norm);
+    tsh_module *attn = tsh_add_module(self, "attn", &as_attention);
+    tsh_add_linear(attn, "c_attn", &c_attn);
+    tsh_add_linear(attn, "c_proj", &attn_proj);
+    tsh_add_dropout(attn, "dropout", set->dropout);
+    tsh_add_layer_norm(self, "ln_2", &norm);
+    tsh_module *feed = tsh_add_module(self, "mlp", &as_mlp);
+    tsh_add_linear(feed, "c_fc", &c_fc);
+    tsh_add_linear(feed, "c_proj", &mlp_proj);
+    tsh_add_dropout(feed, "dropout", set->dropout);
+}
+
+static void add_gpt(tsh_module *gpt, gpt_settings *set, int64_t vocabulary) {
+    tsh_init normal = {.kind = TSH_INIT_NORMAL, .b = 0.02};
+    tsh_embedding_desc wte = {.count = vocabulary, .dim = set->width, .init = normal};
+    tsh_embedding_desc wpe = {.count = set->context, .dim = set->width, .init = normal};
+    tsh_linear_desc lm_head = {.in = set->width, .out = vocabulary, .no_bias = 1};
+
+    tsh_add_embedding(gpt, "wte", &wte);
+    tsh_add_embedding(gpt, "wpe", &wpe);
+    tsh_add_dropout(gpt, "drop", set->dropout);
+    tsh_module *h = tsh_add_module(gpt, "h", NULL); /* its children, one after the other */
+    for (int64_t i = 0; i < set->layers; i++) add_block(h, i, set);
+    tsh_add_layer_norm(gpt, "ln_f", &(tsh_layer_norm_desc){.dim = set->width});
+    tsh_tie(tsh_add_linear(gpt, "lm_head", &lm_head), "weight", tsh_param(gpt, "wte.weight"));
+}
+
+/* == 2. the plan =========================================================== */
+
+enum { PLAN_RULES = 6 };
+
+/* Column-parallel into a layer's middle, row-parallel out of it: one all-reduce per pair. */
+static void make_plan(tsh_plan_rule plan[PLAN_RULES], const gpt_settings *set) {
+    int64_t head = set->width / set->heads; /* heads are never cut */
+    const tsh_plan_rule rules[PLAN_RULES] = {
+        {.path = "wte", .style = TSH_ROWWISE}, /* rows of the vocabulary, as ... */
+        {.path = "h.*.attn.c_attn", .style = TSH_COLWISE, .segments = 3, .unit = head},
+        {.path = "h.*.attn.c_proj", .style = TSH_ROWWISE, .unit = head},
+        {.path = "h.*.mlp.c_fc", .style = TSH_COLWISE},
+        {.path = "h.*.mlp.c_proj", .style = TSH_ROWWISE},
+        {.path = "lm_head", .style = TSH_COLWISE}, /* ... here: it is the same weight */
+    };
+    memcpy(plan, rules, sizeof rules);
+}
+
+static void print_plan(const tsh_plan_rule *plan) {
+    for (int i = 0; i < PLAN_RULES; i++) {
+        printf("%-10s%-16s %s", i == 0 ? "plan" : "", plan[i].path,
+               plan[i].style == TSH_COLWISE ? "column-parallel" : "row-parallel");
+        if (plan[i].segments > 0) printf(", %d segments", plan[i].segments);
+        if (plan[i].unit > 0) printf(", in heads of %d", (int)plan[i].unit);
+        printf("\n");
+    }
+    printf("%-10s%-16s replicated\n", "", "all the others");
+}
+
+/* == 3. training, on every rank ============================================ */
+
+enum { EVAL_BATCHES = 20 };
+
+/* What all ranks share. Only rank 0 writes to it. */
+typedef struct gpt_job {
+    gpt_settings set;
+    gpt_text text;
+    gpt_report report;
+    double tokens_per_s;
+    char error[TSH_MESSAGE_SIZE + 32];
+} gpt_job;
+
+typedef struct gpt_trainer {
+    tsh_ctx *ctx;
+    gpt_job *job;
+    const gpt_settings *set;
+    tsh_module *gpt;
+    tsh_optim *optim;
+    tsh_schedule schedule;
+    tsh_tensor *ids, *targets; /* (B, T), the same on every rank of tp */
+} gpt_trainer;
+
+static int is_first(const gpt_trainer *t) {
+    return tsh_world(t->ctx)->rank == 0;
+}
+
+static void make_optimiser(gpt_trainer *t) {
+    const gpt_settings *set = t->set;
+    const tsh_optim_desc adamw = {.kind = TSH_ADAMW,
+                                  .lr = set->lr,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.99,
+                                  .weight_decay = 0.1,
+                                  .clip_norm = 1};
+    t->optim = tsh_optim_new(t->gpt, &adamw);
+    tsh_optim_group(t->optim, "**.bias", 1, 0); /* only matrices decay */
+    tsh_optim_group(t->optim, "**.ln_?.weight", 1, 0);
+    t->schedule = (tsh_schedule){.kind = TSH_COSINE,
+                                 .lr = set->lr,
+                                 .lr_min = set->lr / 10,
+                                 .warmup = set->steps < 500 ? set->steps / 5 : 100,
+                                 .total = set->steps};
+}
+
+static void make_trainer(gpt_trainer *t, tsh_ctx *ctx, gpt_job *job) {
+    const tsh_shape shape = tsh_shape2(job->set.batch, job->set.context);
+    tsh_plan_rule plan[PLAN_RULES];
+    memset(t, 0, sizeof *t);
+    t->ctx = ctx;
+    t->job = job;
+    t->set = &job->set;
+    t->gpt = tsh_root(ctx);
+    add_gpt(t->gpt, &job->set, job->text.vocabulary);
+    make_plan(plan, &job->set);
+    tsh_parallelize(t->gpt, plan, PLAN_RULES);
+    tsh_materialize(t->gpt);
+    make_optimiser(t);
+    t->ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    t->targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+}
+
+/* Numbers without a state: mix(seed, step, index) is random in all three. */
+static uint64_t mix(uint64_t seed, uint64_t step, uint64_t index) {
+    uint64_t word[3] = {seed, step, index}, x = 0;
+    for (int i = 0; i < 3; i++) {
+        x = (x ^ word[i]) + 0x9e3779b97f4a7c15U;
+        x = (x ^ (x >> 31)) * 0xd1342543de82ef95U;
+        x = (x ^ (x >> 29)) * 0xaf251af3b0f025b5U;
+        x ^= x >> 32;
+    }
+    return x;
+}
+
+/* Row of the batch: T tokens as input, and as target of each the one after it. */
+static void load_row(gpt_trainer *t, int64_t row, const unsigned char *tokens) {
+    int64_t context = t->set->context;
+    int32_t *ids = (int32_t *)tsh_data(t->ctx, t->ids);
+    int32_t *targets = (int32_t *)tsh_data(t->ctx, t->targets);
+    if (ids == NULL || targets == NULL) return;
+    for (int64_t i = 0; i < context; i++) {
+        ids[row * context + i] = tokens[i];
+        targets[row * context + i] = tokens[i + 1];
+    }
+}
+
+/* Random windows of the training text: equal within a tp group, different for each dp replica. */
+static void load_train_batch(gpt_trainer *t, int64_t step) {
+    const gpt_text *text = &t->job->text;
+    uint64_t places = (uint64_t)(text->train_size - t->set->context);
+    for (int64_t row = 0; row < t->set->batch; row++) {
+        uint64_t index = (uint64_t)(tsh_dp(t->ctx)->rank * t->set->batch + row);
+        load_row(t, row, text->train + mix((uint64_t)t->set->seed, (uint64_t)step, index) % places);
+    }
+}
+
+/* Windows at even distances over the validation text: always the same. */
+static void load_val_batch(gpt_trainer *t, int64_t batch) {
+    const gpt_text *text = &t->job->text;
+    int64_t last = text->val_size - t->set->context - 1, windows = EVAL_BATCHES * t->set->batch;
+    for (int64_t row = 0; row < t->set->batch; row++)
+        load_row(t, row, text->val + last * (batch * t->set->batch + row) / (windows - 1));
+}
+
+static tsh_tensor *batch_loss(gpt_trainer *t) {
+    tsh_tensor *logits = call(t->gpt, "lm_head", gpt_hidden(t->gpt, t->ids)); /* (B, T, V) */
+    return tsh_cross_entropy(logits, t->targets, NULL);
+}
+
+/* One step of the optimiser; the loss is the mean over the replicas. */
+static double train_step(gpt_trainer *t, int64_t step) {
+    load_train_batch(t, step);
+    tsh_tensor *loss = batch_loss(t);
+    tsh_backward(t->ctx, loss);
+    double value = tsh_item(t->ctx, loss);
+    tsh_optim_set_lr(t->optim, tsh_schedule_lr(&t->schedule, step));
+    tsh_optim_step(t->optim);
+    tsh_zero_grads(t->gpt);
+    tsh_step_end(t->ctx);
+    tsh_allreduce(tsh_dp(t->ctx), &value, 1, TSH_F64, TSH_AVG);
+    return value;
+}
+
+/* The mean loss over EVAL_BATCHES; the replicas share the work. */
+static double evaluate(gpt_trainer *t) {
+    tsh_comm *dp = tsh_dp(t->ctx);
+    double sum = 0;
+    tsh_train(t->gpt, 0);
+    tsh_no_grad_begin(t->ctx);
+    for (int64_t batch = dp->rank; batch < EVAL_BATCHES; batch += dp->size) {
+        tsh_scope_begin(t->ctx);
+        load_val_batch(t, batch);
+        sum += tsh_item(t->ctx, batch_loss(t));
+        tsh_scope_end(t->ctx);
+    }
+    tsh_no_grad_end(t->ctx);
+    tsh_train(t->gpt, 1);
+    tsh_allreduce(dp, &sum, 1, TSH_F64, TSH_SUM);
+    return sum / EVAL_BATCHES;
+}
+
+static void train_loop(gpt_trainer *t) {
+    const gpt_settings *set = t->set;
+    double seconds = 0, tokens = (double)(set->batch * set->context * tsh_dp(t->ctx)->size);
+    if (is_first(t)) report_begin(&t->job->report);
+    for (int64_t step = 1; step <= set->steps && tsh_ok(t->ctx); step++) {
+        double start = report_now();
+        report_row row = {.step = step, .train_loss = train_step(t, step - 1)};
+        double elapsed = report_now() - start;
+        tsh_optim_info info = tsh_optim_state(t->optim);
+        seconds += elapsed;
+        row.evaluated = step % set->eval_every == 0 || step == set->steps;
+        if (row.evaluated) row.val_loss = evaluate(t);
+        row.lr = info.lr;
+        row.grad_norm = info.norm;
+        row.tokens_per_s = tokens / elapsed;
+        if (is_first(t) && tsh_ok(t->ctx)) report_step(&t->job->report, &row);
+    }
+    if (is_first(t)) t->job->tokens_per_s = tokens * (double)set->steps / seconds;
+}
+
+/* == 4. a sample =========================================================== */
+
+/* A token drawn from softmax(logits / temperature); `chance` is in [0, 1). */
+static int32_t draw(const tsh_real *logits, int64_t count, double temperature, double chance) {
+    double highest = (double)logits[0], sum = 0;
+    for (int64_t i = 1; i < count; i++) highest = fmax(highest, (double)logits[i]);
+    for (int64_t i = 0; i < count; i++) sum += exp(((double)logits[i] - highest) / temperature);
+    for (int64_t i = 0; i < count; i++) {
+        chance -= exp(((double)logits[i] - highest) / temperature) / sum;
+        if (chance < 0) return (int32_t)i;
+    }
+    return (int32_t)(count - 1);
+}
+
+/* The token after a window of `count` tokens. Every rank computes its part of the logits, gathers
+ * the rest, and draws the same token. */
+static int32_t next_token(gpt_trainer *t, const int32_t *window, int64_t count, double chance) {
+    tsh_real logits[256] = {0};
+    int64_t vocabulary = t->job->text.vocabulary;
+    tsh_tensor *ids = tsh_tensor_from(t->ctx, TSH_I32, tsh_shape2(1, count), NULL, window);
+    tsh_scope_begin(t->ctx);
+    tsh_tensor *last = tsh_slice(gpt_hidden(t->gpt, ids), 1, count - 1, 1); /* (1, 1, C) */
+    tsh_tensor *full = tsh_full(call(t->gpt, "lm_head", last));             /* (1, 1, V) */
+    tsh_read(t->ctx, full, TSH_GLOBAL, logits, (size_t)vocabulary * sizeof *logits);
+    tsh_scope_end(t->ctx);
+    tsh_tensor_free(ids);
+    return draw(logits, vocabulary, 0.8, chance);
+}
+
+static void print_sample(gpt_trainer *t) {
+    const gpt_text *text = &t->job->text;
+    int32_t *tokens = (int32_t *)calloc((size_t)t->set->sample + 1, sizeof *tokens);
+    if (tokens == NULL) {
+        tsh_fail(t->ctx, TSH_ERR_MEMORY, "no memory for a sample");
+        return;
+    }
+    for (int32_t i = 0; i < text->vocabulary; i++)
+        if (text->byte_of[i] == '\n') tokens[0] = i; /* a line begins */
+    tsh_train(t->gpt, 0);
+    tsh_no_grad_begin(t->ctx);
+    if (is_first(t)) printf("\nsample, %lld characters:\n", (long long)t->set->sample);
+    for (int64_t i = 1; i <= t->set->sample && tsh_ok(t->ctx); i++) {
+        int64_t count = i < t->set->context ? i : t->set->context;
+        double chance = (double)(mix((uint64_t)t->set->seed, 0, ~(uint64_t)i) >> 11) * 0x1p-53;
+        tokens[i] = next_token(t, tokens + i - count, count, chance);
+        if (is_first(t)) report_byte(&t->job->report, text->byte_of[tokens[i]]);
+    }
+    tsh_no_grad_end(t->ctx);
+    if (is_first(t)) printf("\n\n");
+    free(tokens);
+}
+
+/* == 5. what one rank does ================================================= */
+
+/* Every rank's `count` numbers, in the order of the ranks. */
+static void gather(tsh_ctx *ctx, const int64_t *mine, int64_t count, int64_t *all) {
+    int64_t counts[MAX_RANKS];
+    tsh_comm *world = tsh_world(ctx);
+    for (int r = 0; r < world->size; r++) counts[r] = count;
+    tsh_allgather(world, mine, all, counts, 1, TSH_I64);
+}
+
+typedef struct tally {
+    int64_t all, here; /* parameters of the model, and their elements on this rank */
+} tally;
+
+static void count_param(const char *path, tsh_tensor *param, void *user) {
+    tally *sum = (tally *)user;
+    (void)path;
+    sum->all += tsh_numel(param);
+    sum->here += tsh_local_numel(param);
+}
+
+static double mebibytes(int64_t bytes) {
+    return (double)bytes / (1 << 20);
+}
+
+static void print_intent(gpt_trainer *t) {
+    const gpt_settings *set = t->set;
+    const gpt_text *text = &t->job->text;
+    int64_t here[MAX_RANKS] = {0};
+    char a[32], b[32];
+    tally sum = {0, 0};
+    tsh_plan_rule plan[PLAN_RULES];
+    tsh_each_param(t->gpt, count_param, &sum);
+    gather(t->ctx, &sum.here, 1, here);
+    if (!is_first(t) || !tsh_ok(t->ctx)) return;
+    printf("text      %s: %s tokens to train on, %s to validate\n",
+           set->text != NULL ? set->text : "the C sources of this project",
+           report_commas(a, text->train_size), report_commas(b, text->val_size));
+    printf("model     %d layers, %d heads, width %d, context %d, vocabulary %d: %s parameters\n",
+           (int)set->layers, (int)set->heads, (int)set->width, (int)set->context,
+           (int)text->vocabulary, report_commas(a, sum.all));
+    printf("ranks     %d threads of this process: tp %d x dp %d\n", tsh_world(t->ctx)->size,
+           tsh_tp(t->ctx)->size, tsh_dp(t->ctx)->size);
+    make_plan(plan, set);
+    print_plan(plan);
+    for (int r = 0; r < tsh_world(t->ctx)->size; r++)
+        printf("%-10srank %d: %s parameters; with gradients and moments %.2f MiB\n",
+               r == 0 ? "memory" : "", r, report_commas(a, here[r]),
+               mebibytes(4 * here[r] * (int64_t)sizeof(tsh_real)));
+    printf("training  %s steps of %s tokens, AdamW, learning rate %g\n\n",
+           report_commas(a, set->steps),
+           report_commas(b, set->batch * set->context * tsh_dp(t->ctx)->size), set->lr);
+    fflush(stdout);
+}
+
+/* The peak of every rank beside the sum of what a step needs. */
+static void print_memory(gpt_trainer *t) {
+    enum { PARTS = 5 };
+    tsh_mem mem = tsh_mem_stats(t->ctx);
+    int64_t all[MAX_RANKS * PARTS] = {0}, mine[PARTS];
+    mine[0] = (int64_t)mem.total_peak;
+    mine[1] = (int64_t)mem.peak[TSH_MEM_PARAMETERS];
+    mine[2] = (int64_t)mem.peak[TSH_MEM_GRADIENTS];
+    mine[3] = (int64_t)mem.peak[TSH_MEM_OPTIMISER];
+    mine[4] = (int64_t)mem.step_live_peak;
+    gather(t->ctx, mine, PARTS, all);
+    for (int r = 0; is_first(t) && tsh_ok(t->ctx) && r < tsh_world(t->ctx)->size; r++) {
+        const int64_t *m = all + r * PARTS;
+        printf(
+            "memory    rank %d: peak %.2f MiB; parameters %.2f + gradients %.2f + moments %.2f + "
+            "step %.2f = %.2f MiB\n",
+            r, mebibytes(m[0]), mebibytes(m[1]), mebibytes(m[2]), mebibytes(m[3]), mebibytes(m[4]),
+            mebibytes(m[1] + m[2] + m[3] + m[4]));
+    }
+}
+
+/* A peer's error names its rank already; this rank's own does not. */
+static void keep_error(gpt_job *job, const tsh_error *error) {
+    int named = error->rank < 0 || strncmp(error->message, "rank ", 5) == 0;
+    char rank[24] = "";
+    if (!named) snprintf(rank, sizeof rank, "rank %d: ", error->rank);
+    snprintf(job->error, sizeof job->error, "%s%s", rank, error->message);
+}
+
+static int run_rank(tsh_ctx *ctx, void *user) {
+    gpt_job *job = (gpt_job *)user;
+    gpt_trainer t;
+    make_trainer(&t, ctx, job);
+    if (tsh_ok(ctx)) print_intent(&t);
+    if (tsh_ok(ctx)) train_loop(&t);
+    if (tsh_ok(ctx)) print_memory(&t);
+    if (tsh_ok(ctx) && job->set.sample > 0) print_sample(&t);
+    if (tsh_ok(ctx)) return 0;
+    if (is_first(&t)) keep_error(job, tsh_last_error(ctx));
+    return 1;
+}
+
+/* == 6. main =============================================================== */
+
+/* Runs the ranks, then tells how it went. */
+static int run_job(gpt_job *job) {
+    const gpt_settings *set = &job->set;
+    gpt_report *r = &job->report;
+    char title[128];
+    tsh_desc desc = {.tp = (int)set->tp, .seed = (uint64_t)set->seed};
+    if (tsh_threads_run((int)set->ranks, &desc, run_rank, job) != 0) {
+        if (r->terminal) printf("\n");
+        refuse("%s", job->error[0] != '\0' ? job->error : "the ranks could not be started");
+        return 1;
+    }
+    snprintf(title, sizeof title,
+             "GPT: %d layers, %d heads, width %d, context %d; tp %d of %d ranks", (int)set->layers,
+             (int)set->heads, (int)set->width, (int)set->context, (int)set->tp, (int)set->ranks);
+    if (!report_svg(r, title)) {
+        refuse("cannot write %s: %s", r->path, strerror(errno));
+        return 1;
+    }
+    printf("wrote     %s/metrics.csv, %s/loss.svg\n", set->out, set->out);
+    printf("final: ranks %d tp %d train %.4f val %.4f tokens/s %.0f\n", (int)set->ranks,
+           (int)set->tp, r->train_loss, r->val_loss, job->tokens_per_s);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    gpt_job job = {.set = defaults};
+    gpt_flag flags[FLAGS];
+    int help = 0;
+    make_flags(flags, &job.set, &help);
+    int failed = parse_flags(flags, argc, argv);
+    if (!failed && help) {
+        print_help(flags);
+        return 0;
+    }
+    if (!failed) failed = check_settings(&job.set);
+    if (!failed) failed = load_text(&job.text, &job.set);
+    if (!failed && !report_open(&job.report, job.set.out, job.set.steps))
+        failed = refuse("cannot write %s: %s", job.report.path, strerror(errno));
+    if (!failed) failed = run_job(&job);
+    if (!report_close(&job.report) && !failed) {
+        refuse("cannot write %s/metrics.csv: the disk may be full", job.set.out);
+        failed = 1;
+    }
+    free(job.text.train);
+    free(job.text.val);
+    return failed;
+}

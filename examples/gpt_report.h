@@ -1,0 +1,341 @@
+/* gpt_report.h - what gpt.c shows while it trains, and what it leaves behind
+ *
+ * A progress bar on a terminal, plain lines elsewhere; metrics.csv with a row per step; loss.svg
+ * with the curves. One report belongs to one thread. */
+#ifndef GPT_REPORT_H
+#define GPT_REPORT_H
+
+#include <ctype.h> /* isprint */
+#include <errno.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h> /* mkdir */
+#include <time.h>     /* clock_gettime */
+#include <unistd.h>   /* isatty */
+
+typedef struct report_row {
+    int64_t step;
+    int evaluated; /* 1: val_loss is known at this step */
+    double train_loss, val_loss;
+    double lr, grad_norm, tokens_per_s;
+} report_row;
+
+typedef struct gpt_report {
+    char path[512]; /* of the file at hand */
+    const char *folder;
+    FILE *csv;
+    int64_t steps;
+    int terminal;
+    report_row *rows;
+    size_t count, room;
+    double start, shown;         /* times: of the first step, of the last line or bar */
+    double recent_sum;           /* training losses since the last evaluation */
+    int64_t recent_count;        /* and their number */
+    double speed;                /* tokens/s, smoothed */
+    double train_loss, val_loss; /* at the last evaluation */
+    char hold[4];                /* of the sample: the start of a character, `held` bytes */
+    int held;
+} gpt_report;
+
+static double report_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* 1234567 as "1,234,567". */
+static const char *report_commas(char text[32], int64_t value) {
+    char digits[32];
+    int n = snprintf(digits, sizeof digits, "%lld", (long long)value);
+    char *out = text;
+    for (int i = 0; i < n; i++) {
+        *out++ = digits[i];
+        if (i < n - 1 && (n - 1 - i) % 3 == 0 && digits[i] != '-') *out++ = ',';
+    }
+    *out = '\0';
+    return text;
+}
+
+/* == the folder and metrics.csv ============================================ */
+
+/* Makes r->folder and every folder above it. */
+static int report_make_folder(gpt_report *r) {
+    snprintf(r->path, sizeof r->path, "%s", r->folder);
+    for (char *c = r->path + 1;; c++) {
+        char end = *c;
+        if (end != '/' && end != '\0') continue;
+        *c = '\0';
+        if (mkdir(r->path, 0777) != 0 && errno != EEXIST) return 0;
+        if (end == '\0') return 1;
+        *c = end;
+    }
+}
+
+static FILE *report_file(gpt_report *r, const char *name) {
+    snprintf(r->path, sizeof r->path, "%s/%s", r->folder, name);
+    return fopen(r->path, "w");
+}
+
+/* 1; or 0 with errno, and the path concerned in r->path. */
+static int report_open(gpt_report *r, const char *folder, int64_t steps) {
+    memset(r, 0, sizeof *r);
+    r->folder = folder;
+    r->steps = steps;
+    r->terminal = isatty(STDOUT_FILENO);
+    errno = strlen(folder) > sizeof r->path - 32 ? ENAMETOOLONG : *folder == '\0' ? ENOENT : 0;
+    if (errno != 0 || !report_make_folder(r)) return 0;
+    r->csv = report_file(r, "metrics.csv");
+    if (r->csv == NULL) return 0;
+    fprintf(r->csv, "step,train_loss,val_loss,lr,grad_norm,tokens_per_s\n");
+    return 1;
+}
+
+static void report_csv(gpt_report *r, const report_row *row) {
+    fprintf(r->csv, "%lld,%.6f,", (long long)row->step, row->train_loss);
+    if (row->evaluated) fprintf(r->csv, "%.6f", row->val_loss);
+    fprintf(r->csv, ",%.6g,%.6g,%.0f\n", row->lr, row->grad_norm, row->tokens_per_s);
+    if (row->evaluated) fflush(r->csv);
+}
+
+/* == progress ============================================================== */
+
+static void report_bar(const gpt_report *r, const report_row *row, double now) {
+    enum { WIDTH = 24 };
+    char bar[WIDTH + 1], speed[32];
+    int done = (int)(WIDTH * row->step / r->steps);
+    double left = (now - r->start) / (double)row->step * (double)(r->steps - row->step);
+    memset(bar, '.', WIDTH);
+    memset(bar, '#', (size_t)done);
+    bar[WIDTH] = '\0';
+    printf("\r\033[Kstep %lld/%lld [%s] loss %.3f, %s tokens/s, %lld:%02d left",
+           (long long)row->step, (long long)r->steps, bar, r->recent_sum / (double)r->recent_count,
+           report_commas(speed, (int64_t)r->speed), (long long)(left / 60), (int)fmod(left, 60));
+    fflush(stdout);
+}
+
+static void report_line(const gpt_report *r, const report_row *row) {
+    char speed[32];
+    if (r->terminal) printf("\r\033[K");
+    printf("step %6lld/%lld  train %.4f  ", (long long)row->step, (long long)r->steps,
+           r->recent_sum / (double)r->recent_count);
+    if (row->evaluated) printf("val %.4f  ", row->val_loss);
+    printf("lr %.2e  norm %.2f  %s tokens/s\n", row->lr, row->grad_norm,
+           report_commas(speed, (int64_t)r->speed));
+    fflush(stdout);
+}
+
+static void report_progress(gpt_report *r, const report_row *row) {
+    double now = report_now();
+    if (row->evaluated || (!r->terminal && now - r->shown > 10)) {
+        report_line(r, row);
+        r->shown = now;
+    }
+    if (r->terminal && row->step < r->steps && (row->evaluated || now - r->shown > 0.1)) {
+        report_bar(r, row, now);
+        r->shown = now;
+    }
+}
+
+static void report_begin(gpt_report *r) {
+    r->start = r->shown = report_now();
+}
+
+/* Every step, once. */
+static void report_step(gpt_report *r, const report_row *row) {
+    if (r->count == r->room) {
+        size_t room = r->room == 0 ? 1024 : 2 * r->room;
+        report_row *rows = (report_row *)realloc(r->rows, room * sizeof *rows);
+        if (rows != NULL) {
+            r->rows = rows;
+            r->room = room;
+        }
+    }
+    if (r->count < r->room) r->rows[r->count++] = *row; /* else the curve ends early, no harm */
+    r->recent_sum += row->train_loss;
+    r->recent_count++;
+    r->speed = r->speed > 0 ? 0.95 * r->speed + 0.05 * row->tokens_per_s : row->tokens_per_s;
+    report_csv(r, row);
+    report_progress(r, row);
+    if (!row->evaluated) return;
+    r->train_loss = r->recent_sum / (double)r->recent_count;
+    r->val_loss = row->val_loss;
+    r->recent_sum = 0;
+    r->recent_count = 0;
+}
+
+/* == the sample ============================================================= */
+
+/* Writes a byte of the sample. A model invents bytes: what is no text is shown as '?', and a
+ * character of several bytes (UTF-8) waits until it is whole. */
+static void report_byte(gpt_report *r, int byte) {
+    int first = r->held > 0 ? (unsigned char)r->hold[0] : 0;
+    int size = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+    if (r->held > 0 && (byte & 0xc0) == 0x80) {
+        r->hold[r->held++] = (char)byte;
+        if (r->held < size) return;
+        printf("%.*s", size, r->hold);
+        r->held = 0;
+    } else {
+        if (r->held > 0) putchar('?');
+        r->held = 0;
+        if (byte >= 0xc2 && byte <= 0xf4) r->hold[r->held++] = (char)byte;
+        if (byte < 0x80) putchar(isprint(byte) || byte == '\n' || byte == '\t' ? byte : '?');
+        if (byte >= 0x80 && r->held == 0) putchar('?');
+    }
+    fflush(stdout);
+}
+
+/* == loss.svg ============================================================== */
+
+enum { PLOT_LEFT = 64, PLOT_TOP = 44, PLOT_WIDTH = 620, PLOT_HEIGHT = 320, PLOT_POINTS = 400 };
+
+typedef struct plot {
+    FILE *file;
+    double steps;           /* x runs from 0 to steps */
+    double low, high, tick; /* of y */
+} plot;
+
+static double plot_x(const plot *p, double step) {
+    return PLOT_LEFT + PLOT_WIDTH * step / p->steps;
+}
+
+static double plot_y(const plot *p, double loss) {
+    return PLOT_TOP + PLOT_HEIGHT * (p->high - loss) / (p->high - p->low);
+}
+
+/* 1, 2 or 5 times a power of ten: about `parts` ticks in range. */
+static double plot_tick(double range, int parts) {
+    double raw = range / parts, power = pow(10, floor(log10(raw)));
+    double digit = raw / power;
+    return power * (digit <= 1 ? 1 : digit <= 2 ? 2 : digit <= 5 ? 5 : 10);
+}
+
+static int plot_has_val(const report_row *row) {
+    return row->evaluated && isfinite(row->val_loss);
+}
+
+/* The range of y: all finite losses, out to the next tick. */
+static void plot_scale(plot *p, const gpt_report *r) {
+    double low = HUGE_VAL, high = -HUGE_VAL;
+    for (size_t i = 0; i < r->count; i++) {
+        double pair[2];
+        pair[0] = r->rows[i].train_loss;
+        pair[1] = plot_has_val(&r->rows[i]) ? r->rows[i].val_loss : pair[0];
+        for (int j = 0; j < 2; j++) {
+            if (isfinite(pair[j]) && pair[j] < low) low = pair[j];
+            if (isfinite(pair[j]) && pair[j] > high) high = pair[j];
+        }
+    }
+    if (low > high) low = high = 0;
+    if (high - low < 1e-3) high = low + 1e-3;
+    p->tick = plot_tick(high - low, 6);
+    p->low = floor(low / p->tick) * p->tick;
+    p->high = ceil(high / p->tick) * p->tick;
+    p->steps = (double)(r->count > 0 ? r->rows[r->count - 1].step : 1);
+}
+
+static void plot_axes(const plot *p) {
+    FILE *f = p->file;
+    double step = p->steps < 6 ? 1 : plot_tick(p->steps, 6), right = plot_x(p, p->steps);
+    int decimals = p->tick >= 1 ? 0 : (int)ceil(-log10(p->tick) - 1e-9);
+    fprintf(f, "<g stroke=\"#ddd\">\n");
+    for (int i = 0; p->low + i * p->tick <= p->high + p->tick / 2; i++) {
+        double y = plot_y(p, p->low + i * p->tick);
+        fprintf(f, "<path d=\"M%d %.1fH%.1f\"/>\n", PLOT_LEFT, y, right);
+    }
+    fprintf(f, "</g>\n<g stroke=\"#333\" fill=\"none\"><path d=\"M%d %dV%dH%.1f\"/>\n", PLOT_LEFT,
+            PLOT_TOP, PLOT_TOP + PLOT_HEIGHT, right);
+    for (double x = 0; x <= p->steps; x += step)
+        fprintf(f, "<path d=\"M%.1f %dv5\"/>\n", plot_x(p, x), PLOT_TOP + PLOT_HEIGHT);
+    fprintf(f, "</g>\n<g text-anchor=\"end\">\n");
+    for (int i = 0; p->low + i * p->tick <= p->high + p->tick / 2; i++)
+        fprintf(f, "<text x=\"%d\" y=\"%.1f\">%.*f</text>\n", PLOT_LEFT - 8,
+                plot_y(p, p->low + i * p->tick) + 4, decimals, p->low + i * p->tick);
+    fprintf(f, "</g>\n<g text-anchor=\"middle\">\n");
+    for (double x = 0; x <= p->steps; x += step)
+        fprintf(f, "<text x=\"%.1f\" y=\"%d\">%.0f</text>\n", plot_x(p, x),
+                PLOT_TOP + PLOT_HEIGHT + 20, x);
+    fprintf(f, "<text x=\"%d\" y=\"%d\">step</text>\n", PLOT_LEFT + PLOT_WIDTH / 2,
+            PLOT_TOP + PLOT_HEIGHT + 42);
+    fprintf(f, "<text transform=\"translate(18 %d) rotate(-90)\">loss in nats per byte</text>\n",
+            PLOT_TOP + PLOT_HEIGHT / 2);
+    fprintf(f, "</g>\n");
+}
+
+/* The training loss, each point the mean of its neighbours where there are many. */
+static void plot_train(const plot *p, const gpt_report *r) {
+    size_t stride = r->count / PLOT_POINTS + 1;
+    fprintf(p->file, "<polyline fill=\"none\" stroke=\"#7aa6d8\" stroke-width=\"1.2\" points=\"");
+    for (size_t i = 0; i < r->count; i += stride) {
+        double loss = 0, step = 0;
+        size_t n = r->count - i < stride ? r->count - i : stride;
+        for (size_t j = i; j < i + n; j++) {
+            loss += r->rows[j].train_loss / (double)n;
+            step += (double)r->rows[j].step / (double)n;
+        }
+        if (isfinite(loss)) fprintf(p->file, "%.1f,%.1f ", plot_x(p, step), plot_y(p, loss));
+    }
+    fprintf(p->file, "\"/>\n");
+}
+
+static void plot_val(const plot *p, const gpt_report *r) {
+    fprintf(p->file, "<polyline fill=\"none\" stroke=\"#c4420e\" stroke-width=\"2\" points=\"");
+    for (size_t i = 0; i < r->count; i++)
+        if (plot_has_val(&r->rows[i]))
+            fprintf(p->file, "%.1f,%.1f ", plot_x(p, (double)r->rows[i].step),
+                    plot_y(p, r->rows[i].val_loss));
+    fprintf(p->file, "\"/>\n<g fill=\"#c4420e\">\n");
+    for (size_t i = 0; i < r->count; i++)
+        if (plot_has_val(&r->rows[i]))
+            fprintf(p->file, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"2.6\"/>\n",
+                    plot_x(p, (double)r->rows[i].step), plot_y(p, r->rows[i].val_loss));
+    fprintf(p->file, "</g>\n");
+}
+
+static void plot_legend(const plot *p, const gpt_report *r) {
+    int x = PLOT_LEFT + PLOT_WIDTH - 190, y = PLOT_TOP + 14;
+    fprintf(p->file, "<rect x=\"%d\" y=\"%d\" width=\"186\" height=\"48\" fill=\"white\"/>\n",
+            x - 10, y - 12);
+    fprintf(p->file, "<path d=\"M%d %dh24\" stroke=\"#7aa6d8\" stroke-width=\"1.5\"/>\n", x, y);
+    fprintf(p->file, "<text x=\"%d\" y=\"%d\">training, %.3f</text>\n", x + 32, y + 4,
+            r->train_loss);
+    fprintf(p->file, "<path d=\"M%d %dh24\" stroke=\"#c4420e\" stroke-width=\"2\"/>\n", x, y + 22);
+    fprintf(p->file, "<circle cx=\"%d\" cy=\"%d\" r=\"2.6\" fill=\"#c4420e\"/>\n", x + 12, y + 22);
+    fprintf(p->file, "<text x=\"%d\" y=\"%d\">validation, %.3f</text>\n", x + 32, y + 26,
+            r->val_loss);
+}
+
+static int report_svg(gpt_report *r, const char *title) {
+    int width = PLOT_LEFT + PLOT_WIDTH + 24, height = PLOT_TOP + PLOT_HEIGHT + 56;
+    plot p;
+    memset(&p, 0, sizeof p);
+    p.file = report_file(r, "loss.svg");
+    if (p.file == NULL) return 0;
+    plot_scale(&p, r);
+    fprintf(p.file,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
+            "height=\"%d\" font-family=\"sans-serif\" font-size=\"13\" fill=\"#333\">\n",
+            width, height, width, height);
+    fprintf(p.file, "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n");
+    fprintf(p.file, "<text x=\"%d\" y=\"26\" font-size=\"15\">%s</text>\n", PLOT_LEFT, title);
+    plot_axes(&p);
+    plot_train(&p, r);
+    plot_val(&p, r);
+    plot_legend(&p, r);
+    fprintf(p.file, "</svg>\n");
+    return fclose(p.file) == 0;
+}
+
+/* Closes metrics.csv. 0: something could not be written. */
+static int report_close(gpt_report *r) {
+    int good = r->csv == NULL || !ferror(r->csv);
+    if (r->csv != NULL && fclose(r->csv) != 0) good = 0;
+    free(r->rows);
+    memset(r, 0, sizeof *r);
+    return good;
+}
+
+#endif /* GPT_REPORT_H */

@@ -1,0 +1,253 @@
+/* gpt_setup.h - what gpt.c is asked to do: its flags, and the text it learns
+ *
+ * Every mistake of the caller is told in one sentence on stderr, and is exit code 2. */
+#ifndef GPT_SETUP_H
+#define GPT_SETUP_H
+
+#include "../tshard.h" /* TSH_PRINTF */
+
+#include <errno.h>
+#include <glob.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h> /* access */
+
+/* == settings ============================================================== */
+
+enum { MAX_RANKS = 64, BAD_USE = 2 };
+
+typedef struct gpt_settings {
+    const char *text; /* NULL: the sources of this project */
+    const char *out;
+    int chars;
+    int64_t ranks, tp; /* tp 0: as many as ranks */
+    int64_t layers, heads, width, context;
+    int64_t batch, steps, eval_every, seed, sample;
+    double lr, dropout;
+} gpt_settings;
+
+static const gpt_settings defaults = {
+    .out = "build/run",
+    .ranks = 2,
+    .layers = 4,
+    .heads = 4,
+    .width = 128,
+    .context = 64,
+    .batch = 12,
+    .steps = 600,
+    .eval_every = 100,
+    .seed = 1337,
+    .sample = 400,
+    .lr = 1e-3,
+};
+
+/* Says in one sentence why gpt cannot run; returns the exit code for that. */
+TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "gpt: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    return BAD_USE;
+}
+
+/* == flags ================================================================= */
+
+enum { FLAGS = 17 };
+
+/* A flag sets what one of its pointers points to. */
+typedef struct gpt_flag {
+    const char *name, *help;
+    const char **string;
+    int64_t *whole;
+    double *real;
+    int *on;
+    double low, high; /* of a number */
+} gpt_flag;
+
+static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
+    const gpt_flag list[FLAGS] = {
+        {"text", "file to learn; else the C sources of this project", .string = &s->text},
+        {"chars", "tokens are the distinct characters of the text, not all 256 bytes",
+         .on = &s->chars},
+        {"ranks", "threads that share the work", .whole = &s->ranks, .low = 1, .high = MAX_RANKS},
+        {"tp", "ranks that share one copy of the model; 0: all", .whole = &s->tp,
+         .high = MAX_RANKS},
+        {"layers", "transformer blocks", .whole = &s->layers, .low = 1, .high = 1000},
+        {"heads", "attention heads", .whole = &s->heads, .low = 1, .high = 1000},
+        {"width", "features per token", .whole = &s->width, .low = 1, .high = 100000},
+        {"context", "tokens that the model sees", .whole = &s->context, .low = 1, .high = 1e6},
+        {"batch", "texts per step and replica", .whole = &s->batch, .low = 1, .high = 1e5},
+        {"steps", "steps of the optimiser", .whole = &s->steps, .low = 1, .high = 1e9},
+        {"lr", "learning rate at its highest", .real = &s->lr, .low = 1e-12, .high = 1e3},
+        {"dropout", "probability", .real = &s->dropout, .high = 0.99},
+        {"seed", "of weights, batches, dropout and sample", .whole = &s->seed, .high = 1e15},
+        {"eval-every", "steps between evaluations", .whole = &s->eval_every, .low = 1, .high = 1e9},
+        {"out", "folder of metrics.csv and loss.svg", .string = &s->out},
+        {"sample", "characters to write at the end", .whole = &s->sample, .high = 1e6},
+        {"help", "this list", .on = help},
+    };
+    memcpy(flags, list, sizeof list);
+}
+
+static void print_help(const gpt_flag *flags) {
+    printf("Trains a GPT on a text file, tensor-parallel on threads of this process.\n\n");
+    for (int i = 0; i < FLAGS; i++) {
+        const gpt_flag *f = &flags[i];
+        char name[32];
+        const char *value = f->string != NULL ? " PATH" : f->on == NULL ? " N" : "";
+        snprintf(name, sizeof name, "--%s%s", f->name, value);
+        printf("  %-16s %s", name, f->help);
+        if (f->whole != NULL) printf(" [%lld]", (long long)*f->whole);
+        if (f->real != NULL) printf(" [%g]", *f->real);
+        if (f->string != NULL && *f->string != NULL) printf(" [%s]", *f->string);
+        printf("\n");
+    }
+}
+
+static int set_flag(const gpt_flag *f, const char *value) {
+    char *end = NULL;
+    double number = 0;
+    if (f->string != NULL) {
+        *f->string = value;
+        return 0;
+    }
+    errno = 0;
+    if (f->whole != NULL) number = (double)strtoll(value, &end, 10);
+    if (f->real != NULL) number = strtod(value, &end);
+    if (errno != 0 || end == value || *end != '\0' || !(number >= f->low && number <= f->high))
+        return refuse("--%s takes a %snumber from %.15g to %.15g, not '%s'", f->name,
+                      f->whole != NULL ? "whole " : "", f->low, f->high, value);
+    if (f->whole != NULL) *f->whole = (int64_t)number;
+    if (f->real != NULL) *f->real = number;
+    return 0;
+}
+
+/* --flag value or --flag=value. */
+static int parse_flags(const gpt_flag *flags, int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        size_t length = strcspn(argv[i], "=");
+        const char *value = argv[i][length] == '=' ? argv[i] + length + 1 : NULL;
+        const gpt_flag *f = NULL;
+        for (int j = 0; j < FLAGS && strncmp(argv[i], "--", 2) == 0; j++)
+            if (strlen(flags[j].name) + 2 == length &&
+                strncmp(flags[j].name, argv[i] + 2, length - 2) == 0)
+                f = &flags[j];
+        if (f == NULL) return refuse("unknown flag '%s'; --help lists the known ones", argv[i]);
+        if (f->on != NULL && value != NULL) return refuse("--%s takes no value", f->name);
+        if (f->on != NULL) {
+            *f->on = 1;
+            continue;
+        }
+        if (value == NULL && i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0) value = argv[++i];
+        if (value == NULL || *value == '\0') return refuse("--%s needs a value", f->name);
+        int failed = set_flag(f, value);
+        if (failed) return failed;
+    }
+    return 0;
+}
+
+static int check_settings(gpt_settings *s) {
+    if (s->tp == 0) s->tp = s->ranks;
+    if (s->ranks % s->tp != 0)
+        return refuse("--ranks %lld is not a multiple of --tp %lld", (long long)s->ranks,
+                      (long long)s->tp);
+    if (s->width % s->heads != 0)
+        return refuse("--width %lld is not a multiple of --heads %lld", (long long)s->width,
+                      (long long)s->heads);
+    return 0;
+}
+
+/* == the text ============================================================== */
+
+typedef struct gpt_text {
+    unsigned char *train, *val; /* tokens */
+    int64_t train_size, val_size;
+    int64_t vocabulary;
+    unsigned char byte_of[256]; /* the byte that a token stands for */
+} gpt_text;
+
+static int append(unsigned char **to, int64_t *size, const unsigned char *from, int64_t count) {
+    unsigned char *bigger = (unsigned char *)realloc(*to, (size_t)(*size + count) + 1);
+    if (bigger == NULL) return refuse("no memory for a text of %lld bytes", (long long)*size);
+    memcpy(bigger + *size, from, (size_t)count);
+    *to = bigger;
+    *size += count;
+    return 0;
+}
+
+/* The first 90 % of every file are for training, the last 10 % for validation. */
+static int add_file(gpt_text *t, const char *path) {
+    unsigned char *bytes = NULL, buffer[1 << 14];
+    int64_t size = 0;
+    int failed = 0;
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) return refuse("cannot open the text %s: %s", path, strerror(errno));
+    for (size_t n; !failed && (n = fread(buffer, 1, sizeof buffer, file)) > 0;)
+        failed = append(&bytes, &size, buffer, (int64_t)n);
+    if (!failed && ferror(file))
+        failed = refuse("cannot read the text %s: %s", path, strerror(errno));
+    fclose(file);
+    if (!failed && size == 0) failed = refuse("the text %s is empty", path);
+    if (!failed) failed = append(&t->train, &t->train_size, bytes, size * 9 / 10);
+    if (!failed)
+        failed = append(&t->val, &t->val_size, bytes + size * 9 / 10, size - size * 9 / 10);
+    free(bytes);
+    return failed;
+}
+
+/* The sources of this project: from the working directory, or from where this file was compiled. */
+static int add_sources(gpt_text *t) {
+    static const char *const patterns[] = {"tshard.h", "backends/*.h", "examples/*.[ch]"};
+    const char *slash = strrchr(__FILE__, '/');
+    char root[1024] = ".", path[1200];
+    int failed = 0;
+    if (access("tshard.h", R_OK) != 0)
+        snprintf(root, sizeof root, "%.*s..", slash == NULL ? 0 : (int)(slash + 1 - __FILE__),
+                 __FILE__);
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns && !failed; i++) {
+        glob_t found;
+        snprintf(path, sizeof path, "%s/%s", root, patterns[i]);
+        int none = glob(path, 0, NULL, &found);
+        if (none && i == 0)
+            return refuse("no tshard.h in . or %s to learn from: give a file with --text", root);
+        for (size_t j = 0; !none && j < found.gl_pathc && !failed; j++)
+            failed = add_file(t, found.gl_pathv[j]);
+        if (!none) globfree(&found);
+    }
+    return failed;
+}
+
+/* Tokens are bytes; or, with --chars, the distinct bytes of the text, sorted and numbered. */
+static void make_tokens(gpt_text *t, int chars) {
+    unsigned char token_of[256];
+    int seen[256] = {0};
+    for (int64_t i = 0; i < t->train_size; i++) seen[t->train[i]] = 1;
+    for (int64_t i = 0; i < t->val_size; i++) seen[t->val[i]] = 1;
+    for (int byte = 0; byte < 256; byte++) {
+        if (chars && !seen[byte]) continue;
+        token_of[byte] = (unsigned char)t->vocabulary;
+        t->byte_of[t->vocabulary++] = (unsigned char)byte;
+    }
+    for (int64_t i = 0; i < t->train_size; i++) t->train[i] = token_of[t->train[i]];
+    for (int64_t i = 0; i < t->val_size; i++) t->val[i] = token_of[t->val[i]];
+}
+
+static int load_text(gpt_text *t, const gpt_settings *set) {
+    memset(t, 0, sizeof *t);
+    int failed = set->text != NULL ? add_file(t, set->text) : add_sources(t);
+    if (failed) return failed;
+    if (t->train_size <= set->context || t->val_size <= set->context)
+        return refuse("the text has %lld bytes for training and %lld for validation: too short for "
+                      "--context %lld, which takes %lld of each",
+                      (long long)t->train_size, (long long)t->val_size, (long long)set->context,
+                      (long long)set->context + 1);
+    make_tokens(t, set->chars);
+    return 0;
+}
+
+#endif /* GPT_SETUP_H */

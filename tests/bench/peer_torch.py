@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Training steps of examples/gpt.c's model in PyTorch; the last line is "tokens/s N".
+
+The GPT-2 architecture with biases, tied output weights and tanh gelu; AdamW, gradients clipped to
+norm 1, float32. The BLAS is the one that libblas.so.3 resolves to (LD_LIBRARY_PATH chooses).
+"""
+
+import argparse
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads, context):
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.c_fc, self.mlp_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.register_buffer("mask", torch.ones(context, context).tril() == 0)
+
+    def attention(self, x):
+        batch, length, width = x.shape
+        q, k, v = (part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+                   for part in self.c_attn(x).split(width, dim=2))
+        scores = q @ k.transpose(-2, -1) * (width // self.heads) ** -0.5
+        scores = scores.masked_fill(self.mask[:length, :length], float("-inf"))
+        out = F.softmax(scores, dim=-1) @ v
+        return self.c_proj(out.transpose(1, 2).reshape(batch, length, width))
+
+    def forward(self, x):
+        x = x + self.attention(self.ln_1(x))
+        return x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    def __init__(self, vocabulary, layers, heads, width, context):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.h = nn.Sequential(*(Block(width, heads, context) for _ in range(layers)))
+        self.ln_f = nn.LayerNorm(width)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, ids, targets):
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        logits = F.linear(self.ln_f(self.h(x)), self.wte.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--text", required=True)
+    for name, value in (("threads", 1), ("layers", 4), ("heads", 4), ("width", 128),
+                        ("context", 64), ("batch", 12), ("steps", 60), ("warmup", 5)):
+        parser.add_argument("--" + name, type=int, default=value)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(1)
+
+    with open(args.text, encoding="utf-8") as file:
+        text = file.read()
+    number = {char: i for i, char in enumerate(sorted(set(text)))}
+    data = torch.tensor([number[char] for char in text])
+    model = GPT(len(number), args.layers, args.heads, args.width, args.context)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
+
+    for step in range(args.warmup + args.steps):
+        if step == args.warmup:
+            begin = time.perf_counter()
+        starts = torch.randint(len(data) - args.context - 1, (args.batch,)).tolist()
+        ids = torch.stack([data[at:at + args.context] for at in starts])
+        targets = torch.stack([data[at + 1:at + 1 + args.context] for at in starts])
+        optimiser.zero_grad(set_to_none=True)
+        loss = model(ids, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    seconds = time.perf_counter() - begin
+    print("loss %.4f" % loss.item())
+    print("tokens/s %.0f" % (args.steps * args.batch * args.context / seconds))
+
+
+if __name__ == "__main__":
+    main()

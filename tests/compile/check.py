@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Compiles tshard.h and every backend, each alone, under the strict warnings, and lets the
+analyzers of clang and gcc read them.
+
+    check.py --warn "FLAGS" --warn-c "FLAGS FOR C ALONE" [--jobs N]
+
+Every standard, both compilers (clang where it is installed), declarations only and the
+implementation, float and double, static, -O0 and -O3. Prints what failed and one line of counts.
+"""
+
+import argparse
+import concurrent.futures
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+C = ["c99", "c11", "c17"]
+CXX = ["c++11", "c++20"]
+CLANG = ["-Wcomma", "-Wdocumentation", "-Wnewline-eof", "-Wextra-semi", "-Wreserved-identifier"]
+POSIX = ["-D_POSIX_C_SOURCE=200809L"]  # for backends; the core is strict C99
+DOUBLE = ["-DTSHARD_REAL=double"]
+STATIC = ["-DTSHARD_STATIC"]
+LIMIT = 300  # seconds of one compilation
+SHOWN = 30  # lines of what it said
+# How the core's implementation is compiled in every standard, and in the first of each language;
+# and a backend's, which brings the core's along. The optimiser sees most (values that may be unset,
+# bounds) and takes longest, but cares little about the standard.
+CORE = [["-O0"], ["-O3"], ["-O0"] + DOUBLE], [["-O3"] + DOUBLE, ["-O3"] + STATIC,
+                                              ["-O0", "-DTSHARD_NO_SIMD"]]
+BACKEND = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O0"] + STATIC]
+
+
+def compiler_of(family, standard):
+    return {"gcc": ("gcc", "g++"), "clang": ("clang", "clang++")}[family][standard in CXX]
+
+
+def compilations(family, headers, warn, warn_c):
+    """(title, command) of every compilation by one family of compilers."""
+    for standard in C + CXX:
+        base = [compiler_of(family, standard), "-std=" + standard, "-Werror"] + warn
+        base += ["-x", "c++"] if standard in CXX else warn_c
+        base += CLANG if family == "clang" else []
+        for header in headers:
+            every, first = CORE if header == headers[0] else BACKEND
+            ways = every + (first if standard in (C[0], CXX[0]) else [])
+            modes = [("declarations.c", ["-O0"])] + [("implementation.c", way) for way in ways]
+            for name, flags in modes:
+                title = " ".join([base[0], standard, header, name[:-2]] + flags)
+                yield title, base + flags + source(header, name) + ["-c", "-o", os.devnull]
+
+
+def source(header, name):
+    return ((POSIX if header.startswith("backends/") else [])
+            + ['-DHEADER="%s"' % os.path.join(TOP, header), os.path.join(HERE, name)])
+
+
+def analysis(family, headers):
+    """All headers in one file: the core is read once."""
+    command = {"gcc": ["gcc", "-fanalyzer", "-Werror", "-O1", "-c"],
+               "clang": ["clang", "--analyze", "--analyzer-output", "text",
+                         "-Xclang", "-analyzer-werror"]}[family]
+    command += ["-std=c99", "-DTSHARD_IMPLEMENTATION="] + POSIX
+    for header in headers:
+        command += ["-include", os.path.join(TOP, header)]
+    return family + " analyzer", command + ["-x", "c", os.devnull, "-o", os.devnull]
+
+
+def run(job):
+    title, command = job
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              universal_newlines=True, timeout=LIMIT)
+        failed, text = done.returncode != 0, done.stdout
+    except subprocess.TimeoutExpired:
+        failed, text = True, "no end within %d s" % LIMIT
+    return title, command, failed, text, time.monotonic() - begin
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--warn", required=True)
+    parser.add_argument("--warn-c", required=True)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--times", action="store_true", help="print how long each took")
+    args = parser.parse_args()
+    headers = ["tshard.h"] + sorted(os.path.relpath(path, TOP)
+                                    for path in glob.glob(os.path.join(TOP, "backends", "*.h")))
+    families = [family for family in ("gcc", "clang") if shutil.which(family)]
+    jobs = []  # the longest first
+    jobs += [analysis(family, headers) for family in families]
+    for family in families:
+        jobs += compilations(family, headers, args.warn.split(), args.warn_c.split())
+    failures, seen = 0, set()
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for title, command, failed, text, seconds in pool.map(run, jobs):
+            failures += failed
+            if args.times:
+                print("%6.1f s  %s" % (seconds, title))
+            if failed:
+                print("FAIL  " + title)
+                errors = set(re.findall(r"[\w.]+:\d+:.*error.*", text)) or {text}
+                if errors - seen:  # else one that was shown already
+                    print(" ".join(command), *text.splitlines()[:SHOWN], sep="\n")
+                seen |= errors
+            sys.stdout.flush()
+    print("check: %d compilations and analyses of %s with %s, %d failed"
+          % (len(jobs), ", ".join(headers), " and ".join(families), failures))
+    return 1 if failures or not families else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

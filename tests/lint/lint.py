@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""Checks the rules of the house. Each finding is one line: file:line: what.
+
+    lint.py [FOLDER]      the project's folder; this file's by default
+
+A room is a section of a header with a banner "/* >>name ... MARK: - name */". Private functions are
+tshi_<room>_<verb> (of a room "op-x": tshi_x_<verb>); those that macros generate are not looked at.
+"""
+
+import bisect
+import glob
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+TOP = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else
+                      os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+COLUMNS, ROOM_LINES = 100, 1200
+FUNCTION_LINES, FUNCTION_AIM, FUNCTION_SHARE = 80, 40, 0.95
+POSIX = "-D_POSIX_C_SOURCE=200809L"  # what backends need beside strict C99
+BANNER = re.compile(r"/\* >>([\w-]+) +MARK: - ([\w-]+)")
+CONTENTS = re.compile(r"[\s*]*>>([\w-]+)\s+\S")
+# The library neither prints nor ends the program.
+FORBIDDEN = set("abort exit _exit _Exit quick_exit raise signal printf vprintf fprintf vfprintf "
+                "puts putchar perror __assert_fail stdout stderr".split())
+
+findings = []
+
+
+def report(path, line, what):
+    findings.append("%s:%d: %s" % (os.path.relpath(path, TOP), line, what))
+
+
+class Room:
+    def __init__(self, name, line):
+        self.name, self.line, self.end = name, line, line
+        self.prefix = "tshi_%s_" % re.sub(r"^op-", "", name).replace("-", "_")
+
+
+class Source:
+    """A C file: its lines, its code without comments, strings and directives, its rooms."""
+
+    def __init__(self, path):
+        self.path = path
+        with open(path, encoding="utf-8") as file:
+            self.text = file.read()
+        self.lines = self.text.split("\n")
+        self.starts = [0]
+        for line in self.lines:
+            self.starts.append(self.starts[-1] + len(line) + 1)
+        self.code = blank(self.text)
+        self.rooms = []
+        for number, line in enumerate(self.lines, 1):
+            banner = BANNER.match(line)
+            if banner:
+                self.rooms.append(Room(banner[1], number))
+                if banner[1] != banner[2]:
+                    report(path, number, "the banner has two names: %s, %s" % banner.groups())
+        for room, following in zip(self.rooms, self.rooms[1:]):
+            room.end = following.line - 1
+        if self.rooms:
+            self.rooms[-1].end = len(self.lines)
+
+    def line_at(self, offset):
+        return bisect.bisect_right(self.starts, offset)
+
+    def room_at(self, line):
+        return next((room for room in self.rooms if room.line <= line <= room.end), None)
+
+
+def blank(text):
+    """The text with comments, literals and preprocessor lines turned into spaces."""
+    def spaces(match):
+        return re.sub(r"[^\n]", " ", match[0])
+    text = re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', spaces, text,
+                  flags=re.S)
+    return re.sub(r"^[ \t]*#(?:\\\n|[^\n])*", spaces, text, flags=re.M)
+
+
+def functions(source):
+    """(name, first line, last line) of every function that is written out."""
+    code, depth, begin, name = source.code, 0, 0, None
+    for match in re.finditer(r"[{};]", code):
+        if match[0] == "{":
+            head = code[begin:match.start()].rstrip()
+            if depth == 0 and head.strip() == "extern":  # extern "C": its literal is blanked
+                begin = match.end()
+                continue
+            if depth == 0:
+                name = function_name(head)
+            depth += 1
+        elif match[0] == "}":
+            depth = max(depth - 1, 0)
+            if depth == 0 and name:
+                first = source.line_at(begin + name.start(1))
+                yield name[1], first, source.line_at(match.start())
+                name = None
+        if depth == 0:
+            begin = match.end()
+
+
+def function_name(head):
+    """A match of the identifier before the parameter list that ends head; None if head is no
+    function's."""
+    if not head.endswith(")"):
+        return None
+    depth = 0
+    for at in range(len(head) - 1, -1, -1):
+        depth += (head[at] == ")") - (head[at] == "(")
+        if depth == 0:
+            return re.search(r"(\w+)\s*$", head[:at])
+    return None
+
+
+# ---- rooms -------------------------------------------------------------------
+
+
+def check_contents(source):
+    """The list in the room contents names the rooms below it, in order."""
+    names = [room.name for room in source.rooms]
+    if "contents" not in names:
+        report(source.path, 1, "there is no room contents")
+        return
+    room = source.rooms[names.index("contents")]
+    listed = []
+    for number in range(room.line + 1, room.end + 1):
+        entry = CONTENTS.match(source.lines[number - 1])
+        if entry and not BANNER.match(source.lines[number - 1]):
+            listed.append((entry[1], number))
+    listed = [entry for entry in listed if entry[0] not in ("front", "contents")]
+    below = [room for room in source.rooms if room.name not in ("front", "contents")]
+    for (name, number), room in zip(listed, below):
+        if name != room.name:
+            report(source.path, number, "contents says %s where room %s (line %d) stands"
+                   % (name, room.name, room.line))
+            return
+    for name, number in listed[len(below):]:
+        report(source.path, number, "contents lists %s, which is no room" % name)
+    for room in below[len(listed):]:
+        report(source.path, room.line, "room %s is not in contents" % room.name)
+
+
+def check_needs(source):
+    """A room needs earlier rooms only."""
+    seen = set()
+    for room in source.rooms:
+        head = " ".join(source.lines[room.line:room.line + 6]).split("====")[0]
+        needs = re.search(r"Needs:(.*)", head)
+        if not needs and room.name not in ("front", "contents", "manual"):
+            report(source.path, room.line, "room %s does not say what it needs" % room.name)
+        for name in re.findall(r">>([\w-]+)", needs[1] if needs else ""):
+            if name not in seen and os.path.basename(source.path) == "tshard.h":
+                report(source.path, room.line, "room %s needs %s, which is no earlier room"
+                       % (room.name, name))
+        seen.add(room.name)
+
+
+def check_rooms(source):
+    for room in source.rooms:
+        lines = room.end - room.line + 1
+        if lines > ROOM_LINES:
+            report(source.path, room.line, "room %s has %d lines (at most %d)"
+                   % (room.name, lines, ROOM_LINES))
+
+
+# ---- functions ---------------------------------------------------------------
+
+
+def check_names(source):
+    """A private function stands in the room it is named after; a backend's also bears the
+    backend's name."""
+    backend = re.search(r"backends/tshard_(\w+)\.h$", source.path)
+    for name, first, _ in functions(source):
+        room = source.room_at(first)
+        if name.startswith("tsh_"):
+            continue
+        prefixes = [room.prefix] if room else []
+        prefixes += ["tshi_%s_" % backend[1]] if backend else []
+        if not any(name.startswith(prefix) for prefix in prefixes):
+            report(source.path, first, "%s stands in room %s, where private names begin with %s"
+                   % (name, room.name if room else "none", " or ".join(prefixes)))
+
+
+def check_forward(source):
+    """Reading order is dependency order: the implementation declares no function ahead."""
+    for match in re.finditer(r"^static\b[^;{}=]*\b(tshi_\w+)\s*\([^;{}]*\)\s*;", source.code, re.M):
+        report(source.path, source.line_at(match.start()), "%s is declared ahead" % match[1])
+
+
+def check_lengths(sources):
+    long, total = [], 0
+    for source in sources:
+        for name, first, last in functions(source):
+            lines = last - first + 1
+            total += 1
+            if lines > FUNCTION_LINES:
+                report(source.path, first, "%s has %d lines (at most %d)"
+                       % (name, lines, FUNCTION_LINES))
+            if lines >= FUNCTION_AIM:
+                long.append((lines, name, source.path, first))
+    if len(long) > (1 - FUNCTION_SHARE) * total:
+        for lines, name, path, first in sorted(long, reverse=True):
+            report(path, first, "%s has %d lines; %d of %d functions have %d or more (%d %% may)"
+                   % (name, lines, len(long), total, FUNCTION_AIM, 100 - 100 * FUNCTION_SHARE))
+
+
+def check_columns(source):
+    for number, line in enumerate(source.lines, 1):
+        if len(line) > COLUMNS:
+            report(source.path, number, "%d columns (at most %d)" % (len(line), COLUMNS))
+        if line != line.rstrip():
+            report(source.path, number, "blanks at the end of the line")
+        if "\t" in line and not source.path.endswith("Makefile"):
+            report(source.path, number, "a tab")
+
+
+# ---- public functions --------------------------------------------------------
+
+
+def public(source):
+    """(name, line) of every public function's declaration, in order."""
+    for match in re.finditer(r"^TSH_API\b[^;{}]*?\b(tsh_\w+)\s*\([^;{}]*\)[^;{}]*;",
+                             source.code, re.M):
+        yield match[1], source.line_at(match.start())
+
+
+def documented(source, line):
+    """A comment stands beside the declaration, above it, or above its group, which an empty line
+    begins."""
+    if "/*" in source.lines[line - 1]:
+        return True
+    for above in reversed(source.lines[:line - 1]):
+        if not above.strip():
+            return False
+        if above.rstrip().endswith("*/"):
+            return True
+    return False
+
+
+def check_public(headers, tests):
+    words = set()
+    for path in tests:
+        with open(path, encoding="utf-8") as file:
+            words.update(re.findall(r"\btsh_\w+", file.read()))
+    for source in headers:
+        for name, line in public(source):
+            if not documented(source, line):
+                report(source.path, line, "%s is not documented" % name)
+            if name not in words:
+                report(source.path, line, "%s is named in no test" % name)
+
+
+# ---- what the compiler sees --------------------------------------------------
+
+
+def compile_all(headers, flags, output):
+    """Runs cc on a file that includes every header with its implementation."""
+    text = "#define TSHARD_IMPLEMENTATION\n"
+    text += "".join('#include "%s"\n' % source.path for source in headers)
+    command = [os.environ.get("CC", "cc"), "-std=c99", POSIX, "-x", "c"] + flags
+    done = subprocess.run(command + ["-", "-o", output], input=text, stderr=subprocess.DEVNULL,
+                          universal_newlines=True)
+    if done.returncode:
+        report(headers[0].path, 1, "does not compile with every backend: make check says more")
+    return done.returncode == 0
+
+
+def defined_at(headers, name):
+    for source in headers:
+        at = re.search(r"\b%s\b" % re.escape(name), source.code)
+        if at:
+            return source.path, source.line_at(at.start())
+    return headers[0].path, 1
+
+
+def check_symbols(headers, folder):
+    """No writable data; only tsh_ names are seen by the linker; nothing prints or exits."""
+    path = os.path.join(folder, "all.o")
+    # Position-independent code would keep constant tables of addresses in writable sections.
+    if not compile_all(headers, ["-O1", "-fno-pic", "-fno-pie", "-c"], path):
+        return
+    for line in subprocess.check_output(["nm", path], universal_newlines=True).splitlines():
+        kind, name = line.split()[-2:]
+        place = defined_at(headers, name.split(".")[0])
+        if kind in "bBdDCsSgG":
+            report(*place, "%s is writable data (nm: %s)" % (name, kind))
+        elif kind == "U" and name in FORBIDDEN:
+            report(*place, "the library calls %s" % name)
+        elif kind.isupper() and kind != "U" and not name.startswith("tsh_"):
+            report(*place, "%s is visible to the linker (nm: %s)" % (name, kind))
+
+
+def check_macros(headers, folder):
+    """Only TSH_ and TSHARD_ macros are left behind by the headers."""
+    path = os.path.join(folder, "all.i")
+    if not compile_all(headers, ["-E", "-dD"], path):
+        return
+    ours, file, line = {}, "", 0
+    paths = {os.path.realpath(source.path) for source in headers}
+    with open(path, encoding="utf-8") as text:
+        for row in text:
+            marker = re.match(r'# (\d+) "(.*?)"', row)
+            if marker:
+                line, file = int(marker[1]) - 1, marker[2]
+                continue
+            line += 1
+            directive = re.match(r"#\s*(define|undef)\s+(\w+)", row)
+            if directive and directive[1] == "undef":
+                ours.pop(directive[2], None)
+            elif directive and os.path.realpath(file) in paths:
+                ours[directive[2]] = (file, line)
+    for name, place in ours.items():
+        if not re.match(r"TSH_|TSHARD_", name):
+            report(*place, "macro %s escapes" % name)
+
+
+def main():
+    headers = [Source(path) for path in [os.path.join(TOP, "tshard.h")]
+               + sorted(glob.glob(os.path.join(TOP, "backends", "*.h")))]
+    tests = [path for form in ("*.c", "*.h", "*.py")
+             for path in glob.glob(os.path.join(TOP, "tests", "**", form), recursive=True)]
+    texts = tests + [os.path.join(TOP, "Makefile")]
+    texts += glob.glob(os.path.join(TOP, "examples", "*.[ch]"))
+    check_contents(headers[0])
+    for source in headers:
+        check_needs(source)
+        check_rooms(source)
+        check_names(source)
+        check_forward(source)
+    check_lengths(headers)
+    for source in headers + [Source(path) for path in sorted(texts)]:
+        check_columns(source)
+    check_public(headers, tests)
+    with tempfile.TemporaryDirectory() as folder:
+        check_symbols(headers, folder)
+        check_macros(headers, folder)
+    for finding in findings:
+        print(finding)
+    print("lint: %d rooms, %d functions, %d public; %d findings" % (
+        sum(len(source.rooms) for source in headers),
+        sum(1 for source in headers for _ in functions(source)),
+        sum(1 for source in headers for _ in public(source)), len(findings)))
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

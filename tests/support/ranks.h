@@ -1,0 +1,305 @@
+/* ranks.h - what tests of distributed code share: ranks as threads that report instead of
+ * asserting, tensors written as text, and a function's values and gradients at any degree against
+ * the dense ones.
+ *
+ * Include it after tshard.h and backends/tshard_threads.h. cmocka's assertions leave by longjmp,
+ * which must not happen in a rank's thread: rank functions use CHECK, and ranks_run asserts. */
+#ifndef TSHARD_TESTS_RANKS_H
+#define TSHARD_TESTS_RANKS_H
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define UNUSED  __attribute__((unused))
+#define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
+
+enum { RANKS_MAX = 8, RANKS_INPUTS = 4, RANKS_TEXT = 1024 };
+
+UNUSED static const int ranks_degrees[] = {1, 2, 3, 4, 8};
+
+/* ------------------------------------------------------------- running ranks */
+
+/* The first failure of each rank; and whether it only followed from a peer's. */
+static char ranks_failure[RANKS_MAX][RANKS_TEXT];
+static int ranks_follows[RANKS_MAX];
+
+UNUSED __attribute__((format(printf, 3, 4))) static int ranks_fail(tsh_ctx *ctx, int line,
+                                                                   const char *format, ...) {
+    int rank = tsh_world(ctx)->rank, used;
+    char *text = ranks_failure[rank];
+    const tsh_error *error = tsh_last_error(ctx);
+    va_list list;
+    if (text[0]) return 1;
+    ranks_follows[rank] = error->code != TSH_OK && error->rank != rank;
+    used = snprintf(text, RANKS_TEXT, "rank %d of %d, line %d: ", rank, tsh_world(ctx)->size, line);
+    va_start(list, format);
+    used += vsnprintf(text + used, (size_t)(RANKS_TEXT - used), format, list);
+    va_end(list);
+    if (error->code != TSH_OK && used < RANKS_TEXT)
+        (void)snprintf(text + used, (size_t)(RANKS_TEXT - used), " (%s: %s)",
+                       tsh_result_name(error->code), error->message);
+    return 1;
+}
+
+/* In a function that returns int, with ctx in scope: returns 1 with a report where it fails. */
+#define CHECK(condition, ...)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) return ranks_fail(ctx, __LINE__, #condition "; " __VA_ARGS__);           \
+    } while (0)
+#define CHECK_OK() CHECK(tsh_ok(ctx), "no error is expected")
+
+/* Runs fn on `ranks` threads with desc; returns 0, or 1 with the first report in *why. */
+UNUSED static int ranks_try(int ranks, const tsh_desc *desc, int (*fn)(tsh_ctx *, void *),
+                            void *user, const char **why) {
+    int r, result, follows;
+    (void)setenv("TSHARD_TIMEOUT", "30", 1); /* a hang ends as a failed test */
+    memset(ranks_failure, 0, sizeof ranks_failure);
+    result = tsh_threads_run(ranks, desc, fn, user);
+    *why = result ? "a rank's ctx could not be opened" : NULL;
+    for (follows = 1; follows >= 0; follows--)
+        for (r = ranks - 1; r >= 0; r--)
+            if (ranks_failure[r][0] && ranks_follows[r] == follows) *why = ranks_failure[r];
+    return result;
+}
+
+UNUSED static void ranks_run_with(int ranks, const tsh_desc *desc, int (*fn)(tsh_ctx *, void *),
+                                  void *user) {
+    const char *why;
+    if (ranks_try(ranks, desc, fn, user, &why)) fail_msg("%s", why);
+}
+
+UNUSED static void ranks_run(int ranks, int (*fn)(tsh_ctx *, void *), void *user) {
+    ranks_run_with(ranks, NULL, fn, user);
+}
+
+/* ------------------------------------------------------------ tensors as text
+ * "2,3n,4 S(1, 3 segments, unit 2)": a shape, whose sizes may be multiples of n, and a layout as
+ * tsh_layout_text writes it. "S(1)[2n:2,n:1]" gives segments of their own lengths and units. "%5
+ * 2,n R": integers in [0, 5). "-" stands for a scalar's shape. */
+
+typedef struct spec {
+    tsh_shape shape;
+    tsh_layout layout;
+    int64_t below; /* integers below this; 0: values */
+} spec;
+
+static int64_t spec_size(const char **at, int64_t n) {
+    int64_t size = 1;
+    char *end;
+    if (**at >= '0' && **at <= '9') {
+        size = strtol(*at, &end, 10);
+        *at = end;
+    }
+    if (**at == 'n') {
+        size *= n;
+        ++*at;
+    }
+    return size;
+}
+
+static tsh_shape spec_shape(const char **at, int64_t n) {
+    tsh_shape shape = tsh_shape0();
+    if (**at == '-') {
+        ++*at;
+        return shape;
+    }
+    for (;;) {
+        shape.dim[shape.ndim++] = spec_size(at, n);
+        if (**at != ',') return shape;
+        ++*at;
+    }
+}
+
+static tsh_layout spec_layout(const char *at, int64_t n) {
+    int dim = 0, segments = 1, unit = 1, s;
+    const char *list = strchr(at, '[');
+    tsh_layout layout;
+    if (*at == 'R') return tsh_replicated();
+    if (*at == 'P') return tsh_partial();
+    if (sscanf(at, "S(%d, %d segments, unit %d)", &dim, &segments, &unit) < 2) {
+        segments = 1;
+        (void)sscanf(at, "S(%d, unit %d)", &dim, &unit);
+    }
+    layout = tsh_shard_segments(dim, segments, unit);
+    for (s = 0; list && *list != ']'; s++) {
+        list++;
+        layout.segments = s + 1;
+        layout.segment[s].length = spec_size(&list, n);
+        list += *list == ':';
+        layout.segment[s].unit = spec_size(&list, n);
+    }
+    return layout;
+}
+
+UNUSED static spec spec_parse(const char *text, int64_t n) {
+    spec s;
+    s.below = 0;
+    if (*text == '%') {
+        text++;
+        s.below = spec_size(&text, n);
+        text++;
+    }
+    s.shape = spec_shape(&text, n);
+    s.layout = *text ? spec_layout(text + 1, n) : tsh_replicated();
+    return s;
+}
+
+/* Whether two layouts mean the same for a shape: every rank owns the same elements. */
+UNUSED static int spec_same_layout(const tsh_layout *a, const tsh_layout *b, tsh_shape shape,
+                                   int ranks) {
+    tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
+    int da = a->dim < 0 ? a->dim + shape.ndim : a->dim;
+    int db = b->dim < 0 ? b->dim + shape.ndim : b->dim, r, s;
+    if (a->kind != b->kind) return 0;
+    if (a->kind != TSH_SHARDED) return 1;
+    if (da != db || da >= shape.ndim) return 0;
+    for (r = 0; r < ranks; r++) {
+        int64_t na = tsh_chunk(a, shape.dim[da], ranks, r, ra);
+        int64_t nb = tsh_chunk(b, shape.dim[db], ranks, r, rb);
+        if (na < 0 || na != nb || a->segments != b->segments) return 0;
+        for (s = 0; s < a->segments; s++)
+            if (ra[s].length != rb[s].length || (ra[s].length && ra[s].start != rb[s].start))
+                return 0;
+    }
+    return 1;
+}
+
+/* ------------------------------------------------------------------- numbers */
+
+UNUSED static uint64_t ranks_mix(uint64_t seed, uint64_t e) {
+    uint64_t x = seed * 0x9e3779b97f4a7c15u + e * 0xd1342543de82ef95u + 0x632be59bd9b4e019u;
+    x = (x ^ (x >> 32)) * 0xbf58476d1ce4e5b9u;
+    return x ^ (x >> 29);
+}
+
+/* A small integer that is never 0, in [-3, 3]: products and sums stay exact. */
+UNUSED static double ranks_number(uint64_t seed, uint64_t e) {
+    static const double numbers[6] = {-3, -2, -1, 1, 2, 3};
+    return numbers[ranks_mix(seed, e) % 6];
+}
+
+static int64_t spec_numel(const tsh_shape *shape) {
+    int64_t n = 1;
+    int d;
+    for (d = 0; d < shape->ndim; d++) n *= shape->dim[d];
+    return n;
+}
+
+/* An owned tensor of values (or, with below, of integers) made from seed, laid out as the spec says:
+ * the same global values at every degree. NULL and an error on failure. */
+UNUSED static tsh_tensor *spec_tensor(tsh_ctx *ctx, const spec *s, uint64_t seed) {
+    size_t n = (size_t)spec_numel(&s->shape), e;
+    tsh_real *values = (tsh_real *)malloc((n + 1) * sizeof *values);
+    int32_t *ids = (int32_t *)malloc((n + 1) * sizeof *ids);
+    int rank = tsh_tp(ctx)->rank, size = tsh_tp(ctx)->size, r;
+    tsh_tensor *t = tsh_tensor_new(ctx, s->below ? TSH_I32 : TSH_REAL, s->shape, &s->layout);
+    for (e = 0; e < n; e++) {
+        ids[e] = s->below ? (int32_t)(ranks_mix(seed, e) % (uint64_t)s->below) : 0;
+        values[e] = (tsh_real)ranks_number(seed, e);
+        if (s->layout.kind != TSH_PARTIAL) continue;
+        /* the last rank holds what the others' terms leave over */
+        for (r = 0; r < size - 1 && rank == size - 1; r++)
+            values[e] -= (tsh_real)ranks_number(seed + 100 + (uint64_t)r, e);
+        if (rank < size - 1) values[e] = (tsh_real)ranks_number(seed + 100 + (uint64_t)rank, e);
+    }
+    if (t && s->layout.kind == TSH_PARTIAL)
+        (void)tsh_write(ctx, t, TSH_LOCAL, values, n * sizeof *values);
+    else if (t && s->below)
+        (void)tsh_write(ctx, t, TSH_GLOBAL, ids, n * sizeof *ids);
+    else if (t)
+        (void)tsh_write(ctx, t, TSH_GLOBAL, values, n * sizeof *values);
+    free(values);
+    free(ids);
+    return t;
+}
+
+/* Gives tensor t (a parameter, say) the global values of seed. */
+UNUSED static tsh_result ranks_set(tsh_ctx *ctx, tsh_tensor *t, uint64_t seed) {
+    size_t n = (size_t)tsh_numel(t), e;
+    tsh_real *values = (tsh_real *)malloc((n + 1) * sizeof *values);
+    tsh_result result;
+    for (e = 0; e < n; e++) values[e] = (tsh_real)ranks_number(seed, e);
+    result = tsh_write(ctx, t, TSH_GLOBAL, values, n * sizeof *values);
+    free(values);
+    return result;
+}
+
+/* A tensor's global values as doubles, to be freed; NULL on an error. Collective. */
+UNUSED static double *ranks_values(tsh_ctx *ctx, tsh_tensor *t) {
+    tsh_dtype dtype = tsh_dtype_of(t);
+    size_t n = (size_t)tsh_numel(t), width = tsh_dtype_size(dtype), e;
+    char *raw = (char *)malloc(n * width + 1);
+    double *out = (double *)malloc((n + 1) * sizeof *out);
+    if (!t || tsh_read(ctx, t, TSH_GLOBAL, raw, n * width) != TSH_OK) {
+        free(raw);
+        free(out);
+        return NULL;
+    }
+    for (e = 0; e < n; e++)
+        out[e] = dtype == TSH_I32   ? (double)((const int32_t *)(const void *)raw)[e]
+                 : dtype == TSH_I64 ? (double)((const int64_t *)(const void *)raw)[e]
+                                    : (double)((const tsh_real *)(const void *)raw)[e];
+    free(raw);
+    return out;
+}
+
+/* ------------------------------------------- a function's values and gradients */
+
+/* What is compared: the output, and the gradient of each input or parameter. */
+typedef struct capture {
+    int count;
+    int64_t numel[RANKS_INPUTS + 3];
+    double *values[RANKS_INPUTS + 3];
+} capture;
+
+UNUSED static void capture_free(capture *c) {
+    int i;
+    for (i = 0; i < c->count; i++) free(c->values[i]);
+    memset(c, 0, sizeof *c);
+}
+
+/* Appends t's global values; a t of NULL counts as no values (a gradient that is not there). */
+UNUSED static int capture_add(tsh_ctx *ctx, capture *c, tsh_tensor *t) {
+    c->numel[c->count] = t ? tsh_numel(t) : 0;
+    c->values[c->count] = t ? ranks_values(ctx, t) : NULL;
+    return t && !c->values[c->count++] ? 1 : 0;
+}
+
+/* sum(y * w) over small integers w, complete on every rank: a loss whose gradient is w. */
+UNUSED static tsh_tensor *ranks_loss(tsh_ctx *ctx, tsh_tensor *y) {
+    tsh_tensor *w = tsh_zeros(ctx, tsh_shape_of(y));
+    tsh_real *values = (tsh_real *)tsh_data(ctx, w);
+    int64_t e;
+    for (e = 0; values && e < tsh_numel(w); e++) values[e] = (tsh_real)ranks_number(77, (uint64_t)e);
+    if (tsh_layout_of(y).kind == TSH_SHARDED) w = tsh_redistribute(w, tsh_layout_of(y));
+    return tsh_redistribute(tsh_sum(tsh_mul(y, w), TSH_ALL, 0), tsh_replicated());
+}
+
+/* 0 where `got` equals `want`; tolerance relative to max(1, |want|). */
+UNUSED static int capture_compare(tsh_ctx *ctx, const char *name, const capture *want,
+                                  const capture *got, double tolerance) {
+    int i;
+    int64_t e;
+    CHECK(want->count == got->count, "%s: %d tensors, not %d", name, got->count, want->count);
+    for (i = 0; i < want->count; i++) {
+        CHECK(want->numel[i] == got->numel[i], "%s: tensor %d has %ld elements, not %ld", name, i,
+              (long)got->numel[i], (long)want->numel[i]);
+        for (e = 0; e < want->numel[i]; e++) {
+            double a = want->values[i][e], b = got->values[i][e];
+            double scale = fabs(a) > 1 ? fabs(a) : 1;
+            CHECK(fabs(a - b) <= tolerance * scale || (a != a && b != b),
+                  "%s: %s %d, element %ld is %.9g, not %.9g", name,
+                  i ? "gradient of input" : "output", i ? i - 1 : 0, (long)e, b, a);
+        }
+    }
+    return 0;
+}
+
+#endif

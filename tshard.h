@@ -1,0 +1,8128 @@
+/* tshard.h - tensors, autograd and tensor-parallel layers for C and C++, in one header.
+ *
+ * ========================================================================== */
+/* >>front                                                       MARK: - front */
+/* What this is, and the two lines that use it.                                */
+/* Needs: nothing.                                                              */
+/* ==========================================================================
+ *
+ * Do this in exactly one source file:
+ *
+ *     #define TSHARD_IMPLEMENTATION
+ *     #include "tshard.h"
+ *
+ * and include it plainly wherever else it is used. It needs libc and libm: cc -O3 prog.c -lm. A
+ * backend (backends/tshard_threads.h) is included after it, in the same file.
+ *
+ * MIT licence, see LICENSE. Version 0.1.0. */
+#ifndef TSHARD_H
+#define TSHARD_H
+
+/* ========================================================================== */
+/* >>contents                                                 MARK: - contents */
+/* The rooms of this file, in reading order; search for ">>name".              */
+/* Needs: nothing.                                                              */
+/* ==========================================================================
+ *
+ *     >>front         what this is
+ *     >>contents      this list
+ *     >>manual        how to use it, chapter by chapter
+ *     >>config        what may be defined before including it
+ *     >>types         results, dtypes, shapes, allocator, gemm
+ *     >>layout-api    replicated, sharded, partial; who owns what
+ *     >>comm-api      the contract of a backend; collectives
+ *     >>api           every other public function
+ *   -- end of header: stop here if you only want the API --
+ *     >>base          macros, and the structures all rooms share
+ *     >>error         the first error is kept, told, learnt
+ *     >>mem           allocator, counted blocks, step pool, arenas
+ *     >>rng           Philox, keyed by position
+ *     >>layout        the ownership function
+ *     >>tensor        handles, lifetimes, shapes, values in and out
+ *     >>kernel        strided loops, kernels per instruction set
+ *     >>gemm          the built-in matrix product
+ *     >>comm          the front door of collectives
+ *     >>tape          recording, and backward with two accumulators
+ *     >>context       opening and closing one rank's world
+ *     >>op-map        elementwise ops, dropout, copies
+ *     >>op-reduce     sum, mean, max, softmax
+ *     >>op-view       reshape, permute, slice, concat
+ *     >>redistribute  from one layout to another; reading and writing
+ *     >>op-matmul     matmul
+ *     >>op-linear     linear: plain, column- and row-parallel
+ *     >>op-embedding  rows by index
+ *     >>op-norm       layer norm
+ *     >>op-attention  softmax(Q K^T) V in tiles
+ *     >>op-loss       cross-entropy, also over a sharded vocabulary
+ *     >>op-custom     an op of one's own
+ *     >>module        the tree of layers and its parameters
+ *     >>nn            linear, embedding, layer norm, dropout as layers
+ *     >>parallel      plans that shard a tree
+ *     >>optim         SGD, Adam, AdamW, clipping, schedules
+ *     >>check         hashes, replicas, finite differences
+ *     >>end           clean-up of macros
+ */
+
+/* ========================================================================== */
+/* >>manual                                                     MARK: - manual */
+/* How to use the library.                                                      */
+/* Needs: nothing.                                                              */
+/* ==========================================================================
+ *
+ * DOES NOT
+ *   - run on GPUs, or in half precision: values are float, or double in a build with TSHARD_REAL;
+ *   - print, exit, abort, or raise signals: errors are kept in the ctx;
+ *   - keep global state: two programs' worth of it can live in one process;
+ *   - make threads by itself: backends/tshard_threads.h does, one per rank.
+ *
+ * STEP BY STEP
+ *   1. A runner gives your function a ctx, one rank's world:
+ *          int main(void) { return tsh_run(NULL, train, NULL); }                     one rank
+ *          int main(void) { return tsh_threads_run(2, NULL, train, NULL); }          two, as
+ * threads
+ *   2. Build a model as a tree of named layers, for one device:
+ *          tsh_linear_desc d = {.in = 2, .out = 32};
+ *          tsh_module *up = tsh_add_linear(tsh_root(ctx), "up", &d);
+ *   3. Shard it by a plan. Without one, every rank computes the same:
+ *          static const tsh_plan_rule plan[] = {{"up", TSH_COLWISE}, {"down", TSH_ROWWISE}};
+ *          tsh_parallelize(tsh_root(ctx), plan, 2);
+ *   4. Train. Ops return NULL after an error and take NULL without harm, so one check per step
+ * suffices: while (tsh_ok(ctx) && step++ < 500) { tsh_tensor *y = tsh_forward(down,
+ * tsh_gelu(tsh_forward(up, x))); tsh_tensor *loss = tsh_mean(tsh_pow_scalar(tsh_sub(y, t), 2),
+ * TSH_ALL, 0); tsh_backward(ctx, loss); tsh_optim_step(adam); tsh_zero_grads(tsh_root(ctx));
+ *              tsh_step_end(ctx);
+ *          }
+ *   5. if (!tsh_ok(ctx)) puts(tsh_last_error(ctx)->message);
+ *
+ * SHAPES ARE GLOBAL
+ *   Every shape and index is that of the whole tensor: a model reads the same at any degree of
+ * tensor parallelism. tsh_dim(t, i) is global, tsh_local_dim(t, i) what this rank holds, which may
+ * be nothing: 4 heads on 3 ranks are 2, 2 and 0.
+ *
+ * LAYOUTS
+ *   A tensor is R (replicated), S(d) (sharded along d) or P (a partial sum) over the
+ * tensor-parallel group. Ops derive layouts and refuse what would give wrong numbers, such as a
+ * bias added to a partial sum on every rank; the error names both layouts and the call that mends
+ * it, mostly tsh_redistribute. Layouts are checked at one rank too. Gradients have layouts as well:
+ * that of a P or R value is R, of an S value S alike. A replicated tensor that feeds sharded
+ * consumers collects their contributions as one partial sum and all-reduces it once, as early as it
+ * can.
+ *
+ * LIFETIMES
+ *   Owned tensors (tsh_tensor_new, tsh_tensor_from, tsh_keep, parameters) live until freed or until
+ * the ctx closes. Step tensors, all that ops return, live until tsh_step_end. tsh_backward gives
+ * most of their values back earlier: leaves, the loss, and tensors marked by tsh_retain keep them.
+ * Reading another is TSH_ERR_STALE. In loops without gradients, tsh_scope_begin and tsh_scope_end
+ * take the place of tsh_step_end. After the first steps a training loop calls the allocator no
+ * more.
+ *
+ * ERRORS
+ *   The first error of a ctx is kept with code, rank and sentence; later ones are ignored. It
+ * reaches the other ranks at this rank's next tsh_ok, tsh_backward, tsh_optim_step, tsh_step_end,
+ * collective or tsh_close: they get the same code with "rank 1: " before the sentence, and leave
+ * the collective they may be in. tsh_clear_error before that recovers from a local error.
+ *
+ * THE SAME NUMBERS EVERYWHERE
+ *   Initial weights and dropout masks are keyed by seed, path and global element index: the same
+ * bits at every degree. Sums over ranks have one documented order (see >>comm-api): the same bits
+ * on every rank, run and backend.
+ *
+ * MICRO-BATCHES AND DATA PARALLELISM
+ *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for all micro-batches, then
+ * tsh_sync_grads. Ranks beyond tp times pp form replicas (dp): gradients are averaged over them.
+ *
+ * SPEED
+ *   Compile with -O3 (and -fno-math-errno where the compiler has it, so that square roots
+ * vectorise). Kernels for AVX2 and AVX-512 are compiled beside portable ones and chosen at run
+ * time. tsh_desc.gemm takes any other matrix product. */
+/* ========================================================================== */
+/* >>config                                                     MARK: - config */
+/* The switches a user may define before including this file.                  */
+/* Needs: nothing.                                                              */
+/* ========================================================================== */
+
+/* TSHARD_IMPLEMENTATION   in exactly one source file: compile the library, and every backend
+ * included there. TSHARD_STATIC           all functions static: several copies may live in one
+ * program. TSHARD_REAL             float (default) or double: the type of all values.
+ * TSHARD_NO_SIMD          portable C kernels only. */
+#ifndef TSHARD_REAL
+#define TSHARD_REAL float
+#endif
+
+#ifdef TSHARD_STATIC
+#if defined(__GNUC__)
+#define TSH_API __attribute__((unused)) static
+#else
+#define TSH_API static
+#endif
+#else
+#define TSH_API extern
+#endif
+
+#if defined(__GNUC__)
+#define TSH_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
+#else
+#define TSH_PRINTF(fmt, first)
+#endif
+
+#define TSH_VERSION      "0.1.0"
+#define TSH_MAX_DIMS     6
+#define TSH_MAX_SEGMENTS 4
+#define TSH_MESSAGE_SIZE 512
+#define TSH_PATH_SIZE    192
+
+/* ========================================================================== */
+/* >>types                                                       MARK: - types */
+/* Plain values that everything else is made of.                               */
+/* Needs: >>config.                                                             */
+/* ========================================================================== */
+
+#include <stddef.h> /* size_t */
+#include <stdint.h> /* int64_t */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef TSHARD_REAL tsh_real;
+
+/* Code, name, sentence: the only list of errors. */
+#define TSH_RESULTS(X)                                                                             \
+    X(OK, "no error")                                                                              \
+    X(ERR_ARGUMENT, "an argument is not valid")                                                    \
+    X(ERR_SHAPE, "shapes do not fit")                                                              \
+    X(ERR_LAYOUT, "layouts do not fit")                                                            \
+    X(ERR_DTYPE, "a dtype is not the one expected")                                                \
+    X(ERR_MEMORY, "the allocator returned NULL")                                                   \
+    X(ERR_STALE, "the tensor's values were given back")                                            \
+    X(ERR_STATE, "the call is not possible now")                                                   \
+    X(ERR_MISMATCH, "ranks called different collectives")                                          \
+    X(ERR_LOST, "a rank is gone")                                                                  \
+    X(ERR_TIMEOUT, "a collective ran out of time")                                                 \
+    X(ERR_ABORTED, "a rank aborted the world")                                                     \
+    X(ERR_IO, "the system refused")                                                                \
+    X(ERR_UNSUPPORTED, "the backend does not do this")
+
+typedef enum tsh_result {
+#define TSH_RESULT_ITEM(name, sentence) TSH_##name,
+    TSH_RESULTS(TSH_RESULT_ITEM)
+#undef TSH_RESULT_ITEM
+        TSH_RESULT_COUNT
+} tsh_result;
+
+typedef struct tsh_error {
+    tsh_result code;
+    int rank;                       /* world rank at fault; -1: none in particular */
+    char message[TSH_MESSAGE_SIZE]; /* one full sentence with the values concerned */
+} tsh_error;
+
+typedef enum tsh_dtype { TSH_F32, TSH_F64, TSH_I32, TSH_I64 } tsh_dtype;
+
+/* The dtype of values: TSH_F32, or TSH_F64 where TSHARD_REAL is double. */
+#define TSH_REAL (sizeof(tsh_real) == 4 ? TSH_F32 : TSH_F64)
+
+/* Bytes of one element. */
+TSH_API size_t tsh_dtype_size(tsh_dtype dtype);
+
+/* A global shape, by value: tsh_zeros(ctx, tsh_shape2(3, 4)). */
+typedef struct tsh_shape {
+    int ndim;
+    int64_t dim[TSH_MAX_DIMS];
+} tsh_shape;
+
+/* One function for all memory: ptr NULL allocates, new_size 0 frees, else the block is resized with
+ * its contents kept. NULL for a new_size above 0 means failure. The result is aligned to `align`, a
+ * power of two. */
+typedef void *(*tsh_allocator_fn)(void *user, void *ptr, size_t old_size, size_t new_size,
+                                  size_t align);
+typedef struct tsh_allocator {
+    tsh_allocator_fn fn; /* NULL: libc */
+    void *user;
+} tsh_allocator;
+
+/* Where warnings go. The library itself never prints. */
+typedef struct tsh_logger {
+    void (*fn)(void *user, const char *message); /* NULL: nowhere */
+    void *user;
+} tsh_logger;
+
+/* C = alpha A B + beta C with A (m, k), B (k, n), C (m, n), any strides in elements (rs: between
+ * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. */
+typedef void (*tsh_gemm_fn)(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                            const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
+                            int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
+                            int64_t csc, int threads);
+typedef struct tsh_gemm {
+    tsh_gemm_fn fn; /* NULL: the built-in one */
+    void *user;
+} tsh_gemm;
+
+typedef struct tsh_ctx tsh_ctx;       /* one rank's world; belongs to one thread */
+typedef struct tsh_tensor tsh_tensor; /* dtype, global shape, layout, this rank's piece, gradient */
+typedef struct tsh_module tsh_module; /* a named node in a tree of layers */
+typedef struct tsh_optim tsh_optim;   /* an optimiser with its moments */
+
+/* ========================================================================== */
+/* >>layout-api                                             MARK: - layout-api */
+/* Where a tensor lies over the tensor-parallel group, and who owns what.      */
+/* Needs: >>types.                                                              */
+/* ========================================================================== */
+
+typedef enum tsh_layout_kind {
+    TSH_REPLICATED, /* R     every rank holds the same values          */
+    TSH_SHARDED,    /* S(d)  cut along dimension d                     */
+    TSH_PARTIAL     /* P     the value is the sum over the ranks       */
+} tsh_layout_kind;
+
+/* A sharded dimension is a row of segments (one, unless weights are fused: [Q|K|V]); each is cut by
+ * torch.chunk's rule in units: c = ceil(units / P), rank r owns units [min(r c, n), min((r + 1) c,
+ * n)), and holds its pieces of all segments one after the other. A unit (a head) is never cut. */
+typedef struct tsh_segment {
+    int64_t length; /* in elements; of a layout not yet on a tensor, 0: an equal part of the
+                       dimension */
+    int64_t unit;   /* elements that stay together; 0: 1 */
+} tsh_segment;
+
+typedef struct tsh_layout {
+    tsh_layout_kind kind;
+    int dim;      /* sharded only; negative counts from the end */
+    int segments; /* sharded only; 0: 1 */
+    tsh_segment segment[TSH_MAX_SEGMENTS];
+} tsh_layout;
+
+/* Makers. shard_segments: `segments` equal parts, each cut in `unit`s. */
+TSH_API tsh_layout tsh_replicated(void);
+TSH_API tsh_layout tsh_partial(void);
+TSH_API tsh_layout tsh_sharded(int dim);
+TSH_API tsh_layout tsh_shard_units(int dim, int64_t unit);
+TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit);
+
+typedef struct tsh_range {
+    int64_t start, length; /* in elements of the global dimension */
+} tsh_range;
+
+/* The ownership function, the only one: writes the ranges of a dimension of `length` elements that
+ * `rank` of `size` owns (one per segment, empty ones included) and returns their total length.
+ * `ranges` may be NULL. Replicated and partial layouts own everything. -1: the layout's segments or
+ * units do not fit the length. */
+TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
+                          tsh_range ranges[TSH_MAX_SEGMENTS]);
+
+/* Writes "R", "P", "S(1)" or "S(1, 3 segments, unit 64)" into text; returns text. */
+TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size);
+
+/* ========================================================================== */
+/* >>comm-api                                                 MARK: - comm-api */
+/* Groups of ranks, what a backend must do, and the collectives.               */
+/* Needs: >>types.                                                              */
+/* ========================================================================== */
+
+/* HOW A BACKEND WORKS
+ *
+ * A backend is a const table of eight functions (tsh_comm_ops) and a tsh_comm per group. The core's
+ * front door (tsh_allreduce and so on) checks the arguments, numbers the call, counts it, and hands
+ * the descriptor (tsh_coll) on.
+ *
+ *  1. start(comm, coll, req) announces a collective and never waits for a peer. It copies the
+ * descriptor; counts and buffers stay the caller's, valid and untouched until wait. At least 64 may
+ * be in flight on one comm (tsh_comm counts them; past 64 start is refused), each is waited for
+ * exactly once, in any order.
+ *  2. All ranks of a group start the same collectives in the same order; between groups any order
+ * goes. SEND, RECV and SENDRECV are numbered per pair of ranks and direction instead. split is
+ * announced and checked like a collective.
+ *  3. test and progress never block. A wait on any request progresses every outstanding request of
+ * this rank, on all comms, so that no order of waits can deadlock.
+ *  4. No call returns, not even with an error, while a peer or a pending write may still touch its
+ * buffers.
+ *  5. Order of sums: element e in chunk k (torch.chunk's rule over the flat buffer; in
+ * REDUCE_SCATTER rank k's piece by counts) is x[k+1] + x[k+2] + ... + x[k+P], indices mod P, left
+ * to right: a ring's order. Segmentation, message size and threads never change bits. AVG divides
+ * the finished sum by P once, floats only. Integers wrap. NaN in any rank gives NaN, for MIN and
+ * MAX too; MIN and MAX of equal values keep the left one.
+ *  6. Zero is a legal count everywhere. recv may equal send in ALLREDUCE; in ALLGATHER, send may
+ * point to its own place in recv. Other overlaps are errors of the caller.
+ *  7. Errors are verdicts: the first one (a mismatch, a lost rank, an abort) ends the world and
+ * every group split from it, and every rank that is in a call, or makes one later, gets the same
+ * code, rank and sentence. status tells it without blocking. abort may be called from any thread.
+ *  8. close releases the comm; its requests must have been waited for, or the world must have
+ * ended. */
+
+typedef enum tsh_coll_kind {
+    TSH_ALLREDUCE,      /* send count, recv count      */
+    TSH_ALLGATHER,      /* send recv_counts[rank], recv the sum of recv_counts      */
+    TSH_REDUCE_SCATTER, /* send the sum of recv_counts, recv recv_counts[rank] */
+    TSH_BROADCAST,      /* recv count, from root's recv      */
+    TSH_ALLTOALL, /* send send_counts[r] to each r, recv recv_counts[r] from each, in rank order */
+    TSH_SEND,     /* send count to send_to     */
+    TSH_RECV,     /* recv count from recv_from     */
+    TSH_SENDRECV, /* both at once: send send_counts[0], recv recv_counts[0] */
+    TSH_BARRIER,  /* nothing moves  */
+    TSH_SPLIT,    /* announced by tsh_split    */
+    TSH_COLL_KINDS
+} tsh_coll_kind;
+
+typedef enum tsh_redop { TSH_SUM, TSH_PROD, TSH_MIN, TSH_MAX, TSH_AVG } tsh_redop;
+
+/* One collective, described. Counts are in elements of dtype. */
+typedef struct tsh_coll {
+    uint32_t size; /* sizeof(tsh_coll) */
+    tsh_coll_kind kind;
+    tsh_dtype dtype;
+    tsh_redop redop;
+    const void *send;
+    void *recv;
+    int64_t count;
+    const int64_t *send_counts, *recv_counts; /* per rank */
+    int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: how often the row of counts repeats (an
+                       inner dim); 0: 1 */
+    int root, send_to, recv_from, tag; /* -1: none */
+    uint64_t seq;                      /* the front door numbers the collectives of a group */
+    int64_t timeout_ns;                /* from start; 0: the backend's default */
+} tsh_coll;
+
+typedef uint64_t tsh_req; /* 0: nothing to wait for */
+typedef struct tsh_comm tsh_comm;
+
+#define TSH_COMM_ABI    1u
+#define TSH_CAP_ORDERED 1u /* sums in the documented order */
+#define TSH_CAP_DEATH   2u /* notices a rank that dies      */
+
+typedef struct tsh_comm_ops {
+    uint32_t size, abi; /* sizeof(tsh_comm_ops), TSH_COMM_ABI */
+    const char *name;
+    uint64_t caps;
+    tsh_result (*start)(tsh_comm *comm, const tsh_coll *coll, tsh_req *req);
+    tsh_result (*test)(tsh_comm *comm, tsh_req req, int *done);
+    tsh_result (*wait)(tsh_comm *comm, tsh_req req);
+    void (*progress)(tsh_comm *comm);
+    tsh_result (*split)(tsh_comm *comm, int color, int key, tsh_comm *out);
+    tsh_result (*status)(tsh_comm *comm, tsh_error *error); /* the world's verdict; TSH_OK: none */
+    void (*abort)(tsh_comm *comm, const tsh_error *why);
+    void (*close)(tsh_comm *comm);
+} tsh_comm_ops;
+
+/* What passed through the front door, by kind. bytes: what a ring sends per rank (all-reduce 2
+ * (P-1)/P n). */
+typedef struct tsh_comm_stats {
+    uint64_t calls[TSH_COLL_KINDS];
+    uint64_t bytes[TSH_COLL_KINDS];
+} tsh_comm_stats;
+
+struct tsh_comm {
+    const tsh_comm_ops *ops; /* NULL: a group of one, built in */
+    void *impl;
+    int rank, size;
+    uint64_t id;
+    uint64_t next_seq;
+    int in_flight;
+    tsh_comm_stats stats;
+};
+
+/* Blocking collectives. Buffers hold `count` elements of dtype; all return when this rank's buffers
+ * are free again. Errors: the world's verdict (TSH_ERR_MISMATCH, LOST, TIMEOUT, ABORTED), or
+ * TSH_ERR_ARGUMENT before anything starts; tsh_comm_error tells the sentence. Each equals the
+ * torch.distributed function of its name. */
+TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                 tsh_redop op);
+/* recv holds counts[0] + counts[1] + ... elements, rank order, `blocks` times over. */
+TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
+                                 const int64_t *counts, int64_t blocks, tsh_dtype dtype);
+TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
+                                      const int64_t *counts, int64_t blocks, tsh_dtype dtype,
+                                      tsh_redop op);
+TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                 int root);
+TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
+                                void *recv, const int64_t *recv_counts, int64_t blocks,
+                                tsh_dtype dtype);
+TSH_API tsh_result tsh_send(tsh_comm *comm, const void *buffer, int64_t count, tsh_dtype dtype,
+                            int to);
+TSH_API tsh_result tsh_recv(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype, int from);
+TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_count, int to,
+                                void *recv, int64_t recv_count, int from, tsh_dtype dtype);
+TSH_API tsh_result tsh_barrier(tsh_comm *comm);
+
+/* The general, non-blocking form: fill a descriptor (start from tsh_coll_make), start it, wait for
+ * it once. */
+TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype);
+TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req);
+TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done);
+TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req);
+TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                       tsh_redop op, tsh_req *req);
+TSH_API void tsh_comm_progress(tsh_comm *comm);
+
+/* Ranks of one color form a group, ordered by key, then by rank. color -1: none (out gets size 0).
+ * Collective. */
+TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out);
+/* The world's verdict: its code, and the sentence where error is not NULL. Never blocks. */
+TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
+/* Ends the world with this error on every rank. */
+TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
+TSH_API void tsh_comm_close(tsh_comm *comm);
+/* ========================================================================== */
+/* >>api                                                           MARK: - api */
+/* Every public function, in the order of the rooms that define them.          */
+/* Needs: >>types >>layout-api >>comm-api.                                      */
+/* ========================================================================== */
+
+/* -- error ------------------------------------------------------------------ */
+
+/* "TSH_ERR_SHAPE", and "shapes do not fit". */
+TSH_API const char *tsh_result_name(tsh_result code);
+TSH_API const char *tsh_result_text(tsh_result code);
+/* 1 while ctx holds no error. A local error is told to all ranks here; a peer's is learnt here. */
+TSH_API int tsh_ok(tsh_ctx *ctx);
+/* The first error since the last clear: code, world rank at fault, sentence. Never NULL. */
+TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx);
+/* Forgets a local error that was not told to the peers yet; the world's verdict stays. */
+TSH_API void tsh_clear_error(tsh_ctx *ctx);
+/* Records an error of the caller's own, printf-style. Returns code. */
+TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
+    TSH_PRINTF(3, 4);
+
+/* -- memory ----------------------------------------------------------------- */
+
+typedef enum tsh_mem_kind {
+    TSH_MEM_PARAMETERS,
+    TSH_MEM_GRADIENTS, /* of leaves */
+    TSH_MEM_OPTIMISER,
+    TSH_MEM_TENSORS, /* other owned tensors */
+    TSH_MEM_STEP,    /* the step pool: what ops return, their gradients, scratch */
+    TSH_MEM_BOOKS,   /* handles, tape, modules */
+    TSH_MEM_KINDS
+} tsh_mem_kind;
+
+/* now and peak by kind, in bytes held; total: what was asked of the allocator; step_live and
+ * step_live_peak: bytes of the step pool in use; calls: allocator calls so far. */
+typedef struct tsh_mem {
+    size_t now[TSH_MEM_KINDS], peak[TSH_MEM_KINDS];
+    size_t total, total_peak, step_live, step_live_peak;
+    uint64_t calls;
+} tsh_mem;
+TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
+
+/* -- tensors ---------------------------------------------------------------- */
+
+TSH_API tsh_shape tsh_shape0(void); /* a scalar */
+TSH_API tsh_shape tsh_shape1(int64_t a);
+TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
+TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c);
+TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d);
+
+/* Owned tensors: they live until freed or until the ctx closes. layout NULL: replicated.
+ * new: zeros. from: copies this rank's piece from data (the whole tensor where replicated: the
+ * caller promises that all ranks of tp give the same). */
+TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
+                                   const tsh_layout *layout);
+TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
+                                    const tsh_layout *layout, const void *data);
+TSH_API void tsh_tensor_free(tsh_tensor *t);
+
+/* Step tensors, replicated; values are tsh_real, but for arange of an integer dtype.
+ * arange: start, start + step, ... below stop. randn: standard normal, keyed by the ctx's seed and
+ * a count of calls. */
+TSH_API tsh_tensor *tsh_zeros(tsh_ctx *ctx, tsh_shape shape);
+TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape);
+TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value);
+TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
+                               double step);
+TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape);
+
+/* What a tensor is. Dimensions may be negative: -1 is the last one; a wrong one gives 0. */
+TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t);
+TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t);
+TSH_API int tsh_ndim(const tsh_tensor *t);
+TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t);
+TSH_API int64_t tsh_dim(const tsh_tensor *t, int dim);
+TSH_API int64_t tsh_local_dim(const tsh_tensor *t, int dim);
+TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim); /* in elements, of the local piece */
+TSH_API int64_t tsh_numel(const tsh_tensor *t);
+TSH_API int64_t tsh_local_numel(const tsh_tensor *t);
+TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t);
+
+/* The local piece in place: element (i, j, ...) at tsh_stride. NULL where it is empty, and on an
+ * error. */
+TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t);
+/* A one-element tensor's value as double. Replicated only. */
+TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t);
+
+/* -- autograd --------------------------------------------------------------- */
+
+/* Nothing is recorded between begin and end. May be nested. */
+TSH_API void tsh_no_grad_begin(tsh_ctx *ctx);
+TSH_API void tsh_no_grad_end(tsh_ctx *ctx);
+/* Marks an owned tensor of values as a leaf whose gradient is wanted (on 0: no longer). Returns t.
+ */
+TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
+/* Keeps a step tensor's values and gradient through tsh_backward. Returns t. */
+TSH_API tsh_tensor *tsh_retain(tsh_tensor *t);
+
+typedef struct tsh_backward_desc {
+    int defer; /* leave partial gradients of leaves pending, for micro-batches; then tsh_sync_grads
+                */
+} tsh_backward_desc;
+/* Gradients of a replicated scalar, summed into every leaf. Consumes the tape. Runs one all-reduce
+ * over tp per tensor that feeds sharded consumers (each started as early as it can be), one flat
+ * one for leaves, and one over dp. */
+TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
+TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_backward_desc *desc);
+/* Completes the gradients that .defer left pending: partial ones over tp, then the average over dp.
+ */
+TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
+/* A leaf's or retained tensor's gradient, a detached step tensor; NULL while it has none. Pending:
+ * an error. */
+TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
+/* Forgets a leaf's gradient; its memory is kept for the next. */
+TSH_API void tsh_zero_grad(tsh_tensor *t);
+
+/* -- steps ------------------------------------------------------------------ */
+
+/* Ends a step: every step tensor is given back, a tape not consumed is dropped. */
+TSH_API tsh_result tsh_step_end(tsh_ctx *ctx);
+/* Step tensors made between begin and end are given back at end; for loops without gradients. May
+ * be nested. */
+TSH_API void tsh_scope_begin(tsh_ctx *ctx);
+TSH_API void tsh_scope_end(tsh_ctx *ctx);
+
+/* -- context ---------------------------------------------------------------- */
+
+typedef struct tsh_desc {
+    tsh_comm comm;     /* zero: a group of one; the ctx takes it over and closes it */
+    int tp, pp;        /* degrees; 0: tp = world / pp, pp = 1; dp is what is left */
+    const char *order; /* fastest axis first; NULL: "tp-pp-dp" */
+    uint64_t seed;
+    int threads; /* of one rank's kernels; 0: 1 */
+    tsh_gemm gemm;
+    tsh_allocator allocator;
+    tsh_logger logger;
+} tsh_desc;
+
+/* Opens one rank's world; collective where comm has several ranks (one split per axis). On failure
+ * *out is still a ctx where memory sufficed, so that tsh_last_error tells why; close it. */
+TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
+/* Frees everything that belongs to the ctx. NULL is fine. */
+TSH_API void tsh_close(tsh_ctx *ctx);
+/* The groups. Size 1 where an axis is not used. Never NULL. */
+TSH_API tsh_comm *tsh_world(tsh_ctx *ctx);
+TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx);
+TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx);
+TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx);
+/* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where ctx could not be
+ * opened. */
+TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
+
+/* -- elementwise ops --------------------------------------------------------
+ * Shapes broadcast as NumPy's. Layouts: unary ops keep R and S, linear ones P too. Binary: equal
+ * layouts; S with R of length 1 there; P with P under + and -; P times or over R. Anything else is
+ * TSH_ERR_LAYOUT. No collective runs. Each equals the torch function of its name. */
+TSH_API tsh_tensor *tsh_add(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_sub(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_mul(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_div(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_pow(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_neg(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_scale(tsh_tensor *x, double factor);
+TSH_API tsh_tensor *tsh_add_scalar(tsh_tensor *x, double term);
+TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double exponent);
+TSH_API tsh_tensor *tsh_exp(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_log(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_sqrt(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_sigmoid(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_tanh(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_gelu(tsh_tensor *x);      /* 0.5 x (1 + erf(x / sqrt 2)) */
+TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* GPT-2's; torch's approximate="tanh" */
+TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);
+/* Comparisons give TSH_I32, 1 or 0; no gradient. Both of one dtype. */
+TSH_API tsh_tensor *tsh_eq(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_lt(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_le(tsh_tensor *a, tsh_tensor *b);
+/* cond (TSH_I32) ? a : b. P with an R cond and P branches. */
+TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b);
+/* Between TSH_REAL, TSH_I32 and TSH_I64; towards zero; gradients end at an integer. */
+TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
+/* x / (1 - p) with probability 1 - p, else 0 (torch.nn.functional.dropout, training). The mask is
+ * keyed by seed, the owner's path and count of calls (owner NULL: the ctx's), dp rank and global
+ * element index. p 0: x itself. */
+TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner);
+/* Copies: clone keeps the gradient path, detach shares the values and cuts it. */
+TSH_API tsh_tensor *tsh_clone(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_detach(tsh_tensor *x);
+/* An owned, detached copy of a step tensor. */
+TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
+
+/* -- reductions -------------------------------------------------------------
+ * dim may be negative, or TSH_ALL. Over a sharded dimension sum and mean give P, the others are
+ * TSH_ERR_LAYOUT. */
+#define TSH_ALL (-1000)
+TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
+TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
+/* The largest value; the gradient goes to the first place that holds it, as torch.max(x, dim). NaN
+ * wins. */
+TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim);
+/* The first place of the largest value, TSH_I64. */
+TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim);
+TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim);
+TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
+
+/* -- views ------------------------------------------------------------------
+ * No copy where strides allow. reshape: one -1 is worked out; it may split a sharded dimension (the
+ * sharding moves to the outer factor, whose unit must hold the inner ones; k equal segments may
+ * become a leading dimension k), or merge it as the outermost factor. slice and split along a
+ * sharded dimension are legal exactly at segment boundaries. */
+TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape);
+TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1);
+TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims);
+TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length);
+/* n equal parts of x along dim into parts[0 .. n). */
+TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
+/* Along a sharded dimension the parts become segments. */
+TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
+
+/* -- layouts ---------------------------------------------------------------- */
+
+/* The same values in another layout: S to R all-gather, P to R all-reduce, P to S reduce-scatter, S
+ * to S all-to-all, R to S a slice, R to P rank 0 keeps. Gradients go the opposite way (S to R:
+ * reduce-scatter of partial gradients, slice of complete ones). S to P is an error. The same
+ * layout: x itself. */
+TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout);
+/* Redistribute to replicated. */
+TSH_API tsh_tensor *tsh_full(tsh_tensor *x);
+/* From the tensor-parallel rank 0: the same batch on all ranks of tp, in place; owned tensors, R.
+ * One broadcast. */
+TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t);
+
+typedef enum tsh_extent { TSH_LOCAL, TSH_GLOBAL } tsh_extent;
+/* Copy values out and in, dense and row-major, `bytes` in all (checked). TSH_LOCAL: this rank's
+ * piece. TSH_GLOBAL: the whole tensor on every rank; reading a sharded one is an all-gather, a
+ * partial one an all-reduce, writing takes this rank's slice (partial: an error). Writing is for
+ * owned tensors. */
+TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void *out,
+                            size_t bytes);
+TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
+                             size_t bytes);
+/* "f32 (2, 3) S(1): 1 2 3 / 4 5 6" of the local piece into text, cut at size. Returns text. */
+TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
+
+/* -- matmul, linear, embedding ---------------------------------------------- */
+
+/* (.., m, k) x (.., k, n) -> (.., m, n); leading dimensions broadcast (torch.matmul of two tensors
+ * with at least two dimensions). Layouts: S(k) S(k): P. S(m) R: S(m). R S(n): S(n). batch
+ * dimensions like elementwise. P R, R P: P. */
+TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
+/* x (.., in), w (out, in), b (out) or NULL -> x w^T + b (.., out), torch.nn.functional.linear.
+ * w S(0), x R, b S(0): column-parallel, gives S(-1); backward all-reduces dx. w S(1), x S(-1) or R,
+ * b R: row-parallel, gives R by one all-reduce, b added after it. w R: x R, or S along another
+ * dimension, kept. */
+TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b);
+/* ids (..), TSH_I32 or TSH_I64, each in [0, V); w (V, D) -> (.., D), torch.nn.functional.embedding.
+ * w R: as ids. w S(0), ids R: P (rows of other ranks are zero; redistribute to complete). w S(1):
+ * S(-1). */
+TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w);
+
+/* -- norms, attention, loss ------------------------------------------------- */
+
+/* Over the last dimension (D), weight (D) and bias (D) or NULL, torch.nn.functional.layer_norm; eps
+ * 0: 1e-5. x R, or S along another dimension (then parameter gradients are partial). */
+TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
+
+typedef struct tsh_attention_desc {
+    int causal;        /* query i sees keys up to i + Tk - Tq */
+    double scale;      /* 0: 1 / sqrt(D) */
+    double dropout;    /* of the probabilities */
+    tsh_module *owner; /* of the dropout key; NULL: the ctx */
+} tsh_attention_desc;
+/* q (B, H, Tq, D), k and v (B, H, Tk, D) -> (B, H, Tq, D),
+ * torch.nn.functional.scaled_dot_product_attention, in tiles with an online softmax (Milakov &
+ * Gimelshein 2018, Dao et al. 2022). Sharded by heads S(1) or by batch S(0), all three alike, or R.
+ */
+TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
+                                  const tsh_attention_desc *desc);
+
+typedef enum tsh_reduction { TSH_REDUCE_MEAN, TSH_REDUCE_SUM, TSH_REDUCE_NONE } tsh_reduction;
+typedef struct tsh_cross_entropy_desc {
+    tsh_reduction reduction;
+    int ignore;           /* 1: rows whose target is ignore_index are left out */
+    int64_t ignore_index; /* any integer */
+    int empty_zero;       /* mean over no row at all: 0 gives NaN as torch, 1 gives 0 */
+} tsh_cross_entropy_desc;
+/* logits (.., V), target (..) of integers -> a scalar, or (..) unreduced;
+ * torch.nn.functional.cross_entropy with classes last. desc NULL: mean, ignore_index -100. Logits
+ * R; or S(-1), the vocabulary: all-reduces of the row maxima and of the row sums with the picked
+ * logits, no collective backward; or logits and target sharded alike along another dimension: mean
+ * and sum give P. A target outside [0, V) is an error on every rank. */
+TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
+                                      const tsh_cross_entropy_desc *desc);
+
+/* -- an op of one's own ------------------------------------------------------ */
+
+typedef struct tsh_custom_desc {
+    const char *name;
+    tsh_shape shape;   /* of the output */
+    tsh_layout layout; /* of the output */
+    unsigned partial;  /* bit i: backward gives input i's gradient as a partial sum */
+    /* Inputs arrive dense. forward fills out; backward adds to grad_in[i], local and dense, NULL
+     * where not wanted. */
+    void (*forward)(void *user, tsh_tensor *const *in, int n, tsh_real *out);
+    void (*backward)(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
+                     const tsh_real *grad_out, tsh_real *const *grad_in);
+    void *user; /* must live until backward */
+} tsh_custom_desc;
+TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
+                                  const tsh_custom_desc *desc);
+
+/* -- modules ---------------------------------------------------------------- */
+
+typedef tsh_tensor *(*tsh_forward_fn)(tsh_module *module, tsh_tensor **in, int n, void *user);
+
+typedef enum tsh_style {
+    TSH_PLAIN,   /* every rank holds the whole layer */
+    TSH_COLWISE, /* linear: output features are sharded; embedding: embedding_dim */
+    TSH_ROWWISE  /* linear: input features are sharded; embedding: the vocabulary */
+} tsh_style;
+
+typedef enum tsh_init_kind {
+    TSH_INIT_DEFAULT, /* what the layer's doc says */
+    TSH_INIT_ZEROS,
+    TSH_INIT_ONES,
+    TSH_INIT_CONSTANT,       /* a */
+    TSH_INIT_UNIFORM,        /* in [a, b) */
+    TSH_INIT_NORMAL,         /* mean a, standard deviation b */
+    TSH_INIT_KAIMING_UNIFORM /* bound sqrt(6 / ((1 + a^2) fan_in)), fan_in global */
+} tsh_init_kind;
+typedef struct tsh_init {
+    tsh_init_kind kind;
+    double a, b;
+} tsh_init;
+
+typedef struct tsh_module_desc {
+    tsh_forward_fn forward; /* NULL: its children, one after the other */
+    void *user;
+} tsh_module_desc;
+typedef struct tsh_linear_desc {
+    int64_t in, out;
+    int no_bias;
+    tsh_style style;
+    int segments;         /* of the sharded dimension; 0: 1 */
+    int64_t unit;         /* 0: 1 */
+    int gather_output;    /* COLWISE: all-gather, giving R */
+    int skip_bias_add;    /* the caller adds tsh_param(module, "bias") */
+    tsh_init weight_init; /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Linear */
+    tsh_init bias_init;   /* default: UNIFORM within 1 / sqrt(in) */
+} tsh_linear_desc;
+typedef struct tsh_embedding_desc {
+    int64_t count, dim; /* rows (vocabulary), columns */
+    tsh_style style;
+    tsh_init init; /* default: NORMAL(0, 1) */
+} tsh_embedding_desc;
+typedef struct tsh_layer_norm_desc {
+    int64_t dim;
+    double eps; /* 0: 1e-5 */
+    int no_bias;
+} tsh_layer_norm_desc;
+
+/* The tree's top, made with the ctx. */
+TSH_API tsh_module *tsh_root(tsh_ctx *ctx);
+/* A node under parent, which may be the root. The name may hold no dot. */
+TSH_API tsh_module *tsh_add_module(tsh_module *parent, const char *name,
+                                   const tsh_module_desc *desc);
+/* A module below by relative path ("h.0.attn"); NULL and an error that lists near names if there is
+ * none. */
+TSH_API tsh_module *tsh_find(tsh_module *module, const char *path);
+/* A parameter by name ("weight"), or by relative path ("h.0.attn.weight"). */
+TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path);
+/* Calls fn once for every parameter below, with its path. */
+TSH_API void tsh_each_param(tsh_module *module,
+                            void (*fn)(const char *path, tsh_tensor *param, void *user),
+                            void *user);
+TSH_API const char *tsh_module_path(const tsh_module *module); /* "" for the root */
+/* The child at a 0-based index; NULL past the last. */
+TSH_API tsh_module *tsh_child(const tsh_module *module, int index);
+/* Makes the parameter `name` of module the same object as `source` (equal shapes): one tensor, used
+ * twice. */
+TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source);
+/* Gives memory and initial values to every parameter below that has none: the same bits at every
+ * degree of tp. */
+TSH_API tsh_result tsh_materialize(tsh_module *module);
+/* Training mode on or off for everything below; on at first. Dropout works in training mode only.
+ */
+TSH_API void tsh_train(tsh_module *module, int on);
+TSH_API int tsh_training(const tsh_module *module);
+TSH_API void tsh_zero_grads(tsh_module *module);
+
+/* Layers. Parameters ("weight" (out, in), "bias" (out)) have no memory until the first forward, or
+ * tsh_materialize. */
+TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
+                                       const tsh_layer_norm_desc *desc);
+TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p);
+/* A module's forward. A row-parallel linear and a vocabulary embedding complete to R (one
+ * all-reduce). */
+TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n);
+TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x);
+
+/* -- parallelize ------------------------------------------------------------ */
+
+typedef struct tsh_plan_rule {
+    const char *path; /* dots separate names; * and ? match within one, ** any number of them */
+    tsh_style style;
+    int segments;            /* 0: 1 */
+    int64_t unit;            /* 0: 1 */
+    int gather_output;       /* COLWISE linear: all-gather the output */
+    const tsh_layout *input; /* the declared layout of the input; NULL: what the style takes */
+} tsh_plan_rule;
+/* Gives every layer below that a rule matches its style. Values already there are kept and sliced
+ * in place. A rule that matches nothing, two rules for one layer, or two layouts for a tied
+ * parameter: an error; nothing is changed then. */
+TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count);
+/* Layers that their description or a plan can shard. */
+TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
+                                   const tsh_linear_desc *desc);
+TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
+                                      const tsh_embedding_desc *desc);
+
+/* -- optimisers ------------------------------------------------------------- */
+
+typedef enum tsh_optim_kind { TSH_SGD, TSH_ADAM, TSH_ADAMW } tsh_optim_kind;
+typedef struct tsh_optim_desc {
+    tsh_optim_kind kind;
+    double lr;                /* 0: 1e-3 */
+    double momentum;          /* SGD */
+    int nesterov;             /* SGD */
+    double beta1, beta2, eps; /* Adam; 0: 0.9, 0.999, 1e-8 */
+    double weight_decay;      /* ADAMW: decoupled; the others: added to the gradient */
+    double clip_norm;         /* 0: none; else gradients are scaled to this 2-norm first, as
+                                 tsh_clip_grad_norm */
+} tsh_optim_desc;
+/* For every parameter below module; torch.optim.SGD, Adam, AdamW. Closed with the ctx. */
+TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
+/* Parameters whose path below the module matches: learning rate times lr_scale, this weight decay.
+ * Later groups win. */
+TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
+                                   double weight_decay);
+TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr);
+/* One step with the gradients there are. One all-reduce over tp and pp (norm); where any gradient
+ * is not finite the step is skipped on every rank. */
+TSH_API tsh_result tsh_optim_step(tsh_optim *optim);
+
+typedef struct tsh_optim_info {
+    int64_t steps, skipped; /* done, and left out for a gradient that was not finite */
+    double norm;            /* global 2-norm at the last step, before clipping */
+    double lr;
+} tsh_optim_info;
+TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim);
+/* Scales the gradients below module so that their global 2-norm is at most max_norm: replicated and
+ * tied parameters count once; torch.nn.utils.clip_grad_norm_. *norm (may be NULL): before clipping.
+ */
+TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm);
+
+typedef enum tsh_schedule_kind { TSH_CONSTANT, TSH_LINEAR, TSH_COSINE } tsh_schedule_kind;
+typedef struct tsh_schedule {
+    tsh_schedule_kind kind;
+    double lr, lr_min;
+    int64_t warmup, total; /* steps: linear from lr / warmup to lr, then down to lr_min at total */
+} tsh_schedule;
+/* The learning rate of step 0, 1, ... */
+TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
+
+/* -- checks ----------------------------------------------------------------- */
+
+/* Compares gradients of fn's scalar with central differences at every element (or `samples` of
+ * them, 0: all) of every input; inputs are leaves. Returns the largest |difference| / max(1,
+ * |gradient|), negative on an error. Collective over tp: inputs that are replicated are moved on
+ * all ranks at once, sharded ones on their owner. eps 0: 1e-2 in float, 1e-5 in double. */
+typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, void *user);
+TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
+                             double eps, int64_t samples);
+/* 0 and TSH_ERR_STATE where replicated parameters below differ between ranks of tp: hashes are
+ * compared. */
+TSH_API int tsh_check_replicas(tsh_module *module);
+/* A 64-bit hash of a tensor's global values: equal at every degree if the values are. Collective
+ * where sharded. */
+TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
+
+#ifdef __cplusplus
+}
+#endif
+
+/* ========================================================================== */
+/* end of header: stop here if you only want the API                           */
+/* ========================================================================== */
+#ifdef TSHARD_IMPLEMENTATION
+#ifndef TSHARD_IMPLEMENTED
+#define TSHARD_IMPLEMENTED
+
+/* ========================================================================== */
+/* >>base                                                MARK: - base (private) */
+/* Macros, and the structures that every later room shares.                    */
+/* Needs: >>types >>layout-api >>comm-api.                                      */
+/* ========================================================================== */
+
+#include <float.h>  /* FLT_MAX, DBL_MAX */
+#include <limits.h> /* INT_MAX */
+#include <math.h>   /* expf, sqrt, ... */
+#include <stdarg.h> /* tsh_fail */
+#include <stdio.h>  /* snprintf */
+#include <stdlib.h> /* malloc, free */
+#include <string.h> /* memcpy, memset */
+
+#define TSHI_R(x) ((tsh_real)(x))
+#if defined(__GNUC__)
+#define TSHI_RESTRICT __restrict
+#define TSHI_INLINE   static inline __attribute__((always_inline))
+#else
+#define TSHI_RESTRICT
+#define TSHI_INLINE static
+#endif
+
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 48 };
+
+/* A piece of memory, counted by its users; its data follows, aligned to 64 bytes. Pieces of the
+ * step pool lie side by side in a chunk: `before` is the size of the left neighbour (0: none),
+ * `last` marks the chunk's end. */
+typedef struct tshi_block tshi_block;
+struct tshi_block {
+    size_t size; /* bytes of data, a multiple of 64 */
+    size_t before;
+    tshi_block *next, *prev; /* in the list of free pieces of its size class */
+    int refs;                /* 0: free */
+    int kind, last;
+    char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 2 * sizeof(void *) - 3 * sizeof(int)];
+};
+
+typedef struct tshi_chunk {
+    struct tshi_chunk *next;
+    size_t bytes;
+} tshi_chunk;
+
+typedef struct tshi_pool {
+    tshi_chunk *chunks;
+    tshi_block *free[TSHI_SIZE_CLASSES]; /* pieces of [2^c, 2^(c+1)) times 64 bytes */
+} tshi_pool;
+
+/* Small things that live as long as the tape, or as the ctx: pages filled from the front. */
+typedef struct tshi_page {
+    struct tshi_page *next;
+    size_t bytes, used;
+} tshi_page;
+typedef struct tshi_arena {
+    tshi_page *first, *now;
+} tshi_arena;
+
+typedef struct tshi_node tshi_node;
+
+enum {
+    TSHI_OWNED = 1,  /* lives until freed; else until the step or scope ends */
+    TSHI_PARAM = 2,  /* a module's parameter */
+    TSHI_LEAF = 4,   /* its gradient is wanted by the user */
+    TSHI_RETAIN = 8, /* keeps values and gradient through backward */
+    TSHI_STALE = 16, /* its values were given back */
+    TSHI_DEAD = 32   /* the handle itself was given back */
+};
+
+/* One accumulator of gradients. live 0: the block's contents mean nothing yet. */
+typedef struct tshi_accumulator {
+    tshi_block *block;
+    int live;
+} tshi_accumulator;
+
+struct tsh_tensor {
+    tsh_ctx *ctx;
+    tsh_tensor *next, *prev; /* owned, step, or free handles */
+    tsh_dtype dtype;
+    unsigned flags;
+    int ndim, depth; /* depth: of scopes, when it was made */
+    int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
+    tsh_layout layout; /* resolved: dim >= 0, segments >= 1, every length and unit given */
+    tshi_block *block; /* NULL: a parameter without memory yet */
+    int64_t offset;    /* of the first element, in elements */
+    tsh_tensor *base;  /* whose values and gradients this one views; itself if none */
+    /* of a base only: */
+    int wants;               /* a gradient flows here */
+    tshi_node *node;         /* the op that made it; NULL: a leaf */
+    tshi_accumulator gr, gp; /* replicated (or sharded alike) and partial contributions */
+    int expected;            /* partial contributions still to come in this backward */
+    int reducing;            /* the all-reduce of gp is under way */
+    tsh_req req;
+    /* of a parameter only: */
+    const char *path;
+    tsh_init init;
+    int64_t fan_in;
+};
+
+typedef struct tshi_handles {
+    tsh_tensor owned, step;      /* heads of rings */
+    tsh_tensor *oldest, *newest; /* free handles, reused oldest first */
+    int64_t free, ended;         /* how many are free; how many the last step ended */
+} tshi_handles;
+
+typedef struct tshi_tape {
+    tshi_node *newest;
+    tshi_arena arena;
+    int no_grad;
+    int pending; /* leaves hold contributions that .defer left */
+} tshi_tape;
+
+typedef struct tshi_gemm_kernel tshi_gemm_kernel;
+
+struct tsh_ctx {
+    tsh_comm world, tp, pp, dp;
+    tsh_error error;
+    int told; /* the error was told to the world, or came from it */
+    tsh_allocator allocator;
+    tsh_logger logger;
+    tsh_gemm gemm;
+    const tshi_gemm_kernel *gemm_kernel;
+    int isa; /* which kernels: TSHI_ISA_... */
+    void *gemm_scratch;
+    int threads;
+    uint64_t seed, randn_calls, dropout_calls;
+    tsh_mem mem;
+    tshi_pool pool;
+    tshi_arena books;
+    tshi_handles handles;
+    tshi_tape tape;
+    int depth; /* of scopes */
+    tsh_module *root;
+    tsh_optim *optims;
+};
+
+enum { TSHI_MODULE_PARAMS = 2 };
+
+struct tsh_module {
+    tsh_ctx *ctx;
+    const char *name, *path;
+    tsh_module *parent, *first, *last, *next; /* first and last child, next sibling */
+    tsh_forward_fn forward;
+    void *user;
+    tsh_tensor *param[TSHI_MODULE_PARAMS];
+    const char *param_name[TSHI_MODULE_PARAMS];
+    int evaluating;         /* not in training mode */
+    uint64_t dropout_calls; /* in training mode */
+    double number;          /* eps, or the probability of dropout */
+    const struct tshi_kind *kind;
+    tsh_style style;
+    int segments, gather_output, skip_bias_add;
+    int64_t unit;
+    tsh_layout input; /* declared by a plan */
+    int declared, matched;
+};
+
+/* a * b of sizes, SIZE_MAX where it does not fit: no allocator grants that. */
+static size_t tshi_base_mul(size_t a, size_t b) {
+    return b && a > SIZE_MAX / b ? SIZE_MAX : a * b;
+}
+
+static int64_t tshi_base_min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t tshi_base_ceil(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+TSH_API size_t tsh_dtype_size(tsh_dtype dtype) {
+    return dtype == TSH_F32 || dtype == TSH_I32 ? 4 : 8;
+}
+
+/* Appends printf-style to text, which holds `size` bytes; cuts what does not fit. */
+TSH_PRINTF(3, 4) static void tshi_base_append(char *text, size_t size, const char *format, ...) {
+    size_t used = strlen(text);
+    va_list list;
+    va_start(list, format);
+    if (used + 1 < size) (void)vsnprintf(text + used, size - used, format, list);
+    va_end(list);
+}
+
+/* ========================================================================== */
+/* >>error                                              MARK: - error (private) */
+/* The first error of a ctx is kept, told to the peers once, and learnt from   */
+/* them. Nothing else in the library handles failure.                          */
+/* Needs: >>base.                                                               */
+/* ========================================================================== */
+
+TSH_API const char *tsh_result_name(tsh_result code) {
+    switch (code) {
+#define TSHI_NAME(name, sentence)                                                                  \
+    case TSH_##name: return "TSH_" #name;
+        TSH_RESULTS(TSHI_NAME)
+#undef TSHI_NAME
+    case TSH_RESULT_COUNT: break;
+    }
+    return "TSH_?";
+}
+
+TSH_API const char *tsh_result_text(tsh_result code) {
+    switch (code) {
+#define TSHI_TEXT(name, sentence)                                                                  \
+    case TSH_##name: return sentence;
+        TSH_RESULTS(TSHI_TEXT)
+#undef TSHI_TEXT
+    case TSH_RESULT_COUNT: break;
+    }
+    return "not an error code";
+}
+
+/* A local error ends the world: peers inside a collective get it too, with this rank named. */
+static void tshi_error_tell(tsh_ctx *ctx) {
+    tsh_error told = ctx->error;
+    if (ctx->error.code == TSH_OK || ctx->told) return;
+    ctx->told = 1;
+    if (!ctx->world.ops) return;
+    told.message[0] = '\0';
+    tshi_base_append(told.message, sizeof told.message, "rank %d: %s", ctx->world.rank,
+                     ctx->error.message);
+    ctx->world.ops->abort(&ctx->world, &told);
+}
+
+/* Takes over the world's verdict, if there is one and ctx has no error of its own. */
+static tsh_result tshi_error_learn(tsh_ctx *ctx) {
+    tsh_error verdict;
+    if (ctx->error.code == TSH_OK && ctx->world.ops &&
+        ctx->world.ops->status(&ctx->world, &verdict) != TSH_OK) {
+        ctx->error = verdict;
+        ctx->told = 1;
+    }
+    return ctx->error.code;
+}
+
+TSH_PRINTF(3, 0)
+static void tshi_error_keep(tsh_ctx *ctx, tsh_result code, const char *format, va_list list) {
+    if (!ctx || ctx->error.code != TSH_OK) return;
+    ctx->error.code = code;
+    ctx->error.rank = ctx->world.rank;
+    (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
+}
+
+TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    tshi_error_keep(ctx, code, format, list);
+    va_end(list);
+    return code;
+}
+
+/* tsh_fail for functions that return a tensor. */
+TSH_PRINTF(3, 4)
+static tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    tshi_error_keep(ctx, code, format, list);
+    va_end(list);
+    return NULL;
+}
+
+/* What a collective of this ctx returned: the verdict, or what the front door refused. */
+static tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const char *what) {
+    if (result != TSH_OK && tshi_error_learn(ctx) == TSH_OK)
+        (void)tsh_fail(ctx, result, "%s: %s", what, tsh_result_text(result));
+    return result;
+}
+
+TSH_API int tsh_ok(tsh_ctx *ctx) {
+    if (!ctx) return 0;
+    tshi_error_tell(ctx);
+    return tshi_error_learn(ctx) == TSH_OK;
+}
+
+TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx) {
+    static const tsh_error none = {TSH_ERR_MEMORY, -1, "there is no ctx"};
+    return ctx ? &ctx->error : &none;
+}
+
+TSH_API void tsh_clear_error(tsh_ctx *ctx) {
+    if (ctx && !ctx->told) memset(&ctx->error, 0, sizeof ctx->error);
+}
+
+/* ========================================================================== */
+/* >>mem                                                  MARK: - mem (private) */
+/* One allocator for everything; counted blocks with 64-byte headers; a pool   */
+/* for step memory that grows once and is then reused; arenas for books.       */
+/* Needs: >>base >>error.                                                       */
+/* ========================================================================== */
+
+/* libc behind the allocator's contract: the pointer that malloc gave stands just before the block.
+ */
+static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+    char *raw, *block = NULL;
+    (void)user;
+    if (new_size) {
+        if (new_size > SIZE_MAX - align - sizeof raw) return NULL;
+        raw = (char *)malloc(new_size + align + sizeof raw);
+        if (!raw) return NULL;
+        block = raw + sizeof raw;
+        block += (align - (uintptr_t)block % align) % align;
+        memcpy(block - sizeof raw, &raw, sizeof raw);
+        if (ptr) memcpy(block, ptr, old_size < new_size ? old_size : new_size);
+    }
+    if (ptr) {
+        memcpy(&raw, (char *)ptr - sizeof raw, sizeof raw);
+        free(raw);
+    }
+    return block;
+}
+
+static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
+    mem->now[kind] += add - sub;
+    mem->total += add - sub;
+    if (mem->now[kind] > mem->peak[kind]) mem->peak[kind] = mem->now[kind];
+    if (mem->total > mem->total_peak) mem->total_peak = mem->total;
+}
+
+/* Every call of the allocator is made here. */
+static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, size_t new_size) {
+    void *block = NULL;
+    ctx->mem.calls++;
+    if (new_size != SIZE_MAX)
+        block = ctx->allocator.fn(ctx->allocator.user, ptr, old_size, new_size, TSHI_ALIGN);
+    if (new_size && !block) {
+        (void)tsh_fail(ctx, TSH_ERR_MEMORY, "the allocator refused %lu bytes; the ctx holds %lu",
+                       (unsigned long)new_size, (unsigned long)ctx->mem.total);
+        return NULL;
+    }
+    tshi_mem_count(&ctx->mem, kind, new_size, old_size);
+    return block;
+}
+
+static void *tshi_mem_data(tshi_block *block) {
+    return block + 1;
+}
+
+static tshi_block *tshi_mem_right(tshi_block *block) {
+    return (tshi_block *)(void *)((char *)(block + 1) + block->size);
+}
+
+static int tshi_mem_class(size_t size) {
+    int c = 0;
+    for (size /= TSHI_ALIGN; size > 1 && c < TSHI_SIZE_CLASSES - 1; size >>= 1) c++;
+    return c;
+}
+
+static void tshi_mem_link(tshi_pool *pool, tshi_block *block) {
+    tshi_block **head = &pool->free[tshi_mem_class(block->size)];
+    block->refs = 0;
+    block->prev = NULL;
+    block->next = *head;
+    if (*head) (*head)->prev = block;
+    *head = block;
+}
+
+static void tshi_mem_unlink(tshi_pool *pool, tshi_block *block) {
+    if (block->prev)
+        block->prev->next = block->next;
+    else
+        pool->free[tshi_mem_class(block->size)] = block->next;
+    if (block->next) block->next->prev = block->prev;
+}
+
+/* The smallest free piece of at least `size` bytes. */
+static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
+    tshi_block *block, *best = NULL;
+    int c;
+    for (c = tshi_mem_class(size); c < TSHI_SIZE_CLASSES && !best; c++)
+        for (block = pool->free[c]; block; block = block->next)
+            if (block->size >= size && (!best || block->size < best->size)) best = block;
+    return best;
+}
+
+static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
+    size_t bytes = size + sizeof(tshi_block) + TSHI_ALIGN;
+    tshi_chunk *chunk;
+    tshi_block *block;
+    if (bytes < (size_t)1 << 18) bytes = (size_t)1 << 18;
+    chunk = (tshi_chunk *)tshi_mem_call(ctx, TSH_MEM_STEP, NULL, 0, bytes);
+    if (!chunk) return NULL;
+    chunk->bytes = bytes;
+    chunk->next = ctx->pool.chunks;
+    ctx->pool.chunks = chunk;
+    block = (tshi_block *)(void *)((char *)chunk + TSHI_ALIGN);
+    memset(block, 0, sizeof *block);
+    block->size = bytes - TSHI_ALIGN - sizeof *block;
+    block->kind = TSH_MEM_STEP;
+    block->last = 1;
+    tshi_mem_link(&ctx->pool, block);
+    return block;
+}
+
+/* Cuts what `size` leaves off the right of an unlinked piece, if that can hold anything. */
+static void tshi_mem_trim(tshi_pool *pool, tshi_block *block, size_t size) {
+    tshi_block *rest;
+    if (block->size < size + sizeof *rest + TSHI_ALIGN) return;
+    rest = (tshi_block *)(void *)((char *)(block + 1) + size);
+    memset(rest, 0, sizeof *rest);
+    rest->size = block->size - size - sizeof *rest;
+    rest->before = size;
+    rest->kind = TSH_MEM_STEP;
+    rest->last = block->last;
+    block->size = size;
+    block->last = 0;
+    if (!rest->last) tshi_mem_right(rest)->before = rest->size;
+    tshi_mem_link(pool, rest);
+}
+
+static tshi_block *tshi_mem_step(tsh_ctx *ctx, size_t size) {
+    tshi_block *block = tshi_mem_fit(&ctx->pool, size);
+    if (!block) block = tshi_mem_grow(ctx, size);
+    if (!block) return NULL;
+    tshi_mem_unlink(&ctx->pool, block);
+    tshi_mem_trim(&ctx->pool, block, size);
+    ctx->mem.step_live += block->size + sizeof *block;
+    if (ctx->mem.step_live > ctx->mem.step_live_peak) ctx->mem.step_live_peak = ctx->mem.step_live;
+    return block;
+}
+
+/* A block of at least `bytes` bytes, one reference held. Step memory comes from the pool. */
+static tshi_block *tshi_mem_take(tsh_ctx *ctx, int kind, size_t bytes) {
+    size_t size;
+    tshi_block *block;
+    if (bytes > SIZE_MAX / 4) bytes = SIZE_MAX / 4;
+    size = (bytes + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
+    if (!size) size = TSHI_ALIGN;
+    if (kind == TSH_MEM_STEP) {
+        block = tshi_mem_step(ctx, size);
+    } else {
+        block = (tshi_block *)tshi_mem_call(ctx, kind, NULL, 0, size + sizeof *block);
+        if (block) memset(block, 0, sizeof *block);
+        if (block) block->size = size;
+    }
+    if (!block) return NULL;
+    block->kind = kind;
+    block->refs = 1;
+    return block;
+}
+
+static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
+    tshi_block *other;
+    ctx->mem.step_live -= block->size + sizeof *block;
+    if (!block->last && !(other = tshi_mem_right(block))->refs) {
+        tshi_mem_unlink(&ctx->pool, other);
+        block->size += other->size + sizeof *other;
+        block->last = other->last;
+    }
+    if (block->before) {
+        other = (tshi_block *)(void *)((char *)block - block->before) - 1;
+        if (!other->refs) {
+            tshi_mem_unlink(&ctx->pool, other);
+            other->size += block->size + sizeof *block;
+            other->last = block->last;
+            block = other;
+        }
+    }
+    if (!block->last) tshi_mem_right(block)->before = block->size;
+    tshi_mem_link(&ctx->pool, block);
+}
+
+/* Gives one reference back; NULL is fine. */
+static void tshi_mem_drop(tsh_ctx *ctx, tshi_block *block) {
+    if (!block || --block->refs > 0) return;
+    if (block->kind == TSH_MEM_STEP)
+        tshi_mem_release(ctx, block);
+    else
+        (void)tshi_mem_call(ctx, block->kind, block, block->size + sizeof *block, 0);
+}
+
+/* Zeroed memory that lives as long as the arena. */
+static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
+    tshi_page *page = arena->now;
+    char *place;
+    bytes = (bytes + 15) / 16 * 16;
+    while (page && page->used + bytes > page->bytes) page = page->next;
+    if (!page) {
+        size_t size = bytes + TSHI_ALIGN > 16384 ? bytes + TSHI_ALIGN : 16384;
+        page = (tshi_page *)tshi_mem_call(ctx, TSH_MEM_BOOKS, NULL, 0, size);
+        if (!page) return NULL;
+        page->bytes = size;
+        page->used = TSHI_ALIGN;
+        page->next = NULL;
+        if (arena->now) {
+            page->next = arena->now->next;
+            arena->now->next = page;
+        } else {
+            arena->first = page;
+        }
+    }
+    arena->now = page;
+    place = (char *)page + page->used;
+    page->used += bytes;
+    memset(place, 0, bytes);
+    return place;
+}
+
+static void tshi_mem_reset(tshi_arena *arena) {
+    tshi_page *page;
+    for (page = arena->first; page; page = page->next) page->used = TSHI_ALIGN;
+    arena->now = arena->first;
+}
+
+static void tshi_mem_close(tsh_ctx *ctx, tshi_arena *arena) {
+    tshi_page *page, *next;
+    for (page = arena->first; page; page = next) {
+        next = page->next;
+        (void)tshi_mem_call(ctx, TSH_MEM_BOOKS, page, page->bytes, 0);
+    }
+    arena->first = arena->now = NULL;
+}
+
+static void tshi_mem_close_pool(tsh_ctx *ctx) {
+    tshi_chunk *chunk, *next;
+    for (chunk = ctx->pool.chunks; chunk; chunk = next) {
+        next = chunk->next;
+        (void)tshi_mem_call(ctx, TSH_MEM_STEP, chunk, chunk->bytes, 0);
+    }
+    ctx->pool.chunks = NULL;
+}
+
+TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
+    tsh_mem none;
+    memset(&none, 0, sizeof none);
+    return ctx ? ctx->mem : none;
+}
+/* ========================================================================== */
+/* >>rng                                                  MARK: - rng (private) */
+/* Philox 4x32-10 (Salmon et al. 2011): random numbers by key and position, so  */
+/* that every rank draws for its own elements what one device would draw.      */
+/* Needs: >>base.                                                               */
+/* ========================================================================== */
+
+static void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t out[4]) {
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    uint32_t c0 = (uint32_t)position, c1 = (uint32_t)(position >> 32);
+    uint32_t c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
+    int round;
+    for (round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
+        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)b;
+        c3 = (uint32_t)a;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+
+/* Element e of a stream: 32 random bits, lane e mod 4 of block e / 4. */
+static uint32_t tshi_rng_bits(uint64_t key, uint64_t stream, uint64_t element) {
+    uint32_t out[4];
+    tshi_rng_philox(key, stream, element / 4, out);
+    return out[element % 4];
+}
+
+/* Uniform in [0, 1), a multiple of 2^-24: exact in float. */
+static double tshi_rng_uniform(uint64_t key, uint64_t stream, uint64_t element) {
+    return (double)(tshi_rng_bits(key, stream, element) >> 8) / 16777216.0;
+}
+
+/* Standard normal by Box & Muller (1958); its own two words per element. */
+static double tshi_rng_normal(uint64_t key, uint64_t stream, uint64_t element) {
+    uint32_t out[4];
+    const uint32_t *word = out + element % 2 * 2;
+    tshi_rng_philox(key, stream, element / 2, out);
+    return sqrt(-2.0 * log(((double)word[0] + 1.0) / 4294967296.0)) *
+           cos(6.283185307179586 * ((double)word[1] / 4294967296.0));
+}
+
+/* FNV-1a over bytes, continued from `hash`, then mixed: streams are named by paths and counts. */
+static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
+    const unsigned char *byte = (const unsigned char *)data;
+    size_t i;
+    hash ^= 14695981039346656037u;
+    for (i = 0; i < bytes; i++) hash = (hash ^ byte[i]) * 1099511628211u;
+    hash ^= hash >> 32;
+    hash *= 0xD6E8FEB86659FD93u;
+    return hash ^ hash >> 32;
+}
+
+/* ========================================================================== */
+/* >>layout                                            MARK: - layout (private) */
+/* Who owns which part of a sharded dimension: one function, used by all.      */
+/* Needs: >>base.                                                               */
+/* ========================================================================== */
+
+TSH_API tsh_layout tsh_replicated(void) {
+    tsh_layout layout;
+    memset(&layout, 0, sizeof layout);
+    return layout;
+}
+
+TSH_API tsh_layout tsh_partial(void) {
+    tsh_layout layout = tsh_replicated();
+    layout.kind = TSH_PARTIAL;
+    return layout;
+}
+
+TSH_API tsh_layout tsh_sharded(int dim) {
+    return tsh_shard_segments(dim, 1, 1);
+}
+
+TSH_API tsh_layout tsh_shard_units(int dim, int64_t unit) {
+    return tsh_shard_segments(dim, 1, unit);
+}
+
+TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
+    tsh_layout layout = tsh_replicated();
+    int s;
+    layout.kind = TSH_SHARDED;
+    layout.dim = dim;
+    layout.segments = segments;
+    for (s = 0; s < segments && s < TSH_MAX_SEGMENTS; s++) layout.segment[s].unit = unit;
+    return layout;
+}
+
+/* Segment s of a dimension of `length`, defaults filled in; 0 where the layout does not fit. */
+static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
+    int n = layout->segments ? layout->segments : 1;
+    *out = layout->segment[s];
+    if (n < 1 || n > TSH_MAX_SEGMENTS || out->length < 0 || out->unit < 0) return 0;
+    if (!out->unit) out->unit = 1;
+    if (!out->length) {
+        int i;
+        for (i = 0; i < n; i++)
+            if (layout->segment[i].length) return 1; /* an empty segment among given ones */
+        if (length % n) return 0;
+        out->length = length / n;
+    }
+    return out->length % out->unit == 0;
+}
+
+TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, int rank,
+                          tsh_range ranges[TSH_MAX_SEGMENTS]) {
+    int s, n = layout->segments ? layout->segments : 1;
+    int64_t start = 0, owned = 0;
+    if (length < 0 || size < 1 || rank < 0 || rank >= size) return -1;
+    if (layout->kind != TSH_SHARDED) {
+        if (ranges) ranges[0].start = 0;
+        if (ranges) ranges[0].length = length;
+        return length;
+    }
+    for (s = 0; s < n; s++) {
+        tsh_segment segment;
+        int64_t units, c, from, to;
+        if (!tshi_layout_segment(layout, length, s, &segment)) return -1;
+        units = segment.length / segment.unit;
+        c = tshi_base_ceil(units, size);
+        from = tshi_base_min(rank * c, units) * segment.unit;
+        to = tshi_base_min((rank + 1) * c, units) * segment.unit;
+        if (ranges) ranges[s].start = start + from;
+        if (ranges) ranges[s].length = to - from;
+        owned += to - from;
+        start += segment.length;
+    }
+    return start == length ? owned : -1;
+}
+
+/* The layout with every default resolved for a tensor of this shape; 0 where it does not fit. */
+static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
+    tsh_layout out = tsh_replicated();
+    int s;
+    out.kind = layout->kind;
+    if (layout->kind == TSH_SHARDED) {
+        out.dim = layout->dim < 0 ? layout->dim + ndim : layout->dim;
+        out.segments = layout->segments ? layout->segments : 1;
+        if (out.dim < 0 || out.dim >= ndim || tsh_chunk(layout, dim[out.dim], 1, 0, NULL) < 0)
+            return 0;
+        for (s = 0; s < out.segments; s++)
+            (void)tshi_layout_segment(layout, dim[out.dim], s, &out.segment[s]);
+    }
+    *layout = out;
+    return 1;
+}
+
+/* Whether two resolved sharded layouts cut their dimension, of equal length, alike for every rank.
+ */
+static int tshi_layout_same_cut(const tsh_layout *a, const tsh_layout *b, int64_t length,
+                                int size) {
+    tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
+    int rank, s;
+    if (a->segments != b->segments) return 0;
+    for (rank = 0; rank < size; rank++) {
+        if (tsh_chunk(a, length, size, rank, ra) < 0 || tsh_chunk(b, length, size, rank, rb) < 0)
+            return 0;
+        for (s = 0; s < a->segments; s++)
+            if (ra[s].length != rb[s].length || (ra[s].length && ra[s].start != rb[s].start))
+                return 0;
+    }
+    return 1;
+}
+
+static int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, const int64_t *dim,
+                             int size) {
+    if (a->kind != b->kind) return 0;
+    if (a->kind != TSH_SHARDED) return 1;
+    return a->dim == b->dim && tshi_layout_same_cut(a, b, dim[a->dim], size);
+}
+
+TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size) {
+    if (!size) return text;
+    text[0] = '\0';
+    if (layout->kind == TSH_REPLICATED)
+        tshi_base_append(text, size, "R");
+    else if (layout->kind == TSH_PARTIAL)
+        tshi_base_append(text, size, "P");
+    else {
+        tshi_base_append(text, size, "S(%d", layout->dim);
+        if (layout->segments > 1) tshi_base_append(text, size, ", %d segments", layout->segments);
+        if (layout->segment[0].unit > 1)
+            tshi_base_append(text, size, ", unit %ld", (long)layout->segment[0].unit);
+        tshi_base_append(text, size, ")");
+    }
+    return text;
+}
+/* ========================================================================== */
+/* >>tensor                                            MARK: - tensor (private) */
+/* Handles and their two lifetimes, shapes, views, values in and out.          */
+/* Needs: >>error >>mem >>rng >>layout.                                         */
+/* ========================================================================== */
+
+enum { TSHI_TEXT_SIZE = 96 };
+
+TSH_API tsh_shape tsh_shape0(void) {
+    tsh_shape shape;
+    memset(&shape, 0, sizeof shape);
+    return shape;
+}
+
+TSH_API tsh_shape tsh_shape1(int64_t a) {
+    tsh_shape shape = tsh_shape0();
+    shape.ndim = 1;
+    shape.dim[0] = a;
+    return shape;
+}
+
+TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b) {
+    tsh_shape shape = tsh_shape1(a);
+    shape.ndim = 2;
+    shape.dim[1] = b;
+    return shape;
+}
+
+TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c) {
+    tsh_shape shape = tsh_shape2(a, b);
+    shape.ndim = 3;
+    shape.dim[2] = c;
+    return shape;
+}
+
+TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d) {
+    tsh_shape shape = tsh_shape3(a, b, c);
+    shape.ndim = 4;
+    shape.dim[3] = d;
+    return shape;
+}
+
+/* "(2, 3) S(1)" for error sentences. */
+static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
+    char layout[TSHI_TEXT_SIZE];
+    int i;
+    text[0] = '\0';
+    tshi_base_append(text, TSHI_TEXT_SIZE, "(");
+    for (i = 0; i < t->ndim; i++)
+        tshi_base_append(text, TSHI_TEXT_SIZE, i ? ", %ld" : "%ld", (long)t->dim[i]);
+    tshi_base_append(text, TSHI_TEXT_SIZE, ") %s",
+                     tsh_layout_text(&t->layout, layout, sizeof layout));
+    return text;
+}
+
+static const char *tshi_tensor_dtype(tsh_dtype dtype) {
+    static const char *const name[] = {"f32", "f64", "i32", "i64"};
+    return name[dtype];
+}
+
+/* -- handles ---------------------------------------------------------------- */
+
+static void tshi_tensor_ring(tsh_tensor *head) {
+    head->next = head->prev = head;
+}
+
+static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
+    t->prev = head->prev;
+    t->next = head;
+    t->prev->next = t;
+    head->prev = t;
+}
+
+/* A free handle is reused only when as many are free as the last step ended: a stale pointer is
+ * recognised for one whole step, and a loop in steady state takes no memory. */
+static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
+    tshi_handles *h = &ctx->handles;
+    tsh_tensor *t;
+    if (h->free > h->ended + 256) {
+        t = h->oldest;
+        h->oldest = t->next;
+        h->free--;
+        memset(t, 0, sizeof *t);
+    } else {
+        t = (tsh_tensor *)tshi_mem_book(ctx, &ctx->books, sizeof *t);
+        if (!t) return NULL;
+    }
+    t->ctx = ctx;
+    t->flags = flags;
+    t->base = t;
+    t->depth = ctx->depth;
+    tshi_tensor_insert(flags & TSHI_OWNED ? &h->owned : &h->step, t);
+    return t;
+}
+
+static void tshi_tensor_drop_values(tsh_tensor *t) {
+    tshi_mem_drop(t->ctx, t->block);
+    tshi_mem_drop(t->ctx, t->gr.block);
+    tshi_mem_drop(t->ctx, t->gp.block);
+    t->block = t->gr.block = t->gp.block = NULL;
+    t->gr.live = t->gp.live = 0;
+    t->flags |= TSHI_STALE;
+}
+
+static void tshi_tensor_end(tsh_tensor *t) {
+    tshi_handles *h = &t->ctx->handles;
+    tshi_tensor_drop_values(t);
+    t->flags |= TSHI_DEAD;
+    t->prev->next = t->next;
+    t->next->prev = t->prev;
+    t->next = NULL;
+    if (h->free)
+        h->newest->next = t;
+    else
+        h->oldest = t;
+    h->newest = t;
+    h->free++;
+}
+
+/* -- shapes ----------------------------------------------------------------- */
+
+static int64_t tshi_tensor_product(const int64_t *dim, int n) {
+    int64_t product = 1;
+    int i;
+    for (i = 0; i < n; i++) product *= dim[i];
+    return product;
+}
+
+/* Row-major strides over the local sizes; a size of 0 counts as 1. */
+static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride) {
+    int64_t step = 1;
+    int i;
+    for (i = ndim - 1; i >= 0; i--) {
+        stride[i] = step;
+        step *= local[i] > 1 ? local[i] : 1;
+    }
+}
+
+static int tshi_tensor_is_dense(const tsh_tensor *t) {
+    int64_t step = 1;
+    int i;
+    for (i = t->ndim - 1; i >= 0; i--) {
+        if (t->local[i] > 1 && t->stride[i] != step) return 0;
+        step *= t->local[i] > 1 ? t->local[i] : 1;
+    }
+    return 1;
+}
+
+/* Resolves a dimension that may be negative; -1 where there is none. */
+static int tshi_tensor_axis(const tsh_tensor *t, int dim) {
+    int axis = dim < 0 ? dim + t->ndim : dim;
+    return axis >= 0 && axis < t->ndim ? axis : -1;
+}
+
+/* Fills in shape, resolved layout and local sizes. Sizes are checked to fit 2^62 bytes. */
+static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shape *shape,
+                                   const tsh_layout *layout) {
+    tsh_ctx *ctx = t->ctx;
+    int64_t total = 1;
+    int i;
+    t->ndim = shape->ndim;
+    if (shape->ndim < 0 || shape->ndim > TSH_MAX_DIMS)
+        return tsh_fail(ctx, TSH_ERR_SHAPE, "%s: %d dimensions; at most %d are possible", op,
+                        shape->ndim, TSH_MAX_DIMS);
+    for (i = 0; i < shape->ndim; i++) {
+        t->dim[i] = t->local[i] = shape->dim[i];
+        if (t->dim[i] < 0 || (t->dim[i] && total > (INT64_MAX / 16) / t->dim[i]))
+            return tsh_fail(ctx, TSH_ERR_SHAPE, "%s: dimension %d is %ld", op, i, (long)t->dim[i]);
+        total *= t->dim[i] ? t->dim[i] : 1;
+    }
+    t->layout = *layout;
+    if (!tshi_layout_resolve(&t->layout, t->ndim, t->dim)) {
+        char text[TSHI_TEXT_SIZE];
+        return tsh_fail(ctx, TSH_ERR_LAYOUT, "%s: layout %s does not fit a tensor of %d dimensions",
+                        op, tsh_layout_text(layout, text, sizeof text), t->ndim);
+    }
+    i = t->layout.dim;
+    if (t->layout.kind == TSH_SHARDED)
+        t->local[i] = tsh_chunk(&t->layout, t->dim[i], ctx->tp.size, ctx->tp.rank, NULL);
+    tshi_tensor_strides(t->local, t->ndim, t->stride);
+    return TSH_OK;
+}
+
+/* A new tensor of uninitialised values; NULL and an error if it cannot be. */
+static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags, int kind,
+                                    tsh_dtype dtype, const tsh_shape *shape,
+                                    const tsh_layout *layout) {
+    tsh_layout replicated = tsh_replicated();
+    tsh_tensor *t;
+    if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    t = tshi_tensor_handle(ctx, flags);
+    if (!t) return NULL;
+    t->dtype = dtype;
+    if (tshi_tensor_form(t, op, shape, layout ? layout : &replicated) == TSH_OK)
+        t->block = tshi_mem_take(ctx, kind,
+                                 tshi_base_mul((size_t)tsh_local_numel(t), tsh_dtype_size(dtype)));
+    if (t->block) return t;
+    tshi_tensor_end(t);
+    return NULL;
+}
+
+/* What an op returns: a step tensor, dense. */
+static tsh_tensor *tshi_tensor_out(tsh_ctx *ctx, const char *op, tsh_dtype dtype,
+                                   const tsh_shape *shape, const tsh_layout *layout) {
+    return tshi_tensor_make(ctx, op, 0, TSH_MEM_STEP, dtype, shape, layout);
+}
+
+/* Another handle of x's form on a block; its own base. */
+static tsh_tensor *tshi_tensor_window(const tsh_tensor *x, tshi_block *block) {
+    tsh_tensor *t = tshi_tensor_handle(x->ctx, 0);
+    if (!t) return NULL;
+    t->dtype = x->dtype;
+    t->ndim = x->ndim;
+    memcpy(t->dim, x->dim, sizeof t->dim);
+    memcpy(t->local, x->local, sizeof t->local);
+    memcpy(t->stride, x->stride, sizeof t->stride);
+    t->layout = x->layout;
+    t->offset = x->offset;
+    t->block = block;
+    block->refs++;
+    return t;
+}
+
+/* A view of x's values and gradients; shape, strides and layout are the caller's to change. */
+static tsh_tensor *tshi_tensor_view(tsh_tensor *x) {
+    tsh_tensor *t = tshi_tensor_window(x, x->block);
+    if (t) t->base = x->base;
+    return t;
+}
+
+static void *tshi_tensor_at(const tsh_tensor *t) {
+    return (char *)tshi_mem_data(t->block) + (size_t)t->offset * tsh_dtype_size(t->dtype);
+}
+
+static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
+    return (tsh_real *)tshi_tensor_at(t);
+}
+
+/* Calls fn for every run of consecutive global elements of the last dimension in the local piece,
+ * in local row-major order: `global` is the flat global index of the run's first element, `local`
+ * that of the piece. */
+typedef void (*tshi_run_fn)(void *user, int64_t global, int64_t local, int64_t length);
+static void tshi_tensor_runs(const tsh_tensor *t, tshi_run_fn fn, void *user) {
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int64_t rows, row, at = 0, outer = 1, inner = 1, length;
+    int d, s, n = 1, cut = t->layout.kind == TSH_SHARDED ? t->layout.dim : -1;
+    if (cut < 0) {
+        if (tsh_local_numel(t)) fn(user, 0, 0, tsh_local_numel(t));
+        return;
+    }
+    n = t->layout.segments;
+    (void)tsh_chunk(&t->layout, t->dim[cut], t->ctx->tp.size, t->ctx->tp.rank, range);
+    for (d = 0; d < cut; d++) outer *= t->dim[d];
+    for (d = cut + 1; d < t->ndim; d++) inner *= t->dim[d];
+    rows = outer;
+    for (row = 0; row < rows; row++) {
+        for (s = 0; s < n; s++) {
+            length = range[s].length * inner;
+            if (length) fn(user, (row * t->dim[cut] + range[s].start) * inner, at, length);
+            at += length;
+        }
+    }
+}
+
+/* -- initial values --------------------------------------------------------- */
+
+typedef struct tshi_tensor_filling {
+    tsh_real *out;
+    uint64_t key, stream;
+    tsh_init init;
+} tshi_tensor_filling;
+
+static void tshi_tensor_fill_run(void *user, int64_t global, int64_t local, int64_t length) {
+    const tshi_tensor_filling *f = (const tshi_tensor_filling *)user;
+    tsh_real *out = f->out + local;
+    int64_t i;
+    if (f->init.kind == TSH_INIT_UNIFORM) {
+        for (i = 0; i < length; i++)
+            out[i] = TSHI_R(f->init.a +
+                            (f->init.b - f->init.a) *
+                                tshi_rng_uniform(f->key, f->stream, (uint64_t)(global + i)));
+    } else if (f->init.kind == TSH_INIT_NORMAL) {
+        for (i = 0; i < length; i++)
+            out[i] = TSHI_R(f->init.a +
+                            f->init.b * tshi_rng_normal(f->key, f->stream, (uint64_t)(global + i)));
+    } else {
+        for (i = 0; i < length; i++) out[i] = TSHI_R(f->init.a);
+    }
+}
+
+/* Fills a dense tensor; element e gets the same bits at every degree of tp. */
+static void tshi_tensor_fill(tsh_tensor *t, tsh_init init, uint64_t stream) {
+    tshi_tensor_filling f;
+    f.out = tshi_tensor_values(t);
+    f.key = t->ctx->seed;
+    f.stream = stream;
+    f.init = init;
+    if (init.kind == TSH_INIT_ZEROS) f.init.a = 0;
+    if (init.kind == TSH_INIT_ONES) f.init.a = 1;
+    if (init.kind == TSH_INIT_KAIMING_UNIFORM) {
+        double fan = t->fan_in > 0 ? (double)t->fan_in : 1.0;
+        f.init.b = sqrt(6.0 / ((1.0 + init.a * init.a) * fan));
+        f.init.a = -f.init.b;
+        f.init.kind = TSH_INIT_UNIFORM;
+    }
+    tshi_tensor_runs(t, tshi_tensor_fill_run, &f);
+}
+
+/* A parameter's memory and initial values, on first use. */
+static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
+    if (t->block || !(t->flags & TSHI_PARAM)) return TSH_OK;
+    t->block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
+                             (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
+    if (!t->block) return TSH_ERR_MEMORY;
+    tshi_tensor_fill(t, t->init, tshi_rng_hash(0, t->path, strlen(t->path)));
+    return TSH_OK;
+}
+
+/* -- checks that every op begins with --------------------------------------- */
+
+/* Finds the ctx of an op's inputs and sees that each holds values. NULL: the op returns NULL. */
+static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) {
+    tsh_ctx *ctx = NULL;
+    int i;
+    for (i = 0; i < n && !ctx; i++)
+        if (in[i]) ctx = in[i]->ctx;
+    if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    for (i = 0; i < n; i++) {
+        if (!in[i]) {
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d is NULL", op, i + 1);
+            return NULL;
+        }
+        if (in[i]->ctx != ctx) {
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d belongs to another ctx", op,
+                           i + 1);
+            return NULL;
+        }
+        if (!in[i]->block) (void)tshi_tensor_materialize(in[i]);
+        if (in[i]->flags & TSHI_STALE)
+            (void)tsh_fail(
+                ctx, TSH_ERR_STALE,
+                "%s: the values of argument %d were given back by tsh_backward, tsh_step_end or "
+                "tsh_scope_end; tsh_retain or tsh_keep would have kept them",
+                op, i + 1);
+    }
+    return ctx->error.code == TSH_OK ? ctx : NULL;
+}
+
+/* The same, and dtype TSH_REAL on all. */
+static tsh_ctx *tshi_tensor_check_real(const char *op, tsh_tensor *const *in, int n) {
+    tsh_ctx *ctx = tshi_tensor_check(op, in, n);
+    int i;
+    for (i = 0; ctx && i < n; i++) {
+        if (in[i]->dtype == TSH_REAL) continue;
+        (void)tsh_fail(ctx, TSH_ERR_DTYPE, "%s: argument %d is %s, not %s", op, i + 1,
+                       tshi_tensor_dtype(in[i]->dtype), tshi_tensor_dtype(TSH_REAL));
+        return NULL;
+    }
+    return ctx;
+}
+
+/* -- making ----------------------------------------------------------------- */
+
+TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
+                                   const tsh_layout *layout) {
+    tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_new", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
+                                     &shape, layout);
+    if (t) memset(tshi_tensor_at(t), 0, (size_t)tsh_local_numel(t) * tsh_dtype_size(dtype));
+    return t;
+}
+
+TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shape,
+                                    const tsh_layout *layout, const void *data) {
+    tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_from", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
+                                     &shape, layout);
+    if (t && !data && tsh_local_numel(t)) {
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_tensor_from: data is NULL");
+        return NULL;
+    }
+    if (t && data)
+        memcpy(tshi_tensor_at(t), data, (size_t)tsh_local_numel(t) * tsh_dtype_size(dtype));
+    return t;
+}
+
+TSH_API void tsh_tensor_free(tsh_tensor *t) {
+    if (t && (t->flags & TSHI_OWNED) && !(t->flags & (TSHI_DEAD | TSHI_PARAM))) tshi_tensor_end(t);
+}
+
+TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value) {
+    tsh_tensor *t = tshi_tensor_out(ctx, "tsh_filled", TSH_REAL, &shape, NULL);
+    tsh_init init = {TSH_INIT_CONSTANT, 0, 0};
+    init.a = value;
+    if (t) tshi_tensor_fill(t, init, 0);
+    return t;
+}
+
+TSH_API tsh_tensor *tsh_zeros(tsh_ctx *ctx, tsh_shape shape) {
+    return tsh_filled(ctx, shape, 0.0);
+}
+
+TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape) {
+    return tsh_filled(ctx, shape, 1.0);
+}
+
+TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
+    tsh_tensor *t = tshi_tensor_out(ctx, "tsh_randn", TSH_REAL, &shape, NULL);
+    tsh_init init = {TSH_INIT_NORMAL, 0, 1};
+    if (t) tshi_tensor_fill(t, init, tshi_rng_hash(ctx->randn_calls++, "randn", 5));
+    return t;
+}
+
+/* Element i of a dense tensor from a double, towards zero for integers. */
+static void tshi_tensor_put(void *data, tsh_dtype dtype, int64_t i, double value) {
+    switch (dtype) {
+    case TSH_F32: ((float *)data)[i] = (float)value; break;
+    case TSH_F64: ((double *)data)[i] = value; break;
+    case TSH_I32: ((int32_t *)data)[i] = (int32_t)value; break;
+    case TSH_I64: ((int64_t *)data)[i] = (int64_t)value; break;
+    }
+}
+
+static double tshi_tensor_get(const void *data, tsh_dtype dtype, int64_t i) {
+    switch (dtype) {
+    case TSH_F32: return (double)((const float *)data)[i];
+    case TSH_F64: return ((const double *)data)[i];
+    case TSH_I32: return (double)((const int32_t *)data)[i];
+    case TSH_I64: return (double)((const int64_t *)data)[i];
+    }
+    return 0;
+}
+
+TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
+                               double step) {
+    double length = step != 0 ? ceil((stop - start) / step) : -1;
+    tsh_shape shape;
+    tsh_tensor *t;
+    int64_t i;
+    if (!(length >= 0 && length < 9e15))
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_arange: from %g to %g by %g never ends",
+                               start, stop, step);
+    shape = tsh_shape1((int64_t)length);
+    t = tshi_tensor_out(ctx, "tsh_arange", dtype, &shape, NULL);
+    if (t)
+        for (i = 0; i < shape.dim[0]; i++)
+            tshi_tensor_put(tshi_tensor_at(t), dtype, i, start + (double)i * step);
+    return t;
+}
+
+/* -- what a tensor is ------------------------------------------------------- */
+
+TSH_API tsh_ctx *tsh_ctx_of(const tsh_tensor *t) {
+    return t ? t->ctx : NULL;
+}
+
+TSH_API tsh_dtype tsh_dtype_of(const tsh_tensor *t) {
+    return t ? t->dtype : TSH_REAL;
+}
+
+TSH_API int tsh_ndim(const tsh_tensor *t) {
+    return t ? t->ndim : 0;
+}
+
+TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
+    tsh_shape shape = tsh_shape0();
+    if (!t) return shape;
+    shape.ndim = t->ndim;
+    memcpy(shape.dim, t->dim, sizeof shape.dim);
+    return shape;
+}
+
+TSH_API int64_t tsh_dim(const tsh_tensor *t, int dim) {
+    int axis = t ? tshi_tensor_axis(t, dim) : -1;
+    return axis < 0 ? 0 : t->dim[axis];
+}
+
+TSH_API int64_t tsh_local_dim(const tsh_tensor *t, int dim) {
+    int axis = t ? tshi_tensor_axis(t, dim) : -1;
+    return axis < 0 ? 0 : t->local[axis];
+}
+
+TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim) {
+    int axis = t ? tshi_tensor_axis(t, dim) : -1;
+    return axis < 0 ? 0 : t->stride[axis];
+}
+
+TSH_API int64_t tsh_numel(const tsh_tensor *t) {
+    return t ? tshi_tensor_product(t->dim, t->ndim) : 0;
+}
+
+TSH_API int64_t tsh_local_numel(const tsh_tensor *t) {
+    return t ? tshi_tensor_product(t->local, t->ndim) : 0;
+}
+
+TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t) {
+    return t ? t->layout : tsh_replicated();
+}
+
+TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t) {
+    if (!t) (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_data: the tensor is NULL");
+    if (!tshi_tensor_check("tsh_data", &t, 1)) return NULL;
+    return tsh_local_numel(t) ? tshi_tensor_at(t) : NULL;
+}
+
+TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
+    char text[TSHI_TEXT_SIZE];
+    if (!t) (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_item: the tensor is NULL");
+    if (!tshi_tensor_check("tsh_item", &t, 1)) return (double)NAN;
+    if (tsh_numel(t) != 1 || t->layout.kind != TSH_REPLICATED) {
+        (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_item: takes one replicated element, not %s",
+                       tshi_tensor_text(t, text));
+        return (double)NAN;
+    }
+    return tshi_tensor_get(tshi_tensor_at(t), t->dtype, 0);
+}
+/* ========================================================================== */
+/* >>kernel                                            MARK: - kernel (private) */
+/* Loops over strided operands, kernels per instruction set, vector maths.     */
+/* Needs: >>tensor.                                                             */
+/* ========================================================================== */
+
+/* -- kernels per instruction set --------------------------------------------
+ * Every kernel has one signature: n steps over operands at[i] with strides s[i], parameters p.
+ * TSHI_KERNEL(name) compiles the inline function name_body once per instruction set into the table
+ * name[]; ctx->isa picks. Plain loops inside, so that the compiler vectorises each for its set. */
+typedef void (*tshi_kernel_fn)(int64_t n, void *const *at, const int64_t *s, const double *p);
+
+enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISAS };
+
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(TSHARD_NO_SIMD)
+#define TSHI_AVX2 __attribute__((target("avx2,fma")))
+static int tshi_kernel_isa(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? TSHI_ISA_AVX2
+                                                                           : TSHI_ISA_PORTABLE;
+}
+#else
+#define TSHI_AVX2
+static int tshi_kernel_isa(void) {
+    return TSHI_ISA_PORTABLE;
+}
+#endif
+
+#define TSHI_KERNEL(name)                                                                          \
+    static void name##_portable(int64_t n, void *const *at, const int64_t *s, const double *p) {   \
+        name##_body(n, at, s, p);                                                                  \
+    }                                                                                              \
+    TSHI_AVX2 static void name##_avx2(int64_t n, void *const *at, const int64_t *s,                \
+                                      const double *p) {                                           \
+        name##_body(n, at, s, p);                                                                  \
+    }                                                                                              \
+    static const tshi_kernel_fn name[TSHI_ISAS] = {name##_portable, name##_avx2}
+
+/* -- vector maths -----------------------------------------------------------
+ * Straight-line code without calls or branches, so that loops around it vectorise. In double: libm.
+ */
+
+/* Choices are made on the bits, as integers: a comparison of floats may trap, so compilers keep it
+ * as a branch. */
+TSHI_INLINE uint32_t tshi_kernel_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+TSHI_INLINE float tshi_kernel_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* yes ? a : b by masking: no branch for the compiler to thread values through. */
+TSHI_INLINE uint32_t tshi_kernel_pick(int yes, uint32_t a, uint32_t b) {
+    return b ^ ((a ^ b) & (0u - (uint32_t)yes));
+}
+
+/* e^x: x = n ln 2 + r, a polynomial for e^r (Cephes), 2^n by exponent bits; below 2^-126 it is 0.
+ */
+TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v) {
+    uint32_t bits = tshi_kernel_bits((float)v);
+    float x, shifted, n, r, p;
+    if (sizeof(tsh_real) == 8) return TSHI_R(exp((double)v));
+    bits = tshi_kernel_pick(bits - 0x42B20000u <= 0x3CCE0000u, 0x42B20000u,
+                            bits); /* above 89, infinity: 89 */
+    bits = tshi_kernel_pick(bits - 0xC2B00000u <= 0x3CD00000u, 0xC2B00000u,
+                            bits); /* below -88: -88; NaN stays */
+    x = tshi_kernel_float(bits);
+    shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: rounds to an integer in the low bits */
+    n = shifted - 12582912.0f;
+    r = x - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    bits = (tshi_kernel_bits(shifted) << 23) +
+           0x3F000000u; /* 2^(n-1): n = 128 must not overflow yet */
+    return TSHI_R(p * tshi_kernel_float(bits) * 2.0f);
+}
+
+TSHI_INLINE tsh_real tshi_kernel_sigmoid(tsh_real x) {
+    return TSHI_R(1) / (TSHI_R(1) + tshi_kernel_exp(-x));
+}
+
+/* tanh x: an odd polynomial for small |x| (Cephes), else 1 - 2 / (e^2|x| + 1) with x's sign. */
+TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v) {
+    float x = (float)v, z = x * x, small, large;
+    uint32_t sign = tshi_kernel_bits(x) & 0x80000000u, a = tshi_kernel_bits(x) & 0x7FFFFFFFu;
+    if (sizeof(tsh_real) == 8) return TSHI_R(tanh((double)v));
+    small = -5.70498872745e-3f;
+    small = small * z + 2.06390887954e-2f;
+    small = small * z - 5.37397155531e-2f;
+    small = small * z + 1.33314422036e-1f;
+    small = small * z - 3.33332819422e-1f;
+    small = small * z * x + x;
+    large = 1.0f - 2.0f / ((float)tshi_kernel_exp(TSHI_R(2.0f * tshi_kernel_float(a))) + 1.0f);
+    large = tshi_kernel_float(tshi_kernel_bits(large) | sign);
+    return TSHI_R(tshi_kernel_float(
+        tshi_kernel_pick(a < 0x3F200000u, tshi_kernel_bits(small), tshi_kernel_bits(large))));
+}
+
+/* x < 0 ? 0 : x, NaN kept; and v > 0 ? g : 0. */
+TSHI_INLINE tsh_real tshi_kernel_relu(tsh_real x) {
+    uint32_t bits = tshi_kernel_bits((float)x);
+    if (sizeof(tsh_real) == 8) return x < 0 ? TSHI_R(0) : x;
+    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(bits - 0x80000000u <= 0x7F800000u, 0u, bits)));
+}
+
+TSHI_INLINE tsh_real tshi_kernel_gate(tsh_real v, tsh_real g) {
+    uint32_t bits = tshi_kernel_bits((float)v);
+    if (sizeof(tsh_real) == 8) return v > 0 ? g : TSHI_R(0);
+    return TSHI_R(tshi_kernel_float(
+        tshi_kernel_pick(bits - 1u < 0x7FFFFFFFu, tshi_kernel_bits((float)g), 0u)));
+}
+
+TSHI_INLINE tsh_real tshi_kernel_log(tsh_real x) {
+    return sizeof(tsh_real) == 4 ? TSHI_R(logf((float)x)) : TSHI_R(log((double)x));
+}
+
+TSHI_INLINE tsh_real tshi_kernel_sqrt(tsh_real x) {
+    return sizeof(tsh_real) == 4 ? TSHI_R(sqrtf((float)x)) : TSHI_R(sqrt((double)x));
+}
+
+TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real x, tsh_real y) {
+    return sizeof(tsh_real) == 4 ? TSHI_R(powf((float)x, (float)y))
+                                 : TSHI_R(pow((double)x, (double)y));
+}
+
+TSHI_INLINE tsh_real tshi_kernel_erf(tsh_real x) {
+    return sizeof(tsh_real) == 4 ? TSHI_R(erff((float)x)) : TSHI_R(erf((double)x));
+}
+
+/* Sum, and sum of products, in 16 lanes: a fixed order that vectorises. */
+TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
+    tsh_real a[8];
+    int i;
+    for (i = 0; i < 8; i++) a[i] = lane[i] + lane[i + 8];
+    for (i = 0; i < 4; i++) a[i] += a[i + 4];
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
+    tsh_real lane[16];
+    int64_t i;
+    int j;
+    for (j = 0; j < 16; j++) lane[j] = 0;
+    for (i = 0; i + 16 <= n; i += 16)
+        for (j = 0; j < 16; j++) lane[j] += x[i + j];
+    for (j = 0; i < n; i++, j++) lane[j] += x[i];
+    return tshi_kernel_fold(lane);
+}
+
+TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64_t n) {
+    tsh_real lane[16];
+    int64_t i;
+    int j;
+    for (j = 0; j < 16; j++) lane[j] = 0;
+    for (i = 0; i + 16 <= n; i += 16)
+        for (j = 0; j < 16; j++) lane[j] += x[i + j] * y[i + j];
+    for (j = 0; i < n; i++, j++) lane[j] += x[i] * y[i];
+    return tshi_kernel_fold(lane);
+}
+
+/* Floats as integers of the same order, NaN on top; and back. */
+TSHI_INLINE int32_t tshi_kernel_rank(float x) {
+    uint32_t bits = tshi_kernel_bits(x);
+    bits = tshi_kernel_pick((bits & 0x7FFFFFFFu) > 0x7F800000u, 0x7FC00000u, bits);
+    return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu));
+}
+
+/* The largest of n > 0 values; NaN wins. */
+TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
+    int32_t lane[16], best;
+    tsh_real most = x[0];
+    int64_t i;
+    int j;
+    if (sizeof(tsh_real) == 8) {
+        for (i = 1; i < n; i++) most = most >= x[i] || most != most ? most : x[i];
+        return most;
+    }
+    for (j = 0; j < 16; j++) lane[j] = tshi_kernel_rank((float)x[0]);
+    for (i = 0; i + 16 <= n; i += 16)
+        for (j = 0; j < 16; j++) {
+            int32_t rank = tshi_kernel_rank((float)x[i + j]);
+            lane[j] = lane[j] > rank ? lane[j] : rank;
+        }
+    for (j = 0; i < n; i++, j++) {
+        int32_t rank = tshi_kernel_rank((float)x[i]);
+        lane[j] = lane[j] > rank ? lane[j] : rank;
+    }
+    for (best = lane[0], j = 1; j < 16; j++) best = best > lane[j] ? best : lane[j];
+    return TSHI_R(
+        tshi_kernel_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
+}
+
+/* A kernel's operands are void *; those it only reads come through here. */
+static void *tshi_kernel_read(const void *data) {
+    union {
+        const void *from;
+        void *to;
+    } cast;
+    cast.from = data;
+    return cast.to;
+}
+
+/* -- loops ------------------------------------------------------------------ */
+
+enum { TSHI_MAX_OPERANDS = 4 };
+
+/* One iteration space and the operands that walk it. */
+typedef struct tshi_loop {
+    int ndim, n;
+    int64_t dim[TSH_MAX_DIMS];
+    int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS];
+    char *at[TSHI_MAX_OPERANDS];
+    size_t width[TSHI_MAX_OPERANDS];
+} tshi_loop;
+
+static tshi_loop tshi_kernel_space(const tsh_tensor *shape) {
+    tshi_loop loop;
+    memset(&loop, 0, sizeof loop);
+    loop.ndim = shape->ndim;
+    memcpy(loop.dim, shape->local, sizeof loop.dim);
+    return loop;
+}
+
+/* An operand of tensor t's shape, aligned right; where t has global length 1 and the space has not,
+ * it stands still. */
+static void tshi_kernel_operand(tshi_loop *loop, const tsh_tensor *t, void *data,
+                                const int64_t *stride, size_t width) {
+    int d, skip = loop->ndim - t->ndim;
+    for (d = 0; d < t->ndim; d++) loop->stride[loop->n][d + skip] = t->dim[d] == 1 ? 0 : stride[d];
+    loop->at[loop->n] = (char *)data;
+    loop->width[loop->n++] = width;
+}
+
+static void tshi_kernel_tensor(tshi_loop *loop, const tsh_tensor *t) {
+    tshi_kernel_operand(loop, t, tshi_tensor_at(t), t->stride, tsh_dtype_size(t->dtype));
+}
+
+/* Drops dimensions of length 1 and joins neighbours that every operand walks as one. */
+static void tshi_kernel_join(tshi_loop *loop) {
+    int d, i, out = 0;
+    for (d = 0; d < loop->ndim; d++) {
+        int joined = out > 0;
+        if (loop->dim[d] == 1) continue;
+        for (i = 0; i < loop->n && joined; i++)
+            joined = loop->stride[i][out - 1] == loop->stride[i][d] * loop->dim[d];
+        if (!joined) out++;
+        loop->dim[out - 1] = joined ? loop->dim[out - 1] * loop->dim[d] : loop->dim[d];
+        for (i = 0; i < loop->n; i++) loop->stride[i][out - 1] = loop->stride[i][d];
+    }
+    loop->ndim = out;
+}
+
+/* Runs a kernel over the whole space, the innermost dimension per call. */
+static void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const double *p) {
+    int64_t index[TSH_MAX_DIMS] = {0}, s[TSHI_MAX_OPERANDS] = {0}, n = 1;
+    void *at[TSHI_MAX_OPERANDS];
+    int d, i, inner;
+    for (d = 0; d < loop->ndim; d++)
+        if (!loop->dim[d]) return;
+    tshi_kernel_join(loop);
+    inner = loop->ndim - 1;
+    for (i = 0; i < loop->n; i++) at[i] = loop->at[i];
+    if (inner >= 0) n = loop->dim[inner];
+    for (i = 0; i < loop->n && inner >= 0; i++) s[i] = loop->stride[i][inner];
+    for (;;) {
+        kernel(n, at, s, p);
+        for (d = inner - 1; d >= 0; d--) {
+            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d];
+            for (i = 0; i < loop->n; i++)
+                at[i] = (char *)at[i] +
+                        loop->stride[i][d] * (back ? 1 - back : 1) * (int64_t)loop->width[i];
+            if (!back) break;
+            index[d] = 0;
+        }
+        if (d < 0) return;
+    }
+}
+
+/* y = x, and y += x (values only). */
+TSHI_INLINE void tshi_kernel_copy4_body(int64_t n, void *const *at, const int64_t *s,
+                                        const double *p) {
+    uint32_t *TSHI_RESTRICT y = (uint32_t *)at[0];
+    const uint32_t *TSHI_RESTRICT x = (const uint32_t *)at[1];
+    int64_t i;
+    (void)p;
+    if (s[0] == 1 && s[1] == 1)
+        memcpy(y, x, (size_t)n * 4);
+    else
+        for (i = 0; i < n; i++) y[i * s[0]] = x[i * s[1]];
+}
+TSHI_KERNEL(tshi_kernel_copy4);
+
+TSHI_INLINE void tshi_kernel_copy8_body(int64_t n, void *const *at, const int64_t *s,
+                                        const double *p) {
+    uint64_t *TSHI_RESTRICT y = (uint64_t *)at[0];
+    const uint64_t *TSHI_RESTRICT x = (const uint64_t *)at[1];
+    int64_t i;
+    (void)p;
+    if (s[0] == 1 && s[1] == 1)
+        memcpy(y, x, (size_t)n * 8);
+    else
+        for (i = 0; i < n; i++) y[i * s[0]] = x[i * s[1]];
+}
+TSHI_KERNEL(tshi_kernel_copy8);
+
+TSHI_INLINE void tshi_kernel_add_body(int64_t n, void *const *at, const int64_t *s,
+                                      const double *p) {
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
+    int64_t i;
+    (void)p;
+    if (s[0] == 1 && s[1] == 1)
+        for (i = 0; i < n; i++) y[i] += x[i];
+    else
+        for (i = 0; i < n; i++) y[i * s[0]] += x[i * s[1]];
+}
+TSHI_KERNEL(tshi_kernel_add);
+
+static tshi_kernel_fn tshi_kernel_copy(size_t width, int isa) {
+    return width == 4 ? tshi_kernel_copy4[isa] : tshi_kernel_copy8[isa];
+}
+
+/* Copies a tensor's local piece to dense row-major memory, or back. */
+static void tshi_kernel_dense(const tsh_tensor *t, void *dense, int to_tensor) {
+    int64_t stride[TSH_MAX_DIMS];
+    tshi_loop loop = tshi_kernel_space(t);
+    size_t width = tsh_dtype_size(t->dtype);
+    tshi_tensor_strides(t->local, t->ndim, stride);
+    if (to_tensor) tshi_kernel_tensor(&loop, t);
+    tshi_kernel_operand(&loop, t, dense, stride, width);
+    if (!to_tensor) tshi_kernel_tensor(&loop, t);
+    tshi_kernel_run(&loop, tshi_kernel_copy(width, t->ctx->isa), NULL);
+}
+
+/* Row-major values of t: in place if they are dense, else a copy in *scratch, which the caller
+ * drops. */
+static void *tshi_kernel_packed(const tsh_tensor *t, tshi_block **scratch) {
+    *scratch = NULL;
+    if (tshi_tensor_is_dense(t)) return tshi_tensor_at(t);
+    *scratch = tshi_mem_take(t->ctx, TSH_MEM_STEP,
+                             (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
+    if (!*scratch) return NULL;
+    tshi_kernel_dense(t, tshi_mem_data(*scratch), 0);
+    return tshi_mem_data(*scratch);
+}
+
+/* The rows of a tensor as gemm sees them: the leading dimensions as one of `rows` with step
+ * `stride`; 0 where strides do not allow it. */
+static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride) {
+    int64_t step = 0;
+    int d;
+    *rows = tshi_tensor_product(t->local, t->ndim - 1);
+    *stride = t->local[t->ndim - 1];
+    for (d = t->ndim - 2; d >= 0; d--) {
+        if (t->local[d] == 1) continue;
+        if (!step) *stride = step = t->stride[d];
+        if (t->stride[d] != step) return 0;
+        step *= t->local[d];
+    }
+    return 1;
+}
+/* ========================================================================== */
+/* >>gemm                                                MARK: - gemm (private) */
+/* The built-in matrix multiply: packed, cache-blocked, any strides, one       */
+/* micro-kernel per instruction set behind one table.                          */
+/* Needs: >>types >>base.                                                      */
+/* ========================================================================== */
+
+/* HOW IT WORKS. The blocking is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix
+ * Multiplication" (ACM TOMS 2008), in the five-loop form of BLIS (van Zee and van de Geijn, 2015):
+ *
+ *     for jc in n by nc                      B panel (kc, nc), in L3 at most
+ *       for pc in k by kc                    a slice of the sum
+ *         for ic in m by mc                  A block (mc, kc) packed, stays in L2
+ *           for jr in nc by nr               B sliver (kc, nr) packed, stays in L1 and L2
+ *             for ir in mc by mr             C tile (mr, nr) in registers: the micro-kernel
+ *
+ * A packed sliver of width w holds element (i, p) at p * w + i, so the micro-kernel reads it front
+ * to back: per step p it loads nr values of B and adds mr outer-product rows to the tile. Two
+ * departures: a B sliver is packed just before its first use, while it is warm, and only kept if m
+ * has a second block; and A or B is read in place where packing would not pay, since the
+ * micro-kernel takes A with any strides and B with any row stride.
+ *
+ * THE ORDER OF SUMS. Element (i, j) is, per kc-slice of k, acc = a[0] b[0] + a[1] b[1] + ... in
+ * order, then C = beta C + alpha acc (beta 1 from the second slice on), and slices depend on k
+ * alone. So its bits depend on its row of A, its column of B and k, not on m, n, strides, packing,
+ * pointers or its place in the tile: a column-parallel product equals the columns of the whole one
+ * bit for bit. */
+
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(TSHARD_NO_SIMD)
+#include <immintrin.h> /* _mm512_fmadd_ps, _mm256_fmadd_ps, _mm_loadu_ps */
+#define TSHI_GEMM_X86 1
+#else
+#define TSHI_GEMM_X86 0
+#endif
+#if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
+#define TSHI_GEMM_VECTORS 1 /* GNU C's vector types */
+#else
+#define TSHI_GEMM_VECTORS 0
+#endif
+
+/* TSHARD_REAL, as something that #if and names of intrinsics understand. */
+#define TSHI_GEMM_JOIN_(x, y) x##y
+#define TSHI_GEMM_JOIN(x, y)  TSHI_GEMM_JOIN_(x, y)
+#define TSHI_GEMM_IS_float    1
+#define TSHI_GEMM_IS_double   0
+#define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
+
+#if defined(__GNUC__)
+#define TSHI_GEMM_INLINE      static inline __attribute__((always_inline))
+#define TSHI_GEMM_PREFETCH(p) __builtin_prefetch(p)
+#else
+#define TSHI_GEMM_INLINE      static
+#define TSHI_GEMM_PREFETCH(p) ((void)(p))
+#endif
+
+/* What a micro-kernel computes: C(rows, cols) = beta C + alpha A(rows, k) B(k, cols), with csc = 1.
+ */
+typedef struct tshi_gemm_tile {
+    int64_t k;
+    const tsh_real *a;
+    int64_t rsa, csa;
+    const tsh_real *b;
+    int64_t rsb, csb;
+    tsh_real alpha, beta;
+    tsh_real *c;
+    int64_t rsc;
+} tshi_gemm_tile;
+
+typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
+
+/* A row of the table. */
+struct tshi_gemm_kernel {
+    const char *name;
+    int mr, nr;     /* the tile */
+    int mc, kc, nc; /* the largest blocks: multiples of mr, of 4 and of nr */
+    int (*supported)(void);
+    tshi_gemm_tile_fn tile; /* csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
+    tshi_gemm_tile_fn dot;  /* (optional) the same for rsb = 1: few rows, B not packed */
+};
+
+#define TSHI_GEMM_TILE_MAX 384 /* the largest mr * nr */
+#define TSHI_GEMM_THIN     2   /* rows up to which a product is bound by reading B */
+
+/* MARK: - the reference micro-kernel */
+
+#define TSHI_GEMM_C_MR 4
+#define TSHI_GEMM_C_NR 16
+
+static int tshi_gemm_has_c(void) {
+    return 1;
+}
+
+TSHI_GEMM_INLINE void tshi_gemm_rows_c(const tshi_gemm_tile *t, int rows, int cols) {
+    tsh_real acc[TSHI_GEMM_C_MR][TSHI_GEMM_C_NR] = {{0}};
+    for (int64_t p = 0; p < t->k; p++) {
+        const tsh_real *b = t->b + p * t->rsb;
+        for (int i = 0; i < rows; i++) {
+            const tsh_real x = t->a[i * t->rsa + p * t->csa];
+            for (int j = 0; j < cols; j++) acc[i][j] += x * b[j];
+        }
+    }
+    for (int i = 0; i < rows; i++) {
+        tsh_real *c = t->c + i * t->rsc;
+        for (int j = 0; j < cols; j++) {
+            const tsh_real v = t->alpha * acc[i][j];
+            c[j] = t->beta != 0 ? t->beta * c[j] + v : v;
+        }
+    }
+}
+
+/* The twin that the others are tested against, and what is left without GNU C. */
+static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
+    if (rows == TSHI_GEMM_C_MR && cols == TSHI_GEMM_C_NR) {
+        tshi_gemm_rows_c(t, TSHI_GEMM_C_MR, TSHI_GEMM_C_NR); /* constants: the loops unroll */
+    } else {
+        tshi_gemm_rows_c(t, rows, cols);
+    }
+}
+
+/* MARK: - vector micro-kernels */
+
+#if TSHI_GEMM_VECTORS
+
+/* One text for every instruction set `isa`, which has to say: VEC_isa (a register), LOAD, STORE,
+ * SET (one value in all lanes), MUL and FMA (x * b + c). Rows are unrolled by hand, so that
+ * accumulators are registers at every level of optimisation; row i is read at its group's pointer
+ * plus 0, 1 or 2 row strides, which is one x86 operand. */
+#define TSHI_GEMM_ROWS6(X, isa)                                                                    \
+    X(isa, 0, 0) X(isa, 1, 0) X(isa, 2, 0) X(isa, 3, 1) X(isa, 4, 1) X(isa, 5, 1)
+#define TSHI_GEMM_ROWS12(X, isa)                                                                   \
+    TSHI_GEMM_ROWS6(X, isa)                                                                        \
+    X(isa, 6, 2) X(isa, 7, 2) X(isa, 8, 2) X(isa, 9, 3) X(isa, 10, 3) X(isa, 11, 3)
+
+#define TSHI_GEMM_ZERO(isa, i, g)                                                                  \
+    c0[i] = c1[i] = zero;                                                                          \
+    if (rows > i) TSHI_GEMM_PREFETCH(t->c + i * t->rsc);
+#define TSHI_GEMM_STEP(isa, i, g)                                                                  \
+    if (rows > i) {                                                                                \
+        x = TSHI_GEMM_SET_##isa(a##g[(i - 3 * g) * rsa]);                                          \
+        c0[i] = TSHI_GEMM_FMA_##isa(x, b0, c0[i]);                                                 \
+        if (vecs > 1) c1[i] = TSHI_GEMM_FMA_##isa(x, b1, c1[i]);                                   \
+    }
+#define TSHI_GEMM_PUT(isa, c, v)                                                                   \
+    v = TSHI_GEMM_MUL_##isa(alpha, v);                                                             \
+    if (t->beta != 0) v = TSHI_GEMM_FMA_##isa(beta, TSHI_GEMM_LOAD_##isa(c), v);                   \
+    TSHI_GEMM_STORE_##isa(c, v);
+#define TSHI_GEMM_OUT(isa, i, g)                                                                   \
+    if (rows > i) {                                                                                \
+        TSHI_GEMM_PUT(isa, t->c + i * t->rsc, c0[i])                                               \
+        if (vecs > 1) {                                                                            \
+            TSHI_GEMM_PUT(isa, t->c + i * t->rsc + lanes, c1[i])                                   \
+        }                                                                                          \
+    }
+
+/* tshi_gemm_rows_isa: a tile of rows x vecs registers, both constant after inlining.
+ * tshi_gemm_tile_isa: any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
+#define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
+    TARGET TSHI_GEMM_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,     \
+                                                      const int vecs) {                            \
+        const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
+        const int64_t rsa = t->rsa, csa = t->csa;                                                  \
+        const tsh_real *b = t->b, *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                  \
+        const tsh_real *a2 = rows > 6 ? a0 + 6 * rsa : a0, *a3 = rows > 9 ? a0 + 9 * rsa : a0;     \
+        const TSHI_GEMM_VEC_##isa zero = {0};                                                      \
+        TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr];                                             \
+        ROWS(TSHI_GEMM_ZERO, isa)                                                                  \
+        for (int64_t p = t->k; p > 0; p--) {                                                       \
+            b0 = TSHI_GEMM_LOAD_##isa(b);                                                          \
+            b1 = vecs > 1 ? TSHI_GEMM_LOAD_##isa(b + lanes) : b0;                                  \
+            ROWS(TSHI_GEMM_STEP, isa)                                                              \
+            b += t->rsb;                                                                           \
+            a0 += csa;                                                                             \
+            a1 += csa;                                                                             \
+            a2 += csa;                                                                             \
+            a3 += csa;                                                                             \
+        }                                                                                          \
+        const TSHI_GEMM_VEC_##isa alpha = TSHI_GEMM_SET_##isa(t->alpha),                           \
+                                  beta = TSHI_GEMM_SET_##isa(t->beta);                             \
+        ROWS(TSHI_GEMM_OUT, isa)                                                                   \
+    }                                                                                              \
+    TARGET static void tshi_gemm_tile_##isa(const tshi_gemm_tile *t, int rows, int cols) {         \
+        const int wide = (size_t)cols > sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real);            \
+        tshi_gemm_tile part = *t;                                                                  \
+        if (rows == mr) {                                                                          \
+            if (wide)                                                                              \
+                tshi_gemm_rows_##isa(t, mr, 2);                                                    \
+            else                                                                                   \
+                tshi_gemm_rows_##isa(t, mr, 1);                                                    \
+            return;                                                                                \
+        }                                                                                          \
+        TSHI_GEMM_PART(isa, mr, 8)                                                                 \
+        TSHI_GEMM_PART(isa, mr, 4)                                                                 \
+        TSHI_GEMM_PART(isa, mr, 2)                                                                 \
+        TSHI_GEMM_PART(isa, mr, 1)                                                                 \
+    }
+#define TSHI_GEMM_PART(isa, mr, size)                                                              \
+    if (mr > size && (rows & size) != 0) {                                                         \
+        if (wide)                                                                                  \
+            tshi_gemm_rows_##isa(&part, size, 2);                                                  \
+        else                                                                                       \
+            tshi_gemm_rows_##isa(&part, size, 1);                                                  \
+        part.a += size * part.rsa;                                                                 \
+        part.c += size * part.rsc;                                                                 \
+    }
+
+/* 128 bits in GNU C, for every processor: SSE2, NEON, ... */
+typedef tsh_real tshi_gemm_v128
+    __attribute__((vector_size(16), aligned(sizeof(tsh_real)), may_alias));
+#define TSHI_GEMM_VEC_v128          tshi_gemm_v128
+#define TSHI_GEMM_LOAD_v128(p)      (*(const tshi_gemm_v128 *)(p))
+#define TSHI_GEMM_STORE_v128(p, v)  (*(tshi_gemm_v128 *)(p) = (v))
+#define TSHI_GEMM_SET_v128(s)       ((s)-zero) /* exact, and folded away */
+#define TSHI_GEMM_MUL_v128(x, y)    ((x) * (y))
+#define TSHI_GEMM_FMA_v128(x, y, z) ((x) * (y) + (z))
+TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
+
+#if TSHI_GEMM_X86
+#if TSHI_GEMM_FLOAT
+#define TSHI_GEMM_REG(bits)    __m##bits
+#define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_ps
+#else
+#define TSHI_GEMM_REG(bits)    __m##bits##d
+#define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_pd
+#endif
+
+#define TSHI_GEMM_AVX2       __attribute__((target("avx2,fma")))
+#define TSHI_GEMM_VEC_avx2   TSHI_GEMM_REG(256)
+#define TSHI_GEMM_LOAD_avx2  TSHI_GEMM_OP(256, loadu)
+#define TSHI_GEMM_STORE_avx2 TSHI_GEMM_OP(256, storeu)
+#define TSHI_GEMM_SET_avx2   TSHI_GEMM_OP(256, set1)
+#define TSHI_GEMM_MUL_avx2   TSHI_GEMM_OP(256, mul)
+#define TSHI_GEMM_FMA_avx2   TSHI_GEMM_OP(256, fmadd)
+TSHI_GEMM_KERNEL(avx2, TSHI_GEMM_AVX2, TSHI_GEMM_ROWS6, 6)
+
+#define TSHI_GEMM_AVX512       __attribute__((target("avx512f")))
+#define TSHI_GEMM_VEC_avx512   TSHI_GEMM_REG(512)
+#define TSHI_GEMM_LOAD_avx512  TSHI_GEMM_OP(512, loadu)
+#define TSHI_GEMM_STORE_avx512 TSHI_GEMM_OP(512, storeu)
+#define TSHI_GEMM_SET_avx512   TSHI_GEMM_OP(512, set1)
+#define TSHI_GEMM_MUL_avx512   TSHI_GEMM_OP(512, mul)
+#define TSHI_GEMM_FMA_avx512   TSHI_GEMM_OP(512, fmadd)
+TSHI_GEMM_KERNEL(avx512, TSHI_GEMM_AVX512, TSHI_GEMM_ROWS12, 12)
+
+static int tshi_gemm_has_avx2(void) {
+    return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+}
+static int tshi_gemm_has_avx512(void) {
+    return __builtin_cpu_supports("avx512f") != 0 && tshi_gemm_has_avx2();
+}
+#endif /* TSHI_GEMM_X86 */
+#endif /* TSHI_GEMM_VECTORS */
+
+/* MARK: - few rows */
+
+#if TSHI_GEMM_X86 && TSHI_GEMM_FLOAT
+/* A product with one or two rows waits for B; packing it would double the traffic. Columns of B lie
+ * contiguous here, so 8 columns x 4 steps are transposed in registers; per element the order of
+ * sums is the tile's. */
+#define TSHI_GEMM_PAIR(s)                                                                          \
+    _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * csb), 1)
+#define TSHI_GEMM_GROUP(g)                                                                         \
+    if (groups > g) {                                                                              \
+        const float *s = b + 8 * g * csb;                                                          \
+        const __m256 r0 = TSHI_GEMM_PAIR(s), r1 = TSHI_GEMM_PAIR(s + csb);                         \
+        const __m256 r2 = TSHI_GEMM_PAIR(s + 2 * csb), r3 = TSHI_GEMM_PAIR(s + 3 * csb);           \
+        for (int l = 0; p % 16 == 0 && l < 8; l++) TSHI_GEMM_PREFETCH(s + l * csb + 32);           \
+        const __m256 u0 = _mm256_unpacklo_ps(r0, r1), u1 = _mm256_unpackhi_ps(r0, r1);             \
+        const __m256 u2 = _mm256_unpacklo_ps(r2, r3), u3 = _mm256_unpackhi_ps(r2, r3);             \
+        acc[g] = _mm256_fmadd_ps(x0, _mm256_shuffle_ps(u0, u2, 0x44), acc[g]);                     \
+        acc[g] = _mm256_fmadd_ps(x1, _mm256_shuffle_ps(u0, u2, 0xee), acc[g]);                     \
+        acc[g] = _mm256_fmadd_ps(x2, _mm256_shuffle_ps(u1, u3, 0x44), acc[g]);                     \
+        acc[g] = _mm256_fmadd_ps(x3, _mm256_shuffle_ps(u1, u3, 0xee), acc[g]);                     \
+    }
+
+TSHI_GEMM_AVX2 TSHI_GEMM_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row,
+                                                       const int groups) {
+    const float *a = t->a + row * t->rsa, *b = t->b;
+    const int64_t csa = t->csa, csb = t->csb;
+    const __m256 zero = {0};
+    __m256 acc[4] = {zero, zero, zero, zero};
+    int64_t p = 0;
+    for (; p + 4 <= t->k; p += 4, a += 4 * csa, b += 4) {
+        const __m256 x0 = _mm256_set1_ps(a[0]), x1 = _mm256_set1_ps(a[csa]);
+        const __m256 x2 = _mm256_set1_ps(a[2 * csa]), x3 = _mm256_set1_ps(a[3 * csa]);
+        TSHI_GEMM_GROUP(0)
+        TSHI_GEMM_GROUP(1)
+        TSHI_GEMM_GROUP(2)
+        TSHI_GEMM_GROUP(3)
+    }
+    const __m256 alpha = _mm256_set1_ps(t->alpha), beta = _mm256_set1_ps(t->beta);
+    for (int g = 0; g < groups; g++) {
+        const float *s = b + 8 * g * csb;
+        float *c = t->c + row * t->rsc + 8 * g;
+        for (int64_t q = 0; q < t->k - p; q++, s++) {
+            const __m256 y = _mm256_setr_ps(s[0], s[csb], s[2 * csb], s[3 * csb], s[4 * csb],
+                                            s[5 * csb], s[6 * csb], s[7 * csb]);
+            acc[g] = _mm256_fmadd_ps(_mm256_set1_ps(a[q * csa]), y, acc[g]);
+        }
+        TSHI_GEMM_PUT(avx2, c, acc[g])
+    }
+}
+
+TSHI_GEMM_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int cols) {
+    for (int i = 0; i < rows; i++) {
+        if (cols == 32)
+            tshi_gemm_dot_row(t, i, 4);
+        else if (cols == 16)
+            tshi_gemm_dot_row(t, i, 2);
+        else
+            tshi_gemm_dot_row(t, i, 1);
+    }
+}
+#define TSHI_GEMM_DOT tshi_gemm_dot_avx2
+#else
+#define TSHI_GEMM_DOT NULL
+#endif
+
+/* MARK: - the table */
+
+/* Best first; the last row runs everywhere. Block sizes: mc * kc floats fill at most half of an L2,
+ * kc * nr an L1, nc bounds the scratch; measured on Zen 4 they matter little. */
+static const tshi_gemm_kernel tshi_gemm_kernels[] = {
+#if TSHI_GEMM_X86
+    {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, tshi_gemm_has_avx512,
+     tshi_gemm_tile_avx512, TSHI_GEMM_DOT},
+    {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_has_avx2, tshi_gemm_tile_avx2,
+     TSHI_GEMM_DOT},
+#endif
+#if TSHI_GEMM_VECTORS
+    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_v128, NULL},
+#endif
+    {"c", TSHI_GEMM_C_MR, TSHI_GEMM_C_NR, 128, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_c, NULL}};
+
+/* The best kernel for this processor. */
+static const tshi_gemm_kernel *tshi_gemm_pick(void) {
+    const tshi_gemm_kernel *kernel = tshi_gemm_kernels;
+    while (!kernel->supported()) kernel++;
+    return kernel;
+}
+
+/* Bytes of scratch that one call needs, aligned to 64: a packed A block and a packed B panel. */
+static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel) {
+    return (size_t)(kernel->mc + kernel->nc) * (size_t)kernel->kc * sizeof(tsh_real);
+}
+
+/* MARK: - packing */
+
+/* dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i < width. With
+ * from 0, the reference twin of tshi_gemm_pack. */
+static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int from, int valid,
+                                 int64_t k, const tsh_real *TSHI_RESTRICT src, int64_t inc,
+                                 int64_t ld) {
+    for (int64_t p = 0; p < k; p++) {
+        for (int i = from; i < valid; i++) dst[p * width + i] = src[i * inc + p * ld];
+        for (int i = valid; i < width; i++) dst[p * width + i] = 0;
+    }
+}
+
+#if TSHI_GEMM_X86 && TSHI_GEMM_FLOAT
+/* 4 x 4 at a time, transposed unless lanes are contiguous. SSE, which every x86-64 has: packing
+ * waits for memory, not for wider registers. */
+static void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
+                           const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
+    const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
+    const int64_t steps = lanes > 0 ? k & ~(int64_t)3 : 0, next = inc == 1 ? ld : inc;
+    const int64_t ahead = inc == 1 ? 8 * ld : 32; /* 8 steps, or two cache lines */
+    for (int64_t p = 0; p < steps; p += 4) {
+        for (int i = 0; i < lanes; i += 4) {
+            const float *s = src + i * inc + p * ld;
+            float *d = dst + p * width + i;
+            __m128 r0 = _mm_loadu_ps(s), r1 = _mm_loadu_ps(s + next);
+            __m128 r2 = _mm_loadu_ps(s + 2 * next), r3 = _mm_loadu_ps(s + 3 * next);
+            if ((inc == 1 ? i : p) % 16 == 0 && p + 32 < k) {
+                for (int l = 0; l < 4; l++) TSHI_GEMM_PREFETCH(s + l * next + ahead);
+            }
+            if (inc != 1) _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
+            _mm_storeu_ps(d, r0);
+            _mm_storeu_ps(d + width, r1);
+            _mm_storeu_ps(d + 2 * width, r2);
+            _mm_storeu_ps(d + 3 * width, r3);
+        }
+        if (lanes < width) { /* the lanes left over */
+            tshi_gemm_pack_lanes(dst + p * width, width, lanes, valid, 4, src + p * ld, inc, ld);
+        }
+    }
+    tshi_gemm_pack_lanes(dst + steps * width, width, 0, valid, k - steps, src + steps * ld, inc,
+                         ld);
+}
+#else
+static void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int valid, int64_t k,
+                           const tsh_real *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
+    tshi_gemm_pack_lanes(dst, width, 0, valid, k, src, inc, ld);
+}
+#endif
+
+/* MARK: - the loops around the micro-kernel */
+
+typedef struct tshi_gemm_job {
+    const tshi_gemm_kernel *kernel;
+    tsh_real *pack_a, *pack_b;
+    int64_t m, n, k;
+    tsh_real alpha, beta;
+    const tsh_real *a, *b;
+    int64_t rsa, csa, rsb, csb;
+    tsh_real *c;
+    int64_t rsc, csc;
+} tshi_gemm_job;
+
+static int64_t tshi_gemm_min(int64_t x, int64_t y) {
+    return x < y ? x : y;
+}
+
+/* The smallest multiple of `unit` with which ceil(length / most) equal blocks cover the length. */
+static int64_t tshi_gemm_even(int64_t length, int64_t most, int64_t unit) {
+    const int64_t blocks = (length + most - 1) / most;
+    const int64_t each = (length + blocks - 1) / blocks;
+    return (each + unit - 1) / unit * unit;
+}
+
+/* C = beta C. */
+static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tsh_real *c, int64_t rsc,
+                            int64_t csc) {
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            tsh_real *x = c + i * rsc + j * csc;
+            *x = beta == 0 ? 0 : beta * *x;
+        }
+    }
+}
+
+/* A tile that the micro-kernel cannot write in place (csc not 1, or less than its width left):
+ * through a buffer, with the same arithmetic. */
+static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int rows, int cols,
+                           int width, int64_t csc) {
+    tsh_real buffer[TSHI_GEMM_TILE_MAX];
+    tshi_gemm_tile inner = *t;
+    inner.c = buffer;
+    inner.rsc = width;
+    if (t->beta != 0) {
+        for (int i = 0; i < rows; i++) {
+            for (int j = 0; j < width; j++)
+                buffer[i * width + j] = j < cols ? t->c[i * t->rsc + j * csc] : 0;
+        }
+    }
+    tile(&inner, rows, width);
+    for (int i = 0; i < rows; i++) {
+        for (int j = 0; j < cols; j++) t->c[i * t->rsc + j * csc] = buffer[i * width + j];
+    }
+}
+
+/* One A block against one B panel: C(m, n) = beta C + alpha A(m, k) B(k, n) with m <= mc, k <= kc.
+ * The panel is packed with the `first` block of rows; where that is also the `last`, every sliver
+ * goes to the same place. */
+static void tshi_gemm_block(const tshi_gemm_job *job, int first, int last) {
+    const tshi_gemm_kernel *kernel = job->kernel;
+    const int mr = kernel->mr, nr = kernel->nr, only = first && last;
+    const int pack_a = job->n > 4 * nr && job->m > 1; /* else A is read where it lies */
+    const int thin = job->m <= TSHI_GEMM_THIN && job->csb != 1 && job->rsb == 1 &&
+                     kernel->dot != NULL;
+    const int pack_b = !thin && (job->csb != 1 || job->m > 2 * mr || !only);
+    tshi_gemm_tile t;
+    for (int64_t i = 0; pack_a && i < job->m; i += mr) {
+        tshi_gemm_pack(job->pack_a + i * job->k, mr, (int)tshi_gemm_min(mr, job->m - i), job->k,
+                       job->a + i * job->rsa, job->rsa, job->csa);
+    }
+    t.k = job->k, t.alpha = job->alpha, t.beta = job->beta, t.rsc = job->rsc;
+    t.rsa = pack_a ? 1 : job->rsa;
+    t.csa = pack_a ? mr : job->csa;
+    for (int64_t j = 0; j < job->n; j += nr) {
+        const int cols = (int)tshi_gemm_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
+        const tshi_gemm_tile_fn tile = thin && cols == width ? kernel->dot : kernel->tile;
+        t.b = job->b + j * job->csb, t.rsb = job->rsb, t.csb = job->csb;
+        if (pack_b || cols < width) {
+            tsh_real *sliver = job->pack_b + (only ? 0 : j * job->k);
+            if (first) tshi_gemm_pack(sliver, width, cols, job->k, t.b, job->csb, job->rsb);
+            t.b = sliver, t.rsb = width, t.csb = 1;
+        }
+        for (int64_t i = 0; i < job->m; i += mr) {
+            const int rows = (int)tshi_gemm_min(mr, job->m - i);
+            t.a = pack_a ? job->pack_a + i * job->k : job->a + i * job->rsa;
+            t.c = job->c + i * job->rsc + j * job->csc;
+            if (cols == width && job->csc == 1)
+                tile(&t, rows, width);
+            else
+                tshi_gemm_edge(tile, &t, rows, cols, width, job->csc);
+        }
+    }
+}
+
+/* Whether to compute C' = B' A' instead: the tile wants contiguous rows of C, and as many columns
+ * as it is wide. */
+static int tshi_gemm_turns(int64_t m, int64_t n, int64_t rsc, int64_t csc, int nr) {
+    if (n < m && n <= nr / 4) return 1;
+    if (m < n && m <= nr / 4) return 0;
+    return csc != 1 && rsc == 1;
+}
+
+/* C = alpha A B + beta C, as tsh_gemm_fn says, on one thread. */
+static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t m, int64_t n,
+                          int64_t k, tsh_real alpha, const tsh_real *a, int64_t rsa, int64_t csa,
+                          const tsh_real *b, int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c,
+                          int64_t rsc, int64_t csc) {
+    tshi_gemm_job job;
+    if (m <= 0 || n <= 0) return;
+    if (k <= 0 || alpha == 0) {
+        tshi_gemm_scale(m, n, beta, c, rsc, csc);
+        return;
+    }
+    if (tshi_gemm_turns(m, n, rsc, csc, kernel->nr)) {
+        tshi_gemm_run(kernel, scratch, n, m, k, alpha, b, csb, rsb, a, csa, rsa, beta, c, csc, rsc);
+        return;
+    }
+    const int64_t mc = tshi_gemm_even(m, kernel->mc, kernel->mr),
+                  kc = tshi_gemm_even(k, kernel->kc, 4);
+    const int64_t nc = m <= TSHI_GEMM_THIN ? kernel->nr : m <= mc ? n : kernel->nc;
+    job.kernel = kernel;
+    job.pack_a = (tsh_real *)scratch;
+    job.pack_b = job.pack_a + (int64_t)kernel->mc * kernel->kc;
+    job.alpha = alpha, job.rsc = rsc, job.csc = csc;
+    job.rsa = rsa, job.csa = csa, job.rsb = rsb, job.csb = csb;
+    for (int64_t j = 0; j < n; j += nc) {
+        job.n = tshi_gemm_min(nc, n - j);
+        for (int64_t p = 0; p < k; p += kc) {
+            job.k = tshi_gemm_min(kc, k - p);
+            job.b = b + p * rsb + j * csb;
+            job.beta = p == 0 ? beta : 1;
+            for (int64_t i = 0; i < m; i += mc) {
+                job.m = tshi_gemm_min(mc, m - i);
+                job.a = a + i * rsa + p * csa;
+                job.c = c + i * rsc + j * csc;
+                tshi_gemm_block(&job, i == 0, i + mc >= m);
+            }
+        }
+    }
+}
+/* ========================================================================== */
+/* >>comm                                                MARK: - comm (private) */
+/* The front door: checks a collective, numbers it, counts it, and hands it to */
+/* the backend; a group of one is served here.                                 */
+/* Needs: >>base >>error.                                                       */
+/* ========================================================================== */
+
+enum { TSHI_COMM_IN_FLIGHT = 64 };
+
+/* What a checked collective moves, in elements of this rank's buffers. */
+typedef struct tshi_comm_size {
+    int64_t send, recv;
+} tshi_comm_size;
+
+/* Elements in `blocks` rows of n counts, -1 where a count is negative or their bytes overflow. */
+static int64_t tshi_comm_total(const int64_t *counts, int n, int64_t blocks) {
+    int64_t most = (int64_t)(PTRDIFF_MAX / 8), total = 0;
+    if (!counts || blocks < 0) return -1;
+    for (int r = 0; r < n; r++) {
+        if (counts[r] < 0 || counts[r] > most - total) return -1;
+        total += counts[r];
+    }
+    return total && blocks > most / total ? -1 : total * blocks;
+}
+
+/* Fills size by kind; -1 stands for a wrong count or rank. */
+static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *coll) {
+    tshi_comm_size size = {0, 0};
+    int n = comm->size;
+    int64_t count = tshi_comm_total(&coll->count, 1, 1);
+    int root = coll->root >= 0 && coll->root < n;
+    int to = coll->send_to >= 0 && coll->send_to < n;
+    int from = coll->recv_from >= 0 && coll->recv_from < n;
+    switch (coll->kind) {
+    case TSH_ALLREDUCE: size.send = size.recv = count; break;
+    case TSH_ALLGATHER:
+    case TSH_REDUCE_SCATTER:
+        size.recv = tshi_comm_total(coll->recv_counts, n, coll->blocks);
+        size.send = size.recv < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks;
+        break;
+    case TSH_BROADCAST: size.recv = root ? count : -1; break;
+    case TSH_ALLTOALL:
+        size.send = tshi_comm_total(coll->send_counts, n, coll->blocks);
+        size.recv = tshi_comm_total(coll->recv_counts, n, coll->blocks);
+        break;
+    case TSH_SEND: size.send = to ? count : -1; break;
+    case TSH_RECV: size.recv = from ? count : -1; break;
+    case TSH_SENDRECV:
+        size.send = to ? tshi_comm_total(coll->send_counts, 1, 1) : -1;
+        size.recv = from ? tshi_comm_total(coll->recv_counts, 1, 1) : -1;
+        break;
+    case TSH_BARRIER: break;
+    case TSH_SPLIT:
+    case TSH_COLL_KINDS: size.send = -1; break;
+    }
+    if (coll->kind == TSH_REDUCE_SCATTER) { /* measured as its mirror image, the all-gather */
+        int64_t whole = size.recv;
+        size.recv = size.send;
+        size.send = whole;
+    }
+    return size;
+}
+
+static int tshi_comm_usable(const tsh_comm *comm) {
+    return comm && comm->size >= 1 && comm->rank >= 0 && comm->rank < comm->size &&
+           (comm->ops || comm->size == 1);
+}
+
+static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
+    int reduces = coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER;
+    int integer = coll->dtype == TSH_I32 || coll->dtype == TSH_I64;
+    if ((unsigned)coll->dtype > TSH_I64 || size.send < 0 || size.recv < 0) return 0;
+    if (reduces && ((unsigned)coll->redop > TSH_AVG || (coll->redop == TSH_AVG && integer)))
+        return 0;
+    return (!size.send || coll->send) && (!size.recv || coll->recv) && coll->timeout_ns >= 0;
+}
+
+/* n (P-1) / P without overflow. */
+static uint64_t tshi_comm_share(uint64_t n, int size) {
+    uint64_t p = (uint64_t)size;
+    return n / p * (p - 1) + n % p * (p - 1) / p;
+}
+
+/* Bytes that one rank of a ring sends. */
+static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
+    uint64_t width = tsh_dtype_size(coll->dtype);
+    uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
+    switch (coll->kind) {
+    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size);
+    case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
+    case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
+    case TSH_BROADCAST: return comm->size > 1 ? recv : 0;
+    case TSH_ALLTOALL:
+        return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
+    default: return comm->size > 1 ? send : 0;
+    }
+}
+
+/* A group of one: what it receives is what it sends. */
+static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
+    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER;
+    if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* to whom? */
+    if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;
+    if (moves && size.send && coll->send != coll->recv)
+        memmove(coll->recv, coll->send, (size_t)size.send * tsh_dtype_size(coll->dtype));
+    return TSH_OK;
+}
+
+static tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
+    tsh_req req;
+    tsh_result result = tsh_start(comm, coll, &req);
+    return result != TSH_OK ? result : tsh_wait(comm, req);
+}
+
+TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                 tsh_redop op) {
+    tsh_req req;
+    tsh_result result = tsh_allreduce_start(comm, buffer, count, dtype, op, &req);
+    return result != TSH_OK ? result : tsh_wait(comm, req);
+}
+
+TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
+                                 const int64_t *counts, int64_t blocks, tsh_dtype dtype) {
+    tsh_coll coll = tsh_coll_make(TSH_ALLGATHER, dtype);
+    coll.send = send;
+    coll.recv = recv;
+    coll.recv_counts = counts;
+    coll.blocks = blocks;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
+                                      const int64_t *counts, int64_t blocks, tsh_dtype dtype,
+                                      tsh_redop op) {
+    tsh_coll coll = tsh_coll_make(TSH_REDUCE_SCATTER, dtype);
+    coll.send = send;
+    coll.recv = recv;
+    coll.recv_counts = counts;
+    coll.blocks = blocks;
+    coll.redop = op;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                 int root) {
+    tsh_coll coll = tsh_coll_make(TSH_BROADCAST, dtype);
+    coll.recv = buffer;
+    coll.count = count;
+    coll.root = root;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
+                                void *recv, const int64_t *recv_counts, int64_t blocks,
+                                tsh_dtype dtype) {
+    tsh_coll coll = tsh_coll_make(TSH_ALLTOALL, dtype);
+    coll.send = send;
+    coll.recv = recv;
+    coll.send_counts = send_counts;
+    coll.recv_counts = recv_counts;
+    coll.blocks = blocks;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_send(tsh_comm *comm, const void *buffer, int64_t count, tsh_dtype dtype,
+                            int to) {
+    tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
+    coll.send = buffer;
+    coll.count = count;
+    coll.send_to = to;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_recv(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                            int from) {
+    tsh_coll coll = tsh_coll_make(TSH_RECV, dtype);
+    coll.recv = buffer;
+    coll.count = count;
+    coll.recv_from = from;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_count, int to,
+                                void *recv, int64_t recv_count, int from, tsh_dtype dtype) {
+    tsh_coll coll = tsh_coll_make(TSH_SENDRECV, dtype);
+    coll.send = send;
+    coll.recv = recv;
+    coll.send_counts = &send_count;
+    coll.recv_counts = &recv_count;
+    coll.send_to = to;
+    coll.recv_from = from;
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_result tsh_barrier(tsh_comm *comm) {
+    tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
+    return tshi_comm_run(comm, &coll);
+}
+
+TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype) {
+    tsh_coll coll;
+    memset(&coll, 0, sizeof coll);
+    coll.size = (uint32_t)sizeof coll;
+    coll.kind = kind;
+    coll.dtype = dtype;
+    coll.blocks = 1;
+    coll.root = coll.send_to = coll.recv_from = coll.tag = -1;
+    return coll;
+}
+
+TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
+    tsh_result result;
+    tshi_comm_size size;
+    int pairwise;
+    if (!coll || !req) return TSH_ERR_ARGUMENT;
+    *req = 0;
+    if (!tshi_comm_usable(comm) || coll->size != sizeof *coll) return TSH_ERR_ARGUMENT;
+    if (coll->blocks == 0) coll->blocks = 1;
+    size = tshi_comm_measure(comm, coll);
+    if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
+    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
+    pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
+    coll->seq = pairwise ? 0 : comm->next_seq;
+    result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
+    if (result != TSH_OK) return result;
+    if (!pairwise) comm->next_seq++;
+    if (*req) comm->in_flight++;
+    comm->stats.calls[coll->kind]++;
+    comm->stats.bytes[coll->kind] += tshi_comm_bytes(comm, coll, size);
+    return TSH_OK;
+}
+
+TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
+    if (!tshi_comm_usable(comm) || !done) return TSH_ERR_ARGUMENT;
+    *done = 1;
+    if (!req) return TSH_OK;
+    return comm->ops ? comm->ops->test(comm, req, done) : TSH_ERR_ARGUMENT;
+}
+
+TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
+    if (!req) return TSH_OK;
+    if (!tshi_comm_usable(comm) || !comm->ops || comm->in_flight < 1) return TSH_ERR_ARGUMENT;
+    comm->in_flight--;
+    return comm->ops->wait(comm, req);
+}
+
+TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
+                                       tsh_redop op, tsh_req *req) {
+    tsh_coll coll = tsh_coll_make(TSH_ALLREDUCE, dtype);
+    coll.send = coll.recv = buffer;
+    coll.count = count;
+    coll.redop = op;
+    return tsh_start(comm, &coll, req);
+}
+
+TSH_API void tsh_comm_progress(tsh_comm *comm) {
+    if (comm && comm->ops) comm->ops->progress(comm);
+}
+
+TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
+    tsh_result result = TSH_OK;
+    if (!out) return TSH_ERR_ARGUMENT;
+    memset(out, 0, sizeof *out);
+    if (!tshi_comm_usable(comm) || color < -1) return TSH_ERR_ARGUMENT;
+    if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
+    if (comm->ops) {
+        result = comm->ops->split(comm, color, key, out);
+        if (result != TSH_OK) return result;
+    } else if (color >= 0) {
+        out->size = 1;
+    }
+    comm->next_seq++;
+    comm->stats.calls[TSH_SPLIT]++;
+    return TSH_OK;
+}
+
+TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
+    if (error) {
+        memset(error, 0, sizeof *error);
+        error->rank = -1;
+    }
+    return comm && comm->ops ? comm->ops->status(comm, error) : TSH_OK;
+}
+
+TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
+    tsh_error why;
+    if (!comm || !comm->ops) return;
+    memset(&why, 0, sizeof why);
+    why.code = code > TSH_OK && code < TSH_RESULT_COUNT ? code : TSH_ERR_ABORTED;
+    why.rank = -1; /* the backend knows this rank's place in the world */
+    (void)snprintf(why.message, sizeof why.message, "%s", message ? message : "");
+    comm->ops->abort(comm, &why);
+}
+
+TSH_API void tsh_comm_close(tsh_comm *comm) {
+    if (!comm) return;
+    if (comm->ops) comm->ops->close(comm);
+    memset(comm, 0, sizeof *comm);
+}
+/* ========================================================================== */
+/* >>tape                                                MARK: - tape (private) */
+/* The tape remembers; backward walks it once, newest first.                   */
+/* Needs: >>tensor >>kernel >>comm.                                             */
+/* ========================================================================== */
+
+/* One op that was recorded. A tensor keeps two accumulators, gr for contributions that every rank
+ * holds alike (or that are sharded as it is) and gp for partial sums; before its producer's
+ * backward they are completed: gr += all-reduce(gp). That all-reduce starts when the last expected
+ * partial contribution has come. */
+struct tshi_node {
+    tshi_node *older;
+    const char *name;
+    void (*backward)(tshi_node *node);
+    tsh_tensor *out, **in;
+    tshi_block **saved; /* of each input and then of out: values that backward reads, or NULL */
+    tshi_block *aux;    /* what else backward reads; dropped with the node */
+    void *more;         /* the op's own options, in the tape's arena */
+    int n, depth;
+    unsigned partial; /* bit i: gives input i's gradient as a partial sum */
+    unsigned given;   /* bit i: has given it */
+    int raw;          /* takes gr and gp as they are, without completion */
+    int passes;       /* and hands gp on as gp of input 0 */
+    int reached;
+};
+
+enum { TSHI_SAVE_NONE = 0, TSHI_SAVE_OUT = 1 << 30 };
+
+static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
+    int i;
+    if (ctx->tape.no_grad) return 0;
+    for (i = 0; i < n; i++)
+        if (in[i] && in[i]->base->wants) return 1;
+    return 0;
+}
+
+/* Records an op whose output is done. NULL: nothing is to be recorded (or memory ran out, which ctx
+ * then knows). save: bit i keeps input i's values, TSHI_SAVE_OUT the output's. more: bytes of
+ * options to come. */
+static tshi_node *tshi_tape_record(const char *name, tsh_tensor *out, tsh_tensor *const *in, int n,
+                                   int save, void (*backward)(tshi_node *), size_t more) {
+    tsh_ctx *ctx = out->ctx;
+    tshi_arena *arena = &ctx->tape.arena;
+    tshi_node *node;
+    int i;
+    if (!tshi_tape_records(ctx, in, n)) return NULL;
+    node = (tshi_node *)tshi_mem_book(ctx, arena, sizeof *node);
+    if (node) node->in = (tsh_tensor **)tshi_mem_book(ctx, arena, (size_t)n * sizeof *node->in);
+    if (node)
+        node->saved = (tshi_block **)tshi_mem_book(ctx, arena,
+                                                   ((size_t)n + 1) * sizeof *node->saved);
+    if (node && more) node->more = tshi_mem_book(ctx, arena, more);
+    if (!node || !node->in || !node->saved || (more && !node->more)) return NULL;
+    node->name = name;
+    node->backward = backward;
+    node->out = out;
+    node->n = n;
+    node->depth = ctx->depth;
+    for (i = 0; i <= n; i++) {
+        const tsh_tensor *t = i < n ? in[i] : out;
+        if (i < n) node->in[i] = in[i];
+        if (!t || !(save & (i < n ? 1 << i : TSHI_SAVE_OUT))) continue;
+        node->saved[i] = t->block;
+        t->block->refs++;
+    }
+    node->older = ctx->tape.newest;
+    ctx->tape.newest = node;
+    out->wants = 1;
+    out->node = node;
+    return node;
+}
+
+/* Saved values of input i (i = n: the output), with that tensor's strides. */
+static void *tshi_tape_saved(const tshi_node *node, int i) {
+    const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
+    return (char *)tshi_mem_data(node->saved[i]) + (size_t)t->offset * tsh_dtype_size(t->dtype);
+}
+
+/* -- accumulators ----------------------------------------------------------- */
+
+/* Where a contribution goes: data with the strides of the input; add 0: write, 1: add. */
+typedef struct tshi_dest {
+    tsh_real *data;
+    const int64_t *stride;
+    int add;
+} tshi_dest;
+
+/* Memory for an accumulator of base; 0 if there is none. */
+static int tshi_tape_room(tsh_tensor *base, tshi_accumulator *acc) {
+    int kind = base->flags & TSHI_OWNED ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
+    if (!acc->block)
+        acc->block = tshi_mem_take(base->ctx, kind,
+                                   (size_t)tsh_local_numel(base) * sizeof(tsh_real));
+    return acc->block != NULL;
+}
+
+static int tshi_tape_open(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
+    tsh_tensor *base = t->base;
+    if (!tshi_tape_room(base, acc)) return 0;
+    dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
+    dest->stride = t->stride;
+    if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) {
+        memset(tshi_mem_data(acc->block), 0, (size_t)tsh_local_numel(base) * sizeof(tsh_real));
+        acc->live = 1;
+    }
+    dest->add = acc->live;
+    acc->live = 1;
+    return 1;
+}
+
+static int tshi_tape_is_partial(const tshi_node *node, int i) {
+    return (node->partial >> i & 1u) && node->out->ctx->tp.size > 1;
+}
+
+/* Where the op adds its gradient of input i; 0 where none is wanted. */
+static int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
+    tsh_tensor *t = node->in[i];
+    if (!t || !t->base->wants || (t->base->flags & TSHI_DEAD)) return 0;
+    return tshi_tape_open(t, tshi_tape_is_partial(node, i) ? &t->base->gp : &t->base->gr, dest);
+}
+
+/* The same, zeroed where nothing was there yet: for ops that only add. */
+static int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
+    if (!tshi_tape_dest(node, i, dest)) return 0;
+    if (!dest->add)
+        memset(tshi_mem_data(
+                   (tshi_tape_is_partial(node, i) ? &node->in[i]->base->gp : &node->in[i]->base->gr)
+                       ->block),
+               0, (size_t)tsh_local_numel(node->in[i]->base) * sizeof(tsh_real));
+    dest->add = 1;
+    return 1;
+}
+
+/* Says that input i's contribution is complete; the last partial one starts the all-reduce, so that
+ * it travels while backward goes on. Called early by ops that have more to do, and by the walk for
+ * all others. */
+static void tshi_tape_give(tshi_node *node, int i) {
+    tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
+    tsh_ctx *ctx = node->out->ctx;
+    if (!base || !base->wants || (node->given >> i & 1u)) return;
+    node->given |= 1u << i;
+    if (!tshi_tape_is_partial(node, i) || --base->expected > 0) return;
+    if (!base->node || base->node->raw || ctx->error.code != TSH_OK) return;
+    (void)tshi_error_comm(ctx,
+                          tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block),
+                                              tsh_local_numel(base), TSH_REAL, TSH_SUM, &base->req),
+                          "tsh_backward: all-reduce of a gradient");
+    base->reducing = ctx->error.code == TSH_OK;
+}
+
+static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x, int64_t n) {
+    void *at[2];
+    static const int64_t s[2] = {1, 1};
+    at[0] = y;
+    at[1] = tshi_kernel_read(x);
+    tshi_kernel_add[ctx->isa](n, at, s, NULL);
+}
+
+/* gr += gp, by exchange where gr is empty. */
+static void tshi_tape_merge(tsh_tensor *t) {
+    if (!t->gp.live) return;
+    if (t->gr.live) {
+        tshi_tape_add_all(t->ctx, (tsh_real *)tshi_mem_data(t->gr.block),
+                          (const tsh_real *)tshi_mem_data(t->gp.block), tsh_local_numel(t));
+        t->gp.live = 0;
+    } else {
+        tshi_accumulator swap = t->gr;
+        t->gr = t->gp;
+        t->gp = swap;
+    }
+}
+
+/* The whole gradient of an op's output, dense with its strides; NULL on an error. */
+static tsh_real *tshi_tape_complete(tsh_tensor *t) {
+    tsh_ctx *ctx = t->ctx;
+    if (t->reducing) {
+        t->reducing = 0;
+        (void)tshi_error_comm(ctx, tsh_wait(&ctx->tp, t->req),
+                              "tsh_backward: all-reduce of a gradient");
+    }
+    if (ctx->error.code != TSH_OK) return NULL;
+    tshi_tape_merge(t);
+    if (!t->gr.live) {
+        if (!tshi_tape_room(t, &t->gr)) return NULL;
+        memset(tshi_mem_data(t->gr.block), 0, (size_t)tsh_local_numel(t) * sizeof(tsh_real));
+        t->gr.live = 1;
+    }
+    return (tsh_real *)tshi_mem_data(t->gr.block);
+}
+
+/* The completed gradient of the node's output, for its backward. */
+static tsh_real *tshi_tape_grad(const tshi_node *node) {
+    return (tsh_real *)tshi_mem_data(node->out->gr.block);
+}
+
+/* dest (+)= dense values of input i's local shape. */
+static void tshi_tape_pour(const tshi_node *node, int i, const tshi_dest *dest,
+                           const tsh_real *values, const int64_t *stride) {
+    tsh_ctx *ctx = node->out->ctx;
+    tshi_loop loop = tshi_kernel_space(node->in[i]);
+    tshi_kernel_operand(&loop, node->in[i], dest->data, dest->stride, sizeof(tsh_real));
+    tshi_kernel_operand(&loop, node->in[i], tshi_kernel_read(values), stride, sizeof(tsh_real));
+    tshi_kernel_run(
+        &loop, dest->add ? tshi_kernel_add[ctx->isa] : tshi_kernel_copy(sizeof(tsh_real), ctx->isa),
+        NULL);
+}
+
+/* -- backward --------------------------------------------------------------- */
+
+/* Marks what the loss reaches and counts the partial contributions that each tensor will get. */
+static void tshi_tape_mark(tsh_ctx *ctx, tsh_tensor *loss) {
+    tshi_node *node;
+    tsh_tensor *t, *head = &ctx->handles.owned;
+    int i;
+    for (t = head->next; t != head; t = t->next) t->expected = 0;
+    if (loss->base->node) loss->base->node->reached = 1;
+    for (node = ctx->tape.newest; node; node = node->older) {
+        if (!node->reached) continue;
+        if (node->passes && node->out->expected) node->partial |= 1u;
+        for (i = 0; i < node->n; i++) {
+            tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
+            if (!base || !base->wants) continue;
+            if (base->node) base->node->reached = 1;
+            if (tshi_tape_is_partial(node, i)) base->expected++;
+        }
+    }
+}
+
+/* Handles let go of their values: what backward needs, the nodes hold. */
+static void tshi_tape_let_go(tsh_ctx *ctx, const tsh_tensor *loss) {
+    tsh_tensor *t, *head = &ctx->handles.step;
+    for (t = head->next; t != head; t = t->next) {
+        if (t == loss || (t->flags & (TSHI_RETAIN | TSHI_STALE))) continue;
+        tshi_mem_drop(ctx, t->block);
+        t->block = NULL;
+        t->flags |= TSHI_STALE;
+    }
+}
+
+static void tshi_tape_drop_node(tshi_node *node) {
+    tsh_ctx *ctx = node->out->ctx;
+    tsh_tensor *out = node->out;
+    int i;
+    if (out->reducing) (void)tsh_wait(&ctx->tp, out->req);
+    out->reducing = out->expected = 0;
+    for (i = 0; i <= node->n; i++) tshi_mem_drop(ctx, node->saved[i]);
+    tshi_mem_drop(ctx, node->aux);
+    out->node = NULL;
+    out->wants = 0;
+    if (out->flags & TSHI_RETAIN) return;
+    tshi_mem_drop(ctx, out->gr.block);
+    tshi_mem_drop(ctx, out->gp.block);
+    memset(&out->gr, 0, sizeof out->gr);
+    memset(&out->gp, 0, sizeof out->gp);
+}
+
+/* Walks the tape, newest first, and empties it: nodes that were not reached, or follow an error,
+ * are only dropped. */
+static void tshi_tape_walk(tsh_ctx *ctx) {
+    tshi_node *node, *older;
+    int i;
+    for (node = ctx->tape.newest; node; node = older) {
+        older = node->older;
+        if (node->reached && ctx->error.code == TSH_OK &&
+            (node->raw || tshi_tape_complete(node->out))) {
+            node->backward(node);
+            for (i = 0; i < node->n; i++) tshi_tape_give(node, i);
+            if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
+        }
+        tshi_tape_drop_node(node);
+    }
+    ctx->tape.newest = NULL;
+    tshi_mem_reset(&ctx->tape.arena);
+}
+
+/* Partial gradients of leaves, all in one flat all-reduce. */
+static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
+    tsh_tensor *t, *head = &ctx->handles.owned;
+    int64_t total = 0, at = 0;
+    tshi_block *flat;
+    tsh_real *data;
+    for (t = head->next; t != head; t = t->next)
+        if (t->gp.live) total += tsh_local_numel(t);
+    if (!total || !(flat = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)total * sizeof(tsh_real))))
+        return ctx->error.code;
+    data = (tsh_real *)tshi_mem_data(flat);
+    for (t = head->next; t != head; t = t->next) {
+        if (!t->gp.live) continue;
+        memcpy(data + at, tshi_mem_data(t->gp.block),
+               (size_t)tsh_local_numel(t) * sizeof(tsh_real));
+        at += tsh_local_numel(t);
+    }
+    (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, data, total, TSH_REAL, TSH_SUM),
+                          "tsh_backward: all-reduce of the leaves' gradients");
+    for (at = 0, t = head->next; t != head; t = t->next) {
+        if (!t->gp.live) continue;
+        memcpy(tshi_mem_data(t->gp.block), data + at,
+               (size_t)tsh_local_numel(t) * sizeof(tsh_real));
+        at += tsh_local_numel(t);
+        tshi_tape_merge(t);
+    }
+    tshi_mem_drop(ctx, flat);
+    return ctx->error.code;
+}
+
+TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
+    tsh_tensor *t, *head;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    head = &ctx->handles.owned;
+    if (tshi_tape_complete_leaves(ctx) != TSH_OK) return ctx->error.code;
+    for (t = head->next; t != head && ctx->dp.size > 1; t = t->next)
+        if (t->gr.live)
+            (void)tshi_error_comm(ctx,
+                                  tsh_allreduce(&ctx->dp, tshi_mem_data(t->gr.block),
+                                                tsh_local_numel(t), TSH_REAL, TSH_AVG),
+                                  "tsh_sync_grads: average over data parallel ranks");
+    ctx->tape.pending = 0;
+    return ctx->error.code;
+}
+
+static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
+    char text[TSHI_TEXT_SIZE];
+    if (!loss) return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is NULL");
+    if (loss->ctx != ctx)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is of another ctx");
+    if (loss->layout.kind == TSH_PARTIAL)
+        return tsh_fail(ctx, TSH_ERR_LAYOUT,
+                        "tsh_backward: the loss is a partial sum over %d ranks; complete it first: "
+                        "tsh_redistribute(loss, tsh_replicated())",
+                        ctx->tp.size);
+    if (tsh_numel(loss) != 1 || loss->layout.kind != TSH_REPLICATED || loss->dtype != TSH_REAL)
+        return tsh_fail(ctx, TSH_ERR_SHAPE,
+                        "tsh_backward: the loss must be one replicated value, not %s %s",
+                        tshi_tensor_dtype(loss->dtype), tshi_tensor_text(loss, text));
+    if (!tshi_tensor_check("tsh_backward", &loss, 1)) return ctx->error.code;
+    if (!loss->base->wants || !loss->base->node)
+        return tsh_fail(
+            ctx, TSH_ERR_STATE,
+            "tsh_backward: the loss does not depend on any tensor that requires a gradient");
+    return TSH_OK;
+}
+
+TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
+                                     const tsh_backward_desc *desc) {
+    int defer = desc && desc->defer;
+    tshi_dest dest;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (ctx->error.code == TSH_OK) (void)tshi_tape_check_loss(ctx, loss);
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    if (!tshi_tape_open(loss, &loss->base->gr, &dest)) return ctx->error.code;
+    dest.data[0] += TSHI_R(1);
+    if (!dest.add) dest.data[0] = TSHI_R(1);
+    tshi_tape_mark(ctx, loss);
+    tshi_tape_let_go(ctx, loss);
+    tshi_tape_walk(ctx);
+    ctx->tape.pending = defer;
+    if (!defer && ctx->error.code == TSH_OK) (void)tsh_sync_grads(ctx);
+    tshi_error_tell(ctx);
+    return ctx->error.code;
+}
+
+TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
+    return tsh_backward_with(ctx, loss, NULL);
+}
+
+/* -- what a user says of gradients ------------------------------------------ */
+
+TSH_API void tsh_no_grad_begin(tsh_ctx *ctx) {
+    if (ctx) ctx->tape.no_grad++;
+}
+
+TSH_API void tsh_no_grad_end(tsh_ctx *ctx) {
+    if (ctx && ctx->tape.no_grad) ctx->tape.no_grad--;
+}
+
+TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
+    if (!t) return NULL;
+    if (!(t->flags & TSHI_OWNED) || t->dtype != TSH_REAL)
+        return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_requires_grad: takes an owned tensor of %s; tsh_keep makes one",
+                               tshi_tensor_dtype(TSH_REAL));
+    t->wants = on ? 1 : 0;
+    if (on)
+        t->flags |= TSHI_LEAF;
+    else
+        t->flags &= ~(unsigned)TSHI_LEAF;
+    return t;
+}
+
+TSH_API tsh_tensor *tsh_retain(tsh_tensor *t) {
+    if (t) t->flags |= TSHI_RETAIN;
+    if (t) t->base->flags |= TSHI_RETAIN;
+    return t;
+}
+
+TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
+    tsh_tensor *base, *grad;
+    if (!t || t->ctx->error.code != TSH_OK) return NULL;
+    base = t->base;
+    if (base->gp.live && base->ctx->tp.size > 1)
+        return tshi_error_null(
+            t->ctx, TSH_ERR_STATE,
+            "tsh_grad: the gradient is pending over %d ranks; call tsh_sync_grads first",
+            t->ctx->tp.size);
+    if (!base->gr.live) return NULL;
+    grad = tshi_tensor_window(t, base->gr.block);
+    if (!grad) return NULL;
+    grad->offset = t->offset - base->offset;
+    if (t->layout.kind == TSH_PARTIAL) grad->layout = tsh_replicated();
+    return grad;
+}
+
+TSH_API void tsh_zero_grad(tsh_tensor *t) {
+    if (t) t->base->gr.live = t->base->gp.live = 0;
+}
+
+/* -- steps and scopes: what ends with them ---------------------------------- */
+
+TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
+    tsh_tensor *head;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    for (; ctx->tape.newest; ctx->tape.newest = ctx->tape.newest->older)
+        tshi_tape_drop_node(ctx->tape.newest);
+    tshi_mem_reset(&ctx->tape.arena);
+    head = &ctx->handles.step;
+    for (ctx->handles.ended = 0; head->next != head; ctx->handles.ended++)
+        tshi_tensor_end(head->next);
+    return tsh_ok(ctx) ? TSH_OK : ctx->error.code;
+}
+
+TSH_API void tsh_scope_begin(tsh_ctx *ctx) {
+    if (ctx) ctx->depth++;
+}
+
+TSH_API void tsh_scope_end(tsh_ctx *ctx) {
+    tsh_tensor *head;
+    if (!ctx || !ctx->depth) return;
+    head = &ctx->handles.step;
+    if (ctx->tape.newest && ctx->tape.newest->depth >= ctx->depth)
+        (void)tsh_fail(
+            ctx, TSH_ERR_STATE,
+            "tsh_scope_end: %s was recorded inside the scope; scopes are for work without "
+            "gradients (tsh_no_grad_begin)",
+            ctx->tape.newest->name);
+    else
+        while (head->prev != head && head->prev->depth >= ctx->depth) tshi_tensor_end(head->prev);
+    ctx->depth--;
+}
+/* ========================================================================== */
+/* >>context                                          MARK: - context (private) */
+/* One rank's world: opened from a description, closed with all it holds.      */
+/* Needs: >>gemm >>comm >>tape.                                                 */
+/* ========================================================================== */
+
+/* Degree of every axis in the order of desc->order, fastest first; 0 and an error where they do not
+ * divide. */
+static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], char axis[3]) {
+    static const char *const name[3] = {"tp", "pp", "dp"};
+    const char *order = desc->order ? desc->order : "tp-pp-dp", *at = order;
+    int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, degree[3], i, j;
+    if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % (tp * pp))) {
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_open: %d ranks do not divide into tp %d times pp %d", world, tp, pp);
+        return 0;
+    }
+    degree[0] = tp ? tp : world / pp;
+    degree[1] = pp;
+    degree[2] = world / (degree[0] * pp);
+    for (i = 0; i < 3; i++) {
+        axis[i] = 0;
+        for (j = 0; j < 3; j++)
+            if (strncmp(at, name[j], 2) == 0) axis[i] = name[j][0];
+        for (j = 0; j < i; j++)
+            if (axis[j] == axis[i]) axis[i] = 0;
+        if (!axis[i] || at[2] != (i < 2 ? '-' : '\0')) {
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                           "tsh_open: order \"%.32s\" does not name tp, pp and dp once each, "
+                           "as \"tp-pp-dp\"",
+                           order);
+            return 0;
+        }
+        size[i] = degree[axis[i] == 't' ? 0 : axis[i] == 'p' ? 1 : 2];
+        at += 3;
+    }
+    return 1;
+}
+
+/* Splits the world by every axis: ranks that agree in all other coordinates form a group. */
+static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
+    int size[3], i, step = 1, rank = ctx->world.rank;
+    char axis[3];
+    if (!tshi_context_axes(ctx, desc, size, axis)) return;
+    for (i = 0; i < 3; step *= size[i++]) {
+        tsh_comm *comm = axis[i] == 't' ? &ctx->tp : axis[i] == 'p' ? &ctx->pp : &ctx->dp;
+        int own = rank / step % size[i];
+        if (size[i] == 1) continue;
+        if (tshi_error_comm(ctx, tsh_split(&ctx->world, rank - own * step, own, comm),
+                            "tsh_open: split") != TSH_OK)
+            return;
+    }
+}
+
+static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
+    tsh_allocator allocator = desc->allocator;
+    tsh_ctx *ctx;
+    if (!allocator.fn) allocator.fn = tshi_mem_libc;
+    ctx = (tsh_ctx *)allocator.fn(allocator.user, NULL, 0, sizeof *ctx, TSHI_ALIGN);
+    if (!ctx) return NULL;
+    memset(ctx, 0, sizeof *ctx);
+    ctx->allocator = allocator;
+    tshi_mem_count(&ctx->mem, TSH_MEM_BOOKS, sizeof *ctx, 0);
+    ctx->mem.calls = 1;
+    ctx->logger = desc->logger;
+    ctx->gemm = desc->gemm;
+    ctx->gemm_kernel = tshi_gemm_pick();
+    ctx->isa = tshi_kernel_isa();
+    ctx->threads = desc->threads > 0 ? desc->threads : 1;
+    ctx->seed = desc->seed;
+    ctx->world = desc->comm;
+    if (!ctx->world.ops) ctx->world.size = 1;
+    ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
+    tshi_tensor_ring(&ctx->handles.owned);
+    tshi_tensor_ring(&ctx->handles.step);
+    return ctx;
+}
+
+TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
+    tsh_desc usual;
+    tsh_ctx *ctx;
+    if (!out) return TSH_ERR_ARGUMENT;
+    memset(&usual, 0, sizeof usual);
+    *out = ctx = tshi_context_make(desc ? desc : &usual);
+    if (!ctx) return TSH_ERR_MEMORY;
+    ctx->gemm_scratch = tshi_mem_call(ctx, TSH_MEM_BOOKS, NULL, 0,
+                                      tshi_gemm_scratch(ctx->gemm_kernel));
+    tshi_context_groups(ctx, desc ? desc : &usual);
+    tshi_error_tell(ctx);
+    return ctx->error.code;
+}
+
+TSH_API void tsh_close(tsh_ctx *ctx) {
+    tsh_allocator allocator;
+    if (!ctx) return;
+    tshi_error_tell(ctx);
+    (void)tsh_step_end(ctx);
+    while (ctx->handles.owned.next != &ctx->handles.owned) tshi_tensor_end(ctx->handles.owned.next);
+    if (ctx->gemm_scratch)
+        (void)tshi_mem_call(ctx, TSH_MEM_BOOKS, ctx->gemm_scratch,
+                            tshi_gemm_scratch(ctx->gemm_kernel), 0);
+    tshi_mem_close_pool(ctx);
+    tshi_mem_close(ctx, &ctx->tape.arena);
+    tshi_mem_close(ctx, &ctx->books);
+    tsh_comm_close(&ctx->dp);
+    tsh_comm_close(&ctx->pp);
+    tsh_comm_close(&ctx->tp);
+    tsh_comm_close(&ctx->world);
+    allocator = ctx->allocator;
+    (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
+}
+
+TSH_API tsh_comm *tsh_world(tsh_ctx *ctx) {
+    return &ctx->world;
+}
+
+TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx) {
+    return &ctx->tp;
+}
+
+TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx) {
+    return &ctx->pp;
+}
+
+TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx) {
+    return &ctx->dp;
+}
+
+TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    tsh_ctx *ctx;
+    int result = tsh_open(desc, &ctx) == TSH_OK ? fn(ctx, user) : 1;
+    tsh_close(ctx);
+    return result;
+}
+/* ========================================================================== */
+/* >>op-map                                            MARK: - op-map (private) */
+/* Elementwise ops: one loop per arity, one row per op.                        */
+/* Needs: >>kernel >>tape.                                                      */
+/* ========================================================================== */
+
+/* -- shapes and layouts of broadcasting ops --------------------------------- */
+
+/* Which operands may be partial sums (bit masks that are allowed besides none), and whether
+ * replicated operands beside a partial one get partial gradients. */
+typedef enum tshi_rule {
+    TSHI_RULE_SUM,
+    TSHI_RULE_PRODUCT,
+    TSHI_RULE_QUOTIENT,
+    TSHI_RULE_WHERE,
+    TSHI_RULE_NONE
+} tshi_rule;
+
+static int tshi_map_allows(tshi_rule rule, unsigned partial) {
+    switch (rule) {
+    case TSHI_RULE_SUM: return partial == 3u;
+    case TSHI_RULE_PRODUCT: return partial == 1u || partial == 2u;
+    case TSHI_RULE_QUOTIENT: return partial == 1u;
+    case TSHI_RULE_WHERE: return partial == 6u;
+    case TSHI_RULE_NONE: break;
+    }
+    return 0;
+}
+
+/* NumPy's broadcasting, on global sizes. */
+static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shape *out) {
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    int i, d;
+    *out = tsh_shape_of(in[0]);
+    for (i = 1; i < n; i++) {
+        tsh_shape x = *out, y = tsh_shape_of(in[i]);
+        out->ndim = x.ndim > y.ndim ? x.ndim : y.ndim;
+        for (d = 1; d <= out->ndim; d++) {
+            int64_t p = d <= x.ndim ? x.dim[x.ndim - d] : 1,
+                    q = d <= y.ndim ? y.dim[y.ndim - d] : 1;
+            out->dim[out->ndim - d] = p == 1 ? q : p;
+            if (p == q || p == 1 || q == 1) continue;
+            (void)tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
+                           "%s: shapes %s and %s do not broadcast (%ld against %ld)", op,
+                           tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b), (long)p,
+                           (long)q);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int tshi_map_refuse(const char *op, const tsh_tensor *a, const tsh_tensor *b,
+                           const char *mend) {
+    char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
+    (void)tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s", op,
+                   tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), mend);
+    return 0;
+}
+
+static int tshi_map_partial(const char *op, tshi_rule rule, tsh_tensor *const *in, int n,
+                            unsigned mask, tsh_layout *out, unsigned *partial) {
+    int i, p = 0, other = -1;
+    for (i = n - 1; i >= 0; i--) {
+        if (mask >> i & 1u)
+            p = i;
+        else if (other < 0 || in[i]->layout.kind == TSH_SHARDED)
+            other = i;
+    }
+    if (!tshi_map_allows(rule, mask) || (other >= 0 && in[other]->layout.kind == TSH_SHARDED)) {
+        if (other < 0) other = n - 1;
+        return tshi_map_refuse(
+            op, in[p], in[other],
+            "complete the partial sum first: tsh_redistribute(x, tsh_replicated())");
+    }
+    *out = tsh_partial();
+    if (rule == TSHI_RULE_PRODUCT || rule == TSHI_RULE_QUOTIENT) *partial = ~mask & 3u;
+    return 1;
+}
+
+/* The layout of the output, and which inputs get partial gradients. */
+static int tshi_map_layout(const char *op, tshi_rule rule, tsh_tensor *const *in, int n,
+                           const tsh_shape *shape, tsh_layout *out, unsigned *partial) {
+    unsigned mask = 0;
+    int i, d = -1, first = -1;
+    *out = tsh_replicated();
+    *partial = 0;
+    for (i = 0; i < n; i++)
+        if (in[i]->layout.kind == TSH_PARTIAL) mask |= 1u << i;
+    if (mask) return tshi_map_partial(op, rule, in, n, mask, out, partial);
+    for (i = 0; i < n && first < 0; i++)
+        if (in[i]->layout.kind == TSH_SHARDED) first = i;
+    if (first < 0) return 1;
+    *out = in[first]->layout;
+    out->dim += shape->ndim - in[first]->ndim;
+    d = out->dim;
+    for (i = 0; i < n; i++) {
+        int own = d - (shape->ndim - in[i]->ndim);
+        int64_t length = own >= 0 ? in[i]->dim[own] : 1;
+        if (in[i]->layout.kind == TSH_SHARDED) {
+            if (in[i]->layout.dim != own || length != shape->dim[d] ||
+                !tshi_layout_same_cut(&in[first]->layout, &in[i]->layout, length,
+                                      in[i]->ctx->tp.size))
+                return tshi_map_refuse(op, in[first], in[i],
+                                       "make them alike: tsh_redistribute(b, tsh_layout_of(a))");
+        } else if (length != 1) {
+            return tshi_map_refuse(
+                op, in[first], in[i],
+                "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
+                "tsh_redistribute(a, tsh_replicated())");
+        } else {
+            *partial |= 1u << i;
+        }
+    }
+    return 1;
+}
+
+/* -- unary ops -------------------------------------------------------------- */
+
+typedef struct tshi_unary {
+    const char *name;
+    const tshi_kernel_fn *forward, *backward;
+    int linear, save; /* keeps P; which values backward reads as v: TSHI_UNARY_X or _Y */
+} tshi_unary;
+
+enum { TSHI_UNARY_NONE, TSHI_UNARY_X, TSHI_UNARY_Y };
+
+/* Public name, linear, v, y of (x, c), dx of (g, v, c); c is the op's scalar. */
+#define TSHI_UNARY_OPS(ROW)                                                                        \
+    ROW(neg, 1, NONE, -x, -g)                                                                      \
+    ROW(scale, 1, NONE, x *c, g *c)                                                                \
+    ROW(add_scalar, 0, NONE, x + c, g)                                                             \
+    ROW(pow_scalar, 0, X, tshi_kernel_pow(x, c), g *c *tshi_kernel_pow(v, c - TSHI_R(1)))          \
+    ROW(exp, 0, Y, tshi_kernel_exp(x), g *v)                                                       \
+    ROW(log, 0, X, tshi_kernel_log(x), g / v)                                                      \
+    ROW(sqrt, 0, Y, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)                                       \
+    ROW(sigmoid, 0, Y, tshi_kernel_sigmoid(x), g *v *(TSHI_R(1) - v))                              \
+    ROW(tanh, 0, Y, tshi_kernel_tanh(x), g *(TSHI_R(1) - v * v))                                   \
+    ROW(relu, 0, Y, tshi_kernel_relu(x), tshi_kernel_gate(v, g))                                   \
+    ROW(gelu, 0, X, x *tshi_map_phi(x), g *(tshi_map_phi(v) + v * tshi_map_bell(v)))               \
+    ROW(gelu_tanh, 0, X, tshi_map_gelu(x), g *tshi_map_gelu_slope(v))                              \
+    ROW(silu, 0, X, x *tshi_kernel_sigmoid(x), g *tshi_map_silu_slope(v))
+
+/* The standard normal distribution and density: gelu's slope is phi + x bell. */
+TSHI_INLINE tsh_real tshi_map_phi(tsh_real x) {
+    return TSHI_R(0.5) * (TSHI_R(1) + tshi_kernel_erf(x * TSHI_R(0.70710678118654752)));
+}
+
+TSHI_INLINE tsh_real tshi_map_bell(tsh_real x) {
+    return TSHI_R(0.39894228040143268) * tshi_kernel_exp(TSHI_R(-0.5) * x * x);
+}
+
+/* 0.5 x (1 + tanh u) with u = sqrt(2 / pi) (x + 0.044715 x^3) is x sigmoid(2 u). */
+TSHI_INLINE tsh_real tshi_map_gelu_gate(tsh_real x) {
+    return tshi_kernel_sigmoid(x *
+                               (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x));
+}
+
+TSHI_INLINE tsh_real tshi_map_gelu(tsh_real x) {
+    return x * tshi_map_gelu_gate(x);
+}
+
+TSHI_INLINE tsh_real tshi_map_gelu_slope(tsh_real x) {
+    tsh_real s = tshi_map_gelu_gate(x);
+    tsh_real slope = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x;
+    return s + x * s * (TSHI_R(1) - s) * slope;
+}
+
+TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x) {
+    tsh_real s = tshi_kernel_sigmoid(x);
+    return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
+}
+
+#define TSHI_UNARY_KERNELS(name, linear, save, F, D)                                               \
+    TSHI_INLINE void tshi_map_##name##_f(int64_t n, tsh_real *TSHI_RESTRICT y,                     \
+                                         const tsh_real *TSHI_RESTRICT in, int64_t sy, int64_t sx, \
+                                         tsh_real c) {                                             \
+        int64_t i;                                                                                 \
+        (void)c;                                                                                   \
+        for (i = 0; i < n; i++) {                                                                  \
+            const tsh_real x = in[i * sx];                                                         \
+            y[i * sy] = F;                                                                         \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, void *const *at, const int64_t *s,  \
+                                                    const double *p) {                             \
+        tsh_real *y = (tsh_real *)at[0], *x = (tsh_real *)at[1];                                   \
+        if (s[0] == 1 && s[1] == 1)                                                                \
+            tshi_map_##name##_f(n, y, x, 1, 1, TSHI_R(p[0]));                                      \
+        else                                                                                       \
+            tshi_map_##name##_f(n, y, x, s[0], s[1], TSHI_R(p[0]));                                \
+    }                                                                                              \
+    TSHI_KERNEL(tshi_map_##name##_forward);                                                        \
+    TSHI_INLINE void tshi_map_##name##_d(                                                          \
+        int64_t n, tsh_real *TSHI_RESTRICT dx, const tsh_real *TSHI_RESTRICT dy,                   \
+        const tsh_real *TSHI_RESTRICT kept, const int64_t *s, int one, int add, tsh_real c) {      \
+        int64_t i, sx = one ? 1 : s[0], sg = one ? 1 : s[1], sv = one ? 1 : s[2];                  \
+        (void)c;                                                                                   \
+        for (i = 0; i < n; i++) {                                                                  \
+            const tsh_real g = dy[i * sg], v = kept[i * sv], d = D;                                \
+            (void)v;                                                                               \
+            dx[i * sx] = add ? dx[i * sx] + d : d;                                                 \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, void *const *at, const int64_t *s, \
+                                                     const double *p) {                            \
+        tsh_real *x = (tsh_real *)at[0], *g = (tsh_real *)at[1], *v = (tsh_real *)at[2];           \
+        int one = s[0] == 1 && s[1] == 1 && s[2] == 1;                                             \
+        if (one && p[1] > 0)                                                                       \
+            tshi_map_##name##_d(n, x, g, v, s, 1, 1, TSHI_R(p[0]));                                \
+        else if (one)                                                                              \
+            tshi_map_##name##_d(n, x, g, v, s, 1, 0, TSHI_R(p[0]));                                \
+        else                                                                                       \
+            tshi_map_##name##_d(n, x, g, v, s, 0, p[1] > 0, TSHI_R(p[0]));                         \
+    }                                                                                              \
+    TSHI_KERNEL(tshi_map_##name##_backward);                                                       \
+    static const tshi_unary tshi_map_##name##_row = {"tsh_" #name, tshi_map_##name##_forward,      \
+                                                     tshi_map_##name##_backward, linear,           \
+                                                     TSHI_UNARY_##save};
+TSHI_UNARY_OPS(TSHI_UNARY_KERNELS)
+#undef TSHI_UNARY_KERNELS
+#undef TSHI_UNARY_OPS
+
+typedef struct tshi_unary_more {
+    const tshi_unary *row;
+    double c;
+} tshi_unary_more;
+
+static void tshi_map_unary_backward(tshi_node *node) {
+    const tshi_unary_more *more = (const tshi_unary_more *)node->more;
+    tsh_tensor *x = node->in[0], *out = node->out;
+    int from = more->row->save == TSHI_UNARY_X ? 0 : 1;
+    double p[2];
+    tshi_loop loop = tshi_kernel_space(out);
+    tshi_dest dest;
+    tsh_real *g = tshi_tape_grad(node);
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    tshi_kernel_operand(&loop, x, dest.data, dest.stride, sizeof *g);
+    tshi_kernel_operand(&loop, out, g, out->stride, sizeof *g);
+    if (more->row->save == TSHI_UNARY_NONE)
+        tshi_kernel_operand(&loop, out, g, out->stride, sizeof *g);
+    else
+        tshi_kernel_operand(&loop, out, tshi_tape_saved(node, from), from ? out->stride : x->stride,
+                            sizeof *g);
+    p[0] = more->c;
+    p[1] = dest.add;
+    tshi_kernel_run(&loop, more->row->backward[out->ctx->isa], p);
+}
+
+static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_unary *row, double c) {
+    static const int save[] = {TSHI_SAVE_NONE, 1, TSHI_SAVE_OUT};
+    tsh_ctx *ctx = tshi_tensor_check_real(row->name, &x, 1);
+    tsh_shape shape = tsh_shape_of(x);
+    tshi_loop loop;
+    tsh_tensor *out;
+    tshi_node *node;
+    if (!ctx) return NULL;
+    if (x->layout.kind == TSH_PARTIAL && !row->linear)
+        return tshi_error_null(
+            ctx, TSH_ERR_LAYOUT,
+            "%s: the input is a partial sum over %d ranks and the op is not linear; complete it "
+            "first: tsh_redistribute(x, tsh_replicated())",
+            row->name, ctx->tp.size);
+    out = tshi_tensor_out(ctx, row->name, TSH_REAL, &shape, &x->layout);
+    if (!out) return NULL;
+    loop = tshi_kernel_space(out);
+    tshi_kernel_tensor(&loop, out);
+    tshi_kernel_tensor(&loop, x);
+    tshi_kernel_run(&loop, row->forward[ctx->isa], &c);
+    node = tshi_tape_record(row->name, out, &x, 1, save[row->save], tshi_map_unary_backward,
+                            sizeof(tshi_unary_more));
+    if (node) ((tshi_unary_more *)node->more)->row = row;
+    if (node) ((tshi_unary_more *)node->more)->c = c;
+    return out;
+}
+
+#define TSHI_UNARY_PUBLIC(name)                                                                    \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
+        return tshi_map_unary(x, &tshi_map_##name##_row, 0);                                       \
+    }
+#define TSHI_SCALAR_PUBLIC(name)                                                                   \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
+        return tshi_map_unary(x, &tshi_map_##name##_row, c);                                       \
+    }
+TSHI_UNARY_PUBLIC(neg)
+TSHI_SCALAR_PUBLIC(scale)
+TSHI_SCALAR_PUBLIC(add_scalar)
+TSHI_SCALAR_PUBLIC(pow_scalar)
+TSHI_UNARY_PUBLIC(exp)
+TSHI_UNARY_PUBLIC(log)
+TSHI_UNARY_PUBLIC(sqrt)
+TSHI_UNARY_PUBLIC(sigmoid)
+TSHI_UNARY_PUBLIC(tanh)
+TSHI_UNARY_PUBLIC(relu)
+TSHI_UNARY_PUBLIC(gelu)
+TSHI_UNARY_PUBLIC(gelu_tanh)
+TSHI_UNARY_PUBLIC(silu)
+#undef TSHI_UNARY_PUBLIC
+#undef TSHI_SCALAR_PUBLIC
+
+/* -- binary ops ------------------------------------------------------------- */
+
+typedef struct tshi_binary {
+    const char *name;
+    tshi_rule rule;
+    int save;
+    const tshi_kernel_fn *forward, *da, *db;
+} tshi_binary;
+
+/* Name, rule, saved inputs, y of (a, b), da and db of (g, a, b). */
+#define TSHI_BINARY_OPS(ROW)                                                                       \
+    ROW(add, SUM, 0, a + b, g, g)                                                                  \
+    ROW(sub, SUM, 0, a - b, g, -g)                                                                 \
+    ROW(mul, PRODUCT, 3, a *b, g *b, g *a)                                                         \
+    ROW(div, QUOTIENT, 3, a / b, g / b, -g * a / (b * b))                                          \
+    ROW(pow, NONE, 3, tshi_kernel_pow(a, b), g *b *tshi_kernel_pow(a, b - TSHI_R(1)),              \
+        g *tshi_map_pow_slope(a, b))
+
+/* The exponent's slope is a^b ln a, and 0 at a = 0 with b >= 0, as torch. */
+TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b) {
+    if (!(a < 0) && !(a > 0) && b >= 0) return 0;
+    return tshi_kernel_pow(a, b) * tshi_kernel_log(a);
+}
+
+/* d (+)= D over a broadcast operand too: where it stands still, the run is summed. */
+#define TSHI_BINARY_SLOPE(name, D)                                                                 \
+    TSHI_INLINE void name##_loop(int64_t n, tsh_real *TSHI_RESTRICT d, const tsh_real *dy,         \
+                                 const tsh_real *as, const tsh_real *bs, const int64_t *s,         \
+                                 int one, int add) {                                               \
+        int64_t i, sd = one ? 1 : s[0], sg = one ? 1 : s[1], sa = one ? 1 : s[2],                  \
+                   sb = one ? 1 : s[3];                                                            \
+        for (i = 0; i < n; i++) {                                                                  \
+            const tsh_real g = dy[i * sg], a = as[i * sa], b = bs[i * sb], slope = D;              \
+            (void)a;                                                                               \
+            (void)b;                                                                               \
+            d[i * sd] = add ? d[i * sd] + slope : slope;                                           \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
+        tsh_real *d = (tsh_real *)at[0], *g = (tsh_real *)at[1], *a = (tsh_real *)at[2],           \
+                 *b = (tsh_real *)at[3];                                                           \
+        int one = s[0] == 1 && s[1] == 1 && s[2] == 1 && s[3] == 1;                                \
+        if (one && p[0] > 0)                                                                       \
+            name##_loop(n, d, g, a, b, s, 1, 1);                                                   \
+        else if (one)                                                                              \
+            name##_loop(n, d, g, a, b, s, 1, 0);                                                   \
+        else                                                                                       \
+            name##_loop(n, d, g, a, b, s, 0, p[0] > 0);                                            \
+    }                                                                                              \
+    TSHI_KERNEL(name);
+
+#define TSHI_BINARY_KERNELS(name, rule, save, F, DA, DB)                                           \
+    TSHI_INLINE void tshi_map_##name##_f(int64_t n, tsh_real *TSHI_RESTRICT y, const tsh_real *as, \
+                                         const tsh_real *bs, int64_t sy, int64_t sa, int64_t sb) { \
+        int64_t i;                                                                                 \
+        for (i = 0; i < n; i++) {                                                                  \
+            const tsh_real a = as[i * sa], b = bs[i * sb];                                         \
+            y[i * sy] = F;                                                                         \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, void *const *at, const int64_t *s,  \
+                                                    const double *p) {                             \
+        tsh_real *y = (tsh_real *)at[0], *a = (tsh_real *)at[1], *b = (tsh_real *)at[2];           \
+        (void)p;                                                                                   \
+        if (s[0] == 1 && s[1] == 1 && s[2] == 1)                                                   \
+            tshi_map_##name##_f(n, y, a, b, 1, 1, 1);                                              \
+        else if (s[0] == 1 && s[1] == 1 && !s[2])                                                  \
+            tshi_map_##name##_f(n, y, a, b, 1, 1, 0);                                              \
+        else                                                                                       \
+            tshi_map_##name##_f(n, y, a, b, s[0], s[1], s[2]);                                     \
+    }                                                                                              \
+    TSHI_KERNEL(tshi_map_##name##_forward);                                                        \
+    TSHI_BINARY_SLOPE(tshi_map_##name##_da, DA)                                                    \
+    TSHI_BINARY_SLOPE(tshi_map_##name##_db, DB)                                                    \
+    static const tshi_binary tshi_map_##name##_row = {                                             \
+        "tsh_" #name,         TSHI_RULE_##rule,    save, tshi_map_##name##_forward,                \
+        tshi_map_##name##_da, tshi_map_##name##_db};
+TSHI_BINARY_OPS(TSHI_BINARY_KERNELS)
+#undef TSHI_BINARY_KERNELS
+#undef TSHI_BINARY_OPS
+
+/* Operand i of a backward loop: its saved values, or g where none were needed. */
+static void tshi_map_saved(tshi_loop *loop, const tshi_node *node, int i) {
+    const tsh_tensor *t = node->saved[i] ? node->in[i] : node->out;
+    void *data = node->saved[i] ? tshi_tape_saved(node, i) : (void *)tshi_tape_grad(node);
+    tshi_kernel_operand(loop, t, data, t->stride, sizeof(tsh_real));
+}
+
+/* Adds one input's gradient; a broadcast one is zeroed first and summed into. */
+static void tshi_map_slope(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
+    tsh_tensor *t = node->in[i], *out = node->out;
+    int broadcast = tsh_numel(t) != tsh_numel(out);
+    tshi_loop loop = tshi_kernel_space(out);
+    tshi_dest dest;
+    double add;
+    if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
+        return;
+    add = dest.add;
+    tshi_kernel_operand(&loop, t, dest.data, dest.stride, sizeof(tsh_real));
+    tshi_kernel_operand(&loop, out, tshi_tape_grad(node), out->stride, sizeof(tsh_real));
+    tshi_map_saved(&loop, node, 0);
+    tshi_map_saved(&loop, node, 1);
+    tshi_kernel_run(&loop, kernel[out->ctx->isa], &add);
+}
+
+static void tshi_map_binary_backward(tshi_node *node) {
+    const tshi_binary *row = *(const tshi_binary *const *)node->more;
+    tshi_map_slope(node, 0, row->da);
+    tshi_map_slope(node, 1, row->db);
+}
+
+static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_binary *row) {
+    tsh_tensor *in[2], *out;
+    tsh_ctx *ctx;
+    tsh_shape shape;
+    tsh_layout layout;
+    tshi_loop loop;
+    tshi_node *node;
+    unsigned partial;
+    in[0] = a;
+    in[1] = b;
+    ctx = tshi_tensor_check_real(row->name, in, 2);
+    if (!ctx || !tshi_map_shape(row->name, in, 2, &shape) ||
+        !tshi_map_layout(row->name, row->rule, in, 2, &shape, &layout, &partial))
+        return NULL;
+    out = tshi_tensor_out(ctx, row->name, TSH_REAL, &shape, &layout);
+    if (!out) return NULL;
+    loop = tshi_kernel_space(out);
+    tshi_kernel_tensor(&loop, out);
+    tshi_kernel_tensor(&loop, a);
+    tshi_kernel_tensor(&loop, b);
+    tshi_kernel_run(&loop, row->forward[ctx->isa], NULL);
+    node = tshi_tape_record(row->name, out, in, 2, row->save, tshi_map_binary_backward, sizeof row);
+    if (node) *(const tshi_binary **)node->more = row;
+    if (node) node->partial = partial;
+    return out;
+}
+
+#define TSHI_BINARY_PUBLIC(name)                                                                   \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
+        return tshi_map_binary(a, b, &tshi_map_##name##_row);                                      \
+    }
+TSHI_BINARY_PUBLIC(add)
+TSHI_BINARY_PUBLIC(sub)
+TSHI_BINARY_PUBLIC(mul)
+TSHI_BINARY_PUBLIC(div)
+TSHI_BINARY_PUBLIC(pow)
+#undef TSHI_BINARY_PUBLIC
+
+/* -- comparisons, where, cast: any dtype, element by element ----------------- */
+
+typedef struct tshi_any {
+    tsh_tensor *out, *in[3];
+    char *at[4];
+    tsh_dtype dtype[4];
+} tshi_any;
+
+typedef void (*tshi_any_fn)(void *const *at, const tsh_dtype *dtype);
+
+/* Walks out and its inputs in logical order, one element per call: for ops that are not worth a
+ * kernel. */
+static void tshi_map_walk(tsh_tensor *out, tsh_tensor *const *in, int n, tshi_any_fn fn) {
+    int64_t index[TSH_MAX_DIMS] = {0}, count = tsh_local_numel(out), e;
+    tsh_dtype dtype[4] = {TSH_F32, TSH_F32, TSH_F32, TSH_F32};
+    void *at[4];
+    int i, d;
+    for (e = 0; e < count; e++) {
+        for (i = 0; i <= n; i++) {
+            const tsh_tensor *t = i ? in[i - 1] : out;
+            int64_t place = 0;
+            for (d = 0; d < t->ndim; d++)
+                if (t->dim[d] != 1) place += t->stride[d] * index[d + out->ndim - t->ndim];
+            dtype[i] = t->dtype;
+            at[i] = (char *)tshi_tensor_at(t) + (size_t)place * tsh_dtype_size(t->dtype);
+        }
+        fn(at, dtype);
+        for (d = out->ndim - 1; d >= 0 && ++index[d] == out->local[d]; d--) index[d] = 0;
+    }
+}
+
+#define TSHI_COMPARE(name, op)                                                                     \
+    static void tshi_map_##name(void *const *at, const tsh_dtype *dtype) {                         \
+        if (dtype[1] == TSH_I64)                                                                   \
+            *(int32_t *)at[0] = *(const int64_t *)at[1] op * (const int64_t *)at[2];               \
+        else                                                                                       \
+            *(int32_t *)at[0] = tshi_tensor_get(at[1], dtype[1], 0)                                \
+                op tshi_tensor_get(at[2], dtype[2], 0);                                            \
+    }                                                                                              \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
+        return tshi_map_compare("tsh_" #name, a, b, tshi_map_##name);                              \
+    }
+
+static tsh_tensor *tshi_map_compare(const char *op, tsh_tensor *a, tsh_tensor *b, tshi_any_fn fn) {
+    tsh_tensor *in[2], *out;
+    tsh_ctx *ctx;
+    tsh_shape shape;
+    tsh_layout layout;
+    unsigned partial;
+    in[0] = a;
+    in[1] = b;
+    ctx = tshi_tensor_check(op, in, 2);
+    if (!ctx || !tshi_map_shape(op, in, 2, &shape) ||
+        !tshi_map_layout(op, TSHI_RULE_NONE, in, 2, &shape, &layout, &partial))
+        return NULL;
+    if (a->dtype != b->dtype)
+        return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %s against %s; tsh_cast one of them", op,
+                               tshi_tensor_dtype(a->dtype), tshi_tensor_dtype(b->dtype));
+    out = tshi_tensor_out(ctx, op, TSH_I32, &shape, &layout);
+    if (out) tshi_map_walk(out, in, 2, fn);
+    return out;
+}
+
+TSHI_COMPARE(eq, ==)
+TSHI_COMPARE(lt, <)
+TSHI_COMPARE(le, <=)
+#undef TSHI_COMPARE
+
+/* where: y = c ? a : b; da = c ? g : 0, db = c ? 0 : g, summed over broadcast dimensions. */
+static void tshi_map_where_forward(void *const *at, const tsh_dtype *dtype) {
+    (void)dtype;
+    *(tsh_real *)at[0] = *(const tsh_real *)at[*(const int32_t *)at[1] ? 2 : 3];
+}
+
+TSHI_INLINE void tshi_map_where_slope_body(int64_t n, void *const *at, const int64_t *s,
+                                           const double *p) {
+    tsh_real *d = (tsh_real *)at[0];
+    const tsh_real *g = (const tsh_real *)at[1];
+    const int32_t *c = (const int32_t *)at[2];
+    int64_t i;
+    for (i = 0; i < n; i++)
+        if ((c[i * s[2]] != 0) == (p[0] > 0)) d[i * s[0]] += g[i * s[1]];
+}
+TSHI_KERNEL(tshi_map_where_slope);
+
+static void tshi_map_where_backward(tshi_node *node) {
+    tsh_tensor *out = node->out;
+    int i;
+    for (i = 1; i <= 2; i++) {
+        tshi_loop loop = tshi_kernel_space(out);
+        tshi_dest dest;
+        double first = i == 1;
+        if (!tshi_tape_dest_zeroed(node, i, &dest)) continue;
+        tshi_kernel_operand(&loop, node->in[i], dest.data, dest.stride, sizeof(tsh_real));
+        tshi_kernel_operand(&loop, out, tshi_tape_grad(node), out->stride, sizeof(tsh_real));
+        tshi_kernel_operand(&loop, node->in[0], tshi_tape_saved(node, 0), node->in[0]->stride, 4);
+        tshi_kernel_run(&loop, tshi_map_where_slope[out->ctx->isa], &first);
+    }
+}
+
+TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
+    tsh_tensor *in[3], *out;
+    tsh_ctx *ctx;
+    tsh_shape shape;
+    tsh_layout layout;
+    tshi_node *node;
+    unsigned partial;
+    in[0] = cond;
+    in[1] = a;
+    in[2] = b;
+    ctx = tshi_tensor_check("tsh_where", in, 3);
+    if (!ctx || !tshi_tensor_check_real("tsh_where", in + 1, 2) ||
+        !tshi_map_shape("tsh_where", in, 3, &shape) ||
+        !tshi_map_layout("tsh_where", TSHI_RULE_WHERE, in, 3, &shape, &layout, &partial))
+        return NULL;
+    if (cond->dtype != TSH_I32)
+        return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
+                               tshi_tensor_dtype(cond->dtype));
+    out = tshi_tensor_out(ctx, "tsh_where", TSH_REAL, &shape, &layout);
+    if (!out) return NULL;
+    tshi_map_walk(out, in, 3, tshi_map_where_forward);
+    node = tshi_tape_record("tsh_where", out, in, 3, 1, tshi_map_where_backward, 0);
+    if (node) node->partial = partial;
+    return out;
+}
+
+static void tshi_map_cast(void *const *at, const tsh_dtype *dtype) {
+    if (dtype[0] == TSH_I64 && dtype[1] == TSH_I32)
+        *(int64_t *)at[0] = *(const int32_t *)at[1];
+    else if (dtype[0] == TSH_I32 && dtype[1] == TSH_I64)
+        *(int32_t *)at[0] = (int32_t) * (const int64_t *)at[1];
+    else
+        tshi_tensor_put(at[0], dtype[0], 0, tshi_tensor_get(at[1], dtype[1], 0));
+}
+
+TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_cast", &x, 1);
+    tsh_shape shape = tsh_shape_of(x);
+    tsh_tensor *out;
+    if (!ctx || x->dtype == dtype) return ctx ? x : NULL;
+    if (dtype != TSH_REAL && dtype != TSH_I32 && dtype != TSH_I64)
+        return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_cast: values are %s in this build, not %s",
+                               tshi_tensor_dtype(TSH_REAL), tshi_tensor_dtype(dtype));
+    if (x->layout.kind == TSH_PARTIAL)
+        return tshi_error_null(ctx, TSH_ERR_LAYOUT,
+                               "tsh_cast: the input is a partial sum; complete it first: "
+                               "tsh_redistribute(x, tsh_replicated())");
+    out = tshi_tensor_out(ctx, "tsh_cast", dtype, &shape, &x->layout);
+    if (out) tshi_map_walk(out, &x, 1, tshi_map_cast);
+    return out;
+}
+
+/* -- dropout ----------------------------------------------------------------
+ * y_e = x_e / (1 - p) where bits(stream, e) >= p 2^32, else 0; e counts global elements. Backward
+ * draws the same mask. */
+
+typedef struct tshi_dropout {
+    uint64_t key, stream;
+    double p;
+} tshi_dropout;
+
+typedef struct tshi_dropout_run {
+    const tshi_dropout *mask;
+    const tsh_real *x;
+    tsh_real *y;
+} tshi_dropout_run;
+
+/* The key of the next mask: seed, owner's path and count, dp rank. */
+static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
+    tshi_dropout mask;
+    uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
+    mask.key = ctx->seed;
+    mask.p = p;
+    mask.stream = tshi_rng_hash(count, "dropout", 7);
+    if (owner) mask.stream = tshi_rng_hash(mask.stream, owner->path, strlen(owner->path));
+    mask.stream = tshi_rng_hash(mask.stream, &ctx->dp.rank, sizeof ctx->dp.rank);
+    return mask;
+}
+
+/* Element e's factor is 0 or 1 / (1 - p): y = x times factor over a run of global elements. */
+static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t length) {
+    const tshi_dropout_run *run = (const tshi_dropout_run *)user;
+    double limit = run->mask->p * 4294967296.0;
+    uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit, word[4] = {0, 0, 0, 0};
+    tsh_real scale = run->mask->p < 1 ? TSHI_R(1 / (1 - run->mask->p)) : 0;
+    int64_t i;
+    for (i = 0; i < length; i++) {
+        uint64_t e = (uint64_t)(global + i);
+        if (!i || e % 4 == 0) tshi_rng_philox(run->mask->key, run->mask->stream, e / 4, word);
+        run->y[local + i] = word[e % 4] >= below ? run->x[local + i] * scale : 0;
+    }
+}
+
+static void tshi_map_dropout_backward(tshi_node *node) {
+    tsh_tensor *out = node->out;
+    tshi_dropout_run run;
+    tshi_dest dest;
+    tshi_block *scratch;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP,
+                            (size_t)tsh_local_numel(out) * sizeof(tsh_real));
+    if (!scratch) return;
+    run.mask = (const tshi_dropout *)node->more;
+    run.x = tshi_tape_grad(node);
+    run.y = (tsh_real *)tshi_mem_data(scratch);
+    tshi_tensor_runs(out, tshi_map_mask_run, &run);
+    tshi_tape_pour(node, 0, &dest, run.y, out->stride);
+    tshi_mem_drop(out->ctx, scratch);
+}
+
+TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
+    tsh_ctx *ctx = tshi_tensor_check_real("tsh_dropout", &x, 1);
+    tsh_shape shape = tsh_shape_of(x);
+    tshi_dropout mask;
+    tshi_dropout_run run;
+    tshi_block *scratch;
+    tsh_tensor *out;
+    tshi_node *node;
+    if (!ctx) return NULL;
+    if (!(p >= 0 && p <= 1))
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_dropout: p is %g, not within [0, 1]", p);
+    if (p <= 0) return x;
+    out = tshi_tensor_out(ctx, "tsh_dropout", TSH_REAL, &shape, &x->layout);
+    if (!out) return NULL;
+    mask = tshi_map_mask(ctx, p, owner);
+    run.mask = &mask;
+    run.y = tshi_tensor_values(out);
+    run.x = (const tsh_real *)tshi_kernel_packed(x, &scratch);
+    if (!run.x) return NULL;
+    tshi_tensor_runs(out, tshi_map_mask_run, &run);
+    tshi_mem_drop(ctx, scratch);
+    node = tshi_tape_record("tsh_dropout", out, &x, 1, 0, tshi_map_dropout_backward, sizeof mask);
+    if (node) memcpy(node->more, &mask, sizeof mask);
+    return out;
+}
+
+/* -- copies ----------------------------------------------------------------- */
+
+/* A copy hands both accumulators on as they are: completion is the business of whoever made its
+ * input. */
+static void tshi_map_copy_backward(tshi_node *node) {
+    tsh_tensor *out = node->out;
+    tsh_tensor *base = node->in[0]->base;
+    tshi_dest dest;
+    if (!base->wants) return;
+    if (out->gr.live && tshi_tape_open(node->in[0], &base->gr, &dest))
+        tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gr.block), out->stride);
+    if (out->gp.live && tshi_tape_open(node->in[0], &base->gp, &dest))
+        tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gp.block), out->stride);
+}
+
+/* A dense copy of x, with its gradient path. */
+static tsh_tensor *tshi_map_copy(const char *op, tsh_tensor *x) {
+    tsh_shape shape = tsh_shape_of(x);
+    tsh_tensor *out = tshi_tensor_out(x->ctx, op, x->dtype, &shape, &x->layout);
+    tshi_node *node;
+    if (!out) return NULL;
+    tshi_kernel_dense(x, tshi_tensor_at(out), 0);
+    node = tshi_tape_record(op, out, &x, 1, 0, tshi_map_copy_backward, 0);
+    if (node) node->raw = node->passes = 1;
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_clone(tsh_tensor *x) {
+    return tshi_tensor_check("tsh_clone", &x, 1) ? tshi_map_copy("tsh_clone", x) : NULL;
+}
+
+TSH_API tsh_tensor *tsh_detach(tsh_tensor *x) {
+    return tshi_tensor_check("tsh_detach", &x, 1) ? tshi_tensor_window(x, x->block) : NULL;
+}
+
+TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
+    tsh_tensor *x, *out;
+    tsh_shape shape = tsh_shape_of(t);
+    if (!t) return NULL;
+    x = (tsh_tensor *)tshi_kernel_read(t);
+    if (!tshi_tensor_check("tsh_keep", &x, 1)) return NULL;
+    out = tshi_tensor_make(t->ctx, "tsh_keep", TSHI_OWNED, TSH_MEM_TENSORS, t->dtype, &shape,
+                           &t->layout);
+    if (out) tshi_kernel_dense(t, tshi_tensor_at(out), 0);
+    return out;
+}
+/* ========================================================================== */
+/* >>op-reduce                                      MARK: - op-reduce (private) */
+/* Ops along one dimension, or all: the input is seen as (outer, n, inner).    */
+/* Needs: >>op-map.                                                             */
+/* ========================================================================== */
+
+typedef struct tshi_reduction {
+    int64_t outer, n, inner; /* local */
+    int64_t length;          /* global, of what is reduced */
+    int axis;                /* -1: all */
+    tsh_shape shape;         /* of the result */
+    tsh_layout layout;
+} tshi_reduction;
+
+/* sums: the op is linear, so that P stays P and a sharded dimension gives P. keep: the shape stays
+ * (softmax). */
+static int tshi_reduce_plan(const char *op, tsh_tensor *x, int dim, int keepdim, int sums,
+                            tshi_reduction *r) {
+    char text[TSHI_TEXT_SIZE];
+    int d, cut = x->layout.kind == TSH_SHARDED ? x->layout.dim : -1;
+    r->axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
+    r->layout = x->layout;
+    r->shape = tsh_shape0();
+    if (dim != TSH_ALL && r->axis < 0) {
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op, dim,
+                       tshi_tensor_text(x, text));
+        return 0;
+    }
+    if (!sums && (x->layout.kind == TSH_PARTIAL || (cut >= 0 && (r->axis < 0 || r->axis == cut)))) {
+        (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                       "%s: needs all values along the dimension, and %s is not whole there; "
+                       "complete it first: "
+                       "tsh_redistribute(x, tsh_replicated())",
+                       op, tshi_tensor_text(x, text));
+        return 0;
+    }
+    if (cut >= 0 && (r->axis < 0 || r->axis == cut))
+        r->layout = tsh_partial();
+    else if (cut > r->axis && !keepdim)
+        r->layout.dim--;
+    for (d = 0; d < x->ndim; d++) {
+        int reduced = r->axis < 0 || d == r->axis;
+        if (!reduced || keepdim) r->shape.dim[r->shape.ndim++] = reduced ? 1 : x->dim[d];
+    }
+    r->length = r->axis < 0 ? tsh_numel(x) : x->dim[r->axis];
+    r->n = r->axis < 0 ? tsh_local_numel(x) : x->local[r->axis];
+    r->outer = r->axis < 0 ? 1 : tshi_tensor_product(x->local, r->axis);
+    r->inner = r->axis < 0 ? 1 : tshi_tensor_product(x->local + r->axis + 1, x->ndim - r->axis - 1);
+    return 1;
+}
+
+/* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
+
+/* One contiguous run, blocks of 4096 in a fixed order, their sums in double. */
+TSHI_INLINE void tshi_reduce_sum_body(int64_t n, void *const *at, const int64_t *s,
+                                      const double *p) {
+    tsh_real *y = (tsh_real *)at[0];
+    const tsh_real *x = (const tsh_real *)at[1];
+    double total = 0;
+    int64_t i;
+    (void)s;
+    for (i = 0; i < n; i += 4096)
+        total += (double)tshi_kernel_sum(x + i, n - i < 4096 ? n - i : 4096);
+    y[0] = TSHI_R(total * p[0]);
+}
+TSHI_KERNEL(tshi_reduce_sum);
+
+static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y, const tsh_real *x,
+                             double c) {
+    int64_t o, i, j;
+    void *at[2];
+    for (o = 0; o < r->outer; o++, x += r->n * r->inner, y += r->inner) {
+        at[0] = y;
+        at[1] = tshi_kernel_read(x);
+        if (r->inner == 1) {
+            tshi_reduce_sum[ctx->isa](r->n, at, NULL, &c);
+            continue;
+        }
+        for (i = 0; i < r->inner; i++) y[i] = 0;
+        for (j = 0; j < r->n; j++)
+            for (i = 0; i < r->inner; i++) y[i] += x[j * r->inner + i];
+        for (i = 0; i < r->inner; i++) y[i] *= TSHI_R(c);
+    }
+}
+
+/* out's strides spread over x's dimensions: 0 along what was reduced. */
+static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int axis,
+                               int64_t *stride) {
+    int d, o = 0;
+    for (d = 0; d < x->ndim; d++) {
+        int reduced = axis < 0 || d == axis;
+        stride[d] = reduced ? 0 : out->stride[o];
+        if (!reduced || out->ndim == x->ndim) o++;
+    }
+}
+
+typedef struct tshi_reduce_more {
+    double c;
+    int axis;
+} tshi_reduce_more;
+
+static void tshi_reduce_sum_backward(tshi_node *node) {
+    const tshi_reduce_more *more = (const tshi_reduce_more *)node->more;
+    tsh_tensor *x = node->in[0];
+    int64_t stride[TSH_MAX_DIMS];
+    tshi_loop loop = tshi_kernel_space(x);
+    tshi_dest dest;
+    tsh_real *g = tshi_tape_grad(node);
+    double p[2];
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    tshi_reduce_spread(x, node->out, more->axis, stride);
+    tshi_kernel_operand(&loop, x, dest.data, dest.stride, sizeof *g);
+    tshi_kernel_operand(&loop, x, g, stride, sizeof *g);
+    tshi_kernel_operand(&loop, x, g, stride, sizeof *g);
+    p[0] = more->c;
+    p[1] = dest.add;
+    tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], p);
+}
+
+static tsh_tensor *tshi_reduce_scaled(const char *op, tsh_tensor *x, int dim, int keepdim,
+                                      int mean) {
+    tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
+    tshi_reduction r;
+    tshi_block *scratch;
+    tsh_tensor *out;
+    tshi_node *node;
+    const tsh_real *values;
+    double c;
+    if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, 1, &r)) return NULL;
+    c = mean ? 1.0 / (double)r.length : 1.0;
+    out = tshi_tensor_out(ctx, op, TSH_REAL, &r.shape, &r.layout);
+    values = out ? (const tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
+    if (!values) return NULL;
+    tshi_reduce_sums(ctx, &r, tshi_tensor_values(out), values, c);
+    tshi_mem_drop(ctx, scratch);
+    node = tshi_tape_record(op, out, &x, 1, 0, tshi_reduce_sum_backward, sizeof(tshi_reduce_more));
+    if (node) ((tshi_reduce_more *)node->more)->c = c;
+    if (node) ((tshi_reduce_more *)node->more)->axis = r.axis;
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_scaled("tsh_sum", x, dim, keepdim, 0);
+}
+
+TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_scaled("tsh_mean", x, dim, keepdim, 1);
+}
+
+/* -- max, argmax: the first place of the largest value; NaN wins --------------- */
+
+static int64_t tshi_reduce_place(const tsh_real *x, int64_t n, int64_t step) {
+    int64_t i, best = 0;
+    for (i = 0; i < n; i++) {
+        if (x[i * step] != x[i * step]) return i;
+        if (x[i * step] > x[best * step]) best = i;
+    }
+    return best;
+}
+
+/* dx at the saved place += dy. */
+static void tshi_reduce_max_backward(tshi_node *node) {
+    const tsh_tensor *x = node->in[0];
+    const int64_t *place = (const int64_t *)tshi_mem_data(node->aux);
+    const tsh_real *g = tshi_tape_grad(node);
+    int axis = ((const tshi_reduce_more *)node->more)->axis, d;
+    int64_t e, index, count = tsh_local_numel(node->out);
+    tshi_dest dest;
+    if (!tshi_tape_dest_zeroed(node, 0, &dest)) return;
+    for (e = 0; e < count; e++) {
+        tsh_real *at = dest.data;
+        int64_t rest = axis < 0 ? place[e] : e;
+        for (d = x->ndim - 1; d >= 0; d--) {
+            if (d == axis) {
+                at += place[e] * dest.stride[d];
+                continue;
+            }
+            index = rest % x->local[d];
+            rest /= x->local[d];
+            at += index * dest.stride[d];
+        }
+        *at += g[e];
+    }
+}
+
+static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int keepdim,
+                                   int want_place) {
+    tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
+    tshi_reduction r;
+    tshi_block *scratch, *aux;
+    tsh_tensor *out;
+    tshi_node *node;
+    const tsh_real *values;
+    int64_t o, i, *place;
+    if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, 0, &r)) return NULL;
+    if (!r.length)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "%s: nothing to choose from: the dimension is empty", op);
+    out = tshi_tensor_out(ctx, op, want_place ? TSH_I64 : TSH_REAL, &r.shape, &r.layout);
+    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof *place)
+              : NULL;
+    values = aux ? (const tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
+    if (!values) return NULL;
+    place = (int64_t *)tshi_mem_data(aux);
+    for (o = 0; o < r.outer; o++)
+        for (i = 0; i < r.inner; i++) {
+            const tsh_real *row = values + o * r.n * r.inner + i;
+            int64_t best = tshi_reduce_place(row, r.n, r.inner), e = o * r.inner + i;
+            place[e] = best;
+            if (want_place)
+                ((int64_t *)tshi_tensor_at(out))[e] = best;
+            else
+                tshi_tensor_values(out)[e] = row[best * r.inner];
+        }
+    tshi_mem_drop(ctx, scratch);
+    node = want_place ? NULL
+                      : tshi_tape_record(op, out, &x, 1, 0, tshi_reduce_max_backward,
+                                         sizeof(tshi_reduce_more));
+    if (node)
+        node->aux = aux;
+    else
+        tshi_mem_drop(ctx, aux);
+    if (node) ((tshi_reduce_more *)node->more)->axis = r.axis;
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_max("tsh_max", x, dim, keepdim, 0);
+}
+
+TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
+    return tshi_reduce_max("tsh_argmax", x, dim, keepdim, 1);
+}
+
+/* -- softmax, log_softmax ---------------------------------------------------
+ * m = max x, y = e^(x-m) / sum e^(x-m);   dx = y (dy - sum dy y)
+ * log: y = x - m - log sum e^(x-m);       dx = dy - e^y sum dy                */
+
+/* One row in place of x: at y, x; strides s[0]; p[0]: log. */
+TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int64_t *s,
+                                          const double *p) {
+    tsh_real *y = (tsh_real *)at[0];
+    const tsh_real *x = (const tsh_real *)at[1];
+    int64_t i, step = s[0];
+    tsh_real most = x[0], sum = 0, c;
+    if (step == 1)
+        most = tshi_kernel_max(x, n);
+    else
+        for (i = 1; i < n; i++) most = most >= x[i * step] ? most : x[i * step];
+    if (step == 1)
+        for (i = 0; i < n; i++) y[i] = tshi_kernel_exp(x[i] - most);
+    else
+        for (i = 0; i < n; i++) y[i * step] = tshi_kernel_exp(x[i * step] - most);
+    if (step == 1)
+        sum = tshi_kernel_sum(y, n);
+    else
+        for (i = 0; i < n; i++) sum += y[i * step];
+    c = p[0] > 0 ? most + tshi_kernel_log(sum) : TSHI_R(1) / sum;
+    if (p[0] > 0)
+        for (i = 0; i < n; i++) y[i * step] = x[i * step] - c;
+    else
+        for (i = 0; i < n; i++) y[i * step] *= c;
+}
+TSHI_KERNEL(tshi_reduce_softmax);
+
+/* One row: at dx, y, dy, all with stride s[0]. */
+TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, void *const *at, const int64_t *s,
+                                                const double *p) {
+    tsh_real *dx = (tsh_real *)at[0];
+    const tsh_real *y = (const tsh_real *)at[1], *dy = (const tsh_real *)at[2];
+    int64_t i, step = s[0];
+    tsh_real sum = 0;
+    if (p[0] > 0) {
+        for (i = 0; i < n; i++) sum += dy[i * step];
+        for (i = 0; i < n; i++) dx[i * step] = dy[i * step] - tshi_kernel_exp(y[i * step]) * sum;
+    } else {
+        for (i = 0; i < n; i++) sum += dy[i * step] * y[i * step];
+        for (i = 0; i < n; i++) dx[i * step] = y[i * step] * (dy[i * step] - sum);
+    }
+}
+TSHI_KERNEL(tshi_reduce_softmax_slope);
+
+static void tshi_reduce_softmax_backward(tshi_node *node) {
+    const tshi_reduce_more *more = (const tshi_reduce_more *)node->more;
+    tsh_tensor *out = node->out;
+    int64_t o, i, n = out->local[more->axis], outer = tshi_tensor_product(out->local, more->axis);
+    int64_t inner = tshi_tensor_product(out->local + more->axis + 1, out->ndim - more->axis - 1);
+    tsh_real *y = (tsh_real *)tshi_tape_saved(node, 1), *dy = tshi_tape_grad(node), *dx;
+    tshi_dest dest;
+    tshi_block *scratch;
+    void *at[3];
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(out) * sizeof *dx);
+    if (!scratch) return;
+    dx = (tsh_real *)tshi_mem_data(scratch);
+    for (o = 0; o < outer && n; o++)
+        for (i = 0; i < inner; i++) {
+            int64_t row = o * n * inner + i;
+            at[0] = dx + row;
+            at[1] = y + row;
+            at[2] = dy + row;
+            tshi_reduce_softmax_slope[out->ctx->isa](n, at, &inner, &more->c);
+        }
+    tshi_tape_pour(node, 0, &dest, dx, out->stride);
+    tshi_mem_drop(out->ctx, scratch);
+}
+
+static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim, double log) {
+    tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
+    tshi_reduction r;
+    tshi_block *scratch;
+    tsh_tensor *out;
+    tshi_node *node;
+    tsh_real *values;
+    tsh_shape shape;
+    int64_t o, i;
+    void *at[2];
+    if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, 0, &r)) return NULL;
+    shape = tsh_shape_of(x);
+    out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
+    values = out ? (tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
+    if (!values) return NULL;
+    for (o = 0; o < r.outer && r.n; o++)
+        for (i = 0; i < r.inner; i++) {
+            at[0] = tshi_tensor_values(out) + o * r.n * r.inner + i;
+            at[1] = values + o * r.n * r.inner + i;
+            tshi_reduce_softmax[ctx->isa](r.n, at, &r.inner, &log);
+        }
+    tshi_mem_drop(ctx, scratch);
+    node = tshi_tape_record(op, out, &x, 1, TSHI_SAVE_OUT, tshi_reduce_softmax_backward,
+                            sizeof(tshi_reduce_more));
+    if (node) ((tshi_reduce_more *)node->more)->c = log;
+    if (node) ((tshi_reduce_more *)node->more)->axis = r.axis;
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim) {
+    return tshi_reduce_softmaxes("tsh_softmax", x, dim, 0);
+}
+
+TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
+    return tshi_reduce_softmaxes("tsh_log_softmax", x, dim, 1);
+}
+/* ========================================================================== */
+/* >>op-view                                          MARK: - op-view (private) */
+/* Other shapes for the same values. A view has no backward of its own: its    */
+/* gradient is a strided window on its base's accumulators.                    */
+/* Needs: >>op-map.                                                             */
+/* ========================================================================== */
+
+TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_permute", &x, 1);
+    tsh_tensor *out;
+    unsigned seen = 0;
+    int d;
+    if (!ctx) return NULL;
+    out = tshi_tensor_view(x);
+    for (d = 0; out && d < x->ndim; d++) {
+        int from = dims ? tshi_tensor_axis(x, dims[d]) : -1;
+        if (from < 0 || (seen >> from & 1u))
+            return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                                   "tsh_permute: entry %d does not name a new dimension of %d", d,
+                                   x->ndim);
+        seen |= 1u << from;
+        out->dim[d] = x->dim[from];
+        out->local[d] = x->local[from];
+        out->stride[d] = x->stride[from];
+        if (x->layout.kind == TSH_SHARDED && x->layout.dim == from) out->layout.dim = d;
+    }
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
+    int order[TSH_MAX_DIMS], d, a, b;
+    if (!tshi_tensor_check("tsh_transpose", &x, 1)) return NULL;
+    a = tshi_tensor_axis(x, dim0);
+    b = tshi_tensor_axis(x, dim1);
+    if (a < 0 || b < 0)
+        return tshi_error_null(x->ctx, TSH_ERR_SHAPE,
+                               "tsh_transpose: no dimensions %d and %d among %d", dim0, dim1,
+                               x->ndim);
+    for (d = 0; d < x->ndim; d++) order[d] = d == a ? b : d == b ? a : d;
+    return tsh_permute(x, order);
+}
+
+/* -- slices ----------------------------------------------------------------- */
+
+/* Cuts whole segments [start, start + length) out of a sharded dimension; 0 where the ends are no
+ * boundaries. */
+static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t length) {
+    tsh_layout *layout = &out->layout;
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int64_t at = 0, before = 0, local = 0;
+    int s, kept = 0, first = -1, ends = 0;
+    (void)tsh_chunk(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
+    for (s = 0; s < layout->segments; s++) {
+        int64_t end = at + layout->segment[s].length;
+        if (at == start) first = s;
+        if (at >= start && end <= start + length) {
+            layout->segment[kept++] = layout->segment[s];
+            local += range[s].length;
+        } else if (end <= start) {
+            before += range[s].length;
+        }
+        ends |= end == start + length;
+        at = end;
+    }
+    if (first < 0 || !ends || !kept) return 0;
+    layout->segments = kept;
+    out->offset += before * out->stride[d];
+    out->local[d] = local;
+    return 1;
+}
+
+TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_slice", &x, 1);
+    char text[TSHI_TEXT_SIZE];
+    tsh_tensor *out;
+    int d;
+    if (!ctx) return NULL;
+    d = tshi_tensor_axis(x, dim);
+    if (d < 0 || start < 0 || length < 0 || start > x->dim[d] - length)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "tsh_slice: [%ld, %ld) of dimension %d is outside %s", (long)start,
+                               (long)(start + length), dim, tshi_tensor_text(x, text));
+    out = tshi_tensor_view(x);
+    if (!out) return NULL;
+    if (x->layout.kind == TSH_SHARDED && x->layout.dim == d && (start || length != x->dim[d])) {
+        if (!tshi_view_segments(out, d, start, length))
+            return tshi_error_null(
+                ctx, TSH_ERR_LAYOUT,
+                "tsh_slice: [%ld, %ld) does not begin and end at segment boundaries of the "
+                "sharded dimension of %s; gather it first: tsh_redistribute(x, tsh_replicated())",
+                (long)start, (long)(start + length), tshi_tensor_text(x, text));
+    } else if (length != x->dim[d]) {
+        out->offset += start * x->stride[d];
+        out->local[d] = length;
+    }
+    out->dim[d] = length;
+    return out;
+}
+
+TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts) {
+    int64_t length = tsh_dim(x, dim);
+    int i;
+    for (i = 0; i < n && parts; i++) parts[i] = NULL;
+    if (!tshi_tensor_check("tsh_split_dim", &x, 1))
+        return x ? x->ctx->error.code : TSH_ERR_ARGUMENT;
+    if (n < 1 || !parts || length % n)
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                        "tsh_split_dim: a dimension of %ld has no %d equal parts", (long)length, n);
+    for (i = 0; i < n; i++) parts[i] = tsh_slice(x, dim, i * (length / n), length / n);
+    return x->ctx->error.code;
+}
+
+/* -- concat ----------------------------------------------------------------- */
+
+/* Local strides and sizes of part i inside the output: `at` moves along dim. */
+static void tshi_view_part(tshi_loop *loop, const tsh_tensor *part, const tsh_tensor *out,
+                           tsh_real *data, int dim, int64_t *at, size_t width) {
+    tshi_kernel_operand(loop, part, (char *)data + (size_t)(*at * out->stride[dim]) * width,
+                        out->stride, width);
+    *at += part->local[dim];
+}
+
+static void tshi_view_concat_backward(tshi_node *node) {
+    int dim = *(const int *)node->more, i;
+    tsh_real *g = tshi_tape_grad(node);
+    int64_t at = 0;
+    for (i = 0; i < node->n; i++) {
+        const tsh_tensor *part = node->in[i];
+        tshi_dest dest;
+        if (tshi_tape_dest(node, i, &dest))
+            tshi_tape_pour(node, i, &dest, g + at * node->out->stride[dim], node->out->stride);
+        at += part->local[dim];
+    }
+}
+
+/* The layout of parts laid end to end along d; 0 and an error where they do not fit. */
+static int tshi_view_concat_layout(tsh_tensor *const *parts, int n, int d, tsh_shape *shape,
+                                   tsh_layout *layout) {
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    int i, e, fits = 1, along = parts[0]->layout.kind == TSH_SHARDED && parts[0]->layout.dim == d;
+    *shape = tsh_shape_of(parts[0]);
+    *layout = parts[0]->layout;
+    for (i = 1; i < n && fits; i++) {
+        const tsh_tensor *p = parts[i];
+        fits = p->ndim == shape->ndim && p->dtype == parts[0]->dtype &&
+               p->layout.kind == layout->kind && p->layout.dim == layout->dim;
+        for (e = 0; e < shape->ndim && fits; e++) fits = e == d || p->dim[e] == shape->dim[e];
+        if (fits && layout->kind == TSH_SHARDED && !along)
+            fits = tshi_layout_equal(&p->layout, layout, p->dim, p->ctx->tp.size);
+        for (e = 0; e < p->layout.segments && along && fits; e++) {
+            fits = layout->segments < TSH_MAX_SEGMENTS;
+            if (fits) layout->segment[layout->segments++] = p->layout.segment[e];
+        }
+        if (fits) shape->dim[d] += p->dim[d];
+    }
+    if (!fits)
+        (void)tsh_fail(parts[0]->ctx, TSH_ERR_LAYOUT,
+                       "tsh_concat: part %d, %s %s, does not go with %s %s along dimension %d (at "
+                       "most %d segments "
+                       "in all); tsh_redistribute brings parts to one layout",
+                       i - 1, tshi_tensor_dtype(parts[i - 1]->dtype),
+                       tshi_tensor_text(parts[i - 1], a), tshi_tensor_dtype(parts[0]->dtype),
+                       tshi_tensor_text(parts[0], b), d, TSH_MAX_SEGMENTS);
+    return fits;
+}
+
+TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
+    tsh_ctx *ctx = n > 0 && n < 31 && parts ? tshi_tensor_check("tsh_concat", parts, n) : NULL;
+    tsh_shape shape;
+    tsh_layout layout;
+    tsh_tensor *out;
+    tshi_node *node;
+    int i, d;
+    int64_t at = 0;
+    size_t width;
+    if (!ctx && n > 30 && parts && parts[0])
+        return tshi_error_null(parts[0]->ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30",
+                               n);
+    if (!ctx) return NULL;
+    d = tshi_tensor_axis(parts[0], dim);
+    if (d < 0)
+        return tshi_error_null(ctx, TSH_ERR_SHAPE, "tsh_concat: no dimension %d among %d", dim,
+                               parts[0]->ndim);
+    if (!tshi_view_concat_layout(parts, n, d, &shape, &layout)) return NULL;
+    out = tshi_tensor_out(ctx, "tsh_concat", parts[0]->dtype, &shape, &layout);
+    if (!out) return NULL;
+    width = tsh_dtype_size(out->dtype);
+    for (i = 0; i < n; i++) {
+        tshi_loop loop = tshi_kernel_space(parts[i]);
+        tshi_view_part(&loop, parts[i], out, tshi_tensor_values(out), d, &at, width);
+        tshi_kernel_tensor(&loop, parts[i]);
+        tshi_kernel_run(&loop, tshi_kernel_copy(width, ctx->isa), NULL);
+    }
+    node = tshi_tape_record("tsh_concat", out, parts, n, 0, tshi_view_concat_backward, sizeof d);
+    if (node) memcpy(node->more, &d, sizeof d);
+    return out;
+}
+
+/* -- reshape ---------------------------------------------------------------- */
+
+/* Fills in the one dimension that may be -1; 0 where the sizes do not agree. */
+static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
+    int64_t total = tsh_numel(x), known = 1;
+    int d, open = -1;
+    if (shape->ndim < 0 || shape->ndim > TSH_MAX_DIMS) return 0;
+    for (d = 0; d < shape->ndim; d++) {
+        if (shape->dim[d] < -1 || (shape->dim[d] < 0 && open >= 0)) return 0;
+        if (shape->dim[d] < 0)
+            open = d;
+        else
+            known *= shape->dim[d];
+    }
+    if (open >= 0 && known) shape->dim[open] = total / known;
+    if (open >= 0) known *= shape->dim[open];
+    return known == total;
+}
+
+/* Finds the smallest groups [a0, a1) of x's and [b0, b1) of shape's dimensions with equal products
+ * around x's dimension d. */
+static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, int *a0, int *a1,
+                            int *b0, int *b1) {
+    int i = 0, j = 0;
+    while (i < x->ndim) {
+        int64_t p = x->dim[i], q = j < shape->ndim ? shape->dim[j] : 1;
+        *a0 = i++;
+        *b0 = j;
+        if (j < shape->ndim) j++;
+        while (p != q) {
+            if (p < q && i < x->ndim)
+                p *= x->dim[i++];
+            else if (j < shape->ndim)
+                q *= shape->dim[j++];
+            else
+                break;
+        }
+        *a1 = i;
+        *b1 = j;
+        if (d < i) return;
+    }
+}
+
+/* Scales a layout's segments by `num` / `den` onto dimension d; 0 where a unit would be cut. */
+static int tshi_view_rescale(tsh_layout *layout, int d, int64_t num, int64_t den) {
+    int s;
+    layout->dim = d;
+    for (s = 0; s < layout->segments; s++) {
+        tsh_segment *segment = &layout->segment[s];
+        if (segment->length * num % den || segment->unit * num % den) return 0;
+        segment->length = segment->length * num / den;
+        segment->unit = segment->unit * num / den;
+    }
+    return 1;
+}
+
+/* Where the sharding of x goes when its dimensions are regrouped as shape. */
+static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
+    int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
+    int64_t inner;
+    *layout = x->layout;
+    if (layout->kind != TSH_SHARDED) return 1;
+    if (!tsh_numel(x)) return 0;
+    tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
+    for (e = a0; e < d; e++)
+        if (x->dim[e] != 1) return 0; /* not the outermost factor of what is merged */
+    inner = tshi_tensor_product(x->dim + d + 1, a1 - d - 1);
+    while (b0 < b1 - 1 && shape->dim[b0] == 1) b0++;
+    if (b0 >= b1) return 0;
+    same = layout->segments > 1 && shape->dim[b0] == layout->segments && b0 + 1 < b1;
+    for (s = 1; s < layout->segments && same; s++)
+        same = layout->segment[s].length == layout->segment[0].length &&
+               layout->segment[s].unit == layout->segment[0].unit;
+    if (same) {
+        layout->segments = 1;
+        b0++;
+    }
+    return tshi_view_rescale(layout, b0, inner,
+                             tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1));
+}
+
+/* Strides of `to` local sizes over x's local piece; 0 where only a copy can give them. */
+static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, int64_t *stride) {
+    int64_t run = 1, step = 1;
+    int i = x->ndim - 1, j = ndim - 1;
+    tshi_tensor_strides(to, ndim, stride);
+    if (!tsh_local_numel(x)) return 1;
+    while (i >= 0) {
+        while (i >= 0 && x->local[i] == 1) i--;
+        if (i < 0) break;
+        step = x->stride[i];
+        run = x->local[i];
+        while (i > 0 && (x->local[i - 1] == 1 || x->stride[i - 1] == step * run))
+            run *= x->local[--i];
+        i--;
+        for (; j >= 0 && (run > 1 || to[j] == 1); j--) {
+            if (run % to[j]) return 0;
+            stride[j] = step;
+            step *= to[j];
+            run /= to[j];
+        }
+        if (run != 1) return 0;
+    }
+    return 1;
+}
+
+TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_reshape", &x, 1);
+    char from[TSHI_TEXT_SIZE], to[TSHI_TEXT_SIZE];
+    int64_t stride[TSH_MAX_DIMS];
+    tsh_tensor *out, form;
+    tsh_layout layout;
+    if (!ctx) return NULL;
+    memset(&form, 0, sizeof form);
+    form.ctx = ctx;
+    if (!tshi_view_sizes(x, &shape))
+        return tshi_error_null(ctx, TSH_ERR_SHAPE,
+                               "tsh_reshape: %s has %ld elements, which the new shape of %d "
+                               "dimensions does not",
+                               tshi_tensor_text(x, from), (long)tsh_numel(x), shape.ndim);
+    if (!tshi_view_layout(x, &shape, &layout)) {
+        form.ndim = shape.ndim;
+        memcpy(form.dim, shape.dim, sizeof form.dim);
+        return tshi_error_null(ctx, TSH_ERR_LAYOUT,
+                               "tsh_reshape: from %s to %s would cut across the sharded dimension "
+                               "or its units of %ld; "
+                               "gather it first: tsh_redistribute(x, tsh_replicated())",
+                               tshi_tensor_text(x, from), tshi_tensor_text(&form, to),
+                               (long)x->layout.segment[0].unit);
+    }
+    if (tshi_tensor_form(&form, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
+    if (!tshi_view_strides(x, form.ndim, form.local, stride)) {
+        x = tshi_map_copy("tsh_reshape", x);
+        if (!x || !tshi_view_strides(x, form.ndim, form.local, stride)) return NULL;
+    }
+    out = tshi_tensor_view(x);
+    if (!out) return NULL;
+    out->ndim = form.ndim;
+    out->layout = form.layout;
+    memcpy(out->dim, form.dim, sizeof form.dim);
+    memcpy(out->local, form.local, sizeof form.local);
+    memcpy(out->stride, stride, sizeof stride);
+    return out;
+}
+/* ========================================================================== */
+/* >>redistribute                                MARK: - redistribute (private) */
+/* The same values in another layout: one function moves them, forward and     */
+/* backward are two calls of it.                                                */
+/* Needs: >>op-map.                                                             */
+/* ========================================================================== */
+
+/* What moves: the global sizes around a dimension, seen as (outer, length, inner). */
+typedef struct tshi_span {
+    int64_t outer, length, inner;
+} tshi_span;
+
+static tshi_span tshi_redistribute_span(const tsh_tensor *t, int dim) {
+    tshi_span span;
+    span.outer = tshi_tensor_product(t->dim, dim);
+    span.length = t->dim[dim];
+    span.inner = tshi_tensor_product(t->dim + dim + 1, t->ndim - dim - 1);
+    return span;
+}
+
+/* Copies between a whole (outer, length, inner) array and rank's piece of it, whose rows lie
+ * `pitch` bytes apart. to_piece 0: the other way. */
+static void tshi_redistribute_piece(const tshi_span *span, const tsh_layout *layout, int size,
+                                    int rank, void *whole, void *piece, int64_t pitch, size_t width,
+                                    int to_piece) {
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int64_t o;
+    int s;
+    (void)tsh_chunk(layout, span->length, size, rank, range);
+    for (o = 0; o < span->outer; o++) {
+        char *at = (char *)piece + (size_t)(o * pitch);
+        for (s = 0; s < layout->segments; s++) {
+            size_t bytes = (size_t)(range[s].length * span->inner) * width;
+            char *from = (char *)whole +
+                         (size_t)((o * span->length + range[s].start) * span->inner) * width;
+            if (to_piece)
+                memcpy(at, from, bytes);
+            else
+                memcpy(from, at, bytes);
+            at += bytes;
+        }
+    }
+}
+
+/* Elements per row of every rank's piece. */
+static int64_t *tshi_redistribute_counts(tsh_ctx *ctx, const tshi_span *span,
+                                         const tsh_layout *layout, tshi_block **block) {
+    int64_t *counts;
+    int r;
+    *block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->tp.size * sizeof *counts);
+    if (!*block) return NULL;
+    counts = (int64_t *)tshi_mem_data(*block);
+    for (r = 0; r < ctx->tp.size; r++)
+        counts[r] = tsh_chunk(layout, span->length, ctx->tp.size, r, NULL) * span->inner;
+    return counts;
+}
+
+/* Fused segments travel in rank order: every rank's pieces of all segments side by side in each
+ * row. */
+static void tshi_redistribute_order(const tsh_ctx *ctx, const tshi_span *span,
+                                    const tsh_layout *layout, const int64_t *counts, void *whole,
+                                    void *ordered, size_t width, int to_ordered) {
+    int64_t row = span->length * span->inner, at = 0;
+    int r;
+    for (r = 0; r < ctx->tp.size; r++) {
+        tshi_redistribute_piece(span, layout, ctx->tp.size, r, whole,
+                                (char *)ordered + (size_t)at * width, row * (int64_t)width, width,
+                                to_ordered);
+        at += counts[r];
+    }
+}
+
+/* S to R (all-gather) and P to S (reduce-scatter): rows of all ranks' pieces, put in order where
+ * segments are fused. */
+static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
+                                         const tsh_layout *layout, int gather, tsh_dtype dtype,
+                                         const void *in, void *out) {
+    tshi_span span = tshi_redistribute_span(form, layout->dim);
+    size_t width = tsh_dtype_size(dtype);
+    size_t bytes = (size_t)(span.outer * span.length * span.inner) * width;
+    tshi_block *block, *scratch = NULL;
+    int64_t *counts = tshi_redistribute_counts(ctx, &span, layout, &block);
+    void *ordered = NULL;
+    if (!counts) return TSH_ERR_MEMORY;
+    if (layout->segments > 1) {
+        scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+        if (scratch) ordered = tshi_mem_data(scratch);
+    } else {
+        ordered = gather ? out : tshi_kernel_read(in);
+    }
+    if (ordered && !gather && scratch)
+        tshi_redistribute_order(ctx, &span, layout, counts, tshi_kernel_read(in), ordered, width,
+                                1);
+    if (ordered && gather)
+        (void)tshi_error_comm(ctx, tsh_allgather(&ctx->tp, in, ordered, counts, span.outer, dtype),
+                              "tsh_redistribute: all-gather");
+    if (ordered && !gather)
+        (void)tshi_error_comm(
+            ctx, tsh_reduce_scatter(&ctx->tp, ordered, out, counts, span.outer, dtype, TSH_SUM),
+            "tsh_redistribute: reduce-scatter");
+    if (ordered && gather && scratch)
+        tshi_redistribute_order(ctx, &span, layout, counts, out, ordered, width, 0);
+    tshi_mem_drop(ctx, scratch);
+    tshi_mem_drop(ctx, block);
+    return ctx->error.code;
+}
+
+/* A local form: the tensor as one rank sees it under a layout, its sizes taken as global ones. */
+static tsh_tensor tshi_redistribute_local(const tsh_tensor *form, const tsh_layout *layout,
+                                          int rank) {
+    tsh_tensor local = *form;
+    local.dim[layout->dim] = tsh_chunk(layout, form->dim[layout->dim], form->ctx->tp.size, rank,
+                                       NULL);
+    return local;
+}
+
+/* S(i) to S(j): every rank cuts its piece along j for all others, and joins what comes along i. */
+static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
+                                         const tsh_layout *from, const tsh_layout *to,
+                                         tsh_dtype dtype, const void *in, void *out) {
+    size_t width = tsh_dtype_size(dtype), total = (size_t)tsh_numel(form);
+    tsh_tensor mine = tshi_redistribute_local(form, from, ctx->tp.rank);
+    tsh_tensor next = tshi_redistribute_local(form, to, ctx->tp.rank);
+    tshi_span cut = tshi_redistribute_span(&mine, to->dim),
+              join = tshi_redistribute_span(&next, from->dim);
+    tshi_block *counts_block = tshi_mem_take(ctx, TSH_MEM_STEP,
+                                             2 * (size_t)ctx->tp.size * sizeof(int64_t));
+    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * total * width + 2 * TSHI_ALIGN);
+    int64_t *send, *recv, at = 0;
+    char *sent, *got;
+    int r;
+    if (counts_block && scratch) {
+        send = (int64_t *)tshi_mem_data(counts_block);
+        recv = send + ctx->tp.size;
+        sent = (char *)tshi_mem_data(scratch);
+        got = sent + total * width;
+        for (r = 0; r < ctx->tp.size; r++) {
+            int64_t row = tsh_chunk(to, cut.length, ctx->tp.size, r, NULL) * cut.inner;
+            tshi_redistribute_piece(&cut, to, ctx->tp.size, r, tshi_kernel_read(in),
+                                    sent + (size_t)at * width, row * (int64_t)width, width, 1);
+            send[r] = row * cut.outer;
+            recv[r] = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner * join.outer;
+            at += send[r];
+        }
+        (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, got, recv, 1, dtype),
+                              "tsh_redistribute: all-to-all");
+        for (at = 0, r = 0; r < ctx->tp.size; r++) {
+            int64_t row = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner;
+            tshi_redistribute_piece(&join, from, ctx->tp.size, r, out, got + (size_t)at * width,
+                                    row * (int64_t)width, width, 0);
+            at += recv[r];
+        }
+    }
+    tshi_mem_drop(ctx, scratch);
+    tshi_mem_drop(ctx, counts_block);
+    return ctx->error.code;
+}
+
+/* Moves dense local values from one layout to another; form gives the global shape. */
+static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layout *from,
+                                         const tsh_layout *to, tsh_dtype dtype, const void *in,
+                                         void *out) {
+    tsh_ctx *ctx = form->ctx;
+    size_t bytes = (size_t)tsh_numel(form) * tsh_dtype_size(dtype);
+    if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED &&
+        !tshi_layout_equal(from, to, form->dim, ctx->tp.size))
+        return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
+    if (from->kind == to->kind) {
+        memcpy(out, in, (size_t)tsh_local_numel(form) * tsh_dtype_size(dtype));
+        return TSH_OK;
+    }
+    if (from->kind == TSH_SHARDED)
+        return tshi_redistribute_rows(ctx, form, from, 1, dtype, in, out);
+    if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED)
+        return tshi_redistribute_rows(ctx, form, to, 0, dtype, in, out);
+    if (from->kind == TSH_REPLICATED && to->kind == TSH_SHARDED) {
+        tshi_span span = tshi_redistribute_span(form, to->dim);
+        int64_t row = tsh_chunk(to, span.length, ctx->tp.size, ctx->tp.rank, NULL) * span.inner;
+        tshi_redistribute_piece(&span, to, ctx->tp.size, ctx->tp.rank, tshi_kernel_read(in), out,
+                                row * (int64_t)tsh_dtype_size(dtype), tsh_dtype_size(dtype), 1);
+    } else if (from->kind == TSH_PARTIAL && to->kind == TSH_REPLICATED) {
+        memcpy(out, in, bytes);
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, out, tsh_numel(form), dtype, TSH_SUM),
+                              "tsh_redistribute: all-reduce");
+    } else if (from->kind == TSH_REPLICATED && to->kind == TSH_PARTIAL && ctx->tp.rank) {
+        memset(out, 0, bytes);
+    } else {
+        memcpy(out, in, bytes);
+    }
+    return ctx->error.code;
+}
+
+/* A gradient that lies as `from` goes back to input 0; sharded or replicated on arrival, never
+ * partial. */
+static void tshi_redistribute_back(tshi_node *node, const tsh_layout *from, tsh_real *g) {
+    tsh_tensor *x = node->in[0];
+    tsh_layout to = x->layout.kind == TSH_SHARDED ? x->layout : tsh_replicated();
+    int64_t stride[TSH_MAX_DIMS];
+    tshi_block *scratch;
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    tshi_tensor_strides(x->local, x->ndim, stride);
+    scratch = tshi_mem_take(x->ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(x) * sizeof *g);
+    if (!scratch) return;
+    if (tshi_redistribute_move(x, from, &to, TSH_REAL, g, tshi_mem_data(scratch)) == TSH_OK)
+        tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), stride);
+    tshi_mem_drop(x->ctx, scratch);
+}
+
+/* An all-gather takes what its consumers gave as it is: complete gradients are sliced, partial ones
+ * reduce-scattered, never all-reduced first. All others take the completed gradient. */
+static void tshi_redistribute_backward(tshi_node *node) {
+    tsh_tensor *out = node->out;
+    tsh_layout whole = tsh_replicated(), sum = tsh_partial();
+    tsh_layout from = out->layout.kind == TSH_SHARDED ? out->layout : whole;
+    if (out->gr.live) tshi_redistribute_back(node, &from, (tsh_real *)tshi_mem_data(out->gr.block));
+    if (out->gp.live) tshi_redistribute_back(node, &sum, (tsh_real *)tshi_mem_data(out->gp.block));
+}
+
+TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_redistribute", &x, 1);
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    tsh_shape shape = tsh_shape_of(x);
+    tshi_block *scratch;
+    tsh_tensor *out;
+    tshi_node *node;
+    void *values;
+    if (!ctx) return NULL;
+    if (!tshi_layout_resolve(&layout, x->ndim, x->dim) ||
+        (x->layout.kind == TSH_SHARDED && layout.kind == TSH_PARTIAL))
+        return tshi_error_null(ctx, TSH_ERR_LAYOUT, "tsh_redistribute: %s cannot become %s",
+                               tshi_tensor_text(x, a), tsh_layout_text(&layout, b, sizeof b));
+    if (tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size) && ctx->tp.size > 1) return x;
+    if (ctx->tp.size == 1) {
+        out = tshi_tensor_view(x);
+        if (out) out->layout = layout;
+        return out;
+    }
+    tshi_error_tell(ctx);
+    out = tshi_tensor_out(ctx, "tsh_redistribute", x->dtype, &shape, &layout);
+    values = out ? tshi_kernel_packed(x, &scratch) : NULL;
+    if (!values) return NULL;
+    (void)tshi_redistribute_move(x, &x->layout, &out->layout, x->dtype, values,
+                                 tshi_tensor_at(out));
+    tshi_mem_drop(ctx, scratch);
+    if (ctx->error.code != TSH_OK) return NULL;
+    node = tshi_tape_record("tsh_redistribute", out, &x, 1, 0, tshi_redistribute_backward, 0);
+    if (node) node->raw = x->layout.kind == TSH_SHARDED && layout.kind == TSH_REPLICATED;
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
+    return tsh_redistribute(x, tsh_replicated());
+}
+
+TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_broadcast_batch", &t, 1);
+    char text[TSHI_TEXT_SIZE];
+    if (!ctx) return t ? t->ctx->error.code : TSH_ERR_ARGUMENT;
+    if (!(t->flags & TSHI_OWNED) || t->layout.kind != TSH_REPLICATED)
+        return tsh_fail(ctx, TSH_ERR_LAYOUT,
+                        "tsh_broadcast_batch: takes an owned replicated tensor, not %s",
+                        tshi_tensor_text(t, text));
+    return tshi_error_comm(ctx,
+                           tsh_broadcast(&ctx->tp, tshi_tensor_at(t), tsh_numel(t), t->dtype, 0),
+                           "tsh_broadcast_batch");
+}
+
+/* -- values in and out ------------------------------------------------------ */
+
+static tsh_ctx *tshi_redistribute_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent,
+                                     const void *data, size_t bytes) {
+    int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t);
+    size_t need = (size_t)n * tsh_dtype_size(tsh_dtype_of(t));
+    if (!t) (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor is NULL", op);
+    if (!tshi_tensor_check(op, &t, 1)) return NULL;
+    if (bytes == need && (data || !need)) return t->ctx;
+    (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: %lu bytes were given, the tensor's %s holds %lu",
+                   op, data ? (unsigned long)bytes : 0ul,
+                   extent == TSH_LOCAL ? "local piece" : "global shape", (unsigned long)need);
+    return NULL;
+}
+
+TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void *out,
+                            size_t bytes) {
+    tsh_layout whole = tsh_replicated();
+    tshi_block *scratch;
+    void *values;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (!tshi_redistribute_io("tsh_read", ctx, t, extent, out, bytes)) return ctx->error.code;
+    if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
+        tshi_kernel_dense(t, out, 0);
+        return TSH_OK;
+    }
+    if (!(values = tshi_kernel_packed(t, &scratch))) return ctx->error.code;
+    (void)tshi_redistribute_move(t, &t->layout, &whole, t->dtype, values, out);
+    tshi_mem_drop(ctx, scratch);
+    return ctx->error.code;
+}
+
+TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
+                             size_t bytes) {
+    tsh_layout whole = tsh_replicated();
+    tshi_block *scratch;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (!tshi_redistribute_io("tsh_write", ctx, t, extent, in, bytes)) return ctx->error.code;
+    if (!(t->base->flags & TSHI_OWNED))
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_write: takes an owned tensor; tsh_keep makes one");
+    if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
+        tshi_kernel_dense(t, tshi_kernel_read(in), 1);
+        return TSH_OK;
+    }
+    if (t->layout.kind == TSH_PARTIAL)
+        return tsh_fail(ctx, TSH_ERR_LAYOUT,
+                        "tsh_write: global values of a partial sum are not defined");
+    scratch = tshi_mem_take(ctx, TSH_MEM_STEP,
+                            (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
+    if (!scratch) return ctx->error.code;
+    (void)tshi_redistribute_move(t, &whole, &t->layout, t->dtype, in, tshi_mem_data(scratch));
+    tshi_kernel_dense(t, tshi_mem_data(scratch), 1);
+    tshi_mem_drop(ctx, scratch);
+    return ctx->error.code;
+}
+
+TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
+    char form[TSHI_TEXT_SIZE];
+    tshi_block *scratch;
+    const void *values;
+    int64_t e, n = tsh_local_numel(t);
+    int d;
+    if (!size) return text;
+    text[0] = '\0';
+    if (!tshi_tensor_check("tsh_to_string", &t, 1) || !(values = tshi_kernel_packed(t, &scratch)))
+        return text;
+    tshi_base_append(text, size, "%s %s:", tshi_tensor_dtype(t->dtype), tshi_tensor_text(t, form));
+    for (e = 0; e < n && strlen(text) + 1 < size; e++) {
+        int64_t run = 1;
+        for (d = t->ndim - 1; d > 0 && e; d--)
+            if (e % (run *= t->local[d]) == 0) tshi_base_append(text, size, " /");
+        tshi_base_append(text, size, " %.6g", tshi_tensor_get(values, t->dtype, e));
+    }
+    tshi_mem_drop(t->ctx, scratch);
+    return text;
+}
+/* ========================================================================== */
+/* >>op-matmul                                      MARK: - op-matmul (private) */
+/* Products of matrices by the ctx's gemm; strides instead of copies.          */
+/* Needs: >>gemm >>redistribute.                                                */
+/* ========================================================================== */
+
+/* A matrix as gemm takes it. */
+typedef struct tshi_matrix {
+    tsh_real *data;
+    int64_t row, column; /* strides */
+} tshi_matrix;
+
+static tshi_matrix tshi_matmul_matrix(tsh_real *data, int64_t row, int64_t column) {
+    tshi_matrix m;
+    m.data = data;
+    m.row = row;
+    m.column = column;
+    return m;
+}
+
+static tshi_matrix tshi_matmul_turned(tshi_matrix m) {
+    return tshi_matmul_matrix(m.data, m.column, m.row);
+}
+
+/* C = alpha A B + beta C by the ctx's gemm. */
+static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
+    if (ctx->gemm.fn)
+        ctx->gemm.fn(ctx->gemm.user, m, n, k, alpha, a.data, a.row, a.column, b.data, b.row,
+                     b.column, beta, c.data, c.row, c.column, ctx->threads);
+    else
+        tshi_gemm_run(ctx->gemm_kernel, ctx->gemm_scratch, m, n, k, alpha, a.data, a.row, a.column,
+                      b.data, b.row, b.column, beta, c.data, c.row, c.column);
+}
+
+/* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
+
+static int tshi_matmul_layout(tsh_tensor *a, tsh_tensor *b, const tsh_shape *shape, tsh_layout *out,
+                              unsigned *partial) {
+    const tsh_layout *la = &a->layout, *lb = &b->layout;
+    int nd = shape->ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim,
+        size = a->ctx->tp.size;
+    int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
+    *out = tsh_replicated();
+    *partial = 0;
+    if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* P R, R P: P */
+        *out = tsh_partial();
+        *partial = la->kind == TSH_PARTIAL ? 2u : 1u;
+        return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
+    }
+    if (sa && sb && da == nd - 1 && db == nd - 2) { /* S(k) S(k): P */
+        *out = tsh_partial();
+        return tshi_layout_same_cut(la, lb, a->dim[la->dim], size);
+    }
+    *out = sa ? *la : *lb;
+    out->dim = sa ? da : db;
+    if (sa && sb) /* the same batch dimension */
+        return da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim] &&
+               tshi_layout_same_cut(la, lb, a->dim[la->dim], size);
+    *partial = sa ? 2u : 1u;
+    if (sa && da == nd - 2) return 1; /* S(m) R */
+    if (sb && db == nd - 1) return 1; /* R S(n) */
+    if (out->dim >= nd - 2) return 0; /* k on one side only */
+    if (sa) return db < 0 || out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
+    return out->dim < nd - a->ndim || a->dim[out->dim - (nd - a->ndim)] == 1;
+}
+
+/* Offset of batch `index` in t, whose batch dimensions broadcast to shape's. */
+static int64_t tshi_matmul_offset(const tsh_tensor *t, const int64_t *stride, const tsh_tensor *out,
+                                  int64_t index) {
+    int64_t at = 0;
+    int d, skip = out->ndim - t->ndim;
+    for (d = out->ndim - 3; d >= 0; d--) {
+        int64_t i = index % out->local[d];
+        index /= out->local[d];
+        if (d >= skip && t->dim[d - skip] != 1) at += i * stride[d - skip];
+    }
+    return at;
+}
+
+static tshi_matrix tshi_matmul_batch(const tsh_tensor *t, tsh_real *data, const int64_t *stride,
+                                     const tsh_tensor *out, int64_t index) {
+    return tshi_matmul_matrix(data + tshi_matmul_offset(t, stride, out, index), stride[t->ndim - 2],
+                              stride[t->ndim - 1]);
+}
+
+static void tshi_matmul_backward(tshi_node *node) {
+    tsh_tensor *a = node->in[0], *b = node->in[1], *out = node->out;
+    int64_t m = out->local[out->ndim - 2], n = out->local[out->ndim - 1], k = a->local[a->ndim - 1],
+            i;
+    int64_t batches = tshi_tensor_product(out->local, out->ndim - 2);
+    tsh_real *g = tshi_tape_grad(node);
+    tshi_dest da, db;
+    if (tshi_tape_dest_zeroed(node, 0, &da))
+        for (i = 0; i < batches; i++)
+            tshi_matmul_gemm(out->ctx, m, k, n, 1, tshi_matmul_batch(out, g, out->stride, out, i),
+                             tshi_matmul_turned(tshi_matmul_batch(
+                                 b, (tsh_real *)tshi_tape_saved(node, 1), b->stride, out, i)),
+                             1, tshi_matmul_batch(a, da.data, da.stride, out, i));
+    tshi_tape_give(node, 0);
+    if (tshi_tape_dest_zeroed(node, 1, &db))
+        for (i = 0; i < batches; i++)
+            tshi_matmul_gemm(out->ctx, k, n, m, 1,
+                             tshi_matmul_turned(tshi_matmul_batch(
+                                 a, (tsh_real *)tshi_tape_saved(node, 0), a->stride, out, i)),
+                             tshi_matmul_batch(out, g, out->stride, out, i), 1,
+                             tshi_matmul_batch(b, db.data, db.stride, out, i));
+}
+
+/* The shape of A B, batches broadcast; 0 and an error where it has none. */
+static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
+    char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
+    int d, fits = a->ndim >= 2 && b->ndim >= 2 && a->dim[a->ndim - 1] == b->dim[b->ndim - 2];
+    *shape = tsh_shape_of(a->ndim >= b->ndim ? a : b);
+    for (d = 3; d <= shape->ndim && fits; d++) {
+        int64_t p = tsh_dim(a, -d), q = tsh_dim(b, -d);
+        if (d > a->ndim) p = 1;
+        if (d > b->ndim) q = 1;
+        fits = p == q || p == 1 || q == 1;
+        shape->dim[shape->ndim - d] = p == 1 ? q : p;
+    }
+    if (!fits)
+        (void)tsh_fail(a->ctx, TSH_ERR_SHAPE, "tsh_matmul: %s times %s has no meaning",
+                       tshi_tensor_text(a, ta), tshi_tensor_text(b, tb));
+    if (!fits) return 0;
+    shape->dim[shape->ndim - 2] = a->dim[a->ndim - 2];
+    shape->dim[shape->ndim - 1] = b->dim[b->ndim - 1];
+    return 1;
+}
+
+TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
+    tsh_tensor *in[2], *out;
+    tsh_ctx *ctx;
+    tsh_shape shape;
+    tsh_layout layout;
+    tshi_node *node;
+    unsigned partial;
+    int64_t i, batches;
+    in[0] = a;
+    in[1] = b;
+    ctx = tshi_tensor_check_real("tsh_matmul", in, 2);
+    if (!ctx || !tshi_matmul_shape(a, b, &shape)) return NULL;
+    if (!tshi_matmul_layout(a, b, &shape, &layout, &partial)) {
+        (void)tshi_map_refuse("tsh_matmul", a, b,
+                              "shard both along the inner dimension, or make one replicated: "
+                              "tsh_redistribute(x, tsh_replicated())");
+        return NULL;
+    }
+    out = tshi_tensor_out(ctx, "tsh_matmul", TSH_REAL, &shape, &layout);
+    if (!out) return NULL;
+    batches = tshi_tensor_product(out->local, out->ndim - 2);
+    for (i = 0; i < batches; i++)
+        tshi_matmul_gemm(ctx, out->local[out->ndim - 2], out->local[out->ndim - 1],
+                         a->local[a->ndim - 1], 1,
+                         tshi_matmul_batch(a, tshi_tensor_values(a), a->stride, out, i),
+                         tshi_matmul_batch(b, tshi_tensor_values(b), b->stride, out, i), 0,
+                         tshi_matmul_batch(out, tshi_tensor_values(out), out->stride, out, i));
+    node = tshi_tape_record("tsh_matmul", out, in, 2, 3, tshi_matmul_backward, 0);
+    if (node) node->partial = partial;
+    return out;
+}
+
+/* ========================================================================== */
+/* >>op-linear                                      MARK: - op-linear (private) */
+/* Y = X W^T + b, plain, column-parallel or row-parallel as the weight lies.   */
+/* dX = dY W, dW = dY^T X, db = the sum of dY's rows.                           */
+/* Needs: >>op-matmul.                                                          */
+/* ========================================================================== */
+
+/* Refuses a linear whose layouts do not fit, with the way out. */
+static int tshi_linear_refuse(tsh_tensor *x, tsh_tensor *w, const char *why) {
+    return tshi_map_refuse("tsh_linear", x, w, why);
+}
+
+/* Layouts of output and bias, and which gradients are partial sums. */
+static int tshi_linear_layout(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b, tsh_layout *out,
+                              tsh_layout *bias, unsigned *partial) {
+    const tsh_layout *lx = &x->layout, *lw = &w->layout;
+    int along = lx->kind == TSH_SHARDED && lx->dim == x->ndim - 1;
+    *out = *bias = tsh_replicated();
+    *partial = 0;
+    if (lw->kind == TSH_PARTIAL)
+        return tshi_linear_refuse(
+            x, w, "complete the weight first: tsh_redistribute(w, tsh_replicated())");
+    if (lw->kind == TSH_REPLICATED) {
+        if (along)
+            return tshi_linear_refuse(
+                x, w,
+                "a sharded input wants a weight sharded along dimension 1, or gather it: "
+                "tsh_redistribute(x, tsh_replicated())");
+        if (lx->kind == TSH_PARTIAL && b)
+            return tshi_linear_refuse(
+                x, w,
+                "the bias would be added once per rank; complete the input first: "
+                "tsh_redistribute(x, tsh_replicated())");
+        *out = *lx;
+        if (lx->kind != TSH_REPLICATED) *partial = 6u;
+        return 1;
+    }
+    if (lw->dim == 0) {
+        if (lx->kind != TSH_REPLICATED)
+            return tshi_linear_refuse(x, w,
+                                      "a column-parallel weight takes a replicated input: "
+                                      "tsh_redistribute(x, tsh_replicated())");
+        *bias = *lw;
+        *out = *lw;
+        out->dim = x->ndim - 1;
+        *partial = 1u;
+        return 1;
+    }
+    if (along && tshi_layout_same_cut(lx, lw, w->dim[1], x->ctx->tp.size)) return 1;
+    return tshi_linear_refuse(
+        x, w,
+        "a row-parallel weight takes an input that is replicated, or sharded along features by the "
+        "same units: tsh_redistribute(x, tsh_replicated())");
+}
+
+static void tshi_linear_backward(tshi_node *node) {
+    tsh_tensor *x = node->in[0], *w = node->in[1], *b = node->in[2], *out = node->out;
+    int64_t rows = 0, step = 0, outs = w->local[0], ins = w->local[1];
+    tsh_real *g = tshi_tape_grad(node);
+    tshi_matrix dy = tshi_matmul_matrix(g, out->local[out->ndim - 1], 1), mx;
+    tshi_matrix mw = tshi_matmul_matrix((tsh_real *)tshi_tape_saved(node, 1), w->stride[0],
+                                        w->stride[1]);
+    tshi_dest dest;
+    (void)tshi_kernel_rows(x, &rows, &step);
+    mx = tshi_matmul_matrix((tsh_real *)tshi_tape_saved(node, 0), step, x->stride[x->ndim - 1]);
+    if (tshi_tape_dest(node, 0, &dest))
+        tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
+                         tshi_matmul_matrix(dest.data, step, x->stride[x->ndim - 1]));
+    tshi_tape_give(node, 0); /* its all-reduce travels while the weight's gradient is computed */
+    if (tshi_tape_dest(node, 1, &dest))
+        tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_matmul_turned(dy), mx, TSHI_R(dest.add),
+                         tshi_matmul_matrix(dest.data, dest.stride[0], dest.stride[1]));
+    if (b && tshi_tape_dest_zeroed(node, 2, &dest)) {
+        tshi_loop loop = tshi_kernel_space(out);
+        tshi_kernel_operand(&loop, b, dest.data, dest.stride, sizeof *g);
+        tshi_kernel_operand(&loop, out, g, out->stride, sizeof *g);
+        tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
+    }
+}
+
+static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
+    char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
+    if (w->ndim != 2 || x->ndim < 1 || (b && b->ndim != 1))
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                       "tsh_linear: input %s, weight %s, bias of %d dimensions; takes (.., in), "
+                       "(out, in), (out)",
+                       tshi_tensor_text(x, tx), tshi_tensor_text(w, tw), b ? b->ndim : 0);
+    else if (x->dim[x->ndim - 1] != w->dim[1])
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                       "tsh_linear: input has %ld features, weight takes %ld",
+                       (long)x->dim[x->ndim - 1], (long)w->dim[1]);
+    else if (b && b->dim[0] != w->dim[0])
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE, "tsh_linear: weight gives %ld features, bias has %ld",
+                       (long)w->dim[0], (long)b->dim[0]);
+    return x->ctx->error.code == TSH_OK;
+}
+
+/* Y and, for a row-parallel weight, its all-reduce, in place; then the bias, once. */
+static void tshi_linear_forward(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b, tsh_tensor *out,
+                                int reduce) {
+    tsh_ctx *ctx = out->ctx;
+    int64_t rows, step;
+    (void)tshi_kernel_rows(x, &rows, &step);
+    tshi_matmul_gemm(ctx, rows, w->local[0], w->local[1], 1,
+                     tshi_matmul_matrix(tshi_tensor_values(x), step, x->stride[x->ndim - 1]),
+                     tshi_matmul_matrix(tshi_tensor_values(w), w->stride[1], w->stride[0]), 0,
+                     tshi_matmul_matrix(tshi_tensor_values(out), out->local[out->ndim - 1], 1));
+    if (reduce)
+        (void)tshi_error_comm(ctx,
+                              tsh_allreduce(&ctx->tp, tshi_tensor_values(out), tsh_local_numel(out),
+                                            TSH_REAL, TSH_SUM),
+                              "tsh_linear: all-reduce of a row-parallel output");
+    if (b) {
+        tshi_loop loop = tshi_kernel_space(out);
+        tshi_kernel_tensor(&loop, out);
+        tshi_kernel_tensor(&loop, b);
+        tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
+    }
+}
+
+TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
+    tsh_tensor *in[3], *out;
+    tsh_ctx *ctx;
+    tsh_shape shape;
+    tsh_layout layout, bias;
+    tshi_node *node;
+    unsigned partial;
+    int64_t rows, step;
+    int row_parallel;
+    in[0] = x;
+    in[1] = w;
+    in[2] = b;
+    ctx = tshi_tensor_check_real("tsh_linear", in, b ? 3 : 2);
+    if (!ctx || !tshi_linear_check(x, w, b)) return NULL;
+    row_parallel = w->layout.kind == TSH_SHARDED && w->layout.dim == 1;
+    if (row_parallel && x->layout.kind == TSH_REPLICATED) {
+        layout = w->layout;
+        layout.dim = x->ndim - 1;
+        in[0] = x = tsh_redistribute(x, layout);
+    }
+    if (x && !tshi_kernel_rows(x, &rows, &step)) in[0] = x = tshi_map_copy("tsh_linear", x);
+    if (!x || !tshi_linear_layout(x, w, b, &layout, &bias, &partial)) return NULL;
+    if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, ctx->tp.size)) {
+        (void)tshi_map_refuse(
+            "tsh_linear", w, b,
+            "the bias of a column-parallel weight is sharded like its dimension 0, "
+            "any other is replicated");
+        return NULL;
+    }
+    shape = tsh_shape_of(x);
+    shape.dim[shape.ndim - 1] = w->dim[0];
+    out = tshi_tensor_out(ctx, "tsh_linear", TSH_REAL, &shape, &layout);
+    if (!out) return NULL;
+    tshi_linear_forward(x, w, b, out, row_parallel);
+    if (ctx->error.code != TSH_OK) return NULL;
+    node = tshi_tape_record("tsh_linear", out, in, 3, 3, tshi_linear_backward, 0);
+    if (node) node->partial = partial;
+    return out;
+}
+
+/* ========================================================================== */
+/* >>op-embedding                                MARK: - op-embedding (private) */
+/* out_i = W[id_i], rows of other ranks zero; dW[id_i] += dout_i.               */
+/* Needs: >>redistribute.                                                       */
+/* ========================================================================== */
+
+/* The local row of a global one in a weight sharded by rows; -1: another rank's. */
+static int64_t tshi_embedding_row(const tsh_range *range, int n, int64_t id) {
+    int64_t at = 0;
+    int s;
+    for (s = 0; s < n; s++) {
+        if (id >= range[s].start && id < range[s].start + range[s].length)
+            return at + id - range[s].start;
+        at += range[s].length;
+    }
+    return -1;
+}
+
+/* What both directions walk: the local rows of all ids. */
+typedef struct tshi_lookup {
+    int64_t *row, count, width; /* ids here, local columns */
+} tshi_lookup;
+
+static void tshi_embedding_backward(tshi_node *node) {
+    const tshi_lookup *lookup = (const tshi_lookup *)node->more;
+    const tsh_real *g = tshi_tape_grad(node);
+    int64_t i, j, *row = (int64_t *)tshi_mem_data(node->aux);
+    tshi_dest dest;
+    if (!tshi_tape_dest_zeroed(node, 1, &dest)) return;
+    for (i = 0; i < lookup->count; i++, g += lookup->width) {
+        tsh_real *d = dest.data + row[i] * dest.stride[0];
+        if (row[i] < 0) continue;
+        for (j = 0; j < lookup->width; j++) d[j * dest.stride[1]] += g[j];
+    }
+}
+
+static int tshi_embedding_layout(tsh_tensor *ids, tsh_tensor *w, tsh_layout *out,
+                                 unsigned *partial) {
+    *out = ids->layout;
+    *partial = ids->layout.kind == TSH_SHARDED ? 2u : 0u;
+    if (ids->layout.kind != TSH_PARTIAL && w->layout.kind == TSH_REPLICATED) return 1;
+    if (ids->layout.kind != TSH_REPLICATED || w->layout.kind == TSH_PARTIAL)
+        return tshi_map_refuse("tsh_embedding", ids, w,
+                               "a sharded weight takes replicated ids: "
+                               "tsh_redistribute(ids, tsh_replicated())");
+    *out = w->layout.dim ? w->layout : tsh_partial();
+    if (w->layout.dim) out->dim = ids->ndim;
+    return 1;
+}
+
+/* Fills in the local row of every id; 0 and an error for one out of range, the same on every rank.
+ */
+static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const void *values,
+                               int64_t *row) {
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int64_t i, count = tsh_local_numel(ids);
+    int segments = 1;
+    (void)tsh_chunk(&w->layout, w->dim[0], 1, 0, range);
+    range[0].start = 0;
+    range[0].length = w->dim[0];
+    if (w->layout.kind == TSH_SHARDED && w->layout.dim == 0) {
+        segments = w->layout.segments;
+        (void)tsh_chunk(&w->layout, w->dim[0], w->ctx->tp.size, w->ctx->tp.rank, range);
+    }
+    for (i = 0; i < count; i++) {
+        int64_t id = ids->dtype == TSH_I32 ? ((const int32_t *)values)[i]
+                                           : ((const int64_t *)values)[i];
+        if (id < 0 || id >= w->dim[0]) {
+            (void)tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
+                           "tsh_embedding: id %ld at position %ld is outside [0, %ld)", (long)id,
+                           (long)i, (long)w->dim[0]);
+            return 0;
+        }
+        row[i] = tshi_embedding_row(range, segments, id);
+    }
+    return 1;
+}
+
+static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *lookup, tsh_real *out) {
+    const tsh_real *values = tshi_tensor_values(w);
+    int64_t i, j;
+    for (i = 0; i < lookup->count; i++, out += lookup->width) {
+        const tsh_real *from = values + lookup->row[i] * w->stride[0];
+        if (lookup->row[i] < 0)
+            memset(out, 0, (size_t)lookup->width * sizeof *out);
+        else if (w->stride[1] == 1)
+            memcpy(out, from, (size_t)lookup->width * sizeof *out);
+        else
+            for (j = 0; j < lookup->width; j++) out[j] = from[j * w->stride[1]];
+    }
+}
+
+TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w) {
+    tsh_tensor *in[2], *out;
+    tsh_ctx *ctx;
+    tsh_shape shape = tsh_shape_of(ids);
+    tsh_layout layout;
+    tshi_block *aux, *scratch;
+    tshi_lookup lookup;
+    tshi_node *node;
+    unsigned partial;
+    const void *values;
+    in[0] = ids;
+    in[1] = w;
+    ctx = tshi_tensor_check("tsh_embedding", in, 2);
+    if (!ctx || !tshi_tensor_check_real("tsh_embedding", &w, 1)) return NULL;
+    if ((ids->dtype != TSH_I32 && ids->dtype != TSH_I64) || w->ndim != 2 ||
+        ids->ndim >= TSH_MAX_DIMS)
+        return tshi_error_null(ctx, TSH_ERR_DTYPE,
+                               "tsh_embedding: takes i32 or i64 ids and a weight (V, D), not %s "
+                               "and %d dimensions",
+                               tshi_tensor_dtype(ids->dtype), w->ndim);
+    if (!tshi_embedding_layout(ids, w, &layout, &partial)) return NULL;
+    shape.dim[shape.ndim++] = w->dim[1];
+    lookup.count = tsh_local_numel(ids);
+    lookup.width = w->local[1];
+    out = tshi_tensor_out(ctx, "tsh_embedding", TSH_REAL, &shape, &layout);
+    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)lookup.count * sizeof *lookup.row) : NULL;
+    values = aux ? tshi_kernel_packed(ids, &scratch) : NULL;
+    if (!values) return NULL;
+    lookup.row = (int64_t *)tshi_mem_data(aux);
+    if (tshi_embedding_rows(ids, w, values, lookup.row))
+        tshi_embedding_forward(w, &lookup, tshi_tensor_values(out));
+    tshi_mem_drop(ctx, scratch);
+    node = ctx->error.code == TSH_OK ? tshi_tape_record("tsh_embedding", out, in, 2, 0,
+                                                        tshi_embedding_backward, sizeof lookup)
+                                     : NULL;
+    if (!node) tshi_mem_drop(ctx, aux);
+    if (!node) return ctx->error.code == TSH_OK ? out : NULL;
+    node->aux = aux;
+    node->partial = partial;
+    memcpy(node->more, &lookup, sizeof lookup);
+    return out;
+}
+/* ========================================================================== */
+/* >>op-norm                                          MARK: - op-norm (private) */
+/* Layer normalisation (Ba et al. 2016) over the last dimension.                */
+/* Needs: >>redistribute.                                                       */
+/* ========================================================================== */
+
+/* xh = (x - mean) / sqrt(var + eps), y = w xh + b. n rows: at y, x, w, b or NULL, stats (mean, 1 /
+ * sqrt) per row; s: D, step of x's rows; p: eps. */
+TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *s,
+                                     const double *p) {
+    tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4];
+    const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
+                   *b = (const tsh_real *)at[3];
+    int64_t r, i, d = s[0];
+    for (r = 0; r < n; r++, x += s[1], y += d) {
+        tsh_real mean = tshi_kernel_sum(x, d) / TSHI_R(d), rstd;
+        for (i = 0; i < d; i++) y[i] = x[i] - mean;
+        rstd = TSHI_R(1) / tshi_kernel_sqrt(tshi_kernel_dot(y, y, d) / TSHI_R(d) + TSHI_R(p[0]));
+        stats[2 * r] = mean;
+        stats[2 * r + 1] = rstd;
+        if (b)
+            for (i = 0; i < d; i++) y[i] = y[i] * rstd * w[i] + b[i];
+        else
+            for (i = 0; i < d; i++) y[i] = y[i] * rstd * w[i];
+    }
+}
+TSHI_KERNEL(tshi_norm_rows);
+
+/* h = dy w; dx = (h - mean h - xh mean(h xh)) / sqrt, dw += dy xh, db += dy. at dx (dense) , x, w,
+ * dy, stats, dw, db, and two rows of scratch; dx, dw, db may be NULL. s: D, step of x's rows, step
+ * of dy's rows. */
+TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t *s,
+                                      const double *p) {
+    tsh_real *TSHI_RESTRICT dx = (tsh_real *)at[0];
+    const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
+                   *dy = (const tsh_real *)at[3];
+    const tsh_real *stats = (const tsh_real *)at[4];
+    tsh_real *TSHI_RESTRICT dw = (tsh_real *)at[5], *TSHI_RESTRICT db = (tsh_real *)at[6];
+    tsh_real *TSHI_RESTRICT xh = (tsh_real *)at[7], *TSHI_RESTRICT h = (tsh_real *)at[8];
+    int64_t r, i, d = s[0];
+    (void)p;
+    for (r = 0; r < n; r++, x += s[1], dy += s[2]) {
+        tsh_real mean = stats[2 * r], rstd = stats[2 * r + 1], a, b;
+        for (i = 0; i < d; i++) xh[i] = (x[i] - mean) * rstd;
+        if (dw)
+            for (i = 0; i < d; i++) dw[i] += dy[i] * xh[i];
+        if (db)
+            for (i = 0; i < d; i++) db[i] += dy[i];
+        if (!dx) continue;
+        for (i = 0; i < d; i++) h[i] = dy[i] * w[i];
+        a = tshi_kernel_sum(h, d) / TSHI_R(d);
+        b = tshi_kernel_dot(h, xh, d) / TSHI_R(d);
+        for (i = 0; i < d; i++) dx[i] = (h[i] - a - xh[i] * b) * rstd;
+        dx += d;
+    }
+}
+TSHI_KERNEL(tshi_norm_slope);
+
+static void tshi_norm_backward(tshi_node *node) {
+    tsh_tensor *x = node->in[0], *out = node->out;
+    tsh_ctx *ctx = out->ctx;
+    int64_t rows, s[3], stride[TSH_MAX_DIMS], d = x->dim[x->ndim - 1];
+    size_t numel = (size_t)tsh_local_numel(x), width = (size_t)d;
+    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, (numel + 4 * width) * sizeof(tsh_real));
+    tsh_real *dx, *dw;
+    tshi_dest dest[3];
+    void *at[9];
+    int i, wanted[3];
+    if (!scratch) return;
+    dx = (tsh_real *)tshi_mem_data(scratch);
+    dw = dx + numel;
+    memset(dw, 0, 2 * width * sizeof *dw);
+    for (i = 0; i < 3; i++) wanted[i] = tshi_tape_dest(node, i, &dest[i]);
+    s[0] = d;
+    s[2] = d;
+    (void)tshi_kernel_rows(x, &rows, &s[1]);
+    at[0] = wanted[0] ? dx : NULL;
+    at[1] = tshi_tape_saved(node, 0);
+    at[2] = tshi_tape_saved(node, 1);
+    at[3] = tshi_tape_grad(node);
+    at[4] = tshi_mem_data(node->aux);
+    at[5] = wanted[1] ? dw : NULL;
+    at[6] = wanted[2] ? dw + d : NULL;
+    at[7] = dw + 2 * d;
+    at[8] = dw + 3 * d;
+    tshi_norm_slope[ctx->isa](rows, at, s, NULL);
+    tshi_tensor_strides(x->local, x->ndim, stride);
+    if (wanted[0]) tshi_tape_pour(node, 0, &dest[0], dx, stride);
+    tshi_tensor_strides(&d, 1, stride);
+    for (i = 1; i < 3; i++)
+        if (wanted[i]) tshi_tape_pour(node, i, &dest[i], i == 1 ? dw : dw + d, stride);
+    tshi_mem_drop(ctx, scratch);
+}
+
+static int tshi_norm_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
+    char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
+    tsh_ctx *ctx = x->ctx;
+    if (x->ndim < 1 || w->ndim != 1 || w->dim[0] != x->dim[x->ndim - 1] ||
+        (b && (b->ndim != 1 || b->dim[0] != w->dim[0])))
+        (void)tsh_fail(
+            ctx, TSH_ERR_SHAPE,
+            "tsh_layer_norm: input %s, weight %s; weight and bias must hold the last dimension",
+            tshi_tensor_text(x, tx), tshi_tensor_text(w, tw));
+    else if (x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1)
+        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
+                       "tsh_layer_norm: input is sharded along its last dimension (rank %d holds "
+                       "%ld of %ld features); "
+                       "gather it first: tsh_redistribute(x, tsh_replicated())",
+                       ctx->tp.rank, (long)x->local[x->ndim - 1], (long)x->dim[x->ndim - 1]);
+    else if (x->layout.kind == TSH_PARTIAL)
+        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
+                       "tsh_layer_norm: input is a partial sum over %d ranks; complete it first: "
+                       "tsh_redistribute(x, tsh_replicated())",
+                       ctx->tp.size);
+    else if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
+        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
+                       "tsh_layer_norm: weight %s and bias must be replicated: "
+                       "tsh_redistribute(w, tsh_replicated())",
+                       tshi_tensor_text(w, tw));
+    return ctx->error.code == TSH_OK;
+}
+
+TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                   double eps) {
+    tsh_tensor *in[3], *out;
+    tsh_ctx *ctx;
+    tsh_shape shape;
+    tshi_node *node;
+    tshi_block *aux;
+    int64_t rows, s[2];
+    void *at[5];
+    double p = eps > 0 ? eps : 1e-5;
+    in[0] = x;
+    in[1] = weight;
+    in[2] = bias;
+    ctx = tshi_tensor_check_real("tsh_layer_norm", in, bias ? 3 : 2);
+    if (!ctx || !tshi_norm_check(x, weight, bias)) return NULL;
+    for (rows = 0; rows < 3; rows++)
+        if (in[rows] && (in[rows]->stride[in[rows]->ndim - 1] != 1 ||
+                         !tshi_kernel_rows(in[rows], &s[0], &s[1])))
+            if (!(in[rows] = tshi_map_copy("tsh_layer_norm", in[rows]))) return NULL;
+    x = in[0];
+    shape = tsh_shape_of(x);
+    s[0] = x->dim[x->ndim - 1];
+    (void)tshi_kernel_rows(x, &rows, &s[1]);
+    out = tshi_tensor_out(ctx, "tsh_layer_norm", TSH_REAL, &shape, &x->layout);
+    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)rows * sizeof(tsh_real)) : NULL;
+    if (!aux) return NULL;
+    at[0] = tshi_tensor_values(out);
+    at[1] = tshi_tensor_values(x);
+    at[2] = tshi_tensor_values(in[1]);
+    at[3] = bias ? tshi_tensor_values(in[2]) : NULL;
+    at[4] = tshi_mem_data(aux);
+    tshi_norm_rows[ctx->isa](rows, at, s, &p);
+    node = tshi_tape_record("tsh_layer_norm", out, in, 3, 3, tshi_norm_backward, 0);
+    if (!node) tshi_mem_drop(ctx, aux);
+    if (!node) return out;
+    node->aux = aux;
+    if (x->layout.kind == TSH_SHARDED) node->partial = 6u;
+    return out;
+}
+/* ========================================================================== */
+/* >>op-attention                                MARK: - op-attention (private) */
+/* softmax(scale Q K^T) V in tiles: the T x T matrix never exists.              */
+/* Needs: >>op-matmul.                                                          */
+/* ========================================================================== */
+
+/* Tile of scores s_ij = scale q_i k_j; running row maximum m and sum l (Milakov & Gimelshein 2018);
+ * lse = m + log l. Backward (Dao et al. 2022): p = e^(s - lse), delta_i = dO_i O_i, dV += p^T dO,
+ * dS = p (dO V^T - delta), dQ += scale dS K, dK += scale dS^T Q. With dropout, p and dO V^T are
+ * masked by global position. */
+enum { TSHI_TILE = 64 };
+
+typedef struct tshi_attention {
+    double scale;
+    int causal, dropout;
+    tshi_dropout mask;
+} tshi_attention;
+
+/* One head of one sequence, and a tile of it. */
+typedef struct tshi_head {
+    tsh_ctx *ctx;
+    const tshi_attention *more;
+    tshi_matrix q, k, v, o, dq, dk, dv,
+        dout; /* (T, D) each; dq, dk, dv with data NULL where not wanted */
+    int64_t tq, tk, d;
+    uint64_t first;                      /* global index of this head's score (0, 0) */
+    tsh_real *lse, *delta, *s, *t, *row; /* per query; two tiles; three rows of a tile */
+} tshi_head;
+
+static tshi_matrix tshi_attention_from(tshi_matrix m, int64_t row) {
+    m.data += row * m.row;
+    return m;
+}
+
+static tshi_matrix tshi_attention_tile(tsh_real *data, int64_t columns) {
+    return tshi_matmul_matrix(data, columns, 1);
+}
+
+/* Keys that query i sees: [0, i + tk - tq] where causal. */
+static int64_t tshi_attention_seen(const tshi_head *h, int64_t i) {
+    int64_t seen = h->more->causal ? i + 1 + h->tk - h->tq : h->tk;
+    return seen < 0 ? 0 : tshi_base_min(seen, h->tk);
+}
+
+/* s = scale q_i k_j for queries [i, i + m) and keys [j, j + n). */
+static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
+    tshi_matmul_gemm(h->ctx, m, n, h->d, TSHI_R(h->more->scale), tshi_attention_from(h->q, i),
+                     tshi_matmul_turned(tshi_attention_from(h->k, j)), 0,
+                     tshi_attention_tile(h->s, n));
+}
+
+/* y = x masked by dropout, for query i and keys from j. */
+static void tshi_attention_drop(const tshi_head *h, const tsh_real *x, tsh_real *y, int64_t i,
+                                int64_t j, int64_t n) {
+    tshi_dropout_run run;
+    run.mask = &h->more->mask;
+    run.x = x;
+    run.y = y;
+    tshi_map_mask_run(&run, (int64_t)h->first + i * h->tk + j, 0, n);
+}
+
+/* x = e^(x - p[0]) over n values, and their sum: at x, sum. */
+TSHI_INLINE void tshi_attention_exp_body(int64_t n, void *const *at, const int64_t *s,
+                                         const double *p) {
+    tsh_real *x = (tsh_real *)at[0], most = TSHI_R(p[0]);
+    int64_t i;
+    (void)s;
+    for (i = 0; i < n; i++) x[i] = tshi_kernel_exp(x[i] - most);
+    *(tsh_real *)at[1] = tshi_kernel_sum(x, n);
+}
+TSHI_KERNEL(tshi_attention_exp);
+
+/* Online softmax of row r of a tile; o's row is rescaled to the new maximum. */
+static void tshi_attention_online(const tshi_head *h, int64_t i, int64_t r, int64_t j, int64_t n,
+                                  tsh_real *o) {
+    tsh_real *x = h->s + r * n, *m = h->row + r, *l = h->row + TSHI_TILE + r, sum = 0, old = *m;
+    int64_t seen = tshi_attention_seen(h, i + r) - j, c;
+    double most;
+    void *at[2];
+    seen = seen < 0 ? 0 : tshi_base_min(seen, n);
+    for (c = seen; c < n; c++) x[c] = 0;
+    if (!seen) return;
+    *m = tshi_kernel_max(x, seen);
+    if (*l > 0 && old > *m) *m = old;
+    most = (double)*m;
+    at[0] = x;
+    at[1] = &sum;
+    tshi_attention_exp[h->ctx->isa](seen, at, NULL, &most);
+    if (*l > 0 && old < *m) {
+        tsh_real shrink = tshi_kernel_exp(old - *m);
+        *l *= shrink;
+        for (c = 0; c < h->d; c++) o[c] *= shrink;
+    }
+    *l += sum;
+    if (h->more->dropout) tshi_attention_drop(h, x, x, i + r, j, seen);
+}
+
+static void tshi_attention_head_forward(const tshi_head *h) {
+    tsh_real *o = h->t; /* (tile, D), kept dense while it is being scaled */
+    int64_t i, j, r, c, m, n;
+    for (i = 0; i < h->tq; i += m) {
+        int64_t most = 0;
+        m = tshi_base_min(TSHI_TILE, h->tq - i);
+        most = tshi_attention_seen(h, i + m - 1);
+        for (r = 0; r < 2 * TSHI_TILE; r++) h->row[r] = 0;
+        for (r = 0; r < m * h->d; r++) o[r] = 0;
+        for (j = 0; j < most; j += n) {
+            n = tshi_base_min(TSHI_TILE, most - j);
+            tshi_attention_scores(h, i, m, j, n);
+            for (r = 0; r < m; r++) tshi_attention_online(h, i, r, j, n, o + r * h->d);
+            tshi_matmul_gemm(h->ctx, m, h->d, n, 1, tshi_attention_tile(h->s, n),
+                             tshi_attention_from(h->v, j), 1, tshi_attention_tile(o, h->d));
+        }
+        for (r = 0; r < m; r++) {
+            tsh_real l = h->row[TSHI_TILE + r], back = l > 0 ? TSHI_R(1) / l : 0;
+            tsh_real *to = h->o.data + (i + r) * h->o.row;
+            h->lse[i + r] = h->row[r] + tshi_kernel_log(l);
+            for (c = 0; c < h->d; c++) to[c * h->o.column] = o[r * h->d + c] * back;
+        }
+    }
+}
+
+/* From scores and dO V^T of one row to p (masked) in s and dS in t. */
+static void tshi_attention_slope(const tshi_head *h, int64_t i, int64_t r, int64_t j, int64_t n) {
+    tsh_real *p = h->s + r * n, *dp = h->t + r * n, delta = h->delta[i + r],
+             scale = TSHI_R(h->more->scale), sum;
+    int64_t seen = tshi_attention_seen(h, i + r) - j, c;
+    double lse = (double)h->lse[i + r];
+    void *at[2];
+    seen = seen < 0 ? 0 : tshi_base_min(seen, n);
+    at[0] = p;
+    at[1] = &sum;
+    if (seen) tshi_attention_exp[h->ctx->isa](seen, at, NULL, &lse);
+    if (h->more->dropout) tshi_attention_drop(h, dp, dp, i + r, j, seen);
+    for (c = 0; c < seen; c++) dp[c] = p[c] * (dp[c] - delta) * scale;
+    for (c = seen; c < n; c++) p[c] = dp[c] = 0;
+    if (h->more->dropout) tshi_attention_drop(h, p, p, i + r, j, seen);
+}
+
+static void tshi_attention_head_backward(const tshi_head *h) {
+    int64_t i, j, r, c, m, n;
+    for (i = 0; i < h->tq; i++) {
+        const tsh_real *o = h->o.data + i * h->o.row, *g = h->dout.data + i * h->dout.row;
+        h->delta[i] = 0;
+        for (c = 0; c < h->d; c++) h->delta[i] += o[c * h->o.column] * g[c * h->dout.column];
+    }
+    for (i = 0; i < h->tq; i += m) {
+        int64_t most;
+        m = tshi_base_min(TSHI_TILE, h->tq - i);
+        most = tshi_attention_seen(h, i + m - 1);
+        for (j = 0; j < most; j += n) {
+            tshi_matrix p, ds, dout = tshi_attention_from(h->dout, i);
+            n = tshi_base_min(TSHI_TILE, most - j);
+            p = tshi_attention_tile(h->s, n);
+            ds = tshi_attention_tile(h->t, n);
+            tshi_attention_scores(h, i, m, j, n);
+            tshi_matmul_gemm(h->ctx, m, n, h->d, 1, dout,
+                             tshi_matmul_turned(tshi_attention_from(h->v, j)), 0, ds);
+            for (r = 0; r < m; r++) tshi_attention_slope(h, i, r, j, n);
+            if (h->dv.data)
+                tshi_matmul_gemm(h->ctx, n, h->d, m, 1, tshi_matmul_turned(p), dout, 1,
+                                 tshi_attention_from(h->dv, j));
+            if (h->dq.data)
+                tshi_matmul_gemm(h->ctx, m, h->d, n, 1, ds, tshi_attention_from(h->k, j), 1,
+                                 tshi_attention_from(h->dq, i));
+            if (h->dk.data)
+                tshi_matmul_gemm(h->ctx, n, h->d, m, 1, tshi_matmul_turned(ds),
+                                 tshi_attention_from(h->q, i), 1, tshi_attention_from(h->dk, j));
+        }
+    }
+}
+
+/* The (T, D) matrix of batch b and head a. */
+static tshi_matrix tshi_attention_matrix(tsh_real *data, const int64_t *stride, int64_t b,
+                                         int64_t a) {
+    return tshi_matmul_matrix(data ? data + b * stride[0] + a * stride[1] : NULL, stride[2],
+                              stride[3]);
+}
+
+/* Global index of local batch b or head a along dimension `dim`. */
+static int64_t tshi_attention_global(const tsh_tensor *t, int dim, int64_t local) {
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int s;
+    if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim) return local;
+    (void)tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
+    for (s = 0; s < t->layout.segments - 1 && local >= range[s].length; s++)
+        local -= range[s].length;
+    return range[s].start + local;
+}
+
+/* What both directions share: fills in head (b, a). */
+static void tshi_attention_head(tshi_head *h, const tsh_tensor *q, int64_t b, int64_t a,
+                                tsh_real *lse) {
+    int64_t head = tshi_attention_global(q, 0, b) * q->dim[1] + tshi_attention_global(q, 1, a);
+    h->first = (uint64_t)(head * h->tq * h->tk);
+    h->lse = lse + (b * q->local[1] + a) * h->tq;
+}
+
+/* Scratch for one head: two tiles (the second holds a tile of O too), rows, delta. */
+static tshi_block *tshi_attention_begin(tshi_head *h, tsh_tensor *q, const tsh_tensor *k,
+                                        const tshi_attention *more) {
+    int64_t wide = q->dim[3] > TSHI_TILE ? q->dim[3] : (int64_t)TSHI_TILE;
+    size_t need = (size_t)(TSHI_TILE * TSHI_TILE + TSHI_TILE * wide + 2 * TSHI_TILE + q->dim[2]);
+    tshi_block *scratch = tshi_mem_take(q->ctx, TSH_MEM_STEP, need * sizeof(tsh_real));
+    memset(h, 0, sizeof *h);
+    if (!scratch) return NULL;
+    h->ctx = q->ctx;
+    h->more = more;
+    h->tq = q->dim[2];
+    h->tk = k->dim[2];
+    h->d = q->dim[3];
+    h->s = (tsh_real *)tshi_mem_data(scratch);
+    h->t = h->s + TSHI_TILE * TSHI_TILE;
+    h->row = h->t + TSHI_TILE * wide;
+    h->delta = h->row + 2 * TSHI_TILE;
+    return scratch;
+}
+
+static void tshi_attention_backward(tshi_node *node) {
+    tsh_tensor *q = node->in[0], *k = node->in[1], *v = node->in[2], *out = node->out;
+    tsh_real *dout = tshi_tape_grad(node);
+    tshi_dest dest[3];
+    tshi_head h;
+    tshi_block *scratch = tshi_attention_begin(&h, q, k, (const tshi_attention *)node->more);
+    int64_t a, b;
+    int i;
+    if (!scratch) return;
+    for (i = 0; i < 3; i++) {
+        dest[i].data = NULL;
+        dest[i].stride = node->in[i]->stride;
+        if (!tshi_tape_dest_zeroed(node, i, &dest[i])) dest[i].data = NULL;
+    }
+    for (b = 0; b < q->local[0]; b++)
+        for (a = 0; a < q->local[1]; a++) {
+            tshi_attention_head(&h, q, b, a, (tsh_real *)tshi_mem_data(node->aux));
+            h.q = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 0), q->stride, b, a);
+            h.k = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 1), k->stride, b, a);
+            h.v = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 2), v->stride, b, a);
+            h.o = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 3), out->stride, b, a);
+            h.dout = tshi_attention_matrix(dout, out->stride, b, a);
+            h.dq = tshi_attention_matrix(dest[0].data, dest[0].stride, b, a);
+            h.dk = tshi_attention_matrix(dest[1].data, dest[1].stride, b, a);
+            h.dv = tshi_attention_matrix(dest[2].data, dest[2].stride, b, a);
+            tshi_attention_head_backward(&h);
+        }
+    tshi_mem_drop(out->ctx, scratch);
+}
+
+static int tshi_attention_check(tsh_tensor *const *in) {
+    tsh_tensor *q = in[0];
+    char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
+    int i, d, fits = 1;
+    for (i = 0; i < 3; i++) fits = fits && in[i]->ndim == 4;
+    for (d = 0; d < 4 && fits; d++)
+        fits = in[1]->dim[d] == in[2]->dim[d] && (d == 2 || q->dim[d] == in[1]->dim[d]);
+    if (!fits) {
+        (void)tsh_fail(
+            q->ctx, TSH_ERR_SHAPE,
+            "tsh_attention: q %s, k %s, v %s; takes (B, H, Tq, D) and twice (B, H, Tk, D)",
+            tshi_tensor_text(q, tq), tshi_tensor_text(in[1], tk), tshi_tensor_text(in[2], tv));
+        return 0;
+    }
+    for (i = 0; i < 3; i++)
+        fits = fits && in[i]->layout.kind != TSH_PARTIAL && in[i]->layout.dim < 2 &&
+               tshi_layout_equal(&in[i]->layout, &q->layout, q->dim, q->ctx->tp.size);
+    if (!fits)
+        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                       "tsh_attention: q %s, k %s, v %s must all be replicated, or sharded alike "
+                       "by batch or by heads: "
+                       "tsh_redistribute(k, tsh_layout_of(q))",
+                       tshi_tensor_text(q, tq), tshi_tensor_text(in[1], tk),
+                       tshi_tensor_text(in[2], tv));
+    return fits;
+}
+
+TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
+                                  const tsh_attention_desc *desc) {
+    tsh_tensor *in[3], *out;
+    tsh_ctx *ctx;
+    tsh_shape shape = tsh_shape_of(q);
+    tshi_attention more;
+    tshi_block *aux, *scratch;
+    tshi_head h;
+    tshi_node *node;
+    int64_t a, b;
+    in[0] = q;
+    in[1] = k;
+    in[2] = v;
+    ctx = tshi_tensor_check_real("tsh_attention", in, 3);
+    if (!ctx || !tshi_attention_check(in)) return NULL;
+    memset(&more, 0, sizeof more);
+    more.causal = desc && desc->causal;
+    more.scale = desc && desc->scale > 0 ? desc->scale
+                                         : 1 / sqrt((double)(q->dim[3] ? q->dim[3] : 1));
+    more.dropout = desc && desc->dropout > 0;
+    if (more.dropout) more.mask = tshi_map_mask(ctx, desc->dropout, desc->owner);
+    out = tshi_tensor_out(ctx, "tsh_attention", TSH_REAL, &shape, &q->layout);
+    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
+                              (size_t)(q->local[0] * q->local[1] * q->dim[2]) * sizeof(tsh_real))
+              : NULL;
+    scratch = aux ? tshi_attention_begin(&h, q, k, &more) : NULL;
+    if (!scratch) return NULL;
+    if (q->stride[1] < q->stride[2]) { /* heads lie inside positions, as they come from a
+                                          projection: keep that order */
+        out->stride[1] = q->dim[3];
+        out->stride[2] = q->dim[3] * q->local[1];
+    }
+    for (b = 0; b < q->local[0]; b++)
+        for (a = 0; a < q->local[1]; a++) {
+            tshi_attention_head(&h, q, b, a, (tsh_real *)tshi_mem_data(aux));
+            h.q = tshi_attention_matrix(tshi_tensor_values(q), q->stride, b, a);
+            h.k = tshi_attention_matrix(tshi_tensor_values(k), k->stride, b, a);
+            h.v = tshi_attention_matrix(tshi_tensor_values(v), v->stride, b, a);
+            h.o = tshi_attention_matrix(tshi_tensor_values(out), out->stride, b, a);
+            tshi_attention_head_forward(&h);
+        }
+    tshi_mem_drop(ctx, scratch);
+    node = tshi_tape_record("tsh_attention", out, in, 3, 7 | TSHI_SAVE_OUT, tshi_attention_backward,
+                            sizeof more);
+    if (node) memcpy(node->more, &more, sizeof more);
+    if (node)
+        node->aux = aux;
+    else
+        tshi_mem_drop(ctx, aux);
+    return out;
+}
+/* ========================================================================== */
+/* >>op-loss                                          MARK: - op-loss (private) */
+/* Cross-entropy, dense or with the classes sharded over the vocabulary.        */
+/* Needs: >>redistribute.                                                       */
+/* ========================================================================== */
+
+/* Rows i of logits x, classes c, of which a rank owns some:
+ *   m_i = max_c x_ic                      all-reduce MAX where classes are sharded
+ *   S_i = sum_c e^(x_ic - m_i), T_i = x_iy - m_i where y is owned, else 0    all-reduce SUM of both
+ * in one call l_i = log S_i - T_i, lse_i = m_i + log S_i;  dx_ic = g_i (e^(x_ic - lse_i) - 1[c =
+ * y]), no collective */
+enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 };
+
+typedef struct tshi_loss {
+    int64_t rows, classes, step; /* local; step between rows of the logits */
+    tsh_reduction reduction;
+    double divisor;
+} tshi_loss;
+
+/* Row maxima: at x, m. s: classes, step. */
+TSHI_INLINE void tshi_loss_max_body(int64_t n, void *const *at, const int64_t *s, const double *p) {
+    const tsh_real *x = (const tsh_real *)at[0];
+    tsh_real *m = (tsh_real *)at[1];
+    int64_t i;
+    (void)p;
+    for (i = 0; i < n; i++) m[i] = s[0] ? tshi_kernel_max(x + i * s[1], s[0]) : -TSHI_R(INFINITY);
+}
+TSHI_KERNEL(tshi_loss_max);
+
+/* Sums of e^(x - m): at x, m, sum, one row of scratch. */
+TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s, const double *p) {
+    const tsh_real *x = (const tsh_real *)at[0], *m = (const tsh_real *)at[1];
+    tsh_real *sum = (tsh_real *)at[2], *TSHI_RESTRICT e = (tsh_real *)at[3];
+    int64_t i, c;
+    (void)p;
+    for (i = 0; i < n; i++, x += s[1]) {
+        const tsh_real most = m[i];
+        for (c = 0; c < s[0]; c++) e[c] = tshi_kernel_exp(x[c] - most);
+        sum[i] = tshi_kernel_sum(e, s[0]);
+    }
+}
+TSHI_KERNEL(tshi_loss_sum);
+
+/* One row of dx (+)= g e^(x - lse): at dx, x; s: step of dx; p: g, lse, add. */
+TSHI_INLINE void tshi_loss_slope_body(int64_t n, void *const *at, const int64_t *s,
+                                      const double *p) {
+    tsh_real *TSHI_RESTRICT dx = (tsh_real *)at[0];
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
+    const tsh_real g = TSHI_R(p[0]), lse = TSHI_R(p[1]);
+    int64_t c;
+    if (s[0] == 1 && !(p[2] > 0))
+        for (c = 0; c < n; c++) dx[c] = g * tshi_kernel_exp(x[c] - lse);
+    else
+        for (c = 0; c < n; c++)
+            dx[c * s[0]] = (p[2] > 0 ? dx[c * s[0]] : 0) + g * tshi_kernel_exp(x[c] - lse);
+}
+TSHI_KERNEL(tshi_loss_slope);
+
+static void tshi_loss_backward(tshi_node *node) {
+    const tshi_loss *loss = (const tshi_loss *)node->more;
+    tsh_tensor *x = node->in[0];
+    const tsh_real *lse = (const tsh_real *)tshi_mem_data(node->aux), *g = tshi_tape_grad(node);
+    const int64_t *target = (const int64_t *)(const void *)(lse + (loss->rows + loss->rows % 2));
+    tsh_real *values = (tsh_real *)tshi_tape_saved(node, 0);
+    int64_t i, step = 0, rows = 0, last = x->stride[x->ndim - 1];
+    tshi_dest dest;
+    void *at[2];
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    (void)tshi_kernel_rows(x, &rows, &step);
+    for (i = 0; i < loss->rows; i++) {
+        double p[3];
+        p[0] = (double)(loss->reduction == TSH_REDUCE_NONE ? g[i] : g[0]) / loss->divisor;
+        if (target[i] == TSHI_TARGET_IGNORED) p[0] = 0;
+        p[1] = (double)lse[i];
+        p[2] = dest.add;
+        at[0] = dest.data + i * step;
+        at[1] = values + i * loss->step;
+        tshi_loss_slope[x->ctx->isa](loss->classes, at, &last, p);
+        if (target[i] >= 0) dest.data[i * step + target[i] * last] -= TSHI_R(p[0]);
+    }
+}
+
+/* Targets as local classes; counts rows that are not ignored. 0 and an error for one out of range.
+ */
+static int tshi_loss_targets(const tsh_tensor *x, const tsh_tensor *target, const void *values,
+                             const tsh_cross_entropy_desc *desc, int64_t *local, int64_t *valid) {
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int64_t i, n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
+    int sharded = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
+    range[0].start = 0;
+    range[0].length = classes;
+    if (sharded) (void)tsh_chunk(&x->layout, classes, x->ctx->tp.size, x->ctx->tp.rank, range);
+    for (*valid = i = 0; i < n; i++) {
+        int64_t y = target->dtype == TSH_I32 ? ((const int32_t *)values)[i]
+                                             : ((const int64_t *)values)[i];
+        int64_t at = 0;
+        int s;
+        local[i] = TSHI_TARGET_IGNORED;
+        if (desc->ignore && y == desc->ignore_index) continue;
+        if (y < 0 || y >= classes) {
+            (void)tsh_fail(x->ctx, TSH_ERR_ARGUMENT,
+                           "tsh_cross_entropy: target %ld at row %ld is outside [0, %ld)", (long)y,
+                           (long)i, (long)classes);
+            return 0;
+        }
+        (*valid)++;
+        local[i] = TSHI_TARGET_ELSEWHERE;
+        for (s = 0; s < (sharded ? x->layout.segments : 1); s++) {
+            if (y >= range[s].start && y < range[s].start + range[s].length)
+                local[i] = at + y - range[s].start;
+            at += range[s].length;
+        }
+    }
+    return 1;
+}
+
+/* Row losses into `losses`, log-sum-exps into lse; sums: 2 rows values of scratch and a row of
+ * classes. */
+static void tshi_loss_rows(tsh_tensor *x, const tshi_loss *loss, const int64_t *target,
+                           tsh_real *lse, tsh_real *losses, tsh_real *sums) {
+    tsh_ctx *ctx = x->ctx;
+    int sharded = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
+    tsh_real *values = tshi_tensor_values(x), *picked = sums + loss->rows;
+    int64_t s[2], i, n = loss->rows;
+    void *at[4];
+    s[0] = loss->classes;
+    s[1] = loss->step;
+    at[0] = values;
+    at[1] = lse;
+    at[2] = sums;
+    at[3] = sums + 2 * n;
+    tshi_loss_max[ctx->isa](n, at, s, NULL);
+    if (sharded && ctx->tp.size > 1)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, lse, n, TSH_REAL, TSH_MAX),
+                              "tsh_cross_entropy: all-reduce of the row maxima");
+    tshi_loss_sum[ctx->isa](n, at, s, NULL);
+    for (i = 0; i < n; i++)
+        picked[i] = target[i] >= 0 ? values[i * loss->step + target[i]] - lse[i] : 0;
+    if (sharded && ctx->tp.size > 1)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, 2 * n, TSH_REAL, TSH_SUM),
+                              "tsh_cross_entropy: all-reduce of the row sums");
+    for (i = 0; i < n; i++) {
+        tsh_real log_sum = tshi_kernel_log(sums[i]);
+        losses[i] = target[i] == TSHI_TARGET_IGNORED ? 0 : log_sum - picked[i];
+        lse[i] += log_sum;
+    }
+}
+
+/* Layout of the result; 0 and an error where logits and target do not fit. */
+static int tshi_loss_layout(tsh_tensor *x, tsh_tensor *target, int reduced, tsh_layout *out) {
+    char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
+    int d, fits = x->ndim == target->ndim + 1 &&
+                  (target->dtype == TSH_I32 || target->dtype == TSH_I64);
+    for (d = 0; d < target->ndim && fits; d++) fits = x->dim[d] == target->dim[d];
+    if (!fits) {
+        (void)tsh_fail(
+            x->ctx, TSH_ERR_SHAPE,
+            "tsh_cross_entropy: logits %s and target %s %s; takes (.., V) and integers (..)",
+            tshi_tensor_text(x, tx), tshi_tensor_dtype(target->dtype),
+            tshi_tensor_text(target, tt));
+        return 0;
+    }
+    if (x->layout.kind == TSH_PARTIAL) {
+        (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                       "tsh_cross_entropy: the logits %s are a partial sum over %d ranks; complete "
+                       "them first: tsh_redistribute(logits, tsh_replicated())",
+                       tshi_tensor_text(x, tx), x->ctx->tp.size);
+        return 0;
+    }
+    *out = tsh_replicated();
+    if (x->layout.kind == TSH_SHARDED && x->layout.dim < x->ndim - 1) {
+        *out = reduced ? tsh_partial() : x->layout;
+        fits = tshi_layout_equal(&x->layout, &target->layout, target->dim, x->ctx->tp.size);
+    } else {
+        fits = target->layout.kind == TSH_REPLICATED;
+    }
+    if (!fits)
+        (void)tshi_map_refuse("tsh_cross_entropy", x, target,
+                              "the target is replicated, or sharded as the logits' rows");
+    return fits;
+}
+
+/* Sum or mean of the row losses; where rows are sharded each rank has its part, and the divisor is
+ * global. */
+static void tshi_loss_reduce(tsh_tensor *x, tshi_loss *loss, const tsh_real *losses, int64_t valid,
+                             int empty_zero, tsh_tensor *out) {
+    tsh_ctx *ctx = x->ctx;
+    double total = 0, count = (double)valid;
+    int64_t i;
+    for (i = 0; i < loss->rows; i++) total += (double)losses[i];
+    if (loss->reduction == TSH_REDUCE_MEAN) {
+        if (out->layout.kind == TSH_PARTIAL && ctx->tp.size > 1)
+            (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &count, 1, TSH_F64, TSH_SUM),
+                                  "tsh_cross_entropy: all-reduce of the number of rows");
+        loss->divisor = count > 0 || !empty_zero ? count : 1;
+    }
+    tshi_tensor_values(out)[0] = TSHI_R(total / loss->divisor);
+}
+
+TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
+                                      const tsh_cross_entropy_desc *desc) {
+    static const tsh_cross_entropy_desc usual = {TSH_REDUCE_MEAN, 1, -100, 0};
+    tsh_tensor *in[2], *out;
+    tsh_ctx *ctx;
+    tsh_shape shape;
+    tsh_layout layout;
+    tshi_block *aux, *sums, *scratch;
+    tshi_loss loss;
+    tshi_node *node = NULL;
+    tsh_real *lse, *losses;
+    int64_t *local, valid = 0;
+    const void *values;
+    if (!desc) desc = &usual;
+    in[0] = logits;
+    in[1] = target;
+    ctx = tshi_tensor_check("tsh_cross_entropy", in, 2);
+    if (!ctx || !tshi_tensor_check_real("tsh_cross_entropy", &logits, 1) ||
+        !tshi_loss_layout(logits, target, desc->reduction != TSH_REDUCE_NONE, &layout))
+        return NULL;
+    if (logits->stride[logits->ndim - 1] != 1 || !tshi_kernel_rows(logits, &loss.rows, &loss.step))
+        in[0] = logits = tshi_map_copy("tsh_cross_entropy", logits);
+    if (!logits) return NULL;
+    (void)tshi_kernel_rows(logits, &loss.rows, &loss.step);
+    loss.classes = logits->local[logits->ndim - 1];
+    loss.reduction = desc->reduction;
+    loss.divisor = 1;
+    shape = desc->reduction == TSH_REDUCE_NONE ? tsh_shape_of(target) : tsh_shape0();
+    out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &shape, &layout);
+    /* lse (rows), padded to 8 bytes; local targets (rows) */
+    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
+                              (size_t)(loss.rows + 1) * (sizeof *lse + sizeof *local))
+              : NULL;
+    /* sums, picked logits and losses (rows each), one row of classes */
+    sums = aux ? tshi_mem_take(ctx, TSH_MEM_STEP,
+                               (size_t)(3 * loss.rows + loss.classes) * sizeof *lse)
+               : NULL;
+    values = sums ? tshi_kernel_packed(target, &scratch) : NULL;
+    if (!values) return NULL;
+    lse = (tsh_real *)tshi_mem_data(aux);
+    local = (int64_t *)(void *)(lse + (loss.rows + loss.rows % 2));
+    losses = desc->reduction == TSH_REDUCE_NONE
+                 ? tshi_tensor_values(out)
+                 : (tsh_real *)tshi_mem_data(sums) + 2 * loss.rows + loss.classes;
+    if (tshi_loss_targets(logits, target, values, desc, local, &valid)) {
+        tshi_loss_rows(logits, &loss, local, lse, losses, (tsh_real *)tshi_mem_data(sums));
+        if (desc->reduction != TSH_REDUCE_NONE)
+            tshi_loss_reduce(logits, &loss, losses, valid, desc->empty_zero, out);
+        node = tshi_tape_record("tsh_cross_entropy", out, in, 2, 1, tshi_loss_backward,
+                                sizeof loss);
+    }
+    tshi_mem_drop(ctx, scratch);
+    tshi_mem_drop(ctx, sums);
+    if (node)
+        node->aux = aux;
+    else
+        tshi_mem_drop(ctx, aux);
+    if (node) memcpy(node->more, &loss, sizeof loss);
+    return ctx->error.code == TSH_OK ? out : NULL;
+}
+/* ========================================================================== */
+/* >>op-custom                                      MARK: - op-custom (private) */
+/* Ops of the user's own: dense in, dense out; the tape does the rest.          */
+/* Needs: >>op-map.                                                             */
+/* ========================================================================== */
+
+enum { TSHI_CUSTOM_INPUTS = 8 };
+
+static void tshi_custom_backward(tshi_node *node) {
+    const tsh_custom_desc *desc = (const tsh_custom_desc *)node->more;
+    tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS];
+    tsh_ctx *ctx = out->ctx;
+    tsh_real *grad[TSHI_CUSTOM_INPUTS];
+    tshi_block *scratch[TSHI_CUSTOM_INPUTS];
+    tshi_dest dest[TSHI_CUSTOM_INPUTS];
+    int64_t stride[TSH_MAX_DIMS];
+    int i;
+    for (i = 0; i < node->n; i++) {
+        size_t bytes = (size_t)tsh_local_numel(node->in[i]) * sizeof(tsh_real);
+        kept[i] = tshi_tensor_window(node->in[i], node->saved[i]);
+        scratch[i] = kept[i] && tshi_tape_dest(node, i, &dest[i])
+                         ? tshi_mem_take(ctx, TSH_MEM_STEP, bytes)
+                         : NULL;
+        grad[i] = scratch[i] ? (tsh_real *)tshi_mem_data(scratch[i]) : NULL;
+        if (grad[i]) memset(grad[i], 0, bytes);
+    }
+    if (ctx->error.code == TSH_OK)
+        desc->backward(desc->user, kept, node->n, (const tsh_real *)tshi_tape_saved(node, node->n),
+                       tshi_tape_grad(node), grad);
+    for (i = 0; i < node->n; i++) {
+        if (!scratch[i]) continue;
+        tshi_tensor_strides(node->in[i]->local, node->in[i]->ndim, stride);
+        tshi_tape_pour(node, i, &dest[i], grad[i], stride);
+        tshi_mem_drop(ctx, scratch[i]);
+    }
+}
+
+TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
+                                  const tsh_custom_desc *desc) {
+    tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out;
+    tshi_node *node;
+    int i;
+    if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    if (!desc || !desc->forward || !desc->name || n < 1 || n > TSHI_CUSTOM_INPUTS || !in)
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
+                               "tsh_custom_op: takes a name, a forward and 1 to %d inputs, not %d",
+                               TSHI_CUSTOM_INPUTS, n);
+    if (!tshi_tensor_check(desc->name, in, n)) return NULL;
+    for (i = 0; i < n; i++) {
+        dense[i] = tshi_tensor_is_dense(in[i]) ? in[i] : tshi_map_copy(desc->name, in[i]);
+        if (!dense[i]) return NULL;
+    }
+    out = tshi_tensor_out(ctx, desc->name, TSH_REAL, &desc->shape, &desc->layout);
+    if (!out) return NULL;
+    desc->forward(desc->user, dense, n, tshi_tensor_values(out));
+    if (ctx->error.code != TSH_OK) return NULL;
+    if (!desc->backward) return out;
+    node = tshi_tape_record(desc->name, out, dense, n, ((1 << n) - 1) | TSHI_SAVE_OUT,
+                            tshi_custom_backward, sizeof *desc);
+    if (node) memcpy(node->more, desc, sizeof *desc);
+    if (node) node->partial = desc->partial;
+    return out;
+}
+/* ========================================================================== */
+/* >>module                                            MARK: - module (private) */
+/* A tree of named nodes; parameters are named by path and made on first use.  */
+/* Needs: >>tensor >>context.                                                   */
+/* ========================================================================== */
+
+/* What a kind of layer does: its forward, and the layout of each parameter under a style. */
+typedef struct tshi_kind {
+    const char *name;
+    tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
+    int (*layouts)(const tsh_module *module, const tsh_plan_rule *rule, tsh_layout *layouts);
+} tshi_kind;
+
+static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) {
+    size_t n = strlen(a) + strlen(b) + 2;
+    char *text = (char *)tshi_mem_book(ctx, &ctx->books, n);
+    if (text) (void)snprintf(text, n, *a && *b ? "%s.%s" : "%s%s", a, b);
+    return text;
+}
+
+TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
+    static const tshi_kind container = {"module", NULL, NULL};
+    if (!ctx || ctx->root) return ctx ? ctx->root : NULL;
+    ctx->root = (tsh_module *)tshi_mem_book(ctx, &ctx->books, sizeof *ctx->root);
+    if (!ctx->root) return NULL;
+    ctx->root->ctx = ctx;
+    ctx->root->name = ctx->root->path = "";
+    ctx->root->kind = &container;
+    return ctx->root;
+}
+
+/* A new child; NULL and an error for a bad or taken name. */
+static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const tshi_kind *kind) {
+    tsh_ctx *ctx = parent ? parent->ctx : NULL;
+    tsh_module *module, *other;
+    if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    if (!name || !*name || strchr(name, '.') ||
+        strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE) {
+        (void)tsh_fail(
+            ctx, TSH_ERR_ARGUMENT,
+            "tsh_add_%s: \"%.64s\" under \"%.64s\" is no name: it may not be empty, hold a "
+            "dot, or make a path of %d characters",
+            kind->name, name ? name : "", parent->path, TSH_PATH_SIZE);
+        return NULL;
+    }
+    for (other = parent->first; other; other = other->next)
+        if (strcmp(other->name, name) == 0) {
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: \"%s\" has a child \"%s\" already",
+                           kind->name, parent->path, name);
+            return NULL;
+        }
+    module = (tsh_module *)tshi_mem_book(ctx, &ctx->books, sizeof *module);
+    if (!module) return NULL;
+    module->ctx = ctx;
+    module->kind = kind;
+    module->parent = parent;
+    module->evaluating = parent->evaluating;
+    module->name = tshi_module_text(ctx, name, "");
+    module->path = tshi_module_text(ctx, parent->path, name);
+    if (!module->name || !module->path) return NULL;
+    if (parent->last)
+        parent->last->next = module;
+    else
+        parent->first = module;
+    parent->last = module;
+    return module;
+}
+
+/* A parameter without memory. */
+static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_shape shape,
+                              tsh_init init, int64_t fan_in) {
+    tsh_ctx *ctx = module->ctx;
+    tsh_layout layout = tsh_replicated();
+    tsh_tensor *t = tshi_tensor_handle(ctx, TSHI_OWNED | TSHI_PARAM | TSHI_LEAF);
+    if (!t) return;
+    t->dtype = TSH_REAL;
+    t->wants = 1;
+    t->init = init;
+    t->fan_in = fan_in;
+    t->path = tshi_module_text(ctx, module->path, name);
+    if (!t->path || tshi_tensor_form(t, module->path, &shape, &layout) != TSH_OK) return;
+    module->param[slot] = t;
+    module->param_name[slot] = name;
+}
+
+static tsh_tensor *tshi_module_children(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_module *child;
+    tsh_tensor *x = in[0];
+    if (n != 1)
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
+                               "%s: a container without a forward takes one input, not %d",
+                               module->path, n);
+    for (child = module->first; child; child = child->next) x = child->kind->forward(child, &x, 1);
+    return x;
+}
+
+static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
+    return module->forward ? module->forward(module, in, n, module->user)
+                           : tshi_module_children(module, in, n);
+}
+
+TSH_API tsh_module *tsh_add_module(tsh_module *parent, const char *name,
+                                   const tsh_module_desc *desc) {
+    static const tshi_kind kind = {"module", tshi_module_forward, NULL};
+    tsh_module *module = tshi_module_add(parent, name, &kind);
+    if (module && desc) module->forward = desc->forward;
+    if (module && desc) module->user = desc->user;
+    return module;
+}
+
+/* -- walking ---------------------------------------------------------------- */
+
+/* The next module in pre-order below root; NULL at the end. */
+static tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
+    if (module->first) return module->first;
+    while (module != root && !module->next) module = module->parent;
+    return module == root ? NULL : module->next;
+}
+
+/* How many edits turn a into b (Levenshtein), for "did you mean". */
+static int tshi_module_distance(const char *a, const char *b) {
+    int row[TSH_PATH_SIZE + 1], i, j, n = (int)strlen(b);
+    if (n > TSH_PATH_SIZE) return INT_MAX;
+    for (j = 0; j <= n; j++) row[j] = j;
+    for (i = 0; a[i]; i++) {
+        int diagonal = row[0];
+        row[0] = i + 1;
+        for (j = 1; j <= n; j++) {
+            int best = diagonal + (a[i] != b[j - 1]);
+            diagonal = row[j];
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            row[j] = best;
+        }
+    }
+    return row[n];
+}
+
+/* A module's path relative to root. */
+static const char *tshi_module_below(const tsh_module *root, const tsh_module *module) {
+    size_t n = strlen(root->path);
+    const char *path = module->path;
+    return module == root ? "" : n ? path + n + 1 : path;
+}
+
+/* Appends the three nearest paths below root to text. */
+static void tshi_module_near(tsh_module *root, const char *path, char *text, size_t size) {
+    tsh_module *module, *best[3] = {NULL, NULL, NULL};
+    int shown, distance, least;
+    tshi_base_append(text, size, "near it are");
+    for (shown = 0; shown < 3; shown++) {
+        least = INT_MAX;
+        for (module = root; module; module = tshi_module_next(root, module)) {
+            distance = tshi_module_distance(path, tshi_module_below(root, module));
+            if (module == root || distance >= least || module == best[0] || module == best[1])
+                continue;
+            best[shown] = module;
+            least = distance;
+        }
+        if (!best[shown]) break;
+        tshi_base_append(text, size, "%s \"%s\"", shown ? "," : "",
+                         tshi_module_below(root, best[shown]));
+    }
+    if (!shown) tshi_base_append(text, size, " no modules");
+}
+
+/* The child whose name is the first n characters of name. */
+static tsh_module *tshi_module_named(const tsh_module *module, const char *name, size_t n) {
+    tsh_module *child = module->first;
+    while (child && (strncmp(child->name, name, n) != 0 || child->name[n])) child = child->next;
+    return child;
+}
+
+/* Follows the first n characters of a path; NULL if there is no such module. */
+static tsh_module *tshi_module_follow(tsh_module *module, const char *path, size_t n) {
+    const char *end = path + n;
+    while (module && path < end) {
+        const char *dot = path;
+        while (dot < end && *dot != '.') dot++;
+        module = tshi_module_named(module, path, (size_t)(dot - path));
+        path = dot + 1;
+    }
+    return module;
+}
+
+TSH_API tsh_module *tsh_find(tsh_module *module, const char *path) {
+    tsh_module *found;
+    char near[TSH_MESSAGE_SIZE / 2] = "";
+    if (!module || !path) return NULL;
+    found = tshi_module_follow(module, path, strlen(path));
+    if (found) return found;
+    tshi_module_near(module, path, near, sizeof near);
+    (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT, "tsh_find: \"%s\" has no module \"%.64s\"; %s",
+                   module->path, path, near);
+    return NULL;
+}
+
+TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path) {
+    const char *dot;
+    tsh_module *owner;
+    int i;
+    if (!module || !path) return NULL;
+    dot = strrchr(path, '.');
+    owner = dot ? tshi_module_follow(module, path, (size_t)(dot - path)) : module;
+    for (i = 0; i < TSHI_MODULE_PARAMS && owner; i++)
+        if (owner->param[i] && strcmp(owner->param_name[i], dot ? dot + 1 : path) == 0)
+            return owner->param[i];
+    return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
+                           "tsh_param: \"%s\" has no parameter \"%.64s\"", module->path, path);
+}
+
+/* Whether this slot is the first owner of its parameter. */
+static int tshi_module_owns(const tsh_module *module, int slot) {
+    char path[TSH_PATH_SIZE + 16];
+    if (!module->param[slot]) return 0;
+    (void)snprintf(path, sizeof path, *module->path ? "%s.%s" : "%s%s", module->path,
+                   module->param_name[slot]);
+    return strcmp(path, module->param[slot]->path) == 0;
+}
+
+TSH_API void tsh_each_param(tsh_module *module,
+                            void (*fn)(const char *path, tsh_tensor *param, void *user),
+                            void *user) {
+    tsh_module *m;
+    int i;
+    if (!module || !fn) return;
+    for (m = module; m; m = tshi_module_next(module, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (tshi_module_owns(m, i)) fn(m->param[i]->path, m->param[i], user);
+}
+
+TSH_API const char *tsh_module_path(const tsh_module *module) {
+    return module ? module->path : "";
+}
+
+TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
+    tsh_module *child = module ? module->first : NULL;
+    for (; child && index > 0; index--) child = child->next;
+    return child;
+}
+
+TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
+    tsh_tensor *old = module ? tsh_param(module, name) : NULL;
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    int i;
+    if (!old) return module ? module->ctx->error.code : TSH_ERR_ARGUMENT;
+    if (!source || !(source->flags & TSHI_PARAM))
+        return tsh_fail(module->ctx, TSH_ERR_ARGUMENT, "tsh_tie: \"%s\" takes a module's parameter",
+                        old->path);
+    if (old->ndim != source->ndim || memcmp(old->dim, source->dim, sizeof old->dim) != 0)
+        return tsh_fail(module->ctx, TSH_ERR_SHAPE, "tsh_tie: \"%s\" is %s, \"%s\" is %s",
+                        old->path, tshi_tensor_text(old, a), source->path,
+                        tshi_tensor_text(source, b));
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+        if (module->param[i] == old) module->param[i] = source;
+    if (old != source) tshi_tensor_end(old);
+    return TSH_OK;
+}
+
+TSH_API tsh_result tsh_materialize(tsh_module *module) {
+    tsh_module *m;
+    int i;
+    if (!module) return TSH_ERR_ARGUMENT;
+    for (m = module; m; m = tshi_module_next(module, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (m->param[i]) (void)tshi_tensor_materialize(m->param[i]);
+    return module->ctx->error.code;
+}
+
+TSH_API void tsh_train(tsh_module *module, int on) {
+    tsh_module *m;
+    for (m = module; m; m = tshi_module_next(module, m)) m->evaluating = !on;
+}
+
+TSH_API int tsh_training(const tsh_module *module) {
+    return module && !module->evaluating;
+}
+
+TSH_API void tsh_zero_grads(tsh_module *module) {
+    tsh_module *m;
+    int i;
+    for (m = module; m; m = tshi_module_next(module, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++) tsh_zero_grad(m->param[i]);
+}
+/* ========================================================================== */
+/* >>nn                                                     MARK: - nn (private) */
+/* Layers: parameters, forward, and how each lies under a style. The ops follow */
+/* the layouts of the weights, so a layer's forward does not name its style.    */
+/* Needs: >>module >>op-linear >>op-embedding >>op-norm.                        */
+/* ========================================================================== */
+
+static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, double b) {
+    tsh_init init;
+    if (given.kind != TSH_INIT_DEFAULT) return given;
+    init.kind = kind;
+    init.a = a;
+    init.b = b;
+    return init;
+}
+
+/* What a plan declared of the input; 0 and an error if it does not hold. */
+static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
+    char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE];
+    tsh_layout input = module->input;
+    if (!module->declared || !x) return 1;
+    if (tshi_layout_resolve(&input, x->ndim, x->dim) &&
+        tshi_layout_equal(&input, &x->layout, x->dim, module->ctx->tp.size))
+        return 1;
+    (void)tsh_fail(
+        module->ctx, TSH_ERR_LAYOUT,
+        "%s: the input %s is not laid out as the plan declared, %s: tsh_redistribute(x, declared)",
+        module->path, tshi_tensor_text(x, tx), tsh_layout_text(&module->input, want, sizeof want));
+    return 0;
+}
+
+static int tshi_nn_one(const tsh_module *module, tsh_tensor *const *in, int n) {
+    if (n == 1) return tshi_nn_declared(module, in[0]);
+    (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT, "%s: takes one input, not %d", module->path, n);
+    return 0;
+}
+
+/* The fused or plain cut of dimension `dim` that a rule asks for. */
+static tsh_layout tshi_nn_cut(const tsh_plan_rule *rule, int dim) {
+    return tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
+                              rule->unit ? rule->unit : 1);
+}
+
+/* -- linear ----------------------------------------------------------------- */
+
+static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *y;
+    if (!tshi_nn_one(module, in, n)) return NULL;
+    y = tsh_linear(in[0], module->param[0], module->skip_bias_add ? NULL : module->param[1]);
+    return module->gather_output && y ? tsh_redistribute(y, tsh_replicated()) : y;
+}
+
+static int tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                  tsh_layout *layouts) {
+    (void)module;
+    layouts[0] = layouts[1] = tsh_replicated();
+    if (rule->style == TSH_COLWISE) layouts[0] = layouts[1] = tshi_nn_cut(rule, 0);
+    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_cut(rule, 1);
+    return 1;
+}
+
+/* -- embedding -------------------------------------------------------------- */
+
+static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *y;
+    if (!tshi_nn_one(module, in, n)) return NULL;
+    y = tsh_embedding(in[0], module->param[0]);
+    return y && module->param[0]->layout.kind == TSH_SHARDED ? tsh_redistribute(y, tsh_replicated())
+                                                             : y;
+}
+
+static int tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                     tsh_layout *layouts) {
+    (void)module;
+    layouts[0] = layouts[1] = tsh_replicated();
+    if (rule->style != TSH_PLAIN)
+        layouts[0] = tshi_nn_cut(rule, rule->style == TSH_ROWWISE ? 0 : 1);
+    return 1;
+}
+
+/* -- layer norm, dropout ---------------------------------------------------- */
+
+static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
+    if (!tshi_nn_one(module, in, n)) return NULL;
+    return tsh_layer_norm(in[0], module->param[0], module->param[1], module->number);
+}
+
+static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
+    if (!tshi_nn_one(module, in, n)) return NULL;
+    return module->evaluating ? in[0] : tsh_dropout(in[0], module->number, module);
+}
+
+TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
+                                       const tsh_layer_norm_desc *desc) {
+    static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward, NULL};
+    static const tsh_init ones = {TSH_INIT_ONES, 0, 0}, zeros = {TSH_INIT_ZEROS, 0, 0};
+    tsh_module *module = desc ? tshi_module_add(parent, name, &kind) : NULL;
+    if (!module) return NULL;
+    module->number = desc->eps;
+    tshi_module_param(module, 0, "weight", tsh_shape1(desc->dim), ones, 0);
+    if (!desc->no_bias) tshi_module_param(module, 1, "bias", tsh_shape1(desc->dim), zeros, 0);
+    return module;
+}
+
+TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
+    static const tshi_kind kind = {"dropout", tshi_nn_dropout_forward, NULL};
+    tsh_module *module = tshi_module_add(parent, name, &kind);
+    if (module) module->number = p;
+    return module;
+}
+
+/* -- forward ---------------------------------------------------------------- */
+
+TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *y;
+    if (!module || module->ctx->error.code != TSH_OK) return NULL;
+    if (n < 1 || !in)
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward_n: %s got no input",
+                               module->path);
+    y = module->kind->forward ? module->kind->forward(module, in, n)
+                              : tshi_module_children(module, in, n);
+    return y;
+}
+
+TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
+    return tsh_forward_n(module, &x, 1);
+}
+/* ========================================================================== */
+/* >>parallel                                        MARK: - parallel (private) */
+/* Plans: patterns of paths that give layers their layouts, checked whole       */
+/* before anything changes.                                                     */
+/* Needs: >>nn.                                                                 */
+/* ========================================================================== */
+
+/* One name against one atom with * and ?. */
+static int tshi_parallel_atom(const char *p, const char *p_end, const char *s, const char *s_end) {
+    for (; p < p_end; p++, s++) {
+        if (*p == '*') {
+            for (; s <= s_end; s++)
+                if (tshi_parallel_atom(p + 1, p_end, s, s_end)) return 1;
+            return 0;
+        }
+        if (s >= s_end || (*p != '?' && *p != *s)) return 0;
+    }
+    return s == s_end;
+}
+
+/* A dotted path against a dotted pattern; ** stands for any number of names. */
+static int tshi_parallel_match(const char *p, const char *s) {
+    const char *pe = p, *se = s;
+    while (*pe && *pe != '.') pe++;
+    while (*se && *se != '.') se++;
+    if (!*p) return !*s;
+    if (pe - p == 2 && p[0] == '*' && p[1] == '*') {
+        const char *rest = *pe ? pe + 1 : pe;
+        if (tshi_parallel_match(rest, s)) return 1;
+        return *s ? tshi_parallel_match(p, *se ? se + 1 : se) : 0;
+    }
+    if (!*s || !tshi_parallel_atom(p, pe, s, se)) return 0;
+    return tshi_parallel_match(*pe ? pe + 1 : pe, *se ? se + 1 : se);
+}
+
+/* The rule of a module: its index, -1 for none, -2 and an error for two. */
+static int tshi_parallel_rule(tsh_module *root, const tsh_module *m, const tsh_plan_rule *rules,
+                              int count) {
+    int i, found = -1;
+    for (i = 0; i < count; i++) {
+        if (!m->kind->layouts || !tshi_parallel_match(rules[i].path, tshi_module_below(root, m)))
+            continue;
+        if (found >= 0) {
+            (void)tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
+                           "tsh_parallelize: rules \"%s\" and \"%s\" both match \"%s\"",
+                           rules[found].path, rules[i].path, m->path);
+            return -2;
+        }
+        found = i;
+    }
+    return found;
+}
+
+/* Whether module m can take its rule: sizes and units fit, values can be sliced, ties agree. */
+static int tshi_parallel_fits(tsh_module *root, tsh_module *m, const tsh_plan_rule *rules,
+                              int count, const tsh_plan_rule *rule) {
+    tsh_layout mine[TSHI_MODULE_PARAMS], theirs[TSHI_MODULE_PARAMS];
+    char text[TSHI_TEXT_SIZE], other_text[TSHI_TEXT_SIZE];
+    tsh_module *other;
+    int i, j, r;
+    (void)m->kind->layouts(m, rule, mine);
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+        const tsh_tensor *t = m->param[i];
+        if (!t) continue;
+        if (!tshi_layout_resolve(&mine[i], t->ndim, t->dim)) {
+            (void)tsh_fail(
+                m->ctx, TSH_ERR_LAYOUT,
+                "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %ld",
+                t->path, tshi_tensor_text(t, text), rule->segments ? rule->segments : 1,
+                (long)(rule->unit ? rule->unit : 1));
+            return 0;
+        }
+        if (t->block && t->layout.kind != TSH_REPLICATED &&
+            !tshi_layout_equal(&t->layout, &mine[i], t->dim, m->ctx->tp.size)) {
+            (void)tsh_fail(
+                m->ctx, TSH_ERR_STATE,
+                "tsh_parallelize: \"%s\" %s holds values and is sharded otherwise already", t->path,
+                tshi_tensor_text(t, text));
+            return 0;
+        }
+        for (other = root; other; other = tshi_module_next(root, other)) {
+            r = other == m ? -1 : tshi_parallel_rule(root, other, rules, count);
+            if (r < 0) continue;
+            (void)other->kind->layouts(other, &rules[r], theirs);
+            for (j = 0; j < TSHI_MODULE_PARAMS; j++) {
+                if (other->param[j] != t || !tshi_layout_resolve(&theirs[j], t->ndim, t->dim) ||
+                    tshi_layout_equal(&mine[i], &theirs[j], t->dim, m->ctx->tp.size))
+                    continue;
+                (void)tsh_fail(m->ctx, TSH_ERR_LAYOUT,
+                               "tsh_parallelize: the tied parameter \"%s\" would be %s for \"%s\" "
+                               "and %s for \"%s\"",
+                               t->path, tsh_layout_text(&mine[i], text, sizeof text), m->path,
+                               tsh_layout_text(&theirs[j], other_text, sizeof other_text),
+                               other->path);
+                return 0;
+            }
+        }
+    }
+    return 1;
+}
+
+/* Gives a parameter its layout; values that are there are sliced. */
+static void tshi_parallel_lay(tsh_tensor *t, const tsh_layout *layout) {
+    tsh_tensor before = *t;
+    tsh_layout whole = tsh_replicated();
+    tsh_shape shape = tsh_shape_of(t);
+    tshi_block *block;
+    if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size) &&
+        t->layout.kind == layout->kind && t->ctx->tp.size > 1)
+        return;
+    if (tshi_tensor_form(t, "tsh_parallelize", &shape, layout) != TSH_OK || !t->block) return;
+    block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
+                          (size_t)tsh_local_numel(t) * sizeof(tsh_real));
+    if (!block) return;
+    (void)tshi_redistribute_move(&before, &whole, &t->layout, t->dtype, tshi_mem_data(before.block),
+                                 tshi_mem_data(block));
+    tshi_mem_drop(t->ctx, t->block);
+    tshi_mem_drop(t->ctx, t->gr.block);
+    tshi_mem_drop(t->ctx, t->gp.block);
+    memset(&t->gr, 0, sizeof t->gr);
+    memset(&t->gp, 0, sizeof t->gp);
+    t->block = block;
+}
+
+static void tshi_parallel_apply(tsh_module *m, const tsh_plan_rule *rule) {
+    tsh_layout layouts[TSHI_MODULE_PARAMS];
+    int i;
+    (void)m->kind->layouts(m, rule, layouts);
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+        if (!m->param[i]) continue;
+        (void)tshi_layout_resolve(&layouts[i], m->param[i]->ndim, m->param[i]->dim);
+        tshi_parallel_lay(m->param[i], &layouts[i]);
+    }
+    m->gather_output |= rule->gather_output;
+    m->declared = rule->input != NULL;
+    if (rule->input) m->input = *rule->input;
+}
+
+static tsh_result tshi_parallel_unmatched(tsh_module *root, const tsh_plan_rule *rule) {
+    char near[TSH_MESSAGE_SIZE / 2] = "";
+    tshi_module_near(root, rule->path, near, sizeof near);
+    return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
+                    "tsh_parallelize: rule \"%.96s\" matches no layer that can be sharded; %s",
+                    rule->path, near);
+}
+
+TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count) {
+    tsh_module *m;
+    int i, r, matched;
+    if (!module || (count && !rules)) return TSH_ERR_ARGUMENT;
+    if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
+    for (i = 0; i < count; i++) {
+        for (matched = 0, m = module; m && !matched; m = tshi_module_next(module, m))
+            matched = m->kind->layouts &&
+                      tshi_parallel_match(rules[i].path, tshi_module_below(module, m));
+        if (!matched) return tshi_parallel_unmatched(module, &rules[i]);
+    }
+    for (m = module; m; m = tshi_module_next(module, m)) {
+        r = tshi_parallel_rule(module, m, rules, count);
+        if (r == -2 || (r >= 0 && !tshi_parallel_fits(module, m, rules, count, &rules[r])))
+            return module->ctx->error.code;
+    }
+    for (m = module; m; m = tshi_module_next(module, m)) {
+        r = tshi_parallel_rule(module, m, rules, count);
+        if (r >= 0) tshi_parallel_apply(m, &rules[r]);
+    }
+    return module->ctx->error.code;
+}
+
+/* -- layers that a style can shard from birth -------------------------------- */
+
+TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
+                                   const tsh_linear_desc *desc) {
+    static const tshi_kind kind = {"linear", tshi_nn_linear_forward, tshi_nn_linear_layouts};
+    tsh_module *module = desc ? tshi_module_add(parent, name, &kind) : NULL;
+    tsh_plan_rule rule;
+    double bound;
+    if (!module) return NULL;
+    memset(&rule, 0, sizeof rule);
+    rule.path = "";
+    rule.style = desc->style;
+    rule.segments = desc->segments;
+    rule.unit = desc->unit;
+    rule.gather_output = desc->gather_output;
+    module->skip_bias_add = desc->skip_bias_add;
+    bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
+    tshi_module_param(module, 0, "weight", tsh_shape2(desc->out, desc->in),
+                      tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
+                      desc->in);
+    if (!desc->no_bias)
+        tshi_module_param(module, 1, "bias", tsh_shape1(desc->out),
+                          tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
+    (void)tsh_parallelize(module, &rule, 1);
+    return module->ctx->error.code == TSH_OK ? module : NULL;
+}
+
+TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
+                                      const tsh_embedding_desc *desc) {
+    static const tshi_kind kind = {"embedding", tshi_nn_embedding_forward,
+                                   tshi_nn_embedding_layouts};
+    tsh_module *module = desc ? tshi_module_add(parent, name, &kind) : NULL;
+    tsh_plan_rule rule;
+    if (!module) return NULL;
+    memset(&rule, 0, sizeof rule);
+    rule.path = "";
+    rule.style = desc->style;
+    tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
+                      tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
+    (void)tsh_parallelize(module, &rule, 1);
+    return module->ctx->error.code == TSH_OK ? module : NULL;
+}
+/* ========================================================================== */
+/* >>optim                                              MARK: - optim (private) */
+/* Optimisers, the global norm, learning-rate schedules.                        */
+/* Needs: >>parallel >>comm.                                                    */
+/* ========================================================================== */
+
+typedef struct tshi_moments {
+    tsh_tensor *param, *first, *second; /* SGD's momentum is `first` */
+    double lr_scale, weight_decay;
+    int64_t steps; /* updates of this parameter */
+} tshi_moments;
+
+struct tsh_optim {
+    tsh_module *module;
+    tsh_optim_desc desc;
+    tsh_optim_info info;
+    tshi_moments *each;
+    int count;
+};
+
+/* -- the global norm -------------------------------------------------------- */
+
+/* Sum of squares in double: at x, sum. */
+TSHI_INLINE void tshi_optim_squares_body(int64_t n, void *const *at, const int64_t *s,
+                                         const double *p) {
+    const tsh_real *x = (const tsh_real *)at[0];
+    double lane[8] = {0, 0, 0, 0, 0, 0, 0, 0}, sum = 0;
+    int64_t i;
+    int j;
+    (void)s;
+    (void)p;
+    for (i = 0; i + 8 <= n; i += 8)
+        for (j = 0; j < 8; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
+    for (; i < n; i++) sum += (double)x[i] * (double)x[i];
+    for (j = 0; j < 8; j++) sum += lane[j];
+    *(double *)at[1] += sum;
+}
+TSHI_KERNEL(tshi_optim_squares);
+
+typedef struct tshi_norm_sum {
+    double sum;
+    tsh_ctx *ctx;
+} tshi_norm_sum;
+
+/* A sharded gradient counts on every rank of tp, a replicated one on the first. */
+static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) {
+    tshi_norm_sum *norm = (tshi_norm_sum *)user;
+    tsh_ctx *ctx = norm->ctx;
+    void *at[2];
+    (void)path;
+    if (param->gp.live)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
+    if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
+    at[0] = tshi_mem_data(param->gr.block);
+    at[1] = &norm->sum;
+    tshi_optim_squares[ctx->isa](tsh_local_numel(param), at, NULL, NULL);
+}
+
+/* The 2-norm of all gradients below module, the same on every rank of tp and pp. Not finite where
+ * any gradient is not. */
+static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
+    tshi_norm_sum sum;
+    tsh_ctx *ctx = module->ctx;
+    sum.sum = 0;
+    sum.ctx = ctx;
+    *norm = 0;
+    tsh_each_param(module, tshi_optim_norm_of, &sum);
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    if (tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &sum.sum, 1, TSH_F64, TSH_SUM),
+                        "norm of gradients") == TSH_OK)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, &sum.sum, 1, TSH_F64, TSH_SUM),
+                              "norm of gradients");
+    *norm = sqrt(sum.sum);
+    return ctx->error.code;
+}
+
+/* max / (norm + 1e-6) where that is below 1, as torch. */
+static double tshi_optim_shrink(double norm, double most) {
+    double factor = most / (norm + 1e-6);
+    return most > 0 && factor < 1 ? factor : 1;
+}
+
+static void tshi_optim_scale(const char *path, tsh_tensor *param, void *user) {
+    tsh_real factor = TSHI_R(*(const double *)user), *g;
+    int64_t i, n = tsh_local_numel(param);
+    (void)path;
+    if (!param->gr.live) return;
+    g = (tsh_real *)tshi_mem_data(param->gr.block);
+    for (i = 0; i < n; i++) g[i] *= factor;
+}
+
+TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
+    double before, factor;
+    if (!module) return TSH_ERR_ARGUMENT;
+    if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;
+    if (norm) *norm = before;
+    factor = tshi_optim_shrink(before, max_norm);
+    if (factor < 1) tsh_each_param(module, tshi_optim_scale, &factor);
+    return TSH_OK;
+}
+
+/* -- updates ---------------------------------------------------------------- */
+
+/* Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019): m = b1 m + (1 - b1) g, v = b2 v + (1 -
+ * b2) g^2, x = x keep - step m / (sqrt(v) root + eps). at x, g, m, v; p: clip, decay into g, keep,
+ * b1, b2, step, root, eps. */
+TSHI_INLINE void tshi_optim_adam_body(int64_t n, void *const *at, const int64_t *s,
+                                      const double *p) {
+    tsh_real *TSHI_RESTRICT x = (tsh_real *)at[0], *TSHI_RESTRICT m = (tsh_real *)at[2];
+    tsh_real *TSHI_RESTRICT v = (tsh_real *)at[3];
+    const tsh_real *TSHI_RESTRICT grad = (const tsh_real *)at[1];
+    const tsh_real clip = TSHI_R(p[0]), decay = TSHI_R(p[1]), keep = TSHI_R(p[2]),
+                   b1 = TSHI_R(p[3]), b2 = TSHI_R(p[4]);
+    const tsh_real c1 = TSHI_R(1 - p[3]), c2 = TSHI_R(1 - p[4]), step = TSHI_R(p[5]),
+                   root = TSHI_R(p[6]);
+    const tsh_real eps = TSHI_R(p[7]);
+    int64_t i;
+    (void)s;
+    for (i = 0; i < n; i++) {
+        const tsh_real g = grad[i] * clip + decay * x[i];
+        m[i] = b1 * m[i] + c1 * g;
+        v[i] = b2 * v[i] + c2 * g * g;
+        x[i] = x[i] * keep - step * m[i] / (tshi_kernel_sqrt(v[i]) * root + eps);
+    }
+}
+TSHI_KERNEL(tshi_optim_adam);
+
+/* torch.optim.SGD: d = g + decay x, m = momentum m + d (d at the first step), x -= lr (nesterov ? d
+ * + momentum m : m). at x, g, m (or NULL); p: clip, decay, lr, momentum, nesterov, first. */
+TSHI_INLINE void tshi_optim_sgd_body(int64_t n, void *const *at, const int64_t *s,
+                                     const double *p) {
+    tsh_real *TSHI_RESTRICT x = (tsh_real *)at[0], *TSHI_RESTRICT m = (tsh_real *)at[2];
+    const tsh_real *TSHI_RESTRICT grad = (const tsh_real *)at[1];
+    const tsh_real clip = TSHI_R(p[0]), decay = TSHI_R(p[1]), lr = TSHI_R(p[2]),
+                   momentum = TSHI_R(p[3]);
+    int64_t i;
+    (void)s;
+    for (i = 0; i < n; i++) {
+        tsh_real d = grad[i] * clip + decay * x[i];
+        if (m) m[i] = p[5] > 0 ? d : momentum * m[i] + d;
+        if (m) d = p[4] > 0 ? d + momentum * m[i] : m[i];
+        x[i] -= lr * d;
+    }
+}
+TSHI_KERNEL(tshi_optim_sgd);
+
+/* Zeroed moments like param, on first use. */
+static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
+    tsh_shape shape = tsh_shape_of(param);
+    if (*moment) return *moment;
+    *moment = tshi_tensor_make(param->ctx, "tsh_optim_step", TSHI_OWNED, TSH_MEM_OPTIMISER,
+                               TSH_REAL, &shape, &param->layout);
+    if (*moment)
+        memset(tshi_tensor_at(*moment), 0, (size_t)tsh_local_numel(param) * sizeof(tsh_real));
+    return *moment;
+}
+
+static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
+    const tsh_optim_desc *d = &optim->desc;
+    tsh_tensor *x = each->param;
+    double lr = d->lr * each->lr_scale, p[8];
+    int64_t n = tsh_local_numel(x);
+    void *at[4] = {NULL, NULL, NULL, NULL};
+    at[0] = tshi_tensor_at(x);
+    at[1] = tshi_mem_data(x->gr.block);
+    each->steps++;
+    p[0] = clip;
+    p[1] = each->weight_decay;
+    if (d->kind == TSH_SGD) {
+        p[2] = lr;
+        p[3] = d->momentum;
+        p[4] = d->nesterov;
+        p[5] = each->steps == 1;
+        if (d->momentum > 0 && !tshi_optim_moment(x, &each->first)) return;
+        if (d->momentum > 0) at[2] = tshi_tensor_at(each->first);
+        tshi_optim_sgd[x->ctx->isa](n, at, NULL, p);
+        return;
+    }
+    if (!tshi_optim_moment(x, &each->first) || !tshi_optim_moment(x, &each->second)) return;
+    at[2] = tshi_tensor_at(each->first);
+    at[3] = tshi_tensor_at(each->second);
+    p[2] = 1;
+    if (d->kind == TSH_ADAMW) {
+        p[1] = 0;
+        p[2] = 1 - lr * each->weight_decay;
+    }
+    p[3] = d->beta1;
+    p[4] = d->beta2;
+    p[5] = lr / (1 - pow(d->beta1, (double)each->steps));
+    p[6] = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
+    p[7] = d->eps;
+    tshi_optim_adam[x->ctx->isa](n, at, NULL, p);
+}
+
+static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) {
+    tsh_optim *optim = (tsh_optim *)user;
+    (void)path;
+    if (optim->each) optim->each[optim->count].param = param;
+    if (optim->each) optim->each[optim->count].lr_scale = 1;
+    if (optim->each) optim->each[optim->count].weight_decay = optim->desc.weight_decay;
+    optim->count++;
+}
+
+TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    tsh_optim *optim;
+    if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    optim = (tsh_optim *)tshi_mem_book(ctx, &ctx->books, sizeof *optim);
+    if (!optim) return NULL;
+    if (desc) optim->desc = *desc;
+    optim->module = module;
+    if (optim->desc.lr <= 0) optim->desc.lr = 1e-3;
+    if (optim->desc.beta1 <= 0) optim->desc.beta1 = 0.9;
+    if (optim->desc.beta2 <= 0) optim->desc.beta2 = 0.999;
+    if (optim->desc.eps <= 0) optim->desc.eps = 1e-8;
+    tsh_each_param(module, tshi_optim_collect, optim);
+    optim->each = (tshi_moments *)tshi_mem_book(ctx, &ctx->books,
+                                                ((size_t)optim->count + 1) * sizeof *optim->each);
+    if (!optim->each) return NULL;
+    optim->count = 0;
+    tsh_each_param(module, tshi_optim_collect, optim);
+    return optim;
+}
+
+TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
+                                   double weight_decay) {
+    size_t skip;
+    int i, matched = 0;
+    if (!optim || !pattern) return TSH_ERR_ARGUMENT;
+    skip = *optim->module->path ? strlen(optim->module->path) + 1 : 0;
+    for (i = 0; i < optim->count; i++) {
+        if (!tshi_parallel_match(pattern, optim->each[i].param->path + skip)) continue;
+        optim->each[i].lr_scale = lr_scale;
+        optim->each[i].weight_decay = weight_decay;
+        matched++;
+    }
+    if (matched) return TSH_OK;
+    return tsh_fail(optim->module->ctx, TSH_ERR_ARGUMENT,
+                    "tsh_optim_group: \"%.96s\" matches none of the %d parameters", pattern,
+                    optim->count);
+}
+
+TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
+    if (optim) optim->desc.lr = lr;
+}
+
+TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
+    tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
+    double norm, clip;
+    int i;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return ctx->error.code;
+    optim->info.norm = norm;
+    if (!(norm <= DBL_MAX)) {
+        optim->info.skipped++;
+        return TSH_OK;
+    }
+    clip = tshi_optim_shrink(norm, optim->desc.clip_norm);
+    for (i = 0; i < optim->count; i++)
+        if (optim->each[i].param->gr.live) tshi_optim_update(optim, &optim->each[i], clip);
+    optim->info.steps++;
+    return ctx->error.code;
+}
+
+TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
+    tsh_optim_info info;
+    memset(&info, 0, sizeof info);
+    if (!optim) return info;
+    info = optim->info;
+    info.lr = optim->desc.lr;
+    return info;
+}
+
+TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
+    double done, span = (double)(schedule->total - schedule->warmup);
+    if (step < schedule->warmup)
+        return schedule->lr * (double)(step + 1) / (double)schedule->warmup;
+    if (schedule->kind == TSH_CONSTANT) return schedule->lr;
+    if (step >= schedule->total || span <= 0) return schedule->lr_min;
+    done = (double)(step - schedule->warmup) / span;
+    if (schedule->kind == TSH_COSINE) done = 0.5 - 0.5 * cos(3.14159265358979324 * done);
+    return schedule->lr + (schedule->lr_min - schedule->lr) * done;
+}
+/* ========================================================================== */
+/* >>check                                              MARK: - check (private) */
+/* What tests and users verify with: hashes, replicas, finite differences.      */
+/* Needs: >>redistribute >>module.                                              */
+/* ========================================================================== */
+
+typedef struct tshi_hashing {
+    const char *values;
+    size_t width;
+    uint64_t sum;
+} tshi_hashing;
+
+static void tshi_check_hash_run(void *user, int64_t global, int64_t local, int64_t length) {
+    tshi_hashing *h = (tshi_hashing *)user;
+    int64_t i;
+    for (i = 0; i < length; i++)
+        h->sum += tshi_rng_hash((uint64_t)(global + i) + 1,
+                                h->values + (size_t)(local + i) * h->width, h->width);
+}
+
+/* The local part of a hash that is a sum over global elements, so that the parts of all ranks add
+ * up to the whole. */
+static uint64_t tshi_check_part(const tsh_tensor *t) {
+    tshi_hashing h;
+    tshi_block *scratch;
+    h.values = (const char *)tshi_kernel_packed(t, &scratch);
+    h.width = tsh_dtype_size(t->dtype);
+    h.sum = 0;
+    if (h.values) tshi_tensor_runs(t, tshi_check_hash_run, &h);
+    tshi_mem_drop(t->ctx, scratch);
+    return h.sum;
+}
+
+TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
+    uint64_t hash;
+    if (!t) (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_hash: the tensor is NULL");
+    if (t && t->layout.kind == TSH_PARTIAL) t = tsh_redistribute(t, tsh_replicated());
+    if (!tshi_tensor_check("tsh_hash", &t, 1)) return 0;
+    hash = tshi_check_part(t);
+    if (t->layout.kind == TSH_SHARDED)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &hash, 1, TSH_I64, TSH_SUM), "tsh_hash");
+    return hash;
+}
+
+typedef struct tshi_replicas {
+    tsh_ctx *ctx;
+    const char *differs;
+} tshi_replicas;
+
+static void tshi_check_replica(const char *path, tsh_tensor *param, void *user) {
+    tshi_replicas *r = (tshi_replicas *)user;
+    int64_t hash[2];
+    if (param->layout.kind != TSH_REPLICATED || !param->block || r->ctx->error.code != TSH_OK)
+        return;
+    hash[0] = (int64_t)(tshi_check_part(param) >> 1);
+    hash[1] = -hash[0]; /* the largest of both tells the smallest too */
+    (void)tshi_error_comm(r->ctx, tsh_allreduce(&r->ctx->tp, hash, 2, TSH_I64, TSH_MAX),
+                          "tsh_check_replicas");
+    if (hash[0] != -hash[1] && !r->differs) r->differs = path;
+}
+
+TSH_API int tsh_check_replicas(tsh_module *module) {
+    tshi_replicas r;
+    if (!module || !tsh_ok(module->ctx)) return 0;
+    r.ctx = module->ctx;
+    r.differs = NULL;
+    tsh_each_param(module, tshi_check_replica, &r);
+    if (r.differs)
+        (void)tsh_fail(
+            r.ctx, TSH_ERR_STATE,
+            "tsh_check_replicas: \"%s\" is replicated but differs between the %d ranks of tp",
+            r.differs, r.ctx->tp.size);
+    return r.ctx->error.code == TSH_OK;
+}
+
+/* -- gradcheck -------------------------------------------------------------- */
+
+typedef struct tshi_gradcheck {
+    tsh_ctx *ctx;
+    tsh_gradcheck_fn fn;
+    tsh_tensor **in;
+    int n;
+    void *user;
+    double eps;
+} tshi_gradcheck;
+
+/* The loss with element `at` of input t (on this rank, unless NULL) moved by `by`. */
+static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) {
+    tsh_real before = at ? *at : 0;
+    double value;
+    if (at) *at = TSHI_R((double)before + by);
+    tsh_no_grad_begin(c->ctx);
+    tsh_scope_begin(c->ctx);
+    value = tsh_item(c->ctx, c->fn(c->ctx, c->in, c->n, c->user));
+    tsh_scope_end(c->ctx);
+    tsh_no_grad_end(c->ctx);
+    if (at) *at = before;
+    return value;
+}
+
+static void tshi_check_place(void *user, int64_t global, int64_t local, int64_t length) {
+    int64_t *place = (int64_t *)user, i;
+    for (i = 0; i < length; i++) place[global + i] = local + i;
+}
+
+/* The largest deviation of one input's gradient, on this rank. */
+static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t samples) {
+    int64_t numel = tsh_numel(t), every = samples > 0 && samples < numel ? numel / samples : 1, e,
+            *place;
+    tshi_block *block = tshi_mem_take(c->ctx, TSH_MEM_STEP, (size_t)numel * sizeof *place);
+    const tsh_real *grad = t->gr.live ? (const tsh_real *)tshi_mem_data(t->gr.block) : NULL;
+    double worst = 0;
+    if (!block) return -1;
+    place = (int64_t *)tshi_mem_data(block);
+    for (e = 0; e < numel; e++) place[e] = -1;
+    tshi_tensor_runs(t, tshi_check_place, place);
+    for (e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every) {
+        tsh_real *at = place[e] >= 0 ? tshi_tensor_values(t) + place[e] : NULL;
+        double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
+        double slope = (up - down) / (2 * c->eps), found = at && grad ? (double)grad[place[e]] : 0,
+               gap;
+        if (!at) continue;
+        gap = fabs(slope - found) / (fabs(found) > 1 ? fabs(found) : 1);
+        if (!(gap <= worst)) worst = gap;
+    }
+    tshi_mem_drop(c->ctx, block);
+    return worst;
+}
+
+TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
+                             double eps, int64_t samples) {
+    tshi_gradcheck c;
+    double worst = 0, one;
+    int i;
+    if (!ctx || !fn || !in || !tsh_ok(ctx)) return -1;
+    c.ctx = ctx;
+    c.fn = fn;
+    c.in = in;
+    c.n = n;
+    c.user = user;
+    c.eps = eps > 0 ? eps : sizeof(tsh_real) == 4 ? 1e-2 : 1e-5;
+    for (i = 0; i < n; i++) {
+        if (!in[i] || !(in[i]->flags & TSHI_LEAF) || !tshi_tensor_is_dense(in[i])) {
+            (void)tsh_fail(
+                ctx, TSH_ERR_ARGUMENT,
+                "tsh_gradcheck: input %d is not a dense leaf; tsh_requires_grad makes one", i);
+            return -1;
+        }
+        tsh_zero_grad(in[i]);
+    }
+    if (tsh_backward(ctx, fn(ctx, in, n, user)) != TSH_OK) return -1;
+    for (i = 0; i < n; i++) {
+        one = tshi_check_input(&c, in[i], samples);
+        if (!(one <= worst)) worst = one;
+    }
+    (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &worst, 1, TSH_F64, TSH_MAX),
+                          "tsh_gradcheck");
+    return tsh_ok(ctx) ? worst : -1;
+}
+/* ========================================================================== */
+/* >>end                                                  MARK: - end (private) */
+/* Nothing of the implementation's macros stays.                                */
+/* Needs: nothing.                                                              */
+/* ========================================================================== */
+
+#undef TSHI_R
+#undef TSHI_RESTRICT
+#undef TSHI_INLINE
+#undef TSHI_AVX2
+#undef TSHI_KERNEL
+#undef TSHI_GEMM_X86
+#undef TSHI_GEMM_VECTORS
+#undef TSHI_GEMM_JOIN_
+#undef TSHI_GEMM_JOIN
+#undef TSHI_GEMM_IS_float
+#undef TSHI_GEMM_IS_double
+#undef TSHI_GEMM_FLOAT
+#undef TSHI_GEMM_INLINE
+#undef TSHI_GEMM_PREFETCH
+#undef TSHI_GEMM_TILE_MAX
+#undef TSHI_GEMM_THIN
+#undef TSHI_GEMM_C_MR
+#undef TSHI_GEMM_C_NR
+#undef TSHI_GEMM_ROWS6
+#undef TSHI_GEMM_ROWS12
+#undef TSHI_GEMM_ZERO
+#undef TSHI_GEMM_STEP
+#undef TSHI_GEMM_PUT
+#undef TSHI_GEMM_OUT
+#undef TSHI_GEMM_KERNEL
+#undef TSHI_GEMM_PART
+#undef TSHI_GEMM_VEC_v128
+#undef TSHI_GEMM_LOAD_v128
+#undef TSHI_GEMM_STORE_v128
+#undef TSHI_GEMM_SET_v128
+#undef TSHI_GEMM_MUL_v128
+#undef TSHI_GEMM_FMA_v128
+#undef TSHI_GEMM_REG
+#undef TSHI_GEMM_OP
+#undef TSHI_GEMM_AVX2
+#undef TSHI_GEMM_VEC_avx2
+#undef TSHI_GEMM_LOAD_avx2
+#undef TSHI_GEMM_STORE_avx2
+#undef TSHI_GEMM_SET_avx2
+#undef TSHI_GEMM_MUL_avx2
+#undef TSHI_GEMM_FMA_avx2
+#undef TSHI_GEMM_AVX512
+#undef TSHI_GEMM_VEC_avx512
+#undef TSHI_GEMM_LOAD_avx512
+#undef TSHI_GEMM_STORE_avx512
+#undef TSHI_GEMM_SET_avx512
+#undef TSHI_GEMM_MUL_avx512
+#undef TSHI_GEMM_FMA_avx512
+#undef TSHI_GEMM_PAIR
+#undef TSHI_GEMM_GROUP
+#undef TSHI_GEMM_DOT
+#undef TSHI_BINARY_SLOPE
+#endif /* TSHARD_IMPLEMENTED */
+#endif /* TSHARD_IMPLEMENTATION */
+#endif /* TSHARD_H */
