@@ -636,8 +636,11 @@ TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* GPT-2's; torch's approximat
 TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);
 /* Comparisons give TSH_I32, 1 or 0; no gradient. Both of one dtype. */
 TSH_API tsh_tensor *tsh_eq(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_ne(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_lt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_le(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_gt(tsh_tensor *a, tsh_tensor *b);
+TSH_API tsh_tensor *tsh_ge(tsh_tensor *a, tsh_tensor *b);
 /* cond (TSH_I32) ? a : b. P with an R cond and P branches. */
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b);
 /* Between TSH_REAL, TSH_I32 and TSH_I64; towards zero; gradients end at an integer. */
@@ -732,11 +735,16 @@ typedef struct tsh_attention_desc {
     double scale;      /* 0: 1 / sqrt(D) */
     double dropout;    /* of the probabilities */
     tsh_module *owner; /* of the dropout key; NULL: the ctx */
+    tsh_tensor *mask; /* broadcasts to (B, H, Tq, Tk): values are added to the scores, TSH_I32 keeps
+                         where not 0; R */
+    tsh_tensor *cache_k,
+        *cache_v; /* owned, (B, H, Tmax, D), laid out as k: k and v are appended at `past`, */
+    int64_t past; /* and keys [0, past + Tk) are seen. Without gradients only */
 } tsh_attention_desc;
 /* q (B, H, Tq, D), k and v (B, H, Tk, D) -> (B, H, Tq, D),
  * torch.nn.functional.scaled_dot_product_attention, in tiles with an online softmax (Milakov &
- * Gimelshein 2018, Dao et al. 2022). Sharded by heads S(1) or by batch S(0), all three alike, or R.
- */
+ * Gimelshein 2018, Dao et al. 2022); a query that sees no key gives 0. Sharded by heads S(1) or by
+ * batch S(0), all three alike, or R. */
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
 
@@ -832,7 +840,7 @@ TSH_API tsh_module *tsh_add_module(tsh_module *parent, const char *name,
 TSH_API tsh_module *tsh_find(tsh_module *module, const char *path);
 /* A parameter by name ("weight"), or by relative path ("h.0.attn.weight"). */
 TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path);
-/* Calls fn once for every parameter below, with its path. */
+/* Calls fn once for every parameter below, with the path of its first owner. */
 TSH_API void tsh_each_param(tsh_module *module,
                             void (*fn)(const char *path, tsh_tensor *param, void *user),
                             void *user);
@@ -840,7 +848,7 @@ TSH_API const char *tsh_module_path(const tsh_module *module); /* "" for the roo
 /* The child at a 0-based index; NULL past the last. */
 TSH_API tsh_module *tsh_child(const tsh_module *module, int index);
 /* Makes the parameter `name` of module the same object as `source` (equal shapes): one tensor, used
- * twice. */
+ * twice. Before an optimiser is made. */
 TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source);
 /* Gives memory and initial values to every parameter below that has none: the same bits at every
  * degree of tp. */
@@ -1166,9 +1174,8 @@ TSH_API const char *tsh_result_text(tsh_result code) {
 /* A local error ends the world: peers inside a collective get it too, with this rank named. */
 static void tshi_error_tell(tsh_ctx *ctx) {
     tsh_error told = ctx->error;
-    if (ctx->error.code == TSH_OK || ctx->told) return;
+    if (ctx->error.code == TSH_OK || ctx->told || !ctx->world.ops) return;
     ctx->told = 1;
-    if (!ctx->world.ops) return;
     told.message[0] = '\0';
     tshi_base_append(told.message, sizeof told.message, "rank %d: %s", ctx->world.rank,
                      ctx->error.message);
@@ -1210,6 +1217,17 @@ static tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, const char *fo
     tshi_error_keep(ctx, code, format, list);
     va_end(list);
     return NULL;
+}
+
+/* Tells the user's logger of something that is no error. */
+TSH_PRINTF(2, 3) static void tshi_error_warn(const tsh_ctx *ctx, const char *format, ...) {
+    char text[TSH_MESSAGE_SIZE];
+    va_list list;
+    if (!ctx->logger.fn) return;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    ctx->logger.fn(ctx->logger.user, text);
 }
 
 /* What a collective of this ctx returned: the verdict, or what the front door refused. */
@@ -1592,7 +1610,8 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
                           tsh_range ranges[TSH_MAX_SEGMENTS]) {
     int s, n = layout->segments ? layout->segments : 1;
     int64_t start = 0, owned = 0;
-    if (length < 0 || size < 1 || rank < 0 || rank >= size) return -1;
+    if (length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size || n < 1)
+        return -1;
     if (layout->kind != TSH_SHARDED) {
         if (ranges) ranges[0].start = 0;
         if (ranges) ranges[0].length = length;
@@ -1861,6 +1880,8 @@ static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags
     tsh_layout replicated = tsh_replicated();
     tsh_tensor *t;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    if ((unsigned)dtype > (unsigned)TSH_I64)
+        return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %d is no dtype", op, (int)dtype);
     t = tshi_tensor_handle(ctx, flags);
     if (!t) return NULL;
     t->dtype = dtype;
@@ -2019,6 +2040,17 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
     return ctx->error.code == TSH_OK ? ctx : NULL;
 }
 
+/* For functions that take the ctx first: every mistake is recorded there. */
+static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
+    if (!t)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor is NULL", op);
+    else if (t->ctx != ctx)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor belongs to another ctx", op);
+    else
+        return tshi_tensor_check(op, &t, 1);
+    return NULL;
+}
+
 /* The same, and dtype TSH_REAL on all. */
 static tsh_ctx *tshi_tensor_check_real(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check(op, in, n);
@@ -2047,8 +2079,8 @@ TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape sha
     tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_from", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
                                      &shape, layout);
     if (t && !data && tsh_local_numel(t)) {
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_tensor_from: data is NULL");
-        return NULL;
+        tshi_tensor_end(t);
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_tensor_from: data is NULL");
     }
     if (t && data)
         memcpy(tshi_tensor_at(t), data, (size_t)tsh_local_numel(t) * tsh_dtype_size(dtype));
@@ -2169,18 +2201,19 @@ TSH_API tsh_layout tsh_layout_of(const tsh_tensor *t) {
 }
 
 TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t) {
-    if (!t) (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_data: the tensor is NULL");
-    if (!tshi_tensor_check("tsh_data", &t, 1)) return NULL;
+    if (!tshi_tensor_check_in(ctx, "tsh_data", t)) return NULL;
     return tsh_local_numel(t) ? tshi_tensor_at(t) : NULL;
 }
 
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
     char text[TSHI_TEXT_SIZE];
-    if (!t) (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_item: the tensor is NULL");
-    if (!tshi_tensor_check("tsh_item", &t, 1)) return (double)NAN;
+    if (!tshi_tensor_check_in(ctx, "tsh_item", t)) return (double)NAN;
     if (tsh_numel(t) != 1 || t->layout.kind != TSH_REPLICATED) {
-        (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_item: takes one replicated element, not %s",
-                       tshi_tensor_text(t, text));
+        int one = tsh_numel(t) == 1;
+        (void)tsh_fail(ctx, one ? TSH_ERR_LAYOUT : TSH_ERR_SHAPE,
+                       "tsh_item: takes one replicated element, not %s%s",
+                       tshi_tensor_text(t, text),
+                       one ? "; complete it first: tsh_redistribute(x, tsh_replicated())" : "");
         return (double)NAN;
     }
     return tshi_tensor_get(tshi_tensor_at(t), t->dtype, 0);
@@ -2245,16 +2278,16 @@ TSHI_INLINE uint32_t tshi_kernel_pick(int yes, uint32_t a, uint32_t b) {
     return b ^ ((a ^ b) & (0u - (uint32_t)yes));
 }
 
-/* e^x: x = n ln 2 + r, a polynomial for e^r (Cephes), 2^n by exponent bits; below 2^-126 it is 0.
- */
+/* e^x: x = n ln 2 + r, a polynomial for e^r (Cephes), 2^n in two halves by exponent bits, so that
+ * neither over- nor underflows before the product does. */
 TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v) {
-    uint32_t bits = tshi_kernel_bits((float)v);
+    uint32_t bits = tshi_kernel_bits((float)v), power, half;
     float x, shifted, n, r, p;
     if (sizeof(tsh_real) == 8) return TSHI_R(exp((double)v));
     bits = tshi_kernel_pick(bits - 0x42B20000u <= 0x3CCE0000u, 0x42B20000u,
                             bits); /* above 89, infinity: 89 */
-    bits = tshi_kernel_pick(bits - 0xC2B00000u <= 0x3CD00000u, 0xC2B00000u,
-                            bits); /* below -88: -88; NaN stays */
+    bits = tshi_kernel_pick(bits - 0xC2D00000u <= 0x3CB00000u, 0xC2D00000u,
+                            bits); /* below -104: -104; NaN stays */
     x = tshi_kernel_float(bits);
     shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: rounds to an integer in the low bits */
     n = shifted - 12582912.0f;
@@ -2267,9 +2300,9 @@ TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    bits = (tshi_kernel_bits(shifted) << 23) +
-           0x3F000000u; /* 2^(n-1): n = 128 must not overflow yet */
-    return TSHI_R(p * tshi_kernel_float(bits) * 2.0f);
+    power = tshi_kernel_bits(shifted) - 0x4B400000u + 254u; /* n and twice the exponent's bias */
+    half = power >> 1;
+    return TSHI_R(p * tshi_kernel_float(half << 23) * tshi_kernel_float((power - half) << 23));
 }
 
 TSHI_INLINE tsh_real tshi_kernel_sigmoid(tsh_real x) {
@@ -2636,13 +2669,14 @@ struct tshi_gemm_kernel {
     tshi_gemm_tile_fn dot;  /* (optional) the same for rsb = 1: few rows, B not packed */
 };
 
-#define TSHI_GEMM_TILE_MAX 384 /* the largest mr * nr */
-#define TSHI_GEMM_THIN     2   /* rows up to which a product is bound by reading B */
+enum {
+    TSHI_GEMM_TILE_MAX = 384, /* the largest mr * nr */
+    TSHI_GEMM_THIN = 2,       /* rows up to which a product is bound by reading B */
+    TSHI_GEMM_C_MR = 4,       /* the tile of the reference kernel */
+    TSHI_GEMM_C_NR = 16
+};
 
 /* MARK: - the reference micro-kernel */
-
-#define TSHI_GEMM_C_MR 4
-#define TSHI_GEMM_C_NR 16
 
 static int tshi_gemm_has_c(void) {
     return 1;
@@ -2722,6 +2756,7 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
         const TSHI_GEMM_VEC_##isa zero = {0};                                                      \
         TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr];                                             \
         ROWS(TSHI_GEMM_ZERO, isa)                                                                  \
+        (void)a2, (void)a3; /* not in tiles of 6 rows */                                           \
         for (int64_t p = t->k; p > 0; p--) {                                                       \
             b0 = TSHI_GEMM_LOAD_##isa(b);                                                          \
             b1 = vecs > 1 ? TSHI_GEMM_LOAD_##isa(b + lanes) : b0;                                  \
@@ -3006,6 +3041,16 @@ static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int 
     }
 }
 
+/* A (m, k) as slivers of mr rows, one after the other. */
+static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
+    const int mr = job->kernel->mr;
+    for (int64_t i = 0; i < job->m; i += mr) {
+        const int rows = (int)tshi_gemm_min(mr, job->m - i);
+        tshi_gemm_pack(job->pack_a + i * job->k, mr, rows, job->k, job->a + i * job->rsa, job->rsa,
+                       job->csa);
+    }
+}
+
 /* One A block against one B panel: C(m, n) = beta C + alpha A(m, k) B(k, n) with m <= mc, k <= kc.
  * The panel is packed with the `first` block of rows; where that is also the `last`, every sliver
  * goes to the same place. */
@@ -3017,21 +3062,25 @@ static void tshi_gemm_block(const tshi_gemm_job *job, int first, int last) {
                      kernel->dot != NULL;
     const int pack_b = !thin && (job->csb != 1 || job->m > 2 * mr || !only);
     tshi_gemm_tile t;
-    for (int64_t i = 0; pack_a && i < job->m; i += mr) {
-        tshi_gemm_pack(job->pack_a + i * job->k, mr, (int)tshi_gemm_min(mr, job->m - i), job->k,
-                       job->a + i * job->rsa, job->rsa, job->csa);
-    }
-    t.k = job->k, t.alpha = job->alpha, t.beta = job->beta, t.rsc = job->rsc;
+    if (pack_a) tshi_gemm_pack_block(job);
+    t.k = job->k;
+    t.alpha = job->alpha;
+    t.beta = job->beta;
+    t.rsc = job->rsc;
     t.rsa = pack_a ? 1 : job->rsa;
     t.csa = pack_a ? mr : job->csa;
     for (int64_t j = 0; j < job->n; j += nr) {
         const int cols = (int)tshi_gemm_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
         const tshi_gemm_tile_fn tile = thin && cols == width ? kernel->dot : kernel->tile;
-        t.b = job->b + j * job->csb, t.rsb = job->rsb, t.csb = job->csb;
+        t.b = job->b + j * job->csb;
+        t.rsb = job->rsb;
+        t.csb = job->csb;
         if (pack_b || cols < width) {
             tsh_real *sliver = job->pack_b + (only ? 0 : j * job->k);
             if (first) tshi_gemm_pack(sliver, width, cols, job->k, t.b, job->csb, job->rsb);
-            t.b = sliver, t.rsb = width, t.csb = 1;
+            t.b = sliver;
+            t.rsb = width;
+            t.csb = 1;
         }
         for (int64_t i = 0; i < job->m; i += mr) {
             const int rows = (int)tshi_gemm_min(mr, job->m - i);
@@ -3041,6 +3090,29 @@ static void tshi_gemm_block(const tshi_gemm_job *job, int first, int last) {
                 tile(&t, rows, width);
             else
                 tshi_gemm_edge(tile, &t, rows, cols, width, job->csc);
+        }
+    }
+}
+
+/* The three outer loops. */
+static void tshi_gemm_blocks(const tshi_gemm_job *all) {
+    const tshi_gemm_kernel *kernel = all->kernel;
+    const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
+    const int64_t kc = tshi_gemm_even(all->k, kernel->kc, 4);
+    const int64_t nc = all->m <= TSHI_GEMM_THIN ? kernel->nr : all->m <= mc ? all->n : kernel->nc;
+    tshi_gemm_job part = *all;
+    for (int64_t j = 0; j < all->n; j += nc) {
+        part.n = tshi_gemm_min(nc, all->n - j);
+        for (int64_t p = 0; p < all->k; p += kc) {
+            part.k = tshi_gemm_min(kc, all->k - p);
+            part.b = all->b + p * all->rsb + j * all->csb;
+            part.beta = p == 0 ? all->beta : 1;
+            for (int64_t i = 0; i < all->m; i += mc) {
+                part.m = tshi_gemm_min(mc, all->m - i);
+                part.a = all->a + i * all->rsa + p * all->csa;
+                part.c = all->c + i * all->rsc + j * all->csc;
+                tshi_gemm_block(&part, i == 0, i + mc >= all->m);
+            }
         }
     }
 }
@@ -3068,28 +3140,24 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t
         tshi_gemm_run(kernel, scratch, n, m, k, alpha, b, csb, rsb, a, csa, rsa, beta, c, csc, rsc);
         return;
     }
-    const int64_t mc = tshi_gemm_even(m, kernel->mc, kernel->mr),
-                  kc = tshi_gemm_even(k, kernel->kc, 4);
-    const int64_t nc = m <= TSHI_GEMM_THIN ? kernel->nr : m <= mc ? n : kernel->nc;
     job.kernel = kernel;
     job.pack_a = (tsh_real *)scratch;
     job.pack_b = job.pack_a + (int64_t)kernel->mc * kernel->kc;
-    job.alpha = alpha, job.rsc = rsc, job.csc = csc;
-    job.rsa = rsa, job.csa = csa, job.rsb = rsb, job.csb = csb;
-    for (int64_t j = 0; j < n; j += nc) {
-        job.n = tshi_gemm_min(nc, n - j);
-        for (int64_t p = 0; p < k; p += kc) {
-            job.k = tshi_gemm_min(kc, k - p);
-            job.b = b + p * rsb + j * csb;
-            job.beta = p == 0 ? beta : 1;
-            for (int64_t i = 0; i < m; i += mc) {
-                job.m = tshi_gemm_min(mc, m - i);
-                job.a = a + i * rsa + p * csa;
-                job.c = c + i * rsc + j * csc;
-                tshi_gemm_block(&job, i == 0, i + mc >= m);
-            }
-        }
-    }
+    job.m = m;
+    job.n = n;
+    job.k = k;
+    job.alpha = alpha;
+    job.beta = beta;
+    job.a = a;
+    job.b = b;
+    job.c = c;
+    job.rsa = rsa;
+    job.csa = csa;
+    job.rsb = rsb;
+    job.csb = csb;
+    job.rsc = rsc;
+    job.csc = csc;
+    tshi_gemm_blocks(&job);
 }
 /* ========================================================================== */
 /* >>comm                                                MARK: - comm (private) */
@@ -3716,12 +3784,13 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     if (!loss) return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is NULL");
     if (loss->ctx != ctx)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is of another ctx");
-    if (loss->layout.kind == TSH_PARTIAL)
+    if (loss->layout.kind != TSH_REPLICATED)
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
-                        "tsh_backward: the loss is a partial sum over %d ranks; complete it first: "
+                        "tsh_backward: the loss is %s over %d ranks; complete it first: "
                         "tsh_redistribute(loss, tsh_replicated())",
+                        loss->layout.kind == TSH_PARTIAL ? "a partial sum" : "sharded",
                         ctx->tp.size);
-    if (tsh_numel(loss) != 1 || loss->layout.kind != TSH_REPLICATED || loss->dtype != TSH_REAL)
+    if (tsh_numel(loss) != 1 || loss->dtype != TSH_REAL)
         return tsh_fail(ctx, TSH_ERR_SHAPE,
                         "tsh_backward: the loss must be one replicated value, not %s %s",
                         tshi_tensor_dtype(loss->dtype), tshi_tensor_text(loss, text));
@@ -3741,8 +3810,7 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (ctx->error.code == TSH_OK) (void)tshi_tape_check_loss(ctx, loss);
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (!tshi_tape_open(loss, &loss->base->gr, &dest)) return ctx->error.code;
-    dest.data[0] += TSHI_R(1);
-    if (!dest.add) dest.data[0] = TSHI_R(1);
+    dest.data[0] = dest.add ? dest.data[0] + TSHI_R(1) : TSHI_R(1);
     tshi_tape_mark(ctx, loss);
     tshi_tape_let_go(ctx, loss);
     tshi_tape_walk(ctx);
@@ -3754,6 +3822,13 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
 
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
     return tsh_backward_with(ctx, loss, NULL);
+}
+
+/* Whether a leaf's gradient still waits for other ranks' parts. */
+static int tshi_tape_pending(const tsh_tensor *leaf) {
+    const tsh_ctx *ctx = leaf->ctx;
+    return leaf->gp.live ||
+           (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending && ctx->dp.size > 1);
 }
 
 /* -- what a user says of gradients ------------------------------------------ */
@@ -3790,11 +3865,9 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
     tsh_tensor *base, *grad;
     if (!t || t->ctx->error.code != TSH_OK) return NULL;
     base = t->base;
-    if (base->gp.live && base->ctx->tp.size > 1)
-        return tshi_error_null(
-            t->ctx, TSH_ERR_STATE,
-            "tsh_grad: the gradient is pending over %d ranks; call tsh_sync_grads first",
-            t->ctx->tp.size);
+    if (tshi_tape_pending(base))
+        return tshi_error_null(t->ctx, TSH_ERR_STATE,
+                               "tsh_grad: the gradient is pending; call tsh_sync_grads first");
     if (!base->gr.live) return NULL;
     grad = tshi_tensor_window(t, base->gr.block);
     if (!grad) return NULL;
@@ -3851,7 +3924,7 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     static const char *const name[3] = {"tp", "pp", "dp"};
     const char *order = desc->order ? desc->order : "tp-pp-dp", *at = order;
     int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, degree[3], i, j;
-    if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % (tp * pp))) {
+    if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp))) {
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                        "tsh_open: %d ranks do not divide into tp %d times pp %d", world, tp, pp);
         return 0;
@@ -4364,7 +4437,7 @@ static void tshi_map_saved(tshi_loop *loop, const tshi_node *node, int i) {
 /* Adds one input's gradient; a broadcast one is zeroed first and summed into. */
 static void tshi_map_slope(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
     tsh_tensor *t = node->in[i], *out = node->out;
-    int broadcast = tsh_numel(t) != tsh_numel(out);
+    int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
     tshi_loop loop = tshi_kernel_space(out);
     tshi_dest dest;
     double add;
@@ -4486,8 +4559,11 @@ static tsh_tensor *tshi_map_compare(const char *op, tsh_tensor *a, tsh_tensor *b
 }
 
 TSHI_COMPARE(eq, ==)
+TSHI_COMPARE(ne, !=)
 TSHI_COMPARE(lt, <)
 TSHI_COMPARE(le, <=)
+TSHI_COMPARE(gt, >)
+TSHI_COMPARE(ge, >=)
 #undef TSHI_COMPARE
 
 /* where: y = c ? a : b; da = c ? g : 0, db = c ? 0 : g, summed over broadcast dimensions. */
@@ -4563,8 +4639,9 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     tsh_tensor *out;
     if (!ctx || x->dtype == dtype) return ctx ? x : NULL;
     if (dtype != TSH_REAL && dtype != TSH_I32 && dtype != TSH_I64)
-        return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_cast: values are %s in this build, not %s",
-                               tshi_tensor_dtype(TSH_REAL), tshi_tensor_dtype(dtype));
+        return tshi_error_null(ctx, TSH_ERR_DTYPE,
+                               "tsh_cast: takes %s, i32 or i64 in this build, not dtype %d",
+                               tshi_tensor_dtype(TSH_REAL), (int)dtype);
     if (x->layout.kind == TSH_PARTIAL)
         return tshi_error_null(ctx, TSH_ERR_LAYOUT,
                                "tsh_cast: the input is a partial sum; complete it first: "
@@ -5127,8 +5204,8 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
     d = tshi_tensor_axis(x, dim);
     if (d < 0 || start < 0 || length < 0 || start > x->dim[d] - length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
-                               "tsh_slice: [%ld, %ld) of dimension %d is outside %s", (long)start,
-                               (long)(start + length), dim, tshi_tensor_text(x, text));
+                               "tsh_slice: %ld elements from %ld of dimension %d are outside %s",
+                               (long)length, (long)start, dim, tshi_tensor_text(x, text));
     out = tshi_tensor_view(x);
     if (!out) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim == d && (start || length != x->dim[d])) {
@@ -5254,6 +5331,7 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     if (shape->ndim < 0 || shape->ndim > TSH_MAX_DIMS) return 0;
     for (d = 0; d < shape->ndim; d++) {
         if (shape->dim[d] < -1 || (shape->dim[d] < 0 && open >= 0)) return 0;
+        if (shape->dim[d] > 0 && known > INT64_MAX / shape->dim[d]) return 0;
         if (shape->dim[d] < 0)
             open = d;
         else
@@ -5554,8 +5632,19 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     tsh_ctx *ctx = form->ctx;
     size_t bytes = (size_t)tsh_numel(form) * tsh_dtype_size(dtype);
     if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED &&
-        !tshi_layout_equal(from, to, form->dim, ctx->tp.size))
-        return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
+        !tshi_layout_equal(from, to, form->dim, ctx->tp.size)) {
+        tsh_layout whole = tsh_replicated();
+        tshi_block *scratch;
+        if (from->dim != to->dim)
+            return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
+        scratch = tshi_mem_take(ctx, TSH_MEM_STEP,
+                                bytes); /* the same dimension cut otherwise: gathered, cut anew */
+        if (scratch &&
+            tshi_redistribute_move(form, from, &whole, dtype, in, tshi_mem_data(scratch)) == TSH_OK)
+            (void)tshi_redistribute_move(form, &whole, to, dtype, tshi_mem_data(scratch), out);
+        tshi_mem_drop(ctx, scratch);
+        return ctx->error.code;
+    }
     if (from->kind == to->kind) {
         memcpy(out, in, (size_t)tsh_local_numel(form) * tsh_dtype_size(dtype));
         return TSH_OK;
@@ -5663,8 +5752,7 @@ static tsh_ctx *tshi_redistribute_io(const char *op, tsh_ctx *ctx, tsh_tensor *t
                                      const void *data, size_t bytes) {
     int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t);
     size_t need = (size_t)n * tsh_dtype_size(tsh_dtype_of(t));
-    if (!t) (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor is NULL", op);
-    if (!tshi_tensor_check(op, &t, 1)) return NULL;
+    if (!tshi_tensor_check_in(ctx, op, t)) return NULL;
     if (bytes == need && (data || !need)) return t->ctx;
     (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: %lu bytes were given, the tensor's %s holds %lu",
                    op, data ? (unsigned long)bytes : 0ul,
@@ -5698,13 +5786,13 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     if (!(t->base->flags & TSHI_OWNED))
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_write: takes an owned tensor; tsh_keep makes one");
+    if (extent == TSH_GLOBAL && t->layout.kind == TSH_PARTIAL)
+        return tsh_fail(ctx, TSH_ERR_LAYOUT,
+                        "tsh_write: global values of a partial sum are not defined");
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
         tshi_kernel_dense(t, tshi_kernel_read(in), 1);
         return TSH_OK;
     }
-    if (t->layout.kind == TSH_PARTIAL)
-        return tsh_fail(ctx, TSH_ERR_LAYOUT,
-                        "tsh_write: global values of a partial sum are not defined");
     scratch = tshi_mem_take(ctx, TSH_MEM_STEP,
                             (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
     if (!scratch) return ctx->error.code;
@@ -6355,7 +6443,7 @@ TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
 /* ========================================================================== */
 /* >>op-attention                                MARK: - op-attention (private) */
 /* softmax(scale Q K^T) V in tiles: the T x T matrix never exists.              */
-/* Needs: >>op-matmul.                                                          */
+/* Needs: >>op-view >>op-matmul.                                                        */
 /* ========================================================================== */
 
 /* Tile of scores s_ij = scale q_i k_j; running row maximum m and sum l (Milakov & Gimelshein 2018);
@@ -6367,7 +6455,9 @@ enum { TSHI_TILE = 64 };
 typedef struct tshi_attention {
     double scale;
     int causal, dropout;
-    tshi_dropout mask;
+    tshi_dropout drop;
+    tsh_tensor *mask; /* or NULL */
+    int64_t mask_stride[4];
 } tshi_attention;
 
 /* One head of one sequence, and a tile of it. */
@@ -6377,7 +6467,9 @@ typedef struct tshi_head {
     tshi_matrix q, k, v, o, dq, dk, dv,
         dout; /* (T, D) each; dq, dk, dv with data NULL where not wanted */
     int64_t tq, tk, d;
-    uint64_t first;                      /* global index of this head's score (0, 0) */
+    uint64_t first; /* global index of this head's score (0, 0) */
+    int64_t mask;   /* offset of this head's mask */
+    const void *mask_values;
     tsh_real *lse, *delta, *s, *t, *row; /* per query; two tiles; three rows of a tile */
 } tshi_head;
 
@@ -6396,18 +6488,36 @@ static int64_t tshi_attention_seen(const tshi_head *h, int64_t i) {
     return seen < 0 ? 0 : tshi_base_min(seen, h->tk);
 }
 
+/* Adds the mask to a tile of scores, or -infinity where an integer one is 0. */
+static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
+    const tsh_tensor *mask = h->more->mask;
+    const void *values = h->mask_values;
+    const int64_t *stride = h->more->mask_stride;
+    int64_t r, c;
+    for (r = 0; r < m; r++)
+        for (c = 0; c < n; c++) {
+            int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3];
+            tsh_real *s = h->s + r * n + c;
+            if (mask->dtype != TSH_I32)
+                *s += ((const tsh_real *)values)[at];
+            else if (!((const int32_t *)values)[at])
+                *s = -TSHI_R(INFINITY);
+        }
+}
+
 /* s = scale q_i k_j for queries [i, i + m) and keys [j, j + n). */
 static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
     tshi_matmul_gemm(h->ctx, m, n, h->d, TSHI_R(h->more->scale), tshi_attention_from(h->q, i),
                      tshi_matmul_turned(tshi_attention_from(h->k, j)), 0,
                      tshi_attention_tile(h->s, n));
+    if (h->more->mask) tshi_attention_masked(h, i, m, j, n);
 }
 
 /* y = x masked by dropout, for query i and keys from j. */
 static void tshi_attention_drop(const tshi_head *h, const tsh_real *x, tsh_real *y, int64_t i,
                                 int64_t j, int64_t n) {
     tshi_dropout_run run;
-    run.mask = &h->more->mask;
+    run.mask = &h->more->drop;
     run.x = x;
     run.y = y;
     tshi_map_mask_run(&run, (int64_t)h->first + i * h->tk + j, 0, n);
@@ -6436,6 +6546,10 @@ static void tshi_attention_online(const tshi_head *h, int64_t i, int64_t r, int6
     if (!seen) return;
     *m = tshi_kernel_max(x, seen);
     if (*l > 0 && old > *m) *m = old;
+    if ((double)*m < -DBL_MAX) { /* every key so far is masked out */
+        for (c = 0; c < seen; c++) x[c] = 0;
+        return;
+    }
     most = (double)*m;
     at[0] = x;
     at[1] = &sum;
@@ -6468,7 +6582,7 @@ static void tshi_attention_head_forward(const tshi_head *h) {
         for (r = 0; r < m; r++) {
             tsh_real l = h->row[TSHI_TILE + r], back = l > 0 ? TSHI_R(1) / l : 0;
             tsh_real *to = h->o.data + (i + r) * h->o.row;
-            h->lse[i + r] = h->row[r] + tshi_kernel_log(l);
+            h->lse[i + r] = l > 0 ? h->row[r] + tshi_kernel_log(l) : -TSHI_R(INFINITY);
             for (c = 0; c < h->d; c++) to[c * h->o.column] = o[r * h->d + c] * back;
         }
     }
@@ -6484,6 +6598,7 @@ static void tshi_attention_slope(const tshi_head *h, int64_t i, int64_t r, int64
     seen = seen < 0 ? 0 : tshi_base_min(seen, n);
     at[0] = p;
     at[1] = &sum;
+    if (lse < -DBL_MAX) seen = 0; /* it saw no key */
     if (seen) tshi_attention_exp[h->ctx->isa](seen, at, NULL, &lse);
     if (h->more->dropout) tshi_attention_drop(h, dp, dp, i + r, j, seen);
     for (c = 0; c < seen; c++) dp[c] = p[c] * (dp[c] - delta) * scale;
@@ -6547,6 +6662,8 @@ static void tshi_attention_head(tshi_head *h, const tsh_tensor *q, int64_t b, in
                                 tsh_real *lse) {
     int64_t head = tshi_attention_global(q, 0, b) * q->dim[1] + tshi_attention_global(q, 1, a);
     h->first = (uint64_t)(head * h->tq * h->tk);
+    h->mask = tshi_attention_global(q, 0, b) * h->more->mask_stride[0] +
+              tshi_attention_global(q, 1, a) * h->more->mask_stride[1];
     h->lse = lse + (b * q->local[1] + a) * h->tq;
 }
 
@@ -6579,6 +6696,7 @@ static void tshi_attention_backward(tshi_node *node) {
     int64_t a, b;
     int i;
     if (!scratch) return;
+    if (h.more->mask) h.mask_values = tshi_tape_saved(node, 3);
     for (i = 0; i < 3; i++) {
         dest[i].data = NULL;
         dest[i].stride = node->in[i]->stride;
@@ -6590,7 +6708,7 @@ static void tshi_attention_backward(tshi_node *node) {
             h.q = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 0), q->stride, b, a);
             h.k = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 1), k->stride, b, a);
             h.v = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 2), v->stride, b, a);
-            h.o = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 3), out->stride, b, a);
+            h.o = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 4), out->stride, b, a);
             h.dout = tshi_attention_matrix(dout, out->stride, b, a);
             h.dq = tshi_attention_matrix(dest[0].data, dest[0].stride, b, a);
             h.dk = tshi_attention_matrix(dest[1].data, dest[1].stride, b, a);
@@ -6627,9 +6745,74 @@ static int tshi_attention_check(tsh_tensor *const *in) {
     return fits;
 }
 
+/* Strides of the mask over (B, H, Tq, Tk), 0 where it broadcasts. */
+static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *q, const tsh_tensor *k,
+                                    tsh_tensor *mask) {
+    char text[TSHI_TEXT_SIZE];
+    int64_t dim[4];
+    int d, fits = mask->ndim <= 4 && mask->layout.kind == TSH_REPLICATED;
+    if (!tshi_tensor_check("tsh_attention", &mask, 1)) return 0;
+    memcpy(dim, q->dim, sizeof dim);
+    dim[3] = k->dim[2];
+    for (d = 0; d < 4 && fits; d++) {
+        int own = d - (4 - mask->ndim);
+        int64_t length = own < 0 ? 1 : mask->dim[own];
+        fits = length == 1 || length == dim[d];
+        more->mask_stride[d] = length == 1 ? 0 : mask->stride[own];
+    }
+    if (!fits || (mask->dtype != TSH_I32 && mask->dtype != TSH_REAL) || mask->base->wants) {
+        (void)tsh_fail(q->ctx, TSH_ERR_SHAPE,
+                       "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
+                       "gradient that broadcasts to "
+                       "(%ld, %ld, %ld, %ld)",
+                       tshi_tensor_dtype(mask->dtype), tshi_tensor_text(mask, text),
+                       tshi_tensor_dtype(TSH_REAL), (long)dim[0], (long)dim[1], (long)dim[2],
+                       (long)dim[3]);
+        return 0;
+    }
+    more->mask = mask;
+    return 1;
+}
+
+/* Appends x to cache at position past and gives the part that is filled; NULL and an error where it
+ * does not fit. */
+static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64_t past) {
+    char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
+    tsh_tensor *place;
+    tshi_loop loop = tshi_kernel_space(x);
+    int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) && cache->dtype == TSH_REAL;
+    for (d = 0; d < 4 && fits; d++) fits = d == 2 || cache->dim[d] == x->dim[d];
+    if (!fits || past < 0 || past > cache->dim[2] - x->dim[2] ||
+        !tshi_layout_equal(&x->layout, &cache->layout, x->dim, x->ctx->tp.size))
+        return tshi_error_null(x->ctx, TSH_ERR_SHAPE,
+                               "tsh_attention: %s at position %ld does not go into the cache %s",
+                               tshi_tensor_text(x, tx), (long)past, tshi_tensor_text(cache, tc));
+    place = tsh_slice(cache, 2, past, x->dim[2]);
+    if (!place) return NULL;
+    tshi_kernel_tensor(&loop, place);
+    tshi_kernel_tensor(&loop, x);
+    tshi_kernel_run(&loop, tshi_kernel_copy(sizeof(tsh_real), x->ctx->isa), NULL);
+    return tsh_slice(cache, 2, 0, past + x->dim[2]);
+}
+
+/* k and v behind what the caches hold. */
+static int tshi_attention_cached(tsh_tensor **in, const tsh_attention_desc *desc) {
+    tsh_ctx *ctx = in[0]->ctx;
+    if (!desc || (!desc->cache_k && !desc->cache_v)) return 1;
+    if (!desc->cache_k || !desc->cache_v || tshi_tape_records(ctx, in, 3)) {
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_attention: a cache is for both k and v, and for work without gradients "
+                       "(tsh_no_grad_begin)");
+        return 0;
+    }
+    in[1] = tshi_attention_append(in[1], desc->cache_k, desc->past);
+    in[2] = tshi_attention_append(in[2], desc->cache_v, desc->past);
+    return in[1] && in[2];
+}
+
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc) {
-    tsh_tensor *in[3], *out;
+    tsh_tensor *in[4], *out;
     tsh_ctx *ctx;
     tsh_shape shape = tsh_shape_of(q);
     tshi_attention more;
@@ -6641,19 +6824,23 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     in[1] = k;
     in[2] = v;
     ctx = tshi_tensor_check_real("tsh_attention", in, 3);
-    if (!ctx || !tshi_attention_check(in)) return NULL;
+    if (!ctx || !tshi_attention_check(in) || !tshi_attention_cached(in, desc)) return NULL;
+    k = in[1];
+    v = in[2];
     memset(&more, 0, sizeof more);
     more.causal = desc && desc->causal;
     more.scale = desc && desc->scale > 0 ? desc->scale
                                          : 1 / sqrt((double)(q->dim[3] ? q->dim[3] : 1));
     more.dropout = desc && desc->dropout > 0;
-    if (more.dropout) more.mask = tshi_map_mask(ctx, desc->dropout, desc->owner);
+    if (more.dropout) more.drop = tshi_map_mask(ctx, desc->dropout, desc->owner);
+    if (desc && desc->mask && !tshi_attention_take_mask(&more, q, k, desc->mask)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_attention", TSH_REAL, &shape, &q->layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
                               (size_t)(q->local[0] * q->local[1] * q->dim[2]) * sizeof(tsh_real))
               : NULL;
     scratch = aux ? tshi_attention_begin(&h, q, k, &more) : NULL;
     if (!scratch) return NULL;
+    if (more.mask) h.mask_values = tshi_tensor_at(more.mask);
     if (q->stride[1] < q->stride[2]) { /* heads lie inside positions, as they come from a
                                           projection: keep that order */
         out->stride[1] = q->dim[3];
@@ -6669,8 +6856,9 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
             tshi_attention_head_forward(&h);
         }
     tshi_mem_drop(ctx, scratch);
-    node = tshi_tape_record("tsh_attention", out, in, 3, 7 | TSHI_SAVE_OUT, tshi_attention_backward,
-                            sizeof more);
+    in[3] = more.mask;
+    node = tshi_tape_record("tsh_attention", out, in, 4, 15 | TSHI_SAVE_OUT,
+                            tshi_attention_backward, sizeof more);
     if (node) memcpy(node->more, &more, sizeof more);
     if (node)
         node->aux = aux;
@@ -7211,13 +7399,16 @@ TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path) {
                            "tsh_param: \"%s\" has no parameter \"%.64s\"", module->path, path);
 }
 
-/* Whether this slot is the first owner of its parameter. */
-static int tshi_module_owns(const tsh_module *module, int slot) {
-    char path[TSH_PATH_SIZE + 16];
-    if (!module->param[slot]) return 0;
-    (void)snprintf(path, sizeof path, *module->path ? "%s.%s" : "%s%s", module->path,
-                   module->param_name[slot]);
-    return strcmp(path, module->param[slot]->path) == 0;
+/* Whether slot of m is the first one below root that refers to its parameter. */
+static int tshi_module_first(tsh_module *root, const tsh_module *m, int slot) {
+    tsh_module *other;
+    int i;
+    for (other = root; other && m->param[slot]; other = tshi_module_next(root, other))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+            if (other == m && i == slot) return 1;
+            if (other->param[i] == m->param[slot]) return 0;
+        }
+    return 0;
 }
 
 TSH_API void tsh_each_param(tsh_module *module,
@@ -7228,7 +7419,7 @@ TSH_API void tsh_each_param(tsh_module *module,
     if (!module || !fn) return;
     for (m = module; m; m = tshi_module_next(module, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (tshi_module_owns(m, i)) fn(m->param[i]->path, m->param[i], user);
+            if (tshi_module_first(module, m, i)) fn(m->param[i]->path, m->param[i], user);
 }
 
 TSH_API const char *tsh_module_path(const tsh_module *module) {
@@ -7236,7 +7427,7 @@ TSH_API const char *tsh_module_path(const tsh_module *module) {
 }
 
 TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
-    tsh_module *child = module ? module->first : NULL;
+    tsh_module *child = module && index >= 0 ? module->first : NULL;
     for (; child && index > 0; index--) child = child->next;
     return child;
 }
@@ -7244,18 +7435,21 @@ TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
 TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
     tsh_tensor *old = module ? tsh_param(module, name) : NULL;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    tsh_module *m;
     int i;
     if (!old) return module ? module->ctx->error.code : TSH_ERR_ARGUMENT;
-    if (!source || !(source->flags & TSHI_PARAM))
-        return tsh_fail(module->ctx, TSH_ERR_ARGUMENT, "tsh_tie: \"%s\" takes a module's parameter",
-                        old->path);
+    if (!source || !(source->flags & TSHI_PARAM) || source->ctx != module->ctx)
+        return tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
+                        "tsh_tie: \"%s\" takes a parameter of the same tree", old->path);
     if (old->ndim != source->ndim || memcmp(old->dim, source->dim, sizeof old->dim) != 0)
         return tsh_fail(module->ctx, TSH_ERR_SHAPE, "tsh_tie: \"%s\" is %s, \"%s\" is %s",
                         old->path, tshi_tensor_text(old, a), source->path,
                         tshi_tensor_text(source, b));
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-        if (module->param[i] == old) module->param[i] = source;
-    if (old != source) tshi_tensor_end(old);
+    if (old == source) return TSH_OK;
+    for (m = module->ctx->root; m; m = tshi_module_next(module->ctx->root, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (m->param[i] == old) m->param[i] = source;
+    tshi_tensor_end(old);
     return TSH_OK;
 }
 
@@ -7672,7 +7866,7 @@ static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) 
     tsh_ctx *ctx = norm->ctx;
     void *at[2];
     (void)path;
-    if (param->gp.live)
+    if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
@@ -7878,6 +8072,9 @@ TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     optim->info.norm = norm;
     if (!(norm <= DBL_MAX)) {
         optim->info.skipped++;
+        tshi_error_warn(
+            ctx, "tsh_optim_step: a step is skipped, the %ldth: the norm of the gradients is %g",
+            (long)optim->info.skipped, norm);
         return TSH_OK;
     }
     clip = tshi_optim_shrink(norm, optim->desc.clip_norm);
@@ -7941,9 +8138,8 @@ static uint64_t tshi_check_part(const tsh_tensor *t) {
 
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
     uint64_t hash;
-    if (!t) (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_hash: the tensor is NULL");
-    if (t && t->layout.kind == TSH_PARTIAL) t = tsh_redistribute(t, tsh_replicated());
-    if (!tshi_tensor_check("tsh_hash", &t, 1)) return 0;
+    if (!tshi_tensor_check_in(ctx, "tsh_hash", t)) return 0;
+    if (t->layout.kind == TSH_PARTIAL && !(t = tsh_redistribute(t, tsh_replicated()))) return 0;
     hash = tshi_check_part(t);
     if (t->layout.kind == TSH_SHARDED)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &hash, 1, TSH_I64, TSH_SUM), "tsh_hash");
@@ -8085,10 +8281,6 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
 #undef TSHI_GEMM_FLOAT
 #undef TSHI_GEMM_INLINE
 #undef TSHI_GEMM_PREFETCH
-#undef TSHI_GEMM_TILE_MAX
-#undef TSHI_GEMM_THIN
-#undef TSHI_GEMM_C_MR
-#undef TSHI_GEMM_C_NR
 #undef TSHI_GEMM_ROWS6
 #undef TSHI_GEMM_ROWS12
 #undef TSHI_GEMM_ZERO

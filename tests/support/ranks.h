@@ -17,10 +17,10 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define UNUSED  __attribute__((unused))
+#define UNUSED   __attribute__((unused))
 #define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
-enum { RANKS_MAX = 8, RANKS_INPUTS = 4, RANKS_TEXT = 1024 };
+enum { RANKS_MAX = 8, RANKS_INPUTS = 4, RANKS_WATCHED = 2, RANKS_TEXT = 1024 };
 
 UNUSED static const int ranks_degrees[] = {1, 2, 3, 4, 8};
 
@@ -192,8 +192,8 @@ static int64_t spec_numel(const tsh_shape *shape) {
     return n;
 }
 
-/* An owned tensor of values (or, with below, of integers) made from seed, laid out as the spec says:
- * the same global values at every degree. NULL and an error on failure. */
+/* An owned tensor of values (or, with below, of integers) made from seed, laid out as the spec
+ * says: the same global values at every degree. NULL and an error on failure. */
 UNUSED static tsh_tensor *spec_tensor(tsh_ctx *ctx, const spec *s, uint64_t seed) {
     size_t n = (size_t)spec_numel(&s->shape), e;
     tsh_real *values = (tsh_real *)malloc((n + 1) * sizeof *values);
@@ -255,8 +255,8 @@ UNUSED static double *ranks_values(tsh_ctx *ctx, tsh_tensor *t) {
 /* What is compared: the output, and the gradient of each input or parameter. */
 typedef struct capture {
     int count;
-    int64_t numel[RANKS_INPUTS + 3];
-    double *values[RANKS_INPUTS + 3];
+    int64_t numel[1 + RANKS_INPUTS + RANKS_WATCHED];
+    double *values[1 + RANKS_INPUTS + RANKS_WATCHED];
 } capture;
 
 UNUSED static void capture_free(capture *c) {
@@ -277,7 +277,8 @@ UNUSED static tsh_tensor *ranks_loss(tsh_ctx *ctx, tsh_tensor *y) {
     tsh_tensor *w = tsh_zeros(ctx, tsh_shape_of(y));
     tsh_real *values = (tsh_real *)tsh_data(ctx, w);
     int64_t e;
-    for (e = 0; values && e < tsh_numel(w); e++) values[e] = (tsh_real)ranks_number(77, (uint64_t)e);
+    for (e = 0; values && e < tsh_numel(w); e++)
+        values[e] = (tsh_real)ranks_number(77, (uint64_t)e);
     if (tsh_layout_of(y).kind == TSH_SHARDED) w = tsh_redistribute(w, tsh_layout_of(y));
     return tsh_redistribute(tsh_sum(tsh_mul(y, w), TSH_ALL, 0), tsh_replicated());
 }
@@ -294,12 +295,181 @@ UNUSED static int capture_compare(tsh_ctx *ctx, const char *name, const capture 
         for (e = 0; e < want->numel[i]; e++) {
             double a = want->values[i][e], b = got->values[i][e];
             double scale = fabs(a) > 1 ? fabs(a) : 1;
-            CHECK(fabs(a - b) <= tolerance * scale || (a != a && b != b),
+            CHECK(a == b || fabs(a - b) <= tolerance * scale || (a != a && b != b),
                   "%s: %s %d, element %ld is %.9g, not %.9g", name,
                   i ? "gradient of input" : "output", i ? i - 1 : 0, (long)e, b, a);
         }
     }
     return 0;
+}
+
+/* -------------------------------------------------------------------- trials
+ * A trial is a function of tensors, their layouts, the layout of its result and, if wanted, the
+ * collectives it may run. It is run densely on one rank and then at every degree, for every length
+ * n, with its inputs as leaves and as results of an op; all must agree. */
+
+typedef struct probe {
+    tsh_ctx *ctx;
+    const char *arg;
+    int64_t n;
+    int dense;                          /* on one rank, everything replicated */
+    int number;                         /* a number that no other probe of this ctx has */
+    tsh_tensor *in[RANKS_INPUTS];       /* NULL where there is none */
+    tsh_tensor *watched[RANKS_WATCHED]; /* parameters and such: their gradients are compared too */
+} probe;
+
+typedef tsh_tensor *(*trial_fn)(probe *p);
+
+enum { TRIAL_VALUES = 1, TRIAL_COUNTED = 2 }; /* no gradient; collectives are counted */
+enum { TRIAL_REDUCES, TRIAL_GATHERS, TRIAL_SCATTERS, TRIAL_KINDS };
+
+typedef struct trial {
+    trial_fn fn;
+    const char *arg, *in[RANKS_INPUTS];
+    const char *out; /* NULL: any layout */
+    double tolerance;
+    int flags;
+    int forward[TRIAL_KINDS], backward[TRIAL_KINDS]; /* all-reduces, all-gathers, reduce-scatters */
+} trial;
+
+/* A row: the inputs' texts come last. */
+/* clang-format off */
+#define TRIAL(fn, arg, out, tolerance, flags, ...) \
+    {fn, arg, {__VA_ARGS__}, out, tolerance, flags, {0}, {0}}
+/* clang-format on */
+
+typedef struct trial_run {
+    const trial *rows;
+    int count, lengths, dense;
+    const int64_t *length;
+    capture *want; /* per row, length and way */
+} trial_run;
+
+UNUSED static void trial_describe(const trial *t, int64_t n, int way, char *text, size_t size) {
+    int i;
+    (void)snprintf(text, size, "%s(", t->arg);
+    for (i = 0; i < RANKS_INPUTS && t->in[i]; i++)
+        (void)snprintf(text + strlen(text), size - strlen(text), i ? "; %s" : "%s", t->in[i]);
+    (void)snprintf(text + strlen(text), size - strlen(text), ") to %s with n = %ld%s",
+                   t->out ? t->out : "any", (long)n, way ? " through an op" : "");
+}
+
+/* Collectives of the tp group since *before. */
+UNUSED static int trial_count(tsh_ctx *ctx, const char *name, const tsh_comm_stats *before,
+                              const int *want) {
+    static const tsh_coll_kind kinds[] = {TSH_ALLREDUCE, TSH_ALLGATHER, TSH_REDUCE_SCATTER};
+    const tsh_comm_stats *now = &tsh_tp(ctx)->stats;
+    int i;
+    for (i = 0; i < TRIAL_KINDS && tsh_tp(ctx)->size > 1; i++) {
+        int calls = (int)(now->calls[kinds[i]] - before->calls[kinds[i]]);
+        CHECK(calls == want[i], "%s: %d calls of kind %d, not %d", name, calls, i, want[i]);
+    }
+    return 0;
+}
+
+/* A leaf's gradient is replicated where the leaf is replicated or partial, else sharded alike. */
+UNUSED static int trial_gradient(tsh_ctx *ctx, const char *name, tsh_tensor *leaf, capture *got) {
+    tsh_layout want = tsh_layout_of(leaf), have;
+    tsh_tensor *grad = tsh_grad(leaf);
+    CHECK(grad, "%s: there is no gradient %d", name, got->count - 1);
+    if (want.kind == TSH_PARTIAL) want = tsh_replicated();
+    have = tsh_layout_of(grad);
+    CHECK(spec_same_layout(&want, &have, tsh_shape_of(leaf), tsh_tp(ctx)->size),
+          "%s: layout of gradient %d", name, got->count - 1);
+    CHECK(!capture_add(ctx, got, grad), "%s: gradient %d", name, got->count - 1);
+    return 0;
+}
+
+UNUSED static int trial_backward(const trial *t, probe *p, const char *name, tsh_tensor *out,
+                                 tsh_tensor **leaf, capture *got) {
+    tsh_ctx *ctx = p->ctx;
+    tsh_tensor *loss = ranks_loss(ctx, out);
+    tsh_comm_stats before = tsh_tp(ctx)->stats;
+    int i;
+    CHECK(tsh_backward(ctx, loss) == TSH_OK, "%s", name);
+    if ((t->flags & TRIAL_COUNTED) && trial_count(ctx, name, &before, t->backward)) return 1;
+    for (i = 0; i < RANKS_INPUTS; i++)
+        if (leaf[i] && tsh_dtype_of(leaf[i]) == TSH_REAL && trial_gradient(ctx, name, leaf[i], got))
+            return 1;
+    for (i = 0; i < RANKS_WATCHED; i++)
+        if (p->watched[i] && trial_gradient(ctx, name, p->watched[i], got)) return 1;
+    return 0;
+}
+
+/* way 1: the inputs are results of an op, so that their gradients are completed in flight. */
+UNUSED static int trial_once(tsh_ctx *ctx, const trial *t, probe *p, int way, capture *got) {
+    tsh_tensor *leaf[RANKS_INPUTS] = {NULL}, *out;
+    tsh_comm_stats before;
+    char name[256];
+    int i;
+    trial_describe(t, p->n, way, name, sizeof name);
+    for (i = 0; i < RANKS_INPUTS && t->in[i]; i++) {
+        spec s = spec_parse(t->in[i], p->n);
+        if (p->dense) s.layout = tsh_replicated();
+        p->in[i] = leaf[i] = spec_tensor(ctx, &s, 10 + (uint64_t)i);
+        CHECK(leaf[i], "%s: input %d cannot be made", name, i);
+        if (!s.below) tsh_requires_grad(leaf[i], 1);
+        if (!s.below && way) p->in[i] = tsh_scale(leaf[i], 2);
+    }
+    before = tsh_tp(ctx)->stats;
+    out = t->fn(p);
+    CHECK(out, "%s", name);
+    if ((t->flags & TRIAL_COUNTED) && trial_count(ctx, name, &before, t->forward)) return 1;
+    if (t->out && !p->dense) {
+        tsh_layout want = spec_layout(t->out, p->n), have = tsh_layout_of(out);
+        char text[96];
+        CHECK(spec_same_layout(&want, &have, tsh_shape_of(out), tsh_tp(ctx)->size), "%s: gives %s",
+              name, tsh_layout_text(&have, text, sizeof text));
+    }
+    CHECK(!capture_add(ctx, got, out), "%s", name);
+    if (!(t->flags & TRIAL_VALUES) && trial_backward(t, p, name, out, leaf, got)) return 1;
+    CHECK(tsh_step_end(ctx) == TSH_OK, "%s", name);
+    for (i = 0; i < RANKS_INPUTS; i++) tsh_tensor_free(leaf[i]);
+    return 0;
+}
+
+UNUSED static int trial_walk(tsh_ctx *ctx, void *user) {
+    const trial_run *run = (const trial_run *)user;
+    int e, each = run->lengths * 2;
+    for (e = 0; e < run->count * each; e++) {
+        const trial *t = &run->rows[e / each];
+        int way = e % 2;
+        capture got;
+        probe p;
+        char name[256];
+        memset(&got, 0, sizeof got);
+        memset(&p, 0, sizeof p);
+        p.ctx = ctx;
+        p.arg = t->arg;
+        p.n = run->length[e % each / 2];
+        p.dense = run->dense;
+        p.number = e;
+        trial_describe(t, p.n, way, name, sizeof name);
+        if (trial_once(ctx, t, &p, way, &got)) return 1;
+        if (run->dense)
+            run->want[e] = got;
+        else if (capture_compare(ctx, name, &run->want[e], &got, t->tolerance))
+            return 1;
+        else
+            capture_free(&got);
+    }
+    return 0;
+}
+
+UNUSED static void trials_prove(const trial *rows, int count, const int64_t *length, int lengths) {
+    trial_run run;
+    int i, n = count * lengths * 2;
+    run.rows = rows;
+    run.count = count;
+    run.length = length;
+    run.lengths = lengths;
+    run.want = (capture *)calloc((size_t)n, sizeof *run.want);
+    run.dense = 1;
+    ranks_run(1, trial_walk, &run);
+    run.dense = 0;
+    for (i = 0; i < COUNT(ranks_degrees); i++) ranks_run(ranks_degrees[i], trial_walk, &run);
+    for (i = 0; i < n; i++) capture_free(&run.want[i]);
+    free(run.want);
 }
 
 #endif

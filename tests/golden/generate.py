@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""Writes the golden files of test_golden.c beside itself: what PyTorch computes.
+
+    /usr/bin/python3 tests/golden/generate.py        (Debian's python3-torch, 1.13.1)
+
+A file holds cases; a case is a group of tensors "case.what":
+    in0, in1, ...       the inputs, float32 or int64
+    out                 the function's value
+    w                   a cotangent: the loss is sum(out * w)
+    grad0, grad1, ...   the loss's gradients of the float inputs
+PyTorch computes in double on the float32 inputs; results are rounded to float32 once, so that they
+are the exact ones to half a unit in the last place. Inputs come from Python's own generator, keyed
+by the case's name: the bytes do not depend on the order of cases, nor on PyTorch's generator.
+"""
+
+import json
+import os
+import random
+import struct
+
+import torch
+import torch.nn.functional as F
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+DTYPES = {torch.float32: ("F32", "f"), torch.int64: ("I64", "q")}
+
+
+def write(name, tensors):
+    """The safetensors format: length of the header, header in JSON, values in order."""
+    header, parts, at = {}, [], 0
+    for key, t in tensors.items():
+        dtype, code = DTYPES[t.dtype]
+        values = t.detach().contiguous().reshape(-1).tolist()
+        parts.append(struct.pack("<%d%s" % (len(values), code), *values))
+        header[key] = {"dtype": dtype, "shape": list(t.shape),
+                       "data_offsets": [at, at + len(parts[-1])]}
+        at += len(parts[-1])
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path = os.path.join(HERE, name + ".safetensors")
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(parts))
+    return os.path.getsize(path)
+
+
+class Cases:
+    """The cases of one file."""
+
+    def __init__(self):
+        self.tensors = {}
+
+    def real(self, name, key, shape, low=-2.0, high=2.0):
+        count = 1
+        for n in shape:
+            count *= n
+        rng = random.Random("%s.%s" % (name, key))
+        values = [rng.uniform(low, high) for _ in range(count)]
+        return torch.tensor(values, dtype=torch.float32).reshape(shape)
+
+    def put(self, name, what, t):
+        self.tensors["%s.%s" % (name, what)] = t.float() if t.dtype.is_floating_point else t.long()
+
+    def add(self, name, fn, *inputs, low=-2.0, high=2.0):
+        """An input is a shape (float values in [low, high)) or a tensor."""
+        given = [self.real(name, i, x, low, high) if isinstance(x, tuple) else x
+                 for i, x in enumerate(inputs)]
+        leaves = [x.double().requires_grad_() if x.dtype == torch.float32 else x for x in given]
+        out = fn(*leaves)
+        for i, x in enumerate(given):
+            self.put(name, "in%d" % i, x)
+        self.put(name, "out", out)
+        if not out.requires_grad:
+            return
+        w = self.real(name, "w", tuple(out.shape))
+        self.put(name, "w", w)
+        (out * w.double()).sum().backward()
+        for i, x in enumerate(leaves):
+            if x.requires_grad:
+                self.put(name, "grad%d" % i, x.grad if x.grad is not None else torch.zeros_like(x))
+
+
+def ints(*values):
+    return torch.tensor(values, dtype=torch.int64)
+
+
+# ---- elementwise -------------------------------------------------------------
+
+PAIRS = {"same": ((2, 19), (2, 19)), "row": ((3, 5), (5,)), "column": ((5, 1), (3, 5, 4)),
+         "outer": ((2, 1, 3), (4, 1)), "single": ((), (2, 3))}
+BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow}
+UNARY = {
+    "neg": (torch.neg, -4, 4), "scale": (lambda x: x * -1.75, -4, 4),
+    "add_scalar": (lambda x: x + 0.3, -4, 4), "cube": (lambda x: x ** 3.0, -4, 4),
+    "square": (lambda x: x ** 2.0, -4, 4), "power": (lambda x: x ** -1.5, 0.3, 4),
+    "exp": (torch.exp, -8, 8), "log": (torch.log, 0.01, 20), "sqrt": (torch.sqrt, 0.01, 20),
+    "sigmoid": (torch.sigmoid, -8, 8), "tanh": (torch.tanh, -4, 4), "relu": (torch.relu, -4, 4),
+    "gelu": (F.gelu, -4, 4), "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), -4, 4),
+    "silu": (F.silu, -8, 8)}
+
+
+def maps():
+    c = Cases()
+    for op, fn in BINARY.items():
+        for kind, (a, b) in PAIRS.items():
+            # 0.5 to 2.5: bases of pow and divisors well away from 0
+            low, high = (0.5, 2.5) if op in ("pow", "div") else (-2, 2)
+            c.add("%s_%s" % (op, kind), fn, a, b, low=low, high=high)
+    for op, (fn, low, high) in UNARY.items():
+        c.add(op, fn, (37,), low=low, high=high)
+    choice = ints(1, 0, 1, 0, 0, 1).reshape(2, 1, 3)
+    c.add("where", lambda m, a, b: torch.where(m != 0, a, b), choice, (4, 1), ())
+    c.add("cast", lambda x: x.long(), (29,), low=-40, high=40)
+    c.add("twice", lambda x: x * x + x - x / (x * x + 1), (3, 7))
+    return c
+
+
+# ---- along a dimension -------------------------------------------------------
+
+def over(fn, dim, keep):
+    return lambda x: fn(x) if dim is None else fn(x, dim=dim, keepdim=keep)
+
+
+def reductions():
+    c = Cases()
+    sums = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "argmax": torch.argmax}
+    for op, fn in sums.items():
+        for dim in (0, 1, -1):
+            for keep in (0, 1):
+                c.add("%s_%d_%d" % (op, dim, keep), over(fn, dim, bool(keep)), (3, 4, 5))
+        c.add("%s_all" % op, over(fn, None, 0), (3, 4, 5))
+    for op, fn in {"softmax": torch.softmax, "log_softmax": torch.log_softmax}.items():
+        for dim in (0, 1, -1):
+            c.add("%s_%d" % (op, dim), lambda x, fn=fn, dim=dim: fn(x, dim), (3, 4, 5), low=-6,
+                  high=6)
+        c.add("%s_long" % op, lambda x, fn=fn: fn(x, -1), (2, 131), low=-6, high=6)
+    c.add("sum_long", torch.sum, (4500,), low=-1, high=1)
+    c.add("mean_long", lambda x: x.mean(0), (301, 3), low=-1, high=1)
+    return c
+
+
+# ---- views, matrices ---------------------------------------------------------
+
+def views():
+    c = Cases()
+    c.add("permute", lambda x: x.permute(2, 0, 3, 1) * 2, (2, 3, 4, 5))
+    c.add("turned", lambda x: x.transpose(0, 2).reshape(4, 6).transpose(0, 1), (2, 3, 4))
+    c.add("regroup", lambda x: x.reshape(3, -1, 2, 1).transpose(1, 2).reshape(-1, 4), (6, 8))
+    c.add("slice", lambda x: x[:, 1:4].transpose(1, 2)[:, 2:5] * x[:, 2:5].transpose(1, 2)[:, 0:3],
+          (2, 5, 6))
+    c.add("split", lambda x: (lambda q, k, v: q * k + v.exp())(*x.chunk(3, 1)), (4, 9))
+    c.add("concat", lambda a, b: torch.cat([a, b.transpose(0, 1), a], 1), (3, 2), (4, 3))
+    c.add("chain", lambda a, b: torch.cat([a.reshape(2, 6), b], 0).transpose(0, 1)[1:5]
+          .reshape(2, 10).tanh(), (3, 4), (3, 6))
+    c.add("heads", lambda x: (lambda q, k, v: q @ k.transpose(-1, -2) @ v)(
+        *(p.reshape(2, 5, 3, 2).transpose(1, 2) for p in x.chunk(3, 2))), (2, 5, 18), low=-1,
+        high=1)
+    return c
+
+
+def matrices():
+    c = Cases()
+    c.add("matmul_2d", torch.matmul, (5, 7), (7, 3))
+    c.add("matmul_odd", torch.matmul, (33, 67), (67, 18), low=-1, high=1)
+    c.add("matmul_batch", torch.matmul, (2, 3, 4, 5), (2, 3, 5, 6))
+    c.add("matmul_broadcast", torch.matmul, (2, 1, 4, 5), (3, 5, 6))
+    c.add("matmul_shared", torch.matmul, (2, 3, 4, 5), (5, 2))
+    c.add("matmul_wide", torch.matmul, (4, 5), (3, 5, 2))
+    c.add("matmul_turned", lambda a, b: a.transpose(0, 1) @ b.transpose(0, 1), (7, 5), (4, 7))
+    c.add("matmul_self", lambda a: a @ a, (6, 6), low=-1, high=1)
+    for rows, shape in {"1d": (), "2d": (5,), "3d": (2, 3)}.items():
+        c.add("linear_%s" % rows, F.linear, shape + (7,), (4, 7), (4,))
+        c.add("linear_%s_plain" % rows, F.linear, shape + (7,), (4, 7))
+    c.add("linear_turned", lambda x, w, b: F.linear(x.transpose(0, 1), w, b), (7, 2, 3), (5, 3),
+          (5,))
+    ids = ints(3, 0, 3, 6, 1, 1, 0, 3, 5, 2, 6, 6).reshape(3, 4)
+    c.add("embedding", F.embedding, ids, (7, 5))
+    c.add("embedding_1d", F.embedding, ids[0], (7, 3))
+    return c
+
+
+# ---- norm, attention, loss ---------------------------------------------------
+
+def norms():
+    c = Cases()
+    for name, shape in {"small": (4, 10), "odd": (2, 3, 33), "row": (6,)}.items():
+        d = shape[-1:]
+        c.add("norm_%s" % name, lambda x, w, b, d=d: F.layer_norm(x, d, w, b), shape, d, d)
+        c.add("norm_%s_plain" % name, lambda x, w, d=d: F.layer_norm(x, d, w), shape, d)
+    c.add("norm_eps", lambda x, w, b: F.layer_norm(x, (10,), w, b, 0.25), (4, 10), (10,), (10,))
+    return c
+
+
+def attend(q, k, v, causal=False, scale=None):
+    """The plain formula; query i sees keys up to i + Tk - Tq where causal."""
+    scores = q @ k.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5)
+    if causal:
+        seen = torch.ones(q.shape[2], k.shape[2]).tril(k.shape[2] - q.shape[2]) != 0
+        scores = scores.masked_fill(~seen, float("-inf"))
+    return torch.softmax(scores, -1) @ v
+
+
+def attentions():
+    c = Cases()
+    for kind in ("full", "causal"):
+        causal = kind == "causal"
+        for name, (b, h, tq, tk, d) in {"small": (2, 3, 5, 5, 4), "tiles": (1, 2, 130, 130, 4),
+                                        "late": (1, 1, 3, 70, 5), "one": (1, 2, 1, 9, 3),
+                                        "wide": (1, 1, 66, 67, 3)}.items():
+            c.add("attention_%s_%s" % (name, kind),
+                  lambda q, k, v, causal=causal: attend(q, k, v, causal),
+                  (b, h, tq, d), (b, h, tk, d), (b, h, tk, d))
+    c.add("attention_scale", lambda q, k, v: attend(q, k, v, True, 1.5), (1, 2, 4, 3), (1, 2, 4, 3),
+          (1, 2, 4, 3))
+    # every later tile holds larger scores: the online maximum moves each time
+    rise = torch.arange(150, dtype=torch.float32).reshape(1, 1, 150, 1) / 4
+    c.add("attention_rising", attend, torch.full((1, 1, 2, 1), 0.5), rise, (1, 1, 150, 1))
+    return c
+
+
+def losses():
+    c = Cases()
+    targets = ints(3, 0, 6, 2, 2)
+    masked = ints(3, -100, 6, 2, -100)
+    for reduction in ("none", "sum", "mean"):
+        def loss(x, y, ignore=-100, reduction=reduction):
+            return F.cross_entropy(x.reshape(-1, x.shape[-1]), y.reshape(-1), ignore_index=ignore,
+                                   reduction=reduction).reshape(y.shape if reduction == "none"
+                                                                else ())
+        c.add("loss_%s" % reduction, loss, (5, 7), targets, low=-5, high=5)
+        c.add("loss_%s_outside" % reduction, loss, (5, 7), masked, low=-5, high=5)
+        c.add("loss_%s_inside" % reduction, lambda x, y, loss=loss: loss(x, y, 2), (5, 7), targets,
+              low=-5, high=5)
+        c.add("loss_%s_3d" % reduction, loss, (2, 3, 37), ints(1, 36, 0, -100, 20, 7).reshape(2, 3),
+              low=-9, high=9)
+        c.add("loss_%s_steep" % reduction, loss, (3, 4), ints(0, 3, 1), low=-1000, high=1000)
+    return c
+
+
+# ---- a whole model, optimisers ------------------------------------------------
+
+VOCABULARY, WIDTH, HEADS, BLOCKS, BATCH, LENGTH = 11, 8, 2, 2, 2, 6
+
+
+def model():
+    """A GPT-2 of two blocks with tied output weights: the loss, and every parameter's gradient."""
+    c, p = Cases(), {}
+    shapes = {"wte.weight": (VOCABULARY, WIDTH), "wpe.weight": (LENGTH, WIDTH),
+              "ln_f.weight": (WIDTH,), "ln_f.bias": (WIDTH,)}
+    for i in range(BLOCKS):
+        for layer, (out, into) in {"c_attn": (3 * WIDTH, WIDTH), "c_proj": (WIDTH, WIDTH),
+                                   "c_fc": (4 * WIDTH, WIDTH),
+                                   "mlp_proj": (WIDTH, 4 * WIDTH)}.items():
+            shapes["h%d.%s.weight" % (i, layer)] = (out, into)
+            shapes["h%d.%s.bias" % (i, layer)] = (out,)
+        for layer in ("ln_1", "ln_2"):
+            shapes["h%d.%s.weight" % (i, layer)] = shapes["h%d.%s.bias" % (i, layer)] = (WIDTH,)
+    for key, shape in shapes.items():
+        c.put("model", key, c.real("model", key, shape, -0.6, 0.6))
+        p[key] = c.tensors["model." + key].double().requires_grad_()
+    rng = random.Random("ids")
+    ids, target = (ints(*(rng.randrange(VOCABULARY) for _ in range(BATCH * LENGTH)))
+                   .reshape(BATCH, LENGTH) for _ in range(2))
+
+    def linear(x, name):
+        return F.linear(x, p[name + ".weight"], p[name + ".bias"])
+
+    def norm(x, name):
+        return F.layer_norm(x, (WIDTH,), p[name + ".weight"], p[name + ".bias"])
+
+    x = F.embedding(ids, p["wte.weight"]) + p["wpe.weight"]
+    for i in range(BLOCKS):
+        q, k, v = (t.reshape(BATCH, LENGTH, HEADS, -1).transpose(1, 2)
+                   for t in linear(norm(x, "h%d.ln_1" % i), "h%d.c_attn" % i).chunk(3, 2))
+        y = attend(q, k, v, causal=True).transpose(1, 2).reshape(BATCH, LENGTH, WIDTH)
+        x = x + linear(y, "h%d.c_proj" % i)
+        y = F.gelu(linear(norm(x, "h%d.ln_2" % i), "h%d.c_fc" % i), approximate="tanh")
+        x = x + linear(y, "h%d.mlp_proj" % i)
+    logits = norm(x, "ln_f") @ p["wte.weight"].t()
+    loss = F.cross_entropy(logits.reshape(-1, VOCABULARY), target.reshape(-1))
+    loss.backward()
+    for what, t in {"ids": ids, "target": target, "logits": logits, "loss": loss}.items():
+        c.put("model", what, t)
+    for key, t in p.items():
+        c.put("model", "grad." + key, t.grad)
+    return c
+
+
+STEPS = 5
+OPTIMISERS = {
+    "sgd": (torch.optim.SGD, dict(lr=0.1)),
+    "sgd_momentum": (torch.optim.SGD, dict(lr=0.1, momentum=0.9)),
+    "sgd_nesterov": (torch.optim.SGD, dict(lr=0.1, momentum=0.9, nesterov=True)),
+    "sgd_decay": (torch.optim.SGD, dict(lr=0.1, momentum=0.5, weight_decay=0.2)),
+    "adam": (torch.optim.Adam, dict(lr=0.05)),
+    "adam_decay": (torch.optim.Adam, dict(lr=0.05, betas=(0.7, 0.9), eps=1e-3, weight_decay=0.2)),
+    "adamw": (torch.optim.AdamW, dict(lr=0.05, weight_decay=0.3)),
+    "adamw_clip": (torch.optim.AdamW, dict(lr=0.05, betas=(0.8, 0.95), weight_decay=0.1)),
+    "sgd_clip": (torch.optim.SGD, dict(lr=0.1))}
+CLIP = 1.5
+
+
+def optimisers():
+    """Two parameters under given gradients, one set per step; the values after each step."""
+    c = Cases()
+    start = [c.real("start", i, s, -1, 1) for i, s in enumerate(((4, 3), (4,)))]
+    grads = [[c.real("grad", "%d.%d" % (s, i), tuple(x.shape), -1, 1) for i, x in enumerate(start)]
+             for s in range(STEPS)]
+    for i in range(2):
+        c.put("all", "start%d" % i, start[i])
+        c.put("all", "grad%d" % i, torch.stack([g[i] for g in grads]))
+    for name, (make, options) in OPTIMISERS.items():
+        params = [x.double().requires_grad_() for x in start]
+        optimiser = make(params, **options)
+        norms, after = [], [[], []]
+        for s in range(STEPS):
+            for i, x in enumerate(params):
+                x.grad = grads[s][i].double()
+            if name.endswith("_clip"):
+                norms.append(torch.nn.utils.clip_grad_norm_(params, CLIP))
+            optimiser.step()
+            for i, x in enumerate(params):
+                after[i].append(x.detach().clone())
+        for i in range(2):
+            c.put(name, "after%d" % i, torch.stack(after[i]))
+        if norms:
+            c.put(name, "norms", torch.stack(norms))
+    params = [x.double().requires_grad_() for x in start]
+    for i, x in enumerate(params):
+        x.grad = grads[0][i].double()
+    c.put("clip", "norm", torch.nn.utils.clip_grad_norm_(params, CLIP))
+    for i, x in enumerate(params):
+        c.put("clip", "grad%d" % i, x.grad)
+    return c
+
+
+def main():
+    torch.set_num_threads(1)
+    files = {"map": maps, "reduce": reductions, "view": views, "matmul": matrices, "norm": norms,
+             "attention": attentions, "loss": losses, "model": model, "optim": optimisers}
+    sizes = {name: write(name, make().tensors) for name, make in files.items()}
+    print("%d bytes in all: %s" % (sum(sizes.values()), sizes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,368 @@
+/* The built-in matrix multiply: every kernel that this processor runs, against a product computed
+ * in double, and against itself: the bits of an element do not depend on where it stands. */
+/* build: double */
+#define TSHARD_IMPLEMENTATION
+#include "../../tshard.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
+#define R(x)     ((tsh_real)(x))
+
+/* A matrix with its strides; `size` elements from data. */
+typedef struct matrix {
+    tsh_real *data;
+    int64_t rs, cs;
+    size_t size;
+} matrix;
+
+/* How a matrix lies: row-major, column-major, both with room to spare, and neither. */
+enum { ROWS, COLUMNS, ROWS_PADDED, COLUMNS_PADDED, SPREAD, LAYOUTS };
+
+static const tsh_real guard = R(12345);
+
+static matrix matrix_new(int64_t m, int64_t n, int layout) {
+    matrix x;
+    x.rs = layout == ROWS ? n : layout == ROWS_PADDED ? n + 3 : layout == SPREAD ? 2 * n + 5 : 1;
+    x.cs = layout == COLUMNS ? m : layout == COLUMNS_PADDED ? m + 3 : layout == SPREAD ? 2 : 1;
+    x.size = (size_t)(m * x.rs + n * x.cs + 1);
+    x.data = (tsh_real *)malloc(x.size * sizeof(tsh_real));
+    assert_non_null(x.data);
+    for (size_t i = 0; i < x.size; i++) x.data[i] = guard;
+    return x;
+}
+
+static tsh_real *at(const matrix *x, int64_t i, int64_t j) {
+    return x->data + i * x->rs + j * x->cs;
+}
+
+/* The same values for the same seed, whatever the layout. Integers of -3..3, so that sums are
+ * exact; or halves of a random fraction. */
+static void matrix_fill(const matrix *x, int64_t m, int64_t n, uint32_t seed, int exact) {
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            uint32_t h = seed * 2654435761u + (uint32_t)i * 40503u + (uint32_t)j * 97u;
+            h = (h ^ (h >> 15)) * 2246822519u;
+            h = (h ^ (h >> 13)) * 3266489917u;
+            h ^= h >> 16;
+            *at(x, i, j) = exact ? R((int)(h % 7u) - 3) : R((double)h / 4294967296.0 - 0.5);
+        }
+    }
+}
+
+/* Scratch for the hungriest kernel, and a guard behind what each asks for. */
+static unsigned char *scratch;
+
+static int scratch_new(void **state) {
+    size_t most = 0;
+    (void)state;
+    for (int i = 0; i < COUNT(tshi_gemm_kernels); i++) {
+        const size_t size = tshi_gemm_scratch(&tshi_gemm_kernels[i]);
+        if (size > most) most = size;
+    }
+    scratch = (unsigned char *)malloc(most + 64);
+    return scratch == NULL;
+}
+
+static int scratch_free(void **state) {
+    (void)state;
+    free(scratch);
+    return 0;
+}
+
+static void gemm(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                 const matrix *a, const matrix *b, tsh_real beta, const matrix *c) {
+    unsigned char *end = scratch + tshi_gemm_scratch(kernel);
+    memset(end, 0xa5, 64);
+    tshi_gemm_run(kernel, scratch, m, n, k, alpha, a->data, a->rs, a->cs, b->data, b->rs, b->cs,
+                  beta, c->data, c->rs, c->cs);
+    for (int i = 0; i < 64; i++) assert_int_equal(end[i], 0xa5);
+}
+
+/* C against beta C0 + alpha A B in double: within `tolerance`, and what lies between the elements
+ * of C untouched. */
+static void check(const char *name, int64_t m, int64_t n, int64_t k, double alpha, const matrix *a,
+                  const matrix *b, double beta, const matrix *c0, const matrix *c,
+                  double tolerance) {
+    size_t guards = 0;
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0, want, got = (double)*at(c, i, j);
+            for (int64_t p = 0; p < k; p++) sum += (double)*at(a, i, p) * (double)*at(b, p, j);
+            want = alpha * sum + (beta == 0 ? 0 : beta * (double)*at(c0, i, j));
+            if (!(fabs(got - want) <= tolerance))
+                fail_msg("%s %dx%dx%d (%d, %d): %.9g, not %.9g", name, (int)m, (int)n, (int)k,
+                         (int)i, (int)j, got, want);
+        }
+    }
+    for (size_t i = 0; i < c->size; i++) guards += memcmp(c->data + i, &guard, sizeof guard) == 0;
+    assert_int_equal(guards, c->size - (size_t)(m * n));
+}
+
+/* One product with the given layouts, exact. */
+static void try_exact(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
+                      const int layout[3], tsh_real alpha, tsh_real beta) {
+    matrix a = matrix_new(m, k, layout[0]), b = matrix_new(k, n, layout[1]);
+    matrix c = matrix_new(m, n, layout[2]), c0 = matrix_new(m, n, ROWS);
+    matrix_fill(&a, m, k, 1, 1);
+    matrix_fill(&b, k, n, 2, 1);
+    matrix_fill(&c, m, n, 3, 1);
+    matrix_fill(&c0, m, n, 3, 1);
+    gemm(kernel, m, n, k, alpha, &a, &b, beta, &c);
+    check(kernel->name, m, n, k, (double)alpha, &a, &b, (double)beta, &c0, &c, 0);
+    free(a.data);
+    free(b.data);
+    free(c.data);
+    free(c0.data);
+}
+
+#define EACH_KERNEL(kernel)                                                                        \
+    for (const tshi_gemm_kernel *kernel = tshi_gemm_kernels;                                       \
+         kernel < tshi_gemm_kernels + COUNT(tshi_gemm_kernels); kernel++)                          \
+        if (kernel->supported())
+
+/* ------------------------------------------------------------- tests */
+
+static void test_small_sizes(void **state) {
+    static const int sizes[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 25, 31, 32, 33, 47, 65};
+    static const int depths[] = {1, 2, 3, 4, 7, 16, 33};
+    static const tsh_real scales[][2] = {{1, 0}, {1, 1}, {-2, R(0.5)}, {R(0.5), -1}};
+    int turn = 0; /* walks through layouts and scales, so that all meet all sizes */
+    (void)state;
+    EACH_KERNEL(kernel) {
+        for (int i = 0; i < COUNT(sizes); i++) {
+            for (int j = 0; j < COUNT(sizes); j++) {
+                for (int l = 0; l < COUNT(depths); l++, turn++) {
+                    const int layout[3] = {turn % LAYOUTS, turn / 3 % LAYOUTS, turn / 7 % LAYOUTS};
+                    const tsh_real *scale = scales[turn / 2 % 4];
+                    try_exact(kernel, sizes[i], sizes[j], depths[l], layout, scale[0], scale[1]);
+                }
+            }
+        }
+    }
+}
+
+static void test_all_layouts(void **state) {
+    static const int sizes[][3] = {{37, 71, 23}, {1, 70, 19}, {2, 64, 64}, {70, 1, 19}, {64, 3, 9}};
+    (void)state;
+    EACH_KERNEL(kernel) {
+        for (int s = 0; s < COUNT(sizes); s++) {
+            for (int l = 0; l < LAYOUTS * LAYOUTS * LAYOUTS; l++) {
+                const int layout[3] = {l % LAYOUTS, l / LAYOUTS % LAYOUTS, l / LAYOUTS / LAYOUTS};
+                try_exact(kernel, sizes[s][0], sizes[s][1], sizes[s][2], layout, 1, 0);
+                try_exact(kernel, sizes[s][0], sizes[s][1], sizes[s][2], layout, 2, -1);
+            }
+        }
+    }
+}
+
+/* Sizes on both sides of every block. The sum of kc + 5 products of at most 9 is exact. */
+static void test_blocks(void **state) {
+    static const int layouts[][3] = {{ROWS, ROWS, ROWS},
+                                     {ROWS, COLUMNS, ROWS},
+                                     {COLUMNS, ROWS, COLUMNS},
+                                     {SPREAD, SPREAD, SPREAD}};
+    (void)state;
+    EACH_KERNEL(kernel) {
+        const int64_t mc = kernel->mc, kc = kernel->kc, nc = kernel->nc;
+        for (int l = 0; l < COUNT(layouts); l++) {
+            try_exact(kernel, mc + 1, kernel->nr * 5 + 3, 17, layouts[l], 1, 1);
+            try_exact(kernel, mc, kernel->nr * 5, kc + 1, layouts[l], 1, 0);
+            try_exact(kernel, 2 * mc + 5, 9, 2 * kc + 5, layouts[l], 1, -1);
+            try_exact(kernel, mc + 3, nc + 5, 7, layouts[l], -1, 1);
+            try_exact(kernel, 1, nc + 5, kc + 3, layouts[l], -1, 1);
+            try_exact(kernel, nc + 5, 2, kc + 3, layouts[l], 1, 0);
+        }
+    }
+}
+
+/* beta 0 does not read C, alpha 0 does not read A and B. */
+static void test_nan(void **state) {
+    static const int sizes[][3] = {{5, 7, 3}, {33, 65, 9}, {1, 64, 8}, {64, 1, 8}, {3, 3, 0}};
+    (void)state;
+    EACH_KERNEL(kernel) {
+        for (int s = 0; s < COUNT(sizes) * LAYOUTS; s++) {
+            const int *size = sizes[s / LAYOUTS];
+            const int64_t m = size[0], n = size[1], k = size[2];
+            matrix a = matrix_new(m, k, ROWS), b = matrix_new(k, n, ROWS);
+            matrix c = matrix_new(m, n, s % LAYOUTS);
+            matrix_fill(&a, m, k, 1, 1);
+            matrix_fill(&b, k, n, 2, 1);
+            for (int64_t i = 0; i < m * n; i++) *at(&c, i / n, i % n) = R(NAN);
+            gemm(kernel, m, n, k, 1, &a, &b, 0, &c);
+            check("beta 0", m, n, k, 1, &a, &b, 0, &c, &c, 0);
+            for (size_t i = 0; i < a.size; i++) a.data[i] = R(NAN);
+            gemm(kernel, m, n, k, 0, &a, &b, 2, &c); /* C = 2 C, twice what it was */
+            gemm(kernel, m, n, k, 0, &a, &b, 0, &c);
+            for (int64_t i = 0; i < m * n; i++) assert_true(*at(&c, i / n, i % n) == 0);
+            free(a.data);
+            free(b.data);
+            free(c.data);
+        }
+    }
+}
+
+/* A NaN in A or B reaches its row or column, and nothing else. */
+static void test_nan_spreads(void **state) {
+    const int64_t m = 29, n = 67, k = 21;
+    (void)state;
+    EACH_KERNEL(kernel) {
+        matrix a = matrix_new(m, k, ROWS), b = matrix_new(k, n, COLUMNS),
+               c = matrix_new(m, n, ROWS);
+        matrix_fill(&a, m, k, 1, 1);
+        matrix_fill(&b, k, n, 2, 1);
+        *at(&a, 28, 20) = R(NAN);
+        *at(&b, 3, 66) = R(INFINITY);
+        gemm(kernel, m, n, k, 1, &a, &b, 0, &c);
+        for (int64_t i = 0; i < m * n; i++) {
+            const tsh_real x = *at(&c, i / n, i % n);
+            assert_int_equal(isfinite((double)x) == 0, i / n == 28 || i % n == 66);
+        }
+        free(a.data);
+        free(b.data);
+        free(c.data);
+    }
+}
+
+static void test_empty(void **state) {
+    (void)state;
+    EACH_KERNEL(kernel) {
+        matrix a = matrix_new(4, 4, ROWS), c = matrix_new(4, 4, ROWS);
+        gemm(kernel, 0, 4, 4, 1, &a, &a, 0, &c);
+        gemm(kernel, 4, 0, 4, 1, &a, &a, 0, &c);
+        for (size_t i = 0; i < c.size; i++) assert_true(c.data[i] == guard);
+        matrix_fill(&c, 4, 4, 3, 1);
+        gemm(kernel, 4, 4, 0, 1, &a, &a, 2, &c);
+        matrix_fill(&a, 4, 4, 3, 1);
+        for (int64_t i = 0; i < 16; i++) assert_true(c.data[i] == 2 * a.data[i]);
+        tshi_gemm_run(kernel, NULL, 0, 0, 0, 1, NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0);
+        free(a.data);
+        free(c.data);
+    }
+}
+
+/* Fractions: each of k roundings errs by at most eps of a sum below k/4, which is generous. */
+static void test_rounding(void **state) {
+    static const int sizes[][3] = {{64, 64, 64}, {13, 129, 1000}, {300, 70, 800}, {1, 200, 777}};
+    const double eps = sizeof(tsh_real) == 4 ? 1.2e-7 : 2.3e-16;
+    (void)state;
+    for (int s = 0; s < COUNT(sizes); s++) {
+        const int64_t m = sizes[s][0], n = sizes[s][1], k = sizes[s][2];
+        const double tolerance = eps * (double)k * sqrt((double)k);
+        const tshi_gemm_kernel *plain = tshi_gemm_kernels + COUNT(tshi_gemm_kernels) - 1;
+        matrix a = matrix_new(m, k, ROWS), b = matrix_new(k, n, COLUMNS);
+        matrix c = matrix_new(m, n, ROWS), twin = matrix_new(m, n, ROWS);
+        matrix_fill(&a, m, k, 1, 0);
+        matrix_fill(&b, k, n, 2, 0);
+        assert_string_equal(plain->name, "c");
+        gemm(plain, m, n, k, R(0.7), &a, &b, 0, &twin);
+        check("c", m, n, k, (double)R(0.7), &a, &b, 0, &twin, &twin, tolerance);
+        EACH_KERNEL(kernel) {
+            gemm(kernel, m, n, k, R(0.7), &a, &b, 0, &c);
+            for (int64_t i = 0; i < m * n; i++)
+                assert_true(fabs((double)c.data[i] - (double)twin.data[i]) <= tolerance);
+        }
+        free(a.data);
+        free(b.data);
+        free(c.data);
+        free(twin.data);
+    }
+}
+
+/* A part of C, computed alone: rows [i, i + m), columns [j, j + n); strides, alignment, and whether
+ * A, B, C are packed, turned or read in place all differ from the whole. Bit for bit the same. */
+static void check_part(const tshi_gemm_kernel *kernel, int64_t i, int64_t m, int64_t j, int64_t n,
+                       int64_t k, const matrix *a, const matrix *b, const matrix *whole,
+                       int layout) {
+    matrix pa = matrix_new(m, k, layout % 2 ? COLUMNS_PADDED : SPREAD), pb = *b;
+    matrix c = matrix_new(m, n, layout);
+    pb.data += j * b->cs;
+    for (int64_t e = 0; e < m * k; e++) *at(&pa, e / k, e % k) = *at(a, i + e / k, e % k);
+    for (int64_t e = 0; e < m * n; e++) *at(&c, e / n, e % n) = R(0.3);
+    gemm(kernel, m, n, k, R(0.7), &pa, &pb, R(1.1), &c);
+    for (int64_t e = 0; e < m * n; e++) {
+        const tsh_real *x = at(whole, i + e / n, j + e % n), *y = at(&c, e / n, e % n);
+        if (memcmp(x, y, sizeof *x))
+            fail_msg("%s: (%d, %d) of a part (%d, %d) of layout %d: %.9g, not %.9g", kernel->name,
+                     (int)(i + e / n), (int)(j + e % n), (int)m, (int)n, layout, (double)*y,
+                     (double)*x);
+    }
+    free(pa.data);
+    free(c.data);
+}
+
+static void test_bits(void **state) {
+    static const int parts[][4] = {{0, 300, 0, 97}, {0, 1, 0, 333},    {5, 2, 1, 64},
+                                   {7, 1, 3, 1},    {0, 300, 9, 1},    {3, 200, 5, 2},
+                                   {1, 13, 65, 7},  {250, 50, 0, 333}, {11, 64, 64, 64}};
+    const int64_t m = 300, n = 333, k = 401;
+    (void)state;
+    EACH_KERNEL(kernel) {
+        matrix a = matrix_new(m, k, ROWS), whole = matrix_new(m, n, ROWS);
+        matrix_fill(&a, m, k, 1, 0);
+        for (int l = 0; l < LAYOUTS; l++) {
+            matrix b = matrix_new(k, n, l);
+            matrix_fill(&b, k, n, 2, 0);
+            for (int64_t e = 0; e < m * n; e++) whole.data[e] = R(0.3);
+            gemm(kernel, m, n, k, R(0.7), &a, &b, R(1.1), &whole);
+            for (int p = 0; p < COUNT(parts); p++) {
+                for (int layout = 0; layout < LAYOUTS; layout++)
+                    check_part(kernel, parts[p][0], parts[p][1], parts[p][2], parts[p][3], k, &a,
+                               &b, &whole, layout);
+            }
+            free(b.data);
+        }
+        free(a.data);
+        free(whole.data);
+    }
+}
+
+static void test_pack(void **state) {
+    static const int steps[][2] = {{1, 50}, {50, 1}, {3, 70}, {1, 1}, {0, 1}};
+    static tsh_real source[64 * 70], fast[64 * 40], plain[64 * 40];
+    (void)state;
+    for (int i = 0; i < COUNT(source); i++) source[i] = R(i);
+    for (int width = 4; width <= 32; width += 2) {
+        for (int valid = 1; valid <= width; valid++) {
+            for (int s = 0; s < COUNT(steps); s++) {
+                const int64_t k = 1 + (width * valid + s) % 39;
+                memset(fast, 1, sizeof fast);
+                memset(plain, 1, sizeof plain);
+                tshi_gemm_pack(fast, width, valid, k, source, steps[s][0], steps[s][1]);
+                tshi_gemm_pack_lanes(plain, width, 0, valid, k, source, steps[s][0], steps[s][1]);
+                assert_memory_equal(fast, plain, sizeof fast);
+            }
+        }
+    }
+}
+
+static void test_table(void **state) {
+    (void)state;
+    EACH_KERNEL(kernel) {
+        assert_true(kernel->mr * kernel->nr <= TSHI_GEMM_TILE_MAX);
+        assert_int_equal(kernel->mc % kernel->mr, 0);
+        assert_int_equal(kernel->kc % 4, 0);
+        assert_int_equal(kernel->nc % kernel->nr, 0);
+        assert_int_equal(kernel->nr % 2, 0);
+        assert_true(tshi_gemm_scratch(kernel) <= (size_t)8 << 20);
+    }
+    assert_true(tshi_gemm_pick()->supported());
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table),       cmocka_unit_test(test_pack),
+        cmocka_unit_test(test_small_sizes), cmocka_unit_test(test_all_layouts),
+        cmocka_unit_test(test_blocks),      cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_nan_spreads), cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_rounding),    cmocka_unit_test(test_bits),
+    };
+    return cmocka_run_group_tests(tests, scratch_new, scratch_free);
+}
