@@ -3676,6 +3676,8 @@ static void tshi_tape_mark(tsh_ctx *ctx, tsh_tensor *loss) {
     if (loss->base->node) loss->base->node->reached = 1;
     for (node = ctx->tape.newest; node; node = node->older) {
         if (!node->reached) continue;
+        if (node->out->flags & TSHI_RETAIN)
+            node->raw = node->passes = 0; /* to be read: complete it */
         if (node->passes && node->out->expected) node->partial |= 1u;
         for (i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
@@ -5698,13 +5700,15 @@ static void tshi_redistribute_backward(tshi_node *node) {
 }
 
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
-    tsh_ctx *ctx = tshi_tensor_check("tsh_redistribute", &x, 1);
+    tsh_ctx *ctx;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_shape shape = tsh_shape_of(x);
     tshi_block *scratch;
     tsh_tensor *out;
     tshi_node *node;
     void *values;
+    if (x) tshi_error_tell(x->ctx); /* peers may be inside the collective already */
+    ctx = tshi_tensor_check("tsh_redistribute", &x, 1);
     if (!ctx) return NULL;
     if (!tshi_layout_resolve(&layout, x->ndim, x->dim) ||
         (x->layout.kind == TSH_SHARDED && layout.kind == TSH_PARTIAL))
@@ -5716,7 +5720,6 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
         if (out) out->layout = layout;
         return out;
     }
-    tshi_error_tell(ctx);
     out = tshi_tensor_out(ctx, "tsh_redistribute", x->dtype, &shape, &layout);
     values = out ? tshi_kernel_packed(x, &scratch) : NULL;
     if (!values) return NULL;
@@ -5734,8 +5737,10 @@ TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
 }
 
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
-    tsh_ctx *ctx = tshi_tensor_check("tsh_broadcast_batch", &t, 1);
+    tsh_ctx *ctx;
     char text[TSHI_TEXT_SIZE];
+    if (t) tshi_error_tell(t->ctx);
+    ctx = tshi_tensor_check("tsh_broadcast_batch", &t, 1);
     if (!ctx) return t ? t->ctx->error.code : TSH_ERR_ARGUMENT;
     if (!(t->flags & TSHI_OWNED) || t->layout.kind != TSH_REPLICATED)
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
@@ -5766,6 +5771,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
     tshi_block *scratch;
     void *values;
     if (!ctx) return TSH_ERR_ARGUMENT;
+    if (extent == TSH_GLOBAL) tshi_error_tell(ctx);
     if (!tshi_redistribute_io("tsh_read", ctx, t, extent, out, bytes)) return ctx->error.code;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
         tshi_kernel_dense(t, out, 0);
@@ -8207,6 +8213,11 @@ static void tshi_check_place(void *user, int64_t global, int64_t local, int64_t 
     for (i = 0; i < length; i++) place[global + i] = local + i;
 }
 
+/* The larger deviation; once NaN, always NaN. */
+static double tshi_check_worse(double a, double b) {
+    return a != a || b <= a ? a : b;
+}
+
 /* The largest deviation of one input's gradient, on this rank. */
 static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t samples) {
     int64_t numel = tsh_numel(t), every = samples > 0 && samples < numel ? numel / samples : 1, e,
@@ -8225,7 +8236,7 @@ static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t s
                gap;
         if (!at) continue;
         gap = fabs(slope - found) / (fabs(found) > 1 ? fabs(found) : 1);
-        if (!(gap <= worst)) worst = gap;
+        worst = tshi_check_worse(worst, gap);
     }
     tshi_mem_drop(c->ctx, block);
     return worst;
@@ -8255,7 +8266,7 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
     if (tsh_backward(ctx, fn(ctx, in, n, user)) != TSH_OK) return -1;
     for (i = 0; i < n; i++) {
         one = tshi_check_input(&c, in[i], samples);
-        if (!(one <= worst)) worst = one;
+        worst = tshi_check_worse(worst, one);
     }
     (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &worst, 1, TSH_F64, TSH_MAX),
                           "tsh_gradcheck");

@@ -135,8 +135,7 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    p.scratch = malloc(tshi_gemm_scratch(p.kernel));
-    if (!p.scratch) return 1;
+    if (posix_memalign(&p.scratch, 64, tshi_gemm_scratch(p.kernel))) return 1;
     fprintf(stderr, "kernel %s\n", p.kernel->name);
     for (int s = 0; s < (all ? COUNT(shapes) : USUAL); s++) {
         for (int kind = 0; kind < (all && shapes[s][1] != BIG ? 3 : 1); kind++) {

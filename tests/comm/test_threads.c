@@ -647,16 +647,15 @@ static void leave_rank(job *j) {
     int odd = *(const int *)j->user;
     float x[100] = {0};
     tsh_comm all;
-    tsh_req req = 0;
-    CHECK(tsh_split(&j->comm, 0, 0, &all) == TSH_OK);
+    tsh_result split = tsh_split(&j->comm, 0, 0, &all); /* a slow rank may learn it here */
+    CHECK(split == TSH_OK || split == TSH_ERR_LOST);
     if (j->rank == odd) {
         sleep_ms(odd % 2 ? 0 : 30);
         tsh_comm_close(&all);
         return;
     }
-    CHECK(tsh_allreduce_start(&all, x, 100, TSH_F32, TSH_SUM, &req) == TSH_OK);
-    CHECK(tsh_wait(&all, req) == TSH_ERR_LOST);
-    (void)tsh_comm_error(&all, &j->verdict);
+    if (split == TSH_OK) CHECK(tsh_allreduce(&all, x, 100, TSH_F32, TSH_SUM) == TSH_ERR_LOST);
+    (void)tsh_comm_error(&j->comm, &j->verdict);
     CHECK(tsh_barrier(&j->comm) == TSH_ERR_LOST);
     tsh_comm_close(&all);
 }
@@ -678,17 +677,16 @@ static void careless_rank(job *j) {
     float x[100] = {0}, y = 0;
     tsh_req req;
     int done = 0;
-    tsh_result result = TSH_OK;
+    tsh_result result = tsh_allreduce_start(&j->comm, x, 100, TSH_F32, TSH_SUM, &req);
     if (j->rank == 1) {
-        CHECK(tsh_allreduce_start(&j->comm, x, 100, TSH_F32, TSH_SUM, &req) == TSH_OK);
+        CHECK(result == TSH_OK);
         sleep_ms(20); /* the others start, too */
         tsh_comm_close(&j->comm);
         return;
     }
-    CHECK(tsh_allreduce_start(&j->comm, x, 100, TSH_F32, TSH_SUM, &req) == TSH_OK);
     while (!done && result == TSH_OK) result = tsh_test(&j->comm, req, &done);
-    CHECK(result == TSH_ERR_LOST && done);
-    CHECK(tsh_wait(&j->comm, req) == TSH_ERR_LOST);
+    CHECK(result == TSH_ERR_LOST);
+    if (req) CHECK(done && tsh_wait(&j->comm, req) == TSH_ERR_LOST);
     CHECK(tsh_send(&j->comm, &y, 1, TSH_F32, 1) == TSH_ERR_LOST);
     CHECK(tsh_comm_error(&j->comm, &j->verdict) == TSH_ERR_LOST && j->verdict.rank == 1);
 }
@@ -774,9 +772,10 @@ static void test_timeout(void **state) {
 static void crossed_rank(job *j) {
     tsh_comm pair;
     tsh_comm *mine = j->rank == 1 ? &pair : &j->comm;
-    CHECK(tsh_split(&j->comm, j->rank / 2, 0, &pair) == TSH_OK);
+    tsh_result split = tsh_split(&j->comm, j->rank / 2, 0, &pair); /* see leave_rank */
+    CHECK(split == TSH_OK || split == TSH_ERR_MISMATCH);
     j->ms = now_ms();
-    CHECK(tsh_barrier(mine) == TSH_ERR_MISMATCH);
+    if (split == TSH_OK) CHECK(tsh_barrier(mine) == TSH_ERR_MISMATCH);
     j->ms = now_ms() - j->ms;
     (void)tsh_comm_error(&j->comm, &j->verdict);
     tsh_comm_close(&pair);

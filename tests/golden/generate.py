@@ -190,9 +190,9 @@ def norms():
     return c
 
 
-def attend(q, k, v, causal=False, scale=None):
-    """The plain formula; query i sees keys up to i + Tk - Tq where causal."""
-    scores = q @ k.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5)
+def attend(q, k, v, causal=False, scale=None, mask=0.0):
+    """The plain formula; query i sees keys up to i + Tk - Tq where causal; the mask is added."""
+    scores = q @ k.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5) + mask
     if causal:
         seen = torch.ones(q.shape[2], k.shape[2]).tril(k.shape[2] - q.shape[2]) != 0
         scores = scores.masked_fill(~seen, float("-inf"))
@@ -211,6 +211,13 @@ def attentions():
                   (b, h, tq, d), (b, h, tk, d), (b, h, tk, d))
     c.add("attention_scale", lambda q, k, v: attend(q, k, v, True, 1.5), (1, 2, 4, 3), (1, 2, 4, 3),
           (1, 2, 4, 3))
+    # masks: added eighths of integers; and which keys are kept, on 70 keys none of the first 66
+    eighths = ints(*((i * 7) % 23 - 11 for i in range(3 * 4 * 5))).reshape(3, 4, 5)
+    c.add("attention_mask_added", lambda m, q, k, v: attend(q, k, v, mask=m / 8), eighths,
+          (2, 3, 4, 3), (2, 3, 5, 3), (2, 3, 5, 3))
+    kept = ints(*([0] * 66 + [1, 0, 1, 1] + [i % 3 for i in range(70)])).reshape(2, 1, 1, 70)
+    c.add("attention_mask_kept", lambda m, q, k, v: attend(q, k, v, mask=torch.where(
+        m != 0, 0.0, float("-inf"))), kept, (2, 2, 3, 2), (2, 2, 70, 2), (2, 2, 70, 2))
     # every later tile holds larger scores: the online maximum moves each time
     rise = torch.arange(150, dtype=torch.float32).reshape(1, 1, 150, 1) / 4
     c.add("attention_rising", attend, torch.full((1, 1, 2, 1), 0.5), rise, (1, 1, 150, 1))

@@ -417,6 +417,14 @@ static tsh_tensor *do_attention(tsh_tensor **in, const int *arg) {
     return tsh_attention(in[0], in[1], in[2], arg[0] || arg[1] ? &desc : NULL);
 }
 
+/* arg: 1: the mask is added in eighths; 0: it keeps. */
+static tsh_tensor *do_mask(tsh_tensor **in, const int *arg) {
+    tsh_attention_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.mask = arg[0] ? tsh_scale(tsh_cast(in[0], TSH_REAL), 0.125) : tsh_cast(in[0], TSH_I32);
+    return tsh_attention(in[1], in[2], in[3], &desc);
+}
+
 static void test_attention(void **state) {
     /* Softmax weights sum to 1, so outputs carry few roundings; gradients of keys sum over up to
      * 130 queries with weights that sum to about 130 x 2 at most. */
@@ -431,6 +439,8 @@ static void test_attention(void **state) {
         {"attention_late_causal", do_attention, 16, {1, 0}},
         {"attention_one_causal", do_attention, 16, {1, 0}},
         {"attention_wide_causal", do_attention, 67, {1, 0}},
+        {"attention_mask_added", do_mask, 16, {1}},
+        {"attention_mask_kept", do_mask, 16, {0}},
         {"attention_scale", do_attention, 16, {1, 150}},
         /* scores up to 19 are rounded to 2^-20 before exp, and weigh keys up to 37 */
         {"attention_rising", do_attention, 150, {0, 0}},
@@ -513,11 +523,13 @@ static tsh_module *add_table(tsh_module *parent, const char *name, int64_t count
 }
 
 static tsh_tensor *block_forward(tsh_module *h, tsh_tensor **in, int n, void *user) {
-    static const tsh_attention_desc causal = {1, 0, 0, NULL};
+    tsh_attention_desc causal;
     tsh_tensor *x = in[0], *part[3], *y;
     int i;
     (void)n;
     (void)user;
+    memset(&causal, 0, sizeof causal);
+    causal.causal = 1;
     y = tsh_forward(tsh_find(h, "c_attn"), tsh_forward(tsh_find(h, "ln_1"), x));
     (void)tsh_split_dim(y, 2, 3, part);
     for (i = 0; i < 3; i++)

@@ -265,11 +265,11 @@ UNUSED static void capture_free(capture *c) {
     memset(c, 0, sizeof *c);
 }
 
-/* Appends t's global values; a t of NULL counts as no values (a gradient that is not there). */
+/* Appends t's global values; 1 where there are none. */
 UNUSED static int capture_add(tsh_ctx *ctx, capture *c, tsh_tensor *t) {
-    c->numel[c->count] = t ? tsh_numel(t) : 0;
+    c->numel[c->count] = tsh_numel(t);
     c->values[c->count] = t ? ranks_values(ctx, t) : NULL;
-    return t && !c->values[c->count++] ? 1 : 0;
+    return !c->values[c->count++];
 }
 
 /* sum(y * w) over small integers w, complete on every rank: a loss whose gradient is w. */
@@ -329,7 +329,8 @@ typedef struct trial {
     const char *out; /* NULL: any layout */
     double tolerance;
     int flags;
-    int forward[TRIAL_KINDS], backward[TRIAL_KINDS]; /* all-reduces, all-gathers, reduce-scatters */
+    /* all-reduces, all-gathers, reduce-scatters of fn, and of tsh_backward with inputs from ops */
+    int forward[TRIAL_KINDS], backward[TRIAL_KINDS];
 } trial;
 
 /* A row: the inputs' texts come last. */
@@ -337,6 +338,51 @@ typedef struct trial {
 #define TRIAL(fn, arg, out, tolerance, flags, ...) \
     {fn, arg, {__VA_ARGS__}, out, tolerance, flags, {0}, {0}}
 /* clang-format on */
+
+/* Anything else that must give the same at every degree: fn appends what it found to got. */
+typedef int (*same_fn)(tsh_ctx *ctx, int dense, capture *got);
+
+typedef struct same_run {
+    same_fn fn;
+    int dense;
+    double tolerance;
+    capture *want;
+} same_run;
+
+UNUSED static int same_rank(tsh_ctx *ctx, void *user) {
+    const same_run *run = (const same_run *)user;
+    capture got;
+    int failed;
+    memset(&got, 0, sizeof got);
+    if (run->fn(ctx, run->dense, &got)) return 1;
+    CHECK_OK();
+    if (run->dense) *run->want = got;
+    failed = !run->dense && capture_compare(ctx, "", run->want, &got, run->tolerance);
+    if (!run->dense) capture_free(&got);
+    return failed;
+}
+
+UNUSED static void same_prove(same_fn fn, double tolerance) {
+    capture want;
+    same_run run;
+    int i;
+    run.fn = fn;
+    run.tolerance = tolerance;
+    run.want = &want;
+    run.dense = 1;
+    ranks_run(1, same_rank, &run);
+    run.dense = 0;
+    for (i = 0; i < COUNT(ranks_degrees); i++) ranks_run(ranks_degrees[i], same_rank, &run);
+    capture_free(&want);
+}
+
+/* A leaf from text; dense: replicated. */
+UNUSED static tsh_tensor *same_leaf(tsh_ctx *ctx, int dense, const char *text, int64_t n,
+                                    uint64_t seed) {
+    spec s = spec_parse(text, n);
+    if (dense) s.layout = tsh_replicated();
+    return tsh_requires_grad(spec_tensor(ctx, &s, seed), 1);
+}
 
 typedef struct trial_run {
     const trial *rows;
@@ -380,14 +426,14 @@ UNUSED static int trial_gradient(tsh_ctx *ctx, const char *name, tsh_tensor *lea
     return 0;
 }
 
-UNUSED static int trial_backward(const trial *t, probe *p, const char *name, tsh_tensor *out,
-                                 tsh_tensor **leaf, capture *got) {
+UNUSED static int trial_backward(const trial *t, probe *p, int way, const char *name,
+                                 tsh_tensor *out, tsh_tensor **leaf, capture *got) {
     tsh_ctx *ctx = p->ctx;
     tsh_tensor *loss = ranks_loss(ctx, out);
     tsh_comm_stats before = tsh_tp(ctx)->stats;
     int i;
     CHECK(tsh_backward(ctx, loss) == TSH_OK, "%s", name);
-    if ((t->flags & TRIAL_COUNTED) && trial_count(ctx, name, &before, t->backward)) return 1;
+    if ((t->flags & TRIAL_COUNTED) && way && trial_count(ctx, name, &before, t->backward)) return 1;
     for (i = 0; i < RANKS_INPUTS; i++)
         if (leaf[i] && tsh_dtype_of(leaf[i]) == TSH_REAL && trial_gradient(ctx, name, leaf[i], got))
             return 1;
@@ -422,7 +468,7 @@ UNUSED static int trial_once(tsh_ctx *ctx, const trial *t, probe *p, int way, ca
               name, tsh_layout_text(&have, text, sizeof text));
     }
     CHECK(!capture_add(ctx, got, out), "%s", name);
-    if (!(t->flags & TRIAL_VALUES) && trial_backward(t, p, name, out, leaf, got)) return 1;
+    if (!(t->flags & TRIAL_VALUES) && trial_backward(t, p, way, name, out, leaf, got)) return 1;
     CHECK(tsh_step_end(ctx) == TSH_OK, "%s", name);
     for (i = 0; i < RANKS_INPUTS; i++) tsh_tensor_free(leaf[i]);
     return 0;

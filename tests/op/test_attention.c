@@ -1,0 +1,148 @@
+/* Attention's mask and cache, against the same written with matmul and softmax. */
+/* build: double */
+#define TSHARD_IMPLEMENTATION
+#include "../../tshard.h"
+#include "../../backends/tshard_threads.h"
+#include "../support/ranks.h"
+
+enum { B = 2, H = 4, T = 70, D = 5 };
+
+static const double near_by = sizeof(tsh_real) == 4 ? 2e-6 : 1e-13; /* values are below 3 */
+
+/* softmax(q k^T / sqrt D + mask) v. */
+static tsh_tensor *plain(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v, tsh_tensor *mask) {
+    tsh_tensor *s = tsh_scale(tsh_matmul(q, tsh_transpose(k, 2, 3)), 1 / sqrt((double)D));
+    return tsh_matmul(tsh_softmax(tsh_add(s, mask), -1), v);
+}
+
+/* The largest distance of two tensors, over all ranks' pieces. */
+static double apart(tsh_ctx *ctx, tsh_tensor *a, tsh_tensor *b) {
+    tsh_tensor *gap = tsh_sub(tsh_full(a), tsh_full(b));
+    return tsh_item(ctx, tsh_max(tsh_sqrt(tsh_mul(gap, gap)), TSH_ALL, 0));
+}
+
+/* A mask of shape (B, 1, T, T) that hides key j from query i where (i + j + b) % 3 == 0, and
+ * everything but itself where `far` is set. */
+static tsh_tensor *hiding(tsh_ctx *ctx, tsh_tensor **whole) {
+    tsh_real *add = (tsh_real *)calloc(B * T * T, sizeof *add);
+    int32_t *keep = (int32_t *)calloc(B * T * T, sizeof *keep);
+    tsh_tensor *mask;
+    int64_t at = 0;
+    for (int b = 0; b < B; b++)
+        for (int i = 0; i < T; i++)
+            for (int j = 0; j < T; j++, at++) {
+                keep[at] = (i + j + b) % 3 != 0 && !(i == 7 && j > 3);
+                add[at] = keep[at] ? 0 : (tsh_real)-1e30;
+            }
+    mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape4(B, 1, T, T), NULL, keep);
+    *whole = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(B, 1, T, T), NULL, add);
+    free(add);
+    free(keep);
+    return mask;
+}
+
+static int mask_rank(tsh_ctx *ctx, void *user) {
+    tsh_tensor *x[3], *local[3], *add, *mask = hiding(ctx, &add), *want, *got;
+    double gap;
+    (void)user;
+    for (int i = 0; i < 3; i++) {
+        x[i] = tsh_requires_grad(tsh_keep(tsh_randn(ctx, tsh_shape4(B, H, T, D))), 1);
+        local[i] = tsh_redistribute(x[i], tsh_sharded(1));
+    }
+    want = plain(x[0], x[1], x[2], add);
+    got = tsh_attention(local[0], local[1], local[2], &(tsh_attention_desc){.mask = mask});
+    gap = apart(ctx, got, want);
+    CHECK(gap < near_by, "an integer mask is off by %g", gap);
+    got = tsh_attention(local[0], local[1], local[2], &(tsh_attention_desc){.mask = add});
+    gap = apart(ctx, got, want);
+    CHECK(gap < near_by, "an added mask is off by %g", gap);
+    /* gradients of sum(y y) */
+    tsh_tensor *grad[3];
+    tsh_backward(ctx, tsh_sum(tsh_mul(want, want), TSH_ALL, 0));
+    for (int i = 0; i < 3; i++) {
+        grad[i] = tsh_keep(tsh_grad(x[i]));
+        tsh_zero_grad(x[i]);
+        local[i] = tsh_redistribute(x[i], tsh_sharded(1));
+    }
+    got = tsh_full(
+        tsh_attention(local[0], local[1], local[2], &(tsh_attention_desc){.mask = mask}));
+    tsh_backward(ctx, tsh_sum(tsh_mul(got, got), TSH_ALL, 0));
+    for (int i = 0; i < 3; i++) {
+        gap = apart(ctx, tsh_grad(x[i]), grad[i]);
+        CHECK(gap < 4 * near_by, "the gradient of input %d is off by %g", i, gap);
+    }
+    CHECK_OK();
+    return 0;
+}
+
+/* A query that sees no key gives 0 and no gradient. */
+static int blind_rank(tsh_ctx *ctx, void *user) {
+    static const int32_t nothing[2] = {0, 1};
+    tsh_tensor *x = tsh_requires_grad(tsh_keep(tsh_randn(ctx, tsh_shape4(1, 1, 2, 3))), 1), *y;
+    tsh_tensor *mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(2, 1), NULL, nothing);
+    tsh_real out[6], grad[6];
+    (void)user;
+    y = tsh_retain(tsh_attention(x, x, x, &(tsh_attention_desc){.mask = mask}));
+    tsh_backward(ctx, tsh_sum(y, TSH_ALL, 0));
+    tsh_read(ctx, y, TSH_LOCAL, out, sizeof out);
+    tsh_read(ctx, tsh_grad(x), TSH_LOCAL, grad, sizeof grad);
+    CHECK_OK();
+    for (int i = 0; i < 3; i++) CHECK(!(out[i] < 0) && !(out[i] > 0), "a blind query gives 0");
+    for (int i = 0; i < 6; i++) CHECK(isfinite((double)grad[i]), "gradients are finite");
+    return 0;
+}
+
+/* Token by token through a cache equals all at once, causal. */
+static int cache_rank(tsh_ctx *ctx, void *user) {
+    tsh_layout heads = tsh_sharded(1);
+    tsh_tensor *x[3], *want, *ck, *cv;
+    double gap;
+    (void)user;
+    tsh_no_grad_begin(ctx);
+    for (int i = 0; i < 3; i++)
+        x[i] = tsh_redistribute(tsh_randn(ctx, tsh_shape4(B, H, T, D)), heads);
+    ck = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H, T, D), &heads);
+    cv = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H, T, D), &heads);
+    want = tsh_attention(x[0], x[1], x[2], &(tsh_attention_desc){.causal = 1});
+    for (int64_t at = 0, n; at < T; at += n) {
+        n = at == 0 ? 3 : at == 3 ? 66 : 1; /* a prompt, a long piece, single tokens */
+        tsh_tensor *y = tsh_attention(
+            tsh_slice(x[0], 2, at, n), tsh_slice(x[1], 2, at, n), tsh_slice(x[2], 2, at, n),
+            &(tsh_attention_desc){.causal = 1, .cache_k = ck, .cache_v = cv, .past = at});
+        gap = apart(ctx, y, tsh_slice(want, 2, at, n));
+        CHECK(gap < near_by, "at position %d the cache is off by %g", (int)at, gap);
+    }
+    CHECK_OK();
+    (void)tsh_attention(x[0], x[1], x[2],
+                        &(tsh_attention_desc){.cache_k = ck, .cache_v = cv, .past = 1});
+    CHECK(tsh_last_error(ctx)->code == TSH_ERR_SHAPE &&
+              strstr(tsh_last_error(ctx)->message, "position 1 does not go into the cache"),
+          "a full cache is an error");
+    tsh_clear_error(ctx);
+    tsh_no_grad_end(ctx);
+    return 0;
+}
+
+static void masks_equal_the_plain_formula(void **state) {
+    (void)state;
+    for (int p = 0; p < COUNT(ranks_degrees); p++) ranks_run(ranks_degrees[p], mask_rank, NULL);
+}
+
+static void a_query_that_sees_nothing_gives_zero(void **state) {
+    (void)state;
+    ranks_run(1, blind_rank, NULL);
+}
+
+static void a_cache_equals_all_at_once(void **state) {
+    (void)state;
+    for (int p = 0; p < COUNT(ranks_degrees); p++) ranks_run(ranks_degrees[p], cache_rank, NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(masks_equal_the_plain_formula),
+        cmocka_unit_test(a_query_that_sees_nothing_gives_zero),
+        cmocka_unit_test(a_cache_equals_all_at_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
