@@ -4180,7 +4180,7 @@ enum { TSHI_UNARY_NONE, TSHI_UNARY_X, TSHI_UNARY_Y };
     ROW(neg, 1, NONE, -x, -g)                                                                      \
     ROW(scale, 1, NONE, x *c, g *c)                                                                \
     ROW(add_scalar, 0, NONE, x + c, g)                                                             \
-    ROW(pow_scalar, 0, X, tshi_kernel_pow(x, c), g *c *tshi_kernel_pow(v, c - TSHI_R(1)))          \
+    ROW(pow_scalar, 0, X, tshi_kernel_pow(x, c), g *tshi_map_power_slope(v, c))                    \
     ROW(exp, 0, Y, tshi_kernel_exp(x), g *v)                                                       \
     ROW(log, 0, X, tshi_kernel_log(x), g / v)                                                      \
     ROW(sqrt, 0, Y, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)                                       \
@@ -4190,6 +4190,11 @@ enum { TSHI_UNARY_NONE, TSHI_UNARY_X, TSHI_UNARY_Y };
     ROW(gelu, 0, X, x *tshi_map_phi(x), g *(tshi_map_phi(v) + v * tshi_map_bell(v)))               \
     ROW(gelu_tanh, 0, X, tshi_map_gelu(x), g *tshi_map_gelu_slope(v))                              \
     ROW(silu, 0, X, x *tshi_kernel_sigmoid(x), g *tshi_map_silu_slope(v))
+
+/* b a^(b - 1), the slope of a^b; 0 where b is, also at a = 0. */
+TSHI_INLINE tsh_real tshi_map_power_slope(tsh_real a, tsh_real b) {
+    return b < 0 || b > 0 ? b * tshi_kernel_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
+}
 
 /* The standard normal distribution and density: gelu's slope is phi + x bell. */
 TSHI_INLINE tsh_real tshi_map_phi(tsh_real x) {
@@ -4363,7 +4368,7 @@ typedef struct tshi_binary {
     ROW(sub, SUM, 0, a - b, g, -g)                                                                 \
     ROW(mul, PRODUCT, 3, a *b, g *b, g *a)                                                         \
     ROW(div, QUOTIENT, 3, a / b, g / b, -g * a / (b * b))                                          \
-    ROW(pow, NONE, 3, tshi_kernel_pow(a, b), g *b *tshi_kernel_pow(a, b - TSHI_R(1)),              \
+    ROW(pow, NONE, 3, tshi_kernel_pow(a, b), g *tshi_map_power_slope(a, b),                        \
         g *tshi_map_pow_slope(a, b))
 
 /* The exponent's slope is a^b ln a, and 0 at a = 0 with b >= 0, as torch. */
@@ -5040,9 +5045,9 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int6
         sum = tshi_kernel_sum(y, n);
     else
         for (i = 0; i < n; i++) sum += y[i * step];
-    c = p[0] > 0 ? most + tshi_kernel_log(sum) : TSHI_R(1) / sum;
-    if (p[0] > 0)
-        for (i = 0; i < n; i++) y[i * step] = x[i * step] - c;
+    c = p[0] > 0 ? tshi_kernel_log(sum) : TSHI_R(1) / sum;
+    if (p[0] > 0) /* not x - (most + c), which would be rounded to the size of most */
+        for (i = 0; i < n; i++) y[i * step] = x[i * step] - most - c;
     else
         for (i = 0; i < n; i++) y[i * step] *= c;
 }
@@ -5392,7 +5397,9 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     for (e = a0; e < d; e++)
         if (x->dim[e] != 1) return 0; /* not the outermost factor of what is merged */
     inner = tshi_tensor_product(x->dim + d + 1, a1 - d - 1);
-    while (b0 < b1 - 1 && shape->dim[b0] == 1) b0++;
+    while (b0 < b1 - 1 && shape->dim[b0] == 1 && /* a factor of 1 takes it only as a whole unit */
+           layout->segment[0].unit * inner % tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1))
+        b0++;
     if (b0 >= b1) return 0;
     same = layout->segments > 1 && shape->dim[b0] == layout->segments && b0 + 1 < b1;
     for (s = 1; s < layout->segments && same; s++)
@@ -6881,8 +6888,8 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
 /* Rows i of logits x, classes c, of which a rank owns some:
  *   m_i = max_c x_ic                      all-reduce MAX where classes are sharded
  *   S_i = sum_c e^(x_ic - m_i), T_i = x_iy - m_i where y is owned, else 0    all-reduce SUM of both
- * in one call l_i = log S_i - T_i, lse_i = m_i + log S_i;  dx_ic = g_i (e^(x_ic - lse_i) - 1[c =
- * y]), no collective */
+ * in one call l_i = log S_i - T_i;  dx_ic = g_i (e^(x_ic - m_i - log S_i) - 1[c = y]), no
+ * collective. m_i and log S_i are never added up: the sum would be rounded to the size of m_i. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 };
 
 typedef struct tshi_loss {
@@ -6915,26 +6922,28 @@ TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s
 }
 TSHI_KERNEL(tshi_loss_sum);
 
-/* One row of dx (+)= g e^(x - lse): at dx, x; s: step of dx; p: g, lse, add. */
+/* One row of dx (+)= g e^(x - m - log S): at dx, x; s: step of dx; p: g, m, log S, add. */
 TSHI_INLINE void tshi_loss_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
     tsh_real *TSHI_RESTRICT dx = (tsh_real *)at[0];
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
-    const tsh_real g = TSHI_R(p[0]), lse = TSHI_R(p[1]);
+    const tsh_real g = TSHI_R(p[0]), most = TSHI_R(p[1]), log_sum = TSHI_R(p[2]);
     int64_t c;
-    if (s[0] == 1 && !(p[2] > 0))
-        for (c = 0; c < n; c++) dx[c] = g * tshi_kernel_exp(x[c] - lse);
+    if (s[0] == 1 && !(p[3] > 0))
+        for (c = 0; c < n; c++) dx[c] = g * tshi_kernel_exp(x[c] - most - log_sum);
     else
         for (c = 0; c < n; c++)
-            dx[c * s[0]] = (p[2] > 0 ? dx[c * s[0]] : 0) + g * tshi_kernel_exp(x[c] - lse);
+            dx[c * s[0]] = (p[3] > 0 ? dx[c * s[0]] : 0) +
+                           g * tshi_kernel_exp(x[c] - most - log_sum);
 }
 TSHI_KERNEL(tshi_loss_slope);
 
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->more;
     tsh_tensor *x = node->in[0];
-    const tsh_real *lse = (const tsh_real *)tshi_mem_data(node->aux), *g = tshi_tape_grad(node);
-    const int64_t *target = (const int64_t *)(const void *)(lse + (loss->rows + loss->rows % 2));
+    const tsh_real *most = (const tsh_real *)tshi_mem_data(node->aux), *g = tshi_tape_grad(node);
+    const tsh_real *log_sum = most + loss->rows;
+    const int64_t *target = (const int64_t *)(const void *)(log_sum + loss->rows);
     tsh_real *values = (tsh_real *)tshi_tape_saved(node, 0);
     int64_t i, step = 0, rows = 0, last = x->stride[x->ndim - 1];
     tshi_dest dest;
@@ -6942,11 +6951,12 @@ static void tshi_loss_backward(tshi_node *node) {
     if (!tshi_tape_dest(node, 0, &dest)) return;
     (void)tshi_kernel_rows(x, &rows, &step);
     for (i = 0; i < loss->rows; i++) {
-        double p[3];
+        double p[4];
         p[0] = (double)(loss->reduction == TSH_REDUCE_NONE ? g[i] : g[0]) / loss->divisor;
         if (target[i] == TSHI_TARGET_IGNORED) p[0] = 0;
-        p[1] = (double)lse[i];
-        p[2] = dest.add;
+        p[1] = (double)most[i];
+        p[2] = (double)log_sum[i];
+        p[3] = dest.add;
         at[0] = dest.data + i * step;
         at[1] = values + i * loss->step;
         tshi_loss_slope[x->ctx->isa](loss->classes, at, &last, p);
@@ -6988,10 +6998,10 @@ static int tshi_loss_targets(const tsh_tensor *x, const tsh_tensor *target, cons
     return 1;
 }
 
-/* Row losses into `losses`, log-sum-exps into lse; sums: 2 rows values of scratch and a row of
- * classes. */
+/* Row losses into `losses`, maxima and logs of the sums into `most`, rows each; sums: 2 rows values
+ * of scratch and a row of classes. */
 static void tshi_loss_rows(tsh_tensor *x, const tshi_loss *loss, const int64_t *target,
-                           tsh_real *lse, tsh_real *losses, tsh_real *sums) {
+                           tsh_real *most, tsh_real *losses, tsh_real *sums) {
     tsh_ctx *ctx = x->ctx;
     int sharded = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
     tsh_real *values = tshi_tensor_values(x), *picked = sums + loss->rows;
@@ -7000,23 +7010,23 @@ static void tshi_loss_rows(tsh_tensor *x, const tshi_loss *loss, const int64_t *
     s[0] = loss->classes;
     s[1] = loss->step;
     at[0] = values;
-    at[1] = lse;
+    at[1] = most;
     at[2] = sums;
     at[3] = sums + 2 * n;
     tshi_loss_max[ctx->isa](n, at, s, NULL);
     if (sharded && ctx->tp.size > 1)
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, lse, n, TSH_REAL, TSH_MAX),
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, most, n, TSH_REAL, TSH_MAX),
                               "tsh_cross_entropy: all-reduce of the row maxima");
     tshi_loss_sum[ctx->isa](n, at, s, NULL);
     for (i = 0; i < n; i++)
-        picked[i] = target[i] >= 0 ? values[i * loss->step + target[i]] - lse[i] : 0;
+        picked[i] = target[i] >= 0 ? values[i * loss->step + target[i]] - most[i] : 0;
     if (sharded && ctx->tp.size > 1)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, 2 * n, TSH_REAL, TSH_SUM),
                               "tsh_cross_entropy: all-reduce of the row sums");
     for (i = 0; i < n; i++) {
         tsh_real log_sum = tshi_kernel_log(sums[i]);
         losses[i] = target[i] == TSHI_TARGET_IGNORED ? 0 : log_sum - picked[i];
-        lse[i] += log_sum;
+        most[n + i] = log_sum;
     }
 }
 
@@ -7081,7 +7091,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     tshi_block *aux, *sums, *scratch;
     tshi_loss loss;
     tshi_node *node = NULL;
-    tsh_real *lse, *losses;
+    tsh_real *most, *losses;
     int64_t *local, valid = 0;
     const void *values;
     if (!desc) desc = &usual;
@@ -7100,23 +7110,23 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     loss.divisor = 1;
     shape = desc->reduction == TSH_REDUCE_NONE ? tsh_shape_of(target) : tsh_shape0();
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &shape, &layout);
-    /* lse (rows), padded to 8 bytes; local targets (rows) */
+    /* maxima, logs of sums, local targets (rows each) */
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                              (size_t)(loss.rows + 1) * (sizeof *lse + sizeof *local))
+                              (size_t)loss.rows * (2 * sizeof *most + sizeof *local))
               : NULL;
     /* sums, picked logits and losses (rows each), one row of classes */
     sums = aux ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                               (size_t)(3 * loss.rows + loss.classes) * sizeof *lse)
+                               (size_t)(3 * loss.rows + loss.classes) * sizeof *most)
                : NULL;
     values = sums ? tshi_kernel_packed(target, &scratch) : NULL;
     if (!values) return NULL;
-    lse = (tsh_real *)tshi_mem_data(aux);
-    local = (int64_t *)(void *)(lse + (loss.rows + loss.rows % 2));
+    most = (tsh_real *)tshi_mem_data(aux);
+    local = (int64_t *)(void *)(most + 2 * loss.rows);
     losses = desc->reduction == TSH_REDUCE_NONE
                  ? tshi_tensor_values(out)
                  : (tsh_real *)tshi_mem_data(sums) + 2 * loss.rows + loss.classes;
     if (tshi_loss_targets(logits, target, values, desc, local, &valid)) {
-        tshi_loss_rows(logits, &loss, local, lse, losses, (tsh_real *)tshi_mem_data(sums));
+        tshi_loss_rows(logits, &loss, local, most, losses, (tsh_real *)tshi_mem_data(sums));
         if (desc->reduction != TSH_REDUCE_NONE)
             tshi_loss_reduce(logits, &loss, losses, valid, desc->empty_zero, out);
         node = tshi_tape_record("tsh_cross_entropy", out, in, 2, 1, tshi_loss_backward,

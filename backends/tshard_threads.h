@@ -33,7 +33,7 @@
  *
  * COSTS
  *
- * About 45 KiB per rank and group, and 192 bytes per pair of ranks and group, from libc's malloc.
+ * About 41 KiB per rank and group, and 192 bytes per pair of ranks and group, from libc's malloc.
  *
  * ENVIRONMENT
  *

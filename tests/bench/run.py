@@ -103,8 +103,16 @@ def gemm(args):
     if os.path.exists(include):
         blis = ["-DBENCH_BLIS", "-I" + include, "-L" + folder, "-Wl,-rpath," + folder, "-lblis"]
     program = build("bench_gemm", CC, blis + ["-lm", "-pthread"])
+
+    def both():
+        text = output([program], {"BLIS_NUM_THREADS": "1"})
+        for name, ours, peer in re.findall(r"^(gemm_\w+) (\S+)(?: (\S+))?", text, re.M):
+            yield name, "GFLOP/s", "ours", float(ours)
+            if peer:
+                yield name, "GFLOP/s", "blis", float(peer)
+
     if program:
-        yield args.rounds, [lambda: output([program], {"BLIS_NUM_THREADS": "1"})]
+        yield args.rounds, [both]
 
 
 def comm(args):

@@ -110,8 +110,7 @@ static tsh_tensor *op_layer_norm(probe *p) {
 }
 
 static tsh_tensor *op_attention(probe *p) {
-    tsh_attention_desc desc = {0, 0, 0, NULL};
-    desc.causal = *p->arg == 'c';
+    tsh_attention_desc desc = {.causal = *p->arg == 'c'};
     return tsh_attention(p->in[0], p->in[1], p->in[2], &desc);
 }
 

@@ -11,21 +11,20 @@ static void every_result_has_a_name_and_a_sentence(void **state) {
     static const struct {
         tsh_result code;
         const char *name, *text;
-    } rows[] = {
-        {TSH_OK, "TSH_OK", "no error"},
-        {TSH_ERR_ARGUMENT, "TSH_ERR_ARGUMENT", "an argument is not valid"},
-        {TSH_ERR_SHAPE, "TSH_ERR_SHAPE", "shapes do not fit"},
-        {TSH_ERR_LAYOUT, "TSH_ERR_LAYOUT", "layouts do not fit"},
-        {TSH_ERR_DTYPE, "TSH_ERR_DTYPE", "a dtype is not the one expected"},
-        {TSH_ERR_MEMORY, "TSH_ERR_MEMORY", "the allocator returned NULL"},
-        {TSH_ERR_STALE, "TSH_ERR_STALE", "the tensor's values were given back"},
-        {TSH_ERR_STATE, "TSH_ERR_STATE", "the call is not possible now"},
-        {TSH_ERR_MISMATCH, "TSH_ERR_MISMATCH", "ranks called different collectives"},
-        {TSH_ERR_LOST, "TSH_ERR_LOST", "a rank is gone"},
-        {TSH_ERR_TIMEOUT, "TSH_ERR_TIMEOUT", "a collective ran out of time"},
-        {TSH_ERR_ABORTED, "TSH_ERR_ABORTED", "a rank aborted the world"},
-        {TSH_ERR_IO, "TSH_ERR_IO", "the system refused"},
-        {TSH_ERR_UNSUPPORTED, "TSH_ERR_UNSUPPORTED", "the backend does not do this"}};
+    } rows[] = {{TSH_OK, "TSH_OK", "no error"},
+                {TSH_ERR_ARGUMENT, "TSH_ERR_ARGUMENT", "an argument is not valid"},
+                {TSH_ERR_SHAPE, "TSH_ERR_SHAPE", "shapes do not fit"},
+                {TSH_ERR_LAYOUT, "TSH_ERR_LAYOUT", "layouts do not fit"},
+                {TSH_ERR_DTYPE, "TSH_ERR_DTYPE", "a dtype is not the one expected"},
+                {TSH_ERR_MEMORY, "TSH_ERR_MEMORY", "the allocator returned NULL"},
+                {TSH_ERR_STALE, "TSH_ERR_STALE", "the tensor's values were given back"},
+                {TSH_ERR_STATE, "TSH_ERR_STATE", "the call is not possible now"},
+                {TSH_ERR_MISMATCH, "TSH_ERR_MISMATCH", "ranks called different collectives"},
+                {TSH_ERR_LOST, "TSH_ERR_LOST", "a rank is gone"},
+                {TSH_ERR_TIMEOUT, "TSH_ERR_TIMEOUT", "a collective ran out of time"},
+                {TSH_ERR_ABORTED, "TSH_ERR_ABORTED", "a rank aborted the world"},
+                {TSH_ERR_IO, "TSH_ERR_IO", "the system refused"},
+                {TSH_ERR_UNSUPPORTED, "TSH_ERR_UNSUPPORTED", "the backend does not do this"}};
     int i;
     (void)state;
     assert_int_equal(COUNT(rows), TSH_RESULT_COUNT);
@@ -205,7 +204,7 @@ static void degrees_must_divide_the_ranks(void **state) {
 }
 
 static void an_order_names_every_axis_once(void **state) {
-    static const char *const bad[] = {"",         "tp",       "tp-pp",     "tp-tp-dp",  "tp-pp-xp",
+    static const char *const bad[] = {"",         "tp",        "tp-pp",     "tp-tp-dp",  "tp-pp-xp",
                                       "tp pp dp", "pp-tp-dp-", "tp-pp-dpx", "tp-pp-dp-x"};
     static const char *const good[] = {"tp-pp-dp", "tp-dp-pp", "pp-tp-dp",
                                        "pp-dp-tp", "dp-tp-pp", "dp-pp-tp"};

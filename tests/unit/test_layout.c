@@ -75,8 +75,8 @@ static void known_cuts(void **state) {
         int size;
         int64_t owned[8];
     } rows[] = {{50257, 1, 4, {12565, 12565, 12565, 12562}}, /* torch.arange(50257).chunk(4) */
-                {4, 1, 3, {2, 2, 0}},                       /* heads */
-                {256, 64, 3, {128, 128, 0}},                /* the same with their elements */
+                {4, 1, 3, {2, 2, 0}},                        /* heads */
+                {256, 64, 3, {128, 128, 0}},                 /* the same with their elements */
                 {3, 1, 2, {2, 1}},
                 {2, 1, 8, {1, 1, 0, 0, 0, 0, 0, 0}},
                 {10, 5, 4, {5, 5, 0, 0}},

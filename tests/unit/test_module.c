@@ -1,4 +1,5 @@
-/* The tree of modules: names, paths, parameters, ties, modes, forwards, and the patterns of plans. */
+/* The tree of modules: names, paths, parameters, ties, modes, forwards, and the patterns of plans.
+ */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
@@ -221,7 +222,7 @@ static void a_tied_parameter_counts_once(void **state) {
     assert_ptr_equal(tsh_param(root, "head.weight"), wte);
     expect_params(root, "wte.weight h.0.ln.weight h.0.ln.bias h.0.up.weight h.0.up.bias "
                         "h.1.ln.weight h.1.ln.bias h.1.up.weight h.1.up.bias ");
-    expect_params(tsh_find(root, "head"), "wte.weight "); /* below head too */
+    expect_params(tsh_find(root, "head"), "wte.weight ");                     /* below head too */
     assert_int_equal(tsh_tie(tsh_find(root, "head"), "weight", wte), TSH_OK); /* again: no change */
     assert_ptr_equal(tsh_param(root, "head.weight"), wte);
     unit_close(ctx);
@@ -481,22 +482,21 @@ static void plans_that_cannot_be_change_nothing(void **state) {
         tsh_plan_rule rules[2];
         tsh_result code;
         const char *part;
-    } rows[] = {
-        {{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.upp", TSH_COLWISE, 0, 0, 0, NULL}},
-         TSH_ERR_ARGUMENT,
-         "rule \"h.*.upp\" matches no layer that can be sharded; near it are \"h."},
-        {{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.ln", TSH_COLWISE, 0, 0, 0, NULL}},
-         TSH_ERR_ARGUMENT,
-         "rule \"h.*.ln\" matches no layer that can be sharded"},
-        {{{"h.1.up", TSH_ROWWISE, 0, 0, 0, NULL}, {"**.up", TSH_COLWISE, 0, 0, 0, NULL}},
-         TSH_ERR_ARGUMENT,
-         "rules \"h.1.up\" and \"**.up\" both match \"h.1.up\""},
-        {{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.up", TSH_COLWISE, 0, 4, 0, NULL}},
-         TSH_ERR_LAYOUT,
-         "\"h.0.up.weight\" (6, 4) R does not divide into 1 segments of units of 4"},
-        {{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.up", TSH_ROWWISE, 3, 0, 0, NULL}},
-         TSH_ERR_LAYOUT,
-         "does not divide into 3 segments"}};
+    } rows[] = {{{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.upp", TSH_COLWISE, 0, 0, 0, NULL}},
+                 TSH_ERR_ARGUMENT,
+                 "rule \"h.*.upp\" matches no layer that can be sharded; near it are \"h."},
+                {{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.ln", TSH_COLWISE, 0, 0, 0, NULL}},
+                 TSH_ERR_ARGUMENT,
+                 "rule \"h.*.ln\" matches no layer that can be sharded"},
+                {{{"h.1.up", TSH_ROWWISE, 0, 0, 0, NULL}, {"**.up", TSH_COLWISE, 0, 0, 0, NULL}},
+                 TSH_ERR_ARGUMENT,
+                 "rules \"h.1.up\" and \"**.up\" both match \"h.1.up\""},
+                {{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.up", TSH_COLWISE, 0, 4, 0, NULL}},
+                 TSH_ERR_LAYOUT,
+                 "\"h.0.up.weight\" (6, 4) R does not divide into 1 segments of units of 4"},
+                {{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.up", TSH_ROWWISE, 3, 0, 0, NULL}},
+                 TSH_ERR_LAYOUT,
+                 "does not divide into 3 segments"}};
     tsh_ctx *ctx = unit_open(NULL);
     tsh_module *root = model(ctx);
     int i;

@@ -82,7 +82,6 @@ static void normal_is_normal(void **state) {
     EXPECT_NEAR(pairs, 0, 5 * sqrt(1.0 / DRAWS)); /* neighbours share a block, not a number */
 }
 
-
 static void hashes_name_streams_apart(void **state) {
     static const char *const paths[] = {"", "a", "b", "ab", "ba", "h.0.weight", "h.1.weight"};
     uint64_t seen[2 * COUNT(paths)];
@@ -135,8 +134,7 @@ static double expected(const draw *d, uint64_t seed, int64_t e) {
     case TSH_INIT_CONSTANT: return d->init.a;
     case TSH_INIT_UNIFORM:
         return d->init.a + (d->init.b - d->init.a) * tshi_rng_uniform(seed, stream, (uint64_t)e);
-    case TSH_INIT_NORMAL:
-        return d->init.a + d->init.b * tshi_rng_normal(seed, stream, (uint64_t)e);
+    case TSH_INIT_NORMAL: return d->init.a + d->init.b * tshi_rng_normal(seed, stream, (uint64_t)e);
     case TSH_INIT_KAIMING_UNIFORM:
         return -bound + 2 * bound * tshi_rng_uniform(seed, stream, (uint64_t)e);
     case TSH_INIT_DEFAULT: break;

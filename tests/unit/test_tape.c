@@ -611,7 +611,7 @@ static int fails_in_backward(tsh_ctx *ctx, void *user) {
     loss = tsh_sum(tsh_custom_op(ctx, &y, 1, &desc), TSH_ALL, 0);
     loss = tsh_add(loss, column_loss(ctx, x, w, 1));
     (void)tsh_barrier(tsh_world(ctx)); /* all are here before one fails */
-    (void)tsh_backward(ctx, loss); /* a rank may be through before it hears of rank 0 */
+    (void)tsh_backward(ctx, loss);     /* a rank may be through before it hears of rank 0 */
     (void)tsh_barrier(tsh_world(ctx));
     CHECK(!tsh_ok(ctx) && tsh_last_error(ctx)->code == TSH_ERR_ARGUMENT, "all fail");
     CHECK(strstr(tsh_last_error(ctx)->message, "the probe says no"), "one sentence");
