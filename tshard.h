@@ -956,6 +956,8 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 /* ========================================================================== */
 /* end of header: stop here if you only want the API                           */
 /* ========================================================================== */
+#endif /* TSHARD_H */
+
 #ifdef TSHARD_IMPLEMENTATION
 #ifndef TSHARD_IMPLEMENTED
 #define TSHARD_IMPLEMENTED
@@ -8338,4 +8340,3 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
 #undef TSHI_BINARY_SLOPE
 #endif /* TSHARD_IMPLEMENTED */
 #endif /* TSHARD_IMPLEMENTATION */
-#endif /* TSHARD_H */

@@ -48,17 +48,25 @@ def build(name, compiler, flags):
 def output(command, env=None):
     """What a program prints; nothing if it fails."""
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=TOP,
-                              env=dict(os.environ, **(env or {})), timeout=LIMIT,
-                              universal_newlines=True)
-    except (OSError, subprocess.TimeoutExpired) as why:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=TOP,
+                                   env=dict(os.environ, **(env or {})), universal_newlines=True)
+        out, err = process.communicate(timeout=LIMIT)
+    except OSError as why:
         note("bench: %s" % why)
         return ""
-    if done.returncode:
-        note("bench: %s: exit code %d: %s" % (" ".join(command), done.returncode,
-                                              done.stderr.strip()[-300:]))
+    except subprocess.TimeoutExpired:
+        note("bench: no end within %d s: %s" % (LIMIT, " ".join(command)))
+        process.terminate()  # not killed at once: mpirun ends its ranks first
+        try:
+            process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
         return ""
-    return done.stdout
+    if process.returncode:
+        note("bench: %s: exit code %d: %s" % (" ".join(command), process.returncode, err[-300:]))
+        return ""
+    return out
 
 
 def rounds_of(count, programs):

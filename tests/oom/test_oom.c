@@ -1,0 +1,288 @@
+/* Every request for memory that can fail, fails once, and once with all after it: each time the
+ * answer is TSH_ERR_MEMORY, on every rank that is still at work; nothing leaks, crashes or hangs.
+ */
+#define TSHARD_IMPLEMENTATION
+#include "../../tshard.h"
+#include "../../backends/tshard_threads.h"
+#include "../support/ranks.h"
+#include "../support/small_gpt.h"
+#include "../support/counting.h"
+
+static counting memory;
+
+/* ----------------------------------------------------------------------- the work
+ * Tensors of more than a chunk of the step pool, so that every op asks the allocator. */
+
+enum { ROWS = 80, WIDTH = 1024 };
+
+static tsh_tensor *leaf(tsh_ctx *ctx, tsh_shape shape, const char *layout) {
+    tsh_layout l = spec_layout(layout, 1);
+    return tsh_requires_grad(tsh_tensor_new(ctx, TSH_REAL, shape, &l), 1);
+}
+
+static tsh_tensor *wide(tsh_ctx *ctx, const char *layout) {
+    return leaf(ctx, tsh_shape2(ROWS, WIDTH), layout);
+}
+
+static void finish(tsh_ctx *ctx, tsh_tensor *y) {
+    (void)tsh_backward(ctx, tsh_full(tsh_sum(y, TSH_ALL, 0)));
+    (void)tsh_step_end(ctx);
+}
+
+static void work_map(tsh_ctx *ctx) {
+    tsh_tensor *x = wide(ctx, "S(0)"), *b = leaf(ctx, tsh_shape1(WIDTH), "R");
+    tsh_tensor *y = tsh_gelu(tsh_add(tsh_mul(x, x), b));
+    y = tsh_where(tsh_lt(y, x), tsh_dropout(y, 0.5, NULL), tsh_clone(x));
+    finish(ctx, tsh_div(y, tsh_add_scalar(tsh_exp(b), 1)));
+}
+
+static void work_reduce(tsh_ctx *ctx) {
+    tsh_tensor *x = wide(ctx, "S(0)"), *y = tsh_transpose(x, 0, 1); /* strides that need a copy */
+    (void)tsh_argmax(y, 0, 0);
+    y = tsh_add(tsh_softmax(y, 0), tsh_log_softmax(y, 0));
+    finish(ctx, tsh_add(tsh_max(y, 0, 0), tsh_mean(y, 0, 0)));
+}
+
+static void work_view(tsh_ctx *ctx) {
+    tsh_tensor *x = wide(ctx, "S(0)"), *part[2] = {NULL, NULL};
+    (void)tsh_split_dim(x, 1, 2, part);
+    x = tsh_concat(part, 2, 1);
+    x = tsh_reshape(tsh_transpose(tsh_reshape(x, tsh_shape3(ROWS, 32, 32)), 1, 2),
+                    tsh_shape2(ROWS, WIDTH));
+    finish(ctx, tsh_slice(x, 1, 3, 500));
+}
+
+static void work_matmul(tsh_ctx *ctx) {
+    tsh_tensor *x = wide(ctx, "R"), *w = leaf(ctx, tsh_shape2(WIDTH, WIDTH), "S(1)");
+    tsh_tensor *column = leaf(ctx, tsh_shape2(WIDTH, WIDTH), "S(0)");
+    tsh_tensor *b = leaf(ctx, tsh_shape1(WIDTH), "S(0)");
+    finish(ctx, tsh_matmul(tsh_linear(x, column, b), tsh_transpose(w, 0, 1)));
+}
+
+static void work_row(tsh_ctx *ctx) {
+    tsh_tensor *w = leaf(ctx, tsh_shape2(WIDTH, WIDTH), "S(1)");
+    finish(ctx, tsh_linear(tsh_neg(wide(ctx, "R")), w, leaf(ctx, tsh_shape1(WIDTH), "R")));
+}
+
+static void work_norm(tsh_ctx *ctx) {
+    tsh_tensor *w = leaf(ctx, tsh_shape1(WIDTH), "R"), *b = leaf(ctx, tsh_shape1(WIDTH), "R");
+    finish(ctx, tsh_layer_norm(tsh_neg(wide(ctx, "S(0)")), w, b, 0));
+}
+
+static void work_attention(tsh_ctx *ctx) {
+    const tsh_attention_desc desc = {.causal = 1, .dropout = 0.1};
+    tsh_shape shape = tsh_shape4(2, 4, 130, 80);
+    tsh_tensor *q = leaf(ctx, shape, "S(1)"), *k = leaf(ctx, shape, "S(1)");
+    finish(ctx, tsh_attention(tsh_neg(q), k, leaf(ctx, shape, "S(1)"), &desc));
+}
+
+static void work_loss(tsh_ctx *ctx) {
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(ROWS), NULL);
+    tsh_tensor *table = leaf(ctx, tsh_shape2(WIDTH, 1100), "S(0)");
+    tsh_tensor *x = tsh_full(tsh_embedding(ids, table));
+    finish(ctx, tsh_cross_entropy(tsh_linear(x, leaf(ctx, tsh_shape2(WIDTH, 1100), "S(0)"), NULL),
+                                  ids, NULL));
+}
+
+static void work_redistribute(tsh_ctx *ctx) {
+    static const char *const path[] = {"S(1)", "S(1, 2 segments, unit 8)", "S(0)", "R", "P", "S(1)",
+                                       "R"};
+    tsh_tensor *x = wide(ctx, "R");
+    double *values;
+    int i;
+    for (i = 0; i < COUNT(path); i++) x = tsh_redistribute(tsh_neg(x), spec_layout(path[i], 1));
+    x = tsh_redistribute(x, tsh_sharded(1));
+    values = x ? ranks_values(ctx, x) : NULL;
+    free(values);
+    (void)tsh_hash(ctx, x);
+    finish(ctx, x);
+}
+
+static void copy_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+    (void)user, (void)n;
+    memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
+}
+
+static void copy_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
+                          const tsh_real *grad_out, tsh_real *const *grad_in) {
+    (void)user, (void)n, (void)out;
+    if (grad_in[0]) memcpy(grad_in[0], grad_out, (size_t)tsh_local_numel(in[0]) * sizeof *out);
+}
+
+static void work_custom(tsh_ctx *ctx) {
+    tsh_custom_desc desc = {.name = "copy", .forward = copy_forward, .backward = copy_backward};
+    tsh_tensor *x = tsh_transpose(wide(ctx, "R"), 0, 1);
+    desc.shape = tsh_shape_of(x);
+    desc.layout = tsh_replicated();
+    x = tsh_custom_op(ctx, &x, 1, &desc);
+    (void)tsh_tensor_free(tsh_keep(x));
+    finish(ctx, x);
+}
+
+static void work_gpt(tsh_ctx *ctx) {
+    const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .clip_norm = 1};
+    const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
+    tsh_module *gpt = gpt_add(ctx);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_optim *optim;
+    int step;
+    (void)tsh_materialize(gpt); /* first whole, so that sharding needs memory too */
+    (void)tsh_parallelize(gpt, gpt_plan, GPT_RULES);
+    optim = tsh_optim_new(gpt, &adamw);
+    for (step = 0; step < 2 && tsh_ok(ctx); step++) (void)gpt_step(ctx, optim, ids, targets, step);
+    (void)tsh_check_replicas(gpt);
+}
+
+/* A gradient check, in double scopes. */
+static tsh_tensor *square(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
+    (void)ctx, (void)n, (void)user;
+    return tsh_sum(tsh_mul(in[0], in[0]), TSH_ALL, 0);
+}
+
+static void work_gradcheck(tsh_ctx *ctx) {
+    tsh_tensor *x = wide(ctx, "R");
+    (void)tsh_gradcheck(ctx, square, &x, 1, NULL, 0, 2);
+}
+
+typedef struct job {
+    const char *name;
+    void (*work)(tsh_ctx *ctx);
+} job;
+
+static const job jobs[] = {
+    {"map", work_map},
+    {"reduce", work_reduce},
+    {"view", work_view},
+    {"matmul", work_matmul},
+    {"row", work_row},
+    {"norm", work_norm},
+    {"attention", work_attention},
+    {"loss", work_loss},
+    {"redistribute", work_redistribute},
+    {"custom", work_custom},
+    {"gpt", work_gpt},
+    {"gradcheck", work_gradcheck},
+};
+
+/* --------------------------------------------------------------------- one rank */
+
+static void expect_clean(const char *name) {
+    if (memory.broken) fail_msg("%s: %s", name, memory.broken);
+    if (memory.live || memory.blocks)
+        fail_msg("%s, request %lu: %zu bytes in %zu blocks are left", name,
+                 (unsigned long)memory.fail_at, memory.live, memory.blocks);
+}
+
+/* Returns how many requests failed. */
+static uint64_t try_alone(const job *j, int fails, uint64_t fail_at) {
+    tsh_desc desc = {.tp = 0};
+    tsh_ctx *ctx = NULL;
+    tsh_result result;
+    counting_begin(&memory, &desc);
+    memory.fails = fails;
+    memory.fail_at = fail_at;
+    result = tsh_open(&desc, &ctx);
+    if (result == TSH_OK) {
+        j->work(ctx);
+        result = tsh_ok(ctx) ? TSH_OK : tsh_last_error(ctx)->code;
+    }
+    if (result != (memory.failed ? TSH_ERR_MEMORY : TSH_OK))
+        fail_msg("%s, request %lu: %s, %s", j->name, (unsigned long)fail_at,
+                 tsh_result_name(result), tsh_last_error(ctx)->message);
+    if (ctx && result != TSH_OK) {
+        assert_true(strlen(tsh_last_error(ctx)->message) > 20); /* a sentence */
+        assert_null(tsh_zeros(ctx, tsh_shape1(1)));
+        (void)tsh_step_end(ctx);
+        if (tsh_mem_stats(ctx).step_live)
+            fail_msg("%s, request %lu: %zu bytes of step memory are lost (%s)", j->name,
+                     (unsigned long)fail_at, tsh_mem_stats(ctx).step_live,
+                     tsh_last_error(ctx)->message);
+    }
+    tsh_close(ctx);
+    expect_clean(j->name);
+    return memory.failed;
+}
+
+static void any_request_may_fail_on_one_rank(void **state) {
+    int i, fails;
+    uint64_t n;
+    (void)state;
+    for (i = 0; i < COUNT(jobs); i++)
+        for (fails = 1; fails <= 2; fails++) {
+            for (n = 0; try_alone(&jobs[i], fails, n); n++) continue;
+            assert_true(n > 5);
+        }
+}
+
+/* An error of memory that was not told can be cleared; the ctx goes on. */
+static void work_goes_on_after_memory_is_back(void **state) {
+    tsh_desc desc = {.tp = 0};
+    tsh_ctx *ctx = NULL;
+    tsh_tensor *x;
+    (void)state;
+    counting_begin(&memory, &desc);
+    assert_int_equal(tsh_open(&desc, &ctx), TSH_OK);
+    x = wide(ctx, "R");
+    memory.fails = 2;
+    assert_null(tsh_neg(x));
+    assert_int_equal(tsh_last_error(ctx)->code, TSH_ERR_MEMORY);
+    memory.fails = 0;
+    tsh_clear_error(ctx);
+    finish(ctx, tsh_neg(x));
+    assert_true(tsh_ok(ctx));
+    assert_non_null(tsh_grad(x));
+    tsh_close(ctx);
+    expect_clean("after an error");
+}
+
+/* -------------------------------------------------------------------- two ranks */
+
+/* A rank that got no ctx at all has left; its peer may say that instead. */
+static int shared_work(tsh_ctx *ctx, void *user) {
+    const job *j = (const job *)user;
+    tsh_result code;
+    j->work(ctx);
+    (void)tsh_barrier(tsh_world(ctx)); /* so that a rank that is through hears of the other */
+    code = tsh_ok(ctx) ? TSH_OK : tsh_last_error(ctx)->code;
+    CHECK(code == TSH_OK || code == TSH_ERR_MEMORY || code == TSH_ERR_LOST, "%s", j->name);
+    CHECK(code != TSH_OK || !memory.failed, "%s: a failure was not told", j->name);
+    return 0;
+}
+
+static uint64_t try_two(const job *j, int fails, int only, uint64_t fail_at) {
+    tsh_desc desc = {.tp = 0};
+    job copy = *j;
+    int r;
+    counting_begin(&memory, &desc);
+    memory.fails = fails;
+    memory.fail_at = fail_at;
+    memory.only = only;
+    (void)setenv("TSHARD_TIMEOUT", "20", 1);
+    memset(ranks_failure, 0, sizeof ranks_failure);
+    (void)tsh_threads_run(2, &desc, shared_work, &copy);
+    for (r = 0; r < 2; r++)
+        if (ranks_failure[r][0])
+            fail_msg("%s, request %lu: %s", j->name, (unsigned long)fail_at, ranks_failure[r]);
+    expect_clean(j->name);
+    return memory.failed;
+}
+
+static void any_request_may_fail_on_one_or_both_of_two_ranks(void **state) {
+    int i, fails, only;
+    uint64_t n;
+    (void)state;
+    for (i = 0; i < COUNT(jobs); i++)
+        for (fails = 1; fails <= 2; fails++)
+            for (only = -1; only <= 0; only++)
+                for (n = 0; try_two(&jobs[i], fails, only, n); n++) continue;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_request_may_fail_on_one_rank),
+        cmocka_unit_test(work_goes_on_after_memory_is_back),
+        cmocka_unit_test(any_request_may_fail_on_one_or_both_of_two_ranks),
+    };
+    return cmocka_run_group_tests_name("oom", tests, NULL, NULL);
+}
