@@ -571,7 +571,8 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_b
  */
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
 /* A leaf's or retained tensor's gradient, a detached step tensor; NULL while it has none. Pending:
- * an error. */
+ * an error. It is a window on the accumulator that the next backward writes again: tsh_keep copies.
+ */
 TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
 /* Forgets a leaf's gradient; its memory is kept for the next. */
 TSH_API void tsh_zero_grad(tsh_tensor *t);
@@ -1850,6 +1851,9 @@ static int tshi_tensor_axis(const tsh_tensor *t, int dim) {
 static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shape *shape,
                                    const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
+    const int64_t most = (int64_t)((uint64_t)SIZE_MAX < (uint64_t)INT64_MAX ? (uint64_t)SIZE_MAX
+                                                                            : (uint64_t)INT64_MAX) /
+                         16;
     int64_t total = 1;
     int i;
     t->ndim = shape->ndim;
@@ -1858,7 +1862,7 @@ static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shap
                         shape->ndim, TSH_MAX_DIMS);
     for (i = 0; i < shape->ndim; i++) {
         t->dim[i] = t->local[i] = shape->dim[i];
-        if (t->dim[i] < 0 || (t->dim[i] && total > (INT64_MAX / 16) / t->dim[i]))
+        if (t->dim[i] < 0 || (t->dim[i] && total > most / t->dim[i]))
             return tsh_fail(ctx, TSH_ERR_SHAPE, "%s: dimension %d is %ld", op, i, (long)t->dim[i]);
         total *= t->dim[i] ? t->dim[i] : 1;
     }
@@ -2142,6 +2146,10 @@ TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, doub
     tsh_shape shape;
     tsh_tensor *t;
     int64_t i;
+    if ((dtype != TSH_REAL && dtype != TSH_I32 && dtype != TSH_I64) ||
+        (dtype == TSH_I32 && (fabs(start) > 2147483647.0 || fabs(stop) > 2147483647.0)))
+        return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_arange: dtype %d cannot hold %g to %g",
+                               (int)dtype, start, stop);
     if (!(length >= 0 && length < 9e15))
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_arange: from %g to %g by %g never ends",
                                start, stop, step);
@@ -3558,7 +3566,7 @@ static int tshi_tape_room(tsh_tensor *base, tshi_accumulator *acc) {
 
 static int tshi_tape_open(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
     tsh_tensor *base = t->base;
-    if (!tshi_tape_room(base, acc)) return 0;
+    if ((base->flags & TSHI_DEAD) || !tshi_tape_room(base, acc)) return 0; /* freed since */
     dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
     dest->stride = t->stride;
     if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) {
@@ -3577,7 +3585,7 @@ static int tshi_tape_is_partial(const tshi_node *node, int i) {
 /* Where the op adds its gradient of input i; 0 where none is wanted. */
 static int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i];
-    if (!t || !t->base->wants || (t->base->flags & TSHI_DEAD)) return 0;
+    if (!t || !t->base->wants) return 0;
     return tshi_tape_open(t, tshi_tape_is_partial(node, i) ? &t->base->gp : &t->base->gr, dest);
 }
 
@@ -5268,6 +5276,20 @@ static void tshi_view_concat_backward(tshi_node *node) {
     }
 }
 
+/* Whether part i agrees with the first in dtype, and in all dimensions but d. */
+static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
+    const tsh_tensor *p = parts[i], *first = parts[0];
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    int e, fits = p->ndim == first->ndim;
+    for (e = 0; e < first->ndim && fits; e++) fits = e == d || p->dim[e] == first->dim[e];
+    if (fits && p->dtype == first->dtype) return 1;
+    (void)tsh_fail(p->ctx, fits ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
+                   "tsh_concat: part %d, %s %s, does not go with %s %s along dimension %d", i,
+                   tshi_tensor_dtype(p->dtype), tshi_tensor_text(p, a),
+                   tshi_tensor_dtype(first->dtype), tshi_tensor_text(first, b), d);
+    return 0;
+}
+
 /* The layout of parts laid end to end along d; 0 and an error where they do not fit. */
 static int tshi_view_concat_layout(tsh_tensor *const *parts, int n, int d, tsh_shape *shape,
                                    tsh_layout *layout) {
@@ -5277,9 +5299,8 @@ static int tshi_view_concat_layout(tsh_tensor *const *parts, int n, int d, tsh_s
     *layout = parts[0]->layout;
     for (i = 1; i < n && fits; i++) {
         const tsh_tensor *p = parts[i];
-        fits = p->ndim == shape->ndim && p->dtype == parts[0]->dtype &&
-               p->layout.kind == layout->kind && p->layout.dim == layout->dim;
-        for (e = 0; e < shape->ndim && fits; e++) fits = e == d || p->dim[e] == shape->dim[e];
+        if (!tshi_view_concat_fits(parts, i, d)) return 0;
+        fits = p->layout.kind == layout->kind && p->layout.dim == layout->dim;
         if (fits && layout->kind == TSH_SHARDED && !along)
             fits = tshi_layout_equal(&p->layout, layout, p->dim, p->ctx->tp.size);
         for (e = 0; e < p->layout.segments && along && fits; e++) {
@@ -5290,12 +5311,10 @@ static int tshi_view_concat_layout(tsh_tensor *const *parts, int n, int d, tsh_s
     }
     if (!fits)
         (void)tsh_fail(parts[0]->ctx, TSH_ERR_LAYOUT,
-                       "tsh_concat: part %d, %s %s, does not go with %s %s along dimension %d (at "
-                       "most %d segments "
-                       "in all); tsh_redistribute brings parts to one layout",
-                       i - 1, tshi_tensor_dtype(parts[i - 1]->dtype),
-                       tshi_tensor_text(parts[i - 1], a), tshi_tensor_dtype(parts[0]->dtype),
-                       tshi_tensor_text(parts[0], b), d, TSH_MAX_SEGMENTS);
+                       "tsh_concat: part %d, %s, does not go with %s along dimension %d (at most "
+                       "%d segments in all); tsh_redistribute brings parts to one layout",
+                       i - 1, tshi_tensor_text(parts[i - 1], a), tshi_tensor_text(parts[0], b), d,
+                       TSH_MAX_SEGMENTS);
     return fits;
 }
 
@@ -5782,6 +5801,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (extent == TSH_GLOBAL) tshi_error_tell(ctx);
     if (!tshi_redistribute_io("tsh_read", ctx, t, extent, out, bytes)) return ctx->error.code;
+    if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
         tshi_kernel_dense(t, out, 0);
         return TSH_OK;
@@ -5804,6 +5824,7 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     if (extent == TSH_GLOBAL && t->layout.kind == TSH_PARTIAL)
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
                         "tsh_write: global values of a partial sum are not defined");
+    if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
         tshi_kernel_dense(t, tshi_kernel_read(in), 1);
         return TSH_OK;
@@ -6268,10 +6289,11 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w) {
     if (!ctx || !tshi_tensor_check_real("tsh_embedding", &w, 1)) return NULL;
     if ((ids->dtype != TSH_I32 && ids->dtype != TSH_I64) || w->ndim != 2 ||
         ids->ndim >= TSH_MAX_DIMS)
-        return tshi_error_null(ctx, TSH_ERR_DTYPE,
-                               "tsh_embedding: takes i32 or i64 ids and a weight (V, D), not %s "
-                               "and %d dimensions",
-                               tshi_tensor_dtype(ids->dtype), w->ndim);
+        return tshi_error_null(
+            ctx, ids->dtype == TSH_I32 || ids->dtype == TSH_I64 ? TSH_ERR_SHAPE : TSH_ERR_DTYPE,
+            "tsh_embedding: takes i32 or i64 ids and a weight (V, D), not %s "
+            "and %d dimensions",
+            tshi_tensor_dtype(ids->dtype), w->ndim);
     if (!tshi_embedding_layout(ids, w, &layout, &partial)) return NULL;
     shape.dim[shape.ndim++] = w->dim[1];
     lookup.count = tsh_local_numel(ids);
@@ -6839,7 +6861,11 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     in[1] = k;
     in[2] = v;
     ctx = tshi_tensor_check_real("tsh_attention", in, 3);
-    if (!ctx || !tshi_attention_check(in) || !tshi_attention_cached(in, desc)) return NULL;
+    if (!ctx || !tshi_attention_check(in)) return NULL;
+    if (desc && !(desc->dropout >= 0 && desc->dropout <= 1))
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
+                               "tsh_attention: dropout is %g, not within [0, 1]", desc->dropout);
+    if (!tshi_attention_cached(in, desc)) return NULL;
     k = in[1];
     v = in[2];
     memset(&more, 0, sizeof more);
@@ -7100,9 +7126,11 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     in[0] = logits;
     in[1] = target;
     ctx = tshi_tensor_check("tsh_cross_entropy", in, 2);
-    if (!ctx || !tshi_tensor_check_real("tsh_cross_entropy", &logits, 1) ||
-        !tshi_loss_layout(logits, target, desc->reduction != TSH_REDUCE_NONE, &layout))
-        return NULL;
+    if (!ctx || !tshi_tensor_check_real("tsh_cross_entropy", &logits, 1)) return NULL;
+    if ((unsigned)desc->reduction > (unsigned)TSH_REDUCE_NONE)
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_cross_entropy: %d is no reduction",
+                               (int)desc->reduction);
+    if (!tshi_loss_layout(logits, target, desc->reduction != TSH_REDUCE_NONE, &layout)) return NULL;
     if (logits->stride[logits->ndim - 1] != 1 || !tshi_kernel_rows(logits, &loss.rows, &loss.step))
         in[0] = logits = tshi_map_copy("tsh_cross_entropy", logits);
     if (!logits) return NULL;
@@ -7736,6 +7764,7 @@ static void tshi_parallel_lay(tsh_tensor *t, const tsh_layout *layout) {
     if (tshi_tensor_form(t, "tsh_parallelize", &shape, layout) != TSH_OK || !t->block) return;
     block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
                           (size_t)tsh_local_numel(t) * sizeof(tsh_real));
+    if (!block) *t = before;
     if (!block) return;
     (void)tshi_redistribute_move(&before, &whole, &t->layout, t->dtype, tshi_mem_data(before.block),
                                  tshi_mem_data(block));

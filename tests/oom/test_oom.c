@@ -84,6 +84,25 @@ static void work_loss(tsh_ctx *ctx) {
                                   ids, NULL));
 }
 
+/* Many short rows: then what is kept per row is more than a chunk, too. */
+enum { TALL = 70000 };
+
+static void work_tall(tsh_ctx *ctx) {
+    tsh_tensor *w = leaf(ctx, tsh_shape1(2), "R"), *table = leaf(ctx, tsh_shape2(2, 2), "R");
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(2, TALL / 2), NULL);
+    tsh_tensor *x;
+    ids = tsh_transpose(ids, 0, 1); /* strides that need a copy */
+    x = tsh_layer_norm(tsh_embedding(ids, table), w, NULL, 0);
+    x = tsh_cross_entropy(x, ids, NULL);
+    finish(ctx, x);
+}
+
+static void work_tall_attention(tsh_ctx *ctx) {
+    tsh_tensor *q = leaf(ctx, tsh_shape4(1, 1, TALL, 1), "R");
+    tsh_tensor *k = leaf(ctx, tsh_shape4(1, 1, 1, 1), "R");
+    finish(ctx, tsh_attention(q, k, k, NULL));
+}
+
 static void work_redistribute(tsh_ctx *ctx) {
     static const char *const path[] = {"S(1)", "S(1, 2 segments, unit 8)", "S(0)", "R", "P", "S(1)",
                                        "R"};
@@ -159,6 +178,8 @@ static const job jobs[] = {
     {"norm", work_norm},
     {"attention", work_attention},
     {"loss", work_loss},
+    {"tall", work_tall},
+    {"tall attention", work_tall_attention},
     {"redistribute", work_redistribute},
     {"custom", work_custom},
     {"gpt", work_gpt},

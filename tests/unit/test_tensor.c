@@ -587,22 +587,6 @@ static void a_leaf_may_be_freed_before_backward(void **state) {
 }
 
 /* tsh_grad gives a step tensor: retained, it keeps its values when the next gradient is made. */
-static void a_gradient_outlives_zero_grad(void **state) {
-    tsh_ctx *ctx = unit_open(NULL);
-    tsh_tensor *w = tsh_requires_grad(tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(2), NULL), 1),
-               *first;
-    (void)state;
-    assert_int_equal(tsh_backward(ctx, tsh_sum(w, 0, 0)), TSH_OK);
-    first = tsh_retain(tsh_grad(w));
-    EXPECT_TEXT(first, "(2) R: 1 1");
-    tsh_zero_grad(w);
-    assert_null(tsh_grad(w));
-    assert_int_equal(tsh_backward(ctx, tsh_sum(tsh_scale(w, 7), 0, 0)), TSH_OK);
-    EXPECT_TEXT(tsh_grad(w), "(2) R: 7 7");
-    EXPECT_TEXT(first, "(2) R: 1 1");
-    unit_close(ctx);
-}
-
 static void scopes_nest(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     tsh_tensor *a = tsh_ones(ctx, tsh_shape1(1)), *b, *c, *d, *owned;
@@ -796,7 +780,6 @@ int main(void) {
         cmocka_unit_test(a_step_tensor_is_stale_for_a_whole_step),
         cmocka_unit_test(a_view_keeps_the_values_of_a_freed_tensor),
         cmocka_unit_test(a_leaf_may_be_freed_before_backward),
-        cmocka_unit_test(a_gradient_outlives_zero_grad),
         cmocka_unit_test(scopes_nest),
         cmocka_unit_test(a_scope_may_not_end_what_is_recorded),
         cmocka_unit_test(a_loop_with_scopes_does_not_grow),
