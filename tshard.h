@@ -2621,11 +2621,10 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
  * has a second block; and A or B is read in place where packing would not pay, since the
  * micro-kernel takes A with any strides and B with any row stride.
  *
- * THE ORDER OF SUMS. Element (i, j) is, per kc-slice of k, acc = a[0] b[0] + a[1] b[1] + ... in
- * order, then C = beta C + alpha acc (beta 1 from the second slice on), and slices depend on k
- * alone. So its bits depend on its row of A, its column of B and k, not on m, n, strides, packing,
- * pointers or its place in the tile: a column-parallel product equals the columns of the whole one
- * bit for bit. */
+ * THE ORDER OF SUMS. Element (i, j) starts as beta C; per kc-slice of k, which k alone decides, acc
+ * = a[0] b[0] + a[1] b[1] + ... from left to right, then C = C + alpha acc. So its bits depend on
+ * its row of A, its column of B and the kernel, not on m, n, strides, packing, pointers or its
+ * place in the tile: a column-parallel product equals the columns of the whole one bit for bit. */
 
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(TSHARD_NO_SIMD)
 #include <immintrin.h> /* _mm512_fmadd_ps, _mm256_fmadd_ps, _mm_loadu_ps */
@@ -2654,15 +2653,15 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
 #define TSHI_GEMM_PREFETCH(p) ((void)(p))
 #endif
 
-/* What a micro-kernel computes: C(rows, cols) = beta C + alpha A(rows, k) B(k, cols), with csc = 1.
- */
+/* What a micro-kernel computes: C(rows, cols) += alpha A(rows, k) B(k, cols), with csc = 1. */
 typedef struct tshi_gemm_tile {
     int64_t k;
     const tsh_real *a;
     int64_t rsa, csa;
     const tsh_real *b;
     int64_t rsb, csb;
-    tsh_real alpha, beta;
+    tsh_real alpha;
+    int add; /* 0: C = alpha A B, without reading C */
     tsh_real *c;
     int64_t rsc;
 } tshi_gemm_tile;
@@ -2682,8 +2681,7 @@ struct tshi_gemm_kernel {
 enum {
     TSHI_GEMM_TILE_MAX = 384, /* the largest mr * nr */
     TSHI_GEMM_THIN = 2,       /* rows up to which a product is bound by reading B */
-    TSHI_GEMM_C_MR = 4,       /* the tile of the reference kernel */
-    TSHI_GEMM_C_NR = 16
+    TSHI_GEMM_C_STRIP = 8     /* of the reference kernel */
 };
 
 /* MARK: - the reference micro-kernel */
@@ -2692,30 +2690,20 @@ static int tshi_gemm_has_c(void) {
     return 1;
 }
 
-TSHI_GEMM_INLINE void tshi_gemm_rows_c(const tshi_gemm_tile *t, int rows, int cols) {
-    tsh_real acc[TSHI_GEMM_C_MR][TSHI_GEMM_C_NR] = {{0}};
-    for (int64_t p = 0; p < t->k; p++) {
-        const tsh_real *b = t->b + p * t->rsb;
-        for (int i = 0; i < rows; i++) {
-            const tsh_real x = t->a[i * t->rsa + p * t->csa];
-            for (int j = 0; j < cols; j++) acc[i][j] += x * b[j];
-        }
-    }
-    for (int i = 0; i < rows; i++) {
-        tsh_real *c = t->c + i * t->rsc;
-        for (int j = 0; j < cols; j++) {
-            const tsh_real v = t->alpha * acc[i][j];
-            c[j] = t->beta != 0 ? t->beta * c[j] + v : v;
-        }
-    }
-}
-
-/* The twin that the others are tested against, and what is left without GNU C. */
+/* The twin that the others are tested against, and what is left without GNU C. Strips of one row
+ * and a constant width: what all compilers keep in vector registers. */
 static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
-    if (rows == TSHI_GEMM_C_MR && cols == TSHI_GEMM_C_NR) {
-        tshi_gemm_rows_c(t, TSHI_GEMM_C_MR, TSHI_GEMM_C_NR); /* constants: the loops unroll */
-    } else {
-        tshi_gemm_rows_c(t, rows, cols);
+    for (int i = 0; i < rows; i++) {
+        for (int j = 0; j < cols; j += TSHI_GEMM_C_STRIP) {
+            tsh_real acc[TSHI_GEMM_C_STRIP] = {0}, *c = t->c + i * t->rsc + j;
+            for (int64_t p = 0; p < t->k; p++) {
+                const tsh_real x = t->a[i * t->rsa + p * t->csa], *b = t->b + p * t->rsb + j;
+                for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) acc[l] += x * b[l];
+            }
+            for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) {
+                c[l] = t->add ? c[l] + t->alpha * acc[l] : t->alpha * acc[l];
+            }
+        }
     }
 }
 
@@ -2743,8 +2731,8 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
         if (vecs > 1) c1[i] = TSHI_GEMM_FMA_##isa(x, b1, c1[i]);                                   \
     }
 #define TSHI_GEMM_PUT(isa, c, v)                                                                   \
-    v = TSHI_GEMM_MUL_##isa(alpha, v);                                                             \
-    if (t->beta != 0) v = TSHI_GEMM_FMA_##isa(beta, TSHI_GEMM_LOAD_##isa(c), v);                   \
+    v = t->add ? TSHI_GEMM_FMA_##isa(alpha, v, TSHI_GEMM_LOAD_##isa(c))                            \
+               : TSHI_GEMM_MUL_##isa(alpha, v);                                                    \
     TSHI_GEMM_STORE_##isa(c, v);
 #define TSHI_GEMM_OUT(isa, i, g)                                                                   \
     if (rows > i) {                                                                                \
@@ -2777,8 +2765,7 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
             a2 += csa;                                                                             \
             a3 += csa;                                                                             \
         }                                                                                          \
-        const TSHI_GEMM_VEC_##isa alpha = TSHI_GEMM_SET_##isa(t->alpha),                           \
-                                  beta = TSHI_GEMM_SET_##isa(t->beta);                             \
+        const TSHI_GEMM_VEC_##isa alpha = TSHI_GEMM_SET_##isa(t->alpha);                           \
         ROWS(TSHI_GEMM_OUT, isa)                                                                   \
     }                                                                                              \
     TARGET static void tshi_gemm_tile_##isa(const tshi_gemm_tile *t, int rows, int cols) {         \
@@ -2875,25 +2862,23 @@ static int tshi_gemm_has_avx512(void) {
         acc[g] = _mm256_fmadd_ps(x3, _mm256_shuffle_ps(u1, u3, 0xee), acc[g]);                     \
     }
 
-TSHI_GEMM_AVX2 TSHI_GEMM_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row,
+TSHI_GEMM_AVX2 TSHI_GEMM_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, int col,
                                                        const int groups) {
-    const float *a = t->a + row * t->rsa, *b = t->b;
     const int64_t csa = t->csa, csb = t->csb;
+    const float *a = t->a + row * t->rsa, *b = t->b + col * csb;
     const __m256 zero = {0};
-    __m256 acc[4] = {zero, zero, zero, zero};
+    __m256 acc[2] = {zero, zero};
     int64_t p = 0;
     for (; p + 4 <= t->k; p += 4, a += 4 * csa, b += 4) {
         const __m256 x0 = _mm256_set1_ps(a[0]), x1 = _mm256_set1_ps(a[csa]);
         const __m256 x2 = _mm256_set1_ps(a[2 * csa]), x3 = _mm256_set1_ps(a[3 * csa]);
         TSHI_GEMM_GROUP(0)
         TSHI_GEMM_GROUP(1)
-        TSHI_GEMM_GROUP(2)
-        TSHI_GEMM_GROUP(3)
     }
-    const __m256 alpha = _mm256_set1_ps(t->alpha), beta = _mm256_set1_ps(t->beta);
+    const __m256 alpha = _mm256_set1_ps(t->alpha);
     for (int g = 0; g < groups; g++) {
         const float *s = b + 8 * g * csb;
-        float *c = t->c + row * t->rsc + 8 * g;
+        float *c = t->c + row * t->rsc + col + 8 * g;
         for (int64_t q = 0; q < t->k - p; q++, s++) {
             const __m256 y = _mm256_setr_ps(s[0], s[csb], s[2 * csb], s[3 * csb], s[4 * csb],
                                             s[5 * csb], s[6 * csb], s[7 * csb]);
@@ -2905,12 +2890,12 @@ TSHI_GEMM_AVX2 TSHI_GEMM_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, 
 
 TSHI_GEMM_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {
-        if (cols == 32)
-            tshi_gemm_dot_row(t, i, 4);
-        else if (cols == 16)
-            tshi_gemm_dot_row(t, i, 2);
-        else
-            tshi_gemm_dot_row(t, i, 1);
+        for (int j = 0; j < cols; j += 16) {
+            if (cols - j >= 16)
+                tshi_gemm_dot_row(t, i, j, 2);
+            else
+                tshi_gemm_dot_row(t, i, j, 1);
+        }
     }
 }
 #define TSHI_GEMM_DOT tshi_gemm_dot_avx2
@@ -2932,7 +2917,7 @@ static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_GEMM_VECTORS
     {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_v128, NULL},
 #endif
-    {"c", TSHI_GEMM_C_MR, TSHI_GEMM_C_NR, 128, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_c, NULL}};
+    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_c, NULL}};
 
 /* The best kernel for this processor. */
 static const tshi_gemm_kernel *tshi_gemm_pick(void) {
@@ -3002,7 +2987,8 @@ typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel;
     tsh_real *pack_a, *pack_b;
     int64_t m, n, k;
-    tsh_real alpha, beta;
+    tsh_real alpha;
+    int add;
     const tsh_real *a, *b;
     int64_t rsa, csa, rsb, csb;
     tsh_real *c;
@@ -3039,7 +3025,7 @@ static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int 
     tshi_gemm_tile inner = *t;
     inner.c = buffer;
     inner.rsc = width;
-    if (t->beta != 0) {
+    if (t->add) {
         for (int i = 0; i < rows; i++) {
             for (int j = 0; j < width; j++)
                 buffer[i * width + j] = j < cols ? t->c[i * t->rsc + j * csc] : 0;
@@ -3061,7 +3047,7 @@ static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
     }
 }
 
-/* One A block against one B panel: C(m, n) = beta C + alpha A(m, k) B(k, n) with m <= mc, k <= kc.
+/* One A block against one B panel: C(m, n) += alpha A(m, k) B(k, n), with m <= mc, k <= kc.
  * The panel is packed with the `first` block of rows; where that is also the `last`, every sliver
  * goes to the same place. */
 static void tshi_gemm_block(const tshi_gemm_job *job, int first, int last) {
@@ -3075,7 +3061,7 @@ static void tshi_gemm_block(const tshi_gemm_job *job, int first, int last) {
     if (pack_a) tshi_gemm_pack_block(job);
     t.k = job->k;
     t.alpha = job->alpha;
-    t.beta = job->beta;
+    t.add = job->add;
     t.rsc = job->rsc;
     t.rsa = pack_a ? 1 : job->rsa;
     t.csa = pack_a ? mr : job->csa;
@@ -3116,7 +3102,7 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
         for (int64_t p = 0; p < all->k; p += kc) {
             part.k = tshi_gemm_min(kc, all->k - p);
             part.b = all->b + p * all->rsb + j * all->csb;
-            part.beta = p == 0 ? all->beta : 1;
+            part.add = all->add || p > 0;
             for (int64_t i = 0; i < all->m; i += mc) {
                 part.m = tshi_gemm_min(mc, all->m - i);
                 part.a = all->a + i * all->rsa + p * all->csa;
@@ -3146,6 +3132,10 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t
         tshi_gemm_scale(m, n, beta, c, rsc, csc);
         return;
     }
+    if (beta != 0 && beta != 1) { /* rare enough for a pass of its own */
+        tshi_gemm_scale(m, n, beta, c, rsc, csc);
+        beta = 1;
+    }
     if (tshi_gemm_turns(m, n, rsc, csc, kernel->nr)) {
         tshi_gemm_run(kernel, scratch, n, m, k, alpha, b, csb, rsb, a, csa, rsa, beta, c, csc, rsc);
         return;
@@ -3157,7 +3147,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t
     job.n = n;
     job.k = k;
     job.alpha = alpha;
-    job.beta = beta;
+    job.add = beta != 0;
     job.a = a;
     job.b = b;
     job.c = c;
@@ -3169,6 +3159,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t
     job.csc = csc;
     tshi_gemm_blocks(&job);
 }
+
 /* ========================================================================== */
 /* >>comm                                                MARK: - comm (private) */
 /* The front door: checks a collective, numbers it, counts it, and hands it to */

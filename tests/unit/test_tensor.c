@@ -103,6 +103,7 @@ static void empty_tensors_and_scalars_exist(void **state) {
     tsh_tensor *none = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 0), NULL);
     (void)state;
     assert_int_equal(tsh_numel(none), 0);
+    assert_int_equal(tsh_stride(none, 0), 1); /* a size of 0 counts as 1 */
     assert_null(tsh_data(ctx, none));
     EXPECT_TEXT(none, "(3, 0) R:");
     EXPECT_TEXT(tsh_neg(none), "(3, 0) R:");
@@ -459,6 +460,38 @@ static int reads_and_writes_sharded(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* [Q|K|V] split into its segments: views, each sharded as before. */
+static int splits_segments(tsh_ctx *ctx, void *user) {
+    tsh_layout layout = tsh_shard_segments(1, 3, 2);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(2, 18), &layout), *parts[3];
+    int32_t whole[36], part[12];
+    int e, k;
+    (void)user;
+    for (e = 0; e < 36; e++) whole[e] = e;
+    CHECK(tsh_write(ctx, t, TSH_GLOBAL, whole, sizeof whole) == TSH_OK, "write");
+    CHECK(tsh_split_dim(t, -1, 3, parts) == TSH_OK, "split");
+    for (k = 0; k < 3; k++) {
+        CHECK(tsh_layout_of(parts[k]).segments == 1 && tsh_dim(parts[k], 1) == 6, "part %d", k);
+        CHECK(tsh_read(ctx, parts[k], TSH_GLOBAL, part, sizeof part) == TSH_OK, "read");
+        for (e = 0; e < 12; e++)
+            CHECK(part[e] == e / 6 * 18 + 6 * k + e - e / 6 * 6, "part %d, element %d", k, e);
+    }
+    CHECK(tsh_dim(tsh_slice(t, 1, 6, 12), 1) == 12, "two segments");
+    CHECK_OK();
+    return 0;
+}
+
+static int cuts_no_segment(tsh_ctx *ctx, void *user) {
+    tsh_layout layout = tsh_shard_segments(1, 3, 2);
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(2, 18), &layout);
+    (void)user;
+    (void)tsh_barrier(tsh_world(ctx)); /* nobody fails before all ranks are open */
+    CHECK(!tsh_slice(t, 1, 6, 8), "not at a boundary");
+    CHECK(strstr(tsh_last_error(ctx)->message, "tsh_slice"), "the sentence");
+    CHECK(tsh_last_error(ctx)->code == TSH_ERR_LAYOUT, "the code");
+    return 0;
+}
+
 static int reads_and_writes_partial(tsh_ctx *ctx, void *user) {
     tsh_layout layout = tsh_partial();
     tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(2), &layout);
@@ -495,7 +528,6 @@ static int empties_are_read_and_written(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
-/* Nobody fails before all ranks are open: the barrier. */
 static int write_refuses_partial(tsh_ctx *ctx, void *user) {
     tsh_layout layout = tsh_partial();
     tsh_tensor *t = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(2), &layout);
@@ -522,6 +554,8 @@ static void sharded_values_are_read_and_written(void **state) {
     (void)state;
     for (i = 0; i < COUNT(ranks_degrees); i++) {
         ranks_run(ranks_degrees[i], reads_and_writes_sharded, NULL);
+        ranks_run(ranks_degrees[i], splits_segments, NULL);
+        ranks_run(ranks_degrees[i], cuts_no_segment, NULL);
         if (ranks_degrees[i] > 1) ranks_run(ranks_degrees[i], reads_and_writes_partial, NULL);
     }
     ranks_run(2, empties_are_read_and_written, NULL);
