@@ -4991,6 +4991,7 @@ static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int k
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof *place)
               : NULL;
     values = aux ? (const tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
+    if (!values) tshi_mem_drop(ctx, aux);
     if (!values) return NULL;
     place = (int64_t *)tshi_mem_data(aux);
     for (o = 0; o < r.outer; o++)
@@ -6292,6 +6293,7 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w) {
     out = tshi_tensor_out(ctx, "tsh_embedding", TSH_REAL, &shape, &layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)lookup.count * sizeof *lookup.row) : NULL;
     values = aux ? tshi_kernel_packed(ids, &scratch) : NULL;
+    if (!values) tshi_mem_drop(ctx, aux);
     if (!values) return NULL;
     lookup.row = (int64_t *)tshi_mem_data(aux);
     if (tshi_embedding_rows(ids, w, values, lookup.row))
@@ -6871,6 +6873,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                               (size_t)(q->local[0] * q->local[1] * q->dim[2]) * sizeof(tsh_real))
               : NULL;
     scratch = aux ? tshi_attention_begin(&h, q, k, &more) : NULL;
+    if (!scratch) tshi_mem_drop(ctx, aux);
     if (!scratch) return NULL;
     if (more.mask) h.mask_values = tshi_tensor_at(more.mask);
     if (q->stride[1] < q->stride[2]) { /* heads lie inside positions, as they come from a
@@ -7140,6 +7143,8 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                (size_t)(3 * loss.rows + loss.classes) * sizeof *most)
                : NULL;
     values = sums ? tshi_kernel_packed(target, &scratch) : NULL;
+    if (!values) tshi_mem_drop(ctx, sums);
+    if (!values) tshi_mem_drop(ctx, aux);
     if (!values) return NULL;
     most = (tsh_real *)tshi_mem_data(aux);
     local = (int64_t *)(void *)(most + 2 * loss.rows);
