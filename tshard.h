@@ -1085,7 +1085,6 @@ struct tsh_ctx {
     tsh_gemm gemm;
     const tshi_gemm_kernel *gemm_kernel;
     int isa; /* which kernels: TSHI_ISA_... */
-    void *gemm_scratch;
     int threads;
     uint64_t seed, randn_calls, dropout_calls;
     tsh_mem mem;
@@ -2408,10 +2407,10 @@ TSHI_INLINE int32_t tshi_kernel_rank(float x) {
 /* The largest of n > 0 values; NaN wins. */
 TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     int32_t lane[16], best;
-    tsh_real most = x[0];
     int64_t i;
     int j;
     if (sizeof(tsh_real) == 8) {
+        tsh_real most = x[0];
         for (i = 1; i < n; i++) most = most >= x[i] || most != most ? most : x[i];
         return most;
     }
@@ -2926,9 +2925,20 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
     return kernel;
 }
 
+/* Elements of a packed A block, a multiple of 64 bytes; either operand may become A, see
+ * tshi_gemm_turns. */
+static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t n,
+                                    int64_t k) {
+    int64_t rows = tshi_base_min(kernel->mc, (m > n ? m : n) + kernel->mr);
+    return tshi_base_ceil(rows * tshi_base_min(kernel->kc, k), 16) * 16;
+}
+
 /* Bytes of scratch that one call needs, aligned to 64: a packed A block and a packed B panel. */
-static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel) {
-    return (size_t)(kernel->mc + kernel->nc) * (size_t)kernel->kc * sizeof(tsh_real);
+static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k) {
+    int64_t columns = tshi_base_min(kernel->nc, (m > n ? m : n) + kernel->nr);
+    return (size_t)(tshi_gemm_block_size(kernel, m, n, k) +
+                    columns * tshi_base_min(kernel->kc, k)) *
+           sizeof(tsh_real);
 }
 
 /* MARK: - packing */
@@ -3142,7 +3152,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t
     }
     job.kernel = kernel;
     job.pack_a = (tsh_real *)scratch;
-    job.pack_b = job.pack_a + (int64_t)kernel->mc * kernel->kc;
+    job.pack_b = job.pack_a + tshi_gemm_block_size(kernel, m, n, k);
     job.m = m;
     job.n = n;
     job.k = k;
@@ -4000,8 +4010,6 @@ TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     memset(&usual, 0, sizeof usual);
     *out = ctx = tshi_context_make(desc ? desc : &usual);
     if (!ctx) return TSH_ERR_MEMORY;
-    ctx->gemm_scratch = tshi_mem_call(ctx, TSH_MEM_BOOKS, NULL, 0,
-                                      tshi_gemm_scratch(ctx->gemm_kernel));
     tshi_context_groups(ctx, desc ? desc : &usual);
     tshi_error_tell(ctx);
     return ctx->error.code;
@@ -4013,9 +4021,6 @@ TSH_API void tsh_close(tsh_ctx *ctx) {
     tshi_error_tell(ctx);
     (void)tsh_step_end(ctx);
     while (ctx->handles.owned.next != &ctx->handles.owned) tshi_tensor_end(ctx->handles.owned.next);
-    if (ctx->gemm_scratch)
-        (void)tshi_mem_call(ctx, TSH_MEM_BOOKS, ctx->gemm_scratch,
-                            tshi_gemm_scratch(ctx->gemm_kernel), 0);
     tshi_mem_close_pool(ctx);
     tshi_mem_close(ctx, &ctx->tape.arena);
     tshi_mem_close(ctx, &ctx->books);
@@ -5877,12 +5882,17 @@ static tshi_matrix tshi_matmul_turned(tshi_matrix m) {
 /* C = alpha A B + beta C by the ctx's gemm. */
 static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                              tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
-    if (ctx->gemm.fn)
+    tshi_block *scratch;
+    if (ctx->gemm.fn) {
         ctx->gemm.fn(ctx->gemm.user, m, n, k, alpha, a.data, a.row, a.column, b.data, b.row,
                      b.column, beta, c.data, c.row, c.column, ctx->threads);
-    else
-        tshi_gemm_run(ctx->gemm_kernel, ctx->gemm_scratch, m, n, k, alpha, a.data, a.row, a.column,
-                      b.data, b.row, b.column, beta, c.data, c.row, c.column);
+        return;
+    }
+    scratch = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_gemm_scratch(ctx->gemm_kernel, m, n, k));
+    if (scratch)
+        tshi_gemm_run(ctx->gemm_kernel, tshi_mem_data(scratch), m, n, k, alpha, a.data, a.row,
+                      a.column, b.data, b.row, b.column, beta, c.data, c.row, c.column);
+    tshi_mem_drop(ctx, scratch);
 }
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
