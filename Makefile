@@ -21,7 +21,7 @@ WARN   := -Wall -Wextra -pedantic -Wconversion -Wsign-conversion -Wshadow -Wunde
           -Wcast-align -Wdouble-promotion -Wformat=2 -Wvla -Wwrite-strings
 WARN_C := -Wstrict-prototypes -Wmissing-prototypes -Wc++-compat
 
-OPT_release := -O2 -g
+OPT_release := -O2 -g -fno-math-errno
 OPT_debug   := -O0 -g
 OPT_asan    := -O1 -g -fsanitize=address -fno-omit-frame-pointer
 OPT_ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=all
@@ -60,7 +60,7 @@ help: ## list the targets
 run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
 	@$(OUT)/gpt --out build/run $(ARGS)
 
-$(OUT)/gpt: OPT_release := -O3
+$(OUT)/gpt: OPT_release := -O3 -fno-math-errno
 $(OUT)/gpt: examples/gpt.c $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS)

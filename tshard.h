@@ -644,7 +644,8 @@ TSH_API tsh_tensor *tsh_gt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ge(tsh_tensor *a, tsh_tensor *b);
 /* cond (TSH_I32) ? a : b. P with an R cond and P branches. */
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b);
-/* Between TSH_REAL, TSH_I32 and TSH_I64; towards zero; gradients end at an integer. */
+/* Between TSH_REAL, TSH_I32 and TSH_I64; towards zero, cut at the ends, NaN to 0; gradients end at
+ * an integer. */
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
 /* x / (1 - p) with probability 1 - p, else 0 (torch.nn.functional.dropout, training). The mask is
  * keyed by seed, the owner's path and count of calls (owner NULL: the ctx's), dp rank and global
@@ -2119,13 +2120,21 @@ TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
     return t;
 }
 
+/* A value that an integer type can take: cut at its ends, NaN is 0. */
+static double tshi_tensor_whole(double value, double most) {
+    if (value != value) return 0;
+    return value > most ? most : value < -most ? -most : value;
+}
+
 /* Element i of a dense tensor from a double, towards zero for integers. */
 static void tshi_tensor_put(void *data, tsh_dtype dtype, int64_t i, double value) {
     switch (dtype) {
     case TSH_F32: ((float *)data)[i] = (float)value; break;
     case TSH_F64: ((double *)data)[i] = value; break;
-    case TSH_I32: ((int32_t *)data)[i] = (int32_t)value; break;
-    case TSH_I64: ((int64_t *)data)[i] = (int64_t)value; break;
+    case TSH_I32: ((int32_t *)data)[i] = (int32_t)tshi_tensor_whole(value, 2147483647.0); break;
+    case TSH_I64:
+        ((int64_t *)data)[i] = (int64_t)tshi_tensor_whole(value, 9223372036854774784.0);
+        break;
     }
 }
 
@@ -6873,8 +6882,9 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     v = in[2];
     memset(&more, 0, sizeof more);
     more.causal = desc && desc->causal;
-    more.scale = desc && desc->scale > 0 ? desc->scale
-                                         : 1 / sqrt((double)(q->dim[3] ? q->dim[3] : 1));
+    more.scale = desc && (desc->scale > 0 || desc->scale < 0)
+                     ? desc->scale
+                     : 1 / sqrt((double)(q->dim[3] ? q->dim[3] : 1));
     more.dropout = desc && desc->dropout > 0;
     if (more.dropout) more.drop = tshi_map_mask(ctx, desc->dropout, desc->owner);
     if (desc && desc->mask && !tshi_attention_take_mask(&more, q, k, desc->mask)) return NULL;
@@ -7546,6 +7556,16 @@ static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, doubl
     return init;
 }
 
+/* A layer under parent; NULL, with an error, where there is no description. */
+static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_kind *kind,
+                               const void *desc) {
+    if (desc) return tshi_module_add(parent, name, kind);
+    if (parent)
+        (void)tsh_fail(parent->ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: there is no description",
+                       kind->name);
+    return NULL;
+}
+
 /* What a plan declared of the input; 0 and an error if it does not hold. */
 static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
     char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE];
@@ -7626,7 +7646,7 @@ TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc) {
     static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward, NULL};
     static const tsh_init ones = {TSH_INIT_ONES, 0, 0}, zeros = {TSH_INIT_ZEROS, 0, 0};
-    tsh_module *module = desc ? tshi_module_add(parent, name, &kind) : NULL;
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
     module->number = desc->eps;
     tshi_module_param(module, 0, "weight", tsh_shape1(desc->dim), ones, 0);
@@ -7645,6 +7665,8 @@ TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double
 
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *y;
+    if (!module && in && n > 0 && in[0])
+        return tshi_error_null(in[0]->ctx, TSH_ERR_ARGUMENT, "tsh_forward: the module is NULL");
     if (!module || module->ctx->error.code != TSH_OK) return NULL;
     if (n < 1 || !in)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward_n: %s got no input",
@@ -7832,7 +7854,7 @@ TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rule
 TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
                                    const tsh_linear_desc *desc) {
     static const tshi_kind kind = {"linear", tshi_nn_linear_forward, tshi_nn_linear_layouts};
-    tsh_module *module = desc ? tshi_module_add(parent, name, &kind) : NULL;
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_plan_rule rule;
     double bound;
     if (!module) return NULL;
@@ -7858,7 +7880,7 @@ TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc) {
     static const tshi_kind kind = {"embedding", tshi_nn_embedding_forward,
                                    tshi_nn_embedding_layouts};
-    tsh_module *module = desc ? tshi_module_add(parent, name, &kind) : NULL;
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_plan_rule rule;
     if (!module) return NULL;
     memset(&rule, 0, sizeof rule);
@@ -7949,7 +7971,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
 /* max / (norm + 1e-6) where that is below 1, as torch. */
 static double tshi_optim_shrink(double norm, double most) {
     double factor = most / (norm + 1e-6);
-    return most > 0 && factor < 1 ? factor : 1;
+    return factor < 1 ? factor : 1;
 }
 
 static void tshi_optim_scale(const char *path, tsh_tensor *param, void *user) {
@@ -7997,8 +8019,8 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, void *const *at, const int64_t 
 }
 TSHI_KERNEL(tshi_optim_adam);
 
-/* torch.optim.SGD: d = g + decay x, m = momentum m + d (d at the first step), x -= lr (nesterov ? d
- * + momentum m : m). at x, g, m (or NULL); p: clip, decay, lr, momentum, nesterov, first. */
+/* torch.optim.SGD: d = g + decay x, m = momentum m + d, x -= lr (nesterov ? d + momentum m : m). at
+ * x, g, m (or NULL); p: clip, decay, lr, momentum, nesterov. */
 TSHI_INLINE void tshi_optim_sgd_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
     tsh_real *TSHI_RESTRICT x = (tsh_real *)at[0], *TSHI_RESTRICT m = (tsh_real *)at[2];
@@ -8009,7 +8031,7 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, void *const *at, const int64_t *
     (void)s;
     for (i = 0; i < n; i++) {
         tsh_real d = grad[i] * clip + decay * x[i];
-        if (m) m[i] = p[5] > 0 ? d : momentum * m[i] + d;
+        if (m) m[i] = momentum * m[i] + d;
         if (m) d = p[4] > 0 ? d + momentum * m[i] : m[i];
         x[i] -= lr * d;
     }
@@ -8042,7 +8064,6 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
         p[2] = lr;
         p[3] = d->momentum;
         p[4] = d->nesterov;
-        p[5] = each->steps == 1;
         if (d->momentum > 0 && !tshi_optim_moment(x, &each->first)) return;
         if (d->momentum > 0) at[2] = tshi_tensor_at(each->first);
         tshi_optim_sgd[x->ctx->isa](n, at, NULL, p);
@@ -8130,7 +8151,7 @@ TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
             (long)optim->info.skipped, norm);
         return TSH_OK;
     }
-    clip = tshi_optim_shrink(norm, optim->desc.clip_norm);
+    clip = optim->desc.clip_norm > 0 ? tshi_optim_shrink(norm, optim->desc.clip_norm) : 1;
     for (i = 0; i < optim->count; i++)
         if (optim->each[i].param->gr.live) tshi_optim_update(optim, &optim->each[i], clip);
     optim->info.steps++;
