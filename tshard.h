@@ -922,7 +922,8 @@ typedef struct tsh_optim_info {
 } tsh_optim_info;
 TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim);
 /* Scales the gradients below module so that their global 2-norm is at most max_norm: replicated and
- * tied parameters count once; torch.nn.utils.clip_grad_norm_. *norm (may be NULL): before clipping.
+ * tied parameters count once; torch.nn.utils.clip_grad_norm_. *norm (may be NULL): before
+ * clipping. max_norm 0 gives zeros.
  */
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm);
 

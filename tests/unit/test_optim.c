@@ -330,11 +330,11 @@ static int clips_exactly(tsh_ctx *ctx, void *user) {
     for (k = 0; k < 3; k++) {
         fill_all(ctx, root, 1, &f);
         CHECK(f.count == PARAMS, "%d parameters", f.count); /* the tied one counts once */
-        most = k == 0 ? 1e6 : k == 1 ? 2.5 : 0;             /* no need; clipped; no limit */
+        most = k == 0 ? 1e6 : k == 1 ? 2.5 : 0;             /* no need; clipped; zeroed */
         CHECK(tsh_clip_grad_norm(root, most, k == 2 ? NULL : &norm) == TSH_OK, "clip");
         CHECK(norm == sqrt(f.squares), "the norm is %.17g, not %.17g", norm, sqrt(f.squares));
         for (i = 0; i < f.count; i++) {
-            double factor = k == 1 ? most / (norm + 1e-6) : 1;
+            double factor = k == 0 ? 1 : most / (norm + 1e-6);
             got = ranks_values(ctx, tsh_grad(f.param[i]));
             CHECK(got, "parameter %d has a gradient", i);
             for (e = 0; e < tsh_numel(f.param[i]); e++)
