@@ -2633,7 +2633,9 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
  * THE ORDER OF SUMS. Element (i, j) starts as beta C; per kc-slice of k, which k alone decides, acc
  * = a[0] b[0] + a[1] b[1] + ... from left to right, then C = C + alpha acc. So its bits depend on
  * its row of A, its column of B and the kernel, not on m, n, strides, packing, pointers or its
- * place in the tile: a column-parallel product equals the columns of the whole one bit for bit. */
+ * place in the tile: a column-parallel product equals the columns of the whole one bit for bit.
+ * (The kernels in C without intrinsics need a compiler that does not contract x * y + z at will:
+ * -std=c99 or -ffp-contract=off.) */
 
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(TSHARD_NO_SIMD)
 #include <immintrin.h> /* _mm512_fmadd_ps, _mm256_fmadd_ps, _mm_loadu_ps */
@@ -2710,7 +2712,7 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
                 for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) acc[l] += x * b[l];
             }
             for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) {
-                c[l] = t->add ? c[l] + t->alpha * acc[l] : t->alpha * acc[l];
+                c[l] = t->alpha * acc[l] + (t->add ? c[l] : 0);
             }
         }
     }
@@ -2721,7 +2723,7 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
 #if TSHI_GEMM_VECTORS
 
 /* One text for every instruction set `isa`, which has to say: VEC_isa (a register), LOAD, STORE,
- * SET (one value in all lanes), MUL and FMA (x * b + c). Rows are unrolled by hand, so that
+ * SET (one value in all lanes) and FMA (x * y + z). Rows are unrolled by hand, so that
  * accumulators are registers at every level of optimisation; row i is read at its group's pointer
  * plus 0, 1 or 2 row strides, which is one x86 operand. */
 #define TSHI_GEMM_ROWS6(X, isa)                                                                    \
@@ -2740,9 +2742,8 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
         if (vecs > 1) c1[i] = TSHI_GEMM_FMA_##isa(x, b1, c1[i]);                                   \
     }
 #define TSHI_GEMM_PUT(isa, c, v)                                                                   \
-    v = t->add ? TSHI_GEMM_FMA_##isa(alpha, v, TSHI_GEMM_LOAD_##isa(c))                            \
-               : TSHI_GEMM_MUL_##isa(alpha, v);                                                    \
-    TSHI_GEMM_STORE_##isa(c, v);
+    TSHI_GEMM_STORE_##isa(c,                                                                       \
+                          TSHI_GEMM_FMA_##isa(alpha, v, t->add ? TSHI_GEMM_LOAD_##isa(c) : zero));
 #define TSHI_GEMM_OUT(isa, i, g)                                                                   \
     if (rows > i) {                                                                                \
         TSHI_GEMM_PUT(isa, t->c + i * t->rsc, c0[i])                                               \
@@ -2809,7 +2810,6 @@ typedef tsh_real tshi_gemm_v128
 #define TSHI_GEMM_LOAD_v128(p)      (*(const tshi_gemm_v128 *)(p))
 #define TSHI_GEMM_STORE_v128(p, v)  (*(tshi_gemm_v128 *)(p) = (v))
 #define TSHI_GEMM_SET_v128(s)       ((s)-zero) /* exact, and folded away */
-#define TSHI_GEMM_MUL_v128(x, y)    ((x) * (y))
 #define TSHI_GEMM_FMA_v128(x, y, z) ((x) * (y) + (z))
 TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 
@@ -2827,7 +2827,6 @@ TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 #define TSHI_GEMM_LOAD_avx2  TSHI_GEMM_OP(256, loadu)
 #define TSHI_GEMM_STORE_avx2 TSHI_GEMM_OP(256, storeu)
 #define TSHI_GEMM_SET_avx2   TSHI_GEMM_OP(256, set1)
-#define TSHI_GEMM_MUL_avx2   TSHI_GEMM_OP(256, mul)
 #define TSHI_GEMM_FMA_avx2   TSHI_GEMM_OP(256, fmadd)
 TSHI_GEMM_KERNEL(avx2, TSHI_GEMM_AVX2, TSHI_GEMM_ROWS6, 6)
 
@@ -2836,7 +2835,6 @@ TSHI_GEMM_KERNEL(avx2, TSHI_GEMM_AVX2, TSHI_GEMM_ROWS6, 6)
 #define TSHI_GEMM_LOAD_avx512  TSHI_GEMM_OP(512, loadu)
 #define TSHI_GEMM_STORE_avx512 TSHI_GEMM_OP(512, storeu)
 #define TSHI_GEMM_SET_avx512   TSHI_GEMM_OP(512, set1)
-#define TSHI_GEMM_MUL_avx512   TSHI_GEMM_OP(512, mul)
 #define TSHI_GEMM_FMA_avx512   TSHI_GEMM_OP(512, fmadd)
 TSHI_GEMM_KERNEL(avx512, TSHI_GEMM_AVX512, TSHI_GEMM_ROWS12, 12)
 
@@ -8373,7 +8371,6 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
 #undef TSHI_GEMM_LOAD_v128
 #undef TSHI_GEMM_STORE_v128
 #undef TSHI_GEMM_SET_v128
-#undef TSHI_GEMM_MUL_v128
 #undef TSHI_GEMM_FMA_v128
 #undef TSHI_GEMM_REG
 #undef TSHI_GEMM_OP
@@ -8382,14 +8379,12 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
 #undef TSHI_GEMM_LOAD_avx2
 #undef TSHI_GEMM_STORE_avx2
 #undef TSHI_GEMM_SET_avx2
-#undef TSHI_GEMM_MUL_avx2
 #undef TSHI_GEMM_FMA_avx2
 #undef TSHI_GEMM_AVX512
 #undef TSHI_GEMM_VEC_avx512
 #undef TSHI_GEMM_LOAD_avx512
 #undef TSHI_GEMM_STORE_avx512
 #undef TSHI_GEMM_SET_avx512
-#undef TSHI_GEMM_MUL_avx512
 #undef TSHI_GEMM_FMA_avx512
 #undef TSHI_GEMM_PAIR
 #undef TSHI_GEMM_GROUP

@@ -2,6 +2,7 @@
  * parallelism and with dimensions that leave ranks uneven or empty, its values and gradients
  * compared with the dense ones on a single rank. A second table holds what must be refused, with
  * its sentence. */
+/* build: double */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"

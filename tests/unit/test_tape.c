@@ -1,11 +1,10 @@
 /* The tape on several ranks: which gradients are partial sums, when they are completed and by how
  * many collectives, what stays pending, and what a failing rank does to its peers. */
+/* build: double */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
-
-#include <time.h>
 
 #define ROUNDING 2e-5 /* layer norm, and sums in another order than one rank's */
 
@@ -510,6 +509,52 @@ static int overlap(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* A gemm that notes how many collectives of its rank travel while it is called. */
+typedef struct watch {
+    tsh_ctx *ctx;
+    int calls, in_flight[8];
+} watch;
+
+static __thread watch watching; /* of this rank */
+
+static void watch_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                       const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b, int64_t rsb,
+                       int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc,
+                       int threads) {
+    int64_t i, j, l;
+    (void)user, (void)threads;
+    if (watching.ctx && watching.calls < COUNT(watching.in_flight))
+        watching.in_flight[watching.calls++] = tsh_tp(watching.ctx)->in_flight;
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) {
+            tsh_real sum = 0, *out = c + i * rsc + j * csc;
+            for (l = 0; l < k; l++) sum += a[i * rsa + l * csa] * b[l * rsb + j * csb];
+            *out = beta < 0 || beta > 0 ? alpha * sum + beta * *out : alpha * sum;
+        }
+}
+
+/* Column-parallel: dX is on its way while dW is computed, in tsh_linear and in tsh_matmul. */
+static int hidden(tsh_ctx *ctx, void *user) {
+    int matmul = *(const int *)user;
+    tsh_tensor *x = tsh_scale(same_leaf(ctx, 0, "3,4 R", 1, 1), 2);
+    tsh_tensor *w = same_leaf(ctx, 0, matmul ? "4,5 S(1)" : "5,4 S(0)", 1, 3);
+    tsh_tensor *loss = ranks_loss(ctx, matmul ? tsh_matmul(x, w) : tsh_linear(x, w, NULL));
+    memset(&watching, 0, sizeof watching);
+    watching.ctx = ctx;
+    CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
+    CHECK(watching.calls == 2, "%d gemms", watching.calls);
+    CHECK(watching.in_flight[0] == 0, "nothing travels during the gemm of dX");
+    CHECK(watching.in_flight[1] == 1, "dX travels during the gemm of dW");
+    return 0;
+}
+
+static void a_transfer_hides_behind_the_gemm_of_the_weights(void **state) {
+    tsh_desc desc = {.gemm = {watch_gemm, NULL}};
+    int matmul;
+    (void)state;
+    for (matmul = 0; matmul < 2; matmul++) ranks_run_with(2, &desc, hidden, &matmul);
+}
+
 static void completions_start_early_and_overlap(void **state) {
     (void)state;
     ranks_run(2, overlap, NULL);
@@ -637,6 +682,7 @@ int main(void) {
         cmocka_unit_test(reading_what_was_given_back_is_an_error),
         cmocka_unit_test(what_backward_refuses),
         cmocka_unit_test(completions_start_early_and_overlap),
+        cmocka_unit_test(a_transfer_hides_behind_the_gemm_of_the_weights),
         cmocka_unit_test(a_failing_rank_ends_all_in_one_sentence),
         cmocka_unit_test(an_error_inside_backward_ends_all),
     };
