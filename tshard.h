@@ -1086,6 +1086,7 @@ struct tsh_ctx {
     tsh_logger logger;
     tsh_gemm gemm;
     const tshi_gemm_kernel *gemm_kernel;
+    tshi_block *gemm_scratch;
     int isa; /* which kernels: TSHI_ISA_... */
     int threads;
     uint64_t seed, randn_calls, dropout_calls;
@@ -2933,22 +2934,6 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
     return kernel;
 }
 
-/* Elements of a packed A block, a multiple of 64 bytes; either operand may become A, see
- * tshi_gemm_turns. */
-static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t n,
-                                    int64_t k) {
-    int64_t rows = tshi_base_min(kernel->mc, (m > n ? m : n) + kernel->mr);
-    return tshi_base_ceil(rows * tshi_base_min(kernel->kc, k), 16) * 16;
-}
-
-/* Bytes of scratch that one call needs, aligned to 64: a packed A block and a packed B panel. */
-static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k) {
-    int64_t columns = tshi_base_min(kernel->nc, (m > n ? m : n) + kernel->nr);
-    return (size_t)(tshi_gemm_block_size(kernel, m, n, k) +
-                    columns * tshi_base_min(kernel->kc, k)) *
-           sizeof(tsh_real);
-}
-
 /* MARK: - packing */
 
 /* dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i < width. With
@@ -3139,6 +3124,27 @@ static int tshi_gemm_turns(int64_t m, int64_t n, int64_t rsc, int64_t csc, int n
     return csc != 1 && rsc == 1;
 }
 
+/* Elements of a packed A block, a multiple of 64 bytes. */
+static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
+    int64_t rows = tshi_base_min(kernel->mc, m + kernel->mr);
+    return tshi_base_ceil(rows * tshi_base_min(kernel->kc, k), 16) * 16;
+}
+
+/* Bytes of scratch that one call needs, aligned to 64: a packed A block, and a packed B panel, of
+ * which only one sliver is kept where all of A is one block. */
+static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
+                                int64_t rsc, int64_t csc) {
+    int64_t columns = kernel->nr;
+    if (tshi_gemm_turns(m, n, rsc, csc, kernel->nr)) {
+        int64_t turned = m;
+        m = n;
+        n = turned;
+    }
+    if (m > kernel->mc) columns = tshi_base_min(kernel->nc, n + kernel->nr);
+    return (size_t)(tshi_gemm_block_size(kernel, m, k) + columns * tshi_base_min(kernel->kc, k)) *
+           sizeof(tsh_real);
+}
+
 /* C = alpha A B + beta C, as tsh_gemm_fn says, on one thread. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t m, int64_t n,
                           int64_t k, tsh_real alpha, const tsh_real *a, int64_t rsa, int64_t csa,
@@ -3160,7 +3166,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t
     }
     job.kernel = kernel;
     job.pack_a = (tsh_real *)scratch;
-    job.pack_b = job.pack_a + tshi_gemm_block_size(kernel, m, n, k);
+    job.pack_b = job.pack_a + tshi_gemm_block_size(kernel, m, k);
     job.m = m;
     job.n = n;
     job.k = k;
@@ -4029,6 +4035,7 @@ TSH_API void tsh_close(tsh_ctx *ctx) {
     tshi_error_tell(ctx);
     (void)tsh_step_end(ctx);
     while (ctx->handles.owned.next != &ctx->handles.owned) tshi_tensor_end(ctx->handles.owned.next);
+    tshi_mem_drop(ctx, ctx->gemm_scratch);
     tshi_mem_close_pool(ctx);
     tshi_mem_close(ctx, &ctx->tape.arena);
     tshi_mem_close(ctx, &ctx->books);
@@ -5887,20 +5894,29 @@ static tshi_matrix tshi_matmul_turned(tshi_matrix m) {
     return tshi_matmul_matrix(m.data, m.column, m.row);
 }
 
+/* Scratch of the built-in gemm: one block, which grows to what the largest product needs. */
+static void *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
+    if (!ctx->gemm_scratch || ctx->gemm_scratch->size < bytes) {
+        tshi_mem_drop(ctx, ctx->gemm_scratch);
+        ctx->gemm_scratch = tshi_mem_take(ctx, TSH_MEM_BOOKS, bytes);
+    }
+    return ctx->gemm_scratch ? tshi_mem_data(ctx->gemm_scratch) : NULL;
+}
+
 /* C = alpha A B + beta C by the ctx's gemm. */
 static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                              tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
-    tshi_block *scratch;
+    void *scratch;
     if (ctx->gemm.fn) {
         ctx->gemm.fn(ctx->gemm.user, m, n, k, alpha, a.data, a.row, a.column, b.data, b.row,
                      b.column, beta, c.data, c.row, c.column, ctx->threads);
         return;
     }
-    scratch = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_gemm_scratch(ctx->gemm_kernel, m, n, k));
+    scratch = tshi_matmul_scratch(ctx,
+                                  tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column));
     if (scratch)
-        tshi_gemm_run(ctx->gemm_kernel, tshi_mem_data(scratch), m, n, k, alpha, a.data, a.row,
-                      a.column, b.data, b.row, b.column, beta, c.data, c.row, c.column);
-    tshi_mem_drop(ctx, scratch);
+        tshi_gemm_run(ctx->gemm_kernel, scratch, m, n, k, alpha, a.data, a.row, a.column, b.data,
+                      b.row, b.column, beta, c.data, c.row, c.column);
 }
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */

@@ -135,7 +135,8 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    if (posix_memalign(&p.scratch, 64, tshi_gemm_scratch(p.kernel, 1 << 20, 1 << 20, 1 << 20)))
+    if (posix_memalign(&p.scratch, 64,
+                       tshi_gemm_scratch(p.kernel, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1)))
         return 1;
     fprintf(stderr, "kernel %s\n", p.kernel->name);
     for (int s = 0; s < (all ? COUNT(shapes) : USUAL); s++) {

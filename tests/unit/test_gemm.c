@@ -64,7 +64,8 @@ static int scratch_new(void **state) {
     size_t most = 0;
     (void)state;
     for (int i = 0; i < COUNT(tshi_gemm_kernels); i++) {
-        const size_t size = tshi_gemm_scratch(&tshi_gemm_kernels[i], 1 << 20, 1 << 20, 1 << 20);
+        const size_t size = tshi_gemm_scratch(&tshi_gemm_kernels[i], 1 << 20, 1 << 20, 1 << 20,
+                                              1 << 20, 1);
         if (size > most) most = size;
     }
     scratch = (unsigned char *)malloc(most + 64);
@@ -79,7 +80,7 @@ static int scratch_free(void **state) {
 
 static void gemm(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                  const matrix *a, const matrix *b, tsh_real beta, const matrix *c) {
-    unsigned char *end = scratch + tshi_gemm_scratch(kernel, m, n, k);
+    unsigned char *end = scratch + tshi_gemm_scratch(kernel, m, n, k, c->rs, c->cs);
     memset(end, 0xa5, 64);
     tshi_gemm_run(kernel, scratch, m, n, k, alpha, a->data, a->rs, a->cs, b->data, b->rs, b->cs,
                   beta, c->data, c->rs, c->cs);
@@ -351,7 +352,8 @@ static void test_table(void **state) {
         assert_int_equal(kernel->kc % 4, 0);
         assert_int_equal(kernel->nc % kernel->nr, 0);
         assert_int_equal(kernel->nr % 2, 0);
-        assert_true(tshi_gemm_scratch(kernel, 1 << 20, 1 << 20, 1 << 20) <= (size_t)8 << 20);
+        assert_true(tshi_gemm_scratch(kernel, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1) <= (size_t)8
+                                                                                            << 20);
     }
     assert_true(tshi_gemm_pick()->supported());
 }
