@@ -269,7 +269,7 @@ static int train(tsh_ctx *ctx, void *user) {
     return agree(ctx, &mine, &out->end);
 }
 
-/* Sums in another order, enlarged by 20 steps of Adam: the tolerance is the issue's. */
+/* The tolerance is for sums in another order, whose rounding 20 steps of Adam enlarge. */
 static void losses_agree_at_every_degree(void **state) {
     static const int degrees[] = {2, 3, 4};
     course one = {.late = 0}, many;
