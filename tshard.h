@@ -1097,7 +1097,6 @@ struct tsh_ctx {
     tshi_tape tape;
     int depth; /* of scopes */
     tsh_module *root;
-    tsh_optim *optims;
 };
 
 enum { TSHI_MODULE_PARAMS = 2 };
@@ -1114,11 +1113,9 @@ struct tsh_module {
     uint64_t dropout_calls; /* in training mode */
     double number;          /* eps, or the probability of dropout */
     const struct tshi_kind *kind;
-    tsh_style style;
-    int segments, gather_output, skip_bias_add;
-    int64_t unit;
-    tsh_layout input; /* declared by a plan */
-    int declared, matched;
+    int gather_output, skip_bias_add;
+    int declared;     /* a plan says how the input lies */
+    tsh_layout input; /* which is so */
 };
 
 /* a * b of sizes, SIZE_MAX where it does not fit: no allocator grants that. */
@@ -4525,12 +4522,6 @@ TSHI_BINARY_PUBLIC(pow)
 
 /* -- comparisons, where, cast: any dtype, element by element ----------------- */
 
-typedef struct tshi_any {
-    tsh_tensor *out, *in[3];
-    char *at[4];
-    tsh_dtype dtype[4];
-} tshi_any;
-
 typedef void (*tshi_any_fn)(void *const *at, const tsh_dtype *dtype);
 
 /* Walks out and its inputs in logical order, one element per call: for ops that are not worth a
@@ -7275,7 +7266,7 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
 typedef struct tshi_kind {
     const char *name;
     tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
-    int (*layouts)(const tsh_module *module, const tsh_plan_rule *rule, tsh_layout *layouts);
+    void (*layouts)(const tsh_plan_rule *rule, tsh_layout *layouts);
 } tshi_kind;
 
 static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) {
@@ -7617,13 +7608,10 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
     return module->gather_output && y ? tsh_redistribute(y, tsh_replicated()) : y;
 }
 
-static int tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
-                                  tsh_layout *layouts) {
-    (void)module;
+static void tshi_nn_linear_layouts(const tsh_plan_rule *rule, tsh_layout *layouts) {
     layouts[0] = layouts[1] = tsh_replicated();
     if (rule->style == TSH_COLWISE) layouts[0] = layouts[1] = tshi_nn_cut(rule, 0);
     if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_cut(rule, 1);
-    return 1;
 }
 
 /* -- embedding -------------------------------------------------------------- */
@@ -7636,13 +7624,10 @@ static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in
                                                              : y;
 }
 
-static int tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
-                                     tsh_layout *layouts) {
-    (void)module;
+static void tshi_nn_embedding_layouts(const tsh_plan_rule *rule, tsh_layout *layouts) {
     layouts[0] = layouts[1] = tsh_replicated();
     if (rule->style != TSH_PLAIN)
         layouts[0] = tshi_nn_cut(rule, rule->style == TSH_ROWWISE ? 0 : 1);
-    return 1;
 }
 
 /* -- layer norm, dropout ---------------------------------------------------- */
@@ -7754,7 +7739,7 @@ static int tshi_parallel_fits(tsh_module *root, tsh_module *m, const tsh_plan_ru
     char text[TSHI_TEXT_SIZE], other_text[TSHI_TEXT_SIZE];
     tsh_module *other;
     int i, j, r;
-    (void)m->kind->layouts(m, rule, mine);
+    m->kind->layouts(rule, mine);
     for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *t = m->param[i];
         if (!t) continue;
@@ -7777,7 +7762,7 @@ static int tshi_parallel_fits(tsh_module *root, tsh_module *m, const tsh_plan_ru
         for (other = root; other; other = tshi_module_next(root, other)) {
             r = other == m ? -1 : tshi_parallel_rule(root, other, rules, count);
             if (r < 0) continue;
-            (void)other->kind->layouts(other, &rules[r], theirs);
+            other->kind->layouts(&rules[r], theirs);
             for (j = 0; j < TSHI_MODULE_PARAMS; j++) {
                 if (other->param[j] != t || !tshi_layout_resolve(&theirs[j], t->ndim, t->dim) ||
                     tshi_layout_equal(&mine[i], &theirs[j], t->dim, m->ctx->tp.size))
@@ -7822,7 +7807,7 @@ static void tshi_parallel_lay(tsh_tensor *t, const tsh_layout *layout) {
 static void tshi_parallel_apply(tsh_module *m, const tsh_plan_rule *rule) {
     tsh_layout layouts[TSHI_MODULE_PARAMS];
     int i;
-    (void)m->kind->layouts(m, rule, layouts);
+    m->kind->layouts(rule, layouts);
     for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
         if (!m->param[i]) continue;
         (void)tshi_layout_resolve(&layouts[i], m->param[i]->ndim, m->param[i]->dim);
