@@ -77,64 +77,76 @@
  *
  * STEP BY STEP
  *   1. A runner gives your function a ctx, one rank's world:
- *          int main(void) { return tsh_run(NULL, train, NULL); }                     one rank
- *          int main(void) { return tsh_threads_run(2, NULL, train, NULL); }          two, as
- * threads
+ *
+ *          int main(void) { return tsh_run(NULL, train, NULL); }                one rank
+ *          int main(void) { return tsh_threads_run(2, NULL, train, NULL); }     two, as threads
+ *
  *   2. Build a model as a tree of named layers, for one device:
+ *
  *          tsh_linear_desc d = {.in = 2, .out = 32};
  *          tsh_module *up = tsh_add_linear(tsh_root(ctx), "up", &d);
+ *
  *   3. Shard it by a plan. Without one, every rank computes the same:
+ *
  *          static const tsh_plan_rule plan[] = {{"up", TSH_COLWISE}, {"down", TSH_ROWWISE}};
  *          tsh_parallelize(tsh_root(ctx), plan, 2);
+ *
  *   4. Train. Ops return NULL after an error and take NULL without harm, so one check per step
- * suffices: while (tsh_ok(ctx) && step++ < 500) { tsh_tensor *y = tsh_forward(down,
- * tsh_gelu(tsh_forward(up, x))); tsh_tensor *loss = tsh_mean(tsh_pow_scalar(tsh_sub(y, t), 2),
- * TSH_ALL, 0); tsh_backward(ctx, loss); tsh_optim_step(adam); tsh_zero_grads(tsh_root(ctx));
+ *      suffices:
+ *
+ *          while (tsh_ok(ctx) && step++ < 500) {
+ *              tsh_tensor *y = tsh_forward(down, tsh_gelu(tsh_forward(up, x)));
+ *              tsh_tensor *loss = tsh_mean(tsh_pow_scalar(tsh_sub(y, t), 2), TSH_ALL, 0);
+ *              tsh_backward(ctx, loss);
+ *              tsh_optim_step(adam);
+ *              tsh_zero_grads(tsh_root(ctx));
  *              tsh_step_end(ctx);
  *          }
+ *
  *   5. if (!tsh_ok(ctx)) puts(tsh_last_error(ctx)->message);
  *
  * SHAPES ARE GLOBAL
  *   Every shape and index is that of the whole tensor: a model reads the same at any degree of
- * tensor parallelism. tsh_dim(t, i) is global, tsh_local_dim(t, i) what this rank holds, which may
- * be nothing: 4 heads on 3 ranks are 2, 2 and 0.
+ *   tensor parallelism. tsh_dim(t, i) is global, tsh_local_dim(t, i) what this rank holds, which
+ *   may be nothing: 4 heads on 3 ranks are 2, 2 and 0.
  *
  * LAYOUTS
  *   A tensor is R (replicated), S(d) (sharded along d) or P (a partial sum) over the
- * tensor-parallel group. Ops derive layouts and refuse what would give wrong numbers, such as a
- * bias added to a partial sum on every rank; the error names both layouts and the call that mends
- * it, mostly tsh_redistribute. Layouts are checked at one rank too. Gradients have layouts as well:
- * that of a P or R value is R, of an S value S alike. A replicated tensor that feeds sharded
- * consumers collects their contributions as one partial sum and all-reduces it once, as early as it
- * can.
+ *   tensor-parallel group. Ops derive layouts and refuse what would give wrong numbers, such as a
+ *   bias added to a partial sum on every rank; the error names both layouts and the call that mends
+ *   it, mostly tsh_redistribute. Layouts are checked at one rank too. Gradients have layouts as
+ *   well: that of a P or R value is R, of an S value S alike. A replicated tensor with sharded
+ *   consumers collects their contributions as one partial sum and all-reduces it once, as early as
+ *   it can.
  *
  * LIFETIMES
  *   Owned tensors (tsh_tensor_new, tsh_tensor_from, tsh_keep, parameters) live until freed or until
- * the ctx closes. Step tensors, all that ops return, live until tsh_step_end. tsh_backward gives
- * most of their values back earlier: leaves, the loss, and tensors marked by tsh_retain keep them.
- * Reading another is TSH_ERR_STALE. In loops without gradients, tsh_scope_begin and tsh_scope_end
- * take the place of tsh_step_end. After the first steps a training loop calls the allocator no
- * more.
+ *   the ctx closes. Step tensors, all that ops return, live until tsh_step_end. tsh_backward gives
+ *   most of their values back earlier: leaves, the loss, and tensors after tsh_retain keep them.
+ *   Reading another is TSH_ERR_STALE. In loops without gradients, tsh_scope_begin and tsh_scope_end
+ *   take the place of tsh_step_end. After the first steps a training loop calls the allocator no
+ *   more.
  *
  * ERRORS
  *   The first error of a ctx is kept with code, rank and sentence; later ones are ignored. It
- * reaches the other ranks at this rank's next tsh_ok, tsh_backward, tsh_optim_step, tsh_step_end,
- * collective or tsh_close: they get the same code with "rank 1: " before the sentence, and leave
- * the collective they may be in. tsh_clear_error before that recovers from a local error.
+ *   reaches the other ranks at this rank's next tsh_ok, tsh_backward, tsh_optim_step, tsh_step_end,
+ *   collective or tsh_close: they get the same code with "rank 1: " before the sentence, and leave
+ *   the collective they may be in. tsh_clear_error before that recovers from a local error.
  *
  * THE SAME NUMBERS EVERYWHERE
  *   Initial weights and dropout masks are keyed by seed, path and global element index: the same
- * bits at every degree. Sums over ranks have one documented order (see >>comm-api): the same bits
- * on every rank, run and backend.
+ *   bits at every degree. Sums over ranks have one documented order (see >>comm-api): the same bits
+ *   on every rank, run and backend.
  *
  * MICRO-BATCHES AND DATA PARALLELISM
  *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for all micro-batches, then
- * tsh_sync_grads. Ranks beyond tp times pp form replicas (dp): gradients are averaged over them.
+ *   tsh_sync_grads. Ranks beyond tp times pp form replicas (dp): gradients are averaged over them.
  *
  * SPEED
  *   Compile with -O3 (and -fno-math-errno where the compiler has it, so that square roots
- * vectorise). Kernels for AVX2 and AVX-512 are compiled beside portable ones and chosen at run
- * time. tsh_desc.gemm takes any other matrix product. */
+ *   vectorise). Kernels for AVX2 and AVX-512 are compiled beside portable ones and chosen at run
+ *   time. tsh_desc.gemm takes any other matrix product. */
+
 /* ========================================================================== */
 /* >>config                                                     MARK: - config */
 /* The switches a user may define before including this file.                  */
@@ -142,9 +154,10 @@
 /* ========================================================================== */
 
 /* TSHARD_IMPLEMENTATION   in exactly one source file: compile the library, and every backend
- * included there. TSHARD_STATIC           all functions static: several copies may live in one
- * program. TSHARD_REAL             float (default) or double: the type of all values.
- * TSHARD_NO_SIMD          portable C kernels only. */
+ *                         included there
+ * TSHARD_STATIC           all functions static: several copies may live in one program
+ * TSHARD_REAL             float (default) or double: the type of all values
+ * TSHARD_NO_SIMD          portable C kernels only */
 #ifndef TSHARD_REAL
 #define TSHARD_REAL float
 #endif
@@ -269,17 +282,16 @@ typedef struct tsh_optim tsh_optim;   /* an optimiser with its moments */
 /* ========================================================================== */
 
 typedef enum tsh_layout_kind {
-    TSH_REPLICATED, /* R     every rank holds the same values          */
-    TSH_SHARDED,    /* S(d)  cut along dimension d                     */
-    TSH_PARTIAL     /* P     the value is the sum over the ranks       */
+    TSH_REPLICATED, /* R     every rank holds the same values */
+    TSH_SHARDED,    /* S(d)  cut along dimension d */
+    TSH_PARTIAL     /* P     the value is the sum over the ranks */
 } tsh_layout_kind;
 
 /* A sharded dimension is a row of segments (one, unless weights are fused: [Q|K|V]); each is cut by
  * torch.chunk's rule in units: c = ceil(units / P), rank r owns units [min(r c, n), min((r + 1) c,
  * n)), and holds its pieces of all segments one after the other. A unit (a head) is never cut. */
 typedef struct tsh_segment {
-    int64_t length; /* in elements; of a layout not yet on a tensor, 0: an equal part of the
-                       dimension */
+    int64_t length; /* in elements; 0, before it is on a tensor: an equal part of the dimension */
     int64_t unit;   /* elements that stay together; 0: 1 */
 } tsh_segment;
 
@@ -348,16 +360,16 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
  * ended. */
 
 typedef enum tsh_coll_kind {
-    TSH_ALLREDUCE,      /* send count, recv count      */
-    TSH_ALLGATHER,      /* send recv_counts[rank], recv the sum of recv_counts      */
+    TSH_ALLREDUCE,      /* send count, recv count */
+    TSH_ALLGATHER,      /* send recv_counts[rank], recv the sum of recv_counts */
     TSH_REDUCE_SCATTER, /* send the sum of recv_counts, recv recv_counts[rank] */
-    TSH_BROADCAST,      /* recv count, from root's recv      */
-    TSH_ALLTOALL, /* send send_counts[r] to each r, recv recv_counts[r] from each, in rank order */
-    TSH_SEND,     /* send count to send_to     */
-    TSH_RECV,     /* recv count from recv_from     */
-    TSH_SENDRECV, /* both at once: send send_counts[0], recv recv_counts[0] */
-    TSH_BARRIER,  /* nothing moves  */
-    TSH_SPLIT,    /* announced by tsh_split    */
+    TSH_BROADCAST,      /* recv count, from root's recv */
+    TSH_ALLTOALL,       /* send send_counts[r] to, recv recv_counts[r] from each r, in order */
+    TSH_SEND,           /* send count to send_to */
+    TSH_RECV,           /* recv count from recv_from */
+    TSH_SENDRECV,       /* both at once: send send_counts[0], recv recv_counts[0] */
+    TSH_BARRIER,        /* nothing moves */
+    TSH_SPLIT,          /* announced by tsh_split */
     TSH_COLL_KINDS
 } tsh_coll_kind;
 
@@ -373,8 +385,7 @@ typedef struct tsh_coll {
     void *recv;
     int64_t count;
     const int64_t *send_counts, *recv_counts; /* per rank */
-    int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: how often the row of counts repeats (an
-                       inner dim); 0: 1 */
+    int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: rows of counts (an inner dim); 0: 1 */
     int root, send_to, recv_from, tag; /* -1: none */
     uint64_t seq;                      /* the front door numbers the collectives of a group */
     int64_t timeout_ns;                /* from start; 0: the backend's default */
@@ -460,6 +471,7 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
 /* Ends the world with this error on every rank. */
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
 TSH_API void tsh_comm_close(tsh_comm *comm);
+
 /* ========================================================================== */
 /* >>api                                                           MARK: - api */
 /* Every public function, in the order of the rooms that define them.          */
@@ -552,23 +564,20 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t);
 /* Nothing is recorded between begin and end. May be nested. */
 TSH_API void tsh_no_grad_begin(tsh_ctx *ctx);
 TSH_API void tsh_no_grad_end(tsh_ctx *ctx);
-/* Marks an owned tensor of values as a leaf whose gradient is wanted (on 0: no longer). Returns t.
- */
+/* Marks an owned tensor as a leaf whose gradient is wanted (on 0: no longer). Returns t. */
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
 /* Keeps a step tensor's values and gradient through tsh_backward. Returns t. */
 TSH_API tsh_tensor *tsh_retain(tsh_tensor *t);
 
 typedef struct tsh_backward_desc {
-    int defer; /* leave partial gradients of leaves pending, for micro-batches; then tsh_sync_grads
-                */
+    int defer; /* leave gradients of leaves pending, for micro-batches; then tsh_sync_grads */
 } tsh_backward_desc;
 /* Gradients of a replicated scalar, summed into every leaf. Consumes the tape. Runs one all-reduce
  * over tp per tensor that feeds sharded consumers (each started as early as it can be), one flat
- * one for leaves, and one over dp. */
+ * one for leaves, and one over dp per leaf. */
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_backward_desc *desc);
-/* Completes the gradients that .defer left pending: partial ones over tp, then the average over dp.
- */
+/* Completes gradients that .defer left pending: partial ones over tp, then the average over dp. */
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
 /* A leaf's or retained tensor's gradient, a detached step tensor; NULL while it has none. Pending:
  * an error. It is a window on the accumulator that the next backward writes again: tsh_keep copies.
@@ -737,11 +746,12 @@ typedef struct tsh_attention_desc {
     double scale;      /* 0: 1 / sqrt(D) */
     double dropout;    /* of the probabilities */
     tsh_module *owner; /* of the dropout key; NULL: the ctx */
-    tsh_tensor *mask; /* broadcasts to (B, H, Tq, Tk): values are added to the scores, TSH_I32 keeps
-                         where not 0; R */
-    tsh_tensor *cache_k,
-        *cache_v; /* owned, (B, H, Tmax, D), laid out as k: k and v are appended at `past`, */
-    int64_t past; /* and keys [0, past + Tk) are seen. Without gradients only */
+    /* Broadcasts to (B, H, Tq, Tk), R: values are added to scores, TSH_I32 keeps where not 0. */
+    tsh_tensor *mask;
+    /* Owned, (B, H, Tmax, D), laid out as k: k and v are appended at `past`, and keys
+     * [0, past + Tk) are seen. Without gradients only. */
+    tsh_tensor *cache_k, *cache_v;
+    int64_t past;
 } tsh_attention_desc;
 /* q (B, H, Tq, D), k and v (B, H, Tk, D) -> (B, H, Tq, D),
  * torch.nn.functional.scaled_dot_product_attention, in tiles with an online softmax (Milakov &
@@ -753,15 +763,15 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
 typedef enum tsh_reduction { TSH_REDUCE_MEAN, TSH_REDUCE_SUM, TSH_REDUCE_NONE } tsh_reduction;
 typedef struct tsh_cross_entropy_desc {
     tsh_reduction reduction;
-    int ignore;           /* 1: rows whose target is ignore_index are left out */
+    int ignore;           /* rows left out: 0: those with target -100, as torch; 1: ignore_index */
     int64_t ignore_index; /* any integer */
     int empty_zero;       /* mean over no row at all: 0 gives NaN as torch, 1 gives 0 */
 } tsh_cross_entropy_desc;
 /* logits (.., V), target (..) of integers -> a scalar, or (..) unreduced;
- * torch.nn.functional.cross_entropy with classes last. desc NULL: mean, ignore_index -100. Logits
- * R; or S(-1), the vocabulary: all-reduces of the row maxima and of the row sums with the picked
- * logits, no collective backward; or logits and target sharded alike along another dimension: mean
- * and sum give P. A target outside [0, V) is an error on every rank. */
+ * torch.nn.functional.cross_entropy with classes last. Logits R; or S(-1), the vocabulary:
+ * all-reduces of the row maxima and of the row sums with the picked logits, no collective backward;
+ * or logits and target sharded alike along another dimension: mean and sum give P. A target outside
+ * [0, V) is an error on every rank. */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
 
@@ -855,8 +865,7 @@ TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *sou
 /* Gives memory and initial values to every parameter below that has none: the same bits at every
  * degree of tp. */
 TSH_API tsh_result tsh_materialize(tsh_module *module);
-/* Training mode on or off for everything below; on at first. Dropout works in training mode only.
- */
+/* Training mode on or off for all below; on at first. Dropout works in training mode only. */
 TSH_API void tsh_train(tsh_module *module, int on);
 TSH_API int tsh_training(const tsh_module *module);
 TSH_API void tsh_zero_grads(tsh_module *module);
@@ -901,8 +910,7 @@ typedef struct tsh_optim_desc {
     int nesterov;             /* SGD */
     double beta1, beta2, eps; /* Adam; 0: 0.9, 0.999, 1e-8 */
     double weight_decay;      /* ADAMW: decoupled; the others: added to the gradient */
-    double clip_norm;         /* 0: none; else gradients are scaled to this 2-norm first, as
-                                 tsh_clip_grad_norm */
+    double clip_norm;         /* 0: none; else tsh_clip_grad_norm comes first */
 } tsh_optim_desc;
 /* For every parameter below module; torch.optim.SGD, Adam, AdamW. Closed with the ctx. */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
@@ -923,8 +931,7 @@ typedef struct tsh_optim_info {
 TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim);
 /* Scales the gradients below module so that their global 2-norm is at most max_norm: replicated and
  * tied parameters count once; torch.nn.utils.clip_grad_norm_. *norm (may be NULL): before
- * clipping. max_norm 0 gives zeros.
- */
+ * clipping. max_norm 0 gives zeros. */
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm);
 
 typedef enum tsh_schedule_kind { TSH_CONSTANT, TSH_LINEAR, TSH_COSINE } tsh_schedule_kind;
@@ -981,11 +988,25 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 
 #define TSHI_R(x) ((tsh_real)(x))
 #if defined(__GNUC__)
-#define TSHI_RESTRICT __restrict
-#define TSHI_INLINE   static inline __attribute__((always_inline))
+#define TSHI_RESTRICT    __restrict
+#define TSHI_INLINE      static inline __attribute__((always_inline))
+#define TSHI_PREFETCH(p) __builtin_prefetch(p)
 #else
 #define TSHI_RESTRICT
-#define TSHI_INLINE static
+#define TSHI_INLINE      static
+#define TSHI_PREFETCH(p) ((void)(p))
+#endif
+
+/* Kernels beyond portable C: for x86-64, and in GNU C's vector types. */
+#if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
+#define TSHI_VECTORS 1
+#else
+#define TSHI_VECTORS 0
+#endif
+#if TSHI_VECTORS && defined(__x86_64__)
+#define TSHI_X86 1
+#else
+#define TSHI_X86 0
 #endif
 
 enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 48 };
@@ -1261,8 +1282,7 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx) {
 /* Needs: >>base >>error.                                                       */
 /* ========================================================================== */
 
-/* libc behind the allocator's contract: the pointer that malloc gave stands just before the block.
- */
+/* libc behind the allocator's contract: malloc's own pointer stands just before the block. */
 static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
     char *raw, *block = NULL;
     (void)user;
@@ -1497,6 +1517,7 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
     memset(&none, 0, sizeof none);
     return ctx ? ctx->mem : none;
 }
+
 /* ========================================================================== */
 /* >>rng                                                  MARK: - rng (private) */
 /* Philox 4x32-10 (Salmon et al. 2011): random numbers by key and position, so  */
@@ -1652,8 +1673,7 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     return 1;
 }
 
-/* Whether two resolved sharded layouts cut their dimension, of equal length, alike for every rank.
- */
+/* Whether two resolved sharded layouts cut a dimension of `length` alike for every rank. */
 static int tshi_layout_same_cut(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                 int size) {
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
@@ -1692,6 +1712,7 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
     }
     return text;
 }
+
 /* ========================================================================== */
 /* >>tensor                                            MARK: - tensor (private) */
 /* Handles and their two lifetimes, shapes, views, values in and out.          */
@@ -2235,6 +2256,7 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
     }
     return tshi_tensor_get(tshi_tensor_at(t), t->dtype, 0);
 }
+
 /* ========================================================================== */
 /* >>kernel                                            MARK: - kernel (private) */
 /* Loops over strided operands, kernels per instruction set, vector maths.     */
@@ -2249,7 +2271,7 @@ typedef void (*tshi_kernel_fn)(int64_t n, void *const *at, const int64_t *s, con
 
 enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISAS };
 
-#if defined(__GNUC__) && defined(__x86_64__) && !defined(TSHARD_NO_SIMD)
+#if TSHI_X86
 #define TSHI_AVX2 __attribute__((target("avx2,fma")))
 static int tshi_kernel_isa(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? TSHI_ISA_AVX2
@@ -2273,8 +2295,7 @@ static int tshi_kernel_isa(void) {
     static const tshi_kernel_fn name[TSHI_ISAS] = {name##_portable, name##_avx2}
 
 /* -- vector maths -----------------------------------------------------------
- * Straight-line code without calls or branches, so that loops around it vectorise. In double: libm.
- */
+ * Straight-line code without calls or branches: loops around it vectorise. In double: libm. */
 
 /* Choices are made on the bits, as integers: a comparison of floats may trap, so compilers keep it
  * as a branch. */
@@ -2301,10 +2322,9 @@ TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v) {
     uint32_t bits = tshi_kernel_bits((float)v), power, half;
     float x, shifted, n, r, p;
     if (sizeof(tsh_real) == 8) return TSHI_R(exp((double)v));
-    bits = tshi_kernel_pick(bits - 0x42B20000u <= 0x3CCE0000u, 0x42B20000u,
-                            bits); /* above 89, infinity: 89 */
-    bits = tshi_kernel_pick(bits - 0xC2D00000u <= 0x3CB00000u, 0xC2D00000u,
-                            bits); /* below -104: -104; NaN stays */
+    /* from 89 up: 89; from -104 down: -104; NaN stays */
+    bits = tshi_kernel_pick(bits - 0x42B20000u <= 0x3CCE0000u, 0x42B20000u, bits);
+    bits = tshi_kernel_pick(bits - 0xC2D00000u <= 0x3CB00000u, 0xC2D00000u, bits);
     x = tshi_kernel_float(bits);
     shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: rounds to an integer in the low bits */
     n = shifted - 12582912.0f;
@@ -2606,11 +2626,12 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
     }
     return 1;
 }
+
 /* ========================================================================== */
 /* >>gemm                                                MARK: - gemm (private) */
 /* The built-in matrix multiply: packed, cache-blocked, any strides, one       */
 /* micro-kernel per instruction set behind one table.                          */
-/* Needs: >>types >>base.                                                      */
+/* Needs: >>kernel.                                                             */
 /* ========================================================================== */
 
 /* HOW IT WORKS. The blocking is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix
@@ -2635,16 +2656,8 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
  * (The kernels in C without intrinsics need a compiler that does not contract x * y + z at will:
  * -std=c99 or -ffp-contract=off.) */
 
-#if defined(__GNUC__) && defined(__x86_64__) && !defined(TSHARD_NO_SIMD)
+#if TSHI_X86
 #include <immintrin.h> /* _mm512_fmadd_ps, _mm256_fmadd_ps, _mm_loadu_ps */
-#define TSHI_GEMM_X86 1
-#else
-#define TSHI_GEMM_X86 0
-#endif
-#if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
-#define TSHI_GEMM_VECTORS 1 /* GNU C's vector types */
-#else
-#define TSHI_GEMM_VECTORS 0
 #endif
 
 /* TSHARD_REAL, as something that #if and names of intrinsics understand. */
@@ -2653,14 +2666,6 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
 #define TSHI_GEMM_IS_float    1
 #define TSHI_GEMM_IS_double   0
 #define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
-
-#if defined(__GNUC__)
-#define TSHI_GEMM_INLINE      static inline __attribute__((always_inline))
-#define TSHI_GEMM_PREFETCH(p) __builtin_prefetch(p)
-#else
-#define TSHI_GEMM_INLINE      static
-#define TSHI_GEMM_PREFETCH(p) ((void)(p))
-#endif
 
 /* What a micro-kernel computes: C(rows, cols) += alpha A(rows, k) B(k, cols), with csc = 1. */
 typedef struct tshi_gemm_tile {
@@ -2693,7 +2698,7 @@ enum {
     TSHI_GEMM_C_STRIP = 8     /* of the reference kernel */
 };
 
-/* MARK: - the reference micro-kernel */
+/* -- the reference micro-kernel ------------------------------------------- */
 
 static int tshi_gemm_has_c(void) {
     return 1;
@@ -2716,9 +2721,9 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     }
 }
 
-/* MARK: - vector micro-kernels */
+/* -- vector micro-kernels ------------------------------------------------- */
 
-#if TSHI_GEMM_VECTORS
+#if TSHI_VECTORS
 
 /* One text for every instruction set `isa`, which has to say: VEC_isa (a register), LOAD, STORE,
  * SET (one value in all lanes) and FMA (x * y + z). Rows are unrolled by hand, so that
@@ -2732,7 +2737,7 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
 
 #define TSHI_GEMM_ZERO(isa, i, g)                                                                  \
     c0[i] = c1[i] = zero;                                                                          \
-    if (rows > i) TSHI_GEMM_PREFETCH(t->c + i * t->rsc);
+    if (rows > i) TSHI_PREFETCH(t->c + i * t->rsc);
 #define TSHI_GEMM_STEP(isa, i, g)                                                                  \
     if (rows > i) {                                                                                \
         x = TSHI_GEMM_SET_##isa(a##g[(i - 3 * g) * rsa]);                                          \
@@ -2753,8 +2758,8 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
 /* tshi_gemm_rows_isa: a tile of rows x vecs registers, both constant after inlining.
  * tshi_gemm_tile_isa: any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
-    TARGET TSHI_GEMM_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,     \
-                                                      const int vecs) {                            \
+    TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
+                                                 const int vecs) {                                 \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         const int64_t rsa = t->rsa, csa = t->csa;                                                  \
         const tsh_real *b = t->b, *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                  \
@@ -2811,7 +2816,7 @@ typedef tsh_real tshi_gemm_v128
 #define TSHI_GEMM_FMA_v128(x, y, z) ((x) * (y) + (z))
 TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 
-#if TSHI_GEMM_X86
+#if TSHI_X86
 #if TSHI_GEMM_FLOAT
 #define TSHI_GEMM_REG(bits)    __m##bits
 #define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_ps
@@ -2820,13 +2825,12 @@ TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 #define TSHI_GEMM_OP(bits, op) _mm##bits##_##op##_pd
 #endif
 
-#define TSHI_GEMM_AVX2       __attribute__((target("avx2,fma")))
 #define TSHI_GEMM_VEC_avx2   TSHI_GEMM_REG(256)
 #define TSHI_GEMM_LOAD_avx2  TSHI_GEMM_OP(256, loadu)
 #define TSHI_GEMM_STORE_avx2 TSHI_GEMM_OP(256, storeu)
 #define TSHI_GEMM_SET_avx2   TSHI_GEMM_OP(256, set1)
 #define TSHI_GEMM_FMA_avx2   TSHI_GEMM_OP(256, fmadd)
-TSHI_GEMM_KERNEL(avx2, TSHI_GEMM_AVX2, TSHI_GEMM_ROWS6, 6)
+TSHI_GEMM_KERNEL(avx2, TSHI_AVX2, TSHI_GEMM_ROWS6, 6)
 
 #define TSHI_GEMM_AVX512       __attribute__((target("avx512f")))
 #define TSHI_GEMM_VEC_avx512   TSHI_GEMM_REG(512)
@@ -2837,17 +2841,17 @@ TSHI_GEMM_KERNEL(avx2, TSHI_GEMM_AVX2, TSHI_GEMM_ROWS6, 6)
 TSHI_GEMM_KERNEL(avx512, TSHI_GEMM_AVX512, TSHI_GEMM_ROWS12, 12)
 
 static int tshi_gemm_has_avx2(void) {
-    return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+    return tshi_kernel_isa() == TSHI_ISA_AVX2;
 }
 static int tshi_gemm_has_avx512(void) {
     return __builtin_cpu_supports("avx512f") != 0 && tshi_gemm_has_avx2();
 }
-#endif /* TSHI_GEMM_X86 */
-#endif /* TSHI_GEMM_VECTORS */
+#endif /* TSHI_X86 */
+#endif /* TSHI_VECTORS */
 
-/* MARK: - few rows */
+/* -- few rows ------------------------------------------------------------- */
 
-#if TSHI_GEMM_X86 && TSHI_GEMM_FLOAT
+#if TSHI_X86 && TSHI_GEMM_FLOAT
 /* A product with one or two rows waits for B; packing it would double the traffic. Columns of B lie
  * contiguous here, so 8 columns x 4 steps are transposed in registers; per element the order of
  * sums is the tile's. */
@@ -2858,7 +2862,7 @@ static int tshi_gemm_has_avx512(void) {
         const float *s = b + 8 * g * csb;                                                          \
         const __m256 r0 = TSHI_GEMM_PAIR(s), r1 = TSHI_GEMM_PAIR(s + csb);                         \
         const __m256 r2 = TSHI_GEMM_PAIR(s + 2 * csb), r3 = TSHI_GEMM_PAIR(s + 3 * csb);           \
-        for (int l = 0; p % 16 == 0 && l < 8; l++) TSHI_GEMM_PREFETCH(s + l * csb + 32);           \
+        for (int l = 0; p % 16 == 0 && l < 8; l++) TSHI_PREFETCH(s + l * csb + 32);                \
         const __m256 u0 = _mm256_unpacklo_ps(r0, r1), u1 = _mm256_unpackhi_ps(r0, r1);             \
         const __m256 u2 = _mm256_unpacklo_ps(r2, r3), u3 = _mm256_unpackhi_ps(r2, r3);             \
         acc[g] = _mm256_fmadd_ps(x0, _mm256_shuffle_ps(u0, u2, 0x44), acc[g]);                     \
@@ -2867,8 +2871,8 @@ static int tshi_gemm_has_avx512(void) {
         acc[g] = _mm256_fmadd_ps(x3, _mm256_shuffle_ps(u1, u3, 0xee), acc[g]);                     \
     }
 
-TSHI_GEMM_AVX2 TSHI_GEMM_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, int col,
-                                                       const int groups) {
+TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, int col,
+                                             const int groups) {
     const int64_t csa = t->csa, csb = t->csb;
     const float *a = t->a + row * t->rsa, *b = t->b + col * csb;
     const __m256 zero = {0};
@@ -2893,7 +2897,7 @@ TSHI_GEMM_AVX2 TSHI_GEMM_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, 
     }
 }
 
-TSHI_GEMM_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int cols) {
+TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {
         for (int j = 0; j < cols; j += 16) {
             if (cols - j >= 16)
@@ -2908,18 +2912,18 @@ TSHI_GEMM_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows,
 #define TSHI_GEMM_DOT NULL
 #endif
 
-/* MARK: - the table */
+/* -- the table ------------------------------------------------------------ */
 
 /* Best first; the last row runs everywhere. Block sizes: mc * kc floats fill at most half of an L2,
  * kc * nr an L1, nc bounds the scratch; measured on Zen 4 they matter little. */
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
-#if TSHI_GEMM_X86
+#if TSHI_X86
     {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, tshi_gemm_has_avx512,
      tshi_gemm_tile_avx512, TSHI_GEMM_DOT},
     {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_has_avx2, tshi_gemm_tile_avx2,
      TSHI_GEMM_DOT},
 #endif
-#if TSHI_GEMM_VECTORS
+#if TSHI_VECTORS
     {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_v128, NULL},
 #endif
     {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_c, NULL}};
@@ -2931,7 +2935,7 @@ static const tshi_gemm_kernel *tshi_gemm_pick(void) {
     return kernel;
 }
 
-/* MARK: - packing */
+/* -- packing -------------------------------------------------------------- */
 
 /* dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i < width. With
  * from 0, the reference twin of tshi_gemm_pack. */
@@ -2944,7 +2948,7 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
     }
 }
 
-#if TSHI_GEMM_X86 && TSHI_GEMM_FLOAT
+#if TSHI_X86 && TSHI_GEMM_FLOAT
 /* 4 x 4 at a time, transposed unless lanes are contiguous. SSE, which every x86-64 has: packing
  * waits for memory, not for wider registers. */
 static void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
@@ -2959,7 +2963,7 @@ static void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64
             __m128 r0 = _mm_loadu_ps(s), r1 = _mm_loadu_ps(s + next);
             __m128 r2 = _mm_loadu_ps(s + 2 * next), r3 = _mm_loadu_ps(s + 3 * next);
             if ((inc == 1 ? i : p) % 16 == 0 && p + 32 < k) {
-                for (int l = 0; l < 4; l++) TSHI_GEMM_PREFETCH(s + l * next + ahead);
+                for (int l = 0; l < 4; l++) TSHI_PREFETCH(s + l * next + ahead);
             }
             if (inc != 1) _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
             _mm_storeu_ps(d, r0);
@@ -2981,7 +2985,7 @@ static void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int valid, in
 }
 #endif
 
-/* MARK: - the loops around the micro-kernel */
+/* -- the loops around the micro-kernel ------------------------------------ */
 
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel;
@@ -2994,10 +2998,6 @@ typedef struct tshi_gemm_job {
     tsh_real *c;
     int64_t rsc, csc;
 } tshi_gemm_job;
-
-static int64_t tshi_gemm_min(int64_t x, int64_t y) {
-    return x < y ? x : y;
-}
 
 /* The smallest multiple of `unit` with which ceil(length / most) equal blocks cover the length. */
 static int64_t tshi_gemm_even(int64_t length, int64_t most, int64_t unit) {
@@ -3041,7 +3041,7 @@ static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int 
 static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
     const int mr = job->kernel->mr;
     for (int64_t i = 0; i < job->m; i += mr) {
-        const int rows = (int)tshi_gemm_min(mr, job->m - i);
+        const int rows = (int)tshi_base_min(mr, job->m - i);
         tshi_gemm_pack(job->pack_a + i * job->k, mr, rows, job->k, job->a + i * job->rsa, job->rsa,
                        job->csa);
     }
@@ -3066,7 +3066,7 @@ static void tshi_gemm_block(const tshi_gemm_job *job, int first, int last) {
     t.rsa = pack_a ? 1 : job->rsa;
     t.csa = pack_a ? mr : job->csa;
     for (int64_t j = 0; j < job->n; j += nr) {
-        const int cols = (int)tshi_gemm_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
+        const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
         const tshi_gemm_tile_fn tile = thin && cols == width ? kernel->dot : kernel->tile;
         t.b = job->b + j * job->csb;
         t.rsb = job->rsb;
@@ -3079,7 +3079,7 @@ static void tshi_gemm_block(const tshi_gemm_job *job, int first, int last) {
             t.csb = 1;
         }
         for (int64_t i = 0; i < job->m; i += mr) {
-            const int rows = (int)tshi_gemm_min(mr, job->m - i);
+            const int rows = (int)tshi_base_min(mr, job->m - i);
             t.a = pack_a ? job->pack_a + i * job->k : job->a + i * job->rsa;
             t.c = job->c + i * job->rsc + j * job->csc;
             if (cols == width && job->csc == 1)
@@ -3098,13 +3098,13 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const int64_t nc = all->m <= TSHI_GEMM_THIN ? kernel->nr : all->m <= mc ? all->n : kernel->nc;
     tshi_gemm_job part = *all;
     for (int64_t j = 0; j < all->n; j += nc) {
-        part.n = tshi_gemm_min(nc, all->n - j);
+        part.n = tshi_base_min(nc, all->n - j);
         for (int64_t p = 0; p < all->k; p += kc) {
-            part.k = tshi_gemm_min(kc, all->k - p);
+            part.k = tshi_base_min(kc, all->k - p);
             part.b = all->b + p * all->rsb + j * all->csb;
             part.add = all->add || p > 0;
             for (int64_t i = 0; i < all->m; i += mc) {
-                part.m = tshi_gemm_min(mc, all->m - i);
+                part.m = tshi_base_min(mc, all->m - i);
                 part.a = all->a + i * all->rsa + p * all->csa;
                 part.c = all->c + i * all->rsc + j * all->csc;
                 tshi_gemm_block(&part, i == 0, i + mc >= all->m);
@@ -3480,6 +3480,7 @@ TSH_API void tsh_comm_close(tsh_comm *comm) {
     if (comm->ops) comm->ops->close(comm);
     memset(comm, 0, sizeof *comm);
 }
+
 /* ========================================================================== */
 /* >>tape                                                MARK: - tape (private) */
 /* The tape remembers; backward walks it once, newest first.                   */
@@ -3594,21 +3595,25 @@ static int tshi_tape_is_partial(const tshi_node *node, int i) {
     return (node->partial >> i & 1u) && node->out->ctx->tp.size > 1;
 }
 
+/* The accumulator that the op's gradient of input i goes to. */
+static tshi_accumulator *tshi_tape_accumulator(const tshi_node *node, int i) {
+    tsh_tensor *base = node->in[i]->base;
+    return tshi_tape_is_partial(node, i) ? &base->gp : &base->gr;
+}
+
 /* Where the op adds its gradient of input i; 0 where none is wanted. */
 static int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i];
     if (!t || !t->base->wants) return 0;
-    return tshi_tape_open(t, tshi_tape_is_partial(node, i) ? &t->base->gp : &t->base->gr, dest);
+    return tshi_tape_open(t, tshi_tape_accumulator(node, i), dest);
 }
 
 /* The same, zeroed where nothing was there yet: for ops that only add. */
 static int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
     if (!tshi_tape_dest(node, i, dest)) return 0;
     if (!dest->add)
-        memset(tshi_mem_data(
-                   (tshi_tape_is_partial(node, i) ? &node->in[i]->base->gp : &node->in[i]->base->gr)
-                       ->block),
-               0, (size_t)tsh_local_numel(node->in[i]->base) * sizeof(tsh_real));
+        memset(tshi_mem_data(tshi_tape_accumulator(node, i)->block), 0,
+               (size_t)tsh_local_numel(node->in[i]->base) * sizeof(tsh_real));
     dest->add = 1;
     return 1;
 }
@@ -3936,6 +3941,7 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
         while (head->prev != head && head->prev->depth >= ctx->depth) tshi_tensor_end(head->prev);
     ctx->depth--;
 }
+
 /* ========================================================================== */
 /* >>context                                          MARK: - context (private) */
 /* One rank's world: opened from a description, closed with all it holds.      */
@@ -4066,6 +4072,7 @@ TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), v
     tsh_close(ctx);
     return result;
 }
+
 /* ========================================================================== */
 /* >>op-map                                            MARK: - op-map (private) */
 /* Elementwise ops: one loop per arity, one row per op.                        */
@@ -4800,6 +4807,7 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
     if (out) tshi_kernel_dense(t, tshi_tensor_at(out), 0);
     return out;
 }
+
 /* ========================================================================== */
 /* >>op-reduce                                      MARK: - op-reduce (private) */
 /* Ops along one dimension, or all: the input is seen as (outer, n, inner).    */
@@ -5144,6 +5152,7 @@ TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim) {
 TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
     return tshi_reduce_softmaxes("tsh_log_softmax", x, dim, 1);
 }
+
 /* ========================================================================== */
 /* >>op-view                                          MARK: - op-view (private) */
 /* Other shapes for the same values. A view has no backward of its own: its    */
@@ -5249,6 +5258,9 @@ TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **par
     for (i = 0; i < n && parts; i++) parts[i] = NULL;
     if (!tshi_tensor_check("tsh_split_dim", &x, 1))
         return x ? x->ctx->error.code : TSH_ERR_ARGUMENT;
+    if (tshi_tensor_axis(x, dim) < 0)
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "tsh_split_dim: there is no dimension %d of %d", dim,
+                        x->ndim);
     if (n < 1 || !parts || length % n)
         return tsh_fail(x->ctx, TSH_ERR_SHAPE,
                         "tsh_split_dim: a dimension of %ld has no %d equal parts", (long)length, n);
@@ -5500,6 +5512,7 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     memcpy(out->stride, stride, sizeof stride);
     return out;
 }
+
 /* ========================================================================== */
 /* >>redistribute                                MARK: - redistribute (private) */
 /* The same values in another layout: one function moves them, forward and     */
@@ -5670,8 +5683,8 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
         tshi_block *scratch;
         if (from->dim != to->dim)
             return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
-        scratch = tshi_mem_take(ctx, TSH_MEM_STEP,
-                                bytes); /* the same dimension cut otherwise: gathered, cut anew */
+        /* the same dimension cut otherwise: gathered, cut anew */
+        scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
         if (scratch &&
             tshi_redistribute_move(form, from, &whole, dtype, in, tshi_mem_data(scratch)) == TSH_OK)
             (void)tshi_redistribute_move(form, &whole, to, dtype, tshi_mem_data(scratch), out);
@@ -5861,6 +5874,7 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
     tshi_mem_drop(t->ctx, scratch);
     return text;
 }
+
 /* ========================================================================== */
 /* >>op-matmul                                      MARK: - op-matmul (private) */
 /* Products of matrices by the ctx's gemm; strides instead of copies.          */
@@ -6248,8 +6262,7 @@ static int tshi_embedding_layout(tsh_tensor *ids, tsh_tensor *w, tsh_layout *out
     return 1;
 }
 
-/* Fills in the local row of every id; 0 and an error for one out of range, the same on every rank.
- */
+/* Fills in the local row of every id; 0 and an error, on every rank alike, for one out of range. */
 static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const void *values,
                                int64_t *row) {
     tsh_range range[TSH_MAX_SEGMENTS];
@@ -6334,6 +6347,7 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w) {
     memcpy(node->more, &lookup, sizeof lookup);
     return out;
 }
+
 /* ========================================================================== */
 /* >>op-norm                                          MARK: - op-norm (private) */
 /* Layer normalisation (Ba et al. 2016) over the last dimension.                */
@@ -6397,14 +6411,20 @@ static void tshi_norm_backward(tshi_node *node) {
     tsh_ctx *ctx = out->ctx;
     int64_t rows, s[3], stride[TSH_MAX_DIMS], d = x->dim[x->ndim - 1];
     size_t numel = (size_t)tsh_local_numel(x), width = (size_t)d;
-    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, (numel + 4 * width) * sizeof(tsh_real));
+    /* dx apart from the rows, so that it fits a piece that an activation left */
+    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, numel * sizeof(tsh_real));
+    tshi_block *four = tshi_mem_take(ctx, TSH_MEM_STEP, 4 * width * sizeof(tsh_real));
     tsh_real *dx, *dw;
     tshi_dest dest[3];
     void *at[9];
     int i, wanted[3];
-    if (!scratch) return;
+    if (!scratch || !four) {
+        tshi_mem_drop(ctx, scratch);
+        tshi_mem_drop(ctx, four);
+        return;
+    }
     dx = (tsh_real *)tshi_mem_data(scratch);
-    dw = dx + numel;
+    dw = (tsh_real *)tshi_mem_data(four);
     memset(dw, 0, 2 * width * sizeof *dw);
     for (i = 0; i < 3; i++) wanted[i] = tshi_tape_dest(node, i, &dest[i]);
     s[0] = d;
@@ -6425,6 +6445,7 @@ static void tshi_norm_backward(tshi_node *node) {
     tshi_tensor_strides(&d, 1, stride);
     for (i = 1; i < 3; i++)
         if (wanted[i]) tshi_tape_pour(node, i, &dest[i], i == 1 ? dw : dw + d, stride);
+    tshi_mem_drop(ctx, four);
     tshi_mem_drop(ctx, scratch);
 }
 
@@ -6495,6 +6516,7 @@ TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
     if (x->layout.kind == TSH_SHARDED) node->partial = 6u;
     return out;
 }
+
 /* ========================================================================== */
 /* >>op-attention                                MARK: - op-attention (private) */
 /* softmax(scale Q K^T) V in tiles: the T x T matrix never exists.              */
@@ -6902,8 +6924,8 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     if (!scratch) tshi_mem_drop(ctx, aux);
     if (!scratch) return NULL;
     if (more.mask) h.mask_values = tshi_tensor_at(more.mask);
-    if (q->stride[1] < q->stride[2]) { /* heads lie inside positions, as they come from a
-                                          projection: keep that order */
+    /* heads inside positions, as a projection lays them: keep that order */
+    if (q->stride[1] < q->stride[2]) {
         out->stride[1] = q->dim[3];
         out->stride[2] = q->dim[3] * q->local[1];
     }
@@ -6927,6 +6949,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
         tshi_mem_drop(ctx, aux);
     return out;
 }
+
 /* ========================================================================== */
 /* >>op-loss                                          MARK: - op-loss (private) */
 /* Cross-entropy, dense or with the classes sharded over the vocabulary.        */
@@ -6934,10 +6957,11 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
 /* ========================================================================== */
 
 /* Rows i of logits x, classes c, of which a rank owns some:
- *   m_i = max_c x_ic                      all-reduce MAX where classes are sharded
- *   S_i = sum_c e^(x_ic - m_i), T_i = x_iy - m_i where y is owned, else 0    all-reduce SUM of both
- * in one call l_i = log S_i - T_i;  dx_ic = g_i (e^(x_ic - m_i - log S_i) - 1[c = y]), no
- * collective. m_i and log S_i are never added up: the sum would be rounded to the size of m_i. */
+ *   m_i = max_c x_ic                                 all-reduce MAX where classes are sharded
+ *   S_i = sum_c e^(x_ic - m_i)
+ *   T_i = x_iy - m_i where y is owned, else 0        all-reduce SUM of both in one call
+ *   l_i = log S_i - T_i;  dx_ic = g_i (e^(x_ic - m_i - log S_i) - 1[c = y]), no collective
+ * m_i and log S_i are never added up: the sum would be rounded to the size of m_i. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 };
 
 typedef struct tshi_loss {
@@ -7012,8 +7036,7 @@ static void tshi_loss_backward(tshi_node *node) {
     }
 }
 
-/* Targets as local classes; counts rows that are not ignored. 0 and an error for one out of range.
- */
+/* Targets as local classes; counts rows not ignored. 0 and an error for one out of range. */
 static int tshi_loss_targets(const tsh_tensor *x, const tsh_tensor *target, const void *values,
                              const tsh_cross_entropy_desc *desc, int64_t *local, int64_t *valid) {
     tsh_range range[TSH_MAX_SEGMENTS];
@@ -7028,7 +7051,7 @@ static int tshi_loss_targets(const tsh_tensor *x, const tsh_tensor *target, cons
         int64_t at = 0;
         int s;
         local[i] = TSHI_TARGET_IGNORED;
-        if (desc->ignore && y == desc->ignore_index) continue;
+        if (y == (desc->ignore ? desc->ignore_index : -100)) continue;
         if (y < 0 || y >= classes) {
             (void)tsh_fail(x->ctx, TSH_ERR_ARGUMENT,
                            "tsh_cross_entropy: target %ld at row %ld is outside [0, %ld)", (long)y,
@@ -7131,7 +7154,7 @@ static void tshi_loss_reduce(tsh_tensor *x, tshi_loss *loss, const tsh_real *los
 
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc) {
-    static const tsh_cross_entropy_desc usual = {TSH_REDUCE_MEAN, 1, -100, 0};
+    static const tsh_cross_entropy_desc usual = {TSH_REDUCE_MEAN, 0, 0, 0};
     tsh_tensor *in[2], *out;
     tsh_ctx *ctx;
     tsh_shape shape;
@@ -7193,6 +7216,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     if (node) memcpy(node->more, &loss, sizeof loss);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
+
 /* ========================================================================== */
 /* >>op-custom                                      MARK: - op-custom (private) */
 /* Ops of the user's own: dense in, dense out; the tape does the rest.          */
@@ -7256,6 +7280,7 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     if (node) node->partial = desc->partial;
     return out;
 }
+
 /* ========================================================================== */
 /* >>module                                            MARK: - module (private) */
 /* A tree of named nodes; parameters are named by path and made on first use.  */
@@ -7546,6 +7571,7 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
     for (m = module; m; m = tshi_module_next(module, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++) tsh_zero_grad(m->param[i]);
 }
+
 /* ========================================================================== */
 /* >>nn                                                     MARK: - nn (private) */
 /* Layers: parameters, forward, and how each lies under a style. The ops follow */
@@ -7679,6 +7705,7 @@ TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n) {
 TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
     return tsh_forward_n(module, &x, 1);
 }
+
 /* ========================================================================== */
 /* >>parallel                                        MARK: - parallel (private) */
 /* Plans: patterns of paths that give layers their layouts, checked whole       */
@@ -7891,6 +7918,7 @@ TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
     (void)tsh_parallelize(module, &rule, 1);
     return module->ctx->error.code == TSH_OK ? module : NULL;
 }
+
 /* ========================================================================== */
 /* >>optim                                              MARK: - optim (private) */
 /* Optimisers, the global norm, learning-rate schedules.                        */
@@ -8177,6 +8205,7 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
     if (schedule->kind == TSH_COSINE) done = 0.5 - 0.5 * cos(3.14159265358979324 * done);
     return schedule->lr + (schedule->lr_min - schedule->lr) * done;
 }
+
 /* ========================================================================== */
 /* >>check                                              MARK: - check (private) */
 /* What tests and users verify with: hashes, replicas, finite differences.      */
@@ -8340,6 +8369,7 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
                           "tsh_gradcheck");
     return tsh_ok(ctx) ? worst : -1;
 }
+
 /* ========================================================================== */
 /* >>end                                                  MARK: - end (private) */
 /* Nothing of the implementation's macros stays.                                */
@@ -8349,17 +8379,16 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
 #undef TSHI_R
 #undef TSHI_RESTRICT
 #undef TSHI_INLINE
+#undef TSHI_PREFETCH
+#undef TSHI_VECTORS
+#undef TSHI_X86
 #undef TSHI_AVX2
 #undef TSHI_KERNEL
-#undef TSHI_GEMM_X86
-#undef TSHI_GEMM_VECTORS
 #undef TSHI_GEMM_JOIN_
 #undef TSHI_GEMM_JOIN
 #undef TSHI_GEMM_IS_float
 #undef TSHI_GEMM_IS_double
 #undef TSHI_GEMM_FLOAT
-#undef TSHI_GEMM_INLINE
-#undef TSHI_GEMM_PREFETCH
 #undef TSHI_GEMM_ROWS6
 #undef TSHI_GEMM_ROWS12
 #undef TSHI_GEMM_ZERO
@@ -8375,7 +8404,6 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
 #undef TSHI_GEMM_FMA_v128
 #undef TSHI_GEMM_REG
 #undef TSHI_GEMM_OP
-#undef TSHI_GEMM_AVX2
 #undef TSHI_GEMM_VEC_avx2
 #undef TSHI_GEMM_LOAD_avx2
 #undef TSHI_GEMM_STORE_avx2
