@@ -88,7 +88,8 @@
  *
  *   3. Shard it by a plan. Without one, every rank computes the same:
  *
- *          static const tsh_plan_rule plan[] = {{"up", TSH_COLWISE}, {"down", TSH_ROWWISE}};
+ *          static const tsh_plan_rule plan[] = {{.path = "up", .style = TSH_COLWISE},
+ *                                               {.path = "down", .style = TSH_ROWWISE}};
  *          tsh_parallelize(tsh_root(ctx), plan, 2);
  *
  *   4. Train. Ops return NULL after an error and take NULL without harm, so one check per step
@@ -192,6 +193,7 @@
 
 #include <stddef.h> /* size_t */
 #include <stdint.h> /* int64_t */
+#include <stdio.h>  /* FILE */
 
 #ifdef __cplusplus
 extern "C" {
@@ -797,9 +799,15 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
 typedef tsh_tensor *(*tsh_forward_fn)(tsh_module *module, tsh_tensor **in, int n, void *user);
 
 typedef enum tsh_style {
-    TSH_PLAIN,   /* every rank holds the whole layer */
-    TSH_COLWISE, /* linear: output features are sharded; embedding: embedding_dim */
-    TSH_ROWWISE  /* linear: input features are sharded; embedding: the vocabulary */
+    TSH_PLAIN,          /* every rank holds the whole layer */
+    TSH_COLWISE,        /* linear: output features are sharded; embedding: embedding_dim */
+    TSH_ROWWISE,        /* linear: input features are sharded; embedding: the vocabulary */
+    TSH_AUTO,           /* linear: as its first input arrives: sharded by features, row-wise, else
+                           column-wise */
+    TSH_SEQUENCE,       /* norms, dropout: on activations sharded along the sequence, S(1) */
+    TSH_PREPARE_INPUT,  /* any module: inputs are brought to .input, or .inputs, first */
+    TSH_PREPARE_OUTPUT, /* any module: the output is brought to .output last */
+    TSH_STYLES
 } tsh_style;
 
 typedef enum tsh_init_kind {
@@ -824,17 +832,33 @@ typedef struct tsh_linear_desc {
     int64_t in, out;
     int no_bias;
     tsh_style style;
-    int segments;         /* of the sharded dimension; 0: 1 */
-    int64_t unit;         /* 0: 1 */
-    int gather_output;    /* COLWISE: all-gather, giving R */
-    int skip_bias_add;    /* the caller adds tsh_param(module, "bias") */
-    tsh_init weight_init; /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Linear */
-    tsh_init bias_init;   /* default: UNIFORM within 1 / sqrt(in) */
+    int segments;             /* of the sharded dimension; 0: 1 */
+    int64_t unit;             /* 0: 1 */
+    int gather_output;        /* COLWISE: all-gather, giving R */
+    int skip_bias_add;        /* the caller adds tsh_param(module, "bias") */
+    int reversed;             /* the weight is stored (in, out), as GPT-2's Conv1D */
+    tsh_dtype dtype;          /* 0: TSH_REAL, the only one that values have */
+    const tsh_layout *input;  /* as in tsh_plan_rule */
+    const tsh_layout *output; /* as in tsh_plan_rule */
+    int regather;             /* as in tsh_plan_rule */
+    tsh_init weight_init;     /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Linear */
+    tsh_init bias_init;       /* default: UNIFORM within 1 / sqrt(in) */
 } tsh_linear_desc;
+typedef struct tsh_classifier_desc {
+    int64_t in, classes;
+    tsh_tensor *weight; /* an existing parameter (classes, in), such as an embedding's; NULL: own */
+    int no_bias;
+    tsh_style style; /* COLWISE: logits S(-1), for a vocabulary-parallel loss; ROWWISE: R */
+    int gather_output;
+    const tsh_layout *input; /* as in tsh_plan_rule */
+    tsh_init weight_init;    /* as in tsh_linear_desc */
+    tsh_init bias_init;
+} tsh_classifier_desc;
 typedef struct tsh_embedding_desc {
     int64_t count, dim; /* rows (vocabulary), columns */
     tsh_style style;
-    tsh_init init; /* default: NORMAL(0, 1) */
+    const tsh_layout *output; /* as in tsh_plan_rule */
+    tsh_init init;            /* default: NORMAL(0, 1) */
 } tsh_embedding_desc;
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
@@ -876,27 +900,47 @@ TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc);
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p);
 /* A module's forward. A row-parallel linear and a vocabulary embedding complete to R (one
- * all-reduce). */
+ * all-reduce), or to the output that a plan asks for. */
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n);
 TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x);
 
 /* -- parallelize ------------------------------------------------------------ */
 
+/* One line of a plan: the modules whose path below the root matches get the style. */
 typedef struct tsh_plan_rule {
     const char *path; /* dots separate names; * and ? match within one, ** any number of them */
     tsh_style style;
-    int segments;            /* 0: 1 */
-    int64_t unit;            /* 0: 1 */
-    int gather_output;       /* COLWISE linear: all-gather the output */
-    const tsh_layout *input; /* the declared layout of the input; NULL: what the style takes */
+    int segments;             /* of the sharded dimension; 0: 1 */
+    int64_t unit;             /* 0: 1 */
+    int gather_output;        /* COLWISE linear: the same as an output of R */
+    const tsh_layout *input;  /* how the input must arrive, else it is an error; NULL: as the style
+                                 takes it. SEQUENCE, PREPARE_INPUT: what it is brought to */
+    const tsh_layout *output; /* how the output is given; NULL: as the style gives it. ROWWISE with
+                                 S(seq): a reduce-scatter in place of the all-reduce */
+    int regather;     /* COLWISE with an input S(seq): keep this rank's piece only, and gather
+                                 it again in backward */
+    const char *kind; /* only modules of this kind: "linear", "embedding"; NULL: any */
+    const tsh_layout *const *inputs; /* PREPARE_INPUT of several inputs; NULL: as it comes */
+    int input_count;
 } tsh_plan_rule;
-/* Gives every layer below that a rule matches its style. Values already there are kept and sliced
- * in place. A rule that matches nothing, two rules for one layer, or two layouts for a tied
- * parameter: an error; nothing is changed then. */
+/* Gives every module below that a rule matches its style. Values already there are kept and laid
+ * anew (collective where they were sharded). A rule that matches nothing that takes its style, two
+ * rules for one purpose of one module, or two layouts for a tied parameter: an error; nothing is
+ * changed then. torch.distributed.tensor.parallel.parallelize_module. */
 TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count);
+/* Writes which modules each rule matches; changes nothing. Errors as tsh_parallelize. */
+TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
+                                   FILE *file);
+/* Writes the tree as a table: path, kind, global shape, layout, local shape and bytes on this rank
+ * of every parameter, and totals. Tied parameters count once. */
+TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
 /* Layers that their description or a plan can shard. */
 TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
                                    const tsh_linear_desc *desc);
+/* The last layer: a linear to classes whose weight may be an embedding's. COLWISE is ColossalAI's
+ * VocabParallelClassifier1D, ROWWISE its Classifier1D. */
+TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
+                                       const tsh_classifier_desc *desc);
 TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc);
 
@@ -982,7 +1026,6 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 #include <limits.h> /* INT_MAX */
 #include <math.h>   /* expf, sqrt, ... */
 #include <stdarg.h> /* tsh_fail */
-#include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* malloc, free */
 #include <string.h> /* memcpy, memset */
 
@@ -1134,9 +1177,13 @@ struct tsh_module {
     uint64_t dropout_calls; /* in training mode */
     double number;          /* eps, or the probability of dropout */
     const struct tshi_kind *kind;
-    int gather_output, skip_bias_add;
-    int declared;     /* a plan says how the input lies */
-    tsh_layout input; /* which is so */
+    tsh_style style;
+    int skip_bias_add, reversed, regather;
+    /* Layouts that a plan asks for; NULL: none. */
+    const tsh_layout *takes, *gives; /* of the input as it arrives, of the output */
+    const tsh_layout **prepare;      /* what `prepared` inputs are brought to first */
+    const tsh_layout *result;        /* what the output is brought to last */
+    int prepared;
 };
 
 /* a * b of sizes, SIZE_MAX where it does not fit: no allocator grants that. */
@@ -6065,8 +6112,8 @@ static int tshi_linear_refuse(tsh_tensor *x, tsh_tensor *w, const char *why) {
 }
 
 /* Layouts of output and bias, and which gradients are partial sums. */
-static int tshi_linear_layout(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b, tsh_layout *out,
-                              tsh_layout *bias, unsigned *partial) {
+static int tshi_linear_layout(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b, int regather,
+                              tsh_layout *out, tsh_layout *bias, unsigned *partial) {
     const tsh_layout *lx = &x->layout, *lw = &w->layout;
     int along = lx->kind == TSH_SHARDED && lx->dim == x->ndim - 1;
     *out = *bias = tsh_replicated();
@@ -6090,14 +6137,14 @@ static int tshi_linear_layout(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b, tsh_l
         return 1;
     }
     if (lw->dim == 0) {
-        if (lx->kind != TSH_REPLICATED)
+        if (lx->kind != TSH_REPLICATED && !(regather && lx->kind == TSH_SHARDED && !along))
             return tshi_linear_refuse(x, w,
                                       "a column-parallel weight takes a replicated input: "
                                       "tsh_redistribute(x, tsh_replicated())");
         *bias = *lw;
         *out = *lw;
         out->dim = x->ndim - 1;
-        *partial = 1u;
+        *partial = regather ? 0u : 1u;
         return 1;
     }
     if (along && tshi_layout_same_cut(lx, lw, w->dim[1], x->ctx->tp.size)) return 1;
@@ -6107,21 +6154,80 @@ static int tshi_linear_layout(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b, tsh_l
         "same units: tsh_redistribute(x, tsh_replicated())");
 }
 
+/* How a linear meets activations that are sharded along the sequence. */
+typedef struct tshi_linear {
+    int reduce;   /* row-parallel: the product is a partial sum, all-reduced */
+    int scatter;  /* or reduce-scattered to the output's layout */
+    int regather; /* column-parallel: the input is gathered, here and again in backward */
+} tshi_linear;
+
+/* The whole of a sharded tensor in a block, gathered from every rank's dense `piece`. */
+static tshi_block *tshi_linear_gather(const tsh_tensor *form, const void *piece) {
+    tsh_layout whole = tsh_replicated();
+    tshi_block *block = tshi_mem_take(form->ctx, TSH_MEM_STEP,
+                                      (size_t)tsh_numel(form) * sizeof(tsh_real));
+    if (block)
+        (void)tshi_redistribute_move(form, &form->layout, &whole, TSH_REAL, piece,
+                                     tshi_mem_data(block));
+    return block;
+}
+
+/* The matrix (rows, features) that the product takes: the values where they lie, or gathered. */
+static tshi_matrix tshi_linear_rows(const tsh_tensor *t, tsh_real *values, int gather,
+                                    int64_t *rows, tshi_block **block) {
+    int64_t step = 0, last = t->ndim - 1;
+    *block = gather ? tshi_linear_gather(t, values) : NULL;
+    if (*block) {
+        *rows = tshi_tensor_product(t->dim, t->ndim - 1);
+        return tshi_matmul_matrix((tsh_real *)tshi_mem_data(*block), t->dim[last], 1);
+    }
+    (void)tshi_kernel_rows(t, rows, &step);
+    return tshi_matmul_matrix(values, step, t->stride[last]);
+}
+
+/* dX = dY W of gathered rows is a partial sum: reduce-scattered to the input's pieces. */
+static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
+    tsh_tensor *x = node->in[0];
+    tsh_layout sum = tsh_partial();
+    int64_t ins = node->in[1]->local[1], stride[TSH_MAX_DIMS];
+    tshi_dest dest;
+    tshi_block *whole, *piece;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, (size_t)(rows * ins) * sizeof(tsh_real));
+    piece = tshi_mem_take(x->ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(x) * sizeof(tsh_real));
+    if (whole && piece) {
+        tshi_matmul_gemm(x->ctx, rows, ins, node->in[1]->local[0], 1, dy, mw, 0,
+                         tshi_matmul_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
+        (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole),
+                                     tshi_mem_data(piece));
+        tshi_tensor_strides(x->local, x->ndim, stride);
+        tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(piece), stride);
+    }
+    tshi_mem_drop(x->ctx, piece);
+    tshi_mem_drop(x->ctx, whole);
+}
+
 static void tshi_linear_backward(tshi_node *node) {
+    const tshi_linear *more = (const tshi_linear *)node->more;
     tsh_tensor *x = node->in[0], *w = node->in[1], *b = node->in[2], *out = node->out;
-    int64_t rows = 0, step = 0, outs = w->local[0], ins = w->local[1];
+    int64_t rows = 0, outs = w->local[0], ins = w->local[1];
     tsh_real *g = tshi_tape_grad(node);
-    tshi_matrix dy = tshi_matmul_matrix(g, out->local[out->ndim - 1], 1), mx;
+    tshi_block *whole_y, *whole_x;
+    tshi_matrix dy = tshi_linear_rows(out, g, more->scatter, &rows, &whole_y), mx, dx;
     tshi_matrix mw = tshi_matmul_matrix((tsh_real *)tshi_tape_saved(node, 1), w->stride[0],
                                         w->stride[1]);
     tshi_dest dest;
-    (void)tshi_kernel_rows(x, &rows, &step);
-    mx = tshi_matmul_matrix((tsh_real *)tshi_tape_saved(node, 0), step, x->stride[x->ndim - 1]);
-    if (tshi_tape_dest(node, 0, &dest))
-        tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
-                         tshi_matmul_matrix(dest.data, step, x->stride[x->ndim - 1]));
+    mx = tshi_linear_rows(x, (tsh_real *)tshi_tape_saved(node, 0), more->regather, &rows, &whole_x);
+    if (out->ctx->error.code != TSH_OK) {
+        rows = 0; /* what was gathered is not there */
+    } else if (more->regather) {
+        tshi_linear_scatter(node, rows, dy, mw);
+    } else if (tshi_tape_dest(node, 0, &dest)) {
+        dx = tshi_matmul_matrix(dest.data, mx.row, mx.column);
+        tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add), dx);
+    }
     tshi_tape_give(node, 0); /* its all-reduce travels while the weight's gradient is computed */
-    if (tshi_tape_dest(node, 1, &dest))
+    if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_matmul_turned(dy), mx, TSHI_R(dest.add),
                          tshi_matmul_matrix(dest.data, dest.stride[0], dest.stride[1]));
     if (b && tshi_tape_dest_zeroed(node, 2, &dest)) {
@@ -6130,6 +6236,8 @@ static void tshi_linear_backward(tshi_node *node) {
         tshi_kernel_operand(&loop, out, g, out->stride, sizeof *g);
         tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
     }
+    tshi_mem_drop(out->ctx, whole_x);
+    tshi_mem_drop(out->ctx, whole_y);
 }
 
 static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
@@ -6149,21 +6257,30 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Y and, for a row-parallel weight, its all-reduce, in place; then the bias, once. */
-static void tshi_linear_forward(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b, tsh_tensor *out,
-                                int reduce) {
+/* Y; for a row-parallel weight its all-reduce, in place, or its reduce-scatter; then the bias. */
+static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *more) {
     tsh_ctx *ctx = out->ctx;
-    int64_t rows, step;
-    (void)tshi_kernel_rows(x, &rows, &step);
-    tshi_matmul_gemm(ctx, rows, w->local[0], w->local[1], 1,
-                     tshi_matmul_matrix(tshi_tensor_values(x), step, x->stride[x->ndim - 1]),
-                     tshi_matmul_matrix(tshi_tensor_values(w), w->stride[1], w->stride[0]), 0,
-                     tshi_matmul_matrix(tshi_tensor_values(out), out->local[out->ndim - 1], 1));
-    if (reduce)
+    tsh_tensor *x = in[0], *w = in[1], *b = in[2];
+    tsh_layout sum = tsh_partial();
+    int64_t rows, outs = w->local[0];
+    tshi_block *whole, *product = NULL;
+    tshi_matrix mx = tshi_linear_rows(x, tshi_tensor_values(x), more->regather, &rows, &whole);
+    tsh_real *y = tshi_tensor_values(out);
+    if (more->scatter)
+        product = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(rows * outs) * sizeof *y);
+    if (product) y = (tsh_real *)tshi_mem_data(product);
+    if (ctx->error.code == TSH_OK)
+        tshi_matmul_gemm(ctx, rows, outs, w->local[1], 1, mx,
+                         tshi_matmul_matrix(tshi_tensor_values(w), w->stride[1], w->stride[0]), 0,
+                         tshi_matmul_matrix(y, outs, 1));
+    if (ctx->error.code == TSH_OK && more->reduce)
         (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->tp, tshi_tensor_values(out), tsh_local_numel(out),
-                                            TSH_REAL, TSH_SUM),
+                              tsh_allreduce(&ctx->tp, y, tsh_local_numel(out), TSH_REAL, TSH_SUM),
                               "tsh_linear: all-reduce of a row-parallel output");
+    if (ctx->error.code == TSH_OK && more->scatter)
+        (void)tshi_redistribute_move(out, &sum, &out->layout, TSH_REAL, y, tshi_tensor_values(out));
+    tshi_mem_drop(ctx, product);
+    tshi_mem_drop(ctx, whole);
     if (b) {
         tshi_loop loop = tshi_kernel_space(out);
         tshi_kernel_tensor(&loop, out);
@@ -6172,28 +6289,37 @@ static void tshi_linear_forward(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b, tsh
     }
 }
 
-TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
+/* The input as the weight takes it: a row-parallel one slices R; rows must lie at equal steps, and
+ * what is to be gathered densely. */
+static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gathered) {
+    int64_t rows, step;
+    if (w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && x->layout.kind == TSH_REPLICATED) {
+        tsh_layout layout = w->layout;
+        layout.dim = x->ndim - 1;
+        x = tsh_redistribute(x, layout);
+    }
+    if (!x || (gathered ? tshi_tensor_is_dense(x) : tshi_kernel_rows(x, &rows, &step))) return x;
+    return tshi_map_copy("tsh_linear", x);
+}
+
+/* tsh_linear, with the output of a row-parallel weight laid as `give` (NULL: R), and the input of a
+ * column-parallel one gathered from S(seq) in forward and backward (regather). */
+static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
+                                   const tsh_layout *give, int regather) {
     tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
     tsh_shape shape;
     tsh_layout layout, bias;
+    tshi_linear more;
     tshi_node *node;
     unsigned partial;
-    int64_t rows, step;
-    int row_parallel;
     in[0] = x;
     in[1] = w;
     in[2] = b;
     ctx = tshi_tensor_check_real("tsh_linear", in, b ? 3 : 2);
-    if (!ctx || !tshi_linear_check(x, w, b)) return NULL;
-    row_parallel = w->layout.kind == TSH_SHARDED && w->layout.dim == 1;
-    if (row_parallel && x->layout.kind == TSH_REPLICATED) {
-        layout = w->layout;
-        layout.dim = x->ndim - 1;
-        in[0] = x = tsh_redistribute(x, layout);
-    }
-    if (x && !tshi_kernel_rows(x, &rows, &step)) in[0] = x = tshi_map_copy("tsh_linear", x);
-    if (!x || !tshi_linear_layout(x, w, b, &layout, &bias, &partial)) return NULL;
+    if (!ctx || !tshi_linear_check(x, w, b) || !(in[0] = x = tshi_linear_input(x, w, regather)) ||
+        !tshi_linear_layout(x, w, b, regather, &layout, &bias, &partial))
+        return NULL;
     if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, ctx->tp.size)) {
         (void)tshi_map_refuse(
             "tsh_linear", w, b,
@@ -6203,13 +6329,21 @@ TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     }
     shape = tsh_shape_of(x);
     shape.dim[shape.ndim - 1] = w->dim[0];
-    out = tshi_tensor_out(ctx, "tsh_linear", TSH_REAL, &shape, &layout);
+    more.regather = regather && ctx->tp.size > 1;
+    more.scatter = give && ctx->tp.size > 1;
+    more.reduce = w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && !give;
+    out = tshi_tensor_out(ctx, "tsh_linear", TSH_REAL, &shape, give ? give : &layout);
     if (!out) return NULL;
-    tshi_linear_forward(x, w, b, out, row_parallel);
+    tshi_linear_forward(in, out, &more);
     if (ctx->error.code != TSH_OK) return NULL;
-    node = tshi_tape_record("tsh_linear", out, in, 3, 3, tshi_linear_backward, 0);
-    if (node) node->partial = partial;
+    node = tshi_tape_record("tsh_linear", out, in, 3, 3, tshi_linear_backward, sizeof more);
+    if (node) node->partial = give ? 4u : partial;
+    if (node) memcpy(node->more, &more, sizeof more);
     return out;
+}
+
+TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
+    return tshi_linear_run(x, w, b, NULL, 0);
 }
 
 /* ========================================================================== */
@@ -7284,15 +7418,19 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
 /* ========================================================================== */
 /* >>module                                            MARK: - module (private) */
 /* A tree of named nodes; parameters are named by path and made on first use.  */
-/* Needs: >>tensor >>context.                                                   */
+/* Needs: >>context >>redistribute.                                             */
 /* ========================================================================== */
 
-/* What a kind of layer does: its forward, and the layout of each parameter under a style. */
+/* What a kind of layer does: its forward, the styles that it takes (a bit each; all take the
+ * PREPARE ones), and the layout of each parameter under one of them (NULL: replicated). */
 typedef struct tshi_kind {
     const char *name;
     tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
-    void (*layouts)(const tsh_plan_rule *rule, tsh_layout *layouts);
+    unsigned styles;
+    void (*layouts)(const tsh_module *module, const tsh_plan_rule *rule, tsh_layout *layouts);
 } tshi_kind;
+
+enum { TSHI_MODULE_INPUTS = 16 }; /* that a PREPARE_INPUT rule can name */
 
 static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) {
     size_t n = strlen(a) + strlen(b) + 2;
@@ -7301,14 +7439,46 @@ static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) 
     return text;
 }
 
+/* -- forward ---------------------------------------------------------------- */
+
+/* A module's forward, its inputs and output brought to what PREPARE rules ask for. */
+static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
+    int i;
+    if (module->prepared && n != module->prepared)
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
+                               "%s: got %d inputs, the plan prepares %d", module->path, n,
+                               module->prepared);
+    for (i = 0; i < module->prepared; i++)
+        ready[i] = in[i] && module->prepare[i] ? tsh_redistribute(in[i], *module->prepare[i])
+                                               : in[i];
+    y = module->kind->forward(module, module->prepared ? ready : in, n);
+    return y && module->result ? tsh_redistribute(y, *module->result) : y;
+}
+
+static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_module *child;
+    tsh_tensor *x = in[0];
+    if (module->forward) return module->forward(module, in, n, module->user);
+    if (n != 1)
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
+                               "%s: a container without a forward takes one input, not %d",
+                               module->path, n);
+    for (child = module->first; child; child = child->next) x = tshi_module_call(child, &x, 1);
+    return x;
+}
+
+/* -- the tree --------------------------------------------------------------- */
+
+static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
+
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
-    static const tshi_kind container = {"module", NULL, NULL};
     if (!ctx || ctx->root) return ctx ? ctx->root : NULL;
     ctx->root = (tsh_module *)tshi_mem_book(ctx, &ctx->books, sizeof *ctx->root);
     if (!ctx->root) return NULL;
     ctx->root->ctx = ctx;
     ctx->root->name = ctx->root->path = "";
-    ctx->root->kind = &container;
+    ctx->root->kind = &tshi_module_container;
     return ctx->root;
 }
 
@@ -7366,26 +7536,34 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     module->param_name[slot] = name;
 }
 
-static tsh_tensor *tshi_module_children(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_module *child;
-    tsh_tensor *x = in[0];
-    if (n != 1)
-        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                               "%s: a container without a forward takes one input, not %d",
-                               module->path, n);
-    for (child = module->first; child; child = child->next) x = child->kind->forward(child, &x, 1);
-    return x;
-}
-
-static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
-    return module->forward ? module->forward(module, in, n, module->user)
-                           : tshi_module_children(module, in, n);
+/* Gives a parameter another layout; values that are there move to it, gradients are forgotten. */
+static void tshi_module_lay(tsh_tensor *t, const tsh_layout *layout) {
+    tsh_tensor before = *t;
+    tsh_shape shape = tsh_shape_of(t);
+    tshi_block *block = NULL;
+    if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size) && t->ctx->tp.size > 1)
+        return;
+    if (tshi_tensor_form(t, t->path, &shape, layout) != TSH_OK || !t->block) return;
+    block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
+                          (size_t)tsh_local_numel(t) * sizeof(tsh_real));
+    if (!block ||
+        tshi_redistribute_move(&before, &before.layout, &t->layout, t->dtype,
+                               tshi_mem_data(before.block), tshi_mem_data(block)) != TSH_OK) {
+        *t = before;
+        tshi_mem_drop(t->ctx, block);
+        return;
+    }
+    tshi_mem_drop(t->ctx, t->block);
+    tshi_mem_drop(t->ctx, t->gr.block);
+    tshi_mem_drop(t->ctx, t->gp.block);
+    memset(&t->gr, 0, sizeof t->gr);
+    memset(&t->gp, 0, sizeof t->gp);
+    t->block = block;
 }
 
 TSH_API tsh_module *tsh_add_module(tsh_module *parent, const char *name,
                                    const tsh_module_desc *desc) {
-    static const tshi_kind kind = {"module", tshi_module_forward, NULL};
-    tsh_module *module = tshi_module_add(parent, name, &kind);
+    tsh_module *module = tshi_module_add(parent, name, &tshi_module_container);
     if (module && desc) module->forward = desc->forward;
     if (module && desc) module->user = desc->user;
     return module;
@@ -7598,25 +7776,32 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
     return NULL;
 }
 
-/* What a plan declared of the input; 0 and an error if it does not hold. */
+/* The layout that input x arrives in is the one that the plan declared; else 0 and an error. */
 static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
     char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE];
-    tsh_layout input = module->input;
-    if (!module->declared || !x) return 1;
-    if (tshi_layout_resolve(&input, x->ndim, x->dim) &&
-        tshi_layout_equal(&input, &x->layout, x->dim, module->ctx->tp.size))
+    tsh_layout takes;
+    if (!module->takes) return 1;
+    takes = *module->takes;
+    if (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
+        tshi_layout_equal(&takes, &x->layout, x->dim, module->ctx->tp.size))
         return 1;
     (void)tsh_fail(
         module->ctx, TSH_ERR_LAYOUT,
         "%s: the input %s is not laid out as the plan declared, %s: tsh_redistribute(x, declared)",
-        module->path, tshi_tensor_text(x, tx), tsh_layout_text(&module->input, want, sizeof want));
+        module->path, tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
     return 0;
 }
 
-static int tshi_nn_one(const tsh_module *module, tsh_tensor *const *in, int n) {
-    if (n == 1) return tshi_nn_declared(module, in[0]);
-    (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT, "%s: takes one input, not %d", module->path, n);
-    return 0;
+/* A layer's only input; NULL and an error where there is another number of them, or nothing. */
+static tsh_tensor *tshi_nn_one(const tsh_module *module, tsh_tensor *const *in, int n) {
+    if (n == 1 && in[0]) return in[0];
+    return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "%s: takes one input, not %d%s",
+                           module->path, n, n == 1 ? " that is NULL" : "");
+}
+
+/* The output as the plan asks for it. */
+static tsh_tensor *tshi_nn_give(const tsh_module *module, tsh_tensor *y) {
+    return y && module->gives ? tsh_redistribute(y, *module->gives) : y;
 }
 
 /* The fused or plain cut of dimension `dim` that a rule asks for. */
@@ -7627,50 +7812,101 @@ static tsh_layout tshi_nn_cut(const tsh_plan_rule *rule, int dim) {
 
 /* -- linear ----------------------------------------------------------------- */
 
-static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *y;
-    if (!tshi_nn_one(module, in, n)) return NULL;
-    y = tsh_linear(in[0], module->param[0], module->skip_bias_add ? NULL : module->param[1]);
-    return module->gather_output && y ? tsh_redistribute(y, tsh_replicated()) : y;
+/* Weight and bias of a linear whose output (dim 0) or input features (dim 1) are cut like `cut`. */
+static void tshi_nn_linear_cut(const tsh_module *module, tsh_layout cut, int dim,
+                               tsh_layout *layouts) {
+    layouts[0] = layouts[1] = cut;
+    layouts[0].dim = module->reversed ? 1 - dim : dim;
+    layouts[1].dim = 0;
+    if (dim == 1) layouts[1] = tsh_replicated();
 }
 
-static void tshi_nn_linear_layouts(const tsh_plan_rule *rule, tsh_layout *layouts) {
+static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                   tsh_layout *layouts) {
     layouts[0] = layouts[1] = tsh_replicated();
-    if (rule->style == TSH_COLWISE) layouts[0] = layouts[1] = tshi_nn_cut(rule, 0);
-    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_cut(rule, 1);
+    if (rule->style == TSH_COLWISE) tshi_nn_linear_cut(module, tshi_nn_cut(rule, 0), 0, layouts);
+    if (rule->style == TSH_ROWWISE) tshi_nn_linear_cut(module, tshi_nn_cut(rule, 0), 1, layouts);
+}
+
+/* TSH_AUTO decides at the first input: row-wise where it arrives cut along its features, and then
+ * by the same cut; else column-wise. */
+static void tshi_nn_settle(tsh_module *module, const tsh_tensor *x) {
+    tsh_layout layouts[TSHI_MODULE_PARAMS];
+    int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
+    module->style = row ? TSH_ROWWISE : TSH_COLWISE;
+    tshi_nn_linear_cut(module, row ? x->layout : tsh_sharded(0), row, layouts);
+    for (i = 0; i < 2; i++) {
+        tsh_tensor *t = module->param[i];
+        if (t && tshi_layout_resolve(&layouts[i], t->ndim, t->dim)) tshi_module_lay(t, &layouts[i]);
+    }
+}
+
+static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *x = tshi_nn_one(module, in, n), *w = module->param[0], *b = module->param[1];
+    const tsh_layout *gives = module->gives;
+    int column, regather;
+    if (!x || !tshi_nn_declared(module, x)) return NULL;
+    if (module->style == TSH_AUTO) tshi_nn_settle(module, x);
+    if (module->reversed) w = tsh_transpose(w, 0, 1);
+    if (!w) return NULL;
+    column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0;
+    regather = module->regather && column && x->layout.kind == TSH_SHARDED;
+    if (column && module->takes && !regather) x = tsh_redistribute(x, tsh_replicated());
+    if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
+        (gives && tshi_tensor_axis(x, gives->dim) == x->ndim - 1))
+        gives = NULL; /* only a row-parallel product is scattered by the op itself, by its rows */
+    return tshi_nn_give(module,
+                        tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather));
 }
 
 /* -- embedding -------------------------------------------------------------- */
 
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *y;
-    if (!tshi_nn_one(module, in, n)) return NULL;
-    y = tsh_embedding(in[0], module->param[0]);
-    return y && module->param[0]->layout.kind == TSH_SHARDED ? tsh_redistribute(y, tsh_replicated())
-                                                             : y;
+    tsh_tensor *ids = tshi_nn_one(module, in, n), *y;
+    if (!ids || !tshi_nn_declared(module, ids)) return NULL;
+    y = tsh_embedding(ids, module->param[0]);
+    if (module->gives || !y || module->param[0]->layout.kind != TSH_SHARDED)
+        return tshi_nn_give(module, y);
+    return tsh_redistribute(y, tsh_replicated());
 }
 
-static void tshi_nn_embedding_layouts(const tsh_plan_rule *rule, tsh_layout *layouts) {
+static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
+                                      tsh_layout *layouts) {
+    (void)module;
     layouts[0] = layouts[1] = tsh_replicated();
-    if (rule->style != TSH_PLAIN)
-        layouts[0] = tshi_nn_cut(rule, rule->style == TSH_ROWWISE ? 0 : 1);
+    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_cut(rule, 0);
+    if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_cut(rule, 1);
 }
 
 /* -- layer norm, dropout ---------------------------------------------------- */
 
+enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
+
+/* The input of a layer that may work along the sequence: under TSH_SEQUENCE it is brought to S(1),
+ * or what the rule says. NULL, with an error, where it is not what it must be. */
+static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *x = tshi_nn_one(module, in, n);
+    if (x && module->style == TSH_SEQUENCE)
+        return tsh_redistribute(x, module->takes ? *module->takes : tsh_sharded(1));
+    return x && tshi_nn_declared(module, x) ? x : NULL;
+}
+
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
-    if (!tshi_nn_one(module, in, n)) return NULL;
-    return tsh_layer_norm(in[0], module->param[0], module->param[1], module->number);
+    tsh_tensor *x = tshi_nn_input(module, in, n);
+    if (!x) return NULL;
+    return tshi_nn_give(module,
+                        tsh_layer_norm(x, module->param[0], module->param[1], module->number));
 }
 
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
-    if (!tshi_nn_one(module, in, n)) return NULL;
-    return module->evaluating ? in[0] : tsh_dropout(in[0], module->number, module);
+    tsh_tensor *x = tshi_nn_input(module, in, n);
+    if (x && !module->evaluating) x = tsh_dropout(x, module->number, module);
+    return tshi_nn_give(module, x);
 }
 
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc) {
-    static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward, NULL};
+    static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward, TSHI_NN_SEQUENCE, NULL};
     static const tsh_init ones = {TSH_INIT_ONES, 0, 0}, zeros = {TSH_INIT_ZEROS, 0, 0};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
@@ -7681,7 +7917,7 @@ TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
 }
 
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
-    static const tshi_kind kind = {"dropout", tshi_nn_dropout_forward, NULL};
+    static const tshi_kind kind = {"dropout", tshi_nn_dropout_forward, TSHI_NN_SEQUENCE, NULL};
     tsh_module *module = tshi_module_add(parent, name, &kind);
     if (module) module->number = p;
     return module;
@@ -7690,16 +7926,13 @@ TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double
 /* -- forward ---------------------------------------------------------------- */
 
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *y;
     if (!module && in && n > 0 && in[0])
         return tshi_error_null(in[0]->ctx, TSH_ERR_ARGUMENT, "tsh_forward: the module is NULL");
     if (!module || module->ctx->error.code != TSH_OK) return NULL;
     if (n < 1 || !in)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward_n: %s got no input",
                                module->path);
-    y = module->kind->forward ? module->kind->forward(module, in, n)
-                              : tshi_module_children(module, in, n);
-    return y;
+    return tshi_module_call(module, in, n);
 }
 
 TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
@@ -7741,182 +7974,423 @@ static int tshi_parallel_match(const char *p, const char *s) {
     return tshi_parallel_match(*pe ? pe + 1 : pe, *se ? se + 1 : se);
 }
 
-/* The rule of a module: its index, -1 for none, -2 and an error for two. */
-static int tshi_parallel_rule(tsh_module *root, const tsh_module *m, const tsh_plan_rule *rules,
-                              int count) {
-    int i, found = -1;
-    for (i = 0; i < count; i++) {
-        if (!m->kind->layouts || !tshi_parallel_match(rules[i].path, tshi_module_below(root, m)))
-            continue;
-        if (found >= 0) {
-            (void)tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
-                           "tsh_parallelize: rules \"%s\" and \"%s\" both match \"%s\"",
-                           rules[found].path, rules[i].path, m->path);
-            return -2;
-        }
-        found = i;
-    }
-    return found;
+/* -- choosing: which rules each module gets, decided before anything changes -- */
+
+enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARALLEL_PURPOSES };
+
+typedef struct tshi_choice {
+    tsh_module *module;
+    const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES];
+    tsh_layout layout[TSHI_MODULE_PARAMS];
+} tshi_choice;
+
+static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
+    return rule->style == TSH_PREPARE_INPUT    ? TSHI_PARALLEL_BEFORE
+           : rule->style == TSH_PREPARE_OUTPUT ? TSHI_PARALLEL_AFTER
+                                               : TSHI_PARALLEL_STYLE;
 }
 
-/* Whether module m can take its rule: sizes and units fit, values can be sliced, ties agree. */
-static int tshi_parallel_fits(tsh_module *root, tsh_module *m, const tsh_plan_rule *rules,
-                              int count, const tsh_plan_rule *rule) {
-    tsh_layout mine[TSHI_MODULE_PARAMS], theirs[TSHI_MODULE_PARAMS];
-    char text[TSHI_TEXT_SIZE], other_text[TSHI_TEXT_SIZE];
-    tsh_module *other;
-    int i, j, r;
-    m->kind->layouts(rule, mine);
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
-        const tsh_tensor *t = m->param[i];
-        if (!t) continue;
-        if (!tshi_layout_resolve(&mine[i], t->ndim, t->dim)) {
-            (void)tsh_fail(
-                m->ctx, TSH_ERR_LAYOUT,
-                "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %ld",
-                t->path, tshi_tensor_text(t, text), rule->segments ? rule->segments : 1,
-                (long)(rule->unit ? rule->unit : 1));
+/* Whether a rule means module m: its path, its kind, and a style that it can take. */
+static int tshi_parallel_means(const tsh_module *root, const tsh_module *m,
+                               const tsh_plan_rule *rule) {
+    if (tshi_parallel_purpose(rule) == TSHI_PARALLEL_STYLE &&
+        !(m->kind->styles >> rule->style & 1u))
+        return 0;
+    if (rule->kind && strcmp(rule->kind, m->kind->name) != 0) return 0;
+    return tshi_parallel_match(rule->path, tshi_module_below(root, m));
+}
+
+/* Fills in what the rules say of module m; 0 and an error for two rules of one purpose. */
+static int tshi_parallel_choose(const tsh_module *root, tsh_module *m, const tsh_plan_rule *rules,
+                                int count, tshi_choice *choice) {
+    int i, purpose;
+    memset(choice, 0, sizeof *choice);
+    choice->module = m;
+    for (i = 0; i < count; i++) {
+        if (!tshi_parallel_means(root, m, &rules[i])) continue;
+        purpose = tshi_parallel_purpose(&rules[i]);
+        if (choice->rule[purpose]) {
+            (void)tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
+                           "tsh_parallelize: rules \"%s\" and \"%s\" both match \"%s\"",
+                           choice->rule[purpose]->path, rules[i].path, m->path);
             return 0;
         }
-        if (t->block && t->layout.kind != TSH_REPLICATED &&
-            !tshi_layout_equal(&t->layout, &mine[i], t->dim, m->ctx->tp.size)) {
-            (void)tsh_fail(
-                m->ctx, TSH_ERR_STATE,
-                "tsh_parallelize: \"%s\" %s holds values and is sharded otherwise already", t->path,
-                tshi_tensor_text(t, text));
-            return 0;
-        }
-        for (other = root; other; other = tshi_module_next(root, other)) {
-            r = other == m ? -1 : tshi_parallel_rule(root, other, rules, count);
-            if (r < 0) continue;
-            other->kind->layouts(&rules[r], theirs);
-            for (j = 0; j < TSHI_MODULE_PARAMS; j++) {
-                if (other->param[j] != t || !tshi_layout_resolve(&theirs[j], t->ndim, t->dim) ||
-                    tshi_layout_equal(&mine[i], &theirs[j], t->dim, m->ctx->tp.size))
-                    continue;
-                (void)tsh_fail(m->ctx, TSH_ERR_LAYOUT,
-                               "tsh_parallelize: the tied parameter \"%s\" would be %s for \"%s\" "
-                               "and %s for \"%s\"",
-                               t->path, tsh_layout_text(&mine[i], text, sizeof text), m->path,
-                               tsh_layout_text(&theirs[j], other_text, sizeof other_text),
-                               other->path);
-                return 0;
-            }
-        }
+        choice->rule[purpose] = &rules[i];
     }
     return 1;
 }
 
-/* Gives a parameter its layout; values that are there are sliced. */
-static void tshi_parallel_lay(tsh_tensor *t, const tsh_layout *layout) {
-    tsh_tensor before = *t;
-    tsh_layout whole = tsh_replicated();
-    tsh_shape shape = tsh_shape_of(t);
-    tshi_block *block;
-    if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size) &&
-        t->layout.kind == layout->kind && t->ctx->tp.size > 1)
-        return;
-    if (tshi_tensor_form(t, "tsh_parallelize", &shape, layout) != TSH_OK || !t->block) return;
-    block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
-                          (size_t)tsh_local_numel(t) * sizeof(tsh_real));
-    if (!block) *t = before;
-    if (!block) return;
-    (void)tshi_redistribute_move(&before, &whole, &t->layout, t->dtype, tshi_mem_data(before.block),
-                                 tshi_mem_data(block));
-    tshi_mem_drop(t->ctx, t->block);
-    tshi_mem_drop(t->ctx, t->gr.block);
-    tshi_mem_drop(t->ctx, t->gp.block);
-    memset(&t->gr, 0, sizeof t->gr);
-    memset(&t->gp, 0, sizeof t->gp);
-    t->block = block;
-}
-
-static void tshi_parallel_apply(tsh_module *m, const tsh_plan_rule *rule) {
-    tsh_layout layouts[TSHI_MODULE_PARAMS];
-    int i;
-    m->kind->layouts(rule, layouts);
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
-        if (!m->param[i]) continue;
-        (void)tshi_layout_resolve(&layouts[i], m->param[i]->ndim, m->param[i]->dim);
-        tshi_parallel_lay(m->param[i], &layouts[i]);
+/* What is wrong with a rule in itself, or NULL. */
+static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
+    if (!rule->path) return "has no path";
+    if ((unsigned)rule->style >= (unsigned)TSH_STYLES) return "has a style that does not exist";
+    if (rule->style == TSH_PREPARE_OUTPUT && !rule->output) return "names no output";
+    if (rule->style == TSH_PREPARE_INPUT) {
+        if (!rule->input && !rule->inputs) return "names no input";
+        if (rule->inputs && (rule->input_count < 1 || rule->input_count > TSHI_MODULE_INPUTS))
+            return "does not say how many inputs there are, or too many";
     }
-    m->gather_output |= rule->gather_output;
-    m->declared = rule->input != NULL;
-    if (rule->input) m->input = *rule->input;
+    return NULL;
 }
 
-static tsh_result tshi_parallel_unmatched(tsh_module *root, const tsh_plan_rule *rule) {
-    char near[TSH_MESSAGE_SIZE / 2] = "";
-    tshi_module_near(root, rule->path, near, sizeof near);
-    return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
-                    "tsh_parallelize: rule \"%.96s\" matches no layer that can be sharded; %s",
-                    rule->path, near);
+/* Every rule is sound and matches something; else an error that lists near names. */
+static int tshi_parallel_rules(tsh_module *root, const tsh_plan_rule *rules, int count,
+                               const tshi_choice *choices, int n) {
+    char near[TSH_MESSAGE_SIZE / 2];
+    int i, c, matched;
+    for (i = 0; i < count; i++) {
+        const tsh_plan_rule *rule = &rules[i];
+        for (matched = c = 0; c < n && !matched; c++)
+            matched = choices[c].rule[tshi_parallel_purpose(rule)] == rule;
+        if (matched) continue;
+        near[0] = '\0';
+        tshi_module_near(root, rule->path, near, sizeof near);
+        (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
+                       rule->path, near);
+        return 0;
+    }
+    return 1;
+}
+
+/* -- checking --------------------------------------------------------------- */
+
+/* The layouts that a choice gives its module's parameters; 0 and an error where they do not fit. */
+static int tshi_parallel_layouts(tshi_choice *choice) {
+    const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
+    tsh_module *m = choice->module;
+    char text[TSHI_TEXT_SIZE];
+    int i;
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
+    if (rule && m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+        const tsh_tensor *t = m->param[i];
+        if (!t || tshi_layout_resolve(&choice->layout[i], t->ndim, t->dim)) continue;
+        (void)tsh_fail(
+            m->ctx, TSH_ERR_LAYOUT,
+            "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %ld", t->path,
+            tshi_tensor_text(t, text), rule && rule->segments ? rule->segments : 1,
+            rule && rule->unit ? (long)rule->unit : 1l);
+        return 0;
+    }
+    return 1;
+}
+
+/* Two choices agree on every parameter that their modules share; else 0 and an error. */
+static int tshi_parallel_agree(const tshi_choice *a, const tshi_choice *b) {
+    char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
+    int i, j;
+    if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return 1;
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+        for (j = 0; j < TSHI_MODULE_PARAMS; j++) {
+            const tsh_tensor *t = a->module->param[i];
+            if (!t || t != b->module->param[j] ||
+                tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
+                continue;
+            (void)tsh_fail(t->ctx, TSH_ERR_LAYOUT,
+                           "tsh_parallelize: the tied parameter \"%s\" would be %s for \"%s\" "
+                           "and %s for \"%s\"",
+                           t->path, tsh_layout_text(&a->layout[i], text, sizeof text),
+                           a->module->path, tsh_layout_text(&b->layout[j], other, sizeof other),
+                           b->module->path);
+            return 0;
+        }
+    return 1;
+}
+
+/* All choices below root, checked, in a block that the caller drops; NULL and an error if the plan
+ * does not fit. */
+static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
+                                      int *n) {
+    tsh_module *m;
+    tshi_block *block;
+    tshi_choice *choices;
+    int i, j, good = 1;
+    for (i = 0; i < count; i++)
+        if (tshi_parallel_flaw(&rules[i])) {
+            (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT, "tsh_parallelize: rule %d, \"%.96s\", %s",
+                           i, rules[i].path ? rules[i].path : "", tshi_parallel_flaw(&rules[i]));
+            return NULL;
+        }
+    for (*n = 0, m = root; m; m = tshi_module_next(root, m)) (*n)++;
+    block = tshi_mem_take(root->ctx, TSH_MEM_STEP, (size_t)*n * sizeof *choices);
+    if (!block) return NULL;
+    choices = (tshi_choice *)tshi_mem_data(block);
+    for (i = 0, m = root; m && good; m = tshi_module_next(root, m), i++)
+        good = tshi_parallel_choose(root, m, rules, count, &choices[i]) &&
+               tshi_parallel_layouts(&choices[i]);
+    good = good && tshi_parallel_rules(root, rules, count, choices, *n);
+    for (i = 0; i < *n && good; i++)
+        for (j = 0; j < i && good; j++) good = tshi_parallel_agree(&choices[j], &choices[i]);
+    if (good) return block;
+    tshi_mem_drop(root->ctx, block);
+    return NULL;
+}
+
+/* -- applying --------------------------------------------------------------- */
+
+/* A copy that lives with the ctx; NULL for NULL. */
+static const tsh_layout *tshi_parallel_keep(tsh_ctx *ctx, const tsh_layout *layout) {
+    tsh_layout *copy = layout ? (tsh_layout *)tshi_mem_book(ctx, &ctx->books, sizeof *copy) : NULL;
+    if (copy) *copy = *layout;
+    return copy;
+}
+
+static void tshi_parallel_prepare(tsh_module *m, const tsh_plan_rule *rule) {
+    int i, n = rule->inputs ? rule->input_count : 1;
+    m->prepare = (const tsh_layout **)tshi_mem_book(m->ctx, &m->ctx->books,
+                                                    (size_t)n * sizeof *m->prepare);
+    if (!m->prepare) return;
+    for (i = 0; i < n; i++)
+        m->prepare[i] = tshi_parallel_keep(m->ctx, rule->inputs ? rule->inputs[i] : rule->input);
+    m->prepared = n;
+}
+
+static void tshi_parallel_apply(const tshi_choice *choice) {
+    const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE],
+                        *before = choice->rule[TSHI_PARALLEL_BEFORE],
+                        *after = choice->rule[TSHI_PARALLEL_AFTER];
+    tsh_module *m = choice->module;
+    tsh_layout whole = tsh_replicated();
+    int i;
+    if (before) tshi_parallel_prepare(m, before);
+    if (after) m->result = tshi_parallel_keep(m->ctx, after->output);
+    if (!rule) return;
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+        if (m->param[i]) tshi_module_lay(m->param[i], &choice->layout[i]);
+    m->style = rule->style;
+    m->regather = rule->regather;
+    m->takes = tshi_parallel_keep(m->ctx, rule->input);
+    m->gives = tshi_parallel_keep(m->ctx, rule->gather_output ? &whole : rule->output);
 }
 
 TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count) {
-    tsh_module *m;
-    int i, r, matched;
+    tshi_block *block;
+    int i, n;
     if (!module || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
-    for (i = 0; i < count; i++) {
-        for (matched = 0, m = module; m && !matched; m = tshi_module_next(module, m))
-            matched = m->kind->layouts &&
-                      tshi_parallel_match(rules[i].path, tshi_module_below(module, m));
-        if (!matched) return tshi_parallel_unmatched(module, &rules[i]);
-    }
-    for (m = module; m; m = tshi_module_next(module, m)) {
-        r = tshi_parallel_rule(module, m, rules, count);
-        if (r == -2 || (r >= 0 && !tshi_parallel_fits(module, m, rules, count, &rules[r])))
-            return module->ctx->error.code;
-    }
-    for (m = module; m; m = tshi_module_next(module, m)) {
-        r = tshi_parallel_rule(module, m, rules, count);
-        if (r >= 0) tshi_parallel_apply(m, &rules[r]);
-    }
+    block = tshi_parallel_plan(module, rules, count, &n);
+    for (i = 0; block && i < n; i++)
+        tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
+    tshi_mem_drop(module->ctx, block);
     return module->ctx->error.code;
+}
+
+/* -- reports ---------------------------------------------------------------- */
+
+static const char *tshi_parallel_style(tsh_style style) {
+    static const char *const name[TSH_STYLES] = {
+        "plain", "colwise", "rowwise", "auto", "sequence", "prepare input", "prepare output"};
+    return name[style];
+}
+
+/* The local error where a report could not be written. */
+static tsh_result tshi_parallel_written(tsh_ctx *ctx, const char *op, FILE *file) {
+    if (ctx->error.code == TSH_OK && ferror(file))
+        (void)tsh_fail(ctx, TSH_ERR_IO, "%s: the file does not take the text", op);
+    return ctx->error.code;
+}
+
+TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
+                                   FILE *file) {
+    tshi_block *block;
+    const tshi_choice *choices;
+    int i, c, n, matched;
+    if (!module || !file || (count && !rules)) return TSH_ERR_ARGUMENT;
+    if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
+    block = tshi_parallel_plan(module, rules, count, &n);
+    if (!block) return module->ctx->error.code;
+    choices = (const tshi_choice *)tshi_mem_data(block);
+    for (i = 0; i < count; i++) {
+        int purpose = tshi_parallel_purpose(&rules[i]);
+        for (matched = c = 0; c < n; c++) matched += choices[c].rule[purpose] == &rules[i];
+        (void)fprintf(file, "%-32s %-14s %3d matched:", rules[i].path,
+                      tshi_parallel_style(rules[i].style), matched);
+        for (c = 0; c < n; c++)
+            if (choices[c].rule[purpose] == &rules[i])
+                (void)fprintf(file, " %s", tshi_module_below(module, choices[c].module));
+        (void)fprintf(file, "\n");
+    }
+    tshi_mem_drop(module->ctx, block);
+    return tshi_parallel_written(module->ctx, "tsh_plan_report", file);
+}
+
+/* "(768, 3072)". */
+static char *tshi_parallel_sizes(const int64_t *dim, int ndim, char *text) {
+    int i;
+    text[0] = '\0';
+    for (i = 0; i < ndim; i++)
+        tshi_base_append(text, TSHI_TEXT_SIZE, "%s%ld", i ? ", " : "(", (long)dim[i]);
+    tshi_base_append(text, TSHI_TEXT_SIZE, ndim ? ")" : "()");
+    return text;
+}
+
+/* What a summary adds up. */
+typedef struct tshi_totals {
+    int64_t parameters, local;
+    size_t bytes;
+} tshi_totals;
+
+/* The line of one parameter; one that was counted before is only named. */
+static void tshi_parallel_line(tsh_module *root, const tsh_module *m, int slot, tshi_totals *sum,
+                               FILE *file) {
+    const tsh_tensor *t = m->param[slot];
+    char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
+    const char *below = tshi_module_below(root, m);
+    size_t bytes = (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype);
+    (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "", m->param_name[slot]);
+    (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, m->kind->name,
+                  tshi_parallel_sizes(t->dim, t->ndim, global),
+                  tsh_layout_text(&t->layout, lay, sizeof lay),
+                  tshi_parallel_sizes(t->local, t->ndim, local));
+    if (!tshi_module_first(root, m, slot)) {
+        (void)fprintf(file, " as %s\n", t->path);
+        return;
+    }
+    (void)fprintf(file, " %lu\n", (unsigned long)bytes);
+    sum->parameters += tsh_numel(t);
+    sum->local += tsh_local_numel(t);
+    sum->bytes += bytes;
+}
+
+TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file) {
+    tshi_totals sum = {0, 0, 0};
+    tsh_module *m;
+    int i;
+    if (!module || !file) return TSH_ERR_ARGUMENT;
+    (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s %s\n", "parameter", "kind", "global shape",
+                  "layout", "local shape", "bytes");
+    for (m = module; m; m = tshi_module_next(module, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (m->param[i]) tshi_parallel_line(module, m, i, &sum, file);
+    (void)fprintf(file, "%ld parameters; rank %d of %d holds %ld, %lu bytes\n",
+                  (long)sum.parameters, module->ctx->tp.rank, module->ctx->tp.size, (long)sum.local,
+                  (unsigned long)sum.bytes);
+    return tshi_parallel_written(module->ctx, "tsh_summary", file);
 }
 
 /* -- layers that a style can shard from birth -------------------------------- */
 
-TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
-                                   const tsh_linear_desc *desc) {
-    static const tshi_kind kind = {"linear", tshi_nn_linear_forward, tshi_nn_linear_layouts};
-    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+enum {
+    TSHI_PARALLEL_LINEAR = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE | 1 << TSH_AUTO,
+    TSHI_PARALLEL_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE
+};
+
+/* The rule of a layer that is sharded from birth. */
+static tsh_plan_rule tshi_parallel_birth(tsh_style style) {
     tsh_plan_rule rule;
-    double bound;
-    if (!module) return NULL;
     memset(&rule, 0, sizeof rule);
     rule.path = "";
-    rule.style = desc->style;
-    rule.segments = desc->segments;
-    rule.unit = desc->unit;
-    rule.gather_output = desc->gather_output;
+    rule.style = style;
+    return rule;
+}
+
+/* Applies it; NULL where that fails. */
+static tsh_module *tshi_parallel_born(tsh_module *module, const tsh_plan_rule *rule) {
+    return tsh_parallelize(module, rule, 1) == TSH_OK ? module : NULL;
+}
+
+/* A linear's parameters: bias within 1 / sqrt(in), weight as torch.nn.Linear; `weight` stands in
+ * for one of its own. */
+static void tshi_parallel_params(tsh_module *module, const tsh_linear_desc *desc,
+                                 tsh_tensor *weight) {
+    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
+    tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out)
+                                     : tsh_shape2(desc->out, desc->in);
     module->skip_bias_add = desc->skip_bias_add;
-    bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
-    tshi_module_param(module, 0, "weight", tsh_shape2(desc->out, desc->in),
+    module->reversed = desc->reversed;
+    tshi_module_param(module, 0, "weight", shape,
                       tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
                       desc->in);
+    if (weight) (void)tsh_tie(module, "weight", weight);
     if (!desc->no_bias)
         tshi_module_param(module, 1, "bias", tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
-    (void)tsh_parallelize(module, &rule, 1);
-    return module->ctx->error.code == TSH_OK ? module : NULL;
+}
+
+TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
+                                   const tsh_linear_desc *desc) {
+    static const tshi_kind kind = {"linear", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
+                                   tshi_nn_linear_layouts};
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    tsh_plan_rule rule;
+    if (!module) return NULL;
+    if (desc->skip_bias_add && desc->no_bias)
+        (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_add_linear: \"%s\" is to leave its bias to the caller, and has none",
+                       module->path);
+    if (desc->dtype != TSH_F32 && desc->dtype != TSH_REAL)
+        (void)tsh_fail(module->ctx, TSH_ERR_DTYPE, "tsh_add_linear: \"%s\" is to hold %s, not %s",
+                       module->path, tshi_tensor_dtype(desc->dtype), tshi_tensor_dtype(TSH_REAL));
+    if (module->ctx->error.code != TSH_OK) return NULL;
+    tshi_parallel_params(module, desc, NULL);
+    rule = tshi_parallel_birth(desc->style);
+    rule.segments = desc->segments;
+    rule.unit = desc->unit;
+    rule.gather_output = desc->gather_output;
+    rule.input = desc->input;
+    rule.output = desc->output;
+    rule.regather = desc->regather;
+    return tshi_parallel_born(module, &rule);
+}
+
+/* A classifier whose existing weight is sharded already follows it; its style may not differ. */
+static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule *birth) {
+    const tsh_layout *own = &module->param[0]->layout;
+    tsh_plan_rule rule = *birth;
+    tshi_choice choice;
+    char text[TSHI_TEXT_SIZE];
+    rule.style = own->dim == 0 ? TSH_COLWISE : TSH_ROWWISE;
+    if (birth->style != TSH_PLAIN && birth->style != TSH_AUTO && birth->style != rule.style) {
+        (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
+                       "tsh_add_classifier: \"%s\" is %s, but its weight \"%s\" is %s already",
+                       module->path, tshi_parallel_style(birth->style), module->param[0]->path,
+                       tsh_layout_text(own, text, sizeof text));
+        return NULL;
+    }
+    memset(&choice, 0, sizeof choice);
+    choice.module = module;
+    choice.rule[TSHI_PARALLEL_STYLE] = &rule;
+    tshi_nn_linear_cut(module, *own, own->dim, choice.layout);
+    tshi_parallel_apply(&choice);
+    return module;
+}
+
+TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
+                                       const tsh_classifier_desc *desc) {
+    static const tshi_kind kind = {"classifier", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
+                                   tshi_nn_linear_layouts};
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    tsh_linear_desc linear;
+    tsh_plan_rule rule;
+    if (!module) return NULL;
+    memset(&linear, 0, sizeof linear);
+    linear.in = desc->in;
+    linear.out = desc->classes;
+    linear.no_bias = desc->no_bias;
+    linear.weight_init = desc->weight_init;
+    linear.bias_init = desc->bias_init;
+    tshi_parallel_params(module, &linear, desc->weight);
+    if (module->ctx->error.code != TSH_OK) return NULL;
+    rule = tshi_parallel_birth(desc->style);
+    rule.gather_output = desc->gather_output;
+    rule.input = desc->input;
+    return module->param[0]->layout.kind == TSH_SHARDED ? tshi_parallel_follow(module, &rule)
+                                                        : tshi_parallel_born(module, &rule);
 }
 
 TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc) {
-    static const tshi_kind kind = {"embedding", tshi_nn_embedding_forward,
+    static const tshi_kind kind = {"embedding", tshi_nn_embedding_forward, TSHI_PARALLEL_EMBEDDING,
                                    tshi_nn_embedding_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_plan_rule rule;
     if (!module) return NULL;
-    memset(&rule, 0, sizeof rule);
-    rule.path = "";
-    rule.style = desc->style;
     tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
                       tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
-    (void)tsh_parallelize(module, &rule, 1);
-    return module->ctx->error.code == TSH_OK ? module : NULL;
+    rule = tshi_parallel_birth(desc->style);
+    rule.output = desc->output;
+    return tshi_parallel_born(module, &rule);
 }
 
 /* ========================================================================== */
@@ -8013,6 +8487,7 @@ static void tshi_optim_scale(const char *path, tsh_tensor *param, void *user) {
 
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
     double before, factor;
+    if (norm) *norm = 0;
     if (!module) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;
     if (norm) *norm = before;

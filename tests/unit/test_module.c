@@ -451,9 +451,10 @@ static void expect_layout(tsh_module *root, const char *path, const char *want) 
 }
 
 static void plans_give_layers_their_layouts(void **state) {
-    static const tsh_plan_rule plan[] = {{"h.*.up", TSH_COLWISE, 3, 2, 0, NULL},
-                                         {"wte", TSH_ROWWISE, 0, 0, 0, NULL},
-                                         {"**.head", TSH_ROWWISE, 0, 2, 0, NULL}};
+    static const tsh_plan_rule plan[] = {
+        {.path = "h.*.up", .style = TSH_COLWISE, .segments = 3, .unit = 2},
+        {.path = "wte", .style = TSH_ROWWISE},
+        {.path = "**.head", .style = TSH_ROWWISE, .unit = 2}};
     tsh_ctx *ctx = unit_open(NULL);
     tsh_module *root = model(ctx);
     (void)state;
@@ -467,7 +468,7 @@ static void plans_give_layers_their_layouts(void **state) {
 }
 
 static void plans_may_start_below_the_root(void **state) {
-    static const tsh_plan_rule plan[] = {{"*.up", TSH_ROWWISE, 0, 0, 0, NULL}};
+    static const tsh_plan_rule plan[] = {{.path = "*.up", .style = TSH_ROWWISE}};
     tsh_ctx *ctx = unit_open(NULL);
     tsh_module *root = model(ctx);
     (void)state;
@@ -482,21 +483,24 @@ static void plans_that_cannot_be_change_nothing(void **state) {
         tsh_plan_rule rules[2];
         tsh_result code;
         const char *part;
-    } rows[] = {{{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.upp", TSH_COLWISE, 0, 0, 0, NULL}},
-                 TSH_ERR_ARGUMENT,
-                 "rule \"h.*.upp\" matches no layer that can be sharded; near it are \"h."},
-                {{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.ln", TSH_COLWISE, 0, 0, 0, NULL}},
-                 TSH_ERR_ARGUMENT,
-                 "rule \"h.*.ln\" matches no layer that can be sharded"},
-                {{{"h.1.up", TSH_ROWWISE, 0, 0, 0, NULL}, {"**.up", TSH_COLWISE, 0, 0, 0, NULL}},
-                 TSH_ERR_ARGUMENT,
-                 "rules \"h.1.up\" and \"**.up\" both match \"h.1.up\""},
-                {{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.up", TSH_COLWISE, 0, 4, 0, NULL}},
-                 TSH_ERR_LAYOUT,
-                 "\"h.0.up.weight\" (6, 4) R does not divide into 1 segments of units of 4"},
-                {{{"wte", TSH_ROWWISE, 0, 0, 0, NULL}, {"h.*.up", TSH_ROWWISE, 3, 0, 0, NULL}},
-                 TSH_ERR_LAYOUT,
-                 "does not divide into 3 segments"}};
+    } rows[] = {
+        {{{.path = "wte", .style = TSH_ROWWISE}, {.path = "h.*.upp", .style = TSH_COLWISE}},
+         TSH_ERR_ARGUMENT,
+         "rule \"h.*.upp\" matches no module that takes its style; near it are \"h."},
+        {{{.path = "wte", .style = TSH_ROWWISE}, {.path = "h.*.ln", .style = TSH_COLWISE}},
+         TSH_ERR_ARGUMENT,
+         "rule \"h.*.ln\" matches no module that takes its style"},
+        {{{.path = "h.1.up", .style = TSH_ROWWISE}, {.path = "**.up", .style = TSH_COLWISE}},
+         TSH_ERR_ARGUMENT,
+         "rules \"h.1.up\" and \"**.up\" both match \"h.1.up\""},
+        {{{.path = "wte", .style = TSH_ROWWISE},
+          {.path = "h.*.up", .style = TSH_COLWISE, .unit = 4}},
+         TSH_ERR_LAYOUT,
+         "\"h.0.up.weight\" (6, 4) R does not divide into 1 segments of units of 4"},
+        {{{.path = "wte", .style = TSH_ROWWISE},
+          {.path = "h.*.up", .style = TSH_ROWWISE, .segments = 3}},
+         TSH_ERR_LAYOUT,
+         "does not divide into 3 segments"}};
     tsh_ctx *ctx = unit_open(NULL);
     tsh_module *root = model(ctx);
     int i;
@@ -515,10 +519,10 @@ static void plans_that_cannot_be_change_nothing(void **state) {
 }
 
 static void a_tied_parameter_takes_one_layout(void **state) {
-    static const tsh_plan_rule twice[] = {{"wte", TSH_ROWWISE, 0, 0, 0, NULL},
-                                          {"head", TSH_ROWWISE, 0, 0, 0, NULL}};
-    static const tsh_plan_rule once[] = {{"wte", TSH_ROWWISE, 0, 0, 0, NULL},
-                                         {"head", TSH_COLWISE, 0, 0, 0, NULL}};
+    static const tsh_plan_rule twice[] = {{.path = "wte", .style = TSH_ROWWISE},
+                                          {.path = "head", .style = TSH_ROWWISE}};
+    static const tsh_plan_rule once[] = {{.path = "wte", .style = TSH_ROWWISE},
+                                         {.path = "head", .style = TSH_COLWISE}};
     tsh_ctx *ctx = unit_open(NULL);
     tsh_module *root = model(ctx);
     (void)state;
@@ -534,9 +538,10 @@ static void a_tied_parameter_takes_one_layout(void **state) {
 
 /* Values that are there are sliced, and stay the same. */
 static int slices_values(tsh_ctx *ctx, void *user) {
-    static const tsh_plan_rule plan[] = {{"h.*.up", TSH_COLWISE, 3, 1, 0, NULL},
-                                         {"wte", TSH_ROWWISE, 0, 0, 0, NULL},
-                                         {"head", TSH_ROWWISE, 0, 0, 0, NULL}};
+    static const tsh_plan_rule plan[] = {
+        {.path = "h.*.up", .style = TSH_COLWISE, .segments = 3, .unit = 1},
+        {.path = "wte", .style = TSH_ROWWISE},
+        {.path = "head", .style = TSH_ROWWISE}};
     tsh_module *root = model(ctx);
     visit v = {.count = 0};
     uint64_t before[16];

@@ -270,10 +270,11 @@ static void schedules_follow_their_closed_forms(void **state) {
 
 /* A tied vocabulary, column and row layers of uneven sizes, replicated vectors. */
 static tsh_module *mixed(tsh_ctx *ctx) {
-    static const tsh_plan_rule plan[] = {{"wte", TSH_ROWWISE, 0, 0, 0, NULL},
-                                         {"head", TSH_COLWISE, 0, 0, 0, NULL},
-                                         {"up", TSH_COLWISE, 3, 1, 0, NULL},
-                                         {"down", TSH_ROWWISE, 0, 3, 0, NULL}};
+    static const tsh_plan_rule plan[] = {
+        {.path = "wte", .style = TSH_ROWWISE},
+        {.path = "head", .style = TSH_COLWISE},
+        {.path = "up", .style = TSH_COLWISE, .segments = 3, .unit = 1},
+        {.path = "down", .style = TSH_ROWWISE, .unit = 3}};
     tsh_embedding_desc wte = {.count = 7, .dim = 6};
     tsh_layer_norm_desc ln = {.dim = 6};
     tsh_linear_desc up = {.in = 6, .out = 9}, down = {.in = 9, .out = 6},
