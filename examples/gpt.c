@@ -118,12 +118,13 @@ static void add_gpt(tsh_module *gpt, gpt_settings *set, int64_t vocabulary) {
 
 /* == 2. the plan =========================================================== */
 
-enum { PLAN_RULES = 6 };
+enum { PLAN_RULES = 12 };
 
-/* Column-parallel into a layer's middle, row-parallel out of it: one all-reduce per pair. */
-static void make_plan(tsh_plan_rule plan[PLAN_RULES], const gpt_settings *set) {
+/* Column-parallel into a layer's middle, row-parallel out of it: one all-reduce per pair. Returns
+ * how many rules there are. */
+static int make_plan(tsh_plan_rule plan[PLAN_RULES], const gpt_settings *set) {
     int64_t head = set->width / set->heads; /* heads are never cut */
-    const tsh_plan_rule rules[PLAN_RULES] = {
+    const tsh_plan_rule rules[] = {
         {.path = "wte", .style = TSH_ROWWISE}, /* rows of the vocabulary, as ... */
         {.path = "h.*.attn.c_attn", .style = TSH_COLWISE, .segments = 3, .unit = head},
         {.path = "h.*.attn.c_proj", .style = TSH_ROWWISE, .unit = head},
@@ -132,12 +133,47 @@ static void make_plan(tsh_plan_rule plan[PLAN_RULES], const gpt_settings *set) {
         {.path = "lm_head", .style = TSH_COLWISE}, /* ... here: it is the same weight */
     };
     memcpy(plan, rules, sizeof rules);
+    return (int)(sizeof rules / sizeof rules[0]);
 }
 
-static void print_plan(const tsh_plan_rule *plan) {
-    for (int i = 0; i < PLAN_RULES; i++) {
-        printf("%-10s%-16s %s", i == 0 ? "plan" : "", plan[i].path,
-               plan[i].style == TSH_COLWISE ? "column-parallel" : "row-parallel");
+/* The same with all that lies between these pairs, the residual, norms and dropout, cut along the
+ * sequence: each all-reduce becomes a reduce-scatter and an all-gather. */
+static int make_sequence_plan(tsh_plan_rule plan[PLAN_RULES], const gpt_settings *set) {
+    static const tsh_layout whole = {TSH_REPLICATED, 0, 0, {{0, 0}}};
+    static const tsh_layout places = {TSH_SHARDED, 0, 1, {{0, 1}}};   /* (T, C) by T */
+    static const tsh_layout sequence = {TSH_SHARDED, 1, 1, {{0, 1}}}; /* (B, T, C) by T */
+    const tsh_plan_rule between[] = {
+        {.path = "wpe", .style = TSH_PLAIN, .output = &places},
+        {.path = "drop", .style = TSH_SEQUENCE},
+        {.path = "h.*.ln_?", .style = TSH_SEQUENCE},
+        {.path = "h.*.*.dropout", .style = TSH_SEQUENCE},
+        {.path = "ln_f", .style = TSH_SEQUENCE, .output = &whole},
+    };
+    int count = make_plan(plan, set);
+    for (int i = 0; i < count; i++) {
+        if (plan[i].style == TSH_ROWWISE) plan[i].output = &sequence;
+        if (strncmp(plan[i].path, "h.", 2) != 0 || plan[i].style != TSH_COLWISE) continue;
+        plan[i].input = &sequence;
+        plan[i].regather = 1; /* keep this rank's part of the gathered input only */
+    }
+    memcpy(plan + count, between, sizeof between);
+    return count + (int)(sizeof between / sizeof between[0]);
+}
+
+static int choose_plan(tsh_plan_rule plan[PLAN_RULES], const gpt_settings *set) {
+    return set->sequence_parallel ? make_sequence_plan(plan, set) : make_plan(plan, set);
+}
+
+static const char *style_name(tsh_style style) {
+    return style == TSH_COLWISE    ? "column-parallel"
+           : style == TSH_ROWWISE  ? "row-parallel"
+           : style == TSH_SEQUENCE ? "sequence-parallel"
+                                   : "replicated, its output by the sequence";
+}
+
+static void print_plan(const tsh_plan_rule *plan, int count) {
+    for (int i = 0; i < count; i++) {
+        printf("%-10s%-16s %s", i == 0 ? "plan" : "", plan[i].path, style_name(plan[i].style));
         if (plan[i].segments > 0) printf(", %d segments", plan[i].segments);
         if (plan[i].unit > 0) printf(", in heads of %d", (int)plan[i].unit);
         printf("\n");
@@ -193,14 +229,15 @@ static void make_optimiser(gpt_trainer *t) {
 static void make_trainer(gpt_trainer *t, tsh_ctx *ctx, gpt_job *job) {
     const tsh_shape shape = tsh_shape2(job->set.batch, job->set.context);
     tsh_plan_rule plan[PLAN_RULES];
+    int rules;
     memset(t, 0, sizeof *t);
     t->ctx = ctx;
     t->job = job;
     t->set = &job->set;
     t->gpt = tsh_root(ctx);
     add_gpt(t->gpt, &job->set, job->text.vocabulary);
-    make_plan(plan, &job->set);
-    tsh_parallelize(t->gpt, plan, PLAN_RULES);
+    rules = choose_plan(plan, &job->set);
+    tsh_parallelize(t->gpt, plan, rules);
     tsh_materialize(t->gpt);
     make_optimiser(t);
     t->ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
@@ -401,8 +438,7 @@ static void print_intent(gpt_trainer *t) {
            (int)text->vocabulary, report_commas(a, sum.all));
     printf("ranks     %d threads of this process: tp %d x dp %d\n", tsh_world(t->ctx)->size,
            tsh_tp(t->ctx)->size, tsh_dp(t->ctx)->size);
-    make_plan(plan, set);
-    print_plan(plan);
+    print_plan(plan, choose_plan(plan, set));
     for (int r = 0; r < tsh_world(t->ctx)->size; r++)
         printf("%-10srank %d: %s parameters; with gradients and moments %.2f MiB\n",
                r == 0 ? "memory" : "", r, report_commas(a, here[r]),

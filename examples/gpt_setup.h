@@ -22,7 +22,7 @@ enum { MAX_RANKS = 64, BAD_USE = 2 };
 typedef struct gpt_settings {
     const char *text; /* NULL: the sources of this project */
     const char *out;
-    int chars;
+    int chars, sequence_parallel;
     int64_t ranks, tp; /* tp 0: as many as ranks */
     int64_t layers, heads, width, context;
     int64_t batch, steps, eval_every, seed, sample;
@@ -57,7 +57,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 17 };
+enum { FLAGS = 18 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -77,6 +77,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"ranks", "threads that share the work", .whole = &s->ranks, .low = 1, .high = MAX_RANKS},
         {"tp", "ranks that share one copy of the model; 0: all", .whole = &s->tp,
          .high = MAX_RANKS},
+        {"sequence-parallel", "cut the residual, norms and dropout along the sequence, too",
+         .on = &s->sequence_parallel},
         {"layers", "transformer blocks", .whole = &s->layers, .low = 1, .high = 1000},
         {"heads", "attention heads", .whole = &s->heads, .low = 1, .high = 1000},
         {"width", "features per token", .whole = &s->width, .low = 1, .high = 100000},
@@ -101,7 +103,7 @@ static void print_help(const gpt_flag *flags) {
         char name[32];
         const char *value = f->string != NULL ? " PATH" : f->on == NULL ? " N" : "";
         snprintf(name, sizeof name, "--%s%s", f->name, value);
-        printf("  %-16s %s", name, f->help);
+        printf("  %-20s %s", name, f->help);
         if (f->whole != NULL) printf(" [%lld]", (long long)*f->whole);
         if (f->real != NULL) printf(" [%g]", *f->real);
         if (f->string != NULL && *f->string != NULL) printf(" [%s]", *f->string);

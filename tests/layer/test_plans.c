@@ -33,7 +33,7 @@ static tsh_tensor *set(probe *p, tsh_module *module, const char *path, uint64_t 
 /* -- auto ------------------------------------------------------------------- */
 
 /* Two layers in a row under one rule: the first gets a whole input, the second a cut one. "late":
- * they hold values before; "cut": the input is cut by units of 2, which the first one then takes. */
+ * they hold values before; "cut": the input is cut by units of 2, which the first one takes. */
 static tsh_tensor *plan_auto(probe *p) {
     const tsh_plan_rule rule = {.path = "**", .style = TSH_AUTO};
     tsh_module *self = container(p, NULL);

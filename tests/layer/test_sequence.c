@@ -19,8 +19,8 @@ static const char *name_of(const probe *p, const char *what, char *name) {
     return name;
 }
 
-/* Shards a subtree by a plan unless the run is dense, gives its parameters integers, and watches the
- * first two of them. */
+/* Shards a subtree by a plan unless the run is dense, gives its parameters integers, and watches
+ * the first two of them. */
 static void prepare(probe *p, tsh_module *layer, const tsh_plan_rule *plan, int rules,
                     const char *const *names, int params) {
     int i;
@@ -244,7 +244,7 @@ static int measure(tsh_ctx *ctx, void *user) {
 }
 
 /* The loss's own scalar and, with regather, one all-gather per column layer apart, sequence
- * parallelism sends what tensor parallelism sends; what forward keeps falls to 1/P with regather. */
+ * parallelism sends what tensor parallelism sends; with regather forward keeps 1/P. */
 static void traffic_is_that_of_tensor_parallelism(void **state) {
     static const int degrees[] = {1, 2, 3, 4};
     size_t whole = 0;
