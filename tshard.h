@@ -51,7 +51,7 @@
  *     >>op-matmul     matmul
  *     >>op-linear     linear: plain, column- and row-parallel
  *     >>op-embedding  rows by index
- *     >>op-norm       layer norm
+ *     >>op-norm       layer norm, rms norm
  *     >>op-attention  softmax(Q K^T) V in tiles
  *     >>op-loss       cross-entropy, also over a sharded vocabulary
  *     >>op-custom     an op of one's own
@@ -742,6 +742,9 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w);
 /* Over the last dimension (D), weight (D) and bias (D) or NULL, torch.nn.functional.layer_norm; eps
  * 0: 1e-5. x R, or S along another dimension (then parameter gradients are partial). */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
+/* x weight / sqrt(mean x^2 + eps) over the last dimension (D), weight (D); Zhang & Sennrich 2019.
+ * eps 0: 1e-6. Layouts as tsh_layer_norm. */
+TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
 
 typedef struct tsh_attention_desc {
     int causal;        /* query i sees keys up to i + Tk - Tq */
@@ -865,6 +868,10 @@ typedef struct tsh_layer_norm_desc {
     double eps; /* 0: 1e-5 */
     int no_bias;
 } tsh_layer_norm_desc;
+typedef struct tsh_rms_norm_desc {
+    int64_t dim;
+    double eps; /* 0: 1e-6 */
+} tsh_rms_norm_desc;
 
 /* The tree's top, made with the ctx. */
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx);
@@ -898,6 +905,9 @@ TSH_API void tsh_zero_grads(tsh_module *module);
  * tsh_materialize. */
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc);
+/* "weight" (dim), at first 1. */
+TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
+                                     const tsh_rms_norm_desc *desc);
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p);
 /* A module's forward. A row-parallel linear and a vocabulary embedding complete to R (one
  * all-reduce), or to the output that a plan asks for. */
@@ -6484,12 +6494,14 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w) {
 
 /* ========================================================================== */
 /* >>op-norm                                          MARK: - op-norm (private) */
-/* Layer normalisation (Ba et al. 2016) over the last dimension.                */
+/* Layer normalisation (Ba et al. 2016) over the last dimension, and the root   */
+/* mean square one (Zhang & Sennrich 2019), which is the same about zero.       */
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* xh = (x - mean) / sqrt(var + eps), y = w xh + b. n rows: at y, x, w, b or NULL, stats (mean, 1 /
- * sqrt) per row; s: D, step of x's rows; p: eps. */
+/* xh = (x - mean) / sqrt(mean((x - mean)^2) + eps), y = w xh + b; about zero: with 0 for the mean.
+ * n rows: at y, x, w, b or NULL, stats (mean, 1 / sqrt) per row; s: D, step of x's rows; p: eps,
+ * about zero. */
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
     tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4];
@@ -6497,7 +6509,7 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *
                    *b = (const tsh_real *)at[3];
     int64_t r, i, d = s[0];
     for (r = 0; r < n; r++, x += s[1], y += d) {
-        tsh_real mean = tshi_kernel_sum(x, d) / TSHI_R(d), rstd;
+        tsh_real mean = p[1] > 0 ? 0 : tshi_kernel_sum(x, d) / TSHI_R(d), rstd;
         for (i = 0; i < d; i++) y[i] = x[i] - mean;
         rstd = TSHI_R(1) / tshi_kernel_sqrt(tshi_kernel_dot(y, y, d) / TSHI_R(d) + TSHI_R(p[0]));
         stats[2 * r] = mean;
@@ -6510,9 +6522,9 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *
 }
 TSHI_KERNEL(tshi_norm_rows);
 
-/* h = dy w; dx = (h - mean h - xh mean(h xh)) / sqrt, dw += dy xh, db += dy. at dx (dense) , x, w,
- * dy, stats, dw, db, and two rows of scratch; dx, dw, db may be NULL. s: D, step of x's rows, step
- * of dy's rows. */
+/* h = dy w; dx = (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db +=
+ * dy. at dx (dense), x, w, dy, stats, dw, db, and two rows of scratch; dx, dw, db may be NULL. s: D,
+ * step of x's rows, step of dy's rows; p as forward. */
 TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
     tsh_real *TSHI_RESTRICT dx = (tsh_real *)at[0];
@@ -6522,7 +6534,6 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
     tsh_real *TSHI_RESTRICT dw = (tsh_real *)at[5], *TSHI_RESTRICT db = (tsh_real *)at[6];
     tsh_real *TSHI_RESTRICT xh = (tsh_real *)at[7], *TSHI_RESTRICT h = (tsh_real *)at[8];
     int64_t r, i, d = s[0];
-    (void)p;
     for (r = 0; r < n; r++, x += s[1], dy += s[2]) {
         tsh_real mean = stats[2 * r], rstd = stats[2 * r + 1], a, b;
         for (i = 0; i < d; i++) xh[i] = (x[i] - mean) * rstd;
@@ -6532,7 +6543,7 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
             for (i = 0; i < d; i++) db[i] += dy[i];
         if (!dx) continue;
         for (i = 0; i < d; i++) h[i] = dy[i] * w[i];
-        a = tshi_kernel_sum(h, d) / TSHI_R(d);
+        a = p[1] > 0 ? 0 : tshi_kernel_sum(h, d) / TSHI_R(d);
         b = tshi_kernel_dot(h, xh, d) / TSHI_R(d);
         for (i = 0; i < d; i++) dx[i] = (h[i] - a - xh[i] * b) * rstd;
         dx += d;
@@ -6573,7 +6584,7 @@ static void tshi_norm_backward(tshi_node *node) {
     at[6] = wanted[2] ? dw + d : NULL;
     at[7] = dw + 2 * d;
     at[8] = dw + 3 * d;
-    tshi_norm_slope[ctx->isa](rows, at, s, NULL);
+    tshi_norm_slope[ctx->isa](rows, at, s, (const double *)node->more);
     tshi_tensor_strides(x->local, x->ndim, stride);
     if (wanted[0]) tshi_tape_pour(node, 0, &dest[0], dx, stride);
     tshi_tensor_strides(&d, 1, stride);
@@ -6583,36 +6594,36 @@ static void tshi_norm_backward(tshi_node *node) {
     tshi_mem_drop(ctx, scratch);
 }
 
-static int tshi_norm_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
+static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
     tsh_ctx *ctx = x->ctx;
     if (x->ndim < 1 || w->ndim != 1 || w->dim[0] != x->dim[x->ndim - 1] ||
         (b && (b->ndim != 1 || b->dim[0] != w->dim[0])))
-        (void)tsh_fail(
-            ctx, TSH_ERR_SHAPE,
-            "tsh_layer_norm: input %s, weight %s; weight and bias must hold the last dimension",
-            tshi_tensor_text(x, tx), tshi_tensor_text(w, tw));
+        (void)tsh_fail(ctx, TSH_ERR_SHAPE,
+                       "%s: input %s, weight %s; weight and bias must hold the last dimension", op,
+                       tshi_tensor_text(x, tx), tshi_tensor_text(w, tw));
     else if (x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1)
         (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "tsh_layer_norm: input is sharded along its last dimension (rank %d holds "
+                       "%s: input is sharded along its last dimension (rank %d holds "
                        "%ld of %ld features); "
                        "gather it first: tsh_redistribute(x, tsh_replicated())",
-                       ctx->tp.rank, (long)x->local[x->ndim - 1], (long)x->dim[x->ndim - 1]);
+                       op, ctx->tp.rank, (long)x->local[x->ndim - 1], (long)x->dim[x->ndim - 1]);
     else if (x->layout.kind == TSH_PARTIAL)
         (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "tsh_layer_norm: input is a partial sum over %d ranks; complete it first: "
+                       "%s: input is a partial sum over %d ranks; complete it first: "
                        "tsh_redistribute(x, tsh_replicated())",
-                       ctx->tp.size);
+                       op, ctx->tp.size);
     else if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
         (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "tsh_layer_norm: weight %s and bias must be replicated: "
+                       "%s: weight %s and bias must be replicated: "
                        "tsh_redistribute(w, tsh_replicated())",
-                       tshi_tensor_text(w, tw));
+                       op, tshi_tensor_text(w, tw));
     return ctx->error.code == TSH_OK;
 }
 
-TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
-                                   double eps) {
+/* p: as the kernels'. */
+static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor *x, tsh_tensor *weight,
+                                   tsh_tensor *bias, const double *p) {
     tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
     tsh_shape shape;
@@ -6620,21 +6631,20 @@ TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
     tshi_block *aux;
     int64_t rows, s[2];
     void *at[5];
-    double p = eps > 0 ? eps : 1e-5;
     in[0] = x;
     in[1] = weight;
     in[2] = bias;
-    ctx = tshi_tensor_check_real("tsh_layer_norm", in, bias ? 3 : 2);
-    if (!ctx || !tshi_norm_check(x, weight, bias)) return NULL;
+    ctx = tshi_tensor_check_real(op, in, bias ? 3 : 2);
+    if (!ctx || !tshi_norm_check(op, x, weight, bias)) return NULL;
     for (rows = 0; rows < 3; rows++)
         if (in[rows] && (in[rows]->stride[in[rows]->ndim - 1] != 1 ||
                          !tshi_kernel_rows(in[rows], &s[0], &s[1])))
-            if (!(in[rows] = tshi_map_copy("tsh_layer_norm", in[rows]))) return NULL;
+            if (!(in[rows] = tshi_map_copy(op, in[rows]))) return NULL;
     x = in[0];
     shape = tsh_shape_of(x);
     s[0] = x->dim[x->ndim - 1];
     (void)tshi_kernel_rows(x, &rows, &s[1]);
-    out = tshi_tensor_out(ctx, "tsh_layer_norm", TSH_REAL, &shape, &x->layout);
+    out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)rows * sizeof(tsh_real)) : NULL;
     if (!aux) return NULL;
     at[0] = tshi_tensor_values(out);
@@ -6642,13 +6652,27 @@ TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
     at[2] = tshi_tensor_values(in[1]);
     at[3] = bias ? tshi_tensor_values(in[2]) : NULL;
     at[4] = tshi_mem_data(aux);
-    tshi_norm_rows[ctx->isa](rows, at, s, &p);
-    node = tshi_tape_record("tsh_layer_norm", out, in, 3, 3, tshi_norm_backward, 0);
+    tshi_norm_rows[ctx->isa](rows, at, s, p);
+    node = tshi_tape_record(op, out, in, 3, 3, tshi_norm_backward, 2 * sizeof *p);
     if (!node) tshi_mem_drop(ctx, aux);
     if (!node) return out;
     node->aux = aux;
+    memcpy(node->more, p, 2 * sizeof *p);
     if (x->layout.kind == TSH_SHARDED) node->partial = 6u;
     return out;
+}
+
+TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                   double eps) {
+    double p[2] = {1e-5, 0};
+    if (eps > 0) p[0] = eps;
+    return tshi_norm_apply("tsh_layer_norm", x, weight, bias, p);
+}
+
+TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) {
+    double p[2] = {1e-6, 1};
+    if (eps > 0) p[0] = eps;
+    return tshi_norm_apply("tsh_rms_norm", x, weight, NULL, p);
 }
 
 /* ========================================================================== */
@@ -7878,7 +7902,7 @@ static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_r
     if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_cut(rule, 1);
 }
 
-/* -- layer norm, dropout ---------------------------------------------------- */
+/* -- norms, dropout --------------------------------------------------------- */
 
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 
@@ -7898,6 +7922,11 @@ static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int
                         tsh_layer_norm(x, module->param[0], module->param[1], module->number));
 }
 
+static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
+    if (!tshi_nn_one(module, in, n)) return NULL;
+    return tsh_rms_norm(in[0], module->param[0], module->number);
+}
+
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     if (x && !module->evaluating) x = tsh_dropout(x, module->number, module);
@@ -7913,6 +7942,17 @@ TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
     module->number = desc->eps;
     tshi_module_param(module, 0, "weight", tsh_shape1(desc->dim), ones, 0);
     if (!desc->no_bias) tshi_module_param(module, 1, "bias", tsh_shape1(desc->dim), zeros, 0);
+    return module;
+}
+
+TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
+                                     const tsh_rms_norm_desc *desc) {
+    static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward, NULL};
+    static const tsh_init ones = {TSH_INIT_ONES, 0, 0};
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    if (!module) return NULL;
+    module->number = desc->eps;
+    tshi_module_param(module, 0, "weight", tsh_shape1(desc->dim), ones, 0);
     return module;
 }
 
