@@ -52,6 +52,7 @@
  *     >>op-linear     linear: plain, column- and row-parallel
  *     >>op-embedding  rows by index
  *     >>op-norm       layer norm, rms norm
+ *     >>op-rope       rotary positions
  *     >>op-attention  softmax(Q K^T) V in tiles
  *     >>op-loss       cross-entropy, also over a sharded vocabulary
  *     >>op-custom     an op of one's own
@@ -746,6 +747,18 @@ TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
  * eps 0: 1e-6. Layouts as tsh_layer_norm. */
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
 
+typedef struct tsh_rope_desc {
+    double base;     /* 0: 10000 */
+    int64_t dims;    /* rotated features, the first ones, an even number; 0: all of D */
+    int interleaved; /* 0: pairs (i, i + dims / 2), as GPT-NeoX and LLaMA; 1: (2 i, 2 i + 1), as
+                        GPT-J */
+    int64_t start;   /* global position of x's first row */
+} tsh_rope_desc;
+/* Rotary position embedding (Su et al. 2021) of x (.., T, D): pair i of the row at position t is
+ * turned by the angle t base^(-2 i / dims). Linear: keeps R, P, and S of every dimension but D;
+ * positions are global where T is sharded. No collective; backward turns by minus the angle. */
+TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc);
+
 typedef struct tsh_attention_desc {
     int causal;        /* query i sees keys up to i + Tk - Tq */
     double scale;      /* 0: 1 / sqrt(D) */
@@ -753,15 +766,17 @@ typedef struct tsh_attention_desc {
     tsh_module *owner; /* of the dropout key; NULL: the ctx */
     /* Broadcasts to (B, H, Tq, Tk), R: values are added to scores, TSH_I32 keeps where not 0. */
     tsh_tensor *mask;
-    /* Owned, (B, H, Tmax, D), laid out as k: k and v are appended at `past`, and keys
+    /* Owned, (B, Hkv, Tmax, D), laid out as k: k and v are appended at `past`, and keys
      * [0, past + Tk) are seen. Without gradients only. */
     tsh_tensor *cache_k, *cache_v;
     int64_t past;
 } tsh_attention_desc;
-/* q (B, H, Tq, D), k and v (B, H, Tk, D) -> (B, H, Tq, D),
+/* q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D),
  * torch.nn.functional.scaled_dot_product_attention, in tiles with an online softmax (Milakov &
- * Gimelshein 2018, Dao et al. 2022); a query that sees no key gives 0. Sharded by heads S(1) or by
- * batch S(0), all three alike, or R. */
+ * Gimelshein 2018, Dao et al. 2022); a query that sees no key gives 0. H is a multiple of Hkv:
+ * query head i uses head i / (H / Hkv) of k and v (grouped queries, Ainslie et al. 2023). Layouts:
+ * R; all three alike by batch S(0); by heads S(1), q in whole groups (tsh_shard_units(1, H / Hkv));
+ * or q S(1) with k and v R, cut anywhere: then dk and dv are partial. No collective forward. */
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc);
 
@@ -2037,6 +2052,17 @@ static void tshi_tensor_runs(const tsh_tensor *t, tshi_run_fn fn, void *user) {
             at += length;
         }
     }
+}
+
+/* Global index along `dim` of a local one. */
+static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int s;
+    if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim) return local;
+    (void)tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
+    for (s = 0; s < t->layout.segments - 1 && local >= range[s].length; s++)
+        local -= range[s].length;
+    return range[s].start + local;
 }
 
 /* -- initial values --------------------------------------------------------- */
@@ -6522,9 +6548,9 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *
 }
 TSHI_KERNEL(tshi_norm_rows);
 
-/* h = dy w; dx = (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db +=
- * dy. at dx (dense), x, w, dy, stats, dw, db, and two rows of scratch; dx, dw, db may be NULL. s: D,
- * step of x's rows, step of dy's rows; p as forward. */
+/* h = dy w; dx = (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh,
+ * db += dy. at dx (dense), x, w, dy, stats, dw, db, and two rows of scratch; dx, dw, db may be NULL.
+ * s: D, step of x's rows, step of dy's rows; p as forward. */
 TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
     tsh_real *TSHI_RESTRICT dx = (tsh_real *)at[0];
@@ -6676,15 +6702,157 @@ TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) 
 }
 
 /* ========================================================================== */
-/* >>op-attention                                MARK: - op-attention (private) */
-/* softmax(scale Q K^T) V in tiles: the T x T matrix never exists.              */
-/* Needs: >>op-view >>op-matmul.                                                        */
+/* >>op-rope                                          MARK: - op-rope (private) */
+/* Rotary position embedding (Su et al. 2021).                                  */
+/* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* Tile of scores s_ij = scale q_i k_j; running row maximum m and sum l (Milakov & Gimelshein 2018);
- * lse = m + log l. Backward (Dao et al. 2022): p = e^(s - lse), delta_i = dO_i O_i, dV += p^T dO,
- * dS = p (dO V^T - delta), dQ += scale dS K, dK += scale dS^T Q. With dropout, p and dO V^T are
- * masked by global position. */
+/* Pair i of the row at position t, with angle u = t base^(-2 i / dims): (a, b) becomes (a cos u - b
+ * sin u, b cos u + a sin u). Backward: the same with -u. */
+typedef struct tshi_rope {
+    int64_t pairs, next, gap; /* elements from one pair to the next, and from a to b */
+} tshi_rope;
+
+/* One row: n pairs, the features behind them as they are. at y, x, cosines, sines; s: steps of y
+ * and x, next, gap, D; p: sign of the angle, add to y. */
+TSHI_INLINE void tshi_rope_row_body(int64_t n, void *const *at, const int64_t *s, const double *p) {
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
+    const tsh_real *TSHI_RESTRICT c = (const tsh_real *)at[2],
+                                  *TSHI_RESTRICT w = (const tsh_real *)at[3];
+    const tsh_real sign = TSHI_R(p[0]), keep = TSHI_R(p[1]);
+    int64_t i;
+    if (s[0] == 1 && s[1] == 1 && s[2] == 1 && !(p[1] > 0)) {
+        for (i = 0; i < n; i++) y[i] = x[i] * c[i] - x[s[3] + i] * (sign * w[i]);
+        for (i = 0; i < n; i++) y[s[3] + i] = x[s[3] + i] * c[i] + x[i] * (sign * w[i]);
+        for (i = 2 * n; i < s[4]; i++) y[i] = x[i];
+        return;
+    }
+    for (i = 0; i < n; i++) {
+        tsh_real a = x[i * s[2] * s[1]], b = x[(i * s[2] + s[3]) * s[1]], turn = sign * w[i];
+        tsh_real *to = y + i * s[2] * s[0], *other = to + s[3] * s[0];
+        *to = (keep > 0 ? *to : 0) + (a * c[i] - b * turn);
+        *other = (keep > 0 ? *other : 0) + (b * c[i] + a * turn);
+    }
+    for (i = 2 * n; i < s[4]; i++) y[i * s[0]] = (keep > 0 ? y[i * s[0]] : 0) + x[i * s[1]];
+}
+TSHI_KERNEL(tshi_rope_row);
+
+/* y (+)= x turned, over the local rows of t's shape. table: per position, cosines and sines. */
+static void tshi_rope_turn(const tsh_tensor *t, const tshi_rope *rope, tsh_real *table,
+                           const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy,
+                           const double *p) {
+    int64_t index[TSH_MAX_DIMS] = {0}, rows = tshi_tensor_product(t->local, t->ndim - 1), r, s[5];
+    int d, last = t->ndim - 1;
+    void *at[4];
+    s[0] = sy[last];
+    s[1] = sx[last];
+    s[2] = rope->next;
+    s[3] = rope->gap;
+    s[4] = t->dim[last];
+    for (r = 0; r < rows; r++) {
+        int64_t from = 0, to = 0;
+        for (d = 0; d < last; d++) from += index[d] * sx[d];
+        for (d = 0; d < last; d++) to += index[d] * sy[d];
+        at[0] = y + to;
+        at[1] = tshi_kernel_read(x + from);
+        at[2] = table + index[last - 1] * 2 * rope->pairs;
+        at[3] = table + index[last - 1] * 2 * rope->pairs + rope->pairs;
+        tshi_rope_row[t->ctx->isa](rope->pairs, at, s, p);
+        for (d = last - 1; d >= 0 && ++index[d] == t->local[d]; d--) index[d] = 0;
+    }
+}
+
+static void tshi_rope_backward(tshi_node *node) {
+    static const double back[2] = {-1, 0}, back_add[2] = {-1, 1};
+    tsh_tensor *out = node->out;
+    tshi_dest dest;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    tshi_rope_turn(out, (const tshi_rope *)node->more, (tsh_real *)tshi_mem_data(node->aux),
+                   tshi_tape_grad(node), out->stride, dest.data, dest.stride,
+                   dest.add ? back_add : back);
+}
+
+/* Cosines and sines of every local position; NULL without memory. */
+static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double base, int64_t start) {
+    int64_t i, t, rows = x->local[x->ndim - 2];
+    tshi_block *block = tshi_mem_take(x->ctx, TSH_MEM_STEP,
+                                      (size_t)(2 * pairs * rows) * sizeof(tsh_real));
+    tsh_real *table = block ? (tsh_real *)tshi_mem_data(block) : NULL;
+    for (i = 0; i < pairs && block; i++) {
+        double speed = pow(base, -(double)i / (double)pairs);
+        for (t = 0; t < rows; t++) {
+            double angle = (double)(start + tshi_tensor_global(x, x->ndim - 2, t)) * speed;
+            table[2 * pairs * t + i] = TSHI_R(cos(angle));
+            table[2 * pairs * t + pairs + i] = TSHI_R(sin(angle));
+        }
+    }
+    return block;
+}
+
+static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
+    char text[TSHI_TEXT_SIZE];
+    tsh_ctx *ctx = x->ctx;
+    if (x->ndim < 2)
+        (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_rope: takes (.., T, D), not %s",
+                       tshi_tensor_text(x, text));
+    else if (x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1)
+        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
+                       "tsh_rope: input %s is sharded along its last dimension, whose features "
+                       "turn in pairs; gather it first: tsh_redistribute(x, tsh_replicated())",
+                       tshi_tensor_text(x, text));
+    else if (!(desc->base >= 0) || desc->base > DBL_MAX)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_rope: base is %g, not a positive number",
+                       desc->base);
+    else if (desc->dims < 0 || desc->dims > x->dim[x->ndim - 1] ||
+             (desc->dims ? desc->dims : x->dim[x->ndim - 1]) % 2)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_rope: %ld of %ld features cannot turn in pairs; dims is even, and at "
+                       "most the last dimension",
+                       (long)(desc->dims ? desc->dims : x->dim[x->ndim - 1]),
+                       (long)x->dim[x->ndim - 1]);
+    return ctx->error.code == TSH_OK;
+}
+
+TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
+    static const tsh_rope_desc usual = {0, 0, 0, 0};
+    static const double forward[2] = {1, 0};
+    tsh_ctx *ctx = tshi_tensor_check_real("tsh_rope", &x, 1);
+    tsh_shape shape = tsh_shape_of(x);
+    tshi_rope rope;
+    tshi_block *table;
+    tshi_node *node;
+    tsh_tensor *out;
+    if (!desc) desc = &usual;
+    if (!ctx || !tshi_rope_check(x, desc)) return NULL;
+    rope.pairs = (desc->dims ? desc->dims : x->dim[x->ndim - 1]) / 2;
+    rope.next = desc->interleaved ? 2 : 1;
+    rope.gap = desc->interleaved ? 1 : rope.pairs;
+    out = tshi_tensor_out(ctx, "tsh_rope", TSH_REAL, &shape, &x->layout);
+    table = out ? tshi_rope_table(x, rope.pairs, desc->base > 0 ? desc->base : 10000, desc->start)
+                : NULL;
+    if (!table) return NULL;
+    tshi_rope_turn(x, &rope, (tsh_real *)tshi_mem_data(table), tshi_tensor_values(x), x->stride,
+                   tshi_tensor_values(out), out->stride, forward);
+    node = tshi_tape_record("tsh_rope", out, &x, 1, 0, tshi_rope_backward, sizeof rope);
+    if (node)
+        node->aux = table;
+    else
+        tshi_mem_drop(ctx, table);
+    if (node) memcpy(node->more, &rope, sizeof rope);
+    return out;
+}
+
+/* ========================================================================== */
+/* >>op-attention                                MARK: - op-attention (private) */
+/* softmax(scale Q K^T) V in tiles: the T x T matrix never exists.              */
+/* Needs: >>op-view >>op-matmul.                                                */
+/* ========================================================================== */
+
+/* Tile of scores s_ij = scale q_i k_j; running row maximum m and sum l (Milakov & Gimelshein 2018).
+ * Backward (Dao et al. 2022): p = e^(s - m - log l), delta_i = dO_i O_i, dV += p^T dO, dS = p (dO
+ * V^T - delta), dQ += scale dS K, dK += scale dS^T Q. m and log l are never added up: the sum would
+ * be rounded to the size of m. With dropout, p and dO V^T are masked by global position. */
 enum { TSHI_TILE = 64 };
 
 typedef struct tshi_attention {
@@ -6705,7 +6873,8 @@ typedef struct tshi_head {
     uint64_t first; /* global index of this head's score (0, 0) */
     int64_t mask;   /* offset of this head's mask */
     const void *mask_values;
-    tsh_real *lse, *delta, *s, *t, *row; /* per query; two tiles; three rows of a tile */
+    tsh_real *most, *log_sum, *delta; /* per query; most: -infinity where it saw no key */
+    tsh_real *s, *t, *row;            /* two tiles; three rows of a tile */
 } tshi_head;
 
 static tshi_matrix tshi_attention_from(tshi_matrix m, int64_t row) {
@@ -6758,13 +6927,13 @@ static void tshi_attention_drop(const tshi_head *h, const tsh_real *x, tsh_real 
     tshi_map_mask_run(&run, (int64_t)h->first + i * h->tk + j, 0, n);
 }
 
-/* x = e^(x - p[0]) over n values, and their sum: at x, sum. */
+/* x = e^(x - p[0] - p[1]) over n values, and their sum: at x, sum. */
 TSHI_INLINE void tshi_attention_exp_body(int64_t n, void *const *at, const int64_t *s,
                                          const double *p) {
-    tsh_real *x = (tsh_real *)at[0], most = TSHI_R(p[0]);
+    tsh_real *x = (tsh_real *)at[0], most = TSHI_R(p[0]), log_sum = TSHI_R(p[1]);
     int64_t i;
     (void)s;
-    for (i = 0; i < n; i++) x[i] = tshi_kernel_exp(x[i] - most);
+    for (i = 0; i < n; i++) x[i] = tshi_kernel_exp(x[i] - most - log_sum);
     *(tsh_real *)at[1] = tshi_kernel_sum(x, n);
 }
 TSHI_KERNEL(tshi_attention_exp);
@@ -6774,7 +6943,7 @@ static void tshi_attention_online(const tshi_head *h, int64_t i, int64_t r, int6
                                   tsh_real *o) {
     tsh_real *x = h->s + r * n, *m = h->row + r, *l = h->row + TSHI_TILE + r, sum = 0, old = *m;
     int64_t seen = tshi_attention_seen(h, i + r) - j, c;
-    double most;
+    double most[2] = {0, 0};
     void *at[2];
     seen = seen < 0 ? 0 : tshi_base_min(seen, n);
     for (c = seen; c < n; c++) x[c] = 0;
@@ -6785,10 +6954,10 @@ static void tshi_attention_online(const tshi_head *h, int64_t i, int64_t r, int6
         for (c = 0; c < seen; c++) x[c] = 0;
         return;
     }
-    most = (double)*m;
+    most[0] = (double)*m;
     at[0] = x;
     at[1] = &sum;
-    tshi_attention_exp[h->ctx->isa](seen, at, NULL, &most);
+    tshi_attention_exp[h->ctx->isa](seen, at, NULL, most);
     if (*l > 0 && old < *m) {
         tsh_real shrink = tshi_kernel_exp(old - *m);
         *l *= shrink;
@@ -6817,7 +6986,8 @@ static void tshi_attention_head_forward(const tshi_head *h) {
         for (r = 0; r < m; r++) {
             tsh_real l = h->row[TSHI_TILE + r], back = l > 0 ? TSHI_R(1) / l : 0;
             tsh_real *to = h->o.data + (i + r) * h->o.row;
-            h->lse[i + r] = l > 0 ? h->row[r] + tshi_kernel_log(l) : -TSHI_R(INFINITY);
+            h->most[i + r] = l > 0 ? h->row[r] : -TSHI_R(INFINITY);
+            h->log_sum[i + r] = l > 0 ? tshi_kernel_log(l) : 0;
             for (c = 0; c < h->d; c++) to[c * h->o.column] = o[r * h->d + c] * back;
         }
     }
@@ -6828,13 +6998,15 @@ static void tshi_attention_slope(const tshi_head *h, int64_t i, int64_t r, int64
     tsh_real *p = h->s + r * n, *dp = h->t + r * n, delta = h->delta[i + r],
              scale = TSHI_R(h->more->scale), sum;
     int64_t seen = tshi_attention_seen(h, i + r) - j, c;
-    double lse = (double)h->lse[i + r];
+    double most[2];
     void *at[2];
+    most[0] = (double)h->most[i + r];
+    most[1] = (double)h->log_sum[i + r];
     seen = seen < 0 ? 0 : tshi_base_min(seen, n);
     at[0] = p;
     at[1] = &sum;
-    if (lse < -DBL_MAX) seen = 0; /* it saw no key */
-    if (seen) tshi_attention_exp[h->ctx->isa](seen, at, NULL, &lse);
+    if (most[0] < -DBL_MAX) seen = 0;
+    if (seen) tshi_attention_exp[h->ctx->isa](seen, at, NULL, most);
     if (h->more->dropout) tshi_attention_drop(h, dp, dp, i + r, j, seen);
     for (c = 0; c < seen; c++) dp[c] = p[c] * (dp[c] - delta) * scale;
     for (c = seen; c < n; c++) p[c] = dp[c] = 0;
@@ -6881,25 +7053,22 @@ static tshi_matrix tshi_attention_matrix(tsh_real *data, const int64_t *stride, 
                               stride[3]);
 }
 
-/* Global index of local batch b or head a along dimension `dim`. */
-static int64_t tshi_attention_global(const tsh_tensor *t, int dim, int64_t local) {
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int s;
-    if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim) return local;
-    (void)tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
-    for (s = 0; s < t->layout.segments - 1 && local >= range[s].length; s++)
-        local -= range[s].length;
-    return range[s].start + local;
+/* The local head of k and v that local query head a uses. */
+static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64_t a) {
+    int64_t group = q->dim[1] / k->dim[1];
+    if (k->layout.kind == TSH_SHARDED && k->layout.dim == 1) return a / group;
+    return tshi_tensor_global(q, 1, a) / group;
 }
 
-/* What both directions share: fills in head (b, a). */
+/* What both directions share: fills in head (b, a). stats: m and log l of every query. */
 static void tshi_attention_head(tshi_head *h, const tsh_tensor *q, int64_t b, int64_t a,
-                                tsh_real *lse) {
-    int64_t head = tshi_attention_global(q, 0, b) * q->dim[1] + tshi_attention_global(q, 1, a);
+                                tsh_real *stats) {
+    int64_t head = tshi_tensor_global(q, 0, b) * q->dim[1] + tshi_tensor_global(q, 1, a);
     h->first = (uint64_t)(head * h->tq * h->tk);
-    h->mask = tshi_attention_global(q, 0, b) * h->more->mask_stride[0] +
-              tshi_attention_global(q, 1, a) * h->more->mask_stride[1];
-    h->lse = lse + (b * q->local[1] + a) * h->tq;
+    h->mask = tshi_tensor_global(q, 0, b) * h->more->mask_stride[0] +
+              tshi_tensor_global(q, 1, a) * h->more->mask_stride[1];
+    h->most = stats + 2 * (b * q->local[1] + a) * h->tq;
+    h->log_sum = h->most + h->tq;
 }
 
 /* Scratch for one head: two tiles (the second holds a tile of O too), rows, delta. */
@@ -6939,56 +7108,110 @@ static void tshi_attention_backward(tshi_node *node) {
     }
     for (b = 0; b < q->local[0]; b++)
         for (a = 0; a < q->local[1]; a++) {
+            int64_t c = tshi_attention_kv(q, k, a);
             tshi_attention_head(&h, q, b, a, (tsh_real *)tshi_mem_data(node->aux));
             h.q = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 0), q->stride, b, a);
-            h.k = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 1), k->stride, b, a);
-            h.v = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 2), v->stride, b, a);
+            h.k = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 1), k->stride, b, c);
+            h.v = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 2), v->stride, b, c);
             h.o = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 4), out->stride, b, a);
             h.dout = tshi_attention_matrix(dout, out->stride, b, a);
             h.dq = tshi_attention_matrix(dest[0].data, dest[0].stride, b, a);
-            h.dk = tshi_attention_matrix(dest[1].data, dest[1].stride, b, a);
-            h.dv = tshi_attention_matrix(dest[2].data, dest[2].stride, b, a);
+            h.dk = tshi_attention_matrix(dest[1].data, dest[1].stride, b, c);
+            h.dv = tshi_attention_matrix(dest[2].data, dest[2].stride, b, c);
             tshi_attention_head_backward(&h);
         }
     tshi_mem_drop(out->ctx, scratch);
 }
 
-static int tshi_attention_check(tsh_tensor *const *in) {
-    tsh_tensor *q = in[0];
+static int tshi_attention_shapes(tsh_tensor *const *in) {
+    tsh_tensor *q = in[0], *k = in[1];
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
     int i, d, fits = 1;
     for (i = 0; i < 3; i++) fits = fits && in[i]->ndim == 4;
     for (d = 0; d < 4 && fits; d++)
-        fits = in[1]->dim[d] == in[2]->dim[d] && (d == 2 || q->dim[d] == in[1]->dim[d]);
-    if (!fits) {
+        fits = k->dim[d] == in[2]->dim[d] && (d == 1 || d == 2 || q->dim[d] == k->dim[d]);
+    if (!fits)
         (void)tsh_fail(
             q->ctx, TSH_ERR_SHAPE,
-            "tsh_attention: q %s, k %s, v %s; takes (B, H, Tq, D) and twice (B, H, Tk, D)",
-            tshi_tensor_text(q, tq), tshi_tensor_text(in[1], tk), tshi_tensor_text(in[2], tv));
-        return 0;
-    }
-    for (i = 0; i < 3; i++)
-        fits = fits && in[i]->layout.kind != TSH_PARTIAL && in[i]->layout.dim < 2 &&
-               tshi_layout_equal(&in[i]->layout, &q->layout, q->dim, q->ctx->tp.size);
-    if (!fits)
-        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
-                       "tsh_attention: q %s, k %s, v %s must all be replicated, or sharded alike "
-                       "by batch or by heads: "
-                       "tsh_redistribute(k, tsh_layout_of(q))",
-                       tshi_tensor_text(q, tq), tshi_tensor_text(in[1], tk),
-                       tshi_tensor_text(in[2], tv));
-    return fits;
+            "tsh_attention: q %s, k %s, v %s; takes (B, H, Tq, D) and twice (B, Hkv, Tk, D)",
+            tshi_tensor_text(q, tq), tshi_tensor_text(k, tk), tshi_tensor_text(in[2], tv));
+    else if (k->dim[1] ? q->dim[1] % k->dim[1] : q->dim[1])
+        (void)tsh_fail(q->ctx, TSH_ERR_SHAPE,
+                       "tsh_attention: q %s has %ld heads, no multiple of the %ld of k %s; as many "
+                       "query heads must share each head of k and v",
+                       tshi_tensor_text(q, tq), (long)q->dim[1], (long)k->dim[1],
+                       tshi_tensor_text(k, tk));
+    return q->ctx->error.code == TSH_OK;
 }
 
-/* Strides of the mask over (B, H, Tq, Tk), 0 where it broadcasts. */
-static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *q, const tsh_tensor *k,
+/* Whether the query heads of every rank use exactly the heads of k that it owns. */
+static int tshi_attention_groups(const tsh_tensor *q, const tsh_tensor *k) {
+    tsh_range rq[TSH_MAX_SEGMENTS], rk[TSH_MAX_SEGMENTS];
+    int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
+    int rank, s;
+    if (q->layout.segments != k->layout.segments) return 0;
+    for (rank = 0; rank < q->ctx->tp.size; rank++) {
+        (void)tsh_chunk(&q->layout, q->dim[1], q->ctx->tp.size, rank, rq);
+        (void)tsh_chunk(&k->layout, k->dim[1], q->ctx->tp.size, rank, rk);
+        for (s = 0; s < q->layout.segments; s++)
+            if (rq[s].length != group * rk[s].length ||
+                (rq[s].length && rq[s].start != group * rk[s].start))
+                return 0;
+    }
+    return 1;
+}
+
+/* Whether the layouts go together; which gradients are partial sums. */
+static int tshi_attention_layouts(tsh_tensor *const *in, unsigned *partial) {
+    tsh_tensor *q = in[0], *k = in[1];
+    char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
+    int i, cut = q->layout.kind == TSH_SHARDED ? q->layout.dim : -1, fits = 1;
+    *partial = 0;
+    for (i = 0; i < 3; i++)
+        fits = fits && in[i]->layout.kind != TSH_PARTIAL && in[i]->layout.dim < 2;
+    fits = fits && tshi_layout_equal(&k->layout, &in[2]->layout, k->dim, k->ctx->tp.size);
+    if (fits && cut == 1 && k->layout.kind == TSH_REPLICATED)
+        *partial = 6u;
+    else if (fits && cut == 1 && k->layout.dim == 1)
+        fits = 2;
+    else
+        fits = fits && tshi_layout_equal(&q->layout, &k->layout, k->dim, k->ctx->tp.size);
+    if (fits == 1 || (fits == 2 && tshi_attention_groups(q, k))) return 1;
+    (void)tshi_tensor_text(q, tq);
+    (void)tshi_tensor_text(k, tk);
+    (void)tshi_tensor_text(in[2], tv);
+    if (fits)
+        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                       "tsh_attention: q %s, k %s, v %s: a rank's query heads must use its own "
+                       "heads of k and v; cut q in whole groups: tsh_redistribute(q, "
+                       "tsh_shard_units(1, %ld)), or replicate k and v",
+                       tq, tk, tv, (long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit));
+    else
+        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                       "tsh_attention: q %s, k %s, v %s must all be replicated, or sharded alike "
+                       "by batch or by heads (k and v may be replicated then): "
+                       "tsh_redistribute(k, tsh_layout_of(q))",
+                       tq, tk, tv);
+    return 0;
+}
+
+/* Whether a mask or cache, too, is of this ctx and holds values. */
+static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
+    tsh_tensor *all[4];
+    memcpy(all, in, 3 * sizeof *all);
+    all[3] = t;
+    return tshi_tensor_check("tsh_attention", all, 4) != NULL;
+}
+
+/* Strides of the mask over (B, H, Tq, keys), 0 where it broadcasts. */
+static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in, int64_t keys,
                                     tsh_tensor *mask) {
     char text[TSHI_TEXT_SIZE];
     int64_t dim[4];
     int d, fits = mask->ndim <= 4 && mask->layout.kind == TSH_REPLICATED;
-    if (!tshi_tensor_check("tsh_attention", &mask, 1)) return 0;
-    memcpy(dim, q->dim, sizeof dim);
-    dim[3] = k->dim[2];
+    if (!tshi_attention_holds(in, mask)) return 0;
+    memcpy(dim, in[0]->dim, sizeof dim);
+    dim[3] = keys;
     for (d = 0; d < 4 && fits; d++) {
         int own = d - (4 - mask->ndim);
         int64_t length = own < 0 ? 1 : mask->dim[own];
@@ -6996,7 +7219,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *q, const t
         more->mask_stride[d] = length == 1 ? 0 : mask->stride[own];
     }
     if (!fits || (mask->dtype != TSH_I32 && mask->dtype != TSH_REAL) || mask->base->wants) {
-        (void)tsh_fail(q->ctx, TSH_ERR_SHAPE,
+        (void)tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                        "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
                        "gradient that broadcasts to "
                        "(%ld, %ld, %ld, %ld)",
@@ -7009,20 +7232,60 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *q, const t
     return 1;
 }
 
-/* Appends x to cache at position past and gives the part that is filled; NULL and an error where it
- * does not fit. */
-static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64_t past) {
+/* Whether x goes into the cache at position past. */
+static int tshi_attention_room(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
+                               int64_t past) {
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
-    tsh_tensor *place;
-    tshi_loop loop = tshi_kernel_space(x);
     int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) && cache->dtype == TSH_REAL;
+    if (!tshi_attention_holds(in, cache)) return 0;
     for (d = 0; d < 4 && fits; d++) fits = d == 2 || cache->dim[d] == x->dim[d];
-    if (!fits || past < 0 || past > cache->dim[2] - x->dim[2] ||
-        !tshi_layout_equal(&x->layout, &cache->layout, x->dim, x->ctx->tp.size))
-        return tshi_error_null(x->ctx, TSH_ERR_SHAPE,
-                               "tsh_attention: %s at position %ld does not go into the cache %s",
-                               tshi_tensor_text(x, tx), (long)past, tshi_tensor_text(cache, tc));
-    place = tsh_slice(cache, 2, past, x->dim[2]);
+    if (fits && past >= 0 && past <= cache->dim[2] - x->dim[2] &&
+        tshi_layout_equal(&x->layout, &cache->layout, x->dim, x->ctx->tp.size))
+        return 1;
+    (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                   "tsh_attention: %s at position %ld does not go into the cache %s",
+                   tshi_tensor_text(x, tx), (long)past, tshi_tensor_text(cache, tc));
+    return 0;
+}
+
+/* Checks all options before anything is changed, and resolves them. */
+static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_desc *desc,
+                                  tshi_attention *more) {
+    tsh_ctx *ctx = in[0]->ctx;
+    int64_t keys = in[1]->dim[2];
+    memset(more, 0, sizeof *more);
+    more->scale = 1 / sqrt((double)(in[0]->dim[3] ? in[0]->dim[3] : 1));
+    if (!desc) return 1;
+    if (!(desc->dropout >= 0 && desc->dropout <= 1)) {
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_attention: dropout is %g, not within [0, 1]",
+                       desc->dropout);
+        return 0;
+    }
+    if (desc->cache_k || desc->cache_v) {
+        if (!desc->cache_k || !desc->cache_v || tshi_tape_records(ctx, in, 3)) {
+            (void)tsh_fail(
+                ctx, TSH_ERR_STATE,
+                "tsh_attention: a cache is for both k and v, and for work without gradients "
+                "(tsh_no_grad_begin)");
+            return 0;
+        }
+        if (!tshi_attention_room(in, in[1], desc->cache_k, desc->past) ||
+            !tshi_attention_room(in, in[2], desc->cache_v, desc->past))
+            return 0;
+        keys += desc->past;
+    }
+    if (desc->mask && !tshi_attention_take_mask(more, in, keys, desc->mask)) return 0;
+    more->causal = desc->causal;
+    if (desc->scale > 0 || desc->scale < 0) more->scale = desc->scale;
+    more->dropout = desc->dropout > 0;
+    if (more->dropout) more->drop = tshi_map_mask(ctx, desc->dropout, desc->owner);
+    return 1;
+}
+
+/* Appends x to its cache and gives the part that is filled. */
+static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64_t past) {
+    tsh_tensor *place = tsh_slice(cache, 2, past, x->dim[2]);
+    tshi_loop loop = tshi_kernel_space(x);
     if (!place) return NULL;
     tshi_kernel_tensor(&loop, place);
     tshi_kernel_tensor(&loop, x);
@@ -7030,19 +7293,20 @@ static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64
     return tsh_slice(cache, 2, 0, past + x->dim[2]);
 }
 
-/* k and v behind what the caches hold. */
-static int tshi_attention_cached(tsh_tensor **in, const tsh_attention_desc *desc) {
-    tsh_ctx *ctx = in[0]->ctx;
-    if (!desc || (!desc->cache_k && !desc->cache_v)) return 1;
-    if (!desc->cache_k || !desc->cache_v || tshi_tape_records(ctx, in, 3)) {
-        (void)tsh_fail(ctx, TSH_ERR_STATE,
-                       "tsh_attention: a cache is for both k and v, and for work without gradients "
-                       "(tsh_no_grad_begin)");
-        return 0;
-    }
-    in[1] = tshi_attention_append(in[1], desc->cache_k, desc->past);
-    in[2] = tshi_attention_append(in[2], desc->cache_v, desc->past);
-    return in[1] && in[2];
+static void tshi_attention_forward(tshi_head *h, tsh_tensor *const *in, tsh_tensor *out,
+                                   tsh_real *stats) {
+    tsh_tensor *q = in[0], *k = in[1], *v = in[2];
+    int64_t a, b;
+    for (b = 0; b < q->local[0]; b++)
+        for (a = 0; a < q->local[1]; a++) {
+            int64_t c = tshi_attention_kv(q, k, a);
+            tshi_attention_head(h, q, b, a, stats);
+            h->q = tshi_attention_matrix(tshi_tensor_values(q), q->stride, b, a);
+            h->k = tshi_attention_matrix(tshi_tensor_values(k), k->stride, b, c);
+            h->v = tshi_attention_matrix(tshi_tensor_values(v), v->stride, b, c);
+            h->o = tshi_attention_matrix(tshi_tensor_values(out), out->stride, b, a);
+            tshi_attention_head_forward(h);
+        }
 }
 
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
@@ -7054,31 +7318,23 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tshi_block *aux, *scratch;
     tshi_head h;
     tshi_node *node;
-    int64_t a, b;
+    unsigned partial;
     in[0] = q;
     in[1] = k;
     in[2] = v;
     ctx = tshi_tensor_check_real("tsh_attention", in, 3);
-    if (!ctx || !tshi_attention_check(in)) return NULL;
-    if (desc && !(desc->dropout >= 0 && desc->dropout <= 1))
-        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
-                               "tsh_attention: dropout is %g, not within [0, 1]", desc->dropout);
-    if (!tshi_attention_cached(in, desc)) return NULL;
-    k = in[1];
-    v = in[2];
-    memset(&more, 0, sizeof more);
-    more.causal = desc && desc->causal;
-    more.scale = desc && (desc->scale > 0 || desc->scale < 0)
-                     ? desc->scale
-                     : 1 / sqrt((double)(q->dim[3] ? q->dim[3] : 1));
-    more.dropout = desc && desc->dropout > 0;
-    if (more.dropout) more.drop = tshi_map_mask(ctx, desc->dropout, desc->owner);
-    if (desc && desc->mask && !tshi_attention_take_mask(&more, q, k, desc->mask)) return NULL;
+    if (!ctx || !tshi_attention_shapes(in) || !tshi_attention_layouts(in, &partial) ||
+        !tshi_attention_options(in, desc, &more))
+        return NULL;
+    if (desc && desc->cache_k) in[1] = tshi_attention_append(k, desc->cache_k, desc->past);
+    if (desc && desc->cache_v) in[2] = tshi_attention_append(v, desc->cache_v, desc->past);
+    if (!in[1] || !in[2]) return NULL;
     out = tshi_tensor_out(ctx, "tsh_attention", TSH_REAL, &shape, &q->layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                              (size_t)(q->local[0] * q->local[1] * q->dim[2]) * sizeof(tsh_real))
+                              2 * (size_t)(q->local[0] * q->local[1] * q->dim[2]) *
+                                  sizeof(tsh_real))
               : NULL;
-    scratch = aux ? tshi_attention_begin(&h, q, k, &more) : NULL;
+    scratch = aux ? tshi_attention_begin(&h, q, in[1], &more) : NULL;
     if (!scratch) tshi_mem_drop(ctx, aux);
     if (!scratch) return NULL;
     if (more.mask) h.mask_values = tshi_tensor_at(more.mask);
@@ -7087,24 +7343,16 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
         out->stride[1] = q->dim[3];
         out->stride[2] = q->dim[3] * q->local[1];
     }
-    for (b = 0; b < q->local[0]; b++)
-        for (a = 0; a < q->local[1]; a++) {
-            tshi_attention_head(&h, q, b, a, (tsh_real *)tshi_mem_data(aux));
-            h.q = tshi_attention_matrix(tshi_tensor_values(q), q->stride, b, a);
-            h.k = tshi_attention_matrix(tshi_tensor_values(k), k->stride, b, a);
-            h.v = tshi_attention_matrix(tshi_tensor_values(v), v->stride, b, a);
-            h.o = tshi_attention_matrix(tshi_tensor_values(out), out->stride, b, a);
-            tshi_attention_head_forward(&h);
-        }
+    tshi_attention_forward(&h, in, out, (tsh_real *)tshi_mem_data(aux));
     tshi_mem_drop(ctx, scratch);
     in[3] = more.mask;
     node = tshi_tape_record("tsh_attention", out, in, 4, 15 | TSHI_SAVE_OUT,
                             tshi_attention_backward, sizeof more);
-    if (node) memcpy(node->more, &more, sizeof more);
-    if (node)
-        node->aux = aux;
-    else
-        tshi_mem_drop(ctx, aux);
+    if (!node) tshi_mem_drop(ctx, aux);
+    if (!node) return out;
+    memcpy(node->more, &more, sizeof more);
+    node->aux = aux;
+    node->partial = partial;
     return out;
 }
 

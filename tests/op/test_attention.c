@@ -1,4 +1,5 @@
-/* Attention's mask and cache, against the same written with matmul and softmax. */
+/* Attention's mask and cache, against the same written with matmul and softmax; grouped queries;
+ * large scores. */
 /* build: double */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
@@ -123,6 +124,122 @@ static int cache_rank(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* Each head of x (B, H / 2, T, D) twice. */
+static tsh_tensor *doubled(tsh_tensor *x) {
+    tsh_tensor *part[H];
+    for (int h = 0; h < H; h++) part[h] = tsh_slice(x, 1, h / 2, 1);
+    return tsh_concat(part, H, 1);
+}
+
+/* Grouped queries through a cache: k and v cut by whole groups (user 0), or replicated (1). */
+static int grouped_cache_rank(tsh_ctx *ctx, void *user) {
+    tsh_layout whole = tsh_shard_units(1, 2), heads = tsh_sharded(1), all = tsh_replicated();
+    const tsh_layout *kv = *(const int *)user ? &all : &heads;
+    tsh_tensor *q, *k, *v, *want, *ck, *cv;
+    double gap;
+    tsh_no_grad_begin(ctx);
+    q = tsh_randn(ctx, tsh_shape4(B, H, T, D));
+    k = tsh_randn(ctx, tsh_shape4(B, H / 2, T, D));
+    v = tsh_randn(ctx, tsh_shape4(B, H / 2, T, D));
+    want = tsh_attention(q, doubled(k), doubled(v), &(tsh_attention_desc){.causal = 1});
+    q = tsh_redistribute(q, *(const int *)user ? heads : whole);
+    k = tsh_redistribute(k, *kv);
+    v = tsh_redistribute(v, *kv);
+    ck = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H / 2, T, D), kv);
+    cv = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(B, H / 2, T, D), kv);
+    for (int64_t at = 0, n; at < T; at += n) {
+        n = at == 0 ? 67 : 1;
+        tsh_tensor *y = tsh_attention(
+            tsh_slice(q, 2, at, n), tsh_slice(k, 2, at, n), tsh_slice(v, 2, at, n),
+            &(tsh_attention_desc){.causal = 1, .cache_k = ck, .cache_v = cv, .past = at});
+        gap = apart(ctx, y, tsh_slice(want, 2, at, n));
+        CHECK(gap < near_by, "at position %d the cache is off by %g", (int)at, gap);
+    }
+    tsh_no_grad_end(ctx);
+    CHECK_OK();
+    return 0;
+}
+
+static void grouped_queries_through_a_cache(void **state) {
+    (void)state;
+    for (int p = 0; p < COUNT(ranks_degrees); p++)
+        for (int replicated = 0; replicated < 2; replicated++)
+            ranks_run(ranks_degrees[p], grouped_cache_rank, &replicated);
+}
+
+/* Scores of 10^4 and 10^4 + log 3: p is 1/4 and 3/4, not what is left of them beside 10^4. */
+static int steep_rank(tsh_ctx *ctx, void *user) {
+    const tsh_real keys[2] = {100, (tsh_real)(100 + log(3.0) / 128)}, values[2] = {1, 2};
+    tsh_tensor *q = tsh_keep(tsh_filled(ctx, tsh_shape4(1, 1, 1, 1), 128));
+    tsh_tensor *k = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 1), NULL, keys);
+    tsh_tensor *v = tsh_tensor_from(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 1), NULL, values);
+    tsh_real dv[2], dk[2], gap = keys[1] - keys[0];
+    double p = 1 / (1 + exp(-128 * (double)gap));
+    (void)user;
+    tsh_requires_grad(v, 1);
+    tsh_requires_grad(k, 1);
+    tsh_backward(ctx,
+                 tsh_sum(tsh_attention(q, k, v, &(tsh_attention_desc){.scale = 1}), TSH_ALL, 0));
+    tsh_read(ctx, tsh_grad(v), TSH_LOCAL, dv, sizeof dv);
+    tsh_read(ctx, tsh_grad(k), TSH_LOCAL, dk, sizeof dk);
+    CHECK_OK();
+    /* the difference of the scores is exact: only exp and log round, log S of 1 to 4 eps */
+    CHECK(fabs((double)dv[0] - (1 - p)) < near_by / 4, "dv is %.9g, not %.9g", (double)dv[0],
+          1 - p);
+    CHECK(fabs((double)dv[1] - p) < near_by / 4, "dv is %.9g, not %.9g", (double)dv[1], p);
+    CHECK(fabs((double)dk[1] - 128 * p * (1 - p)) < 64 * near_by, "dk is %.9g", (double)dk[1]);
+    return 0;
+}
+
+static void gradients_at_scores_of_ten_thousand(void **state) {
+    (void)state;
+    ranks_run(1, steep_rank, NULL);
+}
+
+/* An error leaves the caches as they were; what belongs to another ctx is noticed. */
+static int refused_rank(tsh_ctx *ctx, void *user) {
+    tsh_tensor *x, *mask, *ck, *cv, *strange;
+    tsh_real held[6];
+    tsh_ctx *other = NULL;
+    (void)user;
+    tsh_no_grad_begin(ctx);
+    x = tsh_ones(ctx, tsh_shape4(1, 1, 2, 3));
+    ck = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 3), NULL);
+    cv = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 1, 2, 3), NULL);
+    mask = tsh_ones(ctx, tsh_shape2(2, 5));
+    CHECK(
+        !tsh_attention(x, x, x, &(tsh_attention_desc){.mask = mask, .cache_k = ck, .cache_v = cv}),
+        "a mask that does not fit");
+    CHECK(strstr(tsh_last_error(ctx)->message, "mask f") != NULL, "it says so");
+    tsh_clear_error(ctx);
+    strange = tsh_tensor_new(ctx, TSH_REAL, tsh_shape4(1, 1, 1, 3), NULL);
+    CHECK(!tsh_attention(x, x, x, &(tsh_attention_desc){.cache_k = ck, .cache_v = strange}),
+          "a cache that is too short");
+    tsh_clear_error(ctx);
+    tsh_read(ctx, ck, TSH_LOCAL, held, sizeof held);
+    for (int i = 0; i < 6; i++) CHECK(fabs((double)held[i]) < 1e-9, "the cache was written");
+    CHECK(tsh_open(NULL, &other) == TSH_OK, "another ctx");
+    for (int i = 0; i < 3; i++) {
+        tsh_attention_desc desc = {.cache_k = ck, .cache_v = cv};
+        if (i == 0) desc.mask = tsh_ones(other, tsh_shape2(2, 2));
+        strange = tsh_tensor_new(other, TSH_REAL, tsh_shape4(1, 1, 2, 3), NULL);
+        if (i == 1) desc.cache_k = strange;
+        if (i == 2) desc.cache_v = strange;
+        CHECK(!tsh_attention(x, x, x, &desc), "number %d", i);
+        CHECK(strstr(tsh_last_error(ctx)->message, "argument 4 belongs to another ctx"), "%d", i);
+        tsh_clear_error(ctx);
+    }
+    tsh_close(other);
+    tsh_no_grad_end(ctx);
+    CHECK_OK();
+    return 0;
+}
+
+static void what_is_refused_changes_no_cache(void **state) {
+    (void)state;
+    ranks_run(1, refused_rank, NULL);
+}
+
 static void masks_equal_the_plain_formula(void **state) {
     (void)state;
     for (int p = 0; p < COUNT(ranks_degrees); p++) ranks_run(ranks_degrees[p], mask_rank, NULL);
@@ -143,6 +260,9 @@ int main(void) {
         cmocka_unit_test(masks_equal_the_plain_formula),
         cmocka_unit_test(a_query_that_sees_nothing_gives_zero),
         cmocka_unit_test(a_cache_equals_all_at_once),
+        cmocka_unit_test(grouped_queries_through_a_cache),
+        cmocka_unit_test(gradients_at_scores_of_ten_thousand),
+        cmocka_unit_test(what_is_refused_changes_no_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -272,6 +272,34 @@ static void test_matrices(void **state) {
             "(2, 3)", "(2)");
     REFUSED(SHAPE, tsh_layer_norm(x, v, tsh_ones(ctx, tsh_shape1(2)), 0), "tsh_layer_norm");
     REFUSED(SHAPE, tsh_layer_norm(s, v, NULL, 0), "tsh_layer_norm");
+    REFUSED(SHAPE, tsh_rms_norm(x, tsh_ones(ctx, tsh_shape1(2)), 0), "tsh_rms_norm", "(2, 3)",
+            "(2)");
+    REFUSED(SHAPE, tsh_rms_norm(s, v, 0), "tsh_rms_norm");
+    tsh_close(ctx);
+}
+
+static void test_rope(void **state) {
+    tsh_ctx *ctx = open_ctx();
+    tsh_tensor *x = tsh_ones(ctx, tsh_shape2(3, 6)), *odd = tsh_ones(ctx, tsh_shape2(3, 5));
+    tsh_rope_desc desc;
+    (void)state;
+    REFUSED(SHAPE, tsh_rope(tsh_ones(ctx, tsh_shape1(4)), NULL), "tsh_rope", "(.., T, D)", "(4)");
+    REFUSED(ARGUMENT, tsh_rope(odd, NULL), "tsh_rope", "5 of 5 features", "even");
+    REFUSED(DTYPE, tsh_rope(tsh_cast(x, TSH_I32), NULL), "tsh_rope", "i32");
+    memset(&desc, 0, sizeof desc);
+    desc.dims = 8;
+    REFUSED(ARGUMENT, tsh_rope(x, &desc), "tsh_rope", "8 of 6 features");
+    desc.dims = -2;
+    REFUSED(ARGUMENT, tsh_rope(x, &desc), "tsh_rope", "-2 of 6 features");
+    desc.dims = 3;
+    REFUSED(ARGUMENT, tsh_rope(x, &desc), "tsh_rope", "3 of 6 features");
+    desc.dims = 2;
+    desc.base = -1;
+    REFUSED(ARGUMENT, tsh_rope(x, &desc), "tsh_rope", "base is -1");
+    desc.base = (double)NAN;
+    REFUSED(ARGUMENT, tsh_rope(x, &desc), "tsh_rope", "base is");
+    desc.base = 0;
+    assert_non_null(tsh_rope(odd, &desc));
     tsh_close(ctx);
 }
 
@@ -280,11 +308,14 @@ static void test_attention(void **state) {
     tsh_tensor *q = tsh_ones(ctx, tsh_shape4(1, 2, 3, 4)),
                *k = tsh_ones(ctx, tsh_shape4(1, 2, 5, 4)),
                *few = tsh_ones(ctx, tsh_shape4(1, 1, 5, 4)),
+               *odd = tsh_ones(ctx, tsh_shape4(1, 3, 5, 4)),
                *flat = tsh_ones(ctx, tsh_shape2(3, 4));
     tsh_attention_desc desc;
     (void)state;
     REFUSED(SHAPE, tsh_attention(q, k, few, NULL), "tsh_attention", "(1, 2, 3, 4)", "(1, 1, 5, 4)");
-    REFUSED(SHAPE, tsh_attention(q, few, few, NULL), "tsh_attention", "(1, 1, 5, 4)");
+    REFUSED(SHAPE, tsh_attention(q, odd, odd, NULL), "tsh_attention",
+            "2 heads, no multiple of the 3", "(1, 2, 3, 4)", "(1, 3, 5, 4)");
+    assert_non_null(tsh_attention(q, few, few, NULL));
     REFUSED(SHAPE, tsh_attention(flat, flat, flat, NULL), "tsh_attention", "(3, 4)");
     memset(&desc, 0, sizeof desc);
     desc.dropout = 1.5;
@@ -467,6 +498,8 @@ static void test_null_chains(void **state) {
     assert_null(tsh_linear(null, null, null));
     assert_null(tsh_embedding(null, null));
     assert_null(tsh_layer_norm(null, null, null, 0));
+    assert_null(tsh_rms_norm(null, null, 0));
+    assert_null(tsh_rope(null, NULL));
     assert_null(tsh_attention(null, null, null, NULL));
     assert_null(tsh_cross_entropy(null, null, NULL));
     assert_null(tsh_requires_grad(null, 1));
@@ -585,13 +618,14 @@ static void test_backward_twice(void **state) {
 
 int main(void) {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dtypes),      cmocka_unit_test(test_null_and_others),
-        cmocka_unit_test(test_shapes),      cmocka_unit_test(test_permute_and_concat),
-        cmocka_unit_test(test_matrices),    cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_indices),     cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_custom),      cmocka_unit_test(test_first_error),
-        cmocka_unit_test(test_null_chains), cmocka_unit_test(test_stale),
-        cmocka_unit_test(test_stale_scope), cmocka_unit_test(test_backward_twice),
+        cmocka_unit_test(test_dtypes),         cmocka_unit_test(test_null_and_others),
+        cmocka_unit_test(test_shapes),         cmocka_unit_test(test_permute_and_concat),
+        cmocka_unit_test(test_matrices),       cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_attention),      cmocka_unit_test(test_indices),
+        cmocka_unit_test(test_arguments),      cmocka_unit_test(test_custom),
+        cmocka_unit_test(test_first_error),    cmocka_unit_test(test_null_chains),
+        cmocka_unit_test(test_stale),          cmocka_unit_test(test_stale_scope),
+        cmocka_unit_test(test_backward_twice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

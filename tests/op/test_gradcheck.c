@@ -130,9 +130,26 @@ OP(linear_turned, tsh_linear(tsh_transpose(a, 0, 1), tsh_transpose(b, 0, 1), c))
 OP(layer_norm, tsh_layer_norm(a, b, c, 0))
 OP(layer_norm_plain, tsh_layer_norm(a, b, NULL, 0.1))
 OP(layer_norm_turned, tsh_layer_norm(tsh_transpose(a, 0, 1), b, c, 0))
+OP(rms_norm, tsh_rms_norm(a, b, 0))
+OP(rms_norm_turned, tsh_rms_norm(tsh_transpose(a, 0, 1), b, 0.1))
+OP(rope, tsh_mul(tsh_rope(a, NULL), a))
+OP(rope_turned, tsh_rope(tsh_transpose(tsh_mul(a, a), 0, 2), NULL))
 OP(full, tsh_mul(tsh_full(a), tsh_redistribute(a, tsh_replicated())))
 OP(attention, tsh_attention(a, b, c, NULL))
 OP(attention_self, tsh_attention(a, a, a, NULL))
+
+static tsh_tensor *op_rope_pairs(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
+    tsh_rope_desc desc;
+    (void)ctx;
+    (void)n;
+    (void)user;
+    memset(&desc, 0, sizeof desc);
+    desc.base = 50;
+    desc.dims = 4;
+    desc.interleaved = 1;
+    desc.start = 11;
+    return weigh(tsh_mul(tsh_rope(in[0], &desc), in[0]));
+}
 
 static tsh_tensor *op_permute(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
     static const int order[] = {2, -4, 3, 1};
@@ -326,7 +343,15 @@ static void test_matrix(void **state) {
     THREE(layer_norm, S3(2, 2, 18), S1(18), S1(18));
     TWO(layer_norm_plain, S2(3, 7), S1(7), -2, 2);
     THREE(layer_norm_turned, S2(5, 3), S1(5), S1(5));
+    TWO(rms_norm, S2(3, 7), S1(7), -2, 2);
+    TWO(rms_norm, S3(2, 2, 18), S1(18), -2, 2);
+    TWO(rms_norm_turned, S2(5, 3), S1(5), -2, 2);
+    ONE(rope, S3(2, 3, 6), -2, 2);
+    ONE(rope_turned, S3(4, 2, 3), -2, 2);
+    ONE(rope_pairs, S3(2, 3, 7), -2, 2);
     THREE(attention, tsh_shape4(2, 2, 3, 2), tsh_shape4(2, 2, 4, 2), tsh_shape4(2, 2, 4, 2));
+    THREE(attention, tsh_shape4(1, 6, 3, 2), tsh_shape4(1, 2, 4, 2), tsh_shape4(1, 2, 4, 2));
+    THREE(attention_causal, tsh_shape4(2, 3, 3, 2), tsh_shape4(2, 1, 4, 2), tsh_shape4(2, 1, 4, 2));
     THREE(attention_causal, tsh_shape4(1, 2, 3, 3), tsh_shape4(1, 2, 5, 3), tsh_shape4(1, 2, 5, 3));
     THREE(attention_causal, tsh_shape4(1, 1, 66, 1), tsh_shape4(1, 1, 66, 1),
           tsh_shape4(1, 1, 66, 1));
@@ -614,6 +639,7 @@ static void test_layers(void **state) {
     tsh_ctx *ctx;
     tsh_linear_desc linear;
     tsh_layer_norm_desc norm;
+    tsh_rms_norm_desc rms;
     tsh_module *root;
     (void)state;
     assert_int_equal(tsh_open(NULL, &ctx), TSH_OK);
@@ -623,9 +649,12 @@ static void test_layers(void **state) {
     linear.in = 5;
     linear.out = 4;
     norm.dim = 6;
+    rms.dim = 6;
+    rms.eps = 0.05;
     check_layer(ctx, "linear", tsh_add_linear(root, "a", &linear), tsh_shape3(2, 3, 5));
     linear.no_bias = 1;
     check_layer(ctx, "linear without bias", tsh_add_linear(root, "b", &linear), tsh_shape1(5));
+    check_layer(ctx, "rms_norm", tsh_add_rms_norm(root, "e", &rms), tsh_shape2(3, 6));
     check_layer(ctx, "layer_norm", tsh_add_layer_norm(root, "c", &norm), tsh_shape2(3, 6));
     norm.no_bias = 1;
     norm.eps = 0.1;

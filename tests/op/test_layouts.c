@@ -110,8 +110,22 @@ static tsh_tensor *op_layer_norm(probe *p) {
     return tsh_layer_norm(p->in[0], p->in[1], p->in[2], 0);
 }
 
+static tsh_tensor *op_rms_norm(probe *p) {
+    return tsh_rms_norm(p->in[0], p->in[1], 0);
+}
+
+/* "dims 4", "pairs" (interleaved), "from 3" */
+static tsh_tensor *op_rope(probe *p) {
+    const char *dims = strstr(p->arg, "dims "), *from = strstr(p->arg, "from ");
+    tsh_rope_desc desc = {.base = 100};
+    desc.interleaved = strstr(p->arg, "pairs") != NULL;
+    if (dims) desc.dims = atoi(dims + 5);
+    if (from) desc.start = atoi(from + 5);
+    return tsh_rope(p->in[0], &desc);
+}
+
 static tsh_tensor *op_attention(probe *p) {
-    tsh_attention_desc desc = {.causal = *p->arg == 'c'};
+    tsh_attention_desc desc = {.causal = *p->arg == 'c', .dropout = *p->arg == 'd' ? 0.5 : 0};
     return tsh_attention(p->in[0], p->in[1], p->in[2], &desc);
 }
 
@@ -295,10 +309,36 @@ static const trial rows[] = {
     ROUND(layer_norm, "", "R", "3,5 R", "5 R", "5 R"),
     ROUND(layer_norm, "", "S(0)", "n,5 S(0)", "5 R", "5 R"),
     ROUND(layer_norm, "", "S(1)", "2,n,5 S(1)", "5 R"),
+    ROUND(rms_norm, "", "R", "3,5 R", "5 R"),
+    ROUND(rms_norm, "", "R", "5 R", "5 R"),
+    ROUND(rms_norm, "", "S(0)", "n,5 S(0)", "5 R"),
+    ROUND(rms_norm, "", "S(1)", "2,n,5 S(1)", "5 R"),
+    ROUND(rms_norm, "", "S(1, 3 segments, unit 2)", "2,6n,5 S(1, 3 segments, unit 2)", "5 R"),
+    ROUND(rope, "", "R", "2,n,4 R"),
+    ROUND(rope, "pairs from 3", "R", "n,4 R"),
+    ROUND(rope, "", "S(1)", "2,n,4 S(1)"),
+    ROUND(rope, "pairs from 5", "S(0)", "n,4 S(0)"),
+    ROUND(rope, "dims 4", "S(1, 3 segments, unit 2)", "2,6n,7 S(1, 3 segments, unit 2)"),
+    ROUND(rope, "dims 2 pairs", "S(2, unit 3)", "2,2,6n,5 S(2, unit 3)"),
+    ROUND(rope, "dims 4", "S(1)", "2,n,3,6 S(1)"),
+    ROUND(rope, "", "P", "2,n,4 P"),
+    ROUND(rope, "dims 2 pairs from -4", "P", "2,n,4 P"),
     ROUND(attention, "", "R", "2,n,5,2 R", "2,n,5,2 R", "2,n,5,2 R"),
     ROUND(attention, "causal", "S(1)", "2,n,5,2 S(1)", "2,n,5,2 S(1)", "2,n,5,2 S(1)"),
     ROUND(attention, "", "S(1)", "2,n,3,2 S(1)", "2,n,5,2 S(1)", "2,n,5,2 S(1)"),
     ROUND(attention, "causal", "S(0)", "n,2,5,2 S(0)", "n,2,5,2 S(0)", "n,2,5,2 S(0)"),
+    /* grouped queries: q in whole groups, or anywhere where k and v are replicated */
+    ROUND(attention, "", "R", "2,6,5,2 R", "2,2,3,2 R", "2,2,3,2 R"),
+    ROUND(attention, "causal", "S(0)", "n,6,5,2 S(0)", "n,2,5,2 S(0)", "n,2,5,2 S(0)"),
+    ROUND(attention, "causal", "S(1, unit 3)", "2,3n,5,2 S(1, unit 3)", "2,n,5,2 S(1)",
+          "2,n,5,2 S(1)"),
+    ROUND(attention, "", "S(1, unit 4)", "1,4n,3,2 S(1, unit 4)", "1,2n,5,2 S(1, unit 2)",
+          "1,2n,5,2 S(1, unit 2)"),
+    ROUND(attention, "", "S(1)", "2,n,5,2 S(1)", "2,n,3,2 R", "2,n,3,2 R"),
+    ROUND(attention, "causal", "S(1)", "2,6n,5,2 S(1)", "2,2,5,2 R", "2,2,5,2 R"),
+    ROUND(attention, "causal", "S(1)", "1,2n,3,2 S(1)", "1,n,5,2 R", "1,n,5,2 R"),
+    ROUND(attention, "", "S(1, unit 2)", "2,6n,3,2 S(1, unit 2)", "2,1,5,2 R", "2,1,5,2 R"),
+    ROUND(attention, "dropout", "S(1)", "2,2n,3,2 S(1)", "2,n,5,2 R", "2,n,5,2 R"),
 
     /* cross-entropy: dense, over a sharded vocabulary, over a sharded batch */
     ROUND(loss, "mean", "R", "4,5n R", "%5n 4 R"),
@@ -534,8 +574,22 @@ static const refusal refusals[] = {
            "tsh_redistribute(ids, tsh_replicated())"),
     REFUSE(embedding, "", IN("%4 4 R", "4,2 P"), "tsh_embedding", "(4) R", "(4, 2) P"),
     /* attention and the loss */
-    REFUSE(attention, "", IN("1,4,3,2 S(1)", "1,4,3,2 R", "1,4,3,2 R"), "tsh_attention",
-           "q (1, 4, 3, 2) S(1)", "k (1, 4, 3, 2) R", "tsh_redistribute(k, "),
+    REFUSE(rms_norm, "", IN("2,4 S(1)", "4 R"), "tsh_rms_norm", "sharded along its last dimension",
+           "of 4 features", COMPLETE),
+    REFUSE(rms_norm, "", IN("2,4 P", "4 R"), "tsh_rms_norm", "partial sum", COMPLETE),
+    REFUSE(rms_norm, "", IN("2,4 R", "4 S(0)"), "tsh_rms_norm", "(4) S(0)", "must be replicated"),
+    REFUSE(rope, "", IN("2,4 S(1)"), "tsh_rope", "(2, 4) S(1)", "last dimension", COMPLETE),
+    REFUSE(attention, "", IN("4,4,3,2 S(0)", "4,4,3,2 R", "4,4,3,2 R"), "tsh_attention",
+           "q (4, 4, 3, 2) S(0)", "k (4, 4, 3, 2) R", "tsh_redistribute(k, "),
+    REFUSE(attention, "", IN("1,4,3,2 R", "1,4,3,2 S(1)", "1,4,3,2 S(1)"), "tsh_attention",
+           "q (1, 4, 3, 2) R", "k (1, 4, 3, 2) S(1)", "tsh_redistribute(k, "),
+    REFUSE(attention, "", IN("1,4,3,2 S(1)", "1,4,3,2 S(1)", "1,4,3,2 R"), "tsh_attention",
+           "v (1, 4, 3, 2) R", "tsh_redistribute(k, "),
+    REFUSE(
+        attention, "",
+        IN("1,4,3,2 S(1)", "1,2,3,2 S(1, 2 segments, unit 1)", "1,2,3,2 S(1, 2 segments, unit 1)"),
+        "tsh_attention", "k (1, 2, 3, 2) S(1, 2 segments)", "whole groups",
+        "tsh_redistribute(q, tsh_shard_units(1, 2))"),
     REFUSE(attention, "", IN("1,4,4,2 S(2)", "1,4,4,2 S(2)", "1,4,4,2 S(2)"), "tsh_attention",
            "(1, 4, 4, 2) S(2)", "by batch or by heads", "tsh_redistribute("),
     REFUSE(attention, "", IN("1,4,3,2 P", "1,4,3,2 P", "1,4,3,2 P"), "tsh_attention",
