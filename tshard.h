@@ -733,10 +733,21 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b);
  * b R: row-parallel, gives R by one all-reduce, b added after it. w R: x R, or S along another
  * dimension, kept. */
 TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b);
-/* ids (..), TSH_I32 or TSH_I64, each in [0, V); w (V, D) -> (.., D), torch.nn.functional.embedding.
- * w R: as ids. w S(0), ids R: P (rows of other ranks are zero; redistribute to complete). w S(1):
- * S(-1). */
-TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w);
+
+typedef struct tsh_lookup_desc {
+    int padding;            /* 1: row padding_idx gets no gradient */
+    int64_t padding_idx;    /* negative counts from the end */
+    double max_norm;        /* rows looked up that are longer are scaled to it, in w; 0: none */
+    double norm_type;       /* p of that norm, INFINITY too; 0: 2 */
+    int scale_grad_by_freq; /* gradients are divided by how often their id stands in ids */
+    int sparse;             /* w a leaf: optimisers change only the rows that were looked up */
+} tsh_lookup_desc;
+/* ids (..), TSH_I32 or TSH_I64, each in [0, V); w (V, D) -> (.., D), torch.nn.functional.embedding;
+ * desc NULL: no options. w R: as ids. w S(0), ids R: P (rows of other ranks are zero; redistribute
+ * to complete). w S(1): S(-1). Forward, max_norm runs one all-reduce of norms where w is S(1), and
+ * one over dp; it and scale_grad_by_freq one of counts where ids are sharded. A row-sparse gradient
+ * lies dense in memory with a mark per row; a contribution of another op makes it dense. */
+TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc);
 
 /* -- norms, attention, loss ------------------------------------------------- */
 
@@ -876,7 +887,9 @@ typedef struct tsh_embedding_desc {
     int64_t count, dim; /* rows (vocabulary), columns */
     tsh_style style;
     const tsh_layout *output; /* as in tsh_plan_rule */
-    tsh_init init;            /* default: NORMAL(0, 1) */
+    tsh_init init;            /* default: NORMAL(0, 1); the padding row 0 */
+    tsh_lookup_desc lookup;   /* as tsh_embedding */
+    tsh_tensor *weight; /* an existing parameter (count, dim), whose layout stays; NULL: own */
 } tsh_embedding_desc;
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
@@ -981,7 +994,9 @@ typedef struct tsh_optim_desc {
     double weight_decay;      /* ADAMW: decoupled; the others: added to the gradient */
     double clip_norm;         /* 0: none; else tsh_clip_grad_norm comes first */
 } tsh_optim_desc;
-/* For every parameter below module; torch.optim.SGD, Adam, AdamW. Closed with the ctx. */
+/* For every parameter below module; torch.optim.SGD, Adam, AdamW. Where a gradient is row-sparse
+ * (tsh_lookup_desc), values, moments and weight decay of the rows it touches only;
+ * torch.optim.SparseAdam. Closed with the ctx. */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
 /* Parameters whose path below the module matches: learning rate times lr_scale, this weight decay.
  * Later groups win. */
@@ -1125,7 +1140,7 @@ enum {
 /* One accumulator of gradients. live 0: the block's contents mean nothing yet. */
 typedef struct tshi_accumulator {
     tshi_block *block;
-    int live;
+    int live, clean; /* clean: it is all 0, though not live */
 } tshi_accumulator;
 
 struct tsh_tensor {
@@ -1146,10 +1161,12 @@ struct tsh_tensor {
     int expected;            /* partial contributions still to come in this backward */
     int reducing;            /* the all-reduce of gp is under way */
     tsh_req req;
+    int sparse;        /* what gr and gp hold lies in marked rows only */
+    tshi_block *marks; /* int32_t per local row; NULL: no row-sparse gradient was there yet */
     /* of a parameter only: */
     const char *path;
     tsh_init init;
-    int64_t fan_in;
+    int64_t fan_in, zero_row; /* zero_row: 1 + the row whose initial values are 0; 0: none */
 };
 
 typedef struct tshi_handles {
@@ -1201,6 +1218,7 @@ struct tsh_module {
     int evaluating;         /* not in training mode */
     uint64_t dropout_calls; /* in training mode */
     double number;          /* eps, or the probability of dropout */
+    tsh_lookup_desc lookup; /* of an embedding */
     const struct tshi_kind *kind;
     tsh_style style;
     int skip_bias_add, reversed, regather;
@@ -1884,8 +1902,10 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_drop(t->ctx, t->block);
     tshi_mem_drop(t->ctx, t->gr.block);
     tshi_mem_drop(t->ctx, t->gp.block);
-    t->block = t->gr.block = t->gp.block = NULL;
-    t->gr.live = t->gp.live = 0;
+    tshi_mem_drop(t->ctx, t->marks);
+    t->block = t->marks = NULL;
+    memset(&t->gr, 0, sizeof t->gr);
+    memset(&t->gp, 0, sizeof t->gp);
     t->flags |= TSHI_STALE;
 }
 
@@ -2109,6 +2129,29 @@ static void tshi_tensor_fill(tsh_tensor *t, tsh_init init, uint64_t stream) {
     tshi_tensor_runs(t, tshi_tensor_fill_run, &f);
 }
 
+/* The local one of a global row (dimension 0); -1: another rank's. */
+static int64_t tshi_tensor_row(const tsh_tensor *t, int64_t row) {
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int64_t at = 0;
+    int s;
+    if (t->layout.kind != TSH_SHARDED || t->layout.dim != 0) return row;
+    (void)tsh_chunk(&t->layout, t->dim[0], t->ctx->tp.size, t->ctx->tp.rank, range);
+    for (s = 0; s < t->layout.segments; s++) {
+        if (row >= range[s].start && row < range[s].start + range[s].length)
+            return at + row - range[s].start;
+        at += range[s].length;
+    }
+    return -1;
+}
+
+/* The row of a parameter that starts as 0, where there is one and this rank owns it. */
+static void tshi_tensor_zero_row(tsh_tensor *t) {
+    int64_t row = t->zero_row ? tshi_tensor_row(t, t->zero_row - 1) : -1, width;
+    if (row < 0) return;
+    width = tshi_tensor_product(t->local + 1, t->ndim - 1);
+    memset(tshi_tensor_values(t) + row * width, 0, (size_t)width * sizeof(tsh_real));
+}
+
 /* A parameter's memory and initial values, on first use. */
 static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
     if (t->block || !(t->flags & TSHI_PARAM)) return TSH_OK;
@@ -2116,6 +2159,7 @@ static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
                              (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
     if (!t->block) return TSH_ERR_MEMORY;
     tshi_tensor_fill(t, t->init, tshi_rng_hash(0, t->path, strlen(t->path)));
+    tshi_tensor_zero_row(t);
     return TSH_OK;
 }
 
@@ -3671,6 +3715,7 @@ static int tshi_tape_open(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest)
     }
     dest->add = acc->live;
     acc->live = 1;
+    acc->clean = base->sparse = 0;
     return 1;
 }
 
@@ -3699,6 +3744,43 @@ static int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
                (size_t)tsh_local_numel(node->in[i]->base) * sizeof(tsh_real));
     dest->add = 1;
     return 1;
+}
+
+/* The same for an op that adds to a few rows of a leaf: *marks (NULL: a dense gradient is there
+ * already) gets a 1 for each. The accumulator is zeroed only where it is not known to be 0. */
+static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t **marks) {
+    tsh_tensor *t = node->in[i], *base = t->base;
+    tshi_accumulator *acc = tshi_tape_accumulator(node, i);
+    size_t size = (size_t)t->local[0] * sizeof **marks;
+    *marks = NULL;
+    if (t != base || base->node || !base->wants || (base->flags & TSHI_DEAD))
+        return tshi_tape_dest_zeroed(node, i, dest);
+    if (base->marks && base->marks->size < size) {
+        tshi_mem_drop(base->ctx, base->marks);
+        base->marks = NULL;
+    }
+    if (!base->marks) base->marks = tshi_mem_take(base->ctx, TSH_MEM_GRADIENTS, size);
+    if (!base->marks || !tshi_tape_room(base, acc)) return 0;
+    if (!base->gr.live && !base->gp.live) {
+        memset(tshi_mem_data(base->marks), 0, size);
+        base->sparse = 1;
+    }
+    dest->data = (tsh_real *)tshi_mem_data(acc->block);
+    if (!acc->live && !acc->clean)
+        memset(dest->data, 0, (size_t)tsh_local_numel(base) * sizeof *dest->data);
+    dest->stride = t->stride;
+    dest->add = acc->live = 1;
+    acc->clean = 0;
+    if (base->sparse) *marks = (int32_t *)tshi_mem_data(base->marks);
+    return 1;
+}
+
+/* Which rows any rank of comm has touched. */
+static void tshi_tape_unite(tsh_tensor *t, tsh_comm *comm) {
+    if (t->sparse && comm->size > 1)
+        (void)tshi_error_comm(
+            t->ctx, tsh_allreduce(comm, tshi_mem_data(t->marks), t->local[0], TSH_I32, TSH_MAX),
+            "tsh_backward: all-reduce of the rows that a gradient touches");
 }
 
 /* Says that input i's contribution is complete; the last partial one starts the all-reduce, so that
@@ -3869,6 +3951,7 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
         memcpy(tshi_mem_data(t->gp.block), data + at,
                (size_t)tsh_local_numel(t) * sizeof(tsh_real));
         at += tsh_local_numel(t);
+        tshi_tape_unite(t, &ctx->tp);
         tshi_tape_merge(t);
     }
     tshi_mem_drop(ctx, flat);
@@ -3881,12 +3964,14 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
     if (!tsh_ok(ctx)) return ctx->error.code;
     head = &ctx->handles.owned;
     if (tshi_tape_complete_leaves(ctx) != TSH_OK) return ctx->error.code;
-    for (t = head->next; t != head && ctx->dp.size > 1; t = t->next)
-        if (t->gr.live)
-            (void)tshi_error_comm(ctx,
-                                  tsh_allreduce(&ctx->dp, tshi_mem_data(t->gr.block),
-                                                tsh_local_numel(t), TSH_REAL, TSH_AVG),
-                                  "tsh_sync_grads: average over data parallel ranks");
+    for (t = head->next; t != head && ctx->dp.size > 1; t = t->next) {
+        if (!t->gr.live) continue;
+        (void)tshi_error_comm(ctx,
+                              tsh_allreduce(&ctx->dp, tshi_mem_data(t->gr.block),
+                                            tsh_local_numel(t), TSH_REAL, TSH_AVG),
+                              "tsh_sync_grads: average over data parallel ranks");
+        tshi_tape_unite(t, &ctx->dp);
+    }
     ctx->tape.pending = 0;
     return ctx->error.code;
 }
@@ -3988,8 +4073,20 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
     return grad;
 }
 
+/* Zeroes the touched rows of a row-sparse gradient: then all of it is 0. */
+static void tshi_tape_clear_rows(tsh_tensor *base) {
+    const int32_t *marks = (const int32_t *)tshi_mem_data(base->marks);
+    int64_t r, width = tshi_tensor_product(base->local + 1, base->ndim - 1);
+    tsh_real *data = (tsh_real *)tshi_mem_data(base->gr.block);
+    for (r = 0; r < base->local[0]; r++)
+        if (marks[r]) memset(data + r * width, 0, (size_t)width * sizeof *data);
+    base->gr.clean = 1;
+}
+
 TSH_API void tsh_zero_grad(tsh_tensor *t) {
-    if (t) t->base->gr.live = t->base->gp.live = 0;
+    if (!t) return;
+    if (t->base->sparse && t->base->gr.live && !t->base->gp.live) tshi_tape_clear_rows(t->base);
+    t->base->gr.live = t->base->gp.live = t->base->sparse = 0;
 }
 
 /* -- steps and scopes: what ends with them ---------------------------------- */
@@ -6388,33 +6485,29 @@ TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* The local row of a global one in a weight sharded by rows; -1: another rank's. */
-static int64_t tshi_embedding_row(const tsh_range *range, int n, int64_t id) {
-    int64_t at = 0;
-    int s;
-    for (s = 0; s < n; s++) {
-        if (id >= range[s].start && id < range[s].start + range[s].length)
-            return at + id - range[s].start;
-        at += range[s].length;
-    }
-    return -1;
-}
-
-/* What both directions walk: the local rows of all ids. */
+/* What both directions walk. Beside it lie the local rows of all ids and, by_count, how often each
+ * id is there. */
 typedef struct tshi_lookup {
-    int64_t *row, count, width; /* ids here, local columns */
+    int64_t count, width; /* ids here, local columns */
+    int by_count, sparse;
 } tshi_lookup;
 
 static void tshi_embedding_backward(tshi_node *node) {
     const tshi_lookup *lookup = (const tshi_lookup *)node->more;
     const tsh_real *g = tshi_tape_grad(node);
-    int64_t i, j, *row = (int64_t *)tshi_mem_data(node->aux);
+    const int64_t *row = (const int64_t *)tshi_mem_data(node->aux), *times = row + lookup->count;
+    int32_t *marks = NULL;
     tshi_dest dest;
-    if (!tshi_tape_dest_zeroed(node, 1, &dest)) return;
+    int64_t i, j;
+    if (!(lookup->sparse ? tshi_tape_dest_rows(node, 1, &dest, &marks)
+                         : tshi_tape_dest_zeroed(node, 1, &dest)))
+        return;
     for (i = 0; i < lookup->count; i++, g += lookup->width) {
         tsh_real *d = dest.data + row[i] * dest.stride[0];
+        tsh_real share = lookup->by_count ? TSHI_R(1) / TSHI_R(times[i]) : TSHI_R(1);
         if (row[i] < 0) continue;
-        for (j = 0; j < lookup->width; j++) d[j * dest.stride[1]] += g[j];
+        if (marks) marks[row[i]] = 1;
+        for (j = 0; j < lookup->width; j++) d[j * dest.stride[1]] += g[j] * share;
     }
 }
 
@@ -6432,39 +6525,118 @@ static int tshi_embedding_layout(tsh_tensor *ids, tsh_tensor *w, tsh_layout *out
     return 1;
 }
 
+/* Whether the options fit a table of `rows` rows. */
+static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup_desc *desc,
+                                  int64_t rows) {
+    if (desc->padding && (desc->padding_idx < -rows || desc->padding_idx >= rows))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: padding_idx %ld is outside [%ld, %ld)", op,
+                       (long)desc->padding_idx, (long)-rows, (long)rows);
+    else if (!(desc->max_norm >= 0))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: max_norm is %g, not 0 (none) or above", op,
+                       desc->max_norm);
+    else if (!(desc->norm_type >= 0))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: norm_type is %g, not 0 (for 2) or above", op,
+                       desc->norm_type);
+    return ctx->error.code == TSH_OK;
+}
+
+static int64_t tshi_embedding_id(const tsh_tensor *ids, const void *values, int64_t i) {
+    return ids->dtype == TSH_I32 ? ((const int32_t *)values)[i] : ((const int64_t *)values)[i];
+}
+
 /* Fills in the local row of every id; 0 and an error, on every rank alike, for one out of range. */
 static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const void *values,
                                int64_t *row) {
-    tsh_range range[TSH_MAX_SEGMENTS];
     int64_t i, count = tsh_local_numel(ids);
-    int segments = 1;
-    (void)tsh_chunk(&w->layout, w->dim[0], 1, 0, range);
-    range[0].start = 0;
-    range[0].length = w->dim[0];
-    if (w->layout.kind == TSH_SHARDED && w->layout.dim == 0) {
-        segments = w->layout.segments;
-        (void)tsh_chunk(&w->layout, w->dim[0], w->ctx->tp.size, w->ctx->tp.rank, range);
-    }
     for (i = 0; i < count; i++) {
-        int64_t id = ids->dtype == TSH_I32 ? ((const int32_t *)values)[i]
-                                           : ((const int64_t *)values)[i];
+        int64_t id = tshi_embedding_id(ids, values, i);
         if (id < 0 || id >= w->dim[0]) {
             (void)tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
                            "tsh_embedding: id %ld at position %ld is outside [0, %ld)", (long)id,
                            (long)i, (long)w->dim[0]);
             return 0;
         }
-        row[i] = tshi_embedding_row(range, segments, id);
+        row[i] = tshi_tensor_row(w, id);
     }
     return 1;
 }
 
-static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *lookup, tsh_real *out) {
+/* sum |x|^p over this rank's columns of a row, or their largest magnitude. */
+static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p) {
+    const tsh_real *x = tshi_tensor_values(w) + row * w->stride[0];
+    double sum = 0, v;
+    int64_t j;
+    for (j = 0; j < w->local[1]; j++) {
+        v = fabs((double)x[j * w->stride[1]]);
+        if (p > DBL_MAX)
+            sum = v > sum || v != v ? v : sum;
+        else
+            sum += p > 2 || p < 2 ? pow(v, p) : v * v;
+    }
+    return sum;
+}
+
+/* torch.embedding_renorm_: rows with a count whose p-norm is above max_norm times max_norm / (norm
+ * + 1e-7). Replicas keep equal tables: a row that any of them looks up counts. */
+static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
+    tsh_ctx *ctx = w->ctx;
+    double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm;
+    int64_t r, j, n = 0;
+    tshi_block *block;
+    if (ctx->dp.size > 1)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, counts, w->local[0], TSH_I64, TSH_MAX),
+                              "tsh_embedding: all-reduce of the rows looked up");
+    for (r = 0; r < w->local[0]; r++) n += counts[r] > 0;
+    block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)n * sizeof *norm);
+    if (!block) return;
+    norm = (double *)tshi_mem_data(block);
+    for (n = r = 0; r < w->local[0]; r++)
+        if (counts[r]) norm[n++] = tshi_embedding_measure(w, r, p);
+    if (w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && ctx->tp.size > 1)
+        (void)tshi_error_comm(
+            ctx, tsh_allreduce(&ctx->tp, norm, n, TSH_F64, p > DBL_MAX ? TSH_MAX : TSH_SUM),
+            "tsh_embedding: all-reduce of norms");
+    for (n = r = 0; r < w->local[0] && ctx->error.code == TSH_OK; r++) {
+        tsh_real *x = tshi_tensor_values(w) + r * w->stride[0];
+        double length;
+        if (!counts[r]) continue;
+        length = p > DBL_MAX ? norm[n] : pow(norm[n], 1 / p);
+        n++;
+        for (j = 0; j < w->local[1] && length > desc->max_norm; j++)
+            x[j * w->stride[1]] *= TSHI_R(desc->max_norm / (length + 1e-7));
+    }
+    tshi_mem_drop(ctx, block);
+}
+
+/* What the options ask for before the lookup: times (behind the rows) and shorter rows of w. */
+static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
+                                   const tsh_lookup_desc *desc, int64_t *row) {
+    tsh_ctx *ctx = w->ctx;
+    int64_t i, *counts, count = tsh_local_numel(ids);
+    tshi_block *block;
+    if (!desc->scale_grad_by_freq && !(desc->max_norm > 0)) return;
+    block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)w->local[0] * sizeof *counts);
+    if (!block) return;
+    counts = (int64_t *)tshi_mem_data(block);
+    memset(counts, 0, (size_t)w->local[0] * sizeof *counts);
+    for (i = 0; i < count; i++)
+        if (row[i] >= 0) counts[row[i]]++;
+    if (ids->layout.kind == TSH_SHARDED && ctx->tp.size > 1)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, counts, w->local[0], TSH_I64, TSH_SUM),
+                              "tsh_embedding: all-reduce of the counts of ids");
+    for (i = 0; i < count && desc->scale_grad_by_freq; i++)
+        row[count + i] = row[i] < 0 ? 1 : counts[row[i]];
+    if (desc->max_norm > 0) tshi_embedding_renorm(w, counts, desc);
+    tshi_mem_drop(ctx, block);
+}
+
+static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *lookup,
+                                   const int64_t *row, tsh_real *out) {
     const tsh_real *values = tshi_tensor_values(w);
     int64_t i, j;
     for (i = 0; i < lookup->count; i++, out += lookup->width) {
-        const tsh_real *from = values + lookup->row[i] * w->stride[0];
-        if (lookup->row[i] < 0)
+        const tsh_real *from = values + row[i] * w->stride[0];
+        if (row[i] < 0)
             memset(out, 0, (size_t)lookup->width * sizeof *out);
         else if (w->stride[1] == 1)
             memcpy(out, from, (size_t)lookup->width * sizeof *out);
@@ -6473,43 +6645,70 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
     }
 }
 
-TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w) {
+/* Whether ids, weight and options go together at all. */
+static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
+    int integers = ids->dtype == TSH_I32 || ids->dtype == TSH_I64;
+    if (!integers || w->ndim != 2 || ids->ndim >= TSH_MAX_DIMS)
+        (void)tsh_fail(w->ctx, integers ? TSH_ERR_SHAPE : TSH_ERR_DTYPE,
+                       "tsh_embedding: takes i32 or i64 ids and a weight (V, D), not %s "
+                       "and %d dimensions",
+                       tshi_tensor_dtype(ids->dtype), w->ndim);
+    else if (desc->max_norm > 0 && w->base->node)
+        (void)tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_embedding: max_norm changes the weight in place, but it is what %s "
+                       "gave; pass the leaf itself",
+                       w->base->node->name);
+    return w->ctx->error.code == TSH_OK &&
+           tshi_embedding_options(w->ctx, "tsh_embedding", desc, w->dim[0]);
+}
+
+/* Finds the rows of all ids, prepares w, looks up; then rows that give no gradient become -1. */
+static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc,
+                               const tshi_lookup *lookup, int64_t *row, tsh_tensor *out) {
+    tshi_block *scratch;
+    const void *values = tshi_kernel_packed(ids, &scratch);
+    int64_t i, padding = desc->padding_idx + (desc->padding_idx < 0 ? w->dim[0] : 0);
+    if (!values) return;
+    if (tshi_embedding_rows(ids, w, values, row)) {
+        tshi_embedding_prepare(ids, w, desc, row);
+        tshi_embedding_forward(w, lookup, row, tshi_tensor_values(out));
+    }
+    for (i = 0; i < lookup->count && desc->padding; i++)
+        if (tshi_embedding_id(ids, values, i) == padding) row[i] = -1;
+    tshi_mem_drop(w->ctx, scratch);
+}
+
+TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
+    static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0};
     tsh_tensor *in[2], *out;
     tsh_ctx *ctx;
     tsh_shape shape = tsh_shape_of(ids);
     tsh_layout layout;
-    tshi_block *aux, *scratch;
+    tshi_block *aux;
     tshi_lookup lookup;
-    tshi_node *node;
+    tshi_node *node = NULL;
     unsigned partial;
-    const void *values;
+    if (!desc) desc = &usual;
     in[0] = ids;
     in[1] = w;
     ctx = tshi_tensor_check("tsh_embedding", in, 2);
     if (!ctx || !tshi_tensor_check_real("tsh_embedding", &w, 1)) return NULL;
-    if ((ids->dtype != TSH_I32 && ids->dtype != TSH_I64) || w->ndim != 2 ||
-        ids->ndim >= TSH_MAX_DIMS)
-        return tshi_error_null(
-            ctx, ids->dtype == TSH_I32 || ids->dtype == TSH_I64 ? TSH_ERR_SHAPE : TSH_ERR_DTYPE,
-            "tsh_embedding: takes i32 or i64 ids and a weight (V, D), not %s "
-            "and %d dimensions",
-            tshi_tensor_dtype(ids->dtype), w->ndim);
-    if (!tshi_embedding_layout(ids, w, &layout, &partial)) return NULL;
+    if (!tshi_embedding_check(ids, w, desc) || !tshi_embedding_layout(ids, w, &layout, &partial))
+        return NULL;
     shape.dim[shape.ndim++] = w->dim[1];
     lookup.count = tsh_local_numel(ids);
     lookup.width = w->local[1];
+    lookup.by_count = desc->scale_grad_by_freq != 0;
+    lookup.sparse = desc->sparse != 0;
     out = tshi_tensor_out(ctx, "tsh_embedding", TSH_REAL, &shape, &layout);
-    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)lookup.count * sizeof *lookup.row) : NULL;
-    values = aux ? tshi_kernel_packed(ids, &scratch) : NULL;
-    if (!values) tshi_mem_drop(ctx, aux);
-    if (!values) return NULL;
-    lookup.row = (int64_t *)tshi_mem_data(aux);
-    if (tshi_embedding_rows(ids, w, values, lookup.row))
-        tshi_embedding_forward(w, &lookup, tshi_tensor_values(out));
-    tshi_mem_drop(ctx, scratch);
-    node = ctx->error.code == TSH_OK ? tshi_tape_record("tsh_embedding", out, in, 2, 0,
-                                                        tshi_embedding_backward, sizeof lookup)
-                                     : NULL;
+    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
+                              (size_t)(lookup.count * (lookup.by_count ? 2 : 1)) * sizeof(int64_t))
+              : NULL;
+    if (!aux) return NULL;
+    tshi_embedding_run(ids, w, desc, &lookup, (int64_t *)tshi_mem_data(aux), out);
+    if (ctx->error.code == TSH_OK)
+        node = tshi_tape_record("tsh_embedding", out, in, 2, 0, tshi_embedding_backward,
+                                sizeof lookup);
     if (!node) tshi_mem_drop(ctx, aux);
     if (!node) return ctx->error.code == TSH_OK ? out : NULL;
     node->aux = aux;
@@ -6549,8 +6748,8 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *
 TSHI_KERNEL(tshi_norm_rows);
 
 /* h = dy w; dx = (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh,
- * db += dy. at dx (dense), x, w, dy, stats, dw, db, and two rows of scratch; dx, dw, db may be NULL.
- * s: D, step of x's rows, step of dy's rows; p as forward. */
+ * db += dy. at dx (dense), x, w, dy, stats, dw, db, and two rows of scratch; dx, dw, db may be
+ * NULL. s: D, step of x's rows, step of dy's rows; p as forward. */
 TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
     tsh_real *TSHI_RESTRICT dx = (tsh_real *)at[0];
@@ -8136,7 +8335,7 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ids = tshi_nn_one(module, in, n), *y;
     if (!ids || !tshi_nn_declared(module, ids)) return NULL;
-    y = tsh_embedding(ids, module->param[0]);
+    y = tsh_embedding(ids, module->param[0], &module->lookup);
     if (module->gives || !y || module->param[0]->layout.kind != TSH_SHARDED)
         return tshi_nn_give(module, y);
     return tsh_redistribute(y, tsh_replicated());
@@ -8171,8 +8370,8 @@ static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int
 }
 
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
-    if (!tshi_nn_one(module, in, n)) return NULL;
-    return tsh_rms_norm(in[0], module->param[0], module->number);
+    tsh_tensor *x = tshi_nn_input(module, in, n);
+    return x ? tshi_nn_give(module, tsh_rms_norm(x, module->param[0], module->number)) : NULL;
 }
 
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
@@ -8195,7 +8394,7 @@ TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
 
 TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc) {
-    static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward, NULL};
+    static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward, TSHI_NN_SEQUENCE, NULL};
     static const tsh_init ones = {TSH_INIT_ONES, 0, 0};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
@@ -8622,24 +8821,29 @@ TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
     return tshi_parallel_born(module, &rule);
 }
 
-/* A classifier whose existing weight is sharded already follows it; its style may not differ. */
+/* A classifier or embedding whose existing weight is sharded already follows it; its style may not
+ * differ. */
 static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule *birth) {
     const tsh_layout *own = &module->param[0]->layout;
+    int table = module->kind->layouts == tshi_nn_embedding_layouts;
     tsh_plan_rule rule = *birth;
     tshi_choice choice;
     char text[TSHI_TEXT_SIZE];
-    rule.style = own->dim == 0 ? TSH_COLWISE : TSH_ROWWISE;
+    rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
     if (birth->style != TSH_PLAIN && birth->style != TSH_AUTO && birth->style != rule.style) {
         (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
-                       "tsh_add_classifier: \"%s\" is %s, but its weight \"%s\" is %s already",
-                       module->path, tshi_parallel_style(birth->style), module->param[0]->path,
-                       tsh_layout_text(own, text, sizeof text));
+                       "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
+                       module->kind->name, module->path, tshi_parallel_style(birth->style),
+                       module->param[0]->path, tsh_layout_text(own, text, sizeof text));
         return NULL;
     }
     memset(&choice, 0, sizeof choice);
     choice.module = module;
     choice.rule[TSHI_PARALLEL_STYLE] = &rule;
-    tshi_nn_linear_cut(module, *own, own->dim, choice.layout);
+    if (table)
+        choice.layout[0] = *own;
+    else
+        tshi_nn_linear_cut(module, *own, own->dim, choice.layout);
     tshi_parallel_apply(&choice);
     return module;
 }
@@ -8667,18 +8871,47 @@ TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
                                                         : tshi_parallel_born(module, &rule);
 }
 
+/* Whether a weight that is given can be the table of a new embedding. */
+static int tshi_parallel_adopts(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
+    const tsh_tensor *w = desc->weight;
+    char text[TSHI_TEXT_SIZE];
+    if (w && (!(w->flags & TSHI_PARAM) || w->ctx != ctx))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_add_embedding: weight takes a parameter of the same tree");
+    else if (w && (w->ndim != 2 || (desc->count && desc->count != w->dim[0]) ||
+                   (desc->dim && desc->dim != w->dim[1])))
+        (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_add_embedding: \"%s\" is %s, not (%ld, %ld)",
+                       w->path, tshi_tensor_text(w, text), (long)desc->count, (long)desc->dim);
+    return ctx->error.code == TSH_OK;
+}
+
 TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc) {
     static const tshi_kind kind = {"embedding", tshi_nn_embedding_forward, TSHI_PARALLEL_EMBEDDING,
                                    tshi_nn_embedding_layouts};
-    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    tsh_module *module;
     tsh_plan_rule rule;
+    int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0;
+    if (parent && desc &&
+        (!tshi_parallel_adopts(parent->ctx, desc) ||
+         !tshi_embedding_options(parent->ctx, "tsh_add_embedding", &desc->lookup, rows)))
+        return NULL;
+    module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
-    tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
-                      tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
+    module->lookup = desc->lookup;
+    module->param[0] = desc->weight;
+    module->param_name[0] = "weight";
+    if (!desc->weight)
+        tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
+                          tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
+    if (!module->param[0]) return NULL;
+    if (!desc->weight && desc->lookup.padding)
+        module->param[0]->zero_row = 1 + desc->lookup.padding_idx +
+                                     (desc->lookup.padding_idx < 0 ? rows : 0);
     rule = tshi_parallel_birth(desc->style);
     rule.output = desc->output;
-    return tshi_parallel_born(module, &rule);
+    return module->param[0]->layout.kind == TSH_SHARDED ? tshi_parallel_follow(module, &rule)
+                                                        : tshi_parallel_born(module, &rule);
 }
 
 /* ========================================================================== */
@@ -8840,11 +9073,27 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     return *moment;
 }
 
+/* A kernel over all of x, or over the rows that a row-sparse gradient touches. */
+static void tshi_optim_run(const tsh_tensor *x, tshi_kernel_fn kernel, void *const *at,
+                           const double *p) {
+    const int32_t *marks = x->sparse ? (const int32_t *)tshi_mem_data(x->marks) : NULL;
+    int64_t rows = marks ? x->local[0] : 1, width, r, n;
+    void *part[4];
+    int i;
+    width = rows ? tsh_local_numel(x) / rows : 0;
+    for (r = 0; r < rows; r += n) {
+        n = 1;
+        if (marks && !marks[r]) continue;
+        while (marks && r + n < rows && marks[r + n]) n++;
+        for (i = 0; i < 4; i++) part[i] = at[i] ? (tsh_real *)at[i] + r * width : NULL;
+        kernel(n * width, part, NULL, p);
+    }
+}
+
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *x = each->param;
     double lr = d->lr * each->lr_scale, p[8];
-    int64_t n = tsh_local_numel(x);
     void *at[4] = {NULL, NULL, NULL, NULL};
     at[0] = tshi_tensor_at(x);
     at[1] = tshi_mem_data(x->gr.block);
@@ -8857,7 +9106,7 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
         p[4] = d->nesterov;
         if (d->momentum > 0 && !tshi_optim_moment(x, &each->first)) return;
         if (d->momentum > 0) at[2] = tshi_tensor_at(each->first);
-        tshi_optim_sgd[x->ctx->isa](n, at, NULL, p);
+        tshi_optim_run(x, tshi_optim_sgd[x->ctx->isa], at, p);
         return;
     }
     if (!tshi_optim_moment(x, &each->first) || !tshi_optim_moment(x, &each->second)) return;
@@ -8873,7 +9122,11 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     p[5] = lr / (1 - pow(d->beta1, (double)each->steps));
     p[6] = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
     p[7] = d->eps;
-    tshi_optim_adam[x->ctx->isa](n, at, NULL, p);
+    if (x->sparse) { /* torch.optim.SparseAdam adds eps to sqrt(v) as it is */
+        p[5] /= p[6];
+        p[6] = 1;
+    }
+    tshi_optim_run(x, tshi_optim_adam[x->ctx->isa], at, p);
 }
 
 static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) {

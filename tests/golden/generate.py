@@ -178,7 +178,38 @@ def matrices():
     return c
 
 
+# ---- lookups with options ----------------------------------------------------
+
+LOOKUPS = {
+    "plain": {}, "padding": dict(padding_idx=3), "padding_back": dict(padding_idx=-1),
+    "norm_1": dict(max_norm=1.0, norm_type=1.0), "norm_2": dict(max_norm=1.0),
+    "norm_inf": dict(max_norm=1.0, norm_type=float("inf")),
+    "norm_odd": dict(max_norm=2.5, norm_type=3.5), "freq": dict(scale_grad_by_freq=True),
+    "sparse": dict(sparse=True), "sparse_padding": dict(sparse=True, padding_idx=0),
+    "all": dict(padding_idx=-4, max_norm=1.0, scale_grad_by_freq=True)}
+
+
+def lookups():
+    """Embeddings with every option; "after" is the table as max_norm left it."""
+    c = Cases()
+    ids = ints(3, 0, 3, 6, 1, 1, 0, 3, 5, 0, 6, 6).reshape(3, 4)
+    for name, options in LOOKUPS.items():
+        table, w = c.real(name, 1, (7, 5)), c.real(name, "w", (3, 4, 5))
+        leaf = table.double().requires_grad_()
+        out = F.embedding(ids, leaf, **options)
+        (out * w.double()).sum().backward()
+        grad = leaf.grad.to_dense() if leaf.grad.is_sparse else leaf.grad
+        for what, t in {"in0": ids, "in1": table, "out": out, "w": w, "grad1": grad,
+                        "after": leaf}.items():
+            c.put(name, what, t)
+    return c
+
+
 # ---- norm, attention, loss ---------------------------------------------------
+
+def rms_norm(x, w, eps=1e-6):
+    return x * w / torch.sqrt((x * x).mean(-1, keepdim=True) + eps)
+
 
 def norms():
     c = Cases()
@@ -186,7 +217,35 @@ def norms():
         d = shape[-1:]
         c.add("norm_%s" % name, lambda x, w, b, d=d: F.layer_norm(x, d, w, b), shape, d, d)
         c.add("norm_%s_plain" % name, lambda x, w, d=d: F.layer_norm(x, d, w), shape, d)
+    for name, shape in {"small": (4, 10), "odd": (2, 3, 33), "row": (6,)}.items():
+        c.add("rms_%s" % name, rms_norm, shape, shape[-1:])
+    c.add("rms_eps", lambda x, w: rms_norm(x, w, 0.25), (4, 10), (10,))
     c.add("norm_eps", lambda x, w, b: F.layer_norm(x, (10,), w, b, 0.25), (4, 10), (10,), (10,))
+    return c
+
+
+def rope(x, base=10000.0, dims=0, pairs=False, start=0):
+    """Rotary positions: pairs (i, i + dims / 2), or (2 i, 2 i + 1)."""
+    dims = dims or x.shape[-1]
+    speed = base ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+    angle = torch.arange(start, start + x.shape[-2], dtype=torch.float64)[:, None] * speed
+    turned, rest = x[..., :dims], x[..., dims:]
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if pairs else turned.chunk(2, -1)
+    a, b = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
+    turned = torch.stack((a, b), -1).flatten(-2) if pairs else torch.cat((a, b), -1)
+    return torch.cat((turned, rest), -1)
+
+
+def ropes():
+    c = Cases()
+    for form in ("halves", "pairs"):
+        pairs = form == "pairs"
+        c.add("rope_%s" % form, lambda x, pairs=pairs: rope(x, pairs=pairs), (2, 3, 5, 8))
+        c.add("rope_%s_flat" % form, lambda x, pairs=pairs: rope(x, pairs=pairs), (7, 2))
+        c.add("rope_%s_part" % form, lambda x, pairs=pairs: rope(x, dims=4, pairs=pairs),
+              (2, 6, 7))
+        c.add("rope_%s_late" % form,
+              lambda x, pairs=pairs: rope(x, 500.0, 6, pairs, 4000), (2, 3, 6))
     return c
 
 
@@ -209,6 +268,11 @@ def attentions():
             c.add("attention_%s_%s" % (name, kind),
                   lambda q, k, v, causal=causal: attend(q, k, v, causal),
                   (b, h, tq, d), (b, h, tk, d), (b, h, tk, d))
+    for name, (h, kv, tq, tk) in {"two": (4, 2, 5, 5), "one": (3, 1, 3, 6),
+                                  "tiles": (4, 2, 70, 70)}.items():
+        c.add("attention_grouped_%s" % name, lambda q, k, v, n=h // kv: attend(
+            q, k.repeat_interleave(n, 1), v.repeat_interleave(n, 1), True),
+            (2, h, tq, 3), (2, kv, tk, 3), (2, kv, tk, 3))
     c.add("attention_scale", lambda q, k, v: attend(q, k, v, True, 1.5), (1, 2, 4, 3), (1, 2, 4, 3),
           (1, 2, 4, 3))
     # masks: added eighths of integers; and which keys are kept, on 70 keys none of the first 66
@@ -340,10 +404,33 @@ def optimisers():
     return c
 
 
+def sparse_optimisers():
+    """A table under row-sparse gradients, the values after each step."""
+    c = Cases()
+    start, w = c.real("all", "start", (6, 3)), c.real("all", "w", (STEPS, 4, 3))
+    ids = ints(0, 1, 1, 4, 2, 2, 2, 2, 5, 0, 5, 1, 4, 0, 3, 4, 1, 1, 0, 0).reshape(STEPS, 4)
+    for what, t in {"start": start, "w": w, "ids": ids}.items():
+        c.put("all", what, t)
+    makers = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+              "adam": lambda p: torch.optim.SparseAdam(p, lr=0.05),
+              "adam_eps": lambda p: torch.optim.SparseAdam(p, lr=0.05, betas=(0.8, 0.9), eps=0.1)}
+    for name, make in makers.items():
+        table, after = start.double().requires_grad_(), []
+        optimiser = make([table])
+        for s in range(STEPS):
+            optimiser.zero_grad()
+            (F.embedding(ids[s], table, sparse=True) * w[s].double()).sum().backward()
+            optimiser.step()
+            after.append(table.detach().clone())
+        c.put(name, "after", torch.stack(after))
+    return c
+
+
 def main():
     torch.set_num_threads(1)
     files = {"map": maps, "reduce": reductions, "view": views, "matmul": matrices, "norm": norms,
-             "attention": attentions, "loss": losses, "model": model, "optim": optimisers}
+             "attention": attentions, "loss": losses, "model": model, "optim": optimisers,
+             "rope": ropes, "lookup": lookups, "sparse": sparse_optimisers}
     sizes = {name: write(name, make().tensors) for name, make in files.items()}
     print("%d bytes in all: %s" % (sum(sizes.values()), sizes))
 

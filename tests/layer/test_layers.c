@@ -343,7 +343,7 @@ static int outside(tsh_ctx *ctx, void *user) {
     if (loss)
         CHECK(!tsh_cross_entropy(x, ids, NULL), "target 6 of 6 classes");
     else
-        CHECK(!tsh_embedding(ids, x), "id 6 of 6 rows");
+        CHECK(!tsh_embedding(ids, x, NULL), "id 6 of 6 rows");
     CHECK(tsh_last_error(ctx)->code == TSH_ERR_ARGUMENT, "its code");
     CHECK(strstr(tsh_last_error(ctx)->message, "outside [0, 6)"), "its sentence");
     CHECK(strstr(tsh_last_error(ctx)->message, loss ? "target 6 at row 1" : "id 6 at position 1"),

@@ -79,7 +79,7 @@ static void work_attention(tsh_ctx *ctx) {
 static void work_loss(tsh_ctx *ctx) {
     tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, tsh_shape1(ROWS), NULL);
     tsh_tensor *table = leaf(ctx, tsh_shape2(WIDTH, 1100), "S(0)");
-    tsh_tensor *x = tsh_full(tsh_embedding(ids, table));
+    tsh_tensor *x = tsh_full(tsh_embedding(ids, table, NULL));
     finish(ctx, tsh_cross_entropy(tsh_linear(x, leaf(ctx, tsh_shape2(WIDTH, 1100), "S(0)"), NULL),
                                   ids, NULL));
 }
@@ -92,7 +92,7 @@ static void work_tall(tsh_ctx *ctx) {
     tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(2, TALL / 2), NULL);
     tsh_tensor *x;
     ids = tsh_transpose(ids, 0, 1); /* strides that need a copy */
-    x = tsh_layer_norm(tsh_embedding(ids, table), w, NULL, 0);
+    x = tsh_layer_norm(tsh_embedding(ids, table, NULL), w, NULL, 0);
     x = tsh_cross_entropy(x, ids, NULL);
     finish(ctx, x);
 }

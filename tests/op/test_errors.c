@@ -133,8 +133,8 @@ static void test_dtypes(void **state) {
     REFUSED(DTYPE, tsh_cast(x, TSH_F64), "tsh_cast", "f32");
     REFUSED(DTYPE, tsh_linear(x, i, NULL), "tsh_linear", "argument 2 is i64");
     REFUSED(DTYPE, tsh_layer_norm(x, i, NULL, 0), "tsh_layer_norm", "argument 2 is i64");
-    REFUSED(DTYPE, tsh_embedding(x, x), "tsh_embedding", "f32");
-    REFUSED(DTYPE, tsh_embedding(i, i), "tsh_embedding", "i64");
+    REFUSED(DTYPE, tsh_embedding(x, x, NULL), "tsh_embedding", "f32");
+    REFUSED(DTYPE, tsh_embedding(i, i, NULL), "tsh_embedding", "i64");
     REFUSED(DTYPE, tsh_tensor_new(ctx, (tsh_dtype)9, tsh_shape1(2), NULL), "tsh_tensor_new", "9");
     REFUSED(ARGUMENT, tsh_requires_grad(tsh_tensor_new(ctx, TSH_I64, tsh_shape1(2), NULL), 1),
             "tsh_requires_grad", "f32");
@@ -161,7 +161,7 @@ static void test_null_and_others(void **state) {
                      "argument 2 is NULL");
     REFUSED(ARGUMENT, tsh_where(NULL, x, x), "tsh_where", "argument 1 is NULL");
     REFUSED(ARGUMENT, tsh_linear(x, NULL, NULL), "tsh_linear", "argument 2 is NULL");
-    REFUSED(ARGUMENT, tsh_embedding(NULL, x), "tsh_embedding", "argument 1 is NULL");
+    REFUSED(ARGUMENT, tsh_embedding(NULL, x, NULL), "tsh_embedding", "argument 1 is NULL");
     REFUSED(ARGUMENT, tsh_layer_norm(x, NULL, NULL, 0), "tsh_layer_norm", "argument 2 is NULL");
     REFUSED(ARGUMENT, tsh_attention(x, x, NULL, NULL), "tsh_attention", "argument 3 is NULL");
     REFUSED(ARGUMENT, tsh_cross_entropy(x, NULL, NULL), "tsh_cross_entropy", "argument 2 is NULL");
@@ -348,9 +348,10 @@ static void test_indices(void **state) {
                *four = tsh_tensor_from(ctx, TSH_I32, tsh_shape1(4), NULL, half);
     tsh_cross_entropy_desc desc;
     (void)state;
-    REFUSED(ARGUMENT, tsh_embedding(past, w), "tsh_embedding", "id 4 at position 1", "[0, 4)");
-    REFUSED(ARGUMENT, tsh_embedding(under, w), "tsh_embedding", "id -1 at position 1");
-    REFUSED(SHAPE, tsh_embedding(past, tsh_ones(ctx, tsh_shape1(3))), "tsh_embedding");
+    REFUSED(ARGUMENT, tsh_embedding(past, w, NULL), "tsh_embedding", "id 4 at position 1",
+            "[0, 4)");
+    REFUSED(ARGUMENT, tsh_embedding(under, w, NULL), "tsh_embedding", "id -1 at position 1");
+    REFUSED(SHAPE, tsh_embedding(past, tsh_ones(ctx, tsh_shape1(3)), NULL), "tsh_embedding");
     REFUSED(ARGUMENT, tsh_cross_entropy(x, past, NULL), "tsh_cross_entropy", "target 4 at row 1",
             "[0, 4)");
     REFUSED(ARGUMENT, tsh_cross_entropy(x, under, NULL), "tsh_cross_entropy", "target -1");
@@ -496,7 +497,7 @@ static void test_null_chains(void **state) {
     assert_null(tsh_redistribute(null, tsh_replicated()));
     assert_null(tsh_full(null));
     assert_null(tsh_linear(null, null, null));
-    assert_null(tsh_embedding(null, null));
+    assert_null(tsh_embedding(null, null, NULL));
     assert_null(tsh_layer_norm(null, null, null, 0));
     assert_null(tsh_rms_norm(null, null, 0));
     assert_null(tsh_rope(null, NULL));

@@ -157,7 +157,11 @@ BINARY(mul)
 BINARY(div)
 BINARY(pow)
 BINARY(matmul)
-BINARY(embedding)
+
+static tsh_tensor *do_embedding(tsh_tensor **in, const int *arg) {
+    (void)arg;
+    return tsh_embedding(in[0], in[1], NULL);
+}
 
 static tsh_tensor *do_scale(tsh_tensor **in, const int *arg) {
     return tsh_scale(in[0], arg[0] / 100.0);
@@ -389,11 +393,58 @@ static void test_matmul(void **state) {
     run_cases("matmul", cases, COUNT(cases));
 }
 
+/* ------------------------------------------------------------------ lookups with options */
+
+typedef struct lookup_case {
+    const char *name;
+    tsh_lookup_desc desc;
+} lookup_case;
+
+static void run_lookup(const golden_file *file, const lookup_case *c) {
+    tsh_ctx *ctx = open_ctx();
+    golden_tensor ids = golden_get(file, c->name, "in0"), table = golden_get(file, c->name, "in1");
+    golden_tensor g = golden_get(file, c->name, "w");
+    tsh_tensor *w = tsh_requires_grad(golden_load(ctx, &table), 1), *out;
+    out = tsh_retain(tsh_embedding(golden_load(ctx, &ids), w, &c->desc));
+    if (tsh_backward(ctx, tsh_sum(tsh_mul(out, golden_load(ctx, &g)), TSH_ALL, 0)) != TSH_OK)
+        fail_msg("%s: %s", c->name, tsh_last_error(ctx)->message);
+    g = golden_get(file, c->name, "out");
+    compare(ctx, c->name, "out", out, &g, 4);
+    g = golden_get(file, c->name, "grad1");
+    compare(ctx, c->name, "grad1", tsh_grad(w), &g, 4);
+    g = golden_get(file, c->name, "after");
+    compare(ctx, c->name, "after", w, &g, 4);
+    tsh_close(ctx);
+}
+
+static void test_lookup(void **state) {
+    /* padding, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse */
+    static const lookup_case cases[] = {
+        {"plain", {0, 0, 0, 0, 0, 0}},         {"padding", {1, 3, 0, 0, 0, 0}},
+        {"padding_back", {1, -1, 0, 0, 0, 0}}, {"norm_1", {0, 0, 1, 1, 0, 0}},
+        {"norm_2", {0, 0, 1, 0, 0, 0}},        {"norm_inf", {0, 0, 1, HUGE_VAL, 0, 0}},
+        {"norm_odd", {0, 0, 2.5, 3.5, 0, 0}},  {"freq", {0, 0, 0, 0, 1, 0}},
+        {"sparse", {0, 0, 0, 0, 0, 1}},        {"sparse_padding", {1, 0, 0, 0, 0, 1}},
+        {"all", {1, -4, 1, 0, 1, 0}},
+    };
+    golden_file file = golden_open("lookup");
+    int i;
+    (void)state;
+    assert_int_equal(COUNT(cases), count_cases(&file));
+    for (i = 0; i < COUNT(cases); i++) run_lookup(&file, &cases[i]);
+    golden_close(&file);
+}
+
 /* ------------------------------------------------------------------ norm, attention, loss */
 
 /* arg: with a bias, eps in percent. */
 static tsh_tensor *do_norm(tsh_tensor **in, const int *arg) {
     return tsh_layer_norm(in[0], in[1], arg[0] ? in[2] : NULL, arg[1] / 100.0);
+}
+
+/* arg: eps in percent. */
+static tsh_tensor *do_rms(tsh_tensor **in, const int *arg) {
+    return tsh_rms_norm(in[0], in[1], arg[0] / 100.0);
 }
 
 static void test_norm(void **state) {
@@ -402,10 +453,34 @@ static void test_norm(void **state) {
         {"norm_small", do_norm, 16, {1, 0}}, {"norm_small_plain", do_norm, 16, {0, 0}},
         {"norm_odd", do_norm, 33, {1, 0}},   {"norm_odd_plain", do_norm, 33, {0, 0}},
         {"norm_row", do_norm, 16, {1, 0}},   {"norm_row_plain", do_norm, 16, {0, 0}},
-        {"norm_eps", do_norm, 16, {1, 25}},
+        {"norm_eps", do_norm, 16, {1, 25}},  {"rms_small", do_rms, 16, {0}},
+        {"rms_odd", do_rms, 33, {0}},        {"rms_row", do_rms, 16, {0}},
+        {"rms_eps", do_rms, 16, {25}},
     };
     (void)state;
     run_cases("norm", cases, COUNT(cases));
+}
+
+/* arg: interleaved, dims, and 1: base 500 from position 4000 on. */
+static tsh_tensor *do_rope(tsh_tensor **in, const int *arg) {
+    tsh_rope_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.interleaved = arg[0];
+    desc.dims = arg[1];
+    desc.base = arg[2] ? 500 : 0;
+    desc.start = arg[2] ? 4000 : 0;
+    return tsh_rope(in[0], arg[0] || arg[1] ? &desc : NULL);
+}
+
+static void test_rope(void **state) {
+    static const test_case cases[] = {
+        {"rope_halves", do_rope, 4, {0, 0, 0}},      {"rope_halves_flat", do_rope, 4, {0, 0, 0}},
+        {"rope_halves_part", do_rope, 4, {0, 4, 0}}, {"rope_halves_late", do_rope, 4, {0, 6, 1}},
+        {"rope_pairs", do_rope, 4, {1, 0, 0}},       {"rope_pairs_flat", do_rope, 4, {1, 0, 0}},
+        {"rope_pairs_part", do_rope, 4, {1, 4, 0}},  {"rope_pairs_late", do_rope, 4, {1, 6, 1}},
+    };
+    (void)state;
+    run_cases("rope", cases, COUNT(cases));
 }
 
 /* arg: causal, scale in percent. */
@@ -442,6 +517,9 @@ static void test_attention(void **state) {
         {"attention_mask_added", do_mask, 16, {1}},
         {"attention_mask_kept", do_mask, 16, {0}},
         {"attention_scale", do_attention, 16, {1, 150}},
+        {"attention_grouped_two", do_attention, 16, {1, 0}},
+        {"attention_grouped_one", do_attention, 16, {1, 0}},
+        {"attention_grouped_tiles", do_attention, 140, {1, 0}},
         /* scores up to 19 are rounded to 2^-20 before exp, and weigh keys up to 37 */
         {"attention_rising", do_attention, 150, {0, 0}},
     };
@@ -691,6 +769,47 @@ static void test_optim(void **state) {
     golden_close(&file);
 }
 
+static void run_sparse(const golden_file *file, const optim_case *c) {
+    tsh_ctx *ctx = open_ctx();
+    const tsh_embedding_desc desc = {.count = 6, .dim = 3, .lookup = {.sparse = 1}};
+    tsh_module *layer = tsh_add_embedding(tsh_root(ctx), "table", &desc);
+    tsh_tensor *table = tsh_param(layer, "weight"), *ids, *w;
+    tsh_optim *optim = tsh_optim_new(layer, &c->desc);
+    golden_tensor g = golden_get(file, "all", "start");
+    int step;
+    assert_int_equal(tsh_materialize(layer), TSH_OK);
+    assert_int_equal(tsh_write(ctx, table, TSH_GLOBAL, g.data, (size_t)g.count * 4), TSH_OK);
+    for (step = 0; step < STEPS; step++) {
+        golden_tensor i = golden_get(file, "all", "ids"), x = golden_get(file, "all", "w");
+        i.count = 4;
+        i.data = (const int64_t *)i.data + 4 * step;
+        i.shape = tsh_shape1(4);
+        x = golden_step(x, step);
+        ids = golden_load(ctx, &i);
+        w = golden_load(ctx, &x);
+        tsh_zero_grads(layer);
+        tsh_backward(ctx, tsh_sum(tsh_mul(tsh_forward(layer, ids), w), TSH_ALL, 0));
+        assert_int_equal(tsh_optim_step(optim), TSH_OK);
+        g = golden_step(golden_get(file, c->name, "after"), step);
+        compare(ctx, c->name, "after", table, &g, optim_k);
+        assert_int_equal(tsh_step_end(ctx), TSH_OK);
+    }
+    tsh_close(ctx);
+}
+
+static void test_sparse(void **state) {
+    static const optim_case cases[] = {
+        {"sgd", {TSH_SGD, 0.1, 0, 0, 0, 0, 0, 0, 0}},
+        {"adam", {TSH_ADAM, 0.05, 0, 0, 0, 0, 0, 0, 0}},
+        {"adam_eps", {TSH_ADAM, 0.05, 0, 0, 0.8, 0.9, 0.1, 0, 0}},
+    };
+    golden_file file = golden_open("sparse");
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(cases); i++) run_sparse(&file, &cases[i]);
+    golden_close(&file);
+}
+
 static void test_clip(void **state) {
     golden_file file = golden_open("optim");
     tsh_ctx *ctx = open_ctx();
@@ -718,11 +837,13 @@ static void test_clip(void **state) {
 
 int main(void) {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_map),   cmocka_unit_test(test_reduce),
-        cmocka_unit_test(test_view),  cmocka_unit_test(test_matmul),
-        cmocka_unit_test(test_norm),  cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_loss),  cmocka_unit_test(test_model),
-        cmocka_unit_test(test_optim), cmocka_unit_test(test_clip),
+        cmocka_unit_test(test_map),    cmocka_unit_test(test_reduce),
+        cmocka_unit_test(test_view),   cmocka_unit_test(test_matmul),
+        cmocka_unit_test(test_norm),   cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_loss),   cmocka_unit_test(test_model),
+        cmocka_unit_test(test_optim),  cmocka_unit_test(test_clip),
+        cmocka_unit_test(test_rope),   cmocka_unit_test(test_lookup),
+        cmocka_unit_test(test_sparse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -405,7 +405,7 @@ static void test_loss(void **state) {
 }
 
 static tsh_tensor *embedding_fn(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
-    tsh_tensor *y = tsh_embedding((tsh_tensor *)user, in[0]);
+    tsh_tensor *y = tsh_embedding((tsh_tensor *)user, in[0], NULL);
     (void)ctx;
     (void)n;
     return weigh(tsh_mul(y, y));

@@ -103,7 +103,7 @@ static tsh_tensor *op_linear(probe *p) {
 }
 
 static tsh_tensor *op_embedding(probe *p) {
-    return tsh_embedding(p->in[0], p->in[1]);
+    return tsh_embedding(p->in[0], p->in[1], NULL);
 }
 
 static tsh_tensor *op_layer_norm(probe *p) {

@@ -580,8 +580,9 @@ static void test_empty_matrices(void **state) {
     EXPECT(slope(ctx, tsh_linear(e, w, b), b), 2, {0, 0});
     EXPECT(tsh_linear(tsh_reshape(narrow, tsh_shape2(2, 0)), leaf(ctx, tsh_shape2(2, 0), NULL), b),
            4, {1, 2, 1, 2}); /* no feature: the bias */
-    EXPECT(slope(ctx, tsh_embedding(ints(ctx, tsh_shape1(0), NULL), w), w), 6, {0, 0, 0, 0, 0, 0});
-    EXPECT(tsh_embedding(ints(ctx, tsh_shape1(1), id), narrow), 0, {0});
+    EXPECT(slope(ctx, tsh_embedding(ints(ctx, tsh_shape1(0), NULL), w, NULL), w), 6,
+           {0, 0, 0, 0, 0, 0});
+    EXPECT(tsh_embedding(ints(ctx, tsh_shape1(1), id), narrow, NULL), 0, {0});
     EXPECT(slope(ctx, tsh_layer_norm(e, gain, shift, 0), shift), 3, {0, 0, 0});
     q = leaf(ctx, tsh_shape4(1, 1, 2, 3), six);
     k = leaf(ctx, tsh_shape4(1, 1, 0, 3), NULL);
@@ -971,7 +972,7 @@ F(concat, tsh_concat(in, 2, 1))
 F(matmul, tsh_matmul(a, b))
 F(linear, tsh_linear(a, b, c))
 F(linear_plain, tsh_linear(a, b, NULL))
-F(embedding, tsh_embedding(a, b))
+F(embedding, tsh_embedding(a, b, NULL))
 F(layer_norm, tsh_layer_norm(a, b, c, 0))
 F(layer_norm_plain, tsh_layer_norm(a, b, NULL, 0))
 F(attention, tsh_attention(a, b, c, NULL))

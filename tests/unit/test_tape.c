@@ -134,7 +134,7 @@ static tsh_tensor *graph_loss(probe *p) {
 }
 
 static tsh_tensor *graph_embedding(probe *p) {
-    return tsh_full(tsh_embedding(p->in[0], p->in[1]));
+    return tsh_full(tsh_embedding(p->in[0], p->in[1], NULL));
 }
 
 static tsh_tensor *graph_move(probe *p) {
