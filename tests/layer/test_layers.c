@@ -87,6 +87,14 @@ static tsh_tensor *layer_norm(probe *p) {
     return tsh_forward(layer, p->in[0]);
 }
 
+static tsh_tensor *layer_rms(probe *p) {
+    char name[32];
+    const tsh_rms_norm_desc desc = {.dim = tsh_dim(p->in[0], -1), .eps = has(p, "eps") ? 0.5 : 0};
+    tsh_module *layer = tsh_add_rms_norm(tsh_root(p->ctx), name_of(p, "rms", name), &desc);
+    prepare(p, layer, 1);
+    return tsh_forward(layer, p->in[0]);
+}
+
 /* Twice in training mode, with another mask each time, and once without. */
 static tsh_tensor *layer_dropout(probe *p) {
     char name[32];
@@ -252,6 +260,10 @@ static const trial layers[] = {
     LAYER(norm, "", "R", NONE, NONE, ROUNDING, "2,3,n R"),
     LAYER(norm, "", "S(0)", NONE, AR(1), ROUNDING, "n,5 S(0)"),
     LAYER(norm, "no bias", "S(1)", NONE, AR(1), ROUNDING, "2,n,5 S(1)"),
+    LAYER(rms, "", "R", NONE, NONE, ROUNDING, "5 R"),
+    LAYER(rms, "eps", "R", NONE, NONE, ROUNDING, "2,3,n R"),
+    LAYER(rms, "", "S(0)", NONE, AR(1), ROUNDING, "n,5 S(0)"),
+    LAYER(rms, "eps", "S(1)", NONE, AR(1), ROUNDING, "2,n,5 S(1)"),
     LAYER(dropout, "", "R", NONE, NONE, 0, "2,n R"),
     LAYER(dropout, "", "S(1)", NONE, NONE, 0, "2,n,3 S(1)"),
     LAYER(dropout, "", "S(1, 3 segments, unit 2)", NONE, NONE, 0, "2,6n S(1, 3 segments, unit 2)"),

@@ -69,6 +69,17 @@ static void work_norm(tsh_ctx *ctx) {
     finish(ctx, tsh_layer_norm(tsh_neg(wide(ctx, "S(0)")), w, b, 0));
 }
 
+static void work_rope(tsh_ctx *ctx) {
+    tsh_tensor *w = leaf(ctx, tsh_shape1(WIDTH), "R");
+    finish(ctx, tsh_rms_norm(tsh_rope(tsh_neg(wide(ctx, "S(0)")), NULL), w, 0));
+}
+
+static void work_grouped(tsh_ctx *ctx) {
+    tsh_shape shape = tsh_shape4(2, 4, 130, 80), few = tsh_shape4(2, 2, 130, 80);
+    tsh_tensor *q = leaf(ctx, shape, "S(1)"), *k = leaf(ctx, few, "R");
+    finish(ctx, tsh_attention(q, tsh_neg(k), k, NULL));
+}
+
 static void work_attention(tsh_ctx *ctx) {
     const tsh_attention_desc desc = {.causal = 1, .dropout = 0.1};
     tsh_shape shape = tsh_shape4(2, 4, 130, 80);
@@ -95,6 +106,24 @@ static void work_tall(tsh_ctx *ctx) {
     x = tsh_layer_norm(tsh_embedding(ids, table, NULL), w, NULL, 0);
     x = tsh_cross_entropy(x, ids, NULL);
     finish(ctx, x);
+}
+
+/* Every option of a lookup, and a row-sparse step: counts, norms and marks of more than a chunk. */
+static void work_lookup(tsh_ctx *ctx) {
+    tsh_embedding_desc desc = {.count = TALL, .dim = 2, .style = TSH_ROWWISE};
+    const tsh_optim_desc adam = {.kind = TSH_ADAM};
+    tsh_module *table;
+    tsh_optim *optim;
+    desc.lookup.padding = desc.lookup.scale_grad_by_freq = desc.lookup.sparse = 1;
+    desc.lookup.max_norm = 1;
+    table = tsh_add_embedding(tsh_root(ctx), "table", &desc);
+    optim = table ? tsh_optim_new(table, &adam) : NULL;
+    (void)tsh_backward(
+        ctx,
+        tsh_full(tsh_sum(tsh_forward(table, tsh_arange(ctx, TSH_I32, 0, TALL, 1)), TSH_ALL, 0)));
+    (void)tsh_optim_step(optim);
+    if (table) tsh_zero_grads(table);
+    (void)tsh_step_end(ctx);
 }
 
 static void work_tall_attention(tsh_ctx *ctx) {
@@ -176,7 +205,10 @@ static const job jobs[] = {
     {"matmul", work_matmul},
     {"row", work_row},
     {"norm", work_norm},
+    {"rope", work_rope},
     {"attention", work_attention},
+    {"grouped", work_grouped},
+    {"lookup", work_lookup},
     {"loss", work_loss},
     {"tall", work_tall},
     {"tall attention", work_tall_attention},
