@@ -417,6 +417,17 @@ static tsh_tensor *embedding_turned_fn(tsh_ctx *ctx, tsh_tensor **in, int n, voi
     return embedding_fn(ctx, &w, 1, user);
 }
 
+static tsh_tensor *embedding_sparse_fn(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
+    tsh_lookup_desc desc;
+    tsh_tensor *y;
+    (void)ctx;
+    (void)n;
+    memset(&desc, 0, sizeof desc);
+    desc.sparse = 1;
+    y = tsh_embedding((tsh_tensor *)user, in[0], &desc);
+    return weigh(tsh_mul(y, y));
+}
+
 static void test_embedding(void **state) {
     static const int64_t ids[] = {3, 0, 3, 4, 4, 3};
     tsh_ctx *ctx;
@@ -426,6 +437,7 @@ static void test_embedding(void **state) {
     t = tsh_tensor_from(ctx, TSH_I64, tsh_shape2(2, 3), NULL, ids);
     in = leaf(ctx, tsh_shape2(5, 3), -2, 2, 0);
     check(ctx, "embedding", embedding_fn, &in, 1, t);
+    check(ctx, "embedding sparse", embedding_sparse_fn, &in, 1, t);
     in = leaf(ctx, tsh_shape2(3, 5), -2, 2, 0);
     check(ctx, "embedding turned", embedding_turned_fn, &in, 1, t);
     tsh_close(ctx);
