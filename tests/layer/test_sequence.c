@@ -62,6 +62,17 @@ static tsh_tensor *layer_norm(probe *p) {
     return tsh_forward(layer, p->in[0]);
 }
 
+static tsh_tensor *layer_rms(probe *p) {
+    const tsh_layout batch = tsh_sharded(0);
+    const tsh_rms_norm_desc desc = {.dim = 5};
+    const tsh_plan_rule rule = {
+        .path = "", .style = TSH_SEQUENCE, .input = has(p, "batch") ? &batch : NULL};
+    char name[32];
+    tsh_module *layer = tsh_add_rms_norm(tsh_root(p->ctx), name_of(p, "rms", name), &desc);
+    prepare(p, layer, &rule, 1, both, 1);
+    return tsh_forward(layer, p->in[0]);
+}
+
 static tsh_tensor *layer_dropout(probe *p) {
     const tsh_plan_rule rule = {.path = "", .style = TSH_SEQUENCE};
     char name[32];
@@ -154,6 +165,10 @@ static const trial layers[] = {
     LAYER(norm, "", "S(1)", ROUNDING, 0, 0, 0, 1, 0, 0, "1,3n,5 S(1)"),
     LAYER(norm, "", "S(1)", ROUNDING, 0, 0, 0, 1, 1, 0, "2,n,5 R"),
     LAYER(norm, "batch", "S(0)", ROUNDING, 0, 0, 0, 1, 0, 0, "3n,5 S(0)"),
+    LAYER(rms, "", "S(1)", ROUNDING, 0, 0, 0, 1, 0, 0, "2,n,5 S(1)"),
+    LAYER(rms, "", "S(1)", ROUNDING, 0, 0, 0, 1, 0, 0, "1,3n,5 S(1)"),
+    LAYER(rms, "", "S(1)", ROUNDING, 0, 0, 0, 1, 1, 0, "2,n,5 R"),
+    LAYER(rms, "batch", "S(0)", ROUNDING, 0, 0, 0, 1, 0, 0, "3n,5 S(0)"),
     LAYER(dropout, "", "S(1)", 0, 0, 0, 0, 0, 0, 0, "2,n,5 S(1)"),
     LAYER(dropout, "", "S(1)", 0, 0, 0, 0, 0, 1, 0, "2,3n,5 R"),
     LAYER(embedding, "row", "S(1)", 0, 0, 0, 1, 0, 1, 0, "%7 2,n R"),
