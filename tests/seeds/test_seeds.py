@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""The table of what the five systems that tshard learns from offer, row by row, with the test that
+proves each and its result.
+
+    test_seeds.py [--table] [--build FOLDER]
+
+Reads table.md beside it: a heading per system, a row per feature, whose last cell names tests as
+`program:test`. Runs every program named there once, under a time limit, and looks each test up in
+what it printed. With --table the rows are printed and the last line is "seeds: N rows, N proven";
+otherwise each row is a test, told in cmocka's words.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+LIMIT = 120  # seconds of one program
+RESULT = re.compile(r"\[\s+(OK|FAILED|SKIPPED)\s+\] (\w+)$", re.MULTILINE)
+
+
+def rows():
+    """(system, there, here, [(program, test)]) of every row of the table."""
+    system = None
+    with open(os.path.join(HERE, "table.md"), encoding="utf-8") as table:
+        for line in table:
+            if line.startswith("## "):
+                system = line[3:].strip()
+            cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+            if not system or len(cells) != 3 or cells[0] == "there" or set(line) <= set("|- \n"):
+                continue
+            yield system, cells[0], cells[1], re.findall(r"`([\w/]+):(\w+)`", cells[2])
+
+
+def results(build, program):
+    """{test: OK, FAILED or SKIPPED} of one program; empty if it cannot run."""
+    try:
+        done = subprocess.run([os.path.join(build, "tests", program)], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT,
+                              encoding="utf-8", errors="replace", cwd=TOP)
+    except (OSError, subprocess.TimeoutExpired) as why:
+        print("%s: %s" % (program, why))
+        return {}
+    found = {}
+    for result, test in RESULT.findall(done.stdout):
+        if found.get(test) != "FAILED":
+            found[test] = result
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--build", default=os.path.join(TOP, "build"))
+    args = parser.parse_args()
+    table = list(rows())
+    programs = sorted({program for row in table for program, _ in row[3]})
+    told = {program: results(args.build, program) for program in programs}
+    failed = []
+    for system, there, here, tests in table:
+        states = [told[program].get(test, "not found") for program, test in tests]
+        proven = bool(tests) and all(state == "OK" for state in states)
+        name = "%s: %s" % (system, there.replace("`", ""))
+        if not proven:
+            failed.append(name)
+        if args.table:
+            proof = ", ".join("%s:%s %s" % (program, test, state)
+                              for (program, test), state in zip(tests, states)) or "no test"
+            print("%-7s %-26s %-62s %s" % ("proven" if proven else "OPEN", system,
+                                           there.replace("`", "")[:62], proof))
+        elif proven:
+            print("[       OK ] " + name)
+        else:
+            print("%s: %s" % (name, list(zip(tests, states)) or "no test is named"))
+    if args.table:
+        print("seeds: %d rows, %d proven" % (len(table), len(table) - len(failed)))
+        return len(failed) > 0 or not table
+    print("[  PASSED  ] %d test(s)." % (len(table) - len(failed)))
+    if failed or not table:
+        print("[  FAILED  ] seeds: %d test(s), listed below:" % max(1, len(failed)))
+    for name in failed:
+        print("[  FAILED  ] " + name)
+    return len(failed) > 0 or not table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
