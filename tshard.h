@@ -60,6 +60,7 @@
  *     >>nn            linear, embedding, layer norm, dropout as layers
  *     >>parallel      plans that shard a tree
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
+ *     >>io            saving to one file, loading at any degree
  *     >>check         hashes, replicas, finite differences
  *     >>end           clean-up of macros
  */
@@ -1027,6 +1028,32 @@ typedef struct tsh_schedule {
 /* The learning rate of step 0, 1, ... */
 TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
 
+/* -- save and load ---------------------------------------------------------- */
+
+/* Writes every parameter below module, and with optim its moments, into one safetensors file of
+ * global tensors, the same bytes at every degree of tp; tsh_load reads it at any other. Entries:
+ * parameters by their path (tied ones once), "optim.first.<path>" and "optim.second.<path>",
+ * TSH_REAL (F32 or F64), row-major; in __metadata__ the state of the generators (seed, counts of
+ * randn and of every module's dropout) and of optim (kind, steps, skipped). optim NULL: none.
+ * Parameters without memory get their initial values first.
+ * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
+ * pieces of at most 1 MiB to its first rank, which never holds a whole tensor. It writes a
+ * temporary file "<path>.tmp-...", syncs it where the system is POSIX, and renames it: path is the
+ * old file or the whole new one. An error is one on every rank, of the lowest rank's code and
+ * sentence: TSH_ERR_IO (the system), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp above 1); no
+ * temporary file is left, and tsh_clear_error on every rank recovers. */
+TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
+/* Reads what tsh_save wrote, or another program's safetensors file, into a model of the same names
+ * and shapes, with or without memory, at any degree and layout; every rank reads its own slices.
+ * optim: the same kind, its moments and steps are restored; NULL: they are skipped. The state of
+ * the generators is restored where the file holds it, so that training goes on with the same bits.
+ * Between steps. Two all-reduces over the world, no other traffic. The whole header is checked on
+ * all ranks before anything changes. An error is one on every rank, as in tsh_save: TSH_ERR_IO
+ * (the system, or no well-formed file), TSH_ERR_ARGUMENT (tensors that the file or the model
+ * lacks, or another kind of optimiser), TSH_ERR_SHAPE, TSH_ERR_DTYPE. Files over 2 GiB need a
+ * 64-bit long. */
+TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
+
 /* -- checks ----------------------------------------------------------------- */
 
 /* Compares gradients of fn's scalar with central differences at every element (or `samples` of
@@ -1062,12 +1089,23 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 /* Needs: >>types >>layout-api >>comm-api.                                      */
 /* ========================================================================== */
 
+#include <errno.h>  /* why a file cannot be opened */
 #include <float.h>  /* FLT_MAX, DBL_MAX */
-#include <limits.h> /* INT_MAX */
+#include <limits.h> /* INT_MAX, LONG_MAX */
 #include <math.h>   /* expf, sqrt, ... */
 #include <stdarg.h> /* tsh_fail */
-#include <stdlib.h> /* malloc, free */
+#include <stdlib.h> /* malloc, free, bsearch */
 #include <string.h> /* memcpy, memset */
+#include <time.h>   /* time, clock: names of temporary files */
+
+/* Beyond C: what only POSIX has, a file forced to the disk. */
+#if defined(__unix__) || defined(__APPLE__)
+#define TSHI_POSIX 1
+#include <fcntl.h>  /* open */
+#include <unistd.h> /* fsync, close */
+#else
+#define TSHI_POSIX 0
+#endif
 
 #define TSHI_R(x) ((tsh_real)(x))
 #if defined(__GNUC__)
@@ -9223,6 +9261,1185 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
 }
 
 /* ========================================================================== */
+/* >>io                                                    MARK: - io (private) */
+/* One safetensors file of global tensors: written in bounded pieces, read by   */
+/* slices, at any degree.                                                       */
+/* Needs: >>optim.                                                              */
+/* ========================================================================== */
+
+/* The format (https://github.com/huggingface/safetensors): 8 bytes, the little-endian length n of
+ * the header; n bytes of JSON, {"__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape":
+ * [2, 3], "data_offsets": [begin, end]}, ...}, padded with blanks; then the values, row-major and
+ * without gaps, which the offsets count from. */
+enum {
+    TSHI_IO_PIECE = 1 << 20, /* bytes that are gathered and written at a time */
+    TSHI_IO_HEADER = 100000000,
+    TSHI_IO_NAME = TSH_PATH_SIZE + 32,
+    TSHI_IO_QUOTE = 96
+};
+
+typedef struct tshi_io_entry {
+    const char *name; /* first, as in tshi_io_pair: both are sorted and looked up by it */
+    int64_t begin, end, dim[TSH_MAX_DIMS];
+    int ndim, type, taken; /* type: an index of tshi_io_types */
+} tshi_io_entry;
+
+typedef struct tshi_io_pair {
+    const char *name, *text;
+} tshi_io_pair;
+
+/* A tensor of the file: a parameter, or the moment of one. */
+typedef struct tshi_io_item {
+    const char *prefix;
+    tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
+    int wanted;                  /* reading: a file without it is an error */
+    const tshi_io_entry *entry;  /* reading */
+} tshi_io_item;
+
+/* One save or load. */
+typedef struct tshi_io {
+    tsh_ctx *ctx;
+    tsh_module *root;
+    const tsh_optim *optim;
+    const char *op, *path;
+    FILE *file;
+    uint64_t hash; /* of what all ranks must agree upon */
+    tshi_block *item_block;
+    tshi_io_item *item;
+    int items;
+    /* writing: */
+    tshi_block *piece_block, *name_block;
+    char *temporary; /* the file's name until it is whole; NULL: there is none */
+    int64_t bytes;   /* of all values */
+    /* reading: */
+    tshi_block *text_block, *entry_block, *pair_block;
+    char *at; /* the next character of the header */
+    const char *text;
+    tshi_io_entry *entry;
+    tshi_io_pair *pair;
+    size_t entries, pairs, most_entries, most_pairs;
+    int64_t data, place; /* where values begin; where the file is */
+} tshi_io;
+
+static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
+
+static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const char *path,
+                          const tsh_optim *optim) {
+    memset(io, 0, sizeof *io);
+    io->ctx = root->ctx;
+    io->root = root;
+    io->optim = optim;
+    io->op = op;
+    io->path = path ? path : "";
+    if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
+    if (optim && optim->module->ctx != io->ctx)
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
+}
+
+/* Closes the file; one that was not finished is removed. */
+static void tshi_io_close(tshi_io *io) {
+    if (io->file) (void)fclose(io->file);
+    if (io->temporary) (void)remove(io->temporary);
+    io->file = NULL;
+    io->temporary = NULL;
+}
+
+static void tshi_io_end(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    tshi_io_close(io);
+    tshi_mem_drop(ctx, io->item_block);
+    tshi_mem_drop(ctx, io->piece_block);
+    tshi_mem_drop(ctx, io->name_block);
+    tshi_mem_drop(ctx, io->text_block);
+    tshi_mem_drop(ctx, io->entry_block);
+    tshi_mem_drop(ctx, io->pair_block);
+}
+
+/* What the system refused, and why it says so. */
+static int tshi_io_refused(const tshi_io *io, const char *what) {
+    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" %s: %s", io->op, io->path, what,
+                   errno ? strerror(errno) : "the system gives no reason");
+    return 0;
+}
+
+/* Ends each half of a save or load: no rank goes on unless all can, and all come to the same error,
+ * that of the lowest rank. It is no verdict of the world, so it can be cleared. */
+static tsh_result tshi_io_agree(const tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    tsh_comm *world = &ctx->world;
+    tsh_coll coll = tsh_coll_make(TSH_ALLREDUCE, TSH_I64);
+    tsh_error error = ctx->error;
+    int64_t told[3];
+    const int64_t seconds = io->bytes >> 23; /* a slow disk writes 8 MiB in one */
+    if (ctx->told) return ctx->error.code;
+    told[0] = error.code != TSH_OK ? world->size - world->rank : 0;
+    told[1] = (int64_t)(io->hash >> 1);
+    told[2] = -told[1]; /* the largest of both tells the smallest too */
+    coll.send = coll.recv = told;
+    coll.count = 3;
+    coll.redop = TSH_MAX;
+    coll.timeout_ns = seconds > 300 ? seconds * 1000000000 : 0;
+    if (tshi_error_comm(ctx, tshi_comm_run(world, &coll), io->op) != TSH_OK) return ctx->error.code;
+    if (told[0]) {
+        if (tshi_error_comm(
+                ctx,
+                tsh_broadcast(world, &error, sizeof error / 4, TSH_I32, world->size - (int)told[0]),
+                io->op) == TSH_OK)
+            ctx->error = error;
+    } else if (told[1] != -told[2]) {
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "%s: \"%.200s\": ranks hold different models, optimisers or files", io->op,
+                       io->path);
+        ctx->error.rank = -1;
+    }
+    return ctx->error.code;
+}
+
+/* -- the tensors of a file --------------------------------------------------- */
+
+static void tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param, tsh_tensor **moment) {
+    if (io->item) io->item[io->items].prefix = prefix;
+    if (io->item) io->item[io->items].param = param;
+    if (io->item) io->item[io->items].moment = moment;
+    io->items++;
+}
+
+static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
+    (void)path;
+    tshi_io_add((tshi_io *)user, "", param, NULL);
+}
+
+static void tshi_io_add_all(tshi_io *io) {
+    int i;
+    io->items = 0;
+    tsh_each_param(io->root, tshi_io_add_param, io);
+    for (i = 0; io->optim && i < io->optim->count; i++)
+        tshi_io_add(io, tshi_io_first, io->optim->each[i].param, &io->optim->each[i].first);
+    for (i = 0; io->optim && i < io->optim->count; i++)
+        tshi_io_add(io, tshi_io_second, io->optim->each[i].param, &io->optim->each[i].second);
+}
+
+/* Lists parameters, then moments, in the order of the file. */
+static int tshi_io_list(tshi_io *io) {
+    size_t bytes;
+    tshi_io_add_all(io);
+    bytes = ((size_t)io->items + 1) * sizeof *io->item;
+    io->item_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, bytes);
+    if (!io->item_block) return 0;
+    io->item = (tshi_io_item *)tshi_mem_data(io->item_block);
+    memset(io->item, 0, bytes);
+    tshi_io_add_all(io);
+    return 1;
+}
+
+static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
+    return item->moment ? *item->moment : item->param;
+}
+
+/* Calls fn for every run of consecutive elements of `rank`'s piece that lie in the global elements
+ * [from, to), as tshi_tensor_runs. */
+static void tshi_io_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, tshi_run_fn fn,
+                         void *user) {
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int64_t inner, length, owned, row, begin, lo, hi, at;
+    int s, cut = t->layout.dim;
+    if (t->layout.kind != TSH_SHARDED) {
+        if (to > from) fn(user, from, from, to - from);
+        return;
+    }
+    owned = tsh_chunk(&t->layout, t->dim[cut], t->ctx->tp.size, rank, range);
+    inner = tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1);
+    length = t->dim[cut] * inner;
+    if (!length || !owned) return;
+    for (row = from / length; row * length < to; row++) {
+        at = row * owned * inner;
+        for (s = 0; s < t->layout.segments; s++) {
+            begin = row * length + range[s].start * inner;
+            lo = begin > from ? begin : from;
+            hi = tshi_base_min(begin + range[s].length * inner, to);
+            if (hi > lo) fn(user, lo, at + lo - begin, hi - lo);
+            at += range[s].length * inner;
+        }
+    }
+}
+
+/* Values are little-endian in a file: to and from this machine's order, in place. */
+static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
+    const uint16_t one = 1;
+    unsigned char *value = (unsigned char *)values, byte;
+    size_t i;
+    if (*(const unsigned char *)&one) return;
+    for (; count > 0; count--, value += width)
+        for (i = 0; i < width / 2; i++) {
+            byte = value[i];
+            value[i] = value[width - 1 - i];
+            value[width - 1 - i] = byte;
+        }
+}
+
+/* The length of the UTF-8 sequence at s (RFC 3629: shortest form, no surrogates), 0 where there is
+ * none. A NUL ends any sequence. */
+static int tshi_io_utf8(const unsigned char *s) {
+    int n = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4, i;
+    if (s[0] > 0xF4) return 0;
+    for (i = 1; i < n; i++)
+        if ((s[i] & 0xC0) != 0x80) return 0;
+    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F) ||
+        (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F))
+        return 0;
+    return n;
+}
+
+/* -- writing: the header ----------------------------------------------------- */
+
+/* Text that is measured while `at` is NULL, then written. */
+typedef struct tshi_io_text {
+    char *at;
+    size_t size, used;
+} tshi_io_text;
+
+TSH_PRINTF(2, 3) static void tshi_io_put(tshi_io_text *text, const char *format, ...) {
+    va_list list;
+    int n;
+    va_start(list, format);
+    n = vsnprintf(text->at ? text->at + text->used : NULL, text->at ? text->size - text->used : 0,
+                  format, list);
+    va_end(list);
+    if (n > 0) text->used += (size_t)n;
+}
+
+/* "prefix + name" in quotes, escaped as JSON. */
+static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
+    tshi_io_put(text, "\"%s", prefix);
+    for (; *name; name++) {
+        if (*name == '"' || *name == '\\')
+            tshi_io_put(text, "\\%c", *name);
+        else if ((unsigned char)*name < 0x20)
+            tshi_io_put(text, "\\u%04x", (unsigned)*name);
+        else
+            tshi_io_put(text, "%c", *name);
+    }
+    tshi_io_put(text, "\"");
+}
+
+static void tshi_io_put_count(tshi_io_text *text, const char *prefix, const char *name,
+                              uint64_t count) {
+    tshi_io_put(text, ",");
+    tshi_io_put_name(text, prefix, name);
+    tshi_io_put(text, ":\"%llu\"", (unsigned long long)count);
+}
+
+static const char *tshi_io_kind(const tsh_optim *optim) {
+    static const char *const name[] = {"sgd", "adam", "adamw"};
+    return name[optim->desc.kind];
+}
+
+/* The state of generators and optimiser. "format": PyTorch's (out, in) order of weights. */
+static void tshi_io_put_state(const tshi_io *io, tshi_io_text *text) {
+    const tsh_optim *optim = io->optim;
+    tsh_module *m;
+    int i;
+    tshi_io_put(text, "\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\"");
+    tshi_io_put_count(text, "tshard.", "seed", io->ctx->seed);
+    tshi_io_put_count(text, "tshard.", "randn_calls", io->ctx->randn_calls);
+    tshi_io_put_count(text, "tshard.", "dropout_calls", io->ctx->dropout_calls);
+    for (m = io->root; m; m = tshi_module_next(io->root, m))
+        if (m->dropout_calls)
+            tshi_io_put_count(text, "tshard.dropout_calls.", m->path, m->dropout_calls);
+    if (optim) {
+        tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_io_kind(optim));
+        tshi_io_put_count(text, "tshard.optim.", "steps", (uint64_t)optim->info.steps);
+        tshi_io_put_count(text, "tshard.optim.", "skipped", (uint64_t)optim->info.skipped);
+        for (i = 0; i < optim->count; i++)
+            tshi_io_put_count(text, "tshard.optim.steps.", optim->each[i].param->path,
+                              (uint64_t)optim->each[i].steps);
+    }
+    tshi_io_put(text, "}");
+}
+
+static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
+    int64_t begin = 0, end;
+    int i, d;
+    tshi_io_put(text, "{");
+    tshi_io_put_state(io, text);
+    for (i = 0; i < io->items; i++) {
+        const tsh_tensor *t = tshi_io_values(&io->item[i]);
+        if (!t) continue;
+        end = begin + tsh_numel(t) * (int64_t)sizeof(tsh_real);
+        tshi_io_put(text, ",");
+        tshi_io_put_name(text, io->item[i].prefix, io->item[i].param->path);
+        tshi_io_put(text, ":{\"dtype\":\"%s\",\"shape\":[", sizeof(tsh_real) == 4 ? "F32" : "F64");
+        for (d = 0; d < t->ndim; d++) tshi_io_put(text, d ? ",%lld" : "%lld", (long long)t->dim[d]);
+        tshi_io_put(text, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
+        begin = end;
+    }
+    tshi_io_put(text, "}");
+    while (text->used % 8) tshi_io_put(text, " ");
+}
+
+/* -- writing ----------------------------------------------------------------- */
+
+static int tshi_io_is_writer(const tsh_ctx *ctx) {
+    return ctx->tp.rank == 0 && ctx->dp.rank == 0;
+}
+
+/* What is written must be readable: names that are UTF-8 and not those of moments. */
+static int tshi_io_check_name(const tshi_io *io, const char *path) {
+    const unsigned char *s = (const unsigned char *)path;
+    while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
+    if (!*s && strncmp(path, tshi_io_first, sizeof tshi_io_first - 1) != 0 &&
+        strncmp(path, tshi_io_second, sizeof tshi_io_second - 1) != 0)
+        return 1;
+    (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                   "%s: the name \"%.96s\" %s; give its module another name", io->op, path,
+                   *s ? "is not UTF-8" : "is one of an optimiser's moments in a file");
+    return 0;
+}
+
+static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
+    if (io->ctx->error.code != TSH_OK) return;
+    errno = 0;
+    if (fwrite(data, 1, bytes, io->file) != bytes) (void)tshi_io_refused(io, "cannot be written");
+}
+
+/* "<path>.tmp-<16 digits>": in the same folder, so that it can be renamed. */
+static int tshi_io_open_new(tshi_io *io) {
+    const size_t size = strlen(io->path) + 32;
+    uint64_t salt[3];
+    char *name;
+    io->name_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, size);
+    if (!io->name_block) return 0;
+    salt[0] = (uint64_t)time(NULL);
+    salt[1] = (uint64_t)clock();
+    salt[2] = (uint64_t)(uintptr_t)io->ctx;
+    name = (char *)tshi_mem_data(io->name_block);
+    (void)snprintf(name, size, "%s.tmp-%016llx", io->path,
+                   (unsigned long long)tshi_rng_hash(0, salt, sizeof salt));
+    errno = 0;
+    io->file = fopen(name, "wb");
+    if (!io->file) return tshi_io_refused(io, "cannot be written");
+    io->temporary = name;
+    return 1;
+}
+
+/* On the writer: makes the header, opens the temporary file, writes the header to it. */
+static void tshi_io_write_header(tshi_io *io) {
+    tshi_io_text text;
+    tshi_block *block;
+    unsigned char length[8];
+    int i;
+    memset(&text, 0, sizeof text);
+    tshi_io_put_header(io, &text);
+    if (text.used > TSHI_IO_HEADER) {
+        (void)tsh_fail(io->ctx, TSH_ERR_UNSUPPORTED,
+                       "%s: the header of %d tensors is %lu bytes, a file holds at most %d", io->op,
+                       io->items, (unsigned long)text.used, (int)TSHI_IO_HEADER);
+        return;
+    }
+    block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, text.used + 1);
+    if (!block) return;
+    text.at = (char *)tshi_mem_data(block);
+    text.size = text.used + 1;
+    text.used = 0;
+    tshi_io_put_header(io, &text);
+    for (i = 0; i < 8; i++) length[i] = (unsigned char)(text.used >> 8 * i & 255);
+    if (tshi_io_open_new(io)) {
+        tshi_io_write(io, length, sizeof length);
+        tshi_io_write(io, text.at, text.used);
+    }
+    tshi_mem_drop(io->ctx, block);
+}
+
+static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
+    io->hash = tshi_rng_hash(io->hash, data, bytes);
+}
+
+/* Everything that can fail before values are sent. */
+static void tshi_io_prepare(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const size_t pieces = tshi_io_is_writer(ctx) && ctx->tp.size > 1 ? 2 : 1;
+    int i;
+    if (ctx->pp.size > 1)
+        (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
+                       "tsh_save: the model is cut into %d pipeline stages; only pp 1 can be saved",
+                       ctx->pp.size);
+    if (tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io)) return;
+    for (i = 0; i < io->items; i++) {
+        const tsh_tensor *t = tshi_io_values(&io->item[i]);
+        if (!t) continue;
+        if (!*io->item[i].prefix && !tshi_io_check_name(io, t->path)) return;
+        io->bytes += tsh_numel(t) * (int64_t)sizeof(tsh_real);
+        tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
+        tshi_io_hash(io, io->item[i].param->path, strlen(io->item[i].param->path));
+        tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
+    }
+    if (ctx->dp.rank > 0) return;
+    io->piece_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, pieces * TSHI_IO_PIECE);
+    if (io->piece_block && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
+}
+
+/* Runs between a local piece, a message, which holds runs one after the other, and the global
+ * elements from `start` on. */
+typedef struct tshi_io_copy {
+    const char *from;
+    char *to; /* NULL: runs are counted only */
+    int from_message, to_message;
+    int64_t start, done;
+} tshi_io_copy;
+
+static void tshi_io_copy_run(void *user, int64_t global, int64_t local, int64_t length) {
+    tshi_io_copy *c = (tshi_io_copy *)user;
+    const size_t width = sizeof(tsh_real);
+    const int64_t from = c->from_message ? c->done : local;
+    const int64_t to = c->to_message ? c->done : global - c->start;
+    if (c->to)
+        memcpy(c->to + (size_t)to * width, c->from + (size_t)from * width, (size_t)length * width);
+    c->done += length;
+}
+
+/* The global elements [from, to) of a sharded tensor, sent to the writer by their owners. */
+static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to) {
+    tsh_comm *tp = &io->ctx->tp;
+    char *piece = (char *)tshi_mem_data(io->piece_block), *message = piece + TSHI_IO_PIECE;
+    tsh_result result = TSH_OK;
+    tshi_io_copy copy;
+    int r;
+    memset(&copy, 0, sizeof copy);
+    copy.start = from;
+    copy.from = (const char *)tshi_tensor_at(t);
+    copy.to = piece;
+    copy.to_message = tp->rank > 0;
+    tshi_io_runs(t, tp->rank, from, to, tshi_io_copy_run, &copy);
+    if (tp->rank > 0 && copy.done) result = tsh_send(tp, piece, copy.done, TSH_REAL, 0);
+    for (r = 1; tp->rank == 0 && r < tp->size && result == TSH_OK; r++) {
+        copy.to = NULL;
+        copy.done = 0;
+        tshi_io_runs(t, r, from, to, tshi_io_copy_run, &copy);
+        if (!copy.done) continue;
+        result = tsh_recv(tp, message, copy.done, TSH_REAL, r);
+        copy.from = message;
+        copy.from_message = 1;
+        copy.to = piece;
+        copy.done = 0;
+        if (result == TSH_OK) tshi_io_runs(t, r, from, to, tshi_io_copy_run, &copy);
+    }
+    return tshi_error_comm(io->ctx, result, io->op);
+}
+
+/* Writes one tensor. A writer whose disk is full still takes what the others send. */
+static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t) {
+    const int64_t n = tsh_numel(t), step = TSHI_IO_PIECE / (int64_t)sizeof(tsh_real);
+    const int writer = tshi_io_is_writer(io->ctx), cut = t->layout.kind == TSH_SHARDED;
+    char *piece = (char *)tshi_mem_data(io->piece_block);
+    int64_t from, to;
+    for (from = 0; from < n && (writer || cut); from = to) {
+        const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * sizeof(tsh_real);
+        to = tshi_base_min(from + step, n);
+        if (cut && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
+        if (!writer) continue;
+        if (!cut)
+            memcpy(piece, (const char *)tshi_tensor_at(t) + (size_t)from * sizeof(tsh_real), bytes);
+        tshi_io_swap_bytes(piece, to - from, sizeof(tsh_real));
+        tshi_io_write(io, piece, bytes);
+    }
+    return TSH_OK;
+}
+
+/* Has the system put a file, or a folder's list of files, on the disk. Where it cannot be asked, as
+ * outside POSIX, it does so in its own time. */
+static int tshi_io_sync(const char *path, int folder) {
+#if TSHI_POSIX
+    const int fd = open(path, folder ? O_RDONLY : O_WRONLY);
+    int synced;
+    if (fd < 0) return 0;
+    synced = fsync(fd) == 0 || errno == EINVAL; /* EINVAL: this file system never does */
+    (void)close(fd);
+    return synced;
+#else
+    (void)path;
+    (void)folder;
+    return 1;
+#endif
+}
+
+/* On the writer: the temporary file becomes the file, once it is whole on the disk. */
+static void tshi_io_finish(tshi_io *io) {
+    char *name = io->temporary, *slash;
+    int closed;
+    errno = 0;
+    closed = fclose(io->file) == 0;
+    io->file = NULL;
+    if (io->ctx->error.code != TSH_OK) return;
+    if (!closed || !tshi_io_sync(name, 0)) {
+        (void)tshi_io_refused(io, "cannot be written");
+        return;
+    }
+#ifdef _WIN32
+    (void)remove(io->path); /* rename replaces no file there */
+#endif
+    if (rename(name, io->path) != 0) {
+        (void)tshi_io_refused(io, "cannot be replaced");
+        return;
+    }
+    io->temporary = NULL;
+    slash = strrchr(name, '/');
+    if (slash) slash[slash == name] = '\0';
+    (void)tshi_io_sync(slash ? name : ".", 1); /* the file is there: too late for an error */
+}
+
+TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim) {
+    tshi_io io;
+    tsh_ctx *ctx;
+    int i;
+    if (!module) return TSH_ERR_ARGUMENT;
+    ctx = module->ctx;
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    tshi_io_begin(&io, "tsh_save", module, path, optim);
+    if (ctx->error.code == TSH_OK) tshi_io_prepare(&io);
+    if (ctx->error.code != TSH_OK) tshi_io_close(&io);
+    if (tshi_io_agree(&io) == TSH_OK) {
+        for (i = 0; i < io.items && ctx->dp.rank == 0; i++) {
+            const tsh_tensor *t = tshi_io_values(&io.item[i]);
+            if (t && tshi_io_write_tensor(&io, t) != TSH_OK) break;
+        }
+        if (io.file) tshi_io_finish(&io);
+        tshi_io_close(&io);
+        (void)tshi_io_agree(&io);
+    }
+    tshi_io_end(&io);
+    return ctx->error.code;
+}
+
+/* -- reading: JSON ------------------------------------------------------------
+ * Only what a header can be, in one pass without recursion; strings are decoded in place, where
+ * they cannot grow. The text ends with a NUL, which no token takes. */
+
+/* The header is not what it should be here. */
+static int tshi_io_bad(const tshi_io *io, const char *what) {
+    (void)tsh_fail(io->ctx, TSH_ERR_IO,
+                   "%s: \"%.200s\" is no safetensors file: %s at byte %lu of its header", io->op,
+                   io->path, what, (unsigned long)(io->at - io->text));
+    return 0;
+}
+
+/* A name of the file for an error sentence: no control characters, not too long. */
+static const char *tshi_io_quote(const char *name, char *quote) {
+    size_t i;
+    for (i = 0; name[i] && i + 1 < TSHI_IO_QUOTE; i++)
+        quote[i] = (unsigned char)name[i] < 0x20 || name[i] == 0x7F ? '?' : name[i];
+    quote[i] = '\0';
+    return quote;
+}
+
+static void tshi_io_skip(tshi_io *io) {
+    while (*io->at == ' ' || *io->at == '\t' || *io->at == '\n' || *io->at == '\r') io->at++;
+}
+
+/* Takes c, past blanks; 0 where another character stands. */
+static int tshi_io_take(tshi_io *io, char c) {
+    tshi_io_skip(io);
+    if (*io->at != c) return 0;
+    io->at++;
+    return 1;
+}
+
+/* The four hexadecimal digits at io->at; -1 where there are others. */
+static long tshi_io_hex(tshi_io *io) {
+    long value = 0;
+    int i;
+    for (i = 0; i < 4; i++, io->at++) {
+        const char c = *io->at;
+        const long digit = c >= '0' && c <= '9'   ? c - '0'
+                           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                                  : -1;
+        if (digit < 0) return -1;
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+/* The character after "\u", written as UTF-8 at out; NULL for half a surrogate pair and for NUL. */
+static char *tshi_io_unicode(tshi_io *io, char *out) {
+    long code = tshi_io_hex(io), low;
+    int n, i;
+    if (code <= 0 || (code >= 0xDC00 && code < 0xE000)) return NULL;
+    if (code >= 0xD800 && code < 0xDC00) {
+        if (io->at[0] != '\\' || io->at[1] != 'u') return NULL;
+        io->at += 2;
+        low = tshi_io_hex(io);
+        if (low < 0xDC00 || low >= 0xE000) return NULL;
+        code = 0x10000 + (code - 0xD800) * 1024 + (low - 0xDC00);
+    }
+    n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (i = n - 1; i > 0; i--, code >>= 6) out[i] = (char)(unsigned char)(0x80 | (code & 0x3F));
+    out[0] = (char)(unsigned char)(n == 1 ? code : (0xF00 >> n & 0xFF) | code);
+    return out + n;
+}
+
+/* A string, without its quotes; NULL and an error where there is none. */
+static const char *tshi_io_string(tshi_io *io) {
+    static const char escape[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
+    char *start, *out;
+    const char *found;
+    int n;
+    if (!tshi_io_take(io, '"')) {
+        (void)tshi_io_bad(io, "there is no string");
+        return NULL;
+    }
+    for (start = out = io->at; *io->at != '"';) {
+        n = tshi_io_utf8((const unsigned char *)io->at);
+        if (!n || (unsigned char)*io->at < 0x20) {
+            (void)tshi_io_bad(io, "a string does not end, or is not UTF-8");
+            return NULL;
+        }
+        if (*io->at != '\\') {
+            for (; n > 0; n--) *out++ = *io->at++;
+            continue;
+        }
+        io->at++;
+        found = *io->at ? strchr(escape, *io->at) : NULL;
+        if (found) {
+            *out++ = meaning[found - escape];
+            io->at++;
+        } else if (*io->at++ != 'u' || !(out = tshi_io_unicode(io, out))) {
+            (void)tshi_io_bad(io, "an escape in a string is wrong");
+            return NULL;
+        }
+    }
+    io->at++;
+    *out = '\0';
+    return start;
+}
+
+/* A key of an object, with its colon. */
+static const char *tshi_io_key(tshi_io *io) {
+    const char *key = tshi_io_string(io);
+    if (key && !tshi_io_take(io, ':')) {
+        (void)tshi_io_bad(io, "a colon is missing");
+        return NULL;
+    }
+    return key;
+}
+
+/* Steps from one element to the next: 1 if another follows, 0 past `close`, -1 and an error. */
+static int tshi_io_next(tshi_io *io, char close) {
+    if (tshi_io_take(io, ',')) return 1;
+    if (tshi_io_take(io, close)) return 0;
+    (void)tshi_io_bad(io, "a comma or a bracket is missing");
+    return -1;
+}
+
+/* A whole number, 0 to 2^62. */
+static int tshi_io_whole(tshi_io *io, int64_t *out) {
+    const int64_t most = INT64_MAX / 2;
+    const char *start;
+    tshi_io_skip(io);
+    start = io->at;
+    for (*out = 0; *io->at >= '0' && *io->at <= '9'; io->at++) {
+        if (*out > (most - (*io->at - '0')) / 10) return tshi_io_bad(io, "a number is too large");
+        *out = *out * 10 + (*io->at - '0');
+    }
+    if (io->at == start || (*start == '0' && io->at > start + 1))
+        return tshi_io_bad(io, "there is no whole number");
+    return 1;
+}
+
+/* "[1, 2]": at most `most` whole numbers into out, how many into *count. */
+static int tshi_io_numbers(tshi_io *io, int64_t *out, int most, int *count) {
+    int more = 1;
+    *count = 0;
+    if (!tshi_io_take(io, '[')) return tshi_io_bad(io, "there is no list");
+    if (tshi_io_take(io, ']')) return 1;
+    while (more > 0) {
+        if (*count == most) return tshi_io_bad(io, "a list is too long");
+        if (!tshi_io_whole(io, &out[(*count)++])) return 0;
+        more = tshi_io_next(io, ']');
+    }
+    return more == 0;
+}
+
+/* -- reading: the header ------------------------------------------------------ */
+
+/* The format's dtypes that a byte is not too large for; only that of TSH_REAL is loaded. */
+typedef struct tshi_io_type {
+    const char *name;
+    int64_t size;
+} tshi_io_type;
+static const tshi_io_type tshi_io_types[] = {{"F32", 4}, {"F64", 8},     {"BOOL", 1},    {"U8", 1},
+                                             {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2},
+                                             {"U16", 2}, {"F16", 2},     {"BF16", 2},    {"I32", 4},
+                                             {"U32", 4}, {"I64", 8},     {"U64", 8}};
+
+static int tshi_io_dtype(tshi_io *io, int *type) {
+    const char *name = tshi_io_string(io);
+    const int types = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]);
+    if (!name) return 0;
+    for (*type = 0; *type < types; ++*type)
+        if (strcmp(name, tshi_io_types[*type].name) == 0) return 1;
+    return tshi_io_bad(io, "a dtype is unknown");
+}
+
+/* {"dtype": .., "shape": .., "data_offsets": ..}, each once, in any order. */
+static int tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
+    int64_t offset[2] = {0, 0};
+    int more = 1, seen[3] = {0, 0, 0}, n = 0;
+    const char *key;
+    if (!tshi_io_take(io, '{')) return tshi_io_bad(io, "a tensor is no object");
+    while (more > 0) {
+        int good = 0, which;
+        if (!(key = tshi_io_key(io))) return 0;
+        which = strcmp(key, "dtype") == 0          ? 0
+                : strcmp(key, "shape") == 0        ? 1
+                : strcmp(key, "data_offsets") == 0 ? 2
+                                                   : 3;
+        if (which == 3 || seen[which]++) return tshi_io_bad(io, "a key is unknown or twice there");
+        if (which == 0) good = tshi_io_dtype(io, &entry->type);
+        if (which == 1) good = tshi_io_numbers(io, entry->dim, TSH_MAX_DIMS, &entry->ndim);
+        if (which == 2) good = tshi_io_numbers(io, offset, 2, &n);
+        if (!good) return 0;
+        more = tshi_io_next(io, '}');
+    }
+    if (more < 0) return 0;
+    if (!seen[0] || !seen[1] || n != 2)
+        return tshi_io_bad(io, "a tensor lacks its dtype, shape or two data_offsets");
+    entry->begin = offset[0];
+    entry->end = offset[1];
+    return 1;
+}
+
+/* {"key": "text", ..} */
+static int tshi_io_read_pairs(tshi_io *io) {
+    int more = 1;
+    if (!tshi_io_take(io, '{')) return tshi_io_bad(io, "__metadata__ is no object");
+    if (tshi_io_take(io, '}')) return 1;
+    while (more > 0) {
+        tshi_io_pair *pair = &io->pair[io->pairs];
+        if (io->pairs == io->most_pairs) return tshi_io_bad(io, "__metadata__ is too long");
+        if (!(pair->name = tshi_io_key(io)) || !(pair->text = tshi_io_string(io))) return 0;
+        io->pairs++;
+        more = tshi_io_next(io, '}');
+    }
+    return more == 0;
+}
+
+/* The whole header: n characters from io->at on, then a NUL. */
+static int tshi_io_read_entries(tshi_io *io, size_t n) {
+    int more = 1, metadata = 0;
+    const char *end = io->at + n, *name;
+    if (*io->at != '{') return tshi_io_bad(io, "there is no {");
+    io->at++;
+    if (tshi_io_take(io, '}')) more = 0;
+    while (more > 0) {
+        if (!(name = tshi_io_key(io))) return 0;
+        if (strcmp(name, "__metadata__") == 0) {
+            if (metadata++) return tshi_io_bad(io, "__metadata__ is there twice");
+            if (!tshi_io_read_pairs(io)) return 0;
+        } else {
+            if (io->entries == io->most_entries)
+                return tshi_io_bad(io, "there are too many tensors");
+            memset(&io->entry[io->entries], 0, sizeof *io->entry);
+            io->entry[io->entries].name = name;
+            if (!tshi_io_read_entry(io, &io->entry[io->entries++])) return 0;
+        }
+        more = tshi_io_next(io, '}');
+    }
+    if (more < 0) return 0;
+    tshi_io_skip(io);
+    return io->at == end ? 1 : tshi_io_bad(io, "something follows the last }");
+}
+
+/* -- reading: order, gaps, names ---------------------------------------------- */
+
+typedef int (*tshi_io_order)(const void *a, const void *b);
+
+static int tshi_io_by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int tshi_io_by_place(const void *a, const void *b) {
+    const tshi_io_entry *x = (const tshi_io_entry *)a, *y = (const tshi_io_entry *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->end < y->end ? -1 : x->end > y->end;
+}
+
+static void tshi_io_swap(char *a, char *b, size_t width) {
+    for (; width > 0; width--, a++, b++) {
+        const char c = *a;
+        *a = *b;
+        *b = c;
+    }
+}
+
+/* Heapsort (Williams 1964): no memory, and no order of a file makes it slow. */
+static void tshi_io_sort(void *base, size_t n, size_t width, tshi_io_order order) {
+    char *a = (char *)base;
+    size_t left = n / 2, end = n, at, child;
+    while (end > 1) {
+        if (left > 0)
+            left--;
+        else
+            tshi_io_swap(a, a + --end * width, width);
+        for (at = left; (child = 2 * at + 1) < end; at = child) {
+            if (child + 1 < end && order(a + child * width, a + (child + 1) * width) < 0) child++;
+            if (order(a + at * width, a + child * width) >= 0) break;
+            tshi_io_swap(a + at * width, a + child * width, width);
+        }
+    }
+}
+
+/* An error about one tensor of the file. */
+static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *what) {
+    char quote[TSHI_IO_QUOTE];
+    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is no safetensors file: \"%s\" %s", io->op,
+                   io->path, tshi_io_quote(name, quote), what);
+    return 0;
+}
+
+/* Sizes are those of the shapes; values lie one after the other; names are there once. Leaves both
+ * lists sorted by name. */
+static int tshi_io_check_entries(tshi_io *io) {
+    int64_t at = 0, bytes;
+    size_t i;
+    int d;
+    tshi_io_sort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_place);
+    for (i = 0; i < io->entries; i++) {
+        const tshi_io_entry *e = &io->entry[i];
+        for (bytes = tshi_io_types[e->type].size, d = 0; d < e->ndim; d++) {
+            if (e->dim[d] && bytes > INT64_MAX / 4 / e->dim[d])
+                return tshi_io_bad_entry(io, e->name, "has a shape that no file can hold");
+            bytes *= e->dim[d];
+        }
+        if (e->end < e->begin || e->end - e->begin != bytes)
+            return tshi_io_bad_entry(io, e->name, "has data_offsets that do not fit its shape");
+        if (e->begin != at)
+            return tshi_io_bad_entry(io, e->name, "overlaps another tensor, or leaves a gap");
+        at = e->end;
+    }
+    io->bytes = at;
+    tshi_io_sort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_name);
+    tshi_io_sort(io->pair, io->pairs, sizeof *io->pair, tshi_io_by_name);
+    for (i = 1; i < io->entries; i++)
+        if (strcmp(io->entry[i - 1].name, io->entry[i].name) == 0)
+            return tshi_io_bad_entry(io, io->entry[i].name, "is there twice");
+    for (i = 1; i < io->pairs; i++)
+        if (strcmp(io->pair[i - 1].name, io->pair[i].name) == 0)
+            return tshi_io_bad_entry(io, io->pair[i].name, "is twice in __metadata__");
+    return 1;
+}
+
+/* -- reading: bytes ----------------------------------------------------------- */
+
+/* `bytes` bytes at `at` of the file; 0 where it ends before. Moves in steps that a long holds;
+ * where long has 32 bits, the system may still refuse files over 2 GiB. */
+static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
+    const int64_t most = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
+    size_t got;
+    errno = 0;
+    if (at < io->place) {
+        if (fseek(io->file, 0, SEEK_SET) != 0) return 0;
+        io->place = 0;
+    }
+    while (io->place < at) {
+        const int64_t step = tshi_base_min(at - io->place, most);
+        if (fseek(io->file, (long)step, SEEK_CUR) != 0) return 0;
+        io->place += step;
+    }
+    got = fread(to, 1, bytes, io->file);
+    io->place += (int64_t)got;
+    return got == bytes;
+}
+
+/* Why a read fell short: the system refused, or the file ends. */
+static int tshi_io_short(const tshi_io *io, const char *what) {
+    if (ferror(io->file)) return tshi_io_refused(io, "cannot be read");
+    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is no safetensors file: %s", io->op,
+                   io->path, what);
+    return 0;
+}
+
+/* The 8 bytes before the header, and memory for what it says. */
+static int tshi_io_read_length(tshi_io *io, size_t *n) {
+    unsigned char length[8], last;
+    uint64_t value = 0;
+    char what[TSHI_TEXT_SIZE];
+    int i;
+    if (!tshi_io_read(io, 0, length, sizeof length))
+        return tshi_io_short(io, "it ends within the first 8 bytes");
+    for (i = 7; i >= 0; i--) value = value << 8 | length[i];
+    (void)snprintf(what, sizeof what, "its header would have %llu bytes",
+                   (unsigned long long)value);
+    if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &last, 1))
+        return tshi_io_short(io, what);
+    *n = (size_t)value;
+    io->data = 8 + (int64_t)value;
+    io->most_entries = *n / 49 + 1; /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
+    io->most_pairs = *n / 6 + 1;    /* "":"", */
+    io->text_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, *n + 1);
+    io->entry_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS,
+                                    tshi_base_mul(io->most_entries, sizeof *io->entry));
+    io->pair_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS,
+                                   tshi_base_mul(io->most_pairs, sizeof *io->pair));
+    return io->ctx->error.code == TSH_OK;
+}
+
+/* Reads and checks everything before the values, and that the file ends where they do. */
+static int tshi_io_read_header(tshi_io *io) {
+    char *text, byte;
+    size_t n;
+    if (!tshi_io_read_length(io, &n)) return 0;
+    text = io->at = (char *)tshi_mem_data(io->text_block);
+    io->text = text;
+    io->entry = (tshi_io_entry *)tshi_mem_data(io->entry_block);
+    io->pair = (tshi_io_pair *)tshi_mem_data(io->pair_block);
+    if (!tshi_io_read(io, 8, text, n)) return tshi_io_short(io, "its header is cut off");
+    text[n] = '\0';
+    io->hash = tshi_rng_hash(0, text, n);
+    if (!tshi_io_read_entries(io, n) || !tshi_io_check_entries(io)) return 0;
+    if (io->bytes && !tshi_io_read(io, io->data + io->bytes - 1, &byte, 1))
+        return tshi_io_short(io, "its values are cut off");
+    if (tshi_io_read(io, io->data + io->bytes, &byte, 1))
+        return tshi_io_short(io, "something follows its values");
+    return 1;
+}
+
+/* -- loading: against the model ------------------------------------------------ */
+
+static const char *tshi_io_metadata(const tshi_io *io, const char *prefix, const char *name) {
+    char key[TSHI_IO_NAME];
+    const char *wanted = key;
+    const tshi_io_pair *pair;
+    (void)snprintf(key, sizeof key, "%s%s", prefix, name);
+    pair = (const tshi_io_pair *)bsearch(&wanted, io->pair, io->pairs, sizeof *io->pair,
+                                         tshi_io_by_name);
+    return pair ? pair->text : NULL;
+}
+
+/* A count of the metadata; 0 where it is neither there nor needed. */
+static int tshi_io_count(const tshi_io *io, const char *prefix, const char *name, int needed,
+                         uint64_t *out) {
+    const char *text = tshi_io_metadata(io, prefix, name), *at;
+    *out = 0;
+    if (!text && !needed) return 1;
+    for (at = text; at && *at >= '0' && *at <= '9'; at++) {
+        if (*out > (UINT64_MAX - (uint64_t)(*at - '0')) / 10) break;
+        *out = *out * 10 + (uint64_t)(*at - '0');
+    }
+    if (at && at > text && !*at) return 1;
+    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.160s\" has no whole number as \"%s%.128s\"",
+                   io->op, io->path, prefix, name);
+    return 0;
+}
+
+/* The state of the generators; checked only, unless `put`. A file of another program has none. */
+static int tshi_io_generators(const tshi_io *io, int put) {
+    tsh_ctx *ctx = io->ctx;
+    tsh_module *m;
+    uint64_t seed, randn, dropout, calls;
+    if (!tshi_io_metadata(io, "tshard.", "seed")) return 1;
+    if (!tshi_io_count(io, "tshard.", "seed", 1, &seed) ||
+        !tshi_io_count(io, "tshard.", "randn_calls", 1, &randn) ||
+        !tshi_io_count(io, "tshard.", "dropout_calls", 1, &dropout))
+        return 0;
+    for (m = io->root; m; m = tshi_module_next(io->root, m)) {
+        if (!tshi_io_count(io, "tshard.dropout_calls.", m->path, 0, &calls)) return 0;
+        if (put) m->dropout_calls = calls;
+    }
+    if (put) ctx->seed = seed;
+    if (put) ctx->randn_calls = randn;
+    if (put) ctx->dropout_calls = dropout;
+    return 1;
+}
+
+/* The counts of an optimiser; checked only, unless `put` is not NULL. */
+static int tshi_io_counts(const tshi_io *io, tsh_optim *put) {
+    const char *kind = tshi_io_metadata(io, "tshard.", "optim");
+    uint64_t steps, skipped;
+    int i;
+    if (!kind || strcmp(kind, tshi_io_kind(io->optim)) != 0) {
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "%s: \"%.160s\" holds %s%.32s%s, the optimiser is %s%s", io->op, io->path,
+                       kind ? "the state of \"" : "no optimiser's state", kind ? kind : "",
+                       kind ? "\"" : "", tshi_io_kind(io->optim),
+                       kind ? "" : "; NULL for it loads the parameters alone");
+        return 0;
+    }
+    if (!tshi_io_count(io, "tshard.optim.", "steps", 1, &steps) ||
+        !tshi_io_count(io, "tshard.optim.", "skipped", 1, &skipped))
+        return 0;
+    if (put) put->info.steps = (int64_t)(steps & INT64_MAX);
+    if (put) put->info.skipped = (int64_t)(skipped & INT64_MAX);
+    for (i = 0; i < io->optim->count; i++) {
+        if (!tshi_io_count(io, "tshard.optim.steps.", io->optim->each[i].param->path, 1, &steps))
+            return 0;
+        if (put) put->each[i].steps = (int64_t)(steps & INT64_MAX);
+    }
+    return 1;
+}
+
+/* Moments that the file must hold: Adam's of every parameter that was updated. */
+static int tshi_io_wants_moments(const tshi_io *io) {
+    uint64_t steps;
+    int i;
+    for (i = 0; i < io->items; i++) {
+        tshi_io_item *item = &io->item[i];
+        item->wanted = !item->moment;
+        if (!item->moment || io->optim->desc.kind == TSH_SGD) continue;
+        if (!tshi_io_count(io, "tshard.optim.steps.", item->param->path, 1, &steps)) return 0;
+        item->wanted = steps > 0;
+    }
+    return 1;
+}
+
+/* "F32 (2, 3)" */
+static char *tshi_io_form(const char *dtype, const int64_t *dim, int ndim, char *text) {
+    int i;
+    (void)snprintf(text, TSHI_TEXT_SIZE, "%s (", dtype);
+    for (i = 0; i < ndim; i++)
+        tshi_base_append(text, TSHI_TEXT_SIZE, i ? ", %lld" : "%lld", (long long)dim[i]);
+    tshi_base_append(text, TSHI_TEXT_SIZE, ")");
+    return text;
+}
+
+/* Finds an item's entry, of its dtype and shape. */
+static int tshi_io_match(const tshi_io *io, tshi_io_item *item) {
+    const char *dtype = sizeof(tsh_real) == 4 ? "F32" : "F64";
+    char name[TSHI_IO_NAME], theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
+    const char *wanted = name;
+    const tsh_tensor *t = item->param;
+    tshi_io_entry *e;
+    int same;
+    (void)snprintf(name, sizeof name, "%s%s", item->prefix, t->path);
+    e = (tshi_io_entry *)bsearch(&wanted, io->entry, io->entries, sizeof *e, tshi_io_by_name);
+    item->entry = e;
+    if (!e) return 1;
+    e->taken = 1;
+    same = e->ndim == t->ndim && memcmp(e->dim, t->dim, sizeof t->dim[0] * (size_t)t->ndim) == 0;
+    if (same && strcmp(tshi_io_types[e->type].name, dtype) == 0) return 1;
+    (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
+                   "%s: \"%s\" is %s in \"%.128s\", %s in the model", io->op, name,
+                   tshi_io_form(tshi_io_types[e->type].name, e->dim, e->ndim, theirs), io->path,
+                   tshi_io_form(dtype, t->dim, t->ndim, ours));
+    return 0;
+}
+
+/* Every tensor has an entry, every entry a tensor; moments count only with an optimiser. */
+static int tshi_io_match_all(tshi_io *io) {
+    const char *lacks = NULL, *prefix = "", *strange = NULL;
+    char quote[TSHI_IO_QUOTE];
+    int i, missing = 0;
+    size_t e, more = 0;
+    for (i = 0; i < io->items; i++) {
+        if (!tshi_io_match(io, &io->item[i])) return 0;
+        if (io->item[i].entry || !io->item[i].wanted) continue;
+        if (!missing++) prefix = io->item[i].prefix;
+        if (missing == 1) lacks = io->item[i].param->path;
+    }
+    for (e = 0; e < io->entries; e++) {
+        const char *name = io->entry[e].name;
+        if (io->entry[e].taken ||
+            (!io->optim && (strncmp(name, tshi_io_first, sizeof tshi_io_first - 1) == 0 ||
+                            strncmp(name, tshi_io_second, sizeof tshi_io_second - 1) == 0)))
+            continue;
+        if (!more++) strange = name;
+    }
+    if (!lacks && !strange) return 1;
+    (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                   "%s: \"%.128s\" lacks %d of the model's tensors%s%s%.96s%s and has %lu that the "
+                   "model lacks%s%s%s",
+                   io->op, io->path, missing, lacks ? " (\"" : "", prefix, lacks ? lacks : "",
+                   lacks ? "\")" : "", (unsigned long)more, strange ? " (\"" : "",
+                   strange ? tshi_io_quote(strange, quote) : "", strange ? "\")" : "");
+    return 0;
+}
+
+/* Everything that can be wrong with the file, before anything changes. */
+static int tshi_io_check(tshi_io *io) {
+    const char *format;
+    if (io->ctx->tape.newest)
+        (void)tsh_fail(io->ctx, TSH_ERR_STATE,
+                       "%s: ops are recorded that use the old values; end the step first: "
+                       "tsh_step_end",
+                       io->op);
+    if (io->ctx->error.code != TSH_OK || !tshi_io_list(io) || !tshi_io_read_header(io)) return 0;
+    format = tshi_io_metadata(io, "tshard.", "format");
+    if (format && strcmp(format, "1") != 0) {
+        (void)tsh_fail(io->ctx, TSH_ERR_UNSUPPORTED,
+                       "%s: \"%.160s\" is of tshard's format %.16s, this version reads 1", io->op,
+                       io->path, format);
+        return 0;
+    }
+    return tshi_io_generators(io, 0) && (!io->optim || tshi_io_counts(io, NULL)) &&
+           tshi_io_wants_moments(io) && tshi_io_match_all(io);
+}
+
+/* -- loading: values ----------------------------------------------------------- */
+
+typedef struct tshi_io_slice {
+    tshi_io *io;
+    char *to;
+    int64_t data; /* of the whole tensor */
+} tshi_io_slice;
+
+static void tshi_io_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
+    const tshi_io_slice *s = (const tshi_io_slice *)user;
+    const int64_t width = (int64_t)sizeof(tsh_real);
+    char *to = s->to + local * width;
+    if (s->io->ctx->error.code != TSH_OK) return;
+    if (tshi_io_read(s->io, s->data + global * width, to, (size_t)(length * width)))
+        tshi_io_swap_bytes(to, length, sizeof(tsh_real));
+    else
+        (void)tshi_io_short(s->io, "it became shorter while it was read");
+}
+
+/* One item's local piece, which gets memory if it has none. */
+static void tshi_io_read_item(tshi_io *io, const tshi_io_item *item) {
+    tsh_tensor *t = item->param;
+    const size_t bytes = (size_t)tsh_local_numel(t) * sizeof(tsh_real);
+    tshi_io_slice slice;
+    if (item->moment && (*item->moment || item->entry)) {
+        t = tshi_optim_moment(t, item->moment);
+        if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
+    }
+    if (!t || !item->entry) return;
+    if (!t->block) t->block = tshi_mem_take(io->ctx, TSH_MEM_PARAMETERS, bytes);
+    if (!t->block) return;
+    slice.io = io;
+    slice.to = (char *)tshi_tensor_at(t);
+    slice.data = io->data + item->entry->begin;
+    tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_io_slice_run, &slice);
+}
+
+/* Loads from io->file, which is open unless the ctx holds an error. */
+static tsh_result tshi_io_load(tshi_io *io, tsh_optim *optim) {
+    tsh_ctx *ctx = io->ctx;
+    int i;
+    if (ctx->error.code == TSH_OK) (void)tshi_io_check(io);
+    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
+    for (i = 0; i < io->items && ctx->error.code == TSH_OK; i++)
+        tshi_io_read_item(io, &io->item[i]);
+    if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
+    (void)tshi_io_generators(io, 1);
+    if (optim) (void)tshi_io_counts(io, optim);
+    return ctx->error.code;
+}
+
+TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim) {
+    tshi_io io;
+    tsh_ctx *ctx;
+    if (!module) return TSH_ERR_ARGUMENT;
+    ctx = module->ctx;
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    tshi_io_begin(&io, "tsh_load", module, path, optim);
+    errno = 0;
+    if (ctx->error.code == TSH_OK) io.file = fopen(io.path, "rb");
+    if (!io.file && ctx->error.code == TSH_OK) (void)tshi_io_refused(&io, "cannot be opened");
+    (void)tshi_io_load(&io, optim);
+    tshi_io_end(&io);
+    return ctx->error.code;
+}
+
+/* ========================================================================== */
 /* >>check                                              MARK: - check (private) */
 /* What tests and users verify with: hashes, replicas, finite differences.      */
 /* Needs: >>redistribute >>module.                                              */
@@ -9397,6 +10614,7 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
 #undef TSHI_INLINE
 #undef TSHI_PREFETCH
 #undef TSHI_VECTORS
+#undef TSHI_POSIX
 #undef TSHI_X86
 #undef TSHI_AVX2
 #undef TSHI_KERNEL
