@@ -10186,7 +10186,7 @@ static int tshi_io_read_length(tshi_io *io, size_t *n) {
 /* Reads and checks everything before the values, and that the file ends where they do. */
 static int tshi_io_read_header(tshi_io *io) {
     char *text, byte;
-    size_t n;
+    size_t n = 0;
     if (!tshi_io_read_length(io, &n)) return 0;
     text = io->at = (char *)tshi_mem_data(io->text_block);
     io->text = text;
