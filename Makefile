@@ -5,6 +5,7 @@
 #   CC=gcc|clang           the compiler; `make check` runs both         (cc)
 #   ARGS="..."             flags for examples/gpt.c (make run) or tests/bench/run.py (make bench)
 #   only=unit/test_base    the tests whose name holds this string       (all)
+#   seconds=60             how long make fuzz feeds each target         (60)
 
 config ?= release
 jobs   ?= $(shell nproc 2>/dev/null || echo 1)
@@ -40,7 +41,7 @@ LIBS := -lm -pthread
 # Every tests/<kind>/test_*.py is one that tells what it did in cmocka's words.
 
 HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h tests/*.h tests/*/*.h)
-SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom))
+SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz))
 DOUBLES  := $(if $(SOURCES),$(shell grep -lx '/\* build: double \*/' $(SOURCES)))
 TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(DOUBLES:%.c=$(OUT)/%_double))
 EXAMPLES := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard examples/0*.c)))
@@ -48,7 +49,7 @@ SCRIPTS  := $(if $(san),,$(wildcard tests/*/test_*.py))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
-.PHONY: help run test test-run build-tests check lint asan ubsan tsan bench deps deps-bench clean
+.PHONY: help run test test-run build-tests check lint asan ubsan tsan fuzz bench deps deps-bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -99,6 +100,22 @@ check: deps ## the strict warning set in every standard, gcc and clang, and thei
 
 lint: deps ## the house rules: rooms, names, budgets, documentation, symbols, macros
 	@$(PYTHON) tests/lint/lint.py
+
+# Every tests/fuzz/fuzz_<name>.c is a libFuzzer target, its seeds lie in tests/fuzz/<name>.
+# What it finds beside, and inputs that break something, are kept in build/fuzz.
+seconds ?= 60
+FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,build/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+
+fuzz: deps $(FUZZERS) ## feed random bytes to what reads files
+	@for f in $(FUZZERS); do mkdir -p $$f.found; echo "fuzz: $${f##*/}"; \
+		$$f -max_total_time=$(seconds) -max_len=4096 -artifact_prefix=$$f. $$f.found \
+			tests/fuzz/$${f##*/} >$$f.log 2>&1 || { tail -n 40 $$f.log; exit 1; }; \
+		tail -n 1 $$f.log; done
+
+build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
+	@mkdir -p $(@D)
+	clang -std=c99 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+		-o $@ $< -lm
 
 # ---- benchmarks --------------------------------------------------------------
 

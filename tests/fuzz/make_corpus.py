@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Writes the seeds of fuzz_safetensors.c into the folder safetensors."""
+
+import json
+import os
+import struct
+
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "safetensors")
+SIZES = {"F32": 4, "F64": 8, "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "I16": 2,
+         "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8}
+
+
+def write(name, data):
+    with open(os.path.join(FOLDER, name), "wb") as out:
+        out.write(data)
+    return data
+
+
+def file(header, values):
+    if isinstance(header, dict):
+        header = json.dumps(header, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + bytes(values)
+
+
+def entry(dtype, shape, begin, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def main():
+    os.makedirs(FOLDER, exist_ok=True)
+    model = {"a.weight": entry("F32", [3, 2], 0, 24), "a.bias": entry("F32", [3], 24, 36)}
+    state = {"format": "pt", "tshard.format": "1", "tshard.seed": "0", "tshard.randn_calls": "1",
+             "tshard.dropout_calls": "2", "tshard.dropout_calls.d": "3", "tshard.optim": "adam",
+             "tshard.optim.steps": "1", "tshard.optim.skipped": "0",
+             "tshard.optim.steps.a.weight": "1", "tshard.optim.steps.a.bias": "0"}
+    moments = {"optim.first.a.weight": entry("F32", [3, 2], 36, 60),
+               "optim.second.a.weight": entry("F32", [3, 2], 60, 84)}
+    types, at = {}, 0
+    for name, size in SIZES.items():
+        types[name] = entry(name, [1, 1], at, at + size)
+        at += size
+    write("parameters", file(model, 36))
+    whole = write("state", file(dict(__metadata__=state, **model, **moments), 84))
+    write("escapes", file(
+        b'{"__metadata__":{"\\u00e4\\ud83d\\ude00":"\\"\\\\\\/\\b\\f\\n\\r\\t",'
+        b'"\xc3\xa4":"\xf0\x9f\x98\x80"} , "\\u0061.weight" :\t{"shape":[ 3,2 ],'
+        b'"data_offsets":[0,24],\n"dtype":"F32"},'
+        b'"a.bias":{"dtype":"F32","shape":[3],"data_offsets":[24,36]}}', 36))
+    write("types", file(types, at))
+    write("empty", file({"a.weight": entry("F32", [0, 2], 0, 0), "s": entry("F32", [], 0, 4)}, 4))
+    write("nothing", file(b"{}", 0))
+    write("gap", file({"a.weight": entry("F32", [3, 2], 4, 28)}, 28))
+    write("long", b"\xff" * 8 + b"{}")
+    write("cut", whole[:200])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,358 @@
+/* tsh_load and files that are not what they should be: each is an error of one sentence that
+ * changes nothing, or a load; never a crash. */
+#define TSHARD_IMPLEMENTATION
+#include "../../tshard.h"
+#include "../support/unit.h"
+#include "../support/files.h"
+
+#define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
+
+static files_bytes good; /* what tsh_save wrote for model() */
+
+static tsh_module *model(tsh_ctx *ctx) {
+    const tsh_linear_desc d = {.in = 2, .out = 3};
+    tsh_add_linear(tsh_root(ctx), "a", &d);
+    tsh_add_dropout(tsh_root(ctx), "d", 0.5);
+    return tsh_root(ctx);
+}
+
+static int make_good(void **state) {
+    tsh_ctx *ctx;
+    if (files_begin(state)) return 1;
+    ctx = unit_open(NULL);
+    model(ctx);
+    (void)tsh_forward(tsh_find(tsh_root(ctx), "d"), tsh_ones(ctx, tsh_shape1(2)));
+    assert_int_equal(tsh_save(tsh_root(ctx), files_path("good"), NULL), TSH_OK);
+    unit_close(ctx);
+    good = files_read("good");
+    files_clear();
+    return 0;
+}
+
+static int free_good(void **state) {
+    files_free(&good);
+    return files_end(state);
+}
+
+/* Loads "x" into a model that holds values. An error has a sentence and changes nothing. */
+static tsh_result load(char *message) {
+    const tsh_desc desc = {.seed = 5};
+    tsh_ctx *ctx = unit_open(&desc);
+    tsh_tensor *w = tsh_param(model(ctx), "a.weight");
+    uint64_t before = tsh_hash(ctx, w);
+    tsh_result result = tsh_load(tsh_root(ctx), files_path("x"), NULL);
+    if (message) strcpy(message, tsh_last_error(ctx)->message);
+    assert_int_equal(tsh_last_error(ctx)->code, result);
+    if (result != TSH_OK) {
+        tsh_ctx *fresh = unit_open(&desc);
+        assert_true(strlen(tsh_last_error(ctx)->message) > 30);
+        tsh_clear_error(ctx);
+        assert_int_equal(tsh_hash(ctx, w), before);
+        assert_int_equal(tsh_hash(ctx, tsh_randn(ctx, tsh_shape1(2))),
+                         tsh_hash(fresh, tsh_randn(fresh, tsh_shape1(2))));
+        unit_close(fresh);
+    }
+    unit_close(ctx);
+    return result;
+}
+
+static tsh_result load_bytes(const void *bytes, size_t size, char *message) {
+    files_write("x", bytes, size);
+    return load(message);
+}
+
+/* Loads a file of this header and `values` bytes of zeros. */
+static tsh_result load_header(const char *header, size_t values, char *message) {
+    const size_t n = strlen(header);
+    char *bytes = (char *)calloc(8 + n + values, 1);
+    tsh_result result;
+    bytes[0] = (char)(n & 255);
+    bytes[1] = (char)(n >> 8 & 255);
+    memcpy(bytes + 8, header, n);
+    result = load_bytes(bytes, 8 + n + values, message);
+    free(bytes);
+    return result;
+}
+
+/* -------------------------------------------------------------------- one by one */
+
+#define A       "\"a.weight\":{\"dtype\":\"F32\",\"shape\":[3,2],\"data_offsets\":[0,24]}"
+#define B       "\"a.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[24,36]}"
+#define X(text) "{" A "," B "," text "}"
+
+typedef struct wrong {
+    const char *header;
+    size_t values;
+    const char *part; /* of the sentence; NULL: it loads */
+} wrong;
+
+static const wrong headers[] = {
+    {"{" A "," B "}", 36, NULL},
+    {" {" A "," B "}", 36, "there is no {"},
+    {"{" B "," A "}   ", 36, NULL}, /* another order, and blanks */
+    {"{ " A "\n,\t" B "\r\n}\n", 36, NULL},
+    {X("\"__metadata__\":{}"), 36, NULL},
+    {X("\"__metadata__\":{\"a\":\"b\",\"c\":\"\\u00e4\\ud83d\\ude00\\n\"}"), 36, NULL},
+    {"{\"\\u0061.\\u0077eight\":{\"data_offsets\" : [ 0 , 24 ] , \"shape\":[3,2],\"dtype\":\"F32\"}"
+     "," B "}",
+     36, NULL},
+    /* no JSON, or other JSON */
+    {"{}", 0, "lacks 2 of the model's tensors (\"a.weight\")"},
+    {"[]", 0, "there is no {"},
+    {"nonsense", 0, "there is no {"},
+    {"{\"a.weight\"}", 0, "a colon is missing at byte 11 of its header"},
+    {"{\"a.weight\":3}", 0, "a tensor is no object"},
+    {"{\"a.weight\":[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]}", 0, "a tensor is no object"},
+    {"{\"a\":{\"shape\":[[1]]}}", 0, "there is no whole number"},
+    {"{\"a\":{\"shape\":{}}}", 0, "there is no list"},
+    {"{\"a\":{\"dtype\":3}}", 0, "there is no string"},
+    {"{\"a\":{}}", 0, "there is no string"},
+    {"{" A "," B, 36, "a comma or a bracket is missing"},
+    {"{" A "," B "},", 36, "something follows the last }"},
+    {"{" A "," B "}{}", 36, "something follows the last }"},
+    {"{" A "," B ",}", 36, "there is no string"},
+    {"{" A " " B "}", 36, "a comma or a bracket is missing"},
+    {X("\"__metadata__\":[]"), 36, "__metadata__ is no object"},
+    {X("\"__metadata__\":{\"a\":1}"), 36, "there is no string"},
+    {X("\"__metadata__\":{\"a\":{\"b\":\"c\"}}"), 36, "there is no string"},
+    {X("\"__metadata__\":{\"a\":\"b\",}"), 36, "there is no string"},
+    {X("\"__metadata__\":{\"a\":\"b\"},\"__metadata__\":{}"), 36, "__metadata__ is there twice"},
+    {X("\"__metadata__\":{\"a\":\"b\",\"c\":\"d\",\"a\":\"e\"}"), 36,
+     "\"a\" is twice in __metadata__"},
+    /* keys */
+    {X(A), 36, "overlaps another tensor"},
+    {X("\"a.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[36,48]}"), 48,
+     "\"a.bias\" is there twice"},
+    {X("\"e\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[36,36]},"
+       "\"e\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[36,36]}"),
+     36, "\"e\" is there twice"},
+    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", 0, "a key is unknown or twice there"},
+    {"{\"a\":{\"dtype\":\"F32\",\"strides\":[1]}}", 0, "a key is unknown or twice there"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 4, "lacks its dtype, shape or two data_offsets"},
+    {"{\"a\":{\"shape\":[],\"data_offsets\":[0,4]}}", 4, "lacks its dtype"},
+    {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "lacks its dtype"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[4]}}", 4, "or two data_offsets"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4,4]}}", 4, "a list is too long"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4,
+     "a list is too long"},
+    {"{\"a\":{\"dtype\":\"F31\",\"shape\":[],\"data_offsets\":[0,4]}}", 4, "a dtype is unknown"},
+    {"{\"a\":{\"dtype\":\"f32\",\"shape\":[],\"data_offsets\":[0,4]}}", 4, "a dtype is unknown"},
+    /* numbers */
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, "no whole number"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1.0],\"data_offsets\":[0,4]}}", 4,
+     "a comma or a bracket"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1e0],\"data_offsets\":[0,4]}}", 4,
+     "a comma or a bracket"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[01],\"data_offsets\":[0,4]}}", 4, "no whole number"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[true],\"data_offsets\":[0,4]}}", 4, "no whole number"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[18446744073709551617],\"data_offsets\":[0,4]}}", 4,
+     "a number is too large"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[99999999999999999999999],\"data_offsets\":[0,4]}}", 4,
+     "a number is too large"},
+    /* 2^62 and 2^31 x 2^31 x 2^2: products that overflow */
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904],\"data_offsets\":[0,0]}}", 0,
+     "a number is too large"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387900],\"data_offsets\":[0,0]}}", 0,
+     "\"a\" has a shape that no file can hold"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2147483648,2147483648,4],\"data_offsets\":[0,0]}}", 0,
+     "has a shape that no file can hold"},
+    /* offsets */
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "do not fit its shape"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,7]}}", 8, "do not fit its shape"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,9]}}", 8, "do not fit its shape"},
+    {"{\"a\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8,
+     "do not fit its shape"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 12, "or leaves a gap"},
+    {"{" A ",\"a.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[28,40]}}", 40,
+     "\"a.bias\" overlaps another tensor, or leaves a gap"},
+    {"{" A ",\"a.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[20,32]}}", 32,
+     "\"a.bias\" overlaps another tensor, or leaves a gap"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[500000000000000000],\"data_offsets\":"
+     "[0,2000000000000000000]}}",
+     0, "its values are cut off"},
+    {"{" A "," B "}", 35, "its values are cut off"},
+    {"{" A "," B "}", 0, "its values are cut off"},
+    {"{" A "," B "}", 37, "something follows its values"},
+    {"{}", 1, "something follows its values"},
+    /* strings: UTF-8 and escapes */
+    {X("\"\xff\":{}"), 36, "or is not UTF-8"},
+    {X("\"\xc0\xaf\":{}"), 36, "or is not UTF-8"},         /* not the shortest form */
+    {X("\"\xe0\x80\xaf\":{}"), 36, "or is not UTF-8"},     /* likewise */
+    {X("\"\xf0\x80\x80\xaf\":{}"), 36, "or is not UTF-8"}, /* likewise */
+    {X("\"\xed\xa0\x80\":{}"), 36, "or is not UTF-8"},     /* half a surrogate pair */
+    {X("\"\xf4\x90\x80\x80\":{}"), 36, "or is not UTF-8"}, /* beyond U+10FFFF */
+    {X("\"\xf5\x80\x80\x80\":{}"), 36, "or is not UTF-8"},
+    {X("\"\xe2\x82\":{}"), 36, "or is not UTF-8"}, /* cut off */
+    {X("\"\x80\":{}"), 36, "or is not UTF-8"},
+    {X("\"a\nb\":{}"), 36, "or is not UTF-8"},
+    {X("\"a"), 36, "a tensor is no object"},
+    {X("\"a\\x41\":{}"), 36, "an escape in a string is wrong"},
+    {X("\"a\\u12g4\":{}"), 36, "an escape in a string is wrong"},
+    {X("\"a\\u0000\":{}"), 36, "an escape in a string is wrong"},
+    {X("\"a\\ud800\":{}"), 36, "an escape in a string is wrong"},
+    {X("\"a\\ud800\\u0041\":{}"), 36, "an escape in a string is wrong"},
+    {X("\"a\\udc00\":{}"), 36, "an escape in a string is wrong"},
+    {"{\"a\\", 0, "an escape in a string is wrong"},
+    {"{\"a\\u", 0, "an escape in a string is wrong"},
+    {"{\"a", 0, "a string does not end"},
+    {X("\"a\\u001b[2J\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[36,36]}"), 36,
+     "(\"a?[2J\")"}, /* terminals are spared */
+    /* what the model is not */
+    {"{" A "}", 24, "lacks 1 of the model's tensors (\"a.bias\")"},
+    {X("\"e\":{\"dtype\":\"I64\",\"shape\":[2,0],\"data_offsets\":[36,36]}"), 36,
+     "has 1 that the model lacks (\"e\")"},
+    {X("\"optim.first.a.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[36,48]}"), 48,
+     NULL}, /* without an optimiser its moments are skipped */
+    {X("\"optim.third.a.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[36,48]}"), 48,
+     "has 1 that the model lacks (\"optim.third.a.bias\")"},
+    {"{" A ",\"a.bias\":{\"dtype\":\"F32\",\"shape\":[3,1],\"data_offsets\":[24,36]}}", 36,
+     "\"a.bias\" is F32 (3, 1) in"},
+    {"{" A ",\"a.bias\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[24,28]}}", 28,
+     "\"a.bias\" is F32 () in"},
+    {"{" A ",\"a.bias\":{\"dtype\":\"I32\",\"shape\":[3],\"data_offsets\":[24,36]}}", 36,
+     "\"a.bias\" is I32 (3) in"},
+    {"{" A ",\"a.bias\":{\"dtype\":\"F16\",\"shape\":[3],\"data_offsets\":[24,30]}}", 30,
+     "\"a.bias\" is F16 (3) in"},
+    /* the state that tsh_save adds */
+    {X("\"__metadata__\":{\"tshard.format\":\"2\"}"), 36, "is of tshard's format 2"},
+    {X("\"__metadata__\":{\"tshard.seed\":\"1\"}"), 36,
+     "has no whole number as \"tshard.randn_calls\""},
+    {X("\"__metadata__\":{\"tshard.seed\":\"-1\"}"), 36, "no whole number as \"tshard.seed\""},
+    {X("\"__metadata__\":{\"tshard.seed\":\"\"}"), 36, "no whole number as \"tshard.seed\""},
+    {X("\"__metadata__\":{\"tshard.seed\":\"18446744073709551616\"}"), 36,
+     "no whole number as \"tshard.seed\""},
+    {X("\"__metadata__\":{\"tshard.seed\":\"18446744073709551615\",\"tshard.randn_calls\":\"0\","
+       "\"tshard.dropout_calls\":\"0\"}"),
+     36, NULL},
+    {X("\"__metadata__\":{\"tshard.seed\":\"1\",\"tshard.randn_calls\":\"0\","
+       "\"tshard.dropout_calls\":\"0\",\"tshard.dropout_calls.d\":\"1x\"}"),
+     36, "no whole number as \"tshard.dropout_calls.d\""},
+};
+
+static void every_mistake_has_its_sentence(void **state) {
+    char message[TSH_MESSAGE_SIZE];
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(headers); i++) {
+        tsh_result result = load_header(headers[i].header, headers[i].values, message);
+        if ((result == TSH_OK) != !headers[i].part ||
+            (headers[i].part && !strstr(message, headers[i].part)))
+            fail_msg("%s: %s \"%s\", not \"%s\"", headers[i].header, tsh_result_name(result),
+                     message, headers[i].part ? headers[i].part : "a load");
+        if (result != TSH_OK && strncmp(message, "tsh_load: \"", 11) != 0) fail_msg("%s", message);
+    }
+}
+
+/* The length of the header: too small, beyond the file, beyond 100 MB, beyond 2^63. */
+static void the_length_of_the_header_is_checked(void **state) {
+    static const unsigned char lengths[][8] = {{0},
+                                               {1},
+                                               {255, 255},
+                                               {1, 0xE1, 0xF5, 5}, /* 100,000,001 */
+                                               {0, 0xE1, 0xF5, 5},
+                                               {0, 0, 0, 0, 1},
+                                               {0, 0, 0, 0, 0, 0, 0, 128},
+                                               {255, 255, 255, 255, 255, 255, 255, 127},
+                                               {255, 255, 255, 255, 255, 255, 255, 255}};
+    char bytes[64], message[TSH_MESSAGE_SIZE];
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(lengths); i++) {
+        memset(bytes, ' ', sizeof bytes);
+        memcpy(bytes, lengths[i], 8);
+        memcpy(bytes + 8, "{}", 2);
+        assert_int_equal(load_bytes(bytes, sizeof bytes, message), TSH_ERR_IO);
+        if (!strstr(message, "its header would have ")) fail_msg("%d: %s", i, message);
+    }
+    for (i = 0; i < 8; i++) {
+        assert_int_equal(load_bytes(bytes, (size_t)i, message), TSH_ERR_IO);
+        assert_non_null(strstr(message, "it ends within the first 8 bytes"));
+    }
+}
+
+/* A NUL in the header is no end of it. */
+static void a_nul_is_refused_wherever_it_stands(void **state) {
+    size_t at, n = 8 + (size_t)(unsigned char)good.at[0] + 256 * (size_t)(unsigned char)good.at[1];
+    (void)state;
+    for (at = 8; at < n; at++) {
+        const char old = good.at[at];
+        good.at[at] = '\0';
+        assert_int_not_equal(load_bytes(good.at, good.size, NULL), TSH_OK);
+        good.at[at] = old;
+    }
+}
+
+static void every_cut_is_refused(void **state) {
+    size_t size;
+    (void)state;
+    assert_int_equal(load_bytes(good.at, good.size, NULL), TSH_OK);
+    for (size = 0; size < good.size; size++)
+        assert_int_equal(load_bytes(good.at, size, NULL), TSH_ERR_IO);
+}
+
+/* Each byte with other bits: an error, or a load where it was a value or a count. */
+static void every_byte_may_be_wrong(void **state) {
+    static const unsigned char flips[] = {1, 2, 4, 8, 16, 32, 64, 128, 255};
+    size_t at, loads = 0;
+    int i;
+    (void)state;
+    for (at = 0; at < good.size; at++)
+        for (i = 0; i < COUNT(flips); i++) {
+            good.at[at] = (char)((unsigned char)good.at[at] ^ flips[i]);
+            if (load_bytes(good.at, good.size, NULL) == TSH_OK) loads++;
+            good.at[at] = (char)((unsigned char)good.at[at] ^ flips[i]);
+        }
+    assert_true(loads >= 36 * COUNT(flips));           /* values */
+    assert_true(loads < good.size * COUNT(flips) / 2); /* most of a header means something */
+}
+
+/* A header of many tensors is sorted, not compared by pairs: 200,000 take well under a second. */
+static void a_long_header_is_read_in_time(void **state) {
+    enum { N = 200000, LONGEST = 64 };
+    char *header = (char *)malloc((size_t)N * LONGEST + 2), *at = header, message[TSH_MESSAGE_SIZE],
+         *bytes;
+    size_t n, i;
+    (void)state;
+    *at++ = '{';
+    for (i = 0; i < N; i++)
+        at += sprintf(at, "%s\"%zu\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}",
+                      i ? "," : "", i * 7919 % N);
+    *at++ = '}';
+    n = (size_t)(at - header);
+    bytes = (char *)calloc(8 + n, 1);
+    for (i = 0; i < 8; i++) bytes[i] = (char)(n >> 8 * i & 255);
+    memcpy(bytes + 8, header, n);
+    assert_int_equal(load_bytes(bytes, 8 + n, message), TSH_ERR_ARGUMENT);
+    assert_non_null(strstr(message, "has 200000 that the model lacks (\"0\")"));
+    free(bytes);
+    free(header);
+}
+
+/* Not between steps: what is recorded still uses the old values. */
+static void a_recorded_step_must_end_first(void **state) {
+    tsh_ctx *ctx = unit_open(NULL);
+    tsh_tensor *w = tsh_param(model(ctx), "a.weight");
+    (void)state;
+    files_write("x", good.at, good.size);
+    (void)tsh_sum(tsh_mul(w, w), TSH_ALL, 0);
+    assert_int_equal(tsh_load(tsh_root(ctx), files_path("x"), NULL), TSH_ERR_STATE);
+    EXPECT(TSH_ERR_STATE, "end the step first: tsh_step_end");
+    assert_int_equal(tsh_step_end(ctx), TSH_OK);
+    assert_int_equal(tsh_load(tsh_root(ctx), files_path("x"), NULL), TSH_OK);
+    unit_close(ctx);
+}
+
+#define TEST(f) cmocka_unit_test_teardown(f, files_after)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(every_mistake_has_its_sentence),
+        TEST(the_length_of_the_header_is_checked),
+        TEST(a_nul_is_refused_wherever_it_stands),
+        TEST(every_cut_is_refused),
+        TEST(every_byte_may_be_wrong),
+        TEST(a_long_header_is_read_in_time),
+        TEST(a_recorded_step_must_end_first),
+    };
+    return cmocka_run_group_tests_name("io malformed", tests, make_good, free_good);
+}
