@@ -49,7 +49,8 @@ SCRIPTS  := $(if $(san),,$(wildcard tests/*/test_*.py))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
-.PHONY: help run test test-run build-tests check lint asan ubsan tsan fuzz bench deps deps-bench clean
+.PHONY: help run test test-run build-tests check lint asan ubsan tsan fuzz bench deps deps-bench \
+        clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets

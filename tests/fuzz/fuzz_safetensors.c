@@ -1,6 +1,6 @@
 /* Feeds bytes to tsh_load as if they were a file: whatever they are, the answer is a load or an
- * error of one sentence. `make fuzz` runs it under libFuzzer, test_safetensors.c once for every file
- * of the folder safetensors, which make_corpus.py writes. */
+ * error of one sentence. `make fuzz` runs it under libFuzzer, test_safetensors.c once for every
+ * file of the folder safetensors, which make_corpus.py writes. */
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L /* fmemopen */
 #endif

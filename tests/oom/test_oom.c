@@ -7,6 +7,7 @@
 #include "../support/ranks.h"
 #include "../support/small_gpt.h"
 #include "../support/counting.h"
+#include "../support/files.h"
 
 static counting memory;
 
@@ -193,6 +194,28 @@ static void work_gradcheck(tsh_ctx *ctx) {
     (void)tsh_gradcheck(ctx, square, &x, 1, NULL, 0, 2);
 }
 
+/* A checkpoint written and read: no temporary file may be left. The model is saved as it was made,
+ * trained on, and loaded; a rank that fails is one error on both. */
+static void work_save(tsh_ctx *ctx) {
+    const tsh_optim_desc adam = {.kind = TSH_ADAM};
+    const tsh_linear_desc d = {.in = WIDTH, .out = 100, .style = TSH_COLWISE};
+    tsh_module *m = tsh_add_linear(tsh_root(ctx), "m", &d);
+    tsh_optim *optim = tsh_optim_new(tsh_root(ctx), &adam);
+    finish(ctx, m ? tsh_forward(m, tsh_zeros(ctx, tsh_shape2(1, WIDTH))) : NULL);
+    (void)tsh_optim_step(optim);
+    if (!tsh_ok(ctx)) return;
+    (void)tsh_save(tsh_root(ctx), files_path("checkpoint"), optim);
+}
+
+/* Into a model without memory. */
+static void work_load(tsh_ctx *ctx) {
+    const tsh_optim_desc adam = {.kind = TSH_ADAM};
+    const tsh_linear_desc d = {.in = WIDTH, .out = 100, .style = TSH_ROWWISE};
+    (void)tsh_add_linear(tsh_root(ctx), "m", &d);
+    if (!tsh_ok(ctx)) return; /* told: there may be no root that tsh_load could tell it by */
+    (void)tsh_load(tsh_root(ctx), files_path("checkpoint"), tsh_optim_new(tsh_root(ctx), &adam));
+}
+
 typedef struct job {
     const char *name;
     void (*work)(tsh_ctx *ctx);
@@ -215,12 +238,15 @@ static const job jobs[] = {
     {"redistribute", work_redistribute},
     {"custom", work_custom},
     {"gpt", work_gpt},
+    {"save", work_save}, /* and then */
+    {"load", work_load},
     {"gradcheck", work_gradcheck},
 };
 
 /* --------------------------------------------------------------------- one rank */
 
 static void expect_clean(const char *name) {
+    if (files_count() > 1) fail_msg("%s: a temporary file is left", name);
     if (memory.broken) fail_msg("%s: %s", name, memory.broken);
     if (memory.live || memory.blocks)
         fail_msg("%s, request %lu: %zu bytes in %zu blocks are left", name,
@@ -338,5 +364,5 @@ int main(void) {
         cmocka_unit_test(work_goes_on_after_memory_is_back),
         cmocka_unit_test(any_request_may_fail_on_one_or_both_of_two_ranks),
     };
-    return cmocka_run_group_tests_name("oom", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("oom", tests, files_begin, files_end);
 }

@@ -60,7 +60,7 @@ static void a_file_is_a_header_and_global_values(void **state) {
     unit_close(ctx);
 }
 
-/* Names are text: quotes, escapes and other scripts come back; what cannot be written is refused. */
+/* Quotes, escapes and other scripts come back; what could not be read again is refused. */
 static void names_are_escaped(void **state) {
     static const char *const names[] = {"a\"b", "back\\slash", "tab\there", "\xc3\xa4\xe2\x82\xac",
                                         "\xf0\x9f\x98\x80"};
