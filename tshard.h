@@ -145,6 +145,11 @@
  *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for all micro-batches, then
  *   tsh_sync_grads. Ranks beyond tp times pp form replicas (dp): gradients are averaged over them.
  *
+ * CHECKPOINTS
+ *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
+ *   tensors; tsh_load reads it at any degree and layout, and training goes on with the same bits.
+ *   Files of other programs load too, if names and shapes are the model's.
+ *
  * SPEED
  *   Compile with -O3 (and -fno-math-errno where the compiler has it, so that square roots
  *   vectorise). Kernels for AVX2 and AVX-512 are compiled beside portable ones and chosen at run
@@ -9370,7 +9375,8 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_coll coll = tsh_coll_make(TSH_ALLREDUCE, TSH_I64);
     tsh_error error = ctx->error;
     int64_t told[3];
-    const int64_t seconds = io->bytes >> 23; /* a slow disk writes 8 MiB in one */
+    /* a slow disk writes 8 MiB in one; a file may claim anything */
+    const int64_t seconds = tshi_base_min(io->bytes >> 23, 1000000);
     if (ctx->told) return ctx->error.code;
     told[0] = error.code != TSH_OK ? world->size - world->rank : 0;
     told[1] = (int64_t)(io->hash >> 1);

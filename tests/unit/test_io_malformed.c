@@ -7,7 +7,8 @@
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
-static files_bytes good; /* what tsh_save wrote for model() */
+static files_bytes good;             /* what tsh_save wrote for model() */
+static const tsh_optim_desc *wanted; /* load() has such an optimiser; NULL: none */
 
 static tsh_module *model(tsh_ctx *ctx) {
     const tsh_linear_desc d = {.in = 2, .out = 3};
@@ -40,7 +41,8 @@ static tsh_result load(char *message) {
     tsh_ctx *ctx = unit_open(&desc);
     tsh_tensor *w = tsh_param(model(ctx), "a.weight");
     uint64_t before = tsh_hash(ctx, w);
-    tsh_result result = tsh_load(tsh_root(ctx), files_path("x"), NULL);
+    tsh_optim *optim = wanted ? tsh_optim_new(tsh_root(ctx), wanted) : NULL;
+    tsh_result result = tsh_load(tsh_root(ctx), files_path("x"), optim);
     if (message) strcpy(message, tsh_last_error(ctx)->message);
     assert_int_equal(tsh_last_error(ctx)->code, result);
     if (result != TSH_OK) {
@@ -48,6 +50,7 @@ static tsh_result load(char *message) {
         assert_true(strlen(tsh_last_error(ctx)->message) > 30);
         tsh_clear_error(ctx);
         assert_int_equal(tsh_hash(ctx, w), before);
+        assert_int_equal(tsh_optim_state(optim).steps, 0);
         assert_int_equal(tsh_hash(ctx, tsh_randn(ctx, tsh_shape1(2))),
                          tsh_hash(fresh, tsh_randn(fresh, tsh_shape1(2))));
         unit_close(fresh);
@@ -185,7 +188,7 @@ static const wrong headers[] = {
     {X("\"\xe2\x82\":{}"), 36, "or is not UTF-8"}, /* cut off */
     {X("\"\x80\":{}"), 36, "or is not UTF-8"},
     {X("\"a\nb\":{}"), 36, "or is not UTF-8"},
-    {X("\"a"), 36, "a tensor is no object"},
+    {X("\"a"), 36, "a string does not end"},
     {X("\"a\\x41\":{}"), 36, "an escape in a string is wrong"},
     {X("\"a\\u12g4\":{}"), 36, "an escape in a string is wrong"},
     {X("\"a\\u0000\":{}"), 36, "an escape in a string is wrong"},
@@ -229,18 +232,67 @@ static const wrong headers[] = {
      36, "no whole number as \"tshard.dropout_calls.d\""},
 };
 
-static void every_mistake_has_its_sentence(void **state) {
+static void expect_wrong(const wrong *each, int count) {
     char message[TSH_MESSAGE_SIZE];
     int i;
-    (void)state;
-    for (i = 0; i < COUNT(headers); i++) {
-        tsh_result result = load_header(headers[i].header, headers[i].values, message);
-        if ((result == TSH_OK) != !headers[i].part ||
-            (headers[i].part && !strstr(message, headers[i].part)))
-            fail_msg("%s: %s \"%s\", not \"%s\"", headers[i].header, tsh_result_name(result),
-                     message, headers[i].part ? headers[i].part : "a load");
+    for (i = 0; i < count; i++) {
+        tsh_result result = load_header(each[i].header, each[i].values, message);
+        if ((result == TSH_OK) != !each[i].part || (each[i].part && !strstr(message, each[i].part)))
+            fail_msg("%s: %s \"%s\", not \"%s\"", each[i].header, tsh_result_name(result), message,
+                     each[i].part ? each[i].part : "a load");
         if (result != TSH_OK && strncmp(message, "tsh_load: \"", 11) != 0) fail_msg("%s", message);
     }
+}
+
+static void every_mistake_has_its_sentence(void **state) {
+    (void)state;
+    expect_wrong(headers, COUNT(headers));
+}
+
+/* -------------------------------------------------------- the state of an optimiser */
+
+#define STATE(kind, weight, bias)                                                                  \
+    "\"__metadata__\":{\"tshard.optim\":\"" kind "\",\"tshard.optim.steps\":\"2\","                \
+    "\"tshard.optim.skipped\":\"0\",\"tshard.optim.steps.a.weight\":\"" weight "\","               \
+    "\"tshard.optim.steps.a.bias\":\"" bias "\"}"
+#define MOMENT(which, from, to)                                                                    \
+    "\"optim." which ".a.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[" from "," to   \
+    "]}"
+
+static const wrong adam_headers[] = {
+    {"{" A "," B "}", 36, "holds no optimiser's state, the optimiser is adam"},
+    {X(STATE("sgd", "0", "0")), 36, "holds the state of \"sgd\", the optimiser is adam"},
+    {X(STATE("adam", "0", "0")), 36, NULL},
+    {X(STATE("adam", "0", "2") "," MOMENT("first", "36", "48") "," MOMENT("second", "48", "60")),
+     60, NULL},
+    {X(STATE("adam", "0", "2") "," MOMENT("first", "36", "48")), 48,
+     "lacks 1 of the model's tensors (\"optim.second.a.bias\")"},
+    {X(STATE("adam", "2", "0")), 36, "lacks 2 of the model's tensors (\"optim.first.a.weight\")"},
+    {X(STATE("adam", "0", "x")), 36, "no whole number as \"tshard.optim.steps.a.bias\""},
+    {X(STATE("adam", "0", "0\",\"tshard.optim.steps.a.bias\":\"0")), 36,
+     "is twice in __metadata__"},
+    {X("\"__metadata__\":{\"tshard.optim\":\"adam\",\"tshard.optim.steps\":\"2\"}"), 36,
+     "no whole number as \"tshard.optim.skipped\""},
+    {X(STATE("adam", "0", "2") ",\"optim.first.a.bias\":{\"dtype\":\"F32\",\"shape\":[1,3],"
+                               "\"data_offsets\":[36,48]}"),
+     48, "\"optim.first.a.bias\" is F32 (1, 3) in"},
+    {X(STATE("adam", "0", "0") ",\"optim.first.c\":{\"dtype\":\"F32\",\"shape\":[3],"
+                               "\"data_offsets\":[36,48]}"),
+     48, "has 1 that the model lacks (\"optim.first.c\")"},
+};
+static const wrong sgd_headers[] = {
+    {X(STATE("sgd", "0", "2")), 36, NULL},
+    {X(STATE("sgd", "0", "2") "," MOMENT("first", "36", "48")), 48, NULL},
+};
+
+static void every_mistake_in_an_optimiser_has_its_sentence(void **state) {
+    static const tsh_optim_desc adam = {.kind = TSH_ADAM}, sgd = {.momentum = 0.9};
+    (void)state;
+    wanted = &adam;
+    expect_wrong(adam_headers, COUNT(adam_headers));
+    wanted = &sgd;
+    expect_wrong(sgd_headers, COUNT(sgd_headers));
+    wanted = NULL;
 }
 
 /* The length of the header: too small, beyond the file, beyond 100 MB, beyond 2^63. */
@@ -347,6 +399,7 @@ static void a_recorded_step_must_end_first(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(every_mistake_has_its_sentence),
+        TEST(every_mistake_in_an_optimiser_has_its_sentence),
         TEST(the_length_of_the_header_is_checked),
         TEST(a_nul_is_refused_wherever_it_stands),
         TEST(every_cut_is_refused),
