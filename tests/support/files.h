@@ -74,7 +74,8 @@ FILES_UNUSED static const char *files_path(const char *name) {
     (void)snprintf(wanted, sizeof wanted, "%s/%s", files_here, name);
     while (__atomic_exchange_n(&lock, 1, __ATOMIC_ACQUIRE)) continue;
     for (i = 0; i < FILES_NAMES - 1 && paths[i][0] && strcmp(paths[i], wanted) != 0;) i++;
-    memcpy(paths[i], wanted, sizeof wanted);
+    if (i == FILES_NAMES - 1) abort(); /* too many names */
+    if (!paths[i][0]) memcpy(paths[i], wanted, sizeof wanted);
     __atomic_store_n(&lock, 0, __ATOMIC_RELEASE);
     return paths[i];
 }
@@ -102,7 +103,9 @@ FILES_UNUSED static void files_free(files_bytes *bytes) {
 }
 
 FILES_UNUSED static void files_write(const char *name, const void *data, size_t size) {
-    FILE *file = fopen(files_path(name), "wb");
+    FILE *file;
+    (void)remove(files_path(name)); /* a file cut to nothing and written anew goes to the disk */
+    file = fopen(files_path(name), "wb");
     if (!file || fwrite(data, 1, size, file) != size || fclose(file))
         fail_msg("%s cannot be written", files_path(name));
 }
