@@ -59,6 +59,7 @@
  *     >>module        the tree of layers and its parameters
  *     >>nn            linear, embedding, layer norm, dropout as layers
  *     >>parallel      plans that shard a tree
+ *     >>policy        plans for families of models
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
  *     >>io            saving to one file, loading at any degree
  *     >>check         hashes, replicas, finite differences
@@ -966,6 +967,7 @@ typedef struct tsh_plan_rule {
     const char *kind; /* only modules of this kind: "linear", "embedding"; NULL: any */
     const tsh_layout *const *inputs; /* PREPARE_INPUT of several inputs; NULL: as it comes */
     int input_count;
+    const tsh_segment *cut; /* the segments' own lengths and units; NULL: equal ones, by unit */
 } tsh_plan_rule;
 /* Gives every module below that a rule matches its style. Values already there are kept and laid
  * anew (collective where they were sharded). A rule that matches nothing that takes its style, two
@@ -987,6 +989,57 @@ TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
                                        const tsh_classifier_desc *desc);
 TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc);
+
+/* -- policies --------------------------------------------------------------- */
+
+/* A named count of a module's, such as its heads; set again, it takes the new value. */
+TSH_API tsh_result tsh_set_argument(tsh_module *module, const char *name, int64_t value);
+/* Its global value; 0 and an error where the module has none of that name. */
+TSH_API int64_t tsh_argument(const tsh_module *module, const char *name);
+/* What a policy left of it on this rank; the global value where no policy divided it. */
+TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name);
+
+/* Where the counts of one attention are: paths of arguments below a block; "attn.num_heads" is the
+ * argument num_heads of module attn. */
+typedef struct tsh_policy_heads {
+    const char *heads;    /* query heads */
+    const char *kv_heads; /* key and value heads, a divisor of heads; NULL: as many */
+    const char *hidden;   /* features of all query heads, divided with them; NULL: none */
+} tsh_policy_heads;
+/* parallelformers' Layer. */
+typedef struct tsh_policy_layer {
+    const char *weight, *bias; /* paths of a layer's parameters below a block: "attn.c_fc.weight";
+                                  Python's layer[0] is layer.0. bias NULL: may have none */
+    int n_fused;               /* parts stored one after the other, [Q|K|V]; 0: 1 */
+    tsh_style replace;         /* 0: as the list says */
+    int reversed;              /* stored (in, out): as the module, else it is an error */
+    int ignore_checker;        /* 1: a block without it is passed over; 0: that is an error */
+    const tsh_policy_heads *heads; /* cut by whole heads; NULL: anywhere */
+    int kv;                        /* with heads: keys, values, or both, and no queries */
+} tsh_policy_layer;
+/* Which layers of a block are sharded, and how: parallelformers' Policy. A list is ended by an
+ * entry of zeros; NULL: there is none. */
+typedef struct tsh_policy {
+    const char *name;
+    const char *blocks;               /* paths of blocks, a pattern as in tsh_plan_rule */
+    const tsh_policy_layer *attn_qkv; /* column-parallel */
+    const tsh_policy_layer *attn_out; /* row-parallel, the bias replicated */
+    const tsh_policy_layer *mlp_in;   /* column-parallel */
+    const tsh_policy_layer *mlp_out;  /* row-parallel */
+    const char *const *arguments;  /* others to divide as features are, ended by NULL; NULL: none */
+    const struct tsh_policy *next; /* of other blocks of the family, such as decoders; NULL: none */
+} tsh_policy;
+/* gpt2, gpt_neo, gptj, gpt_neox, opt, bloom, llama, mistral, qwen2, phi, bert, roberta,
+ * distil_bert, electra, albert, bart, t5, vit, clip, deit, for modules named as those of Hugging
+ * Face transformers; NULL for another name. */
+TSH_API const tsh_policy *tsh_policy_find(const char *name);
+/* Shards every block below root by the policy; what it does not name stays as it is. Features are
+ * cut by whole heads, evenly or not; where kv_heads divide heads, by groups of them. With fewer
+ * kv_heads than ranks, K and V stay whole on every rank and their gradients are partial; that takes
+ * layers of their own. No block, a block without a named layer or argument, a list that finds
+ * nothing in a block, heads or hidden sizes that do not fit: an error, and nothing is changed. One
+ * all-reduce forward per row-parallel layer, backward per input of column-parallel ones. */
+TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy);
 
 /* -- optimisers ------------------------------------------------------------- */
 
@@ -1250,6 +1303,13 @@ struct tsh_ctx {
 
 enum { TSHI_MODULE_PARAMS = 2 };
 
+/* A named count of a module: its global value, and this rank's share. */
+typedef struct tshi_argument {
+    struct tshi_argument *next;
+    const char *name;
+    int64_t value, local;
+} tshi_argument;
+
 struct tsh_module {
     tsh_ctx *ctx;
     const char *name, *path;
@@ -1258,6 +1318,7 @@ struct tsh_module {
     void *user;
     tsh_tensor *param[TSHI_MODULE_PARAMS];
     const char *param_name[TSHI_MODULE_PARAMS];
+    tshi_argument *arguments;
     int evaluating;         /* not in training mode */
     uint64_t dropout_calls; /* in training mode */
     double number;          /* eps, or the probability of dropout */
@@ -8170,16 +8231,25 @@ TSH_API tsh_module *tsh_find(tsh_module *module, const char *path) {
     return NULL;
 }
 
-TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path) {
-    const char *dot;
-    tsh_module *owner;
+/* A parameter by relative path, and its module; NULL if there is none. */
+static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
+    const char *dot = strrchr(path, '.');
+    tsh_module *m = dot ? tshi_module_follow(module, path, (size_t)(dot - path)) : module;
     int i;
+    for (i = 0; i < TSHI_MODULE_PARAMS && m; i++)
+        if (m->param[i] && strcmp(m->param_name[i], dot ? dot + 1 : path) == 0) {
+            *owner = m;
+            return m->param[i];
+        }
+    return NULL;
+}
+
+TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path) {
+    tsh_module *owner;
+    tsh_tensor *found;
     if (!module || !path) return NULL;
-    dot = strrchr(path, '.');
-    owner = dot ? tshi_module_follow(module, path, (size_t)(dot - path)) : module;
-    for (i = 0; i < TSHI_MODULE_PARAMS && owner; i++)
-        if (owner->param[i] && strcmp(owner->param_name[i], dot ? dot + 1 : path) == 0)
-            return owner->param[i];
+    found = tshi_module_lookup(module, path, &owner);
+    if (found) return found;
     return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                            "tsh_param: \"%s\" has no parameter \"%.64s\"", module->path, path);
 }
@@ -8320,8 +8390,12 @@ static tsh_tensor *tshi_nn_give(const tsh_module *module, tsh_tensor *y) {
 
 /* The fused or plain cut of dimension `dim` that a rule asks for. */
 static tsh_layout tshi_nn_cut(const tsh_plan_rule *rule, int dim) {
-    return tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
-                              rule->unit ? rule->unit : 1);
+    tsh_layout layout = tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
+                                           rule->unit ? rule->unit : 1);
+    int s;
+    for (s = 0; rule->cut && s < layout.segments && s < TSH_MAX_SEGMENTS; s++)
+        layout.segment[s] = rule->cut[s];
+    return layout;
 }
 
 /* -- linear ----------------------------------------------------------------- */
@@ -8955,6 +9029,653 @@ TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
     rule.output = desc->output;
     return module->param[0]->layout.kind == TSH_SHARDED ? tshi_parallel_follow(module, &rule)
                                                         : tshi_parallel_born(module, &rule);
+}
+
+/* ========================================================================== */
+/* >>policy                                            MARK: - policy (private) */
+/* Plans for whole families of models, by the names of their parameters, and    */
+/* the head counts that say in which units attention is cut.                    */
+/* Needs: >>parallel.                                                           */
+/* ========================================================================== */
+
+/* -- arguments -------------------------------------------------------------- */
+
+static tshi_argument *tshi_policy_named(const tsh_module *module, const char *name) {
+    tshi_argument *argument = module->arguments;
+    while (argument && strcmp(argument->name, name) != 0) argument = argument->next;
+    return argument;
+}
+
+TSH_API tsh_result tsh_set_argument(tsh_module *module, const char *name, int64_t value) {
+    tshi_argument *argument;
+    if (!module) return TSH_ERR_ARGUMENT;
+    if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
+    if (!name || !*name || strchr(name, '.') || value < 0)
+        return tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
+                        "tsh_set_argument: \"%s\" cannot have \"%.64s\" = %ld: a name is not empty "
+                        "and holds no dot, a count is not negative",
+                        module->path, name ? name : "", (long)value);
+    argument = tshi_policy_named(module, name);
+    if (!argument) {
+        argument = (tshi_argument *)tshi_mem_book(module->ctx, &module->ctx->books,
+                                                  sizeof *argument);
+        if (argument) argument->name = tshi_module_text(module->ctx, name, "");
+        if (!argument || !argument->name) return module->ctx->error.code;
+        argument->next = module->arguments;
+        module->arguments = argument;
+    }
+    argument->value = argument->local = value;
+    return TSH_OK;
+}
+
+/* NULL and an error, for `op`, where there is none. */
+static const tshi_argument *tshi_policy_get(const tsh_module *module, const char *name,
+                                            const char *op) {
+    const tshi_argument *argument = module && name ? tshi_policy_named(module, name) : NULL;
+    if (module && !argument)
+        (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT, "%s: \"%s\" has no argument \"%.64s\"", op,
+                       module->path, name ? name : "");
+    return argument;
+}
+
+TSH_API int64_t tsh_argument(const tsh_module *module, const char *name) {
+    const tshi_argument *argument = tshi_policy_get(module, name, "tsh_argument");
+    return argument ? argument->value : 0;
+}
+
+TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
+    const tshi_argument *argument = tshi_policy_get(module, name, "tsh_local_argument");
+    return argument ? argument->local : 0;
+}
+
+/* -- the shipped families --------------------------------------------------- */
+
+#define TSHI_POLICY_WB(path) path ".weight", path ".bias"
+#define TSHI_POLICY_W(path)  path ".weight", NULL
+#define TSHI_POLICY_QUERY(names, at)                                                               \
+    { names, 0, TSH_PLAIN, 0, 0, at, 0 }
+#define TSHI_POLICY_KEYS(names, at)                                                                \
+    { names, 0, TSH_PLAIN, 0, 0, at, 1 }
+#define TSHI_POLICY_FEATURES(names)                                                                \
+    { names, 0, TSH_PLAIN, 0, 0, NULL, 0 }
+#define TSHI_POLICY_OPTIONAL(names)                                                                \
+    { names, 0, TSH_PLAIN, 0, 1, NULL, 0 }
+#define TSHI_POLICY_END                                                                            \
+    { NULL, NULL, 0, TSH_PLAIN, 0, 0, NULL, 0 }
+
+/* Conv1D: reversed. A decoder with cross-attention has the optional layers too. */
+static const tsh_policy_heads tshi_policy_gpt2_self = {"attn.num_heads", NULL, NULL};
+static const tsh_policy_heads tshi_policy_gpt2_cross = {"crossattention.num_heads", NULL, NULL};
+static const tsh_policy_layer tshi_policy_gpt2_qkv[] = {
+    {TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_self, 0},
+    {TSHI_POLICY_WB("crossattention.c_attn"), 2, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross, 1},
+    {TSHI_POLICY_WB("crossattention.q_attn"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross, 0},
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_gpt2_out[] = {
+    {TSHI_POLICY_WB("attn.c_proj"), 0, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_self, 0},
+    {TSHI_POLICY_WB("crossattention.c_proj"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross, 0},
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_gpt2_up[] = {
+    {TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}, TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_gpt2_down[] = {
+    {TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}, TSHI_POLICY_END};
+
+static const tsh_policy_heads tshi_policy_gpt_neo_self = {"attn.attention.num_heads", NULL, NULL};
+static const tsh_policy_layer tshi_policy_gpt_neo_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_W("attn.attention.q_proj"), &tshi_policy_gpt_neo_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.attention.k_proj"), &tshi_policy_gpt_neo_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.attention.v_proj"), &tshi_policy_gpt_neo_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_gpt_neo_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attn.attention.out_proj"), &tshi_policy_gpt_neo_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_gpt_neo_up[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.c_fc")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_gpt_neo_down[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.c_proj")), TSHI_POLICY_END};
+
+static const tsh_policy_heads tshi_policy_gptj_self = {"attn.num_attention_heads", NULL, NULL};
+static const tsh_policy_layer tshi_policy_gptj_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_W("attn.q_proj"), &tshi_policy_gptj_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.k_proj"), &tshi_policy_gptj_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.v_proj"), &tshi_policy_gptj_self), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_gptj_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_W("attn.out_proj"), &tshi_policy_gptj_self), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_gptj_up[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc_in")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_gptj_down[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc_out")), TSHI_POLICY_END};
+
+/* query_key_value holds each head's q, k and v together: one part, in heads of 3 D. */
+static const tsh_policy_heads tshi_policy_gpt_neox_self = {"attention.num_attention_heads", NULL,
+                                                           NULL};
+static const tsh_policy_layer tshi_policy_gpt_neox_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.query_key_value"), &tshi_policy_gpt_neox_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_gpt_neox_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.dense"), &tshi_policy_gpt_neox_self),
+    TSHI_POLICY_END};
+static const tsh_policy_heads tshi_policy_bloom_self = {"self_attention.num_heads", NULL, NULL};
+static const tsh_policy_layer tshi_policy_bloom_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attention.query_key_value"), &tshi_policy_bloom_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_bloom_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attention.dense"), &tshi_policy_bloom_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_bloom_up[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.dense_h_to_4h")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_bloom_down[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.dense_4h_to_h")), TSHI_POLICY_END};
+
+static const tsh_policy_heads tshi_policy_llama_self = {"self_attn.num_heads",
+                                                        "self_attn.num_key_value_heads", NULL};
+static const tsh_policy_layer tshi_policy_llama_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_W("self_attn.q_proj"), &tshi_policy_llama_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("self_attn.k_proj"), &tshi_policy_llama_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("self_attn.v_proj"), &tshi_policy_llama_self), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_llama_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_W("self_attn.o_proj"), &tshi_policy_llama_self), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_llama_up[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_W("mlp.gate_proj")),
+    TSHI_POLICY_FEATURES(TSHI_POLICY_W("mlp.up_proj")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_llama_down[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_W("mlp.down_proj")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_qwen2_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.q_proj"), &tshi_policy_llama_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.k_proj"), &tshi_policy_llama_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.v_proj"), &tshi_policy_llama_self), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_phi_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.dense"), &tshi_policy_llama_self), TSHI_POLICY_END};
+
+static const tsh_policy_heads tshi_policy_opt_self = {"self_attn.num_heads", NULL, NULL};
+static const tsh_policy_heads tshi_policy_bart_cross = {"encoder_attn.num_heads", NULL, NULL};
+static const tsh_policy_layer tshi_policy_opt_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.q_proj"), &tshi_policy_opt_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.k_proj"), &tshi_policy_opt_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.v_proj"), &tshi_policy_opt_self), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_opt_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.out_proj"), &tshi_policy_opt_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_opt_up[] = {TSHI_POLICY_FEATURES(TSHI_POLICY_WB("fc1")),
+                                                      TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_opt_down[] = {TSHI_POLICY_FEATURES(TSHI_POLICY_WB("fc2")),
+                                                        TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_bart_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.q_proj"), &tshi_policy_opt_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.k_proj"), &tshi_policy_opt_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.v_proj"), &tshi_policy_opt_self),
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("encoder_attn.q_proj"), &tshi_policy_bart_cross),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("encoder_attn.k_proj"), &tshi_policy_bart_cross),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("encoder_attn.v_proj"), &tshi_policy_bart_cross),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_bart_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.out_proj"), &tshi_policy_opt_self),
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("encoder_attn.out_proj"), &tshi_policy_bart_cross),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_clip_up[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc1")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_clip_down[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc2")), TSHI_POLICY_END};
+
+static const tsh_policy_heads tshi_policy_bert_self = {"attention.self.num_attention_heads", NULL,
+                                                       NULL};
+static const tsh_policy_heads tshi_policy_bert_cross = {"crossattention.self.num_attention_heads",
+                                                        NULL, NULL};
+static const tsh_policy_layer tshi_policy_bert_qkv[] = {
+    {TSHI_POLICY_WB("attention.self.query"), 0, TSH_PLAIN, 0, 0, &tshi_policy_bert_self, 0},
+    {TSHI_POLICY_WB("attention.self.key"), 0, TSH_PLAIN, 0, 0, &tshi_policy_bert_self, 1},
+    {TSHI_POLICY_WB("attention.self.value"), 0, TSH_PLAIN, 0, 0, &tshi_policy_bert_self, 1},
+    {TSHI_POLICY_WB("crossattention.self.query"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 0},
+    {TSHI_POLICY_WB("crossattention.self.key"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 1},
+    {TSHI_POLICY_WB("crossattention.self.value"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 1},
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_bert_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.output.dense"), &tshi_policy_bert_self),
+    {TSHI_POLICY_WB("crossattention.output.dense"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 0},
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_bert_up[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("intermediate.dense")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_bert_down[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("output.dense")), TSHI_POLICY_END};
+static const tsh_policy_heads tshi_policy_vit_self = {"attention.attention.num_attention_heads",
+                                                      NULL, NULL};
+static const tsh_policy_layer tshi_policy_vit_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.attention.query"), &tshi_policy_vit_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.attention.key"), &tshi_policy_vit_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.attention.value"), &tshi_policy_vit_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_vit_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.output.dense"), &tshi_policy_vit_self),
+    TSHI_POLICY_END};
+
+static const tsh_policy_heads tshi_policy_distil_bert_self = {"attention.n_heads", NULL, NULL};
+static const tsh_policy_layer tshi_policy_distil_bert_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.q_lin"), &tshi_policy_distil_bert_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.k_lin"), &tshi_policy_distil_bert_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.v_lin"), &tshi_policy_distil_bert_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_distil_bert_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.out_lin"), &tshi_policy_distil_bert_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_distil_bert_up[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn.lin1")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_distil_bert_down[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn.lin2")), TSHI_POLICY_END};
+
+static const tsh_policy_heads tshi_policy_albert_self = {"attention.num_attention_heads", NULL,
+                                                         NULL};
+static const tsh_policy_layer tshi_policy_albert_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.query"), &tshi_policy_albert_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.key"), &tshi_policy_albert_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.value"), &tshi_policy_albert_self), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_albert_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.dense"), &tshi_policy_albert_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_albert_up[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_albert_down[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn_output")), TSHI_POLICY_END};
+
+/* wi, or wi_0 and wi_1 where it is gated. */
+static const tsh_policy_heads tshi_policy_t5_self = {"layer.0.SelfAttention.n_heads", NULL, NULL};
+static const tsh_policy_heads tshi_policy_t5_cross = {"layer.1.EncDecAttention.n_heads", NULL,
+                                                      NULL};
+static const tsh_policy_layer tshi_policy_t5_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.q"), &tshi_policy_t5_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.k"), &tshi_policy_t5_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.v"), &tshi_policy_t5_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_t5_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.o"), &tshi_policy_t5_self),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_t5_cross_qkv[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.q"), &tshi_policy_t5_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.k"), &tshi_policy_t5_self),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.v"), &tshi_policy_t5_self),
+    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.1.EncDecAttention.q"), &tshi_policy_t5_cross),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.1.EncDecAttention.k"), &tshi_policy_t5_cross),
+    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.1.EncDecAttention.v"), &tshi_policy_t5_cross),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_t5_cross_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.o"), &tshi_policy_t5_self),
+    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.1.EncDecAttention.o"), &tshi_policy_t5_cross),
+    TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_t5_up[] = {
+    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.1.DenseReluDense.wi")),
+    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.1.DenseReluDense.wi_0")),
+    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.1.DenseReluDense.wi_1")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_t5_down[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_W("layer.1.DenseReluDense.wo")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_t5_cross_up[] = {
+    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.2.DenseReluDense.wi")),
+    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.2.DenseReluDense.wi_0")),
+    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.2.DenseReluDense.wi_1")), TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_t5_cross_down[] = {
+    TSHI_POLICY_FEATURES(TSHI_POLICY_W("layer.2.DenseReluDense.wo")), TSHI_POLICY_END};
+
+static const tsh_policy tshi_policy_bart_decoder = {"bart",
+                                                    "**.decoder.layers.*",
+                                                    tshi_policy_bart_qkv,
+                                                    tshi_policy_bart_out,
+                                                    tshi_policy_opt_up,
+                                                    tshi_policy_opt_down,
+                                                    NULL,
+                                                    NULL};
+static const tsh_policy tshi_policy_t5_decoder = {"t5",
+                                                  "**.decoder.block.*",
+                                                  tshi_policy_t5_cross_qkv,
+                                                  tshi_policy_t5_cross_out,
+                                                  tshi_policy_t5_cross_up,
+                                                  tshi_policy_t5_cross_down,
+                                                  NULL,
+                                                  NULL};
+
+static const tsh_policy tshi_policy_shipped[] = {
+    {"gpt2", "**.h.*", tshi_policy_gpt2_qkv, tshi_policy_gpt2_out, tshi_policy_gpt2_up,
+     tshi_policy_gpt2_down, NULL, NULL},
+    {"gpt_neo", "**.h.*", tshi_policy_gpt_neo_qkv, tshi_policy_gpt_neo_out, tshi_policy_gpt_neo_up,
+     tshi_policy_gpt_neo_down, NULL, NULL},
+    {"gptj", "**.h.*", tshi_policy_gptj_qkv, tshi_policy_gptj_out, tshi_policy_gptj_up,
+     tshi_policy_gptj_down, NULL, NULL},
+    {"gpt_neox", "**.layers.*", tshi_policy_gpt_neox_qkv, tshi_policy_gpt_neox_out,
+     tshi_policy_bloom_up, tshi_policy_bloom_down, NULL, NULL},
+    {"opt", "**.layers.*", tshi_policy_opt_qkv, tshi_policy_opt_out, tshi_policy_opt_up,
+     tshi_policy_opt_down, NULL, NULL},
+    {"bloom", "**.h.*", tshi_policy_bloom_qkv, tshi_policy_bloom_out, tshi_policy_bloom_up,
+     tshi_policy_bloom_down, NULL, NULL},
+    {"llama", "**.layers.*", tshi_policy_llama_qkv, tshi_policy_llama_out, tshi_policy_llama_up,
+     tshi_policy_llama_down, NULL, NULL},
+    {"mistral", "**.layers.*", tshi_policy_llama_qkv, tshi_policy_llama_out, tshi_policy_llama_up,
+     tshi_policy_llama_down, NULL, NULL},
+    {"qwen2", "**.layers.*", tshi_policy_qwen2_qkv, tshi_policy_llama_out, tshi_policy_llama_up,
+     tshi_policy_llama_down, NULL, NULL},
+    {"phi", "**.layers.*", tshi_policy_qwen2_qkv, tshi_policy_phi_out, tshi_policy_clip_up,
+     tshi_policy_clip_down, NULL, NULL},
+    {"bert", "**.layer.*", tshi_policy_bert_qkv, tshi_policy_bert_out, tshi_policy_bert_up,
+     tshi_policy_bert_down, NULL, NULL},
+    {"roberta", "**.layer.*", tshi_policy_bert_qkv, tshi_policy_bert_out, tshi_policy_bert_up,
+     tshi_policy_bert_down, NULL, NULL},
+    {"distil_bert", "**.layer.*", tshi_policy_distil_bert_qkv, tshi_policy_distil_bert_out,
+     tshi_policy_distil_bert_up, tshi_policy_distil_bert_down, NULL, NULL},
+    {"electra", "**.layer.*", tshi_policy_bert_qkv, tshi_policy_bert_out, tshi_policy_bert_up,
+     tshi_policy_bert_down, NULL, NULL},
+    {"albert", "**.albert_layers.*", tshi_policy_albert_qkv, tshi_policy_albert_out,
+     tshi_policy_albert_up, tshi_policy_albert_down, NULL, NULL},
+    {"bart", "**.encoder.layers.*", tshi_policy_opt_qkv, tshi_policy_opt_out, tshi_policy_opt_up,
+     tshi_policy_opt_down, NULL, &tshi_policy_bart_decoder},
+    {"t5", "**.encoder.block.*", tshi_policy_t5_qkv, tshi_policy_t5_out, tshi_policy_t5_up,
+     tshi_policy_t5_down, NULL, &tshi_policy_t5_decoder},
+    {"vit", "**.layer.*", tshi_policy_vit_qkv, tshi_policy_vit_out, tshi_policy_bert_up,
+     tshi_policy_bert_down, NULL, NULL},
+    {"clip", "**.layers.*", tshi_policy_opt_qkv, tshi_policy_opt_out, tshi_policy_clip_up,
+     tshi_policy_clip_down, NULL, NULL},
+    {"deit", "**.layer.*", tshi_policy_vit_qkv, tshi_policy_vit_out, tshi_policy_bert_up,
+     tshi_policy_bert_down, NULL, NULL},
+};
+
+TSH_API const tsh_policy *tsh_policy_find(const char *name) {
+    size_t i;
+    for (i = 0; name && i < sizeof tshi_policy_shipped / sizeof *tshi_policy_shipped; i++)
+        if (strcmp(tshi_policy_shipped[i].name, name) == 0) return &tshi_policy_shipped[i];
+    return NULL;
+}
+
+/* -- one layer of one block ------------------------------------------------- */
+
+enum { TSHI_POLICY_LISTS = 4 };
+
+/* What a policy is being turned into. Rule i's segments are in segments[i]. */
+typedef struct tshi_policy_pass {
+    tsh_module *root, *block;
+    const tsh_policy *policy;
+    tsh_plan_rule *rules;
+    tsh_segment (*segments)[TSH_MAX_SEGMENTS];
+    int count;
+    int divide; /* the rules are applied: now divide the arguments */
+} tshi_policy_pass;
+
+/* Records an error about the pass's block; returns 0. */
+TSH_PRINTF(3, 4)
+static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const char *format,
+                            ...) {
+    char text[TSH_MESSAGE_SIZE] = "";
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    (void)tsh_fail(pass->root->ctx, code, "tsh_parallelize_policy: %s: block \"%s\" %s",
+                   pass->policy->name ? pass->policy->name : "", pass->block->path, text);
+    return 0;
+}
+
+static const tsh_policy_layer *tshi_policy_list(const tsh_policy *policy, int list) {
+    return list == 0   ? policy->attn_qkv
+           : list == 1 ? policy->attn_out
+           : list == 2 ? policy->mlp_in
+                       : policy->mlp_out;
+}
+
+static int tshi_policy_ends(const tsh_policy_layer *layer) {
+    return !layer->weight && !layer->bias && !layer->n_fused && layer->replace == TSH_PLAIN &&
+           !layer->reversed && !layer->ignore_checker && !layer->heads && !layer->kv;
+}
+
+/* An argument below the block; NULL and an error where there is none, or it counts nothing. */
+static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char *path) {
+    const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
+    tsh_module *module = tshi_module_follow(pass->block, path, dot ? (size_t)(dot - path) : 0);
+    tshi_argument *argument = module ? tshi_policy_named(module, name) : NULL;
+    if (argument && argument->value > 0) return argument;
+    (void)tshi_policy_fail(
+        pass, TSH_ERR_ARGUMENT,
+        "has no argument \"%s\" above 0: tsh_set_argument(module, \"%s\", count)", path, name);
+    return NULL;
+}
+
+/* The counts that cut a layer: `heads` of queries, `kv` of keys; query heads stay together in
+ * `group`s; `whole`: keys and values are not cut. */
+typedef struct tshi_policy_counts {
+    int64_t heads, kv, group, hidden;
+    int whole;
+} tshi_policy_counts;
+
+static int tshi_policy_counted(const tshi_policy_pass *pass, const tsh_policy_heads *at,
+                               tshi_policy_counts *c) {
+    const tshi_argument *heads = at->heads ? tshi_policy_count(pass, at->heads) : NULL, *kv,
+                        *hidden;
+    if (!heads && !at->heads)
+        return tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "is to be cut by heads that have no name");
+    kv = heads && at->kv_heads ? tshi_policy_count(pass, at->kv_heads) : heads;
+    hidden = kv && at->hidden ? tshi_policy_count(pass, at->hidden) : kv;
+    if (!hidden) return 0;
+    c->heads = heads->value;
+    c->kv = kv->value;
+    c->hidden = at->hidden ? hidden->value : 0;
+    if (c->heads % c->kv || c->hidden % c->heads)
+        return tshi_policy_fail(pass, TSH_ERR_SHAPE,
+                                "has %ld heads (\"%s\"), which must be a multiple of %ld key and "
+                                "value heads and divide %ld hidden features",
+                                (long)c->heads, at->heads, (long)c->kv, (long)c->hidden);
+    c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size;
+    c->group = c->whole ? 1 : c->heads / c->kv;
+    return 1;
+}
+
+/* Divides the arguments of one attention over the ranks, as its features are. */
+static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_heads *at) {
+    const tsh_comm *tp = &pass->root->ctx->tp;
+    tshi_policy_counts c;
+    tsh_layout cut;
+    int64_t owned;
+    if (!tshi_policy_counted(pass, at, &c)) return 0;
+    cut = tsh_shard_units(0, c.group);
+    owned = tsh_chunk(&cut, c.heads, tp->size, tp->rank, NULL);
+    tshi_policy_count(pass, at->heads)->local = owned;
+    if (at->kv_heads)
+        tshi_policy_count(pass, at->kv_heads)->local = c.whole ? c.kv : owned / c.group;
+    if (at->hidden) tshi_policy_count(pass, at->hidden)->local = owned * (c.hidden / c.heads);
+    return 1;
+}
+
+/* The segments of a layer of `features` that is cut by heads. 0 and an error where they do not fit;
+ * *n = 0: it stays whole. */
+static int tshi_policy_cut(const tshi_policy_pass *pass, const tsh_policy_layer *layer,
+                           const char *path, int64_t features, int row, tsh_segment *segment,
+                           int *n) {
+    tshi_policy_counts c;
+    int64_t total = 0, head;
+    int s, grouped = *n == 3 && !layer->kv; /* [Q|K|V] */
+    if (!tshi_policy_counted(pass, layer->heads, &c)) return 0;
+    for (s = 0; s < *n; s++) {
+        int queries = !layer->kv && (s == 0 || !grouped);
+        segment[s].length = queries ? c.heads : c.kv;
+        segment[s].unit = queries ? c.group : 1;
+        total += segment[s].length;
+    }
+    head = features / total;
+    if (features % total)
+        return tshi_policy_fail(pass, TSH_ERR_SHAPE,
+                                "cuts \"%s\" by heads, but its %ld features do not divide into %ld "
+                                "heads (\"%s\")",
+                                path, (long)features, (long)total, layer->heads->heads);
+    if (row ? c.hidden && c.hidden != features : c.hidden && head * c.heads % c.hidden)
+        return tshi_policy_fail(
+            pass, TSH_ERR_SHAPE,
+            "has %ld hidden features (\"%s\"), but \"%s\" has %ld for %ld heads", (long)c.hidden,
+            layer->heads->hidden, path, (long)features, (long)total);
+    if (c.whole && grouped)
+        return tshi_policy_fail(
+            pass, TSH_ERR_LAYOUT,
+            "fuses %ld query heads with %ld key and value heads in \"%s\", but there are %d ranks: "
+            "make it three layers, of queries, keys and values; those of keys and values stay "
+            "whole",
+            (long)c.heads, (long)c.kv, path, pass->root->ctx->tp.size);
+    for (s = 0; s < *n; s++) {
+        segment[s].length *= head;
+        segment[s].unit *= head;
+    }
+    if (c.whole && layer->kv) *n = 0;
+    return 1;
+}
+
+/* The module of a layer, both of its parameters found; NULL where the block has none, and an error
+ * unless that is allowed. */
+static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
+                                          const tsh_policy_layer *layer) {
+    tsh_module *owner[2] = {NULL, NULL};
+    const char *name[2];
+    char near[TSH_MESSAGE_SIZE / 2] = "";
+    int i;
+    name[0] = layer->weight;
+    name[1] = layer->bias;
+    if (!name[0] && !name[1]) {
+        (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
+                               "has a layer whose weight and bias are both empty");
+        return NULL;
+    }
+    for (i = 0; i < 2; i++) {
+        if (!name[i] || tshi_module_lookup(pass->block, name[i], &owner[i]) ||
+            layer->ignore_checker)
+            continue;
+        tshi_module_near(pass->block, name[i], near, sizeof near);
+        (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no parameter \"%.64s\"; %s", name[i],
+                               near);
+        return NULL;
+    }
+    if (owner[0] && owner[1] && owner[0] != owner[1])
+        (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
+                               "has \"%s\" and \"%s\" in different layers: give each its own entry",
+                               name[0], name[1]);
+    return owner[0] ? owner[0] : owner[1];
+}
+
+/* Adds the rule of a layer that the block has. */
+static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *layer, tsh_module *m,
+                            tsh_style style) {
+    tsh_plan_rule *rule = &pass->rules[pass->count];
+    const char *path = layer->weight ? layer->weight : layer->bias;
+    tsh_layout layouts[TSHI_MODULE_PARAMS];
+    int n = layer->n_fused ? layer->n_fused : 1;
+    if (!m->reversed != !layer->reversed)
+        return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
+                                "stores \"%s\" %s, but the policy says %s: see "
+                                "tsh_linear_desc.reversed",
+                                path, m->reversed ? "reversed" : "(out, in)",
+                                m->reversed ? "(out, in)" : "reversed");
+    if (n < 1 || n > TSH_MAX_SEGMENTS)
+        return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
+                                "fuses %d parts in \"%s\"; a layer has at most %d", n, path,
+                                TSH_MAX_SEGMENTS);
+    *rule = tshi_parallel_birth(layer->replace == TSH_PLAIN ? style : layer->replace);
+    rule->path = tshi_module_below(pass->root, m);
+    rule->segments = n;
+    if (layer->heads && (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE) &&
+        m->kind->layouts && m->param[0]) {
+        m->kind->layouts(m, rule, layouts);
+        if (!tshi_policy_cut(pass, layer, path, m->param[0]->dim[layouts[0].dim],
+                             rule->style == TSH_ROWWISE, pass->segments[pass->count], &n))
+            return 0;
+        rule->cut = (const tsh_segment *)pass->segments[pass->count];
+    }
+    pass->count += n > 0;
+    return 1;
+}
+
+/* -- all layers of all blocks ----------------------------------------------- */
+
+static int tshi_policy_layers(tshi_policy_pass *pass, int list) {
+    static const char *const name[TSHI_POLICY_LISTS] = {"attn_qkv", "attn_out", "mlp_in",
+                                                        "mlp_out"};
+    const tsh_policy_layer *layer = tshi_policy_list(pass->policy, list);
+    int found = 0;
+    if (!layer) return 1;
+    for (; !tshi_policy_ends(layer); layer++) {
+        tsh_module *m = tshi_policy_find_layer(pass, layer);
+        if (pass->root->ctx->error.code != TSH_OK) return 0;
+        if (!m) continue;
+        found = 1;
+        if (!pass->divide &&
+            !tshi_policy_rule(pass, layer, m, list % 2 ? TSH_ROWWISE : TSH_COLWISE))
+            return 0;
+        if (pass->divide && layer->heads && !tshi_policy_divide(pass, layer->heads)) return 0;
+    }
+    return found ||
+           tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", name[list]);
+}
+
+/* Arguments that count no heads: checked, or divided. */
+static int tshi_policy_arguments(const tshi_policy_pass *pass) {
+    const tsh_comm *tp = &pass->root->ctx->tp;
+    const char *const *path = pass->policy->arguments;
+    tsh_layout cut = tsh_sharded(0);
+    tshi_argument *argument;
+    for (; path && *path; path++) {
+        if (!(argument = tshi_policy_count(pass, *path))) return 0;
+        if (pass->divide)
+            argument->local = tsh_chunk(&cut, argument->value, tp->size, tp->rank, NULL);
+    }
+    return 1;
+}
+
+/* One pass over every block of every policy of the family; returns the number of blocks, -1 and an
+ * error where one does not fit. Without room for rules it only counts. */
+static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
+    int list, blocks = 0;
+    for (pass->policy = family; pass->policy; pass->policy = pass->policy->next)
+        for (pass->block = pass->root; pass->block;
+             pass->block = tshi_module_next(pass->root, pass->block)) {
+            if (!pass->policy->blocks ||
+                !tshi_parallel_match(pass->policy->blocks,
+                                     tshi_module_below(pass->root, pass->block)))
+                continue;
+            blocks++;
+            for (list = 0; list < TSHI_POLICY_LISTS; list++) {
+                const tsh_policy_layer *layer = tshi_policy_list(pass->policy, list);
+                if (pass->rules && !tshi_policy_layers(pass, list)) return -1;
+                for (; !pass->rules && layer && !tshi_policy_ends(layer); layer++) pass->count++;
+            }
+            if (pass->rules && !tshi_policy_arguments(pass)) return -1;
+        }
+    return blocks;
+}
+
+/* No block is what the policy names. */
+static tsh_result tshi_policy_unmatched(tsh_module *root, const tsh_policy *policy) {
+    char near[TSH_MESSAGE_SIZE / 2] = "";
+    tshi_module_near(root, policy->blocks ? policy->blocks : "", near, sizeof near);
+    return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
+                    "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
+                    policy->name ? policy->name : "", policy->blocks ? policy->blocks : "",
+                    root->path, near);
+}
+
+TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
+    tshi_policy_pass pass;
+    tshi_block *block;
+    size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, room;
+    tsh_ctx *ctx = root ? root->ctx : NULL;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (ctx->error.code != TSH_OK) return ctx->error.code;
+    if (!policy)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_parallelize_policy: there is no policy: tsh_policy_find knows none of "
+                        "that name");
+    memset(&pass, 0, sizeof pass);
+    pass.root = root;
+    if (tshi_policy_blocks(&pass, policy) == 0) return tshi_policy_unmatched(root, policy);
+    room = (size_t)pass.count;
+    block = tshi_mem_take(ctx, TSH_MEM_STEP, room * (rule + cut) + 1);
+    if (!block) return ctx->error.code;
+    pass.rules = (tsh_plan_rule *)tshi_mem_data(block);
+    pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + room);
+    pass.count = 0;
+    if (tshi_policy_blocks(&pass, policy) > 0 &&
+        tsh_parallelize(root, pass.rules, pass.count) == TSH_OK) {
+        pass.divide = 1;
+        (void)tshi_policy_blocks(&pass, policy);
+    }
+    tshi_mem_drop(ctx, block);
+    return ctx->error.code;
 }
 
 /* ========================================================================== */
@@ -10659,5 +11380,12 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
 #undef TSHI_GEMM_GROUP
 #undef TSHI_GEMM_DOT
 #undef TSHI_BINARY_SLOPE
+#undef TSHI_POLICY_WB
+#undef TSHI_POLICY_W
+#undef TSHI_POLICY_QUERY
+#undef TSHI_POLICY_KEYS
+#undef TSHI_POLICY_FEATURES
+#undef TSHI_POLICY_OPTIONAL
+#undef TSHI_POLICY_END
 #endif /* TSHARD_IMPLEMENTED */
 #endif /* TSHARD_IMPLEMENTATION */
