@@ -68,8 +68,9 @@ static tsh_tensor *gpt_hidden(tsh_module *gpt, tsh_tensor *ids) {
     return call(gpt, "ln_f", call(gpt, "h", call(gpt, "drop", x)));
 }
 
+/* Weights are stored (in, out), as GPT-2's are. */
 static tsh_linear_desc linear(int64_t in, int64_t out, double deviation) {
-    tsh_linear_desc desc = {.in = in, .out = out};
+    tsh_linear_desc desc = {.in = in, .out = out, .reversed = 1};
     desc.weight_init = (tsh_init){.kind = TSH_INIT_NORMAL, .b = deviation};
     desc.bias_init = (tsh_init){.kind = TSH_INIT_ZEROS};
     return desc;
@@ -91,6 +92,7 @@ static void add_block(tsh_module *h, int64_t index, gpt_settings *set) {
     tsh_module *self = tsh_add_module(h, name, &as_block);
     tsh_add_layer_norm(self, "ln_1", &norm);
     tsh_module *attn = tsh_add_module(self, "attn", &as_attention);
+    tsh_set_argument(attn, "num_heads", set->heads); /* a policy asks for it */
     tsh_add_linear(attn, "c_attn", &c_attn);
     tsh_add_linear(attn, "c_proj", &attn_proj);
     tsh_add_dropout(attn, "dropout", set->dropout);
@@ -160,7 +162,16 @@ static int make_sequence_plan(tsh_plan_rule plan[PLAN_RULES], const gpt_settings
     return count + (int)(sizeof between / sizeof between[0]);
 }
 
+/* The rest, where a policy shards the blocks. */
+static int make_rest_plan(tsh_plan_rule plan[PLAN_RULES]) {
+    const tsh_plan_rule rules[] = {{.path = "wte", .style = TSH_ROWWISE},
+                                   {.path = "lm_head", .style = TSH_COLWISE}};
+    memcpy(plan, rules, sizeof rules);
+    return (int)(sizeof rules / sizeof rules[0]);
+}
+
 static int choose_plan(tsh_plan_rule plan[PLAN_RULES], const gpt_settings *set) {
+    if (set->policy != NULL) return make_rest_plan(plan);
     return set->sequence_parallel ? make_sequence_plan(plan, set) : make_plan(plan, set);
 }
 
@@ -171,13 +182,14 @@ static const char *style_name(tsh_style style) {
                                    : "replicated, its output by the sequence";
 }
 
-static void print_plan(const tsh_plan_rule *plan, int count) {
+static void print_plan(const tsh_plan_rule *plan, int count, const char *policy) {
     for (int i = 0; i < count; i++) {
         printf("%-10s%-16s %s", i == 0 ? "plan" : "", plan[i].path, style_name(plan[i].style));
         if (plan[i].segments > 0) printf(", %d segments", plan[i].segments);
         if (plan[i].unit > 0) printf(", in heads of %d", (int)plan[i].unit);
         printf("\n");
     }
+    if (policy != NULL) printf("%-10s%-16s by the policy %s\n", "", "h.*", policy);
     printf("%-10s%-16s replicated\n", "", "all the others");
 }
 
@@ -238,6 +250,7 @@ static void make_trainer(gpt_trainer *t, tsh_ctx *ctx, gpt_job *job) {
     add_gpt(t->gpt, &job->set, job->text.vocabulary);
     rules = choose_plan(plan, &job->set);
     tsh_parallelize(t->gpt, plan, rules);
+    if (t->set->policy != NULL) tsh_parallelize_policy(t->gpt, tsh_policy_find(t->set->policy));
     tsh_materialize(t->gpt);
     make_optimiser(t);
     t->ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
@@ -438,7 +451,7 @@ static void print_intent(gpt_trainer *t) {
            (int)text->vocabulary, report_commas(a, sum.all));
     printf("ranks     %d threads of this process: tp %d x dp %d\n", tsh_world(t->ctx)->size,
            tsh_tp(t->ctx)->size, tsh_dp(t->ctx)->size);
-    print_plan(plan, choose_plan(plan, set));
+    print_plan(plan, choose_plan(plan, set), set->policy);
     for (int r = 0; r < tsh_world(t->ctx)->size; r++)
         printf("%-10srank %d: %s parameters; with gradients and moments %.2f MiB\n",
                r == 0 ? "memory" : "", r, report_commas(a, here[r]),

@@ -22,6 +22,7 @@ enum { MAX_RANKS = 64, BAD_USE = 2 };
 typedef struct gpt_settings {
     const char *text; /* NULL: the sources of this project */
     const char *out;
+    const char *policy; /* NULL: the plan in gpt.c */
     int chars, sequence_parallel;
     int64_t ranks, tp; /* tp 0: as many as ranks */
     int64_t layers, heads, width, context;
@@ -57,7 +58,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 18 };
+enum { FLAGS = 19 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -79,6 +80,7 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
          .high = MAX_RANKS},
         {"sequence-parallel", "cut the residual, norms and dropout along the sequence, too",
          .on = &s->sequence_parallel},
+        {"policy", "shard the blocks by the policy of this family: gpt2", .string = &s->policy},
         {"layers", "transformer blocks", .whole = &s->layers, .low = 1, .high = 1000},
         {"heads", "attention heads", .whole = &s->heads, .low = 1, .high = 1000},
         {"width", "features per token", .whole = &s->width, .low = 1, .high = 100000},
@@ -101,7 +103,7 @@ static void print_help(const gpt_flag *flags) {
     for (int i = 0; i < FLAGS; i++) {
         const gpt_flag *f = &flags[i];
         char name[32];
-        const char *value = f->string != NULL ? " PATH" : f->on == NULL ? " N" : "";
+        const char *value = f->string != NULL ? " NAME" : f->on == NULL ? " N" : "";
         snprintf(name, sizeof name, "--%s%s", f->name, value);
         printf("  %-20s %s", name, f->help);
         if (f->whole != NULL) printf(" [%lld]", (long long)*f->whole);
@@ -158,6 +160,11 @@ static int check_settings(gpt_settings *s) {
     if (s->ranks % s->tp != 0)
         return refuse("--ranks %lld is not a multiple of --tp %lld", (long long)s->ranks,
                       (long long)s->tp);
+    if (s->policy != NULL && tsh_policy_find(s->policy) == NULL)
+        return refuse("--policy '%s' is not a family that has one, such as gpt2", s->policy);
+    if (s->policy != NULL && s->sequence_parallel)
+        return refuse("--policy %s has no sequence-parallel form; leave one of the two out",
+                      s->policy);
     if (s->width % s->heads != 0)
         return refuse("--width %lld is not a multiple of --heads %lld", (long long)s->width,
                       (long long)s->heads);
