@@ -95,6 +95,9 @@
  *                                               {.path = "down", .style = TSH_ROWWISE}};
  *          tsh_parallelize(tsh_root(ctx), plan, 2);
  *
+ *      Blocks named as those of a known family need no plan: tsh_policy_find, and
+ *      tsh_parallelize_policy.
+ *
  *   4. Train. Ops return NULL after an error and take NULL without harm, so one check per step
  *      suffices:
  *
@@ -1034,11 +1037,12 @@ typedef struct tsh_policy {
  * Face transformers; NULL for another name. */
 TSH_API const tsh_policy *tsh_policy_find(const char *name);
 /* Shards every block below root by the policy; what it does not name stays as it is. Features are
- * cut by whole heads, evenly or not; where kv_heads divide heads, by groups of them. With fewer
- * kv_heads than ranks, K and V stay whole on every rank and their gradients are partial; that takes
- * layers of their own. No block, a block without a named layer or argument, a list that finds
- * nothing in a block, heads or hidden sizes that do not fit: an error, and nothing is changed. One
- * all-reduce forward per row-parallel layer, backward per input of column-parallel ones. */
+ * cut by whole heads, evenly or not; where several query heads share a key head, by such groups.
+ * Where key heads are shared and fewer than the ranks, K and V stay whole on every rank and their
+ * gradients are partial (one all-reduce each); that takes layers of their own. No block, a block
+ * without a named layer or argument, a list that finds nothing in a block, heads or hidden sizes
+ * that do not fit: an error, and nothing is changed. One all-reduce forward per row-parallel layer,
+ * backward per input of column-parallel ones. */
 TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy);
 
 /* -- optimisers ------------------------------------------------------------- */

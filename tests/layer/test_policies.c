@@ -191,8 +191,8 @@ static void ranks_hold_what_one_counts_by_hand(void **state) {
 }
 
 /* ----------------------------------------------------- a policy of one's own
- * As XLNet: q, k, v and r are stored (in, out), o is not; n_head heads of d_model features; the row-
- * parallel list names a layer that few blocks have; both kinds of block by one family. */
+ * As XLNet: q and [k|v] are stored (in, out), r, o and a bias alone are not; n_head heads of
+ * d_model features in all; the list attn_out names a layer that the block does not have. */
 
 static const tsh_policy_heads xlnet_heads = {
     .heads = "rel_attn.n_head", .kv_heads = NULL, .hidden = "rel_attn.d_model"};
@@ -354,6 +354,27 @@ static void fused_groups_have_segments_of_their_own(void **state) {
     ranks_run(1, fused_groups, NULL);
     ranks_run(2, fused_groups, NULL);
     ranks_run(3, fused_groups, NULL);
+    ranks_run(2, unequal_parts, NULL);
+}
+
+/* A plan's rule says the same without head counts. */
+static int unequal_parts(tsh_ctx *ctx, void *user) {
+    static const tsh_segment parts[] = {{16, 8}, {4, 2}, {4, 2}}, short_of[] = {{16, 8}, {4, 2}};
+    tsh_plan_rule rule = {.path = "qkv", .style = TSH_COLWISE, .segments = 3, .cut = parts};
+    const tsh_layout want = {TSH_SHARDED, 0, 3, {{16, 8}, {4, 2}, {4, 2}}};
+    const int64_t own = tsh_chunk(&want, 24, tsh_tp(ctx)->size, tsh_tp(ctx)->rank, NULL);
+    tsh_tensor *bias;
+    (void)user;
+    xlnet_linear(tsh_root(ctx), "qkv", 4, 24, 0, 1);
+    bias = tsh_param(tsh_root(ctx), "qkv.bias");
+    CHECK(tsh_parallelize(tsh_root(ctx), &rule, 1) == TSH_OK, "plan");
+    CHECK(own == 12 && tsh_local_dim(bias, 0) == own, "%ld of 24", (long)tsh_local_dim(bias, 0));
+    rule.cut = short_of;
+    rule.segments = 2;
+    CHECK(tsh_parallelize(tsh_root(ctx), &rule, 1) == TSH_ERR_LAYOUT, "20 of 24");
+    CHECK(strstr(tsh_last_error(ctx)->message, "\"qkv.weight\""), "sentence");
+    tsh_clear_error(ctx);
+    return 0;
 }
 
 /* With whole K and V their count is not divided. */

@@ -183,6 +183,30 @@ static void work_gpt(tsh_ctx *ctx) {
     (void)tsh_check_replicas(gpt);
 }
 
+/* Arguments with long names, so that they need pages of their own, and a policy for all blocks. */
+static void work_policy(tsh_ctx *ctx) {
+    static const tsh_policy_heads heads = {.heads = "attn.heads"};
+    static const tsh_policy_layer qkv[] = {
+        {.weight = "attn.c_attn.weight", .n_fused = 3, .heads = &heads}, {0}};
+    static const tsh_policy_layer out[] = {{.weight = "attn.c_proj.weight", .heads = &heads}, {0}};
+    static const tsh_policy policy = {.blocks = "h.*", .attn_qkv = qkv, .attn_out = out};
+    tsh_module *gpt = gpt_add(ctx);
+    char name[2048];
+    int i, j;
+    for (i = 0; i < GPT_LAYERS; i++) {
+        tsh_module *attn = tsh_find(gpt, i ? "h.1.attn" : "h.0.attn");
+        for (j = 0; j < 12; j++) {
+            memset(name, 'a' + j, sizeof name);
+            name[sizeof name - 1] = '\0';
+            (void)tsh_set_argument(attn, name, j);
+        }
+        (void)tsh_set_argument(attn, "heads", GPT_HEADS);
+    }
+    (void)tsh_materialize(gpt);
+    (void)tsh_parallelize_policy(gpt, &policy);
+    (void)tsh_step_end(ctx);
+}
+
 /* A gradient check, in double scopes. */
 static tsh_tensor *square(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
     (void)ctx, (void)n, (void)user;
@@ -240,6 +264,7 @@ static const job jobs[] = {
     {"gpt", work_gpt},
     {"save", work_save}, /* and then */
     {"load", work_load},
+    {"policy", work_policy},
     {"gradcheck", work_gradcheck},
 };
 
