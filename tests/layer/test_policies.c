@@ -349,14 +349,6 @@ static int fused_groups(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
-static void fused_groups_have_segments_of_their_own(void **state) {
-    (void)state;
-    ranks_run(1, fused_groups, NULL);
-    ranks_run(2, fused_groups, NULL);
-    ranks_run(3, fused_groups, NULL);
-    ranks_run(2, unequal_parts, NULL);
-}
-
 /* A plan's rule says the same without head counts. */
 static int unequal_parts(tsh_ctx *ctx, void *user) {
     static const tsh_segment parts[] = {{16, 8}, {4, 2}, {4, 2}}, short_of[] = {{16, 8}, {4, 2}};
@@ -375,6 +367,14 @@ static int unequal_parts(tsh_ctx *ctx, void *user) {
     CHECK(strstr(tsh_last_error(ctx)->message, "\"qkv.weight\""), "sentence");
     tsh_clear_error(ctx);
     return 0;
+}
+
+static void fused_groups_have_segments_of_their_own(void **state) {
+    (void)state;
+    ranks_run(1, fused_groups, NULL);
+    ranks_run(2, fused_groups, NULL);
+    ranks_run(3, fused_groups, NULL);
+    ranks_run(2, unequal_parts, NULL);
 }
 
 /* With whole K and V their count is not divided. */
