@@ -806,13 +806,20 @@ typedef struct tsh_cross_entropy_desc {
     tsh_reduction reduction;
     int ignore;           /* rows left out: 0: those with target -100, as torch; 1: ignore_index */
     int64_t ignore_index; /* any integer */
-    int empty_zero;       /* mean over no row at all: 0 gives NaN as torch, 1 gives 0 */
+    int empty_zero;       /* mean where the divisor is 0: 0 gives NaN as torch, 1 gives 0 */
+    double label_smoothing; /* e, in [0, 1]: the target becomes (1 - e) target + e / V */
+    double z_loss;          /* adds z_loss (log sum exp)^2 to each row's loss */
+    tsh_tensor *weight;     /* of the classes, (V), R or cut as the classes; NULL: 1. No gradient */
 } tsh_cross_entropy_desc;
-/* logits (.., V), target (..) of integers -> a scalar, or (..) unreduced;
- * torch.nn.functional.cross_entropy with classes last. Logits R; or S(-1), the vocabulary:
- * all-reduces of the row maxima and of the row sums with the picked logits, no collective backward;
- * or logits and target sharded alike along another dimension: mean and sum give P. A target outside
- * [0, V) is an error on every rank. */
+/* logits (.., V), target (..) of integers or (.., V) of probabilities -> a scalar, or (..)
+ * unreduced; torch.nn.functional.cross_entropy with classes last. Logits R; or S(-1), the
+ * vocabulary: an all-reduce of the row maxima and one of all row sums, whatever the options; or
+ * sharded along another dimension: mean and sum give P, and the mean of integer targets all-reduces
+ * its divisor. No collective backward. Integer targets are R, or sharded as the logits' rows; one
+ * outside [0, V) that is not ignored is an error on every rank. Probabilities are R or laid out as
+ * the logits and get no gradient. The mean divides by the sum of the weights of the targets'
+ * classes, or by the number of rows of probabilities. A class with logit -inf is padding: smoothing
+ * leaves it out. */
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc);
 
@@ -7669,19 +7676,50 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* Rows i of logits x, classes c, of which a rank owns some:
+/* Rows i of logits x, classes c of which a rank owns some; weights w_c (1 where none are given),
+ * probabilities t_ic (1[c = y] for an index), smoothing e, factor z of the z-loss:
  *   m_i = max_c x_ic                                 all-reduce MAX where classes are sharded
- *   S_i = sum_c e^(x_ic - m_i)
- *   T_i = x_iy - m_i where y is owned, else 0        all-reduce SUM of both in one call
- *   l_i = log S_i - T_i;  dx_ic = g_i (e^(x_ic - m_i - log S_i) - 1[c = y]), no collective
- * m_i and log S_i are never added up: the sum would be rounded to the size of m_i. */
+ *   S_i = sum_c e^(x_ic - m_i)                       all-reduce SUM of all these in one call
+ *   A_i = sum_c w_c t_ic                             (not where every rank knows it: an index
+ *   B_i = sum_c w_c t_ic (x_ic - m_i)                with w replicated)
+ *   Q_i = sum_c w_c (x_ic - m_i), W_i = sum_c w_c, V_i = sum_c 1, over x_ic > -inf, for e > 0
+ *   a_i = (1 - e) A_i + e / V_i W_i
+ *   l_i = a_i log S_i - (1 - e) B_i - e / V_i Q_i + z (m_i + log S_i)^2
+ *   dx_ic = g_i (e^(x_ic - m_i - log S_i) (a_i + 2 z (m_i + log S_i))
+ *                - (1 - e) w_c t_ic - e / V_i w_c), no collective
+ * A class with logit -inf is padding: no part of V and of the smoothing, its gradient 0. m_i and
+ * log S_i are not added up but for the z-loss: the sum would be rounded to the size of m_i. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 };
+enum { TSHI_LOSS_SUMS = 6, TSHI_LOSS_KEPT = 5 };
 
 typedef struct tshi_loss {
     int64_t rows, classes, step; /* local; step between rows of the logits */
     tsh_reduction reduction;
-    double divisor;
+    int probs, cut;              /* the target is probabilities; classes lie on several ranks */
+    int sums;                    /* rows in the all-reduce of sums: S, B, and where not 0 at */
+    int at_own, at_even, at_all; /* A; Q and V; W */
+    double smoothing, z, divisor;
 } tshi_loss;
+
+/* What backward reads of each row: its class in the local piece, m, log S, A, e / V, and a + 2 z
+ * (m + log S). */
+typedef struct tshi_loss_kept {
+    int64_t *local;
+    tsh_real *most, *log_sum, *own, *even, *slope;
+} tshi_loss_kept;
+
+static tshi_loss_kept tshi_loss_keep(tshi_block *aux, int64_t rows) {
+    tshi_loss_kept kept;
+    kept.local = (int64_t *)tshi_mem_data(aux);
+    kept.most = (tsh_real *)(void *)(kept.local + rows);
+    kept.log_sum = kept.most + rows;
+    kept.own = kept.log_sum + rows;
+    kept.even = kept.own + rows;
+    kept.slope = kept.even + rows;
+    return kept;
+}
+
+/* -- kernels ---------------------------------------------------------------- */
 
 /* Row maxima: at x, m. s: classes, step. */
 TSHI_INLINE void tshi_loss_max_body(int64_t n, void *const *at, const int64_t *s, const double *p) {
@@ -7707,6 +7745,41 @@ TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s
 }
 TSHI_KERNEL(tshi_loss_sum);
 
+TSHI_INLINE int tshi_loss_padding(tsh_real x) {
+    return x <= -TSHI_R(INFINITY);
+}
+
+/* The sums of the options: at x, m, sum, scratch, w or NULL, t or NULL (dense). s: classes, step,
+ * which of A, B, Q, V, W. */
+enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W };
+TSHI_INLINE void tshi_loss_term_body(int64_t n, void *const *at, const int64_t *s,
+                                     const double *p) {
+    const tsh_real *x = (const tsh_real *)at[0], *m = (const tsh_real *)at[1];
+    const tsh_real *w = (const tsh_real *)at[4], *t = (const tsh_real *)at[5];
+    tsh_real *sum = (tsh_real *)at[2], *TSHI_RESTRICT e = (tsh_real *)at[3];
+    const int64_t which = s[2];
+    int64_t i, c;
+    (void)p;
+    for (i = 0; i < n; i++, x += s[1]) {
+        const tsh_real *share = t ? t + i * s[0] : NULL;
+        for (c = 0; c < s[0]; c++) {
+            const tsh_real weight = w ? w[c] : TSHI_R(1);
+            if (which == TSHI_LOSS_A)
+                e[c] = weight * share[c];
+            else if (which == TSHI_LOSS_B)
+                e[c] = share[c] == 0 ? TSHI_R(0) : weight * share[c] * (x[c] - m[i]);
+            else if (tshi_loss_padding(x[c]))
+                e[c] = 0;
+            else
+                e[c] = which == TSHI_LOSS_Q   ? weight * (x[c] - m[i])
+                       : which == TSHI_LOSS_W ? weight
+                                              : TSHI_R(1);
+        }
+        sum[i] = tshi_kernel_sum(e, s[0]);
+    }
+}
+TSHI_KERNEL(tshi_loss_term);
+
 /* One row of dx (+)= g e^(x - m - log S): at dx, x; s: step of dx; p: g, m, log S, add. */
 TSHI_INLINE void tshi_loss_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
@@ -7723,109 +7796,109 @@ TSHI_INLINE void tshi_loss_slope_body(int64_t n, void *const *at, const int64_t 
 }
 TSHI_KERNEL(tshi_loss_slope);
 
+/* One row of dx -= g w_c ((1 - e) t_c + e / V): at dx, x, w or NULL, t or NULL; s: step of dx; p: g
+ * (1 - e), g e / V. */
+TSHI_INLINE void tshi_loss_share_body(int64_t n, void *const *at, const int64_t *s,
+                                      const double *p) {
+    tsh_real *TSHI_RESTRICT dx = (tsh_real *)at[0];
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
+    const tsh_real *w = (const tsh_real *)at[2], *t = (const tsh_real *)at[3];
+    const tsh_real own = TSHI_R(p[0]), even = TSHI_R(p[1]);
+    int64_t c;
+    for (c = 0; c < n; c++) {
+        const tsh_real share = (t ? own * t[c] : TSHI_R(0)) +
+                               (tshi_loss_padding(x[c]) ? TSHI_R(0) : even);
+        dx[c * s[0]] -= w ? w[c] * share : share;
+    }
+}
+TSHI_KERNEL(tshi_loss_share);
+
+/* -- backward --------------------------------------------------------------- */
+
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->more;
-    tsh_tensor *x = node->in[0];
-    const tsh_real *most = (const tsh_real *)tshi_mem_data(node->aux), *g = tshi_tape_grad(node);
-    const tsh_real *log_sum = most + loss->rows;
-    const int64_t *target = (const int64_t *)(const void *)(log_sum + loss->rows);
+    const tshi_loss_kept kept = tshi_loss_keep(node->aux, loss->rows);
+    const tsh_real *g = tshi_tape_grad(node);
     tsh_real *values = (tsh_real *)tshi_tape_saved(node, 0);
-    int64_t i, step = 0, rows = 0, last = x->stride[x->ndim - 1];
+    tsh_real *t = loss->probs ? (tsh_real *)tshi_tape_saved(node, 1) : NULL;
+    tsh_real *w = node->saved[2] ? (tsh_real *)tshi_tape_saved(node, 2) : NULL;
+    tsh_tensor *x = node->in[0];
+    int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
+    const double keep = 1 - loss->smoothing;
     tshi_dest dest;
-    void *at[2];
+    void *at[4];
     if (!tshi_tape_dest(node, 0, &dest)) return;
     (void)tshi_kernel_rows(x, &rows, &step);
     for (i = 0; i < loss->rows; i++) {
-        double p[4];
-        p[0] = (double)(loss->reduction == TSH_REDUCE_NONE ? g[i] : g[0]) / loss->divisor;
-        if (target[i] == TSHI_TARGET_IGNORED) p[0] = 0;
-        p[1] = (double)most[i];
-        p[2] = (double)log_sum[i];
+        double p[4],
+            each = (double)(loss->reduction == TSH_REDUCE_NONE ? g[i] : g[0]) / loss->divisor;
+        tsh_real *row = dest.data + i * step;
+        if (kept.local[i] == TSHI_TARGET_IGNORED) {
+            for (c = 0; c < loss->classes && !dest.add; c++) row[c * last] = 0;
+            continue;
+        }
+        p[0] = each * (double)kept.slope[i];
+        p[1] = (double)kept.most[i];
+        p[2] = (double)kept.log_sum[i];
         p[3] = dest.add;
-        at[0] = dest.data + i * step;
+        at[0] = row;
         at[1] = values + i * loss->step;
         tshi_loss_slope[x->ctx->isa](loss->classes, at, &last, p);
-        if (target[i] >= 0) dest.data[i * step + target[i] * last] -= TSHI_R(p[0]);
+        p[0] = each * keep;
+        p[1] = each * (double)kept.even[i];
+        at[2] = w;
+        at[3] = t ? t + i * loss->classes : NULL;
+        if (loss->probs || loss->smoothing > 0)
+            tshi_loss_share[x->ctx->isa](loss->classes, at, &last, p);
+        if (kept.local[i] >= 0)
+            row[kept.local[i] * last] -= TSHI_R(each * keep * (double)kept.own[i]);
     }
 }
 
-/* Targets as local classes; counts rows not ignored. 0 and an error for one out of range. */
-static int tshi_loss_targets(const tsh_tensor *x, const tsh_tensor *target, const void *values,
-                             const tsh_cross_entropy_desc *desc, int64_t *local, int64_t *valid) {
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t i, n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
-    int sharded = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
-    range[0].start = 0;
-    range[0].length = classes;
-    if (sharded) (void)tsh_chunk(&x->layout, classes, x->ctx->tp.size, x->ctx->tp.rank, range);
-    for (*valid = i = 0; i < n; i++) {
-        int64_t y = target->dtype == TSH_I32 ? ((const int32_t *)values)[i]
-                                             : ((const int64_t *)values)[i];
-        int64_t at = 0;
-        int s;
-        local[i] = TSHI_TARGET_IGNORED;
-        if (y == (desc->ignore ? desc->ignore_index : -100)) continue;
-        if (y < 0 || y >= classes) {
-            (void)tsh_fail(x->ctx, TSH_ERR_ARGUMENT,
-                           "tsh_cross_entropy: target %ld at row %ld is outside [0, %ld)", (long)y,
-                           (long)i, (long)classes);
-            return 0;
-        }
-        (*valid)++;
-        local[i] = TSHI_TARGET_ELSEWHERE;
-        for (s = 0; s < (sharded ? x->layout.segments : 1); s++) {
-            if (y >= range[s].start && y < range[s].start + range[s].length)
-                local[i] = at + y - range[s].start;
-            at += range[s].length;
-        }
-    }
-    return 1;
+/* -- what is asked for ------------------------------------------------------ */
+
+/* 0 and an error for options that are none, or not with this target. */
+static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, int probs) {
+    if ((unsigned)desc->reduction > (unsigned)TSH_REDUCE_NONE)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_cross_entropy: %d is no reduction",
+                       (int)desc->reduction);
+    else if (!(desc->label_smoothing >= 0 && desc->label_smoothing <= 1))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_cross_entropy: label_smoothing is %g, not within [0, 1]",
+                       desc->label_smoothing);
+    else if (!(desc->z_loss >= 0 && desc->z_loss < (double)INFINITY))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_cross_entropy: z_loss is %g, not a finite factor from 0 up",
+                       desc->z_loss);
+    else if (probs && desc->ignore)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_cross_entropy: ignore_index %ld is for integer targets; rows of "
+                       "probabilities are left out by giving them only zeros",
+                       (long)desc->ignore_index);
+    else
+        return 1;
+    return 0;
 }
 
-/* Row losses into `losses`, maxima and logs of the sums into `most`, rows each; sums: 2 rows values
- * of scratch and a row of classes. */
-static void tshi_loss_rows(tsh_tensor *x, const tshi_loss *loss, const int64_t *target,
-                           tsh_real *most, tsh_real *losses, tsh_real *sums) {
-    tsh_ctx *ctx = x->ctx;
-    int sharded = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
-    tsh_real *values = tshi_tensor_values(x), *picked = sums + loss->rows;
-    int64_t s[2], i, n = loss->rows;
-    void *at[4];
-    s[0] = loss->classes;
-    s[1] = loss->step;
-    at[0] = values;
-    at[1] = most;
-    at[2] = sums;
-    at[3] = sums + 2 * n;
-    tshi_loss_max[ctx->isa](n, at, s, NULL);
-    if (sharded && ctx->tp.size > 1)
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, most, n, TSH_REAL, TSH_MAX),
-                              "tsh_cross_entropy: all-reduce of the row maxima");
-    tshi_loss_sum[ctx->isa](n, at, s, NULL);
-    for (i = 0; i < n; i++)
-        picked[i] = target[i] >= 0 ? values[i * loss->step + target[i]] - most[i] : 0;
-    if (sharded && ctx->tp.size > 1)
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, 2 * n, TSH_REAL, TSH_SUM),
-                              "tsh_cross_entropy: all-reduce of the row sums");
-    for (i = 0; i < n; i++) {
-        tsh_real log_sum = tshi_kernel_log(sums[i]);
-        losses[i] = target[i] == TSHI_TARGET_IGNORED ? 0 : log_sum - picked[i];
-        most[n + i] = log_sum;
-    }
+/* Whether the target's shape is that of the rows, or for probabilities that of the logits. */
+static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int probs) {
+    int d, fits = x->ndim == target->ndim + !probs && x->ndim > 0 &&
+                  (probs || target->dtype == TSH_I32 || target->dtype == TSH_I64);
+    for (d = 0; d < target->ndim && fits; d++) fits = x->dim[d] == target->dim[d];
+    return fits;
 }
 
 /* Layout of the result; 0 and an error where logits and target do not fit. */
 static int tshi_loss_layout(tsh_tensor *x, tsh_tensor *target, int reduced, tsh_layout *out) {
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
-    int d, fits = x->ndim == target->ndim + 1 &&
-                  (target->dtype == TSH_I32 || target->dtype == TSH_I64);
-    for (d = 0; d < target->ndim && fits; d++) fits = x->dim[d] == target->dim[d];
+    int probs = target->dtype == TSH_REAL, fits = tshi_loss_fits(x, target, probs);
+    int rows = x->layout.kind == TSH_SHARDED && x->layout.dim < x->ndim - 1;
     if (!fits) {
-        (void)tsh_fail(
-            x->ctx, TSH_ERR_SHAPE,
-            "tsh_cross_entropy: logits %s and target %s %s; takes (.., V) and integers (..)",
-            tshi_tensor_text(x, tx), tshi_tensor_dtype(target->dtype),
-            tshi_tensor_text(target, tt));
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                       "tsh_cross_entropy: logits %s and target %s %s; takes (.., V) and integers "
+                       "(..), or probabilities (.., V)",
+                       tshi_tensor_text(x, tx), tshi_tensor_dtype(target->dtype),
+                       tshi_tensor_text(target, tt));
         return 0;
     }
     if (x->layout.kind == TSH_PARTIAL) {
@@ -7835,98 +7908,326 @@ static int tshi_loss_layout(tsh_tensor *x, tsh_tensor *target, int reduced, tsh_
                        tshi_tensor_text(x, tx), x->ctx->tp.size);
         return 0;
     }
-    *out = tsh_replicated();
-    if (x->layout.kind == TSH_SHARDED && x->layout.dim < x->ndim - 1) {
-        *out = reduced ? tsh_partial() : x->layout;
+    *out = !rows ? tsh_replicated() : reduced ? tsh_partial() : x->layout;
+    if (rows || probs)
         fits = tshi_layout_equal(&x->layout, &target->layout, target->dim, x->ctx->tp.size);
-    } else {
-        fits = target->layout.kind == TSH_REPLICATED;
-    }
+    if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
     if (!fits)
         (void)tshi_map_refuse("tsh_cross_entropy", x, target,
-                              "the target is replicated, or sharded as the logits' rows");
+                              probs ? "the target is replicated, or laid out as the logits"
+                                    : "the target is replicated, or sharded as the logits' rows");
     return fits;
 }
 
-/* Sum or mean of the row losses; where rows are sharded each rank has its part, and the divisor is
- * global. */
-static void tshi_loss_reduce(tsh_tensor *x, tshi_loss *loss, const tsh_real *losses, int64_t valid,
-                             int empty_zero, tsh_tensor *out) {
+/* 0 and an error unless weights are one per class, replicated or cut as the classes are. */
+static int tshi_loss_weights(tsh_tensor *x, tsh_tensor *weight, int cut) {
     tsh_ctx *ctx = x->ctx;
-    double total = 0, count = (double)valid;
+    char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
+    int64_t classes = x->dim[x->ndim - 1];
+    if (!weight) return 1;
+    if (!tshi_tensor_check_real("tsh_cross_entropy: weight", &weight, 1)) return 0;
+    if (weight->ndim != 1 || weight->dim[0] != classes) {
+        (void)tsh_fail(ctx, TSH_ERR_SHAPE,
+                       "tsh_cross_entropy: logits %s have %ld classes, weight is %s",
+                       tshi_tensor_text(x, tx), (long)classes, tshi_tensor_text(weight, tw));
+        return 0;
+    }
+    if (weight->layout.kind == TSH_REPLICATED ||
+        (weight->layout.kind == TSH_SHARDED && cut &&
+         tshi_layout_same_cut(&x->layout, &weight->layout, classes, ctx->tp.size)))
+        return 1;
+    return tshi_map_refuse("tsh_cross_entropy", x, weight,
+                           "the weight is replicated, or cut as the classes: "
+                           "tsh_redistribute(weight, tsh_replicated())");
+}
+
+static tsh_ctx *tshi_loss_check(tsh_tensor **in, const tsh_cross_entropy_desc *desc,
+                                tsh_layout *layout) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_cross_entropy", in, in[2] ? 3 : 2);
+    tsh_tensor *x = in[0];
+    if (!ctx || !tshi_tensor_check_real("tsh_cross_entropy", &x, 1) ||
+        !tshi_loss_options(ctx, desc, in[1]->dtype == TSH_REAL) ||
+        !tshi_loss_layout(x, in[1], desc->reduction != TSH_REDUCE_NONE, layout) ||
+        !tshi_loss_weights(x, in[2], x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1))
+        return NULL;
+    return ctx;
+}
+
+/* This rank's piece of t in a layout, dense, apart from t's gradient; t is replicated or lies so
+ * already. */
+static tsh_tensor *tshi_loss_piece(tsh_tensor *t, const tsh_layout *layout) {
+    tsh_ctx *ctx = t->ctx;
+    tsh_shape shape = tsh_shape_of(t);
+    tshi_block *scratch;
+    tsh_tensor *out;
+    void *values;
+    if (tshi_tensor_is_dense(t) &&
+        (tshi_layout_equal(&t->layout, layout, t->dim, ctx->tp.size) || ctx->tp.size == 1))
+        return tshi_tensor_window(t, t->block);
+    out = tshi_tensor_out(ctx, "tsh_cross_entropy", t->dtype, &shape, layout);
+    values = out ? tshi_kernel_packed(t, &scratch) : NULL;
+    if (!values) return NULL;
+    (void)tshi_redistribute_move(out, &t->layout, &out->layout, t->dtype, values,
+                                 tshi_tensor_at(out));
+    tshi_mem_drop(ctx, scratch);
+    return out;
+}
+
+/* Brings logits, probabilities and weights into the form that the kernels walk, and says what is
+ * summed. 0 on an error. */
+static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
+    tsh_tensor *x = in[0];
+    int last = x->ndim - 1, cut = x->layout.kind == TSH_SHARDED && x->layout.dim == last;
+    int smooth = desc->label_smoothing > 0;
+    tsh_layout classes = x->layout;
+    memset(loss, 0, sizeof *loss);
+    loss->probs = in[1]->dtype == TSH_REAL;
+    if (x->stride[last] != 1 || !tshi_kernel_rows(x, &loss->rows, &loss->step))
+        in[0] = x = tshi_map_copy("tsh_cross_entropy", x);
+    if (x && loss->probs) in[1] = tshi_loss_piece(in[1], &x->layout);
+    if (!x || !in[1]) return 0;
+    (void)tshi_kernel_rows(x, &loss->rows, &loss->step);
+    loss->classes = x->local[last];
+    loss->reduction = desc->reduction;
+    loss->cut = cut && x->ctx->tp.size > 1;
+    loss->smoothing = desc->label_smoothing;
+    loss->z = desc->z_loss;
+    loss->divisor = 1;
+    loss->sums = 2;
+    if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED)) loss->at_own = loss->sums++;
+    if (smooth) {
+        loss->at_even = loss->sums;
+        loss->sums += 2;
+    }
+    if (smooth && in[2]) loss->at_all = loss->sums++;
+    if (!in[2]) return 1;
+    classes.dim = 0;
+    if (!cut) classes = tsh_replicated();
+    in[2] = tshi_loss_piece(in[2], &classes);
+    return in[2] != NULL;
+}
+
+/* -- forward ---------------------------------------------------------------- */
+
+/* The flat global index of local element `at`. */
+typedef struct tshi_loss_place {
+    int64_t at, global;
+} tshi_loss_place;
+
+static void tshi_loss_find(void *user, int64_t global, int64_t local, int64_t length) {
+    tshi_loss_place *place = (tshi_loss_place *)user;
+    if (place->at >= local && place->at < local + length)
+        place->global = global + place->at - local;
+}
+
+static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t row, int64_t classes) {
+    tshi_loss_place place;
+    place.at = place.global = row;
+    tshi_tensor_runs(target, tshi_loss_find, &place);
+    (void)tsh_fail(target->ctx, TSH_ERR_ARGUMENT,
+                   "tsh_cross_entropy: target %ld at row %ld is outside [0, %ld)", (long)y,
+                   (long)place.global, (long)classes);
+}
+
+/* Targets as local classes, with the weight of each class as far as it is known: all of them, or of
+ * the local piece. 0 and an error for one out of range. */
+static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc,
+                             const void *values, const tshi_loss_kept *kept) {
+    const tsh_tensor *x = in[0], *target = in[1], *w = in[2];
+    const tsh_real *all = NULL;
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int64_t i, n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
+    int s, sharded = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
+    range[0].start = 0;
+    range[0].length = classes;
+    if (sharded) (void)tsh_chunk(&x->layout, classes, x->ctx->tp.size, x->ctx->tp.rank, range);
+    if (w && desc->weight->layout.kind == TSH_REPLICATED) all = tshi_tensor_values(desc->weight);
+    for (i = 0; i < n; i++) {
+        int64_t y = target->dtype == TSH_I32 ? ((const int32_t *)values)[i]
+                                             : ((const int64_t *)values)[i];
+        int64_t at = 0;
+        kept->local[i] = TSHI_TARGET_IGNORED;
+        kept->own[i] = 0;
+        if (y == (desc->ignore ? desc->ignore_index : -100)) continue;
+        if (y < 0 || y >= classes) {
+            tshi_loss_outside(target, y, i, classes);
+            return 0;
+        }
+        kept->local[i] = TSHI_TARGET_ELSEWHERE;
+        for (s = 0; s < (sharded ? x->layout.segments : 1); s++) {
+            if (y >= range[s].start && y < range[s].start + range[s].length)
+                kept->local[i] = at + y - range[s].start;
+            at += range[s].length;
+        }
+        if (!w || all)
+            kept->own[i] = all ? all[y * desc->weight->stride[0]] : TSHI_R(1);
+        else if (kept->local[i] >= 0)
+            kept->own[i] = tshi_tensor_values(w)[kept->local[i]];
+    }
+    return 1;
+}
+
+/* The sums of the options, and B, this rank's part. at: x, m, sums, scratch. */
+static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
+                            const tshi_loss_kept *kept, tsh_real *sums, void **at) {
+    const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_even,
+                         loss->at_even ? loss->at_even + 1 : 0, loss->at_all};
+    const tsh_real *values = tshi_tensor_values(in[0]);
+    int64_t i, s[3], n = loss->rows;
+    tsh_real *picked = sums + n;
+    s[0] = loss->classes;
+    s[1] = loss->step;
+    at[4] = in[2] ? tshi_tensor_values(in[2]) : NULL;
+    at[5] = loss->probs ? tshi_tensor_values(in[1]) : NULL;
+    for (s[2] = TSHI_LOSS_A; s[2] <= TSHI_LOSS_W; s[2]++) {
+        at[2] = sums + n * rows[s[2]];
+        if (rows[s[2]]) tshi_loss_term[in[0]->ctx->isa](n, at, s, NULL);
+    }
+    for (i = 0; i < n && !loss->probs; i++) {
+        int64_t y = kept->local[i];
+        picked[i] = y >= 0 ? values[i * loss->step + y] - kept->most[i] : 0;
+        if (loss->at_own) sums[n * loss->at_own + i] = y >= 0 ? kept->own[i] : 0;
+    }
+}
+
+/* Row losses from the complete sums. B of an index comes without its weight, which all know. */
+static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
+                              const tsh_real *sums, tsh_real *losses) {
+    const tsh_real *own = sums + loss->rows * loss->at_own;
+    const tsh_real *q = sums + loss->rows * loss->at_even, *v = q + loss->rows;
+    const tsh_real *all = loss->at_all ? sums + loss->rows * loss->at_all : v;
+    const tsh_real keep = TSHI_R(1 - loss->smoothing), z = TSHI_R(loss->z);
+    int64_t i;
+    for (i = 0; i < loss->rows; i++) {
+        tsh_real log_sum = tshi_kernel_log(sums[i]), slope, b = sums[loss->rows + i];
+        tsh_real lse = kept->most[i] + log_sum;
+        if (loss->at_own) kept->own[i] = own[i];
+        kept->log_sum[i] = log_sum;
+        kept->even[i] = loss->at_even ? TSHI_R(loss->smoothing) / v[i] : 0;
+        slope = keep * kept->own[i];
+        if (loss->at_even) slope += kept->even[i] * all[i];
+        losses[i] = slope * log_sum - keep * (loss->probs ? b : kept->own[i] * b);
+        if (loss->at_even) losses[i] -= kept->even[i] * q[i];
+        if (loss->z > 0) losses[i] += z * lse * lse;
+        kept->slope[i] = loss->z > 0 ? slope + 2 * z * lse : slope;
+        if (kept->local[i] == TSHI_TARGET_IGNORED) losses[i] = 0;
+    }
+}
+
+/* Row losses: two passes over the logits, with a collective after each where classes are cut.
+ * sums: rows of TSHI_LOSS_SUMS sums, then scratch of a row of classes. */
+static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const tshi_loss_kept *kept,
+                           tsh_real *sums, tsh_real *losses) {
+    tsh_ctx *ctx = in[0]->ctx;
+    int64_t s[2], n = loss->rows;
+    void *at[6];
+    s[0] = loss->classes;
+    s[1] = loss->step;
+    at[0] = tshi_tensor_values(in[0]);
+    at[1] = kept->most;
+    at[2] = sums;
+    at[3] = sums + TSHI_LOSS_SUMS * n;
+    tshi_loss_max[ctx->isa](n, at, s, NULL);
+    if (loss->cut)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, kept->most, n, TSH_REAL, TSH_MAX),
+                              "tsh_cross_entropy: all-reduce of the row maxima");
+    tshi_loss_sum[ctx->isa](n, at, s, NULL);
+    tshi_loss_terms(in, loss, kept, sums, at);
+    if (loss->cut)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, loss->sums * n, TSH_REAL, TSH_SUM),
+                              "tsh_cross_entropy: all-reduce of the row sums");
+    tshi_loss_combine(loss, kept, sums, losses);
+}
+
+/* Sum or mean of the row losses; where rows are sharded each rank has its part, and the divisor is
+ * global: the number of rows of probabilities, or the sum of the weights of the targets' classes. */
+static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tshi_loss_kept *kept,
+                             const tsh_real *losses, int empty_zero, tsh_tensor *out) {
+    tsh_ctx *ctx = x->ctx;
+    double total = 0, count = 0;
     int64_t i;
     for (i = 0; i < loss->rows; i++) total += (double)losses[i];
     if (loss->reduction == TSH_REDUCE_MEAN) {
-        if (out->layout.kind == TSH_PARTIAL && ctx->tp.size > 1)
+        for (i = 0; i < loss->rows; i++) count += (double)kept->own[i];
+        if (loss->probs)
+            count = (double)tshi_tensor_product(x->dim, x->ndim - 1);
+        else if (out->layout.kind == TSH_PARTIAL && ctx->tp.size > 1)
             (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &count, 1, TSH_F64, TSH_SUM),
                                   "tsh_cross_entropy: all-reduce of the number of rows");
-        loss->divisor = count > 0 || !empty_zero ? count : 1;
+        /* over infinity the loss and its gradients are 0 */
+        loss->divisor = count < 0 || count > 0 || !empty_zero ? count : (double)INFINITY;
     }
     tshi_tensor_values(out)[0] = TSHI_R(total / loss->divisor);
 }
 
+/* Fills out and kept; sums is scratch. 0 on an error. */
+static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc,
+                             tshi_loss *loss, const tshi_loss_kept *kept, tsh_real *sums,
+                             tsh_tensor *out) {
+    tsh_real *losses = desc->reduction == TSH_REDUCE_NONE
+                           ? tshi_tensor_values(out)
+                           : sums + TSHI_LOSS_SUMS * loss->rows + loss->classes;
+    tshi_block *scratch = NULL;
+    const void *values;
+    int64_t i;
+    int done = 1;
+    for (i = 0; i < loss->rows; i++) kept->local[i] = TSHI_TARGET_ELSEWHERE;
+    if (!loss->probs) {
+        values = tshi_kernel_packed(in[1], &scratch);
+        done = values && tshi_loss_targets(in, desc, values, kept);
+        tshi_mem_drop(in[0]->ctx, scratch);
+    }
+    if (!done) return 0;
+    tshi_loss_rows(in, loss, kept, sums, losses);
+    if (desc->reduction != TSH_REDUCE_NONE)
+        tshi_loss_reduce(in[0], loss, kept, losses, desc->empty_zero, out);
+    return in[0]->ctx->error.code == TSH_OK;
+}
+
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc) {
-    static const tsh_cross_entropy_desc usual = {TSH_REDUCE_MEAN, 0, 0, 0};
-    tsh_tensor *in[2], *out;
+    tsh_cross_entropy_desc usual;
+    tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
     tsh_shape shape;
     tsh_layout layout;
-    tshi_block *aux, *sums, *scratch;
+    tshi_block *aux, *sums;
     tshi_loss loss;
+    tshi_loss_kept kept;
     tshi_node *node = NULL;
-    tsh_real *most, *losses;
-    int64_t *local, valid = 0;
-    const void *values;
+    memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
     in[0] = logits;
     in[1] = target;
-    ctx = tshi_tensor_check("tsh_cross_entropy", in, 2);
-    if (!ctx || !tshi_tensor_check_real("tsh_cross_entropy", &logits, 1)) return NULL;
-    if ((unsigned)desc->reduction > (unsigned)TSH_REDUCE_NONE)
-        return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_cross_entropy: %d is no reduction",
-                               (int)desc->reduction);
-    if (!tshi_loss_layout(logits, target, desc->reduction != TSH_REDUCE_NONE, &layout)) return NULL;
-    if (logits->stride[logits->ndim - 1] != 1 || !tshi_kernel_rows(logits, &loss.rows, &loss.step))
-        in[0] = logits = tshi_map_copy("tsh_cross_entropy", logits);
-    if (!logits) return NULL;
-    (void)tshi_kernel_rows(logits, &loss.rows, &loss.step);
-    loss.classes = logits->local[logits->ndim - 1];
-    loss.reduction = desc->reduction;
-    loss.divisor = 1;
-    shape = desc->reduction == TSH_REDUCE_NONE ? tsh_shape_of(target) : tsh_shape0();
+    in[2] = desc->weight;
+    ctx = tshi_loss_check(in, desc, &layout);
+    if (!ctx || !tshi_loss_plan(in, desc, &loss)) return NULL;
+    shape = tsh_shape_of(logits);
+    shape.ndim = desc->reduction == TSH_REDUCE_NONE ? shape.ndim - 1 : 0;
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &shape, &layout);
-    /* maxima, logs of sums, local targets (rows each) */
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                              (size_t)loss.rows * (2 * sizeof *most + sizeof *local))
+                              (size_t)loss.rows *
+                                  (TSHI_LOSS_KEPT * sizeof(tsh_real) + sizeof *kept.local))
               : NULL;
-    /* sums, picked logits and losses (rows each), one row of classes */
+    /* sums and losses (rows each), one row of classes */
     sums = aux ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                               (size_t)(3 * loss.rows + loss.classes) * sizeof *most)
+                               (size_t)((TSHI_LOSS_SUMS + 1) * loss.rows + loss.classes) *
+                                   sizeof(tsh_real))
                : NULL;
-    values = sums ? tshi_kernel_packed(target, &scratch) : NULL;
-    if (!values) tshi_mem_drop(ctx, sums);
-    if (!values) tshi_mem_drop(ctx, aux);
-    if (!values) return NULL;
-    most = (tsh_real *)tshi_mem_data(aux);
-    local = (int64_t *)(void *)(most + 2 * loss.rows);
-    losses = desc->reduction == TSH_REDUCE_NONE
-                 ? tshi_tensor_values(out)
-                 : (tsh_real *)tshi_mem_data(sums) + 2 * loss.rows + loss.classes;
-    if (tshi_loss_targets(logits, target, values, desc, local, &valid)) {
-        tshi_loss_rows(logits, &loss, local, most, losses, (tsh_real *)tshi_mem_data(sums));
-        if (desc->reduction != TSH_REDUCE_NONE)
-            tshi_loss_reduce(logits, &loss, losses, valid, desc->empty_zero, out);
-        node = tshi_tape_record("tsh_cross_entropy", out, in, 2, 1, tshi_loss_backward,
-                                sizeof loss);
+    if (sums) {
+        kept = tshi_loss_keep(aux, loss.rows);
+        if (tshi_loss_forward(in, desc, &loss, &kept, (tsh_real *)tshi_mem_data(sums), out))
+            node = tshi_tape_record("tsh_cross_entropy", out, in, 3,
+                                    1 + 2 * loss.probs + (loss.probs || loss.smoothing > 0 ? 4 : 0),
+                                    tshi_loss_backward, sizeof loss);
     }
-    tshi_mem_drop(ctx, scratch);
     tshi_mem_drop(ctx, sums);
-    if (node)
+    if (node) {
         node->aux = aux;
-    else
+        memcpy(node->more, &loss, sizeof loss);
+    } else {
         tshi_mem_drop(ctx, aux);
-    if (node) memcpy(node->more, &loss, sizeof loss);
+    }
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
