@@ -8140,7 +8140,8 @@ static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const t
 }
 
 /* Sum or mean of the row losses; where rows are sharded each rank has its part, and the divisor is
- * global: the number of rows of probabilities, or the sum of the weights of the targets' classes. */
+ * global: the number of rows of probabilities, or the sum of the weights of the targets' classes.
+ */
 static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tshi_loss_kept *kept,
                              const tsh_real *losses, int empty_zero, tsh_tensor *out) {
     tsh_ctx *ctx = x->ctx;

@@ -307,6 +307,55 @@ def losses():
     return c
 
 
+# Options of cross-entropy that combine: all of them on the same logits, targets and cotangent.
+# "options.<what>" are the inputs, "<letters>_<kind>_<reduction>" has the value and the gradient of
+# the logits; the letters are w for weights, e for smoothing 0.1, z for a z-loss of 0.01.
+SMOOTHING, Z_LOSS = 0.1, 0.01
+KINDS = {"plain": (3, 0, 6, 2, 2, 5), "outside": (3, -100, 6, 2, -100, 5),
+         "steep": (3, 0, 6, 2, 1, 5), "inside": (3, 0, 6, 2, 2, 5), "nothing": (-100,) * 6,
+         "probs": None}
+
+
+def loss_options():
+    c = Cases()
+    x = c.real("options", "logits", (6, 7), -5, 5)
+    w = c.real("options", "weight", (7,), 0.25, 2)
+    t = torch.softmax(c.real("options", "probs", (6, 7), -3, 3), 1)
+    up = c.real("options", "up", (6,))
+    for what, value in (("logits", x), ("steep", x * 200), ("weight", w), ("probs", t), ("up", up)):
+        c.put("options", what, value)
+    for kind, targets in KINDS.items():
+        if targets:
+            c.put("options", kind + "_target", ints(*targets))
+        for letters in ("", "w", "e", "we", "z", "wez"):
+            for reduction in ("none", "sum", "mean"):
+                leaf = (x * 200 if kind == "steep" else x).double().requires_grad_()
+                out = option_loss(leaf, t, w, kind, letters, reduction)
+                (out * up.double()[:out.numel()].reshape(out.shape)).sum().backward()
+                name = "%s_%s_%s" % (letters, kind, reduction)
+                c.put(name, "out", out)
+                c.put(name, "grad", leaf.grad)
+    return c
+
+
+def option_loss(x, t, w, kind, letters, reduction):
+    ignore = 2 if kind == "inside" else -100
+    target = t.double() if kind == "probs" else ints(*KINDS[kind])
+    weight = w.double() if "w" in letters else None
+    options = {"weight": weight, "label_smoothing": SMOOTHING if "e" in letters else 0.0}
+    loss = F.cross_entropy(x, target, ignore_index=ignore, reduction=reduction, **options)
+    if "z" not in letters or (kind == "nothing" and reduction == "mean"):
+        return loss  # 0 / 0 already
+    counts, divisor = torch.ones(6, dtype=torch.float64), 6.0
+    if kind != "probs":
+        counts = (target != ignore).double()
+        each = weight if weight is not None else torch.ones(7, dtype=torch.float64)
+        divisor = (each[target.clamp(min=0)] * counts).sum()
+    extra = Z_LOSS * torch.logsumexp(x, 1) ** 2 * counts
+    return loss + (extra if reduction == "none" else extra.sum() if reduction == "sum" else
+                   extra.sum() / divisor)
+
+
 # ---- a whole model, optimisers ------------------------------------------------
 
 VOCABULARY, WIDTH, HEADS, BLOCKS, BATCH, LENGTH = 11, 8, 2, 2, 2, 6
@@ -429,8 +478,8 @@ def sparse_optimisers():
 def main():
     torch.set_num_threads(1)
     files = {"map": maps, "reduce": reductions, "view": views, "matmul": matrices, "norm": norms,
-             "attention": attentions, "loss": losses, "model": model, "optim": optimisers,
-             "rope": ropes, "lookup": lookups, "sparse": sparse_optimisers}
+             "attention": attentions, "loss": losses, "loss_options": loss_options,
+             "model": model, "optim": optimisers, "rope": ropes, "lookup": lookups, "sparse": sparse_optimisers}
     sizes = {name: write(name, make().tensors) for name, make in files.items()}
     print("%d bytes in all: %s" % (sum(sizes.values()), sizes))
 
