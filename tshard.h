@@ -572,6 +572,50 @@ TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t);
 /* A one-element tensor's value as double. Replicated only. */
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t);
 
+/* Initial values. fan_in and fan_out are those of the whole weight (out, in, ..) at every degree:
+ * in or out times the product of the dimensions behind; a bias of a layer has its weight's fan_in
+ * and no fan_out. */
+typedef enum tsh_init_kind {
+    TSH_INIT_DEFAULT, /* what the layer's doc says */
+    TSH_INIT_ZEROS,
+    TSH_INIT_ONES,
+    TSH_INIT_CONSTANT,        /* a */
+    TSH_INIT_UNIFORM,         /* in [a, b) */
+    TSH_INIT_NORMAL,          /* mean a, standard deviation b */
+    TSH_INIT_KAIMING_UNIFORM, /* bound gain sqrt(6 / ((1 + a^2) fan)); He et al. 2015 */
+    TSH_INIT_TRUNC_NORMAL,    /* as NORMAL, drawn within [low, high] */
+    TSH_INIT_KAIMING_NORMAL,  /* standard deviation gain sqrt(2 / ((1 + a^2) fan)) */
+    TSH_INIT_XAVIER_UNIFORM,  /* bound gain sqrt(6 / (fan_in + fan_out)); Glorot & Bengio 2010 */
+    TSH_INIT_XAVIER_NORMAL,   /* standard deviation gain sqrt(2 / (fan_in + fan_out)) */
+    TSH_INIT_ORTHOGONAL, /* gain Q of the QR of a normal matrix (out, rest); Saxe et al. 2013 */
+    TSH_INIT_DIRAC       /* 1 at (i, i, middle of the rest), else 0; an identity in 2-D */
+} tsh_init_kind;
+typedef struct tsh_init {
+    tsh_init_kind kind;
+    double a, b;
+    double gain;      /* a factor of kaiming, xavier, orthogonal; 0: 1 */
+    int fan_out;      /* of kaiming: 0: fan is fan_in, 1: fan_out */
+    double low, high; /* of TRUNC_NORMAL; both 0: -2 and 2 */
+} tsh_init;
+
+/* Give an owned tensor of values, R or S, or a parameter's shard, initial values:
+ * torch.nn.init.<name>_. Element e gets the same bits at every degree of tp: draws are keyed by the
+ * ctx's seed, e, and a parameter's path or the count of the ctx's draws. desc NULL: torch's
+ * defaults (0 to 1; mean 0, deviation 1; a 0; constant: 0); its kind is not read. orthogonal: every
+ * rank holds the whole matrix for a moment, in double. No collective. */
+TSH_API tsh_result tsh_init_uniform(tsh_tensor *t, const tsh_init *desc);
+TSH_API tsh_result tsh_init_normal(tsh_tensor *t, const tsh_init *desc);
+TSH_API tsh_result tsh_init_trunc_normal(tsh_tensor *t, const tsh_init *desc);
+TSH_API tsh_result tsh_init_constant(tsh_tensor *t, const tsh_init *desc);
+TSH_API tsh_result tsh_init_zeros(tsh_tensor *t, const tsh_init *desc);
+TSH_API tsh_result tsh_init_ones(tsh_tensor *t, const tsh_init *desc);
+TSH_API tsh_result tsh_init_kaiming_uniform(tsh_tensor *t, const tsh_init *desc);
+TSH_API tsh_result tsh_init_kaiming_normal(tsh_tensor *t, const tsh_init *desc);
+TSH_API tsh_result tsh_init_xavier_uniform(tsh_tensor *t, const tsh_init *desc);
+TSH_API tsh_result tsh_init_xavier_normal(tsh_tensor *t, const tsh_init *desc);
+TSH_API tsh_result tsh_init_orthogonal(tsh_tensor *t, const tsh_init *desc);
+TSH_API tsh_result tsh_init_dirac(tsh_tensor *t, const tsh_init *desc);
+
 /* -- autograd --------------------------------------------------------------- */
 
 /* Nothing is recorded between begin and end. May be nested. */
@@ -856,20 +900,6 @@ typedef enum tsh_style {
     TSH_STYLES
 } tsh_style;
 
-typedef enum tsh_init_kind {
-    TSH_INIT_DEFAULT, /* what the layer's doc says */
-    TSH_INIT_ZEROS,
-    TSH_INIT_ONES,
-    TSH_INIT_CONSTANT,       /* a */
-    TSH_INIT_UNIFORM,        /* in [a, b) */
-    TSH_INIT_NORMAL,         /* mean a, standard deviation b */
-    TSH_INIT_KAIMING_UNIFORM /* bound sqrt(6 / ((1 + a^2) fan_in)), fan_in global */
-} tsh_init_kind;
-typedef struct tsh_init {
-    tsh_init_kind kind;
-    double a, b;
-} tsh_init;
-
 typedef struct tsh_module_desc {
     tsh_forward_fn forward; /* NULL: its children, one after the other */
     void *user;
@@ -941,6 +971,9 @@ TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *sou
 /* Gives memory and initial values to every parameter below that has none: the same bits at every
  * degree of tp. */
 TSH_API tsh_result tsh_materialize(tsh_module *module);
+/* Gives every parameter below its initial values again, tied ones once, and forgets the gradients:
+ * the same bits as the first time. torch's reset_parameters. */
+TSH_API tsh_result tsh_reset_parameters(tsh_module *module);
 /* Training mode on or off for all below; on at first. Dropout works in training mode only. */
 TSH_API void tsh_train(tsh_module *module, int on);
 TSH_API int tsh_training(const tsh_module *module);
@@ -1771,6 +1804,28 @@ static double tshi_rng_normal(uint64_t key, uint64_t stream, uint64_t element) {
            cos(6.283185307179586 * ((double)word[1] / 4294967296.0));
 }
 
+/* The standard normal distribution function. */
+static double tshi_rng_below(double x) {
+    return 0.5 * erfc(-x * 0.70710678118654752);
+}
+
+/* Its inverse for p in (0, 1): Hastings' rational approximation (Abramowitz & Stegun 26.2.23, good
+ * to 4.5e-4) of the lower tail, and two of Halley's steps, which cube the error. */
+static double tshi_rng_quantile(double p) {
+    double tail = p < 0.5 ? p : 1 - p, t, x, off;
+    int step;
+    if (!(tail > 0)) return p < 0.5 ? -(double)INFINITY : (double)INFINITY;
+    t = sqrt(-2.0 * log(tail));
+    x = (2.515517 + t * (0.802853 + t * 0.010328)) /
+            (1 + t * (1.432788 + t * (0.189269 + t * 0.001308))) -
+        t;
+    for (step = 0; step < 2; step++) {
+        off = (tshi_rng_below(x) - tail) * 2.5066282746310002 * exp(0.5 * x * x);
+        x -= off / (1 + 0.5 * x * off);
+    }
+    return p < 0.5 ? x : -x;
+}
+
 /* FNV-1a over bytes, continued from `hash`, then mixed: streams are named by paths and counts. */
 static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *byte = (const unsigned char *)data;
@@ -2205,8 +2260,35 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
 typedef struct tshi_tensor_filling {
     tsh_real *out;
     uint64_t key, stream;
-    tsh_init init;
+    tsh_init init;       /* of kind CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
+    double from, to;     /* of TRUNC_NORMAL: the distribution function at its ends */
+    int64_t rows, cols;  /* of ORTHOGONAL, DIRAC: the whole as a matrix (dim 0, all others) */
+    int64_t step, first; /* of DIRAC: row i is 1 at first + i step */
+    const double *whole; /* of ORTHOGONAL: min(rows, cols) vectors of the longer dimension */
 } tshi_tensor_filling;
+
+static tsh_init tshi_tensor_init_of(tsh_init_kind kind, double a, double b) {
+    tsh_init init;
+    memset(&init, 0, sizeof init);
+    init.kind = kind;
+    init.a = a;
+    init.b = b;
+    return init;
+}
+
+/* One element of the kinds that are no plain loop. */
+static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
+    int64_t row = f->cols ? e / f->cols : 0, col = f->cols ? e % f->cols : 0;
+    double u, x;
+    if (f->init.kind == TSH_INIT_DIRAC)
+        return col == f->first + row * f->step && row * f->step < f->cols ? 1 : 0;
+    if (f->init.kind == TSH_INIT_ORTHOGONAL)
+        return f->init.gain *
+               (f->rows >= f->cols ? f->whole[col * f->rows + row] : f->whole[row * f->cols + col]);
+    u = ((double)tshi_rng_bits(f->key, f->stream, (uint64_t)e) + 0.5) / 4294967296.0;
+    x = f->init.a + f->init.b * tshi_rng_quantile(f->from + u * (f->to - f->from));
+    return x < f->init.low ? f->init.low : x > f->init.high ? f->init.high : x;
+}
 
 static void tshi_tensor_fill_run(void *user, int64_t global, int64_t local, int64_t length) {
     const tshi_tensor_filling *f = (const tshi_tensor_filling *)user;
@@ -2221,27 +2303,148 @@ static void tshi_tensor_fill_run(void *user, int64_t global, int64_t local, int6
         for (i = 0; i < length; i++)
             out[i] = TSHI_R(f->init.a +
                             f->init.b * tshi_rng_normal(f->key, f->stream, (uint64_t)(global + i)));
-    } else {
+    } else if (f->init.kind == TSH_INIT_CONSTANT) {
         for (i = 0; i < length; i++) out[i] = TSHI_R(f->init.a);
+    } else {
+        for (i = 0; i < length; i++) out[i] = TSHI_R(tshi_tensor_element(f, global + i));
     }
 }
 
-/* Fills a dense tensor; element e gets the same bits at every degree of tp. */
-static void tshi_tensor_fill(tsh_tensor *t, tsh_init init, uint64_t stream) {
+/* Turns kaiming and xavier into their uniform or normal distribution. */
+static tsh_result tshi_tensor_fans(const tsh_tensor *t, const char *op, tsh_init *init) {
+    int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
+    int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
+    double rest = t->ndim > 2 ? (double)tshi_tensor_product(t->dim + 2, t->ndim - 2) : 1;
+    double in = (double)t->fan_in, out = 0, fan, size;
+    char text[TSHI_TEXT_SIZE];
+    if (t->ndim > 1) {
+        out = t->fan_in > 0 ? (double)tsh_numel(t) / in : (double)t->dim[0] * rest;
+        in = t->fan_in > 0 ? in : (double)t->dim[1] * rest;
+    } else if (t->fan_in <= 0 || (kaiming && init->fan_out)) {
+        return tsh_fail(t->ctx, TSH_ERR_SHAPE,
+                        "%s: kaiming and xavier take their fans from two dimensions or more, (out, "
+                        "in, ..), not from %s",
+                        op, tshi_tensor_text(t, text));
+    }
+    fan = kaiming ? (init->fan_out ? out : in) * (1 + init->a * init->a) : in + out;
+    size = init->gain * sqrt((normal ? 2.0 : 6.0) / (fan > 0 ? fan : 1));
+    *init = tshi_tensor_init_of(normal ? TSH_INIT_NORMAL : TSH_INIT_UNIFORM, normal ? 0 : -size,
+                                size);
+    return TSH_OK;
+}
+
+/* The distribution function at the ends; the mirror image where both lie above the mean, for small
+ * numbers are the exact ones. */
+static tsh_result tshi_tensor_ends(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
+    tsh_init *init = &f->init;
+    if (init->low == 0 && init->high == 0) {
+        init->low = -2;
+        init->high = 2;
+    }
+    if (!(init->low < init->high) || !(init->b >= 0))
+        return tsh_fail(t->ctx, TSH_ERR_ARGUMENT,
+                        "%s: a normal distribution of deviation %g cannot be cut to [%g, %g]", op,
+                        init->b, init->low, init->high);
+    if (init->low > init->a) init->b = -init->b;
+    f->from = tshi_rng_below((init->low - init->a) / init->b);
+    f->to = tshi_rng_below((init->high - init->a) / init->b);
+    if (init->b == 0) f->from = f->to = 0.5;
+    return TSH_OK;
+}
+
+/* q and v of length n: v -= (q . v) q. */
+static void tshi_tensor_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
+    double lane[8] = {0, 0, 0, 0, 0, 0, 0, 0}, dot;
+    int64_t i;
+    int j;
+    for (i = 0; i + 8 <= n; i += 8)
+        for (j = 0; j < 8; j++) lane[j] += q[i + j] * v[i + j];
+    for (j = 0; i < n; i++, j++) lane[j] += q[i] * v[i];
+    for (j = 0; j < 4; j++) lane[j] += lane[j + 4];
+    dot = (lane[0] + lane[2]) + (lane[1] + lane[3]);
+    for (i = 0; i < n; i++) v[i] -= dot * q[i];
+}
+
+/* Q of the QR of a normal matrix, by modified Gram-Schmidt, twice for each vector (Giraud et al.
+ * 2005): R's diagonal is positive, so no signs are left to choose. */
+static tshi_block *tshi_tensor_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
+    int tall = f->rows >= f->cols, pass;
+    int64_t count = tall ? f->cols : f->rows, length = tall ? f->rows : f->cols, i, j, k;
+    tshi_block *block = tshi_mem_take(
+        t->ctx, TSH_MEM_STEP,
+        tshi_base_mul(tshi_base_mul((size_t)count, (size_t)length), sizeof(double)));
+    double *q = block ? (double *)tshi_mem_data(block) : NULL;
+    f->whole = q;
+    for (j = 0; j < count && q; j++) {
+        double *v = q + j * length, norm = 0;
+        for (i = 0; i < length; i++)
+            v[i] = tshi_rng_normal(f->key, f->stream,
+                                   (uint64_t)(tall ? i * f->cols + j : j * f->cols + i));
+        for (pass = 0; pass < 2; pass++)
+            for (k = 0; k < j; k++) tshi_tensor_project(v, q + k * length, length);
+        for (i = 0; i < length; i++) norm += v[i] * v[i];
+        for (norm = sqrt(norm), i = 0; i < length; i++) v[i] /= norm;
+    }
+    return block;
+}
+
+/* Works out what the kind needs of the tensor as a whole. */
+static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
+    tsh_init *init = &f->init;
+    char text[TSHI_TEXT_SIZE];
+    int d;
+    if (init->gain == 0) init->gain = 1;
+    if (init->kind == TSH_INIT_ZEROS || init->kind == TSH_INIT_ONES)
+        *init = tshi_tensor_init_of(TSH_INIT_CONSTANT, init->kind == TSH_INIT_ONES, 0);
+    switch (init->kind) {
+    case TSH_INIT_KAIMING_UNIFORM:
+    case TSH_INIT_KAIMING_NORMAL:
+    case TSH_INIT_XAVIER_UNIFORM:
+    case TSH_INIT_XAVIER_NORMAL: return tshi_tensor_fans(t, op, init);
+    case TSH_INIT_TRUNC_NORMAL: return tshi_tensor_ends(t, op, f);
+    case TSH_INIT_ORTHOGONAL:
+    case TSH_INIT_DIRAC:
+        if (t->ndim < 2)
+            return tsh_fail(t->ctx, TSH_ERR_SHAPE, "%s: takes two dimensions or more, not %s", op,
+                            tshi_tensor_text(t, text));
+        f->rows = t->dim[0];
+        f->cols = tshi_tensor_product(t->dim + 1, t->ndim - 1);
+        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2);
+        for (d = 2, f->first = 0; d < t->ndim; d++) f->first = f->first * t->dim[d] + t->dim[d] / 2;
+        break;
+    default: break;
+    }
+    return TSH_OK;
+}
+
+/* Fills a dense tensor; element e gets the same bits at every degree of tp. op is for errors. */
+static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init, uint64_t stream) {
     tshi_tensor_filling f;
+    tshi_block *block = NULL;
+    memset(&f, 0, sizeof f);
     f.out = tshi_tensor_values(t);
     f.key = t->ctx->seed;
     f.stream = stream;
     f.init = init;
-    if (init.kind == TSH_INIT_ZEROS) f.init.a = 0;
-    if (init.kind == TSH_INIT_ONES) f.init.a = 1;
-    if (init.kind == TSH_INIT_KAIMING_UNIFORM) {
-        double fan = t->fan_in > 0 ? (double)t->fan_in : 1.0;
-        f.init.b = sqrt(6.0 / ((1.0 + init.a * init.a) * fan));
-        f.init.a = -f.init.b;
-        f.init.kind = TSH_INIT_UNIFORM;
-    }
+    if (tshi_tensor_resolve(t, op, &f) != TSH_OK) return t->ctx->error.code;
+    if (f.init.kind == TSH_INIT_ORTHOGONAL && !(block = tshi_tensor_orthogonal(t, &f)))
+        return TSH_ERR_MEMORY;
     tshi_tensor_runs(t, tshi_tensor_fill_run, &f);
+    tshi_mem_drop(t->ctx, block);
+    return TSH_OK;
+}
+
+/* Fills a parameter, which gets memory if it has none; without values after an error. */
+static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
+    if (!t->block)
+        t->block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
+                                 (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
+    if (!t->block) return TSH_ERR_MEMORY;
+    if (tshi_tensor_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) == TSH_OK)
+        return TSH_OK;
+    tshi_mem_drop(t->ctx, t->block);
+    t->block = NULL;
+    return t->ctx->error.code;
 }
 
 /* The local one of a global row (dimension 0); -1: another rank's. */
@@ -2267,15 +2470,15 @@ static void tshi_tensor_zero_row(tsh_tensor *t) {
     memset(tshi_tensor_values(t) + row * width, 0, (size_t)width * sizeof(tsh_real));
 }
 
+/* A parameter's own initial values, the first time or again. */
+static tsh_result tshi_tensor_begin(tsh_tensor *t) {
+    if (tshi_tensor_fill_param(t, t->path, t->init) == TSH_OK) tshi_tensor_zero_row(t);
+    return t->ctx->error.code;
+}
+
 /* A parameter's memory and initial values, on first use. */
 static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
-    if (t->block || !(t->flags & TSHI_PARAM)) return TSH_OK;
-    t->block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
-                             (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
-    if (!t->block) return TSH_ERR_MEMORY;
-    tshi_tensor_fill(t, t->init, tshi_rng_hash(0, t->path, strlen(t->path)));
-    tshi_tensor_zero_row(t);
-    return TSH_OK;
+    return t->block || !(t->flags & TSHI_PARAM) ? TSH_OK : tshi_tensor_begin(t);
 }
 
 /* -- checks that every op begins with --------------------------------------- */
@@ -2361,9 +2564,9 @@ TSH_API void tsh_tensor_free(tsh_tensor *t) {
 
 TSH_API tsh_tensor *tsh_filled(tsh_ctx *ctx, tsh_shape shape, double value) {
     tsh_tensor *t = tshi_tensor_out(ctx, "tsh_filled", TSH_REAL, &shape, NULL);
-    tsh_init init = {TSH_INIT_CONSTANT, 0, 0};
-    init.a = value;
-    if (t) tshi_tensor_fill(t, init, 0);
+    if (t)
+        (void)tshi_tensor_fill(t, "tsh_filled", tshi_tensor_init_of(TSH_INIT_CONSTANT, value, 0),
+                               0);
     return t;
 }
 
@@ -2377,8 +2580,9 @@ TSH_API tsh_tensor *tsh_ones(tsh_ctx *ctx, tsh_shape shape) {
 
 TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
     tsh_tensor *t = tshi_tensor_out(ctx, "tsh_randn", TSH_REAL, &shape, NULL);
-    tsh_init init = {TSH_INIT_NORMAL, 0, 1};
-    if (t) tshi_tensor_fill(t, init, tshi_rng_hash(ctx->randn_calls++, "randn", 5));
+    if (t)
+        (void)tshi_tensor_fill(t, "tsh_randn", tshi_tensor_init_of(TSH_INIT_NORMAL, 0, 1),
+                               tshi_rng_hash(ctx->randn_calls++, "randn", 5));
     return t;
 }
 
@@ -2498,6 +2702,48 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
     }
     return tshi_tensor_get(tshi_tensor_at(t), t->dtype, 0);
 }
+
+/* -- initial values, by name ------------------------------------------------ */
+
+static tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const tsh_init *desc,
+                                   tsh_init usual) {
+    char text[TSHI_TEXT_SIZE];
+    tsh_init init = desc ? *desc : usual;
+    tsh_ctx *ctx = t ? t->ctx : NULL;
+    init.kind = usual.kind;
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    if (!(t->flags & TSHI_OWNED) || (t->flags & TSHI_STALE) || t->dtype != TSH_REAL ||
+        t->layout.kind == TSH_PARTIAL)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "%s: takes an owned tensor of %s, replicated or sharded, not %s %s", op,
+                        tshi_tensor_dtype(TSH_REAL), tshi_tensor_dtype(t->dtype),
+                        tshi_tensor_text(t, text));
+    if (t->flags & TSHI_PARAM) return tshi_tensor_fill_param(t, op, init);
+    return tshi_tensor_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
+}
+
+/* Name, kind, torch's a and b. */
+#define TSHI_INITS(ROW)                                                                            \
+    ROW(uniform, UNIFORM, 0, 1)                                                                    \
+    ROW(normal, NORMAL, 0, 1)                                                                      \
+    ROW(trunc_normal, TRUNC_NORMAL, 0, 1)                                                          \
+    ROW(constant, CONSTANT, 0, 0)                                                                  \
+    ROW(zeros, ZEROS, 0, 0)                                                                        \
+    ROW(ones, ONES, 0, 0)                                                                          \
+    ROW(kaiming_uniform, KAIMING_UNIFORM, 0, 0)                                                    \
+    ROW(kaiming_normal, KAIMING_NORMAL, 0, 0)                                                      \
+    ROW(xavier_uniform, XAVIER_UNIFORM, 0, 0)                                                      \
+    ROW(xavier_normal, XAVIER_NORMAL, 0, 0)                                                        \
+    ROW(orthogonal, ORTHOGONAL, 0, 0)                                                              \
+    ROW(dirac, DIRAC, 0, 0)
+#define TSHI_INIT_FUNCTION(name, kind, a, b)                                                       \
+    TSH_API tsh_result tsh_init_##name(tsh_tensor *t, const tsh_init *desc) {                      \
+        return tshi_tensor_init("tsh_init_" #name, t, desc,                                        \
+                                tshi_tensor_init_of(TSH_INIT_##kind, a, b));                       \
+    }
+TSHI_INITS(TSHI_INIT_FUNCTION)
+#undef TSHI_INIT_FUNCTION
+#undef TSHI_INITS
 
 /* ========================================================================== */
 /* >>kernel                                            MARK: - kernel (private) */
@@ -8624,6 +8870,19 @@ TSH_API tsh_result tsh_materialize(tsh_module *module) {
     return module->ctx->error.code;
 }
 
+TSH_API tsh_result tsh_reset_parameters(tsh_module *module) {
+    tsh_module *m;
+    int i;
+    if (!module) return TSH_ERR_ARGUMENT;
+    for (m = module; m && module->ctx->error.code == TSH_OK; m = tshi_module_next(module, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+            if (!tshi_module_first(module, m, i)) continue;
+            tsh_zero_grad(m->param[i]);
+            (void)tshi_tensor_begin(m->param[i]);
+        }
+    return module->ctx->error.code;
+}
+
 TSH_API void tsh_train(tsh_module *module, int on) {
     tsh_module *m;
     for (m = module; m; m = tshi_module_next(module, m)) m->evaluating = !on;
@@ -8648,12 +8907,7 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
 /* ========================================================================== */
 
 static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, double b) {
-    tsh_init init;
-    if (given.kind != TSH_INIT_DEFAULT) return given;
-    init.kind = kind;
-    init.a = a;
-    init.b = b;
-    return init;
+    return given.kind == TSH_INIT_DEFAULT ? tshi_tensor_init_of(kind, a, b) : given;
 }
 
 /* A layer under parent; NULL, with an error, where there is no description. */
@@ -8806,7 +9060,8 @@ static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, 
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc) {
     static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward, TSHI_NN_SEQUENCE, NULL};
-    static const tsh_init ones = {TSH_INIT_ONES, 0, 0}, zeros = {TSH_INIT_ZEROS, 0, 0};
+    const tsh_init ones = tshi_tensor_init_of(TSH_INIT_ONES, 0, 0),
+                   zeros = tshi_tensor_init_of(TSH_INIT_ZEROS, 0, 0);
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
     module->number = desc->eps;
@@ -8818,7 +9073,7 @@ TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
 TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc) {
     static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward, TSHI_NN_SEQUENCE, NULL};
-    static const tsh_init ones = {TSH_INIT_ONES, 0, 0};
+    const tsh_init ones = tshi_tensor_init_of(TSH_INIT_ONES, 0, 0);
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     if (!module) return NULL;
     module->number = desc->eps;

@@ -83,10 +83,13 @@ static void initial_weights_are_the_same_bits(void **state) {
 
 /* The shard itself is the slice of what one rank has: bits, not a hash. Every kind of start. */
 static int slices(tsh_ctx *ctx, void *user) {
-    static const tsh_init kinds[] = {{TSH_INIT_DEFAULT, 0, 0},        {TSH_INIT_ZEROS, 0, 0},
-                                     {TSH_INIT_ONES, 0, 0},           {TSH_INIT_CONSTANT, 3, 0},
-                                     {TSH_INIT_UNIFORM, -2, 5},       {TSH_INIT_NORMAL, 1, 4},
-                                     {TSH_INIT_KAIMING_UNIFORM, 1, 0}};
+    static const tsh_init kinds[] = {{.kind = TSH_INIT_DEFAULT, .a = 0, .b = 0},
+                                     {.kind = TSH_INIT_ZEROS, .a = 0, .b = 0},
+                                     {.kind = TSH_INIT_ONES, .a = 0, .b = 0},
+                                     {.kind = TSH_INIT_CONSTANT, .a = 3, .b = 0},
+                                     {.kind = TSH_INIT_UNIFORM, .a = -2, .b = 5},
+                                     {.kind = TSH_INIT_NORMAL, .a = 1, .b = 4},
+                                     {.kind = TSH_INIT_KAIMING_UNIFORM, .a = 1, .b = 0}};
     double **whole = (double **)user;
     int i, e;
     for (i = 0; i < COUNT(kinds); i++) {

@@ -180,15 +180,15 @@ static int draws_its_slice(tsh_ctx *ctx, void *user) {
 
 static void shards_draw_their_slice_of_the_whole(void **state) {
     static const draw draws[] = {
-        {{TSH_INIT_NORMAL, 1, 0.5}, TSH_COLWISE, 1, 1},
-        {{TSH_INIT_NORMAL, 0, 2}, TSH_COLWISE, 3, 2},
-        {{TSH_INIT_NORMAL, 0, 1}, TSH_ROWWISE, 1, 1},
-        {{TSH_INIT_UNIFORM, -2, 3}, TSH_COLWISE, 2, 1},
-        {{TSH_INIT_KAIMING_UNIFORM, 2, 0}, TSH_ROWWISE, 1, 5},
-        {{TSH_INIT_KAIMING_UNIFORM, 0, 0}, TSH_COLWISE, 4, 1},
-        {{TSH_INIT_CONSTANT, 7, 0}, TSH_ROWWISE, 1, 1},
-        {{TSH_INIT_ONES, 0, 0}, TSH_COLWISE, 1, 1},
-        {{TSH_INIT_ZEROS, 0, 0}, TSH_COLWISE, 1, 1},
+        {{.kind = TSH_INIT_NORMAL, .a = 1, .b = 0.5}, TSH_COLWISE, 1, 1},
+        {{.kind = TSH_INIT_NORMAL, .a = 0, .b = 2}, TSH_COLWISE, 3, 2},
+        {{.kind = TSH_INIT_NORMAL, .a = 0, .b = 1}, TSH_ROWWISE, 1, 1},
+        {{.kind = TSH_INIT_UNIFORM, .a = -2, .b = 3}, TSH_COLWISE, 2, 1},
+        {{.kind = TSH_INIT_KAIMING_UNIFORM, .a = 2, .b = 0}, TSH_ROWWISE, 1, 5},
+        {{.kind = TSH_INIT_KAIMING_UNIFORM, .a = 0, .b = 0}, TSH_COLWISE, 4, 1},
+        {{.kind = TSH_INIT_CONSTANT, .a = 7, .b = 0}, TSH_ROWWISE, 1, 1},
+        {{.kind = TSH_INIT_ONES, .a = 0, .b = 0}, TSH_COLWISE, 1, 1},
+        {{.kind = TSH_INIT_ZEROS, .a = 0, .b = 0}, TSH_COLWISE, 1, 1},
     };
     tsh_desc desc = {.seed = 9};
     int i, p;
