@@ -2346,9 +2346,10 @@ static tsh_result tshi_tensor_ends(const tsh_tensor *t, const char *op, tshi_ten
                         "%s: a normal distribution of deviation %g cannot be cut to [%g, %g]", op,
                         init->b, init->low, init->high);
     if (init->low > init->a) init->b = -init->b;
+    f->from = f->to = 0.5;
+    if (init->b == 0) return TSH_OK;
     f->from = tshi_rng_below((init->low - init->a) / init->b);
     f->to = tshi_rng_below((init->high - init->a) / init->b);
-    if (init->b == 0) f->from = f->to = 0.5;
     return TSH_OK;
 }
 

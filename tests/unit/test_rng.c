@@ -137,7 +137,7 @@ static double expected(const draw *d, uint64_t seed, int64_t e) {
     case TSH_INIT_NORMAL: return d->init.a + d->init.b * tshi_rng_normal(seed, stream, (uint64_t)e);
     case TSH_INIT_KAIMING_UNIFORM:
         return -bound + 2 * bound * tshi_rng_uniform(seed, stream, (uint64_t)e);
-    case TSH_INIT_DEFAULT: break;
+    default: break; /* see test_init.c */
     }
     return (double)NAN;
 }
