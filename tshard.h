@@ -979,6 +979,16 @@ TSH_API void tsh_train(tsh_module *module, int on);
 TSH_API int tsh_training(const tsh_module *module);
 TSH_API void tsh_zero_grads(tsh_module *module);
 
+/* The generator's state: whatever follows a tsh_set_rng_state draws what followed the tsh_rng_state
+ * that wrote it, bit for bit: the same dropout masks, tsh_randn and tsh_init values. Returns the
+ * bytes of the state, and writes them where `size` suffices: little-endian u64s, that is the magic
+ * "tshrng01", the number of modules, the seed, the ctx's counts of draws and of dropout calls, and
+ * every module's count of dropout calls, in the order of the tree. The same on every rank of tp. */
+TSH_API size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size);
+/* For a tree with the same number of modules; else, and for other bytes, an error, and nothing is
+ * changed. */
+TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size);
+
 /* Layers. Parameters ("weight" (out, in), "bias" (out)) have no memory until the first forward, or
  * tsh_materialize. */
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
@@ -8898,6 +8908,75 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
     int i;
     for (m = module; m; m = tshi_module_next(module, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++) tsh_zero_grad(m->param[i]);
+}
+
+/* -- the generator's state -------------------------------------------------- */
+
+enum { TSHI_STATE_HEAD = 5 }; /* words before those of the modules */
+
+/* The bytes "tshrng01" as a little-endian word. */
+static uint64_t tshi_module_magic(void) {
+    return 0x3130676E72687374u;
+}
+
+static uint64_t tshi_module_count(tsh_ctx *ctx) {
+    tsh_module *m;
+    uint64_t n = 0;
+    for (m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
+    return n;
+}
+
+static void tshi_module_put(unsigned char *state, size_t word, uint64_t value) {
+    int i;
+    for (i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
+}
+
+static uint64_t tshi_module_get(const unsigned char *state, size_t word) {
+    uint64_t value = 0;
+    int i;
+    for (i = 7; i >= 0; i--) value = value << 8 | state[word * 8 + (size_t)i];
+    return value;
+}
+
+TSH_API size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
+    unsigned char *out = (unsigned char *)state;
+    uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
+    size_t word = TSHI_STATE_HEAD, need = ((size_t)modules + word) * 8;
+    tsh_module *m;
+    if (!modules) return 0;
+    if (!out || size < need) return need;
+    tshi_module_put(out, 0, tshi_module_magic());
+    tshi_module_put(out, 1, modules);
+    tshi_module_put(out, 2, ctx->seed);
+    tshi_module_put(out, 3, ctx->randn_calls);
+    tshi_module_put(out, 4, ctx->dropout_calls);
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
+        tshi_module_put(out, word++, m->dropout_calls);
+    return need;
+}
+
+TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size) {
+    const unsigned char *in = (const unsigned char *)state;
+    uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
+    size_t word = TSHI_STATE_HEAD;
+    tsh_module *m;
+    if (!modules || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    if (!in || size < word * 8 || tshi_module_get(in, 0) != tshi_module_magic())
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_set_rng_state: %lu bytes are no state that tsh_rng_state wrote",
+                        in ? (unsigned long)size : 0ul);
+    if (tshi_module_get(in, 1) != modules || size / 8 - word != modules || size % 8)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_set_rng_state: the state is of %lu modules and has %lu bytes; this "
+                        "tree has %lu modules, whose state has %lu",
+                        (unsigned long)tshi_module_get(in, 1), (unsigned long)size,
+                        (unsigned long)modules, (unsigned long)((modules + word) * 8));
+    ctx->seed = tshi_module_get(in, 2);
+    ctx->randn_calls = tshi_module_get(in, 3);
+    ctx->dropout_calls = tshi_module_get(in, 4);
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
+        m->dropout_calls = tshi_module_get(in, word++);
+    return TSH_OK;
 }
 
 /* ========================================================================== */

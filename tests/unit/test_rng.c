@@ -200,6 +200,114 @@ static void shards_draw_their_slice_of_the_whole(void **state) {
         }
 }
 
+/* ---------------------------------------------------------------------- state */
+
+/* What the next step draws: two masks of modules, one of the ctx, values, initial values. */
+static int draw_step(tsh_ctx *ctx, uint64_t hash[5]) {
+    tsh_module *root = tsh_root(ctx);
+    tsh_tensor *x = tsh_ones(ctx, tsh_shape2(6, 10)), *own;
+    own = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 4), NULL);
+    hash[0] = tsh_hash(ctx, tsh_forward(tsh_find(root, "a.drop"), x));
+    hash[1] = tsh_hash(ctx, tsh_forward(tsh_find(root, "b"), tsh_redistribute(x, tsh_sharded(1))));
+    hash[2] = tsh_hash(ctx, tsh_dropout(x, 0.5, NULL));
+    hash[3] = tsh_hash(ctx, tsh_randn(ctx, tsh_shape1(7)));
+    (void)tsh_init_normal(own, NULL);
+    hash[4] = tsh_hash(ctx, own);
+    tsh_tensor_free(own);
+    CHECK(tsh_step_end(ctx) == TSH_OK, "a step");
+    return 0;
+}
+
+enum { STATE = (5 + 4) * 8 };
+
+static int replays(tsh_ctx *ctx, void *user) {
+    tsh_module *root = tsh_root(ctx), *a = tsh_add_module(root, "a", NULL);
+    unsigned char state[STATE], other[STATE], first[STATE + 8];
+    uint64_t want[3][5], got[5];
+    int step, i;
+    (void)user;
+    CHECK(tsh_add_dropout(a, "drop", 0.5) && tsh_add_dropout(root, "b", 0.25), "modules");
+    CHECK(tsh_rng_state(ctx, NULL, 0) == STATE, "its size");
+    memset(first, 0xA5, sizeof first);
+    CHECK(tsh_rng_state(ctx, first, STATE - 1) == STATE && first[0] == 0xA5, "too small");
+    CHECK(tsh_rng_state(ctx, first, sizeof first) == STATE && first[STATE] == 0xA5, "large");
+    for (step = 0; step < 2; step++)
+        if (draw_step(ctx, got)) return 1;
+    CHECK(tsh_rng_state(ctx, state, sizeof state) == STATE, "written");
+    for (step = 0; step < 3; step++)
+        if (draw_step(ctx, want[step])) return 1;
+    for (i = 0; i < 5; i++)
+        CHECK(want[0][i] != want[1][i] && want[0][i] != got[i], "draw %d repeats", i);
+    CHECK(tsh_set_rng_state(ctx, state, sizeof state) == TSH_OK, "restored");
+    CHECK(tsh_rng_state(ctx, other, sizeof other) == STATE && !memcmp(state, other, STATE), "same");
+    for (step = 0; step < 3; step++) {
+        if (draw_step(ctx, got)) return 1;
+        CHECK(memcmp(got, want[step], sizeof got) == 0, "step %d", step);
+    }
+    return 0;
+}
+
+static void a_restored_state_replays(void **state) {
+    tsh_desc desc = {.seed = 77};
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(ranks_degrees); i++)
+        ranks_run_with(ranks_degrees[i], &desc, replays, NULL);
+}
+
+/* The format, byte for byte; it is the seed's as well: another ctx goes on with it. */
+static void the_state_is_little_endian_words(void **state) {
+    static const unsigned char want[] = {'t', 's', 'h', 'r', 'n', 'g', '0', '1', 2, 0, 0, 0, 0, 0,
+                                         0,   0,   8,   7,   6,   5,   4,   3,   2, 1, 1, 0, 0, 0,
+                                         0,   0,   0,   0,   0,   0,   0,   0,   0, 0, 0, 0, 0, 0,
+                                         0,   0,   0,   0,   0,   0,   2,   0,   0, 0, 0, 0, 0, 0};
+    tsh_desc desc = {.seed = 0x0102030405060708u}, another = {.seed = 1};
+    tsh_ctx *ctx = unit_open(&desc), *next = unit_open(&another);
+    tsh_module *drop = tsh_add_dropout(tsh_root(ctx), "drop", 0.5);
+    unsigned char got[sizeof want];
+    uint64_t hash;
+    (void)state;
+    (void)tsh_randn(ctx, tsh_shape1(2));
+    (void)tsh_forward(drop, tsh_forward(drop, tsh_ones(ctx, tsh_shape1(3))));
+    assert_int_equal(tsh_rng_state(ctx, got, sizeof got), sizeof want);
+    assert_memory_equal(got, want, sizeof want);
+    hash = tsh_hash(ctx, tsh_forward(drop, tsh_ones(ctx, tsh_shape1(99))));
+    drop = tsh_add_dropout(tsh_root(next), "drop", 0.5);
+    assert_int_equal(tsh_set_rng_state(next, want, sizeof want), TSH_OK);
+    assert_true(hash == tsh_hash(next, tsh_forward(drop, tsh_ones(next, tsh_shape1(99)))));
+    unit_close(next);
+    unit_close(ctx);
+}
+
+static void a_strange_state_is_refused(void **state) {
+    tsh_ctx *ctx = unit_open(NULL);
+    unsigned char bytes[64], now[64];
+    size_t n = tsh_rng_state(ctx, bytes, sizeof bytes);
+    (void)state;
+    assert_int_equal(n, 48); /* the root alone */
+    bytes[16] = 9;
+    bytes[0] = 'T';
+    assert_int_equal(tsh_set_rng_state(ctx, bytes, n), TSH_ERR_ARGUMENT);
+    EXPECT(TSH_ERR_ARGUMENT, "48 bytes are no state");
+    bytes[0] = 't';
+    assert_int_equal(tsh_set_rng_state(ctx, bytes, 39), TSH_ERR_ARGUMENT);
+    EXPECT(TSH_ERR_ARGUMENT, "39 bytes are no state");
+    assert_int_equal(tsh_set_rng_state(ctx, NULL, n), TSH_ERR_ARGUMENT);
+    EXPECT(TSH_ERR_ARGUMENT, "0 bytes are no state");
+    assert_int_equal(tsh_set_rng_state(ctx, bytes, 56), TSH_ERR_ARGUMENT);
+    EXPECT(TSH_ERR_ARGUMENT, "is of 1 modules and has 56 bytes");
+    assert_int_equal(tsh_set_rng_state(ctx, bytes, 49), TSH_ERR_ARGUMENT);
+    EXPECT(TSH_ERR_ARGUMENT, "has 49 bytes");
+    assert_non_null(tsh_add_dropout(tsh_root(ctx), "drop", 0.5));
+    assert_int_equal(tsh_set_rng_state(ctx, bytes, n), TSH_ERR_ARGUMENT);
+    EXPECT(TSH_ERR_ARGUMENT, "this tree has 2 modules, whose state has 56");
+    assert_int_equal(tsh_rng_state(ctx, now, sizeof now), 56);
+    assert_int_equal(now[16], 0); /* nothing was changed */
+    assert_int_equal(tsh_rng_state(NULL, now, sizeof now), 0);
+    assert_int_equal(tsh_set_rng_state(NULL, now, sizeof now), TSH_ERR_ARGUMENT);
+    unit_close(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(philox_gives_the_known_answers),
@@ -209,6 +317,9 @@ int main(void) {
         cmocka_unit_test(hashes_name_streams_apart),
         cmocka_unit_test(randn_is_keyed_by_seed_and_count),
         cmocka_unit_test(shards_draw_their_slice_of_the_whole),
+        cmocka_unit_test(a_restored_state_replays),
+        cmocka_unit_test(the_state_is_little_endian_words),
+        cmocka_unit_test(a_strange_state_is_refused),
     };
     return cmocka_run_group_tests_name("unit/rng", tests, NULL, NULL);
 }
