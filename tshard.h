@@ -675,6 +675,12 @@ TSH_API tsh_comm *tsh_world(tsh_ctx *ctx);
 TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx);
 TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx);
 TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx);
+/* How exact float products must be: a permission to be faster, as
+ * torch.set_float32_matmul_precision. The built-in gemm knows nothing faster that is less exact: it
+ * gives the same bits under all three, HIGHEST at first. A gemm of the user's may ask. */
+typedef enum tsh_precision { TSH_HIGHEST, TSH_HIGH, TSH_MEDIUM } tsh_precision;
+TSH_API tsh_result tsh_set_matmul_precision(tsh_ctx *ctx, tsh_precision precision);
+TSH_API tsh_precision tsh_matmul_precision(const tsh_ctx *ctx);
 /* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where ctx could not be
  * opened. */
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
@@ -760,6 +766,26 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout);
 /* Redistribute to replicated. */
 TSH_API tsh_tensor *tsh_full(tsh_tensor *x);
+/* Says how the values that each rank already holds lie; nothing moves (torchshard's
+ * RegisterParallelDim). R to S(d): the pieces, one per rank and all of one length, of a tensor that
+ * is P times as long; S(d) to R: this rank's piece is the whole, all being of one length; R to P
+ * and P to R: the same shape; others by way of R. An owned tensor without gradient is changed in
+ * place and returned, else a step tensor is: backward gives R the sum over ranks (one all-reduce)
+ * where it became S or P, and passes on what each rank has where R came of S or P. */
+TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout);
+
+/* The operators that other systems build their layers on, of what each rank holds: a replicated
+ * tensor may differ between ranks here. Nothing at one rank. They equal Megatron's f and g and
+ * their kin, torchshard.distributed's copy, reduce, scatter, gather, and ml's mp_copy, ... copy:
+ * x R -> R, itself; backward all-reduces the gradients by op, once. reduce: R or P -> R, an
+ * all-reduce by op; backward passes the gradient on. scatter: R -> S(dim), this rank's slice;
+ * backward all-gathers. gather: S(dim), or R, whose equal pieces are put one after the other along
+ * dim -> R, an all-gather; backward takes this rank's slice of complete gradients and
+ * reduce-scatters partial ones. */
+TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op);
+TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op);
+TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim);
+TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim);
 /* From the tensor-parallel rank 0: the same batch on all ranks of tp, in place; owned tensors, R.
  * One broadcast. */
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t);
@@ -1344,6 +1370,7 @@ struct tsh_ctx {
     const tshi_gemm_kernel *gemm_kernel;
     tshi_block *gemm_scratch;
     int isa; /* which kernels: TSHI_ISA_... */
+    tsh_precision precision;
     int threads;
     uint64_t seed, randn_calls, dropout_calls;
     tsh_mem mem;
@@ -4001,7 +4028,7 @@ struct tshi_node {
     int n, depth;
     unsigned partial; /* bit i: gives input i's gradient as a partial sum */
     unsigned given;   /* bit i: has given it */
-    int raw;          /* takes gr and gp as they are, without completion */
+    int raw;          /* takes gr and gp as they are, without completion; 2: also where retained */
     int passes;       /* and hands gp on as gp of input 0 */
     int reached;
 };
@@ -4240,7 +4267,7 @@ static void tshi_tape_mark(tsh_ctx *ctx, tsh_tensor *loss) {
     if (loss->base->node) loss->base->node->reached = 1;
     for (node = ctx->tape.newest; node; node = node->older) {
         if (!node->reached) continue;
-        if (node->out->flags & TSHI_RETAIN)
+        if ((node->out->flags & TSHI_RETAIN) && node->raw < 2)
             node->raw = node->passes = 0; /* to be read: complete it */
         if (node->passes && node->out->expected) node->partial |= 1u;
         for (i = 0; i < node->n; i++) {
@@ -4616,6 +4643,21 @@ TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx) {
 
 TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx) {
     return &ctx->dp;
+}
+
+TSH_API tsh_result tsh_set_matmul_precision(tsh_ctx *ctx, tsh_precision precision) {
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    if ((unsigned)precision > (unsigned)TSH_MEDIUM)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_set_matmul_precision: %d is neither TSH_HIGHEST, TSH_HIGH nor "
+                        "TSH_MEDIUM",
+                        (int)precision);
+    ctx->precision = precision;
+    return TSH_OK;
+}
+
+TSH_API tsh_precision tsh_matmul_precision(const tsh_ctx *ctx) {
+    return ctx ? ctx->precision : TSH_HIGHEST;
 }
 
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
@@ -6268,11 +6310,11 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     return ctx->error.code;
 }
 
-/* A gradient that lies as `from` goes back to input 0; sharded or replicated on arrival, never
- * partial. */
-static void tshi_redistribute_back(tshi_node *node, const tsh_layout *from, tsh_real *g) {
+/* A gradient that lies as `from` goes back to input 0, whose piece is `to` of form's shape; sharded
+ * or replicated on arrival, never partial. */
+static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, const tsh_layout *from,
+                                   const tsh_layout *to, tsh_real *g) {
     tsh_tensor *x = node->in[0];
-    tsh_layout to = x->layout.kind == TSH_SHARDED ? x->layout : tsh_replicated();
     int64_t stride[TSH_MAX_DIMS];
     tshi_block *scratch;
     tshi_dest dest;
@@ -6280,7 +6322,7 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_layout *from, tsh_
     tshi_tensor_strides(x->local, x->ndim, stride);
     scratch = tshi_mem_take(x->ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(x) * sizeof *g);
     if (!scratch) return;
-    if (tshi_redistribute_move(x, from, &to, TSH_REAL, g, tshi_mem_data(scratch)) == TSH_OK)
+    if (tshi_redistribute_move(form, from, to, TSH_REAL, g, tshi_mem_data(scratch)) == TSH_OK)
         tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), stride);
     tshi_mem_drop(x->ctx, scratch);
 }
@@ -6288,11 +6330,14 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_layout *from, tsh_
 /* An all-gather takes what its consumers gave as it is: complete gradients are sliced, partial ones
  * reduce-scattered, never all-reduced first. All others take the completed gradient. */
 static void tshi_redistribute_backward(tshi_node *node) {
-    tsh_tensor *out = node->out;
+    tsh_tensor *x = node->in[0], *out = node->out;
     tsh_layout whole = tsh_replicated(), sum = tsh_partial();
     tsh_layout from = out->layout.kind == TSH_SHARDED ? out->layout : whole;
-    if (out->gr.live) tshi_redistribute_back(node, &from, (tsh_real *)tshi_mem_data(out->gr.block));
-    if (out->gp.live) tshi_redistribute_back(node, &sum, (tsh_real *)tshi_mem_data(out->gp.block));
+    tsh_layout to = x->layout.kind == TSH_SHARDED ? x->layout : whole;
+    if (out->gr.live)
+        tshi_redistribute_back(node, x, &from, &to, (tsh_real *)tshi_mem_data(out->gr.block));
+    if (out->gp.live)
+        tshi_redistribute_back(node, x, &sum, &to, (tsh_real *)tshi_mem_data(out->gp.block));
 }
 
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
@@ -6330,6 +6375,228 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
 
 TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
     return tsh_redistribute(x, tsh_replicated());
+}
+
+/* -- what each rank holds --------------------------------------------------- */
+
+/* x's values under another handle, for an op that changes nothing but gradients or the layout:
+ * dense, for its accumulators follow its strides. */
+static tsh_tensor *tshi_redistribute_window(const char *op, tsh_tensor **x) {
+    if (!tshi_tensor_is_dense(*x)) *x = tshi_map_copy(op, *x);
+    return *x ? tshi_tensor_window(*x, (*x)->block) : NULL;
+}
+
+/* Backward of ops whose output has x's own values: the completed gradient, as it is. */
+static void tshi_redistribute_same(tshi_node *node) {
+    tshi_dest dest;
+    if (tshi_tape_dest(node, 0, &dest))
+        tshi_tape_pour(node, 0, &dest, tshi_tape_grad(node), node->out->stride);
+}
+
+/* One step of tsh_set_layout, to or from R or P, on the form alone. */
+static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
+    tsh_ctx *ctx = form->ctx;
+    const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    tsh_tensor next = *form;
+    int64_t held = 0, owned = 0;
+    int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
+    if (cut->kind == TSH_SHARDED && (d < 0 || d >= form->ndim)) fits = d = 0;
+    if (layout.kind == TSH_SHARDED && fits) {
+        fits = form->dim[d] <= INT64_MAX / 64 / ctx->tp.size;
+        next.dim[d] *= fits ? ctx->tp.size : 1;
+    }
+    if (fits) fits = tshi_layout_resolve(&layout, next.ndim, next.dim);
+    if (!fits)
+        return tsh_fail(ctx, TSH_ERR_LAYOUT,
+                        "tsh_set_layout: the pieces of %d ranks, each %s, cannot lie as %s",
+                        ctx->tp.size, tshi_tensor_text(form, a),
+                        tsh_layout_text(&layout, b, sizeof b));
+    if (cut->kind == TSH_SHARDED) {
+        held = layout.kind == TSH_SHARDED ? form->dim[d]
+                                          : tsh_chunk(cut, form->dim[d], ctx->tp.size, 0, NULL);
+        for (r = 0; r < ctx->tp.size; r++) {
+            owned = tsh_chunk(cut, next.dim[d], ctx->tp.size, r, NULL);
+            if (owned != held) break;
+        }
+        if (r < ctx->tp.size)
+            return tsh_fail(ctx, TSH_ERR_LAYOUT,
+                            "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %ld, "
+                            "not %ld; all pieces must be of one length",
+                            tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
+                            (long)owned, (long)held);
+        if (layout.kind != TSH_SHARDED) next.dim[d] = held;
+    }
+    next.layout = layout;
+    *form = next;
+    return TSH_OK;
+}
+
+TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
+    tsh_ctx *ctx = tshi_tensor_check("tsh_set_layout", &t, 1);
+    tsh_layout resolved = layout;
+    tsh_tensor form, *out;
+    tshi_node *node;
+    int step, steps;
+    if (!ctx) return NULL;
+    if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
+        tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size))
+        return t;
+    form = *t;
+    steps = t->layout.kind == TSH_REPLICATED || layout.kind == TSH_REPLICATED ? 1 : 2;
+    for (step = 1; step <= steps; step++) {
+        int from_whole = form.layout.kind == TSH_REPLICATED;
+        if (tshi_redistribute_declare(&form, step < steps ? tsh_replicated() : layout) != TSH_OK)
+            return NULL;
+        if ((t->flags & TSHI_OWNED) && !t->wants)
+            continue; /* in place, once all has been checked */
+        out = tshi_redistribute_window("tsh_set_layout", &t);
+        if (!out) return NULL;
+        memcpy(out->dim, form.dim, sizeof out->dim);
+        out->layout = form.layout;
+        node = tshi_tape_record("tsh_set_layout", out, &t, 1, 0, tshi_redistribute_same, 0);
+        if (node) node->partial = from_whole ? 1u : 0u;
+        t = out;
+    }
+    memcpy(t->dim, form.dim, sizeof t->dim);
+    t->layout = form.layout;
+    return t;
+}
+
+/* What the four operators begin with. sharded, partial: whether x may be so. */
+static tsh_ctx *tshi_redistribute_held(const char *op, tsh_tensor *x, int sharded, int partial) {
+    char text[TSHI_TEXT_SIZE];
+    tsh_ctx *ctx;
+    if (x) tshi_error_tell(x->ctx); /* peers may be inside the collective already */
+    ctx = tshi_tensor_check(op, &x, 1);
+    if (!ctx || x->layout.kind == TSH_REPLICATED || (sharded ? x->layout.kind == TSH_SHARDED : 0) ||
+        (partial ? x->layout.kind == TSH_PARTIAL : 0))
+        return ctx;
+    (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
+                   "%s: takes what each rank holds as a replicated tensor, not %s; say that it is "
+                   "one: tsh_set_layout(x, tsh_replicated())",
+                   op, tshi_tensor_text(x, text));
+    return NULL;
+}
+
+static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
+    char text[TSHI_TEXT_SIZE];
+    int axis = tshi_tensor_axis(x, dim);
+    if (axis < 0)
+        (void)tsh_fail(x->ctx, TSH_ERR_ARGUMENT, "%s: %s has no dimension %d", op,
+                       tshi_tensor_text(x, text), dim);
+    return axis;
+}
+
+static int tshi_redistribute_op(const char *op, const tsh_tensor *x, tsh_redop redop) {
+    if ((unsigned)redop <= (unsigned)TSH_AVG && (redop != TSH_AVG || x->dtype == TSH_REAL))
+        return 1;
+    (void)tsh_fail(x->ctx, TSH_ERR_ARGUMENT, "%s: %d is no reduction of %s", op, (int)redop,
+                   tshi_tensor_dtype(x->dtype));
+    return 0;
+}
+
+/* dx = all-reduce by op of what this rank's consumers gave, whole or in part. */
+static void tshi_redistribute_copy_backward(tshi_node *node) {
+    tsh_tensor *out = node->out;
+    tsh_redop op = *(const tsh_redop *)node->more;
+    const tsh_real *g = tshi_tape_complete(out);
+    size_t bytes = (size_t)tsh_local_numel(out) * sizeof *g;
+    tshi_block *scratch = g ? tshi_mem_take(out->ctx, TSH_MEM_STEP, bytes) : NULL;
+    tshi_dest dest;
+    if (!scratch) return;
+    memcpy(tshi_mem_data(scratch), g, bytes);
+    if (tshi_error_comm(out->ctx,
+                        tsh_allreduce(&out->ctx->tp, tshi_mem_data(scratch), tsh_local_numel(out),
+                                      TSH_REAL, op),
+                        "tsh_tp_copy: all-reduce of the gradient") == TSH_OK &&
+        tshi_tape_dest(node, 0, &dest))
+        tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), out->stride);
+    tshi_mem_drop(out->ctx, scratch);
+}
+
+TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op) {
+    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_copy", x, 0, 0);
+    tsh_tensor *out;
+    tshi_node *node;
+    if (!ctx || !tshi_redistribute_op("tsh_tp_copy", x, op)) return NULL;
+    if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x;
+    out = tshi_redistribute_window("tsh_tp_copy", &x);
+    if (!out) return NULL;
+    node = tshi_tape_record("tsh_tp_copy", out, &x, 1, 0, tshi_redistribute_copy_backward,
+                            sizeof op);
+    if (!node) return NULL;
+    node->raw = 2;
+    memcpy(node->more, &op, sizeof op);
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
+    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_reduce", x, 0, 1);
+    tsh_shape shape = tsh_shape_of(x);
+    tsh_tensor *out;
+    if (!ctx || !tshi_redistribute_op("tsh_tp_reduce", x, op)) return NULL;
+    if (ctx->tp.size == 1) return x->layout.kind == TSH_REPLICATED ? x : tsh_full(x);
+    out = tshi_tensor_out(ctx, "tsh_tp_reduce", x->dtype, &shape, NULL);
+    if (!out) return NULL;
+    tshi_kernel_dense(x, tshi_tensor_at(out), 0);
+    if (tshi_error_comm(
+            ctx, tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_numel(out), out->dtype, op),
+            "tsh_tp_reduce: all-reduce") != TSH_OK)
+        return NULL;
+    (void)tshi_tape_record("tsh_tp_reduce", out, &x, 1, 0, tshi_redistribute_same, 0);
+    return out;
+}
+
+TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim) {
+    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_scatter", x, 0, 0);
+    int axis = ctx ? tshi_redistribute_dim("tsh_tp_scatter", x, dim) : -1;
+    return axis < 0 ? NULL : tsh_redistribute(x, tsh_sharded(axis));
+}
+
+/* Of a gather of R: as an all-gather's, with the pieces of the output for input 0. */
+static void tshi_redistribute_pieces_backward(tshi_node *node) {
+    tsh_tensor *out = node->out;
+    const tsh_layout *to = (const tsh_layout *)node->more;
+    tsh_layout whole = tsh_replicated(), sum = tsh_partial();
+    if (out->gr.live)
+        tshi_redistribute_back(node, out, &whole, to, (tsh_real *)tshi_mem_data(out->gr.block));
+    if (out->gp.live)
+        tshi_redistribute_back(node, out, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
+}
+
+TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
+    tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_gather", x, 1, 0);
+    int axis = ctx ? tshi_redistribute_dim("tsh_tp_gather", x, dim) : -1;
+    tsh_layout whole = tsh_replicated(), pieces = tsh_sharded(axis);
+    char text[TSHI_TEXT_SIZE];
+    tsh_shape shape = tsh_shape_of(x);
+    tsh_tensor *out;
+    tshi_block *scratch;
+    tshi_node *node;
+    void *values;
+    if (axis < 0) return NULL;
+    if (x->layout.kind == TSH_SHARDED && x->layout.dim != axis)
+        return tshi_error_null(ctx, TSH_ERR_LAYOUT,
+                               "tsh_tp_gather: %s is not cut along dimension %d; gather it along "
+                               "%d: tsh_redistribute(x, tsh_replicated())",
+                               tshi_tensor_text(x, text), axis, x->layout.dim);
+    if (x->layout.kind == TSH_SHARDED) return tsh_redistribute(x, whole);
+    if (ctx->tp.size == 1) return x;
+    shape.dim[axis] *= ctx->tp.size;
+    out = tshi_tensor_out(ctx, "tsh_tp_gather", x->dtype, &shape, &whole);
+    values = out && tshi_layout_resolve(&pieces, out->ndim, out->dim)
+                 ? tshi_kernel_packed(x, &scratch)
+                 : NULL;
+    if (!values) return NULL;
+    (void)tshi_redistribute_move(out, &pieces, &whole, x->dtype, values, tshi_tensor_at(out));
+    tshi_mem_drop(ctx, scratch);
+    if (ctx->error.code != TSH_OK) return NULL;
+    node = tshi_tape_record("tsh_tp_gather", out, &x, 1, 0, tshi_redistribute_pieces_backward,
+                            sizeof pieces);
+    if (node) node->raw = 1;
+    if (node) memcpy(node->more, &pieces, sizeof pieces);
+    return out;
 }
 
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
