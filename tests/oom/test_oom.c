@@ -96,6 +96,36 @@ static void work_loss(tsh_ctx *ctx) {
                                   ids, NULL));
 }
 
+/* Weights that are cut, probabilities that are not, strides that need a copy. */
+static void work_loss_options(tsh_ctx *ctx) {
+    tsh_cross_entropy_desc desc = {.label_smoothing = 0.1, .z_loss = 0.1};
+    tsh_tensor *x = tsh_transpose(leaf(ctx, tsh_shape2(WIDTH, ROWS), "S(0)"), 0, 1);
+    tsh_tensor *t = tsh_transpose(leaf(ctx, tsh_shape2(WIDTH, ROWS), "R"), 0, 1);
+    desc.weight = leaf(ctx, tsh_shape1(WIDTH), "S(0)");
+    finish(ctx, tsh_cross_entropy(x, t, &desc));
+    desc.weight = leaf(ctx, tsh_shape1(WIDTH), "R");
+    finish(ctx, tsh_cross_entropy(tsh_neg(wide(ctx, "S(1)")), wide(ctx, "S(1)"), &desc));
+}
+
+static void work_init(tsh_ctx *ctx) {
+    tsh_linear_desc desc = {.in = WIDTH, .out = ROWS};
+    tsh_module *layer;
+    desc.style = TSH_COLWISE;
+    desc.weight_init.kind = TSH_INIT_ORTHOGONAL;
+    layer = tsh_add_linear(tsh_root(ctx), "layer", &desc);
+    (void)tsh_materialize(layer);
+    (void)tsh_init_orthogonal(tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(4, 9000), NULL), NULL);
+    (void)tsh_reset_parameters(layer);
+    (void)tsh_step_end(ctx);
+}
+
+static void work_operators(tsh_ctx *ctx) {
+    tsh_tensor *x = tsh_transpose(tsh_tp_copy(tsh_neg(wide(ctx, "R")), TSH_SUM), 0, 1);
+    x = tsh_tp_gather(tsh_set_layout(tsh_tp_scatter(x, 0), tsh_replicated()), 1);
+    x = tsh_set_layout(tsh_tp_copy(tsh_transpose(x, 0, 1), TSH_MAX), tsh_partial());
+    finish(ctx, tsh_tp_reduce(x, TSH_SUM));
+}
+
 /* Many short rows: then what is kept per row is more than a chunk, too. */
 enum { TALL = 70000 };
 
@@ -257,9 +287,12 @@ static const job jobs[] = {
     {"grouped", work_grouped},
     {"lookup", work_lookup},
     {"loss", work_loss},
+    {"loss options", work_loss_options},
+    {"init", work_init},
     {"tall", work_tall},
     {"tall attention", work_tall_attention},
     {"redistribute", work_redistribute},
+    {"operators", work_operators},
     {"custom", work_custom},
     {"gpt", work_gpt},
     {"save", work_save}, /* and then */

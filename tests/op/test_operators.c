@@ -112,7 +112,8 @@ static int copies(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
-/* reduce: what each rank holds, by op; the gradient passes as it is. A partial sum is reduced too. */
+/* reduce: what each rank holds, by op; the gradient passes as it is. A partial sum is reduced too.
+ */
 static int reduces(tsh_ctx *ctx, void *user) {
     int ranks = tsh_tp(ctx)->size, i, way;
     tsh_layout partial = tsh_partial();

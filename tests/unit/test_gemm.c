@@ -358,6 +358,33 @@ static void test_table(void **state) {
     assert_true(tshi_gemm_pick()->supported());
 }
 
+/* A permission that the built-in gemm has no use for: the same bits. */
+static void test_precision(void **state) {
+    static const tsh_precision every[] = {TSH_HIGHEST, TSH_HIGH, TSH_MEDIUM};
+    tsh_desc desc = {.seed = 4};
+    tsh_ctx *ctx;
+    tsh_tensor *a, *b;
+    uint64_t first;
+    int i;
+    (void)state;
+    assert_int_equal(tsh_open(&desc, &ctx), TSH_OK);
+    assert_int_equal(tsh_matmul_precision(ctx), TSH_HIGHEST);
+    a = tsh_randn(ctx, tsh_shape2(37, 61));
+    b = tsh_randn(ctx, tsh_shape2(61, 29));
+    first = tsh_hash(ctx, tsh_matmul(a, b));
+    for (i = 0; i < COUNT(every); i++) {
+        assert_int_equal(tsh_set_matmul_precision(ctx, every[i]), TSH_OK);
+        assert_int_equal(tsh_matmul_precision(ctx), every[i]);
+        assert_true(first == tsh_hash(ctx, tsh_matmul(a, b)));
+    }
+    assert_int_equal(tsh_set_matmul_precision(ctx, (tsh_precision)3), TSH_ERR_ARGUMENT);
+    assert_non_null(strstr(tsh_last_error(ctx)->message, "3 is neither TSH_HIGHEST"));
+    assert_int_equal(tsh_matmul_precision(ctx), TSH_MEDIUM);
+    tsh_close(ctx);
+    assert_int_equal(tsh_set_matmul_precision(NULL, TSH_HIGH), TSH_ERR_ARGUMENT);
+    assert_int_equal(tsh_matmul_precision(NULL), TSH_HIGHEST);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),       cmocka_unit_test(test_pack),
@@ -365,6 +392,7 @@ int main(void) {
         cmocka_unit_test(test_blocks),      cmocka_unit_test(test_nan),
         cmocka_unit_test(test_nan_spreads), cmocka_unit_test(test_empty),
         cmocka_unit_test(test_rounding),    cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_precision),
     };
     return cmocka_run_group_tests(tests, scratch_new, scratch_free);
 }
