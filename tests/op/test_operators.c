@@ -145,17 +145,17 @@ static int reduces(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
-/* A copy with a replicated and a sharded consumer: gP + gR go out once. */
-static int mixed(tsh_ctx *ctx, void *user) {
+/* A copy with a replicated and a sharded consumer: gP + gR go out once, also where they are kept. */
+static int mixed_once(tsh_ctx *ctx, int kept) {
     int ranks = tsh_tp(ctx)->size;
     tsh_layout rows = tsh_sharded(0);
     tsh_tensor *x = tsh_requires_grad(same(ctx, tsh_shape2(3, 4), 1), 1), *y, *g;
     tsh_tensor *w = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(5, 4), &rows), *whole, *want, *loss;
     uint64_t before;
-    (void)user;
     (void)ranks_set(ctx, w, 2);
     whole = same(ctx, tsh_shape2(5, 4), 2);
     y = tsh_tp_copy(x, TSH_SUM);
+    if (kept) tsh_retain(y);
     loss = tsh_add(tsh_full(tsh_sum(tsh_linear(y, w, NULL), TSH_ALL, 0)), tsh_sum(y, TSH_ALL, 0));
     before = all_calls(ctx);
     CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
@@ -168,6 +168,11 @@ static int mixed(tsh_ctx *ctx, void *user) {
     CHECK(tsh_backward(ctx, want) == TSH_OK, "dense");
     CHECK(equals(ctx, "mixed", g, tsh_grad(x)) == 0, "gradient");
     return 0;
+}
+
+static int mixed(tsh_ctx *ctx, void *user) {
+    (void)user;
+    return mixed_once(ctx, 0) || mixed_once(ctx, 1);
 }
 
 /* ------------------------------------------------------------------ scatter, gather */
