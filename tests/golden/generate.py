@@ -478,8 +478,8 @@ def sparse_optimisers():
 def main():
     torch.set_num_threads(1)
     files = {"map": maps, "reduce": reductions, "view": views, "matmul": matrices, "norm": norms,
-             "attention": attentions, "loss": losses, "loss_options": loss_options,
-             "model": model, "optim": optimisers, "rope": ropes, "lookup": lookups, "sparse": sparse_optimisers}
+             "attention": attentions, "loss": losses, "loss_options": loss_options, "model": model,
+             "optim": optimisers, "rope": ropes, "lookup": lookups, "sparse": sparse_optimisers}
     sizes = {name: write(name, make().tensors) for name, make in files.items()}
     print("%d bytes in all: %s" % (sum(sizes.values()), sizes))
 

@@ -145,7 +145,8 @@ static int reduces(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
-/* A copy with a replicated and a sharded consumer: gP + gR go out once, also where they are kept. */
+/* A copy with a replicated and a sharded consumer: gP + gR go out once, also where they are kept.
+ */
 static int mixed_once(tsh_ctx *ctx, int kept) {
     int ranks = tsh_tp(ctx)->size;
     tsh_layout rows = tsh_sharded(0);

@@ -370,10 +370,39 @@ static int resets(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* A padding row starts at 0, and does again; tsh_init_normal overwrites it, as torch's normal_. */
+static int padding_row(tsh_ctx *ctx, void *user) {
+    tsh_embedding_desc desc = {.count = 5, .dim = 2, .style = TSH_ROWWISE};
+    tsh_module *table;
+    tsh_tensor *w;
+    double *first, *drawn, *again;
+    (void)user;
+    desc.lookup.padding = 1;
+    desc.lookup.padding_idx = -2;
+    table = tsh_add_embedding(tsh_root(ctx), "table", &desc);
+    w = tsh_param(table, "weight");
+    CHECK(tsh_materialize(table) == TSH_OK, "materialize");
+    first = ranks_values(ctx, w);
+    CHECK(tsh_init_normal(w, NULL) == TSH_OK, "normal");
+    drawn = ranks_values(ctx, w);
+    CHECK(tsh_reset_parameters(table) == TSH_OK, "reset");
+    again = ranks_values(ctx, w);
+    CHECK(first[6] == 0 && first[7] == 0 && first[5] != 0, "row 3 of 5 starts at 0");
+    CHECK(drawn[6] != 0 && drawn[7] != 0 && drawn[5] == first[5], "drawn");
+    CHECK(memcmp(first, again, 10 * sizeof *first) == 0, "and does again");
+    free(first);
+    free(drawn);
+    free(again);
+    return 0;
+}
+
 static void reset_gives_the_first_values(void **state) {
     int i;
     (void)state;
-    for (i = 0; i < COUNT(ranks_degrees); i++) ranks_run(ranks_degrees[i], resets, NULL);
+    for (i = 0; i < COUNT(ranks_degrees); i++) {
+        ranks_run(ranks_degrees[i], resets, NULL);
+        ranks_run(ranks_degrees[i], padding_row, NULL);
+    }
     assert_int_equal(tsh_reset_parameters(NULL), TSH_ERR_ARGUMENT);
 }
 
