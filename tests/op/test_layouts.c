@@ -131,7 +131,7 @@ static tsh_tensor *op_attention(probe *p) {
 
 /* "mean", "sum", "none"; with " ignore" rows of class 2 are left out */
 static tsh_tensor *op_loss(probe *p) {
-    tsh_cross_entropy_desc desc = {TSH_REDUCE_MEAN, 0, 2, 1};
+    tsh_cross_entropy_desc desc = {.ignore_index = 2, .empty_zero = 1};
     if (*p->arg == 's') desc.reduction = TSH_REDUCE_SUM;
     if (*p->arg == 'n') desc.reduction = TSH_REDUCE_NONE;
     desc.ignore = strstr(p->arg, "ignore") != NULL;
