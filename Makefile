@@ -49,8 +49,8 @@ SCRIPTS  := $(if $(san),,$(wildcard tests/*/test_*.py))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
-.PHONY: help run test test-run build-tests check lint asan ubsan tsan fuzz bench deps deps-bench \
-        clean
+.PHONY: help run test test-run build-tests check lint seeds asan ubsan tsan fuzz bench overhead deps \
+	deps-bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -102,6 +102,14 @@ check: deps ## the strict warning set in every standard, gcc and clang, and thei
 lint: deps ## the house rules: rooms, names, budgets, documentation, symbols, macros
 	@$(PYTHON) tests/lint/lint.py
 
+# The tests that tests/seeds/table.md names; make test runs them too, as one of its scripts.
+SEEDS = $(shell sed -n 's/`\([a-z]*\/[a-z_]*\):[^`]*`/\n@\1\n/gp' tests/seeds/table.md | \
+	sed -n 's/^@//p' | sort -u)
+
+seeds: deps ## the table of features, each with the test that proves it
+	@$(MAKE) --no-print-directory -j$(jobs) $(SEEDS:%=$(OUT)/tests/%)
+	@$(PYTHON) tests/seeds/test_seeds.py --table
+
 # Every tests/fuzz/fuzz_<name>.c is a libFuzzer target, its seeds lie in tests/fuzz/<name>.
 # What it finds beside, and inputs that break something, are kept in build/fuzz.
 seconds ?= 60
@@ -122,6 +130,9 @@ build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 
 bench: build/gpt ## compare with BLIS, Open MPI and PyTorch; writes build/bench.json
 	@$(PYTHON) tests/bench/run.py $(ARGS)
+
+overhead: ## what checking layouts and recording the tape costs, of a step (needs valgrind)
+	@$(PYTHON) tests/bench/overhead.py
 
 # ---- packages ----------------------------------------------------------------
 # What is missing is installed where apt-get and the right to use it are there; else
