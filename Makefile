@@ -49,8 +49,8 @@ SCRIPTS  := $(if $(san),,$(wildcard tests/*/test_*.py))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
-.PHONY: help run test test-run build-tests check lint seeds asan ubsan tsan fuzz bench overhead deps \
-	deps-bench clean
+.PHONY: help run test test-run build-tests check lint seeds asan ubsan tsan fuzz bench overhead \
+	deps deps-bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -103,8 +103,7 @@ lint: deps ## the house rules: rooms, names, budgets, documentation, symbols, ma
 	@$(PYTHON) tests/lint/lint.py
 
 # The tests that tests/seeds/table.md names; make test runs them too, as one of its scripts.
-SEEDS = $(shell sed -n 's/`\([a-z]*\/[a-z_]*\):[^`]*`/\n@\1\n/gp' tests/seeds/table.md | \
-	sed -n 's/^@//p' | sort -u)
+SEEDS = $(shell $(PYTHON) tests/seeds/test_seeds.py --programs)
 
 seeds: deps ## the table of features, each with the test that proves it
 	@$(MAKE) --no-print-directory -j$(jobs) $(SEEDS:%=$(OUT)/tests/%)

@@ -2,12 +2,12 @@
 """The table of what the five systems that tshard learns from offer, row by row, with the test that
 proves each and its result.
 
-    test_seeds.py [--table] [--build FOLDER]
+    test_seeds.py [--table | --programs] [--build FOLDER]
 
 Reads table.md beside it: a heading per system, a row per feature, whose last cell names tests as
 `program:test`. Runs every program named there once, under a time limit, and looks each test up in
 what it printed. With --table the rows are printed and the last line is "seeds: N rows, N proven";
-otherwise each row is a test, told in cmocka's words.
+otherwise each row is a test, told in cmocka's words. --programs only lists the programs.
 """
 
 import argparse
@@ -54,10 +54,14 @@ def results(build, program):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--programs", action="store_true")
     parser.add_argument("--build", default=os.path.join(TOP, "build"))
     args = parser.parse_args()
     table = list(rows())
     programs = sorted({program for row in table for program, _ in row[3]})
+    if args.programs:
+        print("\n".join(programs))
+        return 0
     told = {program: results(args.build, program) for program in programs}
     failed = []
     for system, there, here, tests in table:
