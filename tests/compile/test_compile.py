@@ -2,13 +2,15 @@
 """Builds and links tshard.h in the ways its users do. Reports in cmocka's words."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-HEADER = os.path.join(HERE, "..", "..", "tshard.h")
+TOP = os.path.dirname(os.path.dirname(HERE))
+HEADER = os.path.join(TOP, "tshard.h")
 C = [os.environ.get("CC", "cc"), "-std=c99"]
 CXX = [os.environ.get("CXX", "c++"), "-std=c++11", "-x", "c++"]
 PLAIN = ["-O0", "-pedantic", "-Wall", "-Wextra", "-Werror"]  # no -pthread: the core needs none
@@ -101,10 +103,43 @@ def including_costs_little(folder):
         raise Failed("including tshard.h costs %.3f s" % (with_header - empty))
 
 
+# What the pieces of code in README's section about other systems take for granted.
+SNIPPET = """#define TSHARD_IMPLEMENTATION
+#include "%s"
+int snippet(tsh_module *root, tsh_module *head, tsh_module *block, tsh_tensor *x, tsh_tensor *target,
+            tsh_tensor *weight_shard);
+int snippet(tsh_module *root, tsh_module *head, tsh_module *block, tsh_tensor *x, tsh_tensor *target,
+            tsh_tensor *weight_shard) {
+%s
+    return 0;
+}
+"""
+
+
+def readme_code_compiles(folder):
+    """The program at its top without a warning; the pieces further down as a function's body."""
+    with open(os.path.join(TOP, "README.md"), encoding="utf-8") as file:
+        before, after = file.read().split("## Coming from", 1)
+    program = re.search(r"```c\n(#define TSHARD_IMPLEMENTATION.*?)```", before, re.DOTALL).group(1)
+    pieces = re.findall(r"```c\n(.*?)```", after.split("\n## ", 1)[0], re.DOTALL)
+    if len(pieces) != 5:
+        raise Failed("README has %d pieces of code for other systems, not 5" % len(pieces))
+    sources = [program.replace('"tshard.h"', '"%s"' % HEADER)]
+    sources += [SNIPPET % (HEADER, piece) for piece in pieces]
+    for i, text in enumerate(sources):
+        path = os.path.join(folder, "readme_%d.c" % i)
+        with open(path, "w") as out:
+            out.write(text)
+        unused = ["-Wno-unused-parameter", "-Wno-unused-variable"] if i else []
+        must(C + ["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"] + unused
+             + [path])
+
+
 def main():
     failed = []
     tests = [two_files_in_c, two_files_in_cxx, cxx_program_on_c_library, two_static_copies,
-             implementation_is_compiled_once, after_assert_and_twice, including_costs_little]
+             implementation_is_compiled_once, after_assert_and_twice, including_costs_little,
+             readme_code_compiles]
     for test in tests:
         name = test.__name__
         with tempfile.TemporaryDirectory() as folder:
