@@ -106,10 +106,10 @@ def including_costs_little(folder):
 # What the pieces of code in README's section about other systems take for granted.
 SNIPPET = """#define TSHARD_IMPLEMENTATION
 #include "%s"
-int snippet(tsh_module *root, tsh_module *head, tsh_module *block, tsh_tensor *x, tsh_tensor *target,
-            tsh_tensor *weight_shard);
-int snippet(tsh_module *root, tsh_module *head, tsh_module *block, tsh_tensor *x, tsh_tensor *target,
-            tsh_tensor *weight_shard) {
+int snippet(tsh_module *root, tsh_module *head, tsh_module *block, tsh_tensor *x,
+            tsh_tensor *target, tsh_tensor *weight_shard);
+int snippet(tsh_module *root, tsh_module *head, tsh_module *block, tsh_tensor *x,
+            tsh_tensor *target, tsh_tensor *weight_shard) {
 %s
     return 0;
 }
