@@ -918,8 +918,8 @@ typedef enum tsh_style {
     TSH_PLAIN,          /* every rank holds the whole layer */
     TSH_COLWISE,        /* linear: output features are sharded; embedding: embedding_dim */
     TSH_ROWWISE,        /* linear: input features are sharded; embedding: the vocabulary */
-    TSH_AUTO,           /* linear: as its first input arrives: sharded by features, row-wise, else
-                           column-wise */
+    TSH_AUTO,           /* linear with a weight of its own, as its first input arrives: sharded by
+                           features, row-wise, else column-wise */
     TSH_SEQUENCE,       /* norms, dropout: on activations sharded along the sequence, S(1) */
     TSH_PREPARE_INPUT,  /* any module: inputs are brought to .input, or .inputs, first */
     TSH_PREPARE_OUTPUT, /* any module: the output is brought to .output last */
@@ -962,7 +962,7 @@ typedef struct tsh_embedding_desc {
     const tsh_layout *output; /* as in tsh_plan_rule */
     tsh_init init;            /* default: NORMAL(0, 1); the padding row 0 */
     tsh_lookup_desc lookup;   /* as tsh_embedding */
-    tsh_tensor *weight; /* an existing parameter (count, dim), whose layout stays; NULL: own */
+    tsh_tensor *weight;       /* an existing parameter (count, dim), not cut anew; NULL: own */
 } tsh_embedding_desc;
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
@@ -998,7 +998,7 @@ TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *sou
  * degree of tp. */
 TSH_API tsh_result tsh_materialize(tsh_module *module);
 /* Gives every parameter below its initial values again, tied ones once, and forgets the gradients:
- * the same bits as the first time. torch's reset_parameters. */
+ * the same bits as the first time. Between steps. torch's reset_parameters. */
 TSH_API tsh_result tsh_reset_parameters(tsh_module *module);
 /* Training mode on or off for all below; on at first. Dropout works in training mode only. */
 TSH_API void tsh_train(tsh_module *module, int on);
@@ -1015,13 +1015,14 @@ TSH_API size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size);
  * changed. */
 TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size);
 
-/* Layers. Parameters ("weight" (out, in), "bias" (out)) have no memory until the first forward, or
- * tsh_materialize. */
+/* Layers. Parameters have no memory until the first forward, or tsh_materialize; a layer that
+ * cannot be made leaves nothing in the tree. Norms: "weight" (dim), at first 1, and "bias" (dim),
+ * at first 0; as tsh_layer_norm and tsh_rms_norm. */
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc);
-/* "weight" (dim), at first 1. */
 TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc);
+/* tsh_dropout with probability p, keyed by the layer's path; nothing outside training mode. */
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p);
 /* A module's forward. A row-parallel linear and a vocabulary embedding complete to R (one
  * all-reduce), or to the output that a plan asks for. */
@@ -1049,9 +1050,10 @@ typedef struct tsh_plan_rule {
     const tsh_segment *cut; /* the segments' own lengths and units; NULL: equal ones, by unit */
 } tsh_plan_rule;
 /* Gives every module below that a rule matches its style. Values already there are kept and laid
- * anew (collective where they were sharded). A rule that matches nothing that takes its style, two
- * rules for one purpose of one module, or two layouts for a tied parameter: an error; nothing is
- * changed then. torch.distributed.tensor.parallel.parallelize_module. */
+ * anew (collective where they were sharded), with an optimiser's moments; their gradients are
+ * forgotten. Between steps. A rule that matches nothing that takes its style, two rules for one
+ * purpose of one module, or two layouts for a tied parameter, all of whose users want a rule: an
+ * error; nothing is changed then. torch.distributed.tensor.parallel.parallelize_module. */
 TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count);
 /* Writes which modules each rule matches; changes nothing. Errors as tsh_parallelize. */
 TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
@@ -1059,13 +1061,22 @@ TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rule
 /* Writes the tree as a table: path, kind, global shape, layout, local shape and bytes on this rank
  * of every parameter, and totals. Tied parameters count once. */
 TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file);
-/* Layers that their description or a plan can shard. */
+/* Layers that their description or a plan can shard. A linear, torch.nn.Linear: x (.., in) -> (..,
+ * out) by "weight" (out, in), or (in, out) if reversed, and "bias" (out). Plain: no collective, or
+ * partial gradients of a sharded x. COLWISE: x R -> S(-1), one all-reduce of dx backward; x
+ * declared S(seq): one all-gather forward, one reduce-scatter backward. ROWWISE: x S(-1), or R,
+ * which is sliced -> R by one all-reduce forward; an output S(seq): one reduce-scatter, and one
+ * all-gather backward. Errors: sizes below 0, units that do not fit, contradictions in the
+ * description. */
 TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
                                    const tsh_linear_desc *desc);
-/* The last layer: a linear to classes whose weight may be an embedding's. COLWISE is ColossalAI's
- * VocabParallelClassifier1D, ROWWISE its Classifier1D. */
+/* The last layer: a linear to classes whose weight may be an embedding's, and then lies as that
+ * one. COLWISE is ColossalAI's VocabParallelClassifier1D, ROWWISE its Classifier1D. */
 TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
                                        const tsh_classifier_desc *desc);
+/* torch.nn.Embedding: ids (..) -> (.., dim) by "weight" (count, dim), as tsh_embedding, completed
+ * to R: ROWWISE by one all-reduce forward (or a reduce-scatter to an output S(seq)), COLWISE by one
+ * all-gather (an output S(-1): none). */
 TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc);
 
@@ -2052,15 +2063,21 @@ TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d) {
     return shape;
 }
 
-/* "(2, 3) S(1)" for error sentences. */
-static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
-    char layout[TSHI_TEXT_SIZE];
+/* "(2, 3)" */
+static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
     int i;
     text[0] = '\0';
     tshi_base_append(text, TSHI_TEXT_SIZE, "(");
-    for (i = 0; i < t->ndim; i++)
-        tshi_base_append(text, TSHI_TEXT_SIZE, i ? ", %ld" : "%ld", (long)t->dim[i]);
-    tshi_base_append(text, TSHI_TEXT_SIZE, ") %s",
+    for (i = 0; i < ndim; i++)
+        tshi_base_append(text, TSHI_TEXT_SIZE, i ? ", %lld" : "%lld", (long long)dim[i]);
+    tshi_base_append(text, TSHI_TEXT_SIZE, ")");
+    return text;
+}
+
+/* "(2, 3) S(1)" for error sentences. */
+static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
+    char layout[TSHI_TEXT_SIZE];
+    tshi_base_append(tshi_tensor_sizes(t->dim, t->ndim, text), TSHI_TEXT_SIZE, " %s",
                      tsh_layout_text(&t->layout, layout, sizeof layout));
     return text;
 }
@@ -8924,6 +8941,24 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     return module;
 }
 
+/* The newest child of its parent, whole; NULL where something of it failed: then the tree, and the
+ * name, are as they were. */
+static tsh_module *tshi_module_done(tsh_module *module) {
+    tsh_module *parent = module->parent, *before = parent->first;
+    size_t n = strlen(module->path);
+    int i;
+    if (module->ctx->error.code == TSH_OK) return module;
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++) /* one of its own, not a weight that was given */
+        if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
+            module->param[i]->path[n] == '.')
+            tshi_tensor_end(module->param[i]);
+    while (before != module && before->next != module) before = before->next;
+    before->next = NULL;
+    parent->last = before;
+    if (before == module) parent->first = parent->last = NULL;
+    return NULL;
+}
+
 /* A parameter without memory. */
 static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_shape shape,
                               tsh_init init, int64_t fan_in) {
@@ -8941,16 +8976,36 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     module->param_name[slot] = name;
 }
 
-/* Gives a parameter another layout; values that are there move to it, gradients are forgotten. */
+/* Whether an op on the tape used t's values or a view of them: backward takes them as they lay. */
+static int tshi_module_recorded(const tsh_tensor *t) {
+    const tshi_node *node;
+    int i;
+    for (node = t->ctx->tape.newest; node; node = node->older)
+        for (i = 0; i < node->n; i++)
+            if (node->in[i] && node->in[i]->base == t) return 1;
+    return 0;
+}
+
+/* Gives a parameter, or a moment of one, another layout; values that are there move to it,
+ * gradients are forgotten. */
 static void tshi_module_lay(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;
     tsh_shape shape = tsh_shape_of(t);
     tshi_block *block = NULL;
-    if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size) && t->ctx->tp.size > 1)
+    if (t->ctx->error.code != TSH_OK) return;
+    if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
+        t->layout = *layout; /* the same cut, but its units may be others */
         return;
-    if (tshi_tensor_form(t, t->path, &shape, layout) != TSH_OK || !t->block) return;
-    block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
-                          (size_t)tsh_local_numel(t) * sizeof(tsh_real));
+    }
+    if (tshi_module_recorded(t)) {
+        (void)tsh_fail(t->ctx, TSH_ERR_STATE,
+                       "%s: ops are recorded that use it as it lies; end the step first: "
+                       "tsh_step_end",
+                       t->path);
+        return;
+    }
+    if (tshi_tensor_form(t, "a new layout", &shape, layout) != TSH_OK || !t->block) return;
+    block = tshi_mem_take(t->ctx, t->block->kind, (size_t)tsh_local_numel(t) * sizeof(tsh_real));
     if (!block ||
         tshi_redistribute_move(&before, &before.layout, &t->layout, t->dtype,
                                tshi_mem_data(before.block), tshi_mem_data(block)) != TSH_OK) {
@@ -9052,7 +9107,8 @@ static tsh_module *tshi_module_follow(tsh_module *module, const char *path, size
 TSH_API tsh_module *tsh_find(tsh_module *module, const char *path) {
     tsh_module *found;
     char near[TSH_MESSAGE_SIZE / 2] = "";
-    if (!module || !path) return NULL;
+    if (!module) return NULL;
+    if (!path) path = "?"; /* no such name: the error below */
     found = tshi_module_follow(module, path, strlen(path));
     if (found) return found;
     tshi_module_near(module, path, near, sizeof near);
@@ -9077,7 +9133,8 @@ static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_
 TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path) {
     tsh_module *owner;
     tsh_tensor *found;
-    if (!module || !path) return NULL;
+    if (!module) return NULL;
+    if (!path) path = "?"; /* no such name: the error below */
     found = tshi_module_lookup(module, path, &owner);
     if (found) return found;
     return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
@@ -9152,6 +9209,10 @@ TSH_API tsh_result tsh_reset_parameters(tsh_module *module) {
     tsh_module *m;
     int i;
     if (!module) return TSH_ERR_ARGUMENT;
+    if (module->ctx->tape.newest)
+        return tsh_fail(module->ctx, TSH_ERR_STATE,
+                        "tsh_reset_parameters: ops are recorded that use the old values; end the "
+                        "step first: tsh_step_end");
     for (m = module; m && module->ctx->error.code == TSH_OK; m = tshi_module_next(module, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
             if (!tshi_module_first(module, m, i)) continue;
@@ -9193,6 +9254,7 @@ static uint64_t tshi_module_count(tsh_ctx *ctx) {
     return n;
 }
 
+/* Word `word` of a state or file, little-endian. */
 static void tshi_module_put(unsigned char *state, size_t word, uint64_t value) {
     int i;
     for (i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
@@ -9414,7 +9476,7 @@ TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
     module->number = desc->eps;
     tshi_module_param(module, 0, "weight", tsh_shape1(desc->dim), ones, 0);
     if (!desc->no_bias) tshi_module_param(module, 1, "bias", tsh_shape1(desc->dim), zeros, 0);
-    return module;
+    return tshi_module_done(module);
 }
 
 TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
@@ -9425,7 +9487,7 @@ TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
     if (!module) return NULL;
     module->number = desc->eps;
     tshi_module_param(module, 0, "weight", tsh_shape1(desc->dim), ones, 0);
-    return module;
+    return tshi_module_done(module);
 }
 
 TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
@@ -9537,6 +9599,8 @@ static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     if (!rule->path) return "has no path";
     if ((unsigned)rule->style >= (unsigned)TSH_STYLES) return "has a style that does not exist";
     if (rule->style == TSH_PREPARE_OUTPUT && !rule->output) return "names no output";
+    if (rule->style == TSH_AUTO && (rule->segments > 1 || rule->unit > 1 || rule->cut))
+        return "leaves the cut to the first input, and names one";
     if (rule->style == TSH_PREPARE_INPUT) {
         if (!rule->input && !rule->inputs) return "names no input";
         if (rule->inputs && (rule->input_count < 1 || rule->input_count > TSHI_MODULE_INPUTS))
@@ -9577,7 +9641,18 @@ static int tshi_parallel_layouts(tshi_choice *choice) {
     if (rule && m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
     for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *t = m->param[i];
-        if (!t || tshi_layout_resolve(&choice->layout[i], t->ndim, t->dim)) continue;
+        if (!t) continue;
+        if (tshi_layout_resolve(&choice->layout[i], t->ndim, t->dim)) {
+            if (!rule ||
+                tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) ||
+                !tshi_module_recorded(t))
+                continue;
+            (void)tsh_fail(m->ctx, TSH_ERR_STATE,
+                           "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end the "
+                           "step first: tsh_step_end",
+                           t->path);
+            return 0;
+        }
         (void)tsh_fail(
             m->ctx, TSH_ERR_LAYOUT,
             "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %ld", t->path,
@@ -9727,16 +9802,6 @@ TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rule
     return tshi_parallel_written(module->ctx, "tsh_plan_report", file);
 }
 
-/* "(768, 3072)". */
-static char *tshi_parallel_sizes(const int64_t *dim, int ndim, char *text) {
-    int i;
-    text[0] = '\0';
-    for (i = 0; i < ndim; i++)
-        tshi_base_append(text, TSHI_TEXT_SIZE, "%s%ld", i ? ", " : "(", (long)dim[i]);
-    tshi_base_append(text, TSHI_TEXT_SIZE, ndim ? ")" : "()");
-    return text;
-}
-
 /* What a summary adds up. */
 typedef struct tshi_totals {
     int64_t parameters, local;
@@ -9752,9 +9817,9 @@ static void tshi_parallel_line(tsh_module *root, const tsh_module *m, int slot, 
     size_t bytes = (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype);
     (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "", m->param_name[slot]);
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, m->kind->name,
-                  tshi_parallel_sizes(t->dim, t->ndim, global),
+                  tshi_tensor_sizes(t->dim, t->ndim, global),
                   tsh_layout_text(&t->layout, lay, sizeof lay),
-                  tshi_parallel_sizes(t->local, t->ndim, local));
+                  tshi_tensor_sizes(t->local, t->ndim, local));
     if (!tshi_module_first(root, m, slot)) {
         (void)fprintf(file, " as %s\n", t->path);
         return;
@@ -9799,7 +9864,8 @@ static tsh_plan_rule tshi_parallel_birth(tsh_style style) {
 
 /* Applies it; NULL where that fails. */
 static tsh_module *tshi_parallel_born(tsh_module *module, const tsh_plan_rule *rule) {
-    return tsh_parallelize(module, rule, 1) == TSH_OK ? module : NULL;
+    (void)tsh_parallelize(module, rule, 1);
+    return tshi_module_done(module);
 }
 
 /* A linear's parameters: bias within 1 / sqrt(in), weight as torch.nn.Linear; `weight` stands in
@@ -9834,7 +9900,6 @@ TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
     if (desc->dtype != TSH_F32 && desc->dtype != TSH_REAL)
         (void)tsh_fail(module->ctx, TSH_ERR_DTYPE, "tsh_add_linear: \"%s\" is to hold %s, not %s",
                        module->path, tshi_tensor_dtype(desc->dtype), tshi_tensor_dtype(TSH_REAL));
-    if (module->ctx->error.code != TSH_OK) return NULL;
     tshi_parallel_params(module, desc, NULL);
     rule = tshi_parallel_birth(desc->style);
     rule.segments = desc->segments;
@@ -9860,7 +9925,7 @@ static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule 
                        "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
                        module->kind->name, module->path, tshi_parallel_style(birth->style),
                        module->param[0]->path, tsh_layout_text(own, text, sizeof text));
-        return NULL;
+        return tshi_module_done(module);
     }
     memset(&choice, 0, sizeof choice);
     choice.module = module;
@@ -9870,7 +9935,7 @@ static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule 
     else
         tshi_nn_linear_cut(module, *own, own->dim, choice.layout);
     tshi_parallel_apply(&choice);
-    return module;
+    return tshi_module_done(module);
 }
 
 TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
@@ -9888,8 +9953,9 @@ TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
     linear.weight_init = desc->weight_init;
     linear.bias_init = desc->bias_init;
     tshi_parallel_params(module, &linear, desc->weight);
-    if (module->ctx->error.code != TSH_OK) return NULL;
+    if (module->ctx->error.code != TSH_OK) return tshi_module_done(module);
     rule = tshi_parallel_birth(desc->style);
+    if (desc->weight && desc->style == TSH_AUTO) rule.style = TSH_COLWISE; /* others use it, too */
     rule.gather_output = desc->gather_output;
     rule.input = desc->input;
     return module->param[0]->layout.kind == TSH_SHARDED ? tshi_parallel_follow(module, &rule)
@@ -9929,7 +9995,7 @@ TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
     if (!desc->weight)
         tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
                           tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
-    if (!module->param[0]) return NULL;
+    if (!module->param[0]) return tshi_module_done(module);
     if (!desc->weight && desc->lookup.padding)
         module->param[0]->zero_row = 1 + desc->lookup.padding_idx +
                                      (desc->lookup.padding_idx < 0 ? rows : 0);
@@ -10484,8 +10550,16 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
                              rule->style == TSH_ROWWISE, pass->segments[pass->count], &n))
             return 0;
         rule->cut = (const tsh_segment *)pass->segments[pass->count];
+        if (n == 0) {
+            *rule = tshi_parallel_birth(TSH_PLAIN); /* whole, whatever it was before */
+            rule->path = tshi_module_below(pass->root, m);
+        }
+    } else if (layer->heads) {
+        return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
+                                "is to cut \"%s\" by heads, but under its style nothing is cut",
+                                path);
     }
-    pass->count += n > 0;
+    pass->count++;
     return 1;
 }
 
@@ -10737,7 +10811,10 @@ TSHI_KERNEL(tshi_optim_sgd);
 /* Zeroed moments like param, on first use. */
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     tsh_shape shape = tsh_shape_of(param);
-    if (*moment) return *moment;
+    if (*moment) { /* the parameter may have been laid anew */
+        tshi_module_lay(*moment, &param->layout);
+        return param->ctx->error.code == TSH_OK ? *moment : NULL;
+    }
     *moment = tshi_tensor_make(param->ctx, "tsh_optim_step", TSHI_OWNED, TSH_MEM_OPTIMISER,
                                TSH_REAL, &shape, &param->layout);
     if (*moment)
@@ -10831,14 +10908,21 @@ TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc)
     return optim;
 }
 
+/* A parameter's path below module; its whole path where it is tied to one elsewhere. */
+static const char *tshi_optim_below(const tsh_module *module, const tsh_tensor *param) {
+    size_t n = strlen(module->path);
+    if (!n || strncmp(param->path, module->path, n) != 0 || param->path[n] != '.')
+        return param->path;
+    return param->path + n + 1;
+}
+
 TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay) {
-    size_t skip;
     int i, matched = 0;
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
-    skip = *optim->module->path ? strlen(optim->module->path) + 1 : 0;
     for (i = 0; i < optim->count; i++) {
-        if (!tshi_parallel_match(pattern, optim->each[i].param->path + skip)) continue;
+        if (!tshi_parallel_match(pattern, tshi_optim_below(optim->module, optim->each[i].param)))
+            continue;
         optim->each[i].lr_scale = lr_scale;
         optim->each[i].weight_decay = weight_decay;
         matched++;
@@ -11262,7 +11346,6 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_io_text text;
     tshi_block *block;
     unsigned char length[8];
-    int i;
     memset(&text, 0, sizeof text);
     tshi_io_put_header(io, &text);
     if (text.used > TSHI_IO_HEADER) {
@@ -11277,7 +11360,7 @@ static void tshi_io_write_header(tshi_io *io) {
     text.size = text.used + 1;
     text.used = 0;
     tshi_io_put_header(io, &text);
-    for (i = 0; i < 8; i++) length[i] = (unsigned char)(text.used >> 8 * i & 255);
+    tshi_module_put(length, 0, text.used);
     if (tshi_io_open_new(io)) {
         tshi_io_write(io, length, sizeof length);
         tshi_io_write(io, text.at, text.used);
@@ -11293,16 +11376,19 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const size_t pieces = tshi_io_is_writer(ctx) && ctx->tp.size > 1 ? 2 : 1;
+    tsh_module *m;
     int i;
     if (ctx->pp.size > 1)
         (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
                        "tsh_save: the model is cut into %d pipeline stages; only pp 1 can be saved",
                        ctx->pp.size);
     if (tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io)) return;
+    for (m = io->root; m; m = tshi_module_next(io->root, m))
+        if (m->dropout_calls && !tshi_io_check_name(io, m->path)) return;
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = tshi_io_values(&io->item[i]);
         if (!t) continue;
-        if (!*io->item[i].prefix && !tshi_io_check_name(io, t->path)) return;
+        if (!tshi_io_check_name(io, io->item[i].param->path)) return;
         io->bytes += tsh_numel(t) * (int64_t)sizeof(tsh_real);
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
         tshi_io_hash(io, io->item[i].param->path, strlen(io->item[i].param->path));
@@ -11798,10 +11884,9 @@ static int tshi_io_read_length(tshi_io *io, size_t *n) {
     unsigned char length[8], last;
     uint64_t value = 0;
     char what[TSHI_TEXT_SIZE];
-    int i;
     if (!tshi_io_read(io, 0, length, sizeof length))
         return tshi_io_short(io, "it ends within the first 8 bytes");
-    for (i = 7; i >= 0; i--) value = value << 8 | length[i];
+    value = tshi_module_get(length, 0);
     (void)snprintf(what, sizeof what, "its header would have %llu bytes",
                    (unsigned long long)value);
     if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &last, 1))
@@ -11926,16 +12011,6 @@ static int tshi_io_wants_moments(const tshi_io *io) {
     return 1;
 }
 
-/* "F32 (2, 3)" */
-static char *tshi_io_form(const char *dtype, const int64_t *dim, int ndim, char *text) {
-    int i;
-    (void)snprintf(text, TSHI_TEXT_SIZE, "%s (", dtype);
-    for (i = 0; i < ndim; i++)
-        tshi_base_append(text, TSHI_TEXT_SIZE, i ? ", %lld" : "%lld", (long long)dim[i]);
-    tshi_base_append(text, TSHI_TEXT_SIZE, ")");
-    return text;
-}
-
 /* Finds an item's entry, of its dtype and shape. */
 static int tshi_io_match(const tshi_io *io, tshi_io_item *item) {
     const char *dtype = sizeof(tsh_real) == 4 ? "F32" : "F64";
@@ -11952,9 +12027,9 @@ static int tshi_io_match(const tshi_io *io, tshi_io_item *item) {
     same = e->ndim == t->ndim && memcmp(e->dim, t->dim, sizeof t->dim[0] * (size_t)t->ndim) == 0;
     if (same && strcmp(tshi_io_types[e->type].name, dtype) == 0) return 1;
     (void)tsh_fail(io->ctx, same ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
-                   "%s: \"%s\" is %s in \"%.128s\", %s in the model", io->op, name,
-                   tshi_io_form(tshi_io_types[e->type].name, e->dim, e->ndim, theirs), io->path,
-                   tshi_io_form(dtype, t->dim, t->ndim, ours));
+                   "%s: \"%s\" is %s %s in \"%.128s\", %s %s in the model", io->op, name,
+                   tshi_io_types[e->type].name, tshi_tensor_sizes(e->dim, e->ndim, theirs),
+                   io->path, dtype, tshi_tensor_sizes(t->dim, t->ndim, ours));
     return 0;
 }
 
@@ -12033,6 +12108,11 @@ static void tshi_io_read_item(tshi_io *io, const tshi_io_item *item) {
     const size_t bytes = (size_t)tsh_local_numel(t) * sizeof(tsh_real);
     tshi_io_slice slice;
     if (item->moment && (*item->moment || item->entry)) {
+        if (*item->moment &&
+            !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
+            tshi_tensor_end(*item->moment);
+            *item->moment = NULL;
+        }
         t = tshi_optim_moment(t, item->moment);
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
     }

@@ -202,6 +202,9 @@ static const refusal refusals[] = {
     {{{.path = "a", .style = TSH_PREPARE_INPUT}}, 1, {"rule 0", "\"a\"", "names no input"}},
     {{{.path = "a", .style = (tsh_style)77}}, 1, {"rule 0", "does not exist"}},
     {{{.path = NULL}}, 1, {"rule 0", "has no path"}},
+    {{{.path = "a", .style = TSH_AUTO, .unit = 2}},
+     1,
+     {"rule 0", "leaves the cut to the first input"}},
     {{{.path = "a", .style = TSH_COLWISE}, {.path = "?", .style = TSH_ROWWISE}},
      2,
      {"\"a\" and \"?\" both match \"a\""}},
@@ -288,6 +291,97 @@ static void inputs_are_counted(void **state) {
     ranks_run(1, miscount, NULL);
 }
 
+/* ---------------------------------------------------- values that are laid anew */
+
+/* Training goes on over new layouts, moments and all: losses are those of one layout. */
+static int relaid(tsh_ctx *ctx, int dense, capture *got) {
+    static const tsh_style styles[] = {TSH_COLWISE, TSH_PLAIN, TSH_ROWWISE, TSH_COLWISE};
+    const tsh_optim_desc adam = {.kind = TSH_ADAM, .lr = 0.1};
+    tsh_plan_rule rule = {.path = "a", .gather_output = 1};
+    tsh_module *a = linear(tsh_root(ctx), "a", 5, 7);
+    tsh_optim *optim = tsh_optim_new(tsh_root(ctx), &adam);
+    tsh_tensor *x = tsh_requires_grad(tsh_keep(tsh_ones(ctx, tsh_shape2(3, 5))), 0), *y, *loss;
+    int i;
+    CHECK(tsh_step_end(ctx) == TSH_OK, "input");
+    for (i = 0; i < COUNT(styles); i++) {
+        rule.style = styles[i];
+        rule.gather_output = styles[i] == TSH_COLWISE;
+        if (!dense) CHECK(tsh_parallelize(tsh_root(ctx), &rule, 1) == TSH_OK, "plan %d", i);
+        y = tsh_forward(a, x);
+        loss = tsh_sum(tsh_mul(y, y), TSH_ALL, 0);
+        if (capture_add(ctx, got, loss)) return 1;
+        CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward %d", i);
+        CHECK(tsh_optim_step(optim) == TSH_OK, "step %d", i);
+        tsh_zero_grads(tsh_root(ctx));
+        CHECK(tsh_step_end(ctx) == TSH_OK, "end %d", i);
+    }
+    return 0;
+}
+
+static void moments_follow_their_parameter(void **state) {
+    (void)state;
+    same_prove(relaid, ROUNDING);
+}
+
+/* Nothing is laid anew, and nothing reset, while ops are recorded that use it; a tied weight under
+ * TSH_AUTO is cut at once; a cut that is the same takes the new units. */
+static int recorded(tsh_ctx *ctx, void *user) {
+    const tsh_plan_rule column = {.path = "a", .style = TSH_COLWISE},
+                        units = {.path = "b", .style = TSH_COLWISE, .unit = 4};
+    const tsh_linear_desc born = {.in = 4, .out = 16, .style = TSH_COLWISE};
+    const tsh_embedding_desc table = {.count = 6, .dim = 4};
+    tsh_classifier_desc head = {.in = 4, .classes = 6, .style = TSH_AUTO};
+    tsh_module *root = tsh_root(ctx), *a = linear(root, "a", 4, 6), *b, *last;
+    tsh_tensor *y = tsh_forward(a, tsh_ones(ctx, tsh_shape2(2, 4)));
+    (void)user;
+    CHECK(tsh_parallelize(root, &column, 1) == TSH_ERR_STATE, "recorded");
+    CHECK(strstr(tsh_last_error(ctx)->message, "\"a.weight\""), "named");
+    tsh_clear_error(ctx);
+    CHECK(tsh_reset_parameters(root) == TSH_ERR_STATE, "recorded");
+    tsh_clear_error(ctx);
+    CHECK(tsh_backward(ctx, tsh_sum(y, TSH_ALL, 0)) == TSH_OK, "it is as it was");
+    CHECK(tsh_step_end(ctx) == TSH_OK && tsh_parallelize(root, &column, 1) == TSH_OK,
+          "between steps");
+    b = tsh_add_linear(root, "b", &born);
+    CHECK(tsh_parallelize(root, &units, 1) == TSH_OK, "the same cut in units");
+    CHECK(tsh_layout_of(tsh_param(b, "weight")).segment[0].unit == 4, "the units are kept");
+    head.weight = tsh_param(tsh_add_embedding(root, "wte", &table), "weight");
+    last = tsh_add_classifier(root, "head", &head);
+    CHECK(tsh_layout_of(tsh_param(last, "bias")).kind == TSH_SHARDED, "cut at once");
+    CHECK_OK();
+    return 0;
+}
+
+static void nothing_recorded_is_laid_anew(void **state) {
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(ranks_degrees); i++) ranks_run(ranks_degrees[i], recorded, NULL);
+}
+
+/* What cannot be made leaves no trace: the name is free again. */
+static int ghosts(tsh_ctx *ctx, void *user) {
+    const tsh_linear_desc odd = {.in = 4, .out = 6, .style = TSH_COLWISE, .unit = 4};
+    const tsh_layer_norm_desc none = {.dim = -3}, four = {.dim = 4};
+    tsh_module *root = tsh_root(ctx);
+    (void)user;
+    linear(root, "first", 4, 4);
+    CHECK(!tsh_add_linear(root, "l", &odd), "6 features do not divide into 4s");
+    tsh_clear_error(ctx);
+    CHECK(!tsh_add_layer_norm(root, "n", &none), "a size below 0");
+    tsh_clear_error(ctx);
+    CHECK(tsh_child(root, 1) == NULL, "only the first is there");
+    CHECK(linear(root, "l", 4, 6) && tsh_add_layer_norm(root, "n", &four), "the names are free");
+    CHECK(tsh_child(root, 2) != NULL && !tsh_find(root, NULL), "and no name is not one");
+    CHECK(tsh_last_error(ctx)->code == TSH_ERR_ARGUMENT, "it is told");
+    tsh_clear_error(ctx);
+    return 0;
+}
+
+static void what_cannot_be_made_leaves_no_trace(void **state) {
+    (void)state;
+    ranks_run(1, ghosts, NULL);
+}
+
 /* -------------------------------------------------------------------- reports */
 
 /* What a report writes, into text. */
@@ -354,6 +448,9 @@ int main(void) {
         cmocka_unit_test(plans_that_do_not_fit_are_refused),
         cmocka_unit_test(descriptions_that_contradict_are_refused),
         cmocka_unit_test(inputs_are_counted),
+        cmocka_unit_test(moments_follow_their_parameter),
+        cmocka_unit_test(nothing_recorded_is_laid_anew),
+        cmocka_unit_test(what_cannot_be_made_leaves_no_trace),
         cmocka_unit_test(reports_say_what_is_there),
     };
     return cmocka_run_group_tests_name("layer/plans", tests, NULL, NULL);
