@@ -377,16 +377,19 @@ static void fused_groups_have_segments_of_their_own(void **state) {
     ranks_run(2, unequal_parts, NULL);
 }
 
-/* With whole K and V their count is not divided. */
+/* With whole K and V their count is not divided, and they are whole whatever they were before. */
 static int whole_shares(tsh_ctx *ctx, void *user) {
+    const tsh_plan_rule before = {.path = "**.k_proj", .style = TSH_COLWISE};
     const family *f = families;
     const int r = tsh_tp(ctx)->rank;
     tsh_module *at;
     (void)user;
     while (strcmp(f->note, "one kv head") != 0) f++;
     family_build(ctx, f);
+    CHECK(tsh_parallelize(tsh_root(ctx), &before, 1) == TSH_OK, "a plan before");
     CHECK(tsh_parallelize_policy(tsh_root(ctx), tsh_policy_find("qwen2")) == TSH_OK, "policy");
     at = tsh_find(tsh_root(ctx), "model.layers.1.self_attn");
+    CHECK(tsh_layout_of(tsh_param(at, "k_proj.weight")).kind == TSH_REPLICATED, "whole keys");
     CHECK(tsh_local_argument(at, "num_heads") == 2 - r, "query heads");
     CHECK(tsh_local_argument(at, "num_key_value_heads") == 1, "key and value heads");
     return 0;
@@ -455,6 +458,8 @@ static const refusal refusals[] = {
      "cuts \"rel_attn.q.weight\" by heads, but its 6 features do not divide into 4 heads "
      "(\"rel_attn.n_head\")",
      TSH_ERR_SHAPE},
+    {"auto", "is to cut \"rel_attn.q.weight\" by heads, but under its style nothing is cut",
+     TSH_ERR_ARGUMENT},
     {"kv", "has 3 heads (\"rel_attn.n_head\"), which must be a multiple of 2 key and value heads",
      TSH_ERR_SHAPE},
     {"hidden",
@@ -497,6 +502,7 @@ static void refusal_change(const char *what, tsh_module *block, tsh_policy *poli
         tsh_set_argument(rel, "n_head", 4);
         heads->hidden = NULL;
     }
+    if (!strcmp(what, "auto")) qkv[0].replace = TSH_AUTO;
     if (!strcmp(what, "kv")) {
         tsh_set_argument(rel, "kv", 2);
         heads->kv_heads = "rel_attn.kv";

@@ -210,6 +210,23 @@ static void groups_match_below_the_module(void **state) {
     unit_close(ctx);
 }
 
+/* A weight that belongs elsewhere keeps its whole path. */
+static void groups_know_tied_weights_by_their_path(void **state) {
+    const tsh_embedding_desc table = {.count = 3, .dim = 2};
+    const tsh_linear_desc head = {.in = 2, .out = 3, .no_bias = 1};
+    tsh_ctx *ctx = unit_open(NULL);
+    tsh_module *wte = tsh_add_embedding(tsh_root(ctx), "table", &table),
+               *part = tsh_add_module(tsh_root(ctx), "ta", NULL);
+    tsh_optim *optim;
+    (void)state;
+    tsh_tie(tsh_add_linear(part, "head", &head), "weight", tsh_param(wte, "weight"));
+    optim = tsh_optim_new(part, NULL);
+    assert_int_equal(tsh_optim_group(optim, "le.weight", 1, 0), TSH_ERR_ARGUMENT);
+    EXPECT(TSH_ERR_ARGUMENT, "tsh_optim_group");
+    assert_int_equal(tsh_optim_group(optim, "table.weight", 1, 0), TSH_OK);
+    unit_close(ctx);
+}
+
 static void the_rate_may_be_set(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     tsh_module *module = vectors(ctx);
@@ -600,6 +617,7 @@ int main(void) {
         cmocka_unit_test(a_late_parameter_starts_at_its_first_step),
         cmocka_unit_test(groups_change_rate_and_decay),
         cmocka_unit_test(groups_match_below_the_module),
+        cmocka_unit_test(groups_know_tied_weights_by_their_path),
         cmocka_unit_test(the_rate_may_be_set),
         cmocka_unit_test(schedules_follow_their_closed_forms),
         cmocka_unit_test(clipping_is_exact_at_every_degree),
