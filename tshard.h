@@ -623,7 +623,8 @@ TSH_API void tsh_no_grad_begin(tsh_ctx *ctx);
 TSH_API void tsh_no_grad_end(tsh_ctx *ctx);
 /* Marks an owned tensor as a leaf whose gradient is wanted (on 0: no longer). Returns t. */
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
-/* Keeps a step tensor's values and gradient through tsh_backward. Returns t. */
+/* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (reshape,
+ * slice; tsh_redistribute on one rank) shares the gradient of what it views: tsh_clone it first. */
 TSH_API tsh_tensor *tsh_retain(tsh_tensor *t);
 
 typedef struct tsh_backward_desc {
@@ -885,7 +886,7 @@ typedef struct tsh_cross_entropy_desc {
  * unreduced; torch.nn.functional.cross_entropy with classes last. Logits R; or S(-1), the
  * vocabulary: an all-reduce of the row maxima and one of all row sums, whatever the options; or
  * sharded along another dimension: mean and sum give P, and the mean of integer targets all-reduces
- * its divisor. No collective backward. Integer targets are R, or sharded as the logits' rows; one
+ * its divisor. No collective backward. Integer targets are R, or sharded where rows are; one
  * outside [0, V) that is not ignored is an error on every rank. Probabilities are R or laid out as
  * the logits and get no gradient. The mean divides by the sum of the weights of the targets'
  * classes, or by the number of rows of probabilities. A class with logit -inf is padding: smoothing
@@ -1968,6 +1969,7 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
     tsh_layout out = tsh_replicated();
     int s;
+    if ((unsigned)layout->kind > (unsigned)TSH_PARTIAL) return 0;
     out.kind = layout->kind;
     if (layout->kind == TSH_SHARDED) {
         out.dim = layout->dim < 0 ? layout->dim + ndim : layout->dim;
@@ -2002,6 +2004,15 @@ static int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, const int
     if (a->kind != b->kind) return 0;
     if (a->kind != TSH_SHARDED) return 1;
     return a->dim == b->dim && tshi_layout_same_cut(a, b, dim[a->dim], size);
+}
+
+/* Whether two resolved layouts are the same, in their units too. */
+static int tshi_layout_alike(const tsh_layout *a, const tsh_layout *b) {
+    int s, alike = a->kind == b->kind && a->dim == b->dim && a->segments == b->segments;
+    for (s = 0; s < a->segments && alike; s++)
+        alike = a->segment[s].length == b->segment[s].length &&
+                a->segment[s].unit == b->segment[s].unit;
+    return alike;
 }
 
 TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size) {
@@ -2336,7 +2347,7 @@ static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
     double u, x;
     if (f->init.kind == TSH_INIT_DIRAC)
         return col == f->first + row * f->step && row * f->step < f->cols ? 1 : 0;
-    if (f->init.kind == TSH_INIT_ORTHOGONAL)
+    if (f->whole)
         return f->init.gain *
                (f->rows >= f->cols ? f->whole[col * f->rows + row] : f->whole[row * f->cols + col]);
     u = ((double)tshi_rng_bits(f->key, f->stream, (uint64_t)e) + 0.5) / 4294967296.0;
@@ -2489,14 +2500,15 @@ static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init,
     return TSH_OK;
 }
 
-/* Fills a parameter, which gets memory if it has none; without values after an error. */
+/* Fills a parameter, which gets memory if it has none; after an error it has what it had before. */
 static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
-    if (!t->block)
+    int had = t->block != NULL;
+    if (!had)
         t->block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
                                  (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
     if (!t->block) return TSH_ERR_MEMORY;
-    if (tshi_tensor_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) == TSH_OK)
-        return TSH_OK;
+    if (tshi_tensor_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) == TSH_OK || had)
+        return t->ctx->error.code;
     tshi_mem_drop(t->ctx, t->block);
     t->block = NULL;
     return t->ctx->error.code;
@@ -6336,11 +6348,12 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     tshi_block *scratch;
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    tshi_tensor_strides(x->local, x->ndim, stride);
     scratch = tshi_mem_take(x->ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(x) * sizeof *g);
     if (!scratch) return;
-    if (tshi_redistribute_move(form, from, to, TSH_REAL, g, tshi_mem_data(scratch)) == TSH_OK)
+    if (tshi_redistribute_move(form, from, to, TSH_REAL, g, tshi_mem_data(scratch)) == TSH_OK) {
+        tshi_tensor_strides(x->local, x->ndim, stride);
         tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), stride);
+    }
     tshi_mem_drop(x->ctx, scratch);
 }
 
@@ -6372,8 +6385,8 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
         (x->layout.kind == TSH_SHARDED && layout.kind == TSH_PARTIAL))
         return tshi_error_null(ctx, TSH_ERR_LAYOUT, "tsh_redistribute: %s cannot become %s",
                                tshi_tensor_text(x, a), tsh_layout_text(&layout, b, sizeof b));
-    if (tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size) && ctx->tp.size > 1) return x;
-    if (ctx->tp.size == 1) {
+    if (tshi_layout_alike(&x->layout, &layout)) return x;
+    if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
         out = tshi_tensor_view(x);
         if (out) out->layout = layout;
         return out;
@@ -6457,8 +6470,11 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     int step, steps;
     if (!ctx) return NULL;
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
-        tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size))
+        tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size)) {
+        if (!(t->flags & TSHI_OWNED) || t->wants) return tsh_redistribute(t, resolved);
+        t->layout = resolved; /* the same cut in other units */
         return t;
+    }
     form = *t;
     steps = t->layout.kind == TSH_REPLICATED || layout.kind == TSH_REPLICATED ? 1 : 2;
     for (step = 1; step <= steps; step++) {
@@ -7159,7 +7175,7 @@ static void tshi_embedding_backward(tshi_node *node) {
                          : tshi_tape_dest_zeroed(node, 1, &dest)))
         return;
     for (i = 0; i < lookup->count; i++, g += lookup->width) {
-        tsh_real *d = dest.data + row[i] * dest.stride[0];
+        tsh_real *d = dest.data + (row[i] < 0 ? 0 : row[i]) * dest.stride[0];
         tsh_real share = lookup->by_count ? TSHI_R(1) / TSHI_R(times[i]) : TSHI_R(1);
         if (row[i] < 0) continue;
         if (marks) marks[row[i]] = 1;
@@ -7200,7 +7216,8 @@ static int64_t tshi_embedding_id(const tsh_tensor *ids, const void *values, int6
     return ids->dtype == TSH_I32 ? ((const int32_t *)values)[i] : ((const int64_t *)values)[i];
 }
 
-/* Fills in the local row of every id; 0 and an error, on every rank alike, for one out of range. */
+/* Fills in the local row of every id; 0 and an error for one out of range, on every rank alike
+ * where ids are replicated. */
 static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const void *values,
                                int64_t *row) {
     int64_t i, count = tsh_local_numel(ids);
@@ -7291,7 +7308,7 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
     const tsh_real *values = tshi_tensor_values(w);
     int64_t i, j;
     for (i = 0; i < lookup->count; i++, out += lookup->width) {
-        const tsh_real *from = values + row[i] * w->stride[0];
+        const tsh_real *from = values + (row[i] < 0 ? 0 : row[i]) * w->stride[0];
         if (row[i] < 0)
             memset(out, 0, (size_t)lookup->width * sizeof *out);
         else if (w->stride[1] == 1)
@@ -8455,8 +8472,11 @@ static int tshi_loss_layout(tsh_tensor *x, tsh_tensor *target, int reduced, tsh_
     if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
     if (!fits)
         (void)tshi_map_refuse("tsh_cross_entropy", x, target,
-                              probs ? "the target is replicated, or laid out as the logits"
-                                    : "the target is replicated, or sharded as the logits' rows");
+                              probs  ? "the target is replicated, or laid out as the logits"
+                              : rows ? "the target is to be sharded as the logits' rows: "
+                                       "tsh_redistribute(target, tsh_layout_of(logits))"
+                                     : "the target is to be replicated: "
+                                       "tsh_redistribute(target, tsh_replicated())");
     return fits;
 }
 
@@ -10887,10 +10907,23 @@ static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) 
     optim->count++;
 }
 
+static int tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
+    if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= 0 && d->momentum >= 0 &&
+        d->beta1 >= 0 && d->beta1 < 1 && d->beta2 >= 0 && d->beta2 < 1 && d->eps >= 0 &&
+        d->weight_decay >= 0 && d->clip_norm >= 0)
+        return 1;
+    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                   "tsh_optim_new: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, "
+                   "weight_decay %g, clip_norm %g: none may be below 0, betas are below 1",
+                   (int)d->kind, d->lr, d->momentum, d->beta1, d->beta2, d->eps, d->weight_decay,
+                   d->clip_norm);
+    return 0;
+}
+
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tsh_optim *optim;
-    if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    if (!ctx || ctx->error.code != TSH_OK || (desc && !tshi_optim_check(ctx, desc))) return NULL;
     optim = (tsh_optim *)tshi_mem_book(ctx, &ctx->books, sizeof *optim);
     if (!optim) return NULL;
     if (desc) optim->desc = *desc;

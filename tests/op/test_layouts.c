@@ -599,7 +599,7 @@ static const refusal refusals[] = {
     REFUSE(loss, "mean", IN("2,4 S(0)", "%4 2 R"), "tsh_cross_entropy", "(2, 4) S(0)", "(2) R",
            "sharded as the logits' rows"),
     REFUSE(loss, "mean", IN("2,4 S(1)", "%4 2 S(0)"), "tsh_cross_entropy", "(2, 4) S(1)",
-           "(2) S(0)", "the target is replicated"),
+           "(2) S(0)", "the target is to be replicated: tsh_redistribute(target, "),
     REFUSE(backward, "", IN("- P"), "tsh_backward", "partial sum",
            "tsh_redistribute(loss, tsh_replicated())"),
     REFUSE(backward, "", IN("1 S(0)"), "tsh_backward", "sharded",

@@ -489,6 +489,23 @@ static int refusals(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* The same cut in other units is another layout at every degree: a reshape to heads needs them. */
+static int units(tsh_ctx *ctx, void *user) {
+    const tsh_layout plain = tsh_sharded(1), heads = tsh_shard_units(1, 4);
+    const int p = tsh_tp(ctx)->size;
+    tsh_tensor *x = tsh_ones(ctx, tsh_shape2(3, 8 * p)), *y, *own;
+    (void)user;
+    CHECK(tsh_redistribute(x, tsh_replicated()) == x, "the same layout: x itself");
+    y = tsh_redistribute(tsh_redistribute(x, plain), heads);
+    CHECK(tsh_layout_of(y).segment[0].unit == 4, "the units");
+    CHECK(tsh_reshape(y, tsh_shape3(3, 2 * p, 4)), "heads of 4");
+    own = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 8 * p), &plain);
+    CHECK(tsh_set_layout(own, heads) == own, "in place");
+    CHECK(tsh_reshape(own, tsh_shape3(3, 2 * p, 4)), "heads of 4 again");
+    CHECK_OK();
+    return 0;
+}
+
 /* Each function on every degree. */
 static void everywhere(int (*fn)(tsh_ctx *, void *)) {
     int i;
@@ -511,6 +528,7 @@ TEST(ml_layers_equal_dense_ones, master)
 TEST(set_layout_moves_nothing, in_place)
 TEST(set_layout_says_what_values_mean, meaning)
 TEST(set_layout_has_gradients, slopes)
+TEST(units_alone_are_another_layout, units)
 TEST(mistakes_are_sentences, refusals)
 
 int main(void) {
@@ -526,6 +544,7 @@ int main(void) {
         cmocka_unit_test(set_layout_moves_nothing),
         cmocka_unit_test(set_layout_says_what_values_mean),
         cmocka_unit_test(set_layout_has_gradients),
+        cmocka_unit_test(units_alone_are_another_layout),
         cmocka_unit_test(mistakes_are_sentences),
     };
     return cmocka_run_group_tests_name("op/operators", tests, NULL, NULL);

@@ -432,6 +432,12 @@ static void mistakes_are_sentences(void **state) {
     EXPECT(TSH_ERR_ARGUMENT, "of deviation 1 cannot be cut to [3, 3]");
     (void)tsh_init_trunc_normal(t, &negative);
     EXPECT(TSH_ERR_ARGUMENT, "of deviation -1 cannot be cut to [-2, 2]");
+    /* what a parameter held, it holds */
+    bias = tsh_param(tsh_add_linear(tsh_root(ctx), "kept", &layer), "bias");
+    assert_int_equal(tsh_init_constant(bias, &(tsh_init){.a = 7}), TSH_OK);
+    (void)tsh_init_trunc_normal(bias, &bad);
+    EXPECT(TSH_ERR_ARGUMENT, "cannot be cut to [3, 3]");
+    assert_true(tsh_item(ctx, tsh_max(bias, TSH_ALL, 0)) == 7);
     /* a layer's bias knows its fan_in; it has no fan_out */
     layer.bias_init.kind = TSH_INIT_XAVIER_UNIFORM;
     bias = tsh_param(tsh_add_linear(tsh_root(ctx), "a", &layer), "bias");

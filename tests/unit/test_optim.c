@@ -123,6 +123,12 @@ static void the_usual_optimiser_is_sgd(void **state) {
     expect_values(ctx, tsh_param(module, "weight"), want, ROUNDING);
     EXPECT_NEAR(tsh_optim_state(optim).lr, 1e-3, 0);
     assert_null(tsh_optim_new(NULL, NULL));
+    assert_null(tsh_optim_new(module, &(tsh_optim_desc){.kind = (tsh_optim_kind)9}));
+    EXPECT(TSH_ERR_ARGUMENT, "tsh_optim_new: kind 9");
+    assert_null(tsh_optim_new(module, &(tsh_optim_desc){.lr = -1}));
+    EXPECT(TSH_ERR_ARGUMENT, "lr -1");
+    assert_null(tsh_optim_new(module, &(tsh_optim_desc){.kind = TSH_ADAM, .beta1 = 1}));
+    EXPECT(TSH_ERR_ARGUMENT, "betas 1 and 0");
     assert_int_equal(tsh_optim_step(NULL), TSH_ERR_ARGUMENT);
     assert_int_equal(tsh_optim_state(NULL).steps, 0);
     unit_close(ctx);
