@@ -189,8 +189,8 @@ static int append(unsigned char **to, int64_t *size, const unsigned char *from, 
     return 0;
 }
 
-/* The first 90 % of every file are for training, the last 10 % for validation. */
-static int add_file(gpt_text *t, const char *path) {
+/* The first 90 % of every piece of a file are for training, the last 10 % for validation. */
+static int add_file(gpt_text *t, const char *path, int64_t piece) {
     unsigned char *bytes = NULL, buffer[1 << 14];
     int64_t size = 0;
     int failed = 0;
@@ -202,14 +202,18 @@ static int add_file(gpt_text *t, const char *path) {
         failed = refuse("cannot read the text %s: %s", path, strerror(errno));
     fclose(file);
     if (!failed && size == 0) failed = refuse("the text %s is empty", path);
-    if (!failed) failed = append(&t->train, &t->train_size, bytes, size * 9 / 10);
-    if (!failed)
-        failed = append(&t->val, &t->val_size, bytes + size * 9 / 10, size - size * 9 / 10);
+    for (int64_t at = 0, n = piece; at < size && !failed; at += n) {
+        if (n > size - at) n = size - at;
+        failed = append(&t->train, &t->train_size, bytes + at, n * 9 / 10);
+        if (!failed)
+            failed = append(&t->val, &t->val_size, bytes + at + n * 9 / 10, n - n * 9 / 10);
+    }
     free(bytes);
     return failed;
 }
 
-/* The sources of this project: from the working directory, or from where this file was compiled. */
+/* The sources of this project: from the working directory, or from where this file was compiled. In
+ * pieces, since a source's end is not like the rest of it. */
 static int add_sources(gpt_text *t) {
     static const char *const patterns[] = {"tshard.h", "backends/*.h", "examples/*.[ch]"};
     const char *slash = strrchr(__FILE__, '/');
@@ -225,7 +229,7 @@ static int add_sources(gpt_text *t) {
         if (none && i == 0)
             return refuse("no tshard.h in . or %s to learn from: give a file with --text", root);
         for (size_t j = 0; !none && j < found.gl_pathc && !failed; j++)
-            failed = add_file(t, found.gl_pathv[j]);
+            failed = add_file(t, found.gl_pathv[j], 1 << 15);
         if (!none) globfree(&found);
     }
     return failed;
@@ -248,7 +252,7 @@ static void make_tokens(gpt_text *t, int chars) {
 
 static int load_text(gpt_text *t, const gpt_settings *set) {
     memset(t, 0, sizeof *t);
-    int failed = set->text != NULL ? add_file(t, set->text) : add_sources(t);
+    int failed = set->text != NULL ? add_file(t, set->text, INT64_MAX) : add_sources(t);
     if (failed) return failed;
     if (t->train_size <= set->context || t->val_size <= set->context)
         return refuse("the text has %lld bytes for training and %lld for validation: too short for "
