@@ -963,7 +963,7 @@ typedef struct tsh_embedding_desc {
     const tsh_layout *output; /* as in tsh_plan_rule */
     tsh_init init;            /* default: NORMAL(0, 1); the padding row 0 */
     tsh_lookup_desc lookup;   /* as tsh_embedding */
-    tsh_tensor *weight;       /* an existing parameter (count, dim), not cut anew; NULL: own */
+    tsh_tensor *weight;       /* an existing parameter: its cut stays, R takes style; NULL: own */
 } tsh_embedding_desc;
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
