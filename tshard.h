@@ -2320,6 +2320,26 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     return range[s].start + local;
 }
 
+/* Local index along `dim` of a global one; -1: another rank's. */
+static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int64_t at = 0;
+    int s;
+    if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim) return global;
+    (void)tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
+    for (s = 0; s < t->layout.segments; s++) {
+        if (global >= range[s].start && global < range[s].start + range[s].length)
+            return at + global - range[s].start;
+        at += range[s].length;
+    }
+    return -1;
+}
+
+/* Element i of a tensor's packed integers. */
+static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int64_t i) {
+    return t->dtype == TSH_I32 ? ((const int32_t *)values)[i] : ((const int64_t *)values)[i];
+}
+
 /* -- initial values --------------------------------------------------------- */
 
 typedef struct tshi_tensor_filling {
@@ -2514,24 +2534,9 @@ static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init
     return t->ctx->error.code;
 }
 
-/* The local one of a global row (dimension 0); -1: another rank's. */
-static int64_t tshi_tensor_row(const tsh_tensor *t, int64_t row) {
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t at = 0;
-    int s;
-    if (t->layout.kind != TSH_SHARDED || t->layout.dim != 0) return row;
-    (void)tsh_chunk(&t->layout, t->dim[0], t->ctx->tp.size, t->ctx->tp.rank, range);
-    for (s = 0; s < t->layout.segments; s++) {
-        if (row >= range[s].start && row < range[s].start + range[s].length)
-            return at + row - range[s].start;
-        at += range[s].length;
-    }
-    return -1;
-}
-
 /* The row of a parameter that starts as 0, where there is one and this rank owns it. */
 static void tshi_tensor_zero_row(tsh_tensor *t) {
-    int64_t row = t->zero_row ? tshi_tensor_row(t, t->zero_row - 1) : -1, width;
+    int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1, width;
     if (row < 0) return;
     width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     memset(tshi_tensor_values(t) + row * width, 0, (size_t)width * sizeof(tsh_real));
@@ -7212,24 +7217,20 @@ static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup
     return ctx->error.code == TSH_OK;
 }
 
-static int64_t tshi_embedding_id(const tsh_tensor *ids, const void *values, int64_t i) {
-    return ids->dtype == TSH_I32 ? ((const int32_t *)values)[i] : ((const int64_t *)values)[i];
-}
-
 /* Fills in the local row of every id; 0 and an error for one out of range, on every rank alike
  * where ids are replicated. */
 static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const void *values,
                                int64_t *row) {
     int64_t i, count = tsh_local_numel(ids);
     for (i = 0; i < count; i++) {
-        int64_t id = tshi_embedding_id(ids, values, i);
+        int64_t id = tshi_tensor_integer(ids, values, i);
         if (id < 0 || id >= w->dim[0]) {
             (void)tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
                            "tsh_embedding: id %ld at position %ld is outside [0, %ld)", (long)id,
                            (long)i, (long)w->dim[0]);
             return 0;
         }
-        row[i] = tshi_tensor_row(w, id);
+        row[i] = tshi_tensor_local(w, 0, id);
     }
     return 1;
 }
@@ -7347,7 +7348,7 @@ static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_
         tshi_embedding_forward(w, lookup, row, tshi_tensor_values(out));
     }
     for (i = 0; i < lookup->count && desc->padding; i++)
-        if (tshi_embedding_id(ids, values, i) == padding) row[i] = -1;
+        if (tshi_tensor_integer(ids, values, i) == padding) row[i] = -1;
     tshi_mem_drop(w->ctx, scratch);
 }
 
@@ -8596,17 +8597,10 @@ static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc
                              const void *values, const tshi_loss_kept *kept) {
     const tsh_tensor *x = in[0], *target = in[1], *w = in[2];
     const tsh_real *all = NULL;
-    tsh_range range[TSH_MAX_SEGMENTS];
     int64_t i, n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
-    int s, sharded = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
-    range[0].start = 0;
-    range[0].length = classes;
-    if (sharded) (void)tsh_chunk(&x->layout, classes, x->ctx->tp.size, x->ctx->tp.rank, range);
     if (w && desc->weight->layout.kind == TSH_REPLICATED) all = tshi_tensor_values(desc->weight);
     for (i = 0; i < n; i++) {
-        int64_t y = target->dtype == TSH_I32 ? ((const int32_t *)values)[i]
-                                             : ((const int64_t *)values)[i];
-        int64_t at = 0;
+        int64_t y = tshi_tensor_integer(target, values, i);
         kept->local[i] = TSHI_TARGET_IGNORED;
         kept->own[i] = 0;
         if (y == (desc->ignore ? desc->ignore_index : -100)) continue;
@@ -8614,12 +8608,7 @@ static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc
             tshi_loss_outside(target, y, i, classes);
             return 0;
         }
-        kept->local[i] = TSHI_TARGET_ELSEWHERE;
-        for (s = 0; s < (sharded ? x->layout.segments : 1); s++) {
-            if (y >= range[s].start && y < range[s].start + range[s].length)
-                kept->local[i] = at + y - range[s].start;
-            at += range[s].length;
-        }
+        kept->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* or TSHI_TARGET_ELSEWHERE */
         if (!w || all)
             kept->own[i] = all ? all[y * desc->weight->stride[0]] : TSHI_R(1);
         else if (kept->local[i] >= 0)
