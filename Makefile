@@ -45,12 +45,13 @@ SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oo
 DOUBLES  := $(if $(SOURCES),$(shell grep -lx '/\* build: double \*/' $(SOURCES)))
 TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(DOUBLES:%.c=$(OUT)/%_double))
 EXAMPLES := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard examples/0*.c)))
-SCRIPTS  := $(if $(san),,$(wildcard tests/*/test_*.py))
+SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
+LAUNCHER := $(OUT)/tshard-run
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
-.PHONY: help run test test-run build-tests check lint seeds asan ubsan tsan fuzz bench overhead \
-	deps deps-bench clean
+.PHONY: help run tshard-run test test-run build-tests check lint seeds asan ubsan tsan fuzz bench \
+	overhead deps deps-bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -67,6 +68,12 @@ $(OUT)/gpt: examples/gpt.c $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS)
 
+tshard-run: $(LAUNCHER) ## the launcher of runs on one host or several
+
+$(LAUNCHER): backends/tshard-run.c
+	@mkdir -p $(@D)
+	$(CC) $(STD) $(OPT) $(WALL) -o $@ $< -luv -lsodium
+
 # ---- tests -------------------------------------------------------------------
 
 test: deps ## build and run all tests
@@ -78,10 +85,10 @@ asan ubsan tsan: deps ## the tests under a sanitizer
 # A program that does not build is a failed test, not the end of the run.
 test-run:
 	@$(MAKE) --no-print-directory --keep-going -j$(jobs) build-tests; \
-	$(PYTHON) tests/run.py $(if $(filter tsan,$(san)),--slow 5) \
+	TSHARD_RUN=$(abspath $(LAUNCHER)) $(PYTHON) tests/run.py $(if $(filter tsan,$(san)),--slow 5) \
 		$(PROGRAMS) $(call chosen,$(SCRIPTS))
 
-build-tests: $(PROGRAMS)
+build-tests: $(PROGRAMS) $(LAUNCHER)
 
 COMPILE_TEST = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL)
 
@@ -149,7 +156,7 @@ install = @missing=; for p in $(1); do \
 		|| { echo "not installed:$$missing; the end of build/deps.log:"; tail -n 5 build/deps.log; }
 
 deps: ## install what the tests and checks need (Debian, Ubuntu)
-	$(call install,build-essential clang libcmocka-dev python3)
+	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev python3)
 
 deps-bench: ## install the peers that `make bench` compares with
 	$(call install,libblis-pthread-dev libopenblas0-pthread libopenmpi-dev openmpi-bin python3-torch)

@@ -99,8 +99,8 @@ def main():
         begin = time.monotonic()
         name = re.sub(r"^.*?(tests|examples)/", lambda m: m[1] + "/" if example else "", program)
         if os.path.exists(program):
-            script = [sys.executable, "-B"] if program.endswith(".py") else prefix
-            code, out, err = run(script + [os.path.abspath(program)], limit)
+            script = [sys.executable, "-B"] if program.endswith(".py") else []
+            code, out, err = run(prefix + script + [os.path.abspath(program)], limit)
             text = out + "\n" + err
             counts, why = judge(code, text, example, limit)
         else:

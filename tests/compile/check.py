@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compiles tshard.h and every backend, each alone, under the strict warnings, and lets the
-analyzers of clang and gcc read them.
+analyzers of clang and gcc read them; so, too, every program that stands beside the backends.
 
     check.py --warn "FLAGS" --warn-c "FLAGS FOR C ALONE" [--jobs N]
 
@@ -40,7 +40,7 @@ def compiler_of(family, standard):
     return {"gcc": ("gcc", "g++"), "clang": ("clang", "clang++")}[family][standard in CXX]
 
 
-def compilations(family, headers, warn, warn_c):
+def compilations(family, headers, programs, warn, warn_c):
     """(title, command) of every compilation by one family of compilers."""
     for standard in C + CXX:
         base = [compiler_of(family, standard), "-std=" + standard, "-Werror"] + warn
@@ -53,6 +53,11 @@ def compilations(family, headers, warn, warn_c):
             for name, flags in modes:
                 title = " ".join([base[0], standard, header, name[:-2]] + flags)
                 yield title, base + flags + source(header, name) + ["-c", "-o", os.devnull]
+        for program in programs if standard in C else []:
+            for flags in ["-O0"], ["-O3"]:
+                title = " ".join([base[0], standard, program] + flags)
+                yield title, base + flags + POSIX + [os.path.join(TOP, program),
+                                                     "-c", "-o", os.devnull]
 
 
 def source(header, name):
@@ -60,15 +65,18 @@ def source(header, name):
             + ['-DHEADER="%s"' % os.path.join(TOP, header), os.path.join(HERE, name)])
 
 
-def analysis(family, headers):
-    """All headers in one file: the core is read once."""
+def analyses(family, headers, programs):
+    """All headers in one file: the core is read once; then each program."""
     command = {"gcc": ["gcc", "-fanalyzer", "-Werror", "-O1", "-c"],
                "clang": ["clang", "--analyze", "--analyzer-output", "text",
                          "-Xclang", "-analyzer-werror"]}[family]
-    command += ["-std=c99", "-DTSHARD_IMPLEMENTATION="] + POSIX
+    command += ["-std=c99", "-o", os.devnull] + POSIX
+    included = ["-DTSHARD_IMPLEMENTATION="]
     for header in headers:
-        command += ["-include", os.path.join(TOP, header)]
-    return family + " analyzer", command + ["-x", "c", os.devnull, "-o", os.devnull]
+        included += ["-include", os.path.join(TOP, header)]
+    yield family + " analyzer", command + included + ["-x", "c", os.devnull]
+    for program in programs:
+        yield family + " analyzer " + program, command + [os.path.join(TOP, program)]
 
 
 def run(job):
@@ -90,13 +98,16 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--times", action="store_true", help="print how long each took")
     args = parser.parse_args()
-    headers = ["tshard.h"] + sorted(os.path.relpath(path, TOP)
-                                    for path in glob.glob(os.path.join(TOP, "backends", "*.h")))
+    headers, programs = (sorted(os.path.relpath(path, TOP)
+                                for path in glob.glob(os.path.join(TOP, "backends", form)))
+                         for form in ("*.h", "*.c"))
+    headers.insert(0, "tshard.h")
     families = [family for family in ("gcc", "clang") if shutil.which(family)]
     jobs = []  # the longest first
-    jobs += [analysis(family, headers) for family in families]
     for family in families:
-        jobs += compilations(family, headers, args.warn.split(), args.warn_c.split())
+        jobs += analyses(family, headers, programs)
+    for family in families:
+        jobs += compilations(family, headers, programs, args.warn.split(), args.warn_c.split())
     failures, seen = 0, set()
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for title, command, failed, text, seconds in pool.map(run, jobs):
@@ -111,7 +122,7 @@ def main():
                 seen |= errors
             sys.stdout.flush()
     print("check: %d compilations and analyses of %s with %s, %d failed"
-          % (len(jobs), ", ".join(headers), " and ".join(families), failures))
+          % (len(jobs), ", ".join(headers + programs), " and ".join(families), failures))
     return 1 if failures or not families else 0
 
 

@@ -319,18 +319,20 @@ def check_macros(headers, folder):
 def main():
     headers = [Source(path) for path in [os.path.join(TOP, "tshard.h")]
                + sorted(glob.glob(os.path.join(TOP, "backends", "*.h")))]
+    programs = [Source(path) for path in sorted(glob.glob(os.path.join(TOP, "backends", "*.c")))]
     tests = [path for form in ("*.c", "*.h", "*.py")
              for path in glob.glob(os.path.join(TOP, "tests", "**", form), recursive=True)]
     texts = tests + [os.path.join(TOP, "Makefile")]
     texts += glob.glob(os.path.join(TOP, "examples", "*.[ch]"))
     check_contents(headers[0])
-    for source in headers:
+    for source in headers + programs:
         check_needs(source)
         check_rooms(source)
+    for source in headers:
         check_names(source)
         check_forward(source)
-    check_lengths(headers)
-    for source in headers + [Source(path) for path in sorted(texts)]:
+    check_lengths(headers + programs)
+    for source in headers + programs + [Source(path) for path in sorted(texts)]:
         check_columns(source)
     check_public(headers, tests)
     with tempfile.TemporaryDirectory() as folder:
@@ -339,8 +341,8 @@ def main():
     for finding in findings:
         print(finding)
     print("lint: %d rooms, %d functions, %d public; %d findings" % (
-        sum(len(source.rooms) for source in headers),
-        sum(1 for source in headers for _ in functions(source)),
+        sum(len(source.rooms) for source in headers + programs),
+        sum(1 for source in headers + programs for _ in functions(source)),
         sum(1 for source in headers for _ in public(source)), len(findings)))
     return 1 if findings else 0
 
