@@ -63,10 +63,14 @@ help: ## list the targets
 run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
 	@$(OUT)/gpt --out build/run $(ARGS)
 
+# With libuv and libsodium at hand, gpt has --backend tcp too.
+UV := $(shell printf '\043include <uv.h>\n\043include <sodium.h>\n' \
+	| $(CC) -E - >/dev/null 2>&1 && echo yes)
+
 $(OUT)/gpt: OPT_release := -O3 -fno-math-errno
 $(OUT)/gpt: examples/gpt.c $(HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS)
+	$(CC) $(STD) $(OPT) $(if $(UV),-DGPT_TCP) -o $@ $< $(LIBS) $(if $(UV),-luv -lsodium)
 
 tshard-run: $(LAUNCHER) ## the launcher of runs on one host or several
 
