@@ -335,6 +335,7 @@ typedef struct tshi_uv_conn {
     tshi_uv_dial *dial; /* NULL: it came to us */
     int fd, phase;
     uv_poll_t *poll;
+    uv_poll_cb callback;
     int64_t until; /* it is dropped then */
     tshi_uv_hello hello;
     unsigned char in[128], out[128];
@@ -347,7 +348,6 @@ typedef struct tshi_uv_conn {
 typedef struct tshi_uv_judge {
     int64_t since; /* 0: no evidence */
     tshi_uv_evidence best;
-    uint64_t asked_group, asked_seq;
     tshi_uv_answer *answer; /* by rank */
     tshi_uv_stuck *stuck;   /* by rank: where the arbiter knows it waits */
     int confirming;         /* ranks of a circle that have not confirmed */
@@ -355,23 +355,20 @@ typedef struct tshi_uv_judge {
 } tshi_uv_judge;
 
 struct tsh_uv_world {
-    int rank, size, crowded, spins, cores;
+    int rank, size, crowded, spins;
     int64_t timeout, heartbeat;
     uint64_t job;
     unsigned char secret[32], token[32], mesh[32]; /* of the key; random; of both */
     char jobname[64], host[256];
     int port;
     tsh_logger logger;
-    tsh_error *report;
 
     /* The caller's thread. */
     uv_loop_t loop;
     uv_timer_t timer;
     uv_async_t wake;
-    int handles; /* polls that are being closed */
-    int open;    /* groups */
+    int open; /* groups */
     uint64_t waits, ids;
-    int waiting; /* 1 while in a reported wait */
 
     /* Between the threads. */
     uv_mutex_t lock;
@@ -383,7 +380,8 @@ struct tsh_uv_world {
     tshi_uv_evidence evidence; /* the caller's, to be taken */
     tshi_uv_evidence held;     /* the control thread's: it reports that until a verdict comes */
     tshi_uv_stuck *stuck;
-    int stuck_new, leaving, complete, stopped;
+    uint64_t last; /* the group of the latest collective */
+    int stuck_new, leaving, complete;
     tshi_uv_group *asked; /* a group that is to be made */
 
     /* The control thread. */
@@ -1617,8 +1615,8 @@ static void tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int sti
     if (--j->confirming == 0) tshi_uv_judge_circle(world, r);
 }
 
-/* Rank r is stuck: follows who waits for whom. A stuck rank can only be freed by those it waits for;
- * if all on a circle still are in the waits that they reported, the circle is real. */
+/* Rank r is stuck: follows who waits for whom. A stuck rank can only be freed by those it waits
+ * for; if all on a circle still are in the waits that they reported, the circle is real. */
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
     tshi_uv_judge *j = &world->judge;
     tshi_uv_letter letter;
@@ -2243,16 +2241,6 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
     tshi_uv_form(world);
 }
 
-static void tshi_uv_step(tshi_uv_conn *conn);
-
-static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
-    tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
-    (void)status;
-    (void)events;
-    tshi_uv_soon(conn->world);
-    tshi_uv_step(conn);
-}
-
 static void tshi_uv_step(tshi_uv_conn *conn) {
     int events = UV_READABLE, done = conn->dial ? tshi_uv_call(conn) : tshi_uv_serve(conn);
     if (done < 0) {
@@ -2263,8 +2251,16 @@ static void tshi_uv_step(tshi_uv_conn *conn) {
         (void)uv_poll_stop(conn->poll); /* judged when the table is here */
     } else {
         if (conn->out_used || (conn->dial && conn->phase == 0)) events |= UV_WRITABLE;
-        (void)uv_poll_start(conn->poll, events, tshi_uv_conn_event);
+        (void)uv_poll_start(conn->poll, events, conn->callback);
     }
+}
+
+static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
+    tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
+    (void)status;
+    (void)events;
+    tshi_uv_soon(conn->world);
+    tshi_uv_step(conn);
 }
 
 /* A connection begins its handshake. */
@@ -2281,6 +2277,7 @@ static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, c
         return;
     }
     conn->world = world;
+    conn->callback = tshi_uv_conn_event;
     conn->fd = fd;
     conn->dial = dial;
     conn->until = tshi_uv_now() + patience * TSHI_UV_SECOND;
@@ -2484,12 +2481,35 @@ static int tshi_uv_hear(tshi_uv_peer *peer) {
     return 1;
 }
 
+/* "; rank 0 last called barrier, collective 3 of group 1" */
+static void tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
+    const tshi_uv_group *group;
+    tshi_uv_record record;
+    uint64_t id = 0, seq = 0;
+    uv_mutex_lock(&world->lock);
+    group = tshi_uv_group_by(world, world->last);
+    if (group) {
+        id = group->id;
+        seq = group->started - 1;
+        record = group->record[seq % TSHI_UV_RECORDS];
+    }
+    uv_mutex_unlock(&world->lock);
+    text[0] = 0;
+    if (!id) return;
+    (void)snprintf(text, room, "; rank %d last called ", world->rank);
+    tshi_uv_describe(&record, NULL, text + strlen(text), room - strlen(text));
+    tshi_uv_add(text, room, ", collective %llu of group %llu", (unsigned long long)seq,
+                (unsigned long long)id);
+}
+
 static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) {
     tsh_uv_world *world = peer->world;
+    char last[240];
     tshi_uv_peer_end(peer, TSHI_UV_LOST);
+    tshi_uv_last_call(world, last, sizeof last);
     if (!world->parting)
-        tshi_uv_suspect(world, TSHI_UV_GONE, TSH_ERR_LOST, peer->rank, "rank %d at %s is gone: %s",
-                        peer->rank, peer->name, how);
+        tshi_uv_suspect(world, TSHI_UV_GONE, TSH_ERR_LOST, peer->rank,
+                        "rank %d at %s is gone: %s%s", peer->rank, peer->name, how, last);
 }
 
 static void tshi_uv_listen_to(tshi_uv_peer *peer) {
@@ -2536,6 +2556,7 @@ static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
 
 /* Silence counts only while this loop itself runs in time. */
 static void tshi_uv_beats(tsh_uv_world *world, int64_t now, int late) {
+    char last[240];
     if (now >= world->beat) {
         for (int r = 0; r < world->size; r++)
             if (r != world->rank && !world->peer[r].out.used)
@@ -2550,9 +2571,10 @@ static void tshi_uv_beats(tsh_uv_world *world, int64_t now, int late) {
             tshi_uv_verdict(world) != TSH_OK)
             continue;
         peer->state = TSHI_UV_MUTE;
+        tshi_uv_last_call(world, last, sizeof last);
         tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, r,
-                        "rank %d at %s has been silent for %.1f s (TSHARD_HEARTBEAT)", r,
-                        peer->name, (double)(now - peer->heard) / 1e9);
+                        "rank %d at %s has been silent for %.1f s (TSHARD_HEARTBEAT)%s", r,
+                        peer->name, (double)(now - peer->heard) / 1e9, last);
         tshi_uv_report(world);
     }
 }
@@ -2799,11 +2821,11 @@ static int tshi_uv_index(const tshi_uv_group *group, const tshi_uv_op *op) {
 /* Needs: >>uv-group.                                                           */
 /* ========================================================================== */
 
-/* A ring carries, from rank to rank, one stream of chunks. Step t of the stream that rank r sends is
- * chunk r-1-t of a sum, r-t of a gather (indices mod P); of the one that it receives, the chunk
+/* A ring carries, from rank to rank, one stream of chunks. Step t of the stream that rank r sends
+ * is chunk r-1-t of a sum, r-t of a gather (indices mod P); of the one that it receives, the chunk
  * before. So whatever comes in goes out again one step later: summed with this rank's own piece in
  * the first P-1 steps of a sum, as it is afterwards. The chunk k = r-1 that rank r starts with is
- * x[k+1]; then come x[k+2] and so on up to x[k+P], which is the order that the contract promises. */
+ * x[k+1]; then come x[k+2] and so on up to x[k+P]: the order that the contract promises. */
 
 typedef struct tshi_uv_span {
     char *at;
@@ -2892,7 +2914,8 @@ static int64_t tshi_uv_summed(const tshi_uv_group *group, const tshi_uv_op *op) 
     return total;
 }
 
-/* The window in which bytes wait to be summed: `offset` of the stream lies at offset mod its size. */
+/* The window in which bytes wait to be summed: `offset` of the stream lies at offset mod its
+ * size. */
 static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t offset) {
     tshi_uv_span span;
     span.at = op->scratch + offset % TSHI_UV_WINDOW;
@@ -3128,12 +3151,24 @@ static int tshi_uv_for_messages(const tshi_uv_link *link) {
     return link >= link->group->link + link->group->size;
 }
 
-static void tshi_uv_broke(tshi_uv_link *link, const char *how) {
+/* "all-reduce of 7 f32 (sum), collective 3 of group 1" */
+static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, char *text,
+                            size_t room) {
+    (void)tsh_coll_text(&op->coll, NULL, group->size, text, room);
+    if (op->route != TSHI_UV_MESSAGE)
+        tshi_uv_add(text, room, ", collective %llu", (unsigned long long)op->head.seq);
+    tshi_uv_add(text, room, " of group %llu", (unsigned long long)group->id);
+}
+
+static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const char *how) {
     tshi_uv_group *group = link->group;
+    tsh_uv_world *world = group->world;
     int peer = group->ranks[link->peer];
-    tshi_uv_accuse(group->world, TSHI_UV_GONE, 0, 0, TSH_ERR_LOST, peer,
-                   "rank %d %s while rank %d waits for it in group %llu", peer, how,
-                   group->world->rank, (unsigned long long)group->id);
+    char text[200];
+    tshi_uv_op_text(group, tshi_uv_first(group, fifo), text, sizeof text);
+    tshi_uv_accuse(world, TSHI_UV_GONE, 0, 0, TSH_ERR_LOST, peer,
+                   "rank %d at %s %s while rank %d waits for it in %s", peer,
+                   world->peer[peer].name, how, world->rank, text);
 }
 
 /* The peer's descriptor is not this rank's: the arbiter asks all of them. */
@@ -3218,7 +3253,7 @@ static int tshi_uv_check(tshi_uv_link *link) {
         tshi_uv_head wanted = tshi_uv_message_head(group, op, 1);
         if (tshi_uv_fits(head, &wanted)) return 1;
     }
-    tshi_uv_broke(link, "sent what nobody asked for");
+    tshi_uv_broke(link, link->in.used ? &link->in : &link->out, "sent what nobody asked for");
     return 0;
 }
 
@@ -3282,7 +3317,11 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
         return 0;
     }
     if (got <= 0) {
-        tshi_uv_broke(link, got == 0 ? "closed its connection" : "lost its connection");
+        tshi_uv_broke(link,
+                      op               ? &link->in
+                      : link->out.used ? &link->out
+                                       : &link->clears,
+                      got == 0 ? "closed its connection" : "lost its connection");
         return 0;
     }
     n = (size_t)got < head ? (size_t)got : head;
@@ -3348,7 +3387,7 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
         return 0;
     }
     if (put < 0) {
-        tshi_uv_broke(link, "lost its connection");
+        tshi_uv_broke(link, fifo, "lost its connection");
         return 0;
     }
     n = (size_t)put < left ? (size_t)put : left;
@@ -3544,6 +3583,7 @@ static void tshi_uv_remember(tshi_uv_group *group, const tshi_uv_op *op) {
         record->recv_counts[r] = coll->recv_counts[r];
     }
     group->started = op->head.seq + 1;
+    group->world->last = group->id;
     uv_mutex_unlock(&group->world->lock);
 }
 
@@ -3640,17 +3680,12 @@ static int tshi_uv_over(const tshi_uv_wait *wait) {
     return wait->op ? wait->op->pending == 0 : TSHI_UV_GET(&wait->group->linked);
 }
 
-/* "all-reduce of 7 f32 (sum), collective 3 of group 1" */
 static void tshi_uv_wait_text(const tshi_uv_wait *wait, char *text, size_t room) {
-    const tshi_uv_op *op = wait->op;
-    unsigned long long group = wait->group->id;
-    if (op)
-        (void)tsh_coll_text(&op->coll, NULL, wait->group->size, text, room);
+    if (wait->op)
+        tshi_uv_op_text(wait->group, wait->op, text, room);
     else
-        (void)snprintf(text, room, "the connections");
-    if (op && op->route != TSHI_UV_MESSAGE)
-        tshi_uv_add(text, room, ", collective %llu", (unsigned long long)op->head.seq);
-    tshi_uv_add(text, room, " of group %llu", group);
+        (void)snprintf(text, room, "the connections of group %llu",
+                       (unsigned long long)wait->group->id);
 }
 
 /* A message's peer that is waited for; *number: of the message; *sends: whether it is sent. */
