@@ -416,27 +416,26 @@ typedef struct TSHI_THREADS_APART tshi_threads_tile {
     char bytes[TSHI_THREADS_TILE];
 } tshi_threads_tile;
 
-static const char *tshi_threads_source(const tshi_threads_call *call,
-                                       const tshi_threads_slot *slot) {
-    return call->eager ? slot->eager : slot->send;
+/* The message of the rank that comes i places after rank k. */
+static const char *tshi_threads_source(tshi_threads_lane *lane, uint64_t number, int k, int i) {
+    tshi_threads_lane *from = &lane->group->lane[tshi_threads_turn(lane->group, k, i)];
+    const tshi_threads_slot *slot = tshi_threads_slot_of(from, number);
+    return tshi_threads_call_of(lane, number)->eager ? slot->eager : slot->send;
 }
 
 /* tile = x[k+1] + x[k+2] + ... + x[k+P], of n elements `offset` bytes into the messages. */
 static void tshi_threads_sum(tshi_threads_lane *lane, uint64_t number, int k, size_t offset,
                              int64_t n, tshi_threads_tile *tile) {
-    const tshi_threads_group *group = lane->group;
-    const tshi_threads_call *call = tshi_threads_call_of(lane, number);
-    tsh_dtype dtype = call->coll.dtype;
-    tsh_redop op = call->coll.redop;
-    const char *left = NULL;
-    for (int j = 1; j <= group->size; j++) {
-        tshi_threads_lane *from = &group->lane[tshi_threads_turn(group, k, j)];
-        const char *x = tshi_threads_source(call, tshi_threads_slot_of(from, number)) + offset;
-        if (left) tsh_coll_fold(tile->bytes, left, x, n, dtype, op);
-        left = left ? tile->bytes : x;
+    const tsh_coll *coll = &tshi_threads_call_of(lane, number)->coll;
+    const char *left = tshi_threads_source(lane, number, k, 1) + offset;
+    int size = lane->group->size;
+    if (size == 1) memcpy(tile->bytes, left, (size_t)n * tsh_dtype_size(coll->dtype));
+    for (int j = 2; j <= size; j++) {
+        const char *right = tshi_threads_source(lane, number, k, j) + offset;
+        tsh_coll_fold(tile->bytes, left, right, n, coll->dtype, coll->redop);
+        left = tile->bytes;
     }
-    if (group->size == 1) memcpy(tile->bytes, left, (size_t)n * tsh_dtype_size(dtype));
-    tsh_coll_finish(tile->bytes, n, dtype, op, group->size);
+    tsh_coll_finish(tile->bytes, n, coll->dtype, coll->redop, size);
 }
 
 /* ========================================================================== */
