@@ -1770,6 +1770,7 @@ static tshi_uv_status tshi_uv_check_claim(const tsh_uv_world *world, const tshi_
         hello->client == world->rank)
         return TSHI_UV_OTHER_RANK;
     *value = hello->client;
+    if (hello->purpose > TSHI_UV_MESSAGES) return TSHI_UV_UNKNOWN;
     if (hello->purpose <= TSHI_UV_CONTROL) {
         if (world->peer[hello->client].state != TSHI_UV_ABSENT) return TSHI_UV_TAKEN;
         return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
