@@ -11,12 +11,12 @@
 
 /* ---------------------------------------------------------------- reference */
 
-typedef union value {
+typedef union number {
     float f32;
     double f64;
     int32_t i32;
     int64_t i64;
-} value;
+} number;
 
 static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 31)) * UINT64_C(0x7FB5D329728EA185);
@@ -25,10 +25,10 @@ static uint64_t mix(uint64_t x) {
 }
 
 /* Element i of the message of `rank`: floats in [-1, 1), integers of all sizes. */
-static value element(tsh_dtype dtype, int rank, int64_t i) {
+static number element(tsh_dtype dtype, int rank, int64_t i) {
     uint64_t bits = mix((uint64_t)i * 1000003u + (uint64_t)rank + 1);
     double real = (double)(bits >> 11) / 4503599627370496.0 - 1.0;
-    value v;
+    number v;
     memset(&v, 0, sizeof v);
     switch (dtype) {
     case TSH_F32: v.f32 = (float)real; break;
@@ -48,7 +48,7 @@ static value element(tsh_dtype dtype, int rank, int64_t i) {
     case TSH_MAX: a.field = b.field > a.field ? b.field : a.field; break;                          \
     }
 
-static value combine(tsh_dtype dtype, tsh_redop op, value a, value b) {
+static number combine(tsh_dtype dtype, tsh_redop op, number a, number b) {
     switch (dtype) {
     case TSH_F32: APPLY(f32, a.f32 + b.f32, a.f32 * b.f32) break;
     case TSH_F64: APPLY(f64, a.f64 + b.f64, a.f64 * b.f64) break;
@@ -65,8 +65,8 @@ static value combine(tsh_dtype dtype, tsh_redop op, value a, value b) {
 }
 
 /* x[k+1] + x[k+2] + ... + x[k+P] of element i. */
-static value ordered(tsh_dtype dtype, tsh_redop op, int ranks, int k, int64_t i) {
-    value acc = element(dtype, (k + 1) % ranks, i);
+static number ordered(tsh_dtype dtype, tsh_redop op, int ranks, int k, int64_t i) {
+    number acc = element(dtype, (k + 1) % ranks, i);
     for (int n = 2; n <= ranks; n++)
         acc = combine(dtype, op, acc, element(dtype, (k + n) % ranks, i));
     if (op == TSH_AVG && dtype == TSH_F32) acc.f32 /= (float)ranks;
@@ -74,7 +74,7 @@ static value ordered(tsh_dtype dtype, tsh_redop op, int ranks, int k, int64_t i)
     return acc;
 }
 
-static int same(tsh_dtype dtype, const void *buffer, int64_t i, value expected) {
+static int same(tsh_dtype dtype, const void *buffer, int64_t i, number expected) {
     size_t width = tsh_dtype_size(dtype);
     return memcmp((const char *)buffer + (size_t)i * width, &expected, width) == 0;
 }
@@ -83,7 +83,7 @@ static void *filled(tsh_dtype dtype, int rank, int64_t n) {
     size_t width = tsh_dtype_size(dtype);
     char *p = (char *)malloc((size_t)n * width + 1);
     for (int64_t i = 0; p && i < n; i++) {
-        value v = element(dtype, rank, i);
+        number v = element(dtype, rank, i);
         memcpy(p + (size_t)i * width, &v, width);
     }
     return p;
@@ -266,6 +266,116 @@ UNUSED static void grid_one(job *j, grid_case c) {
     }
 }
 
+/* --------------------------------------------------------------------- soak
+ * Rounds of random kinds and sizes on the world, on a half of it, and on a half of that; all ranks
+ * draw the same numbers. */
+
+typedef struct soak_plan {
+    uint64_t seed;
+    int rounds;     /* at most */
+    double seconds; /* rank 0 says when it is over, if it is over before; 0: never */
+} soak_plan;
+
+enum { SOAK_GROUPS = 3, SOAK_BURST = 12, SOAK_LONGEST = 20000 };
+
+static int64_t soak_length(uint64_t draw) {
+    static const int64_t longest[] = {2, 30, 30, 1000, 1000, SOAK_LONGEST};
+    return (int64_t)(draw / 8 % (uint64_t)longest[draw % 6]);
+}
+
+/* Sums of doubles under way on all groups at once, waited for in another order on every rank. */
+static void soak_burst(job *group, uint64_t draw) {
+    double *buffer[SOAK_BURST];
+    tsh_req req[SOAK_BURST];
+    int64_t length[SOAK_BURST], wrong = 0;
+    int turn = group[0].rank % SOAK_BURST;
+    for (int i = 0; i < SOAK_BURST; i++) {
+        job *j = &group[i % SOAK_GROUPS];
+        length[i] = soak_length(mix(draw + (uint64_t)i));
+        buffer[i] = (double *)filled(TSH_F64, j->rank, length[i]);
+        CHECK(tsh_allreduce_start(&j->comm, buffer[i], length[i], TSH_F64, TSH_SUM, &req[i]) ==
+              TSH_OK);
+    }
+    for (int n = 0; n < SOAK_BURST; n++) {
+        int i = (n * 5 + turn) % SOAK_BURST;
+        job *j = &group[i % SOAK_GROUPS];
+        CHECK(tsh_wait(&j->comm, req[i]) == TSH_OK);
+    }
+    for (int i = 0; i < SOAK_BURST; i++) {
+        job *j = &group[i % SOAK_GROUPS];
+        int64_t chunk = (length[i] + j->ranks - 1) / j->ranks;
+        for (int64_t e = 0; e < length[i]; e++)
+            wrong += !same(TSH_F64, buffer[i], e,
+                           ordered(TSH_F64, TSH_SUM, j->ranks, (int)(e / chunk), e));
+        CHECK(wrong == 0);
+        free(buffer[i]);
+    }
+}
+
+static void soak_round(job *group, uint64_t draw) {
+    job *j = &group[mix(draw) % SOAK_GROUPS];
+    grid_case c;
+    memset(&c, 0, sizeof c);
+    c.count = soak_length(mix(draw + 1));
+    c.dtype = (tsh_dtype)(mix(draw + 2) % 4);
+    c.op = (tsh_redop)(mix(draw + 3) % (integer(c.dtype) ? 4 : 5));
+    c.in_place = (int)(mix(draw + 4) % 2);
+    c.blocks = 1 + (int64_t)(mix(draw + 5) % 3);
+    switch (mix(draw + 6) % 8) {
+    case 0: grid_reduce_scatter(j, c); break;
+    case 1: grid_allgather(j, c); break;
+    case 2: grid_alltoall(j, c); break;
+    case 3: grid_broadcast(j, c); break;
+    case 4: grid_pairwise(j, c); break;
+    case 5: CHECK(tsh_barrier(&j->comm) == TSH_OK); break;
+    case 6: soak_burst(group, draw); break;
+    default: grid_allreduce(j, c);
+    }
+}
+
+/* group[0] is the world; j itself stays out of use until soak_leave. */
+static void soak_enter(job *j, job *group, uint64_t draw) {
+    group[0] = *j;
+    for (int g = 1; g < SOAK_GROUPS; g++) {
+        job *from = &group[g - 1];
+        int halves = from->ranks > 1 ? 2 : 1, color = from->rank % halves;
+        group[g] = *from;
+        if (tsh_split(&from->comm, color, draw % 2 ? -from->rank : 0, &group[g].comm) != TSH_OK)
+            job_fail(from, __LINE__, "tsh_split");
+        group[g].rank = group[g].comm.rank;
+        group[g].ranks = group[g].comm.size;
+    }
+}
+
+static void soak_leave(job *j, job *group) {
+    for (int g = 0; g < SOAK_GROUPS; g++)
+        if (group[g].failure[0] && !j->failure[0])
+            (void)snprintf(j->failure, sizeof j->failure, "group %d: %s", g, group[g].failure);
+    for (int g = SOAK_GROUPS - 1; g > 0; g--) tsh_comm_close(&group[g].comm);
+    j->comm = group[0].comm;
+}
+
+/* The user is a soak_plan. New groups every 50 rounds; j->steps tells the rounds done. */
+UNUSED static void soak_rank(job *j) {
+    const soak_plan *plan = (const soak_plan *)j->user;
+    double until = now_ms() + plan->seconds * 1e3;
+    job group[SOAK_GROUPS];
+    int32_t over = 0;
+    for (int round = 0; round < plan->rounds && !over && !j->failure[0]; round += 50) {
+        uint64_t draw = mix(plan->seed * 1000000u + (uint64_t)round);
+        soak_enter(j, group, draw);
+        for (int i = 0; i < 50; i++) {
+            soak_round(group, draw + 100u * (uint64_t)i);
+            job_step(j);
+        }
+        soak_leave(j, group);
+        if (plan->seconds > 0) {
+            over = now_ms() > until;
+            CHECK(tsh_broadcast(&j->comm, &over, 1, TSH_I32, 0) == TSH_OK);
+        }
+    }
+}
+
 /* ------------------------------------------------------------------- faults */
 
 typedef enum fault { KIND, COUNT, DTYPE, REDOP, ROOT, BLOCKS, COUNTS, SPLIT, PIECES, FAULTS } fault;
@@ -343,6 +453,48 @@ UNUSED static void circle_rank(job *j) {
     CHECK(tsh_send(&j->comm, &x, 1, TSH_F32, (j->rank + 1) % j->ranks) == TSH_ERR_MISMATCH);
     j->ms = now_ms() - j->ms;
     (void)job_verdict(j);
+}
+
+/* -------------------------------------------------------------- until it ends */
+
+typedef enum doing { ALLREDUCE, ALLGATHER, IDLE, RECEIVE, DOINGS } doing;
+UNUSED static const char *const doing_names[] = {"all-reduce", "all-gather", "idle", "receive"};
+
+typedef struct doing_plan {
+    doing what;
+    int64_t count; /* elements of a message */
+} doing_plan;
+
+static tsh_result do_once(job *j, const doing_plan *plan, float *buffer) {
+    int64_t counts[MAX_RANKS], each = plan->count / j->ranks;
+    for (int r = 0; r < j->ranks; r++) counts[r] = each;
+    switch (plan->what) {
+    case ALLREDUCE: return tsh_allreduce(&j->comm, buffer, plan->count, TSH_F32, TSH_SUM);
+    case ALLGATHER:
+        return tsh_allgather(&j->comm, buffer + each * j->rank, buffer, counts, 1, TSH_F32);
+    case RECEIVE: /* which nobody sends */
+        if (job_steps(j) > 2)
+            return tsh_recv(&j->comm, buffer, 1, TSH_F32, (j->rank + 1) % j->ranks);
+        return tsh_barrier(&j->comm);
+    default: /* computes, and looks now and then */
+        sleep_ms(1);
+        return tsh_comm_error(&j->comm, NULL);
+    }
+}
+
+/* Until the world ends, for at most 100 s; notes the verdict. The user is a doing_plan. */
+UNUSED static void until_error_rank(job *j) {
+    const doing_plan *plan = (const doing_plan *)j->user;
+    double until = now_ms() + 100e3;
+    float *buffer = (float *)calloc((size_t)plan->count + 1, sizeof(float));
+    tsh_result result = TSH_OK;
+    while (result == TSH_OK && now_ms() < until) {
+        result = do_once(j, plan, buffer);
+        if (result == TSH_OK) job_step(j);
+    }
+    CHECK(result != TSH_OK);
+    CHECK(job_verdict(j) == result);
+    free(buffer);
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* comm_tests.h - the tests that every backend passes, as cmocka tests: each kind of collective, many
- * requests at once, groups, and every way in which a world may end.
+/* comm_tests.h - the tests that every backend passes, as cmocka tests: each kind of collective,
+ * many requests at once, groups, and every way in which a world may end.
  *
  * Include it after collectives.h. comm_way says where the ranks live. */
 #ifndef TSHARD_TESTS_COMM_TESTS_H
@@ -21,13 +21,21 @@ static world_way comm_way;
 static world world_last;
 static job *jobs;
 
-static void world_run_desc(const world_desc *desc) {
-    const char *why;
+UNUSED static world *world_begin(const world_desc *desc) {
     world_free(&world_last);
     world_start(&world_last, desc);
-    why = world_end(&world_last);
     jobs = world_last.jobs;
+    return &world_last;
+}
+
+UNUSED static void world_finish(void) {
+    const char *why = world_end(&world_last);
     if (why) fail_msg("%s", why);
+}
+
+static void world_run_desc(const world_desc *desc) {
+    (void)world_begin(desc);
+    world_finish();
 }
 
 static void world_run(int ranks, rank_fn fn, const void *user) {

@@ -387,15 +387,20 @@ UNUSED static const char *world_end(world *w) {
             world_reap(w, r, 1);
         }
     }
-    for (int r = 0; w->jobs && r < w->desc.ranks; r++)
-        if (w->jobs[r].failure[0]) {
-            w->failure[0] = 0; /* what a rank says explains more than how it ended */
-            world_fail(w, "%d ranks: %s", w->desc.ranks, w->jobs[r].failure);
-        }
+    for (int r = w->desc.ranks - 1; w->jobs && r >= 0; r--)
+        if (w->jobs[r].failure[0]) /* what a rank says explains more than how it ended */
+            (void)snprintf(w->failure, sizeof w->failure, "%d ranks: %s", w->desc.ranks,
+                           w->jobs[r].failure);
     return w->failure[0] ? w->failure : NULL;
 }
 
+/* Ends whatever a failed test left running. */
 UNUSED static void world_free(world *w) {
+    for (int r = 0; r < w->desc.ranks; r++) {
+        if (w->pid[r] <= 0) continue;
+        (void)world_signal(w, r, SIGKILL);
+        world_reap(w, r, 1);
+    }
     if (w->jobs) (void)munmap(w->jobs, sizeof(job) * MAX_RANKS);
     w->jobs = NULL;
 }
