@@ -104,7 +104,8 @@ def run(program, limit, count, found):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--limit", type=float, default=300 if os.environ.get("FULL") != "1" else 3600, help="seconds of one program")
+    parser.add_argument("--limit", type=float, help="seconds of one program",
+                        default=3600 if os.environ.get("FULL") == "1" else 300)
     parser.add_argument("--out", default="build/faults.json")
     parser.add_argument("programs", nargs="*")
     args = parser.parse_args()

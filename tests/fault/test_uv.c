@@ -327,9 +327,9 @@ typedef struct environment {
     int port_offset;
 } environment;
 
-static void set_number(const char *name, int number) {
+static void set_number(const char *name, int n) {
     char text[16];
-    (void)snprintf(text, sizeof text, "%d", number);
+    (void)snprintf(text, sizeof text, "%d", n);
     (void)setenv(name, text, 1);
 }
 

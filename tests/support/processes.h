@@ -262,6 +262,8 @@ static void world_join(world *w, int first, int last) {
 
 #ifdef TSHARD_UV_H
 static void world_child(world *w, int rank) {
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGSYS};
+    for (int i = 0; i < 5; i++) (void)signal(faults[i], SIG_DFL); /* a crash is a crash */
     if (w->desc.way == WORLD_TCP_THREADS) {
         world_threads(w, 0, w->desc.ranks);
         world_join(w, 0, w->desc.ranks);
@@ -350,7 +352,7 @@ static void world_reap(world *w, int rank, int patient) {
     w->pid[rank] = 0;
     if (WIFSIGNALED(status) && !w->expected[rank])
         world_fail(w, "the process of rank %d died of signal %d", rank, WTERMSIG(status));
-    if (WIFEXITED(status) && WEXITSTATUS(status) != 0 && !w->jobs[rank].failure[0])
+    if (WIFEXITED(status) && WEXITSTATUS(status) != 0)
         world_fail(w, "the process of rank %d ended with code %d", rank, WEXITSTATUS(status));
 }
 
@@ -387,10 +389,8 @@ UNUSED static const char *world_end(world *w) {
             world_reap(w, r, 1);
         }
     }
-    for (int r = w->desc.ranks - 1; w->jobs && r >= 0; r--)
-        if (w->jobs[r].failure[0]) /* what a rank says explains more than how it ended */
-            (void)snprintf(w->failure, sizeof w->failure, "%d ranks: %s", w->desc.ranks,
-                           w->jobs[r].failure);
+    for (int r = 0; w->jobs && r < w->desc.ranks; r++)
+        if (w->jobs[r].failure[0]) world_fail(w, "%d ranks: %s", w->desc.ranks, w->jobs[r].failure);
     return w->failure[0] ? w->failure : NULL;
 }
 
