@@ -135,7 +135,6 @@ static void taken_prepare(job *j, tsh_uv_desc *uv) {
     uv->timeout = 2;
     uv->size = 2;
     uv->port = *(const int *)j->user;
-    uv->listener = 0;
 }
 
 static void taken_row(void) {
@@ -149,6 +148,7 @@ static void taken_row(void) {
     (void)snprintf(number_text, sizeof number_text, "%d", port);
     desc.may_fail = 1;
     desc.prepare = taken_prepare;
+    desc.unbound = 1;
     world_start(&w, &desc);
     why = world_end(&w);
     why_not = &w.jobs[0].why;
@@ -188,8 +188,6 @@ static void place_prepare(job *j, tsh_uv_desc *uv) {
     uv->host = p->host;
     uv->bind = j->rank == 0 ? p->bind : NULL;
     uv->timeout = 10;
-    if (j->rank == 0) (void)close(uv->listener); /* its port is most likely free */
-    uv->listener = 0;
 }
 
 static int address_exists(const char *text) {
@@ -214,6 +212,7 @@ static void place_row(const place *p) {
         return;
     }
     desc.prepare = place_prepare;
+    desc.unbound = 1;
     world_start(&w, &desc);
     why = world_end(&w);
     if (w.jobs[0].told) {

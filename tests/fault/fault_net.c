@@ -15,8 +15,6 @@ static void host_prepare(job *j, tsh_uv_desc *uv) {
     if (!net_enter(hosts, j->rank)) exit(0);
     uv->host = "10.77.0.1";
     uv->port = 29400;
-    if (j->rank == 0) (void)close(uv->listener);
-    uv->listener = 0;
 }
 
 static world_desc host_desc(int ranks, rank_fn fn, const void *user) {
@@ -28,6 +26,7 @@ static world_desc host_desc(int ranks, rank_fn fn, const void *user) {
     desc.user = user;
     desc.limit = 100;
     desc.prepare = host_prepare;
+    desc.unbound = 1;
     return desc;
 }
 
@@ -133,6 +132,7 @@ static void silence_row(void) {
     world w;
     fault_begin("F4", "%g s of computing, N=4, heartbeat 2 s", seconds);
     desc.prepare = NULL;
+    desc.unbound = 0;
     desc.uv.heartbeat = 2;
     world_start(&w, &desc);
     why = world_end(&w);

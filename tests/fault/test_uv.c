@@ -333,10 +333,12 @@ static void set_number(const char *name, int n) {
     (void)setenv(name, text, 1);
 }
 
-/* Rank 0's listener was bound by the test and is closed first: its port is most likely free. */
 static void environment_rank(job *j) {
     const environment *e = (const environment *)j->user;
     int64_t sum = j->rank;
+    tsh_uv_desc uv;
+    memset(&uv, 0, sizeof uv);
+    uv.error = &j->why;
     set_number(e->rank, j->rank);
     set_number(e->size, j->ranks);
     set_number(e->port, j->of->port - e->port_offset);
@@ -348,11 +350,7 @@ static void environment_rank(job *j) {
         (void)setenv(name, strchr(e->more, '=') + 1, 1);
     }
     (void)setenv("TSHARD_TIMEOUT", "10", 1);
-    if (j->rank == 0 && strcmp(e->rank, "TSHARD_RANK") == 0)
-        set_number("TSHARD_LISTENER", j->of->listener);
-    else if (j->rank == 0)
-        (void)close(j->of->listener);
-    CHECK(tsh_uv_open(NULL, &j->comm) == TSH_OK);
+    if (tsh_uv_open(&uv, &j->comm) != TSH_OK) job_fail(j, __LINE__, j->why.message);
     CHECK(j->comm.rank == j->rank && j->comm.size == j->ranks);
     CHECK(tsh_allreduce(&j->comm, &sum, 1, TSH_I64, TSH_SUM) == TSH_OK);
     CHECK(sum == (int64_t)j->ranks * (j->ranks - 1) / 2);
@@ -369,9 +367,30 @@ static void test_environment(void **state) {
     (void)state;
     for (int i = 0; i < 4; i++) {
         world_desc desc = tcp_desc(3, environment_rank, &rows[i]);
-        desc.by_itself = 1;
+        desc.by_itself = desc.unbound = 1;
         world_run_desc(&desc);
     }
+}
+
+/* The launcher's way: rank 0 is given a listening socket. */
+static void listener_rank(job *j) {
+    tsh_uv_desc uv;
+    memset(&uv, 0, sizeof uv);
+    uv.error = &j->why;
+    set_number("TSHARD_RANK", j->rank);
+    set_number("TSHARD_SIZE", j->ranks);
+    set_number("TSHARD_PORT", j->of->port);
+    if (j->rank == 0) set_number("TSHARD_LISTENER", j->of->listener);
+    (void)setenv("RANK", "7", 1); /* TSHARD_* goes before */
+    if (tsh_uv_open(&uv, &j->comm) != TSH_OK) job_fail(j, __LINE__, j->why.message);
+    CHECK(j->comm.rank == j->rank && tsh_barrier(&j->comm) == TSH_OK);
+}
+
+static void test_listener(void **state) {
+    world_desc desc = tcp_desc(3, listener_rank, NULL);
+    (void)state;
+    desc.by_itself = 1;
+    world_run_desc(&desc);
 }
 
 /* Without any variable: a world of one. */
@@ -426,7 +445,6 @@ static void test_settings(void **state) {
     expect_refusal(&uv, TSH_ERR_IO, "no.such.host.invalid");
     uv = plain;
     uv.host = "0.0.0.0"; /* beyond loopback, without a key */
-    uv.port = 0;
     expect_refusal(&uv, TSH_ERR_ARGUMENT, "TSHARD_KEY");
     assert_int_equal(tsh_uv_open(&plain, NULL), TSH_ERR_ARGUMENT);
 }
@@ -488,6 +506,7 @@ int main(void) {
         SHARED(intruders),
         SHARED(strangers),
         SHARED(environment),
+        SHARED(listener),
         SHARED(alone),
         SHARED(settings),
         SHARED(run),

@@ -227,7 +227,7 @@ static void split_rank(job *j) {
     tsh_req first, second;
     CHECK(tsh_split(&j->comm, j->rank % 2, -j->rank, &half) == TSH_OK);
     CHECK(half.size == members && half.rank == (j->ranks - 1 - j->rank) / 2);
-    CHECK(half.id != j->comm.id && half.id != 0);
+    if (j->comm.ops) CHECK(half.id != j->comm.id && half.id != 0);
     for (int i = 0; i < 50; i++) {
         a[i] = 1;
         b[i] = j->rank;
@@ -344,12 +344,14 @@ static void test_leave(void **state) {
     }
 }
 
-/* Rank 1 closes with a request that it has not waited for. */
+/* Rank 1 closes with a request that it has not waited for. The message is a long one: over TCP a
+ * short one may be complete by then. */
 static void careless_rank(job *j) {
-    float x[100] = {0}, y = 0;
+    static float x[MAX_RANKS][100000];
+    float y = 0;
     tsh_req req;
     int done = 0;
-    tsh_result result = tsh_allreduce_start(&j->comm, x, 100, TSH_F32, TSH_SUM, &req);
+    tsh_result result = tsh_allreduce_start(&j->comm, x[j->rank], 100000, TSH_F32, TSH_SUM, &req);
     if (j->rank == 1) {
         CHECK(result == TSH_OK);
         sleep_ms(20); /* the others start, too */

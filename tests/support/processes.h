@@ -65,6 +65,7 @@ typedef struct world_desc {
     double limit;  /* seconds until the watchdog ends it; 0: 60 */
     int by_itself; /* fn joins (or not) by itself */
     int may_fail;  /* joining may fail: then fn does not run */
+    int unbound;   /* the port is only chosen: rank 0 binds it */
 #ifdef TSHARD_UV_H
     tsh_uv_desc uv;                             /* what is zero gets a value that fits */
     void (*prepare)(job *j, tsh_uv_desc *uv);   /* (optional) in the rank, before it joins */
@@ -268,10 +269,8 @@ static void world_child(world *w, int rank) {
         world_threads(w, 0, w->desc.ranks);
         world_join(w, 0, w->desc.ranks);
     } else {
-        if (rank != 0) {
-            (void)close(w->listener);
-            w->listener = 0;
-        }
+        if (rank != 0 && w->listener) (void)close(w->listener);
+        if (rank != 0) w->listener = 0;
         (void)job_main(&w->jobs[rank]);
     }
     exit(w->failure[0] ? 1 : 0); /* not _exit: sanitizers look for leaks here */
@@ -282,6 +281,10 @@ static void world_fork(world *w) {
     static int number;
     w->listener = listen_anywhere(&w->port);
     if (w->listener < 0) world_fail(w, "no listening socket: %s", strerror(errno));
+    if (w->desc.unbound) {
+        (void)close(w->listener);
+        w->listener = 0;
+    }
     (void)snprintf(w->name, sizeof w->name, "test %ld.%d", (long)getpid(), number++);
     (void)fflush(NULL);
     for (int r = 0; r < processes && !w->failure[0]; r++) {
@@ -290,7 +293,7 @@ static void world_fork(world *w) {
         if (w->pid[r] < 0) world_fail(w, "no process for rank %d: %s", r, strerror(errno));
         if (w->desc.spawned) w->desc.spawned(&w->jobs[r], w->pid[r]);
     }
-    (void)close(w->listener);
+    if (w->listener) (void)close(w->listener);
 }
 #endif
 
