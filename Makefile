@@ -6,6 +6,7 @@
 #   ARGS="..."             flags for examples/gpt.c (make run) or tests/bench/run.py (make bench)
 #   only=unit/test_base    the tests whose name holds this string       (all)
 #   seconds=60             how long make fuzz feeds each target         (60)
+#   FULL=1                 make faults with the full counts             (a tenth, 10 minutes)
 
 config ?= release
 jobs   ?= $(shell nproc 2>/dev/null || echo 1)
@@ -47,11 +48,12 @@ TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(DOUBLES:%.c=$(OUT)/%_double))
 EXAMPLES := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard examples/0*.c)))
 SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
 LAUNCHER := $(OUT)/tshard-run
+UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls tshard_uv.h tests/*/*.c))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
-.PHONY: help run tshard-run test test-run build-tests check lint seeds asan ubsan tsan fuzz bench \
-	overhead deps deps-bench clean
+.PHONY: help run tshard-run test test-run build-tests faults check lint seeds asan ubsan tsan fuzz \
+	bench overhead deps deps-bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -94,6 +96,8 @@ test-run:
 
 build-tests: $(PROGRAMS) $(LAUNCHER)
 
+$(UV_USERS): LIBS += -luv -lsodium
+
 COMPILE_TEST = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL)
 
 $(OUT)/tests/%: tests/%.c $(HEADERS)
@@ -104,6 +108,16 @@ $(OUT)/tests/%_double: tests/%.c $(HEADERS)
 
 $(OUT)/examples/%: examples/%.c $(HEADERS)
 	$(COMPILE_TEST) -o $@ $< $(LIBS)
+
+# Every tests/fault/fault_*.c prints a table; the soak also runs under two sanitizers.
+FAULTS := $(patsubst %.c,build/%,$(sort $(wildcard tests/fault/fault_*.c)))
+
+faults: deps ## break worlds of ranks in every way; writes build/faults.json
+	@$(MAKE) --no-print-directory -j$(jobs) $(FAULTS)
+	@for s in asan tsan; do \
+		$(MAKE) --no-print-directory san=$$s build/$$s/tests/fault/fault_soak || exit 1; done
+	@FULL=$(FULL) $(PYTHON) tests/fault/run.py $(call chosen,$(FAULTS) \
+		build/asan/tests/fault/fault_soak build/tsan/tests/fault/fault_soak)
 
 # ---- checks ------------------------------------------------------------------
 

@@ -3431,7 +3431,7 @@ static int tshi_uv_move_link(tshi_uv_link *link) {
         do {
             got = tshi_uv_read_once(link);
             moved |= got;
-        } while (got == 2 && (link->in.used || link->out.used));
+        } while (got == 2 && (link->in.used || (tshi_uv_for_messages(link) && link->out.used)));
     }
     if (TSHI_UV_GET(&link->group->world->accused)) return 0;
     while (tshi_uv_write_once(link) && !link->want) moved = 1;
