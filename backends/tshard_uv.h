@@ -2706,11 +2706,6 @@ static void tshi_uv_on_call(uv_async_t *async) {
     tshi_uv_soon(world);
 }
 
-static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) {
-    (void)unused;
-    if (!uv_is_closing(handle)) uv_close(handle, NULL);
-}
-
 /* The whole life of the control thread. */
 static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
@@ -2727,8 +2722,6 @@ static void tshi_uv_main(void *argument) {
         free(world->peer[r].out.data);
     }
     tshi_uv_close_listener(world);
-    uv_walk(&world->control, tshi_uv_close_handle, NULL);
-    (void)uv_run(&world->control, UV_RUN_DEFAULT);
 }
 
 /* ========================================================================== */
@@ -4075,13 +4068,15 @@ static void tshi_uv_world_free(tsh_uv_world *world) {
     free(world);
 }
 
-/* Says goodbye, ends the control thread, and closes both loops. */
-static void tshi_uv_world_close(tsh_uv_world *world) {
-    uv_mutex_lock(&world->lock);
-    world->leaving = 1;
-    uv_mutex_unlock(&world->lock);
-    (void)uv_async_send(&world->call);
-    (void)uv_thread_join(&world->thread);
+static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) {
+    (void)unused;
+    if (!uv_is_closing(handle)) uv_close(handle, NULL);
+}
+
+/* Closes both loops, once no control thread runs, and frees the world. */
+static void tshi_uv_world_end(tsh_uv_world *world) {
+    uv_walk(&world->control, tshi_uv_close_handle, NULL);
+    (void)uv_run(&world->control, UV_RUN_DEFAULT);
     (void)uv_loop_close(&world->control);
     uv_walk(&world->loop, tshi_uv_close_handle, NULL);
     (void)uv_run(&world->loop, UV_RUN_DEFAULT);
@@ -4089,6 +4084,16 @@ static void tshi_uv_world_close(tsh_uv_world *world) {
     uv_cond_destroy(&world->changed);
     uv_mutex_destroy(&world->lock);
     tshi_uv_world_free(world);
+}
+
+/* Says goodbye, and ends the control thread. */
+static void tshi_uv_world_close(tsh_uv_world *world) {
+    uv_mutex_lock(&world->lock);
+    world->leaving = 1;
+    uv_mutex_unlock(&world->lock);
+    (void)uv_async_send(&world->call);
+    (void)uv_thread_join(&world->thread);
+    tshi_uv_world_end(world);
 }
 
 static void tshi_uv_close(tsh_comm *comm) {
@@ -4230,17 +4235,17 @@ static int tshi_uv_start_control(tsh_uv_world *world) {
     return failed == 0;
 }
 
-/* Both loops with their handles. 0: the system refused. */
+/* Both loops with their handles, and the lock between them. 0: the system refused. */
 static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
-    int why = uv_loop_init(&world->loop);
-    if (why == 0) {
-        why = uv_loop_init(&world->control);
-        if (why != 0) (void)uv_loop_close(&world->loop);
-    }
+    int locked = uv_mutex_init(&world->lock) == 0, noticed = uv_cond_init(&world->changed) == 0;
+    int why = locked && noticed ? uv_loop_init(&world->loop) : UV_ENOMEM, opened = why == 0;
+    if (opened) why = uv_loop_init(&world->control);
     if (why != 0) {
+        if (opened) (void)uv_loop_close(&world->loop);
+        if (noticed) uv_cond_destroy(&world->changed);
+        if (locked) uv_mutex_destroy(&world->lock);
         (void)tshi_uv_error(error, TSH_ERR_IO, world->rank,
-                            "rank %d has no event loop: %s (%d "
-                            "descriptors are needed: ulimit -n)",
+                            "rank %d has no event loop: %s (%d descriptors are needed: ulimit -n)",
                             world->rank, uv_strerror(why), tshi_uv_descriptors(world->size));
         return 0;
     }
@@ -4286,41 +4291,31 @@ static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
     return verdict;
 }
 
-/* A world whose settings are known. It is freed here unless its thread runs. */
-static tsh_result tshi_uv_begin(tsh_uv_world *world, tsh_error *error) {
-    tsh_result result = TSH_ERR_IO;
-    if (uv_mutex_init(&world->lock) != 0 || uv_cond_init(&world->changed) != 0)
-        return tshi_uv_error(error, TSH_ERR_IO, world->rank, "the system refused a lock");
-    world->forming = 1;
-    if (world->timeout < INT64_MAX / 4)
-        world->due = tshi_uv_now() + world->timeout;
-    else
-        world->due = INT64_MAX;
-    if (!tshi_uv_start_control(world))
-        result = tshi_uv_error(error, TSH_ERR_IO, world->rank, "the system refused a thread");
-    else
-        result = TSH_OK;
-    return result;
-}
-
 static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *error) {
+    int opened;
     tsh_result result;
-    if (!tshi_uv_world_alloc(world, error) || !tshi_uv_find_rank0(world, error) ||
-        !tshi_uv_open_loops(world, error)) {
+    world->forming = 1;
+    world->due = tshi_uv_now() + world->timeout;
+    opened = tshi_uv_world_alloc(world, error) && tshi_uv_find_rank0(world, error) &&
+             tshi_uv_open_loops(world, error);
+    if (!opened || !tshi_uv_start_control(world)) {
+        if (opened)
+            (void)tshi_uv_error(error, TSH_ERR_IO, world->rank, "the system refused a thread");
         tshi_uv_group_free(world->world_group);
         tshi_uv_close_fd(&world->listener);
-        tshi_uv_world_free(world);
+        if (opened)
+            tshi_uv_world_end(world);
+        else
+            tshi_uv_world_free(world);
         return error->code;
     }
-    result = tshi_uv_begin(world, error);
     tshi_uv_add_group(world->world_group, &tshi_uv_ops, out);
     result = tshi_uv_await_world(world, error);
-    if (result != TSH_OK) {
+    if (result != TSH_OK)
         tsh_comm_close(out);
-        return result;
-    }
-    tshi_uv_count_local(world);
-    return TSH_OK;
+    else
+        tshi_uv_count_local(world);
+    return result;
 }
 
 TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
