@@ -4138,7 +4138,7 @@ static int tshi_uv_no_memory(const tsh_uv_world *world, tsh_error *error) {
 }
 
 /* Everything of the world that is counted in ranks. */
-static int tshi_uv_world_alloc(tsh_uv_world *world, tsh_error *error) {
+static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     int *ranks = (int *)calloc(n, sizeof *ranks);
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
@@ -4153,10 +4153,10 @@ static int tshi_uv_world_alloc(tsh_uv_world *world, tsh_error *error) {
     free(ranks);
     if (!world->peer || !world->judge.answer || !world->judge.circle || !world->world_group ||
         !world->stuck || !world->stuck->member)
-        return tshi_uv_no_memory(world, error);
+        return 0;
     for (int r = 0; r < world->size; r++) {
         world->judge.stuck[r].member = (int *)calloc(n, sizeof(int));
-        if (!world->judge.stuck[r].member) return tshi_uv_no_memory(world, error);
+        if (!world->judge.stuck[r].member) return 0;
         world->peer[r].world = world;
         world->peer[r].rank = r;
         world->peer[r].fd = -1;
@@ -4296,8 +4296,8 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     tsh_result result;
     world->forming = 1;
     world->due = tshi_uv_now() + world->timeout;
-    opened = tshi_uv_world_alloc(world, error) && tshi_uv_find_rank0(world, error) &&
-             tshi_uv_open_loops(world, error);
+    opened = (tshi_uv_world_alloc(world) || tshi_uv_no_memory(world, error)) &&
+             tshi_uv_find_rank0(world, error) && tshi_uv_open_loops(world, error);
     if (!opened || !tshi_uv_start_control(world)) {
         if (opened)
             (void)tshi_uv_error(error, TSH_ERR_IO, world->rank, "the system refused a thread");
