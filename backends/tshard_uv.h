@@ -1985,6 +1985,12 @@ static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
 /* A control connection; its callback is the one that all peers have. */
 static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
+#ifdef TCP_USER_TIMEOUT
+    /* Half open, a peer is heard for a while after it ceased to hear: what it does not acknowledge
+     * is silence, too. Linux counts from the first retransmission, hence 3/4. 0: never. */
+    unsigned ms = (unsigned)tshi_uv_min(world->heartbeat / TSHI_UV_MS * 3 / 4, INT_MAX);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
+#endif
     peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, peer->callback);
     if (!peer->poll) return 0;
     peer->fd = fd;

@@ -8,7 +8,6 @@
 #include "../support/collectives.h"
 #include "../support/faults.h"
 
-#include <ctype.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 
@@ -162,14 +161,10 @@ static void barrier_rank(job *j) {
     CHECK(tsh_barrier(&j->comm) == TSH_OK);
 }
 
-/* The number before or after "descriptors" in a sentence; 0: none. */
+/* How many descriptors a sentence says are needed; 0: it does not. */
 static int needed(const char *sentence) {
-    const char *word = strstr(sentence, "descriptors"), *at;
-    if (!word) return 0;
-    for (at = word; at > sentence && !isdigit((unsigned char)at[-1]); at--) {
-    }
-    while (at > sentence && isdigit((unsigned char)at[-1])) at--;
-    return isdigit((unsigned char)*at) ? atoi(at) : 0;
+    const char *words = strstr(sentence, "needs about ");
+    return words && strstr(words, "ulimit -n") ? atoi(words + strlen("needs about ")) : 0;
 }
 
 /* 1: all ranks joined; 0: none did, and *needs is what the first sentence asks for. */
