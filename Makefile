@@ -53,7 +53,7 @@ chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t)))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
 .PHONY: help run tshard-run test test-run build-tests faults check lint seeds asan ubsan tsan fuzz \
-	bench overhead deps deps-bench clean
+	bench bench-comm overhead deps deps-bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -152,8 +152,11 @@ build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 
 # ---- benchmarks --------------------------------------------------------------
 
-bench: build/gpt ## compare with BLIS, Open MPI and PyTorch; writes build/bench.json
+bench: build/gpt ## compare with BLIS, gloo, Open MPI and PyTorch; writes build/bench.json
 	@$(PYTHON) tests/bench/run.py $(ARGS)
+
+bench-comm: ## of that, the collectives over TCP
+	@$(PYTHON) tests/bench/run.py --only comm_tcp $(ARGS)
 
 overhead: ## what checking layouts and recording the tape costs, of a step (needs valgrind)
 	@$(PYTHON) tests/bench/overhead.py
@@ -177,7 +180,8 @@ deps: ## install what the tests and checks need (Debian, Ubuntu)
 	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev python3)
 
 deps-bench: ## install the peers that `make bench` compares with
-	$(call install,libblis-pthread-dev libopenblas0-pthread libopenmpi-dev openmpi-bin python3-torch)
+	$(call install,libblis-pthread-dev libopenblas0-pthread libopenmpi-dev openmpi-bin \
+		libgloo-dev libuv1-dev libsodium-dev python3-torch)
 
 clean: ## remove build/
 	rm -rf build
