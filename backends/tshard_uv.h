@@ -3811,19 +3811,6 @@ static void tshi_uv_nap(tshi_uv_wait *wait) {
     if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE);
 }
 
-/* One round of a spin. Where ranks share cores, the core is offered to the others. */
-static void tshi_uv_pause(const tsh_uv_world *world) {
-    if (world->crowded) {
-        (void)sched_yield();
-        return;
-    }
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ __volatile__("yield");
-#endif
-}
-
 static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t deadline) {
     tsh_uv_world *world = group->world;
     tshi_uv_wait wait;
@@ -3838,7 +3825,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t
         if (moved) {
             spins = 0;
         } else if (spins++ < world->spins) {
-            tshi_uv_pause(world);
+            (void)sched_yield(); /* the awaited rank may have been put on this core */
         } else {
             tshi_uv_nap(&wait);
         }
