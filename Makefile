@@ -6,6 +6,7 @@
 #   ARGS="..."             flags for examples/gpt.c (make run) or tests/bench/run.py (make bench)
 #   only=unit/test_base    the tests whose name holds this string       (all)
 #   seconds=60             how long make fuzz feeds each target         (60)
+#   FULL=1                 make faults with the full counts             (a tenth, 10 minutes)
 
 config ?= release
 jobs   ?= $(shell nproc 2>/dev/null || echo 1)
@@ -47,11 +48,12 @@ TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(DOUBLES:%.c=$(OUT)/%_double))
 EXAMPLES := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard examples/0*.c)))
 SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
 LAUNCHER := $(OUT)/tshard-run
+UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls tshard_uv.h tests/*/*.c))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
-.PHONY: help run tshard-run test test-run build-tests check lint seeds asan ubsan tsan fuzz bench \
-	overhead deps deps-bench clean
+.PHONY: help run tshard-run test test-run build-tests faults check lint seeds asan ubsan tsan fuzz \
+	bench bench-comm overhead deps deps-bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -63,10 +65,14 @@ help: ## list the targets
 run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
 	@$(OUT)/gpt --out build/run $(ARGS)
 
+# With libuv and libsodium at hand, gpt has --backend tcp too.
+UV := $(shell printf '\043include <uv.h>\n\043include <sodium.h>\n' \
+	| $(CC) -E - >/dev/null 2>&1 && echo yes)
+
 $(OUT)/gpt: OPT_release := -O3 -fno-math-errno
 $(OUT)/gpt: examples/gpt.c $(HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS)
+	$(CC) $(STD) $(OPT) $(if $(UV),-DGPT_TCP) -o $@ $< $(LIBS) $(if $(UV),-luv -lsodium)
 
 tshard-run: $(LAUNCHER) ## the launcher of runs on one host or several
 
@@ -90,6 +96,8 @@ test-run:
 
 build-tests: $(PROGRAMS) $(LAUNCHER)
 
+$(UV_USERS): LIBS += -luv -lsodium
+
 COMPILE_TEST = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL)
 
 $(OUT)/tests/%: tests/%.c $(HEADERS)
@@ -100,6 +108,16 @@ $(OUT)/tests/%_double: tests/%.c $(HEADERS)
 
 $(OUT)/examples/%: examples/%.c $(HEADERS)
 	$(COMPILE_TEST) -o $@ $< $(LIBS)
+
+# Every tests/fault/fault_*.c prints a table; the soak also runs under two sanitizers.
+FAULTS := $(patsubst %.c,build/%,$(sort $(wildcard tests/fault/fault_*.c)))
+
+faults: deps ## break worlds of ranks in every way; writes build/faults.json
+	@$(MAKE) --no-print-directory -j$(jobs) $(FAULTS)
+	@for s in asan tsan; do \
+		$(MAKE) --no-print-directory san=$$s build/$$s/tests/fault/fault_soak || exit 1; done
+	@FULL=$(FULL) $(PYTHON) tests/fault/run.py $(call chosen,$(FAULTS) \
+		build/asan/tests/fault/fault_soak build/tsan/tests/fault/fault_soak)
 
 # ---- checks ------------------------------------------------------------------
 
@@ -134,8 +152,11 @@ build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 
 # ---- benchmarks --------------------------------------------------------------
 
-bench: build/gpt ## compare with BLIS, Open MPI and PyTorch; writes build/bench.json
+bench: build/gpt ## compare with BLIS, gloo, Open MPI and PyTorch; writes build/bench.json
 	@$(PYTHON) tests/bench/run.py $(ARGS)
+
+bench-comm: ## of that, the collectives over TCP
+	@$(PYTHON) tests/bench/run.py --only comm_tcp $(ARGS)
 
 overhead: ## what checking layouts and recording the tape costs, of a step (needs valgrind)
 	@$(PYTHON) tests/bench/overhead.py
@@ -159,7 +180,8 @@ deps: ## install what the tests and checks need (Debian, Ubuntu)
 	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev python3)
 
 deps-bench: ## install the peers that `make bench` compares with
-	$(call install,libblis-pthread-dev libopenblas0-pthread libopenmpi-dev openmpi-bin python3-torch)
+	$(call install,libblis-pthread-dev libopenblas0-pthread libopenmpi-dev openmpi-bin \
+		libgloo-dev libuv1-dev libsodium-dev python3-torch)
 
 clean: ## remove build/
 	rm -rf build

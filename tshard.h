@@ -41,7 +41,7 @@
  *     >>tensor        handles, lifetimes, shapes, values in and out
  *     >>kernel        strided loops, kernels per instruction set
  *     >>gemm          the built-in matrix product
- *     >>comm          the front door of collectives
+ *     >>comm          the front door of collectives; what backends share
  *     >>tape          recording, and backward with two accumulators
  *     >>context       opening and closing one rank's world
  *     >>op-map        elementwise ops, dropout, copies
@@ -484,6 +484,27 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
 /* Ends the world with this error on every rank. */
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
 TSH_API void tsh_comm_close(tsh_comm *comm);
+
+/* For those who write a backend: rule 5's arithmetic, and how descriptors are compared and told.
+ * dtype and op are ones that tsh_start took. */
+
+/* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
+ * not overlap them otherwise. */
+TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
+                           tsh_dtype dtype, tsh_redop op);
+/* AVG's division of n finished sums by the number of ranks; nothing for other ops. */
+TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size);
+/* Rule 5's chunks: where chunk k of n elements over `size` ranks starts; of k = size: n. */
+TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k);
+/* Equal exactly where the descriptors of two ranks of `size`, both taken by tsh_start, fit (up to a
+ * chance of 2^-64). A SEND fits the RECV of its dtype, count and tag; of a SENDRECV, describe the
+ * halves. An ALLTOALL's counts are not in it: they are to be compared pair by pair. */
+TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size);
+/* Writes "all-reduce of 7 f32 (sum)" into text, cut to `room` bytes; of counts that differ from
+ * other's (may be NULL), the first of `size`. Any values will do, and counts may be NULL: coll may
+ * come from a broken peer. Returns text. */
+TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
+                            size_t room);
 
 /* ========================================================================== */
 /* >>api                                                           MARK: - api */
@@ -3744,7 +3765,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t
 /* ========================================================================== */
 /* >>comm                                                MARK: - comm (private) */
 /* The front door: checks a collective, numbers it, counts it, and hands it to */
-/* the backend; a group of one is served here.                                 */
+/* the backend; a group of one is served here. And what every backend needs.   */
 /* Needs: >>base >>error.                                                       */
 /* ========================================================================== */
 
@@ -4039,6 +4060,164 @@ TSH_API void tsh_comm_close(tsh_comm *comm) {
     if (!comm) return;
     if (comm->ops) comm->ops->close(comm);
     memset(comm, 0, sizeof *comm);
+}
+
+typedef void (*tshi_comm_fold_fn)(void *TSHI_RESTRICT out, const void *TSHI_RESTRICT left,
+                                  const void *TSHI_RESTRICT right, int64_t n);
+
+/* Rule 5's arithmetic. Runs of a fixed length are what compilers vectorise at every level of
+ * optimisation. */
+enum { TSHI_COMM_RUN = 32 };
+
+/* out = expression of l and r, which are x's and y's elements. One copy per way that out may be an
+ * operand, so that in each no two names stand for one buffer that is written. */
+#define TSHI_COMM_PASS(name, type, x, y, expression)                                               \
+    static void tshi_comm_##name(void *TSHI_RESTRICT out_, const void *TSHI_RESTRICT left_,        \
+                                 const void *TSHI_RESTRICT right_, int64_t n) {                    \
+        type *out = (type *)out_;                                                                  \
+        const type *left = (const type *)left_, *right = (const type *)right_;                     \
+        int64_t at = 0;                                                                            \
+        (void)left;                                                                                \
+        (void)right;                                                                               \
+        for (; at + TSHI_COMM_RUN <= n; at += TSHI_COMM_RUN) {                                     \
+            for (int i = 0; i < TSHI_COMM_RUN; i++) {                                              \
+                const type l = x[at + i], r = y[at + i];                                           \
+                out[at + i] = expression;                                                          \
+            }                                                                                      \
+        }                                                                                          \
+        for (; at < n; at++) {                                                                     \
+            const type l = x[at], r = y[at];                                                       \
+            out[at] = expression;                                                                  \
+        }                                                                                          \
+    }
+#define TSHI_COMM_FOLD(name, type, expression)                                                     \
+    TSHI_COMM_PASS(name, type, left, right, expression)                                            \
+    TSHI_COMM_PASS(name##_left, type, out, right, expression)                                      \
+    TSHI_COMM_PASS(name##_right, type, left, out, expression)                                      \
+    TSHI_COMM_PASS(name##_both, type, out, out, expression)
+/* Of equal values the left one stays; a NaN on either side stays. */
+#define TSHI_COMM_FLOAT(suffix, type)                                                              \
+    TSHI_COMM_FOLD(sum_##suffix, type, (l + r))                                                    \
+    TSHI_COMM_FOLD(prod_##suffix, type, (l * r))                                                   \
+    TSHI_COMM_FOLD(min_##suffix, type, ((l <= r) | (l != l)) ? l : r)                              \
+    TSHI_COMM_FOLD(max_##suffix, type, ((l >= r) | (l != l)) ? l : r)                              \
+    static void tshi_comm_divide_##suffix(void *sums_, int64_t n, int by) {                        \
+        type *sums = (type *)sums_, size = (type)by;                                               \
+        int64_t at = 0;                                                                            \
+        for (; at + TSHI_COMM_RUN <= n; at += TSHI_COMM_RUN)                                       \
+            for (int i = 0; i < TSHI_COMM_RUN; i++) sums[at + i] /= size;                          \
+        for (; at < n; at++) sums[at] /= size;                                                     \
+    }
+/* Integers wrap, through their unsigned kin. */
+#define TSHI_COMM_INTEGER(suffix, type, wide)                                                      \
+    TSHI_COMM_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                  \
+    TSHI_COMM_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                 \
+    TSHI_COMM_FOLD(min_##suffix, type, l <= r ? l : r)                                             \
+    TSHI_COMM_FOLD(max_##suffix, type, l >= r ? l : r)
+TSHI_COMM_FLOAT(f32, float)
+TSHI_COMM_FLOAT(f64, double)
+TSHI_COMM_INTEGER(i32, int32_t, uint32_t)
+TSHI_COMM_INTEGER(i64, int64_t, uint64_t)
+#undef TSHI_COMM_INTEGER
+#undef TSHI_COMM_FLOAT
+#undef TSHI_COMM_FOLD
+#undef TSHI_COMM_PASS
+
+TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
+                           tsh_dtype dtype, tsh_redop op) {
+#define TSHI_COMM_FORMS(name)                                                                      \
+    { tshi_comm_##name, tshi_comm_##name##_left, tshi_comm_##name##_right, tshi_comm_##name##_both }
+#define TSHI_COMM_ROW(op)                                                                          \
+    {                                                                                              \
+        TSHI_COMM_FORMS(op##_f32), TSHI_COMM_FORMS(op##_f64), TSHI_COMM_FORMS(op##_i32),           \
+            TSHI_COMM_FORMS(op##_i64)                                                              \
+    }
+    static const tshi_comm_fold_fn table[5][4][4] = {TSHI_COMM_ROW(sum), TSHI_COMM_ROW(prod),
+                                                     TSHI_COMM_ROW(min), TSHI_COMM_ROW(max),
+                                                     TSHI_COMM_ROW(sum)};
+#undef TSHI_COMM_ROW
+#undef TSHI_COMM_FORMS
+    table[op][dtype][(out == left) + 2 * (out == right)](out, left, right, n);
+}
+
+TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size) {
+    if (op != TSH_AVG) return;
+    if (dtype == TSH_F32) tshi_comm_divide_f32(sums, n, size);
+    if (dtype == TSH_F64) tshi_comm_divide_f64(sums, n, size);
+}
+
+TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k) {
+    int64_t chunk = n / size + (n % size != 0);
+    return chunk == 0 || k > n / chunk ? n : chunk * k;
+}
+
+static uint64_t tshi_comm_mix(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
+    return hash ^ (hash >> 29);
+}
+
+TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
+    int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV;
+    int reduces = coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER;
+    int gathers = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER;
+    uint64_t hash, kind = (uint64_t)(pairwise ? TSH_SEND : coll->kind);
+    if (coll->kind == TSH_BARRIER || coll->kind == TSH_SPLIT) return kind;
+    kind |= (uint64_t)coll->dtype << 8;
+    if (reduces) kind |= (uint64_t)coll->redop << 16;
+    if (coll->kind == TSH_BROADCAST) kind |= (uint64_t)coll->root << 24;
+    if (pairwise) kind |= (uint64_t)(uint32_t)coll->tag << 24;
+    hash = tshi_comm_mix(1, kind);
+    if (!gathers && coll->kind != TSH_ALLTOALL) return tshi_comm_mix(hash, (uint64_t)coll->count);
+    hash = tshi_comm_mix(hash, (uint64_t)coll->blocks);
+    for (int r = 0; gathers && r < size; r++)
+        hash = tshi_comm_mix(hash, (uint64_t)coll->recv_counts[r]);
+    return hash;
+}
+
+/* Appends names[value], or "kind 77" of a value that is none of the n. */
+static void tshi_comm_name(char *text, size_t room, const char *const *names, unsigned n,
+                           const char *what, unsigned value) {
+    if (value < n)
+        tshi_base_append(text, room, "%s", names[value]);
+    else
+        tshi_base_append(text, room, "%s %d", what, (int)value);
+}
+
+TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
+                            size_t room) {
+    static const char *const kinds[] = {
+        "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
+        "send",       "receive",    "send-receive",   "barrier",   "split"};
+    static const char *const dtypes[] = {"f32", "f64", "i32", "i64"};
+    static const char *const redops[] = {"sum", "product", "min", "max", "average"};
+    unsigned kind = (unsigned)coll->kind;
+    int gathers = kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER;
+    const int64_t *mine = coll->recv_counts, *theirs = NULL;
+    if (gathers && other && other->kind == coll->kind) theirs = other->recv_counts;
+    if (!room) return text;
+    text[0] = '\0';
+    tshi_comm_name(text, room, kinds, TSH_COLL_KINDS, "kind", kind);
+    if (kind >= TSH_BARRIER) return text;
+    tshi_base_append(text, room, " of ");
+    if (!gathers && kind != TSH_ALLTOALL && kind != TSH_SENDRECV)
+        tshi_base_append(text, room, "%lld ", (long long)coll->count);
+    tshi_comm_name(text, room, dtypes, TSH_I64 + 1, "dtype", (unsigned)coll->dtype);
+    if (kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER) {
+        tshi_base_append(text, room, " (");
+        tshi_comm_name(text, room, redops, TSH_AVG + 1, "reduction", (unsigned)coll->redop);
+        tshi_base_append(text, room, ")");
+    }
+    if (coll->blocks > 1) tshi_base_append(text, room, " in %lld blocks", (long long)coll->blocks);
+    if (kind == TSH_BROADCAST) tshi_base_append(text, room, " from rank %d", coll->root);
+    if (coll->send_to >= 0) tshi_base_append(text, room, " to rank %d", coll->send_to);
+    if (coll->recv_from >= 0) tshi_base_append(text, room, " from rank %d", coll->recv_from);
+    if (coll->tag >= 0) tshi_base_append(text, room, " with tag %d", coll->tag);
+    for (int r = 0; mine && theirs && r < size; r++) {
+        if (mine[r] == theirs[r]) continue;
+        tshi_base_append(text, room, " with counts[%d] = %lld", r, (long long)mine[r]);
+        break;
+    }
+    return text;
 }
 
 /* ========================================================================== */

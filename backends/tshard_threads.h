@@ -361,60 +361,11 @@ TSH_PRINTF(2, 3) static void tshi_threads_add(char *text, const char *format, ..
     va_end(list);
 }
 
-static const char *tshi_threads_name(tsh_coll_kind kind) {
-    static const char *const names[] = {
-        "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
-        "send",       "receive",    "send-receive",   "barrier",   "split"};
-    return names[kind];
-}
-
-/* Adds "all-reduce of 7 f32 (sum)"; of counts that are not `other`'s (may be NULL), the first. */
+/* Adds what coll calls; of counts that are not `other`'s (may be NULL), the first. */
 static void tshi_threads_describe(char *text, const tsh_coll *coll, const tsh_coll *other,
                                   int size) {
-    static const char *const dtypes[] = {"f32", "f64", "i32", "i64"};
-    static const char *const redops[] = {"sum", "product", "min", "max", "average"};
-    const int64_t *mine = coll->recv_counts, *theirs = other ? other->recv_counts : NULL;
-    int gathers = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER;
-    tshi_threads_add(text, "%s", tshi_threads_name(coll->kind));
-    if (coll->kind == TSH_BARRIER || coll->kind == TSH_SPLIT) return;
-    if (gathers || coll->kind == TSH_ALLTOALL || coll->kind == TSH_SENDRECV)
-        tshi_threads_add(text, " of %s", dtypes[coll->dtype]);
-    else
-        tshi_threads_add(text, " of %lld %s", (long long)coll->count, dtypes[coll->dtype]);
-    if (coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER)
-        tshi_threads_add(text, " (%s)", redops[coll->redop]);
-    if (coll->blocks > 1) tshi_threads_add(text, " in %lld blocks", (long long)coll->blocks);
-    if (coll->kind == TSH_BROADCAST) tshi_threads_add(text, " from rank %d", coll->root);
-    if (coll->send_to >= 0) tshi_threads_add(text, " to rank %d", coll->send_to);
-    if (coll->recv_from >= 0) tshi_threads_add(text, " from rank %d", coll->recv_from);
-    if (coll->tag >= 0) tshi_threads_add(text, " with tag %d", coll->tag);
-    for (int r = 0; gathers && theirs && other->kind == coll->kind && r < size; r++) {
-        if (mine[r] == theirs[r]) continue;
-        tshi_threads_add(text, " with counts[%d] = %lld", r, (long long)mine[r]);
-        return;
-    }
-}
-
-static uint64_t tshi_threads_mix(uint64_t h, uint64_t value) {
-    h = (h ^ value) * UINT64_C(0x9E3779B97F4A7C15);
-    return h ^ (h >> 29);
-}
-
-/* Equal exactly where two ranks' descriptors fit (up to the chance of 2^-64). */
-static uint64_t tshi_threads_digest(const tsh_coll *coll, int size) {
-    uint64_t kind = (uint64_t)coll->kind, h;
-    int reduces = coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER;
-    if (coll->kind == TSH_BARRIER || coll->kind == TSH_SPLIT) return kind;
-    kind |= (uint64_t)coll->dtype << 8;
-    if (reduces) kind |= (uint64_t)coll->redop << 16;
-    if (coll->kind == TSH_BROADCAST) kind |= (uint64_t)coll->root << 24;
-    h = tshi_threads_mix(1, kind);
-    if (coll->kind == TSH_ALLREDUCE || coll->kind == TSH_BROADCAST)
-        return tshi_threads_mix(h, (uint64_t)coll->count);
-    h = tshi_threads_mix(h, (uint64_t)coll->blocks);
-    for (int r = 0; coll->kind != TSH_ALLTOALL && r < size; r++)
-        h = tshi_threads_mix(h, (uint64_t)coll->recv_counts[r]);
-    return h;
+    size_t used = strlen(text);
+    (void)tsh_coll_text(coll, other, size, text + used, TSH_MESSAGE_SIZE - used);
 }
 
 /* How many lanes have announced what lane r has. */
@@ -461,95 +412,30 @@ static int tshi_threads_odd_of(int a, int b) {
 /* Needs: >>threads-verdict.                                                    */
 /* ========================================================================== */
 
-typedef void (*tshi_threads_fold_fn)(void *acc, const void *in, int64_t n);
-
-/* Runs of a fixed length are what compilers vectorise at every level of optimisation. */
-enum { TSHI_THREADS_RUN = 32 };
-
-#define TSHI_THREADS_FOLD(op, suffix, type, expression)                                            \
-    static void tshi_threads_##op##_##suffix(void *__restrict acc_, const void *__restrict in_,    \
-                                             int64_t n) {                                          \
-        type *acc = (type *)acc_;                                                                  \
-        const type *in = (const type *)in_;                                                        \
-        int64_t at = 0;                                                                            \
-        for (; at + TSHI_THREADS_RUN <= n; at += TSHI_THREADS_RUN) {                               \
-            for (int i = 0; i < TSHI_THREADS_RUN; i++) {                                           \
-                type l = acc[at + i], r = in[at + i];                                              \
-                acc[at + i] = expression;                                                          \
-            }                                                                                      \
-        }                                                                                          \
-        for (; at < n; at++) {                                                                     \
-            type l = acc[at], r = in[at];                                                          \
-            acc[at] = expression;                                                                  \
-        }                                                                                          \
-    }
-/* Integers wrap. Of equal values the left one stays; a NaN on either side stays. */
-#define TSHI_THREADS_FLOAT(suffix, type)                                                           \
-    TSHI_THREADS_FOLD(sum, suffix, type, l + r)                                                    \
-    TSHI_THREADS_FOLD(prod, suffix, type, l *r)                                                    \
-    TSHI_THREADS_FOLD(min, suffix, type, ((l <= r) | (l != l)) ? l : r)                            \
-    TSHI_THREADS_FOLD(max, suffix, type, ((l >= r) | (l != l)) ? l : r)                            \
-    TSHI_THREADS_DIVIDE(suffix, type)
-#define TSHI_THREADS_INTEGER(suffix, type, wide)                                                   \
-    TSHI_THREADS_FOLD(sum, suffix, type, (type)((wide)l + (wide)r))                                \
-    TSHI_THREADS_FOLD(prod, suffix, type, (type)((wide)l * (wide)r))                               \
-    TSHI_THREADS_FOLD(min, suffix, type, l <= r ? l : r)                                           \
-    TSHI_THREADS_FOLD(max, suffix, type, l >= r ? l : r)
-#define TSHI_THREADS_DIVIDE(suffix, type)                                                          \
-    static void tshi_threads_divide_##suffix(void *acc_, int64_t n, int by) {                      \
-        type *acc = (type *)acc_;                                                                  \
-        for (int64_t i = 0; i < n; i++) acc[i] /= (type)by;                                        \
-    }
-TSHI_THREADS_FLOAT(f32, float)
-TSHI_THREADS_FLOAT(f64, double)
-TSHI_THREADS_INTEGER(i32, int32_t, uint32_t)
-TSHI_THREADS_INTEGER(i64, int64_t, uint64_t)
-#undef TSHI_THREADS_DIVIDE
-#undef TSHI_THREADS_INTEGER
-#undef TSHI_THREADS_FLOAT
-#undef TSHI_THREADS_FOLD
-
-static tshi_threads_fold_fn tshi_threads_fold(tsh_dtype dtype, tsh_redop redop) {
-#define TSHI_THREADS_ROW(op)                                                                       \
-    {                                                                                              \
-        tshi_threads_##op##_f32, tshi_threads_##op##_f64, tshi_threads_##op##_i32,                 \
-            tshi_threads_##op##_i64                                                                \
-    }
-    static const tshi_threads_fold_fn table[5][4] = {TSHI_THREADS_ROW(sum), TSHI_THREADS_ROW(prod),
-                                                     TSHI_THREADS_ROW(min), TSHI_THREADS_ROW(max),
-                                                     TSHI_THREADS_ROW(sum)};
-#undef TSHI_THREADS_ROW
-    return table[redop][dtype];
-}
-
 typedef struct TSHI_THREADS_APART tshi_threads_tile {
     char bytes[TSHI_THREADS_TILE];
 } tshi_threads_tile;
 
-static const char *tshi_threads_source(const tshi_threads_call *call,
-                                       const tshi_threads_slot *slot) {
-    return call->eager ? slot->eager : slot->send;
+/* The message of the rank that comes i places after rank k. */
+static const char *tshi_threads_source(tshi_threads_lane *lane, uint64_t number, int k, int i) {
+    tshi_threads_lane *from = &lane->group->lane[tshi_threads_turn(lane->group, k, i)];
+    const tshi_threads_slot *slot = tshi_threads_slot_of(from, number);
+    return tshi_threads_call_of(lane, number)->eager ? slot->eager : slot->send;
 }
 
 /* tile = x[k+1] + x[k+2] + ... + x[k+P], of n elements `offset` bytes into the messages. */
 static void tshi_threads_sum(tshi_threads_lane *lane, uint64_t number, int k, size_t offset,
                              int64_t n, tshi_threads_tile *tile) {
-    const tshi_threads_group *group = lane->group;
-    const tshi_threads_call *call = tshi_threads_call_of(lane, number);
-    tsh_dtype dtype = call->coll.dtype;
-    tshi_threads_fold_fn fold = tshi_threads_fold(dtype, call->coll.redop);
-    for (int j = 1; j <= group->size; j++) {
-        tshi_threads_lane *from = &group->lane[tshi_threads_turn(group, k, j)];
-        const char *x = tshi_threads_source(call, tshi_threads_slot_of(from, number)) + offset;
-        if (j == 1)
-            memcpy(tile->bytes, x, (size_t)n * tsh_dtype_size(dtype));
-        else
-            fold(tile->bytes, x, n);
+    const tsh_coll *coll = &tshi_threads_call_of(lane, number)->coll;
+    const char *left = tshi_threads_source(lane, number, k, 1) + offset;
+    int size = lane->group->size;
+    if (size == 1) memcpy(tile->bytes, left, (size_t)n * tsh_dtype_size(coll->dtype));
+    for (int j = 2; j <= size; j++) {
+        const char *right = tshi_threads_source(lane, number, k, j) + offset;
+        tsh_coll_fold(tile->bytes, left, right, n, coll->dtype, coll->redop);
+        left = tile->bytes;
     }
-    if (call->coll.redop == TSH_AVG && dtype == TSH_F32)
-        tshi_threads_divide_f32(tile->bytes, n, group->size);
-    if (call->coll.redop == TSH_AVG && dtype == TSH_F64)
-        tshi_threads_divide_f64(tile->bytes, n, group->size);
+    tsh_coll_finish(tile->bytes, n, coll->dtype, coll->redop, size);
 }
 
 /* ========================================================================== */
@@ -569,20 +455,14 @@ static int64_t tshi_threads_before(const int64_t *counts, int r) {
     return sum;
 }
 
-/* torch.chunk's rule: where chunk k of n elements starts. */
-static int64_t tshi_threads_chunk(int64_t n, int size, int k) {
-    int64_t chunk = n / size + (n % size != 0);
-    return chunk == 0 || k > n / chunk ? n : chunk * k;
-}
-
 /* The message travelled with the announcement: sum all chunks here, touch nobody's buffers. */
 static void tshi_threads_allreduce_eager(tshi_threads_lane *lane, uint64_t number) {
     const tsh_coll *coll = &tshi_threads_call_of(lane, number)->coll;
     size_t width = tsh_dtype_size(coll->dtype);
     tshi_threads_tile tile;
     for (int k = 0; k < lane->group->size; k++) {
-        int64_t at = tshi_threads_chunk(coll->count, lane->group->size, k);
-        int64_t n = tshi_threads_chunk(coll->count, lane->group->size, k + 1) - at;
+        int64_t at = tsh_coll_chunk(coll->count, lane->group->size, k);
+        int64_t n = tsh_coll_chunk(coll->count, lane->group->size, k + 1) - at;
         if (n == 0) continue;
         tshi_threads_sum(lane, number, k, (size_t)at * width, n, &tile);
         memcpy((char *)coll->recv + (size_t)at * width, tile.bytes, (size_t)n * width);
@@ -594,9 +474,9 @@ static void tshi_threads_allreduce(tshi_threads_lane *lane, uint64_t number, con
     const tshi_threads_group *group = lane->group;
     size_t width = tsh_dtype_size(coll->dtype);
     int64_t step = (int64_t)(TSHI_THREADS_TILE / width), n;
-    int64_t end = tshi_threads_chunk(coll->count, group->size, lane->rank + 1);
+    int64_t end = tsh_coll_chunk(coll->count, group->size, lane->rank + 1);
     tshi_threads_tile tile;
-    for (int64_t i = tshi_threads_chunk(coll->count, group->size, lane->rank); i < end; i += n) {
+    for (int64_t i = tsh_coll_chunk(coll->count, group->size, lane->rank); i < end; i += n) {
         size_t offset = (size_t)i * width;
         n = tshi_threads_min(step, end - i);
         tshi_threads_sum(lane, number, lane->rank, offset, n, &tile);
@@ -1166,7 +1046,7 @@ static tsh_req tshi_threads_announce(tshi_threads_lane *lane, const tsh_coll *co
     call->deadline = tshi_threads_deadline(group->world, coll);
     call->eager = eager;
     call->made = NULL;
-    slot->digest = tshi_threads_digest(coll, group->size);
+    slot->digest = tsh_coll_digest(coll, group->size);
     slot->send = (const char *)coll->send;
     slot->recv = (char *)coll->recv;
     if (bytes) memcpy(slot->eager, load, bytes);

@@ -1,8 +1,9 @@
-/* gpt.c - trains a GPT on a text file, tensor-parallel on the ranks of one process
+/* gpt.c - trains a GPT on a text file, tensor-parallel on threads, or on processes over TCP
  *
  *   make run                                      learns the C sources of this project
  *   make run ARGS="--text book.txt --chars"       learns a book, character by character
  *   make run ARGS="--help"                        tells every flag
+ *   build/tshard-run -n 2 build/gpt --backend tcp one process per rank
  *
  * The model is GPT-2's, written once, as if for one device (section 1). A plan shards it (section
  * 2). Every rank then runs the same training loop (section 3) on its piece of the weights, and
@@ -15,6 +16,9 @@
 #define TSHARD_IMPLEMENTATION
 #include "../tshard.h"
 #include "../backends/tshard_threads.h"
+#ifdef GPT_TCP
+#include "../backends/tshard_uv.h"
+#endif
 #include "gpt_report.h"
 #include "gpt_setup.h"
 
@@ -197,9 +201,10 @@ static void print_plan(const tsh_plan_rule *plan, int count, const char *policy)
 
 enum { EVAL_BATCHES = 20 };
 
-/* What all ranks share. Only rank 0 writes to it. */
+/* What all ranks of this process share. Only rank 0 writes to it. */
 typedef struct gpt_job {
     gpt_settings set;
+    tsh_comm comm; /* TCP: this process's place in the world; threads get theirs later */
     gpt_text text;
     gpt_report report;
     double tokens_per_s;
@@ -449,8 +454,9 @@ static void print_intent(gpt_trainer *t) {
     printf("model     %d layers, %d heads, width %d, context %d, vocabulary %d: %s parameters\n",
            (int)set->layers, (int)set->heads, (int)set->width, (int)set->context,
            (int)text->vocabulary, report_commas(a, sum.all));
-    printf("ranks     %d threads of this process: tp %d x dp %d\n", tsh_world(t->ctx)->size,
-           tsh_tp(t->ctx)->size, tsh_dp(t->ctx)->size);
+    printf("ranks     %d %s: tp %d x dp %d\n", tsh_world(t->ctx)->size,
+           set->tcp ? "processes" : "threads of this process", tsh_tp(t->ctx)->size,
+           tsh_dp(t->ctx)->size);
     print_plan(plan, choose_plan(plan, set), set->policy);
     for (int r = 0; r < tsh_world(t->ctx)->size; r++)
         printf("%-10srank %d: %s parameters; with gradients and moments %.2f MiB\n",
@@ -506,17 +512,48 @@ static int run_rank(tsh_ctx *ctx, void *user) {
 
 /* == 6. main =============================================================== */
 
+#ifdef GPT_TCP
+static void say(void *user, const char *message) {
+    (void)user;
+    fprintf(stderr, "gpt: %s\n", message);
+}
+#endif
+
+/* Joins the world that the environment tells of. */
+static int join_world(gpt_job *job) {
+#ifdef GPT_TCP
+    tsh_error why;
+    const tsh_uv_desc uv = {.logger = {say, NULL}, .error = &why};
+    if (tsh_uv_open(&uv, &job->comm) != TSH_OK) return refuse("%s", why.message);
+    job->set.ranks = job->comm.size;
+    if (job->comm.size <= MAX_RANKS) return 0;
+    return refuse("%d ranks are more than %d", job->comm.size, MAX_RANKS);
+#else
+    (void)job;
+    return refuse("built without TCP: install libuv1-dev and libsodium-dev, and build gpt again");
+#endif
+}
+
+static int run_ranks(gpt_job *job) {
+    const gpt_settings *set = &job->set;
+    tsh_desc desc = {.tp = (int)set->tp, .seed = (uint64_t)set->seed, .comm = job->comm};
+    if (!set->tcp) return tsh_threads_run((int)set->ranks, &desc, run_rank, job);
+    memset(&job->comm, 0, sizeof job->comm); /* the ctx closes it */
+    return tsh_run(&desc, run_rank, job);
+}
+
 /* Runs the ranks, then tells how it went. */
 static int run_job(gpt_job *job) {
     const gpt_settings *set = &job->set;
     gpt_report *r = &job->report;
+    int silent = job->comm.rank > 0;
     char title[128];
-    tsh_desc desc = {.tp = (int)set->tp, .seed = (uint64_t)set->seed};
-    if (tsh_threads_run((int)set->ranks, &desc, run_rank, job) != 0) {
+    if (run_ranks(job) != 0) {
         if (r->terminal) printf("\n");
-        refuse("%s", job->error[0] != '\0' ? job->error : "the ranks could not be started");
+        if (!silent) refuse("%s", job->error[0] ? job->error : "the ranks could not be started");
         return 1;
     }
+    if (silent) return 0;
     snprintf(title, sizeof title,
              "GPT: %d layers, %d heads, width %d, context %d; tp %d of %d ranks", (int)set->layers,
              (int)set->heads, (int)set->width, (int)set->context, (int)set->tp, (int)set->ranks);
@@ -540,11 +577,14 @@ int main(int argc, char **argv) {
         print_help(flags);
         return 0;
     }
+    if (!failed) failed = check_backend(&job.set);
+    if (!failed && job.set.tcp) failed = join_world(&job);
     if (!failed) failed = check_settings(&job.set);
     if (!failed) failed = load_text(&job.text, &job.set);
-    if (!failed && !report_open(&job.report, job.set.out, job.set.steps))
+    if (!failed && job.comm.rank == 0 && !report_open(&job.report, job.set.out, job.set.steps))
         failed = refuse("cannot write %s: %s", job.report.path, strerror(errno));
     if (!failed) failed = run_job(&job);
+    tsh_comm_close(&job.comm); /* if no ctx has */
     if (!report_close(&job.report) && !failed) {
         refuse("cannot write %s/metrics.csv: the disk may be full", job.set.out);
         failed = 1;

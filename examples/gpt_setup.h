@@ -23,8 +23,9 @@ typedef struct gpt_settings {
     const char *text; /* NULL: the sources of this project */
     const char *out;
     const char *policy; /* NULL: the plan in gpt.c */
-    int chars, sequence_parallel;
-    int64_t ranks, tp; /* tp 0: as many as ranks */
+    const char *backend;
+    int tcp, chars, sequence_parallel; /* tcp: what backend says */
+    int64_t ranks, tp;                 /* tp 0: as many as ranks */
     int64_t layers, heads, width, context;
     int64_t batch, steps, eval_every, seed, sample;
     double lr, dropout;
@@ -32,6 +33,7 @@ typedef struct gpt_settings {
 
 static const gpt_settings defaults = {
     .out = "build/run",
+    .backend = "threads",
     .ranks = 2,
     .layers = 4,
     .heads = 4,
@@ -58,7 +60,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 19 };
+enum { FLAGS = 20 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -75,6 +77,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"text", "file to learn; else the C sources of this project", .string = &s->text},
         {"chars", "tokens are the distinct characters of the text, not all 256 bytes",
          .on = &s->chars},
+        {"backend", "threads: of this process; tcp: one process per rank, started by tshard-run",
+         .string = &s->backend},
         {"ranks", "threads that share the work", .whole = &s->ranks, .low = 1, .high = MAX_RANKS},
         {"tp", "ranks that share one copy of the model; 0: all", .whole = &s->tp,
          .high = MAX_RANKS},
@@ -99,7 +103,7 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
 }
 
 static void print_help(const gpt_flag *flags) {
-    printf("Trains a GPT on a text file, tensor-parallel on threads of this process.\n\n");
+    printf("Trains a GPT on a text file, tensor-parallel on threads or processes.\n\n");
     for (int i = 0; i < FLAGS; i++) {
         const gpt_flag *f = &flags[i];
         char name[32];
@@ -153,6 +157,12 @@ static int parse_flags(const gpt_flag *flags, int argc, char **argv) {
         if (failed) return failed;
     }
     return 0;
+}
+
+static int check_backend(gpt_settings *s) {
+    s->tcp = strcmp(s->backend, "tcp") == 0;
+    if (s->tcp || strcmp(s->backend, "threads") == 0) return 0;
+    return refuse("--backend is threads or tcp, not '%s'", s->backend);
 }
 
 static int check_settings(gpt_settings *s) {

@@ -1,59 +1,65 @@
-/* The same measurement as bench_comm_threads.c, on MPI (mpirun -n RANKS peer_mpi [name] [largest]).
- * Prints "allreduce_<name>_<ranks>_<size> us"; name is openmpi_shm where none is given. */
+/* Any MPI: mpirun -n RANKS peer_mpi, then the commands of ranks_bench.h. What carries the bytes is
+ * mpirun's to say (--mca btl self,vader or self,tcp). */
+#include "ranks_bench.h"
+
+#include <fcntl.h> /* open */
 #include <mpi.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include <sys/stat.h> /* mkfifo */
 
-#define ROUNDS 7
+enum { LARGE = 128 * 1024 / 4 };
 
-static void size_text(long bytes, char *text, size_t room) {
-    if (bytes >= 1048576)
-        (void)snprintf(text, room, "%ldMiB", bytes / 1048576);
-    else if (bytes >= 1024)
-        (void)snprintf(text, room, "%ldKiB", bytes / 1024);
+/* The faster one of two: of Open MPI's that is the general one where pieces are large. */
+static int reduce_scatter(const bench *b, const float *send, float *recv, int piece) {
+    int pieces[BENCH_RANKS];
+    for (int r = 0; r < b->ranks; r++) pieces[r] = piece;
+    if (piece >= LARGE)
+        return MPI_Reduce_scatter(send, recv, pieces, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    return MPI_Reduce_scatter_block(send, recv, piece, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+static const float *call(bench *b, int kind, float *send, float *recv, long count) {
+    const int n = (int)count, piece = (int)(count / b->ranks);
+    int result;
+    if (kind == BENCH_ALLREDUCE)
+        result = MPI_Allreduce(MPI_IN_PLACE, recv, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    else if (kind == BENCH_ALLGATHER)
+        result = MPI_Allgather(send, piece, MPI_FLOAT, recv, piece, MPI_FLOAT, MPI_COMM_WORLD);
     else
-        (void)snprintf(text, room, "%ldB", bytes);
+        result = reduce_scatter(b, send, recv, piece);
+    return result == MPI_SUCCESS ? recv : NULL;
 }
 
-static int repeats(long bytes) {
-    long n = 400L * 1048576 / (bytes + 20000);
-    return n > 20000 ? 20000 : n < 4 ? 4 : (int)n;
-}
-
-static double measure(float *buffer, long bytes) {
-    double best = 1e30;
-    int n = repeats(bytes);
-    for (int round = 0; round < ROUNDS; round++) {
-        double start, took;
-        MPI_Barrier(MPI_COMM_WORLD);
-        start = MPI_Wtime();
-        for (int i = 0; i < n; i++)
-            MPI_Allreduce(MPI_IN_PLACE, buffer, (int)(bytes / 4), MPI_FLOAT, MPI_SUM,
-                          MPI_COMM_WORLD);
-        took = (MPI_Wtime() - start) * 1e6 / n;
-        if (took < best) best = took;
+/* mpirun gives its input to rank 0 alone, which passes it on through named pipes: a broadcast would
+ * keep the others spinning. */
+static int join(bench *b) {
+    char folder[] = "/tmp/peer_mpi.XXXXXX", name[sizeof folder + 8];
+    int r, ok = b->rank != 0 || mkdtemp(folder) != NULL;
+    for (r = 1; b->rank == 0 && r < b->ranks; r++) {
+        (void)snprintf(name, sizeof name, "%s/%d", folder, r);
+        ok &= mkfifo(name, 0600) == 0;
     }
-    return best;
+    MPI_Bcast(folder, sizeof folder, MPI_CHAR, 0, MPI_COMM_WORLD);
+    for (r = 1; r < b->ranks; r++) {
+        (void)snprintf(name, sizeof name, "%s/%d", folder, r);
+        if (b->rank == r) ok &= (b->in = open(name, O_RDONLY)) >= 0;
+        if (b->rank == 0) ok &= (b->relay[r] = open(name, O_WRONLY)) >= 0;
+        if (b->rank == 0) (void)remove(name);
+    }
+    if (b->rank == 0) (void)rmdir(folder);
+    return ok;
 }
 
 int main(int argc, char **argv) {
-    int rank, ranks;
-    const char *name = argc > 1 ? argv[1] : "openmpi_shm";
-    long largest = argc > 2 ? atol(argv[2]) : 16L * 1048576;
-    char text[32];
-    float *buffer = (float *)malloc((size_t)largest);
-    if (!buffer) return 2;
+    bench b;
+    int failed;
+    memset(&b, 0, sizeof b);
+    memset(b.relay, -1, sizeof b.relay);
+    (void)alarm(BENCH_SECONDS);
     MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    for (long i = 0; i < largest / 4; i++) buffer[i] = 0;
-    for (long bytes = 4; bytes <= largest; bytes *= bytes == 4 ? 256 : 4) {
-        double us = measure(buffer, bytes);
-        if (bytes == 65536) continue;
-        size_text(bytes, text, sizeof text);
-        if (rank == 0) printf("allreduce_%s_%d_%s %.3f\n", name, ranks, text, us);
-    }
+    MPI_Comm_rank(MPI_COMM_WORLD, &b.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &b.ranks);
+    b.call = call;
+    failed = b.ranks > BENCH_RANKS || !join(&b) || bench_serve(&b);
     MPI_Finalize();
-    free(buffer);
-    return 0;
+    return failed;
 }

@@ -1,0 +1,522 @@
+/* The TCP backend, with ranks as processes: what every backend passes, the same bits as threads,
+ * and how a world forms and ends. `make faults` measures the same things at length. */
+#define TSHARD_IMPLEMENTATION
+#include "../../backends/tshard_threads.h"
+#include "../../backends/tshard_uv.h"
+
+#include "../support/processes.h"
+#include "../support/collectives.h"
+#include "../support/comm_tests.h"
+
+#include <sys/time.h> /* struct timeval */
+
+static world_desc tcp_desc(int ranks, rank_fn fn, const void *user) {
+    world_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.way = comm_way;
+    desc.ranks = ranks;
+    desc.fn = fn;
+    desc.user = user;
+    desc.limit = 30;
+    return desc;
+}
+
+static void barrier_rank(job *j) {
+    CHECK(tsh_barrier(&j->comm) == TSH_OK);
+}
+
+/* --------------------------------------------------------------- the same bits */
+
+static void sizes_rank(job *j) {
+    static const int64_t counts[] = {100000, 1000000};
+    grid_case c;
+    memset(&c, 0, sizeof c);
+    for (int n = 0; n < 2; n++) {
+        c.count = counts[n];
+        c.in_place = !c.in_place;
+        c.dtype = n ? TSH_F32 : TSH_I64;
+        c.op = n ? TSH_AVG : TSH_MIN;
+        grid_allreduce(j, c);
+        c.blocks = 1 + n;
+        c.count /= j->ranks;
+        grid_reduce_scatter(j, c);
+        grid_allgather(j, c);
+        c.count /= j->ranks;
+        grid_alltoall(j, c);
+        grid_broadcast(j, c);
+        grid_pairwise(j, c);
+    }
+}
+
+static void test_sizes(void **state) {
+    static const int ranks[] = {1, 2, 3, 4, 8};
+    (void)state;
+    for (int i = 0; i < 5; i++) world_run(ranks[i], sizes_rank, NULL);
+}
+
+static void test_soak(void **state) {
+    static const int ranks[] = {2, 3, 4, 8};
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        soak_plan plan = {(uint64_t)i, 200, 0};
+        world_run(ranks[i], soak_rank, &plan);
+    }
+}
+
+static void test_same_as_threads(void **state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 5; ranks++) {
+        world_way way = comm_way;
+        uint64_t hash;
+        world_run(ranks, repeat_rank, NULL);
+        hash = jobs[0].hash;
+        assert_true(hash != 0);
+        comm_way = WORLD_THREADS;
+        world_run(ranks, repeat_rank, NULL);
+        comm_way = way;
+        for (int r = 0; r < ranks; r++) assert_int_equal(jobs[r].hash, hash);
+    }
+}
+
+/* ---------------------------------------------------------------- ranks that go */
+
+/* Every rank but `but` learnt this, in one sentence. */
+static void assert_survivors(const world *w, int but, tsh_result code, int rank) {
+    int first = but == 0;
+    for (int r = 0; r < w->desc.ranks; r++) {
+        const tsh_error *v = &w->jobs[r].verdict;
+        if (r == but) continue;
+        if (v->code != code || v->rank != rank)
+            fail_msg("rank %d got %s of rank %d: %s", r, tsh_result_name(v->code), v->rank,
+                     v->message);
+        assert_string_equal(v->message, w->jobs[first].verdict.message);
+    }
+}
+
+static void kill_one(int ranks, int victim, doing what) {
+    doing_plan plan = {what, 30000};
+    world_desc desc = tcp_desc(ranks, until_error_rank, &plan);
+    int64_t killed;
+    world *w;
+    w = world_begin(&desc);
+    assert_true(world_steps(w, 3, -1, 20));
+    killed = world_signal(w, victim, SIGKILL);
+    world_finish();
+    assert_survivors(w, victim, TSH_ERR_LOST, victim);
+    for (int r = 0; r < ranks; r++)
+        if (r != victim) assert_true((double)(w->jobs[r].at - killed) / 1e6 < LIMIT_MS);
+}
+
+static void test_kill(void **state) {
+    (void)state;
+    for (int what = 0; what < DOINGS; what++) {
+        kill_one(2, what % 2, (doing)what);
+        kill_one(4, what, (doing)what);
+    }
+}
+
+/* A stopped rank is dead after the heartbeat; when it wakes up it may not go on. */
+static void stopped_rank(job *j) {
+    until_error_rank(j);
+    CHECK(job_told(j, 1, 20)); /* survivors stay */
+}
+
+static void test_stop(void **state) {
+    doing_plan plan = {ALLREDUCE, 1000};
+    world_desc desc = tcp_desc(3, stopped_rank, &plan);
+    world *w;
+    int64_t stopped;
+    (void)state;
+    desc.uv.heartbeat = 1;
+    w = world_begin(&desc);
+    assert_true(world_steps(w, 3, -1, 20));
+    stopped = world_signal(w, 1, SIGSTOP);
+    for (int i = 0; i < 5000 && !(w->jobs[0].at && w->jobs[2].at); i++) sleep_ms(1);
+    (void)world_signal(w, 1, SIGCONT);
+    for (int i = 0; i < 5000 && !w->jobs[1].at; i++) sleep_ms(1);
+    world_tell(w, 1);
+    world_finish();
+    assert_survivors(w, 1, TSH_ERR_LOST, 1);
+    assert_true((double)(w->jobs[0].at - stopped) / 1e6 < 1000 + LIMIT_MS);
+    assert_int_equal(w->jobs[1].verdict.code, TSH_ERR_LOST);
+}
+
+/* Exits without closing anything, or closes while the others are inside a call. */
+static void leaver_rank(job *j) {
+    const int *closes = (const int *)j->user;
+    float x[100] = {0};
+    CHECK(tsh_barrier(&j->comm) == TSH_OK);
+    if (j->rank == 1) {
+        sleep_ms(50);
+        j->at = now_ns();
+        if (!*closes) _exit(0);
+        return;
+    }
+    CHECK(tsh_allreduce(&j->comm, x, 100, TSH_F32, TSH_SUM) == TSH_ERR_LOST);
+    (void)job_verdict(j);
+}
+
+static void test_exit(void **state) {
+    (void)state;
+    for (int closes = 0; closes < 2; closes++) {
+        world_run(4, leaver_rank, &closes);
+        assert_survivors(&world_last, 1, TSH_ERR_LOST, 1);
+        for (int r = 0; r < 4; r++) assert_true((double)(jobs[r].at - jobs[1].at) / 1e6 < LIMIT_MS);
+    }
+}
+
+/* A local error of one rank is told to those inside a collective. */
+static void shape_rank(job *j) {
+    tsh_desc desc;
+    tsh_ctx *ctx = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.comm = j->comm;
+    memset(&j->comm, 0, sizeof j->comm); /* the ctx closes it */
+    CHECK(tsh_open(&desc, &ctx) == TSH_OK);
+    if (j->rank == 1)
+        (void)tsh_matmul(tsh_ones(ctx, tsh_shape2(2, 3)), tsh_ones(ctx, tsh_shape2(2, 3)));
+    for (int i = 0; i < 3 && tsh_ok(ctx); i++) (void)tsh_barrier(tsh_world(ctx));
+    CHECK(!tsh_ok(ctx));
+    j->verdict = *tsh_last_error(ctx);
+    tsh_close(ctx);
+}
+
+static void test_local_error(void **state) {
+    (void)state;
+    world_run(3, shape_rank, NULL);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(jobs[r].verdict.code, TSH_ERR_SHAPE);
+        assert_int_equal(jobs[r].verdict.rank, 1);
+    }
+    assert_string_equal(jobs[0].verdict.message, jobs[2].verdict.message);
+    assert_non_null(strstr(jobs[0].verdict.message, "tsh_matmul"));
+}
+
+/* --------------------------------------------------------------------- joining */
+
+static void absent_prepare(job *j, tsh_uv_desc *uv) {
+    uv->timeout = 0.5;
+    if (j->rank >= 2) exit(0);
+}
+
+static void test_absent(void **state) {
+    world_desc desc = tcp_desc(4, barrier_rank, NULL);
+    (void)state;
+    desc.may_fail = 1;
+    desc.prepare = absent_prepare;
+    world_run_desc(&desc);
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(jobs[r].opened, TSH_ERR_TIMEOUT);
+        assert_int_equal(jobs[r].why.code, TSH_ERR_TIMEOUT);
+        assert_int_equal(jobs[r].why.rank, 2);
+        assert_non_null(strstr(jobs[r].why.message, "absent ranks: 2 3"));
+        assert_true((double)(jobs[r].opened_at - world_last.began) / 1e6 < 500 + LIMIT_MS);
+    }
+}
+
+/* Rank 0 is absent: the others say so, and where they looked. */
+static void rank0_prepare(job *j, tsh_uv_desc *uv) {
+    uv->timeout = 0.5;
+    if (j->rank == 0) exit(0);
+}
+
+static void test_absent_first(void **state) {
+    world_desc desc = tcp_desc(3, barrier_rank, NULL);
+    char port[16];
+    (void)state;
+    desc.may_fail = 1;
+    desc.prepare = rank0_prepare;
+    world_run_desc(&desc);
+    (void)snprintf(port, sizeof port, ":%d", world_last.port);
+    for (int r = 1; r < 3; r++) {
+        assert_int_equal(jobs[r].opened, TSH_ERR_TIMEOUT);
+        assert_int_equal(jobs[r].why.rank, 0);
+        if (!strstr(jobs[r].why.message, port)) fail_msg("no port in: %s", jobs[r].why.message);
+    }
+}
+
+typedef enum intruder { WRONG_KEY, WRONG_JOB, WRONG_SIZE, TWICE, INTRUDERS } intruder;
+
+/* Ranks 0 and 1 of a world of two; rank 2 of the test is the intruder, before rank 1 comes. */
+static void intruder_prepare(job *j, tsh_uv_desc *uv) {
+    intruder what = *(const intruder *)j->user;
+    uv->size = 2;
+    uv->timeout = j->rank == 2 ? 2 : 10;
+    if (j->rank == 1 && what != TWICE) CHECK(job_told(j, 1, 5));
+    if (j->rank < 2) return;
+    if (what == TWICE) sleep_ms(100);
+    uv->rank = 1;
+    if (what == WRONG_KEY) uv->key = "a key of tesus";
+    if (what == WRONG_JOB) uv->job = "another job";
+    if (what == WRONG_SIZE) uv->size = 3;
+}
+
+static void test_intruders(void **state) {
+    (void)state;
+    for (int i = 0; i < INTRUDERS; i++) {
+        intruder what = (intruder)i;
+        world_desc desc = tcp_desc(3, barrier_rank, &what);
+        world *w;
+        desc.may_fail = 1;
+        desc.prepare = intruder_prepare;
+        w = world_begin(&desc);
+        for (int n = 0; n < 4000 && !w->jobs[2].opened_at; n++) sleep_ms(1);
+        world_tell(w, 1);
+        world_finish();
+        for (int r = 0; r < 2; r++)
+            if (w->jobs[r].opened != TSH_OK)
+                fail_msg("intruder %d kept rank %d out: %s", i, r, w->jobs[r].why.message);
+        if (w->jobs[2].opened == TSH_OK) fail_msg("intruder %d came in", i);
+        if (strstr(w->jobs[2].why.message, "a key of")) fail_msg("%s", w->jobs[2].why.message);
+    }
+}
+
+/* Strangers come while rank 1 is awaited; the log says from where. */
+static void stranger_log(void *user, const char *message) {
+    job *j = (job *)user;
+    j->figure[0] += strstr(message, "127.0.0.1") != NULL;
+}
+
+static void stranger_prepare(job *j, tsh_uv_desc *uv) {
+    uv->logger.fn = stranger_log;
+    uv->logger.user = j;
+    if (j->rank == 1) CHECK(job_told(j, 1, 10));
+}
+
+static void stranger_visit(int port, const char *words, size_t size) {
+    struct sockaddr_in address;
+    struct timeval limit = {0, 200000};
+    char answer[256];
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_port = htons((uint16_t)port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    (void)send(fd, words, size, MSG_NOSIGNAL);
+    (void)recv(fd, answer, sizeof answer, 0);
+    (void)close(fd);
+}
+
+static void test_strangers(void **state) {
+    static const char hello[] = "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
+    static const char get[] = "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+    world_desc desc = tcp_desc(3, barrier_rank, NULL);
+    world *w;
+    char noise[300];
+    (void)state;
+    for (int i = 0; i < 300; i++) noise[i] = (char)mix((uint64_t)i);
+    desc.prepare = stranger_prepare;
+    w = world_begin(&desc);
+    stranger_visit(w->port, "", 0);
+    stranger_visit(w->port, "x", 1);
+    stranger_visit(w->port, get, sizeof get - 1);
+    stranger_visit(w->port, hello, sizeof hello - 1);
+    stranger_visit(w->port, noise, sizeof noise);
+    world_tell(w, 1);
+    world_finish();
+    assert_true(w->jobs[0].figure[0] >= 3);
+}
+
+/* ------------------------------------------------------------------ environment */
+
+typedef struct environment {
+    const char *rank, *size, *host, *port; /* names of variables */
+    const char *more;                      /* NAME=value */
+    int port_offset;
+} environment;
+
+static void set_number(const char *name, int n) {
+    char text[16];
+    (void)snprintf(text, sizeof text, "%d", n);
+    (void)setenv(name, text, 1);
+}
+
+static void environment_rank(job *j) {
+    const environment *e = (const environment *)j->user;
+    int64_t sum = j->rank;
+    tsh_uv_desc uv;
+    memset(&uv, 0, sizeof uv);
+    uv.error = &j->why;
+    set_number(e->rank, j->rank);
+    set_number(e->size, j->ranks);
+    set_number(e->port, j->of->port - e->port_offset);
+    if (e->host) (void)setenv(e->host, "127.0.0.1", 1);
+    if (e->more) {
+        char name[64];
+        (void)snprintf(name, sizeof name, "%s", e->more);
+        *strchr(name, '=') = 0;
+        (void)setenv(name, strchr(e->more, '=') + 1, 1);
+    }
+    (void)setenv("TSHARD_TIMEOUT", "10", 1);
+    if (tsh_uv_open(&uv, &j->comm) != TSH_OK) job_fail(j, __LINE__, j->why.message);
+    CHECK(j->comm.rank == j->rank && j->comm.size == j->ranks);
+    CHECK(tsh_allreduce(&j->comm, &sum, 1, TSH_I64, TSH_SUM) == TSH_OK);
+    CHECK(sum == (int64_t)j->ranks * (j->ranks - 1) / 2);
+}
+
+static void test_environment(void **state) {
+    static const environment rows[] = {
+        {"TSHARD_RANK", "TSHARD_SIZE", "TSHARD_HOST", "TSHARD_PORT", "TSHARD_KEY=0123", 0},
+        {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", NULL, 0},
+        {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE=True",
+         1},
+        {"SLURM_PROCID", "SLURM_NTASKS", NULL, "TSHARD_PORT", "SLURM_JOB_NODELIST=localhost", 0},
+    };
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        world_desc desc = tcp_desc(3, environment_rank, &rows[i]);
+        desc.by_itself = desc.unbound = 1;
+        world_run_desc(&desc);
+    }
+}
+
+/* The launcher's way: rank 0 is given a listening socket. */
+static void listener_rank(job *j) {
+    tsh_uv_desc uv;
+    memset(&uv, 0, sizeof uv);
+    uv.error = &j->why;
+    set_number("TSHARD_RANK", j->rank);
+    set_number("TSHARD_SIZE", j->ranks);
+    set_number("TSHARD_PORT", j->of->port);
+    if (j->rank == 0) set_number("TSHARD_LISTENER", j->of->listener);
+    (void)setenv("RANK", "7", 1); /* TSHARD_* goes before */
+    if (tsh_uv_open(&uv, &j->comm) != TSH_OK) job_fail(j, __LINE__, j->why.message);
+    CHECK(j->comm.rank == j->rank && tsh_barrier(&j->comm) == TSH_OK);
+}
+
+static void test_listener(void **state) {
+    world_desc desc = tcp_desc(3, listener_rank, NULL);
+    (void)state;
+    desc.by_itself = 1;
+    world_run_desc(&desc);
+}
+
+/* Without any variable: a world of one. */
+static void alone_rank(job *j) {
+    float x = 3;
+    CHECK(tsh_uv_open(NULL, &j->comm) == TSH_OK);
+    CHECK(j->comm.rank == 0 && j->comm.size == 1);
+    CHECK(tsh_allreduce(&j->comm, &x, 1, TSH_F32, TSH_SUM) == TSH_OK && x == 3);
+}
+
+static void test_alone(void **state) {
+    world_desc desc = tcp_desc(1, alone_rank, NULL);
+    (void)state;
+    desc.by_itself = 1;
+    world_run_desc(&desc);
+}
+
+/* ---------------------------------------------------------------------- settings */
+
+static void expect_refusal(const tsh_uv_desc *uv, tsh_result code, const char *word) {
+    tsh_uv_desc desc = *uv;
+    tsh_error error;
+    tsh_comm comm;
+    tsh_result result;
+    desc.error = &error;
+    desc.timeout = 1;
+    memset(&error, 0, sizeof error);
+    result = tsh_uv_open(&desc, &comm);
+    if (result != code || error.code != code || !strstr(error.message, word))
+        fail_msg("%s, \"%s\", not %s with \"%s\"", tsh_result_name(result), error.message,
+                 tsh_result_name(code), word);
+}
+
+static void test_settings(void **state) {
+    tsh_uv_desc uv, plain;
+    (void)state;
+    memset(&plain, 0, sizeof plain);
+    plain.size = 2;
+    plain.port = 1;
+    uv = plain;
+    uv.rank = 2;
+    expect_refusal(&uv, TSH_ERR_ARGUMENT, "2");
+    uv = plain;
+    uv.rank = -1;
+    expect_refusal(&uv, TSH_ERR_ARGUMENT, "-1");
+    uv = plain;
+    uv.port = 70000;
+    expect_refusal(&uv, TSH_ERR_ARGUMENT, "70000");
+    uv = plain;
+    uv.host = "no.such.host.invalid";
+    uv.rank = 1;
+    expect_refusal(&uv, TSH_ERR_IO, "no.such.host.invalid");
+    uv = plain;
+    uv.host = "0.0.0.0"; /* beyond loopback, without a key */
+    expect_refusal(&uv, TSH_ERR_ARGUMENT, "TSHARD_KEY");
+    assert_int_equal(tsh_uv_open(&plain, NULL), TSH_ERR_ARGUMENT);
+}
+
+static int run_fn(tsh_ctx *ctx, void *user) {
+    int64_t sum = 1;
+    (void)user;
+    if (tsh_allreduce(tsh_world(ctx), &sum, 1, TSH_I64, TSH_SUM) != TSH_OK) return 90;
+    return (int)sum * 10 + tsh_world(ctx)->rank;
+}
+
+static void run_rank(job *j) {
+    tsh_uv_desc uv = job_desc(j);
+    CHECK(tsh_uv_run(&uv, NULL, run_fn, NULL) == 30 + j->rank);
+    uv.rank = 7;
+    uv.listener = 0;
+    CHECK(tsh_uv_run(&uv, NULL, run_fn, NULL) == 1);
+    CHECK(j->why.code == TSH_ERR_ARGUMENT);
+}
+
+static void test_run(void **state) {
+    world_desc desc = tcp_desc(3, run_rank, NULL);
+    (void)state;
+    desc.by_itself = 1;
+    world_run_desc(&desc);
+}
+
+#define SHARED(name) cmocka_unit_test(test_##name)
+
+int main(void) {
+    const struct CMUnitTest processes[] = {
+        SHARED(grid),
+        SHARED(sizes),
+        SHARED(large),
+        SHARED(overlap),
+        SHARED(run_ahead),
+        SHARED(messages),
+        SHARED(self),
+        SHARED(split),
+        SHARED(mismatch),
+        SHARED(tie),
+        SHARED(message_mismatch),
+        SHARED(leave),
+        SHARED(careless_close),
+        SHARED(abort),
+        SHARED(abort_from_thread),
+        SHARED(timeout),
+        SHARED(circle),
+        SHARED(nan),
+        SHARED(repeat),
+        SHARED(same_as_threads),
+        SHARED(soak),
+        SHARED(kill),
+        SHARED(stop),
+        SHARED(exit),
+        SHARED(local_error),
+        SHARED(absent),
+        SHARED(absent_first),
+        SHARED(intruders),
+        SHARED(strangers),
+        SHARED(environment),
+        SHARED(listener),
+        SHARED(alone),
+        SHARED(settings),
+        SHARED(run),
+    };
+    const struct CMUnitTest threads[] = {
+        SHARED(overlap), SHARED(split), SHARED(tie), SHARED(abort), SHARED(timeout), SHARED(soak),
+    };
+    int failed;
+    comm_way = WORLD_TCP;
+    failed = cmocka_run_group_tests_name("fault/uv, processes", processes, NULL, NULL);
+    comm_way = WORLD_TCP_THREADS;
+    return failed + cmocka_run_group_tests_name("fault/uv, threads", threads, NULL, NULL);
+}

@@ -1,0 +1,390 @@
+/* What backends share: the operation of sums, its chunks, how descriptors are compared and told. */
+#define TSHARD_IMPLEMENTATION
+#include "../../tshard.h"
+#include "../support/unit.h"
+
+#define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
+
+/* ---------------------------------------------------------------------- fold */
+
+enum { MOST = 1000, ROOM = MOST + 2, KINDS = 12 };
+
+typedef union element {
+    float f32;
+    double f64;
+    int32_t i32;
+    int64_t i64;
+} element;
+
+/* Of every 144 elements, each value meets each; the first 31 have NaN and both zeros on both
+ * sides. */
+static element value(tsh_dtype dtype, int which) {
+    static const double floats[KINDS] = {NAN,  -0.0, 0.0,  INFINITY, -INFINITY, 1,
+                                         -1.5, 0.1,  1e30, -1e30,    1e-40,     3};
+    static const int64_t integers[KINDS] = {INT64_MIN, INT64_MAX, 0,          1,
+                                            -1,        7,         INT32_MIN,  INT32_MAX,
+                                            -46341,    65537,     4294967311, -3037000500};
+    element e;
+    memset(&e, 0, sizeof e);
+    if (dtype == TSH_F32) e.f32 = (float)floats[which];
+    if (dtype == TSH_F64) e.f64 = floats[which];
+    if (dtype == TSH_I32) e.i32 = (int32_t)(integers[which] % 2147483648);
+    if (dtype == TSH_I64) e.i64 = integers[which];
+    return e;
+}
+
+static element load(tsh_dtype dtype, const char *buffer, int i) {
+    element e;
+    memset(&e, 0, sizeof e);
+    memcpy(&e, buffer + (size_t)i * tsh_dtype_size(dtype), tsh_dtype_size(dtype));
+    return e;
+}
+
+static void store(tsh_dtype dtype, char *buffer, int i, element e) {
+    memcpy(buffer + (size_t)i * tsh_dtype_size(dtype), &e, tsh_dtype_size(dtype));
+}
+
+static double plain_float(double l, double r, tsh_redop op) {
+    if (op != TSH_MIN && op != TSH_MAX) return op == TSH_PROD ? l * r : l + r;
+    if (isnan(l) || isnan(r)) return NAN;
+    return op == TSH_MIN ? (r < l ? r : l) : (r > l ? r : l);
+}
+
+static int64_t plain_integer(int64_t l, int64_t r, tsh_redop op) {
+    if (op == TSH_MIN) return r < l ? r : l;
+    if (op == TSH_MAX) return r > l ? r : l;
+    return (int64_t)(op == TSH_PROD ? (uint64_t)l * (uint64_t)r : (uint64_t)l + (uint64_t)r);
+}
+
+/* The sum or product of two floats is exact enough in double to be rounded once more. */
+static element plain(element l, element r, tsh_dtype dtype, tsh_redop op) {
+    element e;
+    memset(&e, 0, sizeof e);
+    if (dtype == TSH_F32) e.f32 = (float)plain_float((double)l.f32, (double)r.f32, op);
+    if (dtype == TSH_F64) e.f64 = plain_float(l.f64, r.f64, op);
+    if (dtype == TSH_I32) e.i32 = (int32_t)(uint32_t)(uint64_t)plain_integer(l.i32, r.i32, op);
+    if (dtype == TSH_I64) e.i64 = plain_integer(l.i64, r.i64, op);
+    return e;
+}
+
+/* The same bits; of NaNs, any. */
+static int same(element a, element b, tsh_dtype dtype) {
+    if (dtype == TSH_F32 && isnan(a.f32)) return isnan(b.f32);
+    if (dtype == TSH_F64 && isnan(a.f64)) return isnan(b.f64);
+    return memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* Which of out, left and right are one buffer. */
+static const char *const forms[][3] = {
+    {"o", "l", "r"}, {"l", "l", "r"}, {"r", "l", "r"}, {"o", "l", "l"}, {"l", "l", "l"}};
+
+/* Buffers begin one element into an aligned one; the elements before and after are not written. */
+static void check_fold(tsh_dtype dtype, tsh_redop op, int n, int form) {
+    static union {
+        element align;
+        char bytes[ROOM * sizeof(element)];
+    } buffers[3];
+    const char *names = "olr";
+    char *at[3];
+    element want[ROOM];
+    int i, k;
+    for (k = 0; k < 3; k++) at[k] = buffers[strchr(names, forms[form][k][0]) - names].bytes;
+    for (i = 0; i < ROOM; i++) {
+        store(dtype, buffers[0].bytes, i, value(dtype, 5));
+        store(dtype, buffers[1].bytes, i, value(dtype, i % KINDS));
+        store(dtype, buffers[2].bytes, i, value(dtype, i / KINDS % KINDS));
+    }
+    for (i = 0; i < ROOM; i++)
+        want[i] = i > 0 && i <= n ? plain(load(dtype, at[1], i), load(dtype, at[2], i), dtype, op)
+                                  : load(dtype, at[0], i);
+    for (k = 0; k < 3; k++) at[k] += tsh_dtype_size(dtype);
+    tsh_coll_fold(at[0], at[1], at[2], n, dtype, op);
+    for (i = 0; i < ROOM; i++)
+        if (!same(want[i], load(dtype, at[0], i - 1), dtype))
+            fail_msg("dtype %d, op %d, %d elements, form %d: element %d", dtype, op, n, form, i);
+}
+
+static void fold_is_the_plain_loop(void **state) {
+    static const int lengths[] = {0, 1, 31, 32, 33, MOST};
+    int dtype, op, i, form;
+    (void)state;
+    for (dtype = TSH_F32; dtype <= TSH_I64; dtype++)
+        for (op = TSH_SUM; op <= TSH_AVG; op++)
+            for (i = 0; i < COUNT(lengths); i++)
+                for (form = 0; form < COUNT(forms); form++)
+                    check_fold((tsh_dtype)dtype, (tsh_redop)op, lengths[i], form);
+}
+
+/* What the plain loop says, said once more in numbers. */
+static void fold_wraps_and_keeps_the_left(void **state) {
+    const int32_t most = INT32_MAX, one = 1, two = 2;
+    const int64_t least = INT64_MIN, minus = -1;
+    const double nought = 0.0, minus_nought = -0.0, nan = NAN;
+    int32_t i32;
+    int64_t i64;
+    double f64;
+    (void)state;
+    tsh_coll_fold(&i32, &most, &one, 1, TSH_I32, TSH_SUM);
+    assert_int_equal(i32, INT32_MIN);
+    tsh_coll_fold(&i32, &most, &two, 1, TSH_I32, TSH_PROD);
+    assert_int_equal(i32, -2);
+    tsh_coll_fold(&i64, &least, &minus, 1, TSH_I64, TSH_SUM);
+    assert_true(i64 == INT64_MAX);
+    tsh_coll_fold(&i64, &least, &minus, 1, TSH_I64, TSH_PROD);
+    assert_true(i64 == INT64_MIN);
+    tsh_coll_fold(&f64, &minus_nought, &nought, 1, TSH_F64, TSH_MAX);
+    assert_true(f64 == 0 && signbit(f64));
+    tsh_coll_fold(&f64, &nought, &minus_nought, 1, TSH_F64, TSH_MIN);
+    assert_true(f64 == 0 && !signbit(f64));
+    tsh_coll_fold(&f64, &nan, &nought, 1, TSH_F64, TSH_MIN);
+    assert_true(isnan(f64));
+    tsh_coll_fold(&f64, &nought, &nan, 1, TSH_F64, TSH_MAX);
+    assert_true(isnan(f64));
+}
+
+static void finish_divides_averages_only(void **state) {
+    static const int lengths[] = {0, 1, 31, 32, 33, MOST};
+    float f32[ROOM];
+    double f64[ROOM];
+    int i, k;
+    (void)state;
+    for (k = 0; k < COUNT(lengths); k++) {
+        for (i = 0; i < ROOM; i++) f64[i] = f32[i] = (float)(i + 1);
+        tsh_coll_finish(f32, lengths[k], TSH_F32, TSH_SUM, 3);
+        tsh_coll_finish(f64, lengths[k], TSH_F64, TSH_MAX, 3);
+        for (i = 0; i < ROOM; i++) assert_true(f32[i] == (float)(i + 1) && f64[i] == i + 1);
+        tsh_coll_finish(f32, lengths[k], TSH_F32, TSH_AVG, 3);
+        tsh_coll_finish(f64, lengths[k], TSH_F64, TSH_AVG, 3);
+        for (i = 0; i < lengths[k]; i++)
+            assert_true(f32[i] == (float)(i + 1) / 3.0f && f64[i] == (i + 1) / 3.0);
+        for (; i < ROOM; i++) assert_true(f32[i] == (float)(i + 1) && f64[i] == i + 1);
+    }
+}
+
+/* -------------------------------------------------------------------- chunks */
+
+static void chunks_are_those_of_a_plain_dimension(void **state) {
+    tsh_layout layout = tsh_sharded(0);
+    tsh_range range[TSH_MAX_SEGMENTS];
+    int64_t n, length;
+    int size, k;
+    (void)state;
+    for (size = 1; size <= 9; size++)
+        for (n = 0; n <= 100; n++) {
+            for (k = 0; k < size; k++) {
+                length = tsh_chunk(&layout, n, size, k, range);
+                assert_int_equal(tsh_coll_chunk(n, size, k), range[0].start);
+                assert_int_equal(tsh_coll_chunk(n, size, k + 1), range[0].start + length);
+            }
+            assert_int_equal(tsh_coll_chunk(n, size, 0), 0);
+            assert_int_equal(tsh_coll_chunk(n, size, size), n);
+        }
+    assert_true(tsh_coll_chunk(INT64_MAX, 4, 3) == INT64_C(3) << 61);
+    assert_true(tsh_coll_chunk(INT64_MAX, 4, 4) == INT64_MAX);
+    assert_true(tsh_coll_chunk(2, 100, 99) == 2);
+}
+
+/* --------------------------------------------------------------- descriptors */
+
+/* As tsh_start takes it, on 3 ranks. */
+static tsh_coll taken(tsh_coll_kind kind) {
+    static const int64_t counts[] = {4, 0, 5};
+    tsh_coll coll = tsh_coll_make(kind, TSH_F32);
+    int rows = kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER || kind == TSH_ALLTOALL;
+    if (rows || kind == TSH_SENDRECV) coll.recv_counts = counts;
+    if (kind == TSH_ALLTOALL || kind == TSH_SENDRECV) coll.send_counts = counts;
+    if (!coll.recv_counts && kind < TSH_BARRIER) coll.count = 7;
+    if (kind == TSH_BROADCAST) coll.root = 2;
+    if (kind == TSH_SEND || kind == TSH_SENDRECV) coll.send_to = 1;
+    if (kind == TSH_RECV || kind == TSH_SENDRECV) coll.recv_from = 2;
+    return coll;
+}
+
+static int fit(tsh_coll a, tsh_coll b) {
+    return tsh_coll_digest(&a, 3) == tsh_coll_digest(&b, 3);
+}
+
+static void a_digest_is_of_what_ranks_must_agree_on(void **state) {
+    static const int64_t other[] = {4, 1, 4};
+    int k;
+    (void)state;
+    for (k = 0; k < TSH_COLL_KINDS; k++) {
+        tsh_coll_kind kind = (tsh_coll_kind)k;
+        tsh_coll a = taken(kind), b = a;
+        int empty = kind == TSH_BARRIER || kind == TSH_SPLIT;
+        int gathers = kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER;
+        char buffer[1];
+        if (kind == TSH_SENDRECV) continue; /* its halves are compared as SEND and RECV */
+        b.send = b.recv = buffer;
+        b.seq = 9;
+        b.timeout_ns = 1;
+        assert_true(fit(a, b)); /* these are each rank's own */
+        b = a;
+        b.dtype = TSH_I32;
+        assert_int_equal(fit(a, b), empty);
+        b = a;
+        b.redop = TSH_MAX;
+        assert_int_equal(fit(a, b), kind != TSH_ALLREDUCE && kind != TSH_REDUCE_SCATTER);
+        b = a;
+        b.count = 8;
+        assert_int_equal(fit(a, b), empty || gathers || kind == TSH_ALLTOALL);
+        b = a;
+        b.blocks = 2;
+        assert_int_equal(fit(a, b), !gathers && kind != TSH_ALLTOALL);
+        b = a;
+        b.root = 1;
+        assert_int_equal(fit(a, b), kind != TSH_BROADCAST);
+        b = a;
+        b.tag = 1;
+        assert_int_equal(fit(a, b), kind != TSH_SEND && kind != TSH_RECV);
+        b = a;
+        if (a.recv_counts) b.recv_counts = other;
+        assert_int_equal(fit(a, b), !gathers);
+    }
+}
+
+static void digests_of_two_kinds_differ_but_for_a_pair(void **state) {
+    int i, k;
+    (void)state;
+    for (i = 0; i < TSH_COLL_KINDS; i++)
+        for (k = 0; k < TSH_COLL_KINDS; k++) {
+            int pair = (i == TSH_SEND || i == TSH_RECV) && (k == TSH_SEND || k == TSH_RECV);
+            if (i == TSH_SENDRECV || k == TSH_SENDRECV) continue;
+            assert_int_equal(fit(taken((tsh_coll_kind)i), taken((tsh_coll_kind)k)), i == k || pair);
+        }
+}
+
+static int by_value(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Counts that differ little and sum up alike are what ranks get wrong. */
+static void digests_of_near_counts_differ(void **state) {
+    static uint64_t digests[64 * 64 * 64];
+    int64_t counts[3];
+    tsh_coll coll = taken(TSH_ALLGATHER);
+    int i, n = COUNT(digests);
+    (void)state;
+    coll.recv_counts = counts;
+    for (i = 0; i < n; i++) {
+        counts[0] = i % 64;
+        counts[1] = i / 64 % 64;
+        counts[2] = i / 4096;
+        digests[i] = tsh_coll_digest(&coll, 3);
+    }
+    qsort(digests, (size_t)n, sizeof *digests, by_value);
+    for (i = 1; i < n; i++) assert_true(digests[i - 1] != digests[i]);
+}
+
+/* ---------------------------------------------------------------------- text */
+
+#define EXPECT_COLL(coll, other, want)                                                             \
+    assert_string_equal(tsh_coll_text(coll, other, 3, text, sizeof text), want)
+
+static void descriptors_have_text(void **state) {
+    static const char *const texts[] = {"all-reduce of 7 f32 (sum)",
+                                        "all-gather of f32",
+                                        "reduce-scatter of f32 (sum)",
+                                        "broadcast of 7 f32 from rank 2",
+                                        "all-to-all of f32",
+                                        "send of 7 f32 to rank 1",
+                                        "receive of 7 f32 from rank 2",
+                                        "send-receive of f32 to rank 1 from rank 2",
+                                        "barrier",
+                                        "split"};
+    static const char *const dtypes[] = {
+        "send of 7 f32 to rank 1 with tag 4", "send of 7 f64 to rank 1 with tag 4",
+        "send of 7 i32 to rank 1 with tag 4", "send of 7 i64 to rank 1 with tag 4"};
+    static const char *const redops[] = {
+        "all-reduce of 7 f32 (sum)", "all-reduce of 7 f32 (product)", "all-reduce of 7 f32 (min)",
+        "all-reduce of 7 f32 (max)", "all-reduce of 7 f32 (average)"};
+    char text[128];
+    tsh_coll coll;
+    int k;
+    (void)state;
+    assert_int_equal(COUNT(texts), TSH_COLL_KINDS);
+    for (k = 0; k < TSH_COLL_KINDS; k++) {
+        coll = taken((tsh_coll_kind)k);
+        EXPECT_COLL(&coll, NULL, texts[k]);
+        EXPECT_COLL(&coll, &coll, texts[k]);
+    }
+    coll = taken(TSH_SEND);
+    coll.tag = 4;
+    for (k = 0; k < COUNT(dtypes); k++) {
+        coll.dtype = (tsh_dtype)k;
+        EXPECT_COLL(&coll, NULL, dtypes[k]);
+    }
+    coll = taken(TSH_ALLREDUCE);
+    for (k = 0; k < COUNT(redops); k++) {
+        coll.redop = (tsh_redop)k;
+        EXPECT_COLL(&coll, NULL, redops[k]);
+    }
+}
+
+static void the_first_count_that_differs_is_told(void **state) {
+    static const int64_t counts[] = {4, 1, 4};
+    tsh_coll a = taken(TSH_ALLGATHER), b = a, c = taken(TSH_REDUCE_SCATTER);
+    char text[128];
+    (void)state;
+    b.recv_counts = c.recv_counts = counts;
+    b.blocks = 6;
+    EXPECT_COLL(&a, &b, "all-gather of f32 with counts[1] = 0");
+    EXPECT_COLL(&b, &a, "all-gather of f32 in 6 blocks with counts[1] = 1");
+    EXPECT_COLL(&a, &c, "all-gather of f32"); /* another kind's counts mean something else */
+    assert_string_equal(tsh_coll_text(&a, &b, 1, text, sizeof text), "all-gather of f32");
+    b.recv_counts = NULL;
+    EXPECT_COLL(&a, &b, "all-gather of f32");
+    EXPECT_COLL(&b, &a, "all-gather of f32 in 6 blocks");
+}
+
+/* A descriptor may come from a broken peer. */
+static void values_that_mean_nothing_are_told_as_numbers(void **state) {
+    tsh_coll coll = taken(TSH_ALLREDUCE);
+    char text[128];
+    (void)state;
+    coll.dtype = (tsh_dtype)9;
+    coll.redop = (tsh_redop)12;
+    EXPECT_COLL(&coll, NULL, "all-reduce of 7 dtype 9 (reduction 12)");
+    coll.kind = (tsh_coll_kind)77;
+    EXPECT_COLL(&coll, &coll, "kind 77");
+    coll.kind = TSH_COLL_KINDS;
+    EXPECT_COLL(&coll, NULL, "kind 10");
+    coll.kind = (tsh_coll_kind)-1;
+    EXPECT_COLL(&coll, NULL, "kind -1");
+    coll = taken(TSH_ALLGATHER);
+    coll.recv_counts = NULL;
+    EXPECT_COLL(&coll, &coll, "all-gather of f32");
+}
+
+static void text_is_cut_to_its_room(void **state) {
+    const char *whole = "all-reduce of 7 f32 (sum)";
+    tsh_coll coll = taken(TSH_ALLREDUCE);
+    char text[64];
+    size_t room;
+    (void)state;
+    for (room = 0; room < sizeof text; room++) {
+        memset(text, '#', sizeof text);
+        assert_ptr_equal(tsh_coll_text(&coll, NULL, 3, text, room), text);
+        if (room) assert_int_equal(strlen(text), room <= strlen(whole) ? room - 1 : strlen(whole));
+        assert_memory_equal(text, room ? whole : "", room ? strlen(text) : 0);
+        assert_int_equal(text[room], '#');
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fold_is_the_plain_loop),
+        cmocka_unit_test(fold_wraps_and_keeps_the_left),
+        cmocka_unit_test(finish_divides_averages_only),
+        cmocka_unit_test(chunks_are_those_of_a_plain_dimension),
+        cmocka_unit_test(a_digest_is_of_what_ranks_must_agree_on),
+        cmocka_unit_test(digests_of_two_kinds_differ_but_for_a_pair),
+        cmocka_unit_test(digests_of_near_counts_differ),
+        cmocka_unit_test(descriptors_have_text),
+        cmocka_unit_test(the_first_count_that_differs_is_told),
+        cmocka_unit_test(values_that_mean_nothing_are_told_as_numbers),
+        cmocka_unit_test(text_is_cut_to_its_room),
+    };
+    return cmocka_run_group_tests_name("unit/comm", tests, NULL, NULL);
+}
