@@ -176,7 +176,8 @@ static int read_options(settings *s, int argc, char **argv) {
 /* Needs: >>settings.                                                          */
 /* ========================================================================== */
 
-/* "name", "name:slots" or "[address]:slots", found in where; word is cut to the name. */
+/* "name", "name:slots" or "[address]:slots", found in where; slots where it says none. word is
+ * cut to the name. */
 static int add_host(settings *s, char *word, int slots, const char *where) {
     int bracket = word[0] == '[';
     char *name = word + bracket, *end = name + strcspn(name, bracket ? "]" : ":");
