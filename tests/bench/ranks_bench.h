@@ -6,8 +6,9 @@
  *
  * BYTES is the whole f32 buffer: what an all-gather fills and a reduce-scatter is given, at least
  * one element per rank. The answer is microseconds per call, of the slowest rank; with CALLS 0 it
- * is "right" where the result is. After "wrong" the program ends. Between commands every rank
- * sleeps in read(), so that programs which are compared take turns within milliseconds. */
+ * says whether the result is "right" or "wrong". After "failed" the program ends. Between commands
+ * every rank sleeps in read(), so that programs which are compared take turns within milliseconds.
+ */
 #ifndef TSHARD_TESTS_RANKS_BENCH_H
 #define TSHARD_TESTS_RANKS_BENCH_H
 
@@ -92,40 +93,45 @@ static inline float bench_expected(const bench *b, int kind, long count, long i)
     return sum_of_ranks * bench_value(0, kind == BENCH_REDUCE_SCATTER ? b->rank * piece + i : i);
 }
 
-/* One call with values that are known; 1 if the result is right. */
-static inline int bench_check(bench *b, int kind, long count) {
+/* One call with values that are known; *right if the result is, on every rank. */
+static inline int bench_check(bench *b, int kind, long count, int *right) {
     const long piece = count / b->ranks, first = kind == BENCH_ALLGATHER ? b->rank * piece : 0;
     const float *got;
-    long i, right = 0, all = kind == BENCH_REDUCE_SCATTER ? piece : count;
+    long i, good = 0, all = kind == BENCH_REDUCE_SCATTER ? piece : count;
+    int r, ok;
     for (i = 0; i < count; i++) b->send[i] = bench_value(b->rank, first + i);
     for (i = 0; i < count; i++) b->recv[i] = kind == BENCH_ALLREDUCE ? b->send[i] : -1;
     got = b->call(b, kind, kind == BENCH_ALLREDUCE ? b->recv : b->send, b->recv, count);
-    for (i = 0; got && i < all; i++) right += got[i] == bench_expected(b, kind, count, i);
+    for (i = 0; got && i < all; i++) good += got[i] == bench_expected(b, kind, count, i);
     memset(b->send, 0, (size_t)count * sizeof(float)); /* repeated sums stay finite */
     memset(b->recv, 0, (size_t)count * sizeof(float));
-    return right == all;
+    ok = bench_share(b, good == all ? 1 : 0) && got;
+    for (r = 0, *right = 1; r < b->ranks; r++) *right &= b->shared[r] > 0;
+    return ok;
 }
 
-/* Obeys one line; 0 at the end or after a failure. */
+/* Obeys one line; 0 after a failure. */
 static inline int bench_obey(bench *b, const char *line) {
     static const char *const names[BENCH_KINDS] = {"allreduce", "allgather", "reduce_scatter"};
     char name[16] = "";
     long bytes = 0, calls = 0, count;
-    double us = -1;
-    int r, kind, ok;
+    double us = 0;
+    int kind, ok, right = 0;
     if (sscanf(line, "%15s %ld %ld", name, &bytes, &calls) != 3 || bytes < 4 || calls < 0) return 0;
     for (kind = 0; kind < BENCH_KINDS && strcmp(name, names[kind]) != 0;) kind++;
     count = bytes / 4 < b->ranks && kind != BENCH_ALLREDUCE ? b->ranks : bytes / 4;
     if (kind == BENCH_KINDS || !bench_room(b, count * 4)) return 0;
     if (calls == 0) {
-        ok = bench_share(b, bench_check(b, kind, count) ? 0 : 1);
-        for (r = 0; r < b->ranks; r++) ok &= b->shared[r] < 1;
+        ok = bench_check(b, kind, count, &right);
     } else {
         us = bench_time(b, kind, count, calls);
         ok = us >= 0;
     }
-    if (b->rank == 0 && (!ok || calls == 0)) (void)printf(ok ? "right\n" : "wrong\n");
-    if (b->rank == 0 && ok && calls != 0) (void)printf("%.3f\n", us);
+    if (b->rank != 0) return ok;
+    if (!ok || calls == 0)
+        (void)printf("%s\n", !ok ? "failed" : right ? "right" : "wrong");
+    else
+        (void)printf("%.3f\n", us);
     (void)fflush(stdout);
     return ok;
 }
@@ -152,7 +158,7 @@ static inline void bench_hang_up(bench *b) {
     }
 }
 
-/* Obeys until the input ends; 0 if every answer was right. A rank that takes too long is ended. */
+/* Obeys until the input ends; 0 if no call failed. A rank that takes too long is ended. */
 static inline int bench_serve(bench *b) {
     char line[BENCH_LINE];
     int ok = 1;

@@ -110,12 +110,11 @@ class Ranks:
             answer = self.process.stdout.readline().strip() if ready else "no answer"
         except OSError as why:
             answer = str(why)
-        if answer == "right":
-            return answer
-        if re.match(r"\d", answer):
-            return float(answer)
+        if answer == "right" or re.match(r"\d", answer):
+            return answer if answer == "right" else float(answer)
         note("bench: %s: %s of %d bytes: %s" % (self.who, kind, size, answer or "it ended"))
-        stop(self.process)
+        if answer != "wrong":  # of another size it may still be right
+            stop(self.process)
         return None
 
     def calls(self, kind, size):
@@ -337,16 +336,17 @@ def main():
     os.makedirs(BUILD, exist_ok=True)
     print(COLUMNS % ("name", "ours", "unit", "ratio", "figures",
                      "peers: value, ratio (quartiles) >= the ratio to reach"), flush=True)
-    rows = []
+    rows, failed = [], False
     for part in parts:
         for samples in part(args) if args.only in (None, part.__name__) else ():
             for (name, unit), values in samples.items():
                 row, ratios = row_of(name, unit, values)
+                failed |= row is None
                 if row:
                     rows.append(row)
                     show(row, ratios)
     write(rows)
-    return 0 if rows else 1
+    return 1 if failed or not rows else 0
 
 
 if __name__ == "__main__":
