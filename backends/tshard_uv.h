@@ -3455,8 +3455,9 @@ static int tshi_uv_advance(tsh_uv_world *world) {
 /* Needs: >>uv-flow.                                                            */
 /* ========================================================================== */
 
-/* Messages up to here go from each to each: fewer steps. In bytes that one rank sends. */
-enum { TSHI_UV_DIRECT_MOST = 48 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
+/* Up to here bytes go from each to each, in fewer steps than along a ring. In bytes that one rank
+ * sends. */
+enum { TSHI_UV_DIRECT_MOST = 96 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
 
 static int64_t tshi_uv_deadline(const tsh_uv_world *world, const tsh_coll *coll) {
     int64_t now = tshi_uv_now(), wait = coll->timeout_ns ? coll->timeout_ns : world->timeout;
@@ -3489,14 +3490,14 @@ static int64_t tshi_uv_whole(const tshi_uv_group *group, const tshi_uv_op *op) {
 /* By size alone, so that all ranks choose alike. */
 static tshi_uv_route tshi_uv_route_of(const tshi_uv_group *group, const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
-    int64_t most = TSHI_UV_DIRECT_MOST, whole;
+    int64_t sent;
     switch (coll->kind) {
     case TSH_ALLREDUCE:
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
-        whole = tshi_uv_whole(group, op);
-        if (coll->kind == TSH_ALLREDUCE) whole *= group->size;
-        return group->size == 1 || whole <= most ? TSHI_UV_DIRECT : TSHI_UV_RING;
+        sent = tshi_uv_whole(group, op);
+        if (coll->kind == TSH_ALLREDUCE) sent *= group->size - 1;
+        return group->size == 1 || sent <= TSHI_UV_DIRECT_MOST ? TSHI_UV_DIRECT : TSHI_UV_RING;
     case TSH_BROADCAST:
         return coll->count * tshi_uv_width(op) <= TSHI_UV_STAR_MOST ? TSHI_UV_STAR : TSHI_UV_CHAIN;
     case TSH_SEND:
