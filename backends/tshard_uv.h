@@ -3668,8 +3668,9 @@ static void tshi_uv_poll_event(uv_poll_t *poll, int status, int events) {
     (void)events;
 }
 
+/* A timer may be due before uv_run begins to sleep, which it then must not. */
 static void tshi_uv_timer_event(uv_timer_t *timer) {
-    (void)timer;
+    uv_stop(timer->loop);
 }
 
 static void tshi_uv_wake_event(uv_async_t *async) {
@@ -3807,6 +3808,7 @@ static void tshi_uv_nap(tshi_uv_wait *wait) {
             until = tshi_uv_min(until, report);
     }
     tshi_uv_watch_links(world);
+    uv_update_time(&world->loop); /* it is as old as the last sleep */
     (void)uv_timer_start(&world->timer, tshi_uv_timer_event,
                          (uint64_t)((until - now) / TSHI_UV_MS + 1), 0);
     if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE);
