@@ -666,10 +666,12 @@ static void tshi_uv_put_error(tshi_uv_cursor *c, const tsh_error *error) {
     tshi_uv_put_text(c, error->message);
 }
 
-static void tshi_uv_get_error(tshi_uv_cursor *c, tsh_error *error) {
+/* Of a world of `size` ranks. */
+static void tshi_uv_get_error(tshi_uv_cursor *c, tsh_error *error, int size) {
     unsigned code = (unsigned)tshi_uv_get(c, 1);
     error->code = code > TSH_OK && code < TSH_RESULT_COUNT ? (tsh_result)code : TSH_ERR_ABORTED;
     error->rank = tshi_uv_get_int(c);
+    if (error->rank < -1 || error->rank >= size) c->bad = 1;
     tshi_uv_get_text(c, error->message, sizeof error->message);
 }
 
@@ -680,13 +682,13 @@ static void tshi_uv_put_evidence(tshi_uv_cursor *c, const tshi_uv_evidence *e) {
     tshi_uv_put_error(c, &e->error);
 }
 
-static void tshi_uv_get_evidence(tshi_uv_cursor *c, tshi_uv_evidence *e) {
+static void tshi_uv_get_evidence(tshi_uv_cursor *c, tshi_uv_evidence *e, int size) {
     unsigned claim = (unsigned)tshi_uv_get(c, 1);
     if (claim == TSHI_UV_NOTHING || claim > TSHI_UV_ABORT) c->bad = 1;
     e->claim = (tshi_uv_claim)claim;
     e->group = tshi_uv_get(c, 8);
     e->seq = tshi_uv_get(c, 8);
-    tshi_uv_get_error(c, &e->error);
+    tshi_uv_get_error(c, &e->error, size);
 }
 
 static void tshi_uv_put_answer_of(tshi_uv_cursor *c, uint64_t group, uint64_t seq,
@@ -2455,7 +2457,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
         if (world->forming) tshi_uv_completed(world);
         break;
     case TSHI_UV_ACCUSE:
-        tshi_uv_get_evidence(c, &e);
+        tshi_uv_get_evidence(c, &e, world->size);
         e.reporter = peer->rank;
         if (!c->bad) tshi_uv_consider(world, &e);
         break;
@@ -2465,7 +2467,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_CONFIRM:
     case TSHI_UV_STILL: tshi_uv_on_stuck(peer, (tshi_uv_type)type, c); break;
     case TSHI_UV_VERDICT:
-        tshi_uv_get_error(c, &error);
+        tshi_uv_get_error(c, &error, world->size);
         if (!c->bad) tshi_uv_rule(world, &error);
         break;
     case TSHI_UV_BYE: tshi_uv_left(peer); break;
