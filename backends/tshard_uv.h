@@ -733,7 +733,7 @@ static void tshi_uv_get_answer_of(tshi_uv_cursor *c, uint64_t *group, uint64_t *
     record->coll.blocks = tshi_uv_get_i64(c);
     record->coll.root = tshi_uv_get_int(c);
     record->counts = (int)tshi_uv_get(c, 1);
-    if (record->counts > TSHI_UV_COUNTS) c->bad = 1;
+    if (record->counts > TSHI_UV_COUNTS || answer->rank < 0) c->bad = 1;
     for (int i = 0; i < record->counts && !c->bad; i++) {
         record->send_counts[i] = tshi_uv_get_i64(c);
         record->recv_counts[i] = tshi_uv_get_i64(c);
