@@ -2605,12 +2605,14 @@ static void tshi_uv_expire(tsh_uv_world *world, int64_t now) {
 /* Time is up for the world to form. */
 static void tshi_uv_not_formed(tsh_uv_world *world) {
     char absent[256], where[340], hint[256] = "", host[64];
-    int first, there = world->rank == 0 || world->peer[0].state == TSHI_UV_THERE;
+    int there = world->rank == 0 || world->peer[0].state == TSHI_UV_THERE;
+    long first;
     if (world->rank == 0)
         tshi_uv_list_absent(world, absent, sizeof absent);
     else
         (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : " 0");
-    first = absent[0] ? atoi(absent) : -1;
+    first = absent[0] ? strtol(absent, NULL, 10) : -1;
+    if (first < 0 || first >= world->size) first = -1;
     tshi_uv_name(world->host, world->port, where, sizeof where);
     tshi_uv_host_text(&world->own, host, sizeof host);
     if (world->rank == 0 && tshi_uv_loopback(&world->own) && strcmp(world->host, host) != 0)
@@ -2621,7 +2623,7 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
     else if (!there)
         (void)snprintf(hint, sizeof hint,
                        "; is %.60s where rank 0 listens (TSHARD_HOST, TSHARD_PORT)?", where);
-    tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, first,
+    tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, (int)first,
                     "the world of %d ranks did not form in %.1f s%s%s%s%s%s", world->size,
                     (double)world->timeout / 1e9, absent[0] ? "; absent ranks:" : "", absent,
                     world->obstacle[0] && (!there || !absent[0]) ? "; " : "",
