@@ -1578,6 +1578,13 @@ static int tshi_uv_company(const tsh_uv_world *world, int r) {
     return count;
 }
 
+/* 1 if following from r leads back to r. */
+static int tshi_uv_on_circle(const tsh_uv_world *world, int r) {
+    int at = tshi_uv_awaits(world, r);
+    for (int i = 0; i < world->size && at >= 0 && at != r; i++) at = tshi_uv_awaits(world, at);
+    return at == r;
+}
+
 /* r is on a circle, all confirmed: the odd rank is in the least company; of several, the lowest
  * but rank 0. */
 static void tshi_uv_judge_circle(tsh_uv_world *world, int r) {
@@ -1614,7 +1621,7 @@ static void tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int sti
         return;
     }
     j->circle[r] = 0;
-    if (--j->confirming == 0) tshi_uv_judge_circle(world, r);
+    if (--j->confirming == 0 && tshi_uv_on_circle(world, r)) tshi_uv_judge_circle(world, r);
 }
 
 /* Rank r is stuck: follows who waits for whom. A stuck rank can only be freed by those it waits
