@@ -666,10 +666,12 @@ static void tshi_uv_put_error(tshi_uv_cursor *c, const tsh_error *error) {
     tshi_uv_put_text(c, error->message);
 }
 
-static void tshi_uv_get_error(tshi_uv_cursor *c, tsh_error *error) {
+/* Of a world of `size` ranks. */
+static void tshi_uv_get_error(tshi_uv_cursor *c, tsh_error *error, int size) {
     unsigned code = (unsigned)tshi_uv_get(c, 1);
     error->code = code > TSH_OK && code < TSH_RESULT_COUNT ? (tsh_result)code : TSH_ERR_ABORTED;
     error->rank = tshi_uv_get_int(c);
+    if (error->rank < -1 || error->rank >= size) c->bad = 1;
     tshi_uv_get_text(c, error->message, sizeof error->message);
 }
 
@@ -680,13 +682,13 @@ static void tshi_uv_put_evidence(tshi_uv_cursor *c, const tshi_uv_evidence *e) {
     tshi_uv_put_error(c, &e->error);
 }
 
-static void tshi_uv_get_evidence(tshi_uv_cursor *c, tshi_uv_evidence *e) {
+static void tshi_uv_get_evidence(tshi_uv_cursor *c, tshi_uv_evidence *e, int size) {
     unsigned claim = (unsigned)tshi_uv_get(c, 1);
     if (claim == TSHI_UV_NOTHING || claim > TSHI_UV_ABORT) c->bad = 1;
     e->claim = (tshi_uv_claim)claim;
     e->group = tshi_uv_get(c, 8);
     e->seq = tshi_uv_get(c, 8);
-    tshi_uv_get_error(c, &e->error);
+    tshi_uv_get_error(c, &e->error, size);
 }
 
 static void tshi_uv_put_answer_of(tshi_uv_cursor *c, uint64_t group, uint64_t seq,
@@ -731,7 +733,7 @@ static void tshi_uv_get_answer_of(tshi_uv_cursor *c, uint64_t *group, uint64_t *
     record->coll.blocks = tshi_uv_get_i64(c);
     record->coll.root = tshi_uv_get_int(c);
     record->counts = (int)tshi_uv_get(c, 1);
-    if (record->counts > TSHI_UV_COUNTS) c->bad = 1;
+    if (record->counts > TSHI_UV_COUNTS || answer->rank < 0) c->bad = 1;
     for (int i = 0; i < record->counts && !c->bad; i++) {
         record->send_counts[i] = tshi_uv_get_i64(c);
         record->recv_counts[i] = tshi_uv_get_i64(c);
@@ -1576,6 +1578,13 @@ static int tshi_uv_company(const tsh_uv_world *world, int r) {
     return count;
 }
 
+/* 1 if following from r leads back to r. */
+static int tshi_uv_on_circle(const tsh_uv_world *world, int r) {
+    int at = tshi_uv_awaits(world, r);
+    for (int i = 0; i < world->size && at >= 0 && at != r; i++) at = tshi_uv_awaits(world, at);
+    return at == r;
+}
+
 /* r is on a circle, all confirmed: the odd rank is in the least company; of several, the lowest
  * but rank 0. */
 static void tshi_uv_judge_circle(tsh_uv_world *world, int r) {
@@ -1612,7 +1621,7 @@ static void tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int sti
         return;
     }
     j->circle[r] = 0;
-    if (--j->confirming == 0) tshi_uv_judge_circle(world, r);
+    if (--j->confirming == 0 && tshi_uv_on_circle(world, r)) tshi_uv_judge_circle(world, r);
 }
 
 /* Rank r is stuck: follows who waits for whom. A stuck rank can only be freed by those it waits
@@ -2455,7 +2464,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
         if (world->forming) tshi_uv_completed(world);
         break;
     case TSHI_UV_ACCUSE:
-        tshi_uv_get_evidence(c, &e);
+        tshi_uv_get_evidence(c, &e, world->size);
         e.reporter = peer->rank;
         if (!c->bad) tshi_uv_consider(world, &e);
         break;
@@ -2465,7 +2474,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_CONFIRM:
     case TSHI_UV_STILL: tshi_uv_on_stuck(peer, (tshi_uv_type)type, c); break;
     case TSHI_UV_VERDICT:
-        tshi_uv_get_error(c, &error);
+        tshi_uv_get_error(c, &error, world->size);
         if (!c->bad) tshi_uv_rule(world, &error);
         break;
     case TSHI_UV_BYE: tshi_uv_left(peer); break;
@@ -2603,12 +2612,14 @@ static void tshi_uv_expire(tsh_uv_world *world, int64_t now) {
 /* Time is up for the world to form. */
 static void tshi_uv_not_formed(tsh_uv_world *world) {
     char absent[256], where[340], hint[256] = "", host[64];
-    int first, there = world->rank == 0 || world->peer[0].state == TSHI_UV_THERE;
+    int there = world->rank == 0 || world->peer[0].state == TSHI_UV_THERE;
+    long first;
     if (world->rank == 0)
         tshi_uv_list_absent(world, absent, sizeof absent);
     else
         (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : " 0");
-    first = absent[0] ? atoi(absent) : -1;
+    first = absent[0] ? strtol(absent, NULL, 10) : -1;
+    if (first < 0 || first >= world->size) first = -1;
     tshi_uv_name(world->host, world->port, where, sizeof where);
     tshi_uv_host_text(&world->own, host, sizeof host);
     if (world->rank == 0 && tshi_uv_loopback(&world->own) && strcmp(world->host, host) != 0)
@@ -2619,7 +2630,7 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
     else if (!there)
         (void)snprintf(hint, sizeof hint,
                        "; is %.60s where rank 0 listens (TSHARD_HOST, TSHARD_PORT)?", where);
-    tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, first,
+    tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, (int)first,
                     "the world of %d ranks did not form in %.1f s%s%s%s%s%s", world->size,
                     (double)world->timeout / 1e9, absent[0] ? "; absent ranks:" : "", absent,
                     world->obstacle[0] && (!there || !absent[0]) ? "; " : "",
