@@ -4,7 +4,8 @@
  *
  * Of gloo's two rings the faster one: below 1 MiB the classes, from there on the functions that
  * PyTorch calls at every size. The one reduce-scatter that gloo has is a class of halving and
- * doubling, in place. What a call needs is made once per size and used again. */
+ * doubling, in place; of many megabytes its sums are wrong now and then where cores are scarce, and
+ * then it has no row. What a call needs is made once per size and used again. */
 #include "ranks_bench.h"
 
 #include <gloo/allgather.h>

@@ -71,10 +71,10 @@ static inline double bench_time(bench *b, int kind, long count, long calls) {
     double start;
     int r, ok = 1;
     long i;
-    for (i = 0; i <= calls / 8; i++) ok &= bench_call(b, kind, count);
+    for (i = 0; ok && i <= calls / 8; i++) ok &= bench_call(b, kind, count);
     ok &= bench_share(b, 0);
     start = bench_now_us();
-    for (i = 0; i < calls; i++) ok &= bench_call(b, kind, count);
+    for (i = 0; ok && i < calls; i++) ok &= bench_call(b, kind, count);
     ok &= bench_share(b, (float)((bench_now_us() - start) / (double)calls));
     for (r = 0; r < b->ranks; r++) worst = b->shared[r] > worst ? b->shared[r] : worst;
     return ok ? (double)worst : -1;
