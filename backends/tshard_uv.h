@@ -127,6 +127,7 @@ enum {
     TSHI_UV_SPANS = 64,    /* pieces of memory in one system call */
     TSHI_UV_STRANGERS = 64,
     TSHI_UV_PAYLOAD = 60000,   /* bytes of one control message at most */
+    TSHI_UV_NEAR = 512 << 10,  /* bytes under way between two ranks of a host */
     TSHI_UV_WINDOW = 256 << 10 /* bytes received before they are summed */
 };
 
@@ -2010,11 +2011,29 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
     return 1;
 }
 
+/* The same host at both ends. */
+static int tshi_uv_is_local(int fd) {
+    tshi_uv_address ends[2];
+    char text[2][64];
+    for (int i = 0; i < 2; i++) {
+        if (!tshi_uv_end_of(fd, i, &ends[i])) return 0;
+        tshi_uv_host_text(&ends[i], text[i], sizeof text[i]);
+    }
+    return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0;
+}
+
+/* Between ranks of one host bytes are best taken over while they are still in a cache. */
+static void tshi_uv_keep_near(int fd) {
+    int bytes = TSHI_UV_NEAR;
+    if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+}
+
 /* A data connection of the group that is being made. 0: it has no place. */
 static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
     tshi_uv_group *group = tshi_uv_forming_group(world, hello->group);
     tshi_uv_link *link = group ? tshi_uv_link_for(group, hello->purpose, rank) : NULL;
     if (!link || link->fd >= 0) return 0;
+    tshi_uv_keep_near(fd);
     uv_mutex_lock(&world->lock);
     link->fd = fd;
     group->missing--;
@@ -4263,17 +4282,6 @@ static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
     world->tick.data = world->call.data = world;
     world->on_tick = tshi_uv_on_tick;
     return 1;
-}
-
-/* The same host at both ends. */
-static int tshi_uv_is_local(int fd) {
-    tshi_uv_address ends[2];
-    char text[2][64];
-    for (int i = 0; i < 2; i++) {
-        if (!tshi_uv_end_of(fd, i, &ends[i])) return 0;
-        tshi_uv_host_text(&ends[i], text[i], sizeof text[i]);
-    }
-    return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0;
 }
 
 /* Ranks of this host that outnumber its cores had better not spin. */
