@@ -384,6 +384,7 @@ struct tsh_uv_world {
     uint64_t last; /* the group of the latest collective */
     int stuck_new, leaving, complete;
     tshi_uv_group *asked; /* a group that is to be made */
+    tshi_uv_group *ended; /* the caller's: closed after the verdict */
 
     /* The control thread. */
     uv_thread_t thread;
@@ -4119,6 +4120,11 @@ static void tshi_uv_world_close(tsh_uv_world *world) {
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->call);
     (void)uv_thread_join(&world->thread);
+    while (world->ended) {
+        tshi_uv_group *group = world->ended;
+        world->ended = group->next;
+        tshi_uv_group_free(group);
+    }
     tshi_uv_world_end(world);
 }
 
@@ -4133,7 +4139,12 @@ static void tshi_uv_close(tsh_comm *comm) {
     for (at = &world->groups; *at != group;) at = &(*at)->next;
     *at = group->next;
     uv_mutex_unlock(&world->lock);
-    tshi_uv_group_free(group);
+    if (tshi_uv_verdict(world) == TSH_OK) {
+        tshi_uv_group_free(group);
+    } else { /* the control thread may still be connecting it */
+        group->next = world->ended;
+        world->ended = group;
+    }
     comm->impl = NULL;
     if (--world->open == 0) tshi_uv_world_close(world);
 }

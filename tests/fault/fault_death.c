@@ -76,7 +76,7 @@ static void kill_run(tally *t, int ranks, const doing_plan *plan, uint64_t draw)
 
 static void kill_rows(void) {
     static const doing what[] = {ALLREDUCE, ALLGATHER, RECEIVE, IDLE};
-    int runs = fault_full() ? 200 : 15;
+    int runs = fault_full() ? 200 : 40;
     for (int d = 0; d < 4; d++) {
         for (int n = 0; n < 3; n++) {
             static tally t;
@@ -126,7 +126,7 @@ static void handshake_run(tally *t, int ranks, uint64_t draw) {
 }
 
 static void handshake_rows(void) {
-    int runs = fault_full() ? 200 : 10;
+    int runs = fault_full() ? 200 : 20;
     for (int n = 0; n < 3; n++) {
         static tally t;
         memset(&t, 0, sizeof t);
@@ -213,7 +213,7 @@ static void closing_rank(job *j) {
 }
 
 static void close_rows(void) {
-    int runs = fault_full() ? 100 : 15;
+    int runs = fault_full() ? 100 : 30;
     for (int n = 0; n < 3; n++) {
         static tally t;
         memset(&t, 0, sizeof t);
@@ -277,7 +277,7 @@ static void opens_rank(job *j) {
 }
 
 static void opens_row(void) {
-    int opens = fault_full() ? 1000 : 300, more = 0;
+    int opens = 1000, more = 0;
     world_desc desc = death_desc(2, opens_rank, &opens);
     double kib = 0;
     const char *why;

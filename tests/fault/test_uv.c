@@ -165,6 +165,32 @@ static void test_exit(void **state) {
     }
 }
 
+/* A rank that comes back after a while to wait for what nobody sends wakes up when time is up. */
+static void lonely_rank(job *j) {
+    float x = 0;
+    tsh_coll coll = tsh_coll_make(TSH_RECV, TSH_F32);
+    tsh_req req;
+    sleep_ms(200);
+    coll.recv = &x;
+    coll.count = 1;
+    coll.recv_from = 1;
+    coll.timeout_ns = 300000000;
+    j->ms = now_ms();
+    if (j->rank == 0) {
+        CHECK(tsh_start(&j->comm, &coll, &req) == TSH_OK);
+        CHECK(tsh_wait(&j->comm, req) == TSH_ERR_TIMEOUT);
+    }
+    for (int i = 0; i < 2000 && job_verdict(j) == TSH_OK; i++) sleep_ms(1);
+    j->ms = now_ms() - j->ms;
+}
+
+static void test_lonely(void **state) {
+    (void)state;
+    world_run(2, lonely_rank, NULL);
+    assert_verdict(2, TSH_ERR_TIMEOUT, 1);
+    for (int r = 0; r < 2; r++) assert_true(jobs[r].ms >= 290 && jobs[r].ms < 300 + LIMIT_MS);
+}
+
 /* A local error of one rank is told to those inside a collective. */
 static void shape_rank(job *j) {
     tsh_desc desc;
@@ -500,6 +526,7 @@ int main(void) {
         SHARED(kill),
         SHARED(stop),
         SHARED(exit),
+        SHARED(lonely),
         SHARED(local_error),
         SHARED(absent),
         SHARED(absent_first),

@@ -350,7 +350,7 @@ static void soak_enter(job *j, job *group, uint64_t draw) {
 static void soak_leave(job *j, job *group) {
     for (int g = 0; g < SOAK_GROUPS; g++)
         if (group[g].failure[0] && !j->failure[0])
-            (void)snprintf(j->failure, sizeof j->failure, "group %d: %s", g, group[g].failure);
+            (void)snprintf(j->failure, sizeof j->failure, "group %d: %.900s", g, group[g].failure);
     for (int g = SOAK_GROUPS - 1; g > 0; g--) tsh_comm_close(&group[g].comm);
     j->comm = group[0].comm;
 }
