@@ -121,14 +121,16 @@ extern "C" {
 #define TSHI_UV_MS     INT64_C(1000000)
 
 enum {
-    TSHI_UV_OPS = 64,      /* in flight in one group, as the front door allows */
-    TSHI_UV_RECORDS = 128, /* of the last collectives, for the arbiter's questions */
-    TSHI_UV_COUNTS = 16,   /* of a call's counts that are remembered for its description */
-    TSHI_UV_SPANS = 64,    /* pieces of memory in one system call */
+    TSHI_UV_OPS = 64,       /* in flight in one group, as the front door allows */
+    TSHI_UV_RECORDS = 128,  /* of the last collectives, for the arbiter's questions */
+    TSHI_UV_COUNTS = 16,    /* of a call's counts that are remembered for its description */
+    TSHI_UV_SPANS = 64,     /* pieces of memory in one system call, */
+    TSHI_UV_CALL = 1 << 20, /* and bytes */
     TSHI_UV_STRANGERS = 64,
-    TSHI_UV_PAYLOAD = 60000,   /* bytes of one control message at most */
-    TSHI_UV_NEAR = 512 << 10,  /* bytes under way between two ranks of a host */
-    TSHI_UV_WINDOW = 256 << 10 /* bytes received before they are summed */
+    TSHI_UV_PAYLOAD = 60000,     /* bytes of one control message at most */
+    TSHI_UV_NEAR = 512 << 10,    /* bytes under way between two ranks of a host */
+    TSHI_UV_SEGMENT = 512 << 10, /* of a chunk, that goes around a ring before the next */
+    TSHI_UV_WINDOW = 1 << 20     /* more than a segment */
 };
 
 /* On the data connections, a header before each collective's bytes, and before each message. Ranks
@@ -2852,11 +2854,12 @@ static int tshi_uv_index(const tshi_uv_group *group, const tshi_uv_op *op) {
 /* Needs: >>uv-group.                                                           */
 /* ========================================================================== */
 
-/* A ring carries, from rank to rank, one stream of chunks. Step t of the stream that rank r sends
- * is chunk r-1-t of a sum, r-t of a gather (indices mod P); of the one that it receives, the chunk
- * before. So whatever comes in goes out again one step later: summed with this rank's own piece in
- * the first P-1 steps of a sum, as it is afterwards. The chunk k = r-1 that rank r starts with is
- * x[k+1]; then come x[k+2] and so on up to x[k+P]: the order that the contract promises. */
+/* A ring carries, from rank to rank, one stream of bytes: for each segment of the chunks in turn, a
+ * number of steps. In step t rank r sends that segment of chunk r-1-t of a sum, r-t of a gather
+ * (indices mod P), and receives that of the chunk before. So whatever comes in goes out again one
+ * step later, while it is still in a cache: summed with this rank's own piece in the first P-1 steps
+ * of a sum, as it is afterwards. The chunk k = r-1 that rank r starts with is x[k+1]; then come
+ * x[k+2] and so on up to x[k+P]: the order that the contract promises. */
 
 typedef struct tshi_uv_span {
     char *at;
@@ -2907,126 +2910,187 @@ static tshi_uv_span tshi_uv_in_whole(const tshi_uv_group *group, const tshi_uv_o
     return span;
 }
 
-/* Where a ring's stream is. */
-typedef struct tshi_uv_step_at {
-    int step, chunk;
-    int64_t offset, left; /* in the chunk, and to its end */
-} tshi_uv_step_at;
-
-static tshi_uv_step_at tshi_uv_locate(const tshi_uv_group *group, const tshi_uv_op *op, int first,
-                                      int64_t offset) {
-    tshi_uv_step_at at;
-    at.chunk = first < 0 ? first + group->size : first;
-    for (at.step = 0;; at.step++) {
-        int64_t n = tshi_uv_length(group, op, at.chunk);
-        at.offset = offset;
-        at.left = n - offset;
-        if (offset < n) return at;
-        offset -= n;
-        at.chunk = at.chunk == 0 ? group->size - 1 : at.chunk - 1;
-    }
-}
-
 static int tshi_uv_sums(const tshi_uv_op *op) {
     return op->coll.kind == TSH_ALLREDUCE || op->coll.kind == TSH_REDUCE_SCATTER;
 }
 
-/* The chunk that a ring's outgoing stream starts with. */
-static int tshi_uv_first_chunk(const tshi_uv_group *group, const tshi_uv_op *op) {
+/* The chunk that a ring's outgoing stream starts with, and the incoming one. */
+static int tshi_uv_first_out(const tshi_uv_group *group, const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? tshi_uv_prev(group) : group->rank;
 }
 
-/* Bytes of the incoming stream of a ring that are summed. */
-static int64_t tshi_uv_summed(const tshi_uv_group *group, const tshi_uv_op *op) {
+static int tshi_uv_first_in(const tshi_uv_group *group, const tshi_uv_op *op) {
+    return (tshi_uv_first_out(group, op) + group->size - 1) % group->size;
+}
+
+static int tshi_uv_steps(const tshi_uv_group *group, const tshi_uv_op *op) {
+    return (op->coll.kind == TSH_ALLREDUCE ? 2 : 1) * (group->size - 1);
+}
+
+/* The steps whose incoming bytes are summed. */
+static int tshi_uv_summed(const tshi_uv_group *group, const tshi_uv_op *op) {
+    return tshi_uv_sums(op) ? group->size - 1 : 0;
+}
+
+/* Where a ring's stream is. */
+typedef struct tshi_uv_at {
+    int64_t row; /* segment */
+    int step, chunk;
+    int64_t done, left; /* bytes of the step, and to its end */
+    int64_t offset;     /* in the chunk */
+} tshi_uv_at;
+
+static int tshi_uv_chunk_of(const tshi_uv_group *group, int first, int step) {
+    return (first + 2 * group->size - step) % group->size;
+}
+
+/* Bytes of a stream before a row of segments. */
+static int64_t tshi_uv_before_row(const tshi_uv_group *group, const tshi_uv_op *op, int first,
+                                  int64_t row) {
     int64_t total = 0;
-    if (!tshi_uv_sums(op)) return 0;
-    for (int k = 0; k < group->size; k++)
-        if (k != tshi_uv_prev(group)) total += tshi_uv_length(group, op, k);
+    for (int t = 0; t < tshi_uv_steps(group, op); t++)
+        total += tshi_uv_min(tshi_uv_length(group, op, tshi_uv_chunk_of(group, first, t)),
+                             row * TSHI_UV_SEGMENT);
     return total;
 }
 
-/* The window in which bytes wait to be summed: `offset` of the stream lies at offset mod its
- * size. */
-static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t offset) {
+/* Bytes of chunk k in a row. */
+static int64_t tshi_uv_segment(const tshi_uv_group *group, const tshi_uv_op *op, int k,
+                               int64_t row) {
+    int64_t left = tshi_uv_length(group, op, k) - row * TSHI_UV_SEGMENT;
+    return left < 0 ? 0 : tshi_uv_min(left, TSHI_UV_SEGMENT);
+}
+
+/* Bytes of a stream before `done` bytes of a step. */
+static int64_t tshi_uv_position(const tshi_uv_group *group, const tshi_uv_op *op, int first,
+                                int64_t row, int step, int64_t done) {
+    int64_t total = tshi_uv_before_row(group, op, first, row) + done;
+    for (int t = 0; t < step; t++)
+        total += tshi_uv_segment(group, op, tshi_uv_chunk_of(group, first, t), row);
+    return total;
+}
+
+/* The place of byte `at` of a stream, which is longer. Rows are full but for the last ones, so the
+ * first guess is mostly right. */
+static tshi_uv_at tshi_uv_locate(const tshi_uv_group *group, const tshi_uv_op *op, int first,
+                                 int64_t at) {
+    tshi_uv_at place;
+    int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)tshi_uv_steps(group, op)), high = low + 1;
+    while (tshi_uv_before_row(group, op, first, high) <= at) high = low + 2 * (high - low);
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (tshi_uv_before_row(group, op, first, middle) <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    at -= tshi_uv_before_row(group, op, first, low);
+    place.row = low;
+    for (place.step = 0;; place.step++) {
+        int64_t n;
+        place.chunk = tshi_uv_chunk_of(group, first, place.step);
+        n = tshi_uv_segment(group, op, place.chunk, low);
+        place.done = at;
+        place.left = n - at;
+        place.offset = low * TSHI_UV_SEGMENT + at;
+        if (at < n) return place;
+        at -= n;
+    }
+}
+
+/* The window in which bytes wait to be summed, and those of a reduce-scatter to be sent on: byte
+ * `at` of the incoming stream lies at `at` mod its size. */
+static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t at) {
     tshi_uv_span span;
-    span.at = op->scratch + offset % TSHI_UV_WINDOW;
-    span.size = TSHI_UV_WINDOW - offset % TSHI_UV_WINDOW;
+    span.at = op->scratch + at % TSHI_UV_WINDOW;
+    span.size = TSHI_UV_WINDOW - at % TSHI_UV_WINDOW;
     return span;
 }
 
-/* Bytes of the outgoing stream of a ring that are ready, from its start. */
+/* Bytes of the outgoing stream that are ready: each step's follow from the incoming step before,
+ * the first step's from nothing. */
 static int64_t tshi_uv_ready(const tshi_uv_group *group, const tshi_uv_op *op, int64_t total) {
-    return tshi_uv_min(total,
-                       tshi_uv_length(group, op, tshi_uv_first_chunk(group, op)) + op->ready);
+    tshi_uv_at in;
+    int first = tshi_uv_first_out(group, op);
+    if (op->ready >= op->in[tshi_uv_prev(group)].total) return total;
+    in = tshi_uv_locate(group, op, tshi_uv_first_in(group, op), op->ready);
+    if (in.step + 1 < tshi_uv_steps(group, op))
+        return tshi_uv_position(group, op, first, in.row, in.step + 1, in.done);
+    return tshi_uv_position(group, op, first, in.row + 1, 1, 0);
 }
 
-static tshi_uv_span tshi_uv_ring_out(const tshi_uv_group *group, const tshi_uv_op *op,
-                                     int64_t offset) {
-    int first = tshi_uv_first_chunk(group, op);
-    tshi_uv_step_at at = tshi_uv_locate(group, op, first, offset);
+/* Bytes of a reduce-scatter's incoming stream that are not needed in the window any more. */
+static int64_t tshi_uv_sent_on(const tshi_uv_group *group, const tshi_uv_op *op) {
+    const tshi_uv_stream *s = &op->out[tshi_uv_next(group)];
+    int first = tshi_uv_first_in(group, op);
+    tshi_uv_at out;
+    if (s->done == s->total) return op->ready;
+    out = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), s->done);
+    if (out.step == 0) return tshi_uv_min(op->ready, tshi_uv_before_row(group, op, first, out.row));
+    return tshi_uv_min(op->ready,
+                       tshi_uv_position(group, op, first, out.row, out.step - 1, out.done));
+}
+
+static tshi_uv_span tshi_uv_ring_out(const tshi_uv_group *group, const tshi_uv_op *op, int64_t at) {
+    tshi_uv_at out = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), at);
     void *send = (void *)(uintptr_t)op->coll.send; /* only read */
     tshi_uv_span span;
-    if (at.step == 0 && tshi_uv_sums(op))
-        return tshi_uv_in_whole(group, op, send, at.chunk, at.offset);
-    if (at.step == 0) {
-        span.at = (char *)send + at.offset;
-        span.size = at.left;
-        return span;
+    if (out.step == 0 && !tshi_uv_sums(op)) {
+        span.at = (char *)send + out.offset;
+        span.size = out.left;
+    } else if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER) {
+        span = tshi_uv_window(op, tshi_uv_position(group, op, tshi_uv_first_in(group, op), out.row,
+                                                   out.step - 1, out.done));
+    } else {
+        span = tshi_uv_in_whole(group, op, out.step ? op->coll.recv : send, out.chunk, out.offset);
     }
-    if (op->coll.kind == TSH_REDUCE_SCATTER)
-        return tshi_uv_window(op, offset - tshi_uv_length(group, op, first));
-    return tshi_uv_in_whole(group, op, op->coll.recv, at.chunk, at.offset);
-}
-
-/* Where the incoming bytes from `offset` go; size 0: there is no room yet. */
-static tshi_uv_span tshi_uv_ring_in(const tshi_uv_group *group, const tshi_uv_op *op,
-                                    int64_t offset) {
-    int first = tshi_uv_first_chunk(group, op) - 1;
-    int64_t summed = tshi_uv_summed(group, op), used = op->ready, sent;
-    tshi_uv_step_at at;
-    tshi_uv_span span;
-    if (offset >= summed) {
-        at = tshi_uv_locate(group, op, first, offset);
-        return tshi_uv_in_whole(group, op, op->coll.recv, at.chunk, at.offset);
-    }
-    if (op->coll.kind == TSH_REDUCE_SCATTER) { /* the window is free once it is sent on */
-        sent = op->out[tshi_uv_next(group)].done -
-               tshi_uv_length(group, op, tshi_uv_first_chunk(group, op));
-        used = tshi_uv_min(used, sent < 0 ? 0 : sent);
-        if (op->out[tshi_uv_next(group)].done == op->out[tshi_uv_next(group)].total)
-            used = op->ready;
-    }
-    span = tshi_uv_window(op, offset);
-    span.size = tshi_uv_min(span.size, used + TSHI_UV_WINDOW - offset);
-    span.size = tshi_uv_min(span.size, summed - offset);
+    span.size = tshi_uv_min(span.size, out.left);
     return span;
 }
 
-/* Sums what has come of a ring's stream, in whole elements. */
-static void tshi_uv_ring_fold(const tshi_uv_group *group, tshi_uv_op *op) {
-    const tsh_coll *coll = &op->coll;
-    int64_t width = tshi_uv_width(op), summed = tshi_uv_summed(group, op);
-    int64_t come = tshi_uv_min(op->in[tshi_uv_prev(group)].done, summed);
-    void *send = (void *)(uintptr_t)coll->send;
-    while (op->ready + width <= come) {
-        tshi_uv_step_at at = tshi_uv_locate(group, op, tshi_uv_first_chunk(group, op) - 1,
-                                            op->ready);
-        tshi_uv_span left = tshi_uv_window(op, op->ready), right, out;
-        int64_t n;
-        right = tshi_uv_in_whole(group, op, send, at.chunk, at.offset);
-        n = tshi_uv_min(tshi_uv_min(left.size, right.size), come - op->ready) / width;
-        if (coll->kind == TSH_ALLREDUCE) {
-            out = tshi_uv_in_whole(group, op, coll->recv, at.chunk, at.offset);
-        } else {
-            out = left;
-            if (at.step == group->size - 2) out.at = (char *)coll->recv + at.offset;
-        }
-        tsh_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
-        if (at.step == group->size - 2)
-            tsh_coll_finish(out.at, n, coll->dtype, coll->redop, group->size);
-        op->ready += n * width;
+/* Where the incoming bytes from `at` go; size 0: there is no room yet. */
+static tshi_uv_span tshi_uv_ring_in(const tshi_uv_group *group, const tshi_uv_op *op, int64_t at) {
+    tshi_uv_at in = tshi_uv_locate(group, op, tshi_uv_first_in(group, op), at);
+    int64_t used = op->ready;
+    tshi_uv_span span;
+    if (in.step >= tshi_uv_summed(group, op)) {
+        span = tshi_uv_in_whole(group, op, op->coll.recv, in.chunk, in.offset);
+    } else {
+        if (op->coll.kind == TSH_REDUCE_SCATTER) used = tshi_uv_sent_on(group, op);
+        span = tshi_uv_window(op, at);
+        span.size = tshi_uv_min(span.size, used + TSHI_UV_WINDOW - at);
     }
-    if (op->in[tshi_uv_prev(group)].done > summed) op->ready = op->in[tshi_uv_prev(group)].done;
+    span.size = tshi_uv_min(span.size, in.left);
+    return span;
+}
+
+/* Sums what has come of a step, in whole elements; returns the bytes that are done. */
+static int64_t tshi_uv_fold_step(const tshi_uv_group *group, tshi_uv_op *op, tshi_uv_at in,
+                                 int64_t come) {
+    const tsh_coll *coll = &op->coll;
+    tshi_uv_span left = tshi_uv_window(op, op->ready), right, out = left;
+    int64_t width = tshi_uv_width(op), n;
+    int last = in.step == group->size - 2;
+    right = tshi_uv_in_whole(group, op, (void *)(uintptr_t)coll->send, in.chunk, in.offset);
+    n = tshi_uv_min(tshi_uv_min(left.size, right.size), tshi_uv_min(come, in.left)) / width;
+    if (coll->kind == TSH_ALLREDUCE)
+        out = tshi_uv_in_whole(group, op, coll->recv, in.chunk, in.offset);
+    else if (last)
+        out.at = (char *)coll->recv + in.offset;
+    tsh_coll_fold(out.at, left.at, right.at, n, coll->dtype, coll->redop);
+    if (last) tsh_coll_finish(out.at, n, coll->dtype, coll->redop, group->size);
+    return n * width;
+}
+
+/* Makes ready what has come of a ring's stream. */
+static void tshi_uv_ring_fold(const tshi_uv_group *group, tshi_uv_op *op) {
+    int64_t come = op->in[tshi_uv_prev(group)].done, n = 1;
+    while (op->ready < come && n) {
+        tshi_uv_at in = tshi_uv_locate(group, op, tshi_uv_first_in(group, op), op->ready);
+        n = in.step < tshi_uv_summed(group, op) ? tshi_uv_fold_step(group, op, in, come - op->ready)
+                                                : tshi_uv_min(in.left, come - op->ready);
+        op->ready += n;
+    }
 }
 
 /* ---- each to each ---- */
@@ -3305,13 +3369,15 @@ static void tshi_uv_piece(tshi_uv_pieces *pieces, void *at, size_t size) {
 static void tshi_uv_payload(tshi_uv_pieces *pieces, const tshi_uv_link *link, const tshi_uv_op *op,
                             int out) {
     const tshi_uv_stream *s = out ? &op->out[link->peer] : &op->in[link->peer];
-    int64_t offset = s->done;
-    while (pieces->count < TSHI_UV_SPANS) {
+    int64_t offset = s->done, left = TSHI_UV_CALL;
+    while (pieces->count < TSHI_UV_SPANS && left > 0) {
         tshi_uv_span span = out ? tshi_uv_out_at(link->group, op, link->peer, offset, s->total)
                                 : tshi_uv_in_at(link->group, op, link->peer, offset, s->total);
         if (span.size <= 0) return;
+        span.size = tshi_uv_min(span.size, left);
         tshi_uv_piece(pieces, span.at, (size_t)span.size);
         offset += span.size;
+        left -= span.size;
     }
 }
 
@@ -3319,10 +3385,7 @@ static void tshi_uv_payload(tshi_uv_pieces *pieces, const tshi_uv_link *link, co
 static void tshi_uv_received(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_stream *s, size_t n) {
     s->done += (int64_t)n;
     if (op->route != TSHI_UV_RING) return;
-    if (tshi_uv_sums(op))
-        tshi_uv_ring_fold(group, op);
-    else
-        op->ready = s->done;
+    tshi_uv_ring_fold(group, op);
 }
 
 /* Reads once. 1: something came and more may be there; 0: nothing to read, or no room for it. */
