@@ -31,21 +31,22 @@ extern "C" {
 typedef struct tsh_uv_desc {
     int rank, size;    /* size 0: both from the environment */
     const char *host;  /* where rank 0 listens, a name or an address; NULL: environment, else
-                              127.0.0.1 */
+                         127.0.0.1 */
     int port;          /* 0: environment */
     const char *bind;  /* the address this rank listens on; NULL: TSHARD_BIND, else rank 0: host,
-                              others: the address from which they reach rank 0 */
-    int listener;      /* rank 0: a listening socket that is there already; 0: TSHARD_LISTENER,
-                              else none */
+                         others: the address from which they reach rank 0 */
+    int listener;      /* rank 0: a listening socket that is there already; 0: TSHARD_LISTENER, else
+                         none */
     const char *job;   /* keeps jobs apart that share a key; NULL: TSHARD_JOB, else "" */
     const void *key;   /* shared secret; NULL: TSHARD_KEY, else TSHARD_KEY_FILE, else none */
     size_t key_size;   /* in bytes */
     int insecure;      /* 1: beyond loopback without a key; 0: TSHARD_INSECURE */
     double timeout;    /* seconds until joining, or a collective without timeout_ns, gives up;
-                              0: TSHARD_TIMEOUT, else 300 */
-    double heartbeat;  /* seconds of silence until a rank is dead; negative: never; 0:
-                              TSHARD_HEARTBEAT, else 10 */
-    tsh_logger logger; /* strangers and refusals; called from the backend's own thread */
+                         negative: never; 0: TSHARD_TIMEOUT, else 300 */
+    double heartbeat;  /* seconds of silence until a rank is dead, 1 or more; negative: never; 0:
+                         TSHARD_HEARTBEAT, else 10 */
+    tsh_logger logger; /* strangers and refusals; called from the backend's own thread, which must
+                          not be kept: beats stop meanwhile */
     tsh_error *error;  /* where tsh_uv_open and tsh_uv_run say why they failed; NULL: nowhere */
 } tsh_uv_desc;
 
@@ -126,6 +127,7 @@ enum {
     TSHI_UV_COUNTS = 16,    /* of a call's counts that are remembered for its description */
     TSHI_UV_SPANS = 64,     /* pieces of memory in one system call, */
     TSHI_UV_CALL = 1 << 20, /* and bytes */
+    TSHI_UV_RANKS = 1024,   /* of a world: their table is one control message */
     TSHI_UV_STRANGERS = 64,
     TSHI_UV_PAYLOAD = 60000,     /* bytes of one control message at most */
     TSHI_UV_NEAR = 512 << 10,    /* bytes under way between two ranks of a host */
@@ -358,7 +360,7 @@ typedef struct tshi_uv_judge {
 } tshi_uv_judge;
 
 struct tsh_uv_world {
-    int rank, size, crowded, spins;
+    int rank, size, spins;
     int64_t timeout, heartbeat;
     uint64_t job;
     unsigned char secret[32], token[32], mesh[32]; /* of the key; random; of both */
@@ -952,9 +954,10 @@ static int tshi_uv_out_of_descriptors(int why) {
     return why == EMFILE || why == ENFILE;
 }
 
-/* Sockets of the world: three to each peer; a listener, two loops, strangers meanwhile. */
+/* Sockets of a world: three to each peer; a listener, two loops, strangers meanwhile. A group takes
+ * two more to each member. */
 static int tshi_uv_descriptors(int size) {
-    return 3 * (size - 1) + 16;
+    return 3 * (size - 1) + 24;
 }
 
 /* ========================================================================== */
@@ -1019,8 +1022,8 @@ static int tshi_uv_place(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error
     world->rank = desc->rank;
     world->size = desc->size;
     for (; !desc->size && family < 3 && !has_rank && !has_size; family++) {
-        has_size = tshi_uv_env_int(families[family].size, 1, 65536, &world->size, error);
-        has_rank = tshi_uv_env_int(families[family].rank, 0, 65535, &world->rank, error);
+        has_size = tshi_uv_env_int(families[family].size, 1, TSHI_UV_RANKS, &world->size, error);
+        has_rank = tshi_uv_env_int(families[family].rank, 0, TSHI_UV_RANKS, &world->rank, error);
         if (has_rank < 0 || has_size < 0) return -1;
         if (has_rank == has_size) continue;
         (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
@@ -1033,7 +1036,9 @@ static int tshi_uv_place(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error
         world->size = 1;
         return 4;
     }
-    if (world->size >= 1 && world->rank >= 0 && world->rank < world->size) return family;
+    if (world->size >= 1 && world->size <= TSHI_UV_RANKS && world->rank >= 0 &&
+        world->rank < world->size)
+        return family;
     (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "rank %d is not in a world of %d ranks",
                         world->rank, world->size);
     return -1;
@@ -1093,6 +1098,12 @@ static int tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error 
     }
     n = fread(bytes, 1, sizeof bytes, file);
     (void)fclose(file);
+    if (n == sizeof bytes) {
+        (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
+                            "TSHARD_KEY_FILE: %.300s has %d bytes or more", path,
+                            (int)sizeof bytes);
+        return 0;
+    }
     while (n && (bytes[n - 1] == '\n' || bytes[n - 1] == '\r')) n--;
     (void)crypto_hash_sha256(hash, bytes, n);
     sodium_memzero(bytes, sizeof bytes);
@@ -1127,6 +1138,13 @@ static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
         !tshi_uv_seconds(desc->heartbeat, "TSHARD_HEARTBEAT", 10, &world->heartbeat, error) ||
         !tshi_uv_key(desc, world, error))
         return 0;
+    if (world->heartbeat && world->heartbeat < TSHI_UV_SECOND) {
+        (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
+                            "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least that "
+                            "a busy machine keeps",
+                            (double)world->heartbeat / 1e9);
+        return 0;
+    }
     if (world->timeout == 0) world->timeout = INT64_MAX / 4;
     if (!bind) bind = tshi_uv_env("TSHARD_BIND");
     (void)snprintf(world->bind_host, sizeof world->bind_host, "%s", bind ? bind : "");
@@ -1160,6 +1178,7 @@ static void tshi_uv_rule(tsh_uv_world *world, const tsh_error *error) {
     uv_mutex_lock(&world->lock);
     if (tshi_uv_verdict(world) == TSH_OK) {
         world->error = *error;
+        TSHI_UV_PUT(&world->accused, 1); /* no byte moves from here on */
         TSHI_UV_PUT(&world->verdict, (int)error->code);
     }
     uv_cond_broadcast(&world->changed);
@@ -1493,13 +1512,24 @@ static void tshi_uv_find_unequal(tsh_uv_world *world, tsh_error *error) {
         (unsigned long long)world->judge.best.seq, (unsigned long long)world->judge.best.group);
 }
 
+/* 1 if rank r is known to belong to the group that is asked about. */
+static int tshi_uv_belongs(tsh_uv_world *world, int r) {
+    const tshi_uv_group *group;
+    int belongs = 0;
+    uv_mutex_lock(&world->lock);
+    group = tshi_uv_group_by(world, world->judge.best.group);
+    for (int m = 0; group && m < group->size; m++) belongs |= group->ranks[m] == r;
+    uv_mutex_unlock(&world->lock);
+    return belongs;
+}
+
 /* Time is up: who has not come? */
-static void tshi_uv_find_absent(const tsh_uv_world *world, tsh_error *error) {
+static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     const tshi_uv_answer *answer = world->judge.answer;
     int first = -1;
     for (int r = 0; r < world->size; r++) {
-        int here = r == world->rank || world->peer[r].state == TSHI_UV_THERE;
-        if (answer[r].told ? !answer[r].member || answer[r].started : !here) continue;
+        int member = answer[r].told ? answer[r].member : tshi_uv_belongs(world, r);
+        if (!member || answer[r].started) continue;
         tshi_uv_add(error->message, sizeof error->message, "%s %d",
                     first < 0 ? "; absent ranks:" : "", r);
         if (first < 0) first = r;
@@ -1866,6 +1896,8 @@ static int tshi_uv_claim_of(tshi_uv_conn *conn) {
     conn->out_used = TSHI_UV_CLAIM;
     conn->in_used = 0;
     conn->in_need = TSHI_UV_ANSWER;
+    conn->until = tshi_uv_now() +
+                  2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* more than the server */
     conn->phase = 2;
     return 1;
 }
@@ -1888,6 +1920,7 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
                         world->rank, world->size, to, conn->name, (long long)value);
         break;
     case TSHI_UV_TAKEN:
+        if (conn->hello.purpose != TSHI_UV_JOIN) break; /* an earlier attempt of ours is in place */
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_ARGUMENT, world->rank,
                         "rank %d is already in the world of rank %d at %s: each rank needs its own "
                         "TSHARD_RANK",
@@ -2106,14 +2139,7 @@ static void tshi_uv_joined(tsh_uv_world *world) {
     tshi_uv_letter letter;
     tshi_uv_cursor *c = tshi_uv_write(&letter);
     char host[64] = "";
-    const char *why = "";
     if (world->bind_host[0]) {
-        if (!tshi_uv_resolve(world->bind_host, 0, 0, &world->own, &why)) {
-            tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_ARGUMENT, world->rank,
-                            "rank %d: TSHARD_BIND is \"%s\": %s", world->rank, world->bind_host,
-                            why);
-            return;
-        }
         tshi_uv_host_text(&world->own, host, sizeof host);
         if (strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0) host[0] = 0;
     } else {
@@ -2348,6 +2374,19 @@ static void tshi_uv_make_room(tsh_uv_world *world) {
     tshi_uv_conn_end(oldest, 0);
 }
 
+/* No descriptor is left: a world that forms may find some later, one that runs will not. */
+static void tshi_uv_too_few(tsh_uv_world *world) {
+    int need = tshi_uv_descriptors(world->size);
+    uv_mutex_lock(&world->lock);
+    for (const tshi_uv_group *group = world->groups; group; group = group->next)
+        if (group != world->world_group) need += 2 * (group->size - 1);
+    uv_mutex_unlock(&world->lock);
+    tshi_uv_hindered(world, "too few descriptors: rank %d needs about %d (ulimit -n)", world->rank,
+                     need);
+    if (!world->forming)
+        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank, "%s", world->obstacle);
+}
+
 static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     tsh_uv_world *world = (tsh_uv_world *)poll->data;
     (void)status;
@@ -2358,10 +2397,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
         int fd = accept(world->listener, NULL, NULL);
         if (fd < 0) {
             if (!tshi_uv_out_of_descriptors(errno)) return;
-            tshi_uv_hindered(world,
-                             "too few descriptors: a world of %d ranks needs about %d here "
-                             "(ulimit -n)",
-                             world->size, tshi_uv_descriptors(world->size));
+            tshi_uv_too_few(world);
             tshi_uv_unwatch(&world->listening); /* tried again at a later tick */
             world->accept_at = tshi_uv_now() + 100 * TSHI_UV_MS;
             return;
@@ -2390,10 +2426,7 @@ static void tshi_uv_try_dial(tsh_uv_world *world, tshi_uv_dial *dial) {
     }
     why = errno;
     if (tshi_uv_out_of_descriptors(why))
-        tshi_uv_hindered(world,
-                         "too few descriptors: a world of %d ranks needs about %d here "
-                         "(ulimit -n)",
-                         world->size, tshi_uv_descriptors(world->size));
+        tshi_uv_too_few(world);
     else
         tshi_uv_hindered(world, "%s: %s", name, uv_strerror(uv_translate_sys_error(why)));
     tshi_uv_redial(dial);
@@ -2460,13 +2493,23 @@ static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_type type, tshi_uv_curs
     if (!c->bad) tshi_uv_confirmed(world, peer->rank, wait, still);
 }
 
-/* Who leaves accuses nobody; but a world that forms cannot do without it. */
+/* 1 if the group that is being made still waits for a rank. */
+static int tshi_uv_misses(const tsh_uv_world *world, int rank) {
+    for (uint32_t purpose = TSHI_UV_DATA; world->making && purpose <= TSHI_UV_MESSAGES; purpose++) {
+        const tshi_uv_link *link = tshi_uv_link_for(world->making, purpose, rank);
+        if (link && link->fd < 0) return 1;
+    }
+    return 0;
+}
+
+/* Who leaves accuses nobody; but a world or a group that forms cannot do without it. */
 static void tshi_uv_left(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_peer_end(peer, TSHI_UV_LEFT);
-    if (world->forming)
+    if ((world->forming && !world->told_ready) || tshi_uv_misses(world, peer->rank))
         tshi_uv_suspect(world, TSHI_UV_GONE, TSH_ERR_LOST, peer->rank,
-                        "rank %d at %s left while the world formed", peer->rank, peer->name);
+                        "rank %d at %s left while its connections were made", peer->rank,
+                        peer->name);
     uv_mutex_lock(&world->lock);
     world->stuck_new = world->stuck->wait != 0;
     uv_mutex_unlock(&world->lock);
@@ -2725,6 +2768,20 @@ static void tshi_uv_on_tick(uv_timer_t *timer) {
     (void)uv_timer_start(timer, world->on_tick, (uint64_t)wait, 0);
 }
 
+/* Time is up for a group's connections: whose are not there, and why. */
+static void tshi_uv_name_missing(const tshi_uv_group *group, tsh_error *error) {
+    const tsh_uv_world *world = group->world;
+    for (int r = group->size - 1; r >= 0; r--) {
+        if (r == group->rank || (group->link[r].fd >= 0 && group->link[group->size + r].fd >= 0))
+            continue;
+        error->rank = group->ranks[r];
+    }
+    if (error->rank < 0) return;
+    tshi_uv_add(error->message, sizeof error->message, "; absent ranks: %d", error->rank);
+    if (world->obstacle[0])
+        tshi_uv_add(error->message, sizeof error->message, " (%s)", world->obstacle);
+}
+
 /* The caller's thread has something: evidence, a group to be made, a long wait, a goodbye. */
 static void tshi_uv_on_call(uv_async_t *async) {
     tsh_uv_world *world = (tsh_uv_world *)async->data;
@@ -2732,6 +2789,7 @@ static void tshi_uv_on_call(uv_async_t *async) {
     tshi_uv_group *made = NULL;
     uv_mutex_lock(&world->lock);
     e = world->evidence;
+    world->evidence.claim = TSHI_UV_NOTHING;
     if (world->asked) {
         made = world->making = world->asked;
         world->asked = NULL;
@@ -2739,6 +2797,7 @@ static void tshi_uv_on_call(uv_async_t *async) {
         made->listener = -1;
     }
     uv_mutex_unlock(&world->lock);
+    if (e.claim == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
     if (e.claim != TSHI_UV_NOTHING) tshi_uv_hold(world, &e);
     if (made) tshi_uv_dial_group(world, made);
     tshi_uv_form(world);
@@ -2857,9 +2916,9 @@ static int tshi_uv_index(const tshi_uv_group *group, const tshi_uv_op *op) {
 /* A ring carries, from rank to rank, one stream of bytes: for each segment of the chunks in turn, a
  * number of steps. In step t rank r sends that segment of chunk r-1-t of a sum, r-t of a gather
  * (indices mod P), and receives that of the chunk before. So whatever comes in goes out again one
- * step later, while it is still in a cache: summed with this rank's own piece in the first P-1 steps
- * of a sum, as it is afterwards. The chunk k = r-1 that rank r starts with is x[k+1]; then come
- * x[k+2] and so on up to x[k+P]: the order that the contract promises. */
+ * step later, while it is still in a cache: summed with this rank's own piece in the first P-1
+ * steps of a sum, as it is afterwards. The chunk k = r-1 that rank r starts with is x[k+1]; then
+ * come x[k+2] and so on up to x[k+P]: the order that the contract promises. */
 
 typedef struct tshi_uv_span {
     char *at;
@@ -3527,7 +3586,7 @@ static int tshi_uv_move_link(tshi_uv_link *link) {
         } while (got == 2 && (link->in.used || (tshi_uv_for_messages(link) && link->out.used)));
     }
     if (TSHI_UV_GET(&link->group->world->accused)) return 0;
-    while (tshi_uv_write_once(link) && !link->want) moved = 1;
+    while (!(link->want & UV_WRITABLE) && tshi_uv_write_once(link)) moved = 1;
     return moved;
 }
 
@@ -3873,12 +3932,16 @@ static void tshi_uv_watch_links(tsh_uv_world *world) {
             tshi_uv_link *link = &group->link[i];
             int want = still || !group->active ? 0 : link->want;
             if (want == link->polled || link->fd < 0) continue;
-            if (!link->poll)
+            if (!link->poll) {
                 link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
-            else if (want)
+                if (!link->poll)
+                    tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
+                                   "rank %d: no memory to watch a connection", world->rank);
+            } else if (want) {
                 (void)uv_poll_start(link->poll, want, tshi_uv_poll_event);
-            else
+            } else {
                 (void)uv_poll_stop(link->poll);
+            }
             link->polled = link->poll ? want : 0;
         }
     }
@@ -3911,7 +3974,7 @@ static void tshi_uv_nap(tshi_uv_wait *wait) {
 static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t deadline) {
     tsh_uv_world *world = group->world;
     tshi_uv_wait wait;
-    int spins = 0;
+    int spins = 0, turns = 0;
     memset(&wait, 0, sizeof wait);
     wait.group = group;
     wait.op = op;
@@ -3919,6 +3982,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t
     for (;;) {
         int moved = tshi_uv_advance(world);
         if (tshi_uv_over(&wait)) break;
+        if (++turns % 64 == 0 && tshi_uv_now() >= deadline) tshi_uv_late(&wait);
         if (moved) {
             spins = 0;
         } else if (spins++ < world->spins) {
@@ -4108,33 +4172,41 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     return tshi_uv_wait_for(group, NULL, tshi_uv_deadline(world, &coll));
 }
 
+/* The members wait for each other now: what fails here is told to all. */
+static tsh_result tshi_uv_split_failed(tsh_uv_world *world, tsh_result code, const char *what) {
+    tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot join a group: %s",
+                   world->rank, what);
+    return code;
+}
+
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
     tsh_uv_world *world = parent->world;
     tsh_result result = tshi_uv_verdict(world);
-    tshi_uv_ticket *tickets;
+    tshi_uv_ticket *tickets, *mine;
     tshi_uv_address at = world->own;
-    int listener = -1;
+    int alone = color < 0 || parent->size == 1, listener = -1;
     if (result != TSH_OK) return result;
-    tickets = (tshi_uv_ticket *)calloc((size_t)parent->size, sizeof *tickets);
-    if (!tickets) return TSH_ERR_MEMORY;
     tshi_uv_set_port(&at, 0);
-    if (color >= 0 && parent->size > 1) listener = tshi_uv_listen(&at);
-    tickets[parent->rank].color = color;
-    tickets[parent->rank].key = key;
-    tickets[parent->rank].id = 2 + world->ids++ * (uint64_t)world->size + (uint64_t)world->rank;
-    if (listener >= 0 && tshi_uv_end_of(listener, 0, &at))
-        tickets[parent->rank].port = tshi_uv_port(&at);
-    result = color >= 0 && parent->size > 1 && listener < 0 ? TSH_ERR_IO
-                                                            : tshi_uv_trade(parent, tickets);
-    if (result == TSH_OK && color >= 0) {
-        group = tshi_uv_new_group(parent, tickets);
-        if (!group) result = TSH_ERR_MEMORY;
+    if (!alone) listener = tshi_uv_listen(&at);
+    if (!alone && (listener < 0 || !tshi_uv_end_of(listener, 0, &at)))
+        return tshi_uv_split_failed(world, TSH_ERR_IO, uv_strerror(uv_translate_sys_error(errno)));
+    tickets = (tshi_uv_ticket *)calloc((size_t)parent->size, sizeof *tickets);
+    if (tickets) {
+        mine = &tickets[parent->rank];
+        mine->color = color;
+        mine->key = key;
+        mine->id = 2 + world->ids++ * (uint64_t)world->size + (uint64_t)world->rank;
+        mine->port = alone ? 0 : tshi_uv_port(&at);
+        result = tshi_uv_trade(parent, tickets);
+        if (result == TSH_OK && color >= 0) group = tshi_uv_new_group(parent, tickets);
     }
     free(tickets);
     if (!group) {
         tshi_uv_close_fd(&listener);
-        return result;
+        return tickets && (result != TSH_OK || color < 0)
+                   ? result
+                   : tshi_uv_split_failed(world, TSH_ERR_MEMORY, "no memory");
     }
     tshi_uv_add_group(group, comm->ops, out);
     result = tshi_uv_link_up(group, listener);
@@ -4321,6 +4393,16 @@ static int tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
                             world->rank, world->host, why);
         return 0;
     }
+    if (world->bind_host[0]) {
+        tshi_uv_address list[TSHI_UV_ADDRESSES];
+        if (!tshi_uv_resolve(world->bind_host, 0, 0, list, &why)) {
+            (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
+                                "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank,
+                                world->bind_host, why);
+            return 0;
+        }
+        world->own = list[0];
+    }
     return !tshi_uv_need_key(world, &world->address[0], error);
 }
 
@@ -4364,8 +4446,7 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
     int local = 1;
     for (int r = 0; r < group->size; r++)
         if (group->link[r].fd >= 0) local += tshi_uv_is_local(group->link[r].fd);
-    world->crowded = local > sysconf(_SC_NPROCESSORS_ONLN);
-    world->spins = world->crowded ? 4 : 400;
+    world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400;
 }
 
 /* Waits until the world has formed, or will not. */
