@@ -1,5 +1,6 @@
 /* F10: every n-th allocation of the TCP backend fails, in one of three ranks. All ranks end in
- * time, with the right sums or an error, and nothing leaks (make asan looks). What libuv allocates is left alone: it ends the process where it gets none. */
+ * time, with the right sums or an error, and nothing leaks (make asan looks). What libuv allocates
+ * is left alone: it ends the process where it gets none. */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 
