@@ -131,8 +131,8 @@ static double special(tsh_dtype dtype, int i) {
     int narrow = dtype == TSH_F32;
     double tiny = narrow ? 1.4e-45 : 4.9e-324, least = narrow ? (double)FLT_MIN : DBL_MIN;
     double most = narrow ? (double)FLT_MAX : DBL_MAX;
-    const double values[SPECIALS] = {NAN,   INFINITY, -INFINITY, 0.0,   -0.0, tiny, -tiny,
-                                     least, -least,   most,      -most, 1.0,  -1.0, 1e-30};
+    const double values[SPECIALS] = {(double)NAN, HUGE_VAL, -HUGE_VAL, 0.0,   -0.0, tiny, -tiny,
+                                     least,       -least,   most,      -most, 1.0,  -1.0, 1e-30};
     return values[i];
 }
 

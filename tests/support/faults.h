@@ -109,7 +109,7 @@ static int sample_order(const void *a, const void *b) {
 /* The smallest sample that so many percent do not exceed. */
 UNUSED static double sample_percentile(samples *s, double percent) {
     int at = (int)ceil(percent / 100 * s->count) - 1;
-    if (!s->count) return NAN;
+    if (!s->count) return (double)NAN;
     qsort(s->value, (size_t)s->count, sizeof s->value[0], sample_order);
     return s->value[at < 0 ? 0 : at];
 }
