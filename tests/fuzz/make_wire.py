@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds of fuzz_wire.c into the folder wire: each the state of a rank, and what happens."""
+"""Writes the seeds of fuzz_wire.c into the folder wire: the state of a rank, and what happens."""
 
 import os
 import struct

@@ -1,6 +1,6 @@
 /* Sockets, the loops of libuv and the clock, pretended: nothing leaves the process, nothing is
- * waited for, and a run is the same every time. What would go wrong quietly in a system aborts here:
- * a descriptor that is closed twice, used after it was closed, or left open.
+ * waited for, and a run is the same every time. What goes wrong quietly in a system aborts here: a
+ * descriptor that is closed twice, used after it was closed, or left open.
  *
  * Include it between tshard.h, of which it would change names, and tshard_uv.h. */
 #ifndef TSHARD_TESTS_PRETEND_H
