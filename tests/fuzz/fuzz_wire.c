@@ -319,10 +319,10 @@ static void happens_answer(wire *w) {
 
 /* The caller's thread starts a collective; its buffers are not a byte too long. */
 static void happens_start(wire *w) {
-    static const int sizes[] = {0, 1, 3, 64, 3100, 40000};
+    static const int sizes[] = {0, 1, 3, 64, TSHI_UV_DIRECT_MOST / 8, OUT_ROOM / 4 + 1};
     request *r = &w->requests[w->started];
     tsh_coll coll = tsh_coll_make((tsh_coll_kind)(take(w) % TSH_SPLIT), TSH_F32);
-    int64_t n = sizes[take(w) % 6], all = coll.kind == TSH_ALLREDUCE ? n : RANKS * n;
+    int64_t n = sizes[take(w) % 6], all = RANKS * n;
     int peer = (int)(take(w) % RANKS);
     wire_link(w);
     if (w->started == REQUESTS || !w->linked) return;
@@ -342,14 +342,15 @@ static void happens_start(wire *w) {
     w->started++;
 }
 
-/* The header that the backend waits for on a data connection, then payload. */
+/* The header that the backend waits for on a data connection, then payload: of a length, or (65535)
+ * what belongs to it. */
 static void happens_data(wire *w) {
-    static const char payload[4096] = {0};
+    static const char payload[OUT_ROOM] = {0};
     unsigned i = take(w) % (2 * RANKS);
     tshi_uv_link *link = &w->world->world_group->link[i];
     tshi_uv_fifo *fifo = link->in.used ? &link->in : &link->out;
     tshi_uv_head head;
-    size_t n;
+    size_t n, length;
     memset(&head, 0, sizeof head);
     if (fifo->used) {
         const tshi_uv_op *op = tshi_uv_first(link->group, fifo);
@@ -358,11 +359,13 @@ static void happens_data(wire *w) {
         if (i >= RANKS) head.kind = receives ? TSH_SEND : TSH_RECV;
         head.bytes = receives ? (uint64_t)op->in[link->peer].total : 0;
     }
+    n = head.bytes;
     tamper(w, &head, sizeof head);
     if (w->data[i] < 0) return;
     pretend_say(w->data[i], &head, sizeof head);
-    for (n = take2(w); n; n -= n < sizeof payload ? n : sizeof payload)
-        pretend_say(w->data[i], payload, n < sizeof payload ? n : sizeof payload);
+    length = take2(w);
+    n = length < 65535 ? length : n < sizeof payload ? n : sizeof payload;
+    pretend_say(w->data[i], payload, n);
 }
 
 /* The caller's thread looks after its requests. */

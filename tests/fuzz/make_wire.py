@@ -18,6 +18,7 @@ LATE, SILENT, CROSSED, MISMATCH, GONE, ABORTED = range(1, 7)  # claims against a
 ERR_MISMATCH, ERR_LOST, ERR_ABORTED = 8, 9, 11
 ALLREDUCE, ALLGATHER, REDUCE_SCATTER, BROADCAST, ALLTOALL, SEND, RECV, SENDRECV, BARRIER = range(9)
 NOTHING, ONE, THREE, SOME, RING, LONG = range(6)  # sizes of a collective
+ALL = 65535  # of a payload: as much as the collective takes
 
 
 def state(rank, complete=False, table=False, peers=()):
@@ -207,9 +208,9 @@ def seeds():
     # data connections
     direct = b"".join(data(r, 12) for r in (1, 2, 3))
     yield "direct", running + start(ALLREDUCE, THREE) + direct + bytes([TEST])
-    yield "ring", running + start(ALLREDUCE, RING) + data(3, 18600) + bytes([TEST])
-    yield "gathered_in_a_ring", running + start(ALLGATHER, RING) + data(3, 37200) + bytes([TEST])
-    yield "scattered_in_a_ring", running + start(REDUCE_SCATTER, RING) + data(3, 37200) + \
+    yield "ring", running + start(ALLREDUCE, RING) + data(3, ALL) + bytes([TEST])
+    yield "gathered_in_a_ring", running + start(ALLGATHER, RING) + data(3, ALL) + bytes([TEST])
+    yield "scattered_in_a_ring", running + start(REDUCE_SCATTER, RING) + data(3, ALL) + \
         bytes([TEST])
     yield "gathered", running + start(ALLGATHER, SOME) + b"".join(
         data(r, 256) for r in (1, 2, 3)) + bytes([TEST])

@@ -20,7 +20,7 @@
 #include <uv.h>
 
 enum { SOCKETS = 160, FIRST_FD = 1000, POLLS = 2 * SOCKETS };
-enum { IN_ROOM = 1 << 17, OUT_KEPT = 256, OUT_ROOM = 1 << 17 };
+enum { IN_ROOM = 1 << 18, OUT_KEPT = 256, OUT_ROOM = 1 << 18 };
 
 /* Seen from the other side: `in` goes to the backend, `out` comes from it. */
 typedef struct pretend_socket {
