@@ -53,7 +53,7 @@ chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t)))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
 .PHONY: help run tshard-run test test-run build-tests faults check lint seeds asan ubsan tsan fuzz \
-	bench bench-comm overhead deps deps-bench clean
+	bench bench-comm overhead deps deps-fuzz deps-bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -139,16 +139,18 @@ seeds: deps ## the table of features, each with the test that proves it
 seconds ?= 60
 FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,build/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 
-fuzz: deps $(FUZZERS) ## feed random bytes to what reads files
+fuzz: deps-fuzz $(FUZZERS) ## feed random bytes to what reads files and connections
 	@for f in $(FUZZERS); do mkdir -p $$f.found; echo "fuzz: $${f##*/}"; \
 		$$f -max_total_time=$(seconds) -max_len=4096 -artifact_prefix=$$f. $$f.found \
 			tests/fuzz/$${f##*/} >$$f.log 2>&1 || { tail -n 40 $$f.log; exit 1; }; \
 		tail -n 1 $$f.log; done
 
+build/fuzz/wire: LIBS += -luv -lsodium
+
 build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 	@mkdir -p $(@D)
 	clang -std=c99 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-		-o $@ $< -lm
+		-o $@ $< $(LIBS)
 
 # ---- benchmarks --------------------------------------------------------------
 
@@ -177,7 +179,10 @@ install = @missing=; for p in $(1); do \
 		|| { echo "not installed:$$missing; the end of build/deps.log:"; tail -n 5 build/deps.log; }
 
 deps: ## install what the tests and checks need (Debian, Ubuntu)
-	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev python3)
+	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev iproute2 python3)
+
+deps-fuzz: deps ## install what `make fuzz` needs beside
+	$(call install,libclang-rt-dev)
 
 deps-bench: ## install the peers that `make bench` compares with
 	$(call install,libblis-pthread-dev libopenblas0-pthread libopenmpi-dev openmpi-bin \

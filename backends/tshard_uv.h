@@ -3847,8 +3847,9 @@ static void tshi_uv_wait_text(const tshi_uv_wait *wait, char *text, size_t room)
 static int tshi_uv_wait_peer(const tshi_uv_wait *wait, uint64_t *number, int *sends) {
     const tshi_uv_op *op = wait->op;
     const tsh_coll *coll = &op->coll;
-    *sends = coll->kind != TSH_RECV && op->out[coll->send_to].done == 0 &&
-             op->out[coll->send_to].head == 0;
+    *sends = coll->kind == TSH_SEND ||
+             (coll->kind == TSH_SENDRECV && op->out[coll->send_to].done == 0 &&
+              op->out[coll->send_to].head == 0);
     *number = *sends ? op->send_number : op->recv_number;
     return *sends ? coll->send_to : coll->recv_from;
 }

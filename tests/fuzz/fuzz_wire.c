@@ -1,0 +1,479 @@
+/* Feeds bytes to the TCP backend as if the network had brought them: to those who come to its
+ * listener, to what answers its own calls, on the control and the data connections of its peers.
+ * An input is the state of one rank of four, and a list of what happens to it. `make fuzz` runs it
+ * under libFuzzer, test_wire.c once for every file of the folder wire, which make_wire.py writes.
+ *
+ * The code under test is the real one; what it runs on is pretend.h. */
+#if !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 200809L
+#endif
+#define TSHARD_IMPLEMENTATION
+#include "../../tshard.h"
+
+#include "pretend.h"
+#include "../../backends/tshard_uv.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { RANKS = 4, REQUESTS = 12, GROUP = 7 };
+
+typedef struct request {
+    tsh_req id;
+    void *send, *recv;
+    int64_t counts[RANKS];
+} request;
+
+typedef struct wire {
+    const uint8_t *at, *end; /* what is left of the input */
+    tsh_uv_world *world;
+    tsh_comm comm;
+    unsigned char nonce[SOCKETS][32]; /* of the side that greeted on a connection */
+    int data[2 * RANKS];              /* which connection that is; -1: none */
+    request requests[REQUESTS];
+    int started, linked;
+    int proofs; /* right ones that were given; without one nobody is let in */
+    /* What came of it: */
+    int peers, links;   /* connections that were let in, of all that are there */
+    int complete, done; /* the world; requests without an error */
+    tsh_error error;
+    char heard[TSH_MESSAGE_SIZE]; /* of strangers, or what hindered a call */
+} wire;
+
+static unsigned take(wire *w) {
+    return w->at < w->end ? *w->at++ : 0;
+}
+
+static unsigned take2(wire *w) {
+    unsigned low = take(w);
+    return low | take(w) << 8;
+}
+
+/* A connection to a peer, ready for use; returns its descriptor. */
+static int wire_connection(void) {
+    int fd = pretend_open();
+    must(fd >= 0);
+    return fd;
+}
+
+/* The random numbers of every run are the same. */
+static uint32_t wire_random(void) {
+    return 0x9e3779b9u;
+}
+
+static void wire_random_bytes(void *bytes, size_t size) {
+    static unsigned char next;
+    for (size_t i = 0; i < size; i++) ((unsigned char *)bytes)[i] = (unsigned char)(next++ * 29u);
+}
+
+static const char *wire_random_name(void) {
+    return "fuzz";
+}
+
+static void wire_once(void) {
+    static randombytes_implementation numbers = {wire_random_name,  wire_random, NULL, NULL,
+                                                 wire_random_bytes, NULL};
+    static int done;
+    if (done) return;
+    done = 1;
+    must(randombytes_set_implementation(&numbers) == 0 && sodium_init() == 0);
+}
+
+static void wire_log(void *user, const char *text) {
+    wire *w = (wire *)user;
+    must(text[0] != 0);
+    (void)snprintf(w->heard, sizeof w->heard, "%s", text);
+}
+
+/* ---- a world ---- */
+
+/* The data connections of the world: collectives, then messages. Made when they are needed. */
+static void wire_link(wire *w) {
+    tshi_uv_group *group = w->world->world_group;
+    if (w->world->forming || w->linked || pretend.sockets + 2 * RANKS > SOCKETS) return;
+    w->linked = 1;
+    for (int i = 0; i < 2 * RANKS; i++) {
+        if (i % RANKS == w->world->rank || group->link[i].fd >= 0) continue;
+        group->link[i].fd = wire_connection();
+        w->data[i] = group->link[i].fd - FIRST_FD;
+        w->links--;
+    }
+}
+
+/* peers: bit r: rank r's control connection is there. */
+static void wire_attach(wire *w, unsigned peers) {
+    for (int r = 0; r < RANKS; r++)
+        if (r != w->world->rank && peers >> r & 1) {
+            must(tshi_uv_attach(w->world, r, wire_connection(), "a peer"));
+            w->peers--;
+        }
+}
+
+/* As tshi_uv_main begins, and tshi_uv_joined where rank 0 has answered. */
+static void wire_begin(wire *w, unsigned how) {
+    tsh_uv_world *world = w->world;
+    int complete = how >> 2 & 1, tabled = how >> 3 & 1;
+    world->forming = !complete;
+    if (complete || tabled) tshi_uv_set_mesh(world);
+    wire_attach(w, complete ? ~0u : how >> 4);
+    if (complete) world->world_group->missing = 0;
+    world->complete = world->told_ready = complete;
+    if (!complete && (world->rank == 0 || world->peer[0].state != TSHI_UV_ABSENT))
+        world->listener = tshi_uv_listen(&world->own);
+    if (!complete && world->rank && world->peer[0].state == TSHI_UV_ABSENT)
+        must(tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]));
+    if (!complete && tabled && world->rank) tshi_uv_dial_group(world, world->world_group);
+    tshi_uv_soon(world);
+}
+
+static void wire_address(tshi_uv_address *address) {
+    struct sockaddr_in *in = (struct sockaddr_in *)(void *)&address->storage;
+    memset(address, 0, sizeof *address);
+    in->sin_family = AF_INET;
+    in->sin_port = htons(4000);
+    in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address->size = (socklen_t)sizeof *in;
+}
+
+/* how: bits 0, 1 the rank; 2 the world is complete; 3 the table is here; 4 to 7 the ranks that are
+ * there while it forms. */
+static void wire_open(wire *w, unsigned how) {
+    tsh_uv_world *world = (tsh_uv_world *)calloc(1, sizeof *world);
+    tsh_error error;
+    pretend_begin();
+    for (int i = 0; i < 2 * RANKS; i++) w->data[i] = -1;
+    must(world != NULL);
+    w->world = world;
+    world->rank = (int)(how & 3);
+    world->size = RANKS;
+    world->timeout = 20 * INT64_C(1000000000);
+    world->heartbeat = 10 * INT64_C(1000000000);
+    world->keyed = 1;
+    world->listener = -1;
+    world->logger.fn = wire_log;
+    world->logger.user = w;
+    memset(world->secret, 's', sizeof world->secret);
+    memset(world->token, 't', sizeof world->token);
+    world->job = 77;
+    (void)snprintf(world->jobname, sizeof world->jobname, "job");
+    (void)snprintf(world->host, sizeof world->host, "127.0.0.1");
+    (void)snprintf(world->bind_host, sizeof world->bind_host, "127.0.0.1");
+    wire_address(&world->address[0]);
+    wire_address(&world->own);
+    world->addresses = 1;
+    must(tshi_uv_world_alloc(world) && tshi_uv_open_loops(world, &error));
+    for (int r = 0; r < RANKS; r++) wire_address(&world->peer[r].address);
+    world->due = tshi_uv_now() + world->timeout;
+    tshi_uv_add_group(world->world_group, &tshi_uv_ops, &w->comm);
+    wire_begin(w, how);
+}
+
+static void wire_count(wire *w) {
+    const tsh_uv_world *world = w->world;
+    for (int r = 0; r < RANKS; r++) w->peers += world->peer[r].state != TSHI_UV_ABSENT;
+    for (const tshi_uv_group *group = world->groups; group; group = group->next)
+        for (int i = 0; i < 2 * group->size; i++) w->links += group->link[i].fd >= 0;
+}
+
+/* As tshi_uv_main ends, and tshi_uv_world_close. */
+static void wire_close(wire *w) {
+    tsh_uv_world *world = w->world;
+    while (world->conns) tshi_uv_conn_end(world->conns, 0);
+    while (world->dials) tshi_uv_dial_done(world, world->dials);
+    for (int r = 0; r < RANKS; r++) {
+        tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);
+        free(world->peer[r].in.data);
+        free(world->peer[r].out.data);
+    }
+    tshi_uv_close_listener(world);
+    while (world->groups) {
+        tshi_uv_group *group = world->groups;
+        world->groups = group->next;
+        tshi_uv_group_free(group);
+    }
+    tshi_uv_world_end(world);
+    for (int i = 0; i < w->started; i++) {
+        free(w->requests[i].send);
+        free(w->requests[i].recv);
+    }
+}
+
+/* The control thread's turn: what came, and what follows from it. */
+static void wire_turn(wire *w) {
+    for (int i = 0; i < 2; i++) pretend_turn(&w->world->control);
+}
+
+/* ---- what happens ---- */
+
+static int take_connection(wire *w) {
+    return (int)take(w) % (pretend.sockets + !pretend.sockets);
+}
+
+/* Bytes of the input as they are. */
+static void happens_bytes(wire *w) {
+    int which = take_connection(w);
+    size_t n = take2(w), left = (size_t)(w->end - w->at);
+    n = n < left ? n : left;
+    pretend_say(which, w->at, n);
+    w->at += n;
+}
+
+/* A control message of the right length. */
+static void happens_message(wire *w) {
+    int which = take_connection(w);
+    unsigned type = take(w) % (TSHI_UV_TYPES + 1);
+    size_t n = take2(w), left = (size_t)(w->end - w->at);
+    unsigned char head[5];
+    tshi_uv_cursor c = tshi_uv_bytes_of(head, sizeof head);
+    n = n < left ? n : left;
+    tshi_uv_put(&c, n, 4);
+    tshi_uv_put(&c, type, 1);
+    pretend_say(which, head, sizeof head);
+    pretend_say(which, w->at, n);
+    w->at += n;
+}
+
+/* Somebody comes to the listener. */
+static void happens_stranger(wire *w) {
+    if (w->world->listener >= 0) pretend_at(w->world->listener)->waiting++;
+}
+
+/* Bytes of the input change what is sent. */
+static void tamper(wire *w, void *bytes, size_t size) {
+    for (unsigned n = take(w) % 8; n; n--) {
+        size_t at = take(w) % size;
+        ((unsigned char *)bytes)[at] ^= (unsigned char)take(w);
+    }
+}
+
+/* The proof fits what was sent (0), is taken over from elsewhere (1, 2), or made of nothing. */
+static int take_proof(wire *w, const tshi_uv_hello *hello, char who, uint32_t status,
+                      unsigned char proof[32]) {
+    const tsh_uv_world *world = w->world;
+    unsigned how = take(w) % 4;
+    unsigned char secret[32];
+    tshi_uv_hello other = *hello;
+    memcpy(secret, world->secret, sizeof secret);
+    if (hello->purpose != TSHI_UV_JOIN) /* also before the table has come */
+        (void)crypto_auth_hmacsha256(secret, world->token, sizeof world->token, world->secret);
+    if (how == 1) memset(other.server_nonce, 0, sizeof other.server_nonce);
+    if (how == 2) who = who == 'C' ? 'S' : 'C';
+    if (how == 3)
+        memset(proof, 0, 32);
+    else
+        tshi_uv_proof(secret, who, status, &other, proof);
+    return how == 0;
+}
+
+/* A stranger claims to be a rank. */
+static void happens_claim(wire *w) {
+    int which = take_connection(w);
+    unsigned char greeting[TSHI_UV_GREETING], bytes[TSHI_UV_CLAIM];
+    tshi_uv_hello hello;
+    uint32_t version;
+    memset(&hello, 0, sizeof hello);
+    hello.version = 0x74730001;
+    hello.client = (int)(take(w) % RANKS);
+    hello.server = w->world->rank;
+    hello.size = RANKS;
+    hello.purpose = take(w) % (TSHI_UV_MESSAGES + 1);
+    hello.group = hello.purpose <= TSHI_UV_CONTROL ? 0 : w->world->forming ? 1 : GROUP;
+    hello.job = w->world->job;
+    if (pretend_hear(which, greeting, sizeof greeting))
+        (void)tshi_uv_get_greeting(greeting, sizeof greeting, &version, w->nonce[which]);
+    memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
+    tshi_uv_put_claim(bytes, &hello, w->world->secret);
+    tamper(w, bytes, TSHI_UV_CLAIM - 32);
+    (void)tshi_uv_get_claim(bytes, sizeof bytes, &hello, bytes + TSHI_UV_CLAIM - 32);
+    w->proofs += take_proof(w, &hello, 'C', 0, bytes + TSHI_UV_CLAIM - 32);
+    pretend_say(which, bytes, sizeof bytes);
+}
+
+/* Who was called greets. */
+static void happens_greeting(wire *w) {
+    unsigned char bytes[TSHI_UV_GREETING], nonce[32];
+    int which = take_connection(w);
+    uint32_t version;
+    memset(nonce, 'n', sizeof nonce);
+    tshi_uv_put_greeting(bytes, nonce);
+    tamper(w, bytes, sizeof bytes);
+    if (!pretend.socket[which].called) return;
+    (void)tshi_uv_get_greeting(bytes, sizeof bytes, &version, w->nonce[which]);
+    pretend_say(which, bytes, sizeof bytes);
+}
+
+/* Who was called answers the claim that has come. */
+static void happens_answer(wire *w) {
+    unsigned char claim[TSHI_UV_CLAIM], bytes[TSHI_UV_ANSWER], proof[32];
+    int which = take_connection(w);
+    unsigned status = take(w) % (TSHI_UV_UNKNOWN + 2);
+    tshi_uv_hello hello;
+    if (!pretend.socket[which].called || !pretend_hear(which, claim, sizeof claim)) return;
+    (void)tshi_uv_get_claim(claim, sizeof claim, &hello, proof);
+    memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
+    tshi_uv_put_answer(bytes, (tshi_uv_status)status, take(w), &hello, w->world->secret);
+    w->proofs += take_proof(w, &hello, 'S', status, proof);
+    memcpy(bytes + TSHI_UV_ANSWER - 32, proof, 32);
+    tamper(w, bytes, TSHI_UV_ANSWER - 32);
+    pretend_say(which, bytes, sizeof bytes);
+}
+
+/* The caller's thread starts a collective; its buffers are not a byte too long. */
+static void happens_start(wire *w) {
+    static const int sizes[] = {0, 1, 3, 64, TSHI_UV_DIRECT_MOST / 8, OUT_ROOM / 4 + 1};
+    request *r = &w->requests[w->started];
+    tsh_coll coll = tsh_coll_make((tsh_coll_kind)(take(w) % TSH_SPLIT), TSH_F32);
+    int64_t n = sizes[take(w) % 6], all = RANKS * n;
+    int peer = (int)(take(w) % RANKS);
+    wire_link(w);
+    if (w->started == REQUESTS || !w->linked) return;
+    r->send = calloc(1, (size_t)all * 4 + 1);
+    r->recv = calloc(1, (size_t)all * 4 + 1);
+    must(r->send != NULL && r->recv != NULL);
+    for (int i = 0; i < RANKS; i++) r->counts[i] = n;
+    coll.redop = TSH_MAX;
+    coll.send = r->send;
+    coll.recv = r->recv;
+    coll.count = n;
+    coll.send_counts = coll.recv_counts = r->counts;
+    if (coll.kind == TSH_BROADCAST) coll.root = peer;
+    if (coll.kind == TSH_SEND || coll.kind == TSH_SENDRECV) coll.send_to = peer;
+    if (coll.kind == TSH_RECV || coll.kind == TSH_SENDRECV) coll.recv_from = peer;
+    (void)tsh_start(&w->comm, &coll, &r->id);
+    w->started++;
+}
+
+/* The header that the backend waits for on a data connection, then payload: of a length, or (65535)
+ * what belongs to it. */
+static void happens_data(wire *w) {
+    static const char payload[OUT_ROOM] = {0};
+    unsigned i = take(w) % (2 * RANKS);
+    tshi_uv_link *link = &w->world->world_group->link[i];
+    tshi_uv_fifo *fifo = link->in.used ? &link->in : &link->out;
+    tshi_uv_head head;
+    size_t n, length;
+    memset(&head, 0, sizeof head);
+    if (fifo->used) {
+        const tshi_uv_op *op = tshi_uv_first(link->group, fifo);
+        int receives = fifo == &link->in;
+        head = i < RANKS ? op->head : tshi_uv_message_head(link->group, op, receives);
+        if (i >= RANKS) head.kind = receives ? TSH_SEND : TSH_RECV;
+        head.bytes = receives ? (uint64_t)op->in[link->peer].total : 0;
+    }
+    n = head.bytes;
+    tamper(w, &head, sizeof head);
+    if (w->data[i] < 0) return;
+    pretend_say(w->data[i], &head, sizeof head);
+    length = take2(w);
+    n = length < 65535 ? length : n < sizeof payload ? n : sizeof payload;
+    pretend_say(w->data[i], payload, n);
+}
+
+/* The caller's thread looks after its requests. */
+static void happens_test(wire *w) {
+    for (int i = 0; i < w->started; i++) {
+        request *r = &w->requests[i];
+        int done = 0;
+        if (!r->id) continue;
+        (void)tsh_test(&w->comm, r->id, &done);
+        if (!done) continue;
+        w->done += tsh_wait(&w->comm, r->id) == TSH_OK;
+        r->id = 0;
+    }
+}
+
+/* Time passes, at once or in steps; the peers beat meanwhile, or do not. */
+static void happens_later(wire *w) {
+    unsigned how = take(w), ms = 1u << how % 16;
+    int64_t steps = how & 64 ? 1 : ms / 500 + 1;
+    for (int64_t i = 0; i < steps; i++) {
+        pretend.now += ms * INT64_C(1000000) / steps;
+        for (int r = 0; r < RANKS && how & 128; r++) w->world->peer[r].heard = pretend.now;
+        tshi_uv_soon(w->world);
+        wire_turn(w);
+    }
+}
+
+static void happens_end(wire *w) {
+    pretend.socket[take_connection(w)].ended = 1;
+}
+
+/* The caller's thread splits the world; the tickets come from the peers. */
+static void happens_split(wire *w) {
+    tsh_uv_world *world = w->world;
+    tshi_uv_ticket tickets[RANKS];
+    tshi_uv_group *group;
+    tsh_comm comm;
+    for (int r = 0; r < RANKS; r++) {
+        tickets[r].color = (int32_t)(take(w) & 1);
+        tickets[r].key = (int32_t)take(w);
+        tickets[r].port = (int32_t)take2(w);
+        tickets[r].id = GROUP;
+    }
+    if (world->forming || world->making || world->asked || tshi_uv_group_by(world, GROUP) != NULL)
+        return;
+    group = tshi_uv_new_group(world->world_group, tickets);
+    must(group != NULL);
+    group->listener = tshi_uv_listen(&world->own);
+    if (group->size == 1) {
+        tshi_uv_group_free(group);
+        return;
+    }
+    tshi_uv_add_group(group, w->comm.ops, &comm);
+    world->asked = group;
+    (void)uv_async_send(&world->call);
+}
+
+/* The caller's thread has waited for long. */
+static void happens_stuck(wire *w) {
+    tshi_uv_wait wait;
+    unsigned at = take(w);
+    memset(&wait, 0, sizeof wait);
+    wait.group = w->world->world_group;
+    for (int i = 0; i < TSHI_UV_OPS; i++)
+        if (wait.group->op[i].used) wait.op = &wait.group->op[i];
+    if (!wait.op || w->world->forming) return;
+    wait.reported = w->world->stuck->wait != 0;
+    if (at & 1)
+        tshi_uv_unstick(&wait);
+    else
+        tshi_uv_get_stuck_in(&wait);
+}
+
+static void happens_abort(wire *w) {
+    if (!w->world->forming) tsh_comm_abort(&w->comm, TSH_ERR_STATE, "the caller has enough");
+}
+
+/* ---- a run ---- */
+
+static void wire_run(wire *w, const uint8_t *data, size_t size) {
+    static void (*const happens[])(wire *) = {
+        happens_bytes,  happens_message, happens_stranger, happens_claim, happens_greeting,
+        happens_answer, happens_start,   happens_data,     happens_test,  happens_later,
+        happens_end,    happens_split,   happens_stuck,    happens_abort};
+    wire_once();
+    memset(w, 0, sizeof *w);
+    w->at = data;
+    w->end = data + size;
+    wire_open(w, take(w));
+    wire_turn(w);
+    while (w->at < w->end) {
+        happens[take(w) % (sizeof happens / sizeof happens[0])](w);
+        wire_turn(w);
+    }
+    happens_test(w);
+    wire_turn(w);
+    wire_count(w);
+    w->complete = w->world->complete;
+    if (w->world->obstacle[0]) (void)snprintf(w->heard, sizeof w->heard, "%s", w->world->obstacle);
+    if (tsh_comm_error(&w->comm, &w->error) != TSH_OK)
+        must(w->error.rank >= -1 && w->error.rank < RANKS);
+    if (!w->proofs) must(!w->peers && !w->links);
+    wire_close(w);
+    pretend_end();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static wire w;
+    wire_run(&w, data, size);
+    return 0;
+}
