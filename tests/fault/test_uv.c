@@ -263,37 +263,41 @@ static void test_absent_first(void **state) {
 
 typedef enum intruder { WRONG_KEY, WRONG_JOB, WRONG_SIZE, TWICE, INTRUDERS } intruder;
 
-/* Ranks 0 and 1 of a world of two; rank 2 of the test is the intruder, before rank 1 comes. */
+/* A world of three, whose rank 2 comes late; the test's rank 3 is the intruder, before that. */
 static void intruder_prepare(job *j, tsh_uv_desc *uv) {
     intruder what = *(const intruder *)j->user;
-    uv->size = 2;
-    uv->timeout = j->rank == 2 ? 2 : 10;
-    if (j->rank == 1 && what != TWICE) CHECK(job_told(j, 1, 5));
-    if (j->rank < 2) return;
-    if (what == TWICE) sleep_ms(100);
-    uv->rank = 1;
+    uv->size = 3;
+    uv->timeout = j->rank == 3 ? 2 : 10;
+    if (j->rank == 2) CHECK(job_told(j, 1, 5));
+    if (j->rank < 3) return;
+    sleep_ms(200); /* rank 1 is there */
+    uv->rank = what == TWICE ? 1 : 2;
     if (what == WRONG_KEY) uv->key = "a key of tesus";
     if (what == WRONG_JOB) uv->job = "another job";
-    if (what == WRONG_SIZE) uv->size = 3;
+    if (what == WRONG_SIZE) uv->size = 4;
 }
 
 static void test_intruders(void **state) {
+    static const tsh_result codes[] = {TSH_ERR_IO, TSH_ERR_TIMEOUT, TSH_ERR_ARGUMENT,
+                                       TSH_ERR_ARGUMENT};
     (void)state;
     for (int i = 0; i < INTRUDERS; i++) {
         intruder what = (intruder)i;
-        world_desc desc = tcp_desc(3, barrier_rank, &what);
+        world_desc desc = tcp_desc(4, barrier_rank, &what);
         world *w;
         desc.may_fail = 1;
         desc.prepare = intruder_prepare;
         w = world_begin(&desc);
-        for (int n = 0; n < 4000 && !w->jobs[2].opened_at; n++) sleep_ms(1);
+        for (int n = 0; n < 4000 && !w->jobs[3].opened_at; n++) sleep_ms(1);
         world_tell(w, 1);
         world_finish();
-        for (int r = 0; r < 2; r++)
+        for (int r = 0; r < 3; r++)
             if (w->jobs[r].opened != TSH_OK)
                 fail_msg("intruder %d kept rank %d out: %s", i, r, w->jobs[r].why.message);
-        if (w->jobs[2].opened == TSH_OK) fail_msg("intruder %d came in", i);
-        if (strstr(w->jobs[2].why.message, "a key of")) fail_msg("%s", w->jobs[2].why.message);
+        if (w->jobs[3].opened != codes[i])
+            fail_msg("intruder %d got %s: %s", i, tsh_result_name(w->jobs[3].opened),
+                     w->jobs[3].why.message);
+        if (strstr(w->jobs[3].why.message, "a key of")) fail_msg("%s", w->jobs[3].why.message);
     }
 }
 
