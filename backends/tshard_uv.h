@@ -2674,6 +2674,14 @@ static void tshi_uv_expire(tsh_uv_world *world, int64_t now) {
     }
 }
 
+/* All are there, but these do not reach all others, as far as this rank knows. */
+static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t room) {
+    tshi_uv_add(text, room, "; a firewall between hosts? Still connecting:");
+    if (world->rank) tshi_uv_add(text, room, " %d", world->rank);
+    for (int r = 1; r < world->size && !world->rank; r++)
+        if (!world->peer[r].ready) tshi_uv_add(text, room, " %d", r);
+}
+
 /* Time is up for the world to form. */
 static void tshi_uv_not_formed(tsh_uv_world *world) {
     char absent[256], where[340], hint[256] = "", host[64];
@@ -2695,6 +2703,8 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
     else if (!there)
         (void)snprintf(hint, sizeof hint,
                        "; is %.60s where rank 0 listens (TSHARD_HOST, TSHARD_PORT)?", where);
+    else if (!absent[0] && !world->obstacle[0])
+        tshi_uv_list_unready(world, hint, sizeof hint);
     tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, (int)first,
                     "the world of %d ranks did not form in %.1f s%s%s%s%s%s", world->size,
                     (double)world->timeout / 1e9, absent[0] ? "; absent ranks:" : "", absent,
