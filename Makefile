@@ -94,7 +94,8 @@ test-run:
 	TSHARD_RUN=$(abspath $(LAUNCHER)) $(PYTHON) tests/run.py $(if $(filter tsan,$(san)),--slow 5) \
 		$(PROGRAMS) $(call chosen,$(SCRIPTS))
 
-build-tests: $(PROGRAMS) $(LAUNCHER)
+build-tests: $(PROGRAMS) $(LAUNCHER) \
+	$(if $(findstring test_hosts,$(call chosen,$(SCRIPTS))),$(OUT)/gpt)
 
 $(UV_USERS): LIBS += -luv -lsodium
 

@@ -7,10 +7,97 @@
  *     #include "backends/tshard_uv.h"
  *
  *     static int rank_main(tsh_ctx *ctx, void *user) { ...; return 0; }
- *     int main(void) { return tsh_uv_run(NULL, NULL, rank_main, NULL); }
+ *     int main(void) {
+ *         tsh_error why;
+ *         tsh_uv_desc uv = {0};
+ *         uv.error = &why;                    // the library prints nothing
+ *         int code = tsh_uv_run(&uv, NULL, rank_main, NULL);
+ *         if (why.code != TSH_OK) fprintf(stderr, "%s\n", why.message);
+ *         return code;
+ *     }
  *
- * compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99) -pthread -luv -lsodium, and start it with
- * `tshard-run -n 4 ./prog`, torchrun, srun, or by hand with the variables below.
+ * compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99) -pthread -luv -lsodium, and start it:
+ *
+ *     tshard-run -n 4 ./prog                                            4 ranks of this host
+ *     tshard-run --hosts alpha:2,beta:2 --node-rank 0 ./prog            on alpha, and
+ *     tshard-run --hosts alpha:2,beta:2 --node-rank 1 ./prog            on beta, with one key
+ *     torchrun --no_python --nproc_per_node 4 ./prog                    or srun -n 4 ./prog
+ *
+ * DOES
+ *
+ * - every collective of tshard.h in its documented order of sums, so that a run replays bit for bit
+ *   on the threads backend, in one debugger;
+ * - send little from each to each and much along a ring, in segments that are summed and sent on as
+ *   they come, without a copy of what is not summed. Every group has connections of its own;
+ * - spin briefly where every rank of a host has a core, then sleep;
+ * - end in one error, the same on every rank, that names the rank at fault: at once where a process
+ *   ends, after TSHARD_HEARTBEAT where one is stopped or cut off, soon where ranks call different
+ *   collectives or wait for each other in a circle, when time is up for one that never comes. A
+ *   small thread per process sees to that, also while its rank computes.
+ *
+ * DOES NOT
+ *
+ * - move data in the background: bytes go in start, test, wait and progress;
+ * - live on without a lost rank: the world ends. tshard-run --max-restarts starts it anew;
+ * - protect what is sent (SECURITY), use shared memory within a host, or more than one network;
+ * - connect over 1,024 ranks, or machines of different byte orders;
+ * - survive fork(), or use a rank's comms from several threads; only tsh_comm_abort may come from
+ *   any thread.
+ *
+ * COSTS, in a world of P ranks, per rank
+ *
+ * Descriptors: 3 (P-1) connections and 10; a group of p ranks 2 (p-1) more. Memory from libc's
+ * malloc: about 100 KiB, and 20 KiB per rank, for the world; 65 KiB, and 10 KiB per member, for a
+ * group; 1 MiB, kept until its group is closed, for each ring sum that is in flight at once. Beats:
+ * a packet to each rank every 250 ms. The system's socket buffers come on top.
+ *
+ * ENVIRONMENT: what a tsh_uv_desc leaves out. An empty variable is none. The first family that
+ * gives rank and size is taken, TSHARD_, torchrun's or Slurm's; without any the world is one rank.
+ *
+ *     TSHARD_RANK, TSHARD_SIZE   this rank and how many there are; else RANK, WORLD_SIZE; else
+ *                                SLURM_PROCID, SLURM_NTASKS
+ *     TSHARD_HOST                where rank 0 listens; else MASTER_ADDR; else, of Slurm's family,
+ *                                the first of SLURM_STEP_NODELIST or SLURM_JOB_NODELIST; else
+ *                                127.0.0.1
+ *     TSHARD_PORT                its port; else MASTER_PORT, and 1 more where
+ *                                TORCHELASTIC_USE_AGENT_STORE is True (torchrun's store is there);
+ *                                else, of Slurm's family, 20000 + SLURM_JOB_ID mod 20000
+ *     TSHARD_BIND                the address this rank listens on; else rank 0: its host, others:
+ *                                the address from which they reach rank 0. 0.0.0.0 or :: is all
+ *     TSHARD_LISTENER            rank 0: the number of a descriptor that listens already
+ *     TSHARD_JOB                 a name that keeps jobs apart which share a key; else none
+ *     TSHARD_KEY                 the shared secret
+ *     TSHARD_KEY_FILE            a file that holds it; ends of line after it do not count
+ *     TSHARD_INSECURE            1: no key, though others can reach this rank
+ *     TSHARD_TIMEOUT             seconds until joining, or a collective without timeout_ns, gives
+ *                                up; 300; 0: never
+ *     TSHARD_HEARTBEAT           seconds of silence until a rank is dead, 1 or more; 10; 0: never,
+ *                                for debuggers
+ *
+ * SECURITY
+ *
+ * Protected: who joins. On loopback no key is asked for; any other address needs one, or
+ * TSHARD_INSECURE. Both ends of every connection prove that they know it, the caller first, by
+ * HMAC-SHA256 over two random nonces, both ranks, what the connection is for, job, world size and
+ * version; so neither a replayed nor a reflected handshake lets anybody in.
+ *
+ * Not protected: what is said after that. It is neither encrypted nor authenticated: whoever sits
+ * on the path between two hosts can read it, change it, and take a connection over; he can also try
+ * out keys on a handshake that he saw, so let a key be 32 random bytes, not a word. Between hosts
+ * use a network that you trust, or a tunnel such as WireGuard. Who knows the key is trusted: a rank
+ * can end the world, and name any rank as the one at fault. Without a key any local user may join a
+ * loopback job (tshard-run -n makes a random one), and with TSHARD_INSECURE anybody who reaches it.
+ *
+ * STRANGERS AND FIREWALLS
+ *
+ * Rank 0 listens on its port, each other rank on a port that the system picks
+ * (net.ipv4.ip_local_port_range), while the world forms; the members of a group on others while it
+ * is made. Let hosts reach each other there. When all are connected nobody listens any more.
+ *
+ * Until it has proved itself, a connection is told the version and a nonce; 104 bytes of it are
+ * read, within 5 s, and 64 such are held, after which the oldest goes. Scanners, browsers, wrong
+ * keys and other jobs are turned away, and the logger hears from where; the world forms on. Ranks
+ * that were crowded out call again.
  */
 #include "../tshard.h"
 
@@ -2674,6 +2761,14 @@ static void tshi_uv_expire(tsh_uv_world *world, int64_t now) {
     }
 }
 
+/* All are there, but these do not reach all others, as far as this rank knows. */
+static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t room) {
+    tshi_uv_add(text, room, "; a firewall between hosts? Still connecting:");
+    if (world->rank) tshi_uv_add(text, room, " %d", world->rank);
+    for (int r = 1; r < world->size && !world->rank; r++)
+        if (!world->peer[r].ready) tshi_uv_add(text, room, " %d", r);
+}
+
 /* Time is up for the world to form. */
 static void tshi_uv_not_formed(tsh_uv_world *world) {
     char absent[256], where[340], hint[256] = "", host[64];
@@ -2695,6 +2790,8 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
     else if (!there)
         (void)snprintf(hint, sizeof hint,
                        "; is %.60s where rank 0 listens (TSHARD_HOST, TSHARD_PORT)?", where);
+    else if (!absent[0] && !world->obstacle[0])
+        tshi_uv_list_unready(world, hint, sizeof hint);
     tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, (int)first,
                     "the world of %d ranks did not form in %.1f s%s%s%s%s%s", world->size,
                     (double)world->timeout / 1e9, absent[0] ? "; absent ranks:" : "", absent,

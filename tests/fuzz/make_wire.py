@@ -173,8 +173,9 @@ def seeds():
     yield "answered_without_proof", state(1) + greet(0) + answer(0, WELCOME, proof=NONE)
     yield "never_answered", state(1) + later(12) + later(15)
     # while it forms
-    yield "left", formed_by_0()[:-5] + message(1, BYE)
+    yield "left", zero + comes(1, 1, JOIN) + message(1, BYE)
     yield "absent", zero + comes(1, 1, JOIN) + later(15)
+    yield "unready", formed_by_0()[:-10] + later(15)
     yield "told_who_is_absent", state(1, peers=[0]) + message(0, MISSING, text(" 2 3")) + later(15)
     # control messages
     yield "ended", running + end(1)

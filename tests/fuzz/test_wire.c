@@ -18,8 +18,9 @@ static const seed seeds[] = {
     {"formed_by_0", TSH_OK, -1, 3, 6, 0, ""},
     {"formed_by_2", TSH_OK, -1, 3, 6, 0, ""},
     {"before_the_table", TSH_OK, -1, 1, 1, 0, ""},
-    {"left", TSH_ERR_LOST, 1, 3, 6, 0, "left while the world formed"},
+    {"left", TSH_ERR_LOST, 1, 1, 0, 0, "left while its connections were made"},
     {"absent", TSH_ERR_TIMEOUT, 2, 1, 0, 0, "did not form in 20.0 s; absent ranks: 2 3"},
+    {"unready", TSH_ERR_TIMEOUT, -1, 3, 6, 0, "between hosts? Still connecting: 2 3"},
     {"told_who_is_absent", TSH_ERR_TIMEOUT, 2, 0, 0, 0, "absent ranks: 2 3"},
     {"never_answered", TSH_ERR_TIMEOUT, 0, 0, 0, 0, "does not answer"},
     /* Strangers come. */
