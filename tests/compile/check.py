@@ -66,15 +66,23 @@ def source(header, name):
 
 
 def analyses(family, headers, programs):
-    """All headers in one file: the core is read once; then each program."""
+    """The core with its smallest backend in one file; every other backend apart from the core, in
+    which gcc's analyzer would not come to an end; then each program. gcc 12 takes memory that is
+    kept in a structure for lost where a callee might change the structure: in backends apart that
+    warning is off, and the address sanitizer finds leaks."""
     command = {"gcc": ["gcc", "-fanalyzer", "-Werror", "-O1", "-c"],
                "clang": ["clang", "--analyze", "--analyzer-output", "text",
                          "-Xclang", "-analyzer-werror"]}[family]
     command += ["-std=c99", "-o", os.devnull] + POSIX
-    included = ["-DTSHARD_IMPLEMENTATION="]
-    for header in headers:
-        included += ["-include", os.path.join(TOP, header)]
-    yield family + " analyzer", command + included + ["-x", "c", os.devnull]
+    apart = ["-DTSHARD_IMPLEMENTED"] + (["-Wno-analyzer-malloc-leak"] if family == "gcc" else [])
+    small = [headers[0], os.path.join("backends", "tshard_threads.h")]
+    parts = [(family + " analyzer", [], small)]
+    parts += [(family + " analyzer " + header, apart, [header])
+              for header in headers if header not in small]
+    for title, flags, included in parts:
+        for header in included:
+            flags = flags + ["-include", os.path.join(TOP, header)]
+        yield (title, command + ["-DTSHARD_IMPLEMENTATION="] + flags + ["-x", "c", os.devnull])
     for program in programs:
         yield family + " analyzer " + program, command + [os.path.join(TOP, program)]
 
