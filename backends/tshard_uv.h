@@ -103,8 +103,8 @@
  *
  * Shared: >>uv-types >>uv-wire (bytes that are trusted nowhere) >>uv-socket >>uv-settings
  * >>uv-verdict. The control thread: >>uv-post >>uv-judge (whose fault it is) >>uv-circle (ranks
- * that wait for each other) >>uv-connect (the handshake) >>uv-form (how a world and a group come to be)
- * >>uv-control. The caller's: >>uv-group >>uv-route (which bytes go where) >>uv-flow >>uv-start
+ * that wait for each other) >>uv-connect (the handshake) >>uv-form (how worlds and groups come to
+ * be) >>uv-control. The caller's: >>uv-group >>uv-route (which bytes go where) >>uv-flow >>uv-start
  * >>uv-wait >>uv-ops (the eight functions). Both: >>uv-world (joining).
  */
 #include "../tshard.h"
