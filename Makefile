@@ -139,6 +139,7 @@ seeds: deps ## the table of features, each with the test that proves it
 # What it finds beside, and inputs that break something, are kept in build/fuzz.
 seconds ?= 60
 FUZZERS := $(patsubst tests/fuzz/fuzz_%.c,build/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+$(foreach f,$(FUZZERS:build/fuzz/%=%),$(eval $(OUT)/tests/fuzz/test_$(f): tests/fuzz/fuzz_$(f).c))
 
 fuzz: deps-fuzz $(FUZZERS) ## feed random bytes to what reads files and connections
 	@for f in $(FUZZERS); do mkdir -p $$f.found; echo "fuzz: $${f##*/}"; \

@@ -317,20 +317,20 @@ static void happens_answer(wire *w) {
     pretend_say(which, bytes, sizeof bytes);
 }
 
-/* The caller's thread starts a collective; its buffers are not a byte too long. */
+/* The caller's thread starts a collective; its buffers are hardly too long. */
 static void happens_start(wire *w) {
-    static const int sizes[] = {0, 1, 3, 64, TSHI_UV_DIRECT_MOST / 8, OUT_ROOM / 4 + 1};
+    static const int sizes[] = {0, 1, 3, 64, TSHI_UV_DIRECT_MOST / 12 + 1, OUT_ROOM / 4 + 1};
     request *r = &w->requests[w->started];
     tsh_coll coll = tsh_coll_make((tsh_coll_kind)(take(w) % TSH_SPLIT), TSH_F32);
-    int64_t n = sizes[take(w) % 6], all = RANKS * n;
+    int alone = coll.kind == TSH_SEND || coll.kind == TSH_RECV, all = coll.kind == TSH_ALLTOALL;
+    int64_t n = sizes[take(w) % (alone ? 6 : 5)];
     int peer = (int)(take(w) % RANKS);
     wire_link(w);
     if (w->started == REQUESTS || !w->linked) return;
-    r->send = calloc(1, (size_t)all * 4 + 1);
-    r->recv = calloc(1, (size_t)all * 4 + 1);
+    r->send = calloc((size_t)n + 1, all || coll.kind == TSH_REDUCE_SCATTER ? 4 * RANKS : 4);
+    r->recv = calloc((size_t)n + 1, all || coll.kind == TSH_ALLGATHER ? 4 * RANKS : 4);
     must(r->send != NULL && r->recv != NULL);
     for (int i = 0; i < RANKS; i++) r->counts[i] = n;
-    coll.redop = TSH_MAX;
     coll.send = r->send;
     coll.recv = r->recv;
     coll.count = n;
