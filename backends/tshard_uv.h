@@ -3341,13 +3341,11 @@ static void tshi_uv_direct_sums(const tshi_uv_group *group, const tshi_uv_op *op
     }
 }
 
-/* This rank's own piece goes into its place. */
-static void tshi_uv_own_piece(const tshi_uv_group *group, const tshi_uv_op *op) {
+/* n bytes of what this rank gives itself go into their place. */
+static void tshi_uv_own_piece(const tshi_uv_group *group, const tshi_uv_op *op, int64_t offset,
+                              int64_t n) {
     const tsh_coll *coll = &op->coll;
-    int64_t total, offset = 0, r = group->rank;
-    if (coll->kind != TSH_ALLGATHER && coll->kind != TSH_ALLTOALL) return;
-    total = coll->recv_counts[r] * coll->blocks * tshi_uv_width(op);
-    while (offset < total) {
+    for (int64_t end = offset + n; offset < end;) {
         tshi_uv_span to = tshi_uv_in_rows(coll->recv, coll->recv_counts, group->size, group->rank,
                                           tshi_uv_width(op), offset);
         const char *from = (const char *)coll->send + offset;
@@ -3355,6 +3353,7 @@ static void tshi_uv_own_piece(const tshi_uv_group *group, const tshi_uv_op *op) 
             from = tshi_uv_in_rows((void *)(uintptr_t)coll->send, coll->send_counts, group->size,
                                    group->rank, tshi_uv_width(op), offset)
                        .at;
+        to.size = tshi_uv_min(to.size, end - offset);
         if (to.at != from) memmove(to.at, from, (size_t)to.size);
         offset += to.size;
     }
@@ -3552,6 +3551,19 @@ static void tshi_uv_received(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_strea
     tshi_uv_ring_fold(group, op);
 }
 
+/* Payload has gone. A ring's own piece is put in its place as it goes, while it is in the cache. */
+static void tshi_uv_gone(const tshi_uv_group *group, const tshi_uv_op *op, tshi_uv_stream *s,
+                         size_t n) {
+    int64_t end = s->done + (int64_t)n;
+    while (op->route == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
+        tshi_uv_at at = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), s->done);
+        int64_t now = tshi_uv_min(at.left, end - s->done);
+        if (at.step == 0) tshi_uv_own_piece(group, op, at.offset, now);
+        s->done += now;
+    }
+    s->done = end;
+}
+
 /* Reads once. 1: something came and more may be there; 0: nothing to read, or no room for it. */
 static int tshi_uv_read_once(tshi_uv_link *link) {
     tshi_uv_group *group = link->group;
@@ -3650,7 +3662,7 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
     }
     n = (size_t)put < left ? (size_t)put : left;
     s->head += n;
-    s->done += (int64_t)((size_t)put - n);
+    tshi_uv_gone(group, op, s, (size_t)put - n);
     if ((size_t)put < pieces.bytes) link->want |= UV_WRITABLE;
     if (s->head == sizeof head && s->done == s->total) {
         link->writing = NULL;
@@ -3766,6 +3778,9 @@ static tshi_uv_route tshi_uv_route_of(const tshi_uv_group *group, const tshi_uv_
 }
 
 static void tshi_uv_plan_direct(tshi_uv_group *group, tshi_uv_op *op) {
+    int64_t own = tshi_uv_direct_size(group, op, group->rank, group->rank);
+    if (op->coll.kind == TSH_ALLGATHER || op->coll.kind == TSH_ALLTOALL)
+        tshi_uv_own_piece(group, op, 0, own);
     for (int j = 1; j < group->size; j++) {
         int to = (group->rank + j) % group->size;
         tshi_uv_promise(group, op, to, tshi_uv_direct_size(group, op, group->rank, to));
@@ -3893,7 +3908,6 @@ static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
         op->head.kind = (uint8_t)coll->kind;
         tshi_uv_remember(group, op);
         op->pending = 1; /* until all frames are in the queues */
-        tshi_uv_own_piece(group, op);
         if (op->route == TSHI_UV_DIRECT) tshi_uv_plan_direct(group, op);
         if (op->route == TSHI_UV_RING) tshi_uv_plan_ring(group, op);
         if (op->route == TSHI_UV_STAR || op->route == TSHI_UV_CHAIN)
