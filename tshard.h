@@ -485,8 +485,8 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
 TSH_API void tsh_comm_close(tsh_comm *comm);
 
-/* For those who write a backend: rule 5's arithmetic, and how descriptors are compared and told.
- * dtype and op are ones that tsh_start took. */
+/* For those who write a backend: rule 5's arithmetic, how descriptors are compared and told, and
+ * which ranks wait for ever. dtype and op are ones that tsh_start took. */
 
 /* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
  * not overlap them otherwise. */
@@ -505,6 +505,24 @@ TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size);
  * come from a broken peer. Returns text. */
 TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
                             size_t room);
+
+/* A rank in a search for ranks that wait for each other. */
+typedef struct tsh_coll_trail {
+    int seen;       /* 1: it is on the path, 2: it leads to no circle */
+    int from, next; /* the ranks before and after it; -1: none */
+    int edge;       /* which of those that it waits for is tried next */
+} tsh_coll_trail;
+
+/* A rank of a circle to which rank r of `size` leads, -1 if there is none: on a circle all wait for
+ * ever. Around it leads .next of trail, which has an entry per rank, zeros before the first of
+ * several searches. awaits(user, r, i) is the i-th rank, i < size, that r waits for, or -1. Depth
+ * first. */
+TSH_API int tsh_coll_circle(tsh_coll_trail *trail, int size, int r,
+                            int (*awaits)(const void *user, int r, int i), const void *user);
+/* Whose fault the circle of rank r is: the rank's that has the least company (company(user, r):
+ * ranks that wait where r does); of several the lowest, rank 0 last. *waits: which waits for it. */
+TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
+                         int (*company)(const void *user, int r), const void *user, int *waits);
 
 /* ========================================================================== */
 /* >>api                                                           MARK: - api */
@@ -4218,6 +4236,42 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
         break;
     }
     return text;
+}
+
+TSH_API int tsh_coll_circle(tsh_coll_trail *trail, int size, int r,
+                            int (*awaits)(const void *user, int r, int i), const void *user) {
+    if (trail[r].seen) return -1;
+    trail[r].from = -1;
+    while (r >= 0) {
+        int m = -1;
+        trail[r].seen = 1;
+        while (trail[r].edge < size && (m < 0 || trail[m].seen == 2))
+            m = awaits(user, r, trail[r].edge++);
+        if (m >= 0 && trail[m].seen == 2) m = -1;
+        trail[r].next = m;
+        if (m >= 0 && trail[m].seen) return m;
+        if (m >= 0) {
+            trail[m].from = r;
+            r = m;
+        } else {
+            trail[r].seen = 2;
+            r = trail[r].from;
+        }
+    }
+    return -1;
+}
+
+TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
+                         int (*company)(const void *user, int r), const void *user, int *waits) {
+    int odd = r, at = r;
+    do {
+        int more = company(user, odd) - company(user, at);
+        if (more > 0 || (more == 0 && (odd == 0 || (at < odd && at > 0)))) odd = at;
+        at = trail[at].next;
+    } while (at != r);
+    while (trail[at].next != odd) at = trail[at].next;
+    *waits = at;
+    return odd;
 }
 
 /* ========================================================================== */

@@ -214,6 +214,7 @@ struct tsh_threads_world {
     int size, spins, crowded;
     int64_t timeout;
     tshi_threads_rank *rank;
+    tsh_coll_trail *trail; /* by rank: the search for a circle of stuck ranks */
     tsh_error error;
     pthread_mutex_t lock; /* of verdict, groups and stuck ranks */
     tshi_threads_group *groups;
@@ -922,16 +923,18 @@ static void tshi_threads_time_out(tshi_threads_lane *lane, tsh_req req) {
     tshi_threads_raise(group->world, TSH_ERR_TIMEOUT, first, text);
 }
 
-/* Under the world's lock: a rank that stuck rank r waits for; -1: none is known. */
-static int tshi_threads_awaits(const tsh_threads_world *world, int r) {
+/* Under the world's lock: the i-th rank that stuck rank r waits for, or -1. */
+static int tshi_threads_awaits(const void *user, int r, int i) {
+    const tsh_threads_world *world = (const tsh_threads_world *)user;
     tshi_threads_lane *lane = world->rank[r].stuck;
-    for (int m = 0; lane && m < lane->group->size; m++)
-        if (!tshi_threads_came(lane, world->rank[r].stuck_req, m)) return lane->group->ranks[m];
-    return -1;
+    if (!lane || i >= lane->group->size || tshi_threads_came(lane, world->rank[r].stuck_req, i))
+        return -1;
+    return lane->group->ranks[i];
 }
 
 /* Under the world's lock: how many stuck ranks wait where rank r does. */
-static int tshi_threads_company(const tsh_threads_world *world, int r) {
+static int tshi_threads_company(const void *user, int r) {
+    const tsh_threads_world *world = (const tsh_threads_world *)user;
     const tshi_threads_rank *self = &world->rank[r];
     int count = 0;
     for (int m = 0; m < world->size; m++)
@@ -940,17 +943,10 @@ static int tshi_threads_company(const tsh_threads_world *world, int r) {
     return count;
 }
 
-/* Under the world's lock, r on a circle: the odd rank is in the least company; of several, the
- * lowest but rank 0. */
+/* Under the world's lock, r on a circle. */
 static void tshi_threads_judge_circle(tsh_threads_world *world, int r) {
     char text[TSH_MESSAGE_SIZE] = "";
-    int odd = r, waits = r, at = r;
-    do {
-        int more = tshi_threads_company(world, odd) - tshi_threads_company(world, at);
-        if (more > 0 || (more == 0 && (odd == 0 || (at < odd && at > 0)))) odd = at;
-        at = tshi_threads_awaits(world, at);
-    } while (at != r);
-    while (tshi_threads_awaits(world, waits) != odd) waits = tshi_threads_awaits(world, waits);
+    int waits, odd = tsh_coll_odd(world->trail, r, tshi_threads_company, world, &waits);
     tshi_threads_add(text, "rank %d waits in ", odd);
     tshi_threads_describe_req(text, world->rank[odd].stuck, world->rank[odd].stuck_req);
     tshi_threads_add(text, " while rank %d waits for it in ", waits);
@@ -967,7 +963,8 @@ static void tshi_threads_check_circle(tshi_threads_lane *lane, tsh_req req) {
     (void)pthread_mutex_lock(&world->lock);
     self->stuck = lane;
     self->stuck_req = req;
-    for (int i = 0; i < world->size && r >= 0; i++) r = tshi_threads_awaits(world, r);
+    memset(world->trail, 0, (size_t)world->size * sizeof *world->trail);
+    r = tsh_coll_circle(world->trail, world->size, r, tshi_threads_awaits, world);
     if (r >= 0) tshi_threads_judge_circle(world, r);
     (void)pthread_mutex_unlock(&world->lock);
     if (r >= 0)
@@ -1260,6 +1257,7 @@ static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
         (void)pthread_cond_destroy(&world->rank[r].wake);
     }
     (void)pthread_mutex_destroy(&world->lock);
+    free(world->trail);
     free(world->rank);
     free(world);
 }
@@ -1282,7 +1280,10 @@ TSH_API tsh_result tsh_threads_world_new(int nranks, tsh_threads_world **out) {
     world->spins = world->crowded ? 8 : 2000;
     world->timeout = tshi_threads_timeout();
     world->rank = (tshi_threads_rank *)tshi_threads_alloc((size_t)nranks * sizeof *world->rank);
-    while (world->rank && ready < nranks && tshi_threads_rank_init(&world->rank[ready])) ready++;
+    world->trail = (tsh_coll_trail *)tshi_threads_alloc((size_t)nranks * sizeof *world->trail);
+    while (world->rank && world->trail && ready < nranks &&
+           tshi_threads_rank_init(&world->rank[ready]))
+        ready++;
     root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL;
     if (!root) {
         tshi_threads_world_drop(world, ready);

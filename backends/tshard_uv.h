@@ -450,8 +450,9 @@ typedef struct tshi_uv_judge {
     tshi_uv_evidence best;
     tshi_uv_answer *answer; /* by rank */
     tshi_uv_stuck *stuck;   /* by rank: where the arbiter knows it waits */
-    int confirming;         /* ranks of a circle that have not confirmed */
-    int *circle;            /* by rank: the wait is to be confirmed */
+    tsh_coll_trail *trail;  /* by rank: the search for a circle of stuck ranks */
+    uint64_t *asked;        /* by rank: it is on the circle, and to confirm this wait */
+    int confirming;         /* ranks that have not */
 } tshi_uv_judge;
 
 struct tsh_uv_world {
@@ -1681,50 +1682,34 @@ static uint64_t tshi_uv_stuck_messages(const tshi_uv_stuck *s, uint64_t group, i
     return s->pairs < TSHI_UV_STUCK_PAIRS ? 0 : UINT64_MAX;
 }
 
-/* A stuck rank that stuck rank r waits for; -1: none is known. */
-static int tshi_uv_awaits(const tsh_uv_world *world, int r) {
-    const tshi_uv_stuck *all = world->judge.stuck, *s = &all[r];
-    if (!s->wait) return -1;
-    if (s->peer >= 0) {
-        if (!all[s->peer].wait) return -1;
-        return tshi_uv_stuck_messages(&all[s->peer], s->group, r, s->sends) <= s->seq ? s->peer
-                                                                                      : -1;
-    }
-    for (int i = 0; i < s->members; i++) {
-        int m = s->member[i];
-        if (m != r && all[m].wait && tshi_uv_stuck_started(&all[m], s->group) <= s->seq) return m;
-    }
-    return -1;
+/* The i-th rank that stuck rank r waits for, if that is stuck too; else -1. */
+static int tshi_uv_awaits(const void *user, int r, int i) {
+    const tshi_uv_stuck *all = (const tshi_uv_stuck *)user, *s = &all[r];
+    uint64_t started;
+    int m;
+    if (!s->wait || i >= (s->peer >= 0 ? 1 : s->members)) return -1;
+    m = s->peer >= 0 ? s->peer : s->member[i];
+    if (m == r || !all[m].wait) return -1;
+    started = s->peer >= 0 ? tshi_uv_stuck_messages(&all[m], s->group, r, s->sends)
+                           : tshi_uv_stuck_started(&all[m], s->group);
+    return started <= s->seq ? m : -1;
 }
 
-/* How many stuck ranks wait where rank r does. */
-static int tshi_uv_company(const tsh_uv_world *world, int r) {
-    const tshi_uv_stuck *all = world->judge.stuck;
+/* How many of the ranks that rank r waits with are stuck there. */
+static int tshi_uv_company(const void *user, int r) {
+    const tshi_uv_stuck *all = (const tshi_uv_stuck *)user, *s = &all[r];
     int count = 0;
-    for (int m = 0; m < world->size; m++)
-        count += all[m].wait && all[m].group == all[r].group && all[m].seq == all[r].seq &&
-                 all[m].peer < 0 && all[r].peer < 0;
+    for (int i = 0; s->peer < 0 && i < s->members; i++) {
+        const tshi_uv_stuck *m = &all[s->member[i]];
+        count += m->wait && m->group == s->group && m->seq == s->seq && m->peer < 0;
+    }
     return count;
 }
 
-/* 1 if following from r leads back to r. */
-static int tshi_uv_on_circle(const tsh_uv_world *world, int r) {
-    int at = tshi_uv_awaits(world, r);
-    for (int i = 0; i < world->size && at >= 0 && at != r; i++) at = tshi_uv_awaits(world, at);
-    return at == r;
-}
-
-/* r is on a circle, all confirmed: the odd rank is in the least company; of several, the lowest
- * but rank 0. */
+/* r is on a circle, all confirmed. */
 static void tshi_uv_judge_circle(tsh_uv_world *world, int r) {
     const tshi_uv_stuck *all = world->judge.stuck;
-    int odd = r, waits = r, at = r;
-    do {
-        int more = tshi_uv_company(world, odd) - tshi_uv_company(world, at);
-        if (more > 0 || (more == 0 && (odd == 0 || (at < odd && at > 0)))) odd = at;
-        at = tshi_uv_awaits(world, at);
-    } while (at != r);
-    while (tshi_uv_awaits(world, waits) != odd) waits = tshi_uv_awaits(world, waits);
+    int waits, odd = tsh_coll_odd(world->judge.trail, r, tshi_uv_company, all, &waits);
     tshi_uv_suspect(world, TSHI_UV_CROSSED, TSH_ERR_MISMATCH, odd,
                     "rank %d waits in %s while rank %d waits for it in %s", odd, all[odd].text,
                     waits, all[waits].text);
@@ -1739,43 +1724,53 @@ static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     return still;
 }
 
-/* One of the circle has answered. */
-static void tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
+/* One of the circle has answered; 1 if that was no circle. */
+static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
     tshi_uv_judge *j = &world->judge;
-    if (!j->circle[r] || j->stuck[r].wait != wait) return;
-    if (!still) {
-        j->stuck[r].wait = 0;
-        memset(j->circle, 0, (size_t)world->size * sizeof *j->circle);
-        j->confirming = 0;
-        return;
+    if (!j->confirming || j->asked[r] != wait) return 0;
+    j->asked[r] = 0;
+    if (still && j->stuck[r].wait == wait) {
+        if (--j->confirming == 0) tshi_uv_judge_circle(world, r);
+        return 0;
     }
-    j->circle[r] = 0;
-    if (--j->confirming == 0 && tshi_uv_on_circle(world, r)) tshi_uv_judge_circle(world, r);
+    if (j->stuck[r].wait == wait) j->stuck[r].wait = 0;
+    j->confirming = 0;
+    return 1;
 }
 
-/* Rank r is stuck: follows who waits for whom. A stuck rank can only be freed by those it waits
- * for; if all on a circle still are in the waits that they reported, the circle is real. */
-static void tshi_uv_follow(tsh_uv_world *world, int r) {
+/* Asks the others on a circle, of which `on` is one, whether they still wait; 1 if this rank is on
+ * it and does not. */
+static int tshi_uv_ask_circle(tsh_uv_world *world, int on) {
     tshi_uv_judge *j = &world->judge;
     tshi_uv_letter letter;
-    int at;
-    for (int i = 0; i < world->size && r >= 0; i++) r = tshi_uv_awaits(world, r);
-    if (r < 0 || tshi_uv_verdict(world) != TSH_OK) return;
-    memset(j->circle, 0, (size_t)world->size * sizeof *j->circle);
-    j->confirming = 0;
-    for (at = r; !j->circle[at]; at = tshi_uv_awaits(world, at)) {
-        j->circle[at] = 1;
+    uint64_t mine;
+    int at = on;
+    do {
         j->confirming++;
-    }
-    for (at = 0; at < world->size; at++) {
-        if (!j->circle[at]) continue;
+        j->asked[at] = j->stuck[at].wait;
         tshi_uv_put(tshi_uv_write(&letter), j->stuck[at].wait, 8);
-        if (at == world->rank)
-            tshi_uv_confirmed(world, at, j->stuck[at].wait,
-                              tshi_uv_still(world, j->stuck[at].wait));
-        else
-            tshi_uv_post(&world->peer[at], TSHI_UV_CONFIRM, &letter);
-    }
+        if (at != world->rank) tshi_uv_post(&world->peer[at], TSHI_UV_CONFIRM, &letter);
+        at = j->trail[at].next;
+    } while (at != on);
+    mine = j->asked[world->rank];
+    return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
+}
+
+/* Follows who waits for whom from rank r on, or from every rank if -1. A stuck rank can only be
+ * freed by those it waits for: if all on a circle still are in the waits that they reported, the
+ * circle is real. */
+static void tshi_uv_follow(tsh_uv_world *world, int r) {
+    tshi_uv_judge *j = &world->judge;
+    int on, at;
+    if (j->confirming || tshi_uv_verdict(world) != TSH_OK) return;
+    do {
+        int end = r < 0 ? world->size : r + 1;
+        memset(j->trail, 0, (size_t)world->size * sizeof *j->trail);
+        memset(j->asked, 0, (size_t)world->size * sizeof *j->asked);
+        for (on = -1, at = r < 0 ? 0 : r; on < 0 && at < end; at++)
+            on = tsh_coll_circle(j->trail, world->size, at, tshi_uv_awaits, j->stuck);
+        r = -1;
+    } while (on >= 0 && tshi_uv_ask_circle(world, on));
 }
 
 /* Copies src over dst, whose member array stays its own. */
@@ -2585,7 +2580,7 @@ static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_type type, tshi_uv_curs
         return;
     }
     still = (int)tshi_uv_get(c, 1);
-    if (!c->bad) tshi_uv_confirmed(world, peer->rank, wait, still);
+    if (!c->bad && tshi_uv_confirmed(world, peer->rank, wait, still)) tshi_uv_follow(world, -1);
 }
 
 /* 1 if the group that is being made still waits for a rank. */
@@ -4340,7 +4335,8 @@ static void tshi_uv_world_free(tsh_uv_world *world) {
     if (!world) return;
     free(world->peer);
     free(world->judge.answer);
-    free(world->judge.circle);
+    free(world->judge.trail);
+    free(world->judge.asked);
     for (int r = 0; world->judge.stuck && r < world->size; r++) free(world->judge.stuck[r].member);
     free(world->judge.stuck);
     if (world->stuck) free(world->stuck->member);
@@ -4435,7 +4431,8 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     int *ranks = (int *)calloc(n, sizeof *ranks);
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
     world->judge.answer = (tshi_uv_answer *)calloc(n, sizeof *world->judge.answer);
-    world->judge.circle = (int *)calloc(n, sizeof *world->judge.circle);
+    world->judge.trail = (tsh_coll_trail *)calloc(n, sizeof *world->judge.trail);
+    world->judge.asked = (uint64_t *)calloc(n, sizeof *world->judge.asked);
     world->judge.stuck = (tshi_uv_stuck *)calloc(n, sizeof *world->judge.stuck);
     world->stuck = (tshi_uv_stuck *)calloc(1, sizeof *world->stuck);
     if (world->stuck) world->stuck->member = (int *)calloc(n, sizeof(int));
@@ -4443,8 +4440,8 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     if (ranks && world->judge.stuck)
         world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size, ranks);
     free(ranks);
-    if (!world->peer || !world->judge.answer || !world->judge.circle || !world->world_group ||
-        !world->stuck || !world->stuck->member)
+    if (!world->peer || !world->judge.answer || !world->judge.trail || !world->judge.asked ||
+        !world->world_group || !world->stuck || !world->stuck->member)
         return 0;
     for (int r = 0; r < world->size; r++) {
         world->judge.stuck[r].member = (int *)calloc(n, sizeof(int));

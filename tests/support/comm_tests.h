@@ -458,6 +458,9 @@ static void test_circle(void **state) {
         assert_verdict(ranks[n], TSH_ERR_MISMATCH, 1);
         for (int r = 0; r < ranks[n]; r++) assert_true(jobs[r].ms < LIMIT_MS);
     }
+    world_run(4, hidden_circle_rank, NULL);
+    assert_verdict(4, TSH_ERR_MISMATCH, 2);
+    for (int r = 0; r < 4; r++) assert_true(jobs[r].ms < LIMIT_MS);
 }
 
 /* ------------------------------------------------------------- values, scale */

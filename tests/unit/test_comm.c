@@ -277,6 +277,85 @@ static void digests_of_near_counts_differ(void **state) {
     for (i = 1; i < n; i++) assert_true(digests[i - 1] != digests[i]);
 }
 
+/* ------------------------------------------------------------------- circles */
+
+enum { WAITING = 6 };
+
+/* Bit m of waits_for[r]: rank r waits for m. */
+static int nth_awaited(const void *user, int r, int i) {
+    return ((const unsigned *)user)[r] >> i & 1 ? i : -1;
+}
+
+static int company_of(const void *user, int r) {
+    return ((const int *)user)[r];
+}
+
+/* Which ranks can be reached from r. */
+static unsigned reached_from(const unsigned *waits_for, int r) {
+    unsigned reached = waits_for[r], before = 0;
+    int m;
+    while (reached != before) {
+        before = reached;
+        for (m = 0; m < WAITING; m++)
+            if (reached >> m & 1) reached |= waits_for[m];
+    }
+    return reached;
+}
+
+static int leads_to_a_circle(const unsigned *waits_for, int r) {
+    unsigned reached = reached_from(waits_for, r) | 1u << r;
+    int m;
+    for (m = 0; m < WAITING; m++)
+        if ((reached >> m & 1) && (reached_from(waits_for, m) >> m & 1)) return 1;
+    return 0;
+}
+
+static void a_circle_is_found_if_and_only_if_there_is_one(void **state) {
+    unsigned waits_for[WAITING], random = 1;
+    int n, r, found = 0, none = 0;
+    (void)state;
+    for (n = 0; n < 20000; n++) {
+        tsh_coll_trail trail[WAITING];
+        int on = -1;
+        memset(trail, 0, sizeof trail);
+        for (r = 0; r < WAITING; r++) {
+            random = random * 1664525u + 1013904223u;
+            waits_for[r] = random >> 26 & random >> 20 & (n % 2 ? ~0u : random >> 14) & 63u;
+        }
+        for (r = 0; on < 0 && r < WAITING; r++) { /* ranks that were visited are not again */
+            on = tsh_coll_circle(trail, WAITING, r, nth_awaited, waits_for);
+            assert_int_equal(on >= 0, leads_to_a_circle(waits_for, r));
+        }
+        found += on >= 0;
+        none += on < 0;
+        for (r = 0; on >= 0 && r < WAITING; r++) { /* follows it around, more than once perhaps */
+            assert_true(waits_for[on] >> trail[on].next & 1);
+            on = trail[on].next;
+        }
+        if (on >= 0) assert_true(reached_from(waits_for, on) >> on & 1);
+    }
+    assert_true(found > 1000 && none > 1000);
+}
+
+static void the_odd_rank_has_the_least_company(void **state) {
+    const unsigned circle[WAITING] = {0, 8, 2, 16, 4, 0}; /* 1, 3, 4, 2, and again 1 */
+    const unsigned pair[WAITING] = {2, 1};
+    const int alike[WAITING] = {1, 1, 1, 1, 1, 1}, alone[WAITING] = {1, 3, 3, 3, 2, 1};
+    tsh_coll_trail trail[WAITING];
+    int waits;
+    (void)state;
+    memset(trail, 0, sizeof trail);
+    assert_int_equal(tsh_coll_circle(trail, WAITING, 3, nth_awaited, circle), 3);
+    assert_int_equal(tsh_coll_odd(trail, 3, company_of, alone, &waits), 4);
+    assert_int_equal(waits, 3);
+    assert_int_equal(tsh_coll_odd(trail, 3, company_of, alike, &waits), 1);
+    assert_int_equal(waits, 2);
+    memset(trail, 0, sizeof trail);
+    assert_int_equal(tsh_coll_circle(trail, WAITING, 0, nth_awaited, pair), 0);
+    assert_int_equal(tsh_coll_odd(trail, 0, company_of, alike, &waits), 1);
+    assert_int_equal(waits, 0);
+}
+
 /* ---------------------------------------------------------------------- text */
 
 #define EXPECT_COLL(coll, other, want)                                                             \
@@ -381,6 +460,8 @@ int main(void) {
         cmocka_unit_test(a_digest_is_of_what_ranks_must_agree_on),
         cmocka_unit_test(digests_of_two_kinds_differ_but_for_a_pair),
         cmocka_unit_test(digests_of_near_counts_differ),
+        cmocka_unit_test(a_circle_is_found_if_and_only_if_there_is_one),
+        cmocka_unit_test(the_odd_rank_has_the_least_company),
         cmocka_unit_test(descriptors_have_text),
         cmocka_unit_test(the_first_count_that_differs_is_told),
         cmocka_unit_test(values_that_mean_nothing_are_told_as_numbers),
