@@ -217,12 +217,12 @@ extern "C" {
 #define TSHI_UV_MS     INT64_C(1000000)
 
 enum {
-    TSHI_UV_OPS = 64,       /* in flight in one group, as the front door allows */
-    TSHI_UV_RECORDS = 128,  /* of the last collectives, for the arbiter's questions */
-    TSHI_UV_COUNTS = 16,    /* of a call's counts that are remembered for its description */
-    TSHI_UV_SPANS = 64,     /* pieces of memory in one system call, */
-    TSHI_UV_CALL = 1 << 20, /* and bytes */
-    TSHI_UV_RANKS = 1024,   /* of a world: their table is one control message */
+    TSHI_UV_OPS = 64,           /* in flight in one group, as the front door allows */
+    TSHI_UV_RECORDS = 128,      /* of the last collectives, for the arbiter's questions */
+    TSHI_UV_COUNTS = 16,        /* of a call's counts that are remembered for its description */
+    TSHI_UV_IO_SPANS = 64,      /* pieces of memory in one system call, */
+    TSHI_UV_IO_BYTES = 1 << 20, /* and bytes */
+    TSHI_UV_RANKS = 1024,       /* of a world: their table is one control message */
     TSHI_UV_STRANGERS = 64,
     TSHI_UV_PAYLOAD = 60000,     /* bytes of one control message at most */
     TSHI_UV_NEAR = 512 << 10,    /* bytes under way between two ranks of a host */
@@ -339,7 +339,7 @@ typedef struct tshi_uv_address {
 } tshi_uv_address;
 
 /* What a rank holds against another. Larger outranks smaller. */
-typedef enum tshi_uv_claim {
+typedef enum tshi_uv_charge {
     TSHI_UV_NOTHING,
     TSHI_UV_LATE,     /* time is up in a collective */
     TSHI_UV_SILENT,   /* no beat */
@@ -347,10 +347,10 @@ typedef enum tshi_uv_claim {
     TSHI_UV_MISMATCH, /* descriptors differ */
     TSHI_UV_GONE,     /* a connection ended */
     TSHI_UV_ABORT     /* the rank says so itself */
-} tshi_uv_claim;
+} tshi_uv_charge;
 
 typedef struct tshi_uv_evidence {
-    tshi_uv_claim claim;
+    tshi_uv_charge charge;
     int reporter;
     uint64_t group, seq; /* a collective that the arbiter asks all ranks about; group 0: none */
     tsh_error error;
@@ -390,10 +390,10 @@ typedef enum tshi_uv_state {
     TSHI_UV_LOST
 } tshi_uv_state;
 
-typedef struct tshi_uv_bytes {
+typedef struct tshi_uv_buffer {
     char *data;
     size_t used, room;
-} tshi_uv_bytes;
+} tshi_uv_buffer;
 
 /* What the control thread knows of a rank. */
 typedef struct tshi_uv_peer {
@@ -403,7 +403,7 @@ typedef struct tshi_uv_peer {
     int fd, events;
     uv_poll_t *poll;
     uv_poll_cb callback;
-    tshi_uv_bytes in, out;
+    tshi_uv_buffer in, out;
     int64_t heard;           /* when */
     tshi_uv_address address; /* where it listens */
     int placed, ready;       /* that is known; rank 0: it has all its connections */
@@ -440,7 +440,7 @@ typedef struct tshi_uv_conn {
     tshi_uv_hello hello;
     unsigned char in[128], out[128];
     size_t in_used, in_need, out_used;
-    int welcome; /* the server's answer was that */
+    int welcome; /* the server's reply was that */
     char name[80];
 } tshi_uv_conn;
 
@@ -467,7 +467,7 @@ struct tsh_uv_world {
     /* The caller's thread. */
     uv_loop_t loop;
     uv_timer_t timer;
-    uv_async_t wake;
+    uv_async_t wake_caller;
     int open; /* groups */
     uint64_t waits, ids;
 
@@ -483,15 +483,15 @@ struct tsh_uv_world {
     tshi_uv_stuck *stuck;
     uint64_t last; /* the group of the latest collective */
     int stuck_new, leaving, complete;
-    tshi_uv_group *asked; /* a group that is to be made */
-    tshi_uv_group *ended; /* the caller's: closed after the verdict */
+    tshi_uv_group *requested; /* a group that is to be made */
+    tshi_uv_group *ended;     /* the caller's: closed after the verdict */
 
     /* The control thread. */
     uv_thread_t thread;
     uv_loop_t control;
     uv_timer_t tick;
     uv_timer_cb on_tick;
-    uv_async_t call;
+    uv_async_t wake_control;
     uv_poll_t *listening;
     int listener, forming, tabled, told_ready, insecure, keyed;
     char bind_host[256];
@@ -560,7 +560,7 @@ typedef struct tshi_uv_cursor {
     int bad;
 } tshi_uv_cursor;
 
-static tshi_uv_cursor tshi_uv_bytes_of(void *bytes, size_t size) {
+static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size) {
     tshi_uv_cursor c;
     c.at = (unsigned char *)bytes;
     c.end = c.at + size;
@@ -628,10 +628,10 @@ static void tshi_uv_get_text(tshi_uv_cursor *c, char *text, size_t room) {
 /* ---- the handshake ---- */
 
 /* The server greets: "tshd", version, its nonce. The client claims: what follows, and a proof. The
- * server answers: a status, its own value where they differ, and its proof. */
+ * server replies: a status, its own value where they differ, and its proof. */
 #define TSHI_UV_VERSION UINT32_C(0x74730001) /* byte order, and 1 */
 
-enum { TSHI_UV_GREETING = 40, TSHI_UV_CLAIM = 104, TSHI_UV_ANSWER = 44 };
+enum { TSHI_UV_GREETING = 40, TSHI_UV_CLAIM = 104, TSHI_UV_REPLY = 44 };
 
 typedef enum tshi_uv_status {
     TSHI_UV_WELCOME,
@@ -648,7 +648,7 @@ typedef enum tshi_uv_status {
 static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
     unsigned char bytes[5 + 4 * 5 + 16 + 64];
-    tshi_uv_cursor c = tshi_uv_bytes_of(bytes, sizeof bytes);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes);
     tshi_uv_put(&c, (uint64_t)who, 1);
     tshi_uv_put(&c, status, 4);
     tshi_uv_put(&c, hello->version, 4);
@@ -665,7 +665,7 @@ static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t sta
 
 static void tshi_uv_put_greeting(unsigned char bytes[TSHI_UV_GREETING],
                                  const unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_bytes_of(bytes, TSHI_UV_GREETING);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING);
     tshi_uv_put_bytes(&c, "tshd", 4);
     tshi_uv_put(&c, TSHI_UV_VERSION, 4);
     tshi_uv_put_bytes(&c, nonce, 32);
@@ -674,7 +674,7 @@ static void tshi_uv_put_greeting(unsigned char bytes[TSHI_UV_GREETING],
 /* 0: not a greeting. */
 static int tshi_uv_get_greeting(unsigned char *bytes, size_t size, uint32_t *version,
                                 unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_bytes_of(bytes, size);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, size);
     const unsigned char *magic = tshi_uv_take(&c, 4);
     *version = (uint32_t)tshi_uv_get(&c, 4);
     tshi_uv_get_bytes(&c, nonce, 32);
@@ -683,7 +683,7 @@ static int tshi_uv_get_greeting(unsigned char *bytes, size_t size, uint32_t *ver
 
 static void tshi_uv_put_claim(unsigned char bytes[TSHI_UV_CLAIM], const tshi_uv_hello *hello,
                               const unsigned char secret[32]) {
-    tshi_uv_cursor c = tshi_uv_bytes_of(bytes, TSHI_UV_CLAIM);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLAIM);
     unsigned char proof[32];
     tshi_uv_put_bytes(&c, "TSHD", 4);
     tshi_uv_put(&c, hello->version, 4);
@@ -701,7 +701,7 @@ static void tshi_uv_put_claim(unsigned char bytes[TSHI_UV_CLAIM], const tshi_uv_
 /* Fills all of hello but the server's nonce. 0: not a claim. */
 static int tshi_uv_get_claim(unsigned char *bytes, size_t size, tshi_uv_hello *hello,
                              unsigned char proof[32]) {
-    tshi_uv_cursor c = tshi_uv_bytes_of(bytes, size);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, size);
     const unsigned char *magic = tshi_uv_take(&c, 4);
     hello->version = (uint32_t)tshi_uv_get(&c, 4);
     tshi_uv_get_bytes(&c, hello->client_nonce, 32);
@@ -715,10 +715,10 @@ static int tshi_uv_get_claim(unsigned char *bytes, size_t size, tshi_uv_hello *h
     return !c.bad && memcmp(magic, "TSHD", 4) == 0;
 }
 
-static void tshi_uv_put_answer(unsigned char bytes[TSHI_UV_ANSWER], tshi_uv_status status,
-                               int64_t value, const tshi_uv_hello *hello,
-                               const unsigned char secret[32]) {
-    tshi_uv_cursor c = tshi_uv_bytes_of(bytes, TSHI_UV_ANSWER);
+static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_status status,
+                              int64_t value, const tshi_uv_hello *hello,
+                              const unsigned char secret[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY);
     unsigned char proof[32];
     int known = status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
     tshi_uv_put(&c, status, 4);
@@ -728,10 +728,10 @@ static void tshi_uv_put_answer(unsigned char bytes[TSHI_UV_ANSWER], tshi_uv_stat
     tshi_uv_put_bytes(&c, proof, 32);
 }
 
-/* 0: not an answer, or not from one who knows the secret. */
-static int tshi_uv_get_answer(unsigned char *bytes, size_t size, const tshi_uv_hello *hello,
-                              const unsigned char secret[32], uint32_t *status, int64_t *value) {
-    tshi_uv_cursor c = tshi_uv_bytes_of(bytes, size);
+/* 0: not a reply, or not from one who knows the secret. */
+static int tshi_uv_get_reply(unsigned char *bytes, size_t size, const tshi_uv_hello *hello,
+                             const unsigned char secret[32], uint32_t *status, int64_t *value) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, size);
     unsigned char proof[32], expected[32];
     *status = (uint32_t)tshi_uv_get(&c, 4);
     *value = tshi_uv_get_i64(&c);
@@ -778,23 +778,23 @@ static void tshi_uv_get_error(tshi_uv_cursor *c, tsh_error *error, int size) {
 }
 
 static void tshi_uv_put_evidence(tshi_uv_cursor *c, const tshi_uv_evidence *e) {
-    tshi_uv_put(c, (uint64_t)e->claim, 1);
+    tshi_uv_put(c, (uint64_t)e->charge, 1);
     tshi_uv_put(c, e->group, 8);
     tshi_uv_put(c, e->seq, 8);
     tshi_uv_put_error(c, &e->error);
 }
 
 static void tshi_uv_get_evidence(tshi_uv_cursor *c, tshi_uv_evidence *e, int size) {
-    unsigned claim = (unsigned)tshi_uv_get(c, 1);
-    if (claim == TSHI_UV_NOTHING || claim > TSHI_UV_ABORT) c->bad = 1;
-    e->claim = (tshi_uv_claim)claim;
+    unsigned charge = (unsigned)tshi_uv_get(c, 1);
+    if (charge == TSHI_UV_NOTHING || charge > TSHI_UV_ABORT) c->bad = 1;
+    e->charge = (tshi_uv_charge)charge;
     e->group = tshi_uv_get(c, 8);
     e->seq = tshi_uv_get(c, 8);
     tshi_uv_get_error(c, &e->error, size);
 }
 
-static void tshi_uv_put_answer_of(tshi_uv_cursor *c, uint64_t group, uint64_t seq,
-                                  const tshi_uv_answer *answer) {
+static void tshi_uv_put_answer(tshi_uv_cursor *c, uint64_t group, uint64_t seq,
+                               const tshi_uv_answer *answer) {
     const tshi_uv_record *record = &answer->record;
     tshi_uv_put(c, group, 8);
     tshi_uv_put(c, seq, 8);
@@ -814,8 +814,8 @@ static void tshi_uv_put_answer_of(tshi_uv_cursor *c, uint64_t group, uint64_t se
     }
 }
 
-static void tshi_uv_get_answer_of(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
-                                  tshi_uv_answer *answer) {
+static void tshi_uv_get_answer(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
+                               tshi_uv_answer *answer) {
     tshi_uv_record *record = &answer->record;
     unsigned bits;
     memset(answer, 0, sizeof *answer);
@@ -1004,7 +1004,7 @@ static void tshi_uv_close_fd(int *fd) {
 }
 
 /* 0: the system refused (errno). */
-static int tshi_uv_prepare(int fd) {
+static int tshi_uv_prepare_fd(int fd) {
     int flags = fcntl(fd, F_GETFL), one = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 #ifdef SO_NOSIGPIPE
@@ -1019,7 +1019,7 @@ static int tshi_uv_listen(const tshi_uv_address *address) {
     int one = 1, why, fd = socket(address->storage.ss_family, SOCK_STREAM, 0);
     if (fd < 0) return -1;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (tshi_uv_prepare(fd) && bind(fd, tshi_uv_sockaddr(address), address->size) == 0 &&
+    if (tshi_uv_prepare_fd(fd) && bind(fd, tshi_uv_sockaddr(address), address->size) == 0 &&
         listen(fd, 128) == 0)
         return fd;
     why = errno;
@@ -1032,8 +1032,8 @@ static int tshi_uv_listen(const tshi_uv_address *address) {
 static int tshi_uv_connect(const tshi_uv_address *address) {
     int why, fd = socket(address->storage.ss_family, SOCK_STREAM, 0);
     if (fd < 0) return -1;
-    if (tshi_uv_prepare(fd) && (connect(fd, tshi_uv_sockaddr(address), address->size) == 0 ||
-                                errno == EINPROGRESS || errno == EINTR))
+    if (tshi_uv_prepare_fd(fd) && (connect(fd, tshi_uv_sockaddr(address), address->size) == 0 ||
+                                   errno == EINPROGRESS || errno == EINTR))
         return fd;
     why = errno;
     (void)close(fd);
@@ -1111,7 +1111,7 @@ typedef struct tshi_uv_family {
 
 /* Rank and size. Which family they are of: 0 the desc, 1 TSHARD_*, 2 torchrun, 3 Slurm, 4 none; -1:
  * an error. */
-static int tshi_uv_place(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
+static int tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     static const tshi_uv_family families[] = {
         {"TSHARD_RANK", "TSHARD_SIZE"}, {"RANK", "WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}};
     int family = 0, has_rank = 0, has_size = 0;
@@ -1151,8 +1151,8 @@ static void tshi_uv_first_host(const char *list, char *host, size_t room) {
 }
 
 /* host and port of rank 0. */
-static int tshi_uv_where(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
-                         tsh_error *error) {
+static int tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
+                            tsh_error *error) {
     const char *nodes = tshi_uv_env("SLURM_STEP_NODELIST"), *agent, *host = desc->host;
     int has = 1;
     if (!nodes) nodes = tshi_uv_env("SLURM_JOB_NODELIST");
@@ -1208,7 +1208,7 @@ static int tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error 
     return 0;
 }
 
-static int tshi_uv_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
+static int tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     const char *text = tshi_uv_env("TSHARD_KEY"), *path = tshi_uv_env("TSHARD_KEY_FILE");
     const char *insecure = tshi_uv_env("TSHARD_INSECURE");
     world->insecure = desc->insecure || (insecure && strcmp(insecure, "0") != 0);
@@ -1228,11 +1228,11 @@ static int tshi_uv_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *
 static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     const char *job = desc->job ? desc->job : tshi_uv_env("TSHARD_JOB"), *bind = desc->bind;
     unsigned char hash[32];
-    int family = tshi_uv_place(desc, world, error);
-    if (family < 0 || !tshi_uv_where(desc, family, world, error)) return 0;
+    int family = tshi_uv_set_rank(desc, world, error);
+    if (family < 0 || !tshi_uv_set_host(desc, family, world, error)) return 0;
     if (!tshi_uv_seconds(desc->timeout, "TSHARD_TIMEOUT", 300, &world->timeout, error) ||
         !tshi_uv_seconds(desc->heartbeat, "TSHARD_HEARTBEAT", 10, &world->heartbeat, error) ||
-        !tshi_uv_key(desc, world, error))
+        !tshi_uv_set_key(desc, world, error))
         return 0;
     if (world->heartbeat && world->heartbeat < TSHI_UV_SECOND) {
         (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
@@ -1279,18 +1279,18 @@ static void tshi_uv_rule(tsh_uv_world *world, const tsh_error *error) {
     }
     uv_cond_broadcast(&world->changed);
     uv_mutex_unlock(&world->lock);
-    (void)uv_async_send(&world->wake);
+    (void)uv_async_send(&world->wake_caller);
 }
 
 /* From the caller's side: the first evidence goes to the control thread. */
 TSH_PRINTF(7, 8)
-static void tshi_uv_accuse(tsh_uv_world *world, tshi_uv_claim claim, uint64_t group, uint64_t seq,
+static void tshi_uv_accuse(tsh_uv_world *world, tshi_uv_charge charge, uint64_t group, uint64_t seq,
                            tsh_result code, int rank, const char *format, ...) {
     tshi_uv_evidence *e = &world->evidence;
     va_list list;
     uv_mutex_lock(&world->lock);
-    if (e->claim == TSHI_UV_NOTHING) {
-        e->claim = claim;
+    if (e->charge == TSHI_UV_NOTHING) {
+        e->charge = charge;
         e->reporter = world->rank;
         e->group = group;
         e->seq = seq;
@@ -1302,7 +1302,7 @@ static void tshi_uv_accuse(tsh_uv_world *world, tshi_uv_claim claim, uint64_t gr
     }
     TSHI_UV_PUT(&world->accused, 1);
     uv_mutex_unlock(&world->lock);
-    (void)uv_async_send(&world->call);
+    (void)uv_async_send(&world->wake_control);
 }
 
 /* The rank of two that is taken to be wrong: not rank 0, else the lower. */
@@ -1333,12 +1333,12 @@ typedef struct tshi_uv_letter {
 } tshi_uv_letter;
 
 static tshi_uv_cursor *tshi_uv_write(tshi_uv_letter *letter) {
-    letter->c = tshi_uv_bytes_of(letter->bytes, sizeof letter->bytes);
+    letter->c = tshi_uv_cursor_over(letter->bytes, sizeof letter->bytes);
     return &letter->c;
 }
 
 /* Room for n bytes more. */
-static int tshi_uv_reserve(tshi_uv_bytes *bytes, size_t n) {
+static int tshi_uv_reserve(tshi_uv_buffer *bytes, size_t n) {
     size_t room = bytes->room ? bytes->room : 1024;
     char *data;
     while (room < bytes->used + n) room *= 2;
@@ -1350,7 +1350,7 @@ static int tshi_uv_reserve(tshi_uv_bytes *bytes, size_t n) {
     return 1;
 }
 
-static void tshi_uv_drop_bytes(tshi_uv_bytes *bytes, size_t n) {
+static void tshi_uv_drop(tshi_uv_buffer *bytes, size_t n) {
     memmove(bytes->data, bytes->data + n, bytes->used - n);
     bytes->used -= n;
 }
@@ -1358,12 +1358,12 @@ static void tshi_uv_drop_bytes(tshi_uv_bytes *bytes, size_t n) {
 /* Sends what the peer takes now; the poll's callback goes on. What cannot be sent at all is
  * forgotten: reading finds out that the peer is gone. */
 static void tshi_uv_flush(tshi_uv_peer *peer) {
-    tshi_uv_bytes *out = &peer->out;
+    tshi_uv_buffer *out = &peer->out;
     int events = UV_READABLE;
     while (out->used) {
         ssize_t n = send(peer->fd, out->data, out->used, TSHI_UV_NOSIGNAL);
         if (n > 0)
-            tshi_uv_drop_bytes(out, (size_t)n);
+            tshi_uv_drop(out, (size_t)n);
         else if (n < 0 && tshi_uv_later())
             break;
         else
@@ -1378,7 +1378,7 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
 static void tshi_uv_post(tshi_uv_peer *peer, tshi_uv_type type, const tshi_uv_letter *letter) {
     size_t n = letter ? (size_t)(letter->c.at - letter->bytes) : 0;
     unsigned char head[5];
-    tshi_uv_cursor c = tshi_uv_bytes_of(head, sizeof head);
+    tshi_uv_cursor c = tshi_uv_cursor_over(head, sizeof head);
     if (peer->fd < 0 || peer->out.used > TSHI_UV_BACKLOG ||
         !tshi_uv_reserve(&peer->out, sizeof head + n))
         return;
@@ -1461,8 +1461,8 @@ static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
         return;
     }
     if (!j->since) j->since = tshi_uv_now();
-    if (e->claim < j->best.claim ||
-        (e->claim == j->best.claim && e->error.rank >= j->best.error.rank))
+    if (e->charge < j->best.charge ||
+        (e->charge == j->best.charge && e->error.rank >= j->best.error.rank))
         return;
     j->best = *e;
     memset(j->answer, 0, (size_t)world->size * sizeof *j->answer);
@@ -1483,8 +1483,8 @@ static void tshi_uv_report(tsh_uv_world *world) {
 
 /* This rank's own evidence; what outranks it replaces it. */
 static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_evidence *e) {
-    if (tshi_uv_verdict(world) != TSH_OK || e->claim < world->held.claim ||
-        (e->claim == world->held.claim && e->error.rank >= world->held.error.rank))
+    if (tshi_uv_verdict(world) != TSH_OK || e->charge < world->held.charge ||
+        (e->charge == world->held.charge && e->error.rank >= world->held.error.rank))
         return;
     world->held = *e;
     if (!world->held_since) world->held_since = tshi_uv_now();
@@ -1493,12 +1493,12 @@ static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_evidence *e) {
 }
 
 TSH_PRINTF(5, 6)
-static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_claim claim, tsh_result code, int rank,
+static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_charge charge, tsh_result code, int rank,
                             const char *format, ...) {
     tshi_uv_evidence e;
     va_list list;
     memset(&e, 0, sizeof e);
-    e.claim = claim;
+    e.charge = charge;
     e.reporter = world->rank;
     e.error.code = code;
     e.error.rank = rank;
@@ -1652,10 +1652,10 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
         tshi_uv_ask(world);
         return;
     }
-    if (j->best.group && j->best.claim == TSHI_UV_MISMATCH &&
+    if (j->best.group && j->best.charge == TSHI_UV_MISMATCH &&
         !tshi_uv_find_odd(world, &j->best.error))
         tshi_uv_find_unequal(world, &j->best.error);
-    if (j->best.group && j->best.claim == TSHI_UV_LATE) tshi_uv_find_absent(world, &j->best.error);
+    if (j->best.group && j->best.charge == TSHI_UV_LATE) tshi_uv_find_absent(world, &j->best.error);
     tshi_uv_pronounce(world, &j->best.error);
 }
 
@@ -1926,8 +1926,8 @@ static const char *tshi_uv_status_text(uint32_t status) {
     return texts[status];
 }
 
-/* Answers the claim in conn->in; 0: it is none, or cannot be judged before the table is here. */
-static int tshi_uv_answer_claim(tshi_uv_conn *conn) {
+/* Replies to the claim in conn->in; 0: it is none, or cannot be judged before the table is here. */
+static int tshi_uv_reply_to_claim(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     unsigned char proof[32], expected[32];
@@ -1950,8 +1950,8 @@ static int tshi_uv_answer_claim(tshi_uv_conn *conn) {
         tshi_uv_log(world, "rank %d refused %s, which says that it is rank %d of %d: %s",
                     world->rank, conn->name, hello->client, hello->size,
                     tshi_uv_status_text(status));
-    tshi_uv_put_answer(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
-    conn->out_used = TSHI_UV_ANSWER;
+    tshi_uv_put_reply(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
+    conn->out_used = TSHI_UV_REPLY;
     conn->welcome = status == TSHI_UV_WELCOME;
     conn->phase = 2;
     return 1;
@@ -1959,7 +1959,7 @@ static int tshi_uv_answer_claim(tshi_uv_conn *conn) {
 
 /* ---- the client's side ---- */
 
-static int tshi_uv_claim_of(tshi_uv_conn *conn) {
+static int tshi_uv_make_claim(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     uint32_t version;
@@ -1985,7 +1985,7 @@ static int tshi_uv_claim_of(tshi_uv_conn *conn) {
     tshi_uv_put_claim(conn->out, hello, tshi_uv_secret(world, hello->purpose));
     conn->out_used = TSHI_UV_CLAIM;
     conn->in_used = 0;
-    conn->in_need = TSHI_UV_ANSWER;
+    conn->in_need = TSHI_UV_REPLY;
     conn->until = tshi_uv_now() +
                   2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* more than the server */
     conn->phase = 2;
@@ -2027,11 +2027,11 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
 }
 
 /* 1: both ends are proven. */
-static int tshi_uv_answered_by(tshi_uv_conn *conn) {
+static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
     uint32_t status;
     int64_t value;
-    if (!tshi_uv_get_answer(conn->in, conn->in_used, &conn->hello,
-                            tshi_uv_secret(conn->world, conn->hello.purpose), &status, &value)) {
+    if (!tshi_uv_get_reply(conn->in, conn->in_used, &conn->hello,
+                           tshi_uv_secret(conn->world, conn->hello.purpose), &status, &value)) {
         tshi_uv_refused(conn, TSHI_UV_OTHER_KEY, 0);
         return 0;
     }
@@ -2071,9 +2071,9 @@ static int tshi_uv_strange(const tshi_uv_conn *conn) {
 }
 
 /* A step of the handshake: 1 when the connection is proven, 0 later, -1 when it is to end. */
-static int tshi_uv_serve(tshi_uv_conn *conn) {
+static int tshi_uv_server_step(tshi_uv_conn *conn) {
     int done = tshi_uv_conn_write(conn);
-    if (conn->phase == 1) return tshi_uv_answer_claim(conn) ? tshi_uv_serve(conn) : 0;
+    if (conn->phase == 1) return tshi_uv_reply_to_claim(conn) ? tshi_uv_server_step(conn) : 0;
     if (conn->phase == 2) return done == 1 ? (conn->welcome ? 1 : -1) : done;
     if (done < 0) return -1;
     done = tshi_uv_conn_read(conn);
@@ -2085,10 +2085,10 @@ static int tshi_uv_serve(tshi_uv_conn *conn) {
     }
     if (done == 0) return 0;
     conn->phase = 1;
-    return tshi_uv_serve(conn);
+    return tshi_uv_server_step(conn);
 }
 
-static int tshi_uv_call(tshi_uv_conn *conn) {
+static int tshi_uv_client_step(tshi_uv_conn *conn) {
     int failed = 0, done;
     socklen_t size = (socklen_t)sizeof failed;
     if (conn->phase == 0) {
@@ -2105,8 +2105,8 @@ static int tshi_uv_call(tshi_uv_conn *conn) {
     done = tshi_uv_conn_read(conn);
     if (done < 0) tshi_uv_hindered(conn->world, "%s closed the connection", conn->name);
     if (done <= 0) return done;
-    if (conn->phase == 1) return tshi_uv_claim_of(conn) ? tshi_uv_call(conn) : -1;
-    return tshi_uv_answered_by(conn) ? 1 : -1;
+    if (conn->phase == 1) return tshi_uv_make_claim(conn) ? tshi_uv_client_step(conn) : -1;
+    return tshi_uv_accept_reply(conn) ? 1 : -1;
 }
 
 /* ---- what a proven connection becomes ---- */
@@ -2257,7 +2257,7 @@ static void tshi_uv_joined(tsh_uv_world *world) {
 }
 
 /* Rank 0 learns where a rank listens: as it says, else where it comes from. */
-static void tshi_uv_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+static void tshi_uv_on_here(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     char host[64];
     const char *why;
     tshi_uv_address found[TSHI_UV_ADDRESSES];
@@ -2309,7 +2309,7 @@ static void tshi_uv_send_table(tsh_uv_world *world) {
     tshi_uv_post_all(world, TSHI_UV_TABLE, &letter);
 }
 
-static void tshi_uv_take_table(tsh_uv_world *world, tshi_uv_cursor *c) {
+static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     tshi_uv_address found[TSHI_UV_ADDRESSES];
     char host[64];
     const char *why;
@@ -2363,7 +2363,7 @@ static void tshi_uv_form(tsh_uv_world *world) {
         world->making = NULL;
         tshi_uv_close_listener(world);
         TSHI_UV_PUT(&group->linked, 1);
-        (void)uv_async_send(&world->wake);
+        (void)uv_async_send(&world->wake_caller);
     }
     if (!world->forming) return;
     if (world->rank == 0 && !world->tabled && tshi_uv_all(world, tshi_uv_is_placed))
@@ -2396,7 +2396,8 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
 }
 
 static void tshi_uv_step(tshi_uv_conn *conn) {
-    int events = UV_READABLE, done = conn->dial ? tshi_uv_call(conn) : tshi_uv_serve(conn);
+    int events = UV_READABLE,
+        done = conn->dial ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
     if (done < 0) {
         tshi_uv_conn_end(conn, 0);
     } else if (done) {
@@ -2492,7 +2493,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
             world->accept_at = tshi_uv_now() + 100 * TSHI_UV_MS;
             return;
         }
-        if (!tshi_uv_prepare(fd)) {
+        if (!tshi_uv_prepare_fd(fd)) {
             (void)close(fd);
             continue;
         }
@@ -2541,22 +2542,22 @@ static void tshi_uv_catch_up(tsh_uv_world *world) {
 /* Needs: >>uv-circle >>uv-form.                                                */
 /* ========================================================================== */
 
-enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_LATE_MS = 1000 };
+enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_OVERSLEPT_MS = 1000 };
 
-static void tshi_uv_told(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_judge *j = &peer->world->judge;
     tshi_uv_answer answer;
     uint64_t group, seq;
-    tshi_uv_get_answer_of(c, &group, &seq, &answer);
+    tshi_uv_get_answer(c, &group, &seq, &answer);
     if (!c->bad && group == j->best.group && seq == j->best.seq) j->answer[peer->rank] = answer;
 }
 
-static void tshi_uv_asked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_answer answer;
     tshi_uv_letter letter;
     uint64_t group = tshi_uv_get(c, 8), seq = tshi_uv_get(c, 8);
     tshi_uv_answer_for(peer->world, group, seq, &answer);
-    tshi_uv_put_answer_of(tshi_uv_write(&letter), group, seq, &answer);
+    tshi_uv_put_answer(tshi_uv_write(&letter), group, seq, &answer);
     tshi_uv_post(peer, TSHI_UV_TELL, &letter);
 }
 
@@ -2593,7 +2594,7 @@ static int tshi_uv_misses(const tsh_uv_world *world, int rank) {
 }
 
 /* Who leaves accuses nobody; but a world or a group that forms cannot do without it. */
-static void tshi_uv_left(tshi_uv_peer *peer) {
+static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_peer_end(peer, TSHI_UV_LEFT);
     if ((world->forming && !world->told_ready) || tshi_uv_misses(world, peer->rank))
@@ -2611,9 +2612,9 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     tsh_error error;
     switch (type) {
     case TSHI_UV_BEAT: break;
-    case TSHI_UV_HERE: tshi_uv_here(peer, c); break;
+    case TSHI_UV_HERE: tshi_uv_on_here(peer, c); break;
     case TSHI_UV_MISSING: tshi_uv_get_text(c, world->absent, sizeof world->absent); break;
-    case TSHI_UV_TABLE: tshi_uv_take_table(world, c); break;
+    case TSHI_UV_TABLE: tshi_uv_on_table(world, c); break;
     case TSHI_UV_READY: peer->ready = 1; break;
     case TSHI_UV_GO:
         if (world->forming) tshi_uv_completed(world);
@@ -2623,8 +2624,8 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
         e.reporter = peer->rank;
         if (!c->bad) tshi_uv_consider(world, &e);
         break;
-    case TSHI_UV_ASK: tshi_uv_asked(peer, c); break;
-    case TSHI_UV_TELL: tshi_uv_told(peer, c); break;
+    case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
+    case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;
     case TSHI_UV_STUCK:
     case TSHI_UV_CONFIRM:
     case TSHI_UV_STILL: tshi_uv_on_stuck(peer, (tshi_uv_type)type, c); break;
@@ -2632,14 +2633,14 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
         tshi_uv_get_error(c, &error, world->size);
         if (!c->bad) tshi_uv_rule(world, &error);
         break;
-    case TSHI_UV_BYE: tshi_uv_left(peer); break;
+    case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;
     default: c->bad = 1;
     }
 }
 
 /* The first whole message of in: 1 handled, 0 there is none, -1 it is none of ours. */
-static int tshi_uv_hear(tshi_uv_peer *peer) {
-    tshi_uv_cursor c = tshi_uv_bytes_of(peer->in.data, peer->in.used);
+static int tshi_uv_next_message(tshi_uv_peer *peer) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(peer->in.data, peer->in.used);
     size_t n = (size_t)tshi_uv_get(&c, 4);
     unsigned type = (unsigned)tshi_uv_get(&c, 1);
     if (c.bad) return 0;
@@ -2648,7 +2649,7 @@ static int tshi_uv_hear(tshi_uv_peer *peer) {
     c.end = c.at + n;
     tshi_uv_dispatch(peer, type, &c);
     if (c.bad) return -1;
-    if (peer->state == TSHI_UV_THERE) tshi_uv_drop_bytes(&peer->in, n + 5);
+    if (peer->state == TSHI_UV_THERE) tshi_uv_drop(&peer->in, n + 5);
     return 1;
 }
 
@@ -2683,7 +2684,7 @@ static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) {
                         "rank %d at %s is gone: %s%s", peer->rank, peer->name, how, last);
 }
 
-static void tshi_uv_listen_to(tshi_uv_peer *peer) {
+static void tshi_uv_read_peer(tshi_uv_peer *peer) {
     for (;;) {
         ssize_t n;
         int heard = 0;
@@ -2701,7 +2702,7 @@ static void tshi_uv_listen_to(tshi_uv_peer *peer) {
         peer->in.used += (size_t)n;
         peer->heard = tshi_uv_now();
         if (peer->state == TSHI_UV_MUTE) peer->in.used = 0;
-        while (peer->state == TSHI_UV_THERE && (heard = tshi_uv_hear(peer)) > 0) {
+        while (peer->state == TSHI_UV_THERE && (heard = tshi_uv_next_message(peer)) > 0) {
         }
         if (heard < 0) tshi_uv_peer_gone(peer, "it sent what is not a control message");
         if (peer->fd < 0) return;
@@ -2714,10 +2715,10 @@ static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
     tsh_uv_world *world = peer->world;
     (void)status;
     (void)events;
-    tshi_uv_listen_to(peer);
+    tshi_uv_read_peer(peer);
     if (peer->fd >= 0)
         tshi_uv_flush(peer);
-    else if (world->held.claim != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK)
+    else if (world->held.charge != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK)
         tshi_uv_report(world);
     tshi_uv_form(world);
     tshi_uv_soon(world);
@@ -2804,7 +2805,8 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
 
 static void tshi_uv_tick(tsh_uv_world *world) {
     int64_t now = tshi_uv_now();
-    int late = world->ticked && now - world->ticked > TSHI_UV_LATE_MS * TSHI_UV_MS, ended, stuck;
+    int late = world->ticked && now - world->ticked > TSHI_UV_OVERSLEPT_MS * TSHI_UV_MS, ended,
+        stuck;
     ended = tshi_uv_verdict(world) != TSH_OK;
     tshi_uv_beats(world, now, late);
     tshi_uv_catch_up(world);
@@ -2822,7 +2824,7 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     uv_mutex_unlock(&world->lock);
     if (stuck) tshi_uv_report_stuck(world);
     tshi_uv_decide(world, now);
-    if (world->held.claim != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK &&
+    if (world->held.charge != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK &&
         now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
         tshi_uv_pronounce(world, &world->held.error);
 }
@@ -2840,7 +2842,7 @@ static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
 }
 
 static void tshi_uv_part(tsh_uv_world *world) {
-    if (world->held.claim != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK) return;
+    if (world->held.charge != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK) return;
     world->parting = tshi_uv_now();
     tshi_uv_post_all(world, TSHI_UV_BYE, NULL);
     for (int r = 0; r < world->size; r++)
@@ -2861,7 +2863,7 @@ static void tshi_uv_on_tick(uv_timer_t *timer) {
         return;
     }
     wait = world->forming || world->making || world->conns || leaving ||
-                   (!ended && (world->held.claim != TSHI_UV_NOTHING || world->judge.since))
+                   (!ended && (world->held.charge != TSHI_UV_NOTHING || world->judge.since))
                ? 5
                : 100;
     world->ticked = tshi_uv_now() + wait * TSHI_UV_MS;
@@ -2883,22 +2885,22 @@ static void tshi_uv_name_missing(const tshi_uv_group *group, tsh_error *error) {
 }
 
 /* The caller's thread has something: evidence, a group to be made, a long wait, a goodbye. */
-static void tshi_uv_on_call(uv_async_t *async) {
+static void tshi_uv_on_request(uv_async_t *async) {
     tsh_uv_world *world = (tsh_uv_world *)async->data;
     tshi_uv_evidence e;
     tshi_uv_group *made = NULL;
     uv_mutex_lock(&world->lock);
     e = world->evidence;
-    world->evidence.claim = TSHI_UV_NOTHING;
-    if (world->asked) {
-        made = world->making = world->asked;
-        world->asked = NULL;
+    world->evidence.charge = TSHI_UV_NOTHING;
+    if (world->requested) {
+        made = world->making = world->requested;
+        world->requested = NULL;
         world->listener = made->listener;
         made->listener = -1;
     }
     uv_mutex_unlock(&world->lock);
-    if (e.claim == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
-    if (e.claim != TSHI_UV_NOTHING) tshi_uv_hold(world, &e);
+    if (e.charge == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
+    if (e.charge != TSHI_UV_NOTHING) tshi_uv_hold(world, &e);
     if (made) tshi_uv_dial_group(world, made);
     tshi_uv_form(world);
     tshi_uv_soon(world);
@@ -3168,7 +3170,7 @@ static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t at) {
 
 /* Bytes of the outgoing stream that are ready: each step's follow from the incoming step before,
  * the first step's from nothing. */
-static int64_t tshi_uv_ready(const tshi_uv_group *group, const tshi_uv_op *op, int64_t total) {
+static int64_t tshi_uv_ring_ready(const tshi_uv_group *group, const tshi_uv_op *op, int64_t total) {
     tshi_uv_at in;
     int first = tshi_uv_first_out(group, op);
     if (op->ready >= op->in[tshi_uv_prev(group)].total) return total;
@@ -3361,7 +3363,7 @@ static tshi_uv_span tshi_uv_out_at(const tshi_uv_group *group, const tshi_uv_op 
                                    int64_t offset, int64_t total) {
     tshi_uv_span span = {NULL, 0};
     int64_t ready = total;
-    if (op->route == TSHI_UV_RING) ready = tshi_uv_ready(group, op, total);
+    if (op->route == TSHI_UV_RING) ready = tshi_uv_ring_ready(group, op, total);
     if (op->route == TSHI_UV_CHAIN && group->rank != op->coll.root)
         ready = op->in[tshi_uv_prev(group)].done;
     if (offset >= ready) return span;
@@ -3485,7 +3487,7 @@ static void tshi_uv_frame_done(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_fif
 }
 
 /* The header of a frame is here. 1: go on; 0: the world ends. */
-static int tshi_uv_check(tshi_uv_link *link) {
+static int tshi_uv_check_head(tshi_uv_link *link) {
     tshi_uv_group *group = link->group;
     const tshi_uv_head *head = &link->heard;
     const tshi_uv_op *op = link->in.used ? tshi_uv_first(group, &link->in) : NULL;
@@ -3512,7 +3514,7 @@ static int tshi_uv_check(tshi_uv_link *link) {
 
 /* The pieces of memory for a system call: what is left of a header, then payload. */
 typedef struct tshi_uv_pieces {
-    struct iovec iov[TSHI_UV_SPANS];
+    struct iovec iov[TSHI_UV_IO_SPANS];
     int count;
     size_t bytes;
 } tshi_uv_pieces;
@@ -3527,8 +3529,8 @@ static void tshi_uv_piece(tshi_uv_pieces *pieces, void *at, size_t size) {
 static void tshi_uv_payload(tshi_uv_pieces *pieces, const tshi_uv_link *link, const tshi_uv_op *op,
                             int out) {
     const tshi_uv_stream *s = out ? &op->out[link->peer] : &op->in[link->peer];
-    int64_t offset = s->done, left = TSHI_UV_CALL;
-    while (pieces->count < TSHI_UV_SPANS && left > 0) {
+    int64_t offset = s->done, left = TSHI_UV_IO_BYTES;
+    while (pieces->count < TSHI_UV_IO_SPANS && left > 0) {
         tshi_uv_span span = out ? tshi_uv_out_at(link->group, op, link->peer, offset, s->total)
                                 : tshi_uv_in_at(link->group, op, link->peer, offset, s->total);
         if (span.size <= 0) return;
@@ -3540,15 +3542,16 @@ static void tshi_uv_payload(tshi_uv_pieces *pieces, const tshi_uv_link *link, co
 }
 
 /* Payload has come. */
-static void tshi_uv_received(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_stream *s, size_t n) {
+static void tshi_uv_payload_came(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_stream *s,
+                                 size_t n) {
     s->done += (int64_t)n;
     if (op->route != TSHI_UV_RING) return;
     tshi_uv_ring_fold(group, op);
 }
 
 /* Payload has gone. A ring's own piece is put in its place as it goes, while it is in the cache. */
-static void tshi_uv_gone(const tshi_uv_group *group, const tshi_uv_op *op, tshi_uv_stream *s,
-                         size_t n) {
+static void tshi_uv_payload_went(const tshi_uv_group *group, const tshi_uv_op *op,
+                                 tshi_uv_stream *s, size_t n) {
     int64_t end = s->done + (int64_t)n;
     while (op->route == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
         tshi_uv_at at = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), s->done);
@@ -3591,9 +3594,9 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
     }
     n = (size_t)got < head ? (size_t)got : head;
     link->heard_done += n;
-    if (head && n == head && !tshi_uv_check(link)) return 0;
+    if (head && n == head && !tshi_uv_check_head(link)) return 0;
     if (op && link->heard_done == sizeof link->heard) {
-        tshi_uv_received(group, op, s, (size_t)got - n);
+        tshi_uv_payload_came(group, op, s, (size_t)got - n);
         if (s->done == s->total) {
             link->heard_done = 0;
             tshi_uv_frame_done(group, op, &link->in);
@@ -3657,7 +3660,7 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
     }
     n = (size_t)put < left ? (size_t)put : left;
     s->head += n;
-    tshi_uv_gone(group, op, s, (size_t)put - n);
+    tshi_uv_payload_went(group, op, s, (size_t)put - n);
     if ((size_t)put < pieces.bytes) link->want |= UV_WRITABLE;
     if (s->head == sizeof head && s->done == s->total) {
         link->writing = NULL;
@@ -4006,7 +4009,7 @@ static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_stuck *s) {
     }
 }
 
-static void tshi_uv_get_stuck_in(tshi_uv_wait *wait) {
+static void tshi_uv_note_stuck(tshi_uv_wait *wait) {
     const tshi_uv_group *group = wait->group;
     tsh_uv_world *world = group->world;
     tshi_uv_stuck *s = world->stuck;
@@ -4027,7 +4030,7 @@ static void tshi_uv_get_stuck_in(tshi_uv_wait *wait) {
     tshi_uv_list_started(world, s);
     world->stuck_new = 1;
     uv_mutex_unlock(&world->lock);
-    (void)uv_async_send(&world->call);
+    (void)uv_async_send(&world->wake_control);
 }
 
 static void tshi_uv_unstick(const tshi_uv_wait *wait) {
@@ -4075,7 +4078,7 @@ static void tshi_uv_nap(tshi_uv_wait *wait) {
     if (!wait->reported) {
         int64_t report = wait->begun + TSHI_UV_STUCK_MS * TSHI_UV_MS;
         if (now >= report)
-            tshi_uv_get_stuck_in(wait);
+            tshi_uv_note_stuck(wait);
         else
             until = tshi_uv_min(until, report);
     }
@@ -4281,9 +4284,9 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
         return TSH_OK;
     }
     uv_mutex_lock(&world->lock);
-    world->asked = group;
+    world->requested = group;
     uv_mutex_unlock(&world->lock);
-    (void)uv_async_send(&world->call);
+    (void)uv_async_send(&world->wake_control);
     return tshi_uv_wait_for(group, NULL, tshi_uv_deadline(world, &coll));
 }
 
@@ -4369,7 +4372,7 @@ static void tshi_uv_world_close(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
     world->leaving = 1;
     uv_mutex_unlock(&world->lock);
-    (void)uv_async_send(&world->call);
+    (void)uv_async_send(&world->wake_control);
     (void)uv_thread_join(&world->thread);
     while (world->ended) {
         tshi_uv_group *group = world->ended;
@@ -4473,7 +4476,7 @@ static int tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
     const char *why, *bound = world->bind_host[0] ? world->bind_host : world->host;
     int n, given = world->listener >= 0;
     if (given) {
-        n = tshi_uv_prepare(world->listener) && tshi_uv_end_of(world->listener, 0, &list[0]);
+        n = tshi_uv_prepare_fd(world->listener) && tshi_uv_end_of(world->listener, 0, &list[0]);
         why = "is no listening socket";
         if (n && tshi_uv_need_key(world, &list[0], error)) return 0;
     } else {
@@ -4549,10 +4552,10 @@ static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
         return 0;
     }
     (void)uv_timer_init(&world->loop, &world->timer);
-    (void)uv_async_init(&world->loop, &world->wake, tshi_uv_wake_event);
+    (void)uv_async_init(&world->loop, &world->wake_caller, tshi_uv_wake_event);
     (void)uv_timer_init(&world->control, &world->tick);
-    (void)uv_async_init(&world->control, &world->call, tshi_uv_on_call);
-    world->tick.data = world->call.data = world;
+    (void)uv_async_init(&world->control, &world->wake_control, tshi_uv_on_request);
+    world->tick.data = world->wake_control.data = world;
     world->on_tick = tshi_uv_on_tick;
     return 1;
 }

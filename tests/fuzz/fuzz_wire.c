@@ -223,7 +223,7 @@ static void happens_message(wire *w) {
     unsigned type = take(w) % (TSHI_UV_TYPES + 1);
     size_t n = take2(w), left = (size_t)(w->end - w->at);
     unsigned char head[5];
-    tshi_uv_cursor c = tshi_uv_bytes_of(head, sizeof head);
+    tshi_uv_cursor c = tshi_uv_cursor_over(head, sizeof head);
     n = n < left ? n : left;
     tshi_uv_put(&c, n, 4);
     tshi_uv_put(&c, type, 1);
@@ -303,17 +303,17 @@ static void happens_greeting(wire *w) {
 
 /* Who was called answers the claim that has come. */
 static void happens_answer(wire *w) {
-    unsigned char claim[TSHI_UV_CLAIM], bytes[TSHI_UV_ANSWER], proof[32];
+    unsigned char claim[TSHI_UV_CLAIM], bytes[TSHI_UV_REPLY], proof[32];
     int which = take_connection(w);
     unsigned status = take(w) % (TSHI_UV_UNKNOWN + 2);
     tshi_uv_hello hello;
     if (!pretend.socket[which].called || !pretend_hear(which, claim, sizeof claim)) return;
     (void)tshi_uv_get_claim(claim, sizeof claim, &hello, proof);
     memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
-    tshi_uv_put_answer(bytes, (tshi_uv_status)status, take(w), &hello, w->world->secret);
+    tshi_uv_put_reply(bytes, (tshi_uv_status)status, take(w), &hello, w->world->secret);
     w->proofs += take_proof(w, &hello, 'S', status, proof);
-    memcpy(bytes + TSHI_UV_ANSWER - 32, proof, 32);
-    tamper(w, bytes, TSHI_UV_ANSWER - 32);
+    memcpy(bytes + TSHI_UV_REPLY - 32, proof, 32);
+    tamper(w, bytes, TSHI_UV_REPLY - 32);
     pretend_say(which, bytes, sizeof bytes);
 }
 
@@ -409,7 +409,8 @@ static void happens_split(wire *w) {
         tickets[r].port = (int32_t)take2(w);
         tickets[r].id = GROUP;
     }
-    if (world->forming || world->making || world->asked || tshi_uv_group_by(world, GROUP) != NULL)
+    if (world->forming || world->making || world->requested ||
+        tshi_uv_group_by(world, GROUP) != NULL)
         return;
     group = tshi_uv_new_group(world->world_group, tickets);
     must(group != NULL);
@@ -419,8 +420,8 @@ static void happens_split(wire *w) {
         return;
     }
     tshi_uv_add_group(group, w->comm.ops, &comm);
-    world->asked = group;
-    (void)uv_async_send(&world->call);
+    world->requested = group;
+    (void)uv_async_send(&world->wake_control);
 }
 
 /* The caller's thread has waited for long. */
@@ -436,7 +437,7 @@ static void happens_stuck(wire *w) {
     if (at & 1)
         tshi_uv_unstick(&wait);
     else
-        tshi_uv_get_stuck_in(&wait);
+        tshi_uv_note_stuck(&wait);
 }
 
 static void happens_abort(wire *w) {
