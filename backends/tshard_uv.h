@@ -47,7 +47,7 @@
  * COSTS, in a world of P ranks, per rank
  *
  * Descriptors: 3 (P-1) connections and 10; a group of p ranks 2 (p-1) more. Memory from libc's
- * malloc: about 100 KiB, and 20 KiB per rank, for the world; 65 KiB, and 10 KiB per member, for a
+ * malloc: about 160 KiB, and 20 KiB per rank, for the world; 65 KiB, and 10 KiB per member, for a
  * group; 1 MiB, kept until its group is closed, for each ring sum that is in flight at once. Beats:
  * a packet to each rank every 250 ms. The system's socket buffers come on top.
  *
@@ -224,7 +224,6 @@ enum {
     TSHI_UV_IO_BYTES = 1 << 20, /* and bytes */
     TSHI_UV_RANKS = 1024,       /* of a world: their table is one control message */
     TSHI_UV_STRANGERS = 64,
-    TSHI_UV_PAYLOAD = 60000,     /* bytes of one control message at most */
     TSHI_UV_NEAR = 512 << 10,    /* bytes under way between two ranks of a host */
     TSHI_UV_SEGMENT = 512 << 10, /* of a chunk, that goes around a ring before the next */
     TSHI_UV_WINDOW = 1 << 20     /* more than a segment */
@@ -395,6 +394,20 @@ typedef struct tshi_uv_buffer {
     size_t used, room;
 } tshi_uv_buffer;
 
+/* A cursor over bytes that are written or read. `bad`: they did not suffice. */
+typedef struct tshi_uv_cursor {
+    unsigned char *at, *end;
+    int bad;
+} tshi_uv_cursor;
+
+enum { TSHI_UV_LETTER_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes of a control message at most */
+
+/* A control message that is being written. */
+typedef struct tshi_uv_letter {
+    tshi_uv_cursor c;
+    unsigned char bytes[TSHI_UV_LETTER_HEAD + TSHI_UV_PAYLOAD];
+} tshi_uv_letter;
+
 /* What the control thread knows of a rank. */
 typedef struct tshi_uv_peer {
     tsh_uv_world *world;
@@ -503,6 +516,7 @@ struct tsh_uv_world {
     tshi_uv_dial *dials;
     tshi_uv_group *world_group, *making;
     tshi_uv_judge judge;
+    tshi_uv_letter letter;
     int64_t due, beat, ticked, held_since, parting, accept_at;
     char absent[256], obstacle[300];
 };
@@ -553,12 +567,6 @@ TSH_PRINTF(2, 3) static void tshi_uv_log(const tsh_uv_world *world, const char *
 /* trusted nowhere.                                                             */
 /* Needs: >>uv-types.                                                           */
 /* ========================================================================== */
-
-/* A cursor over bytes that are written or read. `bad`: they did not suffice. */
-typedef struct tshi_uv_cursor {
-    unsigned char *at, *end;
-    int bad;
-} tshi_uv_cursor;
 
 static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size) {
     tshi_uv_cursor c;
@@ -1326,14 +1334,12 @@ static tshi_uv_group *tshi_uv_group_by(const tsh_uv_world *world, uint64_t id) {
 
 enum { TSHI_UV_BACKLOG = 1 << 20 }; /* bytes that a peer may be behind on its control messages */
 
-/* A control message that is being written. */
-typedef struct tshi_uv_letter {
-    tshi_uv_cursor c;
-    unsigned char bytes[TSHI_UV_PAYLOAD];
-} tshi_uv_letter;
-
-static tshi_uv_cursor *tshi_uv_write(tshi_uv_letter *letter) {
+/* The control thread writes one letter at a time: this begins it, tshi_uv_post sends it. */
+static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
+    tshi_uv_letter *letter = &world->letter;
     letter->c = tshi_uv_cursor_over(letter->bytes, sizeof letter->bytes);
+    tshi_uv_put(&letter->c, 0, 4); /* the length, when it is known */
+    tshi_uv_put(&letter->c, type, 1);
     return &letter->c;
 }
 
@@ -1374,25 +1380,24 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     peer->events = events;
 }
 
-/* A peer that does not read is soon silent, so what would be too much is not kept. */
-static void tshi_uv_post(tshi_uv_peer *peer, tshi_uv_type type, const tshi_uv_letter *letter) {
-    size_t n = letter ? (size_t)(letter->c.at - letter->bytes) : 0;
-    unsigned char head[5];
-    tshi_uv_cursor c = tshi_uv_cursor_over(head, sizeof head);
-    if (peer->fd < 0 || peer->out.used > TSHI_UV_BACKLOG ||
-        !tshi_uv_reserve(&peer->out, sizeof head + n))
+/* Sends the letter. A peer that does not read is soon silent, so what would be too much for it is
+ * not kept. */
+static void tshi_uv_post(tshi_uv_peer *peer) {
+    tshi_uv_letter *letter = &peer->world->letter;
+    size_t n = (size_t)(letter->c.at - letter->bytes);
+    tshi_uv_cursor head = tshi_uv_cursor_over(letter->bytes, 4);
+    if (peer->fd < 0 || letter->c.bad || peer->out.used > TSHI_UV_BACKLOG ||
+        !tshi_uv_reserve(&peer->out, n))
         return;
-    tshi_uv_put(&c, n, 4);
-    tshi_uv_put(&c, type, 1);
-    memcpy(peer->out.data + peer->out.used, head, sizeof head);
-    if (n) memcpy(peer->out.data + peer->out.used + sizeof head, letter->bytes, n);
-    peer->out.used += sizeof head + n;
+    tshi_uv_put(&head, n - TSHI_UV_LETTER_HEAD, 4);
+    memcpy(peer->out.data + peer->out.used, letter->bytes, n);
+    peer->out.used += n;
     tshi_uv_flush(peer);
 }
 
-static void tshi_uv_post_all(tsh_uv_world *world, tshi_uv_type type, const tshi_uv_letter *letter) {
+static void tshi_uv_post_all(tsh_uv_world *world) {
     for (int r = 0; r < world->size; r++)
-        if (r != world->rank) tshi_uv_post(&world->peer[r], type, letter);
+        if (r != world->rank) tshi_uv_post(&world->peer[r]);
 }
 
 /* ========================================================================== */
@@ -1411,9 +1416,8 @@ static int tshi_uv_arbiter(const tsh_uv_world *world) {
 }
 
 static void tshi_uv_pronounce(tsh_uv_world *world, const tsh_error *error) {
-    tshi_uv_letter letter;
-    tshi_uv_put_error(tshi_uv_write(&letter), error);
-    tshi_uv_post_all(world, TSHI_UV_VERDICT, &letter);
+    tshi_uv_put_error(tshi_uv_write(world, TSHI_UV_VERDICT), error);
+    tshi_uv_post_all(world);
     tshi_uv_rule(world, error);
 }
 
@@ -1437,8 +1441,7 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
 /* Asks the ranks that have not told what they started. */
 static void tshi_uv_ask(tsh_uv_world *world) {
     tshi_uv_judge *j = &world->judge;
-    tshi_uv_letter letter;
-    tshi_uv_cursor *c = tshi_uv_write(&letter);
+    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
     tshi_uv_put(c, j->best.group, 8);
     tshi_uv_put(c, j->best.seq, 8);
     for (int r = 0; r < world->size; r++) {
@@ -1446,18 +1449,17 @@ static void tshi_uv_ask(tsh_uv_world *world) {
         if (r == world->rank)
             tshi_uv_answer_for(world, j->best.group, j->best.seq, &j->answer[r]);
         else
-            tshi_uv_post(&world->peer[r], TSHI_UV_ASK, &letter);
+            tshi_uv_post(&world->peer[r]);
     }
 }
 
 /* This rank is the arbiter. */
 static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
     tshi_uv_judge *j = &world->judge;
-    tshi_uv_letter letter;
     if (tshi_uv_verdict(world) != TSH_OK) {
         if (e->reporter == world->rank) return;
-        tshi_uv_put_error(tshi_uv_write(&letter), &world->error);
-        tshi_uv_post(&world->peer[e->reporter], TSHI_UV_VERDICT, &letter);
+        tshi_uv_put_error(tshi_uv_write(world, TSHI_UV_VERDICT), &world->error);
+        tshi_uv_post(&world->peer[e->reporter]);
         return;
     }
     if (!j->since) j->since = tshi_uv_now();
@@ -1472,13 +1474,12 @@ static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
 /* Tells the arbiter of the day what this rank holds. */
 static void tshi_uv_report(tsh_uv_world *world) {
     int to = tshi_uv_arbiter(world);
-    tshi_uv_letter letter;
     if (to == world->rank) {
         tshi_uv_consider(world, &world->held);
         return;
     }
-    tshi_uv_put_evidence(tshi_uv_write(&letter), &world->held);
-    tshi_uv_post(&world->peer[to], TSHI_UV_ACCUSE, &letter);
+    tshi_uv_put_evidence(tshi_uv_write(world, TSHI_UV_ACCUSE), &world->held);
+    tshi_uv_post(&world->peer[to]);
 }
 
 /* This rank's own evidence; what outranks it replaces it. */
@@ -1742,14 +1743,13 @@ static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int stil
  * it and does not. */
 static int tshi_uv_ask_circle(tsh_uv_world *world, int on) {
     tshi_uv_judge *j = &world->judge;
-    tshi_uv_letter letter;
     uint64_t mine;
     int at = on;
     do {
         j->confirming++;
         j->asked[at] = j->stuck[at].wait;
-        tshi_uv_put(tshi_uv_write(&letter), j->stuck[at].wait, 8);
-        if (at != world->rank) tshi_uv_post(&world->peer[at], TSHI_UV_CONFIRM, &letter);
+        tshi_uv_put(tshi_uv_write(world, TSHI_UV_CONFIRM), j->stuck[at].wait, 8);
+        if (at != world->rank) tshi_uv_post(&world->peer[at]);
         at = j->trail[at].next;
     } while (at != on);
     mine = j->asked[world->rank];
@@ -1784,18 +1784,17 @@ static void tshi_uv_copy_stuck(tshi_uv_stuck *dst, const tshi_uv_stuck *src) {
 /* Takes this rank's report to the arbiter. */
 static void tshi_uv_report_stuck(tsh_uv_world *world) {
     int to = tshi_uv_arbiter(world);
-    tshi_uv_letter letter;
     uv_mutex_lock(&world->lock);
     world->stuck_new = 0;
     if (to == world->rank)
         tshi_uv_copy_stuck(&world->judge.stuck[to], world->stuck);
     else
-        tshi_uv_put_stuck(tshi_uv_write(&letter), world->stuck);
+        tshi_uv_put_stuck(tshi_uv_write(world, TSHI_UV_STUCK), world->stuck);
     uv_mutex_unlock(&world->lock);
     if (to == world->rank)
         tshi_uv_follow(world, to);
-    else if (!letter.c.bad)
-        tshi_uv_post(&world->peer[to], TSHI_UV_STUCK, &letter);
+    else
+        tshi_uv_post(&world->peer[to]);
 }
 
 /* ========================================================================== */
@@ -2226,8 +2225,7 @@ static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) 
 /* Rank 0 answers: this rank listens, and says where. */
 static void tshi_uv_joined(tsh_uv_world *world) {
     tsh_error error;
-    tshi_uv_letter letter;
-    tshi_uv_cursor *c = tshi_uv_write(&letter);
+    tshi_uv_cursor *c;
     char host[64] = "";
     if (world->bind_host[0]) {
         tshi_uv_host_text(&world->own, host, sizeof host);
@@ -2251,9 +2249,10 @@ static void tshi_uv_joined(tsh_uv_world *world) {
     }
     (void)tshi_uv_end_of(world->listener, 0, &world->own);
     (void)tshi_uv_end_of(world->peer[0].fd, 1, &world->peer[0].address);
+    c = tshi_uv_write(world, TSHI_UV_HERE);
     tshi_uv_put_text(c, host);
     tshi_uv_put(c, (uint64_t)tshi_uv_port(&world->own), 2);
-    tshi_uv_post(&world->peer[0], TSHI_UV_HERE, &letter);
+    tshi_uv_post(&world->peer[0]);
 }
 
 /* Rank 0 learns where a rank listens: as it says, else where it comes from. */
@@ -2282,10 +2281,9 @@ static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t ro
 
 static void tshi_uv_tell_absent(tsh_uv_world *world) {
     char text[256];
-    tshi_uv_letter letter;
     tshi_uv_list_absent(world, text, sizeof text);
-    tshi_uv_put_text(tshi_uv_write(&letter), text);
-    tshi_uv_post_all(world, TSHI_UV_MISSING, &letter);
+    tshi_uv_put_text(tshi_uv_write(world, TSHI_UV_MISSING), text);
+    tshi_uv_post_all(world);
 }
 
 /* The key of all connections but the first ones: nobody without the table is let in. */
@@ -2295,8 +2293,7 @@ static void tshi_uv_set_mesh(tsh_uv_world *world) {
 }
 
 static void tshi_uv_send_table(tsh_uv_world *world) {
-    tshi_uv_letter letter;
-    tshi_uv_cursor *c = tshi_uv_write(&letter);
+    tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_TABLE);
     char host[64];
     randombytes_buf(world->token, sizeof world->token);
     tshi_uv_set_mesh(world);
@@ -2306,7 +2303,7 @@ static void tshi_uv_send_table(tsh_uv_world *world) {
         tshi_uv_put_text(c, host);
         tshi_uv_put(c, (uint64_t)tshi_uv_port(&world->peer[r].address), 2);
     }
-    tshi_uv_post_all(world, TSHI_UV_TABLE, &letter);
+    tshi_uv_post_all(world);
 }
 
 static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
@@ -2371,10 +2368,12 @@ static void tshi_uv_form(tsh_uv_world *world) {
     if (!world->told_ready && world->tabled && tshi_uv_all(world, tshi_uv_is_there) &&
         world->world_group->missing == 0) {
         world->told_ready = 1;
-        if (world->rank) tshi_uv_post(&world->peer[0], TSHI_UV_READY, NULL);
+        (void)tshi_uv_write(world, TSHI_UV_READY);
+        if (world->rank) tshi_uv_post(&world->peer[0]);
     }
     if (world->rank == 0 && world->told_ready && tshi_uv_all(world, tshi_uv_is_ready)) {
-        tshi_uv_post_all(world, TSHI_UV_GO, NULL);
+        (void)tshi_uv_write(world, TSHI_UV_GO);
+        tshi_uv_post_all(world);
         tshi_uv_completed(world);
     }
 }
@@ -2554,18 +2553,16 @@ static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
 
 static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_answer answer;
-    tshi_uv_letter letter;
     uint64_t group = tshi_uv_get(c, 8), seq = tshi_uv_get(c, 8);
     tshi_uv_answer_for(peer->world, group, seq, &answer);
-    tshi_uv_put_answer(tshi_uv_write(&letter), group, seq, &answer);
-    tshi_uv_post(peer, TSHI_UV_TELL, &letter);
+    tshi_uv_put_answer(tshi_uv_write(peer->world, TSHI_UV_TELL), group, seq, &answer);
+    tshi_uv_post(peer);
 }
 
 /* What the control thread learns of a circle. */
 static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_type type, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_letter letter;
-    tshi_uv_cursor *out = tshi_uv_write(&letter);
+    tshi_uv_cursor *out;
     uint64_t wait;
     int still;
     if (type == TSHI_UV_STUCK) {
@@ -2575,9 +2572,10 @@ static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_type type, tshi_uv_curs
     }
     wait = tshi_uv_get(c, 8);
     if (type == TSHI_UV_CONFIRM) {
+        out = tshi_uv_write(world, TSHI_UV_STILL);
         tshi_uv_put(out, wait, 8);
         tshi_uv_put(out, (uint64_t)tshi_uv_still(world, wait), 1);
-        tshi_uv_post(peer, TSHI_UV_STILL, &letter);
+        tshi_uv_post(peer);
         return;
     }
     still = (int)tshi_uv_get(c, 1);
@@ -2645,11 +2643,11 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
     unsigned type = (unsigned)tshi_uv_get(&c, 1);
     if (c.bad) return 0;
     if (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES) return -1;
-    if (peer->in.used < n + 5) return 0;
+    if (peer->in.used < n + TSHI_UV_LETTER_HEAD) return 0;
     c.end = c.at + n;
     tshi_uv_dispatch(peer, type, &c);
     if (c.bad) return -1;
-    if (peer->state == TSHI_UV_THERE) tshi_uv_drop(&peer->in, n + 5);
+    if (peer->state == TSHI_UV_THERE) tshi_uv_drop(&peer->in, n + TSHI_UV_LETTER_HEAD);
     return 1;
 }
 
@@ -2730,9 +2728,9 @@ static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
 static void tshi_uv_beats(tsh_uv_world *world, int64_t now, int late) {
     char last[240];
     if (now >= world->beat) {
+        (void)tshi_uv_write(world, TSHI_UV_BEAT);
         for (int r = 0; r < world->size; r++)
-            if (r != world->rank && !world->peer[r].out.used)
-                tshi_uv_post(&world->peer[r], TSHI_UV_BEAT, NULL);
+            if (r != world->rank && !world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
         world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
     }
     for (int r = 0; r < world->size; r++) {
@@ -2844,7 +2842,8 @@ static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
 static void tshi_uv_part(tsh_uv_world *world) {
     if (world->held.charge != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK) return;
     world->parting = tshi_uv_now();
-    tshi_uv_post_all(world, TSHI_UV_BYE, NULL);
+    (void)tshi_uv_write(world, TSHI_UV_BYE);
+    tshi_uv_post_all(world);
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].fd >= 0 && !world->peer[r].out.used)
             (void)shutdown(world->peer[r].fd, SHUT_WR);
