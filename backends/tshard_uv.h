@@ -413,9 +413,8 @@ typedef struct tshi_uv_peer {
     tsh_uv_world *world;
     int rank;
     tshi_uv_state state;
-    int fd, events;
+    int fd, events; /* libuv's */
     uv_poll_t *poll;
-    uv_poll_cb callback;
     tshi_uv_buffer in, out;
     int64_t heard;           /* when */
     tshi_uv_address address; /* where it listens */
@@ -441,14 +440,24 @@ typedef struct tshi_uv_dial {
     tshi_uv_address address;
 } tshi_uv_dial;
 
+/* A step of the handshake. The client's, then the server's. */
+typedef enum tshi_uv_phase {
+    TSHI_UV_CONNECTS,
+    TSHI_UV_AWAITS_GREETING,
+    TSHI_UV_AWAITS_REPLY,
+    TSHI_UV_AWAITS_CLAIM,
+    TSHI_UV_HAS_CLAIM, /* which waits for the table */
+    TSHI_UV_REPLIES
+} tshi_uv_phase;
+
 /* A connection before it is trusted. */
 typedef struct tshi_uv_conn {
     tsh_uv_world *world;
     struct tshi_uv_conn *next;
     tshi_uv_dial *dial; /* NULL: it came to us */
-    int fd, phase;
+    int fd;
+    tshi_uv_phase phase;
     uv_poll_t *poll;
-    uv_poll_cb callback;
     int64_t until; /* it is dropped then */
     tshi_uv_hello hello;
     unsigned char in[128], out[128];
@@ -492,7 +501,7 @@ struct tsh_uv_world {
     tsh_error error;
     tshi_uv_group *groups;
     tshi_uv_evidence evidence; /* the caller's, to be taken */
-    tshi_uv_evidence held;     /* the control thread's: it reports that until a verdict comes */
+    tshi_uv_evidence held;     /* the control thread's, until a verdict comes */
     tshi_uv_stuck *stuck;
     uint64_t last; /* the group of the latest collective */
     int stuck_new, leaving, complete;
@@ -502,8 +511,8 @@ struct tsh_uv_world {
     /* The control thread. */
     uv_thread_t thread;
     uv_loop_t control;
-    uv_timer_t tick;
-    uv_timer_cb on_tick;
+    uv_prepare_t turn; /* after whatever happened, before the loop sleeps, */
+    uv_timer_t tick;   /* which this ends */
     uv_async_t wake_control;
     uv_poll_t *listening;
     int listener, forming, tabled, told_ready, insecure, keyed;
@@ -518,6 +527,7 @@ struct tsh_uv_world {
     tshi_uv_judge judge;
     tshi_uv_letter letter;
     int64_t due, beat, ticked, held_since, parting, accept_at;
+    int reported_to; /* the arbiter that knows what is held */
     char absent[256], obstacle[300];
 };
 
@@ -1361,23 +1371,15 @@ static void tshi_uv_drop(tshi_uv_buffer *bytes, size_t n) {
     bytes->used -= n;
 }
 
-/* Sends what the peer takes now; the poll's callback goes on. What cannot be sent at all is
- * forgotten: reading finds out that the peer is gone. */
+/* Sends what the peer takes now; tshi_uv_watch_peers waits for the rest. What cannot be sent at all
+ * is forgotten: reading finds out that the peer is gone. */
 static void tshi_uv_flush(tshi_uv_peer *peer) {
     tshi_uv_buffer *out = &peer->out;
-    int events = UV_READABLE;
     while (out->used) {
         ssize_t n = send(peer->fd, out->data, out->used, TSHI_UV_NOSIGNAL);
-        if (n > 0)
-            tshi_uv_drop(out, (size_t)n);
-        else if (n < 0 && tshi_uv_later())
-            break;
-        else
-            out->used = 0;
+        if (n < 0 && tshi_uv_later()) return;
+        tshi_uv_drop(out, n > 0 ? (size_t)n : out->used);
     }
-    if (out->used) events |= UV_WRITABLE;
-    if (events != peer->events) (void)uv_poll_start(peer->poll, events, peer->callback);
-    peer->events = events;
 }
 
 /* Sends the letter. A peer that does not read is soon silent, so what would be too much for it is
@@ -1471,9 +1473,13 @@ static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
     if (e->group) tshi_uv_ask(world);
 }
 
-/* Tells the arbiter of the day what this rank holds. */
+/* Tells the arbiter of the day what this rank holds, once. */
 static void tshi_uv_report(tsh_uv_world *world) {
     int to = tshi_uv_arbiter(world);
+    if (world->held.charge == TSHI_UV_NOTHING || to == world->reported_to ||
+        tshi_uv_verdict(world) != TSH_OK)
+        return;
+    world->reported_to = to;
     if (to == world->rank) {
         tshi_uv_consider(world, &world->held);
         return;
@@ -1490,6 +1496,7 @@ static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_evidence *e) {
     world->held = *e;
     if (!world->held_since) world->held_since = tshi_uv_now();
     TSHI_UV_PUT(&world->accused, 1);
+    world->reported_to = -1;
     tshi_uv_report(world);
 }
 
@@ -1952,7 +1959,7 @@ static int tshi_uv_reply_to_claim(tshi_uv_conn *conn) {
     tshi_uv_put_reply(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
     conn->out_used = TSHI_UV_REPLY;
     conn->welcome = status == TSHI_UV_WELCOME;
-    conn->phase = 2;
+    conn->phase = TSHI_UV_REPLIES;
     return 1;
 }
 
@@ -1987,7 +1994,7 @@ static int tshi_uv_make_claim(tshi_uv_conn *conn) {
     conn->in_need = TSHI_UV_REPLY;
     conn->until = tshi_uv_now() +
                   2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* more than the server */
-    conn->phase = 2;
+    conn->phase = TSHI_UV_AWAITS_REPLY;
     return 1;
 }
 
@@ -2072,98 +2079,42 @@ static int tshi_uv_strange(const tshi_uv_conn *conn) {
 /* A step of the handshake: 1 when the connection is proven, 0 later, -1 when it is to end. */
 static int tshi_uv_server_step(tshi_uv_conn *conn) {
     int done = tshi_uv_conn_write(conn);
-    if (conn->phase == 1) return tshi_uv_reply_to_claim(conn) ? tshi_uv_server_step(conn) : 0;
-    if (conn->phase == 2) return done == 1 ? (conn->welcome ? 1 : -1) : done;
     if (done < 0) return -1;
-    done = tshi_uv_conn_read(conn);
-    if (tshi_uv_strange(conn)) done = -1;
-    if (done < 0) {
-        tshi_uv_log(conn->world, "rank %d: a stranger at %s %s", conn->world->rank, conn->name,
-                    conn->in_used ? "does not speak the protocol" : "came and went");
-        return -1;
+    if (conn->phase == TSHI_UV_AWAITS_CLAIM) {
+        done = tshi_uv_conn_read(conn);
+        if (tshi_uv_strange(conn)) done = -1;
+        if (done < 0)
+            tshi_uv_log(conn->world, "rank %d: a stranger at %s %s", conn->world->rank, conn->name,
+                        conn->in_used ? "does not speak the protocol" : "came and went");
+        if (done <= 0) return done;
+        conn->phase = TSHI_UV_HAS_CLAIM;
     }
-    if (done == 0) return 0;
-    conn->phase = 1;
-    return tshi_uv_server_step(conn);
+    if (conn->phase == TSHI_UV_HAS_CLAIM) {
+        if (!tshi_uv_reply_to_claim(conn)) return 0;
+        done = tshi_uv_conn_write(conn);
+    }
+    return done == 1 && !conn->welcome ? -1 : done;
 }
 
 static int tshi_uv_client_step(tshi_uv_conn *conn) {
     int failed = 0, done;
     socklen_t size = (socklen_t)sizeof failed;
-    if (conn->phase == 0) {
+    if (conn->phase == TSHI_UV_CONNECTS) {
         if (getsockopt(conn->fd, SOL_SOCKET, SO_ERROR, &failed, &size) != 0) failed = errno;
         if (failed) {
             tshi_uv_hindered(conn->world, "%s: %s", conn->name,
                              uv_strerror(uv_translate_sys_error(failed)));
             return -1;
         }
-        conn->phase = 1;
+        conn->phase = TSHI_UV_AWAITS_GREETING;
         conn->in_need = TSHI_UV_GREETING;
     }
     if (tshi_uv_conn_write(conn) < 0) return -1;
     done = tshi_uv_conn_read(conn);
     if (done < 0) tshi_uv_hindered(conn->world, "%s closed the connection", conn->name);
     if (done <= 0) return done;
-    if (conn->phase == 1) return tshi_uv_make_claim(conn) ? tshi_uv_client_step(conn) : -1;
-    return tshi_uv_accept_reply(conn) ? 1 : -1;
-}
-
-/* ---- what a proven connection becomes ---- */
-
-static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
-    tshi_uv_unwatch(&peer->poll);
-    tshi_uv_close_fd(&peer->fd);
-    peer->in.used = peer->out.used = 0;
-    peer->state = state;
-}
-
-/* A control connection; its callback is the one that all peers have. */
-static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
-    tshi_uv_peer *peer = &world->peer[rank];
-#ifdef TCP_USER_TIMEOUT
-    /* Half open, a peer is heard for a while after it ceased to hear: what it does not acknowledge
-     * is silence, too. Linux counts from the first retransmission, hence 3/4. 0: never. */
-    unsigned ms = (unsigned)tshi_uv_min(world->heartbeat / TSHI_UV_MS * 3 / 4, INT_MAX);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
-#endif
-    peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, peer->callback);
-    if (!peer->poll) return 0;
-    peer->fd = fd;
-    peer->events = UV_READABLE;
-    peer->state = TSHI_UV_THERE;
-    peer->heard = tshi_uv_now();
-    (void)snprintf(peer->name, sizeof peer->name, "%s", name);
-    return 1;
-}
-
-/* The same host at both ends. */
-static int tshi_uv_is_local(int fd) {
-    tshi_uv_address ends[2];
-    char text[2][64];
-    for (int i = 0; i < 2; i++) {
-        if (!tshi_uv_end_of(fd, i, &ends[i])) return 0;
-        tshi_uv_host_text(&ends[i], text[i], sizeof text[i]);
-    }
-    return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0;
-}
-
-/* Between ranks of one host bytes are best taken over while they are still in a cache. */
-static void tshi_uv_keep_near(int fd) {
-    int bytes = TSHI_UV_NEAR;
-    if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-}
-
-/* A data connection of the group that is being made. 0: it has no place. */
-static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
-    tshi_uv_group *group = tshi_uv_forming_group(world, hello->group);
-    tshi_uv_link *link = group ? tshi_uv_link_for(group, hello->purpose, rank) : NULL;
-    if (!link || link->fd >= 0) return 0;
-    tshi_uv_keep_near(fd);
-    uv_mutex_lock(&world->lock);
-    link->fd = fd;
-    group->missing--;
-    uv_mutex_unlock(&world->lock);
-    return 1;
+    if (conn->phase == TSHI_UV_AWAITS_REPLY) return tshi_uv_accept_reply(conn) ? 1 : -1;
+    return tshi_uv_make_claim(conn) ? tshi_uv_client_step(conn) : -1;
 }
 
 /* ========================================================================== */
@@ -2171,10 +2122,6 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
 /* The world forms around rank 0; groups form around their members.            */
 /* Needs: >>uv-connect.                                                         */
 /* ========================================================================== */
-
-static void tshi_uv_soon(tsh_uv_world *world) {
-    (void)uv_timer_start(&world->tick, world->on_tick, 0, 0);
-}
 
 static int tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address, tsh_error *error) {
     char host[64];
@@ -2206,7 +2153,6 @@ static int tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64
     dial->address = *address;
     dial->next = world->dials;
     world->dials = dial;
-    tshi_uv_soon(world);
     return 1;
 }
 
@@ -2378,170 +2324,18 @@ static void tshi_uv_form(tsh_uv_world *world) {
     }
 }
 
-/* A proven connection finds its place. */
-static void tshi_uv_proven(tshi_uv_conn *conn) {
-    tsh_uv_world *world = conn->world;
-    int rank = conn->dial ? conn->dial->rank : conn->hello.client, kept;
-    tshi_uv_unwatch(&conn->poll);
-    if (conn->hello.purpose <= TSHI_UV_CONTROL) {
-        kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
-        if (kept && rank == 0) tshi_uv_joined(world);
-        if (kept && world->rank == 0) tshi_uv_tell_absent(world);
-    } else {
-        kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
-    }
-    tshi_uv_conn_end(conn, kept);
-    tshi_uv_form(world);
-}
-
-static void tshi_uv_step(tshi_uv_conn *conn) {
-    int events = UV_READABLE,
-        done = conn->dial ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
-    if (done < 0) {
-        tshi_uv_conn_end(conn, 0);
-    } else if (done) {
-        tshi_uv_proven(conn);
-    } else if (!conn->dial && conn->phase == 1) {
-        (void)uv_poll_stop(conn->poll); /* judged when the table is here */
-    } else {
-        if (conn->out_used || (conn->dial && conn->phase == 0)) events |= UV_WRITABLE;
-        (void)uv_poll_start(conn->poll, events, conn->callback);
-    }
-}
-
-static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
-    tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
-    (void)status;
-    (void)events;
-    tshi_uv_soon(conn->world);
-    tshi_uv_step(conn);
-}
-
-/* A connection begins its handshake. */
-static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, const char *name) {
-    tshi_uv_conn *conn = (tshi_uv_conn *)calloc(1, sizeof *conn);
-    int patience = dial ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
-    if (conn)
-        conn->poll = tshi_uv_watch(&world->control, fd, UV_READABLE | (dial ? UV_WRITABLE : 0),
-                                   conn, tshi_uv_conn_event);
-    if (!conn || !conn->poll) {
-        free(conn);
-        (void)close(fd);
-        if (dial) tshi_uv_redial(dial);
-        return;
-    }
-    conn->world = world;
-    conn->callback = tshi_uv_conn_event;
-    conn->fd = fd;
-    conn->dial = dial;
-    conn->until = tshi_uv_now() + patience * TSHI_UV_SECOND;
-    (void)snprintf(conn->name, sizeof conn->name, "%s", name);
-    conn->next = world->conns;
-    world->conns = conn;
-    if (dial) {
-        dial->under_way = 1;
-        return;
-    }
-    randombytes_buf(conn->hello.server_nonce, 32);
-    tshi_uv_put_greeting(conn->out, conn->hello.server_nonce);
-    conn->out_used = TSHI_UV_GREETING;
-    conn->in_need = TSHI_UV_CLAIM;
-    tshi_uv_step(conn);
-}
-
-/* Of too many strangers, the one that has been here longest goes. */
-static void tshi_uv_make_room(tsh_uv_world *world) {
-    tshi_uv_conn *oldest = NULL;
-    int count = 0;
-    for (tshi_uv_conn *conn = world->conns; conn; conn = conn->next) {
-        if (conn->dial) continue;
-        oldest = conn;
-        count++;
-    }
-    if (count < TSHI_UV_STRANGERS) return;
-    tshi_uv_log(world, "rank %d dropped %s: %d connections wait for their proof", world->rank,
-                oldest->name, count);
-    tshi_uv_conn_end(oldest, 0);
-}
-
-/* No descriptor is left: a world that forms may find some later, one that runs will not. */
-static void tshi_uv_too_few(tsh_uv_world *world) {
-    int need = tshi_uv_descriptors(world->size);
-    uv_mutex_lock(&world->lock);
-    for (const tshi_uv_group *group = world->groups; group; group = group->next)
-        if (group != world->world_group) need += 2 * (group->size - 1);
-    uv_mutex_unlock(&world->lock);
-    tshi_uv_hindered(world, "too few descriptors: rank %d needs about %d (ulimit -n)", world->rank,
-                     need);
-    if (!world->forming)
-        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank, "%s", world->obstacle);
-}
-
-static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
-    tsh_uv_world *world = (tsh_uv_world *)poll->data;
-    (void)status;
-    (void)events;
-    tshi_uv_soon(world);
-    for (int i = 0; i < TSHI_UV_STRANGERS && world->listener >= 0; i++) {
-        char name[80];
-        int fd = accept(world->listener, NULL, NULL);
-        if (fd < 0) {
-            if (!tshi_uv_out_of_descriptors(errno)) return;
-            tshi_uv_too_few(world);
-            tshi_uv_unwatch(&world->listening); /* tried again at a later tick */
-            world->accept_at = tshi_uv_now() + 100 * TSHI_UV_MS;
-            return;
-        }
-        if (!tshi_uv_prepare_fd(fd)) {
-            (void)close(fd);
-            continue;
-        }
-        tshi_uv_make_room(world);
-        tshi_uv_peer_name(fd, name, sizeof name);
-        tshi_uv_open_conn(world, fd, NULL, name);
-    }
-}
-
-static void tshi_uv_try_dial(tsh_uv_world *world, tshi_uv_dial *dial) {
-    const tshi_uv_address *address = &dial->address;
-    char host[64], name[80];
-    int fd, why;
-    if (dial->purpose == TSHI_UV_JOIN) address = &world->address[dial->attempts % world->addresses];
-    tshi_uv_host_text(address, host, sizeof host);
-    tshi_uv_name(host, tshi_uv_port(address), name, sizeof name);
-    fd = tshi_uv_connect(address);
-    if (fd >= 0) {
-        tshi_uv_open_conn(world, fd, dial, name);
-        return;
-    }
-    why = errno;
-    if (tshi_uv_out_of_descriptors(why))
-        tshi_uv_too_few(world);
-    else
-        tshi_uv_hindered(world, "%s: %s", name, uv_strerror(uv_translate_sys_error(why)));
-    tshi_uv_redial(dial);
-}
-
-/* Claims that came before the table. */
-static void tshi_uv_catch_up(tsh_uv_world *world) {
-    tshi_uv_conn *conn = world->conns;
-    while (conn && world->tabled) {
-        if (!conn->dial && conn->phase == 1) {
-            tshi_uv_step(conn);
-            conn = world->conns; /* the list has changed */
-        } else {
-            conn = conn->next;
-        }
-    }
-}
-
 /* ========================================================================== */
-/* >>uv-control                                   MARK: - uv-control (private) */
-/* The control thread: beats, what peers say, and all that takes time.         */
+/* >>uv-hear                                         MARK: - uv-hear (private) */
+/* What peers say on their control connections.                                */
 /* Needs: >>uv-circle >>uv-form.                                                */
 /* ========================================================================== */
 
-enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_OVERSLEPT_MS = 1000 };
+static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
+    tshi_uv_unwatch(&peer->poll);
+    tshi_uv_close_fd(&peer->fd);
+    peer->in.used = peer->out.used = 0;
+    peer->state = state;
+}
 
 static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_judge *j = &peer->world->judge;
@@ -2707,22 +2501,230 @@ static void tshi_uv_read_peer(tshi_uv_peer *peer) {
     }
 }
 
-/* One that is gone is reported again: the arbiter may be another now. */
 static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
     tshi_uv_peer *peer = (tshi_uv_peer *)poll->data;
-    tsh_uv_world *world = peer->world;
     (void)status;
     (void)events;
     tshi_uv_read_peer(peer);
-    if (peer->fd >= 0)
-        tshi_uv_flush(peer);
-    else if (world->held.charge != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK)
-        tshi_uv_report(world);
-    tshi_uv_form(world);
-    tshi_uv_soon(world);
+    if (peer->fd >= 0) tshi_uv_flush(peer);
 }
 
-/* ---- what takes time ---- */
+/* ========================================================================== */
+/* >>uv-admit                                       MARK: - uv-admit (private) */
+/* Connections are dialled and accepted, and find their place once they are    */
+/* proven.                                                                     */
+/* Needs: >>uv-hear.                                                            */
+/* ========================================================================== */
+
+/* A control connection. 0: no memory. */
+static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
+    tshi_uv_peer *peer = &world->peer[rank];
+#ifdef TCP_USER_TIMEOUT
+    /* Half open, a peer is heard for a while after it ceased to hear: what it does not acknowledge
+     * is silence, too. Linux counts from the first retransmission, hence 3/4. 0: never. */
+    unsigned ms = (unsigned)tshi_uv_min(world->heartbeat / TSHI_UV_MS * 3 / 4, INT_MAX);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
+#endif
+    peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, tshi_uv_peer_event);
+    if (!peer->poll) {
+        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_MEMORY, world->rank,
+                        "rank %d has no memory for its connection to rank %d", world->rank, rank);
+        return 0;
+    }
+    peer->fd = fd;
+    peer->events = UV_READABLE;
+    peer->state = TSHI_UV_THERE;
+    peer->heard = tshi_uv_now();
+    (void)snprintf(peer->name, sizeof peer->name, "%s", name);
+    return 1;
+}
+
+/* The same host at both ends. */
+static int tshi_uv_is_local(int fd) {
+    tshi_uv_address ends[2];
+    char text[2][64];
+    for (int i = 0; i < 2; i++) {
+        if (!tshi_uv_end_of(fd, i, &ends[i])) return 0;
+        tshi_uv_host_text(&ends[i], text[i], sizeof text[i]);
+    }
+    return tshi_uv_loopback(&ends[0]) || strcmp(text[0], text[1]) == 0;
+}
+
+/* Between ranks of one host bytes are best taken over while they are still in a cache. */
+static void tshi_uv_keep_near(int fd) {
+    int bytes = TSHI_UV_NEAR;
+    if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+}
+
+/* A data connection of the group that is being made. 0: it has no place. */
+static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
+    tshi_uv_group *group = tshi_uv_forming_group(world, hello->group);
+    tshi_uv_link *link = group ? tshi_uv_link_for(group, hello->purpose, rank) : NULL;
+    if (!link || link->fd >= 0) return 0;
+    tshi_uv_keep_near(fd);
+    uv_mutex_lock(&world->lock);
+    link->fd = fd;
+    group->missing--;
+    uv_mutex_unlock(&world->lock);
+    return 1;
+}
+
+/* A proven connection finds its place. */
+static void tshi_uv_proven(tshi_uv_conn *conn) {
+    tsh_uv_world *world = conn->world;
+    int rank = conn->dial ? conn->dial->rank : conn->hello.client, kept;
+    tshi_uv_unwatch(&conn->poll);
+    if (conn->hello.purpose <= TSHI_UV_CONTROL) {
+        kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
+        if (kept && rank == 0) tshi_uv_joined(world);
+        if (kept && world->rank == 0) tshi_uv_tell_absent(world);
+    } else {
+        kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
+    }
+    tshi_uv_conn_end(conn, kept);
+}
+
+static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
+    tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
+    int done = conn->dial ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
+    (void)status;
+    (void)events;
+    if (done < 0) {
+        tshi_uv_conn_end(conn, 0);
+    } else if (done) {
+        tshi_uv_proven(conn);
+    } else if (conn->phase == TSHI_UV_HAS_CLAIM) {
+        (void)uv_poll_stop(poll);
+    } else {
+        int writes = conn->out_used || conn->phase == TSHI_UV_CONNECTS;
+        (void)uv_poll_start(poll, UV_READABLE | (writes ? UV_WRITABLE : 0), tshi_uv_conn_event);
+    }
+}
+
+/* A connection begins its handshake. */
+static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, const char *name) {
+    tshi_uv_conn *conn = (tshi_uv_conn *)calloc(1, sizeof *conn);
+    int patience = dial ? TSHI_UV_DIAL_S : TSHI_UV_PATIENCE_S;
+    if (conn)
+        conn->poll = tshi_uv_watch(&world->control, fd, UV_READABLE | (dial ? UV_WRITABLE : 0),
+                                   conn, tshi_uv_conn_event);
+    if (!conn || !conn->poll) {
+        free(conn);
+        (void)close(fd);
+        if (dial) tshi_uv_redial(dial);
+        return;
+    }
+    conn->world = world;
+    conn->fd = fd;
+    conn->dial = dial;
+    conn->until = tshi_uv_now() + patience * TSHI_UV_SECOND;
+    (void)snprintf(conn->name, sizeof conn->name, "%s", name);
+    conn->next = world->conns;
+    world->conns = conn;
+    if (dial) {
+        dial->under_way = 1;
+        return;
+    }
+    randombytes_buf(conn->hello.server_nonce, 32);
+    tshi_uv_put_greeting(conn->out, conn->hello.server_nonce);
+    conn->out_used = TSHI_UV_GREETING;
+    conn->in_need = TSHI_UV_CLAIM;
+    conn->phase = TSHI_UV_AWAITS_CLAIM;
+    tshi_uv_conn_event(conn->poll, 0, 0);
+}
+
+/* Of too many strangers, the one that has been here longest goes. */
+static void tshi_uv_make_room(tsh_uv_world *world) {
+    tshi_uv_conn *oldest = NULL;
+    int count = 0;
+    for (tshi_uv_conn *conn = world->conns; conn; conn = conn->next) {
+        if (conn->dial) continue;
+        oldest = conn;
+        count++;
+    }
+    if (count < TSHI_UV_STRANGERS) return;
+    tshi_uv_log(world, "rank %d dropped %s: %d connections wait for their proof", world->rank,
+                oldest->name, count);
+    tshi_uv_conn_end(oldest, 0);
+}
+
+/* No descriptor is left: a world that forms may find some later, one that runs will not. */
+static void tshi_uv_too_few(tsh_uv_world *world) {
+    int need = tshi_uv_descriptors(world->size);
+    uv_mutex_lock(&world->lock);
+    for (const tshi_uv_group *group = world->groups; group; group = group->next)
+        if (group != world->world_group) need += 2 * (group->size - 1);
+    uv_mutex_unlock(&world->lock);
+    tshi_uv_hindered(world, "too few descriptors: rank %d needs about %d (ulimit -n)", world->rank,
+                     need);
+    if (!world->forming)
+        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank, "%s", world->obstacle);
+}
+
+static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
+    tsh_uv_world *world = (tsh_uv_world *)poll->data;
+    (void)status;
+    (void)events;
+    for (int i = 0; i < TSHI_UV_STRANGERS && world->listener >= 0; i++) {
+        char name[80];
+        int fd = accept(world->listener, NULL, NULL);
+        if (fd < 0) {
+            if (!tshi_uv_out_of_descriptors(errno)) return;
+            tshi_uv_too_few(world);
+            tshi_uv_unwatch(&world->listening); /* tried again at a later tick */
+            world->accept_at = tshi_uv_now() + 100 * TSHI_UV_MS;
+            return;
+        }
+        if (!tshi_uv_prepare_fd(fd)) {
+            (void)close(fd);
+            continue;
+        }
+        tshi_uv_make_room(world);
+        tshi_uv_peer_name(fd, name, sizeof name);
+        tshi_uv_open_conn(world, fd, NULL, name);
+    }
+}
+
+static void tshi_uv_try_dial(tsh_uv_world *world, tshi_uv_dial *dial) {
+    const tshi_uv_address *address = &dial->address;
+    char host[64], name[80];
+    int fd, why;
+    if (dial->purpose == TSHI_UV_JOIN) address = &world->address[dial->attempts % world->addresses];
+    tshi_uv_host_text(address, host, sizeof host);
+    tshi_uv_name(host, tshi_uv_port(address), name, sizeof name);
+    fd = tshi_uv_connect(address);
+    if (fd >= 0) {
+        tshi_uv_open_conn(world, fd, dial, name);
+        return;
+    }
+    why = errno;
+    if (tshi_uv_out_of_descriptors(why))
+        tshi_uv_too_few(world);
+    else
+        tshi_uv_hindered(world, "%s: %s", name, uv_strerror(uv_translate_sys_error(why)));
+    tshi_uv_redial(dial);
+}
+
+/* Claims that came before the table. */
+static void tshi_uv_catch_up(const tsh_uv_world *world) {
+    tshi_uv_conn *conn = world->conns;
+    while (conn && world->tabled) {
+        if (conn->phase == TSHI_UV_HAS_CLAIM) {
+            tshi_uv_conn_event(conn->poll, 0, 0);
+            conn = world->conns; /* the list has changed */
+        } else {
+            conn = conn->next;
+        }
+    }
+}
+
+/* ========================================================================== */
+/* >>uv-control                                   MARK: - uv-control (private) */
+/* The control thread: beats, and all else that takes time.                    */
+/* Needs: >>uv-admit.                                                           */
+/* ========================================================================== */
+
+enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_OVERSLEPT_MS = 1000 };
 
 /* Silence counts only while this loop itself runs in time. */
 static void tshi_uv_beats(tsh_uv_world *world, int64_t now, int late) {
@@ -2745,7 +2747,6 @@ static void tshi_uv_beats(tsh_uv_world *world, int64_t now, int late) {
         tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, r,
                         "rank %d at %s has been silent for %.1f s (TSHARD_HEARTBEAT)%s", r,
                         peer->name, (double)(now - peer->heard) / 1e9, last);
-        tshi_uv_report(world);
     }
 }
 
@@ -2807,6 +2808,8 @@ static void tshi_uv_tick(tsh_uv_world *world) {
         stuck;
     ended = tshi_uv_verdict(world) != TSH_OK;
     tshi_uv_beats(world, now, late);
+    tshi_uv_report(world); /* the arbiter may be another now */
+    tshi_uv_form(world);
     tshi_uv_catch_up(world);
     tshi_uv_expire(world, now);
     for (tshi_uv_dial *dial = world->dials, *next; dial; dial = next) {
@@ -2849,8 +2852,24 @@ static void tshi_uv_part(tsh_uv_world *world) {
             (void)shutdown(world->peer[r].fd, SHUT_WR);
 }
 
+/* Tells libuv what may wake this thread. */
+static void tshi_uv_watch_peers(tsh_uv_world *world) {
+    for (int r = 0; r < world->size; r++) {
+        tshi_uv_peer *peer = &world->peer[r];
+        int events = UV_READABLE | (peer->out.used ? UV_WRITABLE : 0);
+        if (peer->fd < 0 || events == peer->events) continue;
+        (void)uv_poll_start(peer->poll, events, tshi_uv_peer_event);
+        peer->events = events;
+    }
+}
+
 static void tshi_uv_on_tick(uv_timer_t *timer) {
-    tsh_uv_world *world = (tsh_uv_world *)timer->data;
+    (void)timer;
+}
+
+/* Whatever has happened, these follow from it. */
+static void tshi_uv_on_turn(uv_prepare_t *turn) {
+    tsh_uv_world *world = (tsh_uv_world *)turn->data;
     int ended = tshi_uv_verdict(world) != TSH_OK, leaving, wait;
     tshi_uv_tick(world);
     uv_mutex_lock(&world->lock);
@@ -2861,12 +2880,13 @@ static void tshi_uv_on_tick(uv_timer_t *timer) {
         uv_stop(&world->control);
         return;
     }
+    tshi_uv_watch_peers(world);
     wait = world->forming || world->making || world->conns || leaving ||
                    (!ended && (world->held.charge != TSHI_UV_NOTHING || world->judge.since))
                ? 5
                : 100;
     world->ticked = tshi_uv_now() + wait * TSHI_UV_MS;
-    (void)uv_timer_start(timer, world->on_tick, (uint64_t)wait, 0);
+    (void)uv_timer_start(&world->tick, tshi_uv_on_tick, (uint64_t)wait, 0);
 }
 
 /* Time is up for a group's connections: whose are not there, and why. */
@@ -2901,17 +2921,12 @@ static void tshi_uv_on_request(uv_async_t *async) {
     if (e.charge == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
     if (e.charge != TSHI_UV_NOTHING) tshi_uv_hold(world, &e);
     if (made) tshi_uv_dial_group(world, made);
-    tshi_uv_form(world);
-    tshi_uv_soon(world);
 }
 
 /* The whole life of the control thread. */
 static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
-    if (world->rank) {
-        (void)tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
-    }
-    tshi_uv_soon(world);
+    if (world->rank) (void)tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
     (void)uv_run(&world->control, UV_RUN_DEFAULT);
     while (world->conns) tshi_uv_conn_end(world->conns, 0);
     while (world->dials) tshi_uv_dial_done(world, world->dials);
@@ -4451,7 +4466,6 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
         world->peer[r].world = world;
         world->peer[r].rank = r;
         world->peer[r].fd = -1;
-        world->peer[r].callback = tshi_uv_peer_event;
     }
     return 1;
 }
@@ -4553,9 +4567,10 @@ static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
     (void)uv_timer_init(&world->loop, &world->timer);
     (void)uv_async_init(&world->loop, &world->wake_caller, tshi_uv_wake_event);
     (void)uv_timer_init(&world->control, &world->tick);
+    (void)uv_prepare_init(&world->control, &world->turn);
     (void)uv_async_init(&world->control, &world->wake_control, tshi_uv_on_request);
-    world->tick.data = world->wake_control.data = world;
-    world->on_tick = tshi_uv_on_tick;
+    world->turn.data = world->wake_control.data = world;
+    (void)uv_prepare_start(&world->turn, tshi_uv_on_turn);
     return 1;
 }
 

@@ -122,7 +122,6 @@ static void wire_begin(wire *w, unsigned how) {
     if (!complete && world->rank && world->peer[0].state == TSHI_UV_ABSENT)
         must(tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]));
     if (!complete && tabled && world->rank) tshi_uv_dial_group(world, world->world_group);
-    tshi_uv_soon(world);
 }
 
 static void wire_address(tshi_uv_address *address) {
@@ -388,7 +387,6 @@ static void happens_later(wire *w) {
     for (int64_t i = 0; i < steps; i++) {
         pretend.now += ms * INT64_C(1000000) / steps;
         for (int r = 0; r < RANKS && how & 128; r++) w->world->peer[r].heard = pretend.now;
-        tshi_uv_soon(w->world);
         wire_turn(w);
     }
 }

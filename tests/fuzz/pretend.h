@@ -46,8 +46,8 @@ typedef struct pretend_system {
     pretend_poll poll[POLLS];
     uv_handle_t *closed[POLLS];
     uv_close_cb on_closed[POLLS];
-    uv_timer_t *timer; /* that is due */
-    uv_timer_cb on_timer;
+    uv_prepare_t *prepare;
+    uv_prepare_cb on_prepare;
     uv_async_t *async[2]; /* that were sent */
 } pretend_system;
 
@@ -225,11 +225,9 @@ static int pretend_run(void) {
     return 0;
 }
 
-static int pretend_timer_start(uv_timer_t *timer, uv_timer_cb call, uint64_t ms) {
-    if (ms == 0) {
-        pretend.timer = timer;
-        pretend.on_timer = call;
-    }
+static int pretend_prepare_start(uv_prepare_t *prepare, uv_prepare_cb call) {
+    pretend.prepare = prepare;
+    pretend.on_prepare = call;
     return 0;
 }
 
@@ -254,12 +252,10 @@ static int pretend_ready(const pretend_poll *p) {
 
 /* A loop's turn. */
 static void pretend_turn(uv_loop_t *loop) {
-    uv_timer_t *timer = pretend.timer;
     uv_async_t *async[2];
     memcpy(async, pretend.async, sizeof async);
     memset(pretend.async, 0, sizeof async);
-    pretend.timer = NULL;
-    if (timer) pretend.on_timer(timer);
+    if (pretend.prepare->loop == loop) pretend.on_prepare(pretend.prepare);
     for (int i = 0; i < pretend.polls; i++) {
         pretend_poll *p = &pretend.poll[i];
         int ready = p->poll && p->loop == loop ? pretend_ready(p) : 0;
@@ -305,7 +301,9 @@ static void pretend_end(void) {
 #define uv_poll_stop(poll)               pretend_poll_start(poll, 0, NULL)
 #define uv_close(handle, call)           pretend_handle_close(handle, call)
 #define uv_timer_init(loop, timer)       ((void)(timer), 0)
-#define uv_timer_start(timer, fn, ms, n) pretend_timer_start(timer, fn, ms)
+#define uv_timer_start(timer, fn, ms, n) ((void)(fn), 0)
+#define uv_prepare_init(to, prepare)     ((prepare)->loop = (to), 0)
+#define uv_prepare_start(prepare, fn)    pretend_prepare_start(prepare, fn)
 #define uv_async_init(loop, async, fn)   pretend_async_init(async, fn)
 #define uv_async_send(async)             pretend_async_send(async)
 
