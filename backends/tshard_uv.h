@@ -315,10 +315,10 @@ struct tshi_uv_group {
     tshi_uv_op op[TSHI_UV_OPS];
     tshi_uv_stream *streams;
     tshi_uv_record record[TSHI_UV_RECORDS]; /* under the lock */
-    /* While it is made, under the lock: */
+    /* While it is made, the control thread's, which it is handed to under the lock: */
     int listener, missing; /* a listening socket; connections to come */
     int *ports;            /* of the members' listening sockets */
-    int linked;            /* atomic: complete */
+    int linked;            /* atomic: complete, and the caller's from here on */
 };
 
 /* What both ends of a connection prove that they mean. */
@@ -1516,6 +1516,11 @@ static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_charge charge, tsh_resu
     tshi_uv_hold(world, &e);
 }
 
+static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
+    tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_MEMORY, world->rank,
+                    "rank %d has no memory for a connection to rank %d", world->rank, rank);
+}
+
 /* The world rank of a group's rank among those that started; -1: it did not. */
 static int tshi_uv_started_as(const tsh_uv_world *world, int rank) {
     const tshi_uv_answer *answer = world->judge.answer;
@@ -2143,8 +2148,7 @@ static int tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint64
                             const tshi_uv_address *address) {
     tshi_uv_dial *dial = (tshi_uv_dial *)calloc(1, sizeof *dial);
     if (!dial) {
-        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_MEMORY, world->rank,
-                        "rank %d has no memory for a connection", world->rank);
+        tshi_uv_lacks_memory(world, rank);
         return 0;
     }
     dial->purpose = purpose;
@@ -2481,7 +2485,7 @@ static void tshi_uv_read_peer(tshi_uv_peer *peer) {
         ssize_t n;
         int heard = 0;
         if (!tshi_uv_reserve(&peer->in, 4096)) {
-            tshi_uv_peer_gone(peer, "there is no memory for what it says");
+            if (!peer->world->parting) tshi_uv_lacks_memory(peer->world, peer->rank);
             return;
         }
         n = recv(peer->fd, peer->in.data + peer->in.used, peer->in.room - peer->in.used, 0);
@@ -2527,8 +2531,7 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
 #endif
     peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, tshi_uv_peer_event);
     if (!peer->poll) {
-        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_MEMORY, world->rank,
-                        "rank %d has no memory for its connection to rank %d", world->rank, rank);
+        tshi_uv_lacks_memory(world, rank);
         return 0;
     }
     peer->fd = fd;
@@ -2562,10 +2565,8 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
     tshi_uv_link *link = group ? tshi_uv_link_for(group, hello->purpose, rank) : NULL;
     if (!link || link->fd >= 0) return 0;
     tshi_uv_keep_near(fd);
-    uv_mutex_lock(&world->lock);
     link->fd = fd;
     group->missing--;
-    uv_mutex_unlock(&world->lock);
     return 1;
 }
 
@@ -3420,11 +3421,15 @@ static int tshi_uv_for_messages(const tshi_uv_link *link) {
     return link >= link->group->link + link->group->size;
 }
 
-/* "all-reduce of 7 f32 (sum), collective 3 of group 1" */
+/* "all-reduce of 7 f32 (sum), collective 3 of group 1". op NULL: the group is being made. */
 static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, char *text,
                             size_t room) {
-    (void)tsh_coll_text(&op->coll, NULL, group->size, text, room);
-    if (op->route != TSHI_UV_MESSAGE)
+    text[0] = 0;
+    if (op)
+        (void)tsh_coll_text(&op->coll, NULL, group->size, text, room);
+    else
+        tshi_uv_add(text, room, "the connections");
+    if (op && op->route != TSHI_UV_MESSAGE)
         tshi_uv_add(text, room, ", collective %llu", (unsigned long long)op->head.seq);
     tshi_uv_add(text, room, " of group %llu", (unsigned long long)group->id);
 }
@@ -3943,7 +3948,7 @@ typedef struct tshi_uv_wait {
     tshi_uv_group *group;
     tshi_uv_op *op;
     int64_t deadline, begun;
-    int reported;
+    int noted; /* the control thread knows of it */
 } tshi_uv_wait;
 
 static void tshi_uv_poll_event(uv_poll_t *poll, int status, int events) {
@@ -3966,17 +3971,8 @@ static int tshi_uv_over(const tshi_uv_wait *wait) {
     return wait->op ? wait->op->pending == 0 : TSHI_UV_GET(&wait->group->linked);
 }
 
-static void tshi_uv_wait_text(const tshi_uv_wait *wait, char *text, size_t room) {
-    if (wait->op)
-        tshi_uv_op_text(wait->group, wait->op, text, room);
-    else
-        (void)snprintf(text, room, "the connections of group %llu",
-                       (unsigned long long)wait->group->id);
-}
-
-/* A message's peer that is waited for; *number: of the message; *sends: whether it is sent. */
-static int tshi_uv_wait_peer(const tshi_uv_wait *wait, uint64_t *number, int *sends) {
-    const tshi_uv_op *op = wait->op;
+/* The peer that a message waits for; *number: of the message; *sends: whether it is sent. */
+static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     const tsh_coll *coll = &op->coll;
     *sends = coll->kind == TSH_SEND ||
              (coll->kind == TSH_SENDRECV && op->out[coll->send_to].done == 0 &&
@@ -3986,22 +3982,20 @@ static int tshi_uv_wait_peer(const tshi_uv_wait *wait, uint64_t *number, int *se
 }
 
 /* Time is up: the arbiter finds out who is absent from a collective. */
-static void tshi_uv_late(const tshi_uv_wait *wait) {
-    tshi_uv_group *group = wait->group;
+static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     char text[200];
     uint64_t number;
     int sends, peer;
     if (TSHI_UV_GET(&world->accused)) return;
-    tshi_uv_wait_text(wait, text, sizeof text);
-    if (wait->op && wait->op->route == TSHI_UV_MESSAGE) {
-        peer = group->ranks[tshi_uv_wait_peer(wait, &number, &sends)];
+    tshi_uv_op_text(group, op, text, sizeof text);
+    if (op && op->route == TSHI_UV_MESSAGE) {
+        peer = group->ranks[tshi_uv_awaited(op, &number, &sends)];
         tshi_uv_accuse(world, TSHI_UV_LATE, 0, 0, TSH_ERR_TIMEOUT, peer,
                        "rank %d ran out of time in %s; absent ranks: %d", world->rank, text, peer);
     } else {
-        tshi_uv_accuse(world, TSHI_UV_LATE, wait->op ? group->id : 0,
-                       wait->op ? wait->op->head.seq : 0, TSH_ERR_TIMEOUT, -1,
-                       "rank %d ran out of time in %s", world->rank, text);
+        tshi_uv_accuse(world, TSHI_UV_LATE, op ? group->id : 0, op ? op->head.seq : 0,
+                       TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in %s", world->rank, text);
     }
 }
 
@@ -4023,33 +4017,28 @@ static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_stuck *s) {
     }
 }
 
-static void tshi_uv_note_stuck(tshi_uv_wait *wait) {
-    const tshi_uv_group *group = wait->group;
+/* Leaves for the control thread where this rank waits. */
+static void tshi_uv_note_stuck(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     tshi_uv_stuck *s = world->stuck;
     int peer = -1;
-    wait->reported = 1;
-    if (!wait->op) return;
     uv_mutex_lock(&world->lock);
     s->wait = ++world->waits;
     s->group = group->id;
-    s->seq = wait->op->head.seq;
+    s->seq = op->head.seq;
     s->sends = 0;
-    if (wait->op->route == TSHI_UV_MESSAGE) peer = tshi_uv_wait_peer(wait, &s->seq, &s->sends);
+    if (op->route == TSHI_UV_MESSAGE) peer = tshi_uv_awaited(op, &s->seq, &s->sends);
     s->peer = peer < 0 ? -1 : group->ranks[peer];
     s->members = group->size;
     memcpy(s->member, group->ranks, (size_t)group->size * sizeof *group->ranks);
-    s->text[0] = 0;
-    tshi_uv_wait_text(wait, s->text, sizeof s->text);
+    tshi_uv_op_text(group, op, s->text, sizeof s->text);
     tshi_uv_list_started(world, s);
     world->stuck_new = 1;
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
 }
 
-static void tshi_uv_unstick(const tshi_uv_wait *wait) {
-    tsh_uv_world *world = wait->group->world;
-    if (!wait->reported) return;
+static void tshi_uv_unstick(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
     world->stuck->wait = 0;
     world->stuck_new = 0;
@@ -4086,15 +4075,16 @@ static void tshi_uv_nap(tshi_uv_wait *wait) {
     if (!wait->begun) wait->begun = now;
     until = now + TSHI_UV_NAP_MS * TSHI_UV_MS;
     if (now >= wait->deadline)
-        tshi_uv_late(wait);
+        tshi_uv_late(wait->group, wait->op);
     else
         until = tshi_uv_min(until, wait->deadline);
-    if (!wait->reported) {
-        int64_t report = wait->begun + TSHI_UV_STUCK_MS * TSHI_UV_MS;
-        if (now >= report)
-            tshi_uv_note_stuck(wait);
+    if (wait->op && !wait->noted) {
+        int64_t note = wait->begun + TSHI_UV_STUCK_MS * TSHI_UV_MS;
+        wait->noted = now >= note;
+        if (wait->noted)
+            tshi_uv_note_stuck(wait->group, wait->op);
         else
-            until = tshi_uv_min(until, report);
+            until = tshi_uv_min(until, note);
     }
     tshi_uv_watch_links(world);
     uv_update_time(&world->loop); /* it is as old as the last sleep */
@@ -4114,7 +4104,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t
     for (;;) {
         int moved = tshi_uv_advance(world);
         if (tshi_uv_over(&wait)) break;
-        if (++turns % 64 == 0 && tshi_uv_now() >= deadline) tshi_uv_late(&wait);
+        if (++turns % 64 == 0 && tshi_uv_now() >= deadline) tshi_uv_late(group, op);
         if (moved) {
             spins = 0;
         } else if (spins++ < world->spins) {
@@ -4123,7 +4113,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t
             tshi_uv_nap(&wait);
         }
     }
-    tshi_uv_unstick(&wait);
+    if (wait.noted) tshi_uv_unstick(world);
     return tshi_uv_verdict(world);
 }
 
@@ -4178,17 +4168,12 @@ static tsh_result tshi_uv_wait_req(tsh_comm *comm, tsh_req req) {
 static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
     tshi_uv_group *group = tshi_uv_group_of(comm);
     tshi_uv_op *op = tshi_uv_op_of(group, req);
-    tshi_uv_wait wait;
     tsh_result result;
     (void)tshi_uv_advance(group->world);
     result = tshi_uv_verdict(group->world);
     *done = result != TSH_OK || op->pending == 0;
-    if (*done || tshi_uv_now() < op->deadline) return result;
-    memset(&wait, 0, sizeof wait);
-    wait.group = group;
-    wait.op = op;
-    tshi_uv_late(&wait);
-    return TSH_OK;
+    if (!*done && tshi_uv_now() >= op->deadline) tshi_uv_late(group, op);
+    return result;
 }
 
 static void tshi_uv_progress(tsh_comm *comm) {

@@ -424,18 +424,16 @@ static void happens_split(wire *w) {
 
 /* The caller's thread has waited for long. */
 static void happens_stuck(wire *w) {
-    tshi_uv_wait wait;
+    const tshi_uv_group *group = w->world->world_group;
+    const tshi_uv_op *op = NULL;
     unsigned at = take(w);
-    memset(&wait, 0, sizeof wait);
-    wait.group = w->world->world_group;
     for (int i = 0; i < TSHI_UV_OPS; i++)
-        if (wait.group->op[i].used) wait.op = &wait.group->op[i];
-    if (!wait.op || w->world->forming) return;
-    wait.reported = w->world->stuck->wait != 0;
-    if (at & 1)
-        tshi_uv_unstick(&wait);
-    else
-        tshi_uv_note_stuck(&wait);
+        if (group->op[i].used) op = &group->op[i];
+    if (!op || w->world->forming) return;
+    if (!(at & 1))
+        tshi_uv_note_stuck(group, op);
+    else if (w->world->stuck->wait)
+        tshi_uv_unstick(w->world);
 }
 
 static void happens_abort(wire *w) {
