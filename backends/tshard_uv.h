@@ -38,6 +38,7 @@
  * DOES NOT
  *
  * - move data in the background: bytes go in start, test, wait and progress;
+ * - end a host name's lookup: that takes what the system's resolver takes, over any time limit;
  * - live on without a lost rank: the world ends. tshard-run --max-restarts starts it anew;
  * - protect what is sent (SECURITY), use shared memory within a host, or more than one network;
  * - connect over 1,024 ranks, or machines of different byte orders;
@@ -104,8 +105,9 @@
  * Shared: >>uv-types >>uv-wire (bytes that are trusted nowhere) >>uv-socket >>uv-settings
  * >>uv-verdict. The control thread: >>uv-post >>uv-judge (whose fault it is) >>uv-circle (ranks
  * that wait for each other) >>uv-connect (the handshake) >>uv-form (how a world and a group come
- * to be) >>uv-control. The caller's: >>uv-group >>uv-route (which bytes go where) >>uv-flow
- * >>uv-start >>uv-wait >>uv-ops (the eight functions). Both: >>uv-world (joining).
+ * to be) >>uv-hear (what peers say) >>uv-admit (who is let in) >>uv-control (what takes time). The
+ * caller's: >>uv-group >>uv-route (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops
+ * (the eight functions). Both: >>uv-world (joining).
  */
 #include "../tshard.h"
 
@@ -137,7 +139,8 @@ typedef struct tsh_uv_desc {
     size_t key_size;   /* in bytes */
     int insecure;      /* 1: beyond loopback without a key; 0: TSHARD_INSECURE */
     double timeout;    /* seconds until joining, or a collective without timeout_ns, gives up;
-                         negative: never; 0: TSHARD_TIMEOUT, else 300 */
+                         negative: never; 0: TSHARD_TIMEOUT, else 300. To look up the names of
+                         host and bind may take longer: an address is not looked up */
     double heartbeat;  /* seconds of silence until a rank is dead, 1 or more; negative: never; 0:
                          TSHARD_HEARTBEAT, else 10 */
     tsh_logger logger; /* strangers and refusals; called from the backend's own thread, which must
@@ -535,6 +538,10 @@ static int64_t tshi_uv_now(void) {
     return (int64_t)uv_hrtime();
 }
 
+static const char *tshi_uv_why(int error) {
+    return uv_strerror(uv_translate_sys_error(error));
+}
+
 static int64_t tshi_uv_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
@@ -662,6 +669,15 @@ typedef enum tshi_uv_status {
     TSHI_UV_UNKNOWN     /* no such group is being made */
 } tshi_uv_status;
 
+static void tshi_uv_put_hello(tshi_uv_cursor *c, const tshi_uv_hello *hello) {
+    tshi_uv_put(c, (uint64_t)hello->client, 4);
+    tshi_uv_put(c, (uint64_t)hello->server, 4);
+    tshi_uv_put(c, (uint64_t)hello->size, 4);
+    tshi_uv_put(c, hello->purpose, 4);
+    tshi_uv_put(c, hello->group, 8);
+    tshi_uv_put(c, hello->job, 8);
+}
+
 /* HMAC-SHA256 of 'C' or 'S', a status, and the whole hello (RFC 2104 by libsodium). */
 static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
@@ -670,12 +686,7 @@ static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t sta
     tshi_uv_put(&c, (uint64_t)who, 1);
     tshi_uv_put(&c, status, 4);
     tshi_uv_put(&c, hello->version, 4);
-    tshi_uv_put(&c, (uint64_t)hello->client, 4);
-    tshi_uv_put(&c, (uint64_t)hello->server, 4);
-    tshi_uv_put(&c, (uint64_t)hello->size, 4);
-    tshi_uv_put(&c, hello->purpose, 4);
-    tshi_uv_put(&c, hello->group, 8);
-    tshi_uv_put(&c, hello->job, 8);
+    tshi_uv_put_hello(&c, hello);
     tshi_uv_put_bytes(&c, hello->client_nonce, 32);
     tshi_uv_put_bytes(&c, hello->server_nonce, 32);
     (void)crypto_auth_hmacsha256(proof, bytes, sizeof bytes, secret);
@@ -690,13 +701,13 @@ static void tshi_uv_put_greeting(unsigned char bytes[TSHI_UV_GREETING],
 }
 
 /* 0: not a greeting. */
-static int tshi_uv_get_greeting(unsigned char *bytes, size_t size, uint32_t *version,
+static int tshi_uv_get_greeting(unsigned char bytes[TSHI_UV_GREETING], uint32_t *version,
                                 unsigned char nonce[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, size);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_GREETING);
     const unsigned char *magic = tshi_uv_take(&c, 4);
     *version = (uint32_t)tshi_uv_get(&c, 4);
     tshi_uv_get_bytes(&c, nonce, 32);
-    return !c.bad && memcmp(magic, "tshd", 4) == 0;
+    return memcmp(magic, "tshd", 4) == 0;
 }
 
 static void tshi_uv_put_claim(unsigned char bytes[TSHI_UV_CLAIM], const tshi_uv_hello *hello,
@@ -706,21 +717,16 @@ static void tshi_uv_put_claim(unsigned char bytes[TSHI_UV_CLAIM], const tshi_uv_
     tshi_uv_put_bytes(&c, "TSHD", 4);
     tshi_uv_put(&c, hello->version, 4);
     tshi_uv_put_bytes(&c, hello->client_nonce, 32);
-    tshi_uv_put(&c, (uint64_t)hello->client, 4);
-    tshi_uv_put(&c, (uint64_t)hello->server, 4);
-    tshi_uv_put(&c, (uint64_t)hello->size, 4);
-    tshi_uv_put(&c, hello->purpose, 4);
-    tshi_uv_put(&c, hello->group, 8);
-    tshi_uv_put(&c, hello->job, 8);
+    tshi_uv_put_hello(&c, hello);
     tshi_uv_proof(secret, 'C', 0, hello, proof);
     tshi_uv_put_bytes(&c, proof, 32);
 }
 
-/* Fills all of hello but the server's nonce. 0: not a claim. */
-static int tshi_uv_get_claim(unsigned char *bytes, size_t size, tshi_uv_hello *hello,
-                             unsigned char proof[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, size);
-    const unsigned char *magic = tshi_uv_take(&c, 4);
+/* Fills all of hello but the server's nonce. The first four bytes were looked at as they came. */
+static void tshi_uv_get_claim(unsigned char bytes[TSHI_UV_CLAIM], tshi_uv_hello *hello,
+                              unsigned char proof[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLAIM);
+    (void)tshi_uv_take(&c, 4);
     hello->version = (uint32_t)tshi_uv_get(&c, 4);
     tshi_uv_get_bytes(&c, hello->client_nonce, 32);
     hello->client = tshi_uv_get_int(&c);
@@ -730,7 +736,6 @@ static int tshi_uv_get_claim(unsigned char *bytes, size_t size, tshi_uv_hello *h
     hello->group = tshi_uv_get(&c, 8);
     hello->job = tshi_uv_get(&c, 8);
     tshi_uv_get_bytes(&c, proof, 32);
-    return !c.bad && memcmp(magic, "TSHD", 4) == 0;
 }
 
 static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_status status,
@@ -747,14 +752,14 @@ static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_status
 }
 
 /* 0: not a reply, or not from one who knows the secret. */
-static int tshi_uv_get_reply(unsigned char *bytes, size_t size, const tshi_uv_hello *hello,
+static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_hello *hello,
                              const unsigned char secret[32], uint32_t *status, int64_t *value) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, size);
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY);
     unsigned char proof[32], expected[32];
     *status = (uint32_t)tshi_uv_get(&c, 4);
     *value = tshi_uv_get_i64(&c);
     tshi_uv_get_bytes(&c, proof, 32);
-    if (c.bad || *status > TSHI_UV_UNKNOWN) return 0;
+    if (*status > TSHI_UV_UNKNOWN) return 0;
     if (*status == TSHI_UV_OTHER_KEY || *status == TSHI_UV_OTHER_VERSION) return 1;
     tshi_uv_proof(secret, 'S', *status, hello, expected);
     return sodium_memcmp(proof, expected, 32) == 0;
@@ -1032,31 +1037,37 @@ static int tshi_uv_prepare_fd(int fd) {
            fcntl(fd, F_SETFD, FD_CLOEXEC) == 0;
 }
 
-/* A listening socket; -1: refused (errno). */
-static int tshi_uv_listen(const tshi_uv_address *address) {
-    int one = 1, why, fd = socket(address->storage.ss_family, SOCK_STREAM, 0);
-    if (fd < 0) return -1;
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (tshi_uv_prepare_fd(fd) && bind(fd, tshi_uv_sockaddr(address), address->size) == 0 &&
-        listen(fd, 128) == 0)
-        return fd;
-    why = errno;
+/* errno stays. */
+static int tshi_uv_give_up(int fd) {
+    int why = errno;
     (void)close(fd);
     errno = why;
     return -1;
 }
 
+static int tshi_uv_socket(const tshi_uv_address *address) {
+    int fd = socket(address->storage.ss_family, SOCK_STREAM, 0);
+    return fd < 0 || tshi_uv_prepare_fd(fd) ? fd : tshi_uv_give_up(fd);
+}
+
+/* A listening socket; -1: refused (errno). */
+static int tshi_uv_listen(const tshi_uv_address *address) {
+    int one = 1, fd = tshi_uv_socket(address);
+    if (fd < 0) return -1;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    return bind(fd, tshi_uv_sockaddr(address), address->size) == 0 && listen(fd, 128) == 0
+               ? fd
+               : tshi_uv_give_up(fd);
+}
+
 /* A socket that is connecting; -1: refused (errno). */
 static int tshi_uv_connect(const tshi_uv_address *address) {
-    int why, fd = socket(address->storage.ss_family, SOCK_STREAM, 0);
+    int fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
-    if (tshi_uv_prepare_fd(fd) && (connect(fd, tshi_uv_sockaddr(address), address->size) == 0 ||
-                                   errno == EINPROGRESS || errno == EINTR))
-        return fd;
-    why = errno;
-    (void)close(fd);
-    errno = why;
-    return -1;
+    return connect(fd, tshi_uv_sockaddr(address), address->size) == 0 || errno == EINPROGRESS ||
+                   errno == EINTR
+               ? fd
+               : tshi_uv_give_up(fd);
 }
 
 /* What became of a read or write that did not move bytes. */
@@ -1207,7 +1218,7 @@ static int tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error 
     size_t n = 0;
     if (!file) {
         (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
-                            uv_strerror(uv_translate_sys_error(errno)));
+                            tshi_uv_why(errno));
         return 0;
     }
     n = fread(bytes, 1, sizeof bytes, file);
@@ -1334,6 +1345,13 @@ static tshi_uv_group *tshi_uv_group_by(const tsh_uv_world *world, uint64_t id) {
     tshi_uv_group *group = world->groups;
     while (group && group->id != id) group = group->next;
     return group;
+}
+
+/* The rank of the group that a rank of the world is; -1: none. */
+static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
+    for (int r = 0; r < group->size; r++)
+        if (group->ranks[r] == world_rank) return r;
+    return -1;
 }
 
 /* ========================================================================== */
@@ -1624,10 +1642,10 @@ static void tshi_uv_find_unequal(tsh_uv_world *world, tsh_error *error) {
 /* 1 if rank r is known to belong to the group that is asked about. */
 static int tshi_uv_belongs(tsh_uv_world *world, int r) {
     const tshi_uv_group *group;
-    int belongs = 0;
+    int belongs;
     uv_mutex_lock(&world->lock);
     group = tshi_uv_group_by(world, world->judge.best.group);
-    for (int m = 0; group && m < group->size; m++) belongs |= group->ranks[m] == r;
+    belongs = group && tshi_uv_member(group, r) >= 0;
     uv_mutex_unlock(&world->lock);
     return belongs;
 }
@@ -1886,16 +1904,15 @@ static tshi_uv_group *tshi_uv_forming_group(const tsh_uv_world *world, uint64_t 
     return group && group->id == id ? group : NULL;
 }
 
-static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
-    for (int r = 0; r < group->size; r++)
-        if (group->ranks[r] == world_rank) return r;
-    return -1;
+static tshi_uv_link *tshi_uv_link_to(tshi_uv_group *group, int peer, int messages) {
+    return &group->link[(messages ? group->size : 0) + peer];
 }
 
+/* NULL: that rank is none of the others. */
 static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, int world_rank) {
     int r = tshi_uv_member(group, world_rank);
-    if (r < 0 || r == group->rank) return NULL;
-    return &group->link[(purpose == TSHI_UV_MESSAGES ? group->size : 0) + r];
+    return r < 0 || r == group->rank ? NULL
+                                     : tshi_uv_link_to(group, r, purpose == TSHI_UV_MESSAGES);
 }
 
 /* ---- the server's side ---- */
@@ -1937,14 +1954,14 @@ static const char *tshi_uv_status_text(uint32_t status) {
     return texts[status];
 }
 
-/* Replies to the claim in conn->in; 0: it is none, or cannot be judged before the table is here. */
+/* Replies to the claim in conn->in; 0: it cannot be judged before the table is here. */
 static int tshi_uv_reply_to_claim(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     unsigned char proof[32], expected[32];
     tshi_uv_status status;
     int64_t value = 0;
-    (void)tshi_uv_get_claim(conn->in, conn->in_used, hello, proof);
+    tshi_uv_get_claim(conn->in, hello, proof);
     if (hello->purpose != TSHI_UV_JOIN && world->forming && !world->tabled) return 0;
     if (hello->version != TSHI_UV_VERSION) {
         status = TSHI_UV_OTHER_VERSION;
@@ -1974,7 +1991,7 @@ static int tshi_uv_make_claim(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     uint32_t version;
-    if (!tshi_uv_get_greeting(conn->in, conn->in_used, &version, hello->server_nonce)) {
+    if (!tshi_uv_get_greeting(conn->in, &version, hello->server_nonce)) {
         tshi_uv_hindered(world, "something else than tshard answers at %s", conn->name);
         return 0;
     }
@@ -2041,8 +2058,8 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
 static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
     uint32_t status;
     int64_t value;
-    if (!tshi_uv_get_reply(conn->in, conn->in_used, &conn->hello,
-                           tshi_uv_secret(conn->world, conn->hello.purpose), &status, &value)) {
+    if (!tshi_uv_get_reply(conn->in, &conn->hello, tshi_uv_secret(conn->world, conn->hello.purpose),
+                           &status, &value)) {
         tshi_uv_refused(conn, TSHI_UV_OTHER_KEY, 0);
         return 0;
     }
@@ -2107,8 +2124,7 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
     if (conn->phase == TSHI_UV_CONNECTS) {
         if (getsockopt(conn->fd, SOL_SOCKET, SO_ERROR, &failed, &size) != 0) failed = errno;
         if (failed) {
-            tshi_uv_hindered(conn->world, "%s: %s", conn->name,
-                             uv_strerror(uv_translate_sys_error(failed)));
+            tshi_uv_hindered(conn->world, "%s: %s", conn->name, tshi_uv_why(failed));
             return -1;
         }
         conn->phase = TSHI_UV_AWAITS_GREETING;
@@ -2194,7 +2210,7 @@ static void tshi_uv_joined(tsh_uv_world *world) {
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank,
                         "rank %d cannot listen on %s: %s; set TSHARD_BIND to an address of this "
                         "host",
-                        world->rank, host, uv_strerror(uv_translate_sys_error(errno)));
+                        world->rank, host, tshi_uv_why(errno));
         return;
     }
     (void)tshi_uv_end_of(world->listener, 0, &world->own);
@@ -2357,27 +2373,25 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_post(peer);
 }
 
-/* What the control thread learns of a circle. */
-static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_type type, tshi_uv_cursor *c) {
+static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_cursor *out;
-    uint64_t wait;
-    int still;
-    if (type == TSHI_UV_STUCK) {
-        tshi_uv_get_stuck(c, &world->judge.stuck[peer->rank], world->size);
-        if (!c->bad) tshi_uv_follow(world, peer->rank);
-        return;
-    }
-    wait = tshi_uv_get(c, 8);
-    if (type == TSHI_UV_CONFIRM) {
-        out = tshi_uv_write(world, TSHI_UV_STILL);
-        tshi_uv_put(out, wait, 8);
-        tshi_uv_put(out, (uint64_t)tshi_uv_still(world, wait), 1);
-        tshi_uv_post(peer);
-        return;
-    }
-    still = (int)tshi_uv_get(c, 1);
-    if (!c->bad && tshi_uv_confirmed(world, peer->rank, wait, still)) tshi_uv_follow(world, -1);
+    tshi_uv_get_stuck(c, &world->judge.stuck[peer->rank], world->size);
+    if (!c->bad) tshi_uv_follow(world, peer->rank);
+}
+
+static void tshi_uv_on_confirm(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+    uint64_t wait = tshi_uv_get(c, 8);
+    tshi_uv_cursor *out = tshi_uv_write(peer->world, TSHI_UV_STILL);
+    tshi_uv_put(out, wait, 8);
+    tshi_uv_put(out, (uint64_t)tshi_uv_still(peer->world, wait), 1);
+    tshi_uv_post(peer);
+}
+
+static void tshi_uv_on_still(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+    uint64_t wait = tshi_uv_get(c, 8);
+    int still = (int)tshi_uv_get(c, 1);
+    if (!c->bad && tshi_uv_confirmed(peer->world, peer->rank, wait, still))
+        tshi_uv_follow(peer->world, -1);
 }
 
 /* 1 if the group that is being made still waits for a rank. */
@@ -2422,9 +2436,9 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
         break;
     case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
     case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;
-    case TSHI_UV_STUCK:
-    case TSHI_UV_CONFIRM:
-    case TSHI_UV_STILL: tshi_uv_on_stuck(peer, (tshi_uv_type)type, c); break;
+    case TSHI_UV_STUCK: tshi_uv_on_stuck(peer, c); break;
+    case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
+    case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;
     case TSHI_UV_VERDICT:
         tshi_uv_get_error(c, &error, world->size);
         if (!c->bad) tshi_uv_rule(world, &error);
@@ -2491,8 +2505,7 @@ static void tshi_uv_read_peer(tshi_uv_peer *peer) {
         n = recv(peer->fd, peer->in.data + peer->in.used, peer->in.room - peer->in.used, 0);
         if (n < 0 && tshi_uv_later()) return;
         if (n <= 0) {
-            tshi_uv_peer_gone(peer, n == 0 ? "its connection ended"
-                                           : uv_strerror(uv_translate_sys_error(errno)));
+            tshi_uv_peer_gone(peer, n == 0 ? "its connection ended" : tshi_uv_why(errno));
             return;
         }
         peer->in.used += (size_t)n;
@@ -2702,7 +2715,7 @@ static void tshi_uv_try_dial(tsh_uv_world *world, tshi_uv_dial *dial) {
     if (tshi_uv_out_of_descriptors(why))
         tshi_uv_too_few(world);
     else
-        tshi_uv_hindered(world, "%s: %s", name, uv_strerror(uv_translate_sys_error(why)));
+        tshi_uv_hindered(world, "%s: %s", name, tshi_uv_why(why));
     tshi_uv_redial(dial);
 }
 
@@ -2990,10 +3003,6 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     }
     memcpy(group->ranks, ranks, n * sizeof *ranks);
     return group;
-}
-
-static tshi_uv_link *tshi_uv_link_to(tshi_uv_group *group, int peer, int messages) {
-    return &group->link[(messages ? group->size : 0) + peer];
 }
 
 static int tshi_uv_next(const tshi_uv_group *group) {
@@ -3560,12 +3569,20 @@ static void tshi_uv_payload(tshi_uv_pieces *pieces, const tshi_uv_link *link, co
     }
 }
 
+/* One system call: bytes moved; -1: none (errno). */
+static ssize_t tshi_uv_transfer(int fd, tshi_uv_pieces *pieces, int out) {
+    struct msghdr message;
+    memset(&message, 0, sizeof message);
+    message.msg_iov = pieces->iov;
+    message.msg_iovlen = (size_t)pieces->count;
+    return out ? sendmsg(fd, &message, TSHI_UV_NOSIGNAL) : recvmsg(fd, &message, 0);
+}
+
 /* Payload has come. */
-static void tshi_uv_payload_came(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_stream *s,
+static void tshi_uv_payload_came(const tshi_uv_group *group, tshi_uv_op *op, tshi_uv_stream *s,
                                  size_t n) {
     s->done += (int64_t)n;
-    if (op->route != TSHI_UV_RING) return;
-    tshi_uv_ring_fold(group, op);
+    if (op->route == TSHI_UV_RING) tshi_uv_ring_fold(group, op);
 }
 
 /* Payload has gone. A ring's own piece is put in its place as it goes, while it is in the cache. */
@@ -3581,13 +3598,13 @@ static void tshi_uv_payload_went(const tshi_uv_group *group, const tshi_uv_op *o
     s->done = end;
 }
 
-/* Reads once. 1: something came and more may be there; 0: nothing to read, or no room for it. */
+/* Reads once. 2: all that there was room for came, so more may be there; 1: less came; 0: nothing,
+ * or there is no room. */
 static int tshi_uv_read_once(tshi_uv_link *link) {
     tshi_uv_group *group = link->group;
     tshi_uv_op *op = link->in.used ? tshi_uv_first(group, &link->in) : NULL;
     tshi_uv_stream *s = op ? &op->in[link->peer] : NULL;
     tshi_uv_pieces pieces;
-    struct msghdr message;
     size_t head = sizeof link->heard - link->heard_done, n;
     ssize_t got;
     pieces.count = 0;
@@ -3595,10 +3612,7 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
     if (head) tshi_uv_piece(&pieces, (char *)&link->heard + link->heard_done, head);
     if (op && (!head || !tshi_uv_for_messages(link))) tshi_uv_payload(&pieces, link, op, 0);
     if (!pieces.count) return 0;
-    memset(&message, 0, sizeof message);
-    message.msg_iov = pieces.iov;
-    message.msg_iovlen = (size_t)pieces.count;
-    got = recvmsg(link->fd, &message, 0);
+    got = tshi_uv_transfer(link->fd, &pieces, 0);
     if (got < 0 && tshi_uv_later()) {
         link->want |= UV_READABLE;
         return 0;
@@ -3625,7 +3639,7 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
     return (size_t)got == pieces.bytes ? 2 : 1;
 }
 
-/* The frame to write next; NULL: none may go. */
+/* The queue whose first frame is to be written; NULL: none may go. */
 static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
     const tshi_uv_op *op;
     tshi_uv_head sent;
@@ -3644,6 +3658,7 @@ static tshi_uv_fifo *tshi_uv_choose(tshi_uv_link *link) {
     return NULL;
 }
 
+/* Writes once. 0: nothing could go. */
 static int tshi_uv_write_once(tshi_uv_link *link) {
     tshi_uv_group *group = link->group;
     tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link);
@@ -3651,7 +3666,6 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
     tshi_uv_stream *s;
     tshi_uv_pieces pieces;
     tshi_uv_head head;
-    struct msghdr message;
     size_t left, n;
     ssize_t put;
     if (!op) return 0;
@@ -3665,10 +3679,7 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
     if (left) tshi_uv_piece(&pieces, (char *)&head + s->head, left);
     if (s->total) tshi_uv_payload(&pieces, link, op, 1);
     if (!pieces.count) return 0;
-    memset(&message, 0, sizeof message);
-    message.msg_iov = pieces.iov;
-    message.msg_iovlen = (size_t)pieces.count;
-    put = sendmsg(link->fd, &message, TSHI_UV_NOSIGNAL);
+    put = tshi_uv_transfer(link->fd, &pieces, 1);
     if (put < 0 && tshi_uv_later()) {
         link->want |= UV_WRITABLE;
         return 0;
@@ -3746,8 +3757,9 @@ static int tshi_uv_advance(tsh_uv_world *world) {
  * sends. */
 enum { TSHI_UV_DIRECT_MOST = 96 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
 
-static int64_t tshi_uv_deadline(const tsh_uv_world *world, const tsh_coll *coll) {
-    int64_t now = tshi_uv_now(), wait = coll->timeout_ns ? coll->timeout_ns : world->timeout;
+/* timeout_ns 0: the world's. */
+static int64_t tshi_uv_deadline(const tsh_uv_world *world, int64_t timeout_ns) {
+    int64_t now = tshi_uv_now(), wait = timeout_ns ? timeout_ns : world->timeout;
     return wait > INT64_MAX - now ? INT64_MAX : now + wait;
 }
 
@@ -3806,21 +3818,11 @@ static void tshi_uv_plan_direct(tshi_uv_group *group, tshi_uv_op *op) {
 }
 
 static void tshi_uv_plan_ring(tshi_uv_group *group, tshi_uv_op *op) {
-    int next = tshi_uv_next(group), prev = tshi_uv_prev(group);
-    int64_t whole = tshi_uv_whole(group, op), in, out;
-    int64_t mine = tshi_uv_length(group, op, group->rank);
-    int64_t its_next = tshi_uv_length(group, op, next), its_prev = tshi_uv_length(group, op, prev);
-    in = whole - its_prev;
-    out = whole - mine;
-    if (op->coll.kind == TSH_ALLREDUCE) {
-        in += whole - mine;
-        out += whole - its_next;
-    } else if (op->coll.kind == TSH_ALLGATHER) {
-        in = whole - mine;
-        out = whole - its_next;
-    }
-    tshi_uv_promise(group, op, next, out);
-    tshi_uv_expect(group, op, prev, in);
+    const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT; /* all that there are */
+    tshi_uv_promise(group, op, tshi_uv_next(group),
+                    tshi_uv_before_row(group, op, tshi_uv_first_out(group, op), rows));
+    tshi_uv_expect(group, op, tshi_uv_prev(group),
+                   tshi_uv_before_row(group, op, tshi_uv_first_in(group, op), rows));
 }
 
 /* Beside the bytes, each rank's header goes to the next one, so that all are checked. */
@@ -3905,7 +3907,7 @@ static tshi_uv_op *tshi_uv_prepare_op(tshi_uv_group *group, const tsh_coll *coll
         *why = TSH_ERR_MEMORY;
         if (!op->scratch) return NULL;
     }
-    op->deadline = tshi_uv_deadline(group->world, coll);
+    op->deadline = tshi_uv_deadline(group->world, coll->timeout_ns);
     return op;
 }
 
@@ -4275,7 +4277,6 @@ static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
 /* Connects a new group; the control thread does the work. */
 static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     tsh_uv_world *world = group->world;
-    tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     group->linked = group->size == 1;
     group->listener = listener;
     if (group->linked) {
@@ -4286,7 +4287,7 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     world->requested = group;
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
-    return tshi_uv_wait_for(group, NULL, tshi_uv_deadline(world, &coll));
+    return tshi_uv_wait_for(group, NULL, tshi_uv_deadline(world, 0));
 }
 
 /* The members wait for each other now: what fails here is told to all. */
@@ -4307,7 +4308,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
     tshi_uv_set_port(&at, 0);
     if (!alone) listener = tshi_uv_listen(&at);
     if (!alone && (listener < 0 || !tshi_uv_end_of(listener, 0, &at)))
-        return tshi_uv_split_failed(world, TSH_ERR_IO, uv_strerror(uv_translate_sys_error(errno)));
+        return tshi_uv_split_failed(world, TSH_ERR_IO, tshi_uv_why(errno));
     tickets = (tshi_uv_ticket *)calloc((size_t)parent->size, sizeof *tickets);
     if (tickets) {
         mine = &tickets[parent->rank];
@@ -4318,12 +4319,12 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
         result = tshi_uv_trade(parent, tickets);
         if (result == TSH_OK && color >= 0) group = tshi_uv_new_group(parent, tickets);
     }
+    if (!tickets || (result == TSH_OK && color >= 0 && !group))
+        result = tshi_uv_split_failed(world, TSH_ERR_MEMORY, "no memory");
     free(tickets);
     if (!group) {
         tshi_uv_close_fd(&listener);
-        return tickets && (result != TSH_OK || color < 0)
-                   ? result
-                   : tshi_uv_split_failed(world, TSH_ERR_MEMORY, "no memory");
+        return result;
     }
     tshi_uv_add_group(group, comm->ops, out);
     result = tshi_uv_link_up(group, listener);
@@ -4483,7 +4484,7 @@ static int tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
     for (int i = 0; i < n && !given && world->listener < 0; i++) {
         if (tshi_uv_need_key(world, &list[i], error)) return 0;
         world->listener = tshi_uv_listen(&list[i]);
-        if (world->listener < 0) why = uv_strerror(uv_translate_sys_error(errno));
+        if (world->listener < 0) why = tshi_uv_why(errno);
     }
     if (n && world->listener >= 0 && tshi_uv_end_of(world->listener, 0, &world->own)) {
         world->port = tshi_uv_port(&world->own);

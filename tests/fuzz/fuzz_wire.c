@@ -278,11 +278,11 @@ static void happens_claim(wire *w) {
     hello.group = hello.purpose <= TSHI_UV_CONTROL ? 0 : w->world->forming ? 1 : GROUP;
     hello.job = w->world->job;
     if (pretend_hear(which, greeting, sizeof greeting))
-        (void)tshi_uv_get_greeting(greeting, sizeof greeting, &version, w->nonce[which]);
+        (void)tshi_uv_get_greeting(greeting, &version, w->nonce[which]);
     memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
     tshi_uv_put_claim(bytes, &hello, w->world->secret);
     tamper(w, bytes, TSHI_UV_CLAIM - 32);
-    (void)tshi_uv_get_claim(bytes, sizeof bytes, &hello, bytes + TSHI_UV_CLAIM - 32);
+    tshi_uv_get_claim(bytes, &hello, bytes + TSHI_UV_CLAIM - 32);
     w->proofs += take_proof(w, &hello, 'C', 0, bytes + TSHI_UV_CLAIM - 32);
     pretend_say(which, bytes, sizeof bytes);
 }
@@ -296,7 +296,7 @@ static void happens_greeting(wire *w) {
     tshi_uv_put_greeting(bytes, nonce);
     tamper(w, bytes, sizeof bytes);
     if (!pretend.socket[which].called) return;
-    (void)tshi_uv_get_greeting(bytes, sizeof bytes, &version, w->nonce[which]);
+    (void)tshi_uv_get_greeting(bytes, &version, w->nonce[which]);
     pretend_say(which, bytes, sizeof bytes);
 }
 
@@ -307,7 +307,7 @@ static void happens_answer(wire *w) {
     unsigned status = take(w) % (TSHI_UV_UNKNOWN + 2);
     tshi_uv_hello hello;
     if (!pretend.socket[which].called || !pretend_hear(which, claim, sizeof claim)) return;
-    (void)tshi_uv_get_claim(claim, sizeof claim, &hello, proof);
+    tshi_uv_get_claim(claim, &hello, proof);
     memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
     tshi_uv_put_reply(bytes, (tshi_uv_status)status, take(w), &hello, w->world->secret);
     w->proofs += take_proof(w, &hello, 'S', status, proof);
