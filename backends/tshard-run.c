@@ -37,7 +37,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h> /* nanosleep */
 #include <unistd.h>
 #include <uv.h>
 
@@ -158,7 +157,7 @@ static int read_options(settings *s, int argc, char **argv) {
                                                                  : NULL;
         s->help = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
         if (s->help) return 0;
-        snprintf(name, sizeof name, "%.*s", (int)(length < 31 ? length : 31), argv[i]);
+        snprintf(name, sizeof name, "%.*s", (int)length, argv[i]);
         if (value == NULL && i + 1 < argc) value = argv[++i];
         code = set_option(s, name, value);
         if (code != 0) return code;
@@ -457,7 +456,6 @@ static void flush(sink *s) {
     buffer done = s->writing;
     if (s->busy || s->waiting.size == 0) return;
     s->writing = s->waiting;
-    done.size = 0;
     s->waiting = done;
     s->busy = 1;
     s->work.data = s;
@@ -579,7 +577,6 @@ typedef struct note {
 } note;
 
 static void watch(int from, pid_t *pids, int count) {
-    const struct timespec grace = {GRACE / 1000, 0};
     note n;
     int i, left = 0;
     ssize_t size;
@@ -589,7 +586,7 @@ static void watch(int from, pid_t *pids, int count) {
         if (size > 0) pids[n.place] = n.pid;
     for (i = 0; i < count; i++)
         if (pids[i] > 0) left += kill(-pids[i], SIGTERM) == 0;
-    if (left > 0) nanosleep(&grace, NULL);
+    if (left > 0) uv_sleep(GRACE);
     for (i = 0; i < count; i++)
         if (pids[i] > 0) kill(-pids[i], SIGKILL);
     _exit(0);
@@ -874,7 +871,8 @@ static void report(job *j, int again) {
 }
 
 /* What was closed is opened, so that no pipe gets the number of stdin, stdout or stderr; what this
- * process was given beside those is not for the ranks. */
+ * process was given beside those is not for the ranks. (uv_disable_stdio_inheritance stops at the
+ * first descriptor over 15 that is not open.) */
 static void tidy_descriptors(void) {
     long most = sysconf(_SC_OPEN_MAX);
     int fd = 0;
@@ -883,13 +881,12 @@ static void tidy_descriptors(void) {
     for (fd = 3; fd < 65536 && fd < most; fd++) fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
-static void open_job(job *j, const settings *set) {
+static void open_job(job *j) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
     struct stat out, err;
     struct sigaction old;
     int i, same = fstat(1, &out) == 0 && fstat(2, &err) == 0 && out.st_dev == err.st_dev &&
                   out.st_ino == err.st_ino;
-    j->set = set;
     uv_loop_init(&j->loop);
     uv_timer_init(&j->loop, &j->clock);
     j->clock.data = j;
@@ -929,7 +926,7 @@ static int run(const settings *set) {
     tidy_descriptors();
     j.set = set;
     if (start_guard(&j) != 0) return FAILED;
-    open_job(&j, set);
+    open_job(&j);
     for (;;) {
         int again;
         run_once(&j);

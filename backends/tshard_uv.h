@@ -556,16 +556,13 @@ TSH_PRINTF(3, 4) static void tshi_uv_add(char *text, size_t room, const char *fo
 }
 
 TSH_PRINTF(4, 5)
-static tsh_result tshi_uv_error(tsh_error *error, tsh_result code, int rank, const char *format,
-                                ...) {
+static void tshi_uv_error(tsh_error *error, tsh_result code, int rank, const char *format, ...) {
     va_list list;
-    if (!error) return code;
     error->code = code;
     error->rank = rank;
     va_start(list, format);
     (void)vsnprintf(error->message, sizeof error->message, format, list);
     va_end(list);
-    return code;
 }
 
 TSH_PRINTF(2, 3) static void tshi_uv_log(const tsh_uv_world *world, const char *format, ...) {
@@ -1105,8 +1102,8 @@ static int tshi_uv_env_int(const char *name, long low, long high, int *value, ts
     errno = 0;
     number = strtol(text, &end, 10);
     if (*end || errno || number < low || number > high) {
-        (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
-                            "%s is \"%s\", not a number from %ld to %ld", name, text, low, high);
+        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is \"%s\", not a number from %ld to %ld",
+                      name, text, low, high);
         return -1;
     }
     *value = (int)number;
@@ -1124,8 +1121,8 @@ static int tshi_uv_seconds(double given, const char *name, double otherwise, int
     } else if (text) {
         seconds = strtod(text, &end);
         if (*end || !(seconds >= 0)) {
-            (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is \"%s\", not a time in seconds",
-                                name, text);
+            tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is \"%s\", not a time in seconds", name,
+                          text);
             return 0;
         }
         if (seconds <= 0) seconds = -1;
@@ -1151,9 +1148,9 @@ static int tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
         has_rank = tshi_uv_env_int(families[family].rank, 0, TSHI_UV_RANKS, &world->rank, error);
         if (has_rank < 0 || has_size < 0) return -1;
         if (has_rank == has_size) continue;
-        (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
-                            has_rank ? families[family].rank : families[family].size,
-                            has_rank ? families[family].size : families[family].rank);
+        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
+                      has_rank ? families[family].rank : families[family].size,
+                      has_rank ? families[family].size : families[family].rank);
         return -1;
     }
     if (!desc->size && !has_size) {
@@ -1164,8 +1161,8 @@ static int tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
     if (world->size >= 1 && world->size <= TSHI_UV_RANKS && world->rank >= 0 &&
         world->rank < world->size)
         return family;
-    (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "rank %d is not in a world of %d ranks",
-                        world->rank, world->size);
+    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "rank %d is not in a world of %d ranks", world->rank,
+                  world->size);
     return -1;
 }
 
@@ -1207,7 +1204,7 @@ static int tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *w
     }
     if (has < 0) return 0;
     if (world->port >= 0 && world->port < 65536) return 1;
-    (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", world->port);
+    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", world->port);
     return 0;
 }
 
@@ -1217,23 +1214,22 @@ static int tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error 
     FILE *file = fopen(path, "rb");
     size_t n = 0;
     if (!file) {
-        (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
-                            tshi_uv_why(errno));
+        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
+                      tshi_uv_why(errno));
         return 0;
     }
     n = fread(bytes, 1, sizeof bytes, file);
     (void)fclose(file);
     if (n == sizeof bytes) {
-        (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
-                            "TSHARD_KEY_FILE: %.300s has %d bytes or more", path,
-                            (int)sizeof bytes);
+        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s has %d bytes or more",
+                      path, (int)sizeof bytes);
         return 0;
     }
     while (n && (bytes[n - 1] == '\n' || bytes[n - 1] == '\r')) n--;
     (void)crypto_hash_sha256(hash, bytes, n);
     sodium_memzero(bytes, sizeof bytes);
     if (n) return 1;
-    (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s is empty", path);
+    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s is empty", path);
     return 0;
 }
 
@@ -1255,7 +1251,8 @@ static int tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_err
 
 /* Everything but sockets. 0: an error. */
 static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
-    const char *job = desc->job ? desc->job : tshi_uv_env("TSHARD_JOB"), *bind = desc->bind;
+    const char *job = desc->job ? desc->job : tshi_uv_env("TSHARD_JOB");
+    const char *bind = desc->bind ? desc->bind : tshi_uv_env("TSHARD_BIND");
     unsigned char hash[32];
     int family = tshi_uv_set_rank(desc, world, error);
     if (family < 0 || !tshi_uv_set_host(desc, family, world, error)) return 0;
@@ -1264,27 +1261,27 @@ static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
         !tshi_uv_set_key(desc, world, error))
         return 0;
     if (world->heartbeat && world->heartbeat < TSHI_UV_SECOND) {
-        (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
-                            "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least that "
-                            "a busy machine keeps",
-                            (double)world->heartbeat / 1e9);
+        tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
+                      "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least that "
+                      "a busy machine keeps",
+                      (double)world->heartbeat / 1e9);
         return 0;
     }
     if (world->timeout == 0) world->timeout = INT64_MAX / 4;
-    if (!bind) bind = tshi_uv_env("TSHARD_BIND");
+    if (!job) job = "";
     (void)snprintf(world->bind_host, sizeof world->bind_host, "%s", bind ? bind : "");
-    (void)snprintf(world->jobname, sizeof world->jobname, "%s", job ? job : "");
-    (void)crypto_hash_sha256(hash, (const unsigned char *)(job ? job : ""), job ? strlen(job) : 0);
+    (void)snprintf(world->jobname, sizeof world->jobname, "%s", job);
+    (void)crypto_hash_sha256(hash, (const unsigned char *)job, strlen(job));
     memcpy(&world->job, hash, sizeof world->job);
     world->listener = desc->listener > 0 ? desc->listener : -1;
     if (world->listener < 0 && world->rank == 0 &&
         tshi_uv_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
         return 0;
     if (world->size == 1 || world->port || (world->rank == 0 && world->listener >= 0)) return 1;
-    (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
-                        "rank %d does not know on which port rank 0 listens: set TSHARD_PORT, or "
-                        "start the ranks with tshard-run",
-                        world->rank);
+    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
+                  "rank %d does not know on which port rank 0 listens: set TSHARD_PORT, or "
+                  "start the ranks with tshard-run",
+                  world->rank);
     return 0;
 }
 
@@ -1341,7 +1338,7 @@ static int tshi_uv_odd_of(int a, int b) {
 }
 
 /* Under the lock. */
-static tshi_uv_group *tshi_uv_group_by(const tsh_uv_world *world, uint64_t id) {
+static tshi_uv_group *tshi_uv_find_group(const tsh_uv_world *world, uint64_t id) {
     tshi_uv_group *group = world->groups;
     while (group && group->id != id) group = group->next;
     return group;
@@ -1448,7 +1445,7 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
     memset(answer, 0, sizeof *answer);
     answer->told = 1;
     uv_mutex_lock(&world->lock);
-    group = tshi_uv_group_by(world, id);
+    group = tshi_uv_find_group(world, id);
     if (group) {
         answer->member = 1;
         answer->rank = group->rank;
@@ -1491,12 +1488,15 @@ static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
     if (e->group) tshi_uv_ask(world);
 }
 
+/* This rank holds evidence, and waits for a verdict. */
+static int tshi_uv_accuses(const tsh_uv_world *world) {
+    return world->held.charge != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK;
+}
+
 /* Tells the arbiter of the day what this rank holds, once. */
 static void tshi_uv_report(tsh_uv_world *world) {
     int to = tshi_uv_arbiter(world);
-    if (world->held.charge == TSHI_UV_NOTHING || to == world->reported_to ||
-        tshi_uv_verdict(world) != TSH_OK)
-        return;
+    if (!tshi_uv_accuses(world) || to == world->reported_to) return;
     world->reported_to = to;
     if (to == world->rank) {
         tshi_uv_consider(world, &world->held);
@@ -1587,10 +1587,10 @@ static int tshi_uv_find_odd(tsh_uv_world *world, tsh_error *error) {
     if (odd < 0) return 0;
     tshi_uv_describe(&answer[odd].record, &answer[right].record, mine, sizeof mine);
     tshi_uv_describe(&answer[right].record, &answer[odd].record, theirs, sizeof theirs);
-    (void)tshi_uv_error(error, TSH_ERR_MISMATCH, odd,
-                        "rank %d called %s where rank %d called %s (collective %llu of group %llu)",
-                        odd, mine, right, theirs, (unsigned long long)j->best.seq,
-                        (unsigned long long)j->best.group);
+    tshi_uv_error(error, TSH_ERR_MISMATCH, odd,
+                  "rank %d called %s where rank %d called %s (collective %llu of group %llu)", odd,
+                  mine, right, theirs, (unsigned long long)j->best.seq,
+                  (unsigned long long)j->best.group);
     return 1;
 }
 
@@ -1628,7 +1628,7 @@ static void tshi_uv_find_unequal(tsh_uv_world *world, tsh_error *error) {
     a = &answer[odd].record;
     b = &answer[with].record;
     sends = a->send_counts[answer[with].rank] != b->recv_counts[answer[odd].rank];
-    (void)tshi_uv_error(
+    tshi_uv_error(
         error, TSH_ERR_MISMATCH, odd,
         "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld (collective "
         "%llu of group %llu)",
@@ -1644,7 +1644,7 @@ static int tshi_uv_belongs(tsh_uv_world *world, int r) {
     const tshi_uv_group *group;
     int belongs;
     uv_mutex_lock(&world->lock);
-    group = tshi_uv_group_by(world, world->judge.best.group);
+    group = tshi_uv_find_group(world, world->judge.best.group);
     belongs = group && tshi_uv_member(group, r) >= 0;
     uv_mutex_unlock(&world->lock);
     return belongs;
@@ -2148,10 +2148,10 @@ static int tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
     char host[64];
     if (world->keyed || world->insecure || tshi_uv_loopback(address)) return 0;
     tshi_uv_host_text(address, host, sizeof host);
-    (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
-                        "rank %d: %s is not a loopback address: set TSHARD_KEY or TSHARD_KEY_FILE, "
-                        "the same on every rank (or TSHARD_INSECURE=1 to let anybody in)",
-                        world->rank, host);
+    tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
+                  "rank %d: %s is not a loopback address: set TSHARD_KEY or TSHARD_KEY_FILE, "
+                  "the same on every rank (or TSHARD_INSECURE=1 to let anybody in)",
+                  world->rank, host);
     return 1;
 }
 
@@ -2469,7 +2469,7 @@ static void tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
     tshi_uv_record record;
     uint64_t id = 0, seq = 0;
     uv_mutex_lock(&world->lock);
-    group = tshi_uv_group_by(world, world->last);
+    group = tshi_uv_find_group(world, world->last);
     if (group) {
         id = group->id;
         seq = group->started - 1;
@@ -2740,19 +2740,22 @@ static void tshi_uv_catch_up(const tsh_uv_world *world) {
 
 enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_OVERSLEPT_MS = 1000 };
 
+static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
+    if (now < world->beat) return;
+    (void)tshi_uv_write(world, TSHI_UV_BEAT);
+    for (int r = 0; r < world->size; r++)
+        if (r != world->rank && !world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
+    world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
+}
+
 /* Silence counts only while this loop itself runs in time. */
-static void tshi_uv_beats(tsh_uv_world *world, int64_t now, int late) {
+static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
+    int overslept = world->ticked && now - world->ticked > TSHI_UV_OVERSLEPT_MS * TSHI_UV_MS;
     char last[240];
-    if (now >= world->beat) {
-        (void)tshi_uv_write(world, TSHI_UV_BEAT);
-        for (int r = 0; r < world->size; r++)
-            if (r != world->rank && !world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
-        world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
-    }
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
         if (peer->state != TSHI_UV_THERE) continue;
-        if (late) peer->heard = now;
+        if (overslept) peer->heard = now;
         if (!world->heartbeat || world->parting || now - peer->heard < world->heartbeat ||
             tshi_uv_verdict(world) != TSH_OK)
             continue;
@@ -2816,31 +2819,34 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
                     !there || !absent[0] ? world->obstacle : "", hint);
 }
 
+/* Dials and listens, as long as that is needed. */
+static void tshi_uv_reach_out(tsh_uv_world *world, int64_t now) {
+    for (tshi_uv_dial *dial = world->dials, *next; dial; dial = next) {
+        next = dial->next;
+        if (!dial->under_way && now >= dial->at) tshi_uv_try_dial(world, dial);
+    }
+    if (world->listener >= 0 && !world->listening && now >= world->accept_at)
+        world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
+                                         tshi_uv_accept);
+    if (world->forming && now >= world->due) tshi_uv_not_formed(world);
+}
+
 static void tshi_uv_tick(tsh_uv_world *world) {
     int64_t now = tshi_uv_now();
-    int late = world->ticked && now - world->ticked > TSHI_UV_OVERSLEPT_MS * TSHI_UV_MS, ended,
-        stuck;
-    ended = tshi_uv_verdict(world) != TSH_OK;
-    tshi_uv_beats(world, now, late);
+    int stuck;
+    tshi_uv_beat(world, now);
+    tshi_uv_note_silence(world, now);
     tshi_uv_report(world); /* the arbiter may be another now */
     tshi_uv_form(world);
     tshi_uv_catch_up(world);
     tshi_uv_expire(world, now);
-    for (tshi_uv_dial *dial = world->dials, *next; dial; dial = next) {
-        next = dial->next;
-        if (!dial->under_way && !ended && now >= dial->at) tshi_uv_try_dial(world, dial);
-    }
-    if (world->listener >= 0 && !world->listening && !ended && now >= world->accept_at)
-        world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
-                                         tshi_uv_accept);
-    if (world->forming && !ended && now >= world->due) tshi_uv_not_formed(world);
+    if (tshi_uv_verdict(world) == TSH_OK) tshi_uv_reach_out(world, now);
     uv_mutex_lock(&world->lock);
     stuck = world->stuck_new;
     uv_mutex_unlock(&world->lock);
     if (stuck) tshi_uv_report_stuck(world);
     tshi_uv_decide(world, now);
-    if (world->held.charge != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK &&
-        now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
+    if (tshi_uv_accuses(world) && now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
         tshi_uv_pronounce(world, &world->held.error);
 }
 
@@ -2857,7 +2863,7 @@ static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
 }
 
 static void tshi_uv_part(tsh_uv_world *world) {
-    if (world->held.charge != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK) return;
+    if (tshi_uv_accuses(world)) return;
     world->parting = tshi_uv_now();
     (void)tshi_uv_write(world, TSHI_UV_BYE);
     tshi_uv_post_all(world);
@@ -2895,8 +2901,8 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
         return;
     }
     tshi_uv_watch_peers(world);
-    wait = world->forming || world->making || world->conns || leaving ||
-                   (!ended && (world->held.charge != TSHI_UV_NOTHING || world->judge.since))
+    wait = world->forming || world->making || world->conns || leaving || tshi_uv_accuses(world) ||
+                   (!ended && world->judge.since)
                ? 5
                : 100;
     world->ticked = tshi_uv_now() + wait * TSHI_UV_MS;
@@ -4218,7 +4224,7 @@ static int tshi_uv_sort(const tshi_uv_ticket *tickets, int size, int color, int 
 }
 
 /* The group of this rank's color; its members' ports are kept until the connections are made. */
-static tshi_uv_group *tshi_uv_new_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
+static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
     int color = tickets[parent->rank].color, n, rank = 0;
     int *order = (int *)calloc(2 * (size_t)parent->size, sizeof *order);
     int *ranks = order + parent->size, leader = 0;
@@ -4317,7 +4323,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
         mine->id = 2 + world->ids++ * (uint64_t)world->size + (uint64_t)world->rank;
         mine->port = alone ? 0 : tshi_uv_port(&at);
         result = tshi_uv_trade(parent, tickets);
-        if (result == TSH_OK && color >= 0) group = tshi_uv_new_group(parent, tickets);
+        if (result == TSH_OK && color >= 0) group = tshi_uv_color_group(parent, tickets);
     }
     if (!tickets || (result == TSH_OK && color >= 0 && !group))
         result = tshi_uv_split_failed(world, TSH_ERR_MEMORY, "no memory");
@@ -4423,8 +4429,8 @@ static const tsh_comm_ops tshi_uv_ops = {(uint32_t)sizeof(tsh_comm_ops),
 /* ========================================================================== */
 
 static int tshi_uv_no_memory(const tsh_uv_world *world, tsh_error *error) {
-    (void)tshi_uv_error(error, TSH_ERR_MEMORY, world->rank, "rank %d: no memory for its world",
-                        world->rank);
+    tshi_uv_error(error, TSH_ERR_MEMORY, world->rank, "rank %d: no memory for its world",
+                  world->rank);
     return 0;
 }
 
@@ -4462,10 +4468,10 @@ static int tshi_uv_enough_descriptors(const tsh_uv_world *world, tsh_error *erro
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
         limit.rlim_cur >= (rlim_t)need)
         return 1;
-    (void)tshi_uv_error(error, TSH_ERR_IO, world->rank,
-                        "rank %d may open %lu descriptors, but a world of %d ranks needs about %d "
-                        "(ulimit -n)",
-                        world->rank, (unsigned long)limit.rlim_cur, world->size, need);
+    tshi_uv_error(error, TSH_ERR_IO, world->rank,
+                  "rank %d may open %lu descriptors, but a world of %d ranks needs about %d "
+                  "(ulimit -n)",
+                  world->rank, (unsigned long)limit.rlim_cur, world->size, need);
     return 0;
 }
 
@@ -4491,11 +4497,11 @@ static int tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
         return 1;
     }
     if (given) world->listener = -1;
-    (void)tshi_uv_error(error, TSH_ERR_IO, 0, "rank 0 cannot listen on %s port %d: %s; set %s",
-                        bound, world->port, why,
-                        given ? "TSHARD_LISTENER to a listening socket, or unset it"
-                              : "TSHARD_PORT to a free port, TSHARD_HOST (or TSHARD_BIND) to an "
-                                "address of this host");
+    tshi_uv_error(error, TSH_ERR_IO, 0, "rank 0 cannot listen on %s port %d: %s; set %s", bound,
+                  world->port, why,
+                  given ? "TSHARD_LISTENER to a listening socket, or unset it"
+                        : "TSHARD_PORT to a free port, TSHARD_HOST (or TSHARD_BIND) to an "
+                          "address of this host");
     return 0;
 }
 
@@ -4507,17 +4513,17 @@ static int tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
     world->listener = -1;
     world->addresses = tshi_uv_resolve(world->host, world->port, 0, world->address, &why);
     if (!world->addresses) {
-        (void)tshi_uv_error(error, TSH_ERR_IO, world->rank,
-                            "rank %d cannot find rank 0's host \"%.100s\": %s (TSHARD_HOST)",
-                            world->rank, world->host, why);
+        tshi_uv_error(error, TSH_ERR_IO, world->rank,
+                      "rank %d cannot find rank 0's host \"%.100s\": %s (TSHARD_HOST)", world->rank,
+                      world->host, why);
         return 0;
     }
     if (world->bind_host[0]) {
         tshi_uv_address list[TSHI_UV_ADDRESSES];
         if (!tshi_uv_resolve(world->bind_host, 0, 0, list, &why)) {
-            (void)tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
-                                "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank,
-                                world->bind_host, why);
+            tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
+                          "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank, world->bind_host,
+                          why);
             return 0;
         }
         world->own = list[0];
@@ -4545,9 +4551,9 @@ static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
         if (opened) (void)uv_loop_close(&world->loop);
         if (noticed) uv_cond_destroy(&world->changed);
         if (locked) uv_mutex_destroy(&world->lock);
-        (void)tshi_uv_error(error, TSH_ERR_IO, world->rank,
-                            "rank %d has no event loop: %s (%d descriptors are needed: ulimit -n)",
-                            world->rank, uv_strerror(why), tshi_uv_descriptors(world->size));
+        tshi_uv_error(error, TSH_ERR_IO, world->rank,
+                      "rank %d has no event loop: %s (%d descriptors are needed: ulimit -n)",
+                      world->rank, uv_strerror(why), tshi_uv_descriptors(world->size));
         return 0;
     }
     (void)uv_timer_init(&world->loop, &world->timer);
@@ -4576,7 +4582,7 @@ static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
     while (!world->complete && tshi_uv_verdict(world) == TSH_OK)
         uv_cond_wait(&world->changed, &world->lock);
     verdict = tshi_uv_verdict(world);
-    if (verdict != TSH_OK && error) *error = world->error;
+    if (verdict != TSH_OK) *error = world->error;
     uv_mutex_unlock(&world->lock);
     return verdict;
 }
@@ -4589,8 +4595,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     opened = (tshi_uv_world_alloc(world) || tshi_uv_no_memory(world, error)) &&
              tshi_uv_find_rank0(world, error) && tshi_uv_open_loops(world, error);
     if (!opened || !tshi_uv_start_control(world)) {
-        if (opened)
-            (void)tshi_uv_error(error, TSH_ERR_IO, world->rank, "the system refused a thread");
+        if (opened) tshi_uv_error(error, TSH_ERR_IO, world->rank, "the system refused a thread");
         tshi_uv_group_free(world->world_group);
         tshi_uv_close_fd(&world->listener);
         if (opened)
@@ -4619,20 +4624,18 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
     error = desc->error ? desc->error : &unheard;
     memset(error, 0, sizeof *error);
     world = (tsh_uv_world *)calloc(1, sizeof *world);
-    if (!world) return tshi_uv_error(error, TSH_ERR_MEMORY, -1, "no memory for a world");
+    if (!world) {
+        tshi_uv_error(error, TSH_ERR_MEMORY, -1, "no memory for a world");
+        return TSH_ERR_MEMORY;
+    }
     world->logger = desc->logger;
-    if (sodium_init() < 0) {
-        tshi_uv_world_free(world);
-        return tshi_uv_error(error, TSH_ERR_IO, -1, "libsodium finds no random numbers");
-    }
-    if (!tshi_uv_settings(desc, world, error)) {
-        tshi_uv_world_free(world);
-        return error->code;
-    }
-    if (world->size > 1) return tshi_uv_join(world, out, error);
+    if (sodium_init() < 0)
+        tshi_uv_error(error, TSH_ERR_IO, -1, "libsodium finds no random numbers");
+    else if (tshi_uv_settings(desc, world, error) && world->size > 1)
+        return tshi_uv_join(world, out, error);
     tshi_uv_world_free(world);
-    out->size = 1;
-    return TSH_OK;
+    if (error->code == TSH_OK) out->size = 1;
+    return error->code;
 }
 
 TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,

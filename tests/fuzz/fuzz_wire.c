@@ -408,9 +408,9 @@ static void happens_split(wire *w) {
         tickets[r].id = GROUP;
     }
     if (world->forming || world->making || world->requested ||
-        tshi_uv_group_by(world, GROUP) != NULL)
+        tshi_uv_find_group(world, GROUP) != NULL)
         return;
-    group = tshi_uv_new_group(world->world_group, tickets);
+    group = tshi_uv_color_group(world->world_group, tickets);
     must(group != NULL);
     group->listener = tshi_uv_listen(&world->own);
     if (group->size == 1) {
