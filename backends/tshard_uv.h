@@ -529,9 +529,14 @@ struct tsh_uv_world {
     tshi_uv_group *world_group, *making;
     tshi_uv_judge judge;
     tshi_uv_letter letter;
-    int64_t due, beat, ticked, held_since, parting, accept_at;
-    int reported_to; /* the arbiter that knows what is held */
-    char absent[256], obstacle[300];
+    int64_t due;             /* when the world is to have formed, */
+    int64_t beat, accept_at; /* the next beat goes, accepting is tried again, */
+    int64_t ticked;          /* this thread was to wake, */
+    int64_t parting;         /* goodbye was said; 0: it was not */
+    int64_t held_since;
+    int reported_to;    /* the arbiter that knows what is held */
+    char absent[256];   /* as rank 0 says */
+    char obstacle[300]; /* what last hindered a connection */
 };
 
 static int64_t tshi_uv_now(void) {
@@ -2793,6 +2798,7 @@ static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t r
 static void tshi_uv_not_formed(tsh_uv_world *world) {
     char absent[256], where[340], hint[256] = "", host[64];
     int there = world->rank == 0 || world->peer[0].state == TSHI_UV_THERE;
+    const char *obstacle;
     long first;
     if (world->rank == 0)
         tshi_uv_list_absent(world, absent, sizeof absent);
@@ -2812,11 +2818,11 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
                        "; is %.60s where rank 0 listens (TSHARD_HOST, TSHARD_PORT)?", where);
     else if (!absent[0] && !world->obstacle[0])
         tshi_uv_list_unready(world, hint, sizeof hint);
+    obstacle = there && absent[0] ? "" : world->obstacle; /* it hinders no other rank */
     tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, (int)first,
                     "the world of %d ranks did not form in %.1f s%s%s%s%s%s", world->size,
                     (double)world->timeout / 1e9, absent[0] ? "; absent ranks:" : "", absent,
-                    world->obstacle[0] && (!there || !absent[0]) ? "; " : "",
-                    !there || !absent[0] ? world->obstacle : "", hint);
+                    obstacle[0] ? "; " : "", obstacle, hint);
 }
 
 /* Dials and listens, as long as that is needed. */
@@ -4428,12 +4434,6 @@ static const tsh_comm_ops tshi_uv_ops = {(uint32_t)sizeof(tsh_comm_ops),
 /* Needs: >>uv-ops >>uv-settings.                                               */
 /* ========================================================================== */
 
-static int tshi_uv_no_memory(const tsh_uv_world *world, tsh_error *error) {
-    tshi_uv_error(error, TSH_ERR_MEMORY, world->rank, "rank %d: no memory for its world",
-                  world->rank);
-    return 0;
-}
-
 /* Everything of the world that is counted in ranks. */
 static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
@@ -4532,14 +4532,15 @@ static int tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
 }
 
 /* The control thread sees no signals: those are the host program's. */
-static int tshi_uv_start_control(tsh_uv_world *world) {
+static int tshi_uv_start_control(tsh_uv_world *world, tsh_error *error) {
     sigset_t all, before;
     int failed;
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_BLOCK, &all, &before);
     failed = uv_thread_create(&world->thread, tshi_uv_main, world);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return failed == 0;
+    if (failed) tshi_uv_error(error, TSH_ERR_IO, world->rank, "the system refused a thread");
+    return !failed;
 }
 
 /* Both loops with their handles, and the lock between them. 0: the system refused. */
@@ -4588,14 +4589,16 @@ static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
 }
 
 static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *error) {
-    int opened;
+    int opened = 0;
     tsh_result result;
     world->forming = 1;
     world->due = tshi_uv_now() + world->timeout;
-    opened = (tshi_uv_world_alloc(world) || tshi_uv_no_memory(world, error)) &&
-             tshi_uv_find_rank0(world, error) && tshi_uv_open_loops(world, error);
-    if (!opened || !tshi_uv_start_control(world)) {
-        if (opened) tshi_uv_error(error, TSH_ERR_IO, world->rank, "the system refused a thread");
+    if (tshi_uv_world_alloc(world))
+        opened = tshi_uv_find_rank0(world, error) && tshi_uv_open_loops(world, error);
+    else
+        tshi_uv_error(error, TSH_ERR_MEMORY, world->rank, "rank %d: no memory for its world",
+                      world->rank);
+    if (!opened || !tshi_uv_start_control(world, error)) {
         tshi_uv_group_free(world->world_group);
         tshi_uv_close_fd(&world->listener);
         if (opened)

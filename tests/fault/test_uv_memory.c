@@ -71,7 +71,7 @@ static void poor_rank(job *j) {
     CHECK(job_verdict(j) == result || result == TSH_ERR_MEMORY);
     tsh_comm_close(&group);
     free(x);
-    j->figure[1] = (uint64_t)scarce_taken;
+    j->figure[1] = (uint64_t)__atomic_load_n(&scarce_taken, __ATOMIC_SEQ_CST);
 }
 
 /* 1 if the allocation was needed: there were as many. */
