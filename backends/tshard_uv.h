@@ -3455,6 +3455,11 @@ static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, ch
     tshi_uv_add(text, room, " of group %llu", (unsigned long long)group->id);
 }
 
+/* A queue of a connection that is in use. */
+static tshi_uv_fifo *tshi_uv_in_use(tshi_uv_link *link) {
+    return link->in.used ? &link->in : link->out.used ? &link->out : &link->clears;
+}
+
 static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const char *how) {
     tshi_uv_group *group = link->group;
     tsh_uv_world *world = group->world;
@@ -3548,7 +3553,7 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
         tshi_uv_head wanted = tshi_uv_message_head(group, op, 1);
         if (tshi_uv_fits(head, &wanted)) return 1;
     }
-    tshi_uv_broke(link, link->in.used ? &link->in : &link->out, "sent what nobody asked for");
+    tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
     return 0;
 }
 
@@ -3590,7 +3595,6 @@ static ssize_t tshi_uv_transfer(int fd, tshi_uv_pieces *pieces, int out) {
     return out ? sendmsg(fd, &message, TSHI_UV_NOSIGNAL) : recvmsg(fd, &message, 0);
 }
 
-/* Payload has come. */
 static void tshi_uv_payload_came(const tshi_uv_group *group, tshi_uv_op *op, tshi_uv_stream *s,
                                  size_t n) {
     s->done += (int64_t)n;
@@ -3630,10 +3634,7 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
         return 0;
     }
     if (got <= 0) {
-        tshi_uv_broke(link,
-                      op               ? &link->in
-                      : link->out.used ? &link->out
-                                       : &link->clears,
+        tshi_uv_broke(link, tshi_uv_in_use(link),
                       got == 0 ? "closed its connection" : "lost its connection");
         return 0;
     }
