@@ -1012,15 +1012,10 @@ static int tshi_uv_end_of(int fd, int other, tshi_uv_address *address) {
     return (other ? getpeername(fd, to, &address->size) : getsockname(fd, to, &address->size)) == 0;
 }
 
-static void tshi_uv_peer_name(int fd, char *text, size_t room) {
-    tshi_uv_address address;
+static void tshi_uv_address_text(const tshi_uv_address *address, char *text, size_t room) {
     char host[64];
-    if (!tshi_uv_end_of(fd, 1, &address)) {
-        (void)snprintf(text, room, "an unknown address");
-        return;
-    }
-    tshi_uv_host_text(&address, host, sizeof host);
-    tshi_uv_name(host, tshi_uv_port(&address), text, room);
+    tshi_uv_host_text(address, host, sizeof host);
+    tshi_uv_name(host, tshi_uv_port(address), text, room);
 }
 
 static void tshi_uv_close_fd(int *fd) {
@@ -2686,7 +2681,10 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     (void)events;
     for (int i = 0; i < TSHI_UV_STRANGERS && world->listener >= 0; i++) {
         char name[80];
-        int fd = accept(world->listener, NULL, NULL);
+        tshi_uv_address from;
+        int fd;
+        from.size = (socklen_t)sizeof from.storage;
+        fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
         if (fd < 0) {
             if (!tshi_uv_out_of_descriptors(errno)) return;
             tshi_uv_too_few(world);
@@ -2699,18 +2697,17 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
             continue;
         }
         tshi_uv_make_room(world);
-        tshi_uv_peer_name(fd, name, sizeof name);
+        tshi_uv_address_text(&from, name, sizeof name);
         tshi_uv_open_conn(world, fd, NULL, name);
     }
 }
 
 static void tshi_uv_try_dial(tsh_uv_world *world, tshi_uv_dial *dial) {
     const tshi_uv_address *address = &dial->address;
-    char host[64], name[80];
+    char name[80];
     int fd, why;
     if (dial->purpose == TSHI_UV_JOIN) address = &world->address[dial->attempts % world->addresses];
-    tshi_uv_host_text(address, host, sizeof host);
-    tshi_uv_name(host, tshi_uv_port(address), name, sizeof name);
+    tshi_uv_address_text(address, name, sizeof name);
     fd = tshi_uv_connect(address);
     if (fd >= 0) {
         tshi_uv_open_conn(world, fd, dial, name);
@@ -3776,20 +3773,22 @@ static int64_t tshi_uv_deadline(const tsh_uv_world *world, int64_t timeout_ns) {
     return wait > INT64_MAX - now ? INT64_MAX : now + wait;
 }
 
+static void tshi_uv_queue(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_fifo *fifo,
+                          tshi_uv_stream *s, int64_t total) {
+    memset(s, 0, sizeof *s);
+    s->total = total;
+    op->pending++;
+    tshi_uv_push(fifo, tshi_uv_index(group, op));
+}
+
 static void tshi_uv_expect(tshi_uv_group *group, tshi_uv_op *op, int peer, int64_t total) {
     tshi_uv_link *link = tshi_uv_link_to(group, peer, op->route == TSHI_UV_MESSAGE);
-    memset(&op->in[peer], 0, sizeof op->in[peer]);
-    op->in[peer].total = total;
-    op->pending++;
-    tshi_uv_push(&link->in, tshi_uv_index(group, op));
+    tshi_uv_queue(group, op, &link->in, &op->in[peer], total);
 }
 
 static void tshi_uv_promise(tshi_uv_group *group, tshi_uv_op *op, int peer, int64_t total) {
     tshi_uv_link *link = tshi_uv_link_to(group, peer, op->route == TSHI_UV_MESSAGE);
-    memset(&op->out[peer], 0, sizeof op->out[peer]);
-    op->out[peer].total = total;
-    op->pending++;
-    tshi_uv_push(&link->out, tshi_uv_index(group, op));
+    tshi_uv_queue(group, op, &link->out, &op->out[peer], total);
 }
 
 /* Bytes of the whole of what is summed or gathered. */
@@ -3861,11 +3860,7 @@ static void tshi_uv_plan_message(tshi_uv_group *group, tshi_uv_op *op) {
         op->recv_count = both ? coll->recv_counts[0] : coll->count;
         op->recv_number = link->receives++;
         tshi_uv_expect(group, op, coll->recv_from, op->recv_count * tshi_uv_width(op));
-        if (coll->recv_from != group->rank) {
-            memset(&op->clear, 0, sizeof op->clear);
-            op->pending++;
-            tshi_uv_push(&link->clears, tshi_uv_index(group, op));
-        }
+        if (coll->recv_from != group->rank) tshi_uv_queue(group, op, &link->clears, &op->clear, 0);
     }
     if (coll->kind != TSH_RECV) {
         tshi_uv_link *link = tshi_uv_link_to(group, coll->send_to, 1);
@@ -3975,10 +3970,6 @@ static void tshi_uv_poll_event(uv_poll_t *poll, int status, int events) {
 /* A timer may be due before uv_run begins to sleep, which it then must not. */
 static void tshi_uv_timer_event(uv_timer_t *timer) {
     uv_stop(timer->loop);
-}
-
-static void tshi_uv_wake_event(uv_async_t *async) {
-    (void)async;
 }
 
 static int tshi_uv_over(const tshi_uv_wait *wait) {
@@ -4559,7 +4550,7 @@ static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
         return 0;
     }
     (void)uv_timer_init(&world->loop, &world->timer);
-    (void)uv_async_init(&world->loop, &world->wake_caller, tshi_uv_wake_event);
+    (void)uv_async_init(&world->loop, &world->wake_caller, NULL);
     (void)uv_timer_init(&world->control, &world->tick);
     (void)uv_prepare_init(&world->control, &world->turn);
     (void)uv_async_init(&world->control, &world->wake_control, tshi_uv_on_request);

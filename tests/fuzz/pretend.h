@@ -262,7 +262,7 @@ static void pretend_turn(uv_loop_t *loop) {
         if (ready) p->call(p->poll, 0, ready);
     }
     for (int i = 0; i < 2; i++)
-        if (async[i]) async[i]->async_cb(async[i]);
+        if (async[i] && async[i]->async_cb) async[i]->async_cb(async[i]);
     (void)pretend_run();
 }
 
@@ -279,7 +279,7 @@ static void pretend_end(void) {
 #define connect(fd, to, size)            ((void)(to), pretend_connect(fd))
 #define bind(fd, at, size)               ((void)(at), 0)
 #define listen(fd, backlog)              pretend_listen(fd)
-#define accept(fd, name, size)           pretend_accept(fd)
+#define accept(fd, name, size)           (pretend_name(fd, name, size), pretend_accept(fd))
 #define getsockname(fd, name, size)      pretend_name(fd, name, size)
 #define getpeername(fd, name, size)      pretend_name(fd, name, size)
 #define getsockopt(fd, at, name, v, n)   ((void)(n), pretend_option(fd, v))
