@@ -26,7 +26,7 @@ typedef struct gpt_settings {
     const char *backend;
     int tcp, chars, sequence_parallel; /* tcp: what backend says */
     int64_t ranks, tp;                 /* tp 0: as many as ranks */
-    int64_t layers, heads, width, context;
+    int64_t layers, heads, width, context, vocabulary;
     int64_t batch, steps, eval_every, seed, sample;
     double lr, dropout;
 } gpt_settings;
@@ -60,7 +60,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 20 };
+enum { FLAGS = 21 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -89,6 +89,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"heads", "attention heads", .whole = &s->heads, .low = 1, .high = 1000},
         {"width", "features per token", .whole = &s->width, .low = 1, .high = 100000},
         {"context", "tokens that the model sees", .whole = &s->context, .low = 1, .high = 1e6},
+        {"vocabulary", "tokens that the model could tell apart; 0: those of the text",
+         .whole = &s->vocabulary, .high = 1e7},
         {"batch", "texts per step and replica", .whole = &s->batch, .low = 1, .high = 1e5},
         {"steps", "steps of the optimiser", .whole = &s->steps, .low = 1, .high = 1e9},
         {"lr", "learning rate at its highest", .real = &s->lr, .low = 1e-12, .high = 1e3},
@@ -270,6 +272,9 @@ static int load_text(gpt_text *t, const gpt_settings *set) {
                       (long long)t->train_size, (long long)t->val_size, (long long)set->context,
                       (long long)set->context + 1);
     make_tokens(t, set->chars);
+    if (set->vocabulary && set->vocabulary < t->vocabulary)
+        return refuse("--vocabulary %lld is less than the %lld tokens of the text",
+                      (long long)set->vocabulary, (long long)t->vocabulary);
     return 0;
 }
 
