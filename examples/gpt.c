@@ -542,7 +542,10 @@ static int join_world(gpt_job *job) {
 
 static int run_ranks(gpt_job *job) {
     const gpt_settings *set = &job->set;
-    tsh_desc desc = {.tp = (int)set->tp, .seed = (uint64_t)set->seed, .comm = job->comm};
+    tsh_desc desc = {.tp = (int)set->tp,
+                     .seed = (uint64_t)set->seed,
+                     .threads = (int)set->threads,
+                     .comm = job->comm};
     if (!set->tcp) return tsh_threads_run((int)set->ranks, &desc, run_rank, job);
     memset(&job->comm, 0, sizeof job->comm); /* the ctx closes it */
     return tsh_run(&desc, run_rank, job);

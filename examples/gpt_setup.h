@@ -25,7 +25,7 @@ typedef struct gpt_settings {
     const char *policy; /* NULL: the plan in gpt.c */
     const char *backend;
     int tcp, chars, sequence_parallel; /* tcp: what backend says */
-    int64_t ranks, tp;                 /* tp 0: as many as ranks */
+    int64_t ranks, tp, threads;        /* tp 0: as many as ranks; threads: of each rank */
     int64_t layers, heads, width, context, vocabulary;
     int64_t batch, steps, eval_every, seed, sample;
     double lr, dropout;
@@ -35,6 +35,7 @@ static const gpt_settings defaults = {
     .out = "build/run",
     .backend = "threads",
     .ranks = 2,
+    .threads = 1,
     .layers = 4,
     .heads = 4,
     .width = 128,
@@ -60,7 +61,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 21 };
+enum { FLAGS = 22 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -82,6 +83,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"ranks", "threads that share the work", .whole = &s->ranks, .low = 1, .high = MAX_RANKS},
         {"tp", "ranks that share one copy of the model; 0: all", .whole = &s->tp,
          .high = MAX_RANKS},
+        {"threads", "threads of each rank, where the compiler has OpenMP", .whole = &s->threads,
+         .low = 1, .high = 1024},
         {"sequence-parallel", "cut the residual, norms and dropout along the sequence, too",
          .on = &s->sequence_parallel},
         {"policy", "shard the blocks by the policy of this family: gpt2", .string = &s->policy},
