@@ -274,7 +274,8 @@ typedef struct tsh_logger {
 } tsh_logger;
 
 /* C = alpha A B + beta C with A (m, k), B (k, n), C (m, n), any strides in elements (rs: between
- * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. */
+ * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. It may use `threads`; where
+ * tsh_desc.threads is above 1, several threads may be in it at once, with threads 1. */
 typedef void (*tsh_gemm_fn)(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
@@ -700,7 +701,8 @@ typedef struct tsh_desc {
     int tp, pp;        /* degrees; 0: tp = world / pp, pp = 1; dp is what is left */
     const char *order; /* fastest axis first; NULL: "tp-pp-dp" */
     uint64_t seed;
-    int threads; /* of one rank's kernels; 0: 1 */
+    int threads; /* of this rank, if compiled with OpenMP (-fopenmp), else 1; 0: 1. No bit depends
+                  * on how many */
     tsh_gemm gemm;
     tsh_allocator allocator;
     tsh_logger logger;
@@ -5838,22 +5840,48 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t n, void *const *at, const int64_t 
 }
 TSHI_KERNEL(tshi_reduce_sum);
 
-static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y, const tsh_real *x,
-                             double c) {
+typedef struct tshi_sums {
+    const tshi_reduction *r;
+    tsh_real *y;
+    const tsh_real *x;
+    double c;
+    int isa;
+} tshi_sums;
+
+/* Units are rows where those are summed, else columns. */
+static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_sums *sums = (const tshi_sums *)job;
+    const int64_t n = sums->r->n, inner = sums->r->inner;
+    const tsh_real *x = sums->x;
+    tsh_real *y = sums->y;
     int64_t o, i, j;
     void *at[2];
-    for (o = 0; o < r->outer; o++, x += r->n * r->inner, y += r->inner) {
-        at[0] = y;
-        at[1] = tshi_kernel_read(x);
-        if (r->inner == 1) {
-            tshi_reduce_sum[ctx->isa](r->n, at, NULL, &c);
-            continue;
-        }
-        for (i = 0; i < r->inner; i++) y[i] = 0;
-        for (j = 0; j < r->n; j++)
-            for (i = 0; i < r->inner; i++) y[i] += x[j * r->inner + i];
-        for (i = 0; i < r->inner; i++) y[i] *= TSHI_R(c);
+    (void)piece;
+    for (o = from; o < to && inner == 1; o++) {
+        at[0] = y + o;
+        at[1] = tshi_kernel_read(x + o * n);
+        tshi_reduce_sum[sums->isa](n, at, NULL, &sums->c);
     }
+    for (o = 0; o < sums->r->outer && inner > 1; o++, x += n * inner, y += inner) {
+        for (i = from; i < to; i++) y[i] = 0;
+        for (j = 0; j < n; j++)
+            for (i = from; i < to; i++) y[i] += x[j * inner + i];
+        for (i = from; i < to; i++) y[i] *= TSHI_R(sums->c);
+    }
+}
+
+static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y, const tsh_real *x,
+                             double c) {
+    const int64_t units = r->inner == 1 ? r->outer : r->inner;
+    tshi_sums sums;
+    sums.r = r;
+    sums.y = y;
+    sums.x = x;
+    sums.c = c;
+    sums.isa = ctx->isa;
+    if (r->outer && r->inner)
+        tshi_team_run(tshi_kernel_row_pieces(ctx, units, r->inner == 1 ? r->n : r->outer * r->n),
+                      units, r->inner == 1 ? 1 : 16, tshi_reduce_sum_piece, &sums);
 }
 
 /* out's strides spread over x's dimensions: 0 along what was reduced. */
@@ -6054,28 +6082,53 @@ TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, void *const *at, cons
 }
 TSHI_KERNEL(tshi_reduce_softmax_slope);
 
+/* Rows of n values with a step, which lie side by side: a softmax, or its slope. */
+typedef struct tshi_lines {
+    tshi_kernel_fn kernel;
+    int64_t n, step;
+    tsh_real *at[3]; /* the last may be NULL */
+    const double *p;
+} tshi_lines;
+
+static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_lines *lines = (const tshi_lines *)job;
+    void *at[3];
+    int i;
+    (void)piece;
+    for (; from < to; from++) {
+        int64_t first = from / lines->step * lines->n * lines->step + from % lines->step;
+        for (i = 0; i < 3; i++) at[i] = lines->at[i] ? lines->at[i] + first : NULL;
+        lines->kernel(lines->n, at, &lines->step, lines->p);
+    }
+}
+
+static void tshi_reduce_run(const tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
+    if (lines->n && count)
+        tshi_team_run(tshi_kernel_row_pieces(ctx, count, lines->n), count, 1, tshi_reduce_lines,
+                      lines);
+}
+
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_more *more = (const tshi_reduce_more *)node->more;
     tsh_tensor *out = node->out;
-    int64_t o, i, n = out->local[more->axis], outer = tshi_tensor_product(out->local, more->axis);
+    int64_t outer = tshi_tensor_product(out->local, more->axis);
     int64_t inner = tshi_tensor_product(out->local + more->axis + 1, out->ndim - more->axis - 1);
-    tsh_real *y = (tsh_real *)tshi_tape_saved(node, 1), *dy = tshi_tape_grad(node), *dx;
+    tshi_lines lines;
     tshi_dest dest;
     tshi_block *scratch;
-    void *at[3];
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(out) * sizeof *dx);
+    scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP,
+                            (size_t)tsh_local_numel(out) * sizeof(tsh_real));
     if (!scratch) return;
-    dx = (tsh_real *)tshi_mem_data(scratch);
-    for (o = 0; o < outer && n; o++)
-        for (i = 0; i < inner; i++) {
-            int64_t row = o * n * inner + i;
-            at[0] = dx + row;
-            at[1] = y + row;
-            at[2] = dy + row;
-            tshi_reduce_softmax_slope[out->ctx->isa](n, at, &inner, &more->c);
-        }
-    tshi_tape_pour(node, 0, &dest, dx, out->stride);
+    lines.kernel = tshi_reduce_softmax_slope[out->ctx->isa];
+    lines.n = out->local[more->axis];
+    lines.step = inner;
+    lines.at[0] = (tsh_real *)tshi_mem_data(scratch);
+    lines.at[1] = (tsh_real *)tshi_tape_saved(node, 1);
+    lines.at[2] = tshi_tape_grad(node);
+    lines.p = &more->c;
+    tshi_reduce_run(out->ctx, outer * inner, &lines);
+    tshi_tape_pour(node, 0, &dest, lines.at[0], out->stride);
     tshi_mem_drop(out->ctx, scratch);
 }
 
@@ -6085,21 +6138,20 @@ static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim,
     tshi_block *scratch;
     tsh_tensor *out;
     tshi_node *node;
-    tsh_real *values;
     tsh_shape shape;
-    int64_t o, i;
-    void *at[2];
+    tshi_lines lines;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, 0, &r)) return NULL;
     shape = tsh_shape_of(x);
     out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
-    values = out ? (tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
-    if (!values) return NULL;
-    for (o = 0; o < r.outer && r.n; o++)
-        for (i = 0; i < r.inner; i++) {
-            at[0] = tshi_tensor_values(out) + o * r.n * r.inner + i;
-            at[1] = values + o * r.n * r.inner + i;
-            tshi_reduce_softmax[ctx->isa](r.n, at, &r.inner, &log);
-        }
+    lines.at[1] = out ? (tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
+    if (!lines.at[1]) return NULL;
+    lines.kernel = tshi_reduce_softmax[ctx->isa];
+    lines.n = r.n;
+    lines.step = r.inner;
+    lines.at[0] = tshi_tensor_values(out);
+    lines.at[2] = NULL;
+    lines.p = &log;
+    tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);
     node = tshi_tape_record(op, out, &x, 1, TSHI_SAVE_OUT, tshi_reduce_softmax_backward,
                             sizeof(tshi_reduce_more));
@@ -8070,29 +8122,61 @@ TSHI_INLINE void tshi_rope_row_body(int64_t n, void *const *at, const int64_t *s
 }
 TSHI_KERNEL(tshi_rope_row);
 
+typedef struct tshi_rope_work {
+    const tsh_tensor *t;
+    const tshi_rope *rope;
+    tsh_real *table;
+    const tsh_real *x;
+    tsh_real *y;
+    const int64_t *sx, *sy;
+    const double *p;
+} tshi_rope_work;
+
+static void tshi_rope_rows(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_rope_work *work = (const tshi_rope_work *)job;
+    const tsh_tensor *t = work->t;
+    const int64_t pairs = work->rope->pairs;
+    int last = t->ndim - 1, d;
+    int64_t r, s[5];
+    void *at[4];
+    (void)piece;
+    s[0] = work->sy[last];
+    s[1] = work->sx[last];
+    s[2] = work->rope->next;
+    s[3] = work->rope->gap;
+    s[4] = t->dim[last];
+    for (r = from; r < to; r++) {
+        int64_t x = 0, y = 0, rest = r;
+        for (d = last - 1; d >= 0; d--) {
+            int64_t index = rest % t->local[d];
+            rest /= t->local[d];
+            x += index * work->sx[d];
+            y += index * work->sy[d];
+        }
+        at[0] = work->y + y;
+        at[1] = tshi_kernel_read(work->x + x);
+        at[2] = work->table + r % t->local[last - 1] * 2 * pairs;
+        at[3] = (tsh_real *)at[2] + pairs;
+        tshi_rope_row[t->ctx->isa](pairs, at, s, work->p);
+    }
+}
+
 /* y (+)= x turned, over the local rows of t's shape. table: per position, cosines and sines. */
 static void tshi_rope_turn(const tsh_tensor *t, const tshi_rope *rope, tsh_real *table,
                            const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy,
                            const double *p) {
-    int64_t index[TSH_MAX_DIMS] = {0}, rows = tshi_tensor_product(t->local, t->ndim - 1), r, s[5];
-    int d, last = t->ndim - 1;
-    void *at[4];
-    s[0] = sy[last];
-    s[1] = sx[last];
-    s[2] = rope->next;
-    s[3] = rope->gap;
-    s[4] = t->dim[last];
-    for (r = 0; r < rows; r++) {
-        int64_t from = 0, to = 0;
-        for (d = 0; d < last; d++) from += index[d] * sx[d];
-        for (d = 0; d < last; d++) to += index[d] * sy[d];
-        at[0] = y + to;
-        at[1] = tshi_kernel_read(x + from);
-        at[2] = table + index[last - 1] * 2 * rope->pairs;
-        at[3] = table + index[last - 1] * 2 * rope->pairs + rope->pairs;
-        tshi_rope_row[t->ctx->isa](rope->pairs, at, s, p);
-        for (d = last - 1; d >= 0 && ++index[d] == t->local[d]; d--) index[d] = 0;
-    }
+    int64_t rows = tshi_tensor_product(t->local, t->ndim - 1);
+    tshi_rope_work work;
+    work.t = t;
+    work.rope = rope;
+    work.table = table;
+    work.x = x;
+    work.y = y;
+    work.sx = sx;
+    work.sy = sy;
+    work.p = p;
+    tshi_team_run(tshi_kernel_row_pieces(t->ctx, rows, t->dim[t->ndim - 1]), rows, 1,
+                  tshi_rope_rows, &work);
 }
 
 static void tshi_rope_backward(tshi_node *node) {
@@ -9222,7 +9306,7 @@ static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
 }
 
 /* Row losses: two passes over the logits, with a collective after each where classes are cut.
- * sums: rows of TSHI_LOSS_SUMS sums, the losses, then a row of classes for each piece of the work. */
+ * sums: rows of TSHI_LOSS_SUMS sums, the losses, then a row of classes for each piece. */
 static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const tshi_loss_kept *kept,
                            tsh_real *sums, tsh_real *losses) {
     tsh_ctx *ctx = in[0]->ctx;
