@@ -146,6 +146,10 @@
  *   bits at every degree. Sums over ranks have one documented order (see >>comm-api): the same bits
  *   on every rank, run and backend.
  *
+ * MEMORY
+ *   Step memory is a pool that grows once. tsh_checkpoint(block, 1) keeps of a block's forward its
+ *   inputs only and computes it again in backward, to the same bits.
+ *
  * MICRO-BATCHES AND DATA PARALLELISM
  *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for all micro-batches, then
  *   tsh_sync_grads. Ranks beyond tp times pp form replicas (dp): gradients are averaged over them.
@@ -274,7 +278,7 @@ typedef struct tsh_logger {
 } tsh_logger;
 
 /* C = alpha A B + beta C with A (m, k), B (k, n), C (m, n), any strides in elements (rs: between
- * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. It may use `threads`; where
+ * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. It may use `threads`; if
  * tsh_desc.threads is above 1, several threads may be in it at once, with threads 1. */
 typedef void (*tsh_gemm_fn)(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
@@ -1046,6 +1050,13 @@ TSH_API tsh_result tsh_reset_parameters(tsh_module *module);
 /* Training mode on or off for all below; on at first. Dropout works in training mode only. */
 TSH_API void tsh_train(tsh_module *module, int on);
 TSH_API int tsh_training(const tsh_module *module);
+/* On: of this module's forward only inputs and output are kept, and backward computes it again,
+ * with the same dropout masks: the same bits, in the memory of one such module at a time, for a
+ * third more time. For transformer blocks, mostly. Its forward must be a function of its inputs and
+ * parameters, take at most 16 tensors, and retain none; its collectives run twice. Without
+ * gradients it frees what it does not return. torch.utils.checkpoint (Chen et al. 2016). Off at
+ * first. */
+TSH_API void tsh_checkpoint(tsh_module *module, int on);
 TSH_API void tsh_zero_grads(tsh_module *module);
 
 /* The generator's state: whatever follows a tsh_set_rng_state draws what followed the tsh_rng_state
@@ -1455,6 +1466,7 @@ struct tsh_module {
     const char *param_name[TSHI_MODULE_PARAMS];
     tshi_argument *arguments;
     int evaluating;         /* not in training mode */
+    int checkpoint;         /* computed again in backward */
     uint64_t dropout_calls; /* in training mode */
     double number;          /* eps, or the probability of dropout */
     tsh_lookup_desc lookup; /* of an embedding */
@@ -4646,11 +4658,12 @@ static void tshi_tape_mark(tsh_ctx *ctx, tsh_tensor *loss) {
     }
 }
 
-/* Handles let go of their values: what backward needs, the nodes hold. */
-static void tshi_tape_let_go(tsh_ctx *ctx, const tsh_tensor *loss) {
+/* Handles of this scope depth or deeper let go of their values: what backward needs, the nodes
+ * hold. */
+static void tshi_tape_let_go(tsh_ctx *ctx, const tsh_tensor *loss, int depth) {
     tsh_tensor *t, *head = &ctx->handles.step;
     for (t = head->next; t != head; t = t->next) {
-        if (t == loss || (t->flags & (TSHI_RETAIN | TSHI_STALE))) continue;
+        if (t == loss || t->depth < depth || (t->flags & (TSHI_RETAIN | TSHI_STALE))) continue;
         tshi_mem_drop(ctx, t->block);
         t->block = NULL;
         t->flags |= TSHI_STALE;
@@ -4674,8 +4687,8 @@ static void tshi_tape_drop_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Walks the tape, newest first, and empties it: nodes that were not reached, or follow an error,
- * are only dropped. */
+/* Walks the tape, newest first: nodes that were not reached, or follow an error, are only dropped.
+ * The arena still holds them. */
 static void tshi_tape_walk(tsh_ctx *ctx) {
     tshi_node *node, *older;
     int i;
@@ -4690,7 +4703,6 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         tshi_tape_drop_node(node);
     }
     ctx->tape.newest = NULL;
-    tshi_mem_reset(&ctx->tape.arena);
 }
 
 /* Partial gradients of leaves, all in one flat all-reduce. */
@@ -4775,8 +4787,9 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (!tshi_tape_open(loss, &loss->base->gr, &dest)) return ctx->error.code;
     dest.data[0] = dest.add ? dest.data[0] + TSHI_R(1) : TSHI_R(1);
     tshi_tape_mark(ctx, loss);
-    tshi_tape_let_go(ctx, loss);
+    tshi_tape_let_go(ctx, loss, 0);
     tshi_tape_walk(ctx);
+    tshi_mem_reset(&ctx->tape.arena);
     ctx->tape.pending = defer;
     if (!defer && ctx->error.code == TSH_OK) (void)tsh_sync_grads(ctx);
     tshi_error_tell(ctx);
@@ -9513,8 +9526,15 @@ static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) 
 
 /* -- forward ---------------------------------------------------------------- */
 
+/* The next module in pre-order below root; NULL at the end. */
+static tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
+    if (module->first) return module->first;
+    while (module != root && !module->next) module = module->parent;
+    return module == root ? NULL : module->next;
+}
+
 /* A module's forward, its inputs and output brought to what PREPARE rules ask for. */
-static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
+static tsh_tensor *tshi_module_plain(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
     int i;
     if (module->prepared && n != module->prepared)
@@ -9526,6 +9546,173 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
                                                : in[i];
     y = module->kind->forward(module, module->prepared ? ready : in, n);
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
+}
+
+/* -- modules that are computed again ----------------------------------------- */
+
+/* Chen et al. 2016: the tape keeps such a module's inputs and what its random numbers are keyed by,
+ * and nothing of what happens inside; backward computes it once more. */
+typedef struct tshi_replay {
+    tsh_module *module;
+    uint64_t *counts;
+    int inputs; /* on the tape the parameters follow them */
+} tshi_replay;
+
+/* Reads, or sets, the counts of random numbers: the ctx's, and those of all modules below. Returns
+ * how many there are. */
+static size_t tshi_module_counts(tsh_module *module, uint64_t *counts, int set) {
+    tsh_ctx *ctx = module->ctx;
+    tsh_module *m = module;
+    uint64_t *next = &ctx->randn_calls;
+    size_t n;
+    for (n = 0; next; n++) {
+        if (counts && set) *next = counts[n];
+        if (counts && !set) counts[n] = *next;
+        if (n > 1) m = tshi_module_next(module, m);
+        next = n == 0 ? &ctx->dropout_calls : m ? &m->dropout_calls : NULL;
+    }
+    return n;
+}
+
+static uint64_t *tshi_module_count_now(tsh_module *module) {
+    size_t n = tshi_module_counts(module, NULL, 0);
+    uint64_t *counts = (uint64_t *)tshi_mem_book(module->ctx, &module->ctx->tape.arena,
+                                                 n * sizeof *counts);
+    if (counts) (void)tshi_module_counts(module, counts, 0);
+    return counts;
+}
+
+/* Input i once more, with a gradient of its own. */
+static tsh_tensor *tshi_module_input(const tshi_node *node, int i) {
+    tsh_tensor *in = node->in[i], *x = in ? tshi_tensor_window(in, node->saved[i]) : NULL;
+    if (!x || !in->base->wants) return x;
+    if (!tshi_tensor_is_dense(x)) x = tshi_map_copy("tsh_checkpoint", x);
+    if (x) x->wants = 1;
+    return x;
+}
+
+/* y's gradient becomes that of the node's output, and goes back to the leaves. */
+static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
+    tsh_ctx *ctx = y->ctx;
+    tshi_loop loop = tshi_kernel_space(y);
+    tshi_dest dest;
+    if (!y->base->wants || !tshi_tape_open(y, &y->base->gr, &dest)) return;
+    tshi_kernel_operand(&loop, y, dest.data, dest.stride, sizeof(tsh_real));
+    tshi_kernel_operand(&loop, y, tshi_tape_grad(node), node->out->stride, sizeof(tsh_real));
+    tshi_kernel_run(
+        &loop, dest.add ? tshi_kernel_add[ctx->isa] : tshi_kernel_copy(sizeof(tsh_real), ctx->isa),
+        NULL);
+    tshi_tape_mark(ctx, y);
+    tshi_tape_let_go(ctx, y, ctx->depth);
+    tshi_tape_walk(ctx);
+}
+
+/* The gradient of input i, completed, is added to what the tape holds of it. */
+static void tshi_module_ascend(tshi_node *node, int i, tsh_tensor *x) {
+    tsh_ctx *ctx = node->out->ctx;
+    tshi_dest dest;
+    if (x->gp.live && ctx->tp.size > 1)
+        (void)tshi_error_comm(ctx,
+                              tsh_allreduce(&ctx->tp, tshi_mem_data(x->gp.block),
+                                            tsh_local_numel(x), TSH_REAL, TSH_SUM),
+                              "tsh_backward: all-reduce of the gradient of a checkpoint's input");
+    if (ctx->error.code != TSH_OK) return;
+    tshi_tape_merge(x);
+    if (x->gr.live && tshi_tape_dest(node, i, &dest))
+        tshi_tape_pour(node, i, &dest, (const tsh_real *)tshi_mem_data(x->gr.block), x->stride);
+}
+
+static void tshi_module_again(tshi_node *node) {
+    const tshi_replay *replay = (const tshi_replay *)node->more;
+    tsh_module *module = replay->module;
+    tsh_ctx *ctx = module->ctx;
+    tshi_node *outer = ctx->tape.newest;
+    tsh_tensor *x[TSHI_MODULE_INPUTS], *y;
+    uint64_t *now = tshi_module_count_now(module);
+    int i, no_grad = ctx->tape.no_grad;
+    if (!now) return;
+    ctx->tape.newest = NULL;
+    ctx->tape.no_grad = 0;
+    tsh_scope_begin(ctx);
+    for (i = 0; i < replay->inputs; i++) x[i] = tshi_module_input(node, i);
+    (void)tshi_module_counts(module, replay->counts, 1);
+    y = ctx->error.code == TSH_OK ? tshi_module_plain(module, x, replay->inputs) : NULL;
+    (void)tshi_module_counts(module, now, 1);
+    if (y) tshi_module_descend(node, y);
+    tshi_tape_walk(ctx); /* what is left after an error */
+    for (i = 0; i < replay->inputs; i++)
+        if (x[i] && x[i]->wants) tshi_module_ascend(node, i, x[i]);
+    tsh_scope_end(ctx);
+    ctx->tape.no_grad = no_grad;
+    ctx->tape.newest = outer;
+}
+
+/* The inputs, and the parameters below that want gradients; NULL without memory. */
+static tsh_tensor **tshi_module_sources(tsh_module *module, tsh_tensor **in, int *n) {
+    tsh_ctx *ctx = module->ctx;
+    tsh_tensor **all;
+    tsh_module *m;
+    int i, count = *n;
+    for (m = module; m; m = tshi_module_next(module, m)) count += TSHI_MODULE_PARAMS;
+    all = (tsh_tensor **)tshi_mem_book(ctx, &ctx->tape.arena, (size_t)count * sizeof *all);
+    for (i = 0; i < *n && all; i++) all[i] = in[i];
+    for (m = module; m && all; m = tshi_module_next(module, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (m->param[i] && m->param[i]->wants) all[(*n)++] = m->param[i];
+    return all;
+}
+
+/* Computes without a tape, in a scope of which only the result is left. */
+static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_ctx *ctx = module->ctx;
+    tsh_tensor *y, form;
+    tshi_block *block;
+    tsh_scope_begin(ctx);
+    tsh_no_grad_begin(ctx);
+    y = tshi_module_plain(module, in, n);
+    if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
+    tsh_no_grad_end(ctx);
+    if (y) {
+        form = *y;
+        block = y->block;
+        block->refs++;
+    }
+    tsh_scope_end(ctx);
+    if (!y) return NULL;
+    y = tshi_tensor_window(&form, block);
+    tshi_mem_drop(ctx, block);
+    return y;
+}
+
+static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_ctx *ctx = module->ctx;
+    uint64_t *counts = tshi_module_count_now(module);
+    int sources = n;
+    tsh_tensor **all, *y;
+    tshi_replay *replay;
+    tshi_node *node;
+    if (n > TSHI_MODULE_INPUTS)
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
+                               "%s: a checkpoint takes %d inputs at most, not %d", module->path,
+                               TSHI_MODULE_INPUTS, n);
+    if (!counts || !tshi_tensor_check(module->path, in, n)) return NULL;
+    y = tshi_module_untaped(module, in, n);
+    all = y ? tshi_module_sources(module, in, &sources) : NULL;
+    if (!all) return NULL;
+    node = tshi_tape_record("tsh_checkpoint", y, all, sources, (1 << n) - 1, tshi_module_again,
+                            sizeof *replay);
+    if (!node) return y;
+    replay = (tshi_replay *)node->more;
+    replay->module = module;
+    replay->counts = counts;
+    replay->inputs = n;
+    return y;
+}
+
+static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
+    if (!module->checkpoint) return tshi_module_plain(module, in, n);
+    if (module->ctx->tape.no_grad) return tshi_module_untaped(module, in, n);
+    return tshi_module_checkpointed(module, in, n);
 }
 
 static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
@@ -9680,13 +9867,6 @@ TSH_API tsh_module *tsh_add_module(tsh_module *parent, const char *name,
 }
 
 /* -- walking ---------------------------------------------------------------- */
-
-/* The next module in pre-order below root; NULL at the end. */
-static tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
-    if (module->first) return module->first;
-    while (module != root && !module->next) module = module->parent;
-    return module == root ? NULL : module->next;
-}
 
 /* How many edits turn a into b (Levenshtein), for "did you mean". */
 static int tshi_module_distance(const char *a, const char *b) {
@@ -9875,6 +10055,10 @@ TSH_API tsh_result tsh_reset_parameters(tsh_module *module) {
 TSH_API void tsh_train(tsh_module *module, int on) {
     tsh_module *m;
     for (m = module; m; m = tshi_module_next(module, m)) m->evaluating = !on;
+}
+
+TSH_API void tsh_checkpoint(tsh_module *module, int on) {
+    if (module) module->checkpoint = on != 0;
 }
 
 TSH_API int tsh_training(const tsh_module *module) {
@@ -11374,11 +11558,13 @@ static void tshi_optim_blocks(void *job, int piece, int64_t from, int64_t to) {
 
 static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
-    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
+    tshi_block *scratch;
     tshi_squares all;
     double sum = 0;
     int64_t i;
-    if (!n || !scratch) return 0;
+    if (!n) return 0;
+    scratch = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
+    if (!scratch) return 0;
     all.x = x;
     all.n = n;
     all.sums = (double *)tshi_mem_data(scratch);

@@ -94,6 +94,7 @@ static void add_block(tsh_module *h, int64_t index, gpt_settings *set) {
 
     snprintf(name, sizeof name, "%d", (int)index);
     tsh_module *self = tsh_add_module(h, name, &as_block);
+    tsh_checkpoint(self, set->checkpoint);
     tsh_add_layer_norm(self, "ln_1", &norm);
     tsh_module *attn = tsh_add_module(self, "attn", &as_attention);
     tsh_set_argument(attn, "num_heads", set->heads); /* a policy asks for it */

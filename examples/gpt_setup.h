@@ -24,8 +24,8 @@ typedef struct gpt_settings {
     const char *out;
     const char *policy; /* NULL: the plan in gpt.c */
     const char *backend;
-    int tcp, chars, sequence_parallel; /* tcp: what backend says */
-    int64_t ranks, tp, threads;        /* tp 0: as many as ranks; threads: of each rank */
+    int tcp, chars, sequence_parallel, checkpoint; /* tcp: what backend says */
+    int64_t ranks, tp, threads; /* tp 0: as many as ranks; threads: of each rank */
     int64_t layers, heads, width, context, vocabulary;
     int64_t batch, steps, eval_every, seed, sample;
     double lr, dropout;
@@ -61,7 +61,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 22 };
+enum { FLAGS = 23 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -87,6 +87,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
          .low = 1, .high = 1024},
         {"sequence-parallel", "cut the residual, norms and dropout along the sequence, too",
          .on = &s->sequence_parallel},
+        {"checkpoint", "compute every block again in backward, for less memory",
+         .on = &s->checkpoint},
         {"policy", "shard the blocks by the policy of this family: gpt2", .string = &s->policy},
         {"layers", "transformer blocks", .whole = &s->layers, .low = 1, .high = 1000},
         {"heads", "attention heads", .whole = &s->heads, .low = 1, .high = 1000},
