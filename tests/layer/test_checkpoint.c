@@ -270,7 +270,7 @@ static void views_and_inputs_without_gradients_are_taken(void **state) {
     ranks_run(3, edges, NULL);
 }
 
-/* A forward that reads a step tensor behind the module's back, and one that fails the second time. */
+/* A forward that reads a step tensor that is no input, and one that fails the second time. */
 typedef struct trap {
     tsh_tensor *other;
     int calls;
