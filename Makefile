@@ -31,8 +31,11 @@ OPT_tsan    := -O1 -g -fsanitize=thread
 
 OPT   = $(OPT_$(or $(san),$(config)))
 WALL := $(WARN) $(WARN_C) $(if $(filter 1,$(werror)),-Werror)
-# Backends need POSIX beside strict C99.
-STD  := -std=c99 -D_POSIX_C_SOURCE=200809L
+# Backends need POSIX beside strict C99; OpenMP gives a rank more threads, where the compiler has it
+# (the thread sanitizer does not know its barriers).
+OPENMP := $(if $(filter tsan,$(san)),,$(shell echo 'int main(void) { return 0; }' | \
+	$(CC) -fopenmp -x c -o /dev/null - 2>/dev/null && echo -fopenmp))
+STD  := -std=c99 -D_POSIX_C_SOURCE=200809L $(OPENMP)
 LIBS := -lm -pthread
 
 # ---- what there is -----------------------------------------------------------

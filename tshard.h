@@ -36,6 +36,7 @@
  *     >>base          macros, and the structures all rooms share
  *     >>error         the first error is kept, told, learnt
  *     >>mem           allocator, counted blocks, step pool, arenas
+ *     >>team          the threads of one rank
  *     >>rng           Philox, keyed by position
  *     >>layout        the ownership function
  *     >>tensor        handles, lifetimes, shapes, values in and out
@@ -144,6 +145,10 @@
  *   Initial weights and dropout masks are keyed by seed, path and global element index: the same
  *   bits at every degree. Sums over ranks have one documented order (see >>comm-api): the same bits
  *   on every rank, run and backend.
+ *
+ * MEMORY
+ *   Step memory is a pool that grows once. tsh_checkpoint(block, 1) keeps of a block's forward its
+ *   inputs only and computes it again in backward, to the same bits.
  *
  * MICRO-BATCHES AND DATA PARALLELISM
  *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for all micro-batches, then
@@ -273,7 +278,8 @@ typedef struct tsh_logger {
 } tsh_logger;
 
 /* C = alpha A B + beta C with A (m, k), B (k, n), C (m, n), any strides in elements (rs: between
- * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. */
+ * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. It may use `threads`; if
+ * tsh_desc.threads is above 1, several threads may be in it at once, with threads 1. */
 typedef void (*tsh_gemm_fn)(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
@@ -699,7 +705,8 @@ typedef struct tsh_desc {
     int tp, pp;        /* degrees; 0: tp = world / pp, pp = 1; dp is what is left */
     const char *order; /* fastest axis first; NULL: "tp-pp-dp" */
     uint64_t seed;
-    int threads; /* of one rank's kernels; 0: 1 */
+    int threads; /* of this rank, if compiled with OpenMP (-fopenmp), else 1; 0: 1. No bit depends
+                  * on how many */
     tsh_gemm gemm;
     tsh_allocator allocator;
     tsh_logger logger;
@@ -1043,6 +1050,13 @@ TSH_API tsh_result tsh_reset_parameters(tsh_module *module);
 /* Training mode on or off for all below; on at first. Dropout works in training mode only. */
 TSH_API void tsh_train(tsh_module *module, int on);
 TSH_API int tsh_training(const tsh_module *module);
+/* On: of this module's forward only inputs and output are kept, and backward computes it again,
+ * with the same dropout masks: the same bits, in the memory of one such module at a time, for a
+ * third more time. For transformer blocks, mostly. Its forward must be a function of its inputs and
+ * parameters, take at most 16 tensors, and retain none; its collectives run twice. Without
+ * gradients it frees what it does not return. torch.utils.checkpoint (Chen et al. 2016). Off at
+ * first. */
+TSH_API void tsh_checkpoint(tsh_module *module, int on);
 TSH_API void tsh_zero_grads(tsh_module *module);
 
 /* The generator's state: whatever follows a tsh_set_rng_state draws what followed the tsh_rng_state
@@ -1452,6 +1466,7 @@ struct tsh_module {
     const char *param_name[TSHI_MODULE_PARAMS];
     tshi_argument *arguments;
     int evaluating;         /* not in training mode */
+    int checkpoint;         /* computed again in backward */
     uint64_t dropout_calls; /* in training mode */
     double number;          /* eps, or the probability of dropout */
     tsh_lookup_desc lookup; /* of an embedding */
@@ -1842,6 +1857,34 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
     tsh_mem none;
     memset(&none, 0, sizeof none);
     return ctx ? ctx->mem : none;
+}
+
+/* ========================================================================== */
+/* >>team                                                MARK: - team (private) */
+/* The threads of one rank: OpenMP's where the compiler has it, else one.      */
+/* Needs: >>base.                                                               */
+/* ========================================================================== */
+
+/* Work of n units is cut into pieces that write to different places. Every element of a result is
+ * computed by one piece, in the order in which one thread would: bits do not know how many there
+ * are. Nothing is allocated and no error is raised inside. */
+typedef void (*tshi_team_fn)(void *job, int piece, int64_t from, int64_t to);
+
+/* How many pieces n units make, each worth a thread: of at least `least` units. */
+static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t least) {
+    const int64_t most = n / (least > 0 ? least : 1);
+    return most < 2 ? 1 : (int)tshi_base_min(most, ctx->threads);
+}
+
+/* Calls fn for each piece, cut at multiples of `unit`. */
+static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, void *job) {
+    const int64_t units = tshi_base_ceil(n, unit);
+    int i;
+#if defined(_OPENMP)
+#pragma omp parallel for num_threads(pieces) schedule(static, 1) if (pieces > 1)
+#endif
+    for (i = 0; i < pieces; i++)
+        fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
 /* ========================================================================== */
@@ -3072,6 +3115,7 @@ enum { TSHI_MAX_OPERANDS = 4 };
 
 /* One iteration space and the operands that walk it. */
 typedef struct tshi_loop {
+    const tsh_ctx *ctx;
     int ndim, n;
     int64_t dim[TSH_MAX_DIMS];
     int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS];
@@ -3082,6 +3126,7 @@ typedef struct tshi_loop {
 static tshi_loop tshi_kernel_space(const tsh_tensor *shape) {
     tshi_loop loop;
     memset(&loop, 0, sizeof loop);
+    loop.ctx = shape->ctx;
     loop.ndim = shape->ndim;
     memcpy(loop.dim, shape->local, sizeof loop.dim);
     return loop;
@@ -3116,15 +3161,11 @@ static void tshi_kernel_join(tshi_loop *loop) {
     loop->ndim = out;
 }
 
-/* Runs a kernel over the whole space, the innermost dimension per call. */
-static void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const double *p) {
+/* A kernel over a joined space, the innermost dimension per call. */
+static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const double *p) {
     int64_t index[TSH_MAX_DIMS] = {0}, s[TSHI_MAX_OPERANDS] = {0}, n = 1;
     void *at[TSHI_MAX_OPERANDS];
-    int d, i, inner;
-    for (d = 0; d < loop->ndim; d++)
-        if (!loop->dim[d]) return;
-    tshi_kernel_join(loop);
-    inner = loop->ndim - 1;
+    int d, i, inner = loop->ndim - 1;
     for (i = 0; i < loop->n; i++) at[i] = loop->at[i];
     if (inner >= 0) n = loop->dim[inner];
     for (i = 0; i < loop->n && inner >= 0; i++) s[i] = loop->stride[i][inner];
@@ -3140,6 +3181,77 @@ static void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const double
         }
         if (d < 0) return;
     }
+}
+
+/* A loop that is cut along dimension `cut`. */
+typedef struct tshi_cut_loop {
+    const tshi_loop *loop;
+    tshi_kernel_fn kernel;
+    const double *p;
+    int cut;
+} tshi_cut_loop;
+
+static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_cut_loop *all = (const tshi_cut_loop *)job;
+    tshi_loop part = *all->loop;
+    int i;
+    (void)piece;
+    part.dim[all->cut] = to - from;
+    for (i = 0; i < part.n; i++)
+        part.at[i] += part.stride[i][all->cut] * from * (int64_t)part.width[i];
+    tshi_kernel_walk(&part, all->kernel, all->p);
+}
+
+/* Runs a kernel, which writes to operand 0, over the whole space; the threads share the outermost
+ * dimension along which that moves. */
+static void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const double *p) {
+    enum { LEAST = 1 << 15 }; /* elements that are worth a thread */
+    tshi_cut_loop all;
+    int64_t count = 1;
+    int d, pieces;
+    for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
+    if (!count) return;
+    tshi_kernel_join(loop);
+    pieces = tshi_team_pieces(loop->ctx, count, LEAST);
+    all.cut = 0;
+    while (all.cut < loop->ndim && (!loop->stride[0][all.cut] || loop->dim[all.cut] < pieces))
+        all.cut++;
+    if (pieces == 1 || all.cut == loop->ndim) {
+        tshi_kernel_walk(loop, kernel, p);
+        return;
+    }
+    all.loop = loop;
+    all.kernel = kernel;
+    all.p = p;
+    tshi_team_run(pieces, loop->dim[all.cut], all.cut == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece,
+                  &all);
+}
+
+/* Rows that a kernel works on one by one: row r of operand i lies at at[i] + r * step[i]; own[i]
+ * elements of it are scratch, apart for each piece. */
+typedef struct tshi_rows {
+    tshi_kernel_fn kernel;
+    int64_t count; /* of rows */
+    int n;         /* of operands */
+    tsh_real *at[9];
+    int64_t step[9], own[9];
+    const int64_t *s;
+    const double *p;
+} tshi_rows;
+
+static void tshi_kernel_rows_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_rows *rows = (const tshi_rows *)job;
+    void *at[9];
+    int i;
+    for (i = 0; i < rows->n; i++)
+        at[i] = rows->at[i] ? rows->at[i] + from * rows->step[i] + piece * rows->own[i] : NULL;
+    rows->kernel(to - from, at, rows->s, rows->p);
+}
+
+/* How many pieces `rows` rows of `length` elements make, each worth a thread. */
+static int tshi_kernel_row_pieces(const tsh_ctx *ctx, int64_t rows, int64_t length) {
+    enum { LEAST = 1 << 14 };
+    return tshi_team_pieces(ctx, rows, tshi_base_ceil(LEAST, length > 0 ? length : 1));
 }
 
 /* y = x, and y += x (values only). */
@@ -4546,11 +4658,12 @@ static void tshi_tape_mark(tsh_ctx *ctx, tsh_tensor *loss) {
     }
 }
 
-/* Handles let go of their values: what backward needs, the nodes hold. */
-static void tshi_tape_let_go(tsh_ctx *ctx, const tsh_tensor *loss) {
+/* Handles of this scope depth or deeper let go of their values: what backward needs, the nodes
+ * hold. */
+static void tshi_tape_let_go(tsh_ctx *ctx, const tsh_tensor *loss, int depth) {
     tsh_tensor *t, *head = &ctx->handles.step;
     for (t = head->next; t != head; t = t->next) {
-        if (t == loss || (t->flags & (TSHI_RETAIN | TSHI_STALE))) continue;
+        if (t == loss || t->depth < depth || (t->flags & (TSHI_RETAIN | TSHI_STALE))) continue;
         tshi_mem_drop(ctx, t->block);
         t->block = NULL;
         t->flags |= TSHI_STALE;
@@ -4574,8 +4687,8 @@ static void tshi_tape_drop_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Walks the tape, newest first, and empties it: nodes that were not reached, or follow an error,
- * are only dropped. */
+/* Walks the tape, newest first: nodes that were not reached, or follow an error, are only dropped.
+ * The arena still holds them. */
 static void tshi_tape_walk(tsh_ctx *ctx) {
     tshi_node *node, *older;
     int i;
@@ -4590,7 +4703,6 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         tshi_tape_drop_node(node);
     }
     ctx->tape.newest = NULL;
-    tshi_mem_reset(&ctx->tape.arena);
 }
 
 /* Partial gradients of leaves, all in one flat all-reduce. */
@@ -4675,8 +4787,9 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (!tshi_tape_open(loss, &loss->base->gr, &dest)) return ctx->error.code;
     dest.data[0] = dest.add ? dest.data[0] + TSHI_R(1) : TSHI_R(1);
     tshi_tape_mark(ctx, loss);
-    tshi_tape_let_go(ctx, loss);
+    tshi_tape_let_go(ctx, loss, 0);
     tshi_tape_walk(ctx);
+    tshi_mem_reset(&ctx->tape.arena);
     ctx->tape.pending = defer;
     if (!defer && ctx->error.code == TSH_OK) (void)tsh_sync_grads(ctx);
     tshi_error_tell(ctx);
@@ -4856,7 +4969,11 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->gemm = desc->gemm;
     ctx->gemm_kernel = tshi_gemm_pick();
     ctx->isa = tshi_kernel_isa();
+#if defined(_OPENMP)
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
+#else
+    ctx->threads = 1;
+#endif
     ctx->seed = desc->seed;
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1;
@@ -5736,22 +5853,48 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t n, void *const *at, const int64_t 
 }
 TSHI_KERNEL(tshi_reduce_sum);
 
-static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y, const tsh_real *x,
-                             double c) {
+typedef struct tshi_sums {
+    const tshi_reduction *r;
+    tsh_real *y;
+    const tsh_real *x;
+    double c;
+    int isa;
+} tshi_sums;
+
+/* Units are rows where those are summed, else columns. */
+static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_sums *sums = (const tshi_sums *)job;
+    const int64_t n = sums->r->n, inner = sums->r->inner;
+    const tsh_real *x = sums->x;
+    tsh_real *y = sums->y;
     int64_t o, i, j;
     void *at[2];
-    for (o = 0; o < r->outer; o++, x += r->n * r->inner, y += r->inner) {
-        at[0] = y;
-        at[1] = tshi_kernel_read(x);
-        if (r->inner == 1) {
-            tshi_reduce_sum[ctx->isa](r->n, at, NULL, &c);
-            continue;
-        }
-        for (i = 0; i < r->inner; i++) y[i] = 0;
-        for (j = 0; j < r->n; j++)
-            for (i = 0; i < r->inner; i++) y[i] += x[j * r->inner + i];
-        for (i = 0; i < r->inner; i++) y[i] *= TSHI_R(c);
+    (void)piece;
+    for (o = from; o < to && inner == 1; o++) {
+        at[0] = y + o;
+        at[1] = tshi_kernel_read(x + o * n);
+        tshi_reduce_sum[sums->isa](n, at, NULL, &sums->c);
     }
+    for (o = 0; o < sums->r->outer && inner > 1; o++, x += n * inner, y += inner) {
+        for (i = from; i < to; i++) y[i] = 0;
+        for (j = 0; j < n; j++)
+            for (i = from; i < to; i++) y[i] += x[j * inner + i];
+        for (i = from; i < to; i++) y[i] *= TSHI_R(sums->c);
+    }
+}
+
+static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y, const tsh_real *x,
+                             double c) {
+    const int64_t units = r->inner == 1 ? r->outer : r->inner;
+    tshi_sums sums;
+    sums.r = r;
+    sums.y = y;
+    sums.x = x;
+    sums.c = c;
+    sums.isa = ctx->isa;
+    if (r->outer && r->inner)
+        tshi_team_run(tshi_kernel_row_pieces(ctx, units, r->inner == 1 ? r->n : r->outer * r->n),
+                      units, r->inner == 1 ? 1 : 16, tshi_reduce_sum_piece, &sums);
 }
 
 /* out's strides spread over x's dimensions: 0 along what was reduced. */
@@ -5952,28 +6095,53 @@ TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, void *const *at, cons
 }
 TSHI_KERNEL(tshi_reduce_softmax_slope);
 
+/* Rows of n values with a step, which lie side by side: a softmax, or its slope. */
+typedef struct tshi_lines {
+    tshi_kernel_fn kernel;
+    int64_t n, step;
+    tsh_real *at[3]; /* the last may be NULL */
+    const double *p;
+} tshi_lines;
+
+static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_lines *lines = (const tshi_lines *)job;
+    void *at[3];
+    int i;
+    (void)piece;
+    for (; from < to; from++) {
+        int64_t first = from / lines->step * lines->n * lines->step + from % lines->step;
+        for (i = 0; i < 3; i++) at[i] = lines->at[i] ? lines->at[i] + first : NULL;
+        lines->kernel(lines->n, at, &lines->step, lines->p);
+    }
+}
+
+static void tshi_reduce_run(const tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
+    if (lines->n && count)
+        tshi_team_run(tshi_kernel_row_pieces(ctx, count, lines->n), count, 1, tshi_reduce_lines,
+                      lines);
+}
+
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_more *more = (const tshi_reduce_more *)node->more;
     tsh_tensor *out = node->out;
-    int64_t o, i, n = out->local[more->axis], outer = tshi_tensor_product(out->local, more->axis);
+    int64_t outer = tshi_tensor_product(out->local, more->axis);
     int64_t inner = tshi_tensor_product(out->local + more->axis + 1, out->ndim - more->axis - 1);
-    tsh_real *y = (tsh_real *)tshi_tape_saved(node, 1), *dy = tshi_tape_grad(node), *dx;
+    tshi_lines lines;
     tshi_dest dest;
     tshi_block *scratch;
-    void *at[3];
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(out) * sizeof *dx);
+    scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP,
+                            (size_t)tsh_local_numel(out) * sizeof(tsh_real));
     if (!scratch) return;
-    dx = (tsh_real *)tshi_mem_data(scratch);
-    for (o = 0; o < outer && n; o++)
-        for (i = 0; i < inner; i++) {
-            int64_t row = o * n * inner + i;
-            at[0] = dx + row;
-            at[1] = y + row;
-            at[2] = dy + row;
-            tshi_reduce_softmax_slope[out->ctx->isa](n, at, &inner, &more->c);
-        }
-    tshi_tape_pour(node, 0, &dest, dx, out->stride);
+    lines.kernel = tshi_reduce_softmax_slope[out->ctx->isa];
+    lines.n = out->local[more->axis];
+    lines.step = inner;
+    lines.at[0] = (tsh_real *)tshi_mem_data(scratch);
+    lines.at[1] = (tsh_real *)tshi_tape_saved(node, 1);
+    lines.at[2] = tshi_tape_grad(node);
+    lines.p = &more->c;
+    tshi_reduce_run(out->ctx, outer * inner, &lines);
+    tshi_tape_pour(node, 0, &dest, lines.at[0], out->stride);
     tshi_mem_drop(out->ctx, scratch);
 }
 
@@ -5983,21 +6151,20 @@ static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim,
     tshi_block *scratch;
     tsh_tensor *out;
     tshi_node *node;
-    tsh_real *values;
     tsh_shape shape;
-    int64_t o, i;
-    void *at[2];
+    tshi_lines lines;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, 0, &r)) return NULL;
     shape = tsh_shape_of(x);
     out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
-    values = out ? (tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
-    if (!values) return NULL;
-    for (o = 0; o < r.outer && r.n; o++)
-        for (i = 0; i < r.inner; i++) {
-            at[0] = tshi_tensor_values(out) + o * r.n * r.inner + i;
-            at[1] = values + o * r.n * r.inner + i;
-            tshi_reduce_softmax[ctx->isa](r.n, at, &r.inner, &log);
-        }
+    lines.at[1] = out ? (tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
+    if (!lines.at[1]) return NULL;
+    lines.kernel = tshi_reduce_softmax[ctx->isa];
+    lines.n = r.n;
+    lines.step = r.inner;
+    lines.at[0] = tshi_tensor_values(out);
+    lines.at[2] = NULL;
+    lines.p = &log;
+    tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);
     node = tshi_tape_record(op, out, &x, 1, TSHI_SAVE_OUT, tshi_reduce_softmax_backward,
                             sizeof(tshi_reduce_more));
@@ -6990,28 +7157,84 @@ static tshi_matrix tshi_matmul_turned(tshi_matrix m) {
 }
 
 /* Scratch of the built-in gemm: one block, which grows to what the largest product needs. */
-static void *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
+static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     if (!ctx->gemm_scratch || ctx->gemm_scratch->size < bytes) {
         tshi_mem_drop(ctx, ctx->gemm_scratch);
         ctx->gemm_scratch = tshi_mem_take(ctx, TSH_MEM_BOOKS, bytes);
     }
-    return ctx->gemm_scratch ? tshi_mem_data(ctx->gemm_scratch) : NULL;
+    return ctx->gemm_scratch ? (char *)tshi_mem_data(ctx->gemm_scratch) : NULL;
 }
 
-/* C = alpha A B + beta C by the ctx's gemm. */
+/* C = alpha A B + beta C. */
+typedef struct tshi_product {
+    const tsh_ctx *ctx;
+    int64_t m, n, k;
+    tsh_real alpha, beta;
+    tshi_matrix a, b, c;
+    char *scratch;
+    size_t each; /* bytes of scratch of a piece */
+    int by_rows; /* how it is cut */
+} tshi_product;
+
+/* On one thread, in scratch that nobody else uses meanwhile. */
+static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
+    if (x->ctx->gemm.fn)
+        x->ctx->gemm.fn(x->ctx->gemm.user, x->m, x->n, x->k, x->alpha, x->a.data, x->a.row,
+                        x->a.column, x->b.data, x->b.row, x->b.column, x->beta, x->c.data, x->c.row,
+                        x->c.column, 1);
+    else
+        tshi_gemm_run(x->ctx->gemm_kernel, scratch, x->m, x->n, x->k, x->alpha, x->a.data, x->a.row,
+                      x->a.column, x->b.data, x->b.row, x->b.column, x->beta, x->c.data, x->c.row,
+                      x->c.column);
+}
+
+static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
+    tshi_product part = *(const tshi_product *)job;
+    if (part.by_rows) {
+        part.m = to - from;
+        part.a.data += from * part.a.row;
+        part.c.data += from * part.c.row;
+    } else {
+        part.n = to - from;
+        part.b.data += from * part.b.column;
+        part.c.data += from * part.c.column;
+    }
+    tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
+}
+
+/* The longer side of C is cut, in units of the largest tile: what both pieces pack is less. */
+static void tshi_matmul_team(tsh_ctx *ctx, tshi_product *x) {
+    enum { UNIT = 96, LEAST = 1 << 20 }; /* multiply-adds that are worth a thread */
+    const int64_t side = x->m >= x->n ? x->m : x->n;
+    int pieces = tshi_team_pieces(ctx, x->m * x->n * x->k, LEAST);
+    pieces = (int)tshi_base_min(pieces, tshi_base_ceil(side, UNIT));
+    x->by_rows = x->m >= x->n;
+    x->each = tshi_gemm_scratch(ctx->gemm_kernel, x->m, x->n, x->k, x->c.row, x->c.column);
+    x->each = (x->each + 63) / 64 * 64;
+    x->scratch = tshi_matmul_scratch(ctx, x->each * (size_t)pieces);
+    if (x->scratch && side) tshi_team_run(pieces, side, UNIT, tshi_matmul_piece, x);
+}
+
+/* C = alpha A B + beta C by the ctx's gemm and the rank's threads. */
 static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                              tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
-    void *scratch;
+    tshi_product x;
     if (ctx->gemm.fn) {
         ctx->gemm.fn(ctx->gemm.user, m, n, k, alpha, a.data, a.row, a.column, b.data, b.row,
                      b.column, beta, c.data, c.row, c.column, ctx->threads);
         return;
     }
-    scratch = tshi_matmul_scratch(ctx,
-                                  tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column));
-    if (scratch)
-        tshi_gemm_run(ctx->gemm_kernel, scratch, m, n, k, alpha, a.data, a.row, a.column, b.data,
-                      b.row, b.column, beta, c.data, c.row, c.column);
+    memset(&x, 0, sizeof x);
+    x.ctx = ctx;
+    x.m = m;
+    x.n = n;
+    x.k = k;
+    x.alpha = alpha;
+    x.beta = beta;
+    x.a = a;
+    x.b = b;
+    x.c = c;
+    tshi_matmul_team(ctx, &x);
 }
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
@@ -7402,23 +7625,42 @@ typedef struct tshi_lookup {
     int by_count, sparse;
 } tshi_lookup;
 
-static void tshi_embedding_backward(tshi_node *node) {
-    const tshi_lookup *lookup = (const tshi_lookup *)node->more;
-    const tsh_real *g = tshi_tape_grad(node);
-    const int64_t *row = (const int64_t *)tshi_mem_data(node->aux), *times = row + lookup->count;
-    int32_t *marks = NULL;
+typedef struct tshi_lookup_work {
+    const tshi_node *node;
     tshi_dest dest;
+} tshi_lookup_work;
+
+/* Columns [from, to): ids are added in order. */
+static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_lookup_work *work = (const tshi_lookup_work *)job;
+    const tshi_lookup *lookup = (const tshi_lookup *)work->node->more;
+    const tsh_real *g = tshi_tape_grad(work->node);
+    const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux);
+    const int64_t *times = row + lookup->count, *stride = work->dest.stride;
     int64_t i, j;
-    if (!(lookup->sparse ? tshi_tape_dest_rows(node, 1, &dest, &marks)
-                         : tshi_tape_dest_zeroed(node, 1, &dest)))
-        return;
+    (void)piece;
     for (i = 0; i < lookup->count; i++, g += lookup->width) {
-        tsh_real *d = dest.data + (row[i] < 0 ? 0 : row[i]) * dest.stride[0];
+        tsh_real *d = work->dest.data + (row[i] < 0 ? 0 : row[i]) * stride[0];
         tsh_real share = lookup->by_count ? TSHI_R(1) / TSHI_R(times[i]) : TSHI_R(1);
         if (row[i] < 0) continue;
-        if (marks) marks[row[i]] = 1;
-        for (j = 0; j < lookup->width; j++) d[j * dest.stride[1]] += g[j] * share;
+        for (j = from; j < to; j++) d[j * stride[1]] += g[j] * share;
     }
+}
+
+static void tshi_embedding_backward(tshi_node *node) {
+    const tshi_lookup *lookup = (const tshi_lookup *)node->more;
+    const int64_t *row = (const int64_t *)tshi_mem_data(node->aux);
+    int32_t *marks = NULL;
+    tshi_lookup_work work;
+    int64_t i;
+    if (!(lookup->sparse ? tshi_tape_dest_rows(node, 1, &work.dest, &marks)
+                         : tshi_tape_dest_zeroed(node, 1, &work.dest)))
+        return;
+    for (i = 0; i < lookup->count && marks; i++)
+        if (row[i] >= 0) marks[row[i]] = 1;
+    work.node = node;
+    tshi_team_run(tshi_kernel_row_pieces(node->out->ctx, lookup->width, lookup->count),
+                  lookup->width, 16, tshi_embedding_columns, &work);
 }
 
 static int tshi_embedding_layout(tsh_tensor *ids, tsh_tensor *w, tsh_layout *out,
@@ -7683,46 +7925,87 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
 }
 TSHI_KERNEL(tshi_norm_slope);
 
+/* The weights' gradients, cut by columns: rows are added in order. */
+static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_rows *all = (const tshi_rows *)job;
+    int64_t s[3];
+    void *at[9];
+    int i;
+    for (i = 0; i < 9; i++) at[i] = all->at[i] ? all->at[i] + (i == 4 ? 0 : from) : NULL;
+    at[0] = NULL;
+    at[7] = all->at[7] + piece * all->own[7];
+    s[0] = to - from;
+    s[1] = all->s[1];
+    s[2] = all->s[2];
+    all->kernel(all->count, at, s, all->p);
+}
+
+/* dx, dw and db in one pass; by several threads, dx by rows, then the others by columns. */
+static void tshi_norm_slopes(tshi_rows *work, int pieces) {
+    tsh_real *dw = work->at[5], *db = work->at[6];
+    if (pieces == 1) {
+        tshi_kernel_rows_piece(work, 0, 0, work->count);
+        return;
+    }
+    work->at[5] = work->at[6] = NULL;
+    if (work->at[0]) tshi_team_run(pieces, work->count, 1, tshi_kernel_rows_piece, work);
+    work->at[5] = dw;
+    work->at[6] = db;
+    if (dw || db) tshi_team_run(pieces, work->s[0], 16, tshi_norm_columns, work);
+}
+
 static void tshi_norm_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0], *out = node->out;
     tsh_ctx *ctx = out->ctx;
     int64_t rows, s[3], stride[TSH_MAX_DIMS], d = x->dim[x->ndim - 1];
     size_t numel = (size_t)tsh_local_numel(x), width = (size_t)d;
+    int i, wanted[3], pieces = tshi_kernel_row_pieces(ctx, d ? (int64_t)numel / d : 0, d);
     /* dx apart from the rows, so that it fits a piece that an activation left */
     tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, numel * sizeof(tsh_real));
-    tshi_block *four = tshi_mem_take(ctx, TSH_MEM_STEP, 4 * width * sizeof(tsh_real));
+    tshi_block *more = tshi_mem_take(ctx, TSH_MEM_STEP,
+                                     (2 + 2 * (size_t)pieces) * width * sizeof(tsh_real));
     tsh_real *dx, *dw;
     tshi_dest dest[3];
-    void *at[9];
-    int i, wanted[3];
-    if (!scratch || !four) {
+    tshi_rows work;
+    if (!scratch || !more) {
         tshi_mem_drop(ctx, scratch);
-        tshi_mem_drop(ctx, four);
+        tshi_mem_drop(ctx, more);
         return;
     }
     dx = (tsh_real *)tshi_mem_data(scratch);
-    dw = (tsh_real *)tshi_mem_data(four);
+    dw = (tsh_real *)tshi_mem_data(more);
     memset(dw, 0, 2 * width * sizeof *dw);
     for (i = 0; i < 3; i++) wanted[i] = tshi_tape_dest(node, i, &dest[i]);
     s[0] = d;
     s[2] = d;
     (void)tshi_kernel_rows(x, &rows, &s[1]);
-    at[0] = wanted[0] ? dx : NULL;
-    at[1] = tshi_tape_saved(node, 0);
-    at[2] = tshi_tape_saved(node, 1);
-    at[3] = tshi_tape_grad(node);
-    at[4] = tshi_mem_data(node->aux);
-    at[5] = wanted[1] ? dw : NULL;
-    at[6] = wanted[2] ? dw + d : NULL;
-    at[7] = dw + 2 * d;
-    at[8] = dw + 3 * d;
-    tshi_norm_slope[ctx->isa](rows, at, s, (const double *)node->more);
+    memset(&work, 0, sizeof work);
+    work.kernel = tshi_norm_slope[ctx->isa];
+    work.n = 9;
+    work.s = s;
+    work.p = (const double *)node->more;
+    work.at[0] = wanted[0] ? dx : NULL;
+    work.at[1] = (tsh_real *)tshi_tape_saved(node, 0);
+    work.at[2] = (tsh_real *)tshi_tape_saved(node, 1);
+    work.at[3] = tshi_tape_grad(node);
+    work.at[4] = (tsh_real *)tshi_mem_data(node->aux);
+    work.at[5] = wanted[1] ? dw : NULL;
+    work.at[6] = wanted[2] ? dw + d : NULL;
+    work.at[7] = dw + 2 * d;
+    work.at[8] = dw + 3 * d;
+    work.step[0] = d;
+    work.step[1] = s[1];
+    work.step[3] = d;
+    work.step[4] = 2;
+    work.own[7] = work.own[8] = 2 * d;
+    work.count = rows;
+    tshi_norm_slopes(&work, pieces);
     tshi_tensor_strides(x->local, x->ndim, stride);
     if (wanted[0]) tshi_tape_pour(node, 0, &dest[0], dx, stride);
     tshi_tensor_strides(&d, 1, stride);
     for (i = 1; i < 3; i++)
         if (wanted[i]) tshi_tape_pour(node, i, &dest[i], i == 1 ? dw : dw + d, stride);
-    tshi_mem_drop(ctx, four);
+    tshi_mem_drop(ctx, more);
     tshi_mem_drop(ctx, scratch);
 }
 
@@ -7761,8 +8044,8 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor *x, tsh_tensor *we
     tsh_shape shape;
     tshi_node *node;
     tshi_block *aux;
+    tshi_rows work;
     int64_t rows, s[2];
-    void *at[5];
     in[0] = x;
     in[1] = weight;
     in[2] = bias;
@@ -7779,12 +8062,20 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor *x, tsh_tensor *we
     out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)rows * sizeof(tsh_real)) : NULL;
     if (!aux) return NULL;
-    at[0] = tshi_tensor_values(out);
-    at[1] = tshi_tensor_values(x);
-    at[2] = tshi_tensor_values(in[1]);
-    at[3] = bias ? tshi_tensor_values(in[2]) : NULL;
-    at[4] = tshi_mem_data(aux);
-    tshi_norm_rows[ctx->isa](rows, at, s, p);
+    memset(&work, 0, sizeof work);
+    work.kernel = tshi_norm_rows[ctx->isa];
+    work.n = 5;
+    work.s = s;
+    work.p = p;
+    work.at[0] = tshi_tensor_values(out);
+    work.at[1] = tshi_tensor_values(x);
+    work.at[2] = tshi_tensor_values(in[1]);
+    work.at[3] = bias ? tshi_tensor_values(in[2]) : NULL;
+    work.at[4] = (tsh_real *)tshi_mem_data(aux);
+    work.step[0] = s[0];
+    work.step[1] = s[1];
+    work.step[4] = 2;
+    tshi_team_run(tshi_kernel_row_pieces(ctx, rows, s[0]), rows, 1, tshi_kernel_rows_piece, &work);
     node = tshi_tape_record(op, out, in, 3, 3, tshi_norm_backward, 2 * sizeof *p);
     if (!node) tshi_mem_drop(ctx, aux);
     if (!node) return out;
@@ -7844,29 +8135,61 @@ TSHI_INLINE void tshi_rope_row_body(int64_t n, void *const *at, const int64_t *s
 }
 TSHI_KERNEL(tshi_rope_row);
 
+typedef struct tshi_rope_work {
+    const tsh_tensor *t;
+    const tshi_rope *rope;
+    tsh_real *table;
+    const tsh_real *x;
+    tsh_real *y;
+    const int64_t *sx, *sy;
+    const double *p;
+} tshi_rope_work;
+
+static void tshi_rope_rows(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_rope_work *work = (const tshi_rope_work *)job;
+    const tsh_tensor *t = work->t;
+    const int64_t pairs = work->rope->pairs;
+    int last = t->ndim - 1, d;
+    int64_t r, s[5];
+    void *at[4];
+    (void)piece;
+    s[0] = work->sy[last];
+    s[1] = work->sx[last];
+    s[2] = work->rope->next;
+    s[3] = work->rope->gap;
+    s[4] = t->dim[last];
+    for (r = from; r < to; r++) {
+        int64_t x = 0, y = 0, rest = r;
+        for (d = last - 1; d >= 0; d--) {
+            int64_t index = rest % t->local[d];
+            rest /= t->local[d];
+            x += index * work->sx[d];
+            y += index * work->sy[d];
+        }
+        at[0] = work->y + y;
+        at[1] = tshi_kernel_read(work->x + x);
+        at[2] = work->table + r % t->local[last - 1] * 2 * pairs;
+        at[3] = (tsh_real *)at[2] + pairs;
+        tshi_rope_row[t->ctx->isa](pairs, at, s, work->p);
+    }
+}
+
 /* y (+)= x turned, over the local rows of t's shape. table: per position, cosines and sines. */
 static void tshi_rope_turn(const tsh_tensor *t, const tshi_rope *rope, tsh_real *table,
                            const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy,
                            const double *p) {
-    int64_t index[TSH_MAX_DIMS] = {0}, rows = tshi_tensor_product(t->local, t->ndim - 1), r, s[5];
-    int d, last = t->ndim - 1;
-    void *at[4];
-    s[0] = sy[last];
-    s[1] = sx[last];
-    s[2] = rope->next;
-    s[3] = rope->gap;
-    s[4] = t->dim[last];
-    for (r = 0; r < rows; r++) {
-        int64_t from = 0, to = 0;
-        for (d = 0; d < last; d++) from += index[d] * sx[d];
-        for (d = 0; d < last; d++) to += index[d] * sy[d];
-        at[0] = y + to;
-        at[1] = tshi_kernel_read(x + from);
-        at[2] = table + index[last - 1] * 2 * rope->pairs;
-        at[3] = table + index[last - 1] * 2 * rope->pairs + rope->pairs;
-        tshi_rope_row[t->ctx->isa](rope->pairs, at, s, p);
-        for (d = last - 1; d >= 0 && ++index[d] == t->local[d]; d--) index[d] = 0;
-    }
+    int64_t rows = tshi_tensor_product(t->local, t->ndim - 1);
+    tshi_rope_work work;
+    work.t = t;
+    work.rope = rope;
+    work.table = table;
+    work.x = x;
+    work.y = y;
+    work.sx = sx;
+    work.sy = sy;
+    work.p = p;
+    tshi_team_run(tshi_kernel_row_pieces(t->ctx, rows, t->dim[t->ndim - 1]), rows, 1,
+                  tshi_rope_rows, &work);
 }
 
 static void tshi_rope_backward(tshi_node *node) {
@@ -7981,6 +8304,7 @@ typedef struct tshi_head {
     const void *mask_values;
     tsh_real *most, *log_sum, *delta; /* per query; most: -infinity where it saw no key */
     tsh_real *s, *t, *row;            /* two tiles; three rows of a tile */
+    char *scratch;                    /* of products */
 } tshi_head;
 
 static tshi_matrix tshi_attention_from(tshi_matrix m, int64_t row) {
@@ -7990,6 +8314,23 @@ static tshi_matrix tshi_attention_from(tshi_matrix m, int64_t row) {
 
 static tshi_matrix tshi_attention_tile(tsh_real *data, int64_t columns) {
     return tshi_matmul_matrix(data, columns, 1);
+}
+
+/* C = alpha A B + beta C, on this thread. */
+static void tshi_attention_gemm(const tshi_head *h, int64_t m, int64_t n, int64_t k, double alpha,
+                                tshi_matrix a, tshi_matrix b, int beta, tshi_matrix c) {
+    tshi_product x;
+    memset(&x, 0, sizeof x);
+    x.ctx = h->ctx;
+    x.m = m;
+    x.n = n;
+    x.k = k;
+    x.alpha = TSHI_R(alpha);
+    x.beta = TSHI_R(beta);
+    x.a = a;
+    x.b = b;
+    x.c = c;
+    tshi_matmul_alone(&x, h->scratch);
 }
 
 /* Keys that query i sees: [0, i + tk - tq] where causal. */
@@ -8017,9 +8358,9 @@ static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int6
 
 /* s = scale q_i k_j for queries [i, i + m) and keys [j, j + n). */
 static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
-    tshi_matmul_gemm(h->ctx, m, n, h->d, TSHI_R(h->more->scale), tshi_attention_from(h->q, i),
-                     tshi_matmul_turned(tshi_attention_from(h->k, j)), 0,
-                     tshi_attention_tile(h->s, n));
+    tshi_attention_gemm(h, m, n, h->d, h->more->scale, tshi_attention_from(h->q, i),
+                        tshi_matmul_turned(tshi_attention_from(h->k, j)), 0,
+                        tshi_attention_tile(h->s, n));
     if (h->more->mask) tshi_attention_masked(h, i, m, j, n);
 }
 
@@ -8086,8 +8427,8 @@ static void tshi_attention_head_forward(const tshi_head *h) {
             n = tshi_base_min(TSHI_TILE, most - j);
             tshi_attention_scores(h, i, m, j, n);
             for (r = 0; r < m; r++) tshi_attention_online(h, i, r, j, n, o + r * h->d);
-            tshi_matmul_gemm(h->ctx, m, h->d, n, 1, tshi_attention_tile(h->s, n),
-                             tshi_attention_from(h->v, j), 1, tshi_attention_tile(o, h->d));
+            tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s, n),
+                                tshi_attention_from(h->v, j), 1, tshi_attention_tile(o, h->d));
         }
         for (r = 0; r < m; r++) {
             tsh_real l = h->row[TSHI_TILE + r], back = l > 0 ? TSHI_R(1) / l : 0;
@@ -8136,18 +8477,18 @@ static void tshi_attention_head_backward(const tshi_head *h) {
             p = tshi_attention_tile(h->s, n);
             ds = tshi_attention_tile(h->t, n);
             tshi_attention_scores(h, i, m, j, n);
-            tshi_matmul_gemm(h->ctx, m, n, h->d, 1, dout,
-                             tshi_matmul_turned(tshi_attention_from(h->v, j)), 0, ds);
+            tshi_attention_gemm(h, m, n, h->d, 1, dout,
+                                tshi_matmul_turned(tshi_attention_from(h->v, j)), 0, ds);
             for (r = 0; r < m; r++) tshi_attention_slope(h, i, r, j, n);
             if (h->dv.data)
-                tshi_matmul_gemm(h->ctx, n, h->d, m, 1, tshi_matmul_turned(p), dout, 1,
-                                 tshi_attention_from(h->dv, j));
+                tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(p), dout, 1,
+                                    tshi_attention_from(h->dv, j));
             if (h->dq.data)
-                tshi_matmul_gemm(h->ctx, m, h->d, n, 1, ds, tshi_attention_from(h->k, j), 1,
-                                 tshi_attention_from(h->dq, i));
+                tshi_attention_gemm(h, m, h->d, n, 1, ds, tshi_attention_from(h->k, j), 1,
+                                    tshi_attention_from(h->dq, i));
             if (h->dk.data)
-                tshi_matmul_gemm(h->ctx, n, h->d, m, 1, tshi_matmul_turned(ds),
-                                 tshi_attention_from(h->q, i), 1, tshi_attention_from(h->dk, j));
+                tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(ds),
+                                    tshi_attention_from(h->q, i), 1, tshi_attention_from(h->dk, j));
         }
     }
 }
@@ -8177,56 +8518,116 @@ static void tshi_attention_head(tshi_head *h, const tsh_tensor *q, int64_t b, in
     h->log_sum = h->most + h->tq;
 }
 
-/* Scratch for one head: two tiles (the second holds a tile of O too), rows, delta. */
-static tshi_block *tshi_attention_begin(tshi_head *h, tsh_tensor *q, const tsh_tensor *k,
-                                        const tshi_attention *more) {
-    int64_t wide = q->dim[3] > TSHI_TILE ? q->dim[3] : (int64_t)TSHI_TILE;
-    size_t need = (size_t)(TSHI_TILE * TSHI_TILE + TSHI_TILE * wide + 2 * TSHI_TILE + q->dim[2]);
-    tshi_block *scratch = tshi_mem_take(q->ctx, TSH_MEM_STEP, need * sizeof(tsh_real));
-    memset(h, 0, sizeof *h);
-    if (!scratch) return NULL;
+/* What all threads share: a head without its matrices, scratch for each piece of the heads. */
+typedef struct tshi_heads {
+    tshi_head head;
+    tsh_tensor *const *in; /* q, k, v */
+    tsh_tensor *out;
+    tsh_real *value[4], *grad[4]; /* of q, k, v, out; grad NULL where not wanted */
+    const int64_t *grad_stride[4];
+    tsh_real *stats, *scratch;
+    size_t each, each_product; /* scratch of a piece: elements, and bytes for products */
+    int pieces;
+    int64_t first, groups; /* heads of k that are used: the first, and how many */
+    tshi_block *block;
+} tshi_heads;
+
+/* Scratch of a piece: two tiles (the second holds a tile of O too), rows, delta. */
+static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
+                                const tshi_attention *more) {
+    enum { LEAST = 1 << 18 }; /* scores that are worth a thread, times D */
+    tsh_tensor *q = in[0], *k = in[1];
+    tshi_head *h = &all->head;
+    int64_t wide = q->dim[3] > TSHI_TILE ? q->dim[3] : (int64_t)TSHI_TILE, heads = q->local[1];
+    memset(all, 0, sizeof *all);
+    all->in = in;
+    all->out = out;
     h->ctx = q->ctx;
     h->more = more;
     h->tq = q->dim[2];
     h->tk = k->dim[2];
     h->d = q->dim[3];
-    h->s = (tsh_real *)tshi_mem_data(scratch);
-    h->t = h->s + TSHI_TILE * TSHI_TILE;
-    h->row = h->t + TSHI_TILE * wide;
-    h->delta = h->row + 2 * TSHI_TILE;
-    return scratch;
+    if (heads) all->first = tshi_attention_kv(q, k, 0);
+    if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
+    all->pieces = tshi_team_pieces(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, LEAST);
+    all->pieces = (int)tshi_base_min(all->pieces, q->local[0] * all->groups);
+    if (all->pieces < 1) all->pieces = 1;
+    all->each = (size_t)(TSHI_TILE * TSHI_TILE + TSHI_TILE * wide + 2 * TSHI_TILE + h->tq);
+    all->each = (all->each + 15) / 16 * 16;
+    all->each_product = tshi_gemm_scratch(q->ctx->gemm_kernel, wide, wide, wide, wide, 1);
+    all->each_product = (all->each_product + 63) / 64 * 64;
+    h->scratch = tshi_matmul_scratch(q->ctx, all->each_product * (size_t)all->pieces);
+    all->block = tshi_mem_take(q->ctx, TSH_MEM_STEP,
+                               all->each * (size_t)all->pieces * sizeof(tsh_real));
+    if (all->block) all->scratch = (tsh_real *)tshi_mem_data(all->block);
+    if (h->scratch && all->block) return 1;
+    tshi_mem_drop(q->ctx, all->block);
+    return 0;
+}
+
+/* The head's matrices and numbers, for query head a of batch b. */
+static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a) {
+    const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
+    int64_t c = tshi_attention_kv(q, k, a);
+    tshi_attention_head(h, q, b, a, all->stats);
+    h->q = tshi_attention_matrix(all->value[0], q->stride, b, a);
+    h->k = tshi_attention_matrix(all->value[1], k->stride, b, c);
+    h->v = tshi_attention_matrix(all->value[2], v->stride, b, c);
+    h->o = tshi_attention_matrix(all->value[3], out->stride, b, a);
+    if (!all->grad[3]) return;
+    h->dq = tshi_attention_matrix(all->grad[0], all->grad_stride[0], b, a);
+    h->dk = tshi_attention_matrix(all->grad[1], all->grad_stride[1], b, c);
+    h->dv = tshi_attention_matrix(all->grad[2], all->grad_stride[2], b, c);
+    h->dout = tshi_attention_matrix(all->grad[3], out->stride, b, a);
+}
+
+/* Units are pairs of a batch and a head of k: the query heads that share one add to its gradient,
+ * one after the other. */
+static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_heads *all = (const tshi_heads *)job;
+    const tsh_tensor *q = all->in[0];
+    tshi_head h = all->head;
+    int64_t a, wide = h.d > TSHI_TILE ? h.d : (int64_t)TSHI_TILE;
+    h.s = all->scratch + (size_t)piece * all->each;
+    h.t = h.s + TSHI_TILE * TSHI_TILE;
+    h.row = h.t + TSHI_TILE * wide;
+    h.delta = h.row + 2 * TSHI_TILE;
+    h.scratch += (size_t)piece * all->each_product;
+    for (; from < to; from++)
+        for (a = 0; a < q->local[1]; a++) {
+            if (tshi_attention_kv(q, all->in[1], a) != all->first + from % all->groups) continue;
+            tshi_attention_pick(all, &h, from / all->groups, a);
+            if (all->grad[3])
+                tshi_attention_head_backward(&h);
+            else
+                tshi_attention_head_forward(&h);
+        }
+}
+
+static void tshi_attention_run(tshi_heads *all) {
+    tshi_team_run(all->pieces, all->in[0]->local[0] * all->groups, 1, tshi_attention_piece, all);
+    tshi_mem_drop(all->head.ctx, all->block);
 }
 
 static void tshi_attention_backward(tshi_node *node) {
-    tsh_tensor *q = node->in[0], *k = node->in[1], *v = node->in[2], *out = node->out;
-    tsh_real *dout = tshi_tape_grad(node);
+    tshi_heads all;
     tshi_dest dest[3];
-    tshi_head h;
-    tshi_block *scratch = tshi_attention_begin(&h, q, k, (const tshi_attention *)node->more);
-    int64_t a, b;
     int i;
-    if (!scratch) return;
-    if (h.more->mask) h.mask_values = tshi_tape_saved(node, 3);
+    if (!tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->more))
+        return;
+    if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
     for (i = 0; i < 3; i++) {
-        dest[i].data = NULL;
-        dest[i].stride = node->in[i]->stride;
-        if (!tshi_tape_dest_zeroed(node, i, &dest[i])) dest[i].data = NULL;
+        all.value[i] = (tsh_real *)tshi_tape_saved(node, i);
+        if (!tshi_tape_dest_zeroed(node, i, &dest[i])) continue;
+        all.grad[i] = dest[i].data;
+        all.grad_stride[i] = dest[i].stride;
     }
-    for (b = 0; b < q->local[0]; b++)
-        for (a = 0; a < q->local[1]; a++) {
-            int64_t c = tshi_attention_kv(q, k, a);
-            tshi_attention_head(&h, q, b, a, (tsh_real *)tshi_mem_data(node->aux));
-            h.q = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 0), q->stride, b, a);
-            h.k = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 1), k->stride, b, c);
-            h.v = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 2), v->stride, b, c);
-            h.o = tshi_attention_matrix((tsh_real *)tshi_tape_saved(node, 4), out->stride, b, a);
-            h.dout = tshi_attention_matrix(dout, out->stride, b, a);
-            h.dq = tshi_attention_matrix(dest[0].data, dest[0].stride, b, a);
-            h.dk = tshi_attention_matrix(dest[1].data, dest[1].stride, b, c);
-            h.dv = tshi_attention_matrix(dest[2].data, dest[2].stride, b, c);
-            tshi_attention_head_backward(&h);
-        }
-    tshi_mem_drop(out->ctx, scratch);
+    all.value[3] = (tsh_real *)tshi_tape_saved(node, 4);
+    all.grad[3] = tshi_tape_grad(node);
+    all.stats = (tsh_real *)tshi_mem_data(node->aux);
+    for (i = 0; i < 3; i++)
+        if (!all.grad[i]) all.grad_stride[i] = node->in[i]->stride;
+    tshi_attention_run(&all);
 }
 
 static int tshi_attention_shapes(tsh_tensor *const *in) {
@@ -8399,32 +8800,17 @@ static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64
     return tsh_slice(cache, 2, 0, past + x->dim[2]);
 }
 
-static void tshi_attention_forward(tshi_head *h, tsh_tensor *const *in, tsh_tensor *out,
-                                   tsh_real *stats) {
-    tsh_tensor *q = in[0], *k = in[1], *v = in[2];
-    int64_t a, b;
-    for (b = 0; b < q->local[0]; b++)
-        for (a = 0; a < q->local[1]; a++) {
-            int64_t c = tshi_attention_kv(q, k, a);
-            tshi_attention_head(h, q, b, a, stats);
-            h->q = tshi_attention_matrix(tshi_tensor_values(q), q->stride, b, a);
-            h->k = tshi_attention_matrix(tshi_tensor_values(k), k->stride, b, c);
-            h->v = tshi_attention_matrix(tshi_tensor_values(v), v->stride, b, c);
-            h->o = tshi_attention_matrix(tshi_tensor_values(out), out->stride, b, a);
-            tshi_attention_head_forward(h);
-        }
-}
-
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc) {
     tsh_tensor *in[4], *out;
     tsh_ctx *ctx;
     tsh_shape shape = tsh_shape_of(q);
     tshi_attention more;
-    tshi_block *aux, *scratch;
-    tshi_head h;
+    tshi_block *aux;
+    tshi_heads all;
     tshi_node *node;
     unsigned partial;
+    int i;
     in[0] = q;
     in[1] = k;
     in[2] = v;
@@ -8440,17 +8826,20 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                               2 * (size_t)(q->local[0] * q->local[1] * q->dim[2]) *
                                   sizeof(tsh_real))
               : NULL;
-    scratch = aux ? tshi_attention_begin(&h, q, in[1], &more) : NULL;
-    if (!scratch) tshi_mem_drop(ctx, aux);
-    if (!scratch) return NULL;
-    if (more.mask) h.mask_values = tshi_tensor_at(more.mask);
+    if (!aux || !tshi_attention_begin(&all, in, out, &more)) {
+        tshi_mem_drop(ctx, aux);
+        return NULL;
+    }
+    if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
     /* heads inside positions, as a projection lays them: keep that order */
     if (q->stride[1] < q->stride[2]) {
         out->stride[1] = q->dim[3];
         out->stride[2] = q->dim[3] * q->local[1];
     }
-    tshi_attention_forward(&h, in, out, (tsh_real *)tshi_mem_data(aux));
-    tshi_mem_drop(ctx, scratch);
+    for (i = 0; i < 3; i++) all.value[i] = tshi_tensor_values(in[i]);
+    all.value[3] = tshi_tensor_values(out);
+    all.stats = (tsh_real *)tshi_mem_data(aux);
+    tshi_attention_run(&all);
     in[3] = more.mask;
     node = tshi_tape_record("tsh_attention", out, in, 4, 15 | TSHI_SAVE_OUT,
                             tshi_attention_backward, sizeof more);
@@ -8607,7 +8996,14 @@ TSHI_KERNEL(tshi_loss_share);
 
 /* -- backward --------------------------------------------------------------- */
 
-static void tshi_loss_backward(tshi_node *node) {
+typedef struct tshi_loss_work {
+    const tshi_node *node;
+    tshi_dest dest;
+} tshi_loss_work;
+
+static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_loss_work *work = (const tshi_loss_work *)job;
+    const tshi_node *node = work->node;
     const tshi_loss *loss = (const tshi_loss *)node->more;
     const tshi_loss_kept kept = tshi_loss_keep(node->aux, loss->rows);
     const tsh_real *g = tshi_tape_grad(node);
@@ -8617,22 +9013,21 @@ static void tshi_loss_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0];
     int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
     const double keep = 1 - loss->smoothing;
-    tshi_dest dest;
     void *at[4];
-    if (!tshi_tape_dest(node, 0, &dest)) return;
+    (void)piece;
     (void)tshi_kernel_rows(x, &rows, &step);
-    for (i = 0; i < loss->rows; i++) {
+    for (i = from; i < to; i++) {
         double p[4],
             each = (double)(loss->reduction == TSH_REDUCE_NONE ? g[i] : g[0]) / loss->divisor;
-        tsh_real *row = dest.data + i * step;
+        tsh_real *row = work->dest.data + i * step;
         if (kept.local[i] == TSHI_TARGET_IGNORED) {
-            for (c = 0; c < loss->classes && !dest.add; c++) row[c * last] = 0;
+            for (c = 0; c < loss->classes && !work->dest.add; c++) row[c * last] = 0;
             continue;
         }
         p[0] = each * (double)kept.slope[i];
         p[1] = (double)kept.most[i];
         p[2] = (double)kept.log_sum[i];
-        p[3] = dest.add;
+        p[3] = work->dest.add;
         at[0] = row;
         at[1] = values + i * loss->step;
         tshi_loss_slope[x->ctx->isa](loss->classes, at, &last, p);
@@ -8645,6 +9040,15 @@ static void tshi_loss_backward(tshi_node *node) {
         if (kept.local[i] >= 0)
             row[kept.local[i] * last] -= TSHI_R(each * keep * (double)kept.own[i]);
     }
+}
+
+static void tshi_loss_backward(tshi_node *node) {
+    const tshi_loss *loss = (const tshi_loss *)node->more;
+    tshi_loss_work work;
+    work.node = node;
+    if (!tshi_tape_dest(node, 0, &work.dest)) return;
+    tshi_team_run(tshi_kernel_row_pieces(node->out->ctx, loss->rows, loss->classes), loss->rows, 1,
+                  tshi_loss_backward_rows, &work);
 }
 
 /* -- what is asked for ------------------------------------------------------ */
@@ -8850,9 +9254,26 @@ static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc
     return 1;
 }
 
+/* A kernel over all rows: at x, m, sums, scratch, w, t; s as the kernel's. */
+static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel_fn kernel,
+                          tsh_real *const *at, const int64_t *s) {
+    tshi_rows work;
+    memset(&work, 0, sizeof work);
+    work.kernel = kernel;
+    work.n = 6;
+    work.s = s;
+    memcpy(work.at, at, 6 * sizeof *at);
+    work.step[0] = loss->step;
+    work.step[1] = work.step[2] = 1;
+    work.own[3] = loss->classes;
+    work.step[5] = loss->classes;
+    tshi_team_run(tshi_kernel_row_pieces(ctx, loss->rows, loss->classes), loss->rows, 1,
+                  tshi_kernel_rows_piece, &work);
+}
+
 /* The sums of the options, and B, this rank's part. at: x, m, sums, scratch. */
 static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
-                            const tshi_loss_kept *kept, tsh_real *sums, void **at) {
+                            const tshi_loss_kept *kept, tsh_real *sums, tsh_real **at) {
     const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_even,
                          loss->at_even ? loss->at_even + 1 : 0, loss->at_all};
     const tsh_real *values = tshi_tensor_values(in[0]);
@@ -8864,7 +9285,7 @@ static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
     at[5] = loss->probs ? tshi_tensor_values(in[1]) : NULL;
     for (s[2] = TSHI_LOSS_A; s[2] <= TSHI_LOSS_W; s[2]++) {
         at[2] = sums + n * rows[s[2]];
-        if (rows[s[2]]) tshi_loss_term[in[0]->ctx->isa](n, at, s, NULL);
+        if (rows[s[2]]) tshi_loss_run(in[0]->ctx, loss, tshi_loss_term[in[0]->ctx->isa], at, s);
     }
     for (i = 0; i < n && !loss->probs; i++) {
         int64_t y = kept->local[i];
@@ -8898,23 +9319,23 @@ static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
 }
 
 /* Row losses: two passes over the logits, with a collective after each where classes are cut.
- * sums: rows of TSHI_LOSS_SUMS sums, then scratch of a row of classes. */
+ * sums: rows of TSHI_LOSS_SUMS sums, the losses, then a row of classes for each piece. */
 static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const tshi_loss_kept *kept,
                            tsh_real *sums, tsh_real *losses) {
     tsh_ctx *ctx = in[0]->ctx;
     int64_t s[2], n = loss->rows;
-    void *at[6];
+    tsh_real *at[6] = {NULL, NULL, NULL, NULL, NULL, NULL};
     s[0] = loss->classes;
     s[1] = loss->step;
     at[0] = tshi_tensor_values(in[0]);
     at[1] = kept->most;
     at[2] = sums;
-    at[3] = sums + TSHI_LOSS_SUMS * n;
-    tshi_loss_max[ctx->isa](n, at, s, NULL);
+    at[3] = sums + (TSHI_LOSS_SUMS + 1) * n;
+    tshi_loss_run(ctx, loss, tshi_loss_max[ctx->isa], at, s);
     if (loss->cut)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, kept->most, n, TSH_REAL, TSH_MAX),
                               "tsh_cross_entropy: all-reduce of the row maxima");
-    tshi_loss_sum[ctx->isa](n, at, s, NULL);
+    tshi_loss_run(ctx, loss, tshi_loss_sum[ctx->isa], at, s);
     tshi_loss_terms(in, loss, kept, sums, at);
     if (loss->cut)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, loss->sums * n, TSH_REAL, TSH_SUM),
@@ -8948,9 +9369,8 @@ static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tshi_lo
 static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc,
                              tshi_loss *loss, const tshi_loss_kept *kept, tsh_real *sums,
                              tsh_tensor *out) {
-    tsh_real *losses = desc->reduction == TSH_REDUCE_NONE
-                           ? tshi_tensor_values(out)
-                           : sums + TSHI_LOSS_SUMS * loss->rows + loss->classes;
+    tsh_real *losses = desc->reduction == TSH_REDUCE_NONE ? tshi_tensor_values(out)
+                                                          : sums + TSHI_LOSS_SUMS * loss->rows;
     tshi_block *scratch = NULL;
     const void *values;
     int64_t i;
@@ -8979,6 +9399,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     tshi_loss loss;
     tshi_loss_kept kept;
     tshi_node *node = NULL;
+    int64_t scratch;
     memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
     in[0] = logits;
@@ -8993,9 +9414,9 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                               (size_t)loss.rows *
                                   (TSHI_LOSS_KEPT * sizeof(tsh_real) + sizeof *kept.local))
               : NULL;
-    /* sums and losses (rows each), one row of classes */
+    scratch = tshi_kernel_row_pieces(ctx, loss.rows, loss.classes) * loss.classes;
     sums = aux ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                               (size_t)((TSHI_LOSS_SUMS + 1) * loss.rows + loss.classes) *
+                               (size_t)((TSHI_LOSS_SUMS + 1) * loss.rows + scratch) *
                                    sizeof(tsh_real))
                : NULL;
     if (sums) {
@@ -9105,8 +9526,15 @@ static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) 
 
 /* -- forward ---------------------------------------------------------------- */
 
+/* The next module in pre-order below root; NULL at the end. */
+static tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
+    if (module->first) return module->first;
+    while (module != root && !module->next) module = module->parent;
+    return module == root ? NULL : module->next;
+}
+
 /* A module's forward, its inputs and output brought to what PREPARE rules ask for. */
-static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
+static tsh_tensor *tshi_module_plain(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
     int i;
     if (module->prepared && n != module->prepared)
@@ -9118,6 +9546,173 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
                                                : in[i];
     y = module->kind->forward(module, module->prepared ? ready : in, n);
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
+}
+
+/* -- modules that are computed again ----------------------------------------- */
+
+/* Chen et al. 2016: the tape keeps such a module's inputs and what its random numbers are keyed by,
+ * and nothing of what happens inside; backward computes it once more. */
+typedef struct tshi_replay {
+    tsh_module *module;
+    uint64_t *counts;
+    int inputs; /* on the tape the parameters follow them */
+} tshi_replay;
+
+/* Reads, or sets, the counts of random numbers: the ctx's, and those of all modules below. Returns
+ * how many there are. */
+static size_t tshi_module_counts(tsh_module *module, uint64_t *counts, int set) {
+    tsh_ctx *ctx = module->ctx;
+    tsh_module *m = module;
+    uint64_t *next = &ctx->randn_calls;
+    size_t n;
+    for (n = 0; next; n++) {
+        if (counts && set) *next = counts[n];
+        if (counts && !set) counts[n] = *next;
+        if (n > 1) m = tshi_module_next(module, m);
+        next = n == 0 ? &ctx->dropout_calls : m ? &m->dropout_calls : NULL;
+    }
+    return n;
+}
+
+static uint64_t *tshi_module_count_now(tsh_module *module) {
+    size_t n = tshi_module_counts(module, NULL, 0);
+    uint64_t *counts = (uint64_t *)tshi_mem_book(module->ctx, &module->ctx->tape.arena,
+                                                 n * sizeof *counts);
+    if (counts) (void)tshi_module_counts(module, counts, 0);
+    return counts;
+}
+
+/* Input i once more, with a gradient of its own. */
+static tsh_tensor *tshi_module_input(const tshi_node *node, int i) {
+    tsh_tensor *in = node->in[i], *x = in ? tshi_tensor_window(in, node->saved[i]) : NULL;
+    if (!x || !in->base->wants) return x;
+    if (!tshi_tensor_is_dense(x)) x = tshi_map_copy("tsh_checkpoint", x);
+    if (x) x->wants = 1;
+    return x;
+}
+
+/* y's gradient becomes that of the node's output, and goes back to the leaves. */
+static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
+    tsh_ctx *ctx = y->ctx;
+    tshi_loop loop = tshi_kernel_space(y);
+    tshi_dest dest;
+    if (!y->base->wants || !tshi_tape_open(y, &y->base->gr, &dest)) return;
+    tshi_kernel_operand(&loop, y, dest.data, dest.stride, sizeof(tsh_real));
+    tshi_kernel_operand(&loop, y, tshi_tape_grad(node), node->out->stride, sizeof(tsh_real));
+    tshi_kernel_run(
+        &loop, dest.add ? tshi_kernel_add[ctx->isa] : tshi_kernel_copy(sizeof(tsh_real), ctx->isa),
+        NULL);
+    tshi_tape_mark(ctx, y);
+    tshi_tape_let_go(ctx, y, ctx->depth);
+    tshi_tape_walk(ctx);
+}
+
+/* The gradient of input i, completed, is added to what the tape holds of it. */
+static void tshi_module_ascend(tshi_node *node, int i, tsh_tensor *x) {
+    tsh_ctx *ctx = node->out->ctx;
+    tshi_dest dest;
+    if (x->gp.live && ctx->tp.size > 1)
+        (void)tshi_error_comm(ctx,
+                              tsh_allreduce(&ctx->tp, tshi_mem_data(x->gp.block),
+                                            tsh_local_numel(x), TSH_REAL, TSH_SUM),
+                              "tsh_backward: all-reduce of the gradient of a checkpoint's input");
+    if (ctx->error.code != TSH_OK) return;
+    tshi_tape_merge(x);
+    if (x->gr.live && tshi_tape_dest(node, i, &dest))
+        tshi_tape_pour(node, i, &dest, (const tsh_real *)tshi_mem_data(x->gr.block), x->stride);
+}
+
+static void tshi_module_again(tshi_node *node) {
+    const tshi_replay *replay = (const tshi_replay *)node->more;
+    tsh_module *module = replay->module;
+    tsh_ctx *ctx = module->ctx;
+    tshi_node *outer = ctx->tape.newest;
+    tsh_tensor *x[TSHI_MODULE_INPUTS], *y;
+    uint64_t *now = tshi_module_count_now(module);
+    int i, no_grad = ctx->tape.no_grad;
+    if (!now) return;
+    ctx->tape.newest = NULL;
+    ctx->tape.no_grad = 0;
+    tsh_scope_begin(ctx);
+    for (i = 0; i < replay->inputs; i++) x[i] = tshi_module_input(node, i);
+    (void)tshi_module_counts(module, replay->counts, 1);
+    y = ctx->error.code == TSH_OK ? tshi_module_plain(module, x, replay->inputs) : NULL;
+    (void)tshi_module_counts(module, now, 1);
+    if (y) tshi_module_descend(node, y);
+    tshi_tape_walk(ctx); /* what is left after an error */
+    for (i = 0; i < replay->inputs; i++)
+        if (x[i] && x[i]->wants) tshi_module_ascend(node, i, x[i]);
+    tsh_scope_end(ctx);
+    ctx->tape.no_grad = no_grad;
+    ctx->tape.newest = outer;
+}
+
+/* The inputs, and the parameters below that want gradients; NULL without memory. */
+static tsh_tensor **tshi_module_sources(tsh_module *module, tsh_tensor **in, int *n) {
+    tsh_ctx *ctx = module->ctx;
+    tsh_tensor **all;
+    tsh_module *m;
+    int i, count = *n;
+    for (m = module; m; m = tshi_module_next(module, m)) count += TSHI_MODULE_PARAMS;
+    all = (tsh_tensor **)tshi_mem_book(ctx, &ctx->tape.arena, (size_t)count * sizeof *all);
+    for (i = 0; i < *n && all; i++) all[i] = in[i];
+    for (m = module; m && all; m = tshi_module_next(module, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (m->param[i] && m->param[i]->wants) all[(*n)++] = m->param[i];
+    return all;
+}
+
+/* Computes without a tape, in a scope of which only the result is left. */
+static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_ctx *ctx = module->ctx;
+    tsh_tensor *y, form;
+    tshi_block *block;
+    tsh_scope_begin(ctx);
+    tsh_no_grad_begin(ctx);
+    y = tshi_module_plain(module, in, n);
+    if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
+    tsh_no_grad_end(ctx);
+    if (y) {
+        form = *y;
+        block = y->block;
+        block->refs++;
+    }
+    tsh_scope_end(ctx);
+    if (!y) return NULL;
+    y = tshi_tensor_window(&form, block);
+    tshi_mem_drop(ctx, block);
+    return y;
+}
+
+static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_ctx *ctx = module->ctx;
+    uint64_t *counts = tshi_module_count_now(module);
+    int sources = n;
+    tsh_tensor **all, *y;
+    tshi_replay *replay;
+    tshi_node *node;
+    if (n > TSHI_MODULE_INPUTS)
+        return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
+                               "%s: a checkpoint takes %d inputs at most, not %d", module->path,
+                               TSHI_MODULE_INPUTS, n);
+    if (!counts || !tshi_tensor_check(module->path, in, n)) return NULL;
+    y = tshi_module_untaped(module, in, n);
+    all = y ? tshi_module_sources(module, in, &sources) : NULL;
+    if (!all) return NULL;
+    node = tshi_tape_record("tsh_checkpoint", y, all, sources, (1 << n) - 1, tshi_module_again,
+                            sizeof *replay);
+    if (!node) return y;
+    replay = (tshi_replay *)node->more;
+    replay->module = module;
+    replay->counts = counts;
+    replay->inputs = n;
+    return y;
+}
+
+static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
+    if (!module->checkpoint) return tshi_module_plain(module, in, n);
+    if (module->ctx->tape.no_grad) return tshi_module_untaped(module, in, n);
+    return tshi_module_checkpointed(module, in, n);
 }
 
 static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
@@ -9272,13 +9867,6 @@ TSH_API tsh_module *tsh_add_module(tsh_module *parent, const char *name,
 }
 
 /* -- walking ---------------------------------------------------------------- */
-
-/* The next module in pre-order below root; NULL at the end. */
-static tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
-    if (module->first) return module->first;
-    while (module != root && !module->next) module = module->parent;
-    return module == root ? NULL : module->next;
-}
 
 /* How many edits turn a into b (Levenshtein), for "did you mean". */
 static int tshi_module_distance(const char *a, const char *b) {
@@ -9467,6 +10055,10 @@ TSH_API tsh_result tsh_reset_parameters(tsh_module *module) {
 TSH_API void tsh_train(tsh_module *module, int on) {
     tsh_module *m;
     for (m = module; m; m = tshi_module_next(module, m)) m->evaluating = !on;
+}
+
+TSH_API void tsh_checkpoint(tsh_module *module, int on) {
+    if (module) module->checkpoint = on != 0;
 }
 
 TSH_API int tsh_training(const tsh_module *module) {
@@ -10941,6 +11533,48 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, void *const *at, const int64
 }
 TSHI_KERNEL(tshi_optim_squares);
 
+/* The sums of squares of blocks, each by itself, so that threads share them. */
+enum { TSHI_OPTIM_BLOCK = 1 << 16 };
+
+typedef struct tshi_squares {
+    tsh_real *x;
+    int64_t n;
+    double *sums;
+    tshi_kernel_fn kernel;
+} tshi_squares;
+
+static void tshi_optim_blocks(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_squares *all = (const tshi_squares *)job;
+    void *at[2];
+    (void)piece;
+    for (; from < to; from++) {
+        int64_t first = from * TSHI_OPTIM_BLOCK;
+        at[0] = all->x + first;
+        at[1] = all->sums + from;
+        all->sums[from] = 0;
+        all->kernel(tshi_base_min(TSHI_OPTIM_BLOCK, all->n - first), at, NULL, NULL);
+    }
+}
+
+static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
+    const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
+    tshi_block *scratch;
+    tshi_squares all;
+    double sum = 0;
+    int64_t i;
+    if (!n) return 0;
+    scratch = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
+    if (!scratch) return 0;
+    all.x = x;
+    all.n = n;
+    all.sums = (double *)tshi_mem_data(scratch);
+    all.kernel = tshi_optim_squares[ctx->isa];
+    tshi_team_run(tshi_team_pieces(ctx, blocks, 1), blocks, 1, tshi_optim_blocks, &all);
+    for (i = 0; i < blocks; i++) sum += all.sums[i];
+    tshi_mem_drop(ctx, scratch);
+    return sum;
+}
+
 typedef struct tshi_norm_sum {
     double sum;
     tsh_ctx *ctx;
@@ -10950,15 +11584,13 @@ typedef struct tshi_norm_sum {
 static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) {
     tshi_norm_sum *norm = (tshi_norm_sum *)user;
     tsh_ctx *ctx = norm->ctx;
-    void *at[2];
     (void)path;
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
-    at[0] = tshi_mem_data(param->gr.block);
-    at[1] = &norm->sum;
-    tshi_optim_squares[ctx->isa](tsh_local_numel(param), at, NULL, NULL);
+    norm->sum += tshi_optim_sum_squares(ctx, (tsh_real *)tshi_mem_data(param->gr.block),
+                                        tsh_local_numel(param));
 }
 
 /* The 2-norm of all gradients below module, the same on every rank of tp and pp. Not finite where
@@ -11065,20 +11697,43 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
 }
 
 /* A kernel over all of x, or over the rows that a row-sparse gradient touches. */
-static void tshi_optim_run(const tsh_tensor *x, tshi_kernel_fn kernel, void *const *at,
-                           const double *p) {
-    const int32_t *marks = x->sparse ? (const int32_t *)tshi_mem_data(x->marks) : NULL;
-    int64_t rows = marks ? x->local[0] : 1, width, r, n;
+typedef struct tshi_optim_work {
+    tshi_kernel_fn kernel;
+    void *const *at;
+    const double *p;
+    const int32_t *marks; /* of rows; NULL: units are elements */
+    int64_t width;        /* of a row */
+} tshi_optim_work;
+
+static void tshi_optim_piece(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_optim_work *work = (const tshi_optim_work *)job;
+    const int32_t *marks = work->marks;
+    int64_t r, n;
     void *part[4];
     int i;
-    width = rows ? tsh_local_numel(x) / rows : 0;
-    for (r = 0; r < rows; r += n) {
-        n = 1;
+    (void)piece;
+    for (r = from; r < to; r += n) {
+        n = marks ? 1 : to - from;
         if (marks && !marks[r]) continue;
-        while (marks && r + n < rows && marks[r + n]) n++;
-        for (i = 0; i < 4; i++) part[i] = at[i] ? (tsh_real *)at[i] + r * width : NULL;
-        kernel(n * width, part, NULL, p);
+        while (marks && r + n < to && marks[r + n]) n++;
+        for (i = 0; i < 4; i++)
+            part[i] = work->at[i] ? (tsh_real *)work->at[i] + r * work->width : NULL;
+        work->kernel(n * work->width, part, NULL, work->p);
     }
+}
+
+static void tshi_optim_run(const tsh_tensor *x, tshi_kernel_fn kernel, void *const *at,
+                           const double *p) {
+    tshi_optim_work work;
+    int64_t count = tsh_local_numel(x), rows = x->sparse ? x->local[0] : count;
+    if (!count) return;
+    work.kernel = kernel;
+    work.at = at;
+    work.p = p;
+    work.marks = x->sparse ? (const int32_t *)tshi_mem_data(x->marks) : NULL;
+    work.width = count / rows;
+    tshi_team_run(tshi_kernel_row_pieces(x->ctx, rows, work.width), rows, x->sparse ? 1 : 16,
+                  tshi_optim_piece, &work);
 }
 
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {

@@ -94,6 +94,7 @@ static void add_block(tsh_module *h, int64_t index, gpt_settings *set) {
 
     snprintf(name, sizeof name, "%d", (int)index);
     tsh_module *self = tsh_add_module(h, name, &as_block);
+    tsh_checkpoint(self, set->checkpoint);
     tsh_add_layer_norm(self, "ln_1", &norm);
     tsh_module *attn = tsh_add_module(self, "attn", &as_attention);
     tsh_set_argument(attn, "num_heads", set->heads); /* a policy asks for it */
@@ -243,6 +244,11 @@ static void make_optimiser(gpt_trainer *t) {
                                  .total = set->steps};
 }
 
+/* A model of GPT-2's size has GPT-2's vocabulary, whatever the text. */
+static int64_t vocabulary_of(const gpt_job *job) {
+    return job->set.vocabulary ? job->set.vocabulary : job->text.vocabulary;
+}
+
 static void make_trainer(gpt_trainer *t, tsh_ctx *ctx, gpt_job *job) {
     const tsh_shape shape = tsh_shape2(job->set.batch, job->set.context);
     tsh_plan_rule plan[PLAN_RULES];
@@ -252,7 +258,7 @@ static void make_trainer(gpt_trainer *t, tsh_ctx *ctx, gpt_job *job) {
     t->job = job;
     t->set = &job->set;
     t->gpt = tsh_root(ctx);
-    add_gpt(t->gpt, &job->set, job->text.vocabulary);
+    add_gpt(t->gpt, &job->set, vocabulary_of(job));
     rules = choose_plan(plan, &job->set);
     tsh_parallelize(t->gpt, plan, rules);
     if (t->set->policy != NULL) tsh_parallelize_policy(t->gpt, tsh_policy_find(t->set->policy));
@@ -384,6 +390,7 @@ static int32_t next_token(gpt_trainer *t, const int32_t *window, int64_t count, 
     tsh_scope_begin(t->ctx);
     tsh_tensor *last = tsh_slice(gpt_hidden(t->gpt, ids), 1, count - 1, 1); /* (1, 1, C) */
     tsh_tensor *full = tsh_full(call(t->gpt, "lm_head", last));             /* (1, 1, V) */
+    full = tsh_slice(full, -1, 0, vocabulary); /* no byte stands for the others */
     tsh_read(t->ctx, full, TSH_GLOBAL, logits, (size_t)vocabulary * sizeof *logits);
     tsh_scope_end(t->ctx);
     tsh_tensor_free(ids);
@@ -453,7 +460,7 @@ static void print_intent(gpt_trainer *t) {
            report_commas(a, text->train_size), report_commas(b, text->val_size));
     printf("model     %d layers, %d heads, width %d, context %d, vocabulary %d: %s parameters\n",
            (int)set->layers, (int)set->heads, (int)set->width, (int)set->context,
-           (int)text->vocabulary, report_commas(a, sum.all));
+           (int)vocabulary_of(t->job), report_commas(a, sum.all));
     printf("ranks     %d %s: tp %d x dp %d\n", tsh_world(t->ctx)->size,
            set->tcp ? "processes" : "threads of this process", tsh_tp(t->ctx)->size,
            tsh_dp(t->ctx)->size);
@@ -536,7 +543,10 @@ static int join_world(gpt_job *job) {
 
 static int run_ranks(gpt_job *job) {
     const gpt_settings *set = &job->set;
-    tsh_desc desc = {.tp = (int)set->tp, .seed = (uint64_t)set->seed, .comm = job->comm};
+    tsh_desc desc = {.tp = (int)set->tp,
+                     .seed = (uint64_t)set->seed,
+                     .threads = (int)set->threads,
+                     .comm = job->comm};
     if (!set->tcp) return tsh_threads_run((int)set->ranks, &desc, run_rank, job);
     memset(&job->comm, 0, sizeof job->comm); /* the ctx closes it */
     return tsh_run(&desc, run_rank, job);

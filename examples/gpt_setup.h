@@ -24,9 +24,9 @@ typedef struct gpt_settings {
     const char *out;
     const char *policy; /* NULL: the plan in gpt.c */
     const char *backend;
-    int tcp, chars, sequence_parallel; /* tcp: what backend says */
-    int64_t ranks, tp;                 /* tp 0: as many as ranks */
-    int64_t layers, heads, width, context;
+    int tcp, chars, sequence_parallel, checkpoint; /* tcp: what backend says */
+    int64_t ranks, tp, threads; /* tp 0: as many as ranks; threads: of each rank */
+    int64_t layers, heads, width, context, vocabulary;
     int64_t batch, steps, eval_every, seed, sample;
     double lr, dropout;
 } gpt_settings;
@@ -35,6 +35,7 @@ static const gpt_settings defaults = {
     .out = "build/run",
     .backend = "threads",
     .ranks = 2,
+    .threads = 1,
     .layers = 4,
     .heads = 4,
     .width = 128,
@@ -60,7 +61,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 20 };
+enum { FLAGS = 23 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -82,13 +83,19 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"ranks", "threads that share the work", .whole = &s->ranks, .low = 1, .high = MAX_RANKS},
         {"tp", "ranks that share one copy of the model; 0: all", .whole = &s->tp,
          .high = MAX_RANKS},
+        {"threads", "threads of each rank, where the compiler has OpenMP", .whole = &s->threads,
+         .low = 1, .high = 1024},
         {"sequence-parallel", "cut the residual, norms and dropout along the sequence, too",
          .on = &s->sequence_parallel},
+        {"checkpoint", "compute every block again in backward, for less memory",
+         .on = &s->checkpoint},
         {"policy", "shard the blocks by the policy of this family: gpt2", .string = &s->policy},
         {"layers", "transformer blocks", .whole = &s->layers, .low = 1, .high = 1000},
         {"heads", "attention heads", .whole = &s->heads, .low = 1, .high = 1000},
         {"width", "features per token", .whole = &s->width, .low = 1, .high = 100000},
         {"context", "tokens that the model sees", .whole = &s->context, .low = 1, .high = 1e6},
+        {"vocabulary", "tokens that the model could tell apart; 0: those of the text",
+         .whole = &s->vocabulary, .high = 1e7},
         {"batch", "texts per step and replica", .whole = &s->batch, .low = 1, .high = 1e5},
         {"steps", "steps of the optimiser", .whole = &s->steps, .low = 1, .high = 1e9},
         {"lr", "learning rate at its highest", .real = &s->lr, .low = 1e-12, .high = 1e3},
@@ -270,6 +277,9 @@ static int load_text(gpt_text *t, const gpt_settings *set) {
                       (long long)t->train_size, (long long)t->val_size, (long long)set->context,
                       (long long)set->context + 1);
     make_tokens(t, set->chars);
+    if (set->vocabulary && set->vocabulary < t->vocabulary)
+        return refuse("--vocabulary %lld is less than the %lld tokens of the text",
+                      (long long)set->vocabulary, (long long)t->vocabulary);
     return 0;
 }
 

@@ -206,6 +206,7 @@ static void work_gpt(tsh_ctx *ctx) {
     tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
     tsh_optim *optim;
     int step;
+    tsh_checkpoint(tsh_find(gpt, "h.0"), 1);
     (void)tsh_materialize(gpt); /* first whole, so that sharding needs memory too */
     (void)tsh_parallelize(gpt, gpt_plan, GPT_RULES);
     optim = tsh_optim_new(gpt, &adamw);
