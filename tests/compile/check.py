@@ -32,7 +32,8 @@ SHOWN = 30  # lines of what it said
 # and a backend's, which brings the core's along. The optimiser sees most (values that may be unset,
 # bounds) and takes longest, but cares little about the standard.
 CORE = [["-O0"], ["-O3"], ["-O0"] + DOUBLE], [["-O3"] + DOUBLE, ["-O3"] + STATIC,
-                                              ["-O0", "-DTSHARD_NO_SIMD"]]
+                                              ["-O0", "-DTSHARD_NO_SIMD"],
+                                              ["-O3", "-fopenmp"]]
 BACKEND = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O0"] + STATIC]
 
 
