@@ -162,7 +162,8 @@
  * SPEED
  *   Compile with -O3 (and -fno-math-errno where the compiler has it, so that square roots
  *   vectorise). Kernels for AVX2 and AVX-512 are compiled beside portable ones and chosen at run
- *   time. tsh_desc.gemm takes any other matrix product. */
+ *   time. tsh_desc.gemm takes any other matrix product. With -fopenmp, tsh_desc.threads gives a
+ *   rank more cores: the same bits; ranks times threads should not be more than the cores. */
 
 /* ========================================================================== */
 /* >>config                                                     MARK: - config */
