@@ -4515,6 +4515,20 @@ static int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     return tshi_tape_open(t, tshi_tape_accumulator(node, i), dest);
 }
 
+/* The same for an op that reads input i once more while it writes there: where nobody else wants
+ * the saved values any more, the gradient takes their place. */
+static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
+    tsh_tensor *t = node->in[i], *base = t->base;
+    tshi_accumulator *acc = tshi_tape_accumulator(node, i);
+    tshi_block *values = node->saved[i];
+    if (base->wants && !acc->block && values && values->refs == 1 && !base->offset && !t->offset &&
+        tshi_tensor_is_dense(t) && tsh_local_numel(t) == tsh_local_numel(base)) {
+        acc->block = values;
+        values->refs++;
+    }
+    return tshi_tape_dest(node, i, dest);
+}
+
 /* The same, zeroed where nothing was there yet: for ops that only add. */
 static int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
     if (!tshi_tape_dest(node, i, dest)) return 0;
@@ -8962,14 +8976,17 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, void *const *at, const int64_t *
 }
 TSHI_KERNEL(tshi_loss_term);
 
-/* One row of dx (+)= g e^(x - m - log S): at dx, x; s: step of dx; p: g, m, log S, add. */
+/* One row of dx (+)= g e^(x - m - log S): at dx, x, which may be dx; s: step of dx; p: g, m, log S,
+ * add. */
 TSHI_INLINE void tshi_loss_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
-    tsh_real *TSHI_RESTRICT dx = (tsh_real *)at[0];
-    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
+    tsh_real *dx = (tsh_real *)at[0];
+    const tsh_real *x = (const tsh_real *)at[1];
     const tsh_real g = TSHI_R(p[0]), most = TSHI_R(p[1]), log_sum = TSHI_R(p[2]);
     int64_t c;
-    if (s[0] == 1 && !(p[3] > 0))
+    if (dx == x)
+        for (c = 0; c < n; c++) dx[c] = g * tshi_kernel_exp(dx[c] - most - log_sum);
+    else if (s[0] == 1 && !(p[3] > 0))
         for (c = 0; c < n; c++) dx[c] = g * tshi_kernel_exp(x[c] - most - log_sum);
     else
         for (c = 0; c < n; c++)
@@ -9045,9 +9062,11 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
 
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->more;
+    int once = !loss->probs && !(loss->smoothing > 0); /* a row is read in one pass */
     tshi_loss_work work;
     work.node = node;
-    if (!tshi_tape_dest(node, 0, &work.dest)) return;
+    if (!(once ? tshi_tape_dest_over(node, 0, &work.dest) : tshi_tape_dest(node, 0, &work.dest)))
+        return;
     tshi_team_run(tshi_kernel_row_pieces(node->out->ctx, loss->rows, loss->classes), loss->rows, 1,
                   tshi_loss_backward_rows, &work);
 }
