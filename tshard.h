@@ -1054,9 +1054,10 @@ TSH_API int tsh_training(const tsh_module *module);
 /* On: of this module's forward only inputs and output are kept, and backward computes it again,
  * with the same dropout masks: the same bits, in the memory of one such module at a time, for a
  * third more time. For transformer blocks, mostly. Its forward must be a function of its inputs and
- * parameters, take at most 16 tensors, and retain none; its collectives run twice. Without
- * gradients it frees what it does not return. torch.utils.checkpoint (Chen et al. 2016). Off at
- * first. */
+ * parameters, which stay as they are until then, take at most 16 tensors, and retain none; its
+ * collectives run twice. An input that the output does not depend on gets zeros for a gradient.
+ * Without gradients it frees what it does not return. torch.utils.checkpoint (Chen et al. 2016).
+ * Off at first. */
 TSH_API void tsh_checkpoint(tsh_module *module, int on);
 TSH_API void tsh_zero_grads(tsh_module *module);
 
@@ -1874,7 +1875,13 @@ typedef void (*tshi_team_fn)(void *job, int piece, int64_t from, int64_t to);
 /* How many pieces n units make, each worth a thread: of at least `least` units. */
 static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t least) {
     const int64_t most = n / (least > 0 ? least : 1);
+#if defined(_OPENMP)
     return most < 2 ? 1 : (int)tshi_base_min(most, ctx->threads);
+#else
+    (void)ctx;
+    (void)most;
+    return 1;
+#endif
 }
 
 /* Calls fn for each piece, cut at multiples of `unit`. */
@@ -4426,13 +4433,12 @@ static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
 /* Records an op whose output is done. NULL: nothing is to be recorded (or memory ran out, which ctx
  * then knows). save: bit i keeps input i's values, TSHI_SAVE_OUT the output's. more: bytes of
  * options to come. */
-static tshi_node *tshi_tape_record(const char *name, tsh_tensor *out, tsh_tensor *const *in, int n,
-                                   int save, void (*backward)(tshi_node *), size_t more) {
+static tshi_node *tshi_tape_add(const char *name, tsh_tensor *out, tsh_tensor *const *in, int n,
+                                int save, void (*backward)(tshi_node *), size_t more) {
     tsh_ctx *ctx = out->ctx;
     tshi_arena *arena = &ctx->tape.arena;
     tshi_node *node;
     int i;
-    if (!tshi_tape_records(ctx, in, n)) return NULL;
     node = (tshi_node *)tshi_mem_book(ctx, arena, sizeof *node);
     if (node) node->in = (tsh_tensor **)tshi_mem_book(ctx, arena, (size_t)n * sizeof *node->in);
     if (node)
@@ -4457,6 +4463,13 @@ static tshi_node *tshi_tape_record(const char *name, tsh_tensor *out, tsh_tensor
     out->wants = 1;
     out->node = node;
     return node;
+}
+
+/* The same where an input wants a gradient; else NULL. */
+static tshi_node *tshi_tape_record(const char *name, tsh_tensor *out, tsh_tensor *const *in, int n,
+                                   int save, void (*backward)(tshi_node *), size_t more) {
+    if (!tshi_tape_records(out->ctx, in, n)) return NULL;
+    return tshi_tape_add(name, out, in, n, save, backward, more);
 }
 
 /* Saved values of input i (i = n: the output), with that tensor's strides. */
@@ -4585,7 +4598,7 @@ static void tshi_tape_give(tshi_node *node, int i) {
     if (!base || !base->wants || (node->given >> i & 1u)) return;
     node->given |= 1u << i;
     if (!tshi_tape_is_partial(node, i) || --base->expected > 0) return;
-    if (!base->node || base->node->raw || ctx->error.code != TSH_OK) return;
+    if (!base->node || base->node->raw || !base->gp.live || ctx->error.code != TSH_OK) return;
     (void)tshi_error_comm(ctx,
                           tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block),
                                               tsh_local_numel(base), TSH_REAL, TSH_SUM, &base->req),
@@ -4638,16 +4651,22 @@ static tsh_real *tshi_tape_grad(const tshi_node *node) {
     return (tsh_real *)tshi_mem_data(node->out->gr.block);
 }
 
-/* dest (+)= dense values of input i's local shape. */
-static void tshi_tape_pour(const tshi_node *node, int i, const tshi_dest *dest,
-                           const tsh_real *values, const int64_t *stride) {
-    tsh_ctx *ctx = node->out->ctx;
-    tshi_loop loop = tshi_kernel_space(node->in[i]);
-    tshi_kernel_operand(&loop, node->in[i], dest->data, dest->stride, sizeof(tsh_real));
-    tshi_kernel_operand(&loop, node->in[i], tshi_kernel_read(values), stride, sizeof(tsh_real));
+/* dest (+)= values of t's local shape. */
+static void tshi_tape_pour_at(tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
+                              const int64_t *stride) {
+    tsh_ctx *ctx = t->ctx;
+    tshi_loop loop = tshi_kernel_space(t);
+    tshi_kernel_operand(&loop, t, dest->data, dest->stride, sizeof(tsh_real));
+    tshi_kernel_operand(&loop, t, tshi_kernel_read(values), stride, sizeof(tsh_real));
     tshi_kernel_run(
         &loop, dest->add ? tshi_kernel_add[ctx->isa] : tshi_kernel_copy(sizeof(tsh_real), ctx->isa),
         NULL);
+}
+
+/* The same for input i of a node. */
+static void tshi_tape_pour(const tshi_node *node, int i, const tshi_dest *dest,
+                           const tsh_real *values, const int64_t *stride) {
+    tshi_tape_pour_at(node->in[i], dest, values, stride);
 }
 
 /* -- backward --------------------------------------------------------------- */
@@ -4984,11 +5003,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->gemm = desc->gemm;
     ctx->gemm_kernel = tshi_gemm_pick();
     ctx->isa = tshi_kernel_isa();
-#if defined(_OPENMP)
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
-#else
-    ctx->threads = 1;
-#endif
     ctx->seed = desc->seed;
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1;
@@ -8547,7 +8562,25 @@ typedef struct tshi_heads {
     tshi_block *block;
 } tshi_heads;
 
-/* Scratch of a piece: two tiles (the second holds a tile of O too), rows, delta. */
+/* Whether heads of a and b, views of one base perhaps, get their gradients in different places, or
+ * each in the same one. */
+static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
+    const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
+    int64_t wide_low = (low->local[1] - 1) * low->stride[1] + (low->local[3] - 1) * low->stride[3];
+    int64_t wide_high = (high->local[1] - 1) * high->stride[1] +
+                        (high->local[3] - 1) * high->stride[3];
+    int d;
+    if (a->base != b->base || !a->base->wants) return 1;
+    for (d = 0; d < 4; d++)
+        if (a->stride[d] != b->stride[d]) return 0;
+    if (a->offset == b->offset) return a->local[1] == b->local[1];
+    if (low->offset + wide_low >= high->offset) return 0;
+    for (d = 0; d <= 2; d += 2) /* side by side in every row */
+        if (a->local[d] > 1 && high->offset + wide_high - low->offset >= a->stride[d]) return 0;
+    return 1;
+}
+
+/* Scratch of each piece: two tiles (the second holds a tile of O too), rows, delta. */
 static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                 const tshi_attention *more) {
     enum { LEAST = 1 << 18 }; /* scores that are worth a thread, times D */
@@ -8566,7 +8599,8 @@ static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tens
     if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
     all->pieces = tshi_team_pieces(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, LEAST);
     all->pieces = (int)tshi_base_min(all->pieces, q->local[0] * all->groups);
-    if (all->pieces < 1) all->pieces = 1;
+    if (all->pieces < 1 || !tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))
+        all->pieces = 1;
     all->each = (size_t)(TSHI_TILE * TSHI_TILE + TSHI_TILE * wide + 2 * TSHI_TILE + h->tq);
     all->each = (all->each + 15) / 16 * 16;
     all->each_product = tshi_gemm_scratch(q->ctx->gemm_kernel, wide, wide, wide, wide, 1);
@@ -9570,116 +9604,138 @@ static tsh_tensor *tshi_module_plain(tsh_module *module, tsh_tensor **in, int n)
 
 /* -- modules that are computed again ----------------------------------------- */
 
-/* Chen et al. 2016: the tape keeps such a module's inputs and what its random numbers are keyed by,
- * and nothing of what happens inside; backward computes it once more. */
+/* Chen et al. 2016: the tape keeps such a module's inputs and the counts that random numbers are
+ * keyed by, and nothing of what happens inside; backward computes it once more. */
+typedef struct tshi_drawn {
+    const tsh_module *module;
+    uint64_t calls;
+} tshi_drawn;
+
+typedef struct tshi_draws {
+    uint64_t randn_calls, dropout_calls; /* of the ctx */
+    tshi_drawn *each;                    /* of all modules, in the order of the tree */
+    size_t count;
+} tshi_draws;
+
 typedef struct tshi_replay {
     tsh_module *module;
-    uint64_t *counts;
-    int inputs; /* on the tape the parameters follow them */
+    const tshi_draws *draws; /* as they were before the forward */
 } tshi_replay;
 
-/* Reads, or sets, the counts of random numbers: the ctx's, and those of all modules below. Returns
- * how many there are. */
-static size_t tshi_module_counts(tsh_module *module, uint64_t *counts, int set) {
-    tsh_ctx *ctx = module->ctx;
-    tsh_module *m = module;
-    uint64_t *next = &ctx->randn_calls;
-    size_t n;
-    for (n = 0; next; n++) {
-        if (counts && set) *next = counts[n];
-        if (counts && !set) counts[n] = *next;
-        if (n > 1) m = tshi_module_next(module, m);
-        next = n == 0 ? &ctx->dropout_calls : m ? &m->dropout_calls : NULL;
+/* The counts as they are; NULL without memory. */
+static tshi_draws *tshi_module_draws(tsh_ctx *ctx) {
+    tshi_arena *arena = &ctx->tape.arena;
+    tshi_draws *draws = (tshi_draws *)tshi_mem_book(ctx, arena, sizeof *draws);
+    tsh_module *m;
+    size_t n = 0;
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) n++;
+    if (draws) memset(draws, 0, sizeof *draws);
+    if (draws) draws->each = (tshi_drawn *)tshi_mem_book(ctx, arena, n * sizeof *draws->each);
+    if (!draws || !draws->each) return NULL;
+    draws->randn_calls = ctx->randn_calls;
+    draws->dropout_calls = ctx->dropout_calls;
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+        draws->each[draws->count].module = m;
+        draws->each[draws->count++].calls = m->dropout_calls;
     }
-    return n;
+    return draws;
 }
 
-static uint64_t *tshi_module_count_now(tsh_module *module) {
-    size_t n = tshi_module_counts(module, NULL, 0);
-    uint64_t *counts = (uint64_t *)tshi_mem_book(module->ctx, &module->ctx->tape.arena,
-                                                 n * sizeof *counts);
-    if (counts) (void)tshi_module_counts(module, counts, 0);
-    return counts;
+/* Sets the counts back; modules that were made since had drawn nothing. */
+static void tshi_module_redraw(tsh_ctx *ctx, const tshi_draws *draws) {
+    tsh_module *m;
+    size_t i = 0;
+    ctx->randn_calls = draws->randn_calls;
+    ctx->dropout_calls = draws->dropout_calls;
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+        int known = i < draws->count && draws->each[i].module == m;
+        m->dropout_calls = known ? draws->each[i++].calls : 0;
+    }
 }
 
-/* Input i once more, with a gradient of its own. */
+/* Input i once more: inside, its gradient goes where it goes outside. */
 static tsh_tensor *tshi_module_input(const tshi_node *node, int i) {
     tsh_tensor *in = node->in[i], *x = in ? tshi_tensor_window(in, node->saved[i]) : NULL;
-    if (!x || !in->base->wants) return x;
-    if (!tshi_tensor_is_dense(x)) x = tshi_map_copy("tsh_checkpoint", x);
-    if (x) x->wants = 1;
+    if (x) x->base = in->base;
     return x;
 }
 
-/* y's gradient becomes that of the node's output, and goes back to the leaves. */
+/* 0 and an error if something inside gets a gradient that is no input, parameter or part of it: its
+ * own all-reduce might be under way. */
+static int tshi_module_closed(const tshi_node *node) {
+    tsh_ctx *ctx = node->out->ctx;
+    const tshi_node *inner;
+    int i, k;
+    for (inner = ctx->tape.newest; inner; inner = inner->older)
+        for (i = 0; i < inner->n; i++) {
+            const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
+            if (!base || !base->wants || !base->node || base->depth >= ctx->depth) continue;
+            for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
+            if (k < node->n) continue;
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "%s: a checkpoint reads what %s gave, which wants a gradient, but is no "
+                           "input of its forward; make it one",
+                           ((const tshi_replay *)node->more)->module->path, base->node->name);
+            return 0;
+        }
+    return 1;
+}
+
+/* The gradient of the node's output becomes y's, and goes back to inputs and parameters. Partial
+ * sums are completed, unless y's producer takes them as they are, or is outside. */
 static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
     tsh_ctx *ctx = y->ctx;
-    tshi_loop loop = tshi_kernel_space(y);
+    tsh_tensor *out = node->out, *base = y->base;
+    const tshi_accumulator *from[2];
+    tshi_accumulator *to[2];
     tshi_dest dest;
-    if (!y->base->wants || !tshi_tape_open(y, &y->base->gr, &dest)) return;
-    tshi_kernel_operand(&loop, y, dest.data, dest.stride, sizeof(tsh_real));
-    tshi_kernel_operand(&loop, y, tshi_tape_grad(node), node->out->stride, sizeof(tsh_real));
-    tshi_kernel_run(
-        &loop, dest.add ? tshi_kernel_add[ctx->isa] : tshi_kernel_copy(sizeof(tsh_real), ctx->isa),
-        NULL);
+    int i, as_it_is = !base->node || base->node->raw || base->depth < ctx->depth;
+    if (!base->wants || !(out->gr.live || out->gp.live)) return;
+    from[0] = &out->gr;
+    from[1] = &out->gp;
+    to[0] = &base->gr;
+    to[1] = as_it_is ? &base->gp : &base->gr;
+    if (out->gp.live && !as_it_is)
+        (void)tshi_error_comm(ctx,
+                              tsh_allreduce(&ctx->tp, tshi_mem_data(out->gp.block),
+                                            tsh_local_numel(out), TSH_REAL, TSH_SUM),
+                              "tsh_backward: all-reduce of the gradient of a checkpoint's output");
+    for (i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
+        if (from[i]->live && tshi_tape_open(y, to[i], &dest))
+            tshi_tape_pour_at(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
+                              out->stride);
+    if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->expected = 1;
     tshi_tape_mark(ctx, y);
     tshi_tape_let_go(ctx, y, ctx->depth);
     tshi_tape_walk(ctx);
 }
 
-/* The gradient of input i, completed, is added to what the tape holds of it. */
-static void tshi_module_ascend(tshi_node *node, int i, tsh_tensor *x) {
-    tsh_ctx *ctx = node->out->ctx;
-    tshi_dest dest;
-    if (x->gp.live && ctx->tp.size > 1)
-        (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->tp, tshi_mem_data(x->gp.block),
-                                            tsh_local_numel(x), TSH_REAL, TSH_SUM),
-                              "tsh_backward: all-reduce of the gradient of a checkpoint's input");
-    if (ctx->error.code != TSH_OK) return;
-    tshi_tape_merge(x);
-    if (x->gr.live && tshi_tape_dest(node, i, &dest))
-        tshi_tape_pour(node, i, &dest, (const tsh_real *)tshi_mem_data(x->gr.block), x->stride);
+/* The module's forward, and its result as a tensor of values. */
+static tsh_tensor *tshi_module_result(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *y = tshi_module_plain(module, in, n);
+    return y && tshi_tensor_check(module->path, &y, 1) ? y : NULL;
 }
 
 static void tshi_module_again(tshi_node *node) {
     const tshi_replay *replay = (const tshi_replay *)node->more;
-    tsh_module *module = replay->module;
-    tsh_ctx *ctx = module->ctx;
+    tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;
-    tsh_tensor *x[TSHI_MODULE_INPUTS], *y;
-    uint64_t *now = tshi_module_count_now(module);
+    tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL;
+    const tshi_draws *now = tshi_module_draws(ctx);
     int i, no_grad = ctx->tape.no_grad;
     if (!now) return;
+    tshi_module_redraw(ctx, replay->draws);
     ctx->tape.newest = NULL;
     ctx->tape.no_grad = 0;
     tsh_scope_begin(ctx);
-    for (i = 0; i < replay->inputs; i++) x[i] = tshi_module_input(node, i);
-    (void)tshi_module_counts(module, replay->counts, 1);
-    y = ctx->error.code == TSH_OK ? tshi_module_plain(module, x, replay->inputs) : NULL;
-    (void)tshi_module_counts(module, now, 1);
-    if (y) tshi_module_descend(node, y);
+    for (i = 0; i < node->n; i++) x[i] = tshi_module_input(node, i);
+    if (ctx->error.code == TSH_OK) y = tshi_module_result(replay->module, x, node->n);
+    tshi_module_redraw(ctx, now);
+    if (y && tshi_module_closed(node)) tshi_module_descend(node, y);
     tshi_tape_walk(ctx); /* what is left after an error */
-    for (i = 0; i < replay->inputs; i++)
-        if (x[i] && x[i]->wants) tshi_module_ascend(node, i, x[i]);
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
     ctx->tape.newest = outer;
-}
-
-/* The inputs, and the parameters below that want gradients; NULL without memory. */
-static tsh_tensor **tshi_module_sources(tsh_module *module, tsh_tensor **in, int *n) {
-    tsh_ctx *ctx = module->ctx;
-    tsh_tensor **all;
-    tsh_module *m;
-    int i, count = *n;
-    for (m = module; m; m = tshi_module_next(module, m)) count += TSHI_MODULE_PARAMS;
-    all = (tsh_tensor **)tshi_mem_book(ctx, &ctx->tape.arena, (size_t)count * sizeof *all);
-    for (i = 0; i < *n && all; i++) all[i] = in[i];
-    for (m = module; m && all; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i] && m->param[i]->wants) all[(*n)++] = m->param[i];
-    return all;
 }
 
 /* Computes without a tape, in a scope of which only the result is left. */
@@ -9689,7 +9745,7 @@ static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int 
     tshi_block *block;
     tsh_scope_begin(ctx);
     tsh_no_grad_begin(ctx);
-    y = tshi_module_plain(module, in, n);
+    y = tshi_module_result(module, in, n);
     if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
     tsh_no_grad_end(ctx);
     if (y) {
@@ -9704,28 +9760,40 @@ static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int 
     return y;
 }
 
+/* Whether a parameter below wants a gradient. */
+static int tshi_module_learns(tsh_module *module) {
+    tsh_module *m;
+    int i;
+    for (m = module; m; m = tshi_module_next(module, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (m->param[i] && m->param[i]->wants) return 1;
+    return 0;
+}
+
 static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    uint64_t *counts = tshi_module_count_now(module);
-    int sources = n;
-    tsh_tensor **all, *y;
+    const tshi_draws *draws;
+    tsh_tensor *y;
     tshi_replay *replay;
     tshi_node *node;
+    int i;
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "%s: a checkpoint takes %d inputs at most, not %d", module->path,
                                TSHI_MODULE_INPUTS, n);
-    if (!counts || !tshi_tensor_check(module->path, in, n)) return NULL;
-    y = tshi_module_untaped(module, in, n);
-    all = y ? tshi_module_sources(module, in, &sources) : NULL;
-    if (!all) return NULL;
-    node = tshi_tape_record("tsh_checkpoint", y, all, sources, (1 << n) - 1, tshi_module_again,
-                            sizeof *replay);
-    if (!node) return y;
+    for (i = 0; i < n; i++)
+        if (in[i] && !tshi_tensor_check(module->path, &in[i], 1)) return NULL;
+    draws = tshi_module_draws(ctx);
+    y = draws ? tshi_module_untaped(module, in, n) : NULL;
+    if (!y || (!tshi_tape_records(ctx, in, n) && !tshi_module_learns(module))) return y;
+    node = tshi_tape_add("tsh_checkpoint", y, in, n, (1 << n) - 1, tshi_module_again,
+                         sizeof *replay);
+    if (!node) return NULL;
     replay = (tshi_replay *)node->more;
     replay->module = module;
-    replay->counts = counts;
-    replay->inputs = n;
+    replay->draws = draws;
+    node->raw = 2;
+    node->partial = (1u << n) - 1; /* perhaps: an input's gradient is whole once this is done */
     return y;
 }
 
