@@ -68,14 +68,17 @@ help: ## list the targets
 run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
 	@$(OUT)/gpt --out build/run $(ARGS)
 
-# With libuv and libsodium at hand, gpt has --backend tcp too.
+# With libuv and libsodium at hand, gpt has --backend tcp too; with BLIS, --gemm blis.
 UV := $(shell printf '\043include <uv.h>\n\043include <sodium.h>\n' \
 	| $(CC) -E - >/dev/null 2>&1 && echo yes)
+BLIS := $(firstword $(wildcard /usr/lib/*/blis-pthread))
+LINK_BLIS := $(if $(BLIS),-L$(BLIS) -Xlinker -rpath -Xlinker $(BLIS) -lblis)
 
 $(OUT)/gpt: OPT_release := -O3 -fno-math-errno
 $(OUT)/gpt: examples/gpt.c $(HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(STD) $(OPT) $(if $(UV),-DGPT_TCP) -o $@ $< $(LIBS) $(if $(UV),-luv -lsodium)
+	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS) $(if $(UV),-DGPT_TCP -luv -lsodium) \
+		$(if $(BLIS),-DGPT_BLIS) $(LINK_BLIS)
 
 tshard-run: $(LAUNCHER) ## the launcher of runs on one host or several
 
@@ -101,6 +104,7 @@ build-tests: $(PROGRAMS) $(LAUNCHER) \
 	$(if $(findstring test_hosts,$(call chosen,$(SCRIPTS))),$(OUT)/gpt)
 
 $(UV_USERS): LIBS += -luv -lsodium
+$(OUT)/tests/op/test_gemm_%: LIBS += $(if $(BLIS),-DTESTS_BLIS) $(LINK_BLIS)
 
 COMPILE_TEST = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL)
 
@@ -184,7 +188,8 @@ install = @missing=; for p in $(1); do \
 		|| { echo "not installed:$$missing; the end of build/deps.log:"; tail -n 5 build/deps.log; }
 
 deps: ## install what the tests and checks need (Debian, Ubuntu)
-	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev iproute2 python3)
+	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev libblis-pthread-dev \
+		iproute2 python3)
 
 deps-fuzz: deps ## install what `make fuzz` needs beside
 	$(call install,libclang-rt-dev)
