@@ -71,7 +71,7 @@ run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own
 # With libuv and libsodium at hand, gpt has --backend tcp too; with BLIS, --gemm blis.
 UV := $(shell printf '\043include <uv.h>\n\043include <sodium.h>\n' \
 	| $(CC) -E - >/dev/null 2>&1 && echo yes)
-BLIS := $(firstword $(wildcard /usr/lib/*/blis-pthread))
+BLIS := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
 LINK_BLIS := $(if $(BLIS),-L$(BLIS) -Xlinker -rpath -Xlinker $(BLIS) -lblis)
 
 $(OUT)/gpt: OPT_release := -O3 -fno-math-errno
