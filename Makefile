@@ -6,7 +6,7 @@
 #   ARGS="..."             flags for examples/gpt.c (make run) or tests/bench/run.py (make bench)
 #   only=unit/test_base    the tests whose name holds this string       (all)
 #   seconds=60             how long make fuzz feeds each target         (60)
-#   FULL=1                 make faults with the full counts             (a tenth, 10 minutes)
+#   FULL=1                 make faults with the full counts, make bench with three times the rounds
 
 config ?= release
 jobs   ?= $(shell nproc 2>/dev/null || echo 1)
@@ -164,7 +164,7 @@ build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 # ---- benchmarks --------------------------------------------------------------
 
 bench: build/gpt ## compare with BLIS, gloo, Open MPI and PyTorch; writes build/bench.json
-	@$(PYTHON) tests/bench/run.py $(ARGS)
+	@FULL=$(FULL) $(PYTHON) tests/bench/run.py $(ARGS)
 
 bench-comm: ## of that, the collectives over TCP
 	@$(PYTHON) tests/bench/run.py --only comm_tcp $(ARGS)
@@ -195,7 +195,7 @@ deps-fuzz: deps ## install what `make fuzz` needs beside
 	$(call install,libclang-rt-dev)
 
 deps-bench: ## install the peers that `make bench` compares with
-	$(call install,libblis-pthread-dev libopenblas0-pthread libopenmpi-dev openmpi-bin \
+	$(call install,libblis-pthread-dev libblis4-openmp libopenblas0-pthread libopenmpi-dev openmpi-bin \
 		libgloo-dev libuv1-dev libsodium-dev python3-torch)
 
 clean: ## remove build/

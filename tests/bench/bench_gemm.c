@@ -7,27 +7,11 @@
  *
  * usage: bench_gemm ROUNDS THREADS [all] [kernel]
  * The variables' threads should be THREADS; those of ours are. Prints a line "MxNxK_tTHREADS who
- * rate" per product and round, with who among builtin (on one thread only), tsh_blis (tsh_blis_gemm,
- * with BENCH_BLIS), blis (the cblas_sgemm of BLIS) and openblas (the same of OpenBLAS, if it is
- * found). `all` adds more shapes, and A B and A^T B under names that end in _NN and _TN. kernel is a
- * name in tshi_gemm_kernels. */
-#define TSHARD_IMPLEMENTATION
-#include "../../tshard.h"
-#ifdef BENCH_BLIS
-#include "../../backends/tshard_blis.h"
-#include <cblas.h>
-#else
-enum { CblasRowMajor = 101, CblasNoTrans = 111, CblasTrans = 112 };
-#endif
+ * rate" per product and round, with who among builtin (on one thread only), tsh_blis, blis and
+ * openblas. `all` adds more shapes, and A B and A^T B under names that end in _NN and _TN. kernel is
+ * a name in tshi_gemm_kernels. */
+#include "products.h"
 
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
 enum { USUAL = 9, BIG = 50304 };
 
 /* The first USUAL are run always: GPT-2's layers, then nanoGPT's, then a tile of attention. */
@@ -37,81 +21,11 @@ static const int shapes[][3] = {
     {768, 384, 128}, {768, 65, 128},   {128, 512, 768},  {64, 32, 64},    {64, 64, 32},
     {8, 768, 768},   {1, 768, 768},    {1, BIG, 768},    {768, 1, 128},   {256, 256, 8}};
 
-/* cblas_sgemm with its enums as the ints that they are passed as. */
-typedef void (*sgemm_fn)(int, int, int, int, int, int, float, const float *, int, const float *,
-                         int, float, float *, int);
-
-typedef struct problem {
-    int m, n, k, ta, tb; /* ta, tb: whether A, B are stored transposed */
-    int threads;
-    const tshi_gemm_kernel *kernel;
-    void *scratch;
-    sgemm_fn openblas;
-    tsh_real *a, *b, *c;
-} problem;
-
-static double now(void) {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void by_builtin(const problem *p) {
-    tshi_gemm_run(p->kernel, p->scratch, p->m, p->n, p->k, 1, p->a, p->ta ? 1 : p->k,
-                  p->ta ? p->m : 1, p->b, p->tb ? 1 : p->n, p->tb ? p->k : 1, 0, p->c, p->n, 1);
-}
-
-static void by_openblas(const problem *p) {
-    p->openblas(CblasRowMajor, p->ta ? CblasTrans : CblasNoTrans, p->tb ? CblasTrans : CblasNoTrans,
-                p->m, p->n, p->k, 1, p->a, p->ta ? p->m : p->k, p->b, p->tb ? p->k : p->n, 0, p->c,
-                p->n);
-}
-
-#ifdef BENCH_BLIS
-static void by_tsh_blis(const problem *p) {
-    tsh_blis_gemm(NULL, p->m, p->n, p->k, 1, p->a, p->ta ? 1 : p->k, p->ta ? p->m : 1, p->b,
-                  p->tb ? 1 : p->n, p->tb ? p->k : 1, 0, p->c, p->n, 1, p->threads);
-}
-
-static void by_blis(const problem *p) {
-    cblas_sgemm(CblasRowMajor, p->ta ? CblasTrans : CblasNoTrans, p->tb ? CblasTrans : CblasNoTrans,
-                p->m, p->n, p->k, 1, p->a, p->ta ? p->m : p->k, p->b, p->tb ? p->k : p->n, 0, p->c,
-                p->n);
-}
-#endif
-
-static const struct {
-    const char *name;
-    void (*product)(const problem *);
-} programs[] = {{"builtin", by_builtin},
-#ifdef BENCH_BLIS
-                {"tsh_blis", by_tsh_blis},
-                {"blis", by_blis},
-#endif
-                {"openblas", by_openblas}};
-
-static int there(const problem *p, int i) {
-    if (programs[i].product == by_builtin) return p->threads == 1;
-    return programs[i].product != by_openblas || p->openblas;
-}
-
 /* GFLOP/s of `times` products. */
 static double rate(void (*product)(const problem *), const problem *p, int times) {
     const double start = now();
     for (int i = 0; i < times; i++) product(p);
     return 2e-9 * p->m * p->n * p->k * times / (now() - start);
-}
-
-static tsh_real *matrix(int rows, int columns) {
-    const size_t size = (size_t)rows * (size_t)columns;
-    tsh_real *x = (tsh_real *)malloc(size * sizeof *x);
-    if (!x) {
-        fprintf(stderr, "bench_gemm: no memory for %d x %d\n", rows, columns);
-        exit(1);
-    }
-    for (size_t i = 0; i < size; i++)
-        x[i] = (tsh_real)((double)(i * 2654435761u % 1000) / 1000 - 0.5);
-    return x;
 }
 
 /* The largest difference to the built-in product's C: a benchmark of wrong results is none. */
@@ -158,21 +72,6 @@ static const tshi_gemm_kernel *kernel_of(const char *name) {
             return &tshi_gemm_kernels[i];
     fprintf(stderr, "bench_gemm: no kernel \"%s\" here\n", name);
     exit(2);
-}
-
-/* Debian's, apart from whatever libblas is; NULL: not there. POSIX promises that the conversion of
- * dlsym's result works, C does not. */
-static sgemm_fn find_openblas(void) {
-    static const char *const paths[] = {
-        "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0",
-        "/usr/lib/aarch64-linux-gnu/openblas-pthread/libopenblas.so.0", "libopenblas.so.0"};
-    sgemm_fn found = NULL;
-    void *library = NULL, *symbol;
-    for (int i = 0; i < COUNT(paths) && !library; i++)
-        library = dlopen(paths[i], RTLD_NOW | RTLD_LOCAL);
-    symbol = library ? dlsym(library, "cblas_sgemm") : NULL;
-    memcpy(&found, &symbol, sizeof found);
-    return found;
 }
 
 int main(int argc, char **argv) {

@@ -30,7 +30,7 @@ TOP = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.path.join(TOP, "build", "bench")
 LIBRARIES = "/usr/lib/" + os.uname().machine + "-linux-gnu"
 TORCH_PYTHON = "/usr/bin/python3"  # the one that Debian's python3-torch belongs to
-TIMES = ("s", "ms", "us", "ns")  # units where less is better; of the others more is
+LESS = ("s", "ms", "us", "ns", "GB")  # units where less is better; of the others more is
 LIMIT = 60  # seconds of one program, or one answer
 TURN, MOST_CALLS = 50e3, 20000  # microseconds of a collective's turn, and the calls in it
 KIB, MIB = 1024, 1024 * 1024
@@ -94,10 +94,11 @@ def rounds_of(count, programs):
 class Ranks:
     """A program that obeys the commands of ranks_bench.h, and sleeps between them."""
 
-    def __init__(self, who, command):
+    def __init__(self, who, command, env=None):
         self.who = who
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        cwd=TOP, universal_newlines=True)
+                                        cwd=TOP, env=dict(os.environ, **(env or {})),
+                                        universal_newlines=True)
 
     def ask(self, kind, size, calls):
         """Microseconds per call, or "right" if calls is 0; None: it failed."""
@@ -112,7 +113,7 @@ class Ranks:
             answer = str(why)
         if answer == "right" or re.match(r"\d", answer):
             return answer if answer == "right" else float(answer)
-        note("bench: %s: %s of %d bytes: %s" % (self.who, kind, size, answer or "it ended"))
+        note("bench: %s: %s %d: %s" % (self.who, kind, size, answer or "it ended"))
         if answer != "wrong":  # of another size it may still be right
             stop(self.process)
         return None
@@ -162,7 +163,7 @@ def row_of(name, unit, values):
     if not mine:
         return None, {}
     row = {"name": name, "unit": unit, "ours": medians.pop("ours"), "peers": medians}
-    less = unit in TIMES
+    less = unit in LESS
     ratios = {}
     for who in medians:
         both = [(mine[i], values[who][i]) for i in values[who] if i in mine]
@@ -243,8 +244,12 @@ def figures_of(name):
     """What a row is meant to reach: {peer: least ratio}."""
     if name.startswith("gemm_"):
         small = "_64x64x64_" in name  # where BLIS loses; the built-in product does it
-        rivals = {"openblas": 0.85} if small else dict.fromkeys(("blis", "openblas", "tsh_blis"), 0.97)
-        return {} if small and name.startswith("gemm_blis") else rivals
+        if small and name.startswith("gemm_blis"):
+            return {}
+        return {"openblas": 0.85} if small else {"blis": 0.97, "openblas": 0.97, "tsh_blis": 0.97}
+    if name.startswith("step_"):
+        torch = {"step_nanogpt": 2}.get(name, 1.5)
+        return {"torch_openblas": torch, "torch_blis": torch, "limit": 1 / 1.10}
     row = re.match(r"[a-z_]+_tcp_(\d+)_(\w+)$", name)
     if not row:
         return {}
@@ -278,19 +283,30 @@ def tokens(who, form, command, env=None):
     return [("step_nanogpt", "tokens/s", who, float(rate[1]))] if rate else []
 
 
-def torch_peers(text):
-    """For each BLAS that libblas.so.3 may be, the program with its best number of threads."""
-    found = {}
-    for path in sorted(glob.glob(os.path.join(LIBRARIES, "*", "libblas.so.3"))):
+def has_torch():
+    return subprocess.run([TORCH_PYTHON, "-c", "import torch"],
+                          stderr=subprocess.DEVNULL).returncode == 0
+
+
+def blas_choices():
+    """(name of the peer, environment, threads) of PyTorch: each BLAS that libblas.so.3 may be."""
+    for path in sorted(glob.glob(os.path.join(LIBRARIES, "*", "libblas.so.3"))) * has_torch():
         folder = os.path.dirname(path)
         blas = re.match(r"(openblas|blis)-", os.path.basename(folder))
         for threads in ("1", "2") if blas else ():
-            env = {"LD_LIBRARY_PATH": folder, "OMP_NUM_THREADS": threads,
-                   "OPENBLAS_NUM_THREADS": threads, "BLIS_NUM_THREADS": threads}
-            command = [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--text", text,
-                       "--threads", threads] + MODEL
-            found.setdefault("torch_" + blas[1], []).append(functools.partial(
-                tokens, "torch_" + blas[1], r"^tokens/s (\S+)", command, env))
+            yield "torch_" + blas[1], {
+                "LD_LIBRARY_PATH": folder, "OMP_NUM_THREADS": threads,
+                "OPENBLAS_NUM_THREADS": threads, "BLIS_NUM_THREADS": threads}, threads
+
+
+def torch_peers(text):
+    """For each BLAS the program with its best number of threads."""
+    found = {}
+    for who, env, threads in blas_choices():
+        command = [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--text", text,
+                   "--threads", threads] + MODEL
+        found.setdefault(who, []).append(functools.partial(
+            tokens, who, r"^tokens/s (\S+)", command, env))
     return [max(choices, key=lambda program: sum(rate for *_, rate in program()))
             for choices in found.values()]
 
@@ -301,9 +317,60 @@ def nanogpt(args):
     ours = [os.path.join(TOP, "build", "gpt"), "--chars", "--dropout", "0", "--ranks", "2",
             "--sample", "0", "--out", os.path.join(BUILD, "run"), "--text", text] + MODEL
     programs = [functools.partial(tokens, "ours", r"^final: .*tokens/s (\S+)", ours)]
-    torch = subprocess.run([TORCH_PYTHON, "-c", "import torch"], stderr=subprocess.DEVNULL)
-    yield rounds_of(args.rounds,
-                    programs + (torch_peers(text) if torch.returncode == 0 else []))
+    yield rounds_of(args.rounds, programs + torch_peers(text))
+
+
+GPT2 = "--layers 12 --heads 12 --width 768 --batch 4 --vocabulary 50257".split()
+
+
+def torch_steps(who, env, threads, common):
+    return Ranks(who, [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--serve",
+                       "--threads", threads] + common, env)
+
+
+def fastest_torch(common):
+    """For each BLAS (its peer's name, environment, threads): what takes the least time."""
+    found = {}
+    for choice in blas_choices():
+        peer = torch_steps(*choice, common)
+        us = peer.ask("step", 0, 1) and peer.ask("step", 0, 1)
+        peer.close()
+        if us:
+            found.setdefault(choice[0], []).append((us, choice))
+    return [min(trials, key=lambda trial: trial[0])[1] for trials in found.values()]
+
+
+def gpt2(args):
+    """A training step of GPT-2 124M on 2 ranks against PyTorch's best, a step of each by turns, and
+    what the machine allows; and the most memory that each took."""
+    text = text_of(args)
+    ours = build("bench_step.c", CC, ["-lm", "-pthread"])
+    limit = build("bench_limit.c", CC, ["-lm", "-pthread", "-ldl"] + blis_flags())
+    one = {"BLIS_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    peers = None
+    for context, rounds in (("64", args.rounds), ("256", max(1, args.rounds // 2))):
+        if not ours or not limit:
+            return
+        common = ["--text", text, "--context", context] + GPT2
+        peers = fastest_torch(common) if peers is None else peers
+        programs = [Ranks("ours", [ours, "--ranks", "2", "--chars"] + common)]
+        programs += [torch_steps(*peer, common) for peer in peers]
+        programs.append(Ranks("limit", [limit, "4", context], one))
+        seconds, memory = {}, {}
+        try:
+            for number in range(-1, rounds):
+                for program in programs:
+                    us = program.ask("step", 0, 1)
+                    if us and number >= 0:  # the first step finds no memory yet
+                        seconds.setdefault(program.who, {})[number] = us / 1e6
+            for program in programs[:-1]:
+                kib = program.ask("memory", 0, 1)
+                memory[program.who] = {0: kib * 1024 / 1e9} if kib else {}
+        finally:
+            for program in programs:
+                program.close()
+        yield {("step_gpt2_T" + context, "s"): seconds,
+               ("memory_gpt2_T" + context, "GB"): memory}
 
 
 # ---- the table ---------------------------------------------------------------
@@ -339,11 +406,11 @@ def write(rows):
 
 
 def main():
-    parts = (gemm, comm, comm_tcp, nanogpt)
+    parts = (gemm, comm, comm_tcp, nanogpt, gpt2)
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
     parser.add_argument("--only", choices=[part.__name__ for part in parts])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=21 if os.environ.get("FULL") else 7)
     args = parser.parse_args()
     os.makedirs(BUILD, exist_ok=True)
     print(COLUMNS % ("name", "ours", "unit", "ratio", "figures",
