@@ -8,8 +8,8 @@
  * usage: bench_gemm ROUNDS THREADS [all] [kernel]
  * The variables' threads should be THREADS; those of ours are. Prints a line "MxNxK_tTHREADS who
  * rate" per product and round, with who among builtin (on one thread only), tsh_blis, blis and
- * openblas. `all` adds more shapes, and A B and A^T B under names that end in _NN and _TN. kernel is
- * a name in tshi_gemm_kernels. */
+ * openblas. `all` adds more shapes, and A B and A^T B under names that end in _NN and _TN. kernel
+ * is a name in tshi_gemm_kernels. */
 #include "products.h"
 
 enum { USUAL = 9, BIG = 50304 };
