@@ -512,7 +512,9 @@ static int run_rank(tsh_ctx *ctx, void *user) {
     gpt_trainer t;
     make_trainer(&t, ctx, job);
     if (tsh_ok(ctx)) print_intent(&t);
+    if (t.set->trace != NULL) tsh_trace_begin(ctx, &(tsh_trace_desc){.path = t.set->trace});
     if (tsh_ok(ctx)) train_loop(&t);
+    if (t.set->trace != NULL) tsh_trace_end(ctx);
     if (tsh_ok(ctx)) print_memory(&t);
     if (tsh_ok(ctx) && job->set.sample > 0) print_sample(&t);
     if (tsh_ok(ctx)) return 0;

@@ -25,6 +25,7 @@ typedef struct gpt_settings {
     const char *policy; /* NULL: the plan in gpt.c */
     const char *backend;
     const char *gemm;
+    const char *trace;                             /* NULL: none */
     int tcp, chars, sequence_parallel, checkpoint; /* tcp: what backend says */
     int64_t ranks, tp, threads; /* tp 0: as many as ranks; threads: of each rank */
     int64_t layers, heads, width, context, vocabulary;
@@ -63,7 +64,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 24 };
+enum { FLAGS = 25 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -107,6 +108,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"seed", "of weights, batches, dropout and sample", .whole = &s->seed, .high = 1e15},
         {"eval-every", "steps between evaluations", .whole = &s->eval_every, .low = 1, .high = 1e9},
         {"out", "folder of metrics.csv and loss.svg", .string = &s->out},
+        {"trace", "file that shows what every rank did when: for ui.perfetto.dev",
+         .string = &s->trace},
         {"sample", "characters to write at the end", .whole = &s->sample, .high = 1e6},
         {"help", "this list", .on = help},
     };
