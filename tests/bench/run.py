@@ -30,7 +30,7 @@ TOP = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.path.join(TOP, "build", "bench")
 LIBRARIES = "/usr/lib/" + os.uname().machine + "-linux-gnu"
 TORCH_PYTHON = "/usr/bin/python3"  # the one that Debian's python3-torch belongs to
-LESS = ("s", "ms", "us", "ns", "GB")  # units where less is better; of the others more is
+LESS = ("s", "ms", "us", "ns", "GB", "%")  # units where less is better; of the others more is
 LIMIT = 60  # seconds of one program, or one answer
 TURN, MOST_CALLS = 50e3, 20000  # microseconds of a collective's turn, and the calls in it
 KIB, MIB = 1024, 1024 * 1024
@@ -224,6 +224,9 @@ def comm(args):
         commands = [("ours", [ours, ranks])]
         commands += mpi("openmpi_shm", ranks, "--mca", "btl", "self,vader")
         yield from turns_of(args.rounds, "threads", ranks, ["allreduce"], 16 * MIB, commands)
+    if ours:  # many more ranks than cores
+        yield from turns_of(args.rounds, "threads", "64", ["allreduce"], MIB,
+                            [("ours", [ours, "64"])])
 
 
 def comm_tcp(args):
@@ -240,6 +243,12 @@ def comm_tcp(args):
                             64 * MIB, commands)
 
 
+# What rows are meant to reach: {peer: least ratio}; and of ours itself, the most.
+FIGURES = {"scaling_gpt2_tp2": {"one_rank": 1.85}, "scaling_gpt2_t2": {"two_ranks": 1 / 1.05},
+           "decode_gpt2": {"limit": 0.8}}
+MOST = {"op_overhead": 100, "memory_gpt2_T64": 2.3, "memory_gpt2_T256": 3.2}
+
+
 def figures_of(name):
     """What a row is meant to reach: {peer: least ratio}."""
     if name.startswith("gemm_"):
@@ -247,6 +256,8 @@ def figures_of(name):
         if small and name.startswith("gemm_blis"):
             return {}
         return {"openblas": 0.85} if small else {"blis": 0.97, "openblas": 0.97, "tsh_blis": 0.97}
+    if name in FIGURES:
+        return FIGURES[name]
     if name.startswith("step_"):
         torch = {"step_nanogpt": 2}.get(name, 1.5)
         return {"torch_openblas": torch, "torch_blis": torch, "limit": 1 / 1.10}
@@ -356,21 +367,91 @@ def gpt2(args):
         programs = [Ranks("ours", [ours, "--ranks", "2", "--chars"] + common)]
         programs += [torch_steps(*peer, common) for peer in peers]
         programs.append(Ranks("limit", [limit, "4", context], one))
-        seconds, memory = {}, {}
-        try:
-            for number in range(-1, rounds):
-                for program in programs:
-                    us = program.ask("step", 0, 1)
-                    if us and number >= 0:  # the first step finds no memory yet
-                        seconds.setdefault(program.who, {})[number] = us / 1e6
-            for program in programs[:-1]:
-                kib = program.ask("memory", 0, 1)
-                memory[program.who] = {0: kib * 1024 / 1e9} if kib else {}
-        finally:
-            for program in programs:
-                program.close()
+        seconds = by_turns(programs, rounds)
+        memory = {program.who: {0: kib * 1024 / 1e9} for program, kib in
+                  [(program, program.ask("memory", 0, 1)) for program in programs[:-1]] if kib}
+        for program in programs:
+            program.close()
         yield {("step_gpt2_T" + context, "s"): seconds,
                ("memory_gpt2_T" + context, "GB"): memory}
+
+
+def scaling(args):
+    """GPT-2 124M on two ranks, on one rank, and on one with two threads; the share of collectives;
+    and what a step costs against width, layers and context."""
+    ours = build("bench_step.c", CC, ["-lm", "-pthread"] + openmp())
+    text = text_of(args)
+
+    def ranks(who, count, *flags):
+        return Ranks(who, [ours, "--text", text, "--chars", "--ranks", count, *flags])
+
+    if not ours:
+        return
+    gpt2 = GPT2 + ["--context", "64"]
+    trio = [ranks("ours", "2", *gpt2), ranks("one_rank", "1", *gpt2),
+            ranks("two_threads", "1", "--threads", "2", *gpt2)]
+    seconds = by_turns(trio, args.rounds)
+    yield {("scaling_gpt2_tp2", "s"): {who: seconds[who] for who in ("ours", "one_rank")
+                                       if who in seconds},
+           ("share_gpt2_tp2", "%"): share_of(trio[0], args.rounds, 1)}
+    if openmp() and "two_threads" in seconds:
+        yield {("scaling_gpt2_t2", "s"): {"ours": seconds["two_threads"],
+                                          "two_ranks": seconds["ours"]}}
+    for program in trio:
+        program.close()
+    for count in ("2", "4"):
+        program = ranks("ours", count, *MODEL)
+        program.ask("step", 0, 5)
+        yield {("share_nanogpt_tp" + count, "%"): share_of(program, args.rounds, 20)}
+        program.close()
+    for flag, values in (("width", ("128", "256", "512")), ("layers", ("2", "4", "8")),
+                         ("context", ("32", "128", "256"))):
+        for value in values:
+            program = ranks("ours", "2", "--layers", "4", "--heads", "4", "--width", "256",
+                            "--batch", "4", "--context", "64", "--" + flag, value)
+            yield {("cost_%s_%s" % (flag, value), "ms"): {"ours": {
+                number: us / 1e3 for number, us in by_calls(program, args.rounds, 10).items()}}}
+            program.close()
+
+
+def openmp():
+    """The flag that gives a rank threads, where the compiler has it."""
+    done = subprocess.run(CC + ["-fopenmp", "-x", "c", "-o", os.devnull, "-"], input=b"int main"
+                          b"(void) { return 0; }", stderr=subprocess.DEVNULL)
+    return ["-fopenmp"] if done.returncode == 0 else []
+
+
+def by_turns(programs, rounds):
+    """{who: {round: seconds of a step}}."""
+    seconds = {}
+    for number in range(-1, rounds):
+        for program in programs:
+            us = program.ask("step", 0, 1)
+            if us and number >= 0:  # the first step finds no memory yet
+                seconds.setdefault(program.who, {})[number] = us / 1e6
+    return seconds
+
+
+def by_calls(program, rounds, steps):
+    """{round: microseconds of a step}."""
+    values = {number: program.ask("step", 0, steps) for number in range(-1, rounds)}
+    return {number: us for number, us in values.items() if us and number >= 0}
+
+
+def share_of(program, rounds, steps):
+    """How much of a step's time rank 0 spends in collectives."""
+    pairs = [(program.ask("comm", 0, steps), program.ask("step", 0, steps)) for _ in range(rounds)]
+    return {"ours": {number: 100 * comm / step for number, (comm, step) in enumerate(pairs)
+                     if comm and step}}
+
+
+def model(args):
+    """What parts of a model cost."""
+    program = build("bench_model.c", CC, ["-lm", "-pthread"])
+    if program:
+        yield rounds_of(args.rounds, [lambda: [
+            (name, unit, who, float(value)) for name, unit, who, value in
+            re.findall(r"^(\w+) (\S+) (\w+) (\S+)$", output([program]), re.M)]])
 
 
 # ---- the table ---------------------------------------------------------------
@@ -388,13 +469,17 @@ def show(row, ratios):
         if who in ratios:
             text += " x%.2f (%.2f .. %.2f)" % tuple(ratios[who][i] for i in (1, 0, 2))
         if who in figures:
-            text += " >= %.2g" % figures[who]
+            text += " >= %.3g" % figures[who]
         peers.append(text)
     met = all(ratios[who][1] >= least for who, least in figures.items())
+    most = MOST.get(row["name"])
+    if most:
+        peers.insert(0, "ours <= %g" % most)
+        met &= row["ours"] <= most
     print(COLUMNS % (row["name"], "%.4g" % row["ours"], row["unit"],
                      "%.2f" % row["ratio"] if "ratio" in row else "",
-                     ("meets" if met else "misses") if figures else "", ",  ".join(peers)),
-          flush=True)
+                     ("meets" if met else "misses") if figures or most else "",
+                     ",  ".join(peers)), flush=True)
 
 
 def write(rows):
@@ -406,7 +491,7 @@ def write(rows):
 
 
 def main():
-    parts = (gemm, comm, comm_tcp, nanogpt, gpt2)
+    parts = (gemm, comm, comm_tcp, nanogpt, gpt2, scaling, model)
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
     parser.add_argument("--only", choices=[part.__name__ for part in parts])
