@@ -6,7 +6,9 @@
 A comparison gives samples, {(name, unit): {who: {round: value}}} where who is "ours" or a peer. A
 round runs both sides one after the other; a ratio is taken within a round, where they saw the
 machine in the same mood, and the median of the rounds' ratios counts. What needs a package that is
-not installed is left out.
+not installed is left out. Each part has its time, so that all end within ten minutes, if need be
+with fewer rounds; with FULL=1 in the environment they have three times the rounds, and all the
+time.
 
 A row of the file is {"name", "unit", "ours", "peers": {"name": value}, "ratio"}; the ratio says how
 many times better than its best peer ours is, for times and rates alike.
@@ -16,6 +18,7 @@ import argparse
 import functools
 import glob
 import json
+import math
 import os
 import re
 import select
@@ -24,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
@@ -81,10 +85,19 @@ def output(command, env=None):
     return out
 
 
-def rounds_of(count, programs):
+def numbers(args, first=0):
+    """The numbers of the rounds, until the part's time is up, but one at least."""
+    for number in range(first, args.rounds):
+        if number > 0 and time.monotonic() > args.end:
+            note("bench: %d rounds of %d were in time" % (number, args.rounds))
+            return
+        yield number
+
+
+def rounds_of(args, programs):
     """Runs programs that give (name, unit, who, value) of what they measured; their samples."""
     samples = {}
-    for number in range(count):
+    for number in numbers(args):
         for program in programs:
             for name, unit, who, value in program():
                 samples.setdefault((name, unit), {}).setdefault(who, {})[number] = value
@@ -328,7 +341,7 @@ def nanogpt(args):
     ours = [os.path.join(TOP, "build", "gpt"), "--chars", "--dropout", "0", "--ranks", "2",
             "--sample", "0", "--out", os.path.join(BUILD, "run"), "--text", text] + MODEL
     programs = [functools.partial(tokens, "ours", r"^final: .*tokens/s (\S+)", ours)]
-    yield rounds_of(args.rounds, programs + torch_peers(text))
+    yield rounds_of(args, programs + torch_peers(text))
 
 
 GPT2 = "--layers 12 --heads 12 --width 768 --batch 4 --vocabulary 50257".split()
@@ -359,15 +372,13 @@ def gpt2(args):
     limit = build("bench_limit.c", CC, ["-lm", "-pthread", "-ldl"] + blis_flags())
     one = {"BLIS_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     peers = None
-    for context, rounds in (("64", args.rounds), ("256", max(1, args.rounds // 2))):
-        if not ours or not limit:
-            return
+    for context in ("64", "256") if ours and limit else ():
         common = ["--text", text, "--context", context] + GPT2
         peers = fastest_torch(common) if peers is None else peers
         programs = [Ranks("ours", [ours, "--ranks", "2", "--chars"] + common)]
         programs += [torch_steps(*peer, common) for peer in peers]
         programs.append(Ranks("limit", [limit, "4", context], one))
-        seconds = by_turns(programs, rounds)
+        seconds = by_turns(args, programs)
         memory = {program.who: {0: kib * 1024 / 1e9} for program, kib in
                   [(program, program.ask("memory", 0, 1)) for program in programs[:-1]] if kib}
         for program in programs:
@@ -390,10 +401,10 @@ def scaling(args):
     gpt2 = GPT2 + ["--context", "64"]
     trio = [ranks("ours", "2", *gpt2), ranks("one_rank", "1", *gpt2),
             ranks("two_threads", "1", "--threads", "2", *gpt2)]
-    seconds = by_turns(trio, args.rounds)
+    seconds = by_turns(args, trio)
     yield {("scaling_gpt2_tp2", "s"): {who: seconds[who] for who in ("ours", "one_rank")
                                        if who in seconds},
-           ("share_gpt2_tp2", "%"): share_of(trio[0], args.rounds, 1)}
+           ("share_gpt2_tp2", "%"): share_of(args, trio[0], 1)}
     if openmp() and "two_threads" in seconds:
         yield {("scaling_gpt2_t2", "s"): {"ours": seconds["two_threads"],
                                           "two_ranks": seconds["ours"]}}
@@ -402,7 +413,7 @@ def scaling(args):
     for count in ("2", "4"):
         program = ranks("ours", count, *MODEL)
         program.ask("step", 0, 5)
-        yield {("share_nanogpt_tp" + count, "%"): share_of(program, args.rounds, 20)}
+        yield {("share_nanogpt_tp" + count, "%"): share_of(args, program, 20)}
         program.close()
     for flag, values in (("width", ("128", "256", "512")), ("layers", ("2", "4", "8")),
                          ("context", ("32", "128", "256"))):
@@ -410,7 +421,7 @@ def scaling(args):
             program = ranks("ours", "2", "--layers", "4", "--heads", "4", "--width", "256",
                             "--batch", "4", "--context", "64", "--" + flag, value)
             yield {("cost_%s_%s" % (flag, value), "ms"): {"ours": {
-                number: us / 1e3 for number, us in by_calls(program, args.rounds, 10).items()}}}
+                number: us / 1e3 for number, us in by_calls(args, program, 10).items()}}}
             program.close()
 
 
@@ -421,10 +432,10 @@ def openmp():
     return ["-fopenmp"] if done.returncode == 0 else []
 
 
-def by_turns(programs, rounds):
+def by_turns(args, programs):
     """{who: {round: seconds of a step}}."""
     seconds = {}
-    for number in range(-1, rounds):
+    for number in numbers(args, -1):
         for program in programs:
             us = program.ask("step", 0, 1)
             if us and number >= 0:  # the first step finds no memory yet
@@ -432,15 +443,15 @@ def by_turns(programs, rounds):
     return seconds
 
 
-def by_calls(program, rounds, steps):
+def by_calls(args, program, steps):
     """{round: microseconds of a step}."""
-    values = {number: program.ask("step", 0, steps) for number in range(-1, rounds)}
+    values = {number: program.ask("step", 0, steps) for number in numbers(args, -1)}
     return {number: us for number, us in values.items() if us and number >= 0}
 
 
-def share_of(program, rounds, steps):
+def share_of(args, program, steps):
     """How much of a step's time rank 0 spends in collectives."""
-    pairs = [(program.ask("comm", 0, steps), program.ask("step", 0, steps)) for _ in range(rounds)]
+    pairs = [(program.ask("comm", 0, steps), program.ask("step", 0, steps)) for _ in numbers(args)]
     return {"ours": {number: 100 * comm / step for number, (comm, step) in enumerate(pairs)
                      if comm and step}}
 
@@ -449,7 +460,7 @@ def model(args):
     """What parts of a model cost."""
     program = build("bench_model.c", CC, ["-lm", "-pthread"])
     if program:
-        yield rounds_of(args.rounds, [lambda: [
+        yield rounds_of(args, [lambda: [
             (name, unit, who, float(value)) for name, unit, who, value in
             re.findall(r"^(\w+) (\S+) (\w+) (\S+)$", output([program]), re.M)]])
 
@@ -491,17 +502,19 @@ def write(rows):
 
 
 def main():
-    parts = (gemm, comm, comm_tcp, nanogpt, gpt2, scaling, model)
+    parts = {gemm: 40, comm: 30, comm_tcp: 150, nanogpt: 80, gpt2: 140, scaling: 60, model: 30}
+    full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
     parser.add_argument("--only", choices=[part.__name__ for part in parts])
-    parser.add_argument("--rounds", type=int, default=21 if os.environ.get("FULL") else 7)
+    parser.add_argument("--rounds", type=int, default=21 if full else 7)
     args = parser.parse_args()
     os.makedirs(BUILD, exist_ok=True)
     print(COLUMNS % ("name", "ours", "unit", "ratio", "figures",
                      "peers: value, ratio (quartiles) >= the ratio to reach"), flush=True)
     rows, failed = [], False
-    for part in parts:
+    for part, seconds in parts.items():
+        args.end = time.monotonic() + (math.inf if full else seconds)
         for samples in part(args) if args.only in (None, part.__name__) else ():
             for (name, unit), values in samples.items():
                 row, ratios = row_of(name, unit, values)
