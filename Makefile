@@ -81,7 +81,6 @@ $(OUT)/gpt: examples/gpt.c $(HEADERS)
 		$(if $(BLIS),-DGPT_BLIS) $(LINK_BLIS)
 
 tshard-run: $(LAUNCHER) ## the launcher of runs on one host or several
-
 $(LAUNCHER): backends/tshard-run.c
 	@mkdir -p $(@D)
 	$(CC) $(STD) $(OPT) $(WALL) -o $@ $< -luv -lsodium
@@ -190,10 +189,8 @@ install = @missing=; for p in $(1); do \
 deps: ## install what the tests and checks need (Debian, Ubuntu)
 	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev libblis-pthread-dev \
 		iproute2 python3)
-
 deps-fuzz: deps ## install what `make fuzz` needs beside
 	$(call install,libclang-rt-dev)
-
 deps-bench: ## install the peers that `make bench` compares with
 	$(call install,libblis-pthread-dev libblis4-openmp libopenblas0-pthread libopenmpi-dev \
 		openmpi-bin libgloo-dev libuv1-dev libsodium-dev python3-torch)
