@@ -36,6 +36,7 @@
  *     >>base          macros, and the structures all rooms share
  *     >>error         the first error is kept, told, learnt
  *     >>mem           allocator, counted blocks, step pool, arenas
+ *     >>trace         what ran when, noted while it is asked for
  *     >>team          the threads of one rank
  *     >>rng           Philox, keyed by position
  *     >>layout        the ownership function
@@ -64,6 +65,7 @@
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
  *     >>io            saving to one file, loading at any degree
  *     >>check         hashes, replicas, finite differences
+ *     >>trace-file    a trace of all ranks, as Chrome's JSON
  *     >>end           clean-up of macros
  */
 
@@ -158,6 +160,10 @@
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
  *   tensors; tsh_load reads it at any degree and layout, and training goes on with the same bits.
  *   Files of other programs load too, if names and shapes are the model's.
+ *
+ * WHERE THE TIME GOES
+ *   tsh_trace_begin(ctx, &(tsh_trace_desc){.path = "trace.json"}) on every rank, a few steps,
+ *   tsh_trace_end(ctx): a file for ui.perfetto.dev with a lane per rank.
  *
  * SPEED
  *   Compile with -O3 (and -fno-math-errno where the compiler has it, so that square roots
@@ -447,6 +453,7 @@ struct tsh_comm {
     uint64_t next_seq;
     int in_flight;
     tsh_comm_stats stats;
+    struct tshi_trace *trace; /* the core's; NULL: none runs */
 };
 
 /* Blocking collectives. Buffers hold `count` elements of dtype; all return when this rank's buffers
@@ -1275,6 +1282,31 @@ TSH_API int tsh_check_replicas(tsh_module *module);
  * where sharded. */
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 
+/* -- trace ------------------------------------------------------------------ */
+
+/* Where a trace goes, and its clock. What it points to must stay until tsh_trace_end. */
+typedef struct tsh_trace_desc {
+    const char *path; /* a file that rank 0 writes; NULL: `write` takes the text */
+    /* Takes `size` bytes of the text, in order, on rank 0; returns 0 if it cannot. */
+    int (*write)(void *user, const char *text, size_t size);
+    /* Nanoseconds, never less than before; NULL: the system's clock, where the implementation was
+     * compiled with POSIX or as C11. */
+    int64_t (*now)(void *user);
+    void *user;
+    int64_t limit; /* events of a rank, 64 bytes each; later ones are only counted; 0: a million */
+} tsh_trace_desc;
+/* Notes from now on what this rank does: forward passes of modules by path; ops forward and
+ * backward by name; collectives with their bytes (as tsh_comm_stats counts), and the waits for
+ * those that were started early. On every rank, or tsh_trace_end fails. Names of custom ops must
+ * stay until then. Errors: TSH_ERR_STATE (one runs), TSH_ERR_ARGUMENT (neither or both of path and
+ * write; no clock). Where no trace runs, an op costs two branches, which go the same way always. */
+TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
+/* Ends it and writes one text of all ranks, a lane per rank, in Chrome's Trace Event Format, which
+ * Perfetto opens (ui.perfetto.dev). Collective over the world: every other rank sends to rank 0.
+ * Times of different hosts are those of their own clocks. After an error nothing is written.
+ * Errors: TSH_ERR_STATE (none runs); TSH_ERR_IO on rank 0. */
+TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
+
 #ifdef __cplusplus
 }
 #endif
@@ -1426,6 +1458,7 @@ typedef struct tshi_tape {
 } tshi_tape;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
+typedef struct tshi_trace tshi_trace;
 
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp;
@@ -1445,7 +1478,8 @@ struct tsh_ctx {
     tshi_arena books;
     tshi_handles handles;
     tshi_tape tape;
-    int depth; /* of scopes */
+    int depth;         /* of scopes */
+    tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
 };
 
@@ -1859,6 +1893,150 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
     tsh_mem none;
     memset(&none, 0, sizeof none);
     return ctx ? ctx->mem : none;
+}
+
+/* ========================================================================== */
+/* >>trace                                              MARK: - trace (private) */
+/* What ran when: a list of events, while a trace is asked for.                 */
+/* Needs: >>mem.                                                                */
+/* ========================================================================== */
+
+enum { TSHI_TRACE_FORWARD, TSHI_TRACE_BACKWARD, TSHI_TRACE_MODULE, TSHI_TRACE_COLL };
+enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000 };
+
+typedef struct tshi_event {
+    struct tshi_event *next;
+    const char *name;
+    int64_t begin, end; /* nanoseconds */
+    int64_t bytes;      /* of a collective */
+    int kind;
+} tshi_event;
+
+/* A collective that was started and not waited for yet. */
+typedef struct tshi_flight {
+    const tsh_comm *comm; /* NULL: this place is free */
+    tsh_req req;
+    tshi_event *event;
+} tshi_flight;
+
+struct tshi_trace {
+    tsh_ctx *ctx;
+    tsh_trace_desc desc;
+    tshi_arena arena;
+    tshi_event *first, *last;
+    int64_t count, lost;
+    /* Ops that began, the innermost last: they may use each other. */
+    struct {
+        const char *name;
+        int64_t begin;
+    } open[TSHI_TRACE_OPEN];
+    int depth;
+    tshi_flight flight[TSHI_TRACE_FLIGHTS];
+};
+
+static int64_t tshi_trace_clock(void) {
+#if defined(CLOCK_MONOTONIC)
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
+#elif defined(TIME_UTC)
+    struct timespec t;
+    (void)timespec_get(&t, TIME_UTC);
+    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
+#else
+    return -1; /* strict C99 has none that runs while a thread sleeps */
+#endif
+}
+
+static int64_t tshi_trace_now(const tshi_trace *trace) {
+    return trace->desc.now ? trace->desc.now(trace->desc.user) : tshi_trace_clock();
+}
+
+/* Where no trace runs: 0, and tshi_trace_add is not to be called. */
+static int64_t tshi_trace_start(const tsh_ctx *ctx) {
+    return ctx->trace ? tshi_trace_now(ctx->trace) : 0;
+}
+
+/* What began then and ends now; NULL: there is no room. */
+static tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char *name, int64_t begin,
+                                  int64_t bytes) {
+    tshi_event *event = NULL;
+    if (trace->count < trace->desc.limit)
+        event = (tshi_event *)tshi_mem_book(trace->ctx, &trace->arena, sizeof *event);
+    if (!event) {
+        trace->lost++;
+        return NULL;
+    }
+    event->name = name;
+    event->begin = begin;
+    event->end = tshi_trace_now(trace);
+    event->bytes = bytes;
+    event->kind = kind;
+    if (trace->last)
+        trace->last->next = event;
+    else
+        trace->first = event;
+    trace->last = event;
+    trace->count++;
+    return event;
+}
+
+/* An op begins: its arguments are checked. Many that only look at values never end. */
+static void tshi_trace_open(tshi_trace *trace, const char *op) {
+    if (trace->depth == TSHI_TRACE_OPEN) { /* the oldest one did not */
+        memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);
+        trace->depth--;
+    }
+    trace->open[trace->depth].name = op;
+    trace->open[trace->depth++].begin = tshi_trace_now(trace);
+}
+
+/* An op's output is done. */
+static void tshi_trace_close(tshi_trace *trace, const char *op) {
+    int at = trace->depth;
+    while (at > 0 && strcmp(trace->open[at - 1].name, op) != 0) at--;
+    if (at == 0) return;
+    trace->depth = at - 1;
+    (void)tshi_trace_add(trace, TSHI_TRACE_FORWARD, op, trace->open[at - 1].begin, 0);
+}
+
+/* A collective was started; its wait adds to the event, or is another one. */
+static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begin, uint64_t bytes,
+                            tsh_req req) {
+    tshi_trace *trace = comm->trace;
+    tshi_event *event = tshi_trace_add(trace, TSHI_TRACE_COLL, name, begin, (int64_t)bytes);
+    int i;
+    for (i = 0; i < TSHI_TRACE_FLIGHTS && event && req; i++) {
+        if (trace->flight[i].comm) continue;
+        trace->flight[i].comm = comm;
+        trace->flight[i].req = req;
+        trace->flight[i].event = event;
+        return;
+    }
+}
+
+static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) {
+    tshi_trace *trace = comm->trace;
+    int i;
+    for (i = 0; i < TSHI_TRACE_FLIGHTS; i++) {
+        tshi_flight *flight = &trace->flight[i];
+        if (flight->comm != comm || flight->req != req) continue;
+        flight->comm = NULL;
+        if (flight->event == trace->last)
+            flight->event->end = tshi_trace_now(trace);
+        else
+            (void)tshi_trace_add(trace, TSHI_TRACE_COLL, "wait", begin, flight->event->bytes);
+        return;
+    }
+}
+
+/* Ends a trace without a word. */
+static void tshi_trace_drop(tsh_ctx *ctx) {
+    tshi_arena arena;
+    if (!ctx->trace) return;
+    arena = ctx->trace->arena;
+    ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = NULL;
+    tshi_mem_close(ctx, &arena); /* the trace itself lies in it */
 }
 
 /* ========================================================================== */
@@ -2652,6 +2830,7 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
     for (i = 0; i < n && !ctx; i++)
         if (in[i]) ctx = in[i]->ctx;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    if (ctx->trace) tshi_trace_open(ctx->trace, op);
     for (i = 0; i < n; i++) {
         if (!in[i]) {
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d is NULL", op, i + 1);
@@ -4110,9 +4289,15 @@ TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype) {
     return coll;
 }
 
+static const char *const tshi_comm_kinds[TSH_COLL_KINDS] = {
+    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
+    "send",       "receive",    "send-receive",   "barrier",   "split"};
+
 TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     tsh_result result;
     tshi_comm_size size;
+    uint64_t bytes;
+    int64_t begin;
     int pairwise;
     if (!coll || !req) return TSH_ERR_ARGUMENT;
     *req = 0;
@@ -4123,12 +4308,15 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
     pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
     coll->seq = pairwise ? 0 : comm->next_seq;
+    begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
     if (!pairwise) comm->next_seq++;
     if (*req) comm->in_flight++;
+    bytes = tshi_comm_bytes(comm, coll, size);
     comm->stats.calls[coll->kind]++;
-    comm->stats.bytes[coll->kind] += tshi_comm_bytes(comm, coll, size);
+    comm->stats.bytes[coll->kind] += bytes;
+    if (comm->trace) tshi_trace_sent(comm, tshi_comm_kinds[coll->kind], begin, bytes, *req);
     return TSH_OK;
 }
 
@@ -4140,10 +4328,15 @@ TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
 }
 
 TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
+    int64_t begin;
+    tsh_result result;
     if (!req) return TSH_OK;
     if (!tshi_comm_usable(comm) || !comm->ops || comm->in_flight < 1) return TSH_ERR_ARGUMENT;
     comm->in_flight--;
-    return comm->ops->wait(comm, req);
+    begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
+    result = comm->ops->wait(comm, req);
+    if (comm->trace) tshi_trace_waited(comm, req, begin);
+    return result;
 }
 
 TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
@@ -4323,9 +4516,6 @@ static void tshi_comm_name(char *text, size_t room, const char *const *names, un
 
 TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
                             size_t room) {
-    static const char *const kinds[] = {
-        "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
-        "send",       "receive",    "send-receive",   "barrier",   "split"};
     static const char *const dtypes[] = {"f32", "f64", "i32", "i64"};
     static const char *const redops[] = {"sum", "product", "min", "max", "average"};
     unsigned kind = (unsigned)coll->kind;
@@ -4334,7 +4524,7 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
     if (gathers && other && other->kind == coll->kind) theirs = other->recv_counts;
     if (!room) return text;
     text[0] = '\0';
-    tshi_comm_name(text, room, kinds, TSH_COLL_KINDS, "kind", kind);
+    tshi_comm_name(text, room, tshi_comm_kinds, TSH_COLL_KINDS, "kind", kind);
     if (kind >= TSH_BARRIER) return text;
     tshi_base_append(text, room, " of ");
     if (!gathers && kind != TSH_ALLTOALL && kind != TSH_SENDRECV)
@@ -4468,6 +4658,7 @@ static tshi_node *tshi_tape_add(const char *name, tsh_tensor *out, tsh_tensor *c
 /* The same where an input wants a gradient; else NULL. */
 static tshi_node *tshi_tape_record(const char *name, tsh_tensor *out, tsh_tensor *const *in, int n,
                                    int save, void (*backward)(tshi_node *), size_t more) {
+    if (out->ctx->trace) tshi_trace_close(out->ctx->trace, name);
     if (!tshi_tape_records(out->ctx, in, n)) return NULL;
     return tshi_tape_add(name, out, in, n, save, backward, more);
 }
@@ -4730,8 +4921,11 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         older = node->older;
         if (node->reached && ctx->error.code == TSH_OK &&
             (node->raw || tshi_tape_complete(node->out))) {
+            const int64_t begin = tshi_trace_start(ctx);
             node->backward(node);
             for (i = 0; i < node->n; i++) tshi_tape_give(node, i);
+            if (ctx->trace)
+                (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->name, begin, 0);
             if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
         }
         tshi_tape_drop_node(node);
@@ -5031,6 +5225,7 @@ TSH_API void tsh_close(tsh_ctx *ctx) {
     tshi_error_tell(ctx);
     (void)tsh_step_end(ctx);
     while (ctx->handles.owned.next != &ctx->handles.owned) tshi_tensor_end(ctx->handles.owned.next);
+    tshi_trace_drop(ctx);
     tshi_mem_drop(ctx, ctx->gemm_scratch);
     tshi_mem_close_pool(ctx);
     tshi_mem_close(ctx, &ctx->tape.arena);
@@ -9798,9 +9993,15 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
 }
 
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
-    if (!module->checkpoint) return tshi_module_plain(module, in, n);
-    if (module->ctx->tape.no_grad) return tshi_module_untaped(module, in, n);
-    return tshi_module_checkpointed(module, in, n);
+    tsh_ctx *ctx = module->ctx;
+    const int64_t begin = tshi_trace_start(ctx);
+    tsh_tensor *y = !module->checkpoint ? tshi_module_plain(module, in, n)
+                    : ctx->tape.no_grad ? tshi_module_untaped(module, in, n)
+                                        : tshi_module_checkpointed(module, in, n);
+    if (ctx->trace)
+        (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
+                             begin, 0);
+    return y;
 }
 
 static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
@@ -13314,6 +13515,180 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
     (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &worst, 1, TSH_F64, TSH_MAX),
                           "tsh_gradcheck");
     return tsh_ok(ctx) ? worst : -1;
+}
+
+/* ========================================================================== */
+/* >>trace-file                                    MARK: - trace-file (private) */
+/* A trace of all ranks as one text: rank 0 writes its own, then what the       */
+/* others send, piece by piece.                                                 */
+/* Needs: >>trace >>comm.                                                       */
+/* ========================================================================== */
+
+enum { TSHI_TRACE_FILE_WORDS = 512 };
+
+/* A piece of the text as it is sent. */
+typedef struct tshi_trace_piece {
+    int64_t used; /* bytes of text; 0: the last piece */
+    char text[8 * TSHI_TRACE_FILE_WORDS - 8];
+} tshi_trace_piece;
+
+typedef struct tshi_trace_file {
+    tsh_ctx *ctx;
+    tsh_trace_desc desc;
+    FILE *file;
+    int refused; /* rank 0: the file or the user's function; errno in why */
+    int why;
+    tshi_trace_piece piece;
+} tshi_trace_file;
+
+/* Rank 0 writes the piece, others send it, also an empty one. */
+static void tshi_trace_file_flush(tshi_trace_file *out) {
+    tshi_trace_piece *piece = &out->piece;
+    tsh_comm *world = &out->ctx->world;
+    const size_t size = (size_t)piece->used;
+    if (world->rank > 0)
+        (void)tshi_error_comm(out->ctx, tsh_send(world, piece, TSHI_TRACE_FILE_WORDS, TSH_I64, 0),
+                              "tsh_trace_end: send to rank 0");
+    else if (size > 0 && !out->refused)
+        out->refused = out->file ? fwrite(piece->text, 1, size, out->file) != size
+                                 : !out->desc.write(out->desc.user, piece->text, size);
+    if (out->refused && !out->why) out->why = errno;
+    piece->used = 0;
+}
+
+static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
+    for (; *text; text++) {
+        if (out->piece.used == (int64_t)sizeof out->piece.text) tshi_trace_file_flush(out);
+        out->piece.text[out->piece.used++] = *text;
+    }
+}
+
+/* A name between quotes. */
+static void tshi_trace_file_name(tshi_trace_file *out, const char *name) {
+    char one[8];
+    tshi_trace_file_put(out, "\"");
+    for (; *name; name++) {
+        const unsigned char c = (unsigned char)*name;
+        (void)snprintf(one, sizeof one,
+                       c < ' '                 ? "\\u%04x"
+                       : c == '"' || c == '\\' ? "\\%c"
+                                               : "%c",
+                       c);
+        tshi_trace_file_put(out, one);
+    }
+    tshi_trace_file_put(out, "\"");
+}
+
+static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
+    static const char *const kinds[] = {"forward", "backward", "module", "collective"};
+    const int64_t length = event->end - event->begin;
+    char text[160];
+    tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":");
+    tshi_trace_file_name(out, event->name);
+    (void)snprintf(text, sizeof text,
+                   ",\"cat\":\"%s\",\"pid\":0,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d",
+                   kinds[event->kind], out->ctx->world.rank, (long long)(event->begin / 1000),
+                   (int)(event->begin % 1000), (long long)(length / 1000), (int)(length % 1000));
+    tshi_trace_file_put(out, text);
+    text[0] = '\0';
+    if (event->kind == TSHI_TRACE_COLL)
+        (void)snprintf(text, sizeof text, ",\"args\":{\"bytes\":%lld}", (long long)event->bytes);
+    tshi_trace_file_put(out, text);
+    tshi_trace_file_put(out, "}");
+}
+
+/* This rank's lane: its name, then its events. */
+static void tshi_trace_file_lane(tshi_trace_file *out) {
+    const tsh_ctx *ctx = out->ctx;
+    const tshi_event *event;
+    char text[224];
+    if (ctx->world.rank == 0)
+        tshi_trace_file_put(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
+                                 "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":0,\"tid\":0,"
+                                 "\"args\":{\"name\":\"tshard\"}}");
+    (void)snprintf(text, sizeof text,
+                   ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":0,\"tid\":%d,"
+                   "\"args\":{\"name\":\"rank %d (tp %d, pp %d, dp %d)\",\"left_out\":%lld}}",
+                   ctx->world.rank, ctx->world.rank, ctx->tp.rank, ctx->pp.rank, ctx->dp.rank,
+                   (long long)ctx->trace->lost);
+    tshi_trace_file_put(out, text);
+    for (event = ctx->trace->first; event; event = event->next) tshi_trace_file_event(out, event);
+}
+
+/* What the other ranks send, to the end also where it cannot be written. */
+static void tshi_trace_file_gather(tshi_trace_file *out) {
+    tsh_comm *world = &out->ctx->world;
+    int r;
+    for (r = 1; r < world->size; r++) {
+        do {
+            if (tshi_error_comm(out->ctx,
+                                tsh_recv(world, &out->piece, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
+                                "tsh_trace_end: receive") != TSH_OK)
+                return;
+            if (out->piece.used < 1 || out->piece.used > (int64_t)sizeof out->piece.text) break;
+            tshi_trace_file_flush(out);
+        } while (1);
+    }
+    tshi_trace_file_put(out, "\n]}\n");
+    tshi_trace_file_flush(out);
+}
+
+TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
+    tshi_arena arena;
+    tshi_trace *trace;
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    if (ctx->trace) return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_begin: a trace runs already");
+    if (!desc || !desc->path == !desc->write)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_trace_begin: takes either a path or write");
+    if (!desc->now && tshi_trace_clock() < 0)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_trace_begin: the library was compiled without a clock; give desc.now, "
+                        "or compile it with -D_POSIX_C_SOURCE=200809L or as C11");
+    memset(&arena, 0, sizeof arena);
+    trace = (tshi_trace *)tshi_mem_book(ctx, &arena, sizeof *trace);
+    if (!trace) return ctx->error.code;
+    trace->ctx = ctx;
+    trace->desc = *desc;
+    if (desc->limit < 1) trace->desc.limit = TSHI_TRACE_LIMIT;
+    trace->arena = arena;
+    ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = trace;
+    return TSH_OK;
+}
+
+TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
+    tshi_trace_file out;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (ctx->error.code == TSH_OK && !ctx->trace)
+        return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_end: no trace runs");
+    if (!tsh_ok(ctx)) {
+        tshi_trace_drop(ctx);
+        return ctx->error.code;
+    }
+    memset(&out, 0, sizeof out);
+    out.ctx = ctx;
+    out.desc = ctx->trace->desc;
+    ctx->world.trace = NULL; /* what follows is not part of it */
+    if (ctx->world.rank == 0 && out.desc.path) {
+        out.file = fopen(out.desc.path, "wb");
+        out.refused = !out.file;
+        out.why = errno;
+    }
+    tshi_trace_file_lane(&out);
+    if (out.piece.used > 0) tshi_trace_file_flush(&out);
+    if (ctx->world.rank > 0)
+        tshi_trace_file_flush(&out); /* the last, empty */
+    else
+        tshi_trace_file_gather(&out);
+    if (out.file && fclose(out.file) != 0 && !out.refused) {
+        out.refused = 1;
+        out.why = errno;
+    }
+    tshi_trace_drop(ctx);
+    if (out.refused)
+        return tsh_fail(ctx, TSH_ERR_IO, "tsh_trace_end: %s cannot be written%s%s",
+                        out.desc.path ? out.desc.path : "the text", out.desc.path ? ": " : "",
+                        out.desc.path ? strerror(out.why) : "");
+    return ctx->error.code;
 }
 
 /* ========================================================================== */
