@@ -231,8 +231,29 @@ def comm_tcp(args):
                             64 * MIB, commands)
 
 
+def kernels(args):
+    """Elementwise ops, norms, losses and optimisers against loops with as many streams."""
+    program = build("bench_kernels.c", CC, ["-lm"])
+
+    def both():
+        text = output([program, "1"])
+        for name, ours, limit in re.findall(r"^(kernel_\w+) (\S+) (\S+)", text, re.M):
+            yield name, "GB/s", "ours", float(ours)
+            yield name, "GB/s", "limit", float(limit)
+
+    if program:
+        yield rounds_of(args.rounds, [both])
+
+
+# What a processor with AVX-512 evaluates at half the speed of memory, or faster.
+FUNCTIONS = re.compile("kernel_(exp|log|pow|pow_scalar|sigmoid|tanh|gelu|gelu_tanh|silu|dropout|"
+                       "softmax|log_softmax|cross_entropy)(_slope)?$")
+
+
 def figures_of(name):
     """What a row is meant to reach: {peer: least ratio}."""
+    if name.startswith("kernel_"):
+        return {"limit": 0.5 if FUNCTIONS.match(name) else 0.85}
     row = re.match(r"[a-z_]+_tcp_(\d+)_(\w+)$", name)
     if not row:
         return {}
@@ -327,7 +348,7 @@ def write(rows):
 
 
 def main():
-    parts = (gemm, comm, comm_tcp, nanogpt)
+    parts = (gemm, kernels, comm, comm_tcp, nanogpt)
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
     parser.add_argument("--only", choices=[part.__name__ for part in parts])
