@@ -55,8 +55,8 @@ UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls tshard_uv.h tests/*/*.c))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
-.PHONY: help run tshard-run test test-run build-tests faults check lint seeds asan ubsan tsan fuzz \
-	bench bench-comm overhead deps deps-fuzz deps-bench clean
+.PHONY: help run tshard-run test test-run test-arm build-tests faults check lint seeds \
+	asan ubsan tsan fuzz bench bench-comm overhead deps deps-fuzz deps-bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -115,6 +115,18 @@ $(OUT)/tests/%_double: tests/%.c $(HEADERS)
 
 $(OUT)/examples/%: examples/%.c $(HEADERS)
 	$(COMPILE_TEST) -o $@ $< $(LIBS)
+
+# Kernels, products and ops on another processor, emulated: strict warnings, then the tests.
+ARM       := aarch64-linux-gnu-gcc
+ARM_TESTS := unit/test_kernel unit/test_gemm op/test_values op/test_golden op/test_gradcheck
+
+test-arm: ## the kernels and ops compiled for aarch64 and run under qemu-user
+	@command -v $(ARM) >/dev/null && command -v qemu-aarch64 >/dev/null || { \
+		echo "test-arm: skipped: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross \
+	qemu-user"; exit 0; }; mkdir -p build/arm; for t in $(ARM_TESTS); do p=build/arm/$${t#*/}; \
+		$(ARM) $(filter-out -fopenmp,$(STD)) -O2 -fno-math-errno $(WALL) -Werror \
+			-Itests/support/plain -static -o $$p tests/$$t.c $(LIBS) && qemu-aarch64 $$p >$$p.log \
+			|| { tail -n 5 $$p.log; exit 1; }; echo "ok    $$t  $$(tail -n 1 $$p.log)"; done
 
 # Every tests/fault/fault_*.c prints a table; the soak also runs under two sanitizers.
 FAULTS := $(patsubst %.c,build/%,$(sort $(wildcard tests/fault/fault_*.c)))

@@ -1348,10 +1348,12 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #if defined(__GNUC__)
 #define TSHI_RESTRICT    __restrict
 #define TSHI_INLINE      static inline __attribute__((always_inline))
+#define TSHI_APART       static __attribute__((noinline))
 #define TSHI_PREFETCH(p) __builtin_prefetch(p)
 #else
 #define TSHI_RESTRICT
 #define TSHI_INLINE      static
+#define TSHI_APART       static
 #define TSHI_PREFETCH(p) ((void)(p))
 #endif
 
@@ -2080,24 +2082,47 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-static void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t out[4]) {
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    uint32_t c0 = (uint32_t)position, c1 = (uint32_t)(position >> 32);
-    uint32_t c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
-    int round;
-    for (round = 0; round < 10; round++) {
-        uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
-        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
-        c1 = (uint32_t)b;
-        c3 = (uint32_t)a;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
+TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
+    uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
+    c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
+    c[2] = (uint32_t)(a >> 32) ^ c[3] ^ k1;
+    c[1] = (uint32_t)b;
+    c[3] = (uint32_t)a;
+}
+
+/* The rounds are written out, so that a loop around them vectorises. */
+TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *out) {
+    const uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    uint32_t c[4];
+    c[0] = (uint32_t)position;
+    c[1] = (uint32_t)(position >> 32);
+    c[2] = (uint32_t)stream;
+    c[3] = (uint32_t)(stream >> 32);
+#define TSHI_RNG_ROUND(i) tshi_rng_round(c, k0 + i##u * 0x9E3779B9u, k1 + i##u * 0xBB67AE85u)
+    TSHI_RNG_ROUND(0);
+    TSHI_RNG_ROUND(1);
+    TSHI_RNG_ROUND(2);
+    TSHI_RNG_ROUND(3);
+    TSHI_RNG_ROUND(4);
+    TSHI_RNG_ROUND(5);
+    TSHI_RNG_ROUND(6);
+    TSHI_RNG_ROUND(7);
+    TSHI_RNG_ROUND(8);
+    TSHI_RNG_ROUND(9);
+#undef TSHI_RNG_ROUND
+    out[0] = c[0];
+    out[1] = c[1];
+    out[2] = c[2];
+    out[3] = c[3];
+}
+
+enum { TSHI_RNG_WORDS = 64 };
+
+/* The bits of TSHI_RNG_WORDS elements from 4 position on. */
+TSHI_INLINE void tshi_rng_words(uint64_t key, uint64_t stream, uint64_t position, uint32_t *word) {
+    int i;
+    for (i = 0; i < TSHI_RNG_WORDS / 4; i++)
+        tshi_rng_philox(key, stream, position + (uint64_t)i, word + 4 * i);
 }
 
 /* Element e of a stream: 32 random bits, lane e mod 4 of block e / 4. */
@@ -3098,16 +3123,21 @@ TSHI_INITS(TSHI_INIT_FUNCTION)
  * name[]; ctx->isa picks. Plain loops inside, so that the compiler vectorises each for its set. */
 typedef void (*tshi_kernel_fn)(int64_t n, void *const *at, const int64_t *s, const double *p);
 
-enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISAS };
+enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 
 #if TSHI_X86
-#define TSHI_AVX2 __attribute__((target("avx2,fma")))
+#define TSHI_AVX2   __attribute__((target("avx2,fma")))
+#define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 static int tshi_kernel_isa(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? TSHI_ISA_AVX2
-                                                                           : TSHI_ISA_PORTABLE;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return TSHI_ISA_PORTABLE;
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+               ? TSHI_ISA_AVX512
+               : TSHI_ISA_AVX2;
 }
 #else
 #define TSHI_AVX2
+#define TSHI_AVX512
 static int tshi_kernel_isa(void) {
     return TSHI_ISA_PORTABLE;
 }
@@ -3121,10 +3151,18 @@ static int tshi_kernel_isa(void) {
                                       const double *p) {                                           \
         name##_body(n, at, s, p);                                                                  \
     }                                                                                              \
-    static const tshi_kernel_fn name[TSHI_ISAS] = {name##_portable, name##_avx2}
+    TSHI_AVX512 static void name##_avx512(int64_t n, void *const *at, const int64_t *s,            \
+                                          const double *p) {                                       \
+        name##_body(n, at, s, p);                                                                  \
+    }                                                                                              \
+    static const tshi_kernel_fn name[TSHI_ISAS] = {name##_portable, name##_avx2, name##_avx512}
 
 /* -- vector maths -----------------------------------------------------------
- * Straight-line code without calls or branches: loops around it vectorise. In double: libm. */
+ * Straight-line code without calls or branches: loops around it vectorise. In double: libm. Where a
+ * polynomial has no other source its coefficients are minimax ones (Remez), relative to the whole
+ * function; nothing counts on a fused multiply-add, so that a processor without gives as many good
+ * bits. The worst errors, in ulps over all floats: exp 1.0, tanh 1.4, log 0.9; of samples: pow
+ * 0.6. */
 
 /* Choices are made on the bits, as integers: a comparison of floats may trap, so compilers keep it
  * as a branch. */
@@ -3145,51 +3183,77 @@ TSHI_INLINE uint32_t tshi_kernel_pick(int yes, uint32_t a, uint32_t b) {
     return b ^ ((a ^ b) & (0u - (uint32_t)yes));
 }
 
-/* e^x: x = n ln 2 + r, a polynomial for e^r (Cephes), 2^n in two halves by exponent bits, so that
- * neither over- nor underflows before the product does. */
-TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v) {
-    uint32_t bits = tshi_kernel_bits((float)v), power, half;
-    float x, shifted, n, r, p;
+/* e^x = 2^n e^r with n = x / ln 2 rounded: gives e^r by a polynomial, and n. x - n ln 2 in two
+ * parts, the first product exact (Cody & Waite 1980). */
+TSHI_INLINE float tshi_kernel_exp_parts(float x, uint32_t *n) {
+    float shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the integer lands in low bits */
+    float whole = shifted - 12582912.0f, r = x - whole * 0.693359375f, p;
+    r = r - whole * -2.12194440e-4f;
+    p = 1.3814465e-3f;
+    p = p * r + 8.3687805e-3f;
+    p = p * r + 4.1668394e-2f;
+    p = p * r + 1.6666520e-1f;
+    p = p * r + 4.9999993e-1f;
+    *n = tshi_kernel_bits(shifted) - 0x4B400000u;
+    return p * r * r + r + 1.0f;
+}
+
+/* e^x for |x| < 87: 2^n goes straight into the exponent. */
+TSHI_INLINE float tshi_kernel_exp_near(float x) {
+    uint32_t n;
+    float y = tshi_kernel_exp_parts(x, &n);
+    return tshi_kernel_float(tshi_kernel_bits(y) + (n << 23));
+}
+
+/* e^x for x <= 0 (or hardly above), 0 below -87; for NaN anything. */
+TSHI_INLINE tsh_real tshi_kernel_exp_below(tsh_real v) {
+    const uint32_t bits = tshi_kernel_bits((float)v);
+    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u;
     if (sizeof(tsh_real) == 8) return TSHI_R(exp((double)v));
-    /* from 89 up: 89; from -104 down: -104; NaN stays */
-    bits = tshi_kernel_pick(bits - 0x42B20000u <= 0x3CCE0000u, 0x42B20000u, bits);
-    bits = tshi_kernel_pick(bits - 0xC2D00000u <= 0x3CB00000u, 0xC2D00000u, bits);
-    x = tshi_kernel_float(bits);
-    shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: rounds to an integer in the low bits */
-    n = shifted - 12582912.0f;
-    r = x - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    power = tshi_kernel_bits(shifted) - 0x4B400000u + 254u; /* n and twice the exponent's bias */
-    half = power >> 1;
-    return TSHI_R(p * tshi_kernel_float(half << 23) * tshi_kernel_float((power - half) << 23));
+    x = tshi_kernel_bits(tshi_kernel_exp_near(tshi_kernel_float(x)));
+    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(bits <= 0xC2AE0000u, x, 0u)));
+}
+
+/* e^x: 2^n in two halves, so that neither over- nor underflows before the product does. */
+TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v) {
+    const uint32_t bits = tshi_kernel_bits((float)v);
+    int32_t order = (int32_t)bits;
+    uint32_t x, n, half;
+    float y;
+    if (sizeof(tsh_real) == 8) return TSHI_R(exp((double)v));
+    /* at most 89, at least -104: the order of the bits, as two kinds of integers */
+    order = order < 0x42B20000 ? order : 0x42B20000;
+    x = (uint32_t)order;
+    x = x < 0xC2D00000u ? x : 0xC2D00000u;
+    y = tshi_kernel_exp_parts(tshi_kernel_float(x), &n);
+    n += 254u; /* twice the exponent's bias */
+    half = n >> 1;
+    y = y * tshi_kernel_float(half << 23) * tshi_kernel_float((n - half) << 23);
+    return TSHI_R(
+        tshi_kernel_float(tshi_kernel_pick(bits << 1 > 0xFF000000u, bits, tshi_kernel_bits(y))));
 }
 
 TSHI_INLINE tsh_real tshi_kernel_sigmoid(tsh_real x) {
     return TSHI_R(1) / (TSHI_R(1) + tshi_kernel_exp(-x));
 }
 
-/* tanh x: an odd polynomial for small |x| (Cephes), else 1 - 2 / (e^2|x| + 1) with x's sign. */
+/* tanh x: an odd polynomial below 0.625 (the form is Cephes'), else 1 - 2 / (e^2|x| + 1) with x's
+ * sign, which is 1 from 9.02 on. */
 TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v) {
     float x = (float)v, z = x * x, small, large;
     uint32_t sign = tshi_kernel_bits(x) & 0x80000000u, a = tshi_kernel_bits(x) & 0x7FFFFFFFu;
     if (sizeof(tsh_real) == 8) return TSHI_R(tanh((double)v));
-    small = -5.70498872745e-3f;
-    small = small * z + 2.06390887954e-2f;
-    small = small * z - 5.37397155531e-2f;
-    small = small * z + 1.33314422036e-1f;
-    small = small * z - 3.33332819422e-1f;
+    small = -5.7049874e-3f;
+    small = small * z + 2.0639088e-2f;
+    small = small * z - 5.3739715e-2f;
+    small = small * z + 1.3331442e-1f;
+    small = small * z - 3.3333282e-1f;
     small = small * z * x + x;
-    large = 1.0f - 2.0f / ((float)tshi_kernel_exp(TSHI_R(2.0f * tshi_kernel_float(a))) + 1.0f);
+    large = tshi_kernel_float(a < 0x41200000u ? a : 0x41200000u); /* at most 10 */
+    large = 1.0f - 2.0f / (tshi_kernel_exp_near(2.0f * large) + 1.0f);
     large = tshi_kernel_float(tshi_kernel_bits(large) | sign);
-    return TSHI_R(tshi_kernel_float(
-        tshi_kernel_pick(a < 0x3F200000u, tshi_kernel_bits(small), tshi_kernel_bits(large))));
+    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(
+        a - 0x3F200000u <= 0x40600000u, tshi_kernel_bits(large), tshi_kernel_bits(small))));
 }
 
 /* x < 0 ? 0 : x, NaN kept; and v > 0 ? g : 0. */
@@ -3206,52 +3270,218 @@ TSHI_INLINE tsh_real tshi_kernel_gate(tsh_real v, tsh_real g) {
         tshi_kernel_pick(bits - 1u < 0x7FFFFFFFu, tshi_kernel_bits((float)g), 0u)));
 }
 
-TSHI_INLINE tsh_real tshi_kernel_log(tsh_real x) {
-    return sizeof(tsh_real) == 4 ? TSHI_R(logf((float)x)) : TSHI_R(log((double)x));
+/* log x = e log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), f - f^2 / 2 + f^3 P(f) (the form
+ * is Cephes'). e log 2 is exact in its first part; what its sum with f rounds off is added last. */
+TSHI_INLINE tsh_real tshi_kernel_log(tsh_real v) {
+    float x = (float)v, e, f, p, whole, sum, rest;
+    uint32_t bits = tshi_kernel_bits(x), tiny = bits < 0x00800000u, k, m, special;
+    if (sizeof(tsh_real) == 8) return TSHI_R(log((double)v));
+    m = tshi_kernel_pick((int)tiny, tshi_kernel_bits(x * 8388608.0f), bits);
+    k = (m + 0x004AFB0Du) >> 23; /* 1.0 above sqrt 1/2 */
+    f = tshi_kernel_float(m - (k << 23) + 0x3F800000u) - 1.0f;
+    e = (float)(int32_t)(k - 127u - 23u * tiny);
+    p = 6.7466066e-2f;
+    p = p * f - 1.1679658e-1f;
+    p = p * f + 1.1890323e-1f;
+    p = p * f - 1.2405135e-1f;
+    p = p * f + 1.4219224e-1f;
+    p = p * f - 1.6668007e-1f;
+    p = p * f + 2.0002134e-1f;
+    p = p * f - 2.5000010e-1f;
+    p = p * f + 3.3333312e-1f;
+    whole = e * 0.693359375f;
+    sum = whole + f;
+    rest = whole - sum + f;
+    p = p * f * (f * f) - 0.5f * (f * f);
+    sum = sum + (p + (rest + e * -2.12194440e-4f));
+    /* 0: -infinity; infinity: itself; below 0 and NaN: NaN */
+    special = tshi_kernel_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
+    special = tshi_kernel_pick(bits == 0x7F800000u, bits, special);
+    return TSHI_R(tshi_kernel_float(
+        tshi_kernel_pick(bits - 1u < 0x7F7FFFFFu, tshi_kernel_bits(sum), special)));
 }
 
 TSHI_INLINE tsh_real tshi_kernel_sqrt(tsh_real x) {
     return sizeof(tsh_real) == 4 ? TSHI_R(sqrtf((float)x)) : TSHI_R(sqrt((double)x));
 }
 
-TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real x, tsh_real y) {
-    return sizeof(tsh_real) == 4 ? TSHI_R(powf((float)x, (float)y))
-                                 : TSHI_R(pow((double)x, (double)y));
+/* The same choice, for doubles. */
+TSHI_INLINE uint64_t tshi_kernel_pick8(int yes, uint64_t a, uint64_t b) {
+    return b ^ ((a ^ b) & ((uint64_t)0 - (uint64_t)yes));
 }
 
-TSHI_INLINE tsh_real tshi_kernel_erf(tsh_real x) {
-    return sizeof(tsh_real) == 4 ? TSHI_R(erff((float)x)) : TSHI_R(erf((double)x));
+TSHI_INLINE uint64_t tshi_kernel_bits8(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
 }
 
-/* Sum, and sum of products, in 16 lanes: a fixed order that vectorises. */
+TSHI_INLINE double tshi_kernel_double(uint64_t bits) {
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* x^y of x > 0 in double, rounded once: 2^(y log2 x), with log2 m = s P(s^2) of the mantissa m in
+ * [sqrt 1/2, sqrt 2), s = (m - 1) / (m + 1). */
+TSHI_INLINE float tshi_kernel_power(float x, float y) {
+    uint64_t bits = tshi_kernel_bits8((double)x);
+    uint64_t k = (bits - 0x3FE6A09E667F3BCDu + 0x3FF0000000000000u) >> 52;
+    double m = tshi_kernel_double(bits - (k << 52) + 0x3FF0000000000000u), s, z, t, p;
+    s = (m - 1.0) / (m + 1.0);
+    z = s * s;
+    p = 3.4073010658534e-1;
+    p = p * z + 4.1167271899778e-1;
+    p = p * z + 5.7708358496515e-1;
+    p = p * z + 9.6179667334180e-1;
+    p = p * z + 2.8853900817901;
+    /* k as a double, less the exponent's bias */
+    t = tshi_kernel_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
+    t = t * (double)y;
+    bits = tshi_kernel_bits8(t); /* beyond 200: 200 */
+    bits = tshi_kernel_pick8((bits & 0x7FFFFFFFFFFFFFFFu) > 0x4069000000000000u,
+                             (bits & 0x8000000000000000u) | 0x4069000000000000u, bits);
+    t = tshi_kernel_double(bits);
+    s = t + 6755399441055744.0; /* 1.5 * 2^52: rounds to an integer in the low bits */
+    t = t - (s - 6755399441055744.0);
+    p = 1.5353351392569e-4;
+    p = p * t + 1.3398887281849e-3;
+    p = p * t + 9.6184374823696e-3;
+    p = p * t + 5.5503324404768e-2;
+    p = p * t + 2.4022647911954e-1;
+    p = p * t + 6.9314720286791e-1;
+    p = p * t + 1.0;
+    return (float)tshi_kernel_double(tshi_kernel_bits8(p) + (tshi_kernel_bits8(s) << 52));
+}
+
+/* C's pow: the power of |x|, then x's sign and the special values. */
+TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
+    const uint32_t x = tshi_kernel_bits((float)v), y = tshi_kernel_bits((float)w);
+    const uint32_t a = x & 0x7FFFFFFFu, b = y & 0x7FFFFFFFu, infinity = 0x7F800000u;
+    uint32_t out, even, whole, odd;
+    int32_t integer;
+    if (sizeof(tsh_real) == 8) return TSHI_R(pow((double)v, (double)w));
+    out = tshi_kernel_bits(tshi_kernel_power(tshi_kernel_float(a), (float)w));
+    even = b >= 0x4B800000u; /* from 2^24 on all are, and infinity */
+    integer = (int32_t)tshi_kernel_float(tshi_kernel_pick((int)even, 0u, y));
+    whole = even | (uint32_t)(tshi_kernel_bits((float)integer) == y);
+    odd = whole & (uint32_t)integer & 1u;
+    out = tshi_kernel_pick((a == 0u) | (a == infinity),
+                           tshi_kernel_pick((uint32_t)(a == 0u) == y >> 31, infinity, 0u), out);
+    out |= x & odd << 31;
+    out = tshi_kernel_pick((a > infinity) | (b > infinity) |
+                               (int)((x >> 31) & (whole ^ 1u) & (uint32_t)(a - 1u < infinity - 1u)),
+                           0x7FC00000u, out);
+    out = tshi_kernel_pick((b == 0u) | (x == 0x3F800000u) | ((a == 0x3F800000u) & (b == infinity)),
+                           0x3F800000u, out);
+    return TSHI_R(tshi_kernel_float(out));
+}
+
+/* -- blocks -----------------------------------------------------------------
+ * Elementwise kernels take TSHI_BLOCK values at a time, the last few of a run and those of any
+ * stride through a pad: one piece of code computes every element, so that its bits never depend on
+ * where it lies, and a loop of constant length vectorises at -O2 too. (Of 16 or less, gcc at -O3
+ * unrolls it before it looks for vectors.) Sums have as many lanes: a fixed order. */
+
+enum { TSHI_BLOCK = 32 };
+
 TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
-    tsh_real a[8];
+    tsh_real a[16];
     int i;
-    for (i = 0; i < 8; i++) a[i] = lane[i] + lane[i + 8];
+    for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16];
+    for (i = 0; i < 8; i++) a[i] += a[i + 8];
     for (i = 0; i < 4; i++) a[i] += a[i + 4];
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
-    tsh_real lane[16];
+/* Not inlined, so that the loops around stay small: from any step to a pad, which repeats the first
+ * value beyond n; and back, where a y that stands still gets the sum. */
+TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, tsh_real *pad) {
+    const tsh_real first = x[0];
+    int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
+    for (i = 0; i < TSHI_BLOCK; i++) pad[i] = first;
+    for (i = 1; i < m && step; i++) pad[i] = x[i * step];
+}
+
+TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const tsh_real *block,
+                                    int add) {
+    int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
+    if (add && !step && m == TSHI_BLOCK)
+        *y += tshi_kernel_fold(block);
+    else
+        for (i = 0; i < m; i++) y[i * step] = add ? y[i * step] + block[i] : block[i];
+}
+
+/* Values e, e + 1, ... of the n of an operand. */
+TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
+                                            tsh_real *pad) {
+    if (step == 1 && n - e >= TSHI_BLOCK) return x + e;
+    if (step || !e) tshi_kernel_gather(x + e * step, step, n - e, pad);
+    return pad;
+}
+
+/* y = or += a block. */
+TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n,
+                                 const tsh_real *block, int add) {
+    int i;
+    if (step != 1 || n - e < TSHI_BLOCK)
+        tshi_kernel_scatter(y + e * step, step, n - e, block, add);
+    else if (add)
+        for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
+    else
+        for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
+}
+
+/* The last n values of a row, `rest` behind them. */
+TSHI_APART void tshi_kernel_end(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
     int64_t i;
-    int j;
-    for (j = 0; j < 16; j++) lane[j] = 0;
-    for (i = 0; i + 16 <= n; i += 16)
-        for (j = 0; j < 16; j++) lane[j] += x[i + j];
-    for (j = 0; i < n; i++, j++) lane[j] += x[i];
+    for (i = 0; i < TSHI_BLOCK; i++) pad[i] = rest;
+    for (i = 0; i < n; i++) pad[i] = x[i];
+}
+
+/* Sums of a row: a step for every block, one more for the padded end, apart from the loop so that
+ * the lanes stay in registers. */
+TSHI_INLINE void tshi_kernel_sum_step(tsh_real *lane, const tsh_real *x) {
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i];
+}
+
+TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
+    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
+    int64_t e;
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_sum_step(lane, x + e);
+    if (e < n) {
+        tshi_kernel_end(x + e, n - e, 0, pad);
+        tshi_kernel_sum_step(lane, pad);
+    }
+    return tshi_kernel_fold(lane);
+}
+
+/* sum (x - c) (y - c). */
+TSHI_INLINE void tshi_kernel_dots_step(tsh_real *lane, const tsh_real *x, const tsh_real *y,
+                                       tsh_real c) {
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (x[i] - c) * (y[i] - c);
+}
+
+TSHI_INLINE tsh_real tshi_kernel_dots(const tsh_real *x, const tsh_real *y, int64_t n, tsh_real c) {
+    tsh_real lane[TSHI_BLOCK], pad[2][TSHI_BLOCK];
+    int64_t e;
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_dots_step(lane, x + e, y + e, c);
+    if (e < n) {
+        tshi_kernel_end(x + e, n - e, c, pad[0]);
+        tshi_kernel_end(y + e, n - e, c, pad[1]);
+        tshi_kernel_dots_step(lane, pad[0], pad[1], c);
+    }
     return tshi_kernel_fold(lane);
 }
 
 TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64_t n) {
-    tsh_real lane[16];
-    int64_t i;
-    int j;
-    for (j = 0; j < 16; j++) lane[j] = 0;
-    for (i = 0; i + 16 <= n; i += 16)
-        for (j = 0; j < 16; j++) lane[j] += x[i + j] * y[i + j];
-    for (j = 0; i < n; i++, j++) lane[j] += x[i] * y[i];
-    return tshi_kernel_fold(lane);
+    return tshi_kernel_dots(x, y, n, 0);
 }
 
 /* Floats as integers of the same order, NaN on top; and back. */
@@ -3261,9 +3491,18 @@ TSHI_INLINE int32_t tshi_kernel_rank(float x) {
     return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu));
 }
 
+TSHI_INLINE void tshi_kernel_max_step(int32_t *lane, const tsh_real *x) {
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) {
+        const int32_t rank = tshi_kernel_rank((float)x[i]);
+        lane[i] = lane[i] > rank ? lane[i] : rank;
+    }
+}
+
 /* The largest of n > 0 values; NaN wins. */
 TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
-    int32_t lane[16], best;
+    int32_t lane[TSHI_BLOCK], half[16], best;
+    tsh_real pad[TSHI_BLOCK];
     int64_t i;
     int j;
     if (sizeof(tsh_real) == 8) {
@@ -3271,19 +3510,47 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
         for (i = 1; i < n; i++) most = most >= x[i] || most != most ? most : x[i];
         return most;
     }
-    for (j = 0; j < 16; j++) lane[j] = tshi_kernel_rank((float)x[0]);
-    for (i = 0; i + 16 <= n; i += 16)
-        for (j = 0; j < 16; j++) {
-            int32_t rank = tshi_kernel_rank((float)x[i + j]);
-            lane[j] = lane[j] > rank ? lane[j] : rank;
-        }
-    for (j = 0; i < n; i++, j++) {
-        int32_t rank = tshi_kernel_rank((float)x[i]);
-        lane[j] = lane[j] > rank ? lane[j] : rank;
+    best = tshi_kernel_rank((float)x[0]);
+    for (j = 0; j < TSHI_BLOCK; j++) lane[j] = best;
+    for (i = 0; i + TSHI_BLOCK <= n; i += TSHI_BLOCK) tshi_kernel_max_step(lane, x + i);
+    if (i < n) {
+        tshi_kernel_end(x + i, n - i, x[0], pad);
+        tshi_kernel_max_step(lane, pad);
     }
-    for (best = lane[0], j = 1; j < 16; j++) best = best > lane[j] ? best : lane[j];
+    for (j = 0; j < 16; j++) half[j] = lane[j] > lane[j + 16] ? lane[j] : lane[j + 16];
+    for (j = 0; j < 8; j++) half[j] = half[j] > half[j + 8] ? half[j] : half[j + 8];
+    for (best = half[0], j = 1; j < 8; j++) best = best > half[j] ? best : half[j];
     return TSHI_R(
         tshi_kernel_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
+}
+
+/* The sum of e^(x - most) of values up to most; they go to y where it is not NULL. NaN where most
+ * is not finite. */
+TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real most,
+                                       tsh_real *y) {
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_kernel_exp_below(x[i] - most);
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
+}
+
+TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t step, int64_t n, tsh_real most,
+                                      tsh_real *y) {
+    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], out[TSHI_BLOCK];
+    int64_t e = 0;
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (; e + TSHI_BLOCK <= n && step == 1; e += TSHI_BLOCK) {
+        tshi_kernel_exps_step(lane, x + e, most, out);
+        for (i = 0; i < TSHI_BLOCK && y; i++) y[e + i] = out[i];
+    }
+    for (; e < n; e += TSHI_BLOCK) {
+        tshi_kernel_gather(x + e * step, step, n - e, pad);
+        for (i = (int)tshi_base_min(n - e, TSHI_BLOCK); i < TSHI_BLOCK; i++)
+            pad[i] = -TSHI_R(INFINITY); /* e^that is 0 */
+        tshi_kernel_exps_step(lane, pad, most, out);
+        if (y) tshi_kernel_put(y, step, e, n, out, 0);
+    }
+    return tshi_kernel_fold(lane) + (most - most);
 }
 
 /* A kernel's operands are void *; those it only reads come through here. */
@@ -3470,14 +3737,12 @@ TSHI_KERNEL(tshi_kernel_copy8);
 
 TSHI_INLINE void tshi_kernel_add_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
-    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
-    int64_t i;
+    tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK];
+    const tsh_real *x = (const tsh_real *)at[1];
+    int64_t e;
     (void)p;
-    if (s[0] == 1 && s[1] == 1)
-        for (i = 0; i < n; i++) y[i] += x[i];
-    else
-        for (i = 0; i < n; i++) y[i * s[0]] += x[i * s[1]];
+    for (e = 0; e < n; e += TSHI_BLOCK)
+        tshi_kernel_put(y, s[0], e, n, tshi_kernel_get(x, s[1], e, n, pad), 1);
 }
 TSHI_KERNEL(tshi_kernel_add);
 
@@ -3739,7 +4004,7 @@ TSHI_GEMM_KERNEL(avx2, TSHI_AVX2, TSHI_GEMM_ROWS6, 6)
 TSHI_GEMM_KERNEL(avx512, TSHI_GEMM_AVX512, TSHI_GEMM_ROWS12, 12)
 
 static int tshi_gemm_has_avx2(void) {
-    return tshi_kernel_isa() == TSHI_ISA_AVX2;
+    return tshi_kernel_isa() >= TSHI_ISA_AVX2;
 }
 static int tshi_gemm_has_avx512(void) {
     return __builtin_cpu_supports("avx512f") != 0 && tshi_gemm_has_avx2();
@@ -5396,7 +5661,6 @@ static int tshi_map_layout(const char *op, tshi_rule rule, tsh_tensor *const *in
 /* -- unary ops -------------------------------------------------------------- */
 
 typedef struct tshi_unary {
-    const char *name;
     const tshi_kernel_fn *forward, *backward;
     int linear, save; /* keeps P; which values backward reads as v: TSHI_UNARY_X or _Y */
 } tshi_unary;
@@ -5409,6 +5673,7 @@ enum { TSHI_UNARY_NONE, TSHI_UNARY_X, TSHI_UNARY_Y };
     ROW(scale, 1, NONE, x *c, g *c)                                                                \
     ROW(add_scalar, 0, NONE, x + c, g)                                                             \
     ROW(pow_scalar, 0, X, tshi_kernel_pow(x, c), g *tshi_map_power_slope(v, c))                    \
+    ROW(square, 0, X, x *x, g *(v + v))                                                            \
     ROW(exp, 0, Y, tshi_kernel_exp(x), g *v)                                                       \
     ROW(log, 0, X, tshi_kernel_log(x), g / v)                                                      \
     ROW(sqrt, 0, Y, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)                                       \
@@ -5424,9 +5689,31 @@ TSHI_INLINE tsh_real tshi_map_power_slope(tsh_real a, tsh_real b) {
     return b < 0 || b > 0 ? b * tshi_kernel_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
 }
 
-/* The standard normal distribution and density: gelu's slope is phi + x bell. */
+/* The standard normal distribution at -|x|, as e^-Q(|x|); 0 from 6 on. Gelu is x times that of x,
+ * max(x, 0) - |x| tail; its slope is that of x, plus x times the density. */
+TSHI_INLINE tsh_real tshi_map_tail(tsh_real v) {
+    const uint32_t a = tshi_kernel_bits((float)v) & 0x7FFFFFFFu;
+    const float x = tshi_kernel_float(a < 0x40C00000u ? a : 0x40C00000u);
+    float q = 2.0456042e-6f;
+    if (sizeof(tsh_real) == 8) return TSHI_R(0.5 * erfc(fabs((double)v) * 0.70710678118654752));
+    q = q * x - 2.8193178e-5f;
+    q = q * x + 1.3294893e-4f;
+    q = q * x + 8.6561262e-5f;
+    q = q * x - 4.8867424e-3f;
+    q = q * x + 3.6382611e-2f;
+    q = q * x + 3.1829988e-1f;
+    q = q * x + 7.9788533e-1f;
+    q = q * x + 6.9314717e-1f;
+    return TSHI_R(tshi_kernel_float(
+        tshi_kernel_pick(a < 0x40C00000u, tshi_kernel_bits(tshi_kernel_exp_near(-q)), 0u)));
+}
+
 TSHI_INLINE tsh_real tshi_map_phi(tsh_real x) {
-    return TSHI_R(0.5) * (TSHI_R(1) + tshi_kernel_erf(x * TSHI_R(0.70710678118654752)));
+    const tsh_real tail = tshi_map_tail(x);
+    if (sizeof(tsh_real) == 8) return x < 0 ? tail : TSHI_R(1) - tail;
+    return TSHI_R(tshi_kernel_float(tshi_kernel_pick((int)(tshi_kernel_bits((float)x) >> 31),
+                                                     tshi_kernel_bits((float)tail),
+                                                     tshi_kernel_bits((float)(TSHI_R(1) - tail)))));
 }
 
 TSHI_INLINE tsh_real tshi_map_bell(tsh_real x) {
@@ -5455,51 +5742,44 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x) {
 }
 
 #define TSHI_UNARY_KERNELS(name, linear, save, F, D)                                               \
-    TSHI_INLINE void tshi_map_##name##_f(int64_t n, tsh_real *TSHI_RESTRICT y,                     \
-                                         const tsh_real *TSHI_RESTRICT in, int64_t sy, int64_t sx, \
-                                         tsh_real c) {                                             \
-        int64_t i;                                                                                 \
-        (void)c;                                                                                   \
-        for (i = 0; i < n; i++) {                                                                  \
-            const tsh_real x = in[i * sx];                                                         \
-            y[i * sy] = F;                                                                         \
-        }                                                                                          \
-    }                                                                                              \
     TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, void *const *at, const int64_t *s,  \
                                                     const double *p) {                             \
-        tsh_real *y = (tsh_real *)at[0], *x = (tsh_real *)at[1];                                   \
-        if (s[0] == 1 && s[1] == 1)                                                                \
-            tshi_map_##name##_f(n, y, x, 1, 1, TSHI_R(p[0]));                                      \
-        else                                                                                       \
-            tshi_map_##name##_f(n, y, x, s[0], s[1], TSHI_R(p[0]));                                \
-    }                                                                                              \
-    TSHI_KERNEL(tshi_map_##name##_forward);                                                        \
-    TSHI_INLINE void tshi_map_##name##_d(                                                          \
-        int64_t n, tsh_real *TSHI_RESTRICT dx, const tsh_real *TSHI_RESTRICT dy,                   \
-        const tsh_real *TSHI_RESTRICT kept, const int64_t *s, int one, int add, tsh_real c) {      \
-        int64_t i, sx = one ? 1 : s[0], sg = one ? 1 : s[1], sv = one ? 1 : s[2];                  \
+        const tsh_real *from = (const tsh_real *)at[1], *in, c = TSHI_R(p[0]);                     \
+        tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];                         \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
         (void)c;                                                                                   \
-        for (i = 0; i < n; i++) {                                                                  \
-            const tsh_real g = dy[i * sg], v = kept[i * sv], d = D;                                \
-            (void)v;                                                                               \
-            dx[i * sx] = add ? dx[i * sx] + d : d;                                                 \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            in = tshi_kernel_get(from, s[1], e, n, pad);                                           \
+            for (i = 0; i < TSHI_BLOCK; i++) {                                                     \
+                const tsh_real x = in[i];                                                          \
+                out[i] = F;                                                                        \
+            }                                                                                      \
+            tshi_kernel_put(y, s[0], e, n, out, 0);                                                \
         }                                                                                          \
     }                                                                                              \
+    TSHI_KERNEL(tshi_map_##name##_forward);                                                        \
     TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, void *const *at, const int64_t *s, \
                                                      const double *p) {                            \
-        tsh_real *x = (tsh_real *)at[0], *g = (tsh_real *)at[1], *v = (tsh_real *)at[2];           \
-        int one = s[0] == 1 && s[1] == 1 && s[2] == 1;                                             \
-        if (one && p[1] > 0)                                                                       \
-            tshi_map_##name##_d(n, x, g, v, s, 1, 1, TSHI_R(p[0]));                                \
-        else if (one)                                                                              \
-            tshi_map_##name##_d(n, x, g, v, s, 1, 0, TSHI_R(p[0]));                                \
-        else                                                                                       \
-            tshi_map_##name##_d(n, x, g, v, s, 0, p[1] > 0, TSHI_R(p[0]));                         \
+        const tsh_real *dy = (const tsh_real *)at[1], *kept = (const tsh_real *)at[2], *gs, *vs;   \
+        tsh_real *dx = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK], c = TSHI_R(p[0]);   \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
+        (void)c;                                                                                   \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            gs = tshi_kernel_get(dy, s[1], e, n, pad[0]);                                          \
+            vs = tshi_kernel_get(kept, s[2], e, n, pad[1]);                                        \
+            for (i = 0; i < TSHI_BLOCK; i++) {                                                     \
+                const tsh_real g = gs[i], v = vs[i];                                               \
+                (void)v;                                                                           \
+                out[i] = D;                                                                        \
+            }                                                                                      \
+            tshi_kernel_put(dx, s[0], e, n, out, p[1] > 0);                                        \
+        }                                                                                          \
     }                                                                                              \
     TSHI_KERNEL(tshi_map_##name##_backward);                                                       \
-    static const tshi_unary tshi_map_##name##_row = {"tsh_" #name, tshi_map_##name##_forward,      \
-                                                     tshi_map_##name##_backward, linear,           \
-                                                     TSHI_UNARY_##save};
+    static const tshi_unary tshi_map_##name##_row = {                                              \
+        tshi_map_##name##_forward, tshi_map_##name##_backward, linear, TSHI_UNARY_##save};
 TSHI_UNARY_OPS(TSHI_UNARY_KERNELS)
 #undef TSHI_UNARY_KERNELS
 #undef TSHI_UNARY_OPS
@@ -5530,9 +5810,9 @@ static void tshi_map_unary_backward(tshi_node *node) {
     tshi_kernel_run(&loop, more->row->backward[out->ctx->isa], p);
 }
 
-static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_unary *row, double c) {
+static tsh_tensor *tshi_map_unary(const char *op, tsh_tensor *x, const tshi_unary *row, double c) {
     static const int save[] = {TSHI_SAVE_NONE, 1, TSHI_SAVE_OUT};
-    tsh_ctx *ctx = tshi_tensor_check_real(row->name, &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
     tsh_shape shape = tsh_shape_of(x);
     tshi_loop loop;
     tsh_tensor *out;
@@ -5543,14 +5823,14 @@ static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_unary *row, double c
             ctx, TSH_ERR_LAYOUT,
             "%s: the input is a partial sum over %d ranks and the op is not linear; complete it "
             "first: tsh_redistribute(x, tsh_replicated())",
-            row->name, ctx->tp.size);
-    out = tshi_tensor_out(ctx, row->name, TSH_REAL, &shape, &x->layout);
+            op, ctx->tp.size);
+    out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
     if (!out) return NULL;
     loop = tshi_kernel_space(out);
     tshi_kernel_tensor(&loop, out);
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, row->forward[ctx->isa], &c);
-    node = tshi_tape_record(row->name, out, &x, 1, save[row->save], tshi_map_unary_backward,
+    node = tshi_tape_record(op, out, &x, 1, save[row->save], tshi_map_unary_backward,
                             sizeof(tshi_unary_more));
     if (node) ((tshi_unary_more *)node->more)->row = row;
     if (node) ((tshi_unary_more *)node->more)->c = c;
@@ -5559,16 +5839,19 @@ static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_unary *row, double c
 
 #define TSHI_UNARY_PUBLIC(name)                                                                    \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
-        return tshi_map_unary(x, &tshi_map_##name##_row, 0);                                       \
+        return tshi_map_unary("tsh_" #name, x, &tshi_map_##name##_row, 0);                         \
     }
 #define TSHI_SCALAR_PUBLIC(name)                                                                   \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
-        return tshi_map_unary(x, &tshi_map_##name##_row, c);                                       \
+        return tshi_map_unary("tsh_" #name, x, &tshi_map_##name##_row, c);                         \
     }
 TSHI_UNARY_PUBLIC(neg)
 TSHI_SCALAR_PUBLIC(scale)
 TSHI_SCALAR_PUBLIC(add_scalar)
-TSHI_SCALAR_PUBLIC(pow_scalar)
+TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double c) {
+    const tshi_unary *row = c >= 2 && c <= 2 ? &tshi_map_square_row : &tshi_map_pow_scalar_row;
+    return tshi_map_unary("tsh_pow_scalar", x, row, c);
+}
 TSHI_UNARY_PUBLIC(exp)
 TSHI_UNARY_PUBLIC(log)
 TSHI_UNARY_PUBLIC(sqrt)
@@ -5601,56 +5884,49 @@ typedef struct tshi_binary {
 
 /* The exponent's slope is a^b ln a, and 0 at a = 0 with b >= 0, as torch. */
 TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b) {
-    if (!(a < 0) && !(a > 0) && b >= 0) return 0;
-    return tshi_kernel_pow(a, b) * tshi_kernel_log(a);
+    const tsh_real slope = tshi_kernel_pow(a, b) * tshi_kernel_log(a);
+    return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : slope;
 }
 
-/* d (+)= D over a broadcast operand too: where it stands still, the run is summed. */
+/* d = or += D; where d's operand was broadcast and stands still, the run is summed. */
 #define TSHI_BINARY_SLOPE(name, D)                                                                 \
-    TSHI_INLINE void name##_loop(int64_t n, tsh_real *TSHI_RESTRICT d, const tsh_real *dy,         \
-                                 const tsh_real *as, const tsh_real *bs, const int64_t *s,         \
-                                 int one, int add) {                                               \
-        int64_t i, sd = one ? 1 : s[0], sg = one ? 1 : s[1], sa = one ? 1 : s[2],                  \
-                   sb = one ? 1 : s[3];                                                            \
-        for (i = 0; i < n; i++) {                                                                  \
-            const tsh_real g = dy[i * sg], a = as[i * sa], b = bs[i * sb], slope = D;              \
-            (void)a;                                                                               \
-            (void)b;                                                                               \
-            d[i * sd] = add ? d[i * sd] + slope : slope;                                           \
-        }                                                                                          \
-    }                                                                                              \
     TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
-        tsh_real *d = (tsh_real *)at[0], *g = (tsh_real *)at[1], *a = (tsh_real *)at[2],           \
-                 *b = (tsh_real *)at[3];                                                           \
-        int one = s[0] == 1 && s[1] == 1 && s[2] == 1 && s[3] == 1;                                \
-        if (one && p[0] > 0)                                                                       \
-            name##_loop(n, d, g, a, b, s, 1, 1);                                                   \
-        else if (one)                                                                              \
-            name##_loop(n, d, g, a, b, s, 1, 0);                                                   \
-        else                                                                                       \
-            name##_loop(n, d, g, a, b, s, 0, p[0] > 0);                                            \
+        const tsh_real *gs, *as, *bs;                                                              \
+        tsh_real *d = (tsh_real *)at[0], pad[3][TSHI_BLOCK], out[TSHI_BLOCK];                      \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            gs = tshi_kernel_get((const tsh_real *)at[1], s[1], e, n, pad[0]);                     \
+            as = tshi_kernel_get((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
+            bs = tshi_kernel_get((const tsh_real *)at[3], s[3], e, n, pad[2]);                     \
+            for (i = 0; i < TSHI_BLOCK; i++) {                                                     \
+                const tsh_real g = gs[i], a = as[i], b = bs[i];                                    \
+                (void)a;                                                                           \
+                (void)b;                                                                           \
+                out[i] = D;                                                                        \
+            }                                                                                      \
+            tshi_kernel_put(d, s[0], e, n, out, p[0] > 0);                                         \
+        }                                                                                          \
     }                                                                                              \
     TSHI_KERNEL(name);
 
 #define TSHI_BINARY_KERNELS(name, rule, save, F, DA, DB)                                           \
-    TSHI_INLINE void tshi_map_##name##_f(int64_t n, tsh_real *TSHI_RESTRICT y, const tsh_real *as, \
-                                         const tsh_real *bs, int64_t sy, int64_t sa, int64_t sb) { \
-        int64_t i;                                                                                 \
-        for (i = 0; i < n; i++) {                                                                  \
-            const tsh_real a = as[i * sa], b = bs[i * sb];                                         \
-            y[i * sy] = F;                                                                         \
-        }                                                                                          \
-    }                                                                                              \
     TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, void *const *at, const int64_t *s,  \
                                                     const double *p) {                             \
-        tsh_real *y = (tsh_real *)at[0], *a = (tsh_real *)at[1], *b = (tsh_real *)at[2];           \
+        const tsh_real *as, *bs;                                                                   \
+        tsh_real *y = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK];                      \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
         (void)p;                                                                                   \
-        if (s[0] == 1 && s[1] == 1 && s[2] == 1)                                                   \
-            tshi_map_##name##_f(n, y, a, b, 1, 1, 1);                                              \
-        else if (s[0] == 1 && s[1] == 1 && !s[2])                                                  \
-            tshi_map_##name##_f(n, y, a, b, 1, 1, 0);                                              \
-        else                                                                                       \
-            tshi_map_##name##_f(n, y, a, b, s[0], s[1], s[2]);                                     \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            as = tshi_kernel_get((const tsh_real *)at[1], s[1], e, n, pad[0]);                     \
+            bs = tshi_kernel_get((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
+            for (i = 0; i < TSHI_BLOCK; i++) {                                                     \
+                const tsh_real a = as[i], b = bs[i];                                               \
+                out[i] = F;                                                                        \
+            }                                                                                      \
+            tshi_kernel_put(y, s[0], e, n, out, 0);                                                \
+        }                                                                                          \
     }                                                                                              \
     TSHI_KERNEL(tshi_map_##name##_forward);                                                        \
     TSHI_BINARY_SLOPE(tshi_map_##name##_da, DA)                                                    \
@@ -5730,48 +6006,45 @@ TSHI_BINARY_PUBLIC(div)
 TSHI_BINARY_PUBLIC(pow)
 #undef TSHI_BINARY_PUBLIC
 
-/* -- comparisons, where, cast: any dtype, element by element ----------------- */
+/* -- comparisons, where, cast ------------------------------------------------ */
 
-typedef void (*tshi_any_fn)(void *const *at, const tsh_dtype *dtype);
+/* y = a op b over one run; p: 1 for the opposite. NaN equals nothing. */
+#define TSHI_COMPARE_KERNEL(name, type, op)                                                        \
+    TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
+        int32_t *TSHI_RESTRICT y = (int32_t *)at[0], flip = p[0] > 0;                              \
+        const type *TSHI_RESTRICT a = (const type *)at[1], *TSHI_RESTRICT b = (const type *)at[2]; \
+        int64_t i;                                                                                 \
+        if (s[0] == 1 && s[1] == 1 && s[2] == 1)                                                   \
+            for (i = 0; i < n; i++) y[i] = (a[i] op b[i]) ^ flip;                                  \
+        else                                                                                       \
+            for (i = 0; i < n; i++) y[i * s[0]] = (a[i * s[1]] op b[i * s[2]]) ^ flip;             \
+    }                                                                                              \
+    TSHI_KERNEL(name);
+#define TSHI_COMPARE_KERNELS(name, op)                                                             \
+    TSHI_COMPARE_KERNEL(tshi_map_##name##_real, tsh_real, op)                                      \
+    TSHI_COMPARE_KERNEL(tshi_map_##name##_i32, int32_t, op)                                        \
+    TSHI_COMPARE_KERNEL(tshi_map_##name##_i64, int64_t, op)                                        \
+    static const tshi_kernel_fn *const tshi_map_##name[3] = {                                      \
+        tshi_map_##name##_real, tshi_map_##name##_i32, tshi_map_##name##_i64};
+TSHI_COMPARE_KERNELS(eq, ==)
+TSHI_COMPARE_KERNELS(lt, <)
+TSHI_COMPARE_KERNELS(le, <=)
+#undef TSHI_COMPARE_KERNELS
+#undef TSHI_COMPARE_KERNEL
 
-/* Walks out and its inputs in logical order, one element per call: for ops that are not worth a
- * kernel. */
-static void tshi_map_walk(tsh_tensor *out, tsh_tensor *const *in, int n, tshi_any_fn fn) {
-    int64_t index[TSH_MAX_DIMS] = {0}, count = tsh_local_numel(out), e;
-    tsh_dtype dtype[4] = {TSH_F32, TSH_F32, TSH_F32, TSH_F32};
-    void *at[4];
-    int i, d;
-    for (e = 0; e < count; e++) {
-        for (i = 0; i <= n; i++) {
-            const tsh_tensor *t = i ? in[i - 1] : out;
-            int64_t place = 0;
-            for (d = 0; d < t->ndim; d++)
-                if (t->dim[d] != 1) place += t->stride[d] * index[d + out->ndim - t->ndim];
-            dtype[i] = t->dtype;
-            at[i] = (char *)tshi_tensor_at(t) + (size_t)place * tsh_dtype_size(t->dtype);
-        }
-        fn(at, dtype);
-        for (d = out->ndim - 1; d >= 0 && ++index[d] == out->local[d]; d--) index[d] = 0;
-    }
+/* Which of three kernels: that of the values, of i32, of i64. */
+static int tshi_map_kind(tsh_dtype dtype) {
+    return dtype == TSH_I32 ? 1 : dtype == TSH_I64 ? 2 : 0;
 }
 
-#define TSHI_COMPARE(name, op)                                                                     \
-    static void tshi_map_##name(void *const *at, const tsh_dtype *dtype) {                         \
-        if (dtype[1] == TSH_I64)                                                                   \
-            *(int32_t *)at[0] = *(const int64_t *)at[1] op * (const int64_t *)at[2];               \
-        else                                                                                       \
-            *(int32_t *)at[0] = tshi_tensor_get(at[1], dtype[1], 0)                                \
-                op tshi_tensor_get(at[2], dtype[2], 0);                                            \
-    }                                                                                              \
-    TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
-        return tshi_map_compare("tsh_" #name, a, b, tshi_map_##name);                              \
-    }
-
-static tsh_tensor *tshi_map_compare(const char *op, tsh_tensor *a, tsh_tensor *b, tshi_any_fn fn) {
+/* swap: the kernel sees b before a; flip: gives the opposite. */
+static tsh_tensor *tshi_map_compare(const char *op, tsh_tensor *a, tsh_tensor *b,
+                                    const tshi_kernel_fn *const *kernel, int swap, double flip) {
     tsh_tensor *in[2], *out;
     tsh_ctx *ctx;
     tsh_shape shape;
     tsh_layout layout;
+    tshi_loop loop;
     unsigned partial;
     in[0] = a;
     in[1] = b;
@@ -5783,32 +6056,61 @@ static tsh_tensor *tshi_map_compare(const char *op, tsh_tensor *a, tsh_tensor *b
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %s against %s; tsh_cast one of them", op,
                                tshi_tensor_dtype(a->dtype), tshi_tensor_dtype(b->dtype));
     out = tshi_tensor_out(ctx, op, TSH_I32, &shape, &layout);
-    if (out) tshi_map_walk(out, in, 2, fn);
+    if (!out) return NULL;
+    loop = tshi_kernel_space(out);
+    tshi_kernel_tensor(&loop, out);
+    tshi_kernel_tensor(&loop, in[swap]);
+    tshi_kernel_tensor(&loop, in[!swap]);
+    tshi_kernel_run(&loop, kernel[tshi_map_kind(a->dtype)][ctx->isa], &flip);
     return out;
 }
 
-TSHI_COMPARE(eq, ==)
-TSHI_COMPARE(ne, !=)
-TSHI_COMPARE(lt, <)
-TSHI_COMPARE(le, <=)
-TSHI_COMPARE(gt, >)
-TSHI_COMPARE(ge, >=)
-#undef TSHI_COMPARE
+#define TSHI_COMPARE_PUBLIC(name, kernel, swap, flip)                                              \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
+        return tshi_map_compare("tsh_" #name, a, b, tshi_map_##kernel, swap, flip);                \
+    }
+TSHI_COMPARE_PUBLIC(eq, eq, 0, 0)
+TSHI_COMPARE_PUBLIC(ne, eq, 0, 1)
+TSHI_COMPARE_PUBLIC(lt, lt, 0, 0)
+TSHI_COMPARE_PUBLIC(le, le, 0, 0)
+TSHI_COMPARE_PUBLIC(gt, lt, 1, 0)
+TSHI_COMPARE_PUBLIC(ge, le, 1, 0)
+#undef TSHI_COMPARE_PUBLIC
 
 /* where: y = c ? a : b; da = c ? g : 0, db = c ? 0 : g, summed over broadcast dimensions. */
-static void tshi_map_where_forward(void *const *at, const tsh_dtype *dtype) {
-    (void)dtype;
-    *(tsh_real *)at[0] = *(const tsh_real *)at[*(const int32_t *)at[1] ? 2 : 3];
+TSHI_INLINE void tshi_map_where_body(int64_t n, void *const *at, const int64_t *s,
+                                     const double *p) {
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
+    const int32_t *TSHI_RESTRICT c = (const int32_t *)at[1];
+    const tsh_real *TSHI_RESTRICT a = (const tsh_real *)at[2];
+    const tsh_real *TSHI_RESTRICT b = (const tsh_real *)at[3];
+    int64_t i;
+    (void)p;
+    if (s[0] == 1 && s[1] == 1 && s[2] == 1 && s[3] == 1)
+        for (i = 0; i < n; i++) {
+            const tsh_real yes = a[i], no = b[i];
+            y[i] = c[i] ? yes : no;
+        }
+    else
+        for (i = 0; i < n; i++) y[i * s[0]] = c[i * s[1]] ? a[i * s[2]] : b[i * s[3]];
 }
+TSHI_KERNEL(tshi_map_where);
 
 TSHI_INLINE void tshi_map_where_slope_body(int64_t n, void *const *at, const int64_t *s,
                                            const double *p) {
-    tsh_real *d = (tsh_real *)at[0];
-    const tsh_real *g = (const tsh_real *)at[1];
-    const int32_t *c = (const int32_t *)at[2];
+    tsh_real *TSHI_RESTRICT d = (tsh_real *)at[0];
+    const tsh_real *TSHI_RESTRICT g = (const tsh_real *)at[1];
+    const int32_t *TSHI_RESTRICT c = (const int32_t *)at[2];
+    const int first = p[0] > 0;
     int64_t i;
-    for (i = 0; i < n; i++)
-        if ((c[i * s[2]] != 0) == (p[0] > 0)) d[i * s[0]] += g[i * s[1]];
+    if (s[0] == 1 && s[1] == 1 && s[2] == 1)
+        for (i = 0; i < n; i++) {
+            const tsh_real old = d[i], sum = old + g[i];
+            d[i] = (c[i] != 0) == first ? sum : old;
+        }
+    else
+        for (i = 0; i < n; i++)
+            if ((c[i * s[2]] != 0) == first) d[i * s[0]] += g[i * s[1]];
 }
 TSHI_KERNEL(tshi_map_where_slope);
 
@@ -5832,6 +6134,7 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
     tsh_ctx *ctx;
     tsh_shape shape;
     tsh_layout layout;
+    tshi_loop loop;
     tshi_node *node;
     unsigned partial;
     in[0] = cond;
@@ -5847,24 +6150,62 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
                                tshi_tensor_dtype(cond->dtype));
     out = tshi_tensor_out(ctx, "tsh_where", TSH_REAL, &shape, &layout);
     if (!out) return NULL;
-    tshi_map_walk(out, in, 3, tshi_map_where_forward);
+    loop = tshi_kernel_space(out);
+    tshi_kernel_tensor(&loop, out);
+    tshi_kernel_tensor(&loop, cond);
+    tshi_kernel_tensor(&loop, a);
+    tshi_kernel_tensor(&loop, b);
+    tshi_kernel_run(&loop, tshi_map_where[ctx->isa], NULL);
     node = tshi_tape_record("tsh_where", out, in, 3, 1, tshi_map_where_backward, 0);
     if (node) node->partial = partial;
     return out;
 }
 
-static void tshi_map_cast(void *const *at, const tsh_dtype *dtype) {
-    if (dtype[0] == TSH_I64 && dtype[1] == TSH_I32)
-        *(int64_t *)at[0] = *(const int32_t *)at[1];
-    else if (dtype[0] == TSH_I32 && dtype[1] == TSH_I64)
-        *(int32_t *)at[0] = (int32_t) * (const int64_t *)at[1];
-    else
-        tshi_tensor_put(at[0], dtype[0], 0, tshi_tensor_get(at[1], dtype[1], 0));
+/* A value as an integer, towards zero: cut at +-(2^31 - 1), NaN is 0. */
+TSHI_INLINE int32_t tshi_map_whole(tsh_real v) {
+    const uint32_t bits = tshi_kernel_bits((float)v), a = bits & 0x7FFFFFFFu;
+    uint32_t whole;
+    if (sizeof(tsh_real) == 8) return (int32_t)tshi_tensor_whole((double)v, 2147483647.0);
+    whole = (uint32_t)(int32_t)tshi_kernel_float(tshi_kernel_pick(a < 0x4F000000u, bits, 0u));
+    whole = tshi_kernel_pick(a - 0x4F000000u <= 0x30800000u,
+                             tshi_kernel_pick(bits == a, 0x7FFFFFFFu, 0x80000001u), whole);
+    return (int32_t)whole;
 }
+
+/* y = f(x) from one type to another. */
+#define TSHI_CAST_KERNEL(name, to, from, F)                                                        \
+    TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
+        to *TSHI_RESTRICT y = (to *)at[0];                                                         \
+        const from *TSHI_RESTRICT in = (const from *)at[1];                                        \
+        int64_t i, one = s[0] == 1 && s[1] == 1;                                                   \
+        (void)p;                                                                                   \
+        for (i = 0; i < n && one; i++) {                                                           \
+            const from x = in[i];                                                                  \
+            y[i] = F;                                                                              \
+        }                                                                                          \
+        for (; i < n; i++) {                                                                       \
+            const from x = in[i * s[1]];                                                           \
+            y[i * s[0]] = F;                                                                       \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL(name);
+TSHI_CAST_KERNEL(tshi_map_real_of_i32, tsh_real, int32_t, TSHI_R(x))
+TSHI_CAST_KERNEL(tshi_map_real_of_i64, tsh_real, int64_t, TSHI_R((double)x))
+TSHI_CAST_KERNEL(tshi_map_i32_of_real, int32_t, tsh_real, tshi_map_whole(x))
+TSHI_CAST_KERNEL(tshi_map_i32_of_i64, int32_t, int64_t, (int32_t)x)
+TSHI_CAST_KERNEL(tshi_map_i64_of_real, int64_t, tsh_real,
+                 (int64_t)tshi_tensor_whole((double)x, 9223372036854774784.0))
+TSHI_CAST_KERNEL(tshi_map_i64_of_i32, int64_t, int32_t, x)
+#undef TSHI_CAST_KERNEL
 
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cast", &x, 1);
+    static const tshi_kernel_fn *const kernels[3][3] = {
+        {NULL, tshi_map_real_of_i32, tshi_map_real_of_i64},
+        {tshi_map_i32_of_real, NULL, tshi_map_i32_of_i64},
+        {tshi_map_i64_of_real, tshi_map_i64_of_i32, NULL}};
     tsh_shape shape = tsh_shape_of(x);
+    tshi_loop loop;
     tsh_tensor *out;
     if (!ctx || x->dtype == dtype) return ctx ? x : NULL;
     if (dtype != TSH_REAL && dtype != TSH_I32 && dtype != TSH_I64)
@@ -5876,8 +6217,36 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
                                "tsh_cast: the input is a partial sum; complete it first: "
                                "tsh_redistribute(x, tsh_replicated())");
     out = tshi_tensor_out(ctx, "tsh_cast", dtype, &shape, &x->layout);
-    if (out) tshi_map_walk(out, &x, 1, tshi_map_cast);
+    if (!out) return NULL;
+    loop = tshi_kernel_space(out);
+    tshi_kernel_tensor(&loop, out);
+    tshi_kernel_tensor(&loop, x);
+    tshi_kernel_run(&loop, kernels[tshi_map_kind(dtype)][tshi_map_kind(x->dtype)][ctx->isa], NULL);
     return out;
+}
+
+/* -- gradients by rows ------------------------------------------------------
+ * Kernels that give a dense gradient of input 0 write it to its place where that is dense and empty
+ * (*scratch is NULL then), else to scratch, which is poured. 0 on an error. */
+static int tshi_map_room(const tshi_node *node, const tshi_dest *dest, tshi_block **scratch) {
+    const tsh_tensor *x = node->in[0];
+    int64_t stride[TSH_MAX_DIMS];
+    int d, direct = !dest->add;
+    tshi_tensor_strides(x->local, x->ndim, stride);
+    for (d = 0; d < x->ndim; d++) direct &= x->local[d] == 1 || stride[d] == dest->stride[d];
+    *scratch = direct ? NULL
+                      : tshi_mem_take(x->ctx, TSH_MEM_STEP,
+                                      (size_t)tsh_local_numel(x) * sizeof(tsh_real));
+    return direct || *scratch;
+}
+
+static void tshi_map_pour(const tshi_node *node, const tshi_dest *dest, tshi_block *scratch) {
+    const tsh_tensor *x = node->in[0];
+    int64_t stride[TSH_MAX_DIMS];
+    if (!scratch) return;
+    tshi_tensor_strides(x->local, x->ndim, stride);
+    tshi_tape_pour(node, 0, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
+    tshi_mem_drop(x->ctx, scratch);
 }
 
 /* -- dropout ----------------------------------------------------------------
@@ -5893,6 +6262,7 @@ typedef struct tshi_dropout_run {
     const tshi_dropout *mask;
     const tsh_real *x;
     tsh_real *y;
+    int isa;
 } tshi_dropout_run;
 
 /* The key of the next mask: seed, owner's path and count, dp rank. */
@@ -5907,18 +6277,111 @@ static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     return mask;
 }
 
-/* Element e's factor is 0 or 1 / (1 - p): y = x times factor over a run of global elements. */
+/* yes ? x : 0. */
+TSHI_INLINE tsh_real tshi_map_kept(int yes, tsh_real x) {
+    if (sizeof(tsh_real) == 8)
+        return TSHI_R(tshi_kernel_double(tshi_kernel_pick8(yes, tshi_kernel_bits8((double)x), 0u)));
+    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(yes, tshi_kernel_bits((float)x), 0u)));
+}
+
+#if TSHI_X86
+/* tshi_rng_words of counters in 64-bit lanes, whose upper halves mean nothing: the products that
+ * Philox wants are one instruction then, which compilers do not find. The lanes' order is such that
+ * unpacking leaves the words in theirs. */
+#define TSHI_MAP_WORDS(isa, TARGET, bytes, reg, op, ...)                                           \
+    typedef uint64_t tshi_map_##isa __attribute__((vector_size(bytes), may_alias));                \
+    TARGET TSHI_INLINE void tshi_map_words_##isa(uint64_t key, uint64_t stream, uint64_t position, \
+                                                 uint32_t *word) {                                 \
+        const tshi_map_##isa zero = {0}, lanes = {__VA_ARGS__};                                    \
+        const tshi_map_##isa m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u;                     \
+        int i, r;                                                                                  \
+        for (i = 0; i < TSHI_RNG_WORDS; i += (bytes) / 2) {                                        \
+            tshi_map_##isa c0 = lanes + (position + (uint64_t)i / 4), c1 = c0 >> 32, a, b;         \
+            tshi_map_##isa c2 = zero + stream, c3 = c2 >> 32, k0 = zero + key, k1 = k0 >> 32;      \
+            for (r = 0; r < 10; r++) {                                                             \
+                a = (tshi_map_##isa)op(mul_epu32, (reg)c0, (reg)m0);                               \
+                b = (tshi_map_##isa)op(mul_epu32, (reg)c2, (reg)m1);                               \
+                c0 = (b >> 32) ^ c1 ^ k0;                                                          \
+                c2 = (a >> 32) ^ c3 ^ k1;                                                          \
+                c1 = b;                                                                            \
+                c3 = a;                                                                            \
+                k0 += 0x9E3779B9u;                                                                 \
+                k1 += 0xBB67AE85u;                                                                 \
+            }                                                                                      \
+            a = (c0 & 0xFFFFFFFFu) | c1 << 32;                                                     \
+            b = (c2 & 0xFFFFFFFFu) | c3 << 32;                                                     \
+            c0 = (tshi_map_##isa)op(unpacklo_epi64, (reg)a, (reg)b);                               \
+            c1 = (tshi_map_##isa)op(unpackhi_epi64, (reg)a, (reg)b);                               \
+            memcpy(word + i, &c0, bytes);                                                          \
+            memcpy(word + i + (bytes) / 4, &c1, bytes);                                            \
+        }                                                                                          \
+    }
+/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) */
+#define TSHI_MAP_256(name, a, b) _mm256_##name(a, b)
+#define TSHI_MAP_512(name, a, b) _mm512_maskz_##name(0xFF, a, b)
+TSHI_MAP_WORDS(avx2, TSHI_AVX2, 32, __m256i, TSHI_MAP_256, 0, 2, 1, 3)
+TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6, 3, 7)
+#undef TSHI_MAP_256
+#undef TSHI_MAP_512
+#undef TSHI_MAP_WORDS
+#else
+#define tshi_map_words_avx2   tshi_rng_words
+#define tshi_map_words_avx512 tshi_rng_words
+#endif
+#define tshi_map_words_portable tshi_rng_words
+
+/* Up to TSHI_RNG_WORDS elements; x may be y. */
+TSHI_INLINE void tshi_map_masked(tsh_real *y, const tsh_real *x, const uint32_t *word,
+                                 uint32_t below, tsh_real scale, int n) {
+    tsh_real pad[TSHI_RNG_WORDS];
+    int j;
+    for (j = 0; j < n; j++) pad[j] = tshi_map_kept(word[j] >= below, x[j] * scale);
+    for (j = 0; j < n; j++) y[j] = pad[j];
+}
+
+/* y = x times 0 or 1 / (1 - p): at y, x, mask; s: the first global element. */
+#define TSHI_MAP_MASK(isa, TARGET)                                                                 \
+    TARGET static void tshi_map_mask_##isa(int64_t n, void *const *at, const int64_t *s,           \
+                                           const double *p) {                                      \
+        tsh_real *y = (tsh_real *)at[0];                                                           \
+        const tsh_real *x = (const tsh_real *)at[1];                                               \
+        const tshi_dropout *mask = (const tshi_dropout *)at[2];                                    \
+        const double limit = mask->p * 4294967296.0;                                               \
+        const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;              \
+        const tsh_real scale = mask->p < 1 ? TSHI_R(1 / (1 - mask->p)) : 0;                        \
+        uint32_t word[TSHI_RNG_WORDS];                                                             \
+        int64_t i, m;                                                                              \
+        int skip = (int)(s[0] % 4);                                                                \
+        (void)p;                                                                                   \
+        for (i = 0; i < n; i += m, skip = 0) {                                                     \
+            m = tshi_base_min(TSHI_RNG_WORDS - skip, n - i);                                       \
+            tshi_map_words_##isa(mask->key, mask->stream, (uint64_t)(s[0] + i) / 4, word);         \
+            if (m == TSHI_RNG_WORDS)                                                               \
+                tshi_map_masked(y + i, x + i, word, below, scale, TSHI_RNG_WORDS);                 \
+            else                                                                                   \
+                tshi_map_masked(y + i, x + i, word + skip, below, scale, (int)m);                  \
+        }                                                                                          \
+    }
+TSHI_MAP_MASK(portable, )
+TSHI_MAP_MASK(avx2, TSHI_AVX2)
+TSHI_MAP_MASK(avx512, TSHI_AVX512)
+#undef TSHI_MAP_MASK
+#undef tshi_map_words_portable
+#if !TSHI_X86
+#undef tshi_map_words_avx2
+#undef tshi_map_words_avx512
+#endif
+static const tshi_kernel_fn tshi_map_mask_part[TSHI_ISAS] = {
+    tshi_map_mask_portable, tshi_map_mask_avx2, tshi_map_mask_avx512};
+
+/* A run of global elements. */
 static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t length) {
     const tshi_dropout_run *run = (const tshi_dropout_run *)user;
-    double limit = run->mask->p * 4294967296.0;
-    uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit, word[4] = {0, 0, 0, 0};
-    tsh_real scale = run->mask->p < 1 ? TSHI_R(1 / (1 - run->mask->p)) : 0;
-    int64_t i;
-    for (i = 0; i < length; i++) {
-        uint64_t e = (uint64_t)(global + i);
-        if (!i || e % 4 == 0) tshi_rng_philox(run->mask->key, run->mask->stream, e / 4, word);
-        run->y[local + i] = word[e % 4] >= below ? run->x[local + i] * scale : 0;
-    }
+    void *at[3];
+    at[0] = run->y + local;
+    at[1] = tshi_kernel_read(run->x + local);
+    at[2] = tshi_kernel_read(run->mask);
+    tshi_map_mask_part[run->isa](length, at, &global, NULL);
 }
 
 static void tshi_map_dropout_backward(tshi_node *node) {
@@ -5926,16 +6389,13 @@ static void tshi_map_dropout_backward(tshi_node *node) {
     tshi_dropout_run run;
     tshi_dest dest;
     tshi_block *scratch;
-    if (!tshi_tape_dest(node, 0, &dest)) return;
-    scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP,
-                            (size_t)tsh_local_numel(out) * sizeof(tsh_real));
-    if (!scratch) return;
+    if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_room(node, &dest, &scratch)) return;
+    run.isa = out->ctx->isa;
     run.mask = (const tshi_dropout *)node->more;
     run.x = tshi_tape_grad(node);
-    run.y = (tsh_real *)tshi_mem_data(scratch);
+    run.y = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest.data;
     tshi_tensor_runs(out, tshi_map_mask_run, &run);
-    tshi_tape_pour(node, 0, &dest, run.y, out->stride);
-    tshi_mem_drop(out->ctx, scratch);
+    tshi_map_pour(node, &dest, scratch);
 }
 
 TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
@@ -5953,6 +6413,7 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     out = tshi_tensor_out(ctx, "tsh_dropout", TSH_REAL, &shape, &x->layout);
     if (!out) return NULL;
     mask = tshi_map_mask(ctx, p, owner);
+    run.isa = ctx->isa;
     run.mask = &mask;
     run.y = tshi_tensor_values(out);
     run.x = (const tsh_real *)tshi_kernel_packed(x, &scratch);
@@ -6064,6 +6525,8 @@ static int tshi_reduce_plan(const char *op, tsh_tensor *x, int dim, int keepdim,
 
 /* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
 
+enum { TSHI_REDUCE_STRIP = 4096 }; /* columns whose sums stay in the cache */
+
 /* One contiguous run, blocks of 4096 in a fixed order, their sums in double. */
 TSHI_INLINE void tshi_reduce_sum_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
@@ -6088,6 +6551,7 @@ typedef struct tshi_sums {
 
 /* Units are rows where those are summed, else columns. */
 static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to) {
+    static const int64_t one[2] = {1, 1};
     const tshi_sums *sums = (const tshi_sums *)job;
     const int64_t n = sums->r->n, inner = sums->r->inner;
     const tsh_real *x = sums->x;
@@ -6101,9 +6565,15 @@ static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to
         tshi_reduce_sum[sums->isa](n, at, NULL, &sums->c);
     }
     for (o = 0; o < sums->r->outer && inner > 1; o++, x += n * inner, y += inner) {
-        for (i = from; i < to; i++) y[i] = 0;
-        for (j = 0; j < n; j++)
-            for (i = from; i < to; i++) y[i] += x[j * inner + i];
+        for (i = from; i < to; i += TSHI_REDUCE_STRIP) {
+            const int64_t width = tshi_base_min(TSHI_REDUCE_STRIP, to - i);
+            memset(y + i, 0, (size_t)width * sizeof *y);
+            at[0] = y + i;
+            for (j = 0; j < n; j++) {
+                at[1] = tshi_kernel_read(x + j * inner + i);
+                tshi_kernel_add[sums->isa](width, at, one, NULL);
+            }
+        }
         for (i = from; i < to; i++) y[i] *= TSHI_R(sums->c);
     }
 }
@@ -6188,14 +6658,57 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
 
 /* -- max, argmax: the first place of the largest value; NaN wins --------------- */
 
-static int64_t tshi_reduce_place(const tsh_real *x, int64_t n, int64_t step) {
-    int64_t i, best = 0;
-    for (i = 0; i < n; i++) {
-        if (x[i * step] != x[i * step]) return i;
-        if (x[i * step] > x[best * step]) best = i;
+TSHI_INLINE void tshi_reduce_first_step(int32_t *lane, const tsh_real *x, tsh_real most,
+                                        int64_t e) {
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) {
+        const int32_t here = x[i] == most ? (int32_t)e + i : INT32_MAX;
+        lane[i] = lane[i] < here ? lane[i] : here;
     }
-    return best;
 }
+
+/* The first place of `most`, which is one of the n values. */
+TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n, tsh_real most) {
+    int32_t lane[TSHI_BLOCK], half[16], first;
+    tsh_real pad[TSHI_BLOCK];
+    int64_t e;
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = INT32_MAX;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_reduce_first_step(lane, x + e, most, e);
+    if (e < n) {
+        tshi_kernel_gather(x + e, 1, n - e, pad); /* what is beyond repeats the first */
+        tshi_reduce_first_step(lane, pad, most, e);
+    }
+    for (i = 0; i < 16; i++) half[i] = lane[i] < lane[i + 16] ? lane[i] : lane[i + 16];
+    for (i = 0; i < 8; i++) half[i] = half[i] < half[i + 8] ? half[i] : half[i + 8];
+    for (first = half[0], i = 1; i < 8; i++) first = first < half[i] ? first : half[i];
+    return first;
+}
+
+/* One run: at x, place; s: its step. The largest of every part first, then its place in the first
+ * part that has it. */
+TSHI_INLINE void tshi_reduce_place_body(int64_t n, void *const *at, const int64_t *s,
+                                        const double *p) {
+    const tsh_real *x = (const tsh_real *)at[0];
+    const int64_t step = s[0], part = 4096;
+    int64_t i, end = n, best = 0;
+    tsh_real most = x[0];
+    (void)p;
+    for (i = 0; i < n && step == 1 && most == most; i += part) {
+        const tsh_real here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
+        if (i && here <= most) continue;
+        most = here;
+        best = i;
+        end = tshi_base_min(i + part, n);
+    }
+    if (step == 1 && most == most)
+        best += tshi_reduce_first(x + best, end - best, most);
+    else
+        for (i = best; i < end && x[best * step] == x[best * step]; i++)
+            if (x[i * step] > x[best * step] || x[i * step] != x[i * step]) best = i;
+    *(int64_t *)at[1] = best;
+}
+TSHI_KERNEL(tshi_reduce_place);
 
 /* dx at the saved place += dy. */
 static void tshi_reduce_max_backward(tshi_node *node) {
@@ -6231,6 +6744,7 @@ static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int k
     tshi_node *node;
     const tsh_real *values;
     int64_t o, i, *place;
+    void *at[2];
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, 0, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
@@ -6245,8 +6759,11 @@ static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int k
     for (o = 0; o < r.outer; o++)
         for (i = 0; i < r.inner; i++) {
             const tsh_real *row = values + o * r.n * r.inner + i;
-            int64_t best = tshi_reduce_place(row, r.n, r.inner), e = o * r.inner + i;
-            place[e] = best;
+            int64_t best, e = o * r.inner + i;
+            at[0] = tshi_kernel_read(row);
+            at[1] = place + e;
+            tshi_reduce_place[ctx->isa](r.n, at, &r.inner, NULL);
+            best = place[e];
             if (want_place)
                 ((int64_t *)tshi_tensor_at(out))[e] = best;
             else
@@ -6276,46 +6793,53 @@ TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
  * m = max x, y = e^(x-m) / sum e^(x-m);   dx = y (dy - sum dy y)
  * log: y = x - m - log sum e^(x-m);       dx = dy - e^y sum dy                */
 
-/* One row in place of x: at y, x; strides s[0]; p[0]: log. */
+/* One row: at y, x; strides s[0]; p[0]: log. */
 TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int64_t *s,
                                           const double *p) {
-    tsh_real *y = (tsh_real *)at[0];
-    const tsh_real *x = (const tsh_real *)at[1];
-    int64_t i, step = s[0];
-    tsh_real most = x[0], sum = 0, c;
+    tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];
+    const tsh_real *x = (const tsh_real *)at[1], *in;
+    const int64_t step = s[0];
+    const int log = p[0] > 0;
+    tsh_real most = x[0], sum, c;
+    int64_t e;
+    int i;
     if (step == 1)
         most = tshi_kernel_max(x, n);
     else
-        for (i = 1; i < n; i++) most = most >= x[i * step] ? most : x[i * step];
-    if (step == 1)
-        for (i = 0; i < n; i++) y[i] = tshi_kernel_exp(x[i] - most);
-    else
-        for (i = 0; i < n; i++) y[i * step] = tshi_kernel_exp(x[i * step] - most);
-    if (step == 1)
-        sum = tshi_kernel_sum(y, n);
-    else
-        for (i = 0; i < n; i++) sum += y[i * step];
-    c = p[0] > 0 ? tshi_kernel_log(sum) : TSHI_R(1) / sum;
-    if (p[0] > 0) /* not x - (most + c), which would be rounded to the size of most */
-        for (i = 0; i < n; i++) y[i * step] = x[i * step] - most - c;
-    else
-        for (i = 0; i < n; i++) y[i * step] *= c;
+        for (e = 1; e < n; e++) most = most >= x[e * step] ? most : x[e * step];
+    sum = tshi_kernel_exps(x, step, n, most, log ? NULL : y);
+    c = log ? tshi_kernel_log(sum) : TSHI_R(1) / sum;
+    for (e = 0; e < n; e += TSHI_BLOCK) {
+        in = tshi_kernel_get(log ? x : y, step, e, n, pad);
+        if (log) /* not x - (most + c), which would be rounded to the size of most */
+            for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - most - c;
+        else
+            for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
+        tshi_kernel_put(y, step, e, n, out, 0);
+    }
 }
 TSHI_KERNEL(tshi_reduce_softmax);
 
-/* One row: at dx, y, dy, all with stride s[0]. */
+/* One row: at dx, y, dy, all with stride s[0]; p[0]: log. */
 TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, void *const *at, const int64_t *s,
                                                 const double *p) {
-    tsh_real *dx = (tsh_real *)at[0];
-    const tsh_real *y = (const tsh_real *)at[1], *dy = (const tsh_real *)at[2];
-    int64_t i, step = s[0];
-    tsh_real sum = 0;
-    if (p[0] > 0) {
-        for (i = 0; i < n; i++) sum += dy[i * step];
-        for (i = 0; i < n; i++) dx[i * step] = dy[i * step] - tshi_kernel_exp(y[i * step]) * sum;
-    } else {
-        for (i = 0; i < n; i++) sum += dy[i * step] * y[i * step];
-        for (i = 0; i < n; i++) dx[i * step] = y[i * step] * (dy[i * step] - sum);
+    tsh_real *dx = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK], sum = 0;
+    const tsh_real *y = (const tsh_real *)at[1], *dy = (const tsh_real *)at[2], *ys, *gs;
+    const int64_t step = s[0];
+    int64_t e;
+    int i;
+    if (step == 1)
+        sum = p[0] > 0 ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
+    else
+        for (e = 0; e < n; e++) sum += dy[e * step] * (p[0] > 0 ? TSHI_R(1) : y[e * step]);
+    for (e = 0; e < n; e += TSHI_BLOCK) {
+        ys = tshi_kernel_get(y, step, e, n, pad[0]);
+        gs = tshi_kernel_get(dy, step, e, n, pad[1]);
+        if (p[0] > 0)
+            for (i = 0; i < TSHI_BLOCK; i++) out[i] = gs[i] - tshi_kernel_exp(ys[i]) * sum;
+        else
+            for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
+        tshi_kernel_put(dx, step, e, n, out, 0);
     }
 }
 TSHI_KERNEL(tshi_reduce_softmax_slope);
@@ -6354,20 +6878,16 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     tshi_lines lines;
     tshi_dest dest;
     tshi_block *scratch;
-    if (!tshi_tape_dest(node, 0, &dest)) return;
-    scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP,
-                            (size_t)tsh_local_numel(out) * sizeof(tsh_real));
-    if (!scratch) return;
+    if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_room(node, &dest, &scratch)) return;
     lines.kernel = tshi_reduce_softmax_slope[out->ctx->isa];
     lines.n = out->local[more->axis];
     lines.step = inner;
-    lines.at[0] = (tsh_real *)tshi_mem_data(scratch);
+    lines.at[0] = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest.data;
     lines.at[1] = (tsh_real *)tshi_tape_saved(node, 1);
     lines.at[2] = tshi_tape_grad(node);
     lines.p = &more->c;
     tshi_reduce_run(out->ctx, outer * inner, &lines);
-    tshi_tape_pour(node, 0, &dest, lines.at[0], out->stride);
-    tshi_mem_drop(out->ctx, scratch);
+    tshi_map_pour(node, &dest, scratch);
 }
 
 static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim, double log) {
@@ -7850,6 +8370,27 @@ typedef struct tshi_lookup {
     int by_count, sparse;
 } tshi_lookup;
 
+/* The next row is on its way while this one is worked on: rows lie anywhere. */
+static void tshi_embedding_near(const tsh_real *row, int64_t width) {
+    int64_t i;
+    for (i = 0; i < width; i += (int64_t)(64 / sizeof *row)) TSHI_PREFETCH(row + i);
+}
+
+/* A row: d += share g; at d, g. */
+TSHI_INLINE void tshi_embedding_slope_body(int64_t n, void *const *at, const int64_t *s,
+                                           const double *p) {
+    tsh_real *d = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK], share = TSHI_R(p[0]);
+    const tsh_real *in;
+    int64_t e;
+    int i;
+    for (e = 0; e < n; e += TSHI_BLOCK) {
+        in = tshi_kernel_get((const tsh_real *)at[1], 1, e, n, pad);
+        for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * share;
+        tshi_kernel_put(d, s[0], e, n, out, 1);
+    }
+}
+TSHI_KERNEL(tshi_embedding_slope);
+
 typedef struct tshi_lookup_work {
     const tshi_node *node;
     tshi_dest dest;
@@ -7862,13 +8403,18 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
     const tsh_real *g = tshi_tape_grad(work->node);
     const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux);
     const int64_t *times = row + lookup->count, *stride = work->dest.stride;
-    int64_t i, j;
+    double share = 1;
+    void *at[2];
+    int64_t i;
     (void)piece;
     for (i = 0; i < lookup->count; i++, g += lookup->width) {
-        tsh_real *d = work->dest.data + (row[i] < 0 ? 0 : row[i]) * stride[0];
-        tsh_real share = lookup->by_count ? TSHI_R(1) / TSHI_R(times[i]) : TSHI_R(1);
         if (row[i] < 0) continue;
-        for (j = from; j < to; j++) d[j * stride[1]] += g[j] * share;
+        if (lookup->by_count) share = 1 / (double)times[i];
+        at[0] = work->dest.data + row[i] * stride[0] + from * stride[1];
+        at[1] = tshi_kernel_read(g + from);
+        if (i + 1 < lookup->count && row[i + 1] >= 0 && stride[1] == 1)
+            tshi_embedding_near(work->dest.data + row[i + 1] * stride[0] + from, to - from);
+        tshi_embedding_slope[work->node->out->ctx->isa](to - from, at, stride + 1, &share);
     }
 }
 
@@ -8010,6 +8556,8 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
     int64_t i, j;
     for (i = 0; i < lookup->count; i++, out += lookup->width) {
         const tsh_real *from = values + (row[i] < 0 ? 0 : row[i]) * w->stride[0];
+        if (i + 1 < lookup->count && row[i + 1] >= 0)
+            tshi_embedding_near(values + row[i + 1] * w->stride[0], lookup->width);
         if (row[i] < 0)
             memset(out, 0, (size_t)lookup->width * sizeof *out);
         else if (w->stride[1] == 1)
@@ -8104,47 +8652,104 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
     tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4];
+    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
-                   *b = (const tsh_real *)at[3];
-    int64_t r, i, d = s[0];
+                   *b = (const tsh_real *)at[3], *xs, *ws, *bs;
+    int64_t r, e, d = s[0];
+    int i;
     for (r = 0; r < n; r++, x += s[1], y += d) {
-        tsh_real mean = p[1] > 0 ? 0 : tshi_kernel_sum(x, d) / TSHI_R(d), rstd;
-        for (i = 0; i < d; i++) y[i] = x[i] - mean;
-        rstd = TSHI_R(1) / tshi_kernel_sqrt(tshi_kernel_dot(y, y, d) / TSHI_R(d) + TSHI_R(p[0]));
+        const tsh_real mean = p[1] > 0 ? 0 : tshi_kernel_sum(x, d) / TSHI_R(d);
+        const tsh_real rstd = TSHI_R(1) /
+                              tshi_kernel_sqrt(tshi_kernel_dots(x, x, d, mean) / TSHI_R(d) +
+                                               TSHI_R(p[0]));
         stats[2 * r] = mean;
         stats[2 * r + 1] = rstd;
-        if (b)
-            for (i = 0; i < d; i++) y[i] = y[i] * rstd * w[i] + b[i];
-        else
-            for (i = 0; i < d; i++) y[i] = y[i] * rstd * w[i];
+        for (e = 0; e < d; e += TSHI_BLOCK) {
+            xs = tshi_kernel_get(x, 1, e, d, pad[0]);
+            ws = tshi_kernel_get(w, 1, e, d, pad[1]);
+            for (i = 0; i < TSHI_BLOCK; i++) out[i] = (xs[i] - mean) * rstd * ws[i];
+            if (b) {
+                bs = tshi_kernel_get(b, 1, e, d, pad[2]);
+                for (i = 0; i < TSHI_BLOCK; i++) out[i] += bs[i];
+            }
+            tshi_kernel_put(y, 1, e, d, out, 0);
+        }
     }
 }
 TSHI_KERNEL(tshi_norm_rows);
 
-/* h = dy w; dx = (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh,
- * db += dy. at dx (dense), x, w, dy, stats, dw, db, and two rows of scratch; dx, dw, db may be
- * NULL. s: D, step of x's rows, step of dy's rows; p as forward. */
+/* A block of sum h (lane) and sum h xh (behind), with h = dy w. */
+TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_real *w,
+                                const tsh_real *dy, const tsh_real *stats) {
+    const tsh_real mean = stats[0], rstd = stats[1];
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) {
+        const tsh_real xh = (x[i] - mean) * rstd, h = dy[i] * w[i];
+        lane[i] += h;
+        lane[i + TSHI_BLOCK] += h * xh;
+    }
+}
+
+/* dw += dy xh and db += dy. */
+TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
+                                        const tsh_real *stats, int64_t n,
+                                        tsh_real *TSHI_RESTRICT dw, tsh_real *TSHI_RESTRICT db) {
+    const tsh_real mean = stats[0], rstd = stats[1];
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        dw[i] += dy[i] * ((x[i] - mean) * rstd);
+        db[i] += dy[i];
+    }
+}
+
+/* Both sums of a row; dw and db where dw is not NULL. */
+TSHI_INLINE void tshi_norm_sums(const tsh_real *x, const tsh_real *w, const tsh_real *dy, int64_t n,
+                                const tsh_real *stats, tsh_real *dw, tsh_real *db, tsh_real *sum) {
+    tsh_real lane[2 * TSHI_BLOCK], pad[3][TSHI_BLOCK];
+    int64_t e;
+    int i;
+    for (i = 0; i < 2 * TSHI_BLOCK; i++) lane[i] = 0;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_norm_step(lane, x + e, w + e, dy + e, stats);
+        if (dw) tshi_norm_step_weights(x + e, dy + e, stats, TSHI_BLOCK, dw + e, db + e);
+    }
+    if (e < n) {
+        tshi_kernel_end(x + e, n - e, stats[0], pad[0]);
+        tshi_kernel_end(w + e, n - e, 0, pad[1]);
+        tshi_kernel_end(dy + e, n - e, 0, pad[2]);
+        tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
+        if (dw) tshi_norm_step_weights(x + e, dy + e, stats, n - e, dw + e, db + e);
+    }
+    sum[0] = tshi_kernel_fold(lane);
+    sum[1] = tshi_kernel_fold(lane + TSHI_BLOCK);
+}
+
+/* dx = (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. at dx
+ * (dense, or NULL), x, w, dy, stats, dw or NULL, db. s: D, step of x's rows, step of dy's
+ * rows; p as forward. */
 TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
-    tsh_real *TSHI_RESTRICT dx = (tsh_real *)at[0];
+    tsh_real *dx = (tsh_real *)at[0], *dw = (tsh_real *)at[5], *db = (tsh_real *)at[6], sum[2];
+    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
-                   *dy = (const tsh_real *)at[3];
-    const tsh_real *stats = (const tsh_real *)at[4];
-    tsh_real *TSHI_RESTRICT dw = (tsh_real *)at[5], *TSHI_RESTRICT db = (tsh_real *)at[6];
-    tsh_real *TSHI_RESTRICT xh = (tsh_real *)at[7], *TSHI_RESTRICT h = (tsh_real *)at[8];
-    int64_t r, i, d = s[0];
-    for (r = 0; r < n; r++, x += s[1], dy += s[2]) {
-        tsh_real mean = stats[2 * r], rstd = stats[2 * r + 1], a, b;
-        for (i = 0; i < d; i++) xh[i] = (x[i] - mean) * rstd;
-        if (dw)
-            for (i = 0; i < d; i++) dw[i] += dy[i] * xh[i];
-        if (db)
-            for (i = 0; i < d; i++) db[i] += dy[i];
+                   *dy = (const tsh_real *)at[3], *stats = (const tsh_real *)at[4], *xs, *ws, *gs;
+    int64_t r, e, d = s[0];
+    int i;
+    for (r = 0; r < n; r++, x += s[1], dy += s[2], stats += 2) {
+        const tsh_real mean = stats[0], rstd = stats[1];
+        tsh_real a, b;
+        tshi_norm_sums(x, w, dy, d, stats, dw, db, sum);
         if (!dx) continue;
-        for (i = 0; i < d; i++) h[i] = dy[i] * w[i];
-        a = p[1] > 0 ? 0 : tshi_kernel_sum(h, d) / TSHI_R(d);
-        b = tshi_kernel_dot(h, xh, d) / TSHI_R(d);
-        for (i = 0; i < d; i++) dx[i] = (h[i] - a - xh[i] * b) * rstd;
+        a = p[1] > 0 ? 0 : sum[0] / TSHI_R(d);
+        b = sum[1] / TSHI_R(d);
+        for (e = 0; e < d; e += TSHI_BLOCK) {
+            xs = tshi_kernel_get(x, 1, e, d, pad[0]);
+            ws = tshi_kernel_get(w, 1, e, d, pad[1]);
+            gs = tshi_kernel_get(dy, 1, e, d, pad[2]);
+            for (i = 0; i < TSHI_BLOCK; i++)
+                out[i] = (gs[i] * ws[i] - a - (xs[i] - mean) * rstd * b) * rstd;
+            tshi_kernel_put(dx, 1, e, d, out, 0);
+        }
         dx += d;
     }
 }
@@ -8154,11 +8759,11 @@ TSHI_KERNEL(tshi_norm_slope);
 static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *all = (const tshi_rows *)job;
     int64_t s[3];
-    void *at[9];
+    void *at[7];
     int i;
-    for (i = 0; i < 9; i++) at[i] = all->at[i] ? all->at[i] + (i == 4 ? 0 : from) : NULL;
+    (void)piece;
     at[0] = NULL;
-    at[7] = all->at[7] + piece * all->own[7];
+    for (i = 1; i < 7; i++) at[i] = all->at[i] + (i == 4 ? 0 : from);
     s[0] = to - from;
     s[1] = all->s[1];
     s[2] = all->s[2];
@@ -8167,71 +8772,61 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
 
 /* dx, dw and db in one pass; by several threads, dx by rows, then the others by columns. */
 static void tshi_norm_slopes(tshi_rows *work, int pieces) {
-    tsh_real *dw = work->at[5], *db = work->at[6];
+    tsh_real *dw = work->at[5];
     if (pieces == 1) {
         tshi_kernel_rows_piece(work, 0, 0, work->count);
         return;
     }
-    work->at[5] = work->at[6] = NULL;
+    work->at[5] = NULL;
     if (work->at[0]) tshi_team_run(pieces, work->count, 1, tshi_kernel_rows_piece, work);
     work->at[5] = dw;
-    work->at[6] = db;
-    if (dw || db) tshi_team_run(pieces, work->s[0], 16, tshi_norm_columns, work);
+    if (dw) tshi_team_run(pieces, work->s[0], 16, tshi_norm_columns, work);
 }
 
 static void tshi_norm_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0], *out = node->out;
     tsh_ctx *ctx = out->ctx;
-    int64_t rows, s[3], stride[TSH_MAX_DIMS], d = x->dim[x->ndim - 1];
-    size_t numel = (size_t)tsh_local_numel(x), width = (size_t)d;
-    int i, wanted[3], pieces = tshi_kernel_row_pieces(ctx, d ? (int64_t)numel / d : 0, d);
-    /* dx apart from the rows, so that it fits a piece that an activation left */
-    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, numel * sizeof(tsh_real));
-    tshi_block *more = tshi_mem_take(ctx, TSH_MEM_STEP,
-                                     (2 + 2 * (size_t)pieces) * width * sizeof(tsh_real));
-    tsh_real *dx, *dw;
+    int64_t rows, s[3], one, d = x->dim[x->ndim - 1];
+    int i, wanted[3], pieces = tshi_kernel_row_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
+    tshi_block *scratch = NULL,
+               *two = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)d * sizeof(tsh_real));
+    tsh_real *dw;
     tshi_dest dest[3];
     tshi_rows work;
-    if (!scratch || !more) {
-        tshi_mem_drop(ctx, scratch);
-        tshi_mem_drop(ctx, more);
+    if (!two) return;
+    dw = (tsh_real *)tshi_mem_data(two);
+    memset(dw, 0, 2 * (size_t)d * sizeof *dw);
+    for (i = 0; i < 3; i++) wanted[i] = tshi_tape_dest(node, i, &dest[i]);
+    if (wanted[0] && !tshi_map_room(node, &dest[0], &scratch)) {
+        tshi_mem_drop(ctx, two);
         return;
     }
-    dx = (tsh_real *)tshi_mem_data(scratch);
-    dw = (tsh_real *)tshi_mem_data(more);
-    memset(dw, 0, 2 * width * sizeof *dw);
-    for (i = 0; i < 3; i++) wanted[i] = tshi_tape_dest(node, i, &dest[i]);
     s[0] = d;
     s[2] = d;
     (void)tshi_kernel_rows(x, &rows, &s[1]);
     memset(&work, 0, sizeof work);
     work.kernel = tshi_norm_slope[ctx->isa];
-    work.n = 9;
+    work.n = 7;
     work.s = s;
     work.p = (const double *)node->more;
-    work.at[0] = wanted[0] ? dx : NULL;
+    if (wanted[0]) work.at[0] = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest[0].data;
     work.at[1] = (tsh_real *)tshi_tape_saved(node, 0);
     work.at[2] = (tsh_real *)tshi_tape_saved(node, 1);
     work.at[3] = tshi_tape_grad(node);
     work.at[4] = (tsh_real *)tshi_mem_data(node->aux);
-    work.at[5] = wanted[1] ? dw : NULL;
-    work.at[6] = wanted[2] ? dw + d : NULL;
-    work.at[7] = dw + 2 * d;
-    work.at[8] = dw + 3 * d;
+    work.at[5] = wanted[1] || wanted[2] ? dw : NULL;
+    work.at[6] = dw + d;
     work.step[0] = d;
     work.step[1] = s[1];
     work.step[3] = d;
     work.step[4] = 2;
-    work.own[7] = work.own[8] = 2 * d;
     work.count = rows;
     tshi_norm_slopes(&work, pieces);
-    tshi_tensor_strides(x->local, x->ndim, stride);
-    if (wanted[0]) tshi_tape_pour(node, 0, &dest[0], dx, stride);
-    tshi_tensor_strides(&d, 1, stride);
+    tshi_map_pour(node, &dest[0], scratch);
+    tshi_tensor_strides(&d, 1, &one);
     for (i = 1; i < 3; i++)
-        if (wanted[i]) tshi_tape_pour(node, i, &dest[i], i == 1 ? dw : dw + d, stride);
-    tshi_mem_drop(ctx, more);
-    tshi_mem_drop(ctx, scratch);
+        if (wanted[i]) tshi_tape_pour(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
+    tshi_mem_drop(ctx, two);
 }
 
 static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
@@ -8593,6 +9188,7 @@ static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int6
 static void tshi_attention_drop(const tshi_head *h, const tsh_real *x, tsh_real *y, int64_t i,
                                 int64_t j, int64_t n) {
     tshi_dropout_run run;
+    run.isa = h->ctx->isa;
     run.mask = &h->more->drop;
     run.x = x;
     run.y = y;
@@ -9156,17 +9752,13 @@ TSHI_INLINE void tshi_loss_max_body(int64_t n, void *const *at, const int64_t *s
 }
 TSHI_KERNEL(tshi_loss_max);
 
-/* Sums of e^(x - m): at x, m, sum, one row of scratch. */
+/* Sums of e^(x - m): at x, m, sum. */
 TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s, const double *p) {
     const tsh_real *x = (const tsh_real *)at[0], *m = (const tsh_real *)at[1];
-    tsh_real *sum = (tsh_real *)at[2], *TSHI_RESTRICT e = (tsh_real *)at[3];
-    int64_t i, c;
+    tsh_real *sum = (tsh_real *)at[2];
+    int64_t i;
     (void)p;
-    for (i = 0; i < n; i++, x += s[1]) {
-        const tsh_real most = m[i];
-        for (c = 0; c < s[0]; c++) e[c] = tshi_kernel_exp(x[c] - most);
-        sum[i] = tshi_kernel_sum(e, s[0]);
-    }
+    for (i = 0; i < n; i++) sum[i] = tshi_kernel_exps(x + i * s[1], 1, s[0], m[i], NULL);
 }
 TSHI_KERNEL(tshi_loss_sum);
 
@@ -9209,18 +9801,17 @@ TSHI_KERNEL(tshi_loss_term);
  * add. */
 TSHI_INLINE void tshi_loss_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
-    tsh_real *dx = (tsh_real *)at[0];
-    const tsh_real *x = (const tsh_real *)at[1];
-    const tsh_real g = TSHI_R(p[0]), most = TSHI_R(p[1]), log_sum = TSHI_R(p[2]);
-    int64_t c;
-    if (dx == x)
-        for (c = 0; c < n; c++) dx[c] = g * tshi_kernel_exp(dx[c] - most - log_sum);
-    else if (s[0] == 1 && !(p[3] > 0))
-        for (c = 0; c < n; c++) dx[c] = g * tshi_kernel_exp(x[c] - most - log_sum);
-    else
-        for (c = 0; c < n; c++)
-            dx[c * s[0]] = (p[3] > 0 ? dx[c * s[0]] : 0) +
-                           g * tshi_kernel_exp(x[c] - most - log_sum);
+    tsh_real *dx = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];
+    const tsh_real *x = (const tsh_real *)at[1], *in;
+    const tsh_real most = TSHI_R(p[1]), log_sum = TSHI_R(p[2]);
+    const tsh_real g = TSHI_R(p[0]) + (log_sum - log_sum); /* NaN all along, if there is any */
+    int64_t e;
+    int i;
+    for (e = 0; e < n; e += TSHI_BLOCK) {
+        in = tshi_kernel_get(x, 1, e, n, pad);
+        for (i = 0; i < TSHI_BLOCK; i++) out[i] = g * tshi_kernel_exp_below(in[i] - most - log_sum);
+        tshi_kernel_put(dx, s[0], e, n, out, p[3] > 0);
+    }
 }
 TSHI_KERNEL(tshi_loss_slope);
 
@@ -11907,12 +12498,12 @@ static double tshi_optim_shrink(double norm, double most) {
 }
 
 static void tshi_optim_scale(const char *path, tsh_tensor *param, void *user) {
-    tsh_real factor = TSHI_R(*(const double *)user), *g;
-    int64_t i, n = tsh_local_numel(param);
+    static const int64_t one[2] = {1, 1};
+    void *at[2];
     (void)path;
     if (!param->gr.live) return;
-    g = (tsh_real *)tshi_mem_data(param->gr.block);
-    for (i = 0; i < n; i++) g[i] *= factor;
+    at[0] = at[1] = tshi_mem_data(param->gr.block);
+    tshi_map_scale_forward[param->ctx->isa](tsh_local_numel(param), at, one, (const double *)user);
 }
 
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
@@ -11960,14 +12551,17 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, void *const *at, const int64_t *
     const tsh_real *TSHI_RESTRICT grad = (const tsh_real *)at[1];
     const tsh_real clip = TSHI_R(p[0]), decay = TSHI_R(p[1]), lr = TSHI_R(p[2]),
                    momentum = TSHI_R(p[3]);
+    const int nesterov = p[4] > 0;
     int64_t i;
     (void)s;
-    for (i = 0; i < n; i++) {
-        tsh_real d = grad[i] * clip + decay * x[i];
-        if (m) m[i] = momentum * m[i] + d;
-        if (m) d = p[4] > 0 ? d + momentum * m[i] : m[i];
-        x[i] -= lr * d;
-    }
+    if (!m)
+        for (i = 0; i < n; i++) x[i] -= lr * (grad[i] * clip + decay * x[i]);
+    else
+        for (i = 0; i < n; i++) {
+            const tsh_real d = grad[i] * clip + decay * x[i], v = momentum * m[i] + d;
+            m[i] = v;
+            x[i] -= lr * (nesterov ? d + momentum * v : v);
+        }
 }
 TSHI_KERNEL(tshi_optim_sgd);
 
@@ -13700,11 +14294,13 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_R
 #undef TSHI_RESTRICT
 #undef TSHI_INLINE
+#undef TSHI_APART
 #undef TSHI_PREFETCH
 #undef TSHI_VECTORS
 #undef TSHI_POSIX
 #undef TSHI_X86
 #undef TSHI_AVX2
+#undef TSHI_AVX512
 #undef TSHI_KERNEL
 #undef TSHI_GEMM_JOIN_
 #undef TSHI_GEMM_JOIN

@@ -256,10 +256,27 @@ def comm_tcp(args):
                             64 * MIB, commands)
 
 
+def kernels(args):
+    """Elementwise ops, norms, losses and optimisers against loops with as many streams."""
+    program = build("bench_kernels.c", CC, ["-lm"])
+
+    def both():
+        text = output([program, "1"])
+        for name, ours, limit in re.findall(r"^(kernel_\w+) (\S+) (\S+)", text, re.M):
+            yield name, "GB/s", "ours", float(ours)
+            yield name, "GB/s", "limit", float(limit)
+
+    if program:
+        yield rounds_of(args, [both])
+
+
 # What rows are meant to reach: {peer: least ratio}; and of ours itself, the most.
 FIGURES = {"scaling_gpt2_tp2": {"one_rank": 1.85}, "scaling_gpt2_t2": {"two_ranks": 1 / 1.05},
            "decode_gpt2": {"limit": 0.8}}
 MOST = {"op_overhead": 100, "memory_gpt2_T64": 2.3, "memory_gpt2_T256": 3.2}
+# What a processor with AVX-512 evaluates at half the speed of memory, or faster.
+FUNCTIONS = re.compile("kernel_(exp|log|pow|pow_scalar|sigmoid|tanh|gelu|gelu_tanh|silu|dropout|"
+                       "softmax|log_softmax|cross_entropy)(_slope)?$")
 
 
 def figures_of(name):
@@ -274,6 +291,8 @@ def figures_of(name):
     if name.startswith("step_"):
         torch = {"step_nanogpt": 2}.get(name, 1.5)
         return {"torch_openblas": torch, "torch_blis": torch, "limit": 1 / 1.10}
+    if name.startswith("kernel_"):
+        return {"limit": 0.5 if FUNCTIONS.match(name) else 0.85}
     row = re.match(r"[a-z_]+_tcp_(\d+)_(\w+)$", name)
     if not row:
         return {}
@@ -502,7 +521,8 @@ def write(rows):
 
 
 def main():
-    parts = {gemm: 40, comm: 30, comm_tcp: 150, nanogpt: 80, gpt2: 140, scaling: 60, model: 30}
+    parts = {gemm: 40, kernels: 60, comm: 30, comm_tcp: 150, nanogpt: 80, gpt2: 140, scaling: 60,
+             model: 30}  # seconds that each may take
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")

@@ -1,0 +1,396 @@
+/* Kernels of every instruction set that this processor has: the error of their functions in ulps,
+ * the same bits wherever an element lies, the generator's words, largest values and their places.
+ *
+ * Functions are tried on every 997th float; with TSHARD_EXHAUSTIVE=1 in the environment on all
+ * 2^32, by the last kernel (a quarter of an hour). */
+#define TSHARD_IMPLEMENTATION
+#include "../../tshard.h"
+#include "../support/unit.h"
+
+#include <float.h>
+
+#define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
+
+static float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Numbers from 0 up that look like noise. */
+static uint32_t noise(uint32_t *seed) {
+    *seed = *seed * 1664525u + 1013904223u;
+    return *seed >> 8;
+}
+
+/* Like 2.5 or -0.125: bits differ in many places, and no function leaves the floats. */
+static tsh_real some(uint32_t *seed) {
+    return (tsh_real)((double)noise(seed) / 4194304.0 - 2);
+}
+
+/* ------------------------------------------------------------------ ulps */
+
+/* An ulp of the float nearest to y. */
+static long double ulp(long double y) {
+    int e;
+    (void)frexpl(y, &e);
+    return ldexpl(1, e - 24 < -149 ? -149 : e - 24);
+}
+
+static int same(float got, long double want) {
+    return got == (float)want || (isnan(got) && isnan(want));
+}
+
+/* How far got is off: 0 where it is the nearest float, infinite where one is not finite. */
+static double off(float got, long double want) {
+    if (same(got, want)) return 0;
+    if (isnan(got) || isnan(want)) return (double)INFINITY;
+    if (isinf(got) && fabsl(want) > (long double)FLT_MAX && (got > 0) == (want > 0)) return 0;
+    return isinf(got) ? (double)INFINITY : (double)(fabsl((long double)got - want) / ulp(want));
+}
+
+typedef struct function {
+    const char *name;
+    const tshi_kernel_fn *kernel;
+    long double (*ref)(long double);
+    float low; /* from here up */
+    double ulps;
+} function;
+
+static long double phi(long double x) {
+    return 0.5L * x * erfcl(-x * 0.707106781186547524400844362104849L);
+}
+
+/* gelu stands for erf: x (1 + erf(x / sqrt 2)) / 2; below -0.5, where that cancels, see
+ * gelu_has_small_tails. */
+static const function functions[] = {
+    {"exp", tshi_map_exp_forward, expl, -FLT_MAX, 1},
+    {"tanh", tshi_map_tanh_forward, tanhl, -FLT_MAX, 2},
+    {"log", tshi_map_log_forward, logl, -FLT_MAX, 1},
+    {"gelu", tshi_map_gelu_forward, phi, -0.5f, 4},
+};
+
+enum { CHUNK = 4096 };
+
+static double worst_of(const function *f, int isa, float *x, float *y, int n) {
+    const int64_t s[2] = {1, 1};
+    const double p[1] = {0};
+    void *at[2];
+    double worst = 0;
+    int i;
+    at[0] = y;
+    at[1] = x;
+    f->kernel[isa](n, at, s, p);
+    for (i = 0; i < n; i++) {
+        double e = off(y[i], f->ref((long double)x[i]));
+        if (!(e <= f->ulps))
+            fail_msg("%s(%a), kernel %d: %a is %.3g ulps off, %g allowed", f->name, (double)x[i],
+                     isa, (double)y[i], e, f->ulps);
+        if (e > worst) worst = e;
+    }
+    return worst;
+}
+
+static void functions_are_accurate(void **state) {
+    static float x[CHUNK], y[CHUNK];
+    const uint64_t step = getenv("TSHARD_EXHAUSTIVE") ? 1 : 997;
+    const double bits = 8 * sizeof(tsh_real);
+    int i, isa, n;
+    uint64_t b;
+    (void)state;
+    if (bits > 32) return; /* libm's own */
+    for (i = 0; i < COUNT(functions); i++)
+        for (isa = step > 1 ? 0 : tshi_kernel_isa(); isa <= tshi_kernel_isa(); isa++) {
+            double worst = 0, e;
+            n = 0;
+            for (b = 0; b <= 0xFFFFFFFFu; b += step) {
+                x[n] = float_of((uint32_t)b);
+                if (!isnan(x[n]) && x[n] < functions[i].low) continue;
+                if (++n < CHUNK && b + step <= 0xFFFFFFFFu) continue;
+                e = worst_of(&functions[i], isa, x, y, n);
+                worst = e > worst ? e : worst;
+                n = 0;
+            }
+            print_message("%s (kernel %d): at most %.3f ulps\n", functions[i].name, isa, worst);
+        }
+}
+
+/* Where x is below -0.5 the error of gelu is at most an ulp of 0.5 for each unit of x. */
+static void gelu_has_small_tails(void **state) {
+    float x, y;
+    const int64_t s[2] = {1, 1};
+    const double p[1] = {0};
+    void *at[2];
+    int isa;
+    (void)state;
+    if (sizeof(tsh_real) == 8) return;
+    at[0] = &y;
+    at[1] = &x;
+    for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+        for (x = -0.5f; x > -200; x *= 1.0009f) {
+            tshi_map_gelu_forward[isa](1, at, s, p);
+            if (!(fabsl((long double)y - phi((long double)x)) <= 6e-8L * fabsl((long double)x)))
+                fail_msg("gelu(%a), kernel %d, is %a", (double)x, isa, (double)y);
+        }
+}
+
+static void powers_are_accurate(void **state) {
+    static const float special[] = {0,
+                                    -0.0f,
+                                    1,
+                                    -1,
+                                    2,
+                                    -2,
+                                    3,
+                                    -3,
+                                    0.5f,
+                                    -0.5f,
+                                    INFINITY,
+                                    -INFINITY,
+                                    NAN,
+                                    1e-45f,
+                                    -1e-45f,
+                                    FLT_MIN,
+                                    FLT_MAX,
+                                    -FLT_MAX,
+                                    16777215,
+                                    16777216,
+                                    8388607.5f,
+                                    -8388607.5f,
+                                    8388609,
+                                    -8388609,
+                                    0.9999999f,
+                                    1.0000001f,
+                                    1e-30f,
+                                    1e30f,
+                                    2147483648.0f,
+                                    -4294967296.0f,
+                                    1.5f,
+                                    -1.5f};
+    const int many = COUNT(special);
+    const int64_t s[3] = {1, 1, 1};
+    uint32_t seed = 1;
+    double worst = 0;
+    tsh_real x, y, z;
+    void *at[3];
+    int i, isa;
+    (void)state;
+    if (sizeof(tsh_real) == 8) return;
+    at[0] = &z;
+    at[1] = &x;
+    at[2] = &y;
+    for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+        for (i = 0; i < many * many + 300000; i++) {
+            long double want;
+            double e;
+            x = (tsh_real)float_of(noise(&seed) << 8 ^ noise(&seed));
+            y = (tsh_real)float_of(noise(&seed) << 8 ^ noise(&seed));
+            if (i % 3) /* a finite result */
+                y = (tsh_real)(((double)noise(&seed) / 8388608 - 1) * 150 /
+                               (fabs(log2(fabs((double)x))) + 1e-9));
+            if (i % 6 == 1) y = (tsh_real)((int)(noise(&seed) % 65) - 32);
+            if (i < many * many) {
+                x = (tsh_real)special[i / many];
+                y = (tsh_real)special[i % many];
+            }
+            tshi_map_pow_forward[isa](1, at, s, NULL);
+            want = powl((long double)x, (long double)y);
+            e = off((float)z, want);
+            if (e > 1 || (z == 0 && !signbit(z) != !signbit(want)))
+                fail_msg("pow(%a, %a), kernel %d, is %a, not %La: %.3g ulps", (double)x, (double)y,
+                         isa, (double)z, want, e);
+            worst = e > worst ? e : worst;
+        }
+    print_message("pow: at most %.3f ulps\n", worst);
+}
+
+/* ------------------------------------------------------------------ the same bits */
+
+typedef struct spot {
+    const char *name;
+    const tshi_kernel_fn *kernel;
+    int inputs;
+} spot;
+
+static const spot places[] = {
+    {"scale", tshi_map_scale_forward, 1},
+    {"exp", tshi_map_exp_forward, 1},
+    {"log", tshi_map_log_forward, 1},
+    {"sigmoid", tshi_map_sigmoid_forward, 1},
+    {"tanh", tshi_map_tanh_forward, 1},
+    {"gelu", tshi_map_gelu_forward, 1},
+    {"gelu_tanh", tshi_map_gelu_tanh_forward, 1},
+    {"silu", tshi_map_silu_forward, 1},
+    {"pow_scalar", tshi_map_pow_scalar_forward, 1},
+    {"add", tshi_map_add_forward, 2},
+    {"div", tshi_map_div_forward, 2},
+    {"pow", tshi_map_pow_forward, 2},
+    {"gelu slope", tshi_map_gelu_backward, 2},
+    {"silu slope", tshi_map_silu_backward, 2},
+    {"tanh slope", tshi_map_tanh_backward, 2},
+    {"gelu_tanh slope", tshi_map_gelu_tanh_backward, 2},
+};
+
+enum { LENGTH = 150, SPREAD = 3 };
+
+/* n elements from `first` on, with steps for y and the inputs, against one element at a time. */
+static void check_place(const spot *k, int isa, int64_t first, int64_t n, const int64_t *s) {
+    static tsh_real in[2][SPREAD * LENGTH], y[SPREAD * LENGTH], alone;
+    const int64_t one[3] = {1, 1, 1};
+    const double p[2] = {1.7, 0};
+    uint32_t seed = 7;
+    void *at[3];
+    int64_t i;
+    for (i = 0; i < 2 * SPREAD * LENGTH; i++) in[i % 2][i / 2] = some(&seed);
+    at[0] = y + first;
+    at[1] = in[0] + first;
+    at[2] = in[1] + first;
+    k->kernel[isa](n, at, s, p);
+    for (i = 0; i < n; i++) {
+        at[0] = &alone;
+        at[1] = in[0] + first + i * s[1];
+        at[2] = in[1] + first + i * s[2];
+        k->kernel[isa](1, at, one, p);
+        if (memcmp(&alone, y + first + i * s[0], sizeof alone) != 0)
+            fail_msg("%s, kernel %d: element %d of %d from %d (steps %d, %d, %d) is %a, alone %a",
+                     k->name, isa, (int)i, (int)n, (int)first, (int)s[0], (int)s[1], (int)s[2],
+                     (double)y[first + i * s[0]], (double)alone);
+    }
+}
+
+static void bits_do_not_depend_on_the_place(void **state) {
+    static const int64_t steps[][3] = {{1, 1, 1}, {2, 1, 1}, {1, 3, 1}, {1, 1, 0}, {3, 2, 3}};
+    int k, isa, j;
+    int64_t n, first;
+    (void)state;
+    for (k = 0; k < COUNT(places); k++)
+        for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+            for (j = 0; j < COUNT(steps); j++)
+                for (first = 0; first < 4; first++)
+                    for (n = 1; n < LENGTH - 4; n += 1 + n / 7)
+                        check_place(&places[k], isa, first, n, steps[j]);
+}
+
+/* ------------------------------------------------------------------ the generator */
+
+static void masks_are_the_generators_bits(void **state) {
+    static const double rates[] = {0.1, 0.5, 1};
+    enum { MOST = 200 };
+    tsh_real x[MOST], y[MOST + 1];
+    uint32_t seed = 3;
+    int64_t first, n, i;
+    void *at[3];
+    tshi_dropout mask;
+    int isa, r;
+    (void)state;
+    mask.key = 0x123456789ABCDEF0u;
+    mask.stream = 0xFEDCBA9876543210u;
+    at[0] = y;
+    at[1] = x;
+    at[2] = &mask;
+    for (i = 0; i < MOST; i++) x[i] = some(&seed);
+    x[5] = (tsh_real)NAN;
+    for (r = 0; r < COUNT(rates); r++)
+        for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+            for (first = 0; first < (int64_t)1 << 36; first = first * 5 + 1)
+                for (n = 0; n <= MOST; n += 1 + n / 3) {
+                    const double limit = rates[r] * 4294967296.0;
+                    mask.p = rates[r];
+                    y[n] = 77;
+                    tshi_map_mask_part[isa](n, at, &first, NULL);
+                    assert_true(y[n] == 77);
+                    for (i = 0; i < n; i++) {
+                        uint32_t bits = tshi_rng_bits(mask.key, mask.stream, (uint64_t)(first + i));
+                        tsh_real want = x[i] * (tsh_real)(1 / (1 - mask.p));
+                        int kept = r < 2 ? (double)bits >= floor(limit) : bits == 0xFFFFFFFFu;
+                        if (!kept || r == 2) want = 0;
+                        if (!(y[i] == want) && !(kept && isnan(x[i]) && isnan(y[i])))
+                            fail_msg("kernel %d, p %g: element %d of %d from %ld is %g", isa,
+                                     rates[r], (int)i, (int)n, (long)first, (double)y[i]);
+                    }
+                }
+}
+
+/* ------------------------------------------------------------------ the largest */
+
+static int64_t first_of_largest(const tsh_real *x, int64_t n) {
+    int64_t i, best = 0;
+    for (i = 0; i < n; i++) {
+        if (isnan(x[i])) return i;
+        if (x[i] > x[best]) best = i;
+    }
+    return best;
+}
+
+static void the_first_of_the_largest_is_found(void **state) {
+    enum { MOST = 10000 };
+    static const float put[] = {NAN, -NAN, INFINITY, -INFINITY, 0, -0.0f, 3, FLT_MAX};
+    static tsh_real x[MOST];
+    const int64_t one = 1, lengths[] = {1, 2, 31, 32, 33, 100, 768, 4095, 4096, 4097, MOST};
+    uint32_t seed = 5;
+    int64_t i, place;
+    void *at[2];
+    int isa, l, round;
+    (void)state;
+    at[0] = x;
+    at[1] = &place;
+    for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+        for (l = 0; l < COUNT(lengths); l++)
+            for (round = 0; round < 60; round++) {
+                const int64_t n = lengths[l];
+                for (i = 0; i < n; i++) /* coarse: many are equal */
+                    x[i] = round % 4 == 3 ? -(tsh_real)INFINITY : (tsh_real)(noise(&seed) % 300);
+                for (i = 0; i < round % 5; i++)
+                    x[noise(&seed) % (uint32_t)n] = (tsh_real)
+                        put[noise(&seed) % (uint32_t)COUNT(put)];
+                place = -1;
+                tshi_reduce_place[isa](n, at, &one, NULL);
+                if (place != first_of_largest(x, n))
+                    fail_msg("kernel %d: of %d values the place is %d, not %d", isa, (int)n,
+                             (int)place, (int)first_of_largest(x, n));
+            }
+}
+
+/* ------------------------------------------------------------------ rows that are not finite */
+
+static void softmax_of_infinities_is_nan(void **state) {
+    static const float rows[][3] = {
+        {INFINITY, 0, 1}, {-INFINITY, -INFINITY, -INFINITY}, {0, NAN, 1}};
+    tsh_ctx *ctx = unit_open(NULL);
+    tsh_tensor *x = tsh_zeros(ctx, tsh_shape1(3)), *y[2];
+    const int most = ctx->isa;
+    tsh_real *v = (tsh_real *)tsh_data(ctx, x);
+    int r, i, k;
+    (void)state;
+    for (ctx->isa = 0; ctx->isa <= most; ctx->isa++) {
+        for (r = 0; r < COUNT(rows); r++) {
+            for (i = 0; i < 3; i++) v[i] = (tsh_real)rows[r][i];
+            y[0] = tsh_softmax(x, 0);
+            y[1] = tsh_log_softmax(x, 0);
+            for (k = 0; k < 2; k++)
+                for (i = 0; i < 3; i++) assert_true(isnan(((tsh_real *)tsh_data(ctx, y[k]))[i]));
+        }
+        v[0] = 0;
+        v[1] = -(tsh_real)INFINITY;
+        v[2] = -1000;
+        y[0] = tsh_softmax(x, 0);
+        assert_true(((tsh_real *)tsh_data(ctx, y[0]))[0] == 1);
+        assert_true(((tsh_real *)tsh_data(ctx, y[0]))[1] == 0);
+        assert_true(((tsh_real *)tsh_data(ctx, y[0]))[2] == 0);
+    }
+    ctx->isa = most;
+    unit_close(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(functions_are_accurate),
+        cmocka_unit_test(gelu_has_small_tails),
+        cmocka_unit_test(powers_are_accurate),
+        cmocka_unit_test(bits_do_not_depend_on_the_place),
+        cmocka_unit_test(masks_are_the_generators_bits),
+        cmocka_unit_test(the_first_of_the_largest_is_found),
+        cmocka_unit_test(softmax_of_infinities_is_nan),
+    };
+    return cmocka_run_group_tests_name("unit/kernel", tests, NULL, NULL);
+}
