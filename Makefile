@@ -6,7 +6,7 @@
 #   ARGS="..."             flags for examples/gpt.c (make run) or tests/bench/run.py (make bench)
 #   only=unit/test_base    the tests whose name holds this string       (all)
 #   seconds=60             how long make fuzz feeds each target         (60)
-#   FULL=1                 make faults with the full counts             (a tenth, 10 minutes)
+#   FULL=1                 make faults with the full counts, make bench with three times the rounds
 
 config ?= release
 jobs   ?= $(shell nproc 2>/dev/null || echo 1)
@@ -68,17 +68,19 @@ help: ## list the targets
 run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
 	@$(OUT)/gpt --out build/run $(ARGS)
 
-# With libuv and libsodium at hand, gpt has --backend tcp too.
+# With libuv and libsodium at hand, gpt has --backend tcp too; with BLIS, --gemm blis.
 UV := $(shell printf '\043include <uv.h>\n\043include <sodium.h>\n' \
 	| $(CC) -E - >/dev/null 2>&1 && echo yes)
+BLIS := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
+LINK_BLIS := $(if $(BLIS),-L$(BLIS) -Xlinker -rpath -Xlinker $(BLIS) -lblis)
 
 $(OUT)/gpt: OPT_release := -O3 -fno-math-errno
 $(OUT)/gpt: examples/gpt.c $(HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(STD) $(OPT) $(if $(UV),-DGPT_TCP) -o $@ $< $(LIBS) $(if $(UV),-luv -lsodium)
+	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS) $(if $(UV),-DGPT_TCP -luv -lsodium) \
+		$(if $(BLIS),-DGPT_BLIS) $(LINK_BLIS)
 
 tshard-run: $(LAUNCHER) ## the launcher of runs on one host or several
-
 $(LAUNCHER): backends/tshard-run.c
 	@mkdir -p $(@D)
 	$(CC) $(STD) $(OPT) $(WALL) -o $@ $< -luv -lsodium
@@ -101,6 +103,7 @@ build-tests: $(PROGRAMS) $(LAUNCHER) \
 	$(if $(findstring test_hosts,$(call chosen,$(SCRIPTS))),$(OUT)/gpt)
 
 $(UV_USERS): LIBS += -luv -lsodium
+$(OUT)/tests/op/test_gemm_%: LIBS += $(if $(BLIS),-DTESTS_BLIS) $(LINK_BLIS)
 
 COMPILE_TEST = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL)
 
@@ -172,7 +175,7 @@ build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 # ---- benchmarks --------------------------------------------------------------
 
 bench: build/gpt ## compare with BLIS, gloo, Open MPI and PyTorch; writes build/bench.json
-	@$(PYTHON) tests/bench/run.py $(ARGS)
+	@FULL=$(FULL) $(PYTHON) tests/bench/run.py $(ARGS)
 
 bench-comm: ## of that, the collectives over TCP
 	@$(PYTHON) tests/bench/run.py --only comm_tcp $(ARGS)
@@ -196,14 +199,13 @@ install = @missing=; for p in $(1); do \
 		|| { echo "not installed:$$missing; the end of build/deps.log:"; tail -n 5 build/deps.log; }
 
 deps: ## install what the tests and checks need (Debian, Ubuntu)
-	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev iproute2 python3)
-
+	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev libblis-pthread-dev \
+		iproute2 python3)
 deps-fuzz: deps ## install what `make fuzz` needs beside
 	$(call install,libclang-rt-dev)
-
 deps-bench: ## install the peers that `make bench` compares with
-	$(call install,libblis-pthread-dev libopenblas0-pthread libopenmpi-dev openmpi-bin \
-		libgloo-dev libuv1-dev libsodium-dev python3-torch)
+	$(call install,libblis-pthread-dev libblis4-openmp libopenblas0-pthread libopenmpi-dev \
+		openmpi-bin libgloo-dev libuv1-dev libsodium-dev python3-torch)
 
 clean: ## remove build/
 	rm -rf build

@@ -36,6 +36,7 @@
  *     >>base          macros, and the structures all rooms share
  *     >>error         the first error is kept, told, learnt
  *     >>mem           allocator, counted blocks, step pool, arenas
+ *     >>trace         what ran when, noted while it is asked for
  *     >>team          the threads of one rank
  *     >>rng           Philox, keyed by position
  *     >>layout        the ownership function
@@ -64,6 +65,7 @@
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
  *     >>io            saving to one file, loading at any degree
  *     >>check         hashes, replicas, finite differences
+ *     >>trace-file    a trace of all ranks, as Chrome's JSON
  *     >>end           clean-up of macros
  */
 
@@ -158,6 +160,10 @@
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
  *   tensors; tsh_load reads it at any degree and layout, and training goes on with the same bits.
  *   Files of other programs load too, if names and shapes are the model's.
+ *
+ * WHERE THE TIME GOES
+ *   tsh_trace_begin(ctx, &(tsh_trace_desc){.path = "trace.json"}) on every rank, a few steps,
+ *   tsh_trace_end(ctx): a file for ui.perfetto.dev with a lane per rank.
  *
  * SPEED
  *   Compile with -O3 (and -fno-math-errno where the compiler has it, so that square roots
@@ -447,6 +453,7 @@ struct tsh_comm {
     uint64_t next_seq;
     int in_flight;
     tsh_comm_stats stats;
+    struct tshi_trace *trace; /* the core's; NULL: none runs */
 };
 
 /* Blocking collectives. Buffers hold `count` elements of dtype; all return when this rank's buffers
@@ -1054,9 +1061,10 @@ TSH_API int tsh_training(const tsh_module *module);
 /* On: of this module's forward only inputs and output are kept, and backward computes it again,
  * with the same dropout masks: the same bits, in the memory of one such module at a time, for a
  * third more time. For transformer blocks, mostly. Its forward must be a function of its inputs and
- * parameters, take at most 16 tensors, and retain none; its collectives run twice. Without
- * gradients it frees what it does not return. torch.utils.checkpoint (Chen et al. 2016). Off at
- * first. */
+ * parameters, which stay as they are until then, take at most 16 tensors, and retain none; its
+ * collectives run twice. An input that the output does not depend on gets zeros for a gradient.
+ * Without gradients it frees what it does not return. torch.utils.checkpoint (Chen et al. 2016).
+ * Off at first. */
 TSH_API void tsh_checkpoint(tsh_module *module, int on);
 TSH_API void tsh_zero_grads(tsh_module *module);
 
@@ -1274,6 +1282,31 @@ TSH_API int tsh_check_replicas(tsh_module *module);
  * where sharded. */
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t);
 
+/* -- trace ------------------------------------------------------------------ */
+
+/* Where a trace goes, and its clock. What it points to must stay until tsh_trace_end. */
+typedef struct tsh_trace_desc {
+    const char *path; /* a file that rank 0 writes; NULL: `write` takes the text */
+    /* Takes `size` bytes of the text, in order, on rank 0; returns 0 if it cannot. */
+    int (*write)(void *user, const char *text, size_t size);
+    /* Nanoseconds, never less than before; NULL: the system's clock, where the implementation was
+     * compiled with POSIX or as C11. */
+    int64_t (*now)(void *user);
+    void *user;
+    int64_t limit; /* events of a rank, 64 bytes each; later ones are only counted; 0: a million */
+} tsh_trace_desc;
+/* Notes from now on what this rank does: forward passes of modules by path; ops forward and
+ * backward by name; collectives with their bytes (as tsh_comm_stats counts), and the waits for
+ * those that were started early. On every rank, or tsh_trace_end fails. Names of custom ops must
+ * stay until then. Errors: TSH_ERR_STATE (one runs), TSH_ERR_ARGUMENT (neither or both of path and
+ * write; no clock). Where no trace runs, an op costs two branches, which go the same way always. */
+TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
+/* Ends it and writes one text of all ranks, a lane per rank, in Chrome's Trace Event Format, which
+ * Perfetto opens (ui.perfetto.dev). Collective over the world: every other rank sends to rank 0.
+ * Times of different hosts are those of their own clocks. After an error nothing is written.
+ * Errors: TSH_ERR_STATE (none runs); TSH_ERR_IO on rank 0. */
+TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
+
 #ifdef __cplusplus
 }
 #endif
@@ -1427,6 +1460,7 @@ typedef struct tshi_tape {
 } tshi_tape;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
+typedef struct tshi_trace tshi_trace;
 
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp;
@@ -1446,7 +1480,8 @@ struct tsh_ctx {
     tshi_arena books;
     tshi_handles handles;
     tshi_tape tape;
-    int depth; /* of scopes */
+    int depth;         /* of scopes */
+    tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
 };
 
@@ -1863,6 +1898,150 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
 }
 
 /* ========================================================================== */
+/* >>trace                                              MARK: - trace (private) */
+/* What ran when: a list of events, while a trace is asked for.                 */
+/* Needs: >>mem.                                                                */
+/* ========================================================================== */
+
+enum { TSHI_TRACE_FORWARD, TSHI_TRACE_BACKWARD, TSHI_TRACE_MODULE, TSHI_TRACE_COLL };
+enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000 };
+
+typedef struct tshi_event {
+    struct tshi_event *next;
+    const char *name;
+    int64_t begin, end; /* nanoseconds */
+    int64_t bytes;      /* of a collective */
+    int kind;
+} tshi_event;
+
+/* A collective that was started and not waited for yet. */
+typedef struct tshi_flight {
+    const tsh_comm *comm; /* NULL: this place is free */
+    tsh_req req;
+    tshi_event *event;
+} tshi_flight;
+
+struct tshi_trace {
+    tsh_ctx *ctx;
+    tsh_trace_desc desc;
+    tshi_arena arena;
+    tshi_event *first, *last;
+    int64_t count, lost;
+    /* Ops that began, the innermost last: they may use each other. */
+    struct {
+        const char *name;
+        int64_t begin;
+    } open[TSHI_TRACE_OPEN];
+    int depth;
+    tshi_flight flight[TSHI_TRACE_FLIGHTS];
+};
+
+static int64_t tshi_trace_clock(void) {
+#if defined(CLOCK_MONOTONIC)
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
+#elif defined(TIME_UTC)
+    struct timespec t;
+    (void)timespec_get(&t, TIME_UTC);
+    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
+#else
+    return -1; /* strict C99 has none that runs while a thread sleeps */
+#endif
+}
+
+static int64_t tshi_trace_now(const tshi_trace *trace) {
+    return trace->desc.now ? trace->desc.now(trace->desc.user) : tshi_trace_clock();
+}
+
+/* Where no trace runs: 0, and tshi_trace_add is not to be called. */
+static int64_t tshi_trace_start(const tsh_ctx *ctx) {
+    return ctx->trace ? tshi_trace_now(ctx->trace) : 0;
+}
+
+/* What began then and ends now; NULL: there is no room. */
+static tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char *name, int64_t begin,
+                                  int64_t bytes) {
+    tshi_event *event = NULL;
+    if (trace->count < trace->desc.limit)
+        event = (tshi_event *)tshi_mem_book(trace->ctx, &trace->arena, sizeof *event);
+    if (!event) {
+        trace->lost++;
+        return NULL;
+    }
+    event->name = name;
+    event->begin = begin;
+    event->end = tshi_trace_now(trace);
+    event->bytes = bytes;
+    event->kind = kind;
+    if (trace->last)
+        trace->last->next = event;
+    else
+        trace->first = event;
+    trace->last = event;
+    trace->count++;
+    return event;
+}
+
+/* An op begins: its arguments are checked. Many that only look at values never end. */
+static void tshi_trace_open(tshi_trace *trace, const char *op) {
+    if (trace->depth == TSHI_TRACE_OPEN) { /* the oldest one did not */
+        memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);
+        trace->depth--;
+    }
+    trace->open[trace->depth].name = op;
+    trace->open[trace->depth++].begin = tshi_trace_now(trace);
+}
+
+/* An op's output is done. */
+static void tshi_trace_close(tshi_trace *trace, const char *op) {
+    int at = trace->depth;
+    while (at > 0 && strcmp(trace->open[at - 1].name, op) != 0) at--;
+    if (at == 0) return;
+    trace->depth = at - 1;
+    (void)tshi_trace_add(trace, TSHI_TRACE_FORWARD, op, trace->open[at - 1].begin, 0);
+}
+
+/* A collective was started; its wait adds to the event, or is another one. */
+static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begin, uint64_t bytes,
+                            tsh_req req) {
+    tshi_trace *trace = comm->trace;
+    tshi_event *event = tshi_trace_add(trace, TSHI_TRACE_COLL, name, begin, (int64_t)bytes);
+    int i;
+    for (i = 0; i < TSHI_TRACE_FLIGHTS && event && req; i++) {
+        if (trace->flight[i].comm) continue;
+        trace->flight[i].comm = comm;
+        trace->flight[i].req = req;
+        trace->flight[i].event = event;
+        return;
+    }
+}
+
+static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) {
+    tshi_trace *trace = comm->trace;
+    int i;
+    for (i = 0; i < TSHI_TRACE_FLIGHTS; i++) {
+        tshi_flight *flight = &trace->flight[i];
+        if (flight->comm != comm || flight->req != req) continue;
+        flight->comm = NULL;
+        if (flight->event == trace->last)
+            flight->event->end = tshi_trace_now(trace);
+        else
+            (void)tshi_trace_add(trace, TSHI_TRACE_COLL, "wait", begin, flight->event->bytes);
+        return;
+    }
+}
+
+/* Ends a trace without a word. */
+static void tshi_trace_drop(tsh_ctx *ctx) {
+    tshi_arena arena;
+    if (!ctx->trace) return;
+    arena = ctx->trace->arena;
+    ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = NULL;
+    tshi_mem_close(ctx, &arena); /* the trace itself lies in it */
+}
+
+/* ========================================================================== */
 /* >>team                                                MARK: - team (private) */
 /* The threads of one rank: OpenMP's where the compiler has it, else one.      */
 /* Needs: >>base.                                                               */
@@ -1876,7 +2055,13 @@ typedef void (*tshi_team_fn)(void *job, int piece, int64_t from, int64_t to);
 /* How many pieces n units make, each worth a thread: of at least `least` units. */
 static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t least) {
     const int64_t most = n / (least > 0 ? least : 1);
+#if defined(_OPENMP)
     return most < 2 ? 1 : (int)tshi_base_min(most, ctx->threads);
+#else
+    (void)ctx;
+    (void)most;
+    return 1;
+#endif
 }
 
 /* Calls fn for each piece, cut at multiples of `unit`. */
@@ -2670,6 +2855,7 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
     for (i = 0; i < n && !ctx; i++)
         if (in[i]) ctx = in[i]->ctx;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    if (ctx->trace) tshi_trace_open(ctx->trace, op);
     for (i = 0; i < n; i++) {
         if (!in[i]) {
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d is NULL", op, i + 1);
@@ -4368,9 +4554,15 @@ TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype) {
     return coll;
 }
 
+static const char *const tshi_comm_kinds[TSH_COLL_KINDS] = {
+    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
+    "send",       "receive",    "send-receive",   "barrier",   "split"};
+
 TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     tsh_result result;
     tshi_comm_size size;
+    uint64_t bytes;
+    int64_t begin;
     int pairwise;
     if (!coll || !req) return TSH_ERR_ARGUMENT;
     *req = 0;
@@ -4381,12 +4573,15 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
     pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
     coll->seq = pairwise ? 0 : comm->next_seq;
+    begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
     if (!pairwise) comm->next_seq++;
     if (*req) comm->in_flight++;
+    bytes = tshi_comm_bytes(comm, coll, size);
     comm->stats.calls[coll->kind]++;
-    comm->stats.bytes[coll->kind] += tshi_comm_bytes(comm, coll, size);
+    comm->stats.bytes[coll->kind] += bytes;
+    if (comm->trace) tshi_trace_sent(comm, tshi_comm_kinds[coll->kind], begin, bytes, *req);
     return TSH_OK;
 }
 
@@ -4398,10 +4593,15 @@ TSH_API tsh_result tsh_test(tsh_comm *comm, tsh_req req, int *done) {
 }
 
 TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
+    int64_t begin;
+    tsh_result result;
     if (!req) return TSH_OK;
     if (!tshi_comm_usable(comm) || !comm->ops || comm->in_flight < 1) return TSH_ERR_ARGUMENT;
     comm->in_flight--;
-    return comm->ops->wait(comm, req);
+    begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
+    result = comm->ops->wait(comm, req);
+    if (comm->trace) tshi_trace_waited(comm, req, begin);
+    return result;
 }
 
 TSH_API tsh_result tsh_allreduce_start(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
@@ -4581,9 +4781,6 @@ static void tshi_comm_name(char *text, size_t room, const char *const *names, un
 
 TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
                             size_t room) {
-    static const char *const kinds[] = {
-        "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
-        "send",       "receive",    "send-receive",   "barrier",   "split"};
     static const char *const dtypes[] = {"f32", "f64", "i32", "i64"};
     static const char *const redops[] = {"sum", "product", "min", "max", "average"};
     unsigned kind = (unsigned)coll->kind;
@@ -4592,7 +4789,7 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
     if (gathers && other && other->kind == coll->kind) theirs = other->recv_counts;
     if (!room) return text;
     text[0] = '\0';
-    tshi_comm_name(text, room, kinds, TSH_COLL_KINDS, "kind", kind);
+    tshi_comm_name(text, room, tshi_comm_kinds, TSH_COLL_KINDS, "kind", kind);
     if (kind >= TSH_BARRIER) return text;
     tshi_base_append(text, room, " of ");
     if (!gathers && kind != TSH_ALLTOALL && kind != TSH_SENDRECV)
@@ -4691,13 +4888,12 @@ static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
 /* Records an op whose output is done. NULL: nothing is to be recorded (or memory ran out, which ctx
  * then knows). save: bit i keeps input i's values, TSHI_SAVE_OUT the output's. more: bytes of
  * options to come. */
-static tshi_node *tshi_tape_record(const char *name, tsh_tensor *out, tsh_tensor *const *in, int n,
-                                   int save, void (*backward)(tshi_node *), size_t more) {
+static tshi_node *tshi_tape_add(const char *name, tsh_tensor *out, tsh_tensor *const *in, int n,
+                                int save, void (*backward)(tshi_node *), size_t more) {
     tsh_ctx *ctx = out->ctx;
     tshi_arena *arena = &ctx->tape.arena;
     tshi_node *node;
     int i;
-    if (!tshi_tape_records(ctx, in, n)) return NULL;
     node = (tshi_node *)tshi_mem_book(ctx, arena, sizeof *node);
     if (node) node->in = (tsh_tensor **)tshi_mem_book(ctx, arena, (size_t)n * sizeof *node->in);
     if (node)
@@ -4722,6 +4918,14 @@ static tshi_node *tshi_tape_record(const char *name, tsh_tensor *out, tsh_tensor
     out->wants = 1;
     out->node = node;
     return node;
+}
+
+/* The same where an input wants a gradient; else NULL. */
+static tshi_node *tshi_tape_record(const char *name, tsh_tensor *out, tsh_tensor *const *in, int n,
+                                   int save, void (*backward)(tshi_node *), size_t more) {
+    if (out->ctx->trace) tshi_trace_close(out->ctx->trace, name);
+    if (!tshi_tape_records(out->ctx, in, n)) return NULL;
+    return tshi_tape_add(name, out, in, n, save, backward, more);
 }
 
 /* Saved values of input i (i = n: the output), with that tensor's strides. */
@@ -4850,7 +5054,7 @@ static void tshi_tape_give(tshi_node *node, int i) {
     if (!base || !base->wants || (node->given >> i & 1u)) return;
     node->given |= 1u << i;
     if (!tshi_tape_is_partial(node, i) || --base->expected > 0) return;
-    if (!base->node || base->node->raw || ctx->error.code != TSH_OK) return;
+    if (!base->node || base->node->raw || !base->gp.live || ctx->error.code != TSH_OK) return;
     (void)tshi_error_comm(ctx,
                           tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block),
                                               tsh_local_numel(base), TSH_REAL, TSH_SUM, &base->req),
@@ -4903,16 +5107,22 @@ static tsh_real *tshi_tape_grad(const tshi_node *node) {
     return (tsh_real *)tshi_mem_data(node->out->gr.block);
 }
 
-/* dest (+)= dense values of input i's local shape. */
-static void tshi_tape_pour(const tshi_node *node, int i, const tshi_dest *dest,
-                           const tsh_real *values, const int64_t *stride) {
-    tsh_ctx *ctx = node->out->ctx;
-    tshi_loop loop = tshi_kernel_space(node->in[i]);
-    tshi_kernel_operand(&loop, node->in[i], dest->data, dest->stride, sizeof(tsh_real));
-    tshi_kernel_operand(&loop, node->in[i], tshi_kernel_read(values), stride, sizeof(tsh_real));
+/* dest (+)= values of t's local shape. */
+static void tshi_tape_pour_at(tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
+                              const int64_t *stride) {
+    tsh_ctx *ctx = t->ctx;
+    tshi_loop loop = tshi_kernel_space(t);
+    tshi_kernel_operand(&loop, t, dest->data, dest->stride, sizeof(tsh_real));
+    tshi_kernel_operand(&loop, t, tshi_kernel_read(values), stride, sizeof(tsh_real));
     tshi_kernel_run(
         &loop, dest->add ? tshi_kernel_add[ctx->isa] : tshi_kernel_copy(sizeof(tsh_real), ctx->isa),
         NULL);
+}
+
+/* The same for input i of a node. */
+static void tshi_tape_pour(const tshi_node *node, int i, const tshi_dest *dest,
+                           const tsh_real *values, const int64_t *stride) {
+    tshi_tape_pour_at(node->in[i], dest, values, stride);
 }
 
 /* -- backward --------------------------------------------------------------- */
@@ -4976,8 +5186,11 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         older = node->older;
         if (node->reached && ctx->error.code == TSH_OK &&
             (node->raw || tshi_tape_complete(node->out))) {
+            const int64_t begin = tshi_trace_start(ctx);
             node->backward(node);
             for (i = 0; i < node->n; i++) tshi_tape_give(node, i);
+            if (ctx->trace)
+                (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->name, begin, 0);
             if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
         }
         tshi_tape_drop_node(node);
@@ -5249,11 +5462,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->gemm = desc->gemm;
     ctx->gemm_kernel = tshi_gemm_pick();
     ctx->isa = tshi_kernel_isa();
-#if defined(_OPENMP)
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
-#else
-    ctx->threads = 1;
-#endif
     ctx->seed = desc->seed;
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1;
@@ -5281,6 +5490,7 @@ TSH_API void tsh_close(tsh_ctx *ctx) {
     tshi_error_tell(ctx);
     (void)tsh_step_end(ctx);
     while (ctx->handles.owned.next != &ctx->handles.owned) tshi_tensor_end(ctx->handles.owned.next);
+    tshi_trace_drop(ctx);
     tshi_mem_drop(ctx, ctx->gemm_scratch);
     tshi_mem_close_pool(ctx);
     tshi_mem_close(ctx, &ctx->tape.arena);
@@ -9143,7 +9353,25 @@ typedef struct tshi_heads {
     tshi_block *block;
 } tshi_heads;
 
-/* Scratch of a piece: two tiles (the second holds a tile of O too), rows, delta. */
+/* Whether heads of a and b, views of one base perhaps, get their gradients in different places, or
+ * each in the same one. */
+static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
+    const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
+    int64_t wide_low = (low->local[1] - 1) * low->stride[1] + (low->local[3] - 1) * low->stride[3];
+    int64_t wide_high = (high->local[1] - 1) * high->stride[1] +
+                        (high->local[3] - 1) * high->stride[3];
+    int d;
+    if (a->base != b->base || !a->base->wants) return 1;
+    for (d = 0; d < 4; d++)
+        if (a->stride[d] != b->stride[d]) return 0;
+    if (a->offset == b->offset) return a->local[1] == b->local[1];
+    if (low->offset + wide_low >= high->offset) return 0;
+    for (d = 0; d <= 2; d += 2) /* side by side in every row */
+        if (a->local[d] > 1 && high->offset + wide_high - low->offset >= a->stride[d]) return 0;
+    return 1;
+}
+
+/* Scratch of each piece: two tiles (the second holds a tile of O too), rows, delta. */
 static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                 const tshi_attention *more) {
     enum { LEAST = 1 << 18 }; /* scores that are worth a thread, times D */
@@ -9162,7 +9390,8 @@ static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tens
     if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
     all->pieces = tshi_team_pieces(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, LEAST);
     all->pieces = (int)tshi_base_min(all->pieces, q->local[0] * all->groups);
-    if (all->pieces < 1) all->pieces = 1;
+    if (all->pieces < 1 || !tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))
+        all->pieces = 1;
     all->each = (size_t)(TSHI_TILE * TSHI_TILE + TSHI_TILE * wide + 2 * TSHI_TILE + h->tq);
     all->each = (all->each + 15) / 16 * 16;
     all->each_product = tshi_gemm_scratch(q->ctx->gemm_kernel, wide, wide, wide, wide, 1);
@@ -10161,116 +10390,138 @@ static tsh_tensor *tshi_module_plain(tsh_module *module, tsh_tensor **in, int n)
 
 /* -- modules that are computed again ----------------------------------------- */
 
-/* Chen et al. 2016: the tape keeps such a module's inputs and what its random numbers are keyed by,
- * and nothing of what happens inside; backward computes it once more. */
+/* Chen et al. 2016: the tape keeps such a module's inputs and the counts that random numbers are
+ * keyed by, and nothing of what happens inside; backward computes it once more. */
+typedef struct tshi_drawn {
+    const tsh_module *module;
+    uint64_t calls;
+} tshi_drawn;
+
+typedef struct tshi_draws {
+    uint64_t randn_calls, dropout_calls; /* of the ctx */
+    tshi_drawn *each;                    /* of all modules, in the order of the tree */
+    size_t count;
+} tshi_draws;
+
 typedef struct tshi_replay {
     tsh_module *module;
-    uint64_t *counts;
-    int inputs; /* on the tape the parameters follow them */
+    const tshi_draws *draws; /* as they were before the forward */
 } tshi_replay;
 
-/* Reads, or sets, the counts of random numbers: the ctx's, and those of all modules below. Returns
- * how many there are. */
-static size_t tshi_module_counts(tsh_module *module, uint64_t *counts, int set) {
-    tsh_ctx *ctx = module->ctx;
-    tsh_module *m = module;
-    uint64_t *next = &ctx->randn_calls;
-    size_t n;
-    for (n = 0; next; n++) {
-        if (counts && set) *next = counts[n];
-        if (counts && !set) counts[n] = *next;
-        if (n > 1) m = tshi_module_next(module, m);
-        next = n == 0 ? &ctx->dropout_calls : m ? &m->dropout_calls : NULL;
+/* The counts as they are; NULL without memory. */
+static tshi_draws *tshi_module_draws(tsh_ctx *ctx) {
+    tshi_arena *arena = &ctx->tape.arena;
+    tshi_draws *draws = (tshi_draws *)tshi_mem_book(ctx, arena, sizeof *draws);
+    tsh_module *m;
+    size_t n = 0;
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) n++;
+    if (draws) memset(draws, 0, sizeof *draws);
+    if (draws) draws->each = (tshi_drawn *)tshi_mem_book(ctx, arena, n * sizeof *draws->each);
+    if (!draws || !draws->each) return NULL;
+    draws->randn_calls = ctx->randn_calls;
+    draws->dropout_calls = ctx->dropout_calls;
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+        draws->each[draws->count].module = m;
+        draws->each[draws->count++].calls = m->dropout_calls;
     }
-    return n;
+    return draws;
 }
 
-static uint64_t *tshi_module_count_now(tsh_module *module) {
-    size_t n = tshi_module_counts(module, NULL, 0);
-    uint64_t *counts = (uint64_t *)tshi_mem_book(module->ctx, &module->ctx->tape.arena,
-                                                 n * sizeof *counts);
-    if (counts) (void)tshi_module_counts(module, counts, 0);
-    return counts;
+/* Sets the counts back; modules that were made since had drawn nothing. */
+static void tshi_module_redraw(tsh_ctx *ctx, const tshi_draws *draws) {
+    tsh_module *m;
+    size_t i = 0;
+    ctx->randn_calls = draws->randn_calls;
+    ctx->dropout_calls = draws->dropout_calls;
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+        int known = i < draws->count && draws->each[i].module == m;
+        m->dropout_calls = known ? draws->each[i++].calls : 0;
+    }
 }
 
-/* Input i once more, with a gradient of its own. */
+/* Input i once more: inside, its gradient goes where it goes outside. */
 static tsh_tensor *tshi_module_input(const tshi_node *node, int i) {
     tsh_tensor *in = node->in[i], *x = in ? tshi_tensor_window(in, node->saved[i]) : NULL;
-    if (!x || !in->base->wants) return x;
-    if (!tshi_tensor_is_dense(x)) x = tshi_map_copy("tsh_checkpoint", x);
-    if (x) x->wants = 1;
+    if (x) x->base = in->base;
     return x;
 }
 
-/* y's gradient becomes that of the node's output, and goes back to the leaves. */
+/* 0 and an error if something inside gets a gradient that is no input, parameter or part of it: its
+ * own all-reduce might be under way. */
+static int tshi_module_closed(const tshi_node *node) {
+    tsh_ctx *ctx = node->out->ctx;
+    const tshi_node *inner;
+    int i, k;
+    for (inner = ctx->tape.newest; inner; inner = inner->older)
+        for (i = 0; i < inner->n; i++) {
+            const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
+            if (!base || !base->wants || !base->node || base->depth >= ctx->depth) continue;
+            for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
+            if (k < node->n) continue;
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "%s: a checkpoint reads what %s gave, which wants a gradient, but is no "
+                           "input of its forward; make it one",
+                           ((const tshi_replay *)node->more)->module->path, base->node->name);
+            return 0;
+        }
+    return 1;
+}
+
+/* The gradient of the node's output becomes y's, and goes back to inputs and parameters. Partial
+ * sums are completed, unless y's producer takes them as they are, or is outside. */
 static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
     tsh_ctx *ctx = y->ctx;
-    tshi_loop loop = tshi_kernel_space(y);
+    tsh_tensor *out = node->out, *base = y->base;
+    const tshi_accumulator *from[2];
+    tshi_accumulator *to[2];
     tshi_dest dest;
-    if (!y->base->wants || !tshi_tape_open(y, &y->base->gr, &dest)) return;
-    tshi_kernel_operand(&loop, y, dest.data, dest.stride, sizeof(tsh_real));
-    tshi_kernel_operand(&loop, y, tshi_tape_grad(node), node->out->stride, sizeof(tsh_real));
-    tshi_kernel_run(
-        &loop, dest.add ? tshi_kernel_add[ctx->isa] : tshi_kernel_copy(sizeof(tsh_real), ctx->isa),
-        NULL);
+    int i, as_it_is = !base->node || base->node->raw || base->depth < ctx->depth;
+    if (!base->wants || !(out->gr.live || out->gp.live)) return;
+    from[0] = &out->gr;
+    from[1] = &out->gp;
+    to[0] = &base->gr;
+    to[1] = as_it_is ? &base->gp : &base->gr;
+    if (out->gp.live && !as_it_is)
+        (void)tshi_error_comm(ctx,
+                              tsh_allreduce(&ctx->tp, tshi_mem_data(out->gp.block),
+                                            tsh_local_numel(out), TSH_REAL, TSH_SUM),
+                              "tsh_backward: all-reduce of the gradient of a checkpoint's output");
+    for (i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
+        if (from[i]->live && tshi_tape_open(y, to[i], &dest))
+            tshi_tape_pour_at(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
+                              out->stride);
+    if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->expected = 1;
     tshi_tape_mark(ctx, y);
     tshi_tape_let_go(ctx, y, ctx->depth);
     tshi_tape_walk(ctx);
 }
 
-/* The gradient of input i, completed, is added to what the tape holds of it. */
-static void tshi_module_ascend(tshi_node *node, int i, tsh_tensor *x) {
-    tsh_ctx *ctx = node->out->ctx;
-    tshi_dest dest;
-    if (x->gp.live && ctx->tp.size > 1)
-        (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->tp, tshi_mem_data(x->gp.block),
-                                            tsh_local_numel(x), TSH_REAL, TSH_SUM),
-                              "tsh_backward: all-reduce of the gradient of a checkpoint's input");
-    if (ctx->error.code != TSH_OK) return;
-    tshi_tape_merge(x);
-    if (x->gr.live && tshi_tape_dest(node, i, &dest))
-        tshi_tape_pour(node, i, &dest, (const tsh_real *)tshi_mem_data(x->gr.block), x->stride);
+/* The module's forward, and its result as a tensor of values. */
+static tsh_tensor *tshi_module_result(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *y = tshi_module_plain(module, in, n);
+    return y && tshi_tensor_check(module->path, &y, 1) ? y : NULL;
 }
 
 static void tshi_module_again(tshi_node *node) {
     const tshi_replay *replay = (const tshi_replay *)node->more;
-    tsh_module *module = replay->module;
-    tsh_ctx *ctx = module->ctx;
+    tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;
-    tsh_tensor *x[TSHI_MODULE_INPUTS], *y;
-    uint64_t *now = tshi_module_count_now(module);
+    tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL;
+    const tshi_draws *now = tshi_module_draws(ctx);
     int i, no_grad = ctx->tape.no_grad;
     if (!now) return;
+    tshi_module_redraw(ctx, replay->draws);
     ctx->tape.newest = NULL;
     ctx->tape.no_grad = 0;
     tsh_scope_begin(ctx);
-    for (i = 0; i < replay->inputs; i++) x[i] = tshi_module_input(node, i);
-    (void)tshi_module_counts(module, replay->counts, 1);
-    y = ctx->error.code == TSH_OK ? tshi_module_plain(module, x, replay->inputs) : NULL;
-    (void)tshi_module_counts(module, now, 1);
-    if (y) tshi_module_descend(node, y);
+    for (i = 0; i < node->n; i++) x[i] = tshi_module_input(node, i);
+    if (ctx->error.code == TSH_OK) y = tshi_module_result(replay->module, x, node->n);
+    tshi_module_redraw(ctx, now);
+    if (y && tshi_module_closed(node)) tshi_module_descend(node, y);
     tshi_tape_walk(ctx); /* what is left after an error */
-    for (i = 0; i < replay->inputs; i++)
-        if (x[i] && x[i]->wants) tshi_module_ascend(node, i, x[i]);
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
     ctx->tape.newest = outer;
-}
-
-/* The inputs, and the parameters below that want gradients; NULL without memory. */
-static tsh_tensor **tshi_module_sources(tsh_module *module, tsh_tensor **in, int *n) {
-    tsh_ctx *ctx = module->ctx;
-    tsh_tensor **all;
-    tsh_module *m;
-    int i, count = *n;
-    for (m = module; m; m = tshi_module_next(module, m)) count += TSHI_MODULE_PARAMS;
-    all = (tsh_tensor **)tshi_mem_book(ctx, &ctx->tape.arena, (size_t)count * sizeof *all);
-    for (i = 0; i < *n && all; i++) all[i] = in[i];
-    for (m = module; m && all; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i] && m->param[i]->wants) all[(*n)++] = m->param[i];
-    return all;
 }
 
 /* Computes without a tape, in a scope of which only the result is left. */
@@ -10280,7 +10531,7 @@ static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int 
     tshi_block *block;
     tsh_scope_begin(ctx);
     tsh_no_grad_begin(ctx);
-    y = tshi_module_plain(module, in, n);
+    y = tshi_module_result(module, in, n);
     if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
     tsh_no_grad_end(ctx);
     if (y) {
@@ -10295,35 +10546,53 @@ static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int 
     return y;
 }
 
+/* Whether a parameter below wants a gradient. */
+static int tshi_module_learns(tsh_module *module) {
+    tsh_module *m;
+    int i;
+    for (m = module; m; m = tshi_module_next(module, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (m->param[i] && m->param[i]->wants) return 1;
+    return 0;
+}
+
 static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    uint64_t *counts = tshi_module_count_now(module);
-    int sources = n;
-    tsh_tensor **all, *y;
+    const tshi_draws *draws;
+    tsh_tensor *y;
     tshi_replay *replay;
     tshi_node *node;
+    int i;
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "%s: a checkpoint takes %d inputs at most, not %d", module->path,
                                TSHI_MODULE_INPUTS, n);
-    if (!counts || !tshi_tensor_check(module->path, in, n)) return NULL;
-    y = tshi_module_untaped(module, in, n);
-    all = y ? tshi_module_sources(module, in, &sources) : NULL;
-    if (!all) return NULL;
-    node = tshi_tape_record("tsh_checkpoint", y, all, sources, (1 << n) - 1, tshi_module_again,
-                            sizeof *replay);
-    if (!node) return y;
+    for (i = 0; i < n; i++)
+        if (in[i] && !tshi_tensor_check(module->path, &in[i], 1)) return NULL;
+    draws = tshi_module_draws(ctx);
+    y = draws ? tshi_module_untaped(module, in, n) : NULL;
+    if (!y || (!tshi_tape_records(ctx, in, n) && !tshi_module_learns(module))) return y;
+    node = tshi_tape_add("tsh_checkpoint", y, in, n, (1 << n) - 1, tshi_module_again,
+                         sizeof *replay);
+    if (!node) return NULL;
     replay = (tshi_replay *)node->more;
     replay->module = module;
-    replay->counts = counts;
-    replay->inputs = n;
+    replay->draws = draws;
+    node->raw = 2;
+    node->partial = (1u << n) - 1; /* perhaps: an input's gradient is whole once this is done */
     return y;
 }
 
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
-    if (!module->checkpoint) return tshi_module_plain(module, in, n);
-    if (module->ctx->tape.no_grad) return tshi_module_untaped(module, in, n);
-    return tshi_module_checkpointed(module, in, n);
+    tsh_ctx *ctx = module->ctx;
+    const int64_t begin = tshi_trace_start(ctx);
+    tsh_tensor *y = !module->checkpoint ? tshi_module_plain(module, in, n)
+                    : ctx->tape.no_grad ? tshi_module_untaped(module, in, n)
+                                        : tshi_module_checkpointed(module, in, n);
+    if (ctx->trace)
+        (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
+                             begin, 0);
+    return y;
 }
 
 static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
@@ -13840,6 +14109,180 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
     (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &worst, 1, TSH_F64, TSH_MAX),
                           "tsh_gradcheck");
     return tsh_ok(ctx) ? worst : -1;
+}
+
+/* ========================================================================== */
+/* >>trace-file                                    MARK: - trace-file (private) */
+/* A trace of all ranks as one text: rank 0 writes its own, then what the       */
+/* others send, piece by piece.                                                 */
+/* Needs: >>trace >>comm.                                                       */
+/* ========================================================================== */
+
+enum { TSHI_TRACE_FILE_WORDS = 512 };
+
+/* A piece of the text as it is sent. */
+typedef struct tshi_trace_piece {
+    int64_t used; /* bytes of text; 0: the last piece */
+    char text[8 * TSHI_TRACE_FILE_WORDS - 8];
+} tshi_trace_piece;
+
+typedef struct tshi_trace_file {
+    tsh_ctx *ctx;
+    tsh_trace_desc desc;
+    FILE *file;
+    int refused; /* rank 0: the file or the user's function; errno in why */
+    int why;
+    tshi_trace_piece piece;
+} tshi_trace_file;
+
+/* Rank 0 writes the piece, others send it, also an empty one. */
+static void tshi_trace_file_flush(tshi_trace_file *out) {
+    tshi_trace_piece *piece = &out->piece;
+    tsh_comm *world = &out->ctx->world;
+    const size_t size = (size_t)piece->used;
+    if (world->rank > 0)
+        (void)tshi_error_comm(out->ctx, tsh_send(world, piece, TSHI_TRACE_FILE_WORDS, TSH_I64, 0),
+                              "tsh_trace_end: send to rank 0");
+    else if (size > 0 && !out->refused)
+        out->refused = out->file ? fwrite(piece->text, 1, size, out->file) != size
+                                 : !out->desc.write(out->desc.user, piece->text, size);
+    if (out->refused && !out->why) out->why = errno;
+    piece->used = 0;
+}
+
+static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
+    for (; *text; text++) {
+        if (out->piece.used == (int64_t)sizeof out->piece.text) tshi_trace_file_flush(out);
+        out->piece.text[out->piece.used++] = *text;
+    }
+}
+
+/* A name between quotes. */
+static void tshi_trace_file_name(tshi_trace_file *out, const char *name) {
+    char one[8];
+    tshi_trace_file_put(out, "\"");
+    for (; *name; name++) {
+        const unsigned char c = (unsigned char)*name;
+        (void)snprintf(one, sizeof one,
+                       c < ' '                 ? "\\u%04x"
+                       : c == '"' || c == '\\' ? "\\%c"
+                                               : "%c",
+                       c);
+        tshi_trace_file_put(out, one);
+    }
+    tshi_trace_file_put(out, "\"");
+}
+
+static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
+    static const char *const kinds[] = {"forward", "backward", "module", "collective"};
+    const int64_t length = event->end - event->begin;
+    char text[160];
+    tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":");
+    tshi_trace_file_name(out, event->name);
+    (void)snprintf(text, sizeof text,
+                   ",\"cat\":\"%s\",\"pid\":0,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d",
+                   kinds[event->kind], out->ctx->world.rank, (long long)(event->begin / 1000),
+                   (int)(event->begin % 1000), (long long)(length / 1000), (int)(length % 1000));
+    tshi_trace_file_put(out, text);
+    text[0] = '\0';
+    if (event->kind == TSHI_TRACE_COLL)
+        (void)snprintf(text, sizeof text, ",\"args\":{\"bytes\":%lld}", (long long)event->bytes);
+    tshi_trace_file_put(out, text);
+    tshi_trace_file_put(out, "}");
+}
+
+/* This rank's lane: its name, then its events. */
+static void tshi_trace_file_lane(tshi_trace_file *out) {
+    const tsh_ctx *ctx = out->ctx;
+    const tshi_event *event;
+    char text[224];
+    if (ctx->world.rank == 0)
+        tshi_trace_file_put(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
+                                 "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":0,\"tid\":0,"
+                                 "\"args\":{\"name\":\"tshard\"}}");
+    (void)snprintf(text, sizeof text,
+                   ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":0,\"tid\":%d,"
+                   "\"args\":{\"name\":\"rank %d (tp %d, pp %d, dp %d)\",\"left_out\":%lld}}",
+                   ctx->world.rank, ctx->world.rank, ctx->tp.rank, ctx->pp.rank, ctx->dp.rank,
+                   (long long)ctx->trace->lost);
+    tshi_trace_file_put(out, text);
+    for (event = ctx->trace->first; event; event = event->next) tshi_trace_file_event(out, event);
+}
+
+/* What the other ranks send, to the end also where it cannot be written. */
+static void tshi_trace_file_gather(tshi_trace_file *out) {
+    tsh_comm *world = &out->ctx->world;
+    int r;
+    for (r = 1; r < world->size; r++) {
+        do {
+            if (tshi_error_comm(out->ctx,
+                                tsh_recv(world, &out->piece, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
+                                "tsh_trace_end: receive") != TSH_OK)
+                return;
+            if (out->piece.used < 1 || out->piece.used > (int64_t)sizeof out->piece.text) break;
+            tshi_trace_file_flush(out);
+        } while (1);
+    }
+    tshi_trace_file_put(out, "\n]}\n");
+    tshi_trace_file_flush(out);
+}
+
+TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
+    tshi_arena arena;
+    tshi_trace *trace;
+    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
+    if (ctx->trace) return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_begin: a trace runs already");
+    if (!desc || !desc->path == !desc->write)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_trace_begin: takes either a path or write");
+    if (!desc->now && tshi_trace_clock() < 0)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_trace_begin: the library was compiled without a clock; give desc.now, "
+                        "or compile it with -D_POSIX_C_SOURCE=200809L or as C11");
+    memset(&arena, 0, sizeof arena);
+    trace = (tshi_trace *)tshi_mem_book(ctx, &arena, sizeof *trace);
+    if (!trace) return ctx->error.code;
+    trace->ctx = ctx;
+    trace->desc = *desc;
+    if (desc->limit < 1) trace->desc.limit = TSHI_TRACE_LIMIT;
+    trace->arena = arena;
+    ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = trace;
+    return TSH_OK;
+}
+
+TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
+    tshi_trace_file out;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (ctx->error.code == TSH_OK && !ctx->trace)
+        return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_end: no trace runs");
+    if (!tsh_ok(ctx)) {
+        tshi_trace_drop(ctx);
+        return ctx->error.code;
+    }
+    memset(&out, 0, sizeof out);
+    out.ctx = ctx;
+    out.desc = ctx->trace->desc;
+    ctx->world.trace = NULL; /* what follows is not part of it */
+    if (ctx->world.rank == 0 && out.desc.path) {
+        out.file = fopen(out.desc.path, "wb");
+        out.refused = !out.file;
+        out.why = errno;
+    }
+    tshi_trace_file_lane(&out);
+    if (out.piece.used > 0) tshi_trace_file_flush(&out);
+    if (ctx->world.rank > 0)
+        tshi_trace_file_flush(&out); /* the last, empty */
+    else
+        tshi_trace_file_gather(&out);
+    if (out.file && fclose(out.file) != 0 && !out.refused) {
+        out.refused = 1;
+        out.why = errno;
+    }
+    tshi_trace_drop(ctx);
+    if (out.refused)
+        return tsh_fail(ctx, TSH_ERR_IO, "tsh_trace_end: %s cannot be written%s%s",
+                        out.desc.path ? out.desc.path : "the text", out.desc.path ? ": " : "",
+                        out.desc.path ? strerror(out.why) : "");
+    return ctx->error.code;
 }
 
 /* ========================================================================== */

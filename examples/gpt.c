@@ -19,6 +19,9 @@
 #ifdef GPT_TCP
 #include "../backends/tshard_uv.h"
 #endif
+#ifdef GPT_BLIS
+#include "../backends/tshard_blis.h"
+#endif
 #include "gpt_report.h"
 #include "gpt_setup.h"
 
@@ -509,7 +512,9 @@ static int run_rank(tsh_ctx *ctx, void *user) {
     gpt_trainer t;
     make_trainer(&t, ctx, job);
     if (tsh_ok(ctx)) print_intent(&t);
+    if (t.set->trace != NULL) tsh_trace_begin(ctx, &(tsh_trace_desc){.path = t.set->trace});
     if (tsh_ok(ctx)) train_loop(&t);
+    if (t.set->trace != NULL) tsh_trace_end(ctx);
     if (tsh_ok(ctx)) print_memory(&t);
     if (tsh_ok(ctx) && job->set.sample > 0) print_sample(&t);
     if (tsh_ok(ctx)) return 0;
@@ -547,6 +552,9 @@ static int run_ranks(gpt_job *job) {
                      .seed = (uint64_t)set->seed,
                      .threads = (int)set->threads,
                      .comm = job->comm};
+#ifdef GPT_BLIS
+    if (strcmp(set->gemm, "blis") == 0) desc.gemm.fn = tsh_blis_gemm;
+#endif
     if (!set->tcp) return tsh_threads_run((int)set->ranks, &desc, run_rank, job);
     memset(&job->comm, 0, sizeof job->comm); /* the ctx closes it */
     return tsh_run(&desc, run_rank, job);
@@ -588,6 +596,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (!failed) failed = check_backend(&job.set);
+    if (!failed) failed = check_gemm(&job.set);
     if (!failed && job.set.tcp) failed = join_world(&job);
     if (!failed) failed = check_settings(&job.set);
     if (!failed) failed = load_text(&job.text, &job.set);

@@ -24,6 +24,8 @@ typedef struct gpt_settings {
     const char *out;
     const char *policy; /* NULL: the plan in gpt.c */
     const char *backend;
+    const char *gemm;
+    const char *trace;                             /* NULL: none */
     int tcp, chars, sequence_parallel, checkpoint; /* tcp: what backend says */
     int64_t ranks, tp, threads; /* tp 0: as many as ranks; threads: of each rank */
     int64_t layers, heads, width, context, vocabulary;
@@ -34,6 +36,7 @@ typedef struct gpt_settings {
 static const gpt_settings defaults = {
     .out = "build/run",
     .backend = "threads",
+    .gemm = "builtin",
     .ranks = 2,
     .threads = 1,
     .layers = 4,
@@ -61,7 +64,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 23 };
+enum { FLAGS = 25 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -80,6 +83,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
          .on = &s->chars},
         {"backend", "threads: of this process; tcp: one process per rank, started by tshard-run",
          .string = &s->backend},
+        {"gemm", "matrix product: builtin, or blis where gpt was built with it",
+         .string = &s->gemm},
         {"ranks", "threads that share the work", .whole = &s->ranks, .low = 1, .high = MAX_RANKS},
         {"tp", "ranks that share one copy of the model; 0: all", .whole = &s->tp,
          .high = MAX_RANKS},
@@ -103,6 +108,8 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"seed", "of weights, batches, dropout and sample", .whole = &s->seed, .high = 1e15},
         {"eval-every", "steps between evaluations", .whole = &s->eval_every, .low = 1, .high = 1e9},
         {"out", "folder of metrics.csv and loss.svg", .string = &s->out},
+        {"trace", "file that shows what every rank did when: for ui.perfetto.dev",
+         .string = &s->trace},
         {"sample", "characters to write at the end", .whole = &s->sample, .high = 1e6},
         {"help", "this list", .on = help},
     };
@@ -164,6 +171,16 @@ static int parse_flags(const gpt_flag *flags, int argc, char **argv) {
         if (failed) return failed;
     }
     return 0;
+}
+
+static int check_gemm(const gpt_settings *s) {
+    if (strcmp(s->gemm, "builtin") == 0) return 0;
+    if (strcmp(s->gemm, "blis") != 0) return refuse("--gemm is builtin or blis, not '%s'", s->gemm);
+#ifdef GPT_BLIS
+    return 0;
+#else
+    return refuse("built without BLIS: install libblis-pthread-dev, and build gpt again");
+#endif
 }
 
 static int check_backend(gpt_settings *s) {

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Training steps of examples/gpt.c's model in PyTorch; the last line is "tokens/s N".
+"""Training steps of examples/gpt.c's model in PyTorch; the last line is "tokens/s N". With --serve
+it answers the commands of bench_step.c instead.
 
 The GPT-2 architecture with biases, tied output weights and tanh gelu; AdamW, gradients clipped to
 norm 1, float32. The BLAS is the one that libblas.so.3 resolves to (LD_LIBRARY_PATH chooses).
 """
 
 import argparse
+import resource
+import sys
 import time
 
 import torch
@@ -52,36 +55,61 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+class Training:
+    def __init__(self, args):
+        with open(args.text, encoding="utf-8") as file:
+            text = file.read()
+        number = {char: i for i, char in enumerate(sorted(set(text)))}
+        self.data = torch.tensor([number[char] for char in text])
+        self.batch, self.context = args.batch, args.context
+        self.model = GPT(max(args.vocabulary, len(number)), args.layers, args.heads, args.width,
+                         args.context)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.99))
+
+    def step(self):
+        starts = torch.randint(len(self.data) - self.context - 1, (self.batch,)).tolist()
+        ids = torch.stack([self.data[at:at + self.context] for at in starts])
+        targets = torch.stack([self.data[at + 1:at + 1 + self.context] for at in starts])
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = self.model(ids, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+        return loss.item()
+
+    def seconds(self, steps):
+        begin = time.perf_counter()
+        for _ in range(steps):
+            loss = self.step()
+        return time.perf_counter() - begin, loss
+
+    def serve(self):
+        for line in sys.stdin:
+            name, _, count = line.split()
+            if name == "memory":
+                print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, flush=True)
+            else:
+                print("%.0f" % (1e6 * self.seconds(int(count))[0] / int(count)), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", required=True)
+    parser.add_argument("--serve", action="store_true")
     for name, value in (("threads", 1), ("layers", 4), ("heads", 4), ("width", 128),
-                        ("context", 64), ("batch", 12), ("steps", 60), ("warmup", 5)):
+                        ("context", 64), ("batch", 12), ("vocabulary", 0), ("steps", 60),
+                        ("warmup", 5)):
         parser.add_argument("--" + name, type=int, default=value)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
-
-    with open(args.text, encoding="utf-8") as file:
-        text = file.read()
-    number = {char: i for i, char in enumerate(sorted(set(text)))}
-    data = torch.tensor([number[char] for char in text])
-    model = GPT(len(number), args.layers, args.heads, args.width, args.context)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
-
-    for step in range(args.warmup + args.steps):
-        if step == args.warmup:
-            begin = time.perf_counter()
-        starts = torch.randint(len(data) - args.context - 1, (args.batch,)).tolist()
-        ids = torch.stack([data[at:at + args.context] for at in starts])
-        targets = torch.stack([data[at + 1:at + 1 + args.context] for at in starts])
-        optimiser.zero_grad(set_to_none=True)
-        loss = model(ids, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-    seconds = time.perf_counter() - begin
-    print("loss %.4f" % loss.item())
+    training = Training(args)
+    if args.serve:
+        training.serve()
+        return
+    training.seconds(args.warmup)
+    seconds, loss = training.seconds(args.steps)
+    print("loss %.4f" % loss)
     print("tokens/s %.0f" % (args.steps * args.batch * args.context / seconds))
 
 

@@ -20,7 +20,7 @@
 #include <unistd.h>   /* alarm, fork, pipe, read, write */
 
 enum { BENCH_ALLREDUCE, BENCH_ALLGATHER, BENCH_REDUCE_SCATTER, BENCH_KINDS };
-enum { BENCH_RANKS = 8, BENCH_LINE = 64, BENCH_SECONDS = 60 };
+enum { BENCH_RANKS = 64, BENCH_LINE = 64, BENCH_SECONDS = 60 };
 
 /* One rank. */
 typedef struct bench {

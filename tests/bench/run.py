@@ -6,7 +6,9 @@
 A comparison gives samples, {(name, unit): {who: {round: value}}} where who is "ours" or a peer. A
 round runs both sides one after the other; a ratio is taken within a round, where they saw the
 machine in the same mood, and the median of the rounds' ratios counts. What needs a package that is
-not installed is left out.
+not installed is left out. Each part has its time, so that all end within ten minutes, if need be
+with fewer rounds; with FULL=1 in the environment they have three times the rounds, and all the
+time.
 
 A row of the file is {"name", "unit", "ours", "peers": {"name": value}, "ratio"}; the ratio says how
 many times better than its best peer ours is, for times and rates alike.
@@ -16,6 +18,7 @@ import argparse
 import functools
 import glob
 import json
+import math
 import os
 import re
 import select
@@ -24,13 +27,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.path.join(TOP, "build", "bench")
 LIBRARIES = "/usr/lib/" + os.uname().machine + "-linux-gnu"
 TORCH_PYTHON = "/usr/bin/python3"  # the one that Debian's python3-torch belongs to
-TIMES = ("s", "ms", "us", "ns")  # units where less is better; of the others more is
+LESS = ("s", "ms", "us", "ns", "GB", "%")  # units where less is better; of the others more is
 LIMIT = 60  # seconds of one program, or one answer
 TURN, MOST_CALLS = 50e3, 20000  # microseconds of a collective's turn, and the calls in it
 KIB, MIB = 1024, 1024 * 1024
@@ -81,10 +85,19 @@ def output(command, env=None):
     return out
 
 
-def rounds_of(count, programs):
+def numbers(args, first=0):
+    """The numbers of the rounds, until the part's time is up, but one at least."""
+    for number in range(first, args.rounds):
+        if number > 0 and time.monotonic() > args.end:
+            note("bench: %d rounds of %d were in time" % (number, args.rounds))
+            return
+        yield number
+
+
+def rounds_of(args, programs):
     """Runs programs that give (name, unit, who, value) of what they measured; their samples."""
     samples = {}
-    for number in range(count):
+    for number in numbers(args):
         for program in programs:
             for name, unit, who, value in program():
                 samples.setdefault((name, unit), {}).setdefault(who, {})[number] = value
@@ -94,10 +107,11 @@ def rounds_of(count, programs):
 class Ranks:
     """A program that obeys the commands of ranks_bench.h, and sleeps between them."""
 
-    def __init__(self, who, command):
+    def __init__(self, who, command, env=None):
         self.who = who
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        cwd=TOP, universal_newlines=True)
+                                        cwd=TOP, env=dict(os.environ, **(env or {})),
+                                        universal_newlines=True)
 
     def ask(self, kind, size, calls):
         """Microseconds per call, or "right" if calls is 0; None: it failed."""
@@ -112,7 +126,7 @@ class Ranks:
             answer = str(why)
         if answer == "right" or re.match(r"\d", answer):
             return answer if answer == "right" else float(answer)
-        note("bench: %s: %s of %d bytes: %s" % (self.who, kind, size, answer or "it ended"))
+        note("bench: %s: %s %d: %s" % (self.who, kind, size, answer or "it ended"))
         if answer != "wrong":  # of another size it may still be right
             stop(self.process)
         return None
@@ -162,7 +176,7 @@ def row_of(name, unit, values):
     if not mine:
         return None, {}
     row = {"name": name, "unit": unit, "ours": medians.pop("ours"), "peers": medians}
-    less = unit in TIMES
+    less = unit in LESS
     ratios = {}
     for who in medians:
         both = [(mine[i], values[who][i]) for i in values[who] if i in mine]
@@ -179,24 +193,32 @@ def row_of(name, unit, values):
 # ---- the comparisons ---------------------------------------------------------
 
 
-def gemm(args):
-    """The built-in matrix multiply against BLIS, one thread, alternating in one process."""
+def blis_flags():
+    """To compile and link with BLIS; nothing without it."""
     folder = os.path.join(LIBRARIES, "blis-pthread")
-    include = "/usr/include/%s/blis-pthread" % os.path.basename(LIBRARIES)
-    blis = []
-    if os.path.exists(include):
-        blis = ["-DBENCH_BLIS", "-I" + include, "-L" + folder, "-Wl,-rpath," + folder, "-lblis"]
-    program = build("bench_gemm.c", CC, blis + ["-lm", "-pthread"])
+    if not os.path.exists(os.path.join(folder, "libblis.so")):
+        return []
+    return ["-DBENCH_BLIS", "-L" + folder, "-Wl,-rpath," + folder, "-lblis"]
 
-    def both():
-        text = output([program], {"BLIS_NUM_THREADS": "1"})
-        for name, ours, peer in re.findall(r"^(gemm_\w+) (\S+)(?: (\S+))?", text, re.M):
-            yield name, "GFLOP/s", "ours", float(ours)
-            if peer:
-                yield name, "GFLOP/s", "blis", float(peer)
 
-    if program:
-        yield rounds_of(args.rounds, [both])
+def gemm(args):
+    """The built-in matrix product and BLIS's by tshard_blis.h, against BLIS and OpenBLAS as they
+    are, by turns in one process."""
+    program = build("bench_gemm.c", CC, ["-lm", "-pthread", "-ldl"] + blis_flags())
+    for threads in ("1", "2") if program else ():
+        text = output([program, str(args.rounds), threads],
+                      {"BLIS_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads})
+        found = {}
+        for shape, who, value in re.findall(r"^(\S+) (\S+) (\S+)$", text, re.M):
+            found.setdefault(shape, {}).setdefault(who, []).append(float(value))
+        for shape, rates in found.items():
+            rates = {who: dict(enumerate(values)) for who, values in rates.items()}
+            peers = {who: rates[who] for who in ("blis", "openblas") if who in rates}
+            if "tsh_blis" in rates:
+                yield {("gemm_blis_" + shape, "GFLOP/s"): dict(peers, ours=rates["tsh_blis"])}
+                peers["tsh_blis"] = rates["tsh_blis"]
+            if "builtin" in rates:
+                yield {("gemm_builtin_" + shape, "GFLOP/s"): dict(peers, ours=rates["builtin"])}
 
 
 def mpi(who, ranks, *flags):
@@ -215,6 +237,9 @@ def comm(args):
         commands = [("ours", [ours, ranks])]
         commands += mpi("openmpi_shm", ranks, "--mca", "btl", "self,vader")
         yield from turns_of(args.rounds, "threads", ranks, ["allreduce"], 16 * MIB, commands)
+    if ours:  # many more ranks than cores
+        yield from turns_of(args.rounds, "threads", "64", ["allreduce"], MIB,
+                            [("ours", [ours, "64"])])
 
 
 def comm_tcp(args):
@@ -242,18 +267,33 @@ def kernels(args):
             yield name, "GB/s", "limit", float(limit)
 
     if program:
-        yield rounds_of(args.rounds, [both])
+        yield rounds_of(args, [both])
 
 
 # What a processor with AVX-512 evaluates at half the speed of memory, or faster.
 FUNCTIONS = re.compile("kernel_(exp|log|pow|pow_scalar|sigmoid|tanh|gelu|gelu_tanh|silu|dropout|"
                        "softmax|log_softmax|cross_entropy)(_slope)?$")
 
+# What rows are meant to reach: {peer: least ratio}; and of ours itself, the most.
+FIGURES = {"scaling_gpt2_tp2": {"one_rank": 1.85}, "scaling_gpt2_t2": {"two_ranks": 1 / 1.05},
+           "decode_gpt2": {"limit": 0.8}}
+MOST = {"op_overhead": 100, "memory_gpt2_T64": 2.3, "memory_gpt2_T256": 3.2}
+
 
 def figures_of(name):
     """What a row is meant to reach: {peer: least ratio}."""
     if name.startswith("kernel_"):
         return {"limit": 0.5 if FUNCTIONS.match(name) else 0.85}
+    if name.startswith("gemm_"):
+        small = "_64x64x64_" in name  # where BLIS loses; the built-in product does it
+        if small and name.startswith("gemm_blis"):
+            return {}
+        return {"openblas": 0.85} if small else {"blis": 0.97, "openblas": 0.97, "tsh_blis": 0.97}
+    if name in FIGURES:
+        return FIGURES[name]
+    if name.startswith("step_"):
+        torch = {"step_nanogpt": 2}.get(name, 1.5)
+        return {"torch_openblas": torch, "torch_blis": torch, "limit": 1 / 1.10}
     row = re.match(r"[a-z_]+_tcp_(\d+)_(\w+)$", name)
     if not row:
         return {}
@@ -287,19 +327,30 @@ def tokens(who, form, command, env=None):
     return [("step_nanogpt", "tokens/s", who, float(rate[1]))] if rate else []
 
 
-def torch_peers(text):
-    """For each BLAS that libblas.so.3 may be, the program with its best number of threads."""
-    found = {}
-    for path in sorted(glob.glob(os.path.join(LIBRARIES, "*", "libblas.so.3"))):
+def has_torch():
+    return subprocess.run([TORCH_PYTHON, "-c", "import torch"],
+                          stderr=subprocess.DEVNULL).returncode == 0
+
+
+def blas_choices():
+    """(name of the peer, environment, threads) of PyTorch: each BLAS that libblas.so.3 may be."""
+    for path in sorted(glob.glob(os.path.join(LIBRARIES, "*", "libblas.so.3"))) * has_torch():
         folder = os.path.dirname(path)
         blas = re.match(r"(openblas|blis)-", os.path.basename(folder))
         for threads in ("1", "2") if blas else ():
-            env = {"LD_LIBRARY_PATH": folder, "OMP_NUM_THREADS": threads,
-                   "OPENBLAS_NUM_THREADS": threads, "BLIS_NUM_THREADS": threads}
-            command = [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--text", text,
-                       "--threads", threads] + MODEL
-            found.setdefault("torch_" + blas[1], []).append(functools.partial(
-                tokens, "torch_" + blas[1], r"^tokens/s (\S+)", command, env))
+            yield "torch_" + blas[1], {
+                "LD_LIBRARY_PATH": folder, "OMP_NUM_THREADS": threads,
+                "OPENBLAS_NUM_THREADS": threads, "BLIS_NUM_THREADS": threads}, threads
+
+
+def torch_peers(text):
+    """For each BLAS the program with its best number of threads."""
+    found = {}
+    for who, env, threads in blas_choices():
+        command = [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--text", text,
+                   "--threads", threads] + MODEL
+        found.setdefault(who, []).append(functools.partial(
+            tokens, who, r"^tokens/s (\S+)", command, env))
     return [max(choices, key=lambda program: sum(rate for *_, rate in program()))
             for choices in found.values()]
 
@@ -310,9 +361,128 @@ def nanogpt(args):
     ours = [os.path.join(TOP, "build", "gpt"), "--chars", "--dropout", "0", "--ranks", "2",
             "--sample", "0", "--out", os.path.join(BUILD, "run"), "--text", text] + MODEL
     programs = [functools.partial(tokens, "ours", r"^final: .*tokens/s (\S+)", ours)]
-    torch = subprocess.run([TORCH_PYTHON, "-c", "import torch"], stderr=subprocess.DEVNULL)
-    yield rounds_of(args.rounds,
-                    programs + (torch_peers(text) if torch.returncode == 0 else []))
+    yield rounds_of(args, programs + torch_peers(text))
+
+
+GPT2 = "--layers 12 --heads 12 --width 768 --batch 4 --vocabulary 50257".split()
+
+
+def torch_steps(who, env, threads, common):
+    return Ranks(who, [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--serve",
+                       "--threads", threads] + common, env)
+
+
+def fastest_torch(common):
+    """For each BLAS (its peer's name, environment, threads): what takes the least time."""
+    found = {}
+    for choice in blas_choices():
+        peer = torch_steps(*choice, common)
+        us = peer.ask("step", 0, 1) and peer.ask("step", 0, 1)
+        peer.close()
+        if us:
+            found.setdefault(choice[0], []).append((us, choice))
+    return [min(trials, key=lambda trial: trial[0])[1] for trials in found.values()]
+
+
+def gpt2(args):
+    """A training step of GPT-2 124M on 2 ranks against PyTorch's best, a step of each by turns, and
+    what the machine allows; and the most memory that each took."""
+    text = text_of(args)
+    ours = build("bench_step.c", CC, ["-lm", "-pthread"])
+    limit = build("bench_limit.c", CC, ["-lm", "-pthread", "-ldl"] + blis_flags())
+    one = {"BLIS_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    peers = None
+    for context in ("64", "256") if ours and limit else ():
+        common = ["--text", text, "--context", context] + GPT2
+        peers = fastest_torch(common) if peers is None else peers
+        programs = [Ranks("ours", [ours, "--ranks", "2", "--chars"] + common)]
+        programs += [torch_steps(*peer, common) for peer in peers]
+        programs.append(Ranks("limit", [limit, "4", context], one))
+        seconds = by_turns(args, programs)
+        memory = {program.who: {0: kib * 1024 / 1e9} for program, kib in
+                  [(program, program.ask("memory", 0, 1)) for program in programs[:-1]] if kib}
+        for program in programs:
+            program.close()
+        yield {("step_gpt2_T" + context, "s"): seconds,
+               ("memory_gpt2_T" + context, "GB"): memory}
+
+
+def scaling(args):
+    """GPT-2 124M on two ranks, on one rank, and on one with two threads; the share of collectives;
+    and what a step costs against width, layers and context."""
+    ours = build("bench_step.c", CC, ["-lm", "-pthread"] + openmp())
+    text = text_of(args)
+
+    def ranks(who, count, *flags):
+        return Ranks(who, [ours, "--text", text, "--chars", "--ranks", count, *flags])
+
+    if not ours:
+        return
+    gpt2 = GPT2 + ["--context", "64"]
+    trio = [ranks("ours", "2", *gpt2), ranks("one_rank", "1", *gpt2),
+            ranks("two_threads", "1", "--threads", "2", *gpt2)]
+    seconds = by_turns(args, trio)
+    yield {("scaling_gpt2_tp2", "s"): {who: seconds[who] for who in ("ours", "one_rank")
+                                       if who in seconds},
+           ("share_gpt2_tp2", "%"): share_of(args, trio[0], 1)}
+    if openmp() and "two_threads" in seconds:
+        yield {("scaling_gpt2_t2", "s"): {"ours": seconds["two_threads"],
+                                          "two_ranks": seconds["ours"]}}
+    for program in trio:
+        program.close()
+    for count in ("2", "4"):
+        program = ranks("ours", count, *MODEL)
+        program.ask("step", 0, 5)
+        yield {("share_nanogpt_tp" + count, "%"): share_of(args, program, 20)}
+        program.close()
+    for flag, values in (("width", ("128", "256", "512")), ("layers", ("2", "4", "8")),
+                         ("context", ("32", "128", "256"))):
+        for value in values:
+            program = ranks("ours", "2", "--layers", "4", "--heads", "4", "--width", "256",
+                            "--batch", "4", "--context", "64", "--" + flag, value)
+            yield {("cost_%s_%s" % (flag, value), "ms"): {"ours": {
+                number: us / 1e3 for number, us in by_calls(args, program, 10).items()}}}
+            program.close()
+
+
+def openmp():
+    """The flag that gives a rank threads, where the compiler has it."""
+    done = subprocess.run(CC + ["-fopenmp", "-x", "c", "-o", os.devnull, "-"], input=b"int main"
+                          b"(void) { return 0; }", stderr=subprocess.DEVNULL)
+    return ["-fopenmp"] if done.returncode == 0 else []
+
+
+def by_turns(args, programs):
+    """{who: {round: seconds of a step}}."""
+    seconds = {}
+    for number in numbers(args, -1):
+        for program in programs:
+            us = program.ask("step", 0, 1)
+            if us and number >= 0:  # the first step finds no memory yet
+                seconds.setdefault(program.who, {})[number] = us / 1e6
+    return seconds
+
+
+def by_calls(args, program, steps):
+    """{round: microseconds of a step}."""
+    values = {number: program.ask("step", 0, steps) for number in numbers(args, -1)}
+    return {number: us for number, us in values.items() if us and number >= 0}
+
+
+def share_of(args, program, steps):
+    """How much of a step's time rank 0 spends in collectives."""
+    pairs = [(program.ask("comm", 0, steps), program.ask("step", 0, steps)) for _ in numbers(args)]
+    return {"ours": {number: 100 * comm / step for number, (comm, step) in enumerate(pairs)
+                     if comm and step}}
+
+
+def model(args):
+    """What parts of a model cost."""
+    program = build("bench_model.c", CC, ["-lm", "-pthread"])
+    if program:
+        yield rounds_of(args, [lambda: [
+            (name, unit, who, float(value)) for name, unit, who, value in
+            re.findall(r"^(\w+) (\S+) (\w+) (\S+)$", output([program]), re.M)]])
 
 
 # ---- the table ---------------------------------------------------------------
@@ -330,13 +500,17 @@ def show(row, ratios):
         if who in ratios:
             text += " x%.2f (%.2f .. %.2f)" % tuple(ratios[who][i] for i in (1, 0, 2))
         if who in figures:
-            text += " >= %.2g" % figures[who]
+            text += " >= %.3g" % figures[who]
         peers.append(text)
     met = all(ratios[who][1] >= least for who, least in figures.items())
+    most = MOST.get(row["name"])
+    if most:
+        peers.insert(0, "ours <= %g" % most)
+        met &= row["ours"] <= most
     print(COLUMNS % (row["name"], "%.4g" % row["ours"], row["unit"],
                      "%.2f" % row["ratio"] if "ratio" in row else "",
-                     ("meets" if met else "misses") if figures else "", ",  ".join(peers)),
-          flush=True)
+                     ("meets" if met else "misses") if figures or most else "",
+                     ",  ".join(peers)), flush=True)
 
 
 def write(rows):
@@ -348,17 +522,20 @@ def write(rows):
 
 
 def main():
-    parts = (gemm, kernels, comm, comm_tcp, nanogpt)
+    parts = {gemm: 40, kernels: 60, comm: 30, comm_tcp: 150, nanogpt: 80, gpt2: 140,
+             scaling: 60, model: 30}
+    full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
     parser.add_argument("--only", choices=[part.__name__ for part in parts])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=21 if full else 7)
     args = parser.parse_args()
     os.makedirs(BUILD, exist_ok=True)
     print(COLUMNS % ("name", "ours", "unit", "ratio", "figures",
                      "peers: value, ratio (quartiles) >= the ratio to reach"), flush=True)
     rows, failed = [], False
-    for part in parts:
+    for part, seconds in parts.items():
+        args.end = time.monotonic() + (math.inf if full else seconds)
         for samples in part(args) if args.only in (None, part.__name__) else ():
             for (name, unit), values in samples.items():
                 row, ratios = row_of(name, unit, values)

@@ -270,6 +270,91 @@ static void views_and_inputs_without_gradients_are_taken(void **state) {
     ranks_run(3, edges, NULL);
 }
 
+/* Partial sums meet producers that take them as they are, on the way in and on the way out. */
+static tsh_tensor *column(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    (void)n, (void)user;
+    return tsh_forward(tsh_find(self, "w"), in[0]);
+}
+
+static tsh_tensor *copied(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    (void)self, (void)n, (void)user;
+    return tsh_tp_copy(tsh_tanh(in[0]), TSH_SUM);
+}
+
+static int boundaries(tsh_ctx *ctx, void *user) {
+    const tsh_module_desc inner = {column, NULL}, outer = {copied, NULL};
+    const tsh_linear_desc wide = {.in = 6, .out = 10, .style = TSH_COLWISE};
+    tsh_module *m = tsh_add_module(tsh_root(ctx), "m", &inner);
+    tsh_module *c = tsh_add_module(tsh_root(ctx), "c", &outer);
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(3, 6), NULL);
+    uint64_t want = 0, got;
+    int on;
+    (void)user;
+    tsh_add_linear(m, "w", &wide);
+    set(ctx, x, -2);
+    tsh_requires_grad(x, 1);
+    for (on = 0; on < 4; on++) { /* neither, the linear, the copy, both */
+        tsh_tensor *y;
+        tsh_checkpoint(m, on & 1);
+        tsh_checkpoint(c, on >> 1);
+        y = tsh_tanh(tsh_forward(m, tsh_forward(c, x)));
+        y = tsh_add(tsh_sum(tsh_tp_gather(y, -1), TSH_ALL, 0), tsh_sum(x, TSH_ALL, 0));
+        CHECK(tsh_backward(ctx, y) == TSH_OK, "%s", tsh_last_error(ctx)->message);
+        got = tsh_hash(ctx, tsh_grad(x));
+        if (!on) want = got;
+        CHECK(got == want, "%d: the gradient has other bits", on);
+        tsh_zero_grads(tsh_root(ctx));
+        tsh_zero_grad(x);
+        (void)tsh_step_end(ctx);
+    }
+    return 0;
+}
+
+static void gradients_are_summed_once_at_the_boundary(void **state) {
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(ranks_degrees); i++) ranks_run(ranks_degrees[i], boundaries, NULL);
+}
+
+/* A dropout that is made by the first call, and one that belongs to another module. */
+static tsh_tensor *drops(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    tsh_module *late = tsh_child(self, 0);
+    (void)n;
+    if (!late) late = tsh_add_dropout(self, "late", 0.5);
+    return tsh_forward((tsh_module *)user, tsh_forward(late, tsh_tanh(in[0])));
+}
+
+static int redraw(tsh_ctx *ctx, void *user) {
+    uint64_t hash[2];
+    int on;
+    (void)user;
+    for (on = 0; on < 2; on++) {
+        tsh_desc desc = {.seed = 3};
+        tsh_ctx *own = NULL;
+        tsh_module *shared, *m;
+        tsh_module_desc as_m = {drops, NULL};
+        tsh_tensor *y;
+        CHECK(tsh_open(&desc, &own) == TSH_OK, "a ctx of its own");
+        as_m.user = shared = tsh_add_dropout(tsh_root(own), "shared", 0.5);
+        m = tsh_add_module(tsh_root(own), "m", &as_m);
+        tsh_checkpoint(m, on);
+        y = tsh_tensor_new(own, TSH_REAL, tsh_shape2(8, 8), NULL);
+        set(own, y, -1);
+        tsh_requires_grad(y, 1);
+        (void)tsh_backward(own, tsh_sum(tsh_forward(m, tsh_forward(m, y)), TSH_ALL, 0));
+        hash[on] = tsh_hash(own, tsh_grad(y));
+        CHECK(tsh_ok(own), "%s", tsh_last_error(own)->message);
+        tsh_close(own);
+    }
+    CHECK(hash[0] == hash[1], "other masks");
+    return 0;
+}
+
+static void masks_are_drawn_again(void **state) {
+    (void)state;
+    ranks_run(1, redraw, NULL);
+}
+
 /* A forward that reads a step tensor that is no input, and one that fails the second time. */
 typedef struct trap {
     tsh_tensor *other;
@@ -295,15 +380,17 @@ static tsh_tensor *fails_later(tsh_module *self, tsh_tensor **in, int n, void *u
 
 static int trapped(tsh_ctx *ctx, void *user) {
     trap t = {NULL, 0};
-    const tsh_module_desc desc = {*(int *)user ? fails_later : reads_another, &t};
+    const tsh_result wants[] = {TSH_ERR_STALE, TSH_ERR_ABORTED, TSH_ERR_STATE};
+    const tsh_result want = wants[*(int *)user];
+    const tsh_module_desc desc = {*(int *)user == 1 ? fails_later : reads_another, &t};
     tsh_module *m = tsh_add_module(tsh_root(ctx), "m", &desc);
     tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(5), NULL);
     tsh_requires_grad(x, 1);
     t.other = tsh_scale(x, 2);
+    if (*(int *)user == 2) tsh_retain(t.other);
     tsh_checkpoint(m, 1);
-    CHECK(tsh_backward(ctx, tsh_sum(tsh_forward(m, x), TSH_ALL, 0)) ==
-              (*(int *)user ? TSH_ERR_ABORTED : TSH_ERR_STALE),
-          "%s", tsh_last_error(ctx)->message);
+    CHECK(tsh_backward(ctx, tsh_sum(tsh_forward(m, x), TSH_ALL, 0)) == want, "%s",
+          tsh_last_error(ctx)->message);
     tsh_clear_error(ctx);
     (void)tsh_step_end(ctx);
     CHECK(tsh_mem_stats(ctx).step_live == 0, "%zu bytes are left", tsh_mem_stats(ctx).step_live);
@@ -313,7 +400,7 @@ static int trapped(tsh_ctx *ctx, void *user) {
 static void what_cannot_be_computed_again_is_an_error(void **state) {
     int fails;
     (void)state;
-    for (fails = 0; fails < 2; fails++) ranks_run(1, trapped, &fails);
+    for (fails = 0; fails < 3; fails++) ranks_run(1, trapped, &fails);
 }
 
 int main(void) {
@@ -322,6 +409,8 @@ int main(void) {
         cmocka_unit_test(a_checkpoint_keeps_its_inputs_only),
         cmocka_unit_test(inference_frees_what_is_not_returned),
         cmocka_unit_test(views_and_inputs_without_gradients_are_taken),
+        cmocka_unit_test(gradients_are_summed_once_at_the_boundary),
+        cmocka_unit_test(masks_are_drawn_again),
         cmocka_unit_test(what_cannot_be_computed_again_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -238,6 +238,18 @@ static void work_policy(tsh_ctx *ctx) {
     (void)tsh_step_end(ctx);
 }
 
+static int take_text(void *user, const char *text, size_t size) {
+    (void)user, (void)text, (void)size;
+    return 1;
+}
+
+static void work_trace(tsh_ctx *ctx) {
+    const tsh_trace_desc desc = {.write = take_text};
+    (void)tsh_trace_begin(ctx, &desc);
+    work_gpt(ctx);
+    (void)tsh_trace_end(ctx);
+}
+
 /* A gradient check, in double scopes. */
 static tsh_tensor *square(tsh_ctx *ctx, tsh_tensor **in, int n, void *user) {
     (void)ctx, (void)n, (void)user;
@@ -300,6 +312,7 @@ static const job jobs[] = {
     {"load", work_load},
     {"policy", work_policy},
     {"gradcheck", work_gradcheck},
+    {"trace", work_trace},
 };
 
 /* --------------------------------------------------------------------- one rank */

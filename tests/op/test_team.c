@@ -66,6 +66,18 @@ static tsh_tensor *run_attention(tsh_tensor *const *in) {
     const tsh_attention_desc desc = {.causal = 1, .dropout = 0.1};
     return tsh_attention(in[0], in[1], in[2], &desc);
 }
+/* q, k and v are views of one tensor: side by side, the same, and overlapping. */
+static tsh_tensor *run_attention_views(tsh_tensor *const *in) {
+    tsh_tensor *qkv[3] = {NULL, NULL, NULL}, *x = in[0], *y;
+    int i;
+    tsh_split_dim(x, -1, 3, qkv);
+    for (i = 0; i < 3; i++)
+        qkv[i] = tsh_transpose(tsh_reshape(qkv[i], tsh_shape4(2, 131, 6, 32)), 1, 2);
+    y = tsh_add(tsh_attention(qkv[0], qkv[1], qkv[2], NULL),
+                tsh_attention(qkv[0], qkv[0], qkv[0], NULL));
+    x = qkv[0];
+    return tsh_add(y, tsh_attention(x, tsh_slice(x, 1, 2, 2), tsh_slice(x, 1, 3, 2), NULL));
+}
 static tsh_tensor *run_dropout(tsh_tensor *const *in) {
     return tsh_dropout(in[0], 0.3, NULL);
 }
@@ -109,6 +121,7 @@ static const op_case cases[] = {
     {"rope", run_rope, {{2, 3, 301, 64}}},
     {"attention", run_attention, {{2, 6, 131, 32}, {2, 6, 131, 32}, {2, 6, 131, 32}}},
     {"attention, shared heads", run_attention, {{1, 6, 131, 80}, {1, 3, 131, 80}, {1, 3, 131, 80}}},
+    {"attention, views of one", run_attention_views, {{2, 131, 576}}},
     {"dropout", run_dropout, {{301, 1003}}},
     {"concat", run_views, {{301, 1003}, {203, 1003}}},
     {"embedding", run_embedding, {{101, 2003}}},

@@ -1,0 +1,393 @@
+/* tshard_blis.h - the matrix product by BLIS, or by any CBLAS */
+/*
+ * DO THIS
+ *
+ *     #define TSHARD_IMPLEMENTATION           // in exactly one source file
+ *     #include "tshard.h"
+ *     #include "backends/tshard_blis.h"
+ *
+ *     tsh_desc desc = {0};
+ *     desc.gemm.fn = tsh_blis_gemm;           // every product of a ctx that is opened with it
+ *
+ * and compile with -D_POSIX_C_SOURCE=200809L -pthread, linked with BLIS (Debian's package is
+ * libblis-pthread-dev: -lblis, and -Wl,-rpath to the folder of the variant that is meant).
+ * With -DTSHARD_CBLAS the file gives tsh_cblas_gemm instead, over the CBLAS that the program is
+ * linked with.
+ *
+ * MEASURE FIRST
+ *
+ * The built-in product was on a par with BLIS 0.9 and OpenBLAS 0.3.21 at the shapes of GPT-2 on an
+ * AVX-512 machine. This file pays where a BLAS knows a processor that the built-in kernels do not.
+ *
+ * DOES
+ *
+ * - hand strides, alpha and beta to BLIS as they are: views are not copied, a gradient is added to
+ *   in place;
+ * - make the runtime object of BLIS for each call: no setting of the process counts, none is
+ *   changed, and ranks that are threads do not disturb each other;
+ * - cut a product that occupies several threads along m or n, never k, into one piece per thread,
+ *   each a product of BLIS on one thread. BLIS's own threads wait for each other by spinning, many
+ *   times per product, and came to a stand where another program ran on the same cores; pieces
+ *   meet once;
+ * - turn BLIS's path for small products off where it loses, by up to half: where m and n are over
+ *   64 and k is over 16.
+ *
+ * DOES NOT
+ *
+ * - keep threads: a call makes those that it needs, which takes about 20 us each. A product under 8
+ *   MFLOP per thread uses fewer;
+ * - promise the bits of the built-in product. The same call on the same machine with the same
+ *   library gives the same bits, so all ranks and backends of tshard do. BLIS itself documents
+ *   nothing about the order of its sums: an element may be summed in another order if m, n, the
+ *   strides, the processor or BLIS's version change, so also by another number of threads or ranks.
+ *
+ * CBLAS
+ *
+ * A CBLAS takes matrices with unit stride in one dimension, of at most 2^31-1 rows, columns and
+ * stride. Others are copied, a block of 64 x 64 at a time, through the stack; larger ones are cut.
+ * tshard itself makes no such matrix of usual shapes and views. The library's own threads are
+ * its affair: set them to one (OPENBLAS_NUM_THREADS=1), for this file cuts products already.
+ */
+#include "../tshard.h"
+
+#ifndef TSHARD_BLIS_H
+#define TSHARD_BLIS_H
+/* ========================================================================== */
+/* >>blis-api                                               MARK: - blis-api */
+/* One tsh_gemm_fn.                                                            */
+/* Needs: the public part of tshard.h.                                         */
+/* ========================================================================== */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* C = alpha A B + beta C, as tsh_gemm_fn says; user is not looked at. From any thread. */
+#ifndef TSHARD_CBLAS
+TSH_API void tsh_blis_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                           const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
+                           int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
+                           int64_t csc, int threads);
+#else
+/* The same by cblas_sgemm or cblas_dgemm. */
+TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                            const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
+                            int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
+                            int64_t csc, int threads);
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+/* ========================================================================== */
+/* end of header: stop here if you only want the API                           */
+/* ========================================================================== */
+#endif
+
+#if defined(TSHARD_IMPLEMENTATION) && !defined(TSHARD_BLIS_IMPLEMENTED)
+#define TSHARD_BLIS_IMPLEMENTED
+/* ========================================================================== */
+/* >>blis-call                                     MARK: - blis-call (private) */
+/* One product on one thread, by the library.                                  */
+/* Needs: >>blis-api.                                                           */
+/* ========================================================================== */
+
+#if defined(__has_include)
+#ifndef TSHARD_CBLAS
+#if !__has_include(<blis.h>)
+#error "tshard_blis.h needs blis.h: install libblis-pthread-dev, or give -I its folder"
+#endif
+#elif !__has_include(<cblas.h>)
+#error                                                                                             \
+    "tshard_blis.h with TSHARD_CBLAS needs cblas.h: install libblas-dev, or name its folder with -I"
+#endif
+#endif
+
+#include <pthread.h>
+#include <string.h> /* memcpy */
+#include <time.h>   /* CLOCK_MONOTONIC: whether this is POSIX */
+
+#ifndef CLOCK_MONOTONIC
+#error "tshard_blis.h needs POSIX: compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99)"
+#endif
+
+#ifndef TSHARD_CBLAS
+#include <blis.h>
+#else
+#include <limits.h> /* INT_MAX */
+
+#include <cblas.h>
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A (m, k), B (k, n), C (m, n). */
+typedef struct tshi_blis_job {
+    int64_t m, n, k;
+    tsh_real alpha, beta;
+    const tsh_real *a, *b;
+    tsh_real *c;
+    int64_t rsa, csa, rsb, csb, rsc, csc;
+    int small; /* BLIS: its path for small products is the faster one */
+} tshi_blis_job;
+
+#ifndef TSHARD_CBLAS
+
+/* BLIS 0.9 takes pointers to what it only reads without const. */
+static void *tshi_blis_bare(const void *p) {
+    void *bare;
+    memcpy(&bare, &p, sizeof bare);
+    return bare;
+}
+
+static void tshi_blis_run(const tshi_blis_job *j) {
+    void *a = tshi_blis_bare(j->a), *b = tshi_blis_bare(j->b), *c = j->c;
+    rntm_t runtime;
+    bli_rntm_init(&runtime);
+    bli_rntm_set_num_threads(1, &runtime);
+    if (!j->small) bli_rntm_disable_l3_sup(&runtime);
+    if (sizeof(tsh_real) == sizeof(double)) {
+        double alpha = (double)j->alpha, beta = (double)j->beta;
+        bli_dgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, j->m, j->n, j->k, &alpha, (double *)a,
+                     j->rsa, j->csa, (double *)b, j->rsb, j->csb, &beta, (double *)c, j->rsc,
+                     j->csc, NULL, &runtime);
+    } else {
+        float alpha = (float)j->alpha, beta = (float)j->beta;
+        bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, j->m, j->n, j->k, &alpha, (float *)a,
+                     j->rsa, j->csa, (float *)b, j->rsb, j->csb, &beta, (float *)c, j->rsc, j->csc,
+                     NULL, &runtime);
+    }
+}
+
+#else
+
+enum { TSHI_BLIS_BLOCK = 64 };
+
+static int64_t tshi_blis_min(int64_t x, int64_t y) {
+    return x < y ? x : y;
+}
+
+/* The step between lines of a matrix whose lines of `length` elements have unit stride; 0: a CBLAS
+ * does not take it. A single line, or lines of one element, may have any step. */
+static int tshi_blis_ld(int64_t lines, int64_t length, int64_t step, int64_t stride) {
+    if (length > 1 && stride != 1) return 0;
+    if (lines <= 1) return (int)length;
+    return step >= length && step <= INT_MAX ? (int)step : 0;
+}
+
+/* Row-major C = op(A) op(B), with the steps between the lines of each. */
+static void tshi_blis_call(const tshi_blis_job *j, int turn_a, int lda, int turn_b, int ldb,
+                           int ldc) {
+    enum CBLAS_TRANSPOSE ta = CblasNoTrans, tb = CblasNoTrans;
+    const void *a = j->a, *b = j->b;
+    void *c = j->c;
+    const int m = (int)j->m, n = (int)j->n, k = (int)j->k;
+    if (turn_a) ta = CblasTrans;
+    if (turn_b) tb = CblasTrans;
+    if (sizeof(tsh_real) == sizeof(double))
+        cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, (double)j->alpha, (const double *)a, lda,
+                    (const double *)b, ldb, (double)j->beta, (double *)c, ldc);
+    else
+        cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, (float)j->alpha, (const float *)a, lda,
+                    (const float *)b, ldb, (float)j->beta, (float *)c, ldc);
+}
+
+/* 1: the library took the product. */
+static int tshi_blis_taken(const tshi_blis_job *j) {
+    const int a = tshi_blis_ld(j->m, j->k, j->rsa, j->csa);
+    const int at = tshi_blis_ld(j->k, j->m, j->csa, j->rsa);
+    const int b = tshi_blis_ld(j->k, j->n, j->rsb, j->csb);
+    const int bt = tshi_blis_ld(j->n, j->k, j->csb, j->rsb);
+    const int c = tshi_blis_ld(j->m, j->n, j->rsc, j->csc);
+    if (!(a || at) || !(b || bt) || !c) return 0;
+    tshi_blis_call(j, !a, a ? a : at, !b, b ? b : bt, c);
+    return 1;
+}
+
+/* A piece of at most one block each way, through copies that have unit strides. */
+static void tshi_blis_copied(const tshi_blis_job *j) {
+    tsh_real a[TSHI_BLIS_BLOCK * TSHI_BLIS_BLOCK], b[TSHI_BLIS_BLOCK * TSHI_BLIS_BLOCK];
+    tsh_real c[TSHI_BLIS_BLOCK * TSHI_BLIS_BLOCK];
+    tshi_blis_job part = *j;
+    int64_t i, p;
+    for (i = 0; i < j->m; i++)
+        for (p = 0; p < j->k; p++) a[i * j->k + p] = j->a[i * j->rsa + p * j->csa];
+    for (p = 0; p < j->k; p++)
+        for (i = 0; i < j->n; i++) b[p * j->n + i] = j->b[p * j->rsb + i * j->csb];
+    for (i = 0; i < j->m && j->beta != 0; i++)
+        for (p = 0; p < j->n; p++) c[i * j->n + p] = j->c[i * j->rsc + p * j->csc];
+    part.a = a;
+    part.b = b;
+    part.c = c;
+    tshi_blis_call(&part, 0, (int)j->k, 0, (int)j->n, (int)j->n);
+    for (i = 0; i < j->m; i++)
+        for (p = 0; p < j->n; p++) j->c[i * j->rsc + p * j->csc] = c[i * j->n + p];
+}
+
+/* Cut into pieces of at most `most` each way; those along k are added to C one after the other. */
+static void tshi_blis_pieces(const tshi_blis_job *j, int64_t most,
+                             void (*run)(const tshi_blis_job *)) {
+    tshi_blis_job part = *j;
+    int64_t i, q, p;
+    for (i = 0; i < j->m; i += most)
+        for (q = 0; q < j->n; q += most)
+            for (p = 0; p < j->k; p += most) {
+                part.m = tshi_blis_min(most, j->m - i);
+                part.n = tshi_blis_min(most, j->n - q);
+                part.k = tshi_blis_min(most, j->k - p);
+                part.a = j->a + i * j->rsa + p * j->csa;
+                part.b = j->b + p * j->rsb + q * j->csb;
+                part.c = j->c + i * j->rsc + q * j->csc;
+                part.beta = p == 0 ? j->beta : 1;
+                run(&part);
+            }
+}
+
+/* A product whose sizes are ints. */
+static void tshi_blis_fits(const tshi_blis_job *j) {
+    tshi_blis_job turned = *j;
+    if (tshi_blis_taken(j)) return;
+    turned.m = j->n; /* C^T = B^T A^T: C may have unit stride the other way */
+    turned.n = j->m;
+    turned.a = j->b;
+    turned.rsa = j->csb;
+    turned.csa = j->rsb;
+    turned.b = j->a;
+    turned.rsb = j->csa;
+    turned.csb = j->rsa;
+    turned.rsc = j->csc;
+    turned.csc = j->rsc;
+    if (!tshi_blis_taken(&turned)) tshi_blis_pieces(j, TSHI_BLIS_BLOCK, tshi_blis_copied);
+}
+
+/* Without terms C is only scaled, which libraries do not agree on. */
+static void tshi_blis_run(const tshi_blis_job *j) {
+    int64_t i, q;
+    if (j->k > 0) {
+        tshi_blis_pieces(j, INT_MAX, tshi_blis_fits);
+        return;
+    }
+    for (i = 0; i < j->m; i++)
+        for (q = 0; q < j->n; q++) {
+            tsh_real *at = j->c + i * j->rsc + q * j->csc;
+            *at = j->beta != 0 ? j->beta * *at : 0;
+        }
+}
+
+#endif /* TSHARD_CBLAS */
+
+/* ========================================================================== */
+/* >>blis-threads                               MARK: - blis-threads (private) */
+/* A product as pieces along m or n, each on a thread of its own.              */
+/* Needs: >>blis-call.                                                          */
+/* ========================================================================== */
+
+enum { TSHI_BLIS_THREADS = 64, TSHI_BLIS_UNIT = 48 }; /* a multiple of most kernels' tiles */
+
+/* The path for small products wins by half where packing would cost more than it saves. */
+static int tshi_blis_is_small(int64_t m, int64_t n, int64_t k) {
+    return m <= 64 || n <= 64 || k <= 16;
+}
+
+/* How many threads are worth being made: each has 4M multiplications at least. */
+static int64_t tshi_blis_crew(int64_t m, int64_t n, int64_t k, int threads) {
+    const double worth = (double)m * (double)n * (double)k / 4e6;
+    const int64_t most = threads < TSHI_BLIS_THREADS ? threads : TSHI_BLIS_THREADS;
+    return worth < (double)most ? (int64_t)worth : most;
+}
+
+static void *tshi_blis_thread(void *job) {
+    tshi_blis_run((const tshi_blis_job *)job);
+    return NULL;
+}
+
+/* The piece from `at` of `length` along m or n. */
+static tshi_blis_job tshi_blis_piece(const tshi_blis_job *whole, int rows, int64_t at,
+                                     int64_t length) {
+    tshi_blis_job piece = *whole;
+    if (rows) {
+        piece.m = length;
+        piece.a += at * whole->rsa;
+        piece.c += at * whole->rsc;
+    } else {
+        piece.n = length;
+        piece.b += at * whole->csb;
+        piece.c += at * whole->csc;
+    }
+    return piece;
+}
+
+/* The longer of m and n is cut: every piece reads the matrix of the other whole. The caller's
+ * thread takes the first piece, and any for which there is no thread. */
+static void tshi_blis_share(const tshi_blis_job *whole, int64_t crew) {
+    pthread_t thread[TSHI_BLIS_THREADS];
+    tshi_blis_job piece[TSHI_BLIS_THREADS];
+    const int rows = whole->m > whole->n;
+    const int64_t all = rows ? whole->m : whole->n;
+    const int64_t units = (all + TSHI_BLIS_UNIT - 1) / TSHI_BLIS_UNIT;
+    const int64_t each = (units + crew - 1) / crew * TSHI_BLIS_UNIT;
+    int made = 0, i;
+    int64_t at;
+    for (at = each; at < all; at += each) {
+        piece[made] = tshi_blis_piece(whole, rows, at, all - at < each ? all - at : each);
+        if (pthread_create(&thread[made], NULL, tshi_blis_thread, &piece[made]) != 0)
+            tshi_blis_run(&piece[made]);
+        else
+            made++;
+    }
+    piece[made] = tshi_blis_piece(whole, rows, 0, all < each ? all : each);
+    tshi_blis_run(&piece[made]);
+    for (i = 0; i < made; i++) (void)pthread_join(thread[i], NULL);
+}
+
+static void tshi_blis_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha, const tsh_real *a,
+                           int64_t rsa, int64_t csa, const tsh_real *b, int64_t rsb, int64_t csb,
+                           tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc, int threads) {
+    const int64_t crew = tshi_blis_crew(m, n, k, threads);
+    tshi_blis_job job;
+    if (m <= 0 || n <= 0) return;
+    job.m = m;
+    job.n = n;
+    job.k = k;
+    job.alpha = alpha;
+    job.beta = beta;
+    job.a = a;
+    job.rsa = rsa;
+    job.csa = csa;
+    job.b = b;
+    job.rsb = rsb;
+    job.csb = csb;
+    job.c = c;
+    job.rsc = rsc;
+    job.csc = csc;
+    job.small = tshi_blis_is_small(m, n, k);
+    if (crew > 1)
+        tshi_blis_share(&job, crew);
+    else
+        tshi_blis_run(&job);
+}
+
+#ifndef TSHARD_CBLAS
+TSH_API void tsh_blis_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                           const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
+                           int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
+                           int64_t csc, int threads) {
+    (void)user;
+    tshi_blis_gemm(m, n, k, alpha, a, rsa, csa, b, rsb, csb, beta, c, rsc, csc, threads);
+}
+#else
+TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                            const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
+                            int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
+                            int64_t csc, int threads) {
+    (void)user;
+    tshi_blis_gemm(m, n, k, alpha, a, rsa, csa, b, rsb, csb, beta, c, rsc, csc, threads);
+}
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* TSHARD_BLIS_IMPLEMENTED */

@@ -1,0 +1,170 @@
+/* What parts of a model cost: prints lines "name unit who value".
+ *
+ *     op_overhead          a taped add of one element, on one rank
+ *     attention_T          causal attention of 12 heads of 64, forward, on one rank: counting half
+ *     attention_back_T     of all pairs; and its backward, as 5 products
+ *     decode_gpt2          one token of GPT-2 124M with a cache of keys and values, on two ranks:
+ *                          bytes of weights per second; limit: plain reading by the same threads */
+#define _DEFAULT_SOURCE
+#define main gpt_main
+int gpt_main(int argc, char **argv);
+#include "../../examples/gpt.c"
+#undef main
+
+enum { RANKS = 2, HEADS = 12, HEAD = 64, LAYERS = 12, WIDTH = HEADS * HEAD, PLACES = 64 };
+
+/* ------------------------------------------------------------------- one rank */
+
+/* In processor time: a core that is shared is no cost of the op. */
+static void bench_overhead(tsh_ctx *ctx) {
+    enum { ADDS = 1000, STEPS = 300 };
+    tsh_tensor *one = tsh_keep(tsh_ones(ctx, tsh_shape1(1)));
+    tsh_tensor *leaf = tsh_requires_grad(tsh_keep(tsh_ones(ctx, tsh_shape1(1))), 1);
+    clock_t used = 0;
+    for (int step = 0; step < STEPS; step++) {
+        const clock_t start = clock();
+        tsh_tensor *y = leaf;
+        for (int i = 0; i < ADDS; i++) y = tsh_add(y, one);
+        if (step >= STEPS / 10) used += clock() - start;
+        tsh_step_end(ctx);
+    }
+    if (tsh_ok(ctx))
+        printf("op_overhead ns ours %.4g\n",
+               1e9 * (double)used / CLOCKS_PER_SEC / (0.9 * STEPS * ADDS));
+}
+
+static void bench_attention(tsh_ctx *ctx, int64_t length) {
+    const tsh_shape shape = tsh_shape4(1, HEADS, length, HEAD);
+    const tsh_attention_desc desc = {.causal = 1};
+    const double product = (double)length * (double)length * HEADS * HEAD; /* flop, causal */
+    const int times = (int)(4e9 / (7 * product)) + 1;
+    double forward = 0, backward = 0;
+    tsh_tensor *q[3];
+    for (int i = 0; i < 3; i++) q[i] = tsh_requires_grad(tsh_keep(tsh_randn(ctx, shape)), 1);
+    for (int i = -1; i < times; i++) { /* the first finds no memory yet */
+        const double start = report_now();
+        tsh_tensor *y = tsh_attention(q[0], q[1], q[2], &desc);
+        const double middle = report_now();
+        tsh_tensor *loss = tsh_sum(y, TSH_ALL, 0); /* little beside */
+        const double late = report_now();
+        tsh_backward(ctx, loss);
+        if (i >= 0) forward += middle - start;
+        if (i >= 0) backward += report_now() - late;
+        for (int j = 0; j < 3; j++) tsh_zero_grad(q[j]);
+        tsh_step_end(ctx);
+    }
+    for (int i = 0; i < 3; i++) tsh_tensor_free(q[i]);
+    if (!tsh_ok(ctx)) return;
+    printf("attention_T%d GFLOP/s ours %.4g\n", (int)length, 2e-9 * product * times / forward);
+    printf("attention_back_T%d GFLOP/s ours %.4g\n", (int)length,
+           5e-9 * product * times / backward);
+}
+
+static int alone(tsh_ctx *ctx, void *user) {
+    (void)user;
+    bench_overhead(ctx);
+    for (int64_t length = 64; length <= 2048; length *= 2) bench_attention(ctx, length);
+    if (!tsh_ok(ctx)) refuse("%s", tsh_last_error(ctx)->message);
+    return !tsh_ok(ctx);
+}
+
+/* -------------------------------------------------------------------- decoding */
+
+/* Keys and values of a block, of all places so far. */
+typedef struct cache {
+    tsh_tensor *k, *v;
+} cache;
+
+static tsh_tensor *decode_attention(tsh_module *self, tsh_tensor *x, cache *c, int64_t place) {
+    tsh_ctx *ctx = tsh_ctx_of(x);
+    tsh_tensor *qkv[3] = {NULL, NULL, NULL};
+    tsh_split_dim(call(self, "c_attn", x), -1, 3, qkv);
+    for (int i = 0; i < 3; i++) qkv[i] = split_heads(qkv[i], HEADS);
+    if (c->k == NULL) {
+        const tsh_layout layout = tsh_layout_of(qkv[1]);
+        const tsh_shape shape = tsh_shape4(1, HEADS, PLACES, HEAD);
+        c->k = tsh_tensor_new(ctx, TSH_REAL, shape, &layout);
+        c->v = tsh_tensor_new(ctx, TSH_REAL, shape, &layout);
+    }
+    const tsh_attention_desc desc = {.cache_k = c->k, .cache_v = c->v, .past = place};
+    return call(self, "c_proj", merge_heads(tsh_attention(qkv[0], qkv[1], qkv[2], &desc)));
+}
+
+/* The logits after one token. */
+static tsh_tensor *decode(tsh_module *gpt, tsh_tensor *id, cache *caches, int64_t place) {
+    tsh_tensor *at = tsh_arange(tsh_ctx_of(id), TSH_I32, (double)place, (double)place + 1, 1);
+    tsh_tensor *x = tsh_add(call(gpt, "wte", id), call(gpt, "wpe", at));
+    for (int i = 0; i < LAYERS; i++) {
+        char name[24];
+        snprintf(name, sizeof name, "h.%d", i);
+        tsh_module *self = tsh_find(gpt, name), *feed = tsh_find(self, "mlp");
+        tsh_tensor *y = decode_attention(tsh_find(self, "attn"), call(self, "ln_1", x), &caches[i],
+                                         place);
+        x = tsh_add(x, y);
+        y = tsh_gelu_tanh(call(feed, "c_fc", call(self, "ln_2", x)));
+        x = tsh_add(x, call(feed, "c_proj", y));
+    }
+    return call(gpt, "lm_head", call(gpt, "ln_f", x));
+}
+
+/* Seconds per token, from an eighth of the places on. */
+static double time_of_tokens(gpt_trainer *t) {
+    enum { FIRST = PLACES / 8 };
+    const int32_t token = 1;
+    tsh_tensor *id = tsh_tensor_from(t->ctx, TSH_I32, tsh_shape2(1, 1), NULL, &token);
+    cache caches[LAYERS] = {{NULL, NULL}};
+    double start = 0;
+    tsh_train(t->gpt, 0);
+    tsh_no_grad_begin(t->ctx);
+    for (int64_t place = 0; place < PLACES; place++) {
+        if (place == FIRST) tsh_barrier(tsh_world(t->ctx));
+        if (place == FIRST) start = report_now();
+        tsh_scope_begin(t->ctx);
+        decode(t->gpt, id, caches, place);
+        tsh_scope_end(t->ctx);
+    }
+    tsh_no_grad_end(t->ctx);
+    return (report_now() - start) / (PLACES - FIRST);
+}
+
+/* Bytes per second that all ranks read together. */
+static double read_bandwidth(tsh_ctx *ctx) {
+    const size_t words = (size_t)1 << 26; /* 512 MiB per rank */
+    uint64_t *data = (uint64_t *)calloc(words, sizeof *data), sum = 0;
+    double start, seconds;
+    if (data == NULL) return 0;
+    memset(data, 1, words * sizeof *data);
+    tsh_barrier(tsh_world(ctx));
+    start = report_now();
+    for (size_t i = 0; i < words; i++) sum += data[i];
+    tsh_barrier(tsh_world(ctx));
+    seconds = report_now() - start;
+    free(data);
+    return sum == 0 ? 0 : (double)(RANKS * words * sizeof *data) / seconds;
+}
+
+static int together(tsh_ctx *ctx, void *user) {
+    gpt_trainer t;
+    tally sum = {0, 0};
+    make_trainer(&t, ctx, (gpt_job *)user);
+    tsh_each_param(t.gpt, count_param, &sum);
+    const double seconds = time_of_tokens(&t), limit = read_bandwidth(ctx);
+    if (is_first(&t) && tsh_ok(ctx)) {
+        printf("decode_gpt2 GB/s ours %.4g\n", 1e-9 * (double)sum.all * sizeof(tsh_real) / seconds);
+        printf("decode_gpt2 GB/s limit %.4g\n", 1e-9 * limit);
+    }
+    if (is_first(&t) && !tsh_ok(ctx)) refuse("%s", tsh_last_error(ctx)->message);
+    return !tsh_ok(ctx);
+}
+
+int main(void) {
+    gpt_job job = {.set = defaults};
+    const tsh_desc desc = {.tp = RANKS};
+    job.set.layers = LAYERS;
+    job.set.heads = HEADS;
+    job.set.width = WIDTH;
+    job.set.context = PLACES;
+    job.set.batch = 1;
+    job.set.vocabulary = 50257;
+    return tsh_run(NULL, alone, NULL) || tsh_threads_run(RANKS, &desc, together, &job);
+}

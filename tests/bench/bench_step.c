@@ -1,0 +1,88 @@
+/* Training steps of examples/gpt.c, to be compared: takes its flags, starts the ranks, then answers
+ * commands, one line each, until its input ends:
+ *
+ *     step 0 N      microseconds of one of N training steps
+ *     comm 0 N      of these, what rank 0 spends in collectives and waits for them
+ *     memory 0 1    the most memory that the process has had, in KiB
+ *
+ * Between commands the ranks sleep. */
+#define _DEFAULT_SOURCE /* ru_maxrss */
+#define main            gpt_main
+int gpt_main(int argc, char **argv);
+#include "../../examples/gpt.c"
+#undef main
+#include <sys/resource.h> /* getrusage */
+
+enum { NONE, STEP, COMM, MEMORY, COMMANDS };
+
+/* Rank 0's next command, known to all. */
+static int next_command(gpt_trainer *t, int64_t *steps) {
+    static const char *const names[COMMANDS] = {"", "step", "comm", "memory"};
+    char name[16] = "", line[64];
+    int64_t told[2] = {NONE, 0};
+    long count = 0;
+    if (is_first(t) && fgets(line, sizeof line, stdin) != NULL &&
+        sscanf(line, "%15s 0 %ld", name, &count) == 2 && count > 0)
+        for (int i = STEP; i < COMMANDS; i++)
+            if (strcmp(name, names[i]) == 0) told[0] = i;
+    told[1] = count;
+    tsh_broadcast(tsh_world(t->ctx), told, 2, TSH_I64, 0);
+    *steps = told[1];
+    return (int)told[0];
+}
+
+static int refuse_text(void *user, const char *text, size_t size) {
+    (void)user, (void)text, (void)size;
+    return 0;
+}
+
+/* Microseconds of one step; with `comm` of its collectives, by a trace that nobody writes. */
+static double time_of(gpt_trainer *t, int64_t steps, int comm, int64_t *step) {
+    double start = report_now(), microseconds = 0;
+    if (comm) tsh_trace_begin(t->ctx, &(tsh_trace_desc){.write = refuse_text});
+    for (int64_t i = 0; i < steps; i++) train_step(t, (*step)++);
+    if (!comm) return 1e6 * (report_now() - start) / (double)steps;
+    for (const tshi_event *e = t->ctx->trace != NULL ? t->ctx->trace->first : NULL; e; e = e->next)
+        if (e->kind == TSHI_TRACE_COLL) microseconds += 1e-3 * (double)(e->end - e->begin);
+    tshi_trace_drop(t->ctx);
+    return microseconds / (double)steps;
+}
+
+static int serve(tsh_ctx *ctx, void *user) {
+    gpt_job *job = (gpt_job *)user;
+    gpt_trainer t;
+    int64_t steps, step = 0;
+    int command;
+    make_trainer(&t, ctx, job);
+    while (tsh_ok(ctx) && (command = next_command(&t, &steps)) != NONE) {
+        double answer;
+        if (command == MEMORY) {
+            struct rusage used;
+            getrusage(RUSAGE_SELF, &used);
+            answer = (double)used.ru_maxrss;
+        } else {
+            answer = time_of(&t, steps, command == COMM, &step);
+        }
+        if (is_first(&t) && tsh_ok(ctx)) printf("%.0f\n", answer);
+        fflush(stdout);
+    }
+    if (!tsh_ok(ctx) && is_first(&t)) keep_error(job, tsh_last_error(ctx));
+    return !tsh_ok(ctx);
+}
+
+int main(int argc, char **argv) {
+    gpt_job job = {.set = defaults};
+    gpt_flag flags[FLAGS];
+    int help = 0;
+    make_flags(flags, &job.set, &help);
+    int failed = parse_flags(flags, argc, argv);
+    if (!failed) failed = check_gemm(&job.set);
+    if (!failed) failed = check_settings(&job.set);
+    if (!failed) failed = load_text(&job.text, &job.set);
+    if (failed) return failed;
+    tsh_desc desc = {
+        .tp = (int)job.set.tp, .threads = (int)job.set.threads, .seed = (uint64_t)job.set.seed};
+    failed = tsh_threads_run((int)job.set.ranks, &desc, serve, &job);
+    if (failed) refuse("%s", job.error);
+    return failed;
+}

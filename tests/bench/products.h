@@ -1,0 +1,111 @@
+/* products.h - the programs for matrix products that benchmarks compare: the built-in one,
+ * tsh_blis_gemm and BLIS's cblas_sgemm (with BENCH_BLIS), OpenBLAS's cblas_sgemm (if it is found).
+ *
+ * Defines the implementation of tshard.h. Link with -ldl. */
+#ifndef TSHARD_TESTS_PRODUCTS_H
+#define TSHARD_TESTS_PRODUCTS_H
+
+#define TSHARD_IMPLEMENTATION
+#include "../../tshard.h"
+#ifdef BENCH_BLIS
+#include "../../backends/tshard_blis.h"
+#include <cblas.h>
+#else
+enum { CblasRowMajor = 101, CblasNoTrans = 111, CblasTrans = 112 };
+#endif
+
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
+
+/* cblas_sgemm with its enums as the ints that they are passed as. */
+typedef void (*sgemm_fn)(int, int, int, int, int, int, float, const float *, int, const float *,
+                         int, float, float *, int);
+
+typedef struct problem {
+    int m, n, k, ta, tb; /* ta, tb: whether A, B are stored transposed */
+    int threads;
+    const tshi_gemm_kernel *kernel;
+    void *scratch;
+    sgemm_fn openblas;
+    tsh_real *a, *b, *c;
+} problem;
+
+static double now(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void by_builtin(const problem *p) {
+    tshi_gemm_run(p->kernel, p->scratch, p->m, p->n, p->k, 1, p->a, p->ta ? 1 : p->k,
+                  p->ta ? p->m : 1, p->b, p->tb ? 1 : p->n, p->tb ? p->k : 1, 0, p->c, p->n, 1);
+}
+
+static void by_openblas(const problem *p) {
+    p->openblas(CblasRowMajor, p->ta ? CblasTrans : CblasNoTrans, p->tb ? CblasTrans : CblasNoTrans,
+                p->m, p->n, p->k, 1, p->a, p->ta ? p->m : p->k, p->b, p->tb ? p->k : p->n, 0, p->c,
+                p->n);
+}
+
+#ifdef BENCH_BLIS
+static void by_tsh_blis(const problem *p) {
+    tsh_blis_gemm(NULL, p->m, p->n, p->k, 1, p->a, p->ta ? 1 : p->k, p->ta ? p->m : 1, p->b,
+                  p->tb ? 1 : p->n, p->tb ? p->k : 1, 0, p->c, p->n, 1, p->threads);
+}
+
+static void by_blis(const problem *p) {
+    cblas_sgemm(CblasRowMajor, p->ta ? CblasTrans : CblasNoTrans, p->tb ? CblasTrans : CblasNoTrans,
+                p->m, p->n, p->k, 1, p->a, p->ta ? p->m : p->k, p->b, p->tb ? p->k : p->n, 0, p->c,
+                p->n);
+}
+#endif
+
+static const struct {
+    const char *name;
+    void (*product)(const problem *);
+} programs[] = {{"builtin", by_builtin},
+#ifdef BENCH_BLIS
+                {"tsh_blis", by_tsh_blis},
+                {"blis", by_blis},
+#endif
+                {"openblas", by_openblas}};
+
+static int there(const problem *p, int i) {
+    if (programs[i].product == by_builtin) return p->threads == 1;
+    return programs[i].product != by_openblas || p->openblas;
+}
+
+/* Debian's, apart from whatever libblas is; NULL: not there. POSIX promises that the conversion of
+ * dlsym's result works, C does not. */
+static sgemm_fn find_openblas(void) {
+    static const char *const paths[] = {
+        "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0",
+        "/usr/lib/aarch64-linux-gnu/openblas-pthread/libopenblas.so.0", "libopenblas.so.0"};
+    sgemm_fn found = NULL;
+    void *library = NULL, *symbol;
+    for (int i = 0; i < COUNT(paths) && !library; i++)
+        library = dlopen(paths[i], RTLD_NOW | RTLD_LOCAL);
+    symbol = library ? dlsym(library, "cblas_sgemm") : NULL;
+    memcpy(&found, &symbol, sizeof found);
+    return found;
+}
+
+static tsh_real *matrix(int rows, int columns) {
+    const size_t size = (size_t)rows * (size_t)columns;
+    tsh_real *x = (tsh_real *)malloc(size * sizeof *x);
+    if (!x) {
+        fprintf(stderr, "no memory for %d x %d\n", rows, columns);
+        exit(1);
+    }
+    for (size_t i = 0; i < size; i++)
+        x[i] = (tsh_real)((double)(i * 2654435761u % 1000) / 1000 - 0.5);
+    return x;
+}
+
+#endif /* TSHARD_TESTS_PRODUCTS_H */
