@@ -54,7 +54,8 @@ class Launch:
 
     def __init__(self, *words, env=None, terminal=False, shell=(), **options):
         def prepare():
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for name in ("SIGINT", "SIGHUP"):  # a background shell, nohup ignore these
+                signal.signal(getattr(signal, name), signal.SIG_DFL)
             if terminal:  # stdin becomes the terminal of a new session
                 os.setsid()
                 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
