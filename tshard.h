@@ -3693,7 +3693,7 @@ typedef struct tshi_rows {
     const double *p;
 } tshi_rows;
 
-static void tshi_kernel_rows_piece(void *job, int piece, int64_t from, int64_t to) {
+static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *rows = (const tshi_rows *)job;
     void *at[9];
     int i;
@@ -3702,8 +3702,8 @@ static void tshi_kernel_rows_piece(void *job, int piece, int64_t from, int64_t t
     rows->kernel(to - from, at, rows->s, rows->p);
 }
 
-/* How many pieces `rows` rows of `length` elements make, each worth a thread. */
-static int tshi_kernel_row_pieces(const tsh_ctx *ctx, int64_t rows, int64_t length) {
+/* How many pieces, each worth a thread, `rows` rows of `length` elements make. */
+static int tshi_kernel_pieces(const tsh_ctx *ctx, int64_t rows, int64_t length) {
     enum { LEAST = 1 << 14 };
     return tshi_team_pieces(ctx, rows, tshi_base_ceil(LEAST, length > 0 ? length : 1));
 }
@@ -4976,6 +4976,12 @@ static tshi_accumulator *tshi_tape_accumulator(const tshi_node *node, int i) {
     tsh_tensor *base = node->in[i]->base;
     return tshi_tape_is_partial(node, i) ? &base->gp : &base->gr;
 }
+
+/* A backward that threads share: the node, and where its gradient goes. */
+typedef struct tshi_shared {
+    const tshi_node *node;
+    tshi_dest dest;
+} tshi_shared;
 
 /* Where the op adds its gradient of input i; 0 where none is wanted. */
 static int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
@@ -6588,8 +6594,8 @@ static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y,
     sums.c = c;
     sums.isa = ctx->isa;
     if (r->outer && r->inner)
-        tshi_team_run(tshi_kernel_row_pieces(ctx, units, r->inner == 1 ? r->n : r->outer * r->n),
-                      units, r->inner == 1 ? 1 : 16, tshi_reduce_sum_piece, &sums);
+        tshi_team_run(tshi_kernel_pieces(ctx, units, r->inner == 1 ? r->n : r->outer * r->n), units,
+                      r->inner == 1 ? 1 : 16, tshi_reduce_sum_piece, &sums);
 }
 
 /* out's strides spread over x's dimensions: 0 along what was reduced. */
@@ -6866,8 +6872,7 @@ static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
 
 static void tshi_reduce_run(const tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
     if (lines->n && count)
-        tshi_team_run(tshi_kernel_row_pieces(ctx, count, lines->n), count, 1, tshi_reduce_lines,
-                      lines);
+        tshi_team_run(tshi_kernel_pieces(ctx, count, lines->n), count, 1, tshi_reduce_lines, lines);
 }
 
 static void tshi_reduce_softmax_backward(tshi_node *node) {
@@ -8391,14 +8396,9 @@ TSHI_INLINE void tshi_embedding_slope_body(int64_t n, void *const *at, const int
 }
 TSHI_KERNEL(tshi_embedding_slope);
 
-typedef struct tshi_lookup_work {
-    const tshi_node *node;
-    tshi_dest dest;
-} tshi_lookup_work;
-
 /* Columns [from, to): ids are added in order. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_lookup_work *work = (const tshi_lookup_work *)job;
+    const tshi_shared *work = (const tshi_shared *)job;
     const tshi_lookup *lookup = (const tshi_lookup *)work->node->more;
     const tsh_real *g = tshi_tape_grad(work->node);
     const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux);
@@ -8422,7 +8422,7 @@ static void tshi_embedding_backward(tshi_node *node) {
     const tshi_lookup *lookup = (const tshi_lookup *)node->more;
     const int64_t *row = (const int64_t *)tshi_mem_data(node->aux);
     int32_t *marks = NULL;
-    tshi_lookup_work work;
+    tshi_shared work;
     int64_t i;
     if (!(lookup->sparse ? tshi_tape_dest_rows(node, 1, &work.dest, &marks)
                          : tshi_tape_dest_zeroed(node, 1, &work.dest)))
@@ -8430,8 +8430,8 @@ static void tshi_embedding_backward(tshi_node *node) {
     for (i = 0; i < lookup->count && marks; i++)
         if (row[i] >= 0) marks[row[i]] = 1;
     work.node = node;
-    tshi_team_run(tshi_kernel_row_pieces(node->out->ctx, lookup->width, lookup->count),
-                  lookup->width, 16, tshi_embedding_columns, &work);
+    tshi_team_run(tshi_kernel_pieces(node->out->ctx, lookup->width, lookup->count), lookup->width,
+                  16, tshi_embedding_columns, &work);
 }
 
 static int tshi_embedding_layout(tsh_tensor *ids, tsh_tensor *w, tsh_layout *out,
@@ -8774,11 +8774,11 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
 static void tshi_norm_slopes(tshi_rows *work, int pieces) {
     tsh_real *dw = work->at[5];
     if (pieces == 1) {
-        tshi_kernel_rows_piece(work, 0, 0, work->count);
+        tshi_kernel_do_rows(work, 0, 0, work->count);
         return;
     }
     work->at[5] = NULL;
-    if (work->at[0]) tshi_team_run(pieces, work->count, 1, tshi_kernel_rows_piece, work);
+    if (work->at[0]) tshi_team_run(pieces, work->count, 1, tshi_kernel_do_rows, work);
     work->at[5] = dw;
     if (dw) tshi_team_run(pieces, work->s[0], 16, tshi_norm_columns, work);
 }
@@ -8787,7 +8787,7 @@ static void tshi_norm_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0], *out = node->out;
     tsh_ctx *ctx = out->ctx;
     int64_t rows, s[3], one, d = x->dim[x->ndim - 1];
-    int i, wanted[3], pieces = tshi_kernel_row_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
+    int i, wanted[3], pieces = tshi_kernel_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
     tshi_block *scratch = NULL,
                *two = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)d * sizeof(tsh_real));
     tsh_real *dw;
@@ -8895,7 +8895,7 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor *x, tsh_tensor *we
     work.step[0] = s[0];
     work.step[1] = s[1];
     work.step[4] = 2;
-    tshi_team_run(tshi_kernel_row_pieces(ctx, rows, s[0]), rows, 1, tshi_kernel_rows_piece, &work);
+    tshi_team_run(tshi_kernel_pieces(ctx, rows, s[0]), rows, 1, tshi_kernel_do_rows, &work);
     node = tshi_tape_record(op, out, in, 3, 3, tshi_norm_backward, 2 * sizeof *p);
     if (!node) tshi_mem_drop(ctx, aux);
     if (!node) return out;
@@ -9008,8 +9008,8 @@ static void tshi_rope_turn(const tsh_tensor *t, const tshi_rope *rope, tsh_real 
     work.sx = sx;
     work.sy = sy;
     work.p = p;
-    tshi_team_run(tshi_kernel_row_pieces(t->ctx, rows, t->dim[t->ndim - 1]), rows, 1,
-                  tshi_rope_rows, &work);
+    tshi_team_run(tshi_kernel_pieces(t->ctx, rows, t->dim[t->ndim - 1]), rows, 1, tshi_rope_rows,
+                  &work);
 }
 
 static void tshi_rope_backward(tshi_node *node) {
@@ -9123,7 +9123,7 @@ typedef struct tshi_head {
     int64_t mask;   /* offset of this head's mask */
     const void *mask_values;
     tsh_real *most, *log_sum, *delta; /* per query; most: -infinity where it saw no key */
-    tsh_real *s, *t, *row;            /* two tiles; three rows of a tile */
+    tsh_real *s, *t, *row;            /* two tiles; two rows of a tile */
     char *scratch;                    /* of products */
 } tshi_head;
 
@@ -9344,8 +9344,7 @@ typedef struct tshi_heads {
     tshi_head head;
     tsh_tensor *const *in; /* q, k, v */
     tsh_tensor *out;
-    tsh_real *value[4], *grad[4]; /* of q, k, v, out; grad NULL where not wanted */
-    const int64_t *grad_stride[4];
+    tsh_real *value[4], *grad[4]; /* of q, k, v, out; NULL where not wanted, and in forward */
     tsh_real *stats, *scratch;
     size_t each, each_product; /* scratch of a piece: elements, and bytes for products */
     int pieces;
@@ -9371,7 +9370,8 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     return 1;
 }
 
-/* Scratch of each piece: two tiles (the second holds a tile of O too), rows, delta. */
+/* All but matrices and stats; with scratch for each piece: two tiles (the second holds a tile of O
+ * too), rows, delta. */
 static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                 const tshi_attention *more) {
     enum { LEAST = 1 << 18 }; /* scores that are worth a thread, times D */
@@ -9415,9 +9415,9 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     h->v = tshi_attention_matrix(all->value[2], v->stride, b, c);
     h->o = tshi_attention_matrix(all->value[3], out->stride, b, a);
     if (!all->grad[3]) return;
-    h->dq = tshi_attention_matrix(all->grad[0], all->grad_stride[0], b, a);
-    h->dk = tshi_attention_matrix(all->grad[1], all->grad_stride[1], b, c);
-    h->dv = tshi_attention_matrix(all->grad[2], all->grad_stride[2], b, c);
+    h->dq = tshi_attention_matrix(all->grad[0], q->stride, b, a);
+    h->dk = tshi_attention_matrix(all->grad[1], k->stride, b, c);
+    h->dv = tshi_attention_matrix(all->grad[2], v->stride, b, c);
     h->dout = tshi_attention_matrix(all->grad[3], out->stride, b, a);
 }
 
@@ -9451,22 +9451,18 @@ static void tshi_attention_run(tshi_heads *all) {
 
 static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
-    tshi_dest dest[3];
+    tshi_dest dest;
     int i;
     if (!tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->more))
         return;
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
     for (i = 0; i < 3; i++) {
         all.value[i] = (tsh_real *)tshi_tape_saved(node, i);
-        if (!tshi_tape_dest_zeroed(node, i, &dest[i])) continue;
-        all.grad[i] = dest[i].data;
-        all.grad_stride[i] = dest[i].stride;
+        if (tshi_tape_dest_zeroed(node, i, &dest)) all.grad[i] = dest.data;
     }
     all.value[3] = (tsh_real *)tshi_tape_saved(node, 4);
     all.grad[3] = tshi_tape_grad(node);
     all.stats = (tsh_real *)tshi_mem_data(node->aux);
-    for (i = 0; i < 3; i++)
-        if (!all.grad[i]) all.grad_stride[i] = node->in[i]->stride;
     tshi_attention_run(&all);
 }
 
@@ -9834,13 +9830,8 @@ TSHI_KERNEL(tshi_loss_share);
 
 /* -- backward --------------------------------------------------------------- */
 
-typedef struct tshi_loss_work {
-    const tshi_node *node;
-    tshi_dest dest;
-} tshi_loss_work;
-
 static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_loss_work *work = (const tshi_loss_work *)job;
+    const tshi_shared *work = (const tshi_shared *)job;
     const tshi_node *node = work->node;
     const tshi_loss *loss = (const tshi_loss *)node->more;
     const tshi_loss_kept kept = tshi_loss_keep(node->aux, loss->rows);
@@ -9883,11 +9874,11 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->more;
     int once = !loss->probs && !(loss->smoothing > 0); /* a row is read in one pass */
-    tshi_loss_work work;
+    tshi_shared work;
     work.node = node;
     if (!(once ? tshi_tape_dest_over(node, 0, &work.dest) : tshi_tape_dest(node, 0, &work.dest)))
         return;
-    tshi_team_run(tshi_kernel_row_pieces(node->out->ctx, loss->rows, loss->classes), loss->rows, 1,
+    tshi_team_run(tshi_kernel_pieces(node->out->ctx, loss->rows, loss->classes), loss->rows, 1,
                   tshi_loss_backward_rows, &work);
 }
 
@@ -10107,8 +10098,8 @@ static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel
     work.step[1] = work.step[2] = 1;
     work.own[3] = loss->classes;
     work.step[5] = loss->classes;
-    tshi_team_run(tshi_kernel_row_pieces(ctx, loss->rows, loss->classes), loss->rows, 1,
-                  tshi_kernel_rows_piece, &work);
+    tshi_team_run(tshi_kernel_pieces(ctx, loss->rows, loss->classes), loss->rows, 1,
+                  tshi_kernel_do_rows, &work);
 }
 
 /* The sums of the options, and B, this rank's part. at: x, m, sums, scratch. */
@@ -10254,7 +10245,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                               (size_t)loss.rows *
                                   (TSHI_LOSS_KEPT * sizeof(tsh_real) + sizeof *kept.local))
               : NULL;
-    scratch = tshi_kernel_row_pieces(ctx, loss.rows, loss.classes) * loss.classes;
+    scratch = tshi_kernel_pieces(ctx, loss.rows, loss.classes) * loss.classes;
     sums = aux ? tshi_mem_take(ctx, TSH_MEM_STEP,
                                (size_t)((TSHI_LOSS_SUMS + 1) * loss.rows + scratch) *
                                    sizeof(tsh_real))
@@ -12615,7 +12606,7 @@ static void tshi_optim_run(const tsh_tensor *x, tshi_kernel_fn kernel, void *con
     work.p = p;
     work.marks = x->sparse ? (const int32_t *)tshi_mem_data(x->marks) : NULL;
     work.width = count / rows;
-    tshi_team_run(tshi_kernel_row_pieces(x->ctx, rows, work.width), rows, x->sparse ? 1 : 16,
+    tshi_team_run(tshi_kernel_pieces(x->ctx, rows, work.width), rows, x->sparse ? 1 : 16,
                   tshi_optim_piece, &work);
 }
 

@@ -54,10 +54,12 @@ typedef struct trainer {
     tsh_tensor *ids, *targets;
 } trainer;
 
-static int make_trainer(tsh_ctx *ctx, trainer *t) {
+/* checkpoint: the first block is computed again. */
+static int make_trainer(tsh_ctx *ctx, trainer *t, int checkpoint) {
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .clip_norm = 1};
     const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
     t->gpt = gpt_add(ctx);
+    tsh_checkpoint(tsh_find(t->gpt, "h.0"), checkpoint);
     CHECK(tsh_parallelize(t->gpt, gpt_plan, GPT_RULES) == TSH_OK, "plan");
     t->optim = tsh_optim_new(t->gpt, &adamw);
     t->ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
@@ -89,8 +91,7 @@ static int steady(tsh_ctx *ctx, void *user) {
     size_t peak = 0;
     trainer t;
     int step;
-    (void)user;
-    if (make_trainer(ctx, &t)) return 1;
+    if (make_trainer(ctx, &t, *(int *)user)) return 1;
     for (step = 0; step < STEPS; step++) {
         if (step == WARM_UP) before = counting_now(&memory).calls;
         if (step == WARM_UP) peak = tsh_mem_stats(ctx).step_live_peak;
@@ -108,9 +109,11 @@ static int steady(tsh_ctx *ctx, void *user) {
 }
 
 static void steady_training_never_calls_the_allocator(void **state) {
-    int i;
+    int i, checkpoint;
     (void)state;
-    for (i = 0; i < COUNT(ranks_degrees); i++) run_counted(ranks_degrees[i], steady, NULL);
+    for (checkpoint = 0; checkpoint < 2; checkpoint++)
+        for (i = 0; i < COUNT(ranks_degrees); i++)
+            run_counted(ranks_degrees[i], steady, &checkpoint);
 }
 
 /* ------------------------------------------------------------------ books by kind */
@@ -135,7 +138,7 @@ static int by_kind(tsh_ctx *ctx, void *user) {
     tsh_tensor *extra;
     trainer t;
     (void)user;
-    if (check_books(ctx) || make_trainer(ctx, &t)) return 1;
+    if (check_books(ctx) || make_trainer(ctx, &t, 0)) return 1;
     tsh_each_param(t.gpt, add_bytes, &params);
     if (check_kind(ctx, TSH_MEM_PARAMETERS, 0, 0)) return 1; /* none before the first use */
     CHECK(tsh_materialize(t.gpt) == TSH_OK, "values");
@@ -176,7 +179,7 @@ static int leave(tsh_ctx *ctx, void *user) {
     moment when = *(const moment *)user;
     tsh_tensor *loss;
     trainer t;
-    if (make_trainer(ctx, &t)) return 1;
+    if (make_trainer(ctx, &t, 0)) return 1;
     if (when == IN_SCOPE) tsh_no_grad_begin(ctx);
     if (when == IN_SCOPE) tsh_scope_begin(ctx);
     gpt_load(ctx, t.ids, t.targets, 0);

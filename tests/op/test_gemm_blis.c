@@ -6,22 +6,9 @@
 #ifdef TESTS_BLIS
 #include "../../backends/tshard_blis.h"
 #define GEMM tsh_blis_gemm
+#endif
 #include "../support/gemm_tests.h"
 
 int main(void) {
     return gemm_tests();
 }
-#else
-#include "../support/ranks.h"
-
-static void needs_blis(void **state) {
-    (void)state;
-    print_message("skip: needs libblis-pthread-dev\n");
-    skip();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(needs_blis)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
-#endif

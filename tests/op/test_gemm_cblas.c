@@ -7,22 +7,9 @@
 #define TSHARD_CBLAS
 #include "../../backends/tshard_blis.h"
 #define GEMM tsh_cblas_gemm
+#endif
 #include "../support/gemm_tests.h"
 
 int main(void) {
     return gemm_tests();
 }
-#else
-#include "../support/ranks.h"
-
-static void needs_blis(void **state) {
-    (void)state;
-    print_message("skip: needs libblis-pthread-dev\n");
-    skip();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(needs_blis)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
-#endif
