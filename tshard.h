@@ -285,8 +285,9 @@ typedef struct tsh_logger {
 } tsh_logger;
 
 /* C = alpha A B + beta C with A (m, k), B (k, n), C (m, n), any strides in elements (rs: between
- * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. It may use `threads`; if
- * tsh_desc.threads is above 1, several threads may be in it at once, with threads 1. */
+ * rows, cs: between columns), as BLIS's typed API. beta 0 never reads C. Compiled with OpenMP, the
+ * rank's threads call it side by side, each for a piece along m or n, with threads 1; without, it
+ * may use tsh_desc.threads of its own. */
 typedef void (*tsh_gemm_fn)(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
@@ -2073,6 +2074,16 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
 #endif
     for (i = 0; i < pieces; i++)
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
+}
+
+/* How many threads of its own a library may use inside of one piece. */
+static int tshi_team_spare(const tsh_ctx *ctx) {
+#if defined(_OPENMP)
+    (void)ctx;
+    return 1;
+#else
+    return ctx->threads;
+#endif
 }
 
 /* ========================================================================== */
@@ -7926,14 +7937,15 @@ typedef struct tshi_product {
     int by_rows; /* how it is cut */
 } tshi_product;
 
-/* On one thread, in scratch that nobody else uses meanwhile. */
+/* By one thread of the rank, in scratch that nobody else uses meanwhile. */
 static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
-    if (x->ctx->gemm.fn)
-        x->ctx->gemm.fn(x->ctx->gemm.user, x->m, x->n, x->k, x->alpha, x->a.data, x->a.row,
-                        x->a.column, x->b.data, x->b.row, x->b.column, x->beta, x->c.data, x->c.row,
-                        x->c.column, 1);
+    const tsh_ctx *ctx = x->ctx;
+    if (ctx->gemm.fn)
+        ctx->gemm.fn(ctx->gemm.user, x->m, x->n, x->k, x->alpha, x->a.data, x->a.row, x->a.column,
+                     x->b.data, x->b.row, x->b.column, x->beta, x->c.data, x->c.row, x->c.column,
+                     tshi_team_spare(ctx));
     else
-        tshi_gemm_run(x->ctx->gemm_kernel, scratch, x->m, x->n, x->k, x->alpha, x->a.data, x->a.row,
+        tshi_gemm_run(ctx->gemm_kernel, scratch, x->m, x->n, x->k, x->alpha, x->a.data, x->a.row,
                       x->a.column, x->b.data, x->b.row, x->b.column, x->beta, x->c.data, x->c.row,
                       x->c.column);
 }
@@ -7952,29 +7964,15 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
 }
 
-/* The longer side of C is cut, in units of the largest tile: what both pieces pack is less. */
-static void tshi_matmul_team(tsh_ctx *ctx, tshi_product *x) {
-    enum { UNIT = 96, LEAST = 1 << 20 }; /* multiply-adds that are worth a thread */
-    const int64_t side = x->m >= x->n ? x->m : x->n;
-    int pieces = tshi_team_pieces(ctx, x->m * x->n * x->k, LEAST);
-    pieces = (int)tshi_base_min(pieces, tshi_base_ceil(side, UNIT));
-    x->by_rows = x->m >= x->n;
-    x->each = tshi_gemm_scratch(ctx->gemm_kernel, x->m, x->n, x->k, x->c.row, x->c.column);
-    x->each = (x->each + 63) / 64 * 64;
-    x->scratch = tshi_matmul_scratch(ctx, x->each * (size_t)pieces);
-    if (x->scratch && side) tshi_team_run(pieces, side, UNIT, tshi_matmul_piece, x);
-}
-
-/* C = alpha A B + beta C by the ctx's gemm and the rank's threads. */
+/* C = alpha A B + beta C by the rank's threads. The longer side of C is cut, in units of the
+ * largest tile: what both pieces pack is less. */
 static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                              tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
+    enum { UNIT = 96, LEAST = 1 << 20 }; /* multiply-adds that are worth a thread */
+    const int64_t side = m >= n ? m : n;
+    const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, LEAST),
+                                          tshi_base_ceil(side, UNIT));
     tshi_product x;
-    if (ctx->gemm.fn) {
-        ctx->gemm.fn(ctx->gemm.user, m, n, k, alpha, a.data, a.row, a.column, b.data, b.row,
-                     b.column, beta, c.data, c.row, c.column, ctx->threads);
-        return;
-    }
-    memset(&x, 0, sizeof x);
     x.ctx = ctx;
     x.m = m;
     x.n = n;
@@ -7984,7 +7982,10 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
     x.a = a;
     x.b = b;
     x.c = c;
-    tshi_matmul_team(ctx, &x);
+    x.by_rows = m >= n;
+    x.each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 * 64;
+    x.scratch = tshi_matmul_scratch(ctx, x.each * (size_t)pieces);
+    if (side && x.scratch) tshi_team_run(pieces, side, UNIT, tshi_matmul_piece, &x);
 }
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */

@@ -9,10 +9,9 @@
  *     tsh_desc desc = {0};
  *     desc.gemm.fn = tsh_blis_gemm;           // every product of a ctx that is opened with it
  *
- * and compile with -D_POSIX_C_SOURCE=200809L -pthread, linked with BLIS (Debian's package is
- * libblis-pthread-dev: -lblis, and -Wl,-rpath to the folder of the variant that is meant).
- * With -DTSHARD_CBLAS the file gives tsh_cblas_gemm instead, over the CBLAS that the program is
- * linked with.
+ * linked with BLIS (Debian's package is libblis-pthread-dev: -lblis, and -Wl,-rpath to the folder
+ * of the variant that is meant). With -DTSHARD_CBLAS the file gives tsh_cblas_gemm instead, over
+ * the CBLAS that the program is linked with.
  *
  * MEASURE FIRST
  *
@@ -25,17 +24,14 @@
  *   in place;
  * - make the runtime object of BLIS for each call: no setting of the process counts, none is
  *   changed, and ranks that are threads do not disturb each other;
- * - cut a product that occupies several threads along m or n, never k, into one piece per thread,
- *   each a product of BLIS on one thread. BLIS's own threads wait for each other by spinning, many
- *   times per product, and came to a stand where another program ran on the same cores; pieces
- *   meet once;
  * - turn BLIS's path for small products off where it loses, by up to half: where m and n are over
  *   64 and k is over 16.
  *
  * DOES NOT
  *
- * - keep threads: a call makes those that it needs, which takes about 20 us each. A product under 8
- *   MFLOP per thread uses fewer;
+ * - use threads: a call is one thread's. tshard cuts a product along m or n, never k, into a call
+ *   for each thread of the rank. BLIS's own threads wait for each other by spinning, many times per
+ *   product, and came to a stand where another program ran on the same cores;
  * - promise the bits of the built-in product. The same call on the same machine with the same
  *   library gives the same bits, so all ranks and backends of tshard do. BLIS itself documents
  *   nothing about the order of its sums: an element may be summed in another order if m, n, the
@@ -46,7 +42,7 @@
  * A CBLAS takes matrices with unit stride in one dimension, of at most 2^31-1 rows, columns and
  * stride. Others are copied, a block of 64 x 64 at a time, through the stack; larger ones are cut.
  * tshard itself makes no such matrix of usual shapes and views. The library's own threads are
- * its affair: set them to one (OPENBLAS_NUM_THREADS=1), for this file cuts products already.
+ * its affair: set them to one (OPENBLAS_NUM_THREADS=1) where ranks or OpenMP occupy the cores.
  */
 #include "../tshard.h"
 
@@ -62,7 +58,8 @@
 extern "C" {
 #endif
 
-/* C = alpha A B + beta C, as tsh_gemm_fn says; user is not looked at. From any thread. */
+/* C = alpha A B + beta C, as tsh_gemm_fn says; user and threads are not looked at. From any
+ * thread. */
 #ifndef TSHARD_CBLAS
 TSH_API void tsh_blis_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                            const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
@@ -88,7 +85,7 @@ TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_rea
 #define TSHARD_BLIS_IMPLEMENTED
 /* ========================================================================== */
 /* >>blis-call                                     MARK: - blis-call (private) */
-/* One product on one thread, by the library.                                  */
+/* One product, by the library.                                                */
 /* Needs: >>blis-api.                                                           */
 /* ========================================================================== */
 
@@ -103,13 +100,7 @@ TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_rea
 #endif
 #endif
 
-#include <pthread.h>
 #include <string.h> /* memcpy */
-#include <time.h>   /* CLOCK_MONOTONIC: whether this is POSIX */
-
-#ifndef CLOCK_MONOTONIC
-#error "tshard_blis.h needs POSIX: compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99)"
-#endif
 
 #ifndef TSHARD_CBLAS
 #include <blis.h>
@@ -130,7 +121,6 @@ typedef struct tshi_blis_job {
     const tsh_real *a, *b;
     tsh_real *c;
     int64_t rsa, csa, rsb, csb, rsc, csc;
-    int small; /* BLIS: its path for small products is the faster one */
 } tshi_blis_job;
 
 #ifndef TSHARD_CBLAS
@@ -142,12 +132,17 @@ static void *tshi_blis_bare(const void *p) {
     return bare;
 }
 
+/* Its path for small products wins by half where packing would cost more than it saves. */
+static int tshi_blis_is_small(const tshi_blis_job *j) {
+    return j->m <= 64 || j->n <= 64 || j->k <= 16;
+}
+
 static void tshi_blis_run(const tshi_blis_job *j) {
     void *a = tshi_blis_bare(j->a), *b = tshi_blis_bare(j->b), *c = j->c;
     rntm_t runtime;
     bli_rntm_init(&runtime);
     bli_rntm_set_num_threads(1, &runtime);
-    if (!j->small) bli_rntm_disable_l3_sup(&runtime);
+    if (!tshi_blis_is_small(j)) bli_rntm_disable_l3_sup(&runtime);
     if (sizeof(tsh_real) == sizeof(double)) {
         double alpha = (double)j->alpha, beta = (double)j->beta;
         bli_dgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, j->m, j->n, j->k, &alpha, (double *)a,
@@ -278,74 +273,9 @@ static void tshi_blis_run(const tshi_blis_job *j) {
 
 #endif /* TSHARD_CBLAS */
 
-/* ========================================================================== */
-/* >>blis-threads                               MARK: - blis-threads (private) */
-/* A product as pieces along m or n, each on a thread of its own.              */
-/* Needs: >>blis-call.                                                          */
-/* ========================================================================== */
-
-enum { TSHI_BLIS_THREADS = 64, TSHI_BLIS_UNIT = 48 }; /* a multiple of most kernels' tiles */
-
-/* The path for small products wins by half where packing would cost more than it saves. */
-static int tshi_blis_is_small(int64_t m, int64_t n, int64_t k) {
-    return m <= 64 || n <= 64 || k <= 16;
-}
-
-/* How many threads are worth being made: each has 4M multiplications at least. */
-static int64_t tshi_blis_crew(int64_t m, int64_t n, int64_t k, int threads) {
-    const double worth = (double)m * (double)n * (double)k / 4e6;
-    const int64_t most = threads < TSHI_BLIS_THREADS ? threads : TSHI_BLIS_THREADS;
-    return worth < (double)most ? (int64_t)worth : most;
-}
-
-static void *tshi_blis_thread(void *job) {
-    tshi_blis_run((const tshi_blis_job *)job);
-    return NULL;
-}
-
-/* The piece from `at` of `length` along m or n. */
-static tshi_blis_job tshi_blis_piece(const tshi_blis_job *whole, int rows, int64_t at,
-                                     int64_t length) {
-    tshi_blis_job piece = *whole;
-    if (rows) {
-        piece.m = length;
-        piece.a += at * whole->rsa;
-        piece.c += at * whole->rsc;
-    } else {
-        piece.n = length;
-        piece.b += at * whole->csb;
-        piece.c += at * whole->csc;
-    }
-    return piece;
-}
-
-/* The longer of m and n is cut: every piece reads the matrix of the other whole. The caller's
- * thread takes the first piece, and any for which there is no thread. */
-static void tshi_blis_share(const tshi_blis_job *whole, int64_t crew) {
-    pthread_t thread[TSHI_BLIS_THREADS];
-    tshi_blis_job piece[TSHI_BLIS_THREADS];
-    const int rows = whole->m > whole->n;
-    const int64_t all = rows ? whole->m : whole->n;
-    const int64_t units = (all + TSHI_BLIS_UNIT - 1) / TSHI_BLIS_UNIT;
-    const int64_t each = (units + crew - 1) / crew * TSHI_BLIS_UNIT;
-    int made = 0, i;
-    int64_t at;
-    for (at = each; at < all; at += each) {
-        piece[made] = tshi_blis_piece(whole, rows, at, all - at < each ? all - at : each);
-        if (pthread_create(&thread[made], NULL, tshi_blis_thread, &piece[made]) != 0)
-            tshi_blis_run(&piece[made]);
-        else
-            made++;
-    }
-    piece[made] = tshi_blis_piece(whole, rows, 0, all < each ? all : each);
-    tshi_blis_run(&piece[made]);
-    for (i = 0; i < made; i++) (void)pthread_join(thread[i], NULL);
-}
-
 static void tshi_blis_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha, const tsh_real *a,
                            int64_t rsa, int64_t csa, const tsh_real *b, int64_t rsb, int64_t csb,
-                           tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc, int threads) {
-    const int64_t crew = tshi_blis_crew(m, n, k, threads);
+                           tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc) {
     tshi_blis_job job;
     if (m <= 0 || n <= 0) return;
     job.m = m;
@@ -362,11 +292,7 @@ static void tshi_blis_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha, cons
     job.c = c;
     job.rsc = rsc;
     job.csc = csc;
-    job.small = tshi_blis_is_small(m, n, k);
-    if (crew > 1)
-        tshi_blis_share(&job, crew);
-    else
-        tshi_blis_run(&job);
+    tshi_blis_run(&job);
 }
 
 #ifndef TSHARD_CBLAS
@@ -375,7 +301,8 @@ TSH_API void tsh_blis_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real
                            int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
                            int64_t csc, int threads) {
     (void)user;
-    tshi_blis_gemm(m, n, k, alpha, a, rsa, csa, b, rsb, csb, beta, c, rsc, csc, threads);
+    (void)threads;
+    tshi_blis_gemm(m, n, k, alpha, a, rsa, csa, b, rsb, csb, beta, c, rsc, csc);
 }
 #else
 TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
@@ -383,7 +310,8 @@ TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_rea
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
                             int64_t csc, int threads) {
     (void)user;
-    tshi_blis_gemm(m, n, k, alpha, a, rsa, csa, b, rsb, csb, beta, c, rsc, csc, threads);
+    (void)threads;
+    tshi_blis_gemm(m, n, k, alpha, a, rsa, csa, b, rsb, csb, beta, c, rsc, csc);
 }
 #endif
 

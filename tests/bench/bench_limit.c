@@ -148,17 +148,12 @@ int main(int argc, char **argv) {
     memset(sides, 0, sizeof sides);
     for (int i = 0; i < RANKS; i++) {
         side *s = &sides[i];
+        s->p = programs_open(1);
         s->rank = i;
         s->context = atoi(argv[2]);
         s->rows = atoi(argv[1]) * s->context;
         s->verbose = argc > 3;
         s->meet = &meet;
-        s->p.threads = 1;
-        s->p.kernel = tshi_gemm_pick();
-        s->p.openblas = find_openblas();
-        if (posix_memalign(&s->p.scratch, 64,
-                           tshi_gemm_scratch(s->p.kernel, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1)))
-            return 1;
     }
     if (pthread_create(&other, NULL, run, &sides[1]) != 0) return 1;
     (void)run(&sides[0]);

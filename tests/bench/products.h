@@ -1,5 +1,6 @@
-/* products.h - the programs for matrix products that benchmarks compare: the built-in one,
- * tsh_blis_gemm and BLIS's cblas_sgemm (with BENCH_BLIS), OpenBLAS's cblas_sgemm (if it is found).
+/* products.h - the programs for matrix products that benchmarks compare: the built-in one and
+ * tsh_blis_gemm (with BENCH_BLIS), both on the threads of a rank; BLIS's cblas_sgemm (with
+ * BENCH_BLIS), OpenBLAS's cblas_sgemm (if it is found).
  *
  * Defines the implementation of tshard.h. Link with -ldl. */
 #ifndef TSHARD_TESTS_PRODUCTS_H
@@ -29,9 +30,7 @@ typedef void (*sgemm_fn)(int, int, int, int, int, int, float, const float *, int
 
 typedef struct problem {
     int m, n, k, ta, tb; /* ta, tb: whether A, B are stored transposed */
-    int threads;
-    const tshi_gemm_kernel *kernel;
-    void *scratch;
+    tsh_ctx *builtin, *blis;
     sgemm_fn openblas;
     tsh_real *a, *b, *c;
 } problem;
@@ -42,9 +41,15 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+static void by_ctx(tsh_ctx *ctx, const problem *p) {
+    tshi_matmul_gemm(ctx, p->m, p->n, p->k, 1,
+                     tshi_matmul_matrix(p->a, p->ta ? 1 : p->k, p->ta ? p->m : 1),
+                     tshi_matmul_matrix(p->b, p->tb ? 1 : p->n, p->tb ? p->k : 1), 0,
+                     tshi_matmul_matrix(p->c, p->n, 1));
+}
+
 static void by_builtin(const problem *p) {
-    tshi_gemm_run(p->kernel, p->scratch, p->m, p->n, p->k, 1, p->a, p->ta ? 1 : p->k,
-                  p->ta ? p->m : 1, p->b, p->tb ? 1 : p->n, p->tb ? p->k : 1, 0, p->c, p->n, 1);
+    by_ctx(p->builtin, p);
 }
 
 static void by_openblas(const problem *p) {
@@ -55,8 +60,7 @@ static void by_openblas(const problem *p) {
 
 #ifdef BENCH_BLIS
 static void by_tsh_blis(const problem *p) {
-    tsh_blis_gemm(NULL, p->m, p->n, p->k, 1, p->a, p->ta ? 1 : p->k, p->ta ? p->m : 1, p->b,
-                  p->tb ? 1 : p->n, p->tb ? p->k : 1, 0, p->c, p->n, 1, p->threads);
+    by_ctx(p->blis, p);
 }
 
 static void by_blis(const problem *p) {
@@ -77,7 +81,6 @@ static const struct {
                 {"openblas", by_openblas}};
 
 static int there(const problem *p, int i) {
-    if (programs[i].product == by_builtin) return p->threads == 1;
     return programs[i].product != by_openblas || p->openblas;
 }
 
@@ -94,6 +97,22 @@ static sgemm_fn find_openblas(void) {
     symbol = library ? dlsym(library, "cblas_sgemm") : NULL;
     memcpy(&found, &symbol, sizeof found);
     return found;
+}
+
+/* The programs, on so many threads. */
+static problem programs_open(int threads) {
+    tsh_desc desc;
+    problem p;
+    memset(&desc, 0, sizeof desc);
+    memset(&p, 0, sizeof p);
+    desc.threads = threads;
+    if (tsh_open(&desc, &p.builtin) != TSH_OK) exit(1);
+#ifdef BENCH_BLIS
+    desc.gemm.fn = tsh_blis_gemm;
+    if (tsh_open(&desc, &p.blis) != TSH_OK) exit(1);
+#endif
+    p.openblas = find_openblas();
+    return p;
 }
 
 static tsh_real *matrix(int rows, int columns) {

@@ -201,10 +201,17 @@ def blis_flags():
     return ["-DBENCH_BLIS", "-L" + folder, "-Wl,-rpath," + folder, "-lblis"]
 
 
+def openmp():
+    """The flag that gives a rank threads, where the compiler has it."""
+    done = subprocess.run(CC + ["-fopenmp", "-x", "c", "-o", os.devnull, "-"], input=b"int main"
+                          b"(void) { return 0; }", stderr=subprocess.DEVNULL)
+    return ["-fopenmp"] if done.returncode == 0 else []
+
+
 def gemm(args):
     """The built-in matrix product and BLIS's by tshard_blis.h, against BLIS and OpenBLAS as they
     are, by turns in one process."""
-    program = build("bench_gemm.c", CC, ["-lm", "-pthread", "-ldl"] + blis_flags())
+    program = build("bench_gemm.c", CC, ["-lm", "-pthread", "-ldl"] + openmp() + blis_flags())
     for threads in ("1", "2") if program else ():
         text = output([program, str(args.rounds), threads],
                       {"BLIS_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads})
@@ -442,13 +449,6 @@ def scaling(args):
             yield {("cost_%s_%s" % (flag, value), "ms"): {"ours": {
                 number: us / 1e3 for number, us in by_calls(args, program, 10).items()}}}
             program.close()
-
-
-def openmp():
-    """The flag that gives a rank threads, where the compiler has it."""
-    done = subprocess.run(CC + ["-fopenmp", "-x", "c", "-o", os.devnull, "-"], input=b"int main"
-                          b"(void) { return 0; }", stderr=subprocess.DEVNULL)
-    return ["-fopenmp"] if done.returncode == 0 else []
 
 
 def by_turns(args, programs):

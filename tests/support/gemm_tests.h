@@ -42,9 +42,9 @@ static matrix matrix_new(int64_t m, int64_t n, int layout, int seed) {
 }
 
 static void multiply(int64_t m, int64_t n, int64_t k, double alpha, const matrix *a,
-                     const matrix *b, double beta, const matrix *c, int threads) {
+                     const matrix *b, double beta, const matrix *c) {
     GEMM(NULL, m, n, k, (tsh_real)alpha, a->data, a->rs, a->cs, b->data, b->rs, b->cs,
-         (tsh_real)beta, c->data, c->rs, c->cs, threads);
+         (tsh_real)beta, c->data, c->rs, c->cs, 1);
 }
 
 /* Every element, and that nothing between them was written. The product is computed once per
@@ -80,14 +80,14 @@ static void poison(const matrix *c, int64_t m, int64_t n) {
 }
 
 static void try_product(int64_t m, int64_t n, int64_t k, const int64_t *expect, const int layout[3],
-                        double alpha, double beta, int threads) {
+                        double alpha, double beta) {
     matrix a = matrix_new(m, k, layout[0], 1), b = matrix_new(k, n, layout[1], 2);
     matrix c = matrix_new(m, n, layout[2], 3);
     char what[96];
-    (void)snprintf(what, sizeof what, "%dx%dx%d, layouts %d %d %d, alpha %g, beta %g, threads %d",
-                   (int)m, (int)n, (int)k, layout[0], layout[1], layout[2], alpha, beta, threads);
+    (void)snprintf(what, sizeof what, "%dx%dx%d, layouts %d %d %d, alpha %g, beta %g", (int)m,
+                   (int)n, (int)k, layout[0], layout[1], layout[2], alpha, beta);
     if (beta == 0) poison(&c, m, n);
-    multiply(m, n, k, alpha, &a, &b, beta, &c, threads);
+    multiply(m, n, k, alpha, &a, &b, beta, &c);
     check_product(what, m, n, expect, alpha, beta, &c);
     free(a.data);
     free(b.data);
@@ -114,10 +114,32 @@ static void products_are_exact_in_every_layout(void **state) {
         for (l = 0; l < LAYOUTS * LAYOUTS * LAYOUTS; l++) {
             const int layout[3] = {l % LAYOUTS, l / LAYOUTS % LAYOUTS, l / LAYOUTS / LAYOUTS};
             for (f = 0; f < COUNT(factors); f++)
-                try_product(m, n, k, expect, layout, factors[f][0], factors[f][1], 1);
+                try_product(m, n, k, expect, layout, factors[f][0], factors[f][1]);
         }
         free(expect);
     }
+}
+
+/* What the rank's threads compute side by side. */
+typedef struct shared_product {
+    int64_t m, n, k;
+    const int64_t *expect;
+} shared_product;
+
+static int by_threads(tsh_ctx *ctx, void *user) {
+    const shared_product *p = (const shared_product *)user;
+    matrix a = matrix_new(p->m, p->k, ROWS, 1), b = matrix_new(p->k, p->n, COLUMNS, 2);
+    tsh_tensor *x, *y, *z;
+    int64_t i;
+    x = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(p->m, p->k), NULL, a.data);
+    y = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(p->n, p->k), NULL, b.data);
+    z = tsh_matmul(x, tsh_transpose(y, 0, 1));
+    CHECK_OK();
+    for (i = 0; i < p->m * p->n; i++)
+        CHECK(((const tsh_real *)tsh_data(ctx, z))[i] == (tsh_real)p->expect[i], "product");
+    free(a.data);
+    free(b.data);
+    return 0;
 }
 
 /* Large enough for several threads, cut along m and along n, and more threads than pieces. */
@@ -130,10 +152,10 @@ static void threads_share_a_product(void **state) {
     for (s = 0; s < COUNT(shapes); s++) {
         const int64_t m = shapes[s][0], n = shapes[s][1], k = shapes[s][2];
         int64_t *expect = expected(m, n, k);
+        shared_product product = {m, n, k, expect};
         for (t = 0; t < COUNT(threads); t++) {
-            const int layout[3] = {t % LAYOUTS, (t + 1) % LAYOUTS, (t + s) % LAYOUTS};
-            try_product(m, n, k, expect, layout, 1, 0, threads[t]);
-            try_product(m, n, k, expect, layout, 2, 1, threads[t]);
+            tsh_desc desc = {.threads = threads[t], .gemm = {GEMM, NULL}};
+            ranks_run_with(1, &desc, by_threads, &product);
         }
         free(expect);
     }
@@ -146,12 +168,12 @@ static void empty_products(void **state) {
     for (layout = 0; layout < LAYOUTS; layout++) {
         matrix a = matrix_new(2, 3, layout, 1), b = matrix_new(2, 3, layout, 2);
         matrix c = matrix_new(2, 3, layout, 3);
-        multiply(0, 3, 2, 1, &a, &b, 0, &c, 2);
-        multiply(2, 0, 2, 1, &a, &b, 0, &c, 2);
+        multiply(0, 3, 2, 1, &a, &b, 0, &c);
+        multiply(2, 0, 2, 1, &a, &b, 0, &c);
         check_product("no rows, no columns", 2, 3, none, 1, 1, &c); /* C as it was */
         for (f = 0; f < COUNT(factors); f++) {                      /* no terms: beta C */
             const int layouts[3] = {layout, layout, layout};
-            try_product(2, 3, 0, none, layouts, factors[f][0], factors[f][1], 2);
+            try_product(2, 3, 0, none, layouts, factors[f][0], factors[f][1]);
         }
         free(a.data);
         free(b.data);
