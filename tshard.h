@@ -1393,6 +1393,7 @@ typedef struct tshi_chunk {
 typedef struct tshi_pool {
     tshi_chunk *chunks;
     tshi_block *free[TSHI_SIZE_CLASSES]; /* pieces of [2^c, 2^(c+1)) times 64 bytes */
+    uint64_t filled;                     /* bit c: free[c] is not empty */
 } tshi_pool;
 
 /* Small things that live as long as the tape, or as the ctx: pages filled from the front. */
@@ -1712,35 +1713,46 @@ static tshi_block *tshi_mem_right(tshi_block *block) {
     return (tshi_block *)(void *)((char *)(block + 1) + block->size);
 }
 
+/* The position of the highest bit of x, which is not 0. */
+static int tshi_mem_log2(uint64_t x) {
+#if defined(__GNUC__)
+    return 63 - __builtin_clzll(x);
+#else
+    int i = 0;
+    while (x >>= 1) i++;
+    return i;
+#endif
+}
+
 static int tshi_mem_class(size_t size) {
-    int c = 0;
-    for (size /= TSHI_ALIGN; size > 1 && c < TSHI_SIZE_CLASSES - 1; size >>= 1) c++;
-    return c;
+    return (int)tshi_base_min(tshi_mem_log2(size / TSHI_ALIGN | 1u), TSHI_SIZE_CLASSES - 1);
 }
 
 static void tshi_mem_link(tshi_pool *pool, tshi_block *block) {
-    tshi_block **head = &pool->free[tshi_mem_class(block->size)];
+    const int c = tshi_mem_class(block->size);
     block->refs = 0;
     block->prev = NULL;
-    block->next = *head;
-    if (*head) (*head)->prev = block;
-    *head = block;
+    block->next = pool->free[c];
+    if (block->next) block->next->prev = block;
+    pool->free[c] = block;
+    pool->filled |= (uint64_t)1 << c;
 }
 
 static void tshi_mem_unlink(tshi_pool *pool, tshi_block *block) {
+    const int c = tshi_mem_class(block->size);
+    if (block->next) block->next->prev = block->prev;
     if (block->prev)
         block->prev->next = block->next;
-    else
-        pool->free[tshi_mem_class(block->size)] = block->next;
-    if (block->next) block->next->prev = block->prev;
+    else if (!(pool->free[c] = block->next))
+        pool->filled &= ~((uint64_t)1 << c);
 }
 
 /* The smallest free piece of at least `size` bytes. */
 static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     tshi_block *block, *best = NULL;
-    int c;
-    for (c = tshi_mem_class(size); c < TSHI_SIZE_CLASSES && !best; c++)
-        for (block = pool->free[c]; block; block = block->next)
+    uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size);
+    for (; left && !best; left &= left - 1)
+        for (block = pool->free[tshi_mem_log2(left & (~left + 1))]; block; block = block->next)
             if (block->size >= size && (!best || block->size < best->size)) best = block;
     return best;
 }
@@ -2269,21 +2281,27 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
     return start == length ? owned : -1;
 }
 
-/* The layout with every default resolved for a tensor of this shape; 0 where it does not fit. */
+/* Resolves every default of a layout for a tensor of this shape; 0 where it does not fit. */
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
-    tsh_layout out = tsh_replicated();
+    tsh_layout given;
     int s;
     if ((unsigned)layout->kind > (unsigned)TSH_PARTIAL) return 0;
-    out.kind = layout->kind;
-    if (layout->kind == TSH_SHARDED) {
-        out.dim = layout->dim < 0 ? layout->dim + ndim : layout->dim;
-        out.segments = layout->segments ? layout->segments : 1;
-        if (out.dim < 0 || out.dim >= ndim || tsh_chunk(layout, dim[out.dim], 1, 0, NULL) < 0)
-            return 0;
-        for (s = 0; s < out.segments; s++)
-            (void)tshi_layout_segment(layout, dim[out.dim], s, &out.segment[s]);
+    if (layout->kind != TSH_SHARDED) {
+        layout->dim = layout->segments = 0;
+        memset(layout->segment, 0, sizeof layout->segment);
+        return 1;
     }
-    *layout = out;
+    given = *layout;
+    given.dim = layout->dim < 0 ? layout->dim + ndim : layout->dim;
+    given.segments = layout->segments ? layout->segments : 1;
+    if (given.dim < 0 || given.dim >= ndim || tsh_chunk(layout, dim[given.dim], 1, 0, NULL) < 0)
+        return 0;
+    *layout = given;
+    for (s = 0; s < TSH_MAX_SEGMENTS; s++) {
+        memset(&layout->segment[s], 0, sizeof layout->segment[s]);
+        if (s < given.segments)
+            (void)tshi_layout_segment(&given, dim[given.dim], s, &layout->segment[s]);
+    }
     return 1;
 }
 
@@ -2418,13 +2436,15 @@ static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
 /* A free handle is reused only when as many are free as the last step ended: a stale pointer is
  * recognised for one whole step, and a loop in steady state takes no memory. */
 static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
+    enum { FORM = offsetof(tsh_tensor, block), INIT = offsetof(tsh_tensor, init) };
     tshi_handles *h = &ctx->handles;
     tsh_tensor *t;
     if (h->free > h->ended + 256) {
         t = h->oldest;
         h->oldest = t->next;
         h->free--;
-        memset(t, 0, sizeof *t);
+        memset((char *)t + FORM, 0, INIT - FORM); /* what is before is filled in anyhow */
+        memset((char *)t + INIT, 0, sizeof *t - INIT);
     } else {
         t = (tsh_tensor *)tshi_mem_book(ctx, &ctx->books, sizeof *t);
         if (!t) return NULL;
@@ -2513,7 +2533,7 @@ static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shap
                         shape->ndim, TSH_MAX_DIMS);
     for (i = 0; i < shape->ndim; i++) {
         t->dim[i] = t->local[i] = shape->dim[i];
-        if (t->dim[i] < 0 || (t->dim[i] && total > most / t->dim[i]))
+        if (t->dim[i] < 0 || (t->dim[i] > 1 && total > most / t->dim[i]))
             return tsh_fail(ctx, TSH_ERR_SHAPE, "%s: dimension %d is %ld", op, i, (long)t->dim[i]);
         total *= t->dim[i] ? t->dim[i] : 1;
     }
@@ -3588,13 +3608,11 @@ typedef struct tshi_loop {
     size_t width[TSHI_MAX_OPERANDS];
 } tshi_loop;
 
-static tshi_loop tshi_kernel_space(const tsh_tensor *shape) {
-    tshi_loop loop;
-    memset(&loop, 0, sizeof loop);
-    loop.ctx = shape->ctx;
-    loop.ndim = shape->ndim;
-    memcpy(loop.dim, shape->local, sizeof loop.dim);
-    return loop;
+static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
+    loop->ctx = shape->ctx;
+    loop->ndim = shape->ndim;
+    loop->n = 0;
+    memcpy(loop->dim, shape->local, sizeof loop->dim);
 }
 
 /* An operand of tensor t's shape, aligned right; where t has global length 1 and the space has not,
@@ -3602,6 +3620,7 @@ static tshi_loop tshi_kernel_space(const tsh_tensor *shape) {
 static void tshi_kernel_operand(tshi_loop *loop, const tsh_tensor *t, void *data,
                                 const int64_t *stride, size_t width) {
     int d, skip = loop->ndim - t->ndim;
+    for (d = 0; d < skip; d++) loop->stride[loop->n][d] = 0;
     for (d = 0; d < t->ndim; d++) loop->stride[loop->n][d + skip] = t->dim[d] == 1 ? 0 : stride[d];
     loop->at[loop->n] = (char *)data;
     loop->width[loop->n++] = width;
@@ -3764,9 +3783,10 @@ static tshi_kernel_fn tshi_kernel_copy(size_t width, int isa) {
 /* Copies a tensor's local piece to dense row-major memory, or back. */
 static void tshi_kernel_dense(const tsh_tensor *t, void *dense, int to_tensor) {
     int64_t stride[TSH_MAX_DIMS];
-    tshi_loop loop = tshi_kernel_space(t);
+    tshi_loop loop;
     size_t width = tsh_dtype_size(t->dtype);
     tshi_tensor_strides(t->local, t->ndim, stride);
+    tshi_kernel_space(&loop, t);
     if (to_tensor) tshi_kernel_tensor(&loop, t);
     tshi_kernel_operand(&loop, t, dense, stride, width);
     if (!to_tensor) tshi_kernel_tensor(&loop, t);
@@ -4902,16 +4922,15 @@ static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
 static tshi_node *tshi_tape_add(const char *name, tsh_tensor *out, tsh_tensor *const *in, int n,
                                 int save, void (*backward)(tshi_node *), size_t more) {
     tsh_ctx *ctx = out->ctx;
-    tshi_arena *arena = &ctx->tape.arena;
-    tshi_node *node;
+    const size_t inputs = (size_t)n * sizeof(tsh_tensor *);
+    const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *);
+    const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16;
+    tshi_node *node = (tshi_node *)tshi_mem_book(ctx, &ctx->tape.arena, head + more);
     int i;
-    node = (tshi_node *)tshi_mem_book(ctx, arena, sizeof *node);
-    if (node) node->in = (tsh_tensor **)tshi_mem_book(ctx, arena, (size_t)n * sizeof *node->in);
-    if (node)
-        node->saved = (tshi_block **)tshi_mem_book(ctx, arena,
-                                                   ((size_t)n + 1) * sizeof *node->saved);
-    if (node && more) node->more = tshi_mem_book(ctx, arena, more);
-    if (!node || !node->in || !node->saved || (more && !node->more)) return NULL;
+    if (!node) return NULL;
+    node->in = (tsh_tensor **)(void *)(node + 1);
+    node->saved = (tshi_block **)(void *)((char *)node->in + inputs);
+    if (more) node->more = (char *)node + head;
     node->name = name;
     node->backward = backward;
     node->out = out;
@@ -5128,7 +5147,8 @@ static tsh_real *tshi_tape_grad(const tshi_node *node) {
 static void tshi_tape_pour_at(tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
                               const int64_t *stride) {
     tsh_ctx *ctx = t->ctx;
-    tshi_loop loop = tshi_kernel_space(t);
+    tshi_loop loop;
+    tshi_kernel_space(&loop, t);
     tshi_kernel_operand(&loop, t, dest->data, dest->stride, sizeof(tsh_real));
     tshi_kernel_operand(&loop, t, tshi_kernel_read(values), stride, sizeof(tsh_real));
     tshi_kernel_run(
@@ -5591,19 +5611,20 @@ static int tshi_map_allows(tshi_rule rule, unsigned partial) {
 static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shape *out) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int i, d;
-    *out = tsh_shape_of(in[0]);
-    for (i = 1; i < n; i++) {
-        tsh_shape x = *out, y = tsh_shape_of(in[i]);
-        out->ndim = x.ndim > y.ndim ? x.ndim : y.ndim;
-        for (d = 1; d <= out->ndim; d++) {
-            int64_t p = d <= x.ndim ? x.dim[x.ndim - d] : 1,
-                    q = d <= y.ndim ? y.dim[y.ndim - d] : 1;
-            out->dim[out->ndim - d] = p == 1 ? q : p;
-            if (p == q || p == 1 || q == 1) continue;
+    out->ndim = 0;
+    for (i = 0; i < n; i++)
+        if (in[i]->ndim > out->ndim) out->ndim = in[i]->ndim;
+    for (d = 0; d < out->ndim; d++) out->dim[d] = 1;
+    for (i = 0; i < n; i++) {
+        int64_t *length = out->dim + (out->ndim - in[i]->ndim);
+        for (d = 0; d < in[i]->ndim; d++) {
+            int64_t own = in[i]->dim[d];
+            if (length[d] == 1) length[d] = own;
+            if (length[d] == own || own == 1) continue;
             (void)tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                            "%s: shapes %s and %s do not broadcast (%ld against %ld)", op,
-                           tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b), (long)p,
-                           (long)q);
+                           tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b), (long)length[d],
+                           (long)own);
             return 0;
         }
     }
@@ -5811,10 +5832,11 @@ static void tshi_map_unary_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0], *out = node->out;
     int from = more->row->save == TSHI_UNARY_X ? 0 : 1;
     double p[2];
-    tshi_loop loop = tshi_kernel_space(out);
+    tshi_loop loop;
     tshi_dest dest;
     tsh_real *g = tshi_tape_grad(node);
     if (!tshi_tape_dest(node, 0, &dest)) return;
+    tshi_kernel_space(&loop, out);
     tshi_kernel_operand(&loop, x, dest.data, dest.stride, sizeof *g);
     tshi_kernel_operand(&loop, out, g, out->stride, sizeof *g);
     if (more->row->save == TSHI_UNARY_NONE)
@@ -5843,7 +5865,7 @@ static tsh_tensor *tshi_map_unary(const char *op, tsh_tensor *x, const tshi_unar
             op, ctx->tp.size);
     out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
     if (!out) return NULL;
-    loop = tshi_kernel_space(out);
+    tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, row->forward[ctx->isa], &c);
@@ -5966,12 +5988,13 @@ static void tshi_map_saved(tshi_loop *loop, const tshi_node *node, int i) {
 static void tshi_map_slope(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
     tsh_tensor *t = node->in[i], *out = node->out;
     int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
-    tshi_loop loop = tshi_kernel_space(out);
+    tshi_loop loop;
     tshi_dest dest;
     double add;
     if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
         return;
     add = dest.add;
+    tshi_kernel_space(&loop, out);
     tshi_kernel_operand(&loop, t, dest.data, dest.stride, sizeof(tsh_real));
     tshi_kernel_operand(&loop, out, tshi_tape_grad(node), out->stride, sizeof(tsh_real));
     tshi_map_saved(&loop, node, 0);
@@ -6001,7 +6024,7 @@ static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_bina
         return NULL;
     out = tshi_tensor_out(ctx, row->name, TSH_REAL, &shape, &layout);
     if (!out) return NULL;
-    loop = tshi_kernel_space(out);
+    tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
     tshi_kernel_tensor(&loop, a);
     tshi_kernel_tensor(&loop, b);
@@ -6074,7 +6097,7 @@ static tsh_tensor *tshi_map_compare(const char *op, tsh_tensor *a, tsh_tensor *b
                                tshi_tensor_dtype(a->dtype), tshi_tensor_dtype(b->dtype));
     out = tshi_tensor_out(ctx, op, TSH_I32, &shape, &layout);
     if (!out) return NULL;
-    loop = tshi_kernel_space(out);
+    tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
     tshi_kernel_tensor(&loop, in[swap]);
     tshi_kernel_tensor(&loop, in[!swap]);
@@ -6135,10 +6158,11 @@ static void tshi_map_where_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     int i;
     for (i = 1; i <= 2; i++) {
-        tshi_loop loop = tshi_kernel_space(out);
+        tshi_loop loop;
         tshi_dest dest;
         double first = i == 1;
         if (!tshi_tape_dest_zeroed(node, i, &dest)) continue;
+        tshi_kernel_space(&loop, out);
         tshi_kernel_operand(&loop, node->in[i], dest.data, dest.stride, sizeof(tsh_real));
         tshi_kernel_operand(&loop, out, tshi_tape_grad(node), out->stride, sizeof(tsh_real));
         tshi_kernel_operand(&loop, node->in[0], tshi_tape_saved(node, 0), node->in[0]->stride, 4);
@@ -6167,7 +6191,7 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
                                tshi_tensor_dtype(cond->dtype));
     out = tshi_tensor_out(ctx, "tsh_where", TSH_REAL, &shape, &layout);
     if (!out) return NULL;
-    loop = tshi_kernel_space(out);
+    tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
     tshi_kernel_tensor(&loop, cond);
     tshi_kernel_tensor(&loop, a);
@@ -6235,7 +6259,7 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
                                "tsh_redistribute(x, tsh_replicated())");
     out = tshi_tensor_out(ctx, "tsh_cast", dtype, &shape, &x->layout);
     if (!out) return NULL;
-    loop = tshi_kernel_space(out);
+    tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, kernels[tshi_map_kind(dtype)][tshi_map_kind(x->dtype)][ctx->isa], NULL);
@@ -6629,12 +6653,13 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     const tshi_reduce_more *more = (const tshi_reduce_more *)node->more;
     tsh_tensor *x = node->in[0];
     int64_t stride[TSH_MAX_DIMS];
-    tshi_loop loop = tshi_kernel_space(x);
+    tshi_loop loop;
     tshi_dest dest;
     tsh_real *g = tshi_tape_grad(node);
     double p[2];
     if (!tshi_tape_dest(node, 0, &dest)) return;
     tshi_reduce_spread(x, node->out, more->axis, stride);
+    tshi_kernel_space(&loop, x);
     tshi_kernel_operand(&loop, x, dest.data, dest.stride, sizeof *g);
     tshi_kernel_operand(&loop, x, g, stride, sizeof *g);
     tshi_kernel_operand(&loop, x, g, stride, sizeof *g);
@@ -7144,7 +7169,8 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     if (!out) return NULL;
     width = tsh_dtype_size(out->dtype);
     for (i = 0; i < n; i++) {
-        tshi_loop loop = tshi_kernel_space(parts[i]);
+        tshi_loop loop;
+        tshi_kernel_space(&loop, parts[i]);
         tshi_view_part(&loop, parts[i], out, tshi_tensor_values(out), d, &at, width);
         tshi_kernel_tensor(&loop, parts[i]);
         tshi_kernel_run(&loop, tshi_kernel_copy(width, ctx->isa), NULL);
@@ -8248,7 +8274,8 @@ static void tshi_linear_backward(tshi_node *node) {
         tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_matmul_turned(dy), mx, TSHI_R(dest.add),
                          tshi_matmul_matrix(dest.data, dest.stride[0], dest.stride[1]));
     if (b && tshi_tape_dest_zeroed(node, 2, &dest)) {
-        tshi_loop loop = tshi_kernel_space(out);
+        tshi_loop loop;
+        tshi_kernel_space(&loop, out);
         tshi_kernel_operand(&loop, b, dest.data, dest.stride, sizeof *g);
         tshi_kernel_operand(&loop, out, g, out->stride, sizeof *g);
         tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
@@ -8299,7 +8326,8 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tshi_mem_drop(ctx, product);
     tshi_mem_drop(ctx, whole);
     if (b) {
-        tshi_loop loop = tshi_kernel_space(out);
+        tshi_loop loop;
+        tshi_kernel_space(&loop, out);
         tshi_kernel_tensor(&loop, out);
         tshi_kernel_tensor(&loop, b);
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
@@ -9629,8 +9657,9 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
 /* Appends x to its cache and gives the part that is filled. */
 static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64_t past) {
     tsh_tensor *place = tsh_slice(cache, 2, past, x->dim[2]);
-    tshi_loop loop = tshi_kernel_space(x);
+    tshi_loop loop;
     if (!place) return NULL;
+    tshi_kernel_space(&loop, x);
     tshi_kernel_tensor(&loop, place);
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, tshi_kernel_copy(sizeof(tsh_real), x->ctx->isa), NULL);
