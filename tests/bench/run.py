@@ -6,9 +6,8 @@
 A comparison gives samples, {(name, unit): {who: {round: value}}} where who is "ours" or a peer. A
 round runs both sides one after the other; a ratio is taken within a round, where they saw the
 machine in the same mood, and the median of the rounds' ratios counts. What needs a package that is
-not installed is left out. Each part has its time, so that all end within ten minutes, if need be
-with fewer rounds; with FULL=1 in the environment they have three times the rounds, and all the
-time.
+not installed is left out. Each part has its share of ten minutes, and fewer rounds if need be; with
+FULL=1 in the environment they have three times the rounds, and all the time.
 
 A row of the file is {"name", "unit", "ours", "peers": {"name": value}, "ratio"}; the ratio says how
 many times better than its best peer ours is, for times and rates alike.
@@ -94,6 +93,12 @@ def numbers(args, first=0):
         yield number
 
 
+def share(args, parts):
+    """The same args, whose time is a part of what is left."""
+    now = time.monotonic()
+    return argparse.Namespace(**dict(vars(args), end=now + (args.end - now) / parts))
+
+
 def rounds_of(args, programs):
     """Runs programs that give (name, unit, who, value) of what they measured; their samples."""
     samples = {}
@@ -149,19 +154,20 @@ class Ranks:
                 stop(self.process)
 
 
-def turns_of(rounds, backend, ranks, kinds, largest, commands):
+def turns_of(args, backend, ranks, kinds, largest, commands):
     """Samples of collectives, a size at a time; ours takes turns with every peer."""
     ours, *peers = programs = [Ranks(who, command) for who, command in commands]
     try:
-        for kind, size in [(k, s) for k in kinds for s in SIZES if s <= largest]:
+        rows = [(kind, size) for kind in kinds for size in SIZES if size <= largest]
+        for row, (kind, size) in enumerate(rows):
             calls = {program: program.calls(kind, size) for program in programs}
             values = {}
-            for pair in [(ours, peer) for peer in peers] * rounds or [(ours,)] * rounds:
-                number = sum(map(len, values.values()))
-                for program in pair:
-                    us = calls[program] and program.ask(kind, size, calls[program])
-                    if us:
-                        values.setdefault(program.who, {})[number] = us
+            for number in numbers(share(args, len(rows) - row)):
+                for turn, pair in enumerate([(ours, peer) for peer in peers] or [(ours,)]):
+                    for program in pair:
+                        us = calls[program] and program.ask(kind, size, calls[program])
+                        if us:
+                            values.setdefault(program.who, {})[number * len(programs) + turn] = us
             name = "%s_%s_%s_%s" % (kind, backend, ranks, SIZES[size])
             yield {(name, "us"): values}
     finally:
@@ -240,13 +246,12 @@ def mpi(who, ranks, *flags):
 def comm(args):
     """All-reduce between threads against Open MPI's shared memory."""
     ours = build("bench_comm_threads.c", CC, ["-lm", "-pthread"])
-    for ranks in ("2", "4") if ours else ():
+    for parts, ranks in ((3, "2"), (2, "4")) if ours else ():
         commands = [("ours", [ours, ranks])]
         commands += mpi("openmpi_shm", ranks, "--mca", "btl", "self,vader")
-        yield from turns_of(args.rounds, "threads", ranks, ["allreduce"], 16 * MIB, commands)
+        yield from turns_of(share(args, parts), "threads", ranks, ["allreduce"], 16 * MIB, commands)
     if ours:  # many more ranks than cores
-        yield from turns_of(args.rounds, "threads", "64", ["allreduce"], MIB,
-                            [("ours", [ours, "64"])])
+        yield from turns_of(args, "threads", "64", ["allreduce"], MIB, [("ours", [ours, "64"])])
 
 
 def comm_tcp(args):
@@ -255,12 +260,12 @@ def comm_tcp(args):
     programs = [("ours", ours), ("limit", build("peer_sockets.c", CC, []))]
     if os.path.exists("/usr/include/gloo/allreduce.h"):
         programs.append(("gloo", build("peer_gloo.cc", CXX, ["-lgloo", "-pthread"])))
-    for ranks in ("2", "4") if ours else ():
+    for parts, ranks in ((2, "2"), (1, "4")) if ours else ():
         commands = [(who, [program, ranks]) for who, program in programs if program]
         commands += mpi("openmpi_tcp", ranks, "--mca", "btl", "self,tcp",
                         "--mca", "btl_tcp_if_include", "lo")
-        yield from turns_of(args.rounds, "tcp", ranks, ["allreduce", "allgather", "reduce_scatter"],
-                            64 * MIB, commands)
+        yield from turns_of(share(args, parts), "tcp", ranks,
+                            ["allreduce", "allgather", "reduce_scatter"], 64 * MIB, commands)
 
 
 def kernels(args):
@@ -349,16 +354,14 @@ def blas_choices():
                 "OPENBLAS_NUM_THREADS": threads, "BLIS_NUM_THREADS": threads}, threads
 
 
-def torch_peers(text):
-    """For each BLAS the program with its best number of threads."""
-    found = {}
+def torch_peer(text):
+    """The program with the best BLAS and number of threads, in a list."""
+    choices = []
     for who, env, threads in blas_choices():
         command = [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--text", text,
                    "--threads", threads] + MODEL
-        found.setdefault(who, []).append(functools.partial(
-            tokens, who, r"^tokens/s (\S+)", command, env))
-    return [max(choices, key=lambda program: sum(rate for *_, rate in program()))
-            for choices in found.values()]
+        choices.append(functools.partial(tokens, who, r"^tokens/s (\S+)", command, env))
+    return sorted(choices, key=lambda program: sum(rate for *_, rate in program()))[-1:]
 
 
 def nanogpt(args):
@@ -367,7 +370,7 @@ def nanogpt(args):
     ours = [os.path.join(TOP, "build", "gpt"), "--chars", "--dropout", "0", "--ranks", "2",
             "--sample", "0", "--out", os.path.join(BUILD, "run"), "--text", text] + MODEL
     programs = [functools.partial(tokens, "ours", r"^final: .*tokens/s (\S+)", ours)]
-    yield rounds_of(args, programs + torch_peers(text))
+    yield rounds_of(args, programs + torch_peer(text))
 
 
 GPT2 = "--layers 12 --heads 12 --width 768 --batch 4 --vocabulary 50257".split()
@@ -398,13 +401,13 @@ def gpt2(args):
     limit = build("bench_limit.c", CC, ["-lm", "-pthread", "-ldl"] + blis_flags())
     one = {"BLIS_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     peers = None
-    for context in ("64", "256") if ours and limit else ():
+    for parts, context in ((3, "64"), (1, "256")) if ours and limit else ():
         common = ["--text", text, "--context", context] + GPT2
         peers = fastest_torch(common) if peers is None else peers
         programs = [Ranks("ours", [ours, "--ranks", "2", "--chars"] + common)]
         programs += [torch_steps(*peer, common) for peer in peers]
         programs.append(Ranks("limit", [limit, "4", context], one))
-        seconds = by_turns(args, programs)
+        seconds = by_turns(share(args, parts), programs, programs[1:-1])
         memory = {program.who: {0: kib * 1024 / 1e9} for program, kib in
                   [(program, program.ask("memory", 0, 1)) for program in programs[:-1]] if kib}
         for program in programs:
@@ -427,10 +430,10 @@ def scaling(args):
     gpt2 = GPT2 + ["--context", "64"]
     trio = [ranks("ours", "2", *gpt2), ranks("one_rank", "1", *gpt2),
             ranks("two_threads", "1", "--threads", "2", *gpt2)]
-    seconds = by_turns(args, trio)
+    seconds = by_turns(share(args, 2), trio)
     yield {("scaling_gpt2_tp2", "s"): {who: seconds[who] for who in ("ours", "one_rank")
                                        if who in seconds},
-           ("share_gpt2_tp2", "%"): share_of(args, trio[0], 1)}
+           ("share_gpt2_tp2", "%"): share_of(share(args, 4), trio[0], 1)}
     if openmp() and "two_threads" in seconds:
         yield {("scaling_gpt2_t2", "s"): {"ours": seconds["two_threads"],
                                           "two_ranks": seconds["ours"]}}
@@ -439,26 +442,30 @@ def scaling(args):
     for count in ("2", "4"):
         program = ranks("ours", count, *MODEL)
         program.ask("step", 0, 5)
-        yield {("share_nanogpt_tp" + count, "%"): share_of(args, program, 20)}
+        yield {("share_nanogpt_tp" + count, "%"): share_of(share(args, 8), program, 20)}
         program.close()
-    for flag, values in (("width", ("128", "256", "512")), ("layers", ("2", "4", "8")),
-                         ("context", ("32", "128", "256"))):
-        for value in values:
-            program = ranks("ours", "2", "--layers", "4", "--heads", "4", "--width", "256",
-                            "--batch", "4", "--context", "64", "--" + flag, value)
-            yield {("cost_%s_%s" % (flag, value), "ms"): {"ours": {
-                number: us / 1e3 for number, us in by_calls(args, program, 10).items()}}}
-            program.close()
+    costs = [(flag, value) for flag, values in (
+        ("width", ("128", "256", "512")), ("layers", ("2", "4", "8")),
+        ("context", ("32", "128", "256"))) for value in values]
+    for number, (flag, value) in enumerate(costs):
+        program = ranks("ours", "2", "--layers", "4", "--heads", "4", "--width", "256",
+                        "--batch", "4", "--context", "64", "--" + flag, value)
+        steps = by_calls(share(args, len(costs) - number), program, 10)
+        yield {("cost_%s_%s" % (flag, value), "ms"): {"ours": {
+            number: us / 1e3 for number, us in steps.items()}}}
+        program.close()
 
 
-def by_turns(args, programs):
-    """{who: {round: seconds of a step}}."""
-    seconds = {}
+def by_turns(args, programs, rivals=()):
+    """{who: {round: seconds of a step}}. Of rivals only the fastest has more rounds than one."""
+    seconds, idle = {}, []
     for number in numbers(args, -1):
         for program in programs:
-            us = program.ask("step", 0, 1)
+            us = program not in idle and program.ask("step", 0, 1)
             if us and number >= 0:  # the first step finds no memory yet
                 seconds.setdefault(program.who, {})[number] = us / 1e6
+        if number == 0:
+            idle = sorted(rivals, key=lambda rival: seconds.get(rival.who, {0: math.inf})[0])[1:]
     return seconds
 
 
@@ -521,8 +528,8 @@ def write(rows):
 
 
 def main():
-    parts = {gemm: 40, kernels: 60, comm: 30, comm_tcp: 150, nanogpt: 80, gpt2: 140, scaling: 60,
-             model: 30}  # seconds that each may take
+    parts = {gemm: 45, kernels: 55, comm: 25, comm_tcp: 100, nanogpt: 70, gpt2: 210, scaling: 45,
+             model: 20}  # seconds that each may take
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
@@ -532,10 +539,11 @@ def main():
     os.makedirs(BUILD, exist_ok=True)
     print(COLUMNS % ("name", "ours", "unit", "ratio", "figures",
                      "peers: value, ratio (quartiles) >= the ratio to reach"), flush=True)
-    rows, failed = [], False
+    parts = {part: seconds for part, seconds in parts.items() if args.only in (None, part.__name__)}
+    args.end = time.monotonic() + (math.inf if full else sum(parts.values()))
+    rows, failed, left = [], False, list(parts.values())
     for part, seconds in parts.items():
-        args.end = time.monotonic() + (math.inf if full else seconds)
-        for samples in part(args) if args.only in (None, part.__name__) else ():
+        for samples in part(share(args, sum(left) / left.pop(0))):
             for (name, unit), values in samples.items():
                 row, ratios = row_of(name, unit, values)
                 failed |= row is None
