@@ -9,8 +9,9 @@ machine in the same mood, and the median of the rounds' ratios counts. What need
 not installed is left out. Each part has its share of ten minutes, and fewer rounds if need be; with
 FULL=1 in the environment they have three times the rounds, and all the time.
 
-A row of the file is {"name", "unit", "ours", "peers": {"name": value}, "ratio"}; the ratio says how
-many times better than its best peer ours is, for times and rates alike.
+A row of the file is {"name", "unit", "ours", "peers": {"name": value}, "rounds", "ratio"}; the
+ratio says how many times better than its best peer ours is, for times and rates alike; rounds, how
+often ours was measured.
 """
 
 import argparse
@@ -88,7 +89,6 @@ def numbers(args, first=0):
     """The numbers of the rounds, until the part's time is up, but one at least."""
     for number in range(first, args.rounds):
         if number > 0 and time.monotonic() > args.end:
-            note("bench: %d rounds of %d were in time" % (number, args.rounds))
             return
         yield number
 
@@ -181,7 +181,8 @@ def row_of(name, unit, values):
     mine = values.get("ours")
     if not mine:
         return None, {}
-    row = {"name": name, "unit": unit, "ours": medians.pop("ours"), "peers": medians}
+    row = {"name": name, "unit": unit, "ours": medians.pop("ours"), "peers": medians,
+           "rounds": len(mine)}
     less = unit in LESS
     ratios = {}
     for who in medians:
@@ -494,7 +495,7 @@ def model(args):
 # ---- the table ---------------------------------------------------------------
 
 
-COLUMNS = "%-28s %9s %-9s %6s %-7s %s"
+COLUMNS = "%-28s %6s %9s %-9s %6s %-7s %s"
 
 
 def show(row, ratios):
@@ -513,7 +514,7 @@ def show(row, ratios):
     if most:
         peers.insert(0, "ours <= %g" % most)
         met &= row["ours"] <= most
-    print(COLUMNS % (row["name"], "%.4g" % row["ours"], row["unit"],
+    print(COLUMNS % (row["name"], row["rounds"], "%.4g" % row["ours"], row["unit"],
                      "%.2f" % row["ratio"] if "ratio" in row else "",
                      ("meets" if met else "misses") if figures or most else "",
                      ",  ".join(peers)), flush=True)
@@ -537,7 +538,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=21 if full else 7)
     args = parser.parse_args()
     os.makedirs(BUILD, exist_ok=True)
-    print(COLUMNS % ("name", "ours", "unit", "ratio", "figures",
+    print(COLUMNS % ("name", "rounds", "ours", "unit", "ratio", "figures",
                      "peers: value, ratio (quartiles) >= the ratio to reach"), flush=True)
     parts = {part: seconds for part, seconds in parts.items() if args.only in (None, part.__name__)}
     args.end = time.monotonic() + (math.inf if full else sum(parts.values()))
