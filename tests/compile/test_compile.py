@@ -5,21 +5,18 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+from scripts import Failed, run_tests
 HEADER = os.path.join(TOP, "tshard.h")
 C = [os.environ.get("CC", "cc"), "-std=c99"]
 CXX = [os.environ.get("CXX", "c++"), "-std=c++11", "-x", "c++"]
 PLAIN = ["-O0", "-pedantic", "-Wall", "-Wextra", "-Werror"]  # no -pthread: the core needs none
 STATIC = ["-DTSHARD_STATIC", "-DTSHARD_IMPLEMENTATION="]
 INCLUDE_LIMIT = 0.1  # seconds that the header alone may add to a compilation
-
-
-class Failed(Exception):
-    pass
 
 
 def call(command):
@@ -135,27 +132,9 @@ def readme_code_compiles(folder):
              + [path])
 
 
-def main():
-    failed = []
-    tests = [two_files_in_c, two_files_in_cxx, cxx_program_on_c_library, two_static_copies,
-             implementation_is_compiled_once, after_assert_and_twice, including_costs_little,
-             readme_code_compiles]
-    for test in tests:
-        name = test.__name__
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                test(folder)
-                print("[       OK ] " + name)
-            except (Failed, OSError, subprocess.TimeoutExpired) as why:
-                print("%s: %s" % (name, why))
-                failed.append(name)
-    print("[  PASSED  ] %d test(s)." % (len(tests) - len(failed)))
-    if failed:
-        print("[  FAILED  ] compile: %d test(s), listed below:" % len(failed))
-    for name in failed:
-        print("[  FAILED  ] " + name)
-    return len(failed)
-
+TESTS = [two_files_in_c, two_files_in_cxx, cxx_program_on_c_library, two_static_copies,
+         implementation_is_compiled_once, after_assert_and_twice, including_costs_little,
+         readme_code_compiles]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tests("compile", TESTS))

@@ -5,7 +5,6 @@ for bit; without one, with another, through a firewall or at a wrong address eac
 sentence. Reports in cmocka's words. build/gpt and build/tshard-run are made where they are missing.
 """
 
-import concurrent.futures
 import itertools
 import os
 import re
@@ -17,6 +16,8 @@ import tempfile
 import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+from scripts import check, run_tests, tell
 RUN = os.environ.get("TSHARD_RUN") or os.path.join(TOP, "build", "tshard-run")
 GPT = os.path.join(TOP, "build", "gpt")
 MODEL = "--layers 1 --heads 4 --width 32 --context 16 --batch 4 --eval-every 100 --sample 0".split()
@@ -26,15 +27,6 @@ HOSTS = ["--hosts", "alpha:2,beta:2"]
 KEY = {"TSHARD_KEY": "a key that both hosts have"}
 LIMIT = 60  # seconds of one program
 SLACK = 5  # seconds that a busy machine may add
-
-
-class Failed(Exception):
-    pass
-
-
-def check(condition, *what):
-    if not condition:
-        raise Failed(" ".join(map(str, what)))
 
 
 # ---- hosts -------------------------------------------------------------------
@@ -355,39 +347,11 @@ def unfit():
         return "no network namespaces: " + why.stderr.decode().strip()
 
 
-def outcome(test):
-    """None if it passed, else why not."""
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            test(folder)
-        return None
-    except (Failed, OSError, ValueError, LookupError, subprocess.SubprocessError) as why:
-        return "%s %s" % (type(why).__name__, why)
-
-
 def main():
-    tests = [test for test in TESTS if not sys.argv[1:] or test.__name__ in sys.argv[1:]]
-    why, failed = unfit(), []
+    why = unfit()
     if why:
-        print("skip: " + why)
-        print("[  PASSED  ] 0 test(s).")
-        print("[  SKIPPED ] hosts: %d test(s), listed below:" % len(tests))
-        for test in tests:
-            print("[  SKIPPED ] " + test.__name__)
-        return 0
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for test, end_of_test in zip(tests, pool.map(outcome, tests)):
-            if end_of_test is None:
-                print("[       OK ] " + test.__name__)
-                continue
-            print("%s: %s" % (test.__name__, end_of_test))
-            failed.append(test.__name__)
-    print("[  PASSED  ] %d test(s)." % (len(tests) - len(failed)))
-    if failed:
-        print("[  FAILED  ] hosts: %d test(s), listed below:" % len(failed))
-    for name in failed:
-        print("[  FAILED  ] " + name)
-    return len(failed)
+        return tell("hosts", [(test.__name__, "SKIPPED", why) for test in TESTS])
+    return run_tests("hosts", TESTS, 4)
 
 
 if __name__ == "__main__":

@@ -20,23 +20,12 @@ import time
 import zlib
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+from scripts import Skipped, check, run_tests
 RUN = os.environ.get("TSHARD_RUN") or os.path.join(TOP, "build", "tshard-run")
 PYTHON = [sys.executable, "-B", "-S", "-E", "-c"]
 LIMIT = 20  # seconds of one launch
 SLACK = 3  # seconds that a busy machine may add to what takes none
-
-
-class Failed(Exception):
-    pass
-
-
-class Skipped(Exception):
-    pass
-
-
-def check(condition, *what):
-    if not condition:
-        raise Failed(" ".join(map(str, what)))
 
 
 # ---- launches ----------------------------------------------------------------
@@ -725,38 +714,10 @@ TESTS = [  # those that wait longest first
     several_hosts_need_a_key]
 
 
-def outcome(test):
-    """None if it passed, else "passed" or "skipped" and why."""
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            test(folder)
-        return None
-    except Skipped as why:
-        return "skipped", why
-    except (Failed, OSError, ValueError, LookupError, subprocess.TimeoutExpired) as why:
-        return "failed", "%s %s" % (type(why).__name__, why)
-
-
 def main():
     if not os.path.exists(RUN):
         subprocess.call(["make", "-C", TOP, "tshard-run"], timeout=100)
-    tests = [test for test in TESTS if not sys.argv[1:] or test.__name__ in sys.argv[1:]]
-    ended = {"failed": [], "skipped": []}
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for test, end in zip(tests, pool.map(outcome, tests)):
-            if end is None:
-                print("[       OK ] " + test.__name__)
-                continue
-            print("%s%s: %s" % ("skip: " if end[0] == "skipped" else "", test.__name__, end[1]))
-            ended[end[0]].append(test.__name__)
-    print("[  PASSED  ] %d test(s)." % (len(tests) - sum(map(len, ended.values()))))
-    for kind, names in ended.items():
-        word = "[  FAILED  ] " if kind == "failed" else "[  SKIPPED ] "
-        if names:
-            print("%srun: %d test(s), listed below:" % (word, len(names)))
-        for name in names:
-            print(word + name)
-    return len(ended["failed"])
+    return run_tests("run", TESTS, 4)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+from scripts import tell
 LIMIT = 120  # seconds of one program
 RESULT = re.compile(r"\[\s+(OK|FAILED|SKIPPED)\s+\] (\w+)$", re.MULTILINE)
 
@@ -63,31 +65,22 @@ def main():
         print("\n".join(programs))
         return 0
     told = {program: results(args.build, program) for program in programs}
-    failed = []
+    ends = []
     for system, there, here, tests in table:
         states = [told[program].get(test, "not found") for program, test in tests]
         proven = bool(tests) and all(state == "OK" for state in states)
-        name = "%s: %s" % (system, there.replace("`", ""))
-        if not proven:
-            failed.append(name)
+        ends.append(("%s: %s" % (system, there.replace("`", "")), "OK" if proven else "FAILED",
+                     list(zip(tests, states)) or "no test is named"))
         if args.table:
             proof = ", ".join("%s:%s %s" % (program, test, state)
                               for (program, test), state in zip(tests, states)) or "no test"
             print("%-7s %-26s %-62s %s" % ("proven" if proven else "OPEN", system,
                                            there.replace("`", "")[:62], proof))
-        elif proven:
-            print("[       OK ] " + name)
-        else:
-            print("%s: %s" % (name, list(zip(tests, states)) or "no test is named"))
-    if args.table:
-        print("seeds: %d rows, %d proven" % (len(table), len(table) - len(failed)))
-        return len(failed) > 0 or not table
-    print("[  PASSED  ] %d test(s)." % (len(table) - len(failed)))
-    if failed or not table:
-        print("[  FAILED  ] seeds: %d test(s), listed below:" % max(1, len(failed)))
-    for name in failed:
-        print("[  FAILED  ] " + name)
-    return len(failed) > 0 or not table
+    if not args.table:
+        return tell("seeds", ends)
+    proven = sum(state == "OK" for _, state, _ in ends)
+    print("seeds: %d rows, %d proven" % (len(table), proven))
+    return proven < len(table) or not table
 
 
 if __name__ == "__main__":

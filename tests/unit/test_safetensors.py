@@ -7,20 +7,12 @@ import os
 import struct
 import subprocess
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "support"))
+from scripts import check, run_tests
 SHAPES = {"h.qkv.weight": [9, 4], "h.qkv.bias": [9], "h.été \"row\".weight": [4, 3],
           "h.été \"row\".bias": [4]}
-
-
-class Failed(Exception):
-    pass
-
-
-def check(condition, *what):
-    if not condition:
-        raise Failed(" ".join(map(str, what)))
 
 
 def once(pairs):
@@ -65,6 +57,15 @@ def write(path, tensors, **json_style):
         file.write(struct.pack("<Q", len(text)) + text + values)
 
 
+def build(folder):
+    """The path of the tool."""
+    tool = os.path.join(folder, "tool")
+    subprocess.check_call([os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L",
+                           "-O1", os.path.join(HERE, "safetensors_tool.c"), "-o", tool, "-lm",
+                           "-pthread"])
+    return tool
+
+
 def run(tool, *words):
     """What the tool prints of each parameter, as {name: values}."""
     done = subprocess.run([tool] + [str(word) for word in words], stdout=subprocess.PIPE,
@@ -83,7 +84,8 @@ def single(values):
     return struct.unpack("<%df" % len(values), struct.pack("<%df" % len(values), *values))
 
 
-def another_reader_takes_what_tsh_save_writes(tool, folder):
+def another_reader_takes_what_tsh_save_writes(folder):
+    tool = build(folder)
     for ranks in (1, 2, 4):
         path = os.path.join(folder, "saved%d" % ranks)
         shown = run(tool, "save", path, ranks)
@@ -99,7 +101,8 @@ def another_reader_takes_what_tsh_save_writes(tool, folder):
               and metadata["tshard.optim.steps.h.été \"row\".bias"] == "0", metadata)
 
 
-def tsh_load_takes_what_another_writer_writes(tool, folder):
+def tsh_load_takes_what_another_writer_writes(folder):
+    tool = build(folder)
     path = os.path.join(folder, "written")
     tensors, value = {}, 0
     for name in sorted(SHAPES, reverse=True):  # an order of its own
@@ -116,28 +119,7 @@ def tsh_load_takes_what_another_writer_writes(tool, folder):
                 check(shown[name] == tensors[name][1], style, ranks, name, shown[name])
 
 
-def main():
-    failed = []
-    tests = [another_reader_takes_what_tsh_save_writes, tsh_load_takes_what_another_writer_writes]
-    with tempfile.TemporaryDirectory() as folder:
-        tool = os.path.join(folder, "tool")
-        subprocess.check_call([os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L",
-                               "-O1", os.path.join(HERE, "safetensors_tool.c"), "-o", tool, "-lm",
-                               "-pthread"])
-        for test in tests:
-            try:
-                test(tool, folder)
-                print("[       OK ] " + test.__name__)
-            except (Failed, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as why:
-                print("%s: %s" % (test.__name__, why))
-                failed.append(test.__name__)
-    print("[  PASSED  ] %d test(s)." % (len(tests) - len(failed)))
-    if failed:
-        print("[  FAILED  ] safetensors: %d test(s), listed below:" % len(failed))
-    for name in failed:
-        print("[  FAILED  ] " + name)
-    return len(failed)
-
+TESTS = [another_reader_takes_what_tsh_save_writes, tsh_load_takes_what_another_writer_writes]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tests("safetensors", TESTS))

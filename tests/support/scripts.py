@@ -1,0 +1,58 @@
+"""scripts.py - runs the tests of a script, and tells what they did in cmocka's words, which
+tests/run.py reads. Import it after sys.path has this folder."""
+
+import concurrent.futures
+import subprocess
+import sys
+import tempfile
+
+
+class Failed(Exception):
+    pass
+
+
+class Skipped(Exception):
+    pass
+
+
+def check(condition, *what):
+    if not condition:
+        raise Failed(" ".join(map(str, what)))
+
+
+def outcome(test):
+    """(OK, FAILED or SKIPPED, why) of a test, which gets a folder of its own."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            test(folder)
+        return "OK", None
+    except Skipped as why:
+        return "SKIPPED", why
+    except (Failed, OSError, ValueError, LookupError, subprocess.SubprocessError) as why:
+        return "FAILED", "%s %s" % (type(why).__name__, why)
+
+
+def tell(group, ends):
+    """Prints what became of each (name, state, why); how many failed."""
+    names = {"OK": [], "FAILED": [], "SKIPPED": []}
+    for name, state, why in ends:
+        names[state].append(name)
+        if state == "OK":
+            print("[       OK ] " + name)
+        else:
+            print("%s%s: %s" % ("skip: " if state == "SKIPPED" else "", name, why))
+    print("[  PASSED  ] %d test(s)." % len(names.pop("OK")))
+    for state, those in names.items():
+        if those:
+            print("[  %-8s] %s: %d test(s), listed below:" % (state, group, len(those)))
+        for name in those:
+            print("[  %-8s] %s" % (state, name))
+    return len(names["FAILED"])
+
+
+def run_tests(group, tests, jobs=1):
+    """Runs them, or those that the command line names, so many at once; how many failed."""
+    tests = [test for test in tests if not sys.argv[1:] or test.__name__ in sys.argv[1:]]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        return tell(group, ((test.__name__, *end)
+                            for test, end in zip(tests, pool.map(outcome, tests))))
