@@ -3872,6 +3872,9 @@ typedef struct tshi_gemm_tile {
     int add; /* 0: C = alpha A B, without reading C */
     tsh_real *c;
     int64_t rsc;
+    tsh_real *sums; /* of a stream: (rows, cols), which its accumulators start from */
+    int64_t rss;
+    int more; /* 1: they go back there, and C stays as it is */
 } tshi_gemm_tile;
 
 typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
@@ -3882,14 +3885,19 @@ struct tshi_gemm_kernel {
     int mr, nr;     /* the tile */
     int mc, kc, nc; /* the largest blocks: multiples of mr, of 4 and of nr */
     int (*supported)(void);
-    tshi_gemm_tile_fn tile; /* csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
-    tshi_gemm_tile_fn dot;  /* (optional) the same for rsb = 1: few rows, B not packed */
+    tshi_gemm_tile_fn tile;   /* csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
+    tshi_gemm_tile_fn dot;    /* (optional) the same for rsb = 1: few rows, B not packed */
+    tshi_gemm_tile_fn stream; /* (optional) as tile, with sums; any multiple of nr / 2 columns */
 };
 
 enum {
-    TSHI_GEMM_TILE_MAX = 384, /* the largest mr * nr */
-    TSHI_GEMM_THIN = 2,       /* rows up to which a product is bound by reading B */
-    TSHI_GEMM_C_STRIP = 8     /* of the reference kernel */
+    TSHI_GEMM_TILE_MAX = 384,         /* the largest mr * nr */
+    TSHI_GEMM_THIN = 2,               /* rows up to which a product is bound by reading B */
+    TSHI_GEMM_C_STRIP = 8,            /* of the reference kernel */
+    TSHI_GEMM_STREAM_ROWS = 8,        /* rows up to which a product may be streamed, ... */
+    TSHI_GEMM_STREAM_LEAST = 1 << 16, /* ... elements of B per row that it takes, ... */
+    TSHI_GEMM_STREAM_COLS = 4096,     /* ... columns of a stripe, ... */
+    TSHI_GEMM_STREAM_STEPS = 12       /* ... and rows of B that are read at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
@@ -3931,7 +3939,11 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
 
 #define TSHI_GEMM_ZERO(isa, i, g)                                                                  \
     c0[i] = c1[i] = zero;                                                                          \
-    if (rows > i) TSHI_PREFETCH(t->c + i * t->rsc);
+    if (rows > i && stream) {                                                                      \
+        c0[i] = TSHI_GEMM_LOAD_##isa(t->sums + i * t->rss);                                        \
+        if (vecs > 1) c1[i] = TSHI_GEMM_LOAD_##isa(t->sums + i * t->rss + lanes);                  \
+    } else if (rows > i)                                                                           \
+        TSHI_PREFETCH(t->c + i * t->rsc);
 #define TSHI_GEMM_STEP(isa, i, g)                                                                  \
     if (rows > i) {                                                                                \
         x = TSHI_GEMM_SET_##isa(a##g[(i - 3 * g) * rsa]);                                          \
@@ -3941,6 +3953,11 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
 #define TSHI_GEMM_PUT(isa, c, v)                                                                   \
     TSHI_GEMM_STORE_##isa(c,                                                                       \
                           TSHI_GEMM_FMA_##isa(alpha, v, t->add ? TSHI_GEMM_LOAD_##isa(c) : zero));
+#define TSHI_GEMM_KEEP(isa, i, g)                                                                  \
+    if (rows > i) {                                                                                \
+        TSHI_GEMM_STORE_##isa(t->sums + i * t->rss, c0[i]);                                        \
+        if (vecs > 1) TSHI_GEMM_STORE_##isa(t->sums + i * t->rss + lanes, c1[i]);                  \
+    }
 #define TSHI_GEMM_OUT(isa, i, g)                                                                   \
     if (rows > i) {                                                                                \
         TSHI_GEMM_PUT(isa, t->c + i * t->rsc, c0[i])                                               \
@@ -3953,7 +3970,7 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
  * tshi_gemm_tile_isa: any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
     TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
-                                                 const int vecs) {                                 \
+                                                 const int vecs, const int stream) {               \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         const int64_t rsa = t->rsa, csa = t->csa;                                                  \
         const tsh_real *b = t->b, *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                  \
@@ -3972,6 +3989,10 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
             a2 += csa;                                                                             \
             a3 += csa;                                                                             \
         }                                                                                          \
+        if (stream && t->more) {                                                                   \
+            ROWS(TSHI_GEMM_KEEP, isa)                                                              \
+            return;                                                                                \
+        }                                                                                          \
         const TSHI_GEMM_VEC_##isa alpha = TSHI_GEMM_SET_##isa(t->alpha);                           \
         ROWS(TSHI_GEMM_OUT, isa)                                                                   \
     }                                                                                              \
@@ -3980,24 +4001,57 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
         tshi_gemm_tile part = *t;                                                                  \
         if (rows == mr) {                                                                          \
             if (wide)                                                                              \
-                tshi_gemm_rows_##isa(t, mr, 2);                                                    \
+                tshi_gemm_rows_##isa(t, mr, 2, 0);                                                 \
             else                                                                                   \
-                tshi_gemm_rows_##isa(t, mr, 1);                                                    \
+                tshi_gemm_rows_##isa(t, mr, 1, 0);                                                 \
             return;                                                                                \
         }                                                                                          \
         TSHI_GEMM_PART(isa, mr, 8)                                                                 \
         TSHI_GEMM_PART(isa, mr, 4)                                                                 \
         TSHI_GEMM_PART(isa, mr, 2)                                                                 \
         TSHI_GEMM_PART(isa, mr, 1)                                                                 \
+    }                                                                                              \
+    TARGET static void tshi_gemm_stream_##isa(const tshi_gemm_tile *t, int rows, int cols) {       \
+        const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
+        for (int j = 0; j < cols; j += 2 * lanes) {                                                \
+            const int wide = cols - j > lanes;                                                     \
+            tshi_gemm_tile part = *t;                                                              \
+            int left = rows;                                                                       \
+            part.b += j;                                                                           \
+            part.c += j;                                                                           \
+            part.sums += j;                                                                        \
+            if (rows > TSHI_GEMM_THIN) { /* more work hides less of the next reading */            \
+                const tsh_real *next = part.b + t->k * t->rsb;                                     \
+                for (int64_t p = 0; p < t->k; p++, next += t->rsb) {                               \
+                    TSHI_PREFETCH(next);                                                           \
+                    if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH(next + lanes);            \
+                }                                                                                  \
+            }                                                                                      \
+            TSHI_GEMM_STREAM_PART(isa, mr, 8)                                                      \
+            TSHI_GEMM_STREAM_PART(isa, mr, 4)                                                      \
+            TSHI_GEMM_STREAM_PART(isa, mr, 2)                                                      \
+            TSHI_GEMM_STREAM_PART(isa, mr, 1)                                                      \
+        }                                                                                          \
     }
 #define TSHI_GEMM_PART(isa, mr, size)                                                              \
     if (mr > size && (rows & size) != 0) {                                                         \
         if (wide)                                                                                  \
-            tshi_gemm_rows_##isa(&part, size, 2);                                                  \
+            tshi_gemm_rows_##isa(&part, size, 2, 0);                                               \
         else                                                                                       \
-            tshi_gemm_rows_##isa(&part, size, 1);                                                  \
+            tshi_gemm_rows_##isa(&part, size, 1, 0);                                               \
         part.a += size * part.rsa;                                                                 \
         part.c += size * part.rsc;                                                                 \
+    }
+#define TSHI_GEMM_STREAM_PART(isa, mr, size)                                                       \
+    while (mr > size && left >= size) {                                                            \
+        if (wide)                                                                                  \
+            tshi_gemm_rows_##isa(&part, size, 2, 1);                                               \
+        else                                                                                       \
+            tshi_gemm_rows_##isa(&part, size, 1, 1);                                               \
+        part.a += size * part.rsa;                                                                 \
+        part.c += size * part.rsc;                                                                 \
+        part.sums += size * part.rss;                                                              \
+        left -= size;                                                                              \
     }
 
 /* 128 bits in GNU C, for every processor: SSE2, NEON, ... */
@@ -4113,14 +4167,15 @@ TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int 
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_X86
     {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, tshi_gemm_has_avx512,
-     tshi_gemm_tile_avx512, TSHI_GEMM_DOT},
+     tshi_gemm_tile_avx512, TSHI_GEMM_DOT, tshi_gemm_stream_avx512},
     {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_has_avx2, tshi_gemm_tile_avx2,
-     TSHI_GEMM_DOT},
+     TSHI_GEMM_DOT, tshi_gemm_stream_avx2},
 #endif
 #if TSHI_VECTORS
-    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_v128, NULL},
+    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_v128, NULL,
+     tshi_gemm_stream_v128},
 #endif
-    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_c, NULL}};
+    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_c, NULL, NULL}};
 
 /* The best kernel for this processor. */
 static const tshi_gemm_kernel *tshi_gemm_pick(void) {
@@ -4284,6 +4339,42 @@ static void tshi_gemm_block(const tshi_gemm_job *job, int first, int last) {
     }
 }
 
+/* Few rows wait for B. Where the rows of a large B are contiguous they are read from end to end, a
+ * few at a time, so that many pages are on their way at once; the sums of a stripe of columns wait
+ * in the place of packed B. Returns how many columns are done: all that fill registers, or none. */
+static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
+    const tshi_gemm_kernel *kernel = job->kernel;
+    const int64_t n = job->n / (kernel->nr / 2) * (kernel->nr / 2);
+    int64_t stripe = kernel->nr * tshi_base_min(kernel->kc, job->k) / job->m; /* what has room */
+    tshi_gemm_tile t;
+    stripe = tshi_base_min(stripe, TSHI_GEMM_STREAM_COLS) / kernel->nr * kernel->nr;
+    if (!kernel->stream || job->m > TSHI_GEMM_STREAM_ROWS || job->csb != 1 || job->csc != 1 ||
+        stripe == 0 || job->n * job->k / job->m < TSHI_GEMM_STREAM_LEAST)
+        return 0;
+    t.alpha = job->alpha;
+    t.rsa = job->rsa;
+    t.csa = job->csa;
+    t.rsb = job->rsb;
+    t.csb = 1;
+    t.rsc = job->rsc;
+    t.sums = job->pack_b;
+    for (int64_t j = 0; j < n; j += stripe) {
+        t.rss = tshi_base_min(stripe, n - j);
+        t.c = job->c + j;
+        for (int64_t p = 0; p < job->k; p += t.k) {
+            const int64_t left = tshi_base_min(kc - p % kc, job->k - p); /* of the slice */
+            t.k = tshi_base_min(TSHI_GEMM_STREAM_STEPS, left);
+            t.a = job->a + p * job->csa;
+            t.b = job->b + p * job->rsb + j;
+            t.add = job->add || p >= kc;
+            t.more = t.k < left;
+            if (p % kc == 0) memset(t.sums, 0, (size_t)(job->m * t.rss) * sizeof *t.sums);
+            kernel->stream(&t, (int)job->m, (int)t.rss);
+        }
+    }
+    return n;
+}
+
 /* The three outer loops. */
 static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
@@ -4291,7 +4382,7 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const int64_t kc = tshi_gemm_even(all->k, kernel->kc, 4);
     const int64_t nc = all->m <= TSHI_GEMM_THIN ? kernel->nr : all->m <= mc ? all->n : kernel->nc;
     tshi_gemm_job part = *all;
-    for (int64_t j = 0; j < all->n; j += nc) {
+    for (int64_t j = tshi_gemm_stream(all, kc); j < all->n; j += nc) {
         part.n = tshi_base_min(nc, all->n - j);
         for (int64_t p = 0; p < all->k; p += kc) {
             part.k = tshi_base_min(kc, all->k - p);

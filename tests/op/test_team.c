@@ -116,6 +116,7 @@ static const op_case cases[] = {
     {"norms of long rows", run_norms, {{3, 70001}, {70001}, {70001}}},
     {"matmul", run_matmul, {{301, 203}, {203, 407}}},
     {"matmul, one row", run_matmul, {{1, 2003}, {2003, 4001}}},
+    {"matmul, few rows", run_matmul, {{5, 803}, {803, 2001}}},
     {"matmul, batched", run_matmul, {{3, 131, 203}, {203, 307}}},
     {"linear", run_linear, {{5, 61, 203}, {407, 203}, {407}}},
     {"rope", run_rope, {{2, 3, 301, 64}}},
