@@ -1357,6 +1357,14 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #define TSHI_APART       static
 #define TSHI_PREFETCH(p) ((void)(p))
 #endif
+/* Before a loop whose operands do not overlap, or are one. */
+#if defined(__clang__)
+#define TSHI_LANES _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define TSHI_LANES _Pragma("GCC ivdep")
+#else
+#define TSHI_LANES
+#endif
 
 /* Kernels beyond portable C: for x86-64, and in GNU C's vector types. */
 #if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
@@ -3457,6 +3465,12 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
         for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
     else
         for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
+}
+
+/* Where a block goes that is put at once: to its place, or to a pad, from which it is put. */
+TSHI_INLINE tsh_real *tshi_kernel_to(tsh_real *y, int64_t step, int64_t e, int64_t n, tsh_real *pad,
+                                     int add) {
+    return step == 1 && n - e >= TSHI_BLOCK && !add ? y + e : pad;
 }
 
 /* The last n values of a row, `rest` behind them. */
@@ -5723,17 +5737,17 @@ TSHI_INLINE tsh_real tshi_map_power_slope(tsh_real a, tsh_real b) {
     return b < 0 || b > 0 ? b * tshi_kernel_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
 }
 
-/* The normal distribution, with a = |x|, h = a^2 / 2: its tail beyond a is e^-h R(a), and a times
- * that is e^-h M(a). Near 0 it is 1/2 + x S(h). */
-TSHI_INLINE float tshi_map_normal(float h, int fused) { /* S, up to a = 0.6875 */
-    float s = 2.12117610e-3f;
-    s = tshi_kernel_fma(s, h, -9.67616588e-3f, fused);
-    s = tshi_kernel_fma(s, h, 3.99231166e-2f, fused);
-    s = tshi_kernel_fma(s, h, -1.32982209e-1f, fused);
-    return tshi_kernel_fma(s, h, 3.98942292e-1f, fused);
+/* The normal distribution, with a = |x|, z = a^2: its tail beyond a is e^(-z / 2) R(a), and a times
+ * that is e^(-z / 2) M(a). Near 0 it is 1/2 + x S(z). */
+TSHI_INLINE float tshi_map_normal(float z, int fused) { /* S, up to a = 0.6875 */
+    float s = 1.32573507e-4f;
+    s = tshi_kernel_fma(s, z, -1.20952074e-3f, fused);
+    s = tshi_kernel_fma(s, z, 9.98079125e-3f, fused);
+    s = tshi_kernel_fma(s, z, -6.64911047e-2f, fused);
+    return tshi_kernel_fma(s, z, 3.98942292e-1f, fused);
 }
 
-/* R: as good as the tail is to be beside 1. */
+/* R, as good as the tail has to be beside 1. */
 TSHI_INLINE float tshi_map_mills(float a, int fused) {
     const float g = a / (a + 2.5f);
     float r = 1.66279189e-2f;
@@ -5746,43 +5760,52 @@ TSHI_INLINE float tshi_map_mills(float a, int fused) {
     return tshi_kernel_fma(r, g, 0.5f, fused);
 }
 
-/* a times the tail, from a = 0.6875 to 14.4, where it is 0: as good beside itself. */
-TSHI_INLINE float tshi_map_tail(float a, float h, int fused) {
+/* y less a times the tail, from a = 0.6875 to 14.4, where that is 0, as good as it has to be alone.
+ * low is what z lacks of a^2, r = -z - low - 2 n ln 2; 2^-24 is in M and back in the power of 2,
+ * which is no denormal then: the product is rounded once. */
+TSHI_INLINE float tshi_map_less_tail(float y, float a, int fused) {
     const float u = (a - 1.5625f) / (a + 3.03125f); /* small where M is steep */
     const float cut = tshi_kernel_float(tshi_kernel_bits(a) & 0xFFFFF000u);
-    const float high = fused ? h : cut * cut * 0.5f; /* and low, what it lacks of a^2 / 2 */
-    const float low = fused ? tshi_kernel_fma(a, 0.5f * a, -h, 1) : (a - cut) * (a + cut) * 0.5f;
-    float q, m = -4.97461483e-3f;
-    uint32_t n;
-    m = tshi_kernel_fma(m, u, 8.48737266e-3f, fused);
-    m = tshi_kernel_fma(m, u, 1.48908198e-2f, fused);
-    m = tshi_kernel_fma(m, u, -3.21752615e-2f, fused);
-    m = tshi_kernel_fma(m, u, -6.91342875e-2f, fused);
-    m = tshi_kernel_fma(m, u, 2.92796850e-1f, fused);
-    m = tshi_kernel_fma(m, u, -4.26512897e-1f, fused);
-    m = tshi_kernel_fma(m, u, 3.02608788e-1f, fused);
-    m = tshi_kernel_fma(m, u, 3.12926829e-1f, fused);
-    q = tshi_kernel_exp_less_one(tshi_kernel_exp_rest(-high, &n, fused) - low, fused);
-    /* 2^-24 first, so that 2^n is no denormal and the product is rounded once */
-    m = m * 5.96046448e-8f;
-    m = tshi_kernel_fma(m, q, m, fused);
-    return m * tshi_kernel_float((n << 23) + 0x4B800000u);
+    const float z = fused ? a * a : cut * cut;
+    const float low = fused ? tshi_kernel_fma(a, a, -z, 1) : (a - cut) * (a + cut);
+    const float shifted = tshi_kernel_fma(z, -0.72134752f, 12582912.0f, fused);
+    const float n = shifted - 12582912.0f;
+    float r, p = 2.1585102e-5f, m = -2.96510150e-10f;
+    m = tshi_kernel_fma(m, u, 5.05886832e-10f, fused);
+    m = tshi_kernel_fma(m, u, 8.87562024e-10f, fused);
+    m = tshi_kernel_fma(m, u, -1.91779503e-9f, fused);
+    m = tshi_kernel_fma(m, u, -4.12072465e-9f, fused);
+    m = tshi_kernel_fma(m, u, 1.74520522e-8f, fused);
+    m = tshi_kernel_fma(m, u, -2.54221497e-8f, fused);
+    m = tshi_kernel_fma(m, u, 1.80368893e-8f, fused);
+    m = tshi_kernel_fma(m, u, 1.86518925e-8f, fused);
+    r = tshi_kernel_fma(n, -1.38671875f, -z, fused);
+    r = tshi_kernel_fma(n, 4.2438888e-4f, r, fused) - low;
+    p = tshi_kernel_fma(p, r, 2.6152439e-4f, fused);
+    p = tshi_kernel_fma(p, r, 2.6042746e-3f, fused);
+    p = tshi_kernel_fma(p, r, 2.0833150e-2f, fused);
+    p = tshi_kernel_fma(p, r, 1.2499998e-1f, fused);
+    p = tshi_kernel_fma(p, r, 0.5f, fused);
+    m = tshi_kernel_fma(m * r, p, m, fused);
+    p = tshi_kernel_float((tshi_kernel_bits(shifted) << 23) + 0x4B800000u);
+    return tshi_kernel_fma(-m, p, y, fused);
 }
 
-/* x (1/2 + x S) near 0, beyond max(x, 0) less a times the tail. (x and a halved: at x = -infinity
- * it is NaN, as x times 0.) */
+/* x (1/2 + x S) near 0, and beyond max(x, 0) less a times the tail. (-infinity gives NaN, as -infinity
+ * times 0.) */
 TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const float x = (float)v;
-    const uint32_t bits = tshi_kernel_bits(x) & 0x7FFFFFFFu;
-    const float a = tshi_kernel_float(bits < 0x41666666u ? bits : 0x41666666u), h = a * (0.5f * a);
+    const uint32_t all = tshi_kernel_bits(x), bits = all & 0x7FFFFFFFu;
+    const float a = tshi_kernel_float(bits < 0x41666666u ? bits : 0x41666666u);
     float near, far;
     if (sizeof(tsh_real) == 8)
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
-    near = tshi_kernel_fma(tshi_map_normal(h, fused), x, 0.5f, fused) * x;
-    far = tshi_kernel_fma(0.5f, x, 0.5f * tshi_kernel_float(bits), fused);
-    far = far - tshi_map_tail(a, h, fused);
-    return TSHI_R(tshi_kernel_float(
-        tshi_kernel_pick(bits < 0x3F300000u, tshi_kernel_bits(near), tshi_kernel_bits(far))));
+    near = tshi_kernel_fma(tshi_map_normal(a * a, fused), x, 0.5f, fused) * x;
+    far = tshi_kernel_float((all & ~(0u - (all >> 31))) |
+                            tshi_kernel_pick(all == 0xFF800000u, 0x7FC00000u, 0u));
+    far = tshi_map_less_tail(far, a, fused);
+    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(
+        bits - 0x3F300000u <= 0x40500000u, tshi_kernel_bits(far), tshi_kernel_bits(near))));
 }
 
 /* Phi(x) + x phi(x): at -a it is e^-h (R(a) - a / sqrt(2 pi)), at a what that lacks of 1. */
@@ -5803,13 +5826,13 @@ TSHI_INLINE tsh_real tshi_map_gelu_slope(tsh_real v, int fused) {
 
 /* erf x = 2 Phi(sqrt 2 x) - 1. */
 TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
-    const float x = (float)v, z = x * x;
+    const float x = (float)v;
     const uint32_t sign = tshi_kernel_bits(x) & 0x80000000u,
                    bits = tshi_kernel_bits(x) & 0x7FFFFFFFu;
     const float a = tshi_kernel_float(bits < 0x40C00000u ? bits : 0x40C00000u);
     float near, far;
     if (sizeof(tsh_real) == 8) return TSHI_R(erf((double)v));
-    near = x * 2.82842712f * tshi_map_normal(z, fused);
+    near = x * 2.82842712f * tshi_map_normal(2.0f * (x * x), fused);
     far = tshi_map_mills(1.41421356f * a, fused) * tshi_kernel_exp_near(-(a * a), fused);
     far = tshi_kernel_fma(-2.0f, far, 1.0f, fused);
     return TSHI_R(tshi_kernel_float(tshi_kernel_pick(
@@ -5850,25 +5873,27 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
     TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, void *const *at, const int64_t *s,  \
                                                     const double *p, int fused) {                  \
         const tsh_real *from = (const tsh_real *)at[1], *in, c = TSHI_R(p[0]);                     \
-        tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];                         \
+        tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK], *to;                    \
         int64_t e;                                                                                 \
         int i;                                                                                     \
         (void)c;                                                                                   \
         (void)fused;                                                                               \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
             in = tshi_kernel_get(from, s[1], e, n, pad);                                           \
-            for (i = 0; i < TSHI_BLOCK; i++) {                                                     \
+            to = tshi_kernel_to(y, s[0], e, n, out, 0);                                            \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real x = in[i];                                                          \
-                out[i] = F;                                                                        \
+                to[i] = F;                                                                         \
             }                                                                                      \
-            tshi_kernel_put(y, s[0], e, n, out, 0);                                                \
+            if (to == out) tshi_kernel_put(y, s[0], e, n, out, 0);                                 \
         }                                                                                          \
     }                                                                                              \
     TSHI_KERNEL_FUSED(tshi_map_##name##_forward);                                                  \
     TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, void *const *at, const int64_t *s, \
                                                      const double *p, int fused) {                 \
         const tsh_real *dy = (const tsh_real *)at[1], *kept = (const tsh_real *)at[2], *gs, *vs;   \
-        tsh_real *dx = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK], c = TSHI_R(p[0]);   \
+        tsh_real *dx = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK], *to;                \
+        const tsh_real c = TSHI_R(p[0]);                                                           \
         int64_t e;                                                                                 \
         int i;                                                                                     \
         (void)c;                                                                                   \
@@ -5876,12 +5901,13 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
             gs = tshi_kernel_get(dy, s[1], e, n, pad[0]);                                          \
             vs = tshi_kernel_get(kept, s[2], e, n, pad[1]);                                        \
-            for (i = 0; i < TSHI_BLOCK; i++) {                                                     \
+            to = tshi_kernel_to(dx, s[0], e, n, out, p[1] > 0);                                    \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real g = gs[i], v = vs[i];                                               \
                 (void)v;                                                                           \
-                out[i] = D;                                                                        \
+                to[i] = D;                                                                         \
             }                                                                                      \
-            tshi_kernel_put(dx, s[0], e, n, out, p[1] > 0);                                        \
+            if (to == out) tshi_kernel_put(dx, s[0], e, n, out, p[1] > 0);                         \
         }                                                                                          \
     }                                                                                              \
     TSHI_KERNEL_FUSED(tshi_map_##name##_backward);                                                 \
