@@ -3278,20 +3278,23 @@ TSHI_INLINE tsh_real tshi_kernel_sigmoid(tsh_real x, int fused) {
     return TSHI_R(1) / (TSHI_R(1) + tshi_kernel_exp(-x, fused));
 }
 
-/* tanh |x| = q / (q + 2) with q = e^2|x| - 1 = 2^n (e^r - 1) + 2^n - 1, and x's sign; 1 from 9.02
- * on. */
+/* tanh |x| = y = q / (q + 2) with q = e^2|x| - 1 = 2^n (e^r - 1) + 2^n - 1, and x's sign; 1 from
+ * 9.02 on. What q + 2 rounds off is made good: 1 / (q + 2) is (1 - y) / 2. */
 TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
     const uint32_t x = tshi_kernel_bits((float)v), a = x & 0x7FFFFFFFu;
     uint32_t n;
-    float q, power;
+    float q, sum, y;
     if (sizeof(tsh_real) == 8) return TSHI_R(tanh((double)v));
     q = 2.0f * tshi_kernel_float(a < 0x41200000u ? a : 0x41200000u); /* at most 10 */
     q = tshi_kernel_exp_less_one(tshi_kernel_exp_rest(q, &n, fused), fused);
-    power = tshi_kernel_float((n << 23) + 0x3F800000u);
-    q = tshi_kernel_fma(power, q, power - 1.0f, fused);
-    q = q / (q + 2.0f);
+    y = tshi_kernel_float((n << 23) + 0x3F800000u);
+    q = tshi_kernel_fma(y, q, y - 1.0f, fused);
+    sum = q + 2.0f;
+    y = q / sum;
+    sum = y * (2.0f - sum + q);
+    y = tshi_kernel_fma(sum, tshi_kernel_fma(0.5f, y, -0.5f, fused), y, fused);
     return TSHI_R(tshi_kernel_float(
-        tshi_kernel_pick(a > 0x7F800000u, x, tshi_kernel_bits(q) | (x & 0x80000000u))));
+        tshi_kernel_pick(a > 0x7F800000u, x, tshi_kernel_bits(y) | (x & 0x80000000u))));
 }
 
 /* x < 0 ? 0 : x, NaN kept; and v > 0 ? g : 0. */
@@ -3753,17 +3756,16 @@ static int tshi_kernel_pieces(const tsh_ctx *ctx, int64_t rows, int64_t length) 
     return tshi_team_pieces(ctx, rows, tshi_base_ceil(LEAST, length > 0 ? length : 1));
 }
 
-/* y = x, and y += x (values only). */
+/* y = x, and y += x (values only). (By blocks: beyond the caches libc's memcpy is slower.) */
 TSHI_INLINE void tshi_kernel_copy4_body(int64_t n, void *const *at, const int64_t *s,
                                         const double *p) {
     uint32_t *TSHI_RESTRICT y = (uint32_t *)at[0];
     const uint32_t *TSHI_RESTRICT x = (const uint32_t *)at[1];
     int64_t i;
     (void)p;
-    if (s[0] == 1 && s[1] == 1)
-        memcpy(y, x, (size_t)n * 4);
-    else
-        for (i = 0; i < n; i++) y[i * s[0]] = x[i * s[1]];
+    for (i = 0; i + TSHI_BLOCK <= n && s[0] == 1 && s[1] == 1; i += TSHI_BLOCK)
+        memcpy(y + i, x + i, TSHI_BLOCK * 4);
+    for (; i < n; i++) y[i * s[0]] = x[i * s[1]];
 }
 TSHI_KERNEL(tshi_kernel_copy4);
 
@@ -3773,10 +3775,9 @@ TSHI_INLINE void tshi_kernel_copy8_body(int64_t n, void *const *at, const int64_
     const uint64_t *TSHI_RESTRICT x = (const uint64_t *)at[1];
     int64_t i;
     (void)p;
-    if (s[0] == 1 && s[1] == 1)
-        memcpy(y, x, (size_t)n * 8);
-    else
-        for (i = 0; i < n; i++) y[i * s[0]] = x[i * s[1]];
+    for (i = 0; i + TSHI_BLOCK <= n && s[0] == 1 && s[1] == 1; i += TSHI_BLOCK)
+        memcpy(y + i, x + i, TSHI_BLOCK * 8);
+    for (; i < n; i++) y[i * s[0]] = x[i * s[1]];
 }
 TSHI_KERNEL(tshi_kernel_copy8);
 
@@ -9058,33 +9059,39 @@ TSHI_INLINE void tshi_norm_sums(const tsh_real *x, const tsh_real *w, const tsh_
     sum[1] = tshi_kernel_fold(lane + TSHI_BLOCK);
 }
 
+/* dx = (h - a - xh b) rstd. */
+TSHI_INLINE void tshi_norm_slope_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
+                                     const tsh_real *dy, int64_t d, const tsh_real *stats,
+                                     tsh_real a, tsh_real b) {
+    const tsh_real mean = stats[0], rstd = stats[1], *xs, *ws, *gs;
+    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK], *to;
+    int64_t e;
+    int i;
+    for (e = 0; e < d; e += TSHI_BLOCK) {
+        xs = tshi_kernel_get(x, 1, e, d, pad[0]);
+        ws = tshi_kernel_get(w, 1, e, d, pad[1]);
+        gs = tshi_kernel_get(dy, 1, e, d, pad[2]);
+        to = tshi_kernel_to(dx, 1, e, d, out, 0);
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+            to[i] = (gs[i] * ws[i] - a - (xs[i] - mean) * rstd * b) * rstd;
+        if (to == out) tshi_kernel_put(dx, 1, e, d, out, 0);
+    }
+}
+
 /* dx = (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. at dx
  * (dense, or NULL), x, w, dy, stats, dw or NULL, db. s: D, step of x's rows, step of dy's
  * rows; p as forward. */
 TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
     tsh_real *dx = (tsh_real *)at[0], *dw = (tsh_real *)at[5], *db = (tsh_real *)at[6], sum[2];
-    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
-                   *dy = (const tsh_real *)at[3], *stats = (const tsh_real *)at[4], *xs, *ws, *gs;
-    int64_t r, e, d = s[0];
-    int i;
+                   *dy = (const tsh_real *)at[3], *stats = (const tsh_real *)at[4];
+    int64_t r, d = s[0];
     for (r = 0; r < n; r++, x += s[1], dy += s[2], stats += 2) {
-        const tsh_real mean = stats[0], rstd = stats[1];
-        tsh_real a, b;
         tshi_norm_sums(x, w, dy, d, stats, dw, db, sum);
-        if (!dx) continue;
-        a = p[1] > 0 ? 0 : sum[0] / TSHI_R(d);
-        b = sum[1] / TSHI_R(d);
-        for (e = 0; e < d; e += TSHI_BLOCK) {
-            xs = tshi_kernel_get(x, 1, e, d, pad[0]);
-            ws = tshi_kernel_get(w, 1, e, d, pad[1]);
-            gs = tshi_kernel_get(dy, 1, e, d, pad[2]);
-            for (i = 0; i < TSHI_BLOCK; i++)
-                out[i] = (gs[i] * ws[i] - a - (xs[i] - mean) * rstd * b) * rstd;
-            tshi_kernel_put(dx, 1, e, d, out, 0);
-        }
-        dx += d;
+        if (dx)
+            tshi_norm_slope_row(dx + r * d, x, w, dy, d, stats, p[1] > 0 ? 0 : sum[0] / TSHI_R(d),
+                                sum[1] / TSHI_R(d));
     }
 }
 TSHI_KERNEL(tshi_norm_slope);
@@ -10072,6 +10079,10 @@ static tshi_loss_kept tshi_loss_keep(tshi_block *aux, int64_t rows) {
 
 /* -- kernels ---------------------------------------------------------------- */
 
+TSHI_INLINE int tshi_loss_padding(tsh_real x) {
+    return x <= -TSHI_R(INFINITY);
+}
+
 /* Row maxima: at x, m. s: classes, step. */
 TSHI_INLINE void tshi_loss_max_body(int64_t n, void *const *at, const int64_t *s, const double *p) {
     const tsh_real *x = (const tsh_real *)at[0];
@@ -10093,9 +10104,44 @@ TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s
 }
 TSHI_KERNEL_FUSED(tshi_loss_sum);
 
-TSHI_INLINE int tshi_loss_padding(tsh_real x) {
-    return x <= -TSHI_R(INFINITY);
+/* Both in one pass, part by part: at x, m, sum. What is summed so far shrinks to a larger m. */
+TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
+    enum { PART = 1024 };
+    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], out[TSHI_BLOCK], most = -TSHI_R(INFINITY);
+    int64_t from, e, end;
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (from = 0; from < n; from = end) {
+        const tsh_real here = tshi_kernel_max(x + from, tshi_base_min(PART, n - from));
+        end = tshi_base_min(from + PART, n);
+        if (!(here <= most) && most == most) {
+            const tsh_real less = tshi_loss_padding(most) ? 0 : tshi_kernel_exp(most - here, fused);
+            for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= less;
+            most = here;
+        }
+        for (e = from; e + TSHI_BLOCK <= end && !tshi_loss_padding(most); e += TSHI_BLOCK) {
+            TSHI_PREFETCH(x + e + PART);
+            TSHI_PREFETCH(x + e + PART + TSHI_BLOCK / 2);
+            tshi_kernel_exps_step(lane, x + e, most, out, fused);
+        }
+        if (e < end && !tshi_loss_padding(most)) {
+            tshi_kernel_end(x + e, end - e, -TSHI_R(INFINITY), pad);
+            tshi_kernel_exps_step(lane, pad, most, out, fused);
+        }
+    }
+    *m = most;
+    return tshi_kernel_fold(lane) + (most - most);
 }
+
+TSHI_INLINE void tshi_loss_both_body(int64_t n, void *const *at, const int64_t *s, const double *p,
+                                     int fused) {
+    const tsh_real *x = (const tsh_real *)at[0];
+    tsh_real *m = (tsh_real *)at[1], *sum = (tsh_real *)at[2];
+    int64_t i;
+    (void)p;
+    for (i = 0; i < n; i++) sum[i] = tshi_loss_online(x + i * s[1], s[0], m + i, fused);
+}
+TSHI_KERNEL_FUSED(tshi_loss_both);
 
 /* The sums of the options: at x, m, sum, scratch, w or NULL, t or NULL (dense). s: classes, step,
  * which of A, B, Q, V, W. */
@@ -10485,7 +10531,7 @@ static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
     }
 }
 
-/* Row losses: two passes over the logits, with a collective after each where classes are cut.
+/* Row losses: one pass over the logits, or two with a collective after each where classes are cut.
  * sums: rows of TSHI_LOSS_SUMS sums, the losses, then a row of classes for each piece. */
 static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const tshi_loss_kept *kept,
                            tsh_real *sums, tsh_real *losses) {
@@ -10498,11 +10544,14 @@ static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const t
     at[1] = kept->most;
     at[2] = sums;
     at[3] = sums + (TSHI_LOSS_SUMS + 1) * n;
-    tshi_loss_run(ctx, loss, tshi_loss_max[ctx->isa], at, s);
-    if (loss->cut)
+    if (loss->cut) {
+        tshi_loss_run(ctx, loss, tshi_loss_max[ctx->isa], at, s);
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, kept->most, n, TSH_REAL, TSH_MAX),
                               "tsh_cross_entropy: all-reduce of the row maxima");
-    tshi_loss_run(ctx, loss, tshi_loss_sum[ctx->isa], at, s);
+        tshi_loss_run(ctx, loss, tshi_loss_sum[ctx->isa], at, s);
+    } else {
+        tshi_loss_run(ctx, loss, tshi_loss_both[ctx->isa], at, s);
+    }
     tshi_loss_terms(in, loss, kept, sums, at);
     if (loss->cut)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, loss->sums * n, TSH_REAL, TSH_SUM),
