@@ -74,7 +74,7 @@ static const unary_row unary[] = {
     {"tsh_neg", tsh_neg},   {"tsh_exp", tsh_exp},         {"tsh_log", tsh_log},
     {"tsh_sqrt", tsh_sqrt}, {"tsh_sigmoid", tsh_sigmoid}, {"tsh_tanh", tsh_tanh},
     {"tsh_relu", tsh_relu}, {"tsh_gelu", tsh_gelu},       {"tsh_gelu_tanh", tsh_gelu_tanh},
-    {"tsh_silu", tsh_silu},
+    {"tsh_silu", tsh_silu}, {"tsh_erf", tsh_erf},
 };
 static const scalar_row scalar[] = {
     {"tsh_scale", tsh_scale},

@@ -101,6 +101,7 @@ OP(sqrt, tsh_sqrt(a))
 OP(sigmoid, tsh_sigmoid(a))
 OP(tanh, tsh_tanh(a))
 OP(relu, tsh_relu(a))
+OP(erf, tsh_erf(a))
 OP(gelu, tsh_gelu(a))
 OP(gelu_tanh, tsh_gelu_tanh(a))
 OP(silu, tsh_silu(a))
@@ -290,6 +291,7 @@ static void test_map(void **state) {
     UNARY(sigmoid, -4, 4);
     UNARY(tanh, -2, 2);
     UNARY(relu, -2, 2);
+    UNARY(erf, -2, 2);
     UNARY(gelu, -3, 3);
     UNARY(gelu_tanh, -3, 3);
     UNARY(silu, -4, 4);

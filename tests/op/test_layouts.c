@@ -31,7 +31,7 @@ static const named_unary unary_ops[] = {
     {"exp", tsh_exp},         {"log", tsh_log},          {"sqrt", tsh_sqrt},
     {"sigmoid", tsh_sigmoid}, {"tanh", tsh_tanh},        {"relu", tsh_relu},
     {"gelu", tsh_gelu},       {"silu", tsh_silu},        {"gelu_tanh", tsh_gelu_tanh},
-    {"pow_scalar", cube},     {"add_scalar", add_three},
+    {"pow_scalar", cube},     {"add_scalar", add_three}, {"erf", tsh_erf},
 };
 
 static tsh_tensor *op_unary(probe *p) {

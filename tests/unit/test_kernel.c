@@ -53,7 +53,6 @@ typedef struct function {
     const char *name;
     const tshi_kernel_fn *kernel;
     long double (*ref)(long double);
-    float low; /* from here up */
     double ulps;
 } function;
 
@@ -61,13 +60,11 @@ static long double phi(long double x) {
     return 0.5L * x * erfcl(-x * 0.707106781186547524400844362104849L);
 }
 
-/* gelu stands for erf: x (1 + erf(x / sqrt 2)) / 2; below -0.5, where that cancels, see
- * gelu_has_small_tails. */
+/* From the exact value: less than 2.5 ulps is within 2 of the float that is nearest to it. */
 static const function functions[] = {
-    {"exp", tshi_map_exp_forward, expl, -FLT_MAX, 1},
-    {"tanh", tshi_map_tanh_forward, tanhl, -FLT_MAX, 2},
-    {"log", tshi_map_log_forward, logl, -FLT_MAX, 1},
-    {"gelu", tshi_map_gelu_forward, phi, -0.5f, 4},
+    {"exp", tshi_map_exp_forward, expl, 1},     {"tanh", tshi_map_tanh_forward, tanhl, 2},
+    {"log", tshi_map_log_forward, logl, 1},     {"erf", tshi_map_erf_forward, erfl, 2.45},
+    {"gelu", tshi_map_gelu_forward, phi, 2.45},
 };
 
 enum { CHUNK = 4096 };
@@ -105,32 +102,12 @@ static void functions_are_accurate(void **state) {
             n = 0;
             for (b = 0; b <= 0xFFFFFFFFu; b += step) {
                 x[n] = float_of((uint32_t)b);
-                if (!isnan(x[n]) && x[n] < functions[i].low) continue;
                 if (++n < CHUNK && b + step <= 0xFFFFFFFFu) continue;
                 e = worst_of(&functions[i], isa, x, y, n);
                 worst = e > worst ? e : worst;
                 n = 0;
             }
             print_message("%s (kernel %d): at most %.3f ulps\n", functions[i].name, isa, worst);
-        }
-}
-
-/* Where x is below -0.5 the error of gelu is at most an ulp of 0.5 for each unit of x. */
-static void gelu_has_small_tails(void **state) {
-    float x, y;
-    const int64_t s[2] = {1, 1};
-    const double p[1] = {0};
-    void *at[2];
-    int isa;
-    (void)state;
-    if (sizeof(tsh_real) == 8) return;
-    at[0] = &y;
-    at[1] = &x;
-    for (isa = 0; isa <= tshi_kernel_isa(); isa++)
-        for (x = -0.5f; x > -200; x *= 1.0009f) {
-            tshi_map_gelu_forward[isa](1, at, s, p);
-            if (!(fabsl((long double)y - phi((long double)x)) <= 6e-8L * fabsl((long double)x)))
-                fail_msg("gelu(%a), kernel %d, is %a", (double)x, isa, (double)y);
         }
 }
 
@@ -182,7 +159,7 @@ static void powers_are_accurate(void **state) {
     for (isa = 0; isa <= tshi_kernel_isa(); isa++)
         for (i = 0; i < many * many + 300000; i++) {
             long double want;
-            double e;
+            double e, most = isa == TSHI_ISA_AVX512 ? 1.5 : 1; /* two floats for a double */
             x = (tsh_real)float_of(noise(&seed) << 8 ^ noise(&seed));
             y = (tsh_real)float_of(noise(&seed) << 8 ^ noise(&seed));
             if (i % 3) /* a finite result */
@@ -196,7 +173,7 @@ static void powers_are_accurate(void **state) {
             tshi_map_pow_forward[isa](1, at, s, NULL);
             want = powl((long double)x, (long double)y);
             e = off((float)z, want);
-            if (e > 1 || (z == 0 && !signbit(z) != !signbit(want)))
+            if (!(e <= most) || (z == 0 && !signbit(z) != !signbit(want)))
                 fail_msg("pow(%a, %a), kernel %d, is %a, not %La: %.3g ulps", (double)x, (double)y,
                          isa, (double)z, want, e);
             worst = e > worst ? e : worst;
@@ -213,22 +190,15 @@ typedef struct spot {
 } spot;
 
 static const spot places[] = {
-    {"scale", tshi_map_scale_forward, 1},
-    {"exp", tshi_map_exp_forward, 1},
-    {"log", tshi_map_log_forward, 1},
-    {"sigmoid", tshi_map_sigmoid_forward, 1},
-    {"tanh", tshi_map_tanh_forward, 1},
-    {"gelu", tshi_map_gelu_forward, 1},
-    {"gelu_tanh", tshi_map_gelu_tanh_forward, 1},
-    {"silu", tshi_map_silu_forward, 1},
-    {"pow_scalar", tshi_map_pow_scalar_forward, 1},
-    {"add", tshi_map_add_forward, 2},
-    {"div", tshi_map_div_forward, 2},
-    {"pow", tshi_map_pow_forward, 2},
-    {"gelu slope", tshi_map_gelu_backward, 2},
-    {"silu slope", tshi_map_silu_backward, 2},
-    {"tanh slope", tshi_map_tanh_backward, 2},
-    {"gelu_tanh slope", tshi_map_gelu_tanh_backward, 2},
+    {"scale", tshi_map_scale_forward, 1},      {"exp", tshi_map_exp_forward, 1},
+    {"log", tshi_map_log_forward, 1},          {"sigmoid", tshi_map_sigmoid_forward, 1},
+    {"tanh", tshi_map_tanh_forward, 1},        {"erf", tshi_map_erf_forward, 1},
+    {"gelu", tshi_map_gelu_forward, 1},        {"gelu_tanh", tshi_map_gelu_tanh_forward, 1},
+    {"silu", tshi_map_silu_forward, 1},        {"pow_scalar", tshi_map_pow_scalar_forward, 1},
+    {"add", tshi_map_add_forward, 2},          {"div", tshi_map_div_forward, 2},
+    {"pow", tshi_map_pow_forward, 2},          {"gelu slope", tshi_map_gelu_backward, 2},
+    {"erf slope", tshi_map_erf_backward, 2},   {"silu slope", tshi_map_silu_backward, 2},
+    {"tanh slope", tshi_map_tanh_backward, 2}, {"gelu_tanh slope", tshi_map_gelu_tanh_backward, 2},
 };
 
 enum { LENGTH = 150, SPREAD = 3 };
@@ -385,7 +355,6 @@ static void softmax_of_infinities_is_nan(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(functions_are_accurate),
-        cmocka_unit_test(gelu_has_small_tails),
         cmocka_unit_test(powers_are_accurate),
         cmocka_unit_test(bits_do_not_depend_on_the_place),
         cmocka_unit_test(masks_are_the_generators_bits),
