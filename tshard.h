@@ -9101,8 +9101,9 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
 /* Tile of scores s_ij = scale q_i k_j; running row maximum m and sum l (Milakov & Gimelshein 2018).
  * Backward (Dao et al. 2022): p = e^(s - m - log l), delta_i = dO_i O_i, dV += p^T dO, dS = p (dO
  * V^T - delta), dQ += scale dS K, dK += scale dS^T Q. m and log l are never added up: the sum would
- * be rounded to the size of m. With dropout, p and dO V^T are masked by global position. */
-enum { TSHI_TILE = 64 }; /* a multiple of TSHI_BLOCK: rows are worked on in whole blocks */
+ * be rounded to the size of m. With dropout, p and dO V^T are masked by global position. Rows of a
+ * tile are worked on in whole blocks of TSHI_BLOCK. */
+enum { TSHI_TILE = 64, TSHI_STRIP = 16 };
 
 typedef struct tshi_attention {
     double scale;
@@ -9205,6 +9206,13 @@ TSHI_INLINE int64_t tshi_attention_row(const int64_t *s, int64_t r) {
     return seen < 0 ? 0 : seen < s[0] ? seen : s[0];
 }
 
+/* The same for a tile of queries from i and keys [j, j + n). */
+static void tshi_attention_see(const tshi_head *h, int64_t i, int64_t j, int64_t n, int64_t *s) {
+    s[0] = n;
+    s[1] = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
+    s[2] = h->more->causal != 0;
+}
+
 /* x = e^(x - most) over whole blocks, NaN where most is not finite; their sum. */
 TSHI_INLINE tsh_real tshi_attention_exps(tsh_real *x, int64_t wide, tsh_real most) {
     tsh_real lane[TSHI_BLOCK];
@@ -9286,24 +9294,37 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, void *const *at, const in
 }
 TSHI_KERNEL(tshi_attention_finish);
 
-static void tshi_attention_soft(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
+/* Where a causal mask cuts a tile it is done in strips of TSHI_STRIP queries, each with the keys
+ * that its last one sees. Gives the length of the strip from `from`, and its keys of the tile's n. */
+static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from, int64_t m,
+                                    int64_t j, int64_t *n) {
+    int64_t rows = m - from;
+    if (tshi_attention_seen(h, i + from) < j + *n) rows = tshi_base_min(rows, TSHI_STRIP);
+    *n = tshi_base_min(*n, tshi_attention_seen(h, i + from + rows - 1) - j);
+    return rows;
+}
+
+/* Scores, softmax and O of m queries from r of the tile at i, and n keys. */
+static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
+                                        int64_t j, int64_t n) {
+    tsh_real *o = h->t + r * h->d;
     int64_t s[4];
     void *at[4];
-    s[0] = n;
-    s[1] = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
-    s[2] = h->more->causal != 0;
+    tshi_attention_see(h, i + r, j, n, s);
     s[3] = h->d;
     at[0] = h->s;
-    at[1] = h->row;
-    at[2] = h->row + TSHI_TILE;
-    at[3] = h->t;
+    at[1] = h->row + r;
+    at[2] = h->row + TSHI_TILE + r;
+    at[3] = o;
+    tshi_attention_scores(h, i + r, m, j, n);
     tshi_attention_online[h->ctx->isa](m, at, s, NULL);
-    if (h->more->dropout) tshi_attention_drop(h, h->s, i, m, j, n);
+    if (h->more->dropout) tshi_attention_drop(h, h->s, i + r, m, j, n);
+    tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s), tshi_attention_from(h->v, j),
+                        j > 0, tshi_matmul_matrix(o, h->d, 1));
 }
 
 static void tshi_attention_head_forward(const tshi_head *h) {
-    tshi_matrix o = tshi_matmul_matrix(h->t, h->d, 1); /* a tile of O, while it is being scaled */
-    int64_t i, j, m, n, most, s[2];
+    int64_t i, j, r, m, n, most, rows, keys, s[2];
     void *at[6];
     s[0] = h->o.row;
     s[1] = h->d;
@@ -9311,16 +9332,17 @@ static void tshi_attention_head_forward(const tshi_head *h) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
         most = tshi_attention_seen(h, i + m - 1);
         memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row);
-        if (!most) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
+        if (!tshi_attention_seen(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
         for (j = 0; j < most; j += n) {
             n = tshi_base_min(TSHI_TILE, most - j);
-            tshi_attention_scores(h, i, m, j, n);
-            tshi_attention_soft(h, i, m, j, n);
-            tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s),
-                                tshi_attention_from(h->v, j), j > 0, o);
+            for (r = 0; r < m; r += rows) {
+                keys = n;
+                rows = tshi_attention_strip(h, i, r, m, j, &keys);
+                if (keys > 0) tshi_attention_forward_tile(h, i, r, rows, j, keys);
+            }
         }
         at[0] = h->o.data + i * h->o.row;
-        at[1] = h->t;
+        at[1] = h->t; /* a tile of O, while it is being scaled */
         at[2] = h->row;
         at[3] = h->row + TSHI_TILE;
         at[4] = h->most + i;
@@ -9364,26 +9386,38 @@ TSHI_INLINE void tshi_attention_slope_body(int64_t n, void *const *at, const int
 }
 TSHI_KERNEL(tshi_attention_slope);
 
-/* From scores and dO V^T of a tile to p (masked) in s and dS in t. */
-static void tshi_attention_slopes(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
+/* What m queries and n keys add to the gradients: s becomes p (masked), t becomes dS. */
+static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t m, int64_t j,
+                                         int64_t n) {
+    const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t);
+    const tshi_matrix dout = tshi_attention_from(h->dout, i);
     int64_t s[3];
     void *at[5];
-    s[0] = n;
-    s[1] = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
-    s[2] = h->more->causal != 0;
+    tshi_attention_see(h, i, j, n, s);
     at[0] = h->s;
     at[1] = h->t;
     at[2] = h->most + i;
     at[3] = h->log_sum + i;
     at[4] = h->delta + i;
+    tshi_attention_scores(h, i, m, j, n);
+    tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_matmul_turned(tshi_attention_from(h->v, j)), 0,
+                        ds);
     if (h->more->dropout) tshi_attention_drop(h, h->t, i, m, j, n);
     tshi_attention_slope[h->ctx->isa](m, at, s, &h->more->scale);
     if (h->more->dropout) tshi_attention_drop(h, h->s, i, m, j, n);
+    if (h->dv.data)
+        tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(p), dout, 1,
+                            tshi_attention_from(h->dv, j));
+    if (h->dq.data)
+        tshi_attention_gemm(h, m, h->d, n, 1, ds, tshi_attention_from(h->k, j), 1,
+                            tshi_attention_from(h->dq, i));
+    if (h->dk.data)
+        tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(ds), tshi_attention_from(h->q, i),
+                            1, tshi_attention_from(h->dk, j));
 }
 
 static void tshi_attention_head_backward(const tshi_head *h) {
-    const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t);
-    int64_t i, j, m, n, most, s[2];
+    int64_t i, j, r, m, n, most, rows, keys, s[2];
     void *at[3];
     s[0] = h->d;
     s[1] = h->o.row;
@@ -9392,24 +9426,15 @@ static void tshi_attention_head_backward(const tshi_head *h) {
     at[2] = h->dout.data;
     tshi_attention_delta[h->ctx->isa](h->tq, at, s, NULL);
     for (i = 0; i < h->tq; i += m) {
-        const tshi_matrix dout = tshi_attention_from(h->dout, i);
         m = tshi_base_min(TSHI_TILE, h->tq - i);
         most = tshi_attention_seen(h, i + m - 1);
         for (j = 0; j < most; j += n) {
             n = tshi_base_min(TSHI_TILE, most - j);
-            tshi_attention_scores(h, i, m, j, n);
-            tshi_attention_gemm(h, m, n, h->d, 1, dout,
-                                tshi_matmul_turned(tshi_attention_from(h->v, j)), 0, ds);
-            tshi_attention_slopes(h, i, m, j, n);
-            if (h->dv.data)
-                tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(p), dout, 1,
-                                    tshi_attention_from(h->dv, j));
-            if (h->dq.data)
-                tshi_attention_gemm(h, m, h->d, n, 1, ds, tshi_attention_from(h->k, j), 1,
-                                    tshi_attention_from(h->dq, i));
-            if (h->dk.data)
-                tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(ds),
-                                    tshi_attention_from(h->q, i), 1, tshi_attention_from(h->dk, j));
+            for (r = 0; r < m; r += rows) {
+                keys = n;
+                rows = tshi_attention_strip(h, i, r, m, j, &keys);
+                if (keys > 0) tshi_attention_backward_tile(h, i + r, rows, j, keys);
+            }
         }
     }
 }
@@ -9499,10 +9524,14 @@ static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tens
     h->scratch = tshi_matmul_scratch(q->ctx, all->each_product * (size_t)all->pieces);
     all->block = tshi_mem_take(q->ctx, TSH_MEM_STEP,
                                all->each * (size_t)all->pieces * sizeof(tsh_real));
-    if (all->block) all->scratch = (tsh_real *)tshi_mem_data(all->block);
-    if (h->scratch && all->block) return 1;
-    tshi_mem_drop(q->ctx, all->block);
-    return 0;
+    if (!h->scratch || !all->block) {
+        tshi_mem_drop(q->ctx, all->block);
+        return 0;
+    }
+    all->scratch = (tsh_real *)tshi_mem_data(all->block);
+    /* what lies behind a short row is worked on, and left out */
+    memset(all->scratch, 0, all->each * (size_t)all->pieces * sizeof(tsh_real));
+    return 1;
 }
 
 /* The head's matrices and numbers, for query head a of batch b. */
