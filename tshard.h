@@ -1296,8 +1296,9 @@ typedef struct tsh_trace_desc {
     int64_t limit; /* events of a rank, 64 bytes each; later ones are only counted; 0: a million */
 } tsh_trace_desc;
 /* Notes from now on what this rank does: forward passes of modules by path; ops forward and
- * backward by name; collectives with their bytes (as tsh_comm_stats counts), and the waits for
- * those that were started early. On every rank, or tsh_trace_end fails. Names of custom ops must
+ * backward by name; an optimiser's steps, and in them the norm of the gradients and updates by
+ * parameter; collectives with their bytes (as tsh_comm_stats counts), and the waits for those that
+ * were started early. On every rank, or tsh_trace_end fails. Names of custom ops must
  * stay until then. Errors: TSH_ERR_STATE (one runs), TSH_ERR_ARGUMENT (neither or both of path and
  * write; no clock). Where no trace runs, an op costs two branches, which go the same way always. */
 TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
@@ -1903,7 +1904,13 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
 /* Needs: >>mem.                                                                */
 /* ========================================================================== */
 
-enum { TSHI_TRACE_FORWARD, TSHI_TRACE_BACKWARD, TSHI_TRACE_MODULE, TSHI_TRACE_COLL };
+enum {
+    TSHI_TRACE_FORWARD,
+    TSHI_TRACE_BACKWARD,
+    TSHI_TRACE_MODULE,
+    TSHI_TRACE_COLL,
+    TSHI_TRACE_OPTIM
+};
 enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000 };
 
 typedef struct tshi_event {
@@ -12598,6 +12605,7 @@ static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) 
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tshi_norm_sum sum;
     tsh_ctx *ctx = module->ctx;
+    const int64_t begin = tshi_trace_start(ctx);
     sum.sum = 0;
     sum.ctx = ctx;
     *norm = 0;
@@ -12608,6 +12616,8 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, &sum.sum, 1, TSH_F64, TSH_SUM),
                               "norm of gradients");
     *norm = sqrt(sum.sum);
+    if (ctx->trace)
+        (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "norm of gradients", begin, 0);
     return ctx->error.code;
 }
 
@@ -12850,11 +12860,9 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
     if (optim) optim->desc.lr = lr;
 }
 
-TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
-    tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
+static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     double norm, clip;
     int i;
-    if (!ctx) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return ctx->error.code;
     optim->info.norm = norm;
     if (!(norm <= DBL_MAX)) {
@@ -12865,10 +12873,26 @@ TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
         return TSH_OK;
     }
     clip = optim->desc.clip_norm > 0 ? tshi_optim_shrink(norm, optim->desc.clip_norm) : 1;
-    for (i = 0; i < optim->count; i++)
-        if (optim->each[i].param->gr.live) tshi_optim_update(optim, &optim->each[i], clip);
+    for (i = 0; i < optim->count; i++) {
+        const tsh_tensor *param = optim->each[i].param;
+        const int64_t begin = tshi_trace_start(ctx);
+        if (!param->gr.live) continue;
+        tshi_optim_update(optim, &optim->each[i], clip);
+        if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
+    }
     optim->info.steps++;
     return ctx->error.code;
+}
+
+TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
+    tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
+    tsh_result result;
+    int64_t begin;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    begin = tshi_trace_start(ctx);
+    result = tshi_optim_step(ctx, optim);
+    if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "tsh_optim_step", begin, 0);
+    return result;
 }
 
 TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
@@ -14294,7 +14318,7 @@ static void tshi_trace_file_name(tshi_trace_file *out, const char *name) {
 }
 
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
-    static const char *const kinds[] = {"forward", "backward", "module", "collective"};
+    static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
     const int64_t length = event->end - event->begin;
     char text[160];
     tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":");
