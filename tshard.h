@@ -9302,7 +9302,7 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, void *const *at, const in
 TSHI_KERNEL(tshi_attention_finish);
 
 /* Where a causal mask cuts a tile it is done in strips of TSHI_STRIP queries, each with the keys
- * that its last one sees. Gives the length of the strip from `from`, and its keys of the tile's n. */
+ * that its last one sees. Gives the length of the strip from `from`, and its keys of the n. */
 static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from, int64_t m,
                                     int64_t j, int64_t *n) {
     int64_t rows = m - from;
