@@ -1299,8 +1299,9 @@ typedef struct tsh_trace_desc {
     int64_t limit; /* events of a rank, 64 bytes each; later ones are only counted; 0: a million */
 } tsh_trace_desc;
 /* Notes from now on what this rank does: forward passes of modules by path; ops forward and
- * backward by name; collectives with their bytes (as tsh_comm_stats counts), and the waits for
- * those that were started early. On every rank, or tsh_trace_end fails. Names of custom ops must
+ * backward by name; an optimiser's steps, and in them the norm of the gradients and updates by
+ * parameter; collectives with their bytes (as tsh_comm_stats counts), and the waits for those that
+ * were started early. On every rank, or tsh_trace_end fails. Names of custom ops must
  * stay until then. Errors: TSH_ERR_STATE (one runs), TSH_ERR_ARGUMENT (neither or both of path and
  * write; no clock). Where no trace runs, an op costs two branches, which go the same way always. */
 TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
@@ -1926,7 +1927,13 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
 /* Needs: >>mem.                                                                */
 /* ========================================================================== */
 
-enum { TSHI_TRACE_FORWARD, TSHI_TRACE_BACKWARD, TSHI_TRACE_MODULE, TSHI_TRACE_COLL };
+enum {
+    TSHI_TRACE_FORWARD,
+    TSHI_TRACE_BACKWARD,
+    TSHI_TRACE_MODULE,
+    TSHI_TRACE_COLL,
+    TSHI_TRACE_OPTIM
+};
 enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000 };
 
 typedef struct tshi_event {
@@ -9579,8 +9586,9 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
 /* Tile of scores s_ij = scale q_i k_j; running row maximum m and sum l (Milakov & Gimelshein 2018).
  * Backward (Dao et al. 2022): p = e^(s - m - log l), delta_i = dO_i O_i, dV += p^T dO, dS = p (dO
  * V^T - delta), dQ += scale dS K, dK += scale dS^T Q. m and log l are never added up: the sum would
- * be rounded to the size of m. With dropout, p and dO V^T are masked by global position. */
-enum { TSHI_TILE = 64 };
+ * be rounded to the size of m. With dropout, p and dO V^T are masked by global position. Rows of a
+ * tile are worked on in whole blocks of TSHI_BLOCK. */
+enum { TSHI_TILE = 64, TSHI_STRIP = 16 };
 
 typedef struct tshi_attention {
     double scale;
@@ -9601,7 +9609,7 @@ typedef struct tshi_head {
     int64_t mask;   /* offset of this head's mask */
     const void *mask_values;
     tsh_real *most, *log_sum, *delta; /* per query; most: -infinity where it saw no key */
-    tsh_real *s, *t, *row;            /* two tiles; two rows of a tile */
+    tsh_real *s, *t, *row;            /* two tiles, rows TSHI_TILE apart; two of their rows */
     char *scratch;                    /* of products */
 } tshi_head;
 
@@ -9610,8 +9618,8 @@ static tshi_matrix tshi_attention_from(tshi_matrix m, int64_t row) {
     return m;
 }
 
-static tshi_matrix tshi_attention_tile(tsh_real *data, int64_t columns) {
-    return tshi_matmul_matrix(data, columns, 1);
+static tshi_matrix tshi_attention_tile(tsh_real *data) {
+    return tshi_matmul_matrix(data, TSHI_TILE, 1);
 }
 
 /* C = alpha A B + beta C, on this thread. */
@@ -9646,7 +9654,7 @@ static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int6
     for (r = 0; r < m; r++)
         for (c = 0; c < n; c++) {
             int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3];
-            tsh_real *s = h->s + r * n + c;
+            tsh_real *s = h->s + r * TSHI_TILE + c;
             if (mask->dtype != TSH_I32)
                 *s += ((const tsh_real *)values)[at];
             else if (!((const int32_t *)values)[at])
@@ -9658,136 +9666,260 @@ static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int6
 static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
     tshi_attention_gemm(h, m, n, h->d, h->more->scale, tshi_attention_from(h->q, i),
                         tshi_matmul_turned(tshi_attention_from(h->k, j)), 0,
-                        tshi_attention_tile(h->s, n));
+                        tshi_attention_tile(h->s));
     if (h->more->mask) tshi_attention_masked(h, i, m, j, n);
 }
 
-/* y = x masked by dropout, for query i and keys from j. */
-static void tshi_attention_drop(const tshi_head *h, const tsh_real *x, tsh_real *y, int64_t i,
-                                int64_t j, int64_t n) {
+/* Masks by dropout a tile of queries [i, i + m) and keys [j, j + n), where they are seen. */
+static void tshi_attention_drop(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m, int64_t j,
+                                int64_t n) {
     tshi_dropout_run run;
+    int64_t r, seen;
     run.isa = h->ctx->isa;
     run.mask = &h->more->drop;
-    run.x = x;
-    run.y = y;
-    tshi_map_mask_run(&run, (int64_t)h->first + i * h->tk + j, 0, n);
+    for (r = 0; r < m; r++) {
+        run.x = run.y = tile + r * TSHI_TILE;
+        seen = tshi_base_min(tshi_attention_seen(h, i + r) - j, n);
+        if (seen > 0) tshi_map_mask_run(&run, (int64_t)h->first + (i + r) * h->tk + j, 0, seen);
+    }
 }
 
-/* x = e^(x - p[0] - p[1]) over n values, and their sum: at x, sum. */
-TSHI_INLINE void tshi_attention_exp_body(int64_t n, void *const *at, const int64_t *s,
-                                         const double *p, int fused) {
-    tsh_real *x = (tsh_real *)at[0], most = TSHI_R(p[0]), log_sum = TSHI_R(p[1]);
-    int64_t i;
-    (void)s;
-    for (i = 0; i < n; i++) x[i] = tshi_kernel_exp(x[i] - most - log_sum, fused);
-    *(tsh_real *)at[1] = tshi_kernel_sum(x, n);
+/* Of a tile of n columns: how many row r sees. s: n, what row 0 sees (negative: the first ones see
+ * none), 1 where every row sees one more. */
+TSHI_INLINE int64_t tshi_attention_row(const int64_t *s, int64_t r) {
+    const int64_t seen = s[1] + r * s[2];
+    return seen < 0 ? 0 : seen < s[0] ? seen : s[0];
 }
-TSHI_KERNEL_FUSED(tshi_attention_exp);
 
-/* Online softmax of row r of a tile; o's row is rescaled to the new maximum. */
-static void tshi_attention_online(const tshi_head *h, int64_t i, int64_t r, int64_t j, int64_t n,
-                                  tsh_real *o) {
-    tsh_real *x = h->s + r * n, *m = h->row + r, *l = h->row + TSHI_TILE + r, sum = 0, old = *m;
-    int64_t seen = tshi_attention_seen(h, i + r) - j, c;
-    double most[2] = {0, 0};
-    void *at[2];
-    seen = seen < 0 ? 0 : tshi_base_min(seen, n);
-    for (c = seen; c < n; c++) x[c] = 0;
-    if (!seen) return;
-    *m = tshi_kernel_max(x, seen);
-    if (*l > 0 && old > *m) *m = old;
-    if ((double)*m < -DBL_MAX) { /* every key so far is masked out */
-        for (c = 0; c < seen; c++) x[c] = 0;
-        return;
+/* The same for a tile of queries from i and keys [j, j + n). */
+static void tshi_attention_see(const tshi_head *h, int64_t i, int64_t j, int64_t n, int64_t *s) {
+    s[0] = n;
+    s[1] = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
+    s[2] = h->more->causal != 0;
+}
+
+/* x = e^(x - most) over whole blocks, NaN where most is not finite; their sum. */
+TSHI_INLINE tsh_real tshi_attention_exps(tsh_real *x, int64_t wide, tsh_real most, int fused) {
+    tsh_real lane[TSHI_BLOCK];
+    const tsh_real nan = most - most;
+    int64_t e;
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (e = 0; e < wide; e += TSHI_BLOCK)
+        for (i = 0; i < TSHI_BLOCK; i++) {
+            const tsh_real y = tshi_kernel_exp_below(x[e + i] - most, fused) + nan;
+            x[e + i] = y;
+            lane[i] += y;
+        }
+    return tshi_kernel_fold(lane);
+}
+
+/* y = x times `by`; y may be x. */
+TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n, tsh_real by) {
+    tsh_real out[TSHI_BLOCK];
+    int64_t e;
+    int i;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        for (i = 0; i < TSHI_BLOCK; i++) out[i] = x[e + i] * by;
+        for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = out[i];
     }
-    most[0] = (double)*m;
-    at[0] = x;
-    at[1] = &sum;
-    tshi_attention_exp[h->ctx->isa](seen, at, NULL, most);
-    if (*l > 0 && old < *m) {
-        tsh_real shrink = tshi_kernel_exp(old - *m, TSHI_FUSED);
-        *l *= shrink;
-        for (c = 0; c < h->d; c++) o[c] *= shrink;
+    for (; e < n; e++) y[e] = x[e] * by;
+}
+
+/* Online softmax of n rows of a tile; o's rows are rescaled to the new maximum. at: the tile, m and
+ * l per row, o (dense); s: as tshi_attention_row, D. */
+TSHI_INLINE void tshi_attention_online_body(int64_t n, void *const *at, const int64_t *s,
+                                            const double *p, int fused) {
+    tsh_real *x = (tsh_real *)at[0], *m = (tsh_real *)at[1], *l = (tsh_real *)at[2],
+             *o = (tsh_real *)at[3];
+    const int64_t d = s[3], wide = tshi_base_ceil(s[0], TSHI_BLOCK) * TSHI_BLOCK;
+    int64_t r, c;
+    (void)p;
+    for (r = 0; r < n; r++, x += TSHI_TILE, o += d) {
+        const tsh_real old = m[r];
+        for (c = tshi_attention_row(s, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
+        m[r] = tshi_kernel_max(x, wide);
+        if (l[r] > 0 && old > m[r]) m[r] = old;
+        if ((double)m[r] < -DBL_MAX) { /* every key so far is masked out */
+            for (c = 0; c < wide; c++) x[c] = 0;
+            continue;
+        }
+        if (l[r] > 0 && old < m[r]) {
+            const tsh_real shrink = tshi_kernel_exp_below(old - m[r], fused);
+            l[r] *= shrink;
+            tshi_attention_scale(o, o, d, shrink);
+        }
+        l[r] += tshi_attention_exps(x, wide, m[r], fused);
     }
-    *l += sum;
-    if (h->more->dropout) tshi_attention_drop(h, x, x, i + r, j, seen);
+}
+TSHI_KERNEL_FUSED(tshi_attention_online);
+
+/* O = o / l of n rows; what backward wants to know. at: O, o, m, l, stats of m and log l, of n but
+ * m and l, which have whole blocks; s: step of O's rows, D. */
+TSHI_INLINE void tshi_attention_finish_body(int64_t n, void *const *at, const int64_t *s,
+                                            const double *p, int fused) {
+    tsh_real *to = (tsh_real *)at[0], back[TSHI_BLOCK], most[TSHI_BLOCK], log_sum[TSHI_BLOCK];
+    const tsh_real *o = (const tsh_real *)at[1], *m = (const tsh_real *)at[2],
+                   *l = (const tsh_real *)at[3];
+    int64_t e, r;
+    int i;
+    (void)p;
+    for (e = 0; e < n; e += TSHI_BLOCK) {
+        for (i = 0; i < TSHI_BLOCK; i++) {
+            const tsh_real sum = l[e + i] > 0 ? l[e + i] : TSHI_R(1);
+            most[i] = l[e + i] > 0 ? m[e + i] : -TSHI_R(INFINITY);
+            back[i] = TSHI_R(1) / sum;
+            log_sum[i] = tshi_kernel_log(sum, fused);
+        }
+        tshi_kernel_put((tsh_real *)at[4], 1, e, n, most, 0);
+        tshi_kernel_put((tsh_real *)at[5], 1, e, n, log_sum, 0);
+        for (r = e; r < n && r < e + TSHI_BLOCK; r++)
+            tshi_attention_scale(to + r * s[0], o + r * s[1], s[1], back[r - e]);
+    }
+}
+TSHI_KERNEL_FUSED(tshi_attention_finish);
+
+/* Where a causal mask cuts a tile it is done in strips of TSHI_STRIP queries, each with the keys
+ * that its last one sees. Gives the length of the strip from `from`, and its keys of the n. */
+static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from, int64_t m,
+                                    int64_t j, int64_t *n) {
+    int64_t rows = m - from;
+    if (tshi_attention_seen(h, i + from) < j + *n) rows = tshi_base_min(rows, TSHI_STRIP);
+    *n = tshi_base_min(*n, tshi_attention_seen(h, i + from + rows - 1) - j);
+    return rows;
+}
+
+/* Scores, softmax and O of m queries from r of the tile at i, and n keys. */
+static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
+                                        int64_t j, int64_t n) {
+    tsh_real *o = h->t + r * h->d;
+    int64_t s[4];
+    void *at[4];
+    tshi_attention_see(h, i + r, j, n, s);
+    s[3] = h->d;
+    at[0] = h->s;
+    at[1] = h->row + r;
+    at[2] = h->row + TSHI_TILE + r;
+    at[3] = o;
+    tshi_attention_scores(h, i + r, m, j, n);
+    tshi_attention_online[h->ctx->isa](m, at, s, NULL);
+    if (h->more->dropout) tshi_attention_drop(h, h->s, i + r, m, j, n);
+    tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s), tshi_attention_from(h->v, j),
+                        j > 0, tshi_matmul_matrix(o, h->d, 1));
 }
 
 static void tshi_attention_head_forward(const tshi_head *h) {
-    tsh_real *o = h->t; /* (tile, D), kept dense while it is being scaled */
-    int64_t i, j, r, c, m, n;
+    int64_t i, j, r, m, n, most, rows, keys, s[2];
+    void *at[6];
+    s[0] = h->o.row;
+    s[1] = h->d;
     for (i = 0; i < h->tq; i += m) {
-        int64_t most = 0;
         m = tshi_base_min(TSHI_TILE, h->tq - i);
         most = tshi_attention_seen(h, i + m - 1);
-        for (r = 0; r < 2 * TSHI_TILE; r++) h->row[r] = 0;
-        for (r = 0; r < m * h->d; r++) o[r] = 0;
+        memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row);
+        if (!tshi_attention_seen(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
         for (j = 0; j < most; j += n) {
             n = tshi_base_min(TSHI_TILE, most - j);
-            tshi_attention_scores(h, i, m, j, n);
-            for (r = 0; r < m; r++) tshi_attention_online(h, i, r, j, n, o + r * h->d);
-            tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s, n),
-                                tshi_attention_from(h->v, j), 1, tshi_attention_tile(o, h->d));
+            for (r = 0; r < m; r += rows) {
+                keys = n;
+                rows = tshi_attention_strip(h, i, r, m, j, &keys);
+                if (keys > 0) tshi_attention_forward_tile(h, i, r, rows, j, keys);
+            }
         }
-        for (r = 0; r < m; r++) {
-            tsh_real l = h->row[TSHI_TILE + r], back = l > 0 ? TSHI_R(1) / l : 0;
-            tsh_real *to = h->o.data + (i + r) * h->o.row;
-            h->most[i + r] = l > 0 ? h->row[r] : -TSHI_R(INFINITY);
-            h->log_sum[i + r] = l > 0 ? tshi_kernel_log(l, TSHI_FUSED) : 0;
-            for (c = 0; c < h->d; c++) to[c * h->o.column] = o[r * h->d + c] * back;
-        }
+        at[0] = h->o.data + i * h->o.row;
+        at[1] = h->t; /* a tile of O, while it is being scaled */
+        at[2] = h->row;
+        at[3] = h->row + TSHI_TILE;
+        at[4] = h->most + i;
+        at[5] = h->log_sum + i;
+        tshi_attention_finish[h->ctx->isa](m, at, s, NULL);
     }
 }
 
-/* From scores and dO V^T of one row to p (masked) in s and dS in t. */
-static void tshi_attention_slope(const tshi_head *h, int64_t i, int64_t r, int64_t j, int64_t n) {
-    tsh_real *p = h->s + r * n, *dp = h->t + r * n, delta = h->delta[i + r],
-             scale = TSHI_R(h->more->scale), sum;
-    int64_t seen = tshi_attention_seen(h, i + r) - j, c;
-    double most[2];
-    void *at[2];
-    most[0] = (double)h->most[i + r];
-    most[1] = (double)h->log_sum[i + r];
-    seen = seen < 0 ? 0 : tshi_base_min(seen, n);
-    at[0] = p;
-    at[1] = &sum;
-    if (most[0] < -DBL_MAX) seen = 0;
-    if (seen) tshi_attention_exp[h->ctx->isa](seen, at, NULL, most);
-    if (h->more->dropout) tshi_attention_drop(h, dp, dp, i + r, j, seen);
-    for (c = 0; c < seen; c++) dp[c] = p[c] * (dp[c] - delta) * scale;
-    for (c = seen; c < n; c++) p[c] = dp[c] = 0;
-    if (h->more->dropout) tshi_attention_drop(h, p, p, i + r, j, seen);
+/* delta = O dO of n rows: at delta, O, dO; s: D, step of their rows. */
+TSHI_INLINE void tshi_attention_delta_body(int64_t n, void *const *at, const int64_t *s,
+                                           const double *p) {
+    const tsh_real *o = (const tsh_real *)at[1], *g = (const tsh_real *)at[2];
+    int64_t r;
+    (void)p;
+    for (r = 0; r < n; r++, o += s[1], g += s[1])
+        ((tsh_real *)at[0])[r] = tshi_kernel_dot(o, g, s[0]);
+}
+TSHI_KERNEL(tshi_attention_delta);
+
+/* n rows of a tile from scores and dO V^T to p and dS, 0 where they do not see. at: scores, dO V^T,
+ * m, log l, delta per row; s: as tshi_attention_row; p: scale. */
+TSHI_INLINE void tshi_attention_slope_body(int64_t n, void *const *at, const int64_t *s,
+                                           const double *p, int fused) {
+    tsh_real *x = (tsh_real *)at[0], *dx = (tsh_real *)at[1], y[TSHI_BLOCK], dy[TSHI_BLOCK];
+    const tsh_real *m = (const tsh_real *)at[2], *l = (const tsh_real *)at[3],
+                   *delta = (const tsh_real *)at[4], scale = TSHI_R(p[0]);
+    int64_t r, e;
+    int i;
+    for (r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
+        const tsh_real most = m[r], log_sum = l[r], dot = delta[r];
+        const int seen = (double)most < -DBL_MAX ? 0 : (int)tshi_attention_row(s, r);
+        for (e = 0; e < s[0]; e += TSHI_BLOCK) {
+            const int left = seen - (int)e;
+            for (i = 0; i < TSHI_BLOCK; i++)
+                y[i] = tshi_kernel_exp_below(x[e + i] - most - log_sum, fused);
+            for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
+            for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = i < left ? y[i] : 0;
+            for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = i < left ? dy[i] : 0;
+        }
+    }
+}
+TSHI_KERNEL_FUSED(tshi_attention_slope);
+
+/* What m queries and n keys add to the gradients: s becomes p (masked), t becomes dS. */
+static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t m, int64_t j,
+                                         int64_t n) {
+    const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t);
+    const tshi_matrix dout = tshi_attention_from(h->dout, i);
+    int64_t s[3];
+    void *at[5];
+    tshi_attention_see(h, i, j, n, s);
+    at[0] = h->s;
+    at[1] = h->t;
+    at[2] = h->most + i;
+    at[3] = h->log_sum + i;
+    at[4] = h->delta + i;
+    tshi_attention_scores(h, i, m, j, n);
+    tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_matmul_turned(tshi_attention_from(h->v, j)), 0,
+                        ds);
+    if (h->more->dropout) tshi_attention_drop(h, h->t, i, m, j, n);
+    tshi_attention_slope[h->ctx->isa](m, at, s, &h->more->scale);
+    if (h->more->dropout) tshi_attention_drop(h, h->s, i, m, j, n);
+    if (h->dv.data)
+        tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(p), dout, 1,
+                            tshi_attention_from(h->dv, j));
+    if (h->dq.data)
+        tshi_attention_gemm(h, m, h->d, n, 1, ds, tshi_attention_from(h->k, j), 1,
+                            tshi_attention_from(h->dq, i));
+    if (h->dk.data)
+        tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(ds), tshi_attention_from(h->q, i),
+                            1, tshi_attention_from(h->dk, j));
 }
 
 static void tshi_attention_head_backward(const tshi_head *h) {
-    int64_t i, j, r, c, m, n;
-    for (i = 0; i < h->tq; i++) {
-        const tsh_real *o = h->o.data + i * h->o.row, *g = h->dout.data + i * h->dout.row;
-        h->delta[i] = 0;
-        for (c = 0; c < h->d; c++) h->delta[i] += o[c * h->o.column] * g[c * h->dout.column];
-    }
+    int64_t i, j, r, m, n, most, rows, keys, s[2];
+    void *at[3];
+    s[0] = h->d;
+    s[1] = h->o.row;
+    at[0] = h->delta;
+    at[1] = h->o.data;
+    at[2] = h->dout.data;
+    tshi_attention_delta[h->ctx->isa](h->tq, at, s, NULL);
     for (i = 0; i < h->tq; i += m) {
-        int64_t most;
         m = tshi_base_min(TSHI_TILE, h->tq - i);
         most = tshi_attention_seen(h, i + m - 1);
         for (j = 0; j < most; j += n) {
-            tshi_matrix p, ds, dout = tshi_attention_from(h->dout, i);
             n = tshi_base_min(TSHI_TILE, most - j);
-            p = tshi_attention_tile(h->s, n);
-            ds = tshi_attention_tile(h->t, n);
-            tshi_attention_scores(h, i, m, j, n);
-            tshi_attention_gemm(h, m, n, h->d, 1, dout,
-                                tshi_matmul_turned(tshi_attention_from(h->v, j)), 0, ds);
-            for (r = 0; r < m; r++) tshi_attention_slope(h, i, r, j, n);
-            if (h->dv.data)
-                tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(p), dout, 1,
-                                    tshi_attention_from(h->dv, j));
-            if (h->dq.data)
-                tshi_attention_gemm(h, m, h->d, n, 1, ds, tshi_attention_from(h->k, j), 1,
-                                    tshi_attention_from(h->dq, i));
-            if (h->dk.data)
-                tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(ds),
-                                    tshi_attention_from(h->q, i), 1, tshi_attention_from(h->dk, j));
+            for (r = 0; r < m; r += rows) {
+                keys = n;
+                rows = tshi_attention_strip(h, i, r, m, j, &keys);
+                if (keys > 0) tshi_attention_backward_tile(h, i + r, rows, j, keys);
+            }
         }
     }
 }
@@ -9877,10 +10009,14 @@ static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tens
     h->scratch = tshi_matmul_scratch(q->ctx, all->each_product * (size_t)all->pieces);
     all->block = tshi_mem_take(q->ctx, TSH_MEM_STEP,
                                all->each * (size_t)all->pieces * sizeof(tsh_real));
-    if (all->block) all->scratch = (tsh_real *)tshi_mem_data(all->block);
-    if (h->scratch && all->block) return 1;
-    tshi_mem_drop(q->ctx, all->block);
-    return 0;
+    if (!h->scratch || !all->block) {
+        tshi_mem_drop(q->ctx, all->block);
+        return 0;
+    }
+    all->scratch = (tsh_real *)tshi_mem_data(all->block);
+    /* what lies behind a short row is worked on, and left out */
+    memset(all->scratch, 0, all->each * (size_t)all->pieces * sizeof(tsh_real));
+    return 1;
 }
 
 /* The head's matrices and numbers, for query head a of batch b. */
@@ -12992,6 +13128,7 @@ static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) 
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tshi_norm_sum sum;
     tsh_ctx *ctx = module->ctx;
+    const int64_t begin = tshi_trace_start(ctx);
     sum.sum = 0;
     sum.ctx = ctx;
     *norm = 0;
@@ -13002,6 +13139,8 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, &sum.sum, 1, TSH_F64, TSH_SUM),
                               "norm of gradients");
     *norm = sqrt(sum.sum);
+    if (ctx->trace)
+        (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "norm of gradients", begin, 0);
     return ctx->error.code;
 }
 
@@ -13244,11 +13383,9 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
     if (optim) optim->desc.lr = lr;
 }
 
-TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
-    tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
+static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     double norm, clip;
     int i;
-    if (!ctx) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return ctx->error.code;
     optim->info.norm = norm;
     if (!(norm <= DBL_MAX)) {
@@ -13259,10 +13396,26 @@ TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
         return TSH_OK;
     }
     clip = optim->desc.clip_norm > 0 ? tshi_optim_shrink(norm, optim->desc.clip_norm) : 1;
-    for (i = 0; i < optim->count; i++)
-        if (optim->each[i].param->gr.live) tshi_optim_update(optim, &optim->each[i], clip);
+    for (i = 0; i < optim->count; i++) {
+        const tsh_tensor *param = optim->each[i].param;
+        const int64_t begin = tshi_trace_start(ctx);
+        if (!param->gr.live) continue;
+        tshi_optim_update(optim, &optim->each[i], clip);
+        if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
+    }
     optim->info.steps++;
     return ctx->error.code;
+}
+
+TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
+    tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
+    tsh_result result;
+    int64_t begin;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    begin = tshi_trace_start(ctx);
+    result = tshi_optim_step(ctx, optim);
+    if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "tsh_optim_step", begin, 0);
+    return result;
 }
 
 TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
@@ -14688,7 +14841,7 @@ static void tshi_trace_file_name(tshi_trace_file *out, const char *name) {
 }
 
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
-    static const char *const kinds[] = {"forward", "backward", "module", "collective"};
+    static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
     const int64_t length = event->end - event->begin;
     char text[160];
     tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":");

@@ -124,6 +124,7 @@ typedef struct job {
     const tsh_trace_desc *desc; /* NULL: no trace */
     double loss[STEPS];
     uint64_t bytes[RANKS_MAX]; /* what collectives of the traced steps sent */
+    int parameters;
 } job;
 
 static uint64_t sent(tsh_ctx *ctx) {
@@ -131,6 +132,11 @@ static uint64_t sent(tsh_ctx *ctx) {
     for (int i = 0; i < TSH_COLL_KINDS; i++)
         bytes += tsh_tp(ctx)->stats.bytes[i] + tsh_world(ctx)->stats.bytes[i];
     return bytes;
+}
+
+static void count_parameter(const char *path, tsh_tensor *param, void *user) {
+    (void)path, (void)param;
+    ++*(int *)user;
 }
 
 static int train(tsh_ctx *ctx, void *user) {
@@ -146,6 +152,7 @@ static int train(tsh_ctx *ctx, void *user) {
     CHECK(tsh_parallelize(gpt, gpt_plan, GPT_RULES) == TSH_OK, "plan");
     CHECK(tsh_materialize(gpt) == TSH_OK, "values");
     optim = tsh_optim_new(gpt, &adamw);
+    if (rank == 0) tsh_each_param(gpt, count_parameter, &j->parameters);
     before = sent(ctx);
     if (j->desc) CHECK(tsh_trace_begin(ctx, j->desc) == TSH_OK, "begin");
     for (int step = 0; step < STEPS; step++) {
@@ -162,7 +169,7 @@ static void every_rank_has_a_lane(void **state) {
     const tsh_trace_desc desc = {.write = take, .user = &written};
     (void)state;
     for (int ranks = 1; ranks <= 3; ranks++) {
-        job plain = {NULL, {0}, {0}}, traced = {&desc, {0}, {0}};
+        job plain = {NULL, {0}, {0}, 0}, traced = {&desc, {0}, {0}, 0};
         written.size = 0;
         ranks_run(ranks, train, &plain);
         ranks_run(ranks, train, &traced);
@@ -178,6 +185,10 @@ static void every_rank_has_a_lane(void **state) {
             assert_int_equal(count(r, "backward", "tsh_attention"), STEPS * GPT_LAYERS);
             assert_int_equal(count(r, "forward", "tsh_cross_entropy"), STEPS);
             assert_int_equal(count(r, "backward", "tsh_cross_entropy"), STEPS);
+            assert_int_equal(count(r, "optimiser", "tsh_optim_step"), STEPS);
+            assert_int_equal(count(r, "optimiser", "norm of gradients"), STEPS);
+            assert_int_equal(count(r, "optimiser", "h.1.attn.c_attn.weight"), STEPS);
+            assert_int_equal(count(r, "optimiser", NULL), STEPS * (2 + traced.parameters));
             while (next_event(&at, &e)) {
                 assert_true(e.length >= 0);
                 if (e.lane == r && e.bytes >= 0 && strcmp(e.name, "wait") != 0) bytes += e.bytes;
@@ -194,6 +205,45 @@ static void every_rank_has_a_lane(void **state) {
 
 /* A clock that ticks at every look makes all times exact. What runs within something lies within
  * its time. */
+static int steps_nest(tsh_ctx *ctx, void *user) {
+    const tsh_trace_desc desc = {.write = take, .now = tick, .user = &written};
+    const tsh_optim_desc sgd = {.kind = TSH_SGD, .lr = 1};
+    const tsh_linear_desc linear = {.in = 3, .out = 2};
+    tsh_module *net = tsh_add_linear(tsh_root(ctx), "net", &linear);
+    tsh_optim *optim = tsh_optim_new(net, &sgd);
+    tsh_tensor *y = tsh_forward(net, tsh_ones(ctx, tsh_shape2(2, 3)));
+    (void)user;
+    CHECK(tsh_backward(ctx, tsh_sum(y, TSH_ALL, 0)) == TSH_OK, "backward");
+    CHECK(tsh_trace_begin(ctx, &desc) == TSH_OK, "begin");
+    CHECK(tsh_optim_step(optim) == TSH_OK && tsh_trace_end(ctx) == TSH_OK, "step");
+    return 0;
+}
+
+/* Every look at the clock is one of these beginnings or ends. */
+static void an_optimiser_step_nests(void **state) {
+    static const struct {
+        const char *name, *kind;
+        double begin, length;
+    } want[] = {
+        {"all-reduce", "collective", 4.5, 1.5},     {"all-reduce", "collective", 7.5, 1.5},
+        {"norm of gradients", "optimiser", 3, 7.5}, {"net.weight", "optimiser", 12, 1.5},
+        {"net.bias", "optimiser", 15, 1.5},         {"tsh_optim_step", "optimiser", 1.5, 16.5}};
+    const char *at = written.data;
+    event e;
+    (void)state;
+    written.size = 0;
+    written.clock = 0;
+    ranks_run(1, steps_nest, NULL);
+    assert_json(written.data);
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        assert_true(next_event(&at, &e));
+        assert_string_equal(e.name, want[i].name);
+        assert_string_equal(e.kind, want[i].kind);
+        assert_true(e.begin == want[i].begin && e.length == want[i].length);
+    }
+    assert_false(next_event(&at, &e));
+}
+
 static int nests(tsh_ctx *ctx, void *user) {
     const tsh_trace_desc desc = {.write = take, .now = tick, .user = &written};
     tsh_tensor *x = tsh_ones(ctx, tsh_shape2(2, 3)), *y;
@@ -356,9 +406,10 @@ static void a_refusal_ends_the_world(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_rank_has_a_lane), cmocka_unit_test(times_are_those_of_the_clock),
-        cmocka_unit_test(odd_names_and_a_limit), cmocka_unit_test(a_file),
-        cmocka_unit_test(mistakes_are_told),     cmocka_unit_test(a_refusal_ends_the_world),
+        cmocka_unit_test(every_rank_has_a_lane),    cmocka_unit_test(times_are_those_of_the_clock),
+        cmocka_unit_test(odd_names_and_a_limit),    cmocka_unit_test(a_file),
+        cmocka_unit_test(mistakes_are_told),        cmocka_unit_test(an_optimiser_step_nests),
+        cmocka_unit_test(a_refusal_ends_the_world),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
