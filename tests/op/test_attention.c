@@ -76,6 +76,44 @@ static int mask_rank(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* Causal, which works in strips, against the mask that says the same: fewer queries than keys and
+ * more, so that the first ones see none; D of a whole block and a rest. */
+static int causal_rank(tsh_ctx *ctx, void *user) {
+    enum { WIDE = 40 };
+    static const int64_t sizes[][2] = {{70, 70},  {33, 97}, {97, 33},
+                                       {64, 128}, {1, 70},  {130, 129}};
+    (void)user;
+    for (size_t c = 0; c < sizeof sizes / sizeof *sizes; c++) {
+        const int64_t tq = sizes[c][0], tk = sizes[c][1];
+        int32_t *sees = (int32_t *)calloc((size_t)(tq * tk), sizeof *sees);
+        tsh_tensor *x[3], *mask, *y, *want[4];
+        for (int i = 0; i < 3; i++)
+            x[i] = tsh_requires_grad(tsh_keep(tsh_randn(ctx, tsh_shape4(1, H, i ? tk : tq, WIDE))),
+                                     1);
+        for (int64_t i = 0; i < tq; i++)
+            for (int64_t j = 0; j < tk; j++) sees[i * tk + j] = j <= i + tk - tq;
+        mask = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(tq, tk), NULL, sees);
+        free(sees);
+        for (int causal = 0; causal < 2; causal++) {
+            const tsh_attention_desc desc = {.causal = causal, .mask = causal ? NULL : mask};
+            tsh_tensor *in[3];
+            for (int i = 0; i < 3; i++) in[i] = tsh_redistribute(x[i], tsh_sharded(1));
+            y = tsh_retain(tsh_full(tsh_attention(in[0], in[1], in[2], &desc)));
+            tsh_backward(ctx, tsh_sum(tsh_mul(y, y), TSH_ALL, 0));
+            for (int i = 0; i < 4; i++) {
+                tsh_tensor *got = i < 3 ? tsh_grad(x[i]) : y;
+                double gap = causal ? apart(ctx, got, want[i]) : 0;
+                if (!causal) want[i] = tsh_keep(got);
+                CHECK(gap < 8 * near_by, "%ld queries, %ld keys: result %d is off by %g", (long)tq,
+                      (long)tk, i, gap);
+            }
+            for (int i = 0; i < 3; i++) tsh_zero_grad(x[i]);
+        }
+    }
+    CHECK_OK();
+    return 0;
+}
+
 /* A query that sees no key gives 0 and no gradient. */
 static int blind_rank(tsh_ctx *ctx, void *user) {
     static const int32_t nothing[2] = {0, 1};
@@ -245,6 +283,11 @@ static void masks_equal_the_plain_formula(void **state) {
     for (int p = 0; p < COUNT(ranks_degrees); p++) ranks_run(ranks_degrees[p], mask_rank, NULL);
 }
 
+static void causal_equals_its_mask(void **state) {
+    (void)state;
+    for (int p = 0; p < COUNT(ranks_degrees); p++) ranks_run(ranks_degrees[p], causal_rank, NULL);
+}
+
 static void a_query_that_sees_nothing_gives_zero(void **state) {
     (void)state;
     ranks_run(1, blind_rank, NULL);
@@ -258,6 +301,7 @@ static void a_cache_equals_all_at_once(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(masks_equal_the_plain_formula),
+        cmocka_unit_test(causal_equals_its_mask),
         cmocka_unit_test(a_query_that_sees_nothing_gives_zero),
         cmocka_unit_test(a_cache_equals_all_at_once),
         cmocka_unit_test(grouped_queries_through_a_cache),
