@@ -1350,15 +1350,17 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 
 #define TSHI_R(x) ((tsh_real)(x))
 #if defined(__GNUC__)
-#define TSHI_RESTRICT    __restrict
-#define TSHI_INLINE      static inline __attribute__((always_inline))
-#define TSHI_APART       static __attribute__((noinline))
-#define TSHI_PREFETCH(p) __builtin_prefetch(p)
+#define TSHI_RESTRICT       __restrict
+#define TSHI_INLINE         static inline __attribute__((always_inline))
+#define TSHI_APART          static __attribute__((noinline))
+#define TSHI_PREFETCH(p)    __builtin_prefetch(p)
+#define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)
 #else
 #define TSHI_RESTRICT
-#define TSHI_INLINE      static
-#define TSHI_APART       static
-#define TSHI_PREFETCH(p) ((void)(p))
+#define TSHI_INLINE         static
+#define TSHI_APART          static
+#define TSHI_PREFETCH(p)    ((void)(p))
+#define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
 /* Before a loop whose operands do not overlap, or are one. */
 #if defined(__clang__)
@@ -4079,12 +4081,10 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
             part.b += j;                                                                           \
             part.c += j;                                                                           \
             part.sums += j;                                                                        \
-            if (rows > TSHI_GEMM_THIN) { /* more work hides less of the next reading */            \
-                const tsh_real *next = part.b + t->k * t->rsb;                                     \
-                for (int64_t p = 0; p < t->k; p++, next += t->rsb) {                               \
-                    TSHI_PREFETCH(next);                                                           \
-                    if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH(next + lanes);            \
-                }                                                                                  \
+            const tsh_real *next = part.b + 2 * TSHI_GEMM_STREAM_STEPS * t->rsb;                   \
+            for (int64_t p = 0; p < t->k; p++, next += t->rsb) {                                   \
+                TSHI_PREFETCH_L2(next);                                                            \
+                if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH_L2(next + lanes);             \
             }                                                                                      \
             TSHI_GEMM_STREAM_PART(isa, mr, 8)                                                      \
             TSHI_GEMM_STREAM_PART(isa, mr, 4)                                                      \
@@ -4169,7 +4169,10 @@ static int tshi_gemm_has_avx512(void) {
         const float *s = b + 8 * g * csb;                                                          \
         const __m256 r0 = TSHI_GEMM_PAIR(s), r1 = TSHI_GEMM_PAIR(s + csb);                         \
         const __m256 r2 = TSHI_GEMM_PAIR(s + 2 * csb), r3 = TSHI_GEMM_PAIR(s + 3 * csb);           \
-        for (int l = 0; p % 16 == 0 && l < 8; l++) TSHI_PREFETCH(s + l * csb + 32);                \
+        for (int l = 0; p % 16 == 0 && l < 8; l++) {                                               \
+            TSHI_PREFETCH(s + l * csb + 32);                                                       \
+            TSHI_PREFETCH_L2(s + (l + 32) * csb); /* columns that come soon */                     \
+        }                                                                                          \
         const __m256 u0 = _mm256_unpacklo_ps(r0, r1), u1 = _mm256_unpackhi_ps(r0, r1);             \
         const __m256 u2 = _mm256_unpacklo_ps(r2, r3), u3 = _mm256_unpackhi_ps(r2, r3);             \
         acc[g] = _mm256_fmadd_ps(x0, _mm256_shuffle_ps(u0, u2, 0x44), acc[g]);                     \
@@ -4399,8 +4402,9 @@ static void tshi_gemm_block(const tshi_gemm_job *job, int first, int last) {
 }
 
 /* Few rows wait for B. Where the rows of a large B are contiguous they are read from end to end, a
- * few at a time, so that many pages are on their way at once; the sums of a stripe of columns wait
- * in the place of packed B. Returns how many columns are done: all that fill registers, or none. */
+ * few at a time and early into L2, so that many pages are on their way at once; the sums of a
+ * stripe of columns wait in the place of packed B. Returns how many columns are done: all that fill
+ * registers, or none. */
 static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int64_t n = job->n / (kernel->nr / 2) * (kernel->nr / 2);
@@ -14963,6 +14967,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_INLINE
 #undef TSHI_APART
 #undef TSHI_PREFETCH
+#undef TSHI_PREFETCH_L2
 #undef TSHI_VECTORS
 #undef TSHI_POSIX
 #undef TSHI_X86
@@ -14979,9 +14984,11 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_ZERO
 #undef TSHI_GEMM_STEP
 #undef TSHI_GEMM_PUT
+#undef TSHI_GEMM_KEEP
 #undef TSHI_GEMM_OUT
 #undef TSHI_GEMM_KERNEL
 #undef TSHI_GEMM_PART
+#undef TSHI_GEMM_STREAM_PART
 #undef TSHI_GEMM_VEC_v128
 #undef TSHI_GEMM_LOAD_v128
 #undef TSHI_GEMM_STORE_v128
