@@ -1359,9 +1359,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #define TSHI_PREFETCH(p) ((void)(p))
 #endif
 /* Before a loop whose operands do not overlap, or are one. */
-#if defined(__clang__)
-#define TSHI_LANES _Pragma("clang loop vectorize(assume_safety)")
-#elif defined(__GNUC__)
+#if defined(__GNUC__) && !defined(__clang__)
 #define TSHI_LANES _Pragma("GCC ivdep")
 #else
 #define TSHI_LANES
@@ -3606,6 +3604,201 @@ TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t step, int64_t n
     }
     return tshi_kernel_fold(lane) + (most - most);
 }
+
+/* -- powers, with AVX-512 ---------------------------------------------------
+ * x^y in two floats where one does not do: |x| = 2^k m with m in [0.75, 1.5), and of 32 pairs of r
+ * and -log2 r, f = m r - 1 is exact and at most 2^-5. ln(1 + f) = f - f^2 / 2 + f^3 P(f) as high +
+ * low; y log2 x = y (k - log2 r) + (y / ln 2) ln(1 + f) = n + t. */
+#if TSHI_X86
+static const float tshi_kernel_power_r[32] = {
+    1,         0.953125f, 0.921875f, 0.90625f,  0.875f,   0.859375f, 0.828125f, 0.8125f,
+    0.796875f, 0.765625f, 0.75f,     0.734375f, 0.71875f, 0.703125f, 0.6875f,   0.671875f,
+    1.3125f,   1.28125f,  1.28125f,  1.25f,     1.21875f, 1.1875f,   1.1875f,   1.15625f,
+    1.125f,    1.125f,    1.09375f,  1.0625f,   1.0625f,  1.03125f,  1.03125f,  1};
+/* -log2 r: its first 16 bits, so that k is added exactly, and the rest. */
+static const float tshi_kernel_power_high[32] = {0,
+                                                 0.0692596436f,
+                                                 0.117355347f,
+                                                 0.14201355f,
+                                                 0.192642212f,
+                                                 0.218643188f,
+                                                 0.272079468f,
+                                                 0.299560547f,
+                                                 0.327575684f,
+                                                 0.385284424f,
+                                                 0.415039063f,
+                                                 0.445404053f,
+                                                 0.47644043f,
+                                                 0.508148193f,
+                                                 0.54057312f,
+                                                 0.573730469f,
+                                                 -0.392318726f,
+                                                 -0.357559204f,
+                                                 -0.357559204f,
+                                                 -0.321929932f,
+                                                 -0.285400391f,
+                                                 -0.247924805f,
+                                                 -0.247924805f,
+                                                 -0.209457397f,
+                                                 -0.169921875f,
+                                                 -0.169921875f,
+                                                 -0.12928772f,
+                                                 -0.0874633789f,
+                                                 -0.0874633789f,
+                                                 -0.0443878174f,
+                                                 -0.0443878174f,
+                                                 0};
+static const float tshi_kernel_power_low[32] = {0,
+                                                3.01888235e-6f,
+                                                1.60395848e-6f,
+                                                5.45506782e-6f,
+                                                2.86602835e-6f,
+                                                -2.90200114e-6f,
+                                                7.76633655e-8f,
+                                                -2.65016098e-7f,
+                                                -1.02556521e-6f,
+                                                5.73205671e-6f,
+                                                -1.56322119e-6f,
+                                                7.09558799e-6f,
+                                                -2.38574444e-6f,
+                                                -1.28968907e-6f,
+                                                -4.73875434e-6f,
+                                                4.77654794e-6f,
+                                                1.30280716e-6f,
+                                                7.19948366e-6f,
+                                                7.19948366e-6f,
+                                                1.83675331e-6f,
+                                                -1.82823726e-6f,
+                                                -2.70875603e-6f,
+                                                -2.70875603e-6f,
+                                                4.03183185e-6f,
+                                                -3.12644238e-6f,
+                                                -3.12644238e-6f,
+                                                4.70278155e-6f,
+                                                5.37655922e-7f,
+                                                5.37655922e-7f,
+                                                -6.30197565e-6f,
+                                                -6.30197565e-6f,
+                                                0};
+
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_look(const float *table, __m512i i) {
+    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), i, _mm512_loadu_ps(table + 16));
+}
+
+/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) An exponent, at
+ * most 2^60, and its product with 1 / ln 2 in two. */
+TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_exponent(__m512 y, __m512 *w) {
+    const __m512 inverse = _mm512_set1_ps(1.44269502f), most = _mm512_set1_ps(1.15292150e18f);
+    w[0] = y = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, y, most), -most);
+    w[1] = y * inverse;
+    w[2] = _mm512_fmadd_ps(y, _mm512_set1_ps(1.92596303e-8f), _mm512_fmsub_ps(y, inverse, w[1]));
+}
+
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power16(__m512 x, const __m512 *w) {
+    const __m512 one = _mm512_set1_ps(1), y = w[0], c = w[1], c_low = w[2];
+    const __m512 m = _mm512_maskz_getmant_ps(0xFFFF, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
+    const __m512i i = _mm512_maskz_srli_epi32(0xFFFF, _mm512_castps_si512(m), 18);
+    const __m512 f = _mm512_fmsub_ps(m, tshi_kernel_power_look(tshi_kernel_power_r, i), one);
+    const __m512 g = f * _mm512_set1_ps(-0.5f), square = f * g, high = f + square;
+    __m512 k = _mm512_maskz_getexp_ps(0xFFFF, x), low, p, q, q_low, b, b_low, n, t;
+    k = _mm512_mask_add_ps(k, _mm512_cmp_ps_mask(m, one, _CMP_LT_OQ), k, one);
+    k += tshi_kernel_power_look(tshi_kernel_power_high, i);
+    p = _mm512_set1_ps(3.33699882e-1f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-4.00279224e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.99999881e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-6.66666627e-1f));
+    low = (f - high + square) + _mm512_fmsub_ps(f, g, square);
+    low = _mm512_fmadd_ps(f * square, p, low);
+    q = high * c;
+    q_low = _mm512_fmadd_ps(high, c_low, _mm512_fmsub_ps(high, c, q));
+    q_low = _mm512_fmadd_ps(low, c, q_low);
+    b = k * y;
+    b_low = _mm512_fmadd_ps(tshi_kernel_power_look(tshi_kernel_power_low, i), y,
+                            _mm512_fmsub_ps(k, y, b));
+    n = _mm512_maskz_roundscale_ps(0xFFFF, b + q, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    t = (b - n + q) + (q_low + b_low);
+    /* beyond the floats t is anything */
+    t = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, t, one), -one);
+    p = _mm512_set1_ps(1.55953909e-4f);
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.34069507e-3f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(9.61769000e-3f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(5.55030964e-2f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(2.40226522e-1f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(6.93147242e-1f));
+    p = _mm512_fmadd_ps(p, t, one);
+    return _mm512_maskz_scalef_ps(0xFFFF, p, n);
+}
+
+/* y = x^w, dense, w with a step of 1 or 0. What is not a power of a positive number is done again,
+ * by tshi_kernel_pow. */
+TSHI_AVX512 static void tshi_kernel_powers(int64_t n, float *y, const float *x, const float *w,
+                                           int64_t step) {
+    int64_t i;
+    int j;
+    __m512 b = _mm512_set1_ps(w[0]), exponent[3];
+    tshi_kernel_power_exponent(b, exponent);
+    for (i = 0; i < n; i += 16) {
+        const __mmask16 here = (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0));
+        const __m512 a = _mm512_maskz_loadu_ps(here, x + i);
+        const __m512i bits = _mm512_castps_si512(a);
+        __mmask16 usual = _mm512_mask_cmplt_epu32_mask(
+            here, _mm512_maskz_sub_epi32(0xFFFF, bits, _mm512_set1_epi32(1)),
+            _mm512_set1_epi32(0x7F7FFFFF));
+        float odd[2][16];
+        if (step) {
+            b = _mm512_maskz_loadu_ps(here, w + i);
+            tshi_kernel_power_exponent(b, exponent);
+        }
+        usual = _mm512_mask_cmp_ps_mask(usual, b, b, _CMP_ORD_Q);
+        if (usual != here) {
+            _mm512_storeu_ps(odd[0], a);
+            _mm512_storeu_ps(odd[1], b);
+        }
+        _mm512_mask_storeu_ps(y + i, here, tshi_kernel_power16(a, exponent));
+        for (j = 0; j < 16 && usual != here; j++)
+            if (((unsigned)here & ~(unsigned)usual) >> j & 1u)
+                y[i + j] = (float)tshi_kernel_pow(TSHI_R(odd[0][j]), TSHI_R(odd[1][j]));
+    }
+}
+
+/* With any steps. */
+static void tshi_kernel_powers_run(int64_t n, tsh_real *y, int64_t sy, const tsh_real *x,
+                                   int64_t sx, const tsh_real *w, int64_t sw) {
+    tsh_real pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
+    int64_t e;
+    if (sy == 1 && sx == 1 && (sw == 1 || !sw))
+        tshi_kernel_powers(n, (float *)(void *)y, (const float *)(const void *)x,
+                           (const float *)(const void *)w, sw);
+    else
+        for (e = 0; e < n; e += TSHI_BLOCK) {
+            tshi_kernel_gather(x + e * sx, sx, n - e, pad[0]);
+            tshi_kernel_gather(w + e * sw, sw, n - e, pad[1]);
+            tshi_kernel_powers(TSHI_BLOCK, (float *)(void *)out, (const float *)(void *)pad[0],
+                               (const float *)(void *)pad[1], 1);
+            tshi_kernel_scatter(y + e * sy, sy, n - e, out, 0);
+        }
+}
+
+/* Kernels of x^w, whose body is that of the other instruction sets. */
+#define TSHI_KERNEL_POWERS(name, w, sw)                                                            \
+    TSHI_KERNEL_ISA(name, portable, , n, at, s, p, TSHI_FUSED)                                     \
+    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, at, s, p, 1)                                         \
+    static void name##_avx512(int64_t n, void *const *at, const int64_t *s, const double *p) {     \
+        const tsh_real c = TSHI_R(p ? p[0] : 0);                                                   \
+        (void)c;                                                                                   \
+        if (sizeof c == 8)                                                                         \
+            name##_body(n, at, s, p, 0);                                                           \
+        else                                                                                       \
+            tshi_kernel_powers_run(n, (tsh_real *)at[0], s[0], (const tsh_real *)at[1], s[1], w,   \
+                                   sw);                                                            \
+    }                                                                                              \
+    TSHI_KERNEL_TABLE(name)
+#define TSHI_KERNEL_POWER(name)        TSHI_KERNEL_POWERS(name, (const tsh_real *)at[2], s[2])
+#define TSHI_KERNEL_POWER_SCALAR(name) TSHI_KERNEL_POWERS(name, &c, 0)
+#else
+#define TSHI_KERNEL_POWER        TSHI_KERNEL_FUSED
+#define TSHI_KERNEL_POWER_SCALAR TSHI_KERNEL_FUSED
+#endif
 
 /* A kernel's operands are void *; those it only reads come through here. */
 static void *tshi_kernel_read(const void *data) {
@@ -5884,200 +6077,6 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
     tsh_real s = tshi_kernel_sigmoid(x, fused);
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
-
-/* -- powers, with AVX-512 ---------------------------------------------------
- * x^y in two floats where one does not do: |x| = 2^k m with m in [0.75, 1.5), and of 32 pairs of r
- * and -log2 r, f = m r - 1 is exact and at most 2^-5. ln(1 + f) = f - f^2 / 2 + f^3 P(f) as high +
- * low; y log2 x = y (k - log2 r) + (y / ln 2) ln(1 + f) = n + t. */
-#if TSHI_X86
-static const float tshi_map_power_r[32] = {
-    1,         0.953125f, 0.921875f, 0.90625f,  0.875f,   0.859375f, 0.828125f, 0.8125f,
-    0.796875f, 0.765625f, 0.75f,     0.734375f, 0.71875f, 0.703125f, 0.6875f,   0.671875f,
-    1.3125f,   1.28125f,  1.28125f,  1.25f,     1.21875f, 1.1875f,   1.1875f,   1.15625f,
-    1.125f,    1.125f,    1.09375f,  1.0625f,   1.0625f,  1.03125f,  1.03125f,  1};
-/* -log2 r: its first 16 bits, so that k is added exactly, and the rest. */
-static const float tshi_map_power_high[32] = {0,
-                                              0.0692596436f,
-                                              0.117355347f,
-                                              0.14201355f,
-                                              0.192642212f,
-                                              0.218643188f,
-                                              0.272079468f,
-                                              0.299560547f,
-                                              0.327575684f,
-                                              0.385284424f,
-                                              0.415039063f,
-                                              0.445404053f,
-                                              0.47644043f,
-                                              0.508148193f,
-                                              0.54057312f,
-                                              0.573730469f,
-                                              -0.392318726f,
-                                              -0.357559204f,
-                                              -0.357559204f,
-                                              -0.321929932f,
-                                              -0.285400391f,
-                                              -0.247924805f,
-                                              -0.247924805f,
-                                              -0.209457397f,
-                                              -0.169921875f,
-                                              -0.169921875f,
-                                              -0.12928772f,
-                                              -0.0874633789f,
-                                              -0.0874633789f,
-                                              -0.0443878174f,
-                                              -0.0443878174f,
-                                              0};
-static const float tshi_map_power_low[32] = {0,
-                                             3.01888235e-6f,
-                                             1.60395848e-6f,
-                                             5.45506782e-6f,
-                                             2.86602835e-6f,
-                                             -2.90200114e-6f,
-                                             7.76633655e-8f,
-                                             -2.65016098e-7f,
-                                             -1.02556521e-6f,
-                                             5.73205671e-6f,
-                                             -1.56322119e-6f,
-                                             7.09558799e-6f,
-                                             -2.38574444e-6f,
-                                             -1.28968907e-6f,
-                                             -4.73875434e-6f,
-                                             4.77654794e-6f,
-                                             1.30280716e-6f,
-                                             7.19948366e-6f,
-                                             7.19948366e-6f,
-                                             1.83675331e-6f,
-                                             -1.82823726e-6f,
-                                             -2.70875603e-6f,
-                                             -2.70875603e-6f,
-                                             4.03183185e-6f,
-                                             -3.12644238e-6f,
-                                             -3.12644238e-6f,
-                                             4.70278155e-6f,
-                                             5.37655922e-7f,
-                                             5.37655922e-7f,
-                                             -6.30197565e-6f,
-                                             -6.30197565e-6f,
-                                             0};
-
-TSHI_AVX512 TSHI_INLINE __m512 tshi_map_power_look(const float *table, __m512i i) {
-    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), i, _mm512_loadu_ps(table + 16));
-}
-
-/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) An exponent, at
- * most 2^60, and its product with 1 / ln 2 in two. */
-TSHI_AVX512 TSHI_INLINE void tshi_map_power_exponent(__m512 y, __m512 *w) {
-    const __m512 inverse = _mm512_set1_ps(1.44269502f), most = _mm512_set1_ps(1.15292150e18f);
-    w[0] = y = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, y, most), -most);
-    w[1] = y * inverse;
-    w[2] = _mm512_fmadd_ps(y, _mm512_set1_ps(1.92596303e-8f), _mm512_fmsub_ps(y, inverse, w[1]));
-}
-
-TSHI_AVX512 TSHI_INLINE __m512 tshi_map_power16(__m512 x, const __m512 *w) {
-    const __m512 one = _mm512_set1_ps(1), y = w[0], c = w[1], c_low = w[2];
-    const __m512 m = _mm512_maskz_getmant_ps(0xFFFF, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
-    const __m512i i = _mm512_maskz_srli_epi32(0xFFFF, _mm512_castps_si512(m), 18);
-    const __m512 f = _mm512_fmsub_ps(m, tshi_map_power_look(tshi_map_power_r, i), one);
-    const __m512 g = f * _mm512_set1_ps(-0.5f), square = f * g, high = f + square;
-    __m512 k = _mm512_maskz_getexp_ps(0xFFFF, x), low, p, q, q_low, b, b_low, n, t;
-    k = _mm512_mask_add_ps(k, _mm512_cmp_ps_mask(m, one, _CMP_LT_OQ), k, one);
-    k += tshi_map_power_look(tshi_map_power_high, i);
-    p = _mm512_set1_ps(3.33699882e-1f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-4.00279224e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.99999881e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-6.66666627e-1f));
-    low = (f - high + square) + _mm512_fmsub_ps(f, g, square);
-    low = _mm512_fmadd_ps(f * square, p, low);
-    q = high * c;
-    q_low = _mm512_fmadd_ps(high, c_low, _mm512_fmsub_ps(high, c, q));
-    q_low = _mm512_fmadd_ps(low, c, q_low);
-    b = k * y;
-    b_low = _mm512_fmadd_ps(tshi_map_power_look(tshi_map_power_low, i), y,
-                            _mm512_fmsub_ps(k, y, b));
-    n = _mm512_maskz_roundscale_ps(0xFFFF, b + q, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    t = (b - n + q) + (q_low + b_low);
-    /* beyond the floats t is anything */
-    t = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, t, one), -one);
-    p = _mm512_set1_ps(1.55953909e-4f);
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.34069507e-3f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(9.61769000e-3f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(5.55030964e-2f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(2.40226522e-1f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(6.93147242e-1f));
-    p = _mm512_fmadd_ps(p, t, one);
-    return _mm512_maskz_scalef_ps(0xFFFF, p, n);
-}
-
-/* y = x^w, dense, w with a step of 1 or 0. What is not a power of a positive number is done again,
- * by tshi_kernel_pow. */
-TSHI_AVX512 static void tshi_map_powers(int64_t n, float *y, const float *x, const float *w,
-                                        int64_t step) {
-    int64_t i;
-    int j;
-    __m512 b = _mm512_set1_ps(w[0]), exponent[3];
-    tshi_map_power_exponent(b, exponent);
-    for (i = 0; i < n; i += 16) {
-        const __mmask16 here = (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0));
-        const __m512 a = _mm512_maskz_loadu_ps(here, x + i);
-        const __m512i bits = _mm512_castps_si512(a);
-        __mmask16 usual = _mm512_mask_cmplt_epu32_mask(
-            here, _mm512_maskz_sub_epi32(0xFFFF, bits, _mm512_set1_epi32(1)),
-            _mm512_set1_epi32(0x7F7FFFFF));
-        float odd[2][16];
-        if (step) {
-            b = _mm512_maskz_loadu_ps(here, w + i);
-            tshi_map_power_exponent(b, exponent);
-        }
-        usual = _mm512_mask_cmp_ps_mask(usual, b, b, _CMP_ORD_Q);
-        if (usual != here) {
-            _mm512_storeu_ps(odd[0], a);
-            _mm512_storeu_ps(odd[1], b);
-        }
-        _mm512_mask_storeu_ps(y + i, here, tshi_map_power16(a, exponent));
-        for (j = 0; j < 16 && usual != here; j++)
-            if (((unsigned)here & ~(unsigned)usual) >> j & 1u)
-                y[i + j] = (float)tshi_kernel_pow(TSHI_R(odd[0][j]), TSHI_R(odd[1][j]));
-    }
-}
-
-/* With any steps. */
-static void tshi_map_powers_run(int64_t n, tsh_real *y, int64_t sy, const tsh_real *x, int64_t sx,
-                                const tsh_real *w, int64_t sw) {
-    tsh_real pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
-    int64_t e;
-    if (sy == 1 && sx == 1 && (sw == 1 || !sw))
-        tshi_map_powers(n, (float *)(void *)y, (const float *)(const void *)x,
-                        (const float *)(const void *)w, sw);
-    else
-        for (e = 0; e < n; e += TSHI_BLOCK) {
-            tshi_kernel_gather(x + e * sx, sx, n - e, pad[0]);
-            tshi_kernel_gather(w + e * sw, sw, n - e, pad[1]);
-            tshi_map_powers(TSHI_BLOCK, (float *)(void *)out, (const float *)(void *)pad[0],
-                            (const float *)(void *)pad[1], 1);
-            tshi_kernel_scatter(y + e * sy, sy, n - e, out, 0);
-        }
-}
-
-/* Kernels of x^w, whose body is that of the other instruction sets. */
-#define TSHI_MAP_POWER_KERNEL(name, w, sw)                                                         \
-    TSHI_KERNEL_ISA(name, portable, , n, at, s, p, TSHI_FUSED)                                     \
-    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, at, s, p, 1)                                         \
-    static void name##_avx512(int64_t n, void *const *at, const int64_t *s, const double *p) {     \
-        const tsh_real c = TSHI_R(p ? p[0] : 0);                                                   \
-        (void)c;                                                                                   \
-        if (sizeof c == 8)                                                                         \
-            name##_body(n, at, s, p, 0);                                                           \
-        else                                                                                       \
-            tshi_map_powers_run(n, (tsh_real *)at[0], s[0], (const tsh_real *)at[1], s[1], w, sw); \
-    }                                                                                              \
-    TSHI_KERNEL_TABLE(name)
-#define TSHI_KERNEL_POWER(name)        TSHI_MAP_POWER_KERNEL(name, (const tsh_real *)at[2], s[2])
-#define TSHI_KERNEL_POWER_SCALAR(name) TSHI_MAP_POWER_KERNEL(name, &c, 0)
-#else
-#define TSHI_KERNEL_POWER        TSHI_KERNEL_FUSED
-#define TSHI_KERNEL_POWER_SCALAR TSHI_KERNEL_FUSED
-#endif
 
 /* Blocks of functions go to their place at once; where memory is all that an op waits for, those of
  * a pad get there sooner. */
@@ -14695,6 +14694,14 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_AVX2
 #undef TSHI_AVX512
 #undef TSHI_KERNEL
+#undef TSHI_KERNEL_FUSED
+#undef TSHI_KERNEL_ISA
+#undef TSHI_KERNEL_TABLE
+#undef TSHI_KERNEL_POWERS
+#undef TSHI_KERNEL_POWER
+#undef TSHI_KERNEL_POWER_SCALAR
+#undef TSHI_FUSED
+#undef TSHI_LANES
 #undef TSHI_GEMM_JOIN_
 #undef TSHI_GEMM_JOIN
 #undef TSHI_GEMM_IS_float
