@@ -3585,22 +3585,20 @@ TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_re
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
-TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t step, int64_t n, tsh_real most,
-                                      tsh_real *y, int fused) {
+TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real most, tsh_real *y,
+                                      int fused) {
     tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], out[TSHI_BLOCK];
-    int64_t e = 0;
+    int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (; e + TSHI_BLOCK <= n && step == 1; e += TSHI_BLOCK) {
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         tshi_kernel_exps_step(lane, x + e, most, out, fused);
         for (i = 0; i < TSHI_BLOCK && y; i++) y[e + i] = out[i];
     }
-    for (; e < n; e += TSHI_BLOCK) {
-        tshi_kernel_gather(x + e * step, step, n - e, pad);
-        for (i = (int)tshi_base_min(n - e, TSHI_BLOCK); i < TSHI_BLOCK; i++)
-            pad[i] = -TSHI_R(INFINITY); /* e^that is 0 */
+    if (e < n) {
+        tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^that is 0 */
         tshi_kernel_exps_step(lane, pad, most, out, fused);
-        if (y) tshi_kernel_put(y, step, e, n, out, 0);
+        if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
     return tshi_kernel_fold(lane) + (most - most);
 }
@@ -7013,6 +7011,34 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
     return tshi_reduce_scaled("tsh_mean", x, dim, keepdim, 1);
 }
 
+/* -- columns ----------------------------------------------------------------
+ * Where another dimension is inside of the one that an op runs along, columns that lie side by side
+ * are turned into rows, worked on, and turned back: memory is read line by line. */
+
+enum { TSHI_REDUCE_COLUMNS = 16 };
+
+/* m columns of n values, whose rows lie `step` apart, to dense rows, or back; 8 x 8 at a time. */
+static void tshi_reduce_turn(tsh_real *rows, tsh_real *x, int64_t n, int64_t step, int64_t m,
+                             int back) {
+    enum { SIDE = 8 };
+    int64_t i, c, j, k, high, wide;
+    for (i = 0; i < n; i += SIDE)
+        for (c = 0; c < m; c += SIDE) {
+            tsh_real *from = x + i * step + c, *to = rows + c * n + i;
+            high = tshi_base_min(SIDE, n - i);
+            wide = tshi_base_min(SIDE, m - c);
+            if (back)
+                for (j = 0; j < high; j++)
+                    for (k = 0; k < wide; k++) from[j * step + k] = to[k * n + j];
+            else if (high == SIDE && wide == SIDE)
+                for (k = 0; k < SIDE; k++)
+                    for (j = 0; j < SIDE; j++) to[k * n + j] = from[j * step + k];
+            else
+                for (k = 0; k < wide; k++)
+                    for (j = 0; j < high; j++) to[k * n + j] = from[j * step + k];
+        }
+}
+
 /* -- max, argmax: the first place of the largest value; NaN wins --------------- */
 
 TSHI_INLINE void tshi_reduce_first_step(int32_t *lane, const tsh_real *x, tsh_real most,
@@ -7092,6 +7118,33 @@ static void tshi_reduce_max_backward(tshi_node *node) {
     }
 }
 
+/* Places of the largest values, and these where y is not NULL. */
+static void tshi_reduce_places(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *x, int64_t *place,
+                               tsh_real *y) {
+    static const int64_t one = 1;
+    tshi_block *block = r->inner == 1
+                            ? NULL
+                            : tshi_mem_take(ctx, TSH_MEM_STEP,
+                                            (size_t)(r->n * TSHI_REDUCE_COLUMNS) * sizeof *x);
+    int64_t e, m, c, count = r->outer * r->inner;
+    void *at[2];
+    for (e = 0; e < count && (block || r->inner == 1); e += m) {
+        tsh_real *rows = x + e / r->inner * r->n * r->inner + e % r->inner;
+        m = tshi_base_min(TSHI_REDUCE_COLUMNS, r->inner - e % r->inner);
+        if (block) {
+            tshi_reduce_turn((tsh_real *)tshi_mem_data(block), rows, r->n, r->inner, m, 0);
+            rows = (tsh_real *)tshi_mem_data(block);
+        }
+        for (c = 0; c < m; c++) {
+            at[0] = rows + c * r->n;
+            at[1] = place + e + c;
+            tshi_reduce_place[ctx->isa](r->n, at, &one, NULL);
+            if (y) y[e + c] = rows[c * r->n + place[e + c]];
+        }
+    }
+    tshi_mem_drop(ctx, block);
+}
+
 static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int keepdim,
                                    int want_place) {
     tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
@@ -7099,33 +7152,22 @@ static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int k
     tshi_block *scratch, *aux;
     tsh_tensor *out;
     tshi_node *node;
-    const tsh_real *values;
-    int64_t o, i, *place;
-    void *at[2];
+    tsh_real *values;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, 0, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op);
     out = tshi_tensor_out(ctx, op, want_place ? TSH_I64 : TSH_REAL, &r.shape, &r.layout);
-    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof *place)
+    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof(int64_t))
               : NULL;
-    values = aux ? (const tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
+    values = aux ? (tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
     if (!values) tshi_mem_drop(ctx, aux);
     if (!values) return NULL;
-    place = (int64_t *)tshi_mem_data(aux);
-    for (o = 0; o < r.outer; o++)
-        for (i = 0; i < r.inner; i++) {
-            const tsh_real *row = values + o * r.n * r.inner + i;
-            int64_t best, e = o * r.inner + i;
-            at[0] = tshi_kernel_read(row);
-            at[1] = place + e;
-            tshi_reduce_place[ctx->isa](r.n, at, &r.inner, NULL);
-            best = place[e];
-            if (want_place)
-                ((int64_t *)tshi_tensor_at(out))[e] = best;
-            else
-                tshi_tensor_values(out)[e] = row[best * r.inner];
-        }
+    tshi_reduce_places(ctx, &r, values, (int64_t *)tshi_mem_data(aux),
+                       want_place ? NULL : tshi_tensor_values(out));
+    if (want_place)
+        memcpy(tshi_tensor_at(out), tshi_mem_data(aux),
+               (size_t)(r.outer * r.inner) * sizeof(int64_t));
     tshi_mem_drop(ctx, scratch);
     node = want_place ? NULL
                       : tshi_tape_record(op, out, &x, 1, 0, tshi_reduce_max_backward,
@@ -7150,80 +7192,97 @@ TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
  * m = max x, y = e^(x-m) / sum e^(x-m);   dx = y (dy - sum dy y)
  * log: y = x - m - log sum e^(x-m);       dx = dy - e^y sum dy                */
 
-/* One row: at y, x; strides s[0]; p[0]: log. */
+/* One row: at y, x; p[0]: log. */
 TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int64_t *s,
                                           const double *p, int fused) {
     tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)at[1], *in;
-    const int64_t step = s[0];
     const int log = p[0] > 0;
-    tsh_real most = x[0], sum, c;
+    const tsh_real most = tshi_kernel_max(x, n);
+    const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, fused);
+    const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(1) / sum;
     int64_t e;
     int i;
-    if (step == 1)
-        most = tshi_kernel_max(x, n);
-    else
-        for (e = 1; e < n; e++) most = most >= x[e * step] ? most : x[e * step];
-    sum = tshi_kernel_exps(x, step, n, most, log ? NULL : y, fused);
-    c = log ? tshi_kernel_log(sum, fused) : TSHI_R(1) / sum;
+    (void)s;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        in = tshi_kernel_get(log ? x : y, step, e, n, pad);
+        in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
         if (log) /* not x - (most + c), which would be rounded to the size of most */
             for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - most - c;
         else
             for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
-        tshi_kernel_put(y, step, e, n, out, 0);
+        tshi_kernel_put(y, 1, e, n, out, 0);
     }
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax);
 
-/* One row: at dx, y, dy, all with stride s[0]; p[0]: log. */
+/* One row: at dx, y, dy; p[0]: log. */
 TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, void *const *at, const int64_t *s,
                                                 const double *p, int fused) {
-    tsh_real *dx = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK], sum = 0;
+    tsh_real *dx = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *y = (const tsh_real *)at[1], *dy = (const tsh_real *)at[2], *ys, *gs;
-    const int64_t step = s[0];
+    const tsh_real sum = p[0] > 0 ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
     int64_t e;
     int i;
-    if (step == 1)
-        sum = p[0] > 0 ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
-    else
-        for (e = 0; e < n; e++) sum += dy[e * step] * (p[0] > 0 ? TSHI_R(1) : y[e * step]);
+    (void)s;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        ys = tshi_kernel_get(y, step, e, n, pad[0]);
-        gs = tshi_kernel_get(dy, step, e, n, pad[1]);
+        ys = tshi_kernel_get(y, 1, e, n, pad[0]);
+        gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
         if (p[0] > 0)
             for (i = 0; i < TSHI_BLOCK; i++) out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
         else
             for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
-        tshi_kernel_put(dx, step, e, n, out, 0);
+        tshi_kernel_put(dx, 1, e, n, out, 0);
     }
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax_slope);
 
-/* Rows of n values with a step, which lie side by side: a softmax, or its slope. */
+/* Lines of n values with a step, which lie side by side: a softmax, or its slope. */
 typedef struct tshi_lines {
     tshi_kernel_fn kernel;
     int64_t n, step;
     tsh_real *at[3]; /* the last may be NULL */
     const double *p;
+    tsh_real *turned; /* room of each piece for columns of all three */
 } tshi_lines;
 
 static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
+    static const int64_t one = 1;
     const tshi_lines *lines = (const tshi_lines *)job;
+    const int64_t n = lines->n, step = lines->step, room = TSHI_REDUCE_COLUMNS * n;
+    tsh_real *turned = lines->turned ? lines->turned + 3 * room * piece : NULL;
+    int64_t m, c;
     void *at[3];
     int i;
-    (void)piece;
-    for (; from < to; from++) {
-        int64_t first = from / lines->step * lines->n * lines->step + from % lines->step;
-        for (i = 0; i < 3; i++) at[i] = lines->at[i] ? lines->at[i] + first : NULL;
-        lines->kernel(lines->n, at, &lines->step, lines->p);
+    for (; from < to; from += m) {
+        const int64_t first = from / step * n * step + from % step;
+        m = tshi_base_min(tshi_base_min(TSHI_REDUCE_COLUMNS, step - from % step), to - from);
+        for (i = 1; i < 3 && turned; i++)
+            if (lines->at[i])
+                tshi_reduce_turn(turned + i * room, lines->at[i] + first, n, step, m, 0);
+        for (c = 0; c < m; c++) {
+            for (i = 0; i < 3; i++)
+                at[i] = !lines->at[i] ? NULL
+                        : turned      ? turned + i * room + c * n
+                                      : lines->at[i] + first;
+            lines->kernel(n, at, &one, lines->p);
+        }
+        if (turned) tshi_reduce_turn(turned, lines->at[0] + first, n, step, m, 1);
     }
 }
 
-static void tshi_reduce_run(const tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
-    if (lines->n && count)
-        tshi_team_run(tshi_kernel_pieces(ctx, count, lines->n), count, 1, tshi_reduce_lines, lines);
+static void tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
+    const int pieces = tshi_kernel_pieces(ctx, count, lines->n);
+    tshi_block *block = NULL;
+    if (!lines->n || !count) return;
+    if (lines->step > 1)
+        block = tshi_mem_take(ctx, TSH_MEM_STEP,
+                              (size_t)(3 * TSHI_REDUCE_COLUMNS * lines->n * pieces) *
+                                  sizeof(tsh_real));
+    if (lines->step > 1 && !block) return;
+    lines->turned = block ? (tsh_real *)tshi_mem_data(block) : NULL;
+    tshi_team_run(pieces, count, lines->step > 1 ? TSHI_REDUCE_COLUMNS : 1, tshi_reduce_lines,
+                  lines);
+    tshi_mem_drop(ctx, block);
 }
 
 static void tshi_reduce_softmax_backward(tshi_node *node) {
@@ -10116,7 +10175,7 @@ TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s
     tsh_real *sum = (tsh_real *)at[2];
     int64_t i;
     (void)p;
-    for (i = 0; i < n; i++) sum[i] = tshi_kernel_exps(x + i * s[1], 1, s[0], m[i], NULL, fused);
+    for (i = 0; i < n; i++) sum[i] = tshi_kernel_exps(x + i * s[1], s[0], m[i], NULL, fused);
 }
 TSHI_KERNEL_FUSED(tshi_loss_sum);
 
