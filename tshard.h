@@ -1363,9 +1363,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
 /* Before a loop whose operands do not overlap, or are one. */
-#if defined(__clang__)
-#define TSHI_LANES _Pragma("clang loop vectorize(assume_safety)")
-#elif defined(__GNUC__)
+#if defined(__GNUC__) && !defined(__clang__)
 #define TSHI_LANES _Pragma("GCC ivdep")
 #else
 #define TSHI_LANES
@@ -3627,25 +3625,218 @@ TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_re
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
-TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t step, int64_t n, tsh_real most,
-                                      tsh_real *y, int fused) {
+TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real most, tsh_real *y,
+                                      int fused) {
     tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], out[TSHI_BLOCK];
-    int64_t e = 0;
+    int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (; e + TSHI_BLOCK <= n && step == 1; e += TSHI_BLOCK) {
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         tshi_kernel_exps_step(lane, x + e, most, out, fused);
         for (i = 0; i < TSHI_BLOCK && y; i++) y[e + i] = out[i];
     }
-    for (; e < n; e += TSHI_BLOCK) {
-        tshi_kernel_gather(x + e * step, step, n - e, pad);
-        for (i = (int)tshi_base_min(n - e, TSHI_BLOCK); i < TSHI_BLOCK; i++)
-            pad[i] = -TSHI_R(INFINITY); /* e^that is 0 */
+    if (e < n) {
+        tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^that is 0 */
         tshi_kernel_exps_step(lane, pad, most, out, fused);
-        if (y) tshi_kernel_put(y, step, e, n, out, 0);
+        if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
     return tshi_kernel_fold(lane) + (most - most);
 }
+
+/* -- powers, with AVX-512 ---------------------------------------------------
+ * x^y in two floats where one does not do: |x| = 2^k m with m in [0.75, 1.5), and of 32 pairs of r
+ * and -log2 r, f = m r - 1 is exact and at most 2^-5. ln(1 + f) = f - f^2 / 2 + f^3 P(f) as high +
+ * low; y log2 x = y (k - log2 r) + (y / ln 2) ln(1 + f) = n + t. */
+#if TSHI_X86
+static const float tshi_kernel_power_r[32] = {
+    1,         0.953125f, 0.921875f, 0.90625f,  0.875f,   0.859375f, 0.828125f, 0.8125f,
+    0.796875f, 0.765625f, 0.75f,     0.734375f, 0.71875f, 0.703125f, 0.6875f,   0.671875f,
+    1.3125f,   1.28125f,  1.28125f,  1.25f,     1.21875f, 1.1875f,   1.1875f,   1.15625f,
+    1.125f,    1.125f,    1.09375f,  1.0625f,   1.0625f,  1.03125f,  1.03125f,  1};
+/* -log2 r: its first 16 bits, so that k is added exactly, and the rest. */
+static const float tshi_kernel_power_high[32] = {0,
+                                                 0.0692596436f,
+                                                 0.117355347f,
+                                                 0.14201355f,
+                                                 0.192642212f,
+                                                 0.218643188f,
+                                                 0.272079468f,
+                                                 0.299560547f,
+                                                 0.327575684f,
+                                                 0.385284424f,
+                                                 0.415039063f,
+                                                 0.445404053f,
+                                                 0.47644043f,
+                                                 0.508148193f,
+                                                 0.54057312f,
+                                                 0.573730469f,
+                                                 -0.392318726f,
+                                                 -0.357559204f,
+                                                 -0.357559204f,
+                                                 -0.321929932f,
+                                                 -0.285400391f,
+                                                 -0.247924805f,
+                                                 -0.247924805f,
+                                                 -0.209457397f,
+                                                 -0.169921875f,
+                                                 -0.169921875f,
+                                                 -0.12928772f,
+                                                 -0.0874633789f,
+                                                 -0.0874633789f,
+                                                 -0.0443878174f,
+                                                 -0.0443878174f,
+                                                 0};
+static const float tshi_kernel_power_low[32] = {0,
+                                                3.01888235e-6f,
+                                                1.60395848e-6f,
+                                                5.45506782e-6f,
+                                                2.86602835e-6f,
+                                                -2.90200114e-6f,
+                                                7.76633655e-8f,
+                                                -2.65016098e-7f,
+                                                -1.02556521e-6f,
+                                                5.73205671e-6f,
+                                                -1.56322119e-6f,
+                                                7.09558799e-6f,
+                                                -2.38574444e-6f,
+                                                -1.28968907e-6f,
+                                                -4.73875434e-6f,
+                                                4.77654794e-6f,
+                                                1.30280716e-6f,
+                                                7.19948366e-6f,
+                                                7.19948366e-6f,
+                                                1.83675331e-6f,
+                                                -1.82823726e-6f,
+                                                -2.70875603e-6f,
+                                                -2.70875603e-6f,
+                                                4.03183185e-6f,
+                                                -3.12644238e-6f,
+                                                -3.12644238e-6f,
+                                                4.70278155e-6f,
+                                                5.37655922e-7f,
+                                                5.37655922e-7f,
+                                                -6.30197565e-6f,
+                                                -6.30197565e-6f,
+                                                0};
+
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_look(const float *table, __m512i i) {
+    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), i, _mm512_loadu_ps(table + 16));
+}
+
+/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) An exponent, at
+ * most 2^60, and its product with 1 / ln 2 in two. */
+TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_exponent(__m512 y, __m512 *w) {
+    const __m512 inverse = _mm512_set1_ps(1.44269502f), most = _mm512_set1_ps(1.15292150e18f);
+    w[0] = y = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, y, most), -most);
+    w[1] = y * inverse;
+    w[2] = _mm512_fmadd_ps(y, _mm512_set1_ps(1.92596303e-8f), _mm512_fmsub_ps(y, inverse, w[1]));
+}
+
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power16(__m512 x, const __m512 *w) {
+    const __m512 one = _mm512_set1_ps(1), y = w[0], c = w[1], c_low = w[2];
+    const __m512 m = _mm512_maskz_getmant_ps(0xFFFF, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
+    const __m512i i = _mm512_maskz_srli_epi32(0xFFFF, _mm512_castps_si512(m), 18);
+    const __m512 f = _mm512_fmsub_ps(m, tshi_kernel_power_look(tshi_kernel_power_r, i), one);
+    const __m512 g = f * _mm512_set1_ps(-0.5f), square = f * g, high = f + square;
+    __m512 k = _mm512_maskz_getexp_ps(0xFFFF, x), low, p, q, q_low, b, b_low, n, t;
+    k = _mm512_mask_add_ps(k, _mm512_cmp_ps_mask(m, one, _CMP_LT_OQ), k, one);
+    k += tshi_kernel_power_look(tshi_kernel_power_high, i);
+    p = _mm512_set1_ps(3.33699882e-1f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-4.00279224e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.99999881e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-6.66666627e-1f));
+    low = (f - high + square) + _mm512_fmsub_ps(f, g, square);
+    low = _mm512_fmadd_ps(f * square, p, low);
+    q = high * c;
+    q_low = _mm512_fmadd_ps(high, c_low, _mm512_fmsub_ps(high, c, q));
+    q_low = _mm512_fmadd_ps(low, c, q_low);
+    b = k * y;
+    b_low = _mm512_fmadd_ps(tshi_kernel_power_look(tshi_kernel_power_low, i), y,
+                            _mm512_fmsub_ps(k, y, b));
+    n = _mm512_maskz_roundscale_ps(0xFFFF, b + q, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    t = (b - n + q) + (q_low + b_low);
+    /* beyond the floats t is anything */
+    t = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, t, one), -one);
+    p = _mm512_set1_ps(1.55953909e-4f);
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.34069507e-3f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(9.61769000e-3f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(5.55030964e-2f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(2.40226522e-1f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(6.93147242e-1f));
+    p = _mm512_fmadd_ps(p, t, one);
+    return _mm512_maskz_scalef_ps(0xFFFF, p, n);
+}
+
+/* y = x^w, dense, w with a step of 1 or 0. What is not a power of a positive number is done again,
+ * by tshi_kernel_pow. */
+TSHI_AVX512 static void tshi_kernel_powers(int64_t n, float *y, const float *x, const float *w,
+                                           int64_t step) {
+    int64_t i;
+    int j;
+    __m512 b = _mm512_set1_ps(w[0]), exponent[3];
+    tshi_kernel_power_exponent(b, exponent);
+    for (i = 0; i < n; i += 16) {
+        const __mmask16 here = (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0));
+        const __m512 a = _mm512_maskz_loadu_ps(here, x + i);
+        const __m512i bits = _mm512_castps_si512(a);
+        __mmask16 usual = _mm512_mask_cmplt_epu32_mask(
+            here, _mm512_maskz_sub_epi32(0xFFFF, bits, _mm512_set1_epi32(1)),
+            _mm512_set1_epi32(0x7F7FFFFF));
+        float odd[2][16];
+        if (step) {
+            b = _mm512_maskz_loadu_ps(here, w + i);
+            tshi_kernel_power_exponent(b, exponent);
+        }
+        usual = _mm512_mask_cmp_ps_mask(usual, b, b, _CMP_ORD_Q);
+        if (usual != here) {
+            _mm512_storeu_ps(odd[0], a);
+            _mm512_storeu_ps(odd[1], b);
+        }
+        _mm512_mask_storeu_ps(y + i, here, tshi_kernel_power16(a, exponent));
+        for (j = 0; j < 16 && usual != here; j++)
+            if (((unsigned)here & ~(unsigned)usual) >> j & 1u)
+                y[i + j] = (float)tshi_kernel_pow(TSHI_R(odd[0][j]), TSHI_R(odd[1][j]));
+    }
+}
+
+/* With any steps. */
+static void tshi_kernel_powers_run(int64_t n, tsh_real *y, int64_t sy, const tsh_real *x,
+                                   int64_t sx, const tsh_real *w, int64_t sw) {
+    tsh_real pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
+    int64_t e;
+    if (sy == 1 && sx == 1 && (sw == 1 || !sw))
+        tshi_kernel_powers(n, (float *)(void *)y, (const float *)(const void *)x,
+                           (const float *)(const void *)w, sw);
+    else
+        for (e = 0; e < n; e += TSHI_BLOCK) {
+            tshi_kernel_gather(x + e * sx, sx, n - e, pad[0]);
+            tshi_kernel_gather(w + e * sw, sw, n - e, pad[1]);
+            tshi_kernel_powers(TSHI_BLOCK, (float *)(void *)out, (const float *)(void *)pad[0],
+                               (const float *)(void *)pad[1], 1);
+            tshi_kernel_scatter(y + e * sy, sy, n - e, out, 0);
+        }
+}
+
+/* Kernels of x^w, whose body is that of the other instruction sets. */
+#define TSHI_KERNEL_POWERS(name, w, sw)                                                            \
+    TSHI_KERNEL_ISA(name, portable, , n, at, s, p, TSHI_FUSED)                                     \
+    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, at, s, p, 1)                                         \
+    static void name##_avx512(int64_t n, void *const *at, const int64_t *s, const double *p) {     \
+        const tsh_real c = TSHI_R(p ? p[0] : 0);                                                   \
+        (void)c;                                                                                   \
+        if (sizeof c == 8)                                                                         \
+            name##_body(n, at, s, p, 0);                                                           \
+        else                                                                                       \
+            tshi_kernel_powers_run(n, (tsh_real *)at[0], s[0], (const tsh_real *)at[1], s[1], w,   \
+                                   sw);                                                            \
+    }                                                                                              \
+    TSHI_KERNEL_TABLE(name)
+#define TSHI_KERNEL_POWER(name)        TSHI_KERNEL_POWERS(name, (const tsh_real *)at[2], s[2])
+#define TSHI_KERNEL_POWER_SCALAR(name) TSHI_KERNEL_POWERS(name, &c, 0)
+#else
+#define TSHI_KERNEL_POWER        TSHI_KERNEL_FUSED
+#define TSHI_KERNEL_POWER_SCALAR TSHI_KERNEL_FUSED
+#endif
 
 /* A kernel's operands are void *; those it only reads come through here. */
 static void *tshi_kernel_read(const void *data) {
@@ -6019,200 +6210,6 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
 
-/* -- powers, with AVX-512 ---------------------------------------------------
- * x^y in two floats where one does not do: |x| = 2^k m with m in [0.75, 1.5), and of 32 pairs of r
- * and -log2 r, f = m r - 1 is exact and at most 2^-5. ln(1 + f) = f - f^2 / 2 + f^3 P(f) as high +
- * low; y log2 x = y (k - log2 r) + (y / ln 2) ln(1 + f) = n + t. */
-#if TSHI_X86
-static const float tshi_map_power_r[32] = {
-    1,         0.953125f, 0.921875f, 0.90625f,  0.875f,   0.859375f, 0.828125f, 0.8125f,
-    0.796875f, 0.765625f, 0.75f,     0.734375f, 0.71875f, 0.703125f, 0.6875f,   0.671875f,
-    1.3125f,   1.28125f,  1.28125f,  1.25f,     1.21875f, 1.1875f,   1.1875f,   1.15625f,
-    1.125f,    1.125f,    1.09375f,  1.0625f,   1.0625f,  1.03125f,  1.03125f,  1};
-/* -log2 r: its first 16 bits, so that k is added exactly, and the rest. */
-static const float tshi_map_power_high[32] = {0,
-                                              0.0692596436f,
-                                              0.117355347f,
-                                              0.14201355f,
-                                              0.192642212f,
-                                              0.218643188f,
-                                              0.272079468f,
-                                              0.299560547f,
-                                              0.327575684f,
-                                              0.385284424f,
-                                              0.415039063f,
-                                              0.445404053f,
-                                              0.47644043f,
-                                              0.508148193f,
-                                              0.54057312f,
-                                              0.573730469f,
-                                              -0.392318726f,
-                                              -0.357559204f,
-                                              -0.357559204f,
-                                              -0.321929932f,
-                                              -0.285400391f,
-                                              -0.247924805f,
-                                              -0.247924805f,
-                                              -0.209457397f,
-                                              -0.169921875f,
-                                              -0.169921875f,
-                                              -0.12928772f,
-                                              -0.0874633789f,
-                                              -0.0874633789f,
-                                              -0.0443878174f,
-                                              -0.0443878174f,
-                                              0};
-static const float tshi_map_power_low[32] = {0,
-                                             3.01888235e-6f,
-                                             1.60395848e-6f,
-                                             5.45506782e-6f,
-                                             2.86602835e-6f,
-                                             -2.90200114e-6f,
-                                             7.76633655e-8f,
-                                             -2.65016098e-7f,
-                                             -1.02556521e-6f,
-                                             5.73205671e-6f,
-                                             -1.56322119e-6f,
-                                             7.09558799e-6f,
-                                             -2.38574444e-6f,
-                                             -1.28968907e-6f,
-                                             -4.73875434e-6f,
-                                             4.77654794e-6f,
-                                             1.30280716e-6f,
-                                             7.19948366e-6f,
-                                             7.19948366e-6f,
-                                             1.83675331e-6f,
-                                             -1.82823726e-6f,
-                                             -2.70875603e-6f,
-                                             -2.70875603e-6f,
-                                             4.03183185e-6f,
-                                             -3.12644238e-6f,
-                                             -3.12644238e-6f,
-                                             4.70278155e-6f,
-                                             5.37655922e-7f,
-                                             5.37655922e-7f,
-                                             -6.30197565e-6f,
-                                             -6.30197565e-6f,
-                                             0};
-
-TSHI_AVX512 TSHI_INLINE __m512 tshi_map_power_look(const float *table, __m512i i) {
-    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), i, _mm512_loadu_ps(table + 16));
-}
-
-/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) An exponent, at
- * most 2^60, and its product with 1 / ln 2 in two. */
-TSHI_AVX512 TSHI_INLINE void tshi_map_power_exponent(__m512 y, __m512 *w) {
-    const __m512 inverse = _mm512_set1_ps(1.44269502f), most = _mm512_set1_ps(1.15292150e18f);
-    w[0] = y = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, y, most), -most);
-    w[1] = y * inverse;
-    w[2] = _mm512_fmadd_ps(y, _mm512_set1_ps(1.92596303e-8f), _mm512_fmsub_ps(y, inverse, w[1]));
-}
-
-TSHI_AVX512 TSHI_INLINE __m512 tshi_map_power16(__m512 x, const __m512 *w) {
-    const __m512 one = _mm512_set1_ps(1), y = w[0], c = w[1], c_low = w[2];
-    const __m512 m = _mm512_maskz_getmant_ps(0xFFFF, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
-    const __m512i i = _mm512_maskz_srli_epi32(0xFFFF, _mm512_castps_si512(m), 18);
-    const __m512 f = _mm512_fmsub_ps(m, tshi_map_power_look(tshi_map_power_r, i), one);
-    const __m512 g = f * _mm512_set1_ps(-0.5f), square = f * g, high = f + square;
-    __m512 k = _mm512_maskz_getexp_ps(0xFFFF, x), low, p, q, q_low, b, b_low, n, t;
-    k = _mm512_mask_add_ps(k, _mm512_cmp_ps_mask(m, one, _CMP_LT_OQ), k, one);
-    k += tshi_map_power_look(tshi_map_power_high, i);
-    p = _mm512_set1_ps(3.33699882e-1f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-4.00279224e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.99999881e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-6.66666627e-1f));
-    low = (f - high + square) + _mm512_fmsub_ps(f, g, square);
-    low = _mm512_fmadd_ps(f * square, p, low);
-    q = high * c;
-    q_low = _mm512_fmadd_ps(high, c_low, _mm512_fmsub_ps(high, c, q));
-    q_low = _mm512_fmadd_ps(low, c, q_low);
-    b = k * y;
-    b_low = _mm512_fmadd_ps(tshi_map_power_look(tshi_map_power_low, i), y,
-                            _mm512_fmsub_ps(k, y, b));
-    n = _mm512_maskz_roundscale_ps(0xFFFF, b + q, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    t = (b - n + q) + (q_low + b_low);
-    /* beyond the floats t is anything */
-    t = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, t, one), -one);
-    p = _mm512_set1_ps(1.55953909e-4f);
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.34069507e-3f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(9.61769000e-3f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(5.55030964e-2f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(2.40226522e-1f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(6.93147242e-1f));
-    p = _mm512_fmadd_ps(p, t, one);
-    return _mm512_maskz_scalef_ps(0xFFFF, p, n);
-}
-
-/* y = x^w, dense, w with a step of 1 or 0. What is not a power of a positive number is done again,
- * by tshi_kernel_pow. */
-TSHI_AVX512 static void tshi_map_powers(int64_t n, float *y, const float *x, const float *w,
-                                        int64_t step) {
-    int64_t i;
-    int j;
-    __m512 b = _mm512_set1_ps(w[0]), exponent[3];
-    tshi_map_power_exponent(b, exponent);
-    for (i = 0; i < n; i += 16) {
-        const __mmask16 here = (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0));
-        const __m512 a = _mm512_maskz_loadu_ps(here, x + i);
-        const __m512i bits = _mm512_castps_si512(a);
-        __mmask16 usual = _mm512_mask_cmplt_epu32_mask(
-            here, _mm512_maskz_sub_epi32(0xFFFF, bits, _mm512_set1_epi32(1)),
-            _mm512_set1_epi32(0x7F7FFFFF));
-        float odd[2][16];
-        if (step) {
-            b = _mm512_maskz_loadu_ps(here, w + i);
-            tshi_map_power_exponent(b, exponent);
-        }
-        usual = _mm512_mask_cmp_ps_mask(usual, b, b, _CMP_ORD_Q);
-        if (usual != here) {
-            _mm512_storeu_ps(odd[0], a);
-            _mm512_storeu_ps(odd[1], b);
-        }
-        _mm512_mask_storeu_ps(y + i, here, tshi_map_power16(a, exponent));
-        for (j = 0; j < 16 && usual != here; j++)
-            if (((unsigned)here & ~(unsigned)usual) >> j & 1u)
-                y[i + j] = (float)tshi_kernel_pow(TSHI_R(odd[0][j]), TSHI_R(odd[1][j]));
-    }
-}
-
-/* With any steps. */
-static void tshi_map_powers_run(int64_t n, tsh_real *y, int64_t sy, const tsh_real *x, int64_t sx,
-                                const tsh_real *w, int64_t sw) {
-    tsh_real pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
-    int64_t e;
-    if (sy == 1 && sx == 1 && (sw == 1 || !sw))
-        tshi_map_powers(n, (float *)(void *)y, (const float *)(const void *)x,
-                        (const float *)(const void *)w, sw);
-    else
-        for (e = 0; e < n; e += TSHI_BLOCK) {
-            tshi_kernel_gather(x + e * sx, sx, n - e, pad[0]);
-            tshi_kernel_gather(w + e * sw, sw, n - e, pad[1]);
-            tshi_map_powers(TSHI_BLOCK, (float *)(void *)out, (const float *)(void *)pad[0],
-                            (const float *)(void *)pad[1], 1);
-            tshi_kernel_scatter(y + e * sy, sy, n - e, out, 0);
-        }
-}
-
-/* Kernels of x^w, whose body is that of the other instruction sets. */
-#define TSHI_MAP_POWER_KERNEL(name, w, sw)                                                         \
-    TSHI_KERNEL_ISA(name, portable, , n, at, s, p, TSHI_FUSED)                                     \
-    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, at, s, p, 1)                                         \
-    static void name##_avx512(int64_t n, void *const *at, const int64_t *s, const double *p) {     \
-        const tsh_real c = TSHI_R(p ? p[0] : 0);                                                   \
-        (void)c;                                                                                   \
-        if (sizeof c == 8)                                                                         \
-            name##_body(n, at, s, p, 0);                                                           \
-        else                                                                                       \
-            tshi_map_powers_run(n, (tsh_real *)at[0], s[0], (const tsh_real *)at[1], s[1], w, sw); \
-    }                                                                                              \
-    TSHI_KERNEL_TABLE(name)
-#define TSHI_KERNEL_POWER(name)        TSHI_MAP_POWER_KERNEL(name, (const tsh_real *)at[2], s[2])
-#define TSHI_KERNEL_POWER_SCALAR(name) TSHI_MAP_POWER_KERNEL(name, &c, 0)
-#else
-#define TSHI_KERNEL_POWER        TSHI_KERNEL_FUSED
-#define TSHI_KERNEL_POWER_SCALAR TSHI_KERNEL_FUSED
-#endif
-
 /* Blocks of functions go to their place at once; where memory is all that an op waits for, those of
  * a pad get there sooner. */
 #define TSHI_UNARY_KERNELS(KERNEL, padded, name, linear, save, F, D)                               \
@@ -7152,6 +7149,34 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
     return tshi_reduce_scaled("tsh_mean", x, dim, keepdim, 1);
 }
 
+/* -- columns ----------------------------------------------------------------
+ * Where another dimension is inside of the one that an op runs along, columns that lie side by side
+ * are turned into rows, worked on, and turned back: memory is read line by line. */
+
+enum { TSHI_REDUCE_COLUMNS = 16 };
+
+/* m columns of n values, whose rows lie `step` apart, to dense rows, or back; 8 x 8 at a time. */
+static void tshi_reduce_turn(tsh_real *rows, tsh_real *x, int64_t n, int64_t step, int64_t m,
+                             int back) {
+    enum { SIDE = 8 };
+    int64_t i, c, j, k, high, wide;
+    for (i = 0; i < n; i += SIDE)
+        for (c = 0; c < m; c += SIDE) {
+            tsh_real *from = x + i * step + c, *to = rows + c * n + i;
+            high = tshi_base_min(SIDE, n - i);
+            wide = tshi_base_min(SIDE, m - c);
+            if (back)
+                for (j = 0; j < high; j++)
+                    for (k = 0; k < wide; k++) from[j * step + k] = to[k * n + j];
+            else if (high == SIDE && wide == SIDE)
+                for (k = 0; k < SIDE; k++)
+                    for (j = 0; j < SIDE; j++) to[k * n + j] = from[j * step + k];
+            else
+                for (k = 0; k < wide; k++)
+                    for (j = 0; j < high; j++) to[k * n + j] = from[j * step + k];
+        }
+}
+
 /* -- max, argmax: the first place of the largest value; NaN wins --------------- */
 
 TSHI_INLINE void tshi_reduce_first_step(int32_t *lane, const tsh_real *x, tsh_real most,
@@ -7231,6 +7256,33 @@ static void tshi_reduce_max_backward(tshi_node *node) {
     }
 }
 
+/* Places of the largest values, and these where y is not NULL. */
+static void tshi_reduce_places(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *x, int64_t *place,
+                               tsh_real *y) {
+    static const int64_t one = 1;
+    tshi_block *block = r->inner == 1
+                            ? NULL
+                            : tshi_mem_take(ctx, TSH_MEM_STEP,
+                                            (size_t)(r->n * TSHI_REDUCE_COLUMNS) * sizeof *x);
+    int64_t e, m, c, count = r->outer * r->inner;
+    void *at[2];
+    for (e = 0; e < count && (block || r->inner == 1); e += m) {
+        tsh_real *rows = x + e / r->inner * r->n * r->inner + e % r->inner;
+        m = tshi_base_min(TSHI_REDUCE_COLUMNS, r->inner - e % r->inner);
+        if (block) {
+            tshi_reduce_turn((tsh_real *)tshi_mem_data(block), rows, r->n, r->inner, m, 0);
+            rows = (tsh_real *)tshi_mem_data(block);
+        }
+        for (c = 0; c < m; c++) {
+            at[0] = rows + c * r->n;
+            at[1] = place + e + c;
+            tshi_reduce_place[ctx->isa](r->n, at, &one, NULL);
+            if (y) y[e + c] = rows[c * r->n + place[e + c]];
+        }
+    }
+    tshi_mem_drop(ctx, block);
+}
+
 static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int keepdim,
                                    int want_place) {
     tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
@@ -7238,33 +7290,22 @@ static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int k
     tshi_block *scratch, *aux;
     tsh_tensor *out;
     tshi_node *node;
-    const tsh_real *values;
-    int64_t o, i, *place;
-    void *at[2];
+    tsh_real *values;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, 0, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op);
     out = tshi_tensor_out(ctx, op, want_place ? TSH_I64 : TSH_REAL, &r.shape, &r.layout);
-    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof *place)
+    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof(int64_t))
               : NULL;
-    values = aux ? (const tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
+    values = aux ? (tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
     if (!values) tshi_mem_drop(ctx, aux);
     if (!values) return NULL;
-    place = (int64_t *)tshi_mem_data(aux);
-    for (o = 0; o < r.outer; o++)
-        for (i = 0; i < r.inner; i++) {
-            const tsh_real *row = values + o * r.n * r.inner + i;
-            int64_t best, e = o * r.inner + i;
-            at[0] = tshi_kernel_read(row);
-            at[1] = place + e;
-            tshi_reduce_place[ctx->isa](r.n, at, &r.inner, NULL);
-            best = place[e];
-            if (want_place)
-                ((int64_t *)tshi_tensor_at(out))[e] = best;
-            else
-                tshi_tensor_values(out)[e] = row[best * r.inner];
-        }
+    tshi_reduce_places(ctx, &r, values, (int64_t *)tshi_mem_data(aux),
+                       want_place ? NULL : tshi_tensor_values(out));
+    if (want_place)
+        memcpy(tshi_tensor_at(out), tshi_mem_data(aux),
+               (size_t)(r.outer * r.inner) * sizeof(int64_t));
     tshi_mem_drop(ctx, scratch);
     node = want_place ? NULL
                       : tshi_tape_record(op, out, &x, 1, 0, tshi_reduce_max_backward,
@@ -7289,80 +7330,97 @@ TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
  * m = max x, y = e^(x-m) / sum e^(x-m);   dx = y (dy - sum dy y)
  * log: y = x - m - log sum e^(x-m);       dx = dy - e^y sum dy                */
 
-/* One row: at y, x; strides s[0]; p[0]: log. */
+/* One row: at y, x; p[0]: log. */
 TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int64_t *s,
                                           const double *p, int fused) {
     tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)at[1], *in;
-    const int64_t step = s[0];
     const int log = p[0] > 0;
-    tsh_real most = x[0], sum, c;
+    const tsh_real most = tshi_kernel_max(x, n);
+    const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, fused);
+    const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(1) / sum;
     int64_t e;
     int i;
-    if (step == 1)
-        most = tshi_kernel_max(x, n);
-    else
-        for (e = 1; e < n; e++) most = most >= x[e * step] ? most : x[e * step];
-    sum = tshi_kernel_exps(x, step, n, most, log ? NULL : y, fused);
-    c = log ? tshi_kernel_log(sum, fused) : TSHI_R(1) / sum;
+    (void)s;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        in = tshi_kernel_get(log ? x : y, step, e, n, pad);
+        in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
         if (log) /* not x - (most + c), which would be rounded to the size of most */
             for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - most - c;
         else
             for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
-        tshi_kernel_put(y, step, e, n, out, 0);
+        tshi_kernel_put(y, 1, e, n, out, 0);
     }
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax);
 
-/* One row: at dx, y, dy, all with stride s[0]; p[0]: log. */
+/* One row: at dx, y, dy; p[0]: log. */
 TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, void *const *at, const int64_t *s,
                                                 const double *p, int fused) {
-    tsh_real *dx = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK], sum = 0;
+    tsh_real *dx = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *y = (const tsh_real *)at[1], *dy = (const tsh_real *)at[2], *ys, *gs;
-    const int64_t step = s[0];
+    const tsh_real sum = p[0] > 0 ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
     int64_t e;
     int i;
-    if (step == 1)
-        sum = p[0] > 0 ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
-    else
-        for (e = 0; e < n; e++) sum += dy[e * step] * (p[0] > 0 ? TSHI_R(1) : y[e * step]);
+    (void)s;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        ys = tshi_kernel_get(y, step, e, n, pad[0]);
-        gs = tshi_kernel_get(dy, step, e, n, pad[1]);
+        ys = tshi_kernel_get(y, 1, e, n, pad[0]);
+        gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
         if (p[0] > 0)
             for (i = 0; i < TSHI_BLOCK; i++) out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
         else
             for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
-        tshi_kernel_put(dx, step, e, n, out, 0);
+        tshi_kernel_put(dx, 1, e, n, out, 0);
     }
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax_slope);
 
-/* Rows of n values with a step, which lie side by side: a softmax, or its slope. */
+/* Lines of n values with a step, which lie side by side: a softmax, or its slope. */
 typedef struct tshi_lines {
     tshi_kernel_fn kernel;
     int64_t n, step;
     tsh_real *at[3]; /* the last may be NULL */
     const double *p;
+    tsh_real *turned; /* room of each piece for columns of all three */
 } tshi_lines;
 
 static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
+    static const int64_t one = 1;
     const tshi_lines *lines = (const tshi_lines *)job;
+    const int64_t n = lines->n, step = lines->step, room = TSHI_REDUCE_COLUMNS * n;
+    tsh_real *turned = lines->turned ? lines->turned + 3 * room * piece : NULL;
+    int64_t m, c;
     void *at[3];
     int i;
-    (void)piece;
-    for (; from < to; from++) {
-        int64_t first = from / lines->step * lines->n * lines->step + from % lines->step;
-        for (i = 0; i < 3; i++) at[i] = lines->at[i] ? lines->at[i] + first : NULL;
-        lines->kernel(lines->n, at, &lines->step, lines->p);
+    for (; from < to; from += m) {
+        const int64_t first = from / step * n * step + from % step;
+        m = tshi_base_min(tshi_base_min(TSHI_REDUCE_COLUMNS, step - from % step), to - from);
+        for (i = 1; i < 3 && turned; i++)
+            if (lines->at[i])
+                tshi_reduce_turn(turned + i * room, lines->at[i] + first, n, step, m, 0);
+        for (c = 0; c < m; c++) {
+            for (i = 0; i < 3; i++)
+                at[i] = !lines->at[i] ? NULL
+                        : turned      ? turned + i * room + c * n
+                                      : lines->at[i] + first;
+            lines->kernel(n, at, &one, lines->p);
+        }
+        if (turned) tshi_reduce_turn(turned, lines->at[0] + first, n, step, m, 1);
     }
 }
 
-static void tshi_reduce_run(const tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
-    if (lines->n && count)
-        tshi_team_run(tshi_kernel_pieces(ctx, count, lines->n), count, 1, tshi_reduce_lines, lines);
+static void tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
+    const int pieces = tshi_kernel_pieces(ctx, count, lines->n);
+    tshi_block *block = NULL;
+    if (!lines->n || !count) return;
+    if (lines->step > 1)
+        block = tshi_mem_take(ctx, TSH_MEM_STEP,
+                              (size_t)(3 * TSHI_REDUCE_COLUMNS * lines->n * pieces) *
+                                  sizeof(tsh_real));
+    if (lines->step > 1 && !block) return;
+    lines->turned = block ? (tsh_real *)tshi_mem_data(block) : NULL;
+    tshi_team_run(pieces, count, lines->step > 1 ? TSHI_REDUCE_COLUMNS : 1, tshi_reduce_lines,
+                  lines);
+    tshi_mem_drop(ctx, block);
 }
 
 static void tshi_reduce_softmax_backward(tshi_node *node) {
@@ -10378,7 +10436,7 @@ TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s
     tsh_real *sum = (tsh_real *)at[2];
     int64_t i;
     (void)p;
-    for (i = 0; i < n; i++) sum[i] = tshi_kernel_exps(x + i * s[1], 1, s[0], m[i], NULL, fused);
+    for (i = 0; i < n; i++) sum[i] = tshi_kernel_exps(x + i * s[1], s[0], m[i], NULL, fused);
 }
 TSHI_KERNEL_FUSED(tshi_loss_sum);
 
@@ -14974,6 +15032,14 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_AVX2
 #undef TSHI_AVX512
 #undef TSHI_KERNEL
+#undef TSHI_KERNEL_FUSED
+#undef TSHI_KERNEL_ISA
+#undef TSHI_KERNEL_TABLE
+#undef TSHI_KERNEL_POWERS
+#undef TSHI_KERNEL_POWER
+#undef TSHI_KERNEL_POWER_SCALAR
+#undef TSHI_FUSED
+#undef TSHI_LANES
 #undef TSHI_GEMM_JOIN_
 #undef TSHI_GEMM_JOIN
 #undef TSHI_GEMM_IS_float

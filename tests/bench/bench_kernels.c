@@ -132,6 +132,7 @@ OP(sqrt, tsh_sqrt(b->x))
 OP(sigmoid, tsh_sigmoid(b->y))
 OP(tanh, tsh_tanh(b->y))
 OP(relu, tsh_relu(b->y))
+OP(erf, tsh_erf(b->y))
 OP(gelu, tsh_gelu(b->y))
 OP(gelu_tanh, tsh_gelu_tanh(b->y))
 OP(silu, tsh_silu(b->y))
@@ -216,6 +217,7 @@ static const row rows[] = {
     FORWARD(pow_scalar, limit_1r1w, 2),
     FORWARD(sigmoid, limit_1r1w, 2),
     FORWARD(tanh, limit_1r1w, 2),
+    FORWARD(erf, limit_1r1w, 2),
     FORWARD(gelu, limit_1r1w, 2),
     SLOPE(gelu, limit_2r1w, 3),
     FORWARD(gelu_tanh, limit_1r1w, 2),

@@ -191,8 +191,9 @@ static double check_accuracy(tsh_ctx *ctx, const accuracy *a) {
 
 static void test_accuracy(void **state) {
     /* exp: a polynomial within 1 ulp and a rounding. sigmoid: exp, a sum and a quotient. tanh: a
-     * polynomial times 2^n, and a quotient. gelu_tanh: sigmoid times x; its argument carries at most 5 roundings, which e^x enlarges
-     * where it is not next to 1. gelu and erf: to 2 everywhere, also in the tail. */
+     * polynomial, or one times 2^n and a quotient. gelu_tanh: sigmoid times x; its argument carries
+     * at most 5 roundings, which e^x enlarges where it is not next to 1. gelu and erf: within 2
+     * everywhere, also where they are tiny. */
     static const accuracy all[] = {
         {"exp", tsh_exp, exp, grow_none, -1e38, 1e38, 2, 0},
         {"sigmoid", tsh_sigmoid, ref_sigmoid, grow_none, -87, 1e38, 3, 0},
