@@ -275,8 +275,8 @@ FIGURES = {"scaling_gpt2_tp2": {"one_rank": 1.85}, "scaling_gpt2_t2": {"two_rank
            "decode_gpt2": {"limit": 0.8}}
 MOST = {"op_overhead": 100, "memory_gpt2_T64": 2.3, "memory_gpt2_T256": 3.2}
 # What a processor with AVX-512 evaluates at half the speed of memory, or faster.
-FUNCTIONS = re.compile("kernel_(exp|log|pow|pow_scalar|sigmoid|tanh|erf|gelu|gelu_tanh|silu|dropout|"
-                       "softmax|log_softmax|cross_entropy)(_slope)?$")
+FUNCTIONS = re.compile("kernel_(exp|log|pow|pow_scalar|sigmoid|tanh|erf|gelu|gelu_tanh|silu|"
+                       "dropout|softmax|log_softmax|cross_entropy)(_slope)?$")
 
 
 def figures_of(name):
