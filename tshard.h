@@ -2460,6 +2460,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
         t = h->oldest;
         h->oldest = t->next;
         h->free--;
+        memset(t->dim, 0, sizeof t->dim);
         memset((char *)t + FORM, 0, INIT - FORM); /* what is before is filled in anyhow */
         memset((char *)t + INIT, 0, sizeof *t - INIT);
     } else {

@@ -587,6 +587,25 @@ static void a_step_tensor_is_stale_for_a_whole_step(void **state) {
     unit_close(ctx);
 }
 
+/* Shapes may be compared as bytes: what a handle was before does not show. */
+static void a_handle_used_again_has_its_own_shape(void **state) {
+    enum { MANY = 3000 };
+    const tsh_shape flat = tsh_shape1(3);
+    tsh_ctx *ctx = unit_open(NULL);
+    int i, step;
+    (void)state;
+    for (step = 0; step < 6; step++) {
+        for (i = 0; i < MANY; i++) {
+            const tsh_shape cube = tsh_shape3(2, 2, 2);
+            tsh_tensor *t = step % 2 ? tsh_zeros(ctx, flat) : tsh_zeros(ctx, cube);
+            const tsh_shape shape = tsh_shape_of(t);
+            assert_memory_equal(shape.dim, step % 2 ? flat.dim : cube.dim, sizeof shape.dim);
+        }
+        assert_int_equal(tsh_step_end(ctx), TSH_OK);
+    }
+    unit_close(ctx);
+}
+
 static void a_view_keeps_the_values_of_a_freed_tensor(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
     tsh_real values[4] = {1, 2, 3, 4};
@@ -812,6 +831,7 @@ int main(void) {
         cmocka_unit_test(text_is_cut_at_its_size),
         cmocka_unit_test(sharded_values_are_read_and_written),
         cmocka_unit_test(a_step_tensor_is_stale_for_a_whole_step),
+        cmocka_unit_test(a_handle_used_again_has_its_own_shape),
         cmocka_unit_test(a_view_keeps_the_values_of_a_freed_tensor),
         cmocka_unit_test(a_leaf_may_be_freed_before_backward),
         cmocka_unit_test(scopes_nest),
