@@ -21,11 +21,13 @@ static const int shapes[][3] = {
     {768, 384, 128}, {768, 65, 128},   {128, 512, 768},  {64, 32, 64},    {64, 64, 32},
     {8, 768, 768},   {1, 768, 768},    {1, BIG, 768},    {768, 1, 128},   {256, 256, 8}};
 
-/* GFLOP/s of `times` products. Threads of the program before may spin for a while yet. */
-static double rate(void (*product)(const problem *), const problem *p, int times) {
-    const struct timespec pause = {0, 5000000};
+/* GFLOP/s of `times` products. OpenBLAS's threads spin for a while yet after theirs; those of this
+ * program sleep, and may wake on one core. */
+static double rate(void (*product)(const problem *), const problem *p, int threads, int times) {
+    const struct timespec pause = {0, 50000000};
     double start;
-    (void)nanosleep(&pause, NULL);
+    if (threads > 1) (void)nanosleep(&pause, NULL);
+    product(p);
     start = now();
     for (int i = 0; i < times; i++) product(p);
     return 2e-9 * p->m * p->n * p->k * times / (now() - start);
@@ -43,7 +45,7 @@ static void check(const problem *p, const char *who, const tsh_real *right) {
 
 static void bench(problem *p, int threads, int rounds) {
     const double flop = 2.0 * p->m * p->n * p->k;
-    const int times = flop > 2e9 ? 1 : (int)(2e9 / flop < 20000 ? 2e9 / flop : 20000); /* 20 ms */
+    const int times = flop > 4e9 ? 1 : (int)(4e9 / flop < 20000 ? 4e9 / flop : 20000); /* 40 ms */
     const char *kind = p->tb ? "" : p->ta ? "_TN" : "_NN";
     tsh_real *right = matrix(p->m, p->n);
     p->a = matrix(p->m, p->k);
@@ -60,7 +62,7 @@ static void bench(problem *p, int threads, int rounds) {
         for (int i = 0; i < COUNT(programs); i++)
             if (there(p, i))
                 printf("%dx%dx%d%s_t%d %s %.2f\n", p->m, p->n, p->k, kind, threads,
-                       programs[i].name, rate(programs[i].product, p, times));
+                       programs[i].name, rate(programs[i].product, p, threads, times));
     (void)fflush(stdout);
     free(p->a);
     free(p->b);

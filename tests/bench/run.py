@@ -529,8 +529,8 @@ def write(rows):
 
 
 def main():
-    parts = {gemm: 45, kernels: 55, comm: 25, comm_tcp: 100, nanogpt: 70, gpt2: 210, scaling: 45,
-             model: 20}  # seconds that each may take
+    parts = {gemm: 65, kernels: 45, comm: 20, comm_tcp: 75, nanogpt: 65, gpt2: 190, scaling: 40,
+             model: 30}  # seconds that each may take
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
