@@ -637,12 +637,12 @@ static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int 
     return group;
 }
 
-static void tshi_threads_group_free(tshi_threads_group *group) {
-    tshi_threads_group **at = &group->world->groups;
-    (void)pthread_mutex_lock(&group->world->lock);
+static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group *group) {
+    tshi_threads_group **at = &world->groups;
+    (void)pthread_mutex_lock(&world->lock);
     while (*at != group) at = &(*at)->next;
     *at = group->next;
-    (void)pthread_mutex_unlock(&group->world->lock);
+    (void)pthread_mutex_unlock(&world->lock);
     free(group->lane);
     free(group->box);
     free(group->ranks);
@@ -1186,7 +1186,7 @@ static void tshi_threads_close(tsh_comm *comm) {
     if (self->root == lane) self->root = NULL;
     TSHI_THREADS_PUT(&lane->closed, 1);
     tshi_threads_wake_group(group);
-    if (TSHI_THREADS_ADD(&group->open, -1) == 0) tshi_threads_group_free(group);
+    if (TSHI_THREADS_ADD(&group->open, -1) == 0) tshi_threads_group_free(group->world, group);
     comm->impl = NULL;
 }
 
@@ -1251,7 +1251,7 @@ static int tshi_threads_rank_init(tshi_threads_rank *rank) {
 
 /* With `ready` ranks initialised. */
 static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
-    while (world->groups) tshi_threads_group_free(world->groups);
+    while (world->groups) tshi_threads_group_free(world, world->groups);
     for (int r = 0; r < ready; r++) {
         (void)pthread_mutex_destroy(&world->rank[r].lock);
         (void)pthread_cond_destroy(&world->rank[r].wake);

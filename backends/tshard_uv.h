@@ -1875,13 +1875,13 @@ static void tshi_uv_dial_done(tsh_uv_world *world, tshi_uv_dial *dial) {
 }
 
 /* Forgets a connection; its socket too, unless it has found its place. */
-static void tshi_uv_conn_end(tshi_uv_conn *conn, int keep) {
-    tshi_uv_conn **at = &conn->world->conns;
+static void tshi_uv_conn_end(tsh_uv_world *world, tshi_uv_conn *conn, int keep) {
+    tshi_uv_conn **at = &world->conns;
     while (*at != conn) at = &(*at)->next;
     *at = conn->next;
     tshi_uv_unwatch(&conn->poll);
     if (!keep) tshi_uv_close_fd(&conn->fd);
-    if (conn->dial && keep) tshi_uv_dial_done(conn->world, conn->dial);
+    if (conn->dial && keep) tshi_uv_dial_done(world, conn->dial);
     if (conn->dial && !keep) tshi_uv_redial(conn->dial);
     free(conn);
 }
@@ -2595,7 +2595,7 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
     } else {
         kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
     }
-    tshi_uv_conn_end(conn, kept);
+    tshi_uv_conn_end(conn->world, conn, kept);
 }
 
 static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
@@ -2604,7 +2604,7 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     (void)status;
     (void)events;
     if (done < 0) {
-        tshi_uv_conn_end(conn, 0);
+        tshi_uv_conn_end(conn->world, conn, 0);
     } else if (done) {
         tshi_uv_proven(conn);
     } else if (conn->phase == TSHI_UV_HAS_CLAIM) {
@@ -2659,7 +2659,7 @@ static void tshi_uv_make_room(tsh_uv_world *world) {
     if (count < TSHI_UV_STRANGERS) return;
     tshi_uv_log(world, "rank %d dropped %s: %d connections wait for their proof", world->rank,
                 oldest->name, count);
-    tshi_uv_conn_end(oldest, 0);
+    tshi_uv_conn_end(oldest->world, oldest, 0);
 }
 
 /* No descriptor is left: a world that forms may find some later, one that runs will not. */
@@ -2779,7 +2779,7 @@ static void tshi_uv_expire(tsh_uv_world *world, int64_t now) {
         else
             tshi_uv_log(world, "rank %d dropped %s: no proof within %d s", world->rank, conn->name,
                         TSHI_UV_PATIENCE_S);
-        tshi_uv_conn_end(conn, 0);
+        tshi_uv_conn_end(conn->world, conn, 0);
     }
 }
 
@@ -2951,7 +2951,7 @@ static void tshi_uv_main(void *argument) {
     tsh_uv_world *world = (tsh_uv_world *)argument;
     if (world->rank) (void)tshi_uv_add_dial(world, TSHI_UV_JOIN, 0, 0, &world->address[0]);
     (void)uv_run(&world->control, UV_RUN_DEFAULT);
-    while (world->conns) tshi_uv_conn_end(world->conns, 0);
+    while (world->conns) tshi_uv_conn_end(world, world->conns, 0);
     while (world->dials) tshi_uv_dial_done(world, world->dials);
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);
