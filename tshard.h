@@ -3684,6 +3684,9 @@ TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_exponent(__m512 y, __m512 *w) {
     w[2] = _mm512_fmadd_ps(y, _mm512_set1_ps(1.92596303e-8f), _mm512_fmsub_ps(y, inverse, w[1]));
 }
 
+/* (Without optimisation gcc 12 has these as macros, and warns of their masks.) */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"
 TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power16(__m512 x, const __m512 *w) {
     const __m512 one = _mm512_set1_ps(1), y = w[0], c = w[1], c_low = w[2];
     const __m512 m = _mm512_maskz_getmant_ps(0xFFFF, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
@@ -3718,6 +3721,7 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power16(__m512 x, const __m512 *w) {
     p = _mm512_fmadd_ps(p, t, one);
     return _mm512_maskz_scalef_ps(0xFFFF, p, n);
 }
+#pragma GCC diagnostic pop
 
 /* y = x^w, dense, w with a step of 1 or 0. What is not a power of a positive number is done again,
  * by tshi_kernel_pow. */

@@ -68,10 +68,10 @@ def source(header, name):
 
 def analyses(family, headers, programs):
     """For gcc the core with its smallest backend in one file, and every other backend apart from
-    the core, with which its analyzer would not come to an end; for clang, which looks into the
-    functions of the main file only, each header as that, but tshard_uv.h, of which it does not see
-    what callers make sure. Then each program. gcc 12 takes memory that is kept in a structure for
-    lost where a callee might change the structure: in backends apart that warning is off, and the
+    the core, with which its analyzer would not come to an end. Clang looks into the functions of
+    the main file only: each header as that, but the two large ones, of which it does not see what
+    callers make sure. Then each program. gcc 12 takes memory that is kept in a structure for lost
+    where a callee might change the structure: in backends apart that warning is off, and the
     address sanitizer finds leaks."""
     command = {"gcc": ["gcc", "-fanalyzer", "-Werror", "-O1", "-c"],
                "clang": ["clang", "--analyze", "--analyzer-output", "text",
@@ -79,9 +79,10 @@ def analyses(family, headers, programs):
     command += ["-std=c99", "-o", os.devnull] + POSIX
     apart = ["-DTSHARD_IMPLEMENTED"] + (["-Wno-analyzer-malloc-leak"] if family == "gcc" else [])
     threads, uv = (os.path.join("backends", "tshard_%s.h" % name) for name in ("threads", "uv"))
-    small = headers[:1] + [threads] * (family == "gcc")
-    parts = [([], small)] + [(apart, [header]) for header in headers
-                             if header not in small and (family, header) != ("clang", uv)]
+    parts = [([], [headers[0], threads])] + [(apart, [header]) for header in headers[1:]
+                                             if header != threads]
+    if family == "clang":
+        parts = [(apart, [header]) for header in headers[1:] if header != uv]
     for flags, included in parts:
         paths = [os.path.join(TOP, header) for header in included]
         before = [flag for path in paths for flag in ("-include", path)] if family == "gcc" else []
