@@ -1,7 +1,6 @@
 /* Attention's mask and cache, against the same written with matmul and softmax; grouped queries;
  * large scores. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

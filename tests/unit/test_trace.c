@@ -1,5 +1,4 @@
 /* A trace: well-formed, complete, in lanes, and without influence on what it watches. */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/small_gpt.h"
