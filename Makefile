@@ -136,8 +136,9 @@ test-arm: ## the kernels and ops compiled for aarch64 and run under qemu-user
 	@command -v $(ARM) >/dev/null && command -v qemu-aarch64 >/dev/null || { \
 		echo "test-arm: skipped: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross \
 	qemu-user"; exit 0; }; mkdir -p build/arm; for t in $(ARM_TESTS); do p=build/arm/$${t#*/}; \
+		case " $(LINKED) " in *" tests/$$t.c "*) l=tests/support/library.c;; *) l=;; esac; \
 		$(ARM) $(filter-out -fopenmp,$(STD)) -O2 -fno-math-errno $(WALL) -Werror \
-			-Itests/support/plain -static -o $$p tests/$$t.c $(LIBS) && qemu-aarch64 $$p >$$p.log \
+			-Itests/support/plain -static -o $$p tests/$$t.c $$l $(LIBS) && qemu-aarch64 $$p >$$p.log \
 			|| { tail -n 5 $$p.log; exit 1; }; echo "ok    $$t  $$(tail -n 1 $$p.log)"; done
 
 # Every tests/fault/fault_*.c prints a table; the soak also runs under two sanitizers.
