@@ -97,8 +97,8 @@ typedef struct tsh_mpi_desc {
 } tsh_mpi_desc;
 
 /* Opens a world; collective over desc->comm. Initialises MPI where that was not done, and then ends
- * it when the world's last comm is closed; an MPI that was ended cannot be had again. desc NULL: all
- * zero. Errors: TSH_ERR_STATE (MPI has been finalised), TSH_ERR_UNSUPPORTED (the thread level),
+ * it when the world's last comm is closed; an MPI that was ended cannot be had again. desc NULL:
+ * all zero. Errors: TSH_ERR_STATE (MPI has been finalised), TSH_ERR_UNSUPPORTED (the thread level),
  * TSH_ERR_MEMORY, TSH_ERR_IO (MPI's sentence). */
 TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out);
 /* Initialises MPI with argc and argv (both may be NULL) unless that was done, opens the world and a
@@ -276,8 +276,8 @@ typedef struct tshi_mpi_post {
 struct tshi_mpi_world {
     MPI_Comm control;
     int rank, size;
-    int native, ours;  /* MPI_Iallreduce; MPI is this world's to end */
-    int crowded, open; /* more ranks than cores; comms that are not closed */
+    int native, ours; /* MPI_Iallreduce; MPI is this world's to end */
+    int open;         /* comms that are not closed */
     int64_t timeout;
     uint64_t splits; /* that this rank has taken part in */
     pthread_t owner;
@@ -1180,6 +1180,7 @@ static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half
     half->sends = sends;
     half->peer = peer;
     half->count = count;
+    half->at = 0;
     half->number = sends ? group->sends[peer]++ : group->recvs[peer]++;
     if (sends && bytes > 0 && bytes <= TSHI_MPI_EAGER)
         memcpy(half->mine.eager, op->coll.send, (size_t)bytes);
@@ -1281,8 +1282,8 @@ static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
         tshi_mpi_half *half = &op->half[i];
         int done = 1;
         while (half->open && done && !group->broken) {
-            if (tshi_mpi_refused(group->world,
-                                 MPI_Testall(2, half->req, &done, MPI_STATUSES_IGNORE),
+            MPI_Status status[2];
+            if (tshi_mpi_refused(group->world, MPI_Testall(2, half->req, &done, status),
                                  "MPI_Testall"))
                 return;
             if (done) tshi_mpi_half_on(group, op, half);
@@ -1518,13 +1519,13 @@ static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_group *group
 
 /* A rank that waits in vain: others may need its core, and after a while it only looks now and
  * then. */
-static void tshi_mpi_rest(const tshi_mpi_world *world, int64_t waited, int spins) {
+static void tshi_mpi_rest(int64_t waited, int spins) {
     struct timespec t;
     t.tv_sec = 0;
     t.tv_nsec = 50000;
     if (waited > 10 * TSHI_MPI_MS)
         (void)nanosleep(&t, NULL);
-    else if (world->crowded || spins % 32 == 31)
+    else if (spins > 50)
         (void)sched_yield();
 }
 
@@ -1535,7 +1536,10 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
     int told = 0;
     for (int spins = 0; world->error.code == TSH_OK; spins = (spins + 1) % 1024) {
         tshi_mpi_advance(world);
-        if (op->state == TSHI_MPI_DONE && world->suspect.code == TSH_OK) break;
+        if (op->state == TSHI_MPI_DONE && world->suspect.code == TSH_OK) {
+            tshi_mpi_serve(world); /* there may be a verdict, all the same */
+            break;
+        }
         if (spins % 8 == 7 || waited > 10 * TSHI_MPI_MS) {
             int64_t now = tshi_mpi_now();
             if (!begin) begin = now;
@@ -1544,7 +1548,7 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
             if (waited > 20 * TSHI_MPI_MS && !told++) tshi_mpi_tell_wait(world, group, op);
             if (now >= op->deadline) tshi_mpi_time_out(world, group, op);
         }
-        tshi_mpi_rest(world, waited, spins);
+        tshi_mpi_rest(waited, spins);
     }
 }
 
@@ -1559,7 +1563,7 @@ static int tshi_mpi_settle(tshi_mpi_world *world, MPI_Request *request, int64_t 
         tshi_mpi_serve(world);
         if (done && !world->posts) return 1;
         if (waited > limit) return 0;
-        tshi_mpi_rest(world, waited, spins);
+        tshi_mpi_rest(waited, spins);
     }
 }
 
@@ -1584,8 +1588,11 @@ static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *
     tshi_mpi_group *group = tshi_mpi_group_of(comm);
     int sends = coll->kind == TSH_SEND || coll->kind == TSH_SENDRECV;
     int receives = coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
-    tshi_mpi_op *op;
+    tshi_mpi_op *op, *before = NULL;
+    tshi_mpi_serve(group->world);
     if (group->world->error.code != TSH_OK) return group->world->error.code;
+    for (before = group->first; before && (before->last || before->seq == UINT64_MAX);)
+        before = before->next;
     op = sends || receives ? tshi_mpi_add_op(group, coll) : tshi_mpi_add_collective(group, coll);
     if (!op) return TSH_ERR_MEMORY;
     *req = op->id;
@@ -1596,7 +1603,7 @@ static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *
     if (receives)
         tshi_mpi_greet(group, op, &op->half[1], 0, coll->recv_from,
                        sends ? coll->recv_counts[0] : coll->count);
-    tshi_mpi_advance(group->world);
+    if (op->state == TSHI_MPI_QUEUED && !before && !group->broken) tshi_mpi_announce(group, op);
     return TSH_OK;
 }
 
@@ -1895,73 +1902,75 @@ static int64_t tshi_mpi_timeout(const tsh_mpi_desc *desc) {
     return seconds > 0 && seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_C(300000000000);
 }
 
-/* Whether MPI sums: what rank 0 says. */
-static int tshi_mpi_choose_native(const tsh_mpi_desc *desc, MPI_Comm comm) {
+static int tshi_mpi_wants_native(const tsh_mpi_desc *desc) {
     const char *text = getenv("TSHARD_MPI_NATIVE");
-    int native = desc->native ? desc->native > 0 : text && strcmp(text, "1") == 0;
-    return MPI_Bcast(&native, 1, MPI_INT, 0, comm) == MPI_SUCCESS && native;
+    return desc->native ? desc->native > 0 : text && strcmp(text, "1") == 0;
 }
 
-/* Whether this host has fewer cores than ranks. */
-static int tshi_mpi_is_crowded(MPI_Comm comm) {
-    MPI_Comm host;
-    int ranks = 1;
-    if (MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host)) return 1;
-    (void)MPI_Comm_size(host, &ranks);
-    (void)MPI_Comm_free(&host);
-    return ranks > sysconf(_SC_NPROCESSORS_ONLN);
-}
-
-/* A world without groups; on every rank or on none. NULL: no memory. */
+/* A world without groups, which knows nothing of the others. NULL: no memory. */
 static tshi_mpi_world *tshi_mpi_world_new(const tsh_mpi_desc *desc, MPI_Comm control) {
     tshi_mpi_world *world = (tshi_mpi_world *)calloc(1, sizeof *world);
-    int all = 0, mine;
-    if (world) {
-        world->control = control;
-        world->owner = pthread_self();
-        world->timeout = tshi_mpi_timeout(desc);
-        (void)MPI_Comm_rank(control, &world->rank);
-        (void)MPI_Comm_size(control, &world->size);
-    }
-    if (world && world->rank == 0) {
-        world->report = (tshi_mpi_report **)calloc((size_t)world->size, sizeof *world->report);
-        world->trail = (tsh_coll_trail *)calloc((size_t)world->size, sizeof *world->trail);
-    }
-    mine = world && (world->rank > 0 || (world->report && world->trail));
-    if (MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, control) == MPI_SUCCESS && all)
-        return world;
-    if (world) tshi_mpi_world_free(world);
+    if (!world) return NULL;
+    world->control = control;
+    world->owner = pthread_self();
+    world->timeout = tshi_mpi_timeout(desc);
+    (void)MPI_Comm_set_errhandler(control, MPI_ERRORS_RETURN);
+    (void)MPI_Comm_rank(control, &world->rank);
+    (void)MPI_Comm_size(control, &world->size);
+    if (world->rank > 0) return world;
+    world->report = (tshi_mpi_report **)calloc((size_t)world->size, sizeof *world->report);
+    world->trail = (tsh_coll_trail *)calloc((size_t)world->size, sizeof *world->trail);
+    if (world->report && world->trail) return world;
+    tshi_mpi_world_free(world);
     return NULL;
 }
 
-/* MPI is there. */
+/* One step of opening, which began with code: 1 when it is done; else result says why not. */
+static int tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Request *request,
+                           tsh_result *result) {
+    int64_t begin = tshi_mpi_now(), waited = 0;
+    int done = 0;
+    for (int spins = 0; code == MPI_SUCCESS && waited <= tshi_mpi_timeout(desc);
+         spins = (spins + 1) % 1024) {
+        code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (done) return 1;
+        waited = tshi_mpi_now() - begin;
+        tshi_mpi_rest(waited, spins);
+    }
+    *result = code == MPI_SUCCESS
+                  ? tshi_mpi_fails(desc, TSH_ERR_TIMEOUT, "tsh_mpi_open: not all ranks came")
+                  : tshi_mpi_fails(desc, TSH_ERR_IO, "tsh_mpi_open: MPI refused a communicator");
+    return 0;
+}
+
+/* MPI is there. What fails on one rank does on all, and then nothing but MPI's is kept. */
 static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm *out) {
-    MPI_Comm base = desc->comm ? *(const MPI_Comm *)desc->comm : MPI_COMM_WORLD;
-    MPI_Comm control, data;
-    tshi_mpi_world *world;
-    if (MPI_Comm_dup(base, &control))
-        return tshi_mpi_fails(desc, TSH_ERR_IO, "MPI_Comm_dup failed");
-    (void)MPI_Comm_set_errhandler(control, MPI_ERRORS_RETURN);
+    MPI_Comm base = desc->comm ? *(const MPI_Comm *)desc->comm : MPI_COMM_WORLD, control, data;
+    MPI_Request request;
+    tshi_mpi_world *world = NULL;
+    tsh_result result = TSH_OK;
+    int mine[2], least[2]; /* has memory; rank 0's choice of sums */
+    int code = MPI_Comm_idup(base, &control, &request);
+    if (!tshi_mpi_opened(desc, code, &request, &result)) return result;
     world = tshi_mpi_world_new(desc, control);
-    if (!world) {
-        (void)MPI_Comm_free(&control);
-        return tshi_mpi_fails(desc, TSH_ERR_MEMORY, "no memory for a world on some rank");
+    mine[0] = world != NULL;
+    mine[1] = world && world->rank == 0 ? tshi_mpi_wants_native(desc) : 1;
+    code = MPI_Iallreduce(mine, least, 2, MPI_INT, MPI_MIN, control, &request);
+    if (tshi_mpi_opened(desc, code, &request, &result) && !least[0])
+        result = tshi_mpi_fails(desc, TSH_ERR_MEMORY, "tsh_mpi_open: no memory on some rank");
+    if (result == TSH_OK) {
+        code = MPI_Comm_idup(control, &data, &request);
+        (void)tshi_mpi_opened(desc, code, &request, &result);
     }
-    world->ours = ours;
-    world->native = tshi_mpi_choose_native(desc, control);
-    world->crowded = tshi_mpi_is_crowded(control);
-    if (MPI_Comm_dup(control, &data)) {
-        (void)MPI_Comm_free(&control);
-        tshi_mpi_world_free(world);
-        return tshi_mpi_fails(desc, TSH_ERR_IO, "MPI_Comm_dup failed");
+    if (result == TSH_OK) {
+        world->ours = ours;
+        world->native = least[1];
+        result = tshi_mpi_join(world, data, 1, world->native ? &tshi_mpi_native_ops : &tshi_mpi_ops,
+                               out);
+        if (result != TSH_OK) (void)tshi_mpi_fails(desc, result, "tsh_mpi_open: no memory");
     }
-    if (tshi_mpi_join(world, data, 1, world->native ? &tshi_mpi_native_ops : &tshi_mpi_ops, out) ==
-        TSH_OK)
-        return TSH_OK;
-    (void)MPI_Comm_free(&data);
-    (void)MPI_Comm_free(&control);
-    tshi_mpi_world_free(world);
-    return tshi_mpi_fails(desc, TSH_ERR_MEMORY, "no memory for a world");
+    if (result != TSH_OK && world) tshi_mpi_world_free(world);
+    return result;
 }
 
 static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***argv, tsh_comm *out) {
