@@ -1525,7 +1525,7 @@ static void tshi_mpi_rest(int64_t waited, int spins) {
     t.tv_nsec = 50000;
     if (waited > 10 * TSHI_MPI_MS)
         (void)nanosleep(&t, NULL);
-    else if (spins > 50)
+    else if (spins > 16)
         (void)sched_yield();
 }
 
