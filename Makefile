@@ -55,7 +55,7 @@ UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls tshard_uv.h tests/*/*.c))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
-.PHONY: help run tshard-run test test-run test-arm build-tests faults check lint seeds \
+.PHONY: help run tshard-run test test-run test-mpi test-arm build-tests faults check lint seeds \
 	asan ubsan tsan fuzz bench bench-comm overhead deps deps-fuzz deps-bench clean
 .DEFAULT_GOAL := help
 
@@ -100,6 +100,7 @@ test-run:
 		$(PROGRAMS) $(call chosen,$(SCRIPTS))
 
 build-tests: $(PROGRAMS) $(LAUNCHER) \
+	$(if $(findstring test_mpi,$(call chosen,$(SCRIPTS))),$(MPI_TESTS)) \
 	$(if $(findstring test_hosts,$(call chosen,$(SCRIPTS))),$(OUT)/gpt)
 
 $(UV_USERS): LIBS += -luv -lsodium
@@ -115,6 +116,31 @@ $(OUT)/tests/%_double: tests/%.c $(HEADERS)
 
 $(OUT)/examples/%: examples/%.c $(HEADERS)
 	$(COMPILE_TEST) -o $@ $< $(LIBS)
+
+# The tests of layers and collectives on the processes of an mpirun, with each MPI that is here.
+# Of these files test_lookup, which looks into private structures, brings the library along.
+MPIS      := $(or $(foreach m,openmpi mpich,$(if $(shell command -v mpicc.$m),$m)), \
+	$(if $(shell command -v mpicc),any))
+MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(sort $(wildcard tests/layer/test_*.c)))
+MPI_TESTS := $(MPIS:%=build/mpi-%/tests)
+MPI_FLAGS := -std=c99 -D_POSIX_C_SOURCE=200809L -O1 -g -fno-math-errno $(WALL) -DTESTS_MPI \
+	-Itests/support/plain
+MPI_APART := -DTSHARD_IMPLEMENTED -DTSHARD_THREADS_IMPLEMENTED
+vpath test_%.c tests/layer
+vpath collectives.c tests/mpi
+
+test-mpi: deps ## the layer and collective tests under mpirun, with Open MPI and MPICH
+	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS); \
+		$(PYTHON) tests/run.py tests/mpi/test_mpi.py
+
+$(MPI_PARTS:%=build/mpi/%.o): build/mpi/%.o: %.c $(HEADERS)
+	@mkdir -p $(@D); echo "  CC $@"
+	@$(CC) $(MPI_FLAGS) $(if $(filter test_lookup,$*),,$(MPI_APART)) -Dmain=$* -c -o $@ $<
+
+$(MPI_TESTS): build/mpi-%/tests: tests/mpi/main.c $(MPI_PARTS:%=build/mpi/%.o) $(HEADERS)
+	@mkdir -p $(@D); echo "  CC $@"
+	@mpicc$(patsubst .any,,.$*) $(MPI_FLAGS) $(MPI_APART) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" \
+		-o $@ $(filter %.c %.o,$^) $(LIBS)
 
 # Kernels, products and ops on another processor, emulated: strict warnings, then the tests.
 ARM       := aarch64-linux-gnu-gcc
@@ -200,7 +226,7 @@ install = @missing=; for p in $(1); do \
 
 deps: ## install what the tests and checks need (Debian, Ubuntu)
 	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev libblis-pthread-dev \
-		iproute2 python3)
+		iproute2 python3 libopenmpi-dev openmpi-bin libmpich-dev mpich)
 deps-fuzz: deps ## install what `make fuzz` needs beside
 	$(call install,libclang-rt-dev)
 deps-bench: ## install the peers that `make bench` compares with

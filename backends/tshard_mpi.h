@@ -276,8 +276,8 @@ typedef struct tshi_mpi_post {
 struct tshi_mpi_world {
     MPI_Comm control;
     int rank, size;
-    int native, ours; /* MPI_Iallreduce; MPI is this world's to end */
-    int open;         /* comms that are not closed */
+    int native, ours;  /* MPI_Iallreduce; MPI is this world's to end */
+    int crowded, open; /* more ranks than cores here; comms that are not closed */
     int64_t timeout;
     uint64_t splits; /* that this rank has taken part in */
     pthread_t owner;
@@ -289,6 +289,7 @@ struct tshi_mpi_world {
     tshi_mpi_group *groups;
     tshi_mpi_post *posts;
     tshi_mpi_stage *stages; /* for the next collective */
+    int *hosts;             /* while it opens: a number of this rank's host, then of all */
     /* of rank 0: */
     tshi_mpi_report **report; /* by rank: the last one; NULL: none */
     tsh_coll_trail *trail;
@@ -1517,15 +1518,15 @@ static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_group *group
     tshi_mpi_raise(world, TSHI_MPI_LATE, TSH_ERR_TIMEOUT, -1, text);
 }
 
-/* A rank that waits in vain: others may need its core, and after a while it only looks now and
- * then. */
-static void tshi_mpi_rest(int64_t waited, int spins) {
+/* A rank that waits in vain. Where ranks share cores, a short sleep lets the awaited one run sooner
+ * than sched_yield does. */
+static void tshi_mpi_rest(int crowded, int64_t waited, unsigned spins) {
     struct timespec t;
     t.tv_sec = 0;
-    t.tv_nsec = 50000;
-    if (waited > 10 * TSHI_MPI_MS)
+    t.tv_nsec = crowded ? 1000 : 50000;
+    if (waited > 10 * TSHI_MPI_MS || (crowded && spins > 16))
         (void)nanosleep(&t, NULL);
-    else if (spins > 16)
+    else if (spins > 64)
         (void)sched_yield();
 }
 
@@ -1534,7 +1535,7 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
                            const tshi_mpi_op *op) {
     int64_t begin = 0, waited = 0;
     int told = 0;
-    for (int spins = 0; world->error.code == TSH_OK; spins = (spins + 1) % 1024) {
+    for (unsigned spins = 0; world->error.code == TSH_OK; spins++) {
         tshi_mpi_advance(world);
         if (op->state == TSHI_MPI_DONE && world->suspect.code == TSH_OK) {
             tshi_mpi_serve(world); /* there may be a verdict, all the same */
@@ -1548,7 +1549,7 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
             if (waited > 20 * TSHI_MPI_MS && !told++) tshi_mpi_tell_wait(world, group, op);
             if (now >= op->deadline) tshi_mpi_time_out(world, group, op);
         }
-        tshi_mpi_rest(waited, spins);
+        tshi_mpi_rest(world->crowded, waited, spins);
     }
 }
 
@@ -1556,14 +1557,14 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
  * request is done. 0: it is not. */
 static int tshi_mpi_settle(tshi_mpi_world *world, MPI_Request *request, int64_t limit) {
     int64_t begin = tshi_mpi_now();
-    for (int spins = 0;; spins = (spins + 1) % 1024) {
+    for (unsigned spins = 0;; spins++) {
         int done = 1;
         int64_t waited = tshi_mpi_now() - begin;
         if (request && MPI_Test(request, &done, MPI_STATUS_IGNORE)) return 0;
         tshi_mpi_serve(world);
         if (done && !world->posts) return 1;
         if (waited > limit) return 0;
-        tshi_mpi_rest(waited, spins);
+        tshi_mpi_rest(world->crowded, waited, spins);
     }
 }
 
@@ -1771,6 +1772,7 @@ static void tshi_mpi_world_free(tshi_mpi_world *world) {
     for (int r = 0; world->report && r < world->size; r++) free(world->report[r]);
     free(world->report);
     free(world->trail);
+    free(world->hosts);
     free(world);
 }
 
@@ -1907,6 +1909,16 @@ static int tshi_mpi_wants_native(const tsh_mpi_desc *desc) {
     return desc->native ? desc->native > 0 : text && strcmp(text, "1") == 0;
 }
 
+/* A number made of the host's name. */
+static int tshi_mpi_host(void) {
+    char name[MPI_MAX_PROCESSOR_NAME + 1];
+    unsigned hash = 5381;
+    int length = 0;
+    (void)MPI_Get_processor_name(name, &length);
+    for (int i = 0; i < length; i++) hash = hash * 33 + (unsigned char)name[i];
+    return (int)(hash >> 1);
+}
+
 /* A world without groups, which knows nothing of the others. NULL: no memory. */
 static tshi_mpi_world *tshi_mpi_world_new(const tsh_mpi_desc *desc, MPI_Comm control) {
     tshi_mpi_world *world = (tshi_mpi_world *)calloc(1, sizeof *world);
@@ -1917,12 +1929,23 @@ static tshi_mpi_world *tshi_mpi_world_new(const tsh_mpi_desc *desc, MPI_Comm con
     (void)MPI_Comm_set_errhandler(control, MPI_ERRORS_RETURN);
     (void)MPI_Comm_rank(control, &world->rank);
     (void)MPI_Comm_size(control, &world->size);
-    if (world->rank > 0) return world;
+    world->hosts = (int *)malloc(((size_t)world->size + 1) * sizeof *world->hosts);
+    if (world->hosts) world->hosts[0] = tshi_mpi_host();
+    if (world->rank > 0 && world->hosts) return world;
     world->report = (tshi_mpi_report **)calloc((size_t)world->size, sizeof *world->report);
     world->trail = (tsh_coll_trail *)calloc((size_t)world->size, sizeof *world->trail);
-    if (world->report && world->trail) return world;
+    if (world->hosts && world->report && world->trail) return world;
     tshi_mpi_world_free(world);
     return NULL;
+}
+
+/* All ranks have told a number of their host's: are there more than cores? */
+static void tshi_mpi_crowd(tshi_mpi_world *world) {
+    int here = 0;
+    for (int r = 0; r < world->size; r++) here += world->hosts[1 + r] == world->hosts[0];
+    world->crowded = here > sysconf(_SC_NPROCESSORS_ONLN);
+    free(world->hosts);
+    world->hosts = NULL;
 }
 
 /* One step of opening, which began with code: 1 when it is done; else result says why not. */
@@ -1930,12 +1953,11 @@ static int tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Request *requ
                            tsh_result *result) {
     int64_t begin = tshi_mpi_now(), waited = 0;
     int done = 0;
-    for (int spins = 0; code == MPI_SUCCESS && waited <= tshi_mpi_timeout(desc);
-         spins = (spins + 1) % 1024) {
+    for (unsigned spins = 0; code == MPI_SUCCESS && waited <= tshi_mpi_timeout(desc); spins++) {
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (done) return 1;
         waited = tshi_mpi_now() - begin;
-        tshi_mpi_rest(waited, spins);
+        tshi_mpi_rest(1, waited, spins);
     }
     *result = code == MPI_SUCCESS
                   ? tshi_mpi_fails(desc, TSH_ERR_TIMEOUT, "tsh_mpi_open: not all ranks came")
@@ -1949,7 +1971,7 @@ static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm 
     MPI_Request request;
     tshi_mpi_world *world = NULL;
     tsh_result result = TSH_OK;
-    int mine[2], least[2]; /* has memory; rank 0's choice of sums */
+    int mine[2], least[2] = {0, 0}; /* has memory; rank 0's choice of sums */
     int code = MPI_Comm_idup(base, &control, &request);
     if (!tshi_mpi_opened(desc, code, &request, &result)) return result;
     world = tshi_mpi_world_new(desc, control);
@@ -1958,6 +1980,11 @@ static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm 
     code = MPI_Iallreduce(mine, least, 2, MPI_INT, MPI_MIN, control, &request);
     if (tshi_mpi_opened(desc, code, &request, &result) && !least[0])
         result = tshi_mpi_fails(desc, TSH_ERR_MEMORY, "tsh_mpi_open: no memory on some rank");
+    if (result == TSH_OK) {
+        code = MPI_Iallgather(world->hosts, 1, MPI_INT, world->hosts + 1, 1, MPI_INT, control,
+                              &request);
+        if (tshi_mpi_opened(desc, code, &request, &result)) tshi_mpi_crowd(world);
+    }
     if (result == TSH_OK) {
         code = MPI_Comm_idup(control, &data, &request);
         (void)tshi_mpi_opened(desc, code, &request, &result);

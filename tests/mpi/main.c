@@ -54,6 +54,6 @@ int main(int argc, char **argv) {
     TESTS_PARTS
 #undef X
         (void)
-        MPI_Finalize();
+    MPI_Finalize();
     return failed;
 }

@@ -7,6 +7,10 @@
 #ifndef TSHARD_TESTS_MPI_WORLD_H
 #define TSHARD_TESTS_MPI_WORLD_H
 
+#ifdef main
+int main(void); /* renamed, to be one of several in a program */
+#endif
+
 /* The degrees that tests go through: 1 and n. */
 extern int mpi_degrees[2];
 

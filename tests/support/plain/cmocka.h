@@ -13,7 +13,8 @@ struct CMUnitTest {
     void (*run)(void **state);
 };
 
-#define cmocka_unit_test(function) {#function, function}
+#define cmocka_unit_test(function)                                                                 \
+    { #function, function }
 
 #ifdef TESTS_MPI
 #include "../mpi_world.h"
