@@ -139,7 +139,8 @@ $(MPI_PARTS:%=build/mpi/%.o): build/mpi/%.o: %.c $(HEADERS)
 
 $(MPI_TESTS): build/mpi-%/tests: tests/mpi/main.c $(MPI_PARTS:%=build/mpi/%.o) $(HEADERS)
 	@mkdir -p $(@D); echo "  CC $@"
-	@mpicc$(patsubst .any,,.$*) $(MPI_FLAGS) $(MPI_APART) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" \
+	@mpicc$(patsubst .any,,.$*) $(MPI_FLAGS) $(MPI_APART) \
+		-DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" \
 		-o $@ $(filter %.c %.o,$^) $(LIBS)
 
 # Kernels, products and ops on another processor, emulated: strict warnings, then the tests.

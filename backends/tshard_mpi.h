@@ -152,6 +152,8 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 #define MPICH_SKIP_MPICXX 1
 #endif
 #include <mpi.h>
+#undef OMPI_SKIP_MPICXX
+#undef MPICH_SKIP_MPICXX
 
 #if MPI_VERSION < 3
 #error "tshard_mpi.h needs MPI-3"

@@ -4,27 +4,21 @@ and 4 processes: the layer and collective tests of the other backends."""
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from scripts import Failed, Skipped, outcome, tell  # noqa: E402
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+from scripts import Failed, mpis, outcome, tell
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SCRIPT_LIMIT = 900  # seconds, for tests/run.py
 EACH = 280  # of one mpirun
 ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                    # MPICH's transport tells of the messages that a world leaves behind whose
                    # ranks disagreed
                    UCX_LOG_LEVEL="fatal")
-
-
-def installed():
-    """Names of the MPIs, as in build/mpi-NAME."""
-    found = [name for name in ("openmpi", "mpich") if shutil.which("mpicc." + name)]
-    return found or (["any"] if shutil.which("mpicc") else [])
 
 
 def mpirun(name, ranks):
@@ -66,11 +60,11 @@ def shared(name, ranks):
 
 
 def main():
-    if not installed():
+    if not mpis():
         raise SystemExit(tell("mpi", [("mpi", "SKIPPED", "no mpicc: apt-get install libopenmpi-dev "
                                        "openmpi-bin libmpich-dev mpich")]))
     ends = []
-    for name in installed():
+    for name in mpis():
         for ranks in 2, 3, 4:
             begin = time.monotonic()
             counts = []
