@@ -122,9 +122,8 @@ $(OUT)/examples/%: examples/%.c $(HEADERS)
 MPIS      := $(or $(foreach m,openmpi mpich,$(if $(shell command -v mpicc.$m),$m)), \
 	$(if $(shell command -v mpicc),any))
 MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(sort $(wildcard tests/layer/test_*.c)))
-MPI_TESTS := $(MPIS:%=build/mpi-%/tests)
-MPI_FLAGS := -std=c99 -D_POSIX_C_SOURCE=200809L -O1 -g -fno-math-errno $(WALL) -DTESTS_MPI \
-	-Itests/support/plain
+MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p))
+MPI_FLAGS := -std=c99 -D_POSIX_C_SOURCE=200809L -O1 -g -fno-math-errno $(WALL)
 MPI_APART := -DTSHARD_IMPLEMENTED -DTSHARD_THREADS_IMPLEMENTED
 vpath test_%.c tests/layer
 vpath collectives.c tests/mpi
@@ -135,13 +134,19 @@ test-mpi: deps ## the layer and collective tests under mpirun, with Open MPI and
 
 $(MPI_PARTS:%=build/mpi/%.o): build/mpi/%.o: %.c $(HEADERS)
 	@mkdir -p $(@D); echo "  CC $@"
-	@$(CC) $(MPI_FLAGS) $(if $(filter test_lookup,$*),,$(MPI_APART)) -Dmain=$* -c -o $@ $<
+	@$(CC) $(MPI_FLAGS) -DTESTS_MPI -Itests/support/plain -Dmain=$* \
+		$(if $(filter test_lookup,$*),,$(MPI_APART)) -c -o $@ $<
 
-$(MPI_TESTS): build/mpi-%/tests: tests/mpi/main.c $(MPI_PARTS:%=build/mpi/%.o) $(HEADERS)
+MPICC = mpicc$(patsubst .any,,.$*) $(MPI_FLAGS)
+
+build/mpi-%/tests: tests/mpi/main.c $(MPI_PARTS:%=build/mpi/%.o) $(HEADERS)
 	@mkdir -p $(@D); echo "  CC $@"
-	@mpicc$(patsubst .any,,.$*) $(MPI_FLAGS) $(MPI_APART) \
-		-DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" \
-		-o $@ $(filter %.c %.o,$^) $(LIBS)
+	@$(MPICC) $(MPI_APART) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" -o $@ \
+		$(filter %.c %.o,$^) $(LIBS)
+
+build/mpi-%/only: tests/mpi/only.c $(HEADERS)
+	@mkdir -p $(@D); echo "  CC $@"
+	@$(MPICC) -o $@ $< $(LIBS)
 
 # Kernels, products and ops on another processor, emulated: strict warnings, then the tests.
 ARM       := aarch64-linux-gnu-gcc

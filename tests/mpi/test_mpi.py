@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the tests that `make test-mpi` builds under mpirun, with each MPI that is installed and 2, 3
-and 4 processes: the layer and collective tests of the other backends."""
+"""Runs the tests that `make test-mpi` builds under mpirun, with each MPI that is installed: the layer
+and collective tests of the other backends on 2, 3 and 4 processes, and those of tests/mpi/only.c."""
 
+import functools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -11,8 +13,11 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import Failed, mpis, outcome, tell
+from scripts import Failed, Skipped, mpis, outcome, tell
 
+# Of tests/mpi/only.c: on how many processes.
+ONLY = {"runner": [2], "host": [4], "threads": [1], "refused": [1], "native": [3],
+        "segments": [2, 3, 4], "fails": [3], "busy": [3], "limit": [2], "deserted": [2]}
 SCRIPT_LIMIT = 900  # seconds, for tests/run.py
 EACH = 280  # of one mpirun
 ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
@@ -47,33 +52,52 @@ def run(command, limit=EACH):
     return process.returncode, text
 
 
-def shared(name, ranks):
-    """The tests of all backends, on so many processes: how many passed."""
-    program = os.path.join(TOP, "build", "mpi-" + name, "tests")
-    if not os.path.exists(program):
-        raise Failed(program + " was not built")
-    code, text = run(mpirun(name, ranks) + [program])
-    passed = sum(map(int, re.findall(r"^(\d+) passed$", text, re.M)))
-    if code != 0 or not passed:
+def program_of(name, program):
+    path = os.path.join(TOP, "build", "mpi-" + name, program)
+    if not os.path.exists(path):
+        raise Failed(path + " was not built")
+    return path
+
+
+def must(command):
+    code, text = run(command)
+    if code:
         raise Failed("exit code %d: %s" % (code, text[-1200:]))
-    return passed
+    return text
+
+
+def shared(name, ranks):
+    """The tests of all backends, on so many processes: how many passed, and in which time."""
+    begin = time.monotonic()
+    text = must(mpirun(name, ranks) + [program_of(name, "tests")])
+    passed = sum(map(int, re.findall(r"^(\d+) passed$", text, re.M)))
+    if not passed:
+        raise Failed("no test passed: " + text[-1200:])
+    print("%s on %d processes: %d tests in %.0f s" % (name, ranks, passed,
+                                                       time.monotonic() - begin))
+
+
+def only(name, test, ranks):
+    must(mpirun(name, ranks) + [program_of(name, "only"), test])
+
+
+def under_slurm():
+    if not shutil.which("srun"):
+        raise Skipped("srun: no Slurm here")
+    must(["srun", "-n", "2", program_of(list(mpis())[0], "only"), "runner"])
 
 
 def main():
     if not mpis():
         raise SystemExit(tell("mpi", [("mpi", "SKIPPED", "no mpicc: apt-get install libopenmpi-dev "
                                        "openmpi-bin libmpich-dev mpich")]))
-    ends = []
+    tests = [("srun", under_slurm)]
     for name in mpis():
-        for ranks in 2, 3, 4:
-            begin = time.monotonic()
-            counts = []
-            title = "%s on %d processes" % (name, ranks)
-            state, why = outcome(lambda folder: counts.append(shared(name, ranks)))
-            if counts:
-                print("%s: %d passed in %.0f s" % (title, counts[0], time.monotonic() - begin))
-            ends.append((title, state, why))
-            sys.stdout.flush()
+        tests += [("%s on %d processes" % (name, ranks), functools.partial(shared, name, ranks))
+                  for ranks in (2, 3, 4)]
+        tests += [("%s: %s on %d" % (name, test, ranks), functools.partial(only, name, test, ranks))
+                  for test, counts in ONLY.items() for ranks in counts]
+    ends = [(title, *outcome(lambda folder, test=test: test())) for title, test in tests]
     return 1 if tell("mpi", ends) else 0
 
 

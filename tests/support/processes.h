@@ -193,6 +193,7 @@ static tsh_uv_desc job_desc(job *j) {
 #endif
 
 static tsh_result job_join(job *j) {
+    (void)j;
 #ifdef TSHARD_UV_H
     if (job_over_tcp(j)) {
         tsh_uv_desc uv = job_desc(j);
@@ -259,13 +260,13 @@ __attribute__((format(printf, 2, 3))) static void world_fail(world *w, const cha
 }
 
 /* Ranks first to last as threads of this process. */
-static void world_threads(world *w, int first, int last) {
+UNUSED static void world_threads(world *w, int first, int last) {
     for (int r = first; r < last; r++)
         if (pthread_create(&w->jobs[r].thread, NULL, job_main, &w->jobs[r]) != 0)
             world_fail(w, "no thread for rank %d", r);
 }
 
-static void world_join(world *w, int first, int last) {
+UNUSED static void world_join(world *w, int first, int last) {
     for (int r = first; r < last; r++) (void)pthread_join(w->jobs[r].thread, NULL);
 }
 
