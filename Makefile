@@ -3,12 +3,14 @@
 #   config=debug|release   how programs and tests are compiled          (release)
 #   werror=1               warnings are errors
 #   CC=gcc|clang           the compiler; `make check` runs both         (cc)
+#   MPICC=mpicc.mpich      the one of build/gpt-mpi, which has --backend mpi (mpicc)
 #   ARGS="..."             flags for examples/gpt.c (make run) or tests/bench/run.py (make bench)
 #   only=unit/test_base    the tests whose name holds this string       (all)
 #   seconds=60             how long make fuzz feeds each target         (60)
 #   FULL=1                 make faults with the full counts, make bench with three times the rounds
 
 config ?= release
+MPICC  ?= mpicc
 jobs   ?= $(shell nproc 2>/dev/null || echo 1)
 PYTHON ?= python3
 
@@ -76,8 +78,10 @@ UV := $(shell printf '\043include <uv.h>\n\043include <sodium.h>\n' \
 BLIS := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
 LINK_BLIS := $(if $(BLIS),-L$(BLIS) -Xlinker -rpath -Xlinker $(BLIS) -lblis)
 
-$(OUT)/gpt: OPT_release := -O3 -fno-math-errno
-$(OUT)/gpt: examples/gpt.c $(HEADERS)
+$(OUT)/gpt $(OUT)/gpt-mpi: OPT_release := -O3 -fno-math-errno
+$(OUT)/gpt-mpi: CC := $(MPICC)
+$(OUT)/gpt-mpi: LIBS += -DGPT_MPI
+$(OUT)/gpt $(OUT)/gpt-mpi: examples/gpt.c $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS) $(if $(UV),-DGPT_TCP -luv -lsodium) \
 		$(if $(BLIS),-DGPT_BLIS) $(LINK_BLIS)
@@ -102,7 +106,7 @@ test-run:
 		$(PROGRAMS) $(call chosen,$(SCRIPTS))
 
 build-tests: $(PROGRAMS) $(LAUNCHER) \
-	$(if $(findstring test_mpi,$(call chosen,$(SCRIPTS))),$(MPI_TESTS)) \
+	$(if $(findstring test_mpi,$(call chosen,$(SCRIPTS))),$(MPI_TESTS) $(if $(MPIS),$(OUT)/gpt-mpi)) \
 	$(if $(findstring test_hosts,$(call chosen,$(SCRIPTS))),$(OUT)/gpt)
 
 $(UV_USERS): LIBS += -luv -lsodium
@@ -129,35 +133,31 @@ $(OUT)/examples/%: examples/%.c $(HEADERS)
 	$(COMPILE_TEST) -o $@ $< $(LIBS)
 
 # The tests of layers and collectives on the processes of an mpirun, with each MPI that is here.
-# Of these files test_lookup, which looks into private structures, brings the library along.
+# Files that look into private structures bring a library of their own.
 MPIS      := $(or $(foreach m,openmpi mpich,$(if $(shell command -v mpicc.$m),$m)), \
 	$(if $(shell command -v mpicc),any))
 MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(sort $(wildcard tests/layer/test_*.c)))
 MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p))
-MPI_FLAGS := -std=c99 -D_POSIX_C_SOURCE=200809L -O1 -g -fno-math-errno $(WALL)
-MPI_APART := -DTSHARD_IMPLEMENTED -DTSHARD_THREADS_IMPLEMENTED
+MPI_TEST   = @mkdir -p $(@D); echo "  CC $@"; mpicc$(patsubst .any,,.$*) $(STD) -O1 -g $(WALL) \
+	-DTSHARD_IMPLEMENTED
 vpath test_%.c tests/layer
 vpath collectives.c tests/mpi
 
 test-mpi: deps ## the layer and collective tests under mpirun, with Open MPI and MPICH
-	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS); \
+	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS) \
+		$(if $(MPIS),$(OUT)/gpt-mpi) $(LAUNCHER); \
 		$(PYTHON) tests/run.py tests/mpi/test_mpi.py
 
 $(MPI_PARTS:%=build/mpi/%.o): build/mpi/%.o: %.c $(HEADERS)
 	@mkdir -p $(@D); echo "  CC $@"
-	@$(CC) $(MPI_FLAGS) -DTESTS_MPI -Itests/support/plain -Dmain=$* \
-		$(if $(filter test_lookup,$*),,$(MPI_APART)) -c -o $@ $<
+	@$(CC) $(STD) -O1 -g $(WALL) $(if $(filter $<,$(filter-out $(LINKED),$(SOURCES))),-DTSHARD_STATIC) \
+		-DTESTS_MPI -Itests/support/plain -Dmain=$* -c -o $@ $<
 
-MPICC = mpicc$(patsubst .any,,.$*) $(MPI_FLAGS)
+build/mpi-%/tests: tests/mpi/main.c $(MPI_PARTS:%=build/mpi/%.o) $(OUT)/tests/library.o $(HEADERS)
+	$(MPI_TEST) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" -o $@ $(filter %.c %.o,$^) $(LIBS)
 
-build/mpi-%/tests: tests/mpi/main.c $(MPI_PARTS:%=build/mpi/%.o) $(HEADERS)
-	@mkdir -p $(@D); echo "  CC $@"
-	@$(MPICC) $(MPI_APART) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" -o $@ \
-		$(filter %.c %.o,$^) $(LIBS)
-
-build/mpi-%/only: tests/mpi/only.c $(HEADERS)
-	@mkdir -p $(@D); echo "  CC $@"
-	@$(MPICC) -o $@ $< $(LIBS)
+build/mpi-%/only: tests/mpi/only.c $(OUT)/tests/library.o $(HEADERS)
+	$(MPI_TEST) -o $@ $(filter %.c %.o,$^) $(LIBS)
 
 # Kernels, products and ops on another processor, emulated: strict warnings, then the tests.
 ARM       := aarch64-linux-gnu-gcc

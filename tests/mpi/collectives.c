@@ -1,5 +1,4 @@
 /* The tests that every backend passes, over MPI. */
-#define TSHARD_IMPLEMENTATION
 #include "../../backends/tshard_threads.h"
 
 #include "../support/processes.h"

@@ -7,6 +7,8 @@
 #define TSHARD_MPI_SEGMENT 64
 #include "../../backends/tshard_mpi.h"
 
+#include <math.h>
+
 #include "../support/processes.h"
 #include "../support/collectives.h"
 

@@ -18,7 +18,10 @@ from scripts import Failed, Skipped, mpis, outcome, tell
 # Of tests/mpi/only.c: on how many processes.
 ONLY = {"runner": [2], "host": [4], "threads": [1], "refused": [1], "native": [3],
         "segments": [2, 3, 4], "fails": [3], "busy": [3], "limit": [2], "deserted": [2]}
-SCRIPT_LIMIT = 900  # seconds, for tests/run.py
+GPT = ["--steps", "20", "--layers", "2", "--heads", "4", "--width", "32", "--context", "16",
+       "--batch", "4", "--dropout", "0.1", "--eval-every", "10", "--sample", "0"]
+# Seconds, for tests/run.py.
+SCRIPT_LIMIT = 900
 EACH = 280  # of one mpirun
 ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                    # MPICH's transport tells of the messages that a world leaves behind whose
@@ -66,7 +69,7 @@ def must(command):
     return text
 
 
-def shared(name, ranks):
+def shared(name, ranks, _):
     """The tests of all backends, on so many processes: how many passed, and in which time."""
     begin = time.monotonic()
     text = must(mpirun(name, ranks) + [program_of(name, "tests")])
@@ -77,11 +80,32 @@ def shared(name, ranks):
                                                        time.monotonic() - begin))
 
 
-def only(name, test, ranks):
+def only(name, test, ranks, _):
     must(mpirun(name, ranks) + [program_of(name, "only"), test])
 
 
-def under_slurm():
+def losses(program, backend, folder):
+    """Of 20 steps of examples/gpt.c on 2 ranks: losses, rate and norm, not the time they took."""
+    text = must(program + [os.path.join(TOP, "build", "gpt-mpi"), "--backend", backend,
+                           "--out", folder] + GPT)
+    with open(os.path.join(folder, "metrics.csv"), encoding="utf-8") as file:
+        rows = [line.split(",")[:5] for line in file]
+    if len(rows) != 21 or "final: ranks 2 tp 2" not in text:
+        raise Failed(backend, rows[-1:], text[-600:])
+    return rows
+
+
+def backends_agree(folder):
+    """gpt-mpi is built by mpicc, whose launcher is mpirun."""
+    threads = losses([], "threads", os.path.join(folder, "threads"))
+    launcher = os.environ.get("TSHARD_RUN", os.path.join(TOP, "build", "tshard-run"))
+    for backend, program in (("tcp", [launcher, "-n", "2"]), ("mpi", mpirun("any", 2))):
+        found = losses(program, backend, os.path.join(folder, backend))
+        if found != threads:
+            raise Failed(backend, found, "threads", threads)
+
+
+def under_slurm(_):
     if not shutil.which("srun"):
         raise Skipped("srun: no Slurm here")
     must(["srun", "-n", "2", program_of(list(mpis())[0], "only"), "runner"])
@@ -91,13 +115,13 @@ def main():
     if not mpis():
         raise SystemExit(tell("mpi", [("mpi", "SKIPPED", "no mpicc: apt-get install libopenmpi-dev "
                                        "openmpi-bin libmpich-dev mpich")]))
-    tests = [("srun", under_slurm)]
+    tests = [("srun", under_slurm), ("backends_agree", backends_agree)]
     for name in mpis():
         tests += [("%s on %d processes" % (name, ranks), functools.partial(shared, name, ranks))
                   for ranks in (2, 3, 4)]
         tests += [("%s: %s on %d" % (name, test, ranks), functools.partial(only, name, test, ranks))
                   for test, counts in ONLY.items() for ranks in counts]
-    ends = [(title, *outcome(lambda folder, test=test: test())) for title, test in tests]
+    ends = [(title, *outcome(test)) for title, test in tests]
     return 1 if tell("mpi", ends) else 0
 
 

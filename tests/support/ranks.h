@@ -1,5 +1,5 @@
-/* ranks.h - what tests of distributed code share: ranks as threads that report instead of
- * asserting, tensors written as text, and a function's values and gradients at any degree against
+/* ranks.h - what tests of distributed code share: ranks as threads (with TESTS_MPI: as processes of
+ * an mpirun) that report instead of asserting, tensors written as text, and a function's values and gradients at any degree against
  * the dense ones.
  *
  * Include it after tshard.h and backends/tshard_threads.h. cmocka's assertions leave by longjmp,
@@ -81,10 +81,12 @@ static int ranks_over_mpi(const tsh_desc *desc, int (*fn)(tsh_ctx *, void *), vo
 }
 #endif
 
+UNUSED static int ranks_on_threads; /* 1: not over MPI */
+
 UNUSED static int ranks_start(int ranks, const tsh_desc *desc, int (*fn)(tsh_ctx *, void *),
                               void *user) {
 #ifdef TESTS_MPI
-    if (ranks == mpi_size()) return ranks_over_mpi(desc, fn, user);
+    if (ranks == mpi_size() && !ranks_on_threads) return ranks_over_mpi(desc, fn, user);
     if (ranks > 1 && mpi_rank() > 0) return 0;
 #endif
     return tsh_threads_run(ranks, desc, fn, user);
