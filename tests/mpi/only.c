@@ -1,6 +1,6 @@
-/* What only the MPI backend does: who initialises and ends MPI, thread levels, MPI's own sums, large
- * counts in segments, and errors where the process goes on with MPI. The first argument names a
- * test, and every process of an mpirun runs it; the first failure on any ends the program.
+/* What only the MPI backend does: who initialises and ends MPI, thread levels, MPI's own sums,
+ * large counts in segments, and errors where the process goes on with MPI. The first argument names
+ * a test, and every process of an mpirun runs it; the first failure on any ends the program.
  *
  * Calls of MPI are watched through its profiling interface. */
 #define TSHARD_IMPLEMENTATION
@@ -126,7 +126,7 @@ static void runner(int argc, char **argv) {
     MUST(tsh_mpi_run(NULL, NULL, NULL, ranks_add, &ran) == 1);
 }
 
-/* Four processes of a program that uses MPI: worlds of its communicators, beside its own traffic. */
+/* Four processes of a program that uses MPI: worlds of its communicators beside its own traffic. */
 static void host(int argc, char **argv) {
     MPI_Comm half;
     int ended = 1, sum = 1, all = 0;
@@ -300,8 +300,8 @@ static void fails(int argc, char **argv) {
     MUST(now_ms() - begin < 20e3);
 }
 
-/* Rank 0, which judges, computes: the others believe rank 1 after half a second, and rank 0 does when
- * it looks. */
+/* Rank 0, which judges, computes: the others believe rank 1 after half a second, and rank 0 does
+ * when it looks. */
 static void busy(int argc, char **argv) {
     tsh_comm comm;
     tsh_error error;

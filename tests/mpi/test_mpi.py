@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Runs the tests that `make test-mpi` builds under mpirun, with each MPI that is installed: the layer
-and collective tests of the other backends on 2, 3 and 4 processes, and those of tests/mpi/only.c."""
+"""Runs the tests that `make test-mpi` builds under mpirun, with each MPI that is installed: the
+layer and collective tests of the other backends on 2, 3 and 4 processes, those of tests/mpi/only.c,
+and examples/gpt.c, whose losses are those of the other backends."""
 
 import functools
 import os

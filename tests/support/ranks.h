@@ -1,6 +1,6 @@
 /* ranks.h - what tests of distributed code share: ranks as threads (with TESTS_MPI: as processes of
- * an mpirun) that report instead of asserting, tensors written as text, and a function's values and gradients at any degree against
- * the dense ones.
+ * an mpirun) that report instead of asserting, tensors written as text, and a function's values and
+ * gradients at any degree against the dense ones.
  *
  * Include it after tshard.h and backends/tshard_threads.h. cmocka's assertions leave by longjmp,
  * which must not happen in a rank's thread: rank functions use CHECK, and ranks_run asserts. */
