@@ -78,10 +78,10 @@ UV := $(shell printf '\043include <uv.h>\n\043include <sodium.h>\n' \
 BLIS := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
 LINK_BLIS := $(if $(BLIS),-L$(BLIS) -Xlinker -rpath -Xlinker $(BLIS) -lblis)
 
-$(OUT)/gpt $(OUT)/gpt-mpi: OPT_release := -O3 -fno-math-errno
-$(OUT)/gpt-mpi: CC := $(MPICC)
-$(OUT)/gpt-mpi: LIBS += -DGPT_MPI
-$(OUT)/gpt $(OUT)/gpt-mpi: examples/gpt.c $(HEADERS)
+$(OUT)/gpt build/gpt-mpi: OPT_release := -O3 -fno-math-errno
+build/gpt-mpi: CC := $(MPICC)
+build/gpt-mpi: LIBS += -DGPT_MPI
+$(OUT)/gpt build/gpt-mpi: examples/gpt.c $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS) $(if $(UV),-DGPT_TCP -luv -lsodium) \
 		$(if $(BLIS),-DGPT_BLIS) $(LINK_BLIS)
@@ -106,7 +106,7 @@ test-run:
 		$(PROGRAMS) $(call chosen,$(SCRIPTS))
 
 build-tests: $(PROGRAMS) $(LAUNCHER) \
-	$(if $(findstring test_mpi,$(call chosen,$(SCRIPTS))),$(MPI_TESTS) $(if $(MPIS),$(OUT)/gpt-mpi)) \
+	$(if $(findstring test_mpi,$(call chosen,$(SCRIPTS))),$(MPI_TESTS)) \
 	$(if $(findstring test_hosts,$(call chosen,$(SCRIPTS))),$(OUT)/gpt)
 
 $(UV_USERS): LIBS += -luv -lsodium
@@ -137,21 +137,20 @@ $(OUT)/examples/%: examples/%.c $(HEADERS)
 MPIS      := $(or $(foreach m,openmpi mpich,$(if $(shell command -v mpicc.$m),$m)), \
 	$(if $(shell command -v mpicc),any))
 MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(sort $(wildcard tests/layer/test_*.c)))
-MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p))
+MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p)) $(if $(MPIS),build/gpt-mpi)
 MPI_TEST   = @mkdir -p $(@D); echo "  CC $@"; mpicc$(patsubst .any,,.$*) $(STD) -O1 -g $(WALL) \
 	-DTSHARD_IMPLEMENTED
 vpath test_%.c tests/layer
 vpath collectives.c tests/mpi
 
 test-mpi: deps ## the layer and collective tests under mpirun, with Open MPI and MPICH
-	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS) \
-		$(if $(MPIS),$(OUT)/gpt-mpi) $(LAUNCHER); \
+	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS) $(LAUNCHER); \
 		$(PYTHON) tests/run.py tests/mpi/test_mpi.py
 
 $(MPI_PARTS:%=build/mpi/%.o): build/mpi/%.o: %.c $(HEADERS)
 	@mkdir -p $(@D); echo "  CC $@"
-	@$(CC) $(STD) -O1 -g $(WALL) $(if $(filter $<,$(filter-out $(LINKED),$(SOURCES))),-DTSHARD_STATIC) \
-		-DTESTS_MPI -Itests/support/plain -Dmain=$* -c -o $@ $<
+	@$(CC) $(STD) -O1 -g $(WALL) -DTESTS_MPI -Itests/support/plain -Dmain=$* -c -o $@ $< \
+		$(if $(filter $<,$(filter-out $(LINKED),$(SOURCES))),-DTSHARD_STATIC)
 
 build/mpi-%/tests: tests/mpi/main.c $(MPI_PARTS:%=build/mpi/%.o) $(OUT)/tests/library.o $(HEADERS)
 	$(MPI_TEST) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" -o $@ $(filter %.c %.o,$^) $(LIBS)
