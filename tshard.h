@@ -157,6 +157,25 @@
  *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for all micro-batches, then
  *   tsh_sync_grads. Ranks beyond tp times pp form replicas (dp): gradients are averaged over them.
  *
+ * PIPELINES
+ *   tsh_desc.pp ranks share a model by layers: every rank makes the whole tree, which costs nothing
+ *   yet, and tsh_pipeline_new deals the children of one container to them. Two functions say what
+ *   comes before these children and after; tsh_pipeline_train runs them for every micro-batch:
+ *
+ *          tsh_tensor *first(tsh_ctx *ctx, int k, void *user);    embeds micro-batch k
+ *          tsh_tensor *last(tsh_ctx *ctx, tsh_tensor *y, int k, void *user);    its loss
+ *          tsh_pipeline_desc d = {.micro_batches = 8, .input = first, .loss = last, .user = me};
+ *          tsh_pipeline *pipe = tsh_pipeline_new(tsh_find(root, "h"), &d);
+ *          ...
+ *              tsh_pipeline_train(pipe, &loss);
+ *              tsh_optim_step(adam);
+ *              tsh_zero_grads(root);
+ *              tsh_step_end(ctx);
+ *
+ *   Gradients, dropout masks and, for most models, every bit are those of one rank that goes
+ *   through the same micro-batches; the loss and the norm are known on every rank. Of p stages, each
+ *   is idle for (p - 1) / (micro_batches + p - 1) of the time.
+ *
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
  *   tensors; tsh_load reads it at any degree and layout, and training goes on with the same bits.
@@ -1274,9 +1293,9 @@ typedef struct tsh_pipeline_desc {
  * longer met by tsh_each_param; initial values and dropout masks are those of one rank. A parameter
  * tied across stages is held by each of these. The tree is whole by then, and the same on every
  * rank. Further pipelines of a ctx deal the same children alike. One all-reduce over the world.
- * Closed with the ctx. NULL and an error: callbacks missing, micro_batches below 1, a container with
- * a forward of its own, children that do not divide into stages, a stage without any, counts that do
- * not add up, ranks that differ. */
+ * Closed with the ctx. NULL and an error: callbacks missing, micro_batches below 1, a container
+ * with a forward of its own, children that do not divide into stages, a stage without any, counts
+ * that do not add up, ranks that differ. */
 TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc);
 /* Forwards and backwards of all micro-batches: gradients of the mean of their losses, summed into
  * every leaf, as tsh_backward with .defer of each loss / micro_batches in turn would; then those of
@@ -11606,7 +11625,8 @@ static int tshi_module_first(tsh_module *root, const tsh_module *m, int slot) {
     return 0;
 }
 
-/* Calls fn for every parameter below, once; for those of other stages of a pipeline, too, if `all`. */
+/* Calls fn for every parameter below, once; for those that only other stages of a pipeline hold,
+ * too, if `all`. */
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
@@ -13553,9 +13573,9 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
 /* HOW IT WORKS. A stage keeps one tape per micro-batch that is under way: it is swapped into the
  * ctx for its forward and again for its backward. What arrives from the stage before is the output
  * of a node without inputs, whose backward sends the gradient back. Sends are only started, and
- * waited for in their order when many are under way, or at the end; receives wait. The first thing
- * that a rank sends is the first that its neighbour takes, and a message never waits for one to
- * another neighbour, so nobody waits in a circle. */
+ * waited for when many are under way, or at the end; receives wait. The first thing that a rank
+ * sends is the first that its neighbour takes, and a message never waits for one to another
+ * neighbour, so nobody waits in a circle. */
 enum {
     TSHI_PIPELINE_HEAD = 6 + TSH_MAX_DIMS + 2 * TSH_MAX_SEGMENTS, /* words of a description */
     TSHI_PIPELINE_OUTBOX = 16 /* of both neighbours: fewer than a comm takes at a time */
@@ -13613,12 +13633,24 @@ static void tshi_pipeline_arrive_all(tsh_pipeline *p) {
         while (p->outbox[i].count) tshi_pipeline_arrive(p, &p->outbox[i]);
 }
 
+/* Gives back what has arrived. */
+static void tshi_pipeline_reap(tsh_pipeline *p) {
+    int i, done;
+    for (i = 0; i < 2; i++)
+        for (done = 1; p->outbox[i].count && done;) {
+            tshi_outbox *box = &p->outbox[i];
+            if (tsh_test(&p->ctx->pp, box->req[box->first], &done) != TSH_OK) return;
+            if (done) tshi_pipeline_arrive(p, box);
+        }
+}
+
 /* Starts to send n elements to stage `to`; they lie in the block, whose reference is taken over. */
 static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
                                int64_t n, tsh_dtype dtype) {
     tshi_outbox *box = &p->outbox[to > p->stage];
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
+    tshi_pipeline_reap(p);
     if (box->count == TSHI_PIPELINE_OUTBOX) tshi_pipeline_arrive(p, box);
     coll.send = data;
     coll.count = n;
@@ -14092,31 +14124,37 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
     return p->micro != NULL;
 }
 
-TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc) {
-    tsh_ctx *ctx = container ? container->ctx : NULL;
-    tsh_pipeline *p, *before = ctx ? ctx->pipeline : NULL;
-    const size_t stages = ctx ? (size_t)ctx->pp.size : 0;
-    if (!ctx || ctx->error.code != TSH_OK || !tshi_pipeline_check(container, desc)) return NULL;
-    p = (tsh_pipeline *)tshi_mem_book(ctx, &ctx->books, sizeof *p);
-    if (p) p->counts = (int *)tshi_mem_book(ctx, &ctx->books, stages * sizeof *p->counts);
-    if (!p || !p->counts) return NULL;
-    p->ctx = ctx;
-    p->container = container;
+/* Fills p in and, if it is the ctx's first, deals the tree. */
+static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
+    tsh_ctx *ctx = p->ctx;
+    const tsh_pipeline *before = ctx->pipeline;
+    const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
     p->desc = *desc;
     p->stage = ctx->pp.rank;
     p->last = ctx->pp.size - 1;
-    if (!tshi_pipeline_deal(p) || !tshi_pipeline_slots(p)) return NULL;
-    if (before && (before->container != container ||
-                   memcmp(before->counts, p->counts, stages * sizeof *p->counts) != 0))
+    p->counts = (int *)tshi_mem_book(ctx, &ctx->books, bytes);
+    if (!p->counts || !tshi_pipeline_deal(p) || !tshi_pipeline_slots(p)) return;
+    if (before && (before->container != p->container || memcmp(before->counts, p->counts, bytes)))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_pipeline_new: the children of \"%s\" are dealt to the stages already, "
                        "in another way",
                        before->container->path);
-    if (ctx->error.code == TSH_OK) tshi_pipeline_agree(p);
-    if (!tsh_ok(ctx)) return NULL;
-    if (!before) ctx->pipeline = p;
+    if (tsh_ok(ctx)) tshi_pipeline_agree(p);
+    if (!tsh_ok(ctx)) return;
     tshi_pipeline_place(p);
-    if (!before) tshi_module_params(ctx->root, 1, tshi_pipeline_hold, p);
+    if (before) return;
+    tshi_module_params(ctx->root, 1, tshi_pipeline_hold, p);
+    ctx->pipeline = p;
+}
+
+TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc) {
+    tsh_ctx *ctx = container ? container->ctx : NULL;
+    tsh_pipeline *p;
+    if (!ctx || ctx->error.code != TSH_OK || !tshi_pipeline_check(container, desc)) return NULL;
+    p = (tsh_pipeline *)tshi_mem_book(ctx, &ctx->books, sizeof *p);
+    if (p) p->ctx = ctx;
+    if (p) p->container = container;
+    if (p) tshi_pipeline_make(p, desc);
     return tsh_ok(ctx) ? p : NULL;
 }
 

@@ -314,8 +314,8 @@ static void stages_of_sharded_layers_give_the_same_bits(void **state) {
 }
 
 /* A tied weight's gradient is summed by stage, not by micro-batch; replicas divide theirs; the norm
- * that clips is summed by stage; three ranks of tp add partial gradients in an order that depends on
- * how many there are: other orders, so other last bits. */
+ * that clips is summed by stage; three ranks of tp add partial gradients in an order that depends
+ * on how many there are: other orders, so other last bits. */
 static void ties_and_replicas_give_the_same_numbers(void **state) {
     static const int two[] = {2, 3}, three[] = {1, 2, 2}, four[] = {1, 1, 2, 1};
     static const setup rows[] = {
@@ -341,11 +341,550 @@ static void ties_and_replicas_give_the_same_numbers(void **state) {
     for (i = 0; i < COUNT(rows); i++) prove(&rows[i], 1e-5);
 }
 
+/* ------------------------------------------------------------ what a stage holds */
+
+typedef struct holding {
+    char paths[1024];
+    size_t bytes;
+} holding;
+
+static void hold(const char *path, tsh_tensor *param, void *user) {
+    holding *h = (holding *)user;
+    const size_t used = strlen(h->paths);
+    (void)snprintf(h->paths + used, sizeof h->paths - used, "%s ", path);
+    h->bytes += (size_t)tsh_local_numel(param) * sizeof(tsh_real);
+}
+
+static int holds_its_own(tsh_ctx *ctx, void *user) {
+    static const int counts[] = {1, 2, 2};
+    static const char *const marks[3][2] = {
+        {"wte.weight ", "h.0."}, {"h.1.", "h.2."}, {"wte.weight ", "ln_f."}};
+    const setup how = {.m = 2, .counts = counts, .tied = 1};
+    const int stage = tsh_pp(ctx)->rank;
+    holding h = {"", 0};
+    char *text = NULL;
+    size_t size = 0, blocks = 0, i;
+    FILE *file;
+    model t;
+    make_model(ctx, &t, &how, how.m);
+    if (*(const int *)user) (void)tsh_materialize(t.gpt); /* then the others' are given back */
+    CHECK(make_pipeline(&t, &how), "pipeline");
+    CHECK(tsh_materialize(t.gpt) == TSH_OK, "materialize");
+    tsh_each_param(t.gpt, hold, &h);
+    for (i = 0; h.paths[i]; i++) blocks += h.paths[i] == ' ';
+    CHECK(strstr(h.paths, marks[stage][0]) && strstr(h.paths, marks[stage][1]), "%s", h.paths);
+    CHECK((strstr(h.paths, "h.1.") != NULL) == (stage == 1), "%s", h.paths);
+    CHECK((strstr(h.paths, "h.4.") != NULL) == (stage == 2), "%s", h.paths);
+    CHECK(tsh_mem_stats(ctx).now[TSH_MEM_PARAMETERS] >= h.bytes &&
+              tsh_mem_stats(ctx).now[TSH_MEM_PARAMETERS] <= h.bytes + 128 * blocks,
+          "%zu bytes of parameters, %zu expected", tsh_mem_stats(ctx).now[TSH_MEM_PARAMETERS],
+          h.bytes);
+    file = open_memstream(&text, &size);
+    CHECK(file && tsh_summary(t.gpt, file) == TSH_OK && fclose(file) == 0, "summary");
+    CHECK((strstr(text, "on stage 1\n") != NULL) == (stage != 1), "%s", text);
+    free(text);
+    CHECK(tsh_init_zeros(tsh_param(t.gpt, "h.1.ln_1.weight"), NULL) == TSH_OK, "nothing elsewhere");
+    (void)tsh_barrier(tsh_world(ctx)); /* an error ends the world */
+    if (stage == 1) return 0;
+    CHECK(!tsh_forward(tsh_find(t.gpt, "h.1.ln_1"), tsh_zeros(ctx, tsh_shape2(1, GPT_WIDTH))),
+          "another stage's layer");
+    CHECK(strstr(tsh_last_error(ctx)->message, "\"h.1.ln_1.weight\" is held by stage 1"), "");
+    return 0;
+}
+
+static void a_rank_holds_its_own_stage(void **state) {
+    const tsh_desc desc = {.tp = 1, .pp = 3};
+    int before;
+    (void)state;
+    for (before = 0; before < 2; before++) ranks_run_with(3, &desc, holds_its_own, &before);
+}
+
+/* ------------------------------------------------- memory of activations, and calls */
+
+enum { STAGES = 4 };
+
+typedef struct usage {
+    tsh_pipeline_schedule schedule;
+    int m;
+    size_t peak[STAGES];
+} usage;
+
+static int measure(tsh_ctx *ctx, void *user) {
+    static const int counts[STAGES] = {1, 1, 1, 2};
+    usage *u = (usage *)user;
+    const setup how = {.m = u->m, .counts = counts, .schedule = u->schedule, .dropout = 1};
+    uint64_t calls = 0;
+    tsh_pipeline *pipeline;
+    double loss;
+    model t;
+    int step;
+    make_model(ctx, &t, &how, how.m);
+    pipeline = make_pipeline(&t, &how);
+    for (step = 0; step < 8; step++) {
+        if (step == 3) calls = tsh_mem_stats(ctx).calls;
+        (void)tsh_pipeline_train(pipeline, &loss);
+        tsh_zero_grads(t.gpt);
+        (void)tsh_step_end(ctx);
+        (void)tsh_pipeline_evaluate(pipeline, 3, &loss);
+        CHECK_OK();
+    }
+    CHECK(tsh_mem_stats(ctx).calls == calls, "%lu calls of the allocator in 5 steps",
+          (unsigned long)(tsh_mem_stats(ctx).calls - calls));
+    u->peak[tsh_pp(ctx)->rank] = tsh_mem_stats(ctx).step_live_peak;
+    return 0;
+}
+
+static void activations_are_bounded_by_the_stages(void **state) {
+    static const int batches[] = {4, 8, 16};
+    const tsh_desc desc = {.tp = 1, .pp = STAGES};
+    usage u[2][COUNT(batches)];
+    int i, s, kind;
+    (void)state;
+    for (kind = 0; kind < 2; kind++)
+        for (i = 0; i < COUNT(batches); i++) {
+            u[kind][i].schedule = kind ? TSH_PIPELINE_GPIPE : TSH_PIPELINE_1F1B;
+            u[kind][i].m = batches[i];
+            ranks_run_with(STAGES, &desc, measure, &u[kind][i]);
+        }
+    for (s = 0; s < STAGES; s++) {
+        /* beside what backward needs, messages that a neighbour has not taken yet */
+        const size_t message = GPT_BATCH * GPT_CONTEXT * GPT_WIDTH * sizeof(tsh_real) + 320;
+        const size_t slack = STAGES * 2 * message, one = u[1][0].peak[s] / 4;
+        for (i = 1; i < COUNT(batches); i++)
+            if (u[0][i].peak[s] > u[0][0].peak[s] + slack)
+                fail_msg("1F1B, stage %d: %zu bytes with %d micro-batches, %zu with 4", s,
+                         u[0][i].peak[s], batches[i], u[0][0].peak[s]);
+        if (u[1][2].peak[s] < 3 * u[1][0].peak[s]) /* the test sees what it looks for */
+            fail_msg("GPipe, stage %d: %zu bytes with 16, %zu with 4", s, u[1][2].peak[s],
+                     u[1][0].peak[s]);
+        if (u[0][2].peak[s] > (size_t)(STAGES - s) * one + one / 2 + slack)
+            fail_msg("1F1B, stage %d: %zu bytes, GPipe takes %zu per micro-batch", s,
+                     u[0][2].peak[s], one);
+    }
+}
+
+/* ----------------------------------------------------------- the order, and the time */
+
+enum { SLEEPS = 64, TRIES = 8 };
+
+static const double idle_tolerance = 0.03;
+
+typedef struct sleeper {
+    int forward_ms, backward_ms;
+    char order[SLEEPS + 1];
+    int events;
+    double busy; /* seconds */
+} sleeper;
+
+static double seconds(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void doze(sleeper *s, char what, int ms) {
+    const struct timespec t = {0, ms * 1000000L};
+    const double begin = seconds();
+    if (ms) (void)nanosleep(&t, NULL);
+    s->busy += seconds() - begin;
+    if (s->events < SLEEPS) s->order[s->events++] = what;
+}
+
+static void doze_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+    sleeper *s = (sleeper *)user;
+    (void)n;
+    doze(s, 'F', s->forward_ms);
+    memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
+}
+
+static void doze_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
+                          const tsh_real *grad_out, tsh_real *const *grad_in) {
+    sleeper *s = (sleeper *)user;
+    int64_t i;
+    (void)n, (void)out;
+    doze(s, 'B', s->backward_ms);
+    for (i = 0; grad_in[0] && i < tsh_local_numel(in[0]); i++) grad_in[0][i] += grad_out[i];
+}
+
+static tsh_tensor *sleepy(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    tsh_custom_desc desc = {
+        .name = "doze", .forward = doze_forward, .backward = doze_backward, .user = user};
+    tsh_tensor *x = tsh_forward(tsh_child(self, 0), in[0]);
+    (void)n;
+    desc.shape = tsh_shape_of(x);
+    desc.layout = tsh_layout_of(x);
+    return tsh_custom_op(tsh_ctx_of(in[0]), &x, 1, &desc);
+}
+
+static tsh_tensor *ones(tsh_ctx *ctx, int k, void *user) {
+    (void)k, (void)user;
+    return tsh_ones(ctx, tsh_shape2(2, 4));
+}
+
+static tsh_tensor *mean_of(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
+    (void)ctx, (void)k, (void)user;
+    return tsh_mean(y, TSH_ALL, 0);
+}
+
+typedef struct timing {
+    int m, forward_ms, backward_ms;
+    tsh_pipeline_schedule schedule;
+    double formula, idle; /* share of a step; what was seen, nearest to it */
+} timing;
+
+static int sleep_through(tsh_ctx *ctx, void *user) {
+    timing *t = (timing *)user;
+    const tsh_linear_desc d = {.in = 4, .out = 4};
+    const int p = tsh_pp(ctx)->size, stage = tsh_pp(ctx)->rank;
+    sleeper s = {t->forward_ms, t->backward_ms, "", 0, 0};
+    const tsh_module_desc as_sleepy = {sleepy, &s};
+    tsh_pipeline_desc desc = {
+        .micro_batches = t->m, .schedule = t->schedule, .input = ones, .loss = mean_of};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_pipeline *pipeline;
+    char want[SLEEPS + 1] = "";
+    int i, f = 0, warm = t->schedule == TSH_PIPELINE_GPIPE ? t->m : p - 1 - stage;
+    double begin, busiest, took, idle = 2;
+    for (i = 0; i < p; i++) {
+        const char name[2] = {(char)('0' + i), 0};
+        (void)tsh_add_linear(tsh_add_module(h, name, &as_sleepy), "fc", &d);
+    }
+    pipeline = tsh_pipeline_new(h, &desc);
+    /* who else works on this machine may wake a stage late */
+    for (i = 0; i < TRIES && fabs(idle - t->formula) > idle_tolerance; i++) {
+        s.events = 0;
+        s.busy = 0;
+        (void)tsh_barrier(tsh_world(ctx));
+        begin = seconds();
+        CHECK(tsh_pipeline_train(pipeline, NULL) == TSH_OK, "train");
+        (void)tsh_step_end(ctx);
+        took = seconds() - begin;
+        busiest = s.busy;
+        (void)tsh_allreduce(tsh_world(ctx), &took, 1, TSH_F64, TSH_MAX);
+        (void)tsh_allreduce(tsh_world(ctx), &busiest, 1, TSH_F64, TSH_MAX);
+        if (fabs(1 - busiest / took - t->formula) < fabs(idle - t->formula))
+            idle = 1 - busiest / took;
+    }
+    for (i = 0; i < t->m; i++) {
+        while (f < t->m && f < warm + i + 1) want[strlen(want)] = 'F', f++;
+        want[strlen(want)] = 'B';
+    }
+    CHECK(strcmp(s.order, want) == 0, "stage %d of %d: %s, not %s", stage, p, s.order, want);
+    if (stage == 0) t->idle = idle;
+    return 0;
+}
+
+static void stages_follow_their_schedule(void **state) {
+    int p, m, kind;
+    (void)state;
+    for (p = 1; p <= 5; p++)
+        for (m = 1; m <= 7; m += 2)
+            for (kind = 0; kind < 2; kind++) {
+                const tsh_desc desc = {.tp = 1, .pp = p};
+                timing t = {.m = m,
+                            .schedule = kind ? TSH_PIPELINE_GPIPE : TSH_PIPELINE_1F1B,
+                            .formula = 0.5};
+                ranks_run_with(p, &desc, sleep_through, &t);
+            }
+}
+
+/* The formula of both schedules. A stage that waited for one micro-batch more would be idle for 1 /
+ * (m + p) more, 0.08 and above. */
+static void the_bubble_is_that_of_the_formula(void **state) {
+    static const int rows[][2] = {{2, 4}, {3, 7}, {4, 8}};
+    int i, kind;
+    (void)state;
+    for (i = 0; i < COUNT(rows); i++)
+        for (kind = 0; kind < 2; kind++) {
+            const int p = rows[i][0], m = rows[i][1];
+            const tsh_desc desc = {.tp = 1, .pp = p};
+            const double formula = (double)(p - 1) / (m + p - 1);
+            timing t = {.m = m,
+                        .forward_ms = 10,
+                        .backward_ms = 20,
+                        .schedule = kind ? TSH_PIPELINE_GPIPE : TSH_PIPELINE_1F1B,
+                        .formula = formula};
+            ranks_run_with(p, &desc, sleep_through, &t);
+            print_message("%s, %d stages, %d micro-batches: idle %.4f, formula %.4f\n",
+                          kind ? "GPipe" : "1F1B", p, m, t.idle, formula);
+            if (fabs(t.idle - formula) > idle_tolerance)
+                fail_msg("%d stages, %d micro-batches: idle for %.4f, not %.4f", p, m, t.idle,
+                         formula);
+        }
+}
+
+/* -------------------------------------------------------------- what else may cross */
+
+/* Three stages share one weight: its gradient is the sum of all three, in the same bits. */
+static int shares(tsh_ctx *ctx, void *user) {
+    const tsh_linear_desc d = {.in = 4, .out = 4, .no_bias = 1};
+    tsh_pipeline_desc desc = {.micro_batches = 3, .input = ones, .loss = mean_of};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_tensor *shared, *x;
+    double *got, *want = (double *)user;
+    double norm = 0, square = 0;
+    int i;
+    for (i = 0; i < 4; i++) {
+        const char name[2] = {(char)('0' + i), 0};
+        (void)tsh_add_linear(h, name, &d);
+    }
+    shared = tsh_param(h, "0.weight");
+    (void)tsh_tie(tsh_find(h, "1"), "weight", shared);
+    (void)tsh_tie(tsh_find(h, "3"), "weight", shared);
+    if (tsh_pp(ctx)->size == 1) {
+        x = ones(ctx, 0, NULL);
+        for (i = 0; i < 4; i++) x = tsh_forward(tsh_child(h, i), x);
+        (void)tsh_backward(ctx, mean_of(ctx, x, 0, NULL));
+    } else {
+        CHECK(tsh_pipeline_train(tsh_pipeline_new(h, &desc), NULL) == TSH_OK, "train");
+    }
+    (void)tsh_clip_grad_norm(tsh_root(ctx), 1e9, &norm);
+    CHECK_OK();
+    if (tsh_pp(ctx)->rank != 2) {
+        got = ranks_values(ctx, tsh_grad(shared));
+        for (i = 0; i < 16; i++) {
+            CHECK(tsh_pp(ctx)->size == 1 || near(want[i], got[i], 1e-5), "%d: %.9g, not %.9g", i,
+                  got[i], want[i]);
+            if (tsh_pp(ctx)->size == 1) want[i] = got[i];
+        }
+        memcpy(want + 17 + 16 * tsh_pp(ctx)->rank, got, 16 * sizeof *got);
+        free(got);
+    }
+    (void)square;
+    CHECK(tsh_pp(ctx)->size == 1 || near(want[16], norm, 1e-6), "norm %.9g, not %.9g", norm,
+          want[16]);
+    if (tsh_pp(ctx)->size == 1) want[16] = norm;
+    return 0;
+}
+
+static void more_than_two_stages_may_share(void **state) {
+    const tsh_desc desc = {.tp = 1, .pp = 4};
+    double want[17 + 4 * 16];
+    (void)state;
+    ranks_run(1, shares, want);
+    ranks_run_with(4, &desc, shares, want);
+    assert_memory_equal(want + 17, want + 17 + 16, 16 * sizeof *want);
+    assert_memory_equal(want + 17, want + 17 + 48, 16 * sizeof *want);
+}
+
+static tsh_tensor *few_ids(tsh_ctx *ctx, int k, void *user) {
+    (void)user;
+    return tsh_arange(ctx, TSH_I32, k, k + 2 + k, 1); /* shapes differ, too */
+}
+
+static tsh_tensor *same(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    (void)self, (void)n, (void)user;
+    return in[0];
+}
+
+static tsh_tensor *unmoved(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    tsh_tensor *w = tsh_ones(tsh_ctx_of(in[0]), tsh_shape2(2, 4));
+    (void)n, (void)user;
+    return tsh_forward(tsh_child(self, 0), w);
+}
+
+/* Integers, of one stage; a layer that learns; a frozen one; one whose output depends on none
+ * before: then nobody waits for a gradient that does not come. */
+static int crosses(tsh_ctx *ctx, void *user) {
+    const tsh_embedding_desc table = {.count = 16, .dim = 4};
+    const tsh_linear_desc d = {.in = 4, .out = 4, .no_bias = 1};
+    const tsh_module_desc as_same = {same, NULL}, as_unmoved = {unmoved, NULL};
+    tsh_pipeline_desc desc = {.micro_batches = 3,
+                              .schedule = *(const tsh_pipeline_schedule *)user,
+                              .input = few_ids,
+                              .loss = mean_of};
+    const int stage = tsh_pp(ctx)->rank;
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_tensor *table_grad, *head_grad;
+    double loss;
+    (void)tsh_add_module(h, "same", &as_same);
+    (void)tsh_add_embedding(h, "table", &table);
+    (void)tsh_add_linear(h, "frozen", &d);
+    (void)tsh_requires_grad(tsh_param(h, "frozen.weight"), 0);
+    (void)tsh_add_linear(tsh_add_module(h, "unmoved", &as_unmoved), "fc", &d);
+    CHECK(tsh_pipeline_train(tsh_pipeline_new(h, &desc), &loss) == TSH_OK, "train");
+    CHECK(loss == loss, "a loss");
+    table_grad = stage == 1 ? tsh_grad(tsh_param(h, "table.weight")) : NULL;
+    head_grad = stage == 3 ? tsh_grad(tsh_param(h, "unmoved.fc.weight")) : NULL;
+    CHECK(stage != 1 || tsh_item(ctx, tsh_sum(table_grad, TSH_ALL, 0)) == 0, "zeros");
+    CHECK(stage != 3 || near(8, tsh_item(ctx, tsh_sum(head_grad, TSH_ALL, 0)) * 2, 1e-6),
+          "the sum over the mean of 8 of 2 rows of ones");
+    CHECK(tsh_mem_stats(ctx).now[TSH_MEM_GRADIENTS] == 0 || stage == 1 || stage == 3,
+          "only two stages learn");
+    return 0;
+}
+
+static void anything_may_cross(void **state) {
+    static const tsh_pipeline_schedule kinds[] = {TSH_PIPELINE_1F1B, TSH_PIPELINE_GPIPE};
+    const tsh_desc desc = {.tp = 1, .pp = 4};
+    tsh_pipeline_schedule kind;
+    int i;
+    (void)state;
+    for (i = 0; i < 2; i++) {
+        kind = kinds[i];
+        ranks_run_with(4, &desc, crosses, &kind);
+    }
+}
+
+/* A hundred micro-batches: more messages than a comm takes at a time, all before any backward. */
+static void many_micro_batches_pass(void **state) {
+    static const int five[] = {1, 1, 1, 2};
+    const setup how = {
+        .tp = 1, .pp = 4, .dp = 1, .m = 100, .counts = five, .schedule = TSH_PIPELINE_GPIPE};
+    (void)state;
+    prove(&how, 0);
+}
+
+/* ------------------------------------------------------------------------ mistakes */
+
+typedef struct mistake {
+    int pp, layers, m, counts[4]; /* counts[0] 0: none given */
+    tsh_result code;
+    const char *sentence;
+} mistake;
+
+static int makes_mistake(tsh_ctx *ctx, void *user) {
+    const mistake *w = (const mistake *)user;
+    const tsh_linear_desc d = {.in = 4, .out = 4};
+    tsh_pipeline_desc desc = {.micro_batches = w->m,
+                              .counts = w->counts[0] ? w->counts : NULL,
+                              .input = ones,
+                              .loss = mean_of};
+    const char *message = tsh_last_error(ctx)->message;
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    int i;
+    for (i = 0; i < w->layers; i++) {
+        const char name[2] = {(char)('0' + i), 0};
+        (void)tsh_add_linear(h, name, &d);
+    }
+    (void)tsh_barrier(tsh_world(ctx)); /* all are open */
+    if (strstr(w->sentence, ".input")) desc.input = NULL;
+    if (strstr(w->sentence, ".loss")) desc.loss = NULL;
+    CHECK(!tsh_pipeline_new(h, &desc), "no pipeline");
+    CHECK(tsh_last_error(ctx)->code == w->code, "%s", message);
+    CHECK(strstr(message, w->sentence), "%s", message);
+    return 0;
+}
+
+static void a_pipeline_that_cannot_be_is_one_sentence(void **state) {
+    static const mistake rows[] = {
+        {2, 3, 1, {0}, TSH_ERR_ARGUMENT, "3 children of \"h\" do not divide into 2 stages"},
+        {4, 3, 1, {0}, TSH_ERR_ARGUMENT, "stage 0 of 4 would have 0 of the 3 children of \"h\""},
+        {3, 3, 1, {1, 0, 2}, TSH_ERR_ARGUMENT, "stage 1 of 3 would have 0 of the 3"},
+        {2, 3, 1, {3, -1}, TSH_ERR_ARGUMENT, "stage 1 of 2 would have -1"},
+        {2, 3, 1, {1, 1}, TSH_ERR_ARGUMENT, "add up to 2, but \"h\" has 3 children"},
+        {2, 2, 0, {0}, TSH_ERR_ARGUMENT, "micro_batches is 0"},
+        {2, 2, -3, {0}, TSH_ERR_ARGUMENT, "micro_batches is -3"},
+        {2, 2, 1, {0}, TSH_ERR_ARGUMENT, "\"h\" lacks .input"},
+        {2, 2, 1, {0}, TSH_ERR_ARGUMENT, "\"h\" lacks .loss"},
+    };
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(rows); i++) {
+        const tsh_desc desc = {.tp = 1, .pp = rows[i].pp};
+        mistake w = rows[i];
+        ranks_run_with(w.pp, &desc, makes_mistake, &w);
+    }
+}
+
+enum {
+    BAD_SHAPE,
+    BAD_NULL,
+    BAD_LOSS,
+    BAD_INPUT,
+    BAD_BATCHES,
+    BAD_TAPE,
+    BAD_NO_GRAD,
+    BAD_DEAL,
+    BADS
+};
+
+static tsh_tensor *bad_input(tsh_ctx *ctx, int k, void *user) {
+    const int bad = *(const int *)user;
+    if (bad == BAD_INPUT && k == 2) return NULL;
+    return tsh_ones(ctx, tsh_shape2(2, bad == BAD_SHAPE && k == 2 ? 3 : 4));
+}
+
+static tsh_tensor *bad_loss(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
+    const int bad = *(const int *)user;
+    (void)ctx;
+    if (bad == BAD_LOSS && k == 2) return y;
+    if (bad == BAD_NULL && k == 2) return NULL;
+    return tsh_mean(y, TSH_ALL, 0);
+}
+
+/* A mistake on one stage while the others wait for it. */
+static int goes_wrong(tsh_ctx *ctx, void *user) {
+    static const char *const sentence[BADS] = {"3 features",
+                                               "the loss is NULL",
+                                               "the loss must be one replicated value",
+                                               "stage 0 has no input of micro-batch 2",
+                                               "ranks differ in their micro-batches",
+                                               "ops are recorded already",
+                                               "gradients are off",
+                                               "dealt to the stages already"};
+    const int bad = *(const int *)user, evaluating = *((const int *)user + 1);
+    const tsh_linear_desc d = {.in = 4, .out = 4};
+    const int stage = tsh_pp(ctx)->rank, other[3] = {1, 1, 2};
+    tsh_pipeline_desc desc = {.micro_batches = 4 + (bad == BAD_BATCHES && stage == 1),
+                              .input = bad_input,
+                              .loss = bad_loss,
+                              .user = user};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    const char *message = tsh_last_error(ctx)->message;
+    tsh_pipeline *pipeline;
+    double loss = 0;
+    int i;
+    for (i = 0; i < 3; i++) {
+        const char name[2] = {(char)('0' + i), 0};
+        (void)tsh_add_linear(h, name, &d);
+    }
+    if (bad == BAD_DEAL) (void)tsh_add_linear(h, "3", &d);
+    if (bad == BAD_DEAL) desc.counts = other;
+    pipeline = tsh_pipeline_new(h, &desc);
+    if (bad == BAD_DEAL) {
+        static const int another[3] = {2, 1, 1};
+        CHECK(pipeline && tsh_pipeline_new(h, &desc), "the same deal");
+        (void)tsh_barrier(tsh_world(ctx));
+        desc.counts = another;
+        CHECK(!tsh_pipeline_new(h, &desc), "another one");
+    }
+    if (bad == BAD_TAPE) (void)tsh_forward(tsh_child(h, stage), tsh_ones(ctx, tsh_shape2(2, 4)));
+    if (bad == BAD_NO_GRAD) tsh_no_grad_begin(ctx);
+    if (pipeline && evaluating)
+        CHECK(tsh_pipeline_evaluate(pipeline, 0, &loss) != TSH_OK, "evaluate");
+    else if (pipeline)
+        CHECK(tsh_pipeline_train(pipeline, &loss) != TSH_OK, "train");
+    CHECK(!pipeline || loss != loss, "no loss");
+    CHECK(!tsh_ok(ctx) && strstr(message, sentence[bad]), "%s", message);
+    (void)tsh_step_end(ctx);
+    CHECK(tsh_mem_stats(ctx).step_live == 0, "%zu bytes are left", tsh_mem_stats(ctx).step_live);
+    return 0;
+}
+
+static void a_mistake_on_one_stage_is_one_error_on_all(void **state) {
+    const tsh_desc desc = {.tp = 1, .pp = 3};
+    int bad[2];
+    (void)state;
+    for (bad[0] = 0; bad[0] < BADS; bad[0]++)
+        for (bad[1] = 0; bad[1] < (bad[0] == BAD_NULL || bad[0] > BAD_INPUT ? 1 : 2); bad[1]++)
+            if (!(bad[0] == BAD_LOSS && bad[1])) ranks_run_with(3, &desc, goes_wrong, bad);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stages_give_the_same_bits),
         cmocka_unit_test(stages_of_sharded_layers_give_the_same_bits),
         cmocka_unit_test(ties_and_replicas_give_the_same_numbers),
+        cmocka_unit_test(many_micro_batches_pass),
+        cmocka_unit_test(more_than_two_stages_may_share),
+        cmocka_unit_test(anything_may_cross),
+        cmocka_unit_test(a_rank_holds_its_own_stage),
+        cmocka_unit_test(activations_are_bounded_by_the_stages),
+        cmocka_unit_test(stages_follow_their_schedule),
+        cmocka_unit_test(the_bubble_is_that_of_the_formula),
+        cmocka_unit_test(a_pipeline_that_cannot_be_is_one_sentence),
+        cmocka_unit_test(a_mistake_on_one_stage_is_one_error_on_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
