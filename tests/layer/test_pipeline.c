@@ -15,7 +15,7 @@ typedef struct setup {
     int tp, pp, dp, m;
     const int *counts; /* of LAYERS layers */
     tsh_pipeline_schedule schedule;
-    int tied, sequence, dropout, checkpoint;
+    int tied, sequence, dropout, checkpoint, sparse; /* sparse: the embedding's gradient */
     double clip;
 } setup;
 
@@ -83,7 +83,8 @@ static tsh_tensor *last_loss(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
 /* As gpt_add, with LAYERS layers and a head that may be of its own. */
 static void make_model(tsh_ctx *ctx, model *t, const setup *how, int m) {
     const tsh_linear_desc head = {.in = GPT_WIDTH, .out = GPT_VOCABULARY, .no_bias = 1};
-    const tsh_embedding_desc wte = {.count = GPT_VOCABULARY, .dim = GPT_WIDTH};
+    const tsh_embedding_desc wte = {
+        .count = GPT_VOCABULARY, .dim = GPT_WIDTH, .lookup = {.sparse = how->sparse}};
     const tsh_embedding_desc wpe = {.count = GPT_CONTEXT, .dim = GPT_WIDTH};
     const tsh_layer_norm_desc norm = {.dim = GPT_WIDTH};
     const tsh_shape shape = tsh_shape2((int64_t)m * GPT_BATCH, GPT_CONTEXT);
@@ -321,6 +322,8 @@ static void ties_and_replicas_give_the_same_numbers(void **state) {
     static const setup rows[] = {
         {.tp = 1, .pp = 2, .dp = 1, .m = 3, .counts = two, .tied = 1, .dropout = 1, .clip = 0.5},
         {.tp = 1, .pp = 3, .dp = 1, .m = 4, .counts = three, .tied = 1, .clip = 0.5},
+        {.tp = 1, .pp = 2, .dp = 1, .m = 2, .counts = two, .tied = 1, .sparse = 1},
+        {.tp = 2, .pp = 2, .dp = 2, .m = 2, .counts = two, .sparse = 1},
         {.tp = 1, .pp = 4, .dp = 1, .m = 7, .counts = four, .tied = 1, .clip = 1},
         {.tp = 1, .pp = 2, .dp = 2, .m = 2, .counts = two, .clip = 0.5},
         {.tp = 3, .pp = 2, .dp = 1, .m = 3, .counts = two, .sequence = 1, .checkpoint = 1},
