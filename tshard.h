@@ -64,7 +64,8 @@
  *     >>policy        plans for families of models
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
  *     >>pipeline      layers dealt to stages, GPipe and 1F1B
- *     >>io            saving to one file, loading at any degree
+ *     >>io            one file of all tensors: saving it, reading its header
+ *     >>load          loading it at any degree
  *     >>check         hashes, replicas, finite differences
  *     >>trace-file    a trace of all ranks, as Chrome's JSON
  *     >>end           clean-up of macros
@@ -172,9 +173,9 @@
  *              tsh_zero_grads(root);
  *              tsh_step_end(ctx);
  *
- *   Gradients, dropout masks and, for most models, every bit are those of one rank that goes
- *   through the same micro-batches; the loss and the norm are known on every rank. Of p stages, each
- *   is idle for (p - 1) / (micro_batches + p - 1) of the time.
+ *   Gradients, dropout masks and, where no parameter is tied across stages, every bit are those of
+ *   one rank that goes through the same micro-batches; the loss and the norm are known on every
+ *   rank. Of p stages, each is idle for (p - 1) / (micro_batches + p - 1) of the time.
  *
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
@@ -1314,17 +1315,18 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 /* -- save and load ---------------------------------------------------------- */
 
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
- * global tensors, the same bytes at every degree of tp; tsh_load reads it at any other. Entries:
- * parameters by their path (tied ones once), "optim.first.<path>" and "optim.second.<path>",
- * TSH_REAL (F32 or F64), row-major; in __metadata__ the state of the generators (seed, counts of
- * randn and of every module's dropout) and of optim (kind, steps, skipped). optim NULL: none.
- * Parameters without memory get their initial values first.
+ * global tensors, the same bytes at every degree of tp and pp; tsh_load reads it at any other.
+ * Entries: parameters by their path (tied ones once), "optim.first.<path>" and
+ * "optim.second.<path>", TSH_REAL (F32 or F64), row-major; in __metadata__ the state of the
+ * generators (seed, counts of randn and of every module's dropout) and of optim (kind, steps,
+ * skipped). optim NULL: none. Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
- * pieces of at most 1 MiB to its first rank, which never holds a whole tensor. It writes a
+ * pieces of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a pipeline
+ * by way of their own first ranks, after an all-reduce more over the world and over pp. It writes a
  * temporary file "<path>.tmp-...", syncs it where the system is POSIX, and renames it: path is the
  * old file or the whole new one. An error is one on every rank, of the lowest rank's code and
- * sentence: TSH_ERR_IO (the system), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp above 1); no
- * temporary file is left, and tsh_clear_error on every rank recovers. */
+ * sentence: TSH_ERR_IO (the system), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp above 1 without a
+ * pipeline); no temporary file is left, and tsh_clear_error on every rank recovers. */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
 /* Reads what tsh_save wrote, or another program's safetensors file, into a model of the same names
  * and shapes, with or without memory, at any degree and layout; every rank reads its own slices.
@@ -14160,8 +14162,8 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
 
 /* ========================================================================== */
 /* >>io                                                    MARK: - io (private) */
-/* One safetensors file of global tensors: written in bounded pieces, read by   */
-/* slices, at any degree.                                                       */
+/* One safetensors file of global tensors, written in bounded pieces; and what   */
+/* such a file says of itself.                                                   */
 /* Needs: >>optim.                                                              */
 /* ========================================================================== */
 
@@ -14190,6 +14192,7 @@ typedef struct tshi_io_pair {
 typedef struct tshi_io_item {
     const char *prefix;
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
+    int there;                   /* writing: it has values, here or on another stage */
     int wanted;                  /* reading: a file without it is an error */
     const tshi_io_entry *entry;  /* reading */
 } tshi_io_item;
@@ -14206,7 +14209,7 @@ typedef struct tshi_io {
     tshi_io_item *item;
     int items;
     /* writing: */
-    tshi_block *piece_block, *name_block;
+    tshi_block *piece_block, *name_block, *told_block;
     char *temporary; /* the file's name until it is whole; NULL: there is none */
     int64_t bytes;   /* of all values */
     /* reading: */
@@ -14248,6 +14251,7 @@ static void tshi_io_end(tshi_io *io) {
     tshi_mem_drop(ctx, io->item_block);
     tshi_mem_drop(ctx, io->piece_block);
     tshi_mem_drop(ctx, io->name_block);
+    tshi_mem_drop(ctx, io->told_block);
     tshi_mem_drop(ctx, io->text_block);
     tshi_mem_drop(ctx, io->entry_block);
     tshi_mem_drop(ctx, io->pair_block);
@@ -14462,8 +14466,8 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     tshi_io_put(text, "{");
     tshi_io_put_state(io, text);
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = tshi_io_values(&io->item[i]);
-        if (!t) continue;
+        const tsh_tensor *t = io->item[i].param; /* a moment has its form */
+        if (!io->item[i].there) continue;
         end = begin + tsh_numel(t) * (int64_t)sizeof(tsh_real);
         tshi_io_put(text, ",");
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].param->path);
@@ -14479,7 +14483,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
 /* -- writing ----------------------------------------------------------------- */
 
 static int tshi_io_is_writer(const tsh_ctx *ctx) {
-    return ctx->tp.rank == 0 && ctx->dp.rank == 0;
+    return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
 /* What is written must be readable: names that are UTF-8 and not those of moments. */
@@ -14552,27 +14556,73 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
-/* Everything that can fail before values are sent. */
+/* Lists what is to be written. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    const size_t pieces = tshi_io_is_writer(ctx) && ctx->tp.size > 1 ? 2 : 1;
     tsh_module *m;
     int i;
-    if (ctx->pp.size > 1)
-        (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
-                       "tsh_save: the model is cut into %d pipeline stages; only pp 1 can be saved",
-                       ctx->pp.size);
+    if (ctx->pp.size > 1 && !ctx->pipeline)
+        (void)tsh_fail(
+            ctx, TSH_ERR_UNSUPPORTED,
+            "tsh_save: the ranks of pp, %d, hold what the program gave them; only stages "
+            "of a tsh_pipeline can be saved as one model",
+            ctx->pp.size);
     if (tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io)) return;
     for (m = io->root; m; m = tshi_module_next(io->root, m))
         if (m->dropout_calls && !tshi_io_check_name(io, m->path)) return;
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = tshi_io_values(&io->item[i]);
-        if (!t) continue;
-        if (!tshi_io_check_name(io, io->item[i].param->path)) return;
-        io->bytes += tsh_numel(t) * (int64_t)sizeof(tsh_real);
+        const tsh_tensor *t = io->item[i].param;
+        io->item[i].there = !t->absent && tshi_io_values(&io->item[i]) != NULL;
+        if (!tshi_io_check_name(io, t->path)) return;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
-        tshi_io_hash(io, io->item[i].param->path, strlen(io->item[i].param->path));
+        tshi_io_hash(io, t->path, strlen(t->path));
         tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
+    }
+    if (ctx->pp.size == 1) return;
+    io->told_block = tshi_mem_take(
+        ctx, TSH_MEM_BOOKS, (2 * (size_t)io->items + tshi_module_count(ctx)) * sizeof(int64_t));
+}
+
+/* Stages tell each other which moments there are and how often modules and parameters were at work:
+ * counts are those of the stage that has more. */
+static void tshi_io_learn(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const int steps = io->optim ? io->optim->count : 0;
+    int64_t *told = (int64_t *)tshi_mem_data(io->told_block), *at = told;
+    tsh_module *m;
+    int i, back;
+    for (back = 0; back < 2; back++, at = told) {
+        for (i = 0; i < io->items; i++, at++)
+            if (back)
+                io->item[i].there = (int)*at;
+            else
+                *at = io->item[i].there;
+        for (i = 0; i < steps; i++, at++)
+            if (back)
+                io->optim->each[i].steps = *at;
+            else
+                *at = io->optim->each[i].steps;
+        for (m = ctx->root; m; m = tshi_module_next(ctx->root, m), at++)
+            if (back)
+                m->dropout_calls = (uint64_t)*at;
+            else
+                *at = (int64_t)m->dropout_calls;
+        if (!back &&
+            tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, told, at - told, TSH_I64, TSH_MAX),
+                            io->op) != TSH_OK)
+            return;
+    }
+}
+
+/* All that can fail before values are sent. */
+static void tshi_io_begin_file(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const size_t pieces = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
+    int i;
+    for (i = 0; i < io->items; i++) {
+        if (io->item[i].there)
+            io->bytes += tsh_numel(io->item[i].param) * (int64_t)sizeof(tsh_real);
+        tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
     }
     if (ctx->dp.rank > 0) return;
     io->piece_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, pieces * TSHI_IO_PIECE);
@@ -14598,7 +14648,8 @@ static void tshi_io_copy_run(void *user, int64_t global, int64_t local, int64_t 
     c->done += length;
 }
 
-/* The global elements [from, to) of a sharded tensor, sent to the writer by their owners. */
+/* The global elements [from, to) of a sharded tensor, sent by their owners to the first rank of tp.
+ */
 static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to) {
     tsh_comm *tp = &io->ctx->tp;
     char *piece = (char *)tshi_mem_data(io->piece_block), *message = piece + TSHI_IO_PIECE;
@@ -14627,23 +14678,37 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes one tensor. A writer whose disk is full still takes what the others send. */
-static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t) {
+/* Writes one tensor, which `stage` holds: its first rank of tp hands on every piece. A writer whose
+ * disk is full still takes what the others send. */
+static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t, int stage) {
+    tsh_ctx *ctx = io->ctx;
     const int64_t n = tsh_numel(t), step = TSHI_IO_PIECE / (int64_t)sizeof(tsh_real);
-    const int writer = tshi_io_is_writer(io->ctx), cut = t->layout.kind == TSH_SHARDED;
+    const int writer = tshi_io_is_writer(ctx), cut = t->layout.kind == TSH_SHARDED;
+    const int holds = ctx->pp.rank == stage, first = holds && ctx->tp.rank == 0;
     char *piece = (char *)tshi_mem_data(io->piece_block);
     int64_t from, to;
-    for (from = 0; from < n && (writer || cut); from = to) {
+    for (from = 0; from < n && (writer || first || (holds && cut)); from = to) {
         const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * sizeof(tsh_real);
+        tsh_result result = TSH_OK;
         to = tshi_base_min(from + step, n);
-        if (cut && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
-        if (!writer) continue;
-        if (!cut)
+        if (holds && cut && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
+        if (first && !cut)
             memcpy(piece, (const char *)tshi_tensor_at(t) + (size_t)from * sizeof(tsh_real), bytes);
+        if (first && !writer) result = tsh_send(&ctx->pp, piece, to - from, TSH_REAL, 0);
+        if (writer && !first) result = tsh_recv(&ctx->pp, piece, to - from, TSH_REAL, stage);
+        if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
+        if (!writer) continue;
         tshi_io_swap_bytes(piece, to - from, sizeof(tsh_real));
         tshi_io_write(io, piece, bytes);
     }
     return TSH_OK;
+}
+
+static tsh_result tshi_io_write_item(const tshi_io *io, const tshi_io_item *item) {
+    const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
+    const int stage = item->param->stage ? item->param->stage - 1 : 0;
+    if (!item->there || io->ctx->dp.rank > 0) return TSH_OK;
+    return tshi_io_write_tensor(io, t ? t : item->param, stage);
 }
 
 /* Has the system put a file, or a folder's list of files, on the disk. Where it cannot be asked, as
@@ -14697,12 +14762,12 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim);
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io);
+    if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_learn(&io);
+    if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_io_close(&io);
     if (tshi_io_agree(&io) == TSH_OK) {
-        for (i = 0; i < io.items && ctx->dp.rank == 0; i++) {
-            const tsh_tensor *t = tshi_io_values(&io.item[i]);
-            if (t && tshi_io_write_tensor(&io, t) != TSH_OK) break;
-        }
+        for (i = 0; i < io.items; i++)
+            if (tshi_io_write_item(&io, &io.item[i]) != TSH_OK) break;
         if (io.file) tshi_io_finish(&io);
         tshi_io_close(&io);
         (void)tshi_io_agree(&io);
@@ -15103,9 +15168,15 @@ static int tshi_io_read_header(tshi_io *io) {
     return 1;
 }
 
-/* -- loading: against the model ------------------------------------------------ */
+/* ========================================================================== */
+/* >>load                                                MARK: - load (private) */
+/* A file's tensors into a model, at any degree; all of it checked first.       */
+/* Needs: >>io.                                                                 */
+/* ========================================================================== */
 
-static const char *tshi_io_metadata(const tshi_io *io, const char *prefix, const char *name) {
+/* -- against the model -------------------------------------------------------- */
+
+static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
     char key[TSHI_IO_NAME];
     const char *wanted = key;
     const tshi_io_pair *pair;
@@ -15116,9 +15187,9 @@ static const char *tshi_io_metadata(const tshi_io *io, const char *prefix, const
 }
 
 /* A count of the metadata; 0 where it is neither there nor needed. */
-static int tshi_io_count(const tshi_io *io, const char *prefix, const char *name, int needed,
-                         uint64_t *out) {
-    const char *text = tshi_io_metadata(io, prefix, name), *at;
+static int tshi_load_count(const tshi_io *io, const char *prefix, const char *name, int needed,
+                           uint64_t *out) {
+    const char *text = tshi_load_metadata(io, prefix, name), *at;
     *out = 0;
     if (!text && !needed) return 1;
     for (at = text; at && *at >= '0' && *at <= '9'; at++) {
@@ -15132,17 +15203,17 @@ static int tshi_io_count(const tshi_io *io, const char *prefix, const char *name
 }
 
 /* The state of the generators; checked only, unless `put`. A file of another program has none. */
-static int tshi_io_generators(const tshi_io *io, int put) {
+static int tshi_load_generators(const tshi_io *io, int put) {
     tsh_ctx *ctx = io->ctx;
     tsh_module *m;
     uint64_t seed, randn, dropout, calls;
-    if (!tshi_io_metadata(io, "tshard.", "seed")) return 1;
-    if (!tshi_io_count(io, "tshard.", "seed", 1, &seed) ||
-        !tshi_io_count(io, "tshard.", "randn_calls", 1, &randn) ||
-        !tshi_io_count(io, "tshard.", "dropout_calls", 1, &dropout))
+    if (!tshi_load_metadata(io, "tshard.", "seed")) return 1;
+    if (!tshi_load_count(io, "tshard.", "seed", 1, &seed) ||
+        !tshi_load_count(io, "tshard.", "randn_calls", 1, &randn) ||
+        !tshi_load_count(io, "tshard.", "dropout_calls", 1, &dropout))
         return 0;
     for (m = io->root; m; m = tshi_module_next(io->root, m)) {
-        if (!tshi_io_count(io, "tshard.dropout_calls.", m->path, 0, &calls)) return 0;
+        if (!tshi_load_count(io, "tshard.dropout_calls.", m->path, 0, &calls)) return 0;
         if (put) m->dropout_calls = calls;
     }
     if (put) ctx->seed = seed;
@@ -15152,8 +15223,8 @@ static int tshi_io_generators(const tshi_io *io, int put) {
 }
 
 /* The counts of an optimiser; checked only, unless `put` is not NULL. */
-static int tshi_io_counts(const tshi_io *io, tsh_optim *put) {
-    const char *kind = tshi_io_metadata(io, "tshard.", "optim");
+static int tshi_load_counts(const tshi_io *io, tsh_optim *put) {
+    const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     uint64_t steps, skipped;
     int i;
     if (!kind || strcmp(kind, tshi_io_kind(io->optim)) != 0) {
@@ -15164,13 +15235,13 @@ static int tshi_io_counts(const tshi_io *io, tsh_optim *put) {
                        kind ? "" : "; NULL for it loads the parameters alone");
         return 0;
     }
-    if (!tshi_io_count(io, "tshard.optim.", "steps", 1, &steps) ||
-        !tshi_io_count(io, "tshard.optim.", "skipped", 1, &skipped))
+    if (!tshi_load_count(io, "tshard.optim.", "steps", 1, &steps) ||
+        !tshi_load_count(io, "tshard.optim.", "skipped", 1, &skipped))
         return 0;
     if (put) put->info.steps = (int64_t)(steps & INT64_MAX);
     if (put) put->info.skipped = (int64_t)(skipped & INT64_MAX);
     for (i = 0; i < io->optim->count; i++) {
-        if (!tshi_io_count(io, "tshard.optim.steps.", io->optim->each[i].param->path, 1, &steps))
+        if (!tshi_load_count(io, "tshard.optim.steps.", io->optim->each[i].param->path, 1, &steps))
             return 0;
         if (put) put->each[i].steps = (int64_t)(steps & INT64_MAX);
     }
@@ -15178,21 +15249,21 @@ static int tshi_io_counts(const tshi_io *io, tsh_optim *put) {
 }
 
 /* Moments that the file must hold: Adam's of every parameter that was updated. */
-static int tshi_io_wants_moments(const tshi_io *io) {
+static int tshi_load_wants_moments(const tshi_io *io) {
     uint64_t steps;
     int i;
     for (i = 0; i < io->items; i++) {
         tshi_io_item *item = &io->item[i];
         item->wanted = !item->moment;
         if (!item->moment || io->optim->desc.kind == TSH_SGD) continue;
-        if (!tshi_io_count(io, "tshard.optim.steps.", item->param->path, 1, &steps)) return 0;
+        if (!tshi_load_count(io, "tshard.optim.steps.", item->param->path, 1, &steps)) return 0;
         item->wanted = steps > 0;
     }
     return 1;
 }
 
 /* Finds an item's entry, of its dtype and shape. */
-static int tshi_io_match(const tshi_io *io, tshi_io_item *item) {
+static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     const char *dtype = sizeof(tsh_real) == 4 ? "F32" : "F64";
     char name[TSHI_IO_NAME], theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const char *wanted = name;
@@ -15214,13 +15285,13 @@ static int tshi_io_match(const tshi_io *io, tshi_io_item *item) {
 }
 
 /* Every tensor has an entry, every entry a tensor; moments count only with an optimiser. */
-static int tshi_io_match_all(tshi_io *io) {
+static int tshi_load_match_all(tshi_io *io) {
     const char *lacks = NULL, *prefix = "", *strange = NULL;
     char quote[TSHI_IO_QUOTE];
     int i, missing = 0;
     size_t e, more = 0;
     for (i = 0; i < io->items; i++) {
-        if (!tshi_io_match(io, &io->item[i])) return 0;
+        if (!tshi_load_match(io, &io->item[i])) return 0;
         if (io->item[i].entry || !io->item[i].wanted) continue;
         if (!missing++) prefix = io->item[i].prefix;
         if (missing == 1) lacks = io->item[i].param->path;
@@ -15244,7 +15315,7 @@ static int tshi_io_match_all(tshi_io *io) {
 }
 
 /* Everything that can be wrong with the file, before anything changes. */
-static int tshi_io_check(tshi_io *io) {
+static int tshi_load_check(tshi_io *io) {
     const char *format;
     if (io->ctx->tape.newest)
         (void)tsh_fail(io->ctx, TSH_ERR_STATE,
@@ -15252,27 +15323,27 @@ static int tshi_io_check(tshi_io *io) {
                        "tsh_step_end",
                        io->op);
     if (io->ctx->error.code != TSH_OK || !tshi_io_list(io) || !tshi_io_read_header(io)) return 0;
-    format = tshi_io_metadata(io, "tshard.", "format");
+    format = tshi_load_metadata(io, "tshard.", "format");
     if (format && strcmp(format, "1") != 0) {
         (void)tsh_fail(io->ctx, TSH_ERR_UNSUPPORTED,
                        "%s: \"%.160s\" is of tshard's format %.16s, this version reads 1", io->op,
                        io->path, format);
         return 0;
     }
-    return tshi_io_generators(io, 0) && (!io->optim || tshi_io_counts(io, NULL)) &&
-           tshi_io_wants_moments(io) && tshi_io_match_all(io);
+    return tshi_load_generators(io, 0) && (!io->optim || tshi_load_counts(io, NULL)) &&
+           tshi_load_wants_moments(io) && tshi_load_match_all(io);
 }
 
-/* -- loading: values ----------------------------------------------------------- */
+/* -- values ------------------------------------------------------------------- */
 
-typedef struct tshi_io_slice {
+typedef struct tshi_load_slice {
     tshi_io *io;
     char *to;
     int64_t data; /* of the whole tensor */
-} tshi_io_slice;
+} tshi_load_slice;
 
-static void tshi_io_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
-    const tshi_io_slice *s = (const tshi_io_slice *)user;
+static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
+    const tshi_load_slice *s = (const tshi_load_slice *)user;
     const int64_t width = (int64_t)sizeof(tsh_real);
     char *to = s->to + local * width;
     if (s->io->ctx->error.code != TSH_OK) return;
@@ -15283,10 +15354,11 @@ static void tshi_io_slice_run(void *user, int64_t global, int64_t local, int64_t
 }
 
 /* One item's local piece, which gets memory if it has none. */
-static void tshi_io_read_item(tshi_io *io, const tshi_io_item *item) {
+static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = (size_t)tsh_local_numel(t) * sizeof(tsh_real);
-    tshi_io_slice slice;
+    tshi_load_slice slice;
+    if (t->absent) return;
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
@@ -15302,20 +15374,20 @@ static void tshi_io_read_item(tshi_io *io, const tshi_io_item *item) {
     slice.io = io;
     slice.to = (char *)tshi_tensor_at(t);
     slice.data = io->data + item->entry->begin;
-    tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_io_slice_run, &slice);
+    tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_load_slice_run, &slice);
 }
 
 /* Loads from io->file, which is open unless the ctx holds an error. */
-static tsh_result tshi_io_load(tshi_io *io, tsh_optim *optim) {
+static tsh_result tshi_load_all(tshi_io *io, tsh_optim *optim) {
     tsh_ctx *ctx = io->ctx;
     int i;
-    if (ctx->error.code == TSH_OK) (void)tshi_io_check(io);
+    if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
     for (i = 0; i < io->items && ctx->error.code == TSH_OK; i++)
-        tshi_io_read_item(io, &io->item[i]);
+        tshi_load_read_item(io, &io->item[i]);
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
-    (void)tshi_io_generators(io, 1);
-    if (optim) (void)tshi_io_counts(io, optim);
+    (void)tshi_load_generators(io, 1);
+    if (optim) (void)tshi_load_counts(io, optim);
     return ctx->error.code;
 }
 
@@ -15329,7 +15401,7 @@ TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *opt
     errno = 0;
     if (ctx->error.code == TSH_OK) io.file = fopen(io.path, "rb");
     if (!io.file && ctx->error.code == TSH_OK) (void)tshi_io_refused(&io, "cannot be opened");
-    (void)tshi_io_load(&io, optim);
+    (void)tshi_load_all(&io, optim);
     tshi_io_end(&io);
     return ctx->error.code;
 }
