@@ -782,8 +782,8 @@ TSH_API tsh_tensor *tsh_sqrt(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_sigmoid(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_tanh(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
-TSH_API tsh_tensor *
-tsh_erf(tsh_tensor *x); /* 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x */
+/* 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x. */
+TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_gelu(tsh_tensor *x);      /* 0.5 x (1 + erf(x / sqrt 2)) */
 TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* GPT-2's; torch's approximate="tanh" */
 TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);
@@ -1371,8 +1371,8 @@ typedef struct tsh_trace_desc {
 /* Notes from now on what this rank does: forward passes of modules by path; ops forward and
  * backward by name; an optimiser's steps, and in them the norm of the gradients and updates by
  * parameter; collectives with their bytes (as tsh_comm_stats counts), and the waits for those that
- * were started early. On every rank, or tsh_trace_end fails. Names of custom ops must
- * stay until then. Errors: TSH_ERR_STATE (one runs), TSH_ERR_ARGUMENT (neither or both of path and
+ * were started early. On every rank, or tsh_trace_end fails. Names of custom ops must stay until
+ * then. Errors: TSH_ERR_STATE (one runs), TSH_ERR_ARGUMENT (neither or both of path and
  * write; no clock). Where no trace runs, an op costs two branches, which go the same way always. */
 TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
 /* Ends it and writes one text of all ranks, a lane per rank, in Chrome's Trace Event Format, which
@@ -2399,11 +2399,9 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     if (given.dim < 0 || given.dim >= ndim || tsh_chunk(layout, dim[given.dim], 1, 0, NULL) < 0)
         return 0;
     *layout = given;
-    for (s = 0; s < TSH_MAX_SEGMENTS; s++) {
-        memset(&layout->segment[s], 0, sizeof layout->segment[s]);
-        if (s < given.segments)
-            (void)tshi_layout_segment(&given, dim[given.dim], s, &layout->segment[s]);
-    }
+    memset(layout->segment, 0, sizeof layout->segment);
+    for (s = 0; s < given.segments; s++)
+        (void)tshi_layout_segment(&given, dim[given.dim], s, &layout->segment[s]);
     return 1;
 }
 
@@ -2546,7 +2544,8 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
         h->oldest = t->next;
         h->free--;
         memset(t->dim, 0, sizeof t->dim);
-        memset((char *)t + FORM, 0, INIT - FORM); /* what is before is filled in anyhow */
+        /* What is before is filled in anyhow. A longer memset is a slow string instruction. */
+        memset((char *)t + FORM, 0, INIT - FORM);
         memset((char *)t + INIT, 0, sizeof *t - INIT);
     } else {
         t = (tsh_tensor *)tshi_mem_book(ctx, &ctx->books, sizeof *t);
@@ -3257,7 +3256,7 @@ TSHI_INITS(TSHI_INIT_FUNCTION)
 /* ========================================================================== */
 
 #if TSHI_X86
-#include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps */
+#include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm256_loadu_ps */
 #endif
 
 /* -- kernels per instruction set --------------------------------------------
@@ -3315,9 +3314,9 @@ static int tshi_kernel_isa(void) {
  * Straight-line code without calls or branches: loops around it vectorise. In double: libm. Where a
  * polynomial has no other source its coefficients are minimax ones (Remez), relative to the whole
  * function. Where multiply-adds are fused a tenth to a third of the time is saved, and errors are a
- * little smaller; nothing else counts on them. The worst errors, in ulps over all floats: exp 1.0,
- * tanh 1.5, log 0.9, erf 2.2, gelu 2.3 (1.9 both where fused); of samples: pow 0.6 (1.3 with
- * AVX-512). */
+ * little smaller; nothing else counts on them. The worst errors, in ulps over all floats: exp 0.99
+ * (0.91 where fused), tanh 1.50, log 0.87 (0.86), erf 2.15 (1.91), gelu 2.36 (2.01); of samples:
+ * pow 0.6 (0.8 with AVX-512). */
 
 /* a b + c; fused is known when it is compiled. */
 TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
@@ -3358,21 +3357,30 @@ TSHI_INLINE float tshi_kernel_exp_rest(float x, uint32_t *n, int fused) {
     return tshi_kernel_fma(whole, 2.12194440e-4f, x, fused);
 }
 
-/* e^r - 1 for |r| < 0.35. */
-TSHI_INLINE float tshi_kernel_exp_less_one(float r, int fused) {
+/* (e^r - 1 - r) / r^2 for |r| < 0.35. */
+TSHI_INLINE float tshi_kernel_exp_tail(float r, int fused) {
     float p = 1.3814465e-3f;
     p = tshi_kernel_fma(p, r, 8.3687805e-3f, fused);
     p = tshi_kernel_fma(p, r, 4.1668394e-2f, fused);
     p = tshi_kernel_fma(p, r, 1.6666520e-1f, fused);
-    p = tshi_kernel_fma(p, r, 4.9999993e-1f, fused);
-    return tshi_kernel_fma(p, r * r, r, fused);
+    return tshi_kernel_fma(p, r, 4.9999993e-1f, fused);
+}
+
+TSHI_INLINE float tshi_kernel_exp_less_one(float r, int fused) {
+    return tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r * r, r, fused);
+}
+
+/* e^r. Fused, 1 + r (1 + r p) rounds less; otherwise r + r^2 p does. */
+TSHI_INLINE float tshi_kernel_exp_whole(float r, int fused) {
+    if (!fused) return tshi_kernel_exp_less_one(r, fused) + 1.0f;
+    return tshi_kernel_fma(tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r, 1.0f, fused), r, 1.0f,
+                           fused);
 }
 
 /* e^x for |x| < 87: 2^n goes straight into the exponent. */
 TSHI_INLINE float tshi_kernel_exp_near(float x, int fused) {
     uint32_t n;
-    const float r = tshi_kernel_exp_rest(x, &n, fused);
-    const float y = tshi_kernel_exp_less_one(r, fused) + 1.0f;
+    const float y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(x, &n, fused), fused);
     return tshi_kernel_float(tshi_kernel_bits(y) + (n << 23));
 }
 
@@ -3396,8 +3404,7 @@ TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v, int fused) {
     order = order < 0x42B20000 ? order : 0x42B20000;
     x = (uint32_t)order;
     x = x < 0xC2D00000u ? x : 0xC2D00000u;
-    y = tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused);
-    y = tshi_kernel_exp_less_one(y, fused) + 1.0f;
+    y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused), fused);
     n -= 0x4B400000u - 254u; /* n and twice the exponent's bias */
     half = n >> 1;
     y = y * tshi_kernel_float(half << 23) * tshi_kernel_float((n - half) << 23);
@@ -3735,114 +3742,141 @@ TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real mos
 }
 
 /* -- powers, with AVX-512 ---------------------------------------------------
- * x^y in two floats where one does not do: |x| = 2^k m with m in [0.75, 1.5), and of 32 pairs of r
- * and -log2 r, f = m r - 1 is exact and at most 2^-5. ln(1 + f) = f - f^2 / 2 + f^3 P(f) as high +
- * low; y log2 x = y (k - log2 r) + (y / ln 2) ln(1 + f) = n + t. */
+ * x^y in two floats where one does not do: x = 2^k m with m in [0.742, 1.484), and of 32 pairs of r
+ * and -log2 r, f = m r - 1 is exact and at most 0.02. log2 x = k - log2 r + f a(f) as high + low;
+ * y log2 x = n + t with n in sixteenths, and 2^x = 2^n 2^t. */
 #if TSHI_X86
 /* clang-format off */
 static const float tshi_kernel_power_r[32] = {
-    1, 0.953125f, 0.921875f, 0.90625f, 0.875f, 0.859375f, 0.828125f, 0.8125f, 0.796875f, 0.765625f,
-    0.75f, 0.734375f, 0.71875f, 0.703125f, 0.6875f, 0.671875f, 1.3125f, 1.28125f, 1.28125f, 1.25f,
-    1.21875f, 1.1875f, 1.1875f, 1.15625f, 1.125f, 1.125f, 1.09375f, 1.0625f, 1.0625f, 1.03125f,
-    1.03125f, 1};
-/* -log2 r: its first 16 bits, so that k is added exactly, and the rest. */
+    1.328125f, 1.3125f, 1.28125f, 1.25f, 1.234375f, 1.203125f, 1.1875f, 1.15625f, 1.140625f, 1.125f,
+    1.109375f, 1.078125f, 1.0625f, 1.046875f, 1.03125f, 1.015625f, 1, 0.96875f, 0.9375f, 0.9140625f,
+    0.890625f, 0.859375f, 0.84375f, 0.8203125f, 0.796875f, 0.78125f, 0.765625f, 0.7421875f,
+    0.7265625f, 0.7109375f, 0.6953125f, 0.6796875f};
+/* -log2 r: its first 17 bits, so that k is added exactly, and the rest. */
 static const float tshi_kernel_power_high[32] = {
-    0, 0.0692596436f, 0.117355347f, 0.14201355f, 0.192642212f, 0.218643188f, 0.272079468f,
-    0.299560547f, 0.327575684f, 0.385284424f, 0.415039063f, 0.445404053f, 0.47644043f,
-    0.508148193f, 0.54057312f, 0.573730469f, -0.392318726f, -0.357559204f, -0.357559204f,
-    -0.321929932f, -0.285400391f, -0.247924805f, -0.247924805f, -0.209457397f, -0.169921875f,
-    -0.169921875f, -0.12928772f, -0.0874633789f, -0.0874633789f, -0.0443878174f, -0.0443878174f, 0};
+    -0.409393311f, -0.392318726f, -0.357551575f, -0.321929932f, -0.303779602f, -0.266784668f,
+    -0.247924805f, -0.209449768f, -0.189826965f, -0.169921875f, -0.149749756f, -0.108528137f,
+    -0.0874633789f, -0.0660858154f, -0.0443954468f, -0.0223693848f, 0, 0.0458068848f, 0.0931091309f,
+    0.129638672f, 0.167106628f, 0.218643188f, 0.245109558f, 0.285751343f, 0.327575684f,
+    0.356140137f, 0.385292053f, 0.430145264f, 0.460838318f, 0.492202759f, 0.524269104f,
+    0.557060242f};
 static const float tshi_kernel_power_low[32] = {
-    0, 3.01888235e-6f, 1.60395848e-6f, 5.45506782e-6f, 2.86602835e-6f, -2.90200114e-6f,
-    7.76633655e-8f, -2.65016098e-7f, -1.02556521e-6f, 5.73205671e-6f, -1.56322119e-6f,
-    7.09558799e-6f, -2.38574444e-6f, -1.28968907e-6f, -4.73875434e-6f, 4.77654794e-6f,
-    1.30280716e-6f, 7.19948366e-6f, 7.19948366e-6f, 1.83675331e-6f, -1.82823726e-6f,
-    -2.70875603e-6f, -2.70875603e-6f, 4.03183185e-6f, -3.12644238e-6f, -3.12644238e-6f,
-    4.70278155e-6f, 5.37655922e-7f, 5.37655922e-7f, -6.30197565e-6f, -6.30197565e-6f, 0};
+    2.37440918e-06f, 1.30280716e-06f, -4.2991104e-07f, 1.83675331e-06f, -1.14612635e-06f,
+    -1.8727261e-06f, -2.70875603e-06f, -3.59756245e-06f, 2.40645204e-06f, -3.12644238e-06f,
+    2.63635479e-06f, 3.68042879e-06f, 5.37655922e-07f, -3.37502797e-06f, 1.32741889e-06f,
+    1.57173713e-06f, 0, -3.19515243e-06f, 2.73532095e-07f, -3.39145845e-06f, 3.3574172e-06f,
+    -2.90200114e-06f, 2.93973108e-06f, 3.13956048e-06f, -1.02556521e-06f, 3.67350663e-06f,
+    -1.89733782e-06f, -8.72002829e-07f, 2.8710208e-06f, 2.60101228e-06f, -2.53497024e-06f,
+    -3.73754801e-06f};
+/* 2^(i / 16), and what the logarithms of these floats lack of i / 16. */
+static const float tshi_kernel_power_root[16] = {
+    1, 1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f, 1.29683959f, 1.35425556f,
+    1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f, 1.68179286f, 1.75625217f, 1.8340081f,
+    1.91520655f};
+static const float tshi_kernel_power_rest[16] = {
+    0, 6.67758187e-08f, -1.73010264e-08f, 6.82363321e-08f, 4.60712819e-08f, 5.22408143e-08f,
+    -4.47101591e-08f, -1.07844533e-08f, 2.46906744e-08f, -4.39687788e-08f, 7.55010543e-09f,
+    8.8113925e-09f, -2.12359019e-08f, -7.58683782e-09f, -8.84121043e-09f, 7.41633155e-09f};
 /* clang-format on */
 
 TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_look(const float *table, __m512i i) {
     return _mm512_permutex2var_ps(_mm512_loadu_ps(table), i, _mm512_loadu_ps(table + 16));
 }
 
-/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) An exponent, at
- * most 2^60, and its product with 1 / ln 2 in two. */
-TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_exponent(__m512 y, __m512 *w) {
-    const __m512 inverse = _mm512_set1_ps(1.44269502f), most = _mm512_set1_ps(1.15292150e18f);
-    w[0] = y = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, y, most), -most);
-    w[1] = y * inverse;
-    w[2] = _mm512_fmadd_ps(y, _mm512_set1_ps(1.92596303e-8f), _mm512_fmsub_ps(y, inverse, w[1]));
+/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_root16(const float *table, __m512i i) {
+    return _mm512_maskz_permutexvar_ps(0xFFFF, i, _mm512_loadu_ps(table));
 }
 
 /* (Without optimisation gcc 12 has these as macros, and warns of their masks.) */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wsign-conversion"
-TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power16(__m512 x, const __m512 *w) {
-    const __m512 one = _mm512_set1_ps(1), y = w[0], c = w[1], c_low = w[2];
-    const __m512 m = _mm512_maskz_getmant_ps(0xFFFF, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
-    const __m512i i = _mm512_maskz_srli_epi32(0xFFFF, _mm512_castps_si512(m), 18);
-    const __m512 f = _mm512_fmsub_ps(m, tshi_kernel_power_look(tshi_kernel_power_r, i), one);
-    const __m512 g = f * _mm512_set1_ps(-0.5f), square = f * g, high = f + square;
-    __m512 k = _mm512_maskz_getexp_ps(0xFFFF, x), low, p, q, q_low, b, b_low, n, t;
-    k = _mm512_mask_add_ps(k, _mm512_cmp_ps_mask(m, one, _CMP_LT_OQ), k, one);
-    k += tshi_kernel_power_look(tshi_kernel_power_high, i);
-    p = _mm512_set1_ps(3.33699882e-1f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-4.00279224e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.99999881e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-6.66666627e-1f));
-    low = (f - high + square) + _mm512_fmsub_ps(f, g, square);
-    low = _mm512_fmadd_ps(f * square, p, low);
-    q = high * c;
-    q_low = _mm512_fmadd_ps(high, c_low, _mm512_fmsub_ps(high, c, q));
-    q_low = _mm512_fmadd_ps(low, c, q_low);
-    b = k * y;
-    b_low = _mm512_fmadd_ps(tshi_kernel_power_look(tshi_kernel_power_low, i), y,
-                            _mm512_fmsub_ps(k, y, b));
-    n = _mm512_maskz_roundscale_ps(0xFFFF, b + q, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    t = (b - n + q) + (q_low + b_low);
-    /* beyond the floats t is anything */
-    t = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, t, one), -one);
-    p = _mm512_set1_ps(1.55953909e-4f);
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.34069507e-3f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(9.61769000e-3f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(5.55030964e-2f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(2.40226522e-1f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(6.93147242e-1f));
-    p = _mm512_fmadd_ps(p, t, one);
+/* x, but at most `most` away from 0. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_clamp(__m512 x, float most) {
+    return _mm512_maskz_range_ps(0xFFFF, x, _mm512_set1_ps(most), 2);
+}
+
+/* log2 x = high + low, of normal x below 1.48 2^127. */
+TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_log(__m512i x, __m512 *high, __m512 *low) {
+    const __m512i next = _mm512_set1_epi32(0x420000); /* from 0.742 on the next exponent */
+    const __m512i i = _mm512_add_epi32(x, next), j = _mm512_maskz_srli_epi32(0xFFFF, i, 18);
+    const __m512 m = _mm512_castsi512_ps(
+        _mm512_sub_epi32((i & _mm512_set1_epi32(0x7FFFFF)) | _mm512_set1_epi32(0x3F800000), next));
+    const __m512 inverse = _mm512_set1_ps(1.44269502f), half = _mm512_set1_ps(-7.21347511e-1f);
+    const __m512 f = _mm512_fmsub_ps(m, tshi_kernel_power_look(tshi_kernel_power_r, j),
+                                     _mm512_set1_ps(1));
+    const __m512 k = _mm512_maskz_getexp_ps(0xFFFF, _mm512_castsi512_ps(i)) +
+                     tshi_kernel_power_look(tshi_kernel_power_high, j);
+    const __m512 a = _mm512_fmadd_ps(f, half, inverse);
+    __m512 a_low = _mm512_fmadd_ps(f, half, inverse - a), p = _mm512_set1_ps(2.89748638e-1f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-3.60767196e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.80898304e-1f));
+    a_low = _mm512_fmadd_ps(f, _mm512_maskz_mul_ps(0xFFFF, p, f), a_low) +
+            _mm512_set1_ps(1.92596299e-8f);
+    *high = _mm512_fmadd_ps(f, a, k);
+    *low = _mm512_fmadd_ps(f, a, k - *high) +
+           _mm512_fmadd_ps(f, a_low, tshi_kernel_power_look(tshi_kernel_power_low, j));
+}
+
+/* 2^(y (high + low)), of y at most 2^60 away from 0. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_exp(__m512 y, __m512 high, __m512 low) {
+    const __m512 shift = _mm512_set1_ps(786432); /* 1.5 2^19: sixteenths in the low bits */
+    const __m512 b = _mm512_maskz_mul_ps(0xFFFF, high, y);
+    const __m512i i = _mm512_castps_si512(b + shift);
+    const __m512 n = _mm512_castsi512_ps(i) - shift;
+    const __m512 root = tshi_kernel_power_root16(tshi_kernel_power_root, i);
+    __m512 t = _mm512_fmadd_ps(low, y, _mm512_fmsub_ps(high, y, b)), p;
+    t = b - n + (t + tshi_kernel_power_root16(tshi_kernel_power_rest, i));
+    t = tshi_kernel_power_clamp(t, 1); /* beyond the floats it is anything */
+    /* the low part counts for up to 0.018 beside a sixteenth's half: coefficients are for 0.05 */
+    p = _mm512_fmadd_ps(_mm512_set1_ps(9.61876615e-3f), t, _mm512_set1_ps(5.55082731e-2f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(2.40226506e-1f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(6.93147178e-1f));
+    p = _mm512_fmadd_ps(_mm512_maskz_mul_ps(0xFFFF, root, t), p, root);
     return _mm512_maskz_scalef_ps(0xFFFF, p, n);
 }
 #pragma GCC diagnostic pop
 
-/* y = x^w, dense, w with a step of 1 or 0. What is not a power of a positive number is done again,
- * by tshi_kernel_pow. */
+enum { TSHI_POWER_VECTORS = 4 };
+
+/* y = x^w of `many` vectors, of each the lanes in `here`: the logarithms first, then the powers, so
+ * that a processor sees two short chains of instructions, not a long one. What is not a power of a
+ * usual number is left to tshi_kernel_pow. */
+TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_few(int many, __mmask16 here, float *y,
+                                                   const float *x, const float *w, int64_t step) {
+    const __m512i least = _mm512_set1_epi32(0x00800000), count = _mm512_set1_epi32(0x7EBE0000);
+    __mmask16 usual[TSHI_POWER_VECTORS], all = here;
+    __m512 high[TSHI_POWER_VECTORS], low[TSHI_POWER_VECTORS], b = _mm512_set1_ps(w[0]);
+    int v;
+    for (v = 0; v < many; v++) {
+        const __m512i a = _mm512_castps_si512(_mm512_maskz_loadu_ps(here, x + 16 * v));
+        usual[v] = _mm512_mask_cmplt_epu32_mask(here, _mm512_sub_epi32(a, least), count);
+        tshi_kernel_power_log(a, &high[v], &low[v]);
+    }
+    for (v = 0; v < many; v++) {
+        if (step) b = _mm512_maskz_loadu_ps(here, w + 16 * v);
+        usual[v] = _mm512_mask_cmp_ps_mask(usual[v], b, b, _CMP_ORD_Q);
+        all = (__mmask16)(all & usual[v]);
+        _mm512_mask_storeu_ps(
+            y + 16 * v, usual[v],
+            tshi_kernel_power_exp(tshi_kernel_power_clamp(b, 1.15292150e18f), high[v], low[v]));
+    }
+    for (v = 0; v < 16 * many && all != here; v++) {
+        const unsigned odd = (unsigned)here & ~(unsigned)usual[v / 16];
+        if (odd >> v % 16 & 1u) y[v] = (float)tshi_kernel_pow(TSHI_R(x[v]), TSHI_R(w[v * step]));
+    }
+}
+
+/* Dense, w with a step of 1 or 0. */
 TSHI_AVX512 static void tshi_kernel_powers(int64_t n, float *y, const float *x, const float *w,
                                            int64_t step) {
+    enum { MOST = 16 * TSHI_POWER_VECTORS };
     int64_t i;
-    int j;
-    __m512 b = _mm512_set1_ps(w[0]), exponent[3];
-    tshi_kernel_power_exponent(b, exponent);
-    for (i = 0; i < n; i += 16) {
-        const __mmask16 here = (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0));
-        const __m512 a = _mm512_maskz_loadu_ps(here, x + i);
-        const __m512i bits = _mm512_castps_si512(a);
-        __mmask16 usual = _mm512_mask_cmplt_epu32_mask(
-            here, _mm512_maskz_sub_epi32(0xFFFF, bits, _mm512_set1_epi32(1)),
-            _mm512_set1_epi32(0x7F7FFFFF));
-        float odd[2][16];
-        if (step) {
-            b = _mm512_maskz_loadu_ps(here, w + i);
-            tshi_kernel_power_exponent(b, exponent);
-        }
-        usual = _mm512_mask_cmp_ps_mask(usual, b, b, _CMP_ORD_Q);
-        if (usual != here) {
-            _mm512_storeu_ps(odd[0], a);
-            _mm512_storeu_ps(odd[1], b);
-        }
-        _mm512_mask_storeu_ps(y + i, here, tshi_kernel_power16(a, exponent));
-        for (j = 0; j < 16 && usual != here; j++)
-            if (((unsigned)here & ~(unsigned)usual) >> j & 1u)
-                y[i + j] = (float)tshi_kernel_pow(TSHI_R(odd[0][j]), TSHI_R(odd[1][j]));
-    }
+    for (i = 0; i + MOST <= n; i += MOST)
+        tshi_kernel_power_few(TSHI_POWER_VECTORS, 0xFFFF, y + i, x + i, w + i * step, step);
+    for (; i < n; i += 16)
+        tshi_kernel_power_few(1, (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0)),
+                              y + i, x + i, w + i * step, step);
 }
 
 /* With any steps. */
@@ -4148,10 +4182,6 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
  * (The kernels in C without intrinsics need a compiler that does not contract x * y + z at will:
  * -std=c99 or -ffp-contract=off.) */
 
-#if TSHI_X86
-#include <immintrin.h> /* _mm512_fmadd_ps, _mm256_fmadd_ps, _mm_loadu_ps */
-#endif
-
 /* TSHARD_REAL, as something that #if and names of intrinsics understand. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
 #define TSHI_GEMM_JOIN(x, y)  TSHI_GEMM_JOIN_(x, y)
@@ -4297,6 +4327,7 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     TARGET static void tshi_gemm_tile_##isa(const tshi_gemm_tile *t, int rows, int cols) {         \
         const int wide = (size_t)cols > sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real);            \
         tshi_gemm_tile part = *t;                                                                  \
+        int left = rows;                                                                           \
         if (rows == mr) {                                                                          \
             if (wide)                                                                              \
                 tshi_gemm_rows_##isa(t, mr, 2, 0);                                                 \
@@ -4304,10 +4335,10 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
                 tshi_gemm_rows_##isa(t, mr, 1, 0);                                                 \
             return;                                                                                \
         }                                                                                          \
-        TSHI_GEMM_PART(isa, mr, 8)                                                                 \
-        TSHI_GEMM_PART(isa, mr, 4)                                                                 \
-        TSHI_GEMM_PART(isa, mr, 2)                                                                 \
-        TSHI_GEMM_PART(isa, mr, 1)                                                                 \
+        TSHI_GEMM_PART(isa, mr, 8, 0)                                                              \
+        TSHI_GEMM_PART(isa, mr, 4, 0)                                                              \
+        TSHI_GEMM_PART(isa, mr, 2, 0)                                                              \
+        TSHI_GEMM_PART(isa, mr, 1, 0)                                                              \
     }                                                                                              \
     TARGET static void tshi_gemm_stream_##isa(const tshi_gemm_tile *t, int rows, int cols) {       \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
@@ -4323,31 +4354,21 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
                 TSHI_PREFETCH_L2(next);                                                            \
                 if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH_L2(next + lanes);             \
             }                                                                                      \
-            TSHI_GEMM_STREAM_PART(isa, mr, 8)                                                      \
-            TSHI_GEMM_STREAM_PART(isa, mr, 4)                                                      \
-            TSHI_GEMM_STREAM_PART(isa, mr, 2)                                                      \
-            TSHI_GEMM_STREAM_PART(isa, mr, 1)                                                      \
+            TSHI_GEMM_PART(isa, mr, 8, 1)                                                          \
+            TSHI_GEMM_PART(isa, mr, 4, 1)                                                          \
+            TSHI_GEMM_PART(isa, mr, 2, 1)                                                          \
+            TSHI_GEMM_PART(isa, mr, 1, 1)                                                          \
         }                                                                                          \
     }
-#define TSHI_GEMM_PART(isa, mr, size)                                                              \
-    if (mr > size && (rows & size) != 0) {                                                         \
+#define TSHI_GEMM_PART(isa, mr, size, stream)                                                      \
+    for (; mr > size && left >= size; left -= size) {                                              \
         if (wide)                                                                                  \
-            tshi_gemm_rows_##isa(&part, size, 2, 0);                                               \
+            tshi_gemm_rows_##isa(&part, size, 2, stream);                                          \
         else                                                                                       \
-            tshi_gemm_rows_##isa(&part, size, 1, 0);                                               \
+            tshi_gemm_rows_##isa(&part, size, 1, stream);                                          \
         part.a += size * part.rsa;                                                                 \
         part.c += size * part.rsc;                                                                 \
-    }
-#define TSHI_GEMM_STREAM_PART(isa, mr, size)                                                       \
-    while (mr > size && left >= size) {                                                            \
-        if (wide)                                                                                  \
-            tshi_gemm_rows_##isa(&part, size, 2, 1);                                               \
-        else                                                                                       \
-            tshi_gemm_rows_##isa(&part, size, 1, 1);                                               \
-        part.a += size * part.rsa;                                                                 \
-        part.c += size * part.rsc;                                                                 \
-        part.sums += size * part.rss;                                                              \
-        left -= size;                                                                              \
+        if (stream) part.sums += size * part.rss;                                                  \
     }
 
 /* 128 bits in GNU C, for every processor: SSE2, NEON, ... */
@@ -4376,19 +4397,18 @@ TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 #define TSHI_GEMM_FMA_avx2   TSHI_GEMM_OP(256, fmadd)
 TSHI_GEMM_KERNEL(avx2, TSHI_AVX2, TSHI_GEMM_ROWS6, 6)
 
-#define TSHI_GEMM_AVX512       __attribute__((target("avx512f")))
 #define TSHI_GEMM_VEC_avx512   TSHI_GEMM_REG(512)
 #define TSHI_GEMM_LOAD_avx512  TSHI_GEMM_OP(512, loadu)
 #define TSHI_GEMM_STORE_avx512 TSHI_GEMM_OP(512, storeu)
 #define TSHI_GEMM_SET_avx512   TSHI_GEMM_OP(512, set1)
 #define TSHI_GEMM_FMA_avx512   TSHI_GEMM_OP(512, fmadd)
-TSHI_GEMM_KERNEL(avx512, TSHI_GEMM_AVX512, TSHI_GEMM_ROWS12, 12)
+TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
 
 static int tshi_gemm_has_avx2(void) {
     return tshi_kernel_isa() >= TSHI_ISA_AVX2;
 }
 static int tshi_gemm_has_avx512(void) {
-    return __builtin_cpu_supports("avx512f") != 0 && tshi_gemm_has_avx2();
+    return tshi_kernel_isa() >= TSHI_ISA_AVX512;
 }
 #endif /* TSHI_X86 */
 #endif /* TSHI_VECTORS */
@@ -9812,22 +9832,6 @@ static void tshi_attention_see(const tshi_head *h, int64_t i, int64_t j, int64_t
     s[2] = h->more->causal != 0;
 }
 
-/* x = e^(x - most) over whole blocks, NaN where most is not finite; their sum. */
-TSHI_INLINE tsh_real tshi_attention_exps(tsh_real *x, int64_t wide, tsh_real most, int fused) {
-    tsh_real lane[TSHI_BLOCK];
-    const tsh_real nan = most - most;
-    int64_t e;
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e < wide; e += TSHI_BLOCK)
-        for (i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real y = tshi_kernel_exp_below(x[e + i] - most, fused) + nan;
-            x[e + i] = y;
-            lane[i] += y;
-        }
-    return tshi_kernel_fold(lane);
-}
-
 /* y = x times `by`; y may be x. */
 TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n, tsh_real by) {
     tsh_real out[TSHI_BLOCK];
@@ -9863,7 +9867,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, void *const *at, const in
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
         }
-        l[r] += tshi_attention_exps(x, wide, m[r], fused);
+        l[r] += tshi_kernel_exps(x, wide, m[r], x, fused); /* NaN where a score is NaN or +inf */
     }
 }
 TSHI_KERNEL_FUSED(tshi_attention_online);
@@ -9880,8 +9884,8 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, void *const *at, const in
     (void)p;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         for (i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real sum = l[e + i] > 0 ? l[e + i] : TSHI_R(1);
-            most[i] = l[e + i] > 0 ? m[e + i] : -TSHI_R(INFINITY);
+            const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i];
+            most[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_kernel_log(sum, fused);
         }
@@ -9972,11 +9976,12 @@ TSHI_INLINE void tshi_attention_slope_body(int64_t n, void *const *at, const int
     int i;
     for (r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
         const tsh_real most = m[r], log_sum = l[r], dot = delta[r];
+        const tsh_real nan = log_sum - log_sum; /* or 0 */
         const int seen = (double)most < -DBL_MAX ? 0 : (int)tshi_attention_row(s, r);
         for (e = 0; e < s[0]; e += TSHI_BLOCK) {
             const int left = seen - (int)e;
             for (i = 0; i < TSHI_BLOCK; i++)
-                y[i] = tshi_kernel_exp_below(x[e + i] - most - log_sum, fused);
+                y[i] = tshi_kernel_exp_below(x[e + i] - most - log_sum, fused) + nan;
             for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
             for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = i < left ? y[i] : 0;
             for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = i < left ? dy[i] : 0;
@@ -15784,7 +15789,6 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_OUT
 #undef TSHI_GEMM_KERNEL
 #undef TSHI_GEMM_PART
-#undef TSHI_GEMM_STREAM_PART
 #undef TSHI_GEMM_VEC_v128
 #undef TSHI_GEMM_LOAD_v128
 #undef TSHI_GEMM_STORE_v128
@@ -15797,7 +15801,6 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_STORE_avx2
 #undef TSHI_GEMM_SET_avx2
 #undef TSHI_GEMM_FMA_avx2
-#undef TSHI_GEMM_AVX512
 #undef TSHI_GEMM_VEC_avx512
 #undef TSHI_GEMM_LOAD_avx512
 #undef TSHI_GEMM_STORE_avx512
