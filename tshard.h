@@ -5738,6 +5738,24 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
 /* Needs: >>gemm >>comm >>tape.                                                 */
 /* ========================================================================== */
 
+/* Says which degree of one axis would divide the world, the other one staying as it is. */
+static void tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
+    const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
+    const int pp_fits = pp > 0 && world % pp == 0;
+    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world;
+    char list[TSH_MESSAGE_SIZE / 2] = "";
+    int d, before = 0;
+    for (d = 1; d <= whole; d++) {
+        if (whole % d) continue;
+        if (before) tshi_base_append(list, sizeof list, "%s%d", *list ? ", " : "", before);
+        before = d;
+    }
+    tshi_base_append(list, sizeof list, "%s%d", *list ? " or " : "", before);
+    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                   "tsh_open: %d ranks do not divide into tp %d times pp %d; %s may be %s", world,
+                   tp, pp, pp_fits ? "tp" : "pp", list);
+}
+
 /* Degree of every axis in the order of desc->order, fastest first; 0 and an error where they do not
  * divide. */
 static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], char axis[3]) {
@@ -5745,8 +5763,7 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     const char *order = desc->order ? desc->order : "tp-pp-dp", *at = order;
     int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, degree[3], i, j;
     if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp))) {
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                       "tsh_open: %d ranks do not divide into tp %d times pp %d", world, tp, pp);
+        tshi_context_refuse(ctx, tp, pp);
         return 0;
     }
     degree[0] = tp ? tp : world / pp;
