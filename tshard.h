@@ -44,6 +44,7 @@
  *     >>kernel        strided loops, kernels per instruction set
  *     >>gemm          the built-in matrix product
  *     >>comm          the front door of collectives; what backends share
+ *     >>bucket        gradients on their way between replicas
  *     >>tape          recording, and backward with two accumulators
  *     >>context       opening and closing one rank's world
  *     >>op-map        elementwise ops, dropout, copies
@@ -681,15 +682,30 @@ TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
  * slice; tsh_redistribute on one rank) shares the gradient of what it views: tsh_clone it first. */
 TSH_API tsh_tensor *tsh_retain(tsh_tensor *t);
 
+/* Several micro-batches are one step: .defer for all but the last, or for all, then
+ * tsh_sync_grads.
+ * summed 0: a loss is a mean. Micro-batches add up, and the average over dp counts every rank
+ * alike, as torch's DistributedDataParallel does.
+ * summed 1: a loss is the sum over `weight` elements, such as the targets that are not ignored.
+ * Gradients of all micro-batches and of all ranks of dp are summed and divided once, by the sum of
+ * their weights: the gradient of the mean over all elements, however unevenly they lie (Megatron's
+ * calculate_per_token_loss). A rank that has no elements runs the same ops, on an empty batch or
+ * with all targets ignored, with weight 0; where all weights are 0, nothing is divided. */
 typedef struct tsh_backward_desc {
     int defer; /* leave gradients of leaves pending, for micro-batches; then tsh_sync_grads */
+    int summed;
+    double weight; /* of this loss; the same on all ranks of tp */
 } tsh_backward_desc;
 /* Gradients of a replicated scalar, summed into every leaf. Consumes the tape. Runs one all-reduce
- * over tp per tensor that feeds sharded consumers (each started as early as it can be), one flat
- * one for leaves, and one over dp per leaf. */
+ * over tp per tensor that feeds sharded consumers (each started as early as it can be), and one
+ * flat one for leaves whose gradients are partial. Then the average over dp: gradients are
+ * collected in buckets (tsh_desc.bucket_bytes), each of which is all-reduced as soon as it is full,
+ * while backward goes on; summed, one all-reduce of the weights. The sum of an element has the
+ * order that an all-reduce of its leaf alone gives it, whatever bucket it is in. */
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_backward_desc *desc);
-/* Completes gradients that .defer left pending: partial ones over tp, then the average over dp. */
+/* Completes gradients that .defer left pending: partial ones over tp, then the average over dp.
+ * Nothing, and no collective, where none are. */
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
 /* A leaf's or retained tensor's gradient, a detached step tensor; NULL while it has none. Pending:
  * an error. It is a window on the accumulator that the next backward writes again: tsh_keep copies.
@@ -712,13 +728,16 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx);
 typedef struct tsh_desc {
     tsh_comm comm;     /* zero: a group of one; the ctx takes it over and closes it */
     int tp, pp;        /* degrees; 0: tp = world / pp, pp = 1; dp is what is left */
-    const char *order; /* fastest axis first; NULL: "tp-pp-dp" */
+    const char *order; /* fastest axis first; NULL: "tp-pp-dp" (ml's); Megatron's: "tp-dp-pp" */
     uint64_t seed;
     int threads; /* of this rank, if compiled with OpenMP (-fopenmp), else 1; 0: 1. No bit depends
                   * on how many */
     tsh_gemm gemm;
     tsh_allocator allocator;
     tsh_logger logger;
+    size_t bucket_bytes; /* of gradients that travel over dp in one message; 0: 1 MiB. Leaves of at
+                          * least that size travel alone, without a copy. No bit depends on it */
+    int no_overlap;      /* 1: they start to travel at the end of backward. No bit depends on it */
 } tsh_desc;
 
 /* Opens one rank's world; collective where comm has several ranks (one split per axis). On failure
@@ -1449,6 +1468,8 @@ struct tsh_tensor {
     tshi_node *node;         /* the op that made it; NULL: a leaf */
     tshi_accumulator gr, gp; /* replicated (or sharded alike) and partial contributions */
     int expected;            /* partial contributions still to come in this backward */
+    int users;               /* of a leaf: contributions of any kind still to come */
+    int boxed;               /* of a leaf: it is in a bucket that was not sent yet */
     int reducing;            /* the all-reduce of gp is under way */
     tsh_req req;
     int sparse;        /* what gr and gp hold lies in marked rows only */
@@ -1470,7 +1491,24 @@ typedef struct tshi_tape {
     tshi_arena arena;
     int no_grad;
     int pending; /* leaves hold contributions that .defer left */
+    int summed;  /* losses are sums, over so many elements on this rank: */
+    double weight;
+    int syncing; /* gradients of leaves are sent as they become ready */
 } tshi_tape;
+
+typedef struct tshi_bucket tshi_bucket;
+
+typedef struct tshi_buckets {
+    tshi_arena arena;           /* of all buckets of a backward */
+    tshi_bucket *first, **last; /* full ones, oldest first, and where the next one goes */
+    tshi_bucket *awaited;       /* the oldest one that may still travel */
+    tshi_bucket *open;          /* the one that is filled */
+    int64_t limit;              /* elements that make one full */
+    int hold;                   /* none is sent before the end */
+    int summed;
+    double weight; /* of sums: this rank's, then that of all */
+    tsh_req weight_req;
+} tshi_buckets;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
@@ -1493,6 +1531,7 @@ struct tsh_ctx {
     tshi_arena books;
     tshi_handles handles;
     tshi_tape tape;
+    tshi_buckets buckets;
     int depth;         /* of scopes */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
@@ -5182,9 +5221,204 @@ TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
 }
 
 /* ========================================================================== */
+/* >>bucket                                            MARK: - bucket (private) */
+/* Gradients on their way between replicas: in flat messages, each sent as soon */
+/* as it is full.                                                               */
+/* Needs: >>mem >>tensor >>comm.                                                */
+/* ========================================================================== */
+
+enum { TSHI_BUCKET_BYTES = 1 << 20 };
+
+static const char tshi_bucket_what[] = "tsh_backward: average over data parallel ranks";
+
+typedef struct tshi_parcel {
+    struct tshi_parcel *next;
+    tsh_tensor *leaf;
+} tshi_parcel;
+
+/* A bucket of several leaves is a matrix with a row per rank of dp: row k holds chunk k
+ * (tsh_coll_chunk) of every leaf, filled up with zeros where it is shorter than the first. So the
+ * all-reduce's own chunk k is row k, and each element is summed in the order that an all-reduce of
+ * its leaf alone would have. A leaf that is alone is sent where it is. */
+struct tshi_bucket {
+    tshi_bucket *next;
+    tshi_parcel *first, **last;
+    int64_t count, width; /* elements of leaves; of a row */
+    tshi_block *block;    /* what travels; NULL: not sent yet */
+    tsh_req req;
+};
+
+/* Where chunk k of a leaf's gradient starts. */
+static int64_t tshi_bucket_chunk(const tsh_tensor *leaf, int k) {
+    return tsh_coll_chunk(tsh_local_numel(leaf), leaf->ctx->dp.size, k);
+}
+
+/* Elements that travel. */
+static int64_t tshi_bucket_elements(const tsh_ctx *ctx, const tshi_bucket *b) {
+    return b->first->next ? b->width * ctx->dp.size : b->count;
+}
+
+/* The matrix, from the gradients of its leaves. */
+static void tshi_bucket_pack(const tsh_ctx *ctx, const tshi_bucket *b) {
+    tsh_real *to = (tsh_real *)tshi_mem_data(b->block);
+    const tshi_parcel *p;
+    int k;
+    for (k = 0; k < ctx->dp.size; k++)
+        for (p = b->first; p; p = p->next) {
+            const tsh_real *from = (const tsh_real *)tshi_mem_data(p->leaf->gr.block);
+            const int64_t begin = tshi_bucket_chunk(p->leaf, k);
+            const int64_t n = tshi_bucket_chunk(p->leaf, k + 1) - begin;
+            const int64_t rest = tshi_bucket_chunk(p->leaf, 1) - n;
+            memcpy(to, from + begin, (size_t)n * sizeof *to);
+            memset(to + n, 0, (size_t)rest * sizeof *to);
+            to += n + rest;
+        }
+}
+
+/* Waits for the oldest one that travels. Its leaves get their values at the end: until then, their
+ * accumulators take contributions that nobody expected. */
+static void tshi_bucket_await(tsh_ctx *ctx) {
+    tshi_bucket *b = ctx->buckets.awaited;
+    ctx->buckets.awaited = b->next;
+    (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, b->req), tshi_bucket_what);
+}
+
+static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
+    tshi_parcel *p;
+    if (b->block || ctx->error.code != TSH_OK) return;
+    if (b->first->next) {
+        b->block = tshi_mem_take(ctx, TSH_MEM_STEP,
+                                 (size_t)tshi_bucket_elements(ctx, b) * sizeof(tsh_real));
+        if (!b->block) return;
+        tshi_bucket_pack(ctx, b);
+    } else {
+        b->block = b->first->leaf->gr.block;
+        b->first->leaf->gr.block = NULL;
+    }
+    for (p = b->first; p; p = p->next) p->leaf->boxed = p->leaf->gr.live = 0;
+    while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT && ctx->buckets.awaited != b)
+        tshi_bucket_await(ctx);
+    (void)tshi_error_comm(ctx,
+                          tsh_allreduce_start(&ctx->dp, tshi_mem_data(b->block),
+                                              tshi_bucket_elements(ctx, b), TSH_REAL,
+                                              ctx->buckets.summed ? TSH_SUM : TSH_AVG, &b->req),
+                          tshi_bucket_what);
+}
+
+static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
+    tshi_buckets *all = &ctx->buckets;
+    *all->last = b;
+    all->last = &b->next;
+    if (!all->awaited) all->awaited = b;
+    if (!all->hold) tshi_bucket_send(ctx, b);
+}
+
+/* The leaf's gradient is done. */
+static void tshi_bucket_add(tsh_tensor *leaf) {
+    tsh_ctx *ctx = leaf->ctx;
+    tshi_buckets *all = &ctx->buckets;
+    const int64_t n = tsh_local_numel(leaf);
+    tshi_bucket *b = n < all->limit ? all->open : NULL;
+    tshi_parcel *p;
+    if (leaf->boxed || ctx->error.code != TSH_OK) return;
+    p = (tshi_parcel *)tshi_mem_book(ctx, &all->arena, sizeof *p);
+    if (p && !b) b = (tshi_bucket *)tshi_mem_book(ctx, &all->arena, sizeof *b);
+    if (!p || !b) return;
+    if (!b->first) b->last = &b->first;
+    p->leaf = leaf;
+    *b->last = p;
+    b->last = &p->next;
+    b->count += n;
+    b->width += tshi_bucket_chunk(leaf, 1);
+    leaf->boxed = 1;
+    if (n < all->limit) all->open = b->count < all->limit ? b : NULL;
+    if (b->count >= all->limit) tshi_bucket_close(ctx, b);
+}
+
+/* Gradients are about to come; of sums, over `weight` elements on this rank. */
+static void tshi_bucket_begin(tsh_ctx *ctx, int summed, double weight) {
+    tshi_buckets *all = &ctx->buckets;
+    tshi_mem_reset(&all->arena);
+    all->first = all->open = all->awaited = NULL;
+    all->last = &all->first;
+    all->summed = summed;
+    all->weight = weight;
+    all->weight_req = 0;
+    if (summed)
+        (void)tshi_error_comm(
+            ctx, tsh_allreduce_start(&ctx->dp, &all->weight, 1, TSH_F64, TSH_SUM, &all->weight_req),
+            "tsh_backward: sum of weights over data parallel ranks");
+}
+
+/* x /= by, of sums; there is none where it is 0. */
+static void tshi_bucket_divide(tsh_real *x, int64_t n, double by) {
+    const tsh_real divisor = TSHI_R(by);
+    int64_t i;
+    if (!(by > 0)) return;
+    for (i = 0; i < n; i++) x[i] /= divisor;
+}
+
+/* A leaf's gradient comes from the matrix, whose column starts at `values`, or, of width 0, from a
+ * leaf's own block. What is live came unexpected, and travelled by itself. */
+static void tshi_bucket_unpack(tsh_tensor *leaf, const tsh_real *values, int64_t width) {
+    tsh_real *to = (tsh_real *)tshi_mem_data(leaf->gr.block);
+    int k;
+    for (k = 0; k < leaf->ctx->dp.size; k++) {
+        const int64_t begin = tshi_bucket_chunk(leaf, k);
+        const int64_t n = tshi_bucket_chunk(leaf, k + 1) - begin;
+        const tsh_real *from = values + (width ? width * k : begin);
+        if (leaf->gr.live)
+            tsh_coll_fold(to + begin, to + begin, from, n, TSH_REAL, TSH_SUM);
+        else
+            memcpy(to + begin, from, (size_t)n * sizeof *to);
+    }
+    leaf->gr.live = 1;
+}
+
+/* The leaves of a bucket that has come back get their gradients. */
+static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
+    tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
+    tsh_real *values = (tsh_real *)tshi_mem_data(b->block);
+    const tshi_parcel *p;
+    tshi_bucket_divide(values, tshi_bucket_elements(ctx, b),
+                       ctx->buckets.summed ? ctx->buckets.weight : 0);
+    if (only && !only->gr.block) {
+        only->gr.block = b->block;
+        only->gr.live = 1;
+        return;
+    }
+    for (p = b->first; p; p = p->next) {
+        tshi_bucket_unpack(p->leaf, values, only ? 0 : b->width);
+        values += tshi_bucket_chunk(p->leaf, 1);
+    }
+    tshi_mem_drop(ctx, b->block);
+}
+
+/* Sends what is left, and waits for all. */
+static void tshi_bucket_end(tsh_ctx *ctx) {
+    tshi_buckets *all = &ctx->buckets;
+    tshi_bucket *b;
+    tshi_parcel *p;
+    if (all->open) tshi_bucket_close(ctx, all->open);
+    for (b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
+    tshi_error_tell(ctx); /* so that no peer is waited for in vain */
+    while (all->awaited) tshi_bucket_await(ctx);
+    (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, all->weight_req), tshi_bucket_what);
+    all->weight_req = 0;
+    for (b = all->first; b; b = b->next) {
+        for (p = b->first; p; p = p->next) p->leaf->boxed = 0;
+        if (ctx->error.code == TSH_OK)
+            tshi_bucket_open(ctx, b);
+        else
+            tshi_mem_drop(ctx, b->block);
+    }
+    all->first = NULL;
+}
+
+/* ========================================================================== */
 /* >>tape                                                MARK: - tape (private) */
 /* The tape remembers; backward walks it once, newest first.                   */
-/* Needs: >>tensor >>kernel >>comm.                                             */
+/* Needs: >>kernel >>bucket.                                                    */
 /* ========================================================================== */
 
 /* One op that was recorded. A tensor keeps two accumulators, gr for contributions that every rank
@@ -5199,6 +5433,8 @@ struct tshi_node {
     tshi_block **saved; /* of each input and then of out: values that backward reads, or NULL */
     tshi_block *aux;    /* what else backward reads; dropped with the node */
     void *more;         /* the op's own options, in the tape's arena */
+    tsh_tensor **feeds; /* leaves that backward gives to beside its inputs */
+    int fed;            /* how many */
     int n, depth;
     unsigned partial; /* bit i: gives input i's gradient as a partial sum */
     unsigned given;   /* bit i: has given it */
@@ -5374,6 +5610,15 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     return 1;
 }
 
+/* One contribution less is to come to a leaf; after the last one it travels to the other replicas.
+ * Partial sums wait for the end, and rows that are few for those of other ranks. */
+static void tshi_tape_feed(tsh_tensor *leaf) {
+    if (--leaf->users > 0 || !leaf->ctx->tape.syncing || !leaf->gr.live || leaf->gp.live ||
+        leaf->sparse)
+        return;
+    tshi_bucket_add(leaf);
+}
+
 /* Which rows any rank of comm has touched. */
 static void tshi_tape_unite(tsh_tensor *t, tsh_comm *comm) {
     if (t->sparse && comm->size > 1)
@@ -5390,8 +5635,12 @@ static void tshi_tape_give(tshi_node *node, int i) {
     tsh_ctx *ctx = node->out->ctx;
     if (!base || !base->wants || (node->given >> i & 1u)) return;
     node->given |= 1u << i;
+    if (!base->node) {
+        tshi_tape_feed(base);
+        return;
+    }
     if (!tshi_tape_is_partial(node, i) || --base->expected > 0) return;
-    if (!base->node || base->node->raw || !base->gp.live || ctx->error.code != TSH_OK) return;
+    if (base->node->raw || !base->gp.live || ctx->error.code != TSH_OK) return;
     (void)tshi_error_comm(ctx,
                           tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block),
                                               tsh_local_numel(base), TSH_REAL, TSH_SUM, &base->req),
@@ -5465,12 +5714,11 @@ static void tshi_tape_pour(const tshi_node *node, int i, const tshi_dest *dest,
 
 /* -- backward --------------------------------------------------------------- */
 
-/* Marks what the loss reaches and counts the partial contributions that each tensor will get. */
-static void tshi_tape_mark(tsh_ctx *ctx, tsh_tensor *loss) {
+/* Marks what the loss reaches and counts the partial contributions that each tensor will get, and
+ * all those of a leaf. */
+static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
     tshi_node *node;
-    tsh_tensor *t, *head = &ctx->handles.owned;
     int i;
-    for (t = head->next; t != head; t = t->next) t->expected = 0;
     if (loss->base->node) loss->base->node->reached = 1;
     for (node = ctx->tape.newest; node; node = node->older) {
         if (!node->reached) continue;
@@ -5480,9 +5728,13 @@ static void tshi_tape_mark(tsh_ctx *ctx, tsh_tensor *loss) {
         for (i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
             if (!base || !base->wants) continue;
-            if (base->node) base->node->reached = 1;
+            if (base->node)
+                base->node->reached = 1;
+            else
+                base->users++;
             if (tshi_tape_is_partial(node, i)) base->expected++;
         }
+        for (i = 0; i < node->fed; i++) node->feeds[i]->users++;
     }
 }
 
@@ -5527,9 +5779,11 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             const int64_t begin = tshi_trace_start(ctx);
             node->backward(node);
             for (i = 0; i < node->n; i++) tshi_tape_give(node, i);
+            for (i = 0; i < node->fed; i++) tshi_tape_feed(node->feeds[i]);
             if (ctx->trace)
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->name, begin, 0);
             if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
+            if (ctx->dp.in_flight) tsh_comm_progress(&ctx->dp);
         }
         tshi_tape_drop_node(node);
     }
@@ -5567,22 +5821,37 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
-    tsh_tensor *t, *head;
-    if (!ctx) return TSH_ERR_ARGUMENT;
-    if (!tsh_ok(ctx)) return ctx->error.code;
-    head = &ctx->handles.owned;
-    if (tshi_tape_complete_leaves(ctx) != TSH_OK) return ctx->error.code;
-    for (t = head->next; t != head && ctx->dp.size > 1; t = t->next) {
+/* Gradients of leaves, those that came last and those that already travel, become whole. */
+static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
+    tsh_tensor *t, *head = &ctx->handles.owned;
+    const int replicas = ctx->dp.size > 1;
+    if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
+    for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
         if (!t->gr.live) continue;
-        (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->dp, tshi_mem_data(t->gr.block),
-                                            tsh_local_numel(t), TSH_REAL, TSH_AVG),
-                              "tsh_sync_grads: average over data parallel ranks");
-        tshi_tape_unite(t, &ctx->dp);
+        if (replicas)
+            tshi_bucket_add(t);
+        else if (ctx->tape.summed)
+            tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
+                               ctx->tape.weight);
     }
-    ctx->tape.pending = 0;
+    if (replicas) tshi_bucket_end(ctx);
+    for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next)
+        if (t->gr.live) tshi_tape_unite(t, &ctx->dp);
+    ctx->tape.pending = ctx->tape.syncing = 0;
     return ctx->error.code;
+}
+
+/* From now on leaves travel as they become ready, unless that is to wait. */
+static void tshi_tape_sync_begin(tsh_ctx *ctx) {
+    if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed, ctx->tape.weight);
+    ctx->tape.syncing = ctx->dp.size > 1;
+}
+
+TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (!tsh_ok(ctx) || !ctx->tape.pending) return ctx->error.code;
+    tshi_tape_sync_begin(ctx);
+    return tshi_tape_sync(ctx);
 }
 
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
@@ -5608,21 +5877,56 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     return TSH_OK;
 }
 
+/* Makes ready for a backward, whose loss is of so many elements. 0 and an error where gradients of
+ * another kind wait. */
+static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
+    tshi_tape *tape = &ctx->tape;
+    tsh_tensor *t, *head = &ctx->handles.owned;
+    int live = 0;
+    for (t = head->next; t != head; t = t->next) {
+        t->expected = t->users = 0;
+        live |= t->gr.live | t->gp.live;
+    }
+    if (!(weight >= 0) || weight > DBL_MAX || (weight > 0 && !summed))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_backward: weight %g of a loss; it is that of a sum (.summed = 1), and "
+                       "not below 0",
+                       weight);
+    else if (live && tape->pending && tape->summed != summed)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_backward: micro-batches of one step are all means or all sums "
+                       "(.summed); those that wait for tsh_sync_grads are %s",
+                       tape->summed ? "sums" : "means");
+    else if (live && !tape->pending && summed)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_backward: a sum cannot be added to gradients that are divided already; "
+                       "tsh_zero_grads first");
+    if (ctx->error.code != TSH_OK) return 0;
+    tape->weight = (live && tape->pending ? tape->weight : 0) + weight;
+    tape->summed = summed;
+    return 1;
+}
+
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
                                      const tsh_backward_desc *desc) {
     int defer = desc && desc->defer;
     tshi_dest dest;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK) (void)tshi_tape_check_loss(ctx, loss);
+    if (ctx->error.code == TSH_OK)
+        (void)tshi_tape_begin(ctx, desc && desc->summed, desc ? desc->weight : 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (!tshi_tape_open(loss, &loss->base->gr, &dest)) return ctx->error.code;
     dest.data[0] = dest.add ? dest.data[0] + TSHI_R(1) : TSHI_R(1);
+    if (!defer) tshi_tape_sync_begin(ctx);
     tshi_tape_mark(ctx, loss);
     tshi_tape_let_go(ctx, loss, 0);
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena);
-    ctx->tape.pending = defer;
-    if (!defer && ctx->error.code == TSH_OK) (void)tsh_sync_grads(ctx);
+    if (defer)
+        ctx->tape.pending = 1;
+    else
+        (void)tshi_tape_sync(ctx);
     tshi_error_tell(ctx);
     return ctx->error.code;
 }
@@ -5634,8 +5938,8 @@ TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
 /* Whether a leaf's gradient still waits for other ranks' parts. */
 static int tshi_tape_pending(const tsh_tensor *leaf) {
     const tsh_ctx *ctx = leaf->ctx;
-    return leaf->gp.live ||
-           (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending && ctx->dp.size > 1);
+    return leaf->gp.live || (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending &&
+                             (ctx->dp.size > 1 || ctx->tape.summed));
 }
 
 /* -- what a user says of gradients ------------------------------------------ */
@@ -5819,6 +6123,10 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->isa = tshi_kernel_isa();
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
+    ctx->buckets.limit = TSHI_BUCKET_BYTES / (int64_t)sizeof(tsh_real);
+    if (desc->bucket_bytes)
+        ctx->buckets.limit = (int64_t)((desc->bucket_bytes - 1) / sizeof(tsh_real) + 1);
+    ctx->buckets.hold = desc->no_overlap;
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1;
     ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
@@ -5849,6 +6157,7 @@ TSH_API void tsh_close(tsh_ctx *ctx) {
     tshi_mem_drop(ctx, ctx->gemm_scratch);
     tshi_mem_close_pool(ctx);
     tshi_mem_close(ctx, &ctx->tape.arena);
+    tshi_mem_close(ctx, &ctx->buckets.arena);
     tshi_mem_close(ctx, &ctx->books);
     tsh_comm_close(&ctx->dp);
     tsh_comm_close(&ctx->pp);
@@ -11231,14 +11540,18 @@ static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int 
     return y;
 }
 
-/* Whether a parameter below wants a gradient. */
-static int tshi_module_learns(tsh_module *module) {
+/* How many parameters below want a gradient; those of tied weights count twice. They are listed
+ * where `list` is not NULL. */
+static int tshi_module_learns(tsh_module *module, tsh_tensor **list) {
     tsh_module *m;
-    int i;
+    int i, n = 0;
     for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i] && m->param[i]->wants) return 1;
-    return 0;
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+            if (!m->param[i] || !m->param[i]->wants) continue;
+            if (list) list[n] = m->param[i];
+            n++;
+        }
+    return n;
 }
 
 static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in, int n) {
@@ -11247,7 +11560,7 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
     tsh_tensor *y;
     tshi_replay *replay;
     tshi_node *node;
-    int i;
+    int i, fed;
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "%s: a checkpoint takes %d inputs at most, not %d", module->path,
@@ -11256,11 +11569,14 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
         if (in[i] && !tshi_tensor_check(module->path, &in[i], 1)) return NULL;
     draws = tshi_module_draws(ctx);
     y = draws ? tshi_module_untaped(module, in, n) : NULL;
-    if (!y || (!tshi_tape_records(ctx, in, n) && !tshi_module_learns(module))) return y;
+    fed = y ? tshi_module_learns(module, NULL) : 0;
+    if (!y || (!tshi_tape_records(ctx, in, n) && !fed)) return y;
     node = tshi_tape_add("tsh_checkpoint", y, in, n, (1 << n) - 1, tshi_module_again,
-                         sizeof *replay);
+                         sizeof *replay + (size_t)fed * sizeof *node->feeds);
     if (!node) return NULL;
     replay = (tshi_replay *)node->more;
+    node->feeds = (tsh_tensor **)(void *)(replay + 1);
+    node->fed = tshi_module_learns(module, node->feeds);
     replay->module = module;
     replay->draws = draws;
     node->raw = 2;
