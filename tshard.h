@@ -154,8 +154,11 @@
  *   inputs only and computes it again in backward, to the same bits.
  *
  * MICRO-BATCHES AND DATA PARALLELISM
- *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for all micro-batches, then
- *   tsh_sync_grads. Ranks beyond tp times pp form replicas (dp): gradients are averaged over them.
+ *   Ranks beyond tp times pp form replicas (dp), each with a batch of its own: the same program, whose
+ *   gradients are averaged, in buckets that travel while backward goes on. Micro-batches:
+ *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for each, then tsh_sync_grads;
+ *   nothing travels in between. Where batches are uneven or targets are ignored, give sums and what
+ *   they count: {.summed = 1, .weight = targets}; then the gradient is that of the mean over all.
  *
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole

@@ -286,8 +286,8 @@ static int in_its_groups(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
-/* Fastest axis first: rank = sum of coordinate_k times the sizes before k. "tp-pp-dp" is ml's order:
- * its MP groups are {0, 1} {2, 3} .., PP {0, 2} {1, 3} .., DP {0, 4} {1, 5} .. "tp-dp-pp" is
+/* Fastest axis first: rank = sum of coordinate_k times the sizes before k. "tp-pp-dp" is ml's
+ * order: its MP groups are {0, 1} {2, 3} .., PP {0, 2} {1, 3} .., DP {0, 4} {1, 5} .. "tp-dp-pp" is
  * Megatron's. */
 static void eight_ranks_form_groups_in_the_given_order(void **state) {
     static const grid grids[] = {
