@@ -154,11 +154,12 @@
  *   inputs only and computes it again in backward, to the same bits.
  *
  * MICRO-BATCHES AND DATA PARALLELISM
- *   Ranks beyond tp times pp form replicas (dp), each with a batch of its own: the same program, whose
- *   gradients are averaged, in buckets that travel while backward goes on. Micro-batches:
+ *   Ranks beyond tp times pp form replicas (dp), each with a batch of its own: the same program,
+ *   whose gradients are averaged, in buckets that travel while backward goes on. Micro-batches:
  *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for each, then tsh_sync_grads;
  *   nothing travels in between. Where batches are uneven or targets are ignored, give sums and what
  *   they count: {.summed = 1, .weight = targets}; then the gradient is that of the mean over all.
+ *   tsh_optim_desc.zero cuts an optimiser's moments over the replicas: the same bits, less memory.
  *
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
@@ -1231,18 +1232,26 @@ typedef struct tsh_optim_desc {
     double beta1, beta2, eps; /* Adam; 0: 0.9, 0.999, 1e-8 */
     double weight_decay;      /* ADAMW: decoupled; the others: added to the gradient */
     double clip_norm;         /* 0: none; else tsh_clip_grad_norm comes first */
+    int zero; /* 1: moments are cut over dp (ZeRO stage 1, Rajbhandari et al. 2020): each rank keeps
+                 those of its chunk of every parameter (tsh_coll_chunk of the local elements),
+                 whatever the sizes */
 } tsh_optim_desc;
 /* For every parameter below module; torch.optim.SGD, Adam, AdamW. Where a gradient is row-sparse
  * (tsh_lookup_desc), values, moments and weight decay of the rows it touches only;
- * torch.optim.SparseAdam. Closed with the ctx. */
+ * torch.optim.SparseAdam. Closed with the ctx. With .zero, backward reduce-scatters the gradients
+ * of these parameters in place of the all-reduce, so that tsh_grad cannot read them, and a step
+ * all-gathers the parameters, in the same buckets: the bytes of an all-reduce and the same bits. A
+ * row-sparse gradient cannot be cut: TSH_ERR_UNSUPPORTED by tsh_backward. A parameter is one
+ * optimiser's then. */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
 /* Parameters whose path below the module matches: learning rate times lr_scale, this weight decay.
  * Later groups win. */
 TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay);
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr);
-/* One step with the gradients there are. One all-reduce over tp and pp (norm); where any gradient
- * is not finite the step is skipped on every rank. */
+/* One step with the gradients there are. One all-reduce over tp and pp (norm), with .zero over dp
+ * too, and the parameters' all-gathers; where any gradient is not finite the step is skipped on
+ * every rank. */
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim);
 
 typedef struct tsh_optim_info {
@@ -1446,7 +1455,9 @@ enum {
     TSHI_LEAF = 4,   /* its gradient is wanted by the user */
     TSHI_RETAIN = 8, /* keeps values and gradient through backward */
     TSHI_STALE = 16, /* its values were given back */
-    TSHI_DEAD = 32   /* the handle itself was given back */
+    TSHI_DEAD = 32,  /* the handle itself was given back */
+    TSHI_CHUNKED =
+        64 /* of its gradient, or of a moment's values, a rank of dp has its chunk only */
 };
 
 /* One accumulator of gradients. live 0: the block's contents mean nothing yet. */
@@ -1505,7 +1516,7 @@ typedef struct tshi_buckets {
     tshi_arena arena;           /* of all buckets of a backward */
     tshi_bucket *first, **last; /* full ones, oldest first, and where the next one goes */
     tshi_bucket *awaited;       /* the oldest one that may still travel */
-    tshi_bucket *open;          /* the one that is filled */
+    tshi_bucket *open[2];       /* those that are filled: to be all-reduced, in chunks */
     int64_t limit;              /* elements that make one full */
     int hold;                   /* none is sent before the end */
     int summed;
@@ -5232,7 +5243,7 @@ TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
 
 enum { TSHI_BUCKET_BYTES = 1 << 20 };
 
-static const char tshi_bucket_what[] = "tsh_backward: average over data parallel ranks";
+static const char tshi_bucket_what[] = "a bucket of gradients or parameters over dp";
 
 typedef struct tshi_parcel {
     struct tshi_parcel *next;
@@ -5242,40 +5253,58 @@ typedef struct tshi_parcel {
 /* A bucket of several leaves is a matrix with a row per rank of dp: row k holds chunk k
  * (tsh_coll_chunk) of every leaf, filled up with zeros where it is shorter than the first. So the
  * all-reduce's own chunk k is row k, and each element is summed in the order that an all-reduce of
- * its leaf alone would have. A leaf that is alone is sent where it is. */
+ * its leaf alone would have; a reduce-scatter gives rank k row k of that sum. A leaf that is alone
+ * is sent where it is. Parameters are all-gathered by rows likewise. */
 struct tshi_bucket {
     tshi_bucket *next;
+    tsh_coll_kind kind; /* TSH_ALLREDUCE or TSH_REDUCE_SCATTER of gradients, TSH_ALLGATHER */
     tshi_parcel *first, **last;
     int64_t count, width; /* elements of leaves; of a row */
+    int64_t *counts;      /* of a reduce-scatter or all-gather */
     tshi_block *block;    /* what travels; NULL: not sent yet */
+    tshi_block *own;      /* what a reduce-scatter gives */
     tsh_req req;
 };
 
-/* Where chunk k of a leaf's gradient starts. */
+/* Where chunk k of a leaf starts. */
 static int64_t tshi_bucket_chunk(const tsh_tensor *leaf, int k) {
     return tsh_coll_chunk(tsh_local_numel(leaf), leaf->ctx->dp.size, k);
 }
 
-/* Elements that travel. */
+static int64_t tshi_bucket_chunk_size(const tsh_tensor *leaf, int k) {
+    return tshi_bucket_chunk(leaf, k + 1) - tshi_bucket_chunk(leaf, k);
+}
+
+/* Elements that travel, and where row k of them starts. */
 static int64_t tshi_bucket_elements(const tsh_ctx *ctx, const tshi_bucket *b) {
     return b->first->next ? b->width * ctx->dp.size : b->count;
 }
 
-/* The matrix, from the gradients of its leaves. */
-static void tshi_bucket_pack(const tsh_ctx *ctx, const tshi_bucket *b) {
-    tsh_real *to = (tsh_real *)tshi_mem_data(b->block);
+static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
+    return (tsh_real *)tshi_mem_data(b->block) +
+           (b->first->next ? b->width * k : tshi_bucket_chunk(b->first->leaf, k));
+}
+
+/* Chunk k of every leaf into its row, or out of it. What is live by then came unexpected, and
+ * travelled by itself. */
+static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
     const tshi_parcel *p;
-    int k;
-    for (k = 0; k < ctx->dp.size; k++)
-        for (p = b->first; p; p = p->next) {
-            const tsh_real *from = (const tsh_real *)tshi_mem_data(p->leaf->gr.block);
-            const int64_t begin = tshi_bucket_chunk(p->leaf, k);
-            const int64_t n = tshi_bucket_chunk(p->leaf, k + 1) - begin;
-            const int64_t rest = tshi_bucket_chunk(p->leaf, 1) - n;
-            memcpy(to, from + begin, (size_t)n * sizeof *to);
-            memset(to + n, 0, (size_t)rest * sizeof *to);
-            to += n + rest;
+    for (p = b->first; p; p = p->next) {
+        tsh_tensor *leaf = p->leaf;
+        const int gathers = b->kind == TSH_ALLGATHER;
+        tsh_real *at = (tsh_real *)(gathers ? tshi_tensor_at(leaf) : tshi_mem_data(leaf->gr.block));
+        const int64_t n = tshi_bucket_chunk_size(leaf, k), most = tshi_bucket_chunk_size(leaf, 0);
+        at += tshi_bucket_chunk(leaf, k);
+        if (!out) {
+            memcpy(row, at, (size_t)n * sizeof *row);
+            memset(row + n, 0, (size_t)(most - n) * sizeof *row);
+        } else if (!gathers && leaf->gr.live) {
+            tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM);
+        } else {
+            memcpy(at, row, (size_t)n * sizeof *row);
         }
+        row += most;
+    }
 }
 
 /* Waits for the oldest one that travels. Its leaves get their values at the end: until then, their
@@ -5286,26 +5315,53 @@ static void tshi_bucket_await(tsh_ctx *ctx) {
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, b->req), tshi_bucket_what);
 }
 
-static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
-    tshi_parcel *p;
-    if (b->block || ctx->error.code != TSH_OK) return;
-    if (b->first->next) {
+/* The memory that travels, filled; 0 without. */
+static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
+    const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
+    tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
+    int k;
+    if (b->kind != TSH_ALLREDUCE) {
+        b->counts = (int64_t *)tshi_mem_book(ctx, &ctx->buckets.arena,
+                                             (size_t)size * sizeof *b->counts);
+        if (!b->counts) return 0;
+        for (k = 0; k < size; k++) b->counts[k] = only ? tshi_bucket_chunk_size(only, k) : b->width;
+    }
+    if (b->kind == TSH_REDUCE_SCATTER) {
+        b->own = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)b->counts[rank] * sizeof(tsh_real));
+        if (!b->own) return 0;
+    }
+    if (!only) {
         b->block = tshi_mem_take(ctx, TSH_MEM_STEP,
                                  (size_t)tshi_bucket_elements(ctx, b) * sizeof(tsh_real));
-        if (!b->block) return;
-        tshi_bucket_pack(ctx, b);
+        for (k = gathers ? rank : 0; b->block && k < (gathers ? rank + 1 : size); k++)
+            tshi_bucket_copy(b, k, tshi_bucket_row(b, k), 0);
+    } else if (gathers) {
+        b->block = only->block;
+        b->block->refs++;
     } else {
-        b->block = b->first->leaf->gr.block;
-        b->first->leaf->gr.block = NULL;
+        b->block = only->gr.block;
+        only->gr.block = NULL;
     }
-    for (p = b->first; p; p = p->next) p->leaf->boxed = p->leaf->gr.live = 0;
+    return b->block != NULL;
+}
+
+static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
+    tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
+    tshi_parcel *p;
+    if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
+    for (p = b->first; p; p = p->next) {
+        p->leaf->boxed = 0;
+        if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
+    }
+    coll.send = coll.recv = tshi_mem_data(b->block);
+    coll.count = tshi_bucket_elements(ctx, b);
+    coll.recv_counts = b->counts;
+    coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
+    if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
+    if (b->own) coll.recv = tshi_mem_data(b->own);
     while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT && ctx->buckets.awaited != b)
         tshi_bucket_await(ctx);
-    (void)tshi_error_comm(ctx,
-                          tsh_allreduce_start(&ctx->dp, tshi_mem_data(b->block),
-                                              tshi_bucket_elements(ctx, b), TSH_REAL,
-                                              ctx->buckets.summed ? TSH_SUM : TSH_AVG, &b->req),
-                          tshi_bucket_what);
+    (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
 }
 
 static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
@@ -5316,12 +5372,12 @@ static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
     if (!all->hold) tshi_bucket_send(ctx, b);
 }
 
-/* The leaf's gradient is done. */
-static void tshi_bucket_add(tsh_tensor *leaf) {
+/* A leaf's gradient is done, or, to be all-gathered, this rank's chunk of a parameter. */
+static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     tsh_ctx *ctx = leaf->ctx;
     tshi_buckets *all = &ctx->buckets;
     const int64_t n = tsh_local_numel(leaf);
-    tshi_bucket *b = n < all->limit ? all->open : NULL;
+    tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
     tshi_parcel *p;
     if (leaf->boxed || ctx->error.code != TSH_OK) return;
     p = (tshi_parcel *)tshi_mem_book(ctx, &all->arena, sizeof *p);
@@ -5331,18 +5387,24 @@ static void tshi_bucket_add(tsh_tensor *leaf) {
     p->leaf = leaf;
     *b->last = p;
     b->last = &p->next;
+    b->kind = kind;
     b->count += n;
-    b->width += tshi_bucket_chunk(leaf, 1);
+    b->width += tshi_bucket_chunk_size(leaf, 0);
     leaf->boxed = 1;
-    if (n < all->limit) all->open = b->count < all->limit ? b : NULL;
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL;
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
 
-/* Gradients are about to come; of sums, over `weight` elements on this rank. */
+/* The same of a gradient, by the collective that its optimiser wants. */
+static void tshi_bucket_add_grad(tsh_tensor *leaf) {
+    tshi_bucket_add(leaf, leaf->flags & TSHI_CHUNKED ? TSH_REDUCE_SCATTER : TSH_ALLREDUCE);
+}
+
+/* Buckets are about to come; of sums, over `weight` elements on this rank. */
 static void tshi_bucket_begin(tsh_ctx *ctx, int summed, double weight) {
     tshi_buckets *all = &ctx->buckets;
     tshi_mem_reset(&all->arena);
-    all->first = all->open = all->awaited = NULL;
+    all->first = all->open[0] = all->open[1] = all->awaited = NULL;
     all->last = &all->first;
     all->summed = summed;
     all->weight = weight;
@@ -5361,40 +5423,26 @@ static void tshi_bucket_divide(tsh_real *x, int64_t n, double by) {
     for (i = 0; i < n; i++) x[i] /= divisor;
 }
 
-/* A leaf's gradient comes from the matrix, whose column starts at `values`, or, of width 0, from a
- * leaf's own block. What is live came unexpected, and travelled by itself. */
-static void tshi_bucket_unpack(tsh_tensor *leaf, const tsh_real *values, int64_t width) {
-    tsh_real *to = (tsh_real *)tshi_mem_data(leaf->gr.block);
-    int k;
-    for (k = 0; k < leaf->ctx->dp.size; k++) {
-        const int64_t begin = tshi_bucket_chunk(leaf, k);
-        const int64_t n = tshi_bucket_chunk(leaf, k + 1) - begin;
-        const tsh_real *from = values + (width ? width * k : begin);
-        if (leaf->gr.live)
-            tsh_coll_fold(to + begin, to + begin, from, n, TSH_REAL, TSH_SUM);
-        else
-            memcpy(to + begin, from, (size_t)n * sizeof *to);
-    }
-    leaf->gr.live = 1;
-}
-
-/* The leaves of a bucket that has come back get their gradients. */
+/* The leaves of a bucket that has come back get their gradients, or values. */
 static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
+    const int rank = ctx->dp.rank, scatters = b->kind == TSH_REDUCE_SCATTER;
+    const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
-    tsh_real *values = (tsh_real *)tshi_mem_data(b->block);
+    tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
     const tshi_parcel *p;
-    tshi_bucket_divide(values, tshi_bucket_elements(ctx, b),
-                       ctx->buckets.summed ? ctx->buckets.weight : 0);
-    if (only && !only->gr.block) {
+    int k, in_place = only && (gathers || !only->gr.block);
+    if (ctx->buckets.summed)
+        tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
+                           scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
+                           ctx->buckets.weight);
+    if (in_place && !gathers) {
         only->gr.block = b->block;
-        only->gr.live = 1;
-        return;
+        b->block->refs++;
     }
-    for (p = b->first; p; p = p->next) {
-        tshi_bucket_unpack(p->leaf, values, only ? 0 : b->width);
-        values += tshi_bucket_chunk(p->leaf, 1);
-    }
-    tshi_mem_drop(ctx, b->block);
+    for (k = 0; k < ctx->dp.size; k++)
+        if (scatters ? k == rank : !in_place && !(gathers && k == rank))
+            tshi_bucket_copy(b, k, scatters ? own : tshi_bucket_row(b, k), 1);
+    for (p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
 }
 
 /* Sends what is left, and waits for all. */
@@ -5402,7 +5450,8 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
     tshi_bucket *b;
     tshi_parcel *p;
-    if (all->open) tshi_bucket_close(ctx, all->open);
+    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
+    if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
     for (b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
     tshi_error_tell(ctx); /* so that no peer is waited for in vain */
     while (all->awaited) tshi_bucket_await(ctx);
@@ -5410,10 +5459,9 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
     all->weight_req = 0;
     for (b = all->first; b; b = b->next) {
         for (p = b->first; p; p = p->next) p->leaf->boxed = 0;
-        if (ctx->error.code == TSH_OK)
-            tshi_bucket_open(ctx, b);
-        else
-            tshi_mem_drop(ctx, b->block);
+        if (ctx->error.code == TSH_OK) tshi_bucket_open(ctx, b);
+        tshi_mem_drop(ctx, b->block);
+        tshi_mem_drop(ctx, b->own);
     }
     all->first = NULL;
 }
@@ -5619,7 +5667,7 @@ static void tshi_tape_feed(tsh_tensor *leaf) {
     if (--leaf->users > 0 || !leaf->ctx->tape.syncing || !leaf->gr.live || leaf->gp.live ||
         leaf->sparse)
         return;
-    tshi_bucket_add(leaf);
+    tshi_bucket_add_grad(leaf);
 }
 
 /* Which rows any rank of comm has touched. */
@@ -5831,8 +5879,13 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
         if (!t->gr.live) continue;
-        if (replicas)
-            tshi_bucket_add(t);
+        if (t->sparse && (t->flags & TSHI_CHUNKED))
+            (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
+                           "tsh_backward: the gradient of \"%s\" is row-sparse, which .zero of its "
+                           "optimiser cannot cut; leave one of both out",
+                           t->path);
+        else if (replicas)
+            tshi_bucket_add_grad(t);
         else if (ctx->tape.summed)
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                ctx->tape.weight);
@@ -5885,10 +5938,11 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
 static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     tshi_tape *tape = &ctx->tape;
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int live = 0;
+    int live = 0, chunked = 0;
     for (t = head->next; t != head; t = t->next) {
         t->expected = t->users = 0;
         live |= t->gr.live | t->gp.live;
+        chunked |= t->gr.live && (t->flags & TSHI_CHUNKED);
     }
     if (!(weight >= 0) || weight > DBL_MAX || (weight > 0 && !summed))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
@@ -5900,10 +5954,12 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
                        "tsh_backward: micro-batches of one step are all means or all sums "
                        "(.summed); those that wait for tsh_sync_grads are %s",
                        tape->summed ? "sums" : "means");
-    else if (live && !tape->pending && summed)
-        (void)tsh_fail(ctx, TSH_ERR_STATE,
-                       "tsh_backward: a sum cannot be added to gradients that are divided already; "
-                       "tsh_zero_grads first");
+    else if (live && !tape->pending && (summed || chunked))
+        (void)tsh_fail(
+            ctx, TSH_ERR_STATE,
+            "tsh_backward: gradients of an earlier step %s, so that nothing can be added "
+            "to them; tsh_zero_grads first",
+            chunked ? "lie in chunks (.zero)" : "are divided already (.summed)");
     if (ctx->error.code != TSH_OK) return 0;
     tape->weight = (live && tape->pending ? tape->weight : 0) + weight;
     tape->summed = summed;
@@ -5983,6 +6039,12 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
         return tshi_error_null(t->ctx, TSH_ERR_STATE,
                                "tsh_grad: the gradient is pending; call tsh_sync_grads first");
     if (!base->gr.live) return NULL;
+    if (base->flags & TSHI_CHUNKED)
+        return tshi_error_null(
+            t->ctx, TSH_ERR_STATE,
+            "tsh_grad: each rank of dp has a chunk of the gradient of \"%s\", as "
+            "its optimiser's .zero wants it",
+            base->path);
     grad = tshi_tensor_window(t, base->gr.block);
     if (!grad) return NULL;
     grad->offset = t->offset - base->offset;
@@ -13460,39 +13522,63 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
 }
 
 typedef struct tshi_norm_sum {
-    double sum;
+    double *sums; /* of chunk k of all gradients */
     tsh_ctx *ctx;
+    int chunked; /* only this rank's chunks are there */
 } tshi_norm_sum;
+
+static void tshi_optim_find_chunked(const char *path, tsh_tensor *param, void *user) {
+    (void)path;
+    if (param->flags & TSHI_CHUNKED) *(int *)user = 1;
+}
 
 /* A sharded gradient counts on every rank of tp, a replicated one on the first. */
 static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) {
-    tshi_norm_sum *norm = (tshi_norm_sum *)user;
+    const tshi_norm_sum *norm = (const tshi_norm_sum *)user;
     tsh_ctx *ctx = norm->ctx;
+    int k;
     (void)path;
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
-    norm->sum += tshi_optim_sum_squares(ctx, (tsh_real *)tshi_mem_data(param->gr.block),
-                                        tsh_local_numel(param));
+    for (k = 0; k < ctx->dp.size; k++)
+        if (!norm->chunked || k == ctx->dp.rank)
+            norm->sums[k] += tshi_optim_sum_squares(
+                ctx, (tsh_real *)tshi_mem_data(param->gr.block) + tshi_bucket_chunk(param, k),
+                tshi_bucket_chunk_size(param, k));
 }
 
-/* The 2-norm of all gradients below module, the same on every rank of tp and pp. Not finite where
- * any gradient is not. */
+/* The 2-norm of all gradients below module, the same on every rank. Not finite where any gradient
+ * is not. Replicas sum chunk by chunk, so that it does not matter who has them. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
-    tshi_norm_sum sum;
+    tshi_norm_sum all;
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_start(ctx);
-    sum.sum = 0;
-    sum.ctx = ctx;
+    const size_t bytes = (size_t)ctx->dp.size * sizeof *all.sums;
+    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    double sum = 0;
+    int k;
     *norm = 0;
-    tsh_each_param(module, tshi_optim_norm_of, &sum);
-    if (!tsh_ok(ctx)) return ctx->error.code;
-    if (tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &sum.sum, 1, TSH_F64, TSH_SUM),
-                        "norm of gradients") == TSH_OK)
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, &sum.sum, 1, TSH_F64, TSH_SUM),
+    if (!scratch) return ctx->error.code;
+    all.sums = (double *)tshi_mem_data(scratch);
+    memset(all.sums, 0, bytes);
+    all.ctx = ctx;
+    all.chunked = 0;
+    tsh_each_param(module, tshi_optim_find_chunked, &all.chunked);
+    tsh_each_param(module, tshi_optim_norm_of, &all);
+    if (tsh_ok(ctx) && all.chunked) /* every sum is one rank's, and 0 on the others */
+        (void)tshi_error_comm(ctx,
+                              tsh_allreduce(&ctx->dp, all.sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
-    *norm = sqrt(sum.sum);
+    for (k = 0; k < ctx->dp.size; k++) sum += all.sums[k];
+    tshi_mem_drop(ctx, scratch);
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    if (tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &sum, 1, TSH_F64, TSH_SUM),
+                        "norm of gradients") == TSH_OK)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, &sum, 1, TSH_F64, TSH_SUM),
+                              "norm of gradients");
+    *norm = sqrt(sum);
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "norm of gradients", begin, 0);
     return ctx->error.code;
@@ -13572,18 +13658,95 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, void *const *at, const int64_t *
 }
 TSHI_KERNEL(tshi_optim_sgd);
 
-/* Zeroed moments like param, on first use. */
-static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
-    tsh_shape shape = tsh_shape_of(param);
-    if (*moment) { /* the parameter may have been laid anew */
-        tshi_module_lay(*moment, &param->layout);
-        return param->ctx->error.code == TSH_OK ? *moment : NULL;
+/* The first element that this rank updates, and how many: all, or its chunk. */
+static int64_t tshi_optim_from(const tsh_tensor *x) {
+    return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk(x, x->ctx->dp.rank) : 0;
+}
+
+static int64_t tshi_optim_count(const tsh_tensor *x) {
+    return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk_size(x, x->ctx->dp.rank)
+                                   : tsh_local_numel(x);
+}
+
+/* All chunks of a moment into values, which hold as many elements as its parameter. */
+static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, const char *what) {
+    tsh_ctx *ctx = moment->ctx;
+    tshi_block *book = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
+    tsh_real *own = values + tshi_optim_from(moment);
+    tsh_result result;
+    int64_t *counts;
+    int k;
+    if (!book) return ctx->error.code;
+    counts = (int64_t *)tshi_mem_data(book);
+    for (k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
+    memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * sizeof *own);
+    result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, TSH_REAL), what);
+    tshi_mem_drop(ctx, book);
+    return result;
+}
+
+/* Another block of so many elements for a moment's values, not filled; 0 without. */
+static int tshi_optim_room(tsh_tensor *moment, int64_t n) {
+    tshi_block *block = tshi_mem_take(moment->ctx, TSH_MEM_OPTIMISER, (size_t)n * sizeof(tsh_real));
+    if (!block) return 0;
+    tshi_mem_drop(moment->ctx, moment->block);
+    moment->block = block;
+    return 1;
+}
+
+/* Of a moment that holds all its values, keeps this rank's chunk. */
+static void tshi_optim_cut(tsh_tensor *moment) {
+    tshi_block *whole = moment->block;
+    const int64_t n = tshi_optim_count(moment);
+    whole->refs++;
+    if (tshi_optim_room(moment, n))
+        memcpy(tshi_mem_data(moment->block),
+               (tsh_real *)tshi_mem_data(whole) + tshi_optim_from(moment),
+               (size_t)n * sizeof(tsh_real));
+    tshi_mem_drop(moment->ctx, whole);
+}
+
+/* A moment whose parameter was laid anew. Chunks are brought together for it. */
+static void tshi_optim_lay(tsh_tensor *moment, const tsh_layout *layout) {
+    tsh_ctx *ctx = moment->ctx;
+    const int cut = moment->flags & TSHI_CHUNKED;
+    tshi_block *chunk = moment->block;
+    if (!cut || tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
+        tshi_module_lay(moment, layout);
+        return;
     }
-    *moment = tshi_tensor_make(param->ctx, "tsh_optim_step", TSHI_OWNED, TSH_MEM_OPTIMISER,
-                               TSH_REAL, &shape, &param->layout);
-    if (*moment)
-        memset(tshi_tensor_at(*moment), 0, (size_t)tsh_local_numel(param) * sizeof(tsh_real));
-    return *moment;
+    chunk->refs++;
+    if (tshi_optim_room(moment, tsh_local_numel(moment))) {
+        tsh_tensor part = *moment;
+        part.block = chunk;
+        if (tshi_optim_gather(&part, (tsh_real *)tshi_mem_data(moment->block),
+                              "tsh_optim_step: moments of a new layout") == TSH_OK)
+            tshi_module_lay(moment, layout);
+        tshi_optim_cut(moment);
+    }
+    tshi_mem_drop(ctx, chunk);
+}
+
+/* Zeroed moments like param, or its chunk, on first use. */
+static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
+    tsh_ctx *ctx = param->ctx;
+    const tsh_shape shape = tsh_shape_of(param);
+    tsh_tensor *m = *moment;
+    if (m) {
+        tshi_optim_lay(m, &param->layout);
+        return ctx->error.code == TSH_OK ? m : NULL;
+    }
+    m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
+    if (!m) return NULL;
+    m->dtype = TSH_REAL;
+    if (tshi_tensor_form(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
+        !tshi_optim_room(m, tshi_optim_count(m))) {
+        tshi_tensor_end(m);
+        return NULL;
+    }
+    memset(tshi_mem_data(m->block), 0, (size_t)tshi_optim_count(m) * sizeof(tsh_real));
+    *moment = m;
+    return m;
 }
 
 /* A kernel over all of x, or over the rows that a row-sparse gradient touches. */
@@ -13615,7 +13778,7 @@ static void tshi_optim_piece(void *job, int piece, int64_t from, int64_t to) {
 static void tshi_optim_run(const tsh_tensor *x, tshi_kernel_fn kernel, void *const *at,
                            const double *p) {
     tshi_optim_work work;
-    int64_t count = tsh_local_numel(x), rows = x->sparse ? x->local[0] : count;
+    int64_t count = tshi_optim_count(x), rows = x->sparse ? x->local[0] : count;
     if (!count) return;
     work.kernel = kernel;
     work.at = at;
@@ -13631,8 +13794,8 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tsh_tensor *x = each->param;
     double lr = d->lr * each->lr_scale, p[8];
     void *at[4] = {NULL, NULL, NULL, NULL};
-    at[0] = tshi_tensor_at(x);
-    at[1] = tshi_mem_data(x->gr.block);
+    at[0] = tshi_tensor_values(x) + tshi_optim_from(x);
+    at[1] = (tsh_real *)tshi_mem_data(x->gr.block) + tshi_optim_from(x);
     each->steps++;
     p[0] = clip;
     p[1] = each->weight_decay;
@@ -13671,6 +13834,7 @@ static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) 
     if (optim->each) optim->each[optim->count].param = param;
     if (optim->each) optim->each[optim->count].lr_scale = 1;
     if (optim->each) optim->each[optim->count].weight_decay = optim->desc.weight_decay;
+    if (optim->each && optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
     optim->count++;
 }
 
@@ -13737,9 +13901,29 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
     if (optim) optim->desc.lr = lr;
 }
 
+/* Updates every parameter that has a gradient; chunks travel to the other replicas meanwhile. */
+static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
+    const int chunked = optim->desc.zero && ctx->dp.size > 1;
+    int i;
+    if (chunked) tshi_bucket_begin(ctx, 0, 0);
+    for (i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
+        tsh_tensor *param = optim->each[i].param;
+        const int64_t begin = tshi_trace_start(ctx);
+        if (!param->gr.live) continue;
+        if (!chunked && (param->flags & TSHI_CHUNKED))
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_optim_step: \"%s\" belongs to another optimiser, which has .zero",
+                           param->path);
+        else
+            tshi_optim_update(optim, &optim->each[i], clip);
+        if (chunked) tshi_bucket_add(param, TSH_ALLGATHER);
+        if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
+    }
+    if (chunked) tshi_bucket_end(ctx);
+}
+
 static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     double norm, clip;
-    int i;
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return ctx->error.code;
     optim->info.norm = norm;
     if (!(norm <= DBL_MAX)) {
@@ -13750,13 +13934,7 @@ static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
         return TSH_OK;
     }
     clip = optim->desc.clip_norm > 0 ? tshi_optim_shrink(norm, optim->desc.clip_norm) : 1;
-    for (i = 0; i < optim->count; i++) {
-        const tsh_tensor *param = optim->each[i].param;
-        const int64_t begin = tshi_trace_start(ctx);
-        if (!param->gr.live) continue;
-        tshi_optim_update(optim, &optim->each[i], clip);
-        if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
-    }
+    tshi_optim_update_all(ctx, optim, clip);
     optim->info.steps++;
     return ctx->error.code;
 }
@@ -13840,7 +14018,7 @@ typedef struct tshi_io {
     tshi_io_item *item;
     int items;
     /* writing: */
-    tshi_block *piece_block, *name_block;
+    tshi_block *piece_block, *name_block, *whole_block; /* whole: of a moment's chunks */
     char *temporary; /* the file's name until it is whole; NULL: there is none */
     int64_t bytes;   /* of all values */
     /* reading: */
@@ -13882,6 +14060,7 @@ static void tshi_io_end(tshi_io *io) {
     tshi_mem_drop(ctx, io->item_block);
     tshi_mem_drop(ctx, io->piece_block);
     tshi_mem_drop(ctx, io->name_block);
+    tshi_mem_drop(ctx, io->whole_block);
     tshi_mem_drop(ctx, io->text_block);
     tshi_mem_drop(ctx, io->entry_block);
     tshi_mem_drop(ctx, io->pair_block);
@@ -13967,6 +14146,10 @@ static int tshi_io_list(tshi_io *io) {
 
 static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
+}
+
+static int tshi_io_in_chunks(const tshi_io_item *item) {
+    return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
 }
 
 /* Calls fn for every run of consecutive elements of `rank`'s piece that lie in the global elements
@@ -14191,6 +14374,7 @@ static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const size_t pieces = tshi_io_is_writer(ctx) && ctx->tp.size > 1 ? 2 : 1;
     tsh_module *m;
+    int64_t whole = 0;
     int i;
     if (ctx->pp.size > 1)
         (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
@@ -14204,10 +14388,14 @@ static void tshi_io_prepare(tshi_io *io) {
         if (!t) continue;
         if (!tshi_io_check_name(io, io->item[i].param->path)) return;
         io->bytes += tsh_numel(t) * (int64_t)sizeof(tsh_real);
+        if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
+            whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
         tshi_io_hash(io, io->item[i].param->path, strlen(io->item[i].param->path));
         tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
     }
+    if (whole)
+        io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, (size_t)whole * sizeof(tsh_real));
     if (ctx->dp.rank > 0) return;
     io->piece_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, pieces * TSHI_IO_PIECE);
     if (io->piece_block && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
@@ -14280,6 +14468,20 @@ static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t) {
     return TSH_OK;
 }
 
+/* The replicas bring a moment's chunks together; the first one writes. */
+static tsh_result tshi_io_write_item(const tshi_io *io, const tshi_io_item *item) {
+    const tsh_tensor *t = tshi_io_values(item);
+    tsh_tensor whole;
+    if (t && tshi_io_in_chunks(item)) {
+        whole = *t;
+        whole.block = io->whole_block;
+        if (tshi_optim_gather(t, (tsh_real *)tshi_mem_data(whole.block), io->op) != TSH_OK)
+            return TSH_ERR_IO;
+        t = &whole;
+    }
+    return t && io->ctx->dp.rank == 0 ? tshi_io_write_tensor(io, t) : TSH_OK;
+}
+
 /* Has the system put a file, or a folder's list of files, on the disk. Where it cannot be asked, as
  * outside POSIX, it does so in its own time. */
 static int tshi_io_sync(const char *path, int folder) {
@@ -14333,10 +14535,7 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io);
     if (ctx->error.code != TSH_OK) tshi_io_close(&io);
     if (tshi_io_agree(&io) == TSH_OK) {
-        for (i = 0; i < io.items && ctx->dp.rank == 0; i++) {
-            const tsh_tensor *t = tshi_io_values(&io.item[i]);
-            if (t && tshi_io_write_tensor(&io, t) != TSH_OK) break;
-        }
+        for (i = 0; i < io.items && tshi_io_write_item(&io, &io.item[i]) == TSH_OK; i++) continue;
         if (io.file) tshi_io_finish(&io);
         tshi_io_close(&io);
         (void)tshi_io_agree(&io);
@@ -14928,7 +15127,9 @@ static void tshi_io_read_item(tshi_io *io, const tshi_io_item *item) {
             *item->moment = NULL;
         }
         t = tshi_optim_moment(t, item->moment);
+        if (t && tshi_io_in_chunks(item) && !tshi_optim_room(t, tsh_local_numel(t))) return;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
+        if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_cut(t);
     }
     if (!t || !item->entry) return;
     if (!t->block) t->block = tshi_mem_take(io->ctx, TSH_MEM_PARAMETERS, bytes);
@@ -14937,6 +15138,7 @@ static void tshi_io_read_item(tshi_io *io, const tshi_io_item *item) {
     slice.to = (char *)tshi_tensor_at(t);
     slice.data = io->data + item->entry->begin;
     tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_io_slice_run, &slice);
+    if (tshi_io_in_chunks(item)) tshi_optim_cut(t);
 }
 
 /* Loads from io->file, which is open unless the ctx holds an error. */
