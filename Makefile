@@ -39,14 +39,16 @@ STD  := -std=c99 -D_POSIX_C_SOURCE=200809L $(OPENMP)
 LIBS := -lm -pthread
 
 # ---- what there is -----------------------------------------------------------
-# Every tests/<kind>/test_*.c is one cmocka program that includes tshard.h with
-# TSHARD_IMPLEMENTATION; one with the line "/* build: double */" is also built with
-# TSHARD_REAL=double. Every examples/0*.c is a test too: it runs and prints something.
+# Every tests/<kind>/test_*.c is one cmocka program. One that looks inside defines
+# TSHARD_IMPLEMENTATION; the others are linked with tests/support/library.c. One with the line
+# "/* build: double */" is also built with TSHARD_REAL=double. Every examples/0*.c is a test too: it runs and prints something.
 # Every tests/<kind>/test_*.py is one that tells what it did in cmocka's words.
 
 HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h tests/*.h tests/*/*.h)
 SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz))
 DOUBLES  := $(if $(SOURCES),$(shell grep -lx '/\* build: double \*/' $(SOURCES)))
+LINKED   := $(if $(SOURCES),$(filter-out tests/fuzz/%,$(shell grep -L TSHARD_IMPLEMENTATION \
+              $(SOURCES))))
 TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(DOUBLES:%.c=$(OUT)/%_double))
 EXAMPLES := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard examples/0*.c)))
 SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
@@ -107,11 +109,20 @@ $(OUT)/tests/op/test_gemm_%: LIBS += $(if $(BLIS),-DTESTS_BLIS) $(LINK_BLIS)
 
 COMPILE_TEST = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL)
 
+$(LINKED:%.c=$(OUT)/%): $(OUT)/tests/library.o
+$(LINKED:%.c=$(OUT)/%_double): $(OUT)/tests/library_double.o
+
+$(OUT)/tests/library.o: tests/support/library.c $(HEADERS)
+	$(COMPILE_TEST) -c -o $@ $<
+
+$(OUT)/tests/library_double.o: tests/support/library.c $(HEADERS)
+	$(COMPILE_TEST) -DTSHARD_REAL=double -c -o $@ $<
+
 $(OUT)/tests/%: tests/%.c $(HEADERS)
-	$(COMPILE_TEST) -o $@ $< -lcmocka $(LIBS)
+	$(COMPILE_TEST) -o $@ $< $(filter %.o,$^) -lcmocka $(LIBS)
 
 $(OUT)/tests/%_double: tests/%.c $(HEADERS)
-	$(COMPILE_TEST) -DTSHARD_REAL=double -o $@ $< -lcmocka $(LIBS)
+	$(COMPILE_TEST) -DTSHARD_REAL=double -o $@ $< $(filter %.o,$^) -lcmocka $(LIBS)
 
 $(OUT)/examples/%: examples/%.c $(HEADERS)
 	$(COMPILE_TEST) -o $@ $< $(LIBS)

@@ -783,8 +783,8 @@ TSH_API tsh_tensor *tsh_sqrt(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_sigmoid(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_tanh(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
-TSH_API tsh_tensor *
-tsh_erf(tsh_tensor *x); /* 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x */
+/* 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x. */
+TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_gelu(tsh_tensor *x);      /* 0.5 x (1 + erf(x / sqrt 2)) */
 TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* GPT-2's; torch's approximate="tanh" */
 TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);
@@ -1332,8 +1332,8 @@ typedef struct tsh_trace_desc {
 /* Notes from now on what this rank does: forward passes of modules by path; ops forward and
  * backward by name; an optimiser's steps, and in them the norm of the gradients and updates by
  * parameter; collectives with their bytes (as tsh_comm_stats counts), and the waits for those that
- * were started early. On every rank, or tsh_trace_end fails. Names of custom ops must
- * stay until then. Errors: TSH_ERR_STATE (one runs), TSH_ERR_ARGUMENT (neither or both of path and
+ * were started early. On every rank, or tsh_trace_end fails. Names of custom ops must stay until
+ * then. Errors: TSH_ERR_STATE (one runs), TSH_ERR_ARGUMENT (neither or both of path and
  * write; no clock). Where no trace runs, an op costs two branches, which go the same way always. */
 TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc);
 /* Ends it and writes one text of all ranks, a lane per rank, in Chrome's Trace Event Format, which
@@ -2367,11 +2367,9 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     if (given.dim < 0 || given.dim >= ndim || tsh_chunk(layout, dim[given.dim], 1, 0, NULL) < 0)
         return 0;
     *layout = given;
-    for (s = 0; s < TSH_MAX_SEGMENTS; s++) {
-        memset(&layout->segment[s], 0, sizeof layout->segment[s]);
-        if (s < given.segments)
-            (void)tshi_layout_segment(&given, dim[given.dim], s, &layout->segment[s]);
-    }
+    memset(layout->segment, 0, sizeof layout->segment);
+    for (s = 0; s < given.segments; s++)
+        (void)tshi_layout_segment(&given, dim[given.dim], s, &layout->segment[s]);
     return 1;
 }
 
@@ -2514,7 +2512,8 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
         h->oldest = t->next;
         h->free--;
         memset(t->dim, 0, sizeof t->dim);
-        memset((char *)t + FORM, 0, INIT - FORM); /* what is before is filled in anyhow */
+        /* What is before is filled in anyhow. A longer memset is a slow string instruction. */
+        memset((char *)t + FORM, 0, INIT - FORM);
         memset((char *)t + INIT, 0, sizeof *t - INIT);
     } else {
         t = (tsh_tensor *)tshi_mem_book(ctx, &ctx->books, sizeof *t);
@@ -3220,7 +3219,7 @@ TSHI_INITS(TSHI_INIT_FUNCTION)
 /* ========================================================================== */
 
 #if TSHI_X86
-#include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps */
+#include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm256_loadu_ps */
 #endif
 
 /* -- kernels per instruction set --------------------------------------------
@@ -4111,10 +4110,6 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
  * (The kernels in C without intrinsics need a compiler that does not contract x * y + z at will:
  * -std=c99 or -ffp-contract=off.) */
 
-#if TSHI_X86
-#include <immintrin.h> /* _mm512_fmadd_ps, _mm256_fmadd_ps, _mm_loadu_ps */
-#endif
-
 /* TSHARD_REAL, as something that #if and names of intrinsics understand. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
 #define TSHI_GEMM_JOIN(x, y)  TSHI_GEMM_JOIN_(x, y)
@@ -4260,6 +4255,7 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     TARGET static void tshi_gemm_tile_##isa(const tshi_gemm_tile *t, int rows, int cols) {         \
         const int wide = (size_t)cols > sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real);            \
         tshi_gemm_tile part = *t;                                                                  \
+        int left = rows;                                                                           \
         if (rows == mr) {                                                                          \
             if (wide)                                                                              \
                 tshi_gemm_rows_##isa(t, mr, 2, 0);                                                 \
@@ -4267,10 +4263,10 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
                 tshi_gemm_rows_##isa(t, mr, 1, 0);                                                 \
             return;                                                                                \
         }                                                                                          \
-        TSHI_GEMM_PART(isa, mr, 8)                                                                 \
-        TSHI_GEMM_PART(isa, mr, 4)                                                                 \
-        TSHI_GEMM_PART(isa, mr, 2)                                                                 \
-        TSHI_GEMM_PART(isa, mr, 1)                                                                 \
+        TSHI_GEMM_PART(isa, mr, 8, 0)                                                              \
+        TSHI_GEMM_PART(isa, mr, 4, 0)                                                              \
+        TSHI_GEMM_PART(isa, mr, 2, 0)                                                              \
+        TSHI_GEMM_PART(isa, mr, 1, 0)                                                              \
     }                                                                                              \
     TARGET static void tshi_gemm_stream_##isa(const tshi_gemm_tile *t, int rows, int cols) {       \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
@@ -4286,31 +4282,21 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
                 TSHI_PREFETCH_L2(next);                                                            \
                 if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH_L2(next + lanes);             \
             }                                                                                      \
-            TSHI_GEMM_STREAM_PART(isa, mr, 8)                                                      \
-            TSHI_GEMM_STREAM_PART(isa, mr, 4)                                                      \
-            TSHI_GEMM_STREAM_PART(isa, mr, 2)                                                      \
-            TSHI_GEMM_STREAM_PART(isa, mr, 1)                                                      \
+            TSHI_GEMM_PART(isa, mr, 8, 1)                                                          \
+            TSHI_GEMM_PART(isa, mr, 4, 1)                                                          \
+            TSHI_GEMM_PART(isa, mr, 2, 1)                                                          \
+            TSHI_GEMM_PART(isa, mr, 1, 1)                                                          \
         }                                                                                          \
     }
-#define TSHI_GEMM_PART(isa, mr, size)                                                              \
-    if (mr > size && (rows & size) != 0) {                                                         \
+#define TSHI_GEMM_PART(isa, mr, size, stream)                                                      \
+    for (; mr > size && left >= size; left -= size) {                                              \
         if (wide)                                                                                  \
-            tshi_gemm_rows_##isa(&part, size, 2, 0);                                               \
+            tshi_gemm_rows_##isa(&part, size, 2, stream);                                          \
         else                                                                                       \
-            tshi_gemm_rows_##isa(&part, size, 1, 0);                                               \
+            tshi_gemm_rows_##isa(&part, size, 1, stream);                                          \
         part.a += size * part.rsa;                                                                 \
         part.c += size * part.rsc;                                                                 \
-    }
-#define TSHI_GEMM_STREAM_PART(isa, mr, size)                                                       \
-    while (mr > size && left >= size) {                                                            \
-        if (wide)                                                                                  \
-            tshi_gemm_rows_##isa(&part, size, 2, 1);                                               \
-        else                                                                                       \
-            tshi_gemm_rows_##isa(&part, size, 1, 1);                                               \
-        part.a += size * part.rsa;                                                                 \
-        part.c += size * part.rsc;                                                                 \
-        part.sums += size * part.rss;                                                              \
-        left -= size;                                                                              \
+        if (stream) part.sums += size * part.rss;                                                  \
     }
 
 /* 128 bits in GNU C, for every processor: SSE2, NEON, ... */
@@ -4339,19 +4325,18 @@ TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 #define TSHI_GEMM_FMA_avx2   TSHI_GEMM_OP(256, fmadd)
 TSHI_GEMM_KERNEL(avx2, TSHI_AVX2, TSHI_GEMM_ROWS6, 6)
 
-#define TSHI_GEMM_AVX512       __attribute__((target("avx512f")))
 #define TSHI_GEMM_VEC_avx512   TSHI_GEMM_REG(512)
 #define TSHI_GEMM_LOAD_avx512  TSHI_GEMM_OP(512, loadu)
 #define TSHI_GEMM_STORE_avx512 TSHI_GEMM_OP(512, storeu)
 #define TSHI_GEMM_SET_avx512   TSHI_GEMM_OP(512, set1)
 #define TSHI_GEMM_FMA_avx512   TSHI_GEMM_OP(512, fmadd)
-TSHI_GEMM_KERNEL(avx512, TSHI_GEMM_AVX512, TSHI_GEMM_ROWS12, 12)
+TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
 
 static int tshi_gemm_has_avx2(void) {
     return tshi_kernel_isa() >= TSHI_ISA_AVX2;
 }
 static int tshi_gemm_has_avx512(void) {
-    return __builtin_cpu_supports("avx512f") != 0 && tshi_gemm_has_avx2();
+    return tshi_kernel_isa() >= TSHI_ISA_AVX512;
 }
 #endif /* TSHI_X86 */
 #endif /* TSHI_VECTORS */
@@ -10107,22 +10092,6 @@ static void tshi_attention_see(const tshi_head *h, int64_t i, int64_t j, int64_t
     s[2] = h->more->causal != 0;
 }
 
-/* x = e^(x - most) over whole blocks, NaN where most is not finite; their sum. */
-TSHI_INLINE tsh_real tshi_attention_exps(tsh_real *x, int64_t wide, tsh_real most, int fused) {
-    tsh_real lane[TSHI_BLOCK];
-    const tsh_real nan = most - most;
-    int64_t e;
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e < wide; e += TSHI_BLOCK)
-        for (i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real y = tshi_kernel_exp_below(x[e + i] - most, fused) + nan;
-            x[e + i] = y;
-            lane[i] += y;
-        }
-    return tshi_kernel_fold(lane);
-}
-
 /* y = x times `by`; y may be x. */
 TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n, tsh_real by) {
     tsh_real out[TSHI_BLOCK];
@@ -10158,7 +10127,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, void *const *at, const in
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
         }
-        l[r] += tshi_attention_exps(x, wide, m[r], fused);
+        l[r] += tshi_kernel_exps(x, wide, m[r], x, fused); /* NaN where a score is NaN or +inf */
     }
 }
 TSHI_KERNEL_FUSED(tshi_attention_online);
@@ -10175,8 +10144,8 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, void *const *at, const in
     (void)p;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         for (i = 0; i < TSHI_BLOCK; i++) {
-            const tsh_real sum = l[e + i] > 0 ? l[e + i] : TSHI_R(1);
-            most[i] = l[e + i] > 0 ? m[e + i] : -TSHI_R(INFINITY);
+            const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i];
+            most[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_kernel_log(sum, fused);
         }
@@ -10267,11 +10236,12 @@ TSHI_INLINE void tshi_attention_slope_body(int64_t n, void *const *at, const int
     int i;
     for (r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
         const tsh_real most = m[r], log_sum = l[r], dot = delta[r];
+        const tsh_real nan = log_sum - log_sum; /* or 0 */
         const int seen = (double)most < -DBL_MAX ? 0 : (int)tshi_attention_row(s, r);
         for (e = 0; e < s[0]; e += TSHI_BLOCK) {
             const int left = seen - (int)e;
             for (i = 0; i < TSHI_BLOCK; i++)
-                y[i] = tshi_kernel_exp_below(x[e + i] - most - log_sum, fused);
+                y[i] = tshi_kernel_exp_below(x[e + i] - most - log_sum, fused) + nan;
             for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
             for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = i < left ? y[i] : 0;
             for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = i < left ? dy[i] : 0;
@@ -15548,7 +15518,6 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_OUT
 #undef TSHI_GEMM_KERNEL
 #undef TSHI_GEMM_PART
-#undef TSHI_GEMM_STREAM_PART
 #undef TSHI_GEMM_VEC_v128
 #undef TSHI_GEMM_LOAD_v128
 #undef TSHI_GEMM_STORE_v128
@@ -15561,7 +15530,6 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_STORE_avx2
 #undef TSHI_GEMM_SET_avx2
 #undef TSHI_GEMM_FMA_avx2
-#undef TSHI_GEMM_AVX512
 #undef TSHI_GEMM_VEC_avx512
 #undef TSHI_GEMM_LOAD_avx512
 #undef TSHI_GEMM_STORE_avx512

@@ -1,6 +1,5 @@
 /* The threads backend: every kind of collective against a reference that adds in the documented
  * order, bit for bit; many requests at once; groups; and every way in which a world may end. */
-#define TSHARD_IMPLEMENTATION
 #include "../../backends/tshard_threads.h"
 
 #include "../support/processes.h"

@@ -1,6 +1,5 @@
 /* tsh_checkpoint: modules that are computed again in backward give the same losses and weights, bit
  * for bit, at every degree, and hold less. */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -2,7 +2,6 @@
  * parameters, collectives forward and backward; at every degree, with sizes that divide, that do
  * not, and that leave ranks empty; inputs of one to three dimensions; biases that are not zero. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

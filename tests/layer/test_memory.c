@@ -1,6 +1,5 @@
 /* Memory: training in steady state never calls the allocator, the books by kind are what the
  * allocator saw, and nothing is left when a ctx is closed. */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -1,7 +1,6 @@
 /* What users of tensor-parallel systems suffer from, a test each, named after the complaint. Those
  * that concern the loss (1, 2, 4, 5) stand in tests/op/test_loss.c. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -1,7 +1,6 @@
 /* Plans in full: TSH_AUTO, PREPARE rules, classifiers with weights of their own or tied, rules
  * limited to a kind, reports and summaries; all against the dense model at every degree. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -1,7 +1,6 @@
 /* Policies: every shipped family, sharded by its policy, equals the dense model; layouts checked by
  * hand; policies of one's own, with parts fused and stored reversed in one list; refusals. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

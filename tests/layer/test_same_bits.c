@@ -1,6 +1,5 @@
 /* What does not depend on the degree of tensor parallelism: initial weights and dropout masks to
  * the bit, losses within rounding; and plans, which shard a model without changing it. */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -3,7 +3,6 @@
  * values, every gradient, collectives, bytes and stored activations. Sequences that divide, that do
  * not, and that leave ranks empty. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -1,7 +1,6 @@
 /* Every request for memory that can fail, fails once, and once with all after it: each time the
  * answer is TSH_ERR_MEMORY, on every rank that is still at work; nothing leaks, crashes or hangs.
  */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

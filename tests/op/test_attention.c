@@ -1,7 +1,6 @@
 /* Attention's mask and cache, against the same written with matmul and softmax; grouped queries;
  * large scores. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
@@ -234,6 +233,43 @@ static void gradients_at_scores_of_ten_thousand(void **state) {
     ranks_run(1, steep_rank, NULL);
 }
 
+/* A score of +infinity or NaN makes its query's row NaN, and the gradient of what it saw; the other
+ * query stays as it is. In the first tile of keys or in the last, one NaN or several. */
+static int broken_rank(tsh_ctx *ctx, void *user) {
+    enum { KEYS = 150 };
+    static const int64_t places[] = {0, 40, 100, KEYS - 1};
+    (void)user;
+    for (int c = 0; c < 2 * COUNT(places); c++) {
+        tsh_real scores[2 * KEYS] = {0}, y[2], dq[2], dv[KEYS];
+        tsh_tensor *x[3], *mask, *out;
+        const int64_t bad = places[c / 2];
+        scores[KEYS + bad] = (tsh_real)(c % 2 ? NAN : INFINITY);
+        if (c > COUNT(places)) scores[KEYS + bad / 2] = scores[KEYS + bad];
+        for (int i = 0; i < 3; i++)
+            x[i] = tsh_requires_grad(
+                tsh_keep(tsh_filled(ctx, tsh_shape4(1, 1, i ? KEYS : 2, 1), 1)), 1);
+        mask = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(2, KEYS), NULL, scores);
+        out = tsh_retain(tsh_attention(x[0], x[1], x[2], &(tsh_attention_desc){.mask = mask}));
+        tsh_backward(ctx, tsh_sum(out, TSH_ALL, 0));
+        tsh_read(ctx, out, TSH_LOCAL, y, sizeof y);
+        tsh_read(ctx, tsh_grad(x[0]), TSH_LOCAL, dq, sizeof dq);
+        tsh_read(ctx, tsh_grad(x[2]), TSH_LOCAL, dv, sizeof dv);
+        CHECK(fabs((double)y[0] - 1) < near_by, "case %d: query 0 gives %g", c, (double)y[0]);
+        CHECK(fabs((double)dq[0]) < near_by, "case %d: query 0 gets %g", c, (double)dq[0]);
+        CHECK(isnan(y[1]), "case %d: query 1 gives %g", c, (double)y[1]);
+        CHECK(isnan(dq[1]), "case %d: query 1 gets %g", c, (double)dq[1]);
+        for (int i = 0; i < KEYS; i++)
+            CHECK(isnan(dv[i]), "case %d: value %d gets %g", c, i, (double)dv[i]);
+    }
+    CHECK_OK();
+    return 0;
+}
+
+static void a_score_that_is_not_finite_is_seen(void **state) {
+    (void)state;
+    ranks_run(1, broken_rank, NULL);
+}
+
 /* An error leaves the caches as they were; what belongs to another ctx is noticed. */
 static int refused_rank(tsh_ctx *ctx, void *user) {
     tsh_tensor *x, *mask, *ck, *cv, *strange;
@@ -306,6 +342,7 @@ int main(void) {
         cmocka_unit_test(a_cache_equals_all_at_once),
         cmocka_unit_test(grouped_queries_through_a_cache),
         cmocka_unit_test(gradients_at_scores_of_ten_thousand),
+        cmocka_unit_test(a_score_that_is_not_finite_is_seen),
         cmocka_unit_test(what_is_refused_changes_no_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

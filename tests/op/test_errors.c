@@ -1,6 +1,5 @@
 /* What ops refuse, in which words; that the first error is kept and chains go on with NULL; and
  * that values which were given back are not read. */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 
 #include <math.h>

@@ -3,7 +3,6 @@
  * compared with the dense ones on a single rank. A second table holds what must be refused, with
  * its sentence. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -3,7 +3,6 @@
  * in double, at every degree and in every layout, with the collectives counted. The tests named
  * after pain points are of mistakes that users of other systems suffer from. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/golden.h"

@@ -2,7 +2,6 @@
  * at every degree, alone and as the layers that other systems build of them, which must equal the
  * dense ones. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -276,12 +276,91 @@ static void small_work_stays_on_one_thread(void **state) {
     unit_close(ctx);
 }
 
+/* ------------------------------------------------------------- a user's product */
+
+enum { CALLS = 16 };
+
+typedef struct product_call {
+    int64_t m, n, k;
+    int threads;
+} product_call;
+
+typedef struct product_log {
+    product_call call[CALLS];
+    int calls;
+} product_log;
+
+static void plain_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                       const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b, int64_t rsb,
+                       int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc,
+                       int threads) {
+    product_log *log = (product_log *)user;
+    const int at = __atomic_fetch_add(&log->calls, 1, __ATOMIC_RELAXED);
+    int64_t i, j, p;
+    if (at < CALLS) {
+        const product_call call = {m, n, k, threads};
+        log->call[at] = call;
+    }
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) {
+            tsh_real sum = 0, *to = c + i * rsc + j * csc;
+            for (p = 0; p < k; p++) sum += a[i * rsa + p * csa] * b[p * rsb + j * csb];
+            *to = beta == 0 ? alpha * sum : alpha * sum + beta * *to;
+        }
+}
+
+/* The values of a (m, 80) times b (80, n), on so many threads, and the calls that it took. */
+static void multiply(int threads, int64_t m, int64_t n, tsh_real *values, product_log *log) {
+    tsh_desc desc;
+    tsh_ctx *ctx;
+    tsh_tensor *c;
+    memset(&desc, 0, sizeof desc);
+    memset(log, 0, sizeof *log);
+    desc.seed = 5;
+    desc.threads = threads;
+    desc.gemm.fn = plain_gemm;
+    desc.gemm.user = log;
+    ctx = unit_open(&desc);
+    c = tsh_matmul(tsh_randn(ctx, tsh_shape2(m, 80)), tsh_randn(ctx, tsh_shape2(80, n)));
+    assert_int_equal(tsh_read(ctx, c, TSH_LOCAL, values, (size_t)(m * n) * sizeof *values), TSH_OK);
+    unit_close(ctx);
+}
+
+static void a_product_is_cut_along_its_longer_side(void **state) {
+    enum { LONG = 301, SHORT = 203 };
+    static tsh_real one[LONG * SHORT], many[LONG * SHORT];
+    product_log log;
+    int rows, i;
+    (void)state;
+    for (rows = 0; rows < 2; rows++) {
+        const int64_t m = rows ? LONG : SHORT, n = rows ? SHORT : LONG;
+        int64_t sum = 0;
+        multiply(1, m, n, one, &log);
+        assert_int_equal(log.calls, 1);
+        multiply(3, m, n, many, &log);
+        assert_memory_equal(one, many, sizeof one);
+#if defined(_OPENMP)
+        assert_int_equal(log.calls, 3);
+#else
+        assert_int_equal(log.calls, 1);
+#endif
+        for (i = 0; i < log.calls; i++) {
+            assert_int_equal(log.call[i].k, 80);
+            assert_int_equal(log.call[i].threads, log.calls == 1 ? 3 : 1);
+            assert_int_equal(rows ? log.call[i].n : log.call[i].m, SHORT);
+            sum += rows ? log.call[i].m : log.call[i].n;
+        }
+        assert_int_equal(sum, LONG);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_unit_is_done_once),
         cmocka_unit_test(small_work_stays_on_one_thread),
         cmocka_unit_test(ops_give_the_same_bits),
         cmocka_unit_test(optimisers_give_the_same_bits),
+        cmocka_unit_test(a_product_is_cut_along_its_longer_side),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

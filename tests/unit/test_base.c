@@ -1,5 +1,4 @@
 /* Results, the first error, opening and closing, groups of ranks, the allocator's contract. */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

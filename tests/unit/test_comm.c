@@ -1,5 +1,4 @@
 /* What backends share: the operation of sums, its chunks, how descriptors are compared and told. */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../support/unit.h"
 

@@ -2,7 +2,6 @@
  * memory, collectives, and what can be wrong with the system or a model. Malformed files:
  * test_io_malformed.c. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -1,6 +1,5 @@
 /* tsh_load and files that are not what they should be: each is an error of one sentence that
  * changes nothing, or a load; never a crash. */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../support/unit.h"
 #include "../support/files.h"

@@ -1,5 +1,4 @@
 /* The ownership function against its formula, and layouts as values and text. */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../support/unit.h"
 

@@ -1,7 +1,6 @@
 /* The tape on several ranks: which gradients are partial sums, when they are completed and by how
  * many collectives, what stays pending, and what a failing rank does to its peers. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -1,5 +1,4 @@
 /* A trace: well-formed, complete, in lanes, and without influence on what it watches. */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/small_gpt.h"
@@ -127,6 +126,14 @@ typedef struct job {
     int parameters;
 } job;
 
+/* What one rank writes, from the clock's first tick. */
+static void record(int (*fn)(tsh_ctx *ctx, void *user)) {
+    written.size = 0;
+    written.clock = 0;
+    ranks_run(1, fn, NULL);
+    assert_json(written.data);
+}
+
 static uint64_t sent(tsh_ctx *ctx) {
     uint64_t bytes = 0;
     for (int i = 0; i < TSH_COLL_KINDS; i++)
@@ -231,10 +238,7 @@ static void an_optimiser_step_nests(void **state) {
     const char *at = written.data;
     event e;
     (void)state;
-    written.size = 0;
-    written.clock = 0;
-    ranks_run(1, steps_nest, NULL);
-    assert_json(written.data);
+    record(steps_nest);
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         assert_true(next_event(&at, &e));
         assert_string_equal(e.name, want[i].name);
@@ -258,10 +262,7 @@ static void times_are_those_of_the_clock(void **state) {
     const char *at = written.data;
     event e;
     (void)state;
-    written.size = 0;
-    written.clock = 0;
-    ranks_run(1, nests, NULL);
-    assert_json(written.data);
+    record(nests);
     assert_true(next_event(&at, &e)); /* looked at 1.5, 3.0: begun at 1.5, done at 3.0 */
     assert_string_equal(e.name, "tsh_exp");
     assert_string_equal(e.kind, "forward");
@@ -297,9 +298,7 @@ static int odd(tsh_ctx *ctx, void *user) {
 static void odd_names_and_a_limit(void **state) {
     int lines = 0;
     (void)state;
-    written.size = 0;
-    ranks_run(1, odd, NULL);
-    assert_json(written.data);
+    record(odd);
     for (const char *at = written.data; (at = strstr(at, "\"a \\\"b\\\"\\\\\\u000a\"")) != NULL;
          at++)
         lines++;
