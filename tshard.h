@@ -1309,8 +1309,11 @@ TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *opt
 typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, void *user);
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
                              double eps, int64_t samples);
-/* 0 and TSH_ERR_STATE where replicated parameters below differ between ranks of tp: hashes are
- * compared. */
+/* 0 and TSH_ERR_STATE on every rank of the world where what should be equal is not: replicated
+ * parameters below over tp, all of them over dp, and likewise the moments that optimisers keep for
+ * them (those that .zero cuts over tp alone). Hashes are compared: one all-gather over tp and one
+ * over dp of 8 bytes per tensor, one all-reduce over the world. The error names the first tensor
+ * and the ranks that most others differ from. */
 TSH_API int tsh_check_replicas(tsh_module *module);
 /* A 64-bit hash of a tensor's global values: equal at every degree if the values are. Collective
  * where sharded. */
@@ -1549,6 +1552,7 @@ struct tsh_ctx {
     int depth;         /* of scopes */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
+    tsh_optim *optims; /* the newest first */
 };
 
 enum { TSHI_MODULE_PARAMS = 2 };
@@ -13428,6 +13432,7 @@ struct tsh_optim {
     tsh_optim_info info;
     tshi_moments *each;
     int count;
+    tsh_optim *older; /* of the ctx */
 };
 
 /* -- the global norm -------------------------------------------------------- */
@@ -13839,6 +13844,8 @@ TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc)
     if (!optim->each) return NULL;
     optim->count = 0;
     tsh_each_param(module, tshi_optim_collect, optim);
+    optim->older = ctx->optims;
+    ctx->optims = optim;
     return optim;
 }
 
@@ -15183,35 +15190,143 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
     return hash;
 }
 
+/* Something that should be equal on several ranks. */
+typedef struct tshi_replica {
+    const char *path, *what;
+    int64_t hash;
+    int over_tp, over_dp;
+} tshi_replica;
+
 typedef struct tshi_replicas {
-    tsh_ctx *ctx;
-    const char *differs;
+    tshi_replica *each; /* NULL: they are counted only */
+    int count;
 } tshi_replicas;
 
-static void tshi_check_replica(const char *path, tsh_tensor *param, void *user) {
-    tshi_replicas *r = (tshi_replicas *)user;
-    int64_t hash[2];
-    if (param->layout.kind != TSH_REPLICATED || !param->block || r->ctx->error.code != TSH_OK)
+/* A tensor of values like param, or, in chunks, this rank's part of them. */
+static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
+                            const char *what) {
+    tshi_replica *r;
+    tshi_hashing h;
+    if (!t || !t->block) return;
+    r = all->each ? all->each + all->count : NULL;
+    all->count++;
+    if (!r) return;
+    r->path = param->path;
+    r->what = what;
+    r->over_tp = t->layout.kind == TSH_REPLICATED;
+    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
+    h.values = (const char *)tshi_mem_data(t->block);
+    h.width = sizeof(tsh_real);
+    h.sum = 0;
+    if (r->over_dp)
+        h.sum = tshi_check_part(t);
+    else
+        tshi_check_hash_run(&h, 0, 0, tshi_optim_count(t));
+    r->hash = (int64_t)(h.sum >> 1);
+}
+
+static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
+    tshi_replicas *all = (tshi_replicas *)user;
+    const tsh_optim *optim;
+    int i;
+    (void)path;
+    tshi_check_list(all, param, param, "");
+    for (optim = param->ctx->optims; optim; optim = optim->older)
+        for (i = 0; i < optim->count; i++) {
+            if (optim->each[i].param != param) continue;
+            tshi_check_list(all, param, optim->each[i].first, "the first moments of ");
+            tshi_check_list(all, param, optim->each[i].second, "the second moments of ");
+        }
+}
+
+/* Which rank's value most ranks hold; of several the lowest one's. */
+static int tshi_check_usual(const int64_t *hash, int stride, int size) {
+    int r, k, best = 0, most = 0;
+    for (r = 0; r < size; r++) {
+        int same = 0;
+        for (k = 0; k < size; k++) same += hash[k * stride] == hash[r * stride];
+        if (same > most) {
+            most = same;
+            best = r;
+        }
+    }
+    return best;
+}
+
+/* Compares what is replicated over comm. */
+static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
+                            const tshi_replicas *all) {
+    const int n = all->count, size = comm->size, over_tp = comm == &ctx->tp;
+    const size_t most = (size_t)n * (size_t)(size + 1) + (size_t)size;
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, most * sizeof(int64_t));
+    char list[TSH_MESSAGE_SIZE / 4] = "";
+    int64_t *mine, *theirs, *counts;
+    int i, r, usual, odd = 0;
+    if (!block) {
+        tshi_error_tell(ctx); /* the others wait for this rank */
         return;
-    hash[0] = (int64_t)(tshi_check_part(param) >> 1);
-    hash[1] = -hash[0]; /* the largest of both tells the smallest too */
-    (void)tshi_error_comm(r->ctx, tsh_allreduce(&r->ctx->tp, hash, 2, TSH_I64, TSH_MAX),
+    }
+    mine = (int64_t *)tshi_mem_data(block);
+    theirs = mine + n;
+    counts = theirs + (size_t)n * (size_t)size;
+    for (i = 0; i < n; i++)
+        mine[i] = (over_tp ? all->each[i].over_tp : all->each[i].over_dp) ? all->each[i].hash : 0;
+    for (r = 0; r < size; r++) counts[r] = n;
+    (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
                           "tsh_check_replicas");
-    if (hash[0] != -hash[1] && !r->differs) r->differs = path;
+    for (i = 0; i < n && !odd && ctx->error.code == TSH_OK; i++) {
+        usual = tshi_check_usual(theirs + i, n, size);
+        for (r = 0; r < size; r++)
+            if (theirs[r * n + i] != theirs[usual * n + i])
+                tshi_base_append(list, sizeof list, "%s%d", odd++ ? ", " : "", r);
+        if (odd)
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_check_replicas: %s\"%s\" %s between the %d ranks of %s: %s %s "
+                           "%s from the others",
+                           all->each[i].what, all->each[i].path,
+                           all->each[i].what[0] ? "differ" : "differs", size, axis,
+                           odd > 1 ? "ranks" : "rank", list, odd > 1 ? "differ" : "differs");
+        if (odd) ctx->error.rank = -1;
+    }
+    tshi_mem_drop(ctx, block);
+}
+
+/* Every rank comes to the error of the lowest one that has any, before one may end the world. */
+static void tshi_check_agree(tsh_ctx *ctx) {
+    static const char what[] = "tsh_check_replicas";
+    tsh_comm *world = &ctx->world;
+    tsh_error error = ctx->error;
+    int64_t found = error.code != TSH_OK ? world->size - world->rank : 0;
+    if (ctx->told) return;
+    if (tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), what) != TSH_OK ||
+        !found)
+        return;
+    if (tshi_error_comm(
+            ctx, tsh_broadcast(world, &error, sizeof error / 4, TSH_I32, world->size - (int)found),
+            what) != TSH_OK)
+        return;
+    ctx->error = error;
+    (void)tsh_barrier(world);
 }
 
 TSH_API int tsh_check_replicas(tsh_module *module) {
-    tshi_replicas r;
-    if (!module || !tsh_ok(module->ctx)) return 0;
-    r.ctx = module->ctx;
-    r.differs = NULL;
-    tsh_each_param(module, tshi_check_replica, &r);
-    if (r.differs)
-        (void)tsh_fail(
-            r.ctx, TSH_ERR_STATE,
-            "tsh_check_replicas: \"%s\" is replicated but differs between the %d ranks of tp",
-            r.differs, r.ctx->tp.size);
-    return r.ctx->error.code == TSH_OK;
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    tshi_replicas all = {NULL, 0};
+    tshi_block *block;
+    if (!ctx || !tsh_ok(ctx)) return 0;
+    tsh_each_param(module, tshi_check_param, &all);
+    block = tshi_mem_take(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
+    if (!block) tshi_error_tell(ctx);
+    if (block) {
+        all.each = (tshi_replica *)tshi_mem_data(block);
+        all.count = 0;
+        tsh_each_param(module, tshi_check_param, &all);
+        tshi_check_over(ctx, &ctx->tp, "tp", &all);
+        tshi_check_over(ctx, &ctx->dp, "dp", &all);
+        tshi_mem_drop(ctx, block);
+    }
+    tshi_check_agree(ctx);
+    return ctx->error.code == TSH_OK;
 }
 
 /* -- gradcheck -------------------------------------------------------------- */

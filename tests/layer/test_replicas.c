@@ -1,7 +1,6 @@
 /* Data parallelism: the average of gradients, exact however unevenly a batch lies over ranks and
  * micro-batches; the order of its sums; when it travels. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -1,7 +1,6 @@
 /* ZeRO stage 1: an optimiser's moments cut over data-parallel ranks give the bits of whole ones, in
  * steps, norms, files and new layouts, in a part of their memory. */
 /* build: double */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
@@ -266,6 +265,76 @@ static void clipping_is_exact(void **state) {
     ranks_run_with(6, &desc, clips, &norm);
 }
 
+/* ----------------------------------------------------------------- drifted replicas */
+
+typedef struct drift {
+    int zero, what; /* 0: a parameter, 1: the gradient that one rank steps with */
+    int tp, dp;     /* of the rank */
+    const char *sentence;
+} drift;
+
+static int drifts(tsh_ctx *ctx, void *user) {
+    const drift *d = (const drift *)user;
+    const tsh_optim_desc sgd = {.kind = TSH_SGD, .lr = 0.0078125, .momentum = 0.5, .zero = d->zero};
+    const course c = {.micro = 0};
+    const int odd = tsh_tp(ctx)->rank == d->tp && tsh_dp(ctx)->rank == d->dp;
+    const tsh_real moved[TINY] = {1, 2, 3};
+    tsh_module *net = add_net(ctx, 1), *last = tsh_find(net, "last");
+    tsh_optim *optim = tsh_optim_new(net, &sgd);
+    if (one_step(ctx, &c, optim, 0)) return 1;
+    CHECK(tsh_check_replicas(net), "equal at first");
+    if (odd && d->what == 0)
+        tsh_write(ctx, tsh_param(last, "bias"), TSH_LOCAL, moved, sizeof moved);
+    CHECK(tsh_backward(ctx, net_loss(ctx, 1)) == TSH_OK, "backward");
+    if (d->what == 1) { /* for all but the odd one the rate is 0, but moments move */
+        tsh_real *values = (tsh_real *)tsh_data(ctx, tsh_grad(tsh_param(last, "bias")));
+        CHECK(values, "a gradient");
+        if (odd) values[0] += 1;
+        tsh_optim_set_lr(optim, 0);
+        CHECK(tsh_optim_step(optim) == TSH_OK, "step");
+    }
+    CHECK(!tsh_check_replicas(net), "one rank drifted");
+    CHECK(tsh_last_error(ctx)->code == TSH_ERR_STATE, "the code, on every rank");
+    CHECK(strstr(tsh_last_error(ctx)->message, d->sentence),
+          "its sentence"); /* or a peer told it */
+    return 0;
+}
+
+static void drifted_replicas_are_named(void **state) {
+    static const struct {
+        int ranks, tp;
+        drift d;
+    } rows[] = {
+        {3,
+         1,
+         {0, 0, 0, 1,
+          "tsh_check_replicas: \"last.bias\" differs between the 3 ranks of dp: rank 1 differs "
+          "from the others"}},
+        {6,
+         2,
+         {0, 0, 1, 0,
+          "tsh_check_replicas: \"last.bias\" differs between the 2 ranks of tp: rank 1 differs "
+          "from the others"}},
+        {4,
+         1,
+         {1, 0, 0, 3,
+          "tsh_check_replicas: \"last.bias\" differs between the 4 ranks of dp: rank 3 differs "
+          "from the others"}},
+        {3,
+         1,
+         {0, 1, 0, 2,
+          "tsh_check_replicas: the first moments of \"last.bias\" differ between the 3 ranks of "
+          "dp: rank 2 differs from the others"}},
+    };
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(rows); i++) {
+        const tsh_desc desc = {.tp = rows[i].tp};
+        drift d = rows[i].d;
+        ranks_run_with(rows[i].ranks, &desc, drifts, &d);
+    }
+}
+
 /* -------------------------------------------------------------------------- files */
 
 typedef struct filing {
@@ -401,6 +470,7 @@ int main(void) {
         cmocka_unit_test(it_takes_a_part_of_the_memory_and_no_more_bytes),
         cmocka_unit_test(a_step_is_left_out_on_every_rank),
         cmocka_unit_test(clipping_is_exact),
+        cmocka_unit_test(drifted_replicas_are_named),
         FILING(files_are_the_same_bytes),
         FILING(a_file_without_moments_forgets_them),
         cmocka_unit_test(what_cannot_be_is_one_error),
