@@ -64,6 +64,7 @@
  *     >>parallel      plans that shard a tree
  *     >>policy        plans for families of models
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
+ *     >>pipeline      layers dealt to stages, GPipe and 1F1B
  *     >>io            saving to one file, loading at any degree
  *     >>check         hashes, replicas, finite differences
  *     >>trace-file    a trace of all ranks, as Chrome's JSON
@@ -160,6 +161,25 @@
  *   nothing travels in between. Where batches are uneven or targets are ignored, give sums and what
  *   they count: {.summed = 1, .weight = targets}; then the gradient is that of the mean over all.
  *   tsh_optim_desc.zero cuts an optimiser's moments over the replicas: the same bits, less memory.
+ *
+ * PIPELINES
+ *   tsh_desc.pp ranks share a model by layers: every rank makes the whole tree, which costs nothing
+ *   yet, and tsh_pipeline_new deals the children of one container to them. Two functions say what
+ *   comes before these children and after; tsh_pipeline_train runs them for every micro-batch:
+ *
+ *          tsh_tensor *first(tsh_ctx *ctx, int k, void *user);    embeds micro-batch k
+ *          tsh_tensor *last(tsh_ctx *ctx, tsh_tensor *y, int k, void *user);    its loss
+ *          tsh_pipeline_desc d = {.micro_batches = 8, .input = first, .loss = last, .user = me};
+ *          tsh_pipeline *pipe = tsh_pipeline_new(tsh_find(root, "h"), &d);
+ *          ...
+ *              tsh_pipeline_train(pipe, &loss);
+ *              tsh_optim_step(adam);
+ *              tsh_zero_grads(root);
+ *              tsh_step_end(ctx);
+ *
+ *   Gradients, dropout masks and, for most models, every bit are those of one rank that goes
+ *   through the same micro-batches; the loss and the norm are known on every rank. Of p stages, each
+ *   is idle for (p - 1) / (micro_batches + p - 1) of the time.
  *
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
@@ -306,6 +326,7 @@ typedef struct tsh_ctx tsh_ctx;       /* one rank's world; belongs to one thread
 typedef struct tsh_tensor tsh_tensor; /* dtype, global shape, layout, this rank's piece, gradient */
 typedef struct tsh_module tsh_module; /* a named node in a tree of layers */
 typedef struct tsh_optim tsh_optim;   /* an optimiser with its moments */
+typedef struct tsh_pipeline tsh_pipeline; /* a model whose layers are dealt to the ranks of pp */
 
 /* ========================================================================== */
 /* >>layout-api                                             MARK: - layout-api */
@@ -1274,6 +1295,54 @@ typedef struct tsh_schedule {
 /* The learning rate of step 0, 1, ... */
 TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
 
+/* -- pipeline --------------------------------------------------------------- */
+
+/* The order in which a stage does its forwards and backwards. Both give the same bits, and the same
+ * share of time, (p - 1) / (m + p - 1) of p equal stages and m micro-batches, in which a stage has
+ * nothing to do. */
+typedef enum tsh_pipeline_schedule {
+    TSH_PIPELINE_1F1B, /* p - 1 - stage forwards, then one forward and one backward in turn: a stage
+                          holds what p - stage forwards keep; Narayanan et al. 2021 */
+    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: it holds what m forwards keep; Huang et
+                          al. 2019 */
+} tsh_pipeline_schedule;
+typedef struct tsh_pipeline_desc {
+    int micro_batches;
+    const int *counts; /* children of each stage, a number per rank of pp; NULL: equally many */
+    tsh_pipeline_schedule schedule;
+    /* Of micro-batch 0, 1, ...: what the first child takes, on the first stage; and on the last
+     * one, from what the last child gave, the loss, a replicated scalar. Step tensors that they
+     * make end with the micro-batch. */
+    tsh_tensor *(*input)(tsh_ctx *ctx, int micro_batch, void *user);
+    tsh_tensor *(*loss)(tsh_ctx *ctx, tsh_tensor *output, int micro_batch, void *user);
+    void *user;
+} tsh_pipeline_desc;
+/* Deals the children of a container, which its forward calls one after the other, to the ranks of
+ * pp, the stages. Modules before the container in the tree, such as embeddings, belong to the first
+ * stage and are for .input to call, those after it to the last one and .loss. A rank holds
+ * parameters of its own stage only: others get no memory, or give back what they had, and are no
+ * longer met by tsh_each_param; initial values and dropout masks are those of one rank. A parameter
+ * tied across stages is held by each of these. The tree is whole by then, and the same on every
+ * rank. Further pipelines of a ctx deal the same children alike. One all-reduce over the world.
+ * Closed with the ctx. NULL and an error: callbacks missing, micro_batches below 1, a container
+ * with a forward of its own, children that do not divide into stages, a stage without any, counts
+ * that do not add up, ranks that differ. */
+TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc);
+/* Forwards and backwards of all micro-batches: gradients of the mean of their losses, summed into
+ * every leaf, as tsh_backward of each loss / micro_batches in turn would, all but the last one with
+ * .defer: the average over dp travels while the last backward goes on, but for parameters tied
+ * across stages, whose gradients are summed over these first. *loss (may be NULL): that mean, on
+ * every rank of pp; NaN after an error. The norm that follows
+ * (tsh_optim_step, tsh_clip_grad_norm) is that of all stages, too. Collectives over pp: what
+ * crosses from one stage to the next, of any shape, dtype and layout, is sent by every rank of tp
+ * for itself, behind 160 bytes that describe it, and its gradient comes back; tied gradients are
+ * exchanged; one broadcast of the loss. TSH_ERR_STATE: ops are recorded already, or within
+ * tsh_no_grad_begin. */
+TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
+/* The mean loss of micro_batches (0: as many as the description says) by forwards alone, on every
+ * rank of pp. tsh_train says whether modules train. */
+TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss);
+
 /* -- save and load ---------------------------------------------------------- */
 
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
@@ -1495,6 +1564,8 @@ struct tsh_tensor {
     const char *path;
     tsh_init init;
     int64_t fan_in, zero_row; /* zero_row: 1 + the row whose initial values are 0; 0: none */
+    int stage;  /* 1 + the first stage of a pipeline that holds it; 0: there is no pipeline */
+    int absent; /* only other stages do */
 };
 
 typedef struct tshi_handles {
@@ -1527,6 +1598,16 @@ typedef struct tshi_buckets {
     tsh_req weight_req;
 } tshi_buckets;
 
+/* What a pipeline keeps of a micro-batch between its forward and its backward. */
+typedef struct tshi_micro {
+    struct tshi_micro *next; /* all of a ctx */
+    tshi_node *newest;       /* of its tape */
+    tshi_arena arena;
+    tsh_tensor handles; /* head of a ring: what its forward made */
+    tsh_tensor *out;    /* what this stage gave to the next one, or the loss */
+    tsh_tensor *owed; /* what the stage before gave, and waits for the gradient of; NULL: nothing */
+} tshi_micro;
+
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
 
@@ -1552,7 +1633,9 @@ struct tsh_ctx {
     int depth;         /* of scopes */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
-    tsh_optim *optims; /* the newest first */
+    tsh_optim *optims;      /* the newest first */
+    tsh_pipeline *pipeline; /* the first one; NULL: none */
+    tshi_micro *micros;
 };
 
 enum { TSHI_MODULE_PARAMS = 2 };
@@ -1581,6 +1664,7 @@ struct tsh_module {
     const struct tshi_kind *kind;
     tsh_style style;
     int skip_bias_add, reversed, regather;
+    int stage; /* 1 + that of a pipeline; 0: none */
     /* Layouts that a plan asks for; NULL: none. */
     const tsh_layout *takes, *gives; /* of the input as it arrives, of the output */
     const tsh_layout **prepare;      /* what `prepared` inputs are brought to first */
@@ -2948,6 +3032,10 @@ static tsh_result tshi_tensor_begin(tsh_tensor *t) {
 
 /* A parameter's memory and initial values, on first use. */
 static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
+    if (t->absent)
+        return tsh_fail(t->ctx, TSH_ERR_STATE,
+                        "\"%s\" is held by stage %d of the pipeline; this rank is of stage %d",
+                        t->path, t->stage - 1, t->ctx->pp.rank);
     return t->block || !(t->flags & TSHI_PARAM) ? TSH_OK : tshi_tensor_begin(t);
 }
 
@@ -3189,6 +3277,7 @@ static tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const tsh_init
                         "%s: takes an owned tensor of %s, replicated or sharded, not %s %s", op,
                         tshi_tensor_dtype(TSH_REAL), tshi_tensor_dtype(t->dtype),
                         tshi_tensor_text(t, text));
+    if (t->absent) return TSH_OK;
     if (t->flags & TSHI_PARAM) return tshi_tensor_fill_param(t, op, init);
     return tshi_tensor_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
 }
@@ -5452,7 +5541,7 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
         tshi_mem_drop(ctx, b->block);
         tshi_mem_drop(ctx, b->own);
     }
-    all->first = NULL;
+    all->first = all->open[0] = all->open[1] = NULL;
 }
 
 /* ========================================================================== */
@@ -5824,6 +5913,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->name, begin, 0);
             if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
             if (ctx->dp.in_flight) tsh_comm_progress(&ctx->dp);
+            if (ctx->pp.in_flight) tsh_comm_progress(&ctx->pp);
         }
         tshi_tape_drop_node(node);
     }
@@ -6203,6 +6293,7 @@ TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
 
 TSH_API void tsh_close(tsh_ctx *ctx) {
     tsh_allocator allocator;
+    tshi_micro *micro;
     if (!ctx) return;
     tshi_error_tell(ctx);
     (void)tsh_step_end(ctx);
@@ -6210,6 +6301,7 @@ TSH_API void tsh_close(tsh_ctx *ctx) {
     tshi_trace_drop(ctx);
     tshi_mem_drop(ctx, ctx->gemm_scratch);
     tshi_mem_close_pool(ctx);
+    for (micro = ctx->micros; micro; micro = micro->next) tshi_mem_close(ctx, &micro->arena);
     tshi_mem_close(ctx, &ctx->tape.arena);
     tshi_mem_close(ctx, &ctx->buckets.arena);
     tshi_mem_close(ctx, &ctx->books);
@@ -7093,7 +7185,8 @@ typedef struct tshi_dropout_run {
     int isa;
 } tshi_dropout_run;
 
-/* The key of the next mask: seed, owner's path and count, dp rank. */
+/* The key of the next mask: seed, owner's path and count, dp rank; without an owner, the stage of a
+ * pipeline, whose ranks count each for itself. */
 static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     tshi_dropout mask;
     uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
@@ -7101,6 +7194,8 @@ static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     mask.p = p;
     mask.stream = tshi_rng_hash(count, "dropout", 7);
     if (owner) mask.stream = tshi_rng_hash(mask.stream, owner->path, strlen(owner->path));
+    if (!owner && ctx->pp.rank)
+        mask.stream = tshi_rng_hash(mask.stream, &ctx->pp.rank, sizeof ctx->pp.rank);
     mask.stream = tshi_rng_hash(mask.stream, &ctx->dp.rank, sizeof ctx->dp.rank);
     return mask;
 }
@@ -11903,15 +11998,23 @@ static int tshi_module_first(tsh_module *root, const tsh_module *m, int slot) {
     return 0;
 }
 
+/* Calls fn for every parameter below, once; for those that only other stages of a pipeline hold,
+ * too, if `all`. */
+static void tshi_module_params(tsh_module *module, int all,
+                               void (*fn)(const char *path, tsh_tensor *param, void *user),
+                               void *user) {
+    tsh_module *m;
+    int i;
+    for (m = module; m; m = tshi_module_next(module, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (tshi_module_first(module, m, i) && (all || !m->param[i]->absent))
+                fn(m->param[i]->path, m->param[i], user);
+}
+
 TSH_API void tsh_each_param(tsh_module *module,
                             void (*fn)(const char *path, tsh_tensor *param, void *user),
                             void *user) {
-    tsh_module *m;
-    int i;
-    if (!module || !fn) return;
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (tshi_module_first(module, m, i)) fn(m->param[i]->path, m->param[i], user);
+    if (module && fn) tshi_module_params(module, 0, fn, user);
 }
 
 TSH_API const char *tsh_module_path(const tsh_module *module) {
@@ -11951,7 +12054,7 @@ TSH_API tsh_result tsh_materialize(tsh_module *module) {
     if (!module) return TSH_ERR_ARGUMENT;
     for (m = module; m; m = tshi_module_next(module, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i]) (void)tshi_tensor_materialize(m->param[i]);
+            if (m->param[i] && !m->param[i]->absent) (void)tshi_tensor_materialize(m->param[i]);
     return module->ctx->error.code;
 }
 
@@ -11965,7 +12068,7 @@ TSH_API tsh_result tsh_reset_parameters(tsh_module *module) {
                         "step first: tsh_step_end");
     for (m = module; m && module->ctx->error.code == TSH_OK; m = tshi_module_next(module, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
-            if (!tshi_module_first(module, m, i)) continue;
+            if (!tshi_module_first(module, m, i) || m->param[i]->absent) continue;
             tsh_zero_grad(m->param[i]);
             (void)tshi_tensor_begin(m->param[i]);
         }
@@ -12576,6 +12679,10 @@ static void tshi_parallel_line(tsh_module *root, const tsh_module *m, int slot, 
                   tshi_tensor_sizes(t->local, t->ndim, local));
     if (!tshi_module_first(root, m, slot)) {
         (void)fprintf(file, " as %s\n", t->path);
+        return;
+    }
+    if (t->absent) {
+        (void)fprintf(file, " on stage %d\n", t->stage - 1);
         return;
     }
     (void)fprintf(file, " %lu\n", (unsigned long)bytes);
@@ -13507,7 +13614,8 @@ static void tshi_optim_find_chunked(const char *path, tsh_tensor *param, void *u
     if (param->flags & TSHI_CHUNKED) *(int *)user = 1;
 }
 
-/* A sharded gradient counts on every rank of tp, a replicated one on the first. */
+/* A sharded gradient counts on every rank of tp, a replicated one on the first; one that several
+ * stages of a pipeline hold, on the first of these. */
 static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) {
     const tshi_norm_sum *norm = (const tshi_norm_sum *)user;
     tsh_ctx *ctx = norm->ctx;
@@ -13517,6 +13625,7 @@ static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) 
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
+    if (param->stage && param->stage - 1 != ctx->pp.rank) return;
     for (k = 0; k < ctx->dp.size; k++)
         if (!norm->chunked || k == ctx->dp.rank)
             norm->sums[k] += tshi_optim_sum_squares(
@@ -13838,12 +13947,12 @@ TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc)
     if (optim->desc.beta1 <= 0) optim->desc.beta1 = 0.9;
     if (optim->desc.beta2 <= 0) optim->desc.beta2 = 0.999;
     if (optim->desc.eps <= 0) optim->desc.eps = 1e-8;
-    tsh_each_param(module, tshi_optim_collect, optim);
+    tshi_module_params(module, 1, tshi_optim_collect, optim);
     optim->each = (tshi_moments *)tshi_mem_book(ctx, &ctx->books,
                                                 ((size_t)optim->count + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
     optim->count = 0;
-    tsh_each_param(module, tshi_optim_collect, optim);
+    tshi_module_params(module, 1, tshi_optim_collect, optim);
     optim->older = ctx->optims;
     ctx->optims = optim;
     return optim;
@@ -13945,6 +14054,603 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
     done = (double)(step - schedule->warmup) / span;
     if (schedule->kind == TSH_COSINE) done = 0.5 - 0.5 * cos(3.14159265358979324 * done);
     return schedule->lr + (schedule->lr_min - schedule->lr) * done;
+}
+
+/* ========================================================================== */
+/* >>pipeline                                        MARK: - pipeline (private) */
+/* Layers dealt to stages; micro-batches that go through them forth and back.  */
+/* Needs: >>tape >>module.                                                      */
+/* ========================================================================== */
+
+/* HOW IT WORKS. A stage keeps one tape per micro-batch that is under way: it is swapped into the
+ * ctx for its forward and again for its backward. What arrives from the stage before is the output
+ * of a node without inputs, whose backward sends the gradient back. Sends are only started, and
+ * waited for when many are under way, or at the end; receives wait. The first thing that a rank
+ * sends is the first that its neighbour takes, and a message never waits for one to another
+ * neighbour, so nobody waits in a circle. */
+enum {
+    TSHI_PIPELINE_HEAD = 6 + TSH_MAX_DIMS + 2 * TSH_MAX_SEGMENTS, /* words of a description */
+    TSHI_PIPELINE_OUTBOX = 16 /* of both neighbours: fewer than a comm takes at a time */
+};
+
+/* Messages to one neighbour that may not have arrived; their values stay. */
+typedef struct tshi_outbox {
+    tsh_req req[TSHI_PIPELINE_OUTBOX];
+    tshi_block *block[TSHI_PIPELINE_OUTBOX];
+    int first, count;
+} tshi_outbox;
+
+/* A parameter that several stages hold. */
+typedef struct tshi_tie {
+    struct tshi_tie *next;
+    tsh_tensor *param;
+    unsigned char *holds; /* by stage */
+} tshi_tie;
+
+struct tsh_pipeline {
+    tsh_ctx *ctx;
+    tsh_module *container;
+    tsh_pipeline_desc desc;
+    int *counts;
+    int stage, last;       /* this rank's, and the last one */
+    tsh_module *child;     /* the first one of this stage */
+    int warmup, slots;     /* forwards before the first backward; micro-batches under way */
+    tshi_micro **micro;    /* micro-batch k is in slot k modulo slots */
+    tshi_outbox outbox[2]; /* to the stage before, to the one behind */
+    tshi_tie *ties;
+    double loss; /* summed over micro-batches, on the last stage */
+};
+
+/* What a receive's backward needs. */
+typedef struct tshi_debt {
+    tsh_pipeline *pipeline;
+    tshi_micro *micro;
+} tshi_debt;
+
+/* -- messages ---------------------------------------------------------------- */
+
+/* Waits for the oldest message of an outbox. */
+static void tshi_pipeline_arrive(tsh_pipeline *p, tshi_outbox *box) {
+    const int i = box->first;
+    (void)tshi_error_comm(p->ctx, tsh_wait(&p->ctx->pp, box->req[i]), "tsh_pipeline: send");
+    tshi_mem_drop(p->ctx, box->block[i]);
+    box->first = (i + 1) % TSHI_PIPELINE_OUTBOX;
+    box->count--;
+}
+
+/* Every message has arrived, or never will. */
+static void tshi_pipeline_arrive_all(tsh_pipeline *p) {
+    int i;
+    for (i = 0; i < 2; i++)
+        while (p->outbox[i].count) tshi_pipeline_arrive(p, &p->outbox[i]);
+}
+
+/* Gives back what has arrived. */
+static void tshi_pipeline_reap(tsh_pipeline *p) {
+    int i, done;
+    for (i = 0; i < 2; i++)
+        for (done = 1; p->outbox[i].count && done;) {
+            tshi_outbox *box = &p->outbox[i];
+            if (tsh_test(&p->ctx->pp, box->req[box->first], &done) != TSH_OK) return;
+            if (done) tshi_pipeline_arrive(p, box);
+        }
+}
+
+/* Starts to send n elements to stage `to`; they lie in the block, whose reference is taken over. */
+static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
+                               int64_t n, tsh_dtype dtype) {
+    tshi_outbox *box = &p->outbox[to > p->stage];
+    tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
+    tsh_req req = 0;
+    tshi_pipeline_reap(p);
+    if (box->count == TSHI_PIPELINE_OUTBOX) tshi_pipeline_arrive(p, box);
+    coll.send = data;
+    coll.count = n;
+    coll.send_to = to;
+    if (!block || p->ctx->error.code != TSH_OK ||
+        tshi_error_comm(p->ctx, tsh_start(&p->ctx->pp, &coll, &req), "tsh_pipeline: send") !=
+            TSH_OK) {
+        tshi_mem_drop(p->ctx, block);
+        return;
+    }
+    box->req[(box->first + box->count) % TSHI_PIPELINE_OUTBOX] = req;
+    box->block[(box->first + box->count++) % TSHI_PIPELINE_OUTBOX] = block;
+}
+
+static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, int64_t n,
+                                        tsh_dtype dtype) {
+    if (p->ctx->error.code != TSH_OK) return p->ctx->error.code;
+    return tshi_error_comm(p->ctx, tsh_recv(&p->ctx->pp, data, n, dtype, from),
+                           "tsh_pipeline: receive");
+}
+
+/* -- from stage to stage ------------------------------------------------------ */
+
+/* Gives y to the next stage: its description, then this rank's piece. */
+static void tshi_pipeline_give(tsh_pipeline *p, tsh_tensor *y) {
+    tsh_ctx *ctx = p->ctx;
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, TSHI_PIPELINE_HEAD * sizeof(int64_t));
+    tshi_block *packed;
+    int64_t *word;
+    void *data;
+    int i;
+    if (!block) return;
+    word = (int64_t *)tshi_mem_data(block);
+    word[0] = y->dtype;
+    word[1] = !ctx->tape.no_grad && y->base->wants;
+    word[2] = y->ndim;
+    word[3] = y->layout.kind;
+    word[4] = y->layout.dim;
+    word[5] = y->layout.segments;
+    word += 6;
+    for (i = 0; i < TSH_MAX_DIMS; i++) *word++ = i < y->ndim ? y->dim[i] : 0;
+    for (i = 0; i < TSH_MAX_SEGMENTS; i++) {
+        *word++ = y->layout.segment[i].length;
+        *word++ = y->layout.segment[i].unit;
+    }
+    tshi_pipeline_send(p, p->stage + 1, block, tshi_mem_data(block), TSHI_PIPELINE_HEAD, TSH_I64);
+    data = tshi_kernel_packed(y, &packed);
+    if (data && !packed) {
+        packed = y->block;
+        packed->refs++;
+    }
+    tshi_pipeline_send(p, p->stage + 1, packed, data, tsh_local_numel(y), y->dtype);
+}
+
+/* The gradient of what was received goes back; its block's reference is taken over. */
+static void tshi_pipeline_repay(tsh_pipeline *p, tshi_micro *micro, tshi_block *block) {
+    if (block)
+        tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block),
+                           tsh_local_numel(micro->owed), TSH_REAL);
+    micro->owed = NULL;
+}
+
+static void tshi_pipeline_return(tshi_node *node) {
+    const tshi_debt *debt = (const tshi_debt *)node->more;
+    node->out->gr.block->refs++;
+    tshi_pipeline_repay(debt->pipeline, debt->micro, node->out->gr.block);
+}
+
+/* Where the output does not depend on the input, its gradient is 0. */
+static void tshi_pipeline_repay_zeros(tsh_pipeline *p, tshi_micro *micro) {
+    const size_t bytes = (size_t)tsh_local_numel(micro->owed) * sizeof(tsh_real);
+    tshi_block *block = tshi_mem_take(p->ctx, TSH_MEM_STEP, bytes);
+    if (block) memset(tshi_mem_data(block), 0, bytes);
+    tshi_pipeline_repay(p, micro, block);
+}
+
+/* What the stage before gives: another step tensor of its form. micro NULL: without gradients. */
+static tsh_tensor *tshi_pipeline_take(tsh_pipeline *p, tshi_micro *micro) {
+    int64_t head[TSHI_PIPELINE_HEAD], *word = head + 6;
+    tsh_layout layout = tsh_replicated();
+    tsh_shape shape = tsh_shape0();
+    tshi_node *node;
+    tsh_tensor *x;
+    int i;
+    if (tshi_pipeline_receive(p, p->stage - 1, head, TSHI_PIPELINE_HEAD, TSH_I64) != TSH_OK)
+        return NULL;
+    shape.ndim = (int)head[2];
+    layout.kind = (tsh_layout_kind)head[3];
+    layout.dim = (int)head[4];
+    layout.segments = (int)head[5];
+    for (i = 0; i < TSH_MAX_DIMS; i++) shape.dim[i] = *word++;
+    for (i = 0; i < TSH_MAX_SEGMENTS; i++) {
+        layout.segment[i].length = *word++;
+        layout.segment[i].unit = *word++;
+    }
+    x = tshi_tensor_out(p->ctx, "tsh_pipeline", (tsh_dtype)head[0], &shape, &layout);
+    if (!x || tshi_pipeline_receive(p, p->stage - 1, tshi_tensor_at(x), tsh_local_numel(x),
+                                    x->dtype) != TSH_OK)
+        return NULL;
+    if (!micro || !head[1]) return x;
+    node = tshi_tape_add("tsh_pipeline", x, NULL, 0, 0, tshi_pipeline_return, sizeof(tshi_debt));
+    if (!node) return NULL;
+    ((tshi_debt *)node->more)->pipeline = p;
+    ((tshi_debt *)node->more)->micro = micro;
+    micro->owed = x;
+    return x;
+}
+
+/* This stage's part of the forward of micro-batch k: what it gave to the next stage, or the loss;
+ * NULL after an error. */
+static tsh_tensor *tshi_pipeline_pass(tsh_pipeline *p, tshi_micro *micro, int k) {
+    tsh_ctx *ctx = p->ctx;
+    tsh_module *child = p->child;
+    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_take(p, micro)
+                                 : p->desc.input(ctx, k, p->desc.user);
+    int i;
+    for (i = 0; i < p->counts[p->stage] && x && ctx->error.code == TSH_OK; i++) {
+        x = tshi_module_call(child, &x, 1);
+        child = child->next;
+        if (ctx->pp.in_flight) tsh_comm_progress(&ctx->pp);
+    }
+    if (!x || ctx->error.code != TSH_OK)
+        return tshi_error_null(
+            ctx, TSH_ERR_ARGUMENT,
+            "tsh_pipeline: stage %d has no %s of micro-batch %d: NULL was returned", p->stage,
+            i ? "output" : "input", k);
+    if (!tshi_tensor_check("tsh_pipeline", &x, 1)) return NULL;
+    if (p->stage == p->last) return p->desc.loss(ctx, x, k, p->desc.user);
+    tshi_pipeline_give(p, x);
+    return x;
+}
+
+/* -- micro-batches ------------------------------------------------------------ */
+
+/* The micro-batch's tape for the ctx's, or back. */
+static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
+    tshi_tape *tape = &ctx->tape;
+    tshi_node *newest = tape->newest;
+    tshi_arena arena = tape->arena;
+    tape->newest = micro->newest;
+    tape->arena = micro->arena;
+    micro->newest = newest;
+    micro->arena = arena;
+}
+
+/* Step tensors made after `last` become the micro-batch's, and let go of their values: what
+ * backward needs, the nodes hold. Those that the user retains stay. */
+static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
+    tsh_tensor *t, *next;
+    for (t = last->next; t != &ctx->handles.step; t = next) {
+        next = t->next;
+        if (t->flags & TSHI_RETAIN) continue;
+        t->prev->next = t->next;
+        t->next->prev = t->prev;
+        tshi_tensor_insert(&micro->handles, t);
+        tshi_mem_drop(ctx, t->block);
+        t->block = NULL;
+        t->flags |= TSHI_STALE;
+    }
+}
+
+static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
+    tsh_ctx *ctx = p->ctx;
+    tshi_micro *micro = p->micro[k % p->slots];
+    tsh_tensor *last = ctx->handles.step.prev;
+    if (!tsh_ok(ctx)) return;
+    tshi_pipeline_swap(ctx, micro);
+    micro->out = tshi_pipeline_pass(p, micro, k);
+    if (p->stage == p->last && ctx->error.code == TSH_OK &&
+        tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
+        p->loss += tsh_item(ctx, micro->out);
+    tshi_pipeline_swap(ctx, micro);
+    tshi_pipeline_collect(ctx, micro, last);
+}
+
+/* The gradient of what this stage gave comes from the next one; that of the loss is 1 / m. */
+static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
+    tsh_ctx *ctx = p->ctx;
+    const int64_t n = tsh_local_numel(y);
+    int64_t stride[TSH_MAX_DIMS];
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)n * sizeof(tsh_real));
+    tsh_real *grad;
+    tshi_dest dest;
+    if (!block) return;
+    grad = (tsh_real *)tshi_mem_data(block);
+    if (p->stage == p->last)
+        grad[0] = TSHI_R(1.0 / p->desc.micro_batches);
+    else
+        (void)tshi_pipeline_receive(p, p->stage + 1, grad, n, TSH_REAL);
+    tshi_tensor_strides(y->local, y->ndim, stride);
+    if (ctx->error.code == TSH_OK && tshi_tape_open(y, &y->base->gr, &dest))
+        tshi_tape_pour_at(y, &dest, grad, stride);
+    tshi_mem_drop(ctx, block);
+}
+
+/* Ends a micro-batch; what an error left on its tape is dropped. */
+static void tshi_pipeline_end(tshi_micro *micro) {
+    for (; micro->newest; micro->newest = micro->newest->older) tshi_tape_drop_node(micro->newest);
+    tshi_mem_reset(&micro->arena);
+    while (micro->handles.next != &micro->handles) tshi_tensor_end(micro->handles.next);
+    micro->out = micro->owed = NULL;
+}
+
+static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
+    tsh_ctx *ctx = p->ctx;
+    tshi_micro *micro = p->micro[k % p->slots];
+    tsh_tensor *last = ctx->handles.step.prev, *y = micro->out;
+    if (!tsh_ok(ctx)) return;
+    tshi_pipeline_swap(ctx, micro);
+    if (y->base->wants) {
+        tshi_pipeline_seed(p, y);
+        tshi_tape_mark(ctx, y);
+    }
+    tshi_tape_walk(ctx);
+    if (micro->owed && ctx->error.code == TSH_OK) tshi_pipeline_repay_zeros(p, micro);
+    tshi_pipeline_swap(ctx, micro);
+    tshi_pipeline_collect(ctx, micro, last);
+    tshi_pipeline_end(micro);
+}
+
+/* -- the schedule ------------------------------------------------------------- */
+
+static void tshi_pipeline_run(tsh_pipeline *p) {
+    const int m = p->desc.micro_batches;
+    int f, b;
+    for (f = 0; f < p->warmup; f++) tshi_pipeline_forward(p, f);
+    for (b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
+        if (f < m) tshi_pipeline_forward(p, f++);
+        if (b == m - 1) tshi_tape_sync_begin(p->ctx);
+        tshi_pipeline_backward(p, b);
+    }
+}
+
+/* The gradient of a parameter that several stages hold becomes the sum of theirs, in the order of
+ * the stages: the same bits on each. */
+static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
+    tsh_ctx *ctx = p->ctx;
+    tsh_tensor *t = tie->param;
+    const int64_t n = tsh_local_numel(t);
+    const size_t bytes = (size_t)n * sizeof(tsh_real);
+    tshi_block *sum = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    tshi_block *part = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    int s, terms = 0;
+    if (part && sum && tshi_tape_complete(t)) {
+        for (s = 0; s <= p->last; s++) {
+            if (s == p->stage || !tie->holds[s]) continue;
+            t->gr.block->refs++;
+            tshi_pipeline_send(p, s, t->gr.block, tshi_mem_data(t->gr.block), n, TSH_REAL);
+        }
+        for (s = 0; s <= p->last; s++) {
+            tshi_block *to = terms ? part : sum;
+            if (!tie->holds[s]) continue;
+            if (s == p->stage)
+                memcpy(tshi_mem_data(to), tshi_mem_data(t->gr.block), bytes);
+            else
+                (void)tshi_pipeline_receive(p, s, tshi_mem_data(to), n, TSH_REAL);
+            if (terms++)
+                tshi_tape_add_all(ctx, (tsh_real *)tshi_mem_data(sum),
+                                  (const tsh_real *)tshi_mem_data(part), n);
+        }
+        tshi_pipeline_arrive_all(p);
+        memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
+        t->sparse = 0;
+    }
+    tshi_mem_drop(ctx, sum);
+    tshi_mem_drop(ctx, part);
+}
+
+/* The mean of the last stage's losses, on every stage. */
+static tsh_result tshi_pipeline_share(tsh_pipeline *p, int m, double *loss) {
+    double mean = p->loss / m;
+    if (p->ctx->error.code == TSH_OK)
+        (void)tshi_error_comm(p->ctx, tsh_broadcast(&p->ctx->pp, &mean, 1, TSH_F64, p->last),
+                              "tsh_pipeline: broadcast of the loss");
+    tshi_error_tell(p->ctx);
+    if (loss && p->ctx->error.code == TSH_OK) *loss = mean;
+    return p->ctx->error.code;
+}
+
+TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
+    tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
+    const tshi_tie *tie;
+    int i;
+    if (loss) *loss = (double)NAN;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (ctx->tape.newest || ctx->tape.no_grad)
+        (void)tsh_fail(ctx, TSH_ERR_STATE, "tsh_pipeline_train: %s",
+                       ctx->tape.no_grad
+                           ? "gradients are off: it does not go between tsh_no_grad_begin and end"
+                           : "ops are recorded already; end the step first: tsh_step_end");
+    if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, 0, 0);
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    for (tie = ctx->pipeline->ties; tie; tie = tie->next)
+        tie->param->users = 1; /* it is not ready before the other stages' part is there */
+    pipeline->loss = 0;
+    tshi_pipeline_run(pipeline);
+    tshi_error_tell(ctx); /* so that no wait below is in vain */
+    tshi_pipeline_arrive_all(pipeline);
+    for (i = 0; i < pipeline->slots; i++) tshi_pipeline_end(pipeline->micro[i]);
+    if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
+    for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
+        if (tie->holds[pipeline->stage] && tie->param->wants) tshi_pipeline_sum(pipeline, tie);
+    (void)tshi_tape_sync(ctx);
+    return tshi_pipeline_share(pipeline, pipeline->desc.micro_batches, loss);
+}
+
+TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss) {
+    tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
+    int k;
+    if (loss) *loss = (double)NAN;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (!micro_batches) micro_batches = pipeline->desc.micro_batches;
+    if (micro_batches < 0)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_pipeline_evaluate: %d micro-batches",
+                       micro_batches);
+    pipeline->loss = 0;
+    tsh_no_grad_begin(ctx);
+    for (k = 0; k < micro_batches && tsh_ok(ctx); k++) {
+        tsh_tensor *y;
+        tsh_scope_begin(ctx);
+        y = tshi_pipeline_pass(pipeline, NULL, k);
+        if (pipeline->stage == pipeline->last && ctx->error.code == TSH_OK)
+            pipeline->loss += tsh_item(ctx, y);
+        tsh_scope_end(ctx);
+    }
+    tsh_no_grad_end(ctx);
+    tshi_error_tell(ctx);
+    tshi_pipeline_arrive_all(pipeline);
+    return tshi_pipeline_share(pipeline, micro_batches, loss);
+}
+
+/* -- dealing layers to stages --------------------------------------------------- */
+
+/* The children of every stage; 0 and an error where they cannot be dealt. */
+static int tshi_pipeline_deal(tsh_pipeline *p) {
+    const tsh_module *child;
+    const char *path = p->container->path;
+    const int *counts = p->desc.counts;
+    const int stages = p->last + 1;
+    int s, children = 0, sum = 0;
+    for (child = p->container->first; child; child = child->next) children++;
+    for (s = 0; s < stages; s++) {
+        p->counts[s] = counts ? counts[s] : children / stages;
+        if (p->counts[s] < 1) break;
+        sum += p->counts[s];
+    }
+    if (s == stages && sum == children) return 1;
+    if (s < stages)
+        (void)tsh_fail(
+            p->ctx, TSH_ERR_ARGUMENT,
+            "tsh_pipeline_new: stage %d of %d would have %d of the %d children of \"%s\"; "
+            "each takes one or more",
+            s, stages, p->counts[s], children, path);
+    else if (counts)
+        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline_new: the counts of %d stages add up to %d, but \"%s\" has %d "
+                       "children",
+                       stages, sum, path, children);
+    else
+        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline_new: the %d children of \"%s\" do not divide into %d stages; "
+                       "say in .counts how many each stage takes",
+                       children, path, stages);
+    return 0;
+}
+
+/* Which stage every module belongs to, and finds this stage's first child. */
+static void tshi_pipeline_place(tsh_pipeline *p) {
+    tsh_module *root = p->ctx->root, *m, *child = p->container->first;
+    int s = 0, left = p->counts[0], behind = 0;
+    for (m = root; m; m = tshi_module_next(root, m)) {
+        behind |= m == p->container;
+        m->stage = 1 + (behind ? p->last : 0);
+    }
+    for (m = p->container; m; m = m->parent) m->stage = 0;
+    for (; child; child = child->next, left--) {
+        if (!left) left = p->counts[++s];
+        if (s == p->stage && !p->child) p->child = child;
+        for (m = child; m; m = tshi_module_next(child, m)) m->stage = 1 + s;
+    }
+}
+
+/* Which stages hold a parameter: those of the modules that refer to it. Others give it back. */
+static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) {
+    tsh_pipeline *p = (tsh_pipeline *)user;
+    tsh_ctx *ctx = p->ctx;
+    tshi_tie *tie = (tshi_tie *)tshi_mem_book(ctx, &ctx->books, sizeof *tie);
+    tsh_module *m;
+    int i, s, holders = 0;
+    (void)path;
+    if (tie) tie->holds = (unsigned char *)tshi_mem_book(ctx, &ctx->books, (size_t)p->last + 1);
+    if (!tie || !tie->holds) return;
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (m->param[i] == param && m->stage) tie->holds[m->stage - 1] = 1;
+    for (s = p->last; s >= 0; s--) {
+        if (!tie->holds[s]) continue;
+        param->stage = 1 + s;
+        holders++;
+    }
+    param->absent = holders && !tie->holds[p->stage];
+    if (param->absent) {
+        tsh_zero_grad(param);
+        tshi_mem_drop(ctx, param->block);
+        tshi_mem_drop(ctx, param->gr.block);
+        tshi_mem_drop(ctx, param->gp.block);
+        param->block = param->gr.block = param->gp.block = NULL;
+    }
+    if (holders < 2) return;
+    tie->param = param;
+    tie->next = p->ties;
+    p->ties = tie;
+}
+
+/* Ranks that disagree would wait for each other. */
+static void tshi_pipeline_agree(const tsh_pipeline *p) {
+    const int told[3] = {p->desc.micro_batches, (int)p->desc.schedule, p->last};
+    uint64_t hash = tshi_rng_hash(tshi_module_count(p->ctx), told, sizeof told);
+    int64_t both[2];
+    hash = tshi_rng_hash(hash, p->counts, sizeof *p->counts * ((size_t)p->last + 1));
+    hash = tshi_rng_hash(hash, p->container->path, strlen(p->container->path));
+    both[0] = (int64_t)(hash >> 1);
+    both[1] = -both[0]; /* the largest of both tells the smallest too */
+    (void)tshi_error_comm(p->ctx, tsh_allreduce(&p->ctx->world, both, 2, TSH_I64, TSH_MAX),
+                          "tsh_pipeline_new");
+    if (p->ctx->error.code == TSH_OK && both[0] != -both[1])
+        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline_new: ranks differ in their micro-batches, schedule, counts or "
+                       "modules");
+}
+
+/* 0 and an error where a pipeline cannot be. */
+static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_desc *desc) {
+    tsh_ctx *ctx = container->ctx;
+    if (!desc || !desc->input || !desc->loss)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_pipeline_new: \"%s\" lacks %s", container->path,
+                       !desc          ? "a description"
+                       : !desc->input ? ".input, which gives what its first child takes"
+                                      : ".loss, which takes what its last child gives");
+    else if (desc->micro_batches < 1 || (unsigned)desc->schedule > TSH_PIPELINE_GPIPE)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline_new: micro_batches is %d, schedule %d; it takes at least one "
+                       "micro-batch, and TSH_PIPELINE_1F1B or TSH_PIPELINE_GPIPE",
+                       desc->micro_batches, (int)desc->schedule);
+    else if (container->kind->forward != tshi_module_forward || container->forward ||
+             container->prepared || container->result)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline_new: \"%s\" is more than its children one after the other: it "
+                       "has a forward of its own, or a plan's PREPARE rule",
+                       container->path);
+    else if (ctx->tape.newest)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_pipeline_new: ops are recorded already; end the step first: "
+                       "tsh_step_end");
+    return tsh_ok(ctx);
+}
+
+/* Slots for the micro-batches that are under way at a time. */
+static int tshi_pipeline_slots(tsh_pipeline *p) {
+    tsh_ctx *ctx = p->ctx;
+    const int m = p->desc.micro_batches;
+    int i;
+    p->warmup = p->desc.schedule == TSH_PIPELINE_GPIPE ? m : p->last - p->stage;
+    if (p->warmup > m) p->warmup = m;
+    p->slots = p->warmup < m ? p->warmup + 1 : m;
+    p->micro = (tshi_micro **)tshi_mem_book(ctx, &ctx->books, (size_t)p->slots * sizeof *p->micro);
+    for (i = 0; i < p->slots && p->micro; i++) {
+        tshi_micro *micro = (tshi_micro *)tshi_mem_book(ctx, &ctx->books, sizeof *micro);
+        if (!micro) return 0;
+        tshi_tensor_ring(&micro->handles);
+        micro->next = ctx->micros;
+        ctx->micros = p->micro[i] = micro;
+    }
+    return p->micro != NULL;
+}
+
+/* Fills p in and, if it is the ctx's first, deals the tree. */
+static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
+    tsh_ctx *ctx = p->ctx;
+    const tsh_pipeline *before = ctx->pipeline;
+    const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
+    p->desc = *desc;
+    p->stage = ctx->pp.rank;
+    p->last = ctx->pp.size - 1;
+    p->counts = (int *)tshi_mem_book(ctx, &ctx->books, bytes);
+    if (!p->counts || !tshi_pipeline_deal(p) || !tshi_pipeline_slots(p)) return;
+    if (before && (before->container != p->container || memcmp(before->counts, p->counts, bytes)))
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_pipeline_new: the children of \"%s\" are dealt to the stages already, "
+                       "in another way",
+                       before->container->path);
+    if (tsh_ok(ctx)) tshi_pipeline_agree(p);
+    if (!tsh_ok(ctx)) return;
+    tshi_pipeline_place(p);
+    if (before) return;
+    tshi_module_params(ctx->root, 1, tshi_pipeline_hold, p);
+    ctx->pipeline = p;
+}
+
+TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc) {
+    tsh_ctx *ctx = container ? container->ctx : NULL;
+    tsh_pipeline *p;
+    if (!ctx || ctx->error.code != TSH_OK || !tshi_pipeline_check(container, desc)) return NULL;
+    p = (tsh_pipeline *)tshi_mem_book(ctx, &ctx->books, sizeof *p);
+    if (p) p->ctx = ctx;
+    if (p) p->container = container;
+    if (p) tshi_pipeline_make(p, desc);
+    return tsh_ok(ctx) ? p : NULL;
 }
 
 /* ========================================================================== */
@@ -14101,7 +14807,7 @@ static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
 static void tshi_io_add_all(tshi_io *io) {
     int i;
     io->items = 0;
-    tsh_each_param(io->root, tshi_io_add_param, io);
+    tshi_module_params(io->root, 1, tshi_io_add_param, io);
     for (i = 0; io->optim && i < io->optim->count; i++)
         tshi_io_add(io, tshi_io_first, io->optim->each[i].param, &io->optim->each[i].first);
     for (i = 0; io->optim && i < io->optim->count; i++)
