@@ -178,8 +178,8 @@
  *              tsh_step_end(ctx);
  *
  *   Gradients, dropout masks and, for most models, every bit are those of one rank that goes
- *   through the same micro-batches; the loss and the norm are known on every rank. Of p stages, each
- *   is idle for (p - 1) / (micro_batches + p - 1) of the time.
+ *   through the same micro-batches; the loss and the norm are known on every rank. Of p stages,
+ *   each is idle for (p - 1) / (micro_batches + p - 1) of the time.
  *
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
