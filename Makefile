@@ -41,8 +41,9 @@ LIBS := -lm -pthread
 # ---- what there is -----------------------------------------------------------
 # Every tests/<kind>/test_*.c is one cmocka program. One that looks inside defines
 # TSHARD_IMPLEMENTATION; the others are linked with tests/support/library.c. One with the line
-# "/* build: double */" is also built with TSHARD_REAL=double. Every examples/0*.c is a test too: it runs and prints something.
-# Every tests/<kind>/test_*.py is one that tells what it did in cmocka's words.
+# "/* build: double */" is also built with TSHARD_REAL=double. Every examples/0*.c is a test too: it
+# runs and prints something. Every tests/<kind>/test_*.py is one that tells what it did in cmocka's
+# words.
 
 HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h tests/*.h tests/*/*.h)
 SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz))

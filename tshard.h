@@ -65,7 +65,8 @@
  *     >>policy        plans for families of models
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
  *     >>pipeline      layers dealt to stages, GPipe and 1F1B
- *     >>io            saving to one file, loading at any degree
+ *     >>io            one file of all tensors: saving it, reading its header
+ *     >>load          loading it at any degree
  *     >>check         hashes, replicas, finite differences
  *     >>trace-file    a trace of all ranks, as Chrome's JSON
  *     >>end           clean-up of macros
@@ -177,9 +178,9 @@
  *              tsh_zero_grads(root);
  *              tsh_step_end(ctx);
  *
- *   Gradients, dropout masks and, for most models, every bit are those of one rank that goes
- *   through the same micro-batches; the loss and the norm are known on every rank. Of p stages,
- *   each is idle for (p - 1) / (micro_batches + p - 1) of the time.
+ *   Gradients, dropout masks and, where no parameter is tied across stages, every bit are those of
+ *   one rank that goes through the same micro-batches; the loss and the norm are known on every
+ *   rank. Of p stages, each is idle for (p - 1) / (micro_batches + p - 1) of the time.
  *
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
@@ -1346,17 +1347,18 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 /* -- save and load ---------------------------------------------------------- */
 
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
- * global tensors, the same bytes at every degree of tp; tsh_load reads it at any other. Entries:
- * parameters by their path (tied ones once), "optim.first.<path>" and "optim.second.<path>",
- * TSH_REAL (F32 or F64), row-major; in __metadata__ the state of the generators (seed, counts of
- * randn and of every module's dropout) and of optim (kind, steps, skipped). optim NULL: none.
- * Parameters without memory get their initial values first.
+ * global tensors, the same bytes at every degree of tp and pp; tsh_load reads it at any other.
+ * Entries: parameters by their path (tied ones once), "optim.first.<path>" and
+ * "optim.second.<path>", TSH_REAL (F32 or F64), row-major; in __metadata__ the state of the
+ * generators (seed, counts of randn and of every module's dropout) and of optim (kind, steps,
+ * skipped). optim NULL: none. Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
- * pieces of at most 1 MiB to its first rank, which never holds a whole tensor. It writes a
+ * pieces of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a pipeline
+ * by way of their own first ranks, after an all-reduce more over the world and over pp. It writes a
  * temporary file "<path>.tmp-...", syncs it where the system is POSIX, and renames it: path is the
  * old file or the whole new one. An error is one on every rank, of the lowest rank's code and
- * sentence: TSH_ERR_IO (the system), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp above 1); no
- * temporary file is left, and tsh_clear_error on every rank recovers. */
+ * sentence: TSH_ERR_IO (the system), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp above 1 without a
+ * pipeline); no temporary file is left, and tsh_clear_error on every rank recovers. */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
 /* Reads what tsh_save wrote, or another program's safetensors file, into a model of the same names
  * and shapes, with or without memory, at any degree and layout; every rank reads its own slices.
@@ -3370,9 +3372,9 @@ static int tshi_kernel_isa(void) {
  * Straight-line code without calls or branches: loops around it vectorise. In double: libm. Where a
  * polynomial has no other source its coefficients are minimax ones (Remez), relative to the whole
  * function. Where multiply-adds are fused a tenth to a third of the time is saved, and errors are a
- * little smaller; nothing else counts on them. The worst errors, in ulps over all floats: exp 1.0,
- * tanh 1.5, log 0.9, erf 2.2, gelu 2.3 (1.9 both where fused); of samples: pow 0.6 (1.3 with
- * AVX-512). */
+ * little smaller; nothing else counts on them. The worst errors, in ulps over all floats: exp 0.99
+ * (0.91 where fused), tanh 1.50, log 0.87 (0.86), erf 2.15 (1.91), gelu 2.36 (2.01); of samples:
+ * pow 0.6 (0.8 with AVX-512). */
 
 /* a b + c; fused is known when it is compiled. */
 TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
@@ -3413,21 +3415,30 @@ TSHI_INLINE float tshi_kernel_exp_rest(float x, uint32_t *n, int fused) {
     return tshi_kernel_fma(whole, 2.12194440e-4f, x, fused);
 }
 
-/* e^r - 1 for |r| < 0.35. */
-TSHI_INLINE float tshi_kernel_exp_less_one(float r, int fused) {
+/* (e^r - 1 - r) / r^2 for |r| < 0.35. */
+TSHI_INLINE float tshi_kernel_exp_tail(float r, int fused) {
     float p = 1.3814465e-3f;
     p = tshi_kernel_fma(p, r, 8.3687805e-3f, fused);
     p = tshi_kernel_fma(p, r, 4.1668394e-2f, fused);
     p = tshi_kernel_fma(p, r, 1.6666520e-1f, fused);
-    p = tshi_kernel_fma(p, r, 4.9999993e-1f, fused);
-    return tshi_kernel_fma(p, r * r, r, fused);
+    return tshi_kernel_fma(p, r, 4.9999993e-1f, fused);
+}
+
+TSHI_INLINE float tshi_kernel_exp_less_one(float r, int fused) {
+    return tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r * r, r, fused);
+}
+
+/* e^r. Fused, 1 + r (1 + r p) rounds less; otherwise r + r^2 p does. */
+TSHI_INLINE float tshi_kernel_exp_whole(float r, int fused) {
+    if (!fused) return tshi_kernel_exp_less_one(r, fused) + 1.0f;
+    return tshi_kernel_fma(tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r, 1.0f, fused), r, 1.0f,
+                           fused);
 }
 
 /* e^x for |x| < 87: 2^n goes straight into the exponent. */
 TSHI_INLINE float tshi_kernel_exp_near(float x, int fused) {
     uint32_t n;
-    const float r = tshi_kernel_exp_rest(x, &n, fused);
-    const float y = tshi_kernel_exp_less_one(r, fused) + 1.0f;
+    const float y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(x, &n, fused), fused);
     return tshi_kernel_float(tshi_kernel_bits(y) + (n << 23));
 }
 
@@ -3451,8 +3462,7 @@ TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v, int fused) {
     order = order < 0x42B20000 ? order : 0x42B20000;
     x = (uint32_t)order;
     x = x < 0xC2D00000u ? x : 0xC2D00000u;
-    y = tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused);
-    y = tshi_kernel_exp_less_one(y, fused) + 1.0f;
+    y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused), fused);
     n -= 0x4B400000u - 254u; /* n and twice the exponent's bias */
     half = n >> 1;
     y = y * tshi_kernel_float(half << 23) * tshi_kernel_float((n - half) << 23);
@@ -3790,114 +3800,141 @@ TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real mos
 }
 
 /* -- powers, with AVX-512 ---------------------------------------------------
- * x^y in two floats where one does not do: |x| = 2^k m with m in [0.75, 1.5), and of 32 pairs of r
- * and -log2 r, f = m r - 1 is exact and at most 2^-5. ln(1 + f) = f - f^2 / 2 + f^3 P(f) as high +
- * low; y log2 x = y (k - log2 r) + (y / ln 2) ln(1 + f) = n + t. */
+ * x^y in two floats where one does not do: x = 2^k m with m in [0.742, 1.484), and of 32 pairs of r
+ * and -log2 r, f = m r - 1 is exact and at most 0.02. log2 x = k - log2 r + f a(f) as high + low;
+ * y log2 x = n + t with n in sixteenths, and 2^x = 2^n 2^t. */
 #if TSHI_X86
 /* clang-format off */
 static const float tshi_kernel_power_r[32] = {
-    1, 0.953125f, 0.921875f, 0.90625f, 0.875f, 0.859375f, 0.828125f, 0.8125f, 0.796875f, 0.765625f,
-    0.75f, 0.734375f, 0.71875f, 0.703125f, 0.6875f, 0.671875f, 1.3125f, 1.28125f, 1.28125f, 1.25f,
-    1.21875f, 1.1875f, 1.1875f, 1.15625f, 1.125f, 1.125f, 1.09375f, 1.0625f, 1.0625f, 1.03125f,
-    1.03125f, 1};
-/* -log2 r: its first 16 bits, so that k is added exactly, and the rest. */
+    1.328125f, 1.3125f, 1.28125f, 1.25f, 1.234375f, 1.203125f, 1.1875f, 1.15625f, 1.140625f, 1.125f,
+    1.109375f, 1.078125f, 1.0625f, 1.046875f, 1.03125f, 1.015625f, 1, 0.96875f, 0.9375f, 0.9140625f,
+    0.890625f, 0.859375f, 0.84375f, 0.8203125f, 0.796875f, 0.78125f, 0.765625f, 0.7421875f,
+    0.7265625f, 0.7109375f, 0.6953125f, 0.6796875f};
+/* -log2 r: its first 17 bits, so that k is added exactly, and the rest. */
 static const float tshi_kernel_power_high[32] = {
-    0, 0.0692596436f, 0.117355347f, 0.14201355f, 0.192642212f, 0.218643188f, 0.272079468f,
-    0.299560547f, 0.327575684f, 0.385284424f, 0.415039063f, 0.445404053f, 0.47644043f,
-    0.508148193f, 0.54057312f, 0.573730469f, -0.392318726f, -0.357559204f, -0.357559204f,
-    -0.321929932f, -0.285400391f, -0.247924805f, -0.247924805f, -0.209457397f, -0.169921875f,
-    -0.169921875f, -0.12928772f, -0.0874633789f, -0.0874633789f, -0.0443878174f, -0.0443878174f, 0};
+    -0.409393311f, -0.392318726f, -0.357551575f, -0.321929932f, -0.303779602f, -0.266784668f,
+    -0.247924805f, -0.209449768f, -0.189826965f, -0.169921875f, -0.149749756f, -0.108528137f,
+    -0.0874633789f, -0.0660858154f, -0.0443954468f, -0.0223693848f, 0, 0.0458068848f, 0.0931091309f,
+    0.129638672f, 0.167106628f, 0.218643188f, 0.245109558f, 0.285751343f, 0.327575684f,
+    0.356140137f, 0.385292053f, 0.430145264f, 0.460838318f, 0.492202759f, 0.524269104f,
+    0.557060242f};
 static const float tshi_kernel_power_low[32] = {
-    0, 3.01888235e-6f, 1.60395848e-6f, 5.45506782e-6f, 2.86602835e-6f, -2.90200114e-6f,
-    7.76633655e-8f, -2.65016098e-7f, -1.02556521e-6f, 5.73205671e-6f, -1.56322119e-6f,
-    7.09558799e-6f, -2.38574444e-6f, -1.28968907e-6f, -4.73875434e-6f, 4.77654794e-6f,
-    1.30280716e-6f, 7.19948366e-6f, 7.19948366e-6f, 1.83675331e-6f, -1.82823726e-6f,
-    -2.70875603e-6f, -2.70875603e-6f, 4.03183185e-6f, -3.12644238e-6f, -3.12644238e-6f,
-    4.70278155e-6f, 5.37655922e-7f, 5.37655922e-7f, -6.30197565e-6f, -6.30197565e-6f, 0};
+    2.37440918e-06f, 1.30280716e-06f, -4.2991104e-07f, 1.83675331e-06f, -1.14612635e-06f,
+    -1.8727261e-06f, -2.70875603e-06f, -3.59756245e-06f, 2.40645204e-06f, -3.12644238e-06f,
+    2.63635479e-06f, 3.68042879e-06f, 5.37655922e-07f, -3.37502797e-06f, 1.32741889e-06f,
+    1.57173713e-06f, 0, -3.19515243e-06f, 2.73532095e-07f, -3.39145845e-06f, 3.3574172e-06f,
+    -2.90200114e-06f, 2.93973108e-06f, 3.13956048e-06f, -1.02556521e-06f, 3.67350663e-06f,
+    -1.89733782e-06f, -8.72002829e-07f, 2.8710208e-06f, 2.60101228e-06f, -2.53497024e-06f,
+    -3.73754801e-06f};
+/* 2^(i / 16), and what the logarithms of these floats lack of i / 16. */
+static const float tshi_kernel_power_root[16] = {
+    1, 1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f, 1.29683959f, 1.35425556f,
+    1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f, 1.68179286f, 1.75625217f, 1.8340081f,
+    1.91520655f};
+static const float tshi_kernel_power_rest[16] = {
+    0, 6.67758187e-08f, -1.73010264e-08f, 6.82363321e-08f, 4.60712819e-08f, 5.22408143e-08f,
+    -4.47101591e-08f, -1.07844533e-08f, 2.46906744e-08f, -4.39687788e-08f, 7.55010543e-09f,
+    8.8113925e-09f, -2.12359019e-08f, -7.58683782e-09f, -8.84121043e-09f, 7.41633155e-09f};
 /* clang-format on */
 
 TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_look(const float *table, __m512i i) {
     return _mm512_permutex2var_ps(_mm512_loadu_ps(table), i, _mm512_loadu_ps(table + 16));
 }
 
-/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) An exponent, at
- * most 2^60, and its product with 1 / ln 2 in two. */
-TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_exponent(__m512 y, __m512 *w) {
-    const __m512 inverse = _mm512_set1_ps(1.44269502f), most = _mm512_set1_ps(1.15292150e18f);
-    w[0] = y = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, y, most), -most);
-    w[1] = y * inverse;
-    w[2] = _mm512_fmadd_ps(y, _mm512_set1_ps(1.92596303e-8f), _mm512_fmsub_ps(y, inverse, w[1]));
+/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_root16(const float *table, __m512i i) {
+    return _mm512_maskz_permutexvar_ps(0xFFFF, i, _mm512_loadu_ps(table));
 }
 
 /* (Without optimisation gcc 12 has these as macros, and warns of their masks.) */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wsign-conversion"
-TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power16(__m512 x, const __m512 *w) {
-    const __m512 one = _mm512_set1_ps(1), y = w[0], c = w[1], c_low = w[2];
-    const __m512 m = _mm512_maskz_getmant_ps(0xFFFF, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
-    const __m512i i = _mm512_maskz_srli_epi32(0xFFFF, _mm512_castps_si512(m), 18);
-    const __m512 f = _mm512_fmsub_ps(m, tshi_kernel_power_look(tshi_kernel_power_r, i), one);
-    const __m512 g = f * _mm512_set1_ps(-0.5f), square = f * g, high = f + square;
-    __m512 k = _mm512_maskz_getexp_ps(0xFFFF, x), low, p, q, q_low, b, b_low, n, t;
-    k = _mm512_mask_add_ps(k, _mm512_cmp_ps_mask(m, one, _CMP_LT_OQ), k, one);
-    k += tshi_kernel_power_look(tshi_kernel_power_high, i);
-    p = _mm512_set1_ps(3.33699882e-1f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-4.00279224e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.99999881e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-6.66666627e-1f));
-    low = (f - high + square) + _mm512_fmsub_ps(f, g, square);
-    low = _mm512_fmadd_ps(f * square, p, low);
-    q = high * c;
-    q_low = _mm512_fmadd_ps(high, c_low, _mm512_fmsub_ps(high, c, q));
-    q_low = _mm512_fmadd_ps(low, c, q_low);
-    b = k * y;
-    b_low = _mm512_fmadd_ps(tshi_kernel_power_look(tshi_kernel_power_low, i), y,
-                            _mm512_fmsub_ps(k, y, b));
-    n = _mm512_maskz_roundscale_ps(0xFFFF, b + q, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    t = (b - n + q) + (q_low + b_low);
-    /* beyond the floats t is anything */
-    t = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, t, one), -one);
-    p = _mm512_set1_ps(1.55953909e-4f);
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.34069507e-3f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(9.61769000e-3f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(5.55030964e-2f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(2.40226522e-1f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(6.93147242e-1f));
-    p = _mm512_fmadd_ps(p, t, one);
+/* x, but at most `most` away from 0. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_clamp(__m512 x, float most) {
+    return _mm512_maskz_range_ps(0xFFFF, x, _mm512_set1_ps(most), 2);
+}
+
+/* log2 x = high + low, of normal x below 1.48 2^127. */
+TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_log(__m512i x, __m512 *high, __m512 *low) {
+    const __m512i next = _mm512_set1_epi32(0x420000); /* from 0.742 on the next exponent */
+    const __m512i i = _mm512_add_epi32(x, next), j = _mm512_maskz_srli_epi32(0xFFFF, i, 18);
+    const __m512 m = _mm512_castsi512_ps(
+        _mm512_sub_epi32((i & _mm512_set1_epi32(0x7FFFFF)) | _mm512_set1_epi32(0x3F800000), next));
+    const __m512 inverse = _mm512_set1_ps(1.44269502f), half = _mm512_set1_ps(-7.21347511e-1f);
+    const __m512 f = _mm512_fmsub_ps(m, tshi_kernel_power_look(tshi_kernel_power_r, j),
+                                     _mm512_set1_ps(1));
+    const __m512 k = _mm512_maskz_getexp_ps(0xFFFF, _mm512_castsi512_ps(i)) +
+                     tshi_kernel_power_look(tshi_kernel_power_high, j);
+    const __m512 a = _mm512_fmadd_ps(f, half, inverse);
+    __m512 a_low = _mm512_fmadd_ps(f, half, inverse - a), p = _mm512_set1_ps(2.89748638e-1f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-3.60767196e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.80898304e-1f));
+    a_low = _mm512_fmadd_ps(f, _mm512_maskz_mul_ps(0xFFFF, p, f), a_low) +
+            _mm512_set1_ps(1.92596299e-8f);
+    *high = _mm512_fmadd_ps(f, a, k);
+    *low = _mm512_fmadd_ps(f, a, k - *high) +
+           _mm512_fmadd_ps(f, a_low, tshi_kernel_power_look(tshi_kernel_power_low, j));
+}
+
+/* 2^(y (high + low)), of y at most 2^60 away from 0. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_exp(__m512 y, __m512 high, __m512 low) {
+    const __m512 shift = _mm512_set1_ps(786432); /* 1.5 2^19: sixteenths in the low bits */
+    const __m512 b = _mm512_maskz_mul_ps(0xFFFF, high, y);
+    const __m512i i = _mm512_castps_si512(b + shift);
+    const __m512 n = _mm512_castsi512_ps(i) - shift;
+    const __m512 root = tshi_kernel_power_root16(tshi_kernel_power_root, i);
+    __m512 t = _mm512_fmadd_ps(low, y, _mm512_fmsub_ps(high, y, b)), p;
+    t = b - n + (t + tshi_kernel_power_root16(tshi_kernel_power_rest, i));
+    t = tshi_kernel_power_clamp(t, 1); /* beyond the floats it is anything */
+    /* the low part counts for up to 0.018 beside a sixteenth's half: coefficients are for 0.05 */
+    p = _mm512_fmadd_ps(_mm512_set1_ps(9.61876615e-3f), t, _mm512_set1_ps(5.55082731e-2f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(2.40226506e-1f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(6.93147178e-1f));
+    p = _mm512_fmadd_ps(_mm512_maskz_mul_ps(0xFFFF, root, t), p, root);
     return _mm512_maskz_scalef_ps(0xFFFF, p, n);
 }
 #pragma GCC diagnostic pop
 
-/* y = x^w, dense, w with a step of 1 or 0. What is not a power of a positive number is done again,
- * by tshi_kernel_pow. */
+enum { TSHI_POWER_VECTORS = 4 };
+
+/* y = x^w of `many` vectors, of each the lanes in `here`: the logarithms first, then the powers, so
+ * that a processor sees two short chains of instructions, not a long one. What is not a power of a
+ * usual number is left to tshi_kernel_pow. */
+TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_few(int many, __mmask16 here, float *y,
+                                                   const float *x, const float *w, int64_t step) {
+    const __m512i least = _mm512_set1_epi32(0x00800000), count = _mm512_set1_epi32(0x7EBE0000);
+    __mmask16 usual[TSHI_POWER_VECTORS], all = here;
+    __m512 high[TSHI_POWER_VECTORS], low[TSHI_POWER_VECTORS], b = _mm512_set1_ps(w[0]);
+    int v;
+    for (v = 0; v < many; v++) {
+        const __m512i a = _mm512_castps_si512(_mm512_maskz_loadu_ps(here, x + 16 * v));
+        usual[v] = _mm512_mask_cmplt_epu32_mask(here, _mm512_sub_epi32(a, least), count);
+        tshi_kernel_power_log(a, &high[v], &low[v]);
+    }
+    for (v = 0; v < many; v++) {
+        if (step) b = _mm512_maskz_loadu_ps(here, w + 16 * v);
+        usual[v] = _mm512_mask_cmp_ps_mask(usual[v], b, b, _CMP_ORD_Q);
+        all = (__mmask16)(all & usual[v]);
+        _mm512_mask_storeu_ps(
+            y + 16 * v, usual[v],
+            tshi_kernel_power_exp(tshi_kernel_power_clamp(b, 1.15292150e18f), high[v], low[v]));
+    }
+    for (v = 0; v < 16 * many && all != here; v++) {
+        const unsigned odd = (unsigned)here & ~(unsigned)usual[v / 16];
+        if (odd >> v % 16 & 1u) y[v] = (float)tshi_kernel_pow(TSHI_R(x[v]), TSHI_R(w[v * step]));
+    }
+}
+
+/* Dense, w with a step of 1 or 0. */
 TSHI_AVX512 static void tshi_kernel_powers(int64_t n, float *y, const float *x, const float *w,
                                            int64_t step) {
+    enum { MOST = 16 * TSHI_POWER_VECTORS };
     int64_t i;
-    int j;
-    __m512 b = _mm512_set1_ps(w[0]), exponent[3];
-    tshi_kernel_power_exponent(b, exponent);
-    for (i = 0; i < n; i += 16) {
-        const __mmask16 here = (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0));
-        const __m512 a = _mm512_maskz_loadu_ps(here, x + i);
-        const __m512i bits = _mm512_castps_si512(a);
-        __mmask16 usual = _mm512_mask_cmplt_epu32_mask(
-            here, _mm512_maskz_sub_epi32(0xFFFF, bits, _mm512_set1_epi32(1)),
-            _mm512_set1_epi32(0x7F7FFFFF));
-        float odd[2][16];
-        if (step) {
-            b = _mm512_maskz_loadu_ps(here, w + i);
-            tshi_kernel_power_exponent(b, exponent);
-        }
-        usual = _mm512_mask_cmp_ps_mask(usual, b, b, _CMP_ORD_Q);
-        if (usual != here) {
-            _mm512_storeu_ps(odd[0], a);
-            _mm512_storeu_ps(odd[1], b);
-        }
-        _mm512_mask_storeu_ps(y + i, here, tshi_kernel_power16(a, exponent));
-        for (j = 0; j < 16 && usual != here; j++)
-            if (((unsigned)here & ~(unsigned)usual) >> j & 1u)
-                y[i + j] = (float)tshi_kernel_pow(TSHI_R(odd[0][j]), TSHI_R(odd[1][j]));
-    }
+    for (i = 0; i + MOST <= n; i += MOST)
+        tshi_kernel_power_few(TSHI_POWER_VECTORS, 0xFFFF, y + i, x + i, w + i * step, step);
+    for (; i < n; i += 16)
+        tshi_kernel_power_few(1, (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0)),
+                              y + i, x + i, w + i * step, step);
 }
 
 /* With any steps. */
@@ -14655,8 +14692,8 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
 
 /* ========================================================================== */
 /* >>io                                                    MARK: - io (private) */
-/* One safetensors file of global tensors: written in bounded pieces, read by   */
-/* slices, at any degree.                                                       */
+/* One safetensors file of global tensors, written in bounded pieces; and what   */
+/* such a file says of itself.                                                   */
 /* Needs: >>optim.                                                              */
 /* ========================================================================== */
 
@@ -14685,6 +14722,7 @@ typedef struct tshi_io_pair {
 typedef struct tshi_io_item {
     const char *prefix;
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
+    int there;                   /* writing: it has values, here or on another stage */
     int wanted;                  /* reading: a file without it is an error */
     const tshi_io_entry *entry;  /* reading */
 } tshi_io_item;
@@ -14701,9 +14739,10 @@ typedef struct tshi_io {
     tshi_io_item *item;
     int items;
     /* writing: */
-    tshi_block *piece_block, *name_block, *whole_block; /* whole: of a moment's chunks */
-    char *temporary; /* the file's name until it is whole; NULL: there is none */
-    int64_t bytes;   /* of all values */
+    tshi_block *piece_block, *name_block, *told_block,
+        *whole_block; /* whole: of a chunked moment */
+    char *temporary;  /* the file's name until it is whole; NULL: there is none */
+    int64_t bytes;    /* of all values */
     /* reading: */
     tshi_block *text_block, *entry_block, *pair_block;
     char *at; /* the next character of the header */
@@ -14744,6 +14783,7 @@ static void tshi_io_end(tshi_io *io) {
     tshi_mem_drop(ctx, io->piece_block);
     tshi_mem_drop(ctx, io->name_block);
     tshi_mem_drop(ctx, io->whole_block);
+    tshi_mem_drop(ctx, io->told_block);
     tshi_mem_drop(ctx, io->text_block);
     tshi_mem_drop(ctx, io->entry_block);
     tshi_mem_drop(ctx, io->pair_block);
@@ -14962,8 +15002,8 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     tshi_io_put(text, "{");
     tshi_io_put_state(io, text);
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = tshi_io_values(&io->item[i]);
-        if (!t) continue;
+        const tsh_tensor *t = io->item[i].param; /* a moment has its form */
+        if (!io->item[i].there) continue;
         end = begin + tsh_numel(t) * (int64_t)sizeof(tsh_real);
         tshi_io_put(text, ",");
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].param->path);
@@ -14979,7 +15019,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
 /* -- writing ----------------------------------------------------------------- */
 
 static int tshi_io_is_writer(const tsh_ctx *ctx) {
-    return ctx->tp.rank == 0 && ctx->dp.rank == 0;
+    return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
 /* What is written must be readable: names that are UTF-8 and not those of moments. */
@@ -15052,33 +15092,79 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
-/* Everything that can fail before values are sent. */
+/* Lists what is to be written. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    const size_t pieces = tshi_io_is_writer(ctx) && ctx->tp.size > 1 ? 2 : 1;
     tsh_module *m;
     int64_t whole = 0;
     int i;
-    if (ctx->pp.size > 1)
-        (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
-                       "tsh_save: the model is cut into %d pipeline stages; only pp 1 can be saved",
-                       ctx->pp.size);
+    if (ctx->pp.size > 1 && !ctx->pipeline)
+        (void)tsh_fail(
+            ctx, TSH_ERR_UNSUPPORTED,
+            "tsh_save: the ranks of pp, %d, hold what the program gave them; only stages "
+            "of a tsh_pipeline can be saved as one model",
+            ctx->pp.size);
     if (tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io)) return;
     for (m = io->root; m; m = tshi_module_next(io->root, m))
         if (m->dropout_calls && !tshi_io_check_name(io, m->path)) return;
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = tshi_io_values(&io->item[i]);
-        if (!t) continue;
-        if (!tshi_io_check_name(io, io->item[i].param->path)) return;
-        io->bytes += tsh_numel(t) * (int64_t)sizeof(tsh_real);
+        const tsh_tensor *t = io->item[i].param;
+        io->item[i].there = !t->absent && tshi_io_values(&io->item[i]) != NULL;
+        if (!tshi_io_check_name(io, t->path)) return;
         if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
             whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
-        tshi_io_hash(io, io->item[i].param->path, strlen(io->item[i].param->path));
+        tshi_io_hash(io, t->path, strlen(t->path));
         tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
     }
     if (whole)
         io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, (size_t)whole * sizeof(tsh_real));
+    if (ctx->pp.size == 1) return;
+    io->told_block = tshi_mem_take(
+        ctx, TSH_MEM_BOOKS, (2 * (size_t)io->items + tshi_module_count(ctx)) * sizeof(int64_t));
+}
+
+/* Stages tell each other which moments there are and how often modules and parameters were at work:
+ * counts are those of the stage that has more. */
+static void tshi_io_learn(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const int steps = io->optim ? io->optim->count : 0;
+    int64_t *told = (int64_t *)tshi_mem_data(io->told_block), *at = told;
+    tsh_module *m;
+    int i, back;
+    for (back = 0; back < 2; back++, at = told) {
+        for (i = 0; i < io->items; i++, at++)
+            if (back)
+                io->item[i].there = (int)*at;
+            else
+                *at = io->item[i].there;
+        for (i = 0; i < steps; i++, at++)
+            if (back)
+                io->optim->each[i].steps = *at;
+            else
+                *at = io->optim->each[i].steps;
+        for (m = ctx->root; m; m = tshi_module_next(ctx->root, m), at++)
+            if (back)
+                m->dropout_calls = (uint64_t)*at;
+            else
+                *at = (int64_t)m->dropout_calls;
+        if (!back &&
+            tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, told, at - told, TSH_I64, TSH_MAX),
+                            io->op) != TSH_OK)
+            return;
+    }
+}
+
+/* All that can fail before values are sent. */
+static void tshi_io_begin_file(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const size_t pieces = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
+    int i;
+    for (i = 0; i < io->items; i++) {
+        if (io->item[i].there)
+            io->bytes += tsh_numel(io->item[i].param) * (int64_t)sizeof(tsh_real);
+        tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
+    }
     if (ctx->dp.rank > 0) return;
     io->piece_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, pieces * TSHI_IO_PIECE);
     if (io->piece_block && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
@@ -15103,7 +15189,8 @@ static void tshi_io_copy_run(void *user, int64_t global, int64_t local, int64_t 
     c->done += length;
 }
 
-/* The global elements [from, to) of a sharded tensor, sent to the writer by their owners. */
+/* The global elements [from, to) of a sharded tensor, sent by their owners to the first rank of tp.
+ */
 static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to) {
     tsh_comm *tp = &io->ctx->tp;
     char *piece = (char *)tshi_mem_data(io->piece_block), *message = piece + TSHI_IO_PIECE;
@@ -15132,19 +15219,26 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes one tensor. A writer whose disk is full still takes what the others send. */
-static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t) {
+/* Writes one tensor, which `stage` holds: its first rank of tp hands on every piece. A writer whose
+ * disk is full still takes what the others send. */
+static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t, int stage) {
+    tsh_ctx *ctx = io->ctx;
     const int64_t n = tsh_numel(t), step = TSHI_IO_PIECE / (int64_t)sizeof(tsh_real);
-    const int writer = tshi_io_is_writer(io->ctx), cut = t->layout.kind == TSH_SHARDED;
+    const int writer = tshi_io_is_writer(ctx), cut = t->layout.kind == TSH_SHARDED;
+    const int holds = ctx->pp.rank == stage, first = holds && ctx->tp.rank == 0;
     char *piece = (char *)tshi_mem_data(io->piece_block);
     int64_t from, to;
-    for (from = 0; from < n && (writer || cut); from = to) {
+    for (from = 0; from < n && (writer || first || (holds && cut)); from = to) {
         const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * sizeof(tsh_real);
+        tsh_result result = TSH_OK;
         to = tshi_base_min(from + step, n);
-        if (cut && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
-        if (!writer) continue;
-        if (!cut)
+        if (holds && cut && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
+        if (first && !cut)
             memcpy(piece, (const char *)tshi_tensor_at(t) + (size_t)from * sizeof(tsh_real), bytes);
+        if (first && !writer) result = tsh_send(&ctx->pp, piece, to - from, TSH_REAL, 0);
+        if (writer && !first) result = tsh_recv(&ctx->pp, piece, to - from, TSH_REAL, stage);
+        if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
+        if (!writer) continue;
         tshi_io_swap_bytes(piece, to - from, sizeof(tsh_real));
         tshi_io_write(io, piece, bytes);
     }
@@ -15153,7 +15247,8 @@ static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t) {
 
 /* The replicas bring a moment's chunks together; the first one writes. */
 static tsh_result tshi_io_write_item(const tshi_io *io, const tshi_io_item *item) {
-    const tsh_tensor *t = tshi_io_values(item);
+    const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
+    const int stage = item->param->stage ? item->param->stage - 1 : 0;
     tsh_tensor whole;
     if (t && tshi_io_in_chunks(item)) {
         whole = *t;
@@ -15162,7 +15257,8 @@ static tsh_result tshi_io_write_item(const tshi_io *io, const tshi_io_item *item
             return TSH_ERR_IO;
         t = &whole;
     }
-    return t && io->ctx->dp.rank == 0 ? tshi_io_write_tensor(io, t) : TSH_OK;
+    if (!item->there || io->ctx->dp.rank > 0) return TSH_OK;
+    return tshi_io_write_tensor(io, t ? t : item->param, stage);
 }
 
 /* Has the system put a file, or a folder's list of files, on the disk. Where it cannot be asked, as
@@ -15216,9 +15312,12 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim);
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io);
+    if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_learn(&io);
+    if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_io_close(&io);
     if (tshi_io_agree(&io) == TSH_OK) {
-        for (i = 0; i < io.items && tshi_io_write_item(&io, &io.item[i]) == TSH_OK; i++) continue;
+        for (i = 0; i < io.items; i++)
+            if (tshi_io_write_item(&io, &io.item[i]) != TSH_OK) break;
         if (io.file) tshi_io_finish(&io);
         tshi_io_close(&io);
         (void)tshi_io_agree(&io);
@@ -15619,9 +15718,15 @@ static int tshi_io_read_header(tshi_io *io) {
     return 1;
 }
 
-/* -- loading: against the model ------------------------------------------------ */
+/* ========================================================================== */
+/* >>load                                                MARK: - load (private) */
+/* A file's tensors into a model, at any degree; all of it checked first.       */
+/* Needs: >>io.                                                                 */
+/* ========================================================================== */
 
-static const char *tshi_io_metadata(const tshi_io *io, const char *prefix, const char *name) {
+/* -- against the model -------------------------------------------------------- */
+
+static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
     char key[TSHI_IO_NAME];
     const char *wanted = key;
     const tshi_io_pair *pair;
@@ -15632,9 +15737,9 @@ static const char *tshi_io_metadata(const tshi_io *io, const char *prefix, const
 }
 
 /* A count of the metadata; 0 where it is neither there nor needed. */
-static int tshi_io_count(const tshi_io *io, const char *prefix, const char *name, int needed,
-                         uint64_t *out) {
-    const char *text = tshi_io_metadata(io, prefix, name), *at;
+static int tshi_load_count(const tshi_io *io, const char *prefix, const char *name, int needed,
+                           uint64_t *out) {
+    const char *text = tshi_load_metadata(io, prefix, name), *at;
     *out = 0;
     if (!text && !needed) return 1;
     for (at = text; at && *at >= '0' && *at <= '9'; at++) {
@@ -15648,17 +15753,17 @@ static int tshi_io_count(const tshi_io *io, const char *prefix, const char *name
 }
 
 /* The state of the generators; checked only, unless `put`. A file of another program has none. */
-static int tshi_io_generators(const tshi_io *io, int put) {
+static int tshi_load_generators(const tshi_io *io, int put) {
     tsh_ctx *ctx = io->ctx;
     tsh_module *m;
     uint64_t seed, randn, dropout, calls;
-    if (!tshi_io_metadata(io, "tshard.", "seed")) return 1;
-    if (!tshi_io_count(io, "tshard.", "seed", 1, &seed) ||
-        !tshi_io_count(io, "tshard.", "randn_calls", 1, &randn) ||
-        !tshi_io_count(io, "tshard.", "dropout_calls", 1, &dropout))
+    if (!tshi_load_metadata(io, "tshard.", "seed")) return 1;
+    if (!tshi_load_count(io, "tshard.", "seed", 1, &seed) ||
+        !tshi_load_count(io, "tshard.", "randn_calls", 1, &randn) ||
+        !tshi_load_count(io, "tshard.", "dropout_calls", 1, &dropout))
         return 0;
     for (m = io->root; m; m = tshi_module_next(io->root, m)) {
-        if (!tshi_io_count(io, "tshard.dropout_calls.", m->path, 0, &calls)) return 0;
+        if (!tshi_load_count(io, "tshard.dropout_calls.", m->path, 0, &calls)) return 0;
         if (put) m->dropout_calls = calls;
     }
     if (put) ctx->seed = seed;
@@ -15668,8 +15773,8 @@ static int tshi_io_generators(const tshi_io *io, int put) {
 }
 
 /* The counts of an optimiser; checked only, unless `put` is not NULL. */
-static int tshi_io_counts(const tshi_io *io, tsh_optim *put) {
-    const char *kind = tshi_io_metadata(io, "tshard.", "optim");
+static int tshi_load_counts(const tshi_io *io, tsh_optim *put) {
+    const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     uint64_t steps, skipped;
     int i;
     if (!kind || strcmp(kind, tshi_io_kind(io->optim)) != 0) {
@@ -15680,13 +15785,13 @@ static int tshi_io_counts(const tshi_io *io, tsh_optim *put) {
                        kind ? "" : "; NULL for it loads the parameters alone");
         return 0;
     }
-    if (!tshi_io_count(io, "tshard.optim.", "steps", 1, &steps) ||
-        !tshi_io_count(io, "tshard.optim.", "skipped", 1, &skipped))
+    if (!tshi_load_count(io, "tshard.optim.", "steps", 1, &steps) ||
+        !tshi_load_count(io, "tshard.optim.", "skipped", 1, &skipped))
         return 0;
     if (put) put->info.steps = (int64_t)(steps & INT64_MAX);
     if (put) put->info.skipped = (int64_t)(skipped & INT64_MAX);
     for (i = 0; i < io->optim->count; i++) {
-        if (!tshi_io_count(io, "tshard.optim.steps.", io->optim->each[i].param->path, 1, &steps))
+        if (!tshi_load_count(io, "tshard.optim.steps.", io->optim->each[i].param->path, 1, &steps))
             return 0;
         if (put) put->each[i].steps = (int64_t)(steps & INT64_MAX);
     }
@@ -15694,21 +15799,21 @@ static int tshi_io_counts(const tshi_io *io, tsh_optim *put) {
 }
 
 /* Moments that the file must hold: Adam's of every parameter that was updated. */
-static int tshi_io_wants_moments(const tshi_io *io) {
+static int tshi_load_wants_moments(const tshi_io *io) {
     uint64_t steps;
     int i;
     for (i = 0; i < io->items; i++) {
         tshi_io_item *item = &io->item[i];
         item->wanted = !item->moment;
         if (!item->moment || io->optim->desc.kind == TSH_SGD) continue;
-        if (!tshi_io_count(io, "tshard.optim.steps.", item->param->path, 1, &steps)) return 0;
+        if (!tshi_load_count(io, "tshard.optim.steps.", item->param->path, 1, &steps)) return 0;
         item->wanted = steps > 0;
     }
     return 1;
 }
 
 /* Finds an item's entry, of its dtype and shape. */
-static int tshi_io_match(const tshi_io *io, tshi_io_item *item) {
+static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     const char *dtype = sizeof(tsh_real) == 4 ? "F32" : "F64";
     char name[TSHI_IO_NAME], theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const char *wanted = name;
@@ -15730,13 +15835,13 @@ static int tshi_io_match(const tshi_io *io, tshi_io_item *item) {
 }
 
 /* Every tensor has an entry, every entry a tensor; moments count only with an optimiser. */
-static int tshi_io_match_all(tshi_io *io) {
+static int tshi_load_match_all(tshi_io *io) {
     const char *lacks = NULL, *prefix = "", *strange = NULL;
     char quote[TSHI_IO_QUOTE];
     int i, missing = 0;
     size_t e, more = 0;
     for (i = 0; i < io->items; i++) {
-        if (!tshi_io_match(io, &io->item[i])) return 0;
+        if (!tshi_load_match(io, &io->item[i])) return 0;
         if (io->item[i].entry || !io->item[i].wanted) continue;
         if (!missing++) prefix = io->item[i].prefix;
         if (missing == 1) lacks = io->item[i].param->path;
@@ -15760,7 +15865,7 @@ static int tshi_io_match_all(tshi_io *io) {
 }
 
 /* Everything that can be wrong with the file, before anything changes. */
-static int tshi_io_check(tshi_io *io) {
+static int tshi_load_check(tshi_io *io) {
     const char *format;
     if (io->ctx->tape.newest)
         (void)tsh_fail(io->ctx, TSH_ERR_STATE,
@@ -15768,27 +15873,27 @@ static int tshi_io_check(tshi_io *io) {
                        "tsh_step_end",
                        io->op);
     if (io->ctx->error.code != TSH_OK || !tshi_io_list(io) || !tshi_io_read_header(io)) return 0;
-    format = tshi_io_metadata(io, "tshard.", "format");
+    format = tshi_load_metadata(io, "tshard.", "format");
     if (format && strcmp(format, "1") != 0) {
         (void)tsh_fail(io->ctx, TSH_ERR_UNSUPPORTED,
                        "%s: \"%.160s\" is of tshard's format %.16s, this version reads 1", io->op,
                        io->path, format);
         return 0;
     }
-    return tshi_io_generators(io, 0) && (!io->optim || tshi_io_counts(io, NULL)) &&
-           tshi_io_wants_moments(io) && tshi_io_match_all(io);
+    return tshi_load_generators(io, 0) && (!io->optim || tshi_load_counts(io, NULL)) &&
+           tshi_load_wants_moments(io) && tshi_load_match_all(io);
 }
 
-/* -- loading: values ----------------------------------------------------------- */
+/* -- values ------------------------------------------------------------------- */
 
-typedef struct tshi_io_slice {
+typedef struct tshi_load_slice {
     tshi_io *io;
     char *to;
     int64_t data; /* of the whole tensor */
-} tshi_io_slice;
+} tshi_load_slice;
 
-static void tshi_io_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
-    const tshi_io_slice *s = (const tshi_io_slice *)user;
+static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
+    const tshi_load_slice *s = (const tshi_load_slice *)user;
     const int64_t width = (int64_t)sizeof(tsh_real);
     char *to = s->to + local * width;
     if (s->io->ctx->error.code != TSH_OK) return;
@@ -15799,10 +15904,11 @@ static void tshi_io_slice_run(void *user, int64_t global, int64_t local, int64_t
 }
 
 /* One item's local piece, which gets memory if it has none. */
-static void tshi_io_read_item(tshi_io *io, const tshi_io_item *item) {
+static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = (size_t)tsh_local_numel(t) * sizeof(tsh_real);
-    tshi_io_slice slice;
+    tshi_load_slice slice;
+    if (t->absent) return;
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
@@ -15820,21 +15926,21 @@ static void tshi_io_read_item(tshi_io *io, const tshi_io_item *item) {
     slice.io = io;
     slice.to = (char *)tshi_tensor_at(t);
     slice.data = io->data + item->entry->begin;
-    tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_io_slice_run, &slice);
+    tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_load_slice_run, &slice);
     if (tshi_io_in_chunks(item)) tshi_optim_cut(t);
 }
 
 /* Loads from io->file, which is open unless the ctx holds an error. */
-static tsh_result tshi_io_load(tshi_io *io, tsh_optim *optim) {
+static tsh_result tshi_load_all(tshi_io *io, tsh_optim *optim) {
     tsh_ctx *ctx = io->ctx;
     int i;
-    if (ctx->error.code == TSH_OK) (void)tshi_io_check(io);
+    if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
     for (i = 0; i < io->items && ctx->error.code == TSH_OK; i++)
-        tshi_io_read_item(io, &io->item[i]);
+        tshi_load_read_item(io, &io->item[i]);
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
-    (void)tshi_io_generators(io, 1);
-    if (optim) (void)tshi_io_counts(io, optim);
+    (void)tshi_load_generators(io, 1);
+    if (optim) (void)tshi_load_counts(io, optim);
     return ctx->error.code;
 }
 
@@ -15848,7 +15954,7 @@ TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *opt
     errno = 0;
     if (ctx->error.code == TSH_OK) io.file = fopen(io.path, "rb");
     if (!io.file && ctx->error.code == TSH_OK) (void)tshi_io_refused(&io, "cannot be opened");
-    (void)tshi_io_load(&io, optim);
+    (void)tshi_load_all(&io, optim);
     tshi_io_end(&io);
     return ctx->error.code;
 }

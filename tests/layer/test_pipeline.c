@@ -1,10 +1,10 @@
 /* tsh_pipeline: layers dealt to stages give the losses, gradients and weights of one rank, bit for
  * bit where no parameter is tied across stages; memory and time are those of the schedule. */
-#define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
 #include "../support/small_gpt.h"
+#include "../support/files.h"
 #include <time.h>
 
 enum { STEPS = 3, LAYERS = 5, PARAMS = 96 };
@@ -799,6 +799,110 @@ static void many_micro_batches_pass(void **state) {
     prove(&how, 0);
 }
 
+/* ---------------------------------------------------------------------------- files */
+
+typedef struct filing {
+    const setup *how;
+    const char *from, *to; /* files; from NULL: none is loaded */
+    int first, steps;
+    double loss;
+} filing;
+
+static int train_from_file(tsh_ctx *ctx, void *user) {
+    filing *f = (filing *)user;
+    const tsh_optim_desc adam = {.kind = TSH_ADAM, .lr = 0.01};
+    tsh_pipeline *pipeline;
+    tsh_optim *optim;
+    double loss = 0;
+    model t;
+    int step;
+    make_model(ctx, &t, f->how, f->how->m);
+    optim = tsh_optim_new(t.gpt, &adam);
+    pipeline = make_pipeline(&t, f->how);
+    if (f->from) CHECK(tsh_load(t.gpt, files_path(f->from), optim) == TSH_OK, "load");
+    for (step = f->first; step < f->first + f->steps; step++) {
+        load(ctx, &t, step * f->how->m);
+        CHECK(tsh_pipeline_train(pipeline, &loss) == TSH_OK, "train");
+        (void)tsh_optim_step(optim);
+        tsh_zero_grads(t.gpt);
+        (void)tsh_step_end(ctx);
+    }
+    CHECK(tsh_save(t.gpt, files_path(f->to), optim) == TSH_OK, "save");
+    CHECK_OK();
+    if (tsh_world(ctx)->rank == 0) f->loss = loss;
+    return 0;
+}
+
+static double file_run(const setup *how, const char *from, const char *to, int first, int steps) {
+    const tsh_desc desc = {.tp = how->tp, .pp = how->pp, .seed = 3};
+    filing f = {how, from, to, first, steps, 0};
+    ranks_run_with(how->tp * how->pp * how->dp, &desc, train_from_file, &f);
+    return f.loss;
+}
+
+/* All stages' parameters and moments are in one file, the one that a single rank writes; stages go
+ * on from it where others stopped. */
+static void stages_save_one_file_and_load_it(void **state) {
+    static const int two[] = {1, 4}, three[] = {2, 2, 1}, four[] = {1, 1, 1, 2}, five[] = {5};
+    static const setup one = {.tp = 1, .pp = 1, .dp = 1, .m = 3, .counts = five, .dropout = 1};
+    setup other = one;
+    double loss;
+    (void)state;
+    (void)file_run(&one, NULL, "one", 0, 2);
+    loss = file_run(&one, NULL, "end", 0, 4);
+    other.pp = 3;
+    other.counts = three;
+    (void)file_run(&other, NULL, "three", 0, 2);
+    files_expect_same("one", "three");
+    other.pp = 2;
+    other.counts = two;
+    assert_true(file_run(&other, "three", "two", 2, 2) == loss);
+    files_expect_same("end", "two");
+    other.pp = 4;
+    other.counts = four;
+    assert_true(file_run(&other, "one", "four", 2, 2) == loss);
+    files_expect_same("end", "four");
+    (void)file_run(&one, "four", "again", 4, 0);
+    files_expect_same("end", "again");
+}
+
+/* The same of sharded, tied and replicated parameters. */
+static void grids_save_one_file_and_load_it(void **state) {
+    static const int two[] = {3, 2}, five[] = {5};
+    static const setup one = {.tp = 1, .pp = 1, .dp = 1, .m = 2, .counts = five, .tied = 1};
+    static const setup grid = {.tp = 2, .pp = 2, .dp = 2, .m = 2, .counts = two, .tied = 1};
+    (void)state;
+    (void)file_run(&grid, NULL, "grid", 0, 2);
+    (void)file_run(&one, "grid", "one", 2, 0);
+    files_expect_same("grid", "one");
+    (void)file_run(&grid, "one", "again", 2, 0);
+    files_expect_same("grid", "again");
+}
+
+/* The writer is of stage 0; the others learn that it cannot write, and go on. */
+static int saves_nowhere(tsh_ctx *ctx, void *user) {
+    static const int two[] = {3, 2};
+    const setup how = {.m = 2, .counts = two, .tied = 1};
+    const int first = tsh_world(ctx)->rank == 0;
+    model t;
+    (void)user;
+    make_model(ctx, &t, &how, how.m);
+    CHECK(make_pipeline(&t, &how), "pipeline");
+    CHECK(tsh_save(t.gpt, files_path("nowhere/file"), NULL) == TSH_ERR_IO, "no folder");
+    CHECK(strstr(tsh_last_error(ctx)->message, "cannot be written"), "a sentence");
+    tsh_clear_error(ctx);
+    CHECK(tsh_save(t.gpt, files_path(first ? "" : "file"), NULL) != TSH_OK, "no file");
+    tsh_clear_error(ctx);
+    CHECK(tsh_save(t.gpt, files_path("file"), NULL) == TSH_OK, "a file");
+    return 0;
+}
+
+static void a_file_that_cannot_be_written_is_one_error(void **state) {
+    const tsh_desc desc = {.tp = 2, .pp = 2};
+    (void)state;
+    ranks_run_with(4, &desc, saves_nowhere, NULL);
+}
+
 /* ------------------------------------------------------------------------ mistakes */
 
 typedef struct mistake {
@@ -943,6 +1047,9 @@ int main(void) {
         cmocka_unit_test(many_micro_batches_pass),
         cmocka_unit_test(more_than_two_stages_may_share),
         cmocka_unit_test(anything_may_cross),
+        cmocka_unit_test(stages_save_one_file_and_load_it),
+        cmocka_unit_test(grids_save_one_file_and_load_it),
+        cmocka_unit_test(a_file_that_cannot_be_written_is_one_error),
         cmocka_unit_test(a_rank_holds_its_own_stage),
         cmocka_unit_test(activations_are_bounded_by_the_stages),
         cmocka_unit_test(a_micro_batch_keeps_what_backward_needs),
@@ -951,5 +1058,5 @@ int main(void) {
         cmocka_unit_test(a_pipeline_that_cannot_be_is_one_sentence),
         cmocka_unit_test(a_mistake_on_one_stage_is_one_error_on_all),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests_name("pipeline", tests, files_begin, files_end);
 }

@@ -239,6 +239,7 @@ static void work_pipeline(tsh_ctx *ctx) {
     (void)tsh_pipeline_train(pipeline, &loss);
     (void)tsh_step_end(ctx);
     (void)tsh_pipeline_evaluate(pipeline, 2, &loss);
+    if (tsh_ok(ctx)) (void)tsh_save(tsh_root(ctx), files_path("checkpoint"), NULL);
 }
 
 /* Arguments with long names, so that they need pages of their own, and a policy for all blocks. */
