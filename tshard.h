@@ -44,6 +44,7 @@
  *     >>kernel        strided loops, kernels per instruction set
  *     >>gemm          the built-in matrix product
  *     >>comm          the front door of collectives; what backends share
+ *     >>bucket        gradients on their way between replicas
  *     >>tape          recording, and backward with two accumulators
  *     >>context       opening and closing one rank's world
  *     >>op-map        elementwise ops, dropout, copies
@@ -155,8 +156,12 @@
  *   inputs only and computes it again in backward, to the same bits.
  *
  * MICRO-BATCHES AND DATA PARALLELISM
- *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for all micro-batches, then
- *   tsh_sync_grads. Ranks beyond tp times pp form replicas (dp): gradients are averaged over them.
+ *   Ranks beyond tp times pp form replicas (dp), each with a batch of its own: the same program,
+ *   whose gradients are averaged, in buckets that travel while backward goes on. Micro-batches:
+ *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for each, then tsh_sync_grads;
+ *   nothing travels in between. Where batches are uneven or targets are ignored, give sums and what
+ *   they count: {.summed = 1, .weight = targets}; then the gradient is that of the mean over all.
+ *   tsh_optim_desc.zero cuts an optimiser's moments over the replicas: the same bits, less memory.
  *
  * PIPELINES
  *   tsh_desc.pp ranks share a model by layers: every rank makes the whole tree, which costs nothing
@@ -703,15 +708,30 @@ TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
  * slice; tsh_redistribute on one rank) shares the gradient of what it views: tsh_clone it first. */
 TSH_API tsh_tensor *tsh_retain(tsh_tensor *t);
 
+/* Several micro-batches are one step: .defer for all but the last, or for all, then
+ * tsh_sync_grads.
+ * summed 0: a loss is a mean. Micro-batches add up, and the average over dp counts every rank
+ * alike, as torch's DistributedDataParallel does.
+ * summed 1: a loss is the sum over `weight` elements, such as the targets that are not ignored.
+ * Gradients of all micro-batches and of all ranks of dp are summed and divided once, by the sum of
+ * their weights: the gradient of the mean over all elements, however unevenly they lie (Megatron's
+ * calculate_per_token_loss). A rank that has no elements runs the same ops, on an empty batch or
+ * with all targets ignored, with weight 0; where all weights are 0, nothing is divided. */
 typedef struct tsh_backward_desc {
     int defer; /* leave gradients of leaves pending, for micro-batches; then tsh_sync_grads */
+    int summed;
+    double weight; /* of this loss; the same on all ranks of tp */
 } tsh_backward_desc;
 /* Gradients of a replicated scalar, summed into every leaf. Consumes the tape. Runs one all-reduce
- * over tp per tensor that feeds sharded consumers (each started as early as it can be), one flat
- * one for leaves, and one over dp per leaf. */
+ * over tp per tensor that feeds sharded consumers (each started as early as it can be), and one
+ * flat one for leaves whose gradients are partial. Then the average over dp: gradients are
+ * collected in buckets (tsh_desc.bucket_bytes), each of which is all-reduced as soon as it is full,
+ * while backward goes on; summed, one all-reduce of the weights. The sum of an element has the
+ * order that an all-reduce of its leaf alone gives it, whatever bucket it is in. */
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_backward_desc *desc);
-/* Completes gradients that .defer left pending: partial ones over tp, then the average over dp. */
+/* Completes gradients that .defer left pending: partial ones over tp, then the average over dp.
+ * Nothing, and no collective, where none are. */
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
 /* A leaf's or retained tensor's gradient, a detached step tensor; NULL while it has none. Pending:
  * an error. It is a window on the accumulator that the next backward writes again: tsh_keep copies.
@@ -734,13 +754,16 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx);
 typedef struct tsh_desc {
     tsh_comm comm;     /* zero: a group of one; the ctx takes it over and closes it */
     int tp, pp;        /* degrees; 0: tp = world / pp, pp = 1; dp is what is left */
-    const char *order; /* fastest axis first; NULL: "tp-pp-dp" */
+    const char *order; /* fastest axis first; NULL: "tp-pp-dp" (ml's); Megatron's: "tp-dp-pp" */
     uint64_t seed;
     int threads; /* of this rank, if compiled with OpenMP (-fopenmp), else 1; 0: 1. No bit depends
                   * on how many */
     tsh_gemm gemm;
     tsh_allocator allocator;
     tsh_logger logger;
+    size_t bucket_bytes; /* of gradients that travel over dp in one message; 0: 1 MiB. Leaves of at
+                          * least that size travel alone, without a copy. No bit depends on it */
+    int no_overlap;      /* 1: they start to travel at the end of backward. No bit depends on it */
 } tsh_desc;
 
 /* Opens one rank's world; collective where comm has several ranks (one split per axis). On failure
@@ -1231,18 +1254,26 @@ typedef struct tsh_optim_desc {
     double beta1, beta2, eps; /* Adam; 0: 0.9, 0.999, 1e-8 */
     double weight_decay;      /* ADAMW: decoupled; the others: added to the gradient */
     double clip_norm;         /* 0: none; else tsh_clip_grad_norm comes first */
+    int zero; /* 1: moments are cut over dp (ZeRO stage 1, Rajbhandari et al. 2020): each rank keeps
+                 those of its chunk of every parameter (tsh_coll_chunk of the local elements),
+                 whatever the sizes */
 } tsh_optim_desc;
 /* For every parameter below module; torch.optim.SGD, Adam, AdamW. Where a gradient is row-sparse
  * (tsh_lookup_desc), values, moments and weight decay of the rows it touches only;
- * torch.optim.SparseAdam. Closed with the ctx. */
+ * torch.optim.SparseAdam. Closed with the ctx. With .zero, backward reduce-scatters the gradients
+ * of these parameters in place of the all-reduce, so that tsh_grad cannot read them, and a step
+ * all-gathers the parameters, in the same buckets: the bytes of an all-reduce and the same bits. A
+ * row-sparse gradient cannot be cut: TSH_ERR_UNSUPPORTED by tsh_backward. A parameter is one
+ * optimiser's then. */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
 /* Parameters whose path below the module matches: learning rate times lr_scale, this weight decay.
  * Later groups win. */
 TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay);
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr);
-/* One step with the gradients there are. One all-reduce over tp and pp (norm); where any gradient
- * is not finite the step is skipped on every rank. */
+/* One step with the gradients there are. One all-reduce over tp and pp (norm), with .zero over dp
+ * too, and the parameters' all-gathers; where any gradient is not finite the step is skipped on
+ * every rank. */
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim);
 
 typedef struct tsh_optim_info {
@@ -1299,9 +1330,10 @@ typedef struct tsh_pipeline_desc {
  * that do not add up, ranks that differ. */
 TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc);
 /* Forwards and backwards of all micro-batches: gradients of the mean of their losses, summed into
- * every leaf, as tsh_backward with .defer of each loss / micro_batches in turn would; then those of
- * parameters tied across stages are summed over these, and tsh_sync_grads runs. *loss (may be
- * NULL): that mean, on every rank of pp; NaN after an error. The norm that follows
+ * every leaf, as tsh_backward of each loss / micro_batches in turn would, all but the last one with
+ * .defer: the average over dp travels while the last backward goes on, but for parameters tied
+ * across stages, whose gradients are summed over these first. *loss (may be NULL): that mean, on
+ * every rank of pp; NaN after an error. The norm that follows
  * (tsh_optim_step, tsh_clip_grad_norm) is that of all stages, too. Collectives over pp: what
  * crosses from one stage to the next, of any shape, dtype and layout, is sent by every rank of tp
  * for itself, behind 160 bytes that describe it, and its gradient comes back; tied gradients are
@@ -1348,8 +1380,11 @@ TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *opt
 typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, void *user);
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
                              double eps, int64_t samples);
-/* 0 and TSH_ERR_STATE where replicated parameters below differ between ranks of tp: hashes are
- * compared. */
+/* 0 and TSH_ERR_STATE on every rank of the world where what should be equal is not: replicated
+ * parameters below over tp, all of them over dp, and likewise the moments that optimisers keep for
+ * them (those that .zero cuts over tp alone). Hashes are compared: one all-gather over tp and one
+ * over dp of 8 bytes per tensor, one all-reduce over the world. The error names the first tensor
+ * and the ranks that most others differ from. */
 TSH_API int tsh_check_replicas(tsh_module *module);
 /* A 64-bit hash of a tensor's global values: equal at every degree if the values are. Collective
  * where sharded. */
@@ -1494,7 +1529,9 @@ enum {
     TSHI_LEAF = 4,   /* its gradient is wanted by the user */
     TSHI_RETAIN = 8, /* keeps values and gradient through backward */
     TSHI_STALE = 16, /* its values were given back */
-    TSHI_DEAD = 32   /* the handle itself was given back */
+    TSHI_DEAD = 32,  /* the handle itself was given back */
+    TSHI_CHUNKED =
+        64 /* of its gradient, or of a moment's values, a rank of dp has its chunk only */
 };
 
 /* One accumulator of gradients. live 0: the block's contents mean nothing yet. */
@@ -1519,6 +1556,8 @@ struct tsh_tensor {
     tshi_node *node;         /* the op that made it; NULL: a leaf */
     tshi_accumulator gr, gp; /* replicated (or sharded alike) and partial contributions */
     int expected;            /* partial contributions still to come in this backward */
+    int users;               /* of a leaf: contributions of any kind still to come */
+    int boxed;               /* of a leaf: it is in a bucket that was not sent yet */
     int reducing;            /* the all-reduce of gp is under way */
     tsh_req req;
     int sparse;        /* what gr and gp hold lies in marked rows only */
@@ -1542,7 +1581,24 @@ typedef struct tshi_tape {
     tshi_arena arena;
     int no_grad;
     int pending; /* leaves hold contributions that .defer left */
+    int summed;  /* losses are sums, over so many elements on this rank: */
+    double weight;
+    int syncing; /* gradients of leaves are sent as they become ready */
 } tshi_tape;
+
+typedef struct tshi_bucket tshi_bucket;
+
+typedef struct tshi_buckets {
+    tshi_arena arena;           /* of all buckets of a backward */
+    tshi_bucket *first, **last; /* full ones, oldest first, and where the next one goes */
+    tshi_bucket *awaited;       /* the oldest one that may still travel */
+    tshi_bucket *open[2];       /* those that are filled: to be all-reduced, in chunks */
+    int64_t limit;              /* elements that make one full */
+    int hold;                   /* none is sent before the end */
+    int summed;
+    double weight; /* of sums: this rank's, then that of all */
+    tsh_req weight_req;
+} tshi_buckets;
 
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
 typedef struct tshi_micro {
@@ -1575,9 +1631,11 @@ struct tsh_ctx {
     tshi_arena books;
     tshi_handles handles;
     tshi_tape tape;
+    tshi_buckets buckets;
     int depth;         /* of scopes */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
+    tsh_optim *optims;      /* the newest first */
     tsh_pipeline *pipeline; /* the first one; NULL: none */
     tshi_micro *micros;
 };
@@ -5292,9 +5350,241 @@ TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
 }
 
 /* ========================================================================== */
+/* >>bucket                                            MARK: - bucket (private) */
+/* Gradients on their way between replicas: in flat messages, each sent as soon */
+/* as it is full.                                                               */
+/* Needs: >>mem >>tensor >>comm.                                                */
+/* ========================================================================== */
+
+enum { TSHI_BUCKET_BYTES = 1 << 20 };
+
+static const char tshi_bucket_what[] = "a bucket of gradients or parameters over dp";
+
+typedef struct tshi_parcel {
+    struct tshi_parcel *next;
+    tsh_tensor *leaf;
+} tshi_parcel;
+
+/* A bucket of several leaves is a matrix with a row per rank of dp: row k holds chunk k
+ * (tsh_coll_chunk) of every leaf, filled up with zeros where it is shorter than the first. So the
+ * all-reduce's own chunk k is row k, and each element is summed in the order that an all-reduce of
+ * its leaf alone would have; a reduce-scatter gives rank k row k of that sum. A leaf that is alone
+ * is sent where it is. Parameters are all-gathered by rows likewise. */
+struct tshi_bucket {
+    tshi_bucket *next;
+    tsh_coll_kind kind; /* TSH_ALLREDUCE or TSH_REDUCE_SCATTER of gradients, TSH_ALLGATHER */
+    tshi_parcel *first, **last;
+    int64_t count, width; /* elements of leaves; of a row */
+    int64_t *counts;      /* of a reduce-scatter or all-gather */
+    tshi_block *block;    /* what travels; NULL: not sent yet */
+    tshi_block *own;      /* what a reduce-scatter gives */
+    tsh_req req;
+};
+
+/* Where chunk k of a leaf starts. */
+static int64_t tshi_bucket_chunk(const tsh_tensor *leaf, int k) {
+    return tsh_coll_chunk(tsh_local_numel(leaf), leaf->ctx->dp.size, k);
+}
+
+static int64_t tshi_bucket_chunk_size(const tsh_tensor *leaf, int k) {
+    return tshi_bucket_chunk(leaf, k + 1) - tshi_bucket_chunk(leaf, k);
+}
+
+/* Elements that travel, and where row k of them starts. */
+static int64_t tshi_bucket_elements(const tsh_ctx *ctx, const tshi_bucket *b) {
+    return b->first->next ? b->width * ctx->dp.size : b->count;
+}
+
+static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
+    return (tsh_real *)tshi_mem_data(b->block) +
+           (b->first->next ? b->width * k : tshi_bucket_chunk(b->first->leaf, k));
+}
+
+/* Chunk k of every leaf into its row, or out of it. What is live by then came unexpected, and
+ * travelled by itself. */
+static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
+    const tshi_parcel *p;
+    for (p = b->first; p; p = p->next) {
+        tsh_tensor *leaf = p->leaf;
+        const int gathers = b->kind == TSH_ALLGATHER;
+        tsh_real *at = (tsh_real *)(gathers ? tshi_tensor_at(leaf) : tshi_mem_data(leaf->gr.block));
+        const int64_t n = tshi_bucket_chunk_size(leaf, k), most = tshi_bucket_chunk_size(leaf, 0);
+        at += tshi_bucket_chunk(leaf, k);
+        if (!out) {
+            memcpy(row, at, (size_t)n * sizeof *row);
+            memset(row + n, 0, (size_t)(most - n) * sizeof *row);
+        } else if (!gathers && leaf->gr.live) {
+            tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM);
+        } else {
+            memcpy(at, row, (size_t)n * sizeof *row);
+        }
+        row += most;
+    }
+}
+
+/* Waits for the oldest one that travels. Its leaves get their values at the end: until then, their
+ * accumulators take contributions that nobody expected. */
+static void tshi_bucket_await(tsh_ctx *ctx) {
+    tshi_bucket *b = ctx->buckets.awaited;
+    ctx->buckets.awaited = b->next;
+    (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, b->req), tshi_bucket_what);
+}
+
+/* The memory that travels, filled; 0 without. */
+static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
+    const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
+    tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
+    int k;
+    if (b->kind != TSH_ALLREDUCE) {
+        b->counts = (int64_t *)tshi_mem_book(ctx, &ctx->buckets.arena,
+                                             (size_t)size * sizeof *b->counts);
+        if (!b->counts) return 0;
+        for (k = 0; k < size; k++) b->counts[k] = only ? tshi_bucket_chunk_size(only, k) : b->width;
+    }
+    if (b->kind == TSH_REDUCE_SCATTER) {
+        b->own = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)b->counts[rank] * sizeof(tsh_real));
+        if (!b->own) return 0;
+    }
+    if (!only) {
+        b->block = tshi_mem_take(ctx, TSH_MEM_STEP,
+                                 (size_t)tshi_bucket_elements(ctx, b) * sizeof(tsh_real));
+        for (k = gathers ? rank : 0; b->block && k < (gathers ? rank + 1 : size); k++)
+            tshi_bucket_copy(b, k, tshi_bucket_row(b, k), 0);
+    } else if (gathers) {
+        b->block = only->block;
+        b->block->refs++;
+    } else {
+        b->block = only->gr.block;
+        only->gr.block = NULL;
+    }
+    return b->block != NULL;
+}
+
+static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
+    tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
+    tshi_parcel *p;
+    if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
+    for (p = b->first; p; p = p->next) {
+        p->leaf->boxed = 0;
+        if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
+    }
+    coll.send = coll.recv = tshi_mem_data(b->block);
+    coll.count = tshi_bucket_elements(ctx, b);
+    coll.recv_counts = b->counts;
+    coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
+    if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
+    if (b->own) coll.recv = tshi_mem_data(b->own);
+    while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT && ctx->buckets.awaited != b)
+        tshi_bucket_await(ctx);
+    (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
+}
+
+static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
+    tshi_buckets *all = &ctx->buckets;
+    *all->last = b;
+    all->last = &b->next;
+    if (!all->awaited) all->awaited = b;
+    if (!all->hold) tshi_bucket_send(ctx, b);
+}
+
+/* A leaf's gradient is done, or, to be all-gathered, this rank's chunk of a parameter. */
+static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
+    tsh_ctx *ctx = leaf->ctx;
+    tshi_buckets *all = &ctx->buckets;
+    const int64_t n = tsh_local_numel(leaf);
+    tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
+    tshi_parcel *p;
+    if (leaf->boxed || ctx->error.code != TSH_OK) return;
+    p = (tshi_parcel *)tshi_mem_book(ctx, &all->arena, sizeof *p);
+    if (p && !b) b = (tshi_bucket *)tshi_mem_book(ctx, &all->arena, sizeof *b);
+    if (!p || !b) return;
+    if (!b->first) b->last = &b->first;
+    p->leaf = leaf;
+    *b->last = p;
+    b->last = &p->next;
+    b->kind = kind;
+    b->count += n;
+    b->width += tshi_bucket_chunk_size(leaf, 0);
+    leaf->boxed = 1;
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL;
+    if (b->count >= all->limit) tshi_bucket_close(ctx, b);
+}
+
+/* The same of a gradient, by the collective that its optimiser wants. */
+static void tshi_bucket_add_grad(tsh_tensor *leaf) {
+    tshi_bucket_add(leaf, leaf->flags & TSHI_CHUNKED ? TSH_REDUCE_SCATTER : TSH_ALLREDUCE);
+}
+
+/* Buckets are about to come; of sums, over `weight` elements on this rank. */
+static void tshi_bucket_begin(tsh_ctx *ctx, int summed, double weight) {
+    tshi_buckets *all = &ctx->buckets;
+    tshi_mem_reset(&all->arena);
+    all->first = all->open[0] = all->open[1] = all->awaited = NULL;
+    all->last = &all->first;
+    all->summed = summed;
+    all->weight = weight;
+    all->weight_req = 0;
+    if (summed)
+        (void)tshi_error_comm(
+            ctx, tsh_allreduce_start(&ctx->dp, &all->weight, 1, TSH_F64, TSH_SUM, &all->weight_req),
+            "tsh_backward: sum of weights over data parallel ranks");
+}
+
+/* x /= by, of sums; there is none where it is 0. */
+static void tshi_bucket_divide(tsh_real *x, int64_t n, double by) {
+    const tsh_real divisor = TSHI_R(by);
+    int64_t i;
+    if (!(by > 0)) return;
+    for (i = 0; i < n; i++) x[i] /= divisor;
+}
+
+/* The leaves of a bucket that has come back get their gradients, or values. */
+static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
+    const int rank = ctx->dp.rank, scatters = b->kind == TSH_REDUCE_SCATTER;
+    const int gathers = b->kind == TSH_ALLGATHER;
+    tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
+    tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
+    const tshi_parcel *p;
+    int k, in_place = only && (gathers || !only->gr.block);
+    if (ctx->buckets.summed)
+        tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
+                           scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
+                           ctx->buckets.weight);
+    if (in_place && !gathers) {
+        only->gr.block = b->block;
+        b->block->refs++;
+    }
+    for (k = 0; k < ctx->dp.size; k++)
+        if (scatters ? k == rank : !in_place && !(gathers && k == rank))
+            tshi_bucket_copy(b, k, scatters ? own : tshi_bucket_row(b, k), 1);
+    for (p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
+}
+
+/* Sends what is left, and waits for all. */
+static void tshi_bucket_end(tsh_ctx *ctx) {
+    tshi_buckets *all = &ctx->buckets;
+    tshi_bucket *b;
+    tshi_parcel *p;
+    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
+    if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
+    for (b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
+    tshi_error_tell(ctx); /* so that no peer is waited for in vain */
+    while (all->awaited) tshi_bucket_await(ctx);
+    (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, all->weight_req), tshi_bucket_what);
+    all->weight_req = 0;
+    for (b = all->first; b; b = b->next) {
+        for (p = b->first; p; p = p->next) p->leaf->boxed = 0;
+        if (ctx->error.code == TSH_OK) tshi_bucket_open(ctx, b);
+        tshi_mem_drop(ctx, b->block);
+        tshi_mem_drop(ctx, b->own);
+    }
+    all->first = all->open[0] = all->open[1] = NULL;
+}
+
+/* ========================================================================== */
 /* >>tape                                                MARK: - tape (private) */
 /* The tape remembers; backward walks it once, newest first.                   */
-/* Needs: >>tensor >>kernel >>comm.                                             */
+/* Needs: >>kernel >>bucket.                                                    */
 /* ========================================================================== */
 
 /* One op that was recorded. A tensor keeps two accumulators, gr for contributions that every rank
@@ -5309,6 +5599,8 @@ struct tshi_node {
     tshi_block **saved; /* of each input and then of out: values that backward reads, or NULL */
     tshi_block *aux;    /* what else backward reads; dropped with the node */
     void *more;         /* the op's own options, in the tape's arena */
+    tsh_tensor **feeds; /* leaves that backward gives to beside its inputs */
+    int fed;            /* how many */
     int n, depth;
     unsigned partial; /* bit i: gives input i's gradient as a partial sum */
     unsigned given;   /* bit i: has given it */
@@ -5484,6 +5776,15 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     return 1;
 }
 
+/* One contribution less is to come to a leaf; after the last one it travels to the other replicas.
+ * Partial sums wait for the end, and rows that are few for those of other ranks. */
+static void tshi_tape_feed(tsh_tensor *leaf) {
+    if (--leaf->users > 0 || !leaf->ctx->tape.syncing || !leaf->gr.live || leaf->gp.live ||
+        leaf->sparse)
+        return;
+    tshi_bucket_add_grad(leaf);
+}
+
 /* Which rows any rank of comm has touched. */
 static void tshi_tape_unite(tsh_tensor *t, tsh_comm *comm) {
     if (t->sparse && comm->size > 1)
@@ -5500,8 +5801,12 @@ static void tshi_tape_give(tshi_node *node, int i) {
     tsh_ctx *ctx = node->out->ctx;
     if (!base || !base->wants || (node->given >> i & 1u)) return;
     node->given |= 1u << i;
+    if (!base->node) {
+        tshi_tape_feed(base);
+        return;
+    }
     if (!tshi_tape_is_partial(node, i) || --base->expected > 0) return;
-    if (!base->node || base->node->raw || !base->gp.live || ctx->error.code != TSH_OK) return;
+    if (base->node->raw || !base->gp.live || ctx->error.code != TSH_OK) return;
     (void)tshi_error_comm(ctx,
                           tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block),
                                               tsh_local_numel(base), TSH_REAL, TSH_SUM, &base->req),
@@ -5575,12 +5880,11 @@ static void tshi_tape_pour(const tshi_node *node, int i, const tshi_dest *dest,
 
 /* -- backward --------------------------------------------------------------- */
 
-/* Marks what the loss reaches and counts the partial contributions that each tensor will get. */
-static void tshi_tape_mark(tsh_ctx *ctx, tsh_tensor *loss) {
+/* Marks what the loss reaches and counts the partial contributions that each tensor will get, and
+ * all those of a leaf. */
+static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
     tshi_node *node;
-    tsh_tensor *t, *head = &ctx->handles.owned;
     int i;
-    for (t = head->next; t != head; t = t->next) t->expected = 0;
     if (loss->base->node) loss->base->node->reached = 1;
     for (node = ctx->tape.newest; node; node = node->older) {
         if (!node->reached) continue;
@@ -5590,9 +5894,13 @@ static void tshi_tape_mark(tsh_ctx *ctx, tsh_tensor *loss) {
         for (i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
             if (!base || !base->wants) continue;
-            if (base->node) base->node->reached = 1;
+            if (base->node)
+                base->node->reached = 1;
+            else
+                base->users++;
             if (tshi_tape_is_partial(node, i)) base->expected++;
         }
+        for (i = 0; i < node->fed; i++) node->feeds[i]->users++;
     }
 }
 
@@ -5637,9 +5945,11 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             const int64_t begin = tshi_trace_start(ctx);
             node->backward(node);
             for (i = 0; i < node->n; i++) tshi_tape_give(node, i);
+            for (i = 0; i < node->fed; i++) tshi_tape_feed(node->feeds[i]);
             if (ctx->trace)
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->name, begin, 0);
             if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
+            if (ctx->dp.in_flight) tsh_comm_progress(&ctx->dp);
             if (ctx->pp.in_flight) tsh_comm_progress(&ctx->pp);
         }
         tshi_tape_drop_node(node);
@@ -5678,22 +5988,42 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
-    tsh_tensor *t, *head;
-    if (!ctx) return TSH_ERR_ARGUMENT;
-    if (!tsh_ok(ctx)) return ctx->error.code;
-    head = &ctx->handles.owned;
-    if (tshi_tape_complete_leaves(ctx) != TSH_OK) return ctx->error.code;
-    for (t = head->next; t != head && ctx->dp.size > 1; t = t->next) {
+/* Gradients of leaves, those that came last and those that already travel, become whole. */
+static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
+    tsh_tensor *t, *head = &ctx->handles.owned;
+    const int replicas = ctx->dp.size > 1;
+    if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
+    for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
         if (!t->gr.live) continue;
-        (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->dp, tshi_mem_data(t->gr.block),
-                                            tsh_local_numel(t), TSH_REAL, TSH_AVG),
-                              "tsh_sync_grads: average over data parallel ranks");
-        tshi_tape_unite(t, &ctx->dp);
+        if (t->sparse && (t->flags & TSHI_CHUNKED))
+            (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
+                           "tsh_backward: the gradient of \"%s\" is row-sparse, which .zero of its "
+                           "optimiser cannot cut; leave one of both out",
+                           t->path);
+        else if (replicas)
+            tshi_bucket_add_grad(t);
+        else if (ctx->tape.summed)
+            tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
+                               ctx->tape.weight);
     }
-    ctx->tape.pending = 0;
+    if (replicas) tshi_bucket_end(ctx);
+    for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next)
+        if (t->gr.live) tshi_tape_unite(t, &ctx->dp);
+    ctx->tape.pending = ctx->tape.syncing = 0;
     return ctx->error.code;
+}
+
+/* From now on leaves travel as they become ready, unless that is to wait. */
+static void tshi_tape_sync_begin(tsh_ctx *ctx) {
+    if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed, ctx->tape.weight);
+    ctx->tape.syncing = ctx->dp.size > 1;
+}
+
+TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (!tsh_ok(ctx) || !ctx->tape.pending) return ctx->error.code;
+    tshi_tape_sync_begin(ctx);
+    return tshi_tape_sync(ctx);
 }
 
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
@@ -5719,21 +6049,59 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     return TSH_OK;
 }
 
+/* Makes ready for a backward, whose loss is of so many elements. 0 and an error where gradients of
+ * another kind wait. */
+static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
+    tshi_tape *tape = &ctx->tape;
+    tsh_tensor *t, *head = &ctx->handles.owned;
+    int live = 0, chunked = 0;
+    for (t = head->next; t != head; t = t->next) {
+        t->expected = t->users = 0;
+        live |= t->gr.live | t->gp.live;
+        chunked |= t->gr.live && (t->flags & TSHI_CHUNKED);
+    }
+    if (!(weight >= 0) || weight > DBL_MAX || (weight > 0 && !summed))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_backward: weight %g of a loss; it is that of a sum (.summed = 1), and "
+                       "not below 0",
+                       weight);
+    else if (live && tape->pending && tape->summed != summed)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_backward: micro-batches of one step are all means or all sums "
+                       "(.summed); those that wait for tsh_sync_grads are %s",
+                       tape->summed ? "sums" : "means");
+    else if (live && !tape->pending && (summed || chunked))
+        (void)tsh_fail(
+            ctx, TSH_ERR_STATE,
+            "tsh_backward: gradients of an earlier step %s, so that nothing can be added "
+            "to them; tsh_zero_grads first",
+            chunked ? "lie in chunks (.zero)" : "are divided already (.summed)");
+    if (ctx->error.code != TSH_OK) return 0;
+    tape->weight = (live && tape->pending ? tape->weight : 0) + weight;
+    tape->summed = summed;
+    return 1;
+}
+
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
                                      const tsh_backward_desc *desc) {
     int defer = desc && desc->defer;
     tshi_dest dest;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK) (void)tshi_tape_check_loss(ctx, loss);
+    if (ctx->error.code == TSH_OK)
+        (void)tshi_tape_begin(ctx, desc && desc->summed, desc ? desc->weight : 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (!tshi_tape_open(loss, &loss->base->gr, &dest)) return ctx->error.code;
     dest.data[0] = dest.add ? dest.data[0] + TSHI_R(1) : TSHI_R(1);
+    if (!defer) tshi_tape_sync_begin(ctx);
     tshi_tape_mark(ctx, loss);
     tshi_tape_let_go(ctx, loss, 0);
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena);
-    ctx->tape.pending = defer;
-    if (!defer && ctx->error.code == TSH_OK) (void)tsh_sync_grads(ctx);
+    if (defer)
+        ctx->tape.pending = 1;
+    else
+        (void)tshi_tape_sync(ctx);
     tshi_error_tell(ctx);
     return ctx->error.code;
 }
@@ -5745,8 +6113,8 @@ TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
 /* Whether a leaf's gradient still waits for other ranks' parts. */
 static int tshi_tape_pending(const tsh_tensor *leaf) {
     const tsh_ctx *ctx = leaf->ctx;
-    return leaf->gp.live ||
-           (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending && ctx->dp.size > 1);
+    return leaf->gp.live || (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending &&
+                             (ctx->dp.size > 1 || ctx->tape.summed));
 }
 
 /* -- what a user says of gradients ------------------------------------------ */
@@ -5787,6 +6155,12 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
         return tshi_error_null(t->ctx, TSH_ERR_STATE,
                                "tsh_grad: the gradient is pending; call tsh_sync_grads first");
     if (!base->gr.live) return NULL;
+    if (base->flags & TSHI_CHUNKED)
+        return tshi_error_null(
+            t->ctx, TSH_ERR_STATE,
+            "tsh_grad: each rank of dp has a chunk of the gradient of \"%s\", as "
+            "its optimiser's .zero wants it",
+            base->path);
     grad = tshi_tensor_window(t, base->gr.block);
     if (!grad) return NULL;
     grad->offset = t->offset - base->offset;
@@ -5849,6 +6223,24 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
 /* Needs: >>gemm >>comm >>tape.                                                 */
 /* ========================================================================== */
 
+/* Says which degree of one axis would divide the world, the other one staying as it is. */
+static void tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
+    const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
+    const int pp_fits = pp > 0 && world % pp == 0;
+    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world;
+    char list[TSH_MESSAGE_SIZE / 2] = "";
+    int d, before = 0;
+    for (d = 1; d <= whole; d++) {
+        if (whole % d) continue;
+        if (before) tshi_base_append(list, sizeof list, "%s%d", *list ? ", " : "", before);
+        before = d;
+    }
+    tshi_base_append(list, sizeof list, "%s%d", *list ? " or " : "", before);
+    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                   "tsh_open: %d ranks do not divide into tp %d times pp %d; %s may be %s", world,
+                   tp, pp, pp_fits ? "tp" : "pp", list);
+}
+
 /* Degree of every axis in the order of desc->order, fastest first; 0 and an error where they do not
  * divide. */
 static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], char axis[3]) {
@@ -5856,8 +6248,7 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     const char *order = desc->order ? desc->order : "tp-pp-dp", *at = order;
     int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, degree[3], i, j;
     if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp))) {
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                       "tsh_open: %d ranks do not divide into tp %d times pp %d", world, tp, pp);
+        tshi_context_refuse(ctx, tp, pp);
         return 0;
     }
     degree[0] = tp ? tp : world / pp;
@@ -5913,6 +6304,10 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->isa = tshi_kernel_isa();
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
+    ctx->buckets.limit = TSHI_BUCKET_BYTES / (int64_t)sizeof(tsh_real);
+    if (desc->bucket_bytes)
+        ctx->buckets.limit = (int64_t)((desc->bucket_bytes - 1) / sizeof(tsh_real) + 1);
+    ctx->buckets.hold = desc->no_overlap;
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1;
     ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
@@ -5945,6 +6340,7 @@ TSH_API void tsh_close(tsh_ctx *ctx) {
     tshi_mem_close_pool(ctx);
     for (micro = ctx->micros; micro; micro = micro->next) tshi_mem_close(ctx, &micro->arena);
     tshi_mem_close(ctx, &ctx->tape.arena);
+    tshi_mem_close(ctx, &ctx->buckets.arena);
     tshi_mem_close(ctx, &ctx->books);
     tsh_comm_close(&ctx->dp);
     tsh_comm_close(&ctx->pp);
@@ -11315,14 +11711,18 @@ static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int 
     return y;
 }
 
-/* Whether a parameter below wants a gradient. */
-static int tshi_module_learns(tsh_module *module) {
+/* How many parameters below want a gradient; those of tied weights count twice. They are listed
+ * where `list` is not NULL. */
+static int tshi_module_learns(tsh_module *module, tsh_tensor **list) {
     tsh_module *m;
-    int i;
+    int i, n = 0;
     for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i] && m->param[i]->wants) return 1;
-    return 0;
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+            if (!m->param[i] || !m->param[i]->wants) continue;
+            if (list) list[n] = m->param[i];
+            n++;
+        }
+    return n;
 }
 
 static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in, int n) {
@@ -11331,7 +11731,7 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
     tsh_tensor *y;
     tshi_replay *replay;
     tshi_node *node;
-    int i;
+    int i, fed;
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "%s: a checkpoint takes %d inputs at most, not %d", module->path,
@@ -11340,11 +11740,14 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
         if (in[i] && !tshi_tensor_check(module->path, &in[i], 1)) return NULL;
     draws = tshi_module_draws(ctx);
     y = draws ? tshi_module_untaped(module, in, n) : NULL;
-    if (!y || (!tshi_tape_records(ctx, in, n) && !tshi_module_learns(module))) return y;
+    fed = y ? tshi_module_learns(module, NULL) : 0;
+    if (!y || (!tshi_tape_records(ctx, in, n) && !fed)) return y;
     node = tshi_tape_add("tsh_checkpoint", y, in, n, (1 << n) - 1, tshi_module_again,
-                         sizeof *replay);
+                         sizeof *replay + (size_t)fed * sizeof *node->feeds);
     if (!node) return NULL;
     replay = (tshi_replay *)node->more;
+    node->feeds = (tsh_tensor **)(void *)(replay + 1);
+    node->fed = tshi_module_learns(module, node->feeds);
     replay->module = module;
     replay->draws = draws;
     node->raw = 2;
@@ -13173,6 +13576,7 @@ struct tsh_optim {
     tsh_optim_info info;
     tshi_moments *each;
     int count;
+    tsh_optim *older; /* of the ctx */
 };
 
 /* -- the global norm -------------------------------------------------------- */
@@ -13237,41 +13641,65 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
 }
 
 typedef struct tshi_norm_sum {
-    double sum;
+    double *sums; /* of chunk k of all gradients */
     tsh_ctx *ctx;
+    int chunked; /* only this rank's chunks are there */
 } tshi_norm_sum;
+
+static void tshi_optim_find_chunked(const char *path, tsh_tensor *param, void *user) {
+    (void)path;
+    if (param->flags & TSHI_CHUNKED) *(int *)user = 1;
+}
 
 /* A sharded gradient counts on every rank of tp, a replicated one on the first; one that several
  * stages of a pipeline hold, on the first of these. */
 static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) {
-    tshi_norm_sum *norm = (tshi_norm_sum *)user;
+    const tshi_norm_sum *norm = (const tshi_norm_sum *)user;
     tsh_ctx *ctx = norm->ctx;
+    int k;
     (void)path;
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
     if (param->stage && param->stage - 1 != ctx->pp.rank) return;
-    norm->sum += tshi_optim_sum_squares(ctx, (tsh_real *)tshi_mem_data(param->gr.block),
-                                        tsh_local_numel(param));
+    for (k = 0; k < ctx->dp.size; k++)
+        if (!norm->chunked || k == ctx->dp.rank)
+            norm->sums[k] += tshi_optim_sum_squares(
+                ctx, (tsh_real *)tshi_mem_data(param->gr.block) + tshi_bucket_chunk(param, k),
+                tshi_bucket_chunk_size(param, k));
 }
 
-/* The 2-norm of all gradients below module, the same on every rank of tp and pp. Not finite where
- * any gradient is not. */
+/* The 2-norm of all gradients below module, the same on every rank. Not finite where any gradient
+ * is not. Replicas sum chunk by chunk, so that it does not matter who has them. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
-    tshi_norm_sum sum;
+    tshi_norm_sum all;
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_start(ctx);
-    sum.sum = 0;
-    sum.ctx = ctx;
+    const size_t bytes = (size_t)ctx->dp.size * sizeof *all.sums;
+    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    double sum = 0;
+    int k;
     *norm = 0;
-    tsh_each_param(module, tshi_optim_norm_of, &sum);
-    if (!tsh_ok(ctx)) return ctx->error.code;
-    if (tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &sum.sum, 1, TSH_F64, TSH_SUM),
-                        "norm of gradients") == TSH_OK)
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, &sum.sum, 1, TSH_F64, TSH_SUM),
+    if (!scratch) return ctx->error.code;
+    all.sums = (double *)tshi_mem_data(scratch);
+    memset(all.sums, 0, bytes);
+    all.ctx = ctx;
+    all.chunked = 0;
+    tsh_each_param(module, tshi_optim_find_chunked, &all.chunked);
+    tsh_each_param(module, tshi_optim_norm_of, &all);
+    if (tsh_ok(ctx) && all.chunked) /* every sum is one rank's, and 0 on the others */
+        (void)tshi_error_comm(ctx,
+                              tsh_allreduce(&ctx->dp, all.sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
-    *norm = sqrt(sum.sum);
+    for (k = 0; k < ctx->dp.size; k++) sum += all.sums[k];
+    tshi_mem_drop(ctx, scratch);
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    if (tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &sum, 1, TSH_F64, TSH_SUM),
+                        "norm of gradients") == TSH_OK)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, &sum, 1, TSH_F64, TSH_SUM),
+                              "norm of gradients");
+    *norm = sqrt(sum);
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "norm of gradients", begin, 0);
     return ctx->error.code;
@@ -13351,18 +13779,95 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, void *const *at, const int64_t *
 }
 TSHI_KERNEL(tshi_optim_sgd);
 
-/* Zeroed moments like param, on first use. */
-static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
-    tsh_shape shape = tsh_shape_of(param);
-    if (*moment) { /* the parameter may have been laid anew */
-        tshi_module_lay(*moment, &param->layout);
-        return param->ctx->error.code == TSH_OK ? *moment : NULL;
+/* The first element that this rank updates, and how many: all, or its chunk. */
+static int64_t tshi_optim_from(const tsh_tensor *x) {
+    return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk(x, x->ctx->dp.rank) : 0;
+}
+
+static int64_t tshi_optim_count(const tsh_tensor *x) {
+    return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk_size(x, x->ctx->dp.rank)
+                                   : tsh_local_numel(x);
+}
+
+/* All chunks of a moment into values, which hold as many elements as its parameter. */
+static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, const char *what) {
+    tsh_ctx *ctx = moment->ctx;
+    tshi_block *book = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
+    tsh_real *own = values + tshi_optim_from(moment);
+    tsh_result result;
+    int64_t *counts;
+    int k;
+    if (!book) return ctx->error.code;
+    counts = (int64_t *)tshi_mem_data(book);
+    for (k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
+    memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * sizeof *own);
+    result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, TSH_REAL), what);
+    tshi_mem_drop(ctx, book);
+    return result;
+}
+
+/* Another block of so many elements for a moment's values, not filled; 0 without. */
+static int tshi_optim_room(tsh_tensor *moment, int64_t n) {
+    tshi_block *block = tshi_mem_take(moment->ctx, TSH_MEM_OPTIMISER, (size_t)n * sizeof(tsh_real));
+    if (!block) return 0;
+    tshi_mem_drop(moment->ctx, moment->block);
+    moment->block = block;
+    return 1;
+}
+
+/* Of a moment that holds all its values, keeps this rank's chunk. */
+static void tshi_optim_cut(tsh_tensor *moment) {
+    tshi_block *whole = moment->block;
+    const int64_t n = tshi_optim_count(moment);
+    whole->refs++;
+    if (tshi_optim_room(moment, n))
+        memcpy(tshi_mem_data(moment->block),
+               (tsh_real *)tshi_mem_data(whole) + tshi_optim_from(moment),
+               (size_t)n * sizeof(tsh_real));
+    tshi_mem_drop(moment->ctx, whole);
+}
+
+/* A moment whose parameter was laid anew. Chunks are brought together for it. */
+static void tshi_optim_lay(tsh_tensor *moment, const tsh_layout *layout) {
+    tsh_ctx *ctx = moment->ctx;
+    const int cut = moment->flags & TSHI_CHUNKED;
+    tshi_block *chunk = moment->block;
+    if (!cut || tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
+        tshi_module_lay(moment, layout);
+        return;
     }
-    *moment = tshi_tensor_make(param->ctx, "tsh_optim_step", TSHI_OWNED, TSH_MEM_OPTIMISER,
-                               TSH_REAL, &shape, &param->layout);
-    if (*moment)
-        memset(tshi_tensor_at(*moment), 0, (size_t)tsh_local_numel(param) * sizeof(tsh_real));
-    return *moment;
+    chunk->refs++;
+    if (tshi_optim_room(moment, tsh_local_numel(moment))) {
+        tsh_tensor part = *moment;
+        part.block = chunk;
+        if (tshi_optim_gather(&part, (tsh_real *)tshi_mem_data(moment->block),
+                              "tsh_optim_step: moments of a new layout") == TSH_OK)
+            tshi_module_lay(moment, layout);
+        tshi_optim_cut(moment);
+    }
+    tshi_mem_drop(ctx, chunk);
+}
+
+/* Zeroed moments like param, or its chunk, on first use. */
+static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
+    tsh_ctx *ctx = param->ctx;
+    const tsh_shape shape = tsh_shape_of(param);
+    tsh_tensor *m = *moment;
+    if (m) {
+        tshi_optim_lay(m, &param->layout);
+        return ctx->error.code == TSH_OK ? m : NULL;
+    }
+    m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
+    if (!m) return NULL;
+    m->dtype = TSH_REAL;
+    if (tshi_tensor_form(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
+        !tshi_optim_room(m, tshi_optim_count(m))) {
+        tshi_tensor_end(m);
+        return NULL;
+    }
+    memset(tshi_mem_data(m->block), 0, (size_t)tshi_optim_count(m) * sizeof(tsh_real));
+    *moment = m;
+    return m;
 }
 
 /* A kernel over all of x, or over the rows that a row-sparse gradient touches. */
@@ -13394,7 +13899,7 @@ static void tshi_optim_piece(void *job, int piece, int64_t from, int64_t to) {
 static void tshi_optim_run(const tsh_tensor *x, tshi_kernel_fn kernel, void *const *at,
                            const double *p) {
     tshi_optim_work work;
-    int64_t count = tsh_local_numel(x), rows = x->sparse ? x->local[0] : count;
+    int64_t count = tshi_optim_count(x), rows = x->sparse ? x->local[0] : count;
     if (!count) return;
     work.kernel = kernel;
     work.at = at;
@@ -13410,8 +13915,8 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tsh_tensor *x = each->param;
     double lr = d->lr * each->lr_scale, p[8];
     void *at[4] = {NULL, NULL, NULL, NULL};
-    at[0] = tshi_tensor_at(x);
-    at[1] = tshi_mem_data(x->gr.block);
+    at[0] = tshi_tensor_values(x) + tshi_optim_from(x);
+    at[1] = (tsh_real *)tshi_mem_data(x->gr.block) + tshi_optim_from(x);
     each->steps++;
     p[0] = clip;
     p[1] = each->weight_decay;
@@ -13450,6 +13955,7 @@ static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) 
     if (optim->each) optim->each[optim->count].param = param;
     if (optim->each) optim->each[optim->count].lr_scale = 1;
     if (optim->each) optim->each[optim->count].weight_decay = optim->desc.weight_decay;
+    if (optim->each && optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
     optim->count++;
 }
 
@@ -13484,6 +13990,8 @@ TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc)
     if (!optim->each) return NULL;
     optim->count = 0;
     tshi_module_params(module, 1, tshi_optim_collect, optim);
+    optim->older = ctx->optims;
+    ctx->optims = optim;
     return optim;
 }
 
@@ -13516,9 +14024,29 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
     if (optim) optim->desc.lr = lr;
 }
 
+/* Updates every parameter that has a gradient; chunks travel to the other replicas meanwhile. */
+static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
+    const int chunked = optim->desc.zero && ctx->dp.size > 1;
+    int i;
+    if (chunked) tshi_bucket_begin(ctx, 0, 0);
+    for (i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
+        tsh_tensor *param = optim->each[i].param;
+        const int64_t begin = tshi_trace_start(ctx);
+        if (!param->gr.live) continue;
+        if (!chunked && (param->flags & TSHI_CHUNKED))
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_optim_step: \"%s\" belongs to another optimiser, which has .zero",
+                           param->path);
+        else
+            tshi_optim_update(optim, &optim->each[i], clip);
+        if (chunked) tshi_bucket_add(param, TSH_ALLGATHER);
+        if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
+    }
+    if (chunked) tshi_bucket_end(ctx);
+}
+
 static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     double norm, clip;
-    int i;
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return ctx->error.code;
     optim->info.norm = norm;
     if (!(norm <= DBL_MAX)) {
@@ -13529,13 +14057,7 @@ static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
         return TSH_OK;
     }
     clip = optim->desc.clip_norm > 0 ? tshi_optim_shrink(norm, optim->desc.clip_norm) : 1;
-    for (i = 0; i < optim->count; i++) {
-        const tsh_tensor *param = optim->each[i].param;
-        const int64_t begin = tshi_trace_start(ctx);
-        if (!param->gr.live) continue;
-        tshi_optim_update(optim, &optim->each[i], clip);
-        if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
-    }
+    tshi_optim_update_all(ctx, optim, clip);
     optim->info.steps++;
     return ctx->error.code;
 }
@@ -13886,6 +14408,7 @@ static void tshi_pipeline_run(tsh_pipeline *p) {
     for (f = 0; f < p->warmup; f++) tshi_pipeline_forward(p, f);
     for (b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
         if (f < m) tshi_pipeline_forward(p, f++);
+        if (b == m - 1) tshi_tape_sync_begin(p->ctx);
         tshi_pipeline_backward(p, b);
     }
 }
@@ -13947,17 +14470,19 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
                        ctx->tape.no_grad
                            ? "gradients are off: it does not go between tsh_no_grad_begin and end"
                            : "ops are recorded already; end the step first: tsh_step_end");
+    if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, 0, 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
+    for (tie = ctx->pipeline->ties; tie; tie = tie->next)
+        tie->param->users = 1; /* it is not ready before the other stages' part is there */
     pipeline->loss = 0;
     tshi_pipeline_run(pipeline);
     tshi_error_tell(ctx); /* so that no wait below is in vain */
     tshi_pipeline_arrive_all(pipeline);
     for (i = 0; i < pipeline->slots; i++) tshi_pipeline_end(pipeline->micro[i]);
-    ctx->tape.pending = 1;
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
         if (tie->holds[pipeline->stage] && tie->param->wants) tshi_pipeline_sum(pipeline, tie);
-    if (ctx->error.code == TSH_OK) (void)tsh_sync_grads(ctx);
+    (void)tshi_tape_sync(ctx);
     return tshi_pipeline_share(pipeline, pipeline->desc.micro_batches, loss);
 }
 
@@ -14214,9 +14739,10 @@ typedef struct tshi_io {
     tshi_io_item *item;
     int items;
     /* writing: */
-    tshi_block *piece_block, *name_block, *told_block;
-    char *temporary; /* the file's name until it is whole; NULL: there is none */
-    int64_t bytes;   /* of all values */
+    tshi_block *piece_block, *name_block, *told_block,
+        *whole_block; /* whole: of a chunked moment */
+    char *temporary;  /* the file's name until it is whole; NULL: there is none */
+    int64_t bytes;    /* of all values */
     /* reading: */
     tshi_block *text_block, *entry_block, *pair_block;
     char *at; /* the next character of the header */
@@ -14256,6 +14782,7 @@ static void tshi_io_end(tshi_io *io) {
     tshi_mem_drop(ctx, io->item_block);
     tshi_mem_drop(ctx, io->piece_block);
     tshi_mem_drop(ctx, io->name_block);
+    tshi_mem_drop(ctx, io->whole_block);
     tshi_mem_drop(ctx, io->told_block);
     tshi_mem_drop(ctx, io->text_block);
     tshi_mem_drop(ctx, io->entry_block);
@@ -14342,6 +14869,10 @@ static int tshi_io_list(tshi_io *io) {
 
 static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
+}
+
+static int tshi_io_in_chunks(const tshi_io_item *item) {
+    return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
 }
 
 /* Calls fn for every run of consecutive elements of `rank`'s piece that lie in the global elements
@@ -14565,6 +15096,7 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_module *m;
+    int64_t whole = 0;
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
         (void)tsh_fail(
@@ -14579,10 +15111,14 @@ static void tshi_io_prepare(tshi_io *io) {
         const tsh_tensor *t = io->item[i].param;
         io->item[i].there = !t->absent && tshi_io_values(&io->item[i]) != NULL;
         if (!tshi_io_check_name(io, t->path)) return;
+        if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
+            whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
         tshi_io_hash(io, t->path, strlen(t->path));
         tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
     }
+    if (whole)
+        io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, (size_t)whole * sizeof(tsh_real));
     if (ctx->pp.size == 1) return;
     io->told_block = tshi_mem_take(
         ctx, TSH_MEM_BOOKS, (2 * (size_t)io->items + tshi_module_count(ctx)) * sizeof(int64_t));
@@ -14709,9 +15245,18 @@ static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t, i
     return TSH_OK;
 }
 
+/* The replicas bring a moment's chunks together; the first one writes. */
 static tsh_result tshi_io_write_item(const tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
     const int stage = item->param->stage ? item->param->stage - 1 : 0;
+    tsh_tensor whole;
+    if (t && tshi_io_in_chunks(item)) {
+        whole = *t;
+        whole.block = io->whole_block;
+        if (tshi_optim_gather(t, (tsh_real *)tshi_mem_data(whole.block), io->op) != TSH_OK)
+            return TSH_ERR_IO;
+        t = &whole;
+    }
     if (!item->there || io->ctx->dp.rank > 0) return TSH_OK;
     return tshi_io_write_tensor(io, t ? t : item->param, stage);
 }
@@ -15371,7 +15916,9 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
             *item->moment = NULL;
         }
         t = tshi_optim_moment(t, item->moment);
+        if (t && tshi_io_in_chunks(item) && !tshi_optim_room(t, tsh_local_numel(t))) return;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
+        if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_cut(t);
     }
     if (!t || !item->entry) return;
     if (!t->block) t->block = tshi_mem_take(io->ctx, TSH_MEM_PARAMETERS, bytes);
@@ -15380,6 +15927,7 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     slice.to = (char *)tshi_tensor_at(t);
     slice.data = io->data + item->entry->begin;
     tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_load_slice_run, &slice);
+    if (tshi_io_in_chunks(item)) tshi_optim_cut(t);
 }
 
 /* Loads from io->file, which is open unless the ctx holds an error. */
@@ -15454,35 +16002,143 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
     return hash;
 }
 
+/* Something that should be equal on several ranks. */
+typedef struct tshi_replica {
+    const char *path, *what;
+    int64_t hash;
+    int over_tp, over_dp;
+} tshi_replica;
+
 typedef struct tshi_replicas {
-    tsh_ctx *ctx;
-    const char *differs;
+    tshi_replica *each; /* NULL: they are counted only */
+    int count;
 } tshi_replicas;
 
-static void tshi_check_replica(const char *path, tsh_tensor *param, void *user) {
-    tshi_replicas *r = (tshi_replicas *)user;
-    int64_t hash[2];
-    if (param->layout.kind != TSH_REPLICATED || !param->block || r->ctx->error.code != TSH_OK)
+/* A tensor of values like param, or, in chunks, this rank's part of them. */
+static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
+                            const char *what) {
+    tshi_replica *r;
+    tshi_hashing h;
+    if (!t || !t->block) return;
+    r = all->each ? all->each + all->count : NULL;
+    all->count++;
+    if (!r) return;
+    r->path = param->path;
+    r->what = what;
+    r->over_tp = t->layout.kind == TSH_REPLICATED;
+    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
+    h.values = (const char *)tshi_mem_data(t->block);
+    h.width = sizeof(tsh_real);
+    h.sum = 0;
+    if (r->over_dp)
+        h.sum = tshi_check_part(t);
+    else
+        tshi_check_hash_run(&h, 0, 0, tshi_optim_count(t));
+    r->hash = (int64_t)(h.sum >> 1);
+}
+
+static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
+    tshi_replicas *all = (tshi_replicas *)user;
+    const tsh_optim *optim;
+    int i;
+    (void)path;
+    tshi_check_list(all, param, param, "");
+    for (optim = param->ctx->optims; optim; optim = optim->older)
+        for (i = 0; i < optim->count; i++) {
+            if (optim->each[i].param != param) continue;
+            tshi_check_list(all, param, optim->each[i].first, "the first moments of ");
+            tshi_check_list(all, param, optim->each[i].second, "the second moments of ");
+        }
+}
+
+/* Which rank's value most ranks hold; of several the lowest one's. */
+static int tshi_check_usual(const int64_t *hash, int stride, int size) {
+    int r, k, best = 0, most = 0;
+    for (r = 0; r < size; r++) {
+        int same = 0;
+        for (k = 0; k < size; k++) same += hash[k * stride] == hash[r * stride];
+        if (same > most) {
+            most = same;
+            best = r;
+        }
+    }
+    return best;
+}
+
+/* Compares what is replicated over comm. */
+static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
+                            const tshi_replicas *all) {
+    const int n = all->count, size = comm->size, over_tp = comm == &ctx->tp;
+    const size_t most = (size_t)n * (size_t)(size + 1) + (size_t)size;
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, most * sizeof(int64_t));
+    char list[TSH_MESSAGE_SIZE / 4] = "";
+    int64_t *mine, *theirs, *counts;
+    int i, r, usual, odd = 0;
+    if (!block) {
+        tshi_error_tell(ctx); /* the others wait for this rank */
         return;
-    hash[0] = (int64_t)(tshi_check_part(param) >> 1);
-    hash[1] = -hash[0]; /* the largest of both tells the smallest too */
-    (void)tshi_error_comm(r->ctx, tsh_allreduce(&r->ctx->tp, hash, 2, TSH_I64, TSH_MAX),
+    }
+    mine = (int64_t *)tshi_mem_data(block);
+    theirs = mine + n;
+    counts = theirs + (size_t)n * (size_t)size;
+    for (i = 0; i < n; i++)
+        mine[i] = (over_tp ? all->each[i].over_tp : all->each[i].over_dp) ? all->each[i].hash : 0;
+    for (r = 0; r < size; r++) counts[r] = n;
+    (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
                           "tsh_check_replicas");
-    if (hash[0] != -hash[1] && !r->differs) r->differs = path;
+    for (i = 0; i < n && !odd && ctx->error.code == TSH_OK; i++) {
+        usual = tshi_check_usual(theirs + i, n, size);
+        for (r = 0; r < size; r++)
+            if (theirs[r * n + i] != theirs[usual * n + i])
+                tshi_base_append(list, sizeof list, "%s%d", odd++ ? ", " : "", r);
+        if (odd)
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_check_replicas: %s\"%s\" %s between the %d ranks of %s: %s %s "
+                           "%s from the others",
+                           all->each[i].what, all->each[i].path,
+                           all->each[i].what[0] ? "differ" : "differs", size, axis,
+                           odd > 1 ? "ranks" : "rank", list, odd > 1 ? "differ" : "differs");
+        if (odd) ctx->error.rank = -1;
+    }
+    tshi_mem_drop(ctx, block);
+}
+
+/* Every rank comes to the error of the lowest one that has any, before one may end the world. */
+static void tshi_check_agree(tsh_ctx *ctx) {
+    static const char what[] = "tsh_check_replicas";
+    tsh_comm *world = &ctx->world;
+    tsh_error error = ctx->error;
+    int64_t found = error.code != TSH_OK ? world->size - world->rank : 0;
+    if (ctx->told) return;
+    if (tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), what) != TSH_OK ||
+        !found)
+        return;
+    if (tshi_error_comm(
+            ctx, tsh_broadcast(world, &error, sizeof error / 4, TSH_I32, world->size - (int)found),
+            what) != TSH_OK)
+        return;
+    ctx->error = error;
+    (void)tsh_barrier(world);
 }
 
 TSH_API int tsh_check_replicas(tsh_module *module) {
-    tshi_replicas r;
-    if (!module || !tsh_ok(module->ctx)) return 0;
-    r.ctx = module->ctx;
-    r.differs = NULL;
-    tsh_each_param(module, tshi_check_replica, &r);
-    if (r.differs)
-        (void)tsh_fail(
-            r.ctx, TSH_ERR_STATE,
-            "tsh_check_replicas: \"%s\" is replicated but differs between the %d ranks of tp",
-            r.differs, r.ctx->tp.size);
-    return r.ctx->error.code == TSH_OK;
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    tshi_replicas all = {NULL, 0};
+    tshi_block *block;
+    if (!ctx || !tsh_ok(ctx)) return 0;
+    tsh_each_param(module, tshi_check_param, &all);
+    block = tshi_mem_take(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
+    if (!block) tshi_error_tell(ctx);
+    if (block) {
+        all.each = (tshi_replica *)tshi_mem_data(block);
+        all.count = 0;
+        tsh_each_param(module, tshi_check_param, &all);
+        tshi_check_over(ctx, &ctx->tp, "tp", &all);
+        tshi_check_over(ctx, &ctx->dp, "dp", &all);
+        tshi_mem_drop(ctx, block);
+    }
+    tshi_check_agree(ctx);
+    return ctx->error.code == TSH_OK;
 }
 
 /* -- gradcheck -------------------------------------------------------------- */

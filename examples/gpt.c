@@ -226,7 +226,8 @@ typedef struct gpt_trainer {
     tsh_pipeline *training, *sampling;
     tsh_optim *optim;
     tsh_schedule schedule;
-    tsh_tensor *ids, *targets; /* (B, T), the same on every rank of tp and pp */
+    int64_t rows;              /* texts of this replica: B / dp */
+    tsh_tensor *ids, *targets; /* (rows, T), the same on every rank of tp and pp */
     int evaluating;
     int64_t parameters; /* of the whole model */
     int32_t *window;    /* of the sample: the tokens before the next one */
@@ -245,7 +246,8 @@ static void make_optimiser(gpt_trainer *t) {
                                   .beta1 = 0.9,
                                   .beta2 = 0.99,
                                   .weight_decay = 0.1,
-                                  .clip_norm = 1};
+                                  .clip_norm = 1,
+                                  .zero = set->zero};
     t->optim = tsh_optim_new(t->gpt, &adamw);
     tsh_optim_group(t->optim, "**.bias", 1, 0); /* only matrices decay */
     tsh_optim_group(t->optim, "**.ln_?.weight", 1, 0);
@@ -267,13 +269,14 @@ static void count_all(const char *path, tsh_tensor *param, void *user) {
 }
 
 static void make_trainer(gpt_trainer *t, tsh_ctx *ctx, gpt_job *job) {
-    const tsh_shape shape = tsh_shape2(job->set.batch, job->set.context);
+    const tsh_shape shape = tsh_shape2(job->set.batch / job->set.dp, job->set.context);
     tsh_plan_rule plan[PLAN_RULES];
     int rules;
     memset(t, 0, sizeof *t);
     t->ctx = ctx;
     t->job = job;
     t->set = &job->set;
+    t->rows = job->set.batch / job->set.dp;
     t->gpt = tsh_root(ctx);
     add_gpt(t->gpt, &job->set, vocabulary_of(job));
     rules = choose_plan(plan, &job->set);
@@ -309,12 +312,13 @@ static void load_row(gpt_trainer *t, int64_t row, const unsigned char *tokens) {
     }
 }
 
-/* Random windows of the training text: equal within a tp group, different for each dp replica. */
+/* Random windows of the training text: the same whole batch on any number of replicas, of which
+ * each takes its part. */
 static void load_train_batch(gpt_trainer *t, int64_t step) {
     const gpt_text *text = &t->job->text;
     uint64_t places = (uint64_t)(text->train_size - t->set->context);
-    for (int64_t row = 0; row < t->set->batch; row++) {
-        uint64_t index = (uint64_t)(tsh_dp(t->ctx)->rank * t->set->batch + row);
+    for (int64_t row = 0; row < t->rows; row++) {
+        uint64_t index = (uint64_t)(tsh_dp(t->ctx)->rank * t->rows + row);
         load_row(t, row, text->train + mix((uint64_t)t->set->seed, (uint64_t)step, index) % places);
     }
 }
@@ -323,16 +327,16 @@ static void load_train_batch(gpt_trainer *t, int64_t step) {
 static void load_val_batch(gpt_trainer *t, int64_t batch) {
     const gpt_text *text = &t->job->text;
     int64_t last = text->val_size - t->set->context - 1, windows = EVAL_BATCHES * t->set->batch;
-    for (int64_t row = 0; row < t->set->batch; row++)
-        load_row(t, row, text->val + last * (batch * t->set->batch + row) / (windows - 1));
+    int64_t first = batch * t->set->batch + tsh_dp(t->ctx)->rank * t->rows;
+    for (int64_t row = 0; row < t->rows; row++)
+        load_row(t, row, text->val + last * (first + row) / (windows - 1));
 }
 
-/* Its rows of the training batch; or the next validation batch of this replica. */
+/* Its rows of the training batch; or this replica's of the next validation batch. */
 static tsh_tensor *micro_batch_of(gpt_trainer *t, tsh_tensor *batch, int micro_batch) {
-    const tsh_comm *dp = tsh_dp(t->ctx);
-    int64_t rows = t->set->batch / t->set->micro_batches;
+    int64_t rows = t->rows / t->set->micro_batches;
     if (!t->evaluating) return tsh_slice(batch, 0, micro_batch * rows, rows);
-    load_val_batch(t, dp->rank + (int64_t)micro_batch * dp->size);
+    load_val_batch(t, micro_batch);
     return batch;
 }
 
@@ -364,22 +368,19 @@ static double train_step(gpt_trainer *t, int64_t step) {
 
 /* The mean loss over EVAL_BATCHES; the replicas share the work. */
 static double evaluate(gpt_trainer *t) {
-    tsh_comm *dp = tsh_dp(t->ctx);
-    int batches = (EVAL_BATCHES - dp->rank + dp->size - 1) / dp->size;
     double mean = 0;
     t->evaluating = 1;
     tsh_train(t->gpt, 0);
-    if (batches > 0) tsh_pipeline_evaluate(t->training, batches, &mean);
+    tsh_pipeline_evaluate(t->training, EVAL_BATCHES, &mean);
     tsh_train(t->gpt, 1);
     t->evaluating = 0;
-    mean *= batches > 0 ? (double)batches / EVAL_BATCHES : 0;
-    tsh_allreduce(dp, &mean, 1, TSH_F64, TSH_SUM);
+    tsh_allreduce(tsh_dp(t->ctx), &mean, 1, TSH_F64, TSH_AVG);
     return mean;
 }
 
 static void train_loop(gpt_trainer *t) {
     const gpt_settings *set = t->set;
-    double seconds = 0, tokens = (double)(set->batch * set->context * tsh_dp(t->ctx)->size);
+    double seconds = 0, tokens = (double)(set->batch * set->context);
     if (is_first(t)) report_begin(&t->job->report);
     for (int64_t step = 1; step <= set->steps && tsh_ok(t->ctx); step++) {
         double start = report_now();
@@ -517,10 +518,10 @@ static void print_intent(gpt_trainer *t) {
     for (int r = 0; r < tsh_world(t->ctx)->size; r++)
         printf("%-10srank %d: %s parameters; with gradients and moments %.2f MiB\n",
                r == 0 ? "memory" : "", r, report_commas(a, here[r]),
-               mebibytes(4 * here[r] * (int64_t)sizeof(tsh_real)));
+               mebibytes((2 * here[r] + 2 * here[r] / (set->zero ? set->dp : 1)) *
+                         (int64_t)sizeof(tsh_real)));
     printf("training  %s steps of %s tokens, AdamW, learning rate %g\n\n",
-           report_commas(a, set->steps),
-           report_commas(b, set->batch * set->context * tsh_dp(t->ctx)->size), set->lr);
+           report_commas(a, set->steps), report_commas(b, set->batch * set->context), set->lr);
     fflush(stdout);
 }
 
