@@ -751,17 +751,28 @@ static void run_optim(const golden_file *file, const optim_case *c) {
 }
 
 static void test_optim(void **state) {
-    /* kind, lr, momentum, nesterov, beta1, beta2, eps, weight_decay, clip_norm */
     static const optim_case cases[] = {
-        {"sgd", {TSH_SGD, 0.1, 0, 0, 0, 0, 0, 0, 0}},
-        {"sgd_momentum", {TSH_SGD, 0.1, 0.9, 0, 0, 0, 0, 0, 0}},
-        {"sgd_nesterov", {TSH_SGD, 0.1, 0.9, 1, 0, 0, 0, 0, 0}},
-        {"sgd_decay", {TSH_SGD, 0.1, 0.5, 0, 0, 0, 0, 0.2, 0}},
-        {"adam", {TSH_ADAM, 0.05, 0, 0, 0, 0, 0, 0, 0}},
-        {"adam_decay", {TSH_ADAM, 0.05, 0, 0, 0.7, 0.9, 1e-3, 0.2, 0}},
-        {"adamw", {TSH_ADAMW, 0.05, 0, 0, 0, 0, 0, 0.3, 0}},
-        {"adamw_clip", {TSH_ADAMW, 0.05, 0, 0, 0.8, 0.95, 0, 0.1, 1.5}},
-        {"sgd_clip", {TSH_SGD, 0.1, 0, 0, 0, 0, 0, 0, 1.5}},
+        {"sgd", {.kind = TSH_SGD, .lr = 0.1}},
+        {"sgd_momentum", {.kind = TSH_SGD, .lr = 0.1, .momentum = 0.9}},
+        {"sgd_nesterov", {.kind = TSH_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = 1}},
+        {"sgd_decay", {.kind = TSH_SGD, .lr = 0.1, .momentum = 0.5, .weight_decay = 0.2}},
+        {"adam", {.kind = TSH_ADAM, .lr = 0.05}},
+        {"adam_decay",
+         {.kind = TSH_ADAM,
+          .lr = 0.05,
+          .beta1 = 0.7,
+          .beta2 = 0.9,
+          .eps = 1e-3,
+          .weight_decay = 0.2}},
+        {"adamw", {.kind = TSH_ADAMW, .lr = 0.05, .weight_decay = 0.3}},
+        {"adamw_clip",
+         {.kind = TSH_ADAMW,
+          .lr = 0.05,
+          .beta1 = 0.8,
+          .beta2 = 0.95,
+          .weight_decay = 0.1,
+          .clip_norm = 1.5}},
+        {"sgd_clip", {.kind = TSH_SGD, .lr = 0.1, .clip_norm = 1.5}},
     };
     golden_file file = golden_open("optim");
     int i;
@@ -800,9 +811,9 @@ static void run_sparse(const golden_file *file, const optim_case *c) {
 
 static void test_sparse(void **state) {
     static const optim_case cases[] = {
-        {"sgd", {TSH_SGD, 0.1, 0, 0, 0, 0, 0, 0, 0}},
-        {"adam", {TSH_ADAM, 0.05, 0, 0, 0, 0, 0, 0, 0}},
-        {"adam_eps", {TSH_ADAM, 0.05, 0, 0, 0.8, 0.9, 0.1, 0, 0}},
+        {"sgd", {.kind = TSH_SGD, .lr = 0.1}},
+        {"adam", {.kind = TSH_ADAM, .lr = 0.05}},
+        {"adam_eps", {.kind = TSH_ADAM, .lr = 0.05, .beta1 = 0.8, .beta2 = 0.9, .eps = 0.1}},
     };
     golden_file file = golden_open("sparse");
     int i;
