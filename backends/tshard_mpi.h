@@ -951,18 +951,15 @@ static void tshi_mpi_tell_counts(tshi_mpi_group *group, tshi_mpi_op *op) {
                            "MPI_Iallgather");
 }
 
-/* This round's lengths and places in bytes: of all pieces, or (start NULL) of this rank's from each
- * rank. Returns the sum. */
-static int tshi_mpi_measure(const tshi_mpi_group *group, const tshi_mpi_op *op,
-                            const int64_t *start, int *length) {
+/* This round's lengths and places in bytes: of all pieces, or (own) of this rank's from each. */
+static void tshi_mpi_measure(const tshi_mpi_group *group, const tshi_mpi_op *op,
+                             const int64_t *start, int own, int *length) {
     int width = (int)tsh_dtype_size(op->coll.dtype), sum = 0;
     for (int k = 0; k < group->size; k++) {
-        length[k] = width * (int)(start ? tshi_mpi_round(op, start, k)
-                                        : tshi_mpi_round(op, op->from, group->rank));
+        length[k] = width * (int)tshi_mpi_round(op, start, own ? group->rank : k);
         length[group->size + k] = sum;
         sum += length[k];
     }
-    return sum;
 }
 
 static int tshi_mpi_is_direct(const tshi_mpi_group *group, const tsh_coll *coll) {
@@ -987,8 +984,8 @@ static void tshi_mpi_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
 static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
     int *out = op->lengths, *in = op->lengths + 2 * group->size;
     int all_to_all = op->coll.kind == TSH_ALLTOALL;
-    (void)tshi_mpi_measure(group, op, op->from, out);
-    (void)tshi_mpi_measure(group, op, all_to_all ? op->into : NULL, in);
+    tshi_mpi_measure(group, op, op->from, 0, out);
+    tshi_mpi_measure(group, op, all_to_all ? op->into : op->from, !all_to_all, in);
     for (int k = 0; k < group->size; k++)
         tshi_mpi_pack(op, op->from, group->size, k, tshi_mpi_round(op, op->from, k),
                       op->out->bytes + out[group->size + k]);
@@ -1004,7 +1001,7 @@ static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* Every rank gets all pieces; this rank's is op->part. */
 static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
     int *in = op->lengths;
-    (void)tshi_mpi_measure(group, op, op->into, in);
+    tshi_mpi_measure(group, op, op->into, 0, in);
     op->state = TSHI_MPI_GATHER;
     op->last = op->at + op->step >= op->longest;
     (void)tshi_mpi_refused(group->world,
@@ -2027,16 +2024,16 @@ static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm 
     code = MPI_Iallreduce(mine, least, 2, MPI_INT, MPI_MIN, control, &request);
     if (tshi_mpi_opened(desc, code, &request, &result) && (!world || !least[0]))
         result = tshi_mpi_fails(desc, TSH_ERR_MEMORY, "tsh_mpi_open: no memory on some rank");
-    if (result == TSH_OK) {
+    if (world && result == TSH_OK) {
         code = MPI_Iallgather(world->hosts, 1, MPI_INT, world->hosts + 1, 1, MPI_INT, control,
                               &request);
         if (tshi_mpi_opened(desc, code, &request, &result)) tshi_mpi_crowd(world);
     }
-    if (result == TSH_OK) {
+    if (world && result == TSH_OK) {
         code = MPI_Comm_idup(control, &data, &request);
         (void)tshi_mpi_opened(desc, code, &request, &result);
     }
-    if (result == TSH_OK) {
+    if (world && result == TSH_OK) {
         world->ours = ours;
         world->native = least[1];
         result = tshi_mpi_join(world, data, 1, world->native ? &tshi_mpi_native_ops : &tshi_mpi_ops,
