@@ -43,8 +43,9 @@ LIBS := -lm -pthread
 # ---- what there is -----------------------------------------------------------
 # Every tests/<kind>/test_*.c is one cmocka program. One that looks inside defines
 # TSHARD_IMPLEMENTATION; the others are linked with tests/support/library.c. One with the line
-# "/* build: double */" is also built with TSHARD_REAL=double. Every examples/0*.c is a test too: it runs and prints something.
-# Every tests/<kind>/test_*.py is one that tells what it did in cmocka's words.
+# "/* build: double */" is also built with TSHARD_REAL=double. Every examples/0*.c is a test too: it
+# runs and prints something. Every tests/<kind>/test_*.py is one that tells what it did in cmocka's
+# words.
 
 HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h tests/*.h tests/*/*.h)
 SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz))
@@ -166,8 +167,9 @@ test-arm: ## the kernels and ops compiled for aarch64 and run under qemu-user
 	@command -v $(ARM) >/dev/null && command -v qemu-aarch64 >/dev/null || { \
 		echo "test-arm: skipped: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross \
 	qemu-user"; exit 0; }; mkdir -p build/arm; for t in $(ARM_TESTS); do p=build/arm/$${t#*/}; \
+		case " $(LINKED) " in *" tests/$$t.c "*) l=tests/support/library.c;; *) l=;; esac; \
 		$(ARM) $(filter-out -fopenmp,$(STD)) -O2 -fno-math-errno $(WALL) -Werror \
-			-Itests/support/plain -static -o $$p tests/$$t.c $(LIBS) && qemu-aarch64 $$p >$$p.log \
+			-Itests/support/plain -static -o $$p tests/$$t.c $$l $(LIBS) && qemu-aarch64 $$p >$$p.log \
 			|| { tail -n 5 $$p.log; exit 1; }; echo "ok    $$t  $$(tail -n 1 $$p.log)"; done
 
 # Every tests/fault/fault_*.c prints a table; the soak also runs under two sanitizers.

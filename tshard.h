@@ -44,6 +44,7 @@
  *     >>kernel        strided loops, kernels per instruction set
  *     >>gemm          the built-in matrix product
  *     >>comm          the front door of collectives; what backends share
+ *     >>bucket        gradients on their way between replicas
  *     >>tape          recording, and backward with two accumulators
  *     >>context       opening and closing one rank's world
  *     >>op-map        elementwise ops, dropout, copies
@@ -63,7 +64,9 @@
  *     >>parallel      plans that shard a tree
  *     >>policy        plans for families of models
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
- *     >>io            saving to one file, loading at any degree
+ *     >>pipeline      layers dealt to stages, GPipe and 1F1B
+ *     >>io            one file of all tensors: saving it, reading its header
+ *     >>load          loading it at any degree
  *     >>check         hashes, replicas, finite differences
  *     >>trace-file    a trace of all ranks, as Chrome's JSON
  *     >>end           clean-up of macros
@@ -153,8 +156,31 @@
  *   inputs only and computes it again in backward, to the same bits.
  *
  * MICRO-BATCHES AND DATA PARALLELISM
- *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for all micro-batches, then
- *   tsh_sync_grads. Ranks beyond tp times pp form replicas (dp): gradients are averaged over them.
+ *   Ranks beyond tp times pp form replicas (dp), each with a batch of its own: the same program,
+ *   whose gradients are averaged, in buckets that travel while backward goes on. Micro-batches:
+ *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for each, then tsh_sync_grads;
+ *   nothing travels in between. Where batches are uneven or targets are ignored, give sums and what
+ *   they count: {.summed = 1, .weight = targets}; then the gradient is that of the mean over all.
+ *   tsh_optim_desc.zero cuts an optimiser's moments over the replicas: the same bits, less memory.
+ *
+ * PIPELINES
+ *   tsh_desc.pp ranks share a model by layers: every rank makes the whole tree, which costs nothing
+ *   yet, and tsh_pipeline_new deals the children of one container to them. Two functions say what
+ *   comes before these children and after; tsh_pipeline_train runs them for every micro-batch:
+ *
+ *          tsh_tensor *first(tsh_ctx *ctx, int k, void *user);    embeds micro-batch k
+ *          tsh_tensor *last(tsh_ctx *ctx, tsh_tensor *y, int k, void *user);    its loss
+ *          tsh_pipeline_desc d = {.micro_batches = 8, .input = first, .loss = last, .user = me};
+ *          tsh_pipeline *pipe = tsh_pipeline_new(tsh_find(root, "h"), &d);
+ *          ...
+ *              tsh_pipeline_train(pipe, &loss);
+ *              tsh_optim_step(adam);
+ *              tsh_zero_grads(root);
+ *              tsh_step_end(ctx);
+ *
+ *   Gradients, dropout masks and, where no parameter is tied across stages, every bit are those of
+ *   one rank that goes through the same micro-batches; the loss and the norm are known on every
+ *   rank. Of p stages, each is idle for (p - 1) / (micro_batches + p - 1) of the time.
  *
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
@@ -301,6 +327,7 @@ typedef struct tsh_ctx tsh_ctx;       /* one rank's world; belongs to one thread
 typedef struct tsh_tensor tsh_tensor; /* dtype, global shape, layout, this rank's piece, gradient */
 typedef struct tsh_module tsh_module; /* a named node in a tree of layers */
 typedef struct tsh_optim tsh_optim;   /* an optimiser with its moments */
+typedef struct tsh_pipeline tsh_pipeline; /* a model whose layers are dealt to the ranks of pp */
 
 /* ========================================================================== */
 /* >>layout-api                                             MARK: - layout-api */
@@ -681,15 +708,30 @@ TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
  * slice; tsh_redistribute on one rank) shares the gradient of what it views: tsh_clone it first. */
 TSH_API tsh_tensor *tsh_retain(tsh_tensor *t);
 
+/* Several micro-batches are one step: .defer for all but the last, or for all, then
+ * tsh_sync_grads.
+ * summed 0: a loss is a mean. Micro-batches add up, and the average over dp counts every rank
+ * alike, as torch's DistributedDataParallel does.
+ * summed 1: a loss is the sum over `weight` elements, such as the targets that are not ignored.
+ * Gradients of all micro-batches and of all ranks of dp are summed and divided once, by the sum of
+ * their weights: the gradient of the mean over all elements, however unevenly they lie (Megatron's
+ * calculate_per_token_loss). A rank that has no elements runs the same ops, on an empty batch or
+ * with all targets ignored, with weight 0; where all weights are 0, nothing is divided. */
 typedef struct tsh_backward_desc {
     int defer; /* leave gradients of leaves pending, for micro-batches; then tsh_sync_grads */
+    int summed;
+    double weight; /* of this loss; the same on all ranks of tp */
 } tsh_backward_desc;
 /* Gradients of a replicated scalar, summed into every leaf. Consumes the tape. Runs one all-reduce
- * over tp per tensor that feeds sharded consumers (each started as early as it can be), one flat
- * one for leaves, and one over dp per leaf. */
+ * over tp per tensor that feeds sharded consumers (each started as early as it can be), and one
+ * flat one for leaves whose gradients are partial. Then the average over dp: gradients are
+ * collected in buckets (tsh_desc.bucket_bytes), each of which is all-reduced as soon as it is full,
+ * while backward goes on; summed, one all-reduce of the weights. The sum of an element has the
+ * order that an all-reduce of its leaf alone gives it, whatever bucket it is in. */
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_backward_desc *desc);
-/* Completes gradients that .defer left pending: partial ones over tp, then the average over dp. */
+/* Completes gradients that .defer left pending: partial ones over tp, then the average over dp.
+ * Nothing, and no collective, where none are. */
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
 /* A leaf's or retained tensor's gradient, a detached step tensor; NULL while it has none. Pending:
  * an error. It is a window on the accumulator that the next backward writes again: tsh_keep copies.
@@ -712,13 +754,16 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx);
 typedef struct tsh_desc {
     tsh_comm comm;     /* zero: a group of one; the ctx takes it over and closes it */
     int tp, pp;        /* degrees; 0: tp = world / pp, pp = 1; dp is what is left */
-    const char *order; /* fastest axis first; NULL: "tp-pp-dp" */
+    const char *order; /* fastest axis first; NULL: "tp-pp-dp" (ml's); Megatron's: "tp-dp-pp" */
     uint64_t seed;
     int threads; /* of this rank, if compiled with OpenMP (-fopenmp), else 1; 0: 1. No bit depends
                   * on how many */
     tsh_gemm gemm;
     tsh_allocator allocator;
     tsh_logger logger;
+    size_t bucket_bytes; /* of gradients that travel over dp in one message; 0: 1 MiB. Leaves of at
+                          * least that size travel alone, without a copy. No bit depends on it */
+    int no_overlap;      /* 1: they start to travel at the end of backward. No bit depends on it */
 } tsh_desc;
 
 /* Opens one rank's world; collective where comm has several ranks (one split per axis). On failure
@@ -1209,18 +1254,26 @@ typedef struct tsh_optim_desc {
     double beta1, beta2, eps; /* Adam; 0: 0.9, 0.999, 1e-8 */
     double weight_decay;      /* ADAMW: decoupled; the others: added to the gradient */
     double clip_norm;         /* 0: none; else tsh_clip_grad_norm comes first */
+    int zero; /* 1: moments are cut over dp (ZeRO stage 1, Rajbhandari et al. 2020): each rank keeps
+                 those of its chunk of every parameter (tsh_coll_chunk of the local elements),
+                 whatever the sizes */
 } tsh_optim_desc;
 /* For every parameter below module; torch.optim.SGD, Adam, AdamW. Where a gradient is row-sparse
  * (tsh_lookup_desc), values, moments and weight decay of the rows it touches only;
- * torch.optim.SparseAdam. Closed with the ctx. */
+ * torch.optim.SparseAdam. Closed with the ctx. With .zero, backward reduce-scatters the gradients
+ * of these parameters in place of the all-reduce, so that tsh_grad cannot read them, and a step
+ * all-gathers the parameters, in the same buckets: the bytes of an all-reduce and the same bits. A
+ * row-sparse gradient cannot be cut: TSH_ERR_UNSUPPORTED by tsh_backward. A parameter is one
+ * optimiser's then. */
 TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc);
 /* Parameters whose path below the module matches: learning rate times lr_scale, this weight decay.
  * Later groups win. */
 TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay);
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr);
-/* One step with the gradients there are. One all-reduce over tp and pp (norm); where any gradient
- * is not finite the step is skipped on every rank. */
+/* One step with the gradients there are. One all-reduce over tp and pp (norm), with .zero over dp
+ * too, and the parameters' all-gathers; where any gradient is not finite the step is skipped on
+ * every rank. */
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim);
 
 typedef struct tsh_optim_info {
@@ -1243,20 +1296,69 @@ typedef struct tsh_schedule {
 /* The learning rate of step 0, 1, ... */
 TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step);
 
+/* -- pipeline --------------------------------------------------------------- */
+
+/* The order in which a stage does its forwards and backwards. Both give the same bits, and the same
+ * share of time, (p - 1) / (m + p - 1) of p equal stages and m micro-batches, in which a stage has
+ * nothing to do. */
+typedef enum tsh_pipeline_schedule {
+    TSH_PIPELINE_1F1B, /* p - 1 - stage forwards, then one forward and one backward in turn: a stage
+                          holds what p - stage forwards keep; Narayanan et al. 2021 */
+    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: it holds what m forwards keep; Huang et
+                          al. 2019 */
+} tsh_pipeline_schedule;
+typedef struct tsh_pipeline_desc {
+    int micro_batches;
+    const int *counts; /* children of each stage, a number per rank of pp; NULL: equally many */
+    tsh_pipeline_schedule schedule;
+    /* Of micro-batch 0, 1, ...: what the first child takes, on the first stage; and on the last
+     * one, from what the last child gave, the loss, a replicated scalar. Step tensors that they
+     * make end with the micro-batch. */
+    tsh_tensor *(*input)(tsh_ctx *ctx, int micro_batch, void *user);
+    tsh_tensor *(*loss)(tsh_ctx *ctx, tsh_tensor *output, int micro_batch, void *user);
+    void *user;
+} tsh_pipeline_desc;
+/* Deals the children of a container, which its forward calls one after the other, to the ranks of
+ * pp, the stages. Modules before the container in the tree, such as embeddings, belong to the first
+ * stage and are for .input to call, those after it to the last one and .loss. A rank holds
+ * parameters of its own stage only: others get no memory, or give back what they had, and are no
+ * longer met by tsh_each_param; initial values and dropout masks are those of one rank. A parameter
+ * tied across stages is held by each of these. The tree is whole by then, and the same on every
+ * rank. Further pipelines of a ctx deal the same children alike. One all-reduce over the world.
+ * Closed with the ctx. NULL and an error: callbacks missing, micro_batches below 1, a container
+ * with a forward of its own, children that do not divide into stages, a stage without any, counts
+ * that do not add up, ranks that differ. */
+TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc);
+/* Forwards and backwards of all micro-batches: gradients of the mean of their losses, summed into
+ * every leaf, as tsh_backward of each loss / micro_batches in turn would, all but the last one with
+ * .defer: the average over dp travels while the last backward goes on, but for parameters tied
+ * across stages, whose gradients are summed over these first. *loss (may be NULL): that mean, on
+ * every rank of pp; NaN after an error. The norm that follows
+ * (tsh_optim_step, tsh_clip_grad_norm) is that of all stages, too. Collectives over pp: what
+ * crosses from one stage to the next, of any shape, dtype and layout, is sent by every rank of tp
+ * for itself, behind 160 bytes that describe it, and its gradient comes back; tied gradients are
+ * exchanged; one broadcast of the loss. TSH_ERR_STATE: ops are recorded already, or within
+ * tsh_no_grad_begin. */
+TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
+/* The mean loss of micro_batches (0: as many as the description says) by forwards alone, on every
+ * rank of pp. tsh_train says whether modules train. */
+TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss);
+
 /* -- save and load ---------------------------------------------------------- */
 
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
- * global tensors, the same bytes at every degree of tp; tsh_load reads it at any other. Entries:
- * parameters by their path (tied ones once), "optim.first.<path>" and "optim.second.<path>",
- * TSH_REAL (F32 or F64), row-major; in __metadata__ the state of the generators (seed, counts of
- * randn and of every module's dropout) and of optim (kind, steps, skipped). optim NULL: none.
- * Parameters without memory get their initial values first.
+ * global tensors, the same bytes at every degree of tp and pp; tsh_load reads it at any other.
+ * Entries: parameters by their path (tied ones once), "optim.first.<path>" and
+ * "optim.second.<path>", TSH_REAL (F32 or F64), row-major; in __metadata__ the state of the
+ * generators (seed, counts of randn and of every module's dropout) and of optim (kind, steps,
+ * skipped). optim NULL: none. Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
- * pieces of at most 1 MiB to its first rank, which never holds a whole tensor. It writes a
+ * pieces of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a pipeline
+ * by way of their own first ranks, after an all-reduce more over the world and over pp. It writes a
  * temporary file "<path>.tmp-...", syncs it where the system is POSIX, and renames it: path is the
  * old file or the whole new one. An error is one on every rank, of the lowest rank's code and
- * sentence: TSH_ERR_IO (the system), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp above 1); no
- * temporary file is left, and tsh_clear_error on every rank recovers. */
+ * sentence: TSH_ERR_IO (the system), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp above 1 without a
+ * pipeline); no temporary file is left, and tsh_clear_error on every rank recovers. */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
 /* Reads what tsh_save wrote, or another program's safetensors file, into a model of the same names
  * and shapes, with or without memory, at any degree and layout; every rank reads its own slices.
@@ -1278,8 +1380,11 @@ TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *opt
 typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, void *user);
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
                              double eps, int64_t samples);
-/* 0 and TSH_ERR_STATE where replicated parameters below differ between ranks of tp: hashes are
- * compared. */
+/* 0 and TSH_ERR_STATE on every rank of the world where what should be equal is not: replicated
+ * parameters below over tp, all of them over dp, and likewise the moments that optimisers keep for
+ * them (those that .zero cuts over tp alone). Hashes are compared: one all-gather over tp and one
+ * over dp of 8 bytes per tensor, one all-reduce over the world. The error names the first tensor
+ * and the ranks that most others differ from. */
 TSH_API int tsh_check_replicas(tsh_module *module);
 /* A 64-bit hash of a tensor's global values: equal at every degree if the values are. Collective
  * where sharded. */
@@ -1424,7 +1529,9 @@ enum {
     TSHI_LEAF = 4,   /* its gradient is wanted by the user */
     TSHI_RETAIN = 8, /* keeps values and gradient through backward */
     TSHI_STALE = 16, /* its values were given back */
-    TSHI_DEAD = 32   /* the handle itself was given back */
+    TSHI_DEAD = 32,  /* the handle itself was given back */
+    TSHI_CHUNKED =
+        64 /* of its gradient, or of a moment's values, a rank of dp has its chunk only */
 };
 
 /* One accumulator of gradients. live 0: the block's contents mean nothing yet. */
@@ -1449,6 +1556,8 @@ struct tsh_tensor {
     tshi_node *node;         /* the op that made it; NULL: a leaf */
     tshi_accumulator gr, gp; /* replicated (or sharded alike) and partial contributions */
     int expected;            /* partial contributions still to come in this backward */
+    int users;               /* of a leaf: contributions of any kind still to come */
+    int boxed;               /* of a leaf: it is in a bucket that was not sent yet */
     int reducing;            /* the all-reduce of gp is under way */
     tsh_req req;
     int sparse;        /* what gr and gp hold lies in marked rows only */
@@ -1457,6 +1566,8 @@ struct tsh_tensor {
     const char *path;
     tsh_init init;
     int64_t fan_in, zero_row; /* zero_row: 1 + the row whose initial values are 0; 0: none */
+    int stage;  /* 1 + the first stage of a pipeline that holds it; 0: there is no pipeline */
+    int absent; /* only other stages do */
 };
 
 typedef struct tshi_handles {
@@ -1470,7 +1581,34 @@ typedef struct tshi_tape {
     tshi_arena arena;
     int no_grad;
     int pending; /* leaves hold contributions that .defer left */
+    int summed;  /* losses are sums, over so many elements on this rank: */
+    double weight;
+    int syncing; /* gradients of leaves are sent as they become ready */
 } tshi_tape;
+
+typedef struct tshi_bucket tshi_bucket;
+
+typedef struct tshi_buckets {
+    tshi_arena arena;           /* of all buckets of a backward */
+    tshi_bucket *first, **last; /* full ones, oldest first, and where the next one goes */
+    tshi_bucket *awaited;       /* the oldest one that may still travel */
+    tshi_bucket *open[2];       /* those that are filled: to be all-reduced, in chunks */
+    int64_t limit;              /* elements that make one full */
+    int hold;                   /* none is sent before the end */
+    int summed;
+    double weight; /* of sums: this rank's, then that of all */
+    tsh_req weight_req;
+} tshi_buckets;
+
+/* What a pipeline keeps of a micro-batch between its forward and its backward. */
+typedef struct tshi_micro {
+    struct tshi_micro *next; /* all of a ctx */
+    tshi_node *newest;       /* of its tape */
+    tshi_arena arena;
+    tsh_tensor handles; /* head of a ring: what its forward made */
+    tsh_tensor *out;    /* what this stage gave to the next one, or the loss */
+    tsh_tensor *owed; /* what the stage before gave, and waits for the gradient of; NULL: nothing */
+} tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_trace tshi_trace;
@@ -1493,9 +1631,13 @@ struct tsh_ctx {
     tshi_arena books;
     tshi_handles handles;
     tshi_tape tape;
+    tshi_buckets buckets;
     int depth;         /* of scopes */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
+    tsh_optim *optims;      /* the newest first */
+    tsh_pipeline *pipeline; /* the first one; NULL: none */
+    tshi_micro *micros;
 };
 
 enum { TSHI_MODULE_PARAMS = 2 };
@@ -1524,6 +1666,7 @@ struct tsh_module {
     const struct tshi_kind *kind;
     tsh_style style;
     int skip_bias_add, reversed, regather;
+    int stage; /* 1 + that of a pipeline; 0: none */
     /* Layouts that a plan asks for; NULL: none. */
     const tsh_layout *takes, *gives; /* of the input as it arrives, of the output */
     const tsh_layout **prepare;      /* what `prepared` inputs are brought to first */
@@ -2891,6 +3034,10 @@ static tsh_result tshi_tensor_begin(tsh_tensor *t) {
 
 /* A parameter's memory and initial values, on first use. */
 static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
+    if (t->absent)
+        return tsh_fail(t->ctx, TSH_ERR_STATE,
+                        "\"%s\" is held by stage %d of the pipeline; this rank is of stage %d",
+                        t->path, t->stage - 1, t->ctx->pp.rank);
     return t->block || !(t->flags & TSHI_PARAM) ? TSH_OK : tshi_tensor_begin(t);
 }
 
@@ -3132,6 +3279,7 @@ static tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const tsh_init
                         "%s: takes an owned tensor of %s, replicated or sharded, not %s %s", op,
                         tshi_tensor_dtype(TSH_REAL), tshi_tensor_dtype(t->dtype),
                         tshi_tensor_text(t, text));
+    if (t->absent) return TSH_OK;
     if (t->flags & TSHI_PARAM) return tshi_tensor_fill_param(t, op, init);
     return tshi_tensor_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
 }
@@ -3224,9 +3372,9 @@ static int tshi_kernel_isa(void) {
  * Straight-line code without calls or branches: loops around it vectorise. In double: libm. Where a
  * polynomial has no other source its coefficients are minimax ones (Remez), relative to the whole
  * function. Where multiply-adds are fused a tenth to a third of the time is saved, and errors are a
- * little smaller; nothing else counts on them. The worst errors, in ulps over all floats: exp 1.0,
- * tanh 1.5, log 0.9, erf 2.2, gelu 2.3 (1.9 both where fused); of samples: pow 0.6 (1.3 with
- * AVX-512). */
+ * little smaller; nothing else counts on them. The worst errors, in ulps over all floats: exp 0.99
+ * (0.91 where fused), tanh 1.50, log 0.87 (0.86), erf 2.15 (1.91), gelu 2.36 (2.01); of samples:
+ * pow 0.6 (0.8 with AVX-512). */
 
 /* a b + c; fused is known when it is compiled. */
 TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
@@ -3267,21 +3415,30 @@ TSHI_INLINE float tshi_kernel_exp_rest(float x, uint32_t *n, int fused) {
     return tshi_kernel_fma(whole, 2.12194440e-4f, x, fused);
 }
 
-/* e^r - 1 for |r| < 0.35. */
-TSHI_INLINE float tshi_kernel_exp_less_one(float r, int fused) {
+/* (e^r - 1 - r) / r^2 for |r| < 0.35. */
+TSHI_INLINE float tshi_kernel_exp_tail(float r, int fused) {
     float p = 1.3814465e-3f;
     p = tshi_kernel_fma(p, r, 8.3687805e-3f, fused);
     p = tshi_kernel_fma(p, r, 4.1668394e-2f, fused);
     p = tshi_kernel_fma(p, r, 1.6666520e-1f, fused);
-    p = tshi_kernel_fma(p, r, 4.9999993e-1f, fused);
-    return tshi_kernel_fma(p, r * r, r, fused);
+    return tshi_kernel_fma(p, r, 4.9999993e-1f, fused);
+}
+
+TSHI_INLINE float tshi_kernel_exp_less_one(float r, int fused) {
+    return tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r * r, r, fused);
+}
+
+/* e^r. Fused, 1 + r (1 + r p) rounds less; otherwise r + r^2 p does. */
+TSHI_INLINE float tshi_kernel_exp_whole(float r, int fused) {
+    if (!fused) return tshi_kernel_exp_less_one(r, fused) + 1.0f;
+    return tshi_kernel_fma(tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r, 1.0f, fused), r, 1.0f,
+                           fused);
 }
 
 /* e^x for |x| < 87: 2^n goes straight into the exponent. */
 TSHI_INLINE float tshi_kernel_exp_near(float x, int fused) {
     uint32_t n;
-    const float r = tshi_kernel_exp_rest(x, &n, fused);
-    const float y = tshi_kernel_exp_less_one(r, fused) + 1.0f;
+    const float y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(x, &n, fused), fused);
     return tshi_kernel_float(tshi_kernel_bits(y) + (n << 23));
 }
 
@@ -3305,8 +3462,7 @@ TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v, int fused) {
     order = order < 0x42B20000 ? order : 0x42B20000;
     x = (uint32_t)order;
     x = x < 0xC2D00000u ? x : 0xC2D00000u;
-    y = tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused);
-    y = tshi_kernel_exp_less_one(y, fused) + 1.0f;
+    y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused), fused);
     n -= 0x4B400000u - 254u; /* n and twice the exponent's bias */
     half = n >> 1;
     y = y * tshi_kernel_float(half << 23) * tshi_kernel_float((n - half) << 23);
@@ -3644,114 +3800,141 @@ TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real mos
 }
 
 /* -- powers, with AVX-512 ---------------------------------------------------
- * x^y in two floats where one does not do: |x| = 2^k m with m in [0.75, 1.5), and of 32 pairs of r
- * and -log2 r, f = m r - 1 is exact and at most 2^-5. ln(1 + f) = f - f^2 / 2 + f^3 P(f) as high +
- * low; y log2 x = y (k - log2 r) + (y / ln 2) ln(1 + f) = n + t. */
+ * x^y in two floats where one does not do: x = 2^k m with m in [0.742, 1.484), and of 32 pairs of r
+ * and -log2 r, f = m r - 1 is exact and at most 0.02. log2 x = k - log2 r + f a(f) as high + low;
+ * y log2 x = n + t with n in sixteenths, and 2^x = 2^n 2^t. */
 #if TSHI_X86
 /* clang-format off */
 static const float tshi_kernel_power_r[32] = {
-    1, 0.953125f, 0.921875f, 0.90625f, 0.875f, 0.859375f, 0.828125f, 0.8125f, 0.796875f, 0.765625f,
-    0.75f, 0.734375f, 0.71875f, 0.703125f, 0.6875f, 0.671875f, 1.3125f, 1.28125f, 1.28125f, 1.25f,
-    1.21875f, 1.1875f, 1.1875f, 1.15625f, 1.125f, 1.125f, 1.09375f, 1.0625f, 1.0625f, 1.03125f,
-    1.03125f, 1};
-/* -log2 r: its first 16 bits, so that k is added exactly, and the rest. */
+    1.328125f, 1.3125f, 1.28125f, 1.25f, 1.234375f, 1.203125f, 1.1875f, 1.15625f, 1.140625f, 1.125f,
+    1.109375f, 1.078125f, 1.0625f, 1.046875f, 1.03125f, 1.015625f, 1, 0.96875f, 0.9375f, 0.9140625f,
+    0.890625f, 0.859375f, 0.84375f, 0.8203125f, 0.796875f, 0.78125f, 0.765625f, 0.7421875f,
+    0.7265625f, 0.7109375f, 0.6953125f, 0.6796875f};
+/* -log2 r: its first 17 bits, so that k is added exactly, and the rest. */
 static const float tshi_kernel_power_high[32] = {
-    0, 0.0692596436f, 0.117355347f, 0.14201355f, 0.192642212f, 0.218643188f, 0.272079468f,
-    0.299560547f, 0.327575684f, 0.385284424f, 0.415039063f, 0.445404053f, 0.47644043f,
-    0.508148193f, 0.54057312f, 0.573730469f, -0.392318726f, -0.357559204f, -0.357559204f,
-    -0.321929932f, -0.285400391f, -0.247924805f, -0.247924805f, -0.209457397f, -0.169921875f,
-    -0.169921875f, -0.12928772f, -0.0874633789f, -0.0874633789f, -0.0443878174f, -0.0443878174f, 0};
+    -0.409393311f, -0.392318726f, -0.357551575f, -0.321929932f, -0.303779602f, -0.266784668f,
+    -0.247924805f, -0.209449768f, -0.189826965f, -0.169921875f, -0.149749756f, -0.108528137f,
+    -0.0874633789f, -0.0660858154f, -0.0443954468f, -0.0223693848f, 0, 0.0458068848f, 0.0931091309f,
+    0.129638672f, 0.167106628f, 0.218643188f, 0.245109558f, 0.285751343f, 0.327575684f,
+    0.356140137f, 0.385292053f, 0.430145264f, 0.460838318f, 0.492202759f, 0.524269104f,
+    0.557060242f};
 static const float tshi_kernel_power_low[32] = {
-    0, 3.01888235e-6f, 1.60395848e-6f, 5.45506782e-6f, 2.86602835e-6f, -2.90200114e-6f,
-    7.76633655e-8f, -2.65016098e-7f, -1.02556521e-6f, 5.73205671e-6f, -1.56322119e-6f,
-    7.09558799e-6f, -2.38574444e-6f, -1.28968907e-6f, -4.73875434e-6f, 4.77654794e-6f,
-    1.30280716e-6f, 7.19948366e-6f, 7.19948366e-6f, 1.83675331e-6f, -1.82823726e-6f,
-    -2.70875603e-6f, -2.70875603e-6f, 4.03183185e-6f, -3.12644238e-6f, -3.12644238e-6f,
-    4.70278155e-6f, 5.37655922e-7f, 5.37655922e-7f, -6.30197565e-6f, -6.30197565e-6f, 0};
+    2.37440918e-06f, 1.30280716e-06f, -4.2991104e-07f, 1.83675331e-06f, -1.14612635e-06f,
+    -1.8727261e-06f, -2.70875603e-06f, -3.59756245e-06f, 2.40645204e-06f, -3.12644238e-06f,
+    2.63635479e-06f, 3.68042879e-06f, 5.37655922e-07f, -3.37502797e-06f, 1.32741889e-06f,
+    1.57173713e-06f, 0, -3.19515243e-06f, 2.73532095e-07f, -3.39145845e-06f, 3.3574172e-06f,
+    -2.90200114e-06f, 2.93973108e-06f, 3.13956048e-06f, -1.02556521e-06f, 3.67350663e-06f,
+    -1.89733782e-06f, -8.72002829e-07f, 2.8710208e-06f, 2.60101228e-06f, -2.53497024e-06f,
+    -3.73754801e-06f};
+/* 2^(i / 16), and what the logarithms of these floats lack of i / 16. */
+static const float tshi_kernel_power_root[16] = {
+    1, 1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f, 1.29683959f, 1.35425556f,
+    1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f, 1.68179286f, 1.75625217f, 1.8340081f,
+    1.91520655f};
+static const float tshi_kernel_power_rest[16] = {
+    0, 6.67758187e-08f, -1.73010264e-08f, 6.82363321e-08f, 4.60712819e-08f, 5.22408143e-08f,
+    -4.47101591e-08f, -1.07844533e-08f, 2.46906744e-08f, -4.39687788e-08f, 7.55010543e-09f,
+    8.8113925e-09f, -2.12359019e-08f, -7.58683782e-09f, -8.84121043e-09f, 7.41633155e-09f};
 /* clang-format on */
 
 TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_look(const float *table, __m512i i) {
     return _mm512_permutex2var_ps(_mm512_loadu_ps(table), i, _mm512_loadu_ps(table + 16));
 }
 
-/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) An exponent, at
- * most 2^60, and its product with 1 / ln 2 in two. */
-TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_exponent(__m512 y, __m512 *w) {
-    const __m512 inverse = _mm512_set1_ps(1.44269502f), most = _mm512_set1_ps(1.15292150e18f);
-    w[0] = y = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, y, most), -most);
-    w[1] = y * inverse;
-    w[2] = _mm512_fmadd_ps(y, _mm512_set1_ps(1.92596303e-8f), _mm512_fmsub_ps(y, inverse, w[1]));
+/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_root16(const float *table, __m512i i) {
+    return _mm512_maskz_permutexvar_ps(0xFFFF, i, _mm512_loadu_ps(table));
 }
 
 /* (Without optimisation gcc 12 has these as macros, and warns of their masks.) */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wsign-conversion"
-TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power16(__m512 x, const __m512 *w) {
-    const __m512 one = _mm512_set1_ps(1), y = w[0], c = w[1], c_low = w[2];
-    const __m512 m = _mm512_maskz_getmant_ps(0xFFFF, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
-    const __m512i i = _mm512_maskz_srli_epi32(0xFFFF, _mm512_castps_si512(m), 18);
-    const __m512 f = _mm512_fmsub_ps(m, tshi_kernel_power_look(tshi_kernel_power_r, i), one);
-    const __m512 g = f * _mm512_set1_ps(-0.5f), square = f * g, high = f + square;
-    __m512 k = _mm512_maskz_getexp_ps(0xFFFF, x), low, p, q, q_low, b, b_low, n, t;
-    k = _mm512_mask_add_ps(k, _mm512_cmp_ps_mask(m, one, _CMP_LT_OQ), k, one);
-    k += tshi_kernel_power_look(tshi_kernel_power_high, i);
-    p = _mm512_set1_ps(3.33699882e-1f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-4.00279224e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.99999881e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-6.66666627e-1f));
-    low = (f - high + square) + _mm512_fmsub_ps(f, g, square);
-    low = _mm512_fmadd_ps(f * square, p, low);
-    q = high * c;
-    q_low = _mm512_fmadd_ps(high, c_low, _mm512_fmsub_ps(high, c, q));
-    q_low = _mm512_fmadd_ps(low, c, q_low);
-    b = k * y;
-    b_low = _mm512_fmadd_ps(tshi_kernel_power_look(tshi_kernel_power_low, i), y,
-                            _mm512_fmsub_ps(k, y, b));
-    n = _mm512_maskz_roundscale_ps(0xFFFF, b + q, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    t = (b - n + q) + (q_low + b_low);
-    /* beyond the floats t is anything */
-    t = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_min_ps(0xFFFF, t, one), -one);
-    p = _mm512_set1_ps(1.55953909e-4f);
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.34069507e-3f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(9.61769000e-3f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(5.55030964e-2f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(2.40226522e-1f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(6.93147242e-1f));
-    p = _mm512_fmadd_ps(p, t, one);
+/* x, but at most `most` away from 0. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_clamp(__m512 x, float most) {
+    return _mm512_maskz_range_ps(0xFFFF, x, _mm512_set1_ps(most), 2);
+}
+
+/* log2 x = high + low, of normal x below 1.48 2^127. */
+TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_log(__m512i x, __m512 *high, __m512 *low) {
+    const __m512i next = _mm512_set1_epi32(0x420000); /* from 0.742 on the next exponent */
+    const __m512i i = _mm512_add_epi32(x, next), j = _mm512_maskz_srli_epi32(0xFFFF, i, 18);
+    const __m512 m = _mm512_castsi512_ps(
+        _mm512_sub_epi32((i & _mm512_set1_epi32(0x7FFFFF)) | _mm512_set1_epi32(0x3F800000), next));
+    const __m512 inverse = _mm512_set1_ps(1.44269502f), half = _mm512_set1_ps(-7.21347511e-1f);
+    const __m512 f = _mm512_fmsub_ps(m, tshi_kernel_power_look(tshi_kernel_power_r, j),
+                                     _mm512_set1_ps(1));
+    const __m512 k = _mm512_maskz_getexp_ps(0xFFFF, _mm512_castsi512_ps(i)) +
+                     tshi_kernel_power_look(tshi_kernel_power_high, j);
+    const __m512 a = _mm512_fmadd_ps(f, half, inverse);
+    __m512 a_low = _mm512_fmadd_ps(f, half, inverse - a), p = _mm512_set1_ps(2.89748638e-1f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-3.60767196e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.80898304e-1f));
+    a_low = _mm512_fmadd_ps(f, _mm512_maskz_mul_ps(0xFFFF, p, f), a_low) +
+            _mm512_set1_ps(1.92596299e-8f);
+    *high = _mm512_fmadd_ps(f, a, k);
+    *low = _mm512_fmadd_ps(f, a, k - *high) +
+           _mm512_fmadd_ps(f, a_low, tshi_kernel_power_look(tshi_kernel_power_low, j));
+}
+
+/* 2^(y (high + low)), of y at most 2^60 away from 0. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_exp(__m512 y, __m512 high, __m512 low) {
+    const __m512 shift = _mm512_set1_ps(786432); /* 1.5 2^19: sixteenths in the low bits */
+    const __m512 b = _mm512_maskz_mul_ps(0xFFFF, high, y);
+    const __m512i i = _mm512_castps_si512(b + shift);
+    const __m512 n = _mm512_castsi512_ps(i) - shift;
+    const __m512 root = tshi_kernel_power_root16(tshi_kernel_power_root, i);
+    __m512 t = _mm512_fmadd_ps(low, y, _mm512_fmsub_ps(high, y, b)), p;
+    t = b - n + (t + tshi_kernel_power_root16(tshi_kernel_power_rest, i));
+    t = tshi_kernel_power_clamp(t, 1); /* beyond the floats it is anything */
+    /* the low part counts for up to 0.018 beside a sixteenth's half: coefficients are for 0.05 */
+    p = _mm512_fmadd_ps(_mm512_set1_ps(9.61876615e-3f), t, _mm512_set1_ps(5.55082731e-2f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(2.40226506e-1f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(6.93147178e-1f));
+    p = _mm512_fmadd_ps(_mm512_maskz_mul_ps(0xFFFF, root, t), p, root);
     return _mm512_maskz_scalef_ps(0xFFFF, p, n);
 }
 #pragma GCC diagnostic pop
 
-/* y = x^w, dense, w with a step of 1 or 0. What is not a power of a positive number is done again,
- * by tshi_kernel_pow. */
+enum { TSHI_POWER_VECTORS = 4 };
+
+/* y = x^w of `many` vectors, of each the lanes in `here`: the logarithms first, then the powers, so
+ * that a processor sees two short chains of instructions, not a long one. What is not a power of a
+ * usual number is left to tshi_kernel_pow. */
+TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_few(int many, __mmask16 here, float *y,
+                                                   const float *x, const float *w, int64_t step) {
+    const __m512i least = _mm512_set1_epi32(0x00800000), count = _mm512_set1_epi32(0x7EBE0000);
+    __mmask16 usual[TSHI_POWER_VECTORS], all = here;
+    __m512 high[TSHI_POWER_VECTORS], low[TSHI_POWER_VECTORS], b = _mm512_set1_ps(w[0]);
+    int v;
+    for (v = 0; v < many; v++) {
+        const __m512i a = _mm512_castps_si512(_mm512_maskz_loadu_ps(here, x + 16 * v));
+        usual[v] = _mm512_mask_cmplt_epu32_mask(here, _mm512_sub_epi32(a, least), count);
+        tshi_kernel_power_log(a, &high[v], &low[v]);
+    }
+    for (v = 0; v < many; v++) {
+        if (step) b = _mm512_maskz_loadu_ps(here, w + 16 * v);
+        usual[v] = _mm512_mask_cmp_ps_mask(usual[v], b, b, _CMP_ORD_Q);
+        all = (__mmask16)(all & usual[v]);
+        _mm512_mask_storeu_ps(
+            y + 16 * v, usual[v],
+            tshi_kernel_power_exp(tshi_kernel_power_clamp(b, 1.15292150e18f), high[v], low[v]));
+    }
+    for (v = 0; v < 16 * many && all != here; v++) {
+        const unsigned odd = (unsigned)here & ~(unsigned)usual[v / 16];
+        if (odd >> v % 16 & 1u) y[v] = (float)tshi_kernel_pow(TSHI_R(x[v]), TSHI_R(w[v * step]));
+    }
+}
+
+/* Dense, w with a step of 1 or 0. */
 TSHI_AVX512 static void tshi_kernel_powers(int64_t n, float *y, const float *x, const float *w,
                                            int64_t step) {
+    enum { MOST = 16 * TSHI_POWER_VECTORS };
     int64_t i;
-    int j;
-    __m512 b = _mm512_set1_ps(w[0]), exponent[3];
-    tshi_kernel_power_exponent(b, exponent);
-    for (i = 0; i < n; i += 16) {
-        const __mmask16 here = (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0));
-        const __m512 a = _mm512_maskz_loadu_ps(here, x + i);
-        const __m512i bits = _mm512_castps_si512(a);
-        __mmask16 usual = _mm512_mask_cmplt_epu32_mask(
-            here, _mm512_maskz_sub_epi32(0xFFFF, bits, _mm512_set1_epi32(1)),
-            _mm512_set1_epi32(0x7F7FFFFF));
-        float odd[2][16];
-        if (step) {
-            b = _mm512_maskz_loadu_ps(here, w + i);
-            tshi_kernel_power_exponent(b, exponent);
-        }
-        usual = _mm512_mask_cmp_ps_mask(usual, b, b, _CMP_ORD_Q);
-        if (usual != here) {
-            _mm512_storeu_ps(odd[0], a);
-            _mm512_storeu_ps(odd[1], b);
-        }
-        _mm512_mask_storeu_ps(y + i, here, tshi_kernel_power16(a, exponent));
-        for (j = 0; j < 16 && usual != here; j++)
-            if (((unsigned)here & ~(unsigned)usual) >> j & 1u)
-                y[i + j] = (float)tshi_kernel_pow(TSHI_R(odd[0][j]), TSHI_R(odd[1][j]));
-    }
+    for (i = 0; i + MOST <= n; i += MOST)
+        tshi_kernel_power_few(TSHI_POWER_VECTORS, 0xFFFF, y + i, x + i, w + i * step, step);
+    for (; i < n; i += 16)
+        tshi_kernel_power_few(1, (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0)),
+                              y + i, x + i, w + i * step, step);
 }
 
 /* With any steps. */
@@ -5167,9 +5350,241 @@ TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
 }
 
 /* ========================================================================== */
+/* >>bucket                                            MARK: - bucket (private) */
+/* Gradients on their way between replicas: in flat messages, each sent as soon */
+/* as it is full.                                                               */
+/* Needs: >>mem >>tensor >>comm.                                                */
+/* ========================================================================== */
+
+enum { TSHI_BUCKET_BYTES = 1 << 20 };
+
+static const char tshi_bucket_what[] = "a bucket of gradients or parameters over dp";
+
+typedef struct tshi_parcel {
+    struct tshi_parcel *next;
+    tsh_tensor *leaf;
+} tshi_parcel;
+
+/* A bucket of several leaves is a matrix with a row per rank of dp: row k holds chunk k
+ * (tsh_coll_chunk) of every leaf, filled up with zeros where it is shorter than the first. So the
+ * all-reduce's own chunk k is row k, and each element is summed in the order that an all-reduce of
+ * its leaf alone would have; a reduce-scatter gives rank k row k of that sum. A leaf that is alone
+ * is sent where it is. Parameters are all-gathered by rows likewise. */
+struct tshi_bucket {
+    tshi_bucket *next;
+    tsh_coll_kind kind; /* TSH_ALLREDUCE or TSH_REDUCE_SCATTER of gradients, TSH_ALLGATHER */
+    tshi_parcel *first, **last;
+    int64_t count, width; /* elements of leaves; of a row */
+    int64_t *counts;      /* of a reduce-scatter or all-gather */
+    tshi_block *block;    /* what travels; NULL: not sent yet */
+    tshi_block *own;      /* what a reduce-scatter gives */
+    tsh_req req;
+};
+
+/* Where chunk k of a leaf starts. */
+static int64_t tshi_bucket_chunk(const tsh_tensor *leaf, int k) {
+    return tsh_coll_chunk(tsh_local_numel(leaf), leaf->ctx->dp.size, k);
+}
+
+static int64_t tshi_bucket_chunk_size(const tsh_tensor *leaf, int k) {
+    return tshi_bucket_chunk(leaf, k + 1) - tshi_bucket_chunk(leaf, k);
+}
+
+/* Elements that travel, and where row k of them starts. */
+static int64_t tshi_bucket_elements(const tsh_ctx *ctx, const tshi_bucket *b) {
+    return b->first->next ? b->width * ctx->dp.size : b->count;
+}
+
+static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
+    return (tsh_real *)tshi_mem_data(b->block) +
+           (b->first->next ? b->width * k : tshi_bucket_chunk(b->first->leaf, k));
+}
+
+/* Chunk k of every leaf into its row, or out of it. What is live by then came unexpected, and
+ * travelled by itself. */
+static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
+    const tshi_parcel *p;
+    for (p = b->first; p; p = p->next) {
+        tsh_tensor *leaf = p->leaf;
+        const int gathers = b->kind == TSH_ALLGATHER;
+        tsh_real *at = (tsh_real *)(gathers ? tshi_tensor_at(leaf) : tshi_mem_data(leaf->gr.block));
+        const int64_t n = tshi_bucket_chunk_size(leaf, k), most = tshi_bucket_chunk_size(leaf, 0);
+        at += tshi_bucket_chunk(leaf, k);
+        if (!out) {
+            memcpy(row, at, (size_t)n * sizeof *row);
+            memset(row + n, 0, (size_t)(most - n) * sizeof *row);
+        } else if (!gathers && leaf->gr.live) {
+            tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM);
+        } else {
+            memcpy(at, row, (size_t)n * sizeof *row);
+        }
+        row += most;
+    }
+}
+
+/* Waits for the oldest one that travels. Its leaves get their values at the end: until then, their
+ * accumulators take contributions that nobody expected. */
+static void tshi_bucket_await(tsh_ctx *ctx) {
+    tshi_bucket *b = ctx->buckets.awaited;
+    ctx->buckets.awaited = b->next;
+    (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, b->req), tshi_bucket_what);
+}
+
+/* The memory that travels, filled; 0 without. */
+static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
+    const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
+    tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
+    int k;
+    if (b->kind != TSH_ALLREDUCE) {
+        b->counts = (int64_t *)tshi_mem_book(ctx, &ctx->buckets.arena,
+                                             (size_t)size * sizeof *b->counts);
+        if (!b->counts) return 0;
+        for (k = 0; k < size; k++) b->counts[k] = only ? tshi_bucket_chunk_size(only, k) : b->width;
+    }
+    if (b->kind == TSH_REDUCE_SCATTER) {
+        b->own = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)b->counts[rank] * sizeof(tsh_real));
+        if (!b->own) return 0;
+    }
+    if (!only) {
+        b->block = tshi_mem_take(ctx, TSH_MEM_STEP,
+                                 (size_t)tshi_bucket_elements(ctx, b) * sizeof(tsh_real));
+        for (k = gathers ? rank : 0; b->block && k < (gathers ? rank + 1 : size); k++)
+            tshi_bucket_copy(b, k, tshi_bucket_row(b, k), 0);
+    } else if (gathers) {
+        b->block = only->block;
+        b->block->refs++;
+    } else {
+        b->block = only->gr.block;
+        only->gr.block = NULL;
+    }
+    return b->block != NULL;
+}
+
+static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
+    tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
+    tshi_parcel *p;
+    if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
+    for (p = b->first; p; p = p->next) {
+        p->leaf->boxed = 0;
+        if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
+    }
+    coll.send = coll.recv = tshi_mem_data(b->block);
+    coll.count = tshi_bucket_elements(ctx, b);
+    coll.recv_counts = b->counts;
+    coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
+    if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
+    if (b->own) coll.recv = tshi_mem_data(b->own);
+    while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT && ctx->buckets.awaited != b)
+        tshi_bucket_await(ctx);
+    (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
+}
+
+static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
+    tshi_buckets *all = &ctx->buckets;
+    *all->last = b;
+    all->last = &b->next;
+    if (!all->awaited) all->awaited = b;
+    if (!all->hold) tshi_bucket_send(ctx, b);
+}
+
+/* A leaf's gradient is done, or, to be all-gathered, this rank's chunk of a parameter. */
+static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
+    tsh_ctx *ctx = leaf->ctx;
+    tshi_buckets *all = &ctx->buckets;
+    const int64_t n = tsh_local_numel(leaf);
+    tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
+    tshi_parcel *p;
+    if (leaf->boxed || ctx->error.code != TSH_OK) return;
+    p = (tshi_parcel *)tshi_mem_book(ctx, &all->arena, sizeof *p);
+    if (p && !b) b = (tshi_bucket *)tshi_mem_book(ctx, &all->arena, sizeof *b);
+    if (!p || !b) return;
+    if (!b->first) b->last = &b->first;
+    p->leaf = leaf;
+    *b->last = p;
+    b->last = &p->next;
+    b->kind = kind;
+    b->count += n;
+    b->width += tshi_bucket_chunk_size(leaf, 0);
+    leaf->boxed = 1;
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL;
+    if (b->count >= all->limit) tshi_bucket_close(ctx, b);
+}
+
+/* The same of a gradient, by the collective that its optimiser wants. */
+static void tshi_bucket_add_grad(tsh_tensor *leaf) {
+    tshi_bucket_add(leaf, leaf->flags & TSHI_CHUNKED ? TSH_REDUCE_SCATTER : TSH_ALLREDUCE);
+}
+
+/* Buckets are about to come; of sums, over `weight` elements on this rank. */
+static void tshi_bucket_begin(tsh_ctx *ctx, int summed, double weight) {
+    tshi_buckets *all = &ctx->buckets;
+    tshi_mem_reset(&all->arena);
+    all->first = all->open[0] = all->open[1] = all->awaited = NULL;
+    all->last = &all->first;
+    all->summed = summed;
+    all->weight = weight;
+    all->weight_req = 0;
+    if (summed)
+        (void)tshi_error_comm(
+            ctx, tsh_allreduce_start(&ctx->dp, &all->weight, 1, TSH_F64, TSH_SUM, &all->weight_req),
+            "tsh_backward: sum of weights over data parallel ranks");
+}
+
+/* x /= by, of sums; there is none where it is 0. */
+static void tshi_bucket_divide(tsh_real *x, int64_t n, double by) {
+    const tsh_real divisor = TSHI_R(by);
+    int64_t i;
+    if (!(by > 0)) return;
+    for (i = 0; i < n; i++) x[i] /= divisor;
+}
+
+/* The leaves of a bucket that has come back get their gradients, or values. */
+static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
+    const int rank = ctx->dp.rank, scatters = b->kind == TSH_REDUCE_SCATTER;
+    const int gathers = b->kind == TSH_ALLGATHER;
+    tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
+    tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
+    const tshi_parcel *p;
+    int k, in_place = only && (gathers || !only->gr.block);
+    if (ctx->buckets.summed)
+        tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
+                           scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
+                           ctx->buckets.weight);
+    if (in_place && !gathers) {
+        only->gr.block = b->block;
+        b->block->refs++;
+    }
+    for (k = 0; k < ctx->dp.size; k++)
+        if (scatters ? k == rank : !in_place && !(gathers && k == rank))
+            tshi_bucket_copy(b, k, scatters ? own : tshi_bucket_row(b, k), 1);
+    for (p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
+}
+
+/* Sends what is left, and waits for all. */
+static void tshi_bucket_end(tsh_ctx *ctx) {
+    tshi_buckets *all = &ctx->buckets;
+    tshi_bucket *b;
+    tshi_parcel *p;
+    if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
+    if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
+    for (b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
+    tshi_error_tell(ctx); /* so that no peer is waited for in vain */
+    while (all->awaited) tshi_bucket_await(ctx);
+    (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, all->weight_req), tshi_bucket_what);
+    all->weight_req = 0;
+    for (b = all->first; b; b = b->next) {
+        for (p = b->first; p; p = p->next) p->leaf->boxed = 0;
+        if (ctx->error.code == TSH_OK) tshi_bucket_open(ctx, b);
+        tshi_mem_drop(ctx, b->block);
+        tshi_mem_drop(ctx, b->own);
+    }
+    all->first = all->open[0] = all->open[1] = NULL;
+}
+
+/* ========================================================================== */
 /* >>tape                                                MARK: - tape (private) */
 /* The tape remembers; backward walks it once, newest first.                   */
-/* Needs: >>tensor >>kernel >>comm.                                             */
+/* Needs: >>kernel >>bucket.                                                    */
 /* ========================================================================== */
 
 /* One op that was recorded. A tensor keeps two accumulators, gr for contributions that every rank
@@ -5184,6 +5599,8 @@ struct tshi_node {
     tshi_block **saved; /* of each input and then of out: values that backward reads, or NULL */
     tshi_block *aux;    /* what else backward reads; dropped with the node */
     void *more;         /* the op's own options, in the tape's arena */
+    tsh_tensor **feeds; /* leaves that backward gives to beside its inputs */
+    int fed;            /* how many */
     int n, depth;
     unsigned partial; /* bit i: gives input i's gradient as a partial sum */
     unsigned given;   /* bit i: has given it */
@@ -5359,6 +5776,15 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     return 1;
 }
 
+/* One contribution less is to come to a leaf; after the last one it travels to the other replicas.
+ * Partial sums wait for the end, and rows that are few for those of other ranks. */
+static void tshi_tape_feed(tsh_tensor *leaf) {
+    if (--leaf->users > 0 || !leaf->ctx->tape.syncing || !leaf->gr.live || leaf->gp.live ||
+        leaf->sparse)
+        return;
+    tshi_bucket_add_grad(leaf);
+}
+
 /* Which rows any rank of comm has touched. */
 static void tshi_tape_unite(tsh_tensor *t, tsh_comm *comm) {
     if (t->sparse && comm->size > 1)
@@ -5375,8 +5801,12 @@ static void tshi_tape_give(tshi_node *node, int i) {
     tsh_ctx *ctx = node->out->ctx;
     if (!base || !base->wants || (node->given >> i & 1u)) return;
     node->given |= 1u << i;
+    if (!base->node) {
+        tshi_tape_feed(base);
+        return;
+    }
     if (!tshi_tape_is_partial(node, i) || --base->expected > 0) return;
-    if (!base->node || base->node->raw || !base->gp.live || ctx->error.code != TSH_OK) return;
+    if (base->node->raw || !base->gp.live || ctx->error.code != TSH_OK) return;
     (void)tshi_error_comm(ctx,
                           tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block),
                                               tsh_local_numel(base), TSH_REAL, TSH_SUM, &base->req),
@@ -5450,12 +5880,11 @@ static void tshi_tape_pour(const tshi_node *node, int i, const tshi_dest *dest,
 
 /* -- backward --------------------------------------------------------------- */
 
-/* Marks what the loss reaches and counts the partial contributions that each tensor will get. */
-static void tshi_tape_mark(tsh_ctx *ctx, tsh_tensor *loss) {
+/* Marks what the loss reaches and counts the partial contributions that each tensor will get, and
+ * all those of a leaf. */
+static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
     tshi_node *node;
-    tsh_tensor *t, *head = &ctx->handles.owned;
     int i;
-    for (t = head->next; t != head; t = t->next) t->expected = 0;
     if (loss->base->node) loss->base->node->reached = 1;
     for (node = ctx->tape.newest; node; node = node->older) {
         if (!node->reached) continue;
@@ -5465,9 +5894,13 @@ static void tshi_tape_mark(tsh_ctx *ctx, tsh_tensor *loss) {
         for (i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
             if (!base || !base->wants) continue;
-            if (base->node) base->node->reached = 1;
+            if (base->node)
+                base->node->reached = 1;
+            else
+                base->users++;
             if (tshi_tape_is_partial(node, i)) base->expected++;
         }
+        for (i = 0; i < node->fed; i++) node->feeds[i]->users++;
     }
 }
 
@@ -5512,9 +5945,12 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             const int64_t begin = tshi_trace_start(ctx);
             node->backward(node);
             for (i = 0; i < node->n; i++) tshi_tape_give(node, i);
+            for (i = 0; i < node->fed; i++) tshi_tape_feed(node->feeds[i]);
             if (ctx->trace)
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->name, begin, 0);
             if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
+            if (ctx->dp.in_flight) tsh_comm_progress(&ctx->dp);
+            if (ctx->pp.in_flight) tsh_comm_progress(&ctx->pp);
         }
         tshi_tape_drop_node(node);
     }
@@ -5552,22 +5988,42 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
-    tsh_tensor *t, *head;
-    if (!ctx) return TSH_ERR_ARGUMENT;
-    if (!tsh_ok(ctx)) return ctx->error.code;
-    head = &ctx->handles.owned;
-    if (tshi_tape_complete_leaves(ctx) != TSH_OK) return ctx->error.code;
-    for (t = head->next; t != head && ctx->dp.size > 1; t = t->next) {
+/* Gradients of leaves, those that came last and those that already travel, become whole. */
+static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
+    tsh_tensor *t, *head = &ctx->handles.owned;
+    const int replicas = ctx->dp.size > 1;
+    if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
+    for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
         if (!t->gr.live) continue;
-        (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->dp, tshi_mem_data(t->gr.block),
-                                            tsh_local_numel(t), TSH_REAL, TSH_AVG),
-                              "tsh_sync_grads: average over data parallel ranks");
-        tshi_tape_unite(t, &ctx->dp);
+        if (t->sparse && (t->flags & TSHI_CHUNKED))
+            (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
+                           "tsh_backward: the gradient of \"%s\" is row-sparse, which .zero of its "
+                           "optimiser cannot cut; leave one of both out",
+                           t->path);
+        else if (replicas)
+            tshi_bucket_add_grad(t);
+        else if (ctx->tape.summed)
+            tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
+                               ctx->tape.weight);
     }
-    ctx->tape.pending = 0;
+    if (replicas) tshi_bucket_end(ctx);
+    for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next)
+        if (t->gr.live) tshi_tape_unite(t, &ctx->dp);
+    ctx->tape.pending = ctx->tape.syncing = 0;
     return ctx->error.code;
+}
+
+/* From now on leaves travel as they become ready, unless that is to wait. */
+static void tshi_tape_sync_begin(tsh_ctx *ctx) {
+    if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed, ctx->tape.weight);
+    ctx->tape.syncing = ctx->dp.size > 1;
+}
+
+TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (!tsh_ok(ctx) || !ctx->tape.pending) return ctx->error.code;
+    tshi_tape_sync_begin(ctx);
+    return tshi_tape_sync(ctx);
 }
 
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
@@ -5593,21 +6049,59 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     return TSH_OK;
 }
 
+/* Makes ready for a backward, whose loss is of so many elements. 0 and an error where gradients of
+ * another kind wait. */
+static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
+    tshi_tape *tape = &ctx->tape;
+    tsh_tensor *t, *head = &ctx->handles.owned;
+    int live = 0, chunked = 0;
+    for (t = head->next; t != head; t = t->next) {
+        t->expected = t->users = 0;
+        live |= t->gr.live | t->gp.live;
+        chunked |= t->gr.live && (t->flags & TSHI_CHUNKED);
+    }
+    if (!(weight >= 0) || weight > DBL_MAX || (weight > 0 && !summed))
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_backward: weight %g of a loss; it is that of a sum (.summed = 1), and "
+                       "not below 0",
+                       weight);
+    else if (live && tape->pending && tape->summed != summed)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_backward: micro-batches of one step are all means or all sums "
+                       "(.summed); those that wait for tsh_sync_grads are %s",
+                       tape->summed ? "sums" : "means");
+    else if (live && !tape->pending && (summed || chunked))
+        (void)tsh_fail(
+            ctx, TSH_ERR_STATE,
+            "tsh_backward: gradients of an earlier step %s, so that nothing can be added "
+            "to them; tsh_zero_grads first",
+            chunked ? "lie in chunks (.zero)" : "are divided already (.summed)");
+    if (ctx->error.code != TSH_OK) return 0;
+    tape->weight = (live && tape->pending ? tape->weight : 0) + weight;
+    tape->summed = summed;
+    return 1;
+}
+
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
                                      const tsh_backward_desc *desc) {
     int defer = desc && desc->defer;
     tshi_dest dest;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK) (void)tshi_tape_check_loss(ctx, loss);
+    if (ctx->error.code == TSH_OK)
+        (void)tshi_tape_begin(ctx, desc && desc->summed, desc ? desc->weight : 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (!tshi_tape_open(loss, &loss->base->gr, &dest)) return ctx->error.code;
     dest.data[0] = dest.add ? dest.data[0] + TSHI_R(1) : TSHI_R(1);
+    if (!defer) tshi_tape_sync_begin(ctx);
     tshi_tape_mark(ctx, loss);
     tshi_tape_let_go(ctx, loss, 0);
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena);
-    ctx->tape.pending = defer;
-    if (!defer && ctx->error.code == TSH_OK) (void)tsh_sync_grads(ctx);
+    if (defer)
+        ctx->tape.pending = 1;
+    else
+        (void)tshi_tape_sync(ctx);
     tshi_error_tell(ctx);
     return ctx->error.code;
 }
@@ -5619,8 +6113,8 @@ TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
 /* Whether a leaf's gradient still waits for other ranks' parts. */
 static int tshi_tape_pending(const tsh_tensor *leaf) {
     const tsh_ctx *ctx = leaf->ctx;
-    return leaf->gp.live ||
-           (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending && ctx->dp.size > 1);
+    return leaf->gp.live || (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending &&
+                             (ctx->dp.size > 1 || ctx->tape.summed));
 }
 
 /* -- what a user says of gradients ------------------------------------------ */
@@ -5661,6 +6155,12 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
         return tshi_error_null(t->ctx, TSH_ERR_STATE,
                                "tsh_grad: the gradient is pending; call tsh_sync_grads first");
     if (!base->gr.live) return NULL;
+    if (base->flags & TSHI_CHUNKED)
+        return tshi_error_null(
+            t->ctx, TSH_ERR_STATE,
+            "tsh_grad: each rank of dp has a chunk of the gradient of \"%s\", as "
+            "its optimiser's .zero wants it",
+            base->path);
     grad = tshi_tensor_window(t, base->gr.block);
     if (!grad) return NULL;
     grad->offset = t->offset - base->offset;
@@ -5723,6 +6223,24 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
 /* Needs: >>gemm >>comm >>tape.                                                 */
 /* ========================================================================== */
 
+/* Says which degree of one axis would divide the world, the other one staying as it is. */
+static void tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
+    const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
+    const int pp_fits = pp > 0 && world % pp == 0;
+    const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world;
+    char list[TSH_MESSAGE_SIZE / 2] = "";
+    int d, before = 0;
+    for (d = 1; d <= whole; d++) {
+        if (whole % d) continue;
+        if (before) tshi_base_append(list, sizeof list, "%s%d", *list ? ", " : "", before);
+        before = d;
+    }
+    tshi_base_append(list, sizeof list, "%s%d", *list ? " or " : "", before);
+    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                   "tsh_open: %d ranks do not divide into tp %d times pp %d; %s may be %s", world,
+                   tp, pp, pp_fits ? "tp" : "pp", list);
+}
+
 /* Degree of every axis in the order of desc->order, fastest first; 0 and an error where they do not
  * divide. */
 static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], char axis[3]) {
@@ -5730,8 +6248,7 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     const char *order = desc->order ? desc->order : "tp-pp-dp", *at = order;
     int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, degree[3], i, j;
     if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp))) {
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                       "tsh_open: %d ranks do not divide into tp %d times pp %d", world, tp, pp);
+        tshi_context_refuse(ctx, tp, pp);
         return 0;
     }
     degree[0] = tp ? tp : world / pp;
@@ -5787,6 +6304,10 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->isa = tshi_kernel_isa();
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
+    ctx->buckets.limit = TSHI_BUCKET_BYTES / (int64_t)sizeof(tsh_real);
+    if (desc->bucket_bytes)
+        ctx->buckets.limit = (int64_t)((desc->bucket_bytes - 1) / sizeof(tsh_real) + 1);
+    ctx->buckets.hold = desc->no_overlap;
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1;
     ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
@@ -5809,6 +6330,7 @@ TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
 
 TSH_API void tsh_close(tsh_ctx *ctx) {
     tsh_allocator allocator;
+    tshi_micro *micro;
     if (!ctx) return;
     tshi_error_tell(ctx);
     (void)tsh_step_end(ctx);
@@ -5816,7 +6338,9 @@ TSH_API void tsh_close(tsh_ctx *ctx) {
     tshi_trace_drop(ctx);
     tshi_mem_drop(ctx, ctx->gemm_scratch);
     tshi_mem_close_pool(ctx);
+    for (micro = ctx->micros; micro; micro = micro->next) tshi_mem_close(ctx, &micro->arena);
     tshi_mem_close(ctx, &ctx->tape.arena);
+    tshi_mem_close(ctx, &ctx->buckets.arena);
     tshi_mem_close(ctx, &ctx->books);
     tsh_comm_close(&ctx->dp);
     tsh_comm_close(&ctx->pp);
@@ -6698,7 +7222,8 @@ typedef struct tshi_dropout_run {
     int isa;
 } tshi_dropout_run;
 
-/* The key of the next mask: seed, owner's path and count, dp rank. */
+/* The key of the next mask: seed, owner's path and count, dp rank; without an owner, the stage of a
+ * pipeline, whose ranks count each for itself. */
 static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     tshi_dropout mask;
     uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
@@ -6706,6 +7231,8 @@ static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     mask.p = p;
     mask.stream = tshi_rng_hash(count, "dropout", 7);
     if (owner) mask.stream = tshi_rng_hash(mask.stream, owner->path, strlen(owner->path));
+    if (!owner && ctx->pp.rank)
+        mask.stream = tshi_rng_hash(mask.stream, &ctx->pp.rank, sizeof ctx->pp.rank);
     mask.stream = tshi_rng_hash(mask.stream, &ctx->dp.rank, sizeof ctx->dp.rank);
     return mask;
 }
@@ -11184,14 +11711,18 @@ static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int 
     return y;
 }
 
-/* Whether a parameter below wants a gradient. */
-static int tshi_module_learns(tsh_module *module) {
+/* How many parameters below want a gradient; those of tied weights count twice. They are listed
+ * where `list` is not NULL. */
+static int tshi_module_learns(tsh_module *module, tsh_tensor **list) {
     tsh_module *m;
-    int i;
+    int i, n = 0;
     for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i] && m->param[i]->wants) return 1;
-    return 0;
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+            if (!m->param[i] || !m->param[i]->wants) continue;
+            if (list) list[n] = m->param[i];
+            n++;
+        }
+    return n;
 }
 
 static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in, int n) {
@@ -11200,7 +11731,7 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
     tsh_tensor *y;
     tshi_replay *replay;
     tshi_node *node;
-    int i;
+    int i, fed;
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "%s: a checkpoint takes %d inputs at most, not %d", module->path,
@@ -11209,11 +11740,14 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
         if (in[i] && !tshi_tensor_check(module->path, &in[i], 1)) return NULL;
     draws = tshi_module_draws(ctx);
     y = draws ? tshi_module_untaped(module, in, n) : NULL;
-    if (!y || (!tshi_tape_records(ctx, in, n) && !tshi_module_learns(module))) return y;
+    fed = y ? tshi_module_learns(module, NULL) : 0;
+    if (!y || (!tshi_tape_records(ctx, in, n) && !fed)) return y;
     node = tshi_tape_add("tsh_checkpoint", y, in, n, (1 << n) - 1, tshi_module_again,
-                         sizeof *replay);
+                         sizeof *replay + (size_t)fed * sizeof *node->feeds);
     if (!node) return NULL;
     replay = (tshi_replay *)node->more;
+    node->feeds = (tsh_tensor **)(void *)(replay + 1);
+    node->fed = tshi_module_learns(module, node->feeds);
     replay->module = module;
     replay->draws = draws;
     node->raw = 2;
@@ -11501,15 +12035,23 @@ static int tshi_module_first(tsh_module *root, const tsh_module *m, int slot) {
     return 0;
 }
 
+/* Calls fn for every parameter below, once; for those that only other stages of a pipeline hold,
+ * too, if `all`. */
+static void tshi_module_params(tsh_module *module, int all,
+                               void (*fn)(const char *path, tsh_tensor *param, void *user),
+                               void *user) {
+    tsh_module *m;
+    int i;
+    for (m = module; m; m = tshi_module_next(module, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (tshi_module_first(module, m, i) && (all || !m->param[i]->absent))
+                fn(m->param[i]->path, m->param[i], user);
+}
+
 TSH_API void tsh_each_param(tsh_module *module,
                             void (*fn)(const char *path, tsh_tensor *param, void *user),
                             void *user) {
-    tsh_module *m;
-    int i;
-    if (!module || !fn) return;
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (tshi_module_first(module, m, i)) fn(m->param[i]->path, m->param[i], user);
+    if (module && fn) tshi_module_params(module, 0, fn, user);
 }
 
 TSH_API const char *tsh_module_path(const tsh_module *module) {
@@ -11549,7 +12091,7 @@ TSH_API tsh_result tsh_materialize(tsh_module *module) {
     if (!module) return TSH_ERR_ARGUMENT;
     for (m = module; m; m = tshi_module_next(module, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i]) (void)tshi_tensor_materialize(m->param[i]);
+            if (m->param[i] && !m->param[i]->absent) (void)tshi_tensor_materialize(m->param[i]);
     return module->ctx->error.code;
 }
 
@@ -11563,7 +12105,7 @@ TSH_API tsh_result tsh_reset_parameters(tsh_module *module) {
                         "step first: tsh_step_end");
     for (m = module; m && module->ctx->error.code == TSH_OK; m = tshi_module_next(module, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
-            if (!tshi_module_first(module, m, i)) continue;
+            if (!tshi_module_first(module, m, i) || m->param[i]->absent) continue;
             tsh_zero_grad(m->param[i]);
             (void)tshi_tensor_begin(m->param[i]);
         }
@@ -12174,6 +12716,10 @@ static void tshi_parallel_line(tsh_module *root, const tsh_module *m, int slot, 
                   tshi_tensor_sizes(t->local, t->ndim, local));
     if (!tshi_module_first(root, m, slot)) {
         (void)fprintf(file, " as %s\n", t->path);
+        return;
+    }
+    if (t->absent) {
+        (void)fprintf(file, " on stage %d\n", t->stage - 1);
         return;
     }
     (void)fprintf(file, " %lu\n", (unsigned long)bytes);
@@ -13030,6 +13576,7 @@ struct tsh_optim {
     tsh_optim_info info;
     tshi_moments *each;
     int count;
+    tsh_optim *older; /* of the ctx */
 };
 
 /* -- the global norm -------------------------------------------------------- */
@@ -13094,39 +13641,65 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
 }
 
 typedef struct tshi_norm_sum {
-    double sum;
+    double *sums; /* of chunk k of all gradients */
     tsh_ctx *ctx;
+    int chunked; /* only this rank's chunks are there */
 } tshi_norm_sum;
 
-/* A sharded gradient counts on every rank of tp, a replicated one on the first. */
+static void tshi_optim_find_chunked(const char *path, tsh_tensor *param, void *user) {
+    (void)path;
+    if (param->flags & TSHI_CHUNKED) *(int *)user = 1;
+}
+
+/* A sharded gradient counts on every rank of tp, a replicated one on the first; one that several
+ * stages of a pipeline hold, on the first of these. */
 static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) {
-    tshi_norm_sum *norm = (tshi_norm_sum *)user;
+    const tshi_norm_sum *norm = (const tshi_norm_sum *)user;
     tsh_ctx *ctx = norm->ctx;
+    int k;
     (void)path;
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
-    norm->sum += tshi_optim_sum_squares(ctx, (tsh_real *)tshi_mem_data(param->gr.block),
-                                        tsh_local_numel(param));
+    if (param->stage && param->stage - 1 != ctx->pp.rank) return;
+    for (k = 0; k < ctx->dp.size; k++)
+        if (!norm->chunked || k == ctx->dp.rank)
+            norm->sums[k] += tshi_optim_sum_squares(
+                ctx, (tsh_real *)tshi_mem_data(param->gr.block) + tshi_bucket_chunk(param, k),
+                tshi_bucket_chunk_size(param, k));
 }
 
-/* The 2-norm of all gradients below module, the same on every rank of tp and pp. Not finite where
- * any gradient is not. */
+/* The 2-norm of all gradients below module, the same on every rank. Not finite where any gradient
+ * is not. Replicas sum chunk by chunk, so that it does not matter who has them. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
-    tshi_norm_sum sum;
+    tshi_norm_sum all;
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_start(ctx);
-    sum.sum = 0;
-    sum.ctx = ctx;
+    const size_t bytes = (size_t)ctx->dp.size * sizeof *all.sums;
+    tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    double sum = 0;
+    int k;
     *norm = 0;
-    tsh_each_param(module, tshi_optim_norm_of, &sum);
-    if (!tsh_ok(ctx)) return ctx->error.code;
-    if (tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &sum.sum, 1, TSH_F64, TSH_SUM),
-                        "norm of gradients") == TSH_OK)
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, &sum.sum, 1, TSH_F64, TSH_SUM),
+    if (!scratch) return ctx->error.code;
+    all.sums = (double *)tshi_mem_data(scratch);
+    memset(all.sums, 0, bytes);
+    all.ctx = ctx;
+    all.chunked = 0;
+    tsh_each_param(module, tshi_optim_find_chunked, &all.chunked);
+    tsh_each_param(module, tshi_optim_norm_of, &all);
+    if (tsh_ok(ctx) && all.chunked) /* every sum is one rank's, and 0 on the others */
+        (void)tshi_error_comm(ctx,
+                              tsh_allreduce(&ctx->dp, all.sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
-    *norm = sqrt(sum.sum);
+    for (k = 0; k < ctx->dp.size; k++) sum += all.sums[k];
+    tshi_mem_drop(ctx, scratch);
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    if (tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &sum, 1, TSH_F64, TSH_SUM),
+                        "norm of gradients") == TSH_OK)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, &sum, 1, TSH_F64, TSH_SUM),
+                              "norm of gradients");
+    *norm = sqrt(sum);
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "norm of gradients", begin, 0);
     return ctx->error.code;
@@ -13206,18 +13779,95 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, void *const *at, const int64_t *
 }
 TSHI_KERNEL(tshi_optim_sgd);
 
-/* Zeroed moments like param, on first use. */
-static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
-    tsh_shape shape = tsh_shape_of(param);
-    if (*moment) { /* the parameter may have been laid anew */
-        tshi_module_lay(*moment, &param->layout);
-        return param->ctx->error.code == TSH_OK ? *moment : NULL;
+/* The first element that this rank updates, and how many: all, or its chunk. */
+static int64_t tshi_optim_from(const tsh_tensor *x) {
+    return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk(x, x->ctx->dp.rank) : 0;
+}
+
+static int64_t tshi_optim_count(const tsh_tensor *x) {
+    return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk_size(x, x->ctx->dp.rank)
+                                   : tsh_local_numel(x);
+}
+
+/* All chunks of a moment into values, which hold as many elements as its parameter. */
+static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, const char *what) {
+    tsh_ctx *ctx = moment->ctx;
+    tshi_block *book = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
+    tsh_real *own = values + tshi_optim_from(moment);
+    tsh_result result;
+    int64_t *counts;
+    int k;
+    if (!book) return ctx->error.code;
+    counts = (int64_t *)tshi_mem_data(book);
+    for (k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
+    memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * sizeof *own);
+    result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, TSH_REAL), what);
+    tshi_mem_drop(ctx, book);
+    return result;
+}
+
+/* Another block of so many elements for a moment's values, not filled; 0 without. */
+static int tshi_optim_room(tsh_tensor *moment, int64_t n) {
+    tshi_block *block = tshi_mem_take(moment->ctx, TSH_MEM_OPTIMISER, (size_t)n * sizeof(tsh_real));
+    if (!block) return 0;
+    tshi_mem_drop(moment->ctx, moment->block);
+    moment->block = block;
+    return 1;
+}
+
+/* Of a moment that holds all its values, keeps this rank's chunk. */
+static void tshi_optim_cut(tsh_tensor *moment) {
+    tshi_block *whole = moment->block;
+    const int64_t n = tshi_optim_count(moment);
+    whole->refs++;
+    if (tshi_optim_room(moment, n))
+        memcpy(tshi_mem_data(moment->block),
+               (tsh_real *)tshi_mem_data(whole) + tshi_optim_from(moment),
+               (size_t)n * sizeof(tsh_real));
+    tshi_mem_drop(moment->ctx, whole);
+}
+
+/* A moment whose parameter was laid anew. Chunks are brought together for it. */
+static void tshi_optim_lay(tsh_tensor *moment, const tsh_layout *layout) {
+    tsh_ctx *ctx = moment->ctx;
+    const int cut = moment->flags & TSHI_CHUNKED;
+    tshi_block *chunk = moment->block;
+    if (!cut || tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
+        tshi_module_lay(moment, layout);
+        return;
     }
-    *moment = tshi_tensor_make(param->ctx, "tsh_optim_step", TSHI_OWNED, TSH_MEM_OPTIMISER,
-                               TSH_REAL, &shape, &param->layout);
-    if (*moment)
-        memset(tshi_tensor_at(*moment), 0, (size_t)tsh_local_numel(param) * sizeof(tsh_real));
-    return *moment;
+    chunk->refs++;
+    if (tshi_optim_room(moment, tsh_local_numel(moment))) {
+        tsh_tensor part = *moment;
+        part.block = chunk;
+        if (tshi_optim_gather(&part, (tsh_real *)tshi_mem_data(moment->block),
+                              "tsh_optim_step: moments of a new layout") == TSH_OK)
+            tshi_module_lay(moment, layout);
+        tshi_optim_cut(moment);
+    }
+    tshi_mem_drop(ctx, chunk);
+}
+
+/* Zeroed moments like param, or its chunk, on first use. */
+static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
+    tsh_ctx *ctx = param->ctx;
+    const tsh_shape shape = tsh_shape_of(param);
+    tsh_tensor *m = *moment;
+    if (m) {
+        tshi_optim_lay(m, &param->layout);
+        return ctx->error.code == TSH_OK ? m : NULL;
+    }
+    m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
+    if (!m) return NULL;
+    m->dtype = TSH_REAL;
+    if (tshi_tensor_form(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
+        !tshi_optim_room(m, tshi_optim_count(m))) {
+        tshi_tensor_end(m);
+        return NULL;
+    }
+    memset(tshi_mem_data(m->block), 0, (size_t)tshi_optim_count(m) * sizeof(tsh_real));
+    *moment = m;
+    return m;
 }
 
 /* A kernel over all of x, or over the rows that a row-sparse gradient touches. */
@@ -13249,7 +13899,7 @@ static void tshi_optim_piece(void *job, int piece, int64_t from, int64_t to) {
 static void tshi_optim_run(const tsh_tensor *x, tshi_kernel_fn kernel, void *const *at,
                            const double *p) {
     tshi_optim_work work;
-    int64_t count = tsh_local_numel(x), rows = x->sparse ? x->local[0] : count;
+    int64_t count = tshi_optim_count(x), rows = x->sparse ? x->local[0] : count;
     if (!count) return;
     work.kernel = kernel;
     work.at = at;
@@ -13265,8 +13915,8 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tsh_tensor *x = each->param;
     double lr = d->lr * each->lr_scale, p[8];
     void *at[4] = {NULL, NULL, NULL, NULL};
-    at[0] = tshi_tensor_at(x);
-    at[1] = tshi_mem_data(x->gr.block);
+    at[0] = tshi_tensor_values(x) + tshi_optim_from(x);
+    at[1] = (tsh_real *)tshi_mem_data(x->gr.block) + tshi_optim_from(x);
     each->steps++;
     p[0] = clip;
     p[1] = each->weight_decay;
@@ -13305,6 +13955,7 @@ static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) 
     if (optim->each) optim->each[optim->count].param = param;
     if (optim->each) optim->each[optim->count].lr_scale = 1;
     if (optim->each) optim->each[optim->count].weight_decay = optim->desc.weight_decay;
+    if (optim->each && optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
     optim->count++;
 }
 
@@ -13333,12 +13984,14 @@ TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc)
     if (optim->desc.beta1 <= 0) optim->desc.beta1 = 0.9;
     if (optim->desc.beta2 <= 0) optim->desc.beta2 = 0.999;
     if (optim->desc.eps <= 0) optim->desc.eps = 1e-8;
-    tsh_each_param(module, tshi_optim_collect, optim);
+    tshi_module_params(module, 1, tshi_optim_collect, optim);
     optim->each = (tshi_moments *)tshi_mem_book(ctx, &ctx->books,
                                                 ((size_t)optim->count + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
     optim->count = 0;
-    tsh_each_param(module, tshi_optim_collect, optim);
+    tshi_module_params(module, 1, tshi_optim_collect, optim);
+    optim->older = ctx->optims;
+    ctx->optims = optim;
     return optim;
 }
 
@@ -13371,9 +14024,29 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
     if (optim) optim->desc.lr = lr;
 }
 
+/* Updates every parameter that has a gradient; chunks travel to the other replicas meanwhile. */
+static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
+    const int chunked = optim->desc.zero && ctx->dp.size > 1;
+    int i;
+    if (chunked) tshi_bucket_begin(ctx, 0, 0);
+    for (i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
+        tsh_tensor *param = optim->each[i].param;
+        const int64_t begin = tshi_trace_start(ctx);
+        if (!param->gr.live) continue;
+        if (!chunked && (param->flags & TSHI_CHUNKED))
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_optim_step: \"%s\" belongs to another optimiser, which has .zero",
+                           param->path);
+        else
+            tshi_optim_update(optim, &optim->each[i], clip);
+        if (chunked) tshi_bucket_add(param, TSH_ALLGATHER);
+        if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
+    }
+    if (chunked) tshi_bucket_end(ctx);
+}
+
 static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     double norm, clip;
-    int i;
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return ctx->error.code;
     optim->info.norm = norm;
     if (!(norm <= DBL_MAX)) {
@@ -13384,13 +14057,7 @@ static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
         return TSH_OK;
     }
     clip = optim->desc.clip_norm > 0 ? tshi_optim_shrink(norm, optim->desc.clip_norm) : 1;
-    for (i = 0; i < optim->count; i++) {
-        const tsh_tensor *param = optim->each[i].param;
-        const int64_t begin = tshi_trace_start(ctx);
-        if (!param->gr.live) continue;
-        tshi_optim_update(optim, &optim->each[i], clip);
-        if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, param->path, begin, 0);
-    }
+    tshi_optim_update_all(ctx, optim, clip);
     optim->info.steps++;
     return ctx->error.code;
 }
@@ -13427,9 +14094,606 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
 }
 
 /* ========================================================================== */
+/* >>pipeline                                        MARK: - pipeline (private) */
+/* Layers dealt to stages; micro-batches that go through them forth and back.  */
+/* Needs: >>tape >>module.                                                      */
+/* ========================================================================== */
+
+/* HOW IT WORKS. A stage keeps one tape per micro-batch that is under way: it is swapped into the
+ * ctx for its forward and again for its backward. What arrives from the stage before is the output
+ * of a node without inputs, whose backward sends the gradient back. Sends are only started, and
+ * waited for when many are under way, or at the end; receives wait. The first thing that a rank
+ * sends is the first that its neighbour takes, and a message never waits for one to another
+ * neighbour, so nobody waits in a circle. */
+enum {
+    TSHI_PIPELINE_HEAD = 6 + TSH_MAX_DIMS + 2 * TSH_MAX_SEGMENTS, /* words of a description */
+    TSHI_PIPELINE_OUTBOX = 16 /* of both neighbours: fewer than a comm takes at a time */
+};
+
+/* Messages to one neighbour that may not have arrived; their values stay. */
+typedef struct tshi_outbox {
+    tsh_req req[TSHI_PIPELINE_OUTBOX];
+    tshi_block *block[TSHI_PIPELINE_OUTBOX];
+    int first, count;
+} tshi_outbox;
+
+/* A parameter that several stages hold. */
+typedef struct tshi_tie {
+    struct tshi_tie *next;
+    tsh_tensor *param;
+    unsigned char *holds; /* by stage */
+} tshi_tie;
+
+struct tsh_pipeline {
+    tsh_ctx *ctx;
+    tsh_module *container;
+    tsh_pipeline_desc desc;
+    int *counts;
+    int stage, last;       /* this rank's, and the last one */
+    tsh_module *child;     /* the first one of this stage */
+    int warmup, slots;     /* forwards before the first backward; micro-batches under way */
+    tshi_micro **micro;    /* micro-batch k is in slot k modulo slots */
+    tshi_outbox outbox[2]; /* to the stage before, to the one behind */
+    tshi_tie *ties;
+    double loss; /* summed over micro-batches, on the last stage */
+};
+
+/* What a receive's backward needs. */
+typedef struct tshi_debt {
+    tsh_pipeline *pipeline;
+    tshi_micro *micro;
+} tshi_debt;
+
+/* -- messages ---------------------------------------------------------------- */
+
+/* Waits for the oldest message of an outbox. */
+static void tshi_pipeline_arrive(tsh_pipeline *p, tshi_outbox *box) {
+    const int i = box->first;
+    (void)tshi_error_comm(p->ctx, tsh_wait(&p->ctx->pp, box->req[i]), "tsh_pipeline: send");
+    tshi_mem_drop(p->ctx, box->block[i]);
+    box->first = (i + 1) % TSHI_PIPELINE_OUTBOX;
+    box->count--;
+}
+
+/* Every message has arrived, or never will. */
+static void tshi_pipeline_arrive_all(tsh_pipeline *p) {
+    int i;
+    for (i = 0; i < 2; i++)
+        while (p->outbox[i].count) tshi_pipeline_arrive(p, &p->outbox[i]);
+}
+
+/* Gives back what has arrived. */
+static void tshi_pipeline_reap(tsh_pipeline *p) {
+    int i, done;
+    for (i = 0; i < 2; i++)
+        for (done = 1; p->outbox[i].count && done;) {
+            tshi_outbox *box = &p->outbox[i];
+            if (tsh_test(&p->ctx->pp, box->req[box->first], &done) != TSH_OK) return;
+            if (done) tshi_pipeline_arrive(p, box);
+        }
+}
+
+/* Starts to send n elements to stage `to`; they lie in the block, whose reference is taken over. */
+static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
+                               int64_t n, tsh_dtype dtype) {
+    tshi_outbox *box = &p->outbox[to > p->stage];
+    tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
+    tsh_req req = 0;
+    tshi_pipeline_reap(p);
+    if (box->count == TSHI_PIPELINE_OUTBOX) tshi_pipeline_arrive(p, box);
+    coll.send = data;
+    coll.count = n;
+    coll.send_to = to;
+    if (!block || p->ctx->error.code != TSH_OK ||
+        tshi_error_comm(p->ctx, tsh_start(&p->ctx->pp, &coll, &req), "tsh_pipeline: send") !=
+            TSH_OK) {
+        tshi_mem_drop(p->ctx, block);
+        return;
+    }
+    box->req[(box->first + box->count) % TSHI_PIPELINE_OUTBOX] = req;
+    box->block[(box->first + box->count++) % TSHI_PIPELINE_OUTBOX] = block;
+}
+
+static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, int64_t n,
+                                        tsh_dtype dtype) {
+    if (p->ctx->error.code != TSH_OK) return p->ctx->error.code;
+    return tshi_error_comm(p->ctx, tsh_recv(&p->ctx->pp, data, n, dtype, from),
+                           "tsh_pipeline: receive");
+}
+
+/* -- from stage to stage ------------------------------------------------------ */
+
+/* Gives y to the next stage: its description, then this rank's piece. */
+static void tshi_pipeline_give(tsh_pipeline *p, tsh_tensor *y) {
+    tsh_ctx *ctx = p->ctx;
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, TSHI_PIPELINE_HEAD * sizeof(int64_t));
+    tshi_block *packed;
+    int64_t *word;
+    void *data;
+    int i;
+    if (!block) return;
+    word = (int64_t *)tshi_mem_data(block);
+    word[0] = y->dtype;
+    word[1] = !ctx->tape.no_grad && y->base->wants;
+    word[2] = y->ndim;
+    word[3] = y->layout.kind;
+    word[4] = y->layout.dim;
+    word[5] = y->layout.segments;
+    word += 6;
+    for (i = 0; i < TSH_MAX_DIMS; i++) *word++ = i < y->ndim ? y->dim[i] : 0;
+    for (i = 0; i < TSH_MAX_SEGMENTS; i++) {
+        *word++ = y->layout.segment[i].length;
+        *word++ = y->layout.segment[i].unit;
+    }
+    tshi_pipeline_send(p, p->stage + 1, block, tshi_mem_data(block), TSHI_PIPELINE_HEAD, TSH_I64);
+    data = tshi_kernel_packed(y, &packed);
+    if (data && !packed) {
+        packed = y->block;
+        packed->refs++;
+    }
+    tshi_pipeline_send(p, p->stage + 1, packed, data, tsh_local_numel(y), y->dtype);
+}
+
+/* The gradient of what was received goes back; its block's reference is taken over. */
+static void tshi_pipeline_repay(tsh_pipeline *p, tshi_micro *micro, tshi_block *block) {
+    if (block)
+        tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block),
+                           tsh_local_numel(micro->owed), TSH_REAL);
+    micro->owed = NULL;
+}
+
+static void tshi_pipeline_return(tshi_node *node) {
+    const tshi_debt *debt = (const tshi_debt *)node->more;
+    node->out->gr.block->refs++;
+    tshi_pipeline_repay(debt->pipeline, debt->micro, node->out->gr.block);
+}
+
+/* Where the output does not depend on the input, its gradient is 0. */
+static void tshi_pipeline_repay_zeros(tsh_pipeline *p, tshi_micro *micro) {
+    const size_t bytes = (size_t)tsh_local_numel(micro->owed) * sizeof(tsh_real);
+    tshi_block *block = tshi_mem_take(p->ctx, TSH_MEM_STEP, bytes);
+    if (block) memset(tshi_mem_data(block), 0, bytes);
+    tshi_pipeline_repay(p, micro, block);
+}
+
+/* What the stage before gives: another step tensor of its form. micro NULL: without gradients. */
+static tsh_tensor *tshi_pipeline_take(tsh_pipeline *p, tshi_micro *micro) {
+    int64_t head[TSHI_PIPELINE_HEAD], *word = head + 6;
+    tsh_layout layout = tsh_replicated();
+    tsh_shape shape = tsh_shape0();
+    tshi_node *node;
+    tsh_tensor *x;
+    int i;
+    if (tshi_pipeline_receive(p, p->stage - 1, head, TSHI_PIPELINE_HEAD, TSH_I64) != TSH_OK)
+        return NULL;
+    shape.ndim = (int)head[2];
+    layout.kind = (tsh_layout_kind)head[3];
+    layout.dim = (int)head[4];
+    layout.segments = (int)head[5];
+    for (i = 0; i < TSH_MAX_DIMS; i++) shape.dim[i] = *word++;
+    for (i = 0; i < TSH_MAX_SEGMENTS; i++) {
+        layout.segment[i].length = *word++;
+        layout.segment[i].unit = *word++;
+    }
+    x = tshi_tensor_out(p->ctx, "tsh_pipeline", (tsh_dtype)head[0], &shape, &layout);
+    if (!x || tshi_pipeline_receive(p, p->stage - 1, tshi_tensor_at(x), tsh_local_numel(x),
+                                    x->dtype) != TSH_OK)
+        return NULL;
+    if (!micro || !head[1]) return x;
+    node = tshi_tape_add("tsh_pipeline", x, NULL, 0, 0, tshi_pipeline_return, sizeof(tshi_debt));
+    if (!node) return NULL;
+    ((tshi_debt *)node->more)->pipeline = p;
+    ((tshi_debt *)node->more)->micro = micro;
+    micro->owed = x;
+    return x;
+}
+
+/* This stage's part of the forward of micro-batch k: what it gave to the next stage, or the loss;
+ * NULL after an error. */
+static tsh_tensor *tshi_pipeline_pass(tsh_pipeline *p, tshi_micro *micro, int k) {
+    tsh_ctx *ctx = p->ctx;
+    tsh_module *child = p->child;
+    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_take(p, micro)
+                                 : p->desc.input(ctx, k, p->desc.user);
+    int i;
+    for (i = 0; i < p->counts[p->stage] && x && ctx->error.code == TSH_OK; i++) {
+        x = tshi_module_call(child, &x, 1);
+        child = child->next;
+        if (ctx->pp.in_flight) tsh_comm_progress(&ctx->pp);
+    }
+    if (!x || ctx->error.code != TSH_OK)
+        return tshi_error_null(
+            ctx, TSH_ERR_ARGUMENT,
+            "tsh_pipeline: stage %d has no %s of micro-batch %d: NULL was returned", p->stage,
+            i ? "output" : "input", k);
+    if (!tshi_tensor_check("tsh_pipeline", &x, 1)) return NULL;
+    if (p->stage == p->last) return p->desc.loss(ctx, x, k, p->desc.user);
+    tshi_pipeline_give(p, x);
+    return x;
+}
+
+/* -- micro-batches ------------------------------------------------------------ */
+
+/* The micro-batch's tape for the ctx's, or back. */
+static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
+    tshi_tape *tape = &ctx->tape;
+    tshi_node *newest = tape->newest;
+    tshi_arena arena = tape->arena;
+    tape->newest = micro->newest;
+    tape->arena = micro->arena;
+    micro->newest = newest;
+    micro->arena = arena;
+}
+
+/* Step tensors made after `last` become the micro-batch's, and let go of their values: what
+ * backward needs, the nodes hold. Those that the user retains stay. */
+static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
+    tsh_tensor *t, *next;
+    for (t = last->next; t != &ctx->handles.step; t = next) {
+        next = t->next;
+        if (t->flags & TSHI_RETAIN) continue;
+        t->prev->next = t->next;
+        t->next->prev = t->prev;
+        tshi_tensor_insert(&micro->handles, t);
+        tshi_mem_drop(ctx, t->block);
+        t->block = NULL;
+        t->flags |= TSHI_STALE;
+    }
+}
+
+static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
+    tsh_ctx *ctx = p->ctx;
+    tshi_micro *micro = p->micro[k % p->slots];
+    tsh_tensor *last = ctx->handles.step.prev;
+    if (!tsh_ok(ctx)) return;
+    tshi_pipeline_swap(ctx, micro);
+    micro->out = tshi_pipeline_pass(p, micro, k);
+    if (p->stage == p->last && ctx->error.code == TSH_OK &&
+        tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
+        p->loss += tsh_item(ctx, micro->out);
+    tshi_pipeline_swap(ctx, micro);
+    tshi_pipeline_collect(ctx, micro, last);
+}
+
+/* The gradient of what this stage gave comes from the next one; that of the loss is 1 / m. */
+static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
+    tsh_ctx *ctx = p->ctx;
+    const int64_t n = tsh_local_numel(y);
+    int64_t stride[TSH_MAX_DIMS];
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)n * sizeof(tsh_real));
+    tsh_real *grad;
+    tshi_dest dest;
+    if (!block) return;
+    grad = (tsh_real *)tshi_mem_data(block);
+    if (p->stage == p->last)
+        grad[0] = TSHI_R(1.0 / p->desc.micro_batches);
+    else
+        (void)tshi_pipeline_receive(p, p->stage + 1, grad, n, TSH_REAL);
+    tshi_tensor_strides(y->local, y->ndim, stride);
+    if (ctx->error.code == TSH_OK && tshi_tape_open(y, &y->base->gr, &dest))
+        tshi_tape_pour_at(y, &dest, grad, stride);
+    tshi_mem_drop(ctx, block);
+}
+
+/* Ends a micro-batch; what an error left on its tape is dropped. */
+static void tshi_pipeline_end(tshi_micro *micro) {
+    for (; micro->newest; micro->newest = micro->newest->older) tshi_tape_drop_node(micro->newest);
+    tshi_mem_reset(&micro->arena);
+    while (micro->handles.next != &micro->handles) tshi_tensor_end(micro->handles.next);
+    micro->out = micro->owed = NULL;
+}
+
+static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
+    tsh_ctx *ctx = p->ctx;
+    tshi_micro *micro = p->micro[k % p->slots];
+    tsh_tensor *last = ctx->handles.step.prev, *y = micro->out;
+    if (!tsh_ok(ctx)) return;
+    tshi_pipeline_swap(ctx, micro);
+    if (y->base->wants) {
+        tshi_pipeline_seed(p, y);
+        tshi_tape_mark(ctx, y);
+    }
+    tshi_tape_walk(ctx);
+    if (micro->owed && ctx->error.code == TSH_OK) tshi_pipeline_repay_zeros(p, micro);
+    tshi_pipeline_swap(ctx, micro);
+    tshi_pipeline_collect(ctx, micro, last);
+    tshi_pipeline_end(micro);
+}
+
+/* -- the schedule ------------------------------------------------------------- */
+
+static void tshi_pipeline_run(tsh_pipeline *p) {
+    const int m = p->desc.micro_batches;
+    int f, b;
+    for (f = 0; f < p->warmup; f++) tshi_pipeline_forward(p, f);
+    for (b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
+        if (f < m) tshi_pipeline_forward(p, f++);
+        if (b == m - 1) tshi_tape_sync_begin(p->ctx);
+        tshi_pipeline_backward(p, b);
+    }
+}
+
+/* The gradient of a parameter that several stages hold becomes the sum of theirs, in the order of
+ * the stages: the same bits on each. */
+static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
+    tsh_ctx *ctx = p->ctx;
+    tsh_tensor *t = tie->param;
+    const int64_t n = tsh_local_numel(t);
+    const size_t bytes = (size_t)n * sizeof(tsh_real);
+    tshi_block *sum = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    tshi_block *part = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    int s, terms = 0;
+    if (part && sum && tshi_tape_complete(t)) {
+        for (s = 0; s <= p->last; s++) {
+            if (s == p->stage || !tie->holds[s]) continue;
+            t->gr.block->refs++;
+            tshi_pipeline_send(p, s, t->gr.block, tshi_mem_data(t->gr.block), n, TSH_REAL);
+        }
+        for (s = 0; s <= p->last; s++) {
+            tshi_block *to = terms ? part : sum;
+            if (!tie->holds[s]) continue;
+            if (s == p->stage)
+                memcpy(tshi_mem_data(to), tshi_mem_data(t->gr.block), bytes);
+            else
+                (void)tshi_pipeline_receive(p, s, tshi_mem_data(to), n, TSH_REAL);
+            if (terms++)
+                tshi_tape_add_all(ctx, (tsh_real *)tshi_mem_data(sum),
+                                  (const tsh_real *)tshi_mem_data(part), n);
+        }
+        tshi_pipeline_arrive_all(p);
+        memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
+        t->sparse = 0;
+    }
+    tshi_mem_drop(ctx, sum);
+    tshi_mem_drop(ctx, part);
+}
+
+/* The mean of the last stage's losses, on every stage. */
+static tsh_result tshi_pipeline_share(tsh_pipeline *p, int m, double *loss) {
+    double mean = p->loss / m;
+    if (p->ctx->error.code == TSH_OK)
+        (void)tshi_error_comm(p->ctx, tsh_broadcast(&p->ctx->pp, &mean, 1, TSH_F64, p->last),
+                              "tsh_pipeline: broadcast of the loss");
+    tshi_error_tell(p->ctx);
+    if (loss && p->ctx->error.code == TSH_OK) *loss = mean;
+    return p->ctx->error.code;
+}
+
+TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
+    tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
+    const tshi_tie *tie;
+    int i;
+    if (loss) *loss = (double)NAN;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (ctx->tape.newest || ctx->tape.no_grad)
+        (void)tsh_fail(ctx, TSH_ERR_STATE, "tsh_pipeline_train: %s",
+                       ctx->tape.no_grad
+                           ? "gradients are off: it does not go between tsh_no_grad_begin and end"
+                           : "ops are recorded already; end the step first: tsh_step_end");
+    if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, 0, 0);
+    if (!tsh_ok(ctx)) return ctx->error.code;
+    for (tie = ctx->pipeline->ties; tie; tie = tie->next)
+        tie->param->users = 1; /* it is not ready before the other stages' part is there */
+    pipeline->loss = 0;
+    tshi_pipeline_run(pipeline);
+    tshi_error_tell(ctx); /* so that no wait below is in vain */
+    tshi_pipeline_arrive_all(pipeline);
+    for (i = 0; i < pipeline->slots; i++) tshi_pipeline_end(pipeline->micro[i]);
+    if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
+    for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
+        if (tie->holds[pipeline->stage] && tie->param->wants) tshi_pipeline_sum(pipeline, tie);
+    (void)tshi_tape_sync(ctx);
+    return tshi_pipeline_share(pipeline, pipeline->desc.micro_batches, loss);
+}
+
+TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss) {
+    tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
+    int k;
+    if (loss) *loss = (double)NAN;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (!micro_batches) micro_batches = pipeline->desc.micro_batches;
+    if (micro_batches < 0)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_pipeline_evaluate: %d micro-batches",
+                       micro_batches);
+    pipeline->loss = 0;
+    tsh_no_grad_begin(ctx);
+    for (k = 0; k < micro_batches && tsh_ok(ctx); k++) {
+        tsh_tensor *y;
+        tsh_scope_begin(ctx);
+        y = tshi_pipeline_pass(pipeline, NULL, k);
+        if (pipeline->stage == pipeline->last && ctx->error.code == TSH_OK)
+            pipeline->loss += tsh_item(ctx, y);
+        tsh_scope_end(ctx);
+    }
+    tsh_no_grad_end(ctx);
+    tshi_error_tell(ctx);
+    tshi_pipeline_arrive_all(pipeline);
+    return tshi_pipeline_share(pipeline, micro_batches, loss);
+}
+
+/* -- dealing layers to stages --------------------------------------------------- */
+
+/* The children of every stage; 0 and an error where they cannot be dealt. */
+static int tshi_pipeline_deal(tsh_pipeline *p) {
+    const tsh_module *child;
+    const char *path = p->container->path;
+    const int *counts = p->desc.counts;
+    const int stages = p->last + 1;
+    int s, children = 0, sum = 0;
+    for (child = p->container->first; child; child = child->next) children++;
+    for (s = 0; s < stages; s++) {
+        p->counts[s] = counts ? counts[s] : children / stages;
+        if (p->counts[s] < 1) break;
+        sum += p->counts[s];
+    }
+    if (s == stages && sum == children) return 1;
+    if (s < stages)
+        (void)tsh_fail(
+            p->ctx, TSH_ERR_ARGUMENT,
+            "tsh_pipeline_new: stage %d of %d would have %d of the %d children of \"%s\"; "
+            "each takes one or more",
+            s, stages, p->counts[s], children, path);
+    else if (counts)
+        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline_new: the counts of %d stages add up to %d, but \"%s\" has %d "
+                       "children",
+                       stages, sum, path, children);
+    else
+        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline_new: the %d children of \"%s\" do not divide into %d stages; "
+                       "say in .counts how many each stage takes",
+                       children, path, stages);
+    return 0;
+}
+
+/* Which stage every module belongs to, and finds this stage's first child. */
+static void tshi_pipeline_place(tsh_pipeline *p) {
+    tsh_module *root = p->ctx->root, *m, *child = p->container->first;
+    int s = 0, left = p->counts[0], behind = 0;
+    for (m = root; m; m = tshi_module_next(root, m)) {
+        behind |= m == p->container;
+        m->stage = 1 + (behind ? p->last : 0);
+    }
+    for (m = p->container; m; m = m->parent) m->stage = 0;
+    for (; child; child = child->next, left--) {
+        if (!left) left = p->counts[++s];
+        if (s == p->stage && !p->child) p->child = child;
+        for (m = child; m; m = tshi_module_next(child, m)) m->stage = 1 + s;
+    }
+}
+
+/* Which stages hold a parameter: those of the modules that refer to it. Others give it back. */
+static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) {
+    tsh_pipeline *p = (tsh_pipeline *)user;
+    tsh_ctx *ctx = p->ctx;
+    tshi_tie *tie = (tshi_tie *)tshi_mem_book(ctx, &ctx->books, sizeof *tie);
+    tsh_module *m;
+    int i, s, holders = 0;
+    (void)path;
+    if (tie) tie->holds = (unsigned char *)tshi_mem_book(ctx, &ctx->books, (size_t)p->last + 1);
+    if (!tie || !tie->holds) return;
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
+        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+            if (m->param[i] == param && m->stage) tie->holds[m->stage - 1] = 1;
+    for (s = p->last; s >= 0; s--) {
+        if (!tie->holds[s]) continue;
+        param->stage = 1 + s;
+        holders++;
+    }
+    param->absent = holders && !tie->holds[p->stage];
+    if (param->absent) {
+        tsh_zero_grad(param);
+        tshi_mem_drop(ctx, param->block);
+        tshi_mem_drop(ctx, param->gr.block);
+        tshi_mem_drop(ctx, param->gp.block);
+        param->block = param->gr.block = param->gp.block = NULL;
+    }
+    if (holders < 2) return;
+    tie->param = param;
+    tie->next = p->ties;
+    p->ties = tie;
+}
+
+/* Ranks that disagree would wait for each other. */
+static void tshi_pipeline_agree(const tsh_pipeline *p) {
+    const int told[3] = {p->desc.micro_batches, (int)p->desc.schedule, p->last};
+    uint64_t hash = tshi_rng_hash(tshi_module_count(p->ctx), told, sizeof told);
+    int64_t both[2];
+    hash = tshi_rng_hash(hash, p->counts, sizeof *p->counts * ((size_t)p->last + 1));
+    hash = tshi_rng_hash(hash, p->container->path, strlen(p->container->path));
+    both[0] = (int64_t)(hash >> 1);
+    both[1] = -both[0]; /* the largest of both tells the smallest too */
+    (void)tshi_error_comm(p->ctx, tsh_allreduce(&p->ctx->world, both, 2, TSH_I64, TSH_MAX),
+                          "tsh_pipeline_new");
+    if (p->ctx->error.code == TSH_OK && both[0] != -both[1])
+        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline_new: ranks differ in their micro-batches, schedule, counts or "
+                       "modules");
+}
+
+/* 0 and an error where a pipeline cannot be. */
+static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_desc *desc) {
+    tsh_ctx *ctx = container->ctx;
+    if (!desc || !desc->input || !desc->loss)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_pipeline_new: \"%s\" lacks %s", container->path,
+                       !desc          ? "a description"
+                       : !desc->input ? ".input, which gives what its first child takes"
+                                      : ".loss, which takes what its last child gives");
+    else if (desc->micro_batches < 1 || (unsigned)desc->schedule > TSH_PIPELINE_GPIPE)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline_new: micro_batches is %d, schedule %d; it takes at least one "
+                       "micro-batch, and TSH_PIPELINE_1F1B or TSH_PIPELINE_GPIPE",
+                       desc->micro_batches, (int)desc->schedule);
+    else if (container->kind->forward != tshi_module_forward || container->forward ||
+             container->prepared || container->result)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline_new: \"%s\" is more than its children one after the other: it "
+                       "has a forward of its own, or a plan's PREPARE rule",
+                       container->path);
+    else if (ctx->tape.newest)
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_pipeline_new: ops are recorded already; end the step first: "
+                       "tsh_step_end");
+    return tsh_ok(ctx);
+}
+
+/* Slots for the micro-batches that are under way at a time. */
+static int tshi_pipeline_slots(tsh_pipeline *p) {
+    tsh_ctx *ctx = p->ctx;
+    const int m = p->desc.micro_batches;
+    int i;
+    p->warmup = p->desc.schedule == TSH_PIPELINE_GPIPE ? m : p->last - p->stage;
+    if (p->warmup > m) p->warmup = m;
+    p->slots = p->warmup < m ? p->warmup + 1 : m;
+    p->micro = (tshi_micro **)tshi_mem_book(ctx, &ctx->books, (size_t)p->slots * sizeof *p->micro);
+    for (i = 0; i < p->slots && p->micro; i++) {
+        tshi_micro *micro = (tshi_micro *)tshi_mem_book(ctx, &ctx->books, sizeof *micro);
+        if (!micro) return 0;
+        tshi_tensor_ring(&micro->handles);
+        micro->next = ctx->micros;
+        ctx->micros = p->micro[i] = micro;
+    }
+    return p->micro != NULL;
+}
+
+/* Fills p in and, if it is the ctx's first, deals the tree. */
+static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
+    tsh_ctx *ctx = p->ctx;
+    const tsh_pipeline *before = ctx->pipeline;
+    const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
+    p->desc = *desc;
+    p->stage = ctx->pp.rank;
+    p->last = ctx->pp.size - 1;
+    p->counts = (int *)tshi_mem_book(ctx, &ctx->books, bytes);
+    if (!p->counts || !tshi_pipeline_deal(p) || !tshi_pipeline_slots(p)) return;
+    if (before && (before->container != p->container || memcmp(before->counts, p->counts, bytes)))
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_pipeline_new: the children of \"%s\" are dealt to the stages already, "
+                       "in another way",
+                       before->container->path);
+    if (tsh_ok(ctx)) tshi_pipeline_agree(p);
+    if (!tsh_ok(ctx)) return;
+    tshi_pipeline_place(p);
+    if (before) return;
+    tshi_module_params(ctx->root, 1, tshi_pipeline_hold, p);
+    ctx->pipeline = p;
+}
+
+TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc) {
+    tsh_ctx *ctx = container ? container->ctx : NULL;
+    tsh_pipeline *p;
+    if (!ctx || ctx->error.code != TSH_OK || !tshi_pipeline_check(container, desc)) return NULL;
+    p = (tsh_pipeline *)tshi_mem_book(ctx, &ctx->books, sizeof *p);
+    if (p) p->ctx = ctx;
+    if (p) p->container = container;
+    if (p) tshi_pipeline_make(p, desc);
+    return tsh_ok(ctx) ? p : NULL;
+}
+
+/* ========================================================================== */
 /* >>io                                                    MARK: - io (private) */
-/* One safetensors file of global tensors: written in bounded pieces, read by   */
-/* slices, at any degree.                                                       */
+/* One safetensors file of global tensors, written in bounded pieces; and what   */
+/* such a file says of itself.                                                   */
 /* Needs: >>optim.                                                              */
 /* ========================================================================== */
 
@@ -13458,6 +14722,7 @@ typedef struct tshi_io_pair {
 typedef struct tshi_io_item {
     const char *prefix;
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
+    int there;                   /* writing: it has values, here or on another stage */
     int wanted;                  /* reading: a file without it is an error */
     const tshi_io_entry *entry;  /* reading */
 } tshi_io_item;
@@ -13474,9 +14739,10 @@ typedef struct tshi_io {
     tshi_io_item *item;
     int items;
     /* writing: */
-    tshi_block *piece_block, *name_block;
-    char *temporary; /* the file's name until it is whole; NULL: there is none */
-    int64_t bytes;   /* of all values */
+    tshi_block *piece_block, *name_block, *told_block,
+        *whole_block; /* whole: of a chunked moment */
+    char *temporary;  /* the file's name until it is whole; NULL: there is none */
+    int64_t bytes;    /* of all values */
     /* reading: */
     tshi_block *text_block, *entry_block, *pair_block;
     char *at; /* the next character of the header */
@@ -13516,6 +14782,8 @@ static void tshi_io_end(tshi_io *io) {
     tshi_mem_drop(ctx, io->item_block);
     tshi_mem_drop(ctx, io->piece_block);
     tshi_mem_drop(ctx, io->name_block);
+    tshi_mem_drop(ctx, io->whole_block);
+    tshi_mem_drop(ctx, io->told_block);
     tshi_mem_drop(ctx, io->text_block);
     tshi_mem_drop(ctx, io->entry_block);
     tshi_mem_drop(ctx, io->pair_block);
@@ -13579,7 +14847,7 @@ static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
 static void tshi_io_add_all(tshi_io *io) {
     int i;
     io->items = 0;
-    tsh_each_param(io->root, tshi_io_add_param, io);
+    tshi_module_params(io->root, 1, tshi_io_add_param, io);
     for (i = 0; io->optim && i < io->optim->count; i++)
         tshi_io_add(io, tshi_io_first, io->optim->each[i].param, &io->optim->each[i].first);
     for (i = 0; io->optim && i < io->optim->count; i++)
@@ -13601,6 +14869,10 @@ static int tshi_io_list(tshi_io *io) {
 
 static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
+}
+
+static int tshi_io_in_chunks(const tshi_io_item *item) {
+    return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
 }
 
 /* Calls fn for every run of consecutive elements of `rank`'s piece that lie in the global elements
@@ -13730,8 +15002,8 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     tshi_io_put(text, "{");
     tshi_io_put_state(io, text);
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = tshi_io_values(&io->item[i]);
-        if (!t) continue;
+        const tsh_tensor *t = io->item[i].param; /* a moment has its form */
+        if (!io->item[i].there) continue;
         end = begin + tsh_numel(t) * (int64_t)sizeof(tsh_real);
         tshi_io_put(text, ",");
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].param->path);
@@ -13747,7 +15019,7 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
 /* -- writing ----------------------------------------------------------------- */
 
 static int tshi_io_is_writer(const tsh_ctx *ctx) {
-    return ctx->tp.rank == 0 && ctx->dp.rank == 0;
+    return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
 /* What is written must be readable: names that are UTF-8 and not those of moments. */
@@ -13820,27 +15092,78 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
-/* Everything that can fail before values are sent. */
+/* Lists what is to be written. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    const size_t pieces = tshi_io_is_writer(ctx) && ctx->tp.size > 1 ? 2 : 1;
     tsh_module *m;
+    int64_t whole = 0;
     int i;
-    if (ctx->pp.size > 1)
-        (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
-                       "tsh_save: the model is cut into %d pipeline stages; only pp 1 can be saved",
-                       ctx->pp.size);
+    if (ctx->pp.size > 1 && !ctx->pipeline)
+        (void)tsh_fail(
+            ctx, TSH_ERR_UNSUPPORTED,
+            "tsh_save: the ranks of pp, %d, hold what the program gave them; only stages "
+            "of a tsh_pipeline can be saved as one model",
+            ctx->pp.size);
     if (tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io)) return;
     for (m = io->root; m; m = tshi_module_next(io->root, m))
         if (m->dropout_calls && !tshi_io_check_name(io, m->path)) return;
     for (i = 0; i < io->items; i++) {
-        const tsh_tensor *t = tshi_io_values(&io->item[i]);
-        if (!t) continue;
-        if (!tshi_io_check_name(io, io->item[i].param->path)) return;
-        io->bytes += tsh_numel(t) * (int64_t)sizeof(tsh_real);
+        const tsh_tensor *t = io->item[i].param;
+        io->item[i].there = !t->absent && tshi_io_values(&io->item[i]) != NULL;
+        if (!tshi_io_check_name(io, t->path)) return;
+        if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
+            whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
-        tshi_io_hash(io, io->item[i].param->path, strlen(io->item[i].param->path));
+        tshi_io_hash(io, t->path, strlen(t->path));
         tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
+    }
+    if (whole)
+        io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, (size_t)whole * sizeof(tsh_real));
+    if (ctx->pp.size == 1) return;
+    io->told_block = tshi_mem_take(
+        ctx, TSH_MEM_BOOKS, (2 * (size_t)io->items + tshi_module_count(ctx)) * sizeof(int64_t));
+}
+
+/* Stages tell each other which moments there are and how often modules and parameters were at work:
+ * counts are those of the stage that has more. */
+static void tshi_io_learn(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const int steps = io->optim ? io->optim->count : 0;
+    int64_t *told = (int64_t *)tshi_mem_data(io->told_block), *at = told;
+    tsh_module *m;
+    int i, back;
+    for (back = 0; back < 2; back++, at = told) {
+        for (i = 0; i < io->items; i++, at++)
+            if (back)
+                io->item[i].there = (int)*at;
+            else
+                *at = io->item[i].there;
+        for (i = 0; i < steps; i++, at++)
+            if (back)
+                io->optim->each[i].steps = *at;
+            else
+                *at = io->optim->each[i].steps;
+        for (m = ctx->root; m; m = tshi_module_next(ctx->root, m), at++)
+            if (back)
+                m->dropout_calls = (uint64_t)*at;
+            else
+                *at = (int64_t)m->dropout_calls;
+        if (!back &&
+            tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, told, at - told, TSH_I64, TSH_MAX),
+                            io->op) != TSH_OK)
+            return;
+    }
+}
+
+/* All that can fail before values are sent. */
+static void tshi_io_begin_file(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const size_t pieces = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
+    int i;
+    for (i = 0; i < io->items; i++) {
+        if (io->item[i].there)
+            io->bytes += tsh_numel(io->item[i].param) * (int64_t)sizeof(tsh_real);
+        tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
     }
     if (ctx->dp.rank > 0) return;
     io->piece_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, pieces * TSHI_IO_PIECE);
@@ -13866,7 +15189,8 @@ static void tshi_io_copy_run(void *user, int64_t global, int64_t local, int64_t 
     c->done += length;
 }
 
-/* The global elements [from, to) of a sharded tensor, sent to the writer by their owners. */
+/* The global elements [from, to) of a sharded tensor, sent by their owners to the first rank of tp.
+ */
 static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to) {
     tsh_comm *tp = &io->ctx->tp;
     char *piece = (char *)tshi_mem_data(io->piece_block), *message = piece + TSHI_IO_PIECE;
@@ -13895,23 +15219,46 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes one tensor. A writer whose disk is full still takes what the others send. */
-static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t) {
+/* Writes one tensor, which `stage` holds: its first rank of tp hands on every piece. A writer whose
+ * disk is full still takes what the others send. */
+static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t, int stage) {
+    tsh_ctx *ctx = io->ctx;
     const int64_t n = tsh_numel(t), step = TSHI_IO_PIECE / (int64_t)sizeof(tsh_real);
-    const int writer = tshi_io_is_writer(io->ctx), cut = t->layout.kind == TSH_SHARDED;
+    const int writer = tshi_io_is_writer(ctx), cut = t->layout.kind == TSH_SHARDED;
+    const int holds = ctx->pp.rank == stage, first = holds && ctx->tp.rank == 0;
     char *piece = (char *)tshi_mem_data(io->piece_block);
     int64_t from, to;
-    for (from = 0; from < n && (writer || cut); from = to) {
+    for (from = 0; from < n && (writer || first || (holds && cut)); from = to) {
         const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * sizeof(tsh_real);
+        tsh_result result = TSH_OK;
         to = tshi_base_min(from + step, n);
-        if (cut && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
-        if (!writer) continue;
-        if (!cut)
+        if (holds && cut && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
+        if (first && !cut)
             memcpy(piece, (const char *)tshi_tensor_at(t) + (size_t)from * sizeof(tsh_real), bytes);
+        if (first && !writer) result = tsh_send(&ctx->pp, piece, to - from, TSH_REAL, 0);
+        if (writer && !first) result = tsh_recv(&ctx->pp, piece, to - from, TSH_REAL, stage);
+        if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
+        if (!writer) continue;
         tshi_io_swap_bytes(piece, to - from, sizeof(tsh_real));
         tshi_io_write(io, piece, bytes);
     }
     return TSH_OK;
+}
+
+/* The replicas bring a moment's chunks together; the first one writes. */
+static tsh_result tshi_io_write_item(const tshi_io *io, const tshi_io_item *item) {
+    const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
+    const int stage = item->param->stage ? item->param->stage - 1 : 0;
+    tsh_tensor whole;
+    if (t && tshi_io_in_chunks(item)) {
+        whole = *t;
+        whole.block = io->whole_block;
+        if (tshi_optim_gather(t, (tsh_real *)tshi_mem_data(whole.block), io->op) != TSH_OK)
+            return TSH_ERR_IO;
+        t = &whole;
+    }
+    if (!item->there || io->ctx->dp.rank > 0) return TSH_OK;
+    return tshi_io_write_tensor(io, t ? t : item->param, stage);
 }
 
 /* Has the system put a file, or a folder's list of files, on the disk. Where it cannot be asked, as
@@ -13965,12 +15312,12 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim);
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io);
+    if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_learn(&io);
+    if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_io_close(&io);
     if (tshi_io_agree(&io) == TSH_OK) {
-        for (i = 0; i < io.items && ctx->dp.rank == 0; i++) {
-            const tsh_tensor *t = tshi_io_values(&io.item[i]);
-            if (t && tshi_io_write_tensor(&io, t) != TSH_OK) break;
-        }
+        for (i = 0; i < io.items; i++)
+            if (tshi_io_write_item(&io, &io.item[i]) != TSH_OK) break;
         if (io.file) tshi_io_finish(&io);
         tshi_io_close(&io);
         (void)tshi_io_agree(&io);
@@ -14371,9 +15718,15 @@ static int tshi_io_read_header(tshi_io *io) {
     return 1;
 }
 
-/* -- loading: against the model ------------------------------------------------ */
+/* ========================================================================== */
+/* >>load                                                MARK: - load (private) */
+/* A file's tensors into a model, at any degree; all of it checked first.       */
+/* Needs: >>io.                                                                 */
+/* ========================================================================== */
 
-static const char *tshi_io_metadata(const tshi_io *io, const char *prefix, const char *name) {
+/* -- against the model -------------------------------------------------------- */
+
+static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
     char key[TSHI_IO_NAME];
     const char *wanted = key;
     const tshi_io_pair *pair;
@@ -14384,9 +15737,9 @@ static const char *tshi_io_metadata(const tshi_io *io, const char *prefix, const
 }
 
 /* A count of the metadata; 0 where it is neither there nor needed. */
-static int tshi_io_count(const tshi_io *io, const char *prefix, const char *name, int needed,
-                         uint64_t *out) {
-    const char *text = tshi_io_metadata(io, prefix, name), *at;
+static int tshi_load_count(const tshi_io *io, const char *prefix, const char *name, int needed,
+                           uint64_t *out) {
+    const char *text = tshi_load_metadata(io, prefix, name), *at;
     *out = 0;
     if (!text && !needed) return 1;
     for (at = text; at && *at >= '0' && *at <= '9'; at++) {
@@ -14400,17 +15753,17 @@ static int tshi_io_count(const tshi_io *io, const char *prefix, const char *name
 }
 
 /* The state of the generators; checked only, unless `put`. A file of another program has none. */
-static int tshi_io_generators(const tshi_io *io, int put) {
+static int tshi_load_generators(const tshi_io *io, int put) {
     tsh_ctx *ctx = io->ctx;
     tsh_module *m;
     uint64_t seed, randn, dropout, calls;
-    if (!tshi_io_metadata(io, "tshard.", "seed")) return 1;
-    if (!tshi_io_count(io, "tshard.", "seed", 1, &seed) ||
-        !tshi_io_count(io, "tshard.", "randn_calls", 1, &randn) ||
-        !tshi_io_count(io, "tshard.", "dropout_calls", 1, &dropout))
+    if (!tshi_load_metadata(io, "tshard.", "seed")) return 1;
+    if (!tshi_load_count(io, "tshard.", "seed", 1, &seed) ||
+        !tshi_load_count(io, "tshard.", "randn_calls", 1, &randn) ||
+        !tshi_load_count(io, "tshard.", "dropout_calls", 1, &dropout))
         return 0;
     for (m = io->root; m; m = tshi_module_next(io->root, m)) {
-        if (!tshi_io_count(io, "tshard.dropout_calls.", m->path, 0, &calls)) return 0;
+        if (!tshi_load_count(io, "tshard.dropout_calls.", m->path, 0, &calls)) return 0;
         if (put) m->dropout_calls = calls;
     }
     if (put) ctx->seed = seed;
@@ -14420,8 +15773,8 @@ static int tshi_io_generators(const tshi_io *io, int put) {
 }
 
 /* The counts of an optimiser; checked only, unless `put` is not NULL. */
-static int tshi_io_counts(const tshi_io *io, tsh_optim *put) {
-    const char *kind = tshi_io_metadata(io, "tshard.", "optim");
+static int tshi_load_counts(const tshi_io *io, tsh_optim *put) {
+    const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     uint64_t steps, skipped;
     int i;
     if (!kind || strcmp(kind, tshi_io_kind(io->optim)) != 0) {
@@ -14432,13 +15785,13 @@ static int tshi_io_counts(const tshi_io *io, tsh_optim *put) {
                        kind ? "" : "; NULL for it loads the parameters alone");
         return 0;
     }
-    if (!tshi_io_count(io, "tshard.optim.", "steps", 1, &steps) ||
-        !tshi_io_count(io, "tshard.optim.", "skipped", 1, &skipped))
+    if (!tshi_load_count(io, "tshard.optim.", "steps", 1, &steps) ||
+        !tshi_load_count(io, "tshard.optim.", "skipped", 1, &skipped))
         return 0;
     if (put) put->info.steps = (int64_t)(steps & INT64_MAX);
     if (put) put->info.skipped = (int64_t)(skipped & INT64_MAX);
     for (i = 0; i < io->optim->count; i++) {
-        if (!tshi_io_count(io, "tshard.optim.steps.", io->optim->each[i].param->path, 1, &steps))
+        if (!tshi_load_count(io, "tshard.optim.steps.", io->optim->each[i].param->path, 1, &steps))
             return 0;
         if (put) put->each[i].steps = (int64_t)(steps & INT64_MAX);
     }
@@ -14446,21 +15799,21 @@ static int tshi_io_counts(const tshi_io *io, tsh_optim *put) {
 }
 
 /* Moments that the file must hold: Adam's of every parameter that was updated. */
-static int tshi_io_wants_moments(const tshi_io *io) {
+static int tshi_load_wants_moments(const tshi_io *io) {
     uint64_t steps;
     int i;
     for (i = 0; i < io->items; i++) {
         tshi_io_item *item = &io->item[i];
         item->wanted = !item->moment;
         if (!item->moment || io->optim->desc.kind == TSH_SGD) continue;
-        if (!tshi_io_count(io, "tshard.optim.steps.", item->param->path, 1, &steps)) return 0;
+        if (!tshi_load_count(io, "tshard.optim.steps.", item->param->path, 1, &steps)) return 0;
         item->wanted = steps > 0;
     }
     return 1;
 }
 
 /* Finds an item's entry, of its dtype and shape. */
-static int tshi_io_match(const tshi_io *io, tshi_io_item *item) {
+static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     const char *dtype = sizeof(tsh_real) == 4 ? "F32" : "F64";
     char name[TSHI_IO_NAME], theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const char *wanted = name;
@@ -14482,13 +15835,13 @@ static int tshi_io_match(const tshi_io *io, tshi_io_item *item) {
 }
 
 /* Every tensor has an entry, every entry a tensor; moments count only with an optimiser. */
-static int tshi_io_match_all(tshi_io *io) {
+static int tshi_load_match_all(tshi_io *io) {
     const char *lacks = NULL, *prefix = "", *strange = NULL;
     char quote[TSHI_IO_QUOTE];
     int i, missing = 0;
     size_t e, more = 0;
     for (i = 0; i < io->items; i++) {
-        if (!tshi_io_match(io, &io->item[i])) return 0;
+        if (!tshi_load_match(io, &io->item[i])) return 0;
         if (io->item[i].entry || !io->item[i].wanted) continue;
         if (!missing++) prefix = io->item[i].prefix;
         if (missing == 1) lacks = io->item[i].param->path;
@@ -14512,7 +15865,7 @@ static int tshi_io_match_all(tshi_io *io) {
 }
 
 /* Everything that can be wrong with the file, before anything changes. */
-static int tshi_io_check(tshi_io *io) {
+static int tshi_load_check(tshi_io *io) {
     const char *format;
     if (io->ctx->tape.newest)
         (void)tsh_fail(io->ctx, TSH_ERR_STATE,
@@ -14520,27 +15873,27 @@ static int tshi_io_check(tshi_io *io) {
                        "tsh_step_end",
                        io->op);
     if (io->ctx->error.code != TSH_OK || !tshi_io_list(io) || !tshi_io_read_header(io)) return 0;
-    format = tshi_io_metadata(io, "tshard.", "format");
+    format = tshi_load_metadata(io, "tshard.", "format");
     if (format && strcmp(format, "1") != 0) {
         (void)tsh_fail(io->ctx, TSH_ERR_UNSUPPORTED,
                        "%s: \"%.160s\" is of tshard's format %.16s, this version reads 1", io->op,
                        io->path, format);
         return 0;
     }
-    return tshi_io_generators(io, 0) && (!io->optim || tshi_io_counts(io, NULL)) &&
-           tshi_io_wants_moments(io) && tshi_io_match_all(io);
+    return tshi_load_generators(io, 0) && (!io->optim || tshi_load_counts(io, NULL)) &&
+           tshi_load_wants_moments(io) && tshi_load_match_all(io);
 }
 
-/* -- loading: values ----------------------------------------------------------- */
+/* -- values ------------------------------------------------------------------- */
 
-typedef struct tshi_io_slice {
+typedef struct tshi_load_slice {
     tshi_io *io;
     char *to;
     int64_t data; /* of the whole tensor */
-} tshi_io_slice;
+} tshi_load_slice;
 
-static void tshi_io_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
-    const tshi_io_slice *s = (const tshi_io_slice *)user;
+static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
+    const tshi_load_slice *s = (const tshi_load_slice *)user;
     const int64_t width = (int64_t)sizeof(tsh_real);
     char *to = s->to + local * width;
     if (s->io->ctx->error.code != TSH_OK) return;
@@ -14551,10 +15904,11 @@ static void tshi_io_slice_run(void *user, int64_t global, int64_t local, int64_t
 }
 
 /* One item's local piece, which gets memory if it has none. */
-static void tshi_io_read_item(tshi_io *io, const tshi_io_item *item) {
+static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = (size_t)tsh_local_numel(t) * sizeof(tsh_real);
-    tshi_io_slice slice;
+    tshi_load_slice slice;
+    if (t->absent) return;
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
             !tshi_layout_equal(&(*item->moment)->layout, &t->layout, t->dim, io->ctx->tp.size)) {
@@ -14562,7 +15916,9 @@ static void tshi_io_read_item(tshi_io *io, const tshi_io_item *item) {
             *item->moment = NULL;
         }
         t = tshi_optim_moment(t, item->moment);
+        if (t && tshi_io_in_chunks(item) && !tshi_optim_room(t, tsh_local_numel(t))) return;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
+        if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_cut(t);
     }
     if (!t || !item->entry) return;
     if (!t->block) t->block = tshi_mem_take(io->ctx, TSH_MEM_PARAMETERS, bytes);
@@ -14570,20 +15926,21 @@ static void tshi_io_read_item(tshi_io *io, const tshi_io_item *item) {
     slice.io = io;
     slice.to = (char *)tshi_tensor_at(t);
     slice.data = io->data + item->entry->begin;
-    tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_io_slice_run, &slice);
+    tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_load_slice_run, &slice);
+    if (tshi_io_in_chunks(item)) tshi_optim_cut(t);
 }
 
 /* Loads from io->file, which is open unless the ctx holds an error. */
-static tsh_result tshi_io_load(tshi_io *io, tsh_optim *optim) {
+static tsh_result tshi_load_all(tshi_io *io, tsh_optim *optim) {
     tsh_ctx *ctx = io->ctx;
     int i;
-    if (ctx->error.code == TSH_OK) (void)tshi_io_check(io);
+    if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
     for (i = 0; i < io->items && ctx->error.code == TSH_OK; i++)
-        tshi_io_read_item(io, &io->item[i]);
+        tshi_load_read_item(io, &io->item[i]);
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
-    (void)tshi_io_generators(io, 1);
-    if (optim) (void)tshi_io_counts(io, optim);
+    (void)tshi_load_generators(io, 1);
+    if (optim) (void)tshi_load_counts(io, optim);
     return ctx->error.code;
 }
 
@@ -14597,7 +15954,7 @@ TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *opt
     errno = 0;
     if (ctx->error.code == TSH_OK) io.file = fopen(io.path, "rb");
     if (!io.file && ctx->error.code == TSH_OK) (void)tshi_io_refused(&io, "cannot be opened");
-    (void)tshi_io_load(&io, optim);
+    (void)tshi_load_all(&io, optim);
     tshi_io_end(&io);
     return ctx->error.code;
 }
@@ -14645,35 +16002,143 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
     return hash;
 }
 
+/* Something that should be equal on several ranks. */
+typedef struct tshi_replica {
+    const char *path, *what;
+    int64_t hash;
+    int over_tp, over_dp;
+} tshi_replica;
+
 typedef struct tshi_replicas {
-    tsh_ctx *ctx;
-    const char *differs;
+    tshi_replica *each; /* NULL: they are counted only */
+    int count;
 } tshi_replicas;
 
-static void tshi_check_replica(const char *path, tsh_tensor *param, void *user) {
-    tshi_replicas *r = (tshi_replicas *)user;
-    int64_t hash[2];
-    if (param->layout.kind != TSH_REPLICATED || !param->block || r->ctx->error.code != TSH_OK)
+/* A tensor of values like param, or, in chunks, this rank's part of them. */
+static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
+                            const char *what) {
+    tshi_replica *r;
+    tshi_hashing h;
+    if (!t || !t->block) return;
+    r = all->each ? all->each + all->count : NULL;
+    all->count++;
+    if (!r) return;
+    r->path = param->path;
+    r->what = what;
+    r->over_tp = t->layout.kind == TSH_REPLICATED;
+    r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
+    h.values = (const char *)tshi_mem_data(t->block);
+    h.width = sizeof(tsh_real);
+    h.sum = 0;
+    if (r->over_dp)
+        h.sum = tshi_check_part(t);
+    else
+        tshi_check_hash_run(&h, 0, 0, tshi_optim_count(t));
+    r->hash = (int64_t)(h.sum >> 1);
+}
+
+static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
+    tshi_replicas *all = (tshi_replicas *)user;
+    const tsh_optim *optim;
+    int i;
+    (void)path;
+    tshi_check_list(all, param, param, "");
+    for (optim = param->ctx->optims; optim; optim = optim->older)
+        for (i = 0; i < optim->count; i++) {
+            if (optim->each[i].param != param) continue;
+            tshi_check_list(all, param, optim->each[i].first, "the first moments of ");
+            tshi_check_list(all, param, optim->each[i].second, "the second moments of ");
+        }
+}
+
+/* Which rank's value most ranks hold; of several the lowest one's. */
+static int tshi_check_usual(const int64_t *hash, int stride, int size) {
+    int r, k, best = 0, most = 0;
+    for (r = 0; r < size; r++) {
+        int same = 0;
+        for (k = 0; k < size; k++) same += hash[k * stride] == hash[r * stride];
+        if (same > most) {
+            most = same;
+            best = r;
+        }
+    }
+    return best;
+}
+
+/* Compares what is replicated over comm. */
+static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
+                            const tshi_replicas *all) {
+    const int n = all->count, size = comm->size, over_tp = comm == &ctx->tp;
+    const size_t most = (size_t)n * (size_t)(size + 1) + (size_t)size;
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, most * sizeof(int64_t));
+    char list[TSH_MESSAGE_SIZE / 4] = "";
+    int64_t *mine, *theirs, *counts;
+    int i, r, usual, odd = 0;
+    if (!block) {
+        tshi_error_tell(ctx); /* the others wait for this rank */
         return;
-    hash[0] = (int64_t)(tshi_check_part(param) >> 1);
-    hash[1] = -hash[0]; /* the largest of both tells the smallest too */
-    (void)tshi_error_comm(r->ctx, tsh_allreduce(&r->ctx->tp, hash, 2, TSH_I64, TSH_MAX),
+    }
+    mine = (int64_t *)tshi_mem_data(block);
+    theirs = mine + n;
+    counts = theirs + (size_t)n * (size_t)size;
+    for (i = 0; i < n; i++)
+        mine[i] = (over_tp ? all->each[i].over_tp : all->each[i].over_dp) ? all->each[i].hash : 0;
+    for (r = 0; r < size; r++) counts[r] = n;
+    (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
                           "tsh_check_replicas");
-    if (hash[0] != -hash[1] && !r->differs) r->differs = path;
+    for (i = 0; i < n && !odd && ctx->error.code == TSH_OK; i++) {
+        usual = tshi_check_usual(theirs + i, n, size);
+        for (r = 0; r < size; r++)
+            if (theirs[r * n + i] != theirs[usual * n + i])
+                tshi_base_append(list, sizeof list, "%s%d", odd++ ? ", " : "", r);
+        if (odd)
+            (void)tsh_fail(ctx, TSH_ERR_STATE,
+                           "tsh_check_replicas: %s\"%s\" %s between the %d ranks of %s: %s %s "
+                           "%s from the others",
+                           all->each[i].what, all->each[i].path,
+                           all->each[i].what[0] ? "differ" : "differs", size, axis,
+                           odd > 1 ? "ranks" : "rank", list, odd > 1 ? "differ" : "differs");
+        if (odd) ctx->error.rank = -1;
+    }
+    tshi_mem_drop(ctx, block);
+}
+
+/* Every rank comes to the error of the lowest one that has any, before one may end the world. */
+static void tshi_check_agree(tsh_ctx *ctx) {
+    static const char what[] = "tsh_check_replicas";
+    tsh_comm *world = &ctx->world;
+    tsh_error error = ctx->error;
+    int64_t found = error.code != TSH_OK ? world->size - world->rank : 0;
+    if (ctx->told) return;
+    if (tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), what) != TSH_OK ||
+        !found)
+        return;
+    if (tshi_error_comm(
+            ctx, tsh_broadcast(world, &error, sizeof error / 4, TSH_I32, world->size - (int)found),
+            what) != TSH_OK)
+        return;
+    ctx->error = error;
+    (void)tsh_barrier(world);
 }
 
 TSH_API int tsh_check_replicas(tsh_module *module) {
-    tshi_replicas r;
-    if (!module || !tsh_ok(module->ctx)) return 0;
-    r.ctx = module->ctx;
-    r.differs = NULL;
-    tsh_each_param(module, tshi_check_replica, &r);
-    if (r.differs)
-        (void)tsh_fail(
-            r.ctx, TSH_ERR_STATE,
-            "tsh_check_replicas: \"%s\" is replicated but differs between the %d ranks of tp",
-            r.differs, r.ctx->tp.size);
-    return r.ctx->error.code == TSH_OK;
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    tshi_replicas all = {NULL, 0};
+    tshi_block *block;
+    if (!ctx || !tsh_ok(ctx)) return 0;
+    tsh_each_param(module, tshi_check_param, &all);
+    block = tshi_mem_take(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
+    if (!block) tshi_error_tell(ctx);
+    if (block) {
+        all.each = (tshi_replica *)tshi_mem_data(block);
+        all.count = 0;
+        tsh_each_param(module, tshi_check_param, &all);
+        tshi_check_over(ctx, &ctx->tp, "tp", &all);
+        tshi_check_over(ctx, &ctx->dp, "dp", &all);
+        tshi_mem_drop(ctx, block);
+    }
+    tshi_check_agree(ctx);
+    return ctx->error.code == TSH_OK;
 }
 
 /* -- gradcheck -------------------------------------------------------------- */

@@ -7,8 +7,8 @@
  *   mpirun -n 2 build/gpt-mpi --backend mpi       the same under MPI
  *
  * The model is GPT-2's, written once, as if for one device (section 1). A plan shards it (section
- * 2). Every rank then runs the same training loop (section 3) on its piece of the weights, and
- * nothing in it knows how many ranks there are.
+ * 2), a pipeline deals its blocks to stages. Every rank then runs the same training loop (section
+ * 3) on its piece of the weights, and nothing in it knows how many ranks there are.
  *
  * Shapes: B batch, T context, C width, H heads, D = C / H head size, V vocabulary. */
 #ifndef _POSIX_C_SOURCE
@@ -72,11 +72,10 @@ static tsh_tensor *block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     return tsh_add(x, call(self, "mlp", call(self, "ln_2", x)));
 }
 
-/* ids (B, T) -> (B, T, C): what lm_head turns into logits. */
-static tsh_tensor *gpt_hidden(tsh_module *gpt, tsh_tensor *ids) {
+/* ids (B, T) -> (B, T, C): what the first block takes. */
+static tsh_tensor *embed(tsh_module *gpt, tsh_tensor *ids) {
     tsh_tensor *place = tsh_arange(tsh_ctx_of(ids), TSH_I32, 0, (double)tsh_dim(ids, 1), 1);
-    tsh_tensor *x = tsh_add(call(gpt, "wte", ids), call(gpt, "wpe", place));
-    return call(gpt, "ln_f", call(gpt, "h", call(gpt, "drop", x)));
+    return call(gpt, "drop", tsh_add(call(gpt, "wte", ids), call(gpt, "wpe", place)));
 }
 
 /* Weights are stored (in, out), as GPT-2's are. */
@@ -224,9 +223,16 @@ typedef struct gpt_trainer {
     gpt_job *job;
     const gpt_settings *set;
     tsh_module *gpt;
+    tsh_pipeline *training, *sampling;
     tsh_optim *optim;
     tsh_schedule schedule;
-    tsh_tensor *ids, *targets; /* (B, T), the same on every rank of tp */
+    int64_t rows;              /* texts of this replica: B / dp */
+    tsh_tensor *ids, *targets; /* (rows, T), the same on every rank of tp and pp */
+    int evaluating;
+    int64_t parameters; /* of the whole model */
+    int32_t *window;    /* of the sample: the tokens before the next one */
+    int64_t window_size;
+    double chance; /* that draws it */
 } gpt_trainer;
 
 static int is_first(const gpt_trainer *t) {
@@ -240,7 +246,8 @@ static void make_optimiser(gpt_trainer *t) {
                                   .beta1 = 0.9,
                                   .beta2 = 0.99,
                                   .weight_decay = 0.1,
-                                  .clip_norm = 1};
+                                  .clip_norm = 1,
+                                  .zero = set->zero};
     t->optim = tsh_optim_new(t->gpt, &adamw);
     tsh_optim_group(t->optim, "**.bias", 1, 0); /* only matrices decay */
     tsh_optim_group(t->optim, "**.ln_?.weight", 1, 0);
@@ -256,20 +263,26 @@ static int64_t vocabulary_of(const gpt_job *job) {
     return job->set.vocabulary ? job->set.vocabulary : job->text.vocabulary;
 }
 
+static void count_all(const char *path, tsh_tensor *param, void *user) {
+    (void)path;
+    *(int64_t *)user += tsh_numel(param);
+}
+
 static void make_trainer(gpt_trainer *t, tsh_ctx *ctx, gpt_job *job) {
-    const tsh_shape shape = tsh_shape2(job->set.batch, job->set.context);
+    const tsh_shape shape = tsh_shape2(job->set.batch / job->set.dp, job->set.context);
     tsh_plan_rule plan[PLAN_RULES];
     int rules;
     memset(t, 0, sizeof *t);
     t->ctx = ctx;
     t->job = job;
     t->set = &job->set;
+    t->rows = job->set.batch / job->set.dp;
     t->gpt = tsh_root(ctx);
     add_gpt(t->gpt, &job->set, vocabulary_of(job));
     rules = choose_plan(plan, &job->set);
     tsh_parallelize(t->gpt, plan, rules);
     if (t->set->policy != NULL) tsh_parallelize_policy(t->gpt, tsh_policy_find(t->set->policy));
-    tsh_materialize(t->gpt);
+    tsh_each_param(t->gpt, count_all, &t->parameters);
     make_optimiser(t);
     t->ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
     t->targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
@@ -299,12 +312,13 @@ static void load_row(gpt_trainer *t, int64_t row, const unsigned char *tokens) {
     }
 }
 
-/* Random windows of the training text: equal within a tp group, different for each dp replica. */
+/* Random windows of the training text: the same whole batch on any number of replicas, of which
+ * each takes its part. */
 static void load_train_batch(gpt_trainer *t, int64_t step) {
     const gpt_text *text = &t->job->text;
     uint64_t places = (uint64_t)(text->train_size - t->set->context);
-    for (int64_t row = 0; row < t->set->batch; row++) {
-        uint64_t index = (uint64_t)(tsh_dp(t->ctx)->rank * t->set->batch + row);
+    for (int64_t row = 0; row < t->rows; row++) {
+        uint64_t index = (uint64_t)(tsh_dp(t->ctx)->rank * t->rows + row);
         load_row(t, row, text->train + mix((uint64_t)t->set->seed, (uint64_t)step, index) % places);
     }
 }
@@ -313,21 +327,37 @@ static void load_train_batch(gpt_trainer *t, int64_t step) {
 static void load_val_batch(gpt_trainer *t, int64_t batch) {
     const gpt_text *text = &t->job->text;
     int64_t last = text->val_size - t->set->context - 1, windows = EVAL_BATCHES * t->set->batch;
-    for (int64_t row = 0; row < t->set->batch; row++)
-        load_row(t, row, text->val + last * (batch * t->set->batch + row) / (windows - 1));
+    int64_t first = batch * t->set->batch + tsh_dp(t->ctx)->rank * t->rows;
+    for (int64_t row = 0; row < t->rows; row++)
+        load_row(t, row, text->val + last * (first + row) / (windows - 1));
 }
 
-static tsh_tensor *batch_loss(gpt_trainer *t) {
-    tsh_tensor *logits = call(t->gpt, "lm_head", gpt_hidden(t->gpt, t->ids)); /* (B, T, V) */
-    return tsh_cross_entropy(logits, t->targets, NULL);
+/* Its rows of the training batch; or this replica's of the next validation batch. */
+static tsh_tensor *micro_batch_of(gpt_trainer *t, tsh_tensor *batch, int micro_batch) {
+    int64_t rows = t->rows / t->set->micro_batches;
+    if (!t->evaluating) return tsh_slice(batch, 0, micro_batch * rows, rows);
+    load_val_batch(t, micro_batch);
+    return batch;
+}
+
+static tsh_tensor *batch_input(tsh_ctx *ctx, int micro_batch, void *user) {
+    gpt_trainer *t = (gpt_trainer *)user;
+    (void)ctx;
+    return embed(t->gpt, micro_batch_of(t, t->ids, micro_batch));
+}
+
+static tsh_tensor *batch_loss(tsh_ctx *ctx, tsh_tensor *x, int micro_batch, void *user) {
+    gpt_trainer *t = (gpt_trainer *)user;
+    (void)ctx;
+    tsh_tensor *logits = call(t->gpt, "lm_head", call(t->gpt, "ln_f", x)); /* (B, T, V) */
+    return tsh_cross_entropy(logits, micro_batch_of(t, t->targets, micro_batch), NULL);
 }
 
 /* One step of the optimiser; the loss is the mean over the replicas. */
 static double train_step(gpt_trainer *t, int64_t step) {
+    double value;
     load_train_batch(t, step);
-    tsh_tensor *loss = batch_loss(t);
-    tsh_backward(t->ctx, loss);
-    double value = tsh_item(t->ctx, loss);
+    tsh_pipeline_train(t->training, &value);
     tsh_optim_set_lr(t->optim, tsh_schedule_lr(&t->schedule, step));
     tsh_optim_step(t->optim);
     tsh_zero_grads(t->gpt);
@@ -338,25 +368,19 @@ static double train_step(gpt_trainer *t, int64_t step) {
 
 /* The mean loss over EVAL_BATCHES; the replicas share the work. */
 static double evaluate(gpt_trainer *t) {
-    tsh_comm *dp = tsh_dp(t->ctx);
-    double sum = 0;
+    double mean = 0;
+    t->evaluating = 1;
     tsh_train(t->gpt, 0);
-    tsh_no_grad_begin(t->ctx);
-    for (int64_t batch = dp->rank; batch < EVAL_BATCHES; batch += dp->size) {
-        tsh_scope_begin(t->ctx);
-        load_val_batch(t, batch);
-        sum += tsh_item(t->ctx, batch_loss(t));
-        tsh_scope_end(t->ctx);
-    }
-    tsh_no_grad_end(t->ctx);
+    tsh_pipeline_evaluate(t->training, EVAL_BATCHES, &mean);
     tsh_train(t->gpt, 1);
-    tsh_allreduce(dp, &sum, 1, TSH_F64, TSH_SUM);
-    return sum / EVAL_BATCHES;
+    t->evaluating = 0;
+    tsh_allreduce(tsh_dp(t->ctx), &mean, 1, TSH_F64, TSH_AVG);
+    return mean;
 }
 
 static void train_loop(gpt_trainer *t) {
     const gpt_settings *set = t->set;
-    double seconds = 0, tokens = (double)(set->batch * set->context * tsh_dp(t->ctx)->size);
+    double seconds = 0, tokens = (double)(set->batch * set->context);
     if (is_first(t)) report_begin(&t->job->report);
     for (int64_t step = 1; step <= set->steps && tsh_ok(t->ctx); step++) {
         double start = report_now();
@@ -388,20 +412,28 @@ static int32_t draw(const tsh_real *logits, int64_t count, double temperature, d
     return (int32_t)(count - 1);
 }
 
-/* The token after a window of `count` tokens. Every rank computes its part of the logits, gathers
- * the rest, and draws the same token. */
-static int32_t next_token(gpt_trainer *t, const int32_t *window, int64_t count, double chance) {
+static tsh_tensor *sample_input(tsh_ctx *ctx, int micro_batch, void *user) {
+    gpt_trainer *t = (gpt_trainer *)user;
+    tsh_shape shape = tsh_shape2(1, t->window_size);
+    tsh_tensor *ids = tsh_tensor_from(ctx, TSH_I32, shape, NULL, t->window), *x;
+    (void)micro_batch;
+    x = embed(t->gpt, ids);
+    tsh_tensor_free(ids);
+    return x;
+}
+
+/* The token after the window, as the loss that all ranks get. Every rank of the last stage computes
+ * its part of the logits, gathers the rest, and draws the same token. */
+static tsh_tensor *sample_token(tsh_ctx *ctx, tsh_tensor *x, int micro_batch, void *user) {
+    gpt_trainer *t = (gpt_trainer *)user;
     tsh_real logits[256] = {0};
     int64_t vocabulary = t->job->text.vocabulary;
-    tsh_tensor *ids = tsh_tensor_from(t->ctx, TSH_I32, tsh_shape2(1, count), NULL, window);
-    tsh_scope_begin(t->ctx);
-    tsh_tensor *last = tsh_slice(gpt_hidden(t->gpt, ids), 1, count - 1, 1); /* (1, 1, C) */
-    tsh_tensor *full = tsh_full(call(t->gpt, "lm_head", last));             /* (1, 1, V) */
+    tsh_tensor *last = tsh_slice(call(t->gpt, "ln_f", x), 1, t->window_size - 1, 1); /* (1, 1, C) */
+    tsh_tensor *full = tsh_full(call(t->gpt, "lm_head", last));                      /* (1, 1, V) */
+    (void)micro_batch;
     full = tsh_slice(full, -1, 0, vocabulary); /* no byte stands for the others */
-    tsh_read(t->ctx, full, TSH_GLOBAL, logits, (size_t)vocabulary * sizeof *logits);
-    tsh_scope_end(t->ctx);
-    tsh_tensor_free(ids);
-    return draw(logits, vocabulary, 0.8, chance);
+    tsh_read(ctx, full, TSH_GLOBAL, logits, (size_t)vocabulary * sizeof *logits);
+    return tsh_filled(ctx, tsh_shape0(), draw(logits, vocabulary, 0.8, t->chance));
 }
 
 static void print_sample(gpt_trainer *t) {
@@ -414,20 +446,38 @@ static void print_sample(gpt_trainer *t) {
     for (int32_t i = 0; i < text->vocabulary; i++)
         if (text->byte_of[i] == '\n') tokens[0] = i; /* a line begins */
     tsh_train(t->gpt, 0);
-    tsh_no_grad_begin(t->ctx);
     if (is_first(t)) printf("\nsample, %lld characters:\n", (long long)t->set->sample);
     for (int64_t i = 1; i <= t->set->sample && tsh_ok(t->ctx); i++) {
-        int64_t count = i < t->set->context ? i : t->set->context;
-        double chance = (double)(mix((uint64_t)t->set->seed, 0, ~(uint64_t)i) >> 11) * 0x1p-53;
-        tokens[i] = next_token(t, tokens + i - count, count, chance);
+        double token = 0;
+        t->window_size = i < t->set->context ? i : t->set->context;
+        t->window = tokens + i - t->window_size;
+        t->chance = (double)(mix((uint64_t)t->set->seed, 0, ~(uint64_t)i) >> 11) * 0x1p-53;
+        if (tsh_pipeline_evaluate(t->sampling, 1, &token) != TSH_OK) break;
+        tokens[i] = (int32_t)token;
         if (is_first(t)) report_byte(&t->job->report, text->byte_of[tokens[i]]);
     }
-    tsh_no_grad_end(t->ctx);
     if (is_first(t)) printf("\n\n");
     free(tokens);
 }
 
 /* == 5. what one rank does ================================================= */
+
+/* Deals the blocks to the ranks of pp, then makes this rank's weights. */
+static void make_pipelines(gpt_trainer *t) {
+    const gpt_settings *set = t->set;
+    const tsh_pipeline_desc training = {.micro_batches = (int)set->micro_batches,
+                                        .counts = set->stages != NULL ? set->counts : NULL,
+                                        .input = batch_input,
+                                        .loss = batch_loss,
+                                        .user = t};
+    tsh_pipeline_desc sampling = training;
+    sampling.micro_batches = 1;
+    sampling.input = sample_input;
+    sampling.loss = sample_token;
+    t->training = tsh_pipeline_new(tsh_find(t->gpt, "h"), &training);
+    t->sampling = tsh_pipeline_new(tsh_find(t->gpt, "h"), &sampling);
+    tsh_materialize(t->gpt);
+}
 
 /* Every rank's `count` numbers, in the order of the ranks. */
 static void gather(tsh_ctx *ctx, const int64_t *mine, int64_t count, int64_t *all) {
@@ -437,15 +487,9 @@ static void gather(tsh_ctx *ctx, const int64_t *mine, int64_t count, int64_t *al
     tsh_allgather(world, mine, all, counts, 1, TSH_I64);
 }
 
-typedef struct tally {
-    int64_t all, here; /* parameters of the model, and their elements on this rank */
-} tally;
-
-static void count_param(const char *path, tsh_tensor *param, void *user) {
-    tally *sum = (tally *)user;
+static void count_here(const char *path, tsh_tensor *param, void *user) {
     (void)path;
-    sum->all += tsh_numel(param);
-    sum->here += tsh_local_numel(param);
+    *(int64_t *)user += tsh_local_numel(param);
 }
 
 static double mebibytes(int64_t bytes) {
@@ -455,30 +499,29 @@ static double mebibytes(int64_t bytes) {
 static void print_intent(gpt_trainer *t) {
     const gpt_settings *set = t->set;
     const gpt_text *text = &t->job->text;
-    int64_t here[MAX_RANKS] = {0};
+    int64_t here[MAX_RANKS] = {0}, mine = 0;
     char a[32], b[32];
-    tally sum = {0, 0};
     tsh_plan_rule plan[PLAN_RULES];
-    tsh_each_param(t->gpt, count_param, &sum);
-    gather(t->ctx, &sum.here, 1, here);
+    tsh_each_param(t->gpt, count_here, &mine);
+    gather(t->ctx, &mine, 1, here);
     if (!is_first(t) || !tsh_ok(t->ctx)) return;
     printf("text      %s: %s tokens to train on, %s to validate\n",
            set->text != NULL ? set->text : "the C sources of this project",
            report_commas(a, text->train_size), report_commas(b, text->val_size));
     printf("model     %d layers, %d heads, width %d, context %d, vocabulary %d: %s parameters\n",
            (int)set->layers, (int)set->heads, (int)set->width, (int)set->context,
-           (int)vocabulary_of(t->job), report_commas(a, sum.all));
-    printf("ranks     %d %s: tp %d x dp %d\n", tsh_world(t->ctx)->size,
+           (int)vocabulary_of(t->job), report_commas(a, t->parameters));
+    printf("ranks     %d %s: tp %d x pp %d x dp %d\n", tsh_world(t->ctx)->size,
            set->joins ? "processes" : "threads of this process", tsh_tp(t->ctx)->size,
-           tsh_dp(t->ctx)->size);
+           tsh_pp(t->ctx)->size, tsh_dp(t->ctx)->size);
     print_plan(plan, choose_plan(plan, set), set->policy);
     for (int r = 0; r < tsh_world(t->ctx)->size; r++)
         printf("%-10srank %d: %s parameters; with gradients and moments %.2f MiB\n",
                r == 0 ? "memory" : "", r, report_commas(a, here[r]),
-               mebibytes(4 * here[r] * (int64_t)sizeof(tsh_real)));
+               mebibytes((2 * here[r] + 2 * here[r] / (set->zero ? set->dp : 1)) *
+                         (int64_t)sizeof(tsh_real)));
     printf("training  %s steps of %s tokens, AdamW, learning rate %g\n\n",
-           report_commas(a, set->steps),
-           report_commas(b, set->batch * set->context * tsh_dp(t->ctx)->size), set->lr);
+           report_commas(a, set->steps), report_commas(b, set->batch * set->context), set->lr);
     fflush(stdout);
 }
 
@@ -515,6 +558,7 @@ static int run_rank(tsh_ctx *ctx, void *user) {
     gpt_job *job = (gpt_job *)user;
     gpt_trainer t;
     make_trainer(&t, ctx, job);
+    make_pipelines(&t);
     if (tsh_ok(ctx)) print_intent(&t);
     if (t.set->trace != NULL) tsh_trace_begin(ctx, &(tsh_trace_desc){.path = t.set->trace});
     if (tsh_ok(ctx)) train_loop(&t);
@@ -571,6 +615,7 @@ static int join_world(gpt_job *job) {
 static int run_ranks(gpt_job *job) {
     const gpt_settings *set = &job->set;
     tsh_desc desc = {.tp = (int)set->tp,
+                     .pp = (int)set->pp,
                      .seed = (uint64_t)set->seed,
                      .threads = (int)set->threads,
                      .comm = job->comm};

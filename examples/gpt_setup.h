@@ -27,7 +27,11 @@ typedef struct gpt_settings {
     const char *gemm;
     const char *trace;                               /* NULL: none */
     int joins, chars, sequence_parallel, checkpoint; /* joins: backend has a process per rank */
-    int64_t ranks, tp, threads; /* tp 0: as many as ranks; threads: of each rank */
+    int64_t ranks, tp, threads;                      /* tp 0: ranks / pp; threads: of each rank */
+    int64_t pp, dp, micro_batches;                   /* dp 0: what tp and pp leave of the ranks */
+    int zero;
+    const char *stages;    /* layers of each stage, "2,3"; NULL: equally many */
+    int counts[MAX_RANKS]; /* what stages says */
     int64_t layers, heads, width, context, vocabulary;
     int64_t batch, steps, eval_every, seed, sample;
     double lr, dropout;
@@ -39,6 +43,8 @@ static const gpt_settings defaults = {
     .gemm = "builtin",
     .ranks = 2,
     .threads = 1,
+    .pp = 1,
+    .micro_batches = 1,
     .layers = 4,
     .heads = 4,
     .width = 128,
@@ -64,7 +70,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 25 };
+enum { FLAGS = 30 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -86,8 +92,16 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"gemm", "matrix product: builtin, or blis where gpt was built with it",
          .string = &s->gemm},
         {"ranks", "threads that share the work", .whole = &s->ranks, .low = 1, .high = MAX_RANKS},
-        {"tp", "ranks that share one copy of the model; 0: all", .whole = &s->tp,
-         .high = MAX_RANKS},
+        {"tp", "ranks that share the layers of one copy of the model; 0: what pp and dp leave",
+         .whole = &s->tp, .high = MAX_RANKS},
+        {"pp", "stages of a pipeline, which have some of the layers each", .whole = &s->pp,
+         .low = 1, .high = MAX_RANKS},
+        {"dp", "copies of the model, which share the texts of a batch; 0: what tp and pp leave",
+         .whole = &s->dp, .high = MAX_RANKS},
+        {"zero", "cut the optimiser's moments over these copies", .on = &s->zero},
+        {"micro-batches", "parts of a batch that go through the stages one after the other",
+         .whole = &s->micro_batches, .low = 1, .high = 1e5},
+        {"stages", "layers of each stage, such as 2,3; else equally many", .string = &s->stages},
         {"threads", "threads of each rank, where the compiler has OpenMP", .whole = &s->threads,
          .low = 1, .high = 1024},
         {"sequence-parallel", "cut the residual, norms and dropout along the sequence, too",
@@ -101,7 +115,7 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"context", "tokens that the model sees", .whole = &s->context, .low = 1, .high = 1e6},
         {"vocabulary", "tokens that the model could tell apart; 0: those of the text",
          .whole = &s->vocabulary, .high = 1e7},
-        {"batch", "texts per step and replica", .whole = &s->batch, .low = 1, .high = 1e5},
+        {"batch", "texts per step", .whole = &s->batch, .low = 1, .high = 1e5},
         {"steps", "steps of the optimiser", .whole = &s->steps, .low = 1, .high = 1e9},
         {"lr", "learning rate at its highest", .real = &s->lr, .low = 1e-12, .high = 1e3},
         {"dropout", "probability", .real = &s->dropout, .high = 0.99},
@@ -189,11 +203,38 @@ static int check_backend(gpt_settings *s) {
     return refuse("--backend is threads, tcp or mpi, not '%s'", s->backend);
 }
 
+/* "2,3": layers of stage 0, stage 1. */
+static int check_stages(gpt_settings *s) {
+    const char *at = s->stages;
+    int64_t count = 0, sum = 0;
+    if (at == NULL && s->layers % s->pp != 0)
+        return refuse("--layers %lld do not divide into --pp %lld stages: say --stages",
+                      (long long)s->layers, (long long)s->pp);
+    while (at != NULL && count < s->pp) {
+        char *end = NULL;
+        long layers = strtol(at, &end, 10);
+        if (end == at || layers < 1 || layers > s->layers) break;
+        s->counts[count++] = (int)layers;
+        sum += layers;
+        at = end + (*end == ',');
+        if (*end != ',') break;
+    }
+    if (s->stages == NULL || (*at == '\0' && count == s->pp && sum == s->layers)) return 0;
+    return refuse("--stages %s is no list of %lld numbers that add up to --layers %lld", s->stages,
+                  (long long)s->pp, (long long)s->layers);
+}
+
 static int check_settings(gpt_settings *s) {
-    if (s->tp == 0) s->tp = s->ranks;
-    if (s->ranks % s->tp != 0)
-        return refuse("--ranks %lld is not a multiple of --tp %lld", (long long)s->ranks,
-                      (long long)s->tp);
+    int64_t others = s->pp * (s->dp > 0 ? s->dp : 1);
+    if (s->tp == 0) s->tp = s->ranks % others == 0 ? s->ranks / others : 1;
+    if (s->dp == 0) s->dp = s->ranks / (s->tp * s->pp);
+    if (s->ranks != s->tp * s->pp * s->dp)
+        return refuse("--ranks %lld is not --tp %lld times --pp %lld times --dp %lld",
+                      (long long)s->ranks, (long long)s->tp, (long long)s->pp, (long long)s->dp);
+    if (s->batch % (s->dp * s->micro_batches) != 0)
+        return refuse("--batch %lld is not a multiple of --dp %lld times --micro-batches %lld",
+                      (long long)s->batch, (long long)s->dp, (long long)s->micro_batches);
+    if (check_stages(s) != 0) return BAD_USE;
     if (s->policy != NULL && tsh_policy_find(s->policy) == NULL)
         return refuse("--policy '%s' is not a family that has one, such as gpt2", s->policy);
     if (s->policy != NULL && s->sequence_parallel)

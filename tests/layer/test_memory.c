@@ -174,7 +174,7 @@ static void books_by_kind_are_what_the_allocator_saw(void **state) {
 typedef enum moment { WITH_TAPE, IN_SCOPE, PENDING, AFTER_ERROR, MOMENTS } moment;
 
 static int leave(tsh_ctx *ctx, void *user) {
-    const tsh_backward_desc defer = {1};
+    const tsh_backward_desc defer = {.defer = 1};
     moment when = *(const moment *)user;
     tsh_tensor *loss;
     trainer t;

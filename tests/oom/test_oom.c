@@ -213,6 +213,35 @@ static void work_gpt(tsh_ctx *ctx) {
     (void)tsh_check_replicas(gpt);
 }
 
+static tsh_tensor *pipeline_input(tsh_ctx *ctx, int k, void *user) {
+    (void)k, (void)user;
+    return tsh_ones(ctx, tsh_shape2(ROWS, WIDTH));
+}
+
+static tsh_tensor *pipeline_loss(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
+    (void)ctx, (void)k, (void)user;
+    return tsh_sum(y, TSH_ALL, 0);
+}
+
+/* A layer per stage, whose weight both share. */
+static void work_pipeline(tsh_ctx *ctx) {
+    const tsh_linear_desc d = {.in = WIDTH, .out = WIDTH};
+    const tsh_pipeline_desc desc = {
+        .micro_batches = 3, .input = pipeline_input, .loss = pipeline_loss};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_pipeline *pipeline;
+    double loss;
+    (void)tsh_add_linear(h, "0", &d);
+    (void)tsh_add_linear(h, "1", &d);
+    if (!tsh_ok(ctx)) return; /* told, as in work_load */
+    (void)tsh_tie(tsh_child(h, 1), "weight", tsh_param(h, "0.weight"));
+    pipeline = tsh_pipeline_new(h, &desc);
+    (void)tsh_pipeline_train(pipeline, &loss);
+    (void)tsh_step_end(ctx);
+    (void)tsh_pipeline_evaluate(pipeline, 2, &loss);
+    if (tsh_ok(ctx)) (void)tsh_save(tsh_root(ctx), files_path("checkpoint"), NULL);
+}
+
 /* Arguments with long names, so that they need pages of their own, and a policy for all blocks. */
 static void work_policy(tsh_ctx *ctx) {
     static const tsh_policy_heads heads = {.heads = "attn.heads"};
@@ -285,33 +314,35 @@ static void work_load(tsh_ctx *ctx) {
 typedef struct job {
     const char *name;
     void (*work)(tsh_ctx *ctx);
+    int pp; /* of two ranks; 0: 1 */
 } job;
 
 static const job jobs[] = {
-    {"map", work_map},
-    {"reduce", work_reduce},
-    {"view", work_view},
-    {"matmul", work_matmul},
-    {"row", work_row},
-    {"norm", work_norm},
-    {"rope", work_rope},
-    {"attention", work_attention},
-    {"grouped", work_grouped},
-    {"lookup", work_lookup},
-    {"loss", work_loss},
-    {"loss options", work_loss_options},
-    {"init", work_init},
-    {"tall", work_tall},
-    {"tall attention", work_tall_attention},
-    {"redistribute", work_redistribute},
-    {"operators", work_operators},
-    {"custom", work_custom},
-    {"gpt", work_gpt},
-    {"save", work_save}, /* and then */
-    {"load", work_load},
-    {"policy", work_policy},
-    {"gradcheck", work_gradcheck},
-    {"trace", work_trace},
+    {"map", work_map, 0},
+    {"reduce", work_reduce, 0},
+    {"view", work_view, 0},
+    {"matmul", work_matmul, 0},
+    {"row", work_row, 0},
+    {"norm", work_norm, 0},
+    {"rope", work_rope, 0},
+    {"attention", work_attention, 0},
+    {"grouped", work_grouped, 0},
+    {"lookup", work_lookup, 0},
+    {"loss", work_loss, 0},
+    {"loss options", work_loss_options, 0},
+    {"init", work_init, 0},
+    {"tall", work_tall, 0},
+    {"tall attention", work_tall_attention, 0},
+    {"redistribute", work_redistribute, 0},
+    {"operators", work_operators, 0},
+    {"custom", work_custom, 0},
+    {"gpt", work_gpt, 0},
+    {"save", work_save, 0}, /* and then */
+    {"load", work_load, 0},
+    {"policy", work_policy, 0},
+    {"pipeline", work_pipeline, 2},
+    {"gradcheck", work_gradcheck, 0},
+    {"trace", work_trace, 0},
 };
 
 /* --------------------------------------------------------------------- one rank */
@@ -402,7 +433,7 @@ static int shared_work(tsh_ctx *ctx, void *user) {
 }
 
 static uint64_t try_two(const job *j, int fails, int only, uint64_t fail_at) {
-    tsh_desc desc = {.tp = 0};
+    tsh_desc desc = {.pp = j->pp};
     job copy = *j;
     int r;
     counting_begin(&memory, &desc);

@@ -202,6 +202,37 @@ static void degrees_must_divide_the_ranks(void **state) {
     }
 }
 
+/* The error lists every degree that would do, of the axis that is to blame. */
+static void degrees_that_would_divide_are_listed(void **state) {
+    static const struct {
+        int ranks, tp, pp;
+        const char *sentence;
+    } rows[] = {
+        {6, 4, 1, "6 ranks do not divide into tp 4 times pp 1; tp may be 1, 2, 3 or 6"},
+        {6, 2, 2, "6 ranks do not divide into tp 2 times pp 2; tp may be 1 or 3"},
+        {6, 0, 4, "6 ranks do not divide into tp 0 times pp 4; pp may be 1, 2, 3 or 6"},
+        {6, 2, 4, "6 ranks do not divide into tp 2 times pp 4; pp may be 1 or 3"},
+        {8, 16, 8, "8 ranks do not divide into tp 16 times pp 8; tp may be 1"},
+        {7, 2, 0, "7 ranks do not divide into tp 2 times pp 1; tp may be 1 or 7"},
+        {4, -1, 0, "4 ranks do not divide into tp -1 times pp 1; tp may be 1, 2 or 4"},
+    };
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(rows); i++) {
+        tsh_desc desc = {.tp = rows[i].tp, .pp = rows[i].pp};
+        tsh_threads_world *world;
+        tsh_ctx *ctx;
+        char message[TSH_MESSAGE_SIZE];
+        assert_int_equal(tsh_threads_world_new(rows[i].ranks, &world), TSH_OK);
+        assert_int_equal(tsh_threads_comm(world, 0, &desc.comm), TSH_OK);
+        assert_int_equal(tsh_open(&desc, &ctx), TSH_ERR_ARGUMENT);
+        (void)snprintf(message, sizeof message, "tsh_open: %s", rows[i].sentence);
+        assert_string_equal(tsh_last_error(ctx)->message, message);
+        tsh_close(ctx);
+        tsh_threads_world_free(world);
+    }
+}
+
 static void an_order_names_every_axis_once(void **state) {
     static const char *const bad[] = {"",         "tp",        "tp-pp",     "tp-tp-dp",  "tp-pp-xp",
                                       "tp pp dp", "pp-tp-dp-", "tp-pp-dpx", "tp-pp-dp-x"};
@@ -254,7 +285,9 @@ static int in_its_groups(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
-/* Fastest axis first: rank = sum of coordinate_k times the sizes before k. */
+/* Fastest axis first: rank = sum of coordinate_k times the sizes before k. "tp-pp-dp" is ml's
+ * order: its MP groups are {0, 1} {2, 3} .., PP {0, 2} {1, 3} .., DP {0, 4} {1, 5} .. "tp-dp-pp" is
+ * Megatron's. */
 static void eight_ranks_form_groups_in_the_given_order(void **state) {
     static const grid grids[] = {
         {{.tp = 2, .pp = 2},
@@ -462,6 +495,7 @@ int main(void) {
         cmocka_unit_test(a_ctx_of_one_rank_opens_by_default),
         cmocka_unit_test(run_opens_calls_and_closes),
         cmocka_unit_test(degrees_must_divide_the_ranks),
+        cmocka_unit_test(degrees_that_would_divide_are_listed),
         cmocka_unit_test(an_order_names_every_axis_once),
         cmocka_unit_test(eight_ranks_form_groups_in_the_given_order),
         cmocka_unit_test(degrees_that_are_not_given_follow),

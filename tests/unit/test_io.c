@@ -548,10 +548,10 @@ static int pipeline(tsh_ctx *ctx, void *user) {
     (void)user;
     tsh_add_layer_norm(tsh_root(ctx), "n", &(tsh_layer_norm_desc){.dim = 2});
     CHECK(tsh_save(tsh_root(ctx), files_path("pp"), NULL) == TSH_ERR_UNSUPPORTED, "pp");
-    return same_error(ctx, TSH_ERR_UNSUPPORTED, 0, "cut into 2 pipeline stages");
+    return same_error(ctx, TSH_ERR_UNSUPPORTED, 0, "only stages of a tsh_pipeline can be saved");
 }
 
-static void pipelines_are_not_saved_yet(void **state) {
+static void ranks_of_pp_without_a_pipeline_are_not_saved(void **state) {
     const tsh_desc desc = {.pp = 2};
     (void)state;
     ranks_run_with(2, &desc, pipeline, NULL);
@@ -633,7 +633,7 @@ int main(void) {
         TEST(what_the_system_refuses_is_one_error_on_all),
         TEST(a_full_disk_leaves_the_old_file),
         TEST(an_error_of_one_rank_is_one_of_all),
-        TEST(pipelines_are_not_saved_yet),
+        TEST(ranks_of_pp_without_a_pipeline_are_not_saved),
         TEST(another_model_is_refused),
         TEST(another_optimiser_is_refused),
     };

@@ -241,7 +241,7 @@ static void gradients_accumulate_until_zeroed(void **state) {
 
 /* Two micro-batches with .defer: no collective until tsh_sync_grads, then one. */
 static int micro_batches(tsh_ctx *ctx, int dense, capture *got) {
-    const tsh_backward_desc defer = {1};
+    const tsh_backward_desc defer = {.defer = 1};
     tsh_tensor *x = same_leaf(ctx, dense, "3,4 R", 1, 1), *y = same_leaf(ctx, dense, "2,4 R", 1, 2);
     tsh_tensor *w = same_leaf(ctx, dense, "5,4 S(0)", 1, 3);
     uint64_t before;
@@ -275,7 +275,7 @@ static void micro_batches_are_synced_once(void **state) {
 
 /* A deferred micro-batch, then one that is not: the second completes both. */
 static int deferred_then_not(tsh_ctx *ctx, int dense, capture *got) {
-    const tsh_backward_desc defer = {1};
+    const tsh_backward_desc defer = {.defer = 1};
     tsh_tensor *x = same_leaf(ctx, dense, "3,4 R", 1, 1);
     tsh_tensor *w = same_leaf(ctx, dense, "5,4 S(0)", 1, 3);
     CHECK(tsh_backward_with(ctx, column_loss(ctx, x, w, 1), &defer) == TSH_OK, "deferred");
@@ -292,7 +292,7 @@ static void the_last_backward_completes_deferred_ones(void **state) {
 
 /* Clipping and stepping on a pending gradient are errors too, on every rank. */
 static int pending(tsh_ctx *ctx, void *user) {
-    const tsh_backward_desc defer = {1};
+    const tsh_backward_desc defer = {.defer = 1};
     const tsh_linear_desc plain = {.in = 4, .out = 4},
                           column = {.in = 4, .out = 5, .style = TSH_COLWISE};
     tsh_module *first = tsh_add_linear(tsh_root(ctx), "first", &plain);
@@ -329,7 +329,7 @@ typedef struct averaging {
 } averaging;
 
 static int average_leaves(tsh_ctx *ctx, int defer, double batch, tsh_tensor **leaf) {
-    const tsh_backward_desc desc = {defer};
+    const tsh_backward_desc desc = {.defer = defer};
     leaf[0] = same_leaf(ctx, 0, "3,4 R", 1, 1);
     leaf[1] = same_leaf(ctx, 0, "5,4 S(0)", 1, 3);
     CHECK(tsh_backward_with(ctx, column_loss(ctx, leaf[0], leaf[1], batch), &desc) == TSH_OK,

@@ -1,0 +1,1062 @@
+/* tsh_pipeline: layers dealt to stages give the losses, gradients and weights of one rank, bit for
+ * bit where no parameter is tied across stages; memory and time are those of the schedule. */
+#include "../../tshard.h"
+#include "../../backends/tshard_threads.h"
+#include "../support/ranks.h"
+#include "../support/small_gpt.h"
+#include "../support/files.h"
+#include <time.h>
+
+enum { STEPS = 3, LAYERS = 5, PARAMS = 96 };
+
+/* --------------------------------------------- a GPT, on stages and without them */
+
+typedef struct setup {
+    int tp, pp, dp, m;
+    const int *counts; /* of LAYERS layers */
+    tsh_pipeline_schedule schedule;
+    int tied, sequence, dropout, checkpoint, sparse; /* sparse: the embedding's gradient */
+    double clip;
+} setup;
+
+typedef struct model {
+    tsh_module *gpt;
+    tsh_tensor *ids, *targets; /* (B, T) of every micro-batch, one after the other */
+    int m;
+} model;
+
+typedef struct outcome {
+    double loss[STEPS], norm[STEPS], evaluated;
+    int count;
+    const char *path[PARAMS];
+    char text[PARAMS][TSH_PATH_SIZE];
+    capture gradient[PARAMS], value[PARAMS]; /* of the first step; at the end */
+} outcome;
+
+typedef struct job {
+    const setup *how;
+    outcome *want; /* written without a pipeline, compared to with one */
+    int pipeline;
+    double tolerance; /* 0: the same bits */
+} job;
+
+static const tsh_layout whole = {TSH_REPLICATED, 0, 0, {{0, 0}}};
+static const tsh_layout places = {TSH_SHARDED, 0, 1, {{0, 1}}};
+static const tsh_layout along = {TSH_SHARDED, 1, 1, {{0, 1}}};
+static const tsh_plan_rule sequence_plan[] = {
+    {.path = "wte", .style = TSH_ROWWISE, .output = &along},
+    {.path = "wpe", .style = TSH_PLAIN, .output = &places},
+    {.path = "drop", .style = TSH_SEQUENCE},
+    {.path = "h.*.ln_?", .style = TSH_SEQUENCE},
+    {.path = "h.*.attn.c_attn",
+     .style = TSH_COLWISE,
+     .segments = 3,
+     .unit = GPT_WIDTH / GPT_HEADS,
+     .input = &along,
+     .regather = 1},
+    {.path = "h.*.attn.c_proj",
+     .style = TSH_ROWWISE,
+     .unit = GPT_WIDTH / GPT_HEADS,
+     .output = &along},
+    {.path = "h.*.attn.dropout", .style = TSH_SEQUENCE},
+    {.path = "h.*.mlp.c_fc", .style = TSH_COLWISE, .input = &along, .regather = 1},
+    {.path = "h.*.mlp.c_proj", .style = TSH_ROWWISE, .output = &along},
+    {.path = "ln_f", .style = TSH_SEQUENCE, .output = &whole},
+    {.path = "lm_head", .style = TSH_COLWISE},
+};
+
+static tsh_tensor *first_input(tsh_ctx *ctx, int k, void *user) {
+    const model *t = (const model *)user;
+    tsh_tensor *place = tsh_arange(ctx, TSH_I32, 0, GPT_CONTEXT, 1);
+    tsh_tensor *ids = tsh_slice(t->ids, 0, k * GPT_BATCH, GPT_BATCH);
+    return gpt_call(t->gpt, "drop",
+                    tsh_add(gpt_call(t->gpt, "wte", ids), gpt_call(t->gpt, "wpe", place)));
+}
+
+static tsh_tensor *last_loss(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
+    const model *t = (const model *)user;
+    tsh_tensor *targets = tsh_slice(t->targets, 0, k * GPT_BATCH, GPT_BATCH);
+    (void)ctx;
+    y = gpt_call(t->gpt, "lm_head", gpt_call(t->gpt, "ln_f", y));
+    if (tsh_layout_of(y).dim == 1) targets = tsh_redistribute(targets, along);
+    return tsh_full(tsh_cross_entropy(y, targets, NULL));
+}
+
+enum { WHOLE_HEAD = 2 };
+
+/* The plan that a setup asks for. WHOLE_HEAD: embedding and head are not cut, so that the head's
+ * gradient, of a piece of the sequence, is partial. */
+static void shard(tsh_module *gpt, int sequence) {
+    tsh_plan_rule plan[COUNT(sequence_plan)];
+    int n = COUNT(sequence_plan);
+    memcpy(plan, sequence_plan, sizeof plan);
+    if (sequence == WHOLE_HEAD) {
+        plan[0].style = TSH_PLAIN;
+        plan[--n - 1].output = NULL;
+    }
+    (void)tsh_parallelize(gpt, sequence ? plan : gpt_plan, sequence ? n : GPT_RULES);
+}
+
+/* As gpt_add, with LAYERS layers and a head that may be of its own. */
+static void make_model(tsh_ctx *ctx, model *t, const setup *how, int m) {
+    const tsh_linear_desc head = {.in = GPT_WIDTH, .out = GPT_VOCABULARY, .no_bias = 1};
+    const tsh_embedding_desc wte = {
+        .count = GPT_VOCABULARY, .dim = GPT_WIDTH, .lookup = {.sparse = how->sparse}};
+    const tsh_embedding_desc wpe = {.count = GPT_CONTEXT, .dim = GPT_WIDTH};
+    const tsh_layer_norm_desc norm = {.dim = GPT_WIDTH};
+    const tsh_shape shape = tsh_shape2((int64_t)m * GPT_BATCH, GPT_CONTEXT);
+    tsh_module *h;
+    int i;
+    t->gpt = tsh_root(ctx);
+    t->m = m;
+    (void)tsh_add_embedding(t->gpt, "wte", &wte);
+    (void)tsh_add_embedding(t->gpt, "wpe", &wpe);
+    (void)tsh_add_dropout(t->gpt, "drop", gpt_dropout);
+    h = tsh_add_module(t->gpt, "h", NULL);
+    for (i = 0; i < LAYERS; i++) gpt_add_block(h, i);
+    for (i = 0; i < LAYERS; i += 2) tsh_checkpoint(tsh_child(h, i), how->checkpoint);
+    (void)tsh_add_layer_norm(t->gpt, "ln_f", &norm);
+    (void)tsh_add_linear(t->gpt, "lm_head", &head);
+    if (how->tied)
+        (void)tsh_tie(tsh_find(t->gpt, "lm_head"), "weight", tsh_param(t->gpt, "wte.weight"));
+    shard(t->gpt, how->sequence);
+    tsh_train(t->gpt, how->dropout);
+    t->ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    t->targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+}
+
+/* Micro-batches [first, first + m) of a step, from gpt_load. */
+static void load(tsh_ctx *ctx, model *t, int first) {
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(GPT_BATCH, GPT_CONTEXT), NULL);
+    tsh_tensor *y = tsh_tensor_new(ctx, TSH_I32, tsh_shape2(GPT_BATCH, GPT_CONTEXT), NULL);
+    int32_t *ids = (int32_t *)tsh_data(ctx, t->ids);
+    int32_t *targets = (int32_t *)tsh_data(ctx, t->targets);
+    const size_t n = GPT_BATCH * GPT_CONTEXT;
+    int k;
+    for (k = 0; ids && targets && k < t->m; k++) {
+        gpt_load(ctx, x, y, first + k);
+        memcpy(ids + (size_t)k * n, tsh_data(ctx, x), n * sizeof *ids);
+        memcpy(targets + (size_t)k * n, tsh_data(ctx, y), n * sizeof *targets);
+    }
+    tsh_tensor_free(x);
+    tsh_tensor_free(y);
+}
+
+/* What tsh_pipeline_train promises to equal, said by other functions. */
+static double plain_train(tsh_ctx *ctx, model *t) {
+    const tsh_backward_desc defer = {.defer = 1};
+    double sum = 0;
+    int k, i;
+    for (k = 0; k < t->m; k++) {
+        tsh_tensor *x = first_input(ctx, k, t), *loss;
+        for (i = 0; i < LAYERS; i++) x = tsh_forward(tsh_child(tsh_find(t->gpt, "h"), i), x);
+        loss = last_loss(ctx, x, k, t);
+        sum += tsh_item(ctx, loss);
+        (void)tsh_backward_with(ctx, tsh_scale(loss, 1.0 / t->m), &defer);
+        (void)tsh_step_end(ctx);
+    }
+    (void)tsh_sync_grads(ctx);
+    return sum / t->m;
+}
+
+static double plain_evaluate(tsh_ctx *ctx, model *t) {
+    double sum = 0;
+    int k;
+    tsh_no_grad_begin(ctx);
+    for (k = 0; k < t->m; k++) {
+        tsh_tensor *x = tsh_forward(tsh_find(t->gpt, "h"), first_input(ctx, k, t));
+        sum += tsh_item(ctx, last_loss(ctx, x, k, t));
+        (void)tsh_step_end(ctx);
+    }
+    tsh_no_grad_end(ctx);
+    return sum / t->m;
+}
+
+static void keep_gradient(const char *path, tsh_tensor *param, void *user) {
+    outcome *o = (outcome *)user;
+    (void)snprintf(o->text[o->count], TSH_PATH_SIZE, "%s", path);
+    (void)capture_add(tsh_ctx_of(param), &o->gradient[o->count++], tsh_grad(param));
+}
+
+static void keep_value(const char *path, tsh_tensor *param, void *user) {
+    outcome *o = (outcome *)user;
+    int i = 0;
+    while (i < o->count && strcmp(o->text[i], path) != 0) i++;
+    if (i < o->count) (void)capture_add(tsh_ctx_of(param), &o->value[i], param);
+}
+
+static void free_outcome(outcome *o) {
+    int i;
+    for (i = 0; i < o->count; i++) {
+        capture_free(&o->gradient[i]);
+        capture_free(&o->value[i]);
+    }
+    free(o);
+}
+
+static int near(double a, double b, double tolerance) {
+    return a == b || fabs(a - b) <= tolerance * fmax(1, fabs(a));
+}
+
+/* What this rank holds against what there is without a pipeline. */
+static int compare(tsh_ctx *ctx, const job *j, const outcome *got) {
+    const outcome *want = j->want;
+    const double rounding = j->tolerance > 0 ? j->tolerance : 1e-12; /* the norm's sum of stages */
+    int i, w, step;
+    for (step = 0; step < STEPS; step++) {
+        CHECK(near(want->loss[step], got->loss[step], j->tolerance), "step %d: loss %.9g, not %.9g",
+              step, got->loss[step], want->loss[step]);
+        CHECK(near(want->norm[step], got->norm[step], rounding), "step %d: norm %.17g, not %.17g",
+              step, got->norm[step], want->norm[step]);
+    }
+    CHECK(near(want->evaluated, got->evaluated, j->tolerance), "evaluated: %.9g, not %.9g",
+          got->evaluated, want->evaluated);
+    for (i = 0; i < got->count; i++) {
+        for (w = 0; w < want->count && strcmp(want->text[w], got->text[i]) != 0;) w++;
+        CHECK(w < want->count, "%s is no parameter", got->text[i]);
+        if (capture_compare(ctx, got->text[i], &want->gradient[w], &got->gradient[i], j->tolerance))
+            return 1;
+        /* Adam's first steps are near lr whatever the gradient's size */
+        if (capture_compare(ctx, got->text[i], &want->value[w], &got->value[i],
+                            j->tolerance > 0 ? 0.02 : 0))
+            return 1;
+    }
+    return 0;
+}
+
+static tsh_pipeline *make_pipeline(model *t, const setup *how) {
+    const tsh_pipeline_desc desc = {.micro_batches = t->m,
+                                    .counts = how->counts,
+                                    .schedule = how->schedule,
+                                    .input = first_input,
+                                    .loss = last_loss,
+                                    .user = t};
+    return tsh_pipeline_new(tsh_find(t->gpt, "h"), &desc);
+}
+
+static int train(tsh_ctx *ctx, void *user) {
+    const job *j = (const job *)user;
+    const setup *how = j->how;
+    const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 0.01, .clip_norm = how->clip};
+    outcome *o = j->pipeline || tsh_world(ctx)->rank > 0 ? (outcome *)calloc(1, sizeof *o)
+                                                         : j->want;
+    const int m = j->pipeline ? how->m : how->m * how->dp;
+    tsh_pipeline *pipeline = NULL;
+    tsh_optim *optim;
+    model t;
+    int step, failed = 0;
+    make_model(ctx, &t, how, m);
+    if (j->pipeline) pipeline = make_pipeline(&t, how);
+    optim = tsh_optim_new(t.gpt, &adamw);
+    for (step = 0; step < STEPS; step++) {
+        load(ctx, &t, step * how->m * how->dp + (j->pipeline ? tsh_dp(ctx)->rank * m : 0));
+        if (pipeline)
+            (void)tsh_pipeline_train(pipeline, &o->loss[step]);
+        else
+            o->loss[step] = plain_train(ctx, &t);
+        if (tsh_dp(ctx)->size > 1)
+            (void)tsh_allreduce(tsh_dp(ctx), &o->loss[step], 1, TSH_F64, TSH_AVG);
+        if (step == 0) tsh_each_param(t.gpt, keep_gradient, o);
+        (void)tsh_optim_step(optim);
+        o->norm[step] = tsh_optim_state(optim).norm;
+        tsh_zero_grads(t.gpt);
+        (void)tsh_step_end(ctx);
+        CHECK_OK();
+    }
+    tsh_train(t.gpt, 0);
+    if (pipeline)
+        (void)tsh_pipeline_evaluate(pipeline, 0, &o->evaluated);
+    else
+        o->evaluated = plain_evaluate(ctx, &t);
+    if (tsh_dp(ctx)->size > 1) (void)tsh_allreduce(tsh_dp(ctx), &o->evaluated, 1, TSH_F64, TSH_AVG);
+    tsh_each_param(t.gpt, keep_value, o);
+    CHECK_OK();
+    CHECK(tsh_mem_stats(ctx).step_live == 0, "%zu bytes are left", tsh_mem_stats(ctx).step_live);
+    if (j->pipeline) failed = compare(ctx, j, o);
+    if (o != j->want) free_outcome(o);
+    return failed;
+}
+
+static void prove(const setup *how, double tolerance) {
+    const tsh_desc plain = {.tp = how->tp, .seed = 3},
+                   staged = {.tp = how->tp, .pp = how->pp, .seed = 3};
+    outcome *want = (outcome *)calloc(1, sizeof *want);
+    job j = {how, want, 0, tolerance};
+    ranks_run_with(how->tp, &plain, train, &j);
+    j.pipeline = 1;
+    ranks_run_with(how->tp * how->pp * how->dp, &staged, train, &j);
+    free_outcome(want);
+}
+
+/* Nothing is tied, so every sum has the same terms in the same order as on one rank. */
+static void stages_give_the_same_bits(void **state) {
+    static const int two[] = {1, 4}, three[] = {2, 2, 1}, four[] = {1, 2, 1, 1}, five[] = {5};
+    static const int batches[] = {1, 2, 4, 7};
+    static const int *const counts[] = {five, two, three, four};
+    int pp, i, s;
+    (void)state;
+    for (pp = 1; pp <= 4; pp++)
+        for (i = 0; i < COUNT(batches); i++)
+            for (s = 0; s < 2; s++) {
+                const setup how = {.tp = 1,
+                                   .pp = pp,
+                                   .dp = 1,
+                                   .m = batches[i],
+                                   .counts = counts[pp - 1],
+                                   .schedule = s ? TSH_PIPELINE_GPIPE : TSH_PIPELINE_1F1B,
+                                   .dropout = 1,
+                                   .checkpoint = i % 2};
+                prove(&how, 0);
+            }
+}
+
+/* The same with sharded layers, against tensor parallelism alone. */
+static void stages_of_sharded_layers_give_the_same_bits(void **state) {
+    static const int two[] = {3, 2}, three[] = {1, 3, 1};
+    static const setup rows[] = {
+        {.tp = 2, .pp = 2, .dp = 1, .m = 4, .counts = two, .dropout = 1},
+        {.tp = 2, .pp = 3, .dp = 1, .m = 3, .counts = three, .sequence = 1, .dropout = 1},
+        {.tp = 3, .pp = 2, .dp = 1, .m = 3, .counts = two, .dropout = 1, .checkpoint = 1},
+        {.tp = 4,
+         .pp = 2,
+         .dp = 1,
+         .m = 2,
+         .counts = two,
+         .schedule = TSH_PIPELINE_GPIPE,
+         .dropout = 1},
+    };
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(rows); i++) prove(&rows[i], 0);
+}
+
+/* A tied weight's gradient is summed by stage, not by micro-batch; replicas divide theirs; the norm
+ * that clips is summed by stage; three ranks of tp add partial gradients in an order that depends
+ * on how many there are: other orders, so other last bits. */
+static void ties_and_replicas_give_the_same_numbers(void **state) {
+    static const int two[] = {2, 3}, three[] = {1, 2, 2}, four[] = {1, 1, 2, 1};
+    static const setup rows[] = {
+        {.tp = 1, .pp = 2, .dp = 1, .m = 3, .counts = two, .tied = 1, .dropout = 1, .clip = 0.5},
+        {.tp = 1, .pp = 3, .dp = 1, .m = 4, .counts = three, .tied = 1, .clip = 0.5},
+        {.tp = 1, .pp = 2, .dp = 1, .m = 2, .counts = two, .tied = 1, .sparse = 1},
+        {.tp = 2, .pp = 2, .dp = 2, .m = 2, .counts = two, .sparse = 1},
+        {.tp = 2, .pp = 2, .dp = 1, .m = 2, .counts = two, .tied = 1, .sequence = WHOLE_HEAD},
+        {.tp = 1, .pp = 4, .dp = 1, .m = 7, .counts = four, .tied = 1, .clip = 1},
+        {.tp = 1, .pp = 2, .dp = 2, .m = 2, .counts = two, .clip = 0.5},
+        {.tp = 3, .pp = 2, .dp = 1, .m = 3, .counts = two, .sequence = 1, .checkpoint = 1},
+        {.tp = 2, .pp = 2, .dp = 2, .m = 4, .counts = two, .tied = 1, .clip = 0.5},
+        {.tp = 2, .pp = 2, .dp = 2, .m = 3, .counts = two, .tied = 1, .sequence = 1, .clip = 0.5},
+        {.tp = 2,
+         .pp = 2,
+         .dp = 2,
+         .m = 3,
+         .counts = two,
+         .schedule = TSH_PIPELINE_GPIPE,
+         .tied = 1,
+         .checkpoint = 1,
+         .clip = 0.5},
+    };
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(rows); i++) prove(&rows[i], 1e-5);
+}
+
+/* ------------------------------------------------------------ what a stage holds */
+
+typedef struct holding {
+    char paths[1024];
+    size_t bytes;
+} holding;
+
+static void hold(const char *path, tsh_tensor *param, void *user) {
+    holding *h = (holding *)user;
+    const size_t used = strlen(h->paths);
+    (void)snprintf(h->paths + used, sizeof h->paths - used, "%s ", path);
+    h->bytes += (size_t)tsh_local_numel(param) * sizeof(tsh_real);
+}
+
+static int holds_its_own(tsh_ctx *ctx, void *user) {
+    static const int counts[] = {1, 2, 2};
+    static const char *const marks[3][2] = {
+        {"wte.weight ", "h.0."}, {"h.1.", "h.2."}, {"wte.weight ", "ln_f."}};
+    const setup how = {.m = 2, .counts = counts, .tied = 1};
+    const int stage = tsh_pp(ctx)->rank;
+    holding h = {"", 0};
+    char *text = NULL;
+    size_t size = 0, blocks = 0, i;
+    FILE *file;
+    model t;
+    make_model(ctx, &t, &how, how.m);
+    if (*(const int *)user) (void)tsh_materialize(t.gpt); /* then the others' are given back */
+    CHECK(make_pipeline(&t, &how), "pipeline");
+    CHECK(tsh_materialize(t.gpt) == TSH_OK, "materialize");
+    tsh_each_param(t.gpt, hold, &h);
+    for (i = 0; h.paths[i]; i++) blocks += h.paths[i] == ' ';
+    CHECK(strstr(h.paths, marks[stage][0]) && strstr(h.paths, marks[stage][1]), "%s", h.paths);
+    CHECK((strstr(h.paths, "h.1.") != NULL) == (stage == 1), "%s", h.paths);
+    CHECK((strstr(h.paths, "h.4.") != NULL) == (stage == 2), "%s", h.paths);
+    CHECK(tsh_mem_stats(ctx).now[TSH_MEM_PARAMETERS] >= h.bytes &&
+              tsh_mem_stats(ctx).now[TSH_MEM_PARAMETERS] <= h.bytes + 128 * blocks,
+          "%zu bytes of parameters, %zu expected", tsh_mem_stats(ctx).now[TSH_MEM_PARAMETERS],
+          h.bytes);
+    file = open_memstream(&text, &size);
+    CHECK(file && tsh_summary(t.gpt, file) == TSH_OK && fclose(file) == 0, "summary");
+    CHECK((strstr(text, "on stage 1\n") != NULL) == (stage != 1), "%s", text);
+    free(text);
+    CHECK(tsh_init_zeros(tsh_param(t.gpt, "h.1.ln_1.weight"), NULL) == TSH_OK, "nothing elsewhere");
+    (void)tsh_barrier(tsh_world(ctx)); /* an error ends the world */
+    if (stage == 1) return 0;
+    CHECK(!tsh_forward(tsh_find(t.gpt, "h.1.ln_1"), tsh_zeros(ctx, tsh_shape2(1, GPT_WIDTH))),
+          "another stage's layer");
+    CHECK(strstr(tsh_last_error(ctx)->message, "\"h.1.ln_1.weight\" is held by stage 1"), "");
+    return 0;
+}
+
+static void a_rank_holds_its_own_stage(void **state) {
+    const tsh_desc desc = {.tp = 1, .pp = 3};
+    int before;
+    (void)state;
+    for (before = 0; before < 2; before++) ranks_run_with(3, &desc, holds_its_own, &before);
+}
+
+/* ------------------------------------------------- memory of activations, and calls */
+
+enum { STAGES = 4 };
+
+typedef struct usage {
+    tsh_pipeline_schedule schedule;
+    int m;
+    size_t peak[STAGES];
+} usage;
+
+static int measure(tsh_ctx *ctx, void *user) {
+    static const int counts[STAGES] = {1, 1, 1, 2};
+    usage *u = (usage *)user;
+    const setup how = {.m = u->m, .counts = counts, .schedule = u->schedule, .dropout = 1};
+    uint64_t calls = 0;
+    tsh_pipeline *pipeline;
+    double loss;
+    model t;
+    int step;
+    make_model(ctx, &t, &how, how.m);
+    pipeline = make_pipeline(&t, &how);
+    for (step = 0; step < 8; step++) {
+        if (step == 3) calls = tsh_mem_stats(ctx).calls;
+        (void)tsh_pipeline_train(pipeline, &loss);
+        tsh_zero_grads(t.gpt);
+        (void)tsh_step_end(ctx);
+        (void)tsh_pipeline_evaluate(pipeline, 3, &loss);
+        CHECK_OK();
+    }
+    CHECK(tsh_mem_stats(ctx).calls == calls, "%lu calls of the allocator in 5 steps",
+          (unsigned long)(tsh_mem_stats(ctx).calls - calls));
+    u->peak[tsh_pp(ctx)->rank] = tsh_mem_stats(ctx).step_live_peak;
+    return 0;
+}
+
+static void activations_are_bounded_by_the_stages(void **state) {
+    static const int batches[] = {4, 8, 16};
+    const tsh_desc desc = {.tp = 1, .pp = STAGES};
+    usage u[2][COUNT(batches)];
+    int i, s, kind;
+    (void)state;
+    for (kind = 0; kind < 2; kind++)
+        for (i = 0; i < COUNT(batches); i++) {
+            u[kind][i].schedule = kind ? TSH_PIPELINE_GPIPE : TSH_PIPELINE_1F1B;
+            u[kind][i].m = batches[i];
+            ranks_run_with(STAGES, &desc, measure, &u[kind][i]);
+        }
+    for (s = 0; s < STAGES; s++) {
+        /* beside what backward needs, messages that a neighbour has not taken yet */
+        const size_t message = GPT_BATCH * GPT_CONTEXT * GPT_WIDTH * sizeof(tsh_real) + 320;
+        const size_t slack = STAGES * 2 * message, one = u[1][0].peak[s] / 4;
+        for (i = 1; i < COUNT(batches); i++)
+            if (u[0][i].peak[s] > u[0][0].peak[s] + slack)
+                fail_msg("1F1B, stage %d: %zu bytes with %d micro-batches, %zu with 4", s,
+                         u[0][i].peak[s], batches[i], u[0][0].peak[s]);
+        if (u[1][2].peak[s] < 3 * u[1][0].peak[s]) /* the test sees what it looks for */
+            fail_msg("GPipe, stage %d: %zu bytes with 16, %zu with 4", s, u[1][2].peak[s],
+                     u[1][0].peak[s]);
+        if (u[0][2].peak[s] > (size_t)(STAGES - s) * one + one / 2 + slack)
+            fail_msg("1F1B, stage %d: %zu bytes, GPipe takes %zu per micro-batch", s,
+                     u[0][2].peak[s], one);
+    }
+}
+
+/* A layer whose backward needs its input, and ten ops whose backward needs nothing. */
+static tsh_tensor *long_way(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    tsh_tensor *x = tsh_forward(tsh_child(self, 0), in[0]);
+    int i;
+    (void)n, (void)user;
+    for (i = 0; i < 10; i++) x = tsh_neg(x);
+    return x;
+}
+
+static tsh_tensor *wide_input(tsh_ctx *ctx, int k, void *user) {
+    (void)k, (void)user;
+    return tsh_ones(ctx, tsh_shape2(64, 64));
+}
+
+static tsh_tensor *mean_of(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
+    (void)ctx, (void)k, (void)user;
+    return tsh_mean(y, TSH_ALL, 0);
+}
+
+static int go_a_long_way(tsh_ctx *ctx, void *user) {
+    usage *u = (usage *)user;
+    const tsh_linear_desc d = {.in = 64, .out = 64};
+    const tsh_module_desc as_long = {long_way, NULL};
+    const tsh_pipeline_desc desc = {.micro_batches = u->m,
+                                    .schedule = TSH_PIPELINE_GPIPE,
+                                    .input = wide_input,
+                                    .loss = mean_of};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    (void)tsh_add_linear(tsh_add_module(h, "0", &as_long), "fc", &d);
+    (void)tsh_add_linear(tsh_add_module(h, "1", &as_long), "fc", &d);
+    CHECK(tsh_pipeline_train(tsh_pipeline_new(h, &desc), NULL) == TSH_OK, "train");
+    u->peak[tsh_pp(ctx)->rank] = tsh_mem_stats(ctx).step_live_peak;
+    return 0;
+}
+
+static void a_micro_batch_keeps_what_backward_needs(void **state) {
+    const tsh_desc desc = {.tp = 1, .pp = 2};
+    const size_t one = 64 * 64 * sizeof(tsh_real);
+    usage few = {.m = 2}, many = {.m = 10};
+    int s;
+    (void)state;
+    ranks_run_with(2, &desc, go_a_long_way, &few);
+    ranks_run_with(2, &desc, go_a_long_way, &many);
+    for (s = 0; s < 2; s++) /* the layer's input, and what the next stage has not taken yet */
+        if (many.peak[s] > few.peak[s] + 8 * 2 * (one + 1024))
+            fail_msg("stage %d: %zu bytes with 10 micro-batches, %zu with 2, activations have %zu",
+                     s, many.peak[s], few.peak[s], one);
+}
+
+/* ----------------------------------------------------------- the order, and the time */
+
+enum { SLEEPS = 64, TRIES = 8 };
+
+static const double idle_tolerance = 0.03;
+
+typedef struct sleeper {
+    int forward_ms, backward_ms;
+    char order[SLEEPS + 1];
+    int events;
+    double busy; /* seconds */
+} sleeper;
+
+static double seconds(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void doze(sleeper *s, char what, int ms) {
+    const struct timespec t = {0, ms * 1000000L};
+    const double begin = seconds();
+    if (ms) (void)nanosleep(&t, NULL);
+    s->busy += seconds() - begin;
+    if (s->events < SLEEPS) s->order[s->events++] = what;
+}
+
+static void doze_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+    sleeper *s = (sleeper *)user;
+    (void)n;
+    doze(s, 'F', s->forward_ms);
+    memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
+}
+
+static void doze_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
+                          const tsh_real *grad_out, tsh_real *const *grad_in) {
+    sleeper *s = (sleeper *)user;
+    int64_t i;
+    (void)n, (void)out;
+    doze(s, 'B', s->backward_ms);
+    for (i = 0; grad_in[0] && i < tsh_local_numel(in[0]); i++) grad_in[0][i] += grad_out[i];
+}
+
+static tsh_tensor *sleepy(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    tsh_custom_desc desc = {
+        .name = "doze", .forward = doze_forward, .backward = doze_backward, .user = user};
+    tsh_tensor *x = tsh_forward(tsh_child(self, 0), in[0]);
+    (void)n;
+    desc.shape = tsh_shape_of(x);
+    desc.layout = tsh_layout_of(x);
+    return tsh_custom_op(tsh_ctx_of(in[0]), &x, 1, &desc);
+}
+
+static tsh_tensor *ones(tsh_ctx *ctx, int k, void *user) {
+    (void)k, (void)user;
+    return tsh_ones(ctx, tsh_shape2(2, 4));
+}
+
+typedef struct timing {
+    int m, forward_ms, backward_ms;
+    tsh_pipeline_schedule schedule;
+    double formula, idle; /* share of a step; what was seen, nearest to it */
+} timing;
+
+static int sleep_through(tsh_ctx *ctx, void *user) {
+    timing *t = (timing *)user;
+    const tsh_linear_desc d = {.in = 4, .out = 4};
+    const int p = tsh_pp(ctx)->size, stage = tsh_pp(ctx)->rank;
+    sleeper s = {t->forward_ms, t->backward_ms, "", 0, 0};
+    const tsh_module_desc as_sleepy = {sleepy, &s};
+    tsh_pipeline_desc desc = {
+        .micro_batches = t->m, .schedule = t->schedule, .input = ones, .loss = mean_of};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_pipeline *pipeline;
+    char want[SLEEPS + 1] = "";
+    int i, f = 0, warm = t->schedule == TSH_PIPELINE_GPIPE ? t->m : p - 1 - stage;
+    double begin, busiest, took, idle = 2;
+    for (i = 0; i < p; i++) {
+        const char name[2] = {(char)('0' + i), 0};
+        (void)tsh_add_linear(tsh_add_module(h, name, &as_sleepy), "fc", &d);
+    }
+    pipeline = tsh_pipeline_new(h, &desc);
+    /* who else works on this machine may wake a stage late */
+    for (i = 0; i < TRIES && fabs(idle - t->formula) > idle_tolerance; i++) {
+        s.events = 0;
+        s.busy = 0;
+        (void)tsh_barrier(tsh_world(ctx));
+        begin = seconds();
+        CHECK(tsh_pipeline_train(pipeline, NULL) == TSH_OK, "train");
+        (void)tsh_step_end(ctx);
+        took = seconds() - begin;
+        busiest = s.busy;
+        (void)tsh_allreduce(tsh_world(ctx), &took, 1, TSH_F64, TSH_MAX);
+        (void)tsh_allreduce(tsh_world(ctx), &busiest, 1, TSH_F64, TSH_MAX);
+        if (fabs(1 - busiest / took - t->formula) < fabs(idle - t->formula))
+            idle = 1 - busiest / took;
+    }
+    for (i = 0; i < t->m; i++) {
+        while (f < t->m && f < warm + i + 1) want[strlen(want)] = 'F', f++;
+        want[strlen(want)] = 'B';
+    }
+    CHECK(strcmp(s.order, want) == 0, "stage %d of %d: %s, not %s", stage, p, s.order, want);
+    if (stage == 0) t->idle = idle;
+    return 0;
+}
+
+static void stages_follow_their_schedule(void **state) {
+    int p, m, kind;
+    (void)state;
+    for (p = 1; p <= 5; p++)
+        for (m = 1; m <= 7; m += 2)
+            for (kind = 0; kind < 2; kind++) {
+                const tsh_desc desc = {.tp = 1, .pp = p};
+                timing t = {.m = m,
+                            .schedule = kind ? TSH_PIPELINE_GPIPE : TSH_PIPELINE_1F1B,
+                            .formula = 0.5};
+                ranks_run_with(p, &desc, sleep_through, &t);
+            }
+}
+
+/* The formula of both schedules. A stage that waited for one micro-batch more would be idle for 1 /
+ * (m + p) more, 0.08 and above. */
+static void the_bubble_is_that_of_the_formula(void **state) {
+    static const int rows[][2] = {{2, 4}, {3, 7}, {4, 8}};
+    int i, kind;
+    (void)state;
+    for (i = 0; i < COUNT(rows); i++)
+        for (kind = 0; kind < 2; kind++) {
+            const int p = rows[i][0], m = rows[i][1];
+            const tsh_desc desc = {.tp = 1, .pp = p};
+            const double formula = (double)(p - 1) / (m + p - 1);
+            timing t = {.m = m,
+                        .forward_ms = 10,
+                        .backward_ms = 20,
+                        .schedule = kind ? TSH_PIPELINE_GPIPE : TSH_PIPELINE_1F1B,
+                        .formula = formula};
+            ranks_run_with(p, &desc, sleep_through, &t);
+            print_message("%s, %d stages, %d micro-batches: idle %.4f, formula %.4f\n",
+                          kind ? "GPipe" : "1F1B", p, m, t.idle, formula);
+            if (fabs(t.idle - formula) > idle_tolerance)
+                fail_msg("%d stages, %d micro-batches: idle for %.4f, not %.4f", p, m, t.idle,
+                         formula);
+        }
+}
+
+/* -------------------------------------------------------------- what else may cross */
+
+/* Three stages share one weight: its gradient is the sum of all three, in the same bits. */
+static int shares(tsh_ctx *ctx, void *user) {
+    const tsh_linear_desc d = {.in = 4, .out = 4, .no_bias = 1};
+    tsh_pipeline_desc desc = {.micro_batches = 3, .input = ones, .loss = mean_of};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_tensor *shared, *x;
+    double *got, *want = (double *)user;
+    double norm = 0, square = 0;
+    int i;
+    for (i = 0; i < 4; i++) {
+        const char name[2] = {(char)('0' + i), 0};
+        (void)tsh_add_linear(h, name, &d);
+    }
+    shared = tsh_param(h, "0.weight");
+    (void)tsh_tie(tsh_find(h, "1"), "weight", shared);
+    (void)tsh_tie(tsh_find(h, "3"), "weight", shared);
+    if (tsh_pp(ctx)->size == 1) {
+        x = ones(ctx, 0, NULL);
+        for (i = 0; i < 4; i++) x = tsh_forward(tsh_child(h, i), x);
+        (void)tsh_backward(ctx, mean_of(ctx, x, 0, NULL));
+    } else {
+        CHECK(tsh_pipeline_train(tsh_pipeline_new(h, &desc), NULL) == TSH_OK, "train");
+    }
+    (void)tsh_clip_grad_norm(tsh_root(ctx), 1e9, &norm);
+    CHECK_OK();
+    if (tsh_pp(ctx)->rank != 2) {
+        got = ranks_values(ctx, tsh_grad(shared));
+        for (i = 0; i < 16; i++) {
+            CHECK(tsh_pp(ctx)->size == 1 || near(want[i], got[i], 1e-5), "%d: %.9g, not %.9g", i,
+                  got[i], want[i]);
+            if (tsh_pp(ctx)->size == 1) want[i] = got[i];
+        }
+        memcpy(want + 17 + 16 * tsh_pp(ctx)->rank, got, 16 * sizeof *got);
+        free(got);
+    }
+    (void)square;
+    CHECK(tsh_pp(ctx)->size == 1 || near(want[16], norm, 1e-6), "norm %.9g, not %.9g", norm,
+          want[16]);
+    if (tsh_pp(ctx)->size == 1) want[16] = norm;
+    return 0;
+}
+
+static void more_than_two_stages_may_share(void **state) {
+    const tsh_desc desc = {.tp = 1, .pp = 4};
+    double want[17 + 4 * 16];
+    (void)state;
+    ranks_run(1, shares, want);
+    ranks_run_with(4, &desc, shares, want);
+    assert_memory_equal(want + 17, want + 17 + 16, 16 * sizeof *want);
+    assert_memory_equal(want + 17, want + 17 + 48, 16 * sizeof *want);
+}
+
+static tsh_tensor *few_ids(tsh_ctx *ctx, int k, void *user) {
+    (void)user;
+    return tsh_arange(ctx, TSH_I32, k, k + 2 + k, 1); /* shapes differ, too */
+}
+
+static tsh_tensor *same(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    (void)self, (void)n, (void)user;
+    return in[0];
+}
+
+static tsh_tensor *unmoved(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    tsh_tensor *w = tsh_ones(tsh_ctx_of(in[0]), tsh_shape2(2, 4));
+    (void)n, (void)user;
+    return tsh_forward(tsh_child(self, 0), w);
+}
+
+/* Integers, of one stage; a layer that learns; a frozen one; one whose output depends on none
+ * before: then nobody waits for a gradient that does not come. */
+static int crosses(tsh_ctx *ctx, void *user) {
+    const tsh_embedding_desc table = {.count = 16, .dim = 4};
+    const tsh_linear_desc d = {.in = 4, .out = 4, .no_bias = 1};
+    const tsh_module_desc as_same = {same, NULL}, as_unmoved = {unmoved, NULL};
+    tsh_pipeline_desc desc = {.micro_batches = 3,
+                              .schedule = *(const tsh_pipeline_schedule *)user,
+                              .input = few_ids,
+                              .loss = mean_of};
+    const int stage = tsh_pp(ctx)->rank;
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_tensor *table_grad, *head_grad;
+    double loss;
+    (void)tsh_add_module(h, "same", &as_same);
+    (void)tsh_add_embedding(h, "table", &table);
+    (void)tsh_add_linear(h, "frozen", &d);
+    (void)tsh_requires_grad(tsh_param(h, "frozen.weight"), 0);
+    (void)tsh_add_linear(tsh_add_module(h, "unmoved", &as_unmoved), "fc", &d);
+    CHECK(tsh_pipeline_train(tsh_pipeline_new(h, &desc), &loss) == TSH_OK, "train");
+    CHECK(loss == loss, "a loss");
+    table_grad = stage == 1 ? tsh_grad(tsh_param(h, "table.weight")) : NULL;
+    head_grad = stage == 3 ? tsh_grad(tsh_param(h, "unmoved.fc.weight")) : NULL;
+    CHECK(stage != 1 || tsh_item(ctx, tsh_sum(table_grad, TSH_ALL, 0)) == 0, "zeros");
+    CHECK(stage != 3 || near(8, tsh_item(ctx, tsh_sum(head_grad, TSH_ALL, 0)) * 2, 1e-6),
+          "the sum over the mean of 8 of 2 rows of ones");
+    CHECK(tsh_mem_stats(ctx).now[TSH_MEM_GRADIENTS] == 0 || stage == 1 || stage == 3,
+          "only two stages learn");
+    return 0;
+}
+
+static void anything_may_cross(void **state) {
+    static const tsh_pipeline_schedule kinds[] = {TSH_PIPELINE_1F1B, TSH_PIPELINE_GPIPE};
+    const tsh_desc desc = {.tp = 1, .pp = 4};
+    tsh_pipeline_schedule kind;
+    int i;
+    (void)state;
+    for (i = 0; i < 2; i++) {
+        kind = kinds[i];
+        ranks_run_with(4, &desc, crosses, &kind);
+    }
+}
+
+/* A hundred micro-batches: more messages than a comm takes at a time, all before any backward. */
+static void many_micro_batches_pass(void **state) {
+    static const int five[] = {1, 1, 1, 2};
+    const setup how = {
+        .tp = 1, .pp = 4, .dp = 1, .m = 100, .counts = five, .schedule = TSH_PIPELINE_GPIPE};
+    (void)state;
+    prove(&how, 0);
+}
+
+/* ---------------------------------------------------------------------------- files */
+
+typedef struct filing {
+    const setup *how;
+    const char *from, *to; /* files; from NULL: none is loaded */
+    int first, steps;
+    double loss;
+} filing;
+
+static int train_from_file(tsh_ctx *ctx, void *user) {
+    filing *f = (filing *)user;
+    const tsh_optim_desc adam = {.kind = TSH_ADAM, .lr = 0.01};
+    tsh_pipeline *pipeline;
+    tsh_optim *optim;
+    double loss = 0;
+    model t;
+    int step;
+    make_model(ctx, &t, f->how, f->how->m);
+    optim = tsh_optim_new(t.gpt, &adam);
+    pipeline = make_pipeline(&t, f->how);
+    if (f->from) CHECK(tsh_load(t.gpt, files_path(f->from), optim) == TSH_OK, "load");
+    for (step = f->first; step < f->first + f->steps; step++) {
+        load(ctx, &t, step * f->how->m);
+        CHECK(tsh_pipeline_train(pipeline, &loss) == TSH_OK, "train");
+        (void)tsh_optim_step(optim);
+        tsh_zero_grads(t.gpt);
+        (void)tsh_step_end(ctx);
+    }
+    CHECK(tsh_save(t.gpt, files_path(f->to), optim) == TSH_OK, "save");
+    CHECK_OK();
+    if (tsh_world(ctx)->rank == 0) f->loss = loss;
+    return 0;
+}
+
+static double file_run(const setup *how, const char *from, const char *to, int first, int steps) {
+    const tsh_desc desc = {.tp = how->tp, .pp = how->pp, .seed = 3};
+    filing f = {how, from, to, first, steps, 0};
+    ranks_run_with(how->tp * how->pp * how->dp, &desc, train_from_file, &f);
+    return f.loss;
+}
+
+/* All stages' parameters and moments are in one file, the one that a single rank writes; stages go
+ * on from it where others stopped. */
+static void stages_save_one_file_and_load_it(void **state) {
+    static const int two[] = {1, 4}, three[] = {2, 2, 1}, four[] = {1, 1, 1, 2}, five[] = {5};
+    static const setup one = {.tp = 1, .pp = 1, .dp = 1, .m = 3, .counts = five, .dropout = 1};
+    setup other = one;
+    double loss;
+    (void)state;
+    (void)file_run(&one, NULL, "one", 0, 2);
+    loss = file_run(&one, NULL, "end", 0, 4);
+    other.pp = 3;
+    other.counts = three;
+    (void)file_run(&other, NULL, "three", 0, 2);
+    files_expect_same("one", "three");
+    other.pp = 2;
+    other.counts = two;
+    assert_true(file_run(&other, "three", "two", 2, 2) == loss);
+    files_expect_same("end", "two");
+    other.pp = 4;
+    other.counts = four;
+    assert_true(file_run(&other, "one", "four", 2, 2) == loss);
+    files_expect_same("end", "four");
+    (void)file_run(&one, "four", "again", 4, 0);
+    files_expect_same("end", "again");
+}
+
+/* The same of sharded, tied and replicated parameters. */
+static void grids_save_one_file_and_load_it(void **state) {
+    static const int two[] = {3, 2}, five[] = {5};
+    static const setup one = {.tp = 1, .pp = 1, .dp = 1, .m = 2, .counts = five, .tied = 1};
+    static const setup grid = {.tp = 2, .pp = 2, .dp = 2, .m = 2, .counts = two, .tied = 1};
+    (void)state;
+    (void)file_run(&grid, NULL, "grid", 0, 2);
+    (void)file_run(&one, "grid", "one", 2, 0);
+    files_expect_same("grid", "one");
+    (void)file_run(&grid, "one", "again", 2, 0);
+    files_expect_same("grid", "again");
+}
+
+/* The writer is of stage 0; the others learn that it cannot write, and go on. */
+static int saves_nowhere(tsh_ctx *ctx, void *user) {
+    static const int two[] = {3, 2};
+    const setup how = {.m = 2, .counts = two, .tied = 1};
+    const int first = tsh_world(ctx)->rank == 0;
+    model t;
+    (void)user;
+    make_model(ctx, &t, &how, how.m);
+    CHECK(make_pipeline(&t, &how), "pipeline");
+    CHECK(tsh_save(t.gpt, files_path("nowhere/file"), NULL) == TSH_ERR_IO, "no folder");
+    CHECK(strstr(tsh_last_error(ctx)->message, "cannot be written"), "a sentence");
+    tsh_clear_error(ctx);
+    CHECK(tsh_save(t.gpt, files_path(first ? "" : "file"), NULL) != TSH_OK, "no file");
+    tsh_clear_error(ctx);
+    CHECK(tsh_save(t.gpt, files_path("file"), NULL) == TSH_OK, "a file");
+    return 0;
+}
+
+static void a_file_that_cannot_be_written_is_one_error(void **state) {
+    const tsh_desc desc = {.tp = 2, .pp = 2};
+    (void)state;
+    ranks_run_with(4, &desc, saves_nowhere, NULL);
+}
+
+/* ------------------------------------------------------------------------ mistakes */
+
+typedef struct mistake {
+    int pp, layers, m, counts[4]; /* counts[0] 0: none given */
+    tsh_result code;
+    const char *sentence;
+} mistake;
+
+static int makes_mistake(tsh_ctx *ctx, void *user) {
+    const mistake *w = (const mistake *)user;
+    const tsh_linear_desc d = {.in = 4, .out = 4};
+    tsh_pipeline_desc desc = {.micro_batches = w->m,
+                              .counts = w->counts[0] ? w->counts : NULL,
+                              .input = ones,
+                              .loss = mean_of};
+    const char *message = tsh_last_error(ctx)->message;
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    int i;
+    for (i = 0; i < w->layers; i++) {
+        const char name[2] = {(char)('0' + i), 0};
+        (void)tsh_add_linear(h, name, &d);
+    }
+    (void)tsh_barrier(tsh_world(ctx)); /* all are open */
+    if (strstr(w->sentence, ".input")) desc.input = NULL;
+    if (strstr(w->sentence, ".loss")) desc.loss = NULL;
+    CHECK(!tsh_pipeline_new(h, &desc), "no pipeline");
+    CHECK(tsh_last_error(ctx)->code == w->code, "%s", message);
+    CHECK(strstr(message, w->sentence), "%s", message);
+    return 0;
+}
+
+static void a_pipeline_that_cannot_be_is_one_sentence(void **state) {
+    static const mistake rows[] = {
+        {2, 3, 1, {0}, TSH_ERR_ARGUMENT, "3 children of \"h\" do not divide into 2 stages"},
+        {4, 3, 1, {0}, TSH_ERR_ARGUMENT, "stage 0 of 4 would have 0 of the 3 children of \"h\""},
+        {3, 3, 1, {1, 0, 2}, TSH_ERR_ARGUMENT, "stage 1 of 3 would have 0 of the 3"},
+        {2, 3, 1, {3, -1}, TSH_ERR_ARGUMENT, "stage 1 of 2 would have -1"},
+        {2, 3, 1, {1, 1}, TSH_ERR_ARGUMENT, "add up to 2, but \"h\" has 3 children"},
+        {2, 2, 0, {0}, TSH_ERR_ARGUMENT, "micro_batches is 0"},
+        {2, 2, -3, {0}, TSH_ERR_ARGUMENT, "micro_batches is -3"},
+        {2, 2, 1, {0}, TSH_ERR_ARGUMENT, "\"h\" lacks .input"},
+        {2, 2, 1, {0}, TSH_ERR_ARGUMENT, "\"h\" lacks .loss"},
+    };
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(rows); i++) {
+        const tsh_desc desc = {.tp = 1, .pp = rows[i].pp};
+        mistake w = rows[i];
+        ranks_run_with(w.pp, &desc, makes_mistake, &w);
+    }
+}
+
+enum {
+    BAD_SHAPE,
+    BAD_NULL,
+    BAD_LOSS,
+    BAD_INPUT,
+    BAD_BATCHES,
+    BAD_TAPE,
+    BAD_NO_GRAD,
+    BAD_DEAL,
+    BADS
+};
+
+static tsh_tensor *bad_input(tsh_ctx *ctx, int k, void *user) {
+    const int bad = *(const int *)user;
+    if (bad == BAD_INPUT && k == 2) return NULL;
+    return tsh_ones(ctx, tsh_shape2(2, bad == BAD_SHAPE && k == 2 ? 3 : 4));
+}
+
+static tsh_tensor *bad_loss(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
+    const int bad = *(const int *)user;
+    (void)ctx;
+    if (bad == BAD_LOSS && k == 2) return y;
+    if (bad == BAD_NULL && k == 2) return NULL;
+    return tsh_mean(y, TSH_ALL, 0);
+}
+
+/* A mistake on one stage while the others wait for it. */
+static int goes_wrong(tsh_ctx *ctx, void *user) {
+    static const char *const sentence[BADS] = {"3 features",
+                                               "the loss is NULL",
+                                               "the loss must be one replicated value",
+                                               "stage 0 has no input of micro-batch 2",
+                                               "ranks differ in their micro-batches",
+                                               "ops are recorded already",
+                                               "gradients are off",
+                                               "dealt to the stages already"};
+    const int bad = *(const int *)user, evaluating = *((const int *)user + 1);
+    const tsh_linear_desc d = {.in = 4, .out = 4};
+    const int stage = tsh_pp(ctx)->rank, other[3] = {1, 1, 2};
+    tsh_pipeline_desc desc = {.micro_batches = 4 + (bad == BAD_BATCHES && stage == 1),
+                              .input = bad_input,
+                              .loss = bad_loss,
+                              .user = user};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    const char *message = tsh_last_error(ctx)->message;
+    tsh_pipeline *pipeline;
+    double loss = 0;
+    int i;
+    for (i = 0; i < 3; i++) {
+        const char name[2] = {(char)('0' + i), 0};
+        (void)tsh_add_linear(h, name, &d);
+    }
+    if (bad == BAD_DEAL) (void)tsh_add_linear(h, "3", &d);
+    if (bad == BAD_DEAL) desc.counts = other;
+    pipeline = tsh_pipeline_new(h, &desc);
+    if (bad == BAD_DEAL) {
+        static const int another[3] = {2, 1, 1};
+        CHECK(pipeline && tsh_pipeline_new(h, &desc), "the same deal");
+        (void)tsh_barrier(tsh_world(ctx));
+        desc.counts = another;
+        CHECK(!tsh_pipeline_new(h, &desc), "another one");
+    }
+    if (bad == BAD_TAPE) (void)tsh_forward(tsh_child(h, stage), tsh_ones(ctx, tsh_shape2(2, 4)));
+    if (bad == BAD_NO_GRAD) tsh_no_grad_begin(ctx);
+    if (pipeline && evaluating)
+        CHECK(tsh_pipeline_evaluate(pipeline, 0, &loss) != TSH_OK, "evaluate");
+    else if (pipeline)
+        CHECK(tsh_pipeline_train(pipeline, &loss) != TSH_OK, "train");
+    CHECK(!pipeline || loss != loss, "no loss");
+    CHECK(!tsh_ok(ctx) && strstr(message, sentence[bad]), "%s", message);
+    (void)tsh_step_end(ctx);
+    CHECK(tsh_mem_stats(ctx).step_live == 0, "%zu bytes are left", tsh_mem_stats(ctx).step_live);
+    return 0;
+}
+
+static void a_mistake_on_one_stage_is_one_error_on_all(void **state) {
+    const tsh_desc desc = {.tp = 1, .pp = 3};
+    int bad[2];
+    (void)state;
+    for (bad[0] = 0; bad[0] < BADS; bad[0]++)
+        for (bad[1] = 0; bad[1] < (bad[0] == BAD_NULL || bad[0] > BAD_INPUT ? 1 : 2); bad[1]++)
+            if (!(bad[0] == BAD_LOSS && bad[1])) ranks_run_with(3, &desc, goes_wrong, bad);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stages_give_the_same_bits),
+        cmocka_unit_test(stages_of_sharded_layers_give_the_same_bits),
+        cmocka_unit_test(ties_and_replicas_give_the_same_numbers),
+        cmocka_unit_test(many_micro_batches_pass),
+        cmocka_unit_test(more_than_two_stages_may_share),
+        cmocka_unit_test(anything_may_cross),
+        cmocka_unit_test(stages_save_one_file_and_load_it),
+        cmocka_unit_test(grids_save_one_file_and_load_it),
+        cmocka_unit_test(a_file_that_cannot_be_written_is_one_error),
+        cmocka_unit_test(a_rank_holds_its_own_stage),
+        cmocka_unit_test(activations_are_bounded_by_the_stages),
+        cmocka_unit_test(a_micro_batch_keeps_what_backward_needs),
+        cmocka_unit_test(stages_follow_their_schedule),
+        cmocka_unit_test(the_bubble_is_that_of_the_formula),
+        cmocka_unit_test(a_pipeline_that_cannot_be_is_one_sentence),
+        cmocka_unit_test(a_mistake_on_one_stage_is_one_error_on_all),
+    };
+    return cmocka_run_group_tests_name("pipeline", tests, files_begin, files_end);
+}
