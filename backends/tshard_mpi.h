@@ -25,7 +25,8 @@
  * DOES
  *
  * - every collective of tshard.h in its documented order of sums: MPI_Ialltoallv, a sum of one's
- *   own chunk, MPI_Iallgatherv. The bits are those of the threads and the TCP backend, and do not
+ *   own chunk, MPI_Iallgatherv; where all messages together have at most 32 KiB, MPI_Iallgather and
+ *   a sum of all. The bits are those of the threads and the TCP backend, and do not
  *   depend on the MPI library, its version or its algorithms;
  * - compare what all ranks called before any byte moves: 128 bytes of each rank go around first
  *   (MPI_Iallgather), and messages of up to 80 bytes travel in them, so that a small collective is
@@ -170,6 +171,7 @@ extern "C" {
 
 enum { TSHI_MPI_EAGER = 80 };       /* bytes that travel with an announcement */
 enum { TSHI_MPI_STAGES = 4 };       /* buffers that are kept for the next collective */
+enum { TSHI_MPI_NEAR = 32 << 10 };  /* bytes of all messages that are cheaper to send to all */
 enum { TSHI_MPI_WHAT = 256 };       /* of a call's description */
 enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies, more than are in flight */
 
@@ -195,6 +197,7 @@ typedef enum tshi_mpi_state {
     TSHI_MPI_QUEUED,
     TSHI_MPI_HEADS,   /* blocks go around */
     TSHI_MPI_COUNTS,  /* counts go around: of an all-to-all, or to describe a mismatch */
+    TSHI_MPI_DIRECT,  /* a small all-reduce: every message goes to all */
     TSHI_MPI_SCATTER, /* a segment of every chunk goes to its owner */
     TSHI_MPI_GATHER,  /* finished segments go to all */
     TSHI_MPI_WHOLE,   /* a segment of a broadcast, or of MPI's own all-reduce */
@@ -281,6 +284,7 @@ struct tshi_mpi_world {
     int native, ours;  /* MPI_Iallreduce; MPI is this world's to end */
     int crowded, open; /* more ranks than cores here; comms that are not closed */
     int64_t timeout;
+    uint64_t moves;  /* parts of operations that MPI has done */
     uint64_t splits; /* that this rank has taken part in */
     pthread_t owner;
     tsh_error error;    /* the verdict; code TSH_OK: none */
@@ -947,26 +951,41 @@ static void tshi_mpi_tell_counts(tshi_mpi_group *group, tshi_mpi_op *op) {
                            "MPI_Iallgather");
 }
 
-/* This round's lengths and places in bytes: of all pieces, or (start NULL) of this rank's from each
- * rank. Returns the sum. */
-static int tshi_mpi_measure(const tshi_mpi_group *group, const tshi_mpi_op *op,
-                            const int64_t *start, int *length) {
+/* This round's lengths and places in bytes: of all pieces, or (own) of this rank's from each. */
+static void tshi_mpi_measure(const tshi_mpi_group *group, const tshi_mpi_op *op,
+                             const int64_t *start, int own, int *length) {
     int width = (int)tsh_dtype_size(op->coll.dtype), sum = 0;
     for (int k = 0; k < group->size; k++) {
-        length[k] = width * (int)(start ? tshi_mpi_round(op, start, k)
-                                        : tshi_mpi_round(op, op->from, group->rank));
+        length[k] = width * (int)tshi_mpi_round(op, start, own ? group->rank : k);
         length[group->size + k] = sum;
         sum += length[k];
     }
-    return sum;
+}
+
+static int tshi_mpi_is_direct(const tshi_mpi_group *group, const tsh_coll *coll) {
+    int64_t most = tshi_mpi_min(TSHI_MPI_NEAR, TSHARD_MPI_SEGMENT);
+    return coll->kind == TSH_ALLREDUCE &&
+           coll->count <= most / group->size / (int64_t)tsh_dtype_size(coll->dtype);
+}
+
+/* Every rank gets every message, to sum all chunks. */
+static void tshi_mpi_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
+    int bytes = (int)((size_t)op->coll.count * tsh_dtype_size(op->coll.dtype));
+    memcpy(op->out->bytes, op->coll.send, (size_t)bytes);
+    op->state = TSHI_MPI_DIRECT;
+    op->last = 1;
+    (void)tshi_mpi_refused(group->world,
+                           MPI_Iallgather(op->out->bytes, bytes, MPI_BYTE, op->in->bytes, bytes,
+                                          MPI_BYTE, group->comm, &op->req),
+                           "MPI_Iallgather");
 }
 
 /* Every rank gets the pieces that are its own: of an all-to-all, or to sum them. */
 static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
     int *out = op->lengths, *in = op->lengths + 2 * group->size;
     int all_to_all = op->coll.kind == TSH_ALLTOALL;
-    (void)tshi_mpi_measure(group, op, op->from, out);
-    (void)tshi_mpi_measure(group, op, all_to_all ? op->into : NULL, in);
+    tshi_mpi_measure(group, op, op->from, 0, out);
+    tshi_mpi_measure(group, op, all_to_all ? op->into : op->from, !all_to_all, in);
     for (int k = 0; k < group->size; k++)
         tshi_mpi_pack(op, op->from, group->size, k, tshi_mpi_round(op, op->from, k),
                       op->out->bytes + out[group->size + k]);
@@ -982,7 +1001,7 @@ static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* Every rank gets all pieces; this rank's is op->part. */
 static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
     int *in = op->lengths;
-    (void)tshi_mpi_measure(group, op, op->into, in);
+    tshi_mpi_measure(group, op, op->into, 0, in);
     op->state = TSHI_MPI_GATHER;
     op->last = op->at + op->step >= op->longest;
     (void)tshi_mpi_refused(group->world,
@@ -1028,6 +1047,8 @@ static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     if (op->at >= op->longest) {
         tshi_mpi_finish(group->world, op);
+    } else if (!tshi_mpi_is_native(group->world, coll) && tshi_mpi_is_direct(group, coll)) {
+        tshi_mpi_direct(group, op);
     } else if (coll->kind == TSH_BROADCAST || tshi_mpi_is_native(group->world, coll)) {
         tshi_mpi_whole(group, op);
     } else if (coll->kind == TSH_ALLGATHER) {
@@ -1060,6 +1081,7 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->at = 0;
     if (op->longest > 0) {
         op->out = tshi_mpi_take(group->world, (size_t)(op->step * width * pieces));
+        if (tshi_mpi_is_direct(group, coll)) pieces *= group->size;
         op->in = tshi_mpi_take(group->world, (size_t)(op->step * width * pieces));
         if (!op->out || !op->in) return; /* and an error is on its way */
     }
@@ -1125,6 +1147,19 @@ static void tshi_mpi_gathered(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_next_round(group, op);
 }
 
+static void tshi_mpi_came_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    size_t width = tsh_dtype_size(coll->dtype);
+    for (int k = 0; k < group->size; k++) {
+        int64_t n = op->into[k + 1] - op->into[k];
+        size_t offset = (size_t)op->into[k] * width;
+        char *sum = tshi_mpi_sum(group, coll, op->in->bytes + offset, (size_t)coll->count * width,
+                                 k, n);
+        if (n > 0) memcpy((char *)coll->recv + offset, sum, (size_t)n * width);
+    }
+    tshi_mpi_finish(group->world, op);
+}
+
 static void tshi_mpi_came_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     size_t width = tsh_dtype_size(coll->dtype);
@@ -1139,6 +1174,7 @@ static void tshi_mpi_came_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
 
 /* MPI has done what it had of op: what comes next? */
 static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
+    group->world->moves++;
     switch (op->state) {
     case TSHI_MPI_QUEUED: tshi_mpi_announce(group, op); break;
     case TSHI_MPI_HEADS: tshi_mpi_compare(group, op); break;
@@ -1150,6 +1186,7 @@ static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
         else
             tshi_mpi_begin(group, op);
         break;
+    case TSHI_MPI_DIRECT: tshi_mpi_came_direct(group, op); break;
     case TSHI_MPI_SCATTER: tshi_mpi_scattered(group, op); break;
     case TSHI_MPI_GATHER: tshi_mpi_gathered(group, op); break;
     case TSHI_MPI_WHOLE: tshi_mpi_came_whole(group, op); break;
@@ -1263,6 +1300,7 @@ static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *
 static void tshi_mpi_half_on(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
     size_t width = tshi_mpi_width(op);
     int64_t n = tshi_mpi_min(half->step, half->count - half->at);
+    group->world->moves++;
     if (half->meeting) {
         tshi_mpi_met(group, op, half);
         return;
@@ -1535,23 +1573,27 @@ static void tshi_mpi_rest(int crowded, int64_t waited, unsigned spins) {
 /* Until op is done, or the world has ended. */
 static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
                            const tshi_mpi_op *op) {
-    int64_t begin = 0, waited = 0;
+    int64_t begin = tshi_mpi_now(), waited = 0; /* since something was done */
+    uint64_t moves = world->moves;
+    unsigned spins = 0;
     int told = 0;
-    for (unsigned spins = 0; world->error.code == TSH_OK; spins++) {
+    for (unsigned round = 1; world->error.code == TSH_OK; round++) {
         tshi_mpi_advance(world);
         if (op->state == TSHI_MPI_DONE && world->suspect.code == TSH_OK) {
             tshi_mpi_serve(world); /* there may be a verdict, all the same */
             break;
         }
-        if (spins % 8 == 7 || waited > 10 * TSHI_MPI_MS) {
+        if (round % 8 == 0 || waited > 10 * TSHI_MPI_MS) {
             int64_t now = tshi_mpi_now();
-            if (!begin) begin = now;
+            if (moves != world->moves) begin = now;
+            if (moves != world->moves) spins = 0;
+            moves = world->moves;
             waited = now - begin;
             tshi_mpi_serve(world);
             if (waited > 20 * TSHI_MPI_MS && !told++) tshi_mpi_tell_wait(world, group, op);
             if (now >= op->deadline) tshi_mpi_time_out(world, group, op);
         }
-        tshi_mpi_rest(world->crowded, waited, spins);
+        tshi_mpi_rest(world->crowded, waited, spins++);
     }
 }
 
@@ -1980,18 +2022,18 @@ static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm 
     mine[0] = world != NULL;
     mine[1] = world && world->rank == 0 ? tshi_mpi_wants_native(desc) : 1;
     code = MPI_Iallreduce(mine, least, 2, MPI_INT, MPI_MIN, control, &request);
-    if (tshi_mpi_opened(desc, code, &request, &result) && !least[0])
+    if (tshi_mpi_opened(desc, code, &request, &result) && (!world || !least[0]))
         result = tshi_mpi_fails(desc, TSH_ERR_MEMORY, "tsh_mpi_open: no memory on some rank");
-    if (result == TSH_OK) {
+    if (world && result == TSH_OK) {
         code = MPI_Iallgather(world->hosts, 1, MPI_INT, world->hosts + 1, 1, MPI_INT, control,
                               &request);
         if (tshi_mpi_opened(desc, code, &request, &result)) tshi_mpi_crowd(world);
     }
-    if (result == TSH_OK) {
+    if (world && result == TSH_OK) {
         code = MPI_Comm_idup(control, &data, &request);
         (void)tshi_mpi_opened(desc, code, &request, &result);
     }
-    if (result == TSH_OK) {
+    if (world && result == TSH_OK) {
         world->ours = ours;
         world->native = least[1];
         result = tshi_mpi_join(world, data, 1, world->native ? &tshi_mpi_native_ops : &tshi_mpi_ops,

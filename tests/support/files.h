@@ -11,7 +11,14 @@
 
 #define FILES_UNUSED __attribute__((unused))
 
-enum { FILES_NAMES = 64, FILES_SIZE = 256 };
+enum { FILES_NAMES = 64, FILES_SIZE = 256, FILES_RANKS = 8 };
+
+#ifdef TESTS_MPI
+#include "mpi_world.h"
+#define FILES_MINE (mpi_rank() == 0)
+#else
+#define FILES_MINE 1
+#endif
 
 typedef struct files_bytes {
     char *at; /* ends with '\0', which is not counted */
@@ -25,7 +32,17 @@ FILES_UNUSED static int files_begin(void **state) {
     const char *top = getenv("TMPDIR");
     (void)state;
     (void)snprintf(files_here, sizeof files_here, "%s/tshard-test-XXXXXX", top ? top : "/tmp");
-    return mkdtemp(files_here) ? 0 : 1;
+    if (!mkdtemp(files_here)) return 1;
+#ifdef TESTS_MPI
+    {
+        static char all[FILES_RANKS][FILES_SIZE]; /* the first process's is the one */
+        memcpy(all[mpi_rank()], files_here, sizeof files_here);
+        mpi_share(all, sizeof all[0]);
+        if (mpi_rank() > 0) (void)rmdir(files_here);
+        memcpy(files_here, all[0], sizeof files_here);
+    }
+#endif
+    return 0;
 }
 
 /* Calls remove (where `away`) on all that is in the folder; returns how much there was. */
@@ -38,7 +55,7 @@ FILES_UNUSED static int files_visit(int away) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         count++;
         (void)snprintf(path, sizeof path, "%s/%s", files_here, entry->d_name);
-        if (away) (void)remove(path);
+        if (away && FILES_MINE) (void)remove(path);
     }
     if (folder) (void)closedir(folder);
     return count;
@@ -61,7 +78,7 @@ FILES_UNUSED static int files_after(void **state) {
 FILES_UNUSED static int files_end(void **state) {
     (void)state;
     files_clear();
-    return rmdir(files_here);
+    return FILES_MINE ? rmdir(files_here) : 0;
 }
 
 /* The path of a name in the folder: an own place for every name, which may be a literal of any
@@ -87,7 +104,10 @@ FILES_UNUSED static void files_folder(const char *name) {
 FILES_UNUSED static files_bytes files_read(const char *name) {
     files_bytes bytes = {NULL, 0};
     FILE *file = fopen(files_path(name), "rb");
-    if (!file) fail_msg("%s cannot be read", files_path(name));
+    if (!file) {
+        fail_msg("%s cannot be read", files_path(name));
+        return bytes; /* under MPI only the first process fails */
+    }
     (void)fseek(file, 0, SEEK_END);
     bytes.size = (size_t)ftell(file);
     bytes.at = (char *)calloc(1, bytes.size + 1);

@@ -11,10 +11,12 @@
 struct CMUnitTest {
     const char *name;
     void (*run)(void **state);
+    int (*after)(void **state);
 };
 
-#define cmocka_unit_test(function)                                                                 \
-    { #function, function }
+#define cmocka_unit_test(function) cmocka_unit_test_teardown(function, NULL)
+#define cmocka_unit_test_teardown(function, after)                                                 \
+    { #function, function, after }
 
 #ifdef TESTS_MPI
 #include "../mpi_world.h"
@@ -56,6 +58,7 @@ static int cmocka_run_all(const struct CMUnitTest *tests, size_t count, int (*se
         printf("%s\n", tests[i].name);
         (void)fflush(stdout);
         tests[i].run(&state);
+        if (tests[i].after && tests[i].after(&state)) fail_msg("%s", "teardown");
     }
     if (teardown && teardown(&state)) fail_msg("%s", "teardown");
     printf("%d passed\n", (int)count);
