@@ -147,6 +147,7 @@ static int together(tsh_ctx *ctx, void *user) {
     gpt_trainer t;
     tally sum = {0, 0};
     make_trainer(&t, ctx, (gpt_job *)user);
+    make_pipelines(&t);
     tsh_each_param(t.gpt, count_param, &sum);
     const double seconds = time_of_tokens(&t), limit = read_bandwidth(ctx);
     if (is_first(&t) && tsh_ok(ctx)) {
