@@ -269,14 +269,14 @@ static void count_all(const char *path, tsh_tensor *param, void *user) {
 }
 
 static void make_trainer(gpt_trainer *t, tsh_ctx *ctx, gpt_job *job) {
-    const tsh_shape shape = tsh_shape2(job->set.batch / job->set.dp, job->set.context);
+    const tsh_shape shape = tsh_shape2(job->set.batch / tsh_dp(ctx)->size, job->set.context);
     tsh_plan_rule plan[PLAN_RULES];
     int rules;
     memset(t, 0, sizeof *t);
     t->ctx = ctx;
     t->job = job;
     t->set = &job->set;
-    t->rows = job->set.batch / job->set.dp;
+    t->rows = shape.dim[0];
     t->gpt = tsh_root(ctx);
     add_gpt(t->gpt, &job->set, vocabulary_of(job));
     rules = choose_plan(plan, &job->set);
@@ -518,7 +518,7 @@ static void print_intent(gpt_trainer *t) {
     for (int r = 0; r < tsh_world(t->ctx)->size; r++)
         printf("%-10srank %d: %s parameters; with gradients and moments %.2f MiB\n",
                r == 0 ? "memory" : "", r, report_commas(a, here[r]),
-               mebibytes((2 * here[r] + 2 * here[r] / (set->zero ? set->dp : 1)) *
+               mebibytes((2 * here[r] + 2 * here[r] / (set->zero ? tsh_dp(t->ctx)->size : 1)) *
                          (int64_t)sizeof(tsh_real)));
     printf("training  %s steps of %s tokens, AdamW, learning rate %g\n\n",
            report_commas(a, set->steps), report_commas(b, set->batch * set->context), set->lr);

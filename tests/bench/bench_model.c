@@ -145,12 +145,12 @@ static double read_bandwidth(tsh_ctx *ctx) {
 
 static int together(tsh_ctx *ctx, void *user) {
     gpt_trainer t;
-    tally sum = {0, 0};
     make_trainer(&t, ctx, (gpt_job *)user);
-    tsh_each_param(t.gpt, count_param, &sum);
+    make_pipelines(&t);
     const double seconds = time_of_tokens(&t), limit = read_bandwidth(ctx);
     if (is_first(&t) && tsh_ok(ctx)) {
-        printf("decode_gpt2 GB/s ours %.4g\n", 1e-9 * (double)sum.all * sizeof(tsh_real) / seconds);
+        printf("decode_gpt2 GB/s ours %.4g\n",
+               1e-9 * (double)t.parameters * sizeof(tsh_real) / seconds);
         printf("decode_gpt2 GB/s limit %.4g\n", 1e-9 * limit);
     }
     if (is_first(&t) && !tsh_ok(ctx)) refuse("%s", tsh_last_error(ctx)->message);

@@ -3,21 +3,30 @@
  *
  *     step 0 N      microseconds of one of N training steps
  *     comm 0 N      of these, what rank 0 spends in collectives and waits for them
+ *     held 0 N      as step, where no gradient travels before backward has ended
+ *     held_comm 0 N as comm, likewise
  *     memory 0 1    the most memory that the process has had, in KiB
+ *     moments 0 1   bytes of the optimiser's moments on rank 0
  *
- * Between commands the ranks sleep. */
+ * Between commands the ranks sleep. With --backend tcp they are processes, over 127.0.0.1. */
 #define _DEFAULT_SOURCE /* ru_maxrss */
 #define main            gpt_main
 int gpt_main(int argc, char **argv);
 #include "../../examples/gpt.c"
 #undef main
 #include <sys/resource.h> /* getrusage */
+#ifdef GPT_TCP
+#include <arpa/inet.h>  /* htonl, ntohs */
+#include <sys/socket.h> /* socket, bind, listen */
+#include <sys/wait.h>   /* waitpid */
+#endif
 
-enum { NONE, STEP, COMM, MEMORY, COMMANDS };
+enum { NONE, STEP, COMM, HELD, HELD_COMM, MEMORY, MOMENTS, COMMANDS };
 
 /* Rank 0's next command, known to all. */
 static int next_command(gpt_trainer *t, int64_t *steps) {
-    static const char *const names[COMMANDS] = {"", "step", "comm", "memory"};
+    static const char *const names[COMMANDS] = {"",          "step",   "comm",   "held",
+                                                "held_comm", "memory", "moments"};
     char name[16] = "", line[64];
     int64_t told[2] = {NONE, 0};
     long count = 0;
@@ -54,14 +63,18 @@ static int serve(tsh_ctx *ctx, void *user) {
     int64_t steps, step = 0;
     int command;
     make_trainer(&t, ctx, job);
+    make_pipelines(&t);
     while (tsh_ok(ctx) && (command = next_command(&t, &steps)) != NONE) {
         double answer;
         if (command == MEMORY) {
             struct rusage used;
             getrusage(RUSAGE_SELF, &used);
             answer = (double)used.ru_maxrss;
+        } else if (command == MOMENTS) {
+            answer = (double)tsh_mem_stats(ctx).now[TSH_MEM_OPTIMISER];
         } else {
-            answer = time_of(&t, steps, command == COMM, &step);
+            ctx->buckets.hold = command == HELD || command == HELD_COMM;
+            answer = time_of(&t, steps, command == COMM || command == HELD_COMM, &step);
         }
         if (is_first(&t) && tsh_ok(ctx)) printf("%.0f\n", answer);
         fflush(stdout);
@@ -70,19 +83,66 @@ static int serve(tsh_ctx *ctx, void *user) {
     return !tsh_ok(ctx);
 }
 
+#ifdef GPT_TCP
+static int one_process(gpt_job *job, tsh_desc *desc, int rank, int listener, int port) {
+    tsh_error why;
+    tsh_uv_desc uv = {.rank = rank, .size = (int)job->set.ranks, .host = "127.0.0.1"};
+    uv.port = port;
+    uv.error = &why;
+    if (rank == 0) uv.listener = listener;
+    if (tsh_uv_open(&uv, &desc->comm) != TSH_OK) return refuse("%s", why.message);
+    return tsh_run(desc, serve, job);
+}
+
+/* Every rank a process; this one is rank 0. */
+static int run_processes(gpt_job *job, tsh_desc *desc) {
+    struct sockaddr_in at = {.sin_family = AF_INET};
+    socklen_t size = sizeof at;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), failed, status = 0;
+    pid_t child[MAX_RANKS] = {0};
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (listener < 0 || bind(listener, (struct sockaddr *)&at, size) != 0 ||
+        listen(listener, MAX_RANKS) != 0 ||
+        getsockname(listener, (struct sockaddr *)&at, &size) != 0)
+        return refuse("no socket: %s", strerror(errno));
+    for (int r = 1; r < job->set.ranks; r++) {
+        child[r] = fork();
+        if (child[r] == 0) {
+            close(listener);
+            _exit(one_process(job, desc, r, listener, ntohs(at.sin_port)));
+        }
+    }
+    failed = one_process(job, desc, 0, listener, ntohs(at.sin_port));
+    for (int r = 1; r < job->set.ranks; r++) {
+        waitpid(child[r], &status, 0);
+        failed |= status != 0;
+    }
+    return failed;
+}
+#else
+static int run_processes(gpt_job *job, tsh_desc *desc) {
+    (void)job, (void)desc;
+    return refuse("built without TCP");
+}
+#endif
+
 int main(int argc, char **argv) {
     gpt_job job = {.set = defaults};
     gpt_flag flags[FLAGS];
     int help = 0;
     make_flags(flags, &job.set, &help);
     int failed = parse_flags(flags, argc, argv);
+    if (!failed) failed = check_backend(&job.set);
     if (!failed) failed = check_gemm(&job.set);
     if (!failed) failed = check_settings(&job.set);
     if (!failed) failed = load_text(&job.text, &job.set);
     if (failed) return failed;
-    tsh_desc desc = {
-        .tp = (int)job.set.tp, .threads = (int)job.set.threads, .seed = (uint64_t)job.set.seed};
-    failed = tsh_threads_run((int)job.set.ranks, &desc, serve, &job);
+    tsh_desc desc = {.tp = (int)job.set.tp,
+                     .pp = (int)job.set.pp,
+                     .threads = (int)job.set.threads,
+                     .seed = (uint64_t)job.set.seed};
+    failed = job.set.tcp ? run_processes(&job, &desc)
+                         : tsh_threads_run((int)job.set.ranks, &desc, serve, &job);
     if (failed) refuse("%s", job.error);
     return failed;
 }

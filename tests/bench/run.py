@@ -483,6 +483,36 @@ def share_of(args, program, steps):
                      if comm and step}}
 
 
+def replicas(args):
+    """Two replicas of a GPT of width 768 over TCP: gradients that travel while backward goes on
+    against those that wait for its end, and the share of the communication that this hides; the
+    bytes of moments on a rank, cut over the replicas and whole."""
+    ours = build("bench_step.c", CC, ["-DGPT_TCP", "-lm", "-pthread", "-luv", "-lsodium"])
+    common = [ours, "--text", text_of(args), "--chars", "--backend", "tcp", "--ranks", "2", "--dp",
+              "2", "--layers", "4", "--heads", "12", "--width", "768", "--context", "64",
+              "--batch", "8"]
+    program, moments = ours and Ranks("ours", common), {}
+    seconds, hidden = {"ours": {}, "no_overlap": {}}, {}
+    for number in numbers(args, -1) if ours else ():
+        on, off = program.ask("step", 0, 2), program.ask("held", 0, 2)
+        comm = program.ask("held_comm", 0, 2)
+        if on and off and comm and number >= 0:  # the first steps find no memory yet
+            seconds["ours"][number], seconds["no_overlap"][number] = on / 1e6, off / 1e6
+            hidden[number] = 100 * (off - on) / comm
+    for who, flags in (("no_zero", []), ("ours", ["--zero"])) if ours else ():
+        rank = Ranks(who, common + flags)
+        rank.ask("step", 0, 1)
+        held = rank.ask("moments", 0, 1)
+        if held:
+            moments[who] = {0: held / 1e9}
+        rank.close()
+    if ours:
+        program.close()
+        yield {("step_gpt768_dp2_tcp", "s"): seconds,
+               ("hidden_gpt768_dp2_tcp", "%"): {"ours": hidden},
+               ("moments_gpt768_dp2_zero", "GB"): moments}
+
+
 def model(args):
     """What parts of a model cost."""
     program = build("bench_model.c", CC, ["-lm", "-pthread"])
@@ -530,7 +560,7 @@ def write(rows):
 
 def main():
     parts = {gemm: 65, kernels: 45, comm: 20, comm_tcp: 75, nanogpt: 65, gpt2: 190, scaling: 40,
-             model: 30}  # seconds that each may take
+             replicas: 40, model: 30}  # seconds that each may take
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")

@@ -394,6 +394,66 @@ static void files_are_the_same_bytes(void **state) {
     assert_memory_equal(&on.end, &cut_on.end, sizeof on.end);
 }
 
+/* With stages of a pipeline too: tp 2 x pp 2 x dp 2. */
+static tsh_tensor *stage_input(tsh_ctx *ctx, int k, void *user) {
+    (void)user;
+    return tsh_scale(tsh_randn(ctx, tsh_shape2(3, WIDTH)), 1 + k + tsh_dp(ctx)->rank);
+}
+
+static tsh_tensor *stage_loss(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
+    (void)ctx, (void)k, (void)user;
+    return tsh_sum(tsh_mul(y, y), TSH_ALL, 0);
+}
+
+static int staged(tsh_ctx *ctx, void *user) {
+    const filing *f = (const filing *)user;
+    const tsh_optim_desc adam = {.kind = TSH_ADAMW, .lr = 0.01, .zero = f->zero, .clip_norm = 1};
+    const tsh_pipeline_desc desc = {.micro_batches = 3, .input = stage_input, .loss = stage_loss};
+    const tsh_linear_desc up = {.in = WIDTH, .out = HIDDEN}, down = {.in = HIDDEN, .out = WIDTH};
+    const tsh_layer_norm_desc norm = {.dim = WIDTH};
+    static const tsh_plan_rule halves[] = {{.path = "*.*.up", .style = TSH_COLWISE},
+                                           {.path = "*.*.down", .style = TSH_ROWWISE}};
+    static const char *const names[] = {"0", "1", "2", "3"};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_pipeline *pipe;
+    tsh_optim *optim;
+    int i;
+    for (i = 0; i < 4; i++) {
+        tsh_module *block = tsh_add_module(h, names[i], NULL);
+        tsh_add_layer_norm(block, "norm", &norm);
+        tsh_add_linear(block, "up", &up);
+        tsh_add_linear(block, "down", &down);
+    }
+    CHECK(tsh_parallelize(tsh_root(ctx), halves, COUNT(halves)) == TSH_OK, "plan");
+    CHECK((pipe = tsh_pipeline_new(h, &desc)), "pipeline");
+    optim = tsh_optim_new(tsh_root(ctx), &adam);
+    if (f->from) CHECK(tsh_load(tsh_root(ctx), files_path(f->from), optim) == TSH_OK, "load");
+    for (i = 0; i < f->steps; i++) {
+        CHECK(tsh_pipeline_train(pipe, NULL) == TSH_OK, "train");
+        CHECK(tsh_optim_step(optim) == TSH_OK, "step");
+        tsh_zero_grads(tsh_root(ctx));
+        (void)tsh_step_end(ctx);
+    }
+    CHECK(tsh_save(tsh_root(ctx), files_path(f->to), optim) == TSH_OK, "save");
+    CHECK(tsh_check_replicas(tsh_root(ctx)), "replicas");
+    CHECK_OK();
+    return 0;
+}
+
+static void stages_write_the_same_file(void **state) {
+    const tsh_desc desc = {.tp = 2, .pp = 2, .bucket_bytes = 300};
+    filing whole = {.to = "stages", .steps = 3}, cut = {.zero = 1, .to = "chunks", .steps = 3};
+    filing on = {.from = "stages", .to = "on", .steps = 1};
+    filing cut_on = {.zero = 1, .from = "chunks", .to = "cut on", .steps = 1};
+    (void)state;
+    ranks_run_with(8, &desc, staged, &whole);
+    ranks_run_with(8, &desc, staged, &cut);
+    files_expect_same("stages", "chunks");
+    ranks_run_with(8, &desc, staged, &on);
+    ranks_run_with(8, &desc, staged, &cut_on);
+    files_expect_same("on", "cut on");
+}
+
 /* A file without moments makes them zero again. */
 static int forgets(tsh_ctx *ctx, void *user) {
     const tsh_optim_desc sgd = {.kind = TSH_SGD, .lr = 0.1, .momentum = 0.9, .zero = 1};
@@ -472,6 +532,7 @@ int main(void) {
         cmocka_unit_test(clipping_is_exact),
         cmocka_unit_test(drifted_replicas_are_named),
         FILING(files_are_the_same_bytes),
+        FILING(stages_write_the_same_file),
         FILING(a_file_without_moments_forgets_them),
         cmocka_unit_test(what_cannot_be_is_one_error),
     };
