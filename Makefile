@@ -3,12 +3,14 @@
 #   config=debug|release   how programs and tests are compiled          (release)
 #   werror=1               warnings are errors
 #   CC=gcc|clang           the compiler; `make check` runs both         (cc)
+#   MPICC=mpicc.mpich      the one of build/gpt-mpi, which has --backend mpi (mpicc)
 #   ARGS="..."             flags for examples/gpt.c (make run) or tests/bench/run.py (make bench)
 #   only=unit/test_base    the tests whose name holds this string       (all)
 #   seconds=60             how long make fuzz feeds each target         (60)
 #   FULL=1                 make faults with the full counts, make bench with three times the rounds
 
 config ?= release
+MPICC  ?= mpicc
 jobs   ?= $(shell nproc 2>/dev/null || echo 1)
 PYTHON ?= python3
 
@@ -58,7 +60,7 @@ UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls tshard_uv.h tests/*/*.c))
 chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
-.PHONY: help run tshard-run test test-run test-arm build-tests faults check lint seeds \
+.PHONY: help run tshard-run test test-run test-mpi test-arm build-tests faults check lint seeds \
 	asan ubsan tsan fuzz bench bench-comm overhead deps deps-fuzz deps-bench clean
 .DEFAULT_GOAL := help
 
@@ -77,8 +79,10 @@ UV := $(shell printf '\043include <uv.h>\n\043include <sodium.h>\n' \
 BLIS := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
 LINK_BLIS := $(if $(BLIS),-L$(BLIS) -Xlinker -rpath -Xlinker $(BLIS) -lblis)
 
-$(OUT)/gpt: OPT_release := -O3 -fno-math-errno
-$(OUT)/gpt: examples/gpt.c $(HEADERS)
+$(OUT)/gpt build/gpt-mpi: OPT_release := -O3 -fno-math-errno
+build/gpt-mpi: CC := $(MPICC)
+build/gpt-mpi: LIBS += -DGPT_MPI
+$(OUT)/gpt build/gpt-mpi: examples/gpt.c $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS) $(if $(UV),-DGPT_TCP -luv -lsodium) \
 		$(if $(BLIS),-DGPT_BLIS) $(LINK_BLIS)
@@ -103,6 +107,7 @@ test-run:
 		$(PROGRAMS) $(call chosen,$(SCRIPTS))
 
 build-tests: $(PROGRAMS) $(LAUNCHER) \
+	$(if $(findstring test_mpi,$(call chosen,$(SCRIPTS))),$(MPI_TESTS)) \
 	$(if $(findstring test_hosts,$(call chosen,$(SCRIPTS))),$(OUT)/gpt)
 
 $(UV_USERS): LIBS += -luv -lsodium
@@ -128,6 +133,32 @@ $(OUT)/tests/%_double: tests/%.c $(HEADERS)
 $(OUT)/examples/%: examples/%.c $(HEADERS)
 	$(COMPILE_TEST) -o $@ $< $(LIBS)
 
+# The tests of layers and collectives on the processes of an mpirun, with each MPI that is here.
+# Files that look into private structures bring a library of their own.
+MPIS      := $(or $(foreach m,openmpi mpich,$(if $(shell command -v mpicc.$m),$m)), \
+	$(if $(shell command -v mpicc),any))
+MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(sort $(wildcard tests/layer/test_*.c)))
+MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p)) $(if $(MPIS),build/gpt-mpi)
+MPI_TEST   = @mkdir -p $(@D); echo "  CC $@"; mpicc$(patsubst .any,,.$*) $(STD) -O1 -g $(WALL) \
+	-DTSHARD_IMPLEMENTED
+vpath test_%.c tests/layer
+vpath collectives.c tests/mpi
+
+test-mpi: deps ## the layer and collective tests under mpirun, with Open MPI and MPICH
+	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS) $(LAUNCHER); \
+		$(PYTHON) tests/run.py tests/mpi/test_mpi.py
+
+$(MPI_PARTS:%=build/mpi/%.o): build/mpi/%.o: %.c $(HEADERS)
+	@mkdir -p $(@D); echo "  CC $@"
+	@$(CC) $(STD) -O1 -g $(WALL) -DTESTS_MPI -Itests/support/plain -Dmain=$* -c -o $@ $< \
+		$(if $(filter $<,$(filter-out $(LINKED),$(SOURCES))),-DTSHARD_STATIC)
+
+build/mpi-%/tests: tests/mpi/main.c $(MPI_PARTS:%=build/mpi/%.o) $(OUT)/tests/library.o $(HEADERS)
+	$(MPI_TEST) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" -o $@ $(filter %.c %.o,$^) $(LIBS)
+
+build/mpi-%/only: tests/mpi/only.c $(OUT)/tests/library.o $(HEADERS)
+	$(MPI_TEST) -o $@ $(filter %.c %.o,$^) $(LIBS)
+
 # Kernels, products and ops on another processor, emulated: strict warnings, then the tests.
 ARM       := aarch64-linux-gnu-gcc
 ARM_TESTS := unit/test_kernel unit/test_gemm op/test_values op/test_golden op/test_gradcheck
@@ -136,8 +167,9 @@ test-arm: ## the kernels and ops compiled for aarch64 and run under qemu-user
 	@command -v $(ARM) >/dev/null && command -v qemu-aarch64 >/dev/null || { \
 		echo "test-arm: skipped: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross \
 	qemu-user"; exit 0; }; mkdir -p build/arm; for t in $(ARM_TESTS); do p=build/arm/$${t#*/}; \
+		case " $(LINKED) " in *" tests/$$t.c "*) l=tests/support/library.c;; *) l=;; esac; \
 		$(ARM) $(filter-out -fopenmp,$(STD)) -O2 -fno-math-errno $(WALL) -Werror \
-			-Itests/support/plain -static -o $$p tests/$$t.c $(LIBS) && qemu-aarch64 $$p >$$p.log \
+			-Itests/support/plain -static -o $$p tests/$$t.c $$l $(LIBS) && qemu-aarch64 $$p >$$p.log \
 			|| { tail -n 5 $$p.log; exit 1; }; echo "ok    $$t  $$(tail -n 1 $$p.log)"; done
 
 # Every tests/fault/fault_*.c prints a table; the soak also runs under two sanitizers.
@@ -212,7 +244,7 @@ install = @missing=; for p in $(1); do \
 
 deps: ## install what the tests and checks need (Debian, Ubuntu)
 	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev libblis-pthread-dev \
-		iproute2 python3)
+		iproute2 python3 libopenmpi-dev openmpi-bin libmpich-dev mpich)
 deps-fuzz: deps ## install what `make fuzz` needs beside
 	$(call install,libclang-rt-dev)
 deps-bench: ## install the peers that `make bench` compares with

@@ -1,9 +1,10 @@
-/* gpt.c - trains a GPT on a text file, tensor-parallel on threads, or on processes over TCP
+/* gpt.c - trains a GPT on a text file, tensor-parallel on threads, or on processes over TCP or MPI
  *
  *   make run                                      learns the C sources of this project
  *   make run ARGS="--text book.txt --chars"       learns a book, character by character
  *   make run ARGS="--help"                        tells every flag
  *   build/tshard-run -n 2 build/gpt --backend tcp one process per rank
+ *   mpirun -n 2 build/gpt-mpi --backend mpi       the same under MPI
  *
  * The model is GPT-2's, written once, as if for one device (section 1). A plan shards it (section
  * 2), a pipeline deals its blocks to stages. Every rank then runs the same training loop (section
@@ -18,6 +19,9 @@
 #include "../backends/tshard_threads.h"
 #ifdef GPT_TCP
 #include "../backends/tshard_uv.h"
+#endif
+#ifdef GPT_MPI
+#include "../backends/tshard_mpi.h"
 #endif
 #ifdef GPT_BLIS
 #include "../backends/tshard_blis.h"
@@ -508,7 +512,7 @@ static void print_intent(gpt_trainer *t) {
            (int)set->layers, (int)set->heads, (int)set->width, (int)set->context,
            (int)vocabulary_of(t->job), report_commas(a, t->parameters));
     printf("ranks     %d %s: tp %d x pp %d x dp %d\n", tsh_world(t->ctx)->size,
-           set->tcp ? "processes" : "threads of this process", tsh_tp(t->ctx)->size,
+           set->joins ? "processes" : "threads of this process", tsh_tp(t->ctx)->size,
            tsh_pp(t->ctx)->size, tsh_dp(t->ctx)->size);
     print_plan(plan, choose_plan(plan, set), set->policy);
     for (int r = 0; r < tsh_world(t->ctx)->size; r++)
@@ -575,19 +579,37 @@ static void say(void *user, const char *message) {
 }
 #endif
 
+static tsh_result join_mpi(tsh_comm *comm, tsh_error *why) {
+#ifdef GPT_MPI
+    const tsh_mpi_desc mpi = {.error = why};
+    return tsh_mpi_open(&mpi, comm);
+#else
+    (void)comm;
+    snprintf(why->message, sizeof why->message, "built without MPI: make build/gpt-mpi");
+    return TSH_ERR_UNSUPPORTED;
+#endif
+}
+
+static tsh_result join_tcp(tsh_comm *comm, tsh_error *why) {
+#ifdef GPT_TCP
+    const tsh_uv_desc uv = {.logger = {say, NULL}, .error = why};
+    return tsh_uv_open(&uv, comm);
+#else
+    (void)comm;
+    snprintf(why->message, sizeof why->message,
+             "built without TCP: install libuv1-dev and libsodium-dev, and build gpt again");
+    return TSH_ERR_UNSUPPORTED;
+#endif
+}
+
 /* Joins the world that the environment tells of. */
 static int join_world(gpt_job *job) {
-#ifdef GPT_TCP
+    const int mpi = strcmp(job->set.backend, "mpi") == 0;
     tsh_error why;
-    const tsh_uv_desc uv = {.logger = {say, NULL}, .error = &why};
-    if (tsh_uv_open(&uv, &job->comm) != TSH_OK) return refuse("%s", why.message);
+    if ((mpi ? join_mpi : join_tcp)(&job->comm, &why) != TSH_OK) return refuse("%s", why.message);
     job->set.ranks = job->comm.size;
     if (job->comm.size <= MAX_RANKS) return 0;
     return refuse("%d ranks are more than %d", job->comm.size, MAX_RANKS);
-#else
-    (void)job;
-    return refuse("built without TCP: install libuv1-dev and libsodium-dev, and build gpt again");
-#endif
 }
 
 static int run_ranks(gpt_job *job) {
@@ -600,7 +622,7 @@ static int run_ranks(gpt_job *job) {
 #ifdef GPT_BLIS
     if (strcmp(set->gemm, "blis") == 0) desc.gemm.fn = tsh_blis_gemm;
 #endif
-    if (!set->tcp) return tsh_threads_run((int)set->ranks, &desc, run_rank, job);
+    if (!set->joins) return tsh_threads_run((int)set->ranks, &desc, run_rank, job);
     memset(&job->comm, 0, sizeof job->comm); /* the ctx closes it */
     return tsh_run(&desc, run_rank, job);
 }
@@ -642,7 +664,7 @@ int main(int argc, char **argv) {
     }
     if (!failed) failed = check_backend(&job.set);
     if (!failed) failed = check_gemm(&job.set);
-    if (!failed && job.set.tcp) failed = join_world(&job);
+    if (!failed && job.set.joins) failed = join_world(&job);
     if (!failed) failed = check_settings(&job.set);
     if (!failed) failed = load_text(&job.text, &job.set);
     if (!failed && job.comm.rank == 0 && !report_open(&job.report, job.set.out, job.set.steps))

@@ -25,10 +25,10 @@ typedef struct gpt_settings {
     const char *policy; /* NULL: the plan in gpt.c */
     const char *backend;
     const char *gemm;
-    const char *trace;                             /* NULL: none */
-    int tcp, chars, sequence_parallel, checkpoint; /* tcp: what backend says */
-    int64_t ranks, tp, threads;                    /* tp 0: ranks / pp; threads: of each rank */
-    int64_t pp, dp, micro_batches;                 /* dp 0: what tp and pp leave of the ranks */
+    const char *trace;                               /* NULL: none */
+    int joins, chars, sequence_parallel, checkpoint; /* joins: backend has a process per rank */
+    int64_t ranks, tp, threads;                      /* tp 0: ranks / pp; threads: of each rank */
+    int64_t pp, dp, micro_batches;                   /* dp 0: what tp and pp leave of the ranks */
     int zero;
     const char *stages;    /* layers of each stage, "2,3"; NULL: equally many */
     int counts[MAX_RANKS]; /* what stages says */
@@ -87,7 +87,7 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"text", "file to learn; else the C sources of this project", .string = &s->text},
         {"chars", "tokens are the distinct characters of the text, not all 256 bytes",
          .on = &s->chars},
-        {"backend", "threads: of this process; tcp: one process per rank, started by tshard-run",
+        {"backend", "threads: of this process; tcp, mpi: a process per rank, by tshard-run, mpirun",
          .string = &s->backend},
         {"gemm", "matrix product: builtin, or blis where gpt was built with it",
          .string = &s->gemm},
@@ -198,9 +198,9 @@ static int check_gemm(const gpt_settings *s) {
 }
 
 static int check_backend(gpt_settings *s) {
-    s->tcp = strcmp(s->backend, "tcp") == 0;
-    if (s->tcp || strcmp(s->backend, "threads") == 0) return 0;
-    return refuse("--backend is threads or tcp, not '%s'", s->backend);
+    s->joins = strcmp(s->backend, "tcp") == 0 || strcmp(s->backend, "mpi") == 0;
+    if (s->joins || strcmp(s->backend, "threads") == 0) return 0;
+    return refuse("--backend is threads, tcp or mpi, not '%s'", s->backend);
 }
 
 /* "2,3": layers of stage 0, stage 1. */

@@ -5,8 +5,9 @@
 
 Programs report in cmocka's words; an example (a program in a folder "examples") passes if it prints
 something and exits with 0. A program that is missing, dies, runs out of time or runs no test counts
-as one failure. A test that is skipped prints a line "skip: ..." that says why. The last line is
-"N passed, N failed, N skipped"; the exit code is 1 if any failed.
+as one failure. A test that is skipped prints a line "skip: ..." that says why. A script may have a
+line "SCRIPT_LIMIT = SECONDS" of its own. The last line is "N passed, N failed, N skipped"; the exit
+code is 1 if any failed.
 """
 
 import argparse
@@ -76,6 +77,17 @@ def show(name, counts, why, seconds, text):
     sys.stdout.flush()
 
 
+def limit_of(program, usual):
+    """The seconds of a program: an example's, a script's own, or the usual."""
+    if "/examples/" in program:
+        return EXAMPLE_LIMIT
+    own = None
+    if program.endswith(".py") and os.path.exists(program):
+        with open(program, encoding="utf-8") as file:
+            own = re.search(r"^SCRIPT_LIMIT = (\d+)\b", file.read(), re.M)
+    return float(own[1]) if own else usual
+
+
 def fixed_addresses():
     """A prefix: the thread sanitizer does not start where the kernel places memory too randomly."""
     prefix = ["setarch", "-R"]
@@ -95,7 +107,7 @@ def main():
     total = {"passed": 0, "failed": 0, "skipped": 0}
     for program in args.programs:
         example = "/examples/" in program
-        limit = (EXAMPLE_LIMIT if example else args.limit) * args.slow
+        limit = limit_of(program, args.limit) * args.slow
         begin = time.monotonic()
         name = re.sub(r"^.*?(tests|examples)/", lambda m: m[1] + "/" if example else "", program)
         if os.path.exists(program):

@@ -20,6 +20,9 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+from scripts import mpi_flags, mpis
+
 C = ["c99", "c11", "c17"]
 CXX = ["c++11", "c++20"]
 CLANG = ["-Wcomma", "-Wdocumentation", "-Wnewline-eof", "-Wextra-semi", "-Wreserved-identifier"]
@@ -35,6 +38,7 @@ CORE = [["-O0"], ["-O3"], ["-O0"] + DOUBLE], [["-O3"] + DOUBLE, ["-O3"] + STATIC
                                               ["-O0", "-DTSHARD_NO_SIMD"],
                                               ["-O3", "-fopenmp"]]
 BACKEND = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O0"] + STATIC]
+APART = ["-DTSHARD_IMPLEMENTED"]  # a backend without the core
 
 
 def compiler_of(family, standard):
@@ -54,6 +58,10 @@ def compilations(family, headers, programs, warn, warn_c):
             for name, flags in modes:
                 title = " ".join([base[0], standard, header, name[:-2]] + flags)
                 yield title, base + flags + source(header, name) + ["-c", "-o", os.devnull]
+            for mpi in others(header):
+                yield (" ".join([base[0], standard, header, "with", mpi]),
+                       base + ["-O3"] + APART + source(header, "implementation.c", mpi)
+                       + ["-c", "-o", os.devnull])
         for program in programs if standard in C else []:
             for flags in ["-O0"], ["-O3"]:
                 title = " ".join([base[0], standard, program] + flags)
@@ -61,9 +69,16 @@ def compilations(family, headers, programs, warn, warn_c):
                                                      "-c", "-o", os.devnull]
 
 
-def source(header, name):
-    return ((POSIX if header.startswith("backends/") else [])
-            + ['-DHEADER="%s"' % os.path.join(TOP, header), os.path.join(HERE, name)])
+def others(header):
+    """The MPIs that a header is also compiled with."""
+    return list(mpis())[1:] if header.endswith("_mpi.h") else []
+
+
+def source(header, name, mpi=None):
+    flags = POSIX if header.startswith("backends/") else []
+    if header.endswith("_mpi.h"):
+        flags = flags + mpi_flags(mpis()[mpi or list(mpis())[0]])
+    return flags + ['-DHEADER="%s"' % os.path.join(TOP, header), os.path.join(HERE, name)]
 
 
 def analyses(family, headers, programs):
@@ -77,7 +92,9 @@ def analyses(family, headers, programs):
                "clang": ["clang", "--analyze", "--analyzer-output", "text",
                          "-Xclang", "-analyzer-werror"]}[family]
     command += ["-std=c99", "-o", os.devnull] + POSIX
-    apart = ["-DTSHARD_IMPLEMENTED"] + (["-Wno-analyzer-malloc-leak"] if family == "gcc" else [])
+    for compiler in list(mpis().values())[:1]:
+        command += mpi_flags(compiler)
+    apart = APART + (["-Wno-analyzer-malloc-leak"] if family == "gcc" else [])
     threads, uv = (os.path.join("backends", "tshard_%s.h" % name) for name in ("threads", "uv"))
     parts = [([], [headers[0], threads])] + [(apart, [header]) for header in headers[1:]
                                              if header != threads]
@@ -116,6 +133,8 @@ def main():
                                 for path in glob.glob(os.path.join(TOP, "backends", form)))
                          for form in ("*.h", "*.c"))
     headers.insert(0, "tshard.h")
+    if not mpis():
+        headers = [header for header in headers if not header.endswith("_mpi.h")]
     families = [family for family in ("gcc", "clang") if shutil.which(family)]
     jobs = []  # the longest first
     for family in families:

@@ -94,6 +94,7 @@ UNARY = {
     "square": (lambda x: x ** 2.0, -4, 4), "power": (lambda x: x ** -1.5, 0.3, 4),
     "exp": (torch.exp, -8, 8), "log": (torch.log, 0.01, 20), "sqrt": (torch.sqrt, 0.01, 20),
     "sigmoid": (torch.sigmoid, -8, 8), "tanh": (torch.tanh, -4, 4), "relu": (torch.relu, -4, 4),
+    "erf": (torch.erf, -4, 4),
     "gelu": (F.gelu, -4, 4), "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), -4, 4),
     "silu": (F.silu, -8, 8)}
 

@@ -305,6 +305,22 @@ static void two_runs_give_the_same_bits(void **state) {
         }
 }
 
+#ifdef TESTS_MPI
+static void mpi_gives_the_bits_of_threads(void **state) {
+    course a, b;
+    (void)state;
+    memset(&a, 0, sizeof a);
+    memset(&b, 0, sizeof b);
+    ranks_run(mpi_size(), train, &a);
+    ranks_on_threads = 1;
+    ranks_run(mpi_size(), train, &b);
+    ranks_on_threads = 0;
+    assert_true(b.loss[0] > 0);
+    assert_memory_equal(a.loss, b.loss, sizeof a.loss);
+    expect_same(&a.end, &b.end, mpi_size());
+}
+#endif
+
 /* ------------------------------------------------------------------------ plans */
 
 typedef struct bad_plan {
@@ -483,6 +499,9 @@ int main(void) {
         cmocka_unit_test(drifted_replicas_are_found),
         cmocka_unit_test(losses_agree_at_every_degree),
         cmocka_unit_test(two_runs_give_the_same_bits),
+#ifdef TESTS_MPI
+        cmocka_unit_test(mpi_gives_the_bits_of_threads),
+#endif
         cmocka_unit_test(bad_plans_change_nothing),
         cmocka_unit_test(a_sharded_model_can_be_sharded_otherwise),
         cmocka_unit_test(patterns_match_paths),

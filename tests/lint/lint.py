@@ -15,6 +15,10 @@ import subprocess
 import sys
 import tempfile
 
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "support"))
+from scripts import mpi_flags, mpis
+
 TOP = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else
                       os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 COLUMNS, ROOM_LINES = 100, 1200
@@ -258,8 +262,11 @@ def check_public(headers, tests):
 def compile_all(headers, flags, output):
     """Runs cc on a file that includes every header with its implementation."""
     text = "#define TSHARD_IMPLEMENTATION\n"
-    text += "".join('#include "%s"\n' % source.path for source in headers)
+    text += "".join('#include "%s"\n' % source.path for source in headers
+                    if mpis() or not source.path.endswith("_mpi.h"))
     command = [os.environ.get("CC", "cc"), "-std=c99", POSIX, "-x", "c"] + flags
+    for compiler in list(mpis().values())[:1]:
+        command += mpi_flags(compiler)
     done = subprocess.run(command + ["-", "-o", output], input=text, stderr=subprocess.DEVNULL,
                           universal_newlines=True)
     if done.returncode:

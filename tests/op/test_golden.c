@@ -147,6 +147,7 @@ UNARY(sqrt)
 UNARY(sigmoid)
 UNARY(tanh)
 UNARY(relu)
+UNARY(erf)
 UNARY(gelu)
 UNARY(gelu_tanh)
 UNARY(silu)
@@ -220,6 +221,7 @@ static void test_map(void **state) {
         {"sigmoid", do_sigmoid, 0, {0}},
         {"tanh", do_tanh, 0, {0}},
         {"relu", do_relu, 0, {0}},
+        {"erf", do_erf, 0, {0}},
         {"gelu", do_gelu, 0, {0}},
         {"gelu_tanh", do_gelu_tanh, 0, {0}},
         {"silu", do_silu, 0, {0}},

@@ -1,5 +1,6 @@
 /* processes.h - worlds of ranks for tests of collectives: every rank a thread of the threads
- * backend, a process that joins over TCP, or a thread of one such process (for sanitizers).
+ * backend, a process that joins over TCP, or a thread of one such process (for sanitizers), or
+ * (TESTS_MPI) a process of an mpirun.
  *
  * Include it after the backends; TCP is there if tshard_uv.h is. Ranks report into shared memory,
  * with CHECK; nothing here is cmocka's, whose assertions leave by longjmp, which must not happen in
@@ -24,13 +25,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifdef TESTS_MPI
+#include "mpi_world.h"
+#endif
+
 #ifndef UNUSED
 #define UNUSED __attribute__((unused))
 #endif
 
 enum { MAX_RANKS = 64 };
 
-typedef enum world_way { WORLD_THREADS, WORLD_TCP, WORLD_TCP_THREADS } world_way;
+typedef enum world_way { WORLD_THREADS, WORLD_TCP, WORLD_TCP_THREADS, WORLD_MPI } world_way;
 
 typedef struct job job;
 typedef struct world world;
@@ -133,7 +138,7 @@ UNUSED static void job_fail(job *j, int line, const char *what) {
 }
 
 UNUSED static int job_over_tcp(const job *j) {
-    return j->of->desc.way != WORLD_THREADS;
+    return j->of->desc.way == WORLD_TCP || j->of->desc.way == WORLD_TCP_THREADS;
 }
 
 UNUSED static void job_step(job *j) {
@@ -188,11 +193,15 @@ static tsh_uv_desc job_desc(job *j) {
 #endif
 
 static tsh_result job_join(job *j) {
+    (void)j;
 #ifdef TSHARD_UV_H
     if (job_over_tcp(j)) {
         tsh_uv_desc uv = job_desc(j);
         return tsh_uv_open(&uv, &j->comm);
     }
+#endif
+#ifdef TESTS_MPI
+    if (j->of->desc.way == WORLD_MPI) return mpi_join(&j->comm);
 #endif
 #ifdef TSHARD_THREADS_H
     if (!job_over_tcp(j)) return tsh_threads_comm(j->of->threads, j->rank, &j->comm);
@@ -251,13 +260,13 @@ __attribute__((format(printf, 2, 3))) static void world_fail(world *w, const cha
 }
 
 /* Ranks first to last as threads of this process. */
-static void world_threads(world *w, int first, int last) {
+UNUSED static void world_threads(world *w, int first, int last) {
     for (int r = first; r < last; r++)
         if (pthread_create(&w->jobs[r].thread, NULL, job_main, &w->jobs[r]) != 0)
             world_fail(w, "no thread for rank %d", r);
 }
 
-static void world_join(world *w, int first, int last) {
+UNUSED static void world_join(world *w, int first, int last) {
     for (int r = first; r < last; r++) (void)pthread_join(w->jobs[r].thread, NULL);
 }
 
@@ -321,6 +330,22 @@ UNUSED static void world_start(world *w, const world_desc *desc) {
 #endif
 #ifdef TSHARD_UV_H
     if (desc->way != WORLD_THREADS) world_fork(w);
+#endif
+#ifdef TESTS_MPI
+    if (desc->way == WORLD_MPI && desc->ranks != mpi_size()) world_fail(w, "no such world");
+    if (w->failure[0] || desc->way != WORLD_MPI) return;
+    (void)job_main(&w->jobs[mpi_rank()]);
+    mpi_share(w->jobs, sizeof *w->jobs);
+#endif
+}
+
+/* 1 where a test cannot have a world of so many ranks: another mpirun has it. */
+UNUSED static int world_elsewhere(world_way way, int ranks) {
+#ifdef TESTS_MPI
+    return way == WORLD_MPI && ranks != mpi_size();
+#else
+    (void)way, (void)ranks;
+    return 0;
 #endif
 }
 

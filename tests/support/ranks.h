@@ -1,6 +1,6 @@
-/* ranks.h - what tests of distributed code share: ranks as threads that report instead of
- * asserting, tensors written as text, and a function's values and gradients at any degree against
- * the dense ones.
+/* ranks.h - what tests of distributed code share: ranks as threads (with TESTS_MPI: as processes of
+ * an mpirun) that report instead of asserting, tensors written as text, and a function's values and
+ * gradients at any degree against the dense ones.
  *
  * Include it after tshard.h and backends/tshard_threads.h. cmocka's assertions leave by longjmp,
  * which must not happen in a rank's thread: rank functions use CHECK, and ranks_run asserts. */
@@ -22,7 +22,12 @@
 
 enum { RANKS_MAX = 8, RANKS_INPUTS = 4, RANKS_WATCHED = 2, RANKS_TEXT = 1024 };
 
+#ifdef TESTS_MPI
+#include "mpi_world.h"
+#define ranks_degrees mpi_degrees
+#else
 UNUSED static const int ranks_degrees[] = {1, 2, 3, 4, 8};
+#endif
 
 /* ------------------------------------------------------------- running ranks */
 
@@ -55,13 +60,45 @@ UNUSED __attribute__((format(printf, 3, 4))) static int ranks_fail(tsh_ctx *ctx,
     } while (0)
 #define CHECK_OK() CHECK(tsh_ok(ctx), "no error is expected")
 
+#ifdef TESTS_MPI
+/* On all processes; every one gets the largest result, and what all ranks report. */
+static int ranks_over_mpi(const tsh_desc *desc, int (*fn)(tsh_ctx *, void *), void *user) {
+    tsh_desc mine;
+    tsh_ctx *ctx = NULL;
+    int results[RANKS_MAX] = {0}, r, worst = 0;
+    memset(&mine, 0, sizeof mine);
+    if (desc) mine = *desc;
+    results[mpi_rank()] = 1;
+    if (mpi_join(&mine.comm) == TSH_OK) {
+        if (tsh_open(&mine, &ctx) == TSH_OK) results[mpi_rank()] = fn(ctx, user);
+        tsh_close(ctx);
+    }
+    mpi_share(results, sizeof results[0]);
+    mpi_share(ranks_failure, sizeof ranks_failure[0]);
+    mpi_share(ranks_follows, sizeof ranks_follows[0]);
+    for (r = 0; r < mpi_size(); r++) worst = results[r] > worst ? results[r] : worst;
+    return worst;
+}
+#endif
+
+UNUSED static int ranks_on_threads; /* 1: not over MPI */
+
+UNUSED static int ranks_start(int ranks, const tsh_desc *desc, int (*fn)(tsh_ctx *, void *),
+                              void *user) {
+#ifdef TESTS_MPI
+    if (ranks == mpi_size() && !ranks_on_threads) return ranks_over_mpi(desc, fn, user);
+    if (ranks > 1 && mpi_rank() > 0) return 0;
+#endif
+    return tsh_threads_run(ranks, desc, fn, user);
+}
+
 /* Runs fn on `ranks` threads with desc; returns 0, or 1 with the first report in *why. */
 UNUSED static int ranks_try(int ranks, const tsh_desc *desc, int (*fn)(tsh_ctx *, void *),
                             void *user, const char **why) {
     int r, result, follows;
     (void)setenv("TSHARD_TIMEOUT", "30", 1); /* a hang ends as a failed test */
     memset(ranks_failure, 0, sizeof ranks_failure);
-    result = tsh_threads_run(ranks, desc, fn, user);
+    result = ranks_start(ranks, desc, fn, user);
     *why = result ? "a rank's ctx could not be opened" : NULL;
     for (follows = 1; follows >= 0; follows--)
         for (r = ranks - 1; r >= 0; r--)

@@ -2,9 +2,23 @@
 tests/run.py reads. Import it after sys.path has this folder."""
 
 import concurrent.futures
+import shutil
 import subprocess
 import sys
 import tempfile
+
+
+def mpis():
+    """The installed MPIs as {name: compiler}; the name stands in build/mpi-NAME."""
+    both = {name: "mpicc." + name for name in ("openmpi", "mpich")}
+    found = {name: compiler for name, compiler in both.items() if shutil.which(compiler)}
+    return found or ({"any": "mpicc"} if shutil.which("mpicc") else {})
+
+
+def mpi_flags(compiler):
+    """What another compiler needs to find this one's mpi.h, which is not to be warned of."""
+    words = subprocess.check_output([compiler, "-show"], universal_newlines=True).split()
+    return [part for word in words if word.startswith("-I") for part in ("-isystem", word[2:])]
 
 
 class Failed(Exception):

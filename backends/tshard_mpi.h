@@ -1,0 +1,2046 @@
+/* tshard_mpi.h - one process per rank, on any MPI-3 */
+/*
+ * DO THIS
+ *
+ *     #define TSHARD_IMPLEMENTATION           // in exactly one source file
+ *     #include "tshard.h"
+ *     #include "backends/tshard_mpi.h"
+ *
+ *     static int rank_main(tsh_ctx *ctx, void *user) { ...; return 0; }
+ *     int main(int argc, char **argv) {
+ *         return tsh_mpi_run(&argc, &argv, NULL, rank_main, NULL);
+ *     }
+ *
+ * compile with mpicc -D_POSIX_C_SOURCE=200809L (or -std=gnu99), and start it:
+ *
+ *     mpirun -n 4 ./prog                      or srun -n 4 ./prog
+ *
+ * In a program that uses MPI itself, open a comm beside its own:
+ *
+ *     tsh_comm comm;
+ *     tsh_mpi_desc mpi = {0};
+ *     mpi.comm = &my_mpi_comm;                // NULL: MPI_COMM_WORLD
+ *     if (tsh_mpi_open(&mpi, &comm) == TSH_OK) { ...; tsh_comm_close(&comm); }
+ *
+ * DOES
+ *
+ * - every collective of tshard.h in its documented order of sums: MPI_Ialltoallv, a sum of one's
+ *   own chunk, MPI_Iallgatherv. The bits are those of the threads and the TCP backend, and do not
+ *   depend on the MPI library, its version or its algorithms;
+ * - compare what all ranks called before any byte moves: 128 bytes of each rank go around first
+ *   (MPI_Iallgather), and messages of up to 80 bytes travel in them, so that a small collective is
+ *   one of MPI's. An all-to-all tells everybody all counts, too: 16 P bytes from each of P ranks;
+ * - move much in segments of TSHARD_MPI_SEGMENT bytes, through buffers of its own, so that MPI
+ *   never sees a count above it, and never a buffer of the caller's: when a call returns, also with
+ *   an error, nothing touches the caller's memory any more;
+ * - end in one error, the same on every rank, where ranks call different collectives, a rank closes
+ *   its comm early, ranks wait for each other in a circle (looked for after 20 ms), time runs out
+ *   or a rank aborts: rank 0 hears of it over a communicator of its own, judges, and tells all.
+ *   Where rank 0 is in no call, ranks believe what they saw themselves after half a second;
+ * - leave MPI to its owner: where the program has called MPI_Init, it also calls MPI_Finalize.
+ *
+ * DOES NOT
+ *
+ * - notice that a rank has died: mpirun and srun end the whole job then;
+ * - call MPI_Abort. After an error, what MPI still works on stays allocated until the process
+ *   ends, and communicators are not freed. MPI itself goes on, and another world can be opened, but
+ *   MPI_Finalize then finds communication that never ends; both Open MPI and MPICH get over it, the
+ *   standard does not promise that. tsh_mpi_run calls it after an error only where all ranks have
+ *   closed their comms within a second;
+ * - move data in the background: MPI is called in start, test, wait and progress;
+ * - find out who is absent where a rank has started a collective and computes: absent are all ranks
+ *   that do not wait in it;
+ * - use a rank's comms from several threads; only tsh_comm_abort may come from any thread, and is
+ *   told to the others at the next call of the rank's own.
+ *
+ * The last tsh_comm_close of a world returns when all ranks have closed theirs, or time is up.
+ *
+ * COSTS, per rank, from libc's malloc: about 160 bytes per member for each collective in flight of
+ * a group; up to two segments for each that is under way.
+ *
+ * THREADS. Where MPI is not initialised, MPI_THREAD_FUNNELED is asked for, or what
+ * desc.thread_level says; where it is, its level is taken. It must allow the calling thread to use
+ * MPI: a level below MPI_THREAD_SERIALIZED allows only the thread that initialised it.
+ *
+ * ENVIRONMENT
+ *
+ *     TSHARD_TIMEOUT             seconds until a collective without timeout_ns gives up; 300
+ *     TSHARD_MPI_NATIVE          1 (on rank 0): sums, products and averages over 80 bytes by
+ *                                MPI_Iallreduce: in the order that MPI likes, with other bits, and
+ *                                maybe faster. MIN and MAX stay as they are, since MPI does not
+ *                                say what they make of NaN
+ */
+#include "../tshard.h"
+
+#ifndef TSHARD_MPI_H
+#define TSHARD_MPI_H
+/* ========================================================================== */
+/* >>mpi-api                                                 MARK: - mpi-api */
+/* A runner for whole programs, and comms for one's own.                       */
+/* Needs: the public part of tshard.h.                                         */
+/* ========================================================================== */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How a world is opened. All zero: the world of MPI_COMM_WORLD. */
+typedef struct tsh_mpi_desc {
+    const void *comm; /* points to the MPI_Comm whose ranks form the world; it is duplicated. NULL:
+                         MPI_COMM_WORLD */
+    int thread_level; /* asked of MPI, and needed: MPI_THREAD_FUNNELED ...; 0: FUNNELED, and of an
+                         MPI that is initialised, that it may be called from this thread */
+    double timeout;   /* seconds until a collective without timeout_ns gives up; negative: never; 0:
+                         TSHARD_TIMEOUT, else 300 */
+    int native; /* of rank 0: 1: sums by MPI_Iallreduce; negative: not; 0: TSHARD_MPI_NATIVE */
+    tsh_error *error; /* where tsh_mpi_open says why it failed; NULL: nowhere */
+} tsh_mpi_desc;
+
+/* Opens a world; collective over desc->comm. Initialises MPI where that was not done, and then ends
+ * it when the world's last comm is closed; an MPI that was ended cannot be had again. desc NULL:
+ * all zero. Errors: TSH_ERR_STATE (MPI has been finalised), TSH_ERR_UNSUPPORTED (the thread level),
+ * TSH_ERR_MEMORY, TSH_ERR_IO (MPI's sentence). */
+TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out);
+/* Initialises MPI with argc and argv (both may be NULL) unless that was done, opens the world and a
+ * ctx by desc (NULL: all defaults; its comm is ignored), runs fn, closes, and ends MPI if it began
+ * it. Returns fn's result, or 1 where the world or the ctx could not be opened. */
+TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
+                        int (*fn)(tsh_ctx *ctx, void *user), void *user);
+
+#ifdef __cplusplus
+}
+#endif
+/* ========================================================================== */
+/* end of header: stop here if you only want the API                           */
+/* ========================================================================== */
+#endif
+
+#if defined(TSHARD_IMPLEMENTATION) && !defined(TSHARD_MPI_IMPLEMENTED)
+#define TSHARD_MPI_IMPLEMENTED
+/* ========================================================================== */
+/* >>mpi-types                                     MARK: - mpi-types (private) */
+/* A world of groups, each with a communicator and a row of operations.        */
+/* Needs: >>mpi-api.                                                            */
+/* ========================================================================== */
+
+#if !defined(__GNUC__)
+#error "tshard_mpi.h needs the __atomic builtins of gcc or clang"
+#endif
+#if defined(__has_include)
+#if !__has_include(<mpi.h>)
+#error "tshard_mpi.h needs an MPI: install libopenmpi-dev or libmpich-dev, compile with mpicc"
+#endif
+#endif
+
+#include <pthread.h> /* pthread_self */
+#include <sched.h>   /* sched_yield */
+#include <stdarg.h>
+#include <stdio.h>  /* vsnprintf */
+#include <stdlib.h> /* calloc, getenv, strtod */
+#include <string.h>
+#include <time.h>   /* clock_gettime, nanosleep */
+#include <unistd.h> /* sysconf */
+
+#ifndef CLOCK_MONOTONIC
+#error "tshard_mpi.h needs POSIX: compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99)"
+#endif
+
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1 /* the C++ bindings, which MPI-3 has removed */
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX 1
+#endif
+#include <mpi.h>
+#undef OMPI_SKIP_MPICXX
+#undef MPICH_SKIP_MPICXX
+
+#if MPI_VERSION < 3
+#error "tshard_mpi.h needs MPI-3"
+#endif
+
+/* Bytes that MPI is given at once. */
+#ifndef TSHARD_MPI_SEGMENT
+#define TSHARD_MPI_SEGMENT (4 << 20)
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { TSHI_MPI_EAGER = 80 };       /* bytes that travel with an announcement */
+enum { TSHI_MPI_STAGES = 4 };       /* buffers that are kept for the next collective */
+enum { TSHI_MPI_WHAT = 256 };       /* of a call's description */
+enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies, more than are in flight */
+
+/* Tags on a group's communicator: the two ends of a message greet, then bodies follow; and on the
+ * world's control communicator. */
+enum { TSHI_MPI_TAG_SEND, TSHI_MPI_TAG_RECV, TSHI_MPI_TAG_BODY };
+enum { TSHI_MPI_VERDICT, TSHI_MPI_ACCUSE, TSHI_MPI_LATE, TSHI_MPI_REPORT };
+
+#define TSHI_MPI_MS    INT64_C(1000000)
+#define TSHI_MPI_CLOSE TSH_COLL_KINDS /* a kind of its own: this rank leaves the group */
+
+/* What a rank tells of a collective to all, and of a message to its other end. */
+typedef struct tshi_mpi_block {
+    uint64_t digest;
+    int64_t count, blocks;
+    int32_t root, send_to, recv_from, tag;
+    int32_t kind;
+    uint8_t dtype, redop, pad[2];
+    char eager[TSHI_MPI_EAGER];
+} tshi_mpi_block;
+
+typedef enum tshi_mpi_state {
+    TSHI_MPI_QUEUED,
+    TSHI_MPI_HEADS,   /* blocks go around */
+    TSHI_MPI_COUNTS,  /* counts go around: of an all-to-all, or to describe a mismatch */
+    TSHI_MPI_SCATTER, /* a segment of every chunk goes to its owner */
+    TSHI_MPI_GATHER,  /* finished segments go to all */
+    TSHI_MPI_WHOLE,   /* a segment of a broadcast, or of MPI's own all-reduce */
+    TSHI_MPI_PAIR,    /* a message: see the halves */
+    TSHI_MPI_DONE
+} tshi_mpi_state;
+
+/* A buffer that MPI works on. */
+typedef struct tshi_mpi_stage {
+    struct tshi_mpi_stage *next;
+    size_t size;
+    char *bytes;
+} tshi_mpi_stage;
+
+/* The sending or the receiving half of a message. */
+typedef struct tshi_mpi_half {
+    int open, peer, sends;
+    int meeting; /* the two ends greet */
+    int64_t count, at, step;
+    uint64_t number;
+    MPI_Request req[2];
+    tshi_mpi_block mine, its;
+    tshi_mpi_stage *stage;
+} tshi_mpi_half;
+
+typedef struct tshi_mpi_op {
+    struct tshi_mpi_op *next; /* the one that was started after it */
+    tsh_coll coll;
+    uint64_t id, seq;
+    int64_t deadline;
+    tshi_mpi_state state;
+    int last; /* has given MPI its last part: the next operation may begin */
+    MPI_Request req;
+    int64_t at, step,
+        longest; /* elements of each piece that are done, that go at once, of the longest */
+    tshi_mpi_block *block; /* this rank's, then those of all */
+    int64_t *counts;       /* 2 P of this rank, then those of all; NULL: none */
+    int64_t *from, *into;  /* P + 1: where the pieces of a row of send and recv start */
+    int *lengths;          /* 4 P of MPI's arguments */
+    tshi_mpi_stage *out, *in;
+    char *part; /* of this rank, to be gathered */
+    tshi_mpi_half half[2];
+} tshi_mpi_op;
+
+typedef struct tshi_mpi_world tshi_mpi_world;
+
+typedef struct tshi_mpi_group {
+    struct tshi_mpi_group *next;
+    tshi_mpi_world *world;
+    MPI_Comm comm;
+    uint64_t id;
+    int rank, size;
+    int closing, broken;        /* closed by this rank; by an error */
+    int *ranks;                 /* of the world, by rank of the group */
+    uint64_t started, ids;      /* collectives; all operations */
+    uint64_t *sends, *recvs;    /* messages started, by peer */
+    tshi_mpi_op *first, *spare; /* in the order in which they were started; for the next */
+} tshi_mpi_group;
+
+/* How far a rank has come in a group: collectives started, or (peer >= 0, a rank of the world)
+ * messages to and from a peer. */
+typedef struct tshi_mpi_mark {
+    uint64_t group, sends, recvs;
+    int64_t peer;
+} tshi_mpi_mark;
+
+/* What a rank that waits for long tells rank 0; marks follow, then the ranks it awaits (ints). */
+typedef struct tshi_mpi_report {
+    uint64_t group, seq, send_number, recv_number;
+    int32_t pairwise, send_to, recv_from; /* ranks of the world; -1: not awaited */
+    int32_t awaited, marks;
+    char what[TSHI_MPI_WHAT];
+} tshi_mpi_report;
+
+/* A control message under way; its bytes follow. */
+typedef struct tshi_mpi_post {
+    struct tshi_mpi_post *next;
+    MPI_Request req;
+} tshi_mpi_post;
+
+struct tshi_mpi_world {
+    MPI_Comm control;
+    int rank, size;
+    int native, ours;  /* MPI_Iallreduce; MPI is this world's to end */
+    int crowded, open; /* more ranks than cores here; comms that are not closed */
+    int64_t timeout;
+    uint64_t splits; /* that this rank has taken part in */
+    pthread_t owner;
+    tsh_error error;    /* the verdict; code TSH_OK: none */
+    tsh_error suspect;  /* what this rank believes, */
+    int64_t suspect_at; /* since then */
+    int asked;          /* atomic: 1: another thread writes wish, 2: it is written, 3: told */
+    tsh_error wish;
+    tshi_mpi_group *groups;
+    tshi_mpi_post *posts;
+    tshi_mpi_stage *stages; /* for the next collective */
+    int *hosts;             /* while it opens: a number of this rank's host, then of all */
+    /* of rank 0: */
+    tshi_mpi_report **report; /* by rank: the last one; NULL: none */
+    tsh_coll_trail *trail;
+    tsh_error late;  /* time ran out; */
+    int64_t late_at; /* to be judged when the others had time to say that they are here */
+    int late_from;
+};
+
+static int64_t tshi_mpi_now(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
+}
+
+static int64_t tshi_mpi_min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* Appends to text, which has TSH_MESSAGE_SIZE bytes. */
+TSH_PRINTF(2, 3) static void tshi_mpi_add(char *text, const char *format, ...) {
+    size_t used = strlen(text);
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(text + used, TSH_MESSAGE_SIZE - used, format, list);
+    va_end(list);
+}
+
+static tsh_error tshi_mpi_error(tsh_result code, int rank, const char *message) {
+    tsh_error error;
+    memset(&error, 0, sizeof error);
+    error.code = code;
+    error.rank = rank;
+    (void)snprintf(error.message, sizeof error.message, "%s", message);
+    return error;
+}
+
+/* Writes "all-reduce of 7 f32 (sum)" into text, which has TSHI_MPI_WHAT bytes. */
+static void tshi_mpi_what(char *text, const tsh_coll *coll, const tsh_coll *other, int size) {
+    if (coll->kind == TSHI_MPI_CLOSE)
+        (void)snprintf(text, TSHI_MPI_WHAT, "close");
+    else
+        (void)tsh_coll_text(coll, other, size, text, TSHI_MPI_WHAT);
+}
+
+/* ========================================================================== */
+/* >>mpi-post                                       MARK: - mpi-post (private) */
+/* Words between ranks of the world, over the control communicator.            */
+/* Needs: >>mpi-types.                                                          */
+/* ========================================================================== */
+
+/* A message that cannot be sent is not: this rank, and those it concerns, have time limits. */
+static void tshi_mpi_send(tshi_mpi_world *world, int to, int tag, const void *bytes, size_t size) {
+    tshi_mpi_post *post = (tshi_mpi_post *)malloc(sizeof *post + size);
+    if (!post) return;
+    memcpy(post + 1, bytes, size);
+    if (MPI_Isend(post + 1, (int)size, MPI_BYTE, to, tag, world->control, &post->req)) {
+        free(post);
+        return;
+    }
+    post->next = world->posts;
+    world->posts = post;
+}
+
+static void tshi_mpi_send_all(tshi_mpi_world *world, int tag, const tsh_error *error) {
+    for (int r = 0; r < world->size; r++)
+        if (r != world->rank) tshi_mpi_send(world, r, tag, error, sizeof *error);
+}
+
+/* Drops what has been sent. */
+static void tshi_mpi_sent(tshi_mpi_world *world) {
+    for (tshi_mpi_post **at = &world->posts; *at;) {
+        tshi_mpi_post *post = *at;
+        int done = 0;
+        (void)MPI_Test(&post->req, &done, MPI_STATUS_IGNORE);
+        if (done) {
+            *at = post->next;
+            free(post);
+        } else {
+            at = &post->next;
+        }
+    }
+}
+
+/* ========================================================================== */
+/* >>mpi-judge                                     MARK: - mpi-judge (private) */
+/* Rank 0 hears of errors and of ranks that wait for long, and tells its        */
+/* verdict to all.                                                             */
+/* Needs: >>mpi-post.                                                           */
+/* ========================================================================== */
+
+/* On rank 0. The first verdict stands. */
+static void tshi_mpi_judge(tshi_mpi_world *world, const tsh_error *error) {
+    if (world->error.code != TSH_OK) return;
+    world->error = *error;
+    tshi_mpi_send_all(world, TSHI_MPI_VERDICT, error);
+}
+
+static const tshi_mpi_mark *tshi_mpi_marks(const tshi_mpi_report *report) {
+    return (const tshi_mpi_mark *)(const void *)(report + 1);
+}
+
+static const int *tshi_mpi_awaited(const tshi_mpi_report *report) {
+    return (const int *)(const void *)(tshi_mpi_marks(report) + report->marks);
+}
+
+/* How far the rank of this report had come in a group; NULL: it is not in it (any more), or knows
+ * of no message to or from the peer. */
+static const tshi_mpi_mark *tshi_mpi_mark_of(const tshi_mpi_report *report, uint64_t group,
+                                             int peer) {
+    for (int i = 0; i < report->marks; i++) {
+        const tshi_mpi_mark *mark = &tshi_mpi_marks(report)[i];
+        if (mark->group == group && mark->peer == peer) return mark;
+    }
+    return NULL;
+}
+
+/* 1 if rank m has not done its part of what rank r waits for, as far as its last report tells, and
+ * waits itself. A rank goes on only when those that it waits for have; so on a circle of such
+ * ranks none could have been the first to go on since, and it is real even if reports are old. */
+static int tshi_mpi_missing(const tshi_mpi_world *world, int r, int m) {
+    const tshi_mpi_report *a = world->report[r], *b = world->report[m];
+    const tshi_mpi_mark *here, *pair;
+    uint64_t sends, recvs;
+    if (!a || !b) return 0;
+    here = tshi_mpi_mark_of(b, a->group, -1);
+    if (!here) return 0;
+    if (!a->pairwise) return here->sends <= a->seq;
+    pair = tshi_mpi_mark_of(b, a->group, r);
+    sends = pair ? pair->sends : 0;
+    recvs = pair ? pair->recvs : 0;
+    return (a->send_to == m && recvs <= a->send_number) ||
+           (a->recv_from == m && sends <= a->recv_number);
+}
+
+static int tshi_mpi_awaits(const void *user, int r, int i) {
+    const tshi_mpi_world *world = (const tshi_mpi_world *)user;
+    const tshi_mpi_report *report = world->report[r];
+    int m;
+    if (!report || i >= report->awaited) return -1;
+    m = tshi_mpi_awaited(report)[i];
+    return tshi_mpi_missing(world, r, m) ? m : -1;
+}
+
+/* How many ranks wait where rank r does. */
+static int tshi_mpi_company(const void *user, int r) {
+    const tshi_mpi_world *world = (const tshi_mpi_world *)user;
+    const tshi_mpi_report *a = world->report[r];
+    int count = 0;
+    for (int m = 0; m < world->size; m++) {
+        const tshi_mpi_report *b = world->report[m];
+        count += b && b->group == a->group && b->pairwise == a->pairwise && b->seq == a->seq;
+    }
+    return count;
+}
+
+/* Rank r has reported: does it wait in a circle? */
+static void tshi_mpi_search(tshi_mpi_world *world, int r) {
+    char text[TSH_MESSAGE_SIZE] = "";
+    tsh_error error;
+    int odd, waits;
+    memset(world->trail, 0, (size_t)world->size * sizeof *world->trail);
+    r = tsh_coll_circle(world->trail, world->size, r, tshi_mpi_awaits, world);
+    if (r < 0) return;
+    odd = tsh_coll_odd(world->trail, r, tshi_mpi_company, world, &waits);
+    tshi_mpi_add(text, "rank %d waits in %s while rank %d waits for it in %s", odd,
+                 world->report[odd]->what, waits, world->report[waits]->what);
+    error = tshi_mpi_error(TSH_ERR_MISMATCH, odd, text);
+    tshi_mpi_judge(world, &error);
+}
+
+/* Takes the report over. */
+static void tshi_mpi_reported(tshi_mpi_world *world, int from, tshi_mpi_report *report) {
+    free(world->report[from]);
+    world->report[from] = report;
+    tshi_mpi_search(world, from);
+}
+
+/* Time is up for a rank: those that do not wait where it does are absent. */
+static void tshi_mpi_judge_late(tshi_mpi_world *world) {
+    const tshi_mpi_report *report = world->report[world->late_from];
+    tsh_error error = world->late;
+    int absent = 0;
+    tshi_mpi_add(error.message, "; absent ranks:");
+    for (int i = 0; report && i < report->awaited; i++) {
+        int m = tshi_mpi_awaited(report)[i];
+        if (m == world->late_from) continue;
+        if (world->report[m] && !tshi_mpi_missing(world, world->late_from, m)) continue;
+        if (!absent++) error.rank = m;
+        tshi_mpi_add(error.message, " %d", m);
+    }
+    if (!absent) tshi_mpi_add(error.message, " none");
+    tshi_mpi_judge(world, &error);
+}
+
+/* ========================================================================== */
+/* >>mpi-hear                                       MARK: - mpi-hear (private) */
+/* What a rank raises and hears.                                               */
+/* Needs: >>mpi-judge.                                                          */
+/* ========================================================================== */
+
+/* Rank `from` says that something is wrong (itself: this rank does). */
+static void tshi_mpi_accuse(tshi_mpi_world *world, int from, int tag, const tsh_error *error) {
+    if (world->error.code != TSH_OK) return;
+    if (world->rank == 0 && tag == TSHI_MPI_LATE && world->late.code == TSH_OK) {
+        world->late = *error;
+        world->late_from = from;
+        world->late_at = tshi_mpi_now() + 50 * TSHI_MPI_MS;
+    } else if (world->rank == 0 && tag == TSHI_MPI_ACCUSE) {
+        tshi_mpi_judge(world, error);
+    } else if (world->rank != 0 && world->suspect.code == TSH_OK) {
+        world->suspect = *error;
+        world->suspect_at = tshi_mpi_now();
+    }
+}
+
+/* To rank 0; it finds `rank` at fault, or itself (-1, and LATE) finds out who. */
+static void tshi_mpi_raise(tshi_mpi_world *world, int tag, tsh_result code, int rank,
+                           const char *message) {
+    tsh_error error = tshi_mpi_error(code, rank, message);
+    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
+    if (world->rank != 0) tshi_mpi_send(world, 0, tag, &error, sizeof error);
+    tshi_mpi_accuse(world, world->rank, tag, &error);
+}
+
+/* To all: they may be waiting where rank 0 is not. */
+static void tshi_mpi_raise_abort(tshi_mpi_world *world, const tsh_error *why) {
+    tsh_error error = *why;
+    if (error.rank < 0) error.rank = world->rank;
+    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
+    if (world->rank != 0) tshi_mpi_send_all(world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_accuse(world, world->rank, TSHI_MPI_ACCUSE, &error);
+}
+
+/* MPI refused; `what` was asked. 0 where it did not. */
+static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
+    char text[TSH_MESSAGE_SIZE] = "", reason[MPI_MAX_ERROR_STRING + 1];
+    int length = 0;
+    if (code == MPI_SUCCESS) return 0;
+    if (MPI_Error_string(code, reason, &length)) length = 0;
+    reason[length] = '\0';
+    tshi_mpi_add(text, "rank %d: %s failed: %s", world->rank, what, reason);
+    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_IO, world->rank, text);
+    return 1;
+}
+
+/* Takes one control message; 0: there is none. */
+static int tshi_mpi_receive(tshi_mpi_world *world) {
+    MPI_Status status;
+    int there = 0, size = 0;
+    tsh_error error;
+    tshi_mpi_report *report;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, world->control, &there, &status) || !there)
+        return 0;
+    (void)MPI_Get_count(&status, MPI_BYTE, &size);
+    if (status.MPI_TAG != TSHI_MPI_REPORT) {
+        if (MPI_Recv(&error, (int)sizeof error, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG,
+                     world->control, MPI_STATUS_IGNORE))
+            return 0;
+        if (status.MPI_TAG == TSHI_MPI_VERDICT && world->error.code == TSH_OK)
+            world->error = error;
+        else
+            tshi_mpi_accuse(world, status.MPI_SOURCE, status.MPI_TAG, &error);
+        return 1;
+    }
+    report = (tshi_mpi_report *)malloc((size_t)size);
+    if (!report) return 0;
+    if (MPI_Recv(report, size, MPI_BYTE, status.MPI_SOURCE, TSHI_MPI_REPORT, world->control,
+                 MPI_STATUS_IGNORE)) {
+        free(report);
+        return 0;
+    }
+    tshi_mpi_reported(world, status.MPI_SOURCE, report);
+    return 1;
+}
+
+/* Sends, hears and judges. */
+static void tshi_mpi_serve(tshi_mpi_world *world) {
+    if (world->posts) tshi_mpi_sent(world);
+    if (__atomic_load_n(&world->asked, __ATOMIC_SEQ_CST) == 2) {
+        __atomic_store_n(&world->asked, 3, __ATOMIC_SEQ_CST);
+        tshi_mpi_raise_abort(world, &world->wish);
+    }
+    while (world->error.code == TSH_OK && tshi_mpi_receive(world)) continue;
+    if (world->error.code != TSH_OK) return;
+    if (world->late.code != TSH_OK && tshi_mpi_now() >= world->late_at) tshi_mpi_judge_late(world);
+    if (world->suspect.code != TSH_OK &&
+        tshi_mpi_now() >= world->suspect_at + 500 * TSHI_MPI_MS) { /* rank 0 is busy */
+        if (world->suspect.rank < 0)
+            tshi_mpi_add(world->suspect.message, "; rank 0 is in no call, and others may not be");
+        world->error = world->suspect;
+    }
+}
+
+/* ========================================================================== */
+/* >>mpi-stage                                     MARK: - mpi-stage (private) */
+/* Buffers for MPI, and what lies where in the caller's.                       */
+/* Needs: >>mpi-hear.                                                           */
+/* ========================================================================== */
+
+/* NULL: no memory, and an error is raised. */
+static tshi_mpi_stage *tshi_mpi_take(tshi_mpi_world *world, size_t size) {
+    tshi_mpi_stage **at = &world->stages, *stage;
+    while (*at && (*at)->size < size) at = &(*at)->next;
+    stage = *at;
+    if (stage) {
+        *at = stage->next;
+        return stage;
+    }
+    stage = (tshi_mpi_stage *)malloc(sizeof *stage);
+    if (stage) stage->bytes = (char *)malloc(size + !size);
+    if (stage && stage->bytes) {
+        stage->size = size;
+        return stage;
+    }
+    free(stage);
+    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_MEMORY, world->rank,
+                   "no memory for what MPI works on");
+    return NULL;
+}
+
+/* Keeps it, the last used first, for the next; of more than a few the smallest goes. */
+static void tshi_mpi_give(tshi_mpi_world *world, tshi_mpi_stage *stage) {
+    tshi_mpi_stage **least, **at;
+    int count = 0;
+    if (!stage) return;
+    stage->next = world->stages;
+    world->stages = stage;
+    least = &world->stages;
+    for (at = &world->stages; *at; at = &(*at)->next, count++)
+        if ((*at)->size < (*least)->size) least = at;
+    if (count <= TSHI_MPI_STAGES) return;
+    stage = *least;
+    *least = stage->next;
+    free(stage->bytes);
+    free(stage);
+}
+
+/* Elements of piece k, `blocks` rows of which the message has. */
+static int64_t tshi_mpi_length(const tshi_mpi_op *op, const int64_t *start, int k) {
+    return (start[k + 1] - start[k]) * op->coll.blocks;
+}
+
+/* Of piece k, what goes in this round. */
+static int64_t tshi_mpi_round(const tshi_mpi_op *op, const int64_t *start, int k) {
+    int64_t left = tshi_mpi_length(op, start, k) - op->at;
+    return left <= 0 ? 0 : tshi_mpi_min(left, op->step);
+}
+
+/* Where element i of piece k is in the caller's buffer, and how many follow in its row. */
+static int64_t tshi_mpi_place(const int64_t *start, int size, int k, int64_t i, int64_t *run) {
+    int64_t row = start[k + 1] - start[k];
+    *run = row - i % row;
+    return i / row * start[size] + start[k] + i % row;
+}
+
+/* This round's n elements of piece k, from the caller's buffer to a stage; */
+static void tshi_mpi_pack(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
+                          char *to) {
+    size_t width = tsh_dtype_size(op->coll.dtype);
+    int64_t run;
+    for (int64_t i = 0; i < n; i += run) {
+        int64_t place = tshi_mpi_place(start, size, k, op->at + i, &run);
+        run = tshi_mpi_min(run, n - i);
+        memcpy(to + (size_t)i * width, (const char *)op->coll.send + (size_t)place * width,
+               (size_t)run * width);
+    }
+}
+
+/* and the other way. */
+static void tshi_mpi_unpack(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
+                            const char *from) {
+    size_t width = tsh_dtype_size(op->coll.dtype);
+    int64_t run;
+    for (int64_t i = 0; i < n; i += run) {
+        int64_t place = tshi_mpi_place(start, size, k, op->at + i, &run);
+        run = tshi_mpi_min(run, n - i);
+        memcpy((char *)op->coll.recv + (size_t)place * width, from + (size_t)i * width,
+               (size_t)run * width);
+    }
+}
+
+/* left = x[k+1] + x[k+2] + ... + x[k+P] for chunk k, whose parts of n elements are `stride` bytes
+ * apart at x; left is the first of them. */
+static char *tshi_mpi_sum(const tshi_mpi_group *group, const tsh_coll *coll, char *x, size_t stride,
+                          int k, int64_t n) {
+    char *left = x + (size_t)((k + 1) % group->size) * stride;
+    for (int j = 2; j <= group->size && n > 0; j++)
+        tsh_coll_fold(left, left, x + (size_t)((k + j) % group->size) * stride, n, coll->dtype,
+                      coll->redop);
+    if (n > 0) tsh_coll_finish(left, n, coll->dtype, coll->redop, group->size);
+    return left;
+}
+
+/* ========================================================================== */
+/* >>mpi-heads                                     MARK: - mpi-heads (private) */
+/* What all ranks called, compared; small messages travel along.               */
+/* Needs: >>mpi-stage.                                                          */
+/* ========================================================================== */
+
+static int tshi_mpi_gathers(const tsh_coll *coll) {
+    return coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER;
+}
+
+/* Fills from and into: a message of P pieces. */
+static void tshi_mpi_lay(const tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    const int64_t *send = coll->kind == TSH_ALLTOALL ? coll->send_counts : coll->recv_counts;
+    op->longest = 0;
+    op->from[0] = op->into[0] = 0;
+    for (int k = 0; k < group->size; k++) {
+        if (coll->kind == TSH_ALLREDUCE) {
+            op->from[k + 1] = op->into[k + 1] = tsh_coll_chunk(coll->count, group->size, k + 1);
+        } else {
+            op->from[k + 1] = op->from[k] + send[k];
+            op->into[k + 1] = op->into[k] + coll->recv_counts[k];
+        }
+        if (op->longest < tshi_mpi_length(op, op->into, k))
+            op->longest = tshi_mpi_length(op, op->into, k);
+    }
+}
+
+/* Bytes that a rank would have to add to its announcement, so that no more is needed: the same on
+ * all ranks, if they called the same. */
+static int64_t tshi_mpi_load(const tshi_mpi_group *group, const tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    int64_t width = (int64_t)tsh_dtype_size(coll->dtype);
+    switch (coll->kind) {
+    case TSH_ALLREDUCE:
+    case TSH_BROADCAST: return coll->count * width;
+    case TSH_ALLGATHER: return op->longest * width;
+    case TSH_REDUCE_SCATTER: return op->from[group->size] * coll->blocks * width;
+    default: return INT64_MAX;
+    }
+}
+
+static int tshi_mpi_is_eager(const tshi_mpi_group *group, const tshi_mpi_op *op) {
+    return tshi_mpi_load(group, op) <= TSHI_MPI_EAGER;
+}
+
+static void tshi_mpi_fill(tshi_mpi_block *block, const tsh_coll *coll, int size) {
+    memset(block, 0, sizeof *block);
+    block->kind = (int32_t)coll->kind;
+    block->digest = coll->kind == TSHI_MPI_CLOSE ? (uint64_t)coll->kind
+                                                 : tsh_coll_digest(coll, size);
+    block->count = coll->count;
+    block->blocks = coll->blocks;
+    block->root = coll->root;
+    block->send_to = coll->send_to;
+    block->recv_from = coll->recv_from;
+    block->tag = coll->tag;
+    block->dtype = (uint8_t)coll->dtype;
+    block->redop = (uint8_t)coll->redop;
+}
+
+/* What a block describes; its counts are not in it. */
+static tsh_coll tshi_mpi_unfill(const tshi_mpi_block *block) {
+    tsh_coll coll = tsh_coll_make((tsh_coll_kind)block->kind, (tsh_dtype)block->dtype);
+    coll.redop = (tsh_redop)block->redop;
+    coll.count = block->count;
+    coll.blocks = block->blocks;
+    coll.root = block->root;
+    coll.send_to = block->send_to;
+    coll.recv_from = block->recv_from;
+    coll.tag = block->tag;
+    return coll;
+}
+
+/* A small message, into this rank's own block. */
+static void tshi_mpi_load_up(const tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    size_t width = tsh_dtype_size(coll->dtype);
+    int64_t n = coll->count;
+    const void *from = coll->send;
+    if (coll->kind == TSH_BROADCAST) from = coll->recv;
+    if (coll->kind == TSH_ALLGATHER) n = tshi_mpi_length(op, op->from, group->rank);
+    if (coll->kind == TSH_REDUCE_SCATTER) n = op->from[group->size] * coll->blocks;
+    if (n > 0) memcpy(op->block->eager, from, (size_t)n * width);
+}
+
+/* All small messages are here: */
+static void tshi_mpi_unload(const tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    size_t width = tsh_dtype_size(coll->dtype);
+    tshi_mpi_block *all = op->block + 1;
+    if (coll->kind == TSH_BROADCAST && coll->count > 0 && group->rank != coll->root)
+        memcpy(coll->recv, all[coll->root].eager, (size_t)coll->count * width);
+    for (int k = 0; k < group->size; k++) {
+        int64_t n = 0, row, before;
+        char *sum = NULL;
+        if (coll->kind == TSH_ALLGATHER)
+            tshi_mpi_unpack(op, op->into, group->size, k, tshi_mpi_length(op, op->into, k),
+                            all[k].eager);
+        if (coll->kind != TSH_ALLREDUCE && (coll->kind != TSH_REDUCE_SCATTER || k != group->rank))
+            continue;
+        row = op->from[k + 1] - op->from[k];
+        before = op->from[k];
+        for (int64_t b = 0; b < coll->blocks && row > 0; b++, n += row) {
+            size_t offset = (size_t)(b * op->from[group->size] + before) * width;
+            sum = tshi_mpi_sum(group, coll, all->eager + offset, sizeof *all, k, row);
+            memcpy((char *)coll->recv + (coll->kind == TSH_ALLREDUCE ? offset : (size_t)n * width),
+                   sum, (size_t)row * width);
+        }
+    }
+}
+
+/* How many ranks called what rank r did. */
+static int tshi_mpi_agree(const tshi_mpi_group *group, const tshi_mpi_op *op, int r) {
+    int count = 0;
+    for (int m = 0; m < group->size; m++)
+        count += op->block[1 + m].digest == op->block[1 + r].digest;
+    return count;
+}
+
+/* The largest part is right (of several, rank 0's, else the lowest); the odd rank is the lowest
+ * that is not in it. 0: all agree. */
+static int tshi_mpi_parties(const tshi_mpi_group *group, const tshi_mpi_op *op, int *right,
+                            int *odd) {
+    *right = *odd = 0;
+    for (int r = 1; r < group->size; r++)
+        if (tshi_mpi_agree(group, op, r) > tshi_mpi_agree(group, op, *right)) *right = r;
+    while (*odd < group->size && op->block[1 + *odd].digest == op->block[1 + *right].digest) ++*odd;
+    return *odd < group->size;
+}
+
+/* A rank has closed the group, and another has not. */
+static void tshi_mpi_lost(tshi_mpi_group *group, const tshi_mpi_op *op) {
+    char text[TSH_MESSAGE_SIZE] = "", what[TSHI_MPI_WHAT];
+    int gone = 0, waits = 0;
+    tsh_coll coll;
+    while (op->block[1 + gone].kind != TSHI_MPI_CLOSE) gone++;
+    while (op->block[1 + waits].kind == TSHI_MPI_CLOSE) waits++;
+    coll = tshi_mpi_unfill(&op->block[1 + waits]);
+    tshi_mpi_what(what, &coll, NULL, group->size);
+    tshi_mpi_add(text,
+                 "rank %d left while rank %d waits for it in %s, collective %llu of group %llu",
+                 group->ranks[gone], group->ranks[waits], what, (unsigned long long)op->seq,
+                 (unsigned long long)group->id);
+    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_LOST, group->ranks[gone], text);
+}
+
+/* Descriptors differ; counts, where op has them, are told. */
+static void tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
+    char text[TSH_MESSAGE_SIZE] = "", what[2][TSHI_MPI_WHAT];
+    int right, odd, size = group->size;
+    tsh_coll a, b;
+    (void)tshi_mpi_parties(group, op, &right, &odd);
+    a = tshi_mpi_unfill(&op->block[1 + odd]);
+    b = tshi_mpi_unfill(&op->block[1 + right]);
+    if (op->counts) {
+        a.recv_counts = op->counts + (size_t)size * (size_t)(2 * odd + 3);
+        b.recv_counts = op->counts + (size_t)size * (size_t)(2 * right + 3);
+    }
+    tshi_mpi_what(what[0], &a, &b, size);
+    tshi_mpi_what(what[1], &b, &a, size);
+    tshi_mpi_add(text, "rank %d called %s where rank %d called %s (collective %llu of group %llu)",
+                 group->ranks[odd], what[0], group->ranks[right], what[1],
+                 (unsigned long long)op->seq, (unsigned long long)group->id);
+    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, group->ranks[odd], text);
+}
+
+/* The counts that rank r sends to (0) or receives from (1) the others. */
+static const int64_t *tshi_mpi_counts_of(const tshi_mpi_group *group, const tshi_mpi_op *op, int r,
+                                         int receives) {
+    return op->counts + (size_t)group->size * (size_t)(2 * r + 2 + receives);
+}
+
+/* How many of rank r's pieces do not have the length its partner expects. */
+static int tshi_mpi_unequal(const tshi_mpi_group *group, const tshi_mpi_op *op, int r) {
+    int count = 0;
+    for (int m = 0; m < group->size; m++)
+        for (int way = 0; way < 2; way++)
+            count += tshi_mpi_counts_of(group, op, r, way)[m] !=
+                     tshi_mpi_counts_of(group, op, m, !way)[r];
+    return count;
+}
+
+/* 1, and an error, where the counts of an all-to-all do not fit. The odd rank has the most wrong
+ * pieces; of several, the lowest but rank 0. */
+static int tshi_mpi_misfits(tshi_mpi_group *group, const tshi_mpi_op *op) {
+    char text[TSH_MESSAGE_SIZE] = "";
+    int odd = group->size - 1, peer = 0, way;
+    for (int r = group->size - 2; r >= 0; r--) {
+        int more = tshi_mpi_unequal(group, op, r) - tshi_mpi_unequal(group, op, odd);
+        if (more > 0 || (more == 0 && r > 0)) odd = r;
+    }
+    if (tshi_mpi_unequal(group, op, odd) == 0) return 0;
+    for (;; peer++) {
+        for (way = 0; way < 2; way++)
+            if (tshi_mpi_counts_of(group, op, odd, way)[peer] !=
+                tshi_mpi_counts_of(group, op, peer, !way)[odd])
+                break;
+        if (way < 2) break;
+    }
+    tshi_mpi_add(text,
+                 "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld "
+                 "(collective %llu of group %llu)",
+                 group->ranks[odd], way ? "recv_counts" : "send_counts", peer,
+                 (long long)tshi_mpi_counts_of(group, op, odd, way)[peer], group->ranks[peer],
+                 way ? "send_counts" : "recv_counts", odd,
+                 (long long)tshi_mpi_counts_of(group, op, peer, !way)[odd],
+                 (unsigned long long)op->seq, (unsigned long long)group->id);
+    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, group->ranks[odd], text);
+    return 1;
+}
+
+/* ========================================================================== */
+/* >>mpi-rounds                                   MARK: - mpi-rounds (private) */
+/* A collective, segment by segment; each step follows when MPI's last is done. */
+/* Needs: >>mpi-heads.                                                          */
+/* ========================================================================== */
+
+/* On one communicator MPI wants its collectives in one order on all ranks. So an operation begins
+ * when all before it have given MPI their last part (`last`), which depends on what they are, not
+ * on when they are done. */
+
+static void tshi_mpi_finish(tshi_mpi_world *world, tshi_mpi_op *op) {
+    tshi_mpi_give(world, op->out);
+    tshi_mpi_give(world, op->in);
+    op->out = op->in = NULL;
+    op->state = TSHI_MPI_DONE;
+    op->last = 1;
+}
+
+/* Gives MPI the operation's first part: who called what. */
+static void tshi_mpi_announce(tshi_mpi_group *group, tshi_mpi_op *op) {
+    op->state = TSHI_MPI_HEADS;
+    /* Where counts may have to be told, the next operation waits for that. */
+    op->last = op->coll.kind >= TSH_BARRIER ||
+               (tshi_mpi_is_eager(group, op) && !tshi_mpi_gathers(&op->coll));
+    (void)tshi_mpi_refused(group->world,
+                           MPI_Iallgather(op->block, (int)sizeof *op->block, MPI_BYTE,
+                                          op->block + 1, (int)sizeof *op->block, MPI_BYTE,
+                                          group->comm, &op->req),
+                           "MPI_Iallgather");
+}
+
+/* All ranks tell all counts. */
+static void tshi_mpi_tell_counts(tshi_mpi_group *group, tshi_mpi_op *op) {
+    size_t n = (size_t)group->size, width = sizeof *op->counts;
+    op->counts = (int64_t *)calloc(2 * n * (n + 1), width);
+    if (!op->counts) {
+        tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MEMORY, group->world->rank,
+                       "no memory for the counts of a collective");
+        return;
+    }
+    if (op->coll.send_counts) memcpy(op->counts, op->coll.send_counts, n * width);
+    if (op->coll.recv_counts) memcpy(op->counts + n, op->coll.recv_counts, n * width);
+    op->state = TSHI_MPI_COUNTS;
+    (void)tshi_mpi_refused(group->world,
+                           MPI_Iallgather(op->counts, 2 * group->size, MPI_INT64_T,
+                                          op->counts + 2 * n, 2 * group->size, MPI_INT64_T,
+                                          group->comm, &op->req),
+                           "MPI_Iallgather");
+}
+
+/* This round's lengths and places in bytes: of all pieces, or (start NULL) of this rank's from each
+ * rank. Returns the sum. */
+static int tshi_mpi_measure(const tshi_mpi_group *group, const tshi_mpi_op *op,
+                            const int64_t *start, int *length) {
+    int width = (int)tsh_dtype_size(op->coll.dtype), sum = 0;
+    for (int k = 0; k < group->size; k++) {
+        length[k] = width * (int)(start ? tshi_mpi_round(op, start, k)
+                                        : tshi_mpi_round(op, op->from, group->rank));
+        length[group->size + k] = sum;
+        sum += length[k];
+    }
+    return sum;
+}
+
+/* Every rank gets the pieces that are its own: of an all-to-all, or to sum them. */
+static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
+    int *out = op->lengths, *in = op->lengths + 2 * group->size;
+    int all_to_all = op->coll.kind == TSH_ALLTOALL;
+    (void)tshi_mpi_measure(group, op, op->from, out);
+    (void)tshi_mpi_measure(group, op, all_to_all ? op->into : NULL, in);
+    for (int k = 0; k < group->size; k++)
+        tshi_mpi_pack(op, op->from, group->size, k, tshi_mpi_round(op, op->from, k),
+                      op->out->bytes + out[group->size + k]);
+    op->state = TSHI_MPI_SCATTER;
+    op->last = op->coll.kind != TSH_ALLREDUCE && op->at + op->step >= op->longest;
+    (void)tshi_mpi_refused(group->world,
+                           MPI_Ialltoallv(op->out->bytes, out, out + group->size, MPI_BYTE,
+                                          op->in->bytes, in, in + group->size, MPI_BYTE,
+                                          group->comm, &op->req),
+                           "MPI_Ialltoallv");
+}
+
+/* Every rank gets all pieces; this rank's is op->part. */
+static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
+    int *in = op->lengths;
+    (void)tshi_mpi_measure(group, op, op->into, in);
+    op->state = TSHI_MPI_GATHER;
+    op->last = op->at + op->step >= op->longest;
+    (void)tshi_mpi_refused(group->world,
+                           MPI_Iallgatherv(op->part, in[group->rank], MPI_BYTE, op->out->bytes, in,
+                                           in + group->size, MPI_BYTE, group->comm, &op->req),
+                           "MPI_Iallgatherv");
+}
+
+static int tshi_mpi_is_native(const tshi_mpi_world *world, const tsh_coll *coll) {
+    return world->native && coll->kind == TSH_ALLREDUCE && coll->redop != TSH_MIN &&
+           coll->redop != TSH_MAX;
+}
+
+/* A segment that MPI brings to all ranks by itself. */
+static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    size_t width = tsh_dtype_size(coll->dtype);
+    int64_t n = tshi_mpi_min(op->step, coll->count - op->at);
+    const char *from = (const char *)(coll->kind == TSH_BROADCAST ? coll->recv : coll->send);
+    MPI_Datatype types[4];
+    types[TSH_F32] = MPI_FLOAT;
+    types[TSH_F64] = MPI_DOUBLE;
+    types[TSH_I32] = MPI_INT32_T;
+    types[TSH_I64] = MPI_INT64_T;
+    op->state = TSHI_MPI_WHOLE;
+    op->last = op->at + op->step >= op->longest;
+    if (coll->kind == TSH_ALLREDUCE || coll->root == group->rank)
+        memcpy(op->out->bytes, from + (size_t)op->at * width, (size_t)n * width);
+    if (coll->kind == TSH_BROADCAST)
+        (void)tshi_mpi_refused(group->world,
+                               MPI_Ibcast(op->out->bytes, (int)((size_t)n * width), MPI_BYTE,
+                                          coll->root, group->comm, &op->req),
+                               "MPI_Ibcast");
+    else
+        (void)tshi_mpi_refused(
+            group->world,
+            MPI_Iallreduce(MPI_IN_PLACE, op->out->bytes, (int)n, types[coll->dtype],
+                           coll->redop == TSH_PROD ? MPI_PROD : MPI_SUM, group->comm, &op->req),
+            "MPI_Iallreduce");
+}
+
+static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    if (op->at >= op->longest) {
+        tshi_mpi_finish(group->world, op);
+    } else if (coll->kind == TSH_BROADCAST || tshi_mpi_is_native(group->world, coll)) {
+        tshi_mpi_whole(group, op);
+    } else if (coll->kind == TSH_ALLGATHER) {
+        int64_t n = tshi_mpi_round(op, op->into, group->rank);
+        size_t width = tsh_dtype_size(coll->dtype);
+        op->part = op->in->bytes;
+        if (n > 0)
+            memcpy(op->part, (const char *)coll->send + (size_t)op->at * width, (size_t)n * width);
+        tshi_mpi_gather(group, op);
+    } else {
+        tshi_mpi_scatter(group, op);
+    }
+}
+
+/* All ranks called the same, and it does not travel in the announcements. */
+static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    int64_t width = (int64_t)tsh_dtype_size(coll->dtype), pieces = group->size;
+    if (coll->kind == TSH_BROADCAST || tshi_mpi_is_native(group->world, coll)) {
+        pieces = 1;
+        op->longest = coll->count;
+    }
+    if (coll->kind == TSH_ALLTOALL)
+        for (int64_t i = 0; i < 2 * pieces * pieces; i++) {
+            int64_t n = op->counts[2 * pieces + i] * coll->blocks;
+            if (op->longest < n) op->longest = n;
+        }
+    op->step = tshi_mpi_min(op->longest, TSHARD_MPI_SEGMENT / (width * pieces));
+    if (op->step < 1) op->step = 1;
+    op->at = 0;
+    if (op->longest > 0) {
+        op->out = tshi_mpi_take(group->world, (size_t)(op->step * width * pieces));
+        op->in = tshi_mpi_take(group->world, (size_t)(op->step * width * pieces));
+        if (!op->out || !op->in) return; /* and an error is on its way */
+    }
+    tshi_mpi_next_round(group, op);
+}
+
+/* The announcements are here. */
+static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    int right, odd, alike = 1, closes = 0;
+    if (tshi_mpi_parties(group, op, &right, &odd)) {
+        group->broken = 1;
+        for (int r = 1; r <= group->size; r++) {
+            closes += op->block[r].kind == TSHI_MPI_CLOSE;
+            alike = alike && op->block[r].kind == op->block[1].kind;
+        }
+        if (closes)
+            tshi_mpi_lost(group, op);
+        else if (alike && tshi_mpi_gathers(coll))
+            tshi_mpi_tell_counts(group, op);
+        else
+            tshi_mpi_mismatch(group, op);
+    } else if (coll->kind == TSH_ALLTOALL) {
+        tshi_mpi_tell_counts(group, op);
+    } else if (coll->kind >= TSH_BARRIER) {
+        tshi_mpi_finish(group->world, op);
+    } else if (tshi_mpi_is_eager(group, op)) {
+        tshi_mpi_unload(group, op);
+        tshi_mpi_finish(group->world, op);
+    } else {
+        tshi_mpi_begin(group, op);
+    }
+}
+
+/* The parts of a round that this rank owns are here: sums them, or hands them out. */
+static void tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    size_t width = tsh_dtype_size(coll->dtype);
+    const int *in = op->lengths + 2 * group->size;
+    int64_t n = tshi_mpi_round(op, op->from, group->rank);
+    if (coll->kind == TSH_ALLTOALL) {
+        for (int k = 0; k < group->size; k++)
+            tshi_mpi_unpack(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
+                            op->in->bytes + in[group->size + k]);
+    } else {
+        op->part = tshi_mpi_sum(group, coll, op->in->bytes, (size_t)n * width, group->rank, n);
+        if (coll->kind == TSH_ALLREDUCE) {
+            tshi_mpi_gather(group, op);
+            return;
+        }
+        if (n > 0) memcpy((char *)coll->recv + (size_t)op->at * width, op->part, (size_t)n * width);
+    }
+    op->at += op->step;
+    tshi_mpi_next_round(group, op);
+}
+
+static void tshi_mpi_gathered(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const int *in = op->lengths;
+    for (int k = 0; k < group->size; k++)
+        tshi_mpi_unpack(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
+                        op->out->bytes + in[group->size + k]);
+    op->at += op->step;
+    tshi_mpi_next_round(group, op);
+}
+
+static void tshi_mpi_came_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    size_t width = tsh_dtype_size(coll->dtype);
+    int64_t n = tshi_mpi_min(op->step, coll->count - op->at);
+    if (coll->kind == TSH_ALLREDUCE)
+        tsh_coll_finish(op->out->bytes, n, coll->dtype, coll->redop, group->size);
+    if (coll->kind == TSH_ALLREDUCE || coll->root != group->rank)
+        memcpy((char *)coll->recv + (size_t)op->at * width, op->out->bytes, (size_t)n * width);
+    op->at += op->step;
+    tshi_mpi_next_round(group, op);
+}
+
+/* MPI has done what it had of op: what comes next? */
+static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
+    switch (op->state) {
+    case TSHI_MPI_QUEUED: tshi_mpi_announce(group, op); break;
+    case TSHI_MPI_HEADS: tshi_mpi_compare(group, op); break;
+    case TSHI_MPI_COUNTS:
+        if (group->broken)
+            tshi_mpi_mismatch(group, op);
+        else if (tshi_mpi_misfits(group, op))
+            group->broken = 1;
+        else
+            tshi_mpi_begin(group, op);
+        break;
+    case TSHI_MPI_SCATTER: tshi_mpi_scattered(group, op); break;
+    case TSHI_MPI_GATHER: tshi_mpi_gathered(group, op); break;
+    case TSHI_MPI_WHOLE: tshi_mpi_came_whole(group, op); break;
+    case TSHI_MPI_PAIR:
+    case TSHI_MPI_DONE: break;
+    }
+}
+
+/* ========================================================================== */
+/* >>mpi-message                                 MARK: - mpi-message (private) */
+/* SEND, RECV and SENDRECV: both ends greet, compare, and then bytes go.       */
+/* Needs: >>mpi-rounds.                                                         */
+/* ========================================================================== */
+
+static size_t tshi_mpi_width(const tshi_mpi_op *op) {
+    return tsh_dtype_size(op->coll.dtype);
+}
+
+/* Starts a half: its greeting goes, the other's is awaited. */
+static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half, int sends,
+                           int peer, int64_t count) {
+    tsh_coll coll = op->coll, part = tsh_coll_make(TSH_SEND, op->coll.dtype);
+    tshi_mpi_world *world = group->world;
+    int64_t bytes = count * (int64_t)tshi_mpi_width(op);
+    int tag = sends ? TSHI_MPI_TAG_SEND : TSHI_MPI_TAG_RECV;
+    coll.count = part.count = count;
+    part.tag = coll.tag;
+    tshi_mpi_fill(&half->mine, &coll, group->size);
+    half->mine.digest = tsh_coll_digest(&part, group->size);
+    half->open = half->meeting = 1;
+    half->sends = sends;
+    half->peer = peer;
+    half->count = count;
+    half->at = 0;
+    half->number = sends ? group->sends[peer]++ : group->recvs[peer]++;
+    if (sends && bytes > 0 && bytes <= TSHI_MPI_EAGER)
+        memcpy(half->mine.eager, op->coll.send, (size_t)bytes);
+    half->req[0] = half->req[1] = MPI_REQUEST_NULL;
+    if (!tshi_mpi_refused(world,
+                          MPI_Irecv(&half->its, (int)sizeof half->its, MPI_BYTE, peer,
+                                    TSHI_MPI_TAG_SEND + TSHI_MPI_TAG_RECV - tag, group->comm,
+                                    &half->req[1]),
+                          "MPI_Irecv"))
+        (void)tshi_mpi_refused(world,
+                               MPI_Isend(&half->mine, (int)sizeof half->mine, MPI_BYTE, peer, tag,
+                                         group->comm, &half->req[0]),
+                               "MPI_Isend");
+}
+
+/* The two ends do not fit. */
+static void tshi_mpi_quarrel(tshi_mpi_group *group, const tshi_mpi_half *half) {
+    char text[TSH_MESSAGE_SIZE] = "", what[2][TSHI_MPI_WHAT];
+    const tshi_mpi_block *sent = half->sends ? &half->mine : &half->its;
+    const tshi_mpi_block *wanted = half->sends ? &half->its : &half->mine;
+    int mine = group->ranks[group->rank], its = group->ranks[half->peer];
+    int from = half->sends ? mine : its, to = half->sends ? its : mine;
+    int low = from < to ? from : to;
+    tsh_coll a = tshi_mpi_unfill(sent), b = tshi_mpi_unfill(wanted);
+    tshi_mpi_what(what[0], &a, NULL, group->size);
+    tshi_mpi_what(what[1], &b, NULL, group->size);
+    tshi_mpi_add(text,
+                 "rank %d called %s where rank %d called %s: %lld elements for %lld (message %llu "
+                 "of group %llu)",
+                 from, what[0], to, what[1], (long long)sent->count, (long long)wanted->count,
+                 (unsigned long long)half->number, (unsigned long long)group->id);
+    group->broken = 1;
+    /* not rank 0, else the lower is taken to be wrong */
+    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, low == 0 ? from + to : low,
+                   text);
+}
+
+/* The next segment of the body goes, or comes. */
+static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
+    size_t width = tshi_mpi_width(op);
+    int64_t n = tshi_mpi_min(half->step, half->count - half->at);
+    int bytes = (int)((size_t)n * width);
+    int tag = TSHI_MPI_TAG_BODY + (int)(half->number % TSHI_MPI_BODIES);
+    if (half->sends) {
+        memcpy(half->stage->bytes, (const char *)op->coll.send + (size_t)half->at * width,
+               (size_t)bytes);
+        (void)tshi_mpi_refused(group->world,
+                               MPI_Isend(half->stage->bytes, bytes, MPI_BYTE, half->peer, tag,
+                                         group->comm, &half->req[0]),
+                               "MPI_Isend");
+    } else {
+        (void)tshi_mpi_refused(group->world,
+                               MPI_Irecv(half->stage->bytes, bytes, MPI_BYTE, half->peer, tag,
+                                         group->comm, &half->req[0]),
+                               "MPI_Irecv");
+    }
+}
+
+static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
+    size_t width = tshi_mpi_width(op);
+    int64_t bytes = half->count * (int64_t)width;
+    half->meeting = 0;
+    if (half->mine.digest != half->its.digest) {
+        tshi_mpi_quarrel(group, half);
+    } else if (bytes <= TSHI_MPI_EAGER) {
+        if (!half->sends && bytes > 0) memcpy(op->coll.recv, half->its.eager, (size_t)bytes);
+        half->open = 0;
+    } else {
+        half->step = tshi_mpi_min(half->count, TSHARD_MPI_SEGMENT / (int64_t)width);
+        if (half->step < 1) half->step = 1;
+        half->stage = tshi_mpi_take(group->world, (size_t)half->step * width);
+        if (half->stage) tshi_mpi_body(group, op, half);
+    }
+}
+
+/* What MPI had of a half is done. */
+static void tshi_mpi_half_on(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
+    size_t width = tshi_mpi_width(op);
+    int64_t n = tshi_mpi_min(half->step, half->count - half->at);
+    if (half->meeting) {
+        tshi_mpi_met(group, op, half);
+        return;
+    }
+    if (!half->sends)
+        memcpy((char *)op->coll.recv + (size_t)half->at * width, half->stage->bytes,
+               (size_t)n * width);
+    half->at += n;
+    if (half->at < half->count) {
+        tshi_mpi_body(group, op, half);
+        return;
+    }
+    tshi_mpi_give(group->world, half->stage);
+    half->stage = NULL;
+    half->open = 0;
+}
+
+static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
+    for (int i = 0; i < 2; i++) {
+        tshi_mpi_half *half = &op->half[i];
+        int done = 1;
+        while (half->open && done && !group->broken) {
+            MPI_Status status[2];
+            if (tshi_mpi_refused(group->world, MPI_Testall(2, half->req, &done, status),
+                                 "MPI_Testall"))
+                return;
+            if (done) tshi_mpi_half_on(group, op, half);
+        }
+    }
+    if (!op->half[0].open && !op->half[1].open) op->state = TSHI_MPI_DONE;
+}
+
+/* ========================================================================== */
+/* >>mpi-progress                               MARK: - mpi-progress (private) */
+/* Operations come, go on, and go.                                             */
+/* Needs: >>mpi-message.                                                        */
+/* ========================================================================== */
+
+/* Everything of a group that can go on, in order. */
+static void tshi_mpi_advance_group(tshi_mpi_group *group) {
+    tshi_mpi_world *world = group->world;
+    int turn = 1; /* those before have given MPI all they have */
+    for (tshi_mpi_op *op = group->first; op && !group->broken; op = op->next) {
+        int done = 1;
+        if (op->state == TSHI_MPI_PAIR) tshi_mpi_pair(group, op);
+        if (op->seq == UINT64_MAX) continue; /* a message: in no order with collectives */
+        while (op->state != TSHI_MPI_DONE && done && (turn || op->state != TSHI_MPI_QUEUED) &&
+               !group->broken) {
+            if (op->state != TSHI_MPI_QUEUED &&
+                tshi_mpi_refused(world, MPI_Test(&op->req, &done, MPI_STATUS_IGNORE), "MPI_Test"))
+                group->broken = 1;
+            else if (done)
+                tshi_mpi_follow(group, op);
+            if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
+        }
+        turn = turn && op->last;
+    }
+    if (group->broken && group->first) {
+        /* Counts that describe a mismatch still go around. */
+        tshi_mpi_op *op = group->first;
+        int done = 0;
+        while (op && op->state != TSHI_MPI_COUNTS) op = op->next;
+        if (op && MPI_Test(&op->req, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done)
+            tshi_mpi_follow(group, op);
+    }
+}
+
+static void tshi_mpi_op_free(tshi_mpi_op *op) {
+    free(op->block);
+    free(op->from);
+    free(op->lengths);
+    free(op->counts);
+    free(op);
+}
+
+static tshi_mpi_op *tshi_mpi_op_new(const tshi_mpi_group *group) {
+    size_t n = (size_t)group->size;
+    tshi_mpi_op *op = (tshi_mpi_op *)calloc(1, sizeof *op);
+    if (!op) return NULL;
+    op->block = (tshi_mpi_block *)malloc((n + 1) * sizeof *op->block);
+    op->from = (int64_t *)malloc(2 * (n + 1) * sizeof *op->from);
+    op->into = op->from ? op->from + n + 1 : NULL;
+    op->lengths = (int *)malloc(4 * n * sizeof *op->lengths);
+    if (op->block && op->from && op->lengths) return op;
+    tshi_mpi_op_free(op);
+    return NULL;
+}
+
+/* A new operation at the end of the row; NULL: no memory. */
+static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll) {
+    int64_t now = tshi_mpi_now(), limit;
+    tshi_mpi_op *op = group->spare, **at = &group->first;
+    if (op)
+        group->spare = op->next;
+    else
+        op = tshi_mpi_op_new(group);
+    if (!op) return NULL;
+    while (*at) at = &(*at)->next;
+    *at = op;
+    op->next = NULL;
+    op->coll = *coll;
+    op->id = ++group->ids;
+    op->seq = UINT64_MAX;
+    limit = coll->timeout_ns ? coll->timeout_ns : group->world->timeout;
+    op->deadline = limit > INT64_MAX - now ? INT64_MAX : now + limit;
+    op->state = TSHI_MPI_QUEUED;
+    op->last = 0;
+    op->longest = 0;
+    op->at = 0;
+    op->req = MPI_REQUEST_NULL;
+    op->half[0].open = op->half[1].open = 0;
+    return op;
+}
+
+/* Takes a collective or a close into the row. */
+static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_coll *coll) {
+    tshi_mpi_op *op = tshi_mpi_add_op(group, coll);
+    if (!op) return NULL;
+    op->seq = group->started++;
+    tshi_mpi_fill(op->block, coll, group->size);
+    if (coll->kind == TSH_ALLREDUCE || tshi_mpi_gathers(coll) || coll->kind == TSH_ALLTOALL)
+        tshi_mpi_lay(group, op);
+    if (coll->kind < TSH_BARRIER && tshi_mpi_is_eager(group, op)) tshi_mpi_load_up(group, op);
+    return op;
+}
+
+/* Out of the row, for the next one. After an error MPI may still work on it: it is left alone. */
+static void tshi_mpi_release(tshi_mpi_group *group, tshi_mpi_op *op) {
+    tshi_mpi_op **at = &group->first;
+    while (*at != op) at = &(*at)->next;
+    *at = op->next;
+    if (op->state != TSHI_MPI_DONE) return;
+    free(op->counts);
+    op->counts = NULL;
+    op->next = group->spare;
+    group->spare = op;
+}
+
+static void tshi_mpi_group_free(tshi_mpi_group *group) {
+    tshi_mpi_op *op;
+    while ((op = group->spare) != NULL) {
+        group->spare = op->next;
+        tshi_mpi_op_free(op);
+    }
+    free(group->ranks);
+    free(group->sends);
+    free(group);
+}
+
+/* Frees the groups that all of their ranks have closed. */
+static void tshi_mpi_sweep(tshi_mpi_world *world) {
+    for (tshi_mpi_group **at = &world->groups; *at;) {
+        tshi_mpi_group *group = *at;
+        if (group->closing && group->first && group->first->state == TSHI_MPI_DONE) {
+            *at = group->next;
+            tshi_mpi_release(group, group->first);
+            (void)MPI_Comm_free(&group->comm);
+            tshi_mpi_group_free(group);
+        } else {
+            at = &group->next;
+        }
+    }
+}
+
+/* Everything that this rank can do now, on all of its comms. */
+static void tshi_mpi_advance(tshi_mpi_world *world) {
+    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
+    for (tshi_mpi_group *group = world->groups; group; group = group->next)
+        if (group->first) tshi_mpi_advance_group(group);
+}
+
+/* ========================================================================== */
+/* >>mpi-wait                                       MARK: - mpi-wait (private) */
+/* Until something is done, all is lost, or time is up.                        */
+/* Needs: >>mpi-progress.                                                       */
+/* ========================================================================== */
+
+/* Adds "all-reduce of 7 f32 (sum), collective 3 of group 1". */
+static void tshi_mpi_describe(char *text, const tshi_mpi_group *group, const tshi_mpi_op *op) {
+    char what[TSHI_MPI_WHAT];
+    tshi_mpi_what(what, &op->coll, NULL, group->size);
+    tshi_mpi_add(text, "%s", what);
+    if (op->seq != UINT64_MAX) tshi_mpi_add(text, ", collective %llu", (unsigned long long)op->seq);
+    tshi_mpi_add(text, " of group %llu", (unsigned long long)group->id);
+}
+
+/* Writes this rank's marks, or (NULL) counts them. */
+static int tshi_mpi_write_marks(const tshi_mpi_world *world, tshi_mpi_mark *mark) {
+    int count = 0;
+    for (const tshi_mpi_group *group = world->groups; group; group = group->next) {
+        for (int peer = -1; peer < group->size; peer++) {
+            tshi_mpi_mark m;
+            m.group = group->id;
+            m.peer = peer < 0 ? -1 : group->ranks[peer];
+            m.sends = peer < 0 ? group->started : group->sends[peer];
+            m.recvs = peer < 0 ? 0 : group->recvs[peer];
+            if (peer >= 0 && !m.sends && !m.recvs) continue;
+            if (mark) mark[count] = m;
+            count++;
+        }
+    }
+    return count;
+}
+
+/* The half of a message that waits; and the ranks that op waits for. */
+static void tshi_mpi_write_awaited(const tshi_mpi_group *group, const tshi_mpi_op *op,
+                                   tshi_mpi_report *report, int *awaited) {
+    report->send_to = report->recv_from = -1;
+    report->pairwise = op->seq == UINT64_MAX;
+    report->seq = report->pairwise ? 0 : op->seq;
+    if (!report->pairwise) {
+        memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
+        report->awaited = group->size;
+    }
+    for (int i = 0; i < 2; i++) {
+        const tshi_mpi_half *half = &op->half[i];
+        if (!report->pairwise || !half->open) continue;
+        awaited[report->awaited++] = group->ranks[half->peer];
+        *(half->sends ? &report->send_to : &report->recv_from) = group->ranks[half->peer];
+        *(half->sends ? &report->send_number : &report->recv_number) = half->number;
+    }
+}
+
+/* Tells rank 0 where this rank waits. */
+static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_group *group,
+                               const tshi_mpi_op *op) {
+    char text[TSH_MESSAGE_SIZE] = "";
+    int marks = tshi_mpi_write_marks(world, NULL);
+    size_t head = sizeof(tshi_mpi_report) + (size_t)marks * sizeof(tshi_mpi_mark);
+    size_t size = head + ((size_t)group->size + 2) * sizeof(int);
+    tshi_mpi_report *report = (tshi_mpi_report *)calloc(1, size);
+    if (!report) return;
+    report->group = group->id;
+    report->marks = marks;
+    (void)tshi_mpi_write_marks(world, (tshi_mpi_mark *)(void *)(report + 1));
+    tshi_mpi_write_awaited(group, op, report, (int *)(void *)((char *)report + head));
+    tshi_mpi_describe(text, group, op);
+    (void)snprintf(report->what, sizeof report->what, "%.255s", text);
+    if (world->rank == 0) {
+        tshi_mpi_reported(world, 0, report);
+        return;
+    }
+    tshi_mpi_send(world, 0, TSHI_MPI_REPORT, report, head + (size_t)report->awaited * sizeof(int));
+    free(report);
+}
+
+static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_group *group,
+                              const tshi_mpi_op *op) {
+    char text[TSH_MESSAGE_SIZE] = "";
+    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK || world->late.code != TSH_OK)
+        return;
+    tshi_mpi_tell_wait(world, group, op);
+    tshi_mpi_add(text, "rank %d ran out of time in ", world->rank);
+    tshi_mpi_describe(text, group, op);
+    tshi_mpi_raise(world, TSHI_MPI_LATE, TSH_ERR_TIMEOUT, -1, text);
+}
+
+/* A rank that waits in vain. Where ranks share cores, a short sleep lets the awaited one run sooner
+ * than sched_yield does. */
+static void tshi_mpi_rest(int crowded, int64_t waited, unsigned spins) {
+    struct timespec t;
+    t.tv_sec = 0;
+    t.tv_nsec = crowded ? 1000 : 50000;
+    if (waited > 10 * TSHI_MPI_MS || (crowded && spins > 16))
+        (void)nanosleep(&t, NULL);
+    else if (spins > 64)
+        (void)sched_yield();
+}
+
+/* Until op is done, or the world has ended. */
+static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
+                           const tshi_mpi_op *op) {
+    int64_t begin = 0, waited = 0;
+    int told = 0;
+    for (unsigned spins = 0; world->error.code == TSH_OK; spins++) {
+        tshi_mpi_advance(world);
+        if (op->state == TSHI_MPI_DONE && world->suspect.code == TSH_OK) {
+            tshi_mpi_serve(world); /* there may be a verdict, all the same */
+            break;
+        }
+        if (spins % 8 == 7 || waited > 10 * TSHI_MPI_MS) {
+            int64_t now = tshi_mpi_now();
+            if (!begin) begin = now;
+            waited = now - begin;
+            tshi_mpi_serve(world);
+            if (waited > 20 * TSHI_MPI_MS && !told++) tshi_mpi_tell_wait(world, group, op);
+            if (now >= op->deadline) tshi_mpi_time_out(world, group, op);
+        }
+        tshi_mpi_rest(world->crowded, waited, spins);
+    }
+}
+
+/* For at most so long, until the messages of this rank are on their way and (request not NULL) a
+ * request is done. 0: it is not. */
+static int tshi_mpi_settle(tshi_mpi_world *world, MPI_Request *request, int64_t limit) {
+    int64_t begin = tshi_mpi_now();
+    for (unsigned spins = 0;; spins++) {
+        int done = 1;
+        int64_t waited = tshi_mpi_now() - begin;
+        if (request && MPI_Test(request, &done, MPI_STATUS_IGNORE)) return 0;
+        tshi_mpi_serve(world);
+        if (done && !world->posts) return 1;
+        if (waited > limit) return 0;
+        tshi_mpi_rest(world->crowded, waited, spins);
+    }
+}
+
+/* ========================================================================== */
+/* >>mpi-ops                                         MARK: - mpi-ops (private) */
+/* The eight functions of the backend.                                         */
+/* Needs: >>mpi-wait.                                                           */
+/* ========================================================================== */
+
+static tshi_mpi_group *tshi_mpi_group_of(const tsh_comm *comm) {
+    return (tshi_mpi_group *)comm->impl;
+}
+
+/* NULL: no operation has this number, or it has been waited for. */
+static tshi_mpi_op *tshi_mpi_find(const tshi_mpi_group *group, tsh_req req) {
+    tshi_mpi_op *op = group->first;
+    while (op && op->id != req) op = op->next;
+    return op;
+}
+
+static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
+    tshi_mpi_group *group = tshi_mpi_group_of(comm);
+    int sends = coll->kind == TSH_SEND || coll->kind == TSH_SENDRECV;
+    int receives = coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
+    tshi_mpi_op *op, *before = NULL;
+    tshi_mpi_serve(group->world);
+    if (group->world->error.code != TSH_OK) return group->world->error.code;
+    for (before = group->first; before && (before->last || before->seq == UINT64_MAX);)
+        before = before->next;
+    op = sends || receives ? tshi_mpi_add_op(group, coll) : tshi_mpi_add_collective(group, coll);
+    if (!op) return TSH_ERR_MEMORY;
+    *req = op->id;
+    if (sends || receives) op->state = TSHI_MPI_PAIR;
+    if (sends)
+        tshi_mpi_greet(group, op, &op->half[0], 1, coll->send_to,
+                       receives ? coll->send_counts[0] : coll->count);
+    if (receives)
+        tshi_mpi_greet(group, op, &op->half[1], 0, coll->recv_from,
+                       sends ? coll->recv_counts[0] : coll->count);
+    if (op->state == TSHI_MPI_QUEUED && !before && !group->broken) tshi_mpi_announce(group, op);
+    return TSH_OK;
+}
+
+static tsh_result tshi_mpi_test(tsh_comm *comm, tsh_req req, int *done) {
+    tshi_mpi_group *group = tshi_mpi_group_of(comm);
+    tshi_mpi_world *world = group->world;
+    const tshi_mpi_op *op = tshi_mpi_find(group, req);
+    if (!op) return TSH_ERR_ARGUMENT;
+    tshi_mpi_advance(world);
+    tshi_mpi_serve(world);
+    if (op->state != TSHI_MPI_DONE && tshi_mpi_now() >= op->deadline)
+        tshi_mpi_time_out(world, group, op);
+    *done = world->error.code != TSH_OK || op->state == TSHI_MPI_DONE;
+    return world->error.code;
+}
+
+static tsh_result tshi_mpi_wait(tsh_comm *comm, tsh_req req) {
+    tshi_mpi_group *group = tshi_mpi_group_of(comm);
+    tshi_mpi_op *op = tshi_mpi_find(group, req);
+    if (!op) return TSH_ERR_ARGUMENT;
+    tshi_mpi_await(group->world, group, op);
+    tshi_mpi_release(group, op);
+    return group->world->error.code;
+}
+
+static void tshi_mpi_progress(tsh_comm *comm) {
+    tshi_mpi_advance(tshi_mpi_group_of(comm)->world);
+    tshi_mpi_serve(tshi_mpi_group_of(comm)->world);
+}
+
+static tsh_result tshi_mpi_status(tsh_comm *comm, tsh_error *error) {
+    tshi_mpi_world *world = tshi_mpi_group_of(comm)->world;
+    if (world->error.code == TSH_OK) tshi_mpi_serve(world);
+    if (world->error.code != TSH_OK && error) *error = world->error;
+    return world->error.code;
+}
+
+static void tshi_mpi_abort(tsh_comm *comm, const tsh_error *why) {
+    tshi_mpi_world *world = tshi_mpi_group_of(comm)->world;
+    int none = 0;
+    if (pthread_equal(pthread_self(), world->owner)) {
+        tshi_mpi_raise_abort(world, why);
+    } else if (__atomic_compare_exchange_n(&world->asked, &none, 1, 0, __ATOMIC_SEQ_CST,
+                                           __ATOMIC_SEQ_CST)) {
+        world->wish = *why;
+        __atomic_store_n(&world->asked, 2, __ATOMIC_SEQ_CST);
+    }
+}
+
+/* The ranks of group's communicator as ranks of the world; NULL: no memory. */
+static int *tshi_mpi_ranks(const tshi_mpi_world *world, MPI_Comm comm, int size) {
+    int *own = (int *)malloc((size_t)size * sizeof *own);
+    int *ranks = (int *)malloc((size_t)size * sizeof *ranks);
+    MPI_Group all, some;
+    for (int r = 0; own && r < size; r++) own[r] = r;
+    if (own && ranks) {
+        (void)MPI_Comm_group(world->control, &all);
+        (void)MPI_Comm_group(comm, &some);
+        (void)MPI_Group_translate_ranks(some, size, own, all, ranks);
+        (void)MPI_Group_free(&all);
+        (void)MPI_Group_free(&some);
+    }
+    free(own);
+    return ranks;
+}
+
+/* A group of this communicator, which it takes over. */
+static tsh_result tshi_mpi_join(tshi_mpi_world *world, MPI_Comm mpi, uint64_t id,
+                                const tsh_comm_ops *ops, tsh_comm *out) {
+    tshi_mpi_group *group = (tshi_mpi_group *)calloc(1, sizeof *group);
+    if (!group) return TSH_ERR_MEMORY;
+    group->world = world;
+    group->comm = mpi;
+    group->id = id;
+    (void)MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
+    (void)MPI_Comm_rank(mpi, &group->rank);
+    (void)MPI_Comm_size(mpi, &group->size);
+    group->ranks = tshi_mpi_ranks(world, mpi, group->size);
+    group->sends = (uint64_t *)calloc(2 * (size_t)group->size, sizeof *group->sends);
+    if (!group->ranks || !group->sends) {
+        tshi_mpi_group_free(group);
+        return TSH_ERR_MEMORY;
+    }
+    group->recvs = group->sends + group->size;
+    group->next = world->groups;
+    world->groups = group;
+    world->open++;
+    memset(out, 0, sizeof *out);
+    out->ops = ops;
+    out->impl = group;
+    out->rank = group->rank;
+    out->size = group->size;
+    out->id = id;
+    return TSH_OK;
+}
+
+/* What a rank adds to the announcement of a split. */
+typedef struct tshi_mpi_ticket {
+    int32_t color, key;
+    uint64_t splits; /* that this rank has taken part in */
+} tshi_mpi_ticket;
+
+static tshi_mpi_ticket tshi_mpi_ticket_of(const tshi_mpi_op *op, int r) {
+    tshi_mpi_ticket ticket;
+    memcpy(&ticket, op->block[1 + r].eager, sizeof ticket);
+    return ticket;
+}
+
+/* A number that no other group of the world has: made of that of the first rank of this color. */
+static uint64_t tshi_mpi_new_id(const tshi_mpi_group *group, const tshi_mpi_op *op, int color) {
+    int r = 0;
+    while (tshi_mpi_ticket_of(op, r).color != color) r++;
+    return 1 + (uint64_t)group->ranks[r] +
+           (uint64_t)group->world->size * tshi_mpi_ticket_of(op, r).splits;
+}
+
+/* Once all ranks have announced the split, all go into MPI_Comm_split, which has no limit of time:
+ * a rank that learns of an error in between looks whether it is expected there. */
+static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
+    tshi_mpi_group *group = tshi_mpi_group_of(comm);
+    tshi_mpi_world *world = group->world;
+    tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
+    tshi_mpi_op *op;
+    tshi_mpi_ticket ticket;
+    MPI_Comm made = MPI_COMM_NULL;
+    uint64_t id = 0;
+    int right, odd, expected, refused;
+    if (world->error.code != TSH_OK) return world->error.code;
+    op = tshi_mpi_add_collective(group, &coll);
+    if (!op) return TSH_ERR_MEMORY;
+    ticket.color = color;
+    ticket.key = key;
+    ticket.splits = ++world->splits;
+    memcpy(op->block->eager, &ticket, sizeof ticket);
+    tshi_mpi_await(world, group, op);
+    expected = op->state == TSHI_MPI_DONE;
+    if (op->state == TSHI_MPI_HEADS && !group->broken)
+        expected = tshi_mpi_settle(world, &op->req, 200 * TSHI_MPI_MS) &&
+                   !tshi_mpi_parties(group, op, &right, &odd);
+    if (expected && color >= 0) id = tshi_mpi_new_id(group, op, color);
+    refused = expected &&
+              tshi_mpi_refused(
+                  world, MPI_Comm_split(group->comm, color < 0 ? MPI_UNDEFINED : color, key, &made),
+                  "MPI_Comm_split");
+    tshi_mpi_release(group, op);
+    if (refused) (void)tshi_mpi_settle(world, NULL, 1000 * TSHI_MPI_MS);
+    if (world->error.code != TSH_OK) return world->error.code;
+    if (refused) return TSH_ERR_IO;
+    return color < 0 ? TSH_OK : tshi_mpi_join(world, made, id, comm->ops, out);
+}
+
+/* ========================================================================== */
+/* >>mpi-world                                     MARK: - mpi-world (private) */
+/* Worlds come and go; the runner.                                             */
+/* Needs: >>mpi-ops.                                                            */
+/* ========================================================================== */
+
+static void tshi_mpi_world_free(tshi_mpi_world *world) {
+    tshi_mpi_stage *stage;
+    while ((stage = world->stages) != NULL) {
+        world->stages = stage->next;
+        free(stage->bytes);
+        free(stage);
+    }
+    for (int r = 0; world->report && r < world->size; r++) free(world->report[r]);
+    free(world->report);
+    free(world->trail);
+    free(world->hosts);
+    free(world);
+}
+
+/* The last comm is closed. Waits for the others; where there was an error, for a second. */
+static void tshi_mpi_end(tshi_mpi_world *world) {
+    tshi_mpi_group *group = world->groups;
+    MPI_Request all = MPI_REQUEST_NULL;
+    int ours = world->ours, came;
+    while (group && world->error.code == TSH_OK) {
+        if (group->first)
+            tshi_mpi_await(world, group, group->first);
+        else
+            tshi_mpi_serve(world); /* this rank could not announce the close: an error */
+        tshi_mpi_sweep(world);
+        group = world->groups;
+    }
+    if (world->error.code == TSH_OK) {
+        came = tshi_mpi_settle(world, NULL, 1000 * TSHI_MPI_MS);
+        if (came) (void)MPI_Comm_free(&world->control);
+        if (came) tshi_mpi_world_free(world);
+    } else {
+        came = MPI_Ibarrier(world->control, &all) == MPI_SUCCESS &&
+               tshi_mpi_settle(world, &all, 1000 * TSHI_MPI_MS);
+    }
+    if (ours && came) (void)MPI_Finalize();
+}
+
+static void tshi_mpi_close(tsh_comm *comm) {
+    tshi_mpi_group *group = tshi_mpi_group_of(comm);
+    tshi_mpi_world *world = group->world;
+    tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
+    char text[TSH_MESSAGE_SIZE] = "";
+    coll.kind = TSHI_MPI_CLOSE;
+    if (world->error.code == TSH_OK) tshi_mpi_serve(world);
+    if (world->error.code == TSH_OK && group->first) {
+        tshi_mpi_add(text, "rank %d closed group %llu before it waited for its requests",
+                     world->rank, (unsigned long long)group->id);
+        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_LOST, world->rank, text);
+        for (; world->error.code == TSH_OK; tshi_mpi_serve(world)) /* for half a second */
+            (void)sched_yield();
+    }
+    group->closing = 1;
+    if (world->error.code == TSH_OK && !tshi_mpi_add_collective(group, &coll))
+        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_MEMORY, world->rank,
+                       "no memory to close a group");
+    tshi_mpi_advance(world);
+    tshi_mpi_sweep(world);
+    if (--world->open == 0) tshi_mpi_end(world);
+    comm->impl = NULL;
+}
+
+static const tsh_comm_ops tshi_mpi_ops = {(uint32_t)sizeof(tsh_comm_ops),
+                                          TSH_COMM_ABI,
+                                          "mpi",
+                                          TSH_CAP_ORDERED,
+                                          tshi_mpi_start,
+                                          tshi_mpi_test,
+                                          tshi_mpi_wait,
+                                          tshi_mpi_progress,
+                                          tshi_mpi_split,
+                                          tshi_mpi_status,
+                                          tshi_mpi_abort,
+                                          tshi_mpi_close};
+
+/* MPI's own order of sums. */
+static const tsh_comm_ops tshi_mpi_native_ops = {(uint32_t)sizeof(tsh_comm_ops),
+                                                 TSH_COMM_ABI,
+                                                 "mpi",
+                                                 0,
+                                                 tshi_mpi_start,
+                                                 tshi_mpi_test,
+                                                 tshi_mpi_wait,
+                                                 tshi_mpi_progress,
+                                                 tshi_mpi_split,
+                                                 tshi_mpi_status,
+                                                 tshi_mpi_abort,
+                                                 tshi_mpi_close};
+
+static tsh_result tshi_mpi_fails(const tsh_mpi_desc *desc, tsh_result code, const char *message) {
+    if (desc->error) *desc->error = tshi_mpi_error(code, -1, message);
+    return code;
+}
+
+static const char *tshi_mpi_level_name(int level) {
+    return level == MPI_THREAD_SINGLE       ? "MPI_THREAD_SINGLE"
+           : level == MPI_THREAD_FUNNELED   ? "MPI_THREAD_FUNNELED"
+           : level == MPI_THREAD_SERIALIZED ? "MPI_THREAD_SERIALIZED"
+                                            : "MPI_THREAD_MULTIPLE";
+}
+
+/* MPI may be called from this thread, as much as desc asks for; *ours: it was initialised here. */
+static tsh_result tshi_mpi_init(const tsh_mpi_desc *desc, int *argc, char ***argv, int *ours) {
+    char text[TSH_MESSAGE_SIZE] = "";
+    int begun = 0, ended = 0, level = MPI_THREAD_SINGLE, mine = 1, wanted = desc->thread_level;
+    *ours = 0;
+    (void)MPI_Initialized(&begun);
+    (void)MPI_Finalized(&ended);
+    if (ended) return tshi_mpi_fails(desc, TSH_ERR_STATE, "MPI has been finalised");
+    if (!begun) {
+        if (!wanted) wanted = MPI_THREAD_FUNNELED;
+        if (MPI_Init_thread(argc, argv, wanted, &level))
+            return tshi_mpi_fails(desc, TSH_ERR_IO, "MPI_Init_thread failed");
+        *ours = 1;
+        (void)MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+        (void)MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+    } else {
+        (void)MPI_Query_thread(&level);
+        (void)MPI_Is_thread_main(&mine);
+    }
+    if (level < wanted)
+        tshi_mpi_add(text, "MPI gives %s where %s is asked for", tshi_mpi_level_name(level),
+                     tshi_mpi_level_name(wanted));
+    else if (!mine && level < MPI_THREAD_SERIALIZED)
+        tshi_mpi_add(text,
+                     "this is not the thread that initialised MPI, which gives %s: ask for "
+                     "MPI_THREAD_SERIALIZED (MPI_Init_thread)",
+                     tshi_mpi_level_name(level));
+    if (!text[0]) return TSH_OK;
+    if (*ours) (void)MPI_Finalize();
+    *ours = 0;
+    return tshi_mpi_fails(desc, TSH_ERR_UNSUPPORTED, text);
+}
+
+static int64_t tshi_mpi_timeout(const tsh_mpi_desc *desc) {
+    const char *text = getenv("TSHARD_TIMEOUT");
+    double seconds = desc->timeout;
+    if (seconds < 0) return INT64_MAX;
+    if (!(seconds > 0)) seconds = text ? strtod(text, NULL) : 0;
+    return seconds > 0 && seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_C(300000000000);
+}
+
+static int tshi_mpi_wants_native(const tsh_mpi_desc *desc) {
+    const char *text = getenv("TSHARD_MPI_NATIVE");
+    return desc->native ? desc->native > 0 : text && strcmp(text, "1") == 0;
+}
+
+/* A number made of the host's name. */
+static int tshi_mpi_host(void) {
+    char name[MPI_MAX_PROCESSOR_NAME + 1];
+    unsigned hash = 5381;
+    int length = 0;
+    (void)MPI_Get_processor_name(name, &length);
+    for (int i = 0; i < length; i++) hash = hash * 33 + (unsigned char)name[i];
+    return (int)(hash >> 1);
+}
+
+/* A world without groups, which knows nothing of the others. NULL: no memory. */
+static tshi_mpi_world *tshi_mpi_world_new(const tsh_mpi_desc *desc, MPI_Comm control) {
+    tshi_mpi_world *world = (tshi_mpi_world *)calloc(1, sizeof *world);
+    if (!world) return NULL;
+    world->control = control;
+    world->owner = pthread_self();
+    world->timeout = tshi_mpi_timeout(desc);
+    (void)MPI_Comm_set_errhandler(control, MPI_ERRORS_RETURN);
+    (void)MPI_Comm_rank(control, &world->rank);
+    (void)MPI_Comm_size(control, &world->size);
+    world->hosts = (int *)malloc(((size_t)world->size + 1) * sizeof *world->hosts);
+    if (world->hosts) world->hosts[0] = tshi_mpi_host();
+    if (world->rank > 0 && world->hosts) return world;
+    world->report = (tshi_mpi_report **)calloc((size_t)world->size, sizeof *world->report);
+    world->trail = (tsh_coll_trail *)calloc((size_t)world->size, sizeof *world->trail);
+    if (world->hosts && world->report && world->trail) return world;
+    tshi_mpi_world_free(world);
+    return NULL;
+}
+
+/* All ranks have told a number of their host's: are there more than cores? */
+static void tshi_mpi_crowd(tshi_mpi_world *world) {
+    int here = 0;
+    for (int r = 0; r < world->size; r++) here += world->hosts[1 + r] == world->hosts[0];
+    world->crowded = here > sysconf(_SC_NPROCESSORS_ONLN);
+    free(world->hosts);
+    world->hosts = NULL;
+}
+
+/* One step of opening, which began with code: 1 when it is done; else result says why not. */
+static int tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Request *request,
+                           tsh_result *result) {
+    int64_t begin = tshi_mpi_now(), waited = 0;
+    int done = 0;
+    for (unsigned spins = 0; code == MPI_SUCCESS && waited <= tshi_mpi_timeout(desc); spins++) {
+        code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (done) return 1;
+        waited = tshi_mpi_now() - begin;
+        tshi_mpi_rest(1, waited, spins);
+    }
+    *result = code == MPI_SUCCESS
+                  ? tshi_mpi_fails(desc, TSH_ERR_TIMEOUT, "tsh_mpi_open: not all ranks came")
+                  : tshi_mpi_fails(desc, TSH_ERR_IO, "tsh_mpi_open: MPI refused a communicator");
+    return 0;
+}
+
+/* MPI is there. What fails on one rank does on all, and then nothing but MPI's is kept. */
+static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm *out) {
+    MPI_Comm base = desc->comm ? *(const MPI_Comm *)desc->comm : MPI_COMM_WORLD, control, data;
+    MPI_Request request;
+    tshi_mpi_world *world = NULL;
+    tsh_result result = TSH_OK;
+    int mine[2], least[2] = {0, 0}; /* has memory; rank 0's choice of sums */
+    int code = MPI_Comm_idup(base, &control, &request);
+    if (!tshi_mpi_opened(desc, code, &request, &result)) return result;
+    world = tshi_mpi_world_new(desc, control);
+    mine[0] = world != NULL;
+    mine[1] = world && world->rank == 0 ? tshi_mpi_wants_native(desc) : 1;
+    code = MPI_Iallreduce(mine, least, 2, MPI_INT, MPI_MIN, control, &request);
+    if (tshi_mpi_opened(desc, code, &request, &result) && !least[0])
+        result = tshi_mpi_fails(desc, TSH_ERR_MEMORY, "tsh_mpi_open: no memory on some rank");
+    if (result == TSH_OK) {
+        code = MPI_Iallgather(world->hosts, 1, MPI_INT, world->hosts + 1, 1, MPI_INT, control,
+                              &request);
+        if (tshi_mpi_opened(desc, code, &request, &result)) tshi_mpi_crowd(world);
+    }
+    if (result == TSH_OK) {
+        code = MPI_Comm_idup(control, &data, &request);
+        (void)tshi_mpi_opened(desc, code, &request, &result);
+    }
+    if (result == TSH_OK) {
+        world->ours = ours;
+        world->native = least[1];
+        result = tshi_mpi_join(world, data, 1, world->native ? &tshi_mpi_native_ops : &tshi_mpi_ops,
+                               out);
+        if (result != TSH_OK) (void)tshi_mpi_fails(desc, result, "tsh_mpi_open: no memory");
+    }
+    if (result != TSH_OK && world) tshi_mpi_world_free(world);
+    return result;
+}
+
+static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***argv, tsh_comm *out) {
+    tsh_mpi_desc usual;
+    tsh_result result;
+    int ours;
+    memset(&usual, 0, sizeof usual);
+    if (!desc) desc = &usual;
+    if (desc->error) *desc->error = tshi_mpi_error(TSH_OK, -1, "");
+    if (!out) return tshi_mpi_fails(desc, TSH_ERR_ARGUMENT, "tsh_mpi_open: out is NULL");
+    memset(out, 0, sizeof *out);
+    result = tshi_mpi_init(desc, argc, argv, &ours);
+    if (result == TSH_OK) result = tshi_mpi_open_on(desc, ours, out);
+    if (result != TSH_OK && ours) (void)MPI_Finalize();
+    return result;
+}
+
+TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out) {
+    return tshi_mpi_open(desc, NULL, NULL, out);
+}
+
+TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
+                        int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    tsh_desc full;
+    tsh_ctx *ctx = NULL;
+    int result = 1;
+    memset(&full, 0, sizeof full);
+    if (desc) full = *desc;
+    if (!fn || tshi_mpi_open(NULL, argc, argv, &full.comm) != TSH_OK) return 1;
+    if (tsh_open(&full, &ctx) == TSH_OK) result = fn(ctx, user);
+    if (ctx)
+        tsh_close(ctx);
+    else
+        tsh_comm_close(&full.comm); /* no ctx took it over */
+    return result;
+}
+
+#undef TSHI_MPI_MS
+#undef TSHI_MPI_CLOSE
+
+#ifdef __cplusplus
+}
+#endif
+#endif

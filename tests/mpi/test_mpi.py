@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Runs the tests that `make test-mpi` builds under mpirun, with each MPI that is installed: the
+layer and collective tests of the other backends on 2, 3 and 4 processes, those of tests/mpi/only.c,
+and examples/gpt.c, whose losses are those of the other backends."""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+from scripts import Failed, Skipped, mpis, outcome, tell
+
+# Of tests/mpi/only.c: on how many processes.
+ONLY = {"runner": [2], "host": [4], "threads": [1], "refused": [1], "native": [3],
+        "segments": [2, 3, 4], "fails": [3], "busy": [3], "limit": [2], "deserted": [2]}
+GPT = ["--steps", "20", "--layers", "2", "--heads", "4", "--width", "32", "--context", "16",
+       "--batch", "4", "--dropout", "0.1", "--eval-every", "10", "--sample", "0"]
+# Seconds, for tests/run.py.
+SCRIPT_LIMIT = 900
+EACH = 280  # of one mpirun
+ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                   # MPICH's transport tells of the messages that a world leaves behind whose
+                   # ranks disagreed
+                   UCX_LOG_LEVEL="fatal")
+
+
+def mpirun(name, ranks):
+    program = "mpirun" if name == "any" else "mpirun." + name
+    version = subprocess.run([program, "--version"], stdout=subprocess.PIPE, env=ENVIRONMENT,
+                             timeout=20).stdout
+    crowd = ["--oversubscribe"] if re.search(b"OpenRTE|Open MPI", version) else []
+    return [program] + crowd + ["-n", str(ranks)]
+
+
+def run(command, limit=EACH):
+    """Exit code and what was said, without what mpirun says of a program that failed."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, env=ENVIRONMENT, encoding="utf-8",
+                               errors="replace")
+    try:
+        text = process.communicate(timeout=limit)[0]
+    except subprocess.TimeoutExpired:
+        process.terminate()  # mpirun ends its processes
+        try:
+            text = process.communicate(timeout=20)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text = process.communicate()[0]
+        raise Failed("no end within %d s: %s" % (limit, text[-600:]))
+    return process.returncode, text
+
+
+def program_of(name, program):
+    path = os.path.join(TOP, "build", "mpi-" + name, program)
+    if not os.path.exists(path):
+        raise Failed(path + " was not built")
+    return path
+
+
+def must(command):
+    code, text = run(command)
+    if code:
+        raise Failed("exit code %d: %s" % (code, text[-1200:]))
+    return text
+
+
+def shared(name, ranks, _):
+    """The tests of all backends, on so many processes: how many passed, and in which time."""
+    begin = time.monotonic()
+    text = must(mpirun(name, ranks) + [program_of(name, "tests")])
+    passed = sum(map(int, re.findall(r"^(\d+) passed$", text, re.M)))
+    if not passed:
+        raise Failed("no test passed: " + text[-1200:])
+    print("%s on %d processes: %d tests in %.0f s" % (name, ranks, passed,
+                                                       time.monotonic() - begin))
+
+
+def only(name, test, ranks, _):
+    must(mpirun(name, ranks) + [program_of(name, "only"), test])
+
+
+def losses(program, backend, folder):
+    """Of 20 steps of examples/gpt.c on 2 ranks: losses, rate and norm, not the time they took."""
+    text = must(program + [os.path.join(TOP, "build", "gpt-mpi"), "--backend", backend,
+                           "--out", folder] + GPT)
+    with open(os.path.join(folder, "metrics.csv"), encoding="utf-8") as file:
+        rows = [line.split(",")[:5] for line in file]
+    if len(rows) != 21 or "final: ranks 2 tp 2" not in text:
+        raise Failed(backend, rows[-1:], text[-600:])
+    return rows
+
+
+def backends_agree(folder):
+    """gpt-mpi is built by mpicc, whose launcher is mpirun."""
+    threads = losses([], "threads", os.path.join(folder, "threads"))
+    launcher = os.environ.get("TSHARD_RUN", os.path.join(TOP, "build", "tshard-run"))
+    for backend, program in (("tcp", [launcher, "-n", "2"]), ("mpi", mpirun("any", 2))):
+        found = losses(program, backend, os.path.join(folder, backend))
+        if found != threads:
+            raise Failed(backend, found, "threads", threads)
+
+
+def under_slurm(_):
+    if not shutil.which("srun"):
+        raise Skipped("srun: no Slurm here")
+    must(["srun", "-n", "2", program_of(list(mpis())[0], "only"), "runner"])
+
+
+def main():
+    if not mpis():
+        raise SystemExit(tell("mpi", [("mpi", "SKIPPED", "no mpicc: apt-get install libopenmpi-dev "
+                                       "openmpi-bin libmpich-dev mpich")]))
+    tests = [("srun", under_slurm), ("backends_agree", backends_agree)]
+    for name in mpis():
+        tests += [("%s on %d processes" % (name, ranks), functools.partial(shared, name, ranks))
+                  for ranks in (2, 3, 4)]
+        tests += [("%s: %s on %d" % (name, test, ranks), functools.partial(only, name, test, ranks))
+                  for test, counts in ONLY.items() for ranks in counts]
+    ends = [(title, *outcome(test)) for title, test in tests]
+    return 1 if tell("mpi", ends) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
