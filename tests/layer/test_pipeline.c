@@ -803,6 +803,7 @@ static void many_micro_batches_pass(void **state) {
 
 typedef struct filing {
     const setup *how;
+    int zero;              /* of the optimiser */
     const char *from, *to; /* files; from NULL: none is loaded */
     int first, steps;
     double loss;
@@ -810,7 +811,8 @@ typedef struct filing {
 
 static int train_from_file(tsh_ctx *ctx, void *user) {
     filing *f = (filing *)user;
-    const tsh_optim_desc adam = {.kind = TSH_ADAM, .lr = 0.01};
+    const tsh_optim_desc adam = {
+        .kind = TSH_ADAM, .lr = 0.01, .clip_norm = f->how->clip, .zero = f->zero};
     tsh_pipeline *pipeline;
     tsh_optim *optim;
     double loss = 0;
@@ -821,7 +823,7 @@ static int train_from_file(tsh_ctx *ctx, void *user) {
     pipeline = make_pipeline(&t, f->how);
     if (f->from) CHECK(tsh_load(t.gpt, files_path(f->from), optim) == TSH_OK, "load");
     for (step = f->first; step < f->first + f->steps; step++) {
-        load(ctx, &t, step * f->how->m);
+        load(ctx, &t, (step * tsh_dp(ctx)->size + tsh_dp(ctx)->rank) * f->how->m);
         CHECK(tsh_pipeline_train(pipeline, &loss) == TSH_OK, "train");
         (void)tsh_optim_step(optim);
         tsh_zero_grads(t.gpt);
@@ -833,11 +835,16 @@ static int train_from_file(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
-static double file_run(const setup *how, const char *from, const char *to, int first, int steps) {
+static double file_run_zero(const setup *how, int zero, const char *from, const char *to, int first,
+                            int steps) {
     const tsh_desc desc = {.tp = how->tp, .pp = how->pp, .seed = 3};
-    filing f = {how, from, to, first, steps, 0};
+    filing f = {how, zero, from, to, first, steps, 0};
     ranks_run_with(how->tp * how->pp * how->dp, &desc, train_from_file, &f);
     return f.loss;
+}
+
+static double file_run(const setup *how, const char *from, const char *to, int first, int steps) {
+    return file_run_zero(how, 0, from, to, first, steps);
 }
 
 /* All stages' parameters and moments are in one file, the one that a single rank writes; stages go
@@ -877,6 +884,21 @@ static void grids_save_one_file_and_load_it(void **state) {
     files_expect_same("grid", "one");
     (void)file_run(&grid, "one", "again", 2, 0);
     files_expect_same("grid", "again");
+}
+
+/* Moments that are cut over the replicas of every stage: the same values, the same file. */
+static void replicas_of_stages_may_cut_their_moments(void **state) {
+    static const int two[] = {3, 2};
+    static const setup grid = {
+        .tp = 2, .pp = 2, .dp = 2, .m = 2, .counts = two, .tied = 1, .clip = 0.5};
+    double loss;
+    (void)state;
+    loss = file_run_zero(&grid, 0, NULL, "plain", 0, 3);
+    assert_true(file_run_zero(&grid, 1, NULL, "cut", 0, 3) == loss);
+    files_expect_same("plain", "cut");
+    loss = file_run_zero(&grid, 0, "cut", "plain", 3, 1);
+    assert_true(file_run_zero(&grid, 1, "cut", "cut", 3, 1) == loss);
+    files_expect_same("plain", "cut");
 }
 
 /* The writer is of stage 0; the others learn that it cannot write, and go on. */
@@ -1049,6 +1071,7 @@ int main(void) {
         cmocka_unit_test(anything_may_cross),
         cmocka_unit_test(stages_save_one_file_and_load_it),
         cmocka_unit_test(grids_save_one_file_and_load_it),
+        cmocka_unit_test(replicas_of_stages_may_cut_their_moments),
         cmocka_unit_test(a_file_that_cannot_be_written_is_one_error),
         cmocka_unit_test(a_rank_holds_its_own_stage),
         cmocka_unit_test(activations_are_bounded_by_the_stages),
