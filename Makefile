@@ -139,7 +139,7 @@ $(OUT)/examples/%: examples/%.c $(HEADERS)
 MPIS      := $(or $(foreach m,openmpi mpich,$(if $(shell command -v mpicc.$m),$m)), \
 	$(if $(shell command -v mpicc),any))
 MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(filter-out \
-	%_tcp.c %_pipeline.c %_replicas.c %_zero.c,	$(sort $(wildcard tests/layer/test_*.c))))
+	%_tcp.c %_pipeline.c %_replicas.c %_zero.c, $(sort $(wildcard tests/layer/test_*.c))))
 MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p)) $(if $(MPIS),build/gpt-mpi)
 MPI_TEST   = @mkdir -p $(@D); echo "  CC $@"; mpicc$(patsubst .any,,.$*) $(STD) -O1 -g $(WALL) \
 	-DTSHARD_IMPLEMENTED
