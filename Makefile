@@ -135,11 +135,11 @@ $(OUT)/examples/%: examples/%.c $(HEADERS)
 
 # The tests of layers and collectives on the processes of an mpirun, with each MPI that is here.
 # Files that look into private structures bring a library of their own. Left out: what is over TCP,
-# and test_pipeline, whose ranks share memory.
+# and files whose ranks read what rank 0 left in memory in an earlier run.
 MPIS      := $(or $(foreach m,openmpi mpich,$(if $(shell command -v mpicc.$m),$m)), \
 	$(if $(shell command -v mpicc),any))
-MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(filter-out %_tcp.c %_pipeline.c, \
-	$(sort $(wildcard tests/layer/test_*.c))))
+MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(filter-out \
+	%_tcp.c %_pipeline.c %_replicas.c %_zero.c, $(sort $(wildcard tests/layer/test_*.c))))
 MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p)) $(if $(MPIS),build/gpt-mpi)
 MPI_TEST   = @mkdir -p $(@D); echo "  CC $@"; mpicc$(patsubst .any,,.$*) $(STD) -O1 -g $(WALL) \
 	-DTSHARD_IMPLEMENTED
@@ -155,7 +155,8 @@ $(MPI_PARTS:%=build/mpi/%.o): build/mpi/%.o: %.c $(HEADERS)
 	@$(CC) $(STD) -O1 -g $(WALL) -DTESTS_MPI -Itests/support/plain -Dmain=$* -c -o $@ $< \
 		$(if $(filter $<,$(filter-out $(LINKED),$(SOURCES))),-DTSHARD_STATIC)
 
-build/mpi-%/tests: tests/mpi/main.c Makefile $(MPI_PARTS:%=build/mpi/%.o) $(OUT)/tests/library.o $(HEADERS)
+build/mpi-%/tests: tests/mpi/main.c Makefile $(MPI_PARTS:%=build/mpi/%.o) $(OUT)/tests/library.o \
+		$(HEADERS)
 	$(MPI_TEST) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" -o $@ $(filter %.c %.o,$^) $(LIBS)
 
 build/mpi-%/only: tests/mpi/only.c $(OUT)/tests/library.o $(HEADERS)
