@@ -107,7 +107,6 @@ test-run:
 		$(PROGRAMS) $(call chosen,$(SCRIPTS))
 
 build-tests: $(PROGRAMS) $(LAUNCHER) \
-	$(if $(findstring test_mpi,$(call chosen,$(SCRIPTS))),$(MPI_TESTS)) \
 	$(if $(findstring test_hosts,$(call chosen,$(SCRIPTS))),$(OUT)/gpt)
 
 $(UV_USERS): LIBS += -luv -lsodium
@@ -145,6 +144,8 @@ MPI_TEST   = @mkdir -p $(@D); echo "  CC $@"; mpicc$(patsubst .any,,.$*) $(STD) 
 	-DTSHARD_IMPLEMENTED
 vpath test_%.c tests/layer
 vpath collectives.c tests/mpi
+
+build-tests: $(if $(findstring test_mpi,$(call chosen,$(SCRIPTS))),$(MPI_TESTS))
 
 test-mpi: deps ## the layer and collective tests under mpirun, with Open MPI and MPICH
 	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS) $(LAUNCHER); \
