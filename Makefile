@@ -133,12 +133,11 @@ $(OUT)/examples/%: examples/%.c $(HEADERS)
 	$(COMPILE_TEST) -o $@ $< $(LIBS)
 
 # The tests of layers and collectives on the processes of an mpirun, with each MPI that is here.
-# Files that look into private structures bring a library of their own. Left out: what is over TCP,
-# and files whose ranks read what rank 0 left in memory in an earlier run.
+# Files that look into private structures bring a library of their own. Left out: what is over TCP.
 MPIS      := $(or $(foreach m,openmpi mpich,$(if $(shell command -v mpicc.$m),$m)), \
 	$(if $(shell command -v mpicc),any))
 MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(filter-out \
-	%_tcp.c %_pipeline.c %_replicas.c %_zero.c, $(sort $(wildcard tests/layer/test_*.c))))
+	%_tcp.c,$(sort $(wildcard tests/layer/test_*.c))))
 MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p)) $(if $(MPIS),build/gpt-mpi)
 MPI_TEST   = @mkdir -p $(@D); echo "  CC $@"; mpicc$(patsubst .any,,.$*) $(STD) -O1 -g $(WALL) \
 	-DTSHARD_IMPLEMENTED

@@ -312,9 +312,7 @@ static void mpi_gives_the_bits_of_threads(void **state) {
     memset(&a, 0, sizeof a);
     memset(&b, 0, sizeof b);
     ranks_run(mpi_size(), train, &a);
-    ranks_on_threads = 1;
-    ranks_run(mpi_size(), train, &b);
-    ranks_on_threads = 0;
+    ranks_run_at(RANKS_FIRST, mpi_size(), NULL, train, &b);
     assert_true(b.loss[0] > 0);
     assert_memory_equal(a.loss, b.loss, sizeof a.loss);
     expect_same(&a.end, &b.end, mpi_size());

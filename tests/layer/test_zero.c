@@ -99,7 +99,7 @@ static void prove(course *c, int ranks, tsh_desc *desc) {
     static const size_t bytes[] = {0, 1, 200};
     int b;
     c->optim.zero = 0;
-    ranks_run_with(ranks, desc, runs, c);
+    ranks_run_at(RANKS_EACH, ranks, desc, runs, c);
     c->optim.zero = 1;
     for (b = 0; b < COUNT(bytes); b++)
         for (desc->no_overlap = 0; desc->no_overlap < 2; desc->no_overlap++) {
@@ -196,7 +196,7 @@ static void it_takes_a_part_of_the_memory_and_no_more_bytes(void **state) {
     for (i = 0; i < COUNT(sizes); i++) {
         const tsh_desc desc = {.tp = 1, .bucket_bytes = (size_t)1 << 30};
         budget b = {.zero = 0};
-        ranks_run_with(sizes[i], &desc, costs, &b);
+        ranks_run_at(RANKS_EACH, sizes[i], &desc, costs, &b);
         b.zero = 1;
         ranks_run_with(sizes[i], &desc, costs, &b);
     }

@@ -19,8 +19,11 @@ from scripts import Failed, Skipped, mpis, outcome, tell
 # Of tests/mpi/only.c: on how many processes.
 ONLY = {"runner": [2], "host": [4], "threads": [1], "refused": [1], "native": [3],
         "segments": [2, 3, 4], "fails": [3], "busy": [3], "limit": [2], "deserted": [2]}
-GPT = ["--steps", "20", "--layers", "2", "--heads", "4", "--width", "32", "--context", "16",
+STEPS = 20
+GPT = ["--steps", str(STEPS), "--layers", "2", "--heads", "4", "--width", "32", "--context", "16",
        "--batch", "4", "--dropout", "0.1", "--eval-every", "10", "--sample", "0"]
+# The same on more ranks: stages of a pipeline, each cut in two.
+GRID = ["--tp", "2", "--pp", "2", "--micro-batches", "2"]
 # Seconds, for tests/run.py.
 SCRIPT_LIMIT = 900
 EACH = 280  # of one mpirun
@@ -85,23 +88,24 @@ def only(name, test, ranks, _):
     must(mpirun(name, ranks) + [program_of(name, "only"), test])
 
 
-def losses(program, backend, folder):
-    """Of 20 steps of examples/gpt.c on 2 ranks: losses, rate and norm, not the time they took."""
+def losses(program, backend, folder, ranks, more):
+    """Of the steps of examples/gpt.c: losses, rate and norm, not the time they took."""
     text = must(program + [os.path.join(TOP, "build", "gpt-mpi"), "--backend", backend,
-                           "--out", folder] + GPT)
+                           "--out", folder] + GPT + more)
     with open(os.path.join(folder, "metrics.csv"), encoding="utf-8") as file:
         rows = [line.split(",")[:5] for line in file]
-    if len(rows) != 21 or "final: ranks 2 tp 2" not in text:
+    if len(rows) != 1 + STEPS or "final: ranks %d tp 2" % ranks not in text:
         raise Failed(backend, rows[-1:], text[-600:])
     return rows
 
 
-def backends_agree(folder):
+def backends_agree(ranks, more, folder):
     """gpt-mpi is built by mpicc, whose launcher is mpirun."""
-    threads = losses([], "threads", os.path.join(folder, "threads"))
+    threads = losses([], "threads", os.path.join(folder, "threads"), ranks,
+                     ["--ranks", str(ranks)] + more)
     launcher = os.environ.get("TSHARD_RUN", os.path.join(TOP, "build", "tshard-run"))
-    for backend, program in (("tcp", [launcher, "-n", "2"]), ("mpi", mpirun("any", 2))):
-        found = losses(program, backend, os.path.join(folder, backend))
+    for backend, program in (("tcp", [launcher, "-n", str(ranks)]), ("mpi", mpirun("any", ranks))):
+        found = losses(program, backend, os.path.join(folder, backend), ranks, more)
         if found != threads:
             raise Failed(backend, found, "threads", threads)
 
@@ -116,7 +120,9 @@ def main():
     if not mpis():
         raise SystemExit(tell("mpi", [("mpi", "SKIPPED", "no mpicc: apt-get install libopenmpi-dev "
                                        "openmpi-bin libmpich-dev mpich")]))
-    tests = [("srun", under_slurm), ("backends_agree", backends_agree)]
+    tests = [("srun", under_slurm),
+             ("backends_agree", functools.partial(backends_agree, 2, [])),
+             ("backends_agree on a grid", functools.partial(backends_agree, 4, GRID))]
     for name in mpis():
         tests += [("%s on %d processes" % (name, ranks), functools.partial(shared, name, ranks))
                   for ranks in (2, 3, 4)]

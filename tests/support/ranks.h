@@ -81,13 +81,17 @@ static int ranks_over_mpi(const tsh_desc *desc, int (*fn)(tsh_ctx *, void *), vo
 }
 #endif
 
-UNUSED static int ranks_on_threads; /* 1: not over MPI */
+/* Under MPI: as mpi_world.h says; or as threads of the first process, or of every one, which then
+ * all have what such a run leaves in memory. */
+typedef enum ranks_place { RANKS_ANY, RANKS_FIRST, RANKS_EACH } ranks_place;
+UNUSED static ranks_place ranks_where;
 
 UNUSED static int ranks_start(int ranks, const tsh_desc *desc, int (*fn)(tsh_ctx *, void *),
                               void *user) {
 #ifdef TESTS_MPI
-    if (ranks == mpi_size() && !ranks_on_threads) return ranks_over_mpi(desc, fn, user);
-    if (ranks > 1 && mpi_rank() > 0) return 0;
+    if (ranks == mpi_size() && ranks_where == RANKS_ANY) return ranks_over_mpi(desc, fn, user);
+    if (mpi_rank() > 0 && ranks_where != RANKS_EACH && (ranks > 1 || ranks_where == RANKS_FIRST))
+        return 0;
 #endif
     return tsh_threads_run(ranks, desc, fn, user);
 }
@@ -110,6 +114,21 @@ UNUSED static void ranks_run_with(int ranks, const tsh_desc *desc, int (*fn)(tsh
                                   void *user) {
     const char *why;
     if (ranks_try(ranks, desc, fn, user, &why)) fail_msg("%s", why);
+}
+
+UNUSED static void ranks_run_at(ranks_place place, int ranks, const tsh_desc *desc,
+                                int (*fn)(tsh_ctx *, void *), void *user) {
+    ranks_where = place;
+    ranks_run_with(ranks, desc, fn, user);
+    ranks_where = RANKS_ANY;
+}
+
+/* After a run whose rank r wrote row r of `rows`, of so many bytes each: every process has all. */
+UNUSED static void ranks_share(int ranks, void *rows, size_t bytes) {
+#ifdef TESTS_MPI
+    if (ranks == mpi_size()) mpi_share(rows, bytes);
+#endif
+    (void)ranks, (void)rows, (void)bytes;
 }
 
 UNUSED static void ranks_run(int ranks, int (*fn)(tsh_ctx *, void *), void *user) {
