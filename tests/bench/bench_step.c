@@ -141,8 +141,8 @@ int main(int argc, char **argv) {
                      .pp = (int)job.set.pp,
                      .threads = (int)job.set.threads,
                      .seed = (uint64_t)job.set.seed};
-    failed = job.set.tcp ? run_processes(&job, &desc)
-                         : tsh_threads_run((int)job.set.ranks, &desc, serve, &job);
+    failed = job.set.joins ? run_processes(&job, &desc)
+                           : tsh_threads_run((int)job.set.ranks, &desc, serve, &job);
     if (failed) refuse("%s", job.error);
     return failed;
 }
