@@ -104,17 +104,11 @@ static void test_runner(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_grid),         cmocka_unit_test(test_large),
-        cmocka_unit_test(test_overlap),      cmocka_unit_test(test_run_ahead),
-        cmocka_unit_test(test_messages),     cmocka_unit_test(test_self),
-        cmocka_unit_test(test_split),        cmocka_unit_test(test_mismatch),
-        cmocka_unit_test(test_tie),          cmocka_unit_test(test_message_mismatch),
-        cmocka_unit_test(test_leave),        cmocka_unit_test(test_careless_close),
-        cmocka_unit_test(test_abort),        cmocka_unit_test(test_abort_from_thread),
-        cmocka_unit_test(test_timeout),      cmocka_unit_test(test_circle),
-        cmocka_unit_test(test_nan),          cmocka_unit_test(test_repeat),
-        cmocka_unit_test(test_crowd),        cmocka_unit_test(test_front_door),
-        cmocka_unit_test(test_group_of_one), cmocka_unit_test(test_runner),
+        COMM_TESTS,
+        cmocka_unit_test(test_crowd),
+        cmocka_unit_test(test_front_door),
+        cmocka_unit_test(test_group_of_one),
+        cmocka_unit_test(test_runner),
     };
     return cmocka_run_group_tests_name("comm/threads", tests, NULL, NULL);
 }

@@ -502,48 +502,19 @@ static void test_run(void **state) {
     world_run_desc(&desc);
 }
 
-#define SHARED(name) cmocka_unit_test(test_##name)
+#define TEST(name) cmocka_unit_test(test_##name)
 
 int main(void) {
     const struct CMUnitTest processes[] = {
-        SHARED(grid),
-        SHARED(sizes),
-        SHARED(large),
-        SHARED(overlap),
-        SHARED(run_ahead),
-        SHARED(messages),
-        SHARED(self),
-        SHARED(split),
-        SHARED(mismatch),
-        SHARED(tie),
-        SHARED(message_mismatch),
-        SHARED(leave),
-        SHARED(careless_close),
-        SHARED(abort),
-        SHARED(abort_from_thread),
-        SHARED(timeout),
-        SHARED(circle),
-        SHARED(nan),
-        SHARED(repeat),
-        SHARED(same_as_threads),
-        SHARED(soak),
-        SHARED(kill),
-        SHARED(stop),
-        SHARED(exit),
-        SHARED(lonely),
-        SHARED(local_error),
-        SHARED(absent),
-        SHARED(absent_first),
-        SHARED(intruders),
-        SHARED(strangers),
-        SHARED(environment),
-        SHARED(listener),
-        SHARED(alone),
-        SHARED(settings),
-        SHARED(run),
+        COMM_TESTS,      TEST(sizes),        TEST(same_as_threads),
+        TEST(soak),      TEST(kill),         TEST(stop),
+        TEST(exit),      TEST(lonely),       TEST(local_error),
+        TEST(absent),    TEST(absent_first), TEST(intruders),
+        TEST(strangers), TEST(environment),  TEST(listener),
+        TEST(alone),     TEST(settings),     TEST(run),
     };
     const struct CMUnitTest threads[] = {
-        SHARED(overlap), SHARED(split), SHARED(tie), SHARED(abort), SHARED(timeout), SHARED(soak),
+        TEST(overlap), TEST(split), TEST(tie), TEST(abort), TEST(timeout), TEST(soak),
     };
     int failed;
     comm_way = WORLD_TCP;

@@ -5,7 +5,7 @@
 #include "../support/ranks.h"
 #include "../support/small_gpt.h"
 
-enum { MICRO_MAX = 4, STEPS = 2, RULES_MAX = 11 };
+enum { MICRO_MAX = 4, STEPS = 2 };
 
 typedef struct setup {
     int layers, tp, pp, dp, m; /* m: micro-batches of GPT_BATCH each */
@@ -99,48 +99,14 @@ typedef struct trainer {
     tsh_tensor *ids[MICRO_MAX], *targets[MICRO_MAX];
 } trainer;
 
-static const tsh_layout whole = {TSH_REPLICATED, 0, 0, {{0, 0}}};
-static const tsh_layout places = {TSH_SHARDED, 0, 1, {{0, 1}}}; /* (T, C) by T */
-static const tsh_layout along = {TSH_SHARDED, 1, 1, {{0, 1}}};  /* (B, T, C) by T */
-
-/* gpt_plan, and for sequence parallelism all that lies between its pairs cut along T. */
-static int make_plan(tsh_plan_rule plan[RULES_MAX], int sequence) {
-    static const tsh_plan_rule between[] = {
-        {.path = "wpe", .style = TSH_PLAIN, .output = &places},
-        {.path = "drop", .style = TSH_SEQUENCE},
-        {.path = "h.*.ln_?", .style = TSH_SEQUENCE},
-        {.path = "h.*.attn.dropout", .style = TSH_SEQUENCE},
-        {.path = "ln_f", .style = TSH_SEQUENCE, .output = &whole},
-    };
+static void shard(tsh_module *gpt, int sequence) {
+    tsh_plan_rule plan[GPT_SEQUENCE_RULES];
     int i;
-    memcpy(plan, gpt_plan, sizeof gpt_plan);
-    if (!sequence) return GPT_RULES;
-    for (i = 0; i < GPT_RULES; i++) {
-        if (plan[i].style == TSH_ROWWISE) plan[i].output = &along;
-        if (plan[i].style != TSH_COLWISE || strcmp(plan[i].path, "lm_head") == 0) continue;
-        plan[i].input = &along;
-        plan[i].regather = sequence == REGATHER;
-    }
-    memcpy(plan + GPT_RULES, between, sizeof between);
-    return GPT_RULES + COUNT(between);
-}
-
-/* As gpt_add, of any depth. */
-static tsh_module *add_model(tsh_ctx *ctx, int layers) {
-    const tsh_embedding_desc wte = {.count = GPT_VOCABULARY, .dim = GPT_WIDTH};
-    const tsh_embedding_desc wpe = {.count = GPT_CONTEXT, .dim = GPT_WIDTH};
-    const tsh_linear_desc head = {.in = GPT_WIDTH, .out = GPT_VOCABULARY, .no_bias = 1};
-    const tsh_layer_norm_desc norm = {.dim = GPT_WIDTH};
-    tsh_module *gpt = tsh_root(ctx), *h;
-    int i;
-    tsh_add_embedding(gpt, "wte", &wte);
-    tsh_add_embedding(gpt, "wpe", &wpe);
-    tsh_add_dropout(gpt, "drop", gpt_dropout);
-    h = tsh_add_module(gpt, "h", NULL);
-    for (i = 0; i < layers; i++) gpt_add_block(h, i);
-    tsh_add_layer_norm(gpt, "ln_f", &norm);
-    tsh_tie(tsh_add_linear(gpt, "lm_head", &head), "weight", tsh_param(gpt, "wte.weight"));
-    return gpt;
+    memcpy(plan, gpt_sequence_plan, sizeof plan);
+    for (i = 0; i < GPT_SEQUENCE_RULES; i++)
+        plan[i].regather = plan[i].regather && sequence == REGATHER;
+    (void)tsh_parallelize(gpt, sequence ? plan : gpt_plan,
+                          sequence ? GPT_SEQUENCE_RULES : GPT_RULES);
 }
 
 static tsh_tensor *first_input(tsh_ctx *ctx, int k, void *user) {
@@ -162,10 +128,10 @@ static int make_trainer(tsh_ctx *ctx, trainer *r, const setup *s) {
     const tsh_pipeline_desc desc = {
         .micro_batches = s->m, .input = first_input, .loss = last_loss, .user = r};
     const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
-    tsh_plan_rule plan[RULES_MAX];
+    const gpt_form form = {.layers = s->layers};
     int k;
-    r->gpt = add_model(ctx, s->layers);
-    CHECK(tsh_parallelize(r->gpt, plan, make_plan(plan, s->sequence)) == TSH_OK, "plan");
+    r->gpt = gpt_add_form(ctx, &form);
+    shard(r->gpt, s->sequence);
     for (k = 0; k < s->m; k++) {
         r->ids[k] = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
         r->targets[k] = tsh_tensor_new(ctx, TSH_I32, shape, NULL);

@@ -22,31 +22,6 @@ typedef struct outcome {
     size_t peak; /* of step memory, on rank 0 */
 } outcome;
 
-static const tsh_layout whole = {TSH_REPLICATED, 0, 0, {{0, 0}}};
-static const tsh_layout places = {TSH_SHARDED, 0, 1, {{0, 1}}};
-static const tsh_layout sequence = {TSH_SHARDED, 1, 1, {{0, 1}}};
-static const tsh_plan_rule sequence_plan[] = {
-    {.path = "wte", .style = TSH_ROWWISE, .output = &sequence},
-    {.path = "wpe", .style = TSH_PLAIN, .output = &places},
-    {.path = "drop", .style = TSH_SEQUENCE},
-    {.path = "h.*.ln_?", .style = TSH_SEQUENCE},
-    {.path = "h.*.attn.c_attn",
-     .style = TSH_COLWISE,
-     .segments = 3,
-     .unit = GPT_WIDTH / GPT_HEADS,
-     .input = &sequence,
-     .regather = 1},
-    {.path = "h.*.attn.c_proj",
-     .style = TSH_ROWWISE,
-     .unit = GPT_WIDTH / GPT_HEADS,
-     .output = &sequence},
-    {.path = "h.*.attn.dropout", .style = TSH_SEQUENCE},
-    {.path = "h.*.mlp.c_fc", .style = TSH_COLWISE, .input = &sequence, .regather = 1},
-    {.path = "h.*.mlp.c_proj", .style = TSH_ROWWISE, .output = &sequence},
-    {.path = "ln_f", .style = TSH_SEQUENCE, .output = &whole},
-    {.path = "lm_head", .style = TSH_COLWISE},
-};
-
 static void hash_param(const char *path, tsh_tensor *param, void *user) {
     outcome *o = (outcome *)user;
     (void)path;
@@ -85,8 +60,8 @@ static int train(tsh_ctx *ctx, void *user) {
     int i;
     memset(&mine, 0, sizeof mine);
     for (i = 0; i < 4 && h->modules[i]; i++) tsh_checkpoint(tsh_find(gpt, h->modules[i]), 1);
-    CHECK(tsh_parallelize(gpt, h->sequence ? sequence_plan : gpt_plan,
-                          h->sequence ? COUNT(sequence_plan) : GPT_RULES) == TSH_OK,
+    CHECK(tsh_parallelize(gpt, h->sequence ? gpt_sequence_plan : gpt_plan,
+                          h->sequence ? GPT_SEQUENCE_RULES : GPT_RULES) == TSH_OK,
           "plan");
     optim = tsh_optim_new(gpt, &adamw);
     for (i = 0; i < STEPS; i++) {

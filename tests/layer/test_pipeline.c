@@ -40,31 +40,6 @@ typedef struct job {
     double tolerance; /* 0: the same bits */
 } job;
 
-static const tsh_layout whole = {TSH_REPLICATED, 0, 0, {{0, 0}}};
-static const tsh_layout places = {TSH_SHARDED, 0, 1, {{0, 1}}};
-static const tsh_layout along = {TSH_SHARDED, 1, 1, {{0, 1}}};
-static const tsh_plan_rule sequence_plan[] = {
-    {.path = "wte", .style = TSH_ROWWISE, .output = &along},
-    {.path = "wpe", .style = TSH_PLAIN, .output = &places},
-    {.path = "drop", .style = TSH_SEQUENCE},
-    {.path = "h.*.ln_?", .style = TSH_SEQUENCE},
-    {.path = "h.*.attn.c_attn",
-     .style = TSH_COLWISE,
-     .segments = 3,
-     .unit = GPT_WIDTH / GPT_HEADS,
-     .input = &along,
-     .regather = 1},
-    {.path = "h.*.attn.c_proj",
-     .style = TSH_ROWWISE,
-     .unit = GPT_WIDTH / GPT_HEADS,
-     .output = &along},
-    {.path = "h.*.attn.dropout", .style = TSH_SEQUENCE},
-    {.path = "h.*.mlp.c_fc", .style = TSH_COLWISE, .input = &along, .regather = 1},
-    {.path = "h.*.mlp.c_proj", .style = TSH_ROWWISE, .output = &along},
-    {.path = "ln_f", .style = TSH_SEQUENCE, .output = &whole},
-    {.path = "lm_head", .style = TSH_COLWISE},
-};
-
 static tsh_tensor *first_input(tsh_ctx *ctx, int k, void *user) {
     const model *t = (const model *)user;
     tsh_tensor *place = tsh_arange(ctx, TSH_I32, 0, GPT_CONTEXT, 1);
@@ -78,7 +53,7 @@ static tsh_tensor *last_loss(tsh_ctx *ctx, tsh_tensor *y, int k, void *user) {
     tsh_tensor *targets = tsh_slice(t->targets, 0, k * GPT_BATCH, GPT_BATCH);
     (void)ctx;
     y = gpt_call(t->gpt, "lm_head", gpt_call(t->gpt, "ln_f", y));
-    if (tsh_layout_of(y).dim == 1) targets = tsh_redistribute(targets, along);
+    if (tsh_layout_of(y).dim == 1) targets = tsh_redistribute(targets, gpt_along);
     return tsh_full(tsh_cross_entropy(y, targets, NULL));
 }
 
@@ -87,9 +62,9 @@ enum { WHOLE_HEAD = 2 };
 /* The plan that a setup asks for. WHOLE_HEAD: embedding and head are not cut, so that the head's
  * gradient, of a piece of the sequence, is partial. */
 static void shard(tsh_module *gpt, int sequence) {
-    tsh_plan_rule plan[COUNT(sequence_plan)];
-    int n = COUNT(sequence_plan);
-    memcpy(plan, sequence_plan, sizeof plan);
+    tsh_plan_rule plan[GPT_SEQUENCE_RULES];
+    int n = GPT_SEQUENCE_RULES;
+    memcpy(plan, gpt_sequence_plan, sizeof plan);
     if (sequence == WHOLE_HEAD) {
         plan[0].style = TSH_PLAIN;
         plan[--n - 1].output = NULL;
@@ -97,28 +72,14 @@ static void shard(tsh_module *gpt, int sequence) {
     (void)tsh_parallelize(gpt, sequence ? plan : gpt_plan, sequence ? n : GPT_RULES);
 }
 
-/* As gpt_add, with LAYERS layers and a head that may be of its own. */
 static void make_model(tsh_ctx *ctx, model *t, const setup *how, int m) {
-    const tsh_linear_desc head = {.in = GPT_WIDTH, .out = GPT_VOCABULARY, .no_bias = 1};
-    const tsh_embedding_desc wte = {
-        .count = GPT_VOCABULARY, .dim = GPT_WIDTH, .lookup = {.sparse = how->sparse}};
-    const tsh_embedding_desc wpe = {.count = GPT_CONTEXT, .dim = GPT_WIDTH};
-    const tsh_layer_norm_desc norm = {.dim = GPT_WIDTH};
+    const gpt_form form = {.layers = LAYERS, .own_head = !how->tied, .sparse = how->sparse};
     const tsh_shape shape = tsh_shape2((int64_t)m * GPT_BATCH, GPT_CONTEXT);
-    tsh_module *h;
     int i;
-    t->gpt = tsh_root(ctx);
+    t->gpt = gpt_add_form(ctx, &form);
     t->m = m;
-    (void)tsh_add_embedding(t->gpt, "wte", &wte);
-    (void)tsh_add_embedding(t->gpt, "wpe", &wpe);
-    (void)tsh_add_dropout(t->gpt, "drop", gpt_dropout);
-    h = tsh_add_module(t->gpt, "h", NULL);
-    for (i = 0; i < LAYERS; i++) gpt_add_block(h, i);
-    for (i = 0; i < LAYERS; i += 2) tsh_checkpoint(tsh_child(h, i), how->checkpoint);
-    (void)tsh_add_layer_norm(t->gpt, "ln_f", &norm);
-    (void)tsh_add_linear(t->gpt, "lm_head", &head);
-    if (how->tied)
-        (void)tsh_tie(tsh_find(t->gpt, "lm_head"), "weight", tsh_param(t->gpt, "wte.weight"));
+    for (i = 0; i < LAYERS; i += 2)
+        tsh_checkpoint(tsh_child(tsh_find(t->gpt, "h"), i), how->checkpoint);
     shard(t->gpt, how->sequence);
     tsh_train(t->gpt, how->dropout);
     t->ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);

@@ -525,4 +525,15 @@ static void test_repeat(void **state) {
     for (int r = 1; r < 4; r++) assert_int_equal(jobs[r].hash, jobs[0].hash);
 }
 
+/* All of them, in a list of tests. */
+#define COMM_TESTS                                                                                 \
+    cmocka_unit_test(test_grid), cmocka_unit_test(test_large), cmocka_unit_test(test_overlap),     \
+        cmocka_unit_test(test_run_ahead), cmocka_unit_test(test_messages),                         \
+        cmocka_unit_test(test_self), cmocka_unit_test(test_split),                                 \
+        cmocka_unit_test(test_mismatch), cmocka_unit_test(test_tie),                               \
+        cmocka_unit_test(test_message_mismatch), cmocka_unit_test(test_leave),                     \
+        cmocka_unit_test(test_careless_close), cmocka_unit_test(test_abort),                       \
+        cmocka_unit_test(test_abort_from_thread), cmocka_unit_test(test_timeout),                  \
+        cmocka_unit_test(test_circle), cmocka_unit_test(test_nan), cmocka_unit_test(test_repeat)
+
 #endif

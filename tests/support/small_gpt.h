@@ -67,9 +67,16 @@ static void gpt_add_block(tsh_module *h, int index) {
     tsh_add_linear(part, "c_proj", &mlp_proj);
 }
 
-/* Everything under the ctx's root; not sharded yet, no values yet. */
-UNUSED static tsh_module *gpt_add(tsh_ctx *ctx) {
-    const tsh_embedding_desc wte = {.count = GPT_VOCABULARY, .dim = GPT_WIDTH};
+/* How a model differs from that of gpt_add. */
+typedef struct gpt_form {
+    int layers;
+    int own_head; /* not tied to the embedding */
+    int sparse;   /* the embedding's gradient */
+} gpt_form;
+
+UNUSED static tsh_module *gpt_add_form(tsh_ctx *ctx, const gpt_form *form) {
+    const tsh_embedding_desc wte = {
+        .count = GPT_VOCABULARY, .dim = GPT_WIDTH, .lookup = {.sparse = form->sparse}};
     const tsh_embedding_desc wpe = {.count = GPT_CONTEXT, .dim = GPT_WIDTH};
     const tsh_linear_desc head = {.in = GPT_WIDTH, .out = GPT_VOCABULARY, .no_bias = 1};
     const tsh_layer_norm_desc norm = {.dim = GPT_WIDTH};
@@ -79,13 +86,20 @@ UNUSED static tsh_module *gpt_add(tsh_ctx *ctx) {
     tsh_add_embedding(gpt, "wpe", &wpe);
     tsh_add_dropout(gpt, "drop", gpt_dropout);
     h = tsh_add_module(gpt, "h", NULL);
-    for (i = 0; i < GPT_LAYERS; i++) gpt_add_block(h, i);
+    for (i = 0; i < form->layers; i++) gpt_add_block(h, i);
     tsh_add_layer_norm(gpt, "ln_f", &norm);
-    tsh_tie(tsh_add_linear(gpt, "lm_head", &head), "weight", tsh_param(gpt, "wte.weight"));
+    tsh_add_linear(gpt, "lm_head", &head);
+    if (!form->own_head) tsh_tie(tsh_find(gpt, "lm_head"), "weight", tsh_param(gpt, "wte.weight"));
     return gpt;
 }
 
-enum { GPT_RULES = 6 };
+/* Everything under the ctx's root; not sharded yet, no values yet. */
+UNUSED static tsh_module *gpt_add(tsh_ctx *ctx) {
+    const gpt_form form = {.layers = GPT_LAYERS};
+    return gpt_add_form(ctx, &form);
+}
+
+enum { GPT_RULES = 6, GPT_SEQUENCE_RULES = 11 };
 
 static const tsh_plan_rule gpt_plan[GPT_RULES] = {
     {.path = "wte", .style = TSH_ROWWISE},
@@ -93,6 +107,32 @@ static const tsh_plan_rule gpt_plan[GPT_RULES] = {
     {.path = "h.*.attn.c_proj", .style = TSH_ROWWISE, .unit = GPT_WIDTH / GPT_HEADS},
     {.path = "h.*.mlp.c_fc", .style = TSH_COLWISE},
     {.path = "h.*.mlp.c_proj", .style = TSH_ROWWISE},
+    {.path = "lm_head", .style = TSH_COLWISE},
+};
+
+/* The same with sequence parallelism: what lies between the pairs is cut along T. */
+static const tsh_layout gpt_whole = {TSH_REPLICATED, 0, 0, {{0, 0}}};
+static const tsh_layout gpt_places = {TSH_SHARDED, 0, 1, {{0, 1}}}; /* (T, C) */
+static const tsh_layout gpt_along = {TSH_SHARDED, 1, 1, {{0, 1}}};  /* (B, T, C) */
+static const tsh_plan_rule gpt_sequence_plan[GPT_SEQUENCE_RULES] = {
+    {.path = "wte", .style = TSH_ROWWISE, .output = &gpt_along},
+    {.path = "wpe", .style = TSH_PLAIN, .output = &gpt_places},
+    {.path = "drop", .style = TSH_SEQUENCE},
+    {.path = "h.*.ln_?", .style = TSH_SEQUENCE},
+    {.path = "h.*.attn.c_attn",
+     .style = TSH_COLWISE,
+     .segments = 3,
+     .unit = GPT_WIDTH / GPT_HEADS,
+     .input = &gpt_along,
+     .regather = 1},
+    {.path = "h.*.attn.c_proj",
+     .style = TSH_ROWWISE,
+     .unit = GPT_WIDTH / GPT_HEADS,
+     .output = &gpt_along},
+    {.path = "h.*.attn.dropout", .style = TSH_SEQUENCE},
+    {.path = "h.*.mlp.c_fc", .style = TSH_COLWISE, .input = &gpt_along, .regather = 1},
+    {.path = "h.*.mlp.c_proj", .style = TSH_ROWWISE, .output = &gpt_along},
+    {.path = "ln_f", .style = TSH_SEQUENCE, .output = &gpt_whole},
     {.path = "lm_head", .style = TSH_COLWISE},
 };
 
