@@ -107,7 +107,7 @@ static int ring(bench *b, int first, int adds, int stores, char *data, long chun
             if (n < 0) return 0;
             n += held;
             held = n % 4;
-            add((float *)(data + in % ranks * chunk + got % chunk), w->segment, n / 4);
+            add((float *)(void *)(data + in % ranks * chunk + got % chunk), w->segment, n / 4);
             got += n - held;
             memmove(w->segment, (char *)w->segment + (n - held), (size_t)held);
         }

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Compiles tshard.h and every backend, each alone, under the strict warnings, and lets the
-analyzers of clang and gcc read them; so, too, every program that stands beside the backends.
+analyzers of clang and gcc read them; so, too, every program that stands beside the backends. Tests,
+benchmarks and examples are parsed, under the same warnings.
 
     check.py --warn "FLAGS" --warn-c "FLAGS FOR C ALONE" [--jobs N]
 
 Every standard, both compilers (clang where it is installed), declarations only and the
-implementation, float and double, static, -O0 and -O3. Prints what failed and one line of counts.
+implementation; in C99 and C++11 float and double, static, -O0 and -O3. Prints what failed and one line of counts.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from scripts import mpi_flags, mpis
 
 C = ["c99", "c11", "c17"]
 CXX = ["c++11", "c++20"]
-CLANG = ["-Wcomma", "-Wdocumentation", "-Wnewline-eof", "-Wextra-semi", "-Wreserved-identifier"]
+CLANG = ["-Wcomma", "-Wdocumentation", "-Wnewline-eof", "-Wextra-semi"]
 POSIX = ["-D_POSIX_C_SOURCE=200809L"]  # for backends; the core is strict C99
 DOUBLE = ["-DTSHARD_REAL=double"]
 STATIC = ["-DTSHARD_STATIC"]
@@ -34,9 +35,8 @@ SHOWN = 30  # lines of what it said
 # How the core's implementation is compiled in every standard, and in the first of each language;
 # and a backend's, which brings the core's along. The optimiser sees most (values that may be unset,
 # bounds) and takes longest, but cares little about the standard.
-CORE = [["-O0"], ["-O3"], ["-O0"] + DOUBLE], [["-O3"] + DOUBLE, ["-O3"] + STATIC,
-                                              ["-O0", "-DTSHARD_NO_SIMD"],
-                                              ["-O3", "-fopenmp"]]
+CORE = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O3"] + DOUBLE, ["-O3"] + STATIC,
+                   ["-O0", "-DTSHARD_NO_SIMD"], ["-O3", "-fopenmp"]]
 BACKEND = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O0"] + STATIC]
 APART = ["-DTSHARD_IMPLEMENTED"]  # a backend without the core
 
@@ -47,10 +47,18 @@ def compiler_of(family, standard):
 
 def compilations(family, headers, programs, warn, warn_c):
     """(title, command) of every compilation by one family of compilers."""
+    warn = ["-Werror"] + warn + (CLANG if family == "clang" else [])
+    for program in users():
+        flags = []
+        if needs_mpi(program):
+            flags = mpi_flags(list(mpis().values())[0]) + ["-DTESTS_PARTS="]
+        yield (" ".join([family, program]),
+               [family, "-std=c99", "-fsyntax-only"] + POSIX + warn + warn_c + flags
+               + [os.path.join(TOP, program)])
+    warn += ["-Wreserved-identifier"] if family == "clang" else []
     for standard in C + CXX:
-        base = [compiler_of(family, standard), "-std=" + standard, "-Werror"] + warn
+        base = [compiler_of(family, standard), "-std=" + standard] + warn
         base += ["-x", "c++"] if standard in CXX else warn_c
-        base += CLANG if family == "clang" else []
         for header in headers:
             every, first = CORE if header == headers[0] else BACKEND
             ways = every + (first if standard in (C[0], CXX[0]) else [])
@@ -67,6 +75,20 @@ def compilations(family, headers, programs, warn, warn_c):
                 title = " ".join([base[0], standard, program] + flags)
                 yield title, base + flags + POSIX + [os.path.join(TOP, program),
                                                      "-c", "-o", os.devnull]
+
+
+def users():
+    """Every C program of tests, benchmarks and examples, but those that this script is made of."""
+    paths = glob.glob(os.path.join(TOP, "tests", "*", "*.c"))
+    paths = [path for path in paths if os.path.dirname(path) != HERE]
+    paths += glob.glob(os.path.join(TOP, "examples", "*.c"))
+    found = sorted(os.path.relpath(path, TOP) for path in paths)
+    return [program for program in found if mpis() or not needs_mpi(program)]
+
+
+def needs_mpi(program):
+    with open(os.path.join(TOP, program), encoding="utf-8") as file:
+        return re.search(r'#include .*mpi\.h[">]', file.read()) is not None
 
 
 def others(header):

@@ -594,7 +594,7 @@ static int sleep_through(tsh_ctx *ctx, void *user) {
             idle = 1 - busiest / took;
     }
     for (i = 0; i < t->m; i++) {
-        while (f < t->m && f < warm + i + 1) want[strlen(want)] = 'F', f++;
+        for (; f < t->m && f < warm + i + 1; f++) want[strlen(want)] = 'F';
         want[strlen(want)] = 'B';
     }
     CHECK(strcmp(s.order, want) == 0, "stage %d of %d: %s, not %s", stage, p, s.order, want);

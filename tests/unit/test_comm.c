@@ -18,8 +18,9 @@ typedef union element {
 /* Of every 144 elements, each value meets each; the first 31 have NaN and both zeros on both
  * sides. */
 static element value(tsh_dtype dtype, int which) {
-    static const double floats[KINDS] = {NAN,  -0.0, 0.0,  INFINITY, -INFINITY, 1,
-                                         -1.5, 0.1,  1e30, -1e30,    1e-40,     3};
+    static const double floats[KINDS] = {
+        (double)NAN, -0.0,  0.0, (double)INFINITY, -(double)INFINITY, 1, -1.5, 0.1, 1e30,
+        -1e30,       1e-40, 3};
     static const int64_t integers[KINDS] = {INT64_MIN, INT64_MAX, 0,          1,
                                             -1,        7,         INT32_MIN,  INT32_MAX,
                                             -46341,    65537,     4294967311, -3037000500};
@@ -45,7 +46,7 @@ static void store(tsh_dtype dtype, char *buffer, int i, element e) {
 
 static double plain_float(double l, double r, tsh_redop op) {
     if (op != TSH_MIN && op != TSH_MAX) return op == TSH_PROD ? l * r : l + r;
-    if (isnan(l) || isnan(r)) return NAN;
+    if (isnan(l) || isnan(r)) return (double)NAN;
     return op == TSH_MIN ? (r < l ? r : l) : (r > l ? r : l);
 }
 
@@ -118,7 +119,7 @@ static void fold_is_the_plain_loop(void **state) {
 static void fold_wraps_and_keeps_the_left(void **state) {
     const int32_t most = INT32_MAX, one = 1, two = 2;
     const int64_t least = INT64_MIN, minus = -1;
-    const double nought = 0.0, minus_nought = -0.0, nan = NAN;
+    const double nought = 0.0, minus_nought = -0.0, nan = (double)NAN;
     int32_t i32;
     int64_t i64;
     double f64;
@@ -148,7 +149,7 @@ static void finish_divides_averages_only(void **state) {
     int i, k;
     (void)state;
     for (k = 0; k < COUNT(lengths); k++) {
-        for (i = 0; i < ROOM; i++) f64[i] = f32[i] = (float)(i + 1);
+        for (i = 0; i < ROOM; i++) f64[i] = (double)(f32[i] = (float)(i + 1));
         tsh_coll_finish(f32, lengths[k], TSH_F32, TSH_SUM, 3);
         tsh_coll_finish(f64, lengths[k], TSH_F64, TSH_MAX, 3);
         for (i = 0; i < ROOM; i++) assert_true(f32[i] == (float)(i + 1) && f64[i] == i + 1);

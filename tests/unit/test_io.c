@@ -336,7 +336,8 @@ static void skipped_steps_are_counted_on(void **state) {
     tsh_tensor *w = tsh_param(tsh_root(ctx), "v.weight");
     (void)state;
     small_step(ctx, optim);
-    assert_int_equal(tsh_backward(ctx, tsh_sum(tsh_scale(w, INFINITY), TSH_ALL, 0)), TSH_OK);
+    assert_int_equal(tsh_backward(ctx, tsh_sum(tsh_scale(w, (double)INFINITY), TSH_ALL, 0)),
+                     TSH_OK);
     assert_int_equal(tsh_optim_step(optim), TSH_OK);
     assert_int_equal(tsh_step_end(ctx), TSH_OK);
     assert_int_equal(tsh_save(tsh_root(ctx), files_path("skip"), optim), TSH_OK);
