@@ -6,7 +6,8 @@ benchmarks and examples are parsed, under the same warnings.
     check.py --warn "FLAGS" --warn-c "FLAGS FOR C ALONE" [--jobs N]
 
 Every standard, both compilers (clang where it is installed), declarations only and the
-implementation; in C99 and C++11 float and double, static, -O0 and -O3. Prints what failed and one line of counts.
+implementation; in C99 and C++11 float and double, static, -O0 and -O3. Prints what failed and one
+line of counts.
 """
 
 import argparse
