@@ -40,6 +40,7 @@ TURN, MOST_CALLS = 50e3, 20000  # microseconds of a collective's turn, and the c
 KIB, MIB = 1024, 1024 * 1024
 SIZES = {4: "4B", KIB: "1KiB", 16 * KIB: "16KiB", 256 * KIB: "256KiB", MIB: "1MiB", 4 * MIB: "4MiB",
          16 * MIB: "16MiB", 64 * MIB: "64MiB"}
+LINK = "10gbit"  # of replicas' slow link, both ways together
 CC = [os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O3",
       "-fno-math-errno"]
 CXX = [os.environ.get("CXX", "c++"), "-std=c++14", "-O3"]
@@ -483,22 +484,45 @@ def share_of(args, program, steps):
                      if comm and step}}
 
 
+def slow_link(command):
+    """The command in a network of its own, whose loopback carries LINK; None if that may not be."""
+    setup = ("ip link set lo up && tc qdisc add dev lo root tbf rate %s burst 1mb latency 100ms"
+             % LINK)
+    there = ["unshare", "--net", "sh", "-c", setup + ' && exec "$@"', "sh"]
+    try:
+        may = subprocess.run(there + ["true"], stderr=subprocess.DEVNULL).returncode == 0
+    except OSError:
+        may = False
+    return there + command if may else None
+
+
+def overlap(args, command):
+    """Seconds of a step whose gradients travel while backward goes on, and of one where they wait
+    for its end; and the share of the communication, in percent, that this hides."""
+    program = Ranks("ours", command)
+    seconds, hidden = {"ours": {}, "no_overlap": {}}, {"ours": {}}
+    for number in numbers(args, -1):
+        on, off, comm = (program.ask(kind, 0, 2) for kind in ("step", "held", "held_comm"))
+        if on and off and comm and number >= 0:  # the first steps find no memory yet
+            seconds["ours"][number], seconds["no_overlap"][number] = on / 1e6, off / 1e6
+            hidden["ours"][number] = 100 * (off - on) / comm
+    program.close()
+    return seconds, hidden
+
+
 def replicas(args):
-    """Two replicas of a GPT of width 768 over TCP: gradients that travel while backward goes on
-    against those that wait for its end, and the share of the communication that this hides; the
-    bytes of moments on a rank, cut over the replicas and whole."""
+    """Two replicas of a GPT of width 768 over TCP, with and without overlap, on loopback and on a
+    slow link; the bytes of moments on a rank, cut over the replicas and whole."""
     ours = build("bench_step.c", CC, ["-DGPT_TCP", "-lm", "-pthread", "-luv", "-lsodium"])
     common = [ours, "--text", text_of(args), "--chars", "--backend", "tcp", "--ranks", "2", "--dp",
               "2", "--layers", "4", "--heads", "12", "--width", "768", "--context", "64",
               "--batch", "8"]
-    program, moments = ours and Ranks("ours", common), {}
-    seconds, hidden = {"ours": {}, "no_overlap": {}}, {}
-    for number in numbers(args, -1) if ours else ():
-        on, off = program.ask("step", 0, 2), program.ask("held", 0, 2)
-        comm = program.ask("held_comm", 0, 2)
-        if on and off and comm and number >= 0:  # the first steps find no memory yet
-            seconds["ours"][number], seconds["no_overlap"][number] = on / 1e6, off / 1e6
-            hidden[number] = 100 * (off - on) / comm
+    moments = {}
+    for parts, way, command in ((2, "tcp", common), (1, "link", slow_link(common))) if ours else ():
+        if command:
+            seconds, hidden = overlap(share(args, parts), command)
+            yield {("step_gpt768_dp2_" + way, "s"): seconds,
+                   ("hidden_gpt768_dp2_" + way, "%"): hidden}
     for who, flags in (("no_zero", []), ("ours", ["--zero"])) if ours else ():
         rank = Ranks(who, common + flags)
         rank.ask("step", 0, 1)
@@ -506,11 +530,7 @@ def replicas(args):
         if held:
             moments[who] = {0: held / 1e9}
         rank.close()
-    if ours:
-        program.close()
-        yield {("step_gpt768_dp2_tcp", "s"): seconds,
-               ("hidden_gpt768_dp2_tcp", "%"): {"ours": hidden},
-               ("moments_gpt768_dp2_zero", "GB"): moments}
+    yield {("moments_gpt768_dp2_zero", "GB"): moments}
 
 
 def model(args):
