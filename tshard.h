@@ -726,8 +726,9 @@ typedef struct tsh_backward_desc {
  * over tp per tensor that feeds sharded consumers (each started as early as it can be), and one
  * flat one for leaves whose gradients are partial. Then the average over dp: gradients are
  * collected in buckets (tsh_desc.bucket_bytes), each of which is all-reduced as soon as it is full,
- * while backward goes on; summed, one all-reduce of the weights. The sum of an element has the
- * order that an all-reduce of its leaf alone gives it, whatever bucket it is in. */
+ * while backward goes on (built-in products give it a turn every third of a millisecond); summed,
+ * one all-reduce of the weights. The sum of an element has the order that an all-reduce of its leaf
+ * alone gives it, whatever bucket it is in. */
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_backward_desc *desc);
 /* Completes gradients that .defer left pending: partial ones over tp, then the average over dp.
@@ -4613,6 +4614,14 @@ static void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int valid, in
 
 /* -- the loops around the micro-kernel ------------------------------------ */
 
+/* What else there is to do now and then during a long product, on the thread that computes it. */
+typedef struct tshi_gemm_chore {
+    void (*fn)(void *user);
+    void *user;
+} tshi_gemm_chore;
+
+enum { TSHI_GEMM_STINT = 1 << 24 }; /* multiply-adds in between: a third of a millisecond */
+
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel;
     tsh_real *pack_a, *pack_b;
@@ -4623,6 +4632,8 @@ typedef struct tshi_gemm_job {
     int64_t rsa, csa, rsb, csb;
     tsh_real *c;
     int64_t rsc, csc;
+    const tshi_gemm_chore *chore; /* or NULL */
+    int64_t stint;                /* multiply-adds since it was done */
 } tshi_gemm_job;
 
 /* The smallest multiple of `unit` with which ceil(length / most) equal blocks cover the length. */
@@ -4676,7 +4687,7 @@ static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
 /* One A block against one B panel: C(m, n) += alpha A(m, k) B(k, n), with m <= mc, k <= kc.
  * The panel is packed with the `first` block of rows; where that is also the `last`, every sliver
  * goes to the same place. */
-static void tshi_gemm_block(const tshi_gemm_job *job, int first, int last) {
+static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int pack_a = job->n > 4 * nr && job->m > 1; /* else A is read where it lies */
@@ -4712,6 +4723,11 @@ static void tshi_gemm_block(const tshi_gemm_job *job, int first, int last) {
                 tile(&t, rows, width);
             else
                 tshi_gemm_edge(tile, &t, rows, cols, width, job->csc);
+        }
+        job->stint += job->m * cols * job->k;
+        if (job->chore && job->stint >= TSHI_GEMM_STINT) {
+            job->chore->fn(job->chore->user);
+            job->stint = 0;
         }
     }
 }
@@ -4806,8 +4822,9 @@ static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64
 }
 
 /* C = alpha A B + beta C, as tsh_gemm_fn says, on one thread. */
-static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t m, int64_t n,
-                          int64_t k, tsh_real alpha, const tsh_real *a, int64_t rsa, int64_t csa,
+static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
+                          const tshi_gemm_chore *chore, int64_t m, int64_t n, int64_t k,
+                          tsh_real alpha, const tsh_real *a, int64_t rsa, int64_t csa,
                           const tsh_real *b, int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c,
                           int64_t rsc, int64_t csc) {
     tshi_gemm_job job;
@@ -4821,7 +4838,8 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t
         beta = 1;
     }
     if (tshi_gemm_turns(m, n, rsc, csc, kernel->nr)) {
-        tshi_gemm_run(kernel, scratch, n, m, k, alpha, b, csb, rsb, a, csa, rsa, beta, c, csc, rsc);
+        tshi_gemm_run(kernel, scratch, chore, n, m, k, alpha, b, csb, rsb, a, csa, rsa, beta, c,
+                      csc, rsc);
         return;
     }
     job.kernel = kernel;
@@ -4841,6 +4859,8 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, int64_t
     job.csb = csb;
     job.rsc = rsc;
     job.csc = csc;
+    job.chore = chore;
+    job.stint = 0;
     tshi_gemm_blocks(&job);
 }
 
@@ -5933,6 +5953,19 @@ static void tshi_tape_drop_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
+/* Whether anything is on its way between ranks. */
+static int tshi_tape_travels(const tsh_ctx *ctx) {
+    return ctx->tp.in_flight || ctx->dp.in_flight || ctx->pp.in_flight;
+}
+
+/* Moves it on: backends move data only when they are called. */
+static void tshi_tape_progress(void *user) {
+    tsh_ctx *ctx = (tsh_ctx *)user;
+    if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
+    if (ctx->dp.in_flight) tsh_comm_progress(&ctx->dp);
+    if (ctx->pp.in_flight) tsh_comm_progress(&ctx->pp);
+}
+
 /* Walks the tape, newest first: nodes that were not reached, or follow an error, are only dropped.
  * The arena still holds them. */
 static void tshi_tape_walk(tsh_ctx *ctx) {
@@ -5948,9 +5981,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
             for (i = 0; i < node->fed; i++) tshi_tape_feed(node->feeds[i]);
             if (ctx->trace)
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->name, begin, 0);
-            if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
-            if (ctx->dp.in_flight) tsh_comm_progress(&ctx->dp);
-            if (ctx->pp.in_flight) tsh_comm_progress(&ctx->pp);
+            tshi_tape_progress(ctx);
         }
         tshi_tape_drop_node(node);
     }
@@ -8939,8 +8970,9 @@ typedef struct tshi_product {
     tsh_real alpha, beta;
     tshi_matrix a, b, c;
     char *scratch;
-    size_t each; /* bytes of scratch of a piece */
-    int by_rows; /* how it is cut */
+    size_t each;                  /* bytes of scratch of a piece */
+    int by_rows;                  /* how it is cut */
+    const tshi_gemm_chore *chore; /* for the rank's own thread */
 } tshi_product;
 
 /* By one thread of the rank, in scratch that nobody else uses meanwhile. */
@@ -8951,9 +8983,9 @@ static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
                      x->b.data, x->b.row, x->b.column, x->beta, x->c.data, x->c.row, x->c.column,
                      tshi_team_spare(ctx));
     else
-        tshi_gemm_run(ctx->gemm_kernel, scratch, x->m, x->n, x->k, x->alpha, x->a.data, x->a.row,
-                      x->a.column, x->b.data, x->b.row, x->b.column, x->beta, x->c.data, x->c.row,
-                      x->c.column);
+        tshi_gemm_run(ctx->gemm_kernel, scratch, x->chore, x->m, x->n, x->k, x->alpha, x->a.data,
+                      x->a.row, x->a.column, x->b.data, x->b.row, x->b.column, x->beta, x->c.data,
+                      x->c.row, x->c.column);
 }
 
 static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
@@ -8967,6 +8999,7 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
         part.b.data += from * part.b.column;
         part.c.data += from * part.c.column;
     }
+    if (piece > 0) part.chore = NULL; /* not this rank's own thread, the one that may communicate */
     tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
 }
 
@@ -8978,7 +9011,10 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
     const int64_t side = m >= n ? m : n;
     const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, LEAST),
                                           tshi_base_ceil(side, UNIT));
+    tshi_gemm_chore progress;
     tshi_product x;
+    progress.fn = tshi_tape_progress;
+    progress.user = ctx;
     x.ctx = ctx;
     x.m = m;
     x.n = n;
@@ -8989,6 +9025,7 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
     x.b = b;
     x.c = c;
     x.by_rows = m >= n;
+    x.chore = tshi_tape_travels(ctx) ? &progress : NULL;
     x.each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 * 64;
     x.scratch = tshi_matmul_scratch(ctx, x.each * (size_t)pieces);
     if (side && x.scratch) tshi_team_run(pieces, side, UNIT, tshi_matmul_piece, &x);

@@ -82,8 +82,8 @@ static void gemm(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k
                  const matrix *a, const matrix *b, tsh_real beta, const matrix *c) {
     unsigned char *end = scratch + tshi_gemm_scratch(kernel, m, n, k, c->rs, c->cs);
     memset(end, 0xa5, 64);
-    tshi_gemm_run(kernel, scratch, m, n, k, alpha, a->data, a->rs, a->cs, b->data, b->rs, b->cs,
-                  beta, c->data, c->rs, c->cs);
+    tshi_gemm_run(kernel, scratch, NULL, m, n, k, alpha, a->data, a->rs, a->cs, b->data, b->rs,
+                  b->cs, beta, c->data, c->rs, c->cs);
     for (int i = 0; i < 64; i++) assert_int_equal(end[i], 0xa5);
 }
 
@@ -243,7 +243,7 @@ static void test_empty(void **state) {
         gemm(kernel, 4, 4, 0, 1, &a, &a, 2, &c);
         matrix_fill(&a, 4, 4, 3, 1);
         for (int64_t i = 0; i < 16; i++) assert_true(c.data[i] == 2 * a.data[i]);
-        tshi_gemm_run(kernel, NULL, 0, 0, 0, 1, NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0);
+        tshi_gemm_run(kernel, NULL, NULL, 0, 0, 0, 1, NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0);
         free(a.data);
         free(c.data);
     }
@@ -439,6 +439,79 @@ static void test_precision(void **state) {
     assert_int_equal(tsh_matmul_precision(NULL), TSH_HIGHEST);
 }
 
+static void count_chore(void *user) {
+    ++*(int *)user;
+}
+
+/* A long product does what it is told to now and then: here after each column of tiles. */
+static void test_chore(void **state) {
+    const int64_t m = 130, n = 700, k = 1100;
+    matrix a = matrix_new(m, k, ROWS), b = matrix_new(k, n, ROWS);
+    matrix c = matrix_new(m, n, ROWS), turned = matrix_new(m, n, COLUMNS);
+    (void)state;
+    matrix_fill(&a, m, k, 1, 1);
+    matrix_fill(&b, k, n, 2, 1);
+    EACH_KERNEL(kernel) {
+        int count = 0;
+        const tshi_gemm_chore chore = {count_chore, &count};
+        const int most = (int)(m * n * k / TSHI_GEMM_STINT);
+        tshi_gemm_run(kernel, scratch, &chore, m, n, k, 1, a.data, a.rs, a.cs, b.data, b.rs, b.cs,
+                      0, c.data, c.rs, c.cs);
+        check(kernel->name, m, n, k, 1, &a, &b, 0, &c, &c, 0);
+        assert_in_range(count, most / 2, most);
+        count = 0;
+        tshi_gemm_run(kernel, scratch, &chore, m, n, k, 1, a.data, a.rs, a.cs, b.data, b.rs, b.cs,
+                      0, turned.data, turned.rs, turned.cs);
+        assert_in_range(count, most / 2, most);
+        count = 0;
+        tshi_gemm_run(kernel, scratch, &chore, 30, 40, 50, 1, a.data, a.rs, a.cs, b.data, b.rs,
+                      b.cs, 0, c.data, c.rs, c.cs);
+        assert_int_equal(count, 0);
+    }
+    free(a.data);
+    free(b.data);
+    free(c.data);
+    free(turned.data);
+}
+
+static int progressed;
+
+static void count_progress(tsh_comm *comm) {
+    progressed += comm->in_flight;
+}
+
+/* While something travels, products move it on; by the rank's own thread, with several, too. */
+static void test_progress(void **state) {
+    tsh_comm_ops ops;
+    tsh_ctx *ctx;
+    int threads;
+    (void)state;
+    memset(&ops, 0, sizeof ops);
+    ops.progress = count_progress;
+    for (threads = 1; threads <= 3; threads += 2) {
+        tsh_desc desc;
+        tsh_comm dp;
+        tsh_tensor *x;
+        int alone;
+        memset(&desc, 0, sizeof desc);
+        desc.threads = threads;
+        assert_int_equal(tsh_open(&desc, &ctx), TSH_OK);
+        dp = ctx->dp;
+        x = tsh_randn(ctx, tsh_shape2(600, 600));
+        progressed = 0;
+        ctx->dp.ops = &ops;
+        (void)tsh_matmul(x, x);
+        assert_int_equal(progressed, 0);
+        ctx->dp.in_flight = 1;
+        (void)tsh_matmul(x, x);
+        alone = 600 * 600 * 600 / TSHI_GEMM_STINT;
+        assert_in_range(progressed, alone / threads / 2, alone / threads);
+        ctx->dp = dp;
+        assert_true(tsh_ok(ctx));
+        tsh_close(ctx);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),       cmocka_unit_test(test_pack),
@@ -446,9 +519,8 @@ int main(void) {
         cmocka_unit_test(test_blocks),      cmocka_unit_test(test_nan),
         cmocka_unit_test(test_nan_spreads), cmocka_unit_test(test_empty),
         cmocka_unit_test(test_rounding),    cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_streams),
-
-        cmocka_unit_test(test_precision),
+        cmocka_unit_test(test_streams),     cmocka_unit_test(test_chore),
+        cmocka_unit_test(test_progress),    cmocka_unit_test(test_precision),
     };
     return cmocka_run_group_tests(tests, scratch_new, scratch_free);
 }
