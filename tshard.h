@@ -180,7 +180,7 @@
  *
  *   Gradients, dropout masks and, where no parameter is tied across stages, every bit are those of
  *   one rank that goes through the same micro-batches; the loss and the norm are known on every
- *   rank. Of p stages, each is idle for (p - 1) / (micro_batches + p - 1) of the time.
+ *   rank. Uneven micro-batches and ignored targets: losses are sums, and .weight what they count. Of p stages, each is idle for (p - 1) / (micro_batches + p - 1) of the time.
  *
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
@@ -1316,6 +1316,10 @@ typedef struct tsh_pipeline_desc {
      * make end with the micro-batch. */
     tsh_tensor *(*input)(tsh_ctx *ctx, int micro_batch, void *user);
     tsh_tensor *(*loss)(tsh_ctx *ctx, tsh_tensor *output, int micro_batch, void *user);
+    /* NULL: losses are means, of which all count alike. Else a loss is the sum over so many
+     * elements, such as the targets that are not ignored; it is asked after .loss. Then the mean is
+     * over all elements of all micro-batches and replicas, however unevenly they lie. */
+    double (*weight)(tsh_ctx *ctx, int micro_batch, void *user);
     void *user;
 } tsh_pipeline_desc;
 /* Deals the children of a container, which its forward calls one after the other, to the ranks of
@@ -1330,18 +1334,19 @@ typedef struct tsh_pipeline_desc {
  * that do not add up, ranks that differ. */
 TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc);
 /* Forwards and backwards of all micro-batches: gradients of the mean of their losses, summed into
- * every leaf, as tsh_backward of each loss / micro_batches in turn would, all but the last one with
- * .defer: the average over dp travels while the last backward goes on, but for parameters tied
- * across stages, whose gradients are summed over these first. *loss (may be NULL): that mean, on
- * every rank of pp; NaN after an error. The norm that follows
- * (tsh_optim_step, tsh_clip_grad_norm) is that of all stages, too. Collectives over pp: what
- * crosses from one stage to the next, of any shape, dtype and layout, is sent by every rank of tp
- * for itself, behind 160 bytes that describe it, and its gradient comes back; tied gradients are
- * exchanged; one broadcast of the loss. TSH_ERR_STATE: ops are recorded already, or within
+ * every leaf, as tsh_backward of each loss / micro_batches in turn would (with .weight: of each
+ * loss, .summed), all but the last one with .defer: the average over dp travels while the last
+ * backward goes on, but for parameters tied across stages, whose gradients are summed over these
+ * first. *loss (may be NULL): that mean, on every rank of pp, and with .weight of dp; NaN after an
+ * error. The norm that follows (tsh_optim_step, tsh_clip_grad_norm) is that of all stages, too.
+ * Collectives over pp: what crosses from one stage to the next, of any shape, dtype and layout, is
+ * sent by every rank of tp for itself, behind 160 bytes that describe it, and its gradient comes
+ * back; tied gradients are exchanged; one broadcast of the loss. With .weight, two all-reduces over
+ * dp, of weights and of the loss. TSH_ERR_STATE: ops are recorded already, or within
  * tsh_no_grad_begin. */
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
 /* The mean loss of micro_batches (0: as many as the description says) by forwards alone, on every
- * rank of pp. tsh_train says whether modules train. */
+ * rank of pp, and with .weight of dp. tsh_train says whether modules train. */
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss);
 
 /* -- save and load ---------------------------------------------------------- */
@@ -5415,6 +5420,7 @@ static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out
             memset(row + n, 0, (size_t)(most - n) * sizeof *row);
         } else if (!gathers && leaf->gr.live) {
             tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM);
+            leaf->sparse = 0; /* what travelled first was dense */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);
         }
@@ -5474,7 +5480,7 @@ static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
     if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
     if (b->own) coll.recv = tshi_mem_data(b->own);
-    while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT && ctx->buckets.awaited != b)
+    while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT - 1 && ctx->buckets.awaited != b)
         tshi_bucket_await(ctx);
     (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
 }
@@ -5515,19 +5521,25 @@ static void tshi_bucket_add_grad(tsh_tensor *leaf) {
     tshi_bucket_add(leaf, leaf->flags & TSHI_CHUNKED ? TSH_REDUCE_SCATTER : TSH_ALLREDUCE);
 }
 
-/* Buckets are about to come; of sums, over `weight` elements on this rank. */
-static void tshi_bucket_begin(tsh_ctx *ctx, int summed, double weight) {
+/* Buckets are about to come; of sums, which tshi_bucket_weigh divides. */
+static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
     tshi_buckets *all = &ctx->buckets;
     tshi_mem_reset(&all->arena);
     all->first = all->open[0] = all->open[1] = all->awaited = NULL;
     all->last = &all->first;
     all->summed = summed;
-    all->weight = weight;
+    all->weight = 0;
     all->weight_req = 0;
-    if (summed)
-        (void)tshi_error_comm(
-            ctx, tsh_allreduce_start(&ctx->dp, &all->weight, 1, TSH_F64, TSH_SUM, &all->weight_req),
-            "tsh_backward: sum of weights over data parallel ranks");
+}
+
+/* The sums are over so many elements on this rank. */
+static void tshi_bucket_weigh(tsh_ctx *ctx, double weight) {
+    tshi_buckets *all = &ctx->buckets;
+    if (!all->summed || ctx->error.code != TSH_OK) return;
+    all->weight = weight;
+    (void)tshi_error_comm(
+        ctx, tsh_allreduce_start(&ctx->dp, &all->weight, 1, TSH_F64, TSH_SUM, &all->weight_req),
+        "tsh_backward: sum of weights over data parallel ranks");
 }
 
 /* x /= by, of sums; there is none where it is 0. */
@@ -5993,6 +6005,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     const int replicas = ctx->dp.size > 1;
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
+    if (replicas) tshi_bucket_weigh(ctx, ctx->tape.weight);
     for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
         if (!t->gr.live) continue;
         if (t->sparse && (t->flags & TSHI_CHUNKED))
@@ -6015,7 +6028,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
 
 /* From now on leaves travel as they become ready, unless that is to wait. */
 static void tshi_tape_sync_begin(tsh_ctx *ctx) {
-    if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed, ctx->tape.weight);
+    if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed);
     ctx->tape.syncing = ctx->dp.size > 1;
 }
 
@@ -14028,7 +14041,7 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
 static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     const int chunked = optim->desc.zero && ctx->dp.size > 1;
     int i;
-    if (chunked) tshi_bucket_begin(ctx, 0, 0);
+    if (chunked) tshi_bucket_begin(ctx, 0);
     for (i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
         tsh_tensor *param = optim->each[i].param;
         const int64_t begin = tshi_trace_start(ctx);
@@ -14135,7 +14148,7 @@ struct tsh_pipeline {
     tshi_micro **micro;    /* micro-batch k is in slot k modulo slots */
     tshi_outbox outbox[2]; /* to the stage before, to the one behind */
     tshi_tie *ties;
-    double loss; /* summed over micro-batches, on the last stage */
+    double total[2]; /* losses of all micro-batches, on the last stage, and how much these count */
 };
 
 /* What a receive's backward needs. */
@@ -14341,6 +14354,18 @@ static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *l
     }
 }
 
+/* On the last stage: a micro-batch's loss, and how much it counts. */
+static void tshi_pipeline_count(tsh_pipeline *p, tsh_tensor *loss, int k) {
+    double weight = 0;
+    p->total[0] += tsh_item(p->ctx, loss);
+    if (p->desc.weight) weight = p->desc.weight(p->ctx, k, p->desc.user);
+    p->total[1] += weight;
+    if (!(weight >= 0) || weight > DBL_MAX)
+        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline: the weight of micro-batch %d is %g; it counts elements", k,
+                       weight);
+}
+
 static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
     tshi_micro *micro = p->micro[k % p->slots];
@@ -14350,12 +14375,13 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     micro->out = tshi_pipeline_pass(p, micro, k);
     if (p->stage == p->last && ctx->error.code == TSH_OK &&
         tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
-        p->loss += tsh_item(ctx, micro->out);
+        tshi_pipeline_count(p, micro->out, k);
     tshi_pipeline_swap(ctx, micro);
     tshi_pipeline_collect(ctx, micro, last);
 }
 
-/* The gradient of what this stage gave comes from the next one; that of the loss is 1 / m. */
+/* The gradient of what this stage gave comes from the next one; that of the loss is 1 / m, and of a
+ * sum 1. */
 static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
@@ -14366,7 +14392,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     if (!block) return;
     grad = (tsh_real *)tshi_mem_data(block);
     if (p->stage == p->last)
-        grad[0] = TSHI_R(1.0 / p->desc.micro_batches);
+        grad[0] = TSHI_R(p->desc.weight ? 1.0 : 1.0 / p->desc.micro_batches);
     else
         (void)tshi_pipeline_receive(p, p->stage + 1, grad, n, TSH_REAL);
     tshi_tensor_strides(y->local, y->ndim, stride);
@@ -14442,39 +14468,65 @@ static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
         }
         tshi_pipeline_arrive_all(p);
         memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
-        t->sparse = 0;
+        t->sparse = t->gr.clean = 0;
     }
     tshi_mem_drop(ctx, sum);
     tshi_mem_drop(ctx, part);
 }
 
-/* The mean of the last stage's losses, on every stage. */
-static tsh_result tshi_pipeline_share(tsh_pipeline *p, int m, double *loss) {
-    double mean = p->loss / m;
+/* No loss is counted yet. Without weights, micro-batches are what counts. */
+static void tshi_pipeline_begin(tsh_pipeline *p, int micro_batches) {
+    p->total[0] = 0;
+    p->total[1] = p->desc.weight ? 0 : micro_batches;
+}
+
+/* What the last stage counted, to every stage. */
+static void tshi_pipeline_share(tsh_pipeline *p) {
     if (p->ctx->error.code == TSH_OK)
-        (void)tshi_error_comm(p->ctx, tsh_broadcast(&p->ctx->pp, &mean, 1, TSH_F64, p->last),
+        (void)tshi_error_comm(p->ctx,
+                              tsh_broadcast(&p->ctx->pp, p->total, p->desc.weight ? 2 : 1, TSH_F64,
+                                            p->last),
                               "tsh_pipeline: broadcast of the loss");
-    tshi_error_tell(p->ctx);
-    if (loss && p->ctx->error.code == TSH_OK) *loss = mean;
-    return p->ctx->error.code;
+}
+
+/* The mean of the losses: of this replica's micro-batches, or of all elements of all replicas. */
+static tsh_result tshi_pipeline_mean(tsh_pipeline *p, double *loss) {
+    tsh_ctx *ctx = p->ctx;
+    if (p->desc.weight && ctx->error.code == TSH_OK)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, p->total, 2, TSH_F64, TSH_SUM),
+                              "tsh_pipeline: sum of the losses over dp");
+    tshi_error_tell(ctx);
+    if (loss && ctx->error.code == TSH_OK)
+        *loss = p->total[1] > 0 ? p->total[0] / p->total[1] : p->total[0];
+    return ctx->error.code;
+}
+
+/* A tied parameter is not ready before the other stages' part of its gradient is there; what it has
+ * already is whole, and the first of its stages keeps it. */
+static void tshi_pipeline_untie(tsh_pipeline *p) {
+    const tshi_tie *tie;
+    for (tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
+        if (!p->ctx->tape.pending && tie->param->stage != 1 + p->stage) tsh_zero_grad(tie->param);
+        tie->param->users = 1;
+    }
 }
 
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
     const tshi_tie *tie;
-    int i;
+    int i, summed;
     if (loss) *loss = (double)NAN;
     if (!ctx) return TSH_ERR_ARGUMENT;
+    summed = pipeline->desc.weight != NULL;
     if (ctx->tape.newest || ctx->tape.no_grad)
         (void)tsh_fail(ctx, TSH_ERR_STATE, "tsh_pipeline_train: %s",
                        ctx->tape.no_grad
                            ? "gradients are off: it does not go between tsh_no_grad_begin and end"
                            : "ops are recorded already; end the step first: tsh_step_end");
-    if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, 0, 0);
+    if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, summed, 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
-    for (tie = ctx->pipeline->ties; tie; tie = tie->next)
-        tie->param->users = 1; /* it is not ready before the other stages' part is there */
-    pipeline->loss = 0;
+    tshi_pipeline_untie(pipeline);
+    tshi_pipeline_begin(pipeline, pipeline->desc.micro_batches);
     tshi_pipeline_run(pipeline);
     tshi_error_tell(ctx); /* so that no wait below is in vain */
     tshi_pipeline_arrive_all(pipeline);
@@ -14482,8 +14534,11 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
         if (tie->holds[pipeline->stage] && tie->param->wants) tshi_pipeline_sum(pipeline, tie);
+    if (summed) tshi_pipeline_share(pipeline); /* what gradients are divided by */
+    if (summed) ctx->tape.weight += pipeline->total[1];
     (void)tshi_tape_sync(ctx);
-    return tshi_pipeline_share(pipeline, pipeline->desc.micro_batches, loss);
+    if (!summed) tshi_pipeline_share(pipeline);
+    return tshi_pipeline_mean(pipeline, loss);
 }
 
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss) {
@@ -14495,20 +14550,21 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     if (micro_batches < 0)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_pipeline_evaluate: %d micro-batches",
                        micro_batches);
-    pipeline->loss = 0;
+    tshi_pipeline_begin(pipeline, micro_batches);
     tsh_no_grad_begin(ctx);
     for (k = 0; k < micro_batches && tsh_ok(ctx); k++) {
         tsh_tensor *y;
         tsh_scope_begin(ctx);
         y = tshi_pipeline_pass(pipeline, NULL, k);
         if (pipeline->stage == pipeline->last && ctx->error.code == TSH_OK)
-            pipeline->loss += tsh_item(ctx, y);
+            tshi_pipeline_count(pipeline, y, k);
         tsh_scope_end(ctx);
     }
     tsh_no_grad_end(ctx);
     tshi_error_tell(ctx);
     tshi_pipeline_arrive_all(pipeline);
-    return tshi_pipeline_share(pipeline, micro_batches, loss);
+    tshi_pipeline_share(pipeline);
+    return tshi_pipeline_mean(pipeline, loss);
 }
 
 /* -- dealing layers to stages --------------------------------------------------- */
@@ -14596,7 +14652,8 @@ static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) 
 
 /* Ranks that disagree would wait for each other. */
 static void tshi_pipeline_agree(const tsh_pipeline *p) {
-    const int told[3] = {p->desc.micro_batches, (int)p->desc.schedule, p->last};
+    const int told[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
+                         p->desc.weight != NULL};
     uint64_t hash = tshi_rng_hash(tshi_module_count(p->ctx), told, sizeof told);
     int64_t both[2];
     hash = tshi_rng_hash(hash, p->counts, sizeof *p->counts * ((size_t)p->last + 1));
@@ -14607,8 +14664,8 @@ static void tshi_pipeline_agree(const tsh_pipeline *p) {
                           "tsh_pipeline_new");
     if (p->ctx->error.code == TSH_OK && both[0] != -both[1])
         (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
-                       "tsh_pipeline_new: ranks differ in their micro-batches, schedule, counts or "
-                       "modules");
+                       "tsh_pipeline_new: ranks differ in their micro-batches, schedule, counts, "
+                       "weights or modules");
 }
 
 /* 0 and an error where a pipeline cannot be. */
