@@ -180,7 +180,8 @@
  *
  *   Gradients, dropout masks and, where no parameter is tied across stages, every bit are those of
  *   one rank that goes through the same micro-batches; the loss and the norm are known on every
- *   rank. Uneven micro-batches and ignored targets: losses are sums, and .weight what they count. Of p stages, each is idle for (p - 1) / (micro_batches + p - 1) of the time.
+ *   rank. Uneven micro-batches and ignored targets: losses are sums, and .weight what they count.
+ *   Of p stages, each is idle for (p - 1) / (micro_batches + p - 1) of the time.
  *
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
