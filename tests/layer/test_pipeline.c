@@ -676,6 +676,86 @@ static void the_bubble_is_that_of_the_formula(void **state) {
         }
 }
 
+/* ------------------------------------------------------------ what travels meanwhile */
+
+/* An op between a stage's two layers, whose backward sees what has gone to the other replicas. */
+typedef struct witness {
+    tsh_coll_kind kind;
+    uint64_t before;
+    int seen[3], passed;
+} witness;
+
+static void witness_backward(void *user, tsh_tensor *const *in, int n, const tsh_real *out,
+                             const tsh_real *grad_out, tsh_real *const *grad_in) {
+    witness *w = (witness *)user;
+    const tsh_comm *dp = tsh_dp(tsh_ctx_of(in[0]));
+    int64_t i;
+    (void)n, (void)out;
+    w->seen[w->passed++] = (int)(dp->stats.calls[w->kind] - w->before);
+    for (i = 0; i < tsh_local_numel(in[0]); i++) grad_in[0][i] += grad_out[i];
+}
+
+static void witness_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
+    (void)user, (void)n;
+    memcpy(out, tsh_data(tsh_ctx_of(in[0]), in[0]), (size_t)tsh_local_numel(in[0]) * sizeof *out);
+}
+
+static tsh_tensor *witnessed(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    tsh_custom_desc desc = {
+        .name = "witness", .forward = witness_forward, .backward = witness_backward, .user = user};
+    tsh_tensor *x = tsh_forward(tsh_child(self, 0), in[0]);
+    (void)n;
+    desc.shape = tsh_shape_of(x);
+    desc.layout = tsh_layout_of(x);
+    return tsh_forward(tsh_child(self, 1), tsh_custom_op(tsh_ctx_of(x), &x, 1, &desc));
+}
+
+typedef struct travel {
+    tsh_pipeline_schedule schedule;
+    int zero, seen; /* collectives until the last micro-batch's witness */
+} travel;
+
+static int travels(tsh_ctx *ctx, void *user) {
+    const travel *t = (const travel *)user;
+    const tsh_linear_desc d = {.in = 4, .out = 4};
+    const tsh_optim_desc adam = {.kind = TSH_ADAM, .zero = t->zero};
+    const tsh_pipeline_desc desc = {
+        .micro_batches = 3, .schedule = t->schedule, .input = ones, .loss = mean_of};
+    witness w = {t->zero ? TSH_REDUCE_SCATTER : TSH_ALLREDUCE, 0, {0}, 0};
+    const tsh_module_desc as_witnessed = {witnessed, &w};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_pipeline *pipeline;
+    int i;
+    for (i = 0; i < 2; i++) {
+        tsh_module *child = tsh_add_module(h, i ? "1" : "0", &as_witnessed);
+        (void)tsh_add_linear(child, "a", &d);
+        (void)tsh_add_linear(child, "b", &d);
+    }
+    (void)tsh_optim_new(h, &adam);
+    pipeline = tsh_pipeline_new(h, &desc);
+    w.before = tsh_dp(ctx)->stats.calls[w.kind];
+    CHECK(tsh_pipeline_train(pipeline, NULL) == TSH_OK, "train");
+    CHECK(w.passed == 3, "%d micro-batches", w.passed);
+    CHECK(w.seen[0] == 0 && w.seen[1] == 0, "nothing travels between micro-batches");
+    CHECK(w.seen[2] == t->seen, "%d on their way, not %d", w.seen[2], t->seen);
+    CHECK(tsh_dp(ctx)->stats.calls[w.kind] - w.before == 4, "each leaf once");
+    CHECK(tsh_dp(ctx)->in_flight == 0 && tsh_pp(ctx)->in_flight == 0, "all are waited for");
+    return 0;
+}
+
+/* A weight and a bias of the layer behind the witness are there before the one in front has any. */
+static void gradients_travel_while_the_last_backward_goes_on(void **state) {
+    int kind, zero, late;
+    (void)state;
+    for (kind = 0; kind < 2; kind++)
+        for (zero = 0; zero < 2; zero++)
+            for (late = 0; late < 2; late++) {
+                const tsh_desc desc = {.tp = 1, .pp = 2, .bucket_bytes = 1, .no_overlap = late};
+                travel t = {kind ? TSH_PIPELINE_GPIPE : TSH_PIPELINE_1F1B, zero, late ? 0 : 2};
+                ranks_run_with(4, &desc, travels, &t);
+            }
+}
+
 /* -------------------------------------------------------------- what else may cross */
 
 typedef struct sharing {
@@ -1087,6 +1167,7 @@ int main(void) {
         cmocka_unit_test(a_micro_batch_keeps_what_backward_needs),
         cmocka_unit_test(stages_follow_their_schedule),
         cmocka_unit_test(the_bubble_is_that_of_the_formula),
+        cmocka_unit_test(gradients_travel_while_the_last_backward_goes_on),
         cmocka_unit_test(a_pipeline_that_cannot_be_is_one_sentence),
         cmocka_unit_test(a_mistake_on_one_stage_is_one_error_on_all),
     };
