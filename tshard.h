@@ -14343,6 +14343,7 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
  * backward needs, the nodes hold. Those that the user retains stay. */
 static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
+    if (last->flags & TSHI_DEAD) last = &ctx->handles.step; /* a callback ended the step */
     for (t = last->next; t != &ctx->handles.step; t = next) {
         next = t->next;
         if (t->flags & TSHI_RETAIN) continue;

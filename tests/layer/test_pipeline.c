@@ -865,6 +865,36 @@ static int crosses(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* A callback that ends the step before it begins. */
+static tsh_tensor *afresh(tsh_ctx *ctx, int k, void *user) {
+    (void)tsh_step_end(ctx);
+    return ones(ctx, k, user);
+}
+
+static int ends_steps(tsh_ctx *ctx, void *user) {
+    const tsh_linear_desc d = {.in = 4, .out = 4};
+    tsh_pipeline_desc desc = {.micro_batches = 3, .input = ones, .loss = mean_of};
+    double want, got;
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    (void)user;
+    (void)tsh_add_linear(h, "0", &d);
+    (void)tsh_add_linear(h, "1", &d);
+    CHECK(tsh_pipeline_train(tsh_pipeline_new(h, &desc), &want) == TSH_OK, "train");
+    (void)tsh_zeros(ctx, tsh_shape1(3));
+    desc.input = afresh;
+    CHECK(tsh_pipeline_train(tsh_pipeline_new(h, &desc), &got) == TSH_OK, "again");
+    CHECK(got == want, "%.9g, not %.9g", got, want);
+    (void)tsh_step_end(ctx);
+    CHECK(tsh_mem_stats(ctx).step_live == 0, "%zu bytes are left", tsh_mem_stats(ctx).step_live);
+    return 0;
+}
+
+static void a_callback_may_end_a_step(void **state) {
+    const tsh_desc desc = {.tp = 1, .pp = 2};
+    (void)state;
+    ranks_run_with(2, &desc, ends_steps, NULL);
+}
+
 static void anything_may_cross(void **state) {
     static const tsh_pipeline_schedule kinds[] = {TSH_PIPELINE_1F1B, TSH_PIPELINE_GPIPE};
     const tsh_desc desc = {.tp = 1, .pp = 4};
@@ -1158,6 +1188,7 @@ int main(void) {
         cmocka_unit_test(many_micro_batches_pass),
         cmocka_unit_test(more_than_two_stages_may_share),
         cmocka_unit_test(anything_may_cross),
+        cmocka_unit_test(a_callback_may_end_a_step),
         cmocka_unit_test(stages_save_one_file_and_load_it),
         cmocka_unit_test(grids_save_one_file_and_load_it),
         cmocka_unit_test(replicas_of_stages_may_cut_their_moments),
