@@ -1387,10 +1387,10 @@ typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, vo
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
                              double eps, int64_t samples);
 /* 0 and TSH_ERR_STATE on every rank of the world where what should be equal is not: replicated
- * parameters below over tp, all of them over dp, and likewise the moments that optimisers keep for
- * them (those that .zero cuts over tp alone). Hashes are compared: one all-gather over tp and one
- * over dp of 8 bytes per tensor, one all-reduce over the world. The error names the first tensor
- * and the ranks that most others differ from. */
+ * parameters below over tp, all of them over dp, those tied across stages over pp, and likewise the
+ * moments that optimisers keep for them (those that .zero cuts not over dp). Hashes are compared:
+ * one all-gather over each axis of 8 bytes per tensor, one all-reduce over the world. The error
+ * names the first tensor and the ranks that most others differ from. */
 TSH_API int tsh_check_replicas(tsh_module *module);
 /* A 64-bit hash of a tensor's global values: equal at every degree if the values are. Collective
  * where sharded. */
@@ -16066,6 +16066,7 @@ typedef struct tshi_replica {
     const char *path, *what;
     int64_t hash;
     int over_tp, over_dp;
+    const unsigned char *holds; /* by rank of pp; NULL: not compared over it */
 } tshi_replica;
 
 typedef struct tshi_replicas {
@@ -16073,17 +16074,21 @@ typedef struct tshi_replicas {
     int count;
 } tshi_replicas;
 
-/* A tensor of values like param, or, in chunks, this rank's part of them. */
+/* A tensor of values like param, or, in chunks, this rank's part of them. What a rank of pp lacks
+ * has a place there, too. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
-                            const char *what) {
+                            const char *what, const unsigned char *holds) {
     tshi_replica *r;
     tshi_hashing h;
-    if (!t || !t->block) return;
+    if ((!t || !t->block) && !holds) return;
     r = all->each ? all->each + all->count : NULL;
     all->count++;
     if (!r) return;
+    memset(r, 0, sizeof *r);
     r->path = param->path;
     r->what = what;
+    r->holds = holds;
+    if (!t || !t->block) return;
     r->over_tp = t->layout.kind == TSH_REPLICATED;
     r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
     h.values = (const char *)tshi_mem_data(t->block);
@@ -16096,26 +16101,40 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->hash = (int64_t)(h.sum >> 1);
 }
 
-static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
-    tshi_replicas *all = (tshi_replicas *)user;
+/* A parameter and its moments. */
+static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
+                           const unsigned char *holds) {
     const tsh_optim *optim;
     int i;
-    (void)path;
-    tshi_check_list(all, param, param, "");
+    tshi_check_list(all, param, param, "", holds);
     for (optim = param->ctx->optims; optim; optim = optim->older)
         for (i = 0; i < optim->count; i++) {
             if (optim->each[i].param != param) continue;
-            tshi_check_list(all, param, optim->each[i].first, "the first moments of ");
-            tshi_check_list(all, param, optim->each[i].second, "the second moments of ");
+            tshi_check_list(all, param, optim->each[i].first, "the first moments of ", holds);
+            tshi_check_list(all, param, optim->each[i].second, "the second moments of ", holds);
         }
 }
 
+static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
+    (void)path;
+    tshi_check_all((tshi_replicas *)user, param, NULL);
+}
+
+/* One that several stages hold. */
+static void tshi_check_tied(const char *path, tsh_tensor *param, void *user) {
+    const tshi_tie *tie;
+    (void)path;
+    for (tie = param->ctx->pipeline->ties; tie; tie = tie->next)
+        if (tie->param == param) tshi_check_all((tshi_replicas *)user, param, tie->holds);
+}
+
 /* Which rank's value most ranks hold; of several the lowest one's. */
-static int tshi_check_usual(const int64_t *hash, int stride, int size) {
+static int tshi_check_usual(const int64_t *hash, int stride, int size, const unsigned char *holds) {
     int r, k, best = 0, most = 0;
     for (r = 0; r < size; r++) {
         int same = 0;
-        for (k = 0; k < size; k++) same += hash[k * stride] == hash[r * stride];
+        for (k = 0; k < size && (!holds || holds[r]); k++)
+            same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
         if (same > most) {
             most = same;
             best = r;
@@ -16128,6 +16147,7 @@ static int tshi_check_usual(const int64_t *hash, int stride, int size) {
 static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                             const tshi_replicas *all) {
     const int n = all->count, size = comm->size, over_tp = comm == &ctx->tp;
+    const int over_dp = comm == &ctx->dp;
     const size_t most = (size_t)n * (size_t)(size + 1) + (size_t)size;
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, most * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = "";
@@ -16140,15 +16160,18 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     mine = (int64_t *)tshi_mem_data(block);
     theirs = mine + n;
     counts = theirs + (size_t)n * (size_t)size;
-    for (i = 0; i < n; i++)
-        mine[i] = (over_tp ? all->each[i].over_tp : all->each[i].over_dp) ? all->each[i].hash : 0;
+    for (i = 0; i < n; i++) {
+        const tshi_replica *one = &all->each[i];
+        mine[i] = (over_tp && !one->over_tp) || (over_dp && !one->over_dp) ? 0 : one->hash;
+    }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
                           "tsh_check_replicas");
     for (i = 0; i < n && !odd && ctx->error.code == TSH_OK; i++) {
-        usual = tshi_check_usual(theirs + i, n, size);
+        const unsigned char *holds = all->each[i].holds;
+        usual = tshi_check_usual(theirs + i, n, size, holds);
         for (r = 0; r < size; r++)
-            if (theirs[r * n + i] != theirs[usual * n + i])
+            if ((!holds || holds[r]) && theirs[r * n + i] != theirs[usual * n + i])
                 tshi_base_append(list, sizeof list, "%s%d", odd++ ? ", " : "", r);
         if (odd)
             (void)tsh_fail(ctx, TSH_ERR_STATE,
@@ -16180,22 +16203,34 @@ static void tshi_check_agree(tsh_ctx *ctx) {
     (void)tsh_barrier(world);
 }
 
-TSH_API int tsh_check_replicas(tsh_module *module) {
-    tsh_ctx *ctx = module ? module->ctx : NULL;
+/* Compares parameters and their moments over tp and dp; or over pp, those of several stages. */
+static void tshi_check_axes(tsh_module *module, int tied) {
+    tsh_ctx *ctx = module->ctx;
     tshi_replicas all = {NULL, 0};
     tshi_block *block;
-    if (!ctx || !tsh_ok(ctx)) return 0;
-    tsh_each_param(module, tshi_check_param, &all);
+    tshi_module_params(module, tied, tied ? tshi_check_tied : tshi_check_param, &all);
     block = tshi_mem_take(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
-    if (!block) tshi_error_tell(ctx);
-    if (block) {
-        all.each = (tshi_replica *)tshi_mem_data(block);
-        all.count = 0;
-        tsh_each_param(module, tshi_check_param, &all);
+    if (!block) {
+        tshi_error_tell(ctx);
+        return;
+    }
+    all.each = (tshi_replica *)tshi_mem_data(block);
+    all.count = 0;
+    tshi_module_params(module, tied, tied ? tshi_check_tied : tshi_check_param, &all);
+    if (tied) {
+        tshi_check_over(ctx, &ctx->pp, "pp", &all);
+    } else {
         tshi_check_over(ctx, &ctx->tp, "tp", &all);
         tshi_check_over(ctx, &ctx->dp, "dp", &all);
-        tshi_mem_drop(ctx, block);
     }
+    tshi_mem_drop(ctx, block);
+}
+
+TSH_API int tsh_check_replicas(tsh_module *module) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    if (!ctx || !tsh_ok(ctx)) return 0;
+    tshi_check_axes(module, 0);
+    if (ctx->pipeline && ctx->pipeline->ties) tshi_check_axes(module, 1);
     tshi_check_agree(ctx);
     return ctx->error.code == TSH_OK;
 }

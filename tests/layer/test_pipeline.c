@@ -818,6 +818,62 @@ static void more_than_two_stages_may_share(void **state) {
     }
 }
 
+/* What several stages hold, and its moments, may not drift apart. */
+typedef struct drift {
+    int stage, of; /* of the rank; 0: nothing drifts, 1: the weight, 2: the first moments */
+    int zero;
+} drift;
+
+static int drifts(tsh_ctx *ctx, void *user) {
+    static const char *const sentence[] = {
+        "", "\"h.0.weight\" differs between the 4 ranks of pp: rank ",
+        "the first moments of \"h.0.weight\" differ between the 4 ranks of pp: rank "};
+    const drift *w = (const drift *)user;
+    const tsh_linear_desc d = {.in = 4, .out = 4, .no_bias = 1};
+    const tsh_optim_desc sgd = {.kind = TSH_SGD, .momentum = 0.5, .zero = w->zero};
+    tsh_pipeline_desc desc = {.micro_batches = 3, .input = ones, .loss = mean_of};
+    const int odd = tsh_pp(ctx)->rank == w->stage && tsh_dp(ctx)->rank == 0;
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_pipeline *pipeline;
+    tsh_optim *optim;
+    char text[128];
+    int i;
+    for (i = 0; i < STAGES; i++) {
+        const char name[2] = {(char)('0' + i), 0};
+        (void)tsh_add_linear(h, name, &d);
+        if (i % 3) (void)tsh_tie(tsh_child(h, i), "weight", tsh_param(h, "0.weight"));
+    }
+    optim = tsh_optim_new(h, &sgd);
+    pipeline = tsh_pipeline_new(h, &desc);
+    CHECK(tsh_pipeline_train(pipeline, NULL) == TSH_OK, "train");
+    if (odd && w->of == 2) /* its rate is 0, but its moments move */
+        ((tsh_real *)tsh_data(ctx, tsh_grad(tsh_param(h, "0.weight"))))[1] += 1;
+    if (w->of == 2) tsh_optim_set_lr(optim, 0);
+    CHECK(tsh_optim_step(optim) == TSH_OK, "step");
+    if (odd && w->of == 1) {
+        tsh_real *values = (tsh_real *)tsh_data(ctx, tsh_param(h, "0.weight"));
+        values[1] += 1;
+    }
+    CHECK(tsh_check_replicas(tsh_root(ctx)) == !w->of, "what drifted");
+    if (!w->of) return 0;
+    (void)snprintf(text, sizeof text, "%s%d differs", sentence[w->of], w->stage);
+    CHECK(strstr(tsh_last_error(ctx)->message, text), "%s", tsh_last_error(ctx)->message);
+    return 0;
+}
+
+static void stages_that_share_are_compared(void **state) {
+    const tsh_desc desc = {.tp = 1, .pp = STAGES};
+    drift w;
+    (void)state;
+    for (w.stage = 1; w.stage < 3; w.stage++)
+        for (w.of = 0; w.of < 3; w.of++) {
+            w.zero = 0;
+            ranks_run_with(STAGES, &desc, drifts, &w);
+            w.zero = 1;
+            if (!w.of) ranks_run_with(2 * STAGES, &desc, drifts, &w);
+        }
+}
+
 static tsh_tensor *few_ids(tsh_ctx *ctx, int k, void *user) {
     (void)user;
     return tsh_arange(ctx, TSH_I32, k, k + 2 + k, 1); /* shapes differ, too */
@@ -1187,6 +1243,7 @@ int main(void) {
         cmocka_unit_test(ties_and_replicas_give_the_same_numbers),
         cmocka_unit_test(many_micro_batches_pass),
         cmocka_unit_test(more_than_two_stages_may_share),
+        cmocka_unit_test(stages_that_share_are_compared),
         cmocka_unit_test(anything_may_cross),
         cmocka_unit_test(a_callback_may_end_a_step),
         cmocka_unit_test(stages_save_one_file_and_load_it),
