@@ -180,7 +180,8 @@
  *
  *   Gradients, dropout masks and, where no parameter is tied across stages, every bit are those of
  *   one rank that goes through the same micro-batches; the loss and the norm are known on every
- *   rank. Of p stages, each is idle for (p - 1) / (micro_batches + p - 1) of the time.
+ *   rank. Uneven micro-batches and ignored targets: losses are sums, and .weight what they count.
+ *   Of p stages, each is idle for (p - 1) / (micro_batches + p - 1) of the time.
  *
  * CHECKPOINTS
  *   tsh_save(tsh_root(ctx), "model.safetensors", adam) on every rank writes one file of whole
@@ -1317,6 +1318,10 @@ typedef struct tsh_pipeline_desc {
      * make end with the micro-batch. */
     tsh_tensor *(*input)(tsh_ctx *ctx, int micro_batch, void *user);
     tsh_tensor *(*loss)(tsh_ctx *ctx, tsh_tensor *output, int micro_batch, void *user);
+    /* NULL: losses are means, of which all count alike. Else a loss is the sum over so many
+     * elements, such as the targets that are not ignored; it is asked after .loss. Then the mean is
+     * over all elements of all micro-batches and replicas, however unevenly they lie. */
+    double (*weight)(tsh_ctx *ctx, int micro_batch, void *user);
     void *user;
 } tsh_pipeline_desc;
 /* Deals the children of a container, which its forward calls one after the other, to the ranks of
@@ -1331,18 +1336,19 @@ typedef struct tsh_pipeline_desc {
  * that do not add up, ranks that differ. */
 TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc);
 /* Forwards and backwards of all micro-batches: gradients of the mean of their losses, summed into
- * every leaf, as tsh_backward of each loss / micro_batches in turn would, all but the last one with
- * .defer: the average over dp travels while the last backward goes on, but for parameters tied
- * across stages, whose gradients are summed over these first. *loss (may be NULL): that mean, on
- * every rank of pp; NaN after an error. The norm that follows
- * (tsh_optim_step, tsh_clip_grad_norm) is that of all stages, too. Collectives over pp: what
- * crosses from one stage to the next, of any shape, dtype and layout, is sent by every rank of tp
- * for itself, behind 160 bytes that describe it, and its gradient comes back; tied gradients are
- * exchanged; one broadcast of the loss. TSH_ERR_STATE: ops are recorded already, or within
+ * every leaf, as tsh_backward of each loss / micro_batches in turn would (with .weight: of each
+ * loss, .summed), all but the last one with .defer: the average over dp travels while the last
+ * backward goes on, but for parameters tied across stages, whose gradients are summed over these
+ * first. *loss (may be NULL): that mean, on every rank of pp, and with .weight of dp; NaN after an
+ * error. The norm that follows (tsh_optim_step, tsh_clip_grad_norm) is that of all stages, too.
+ * Collectives over pp: what crosses from one stage to the next, of any shape, dtype and layout, is
+ * sent by every rank of tp for itself, behind 160 bytes that describe it, and its gradient comes
+ * back; tied gradients are exchanged; one broadcast of the loss. With .weight, two all-reduces over
+ * dp, of weights and of the loss. TSH_ERR_STATE: ops are recorded already, or within
  * tsh_no_grad_begin. */
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
 /* The mean loss of micro_batches (0: as many as the description says) by forwards alone, on every
- * rank of pp. tsh_train says whether modules train. */
+ * rank of pp, and with .weight of dp. tsh_train says whether modules train. */
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss);
 
 /* -- save and load ---------------------------------------------------------- */
@@ -1382,10 +1388,10 @@ typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, vo
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
                              double eps, int64_t samples);
 /* 0 and TSH_ERR_STATE on every rank of the world where what should be equal is not: replicated
- * parameters below over tp, all of them over dp, and likewise the moments that optimisers keep for
- * them (those that .zero cuts over tp alone). Hashes are compared: one all-gather over tp and one
- * over dp of 8 bytes per tensor, one all-reduce over the world. The error names the first tensor
- * and the ranks that most others differ from. */
+ * parameters below over tp, all of them over dp, those tied across stages over pp, and likewise the
+ * moments that optimisers keep for them (those that .zero cuts not over dp). Hashes are compared:
+ * one all-gather over each axis of 8 bytes per tensor, one all-reduce over the world. The error
+ * names the first tensor and the ranks that most others differ from. */
 TSH_API int tsh_check_replicas(tsh_module *module);
 /* A 64-bit hash of a tensor's global values: equal at every degree if the values are. Collective
  * where sharded. */
@@ -5435,6 +5441,7 @@ static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out
             memset(row + n, 0, (size_t)(most - n) * sizeof *row);
         } else if (!gathers && leaf->gr.live) {
             tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM);
+            leaf->sparse = 0; /* what travelled first was dense */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);
         }
@@ -5494,7 +5501,7 @@ static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
     if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
     if (b->own) coll.recv = tshi_mem_data(b->own);
-    while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT && ctx->buckets.awaited != b)
+    while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT - 1 && ctx->buckets.awaited != b)
         tshi_bucket_await(ctx);
     (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
 }
@@ -5535,19 +5542,25 @@ static void tshi_bucket_add_grad(tsh_tensor *leaf) {
     tshi_bucket_add(leaf, leaf->flags & TSHI_CHUNKED ? TSH_REDUCE_SCATTER : TSH_ALLREDUCE);
 }
 
-/* Buckets are about to come; of sums, over `weight` elements on this rank. */
-static void tshi_bucket_begin(tsh_ctx *ctx, int summed, double weight) {
+/* Buckets are about to come; of sums, which tshi_bucket_weigh divides. */
+static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
     tshi_buckets *all = &ctx->buckets;
     tshi_mem_reset(&all->arena);
     all->first = all->open[0] = all->open[1] = all->awaited = NULL;
     all->last = &all->first;
     all->summed = summed;
-    all->weight = weight;
+    all->weight = 0;
     all->weight_req = 0;
-    if (summed)
-        (void)tshi_error_comm(
-            ctx, tsh_allreduce_start(&ctx->dp, &all->weight, 1, TSH_F64, TSH_SUM, &all->weight_req),
-            "tsh_backward: sum of weights over data parallel ranks");
+}
+
+/* The sums are over so many elements on this rank. */
+static void tshi_bucket_weigh(tsh_ctx *ctx, double weight) {
+    tshi_buckets *all = &ctx->buckets;
+    if (!all->summed || ctx->error.code != TSH_OK) return;
+    all->weight = weight;
+    (void)tshi_error_comm(
+        ctx, tsh_allreduce_start(&ctx->dp, &all->weight, 1, TSH_F64, TSH_SUM, &all->weight_req),
+        "tsh_backward: sum of weights over data parallel ranks");
 }
 
 /* x /= by, of sums; there is none where it is 0. */
@@ -6024,6 +6037,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     const int replicas = ctx->dp.size > 1;
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
+    if (replicas) tshi_bucket_weigh(ctx, ctx->tape.weight);
     for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
         if (!t->gr.live) continue;
         if (t->sparse && (t->flags & TSHI_CHUNKED))
@@ -6046,7 +6060,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
 
 /* From now on leaves travel as they become ready, unless that is to wait. */
 static void tshi_tape_sync_begin(tsh_ctx *ctx) {
-    if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed, ctx->tape.weight);
+    if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed);
     ctx->tape.syncing = ctx->dp.size > 1;
 }
 
@@ -14065,7 +14079,7 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
 static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     const int chunked = optim->desc.zero && ctx->dp.size > 1;
     int i;
-    if (chunked) tshi_bucket_begin(ctx, 0, 0);
+    if (chunked) tshi_bucket_begin(ctx, 0);
     for (i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
         tsh_tensor *param = optim->each[i].param;
         const int64_t begin = tshi_trace_start(ctx);
@@ -14172,7 +14186,7 @@ struct tsh_pipeline {
     tshi_micro **micro;    /* micro-batch k is in slot k modulo slots */
     tshi_outbox outbox[2]; /* to the stage before, to the one behind */
     tshi_tie *ties;
-    double loss; /* summed over micro-batches, on the last stage */
+    double total[2]; /* losses of all micro-batches, on the last stage, and how much these count */
 };
 
 /* What a receive's backward needs. */
@@ -14366,6 +14380,7 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
  * backward needs, the nodes hold. Those that the user retains stay. */
 static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
+    if (last->flags & TSHI_DEAD) last = &ctx->handles.step; /* a callback ended the step */
     for (t = last->next; t != &ctx->handles.step; t = next) {
         next = t->next;
         if (t->flags & TSHI_RETAIN) continue;
@@ -14378,6 +14393,18 @@ static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *l
     }
 }
 
+/* On the last stage: a micro-batch's loss, and how much it counts. */
+static void tshi_pipeline_count(tsh_pipeline *p, tsh_tensor *loss, int k) {
+    double weight = 0;
+    p->total[0] += tsh_item(p->ctx, loss);
+    if (p->desc.weight) weight = p->desc.weight(p->ctx, k, p->desc.user);
+    p->total[1] += weight;
+    if (!(weight >= 0) || weight > DBL_MAX)
+        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_pipeline: the weight of micro-batch %d is %g; it counts elements", k,
+                       weight);
+}
+
 static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
     tshi_micro *micro = p->micro[k % p->slots];
@@ -14387,12 +14414,13 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     micro->out = tshi_pipeline_pass(p, micro, k);
     if (p->stage == p->last && ctx->error.code == TSH_OK &&
         tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
-        p->loss += tsh_item(ctx, micro->out);
+        tshi_pipeline_count(p, micro->out, k);
     tshi_pipeline_swap(ctx, micro);
     tshi_pipeline_collect(ctx, micro, last);
 }
 
-/* The gradient of what this stage gave comes from the next one; that of the loss is 1 / m. */
+/* The gradient of what this stage gave comes from the next one; that of the loss is 1 / m, and of a
+ * sum 1. */
 static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
@@ -14403,7 +14431,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     if (!block) return;
     grad = (tsh_real *)tshi_mem_data(block);
     if (p->stage == p->last)
-        grad[0] = TSHI_R(1.0 / p->desc.micro_batches);
+        grad[0] = TSHI_R(p->desc.weight ? 1.0 : 1.0 / p->desc.micro_batches);
     else
         (void)tshi_pipeline_receive(p, p->stage + 1, grad, n, TSH_REAL);
     tshi_tensor_strides(y->local, y->ndim, stride);
@@ -14479,39 +14507,65 @@ static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
         }
         tshi_pipeline_arrive_all(p);
         memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
-        t->sparse = 0;
+        t->sparse = t->gr.clean = 0;
     }
     tshi_mem_drop(ctx, sum);
     tshi_mem_drop(ctx, part);
 }
 
-/* The mean of the last stage's losses, on every stage. */
-static tsh_result tshi_pipeline_share(tsh_pipeline *p, int m, double *loss) {
-    double mean = p->loss / m;
+/* No loss is counted yet. Without weights, micro-batches are what counts. */
+static void tshi_pipeline_begin(tsh_pipeline *p, int micro_batches) {
+    p->total[0] = 0;
+    p->total[1] = p->desc.weight ? 0 : micro_batches;
+}
+
+/* What the last stage counted, to every stage. */
+static void tshi_pipeline_share(tsh_pipeline *p) {
     if (p->ctx->error.code == TSH_OK)
-        (void)tshi_error_comm(p->ctx, tsh_broadcast(&p->ctx->pp, &mean, 1, TSH_F64, p->last),
+        (void)tshi_error_comm(p->ctx,
+                              tsh_broadcast(&p->ctx->pp, p->total, p->desc.weight ? 2 : 1, TSH_F64,
+                                            p->last),
                               "tsh_pipeline: broadcast of the loss");
-    tshi_error_tell(p->ctx);
-    if (loss && p->ctx->error.code == TSH_OK) *loss = mean;
-    return p->ctx->error.code;
+}
+
+/* The mean of the losses: of this replica's micro-batches, or of all elements of all replicas. */
+static tsh_result tshi_pipeline_mean(tsh_pipeline *p, double *loss) {
+    tsh_ctx *ctx = p->ctx;
+    if (p->desc.weight && ctx->error.code == TSH_OK)
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, p->total, 2, TSH_F64, TSH_SUM),
+                              "tsh_pipeline: sum of the losses over dp");
+    tshi_error_tell(ctx);
+    if (loss && ctx->error.code == TSH_OK)
+        *loss = p->total[1] > 0 ? p->total[0] / p->total[1] : p->total[0];
+    return ctx->error.code;
+}
+
+/* A tied parameter is not ready before the other stages' part of its gradient is there; what it has
+ * already is whole, and the first of its stages keeps it. */
+static void tshi_pipeline_untie(tsh_pipeline *p) {
+    const tshi_tie *tie;
+    for (tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
+        if (!p->ctx->tape.pending && tie->param->stage != 1 + p->stage) tsh_zero_grad(tie->param);
+        tie->param->users = 1;
+    }
 }
 
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
     const tshi_tie *tie;
-    int i;
+    int i, summed;
     if (loss) *loss = (double)NAN;
     if (!ctx) return TSH_ERR_ARGUMENT;
+    summed = pipeline->desc.weight != NULL;
     if (ctx->tape.newest || ctx->tape.no_grad)
         (void)tsh_fail(ctx, TSH_ERR_STATE, "tsh_pipeline_train: %s",
                        ctx->tape.no_grad
                            ? "gradients are off: it does not go between tsh_no_grad_begin and end"
                            : "ops are recorded already; end the step first: tsh_step_end");
-    if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, 0, 0);
+    if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, summed, 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
-    for (tie = ctx->pipeline->ties; tie; tie = tie->next)
-        tie->param->users = 1; /* it is not ready before the other stages' part is there */
-    pipeline->loss = 0;
+    tshi_pipeline_untie(pipeline);
+    tshi_pipeline_begin(pipeline, pipeline->desc.micro_batches);
     tshi_pipeline_run(pipeline);
     tshi_error_tell(ctx); /* so that no wait below is in vain */
     tshi_pipeline_arrive_all(pipeline);
@@ -14519,8 +14573,11 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
         if (tie->holds[pipeline->stage] && tie->param->wants) tshi_pipeline_sum(pipeline, tie);
+    if (summed) tshi_pipeline_share(pipeline); /* what gradients are divided by */
+    if (summed) ctx->tape.weight += pipeline->total[1];
     (void)tshi_tape_sync(ctx);
-    return tshi_pipeline_share(pipeline, pipeline->desc.micro_batches, loss);
+    if (!summed) tshi_pipeline_share(pipeline);
+    return tshi_pipeline_mean(pipeline, loss);
 }
 
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss) {
@@ -14532,20 +14589,21 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     if (micro_batches < 0)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_pipeline_evaluate: %d micro-batches",
                        micro_batches);
-    pipeline->loss = 0;
+    tshi_pipeline_begin(pipeline, micro_batches);
     tsh_no_grad_begin(ctx);
     for (k = 0; k < micro_batches && tsh_ok(ctx); k++) {
         tsh_tensor *y;
         tsh_scope_begin(ctx);
         y = tshi_pipeline_pass(pipeline, NULL, k);
         if (pipeline->stage == pipeline->last && ctx->error.code == TSH_OK)
-            pipeline->loss += tsh_item(ctx, y);
+            tshi_pipeline_count(pipeline, y, k);
         tsh_scope_end(ctx);
     }
     tsh_no_grad_end(ctx);
     tshi_error_tell(ctx);
     tshi_pipeline_arrive_all(pipeline);
-    return tshi_pipeline_share(pipeline, micro_batches, loss);
+    tshi_pipeline_share(pipeline);
+    return tshi_pipeline_mean(pipeline, loss);
 }
 
 /* -- dealing layers to stages --------------------------------------------------- */
@@ -14633,7 +14691,8 @@ static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) 
 
 /* Ranks that disagree would wait for each other. */
 static void tshi_pipeline_agree(const tsh_pipeline *p) {
-    const int told[3] = {p->desc.micro_batches, (int)p->desc.schedule, p->last};
+    const int told[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
+                         p->desc.weight != NULL};
     uint64_t hash = tshi_rng_hash(tshi_module_count(p->ctx), told, sizeof told);
     int64_t both[2];
     hash = tshi_rng_hash(hash, p->counts, sizeof *p->counts * ((size_t)p->last + 1));
@@ -14644,8 +14703,8 @@ static void tshi_pipeline_agree(const tsh_pipeline *p) {
                           "tsh_pipeline_new");
     if (p->ctx->error.code == TSH_OK && both[0] != -both[1])
         (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
-                       "tsh_pipeline_new: ranks differ in their micro-batches, schedule, counts or "
-                       "modules");
+                       "tsh_pipeline_new: ranks differ in their micro-batches, schedule, counts, "
+                       "weights or modules");
 }
 
 /* 0 and an error where a pipeline cannot be. */
@@ -16044,6 +16103,7 @@ typedef struct tshi_replica {
     const char *path, *what;
     int64_t hash;
     int over_tp, over_dp;
+    const unsigned char *holds; /* by rank of pp; NULL: not compared over it */
 } tshi_replica;
 
 typedef struct tshi_replicas {
@@ -16051,17 +16111,21 @@ typedef struct tshi_replicas {
     int count;
 } tshi_replicas;
 
-/* A tensor of values like param, or, in chunks, this rank's part of them. */
+/* A tensor of values like param, or, in chunks, this rank's part of them. What a rank of pp lacks
+ * has a place there, too. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
-                            const char *what) {
+                            const char *what, const unsigned char *holds) {
     tshi_replica *r;
     tshi_hashing h;
-    if (!t || !t->block) return;
+    if ((!t || !t->block) && !holds) return;
     r = all->each ? all->each + all->count : NULL;
     all->count++;
     if (!r) return;
+    memset(r, 0, sizeof *r);
     r->path = param->path;
     r->what = what;
+    r->holds = holds;
+    if (!t || !t->block) return;
     r->over_tp = t->layout.kind == TSH_REPLICATED;
     r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
     h.values = (const char *)tshi_mem_data(t->block);
@@ -16074,26 +16138,40 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->hash = (int64_t)(h.sum >> 1);
 }
 
-static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
-    tshi_replicas *all = (tshi_replicas *)user;
+/* A parameter and its moments. */
+static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
+                           const unsigned char *holds) {
     const tsh_optim *optim;
     int i;
-    (void)path;
-    tshi_check_list(all, param, param, "");
+    tshi_check_list(all, param, param, "", holds);
     for (optim = param->ctx->optims; optim; optim = optim->older)
         for (i = 0; i < optim->count; i++) {
             if (optim->each[i].param != param) continue;
-            tshi_check_list(all, param, optim->each[i].first, "the first moments of ");
-            tshi_check_list(all, param, optim->each[i].second, "the second moments of ");
+            tshi_check_list(all, param, optim->each[i].first, "the first moments of ", holds);
+            tshi_check_list(all, param, optim->each[i].second, "the second moments of ", holds);
         }
 }
 
+static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
+    (void)path;
+    tshi_check_all((tshi_replicas *)user, param, NULL);
+}
+
+/* One that several stages hold. */
+static void tshi_check_tied(const char *path, tsh_tensor *param, void *user) {
+    const tshi_tie *tie;
+    (void)path;
+    for (tie = param->ctx->pipeline->ties; tie; tie = tie->next)
+        if (tie->param == param) tshi_check_all((tshi_replicas *)user, param, tie->holds);
+}
+
 /* Which rank's value most ranks hold; of several the lowest one's. */
-static int tshi_check_usual(const int64_t *hash, int stride, int size) {
+static int tshi_check_usual(const int64_t *hash, int stride, int size, const unsigned char *holds) {
     int r, k, best = 0, most = 0;
     for (r = 0; r < size; r++) {
         int same = 0;
-        for (k = 0; k < size; k++) same += hash[k * stride] == hash[r * stride];
+        for (k = 0; k < size && (!holds || holds[r]); k++)
+            same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
         if (same > most) {
             most = same;
             best = r;
@@ -16106,6 +16184,7 @@ static int tshi_check_usual(const int64_t *hash, int stride, int size) {
 static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                             const tshi_replicas *all) {
     const int n = all->count, size = comm->size, over_tp = comm == &ctx->tp;
+    const int over_dp = comm == &ctx->dp;
     const size_t most = (size_t)n * (size_t)(size + 1) + (size_t)size;
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, most * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = "";
@@ -16118,15 +16197,18 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     mine = (int64_t *)tshi_mem_data(block);
     theirs = mine + n;
     counts = theirs + (size_t)n * (size_t)size;
-    for (i = 0; i < n; i++)
-        mine[i] = (over_tp ? all->each[i].over_tp : all->each[i].over_dp) ? all->each[i].hash : 0;
+    for (i = 0; i < n; i++) {
+        const tshi_replica *one = &all->each[i];
+        mine[i] = (over_tp && !one->over_tp) || (over_dp && !one->over_dp) ? 0 : one->hash;
+    }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
                           "tsh_check_replicas");
     for (i = 0; i < n && !odd && ctx->error.code == TSH_OK; i++) {
-        usual = tshi_check_usual(theirs + i, n, size);
+        const unsigned char *holds = all->each[i].holds;
+        usual = tshi_check_usual(theirs + i, n, size, holds);
         for (r = 0; r < size; r++)
-            if (theirs[r * n + i] != theirs[usual * n + i])
+            if ((!holds || holds[r]) && theirs[r * n + i] != theirs[usual * n + i])
                 tshi_base_append(list, sizeof list, "%s%d", odd++ ? ", " : "", r);
         if (odd)
             (void)tsh_fail(ctx, TSH_ERR_STATE,
@@ -16158,22 +16240,34 @@ static void tshi_check_agree(tsh_ctx *ctx) {
     (void)tsh_barrier(world);
 }
 
-TSH_API int tsh_check_replicas(tsh_module *module) {
-    tsh_ctx *ctx = module ? module->ctx : NULL;
+/* Compares parameters and their moments over tp and dp; or over pp, those of several stages. */
+static void tshi_check_axes(tsh_module *module, int tied) {
+    tsh_ctx *ctx = module->ctx;
     tshi_replicas all = {NULL, 0};
     tshi_block *block;
-    if (!ctx || !tsh_ok(ctx)) return 0;
-    tsh_each_param(module, tshi_check_param, &all);
+    tshi_module_params(module, tied, tied ? tshi_check_tied : tshi_check_param, &all);
     block = tshi_mem_take(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
-    if (!block) tshi_error_tell(ctx);
-    if (block) {
-        all.each = (tshi_replica *)tshi_mem_data(block);
-        all.count = 0;
-        tsh_each_param(module, tshi_check_param, &all);
+    if (!block) {
+        tshi_error_tell(ctx);
+        return;
+    }
+    all.each = (tshi_replica *)tshi_mem_data(block);
+    all.count = 0;
+    tshi_module_params(module, tied, tied ? tshi_check_tied : tshi_check_param, &all);
+    if (tied) {
+        tshi_check_over(ctx, &ctx->pp, "pp", &all);
+    } else {
         tshi_check_over(ctx, &ctx->tp, "tp", &all);
         tshi_check_over(ctx, &ctx->dp, "dp", &all);
-        tshi_mem_drop(ctx, block);
     }
+    tshi_mem_drop(ctx, block);
+}
+
+TSH_API int tsh_check_replicas(tsh_module *module) {
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    if (!ctx || !tsh_ok(ctx)) return 0;
+    tshi_check_axes(module, 0);
+    if (ctx->pipeline && ctx->pipeline->ties) tshi_check_axes(module, 1);
     tshi_check_agree(ctx);
     return ctx->error.code == TSH_OK;
 }

@@ -363,6 +363,11 @@ typedef struct witness {
     int fails; /* on the rank of dp with this number; -1: on none */
 } witness;
 
+/* Gradients' messages over dp: with zero, reduce-scatters. */
+static uint64_t started(const tsh_comm *dp) {
+    return dp->stats.calls[TSH_ALLREDUCE] + dp->stats.calls[TSH_REDUCE_SCATTER];
+}
+
 static void witness_forward(void *user, tsh_tensor *const *in, int n, tsh_real *out) {
     const witness *w = (const witness *)user;
     (void)n;
@@ -374,7 +379,7 @@ static void witness_backward(void *user, tsh_tensor *const *in, int n, const tsh
     witness *w = (witness *)user;
     int64_t e;
     (void)n, (void)out;
-    w->calls = tsh_dp(w->ctx)->stats.calls[TSH_ALLREDUCE];
+    w->calls = started(tsh_dp(w->ctx));
     if (w->fails == tsh_dp(w->ctx)->rank) tsh_fail(w->ctx, TSH_ERR_STATE, "backward: the witness");
     for (e = 0; e < tsh_local_numel(in[0]); e++) grad_in[0][e] += grad_out[e];
 }
@@ -409,22 +414,25 @@ static tsh_tensor *witnessed(tsh_ctx *ctx, witness *w, int layers) {
 }
 
 typedef struct travel {
-    int layers, seen, all; /* all-reduces until the witness's backward, and until the end */
+    int layers, seen, all; /* messages until the witness's backward, and until the end */
+    int zero;
 } travel;
 
 static int travels(tsh_ctx *ctx, void *user) {
     const travel *t = (const travel *)user;
+    const tsh_optim_desc adam = {.kind = TSH_ADAM, .zero = t->zero};
     witness w = {.fails = -1};
     tsh_comm *dp = tsh_dp(ctx);
     uint64_t before;
     tsh_tensor *loss = witnessed(ctx, &w, t->layers);
     CHECK(tsh_materialize(tsh_root(ctx)) == TSH_OK, "parameters");
-    before = dp->stats.calls[TSH_ALLREDUCE];
+    CHECK(tsh_optim_new(tsh_root(ctx), &adam), "optimiser");
+    before = started(dp);
     CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
     CHECK((int)(w.calls - before) == t->seen, "%d on their way, not %d", (int)(w.calls - before),
           t->seen);
-    CHECK((int)(dp->stats.calls[TSH_ALLREDUCE] - before) == t->all, "%d in all, not %d",
-          (int)(dp->stats.calls[TSH_ALLREDUCE] - before), t->all);
+    CHECK((int)(started(dp) - before) == t->all, "%d in all, not %d", (int)(started(dp) - before),
+          t->all);
     CHECK(dp->in_flight == 0, "all are waited for");
     return 0;
 }
@@ -437,23 +445,25 @@ static void gradients_travel_while_backward_goes_on(void **state) {
         int no_overlap;
         travel t;
     } rows[] = {
-        {1, 0, {4, 8, 10}},         /* each leaf as soon as it is there */
-        {1, 1, {4, 0, 10}},         /* each, at the end */
-        {42 * width, 0, {4, 4, 5}}, /* one per layer */
-        {84 * width, 0, {4, 2, 3}}, /* one per two layers, the last one half full */
-        {36 * width, 0, {4, 4, 6}}, /* weights alone, 6 biases in one */
-        {84 * width, 1, {4, 0, 3}}, /* as many, later */
-        {0, 0, {4, 0, 1}},          /* all in one */
-        {1, 0, {50, 100, 102}},     /* more than may be in flight */
-        {1, 1, {50, 0, 102}},
+        {1, 0, {4, 8, 10, 0}},         /* each leaf as soon as it is there */
+        {1, 1, {4, 0, 10, 0}},         /* each, at the end */
+        {42 * width, 0, {4, 4, 5, 0}}, /* one per layer */
+        {84 * width, 0, {4, 2, 3, 0}}, /* one per two layers, the last one half full */
+        {36 * width, 0, {4, 4, 6, 0}}, /* weights alone, 6 biases in one */
+        {84 * width, 1, {4, 0, 3, 0}}, /* as many, later */
+        {0, 0, {4, 0, 1, 0}},          /* all in one */
+        {1, 0, {50, 100, 102, 0}},     /* more than may be in flight */
+        {1, 1, {50, 0, 102, 0}},
     };
     int i;
     (void)state;
     for (i = 0; i < COUNT(rows); i++) {
         tsh_desc desc = {.tp = 1, .bucket_bytes = rows[i].bytes, .no_overlap = rows[i].no_overlap};
         travel t = rows[i].t;
-        ranks_run_with(2, &desc, travels, &t);
-        ranks_run_with(3, &desc, travels, &t);
+        for (t.zero = 0; t.zero < 2; t.zero++) {
+            ranks_run_with(2, &desc, travels, &t);
+            ranks_run_with(3, &desc, travels, &t);
+        }
         t.seen = t.all = 0; /* alone, nothing */
         ranks_run_with(1, &desc, travels, &t);
     }
@@ -538,6 +548,59 @@ static void checkpoints_send_shared_leaves_once(void **state) {
     capture_free(&s.want);
 }
 
+/* Rows of a table, in a checkpoint that it is not below. */
+static tsh_tensor *look_up(tsh_module *module, tsh_tensor **in, int n, void *user) {
+    const tsh_lookup_desc sparse = {.sparse = 1};
+    tsh_ctx *ctx = tsh_ctx_of(in[0]);
+    (void)module, (void)n;
+    return tsh_add(in[0],
+                   tsh_embedding(tsh_arange(ctx, TSH_I32, 1, 3, 1), (tsh_tensor *)user, &sparse));
+}
+
+/* The whole table's gradient has left when a few rows more come: all rows learn all the same. */
+static int looks_up(tsh_ctx *ctx, void *user) {
+    sharing *s = (sharing *)user;
+    const tsh_embedding_desc rows = {.count = VOCABULARY, .dim = WIDTH};
+    const tsh_optim_desc adam = {.kind = TSH_ADAM, .lr = 0.1};
+    tsh_module *net = tsh_root(ctx), *table = tsh_add_embedding(net, "table", &rows);
+    tsh_tensor *weight = tsh_param(table, "weight");
+    const tsh_module_desc as_part = {.forward = look_up, .user = weight};
+    tsh_module *part = tsh_add_module(net, "part", &as_part);
+    tsh_tensor *x = tsh_requires_grad(
+        tsh_keep(tsh_scale(tsh_ones(ctx, tsh_shape2(2, WIDTH)), 1 + tsh_dp(ctx)->rank)), 1);
+    capture got = {.count = 0};
+    tsh_optim *optim = tsh_optim_new(net, &adam);
+    int failed;
+    tsh_checkpoint(part, s->checkpoint);
+    CHECK(tsh_materialize(net) == TSH_OK, "parameters");
+    x = tsh_linear(tsh_forward(part, x), weight, NULL); /* all rows */
+    CHECK(tsh_backward(ctx, tsh_sum(tsh_mul(x, x), TSH_ALL, 0)) == TSH_OK, "backward");
+    CHECK(!capture_add(ctx, &got, tsh_grad(weight)), "gradient");
+    CHECK(tsh_optim_step(optim) == TSH_OK, "step");
+    CHECK(!capture_add(ctx, &got, weight), "weight");
+    failed = s->checkpoint && capture_compare(ctx, "a table", &s->want, &got, ROUNDING);
+    if (!s->checkpoint && tsh_world(ctx)->rank == 0)
+        s->want = got;
+    else
+        capture_free(&got);
+    return failed;
+}
+
+static void rows_that_come_late_leave_a_gradient_whole(void **state) {
+    static const size_t bytes[] = {1, 1 << 20};
+    sharing s = {.checkpoint = 0};
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(bytes); i++) {
+        const tsh_desc desc = {.tp = 1, .bucket_bytes = bytes[i]};
+        s.checkpoint = 0;
+        ranks_run_at(RANKS_EACH, 2, &desc, looks_up, &s);
+        s.checkpoint = 1;
+        ranks_run_with(2, &desc, looks_up, &s);
+        capture_free(&s.want);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_average_is_exact_for_any_dealing),
@@ -549,6 +612,7 @@ int main(void) {
         cmocka_unit_test(gradients_travel_while_backward_goes_on),
         cmocka_unit_test(a_rank_that_fails_meanwhile_is_one_error),
         cmocka_unit_test(checkpoints_send_shared_leaves_once),
+        cmocka_unit_test(rows_that_come_late_leave_a_gradient_whole),
     };
     return cmocka_run_group_tests_name("layer/replicas", tests, NULL, NULL);
 }

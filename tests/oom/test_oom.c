@@ -213,6 +213,44 @@ static void work_gpt(tsh_ctx *ctx) {
     (void)tsh_check_replicas(gpt);
 }
 
+/* Three layers' gradients and parameters over dp, in buckets of several or each alone; with zero,
+ * moments in chunks, which are saved, laid anew and loaded. */
+static void replicas(tsh_ctx *ctx, int zero) {
+    const tsh_linear_desc d = {.in = WIDTH, .out = ROWS}, back = {.in = ROWS, .out = WIDTH};
+    const tsh_optim_desc adam = {.kind = TSH_ADAM, .clip_norm = 1, .zero = zero};
+    const tsh_backward_desc first = {.defer = 1, .summed = 1, .weight = 3},
+                            second = {.summed = 1, .weight = 2};
+    tsh_module *root = tsh_root(ctx);
+    tsh_optim *optim;
+    int step, half;
+    (void)tsh_add_linear(root, "0", &d);
+    (void)tsh_add_linear(root, "1", &back);
+    (void)tsh_add_linear(root, "2", &d);
+    if (!tsh_ok(ctx)) return; /* told, as in work_load */
+    optim = tsh_optim_new(root, &adam);
+    for (step = 0; step < 2 && tsh_ok(ctx); step++) {
+        for (half = 0; half < 2; half++) {
+            tsh_tensor *y = tsh_forward(root, tsh_ones(ctx, tsh_shape2(1, WIDTH)));
+            (void)tsh_backward_with(ctx, tsh_sum(y, TSH_ALL, 0), half ? &second : &first);
+            (void)tsh_step_end(ctx);
+        }
+        (void)tsh_optim_step(optim);
+        tsh_zero_grads(root);
+    }
+    (void)tsh_check_replicas(root);
+    if (!tsh_ok(ctx)) return;
+    (void)tsh_save(root, files_path("checkpoint"), optim);
+    if (tsh_ok(ctx)) (void)tsh_load(root, files_path("checkpoint"), optim);
+}
+
+static void work_replicas(tsh_ctx *ctx) {
+    replicas(ctx, 0);
+}
+
+static void work_zero(tsh_ctx *ctx) {
+    replicas(ctx, 1);
+}
+
 static tsh_tensor *pipeline_input(tsh_ctx *ctx, int k, void *user) {
     (void)k, (void)user;
     return tsh_ones(ctx, tsh_shape2(ROWS, WIDTH));
@@ -223,11 +261,19 @@ static tsh_tensor *pipeline_loss(tsh_ctx *ctx, tsh_tensor *y, int k, void *user)
     return tsh_sum(y, TSH_ALL, 0);
 }
 
+static double pipeline_weight(tsh_ctx *ctx, int k, void *user) {
+    (void)ctx, (void)user;
+    return k;
+}
+
 /* A layer per stage, whose weight both share. */
-static void work_pipeline(tsh_ctx *ctx) {
+static void pipeline_of(tsh_ctx *ctx, tsh_pipeline_schedule schedule, int weighs) {
     const tsh_linear_desc d = {.in = WIDTH, .out = WIDTH};
-    const tsh_pipeline_desc desc = {
-        .micro_batches = 3, .input = pipeline_input, .loss = pipeline_loss};
+    const tsh_pipeline_desc desc = {.micro_batches = 3,
+                                    .schedule = schedule,
+                                    .input = pipeline_input,
+                                    .loss = pipeline_loss,
+                                    .weight = weighs ? pipeline_weight : NULL};
     tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
     tsh_pipeline *pipeline;
     double loss;
@@ -240,6 +286,14 @@ static void work_pipeline(tsh_ctx *ctx) {
     (void)tsh_step_end(ctx);
     (void)tsh_pipeline_evaluate(pipeline, 2, &loss);
     if (tsh_ok(ctx)) (void)tsh_save(tsh_root(ctx), files_path("checkpoint"), NULL);
+}
+
+static void work_pipeline(tsh_ctx *ctx) {
+    pipeline_of(ctx, TSH_PIPELINE_1F1B, 0);
+}
+
+static void work_gpipe(tsh_ctx *ctx) {
+    pipeline_of(ctx, TSH_PIPELINE_GPIPE, 1);
 }
 
 /* Arguments with long names, so that they need pages of their own, and a policy for all blocks. */
@@ -314,35 +368,41 @@ static void work_load(tsh_ctx *ctx) {
 typedef struct job {
     const char *name;
     void (*work)(tsh_ctx *ctx);
-    int pp; /* of two ranks; 0: 1 */
+    int tp, pp; /* of two ranks; 0: what pp leaves, 1 */
+    size_t bucket_bytes;
 } job;
 
 static const job jobs[] = {
-    {"map", work_map, 0},
-    {"reduce", work_reduce, 0},
-    {"view", work_view, 0},
-    {"matmul", work_matmul, 0},
-    {"row", work_row, 0},
-    {"norm", work_norm, 0},
-    {"rope", work_rope, 0},
-    {"attention", work_attention, 0},
-    {"grouped", work_grouped, 0},
-    {"lookup", work_lookup, 0},
-    {"loss", work_loss, 0},
-    {"loss options", work_loss_options, 0},
-    {"init", work_init, 0},
-    {"tall", work_tall, 0},
-    {"tall attention", work_tall_attention, 0},
-    {"redistribute", work_redistribute, 0},
-    {"operators", work_operators, 0},
-    {"custom", work_custom, 0},
-    {"gpt", work_gpt, 0},
-    {"save", work_save, 0}, /* and then */
-    {"load", work_load, 0},
-    {"policy", work_policy, 0},
-    {"pipeline", work_pipeline, 2},
-    {"gradcheck", work_gradcheck, 0},
-    {"trace", work_trace, 0},
+    {"map", work_map, 0, 0, 0},
+    {"reduce", work_reduce, 0, 0, 0},
+    {"view", work_view, 0, 0, 0},
+    {"matmul", work_matmul, 0, 0, 0},
+    {"row", work_row, 0, 0, 0},
+    {"norm", work_norm, 0, 0, 0},
+    {"rope", work_rope, 0, 0, 0},
+    {"attention", work_attention, 0, 0, 0},
+    {"grouped", work_grouped, 0, 0, 0},
+    {"lookup", work_lookup, 0, 0, 0},
+    {"loss", work_loss, 0, 0, 0},
+    {"loss options", work_loss_options, 0, 0, 0},
+    {"init", work_init, 0, 0, 0},
+    {"tall", work_tall, 0, 0, 0},
+    {"tall attention", work_tall_attention, 0, 0, 0},
+    {"redistribute", work_redistribute, 0, 0, 0},
+    {"operators", work_operators, 0, 0, 0},
+    {"custom", work_custom, 0, 0, 0},
+    {"gpt", work_gpt, 0, 0, 0},
+    {"save", work_save, 0, 0, 0}, /* and then */
+    {"load", work_load, 0, 0, 0},
+    {"policy", work_policy, 0, 0, 0},
+    {"replicas", work_replicas, 1, 0, 0},
+    {"replicas, leaves alone", work_replicas, 1, 0, 1},
+    {"zero", work_zero, 1, 0, 0},
+    {"zero, leaves alone", work_zero, 1, 0, 1},
+    {"pipeline", work_pipeline, 0, 2, 0},
+    {"gpipe", work_gpipe, 0, 2, 0},
+    {"gradcheck", work_gradcheck, 0, 0, 0},
+    {"trace", work_trace, 0, 0, 0},
 };
 
 /* --------------------------------------------------------------------- one rank */
@@ -433,7 +493,7 @@ static int shared_work(tsh_ctx *ctx, void *user) {
 }
 
 static uint64_t try_two(const job *j, int fails, int only, uint64_t fail_at) {
-    tsh_desc desc = {.pp = j->pp};
+    tsh_desc desc = {.tp = j->tp, .pp = j->pp, .bucket_bytes = j->bucket_bytes};
     job copy = *j;
     int r;
     counting_begin(&memory, &desc);
