@@ -99,8 +99,9 @@ typedef struct tsh_mpi_desc {
 
 /* Opens a world; collective over desc->comm. Initialises MPI where that was not done, and then ends
  * it when the world's last comm is closed; an MPI that was ended cannot be had again. desc NULL:
- * all zero. Errors: TSH_ERR_STATE (MPI has been finalised), TSH_ERR_UNSUPPORTED (the thread level),
- * TSH_ERR_MEMORY, TSH_ERR_IO (MPI's sentence). */
+ * all zero. Errors: TSH_ERR_ARGUMENT (out is NULL; desc->comm is MPI_COMM_NULL or between two
+ * groups), TSH_ERR_STATE (MPI has been finalised), TSH_ERR_UNSUPPORTED (the thread level),
+ * TSH_ERR_TIMEOUT (not all ranks came), TSH_ERR_MEMORY, TSH_ERR_IO (MPI refused). */
 TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out);
 /* Initialises MPI with argc and argv (both may be NULL) unless that was done, opens the world and a
  * ctx by desc (NULL: all defaults; its comm is ignored), runs fn, closes, and ends MPI if it began
@@ -332,6 +333,11 @@ static tsh_error tshi_mpi_error(tsh_result code, int rank, const char *message) 
     return error;
 }
 
+/* 1 where there is a verdict, or will be one: collectives stand still. */
+static int tshi_mpi_over(const tshi_mpi_world *world) {
+    return world->error.code != TSH_OK || world->suspect.code != TSH_OK;
+}
+
 /* Writes "all-reduce of 7 f32 (sum)" into text, which has TSHI_MPI_WHAT bytes. */
 static void tshi_mpi_what(char *text, const tsh_coll *coll, const tsh_coll *other, int size) {
     if (coll->kind == TSHI_MPI_CLOSE)
@@ -515,7 +521,7 @@ static void tshi_mpi_accuse(tshi_mpi_world *world, int from, int tag, const tsh_
 static void tshi_mpi_raise(tshi_mpi_world *world, int tag, tsh_result code, int rank,
                            const char *message) {
     tsh_error error = tshi_mpi_error(code, rank, message);
-    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
+    if (tshi_mpi_over(world)) return;
     if (world->rank != 0) tshi_mpi_send(world, 0, tag, &error, sizeof error);
     tshi_mpi_accuse(world, world->rank, tag, &error);
 }
@@ -524,7 +530,7 @@ static void tshi_mpi_raise(tshi_mpi_world *world, int tag, tsh_result code, int 
 static void tshi_mpi_raise_abort(tshi_mpi_world *world, const tsh_error *why) {
     tsh_error error = *why;
     if (error.rank < 0) error.rank = world->rank;
-    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
+    if (tshi_mpi_over(world)) return;
     if (world->rank != 0) tshi_mpi_send_all(world, TSHI_MPI_ACCUSE, &error);
     tshi_mpi_accuse(world, world->rank, TSHI_MPI_ACCUSE, &error);
 }
@@ -1322,9 +1328,11 @@ static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
     for (int i = 0; i < 2; i++) {
         tshi_mpi_half *half = &op->half[i];
         int done = 1;
-        while (half->open && done && !group->broken) {
+        while (half->open && done) {
             MPI_Status status[2];
-            if (tshi_mpi_refused(group->world, MPI_Testall(2, half->req, &done, status),
+            /* What could not be started has no request, and looks done. */
+            if (tshi_mpi_over(group->world) || group->broken ||
+                tshi_mpi_refused(group->world, MPI_Testall(2, half->req, &done, status),
                                  "MPI_Testall"))
                 return;
             if (done) tshi_mpi_half_on(group, op, half);
@@ -1346,6 +1354,7 @@ static void tshi_mpi_advance_group(tshi_mpi_group *group) {
     for (tshi_mpi_op *op = group->first; op && !group->broken; op = op->next) {
         int done = 1;
         if (op->state == TSHI_MPI_PAIR) tshi_mpi_pair(group, op);
+        if (tshi_mpi_over(world)) return;
         if (op->seq == UINT64_MAX) continue; /* a message: in no order with collectives */
         while (op->state != TSHI_MPI_DONE && done && (turn || op->state != TSHI_MPI_QUEUED) &&
                !group->broken) {
@@ -1354,7 +1363,7 @@ static void tshi_mpi_advance_group(tshi_mpi_group *group) {
                 group->broken = 1;
             else if (done)
                 tshi_mpi_follow(group, op);
-            if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
+            if (tshi_mpi_over(world)) return;
         }
         turn = turn && op->last;
     }
@@ -1467,7 +1476,7 @@ static void tshi_mpi_sweep(tshi_mpi_world *world) {
 
 /* Everything that this rank can do now, on all of its comms. */
 static void tshi_mpi_advance(tshi_mpi_world *world) {
-    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
+    if (tshi_mpi_over(world)) return;
     for (tshi_mpi_group *group = world->groups; group; group = group->next)
         if (group->first) tshi_mpi_advance_group(group);
 }
@@ -1550,8 +1559,7 @@ static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_group *grou
 static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_group *group,
                               const tshi_mpi_op *op) {
     char text[TSH_MESSAGE_SIZE] = "";
-    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK || world->late.code != TSH_OK)
-        return;
+    if (tshi_mpi_over(world) || world->late.code != TSH_OK) return;
     tshi_mpi_tell_wait(world, group, op);
     tshi_mpi_add(text, "rank %d ran out of time in ", world->rank);
     tshi_mpi_describe(text, group, op);
@@ -1797,7 +1805,10 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
     if (refused) (void)tshi_mpi_settle(world, NULL, 1000 * TSHI_MPI_MS);
     if (world->error.code != TSH_OK) return world->error.code;
     if (refused) return TSH_ERR_IO;
-    return color < 0 ? TSH_OK : tshi_mpi_join(world, made, id, comm->ops, out);
+    if (color < 0) return TSH_OK;
+    if (tshi_mpi_join(world, made, id, comm->ops, out) == TSH_OK) return TSH_OK;
+    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_MEMORY, world->rank, "no memory for a group");
+    return TSH_ERR_MEMORY;
 }
 
 /* ========================================================================== */
@@ -2016,7 +2027,12 @@ static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm 
     tshi_mpi_world *world = NULL;
     tsh_result result = TSH_OK;
     int mine[2], least[2] = {0, 0}; /* has memory; rank 0's choice of sums */
-    int code = MPI_Comm_idup(base, &control, &request);
+    int code, inter = 1;
+    if (base != MPI_COMM_NULL) (void)MPI_Comm_test_inter(base, &inter);
+    if (inter)
+        return tshi_mpi_fails(desc, TSH_ERR_ARGUMENT,
+                              "tsh_mpi_open: desc->comm is MPI_COMM_NULL or an intercommunicator");
+    code = MPI_Comm_idup(base, &control, &request);
     if (!tshi_mpi_opened(desc, code, &request, &result)) return result;
     world = tshi_mpi_world_new(desc, control);
     mine[0] = world != NULL;

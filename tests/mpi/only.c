@@ -3,9 +3,25 @@
  * a test, and every process of an mpirun runs it; the first failure on any ends the program.
  *
  * Calls of MPI are watched through its profiling interface. */
+#include <stdlib.h>
+
+static size_t refused_bytes; /* what malloc and calloc do not give to the backend; 0: all */
+
+static void *scarce_malloc(size_t bytes) {
+    return refused_bytes && bytes == refused_bytes ? NULL : malloc(bytes);
+}
+
+static void *scarce_calloc(size_t n, size_t bytes) {
+    return refused_bytes && n * bytes == refused_bytes ? NULL : calloc(n, bytes);
+}
+
 #define TSHARD_IMPLEMENTATION
 #define TSHARD_MPI_SEGMENT 64
+#define malloc             scarce_malloc
+#define calloc             scarce_calloc
 #include "../../backends/tshard_mpi.h"
+#undef malloc
+#undef calloc
 
 #include <math.h>
 
@@ -358,14 +374,58 @@ static void deserted(int argc, char **argv) {
     MUST(MPI_Finalize() == MPI_SUCCESS);
 }
 
+/* Starts again after an error that all ranks must have learnt: no memory on rank 1. */
+static void open_again(tsh_comm *comm, tsh_result found) {
+    tsh_error error;
+    MUST(comm->rank == 0 || found == TSH_ERR_MEMORY);
+    while (tsh_barrier(comm) == TSH_OK) sleep_ms(1);
+    MUST(tsh_comm_error(comm, &error) == TSH_ERR_MEMORY && error.rank == 1);
+    refused_bytes = 0;
+    tsh_comm_close(comm);
+    *comm = opened(NULL, 0);
+}
+
+/* Two processes, of which one has no memory for a part of a message, of a sum, for a new group. */
+static void scarce(int argc, char **argv) {
+    float x[100] = {0};
+    tsh_comm comm, part;
+    tsh_result found;
+    double begin = now_ms();
+    MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    comm = opened(NULL, 0);
+    refused_bytes = comm.rank == 1 ? TSHARD_MPI_SEGMENT : 0;
+    open_again(&comm, comm.rank == 1 ? tsh_recv(&comm, x, 100, TSH_F32, 0)
+                                     : tsh_send(&comm, x, 100, TSH_F32, 1));
+    refused_bytes = comm.rank == 1 ? TSHARD_MPI_SEGMENT : 0;
+    open_again(&comm, tsh_allreduce(&comm, x, 100, TSH_F32, TSH_SUM));
+    refused_bytes = comm.rank == 1 ? sizeof(tshi_mpi_group) : 0;
+    found = tsh_split(&comm, 0, 0, &part);
+    open_again(&comm, found);
+    sums_to(&comm, 3);
+    tsh_comm_close(&comm);
+    MUST(now_ms() - begin < 20e3);
+    MUST(MPI_Finalize() == MPI_SUCCESS);
+}
+
+/* A communicator that this rank is not in. */
+static void outside(int argc, char **argv) {
+    MPI_Comm none = MPI_COMM_NULL;
+    tsh_error why;
+    tsh_mpi_desc desc = {.comm = &none, .error = &why};
+    tsh_comm comm;
+    MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_ARGUMENT && strstr(why.message, "MPI_COMM_NULL"));
+    MUST(MPI_Finalize() == MPI_SUCCESS);
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(int argc, char **argv);
-    } tests[] = {{"runner", runner},    {"host", host},     {"threads", threads},
-                 {"refused", refused},  {"native", native}, {"segments", segments},
-                 {"fails", fails},      {"busy", busy},     {"limit", limit},
-                 {"deserted", deserted}};
+    } tests[] = {{"runner", runner},     {"host", host},     {"threads", threads},
+                 {"refused", refused},   {"native", native}, {"segments", segments},
+                 {"fails", fails},       {"busy", busy},     {"limit", limit},
+                 {"deserted", deserted}, {"scarce", scarce}, {"outside", outside}};
     (void)setenv("TSHARD_TIMEOUT", "30", 1);
     for (size_t i = 0; argc > 1 && i < sizeof tests / sizeof *tests; i++) {
         if (strcmp(argv[1], tests[i].name) != 0) continue;
