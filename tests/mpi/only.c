@@ -407,14 +407,66 @@ static void scarce(int argc, char **argv) {
     MUST(MPI_Finalize() == MPI_SUCCESS);
 }
 
-/* A communicator that this rank is not in. */
-static void outside(int argc, char **argv) {
+/* What tsh_mpi_open refuses. */
+static void arguments(int argc, char **argv) {
     MPI_Comm none = MPI_COMM_NULL;
     tsh_error why;
     tsh_mpi_desc desc = {.comm = &none, .error = &why};
     tsh_comm comm;
     MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    MUST(tsh_mpi_open(&desc, NULL) == TSH_ERR_ARGUMENT && strstr(why.message, "out is NULL"));
     MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_ARGUMENT && strstr(why.message, "MPI_COMM_NULL"));
+    desc.comm = NULL;
+    (void)setenv("TSHARD_TIMEOUT", "soon", 1);
+    MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_ARGUMENT);
+    MUST(strcmp(why.message, "TSHARD_TIMEOUT is \"soon\", not a time in seconds") == 0);
+    (void)setenv("TSHARD_TIMEOUT", "0", 1); /* never */
+    MUST(tsh_mpi_open(&desc, &comm) == TSH_OK);
+    sums_to(&comm, 1);
+    tsh_comm_close(&comm);
+    MUST(MPI_Finalize() == MPI_SUCCESS);
+}
+
+/* Two processes, one of which opens its world too late. MPI goes on. */
+static void late(int argc, char **argv) {
+    tsh_error why;
+    tsh_mpi_desc desc = {.timeout = 0.5, .error = &why};
+    tsh_comm comm;
+    MPI_Comm self;
+    MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    if (rank_of(MPI_COMM_WORLD) == 1) sleep_ms(1500);
+    MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_TIMEOUT);
+    MUST(strcmp(why.message, "tsh_mpi_open: not all ranks came") == 0);
+    MUST(MPI_Comm_dup(MPI_COMM_SELF, &self) == MPI_SUCCESS);
+    comm = opened(&self, 0);
+    sums_to(&comm, 1);
+    tsh_comm_close(&comm);
+    MUST(MPI_Finalize() == MPI_SUCCESS);
+}
+
+/* Rank 0's last close waits for a group that it is not in, and judges: the two ranks of that group
+ * disagree, and learn it at once. */
+static void last(int argc, char **argv) {
+    tsh_comm comm, part;
+    double begin;
+    int rank;
+    MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    comm = opened(NULL, 0);
+    rank = comm.rank;
+    MUST(tsh_split(&comm, rank == 0 ? -1 : 0, 0, &part) == TSH_OK);
+    begin = now_ms();
+    tsh_comm_close(&comm);
+    if (rank > 0) {
+        float x = 0;
+        sleep_ms(1000);
+        begin = now_ms();
+        MUST((rank == 1 ? tsh_barrier(&part) : tsh_allreduce(&part, &x, 1, TSH_F32, TSH_SUM)) ==
+             TSH_ERR_MISMATCH);
+        MUST(now_ms() - begin < 400);
+        tsh_comm_close(&part);
+    }
+    MUST(rank > 0 || now_ms() - begin > 900);
+    MUST(now_ms() - begin < 5000);
     MUST(MPI_Finalize() == MPI_SUCCESS);
 }
 
@@ -425,7 +477,8 @@ int main(int argc, char **argv) {
     } tests[] = {{"runner", runner},     {"host", host},     {"threads", threads},
                  {"refused", refused},   {"native", native}, {"segments", segments},
                  {"fails", fails},       {"busy", busy},     {"limit", limit},
-                 {"deserted", deserted}, {"scarce", scarce}, {"outside", outside}};
+                 {"deserted", deserted}, {"scarce", scarce}, {"arguments", arguments},
+                 {"late", late},         {"last", last}};
     (void)setenv("TSHARD_TIMEOUT", "30", 1);
     for (size_t i = 0; argc > 1 && i < sizeof tests / sizeof *tests; i++) {
         if (strcmp(argv[1], tests[i].name) != 0) continue;
