@@ -172,6 +172,9 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 #ifndef TSHARD_MPI_SEGMENT
 #define TSHARD_MPI_SEGMENT (4 << 20)
 #endif
+#if TSHARD_MPI_SEGMENT < 1 || TSHARD_MPI_SEGMENT > 1 << 30
+#error "TSHARD_MPI_SEGMENT is 1 ... 2^30 bytes: MPI counts in int"
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -222,25 +225,29 @@ typedef struct tshi_mpi_stage {
 
 /* The sending or the receiving half of a message. */
 typedef struct tshi_mpi_half {
-    int open, peer, sends;
-    int meeting; /* the two ends greet */
-    int64_t count, at, step;
-    uint64_t number;
-    MPI_Request req[2];
-    tshi_mpi_block mine, its;
-    tshi_mpi_stage *stage;
+    int open;    /* not done */
+    int meeting; /* the two ends greet; then segments go */
+    int peer, sends;
+    int64_t count, at, step;  /* elements: of the message, that are done, of a segment */
+    uint64_t number;          /* of the messages from this sender to this receiver */
+    MPI_Request req[2];       /* of the two greetings; then of a segment */
+    tshi_mpi_block mine, its; /* the greetings */
+    tshi_mpi_stage *stage;    /* a segment */
 } tshi_mpi_half;
 
+/* What was started and not yet waited for. */
 typedef struct tshi_mpi_op {
     struct tshi_mpi_op *next; /* the one that was started after it */
     tsh_coll coll;
-    uint64_t id, seq;
+    uint64_t id;
+    uint64_t seq; /* of the collectives of its group; no matter for a message */
+    int message;  /* SEND, RECV or SENDRECV, in its halves */
     int64_t deadline;
     tshi_mpi_state state;
-    int last; /* has given MPI its last part: the next operation may begin */
+    int last; /* has given MPI its last part: the next collective may begin */
     MPI_Request req;
     int64_t at, step,
-        longest; /* elements of each piece that are done, that go at once, of the longest */
+        longest;           /* elements of each piece: done, of a segment; of the longest piece */
     tshi_mpi_block *block; /* this rank's, then those of all */
     int64_t *counts;       /* 2 P of this rank, then those of all; NULL: none */
     int64_t *from, *into;  /* P + 1: where the pieces of a row of send and recv start */
@@ -740,7 +747,7 @@ static void tshi_mpi_lay(const tshi_mpi_group *group, tshi_mpi_op *op) {
 
 /* Bytes that a rank would have to add to its announcement, so that no more is needed: the same on
  * all ranks, if they called the same. */
-static int64_t tshi_mpi_load(const tshi_mpi_group *group, const tshi_mpi_op *op) {
+static int64_t tshi_mpi_eager_size(const tshi_mpi_group *group, const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t width = (int64_t)tsh_dtype_size(coll->dtype);
     switch (coll->kind) {
@@ -753,7 +760,7 @@ static int64_t tshi_mpi_load(const tshi_mpi_group *group, const tshi_mpi_op *op)
 }
 
 static int tshi_mpi_is_eager(const tshi_mpi_group *group, const tshi_mpi_op *op) {
-    return tshi_mpi_load(group, op) <= TSHI_MPI_EAGER;
+    return tshi_mpi_eager_size(group, op) <= TSHI_MPI_EAGER;
 }
 
 static void tshi_mpi_fill(tshi_mpi_block *block, const tsh_coll *coll, int size) {
@@ -784,41 +791,47 @@ static tsh_coll tshi_mpi_unfill(const tshi_mpi_block *block) {
     return coll;
 }
 
-/* A small message, into this rank's own block. */
-static void tshi_mpi_load_up(const tshi_mpi_group *group, tshi_mpi_op *op) {
+/* What this rank sends, into its own block. */
+static void tshi_mpi_pack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
     int64_t n = coll->count;
-    const void *from = coll->send;
-    if (coll->kind == TSH_BROADCAST) from = coll->recv;
+    const void *from = coll->kind == TSH_BROADCAST ? coll->recv : coll->send;
     if (coll->kind == TSH_ALLGATHER) n = tshi_mpi_length(op, op->from, group->rank);
     if (coll->kind == TSH_REDUCE_SCATTER) n = op->from[group->size] * coll->blocks;
-    if (n > 0) memcpy(op->block->eager, from, (size_t)n * width);
+    if (n > 0) memcpy(op->block->eager, from, (size_t)n * tsh_dtype_size(coll->dtype));
 }
 
-/* All small messages are here: */
-static void tshi_mpi_unload(const tshi_mpi_group *group, tshi_mpi_op *op) {
+/* Sums piece k of what is in all blocks, row by row: rows are this far apart in recv. */
+static void tshi_mpi_sum_eager(const tshi_mpi_group *group, tshi_mpi_op *op, int k, char *recv,
+                               int64_t apart) {
     const tsh_coll *coll = &op->coll;
     size_t width = tsh_dtype_size(coll->dtype);
-    tshi_mpi_block *all = op->block + 1;
-    if (coll->kind == TSH_BROADCAST && coll->count > 0 && group->rank != coll->root)
-        memcpy(coll->recv, all[coll->root].eager, (size_t)coll->count * width);
-    for (int k = 0; k < group->size; k++) {
-        int64_t n = 0, row, before;
-        char *sum = NULL;
+    int64_t n = op->from[k + 1] - op->from[k];
+    for (int64_t row = 0; row < coll->blocks && n > 0; row++) {
+        int64_t at = row * op->from[group->size] + op->from[k];
+        const char *sum = tshi_mpi_sum(group, coll, op->block[1].eager + (size_t)at * width,
+                                       sizeof *op->block, k, n);
+        memcpy(recv + (size_t)(row * apart) * width, sum, (size_t)n * width);
+    }
+}
+
+/* What all ranks sent is in their blocks. */
+static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    size_t width = tsh_dtype_size(coll->dtype);
+    const tshi_mpi_block *all = op->block + 1;
+    char *recv = (char *)coll->recv;
+    int k = group->rank;
+    if (coll->kind == TSH_BROADCAST && coll->count > 0 && k != coll->root)
+        memcpy(recv, all[coll->root].eager, (size_t)coll->count * width);
+    if (coll->kind == TSH_REDUCE_SCATTER)
+        tshi_mpi_sum_eager(group, op, k, recv, op->from[k + 1] - op->from[k]);
+    for (k = 0; k < group->size; k++) {
+        if (coll->kind == TSH_ALLREDUCE && op->from[k] < op->from[k + 1])
+            tshi_mpi_sum_eager(group, op, k, recv + (size_t)op->from[k] * width, 0);
         if (coll->kind == TSH_ALLGATHER)
             tshi_mpi_unpack(op, op->into, group->size, k, tshi_mpi_length(op, op->into, k),
                             all[k].eager);
-        if (coll->kind != TSH_ALLREDUCE && (coll->kind != TSH_REDUCE_SCATTER || k != group->rank))
-            continue;
-        row = op->from[k + 1] - op->from[k];
-        before = op->from[k];
-        for (int64_t b = 0; b < coll->blocks && row > 0; b++, n += row) {
-            size_t offset = (size_t)(b * op->from[group->size] + before) * width;
-            sum = tshi_mpi_sum(group, coll, all->eager + offset, sizeof *all, k, row);
-            memcpy((char *)coll->recv + (coll->kind == TSH_ALLREDUCE ? offset : (size_t)n * width),
-                   sum, (size_t)row * width);
-        }
     }
 }
 
@@ -974,9 +987,16 @@ static void tshi_mpi_measure(const tshi_mpi_group *group, const tshi_mpi_op *op,
     }
 }
 
+/* 1 if MPI brings all of it to all ranks by itself: in one piece, not in P. */
+static int tshi_mpi_is_whole(const tshi_mpi_world *world, const tsh_coll *coll) {
+    return coll->kind == TSH_BROADCAST || (coll->kind == TSH_ALLREDUCE && world->native &&
+                                           coll->redop != TSH_MIN && coll->redop != TSH_MAX);
+}
+
+/* 1 if the messages of all ranks are so few bytes that each rank may sum them all. */
 static int tshi_mpi_is_direct(const tshi_mpi_group *group, const tsh_coll *coll) {
     int64_t most = tshi_mpi_min(TSHI_MPI_NEAR, TSHARD_MPI_SEGMENT);
-    return coll->kind == TSH_ALLREDUCE &&
+    return coll->kind == TSH_ALLREDUCE && !tshi_mpi_is_whole(group->world, coll) &&
            coll->count <= most / group->size / (int64_t)tsh_dtype_size(coll->dtype);
 }
 
@@ -1022,11 +1042,6 @@ static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
                            "MPI_Iallgatherv");
 }
 
-static int tshi_mpi_is_native(const tshi_mpi_world *world, const tsh_coll *coll) {
-    return world->native && coll->kind == TSH_ALLREDUCE && coll->redop != TSH_MIN &&
-           coll->redop != TSH_MAX;
-}
-
 /* A segment that MPI brings to all ranks by itself. */
 static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
@@ -1059,10 +1074,10 @@ static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     if (op->at >= op->longest) {
         tshi_mpi_finish(group->world, op);
-    } else if (!tshi_mpi_is_native(group->world, coll) && tshi_mpi_is_direct(group, coll)) {
-        tshi_mpi_direct(group, op);
-    } else if (coll->kind == TSH_BROADCAST || tshi_mpi_is_native(group->world, coll)) {
+    } else if (tshi_mpi_is_whole(group->world, coll)) {
         tshi_mpi_whole(group, op);
+    } else if (tshi_mpi_is_direct(group, coll)) {
+        tshi_mpi_direct(group, op);
     } else if (coll->kind == TSH_ALLGATHER) {
         int64_t n = tshi_mpi_round(op, op->into, group->rank);
         size_t width = tsh_dtype_size(coll->dtype);
@@ -1079,7 +1094,7 @@ static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
 static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t width = (int64_t)tsh_dtype_size(coll->dtype), pieces = group->size;
-    if (coll->kind == TSH_BROADCAST || tshi_mpi_is_native(group->world, coll)) {
+    if (tshi_mpi_is_whole(group->world, coll)) {
         pieces = 1;
         op->longest = coll->count;
     }
@@ -1121,7 +1136,7 @@ static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     } else if (coll->kind >= TSH_BARRIER) {
         tshi_mpi_finish(group->world, op);
     } else if (tshi_mpi_is_eager(group, op)) {
-        tshi_mpi_unload(group, op);
+        tshi_mpi_unpack_eager(group, op);
         tshi_mpi_finish(group->world, op);
     } else {
         tshi_mpi_begin(group, op);
@@ -1359,7 +1374,7 @@ static void tshi_mpi_advance_group(tshi_mpi_group *group) {
         int done = 1;
         if (op->state == TSHI_MPI_PAIR) tshi_mpi_pair(group, op);
         if (tshi_mpi_over(world)) return;
-        if (op->seq == UINT64_MAX) continue; /* a message: in no order with collectives */
+        if (op->message) continue; /* in no order with collectives */
         while (op->state != TSHI_MPI_DONE && done && (turn || op->state != TSHI_MPI_QUEUED) &&
                !group->broken) {
             if (op->state != TSHI_MPI_QUEUED &&
@@ -1416,7 +1431,7 @@ static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll)
     op->next = NULL;
     op->coll = *coll;
     op->id = ++group->ids;
-    op->seq = UINT64_MAX;
+    op->message = 0;
     limit = coll->timeout_ns ? coll->timeout_ns : group->world->timeout;
     op->deadline = limit > INT64_MAX - now ? INT64_MAX : now + limit;
     op->state = TSHI_MPI_QUEUED;
@@ -1436,7 +1451,7 @@ static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_col
     tshi_mpi_fill(op->block, coll, group->size);
     if (coll->kind == TSH_ALLREDUCE || tshi_mpi_gathers(coll) || coll->kind == TSH_ALLTOALL)
         tshi_mpi_lay(group, op);
-    if (coll->kind < TSH_BARRIER && tshi_mpi_is_eager(group, op)) tshi_mpi_load_up(group, op);
+    if (coll->kind < TSH_BARRIER && tshi_mpi_is_eager(group, op)) tshi_mpi_pack_eager(group, op);
     return op;
 }
 
@@ -1496,7 +1511,7 @@ static void tshi_mpi_describe(char *text, const tshi_mpi_group *group, const tsh
     char what[TSHI_MPI_WHAT];
     tshi_mpi_what(what, &op->coll, NULL, group->size);
     tshi_mpi_add(text, "%s", what);
-    if (op->seq != UINT64_MAX) tshi_mpi_add(text, ", collective %llu", (unsigned long long)op->seq);
+    if (!op->message) tshi_mpi_add(text, ", collective %llu", (unsigned long long)op->seq);
     tshi_mpi_add(text, " of group %llu", (unsigned long long)group->id);
 }
 
@@ -1522,7 +1537,7 @@ static int tshi_mpi_write_marks(const tshi_mpi_world *world, tshi_mpi_mark *mark
 static void tshi_mpi_write_awaited(const tshi_mpi_group *group, const tshi_mpi_op *op,
                                    tshi_mpi_report *report, int *awaited) {
     report->send_to = report->recv_from = -1;
-    report->pairwise = op->seq == UINT64_MAX;
+    report->pairwise = op->message;
     report->seq = report->pairwise ? 0 : op->seq;
     if (!report->pairwise) {
         memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
@@ -1642,26 +1657,33 @@ static tshi_mpi_op *tshi_mpi_find(const tshi_mpi_group *group, tsh_req req) {
     return op;
 }
 
+static void tshi_mpi_start_message(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    int both = coll->kind == TSH_SENDRECV;
+    op->message = 1;
+    op->state = TSHI_MPI_PAIR;
+    if (coll->kind != TSH_RECV)
+        tshi_mpi_greet(group, op, &op->half[0], 1, coll->send_to,
+                       both ? coll->send_counts[0] : coll->count);
+    if (coll->kind != TSH_SEND)
+        tshi_mpi_greet(group, op, &op->half[1], 0, coll->recv_from,
+                       both ? coll->recv_counts[0] : coll->count);
+}
+
 static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm);
-    int sends = coll->kind == TSH_SEND || coll->kind == TSH_SENDRECV;
-    int receives = coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
-    tshi_mpi_op *op, *before = NULL;
+    int message = coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
+    tshi_mpi_op *op, *before = group->first;
     tshi_mpi_serve(group->world);
     if (group->world->error.code != TSH_OK) return group->world->error.code;
-    for (before = group->first; before && (before->last || before->seq == UINT64_MAX);)
-        before = before->next;
-    op = sends || receives ? tshi_mpi_add_op(group, coll) : tshi_mpi_add_collective(group, coll);
+    while (before && (before->last || before->message)) before = before->next;
+    op = message ? tshi_mpi_add_op(group, coll) : tshi_mpi_add_collective(group, coll);
     if (!op) return TSH_ERR_MEMORY;
     *req = op->id;
-    if (sends || receives) op->state = TSHI_MPI_PAIR;
-    if (sends)
-        tshi_mpi_greet(group, op, &op->half[0], 1, coll->send_to,
-                       receives ? coll->send_counts[0] : coll->count);
-    if (receives)
-        tshi_mpi_greet(group, op, &op->half[1], 0, coll->recv_from,
-                       sends ? coll->recv_counts[0] : coll->count);
-    if (op->state == TSHI_MPI_QUEUED && !before && !group->broken) tshi_mpi_announce(group, op);
+    if (message)
+        tshi_mpi_start_message(group, op);
+    else if (!before && !group->broken)
+        tshi_mpi_announce(group, op);
     return TSH_OK;
 }
 
