@@ -1764,12 +1764,7 @@ static void tshi_mpi_join(tshi_mpi_group *group, MPI_Comm mpi, uint64_t id, tsh_
     group->next = world->groups;
     world->groups = group;
     world->open++;
-    memset(out, 0, sizeof *out);
-    out->ops = &world->ops;
-    out->impl = group;
-    out->rank = group->rank;
-    out->size = group->size;
-    out->id = id;
+    *out = tsh_comm_make(&world->ops, group, group->rank, group->size, id);
 }
 
 /* What a rank adds to the announcement of a split. */
