@@ -679,7 +679,7 @@ static int64_t tshi_mpi_place(const int64_t *start, int size, int k, int64_t i, 
     return i / row * start[size] + start[k] + i % row;
 }
 
-/* This round's n elements of piece k, from the caller's buffer to a stage; */
+/* This round's n elements of piece k, from what the caller sends to a stage. */
 static void tshi_mpi_pack(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
                           char *to) {
     size_t width = tsh_dtype_size(op->coll.dtype);
@@ -692,7 +692,7 @@ static void tshi_mpi_pack(const tshi_mpi_op *op, const int64_t *start, int size,
     }
 }
 
-/* and the other way. */
+/* This round's n elements of piece k, from a stage to where the caller receives. */
 static void tshi_mpi_unpack(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
                             const char *from) {
     size_t width = tsh_dtype_size(op->coll.dtype);
@@ -1107,9 +1107,10 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     if (op->step < 1) op->step = 1;
     op->at = 0;
     if (op->longest > 0) {
-        op->out = tshi_mpi_take(group->world, (size_t)(op->step * width * pieces));
-        if (tshi_mpi_is_direct(group, coll)) pieces *= group->size;
-        op->in = tshi_mpi_take(group->world, (size_t)(op->step * width * pieces));
+        size_t bytes = (size_t)(op->step * width * pieces);
+        size_t messages = tshi_mpi_is_direct(group, coll) ? (size_t)group->size : 1;
+        op->out = tshi_mpi_take(group->world, bytes);
+        op->in = tshi_mpi_take(group->world, bytes * messages);
         if (!op->out || !op->in) return; /* and an error is on its way */
     }
     tshi_mpi_next_round(group, op);
@@ -1228,16 +1229,12 @@ static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* Needs: >>mpi-rounds.                                                         */
 /* ========================================================================== */
 
-static size_t tshi_mpi_width(const tshi_mpi_op *op) {
-    return tsh_dtype_size(op->coll.dtype);
-}
-
 /* Starts a half: its greeting goes, the other's is awaited. */
 static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half, int sends,
                            int peer, int64_t count) {
     tsh_coll coll = op->coll, part = tsh_coll_make(TSH_SEND, op->coll.dtype);
     tshi_mpi_world *world = group->world;
-    int64_t bytes = count * (int64_t)tshi_mpi_width(op);
+    int64_t bytes = count * (int64_t)tsh_dtype_size(op->coll.dtype);
     int tag = sends ? TSHI_MPI_TAG_SEND : TSHI_MPI_TAG_RECV;
     coll.count = part.count = count;
     part.tag = coll.tag;
@@ -1285,7 +1282,7 @@ static void tshi_mpi_quarrel(tshi_mpi_group *group, const tshi_mpi_half *half) {
 
 /* The next segment of the body goes, or comes. */
 static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tshi_mpi_width(op);
+    size_t width = tsh_dtype_size(op->coll.dtype);
     int64_t n = tshi_mpi_min(half->step, half->count - half->at);
     int bytes = (int)((size_t)n * width);
     int tag = TSHI_MPI_TAG_BODY + (int)(half->number % TSHI_MPI_BODIES);
@@ -1305,7 +1302,7 @@ static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half 
 }
 
 static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tshi_mpi_width(op);
+    size_t width = tsh_dtype_size(op->coll.dtype);
     int64_t bytes = half->count * (int64_t)width;
     half->meeting = 0;
     if (half->mine.digest != half->its.digest) {
@@ -1323,7 +1320,7 @@ static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *
 
 /* What MPI had of a half is done. */
 static void tshi_mpi_half_on(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tshi_mpi_width(op);
+    size_t width = tsh_dtype_size(op->coll.dtype);
     int64_t n = tshi_mpi_min(half->step, half->count - half->at);
     group->world->moves++;
     if (half->meeting) {
@@ -1612,9 +1609,11 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
         }
         if (round % 8 == 0 || waited > 10 * TSHI_MPI_MS) {
             int64_t now = tshi_mpi_now();
-            if (moves != world->moves) begin = now;
-            if (moves != world->moves) spins = 0;
-            moves = world->moves;
+            if (moves != world->moves) {
+                moves = world->moves;
+                begin = now;
+                spins = 0;
+            }
             waited = now - begin;
             tshi_mpi_serve(world);
             if (waited > 20 * TSHI_MPI_MS && !told++) tshi_mpi_tell_wait(world, group, op);
