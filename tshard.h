@@ -440,7 +440,8 @@ typedef struct tsh_coll {
     void *recv;
     int64_t count;
     const int64_t *send_counts, *recv_counts; /* per rank */
-    int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: rows of counts (an inner dim); 0: 1 */
+    int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: rows of counts (an inner dim); 0: 1;
+                       of other kinds tsh_start makes it 1 */
     int root, send_to, recv_from, tag; /* -1: none */
     uint64_t seq;                      /* the front door numbers the collectives of a group */
     int64_t timeout_ns;                /* from start; 0: the backend's default */
@@ -528,9 +529,12 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
 TSH_API void tsh_comm_close(tsh_comm *comm);
 
-/* For those who write a backend: rule 5's arithmetic, how descriptors are compared and told, and
- * which ranks wait for ever. dtype and op are ones that tsh_start took. */
+/* For those who write a backend: a comm, rule 5's arithmetic, how descriptors are compared and told,
+ * and which ranks wait for ever. dtype and op are ones that tsh_start took. */
 
+/* Rank `rank` of a group of `size`; nothing has been started on it. */
+TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,
+                               uint64_t id);
 /* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
  * not overlap them otherwise. */
 TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
@@ -5089,11 +5093,13 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     tshi_comm_size size;
     uint64_t bytes;
     int64_t begin;
-    int pairwise;
+    int pairwise, rows;
     if (!coll || !req) return TSH_ERR_ARGUMENT;
     *req = 0;
     if (!tshi_comm_usable(comm) || coll->size != sizeof *coll) return TSH_ERR_ARGUMENT;
-    if (coll->blocks == 0) coll->blocks = 1;
+    rows = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER ||
+           coll->kind == TSH_ALLTOALL;
+    if (!rows || coll->blocks == 0) coll->blocks = 1;
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
@@ -5182,6 +5188,18 @@ TSH_API void tsh_comm_close(tsh_comm *comm) {
     if (!comm) return;
     if (comm->ops) comm->ops->close(comm);
     memset(comm, 0, sizeof *comm);
+}
+
+TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,
+                               uint64_t id) {
+    tsh_comm comm;
+    memset(&comm, 0, sizeof comm);
+    comm.ops = ops;
+    comm.impl = impl;
+    comm.rank = rank;
+    comm.size = size;
+    comm.id = id;
+    return comm;
 }
 
 typedef void (*tshi_comm_fold_fn)(void *TSHI_RESTRICT out, const void *TSHI_RESTRICT left,

@@ -26,8 +26,8 @@
  *
  * - every collective of tshard.h in its documented order of sums: MPI_Ialltoallv, a sum of one's
  *   own chunk, MPI_Iallgatherv; where all messages together have at most 32 KiB, MPI_Iallgather and
- *   a sum of all. The bits are those of the threads and the TCP backend, and do not
- *   depend on the MPI library, its version or its algorithms;
+ *   a sum of all. The bits are those of the threads and the TCP backend, and do not depend on the
+ *   MPI library, its version or its algorithms;
  * - compare what all ranks called before any byte moves: 128 bytes of each rank go around first
  *   (MPI_Iallgather), and messages of up to 80 bytes travel in them, so that a small collective is
  *   one of MPI's. An all-to-all tells everybody all counts, too: 16 P bytes from each of P ranks;
@@ -52,12 +52,16 @@
  * - find out who is absent where a rank has started a collective and computes: absent are all ranks
  *   that do not wait in it;
  * - use a rank's comms from several threads; only tsh_comm_abort may come from any thread, and is
- *   told to the others at the next call of the rank's own.
+ *   told to the others at the next call of the rank's own;
+ * - keep a time limit in what MPI-3 has only in a blocking form: MPI_Init_thread, MPI_Comm_split
+ *   (in tsh_split, once all ranks have announced theirs), MPI_Comm_free and MPI_Finalize. They
+ *   return when all ranks are in them: a rank that is stopped there, or on its way there, holds the
+ *   others up until the job is ended.
  *
  * The last tsh_comm_close of a world returns when all ranks have closed theirs, or time is up.
  *
  * COSTS, per rank, from libc's malloc: about 160 bytes per member for each collective in flight of
- * a group; up to two segments for each that is under way.
+ * a group, and 16 P per member for an all-to-all; up to two segments for each that is under way.
  *
  * THREADS. Where MPI is not initialised, MPI_THREAD_FUNNELED is asked for, or what
  * desc.thread_level says; where it is, its level is taken. It must allow the calling thread to use
@@ -65,7 +69,8 @@
  *
  * ENVIRONMENT
  *
- *     TSHARD_TIMEOUT             seconds until a collective without timeout_ns gives up; 300
+ *     TSHARD_TIMEOUT             seconds until opening, or a collective without timeout_ns, gives
+ *                                up; 300; 0: never
  *     TSHARD_MPI_NATIVE          1 (on rank 0): sums, products and averages over 80 bytes by
  *                                MPI_Iallreduce: in the order that MPI likes, with other bits, and
  *                                maybe faster. MIN and MAX stay as they are, since MPI does not
@@ -91,16 +96,19 @@ typedef struct tsh_mpi_desc {
                          MPI_COMM_WORLD */
     int thread_level; /* asked of MPI, and needed: MPI_THREAD_FUNNELED ...; 0: FUNNELED, and of an
                          MPI that is initialised, that it may be called from this thread */
-    double timeout;   /* seconds until a collective without timeout_ns gives up; negative: never; 0:
-                         TSHARD_TIMEOUT, else 300 */
+    double timeout;   /* seconds until opening, or a collective without timeout_ns, gives up;
+                         negative: never; 0: TSHARD_TIMEOUT, else 300 */
     int native; /* of rank 0: 1: sums by MPI_Iallreduce; negative: not; 0: TSHARD_MPI_NATIVE */
     tsh_error *error; /* where tsh_mpi_open says why it failed; NULL: nowhere */
 } tsh_mpi_desc;
 
 /* Opens a world; collective over desc->comm. Initialises MPI where that was not done, and then ends
  * it when the world's last comm is closed; an MPI that was ended cannot be had again. desc NULL:
- * all zero. Errors: TSH_ERR_STATE (MPI has been finalised), TSH_ERR_UNSUPPORTED (the thread level),
- * TSH_ERR_MEMORY, TSH_ERR_IO (MPI's sentence). */
+ * all zero. Errors: TSH_ERR_ARGUMENT (out is NULL; desc->comm is MPI_COMM_NULL or an
+ * intercommunicator; TSHARD_TIMEOUT is not a time), TSH_ERR_STATE (MPI has been finalised),
+ * TSH_ERR_UNSUPPORTED (the thread level), TSH_ERR_MEMORY (of one rank: on all), TSH_ERR_TIMEOUT
+ * (not all ranks came), TSH_ERR_IO (MPI refused). After the last two MPI is not ended, and may
+ * still work on desc->comm: no other world of it can be opened. */
 TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out);
 /* Initialises MPI with argc and argv (both may be NULL) unless that was done, opens the world and a
  * ctx by desc (NULL: all defaults; its comm is ignored), runs fn, closes, and ends MPI if it began
@@ -164,6 +172,9 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 #ifndef TSHARD_MPI_SEGMENT
 #define TSHARD_MPI_SEGMENT (4 << 20)
 #endif
+#if TSHARD_MPI_SEGMENT < 1 || TSHARD_MPI_SEGMENT > 1 << 30
+#error "TSHARD_MPI_SEGMENT is 1 ... 2^30 bytes: MPI counts in int"
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -214,25 +225,29 @@ typedef struct tshi_mpi_stage {
 
 /* The sending or the receiving half of a message. */
 typedef struct tshi_mpi_half {
-    int open, peer, sends;
-    int meeting; /* the two ends greet */
-    int64_t count, at, step;
-    uint64_t number;
-    MPI_Request req[2];
-    tshi_mpi_block mine, its;
-    tshi_mpi_stage *stage;
+    int open;    /* not done */
+    int meeting; /* the two ends greet; then segments go */
+    int peer, sends;
+    int64_t count, at, step;  /* elements: of the message, that are done, of a segment */
+    uint64_t number;          /* of the messages from this sender to this receiver */
+    MPI_Request req[2];       /* of the two greetings; then of a segment */
+    tshi_mpi_block mine, its; /* the greetings */
+    tshi_mpi_stage *stage;    /* a segment */
 } tshi_mpi_half;
 
+/* What was started and not yet waited for. */
 typedef struct tshi_mpi_op {
     struct tshi_mpi_op *next; /* the one that was started after it */
     tsh_coll coll;
-    uint64_t id, seq;
+    uint64_t id;
+    uint64_t seq; /* of the collectives of its group; no matter for a message */
+    int message;  /* SEND, RECV or SENDRECV, in its halves */
     int64_t deadline;
     tshi_mpi_state state;
-    int last; /* has given MPI its last part: the next operation may begin */
+    int last; /* has given MPI its last part: the next collective may begin */
     MPI_Request req;
     int64_t at, step,
-        longest; /* elements of each piece that are done, that go at once, of the longest */
+        longest;           /* elements of each piece: done, of a segment; of the longest piece */
     tshi_mpi_block *block; /* this rank's, then those of all */
     int64_t *counts;       /* 2 P of this rank, then those of all; NULL: none */
     int64_t *from, *into;  /* P + 1: where the pieces of a row of send and recv start */
@@ -279,6 +294,7 @@ typedef struct tshi_mpi_post {
 } tshi_mpi_post;
 
 struct tshi_mpi_world {
+    tsh_comm_ops ops; /* what its comms point to */
     MPI_Comm control;
     int rank, size;
     int native, ours;  /* MPI_Iallreduce; MPI is this world's to end */
@@ -295,7 +311,6 @@ struct tshi_mpi_world {
     tshi_mpi_group *groups;
     tshi_mpi_post *posts;
     tshi_mpi_stage *stages; /* for the next collective */
-    int *hosts;             /* while it opens: a number of this rank's host, then of all */
     /* of rank 0: */
     tshi_mpi_report **report; /* by rank: the last one; NULL: none */
     tsh_coll_trail *trail;
@@ -323,13 +338,19 @@ TSH_PRINTF(2, 3) static void tshi_mpi_add(char *text, const char *format, ...) {
     va_end(list);
 }
 
-static tsh_error tshi_mpi_error(tsh_result code, int rank, const char *message) {
+TSH_PRINTF(3, 0)
+static tsh_error tshi_mpi_error(tsh_result code, int rank, const char *format, va_list list) {
     tsh_error error;
     memset(&error, 0, sizeof error);
     error.code = code;
     error.rank = rank;
-    (void)snprintf(error.message, sizeof error.message, "%s", message);
+    (void)vsnprintf(error.message, sizeof error.message, format, list);
     return error;
+}
+
+/* 1 where there is a verdict, or will be one: collectives stand still. */
+static int tshi_mpi_over(const tshi_mpi_world *world) {
+    return world->error.code != TSH_OK || world->suspect.code != TSH_OK;
 }
 
 /* Writes "all-reduce of 7 f32 (sum)" into text, which has TSHI_MPI_WHAT bytes. */
@@ -380,9 +401,8 @@ static void tshi_mpi_sent(tshi_mpi_world *world) {
 }
 
 /* ========================================================================== */
-/* >>mpi-judge                                     MARK: - mpi-judge (private) */
-/* Rank 0 hears of errors and of ranks that wait for long, and tells its        */
-/* verdict to all.                                                             */
+/* >>mpi-raise                                     MARK: - mpi-raise (private) */
+/* What a rank finds wrong goes to rank 0, whose verdict goes to all.          */
 /* Needs: >>mpi-post.                                                           */
 /* ========================================================================== */
 
@@ -392,6 +412,62 @@ static void tshi_mpi_judge(tshi_mpi_world *world, const tsh_error *error) {
     world->error = *error;
     tshi_mpi_send_all(world, TSHI_MPI_VERDICT, error);
 }
+
+/* Rank `from` says that something is wrong (itself: this rank does). */
+static void tshi_mpi_accuse(tshi_mpi_world *world, int from, int tag, const tsh_error *error) {
+    if (world->error.code != TSH_OK) return;
+    if (world->rank == 0 && tag == TSHI_MPI_LATE && world->late.code == TSH_OK) {
+        world->late = *error;
+        world->late_from = from;
+        world->late_at = tshi_mpi_now() + 50 * TSHI_MPI_MS;
+    } else if (world->rank == 0 && tag == TSHI_MPI_ACCUSE) {
+        tshi_mpi_judge(world, error);
+    } else if (world->rank != 0 && world->suspect.code == TSH_OK) {
+        world->suspect = *error;
+        world->suspect_at = tshi_mpi_now();
+    }
+}
+
+/* To rank 0; it finds `rank` at fault, or itself (-1, and LATE) finds out who. */
+TSH_PRINTF(5, 6)
+static void tshi_mpi_raise(tshi_mpi_world *world, int tag, tsh_result code, int rank,
+                           const char *format, ...) {
+    tsh_error error;
+    va_list list;
+    va_start(list, format);
+    error = tshi_mpi_error(code, rank, format, list);
+    va_end(list);
+    if (tshi_mpi_over(world)) return;
+    if (world->rank != 0) tshi_mpi_send(world, 0, tag, &error, sizeof error);
+    tshi_mpi_accuse(world, world->rank, tag, &error);
+}
+
+/* To all: they may be waiting where rank 0 is not. */
+static void tshi_mpi_raise_abort(tshi_mpi_world *world, const tsh_error *why) {
+    tsh_error error = *why;
+    if (error.rank < 0) error.rank = world->rank;
+    if (tshi_mpi_over(world)) return;
+    if (world->rank != 0) tshi_mpi_send_all(world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_accuse(world, world->rank, TSHI_MPI_ACCUSE, &error);
+}
+
+/* MPI refused; `what` was asked. 0 where it did not. */
+static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
+    char reason[MPI_MAX_ERROR_STRING + 1];
+    int length = 0;
+    if (code == MPI_SUCCESS) return 0;
+    if (MPI_Error_string(code, reason, &length)) length = 0;
+    reason[length] = '\0';
+    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_IO, world->rank, "rank %d: %s failed: %s",
+                   world->rank, what, reason);
+    return 1;
+}
+
+/* ========================================================================== */
+/* >>mpi-judge                                     MARK: - mpi-judge (private) */
+/* What rank 0 makes of the ranks that wait for long.                          */
+/* Needs: >>mpi-raise.                                                          */
+/* ========================================================================== */
 
 static const tshi_mpi_mark *tshi_mpi_marks(const tshi_mpi_report *report) {
     return (const tshi_mpi_mark *)(const void *)(report + 1);
@@ -453,17 +529,14 @@ static int tshi_mpi_company(const void *user, int r) {
 
 /* Rank r has reported: does it wait in a circle? */
 static void tshi_mpi_search(tshi_mpi_world *world, int r) {
-    char text[TSH_MESSAGE_SIZE] = "";
-    tsh_error error;
     int odd, waits;
     memset(world->trail, 0, (size_t)world->size * sizeof *world->trail);
     r = tsh_coll_circle(world->trail, world->size, r, tshi_mpi_awaits, world);
     if (r < 0) return;
     odd = tsh_coll_odd(world->trail, r, tshi_mpi_company, world, &waits);
-    tshi_mpi_add(text, "rank %d waits in %s while rank %d waits for it in %s", odd,
-                 world->report[odd]->what, waits, world->report[waits]->what);
-    error = tshi_mpi_error(TSH_ERR_MISMATCH, odd, text);
-    tshi_mpi_judge(world, &error);
+    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, odd,
+                   "rank %d waits in %s while rank %d waits for it in %s", odd,
+                   world->report[odd]->what, waits, world->report[waits]->what);
 }
 
 /* Takes the report over. */
@@ -492,54 +565,9 @@ static void tshi_mpi_judge_late(tshi_mpi_world *world) {
 
 /* ========================================================================== */
 /* >>mpi-hear                                       MARK: - mpi-hear (private) */
-/* What a rank raises and hears.                                               */
+/* What others say.                                                            */
 /* Needs: >>mpi-judge.                                                          */
 /* ========================================================================== */
-
-/* Rank `from` says that something is wrong (itself: this rank does). */
-static void tshi_mpi_accuse(tshi_mpi_world *world, int from, int tag, const tsh_error *error) {
-    if (world->error.code != TSH_OK) return;
-    if (world->rank == 0 && tag == TSHI_MPI_LATE && world->late.code == TSH_OK) {
-        world->late = *error;
-        world->late_from = from;
-        world->late_at = tshi_mpi_now() + 50 * TSHI_MPI_MS;
-    } else if (world->rank == 0 && tag == TSHI_MPI_ACCUSE) {
-        tshi_mpi_judge(world, error);
-    } else if (world->rank != 0 && world->suspect.code == TSH_OK) {
-        world->suspect = *error;
-        world->suspect_at = tshi_mpi_now();
-    }
-}
-
-/* To rank 0; it finds `rank` at fault, or itself (-1, and LATE) finds out who. */
-static void tshi_mpi_raise(tshi_mpi_world *world, int tag, tsh_result code, int rank,
-                           const char *message) {
-    tsh_error error = tshi_mpi_error(code, rank, message);
-    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
-    if (world->rank != 0) tshi_mpi_send(world, 0, tag, &error, sizeof error);
-    tshi_mpi_accuse(world, world->rank, tag, &error);
-}
-
-/* To all: they may be waiting where rank 0 is not. */
-static void tshi_mpi_raise_abort(tshi_mpi_world *world, const tsh_error *why) {
-    tsh_error error = *why;
-    if (error.rank < 0) error.rank = world->rank;
-    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
-    if (world->rank != 0) tshi_mpi_send_all(world, TSHI_MPI_ACCUSE, &error);
-    tshi_mpi_accuse(world, world->rank, TSHI_MPI_ACCUSE, &error);
-}
-
-/* MPI refused; `what` was asked. 0 where it did not. */
-static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
-    char text[TSH_MESSAGE_SIZE] = "", reason[MPI_MAX_ERROR_STRING + 1];
-    int length = 0;
-    if (code == MPI_SUCCESS) return 0;
-    if (MPI_Error_string(code, reason, &length)) length = 0;
-    reason[length] = '\0';
-    tshi_mpi_add(text, "rank %d: %s failed: %s", world->rank, what, reason);
-    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_IO, world->rank, text);
-    return 1;
-}
 
 /* Takes one control message; 0: there is none. */
 static int tshi_mpi_receive(tshi_mpi_world *world) {
@@ -651,7 +679,7 @@ static int64_t tshi_mpi_place(const int64_t *start, int size, int k, int64_t i, 
     return i / row * start[size] + start[k] + i % row;
 }
 
-/* This round's n elements of piece k, from the caller's buffer to a stage; */
+/* This round's n elements of piece k, from what the caller sends to a stage. */
 static void tshi_mpi_pack(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
                           char *to) {
     size_t width = tsh_dtype_size(op->coll.dtype);
@@ -664,7 +692,7 @@ static void tshi_mpi_pack(const tshi_mpi_op *op, const int64_t *start, int size,
     }
 }
 
-/* and the other way. */
+/* This round's n elements of piece k, from a stage to where the caller receives. */
 static void tshi_mpi_unpack(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
                             const char *from) {
     size_t width = tsh_dtype_size(op->coll.dtype);
@@ -719,7 +747,7 @@ static void tshi_mpi_lay(const tshi_mpi_group *group, tshi_mpi_op *op) {
 
 /* Bytes that a rank would have to add to its announcement, so that no more is needed: the same on
  * all ranks, if they called the same. */
-static int64_t tshi_mpi_load(const tshi_mpi_group *group, const tshi_mpi_op *op) {
+static int64_t tshi_mpi_eager_size(const tshi_mpi_group *group, const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t width = (int64_t)tsh_dtype_size(coll->dtype);
     switch (coll->kind) {
@@ -732,7 +760,7 @@ static int64_t tshi_mpi_load(const tshi_mpi_group *group, const tshi_mpi_op *op)
 }
 
 static int tshi_mpi_is_eager(const tshi_mpi_group *group, const tshi_mpi_op *op) {
-    return tshi_mpi_load(group, op) <= TSHI_MPI_EAGER;
+    return tshi_mpi_eager_size(group, op) <= TSHI_MPI_EAGER;
 }
 
 static void tshi_mpi_fill(tshi_mpi_block *block, const tsh_coll *coll, int size) {
@@ -763,41 +791,47 @@ static tsh_coll tshi_mpi_unfill(const tshi_mpi_block *block) {
     return coll;
 }
 
-/* A small message, into this rank's own block. */
-static void tshi_mpi_load_up(const tshi_mpi_group *group, tshi_mpi_op *op) {
+/* What this rank sends, into its own block. */
+static void tshi_mpi_pack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
     int64_t n = coll->count;
-    const void *from = coll->send;
-    if (coll->kind == TSH_BROADCAST) from = coll->recv;
+    const void *from = coll->kind == TSH_BROADCAST ? coll->recv : coll->send;
     if (coll->kind == TSH_ALLGATHER) n = tshi_mpi_length(op, op->from, group->rank);
     if (coll->kind == TSH_REDUCE_SCATTER) n = op->from[group->size] * coll->blocks;
-    if (n > 0) memcpy(op->block->eager, from, (size_t)n * width);
+    if (n > 0) memcpy(op->block->eager, from, (size_t)n * tsh_dtype_size(coll->dtype));
 }
 
-/* All small messages are here: */
-static void tshi_mpi_unload(const tshi_mpi_group *group, tshi_mpi_op *op) {
+/* Sums piece k of what is in all blocks, row by row: rows are this far apart in recv. */
+static void tshi_mpi_sum_eager(const tshi_mpi_group *group, tshi_mpi_op *op, int k, char *recv,
+                               int64_t apart) {
     const tsh_coll *coll = &op->coll;
     size_t width = tsh_dtype_size(coll->dtype);
-    tshi_mpi_block *all = op->block + 1;
-    if (coll->kind == TSH_BROADCAST && coll->count > 0 && group->rank != coll->root)
-        memcpy(coll->recv, all[coll->root].eager, (size_t)coll->count * width);
-    for (int k = 0; k < group->size; k++) {
-        int64_t n = 0, row, before;
-        char *sum = NULL;
+    int64_t n = op->from[k + 1] - op->from[k];
+    for (int64_t row = 0; row < coll->blocks && n > 0; row++) {
+        int64_t at = row * op->from[group->size] + op->from[k];
+        const char *sum = tshi_mpi_sum(group, coll, op->block[1].eager + (size_t)at * width,
+                                       sizeof *op->block, k, n);
+        memcpy(recv + (size_t)(row * apart) * width, sum, (size_t)n * width);
+    }
+}
+
+/* What all ranks sent is in their blocks. */
+static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    size_t width = tsh_dtype_size(coll->dtype);
+    const tshi_mpi_block *all = op->block + 1;
+    char *recv = (char *)coll->recv;
+    int k = group->rank;
+    if (coll->kind == TSH_BROADCAST && coll->count > 0 && k != coll->root)
+        memcpy(recv, all[coll->root].eager, (size_t)coll->count * width);
+    if (coll->kind == TSH_REDUCE_SCATTER)
+        tshi_mpi_sum_eager(group, op, k, recv, op->from[k + 1] - op->from[k]);
+    for (k = 0; k < group->size; k++) {
+        if (coll->kind == TSH_ALLREDUCE && op->from[k] < op->from[k + 1])
+            tshi_mpi_sum_eager(group, op, k, recv + (size_t)op->from[k] * width, 0);
         if (coll->kind == TSH_ALLGATHER)
             tshi_mpi_unpack(op, op->into, group->size, k, tshi_mpi_length(op, op->into, k),
                             all[k].eager);
-        if (coll->kind != TSH_ALLREDUCE && (coll->kind != TSH_REDUCE_SCATTER || k != group->rank))
-            continue;
-        row = op->from[k + 1] - op->from[k];
-        before = op->from[k];
-        for (int64_t b = 0; b < coll->blocks && row > 0; b++, n += row) {
-            size_t offset = (size_t)(b * op->from[group->size] + before) * width;
-            sum = tshi_mpi_sum(group, coll, all->eager + offset, sizeof *all, k, row);
-            memcpy((char *)coll->recv + (coll->kind == TSH_ALLREDUCE ? offset : (size_t)n * width),
-                   sum, (size_t)row * width);
-        }
     }
 }
 
@@ -809,51 +843,29 @@ static int tshi_mpi_agree(const tshi_mpi_group *group, const tshi_mpi_op *op, in
     return count;
 }
 
-/* The largest part is right (of several, rank 0's, else the lowest); the odd rank is the lowest
- * that is not in it. 0: all agree. */
-static int tshi_mpi_parties(const tshi_mpi_group *group, const tshi_mpi_op *op, int *right,
-                            int *odd) {
+/* Not all agree. The largest part is right (of several, rank 0's, else the lowest); the odd rank is
+ * the lowest that is not in it. */
+static void tshi_mpi_parties(const tshi_mpi_group *group, const tshi_mpi_op *op, int *right,
+                             int *odd) {
     *right = *odd = 0;
     for (int r = 1; r < group->size; r++)
         if (tshi_mpi_agree(group, op, r) > tshi_mpi_agree(group, op, *right)) *right = r;
-    while (*odd < group->size && op->block[1 + *odd].digest == op->block[1 + *right].digest) ++*odd;
-    return *odd < group->size;
+    while (op->block[1 + *odd].digest == op->block[1 + *right].digest) ++*odd;
 }
 
 /* A rank has closed the group, and another has not. */
 static void tshi_mpi_lost(tshi_mpi_group *group, const tshi_mpi_op *op) {
-    char text[TSH_MESSAGE_SIZE] = "", what[TSHI_MPI_WHAT];
+    char what[TSHI_MPI_WHAT];
     int gone = 0, waits = 0;
     tsh_coll coll;
     while (op->block[1 + gone].kind != TSHI_MPI_CLOSE) gone++;
     while (op->block[1 + waits].kind == TSHI_MPI_CLOSE) waits++;
     coll = tshi_mpi_unfill(&op->block[1 + waits]);
     tshi_mpi_what(what, &coll, NULL, group->size);
-    tshi_mpi_add(text,
-                 "rank %d left while rank %d waits for it in %s, collective %llu of group %llu",
-                 group->ranks[gone], group->ranks[waits], what, (unsigned long long)op->seq,
-                 (unsigned long long)group->id);
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_LOST, group->ranks[gone], text);
-}
-
-/* Descriptors differ; counts, where op has them, are told. */
-static void tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
-    char text[TSH_MESSAGE_SIZE] = "", what[2][TSHI_MPI_WHAT];
-    int right, odd, size = group->size;
-    tsh_coll a, b;
-    (void)tshi_mpi_parties(group, op, &right, &odd);
-    a = tshi_mpi_unfill(&op->block[1 + odd]);
-    b = tshi_mpi_unfill(&op->block[1 + right]);
-    if (op->counts) {
-        a.recv_counts = op->counts + (size_t)size * (size_t)(2 * odd + 3);
-        b.recv_counts = op->counts + (size_t)size * (size_t)(2 * right + 3);
-    }
-    tshi_mpi_what(what[0], &a, &b, size);
-    tshi_mpi_what(what[1], &b, &a, size);
-    tshi_mpi_add(text, "rank %d called %s where rank %d called %s (collective %llu of group %llu)",
-                 group->ranks[odd], what[0], group->ranks[right], what[1],
-                 (unsigned long long)op->seq, (unsigned long long)group->id);
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, group->ranks[odd], text);
+    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_LOST, group->ranks[gone],
+                   "rank %d left while rank %d waits for it in %s, collective %llu of group %llu",
+                   group->ranks[gone], group->ranks[waits], what, (unsigned long long)op->seq,
+                   (unsigned long long)group->id);
 }
 
 /* The counts that rank r sends to (0) or receives from (1) the others. */
@@ -862,42 +874,55 @@ static const int64_t *tshi_mpi_counts_of(const tshi_mpi_group *group, const tshi
     return op->counts + (size_t)group->size * (size_t)(2 * r + 2 + receives);
 }
 
-/* How many of rank r's pieces do not have the length its partner expects. */
-static int tshi_mpi_unequal(const tshi_mpi_group *group, const tshi_mpi_op *op, int r) {
-    int count = 0;
-    for (int m = 0; m < group->size; m++)
-        for (int way = 0; way < 2; way++)
-            count += tshi_mpi_counts_of(group, op, r, way)[m] !=
-                     tshi_mpi_counts_of(group, op, m, !way)[r];
-    return count;
+/* Descriptors differ; counts, where op has them, are told. */
+static void tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
+    char what[2][TSHI_MPI_WHAT];
+    int right, odd, size = group->size;
+    tsh_coll a, b;
+    tshi_mpi_parties(group, op, &right, &odd);
+    a = tshi_mpi_unfill(&op->block[1 + odd]);
+    b = tshi_mpi_unfill(&op->block[1 + right]);
+    if (op->counts) {
+        a.recv_counts = tshi_mpi_counts_of(group, op, odd, 1);
+        b.recv_counts = tshi_mpi_counts_of(group, op, right, 1);
+    }
+    tshi_mpi_what(what[0], &a, &b, size);
+    tshi_mpi_what(what[1], &b, &a, size);
+    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, group->ranks[odd],
+                   "rank %d called %s where rank %d called %s (collective %llu of group %llu)",
+                   group->ranks[odd], what[0], group->ranks[right], what[1],
+                   (unsigned long long)op->seq, (unsigned long long)group->id);
+}
+
+/* 1 where what rank r sends to (way 0) or receives from (1) rank m is not what m expects. */
+static int tshi_mpi_differs(const tshi_mpi_group *group, const tshi_mpi_op *op, int r, int m,
+                            int way) {
+    return tshi_mpi_counts_of(group, op, r, way)[m] != tshi_mpi_counts_of(group, op, m, !way)[r];
 }
 
 /* 1, and an error, where the counts of an all-to-all do not fit. The odd rank has the most wrong
  * pieces; of several, the lowest but rank 0. */
 static int tshi_mpi_misfits(tshi_mpi_group *group, const tshi_mpi_op *op) {
-    char text[TSH_MESSAGE_SIZE] = "";
-    int odd = group->size - 1, peer = 0, way;
-    for (int r = group->size - 2; r >= 0; r--) {
-        int more = tshi_mpi_unequal(group, op, r) - tshi_mpi_unequal(group, op, odd);
-        if (more > 0 || (more == 0 && r > 0)) odd = r;
+    int odd = 0, most = 0, m = 0, way;
+    for (int r = group->size - 1; r >= 0; r--) {
+        int wrong = 0;
+        for (int i = 0; i < 2 * group->size; i++)
+            wrong += tshi_mpi_differs(group, op, r, i / 2, i % 2);
+        if (wrong < most || (wrong == most && r == 0)) continue;
+        odd = r;
+        most = wrong;
     }
-    if (tshi_mpi_unequal(group, op, odd) == 0) return 0;
-    for (;; peer++) {
-        for (way = 0; way < 2; way++)
-            if (tshi_mpi_counts_of(group, op, odd, way)[peer] !=
-                tshi_mpi_counts_of(group, op, peer, !way)[odd])
-                break;
-        if (way < 2) break;
-    }
-    tshi_mpi_add(text,
-                 "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld "
-                 "(collective %llu of group %llu)",
-                 group->ranks[odd], way ? "recv_counts" : "send_counts", peer,
-                 (long long)tshi_mpi_counts_of(group, op, odd, way)[peer], group->ranks[peer],
-                 way ? "send_counts" : "recv_counts", odd,
-                 (long long)tshi_mpi_counts_of(group, op, peer, !way)[odd],
-                 (unsigned long long)op->seq, (unsigned long long)group->id);
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, group->ranks[odd], text);
+    if (!most) return 0;
+    while (!tshi_mpi_differs(group, op, odd, m, 0) && !tshi_mpi_differs(group, op, odd, m, 1)) m++;
+    way = !tshi_mpi_differs(group, op, odd, m, 0);
+    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, group->ranks[odd],
+                   "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld "
+                   "(collective %llu of group %llu)",
+                   group->ranks[odd], way ? "recv_counts" : "send_counts", m,
+                   (long long)tshi_mpi_counts_of(group, op, odd, way)[m], group->ranks[m],
+                   way ? "send_counts" : "recv_counts", odd,
+                   (long long)tshi_mpi_counts_of(group, op, m, !way)[odd],
+                   (unsigned long long)op->seq, (unsigned long long)group->id);
     return 1;
 }
 
@@ -962,9 +987,16 @@ static void tshi_mpi_measure(const tshi_mpi_group *group, const tshi_mpi_op *op,
     }
 }
 
+/* 1 if MPI brings all of it to all ranks by itself: in one piece, not in P. */
+static int tshi_mpi_is_whole(const tshi_mpi_world *world, const tsh_coll *coll) {
+    return coll->kind == TSH_BROADCAST || (coll->kind == TSH_ALLREDUCE && world->native &&
+                                           coll->redop != TSH_MIN && coll->redop != TSH_MAX);
+}
+
+/* 1 if the messages of all ranks are so few bytes that each rank may sum them all. */
 static int tshi_mpi_is_direct(const tshi_mpi_group *group, const tsh_coll *coll) {
     int64_t most = tshi_mpi_min(TSHI_MPI_NEAR, TSHARD_MPI_SEGMENT);
-    return coll->kind == TSH_ALLREDUCE &&
+    return coll->kind == TSH_ALLREDUCE && !tshi_mpi_is_whole(group->world, coll) &&
            coll->count <= most / group->size / (int64_t)tsh_dtype_size(coll->dtype);
 }
 
@@ -1010,11 +1042,6 @@ static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
                            "MPI_Iallgatherv");
 }
 
-static int tshi_mpi_is_native(const tshi_mpi_world *world, const tsh_coll *coll) {
-    return world->native && coll->kind == TSH_ALLREDUCE && coll->redop != TSH_MIN &&
-           coll->redop != TSH_MAX;
-}
-
 /* A segment that MPI brings to all ranks by itself. */
 static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
@@ -1047,10 +1074,10 @@ static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     if (op->at >= op->longest) {
         tshi_mpi_finish(group->world, op);
-    } else if (!tshi_mpi_is_native(group->world, coll) && tshi_mpi_is_direct(group, coll)) {
-        tshi_mpi_direct(group, op);
-    } else if (coll->kind == TSH_BROADCAST || tshi_mpi_is_native(group->world, coll)) {
+    } else if (tshi_mpi_is_whole(group->world, coll)) {
         tshi_mpi_whole(group, op);
+    } else if (tshi_mpi_is_direct(group, coll)) {
+        tshi_mpi_direct(group, op);
     } else if (coll->kind == TSH_ALLGATHER) {
         int64_t n = tshi_mpi_round(op, op->into, group->rank);
         size_t width = tsh_dtype_size(coll->dtype);
@@ -1067,7 +1094,7 @@ static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
 static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t width = (int64_t)tsh_dtype_size(coll->dtype), pieces = group->size;
-    if (coll->kind == TSH_BROADCAST || tshi_mpi_is_native(group->world, coll)) {
+    if (tshi_mpi_is_whole(group->world, coll)) {
         pieces = 1;
         op->longest = coll->count;
     }
@@ -1080,9 +1107,10 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     if (op->step < 1) op->step = 1;
     op->at = 0;
     if (op->longest > 0) {
-        op->out = tshi_mpi_take(group->world, (size_t)(op->step * width * pieces));
-        if (tshi_mpi_is_direct(group, coll)) pieces *= group->size;
-        op->in = tshi_mpi_take(group->world, (size_t)(op->step * width * pieces));
+        size_t bytes = (size_t)(op->step * width * pieces);
+        size_t messages = tshi_mpi_is_direct(group, coll) ? (size_t)group->size : 1;
+        op->out = tshi_mpi_take(group->world, bytes);
+        op->in = tshi_mpi_take(group->world, bytes * messages);
         if (!op->out || !op->in) return; /* and an error is on its way */
     }
     tshi_mpi_next_round(group, op);
@@ -1091,8 +1119,8 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* The announcements are here. */
 static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    int right, odd, alike = 1, closes = 0;
-    if (tshi_mpi_parties(group, op, &right, &odd)) {
+    int alike = 1, closes = 0;
+    if (tshi_mpi_agree(group, op, 0) < group->size) {
         group->broken = 1;
         for (int r = 1; r <= group->size; r++) {
             closes += op->block[r].kind == TSHI_MPI_CLOSE;
@@ -1109,7 +1137,7 @@ static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     } else if (coll->kind >= TSH_BARRIER) {
         tshi_mpi_finish(group->world, op);
     } else if (tshi_mpi_is_eager(group, op)) {
-        tshi_mpi_unload(group, op);
+        tshi_mpi_unpack_eager(group, op);
         tshi_mpi_finish(group->world, op);
     } else {
         tshi_mpi_begin(group, op);
@@ -1201,16 +1229,12 @@ static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* Needs: >>mpi-rounds.                                                         */
 /* ========================================================================== */
 
-static size_t tshi_mpi_width(const tshi_mpi_op *op) {
-    return tsh_dtype_size(op->coll.dtype);
-}
-
 /* Starts a half: its greeting goes, the other's is awaited. */
 static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half, int sends,
                            int peer, int64_t count) {
     tsh_coll coll = op->coll, part = tsh_coll_make(TSH_SEND, op->coll.dtype);
     tshi_mpi_world *world = group->world;
-    int64_t bytes = count * (int64_t)tshi_mpi_width(op);
+    int64_t bytes = count * (int64_t)tsh_dtype_size(op->coll.dtype);
     int tag = sends ? TSHI_MPI_TAG_SEND : TSHI_MPI_TAG_RECV;
     coll.count = part.count = count;
     part.tag = coll.tag;
@@ -1238,7 +1262,7 @@ static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half
 
 /* The two ends do not fit. */
 static void tshi_mpi_quarrel(tshi_mpi_group *group, const tshi_mpi_half *half) {
-    char text[TSH_MESSAGE_SIZE] = "", what[2][TSHI_MPI_WHAT];
+    char what[2][TSHI_MPI_WHAT];
     const tshi_mpi_block *sent = half->sends ? &half->mine : &half->its;
     const tshi_mpi_block *wanted = half->sends ? &half->its : &half->mine;
     int mine = group->ranks[group->rank], its = group->ranks[half->peer];
@@ -1247,20 +1271,18 @@ static void tshi_mpi_quarrel(tshi_mpi_group *group, const tshi_mpi_half *half) {
     tsh_coll a = tshi_mpi_unfill(sent), b = tshi_mpi_unfill(wanted);
     tshi_mpi_what(what[0], &a, NULL, group->size);
     tshi_mpi_what(what[1], &b, NULL, group->size);
-    tshi_mpi_add(text,
-                 "rank %d called %s where rank %d called %s: %lld elements for %lld (message %llu "
-                 "of group %llu)",
-                 from, what[0], to, what[1], (long long)sent->count, (long long)wanted->count,
-                 (unsigned long long)half->number, (unsigned long long)group->id);
     group->broken = 1;
     /* not rank 0, else the lower is taken to be wrong */
     tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, low == 0 ? from + to : low,
-                   text);
+                   "rank %d called %s where rank %d called %s: %lld elements for %lld (message "
+                   "%llu of group %llu)",
+                   from, what[0], to, what[1], (long long)sent->count, (long long)wanted->count,
+                   (unsigned long long)half->number, (unsigned long long)group->id);
 }
 
 /* The next segment of the body goes, or comes. */
 static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tshi_mpi_width(op);
+    size_t width = tsh_dtype_size(op->coll.dtype);
     int64_t n = tshi_mpi_min(half->step, half->count - half->at);
     int bytes = (int)((size_t)n * width);
     int tag = TSHI_MPI_TAG_BODY + (int)(half->number % TSHI_MPI_BODIES);
@@ -1280,7 +1302,7 @@ static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half 
 }
 
 static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tshi_mpi_width(op);
+    size_t width = tsh_dtype_size(op->coll.dtype);
     int64_t bytes = half->count * (int64_t)width;
     half->meeting = 0;
     if (half->mine.digest != half->its.digest) {
@@ -1298,7 +1320,7 @@ static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *
 
 /* What MPI had of a half is done. */
 static void tshi_mpi_half_on(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tshi_mpi_width(op);
+    size_t width = tsh_dtype_size(op->coll.dtype);
     int64_t n = tshi_mpi_min(half->step, half->count - half->at);
     group->world->moves++;
     if (half->meeting) {
@@ -1322,9 +1344,11 @@ static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
     for (int i = 0; i < 2; i++) {
         tshi_mpi_half *half = &op->half[i];
         int done = 1;
-        while (half->open && done && !group->broken) {
+        while (half->open && done) {
             MPI_Status status[2];
-            if (tshi_mpi_refused(group->world, MPI_Testall(2, half->req, &done, status),
+            /* What could not be started has no request, and looks done. */
+            if (tshi_mpi_over(group->world) || group->broken ||
+                tshi_mpi_refused(group->world, MPI_Testall(2, half->req, &done, status),
                                  "MPI_Testall"))
                 return;
             if (done) tshi_mpi_half_on(group, op, half);
@@ -1346,7 +1370,8 @@ static void tshi_mpi_advance_group(tshi_mpi_group *group) {
     for (tshi_mpi_op *op = group->first; op && !group->broken; op = op->next) {
         int done = 1;
         if (op->state == TSHI_MPI_PAIR) tshi_mpi_pair(group, op);
-        if (op->seq == UINT64_MAX) continue; /* a message: in no order with collectives */
+        if (tshi_mpi_over(world)) return;
+        if (op->message) continue; /* in no order with collectives */
         while (op->state != TSHI_MPI_DONE && done && (turn || op->state != TSHI_MPI_QUEUED) &&
                !group->broken) {
             if (op->state != TSHI_MPI_QUEUED &&
@@ -1354,7 +1379,7 @@ static void tshi_mpi_advance_group(tshi_mpi_group *group) {
                 group->broken = 1;
             else if (done)
                 tshi_mpi_follow(group, op);
-            if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
+            if (tshi_mpi_over(world)) return;
         }
         turn = turn && op->last;
     }
@@ -1403,7 +1428,7 @@ static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll)
     op->next = NULL;
     op->coll = *coll;
     op->id = ++group->ids;
-    op->seq = UINT64_MAX;
+    op->message = 0;
     limit = coll->timeout_ns ? coll->timeout_ns : group->world->timeout;
     op->deadline = limit > INT64_MAX - now ? INT64_MAX : now + limit;
     op->state = TSHI_MPI_QUEUED;
@@ -1423,7 +1448,7 @@ static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_col
     tshi_mpi_fill(op->block, coll, group->size);
     if (coll->kind == TSH_ALLREDUCE || tshi_mpi_gathers(coll) || coll->kind == TSH_ALLTOALL)
         tshi_mpi_lay(group, op);
-    if (coll->kind < TSH_BARRIER && tshi_mpi_is_eager(group, op)) tshi_mpi_load_up(group, op);
+    if (coll->kind < TSH_BARRIER && tshi_mpi_is_eager(group, op)) tshi_mpi_pack_eager(group, op);
     return op;
 }
 
@@ -1467,7 +1492,7 @@ static void tshi_mpi_sweep(tshi_mpi_world *world) {
 
 /* Everything that this rank can do now, on all of its comms. */
 static void tshi_mpi_advance(tshi_mpi_world *world) {
-    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK) return;
+    if (tshi_mpi_over(world)) return;
     for (tshi_mpi_group *group = world->groups; group; group = group->next)
         if (group->first) tshi_mpi_advance_group(group);
 }
@@ -1483,7 +1508,7 @@ static void tshi_mpi_describe(char *text, const tshi_mpi_group *group, const tsh
     char what[TSHI_MPI_WHAT];
     tshi_mpi_what(what, &op->coll, NULL, group->size);
     tshi_mpi_add(text, "%s", what);
-    if (op->seq != UINT64_MAX) tshi_mpi_add(text, ", collective %llu", (unsigned long long)op->seq);
+    if (!op->message) tshi_mpi_add(text, ", collective %llu", (unsigned long long)op->seq);
     tshi_mpi_add(text, " of group %llu", (unsigned long long)group->id);
 }
 
@@ -1509,7 +1534,7 @@ static int tshi_mpi_write_marks(const tshi_mpi_world *world, tshi_mpi_mark *mark
 static void tshi_mpi_write_awaited(const tshi_mpi_group *group, const tshi_mpi_op *op,
                                    tshi_mpi_report *report, int *awaited) {
     report->send_to = report->recv_from = -1;
-    report->pairwise = op->seq == UINT64_MAX;
+    report->pairwise = op->message;
     report->seq = report->pairwise ? 0 : op->seq;
     if (!report->pairwise) {
         memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
@@ -1550,12 +1575,11 @@ static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_group *grou
 static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_group *group,
                               const tshi_mpi_op *op) {
     char text[TSH_MESSAGE_SIZE] = "";
-    if (world->error.code != TSH_OK || world->suspect.code != TSH_OK || world->late.code != TSH_OK)
-        return;
+    if (tshi_mpi_over(world) || world->late.code != TSH_OK) return;
     tshi_mpi_tell_wait(world, group, op);
-    tshi_mpi_add(text, "rank %d ran out of time in ", world->rank);
     tshi_mpi_describe(text, group, op);
-    tshi_mpi_raise(world, TSHI_MPI_LATE, TSH_ERR_TIMEOUT, -1, text);
+    tshi_mpi_raise(world, TSHI_MPI_LATE, TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in %s",
+                   world->rank, text);
 }
 
 /* A rank that waits in vain. Where ranks share cores, a short sleep lets the awaited one run sooner
@@ -1585,9 +1609,11 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
         }
         if (round % 8 == 0 || waited > 10 * TSHI_MPI_MS) {
             int64_t now = tshi_mpi_now();
-            if (moves != world->moves) begin = now;
-            if (moves != world->moves) spins = 0;
-            moves = world->moves;
+            if (moves != world->moves) {
+                moves = world->moves;
+                begin = now;
+                spins = 0;
+            }
             waited = now - begin;
             tshi_mpi_serve(world);
             if (waited > 20 * TSHI_MPI_MS && !told++) tshi_mpi_tell_wait(world, group, op);
@@ -1597,18 +1623,19 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
     }
 }
 
-/* For at most so long, until the messages of this rank are on their way and (request not NULL) a
- * request is done. 0: it is not. */
+/* Until the messages of this rank are on their way and (request not NULL) a request is done. 0: it
+ * is not, after `limit`, or a second after an error. */
 static int tshi_mpi_settle(tshi_mpi_world *world, MPI_Request *request, int64_t limit) {
-    int64_t begin = tshi_mpi_now();
+    int64_t begin = tshi_mpi_now(), well = begin;
     for (unsigned spins = 0;; spins++) {
+        int64_t now = tshi_mpi_now();
         int done = 1;
-        int64_t waited = tshi_mpi_now() - begin;
         if (request && MPI_Test(request, &done, MPI_STATUS_IGNORE)) return 0;
         tshi_mpi_serve(world);
         if (done && !world->posts) return 1;
-        if (waited > limit) return 0;
-        tshi_mpi_rest(world->crowded, waited, spins);
+        if (world->error.code == TSH_OK) well = now;
+        if (now - begin > limit || now - well > 1000 * TSHI_MPI_MS) return 0;
+        tshi_mpi_rest(world->crowded, now - begin, spins);
     }
 }
 
@@ -1629,26 +1656,33 @@ static tshi_mpi_op *tshi_mpi_find(const tshi_mpi_group *group, tsh_req req) {
     return op;
 }
 
+static void tshi_mpi_start_message(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    int both = coll->kind == TSH_SENDRECV;
+    op->message = 1;
+    op->state = TSHI_MPI_PAIR;
+    if (coll->kind != TSH_RECV)
+        tshi_mpi_greet(group, op, &op->half[0], 1, coll->send_to,
+                       both ? coll->send_counts[0] : coll->count);
+    if (coll->kind != TSH_SEND)
+        tshi_mpi_greet(group, op, &op->half[1], 0, coll->recv_from,
+                       both ? coll->recv_counts[0] : coll->count);
+}
+
 static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm);
-    int sends = coll->kind == TSH_SEND || coll->kind == TSH_SENDRECV;
-    int receives = coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
-    tshi_mpi_op *op, *before = NULL;
+    int message = coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
+    tshi_mpi_op *op, *before = group->first;
     tshi_mpi_serve(group->world);
     if (group->world->error.code != TSH_OK) return group->world->error.code;
-    for (before = group->first; before && (before->last || before->seq == UINT64_MAX);)
-        before = before->next;
-    op = sends || receives ? tshi_mpi_add_op(group, coll) : tshi_mpi_add_collective(group, coll);
+    while (before && (before->last || before->message)) before = before->next;
+    op = message ? tshi_mpi_add_op(group, coll) : tshi_mpi_add_collective(group, coll);
     if (!op) return TSH_ERR_MEMORY;
     *req = op->id;
-    if (sends || receives) op->state = TSHI_MPI_PAIR;
-    if (sends)
-        tshi_mpi_greet(group, op, &op->half[0], 1, coll->send_to,
-                       receives ? coll->send_counts[0] : coll->count);
-    if (receives)
-        tshi_mpi_greet(group, op, &op->half[1], 0, coll->recv_from,
-                       sends ? coll->recv_counts[0] : coll->count);
-    if (op->state == TSHI_MPI_QUEUED && !before && !group->broken) tshi_mpi_announce(group, op);
+    if (message)
+        tshi_mpi_start_message(group, op);
+    else if (!before && !group->broken)
+        tshi_mpi_announce(group, op);
     return TSH_OK;
 }
 
@@ -1698,51 +1732,38 @@ static void tshi_mpi_abort(tsh_comm *comm, const tsh_error *why) {
     }
 }
 
-/* The ranks of group's communicator as ranks of the world; NULL: no memory. */
-static int *tshi_mpi_ranks(const tshi_mpi_world *world, MPI_Comm comm, int size) {
-    int *own = (int *)malloc((size_t)size * sizeof *own);
-    int *ranks = (int *)malloc((size_t)size * sizeof *ranks);
-    MPI_Group all, some;
-    for (int r = 0; own && r < size; r++) own[r] = r;
-    if (own && ranks) {
-        (void)MPI_Comm_group(world->control, &all);
-        (void)MPI_Comm_group(comm, &some);
-        (void)MPI_Group_translate_ranks(some, size, own, all, ranks);
-        (void)MPI_Group_free(&all);
-        (void)MPI_Group_free(&some);
-    }
-    free(own);
-    return ranks;
+/* A group that has no communicator yet. NULL: no memory. */
+static tshi_mpi_group *tshi_mpi_group_new(tshi_mpi_world *world, int size) {
+    tshi_mpi_group *group = (tshi_mpi_group *)calloc(1, sizeof *group);
+    if (!group) return NULL;
+    group->world = world;
+    group->size = size;
+    group->ranks = (int *)calloc((size_t)size, sizeof *group->ranks);
+    group->sends = (uint64_t *)calloc(2 * (size_t)size, sizeof *group->sends);
+    if (group->sends) group->recvs = group->sends + size;
+    if (group->ranks && group->sends) return group;
+    tshi_mpi_group_free(group);
+    return NULL;
 }
 
-/* A group of this communicator, which it takes over. */
-static tsh_result tshi_mpi_join(tshi_mpi_world *world, MPI_Comm mpi, uint64_t id,
-                                const tsh_comm_ops *ops, tsh_comm *out) {
-    tshi_mpi_group *group = (tshi_mpi_group *)calloc(1, sizeof *group);
-    if (!group) return TSH_ERR_MEMORY;
-    group->world = world;
+/* The group gets this communicator, and is the world's. */
+static void tshi_mpi_join(tshi_mpi_group *group, MPI_Comm mpi, uint64_t id, tsh_comm *out) {
+    tshi_mpi_world *world = group->world;
+    MPI_Group all, some;
     group->comm = mpi;
     group->id = id;
     (void)MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
     (void)MPI_Comm_rank(mpi, &group->rank);
-    (void)MPI_Comm_size(mpi, &group->size);
-    group->ranks = tshi_mpi_ranks(world, mpi, group->size);
-    group->sends = (uint64_t *)calloc(2 * (size_t)group->size, sizeof *group->sends);
-    if (!group->ranks || !group->sends) {
-        tshi_mpi_group_free(group);
-        return TSH_ERR_MEMORY;
-    }
-    group->recvs = group->sends + group->size;
+    (void)MPI_Comm_group(world->control, &all);
+    (void)MPI_Comm_group(mpi, &some);
+    for (int r = 0; r < group->size; r++)
+        (void)MPI_Group_translate_ranks(some, 1, &r, all, &group->ranks[r]);
+    (void)MPI_Group_free(&all);
+    (void)MPI_Group_free(&some);
     group->next = world->groups;
     world->groups = group;
     world->open++;
-    memset(out, 0, sizeof *out);
-    out->ops = ops;
-    out->impl = group;
-    out->rank = group->rank;
-    out->size = group->size;
-    out->id = id;
-    return TSH_OK;
+    *out = tsh_comm_make(&world->ops, group, group->rank, group->size, id);
 }
 
 /* What a rank adds to the announcement of a split. */
@@ -1768,14 +1789,14 @@ static uint64_t tshi_mpi_new_id(const tshi_mpi_group *group, const tshi_mpi_op *
 /* Once all ranks have announced the split, all go into MPI_Comm_split, which has no limit of time:
  * a rank that learns of an error in between looks whether it is expected there. */
 static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
-    tshi_mpi_group *group = tshi_mpi_group_of(comm);
+    tshi_mpi_group *group = tshi_mpi_group_of(comm), *part;
     tshi_mpi_world *world = group->world;
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tshi_mpi_op *op;
     tshi_mpi_ticket ticket;
     MPI_Comm made = MPI_COMM_NULL;
     uint64_t id = 0;
-    int right, odd, expected, refused;
+    int expected, refused, size;
     if (world->error.code != TSH_OK) return world->error.code;
     op = tshi_mpi_add_collective(group, &coll);
     if (!op) return TSH_ERR_MEMORY;
@@ -1787,7 +1808,7 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
     expected = op->state == TSHI_MPI_DONE;
     if (op->state == TSHI_MPI_HEADS && !group->broken)
         expected = tshi_mpi_settle(world, &op->req, 200 * TSHI_MPI_MS) &&
-                   !tshi_mpi_parties(group, op, &right, &odd);
+                   tshi_mpi_agree(group, op, 0) == group->size;
     if (expected && color >= 0) id = tshi_mpi_new_id(group, op, color);
     refused = expected &&
               tshi_mpi_refused(
@@ -1797,14 +1818,17 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
     if (refused) (void)tshi_mpi_settle(world, NULL, 1000 * TSHI_MPI_MS);
     if (world->error.code != TSH_OK) return world->error.code;
     if (refused) return TSH_ERR_IO;
-    return color < 0 ? TSH_OK : tshi_mpi_join(world, made, id, comm->ops, out);
+    if (color < 0) return TSH_OK;
+    (void)MPI_Comm_size(made, &size);
+    part = tshi_mpi_group_new(world, size);
+    if (part) {
+        tshi_mpi_join(part, made, id, out);
+        return TSH_OK;
+    }
+    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_MEMORY, world->rank,
+                   "rank %d cannot join a group: no memory", world->rank);
+    return TSH_ERR_MEMORY;
 }
-
-/* ========================================================================== */
-/* >>mpi-world                                     MARK: - mpi-world (private) */
-/* Worlds come and go; the runner.                                             */
-/* Needs: >>mpi-ops.                                                            */
-/* ========================================================================== */
 
 static void tshi_mpi_world_free(tshi_mpi_world *world) {
     tshi_mpi_stage *stage;
@@ -1816,14 +1840,14 @@ static void tshi_mpi_world_free(tshi_mpi_world *world) {
     for (int r = 0; world->report && r < world->size; r++) free(world->report[r]);
     free(world->report);
     free(world->trail);
-    free(world->hosts);
     free(world);
 }
 
-/* The last comm is closed. Waits for the others; where there was an error, for a second. */
+/* The last comm is closed. Waits for the others; where there was an error, for a second. Then MPI
+ * has nothing left to do for this world, if there was none. */
 static void tshi_mpi_end(tshi_mpi_world *world) {
     tshi_mpi_group *group = world->groups;
-    MPI_Request all = MPI_REQUEST_NULL;
+    MPI_Request all;
     int ours = world->ours, came;
     while (group && world->error.code == TSH_OK) {
         if (group->first)
@@ -1833,13 +1857,11 @@ static void tshi_mpi_end(tshi_mpi_world *world) {
         tshi_mpi_sweep(world);
         group = world->groups;
     }
-    if (world->error.code == TSH_OK) {
-        came = tshi_mpi_settle(world, NULL, 1000 * TSHI_MPI_MS);
-        if (came) (void)MPI_Comm_free(&world->control);
-        if (came) tshi_mpi_world_free(world);
-    } else {
-        came = MPI_Ibarrier(world->control, &all) == MPI_SUCCESS &&
-               tshi_mpi_settle(world, &all, 1000 * TSHI_MPI_MS);
+    came = MPI_Ibarrier(world->control, &all) == MPI_SUCCESS &&
+           tshi_mpi_settle(world, &all, world->timeout);
+    if (came && world->error.code == TSH_OK) {
+        (void)MPI_Comm_free(&world->control);
+        tshi_mpi_world_free(world);
     }
     if (ours && came) (void)MPI_Finalize();
 }
@@ -1848,13 +1870,12 @@ static void tshi_mpi_close(tsh_comm *comm) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm);
     tshi_mpi_world *world = group->world;
     tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
-    char text[TSH_MESSAGE_SIZE] = "";
     coll.kind = TSHI_MPI_CLOSE;
     if (world->error.code == TSH_OK) tshi_mpi_serve(world);
     if (world->error.code == TSH_OK && group->first) {
-        tshi_mpi_add(text, "rank %d closed group %llu before it waited for its requests",
-                     world->rank, (unsigned long long)group->id);
-        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_LOST, world->rank, text);
+        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_LOST, world->rank,
+                       "rank %d closed group %llu before it waited for its requests", world->rank,
+                       (unsigned long long)group->id);
         for (; world->error.code == TSH_OK; tshi_mpi_serve(world)) /* for half a second */
             (void)sched_yield();
     }
@@ -1881,22 +1902,19 @@ static const tsh_comm_ops tshi_mpi_ops = {(uint32_t)sizeof(tsh_comm_ops),
                                           tshi_mpi_abort,
                                           tshi_mpi_close};
 
-/* MPI's own order of sums. */
-static const tsh_comm_ops tshi_mpi_native_ops = {(uint32_t)sizeof(tsh_comm_ops),
-                                                 TSH_COMM_ABI,
-                                                 "mpi",
-                                                 0,
-                                                 tshi_mpi_start,
-                                                 tshi_mpi_test,
-                                                 tshi_mpi_wait,
-                                                 tshi_mpi_progress,
-                                                 tshi_mpi_split,
-                                                 tshi_mpi_status,
-                                                 tshi_mpi_abort,
-                                                 tshi_mpi_close};
+/* ========================================================================== */
+/* >>mpi-world                                     MARK: - mpi-world (private) */
+/* Opening a world, and the runner.                                            */
+/* Needs: >>mpi-ops.                                                            */
+/* ========================================================================== */
 
-static tsh_result tshi_mpi_fails(const tsh_mpi_desc *desc, tsh_result code, const char *message) {
-    if (desc->error) *desc->error = tshi_mpi_error(code, -1, message);
+TSH_PRINTF(3, 4)
+static tsh_result tshi_mpi_fails(const tsh_mpi_desc *desc, tsh_result code, const char *format,
+                                 ...) {
+    va_list list;
+    va_start(list, format);
+    if (desc->error) *desc->error = tshi_mpi_error(code, -1, format, list);
+    va_end(list);
     return code;
 }
 
@@ -1909,8 +1927,8 @@ static const char *tshi_mpi_level_name(int level) {
 
 /* MPI may be called from this thread, as much as desc asks for; *ours: it was initialised here. */
 static tsh_result tshi_mpi_init(const tsh_mpi_desc *desc, int *argc, char ***argv, int *ours) {
-    char text[TSH_MESSAGE_SIZE] = "";
     int begun = 0, ended = 0, level = MPI_THREAD_SINGLE, mine = 1, wanted = desc->thread_level;
+    tsh_result result = TSH_OK;
     *ours = 0;
     (void)MPI_Initialized(&begun);
     (void)MPI_Finalized(&ended);
@@ -1927,25 +1945,33 @@ static tsh_result tshi_mpi_init(const tsh_mpi_desc *desc, int *argc, char ***arg
         (void)MPI_Is_thread_main(&mine);
     }
     if (level < wanted)
-        tshi_mpi_add(text, "MPI gives %s where %s is asked for", tshi_mpi_level_name(level),
-                     tshi_mpi_level_name(wanted));
+        result = tshi_mpi_fails(desc, TSH_ERR_UNSUPPORTED, "MPI gives %s where %s is asked for",
+                                tshi_mpi_level_name(level), tshi_mpi_level_name(wanted));
     else if (!mine && level < MPI_THREAD_SERIALIZED)
-        tshi_mpi_add(text,
-                     "this is not the thread that initialised MPI, which gives %s: ask for "
-                     "MPI_THREAD_SERIALIZED (MPI_Init_thread)",
-                     tshi_mpi_level_name(level));
-    if (!text[0]) return TSH_OK;
-    if (*ours) (void)MPI_Finalize();
+        result = tshi_mpi_fails(desc, TSH_ERR_UNSUPPORTED,
+                                "this is not the thread that initialised MPI, which gives %s: ask "
+                                "for MPI_THREAD_SERIALIZED (MPI_Init_thread)",
+                                tshi_mpi_level_name(level));
+    if (result == TSH_OK || !*ours) return result;
+    (void)MPI_Finalize();
     *ours = 0;
-    return tshi_mpi_fails(desc, TSH_ERR_UNSUPPORTED, text);
+    return result;
 }
 
+/* In ns; -1: TSHARD_TIMEOUT is no time. */
 static int64_t tshi_mpi_timeout(const tsh_mpi_desc *desc) {
     const char *text = getenv("TSHARD_TIMEOUT");
     double seconds = desc->timeout;
-    if (seconds < 0) return INT64_MAX;
-    if (!(seconds > 0)) seconds = text ? strtod(text, NULL) : 0;
-    return seconds > 0 && seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_C(300000000000);
+    char *end;
+    if (!(seconds > 0 || seconds < 0)) {
+        seconds = 300;
+        if (text && *text) {
+            seconds = strtod(text, &end);
+            if (*end || !(seconds >= 0)) return -1;
+            if (seconds <= 0) seconds = -1;
+        }
+    }
+    return seconds < 0 || seconds > 1e9 ? INT64_MAX : (int64_t)(seconds * 1e9);
 }
 
 static int tshi_mpi_wants_native(const tsh_mpi_desc *desc) {
@@ -1963,84 +1989,103 @@ static int tshi_mpi_host(void) {
     return (int)(hash >> 1);
 }
 
-/* A world without groups, which knows nothing of the others. NULL: no memory. */
+/* A world while it opens. After an error MPI may still write into it: then it is left alone. */
+typedef struct tshi_mpi_opening {
+    MPI_Comm control, data;
+    int mine[2], least[2]; /* has memory; rank 0's choice of sums: this rank's, the least of all */
+    int *hosts;            /* a number of this rank's host, then those of all */
+    tshi_mpi_world *world;
+    tshi_mpi_group *group;
+} tshi_mpi_opening;
+
+/* A world without groups. NULL: no memory. */
 static tshi_mpi_world *tshi_mpi_world_new(const tsh_mpi_desc *desc, MPI_Comm control) {
     tshi_mpi_world *world = (tshi_mpi_world *)calloc(1, sizeof *world);
     if (!world) return NULL;
+    world->ops = tshi_mpi_ops;
     world->control = control;
     world->owner = pthread_self();
     world->timeout = tshi_mpi_timeout(desc);
-    (void)MPI_Comm_set_errhandler(control, MPI_ERRORS_RETURN);
     (void)MPI_Comm_rank(control, &world->rank);
     (void)MPI_Comm_size(control, &world->size);
-    world->hosts = (int *)malloc(((size_t)world->size + 1) * sizeof *world->hosts);
-    if (world->hosts) world->hosts[0] = tshi_mpi_host();
-    if (world->rank > 0 && world->hosts) return world;
+    if (world->rank > 0) return world;
     world->report = (tshi_mpi_report **)calloc((size_t)world->size, sizeof *world->report);
     world->trail = (tsh_coll_trail *)calloc((size_t)world->size, sizeof *world->trail);
-    if (world->hosts && world->report && world->trail) return world;
+    if (world->report && world->trail) return world;
     tshi_mpi_world_free(world);
     return NULL;
 }
 
-/* All ranks have told a number of their host's: are there more than cores? */
-static void tshi_mpi_crowd(tshi_mpi_world *world) {
-    int here = 0;
-    for (int r = 0; r < world->size; r++) here += world->hosts[1 + r] == world->hosts[0];
-    world->crowded = here > sysconf(_SC_NPROCESSORS_ONLN);
-    free(world->hosts);
-    world->hosts = NULL;
-}
-
-/* One step of opening, which began with code: 1 when it is done; else result says why not. */
-static int tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Request *request,
-                           tsh_result *result) {
+/* Waits for a step of opening, which MPI has begun with this code. */
+static tsh_result tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Request *request) {
     int64_t begin = tshi_mpi_now(), waited = 0;
     int done = 0;
     for (unsigned spins = 0; code == MPI_SUCCESS && waited <= tshi_mpi_timeout(desc); spins++) {
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
-        if (done) return 1;
+        if (done) return TSH_OK;
         waited = tshi_mpi_now() - begin;
         tshi_mpi_rest(1, waited, spins);
     }
-    *result = code == MPI_SUCCESS
-                  ? tshi_mpi_fails(desc, TSH_ERR_TIMEOUT, "tsh_mpi_open: not all ranks came")
-                  : tshi_mpi_fails(desc, TSH_ERR_IO, "tsh_mpi_open: MPI refused a communicator");
-    return 0;
+    if (code != MPI_SUCCESS)
+        return tshi_mpi_fails(desc, TSH_ERR_IO, "tsh_mpi_open: MPI refused a communicator");
+    return tshi_mpi_fails(desc, TSH_ERR_TIMEOUT, "tsh_mpi_open: not all ranks came");
 }
 
-/* MPI is there. What fails on one rank does on all, and then nothing but MPI's is kept. */
-static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm *out) {
-    MPI_Comm base = desc->comm ? *(const MPI_Comm *)desc->comm : MPI_COMM_WORLD, control, data;
+/* Two communicators, and in between all that needs memory, so that where one rank has none, all
+ * ranks fail. */
+static tsh_result tshi_mpi_form(const tsh_mpi_desc *desc, MPI_Comm base, tshi_mpi_opening *o) {
     MPI_Request request;
-    tshi_mpi_world *world = NULL;
-    tsh_result result = TSH_OK;
-    int mine[2], least[2] = {0, 0}; /* has memory; rank 0's choice of sums */
-    int code = MPI_Comm_idup(base, &control, &request);
-    if (!tshi_mpi_opened(desc, code, &request, &result)) return result;
-    world = tshi_mpi_world_new(desc, control);
-    mine[0] = world != NULL;
-    mine[1] = world && world->rank == 0 ? tshi_mpi_wants_native(desc) : 1;
-    code = MPI_Iallreduce(mine, least, 2, MPI_INT, MPI_MIN, control, &request);
-    if (tshi_mpi_opened(desc, code, &request, &result) && (!world || !least[0]))
-        result = tshi_mpi_fails(desc, TSH_ERR_MEMORY, "tsh_mpi_open: no memory on some rank");
-    if (world && result == TSH_OK) {
-        code = MPI_Iallgather(world->hosts, 1, MPI_INT, world->hosts + 1, 1, MPI_INT, control,
-                              &request);
-        if (tshi_mpi_opened(desc, code, &request, &result)) tshi_mpi_crowd(world);
+    int code = MPI_Comm_idup(base, &o->control, &request), here = 0;
+    tsh_result result = tshi_mpi_opened(desc, code, &request);
+    if (result != TSH_OK) return result;
+    (void)MPI_Comm_set_errhandler(o->control, MPI_ERRORS_RETURN);
+    o->world = tshi_mpi_world_new(desc, o->control);
+    if (o->world) o->group = tshi_mpi_group_new(o->world, o->world->size);
+    if (o->group) o->hosts = (int *)calloc((size_t)o->group->size + 1, sizeof *o->hosts);
+    o->mine[0] = o->hosts != NULL;
+    o->mine[1] = o->world && o->world->rank == 0 ? tshi_mpi_wants_native(desc) : 1;
+    code = MPI_Iallreduce(o->mine, o->least, 2, MPI_INT, MPI_MIN, o->control, &request);
+    result = tshi_mpi_opened(desc, code, &request);
+    if (result != TSH_OK) return result;
+    if (!o->least[0])
+        return tshi_mpi_fails(desc, TSH_ERR_MEMORY, "tsh_mpi_open: no memory on some rank");
+    o->hosts[0] = tshi_mpi_host();
+    code = MPI_Iallgather(o->hosts, 1, MPI_INT, o->hosts + 1, 1, MPI_INT, o->control, &request);
+    result = tshi_mpi_opened(desc, code, &request);
+    if (result != TSH_OK) return result;
+    for (int r = 0; r < o->group->size; r++) here += o->hosts[1 + r] == o->hosts[0];
+    o->world->crowded = here > sysconf(_SC_NPROCESSORS_ONLN);
+    o->world->native = o->least[1];
+    if (o->world->native) o->world->ops.caps &= ~(uint64_t)TSH_CAP_ORDERED;
+    code = MPI_Comm_idup(o->control, &o->data, &request);
+    return tshi_mpi_opened(desc, code, &request);
+}
+
+/* MPI is there. */
+static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm *out) {
+    MPI_Comm base = desc->comm ? *(const MPI_Comm *)desc->comm : MPI_COMM_WORLD;
+    tshi_mpi_opening *o;
+    tsh_result result;
+    int inter = 1;
+    if (base != MPI_COMM_NULL) (void)MPI_Comm_test_inter(base, &inter);
+    if (inter)
+        return tshi_mpi_fails(desc, TSH_ERR_ARGUMENT,
+                              "tsh_mpi_open: desc->comm is MPI_COMM_NULL or an intercommunicator");
+    o = (tshi_mpi_opening *)calloc(1, sizeof *o);
+    if (!o) return tshi_mpi_fails(desc, TSH_ERR_MEMORY, "tsh_mpi_open: no memory");
+    result = tshi_mpi_form(desc, base, o);
+    if (result == TSH_OK) {
+        o->world->ours = ours;
+        tshi_mpi_join(o->group, o->data, 1, out);
+    } else if (result == TSH_ERR_MEMORY) {
+        (void)MPI_Comm_free(&o->control);
+        if (o->group) tshi_mpi_group_free(o->group);
+        if (o->world) tshi_mpi_world_free(o->world);
+    } else {
+        return result;
     }
-    if (world && result == TSH_OK) {
-        code = MPI_Comm_idup(control, &data, &request);
-        (void)tshi_mpi_opened(desc, code, &request, &result);
-    }
-    if (world && result == TSH_OK) {
-        world->ours = ours;
-        world->native = least[1];
-        result = tshi_mpi_join(world, data, 1, world->native ? &tshi_mpi_native_ops : &tshi_mpi_ops,
-                               out);
-        if (result != TSH_OK) (void)tshi_mpi_fails(desc, result, "tsh_mpi_open: no memory");
-    }
-    if (result != TSH_OK && world) tshi_mpi_world_free(world);
+    free(o->hosts);
+    free(o);
     return result;
 }
 
@@ -2050,12 +2095,16 @@ static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***arg
     int ours;
     memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
-    if (desc->error) *desc->error = tshi_mpi_error(TSH_OK, -1, "");
+    if (desc->error) memset(desc->error, 0, sizeof *desc->error);
     if (!out) return tshi_mpi_fails(desc, TSH_ERR_ARGUMENT, "tsh_mpi_open: out is NULL");
     memset(out, 0, sizeof *out);
+    if (tshi_mpi_timeout(desc) < 0)
+        return tshi_mpi_fails(desc, TSH_ERR_ARGUMENT,
+                              "TSHARD_TIMEOUT is \"%.100s\", not a time in seconds",
+                              getenv("TSHARD_TIMEOUT"));
     result = tshi_mpi_init(desc, argc, argv, &ours);
     if (result == TSH_OK) result = tshi_mpi_open_on(desc, ours, out);
-    if (result != TSH_OK && ours) (void)MPI_Finalize();
+    if (result == TSH_ERR_MEMORY && ours) (void)MPI_Finalize(); /* which waits for all ranks */
     return result;
 }
 

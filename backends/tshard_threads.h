@@ -702,12 +702,7 @@ static void tshi_threads_join(tshi_threads_group *group, int rank, const tsh_com
     tshi_threads_rank *self = tshi_threads_self(lane);
     lane->next = self->lanes;
     self->lanes = lane;
-    memset(out, 0, sizeof *out);
-    out->ops = ops;
-    out->impl = lane;
-    out->rank = rank;
-    out->size = group->size;
-    out->id = group->id;
+    *out = tsh_comm_make(ops, lane, rank, group->size, group->id);
 }
 
 /* ========================================================================== */

@@ -4252,12 +4252,7 @@ static void tshi_uv_add_group(tshi_uv_group *group, const tsh_comm_ops *ops, tsh
     world->groups = group;
     uv_mutex_unlock(&world->lock);
     world->open++;
-    memset(out, 0, sizeof *out);
-    out->ops = ops;
-    out->impl = group;
-    out->rank = group->rank;
-    out->size = group->size;
-    out->id = group->id;
+    *out = tsh_comm_make(ops, group, group->rank, group->size, group->id);
 }
 
 /* All ranks' tickets, sent from each to each like a small all-gather. */

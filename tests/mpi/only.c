@@ -3,9 +3,25 @@
  * a test, and every process of an mpirun runs it; the first failure on any ends the program.
  *
  * Calls of MPI are watched through its profiling interface. */
+#include <stdlib.h>
+
+static size_t refused_bytes; /* what malloc and calloc do not give to the backend; 0: all */
+
+static void *scarce_malloc(size_t bytes) {
+    return refused_bytes && bytes == refused_bytes ? NULL : malloc(bytes);
+}
+
+static void *scarce_calloc(size_t n, size_t bytes) {
+    return refused_bytes && n * bytes == refused_bytes ? NULL : calloc(n, bytes);
+}
+
 #define TSHARD_IMPLEMENTATION
 #define TSHARD_MPI_SEGMENT 64
+#define malloc             scarce_malloc
+#define calloc             scarce_calloc
 #include "../../backends/tshard_mpi.h"
+#undef malloc
+#undef calloc
 
 #include <math.h>
 
@@ -358,14 +374,111 @@ static void deserted(int argc, char **argv) {
     MUST(MPI_Finalize() == MPI_SUCCESS);
 }
 
+/* Starts again after an error that all ranks must have learnt: no memory on rank 1. */
+static void open_again(tsh_comm *comm, tsh_result found) {
+    tsh_error error;
+    MUST(comm->rank == 0 || found == TSH_ERR_MEMORY);
+    while (tsh_barrier(comm) == TSH_OK) sleep_ms(1);
+    MUST(tsh_comm_error(comm, &error) == TSH_ERR_MEMORY && error.rank == 1);
+    refused_bytes = 0;
+    tsh_comm_close(comm);
+    *comm = opened(NULL, 0);
+}
+
+/* Two processes, of which one has no memory for a part of a message, of a sum, for a new group. */
+static void scarce(int argc, char **argv) {
+    float x[100] = {0};
+    tsh_comm comm, part;
+    tsh_result found;
+    double begin = now_ms();
+    MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    comm = opened(NULL, 0);
+    refused_bytes = comm.rank == 1 ? TSHARD_MPI_SEGMENT : 0;
+    open_again(&comm, comm.rank == 1 ? tsh_recv(&comm, x, 100, TSH_F32, 0)
+                                     : tsh_send(&comm, x, 100, TSH_F32, 1));
+    refused_bytes = comm.rank == 1 ? TSHARD_MPI_SEGMENT : 0;
+    open_again(&comm, tsh_allreduce(&comm, x, 100, TSH_F32, TSH_SUM));
+    refused_bytes = comm.rank == 1 ? sizeof(tshi_mpi_group) : 0;
+    found = tsh_split(&comm, 0, 0, &part);
+    open_again(&comm, found);
+    sums_to(&comm, 3);
+    tsh_comm_close(&comm);
+    MUST(now_ms() - begin < 20e3);
+    MUST(MPI_Finalize() == MPI_SUCCESS);
+}
+
+/* What tsh_mpi_open refuses. */
+static void arguments(int argc, char **argv) {
+    MPI_Comm none = MPI_COMM_NULL;
+    tsh_error why;
+    tsh_mpi_desc desc = {.comm = &none, .error = &why};
+    tsh_comm comm;
+    MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    MUST(tsh_mpi_open(&desc, NULL) == TSH_ERR_ARGUMENT && strstr(why.message, "out is NULL"));
+    MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_ARGUMENT && strstr(why.message, "MPI_COMM_NULL"));
+    desc.comm = NULL;
+    (void)setenv("TSHARD_TIMEOUT", "soon", 1);
+    MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_ARGUMENT);
+    MUST(strcmp(why.message, "TSHARD_TIMEOUT is \"soon\", not a time in seconds") == 0);
+    (void)setenv("TSHARD_TIMEOUT", "0", 1); /* never */
+    MUST(tsh_mpi_open(&desc, &comm) == TSH_OK);
+    sums_to(&comm, 1);
+    tsh_comm_close(&comm);
+    MUST(MPI_Finalize() == MPI_SUCCESS);
+}
+
+/* Two processes, one of which opens its world too late. MPI goes on. */
+static void late(int argc, char **argv) {
+    tsh_error why;
+    tsh_mpi_desc desc = {.timeout = 0.5, .error = &why};
+    tsh_comm comm;
+    MPI_Comm self;
+    MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    if (rank_of(MPI_COMM_WORLD) == 1) sleep_ms(1500);
+    MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_TIMEOUT);
+    MUST(strcmp(why.message, "tsh_mpi_open: not all ranks came") == 0);
+    MUST(MPI_Comm_dup(MPI_COMM_SELF, &self) == MPI_SUCCESS);
+    comm = opened(&self, 0);
+    sums_to(&comm, 1);
+    tsh_comm_close(&comm);
+    MUST(MPI_Finalize() == MPI_SUCCESS);
+}
+
+/* Rank 0's last close waits for a group that it is not in, and judges: the two ranks of that group
+ * disagree, and learn it at once. */
+static void last(int argc, char **argv) {
+    tsh_comm comm, part;
+    double begin;
+    int rank;
+    MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    comm = opened(NULL, 0);
+    rank = comm.rank;
+    MUST(tsh_split(&comm, rank == 0 ? -1 : 0, 0, &part) == TSH_OK);
+    begin = now_ms();
+    tsh_comm_close(&comm);
+    if (rank > 0) {
+        float x = 0;
+        sleep_ms(1000);
+        begin = now_ms();
+        MUST((rank == 1 ? tsh_barrier(&part) : tsh_allreduce(&part, &x, 1, TSH_F32, TSH_SUM)) ==
+             TSH_ERR_MISMATCH);
+        MUST(now_ms() - begin < 400);
+        tsh_comm_close(&part);
+    }
+    MUST(rank > 0 || now_ms() - begin > 900);
+    MUST(now_ms() - begin < 5000);
+    MUST(MPI_Finalize() == MPI_SUCCESS);
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(int argc, char **argv);
-    } tests[] = {{"runner", runner},    {"host", host},     {"threads", threads},
-                 {"refused", refused},  {"native", native}, {"segments", segments},
-                 {"fails", fails},      {"busy", busy},     {"limit", limit},
-                 {"deserted", deserted}};
+    } tests[] = {{"runner", runner},     {"host", host},     {"threads", threads},
+                 {"refused", refused},   {"native", native}, {"segments", segments},
+                 {"fails", fails},       {"busy", busy},     {"limit", limit},
+                 {"deserted", deserted}, {"scarce", scarce}, {"arguments", arguments},
+                 {"late", late},         {"last", last}};
     (void)setenv("TSHARD_TIMEOUT", "30", 1);
     for (size_t i = 0; argc > 1 && i < sizeof tests / sizeof *tests; i++) {
         if (strcmp(argv[1], tests[i].name) != 0) continue;

@@ -1,8 +1,46 @@
-/* What backends share: the operation of sums, its chunks, how descriptors are compared and told. */
+/* A comm hands descriptors to its backend. What backends share: the operation of sums, its chunks,
+ * how descriptors are compared and told. */
 #include "../../tshard.h"
 #include "../support/unit.h"
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
+
+/* ---------------------------------------------------------------------- comm */
+
+/* Rows of counts are of three kinds; a backend sees one row of every other. */
+static tsh_result sees_one_row(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
+    int rows = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER ||
+               coll->kind == TSH_ALLTOALL;
+    assert_int_equal(coll->blocks, rows ? 3 : 1);
+    assert_ptr_equal(comm->impl, req);
+    *req = 0;
+    return TSH_OK;
+}
+
+static void a_comm_hands_descriptors_to_its_backend(void **state) {
+    static const int64_t counts[] = {1, 1};
+    float x[6] = {0};
+    tsh_comm_ops ops;
+    tsh_comm comm;
+    tsh_coll coll;
+    tsh_req req;
+    (void)state;
+    memset(&ops, 0, sizeof ops);
+    ops.start = sees_one_row;
+    comm = tsh_comm_make(&ops, &req, 1, 2, 77);
+    assert_true(comm.rank == 1 && comm.size == 2 && comm.id == 77);
+    for (int kind = TSH_ALLREDUCE; kind < TSH_SPLIT; kind++) {
+        coll = tsh_coll_make((tsh_coll_kind)kind, TSH_F32);
+        coll.blocks = 3;
+        coll.count = 6;
+        coll.send = coll.recv = x;
+        coll.send_counts = coll.recv_counts = counts;
+        coll.root = coll.send_to = coll.recv_from = 0;
+        assert_int_equal(tsh_start(&comm, &coll, &req), TSH_OK);
+        assert_int_equal(comm.stats.calls[kind], 1);
+    }
+    assert_true(comm.next_seq == 6 && comm.in_flight == 0);
+}
 
 /* ---------------------------------------------------------------------- fold */
 
@@ -453,6 +491,7 @@ static void text_is_cut_to_its_room(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_comm_hands_descriptors_to_its_backend),
         cmocka_unit_test(fold_is_the_plain_loop),
         cmocka_unit_test(fold_wraps_and_keeps_the_left),
         cmocka_unit_test(finish_divides_averages_only),
