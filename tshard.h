@@ -529,8 +529,8 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
 TSH_API void tsh_comm_close(tsh_comm *comm);
 
-/* For those who write a backend: a comm, rule 5's arithmetic, how descriptors are compared and told,
- * and which ranks wait for ever. dtype and op are ones that tsh_start took. */
+/* For those who write a backend: a comm, rule 5's arithmetic, how descriptors are compared and
+ * told, and which ranks wait for ever. dtype and op are ones that tsh_start took. */
 
 /* Rank `rank` of a group of `size`; nothing has been started on it. */
 TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,

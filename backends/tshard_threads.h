@@ -37,7 +37,7 @@
  *
  * ENVIRONMENT
  *
- * TSHARD_TIMEOUT: seconds until a collective without timeout_ns gives up; 300.
+ * TSHARD_TIMEOUT: seconds until a collective without timeout_ns gives up; 300; 0: never.
  *
  * ONE'S OWN THREADS
  *
@@ -1227,8 +1227,10 @@ static const tsh_comm_ops tshi_threads_ops = {(uint32_t)sizeof(tsh_comm_ops),
 
 static int64_t tshi_threads_timeout(void) {
     const char *text = getenv("TSHARD_TIMEOUT");
-    double seconds = text ? strtod(text, NULL) : 0;
-    return seconds > 0 && seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_C(300000000000);
+    char *end = NULL;
+    double seconds = text ? strtod(text, &end) : 300;
+    if (text && (end == text || *end || !(seconds >= 0))) seconds = 300; /* no time */
+    return seconds > 0 && seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX;
 }
 
 static int tshi_threads_rank_init(tshi_threads_rank *rank) {
