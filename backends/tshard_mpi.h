@@ -1236,6 +1236,7 @@ static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half
     tshi_mpi_world *world = group->world;
     int64_t bytes = count * (int64_t)tsh_dtype_size(op->coll.dtype);
     int tag = sends ? TSHI_MPI_TAG_SEND : TSHI_MPI_TAG_RECV;
+    int answer = sends ? TSHI_MPI_TAG_RECV : TSHI_MPI_TAG_SEND;
     coll.count = part.count = count;
     part.tag = coll.tag;
     tshi_mpi_fill(&half->mine, &coll, group->size);
@@ -1250,9 +1251,8 @@ static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half
         memcpy(half->mine.eager, op->coll.send, (size_t)bytes);
     half->req[0] = half->req[1] = MPI_REQUEST_NULL;
     if (!tshi_mpi_refused(world,
-                          MPI_Irecv(&half->its, (int)sizeof half->its, MPI_BYTE, peer,
-                                    TSHI_MPI_TAG_SEND + TSHI_MPI_TAG_RECV - tag, group->comm,
-                                    &half->req[1]),
+                          MPI_Irecv(&half->its, (int)sizeof half->its, MPI_BYTE, peer, answer,
+                                    group->comm, &half->req[1]),
                           "MPI_Irecv"))
         (void)tshi_mpi_refused(world,
                                MPI_Isend(&half->mine, (int)sizeof half->mine, MPI_BYTE, peer, tag,
@@ -1301,6 +1301,7 @@ static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half 
     }
 }
 
+/* Both greetings are here: compares them. A short message came along. */
 static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
     size_t width = tsh_dtype_size(op->coll.dtype);
     int64_t bytes = half->count * (int64_t)width;
@@ -1321,12 +1322,13 @@ static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *
 /* What MPI had of a half is done. */
 static void tshi_mpi_half_on(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
     size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t n = tshi_mpi_min(half->step, half->count - half->at);
+    int64_t n;
     group->world->moves++;
     if (half->meeting) {
         tshi_mpi_met(group, op, half);
         return;
     }
+    n = tshi_mpi_min(half->step, half->count - half->at);
     if (!half->sends)
         memcpy((char *)op->coll.recv + (size_t)half->at * width, half->stage->bytes,
                (size_t)n * width);
@@ -1345,7 +1347,7 @@ static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
         tshi_mpi_half *half = &op->half[i];
         int done = 1;
         while (half->open && done) {
-            MPI_Status status[2];
+            MPI_Status status[2]; /* for MPI_STATUSES_IGNORE gcc warns with MPICH */
             /* What could not be started has no request, and looks done. */
             if (tshi_mpi_over(group->world) || group->broken ||
                 tshi_mpi_refused(group->world, MPI_Testall(2, half->req, &done, status),
