@@ -22,9 +22,10 @@ ONLY = {"runner": [2], "host": [4], "threads": [1], "refused": [1], "native": [3
         "scarce": [2], "arguments": [1], "late": [2], "last": [3]}
 STEPS = 20
 GPT = ["--steps", str(STEPS), "--layers", "2", "--heads", "4", "--width", "32", "--context", "16",
-       "--batch", "4", "--dropout", "0.1", "--eval-every", "10", "--sample", "0"]
-# The same on more ranks: stages of a pipeline, each cut in two.
-GRID = ["--tp", "2", "--pp", "2", "--micro-batches", "2"]
+       "--batch", "4", "--eval-every", "10", "--sample", "0"]
+# On 8 ranks: two replicas, which draw dropout of their own, of a pipeline of two stages, each cut in
+# two.
+GRID = ["--tp", "2", "--pp", "2", "--dp", "2", "--zero", "--micro-batches", "2"]
 # Seconds, for tests/run.py.
 SCRIPT_LIMIT = 900
 EACH = 280  # of one mpirun
@@ -95,15 +96,21 @@ def losses(program, backend, folder, ranks, more):
                            "--out", folder] + GPT + more)
     with open(os.path.join(folder, "metrics.csv"), encoding="utf-8") as file:
         rows = [line.split(",")[:5] for line in file]
-    if len(rows) != 1 + STEPS or "final: ranks %d tp 2" % ranks not in text:
+    if len(rows) != 1 + STEPS or "final: ranks %d tp %d" % (ranks, min(ranks, 2)) not in text:
         raise Failed(backend, rows[-1:], text[-600:])
     return rows
 
 
-def backends_agree(ranks, more, folder):
-    """gpt-mpi is built by mpicc, whose launcher is mpirun."""
+def backends_agree(ranks, dropout, more, folder):
+    """With one rank within what the file rounds, with each other to the last digit. gpt-mpi is
+    built by mpicc, whose launcher is mpirun."""
+    more = ["--dropout", dropout] + more
+    one = losses([], "threads", os.path.join(folder, "one"), 1, ["--ranks", "1"] + more[:2])
     threads = losses([], "threads", os.path.join(folder, "threads"), ranks,
                      ["--ranks", str(ranks)] + more)
+    for alone, row in zip(one[1:], threads[1:]):
+        if abs(float(alone[1]) - float(row[1])) > 2e-6:
+            raise Failed("one rank", alone, "%d ranks" % ranks, row)
     launcher = os.environ.get("TSHARD_RUN", os.path.join(TOP, "build", "tshard-run"))
     for backend, program in (("tcp", [launcher, "-n", str(ranks)]), ("mpi", mpirun("any", ranks))):
         found = losses(program, backend, os.path.join(folder, backend), ranks, more)
@@ -122,8 +129,8 @@ def main():
         raise SystemExit(tell("mpi", [("mpi", "SKIPPED", "no mpicc: apt-get install libopenmpi-dev "
                                        "openmpi-bin libmpich-dev mpich")]))
     tests = [("srun", under_slurm),
-             ("backends_agree", functools.partial(backends_agree, 2, [])),
-             ("backends_agree on a grid", functools.partial(backends_agree, 4, GRID))]
+             ("backends_agree", functools.partial(backends_agree, 2, "0.1", [])),
+             ("backends_agree on a grid", functools.partial(backends_agree, 8, "0", GRID))]
     for name in mpis():
         tests += [("%s on %d processes" % (name, ranks), functools.partial(shared, name, ranks))
                   for ranks in (2, 3, 4)]
