@@ -342,6 +342,9 @@ static void ties_and_replicas_give_the_same_numbers(void **state) {
         {.tp = 2, .pp = 2, .dp = 2, .m = 2, .counts = two, .sparse = 1},
         {.tp = 2, .pp = 2, .dp = 1, .m = 2, .counts = two, .tied = 1, .sequence = WHOLE_HEAD},
         {.tp = 1, .pp = 4, .dp = 1, .m = 7, .counts = four, .tied = 1, .clip = 1},
+        {.tp = 3, .pp = 2, .dp = 1, .m = 2, .counts = two, .tied = 1, .sequence = WHOLE_HEAD},
+        {.tp = 4, .pp = 2, .dp = 1, .m = 3, .counts = two, .tied = 1, .sequence = WHOLE_HEAD},
+        {.tp = 2, .pp = 2, .dp = 2, .m = 2, .counts = two, .tied = 1, .sequence = WHOLE_HEAD},
         {.tp = 1, .pp = 2, .dp = 2, .m = 2, .counts = two, .clip = 0.5},
         {.tp = 3, .pp = 2, .dp = 1, .m = 3, .counts = two, .sequence = 1, .checkpoint = 1},
         {.tp = 2, .pp = 2, .dp = 2, .m = 4, .counts = two, .tied = 1, .clip = 0.5},
@@ -807,7 +810,7 @@ static int shares(tsh_ctx *ctx, void *user) {
 
 static void more_than_two_stages_may_share(void **state) {
     const tsh_desc desc = {.tp = 1, .pp = STAGES};
-    sharing s;
+    sharing s = {.calls = 0};
     (void)state;
     for (s.calls = 1; s.calls <= 3; s.calls++) {
         ranks_run(1, shares, &s);
