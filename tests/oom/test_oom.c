@@ -285,6 +285,7 @@ static void pipeline_of(tsh_ctx *ctx, tsh_pipeline_schedule schedule, int weighs
     (void)tsh_pipeline_train(pipeline, &loss);
     (void)tsh_step_end(ctx);
     (void)tsh_pipeline_evaluate(pipeline, 2, &loss);
+    (void)tsh_check_replicas(tsh_root(ctx));
     if (tsh_ok(ctx)) (void)tsh_save(tsh_root(ctx), files_path("checkpoint"), NULL);
 }
 
