@@ -107,7 +107,7 @@ test-run:
 		$(PROGRAMS) $(call chosen,$(SCRIPTS))
 
 build-tests: $(PROGRAMS) $(LAUNCHER) \
-	$(if $(findstring test_hosts,$(call chosen,$(SCRIPTS))),$(OUT)/gpt)
+	$(if $(filter %/test_hosts.py %/test_gpt.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt)
 
 $(UV_USERS): LIBS += -luv -lsodium
 $(OUT)/tests/op/test_gemm_%: LIBS += $(if $(BLIS),-DTESTS_BLIS) $(LINK_BLIS)

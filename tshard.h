@@ -14191,6 +14191,7 @@ typedef struct tshi_tie {
     struct tshi_tie *next;
     tsh_tensor *param;
     unsigned char *holds; /* by stage */
+    int holders;
 } tshi_tie;
 
 struct tsh_pipeline {
@@ -14496,8 +14497,21 @@ static void tshi_pipeline_run(tsh_pipeline *p) {
     }
 }
 
+/* This stage's gradient to the others that hold the parameter. */
+static void tshi_pipeline_spread(tsh_pipeline *p, const tshi_tie *tie) {
+    tsh_tensor *t = tie->param;
+    int s;
+    for (s = 0; s <= p->last; s++) {
+        if (s == p->stage || !tie->holds[s]) continue;
+        t->gr.block->refs++;
+        tshi_pipeline_send(p, s, t->gr.block, tshi_mem_data(t->gr.block), tsh_local_numel(t),
+                           TSH_REAL);
+    }
+}
+
 /* The gradient of a parameter that several stages hold becomes the sum of theirs, in the order of
- * the stages: the same bits on each. */
+ * the stages: the same bits on each. All send at once, or, where that is more than may be under
+ * way, one after the other: else they would wait for each other to receive. */
 static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_ctx *ctx = p->ctx;
     tsh_tensor *t = tie->param;
@@ -14505,16 +14519,13 @@ static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
     const size_t bytes = (size_t)n * sizeof(tsh_real);
     tshi_block *sum = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
     tshi_block *part = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-    int s, terms = 0;
+    int s, terms = 0, at_once = tie->holders <= TSHI_PIPELINE_OUTBOX;
     if (part && sum && tshi_tape_complete(t)) {
-        for (s = 0; s <= p->last; s++) {
-            if (s == p->stage || !tie->holds[s]) continue;
-            t->gr.block->refs++;
-            tshi_pipeline_send(p, s, t->gr.block, tshi_mem_data(t->gr.block), n, TSH_REAL);
-        }
+        if (at_once) tshi_pipeline_spread(p, tie);
         for (s = 0; s <= p->last; s++) {
             tshi_block *to = terms ? part : sum;
             if (!tie->holds[s]) continue;
+            if (s == p->stage && !at_once) tshi_pipeline_spread(p, tie);
             if (s == p->stage)
                 memcpy(tshi_mem_data(to), tshi_mem_data(t->gr.block), bytes);
             else
@@ -14681,7 +14692,7 @@ static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) 
     tsh_ctx *ctx = p->ctx;
     tshi_tie *tie = (tshi_tie *)tshi_mem_book(ctx, &ctx->books, sizeof *tie);
     tsh_module *m;
-    int i, s, holders = 0;
+    int i, s;
     (void)path;
     if (tie) tie->holds = (unsigned char *)tshi_mem_book(ctx, &ctx->books, (size_t)p->last + 1);
     if (!tie || !tie->holds) return;
@@ -14691,9 +14702,9 @@ static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) 
     for (s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
         param->stage = 1 + s;
-        holders++;
+        tie->holders++;
     }
-    param->absent = holders && !tie->holds[p->stage];
+    param->absent = tie->holders && !tie->holds[p->stage];
     if (param->absent) {
         tsh_zero_grad(param);
         tshi_mem_drop(ctx, param->block);
@@ -14701,7 +14712,7 @@ static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) 
         tshi_mem_drop(ctx, param->gp.block);
         param->block = param->gr.block = param->gp.block = NULL;
     }
-    if (holders < 2) return;
+    if (tie->holders < 2) return;
     tie->param = param;
     tie->next = p->ties;
     p->ties = tie;

@@ -226,7 +226,7 @@ typedef struct gpt_trainer {
     tsh_pipeline *training, *sampling;
     tsh_optim *optim;
     tsh_schedule schedule;
-    int64_t rows;              /* texts of this replica: B / dp */
+    int64_t first_row, rows;   /* texts of this replica: B / dp, or one more */
     tsh_tensor *ids, *targets; /* (rows, T), the same on every rank of tp and pp */
     int evaluating;
     int64_t parameters; /* of the whole model */
@@ -234,6 +234,11 @@ typedef struct gpt_trainer {
     int64_t window_size;
     double chance; /* that draws it */
 } gpt_trainer;
+
+/* Where part k of n begins, of `parts` that differ by 1 at most. */
+static int64_t part(int64_t n, int64_t parts, int64_t k) {
+    return n * k / parts;
+}
 
 static int is_first(const gpt_trainer *t) {
     return tsh_world(t->ctx)->rank == 0;
@@ -269,14 +274,17 @@ static void count_all(const char *path, tsh_tensor *param, void *user) {
 }
 
 static void make_trainer(gpt_trainer *t, tsh_ctx *ctx, gpt_job *job) {
-    const tsh_shape shape = tsh_shape2(job->set.batch / tsh_dp(ctx)->size, job->set.context);
+    const tsh_comm *dp = tsh_dp(ctx);
     tsh_plan_rule plan[PLAN_RULES];
+    tsh_shape shape;
     int rules;
     memset(t, 0, sizeof *t);
     t->ctx = ctx;
     t->job = job;
     t->set = &job->set;
-    t->rows = shape.dim[0];
+    t->first_row = part(job->set.batch, dp->size, dp->rank);
+    t->rows = part(job->set.batch, dp->size, dp->rank + 1) - t->first_row;
+    shape = tsh_shape2(t->rows, job->set.context);
     t->gpt = tsh_root(ctx);
     add_gpt(t->gpt, &job->set, vocabulary_of(job));
     rules = choose_plan(plan, &job->set);
@@ -318,7 +326,7 @@ static void load_train_batch(gpt_trainer *t, int64_t step) {
     const gpt_text *text = &t->job->text;
     uint64_t places = (uint64_t)(text->train_size - t->set->context);
     for (int64_t row = 0; row < t->rows; row++) {
-        uint64_t index = (uint64_t)(tsh_dp(t->ctx)->rank * t->rows + row);
+        uint64_t index = (uint64_t)(t->first_row + row);
         load_row(t, row, text->train + mix((uint64_t)t->set->seed, (uint64_t)step, index) % places);
     }
 }
@@ -327,15 +335,20 @@ static void load_train_batch(gpt_trainer *t, int64_t step) {
 static void load_val_batch(gpt_trainer *t, int64_t batch) {
     const gpt_text *text = &t->job->text;
     int64_t last = text->val_size - t->set->context - 1, windows = EVAL_BATCHES * t->set->batch;
-    int64_t first = batch * t->set->batch + tsh_dp(t->ctx)->rank * t->rows;
+    int64_t first = batch * t->set->batch + t->first_row;
     for (int64_t row = 0; row < t->rows; row++)
         load_row(t, row, text->val + last * (first + row) / (windows - 1));
 }
 
+/* Where a micro-batch begins among this replica's rows. */
+static int64_t micro_row(const gpt_trainer *t, int micro_batch) {
+    return part(t->rows, t->set->micro_batches, micro_batch);
+}
+
 /* Its rows of the training batch; or this replica's of the next validation batch. */
 static tsh_tensor *micro_batch_of(gpt_trainer *t, tsh_tensor *batch, int micro_batch) {
-    int64_t rows = t->rows / t->set->micro_batches;
-    if (!t->evaluating) return tsh_slice(batch, 0, micro_batch * rows, rows);
+    int64_t first = micro_row(t, micro_batch);
+    if (!t->evaluating) return tsh_slice(batch, 0, first, micro_row(t, micro_batch + 1) - first);
     load_val_batch(t, micro_batch);
     return batch;
 }
@@ -346,11 +359,25 @@ static tsh_tensor *batch_input(tsh_ctx *ctx, int micro_batch, void *user) {
     return embed(t->gpt, micro_batch_of(t, t->ids, micro_batch));
 }
 
+/* Micro-batches of unequal size count by their tokens, so that their losses are sums. */
+static int is_uneven(const gpt_settings *set) {
+    return set->batch % (set->dp * set->micro_batches) != 0;
+}
+
 static tsh_tensor *batch_loss(tsh_ctx *ctx, tsh_tensor *x, int micro_batch, void *user) {
     gpt_trainer *t = (gpt_trainer *)user;
+    const tsh_cross_entropy_desc desc = {.reduction = is_uneven(t->set) ? TSH_REDUCE_SUM
+                                                                        : TSH_REDUCE_MEAN};
     (void)ctx;
     tsh_tensor *logits = call(t->gpt, "lm_head", call(t->gpt, "ln_f", x)); /* (B, T, V) */
-    return tsh_cross_entropy(logits, micro_batch_of(t, t->targets, micro_batch), NULL);
+    return tsh_cross_entropy(logits, micro_batch_of(t, t->targets, micro_batch), &desc);
+}
+
+static double batch_weight(tsh_ctx *ctx, int micro_batch, void *user) {
+    gpt_trainer *t = (gpt_trainer *)user;
+    int64_t rows = micro_row(t, micro_batch + 1) - micro_row(t, micro_batch);
+    (void)ctx;
+    return (double)((t->evaluating ? t->rows : rows) * t->set->context);
 }
 
 /* One step of the optimiser; the loss is the mean over the replicas. */
@@ -469,8 +496,10 @@ static void make_pipelines(gpt_trainer *t) {
                                         .counts = set->stages != NULL ? set->counts : NULL,
                                         .input = batch_input,
                                         .loss = batch_loss,
+                                        .weight = is_uneven(set) ? batch_weight : NULL,
                                         .user = t};
     tsh_pipeline_desc sampling = training;
+    sampling.weight = NULL;
     sampling.micro_batches = 1;
     sampling.input = sample_input;
     sampling.loss = sample_token;

@@ -231,8 +231,8 @@ static int check_settings(gpt_settings *s) {
     if (s->ranks != s->tp * s->pp * s->dp)
         return refuse("--ranks %lld is not --tp %lld times --pp %lld times --dp %lld",
                       (long long)s->ranks, (long long)s->tp, (long long)s->pp, (long long)s->dp);
-    if (s->batch % (s->dp * s->micro_batches) != 0)
-        return refuse("--batch %lld is not a multiple of --dp %lld times --micro-batches %lld",
+    if (s->batch < s->dp * s->micro_batches)
+        return refuse("--batch %lld is less than --dp %lld times --micro-batches %lld",
                       (long long)s->batch, (long long)s->dp, (long long)s->micro_batches);
     if (check_stages(s) != 0) return BAD_USE;
     if (s->policy != NULL && tsh_policy_find(s->policy) == NULL)

@@ -303,6 +303,9 @@ static void ties_and_replicas_give_the_same_numbers(void **state) {
         {.tp = 2, .pp = 2, .dp = 2, .m = 2, .counts = two, .sparse = 1},
         {.tp = 2, .pp = 2, .dp = 1, .m = 2, .counts = two, .tied = 1, .sequence = WHOLE_HEAD},
         {.tp = 1, .pp = 4, .dp = 1, .m = 7, .counts = four, .tied = 1, .clip = 1},
+        {.tp = 3, .pp = 2, .dp = 1, .m = 2, .counts = two, .tied = 1, .sequence = WHOLE_HEAD},
+        {.tp = 4, .pp = 2, .dp = 1, .m = 3, .counts = two, .tied = 1, .sequence = WHOLE_HEAD},
+        {.tp = 2, .pp = 2, .dp = 2, .m = 2, .counts = two, .tied = 1, .sequence = WHOLE_HEAD},
         {.tp = 1, .pp = 2, .dp = 2, .m = 2, .counts = two, .clip = 0.5},
         {.tp = 3, .pp = 2, .dp = 1, .m = 3, .counts = two, .sequence = 1, .checkpoint = 1},
         {.tp = 2, .pp = 2, .dp = 2, .m = 4, .counts = two, .tied = 1, .clip = 0.5},
@@ -768,7 +771,7 @@ static int shares(tsh_ctx *ctx, void *user) {
 
 static void more_than_two_stages_may_share(void **state) {
     const tsh_desc desc = {.tp = 1, .pp = STAGES};
-    sharing s;
+    sharing s = {.calls = 0};
     (void)state;
     for (s.calls = 1; s.calls <= 3; s.calls++) {
         ranks_run(1, shares, &s);
@@ -777,6 +780,31 @@ static void more_than_two_stages_may_share(void **state) {
         assert_memory_equal(s.got[0], s.got[1], sizeof s.got[0]);
         assert_memory_equal(s.got[0], s.got[3], sizeof s.got[0]);
     }
+}
+
+enum { CROWD = 40 };
+
+/* More stages share than may send to each other at once. More ranks than CHECK knows of. */
+static int crowds(tsh_ctx *ctx, void *user) {
+    const tsh_linear_desc d = {.in = 4, .out = 4, .no_bias = 1};
+    const tsh_pipeline_desc desc = {.micro_batches = 2, .input = ones, .loss = mean_of};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    char name[4];
+    int i;
+    (void)user;
+    for (i = 0; i < CROWD; i++) {
+        (void)snprintf(name, sizeof name, "%d", i);
+        (void)tsh_add_linear(h, name, &d);
+        if (i) (void)tsh_tie(tsh_child(h, i), "weight", tsh_param(h, "0.weight"));
+    }
+    return tsh_pipeline_train(tsh_pipeline_new(h, &desc), NULL) != TSH_OK || !tsh_check_replicas(h);
+}
+
+static void many_stages_may_share(void **state) {
+    const tsh_desc desc = {.tp = 1, .pp = CROWD};
+    (void)state;
+    (void)setenv("TSHARD_TIMEOUT", "30", 1);
+    assert_int_equal(tsh_threads_run(CROWD, &desc, crowds, NULL), 0);
 }
 
 /* What several stages hold, and its moments, may not drift apart. */
@@ -1204,6 +1232,7 @@ int main(void) {
         cmocka_unit_test(ties_and_replicas_give_the_same_numbers),
         cmocka_unit_test(many_micro_batches_pass),
         cmocka_unit_test(more_than_two_stages_may_share),
+        cmocka_unit_test(many_stages_may_share),
         cmocka_unit_test(stages_that_share_are_compared),
         cmocka_unit_test(anything_may_cross),
         cmocka_unit_test(a_callback_may_end_a_step),

@@ -214,41 +214,43 @@ static void work_gpt(tsh_ctx *ctx) {
 }
 
 /* Three layers' gradients and parameters over dp, in buckets of several or each alone; with zero,
- * moments in chunks, which are saved, laid anew and loaded. */
-static void replicas(tsh_ctx *ctx, int zero) {
+ * moments in chunks. */
+static tsh_optim *replicas(tsh_ctx *ctx, int zero) {
     const tsh_linear_desc d = {.in = WIDTH, .out = ROWS}, back = {.in = ROWS, .out = WIDTH};
     const tsh_optim_desc adam = {.kind = TSH_ADAM, .clip_norm = 1, .zero = zero};
     const tsh_backward_desc first = {.defer = 1, .summed = 1, .weight = 3},
                             second = {.summed = 1, .weight = 2};
     tsh_module *root = tsh_root(ctx);
     tsh_optim *optim;
-    int step, half;
+    int half;
     (void)tsh_add_linear(root, "0", &d);
     (void)tsh_add_linear(root, "1", &back);
     (void)tsh_add_linear(root, "2", &d);
-    if (!tsh_ok(ctx)) return; /* told, as in work_load */
+    if (!tsh_ok(ctx)) return NULL; /* told, as in work_load */
     optim = tsh_optim_new(root, &adam);
-    for (step = 0; step < 2 && tsh_ok(ctx); step++) {
-        for (half = 0; half < 2; half++) {
-            tsh_tensor *y = tsh_forward(root, tsh_ones(ctx, tsh_shape2(1, WIDTH)));
-            (void)tsh_backward_with(ctx, tsh_sum(y, TSH_ALL, 0), half ? &second : &first);
-            (void)tsh_step_end(ctx);
-        }
-        (void)tsh_optim_step(optim);
-        tsh_zero_grads(root);
+    for (half = 0; half < 2; half++) {
+        tsh_tensor *y = tsh_forward(root, tsh_ones(ctx, tsh_shape2(1, WIDTH)));
+        (void)tsh_backward_with(ctx, tsh_sum(y, TSH_ALL, 0), half ? &second : &first);
+        (void)tsh_step_end(ctx);
     }
-    (void)tsh_check_replicas(root);
-    if (!tsh_ok(ctx)) return;
-    (void)tsh_save(root, files_path("checkpoint"), optim);
-    if (tsh_ok(ctx)) (void)tsh_load(root, files_path("checkpoint"), optim);
+    (void)tsh_optim_step(optim);
+    return tsh_ok(ctx) ? optim : NULL;
 }
 
 static void work_replicas(tsh_ctx *ctx) {
-    replicas(ctx, 0);
+    (void)replicas(ctx, 0);
 }
 
 static void work_zero(tsh_ctx *ctx) {
-    replicas(ctx, 1);
+    (void)replicas(ctx, 1);
+}
+
+/* Chunks that are compared, saved and loaded. */
+static void work_zero_file(tsh_ctx *ctx) {
+    tsh_optim *optim = replicas(ctx, 1);
+    if (!optim || !tsh_check_replicas(tsh_root(ctx))) return;
+    (void)tsh_save(tsh_root(ctx), files_path("checkpoint"), optim);
+    if (tsh_ok(ctx)) (void)tsh_load(tsh_root(ctx), files_path("checkpoint"), optim);
 }
 
 static tsh_tensor *pipeline_input(tsh_ctx *ctx, int k, void *user) {
@@ -285,6 +287,7 @@ static void pipeline_of(tsh_ctx *ctx, tsh_pipeline_schedule schedule, int weighs
     (void)tsh_pipeline_train(pipeline, &loss);
     (void)tsh_step_end(ctx);
     (void)tsh_pipeline_evaluate(pipeline, 2, &loss);
+    (void)tsh_check_replicas(tsh_root(ctx));
     if (tsh_ok(ctx)) (void)tsh_save(tsh_root(ctx), files_path("checkpoint"), NULL);
 }
 
@@ -397,7 +400,7 @@ static const job jobs[] = {
     {"policy", work_policy, 0, 0, 0},
     {"replicas", work_replicas, 1, 0, 0},
     {"replicas, leaves alone", work_replicas, 1, 0, 1},
-    {"zero", work_zero, 1, 0, 0},
+    {"zero", work_zero_file, 1, 0, 0},
     {"zero, leaves alone", work_zero, 1, 0, 1},
     {"pipeline", work_pipeline, 0, 2, 0},
     {"gpipe", work_gpipe, 0, 2, 0},
