@@ -23,8 +23,8 @@ ONLY = {"runner": [2], "host": [4], "threads": [1], "refused": [1], "native": [3
 STEPS = 20
 GPT = ["--steps", str(STEPS), "--layers", "2", "--heads", "4", "--width", "32", "--context", "16",
        "--batch", "4", "--eval-every", "10", "--sample", "0"]
-# On 8 ranks: two replicas, which draw dropout of their own, of a pipeline of two stages, each cut in
-# two.
+# On 8 ranks: two replicas of a pipeline of two stages, each cut in two. Replicas draw dropout of
+# their own.
 GRID = ["--tp", "2", "--pp", "2", "--dp", "2", "--zero", "--micro-batches", "2"]
 # Seconds, for tests/run.py.
 SCRIPT_LIMIT = 900
