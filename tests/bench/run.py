@@ -40,7 +40,7 @@ TURN, MOST_CALLS = 50e3, 20000  # microseconds of a collective's turn, and the c
 KIB, MIB = 1024, 1024 * 1024
 SIZES = {4: "4B", KIB: "1KiB", 16 * KIB: "16KiB", 256 * KIB: "256KiB", MIB: "1MiB", 4 * MIB: "4MiB",
          16 * MIB: "16MiB", 64 * MIB: "64MiB"}
-LINK = "10gbit"  # of replicas' slow link, both ways together
+LINK = "2gbit"  # of replicas' slow link, both ways together
 CC = [os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O3",
       "-fno-math-errno"]
 CXX = [os.environ.get("CXX", "c++"), "-std=c++14", "-O3"]
@@ -502,7 +502,7 @@ def overlap(args, command):
     program = Ranks("ours", command)
     seconds, hidden = {"ours": {}, "no_overlap": {}}, {"ours": {}}
     for number in numbers(args, -1):
-        on, off, comm = (program.ask(kind, 0, 2) for kind in ("step", "held", "held_comm"))
+        on, off, comm = (program.ask(kind, 0, 1) for kind in ("step", "held", "held_comm"))
         if on and off and comm and number >= 0:  # the first steps find no memory yet
             seconds["ours"][number], seconds["no_overlap"][number] = on / 1e6, off / 1e6
             hidden["ours"][number] = 100 * (off - on) / comm
@@ -511,19 +511,22 @@ def overlap(args, command):
 
 
 def replicas(args):
-    """Two replicas of a GPT of width 768 over TCP, with and without overlap, on loopback and on a
-    slow link; the bytes of moments on a rank, cut over the replicas and whole."""
+    """Two replicas of a GPT of width 768 over TCP, with and without overlap: on loopback, and with
+    larger batches on a slow link; the bytes of moments on a rank, cut over the replicas and
+    whole."""
     ours = build("bench_step.c", CC, ["-DGPT_TCP", "-lm", "-pthread", "-luv", "-lsodium"])
     common = [ours, "--text", text_of(args), "--chars", "--backend", "tcp", "--ranks", "2", "--dp",
-              "2", "--layers", "4", "--heads", "12", "--width", "768", "--context", "64",
-              "--batch", "8"]
-    moments = {}
-    for parts, way, command in ((2, "tcp", common), (1, "link", slow_link(common))) if ours else ():
+              "2", "--layers", "4", "--heads", "12", "--width", "768", "--context", "64"]
+    if not ours:
+        return
+    for parts, way, command in ((2.5, "tcp", common + ["--batch", "8"]),
+                                (1, "link", slow_link(common + ["--batch", "24"]))):
         if command:
             seconds, hidden = overlap(share(args, parts), command)
             yield {("step_gpt768_dp2_" + way, "s"): seconds,
                    ("hidden_gpt768_dp2_" + way, "%"): hidden}
-    for who, flags in (("no_zero", []), ("ours", ["--zero"])) if ours else ():
+    moments = {}
+    for who, flags in (("no_zero", []), ("ours", ["--zero"])):
         rank = Ranks(who, common + flags)
         rank.ask("step", 0, 1)
         held = rank.ask("moments", 0, 1)
@@ -579,8 +582,8 @@ def write(rows):
 
 
 def main():
-    parts = {gemm: 65, kernels: 45, comm: 20, comm_tcp: 75, nanogpt: 65, gpt2: 190, scaling: 40,
-             replicas: 40, model: 30}  # seconds that each may take
+    parts = {gemm: 65, kernels: 45, comm: 20, comm_tcp: 70, nanogpt: 65, gpt2: 180, scaling: 40,
+             replicas: 50, model: 30}  # seconds that each may take
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
