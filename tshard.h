@@ -731,7 +731,7 @@ typedef struct tsh_backward_desc {
  * over tp per tensor that feeds sharded consumers (each started as early as it can be), and one
  * flat one for leaves whose gradients are partial. Then the average over dp: gradients are
  * collected in buckets (tsh_desc.bucket_bytes), each of which is all-reduced as soon as it is full,
- * while backward goes on (built-in products give it a turn every third of a millisecond); summed,
+ * while backward goes on (large built-in products move it on every third of a millisecond); summed,
  * one all-reduce of the weights. The sum of an element has the order that an all-reduce of its leaf
  * alone gives it, whatever bucket it is in. */
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
@@ -5604,6 +5604,11 @@ static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
     if (in_place && !gathers) {
         only->gr.block = b->block;
         b->block->refs++;
+    }
+    for (p = b->first; p && !gathers; p = p->next) { /* what came later was sent alone */
+        tshi_block **grad = &p->leaf->gr.block;
+        const size_t bytes = (size_t)tsh_local_numel(p->leaf) * sizeof(tsh_real);
+        if (!*grad && !(*grad = tshi_mem_take(ctx, TSH_MEM_GRADIENTS, bytes))) return;
     }
     for (k = 0; k < ctx->dp.size; k++)
         if (scatters ? k == rank : !in_place && !(gathers && k == rank))
@@ -14551,10 +14556,9 @@ static void tshi_pipeline_begin(tsh_pipeline *p, int micro_batches) {
 /* What the last stage counted, to every stage. */
 static void tshi_pipeline_share(tsh_pipeline *p) {
     if (p->ctx->error.code == TSH_OK)
-        (void)tshi_error_comm(p->ctx,
-                              tsh_broadcast(&p->ctx->pp, p->total, p->desc.weight ? 2 : 1, TSH_F64,
-                                            p->last),
-                              "tsh_pipeline: broadcast of the loss");
+        (void)tshi_error_comm(
+            p->ctx, tsh_broadcast(&p->ctx->pp, p->total, p->desc.weight ? 2 : 1, TSH_F64, p->last),
+            "tsh_pipeline: broadcast of the loss");
 }
 
 /* The mean of the losses: of this replica's micro-batches, or of all elements of all replicas. */

@@ -106,9 +106,10 @@ typedef struct tsh_mpi_desc {
  * it when the world's last comm is closed; an MPI that was ended cannot be had again. desc NULL:
  * all zero. Errors: TSH_ERR_ARGUMENT (out is NULL; desc->comm is MPI_COMM_NULL or an
  * intercommunicator; TSHARD_TIMEOUT is not a time), TSH_ERR_STATE (MPI has been finalised),
- * TSH_ERR_UNSUPPORTED (the thread level), TSH_ERR_MEMORY (of one rank: on all), TSH_ERR_TIMEOUT
- * (not all ranks came), TSH_ERR_IO (MPI refused). After the last two MPI is not ended, and may
- * still work on desc->comm: no other world of it can be opened. */
+ * TSH_ERR_UNSUPPORTED (the thread level), TSH_ERR_MEMORY (of one rank: on all, but where not
+ * even the bytes are there by which it tells them), TSH_ERR_TIMEOUT (not all ranks came),
+ * TSH_ERR_IO (MPI refused). After the last two MPI is not ended, and may still work on desc->comm:
+ * no other world of it can be opened. */
 TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out);
 /* Initialises MPI with argc and argv (both may be NULL) unless that was done, opens the world and a
  * ctx by desc (NULL: all defaults; its comm is ignored), runs fn, closes, and ends MPI if it began
@@ -451,6 +452,13 @@ static void tshi_mpi_raise_abort(tshi_mpi_world *world, const tsh_error *why) {
     tshi_mpi_accuse(world, world->rank, TSHI_MPI_ACCUSE, &error);
 }
 
+/* Returns what it raises. */
+static tsh_result tshi_mpi_no_memory(tshi_mpi_world *world, const char *what) {
+    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_MEMORY, world->rank,
+                   "rank %d has no memory to %s", world->rank, what);
+    return TSH_ERR_MEMORY;
+}
+
 /* MPI refused; `what` was asked. 0 where it did not. */
 static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
     char reason[MPI_MAX_ERROR_STRING + 1];
@@ -639,8 +647,7 @@ static tshi_mpi_stage *tshi_mpi_take(tshi_mpi_world *world, size_t size) {
         return stage;
     }
     free(stage);
-    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_MEMORY, world->rank,
-                   "no memory for what MPI works on");
+    (void)tshi_mpi_no_memory(world, "hold what MPI works on");
     return NULL;
 }
 
@@ -962,8 +969,7 @@ static void tshi_mpi_tell_counts(tshi_mpi_group *group, tshi_mpi_op *op) {
     size_t n = (size_t)group->size, width = sizeof *op->counts;
     op->counts = (int64_t *)calloc(2 * n * (n + 1), width);
     if (!op->counts) {
-        tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MEMORY, group->world->rank,
-                       "no memory for the counts of a collective");
+        (void)tshi_mpi_no_memory(group->world, "keep the counts of a collective");
         return;
     }
     if (op->coll.send_counts) memcpy(op->counts, op->coll.send_counts, n * width);
@@ -1477,8 +1483,10 @@ static void tshi_mpi_group_free(tshi_mpi_group *group) {
     free(group);
 }
 
-/* Frees the groups that all of their ranks have closed. */
+/* Frees the groups that all of their ranks have closed; after an error none, as MPI may not be done
+ * with them. */
 static void tshi_mpi_sweep(tshi_mpi_world *world) {
+    if (tshi_mpi_over(world)) return;
     for (tshi_mpi_group **at = &world->groups; *at;) {
         tshi_mpi_group *group = *at;
         if (group->closing && group->first && group->first->state == TSHI_MPI_DONE) {
@@ -1679,7 +1687,7 @@ static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *
     if (group->world->error.code != TSH_OK) return group->world->error.code;
     while (before && (before->last || before->message)) before = before->next;
     op = message ? tshi_mpi_add_op(group, coll) : tshi_mpi_add_collective(group, coll);
-    if (!op) return TSH_ERR_MEMORY;
+    if (!op) return tshi_mpi_no_memory(group->world, "start a collective");
     *req = op->id;
     if (message)
         tshi_mpi_start_message(group, op);
@@ -1788,8 +1796,29 @@ static uint64_t tshi_mpi_new_id(const tshi_mpi_group *group, const tshi_mpi_op *
            (uint64_t)group->world->size * tshi_mpi_ticket_of(op, r).splits;
 }
 
-/* Once all ranks have announced the split, all go into MPI_Comm_split, which has no limit of time:
- * a rank that learns of an error in between looks whether it is expected there. */
+/* Whether all ranks of the group go into MPI_Comm_split, which has no limit of time: one that gave
+ * up after it had announced the split does not come to this barrier. A rank that learns of an error
+ * here waits a little for those that went before they knew. */
+static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
+                           const tshi_mpi_op *op) {
+    int64_t begin = tshi_mpi_now(), well = begin;
+    MPI_Request all;
+    int done = 0;
+    if (tshi_mpi_refused(world, MPI_Ibarrier(group->comm, &all), "MPI_Ibarrier")) return 0;
+    for (unsigned spins = 0;; spins++) {
+        int64_t now = tshi_mpi_now();
+        if (tshi_mpi_refused(world, MPI_Test(&all, &done, MPI_STATUS_IGNORE), "MPI_Test") || done)
+            return done;
+        tshi_mpi_advance(world);
+        tshi_mpi_serve(world);
+        if (world->error.code == TSH_OK) well = now;
+        if (now - well > 200 * TSHI_MPI_MS) return 0;
+        if (now >= op->deadline) tshi_mpi_time_out(world, group, op);
+        tshi_mpi_rest(world->crowded, now - begin, spins);
+    }
+}
+
+/* Once all ranks have announced the split, all go into MPI_Comm_split. */
 static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm), *part;
     tshi_mpi_world *world = group->world;
@@ -1801,16 +1830,13 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
     int expected, refused, size;
     if (world->error.code != TSH_OK) return world->error.code;
     op = tshi_mpi_add_collective(group, &coll);
-    if (!op) return TSH_ERR_MEMORY;
+    if (!op) return tshi_mpi_no_memory(world, "start a split");
     ticket.color = color;
     ticket.key = key;
     ticket.splits = ++world->splits;
     memcpy(op->block->eager, &ticket, sizeof ticket);
     tshi_mpi_await(world, group, op);
-    expected = op->state == TSHI_MPI_DONE;
-    if (op->state == TSHI_MPI_HEADS && !group->broken)
-        expected = tshi_mpi_settle(world, &op->req, 200 * TSHI_MPI_MS) &&
-                   tshi_mpi_agree(group, op, 0) == group->size;
+    expected = op->state == TSHI_MPI_DONE && tshi_mpi_all_go(world, group, op);
     if (expected && color >= 0) id = tshi_mpi_new_id(group, op, color);
     refused = expected &&
               tshi_mpi_refused(
@@ -1827,9 +1853,7 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
         tshi_mpi_join(part, made, id, out);
         return TSH_OK;
     }
-    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_MEMORY, world->rank,
-                   "rank %d cannot join a group: no memory", world->rank);
-    return TSH_ERR_MEMORY;
+    return tshi_mpi_no_memory(world, "join a group");
 }
 
 static void tshi_mpi_world_free(tshi_mpi_world *world) {
@@ -1859,7 +1883,8 @@ static void tshi_mpi_end(tshi_mpi_world *world) {
         tshi_mpi_sweep(world);
         group = world->groups;
     }
-    came = MPI_Ibarrier(world->control, &all) == MPI_SUCCESS &&
+    came = tshi_mpi_settle(world, NULL, world->timeout) && /* rank 0 has heard all of them, then */
+           MPI_Ibarrier(world->control, &all) == MPI_SUCCESS &&
            tshi_mpi_settle(world, &all, world->timeout);
     if (came && world->error.code == TSH_OK) {
         (void)MPI_Comm_free(&world->control);
@@ -1883,8 +1908,7 @@ static void tshi_mpi_close(tsh_comm *comm) {
     }
     group->closing = 1;
     if (world->error.code == TSH_OK && !tshi_mpi_add_collective(group, &coll))
-        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_MEMORY, world->rank,
-                       "no memory to close a group");
+        (void)tshi_mpi_no_memory(world, "close a group");
     tshi_mpi_advance(world);
     tshi_mpi_sweep(world);
     if (--world->open == 0) tshi_mpi_end(world);
@@ -2106,7 +2130,8 @@ static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***arg
                               getenv("TSHARD_TIMEOUT"));
     result = tshi_mpi_init(desc, argc, argv, &ours);
     if (result == TSH_OK) result = tshi_mpi_open_on(desc, ours, out);
-    if (result == TSH_ERR_MEMORY && ours) (void)MPI_Finalize(); /* which waits for all ranks */
+    if (ours && (result == TSH_ERR_MEMORY || result == TSH_ERR_ARGUMENT))
+        (void)MPI_Finalize(); /* which waits for all ranks */
     return result;
 }
 

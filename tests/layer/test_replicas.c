@@ -548,6 +548,45 @@ static void checkpoints_send_shared_leaves_once(void **state) {
     capture_free(&s.want);
 }
 
+/* x times the user's leaf. */
+static tsh_tensor *multiply(tsh_module *module, tsh_tensor **in, int n, void *user) {
+    (void)module, (void)n;
+    return tsh_mul(in[0], (tsh_tensor *)user);
+}
+
+static tsh_tensor *row_of(tsh_ctx *ctx, double value) {
+    return tsh_requires_grad(tsh_keep(tsh_scale(tsh_ones(ctx, tsh_shape1(WIDTH)), value)), 1);
+}
+
+/* A leaf's gradient leaves with another one's; more of it comes from a checkpoint. */
+static int goes_twice(tsh_ctx *ctx, void *user) {
+    tsh_tensor *twice = row_of(ctx, 0.5), *once = row_of(ctx, 2), *x = row_of(ctx, 1), *y;
+    const tsh_module_desc as_part = {.forward = multiply, .user = twice};
+    tsh_module *part = tsh_add_module(tsh_root(ctx), "part", &as_part);
+    const tsh_real *g;
+    int i;
+    (void)user;
+    tsh_checkpoint(part, 1);
+    y = tsh_mul(tsh_mul(tsh_forward(part, x), twice), once);
+    y = tsh_scale(tsh_sum(y, TSH_ALL, 0), 1 + tsh_dp(ctx)->rank);
+    CHECK(tsh_backward(ctx, y) == TSH_OK, "backward");
+    g = (const tsh_real *)tsh_data(ctx, tsh_grad(twice));
+    for (i = 0; i < WIDTH; i++) CHECK(g[i] == 3, "slope %d is %g", i, (double)g[i]);
+    g = (const tsh_real *)tsh_data(ctx, tsh_grad(once));
+    for (i = 0; i < WIDTH; i++) CHECK(g[i] == (tsh_real)0.375, "slope %d is %g", i, (double)g[i]);
+    return 0;
+}
+
+static void what_comes_late_is_added(void **state) {
+    const size_t row = WIDTH * sizeof(tsh_real), bytes[] = {1, row, row + 1, 2 * row, 1 << 20};
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(bytes); i++) {
+        const tsh_desc desc = {.tp = 1, .bucket_bytes = bytes[i]};
+        ranks_run_with(2, &desc, goes_twice, NULL);
+    }
+}
+
 /* Rows of a table, in a checkpoint that it is not below. */
 static tsh_tensor *look_up(tsh_module *module, tsh_tensor **in, int n, void *user) {
     const tsh_lookup_desc sparse = {.sparse = 1};
@@ -612,6 +651,7 @@ int main(void) {
         cmocka_unit_test(gradients_travel_while_backward_goes_on),
         cmocka_unit_test(a_rank_that_fails_meanwhile_is_one_error),
         cmocka_unit_test(checkpoints_send_shared_leaves_once),
+        cmocka_unit_test(what_comes_late_is_added),
         cmocka_unit_test(rows_that_come_late_leave_a_gradient_whole),
     };
     return cmocka_run_group_tests_name("layer/replicas", tests, NULL, NULL);

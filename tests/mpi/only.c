@@ -444,6 +444,22 @@ static void late(int argc, char **argv) {
     MUST(MPI_Finalize() == MPI_SUCCESS);
 }
 
+/* Rank 0 gives up a split. Rank 1, which comes later, learns it, and does not go alone into
+ * MPI_Comm_split, which would not return. */
+static void given_up(int argc, char **argv) {
+    tsh_mpi_desc desc = {.timeout = 0.5};
+    tsh_comm comm, part;
+    double begin;
+    MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    MUST(tsh_mpi_open(&desc, &comm) == TSH_OK && tsh_barrier(&comm) == TSH_OK);
+    if (comm.rank == 1) sleep_ms(1500);
+    begin = now_ms();
+    MUST(tsh_split(&comm, 0, 0, &part) == TSH_ERR_TIMEOUT);
+    MUST(now_ms() - begin < 5000);
+    tsh_comm_close(&comm);
+    MUST(MPI_Finalize() == MPI_SUCCESS);
+}
+
 /* Rank 0's last close waits for a group that it is not in, and judges: the two ranks of that group
  * disagree, and learn it at once. */
 static void last(int argc, char **argv) {
@@ -478,7 +494,7 @@ int main(int argc, char **argv) {
                  {"refused", refused},   {"native", native}, {"segments", segments},
                  {"fails", fails},       {"busy", busy},     {"limit", limit},
                  {"deserted", deserted}, {"scarce", scarce}, {"arguments", arguments},
-                 {"late", late},         {"last", last}};
+                 {"late", late},         {"last", last},     {"given_up", given_up}};
     (void)setenv("TSHARD_TIMEOUT", "30", 1);
     for (size_t i = 0; argc > 1 && i < sizeof tests / sizeof *tests; i++) {
         if (strcmp(argv[1], tests[i].name) != 0) continue;
