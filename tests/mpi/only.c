@@ -30,7 +30,7 @@ static void *scarce_calloc(size_t n, size_t bytes) {
 
 /* ------------------------------------------------------------ what MPI is asked */
 
-static int calls_of_allreduce, calls_of_allgather, calls_of_init, most_bytes;
+static int calls_of_allreduce, calls_of_allgather, calls_of_init, calls_of_free, most_bytes;
 static int granted = -1; /* the thread level that MPI_Init_thread pretends to give */
 
 static void watch(MPI_Comm comm, const int *counts) {
@@ -44,6 +44,11 @@ int MPI_Iallreduce(const void *send, void *recv, int count, MPI_Datatype type, M
                    MPI_Comm comm, MPI_Request *request) {
     calls_of_allreduce++;
     return PMPI_Iallreduce(send, recv, count, type, op, comm, request);
+}
+
+int MPI_Comm_free(MPI_Comm *comm) {
+    calls_of_free++;
+    return PMPI_Comm_free(comm);
 }
 
 int MPI_Iallgather(const void *send, int count, MPI_Datatype type, void *recv, int recv_count,
@@ -460,6 +465,31 @@ static void given_up(int argc, char **argv) {
     MUST(MPI_Finalize() == MPI_SUCCESS);
 }
 
+/* After an error a group is closed whose first sum is done and whose second one MPI still has. */
+static void unfinished(int argc, char **argv) {
+    static float x[100], y[100];
+    tsh_comm comm, part;
+    tsh_req first, second;
+    int done = 0;
+    MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    comm = opened(NULL, 0);
+    MUST(tsh_split(&comm, 0, 0, &part) == TSH_OK);
+    MUST(tsh_allreduce_start(&part, x, 100, TSH_F32, TSH_SUM, &first) == TSH_OK);
+    if (part.rank == 0)
+        MUST(tsh_allreduce_start(&part, y, 100, TSH_F32, TSH_SUM, &second) == TSH_OK);
+    while (!done) MUST(tsh_test(&part, first, &done) == TSH_OK);
+    if (part.rank == 1) {
+        sleep_ms(300);
+        tsh_comm_abort(&comm, TSH_ERR_ABORTED, "enough");
+    }
+    while (tsh_comm_error(&comm, NULL) == TSH_OK) sleep_ms(1);
+    calls_of_free = 0;
+    tsh_comm_close(&part);
+    tsh_comm_close(&comm);
+    MUST(calls_of_free == 0);
+    MUST(MPI_Finalize() == MPI_SUCCESS);
+}
+
 /* Rank 0's last close waits for a group that it is not in, and judges: the two ranks of that group
  * disagree, and learn it at once. */
 static void last(int argc, char **argv) {
@@ -490,11 +520,14 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(int argc, char **argv);
-    } tests[] = {{"runner", runner},     {"host", host},     {"threads", threads},
-                 {"refused", refused},   {"native", native}, {"segments", segments},
-                 {"fails", fails},       {"busy", busy},     {"limit", limit},
-                 {"deserted", deserted}, {"scarce", scarce}, {"arguments", arguments},
-                 {"late", late},         {"last", last},     {"given_up", given_up}};
+    } tests[] = {{"runner", runner},     {"host", host},
+                 {"threads", threads},   {"refused", refused},
+                 {"native", native},     {"segments", segments},
+                 {"fails", fails},       {"busy", busy},
+                 {"limit", limit},       {"deserted", deserted},
+                 {"scarce", scarce},     {"arguments", arguments},
+                 {"late", late},         {"last", last},
+                 {"given_up", given_up}, {"unfinished", unfinished}};
     (void)setenv("TSHARD_TIMEOUT", "30", 1);
     for (size_t i = 0; argc > 1 && i < sizeof tests / sizeof *tests; i++) {
         if (strcmp(argv[1], tests[i].name) != 0) continue;

@@ -20,7 +20,7 @@ from scripts import Failed, Skipped, mpis, outcome, tell
 ONLY = {"runner": [2], "host": [4], "threads": [1], "refused": [1], "native": [3],
         "segments": [2, 3, 4], "fails": [3], "busy": [3], "limit": [2], "deserted": [2],
         "scarce": [2], "arguments": [1], "late": [2], "last": [3],
-        "given_up": [2]}
+        "given_up": [2], "unfinished": [2]}
 STEPS = 20
 GPT = ["--steps", str(STEPS), "--layers", "2", "--heads", "4", "--width", "32", "--context", "16",
        "--batch", "4", "--eval-every", "10", "--sample", "0"]
