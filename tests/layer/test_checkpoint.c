@@ -128,7 +128,7 @@ static int descend(tsh_ctx *ctx, void *user) {
     int i;
     tsh_requires_grad(x, 1);
     for (i = 0; i < DEEP; i++) {
-        char name[8];
+        char name[16];
         tsh_module *m;
         (void)snprintf(name, sizeof name, "m%d", i);
         m = tsh_add_module(tsh_root(ctx), name, &desc);

@@ -98,7 +98,7 @@ static int slices(tsh_ctx *ctx, void *user) {
                                       .segments = 3,
                                       .unit = 2,
                                       .weight_init = kinds[i]};
-        char name[8];
+        char name[16];
         tsh_module *layer;
         double *values;
         (void)snprintf(name, sizeof name, "l%d", i);
