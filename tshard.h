@@ -4271,7 +4271,9 @@ typedef struct tshi_gemm_tile {
     int64_t rsc;
     tsh_real *sums; /* of a stream: (rows, cols), which its accumulators start from */
     int64_t rss;
-    int more; /* 1: they go back there, and C stays as it is */
+    int more;                    /* 1: they go back there, and C stays as it is */
+    const tsh_real *next, *last; /* what is to be fetched meanwhile: from next, by steps, to last */
+    int64_t step;
 } tshi_gemm_tile;
 
 typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
@@ -4290,6 +4292,9 @@ struct tshi_gemm_kernel {
 enum {
     TSHI_GEMM_TILE_MAX = 384,         /* the largest mr * nr */
     TSHI_GEMM_THIN = 2,               /* rows up to which a product is bound by reading B */
+    TSHI_GEMM_STRETCH = 32,           /* steps of k after which a tile fetches more: ... */
+    TSHI_GEMM_FETCH = 4,              /* ... lines of what comes next, and ... */
+    TSHI_GEMM_FETCH_C = 2,            /* ... rows of C */
     TSHI_GEMM_C_STRIP = 8,            /* of the reference kernel */
     TSHI_GEMM_STREAM_ROWS = 8,        /* rows up to which a product may be streamed, ... */
     TSHI_GEMM_STREAM_LEAST = 1 << 16, /* ... elements of B per row that it takes, ... */
@@ -4334,13 +4339,18 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     TSHI_GEMM_ROWS6(X, isa)                                                                        \
     X(isa, 6, 2) X(isa, 7, 2) X(isa, 8, 2) X(isa, 9, 3) X(isa, 10, 3) X(isa, 11, 3)
 
+/* Asks for the line at x; returns where the next one is. */
+TSHI_INLINE const tsh_real *tshi_gemm_fetch(const tsh_real *x, const tsh_real *last, int64_t step) {
+    TSHI_PREFETCH(x);
+    return x == last ? x : x + step;
+}
+
 #define TSHI_GEMM_ZERO(isa, i, g)                                                                  \
     c0[i] = c1[i] = zero;                                                                          \
     if (rows > i && stream) {                                                                      \
         c0[i] = TSHI_GEMM_LOAD_##isa(t->sums + i * t->rss);                                        \
         if (vecs > 1) c1[i] = TSHI_GEMM_LOAD_##isa(t->sums + i * t->rss + lanes);                  \
-    } else if (rows > i)                                                                           \
-        TSHI_PREFETCH(t->c + i * t->rsc);
+    }
 #define TSHI_GEMM_STEP(isa, i, g)                                                                  \
     if (rows > i) {                                                                                \
         x = TSHI_GEMM_SET_##isa(a##g[(i - 3 * g) * rsa]);                                          \
@@ -4372,19 +4382,29 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
         const int64_t rsa = t->rsa, csa = t->csa;                                                  \
         const tsh_real *b = t->b, *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                  \
         const tsh_real *a2 = rows > 6 ? a0 + 6 * rsa : a0, *a3 = rows > 9 ? a0 + 9 * rsa : a0;     \
+        const tsh_real *next = t->next, *c = t->c;                                                 \
         const TSHI_GEMM_VEC_##isa zero = {0};                                                      \
         TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr];                                             \
         ROWS(TSHI_GEMM_ZERO, isa)                                                                  \
         (void)a2, (void)a3; /* not in tiles of 6 rows */                                           \
-        for (int64_t p = t->k; p > 0; p--) {                                                       \
-            b0 = TSHI_GEMM_LOAD_##isa(b);                                                          \
-            b1 = vecs > 1 ? TSHI_GEMM_LOAD_##isa(b + lanes) : b0;                                  \
-            ROWS(TSHI_GEMM_STEP, isa)                                                              \
-            b += t->rsb;                                                                           \
-            a0 += csa;                                                                             \
-            a1 += csa;                                                                             \
-            a2 += csa;                                                                             \
-            a3 += csa;                                                                             \
+        for (int64_t p = t->k, rest; p > 0;) {                                                     \
+            rest = p > TSHI_GEMM_STRETCH ? p - TSHI_GEMM_STRETCH : 0;                              \
+            for (int i = 0; !stream && i < TSHI_GEMM_FETCH; i++)                                   \
+                next = tshi_gemm_fetch(next, t->last, t->step);                                    \
+            for (int i = 0; !stream && i < TSHI_GEMM_FETCH_C; i++) {                               \
+                if (vecs > 1) TSHI_PREFETCH(c + lanes);                                            \
+                c = tshi_gemm_fetch(c, t->c + (rows - 1) * t->rsc, t->rsc);                        \
+            }                                                                                      \
+            for (; p > rest; p--) {                                                                \
+                b0 = TSHI_GEMM_LOAD_##isa(b);                                                      \
+                b1 = vecs > 1 ? TSHI_GEMM_LOAD_##isa(b + lanes) : b0;                              \
+                ROWS(TSHI_GEMM_STEP, isa)                                                          \
+                b += t->rsb;                                                                       \
+                a0 += csa;                                                                         \
+                a1 += csa;                                                                         \
+                a2 += csa;                                                                         \
+                a3 += csa;                                                                         \
+            }                                                                                      \
         }                                                                                          \
         if (stream && t->more) {                                                                   \
             ROWS(TSHI_GEMM_KEEP, isa)                                                              \
@@ -4586,32 +4606,40 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* 4 x 4 at a time, transposed unless lanes are contiguous. SSE, which every x86-64 has: packing
- * waits for memory, not for wider registers. */
+/* SSE, which every x86-64 has: packing waits for memory, not for wider registers. */
 static void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
-    const int64_t steps = lanes > 0 ? k & ~(int64_t)3 : 0, next = inc == 1 ? ld : inc;
-    const int64_t ahead = inc == 1 ? 8 * ld : 32; /* 8 steps, or two cache lines */
-    for (int64_t p = 0; p < steps; p += 4) {
+    const int64_t steps = lanes > 0 ? k & ~(int64_t)3 : 0;
+    for (int64_t p = 0; p < steps && inc == 1; p += 4) {
         for (int i = 0; i < lanes; i += 4) {
-            const float *s = src + i * inc + p * ld;
+            const float *s = src + p * ld + i;
             float *d = dst + p * width + i;
-            __m128 r0 = _mm_loadu_ps(s), r1 = _mm_loadu_ps(s + next);
-            __m128 r2 = _mm_loadu_ps(s + 2 * next), r3 = _mm_loadu_ps(s + 3 * next);
-            if ((inc == 1 ? i : p) % 16 == 0 && p + 32 < k) {
-                for (int l = 0; l < 4; l++) TSHI_PREFETCH(s + l * next + ahead);
-            }
-            if (inc != 1) _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
-            _mm_storeu_ps(d, r0);
-            _mm_storeu_ps(d + width, r1);
-            _mm_storeu_ps(d + 2 * width, r2);
-            _mm_storeu_ps(d + 3 * width, r3);
-        }
-        if (lanes < width) { /* the lanes left over */
-            tshi_gemm_pack_lanes(dst + p * width, width, lanes, valid, 4, src + p * ld, inc, ld);
+            for (int l = 0; l < 4 && i % 16 == 0 && p + 11 < k; l++)
+                TSHI_PREFETCH(s + (l + 8) * ld);
+            for (int l = 0; l < 4; l++) _mm_storeu_ps(d + l * width, _mm_loadu_ps(s + l * ld));
         }
     }
+    for (int64_t line = 0; line < steps && inc != 1; line += 16) { /* 4 x 4 are transposed */
+        const int64_t end = tshi_base_min(line + 16, steps);
+        for (int i = 0; i < lanes; i += 4) {
+            for (int l = 0; l < 4 && line + 32 < k; l++)
+                TSHI_PREFETCH(src + (i + l) * inc + line + 32);
+            for (int64_t p = line; p < end; p += 4) {
+                const float *s = src + i * inc + p;
+                float *d = dst + p * width + i;
+                __m128 r0 = _mm_loadu_ps(s), r1 = _mm_loadu_ps(s + inc);
+                __m128 r2 = _mm_loadu_ps(s + 2 * inc), r3 = _mm_loadu_ps(s + 3 * inc);
+                _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
+                _mm_storeu_ps(d, r0);
+                _mm_storeu_ps(d + width, r1);
+                _mm_storeu_ps(d + 2 * width, r2);
+                _mm_storeu_ps(d + 3 * width, r3);
+            }
+        }
+    }
+    if (lanes < width) /* the lanes left over */
+        tshi_gemm_pack_lanes(dst, width, lanes, valid, steps, src, inc, ld);
     tshi_gemm_pack_lanes(dst + steps * width, width, 0, valid, k - steps, src + steps * ld, inc,
                          ld);
 }
@@ -4694,6 +4722,26 @@ static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
     }
 }
 
+/* What a tile fetches meanwhile: its share, by its number, of the lines of the columns j .. j + cols
+ * of B, which are packed next and may come from memory: little at a time, as a processor drops or
+ * waits for what it is asked for at once. */
+static void tshi_gemm_fetch_next(tshi_gemm_tile *t, const tshi_gemm_job *job, int64_t j,
+                                 int64_t cols, int64_t number) {
+    const int64_t line = 64 / (int64_t)sizeof(tsh_real);
+    const int64_t share = tshi_base_ceil(job->k, TSHI_GEMM_STRETCH) * TSHI_GEMM_FETCH;
+    const int across = job->csb == 1; /* a row's lines, else a column's */
+    const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
+    const int64_t shares = tshi_base_ceil(count, share);
+    t->next = t->last = t->b;
+    t->step = 0;
+    if (number < shares * tshi_base_ceil(length, line)) {
+        const int64_t from = number % shares * share, at = number / shares * line;
+        t->step = across ? job->rsb : job->csb;
+        t->next = job->b + j * job->csb + from * t->step + at * (across ? job->csb : job->rsb);
+        t->last = t->next + (tshi_base_min(share, count - from) - 1) * t->step;
+    }
+}
+
 /* One A block against one B panel: C(m, n) += alpha A(m, k) B(k, n), with m <= mc, k <= kc.
  * The panel is packed with the `first` block of rows; where that is also the `last`, every sliver
  * goes to the same place. */
@@ -4704,6 +4752,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const int thin = job->m <= TSHI_GEMM_THIN && job->csb != 1 && job->rsb == 1 &&
                      kernel->dot != NULL;
     const int pack_b = !thin && (job->csb != 1 || job->m > 2 * mr || !only);
+    int64_t next; /* columns */
     tshi_gemm_tile t;
     if (pack_a) tshi_gemm_pack_block(job);
     t.k = job->k;
@@ -4718,6 +4767,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
         t.b = job->b + j * job->csb;
         t.rsb = job->rsb;
         t.csb = job->csb;
+        next = first && pack_b ? tshi_base_min(nr, job->n - j - cols) : 0;
         if (pack_b || cols < width) {
             tsh_real *sliver = job->pack_b + (only ? 0 : j * job->k);
             if (first) tshi_gemm_pack(sliver, width, cols, job->k, t.b, job->csb, job->rsb);
@@ -4729,6 +4779,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             const int rows = (int)tshi_base_min(mr, job->m - i);
             t.a = pack_a ? job->pack_a + i * job->k : job->a + i * job->rsa;
             t.c = job->c + i * job->rsc + j * job->csc;
+            tshi_gemm_fetch_next(&t, job, j + nr, next, i / mr);
             if (cols == width && job->csc == 1)
                 tile(&t, rows, width);
             else
