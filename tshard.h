@@ -4299,7 +4299,8 @@ enum {
     TSHI_GEMM_STREAM_ROWS = 8,        /* rows up to which a product may be streamed, ... */
     TSHI_GEMM_STREAM_LEAST = 1 << 16, /* ... elements of B per row that it takes, ... */
     TSHI_GEMM_STREAM_COLS = 4096,     /* ... columns of a stripe, ... */
-    TSHI_GEMM_STREAM_STEPS = 12       /* ... and rows of B that are read at a time */
+    TSHI_GEMM_STREAM_STEPS = 12,      /* ... and rows of B that are read at a time; ... */
+    TSHI_GEMM_THIN_STEPS = 4          /* ... if it is thin: a processor follows few streams */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
@@ -4438,7 +4439,7 @@ TSHI_INLINE const tsh_real *tshi_gemm_fetch(const tsh_real *x, const tsh_real *l
             part.b += j;                                                                           \
             part.c += j;                                                                           \
             part.sums += j;                                                                        \
-            const tsh_real *next = part.b + 2 * TSHI_GEMM_STREAM_STEPS * t->rsb;                   \
+            const tsh_real *next = part.b + 2 * t->k * t->rsb;                                     \
             for (int64_t p = 0; p < t->k; p++, next += t->rsb) {                                   \
                 TSHI_PREFETCH_L2(next);                                                            \
                 if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH_L2(next + lanes);             \
@@ -4800,6 +4801,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
 static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int64_t n = job->n / (kernel->nr / 2) * (kernel->nr / 2);
+    const int steps = job->m > TSHI_GEMM_THIN ? TSHI_GEMM_STREAM_STEPS : TSHI_GEMM_THIN_STEPS;
     int64_t stripe = kernel->nr * tshi_base_min(kernel->kc, job->k) / job->m; /* what has room */
     tshi_gemm_tile t;
     stripe = tshi_base_min(stripe, TSHI_GEMM_STREAM_COLS) / kernel->nr * kernel->nr;
@@ -4818,7 +4820,7 @@ static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
         t.c = job->c + j;
         for (int64_t p = 0; p < job->k; p += t.k) {
             const int64_t left = tshi_base_min(kc - p % kc, job->k - p); /* of the slice */
-            t.k = tshi_base_min(TSHI_GEMM_STREAM_STEPS, left);
+            t.k = tshi_base_min(steps, left);
             t.a = job->a + p * job->csa;
             t.b = job->b + p * job->rsb + j;
             t.add = job->add || p >= kc;
