@@ -9,7 +9,7 @@
 /* Sums over rows in another order than one rank's. */
 #define ROUNDING (sizeof(tsh_real) == 4 ? 4e-6 : 1e-13)
 
-enum { ROWS = 7, TOKENS = 5, VOCABULARY = 11, WIDTH = 6, HIDDEN = 9, LAYERS = 4, PARAMS = 32 };
+enum { ROWS = 7, TOKENS = 5, VOCABULARY = 11, WIDTH = 6, HIDDEN = 9, LAYERS = 4 };
 enum { IGNORED = -100 };
 
 typedef struct setup {
@@ -151,39 +151,13 @@ static tsh_pipeline *make_pipeline(model *t) {
 
 typedef struct outcome {
     double loss, norm, evaluated;
-    int count;
-    char path[PARAMS][TSH_PATH_SIZE];
-    capture gradient[PARAMS], value[PARAMS]; /* value: after a step */
+    kept_params params; /* gradients; values after a step */
 } outcome;
 
 typedef struct job {
     const setup *how;
     outcome *want;
 } job;
-
-static void keep_gradient(const char *path, tsh_tensor *param, void *user) {
-    outcome *o = (outcome *)user;
-    (void)snprintf(o->path[o->count], TSH_PATH_SIZE, "%s", path);
-    (void)capture_add(tsh_ctx_of(param), &o->gradient[o->count++], tsh_grad(param));
-}
-
-static void keep_value(const char *path, tsh_tensor *param, void *user) {
-    outcome *o = (outcome *)user;
-    int i = 0;
-    while (i < o->count && strcmp(o->path[i], path) != 0) i++;
-    (void)snprintf(o->path[i], TSH_PATH_SIZE, "%s", path);
-    if (i == o->count) o->count++;
-    (void)capture_add(tsh_ctx_of(param), &o->value[i], param);
-}
-
-static void forget(outcome *o) {
-    int i;
-    for (i = 0; i < o->count; i++) {
-        capture_free(&o->gradient[i]);
-        capture_free(&o->value[i]);
-    }
-    memset(o, 0, sizeof *o);
-}
 
 static int near(double a, double b) {
     return a == b || fabs(a - b) <= ROUNDING * fmax(1, fabs(a));
@@ -200,7 +174,7 @@ static void finish(model *t, tsh_optim *optim, outcome *o) {
     o->norm = tsh_optim_state(optim).norm;
     tsh_zero_grads(t->net);
     (void)tsh_step_end(t->ctx);
-    tsh_each_param(t->net, keep_value, o);
+    tsh_each_param(t->net, params_keep_value, &o->params);
 }
 
 /* The whole batch on one rank, as one mean. */
@@ -216,7 +190,7 @@ static int whole_batch(tsh_ctx *ctx, void *user) {
     loss = loss_by(&t, tsh_forward(tsh_find(t.net, "h"), input(ctx, 0, &t)), 0, TSH_REDUCE_MEAN);
     o->loss = tsh_item(ctx, loss);
     CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
-    tsh_each_param(t.net, keep_gradient, o);
+    tsh_each_param(t.net, params_keep_gradient, &o->params);
     finish(&t, optim, o);
     loss = loss_by(&t, tsh_forward(tsh_find(t.net, "h"), input(ctx, 0, &t)), 0, TSH_REDUCE_MEAN);
     o->evaluated = tsh_item(ctx, loss);
@@ -227,16 +201,9 @@ static int whole_batch(tsh_ctx *ctx, void *user) {
 
 static int compare(tsh_ctx *ctx, const job *j, const outcome *got) {
     const outcome *want = j->want;
-    int i, w;
     CHECK(near(want->norm, got->norm), "norm %.17g, not %.17g", got->norm, want->norm);
-    for (i = 0; i < got->count; i++) {
-        for (w = 0; w < want->count && strcmp(want->path[w], got->path[i]) != 0;) w++;
-        CHECK(w < want->count, "%s is no parameter", got->path[i]);
-        if (!j->how->zero &&
-            capture_compare(ctx, got->path[i], &want->gradient[w], &got->gradient[i], ROUNDING))
-            return 1;
-        if (capture_compare(ctx, got->path[i], &want->value[w], &got->value[i], ROUNDING)) return 1;
-    }
+    if (params_compare(ctx, &want->params, &got->params, j->how->zero ? -1 : ROUNDING, ROUNDING))
+        return 1;
     if (j->how->apart) return 0; /* the loss is of the others */
     CHECK(near(want->loss, got->loss), "loss %.17g, not %.17g", got->loss, want->loss);
     CHECK(near(want->evaluated, got->evaluated), "evaluated: %.17g, not %.17g", got->evaluated,
@@ -267,12 +234,12 @@ static int dealt_batch(tsh_ctx *ctx, void *user) {
         (void)tsh_step_end(ctx);
     }
     CHECK(tsh_pipeline_train(pipeline, &got.loss) == TSH_OK, "train");
-    if (!j->how->zero) tsh_each_param(t.net, keep_gradient, &got);
+    if (!j->how->zero) tsh_each_param(t.net, params_keep_gradient, &got.params);
     finish(&t, optim, &got);
     CHECK(tsh_pipeline_evaluate(pipeline, 0, &got.evaluated) == TSH_OK, "evaluate");
     CHECK_OK();
     failed = compare(ctx, j, &got);
-    forget(&got);
+    params_free(&got.params);
     return failed;
 }
 
@@ -283,7 +250,7 @@ static void prove(const setup *how) {
     memset(&want, 0, sizeof want);
     ranks_run_at(RANKS_EACH, 1, &one, whole_batch, &j);
     ranks_run_with(how->tp * how->pp * how->dp, &desc, dealt_batch, &j);
-    forget(&want);
+    params_free(&want.params);
 }
 
 static void the_mean_is_exact_for_any_dealing(void **state) {

@@ -20,7 +20,7 @@
 #define UNUSED   __attribute__((unused))
 #define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
-enum { RANKS_MAX = 8, RANKS_INPUTS = 4, RANKS_WATCHED = 2, RANKS_TEXT = 1024 };
+enum { RANKS_MAX = 8, RANKS_INPUTS = 4, RANKS_WATCHED = 2, RANKS_PARAMS = 96, RANKS_TEXT = 1024 };
 
 #ifdef TESTS_MPI
 #include "mpi_world.h"
@@ -355,6 +355,65 @@ UNUSED static int capture_compare(tsh_ctx *ctx, const char *name, const capture 
                   "%s: %s %d, element %ld is %.9g, not %.9g", name,
                   i ? "gradient of input" : "output", i ? i - 1 : 0, (long)e, b, a);
         }
+    }
+    return 0;
+}
+
+/* A model's parameters by path, their gradients and their values; taken at moments of one's own by
+ * tsh_each_param. */
+typedef struct kept_params {
+    int count;
+    char path[RANKS_PARAMS][TSH_PATH_SIZE];
+    capture gradient[RANKS_PARAMS], value[RANKS_PARAMS];
+} kept_params;
+
+UNUSED static int params_find(const kept_params *kept, const char *path) {
+    int i = 0;
+    while (i < kept->count && strcmp(kept->path[i], path) != 0) i++;
+    return i;
+}
+
+UNUSED static int params_place(kept_params *kept, const char *path) {
+    const int i = params_find(kept, path);
+    (void)snprintf(kept->path[i], TSH_PATH_SIZE, "%s", path);
+    if (i == kept->count) kept->count++;
+    return i;
+}
+
+UNUSED static void params_keep_gradient(const char *path, tsh_tensor *param, void *user) {
+    kept_params *kept = (kept_params *)user;
+    const int i = params_place(kept, path);
+    (void)capture_add(tsh_ctx_of(param), &kept->gradient[i], tsh_grad(param));
+}
+
+UNUSED static void params_keep_value(const char *path, tsh_tensor *param, void *user) {
+    kept_params *kept = (kept_params *)user;
+    const int i = params_place(kept, path);
+    (void)capture_add(tsh_ctx_of(param), &kept->value[i], param);
+}
+
+UNUSED static void params_free(kept_params *kept) {
+    int i;
+    for (i = 0; i < kept->count; i++) {
+        capture_free(&kept->gradient[i]);
+        capture_free(&kept->value[i]);
+    }
+    kept->count = 0;
+}
+
+/* 0 where what is there of `got` equals the same of `want`; a tolerance below 0: not compared. */
+UNUSED static int params_compare(tsh_ctx *ctx, const kept_params *want, const kept_params *got,
+                                 double gradients, double values) {
+    int i, w;
+    for (i = 0; i < got->count; i++) {
+        w = params_find(want, got->path[i]);
+        CHECK(w < want->count, "%s is no parameter", got->path[i]);
+        if (gradients >= 0 &&
+            capture_compare(ctx, got->path[i], &want->gradient[w], &got->gradient[i], gradients))
+            return 1;
+        if (values >= 0 &&
+            capture_compare(ctx, got->path[i], &want->value[w], &got->value[i], values))
+            return 1;
     }
     return 0;
 }
