@@ -4258,6 +4258,13 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
 #define TSHI_GEMM_IS_double   0
 #define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
 
+/* Lines of memory to be fetched: from `at` by steps to `last`, and so on `left` times more. */
+typedef struct tshi_gemm_walk {
+    const tsh_real *at, *last;
+    int64_t step, back, along; /* from one to the next, from the last to the next first, of both */
+    int64_t left;
+} tshi_gemm_walk;
+
 /* What a micro-kernel computes: C(rows, cols) += alpha A(rows, k) B(k, cols), with csc = 1. */
 typedef struct tshi_gemm_tile {
     int64_t k;
@@ -4271,9 +4278,9 @@ typedef struct tshi_gemm_tile {
     int64_t rsc;
     tsh_real *sums; /* of a stream: (rows, cols), which its accumulators start from */
     int64_t rss;
-    int more;                    /* 1: they go back there, and C stays as it is */
-    const tsh_real *next, *last; /* what is to be fetched meanwhile: from next, by steps, to last */
-    int64_t step;
+    int more;      /* 1: they go back there, and C stays as it is */
+    int64_t ahead; /* rows of B after which others are fetched */
+    tshi_gemm_walk *walk;
 } tshi_gemm_tile;
 
 typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
@@ -4292,15 +4299,15 @@ struct tshi_gemm_kernel {
 enum {
     TSHI_GEMM_TILE_MAX = 384,         /* the largest mr * nr */
     TSHI_GEMM_THIN = 2,               /* rows up to which a product is bound by reading B */
-    TSHI_GEMM_STRETCH = 32,           /* steps of k after which a tile fetches more: ... */
-    TSHI_GEMM_FETCH = 4,              /* ... lines of what comes next, and ... */
-    TSHI_GEMM_FETCH_C = 2,            /* ... rows of C */
+    TSHI_GEMM_STRETCH = 32,           /* steps of k after which a tile fetches ... */
+    TSHI_GEMM_FETCH = 4,              /* ... so many lines of what comes next, and ... */
+    TSHI_GEMM_FETCH_C = 2,            /* ... so many rows of C */
     TSHI_GEMM_C_STRIP = 8,            /* of the reference kernel */
     TSHI_GEMM_STREAM_ROWS = 8,        /* rows up to which a product may be streamed, ... */
     TSHI_GEMM_STREAM_LEAST = 1 << 16, /* ... elements of B per row that it takes, ... */
     TSHI_GEMM_STREAM_COLS = 4096,     /* ... columns of a stripe, ... */
-    TSHI_GEMM_STREAM_STEPS = 12,      /* ... and rows of B that are read at a time; ... */
-    TSHI_GEMM_THIN_STEPS = 4          /* ... if it is thin: a processor follows few streams */
+    TSHI_GEMM_STREAM_STEPS = 12,      /* ... rows of B that are read at a time, and ... */
+    TSHI_GEMM_THIN_STEPS = 4          /* ... for a thin product, as a processor follows few */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
@@ -4340,10 +4347,15 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     TSHI_GEMM_ROWS6(X, isa)                                                                        \
     X(isa, 6, 2) X(isa, 7, 2) X(isa, 8, 2) X(isa, 9, 3) X(isa, 10, 3) X(isa, 11, 3)
 
-/* Asks for the line at x; returns where the next one is. */
-TSHI_INLINE const tsh_real *tshi_gemm_fetch(const tsh_real *x, const tsh_real *last, int64_t step) {
-    TSHI_PREFETCH(x);
-    return x == last ? x : x + step;
+TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
+    TSHI_PREFETCH(w->at);
+    if (w->at != w->last)
+        w->at += w->step;
+    else if (w->left > 0) {
+        w->left--;
+        w->at += w->back;
+        w->last += w->along;
+    }
 }
 
 #define TSHI_GEMM_ZERO(isa, i, g)                                                                  \
@@ -4383,18 +4395,18 @@ TSHI_INLINE const tsh_real *tshi_gemm_fetch(const tsh_real *x, const tsh_real *l
         const int64_t rsa = t->rsa, csa = t->csa;                                                  \
         const tsh_real *b = t->b, *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                  \
         const tsh_real *a2 = rows > 6 ? a0 + 6 * rsa : a0, *a3 = rows > 9 ? a0 + 9 * rsa : a0;     \
-        const tsh_real *next = t->next, *c = t->c;                                                 \
+        const tsh_real *c = t->c;                                                                  \
         const TSHI_GEMM_VEC_##isa zero = {0};                                                      \
         TSHI_GEMM_VEC_##isa x, b0, b1, c0[mr], c1[mr];                                             \
         ROWS(TSHI_GEMM_ZERO, isa)                                                                  \
         (void)a2, (void)a3; /* not in tiles of 6 rows */                                           \
         for (int64_t p = t->k, rest; p > 0;) {                                                     \
             rest = p > TSHI_GEMM_STRETCH ? p - TSHI_GEMM_STRETCH : 0;                              \
-            for (int i = 0; !stream && i < TSHI_GEMM_FETCH; i++)                                   \
-                next = tshi_gemm_fetch(next, t->last, t->step);                                    \
+            for (int i = 0; !stream && i < TSHI_GEMM_FETCH; i++) tshi_gemm_fetch(t->walk);         \
             for (int i = 0; !stream && i < TSHI_GEMM_FETCH_C; i++) {                               \
+                TSHI_PREFETCH(c);                                                                  \
                 if (vecs > 1) TSHI_PREFETCH(c + lanes);                                            \
-                c = tshi_gemm_fetch(c, t->c + (rows - 1) * t->rsc, t->rsc);                        \
+                c += c == t->c + (rows - 1) * t->rsc ? 0 : t->rsc;                                 \
             }                                                                                      \
             for (; p > rest; p--) {                                                                \
                 b0 = TSHI_GEMM_LOAD_##isa(b);                                                      \
@@ -4439,7 +4451,7 @@ TSHI_INLINE const tsh_real *tshi_gemm_fetch(const tsh_real *x, const tsh_real *l
             part.b += j;                                                                           \
             part.c += j;                                                                           \
             part.sums += j;                                                                        \
-            const tsh_real *next = part.b + 2 * t->k * t->rsb;                                     \
+            const tsh_real *next = part.b + t->ahead * t->rsb;                                     \
             for (int64_t p = 0; p < t->k; p++, next += t->rsb) {                                   \
                 TSHI_PREFETCH_L2(next);                                                            \
                 if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH_L2(next + lanes);             \
@@ -4608,41 +4620,56 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* SSE, which every x86-64 has: packing waits for memory, not for wider registers. */
+
+/* 4 steps of contiguous lanes; more: 8 steps are behind them, the last 4 of which are fetched. */
+TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int lanes,
+                                     const float *TSHI_RESTRICT src, int64_t ld, int more) {
+    for (int i = 0; i < lanes; i += 4) {
+        for (int p = 0; p < 4 && more && i % 16 == 0; p++) TSHI_PREFETCH(src + (p + 8) * ld + i);
+        for (int p = 0; p < 4; p++)
+            _mm_storeu_ps(dst + p * width + i, _mm_loadu_ps(src + p * ld + i));
+    }
+}
+
+/* Up to 16 steps, a cache line of every lane, 4 x 4 transposed; more: of the lines behind them the
+ * second is fetched. */
+TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int lanes,
+                                        int64_t steps, const float *TSHI_RESTRICT src, int64_t inc,
+                                        int more) {
+    for (int i = 0; i < lanes; i += 4) {
+        for (int l = 0; l < 4 && more; l++) TSHI_PREFETCH(src + (i + l) * inc + 32);
+        for (int64_t p = 0; p < steps; p += 4) {
+            const float *s = src + i * inc + p;
+            float *d = dst + p * width + i;
+            __m128 r0 = _mm_loadu_ps(s), r1 = _mm_loadu_ps(s + inc);
+            __m128 r2 = _mm_loadu_ps(s + 2 * inc), r3 = _mm_loadu_ps(s + 3 * inc);
+            _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
+            _mm_storeu_ps(d, r0);
+            _mm_storeu_ps(d + width, r1);
+            _mm_storeu_ps(d + 2 * width, r2);
+            _mm_storeu_ps(d + 3 * width, r3);
+        }
+    }
+}
+
 static void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
-    const int64_t steps = lanes > 0 ? k & ~(int64_t)3 : 0;
-    for (int64_t p = 0; p < steps && inc == 1; p += 4) {
-        for (int i = 0; i < lanes; i += 4) {
-            const float *s = src + p * ld + i;
-            float *d = dst + p * width + i;
-            for (int l = 0; l < 4 && i % 16 == 0 && p + 11 < k; l++)
-                TSHI_PREFETCH(s + (l + 8) * ld);
-            for (int l = 0; l < 4; l++) _mm_storeu_ps(d + l * width, _mm_loadu_ps(s + l * ld));
-        }
+    const int64_t steps = lanes > 0 ? k & ~(int64_t)3 : 0, block = inc == 1 ? 4 : 16;
+    for (int64_t q = 0; q < steps; q += block) {
+        const int64_t end = tshi_base_min(q + block, steps);
+        if (inc == 1)
+            tshi_gemm_pack_rows(dst + q * width, width, lanes, src + q * ld, ld, q + 12 <= k);
+        else
+            tshi_gemm_pack_columns(dst + q * width, width, lanes, end - q, src + q, inc,
+                                   q + 32 < k);
+        if (lanes < width)
+            tshi_gemm_pack_lanes(dst + q * width, width, lanes, valid, end - q, src + q * ld, inc,
+                                 ld);
     }
-    for (int64_t line = 0; line < steps && inc != 1; line += 16) { /* 4 x 4 are transposed */
-        const int64_t end = tshi_base_min(line + 16, steps);
-        for (int i = 0; i < lanes; i += 4) {
-            for (int l = 0; l < 4 && line + 32 < k; l++)
-                TSHI_PREFETCH(src + (i + l) * inc + line + 32);
-            for (int64_t p = line; p < end; p += 4) {
-                const float *s = src + i * inc + p;
-                float *d = dst + p * width + i;
-                __m128 r0 = _mm_loadu_ps(s), r1 = _mm_loadu_ps(s + inc);
-                __m128 r2 = _mm_loadu_ps(s + 2 * inc), r3 = _mm_loadu_ps(s + 3 * inc);
-                _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
-                _mm_storeu_ps(d, r0);
-                _mm_storeu_ps(d + width, r1);
-                _mm_storeu_ps(d + 2 * width, r2);
-                _mm_storeu_ps(d + 3 * width, r3);
-            }
-        }
-    }
-    if (lanes < width) /* the lanes left over */
-        tshi_gemm_pack_lanes(dst, width, lanes, valid, steps, src, inc, ld);
-    tshi_gemm_pack_lanes(dst + steps * width, width, 0, valid, k - steps, src + steps * ld, inc,
-                         ld);
+    if (steps < k)
+        tshi_gemm_pack_lanes(dst + steps * width, width, 0, valid, k - steps, src + steps * ld, inc,
+                             ld);
 }
 #else
 static void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int valid, int64_t k,
@@ -4723,24 +4750,21 @@ static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
     }
 }
 
-/* What a tile fetches meanwhile: its share, by its number, of the lines of the columns j .. j + cols
- * of B, which are packed next and may come from memory: little at a time, as a processor drops or
- * waits for what it is asked for at once. */
-static void tshi_gemm_fetch_next(tshi_gemm_tile *t, const tshi_gemm_job *job, int64_t j,
-                                 int64_t cols, int64_t number) {
+/* The lines of the columns j .. j + cols of B, which are packed next and may come from memory. A
+ * tile fetches a few at a time: a processor drops what it is asked for beyond that, or waits. */
+static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j, int64_t cols) {
     const int64_t line = 64 / (int64_t)sizeof(tsh_real);
-    const int64_t share = tshi_base_ceil(job->k, TSHI_GEMM_STRETCH) * TSHI_GEMM_FETCH;
-    const int across = job->csb == 1; /* a row's lines, else a column's */
+    const int across = job->csb == 1; /* lines lie in rows, else in columns */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
-    const int64_t shares = tshi_base_ceil(count, share);
-    t->next = t->last = t->b;
-    t->step = 0;
-    if (number < shares * tshi_base_ceil(length, line)) {
-        const int64_t from = number % shares * share, at = number / shares * line;
-        t->step = across ? job->rsb : job->csb;
-        t->next = job->b + j * job->csb + from * t->step + at * (across ? job->csb : job->rsb);
-        t->last = t->next + (tshi_base_min(share, count - from) - 1) * t->step;
-    }
+    tshi_gemm_walk w = {job->b, job->b, 0, 0, 0, 0};
+    if (cols <= 0) return w;
+    w.step = across ? job->rsb : job->csb;
+    w.along = line * (across ? job->csb : job->rsb);
+    w.back = w.along - (count - 1) * w.step;
+    w.left = tshi_base_ceil(length, line) - 1;
+    w.at = job->b + j * job->csb;
+    w.last = w.at + (count - 1) * w.step;
+    return w;
 }
 
 /* One A block against one B panel: C(m, n) += alpha A(m, k) B(k, n), with m <= mc, k <= kc.
@@ -4753,9 +4777,10 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const int thin = job->m <= TSHI_GEMM_THIN && job->csb != 1 && job->rsb == 1 &&
                      kernel->dot != NULL;
     const int pack_b = !thin && (job->csb != 1 || job->m > 2 * mr || !only);
-    int64_t next; /* columns */
+    tshi_gemm_walk walk;
     tshi_gemm_tile t;
     if (pack_a) tshi_gemm_pack_block(job);
+    t.walk = &walk;
     t.k = job->k;
     t.alpha = job->alpha;
     t.add = job->add;
@@ -4768,7 +4793,8 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
         t.b = job->b + j * job->csb;
         t.rsb = job->rsb;
         t.csb = job->csb;
-        next = first && pack_b ? tshi_base_min(nr, job->n - j - cols) : 0;
+        walk = tshi_gemm_next(job, j + nr,
+                              first && pack_b ? tshi_base_min(nr, job->n - j - nr) : 0);
         if (pack_b || cols < width) {
             tsh_real *sliver = job->pack_b + (only ? 0 : j * job->k);
             if (first) tshi_gemm_pack(sliver, width, cols, job->k, t.b, job->csb, job->rsb);
@@ -4780,7 +4806,6 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             const int rows = (int)tshi_base_min(mr, job->m - i);
             t.a = pack_a ? job->pack_a + i * job->k : job->a + i * job->rsa;
             t.c = job->c + i * job->rsc + j * job->csc;
-            tshi_gemm_fetch_next(&t, job, j + nr, next, i / mr);
             if (cols == width && job->csc == 1)
                 tile(&t, rows, width);
             else
@@ -4808,6 +4833,7 @@ static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
     if (!kernel->stream || job->m > TSHI_GEMM_STREAM_ROWS || job->csb != 1 || job->csc != 1 ||
         stripe == 0 || job->n * job->k / job->m < TSHI_GEMM_STREAM_LEAST)
         return 0;
+    t.ahead = 2 * steps;
     t.alpha = job->alpha;
     t.rsa = job->rsa;
     t.csa = job->csa;

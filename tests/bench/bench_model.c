@@ -164,7 +164,7 @@ int main(void) {
     job.set.heads = HEADS;
     job.set.width = WIDTH;
     job.set.context = PLACES;
-    job.set.batch = job.set.micro_batches = job.set.dp = 1;
+    job.set.batch = job.set.dp = 1;
     job.set.vocabulary = 50257;
     return tsh_run(NULL, alone, NULL) || tsh_threads_run(RANKS, &desc, together, &job);
 }
