@@ -4258,11 +4258,11 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
 #define TSHI_GEMM_IS_double   0
 #define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
 
-/* Lines of memory to be fetched: from `at` by steps to `last`, and so on `left` times more. */
+/* Lines of memory to be fetched: `at` goes from first by steps to last, which both then move along,
+ * `left` times more. */
 typedef struct tshi_gemm_walk {
-    const tsh_real *at, *last;
-    int64_t step, back, along; /* from one to the next, from the last to the next first, of both */
-    int64_t left;
+    const tsh_real *at, *first, *last;
+    int64_t step, along, left;
 } tshi_gemm_walk;
 
 /* What a micro-kernel computes: C(rows, cols) += alpha A(rows, k) B(k, cols), with csc = 1. */
@@ -4279,7 +4279,7 @@ typedef struct tshi_gemm_tile {
     tsh_real *sums; /* of a stream: (rows, cols), which its accumulators start from */
     int64_t rss;
     int more;      /* 1: they go back there, and C stays as it is */
-    int64_t ahead; /* rows of B after which others are fetched */
+    int64_t ahead; /* of a stream: rows of B between what is read and what is fetched */
     tshi_gemm_walk *walk;
 } tshi_gemm_tile;
 
@@ -4353,7 +4353,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         w->at += w->step;
     else if (w->left > 0) {
         w->left--;
-        w->at += w->back;
+        w->at = w->first += w->along;
         w->last += w->along;
     }
 }
@@ -4750,20 +4750,21 @@ static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
     }
 }
 
-/* The lines of the columns j .. j + cols of B, which are packed next and may come from memory. A
- * tile fetches a few at a time: a processor drops what it is asked for beyond that, or waits. */
-static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j, int64_t cols) {
+/* The lines of B's sliver of columns from j on, which is packed next and may come from memory; with
+ * j = n, none. A tile fetches a few at a time: a processor drops what it is asked for beyond that,
+ * or waits. */
+static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     const int64_t line = 64 / (int64_t)sizeof(tsh_real);
-    const int across = job->csb == 1; /* lines lie in rows, else in columns */
+    const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
+    const int across = job->csb == 1; /* lines lie in rows, else (if at all) in columns */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
-    tshi_gemm_walk w = {job->b, job->b, 0, 0, 0, 0};
+    tshi_gemm_walk w = {job->b, job->b, job->b, 0, 0, 0};
     if (cols <= 0) return w;
     w.step = across ? job->rsb : job->csb;
     w.along = line * (across ? job->csb : job->rsb);
-    w.back = w.along - (count - 1) * w.step;
     w.left = tshi_base_ceil(length, line) - 1;
-    w.at = job->b + j * job->csb;
-    w.last = w.at + (count - 1) * w.step;
+    w.at = w.first = job->b + j * job->csb;
+    w.last = w.first + (count - 1) * w.step;
     return w;
 }
 
@@ -4793,8 +4794,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
         t.b = job->b + j * job->csb;
         t.rsb = job->rsb;
         t.csb = job->csb;
-        walk = tshi_gemm_next(job, j + nr,
-                              first && pack_b ? tshi_base_min(nr, job->n - j - nr) : 0);
+        walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
         if (pack_b || cols < width) {
             tsh_real *sliver = job->pack_b + (only ? 0 : j * job->k);
             if (first) tshi_gemm_pack(sliver, width, cols, job->k, t.b, job->csb, job->rsb);

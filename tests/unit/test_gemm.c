@@ -326,6 +326,41 @@ static void test_bits(void **state) {
     }
 }
 
+/* ------------------------------------------------ what is fetched meanwhile */
+
+/* Every line of the next sliver once, then the last one again and again; nothing behind n. */
+static void test_fetch(void **state) {
+    enum { LINE = 64 / sizeof(tsh_real), N = 7 * LINE, K = 11 * LINE };
+    static tsh_real b[N * K];
+    (void)state;
+    EACH_KERNEL(kernel) {
+        for (int across = 0; across < 2; across++) {
+            for (int64_t j = 0; j <= N; j += kernel->nr) {
+                tshi_gemm_job job = {.kernel = kernel, .n = N, .k = K, .b = b};
+                const int64_t cols = tshi_base_min(kernel->nr, N - j);
+                const int64_t lines = across ? K * tshi_base_ceil(cols, LINE)
+                                             : cols * tshi_base_ceil(K, LINE);
+                static char seen[N * K / LINE];
+                tshi_gemm_walk walk;
+                memset(seen, 0, sizeof seen);
+                job.rsb = across ? N : 1;
+                job.csb = across ? 1 : K;
+                walk = tshi_gemm_next(&job, j);
+                for (int64_t i = 0; i < lines; i++) {
+                    const int64_t at = walk.at - b;
+                    const int64_t col = across ? at % N : at / K;
+                    assert_in_range(at, 0, N * K - 1);
+                    assert_true(col >= j && col < j + cols);
+                    assert_int_equal(seen[at / LINE]++, 0);
+                    tshi_gemm_fetch(&walk);
+                }
+                assert_ptr_equal(walk.at, walk.last);
+                assert_int_equal(walk.left, 0);
+            }
+        }
+    }
+}
+
 /* ------------------------------------------------------------- streams */
 
 static const tshi_gemm_kernel *streaming;
@@ -519,8 +554,9 @@ int main(void) {
         cmocka_unit_test(test_blocks),      cmocka_unit_test(test_nan),
         cmocka_unit_test(test_nan_spreads), cmocka_unit_test(test_empty),
         cmocka_unit_test(test_rounding),    cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_streams),     cmocka_unit_test(test_chore),
-        cmocka_unit_test(test_progress),    cmocka_unit_test(test_precision),
+        cmocka_unit_test(test_fetch),       cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_chore),       cmocka_unit_test(test_progress),
+        cmocka_unit_test(test_precision),
     };
     return cmocka_run_group_tests(tests, scratch_new, scratch_free);
 }
