@@ -4244,12 +4244,12 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
  * has a second block; and A or B is read in place where packing would not pay, since the
  * micro-kernel takes A with any strides and B with any row stride.
  *
- * THE ORDER OF SUMS. Element (i, j) starts as beta C; per kc-slice of k, which k alone decides, acc
- * = a[0] b[0] + a[1] b[1] + ... from left to right, then C = C + alpha acc. So its bits depend on
- * its row of A, its column of B and the kernel, not on m, n, strides, packing, pointers or its
- * place in the tile: a column-parallel product equals the columns of the whole one bit for bit.
- * (The kernels in C without intrinsics need a compiler that does not contract x * y + z at will:
- * -std=c99 or -ffp-contract=off.) */
+ * THE ORDER OF SUMS. Element (i, j) starts as beta D, where D is C or, say, a bias; per kc-slice of
+ * k, which k alone decides, acc = a[0] b[0] + a[1] b[1] + ... from left to right, then C = C +
+ * alpha acc. So its bits depend on its row of A, its column of B and the kernel, not on m, n,
+ * strides, packing, pointers or its place in the tile: a column-parallel product equals the columns
+ * of the whole one bit for bit. (The kernels in C without intrinsics need a compiler that does not
+ * contract x * y + z at will: -std=c99 or -ffp-contract=off.) */
 
 /* TSHARD_REAL, as something that #if and names of intrinsics understand. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
@@ -4258,6 +4258,29 @@ static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride)
 #define TSHI_GEMM_IS_double   0
 #define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
 
+/* A matrix as gemm takes it. */
+typedef struct tshi_matrix {
+    tsh_real *data;
+    int64_t row, column; /* strides */
+} tshi_matrix;
+
+static tshi_matrix tshi_gemm_matrix(tsh_real *data, int64_t row, int64_t column) {
+    tshi_matrix m;
+    m.data = data;
+    m.row = row;
+    m.column = column;
+    return m;
+}
+
+static tshi_matrix tshi_gemm_turned(tshi_matrix m) {
+    return tshi_gemm_matrix(m.data, m.column, m.row);
+}
+
+/* What begins at element (i, j) of m. */
+static tshi_matrix tshi_gemm_from(tshi_matrix m, int64_t i, int64_t j) {
+    return tshi_gemm_matrix(m.data + i * m.row + j * m.column, m.row, m.column);
+}
+
 /* Lines of memory to be fetched: `at` goes from first by steps to last, which both then move along,
  * `left` times more. */
 typedef struct tshi_gemm_walk {
@@ -4265,7 +4288,8 @@ typedef struct tshi_gemm_walk {
     int64_t step, along, left;
 } tshi_gemm_walk;
 
-/* What a micro-kernel computes: C(rows, cols) += alpha A(rows, k) B(k, cols), with csc = 1. */
+/* What a micro-kernel computes: C(rows, cols) = alpha A(rows, k) B(k, cols) + D, all with columns
+ * side by side. */
 typedef struct tshi_gemm_tile {
     int64_t k;
     const tsh_real *a;
@@ -4273,7 +4297,9 @@ typedef struct tshi_gemm_tile {
     const tsh_real *b;
     int64_t rsb, csb;
     tsh_real alpha;
-    int add; /* 0: C = alpha A B, without reading C */
+    int add; /* 0: without D */
+    const tsh_real *d;
+    int64_t rsd;
     tsh_real *c;
     int64_t rsc;
     tsh_real *sums; /* of a stream: (rows, cols), which its accumulators start from */
@@ -4322,12 +4348,13 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {
         for (int j = 0; j < cols; j += TSHI_GEMM_C_STRIP) {
             tsh_real acc[TSHI_GEMM_C_STRIP] = {0}, *c = t->c + i * t->rsc + j;
+            const tsh_real *d = t->d + i * t->rsd + j;
             for (int64_t p = 0; p < t->k; p++) {
                 const tsh_real x = t->a[i * t->rsa + p * t->csa], *b = t->b + p * t->rsb + j;
                 for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) acc[l] += x * b[l];
             }
             for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) {
-                c[l] = t->alpha * acc[l] + (t->add ? c[l] : 0);
+                c[l] = t->alpha * acc[l] + (t->add ? d[l] : 0);
             }
         }
     }
@@ -4370,9 +4397,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         c0[i] = TSHI_GEMM_FMA_##isa(x, b0, c0[i]);                                                 \
         if (vecs > 1) c1[i] = TSHI_GEMM_FMA_##isa(x, b1, c1[i]);                                   \
     }
-#define TSHI_GEMM_PUT(isa, c, v)                                                                   \
-    TSHI_GEMM_STORE_##isa(c,                                                                       \
-                          TSHI_GEMM_FMA_##isa(alpha, v, t->add ? TSHI_GEMM_LOAD_##isa(c) : zero));
+#define TSHI_GEMM_PUT(isa, c, d, v)                                                                \
+    TSHI_GEMM_STORE_##isa(c, TSHI_GEMM_FMA_##isa(alpha, v, add ? TSHI_GEMM_LOAD_##isa(d) : zero));
 #define TSHI_GEMM_KEEP(isa, i, g)                                                                  \
     if (rows > i) {                                                                                \
         TSHI_GEMM_STORE_##isa(t->sums + i * t->rss, c0[i]);                                        \
@@ -4380,9 +4406,9 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     }
 #define TSHI_GEMM_OUT(isa, i, g)                                                                   \
     if (rows > i) {                                                                                \
-        TSHI_GEMM_PUT(isa, t->c + i * t->rsc, c0[i])                                               \
+        TSHI_GEMM_PUT(isa, to + i * rsc, d + i * rsd, c0[i])                                       \
         if (vecs > 1) {                                                                            \
-            TSHI_GEMM_PUT(isa, t->c + i * t->rsc + lanes, c1[i])                                   \
+            TSHI_GEMM_PUT(isa, to + i * rsc + lanes, d + i * rsd + lanes, c1[i])                   \
         }                                                                                          \
     }
 
@@ -4424,6 +4450,10 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
             return;                                                                                \
         }                                                                                          \
         const TSHI_GEMM_VEC_##isa alpha = TSHI_GEMM_SET_##isa(t->alpha);                           \
+        const int add = t->add;                                                                    \
+        const int64_t rsc = t->rsc, rsd = t->rsd;                                                  \
+        const tsh_real *d = t->d;                                                                  \
+        tsh_real *to = t->c;                                                                       \
         ROWS(TSHI_GEMM_OUT, isa)                                                                   \
     }                                                                                              \
     TARGET static void tshi_gemm_tile_##isa(const tshi_gemm_tile *t, int rows, int cols) {         \
@@ -4450,6 +4480,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
             int left = rows;                                                                       \
             part.b += j;                                                                           \
             part.c += j;                                                                           \
+            part.d += j;                                                                           \
             part.sums += j;                                                                        \
             const tsh_real *next = part.b + t->ahead * t->rsb;                                     \
             for (int64_t p = 0; p < t->k; p++, next += t->rsb) {                                   \
@@ -4470,6 +4501,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
             tshi_gemm_rows_##isa(&part, size, 1, stream);                                          \
         part.a += size * part.rsa;                                                                 \
         part.c += size * part.rsc;                                                                 \
+        part.d += size * part.rsd;                                                                 \
         if (stream) part.sums += size * part.rss;                                                  \
     }
 
@@ -4554,15 +4586,17 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, i
         TSHI_GEMM_GROUP(1)
     }
     const __m256 alpha = _mm256_set1_ps(t->alpha);
+    const int add = t->add;
     for (int g = 0; g < groups; g++) {
         const float *s = b + 8 * g * csb;
+        const float *d = t->d + row * t->rsd + col + 8 * g;
         float *c = t->c + row * t->rsc + col + 8 * g;
         for (int64_t q = 0; q < t->k - p; q++, s++) {
             const __m256 y = _mm256_setr_ps(s[0], s[csb], s[2 * csb], s[3 * csb], s[4 * csb],
                                             s[5 * csb], s[6 * csb], s[7 * csb]);
             acc[g] = _mm256_fmadd_ps(_mm256_set1_ps(a[q * csa]), y, acc[g]);
         }
-        TSHI_GEMM_PUT(avx2, c, acc[g])
+        TSHI_GEMM_PUT(avx2, c, d, acc[g])
     }
 }
 
@@ -4694,10 +4728,7 @@ typedef struct tshi_gemm_job {
     int64_t m, n, k;
     tsh_real alpha;
     int add;
-    const tsh_real *a, *b;
-    int64_t rsa, csa, rsb, csb;
-    tsh_real *c;
-    int64_t rsc, csc;
+    tshi_matrix a, b, d, c;
     const tshi_gemm_chore *chore; /* or NULL */
     int64_t stint;                /* multiply-adds since it was done */
 } tshi_gemm_job;
@@ -4709,29 +4740,31 @@ static int64_t tshi_gemm_even(int64_t length, int64_t most, int64_t unit) {
     return (each + unit - 1) / unit * unit;
 }
 
-/* C = beta C. */
-static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tsh_real *c, int64_t rsc,
-                            int64_t csc) {
+/* C = beta D. */
+static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, tshi_matrix c) {
     for (int64_t i = 0; i < m; i++) {
-        for (int64_t j = 0; j < n; j++) {
-            tsh_real *x = c + i * rsc + j * csc;
-            *x = beta == 0 ? 0 : beta * *x;
-        }
+        const tsh_real *from = d.data + i * d.row;
+        tsh_real *to = c.data + i * c.row;
+        if (beta == 1 && d.column == 1 && c.column == 1)
+            memmove(to, from, (size_t)n * sizeof *to);
+        else
+            for (int64_t j = 0; j < n; j++)
+                to[j * c.column] = beta == 0 ? 0 : beta * from[j * d.column];
     }
 }
 
-/* A tile that the micro-kernel cannot write in place (csc not 1, or less than its width left):
- * through a buffer, with the same arithmetic. */
+/* A tile that the micro-kernel cannot write in place (csc or csd not 1, or less than its width
+ * left): through a buffer, with the same arithmetic. */
 static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int rows, int cols,
-                           int width, int64_t csc) {
+                           int width, int64_t csd, int64_t csc) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile inner = *t;
-    inner.c = buffer;
-    inner.rsc = width;
+    inner.d = inner.c = buffer;
+    inner.rsd = inner.rsc = width;
     if (t->add) {
         for (int i = 0; i < rows; i++) {
             for (int j = 0; j < width; j++)
-                buffer[i * width + j] = j < cols ? t->c[i * t->rsc + j * csc] : 0;
+                buffer[i * width + j] = j < cols ? t->d[i * t->rsd + j * csd] : 0;
         }
     }
     tile(&inner, rows, width);
@@ -4745,8 +4778,8 @@ static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
     const int mr = job->kernel->mr;
     for (int64_t i = 0; i < job->m; i += mr) {
         const int rows = (int)tshi_base_min(mr, job->m - i);
-        tshi_gemm_pack(job->pack_a + i * job->k, mr, rows, job->k, job->a + i * job->rsa, job->rsa,
-                       job->csa);
+        tshi_gemm_pack(job->pack_a + i * job->k, mr, rows, job->k, job->a.data + i * job->a.row,
+                       job->a.row, job->a.column);
     }
 }
 
@@ -4756,14 +4789,14 @@ static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
 static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     const int64_t line = 64 / (int64_t)sizeof(tsh_real);
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
-    const int across = job->csb == 1; /* lines lie in rows, else (if at all) in columns */
+    const int across = job->b.column == 1; /* lines lie in rows, else (if at all) in columns */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
-    tshi_gemm_walk w = {job->b, job->b, job->b, 0, 0, 0};
+    tshi_gemm_walk w = {job->b.data, job->b.data, job->b.data, 0, 0, 0};
     if (cols <= 0) return w;
-    w.step = across ? job->rsb : job->csb;
-    w.along = line * (across ? job->csb : job->rsb);
+    w.step = across ? job->b.row : job->b.column;
+    w.along = line * (across ? job->b.column : job->b.row);
     w.left = tshi_base_ceil(length, line) - 1;
-    w.at = w.first = job->b + j * job->csb;
+    w.at = w.first = job->b.data + j * job->b.column;
     w.last = w.first + (count - 1) * w.step;
     return w;
 }
@@ -4775,9 +4808,9 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int pack_a = job->n > 4 * nr && job->m > 1; /* else A is read where it lies */
-    const int thin = job->m <= TSHI_GEMM_THIN && job->csb != 1 && job->rsb == 1 &&
+    const int thin = job->m <= TSHI_GEMM_THIN && job->b.column != 1 && job->b.row == 1 &&
                      kernel->dot != NULL;
-    const int pack_b = !thin && (job->csb != 1 || job->m > 2 * mr || !only);
+    const int pack_b = !thin && (job->b.column != 1 || job->m > 2 * mr || !only);
     tshi_gemm_walk walk;
     tshi_gemm_tile t;
     if (pack_a) tshi_gemm_pack_block(job);
@@ -4785,31 +4818,33 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     t.k = job->k;
     t.alpha = job->alpha;
     t.add = job->add;
-    t.rsc = job->rsc;
-    t.rsa = pack_a ? 1 : job->rsa;
-    t.csa = pack_a ? mr : job->csa;
+    t.rsd = job->d.row;
+    t.rsc = job->c.row;
+    t.rsa = pack_a ? 1 : job->a.row;
+    t.csa = pack_a ? mr : job->a.column;
     for (int64_t j = 0; j < job->n; j += nr) {
         const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
         const tshi_gemm_tile_fn tile = thin && cols == width ? kernel->dot : kernel->tile;
-        t.b = job->b + j * job->csb;
-        t.rsb = job->rsb;
-        t.csb = job->csb;
+        t.b = job->b.data + j * job->b.column;
+        t.rsb = job->b.row;
+        t.csb = job->b.column;
         walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
         if (pack_b || cols < width) {
             tsh_real *sliver = job->pack_b + (only ? 0 : j * job->k);
-            if (first) tshi_gemm_pack(sliver, width, cols, job->k, t.b, job->csb, job->rsb);
+            if (first) tshi_gemm_pack(sliver, width, cols, job->k, t.b, job->b.column, job->b.row);
             t.b = sliver;
             t.rsb = width;
             t.csb = 1;
         }
         for (int64_t i = 0; i < job->m; i += mr) {
             const int rows = (int)tshi_base_min(mr, job->m - i);
-            t.a = pack_a ? job->pack_a + i * job->k : job->a + i * job->rsa;
-            t.c = job->c + i * job->rsc + j * job->csc;
-            if (cols == width && job->csc == 1)
+            t.a = pack_a ? job->pack_a + i * job->k : job->a.data + i * job->a.row;
+            t.d = tshi_gemm_from(job->d, i, j).data;
+            t.c = tshi_gemm_from(job->c, i, j).data;
+            if (cols == width && job->c.column == 1 && job->d.column == 1)
                 tile(&t, rows, width);
             else
-                tshi_gemm_edge(tile, &t, rows, cols, width, job->csc);
+                tshi_gemm_edge(tile, &t, rows, cols, width, job->d.column, job->c.column);
         }
         job->stint += job->m * cols * job->k;
         if (job->chore && job->stint >= TSHI_GEMM_STINT) {
@@ -4830,26 +4865,29 @@ static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
     int64_t stripe = kernel->nr * tshi_base_min(kernel->kc, job->k) / job->m; /* what has room */
     tshi_gemm_tile t;
     stripe = tshi_base_min(stripe, TSHI_GEMM_STREAM_COLS) / kernel->nr * kernel->nr;
-    if (!kernel->stream || job->m > TSHI_GEMM_STREAM_ROWS || job->csb != 1 || job->csc != 1 ||
-        stripe == 0 || job->n * job->k / job->m < TSHI_GEMM_STREAM_LEAST)
+    if (!kernel->stream || job->m > TSHI_GEMM_STREAM_ROWS || job->b.column != 1 ||
+        job->d.column != 1 || job->c.column != 1 || stripe == 0 ||
+        job->n * job->k / job->m < TSHI_GEMM_STREAM_LEAST)
         return 0;
     t.ahead = 2 * steps;
     t.alpha = job->alpha;
-    t.rsa = job->rsa;
-    t.csa = job->csa;
-    t.rsb = job->rsb;
+    t.rsa = job->a.row;
+    t.csa = job->a.column;
+    t.rsb = job->b.row;
     t.csb = 1;
-    t.rsc = job->rsc;
+    t.rsc = job->c.row;
     t.sums = job->pack_b;
     for (int64_t j = 0; j < n; j += stripe) {
         t.rss = tshi_base_min(stripe, n - j);
-        t.c = job->c + j;
+        t.c = job->c.data + j;
         for (int64_t p = 0; p < job->k; p += t.k) {
             const int64_t left = tshi_base_min(kc - p % kc, job->k - p); /* of the slice */
             t.k = tshi_base_min(steps, left);
-            t.a = job->a + p * job->csa;
-            t.b = job->b + p * job->rsb + j;
+            t.a = job->a.data + p * job->a.column;
+            t.b = job->b.data + p * job->b.row + j;
             t.add = job->add || p >= kc;
+            t.d = p >= kc ? t.c : job->d.data + j;
+            t.rsd = p >= kc ? t.rsc : job->d.row;
             t.more = t.k < left;
             if (p % kc == 0) memset(t.sums, 0, (size_t)(job->m * t.rss) * sizeof *t.sums);
             kernel->stream(&t, (int)job->m, (int)t.rss);
@@ -4869,12 +4907,13 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
         part.n = tshi_base_min(nc, all->n - j);
         for (int64_t p = 0; p < all->k; p += kc) {
             part.k = tshi_base_min(kc, all->k - p);
-            part.b = all->b + p * all->rsb + j * all->csb;
+            part.b = tshi_gemm_from(all->b, p, j);
             part.add = all->add || p > 0;
             for (int64_t i = 0; i < all->m; i += mc) {
                 part.m = tshi_base_min(mc, all->m - i);
-                part.a = all->a + i * all->rsa + p * all->csa;
-                part.c = all->c + i * all->rsc + j * all->csc;
+                part.a = tshi_gemm_from(all->a, i, p);
+                part.c = tshi_gemm_from(all->c, i, j);
+                part.d = p > 0 ? part.c : tshi_gemm_from(all->d, i, j);
                 tshi_gemm_block(&part, i == 0, i + mc >= all->m);
             }
         }
@@ -4910,25 +4949,24 @@ static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64
            sizeof(tsh_real);
 }
 
-/* C = alpha A B + beta C, as tsh_gemm_fn says, on one thread. */
+/* C = alpha A B + beta D on one thread. D is C, or a matrix apart from it whose strides may be 0: a
+ * bias costs no pass of its own. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
                           const tshi_gemm_chore *chore, int64_t m, int64_t n, int64_t k,
-                          tsh_real alpha, const tsh_real *a, int64_t rsa, int64_t csa,
-                          const tsh_real *b, int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c,
-                          int64_t rsc, int64_t csc) {
+                          tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,
+                          tshi_matrix d, tshi_matrix c) {
+    const int done = k <= 0 || alpha == 0;
     tshi_gemm_job job;
     if (m <= 0 || n <= 0) return;
-    if (k <= 0 || alpha == 0) {
-        tshi_gemm_scale(m, n, beta, c, rsc, csc);
-        return;
-    }
-    if (beta != 0 && beta != 1) { /* rare enough for a pass of its own */
-        tshi_gemm_scale(m, n, beta, c, rsc, csc);
+    if (done || (beta != 0 && beta != 1)) { /* rare enough for a pass of its own */
+        tshi_gemm_scale(m, n, beta, d, c);
         beta = 1;
+        d = c;
     }
-    if (tshi_gemm_turns(m, n, rsc, csc, kernel->nr)) {
-        tshi_gemm_run(kernel, scratch, chore, n, m, k, alpha, b, csb, rsb, a, csa, rsa, beta, c,
-                      csc, rsc);
+    if (done) return;
+    if (tshi_gemm_turns(m, n, c.row, c.column, kernel->nr)) {
+        tshi_gemm_run(kernel, scratch, chore, n, m, k, alpha, tshi_gemm_turned(b),
+                      tshi_gemm_turned(a), beta, tshi_gemm_turned(d), tshi_gemm_turned(c));
         return;
     }
     job.kernel = kernel;
@@ -4941,13 +4979,8 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     job.add = beta != 0;
     job.a = a;
     job.b = b;
+    job.d = d;
     job.c = c;
-    job.rsa = rsa;
-    job.csa = csa;
-    job.rsb = rsb;
-    job.csb = csb;
-    job.rsc = rsc;
-    job.csc = csc;
     job.chore = chore;
     job.stint = 0;
     tshi_gemm_blocks(&job);
@@ -5858,14 +5891,20 @@ static int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     return tshi_tape_open(t, tshi_tape_accumulator(node, i), dest);
 }
 
+/* Whether t is all of its base, in the same order. */
+static int tshi_tape_is_whole(const tsh_tensor *t) {
+    const tsh_tensor *base = t->base;
+    return !base->offset && !t->offset && tshi_tensor_is_dense(t) &&
+           tsh_local_numel(t) == tsh_local_numel(base);
+}
+
 /* The same for an op that reads input i once more while it writes there: where nobody else wants
  * the saved values any more, the gradient takes their place. */
 static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
     tshi_block *values = node->saved[i];
-    if (base->wants && !acc->block && values && values->refs == 1 && !base->offset && !t->offset &&
-        tshi_tensor_is_dense(t) && tsh_local_numel(t) == tsh_local_numel(base)) {
+    if (base->wants && !acc->block && values && values->refs == 1 && tshi_tape_is_whole(t)) {
         acc->block = values;
         values->refs++;
     }
@@ -6011,6 +6050,23 @@ static void tshi_tape_pour_at(tsh_tensor *t, const tshi_dest *dest, const tsh_re
 static void tshi_tape_pour(const tshi_node *node, int i, const tshi_dest *dest,
                            const tsh_real *values, const int64_t *stride) {
     tshi_tape_pour_at(node->in[i], dest, values, stride);
+}
+
+/* Input i's gradient is the output's, as it is. Where nothing has come yet it gets the memory of
+ * it, too: a sum of two costs one copy. */
+static void tshi_tape_pass(tshi_node *node, int i) {
+    tsh_tensor *t = node->in[i], *out = node->out;
+    tshi_accumulator *acc = tshi_tape_accumulator(node, i);
+    tshi_dest dest;
+    if (t->base->wants && !acc->block &&
+        !((t->base->flags & TSHI_OWNED) | (out->flags & TSHI_RETAIN)) && out->gr.block->refs == 1 &&
+        tshi_tape_is_whole(t)) {
+        acc->block = out->gr.block;
+        acc->block->refs++;
+        acc->live = 1;
+    } else if (tshi_tape_dest(node, i, &dest)) {
+        tshi_tape_pour(node, i, &dest, tshi_tape_grad(node), out->stride);
+    }
 }
 
 /* -- backward --------------------------------------------------------------- */
@@ -6961,16 +7017,16 @@ TSHI_UNARY_PUBLIC(silu)
 typedef struct tshi_binary {
     const char *name;
     tshi_rule rule;
-    int save;
+    int save, pass; /* bit i: input i's values are saved; its gradient is the output's */
     const tshi_kernel_fn *forward, *da, *db;
 } tshi_binary;
 
-/* Name, rule, saved inputs, y of (a, b), da and db of (g, a, b). */
+/* Name, rule, save, pass, y of (a, b), da and db of (g, a, b). */
 #define TSHI_BINARY_OPS(ROW)                                                                       \
-    ROW(add, SUM, 0, a + b, g, g)                                                                  \
-    ROW(sub, SUM, 0, a - b, g, -g)                                                                 \
-    ROW(mul, PRODUCT, 3, a *b, g *b, g *a)                                                         \
-    ROW(div, QUOTIENT, 3, a / b, g / b, -g * a / (b * b))
+    ROW(add, SUM, 0, 3, a + b, g, g)                                                               \
+    ROW(sub, SUM, 0, 1, a - b, g, -g)                                                              \
+    ROW(mul, PRODUCT, 3, 0, a *b, g *b, g *a)                                                      \
+    ROW(div, QUOTIENT, 3, 0, a / b, g / b, -g * a / (b * b))
 
 /* The exponent's slope is a^b ln a, and 0 at a = 0 with b >= 0, as torch. */
 TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
@@ -7002,7 +7058,7 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
     }                                                                                              \
     TSHI_KERNEL_FUSED(name);
 
-#define TSHI_BINARY_KERNELS(KERNEL, name, rule, save, F, DA, DB)                                   \
+#define TSHI_BINARY_KERNELS(KERNEL, name, rule, save, pass, F, DA, DB)                             \
     TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, void *const *at, const int64_t *s,  \
                                                     const double *p, int fused) {                  \
         const tsh_real *as, *bs;                                                                   \
@@ -7025,11 +7081,11 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
     TSHI_BINARY_SLOPE(tshi_map_##name##_da, DA)                                                    \
     TSHI_BINARY_SLOPE(tshi_map_##name##_db, DB)                                                    \
     static const tshi_binary tshi_map_##name##_row = {                                             \
-        "tsh_" #name,         TSHI_RULE_##rule,    save, tshi_map_##name##_forward,                \
+        "tsh_" #name,         TSHI_RULE_##rule,    save, pass, tshi_map_##name##_forward,          \
         tshi_map_##name##_da, tshi_map_##name##_db};
 #define TSHI_BINARY_ROW(...) TSHI_BINARY_KERNELS(TSHI_KERNEL_FUSED, __VA_ARGS__)
 TSHI_BINARY_OPS(TSHI_BINARY_ROW)
-TSHI_BINARY_KERNELS(TSHI_KERNEL_POWER, pow, NONE, 3, tshi_kernel_pow(a, b),
+TSHI_BINARY_KERNELS(TSHI_KERNEL_POWER, pow, NONE, 3, 0, tshi_kernel_pow(a, b),
                     g *tshi_map_power_slope(a, b), g *tshi_map_pow_slope(a, b, fused))
 #undef TSHI_BINARY_ROW
 #undef TSHI_BINARY_KERNELS
@@ -7062,8 +7118,16 @@ static void tshi_map_slope(tshi_node *node, int i, const tshi_kernel_fn *kernel)
 
 static void tshi_map_binary_backward(tshi_node *node) {
     const tshi_binary *row = *(const tshi_binary *const *)node->more;
-    tshi_map_slope(node, 0, row->da);
-    tshi_map_slope(node, 1, row->db);
+    const tsh_tensor *out = node->out;
+    int i;
+    for (i = 0; i < 2; i++) {
+        const tsh_tensor *t = node->in[i];
+        const int alike = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
+        if (alike && (row->pass >> i & 1))
+            tshi_tape_pass(node, i);
+        else
+            tshi_map_slope(node, i, i ? row->db : row->da);
+    }
 }
 
 static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_binary *row) {
@@ -8732,9 +8796,7 @@ static tsh_tensor *tshi_redistribute_window(const char *op, tsh_tensor **x) {
 
 /* Backward of ops whose output has x's own values: the completed gradient, as it is. */
 static void tshi_redistribute_same(tshi_node *node) {
-    tshi_dest dest;
-    if (tshi_tape_dest(node, 0, &dest))
-        tshi_tape_pour(node, 0, &dest, tshi_tape_grad(node), node->out->stride);
+    tshi_tape_pass(node, 0);
 }
 
 /* One step of tsh_set_layout, to or from R or P, on the form alone. */
@@ -9047,24 +9109,6 @@ TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
 /* Needs: >>gemm >>redistribute.                                                */
 /* ========================================================================== */
 
-/* A matrix as gemm takes it. */
-typedef struct tshi_matrix {
-    tsh_real *data;
-    int64_t row, column; /* strides */
-} tshi_matrix;
-
-static tshi_matrix tshi_matmul_matrix(tsh_real *data, int64_t row, int64_t column) {
-    tshi_matrix m;
-    m.data = data;
-    m.row = row;
-    m.column = column;
-    return m;
-}
-
-static tshi_matrix tshi_matmul_turned(tshi_matrix m) {
-    return tshi_matmul_matrix(m.data, m.column, m.row);
-}
-
 /* Scratch of the built-in gemm: one block, which grows to what the largest product needs. */
 static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     if (!ctx->gemm_scratch || ctx->gemm_scratch->size < bytes) {
@@ -9074,12 +9118,12 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     return ctx->gemm_scratch ? (char *)tshi_mem_data(ctx->gemm_scratch) : NULL;
 }
 
-/* C = alpha A B + beta C. */
+/* C = alpha A B + beta D. */
 typedef struct tshi_product {
     const tsh_ctx *ctx;
     int64_t m, n, k;
     tsh_real alpha, beta;
-    tshi_matrix a, b, c;
+    tshi_matrix a, b, d, c; /* D: C, or apart from it */
     char *scratch;
     size_t each;                  /* bytes of scratch of a piece */
     int by_rows;                  /* how it is cut */
@@ -9089,35 +9133,38 @@ typedef struct tshi_product {
 /* By one thread of the rank, in scratch that nobody else uses meanwhile. */
 static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
     const tsh_ctx *ctx = x->ctx;
-    if (ctx->gemm.fn)
-        ctx->gemm.fn(ctx->gemm.user, x->m, x->n, x->k, x->alpha, x->a.data, x->a.row, x->a.column,
-                     x->b.data, x->b.row, x->b.column, x->beta, x->c.data, x->c.row, x->c.column,
-                     tshi_team_spare(ctx));
-    else
-        tshi_gemm_run(ctx->gemm_kernel, scratch, x->chore, x->m, x->n, x->k, x->alpha, x->a.data,
-                      x->a.row, x->a.column, x->b.data, x->b.row, x->b.column, x->beta, x->c.data,
-                      x->c.row, x->c.column);
+    const int apart = x->beta != 0 && x->d.data != x->c.data;
+    if (!ctx->gemm.fn) {
+        tshi_gemm_run(ctx->gemm_kernel, scratch, x->chore, x->m, x->n, x->k, x->alpha, x->a, x->b,
+                      x->beta, x->d, x->c);
+        return;
+    }
+    if (apart) tshi_gemm_scale(x->m, x->n, x->beta, x->d, x->c);
+    ctx->gemm.fn(ctx->gemm.user, x->m, x->n, x->k, x->alpha, x->a.data, x->a.row, x->a.column,
+                 x->b.data, x->b.row, x->b.column, apart ? TSHI_R(1) : x->beta, x->c.data, x->c.row,
+                 x->c.column, tshi_team_spare(ctx));
 }
 
 static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_product part = *(const tshi_product *)job;
-    if (part.by_rows) {
+    const int64_t i = part.by_rows ? from : 0, j = part.by_rows ? 0 : from;
+    if (part.by_rows)
         part.m = to - from;
-        part.a.data += from * part.a.row;
-        part.c.data += from * part.c.row;
-    } else {
+    else
         part.n = to - from;
-        part.b.data += from * part.b.column;
-        part.c.data += from * part.c.column;
-    }
+    part.a = tshi_gemm_from(part.a, i, 0);
+    part.b = tshi_gemm_from(part.b, 0, j);
+    part.d = tshi_gemm_from(part.d, i, j);
+    part.c = tshi_gemm_from(part.c, i, j);
     if (piece > 0) part.chore = NULL; /* not this rank's own thread, the one that may communicate */
     tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
 }
 
-/* C = alpha A B + beta C by the rank's threads. The longer side of C is cut, in units of the
+/* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, in units of the
  * largest tile: what both pieces pack is less. */
-static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
-                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
+static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                            tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
+                            tshi_matrix c) {
     enum { UNIT = 96, LEAST = 1 << 20 }; /* multiply-adds that are worth a thread */
     const int64_t side = m >= n ? m : n;
     const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, LEAST),
@@ -9134,12 +9181,19 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
     x.beta = beta;
     x.a = a;
     x.b = b;
+    x.d = d;
     x.c = c;
     x.by_rows = m >= n;
     x.chore = &progress;
     x.each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 * 64;
     x.scratch = tshi_matmul_scratch(ctx, x.each * (size_t)pieces);
     if (side && x.scratch) tshi_team_run(pieces, side, UNIT, tshi_matmul_piece, &x);
+}
+
+/* C = alpha A B + beta C. */
+static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix c) {
+    tshi_matmul_run(ctx, m, n, k, alpha, a, b, beta, c, c);
 }
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
@@ -9190,8 +9244,8 @@ static int64_t tshi_matmul_offset(const tsh_tensor *t, const int64_t *stride, co
 
 static tshi_matrix tshi_matmul_batch(const tsh_tensor *t, tsh_real *data, const int64_t *stride,
                                      const tsh_tensor *out, int64_t index) {
-    return tshi_matmul_matrix(data + tshi_matmul_offset(t, stride, out, index), stride[t->ndim - 2],
-                              stride[t->ndim - 1]);
+    return tshi_gemm_matrix(data + tshi_matmul_offset(t, stride, out, index), stride[t->ndim - 2],
+                            stride[t->ndim - 1]);
 }
 
 static void tshi_matmul_backward(tshi_node *node) {
@@ -9204,14 +9258,14 @@ static void tshi_matmul_backward(tshi_node *node) {
     if (tshi_tape_dest_zeroed(node, 0, &da))
         for (i = 0; i < batches; i++)
             tshi_matmul_gemm(out->ctx, m, k, n, 1, tshi_matmul_batch(out, g, out->stride, out, i),
-                             tshi_matmul_turned(tshi_matmul_batch(
+                             tshi_gemm_turned(tshi_matmul_batch(
                                  b, (tsh_real *)tshi_tape_saved(node, 1), b->stride, out, i)),
                              1, tshi_matmul_batch(a, da.data, da.stride, out, i));
     tshi_tape_give(node, 0);
     if (tshi_tape_dest_zeroed(node, 1, &db))
         for (i = 0; i < batches; i++)
             tshi_matmul_gemm(out->ctx, k, n, m, 1,
-                             tshi_matmul_turned(tshi_matmul_batch(
+                             tshi_gemm_turned(tshi_matmul_batch(
                                  a, (tsh_real *)tshi_tape_saved(node, 0), a->stride, out, i)),
                              tshi_matmul_batch(out, g, out->stride, out, i), 1,
                              tshi_matmul_batch(b, db.data, db.stride, out, i));
@@ -9350,10 +9404,10 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, tsh_real *values, int g
     *block = gather ? tshi_linear_gather(t, values) : NULL;
     if (*block) {
         *rows = tshi_tensor_product(t->dim, t->ndim - 1);
-        return tshi_matmul_matrix((tsh_real *)tshi_mem_data(*block), t->dim[last], 1);
+        return tshi_gemm_matrix((tsh_real *)tshi_mem_data(*block), t->dim[last], 1);
     }
     (void)tshi_kernel_rows(t, rows, &step);
-    return tshi_matmul_matrix(values, step, t->stride[last]);
+    return tshi_gemm_matrix(values, step, t->stride[last]);
 }
 
 /* dX = dY W of gathered rows is a partial sum: reduce-scattered to the input's pieces. */
@@ -9368,7 +9422,7 @@ static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, t
     piece = tshi_mem_take(x->ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(x) * sizeof(tsh_real));
     if (whole && piece) {
         tshi_matmul_gemm(x->ctx, rows, ins, node->in[1]->local[0], 1, dy, mw, 0,
-                         tshi_matmul_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
+                         tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
         (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole),
                                      tshi_mem_data(piece));
         tshi_tensor_strides(x->local, x->ndim, stride);
@@ -9385,8 +9439,8 @@ static void tshi_linear_backward(tshi_node *node) {
     tsh_real *g = tshi_tape_grad(node);
     tshi_block *whole_y, *whole_x;
     tshi_matrix dy = tshi_linear_rows(out, g, more->scatter, &rows, &whole_y), mx, dx;
-    tshi_matrix mw = tshi_matmul_matrix((tsh_real *)tshi_tape_saved(node, 1), w->stride[0],
-                                        w->stride[1]);
+    tshi_matrix mw = tshi_gemm_matrix((tsh_real *)tshi_tape_saved(node, 1), w->stride[0],
+                                      w->stride[1]);
     tshi_dest dest;
     mx = tshi_linear_rows(x, (tsh_real *)tshi_tape_saved(node, 0), more->regather, &rows, &whole_x);
     if (out->ctx->error.code != TSH_OK) {
@@ -9394,13 +9448,13 @@ static void tshi_linear_backward(tshi_node *node) {
     } else if (more->regather) {
         tshi_linear_scatter(node, rows, dy, mw);
     } else if (tshi_tape_dest(node, 0, &dest)) {
-        dx = tshi_matmul_matrix(dest.data, mx.row, mx.column);
+        dx = tshi_gemm_matrix(dest.data, mx.row, mx.column);
         tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add), dx);
     }
     tshi_tape_give(node, 0); /* its all-reduce travels while the weight's gradient is computed */
     if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
-        tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_matmul_turned(dy), mx, TSHI_R(dest.add),
-                         tshi_matmul_matrix(dest.data, dest.stride[0], dest.stride[1]));
+        tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_turned(dy), mx, TSHI_R(dest.add),
+                         tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
     if (b && tshi_tape_dest_zeroed(node, 2, &dest)) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
@@ -9429,22 +9483,26 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Y; for a row-parallel weight its all-reduce, in place, or its reduce-scatter; then the bias. */
+/* Y, to which the product adds the bias; for a row-parallel weight its all-reduce, in place, or its
+ * reduce-scatter, and the bias then. */
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *more) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2];
     tsh_layout sum = tsh_partial();
+    const int late = more->reduce || more->scatter;
     int64_t rows, outs = w->local[0];
     tshi_block *whole, *product = NULL;
     tshi_matrix mx = tshi_linear_rows(x, tshi_tensor_values(x), more->regather, &rows, &whole);
+    tshi_matrix mw = tshi_gemm_matrix(tshi_tensor_values(w), w->stride[1], w->stride[0]), my, mb;
     tsh_real *y = tshi_tensor_values(out);
     if (more->scatter)
         product = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(rows * outs) * sizeof *y);
     if (product) y = (tsh_real *)tshi_mem_data(product);
+    my = mb = tshi_gemm_matrix(y, outs, 1);
+    if (b && !late) mb = tshi_gemm_matrix(tshi_tensor_values(b), 0, b->stride[0]);
     if (ctx->error.code == TSH_OK)
-        tshi_matmul_gemm(ctx, rows, outs, w->local[1], 1, mx,
-                         tshi_matmul_matrix(tshi_tensor_values(w), w->stride[1], w->stride[0]), 0,
-                         tshi_matmul_matrix(y, outs, 1));
+        tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
+                        my);
     if (ctx->error.code == TSH_OK && more->reduce)
         (void)tshi_error_comm(ctx,
                               tsh_allreduce(&ctx->tp, y, tsh_local_numel(out), TSH_REAL, TSH_SUM),
@@ -9453,7 +9511,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         (void)tshi_redistribute_move(out, &sum, &out->layout, TSH_REAL, y, tshi_tensor_values(out));
     tshi_mem_drop(ctx, product);
     tshi_mem_drop(ctx, whole);
-    if (b) {
+    if (b && late) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
         tshi_kernel_tensor(&loop, out);
@@ -9504,7 +9562,7 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
     shape.dim[shape.ndim - 1] = w->dim[0];
     more.regather = regather && ctx->tp.size > 1;
     more.scatter = give && ctx->tp.size > 1;
-    more.reduce = w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && !give;
+    more.reduce = w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && !give && ctx->tp.size > 1;
     out = tshi_tensor_out(ctx, "tsh_linear", TSH_REAL, &shape, give ? give : &layout);
     if (!out) return NULL;
     tshi_linear_forward(in, out, &more);
@@ -9881,10 +9939,10 @@ TSHI_INLINE void tshi_norm_sums(const tsh_real *x, const tsh_real *w, const tsh_
     sum[1] = tshi_kernel_fold(lane + TSHI_BLOCK);
 }
 
-/* dx = (h - a - xh b) rstd. */
+/* dx = (h - a - xh b) rstd, or added to it. */
 TSHI_INLINE void tshi_norm_slope_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
                                      const tsh_real *dy, int64_t d, const tsh_real *stats,
-                                     tsh_real a, tsh_real b) {
+                                     tsh_real a, tsh_real b, int add) {
     const tsh_real mean = stats[0], rstd = stats[1], *xs, *ws, *gs;
     tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK], *to;
     int64_t e;
@@ -9893,16 +9951,16 @@ TSHI_INLINE void tshi_norm_slope_row(tsh_real *dx, const tsh_real *x, const tsh_
         xs = tshi_kernel_get(x, 1, e, d, pad[0]);
         ws = tshi_kernel_get(w, 1, e, d, pad[1]);
         gs = tshi_kernel_get(dy, 1, e, d, pad[2]);
-        to = tshi_kernel_to(dx, 1, e, d, out, 0);
+        to = tshi_kernel_to(dx, 1, e, d, out, add);
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
             to[i] = (gs[i] * ws[i] - a - (xs[i] - mean) * rstd * b) * rstd;
-        if (to == out) tshi_kernel_put(dx, 1, e, d, out, 0);
+        if (to == out) tshi_kernel_put(dx, 1, e, d, out, add);
     }
 }
 
-/* dx = (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. at dx
- * (dense, or NULL), x, w, dy, stats, dw or NULL, db. s: D, step of x's rows, step of dy's
- * rows; p as forward. */
+/* dx (+)= (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. at
+ * dx (or NULL), x, w, dy, stats, dw or NULL, db. s: D, step of the rows of x and dx, of dy; p as
+ * forward, 1: dx is added to. */
 TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
     tsh_real *dx = (tsh_real *)at[0], *dw = (tsh_real *)at[5], *db = (tsh_real *)at[6], sum[2];
@@ -9912,8 +9970,8 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
     for (r = 0; r < n; r++, x += s[1], dy += s[2], stats += 2) {
         tshi_norm_sums(x, w, dy, d, stats, dw, db, sum);
         if (dx)
-            tshi_norm_slope_row(dx + r * d, x, w, dy, d, stats, p[1] > 0 ? 0 : sum[0] / TSHI_R(d),
-                                sum[1] / TSHI_R(d));
+            tshi_norm_slope_row(dx + r * s[1], x, w, dy, d, stats,
+                                p[1] > 0 ? 0 : sum[0] / TSHI_R(d), sum[1] / TSHI_R(d), p[2] > 0);
     }
 }
 TSHI_KERNEL(tshi_norm_slope);
@@ -9951,8 +10009,8 @@ static void tshi_norm_backward(tshi_node *node) {
     tsh_ctx *ctx = out->ctx;
     int64_t rows, s[3], one, d = x->dim[x->ndim - 1];
     int i, wanted[3], pieces = tshi_kernel_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
-    tshi_block *scratch = NULL,
-               *two = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)d * sizeof(tsh_real));
+    tshi_block *two = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)d * sizeof(tsh_real));
+    double p[3];
     tsh_real *dw;
     tshi_dest dest[3];
     tshi_rows work;
@@ -9960,10 +10018,8 @@ static void tshi_norm_backward(tshi_node *node) {
     dw = (tsh_real *)tshi_mem_data(two);
     memset(dw, 0, 2 * (size_t)d * sizeof *dw);
     for (i = 0; i < 3; i++) wanted[i] = tshi_tape_dest(node, i, &dest[i]);
-    if (wanted[0] && !tshi_map_room(node, &dest[0], &scratch)) {
-        tshi_mem_drop(ctx, two);
-        return;
-    }
+    memcpy(p, node->more, 2 * sizeof *p);
+    p[2] = wanted[0] && dest[0].add;
     s[0] = d;
     s[2] = d;
     (void)tshi_kernel_rows(x, &rows, &s[1]);
@@ -9971,21 +10027,19 @@ static void tshi_norm_backward(tshi_node *node) {
     work.kernel = tshi_norm_slope[ctx->isa];
     work.n = 7;
     work.s = s;
-    work.p = (const double *)node->more;
-    if (wanted[0]) work.at[0] = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest[0].data;
+    work.p = p;
+    if (wanted[0]) work.at[0] = dest[0].data;
     work.at[1] = (tsh_real *)tshi_tape_saved(node, 0);
     work.at[2] = (tsh_real *)tshi_tape_saved(node, 1);
     work.at[3] = tshi_tape_grad(node);
     work.at[4] = (tsh_real *)tshi_mem_data(node->aux);
     work.at[5] = wanted[1] || wanted[2] ? dw : NULL;
     work.at[6] = dw + d;
-    work.step[0] = d;
-    work.step[1] = s[1];
+    work.step[0] = work.step[1] = s[1];
     work.step[3] = d;
     work.step[4] = 2;
     work.count = rows;
     tshi_norm_slopes(&work, pieces);
-    tshi_map_pour(node, &dest[0], scratch);
     tshi_tensor_strides(&d, 1, &one);
     for (i = 1; i < 3; i++)
         if (wanted[i]) tshi_tape_pour(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
@@ -10291,13 +10345,8 @@ typedef struct tshi_head {
     char *scratch;                    /* of products */
 } tshi_head;
 
-static tshi_matrix tshi_attention_from(tshi_matrix m, int64_t row) {
-    m.data += row * m.row;
-    return m;
-}
-
 static tshi_matrix tshi_attention_tile(tsh_real *data) {
-    return tshi_matmul_matrix(data, TSHI_TILE, 1);
+    return tshi_gemm_matrix(data, TSHI_TILE, 1);
 }
 
 /* C = alpha A B + beta C, on this thread. */
@@ -10313,7 +10362,7 @@ static void tshi_attention_gemm(const tshi_head *h, int64_t m, int64_t n, int64_
     x.beta = TSHI_R(beta);
     x.a = a;
     x.b = b;
-    x.c = c;
+    x.d = x.c = c;
     tshi_matmul_alone(&x, h->scratch);
 }
 
@@ -10342,9 +10391,8 @@ static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int6
 
 /* s = scale q_i k_j for queries [i, i + m) and keys [j, j + n). */
 static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
-    tshi_attention_gemm(h, m, n, h->d, h->more->scale, tshi_attention_from(h->q, i),
-                        tshi_matmul_turned(tshi_attention_from(h->k, j)), 0,
-                        tshi_attention_tile(h->s));
+    tshi_attention_gemm(h, m, n, h->d, h->more->scale, tshi_gemm_from(h->q, i, 0),
+                        tshi_gemm_turned(tshi_gemm_from(h->k, j, 0)), 0, tshi_attention_tile(h->s));
     if (h->more->mask) tshi_attention_masked(h, i, m, j, n);
 }
 
@@ -10466,8 +10514,8 @@ static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r
     tshi_attention_scores(h, i + r, m, j, n);
     tshi_attention_online[h->ctx->isa](m, at, s, NULL);
     if (h->more->dropout) tshi_attention_drop(h, h->s, i + r, m, j, n);
-    tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s), tshi_attention_from(h->v, j),
-                        j > 0, tshi_matmul_matrix(o, h->d, 1));
+    tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s), tshi_gemm_from(h->v, j, 0),
+                        j > 0, tshi_gemm_matrix(o, h->d, 1));
 }
 
 static void tshi_attention_head_forward(const tshi_head *h) {
@@ -10538,7 +10586,7 @@ TSHI_KERNEL_FUSED(tshi_attention_slope);
 static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t m, int64_t j,
                                          int64_t n) {
     const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t);
-    const tshi_matrix dout = tshi_attention_from(h->dout, i);
+    const tshi_matrix dout = tshi_gemm_from(h->dout, i, 0);
     int64_t s[3];
     void *at[5];
     tshi_attention_see(h, i, j, n, s);
@@ -10548,20 +10596,20 @@ static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t 
     at[3] = h->log_sum + i;
     at[4] = h->delta + i;
     tshi_attention_scores(h, i, m, j, n);
-    tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_matmul_turned(tshi_attention_from(h->v, j)), 0,
+    tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_gemm_turned(tshi_gemm_from(h->v, j, 0)), 0,
                         ds);
     if (h->more->dropout) tshi_attention_drop(h, h->t, i, m, j, n);
     tshi_attention_slope[h->ctx->isa](m, at, s, &h->more->scale);
     if (h->more->dropout) tshi_attention_drop(h, h->s, i, m, j, n);
     if (h->dv.data)
-        tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(p), dout, 1,
-                            tshi_attention_from(h->dv, j));
+        tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_turned(p), dout, 1,
+                            tshi_gemm_from(h->dv, j, 0));
     if (h->dq.data)
-        tshi_attention_gemm(h, m, h->d, n, 1, ds, tshi_attention_from(h->k, j), 1,
-                            tshi_attention_from(h->dq, i));
+        tshi_attention_gemm(h, m, h->d, n, 1, ds, tshi_gemm_from(h->k, j, 0), 1,
+                            tshi_gemm_from(h->dq, i, 0));
     if (h->dk.data)
-        tshi_attention_gemm(h, n, h->d, m, 1, tshi_matmul_turned(ds), tshi_attention_from(h->q, i),
-                            1, tshi_attention_from(h->dk, j));
+        tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_turned(ds), tshi_gemm_from(h->q, i, 0), 1,
+                            tshi_gemm_from(h->dk, j, 0));
 }
 
 static void tshi_attention_head_backward(const tshi_head *h) {
@@ -10590,8 +10638,8 @@ static void tshi_attention_head_backward(const tshi_head *h) {
 /* The (T, D) matrix of batch b and head a. */
 static tshi_matrix tshi_attention_matrix(tsh_real *data, const int64_t *stride, int64_t b,
                                          int64_t a) {
-    return tshi_matmul_matrix(data ? data + b * stride[0] + a * stride[1] : NULL, stride[2],
-                              stride[3]);
+    return tshi_gemm_matrix(data ? data + b * stride[0] + a * stride[1] : NULL, stride[2],
+                            stride[3]);
 }
 
 /* The local head of k and v that local query head a uses. */

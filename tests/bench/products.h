@@ -43,9 +43,9 @@ static double now(void) {
 
 static void by_ctx(tsh_ctx *ctx, const problem *p) {
     tshi_matmul_gemm(ctx, p->m, p->n, p->k, 1,
-                     tshi_matmul_matrix(p->a, p->ta ? 1 : p->k, p->ta ? p->m : 1),
-                     tshi_matmul_matrix(p->b, p->tb ? 1 : p->n, p->tb ? p->k : 1), 0,
-                     tshi_matmul_matrix(p->c, p->n, 1));
+                     tshi_gemm_matrix(p->a, p->ta ? 1 : p->k, p->ta ? p->m : 1),
+                     tshi_gemm_matrix(p->b, p->tb ? 1 : p->n, p->tb ? p->k : 1), 0,
+                     tshi_gemm_matrix(p->c, p->n, 1));
 }
 
 static void by_builtin(const problem *p) {

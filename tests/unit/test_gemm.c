@@ -78,13 +78,23 @@ static int scratch_free(void **state) {
     return 0;
 }
 
-static void gemm(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k, tsh_real alpha,
-                 const matrix *a, const matrix *b, tsh_real beta, const matrix *c) {
+static tshi_matrix seen(const matrix *x) {
+    return tshi_gemm_matrix(x->data, x->rs, x->cs);
+}
+
+/* C = alpha A B + beta D. */
+static void gemm_from(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
+                      tsh_real alpha, const matrix *a, const matrix *b, tsh_real beta,
+                      const matrix *d, const matrix *c) {
     unsigned char *end = scratch + tshi_gemm_scratch(kernel, m, n, k, c->rs, c->cs);
     memset(end, 0xa5, 64);
-    tshi_gemm_run(kernel, scratch, NULL, m, n, k, alpha, a->data, a->rs, a->cs, b->data, b->rs,
-                  b->cs, beta, c->data, c->rs, c->cs);
+    tshi_gemm_run(kernel, scratch, NULL, m, n, k, alpha, seen(a), seen(b), beta, seen(d), seen(c));
     for (int i = 0; i < 64; i++) assert_int_equal(end[i], 0xa5);
+}
+
+static void gemm(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                 const matrix *a, const matrix *b, tsh_real beta, const matrix *c) {
+    gemm_from(kernel, m, n, k, alpha, a, b, beta, c, c);
 }
 
 /* C against beta C0 + alpha A B in double: within `tolerance`, and what lies between the elements
@@ -160,6 +170,43 @@ static void test_all_layouts(void **state) {
                 try_exact(kernel, sizes[s][0], sizes[s][1], sizes[s][2], layout, 1, 0);
                 try_exact(kernel, sizes[s][0], sizes[s][1], sizes[s][2], layout, 2, -1);
             }
+        }
+    }
+}
+
+/* What the product is added to lies apart: a bias by columns or by rows, one number, a matrix. */
+static void test_bias(void **state) {
+    static const int64_t strides[][2] = {{0, 1}, {0, 3}, {2, 0}, {0, 0}, {41, 2}};
+    (void)state;
+    EACH_KERNEL(kernel) {
+        const int64_t sizes[][3] = {{kernel->mr * 3 + 1, kernel->nr * 3 + 5, kernel->kc + 7},
+                                    {kernel->mc + 2, kernel->nr * 5, 9},
+                                    {3, kernel->nc + 5, 2 * kernel->kc + 1},
+                                    {1, 70, 4000},
+                                    {33, 1, 12},
+                                    {5, 7, 0}};
+        for (int l = 0; l < COUNT(sizes) * LAYOUTS * COUNT(strides); l++) {
+            const int64_t *size = sizes[l % COUNT(sizes)];
+            const int64_t *stride = strides[l / COUNT(sizes) % COUNT(strides)];
+            const int64_t m = size[0], n = size[1], k = size[2];
+            const tsh_real beta = l % 2 ? 1 : R(-0.5);
+            matrix a = matrix_new(m, k, ROWS), b = matrix_new(k, n, l % 3 ? ROWS : COLUMNS);
+            matrix c = matrix_new(m, n, l / COUNT(sizes) / COUNT(strides)), d;
+            d.rs = stride[0];
+            d.cs = stride[1];
+            d.size = (size_t)(m * d.rs + n * d.cs + 1);
+            d.data = (tsh_real *)malloc(d.size * sizeof *d.data);
+            assert_non_null(d.data);
+            matrix_fill(&a, m, k, 1, 1);
+            matrix_fill(&b, k, n, 2, 1);
+            for (size_t i = 0; i < d.size; i++) d.data[i] = R(i % 64);
+            for (int64_t e = 0; e < m * n; e++) *at(&c, e / n, e % n) = R(NAN);
+            gemm_from(kernel, m, n, k, 2, &a, &b, beta, &d, &c);
+            check(kernel->name, m, n, k, 2, &a, &b, (double)beta, &d, &c, 0);
+            free(a.data);
+            free(b.data);
+            free(c.data);
+            free(d.data);
         }
     }
 }
@@ -243,7 +290,7 @@ static void test_empty(void **state) {
         gemm(kernel, 4, 4, 0, 1, &a, &a, 2, &c);
         matrix_fill(&a, 4, 4, 3, 1);
         for (int64_t i = 0; i < 16; i++) assert_true(c.data[i] == 2 * a.data[i]);
-        tshi_gemm_run(kernel, NULL, NULL, 0, 0, 0, 1, NULL, 0, 0, NULL, 0, 0, 0, NULL, 0, 0);
+        gemm(kernel, 0, 0, 0, 1, &a, &a, 0, &c);
         free(a.data);
         free(c.data);
     }
@@ -336,22 +383,21 @@ static void test_fetch(void **state) {
     EACH_KERNEL(kernel) {
         for (int across = 0; across < 2; across++) {
             for (int64_t j = 0; j <= N; j += kernel->nr) {
-                tshi_gemm_job job = {.kernel = kernel, .n = N, .k = K, .b = b};
+                tshi_gemm_job job = {.kernel = kernel, .n = N, .k = K};
                 const int64_t cols = tshi_base_min(kernel->nr, N - j);
                 const int64_t lines = across ? K * tshi_base_ceil(cols, LINE)
                                              : cols * tshi_base_ceil(K, LINE);
-                static char seen[N * K / LINE];
+                static char fetched[N * K / LINE];
                 tshi_gemm_walk walk;
-                memset(seen, 0, sizeof seen);
-                job.rsb = across ? N : 1;
-                job.csb = across ? 1 : K;
+                memset(fetched, 0, sizeof fetched);
+                job.b = tshi_gemm_matrix(b, across ? N : 1, across ? 1 : K);
                 walk = tshi_gemm_next(&job, j);
                 for (int64_t i = 0; i < lines; i++) {
                     const int64_t at = walk.at - b;
                     const int64_t col = across ? at % N : at / K;
                     assert_in_range(at, 0, N * K - 1);
                     assert_true(col >= j && col < j + cols);
-                    assert_int_equal(seen[at / LINE]++, 0);
+                    assert_int_equal(fetched[at / LINE]++, 0);
                     tshi_gemm_fetch(&walk);
                 }
                 assert_ptr_equal(walk.at, walk.last);
@@ -371,11 +417,13 @@ static void count_stream(const tshi_gemm_tile *t, int rows, int cols) {
     streaming->stream(t, rows, cols);
 }
 
-/* The bits of a product of few rows that reads B from end to end are those of the tiles'. */
+/* The bits of a product of few rows that reads B from end to end are those of the tiles'. beta 2: a
+ * bias is added. */
 static void check_stream(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                          int layout_a, int layout_b, tsh_real beta) {
     matrix a = matrix_new(m, k, layout_a), b = matrix_new(k, n, layout_b);
     matrix c[2] = {matrix_new(m, n, ROWS_PADDED), matrix_new(m, n, ROWS_PADDED)};
+    matrix bias = {b.data, 0, 1, 0};
     const int expect = m <= TSHI_GEMM_STREAM_ROWS && n * k / m >= TSHI_GEMM_STREAM_LEAST;
     matrix_fill(&a, m, k, 1, 0);
     matrix_fill(&b, k, n, 2, 0);
@@ -385,7 +433,10 @@ static void check_stream(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, i
         streaming = kernel;
         streamed = 0;
         matrix_fill(&c[stream], m, n, 3, 0);
-        gemm(&one, m, n, k, R(0.7), &a, &b, beta, &c[stream]);
+        if (beta == 2)
+            gemm_from(&one, m, n, k, R(0.7), &a, &b, 1, &bias, &c[stream]);
+        else
+            gemm(&one, m, n, k, R(0.7), &a, &b, beta, &c[stream]);
         assert_int_equal(streamed > 0, stream && expect);
     }
     if (memcmp(c[0].data, c[1].data, c[0].size * sizeof *c[0].data))
@@ -407,6 +458,7 @@ static void test_streams(void **state) {
             const int layout = layouts[m % 3];
             check_stream(kernel, m, 2 * stripe + 3 * width + 1, kc - 1, layout, ROWS, 0);
             check_stream(kernel, m, stripe + width - 1, 2 * kc + 5, layout, ROWS_PADDED, 1);
+            check_stream(kernel, m, stripe + 3 * width, 2 * kc + 5, layout, ROWS_PADDED, 2);
             check_stream(kernel, m, stripe - width, 2 * kc, layout, ROWS_PADDED, R(-0.5));
             check_stream(kernel, m, m * TSHI_GEMM_STREAM_LEAST / 16, 16, layout, ROWS, 1);
             check_stream(kernel, m, m * TSHI_GEMM_STREAM_LEAST / 16 - 1, 16, layout, ROWS, 1);
@@ -490,17 +542,17 @@ static void test_chore(void **state) {
         int count = 0;
         const tshi_gemm_chore chore = {count_chore, &count};
         const int most = (int)(m * n * k / TSHI_GEMM_STINT);
-        tshi_gemm_run(kernel, scratch, &chore, m, n, k, 1, a.data, a.rs, a.cs, b.data, b.rs, b.cs,
-                      0, c.data, c.rs, c.cs);
+        tshi_gemm_run(kernel, scratch, &chore, m, n, k, 1, seen(&a), seen(&b), 0, seen(&c),
+                      seen(&c));
         check(kernel->name, m, n, k, 1, &a, &b, 0, &c, &c, 0);
         assert_in_range(count, most / 2, most);
         count = 0;
-        tshi_gemm_run(kernel, scratch, &chore, m, n, k, 1, a.data, a.rs, a.cs, b.data, b.rs, b.cs,
-                      0, turned.data, turned.rs, turned.cs);
+        tshi_gemm_run(kernel, scratch, &chore, m, n, k, 1, seen(&a), seen(&b), 0, seen(&turned),
+                      seen(&turned));
         assert_in_range(count, most / 2, most);
         count = 0;
-        tshi_gemm_run(kernel, scratch, &chore, 30, 40, 50, 1, a.data, a.rs, a.cs, b.data, b.rs,
-                      b.cs, 0, c.data, c.rs, c.cs);
+        tshi_gemm_run(kernel, scratch, &chore, 30, 40, 50, 1, seen(&a), seen(&b), 0, seen(&c),
+                      seen(&c));
         assert_int_equal(count, 0);
     }
     free(a.data);
@@ -551,12 +603,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),       cmocka_unit_test(test_pack),
         cmocka_unit_test(test_small_sizes), cmocka_unit_test(test_all_layouts),
-        cmocka_unit_test(test_blocks),      cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_nan_spreads), cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_rounding),    cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_fetch),       cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_chore),       cmocka_unit_test(test_progress),
-        cmocka_unit_test(test_precision),
+        cmocka_unit_test(test_blocks),      cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_nan),         cmocka_unit_test(test_nan_spreads),
+        cmocka_unit_test(test_empty),       cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_bits),        cmocka_unit_test(test_fetch),
+        cmocka_unit_test(test_streams),     cmocka_unit_test(test_chore),
+        cmocka_unit_test(test_progress),    cmocka_unit_test(test_precision),
     };
     return cmocka_run_group_tests(tests, scratch_new, scratch_free);
 }

@@ -406,6 +406,37 @@ static void retained_tensors_keep_complete_gradients(void **state) {
     same_prove(retained, 0);
 }
 
+static int holds(tsh_ctx *ctx, tsh_tensor *t, double a, double b) {
+    const tsh_real *got = (const tsh_real *)tsh_data(ctx, tsh_grad(t));
+    return got && fabs((double)got[0] - a) < 1e-6 && fabs((double)got[1] - b) < 1e-6;
+}
+
+/* The gradient of a sum is that of its terms. One of them may get its memory: what comes to a term
+ * later, or is retained, is nobody else's. */
+static int sums(tsh_ctx *ctx, void *user) {
+    static const tsh_real ones[] = {1, 1}, weights[] = {1, 10};
+    tsh_tensor *x = tsh_requires_grad(tsh_tensor_from(ctx, TSH_REAL, tsh_shape1(2), NULL, ones), 1);
+    tsh_tensor *w = tsh_tensor_from(ctx, TSH_REAL, tsh_shape1(2), NULL, weights);
+    tsh_tensor *a = tsh_retain(tsh_scale(x, 2)), *b = tsh_retain(tsh_scale(x, 3));
+    tsh_tensor *early = tsh_sub(tsh_add(tsh_scale(a, 5), tsh_reshape(b, tsh_shape1(2))), x);
+    tsh_tensor *s = tsh_add(a, b), *view = tsh_reshape(tsh_add(s, s), tsh_shape2(1, 2));
+    tsh_tensor *t = tsh_retain(tsh_add(s, tsh_scale(x, 7)));
+    tsh_tensor *loss = tsh_mul(tsh_add(tsh_add(t, early), view), w);
+    (void)user;
+    CHECK(tsh_backward(ctx, tsh_sum(loss, TSH_ALL, 0)) == TSH_OK, "backward");
+    CHECK(holds(ctx, t, 1, 10), "t");
+    CHECK(holds(ctx, a, 1 + 2 + 5, 80), "a");
+    CHECK(holds(ctx, b, 1 + 2 + 1, 40), "b");
+    CHECK(holds(ctx, x, 2 * 8 + 3 * 4 + 7 - 1, 340), "x");
+    return 0;
+}
+
+static void terms_get_the_gradient_of_their_sum(void **state) {
+    (void)state;
+    ranks_run(1, sums, NULL);
+    ranks_run(2, sums, NULL);
+}
+
 /* What was given back is an error to read, on one rank as on several. */
 static int stale(tsh_ctx *ctx, void *user) {
     int after_step = *(const int *)user;
@@ -694,6 +725,7 @@ int main(void) {
         cmocka_unit_test(a_pending_gradient_is_not_clipped_or_stepped_on),
         cmocka_unit_test(data_parallel_gradients_are_averaged),
         cmocka_unit_test(retained_tensors_keep_complete_gradients),
+        cmocka_unit_test(terms_get_the_gradient_of_their_sum),
         cmocka_unit_test(reading_what_was_given_back_is_an_error),
         cmocka_unit_test(what_backward_refuses),
         cmocka_unit_test(completions_start_early_and_overlap),
