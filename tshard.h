@@ -1145,6 +1145,9 @@ TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double
  * all-reduce), or to the output that a plan asks for. */
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n);
 TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x);
+/* A residual connection and what follows it: *x becomes *x + y, and the module's forward of that is
+ * returned. The same bits as tsh_add and tsh_forward, but a norm goes over memory once for both. */
+TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y);
 
 /* -- parallelize ------------------------------------------------------------ */
 
@@ -7130,13 +7133,21 @@ static void tshi_map_binary_backward(tshi_node *node) {
     }
 }
 
+/* Records out, whose values are there. */
+static void tshi_map_binary_done(tsh_tensor *out, tsh_tensor *const *in, const tshi_binary *row,
+                                 unsigned partial) {
+    tshi_node *node = tshi_tape_record(row->name, out, in, 2, row->save, tshi_map_binary_backward,
+                                       sizeof row);
+    if (node) *(const tshi_binary **)node->more = row;
+    if (node) node->partial = partial;
+}
+
 static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_binary *row) {
     tsh_tensor *in[2], *out;
     tsh_ctx *ctx;
     tsh_shape shape;
     tsh_layout layout;
     tshi_loop loop;
-    tshi_node *node;
     unsigned partial;
     in[0] = a;
     in[1] = b;
@@ -7151,9 +7162,7 @@ static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_bina
     tshi_kernel_tensor(&loop, a);
     tshi_kernel_tensor(&loop, b);
     tshi_kernel_run(&loop, row->forward[ctx->isa], NULL);
-    node = tshi_tape_record(row->name, out, in, 2, row->save, tshi_map_binary_backward, sizeof row);
-    if (node) *(const tshi_binary **)node->more = row;
-    if (node) node->partial = partial;
+    tshi_map_binary_done(out, in, row, partial);
     return out;
 }
 
@@ -9861,18 +9870,29 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
+/* y = a + b. */
+TSHI_INLINE void tshi_norm_add(tsh_real *TSHI_RESTRICT y, const tsh_real *TSHI_RESTRICT a,
+                               const tsh_real *TSHI_RESTRICT b, int64_t n) {
+    int64_t i;
+    for (i = 0; i < n; i++) y[i] = a[i] + b[i];
+}
+
 /* xh = (x - mean) / sqrt(mean((x - mean)^2) + eps), y = w xh + b; about zero: with 0 for the mean.
- * n rows: at y, x, w, b or NULL, stats (mean, 1 / sqrt) per row; s: D, step of x's rows; p: eps,
- * about zero. */
+ * n rows: at y, x, w, b or NULL, stats (mean, 1 / sqrt) per row; then what is added to x before, or
+ * NULL, and where that sum goes; s: D, step of x's rows; p: eps, about zero. */
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
-    tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4];
+    tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4], *sum = (tsh_real *)at[6];
     tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK];
-    const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
-                   *b = (const tsh_real *)at[3], *xs, *ws, *bs;
+    const tsh_real *x, *w = (const tsh_real *)at[2], *b = (const tsh_real *)at[3], *xs, *ws, *bs;
     int64_t r, e, d = s[0];
     int i;
-    for (r = 0; r < n; r++, x += s[1], y += d) {
+    for (r = 0; r < n; r++, y += d) {
+        x = (const tsh_real *)at[1] + r * s[1];
+        if (sum) {
+            tshi_norm_add(sum + r * d, x, (const tsh_real *)at[5] + r * d, d);
+            x = sum + r * d;
+        }
         const tsh_real mean = p[1] > 0 ? 0 : tshi_kernel_sum(x, d) / TSHI_R(d);
         const tsh_real rstd = TSHI_R(1) /
                               tshi_kernel_sqrt(tshi_kernel_dots(x, x, d, mean) / TSHI_R(d) +
@@ -10073,17 +10093,30 @@ static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_ten
     return ctx->error.code == TSH_OK;
 }
 
-/* p: as the kernels'. */
-static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor *x, tsh_tensor *weight,
-                                   tsh_tensor *bias, const double *p) {
-    tsh_tensor *in[3], *out;
+/* Whether x and y may be added element by element, where they lie. */
+static int tshi_norm_alike(const tsh_tensor *x, const tsh_tensor *y) {
+    return x && y && x->ctx == y->ctx && x->block && y->block && x->dtype == TSH_REAL &&
+           y->dtype == TSH_REAL && x->ndim == y->ndim &&
+           !memcmp(x->dim, y->dim, (size_t)x->ndim * sizeof *x->dim) &&
+           tshi_layout_equal(&x->layout, &y->layout, x->dim, x->ctx->tp.size) &&
+           tshi_tensor_is_dense(x) && tshi_tensor_is_dense(y);
+}
+
+/* The norm of x; with y, of x + y, which x becomes. p: as the kernels'. */
+static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor **first, tsh_tensor *y,
+                                   tsh_tensor *weight, tsh_tensor *bias, const double *p) {
+    tsh_tensor *in[3], *out, *x, *pair[2], *sum = NULL;
     tsh_ctx *ctx;
     tsh_shape shape;
     tshi_node *node;
     tshi_block *aux;
     tshi_rows work;
     int64_t rows, s[2];
-    in[0] = x;
+    if (y && !tshi_norm_alike(*first, y)) {
+        *first = tsh_add(*first, y);
+        y = NULL;
+    }
+    in[0] = x = *first;
     in[1] = weight;
     in[2] = bias;
     ctx = tshi_tensor_check_real(op, in, bias ? 3 : 2);
@@ -10097,11 +10130,14 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor *x, tsh_tensor *we
     s[0] = x->dim[x->ndim - 1];
     (void)tshi_kernel_rows(x, &rows, &s[1]);
     out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
-    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)rows * sizeof(tsh_real)) : NULL;
+    if (y && out) sum = tshi_tensor_out(ctx, "tsh_add", TSH_REAL, &shape, &x->layout);
+    aux = ctx->error.code == TSH_OK
+              ? tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)rows * sizeof(tsh_real))
+              : NULL;
     if (!aux) return NULL;
     memset(&work, 0, sizeof work);
     work.kernel = tshi_norm_rows[ctx->isa];
-    work.n = 5;
+    work.n = 7;
     work.s = s;
     work.p = p;
     work.at[0] = tshi_tensor_values(out);
@@ -10109,10 +10145,18 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor *x, tsh_tensor *we
     work.at[2] = tshi_tensor_values(in[1]);
     work.at[3] = bias ? tshi_tensor_values(in[2]) : NULL;
     work.at[4] = (tsh_real *)tshi_mem_data(aux);
-    work.step[0] = s[0];
+    work.at[5] = sum ? tshi_tensor_values(y) : NULL;
+    work.at[6] = sum ? tshi_tensor_values(sum) : NULL;
+    work.step[0] = work.step[5] = work.step[6] = s[0];
     work.step[1] = s[1];
     work.step[4] = 2;
     tshi_team_run(tshi_kernel_pieces(ctx, rows, s[0]), rows, 1, tshi_kernel_do_rows, &work);
+    if (sum) {
+        pair[0] = x;
+        pair[1] = y;
+        tshi_map_binary_done(sum, pair, &tshi_map_add_row, 0);
+        in[0] = *first = sum;
+    }
     node = tshi_tape_record(op, out, in, 3, 3, tshi_norm_backward, 2 * sizeof *p);
     if (!node) tshi_mem_drop(ctx, aux);
     if (!node) return out;
@@ -10122,17 +10166,26 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor *x, tsh_tensor *we
     return out;
 }
 
-TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
-                                   double eps) {
+static tsh_tensor *tshi_norm_layer(tsh_tensor **x, tsh_tensor *y, tsh_tensor *weight,
+                                   tsh_tensor *bias, double eps) {
     double p[2] = {1e-5, 0};
     if (eps > 0) p[0] = eps;
-    return tshi_norm_apply("tsh_layer_norm", x, weight, bias, p);
+    return tshi_norm_apply("tsh_layer_norm", x, y, weight, bias, p);
+}
+
+static tsh_tensor *tshi_norm_rms(tsh_tensor **x, tsh_tensor *y, tsh_tensor *weight, double eps) {
+    double p[2] = {1e-6, 1};
+    if (eps > 0) p[0] = eps;
+    return tshi_norm_apply("tsh_rms_norm", x, y, weight, NULL, p);
+}
+
+TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
+                                   double eps) {
+    return tshi_norm_layer(&x, NULL, weight, bias, eps);
 }
 
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) {
-    double p[2] = {1e-6, 1};
-    if (eps > 0) p[0] = eps;
-    return tshi_norm_apply("tsh_rms_norm", x, weight, NULL, p);
+    return tshi_norm_rms(&x, NULL, weight, eps);
 }
 
 /* ========================================================================== */
@@ -12538,16 +12591,35 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
     return x && tshi_nn_declared(module, x) ? x : NULL;
 }
 
+/* The input of a norm, in[0]; *added: what is to be added to it before. Where the sum has to move
+ * then, it is made here. */
+static tsh_tensor *tshi_nn_norm_input(const tsh_module *module, tsh_tensor **in, int n,
+                                      tsh_tensor **added) {
+    const tsh_layout along = tsh_sharded(1), *want = module->takes ? module->takes : &along;
+    *added = n == 2 ? in[1] : NULL;
+    if (*added && in[0] && module->style == TSH_SEQUENCE &&
+        !tshi_layout_alike(&in[0]->layout, want)) {
+        in[0] = tsh_add(in[0], *added);
+        *added = NULL;
+    }
+    return tshi_nn_input(module, in, n == 2 ? 1 : n);
+}
+
+/* With a second input: of the sum of both, which takes the place of the first. */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_input(module, in, n);
+    tsh_tensor *added, *x = tshi_nn_norm_input(module, in, n, &added), *y;
     if (!x) return NULL;
-    return tshi_nn_give(module,
-                        tsh_layer_norm(x, module->param[0], module->param[1], module->number));
+    y = tshi_norm_layer(&x, added, module->param[0], module->param[1], module->number);
+    if (added) in[0] = x;
+    return tshi_nn_give(module, y);
 }
 
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_input(module, in, n);
-    return x ? tshi_nn_give(module, tsh_rms_norm(x, module->param[0], module->number)) : NULL;
+    tsh_tensor *added, *x = tshi_nn_norm_input(module, in, n, &added), *y;
+    if (!x) return NULL;
+    y = tshi_norm_rms(&x, added, module->param[0], module->number);
+    if (added) in[0] = x;
+    return tshi_nn_give(module, y);
 }
 
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
@@ -12601,6 +12673,23 @@ TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n) {
 
 TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
     return tsh_forward_n(module, &x, 1);
+}
+
+TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y) {
+    const int norm = module && !module->checkpoint && !module->prepared &&
+                     (module->kind->forward == tshi_nn_norm_forward ||
+                      module->kind->forward == tshi_nn_rms_forward);
+    tsh_tensor *in[2], *out;
+    in[0] = x ? *x : NULL;
+    in[1] = y;
+    if (norm && in[0] && y) {
+        out = tsh_forward_n(module, in, 2);
+    } else {
+        in[0] = tsh_add(in[0], y);
+        out = tsh_forward(module, in[0]);
+    }
+    if (x) *x = in[0];
+    return out;
 }
 
 /* ========================================================================== */

@@ -68,8 +68,9 @@ static tsh_tensor *mlp(tsh_module *self, tsh_tensor **in, int n, void *user) {
 
 static tsh_tensor *block(tsh_module *self, tsh_tensor **in, int n, void *user) {
     (void)n, (void)user;
-    tsh_tensor *x = tsh_add(in[0], call(self, "attn", call(self, "ln_1", in[0])));
-    return tsh_add(x, call(self, "mlp", call(self, "ln_2", x)));
+    tsh_tensor *x = in[0], *y = call(self, "attn", call(self, "ln_1", x));
+    y = tsh_forward_residual(tsh_find(self, "ln_2"), &x, y); /* x += y; of that the norm */
+    return tsh_add(x, call(self, "mlp", y));
 }
 
 /* ids (B, T) -> (B, T, C): what the first block takes. */

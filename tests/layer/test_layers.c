@@ -392,11 +392,122 @@ static void numbers_outside_the_vocabulary(void **state) {
     }
 }
 
+/* ------------------------------------------------------ sums before a norm */
+
+typedef struct residual_case {
+    const char *x, *y; /* x turned where it has 3 columns */
+    const char *layer; /* layer, rms or linear */
+    tsh_style style;
+    int checkpoint;
+} residual_case;
+
+static const residual_case residuals[] = {{"6,5,4 R", "6,5,4 R", "layer", TSH_PLAIN, 0},
+                                          {"6,5,4 S(0)", "6,5,4 S(0)", "layer", TSH_PLAIN, 0},
+                                          {"2,5,300 S(1)", "2,5,300 S(1)", "rms", TSH_PLAIN, 0},
+                                          {"2,5,4 S(1)", "2,5,4 S(1)", "layer", TSH_SEQUENCE, 0},
+                                          {"2,5,4 R", "2,5,4 R", "layer", TSH_SEQUENCE, 0},
+                                          {"2,5,4 R", "2,5,4 R", "rms", TSH_SEQUENCE, 0},
+                                          {"7,4 R", "4 R", "layer", TSH_PLAIN, 0},
+                                          {"4,3 R", "3,4 R", "layer", TSH_PLAIN, 0},
+                                          {"7,4 R", "7,4 R", "rms", TSH_PLAIN, 1},
+                                          {"7,4 R", "7,4 R", "linear", TSH_PLAIN, 0}};
+
+static tsh_module *residual_layer(tsh_ctx *ctx, const residual_case *c, int64_t dim) {
+    const tsh_layer_norm_desc layer = {.dim = dim};
+    const tsh_rms_norm_desc rms = {.dim = dim};
+    const tsh_linear_desc linear = {.in = dim, .out = dim};
+    const tsh_plan_rule rule = {.path = "", .style = c->style};
+    tsh_module *module = c->layer[0] == 'r'   ? tsh_add_rms_norm(tsh_root(ctx), "n", &rms)
+                         : c->layer[1] == 'a' ? tsh_add_layer_norm(tsh_root(ctx), "n", &layer)
+                                              : tsh_add_linear(tsh_root(ctx), "n", &linear);
+    tsh_parallelize(module, &rule, 1);
+    tsh_materialize(module);
+    ranks_set(ctx, tsh_param(module, "weight"), 3);
+    if (c->layer[0] == 'l') ranks_set(ctx, tsh_param(module, "bias"), 4);
+    tsh_checkpoint(module, c->checkpoint);
+    return module;
+}
+
+/* In one pass or in two: the same bits of the sum, the output and all gradients. */
+static int residual(tsh_ctx *ctx, void *user) {
+    const residual_case *c = (const residual_case *)user;
+    uint64_t hash[2][8] = {{0}};
+    tsh_module *layer = NULL;
+    int fused, i;
+    for (fused = 0; fused < 2; fused++) {
+        tsh_tensor *leaf = same_leaf(ctx, 0, c->x, 1, 1), *y = same_leaf(ctx, 0, c->y, 1, 2);
+        tsh_tensor *x = tsh_dim(leaf, -1) == 3 ? tsh_transpose(leaf, 0, 1) : leaf, *out, *loss;
+        const tsh_tensor *given = x;
+        if (!layer) layer = residual_layer(ctx, c, tsh_dim(x, -1));
+        if (fused) {
+            out = tsh_forward_residual(layer, &x, y);
+        } else {
+            x = tsh_add(x, y);
+            out = tsh_forward(layer, x);
+        }
+        CHECK(out && x != given, "x is the sum");
+        tsh_retain(out);
+        tsh_retain(x);
+        loss = tsh_add(ranks_loss(ctx, out), ranks_loss(ctx, x));
+        CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
+        hash[fused][0] = tsh_hash(ctx, out);
+        hash[fused][1] = tsh_hash(ctx, x);
+        hash[fused][2] = tsh_hash(ctx, tsh_grad(leaf));
+        hash[fused][3] = tsh_hash(ctx, tsh_grad(y));
+        hash[fused][4] = tsh_hash(ctx, tsh_grad(x));
+        hash[fused][5] = tsh_hash(ctx, tsh_grad(out));
+        hash[fused][6] = tsh_hash(ctx, tsh_grad(tsh_param(layer, "weight")));
+        if (c->layer[0] == 'l') hash[fused][7] = tsh_hash(ctx, tsh_grad(tsh_param(layer, "bias")));
+        CHECK_OK();
+        tsh_zero_grads(layer);
+        tsh_step_end(ctx);
+    }
+    for (i = 0; i < 8; i++) CHECK(hash[0][i] == hash[1][i], "%s, hash %d", c->x, i);
+    return 0;
+}
+
+static int residual_refuses(tsh_ctx *ctx, void *user) {
+    const residual_case *c = &residuals[0];
+    tsh_module *layer = residual_layer(ctx, c, 4);
+    tsh_tensor *x = same_leaf(ctx, 0, "2,4 R", 1, 1), *wrong = same_leaf(ctx, 0, "3,4 R", 1, 1);
+    tsh_tensor *part = tsh_set_layout(tsh_scale(x, 1), tsh_partial()), *first = part;
+    (void)user;
+    CHECK(!tsh_forward_residual(layer, &x, wrong), "shapes");
+    CHECK(strstr(tsh_last_error(ctx)->message, "tsh_add: shapes (2, 4)"), "its sentence");
+    tsh_clear_error(ctx);
+    x = same_leaf(ctx, 0, "2,4 R", 1, 1);
+    CHECK(!tsh_forward_residual(layer, &x, NULL), "no y");
+    CHECK(strstr(tsh_last_error(ctx)->message, "tsh_add: argument 2 is NULL"), "its sentence");
+    tsh_clear_error(ctx);
+    CHECK(!tsh_forward_residual(layer, &first, part), "a partial sum");
+    CHECK(strstr(tsh_last_error(ctx)->message, "tsh_layer_norm: input is a partial sum"), "its");
+    tsh_clear_error(ctx);
+    CHECK(!tsh_forward_residual(NULL, &wrong, wrong), "no module");
+    CHECK(strstr(tsh_last_error(ctx)->message, "the module is NULL"), "its sentence");
+    tsh_clear_error(ctx);
+    CHECK(!tsh_forward_residual(layer, NULL, NULL), "no x");
+    CHECK(strstr(tsh_last_error(ctx)->message, "takes one input, not 1 that is NULL"), "its");
+    tsh_clear_error(ctx);
+    return 0;
+}
+
+static void a_residual_norm_is_an_addition_and_a_norm(void **state) {
+    int i, k;
+    (void)state;
+    for (i = 0; i < COUNT(ranks_degrees); i++)
+        for (k = 0; k < COUNT(residuals); k++) {
+            residual_case c = residuals[k];
+            ranks_run(ranks_degrees[i], residual, &c);
+        }
+    ranks_run(1, residual_refuses, NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_layer_equals_its_dense_self),
         cmocka_unit_test(heads_are_never_cut),
         cmocka_unit_test(numbers_outside_the_vocabulary),
+        cmocka_unit_test(a_residual_norm_is_an_addition_and_a_norm),
     };
     return cmocka_run_group_tests_name("layer/layers", tests, NULL, NULL);
 }
