@@ -1,5 +1,7 @@
 /* What parts of a model cost: prints lines "name unit who value".
  *
+ * usage: bench_model [layers [longest T]]      12 layers and 2048 unless told
+ *
  *     op_overhead          a taped add of one element, on one rank
  *     attention_T          causal attention of 12 heads of 64, forward, on one rank: counting half
  *     attention_back_T     of all pairs; and its backward, as 5 products
@@ -11,7 +13,7 @@ int gpt_main(int argc, char **argv);
 #include "../../examples/gpt.c"
 #undef main
 
-enum { RANKS = 2, HEADS = 12, HEAD = 64, LAYERS = 12, WIDTH = HEADS * HEAD, PLACES = 64 };
+enum { RANKS = 2, HEADS = 12, HEAD = 64, MOST_LAYERS = 12, WIDTH = HEADS * HEAD, PLACES = 64 };
 
 /* ------------------------------------------------------------------- one rank */
 
@@ -61,9 +63,9 @@ static void bench_attention(tsh_ctx *ctx, int64_t length) {
 }
 
 static int alone(tsh_ctx *ctx, void *user) {
-    (void)user;
+    const int64_t longest = *(const int64_t *)user;
     bench_overhead(ctx);
-    for (int64_t length = 64; length <= 2048; length *= 2) bench_attention(ctx, length);
+    for (int64_t length = 64; length <= longest; length *= 2) bench_attention(ctx, length);
     if (!tsh_ok(ctx)) refuse("%s", tsh_last_error(ctx)->message);
     return !tsh_ok(ctx);
 }
@@ -91,17 +93,18 @@ static tsh_tensor *decode_attention(tsh_module *self, tsh_tensor *x, cache *c, i
 }
 
 /* The logits after one token. */
-static tsh_tensor *decode(tsh_module *gpt, tsh_tensor *id, cache *caches, int64_t place) {
+static tsh_tensor *decode(const gpt_trainer *t, tsh_tensor *id, cache *caches, int64_t place) {
+    tsh_module *gpt = t->gpt;
     tsh_tensor *at = tsh_arange(tsh_ctx_of(id), TSH_I32, (double)place, (double)place + 1, 1);
     tsh_tensor *x = tsh_add(call(gpt, "wte", id), call(gpt, "wpe", at));
-    for (int i = 0; i < LAYERS; i++) {
+    for (int i = 0; i < t->set->layers; i++) {
         char name[24];
         snprintf(name, sizeof name, "h.%d", i);
         tsh_module *self = tsh_find(gpt, name), *feed = tsh_find(self, "mlp");
         tsh_tensor *y = decode_attention(tsh_find(self, "attn"), call(self, "ln_1", x), &caches[i],
                                          place);
-        x = tsh_add(x, y);
-        y = tsh_gelu_tanh(call(feed, "c_fc", call(self, "ln_2", x)));
+        y = tsh_forward_residual(tsh_find(self, "ln_2"), &x, y);
+        y = tsh_gelu_tanh(call(feed, "c_fc", y));
         x = tsh_add(x, call(feed, "c_proj", y));
     }
     return call(gpt, "lm_head", call(gpt, "ln_f", x));
@@ -112,7 +115,7 @@ static double time_of_tokens(gpt_trainer *t) {
     enum { FIRST = PLACES / 8 };
     const int32_t token = 1;
     tsh_tensor *id = tsh_tensor_from(t->ctx, TSH_I32, tsh_shape2(1, 1), NULL, &token);
-    cache caches[LAYERS] = {{NULL, NULL}};
+    cache caches[MOST_LAYERS] = {{NULL, NULL}};
     double start = 0;
     tsh_train(t->gpt, 0);
     tsh_no_grad_begin(t->ctx);
@@ -120,7 +123,7 @@ static double time_of_tokens(gpt_trainer *t) {
         if (place == FIRST) tsh_barrier(tsh_world(t->ctx));
         if (place == FIRST) start = report_now();
         tsh_scope_begin(t->ctx);
-        decode(t->gpt, id, caches, place);
+        decode(t, id, caches, place);
         tsh_scope_end(t->ctx);
     }
     tsh_no_grad_end(t->ctx);
@@ -157,14 +160,17 @@ static int together(tsh_ctx *ctx, void *user) {
     return !tsh_ok(ctx);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     gpt_job job = {.set = defaults};
     const tsh_desc desc = {.tp = RANKS};
-    job.set.layers = LAYERS;
+    int64_t longest = argc > 2 ? atol(argv[2]) : 2048;
+    job.set.layers = argc > 1 ? atol(argv[1]) : MOST_LAYERS;
+    if (job.set.layers < 1 || job.set.layers > MOST_LAYERS)
+        return refuse("%s layers; takes 1 to %d", argv[1], MOST_LAYERS);
     job.set.heads = HEADS;
     job.set.width = WIDTH;
     job.set.context = PLACES;
     job.set.batch = job.set.dp = 1;
     job.set.vocabulary = 50257;
-    return tsh_run(NULL, alone, NULL) || tsh_threads_run(RANKS, &desc, together, &job);
+    return tsh_run(NULL, alone, &longest) || tsh_threads_run(RANKS, &desc, together, &job);
 }
