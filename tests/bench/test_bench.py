@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the benchmarks of a model at sizes that take no time: what they print is not judged, but that
-it is there. Reports in cmocka's words."""
+"""Runs the benchmarks of a model at sizes that take no time: what they print is not judged, but
+that it is there. Reports in cmocka's words."""
 
 import os
 import re
