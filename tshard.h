@@ -3636,7 +3636,7 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
  * where it lies, and a loop of constant length vectorises at -O2 too. (Of 16 or less, gcc at -O3
  * unrolls it before it looks for vectors.) Sums have as many lanes: a fixed order. */
 
-enum { TSHI_BLOCK = 32 };
+enum { TSHI_BLOCK = 32, TSHI_AHEAD = 1024 };
 
 TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     tsh_real a[16];
@@ -3665,21 +3665,41 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
         for (i = 0; i < m; i++) y[i * step] = add ? y[i * step] + block[i] : block[i];
 }
 
+/* Asks for the block that is TSHI_AHEAD values behind x, so that it comes while those in between
+ * are worked on: a processor by itself waits for lines that it is to write, and looks less far
+ * ahead the more it computes. Behind the end of a run the next row may follow; elsewhere it is of
+ * no use, but no harm. */
+TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x) {
+    const uintptr_t at = (uintptr_t)x + TSHI_AHEAD * sizeof *x; /* may be beyond the array */
+    unsigned i;
+    for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH((const void *)(at + i));
+}
+
 /* Values e, e + 1, ... of the n of an operand. */
-TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
+TSHI_INLINE const tsh_real *tshi_kernel_see(const tsh_real *x, int64_t step, int64_t e, int64_t n,
                                             tsh_real *pad) {
     if (step == 1 && n - e >= TSHI_BLOCK) return x + e;
     if (step || !e) tshi_kernel_gather(x + e * step, step, n - e, pad);
     return pad;
 }
 
+/* The same of one that surely is read. */
+TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
+                                            tsh_real *pad) {
+    if (step == 1) tshi_kernel_ahead(x + e);
+    return tshi_kernel_see(x, step, e, n, pad);
+}
+
 /* y = or += a block. */
 TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n,
                                  const tsh_real *block, int add) {
     int i;
-    if (step != 1 || n - e < TSHI_BLOCK)
+    if (step != 1 || n - e < TSHI_BLOCK) {
         tshi_kernel_scatter(y + e * step, step, n - e, block, add);
-    else if (add)
+        return;
+    }
+    tshi_kernel_ahead(y + e);
+    if (add)
         for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
     else
         for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
@@ -3688,7 +3708,9 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
 /* Where a block goes that is put at once: to its place, or to a pad, from which it is put. */
 TSHI_INLINE tsh_real *tshi_kernel_to(tsh_real *y, int64_t step, int64_t e, int64_t n, tsh_real *pad,
                                      int add) {
-    return step == 1 && n - e >= TSHI_BLOCK && !add ? y + e : pad;
+    if (step != 1 || n - e < TSHI_BLOCK || add) return pad;
+    tshi_kernel_ahead(y + e);
+    return y + e;
 }
 
 /* The last n values of a row, `rest` behind them. */
@@ -3710,7 +3732,10 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_sum_step(lane, x + e);
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(x + e);
+        tshi_kernel_sum_step(lane, x + e);
+    }
     if (e < n) {
         tshi_kernel_end(x + e, n - e, 0, pad);
         tshi_kernel_sum_step(lane, pad);
@@ -3800,7 +3825,7 @@ TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real mos
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         tshi_kernel_exps_step(lane, x + e, most, out, fused);
-        for (i = 0; i < TSHI_BLOCK && y; i++) y[e + i] = out[i];
+        if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
     if (e < n) {
         tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^that is 0 */
@@ -6989,8 +7014,8 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
         (void)fused;                                                                               \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
             gs = tshi_kernel_get((const tsh_real *)at[1], s[1], e, n, pad[0]);                     \
-            as = tshi_kernel_get((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
-            bs = tshi_kernel_get((const tsh_real *)at[3], s[3], e, n, pad[2]);                     \
+            as = tshi_kernel_see((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
+            bs = tshi_kernel_see((const tsh_real *)at[3], s[3], e, n, pad[2]);                     \
             for (i = 0; i < TSHI_BLOCK; i++) {                                                     \
                 const tsh_real g = gs[i], a = as[i], b = bs[i];                                    \
                 (void)a;                                                                           \
@@ -9538,7 +9563,7 @@ static void tshi_embedding_near(const tsh_real *row, int64_t width) {
     for (i = 0; i < width; i += (int64_t)(64 / sizeof *row)) TSHI_PREFETCH(row + i);
 }
 
-/* A row: d += share g; at d, g. */
+/* A row: d += share g; at d, g. (What lies behind a row is not the next one.) */
 TSHI_INLINE void tshi_embedding_slope_body(int64_t n, void *const *at, const int64_t *s,
                                            const double *p) {
     tsh_real *d = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK], share = TSHI_R(p[0]);
@@ -9548,7 +9573,10 @@ TSHI_INLINE void tshi_embedding_slope_body(int64_t n, void *const *at, const int
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get((const tsh_real *)at[1], 1, e, n, pad);
         for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * share;
-        tshi_kernel_put(d, s[0], e, n, out, 1);
+        if (s[0] == 1 && n - e >= TSHI_BLOCK)
+            for (i = 0; i < TSHI_BLOCK; i++) d[e + i] += out[i];
+        else
+            tshi_kernel_scatter(d + e * s[0], s[0], n - e, out, 1);
     }
 }
 TSHI_KERNEL(tshi_embedding_slope);
