@@ -3768,44 +3768,58 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     return tshi_kernel_dots(x, y, n, 0);
 }
 
-/* Floats as integers of the same order, NaN on top; and back. */
+/* x != x tells NaN, which the comparison passes over. */
+TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, int32_t *odd, const tsh_real *x) {
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) {
+        lane[i] = x[i] > lane[i] ? x[i] : lane[i];
+        odd[i] |= x[i] != x[i];
+    }
+}
+
+/* Floats as integers of the same order; and back. */
 TSHI_INLINE int32_t tshi_kernel_rank(float x) {
-    uint32_t bits = tshi_kernel_bits(x);
-    bits = tshi_kernel_pick((bits & 0x7FFFFFFFu) > 0x7F800000u, 0x7FC00000u, bits);
+    const uint32_t bits = tshi_kernel_bits(x);
     return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu));
 }
 
-TSHI_INLINE void tshi_kernel_max_step(int32_t *lane, const tsh_real *x) {
+/* The largest of all lanes, NaN where any value was. (As integers: for those compilers have a
+ * maximum of many.) */
+TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane, const int32_t *odd) {
+    int32_t any = 0, best = INT32_MIN;
+    tsh_real most = lane[0];
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) {
-        const int32_t rank = tshi_kernel_rank((float)x[i]);
-        lane[i] = lane[i] > rank ? lane[i] : rank;
-    }
-}
-
-/* The largest of n > 0 values; NaN wins. */
-TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
-    int32_t lane[TSHI_BLOCK], half[16], best;
-    tsh_real pad[TSHI_BLOCK];
-    int64_t i;
-    int j;
+    for (i = 0; i < TSHI_BLOCK; i++) any |= odd[i];
+    if (any) return TSHI_R(NAN);
     if (sizeof(tsh_real) == 8) {
-        tsh_real most = x[0];
-        for (i = 1; i < n; i++) most = most >= x[i] || most != most ? most : x[i];
+        for (i = 1; i < TSHI_BLOCK; i++) most = most > lane[i] ? most : lane[i];
         return most;
     }
-    best = tshi_kernel_rank((float)x[0]);
-    for (j = 0; j < TSHI_BLOCK; j++) lane[j] = best;
-    for (i = 0; i + TSHI_BLOCK <= n; i += TSHI_BLOCK) tshi_kernel_max_step(lane, x + i);
-    if (i < n) {
-        tshi_kernel_end(x + i, n - i, x[0], pad);
-        tshi_kernel_max_step(lane, pad);
+    for (i = 0; i < TSHI_BLOCK; i++) {
+        const int32_t rank = tshi_kernel_rank((float)lane[i]);
+        best = best > rank ? best : rank;
     }
-    for (j = 0; j < 16; j++) half[j] = lane[j] > lane[j + 16] ? lane[j] : lane[j + 16];
-    for (j = 0; j < 8; j++) half[j] = half[j] > half[j + 8] ? half[j] : half[j + 8];
-    for (best = half[0], j = 1; j < 8; j++) best = best > half[j] ? best : half[j];
     return TSHI_R(
         tshi_kernel_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
+}
+
+/* The largest of n > 0 values; NaN wins. Of both zeros, any. */
+TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
+    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
+    int32_t odd[TSHI_BLOCK];
+    int64_t e;
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
+    for (i = 0; i < TSHI_BLOCK; i++) odd[i] = 0;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(x + e);
+        tshi_kernel_max_step(lane, odd, x + e);
+    }
+    if (e < n) {
+        tshi_kernel_end(x + e, n - e, x[0], pad);
+        tshi_kernel_max_step(lane, odd, pad);
+    }
+    return tshi_kernel_max_fold(lane, odd);
 }
 
 /* The sum of e^(x - most) of values up to most; they go to y where it is not NULL. NaN where most
