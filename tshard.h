@@ -13775,15 +13775,18 @@ struct tsh_optim {
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, void *const *at, const int64_t *s,
                                          const double *p) {
     const tsh_real *x = (const tsh_real *)at[0];
-    double lane[8] = {0, 0, 0, 0, 0, 0, 0, 0}, sum = 0;
-    int64_t i;
-    int j;
+    double lane[TSHI_BLOCK], sum = 0;
+    int64_t e;
+    int i;
     (void)s;
     (void)p;
-    for (i = 0; i + 8 <= n; i += 8)
-        for (j = 0; j < 8; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
-    for (; i < n; i++) sum += (double)x[i] * (double)x[i];
-    for (j = 0; j < 8; j++) sum += lane[j];
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(x + e);
+        for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (double)x[e + i] * (double)x[e + i];
+    }
+    for (; e < n; e++) sum += (double)x[e] * (double)x[e];
+    for (i = 0; i < TSHI_BLOCK; i++) sum += lane[i];
     *(double *)at[1] += sum;
 }
 TSHI_KERNEL(tshi_optim_squares);
