@@ -13939,13 +13939,20 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, void *const *at, const int64_t 
     const tsh_real c1 = TSHI_R(1 - p[3]), c2 = TSHI_R(1 - p[4]), step = TSHI_R(p[5]),
                    root = TSHI_R(p[6]);
     const tsh_real eps = TSHI_R(p[7]);
-    int64_t i;
+    int64_t e, i, end;
     (void)s;
-    for (i = 0; i < n; i++) {
-        const tsh_real g = grad[i] * clip + decay * x[i];
-        m[i] = b1 * m[i] + c1 * g;
-        v[i] = b2 * v[i] + c2 * g * g;
-        x[i] = x[i] * keep - step * m[i] / (tshi_kernel_sqrt(v[i]) * root + eps);
+    for (e = 0; e < n; e = end) {
+        end = tshi_base_min(e + TSHI_BLOCK, n);
+        tshi_kernel_ahead(x + e);
+        tshi_kernel_ahead(grad + e);
+        tshi_kernel_ahead(m + e);
+        tshi_kernel_ahead(v + e);
+        for (i = e; i < end; i++) {
+            const tsh_real g = grad[i] * clip + decay * x[i];
+            m[i] = b1 * m[i] + c1 * g;
+            v[i] = b2 * v[i] + c2 * g * g;
+            x[i] = x[i] * keep - step * m[i] / (tshi_kernel_sqrt(v[i]) * root + eps);
+        }
     }
 }
 TSHI_KERNEL(tshi_optim_adam);
