@@ -3665,12 +3665,12 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
         for (i = 0; i < m; i++) y[i * step] = add ? y[i * step] + block[i] : block[i];
 }
 
-/* Asks for the block that is TSHI_AHEAD values behind x, so that it comes while those in between
- * are worked on: a processor by itself waits for lines that it is to write, and looks less far
- * ahead the more it computes. Behind the end of a run the next row may follow; elsewhere it is of
+/* Asks for the block that is `by` values behind x, so that it comes while those in between are
+ * worked on: a processor by itself waits for lines that it is to write, and looks less far ahead
+ * the more it computes. Behind the end of a run the next row may follow; elsewhere it is of
  * no use, but no harm. */
-TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x) {
-    const uintptr_t at = (uintptr_t)x + TSHI_AHEAD * sizeof *x; /* may be beyond the array */
+TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
+    const uintptr_t at = (uintptr_t)x + (uintptr_t)by * sizeof *x; /* may be beyond the array */
     unsigned i;
     for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH((const void *)(at + i));
 }
@@ -3686,7 +3686,7 @@ TSHI_INLINE const tsh_real *tshi_kernel_see(const tsh_real *x, int64_t step, int
 /* The same of one that surely is read. */
 TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
                                             tsh_real *pad) {
-    if (step == 1) tshi_kernel_ahead(x + e);
+    if (step == 1) tshi_kernel_ahead(x + e, TSHI_AHEAD);
     return tshi_kernel_see(x, step, e, n, pad);
 }
 
@@ -3698,7 +3698,7 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
         tshi_kernel_scatter(y + e * step, step, n - e, block, add);
         return;
     }
-    tshi_kernel_ahead(y + e);
+    tshi_kernel_ahead(y + e, TSHI_AHEAD);
     if (add)
         for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
     else
@@ -3709,7 +3709,7 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
 TSHI_INLINE tsh_real *tshi_kernel_to(tsh_real *y, int64_t step, int64_t e, int64_t n, tsh_real *pad,
                                      int add) {
     if (step != 1 || n - e < TSHI_BLOCK || add) return pad;
-    tshi_kernel_ahead(y + e);
+    tshi_kernel_ahead(y + e, TSHI_AHEAD);
     return y + e;
 }
 
@@ -3733,7 +3733,7 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e);
+        tshi_kernel_ahead(x + e, TSHI_AHEAD);
         tshi_kernel_sum_step(lane, x + e);
     }
     if (e < n) {
@@ -3812,7 +3812,7 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
     for (i = 0; i < TSHI_BLOCK; i++) odd[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e);
+        tshi_kernel_ahead(x + e, TSHI_AHEAD);
         tshi_kernel_max_step(lane, odd, x + e);
     }
     if (e < n) {
@@ -7682,6 +7682,28 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t n, void *const *at, const int64_t 
 }
 TSHI_KERNEL(tshi_reduce_sum);
 
+enum { TSHI_REDUCE_ROWS = 4 };
+
+/* y += a row, and the next, and the next ...: y is read and written once for all of them. at y, x;
+ * s: step of the rows. The rows that follow are asked for meanwhile. */
+TSHI_INLINE void tshi_reduce_rows_body(int64_t n, void *const *at, const int64_t *s,
+                                       const double *p) {
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
+    const int64_t step = s[0];
+    int64_t e;
+    int i;
+    (void)p;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK, x += TSHI_BLOCK) {
+        for (i = 0; i < TSHI_REDUCE_ROWS; i++)
+            tshi_kernel_ahead(x + i * step, TSHI_REDUCE_ROWS * step);
+        for (i = 0; i < TSHI_BLOCK; i++)
+            y[e + i] = y[e + i] + x[i] + x[step + i] + x[2 * step + i] + x[3 * step + i];
+    }
+    for (; e < n; e++, x++) y[e] = y[e] + x[0] + x[step] + x[2 * step] + x[3 * step];
+}
+TSHI_KERNEL(tshi_reduce_rows);
+
 typedef struct tshi_sums {
     const tshi_reduction *r;
     tsh_real *y;
@@ -7697,7 +7719,7 @@ static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to
     const int64_t n = sums->r->n, inner = sums->r->inner;
     const tsh_real *x = sums->x;
     tsh_real *y = sums->y;
-    int64_t o, i, j;
+    int64_t o, i, j, rows;
     void *at[2];
     (void)piece;
     for (o = from; o < to && inner == 1; o++) {
@@ -7710,9 +7732,13 @@ static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to
             const int64_t width = tshi_base_min(TSHI_REDUCE_STRIP, to - i);
             memset(y + i, 0, (size_t)width * sizeof *y);
             at[0] = y + i;
-            for (j = 0; j < n; j++) {
+            for (j = 0; j < n; j += rows) {
+                rows = n - j < TSHI_REDUCE_ROWS ? 1 : TSHI_REDUCE_ROWS;
                 at[1] = tshi_kernel_read(x + j * inner + i);
-                tshi_kernel_add[sums->isa](width, at, one, NULL);
+                if (rows == 1)
+                    tshi_kernel_add[sums->isa](width, at, one, NULL);
+                else
+                    tshi_reduce_rows[sums->isa](width, at, &inner, NULL);
             }
         }
         for (i = from; i < to; i++) y[i] *= TSHI_R(sums->c);
@@ -13782,7 +13808,7 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, void *const *at, const int64
     (void)p;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e);
+        tshi_kernel_ahead(x + e, TSHI_AHEAD);
         for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (double)x[e + i] * (double)x[e + i];
     }
     for (; e < n; e++) sum += (double)x[e] * (double)x[e];
@@ -13943,10 +13969,10 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, void *const *at, const int64_t 
     (void)s;
     for (e = 0; e < n; e = end) {
         end = tshi_base_min(e + TSHI_BLOCK, n);
-        tshi_kernel_ahead(x + e);
-        tshi_kernel_ahead(grad + e);
-        tshi_kernel_ahead(m + e);
-        tshi_kernel_ahead(v + e);
+        tshi_kernel_ahead(x + e, TSHI_AHEAD);
+        tshi_kernel_ahead(grad + e, TSHI_AHEAD);
+        tshi_kernel_ahead(m + e, TSHI_AHEAD);
+        tshi_kernel_ahead(v + e, TSHI_AHEAD);
         for (i = e; i < end; i++) {
             const tsh_real g = grad[i] * clip + decay * x[i];
             m[i] = b1 * m[i] + c1 * g;
