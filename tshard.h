@@ -7863,7 +7863,7 @@ TSHI_INLINE void tshi_reduce_first_step(int32_t *lane, const tsh_real *x, tsh_re
     }
 }
 
-/* The first place of `most`, which is one of the n values. */
+/* The first place of `most` among n values; without one, INT32_MAX. */
 TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n, tsh_real most) {
     int32_t lane[TSHI_BLOCK], half[16], first;
     tsh_real pad[TSHI_BLOCK];
@@ -7882,11 +7882,11 @@ TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n, tsh_real mos
 }
 
 /* One run: at x, place; s: its step. The largest of every part first, then its place in the first
- * part that has it. */
+ * part that has it, looked for a few at a time. */
 TSHI_INLINE void tshi_reduce_place_body(int64_t n, void *const *at, const int64_t *s,
                                         const double *p) {
     const tsh_real *x = (const tsh_real *)at[0];
-    const int64_t step = s[0], part = 4096;
+    const int64_t step = s[0], part = 4096, few = 256;
     int64_t i, end = n, best = 0;
     tsh_real most = x[0];
     (void)p;
@@ -7898,7 +7898,10 @@ TSHI_INLINE void tshi_reduce_place_body(int64_t n, void *const *at, const int64_
         end = tshi_base_min(i + part, n);
     }
     if (step == 1 && most == most)
-        best += tshi_reduce_first(x + best, end - best, most);
+        for (i = best, best = end; best == end; i += few) {
+            const int64_t last = tshi_base_min(i + few, end);
+            best = tshi_base_min(i + tshi_reduce_first(x + i, last - i, most), end);
+        }
     else
         for (i = best; i < end && x[best * step] == x[best * step]; i++)
             if (x[i * step] > x[best * step] || x[i * step] != x[i * step]) best = i;
