@@ -3639,7 +3639,7 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
  * where it lies, and a loop of constant length vectorises at -O2 too. (Of 16 or less, gcc at -O3
  * unrolls it before it looks for vectors.) Sums have as many lanes: a fixed order. */
 
-enum { TSHI_BLOCK = 32 };
+enum { TSHI_BLOCK = 32, TSHI_AHEAD = 1024 };
 
 TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     tsh_real a[16];
@@ -3668,21 +3668,41 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
         for (i = 0; i < m; i++) y[i * step] = add ? y[i * step] + block[i] : block[i];
 }
 
+/* Asks for the block that is `by` values behind x, so that it comes while those in between are
+ * worked on: a processor by itself waits for lines that it is to write, and looks less far ahead
+ * the more it computes. Behind the end of a run the next row may follow; elsewhere it is of
+ * no use, but no harm. */
+TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
+    const uintptr_t at = (uintptr_t)x + (uintptr_t)by * sizeof *x; /* may be beyond the array */
+    unsigned i;
+    for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH((const void *)(at + i));
+}
+
 /* Values e, e + 1, ... of the n of an operand. */
-TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
+TSHI_INLINE const tsh_real *tshi_kernel_see(const tsh_real *x, int64_t step, int64_t e, int64_t n,
                                             tsh_real *pad) {
     if (step == 1 && n - e >= TSHI_BLOCK) return x + e;
     if (step || !e) tshi_kernel_gather(x + e * step, step, n - e, pad);
     return pad;
 }
 
+/* The same of one that surely is read. */
+TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
+                                            tsh_real *pad) {
+    if (step == 1) tshi_kernel_ahead(x + e, TSHI_AHEAD);
+    return tshi_kernel_see(x, step, e, n, pad);
+}
+
 /* y = or += a block. */
 TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n,
                                  const tsh_real *block, int add) {
     int i;
-    if (step != 1 || n - e < TSHI_BLOCK)
+    if (step != 1 || n - e < TSHI_BLOCK) {
         tshi_kernel_scatter(y + e * step, step, n - e, block, add);
-    else if (add)
+        return;
+    }
+    tshi_kernel_ahead(y + e, TSHI_AHEAD);
+    if (add)
         for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
     else
         for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
@@ -3691,7 +3711,9 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
 /* Where a block goes that is put at once: to its place, or to a pad, from which it is put. */
 TSHI_INLINE tsh_real *tshi_kernel_to(tsh_real *y, int64_t step, int64_t e, int64_t n, tsh_real *pad,
                                      int add) {
-    return step == 1 && n - e >= TSHI_BLOCK && !add ? y + e : pad;
+    if (step != 1 || n - e < TSHI_BLOCK || add) return pad;
+    tshi_kernel_ahead(y + e, TSHI_AHEAD);
+    return y + e;
 }
 
 /* The last n values of a row, `rest` behind them. */
@@ -3713,7 +3735,10 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_sum_step(lane, x + e);
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(x + e, TSHI_AHEAD);
+        tshi_kernel_sum_step(lane, x + e);
+    }
     if (e < n) {
         tshi_kernel_end(x + e, n - e, 0, pad);
         tshi_kernel_sum_step(lane, pad);
@@ -3746,44 +3771,58 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     return tshi_kernel_dots(x, y, n, 0);
 }
 
-/* Floats as integers of the same order, NaN on top; and back. */
+/* x != x tells NaN, which the comparison passes over. */
+TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, int32_t *odd, const tsh_real *x) {
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) {
+        lane[i] = x[i] > lane[i] ? x[i] : lane[i];
+        odd[i] |= x[i] != x[i];
+    }
+}
+
+/* Floats as integers of the same order; and back. */
 TSHI_INLINE int32_t tshi_kernel_rank(float x) {
-    uint32_t bits = tshi_kernel_bits(x);
-    bits = tshi_kernel_pick((bits & 0x7FFFFFFFu) > 0x7F800000u, 0x7FC00000u, bits);
+    const uint32_t bits = tshi_kernel_bits(x);
     return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu));
 }
 
-TSHI_INLINE void tshi_kernel_max_step(int32_t *lane, const tsh_real *x) {
+/* The largest of all lanes, NaN where any value was. (As integers: for those compilers have a
+ * maximum of many.) */
+TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane, const int32_t *odd) {
+    int32_t any = 0, best = INT32_MIN;
+    tsh_real most = lane[0];
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) {
-        const int32_t rank = tshi_kernel_rank((float)x[i]);
-        lane[i] = lane[i] > rank ? lane[i] : rank;
-    }
-}
-
-/* The largest of n > 0 values; NaN wins. */
-TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
-    int32_t lane[TSHI_BLOCK], half[16], best;
-    tsh_real pad[TSHI_BLOCK];
-    int64_t i;
-    int j;
+    for (i = 0; i < TSHI_BLOCK; i++) any |= odd[i];
+    if (any) return TSHI_R(NAN);
     if (sizeof(tsh_real) == 8) {
-        tsh_real most = x[0];
-        for (i = 1; i < n; i++) most = most >= x[i] || most != most ? most : x[i];
+        for (i = 1; i < TSHI_BLOCK; i++) most = most > lane[i] ? most : lane[i];
         return most;
     }
-    best = tshi_kernel_rank((float)x[0]);
-    for (j = 0; j < TSHI_BLOCK; j++) lane[j] = best;
-    for (i = 0; i + TSHI_BLOCK <= n; i += TSHI_BLOCK) tshi_kernel_max_step(lane, x + i);
-    if (i < n) {
-        tshi_kernel_end(x + i, n - i, x[0], pad);
-        tshi_kernel_max_step(lane, pad);
+    for (i = 0; i < TSHI_BLOCK; i++) {
+        const int32_t rank = tshi_kernel_rank((float)lane[i]);
+        best = best > rank ? best : rank;
     }
-    for (j = 0; j < 16; j++) half[j] = lane[j] > lane[j + 16] ? lane[j] : lane[j + 16];
-    for (j = 0; j < 8; j++) half[j] = half[j] > half[j + 8] ? half[j] : half[j + 8];
-    for (best = half[0], j = 1; j < 8; j++) best = best > half[j] ? best : half[j];
     return TSHI_R(
         tshi_kernel_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
+}
+
+/* The largest of n > 0 values; NaN wins. Of both zeros, any. */
+TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
+    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
+    int32_t odd[TSHI_BLOCK];
+    int64_t e;
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
+    for (i = 0; i < TSHI_BLOCK; i++) odd[i] = 0;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(x + e, TSHI_AHEAD);
+        tshi_kernel_max_step(lane, odd, x + e);
+    }
+    if (e < n) {
+        tshi_kernel_end(x + e, n - e, x[0], pad);
+        tshi_kernel_max_step(lane, odd, pad);
+    }
+    return tshi_kernel_max_fold(lane, odd);
 }
 
 /* The sum of e^(x - most) of values up to most; they go to y where it is not NULL. NaN where most
@@ -3803,7 +3842,7 @@ TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real mos
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         tshi_kernel_exps_step(lane, x + e, most, out, fused);
-        for (i = 0; i < TSHI_BLOCK && y; i++) y[e + i] = out[i];
+        if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
     if (e < n) {
         tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^that is 0 */
@@ -7048,8 +7087,8 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
         (void)fused;                                                                               \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
             gs = tshi_kernel_get((const tsh_real *)at[1], s[1], e, n, pad[0]);                     \
-            as = tshi_kernel_get((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
-            bs = tshi_kernel_get((const tsh_real *)at[3], s[3], e, n, pad[2]);                     \
+            as = tshi_kernel_see((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
+            bs = tshi_kernel_see((const tsh_real *)at[3], s[3], e, n, pad[2]);                     \
             for (i = 0; i < TSHI_BLOCK; i++) {                                                     \
                 const tsh_real g = gs[i], a = as[i], b = bs[i];                                    \
                 (void)a;                                                                           \
@@ -7716,6 +7755,28 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t n, void *const *at, const int64_t 
 }
 TSHI_KERNEL(tshi_reduce_sum);
 
+enum { TSHI_REDUCE_ROWS = 4 };
+
+/* y += a row, and the next, and the next ...: y is read and written once for all of them. at y, x;
+ * s: step of the rows. The rows that follow are asked for meanwhile. */
+TSHI_INLINE void tshi_reduce_rows_body(int64_t n, void *const *at, const int64_t *s,
+                                       const double *p) {
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
+    const int64_t step = s[0];
+    int64_t e;
+    int i;
+    (void)p;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK, x += TSHI_BLOCK) {
+        for (i = 0; i < TSHI_REDUCE_ROWS; i++)
+            tshi_kernel_ahead(x + i * step, TSHI_REDUCE_ROWS * step);
+        for (i = 0; i < TSHI_BLOCK; i++)
+            y[e + i] = y[e + i] + x[i] + x[step + i] + x[2 * step + i] + x[3 * step + i];
+    }
+    for (; e < n; e++, x++) y[e] = y[e] + x[0] + x[step] + x[2 * step] + x[3 * step];
+}
+TSHI_KERNEL(tshi_reduce_rows);
+
 typedef struct tshi_sums {
     const tshi_reduction *r;
     tsh_real *y;
@@ -7731,7 +7792,7 @@ static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to
     const int64_t n = sums->r->n, inner = sums->r->inner;
     const tsh_real *x = sums->x;
     tsh_real *y = sums->y;
-    int64_t o, i, j;
+    int64_t o, i, j, rows;
     void *at[2];
     (void)piece;
     for (o = from; o < to && inner == 1; o++) {
@@ -7744,9 +7805,13 @@ static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to
             const int64_t width = tshi_base_min(TSHI_REDUCE_STRIP, to - i);
             memset(y + i, 0, (size_t)width * sizeof *y);
             at[0] = y + i;
-            for (j = 0; j < n; j++) {
+            for (j = 0; j < n; j += rows) {
+                rows = n - j < TSHI_REDUCE_ROWS ? 1 : TSHI_REDUCE_ROWS;
                 at[1] = tshi_kernel_read(x + j * inner + i);
-                tshi_kernel_add[sums->isa](width, at, one, NULL);
+                if (rows == 1)
+                    tshi_kernel_add[sums->isa](width, at, one, NULL);
+                else
+                    tshi_reduce_rows[sums->isa](width, at, &inner, NULL);
             }
         }
         for (i = from; i < to; i++) y[i] *= TSHI_R(sums->c);
@@ -7871,7 +7936,7 @@ TSHI_INLINE void tshi_reduce_first_step(int32_t *lane, const tsh_real *x, tsh_re
     }
 }
 
-/* The first place of `most`, which is one of the n values. */
+/* The first place of `most` among n values; without one, INT32_MAX. */
 TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n, tsh_real most) {
     int32_t lane[TSHI_BLOCK], half[16], first;
     tsh_real pad[TSHI_BLOCK];
@@ -7890,11 +7955,11 @@ TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n, tsh_real mos
 }
 
 /* One run: at x, place; s: its step. The largest of every part first, then its place in the first
- * part that has it. */
+ * part that has it, looked for a few at a time. */
 TSHI_INLINE void tshi_reduce_place_body(int64_t n, void *const *at, const int64_t *s,
                                         const double *p) {
     const tsh_real *x = (const tsh_real *)at[0];
-    const int64_t step = s[0], part = 4096;
+    const int64_t step = s[0], part = 4096, few = 256;
     int64_t i, end = n, best = 0;
     tsh_real most = x[0];
     (void)p;
@@ -7906,7 +7971,10 @@ TSHI_INLINE void tshi_reduce_place_body(int64_t n, void *const *at, const int64_
         end = tshi_base_min(i + part, n);
     }
     if (step == 1 && most == most)
-        best += tshi_reduce_first(x + best, end - best, most);
+        for (i = best, best = end; best == end; i += few) {
+            const int64_t last = tshi_base_min(i + few, end);
+            best = tshi_base_min(i + tshi_reduce_first(x + i, last - i, most), end);
+        }
     else
         for (i = best; i < end && x[best * step] == x[best * step]; i++)
             if (x[i * step] > x[best * step] || x[i * step] != x[i * step]) best = i;
@@ -9605,7 +9673,7 @@ static void tshi_embedding_near(const tsh_real *row, int64_t width) {
     for (i = 0; i < width; i += (int64_t)(64 / sizeof *row)) TSHI_PREFETCH(row + i);
 }
 
-/* A row: d += share g; at d, g. */
+/* A row: d += share g; at d, g. (What lies behind a row is not the next one.) */
 TSHI_INLINE void tshi_embedding_slope_body(int64_t n, void *const *at, const int64_t *s,
                                            const double *p) {
     tsh_real *d = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK], share = TSHI_R(p[0]);
@@ -9615,7 +9683,10 @@ TSHI_INLINE void tshi_embedding_slope_body(int64_t n, void *const *at, const int
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get((const tsh_real *)at[1], 1, e, n, pad);
         for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * share;
-        tshi_kernel_put(d, s[0], e, n, out, 1);
+        if (s[0] == 1 && n - e >= TSHI_BLOCK)
+            for (i = 0; i < TSHI_BLOCK; i++) d[e + i] += out[i];
+        else
+            tshi_kernel_scatter(d + e * s[0], s[0], n - e, out, 1);
     }
 }
 TSHI_KERNEL(tshi_embedding_slope);
@@ -13870,15 +13941,18 @@ struct tsh_optim {
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, void *const *at, const int64_t *s,
                                          const double *p) {
     const tsh_real *x = (const tsh_real *)at[0];
-    double lane[8] = {0, 0, 0, 0, 0, 0, 0, 0}, sum = 0;
-    int64_t i;
-    int j;
+    double lane[TSHI_BLOCK], sum = 0;
+    int64_t e;
+    int i;
     (void)s;
     (void)p;
-    for (i = 0; i + 8 <= n; i += 8)
-        for (j = 0; j < 8; j++) lane[j] += (double)x[i + j] * (double)x[i + j];
-    for (; i < n; i++) sum += (double)x[i] * (double)x[i];
-    for (j = 0; j < 8; j++) sum += lane[j];
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(x + e, TSHI_AHEAD);
+        for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (double)x[e + i] * (double)x[e + i];
+    }
+    for (; e < n; e++) sum += (double)x[e] * (double)x[e];
+    for (i = 0; i < TSHI_BLOCK; i++) sum += lane[i];
     *(double *)at[1] += sum;
 }
 TSHI_KERNEL(tshi_optim_squares);
@@ -14031,13 +14105,20 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, void *const *at, const int64_t 
     const tsh_real c1 = TSHI_R(1 - p[3]), c2 = TSHI_R(1 - p[4]), step = TSHI_R(p[5]),
                    root = TSHI_R(p[6]);
     const tsh_real eps = TSHI_R(p[7]);
-    int64_t i;
+    int64_t e, i, end;
     (void)s;
-    for (i = 0; i < n; i++) {
-        const tsh_real g = grad[i] * clip + decay * x[i];
-        m[i] = b1 * m[i] + c1 * g;
-        v[i] = b2 * v[i] + c2 * g * g;
-        x[i] = x[i] * keep - step * m[i] / (tshi_kernel_sqrt(v[i]) * root + eps);
+    for (e = 0; e < n; e = end) {
+        end = tshi_base_min(e + TSHI_BLOCK, n);
+        tshi_kernel_ahead(x + e, TSHI_AHEAD);
+        tshi_kernel_ahead(grad + e, TSHI_AHEAD);
+        tshi_kernel_ahead(m + e, TSHI_AHEAD);
+        tshi_kernel_ahead(v + e, TSHI_AHEAD);
+        for (i = e; i < end; i++) {
+            const tsh_real g = grad[i] * clip + decay * x[i];
+            m[i] = b1 * m[i] + c1 * g;
+            v[i] = b2 * v[i] + c2 * g * g;
+            x[i] = x[i] * keep - step * m[i] / (tshi_kernel_sqrt(v[i]) * root + eps);
+        }
     }
 }
 TSHI_KERNEL(tshi_optim_adam);
