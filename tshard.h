@@ -1145,8 +1145,9 @@ TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double
  * all-reduce), or to the output that a plan asks for. */
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n);
 TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x);
-/* A residual connection and what follows it: *x becomes *x + y, and the module's forward of that is
- * returned. The same bits as tsh_add and tsh_forward, but a norm goes over memory once for both. */
+/* A residual connection and what follows it: *x becomes tsh_add(*x, y), and the forward of that by
+ * any module is returned; after an error both are NULL. The same bits as in two calls, but where x
+ * and y lie alike a norm goes over memory once for both. */
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y);
 
 /* -- parallelize ------------------------------------------------------------ */
@@ -1468,10 +1469,18 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #endif
 
 #define TSHI_R(x) ((tsh_real)(x))
+/* Of functions that AVX kernels call: where gcc knows that a callee leaves some registers alone, it
+ * does not clear the upper halves of any before the call, and two changes between SSE and AVX are
+ * 200 cycles. */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 8
+#define TSHI_ALONE noipa
+#else
+#define TSHI_ALONE noinline
+#endif
 #if defined(__GNUC__)
 #define TSHI_RESTRICT       __restrict
 #define TSHI_INLINE         static inline __attribute__((always_inline))
-#define TSHI_APART          static __attribute__((noinline))
+#define TSHI_APART          static __attribute__((TSHI_ALONE))
 #define TSHI_PREFETCH(p)    __builtin_prefetch(p)
 #define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)
 #else
@@ -3681,8 +3690,13 @@ TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
 /* Values e, e + 1, ... of the n of an operand. */
 TSHI_INLINE const tsh_real *tshi_kernel_see(const tsh_real *x, int64_t step, int64_t e, int64_t n,
                                             tsh_real *pad) {
-    if (step == 1 && n - e >= TSHI_BLOCK) return x + e;
-    if (step || !e) tshi_kernel_gather(x + e * step, step, n - e, pad);
+    const tsh_real *first = x + e * step;
+    int i;
+    if (step == 1 && n - e >= TSHI_BLOCK) return first;
+    if (step && n - e > 1)
+        tshi_kernel_gather(first, step, n - e, pad);
+    else if (step || !e)
+        for (i = 0; i < TSHI_BLOCK; i++) pad[i] = *first;
     return pad;
 }
 
@@ -4049,7 +4063,7 @@ typedef struct tshi_loop {
     int ndim, n;
     int64_t dim[TSH_MAX_DIMS];
     int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS];
-    char *at[TSHI_MAX_OPERANDS];
+    void *at[TSHI_MAX_OPERANDS];
     size_t width[TSHI_MAX_OPERANDS];
 } tshi_loop;
 
@@ -4067,7 +4081,7 @@ static void tshi_kernel_operand(tshi_loop *loop, const tsh_tensor *t, void *data
     int d, skip = loop->ndim - t->ndim;
     for (d = 0; d < skip; d++) loop->stride[loop->n][d] = 0;
     for (d = 0; d < t->ndim; d++) loop->stride[loop->n][d + skip] = t->dim[d] == 1 ? 0 : stride[d];
-    loop->at[loop->n] = (char *)data;
+    loop->at[loop->n] = data;
     loop->width[loop->n++] = width;
 }
 
@@ -4095,9 +4109,13 @@ static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const
     int64_t index[TSH_MAX_DIMS] = {0}, s[TSHI_MAX_OPERANDS] = {0}, n = 1;
     void *at[TSHI_MAX_OPERANDS];
     int d, i, inner = loop->ndim - 1;
-    for (i = 0; i < loop->n; i++) at[i] = loop->at[i];
     if (inner >= 0) n = loop->dim[inner];
     for (i = 0; i < loop->n && inner >= 0; i++) s[i] = loop->stride[i][inner];
+    if (inner <= 0) {
+        kernel(n, loop->at, s, p);
+        return;
+    }
+    memcpy(at, loop->at, sizeof at);
     for (;;) {
         kernel(n, at, s, p);
         for (d = inner - 1; d >= 0; d--) {
@@ -4127,7 +4145,7 @@ static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
     (void)piece;
     part.dim[all->cut] = to - from;
     for (i = 0; i < part.n; i++)
-        part.at[i] += part.stride[i][all->cut] * from * (int64_t)part.width[i];
+        part.at[i] = (char *)part.at[i] + part.stride[i][all->cut] * from * (int64_t)part.width[i];
     tshi_kernel_walk(&part, all->kernel, all->p);
 }
 
@@ -4330,8 +4348,8 @@ typedef struct tshi_gemm_walk {
     int64_t step, along, left;
 } tshi_gemm_walk;
 
-/* What a micro-kernel computes: C(rows, cols) = alpha A(rows, k) B(k, cols) + D, all with columns
- * side by side. */
+/* What a micro-kernel computes: C(rows, cols) = alpha A(rows, k) B(k, cols) + D, where csc and csd
+ * are 1. */
 typedef struct tshi_gemm_tile {
     int64_t k;
     const tsh_real *a;
@@ -5926,18 +5944,18 @@ typedef struct tshi_shared {
     tshi_dest dest;
 } tshi_shared;
 
-/* Where the op adds its gradient of input i; 0 where none is wanted. */
-static int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
-    tsh_tensor *t = node->in[i];
-    if (!t || !t->base->wants) return 0;
-    return tshi_tape_open(t, tshi_tape_accumulator(node, i), dest);
-}
-
 /* Whether t is all of its base, in the same order. */
 static int tshi_tape_is_whole(const tsh_tensor *t) {
     const tsh_tensor *base = t->base;
     return !base->offset && !t->offset && tshi_tensor_is_dense(t) &&
            tsh_local_numel(t) == tsh_local_numel(base);
+}
+
+/* Where the op adds its gradient of input i; 0 where none is wanted. */
+static int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
+    tsh_tensor *t = node->in[i];
+    if (!t || !t->base->wants) return 0;
+    return tshi_tape_open(t, tshi_tape_accumulator(node, i), dest);
 }
 
 /* The same for an op that reads input i once more while it writes there: where nobody else wants
@@ -6094,15 +6112,16 @@ static void tshi_tape_pour(const tshi_node *node, int i, const tshi_dest *dest,
     tshi_tape_pour_at(node->in[i], dest, values, stride);
 }
 
-/* Input i's gradient is the output's, as it is. Where nothing has come yet it gets the memory of
- * it, too: a sum of two costs one copy. */
+/* Input i's gradient is the output's, as it is. Where nothing has come yet, it gets the memory too,
+ * unless an input that follows would add to the same. */
 static void tshi_tape_pass(tshi_node *node, int i) {
-    tsh_tensor *t = node->in[i], *out = node->out;
+    tsh_tensor *t = node->in[i], *base = t->base, *out = node->out;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
     tshi_dest dest;
-    if (t->base->wants && !acc->block &&
-        !((t->base->flags & TSHI_OWNED) | (out->flags & TSHI_RETAIN)) && out->gr.block->refs == 1 &&
-        tshi_tape_is_whole(t)) {
+    int k, alone = !((base->flags & TSHI_OWNED) | (out->flags & TSHI_RETAIN)) && !acc->block &&
+                   out->gr.block->refs == 1 && tshi_tape_is_whole(t);
+    for (k = i + 1; k < node->n; k++) alone &= node->in[k]->base != base;
+    if (base->wants && alone) {
         acc->block = out->gr.block;
         acc->block->refs++;
         acc->live = 1;
@@ -10173,7 +10192,8 @@ static int tshi_norm_alike(const tsh_tensor *x, const tsh_tensor *y) {
            tshi_tensor_is_dense(x) && tshi_tensor_is_dense(y);
 }
 
-/* The norm of x; with y, of x + y, which x becomes. p: as the kernels'. */
+/* The norm of *first; with y, which is alike, of their sum, which *first becomes. p: as the
+ * kernels'. */
 static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor **first, tsh_tensor *y,
                                    tsh_tensor *weight, tsh_tensor *bias, const double *p) {
     tsh_tensor *in[3], *out, *x, *pair[2], *sum = NULL;
@@ -10183,10 +10203,6 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor **first, tsh_tenso
     tshi_block *aux;
     tshi_rows work;
     int64_t rows, s[2];
-    if (y && !tshi_norm_alike(*first, y)) {
-        *first = tsh_add(*first, y);
-        y = NULL;
-    }
     in[0] = x = *first;
     in[1] = weight;
     in[2] = bias;
@@ -10225,6 +10241,7 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor **first, tsh_tenso
     if (sum) {
         pair[0] = x;
         pair[1] = y;
+        if (ctx->trace) tshi_trace_open(ctx->trace, "tsh_add");
         tshi_map_binary_done(sum, pair, &tshi_map_add_row, 0);
         in[0] = *first = sum;
     }
@@ -12662,35 +12679,28 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
     return x && tshi_nn_declared(module, x) ? x : NULL;
 }
 
-/* The input of a norm, in[0]; *added: what is to be added to it before. Where the sum has to move
- * then, it is made here. */
-static tsh_tensor *tshi_nn_norm_input(const tsh_module *module, tsh_tensor **in, int n,
-                                      tsh_tensor **added) {
-    const tsh_layout along = tsh_sharded(1), *want = module->takes ? module->takes : &along;
-    *added = n == 2 ? in[1] : NULL;
-    if (*added && in[0] && module->style == TSH_SEQUENCE &&
-        !tshi_layout_alike(&in[0]->layout, want)) {
-        in[0] = tsh_add(in[0], *added);
-        *added = NULL;
-    }
-    return tshi_nn_input(module, in, n == 2 ? 1 : n);
-}
-
-/* With a second input: of the sum of both, which takes the place of the first. */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *added, *x = tshi_nn_norm_input(module, in, n, &added), *y;
+    tsh_tensor *x = tshi_nn_input(module, in, n);
     if (!x) return NULL;
-    y = tshi_norm_layer(&x, added, module->param[0], module->param[1], module->number);
-    if (added) in[0] = x;
-    return tshi_nn_give(module, y);
+    return tshi_nn_give(module,
+                        tsh_layer_norm(x, module->param[0], module->param[1], module->number));
 }
 
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *added, *x = tshi_nn_norm_input(module, in, n, &added), *y;
-    if (!x) return NULL;
-    y = tshi_norm_rms(&x, added, module->param[0], module->number);
-    if (added) in[0] = x;
-    return tshi_nn_give(module, y);
+    tsh_tensor *x = tshi_nn_input(module, in, n);
+    return x ? tshi_nn_give(module, tsh_rms_norm(x, module->param[0], module->number)) : NULL;
+}
+
+/* Whether the module is a norm that takes x + y as they lie. */
+static int tshi_nn_sums(const tsh_module *module, const tsh_tensor *x, const tsh_tensor *y) {
+    const tsh_layout along = tsh_sharded(1);
+    const tsh_layout *takes = module->takes                   ? module->takes
+                              : module->style == TSH_SEQUENCE ? &along
+                                                              : NULL;
+    return (module->kind->forward == tshi_nn_norm_forward ||
+            module->kind->forward == tshi_nn_rms_forward) &&
+           !module->checkpoint && !module->prepared && !module->result && tshi_norm_alike(x, y) &&
+           (!takes || tshi_layout_alike(&x->layout, takes));
 }
 
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
@@ -12747,19 +12757,21 @@ TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
 }
 
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y) {
-    const int norm = module && !module->checkpoint && !module->prepared &&
-                     (module->kind->forward == tshi_nn_norm_forward ||
-                      module->kind->forward == tshi_nn_rms_forward);
-    tsh_tensor *in[2], *out;
-    in[0] = x ? *x : NULL;
-    in[1] = y;
-    if (norm && in[0] && y) {
-        out = tsh_forward_n(module, in, 2);
+    tsh_tensor *sum = x ? *x : NULL, *out;
+    if (module && tshi_nn_sums(module, sum, y)) {
+        const int64_t begin = tshi_trace_start(module->ctx);
+        tsh_tensor **param = module->param;
+        out = module->kind->forward == tshi_nn_rms_forward
+                  ? tshi_norm_rms(&sum, y, param[0], module->number)
+                  : tshi_norm_layer(&sum, y, param[0], param[1], module->number);
+        out = tshi_nn_give(module, out);
+        if (module->ctx->trace)
+            (void)tshi_trace_add(module->ctx->trace, TSHI_TRACE_MODULE, module->path, begin, 0);
     } else {
-        in[0] = tsh_add(in[0], y);
-        out = tsh_forward(module, in[0]);
+        sum = tsh_add(sum, y);
+        out = tsh_forward(module, sum);
     }
-    if (x) *x = in[0];
+    if (x) *x = out ? sum : NULL;
     return out;
 }
 
@@ -16871,6 +16883,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_RESTRICT
 #undef TSHI_INLINE
 #undef TSHI_APART
+#undef TSHI_ALONE
 #undef TSHI_PREFETCH
 #undef TSHI_PREFETCH_L2
 #undef TSHI_VECTORS

@@ -407,6 +407,8 @@ static const residual_case residuals[] = {{"6,5,4 R", "6,5,4 R", "layer", TSH_PL
                                           {"2,5,4 S(1)", "2,5,4 S(1)", "layer", TSH_SEQUENCE, 0},
                                           {"2,5,4 R", "2,5,4 R", "layer", TSH_SEQUENCE, 0},
                                           {"2,5,4 R", "2,5,4 R", "rms", TSH_SEQUENCE, 0},
+                                          {"2,1,4 R", "2,5,4 S(1)", "rms", TSH_SEQUENCE, 0},
+                                          {"2,1,4 R", "2,5,4 S(1)", "layer", TSH_PLAIN, 0},
                                           {"7,4 R", "4 R", "layer", TSH_PLAIN, 0},
                                           {"4,3 R", "3,4 R", "layer", TSH_PLAIN, 0},
                                           {"7,4 R", "7,4 R", "rms", TSH_PLAIN, 1},
@@ -432,13 +434,13 @@ static tsh_module *residual_layer(tsh_ctx *ctx, const residual_case *c, int64_t 
 static int residual(tsh_ctx *ctx, void *user) {
     const residual_case *c = (const residual_case *)user;
     uint64_t hash[2][8] = {{0}};
-    tsh_module *layer = NULL;
+    tsh_tensor *leaf = same_leaf(ctx, 0, c->x, 1, 1), *y = same_leaf(ctx, 0, c->y, 1, 2);
+    const int turned = tsh_dim(leaf, -1) == 3;
+    tsh_module *layer = residual_layer(ctx, c, tsh_dim(leaf, turned ? 0 : -1));
     int fused, i;
     for (fused = 0; fused < 2; fused++) {
-        tsh_tensor *leaf = same_leaf(ctx, 0, c->x, 1, 1), *y = same_leaf(ctx, 0, c->y, 1, 2);
-        tsh_tensor *x = tsh_dim(leaf, -1) == 3 ? tsh_transpose(leaf, 0, 1) : leaf, *out, *loss;
+        tsh_tensor *x = turned ? tsh_transpose(leaf, 0, 1) : leaf, *out, *loss;
         const tsh_tensor *given = x;
-        if (!layer) layer = residual_layer(ctx, c, tsh_dim(x, -1));
         if (fused) {
             out = tsh_forward_residual(layer, &x, y);
         } else {
@@ -459,6 +461,8 @@ static int residual(tsh_ctx *ctx, void *user) {
         hash[fused][6] = tsh_hash(ctx, tsh_grad(tsh_param(layer, "weight")));
         if (c->layer[0] == 'l') hash[fused][7] = tsh_hash(ctx, tsh_grad(tsh_param(layer, "bias")));
         CHECK_OK();
+        tsh_zero_grad(leaf);
+        tsh_zero_grad(y);
         tsh_zero_grads(layer);
         tsh_step_end(ctx);
     }
@@ -470,16 +474,20 @@ static int residual_refuses(tsh_ctx *ctx, void *user) {
     const residual_case *c = &residuals[0];
     tsh_module *layer = residual_layer(ctx, c, 4);
     tsh_tensor *x = same_leaf(ctx, 0, "2,4 R", 1, 1), *wrong = same_leaf(ctx, 0, "3,4 R", 1, 1);
-    tsh_tensor *part = tsh_set_layout(tsh_scale(x, 1), tsh_partial()), *first = part;
+    tsh_tensor *part = tsh_set_layout(tsh_scale(x, 1), tsh_partial()), *first = part, *two[2];
     (void)user;
-    CHECK(!tsh_forward_residual(layer, &x, wrong), "shapes");
+    two[0] = two[1] = x;
+    CHECK(!tsh_forward_n(layer, two, 2), "two inputs");
+    CHECK(strstr(tsh_last_error(ctx)->message, "n: takes one input, not 2"), "its sentence");
+    tsh_clear_error(ctx);
+    CHECK(!tsh_forward_residual(layer, &x, wrong) && !x, "shapes");
     CHECK(strstr(tsh_last_error(ctx)->message, "tsh_add: shapes (2, 4)"), "its sentence");
     tsh_clear_error(ctx);
     x = same_leaf(ctx, 0, "2,4 R", 1, 1);
     CHECK(!tsh_forward_residual(layer, &x, NULL), "no y");
     CHECK(strstr(tsh_last_error(ctx)->message, "tsh_add: argument 2 is NULL"), "its sentence");
     tsh_clear_error(ctx);
-    CHECK(!tsh_forward_residual(layer, &first, part), "a partial sum");
+    CHECK(!tsh_forward_residual(layer, &first, part) && !first, "a partial sum");
     CHECK(strstr(tsh_last_error(ctx)->message, "tsh_layer_norm: input is a partial sum"), "its");
     tsh_clear_error(ctx);
     CHECK(!tsh_forward_residual(NULL, &wrong, wrong), "no module");

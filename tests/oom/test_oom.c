@@ -66,7 +66,11 @@ static void work_row(tsh_ctx *ctx) {
 
 static void work_norm(tsh_ctx *ctx) {
     tsh_tensor *w = leaf(ctx, tsh_shape1(WIDTH), "R"), *b = leaf(ctx, tsh_shape1(WIDTH), "R");
-    finish(ctx, tsh_layer_norm(tsh_neg(wide(ctx, "S(0)")), w, b, 0));
+    const tsh_layer_norm_desc desc = {.dim = WIDTH};
+    tsh_tensor *x = wide(ctx, "S(0)");
+    tsh_module *norm = tsh_add_layer_norm(tsh_root(ctx), "norm", &desc);
+    tsh_tensor *y = tsh_forward_residual(norm, &x, tsh_layer_norm(tsh_neg(x), w, b, 0));
+    finish(ctx, tsh_add(x, y));
 }
 
 static void work_rope(tsh_ctx *ctx) {

@@ -431,10 +431,47 @@ static int sums(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* A view of a term is the other term: both add to the same. */
+static int sums_of_views(tsh_ctx *ctx, void *user) {
+    enum { N = 5 };
+    tsh_real ones[N * N], weights[N * N];
+    int form, i, j;
+    (void)user;
+    for (i = 0; i < N * N; i++) {
+        ones[i] = 1;
+        weights[i] = (tsh_real)i;
+    }
+    for (form = 0; form < 6; form++) {
+        const double sign = form % 2 ? -1 : 1;
+        tsh_tensor *w = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(N, N), NULL, weights);
+        tsh_tensor *leaf = tsh_tensor_from(ctx, TSH_REAL, tsh_shape2(N, N), NULL, ones);
+        tsh_tensor *x = tsh_scale(tsh_requires_grad(leaf, 1), 1);
+        tsh_tensor *y = form < 2   ? tsh_transpose(x, 0, 1)
+                        : form < 4 ? tsh_slice(x, 0, 1, 1)
+                                   : tsh_reshape(x, tsh_shape2(N, N));
+        const tsh_real *got;
+        y = form % 2 ? tsh_sub(x, y) : tsh_add(x, y);
+        CHECK(tsh_backward(ctx, tsh_sum(tsh_mul(y, w), TSH_ALL, 0)) == TSH_OK, "backward");
+        got = (const tsh_real *)tsh_data(ctx, tsh_grad(leaf));
+        CHECK(got, "a gradient");
+        for (i = 0; i < N; i++)
+            for (j = 0; j < N; j++) {
+                double want = i * N + j;
+                if (form < 2) want += sign * (j * N + i);
+                if (form >= 2 && form < 4 && i == 1) want += sign * (5 * j + 50);
+                if (form >= 4) want += sign * (i * N + j);
+                CHECK(fabs((double)got[i * N + j] - want) < 1e-6, "form %d, (%d, %d): %g, not %g",
+                      form, i, j, (double)got[i * N + j], want);
+            }
+    }
+    return 0;
+}
+
 static void terms_get_the_gradient_of_their_sum(void **state) {
     (void)state;
     ranks_run(1, sums, NULL);
     ranks_run(2, sums, NULL);
+    ranks_run(1, sums_of_views, NULL);
 }
 
 /* What was given back is an error to read, on one rank as on several. */
