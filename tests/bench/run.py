@@ -15,6 +15,8 @@ often ours was measured.
 """
 
 import argparse
+import collections
+import concurrent.futures
 import functools
 import glob
 import json
@@ -50,11 +52,39 @@ def note(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def build(name, compiler, flags):
-    """Compiles a file of this folder; None if that does not work."""
-    program = os.path.join(BUILD, os.path.splitext(name)[0])
-    done = subprocess.run(compiler + ["-o", program, os.path.join(HERE, name)] + flags)
-    return program if done.returncode == 0 else None
+def sources():
+    """{program: the parts that run it, its file, compiler, flags}."""
+    threads = ["-lm", "-pthread"]
+    blis = ["-ldl"] + blis_flags()
+    tcp = ["-luv", "-lsodium"]
+    found = {"bench_gemm": ([gemm], "bench_gemm.c", CC, threads + openmp() + blis),
+             "bench_kernels": ([kernels], "bench_kernels.c", CC, ["-lm"]),
+             "bench_comm_threads": ([comm], "bench_comm_threads.c", CC, threads),
+             "bench_comm_uv": ([comm_tcp], "bench_comm_uv.c", CC, tcp + threads),
+             "peer_sockets": ([comm_tcp], "peer_sockets.c", CC, []),
+             "bench_step": ([gpt2, scaling], "bench_step.c", CC, threads + openmp()),
+             "bench_limit": ([gpt2], "bench_limit.c", CC, threads + blis),
+             "bench_step_tcp": ([replicas], "bench_step.c", CC, ["-DGPT_TCP"] + threads + tcp),
+             "bench_model": ([model], "bench_model.c", CC, threads)}
+    if shutil.which("mpicc"):
+        found["peer_mpi"] = ([comm, comm_tcp], "peer_mpi.c", ["mpicc"] + CC[1:], [])
+    if os.path.exists("/usr/include/gloo/allreduce.h"):
+        found["peer_gloo"] = ([comm_tcp], "peer_gloo.cc", CXX, ["-lgloo", "-pthread"])
+    return found
+
+
+def build(parts):
+    """Compiles what the parts run, side by side, before anything is measured: {program: its path,
+    or None where that did not work or something is not installed}."""
+    def compiled(item):
+        name, (_, file, compiler, flags) = item
+        path = os.path.join(BUILD, name)
+        done = subprocess.run(compiler + ["-o", path, os.path.join(HERE, file)] + flags)
+        return name, path if done.returncode == 0 else None
+
+    needed = [item for item in sources().items() if any(part in parts for part in item[1][0])]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return collections.defaultdict(lambda: None, pool.map(compiled, needed))
 
 
 def stop(process):
@@ -219,7 +249,7 @@ def openmp():
 def gemm(args):
     """The built-in matrix product and BLIS's by tshard_blis.h, against BLIS and OpenBLAS as they
     are, by turns in one process."""
-    program = build("bench_gemm.c", CC, ["-lm", "-pthread", "-ldl"] + openmp() + blis_flags())
+    program = args.programs["bench_gemm"]
     for threads in ("1", "2") if program else ():
         text = output([program, str(args.rounds), threads],
                       {"BLIS_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads})
@@ -236,21 +266,19 @@ def gemm(args):
                 yield {("gemm_builtin_" + shape, "GFLOP/s"): dict(peers, ours=rates["builtin"])}
 
 
-def mpi(who, ranks, *flags):
+def mpi(args, who, ranks, *flags):
     """The command of Open MPI's side, in a list; none without it."""
-    if not shutil.which("mpicc"):
-        return []
-    peer = build("peer_mpi.c", ["mpicc"] + CC[1:], [])
+    peer = args.programs["peer_mpi"]
     return [(who, ["mpirun", "--allow-run-as-root", "--oversubscribe", *flags, "-n", ranks,
                    peer])] if peer else []
 
 
 def comm(args):
     """All-reduce between threads against Open MPI's shared memory."""
-    ours = build("bench_comm_threads.c", CC, ["-lm", "-pthread"])
+    ours = args.programs["bench_comm_threads"]
     for parts, ranks in ((3, "2"), (2, "4")) if ours else ():
         commands = [("ours", [ours, ranks])]
-        commands += mpi("openmpi_shm", ranks, "--mca", "btl", "self,vader")
+        commands += mpi(args, "openmpi_shm", ranks, "--mca", "btl", "self,vader")
         yield from turns_of(share(args, parts), "threads", ranks, ["allreduce"], 16 * MIB, commands)
     if ours:  # many more ranks than cores
         yield from turns_of(args, "threads", "64", ["allreduce"], MIB, [("ours", [ours, "64"])])
@@ -258,13 +286,12 @@ def comm(args):
 
 def comm_tcp(args):
     """Collectives over loopback TCP against gloo and Open MPI, and what plain sockets need."""
-    ours = build("bench_comm_uv.c", CC, ["-luv", "-lsodium", "-lm", "-pthread"])
-    programs = [("ours", ours), ("limit", build("peer_sockets.c", CC, []))]
-    if os.path.exists("/usr/include/gloo/allreduce.h"):
-        programs.append(("gloo", build("peer_gloo.cc", CXX, ["-lgloo", "-pthread"])))
+    ours = args.programs["bench_comm_uv"]
+    programs = [("ours", ours), ("limit", args.programs["peer_sockets"]),
+                ("gloo", args.programs["peer_gloo"])]
     for parts, ranks in ((2, "2"), (1, "4")) if ours else ():
         commands = [(who, [program, ranks]) for who, program in programs if program]
-        commands += mpi("openmpi_tcp", ranks, "--mca", "btl", "self,tcp",
+        commands += mpi(args, "openmpi_tcp", ranks, "--mca", "btl", "self,tcp",
                         "--mca", "btl_tcp_if_include", "lo")
         yield from turns_of(share(args, parts), "tcp", ranks,
                             ["allreduce", "allgather", "reduce_scatter"], 64 * MIB, commands)
@@ -272,7 +299,7 @@ def comm_tcp(args):
 
 def kernels(args):
     """Elementwise ops, norms, losses and optimisers against loops with as many streams."""
-    program = build("bench_kernels.c", CC, ["-lm"])
+    program = args.programs["bench_kernels"]
 
     def both():
         text = output([program, "1"])
@@ -383,31 +410,17 @@ def torch_steps(who, env, threads, common):
                        "--threads", threads] + common, env)
 
 
-def fastest_torch(common):
-    """For each BLAS (its peer's name, environment, threads): what takes the least time."""
-    found = {}
-    for choice in blas_choices():
-        peer = torch_steps(*choice, common)
-        us = peer.ask("step", 0, 1) and peer.ask("step", 0, 1)
-        peer.close()
-        if us:
-            found.setdefault(choice[0], []).append((us, choice))
-    return [min(trials, key=lambda trial: trial[0])[1] for trials in found.values()]
-
-
 def gpt2(args):
     """A training step of GPT-2 124M on 2 ranks against PyTorch's best, a step of each by turns, and
     what the machine allows; and the most memory that each took."""
     text = text_of(args)
-    ours = build("bench_step.c", CC, ["-lm", "-pthread"])
-    limit = build("bench_limit.c", CC, ["-lm", "-pthread", "-ldl"] + blis_flags())
+    ours, limit = args.programs["bench_step"], args.programs["bench_limit"]
     one = {"BLIS_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    peers = None
+    torch = [choice for choice in blas_choices() if choice[2] == "2"]  # one is slower at this size
     for parts, context in ((3, "64"), (1, "256")) if ours and limit else ():
         common = ["--text", text, "--context", context] + GPT2
-        peers = fastest_torch(common) if peers is None else peers
         programs = [Ranks("ours", [ours, "--ranks", "2", "--chars"] + common)]
-        programs += [torch_steps(*peer, common) for peer in peers]
+        programs += [torch_steps(*choice, common) for choice in torch]
         programs.append(Ranks("limit", [limit, "4", context], one))
         seconds = by_turns(share(args, parts), programs, programs[1:-1])
         memory = {program.who: {0: kib * 1024 / 1e9} for program, kib in
@@ -421,7 +434,7 @@ def gpt2(args):
 def scaling(args):
     """GPT-2 124M on two ranks, on one rank, and on one with two threads; the share of collectives;
     and what a step costs against width, layers and context."""
-    ours = build("bench_step.c", CC, ["-lm", "-pthread"] + openmp())
+    ours = args.programs["bench_step"]
     text = text_of(args)
 
     def ranks(who, count, *flags):
@@ -514,7 +527,7 @@ def replicas(args):
     """Two replicas of a GPT of width 768 over TCP, with and without overlap: on loopback, and with
     larger batches on a slow link; the bytes of moments on a rank, cut over the replicas and
     whole."""
-    ours = build("bench_step.c", CC, ["-DGPT_TCP", "-lm", "-pthread", "-luv", "-lsodium"])
+    ours = args.programs["bench_step_tcp"]
     common = [ours, "--text", text_of(args), "--chars", "--backend", "tcp", "--ranks", "2", "--dp",
               "2", "--layers", "4", "--heads", "12", "--width", "768", "--context", "64"]
     if not ours:
@@ -538,7 +551,7 @@ def replicas(args):
 
 def model(args):
     """What parts of a model cost."""
-    program = build("bench_model.c", CC, ["-lm", "-pthread"])
+    program = args.programs["bench_model"]
     if program:
         yield rounds_of(args, [lambda: [
             (name, unit, who, float(value)) for name, unit, who, value in
@@ -595,6 +608,7 @@ def main():
                      "peers: value, ratio (quartiles) >= the ratio to reach"), flush=True)
     parts = {part: seconds for part, seconds in parts.items() if args.only in (None, part.__name__)}
     args.end = time.monotonic() + (math.inf if full else sum(parts.values()))
+    args.programs = build(parts)
     rows, failed, left = [], False, list(parts.values())
     for part, seconds in parts.items():
         for samples in part(share(args, sum(left) / left.pop(0))):
