@@ -595,7 +595,7 @@ def write(rows):
 
 
 def main():
-    parts = {gemm: 60, kernels: 35, comm: 20, comm_tcp: 50, nanogpt: 65, gpt2: 180, scaling: 40,
+    parts = {gemm: 50, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 65, gpt2: 180, scaling: 40,
              replicas: 50, model: 30}  # seconds that each may take
     full = bool(os.environ.get("FULL"))
     parser = argparse.ArgumentParser()
