@@ -417,10 +417,10 @@ static void count_stream(const tshi_gemm_tile *t, int rows, int cols) {
     streaming->stream(t, rows, cols);
 }
 
-/* The bits of a product of few rows that reads B from end to end are those of the tiles'. beta 2: a
- * bias is added. */
+/* The bits of a product of few rows that reads B from end to end are those of the tiles'; also
+ * where it is added to a bias. */
 static void check_stream(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
-                         int layout_a, int layout_b, tsh_real beta) {
+                         int layout_a, int layout_b, tsh_real beta, int biased) {
     matrix a = matrix_new(m, k, layout_a), b = matrix_new(k, n, layout_b);
     matrix c[2] = {matrix_new(m, n, ROWS_PADDED), matrix_new(m, n, ROWS_PADDED)};
     matrix bias = {b.data, 0, 1, 0};
@@ -433,10 +433,7 @@ static void check_stream(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, i
         streaming = kernel;
         streamed = 0;
         matrix_fill(&c[stream], m, n, 3, 0);
-        if (beta == 2)
-            gemm_from(&one, m, n, k, R(0.7), &a, &b, 1, &bias, &c[stream]);
-        else
-            gemm(&one, m, n, k, R(0.7), &a, &b, beta, &c[stream]);
+        gemm_from(&one, m, n, k, R(0.7), &a, &b, beta, biased ? &bias : &c[stream], &c[stream]);
         assert_int_equal(streamed > 0, stream && expect);
     }
     if (memcmp(c[0].data, c[1].data, c[0].size * sizeof *c[0].data))
@@ -456,12 +453,12 @@ static void test_streams(void **state) {
         for (int m = 1; m <= TSHI_GEMM_STREAM_ROWS + 1; m++) {
             const int64_t stripe = tshi_base_min(kernel->nr * kc / m, TSHI_GEMM_STREAM_COLS);
             const int layout = layouts[m % 3];
-            check_stream(kernel, m, 2 * stripe + 3 * width + 1, kc - 1, layout, ROWS, 0);
-            check_stream(kernel, m, stripe + width - 1, 2 * kc + 5, layout, ROWS_PADDED, 1);
-            check_stream(kernel, m, stripe + 3 * width, 2 * kc + 5, layout, ROWS_PADDED, 2);
-            check_stream(kernel, m, stripe - width, 2 * kc, layout, ROWS_PADDED, R(-0.5));
-            check_stream(kernel, m, m * TSHI_GEMM_STREAM_LEAST / 16, 16, layout, ROWS, 1);
-            check_stream(kernel, m, m * TSHI_GEMM_STREAM_LEAST / 16 - 1, 16, layout, ROWS, 1);
+            check_stream(kernel, m, 2 * stripe + 3 * width + 1, kc - 1, layout, ROWS, 0, 0);
+            check_stream(kernel, m, stripe + width - 1, 2 * kc + 5, layout, ROWS_PADDED, 1, 0);
+            check_stream(kernel, m, stripe + 3 * width, 2 * kc + 5, layout, ROWS_PADDED, 1, 1);
+            check_stream(kernel, m, stripe - width, 2 * kc, layout, ROWS_PADDED, R(-0.5), 0);
+            check_stream(kernel, m, m * TSHI_GEMM_STREAM_LEAST / 16, 16, layout, ROWS, 1, 0);
+            check_stream(kernel, m, m * TSHI_GEMM_STREAM_LEAST / 16 - 1, 16, layout, ROWS, 1, 0);
         }
     }
 }
