@@ -1490,8 +1490,11 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #define TSHI_PREFETCH(p)    ((void)(p))
 #define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
-/* Before a loop whose operands do not overlap, or are one. */
-#if defined(__GNUC__) && !defined(__clang__)
+/* Before a loop over a block, whose operands do not overlap or are one. (clang would unroll it
+ * before it looks for vectors.) */
+#if defined(__clang__)
+#define TSHI_LANES _Pragma("clang loop unroll(disable)")
+#elif defined(__GNUC__)
 #define TSHI_LANES _Pragma("GCC ivdep")
 #else
 #define TSHI_LANES
@@ -3648,15 +3651,27 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
  * where it lies, and a loop of constant length vectorises at -O2 too. (Of 16 or less, gcc at -O3
  * unrolls it before it looks for vectors.) Sums have as many lanes: a fixed order. */
 
-enum { TSHI_BLOCK = 32, TSHI_AHEAD = 1024 };
+enum { TSHI_BLOCK = 32, TSHI_AHEAD = 1024, TSHI_AHEAD_PUT = 256 };
 
+#if TSHI_VECTORS
+typedef tsh_real tshi_kernel_four __attribute__((vector_size(4 * sizeof(tsh_real))));
+#endif
+
+/* The sum of all lanes, by halves. (Compilers take the lanes one by one, where they may.) */
 TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
+#if TSHI_VECTORS
+    tshi_kernel_four a[8];
+    memcpy(a, lane, sizeof a);
+    a[0] = ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+    return (a[0][0] + a[0][2]) + (a[0][1] + a[0][3]);
+#else
     tsh_real a[16];
     int i;
     for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16];
     for (i = 0; i < 8; i++) a[i] += a[i + 8];
     for (i = 0; i < 4; i++) a[i] += a[i + 4];
     return (a[0] + a[2]) + (a[1] + a[3]);
+#endif
 }
 
 /* Not inlined, so that the loops around stay small: from any step to a pad, which repeats the first
@@ -3678,8 +3693,8 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
 }
 
 /* Asks for the block that is `by` values behind x, so that it comes while those in between are
- * worked on: a processor by itself waits for lines that it is to write, and looks less far ahead
- * the more it computes. Behind the end of a run the next row may follow; elsewhere it is of
+ * worked on: a processor by itself looks less far ahead the more it computes, and waits for lines
+ * that it is to write (these need not come as early: stores are not waited for at once). Behind the end of a run the next row may follow; elsewhere it is of
  * no use, but no harm. */
 TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
     const uintptr_t at = (uintptr_t)x + (uintptr_t)by * sizeof *x; /* may be beyond the array */
@@ -3715,18 +3730,18 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
         tshi_kernel_scatter(y + e * step, step, n - e, block, add);
         return;
     }
-    tshi_kernel_ahead(y + e, TSHI_AHEAD);
+    tshi_kernel_ahead(y + e, TSHI_AHEAD_PUT);
     if (add)
-        for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
     else
-        for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
 }
 
 /* Where a block goes that is put at once: to its place, or to a pad, from which it is put. */
 TSHI_INLINE tsh_real *tshi_kernel_to(tsh_real *y, int64_t step, int64_t e, int64_t n, tsh_real *pad,
                                      int add) {
     if (step != 1 || n - e < TSHI_BLOCK || add) return pad;
-    tshi_kernel_ahead(y + e, TSHI_AHEAD);
+    tshi_kernel_ahead(y + e, TSHI_AHEAD_PUT);
     return y + e;
 }
 
@@ -3760,35 +3775,30 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     return tshi_kernel_fold(lane);
 }
 
-/* sum (x - c) (y - c). */
-TSHI_INLINE void tshi_kernel_dots_step(tsh_real *lane, const tsh_real *x, const tsh_real *y,
-                                       tsh_real c) {
+/* sum x y. */
+TSHI_INLINE void tshi_kernel_dot_step(tsh_real *lane, const tsh_real *x, const tsh_real *y) {
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (x[i] - c) * (y[i] - c);
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i] * y[i];
 }
 
-TSHI_INLINE tsh_real tshi_kernel_dots(const tsh_real *x, const tsh_real *y, int64_t n, tsh_real c) {
+TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64_t n) {
     tsh_real lane[TSHI_BLOCK], pad[2][TSHI_BLOCK];
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_dots_step(lane, x + e, y + e, c);
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_dot_step(lane, x + e, y + e);
     if (e < n) {
-        tshi_kernel_end(x + e, n - e, c, pad[0]);
-        tshi_kernel_end(y + e, n - e, c, pad[1]);
-        tshi_kernel_dots_step(lane, pad[0], pad[1], c);
+        tshi_kernel_end(x + e, n - e, 0, pad[0]);
+        tshi_kernel_end(y + e, n - e, 0, pad[1]);
+        tshi_kernel_dot_step(lane, pad[0], pad[1]);
     }
     return tshi_kernel_fold(lane);
-}
-
-TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64_t n) {
-    return tshi_kernel_dots(x, y, n, 0);
 }
 
 /* x != x tells NaN, which the comparison passes over. */
 TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, int32_t *odd, const tsh_real *x) {
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) {
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
         lane[i] = x[i] > lane[i] ? x[i] : lane[i];
         odd[i] |= x[i] != x[i];
     }
@@ -3829,7 +3839,7 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
     for (i = 0; i < TSHI_BLOCK; i++) odd[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e, TSHI_AHEAD);
+        tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
         tshi_kernel_max_step(lane, odd, x + e);
     }
     if (e < n) {
@@ -3844,8 +3854,8 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
 TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real most,
                                        tsh_real *y, int fused) {
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_kernel_exp_below(x[i] - most, fused);
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_kernel_exp_below(x[i] - most, fused);
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
 TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real most, tsh_real *y,
@@ -6968,7 +6978,7 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
             gs = tshi_kernel_get(dy, s[1], e, n, pad[0]);                                          \
             vs = tshi_kernel_get(kept, s[2], e, n, pad[1]);                                        \
-            for (i = 0; i < TSHI_BLOCK; i++) {                                                     \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real g = gs[i], v = vs[i];                                               \
                 (void)v;                                                                           \
                 out[i] = D;                                                                        \
@@ -7108,7 +7118,7 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
             gs = tshi_kernel_get((const tsh_real *)at[1], s[1], e, n, pad[0]);                     \
             as = tshi_kernel_see((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
             bs = tshi_kernel_see((const tsh_real *)at[3], s[3], e, n, pad[2]);                     \
-            for (i = 0; i < TSHI_BLOCK; i++) {                                                     \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real g = gs[i], a = as[i], b = bs[i];                                    \
                 (void)a;                                                                           \
                 (void)b;                                                                           \
@@ -7131,7 +7141,7 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
             as = tshi_kernel_get((const tsh_real *)at[1], s[1], e, n, pad[0]);                     \
             bs = tshi_kernel_get((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
-            for (i = 0; i < TSHI_BLOCK; i++) {                                                     \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real a = as[i], b = bs[i];                                               \
                 out[i] = F;                                                                        \
             }                                                                                      \
@@ -7583,11 +7593,15 @@ TSHI_INLINE void tshi_map_masked(tsh_real *y, const tsh_real *x, const uint32_t 
         const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;              \
         const tsh_real scale = mask->p < 1 ? TSHI_R(1 / (1 - mask->p)) : 0;                        \
         uint32_t word[TSHI_RNG_WORDS];                                                             \
-        int64_t i, m;                                                                              \
+        int64_t i, m, e;                                                                           \
         int skip = (int)(s[0] % 4);                                                                \
         (void)p;                                                                                   \
         for (i = 0; i < n; i += m, skip = 0) {                                                     \
             m = tshi_base_min(TSHI_RNG_WORDS - skip, n - i);                                       \
+            for (e = i; e < i + m; e += TSHI_BLOCK) {                                              \
+                tshi_kernel_ahead(x + e, TSHI_AHEAD);                                              \
+                tshi_kernel_ahead(y + e, TSHI_AHEAD_PUT);                                          \
+            }                                                                                      \
             tshi_map_words_##isa(mask->key, mask->stream, (uint64_t)(s[0] + i) / 4, word);         \
             if (m == TSHI_RNG_WORDS)                                                               \
                 tshi_map_masked(y + i, x + i, word, below, scale, TSHI_RNG_WORDS);                 \
@@ -7774,25 +7788,22 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t n, void *const *at, const int64_t 
 }
 TSHI_KERNEL(tshi_reduce_sum);
 
-enum { TSHI_REDUCE_ROWS = 4 };
-
-/* y += a row, and the next, and the next ...: y is read and written once for all of them. at y, x;
- * s: step of the rows. The rows that follow are asked for meanwhile. */
+/* y = the sum of rows of n columns, in order. at y, x; s: rows, their step. */
 TSHI_INLINE void tshi_reduce_rows_body(int64_t n, void *const *at, const int64_t *s,
                                        const double *p) {
     tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
-    const int64_t step = s[0];
-    int64_t e;
+    int64_t row, e;
     int i;
     (void)p;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK, x += TSHI_BLOCK) {
-        for (i = 0; i < TSHI_REDUCE_ROWS; i++)
-            tshi_kernel_ahead(x + i * step, TSHI_REDUCE_ROWS * step);
-        for (i = 0; i < TSHI_BLOCK; i++)
-            y[e + i] = y[e + i] + x[i] + x[step + i] + x[2 * step + i] + x[3 * step + i];
+    for (e = 0; e < n; e++) y[e] = 0;
+    for (row = 0; row < s[0]; row++, x += s[1]) {
+        for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+            tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += x[e + i];
+        }
+        for (; e < n; e++) y[e] += x[e];
     }
-    for (; e < n; e++, x++) y[e] = y[e] + x[0] + x[step] + x[2 * step] + x[3 * step];
 }
 TSHI_KERNEL(tshi_reduce_rows);
 
@@ -7806,14 +7817,15 @@ typedef struct tshi_sums {
 
 /* Units are rows where those are summed, else columns. */
 static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to) {
-    static const int64_t one[2] = {1, 1};
     const tshi_sums *sums = (const tshi_sums *)job;
     const int64_t n = sums->r->n, inner = sums->r->inner;
     const tsh_real *x = sums->x;
     tsh_real *y = sums->y;
-    int64_t o, i, j, rows;
+    int64_t o, i, s[2];
     void *at[2];
     (void)piece;
+    s[0] = n;
+    s[1] = inner;
     for (o = from; o < to && inner == 1; o++) {
         at[0] = y + o;
         at[1] = tshi_kernel_read(x + o * n);
@@ -7821,17 +7833,9 @@ static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to
     }
     for (o = 0; o < sums->r->outer && inner > 1; o++, x += n * inner, y += inner) {
         for (i = from; i < to; i += TSHI_REDUCE_STRIP) {
-            const int64_t width = tshi_base_min(TSHI_REDUCE_STRIP, to - i);
-            memset(y + i, 0, (size_t)width * sizeof *y);
             at[0] = y + i;
-            for (j = 0; j < n; j += rows) {
-                rows = n - j < TSHI_REDUCE_ROWS ? 1 : TSHI_REDUCE_ROWS;
-                at[1] = tshi_kernel_read(x + j * inner + i);
-                if (rows == 1)
-                    tshi_kernel_add[sums->isa](width, at, one, NULL);
-                else
-                    tshi_reduce_rows[sums->isa](width, at, &inner, NULL);
-            }
+            at[1] = tshi_kernel_read(x + i);
+            tshi_reduce_rows[sums->isa](tshi_base_min(TSHI_REDUCE_STRIP, to - i), at, s, NULL);
         }
         for (i = from; i < to; i++) y[i] *= TSHI_R(sums->c);
     }
@@ -7949,7 +7953,7 @@ static void tshi_reduce_turn(tsh_real *rows, tsh_real *x, int64_t n, int64_t ste
 TSHI_INLINE void tshi_reduce_first_step(int32_t *lane, const tsh_real *x, tsh_real most,
                                         int64_t e) {
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) {
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
         const int32_t here = x[i] == most ? (int32_t)e + i : INT32_MAX;
         lane[i] = lane[i] < here ? lane[i] : here;
     }
@@ -8115,9 +8119,9 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int6
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
         if (log) /* not x - (most + c), which would be rounded to the size of most */
-            for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - most - c;
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - most - c;
         else
-            for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
         tshi_kernel_put(y, 1, e, n, out, 0);
     }
 }
@@ -8136,9 +8140,10 @@ TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, void *const *at, cons
         ys = tshi_kernel_get(y, 1, e, n, pad[0]);
         gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
         if (p[0] > 0)
-            for (i = 0; i < TSHI_BLOCK; i++) out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+                out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
         else
-            for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
         tshi_kernel_put(dx, 1, e, n, out, 0);
     }
 }
@@ -9701,9 +9706,9 @@ TSHI_INLINE void tshi_embedding_slope_body(int64_t n, void *const *at, const int
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get((const tsh_real *)at[1], 1, e, n, pad);
-        for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * share;
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * share;
         if (s[0] == 1 && n - e >= TSHI_BLOCK)
-            for (i = 0; i < TSHI_BLOCK; i++) d[e + i] += out[i];
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) d[e + i] += out[i];
         else
             tshi_kernel_scatter(d + e * s[0], s[0], n - e, out, 1);
     }
@@ -9960,45 +9965,90 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* y = a + b. */
-TSHI_INLINE void tshi_norm_add(tsh_real *TSHI_RESTRICT y, const tsh_real *TSHI_RESTRICT a,
-                               const tsh_real *TSHI_RESTRICT b, int64_t n) {
-    int64_t i;
-    for (i = 0; i < n; i++) y[i] = a[i] + b[i];
+/* sum (x - c)^2. */
+TSHI_INLINE void tshi_norm_squares_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (x[i] - c) * (x[i] - c);
+}
+
+TSHI_INLINE tsh_real tshi_norm_squares(const tsh_real *x, int64_t n, tsh_real c) {
+    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
+    int64_t e;
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(x + e, TSHI_AHEAD);
+        tshi_norm_squares_step(lane, x + e, c);
+    }
+    if (e < n) {
+        tshi_kernel_end(x + e, n - e, c, pad);
+        tshi_norm_squares_step(lane, pad, c);
+    }
+    return tshi_kernel_fold(lane);
+}
+
+/* y = a + b; gives sum y. */
+TSHI_INLINE tsh_real tshi_norm_add(tsh_real *TSHI_RESTRICT y, const tsh_real *TSHI_RESTRICT a,
+                                   const tsh_real *TSHI_RESTRICT b, int64_t n) {
+    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
+    int64_t e, j;
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(a + e, TSHI_AHEAD);
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = a[e + i] + b[e + i];
+        tshi_kernel_sum_step(lane, y + e);
+    }
+    if (e < n) {
+        for (j = e; j < n; j++) y[j] = a[j] + b[j];
+        tshi_kernel_end(y + e, n - e, 0, pad);
+        tshi_kernel_sum_step(lane, pad);
+    }
+    return tshi_kernel_fold(lane);
+}
+
+/* y = (x - mean) rstd w + b; asks for what follows behind y and `next`. */
+TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w, const tsh_real *b,
+                               int64_t d, const tsh_real *stats, const tsh_real *next) {
+    const tsh_real mean = stats[0], rstd = stats[1];
+    int64_t e;
+    int i;
+    for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(next + e, TSHI_AHEAD);
+        tshi_kernel_ahead(y + e, TSHI_AHEAD);
+        if (b)
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+                y[e + i] = (x[e + i] - mean) * rstd * w[e + i] + b[e + i];
+        else
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+                y[e + i] = (x[e + i] - mean) * rstd * w[e + i];
+    }
+    for (; e < d; e++) y[e] = (x[e] - mean) * rstd * w[e] + (b ? b[e] : 0);
 }
 
 /* xh = (x - mean) / sqrt(mean((x - mean)^2) + eps), y = w xh + b; about zero: with 0 for the mean.
  * n rows: at y, x, w, b or NULL, stats (mean, 1 / sqrt) per row; then what is added to x before, or
- * NULL, and where that sum goes; s: D, step of x's rows; p: eps, about zero. */
+ * NULL, and where that sum goes; s: D, step of x's rows; p: eps, about zero. Every pass over a row
+ * asks for other arrays ahead, so that memory hardly rests. */
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
     tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4], *sum = (tsh_real *)at[6];
-    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK];
-    const tsh_real *x, *w = (const tsh_real *)at[2], *b = (const tsh_real *)at[3], *xs, *ws, *bs;
-    int64_t r, e, d = s[0];
-    int i;
-    for (r = 0; r < n; r++, y += d) {
-        x = (const tsh_real *)at[1] + r * s[1];
-        if (sum) {
-            tshi_norm_add(sum + r * d, x, (const tsh_real *)at[5] + r * d, d);
-            x = sum + r * d;
-        }
-        const tsh_real mean = p[1] > 0 ? 0 : tshi_kernel_sum(x, d) / TSHI_R(d);
-        const tsh_real rstd = TSHI_R(1) /
-                              tshi_kernel_sqrt(tshi_kernel_dots(x, x, d, mean) / TSHI_R(d) +
-                                               TSHI_R(p[0]));
-        stats[2 * r] = mean;
-        stats[2 * r + 1] = rstd;
-        for (e = 0; e < d; e += TSHI_BLOCK) {
-            xs = tshi_kernel_get(x, 1, e, d, pad[0]);
-            ws = tshi_kernel_get(w, 1, e, d, pad[1]);
-            for (i = 0; i < TSHI_BLOCK; i++) out[i] = (xs[i] - mean) * rstd * ws[i];
-            if (b) {
-                bs = tshi_kernel_get(b, 1, e, d, pad[2]);
-                for (i = 0; i < TSHI_BLOCK; i++) out[i] += bs[i];
-            }
-            tshi_kernel_put(y, 1, e, d, out, 0);
-        }
+    const tsh_real *x = (const tsh_real *)at[1], *more = (const tsh_real *)at[5], *from;
+    const int64_t d = s[0];
+    const int centred = !(p[1] > 0);
+    int64_t r;
+    for (r = 0; r < n; r++, x += s[1], y += d, stats += 2) {
+        tsh_real mean = 0;
+        from = sum ? sum + r * d : x;
+        if (sum)
+            mean = tshi_norm_add(sum + r * d, x, more + r * d, d);
+        else if (centred)
+            mean = tshi_kernel_sum(x, d);
+        stats[0] = centred ? mean / TSHI_R(d) : 0;
+        stats[1] = TSHI_R(1) / tshi_kernel_sqrt(tshi_norm_squares(from, d, stats[0]) / TSHI_R(d) +
+                                                TSHI_R(p[0]));
+        tshi_norm_row(y, from, (const tsh_real *)at[2], (const tsh_real *)at[3], d, stats,
+                      sum ? more + r * d : x);
     }
 }
 TSHI_KERNEL(tshi_norm_rows);
@@ -10008,7 +10058,7 @@ TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_rea
                                 const tsh_real *dy, const tsh_real *stats) {
     const tsh_real mean = stats[0], rstd = stats[1];
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) {
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
         const tsh_real xh = (x[i] - mean) * rstd, h = dy[i] * w[i];
         lane[i] += h;
         lane[i + TSHI_BLOCK] += h * xh;
@@ -10029,12 +10079,14 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
 
 /* Both sums of a row; dw and db where dw is not NULL. */
 TSHI_INLINE void tshi_norm_sums(const tsh_real *x, const tsh_real *w, const tsh_real *dy, int64_t n,
-                                const tsh_real *stats, tsh_real *dw, tsh_real *db, tsh_real *sum) {
+                                const tsh_real *stats, tsh_real *dw, tsh_real *db, int64_t by,
+                                tsh_real *sum) {
     tsh_real lane[2 * TSHI_BLOCK], pad[3][TSHI_BLOCK];
     int64_t e;
     int i;
     for (i = 0; i < 2 * TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(x + e, by);
         tshi_norm_step(lane, x + e, w + e, dy + e, stats);
         if (dw) tshi_norm_step_weights(x + e, dy + e, stats, TSHI_BLOCK, dw + e, db + e);
     }
@@ -10052,15 +10104,16 @@ TSHI_INLINE void tshi_norm_sums(const tsh_real *x, const tsh_real *w, const tsh_
 /* dx = (h - a - xh b) rstd, or added to it. */
 TSHI_INLINE void tshi_norm_slope_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
                                      const tsh_real *dy, int64_t d, const tsh_real *stats,
-                                     tsh_real a, tsh_real b, int add) {
+                                     tsh_real a, tsh_real b, int add, int64_t by) {
     const tsh_real mean = stats[0], rstd = stats[1], *xs, *ws, *gs;
     tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK], *to;
     int64_t e;
     int i;
     for (e = 0; e < d; e += TSHI_BLOCK) {
-        xs = tshi_kernel_get(x, 1, e, d, pad[0]);
-        ws = tshi_kernel_get(w, 1, e, d, pad[1]);
-        gs = tshi_kernel_get(dy, 1, e, d, pad[2]);
+        tshi_kernel_ahead(dy + e, by);
+        xs = tshi_kernel_see(x, 1, e, d, pad[0]);
+        ws = tshi_kernel_see(w, 1, e, d, pad[1]);
+        gs = tshi_kernel_see(dy, 1, e, d, pad[2]);
         to = tshi_kernel_to(dx, 1, e, d, out, add);
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
             to[i] = (gs[i] * ws[i] - a - (xs[i] - mean) * rstd * b) * rstd;
@@ -10076,12 +10129,13 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
     tsh_real *dx = (tsh_real *)at[0], *dw = (tsh_real *)at[5], *db = (tsh_real *)at[6], sum[2];
     const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
                    *dy = (const tsh_real *)at[3], *stats = (const tsh_real *)at[4];
-    int64_t r, d = s[0];
+    int64_t r, d = s[0], ahead = d < TSHI_AHEAD ? TSHI_AHEAD / d : 1;
     for (r = 0; r < n; r++, x += s[1], dy += s[2], stats += 2) {
-        tshi_norm_sums(x, w, dy, d, stats, dw, db, sum);
+        tshi_norm_sums(x, w, dy, d, stats, dw, db, ahead * s[1], sum);
         if (dx)
             tshi_norm_slope_row(dx + r * s[1], x, w, dy, d, stats,
-                                p[1] > 0 ? 0 : sum[0] / TSHI_R(d), sum[1] / TSHI_R(d), p[2] > 0);
+                                p[1] > 0 ? 0 : sum[0] / TSHI_R(d), sum[1] / TSHI_R(d), p[2] > 0,
+                                ahead * s[2]);
     }
 }
 TSHI_KERNEL(tshi_norm_slope);
@@ -10571,8 +10625,8 @@ TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n,
     int64_t e;
     int i;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        for (i = 0; i < TSHI_BLOCK; i++) out[i] = x[e + i] * by;
-        for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = out[i];
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = x[e + i] * by;
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = out[i];
     }
     for (; e < n; e++) y[e] = x[e] * by;
 }
@@ -10616,7 +10670,7 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, void *const *at, const in
     int i;
     (void)p;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        for (i = 0; i < TSHI_BLOCK; i++) {
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i];
             most[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
             back[i] = TSHI_R(1) / sum;
@@ -10713,11 +10767,11 @@ TSHI_INLINE void tshi_attention_slope_body(int64_t n, void *const *at, const int
         const int seen = (double)most < -DBL_MAX ? 0 : (int)tshi_attention_row(s, r);
         for (e = 0; e < s[0]; e += TSHI_BLOCK) {
             const int left = seen - (int)e;
-            for (i = 0; i < TSHI_BLOCK; i++)
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 y[i] = tshi_kernel_exp_below(x[e + i] - most - log_sum, fused) + nan;
-            for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
-            for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = i < left ? y[i] : 0;
-            for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = i < left ? dy[i] : 0;
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = i < left ? y[i] : 0;
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = i < left ? dy[i] : 0;
         }
     }
 }
@@ -11312,7 +11366,7 @@ TSHI_INLINE void tshi_loss_slope_body(int64_t n, void *const *at, const int64_t 
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get(x, 1, e, n, pad);
-        for (i = 0; i < TSHI_BLOCK; i++)
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
             out[i] = g * tshi_kernel_exp_below(in[i] - most - log_sum, fused);
         tshi_kernel_put(dx, s[0], e, n, out, p[3] > 0);
     }

@@ -21,16 +21,27 @@ static const int shapes[][3] = {
     {768, 384, 128}, {768, 65, 128},   {128, 512, 768},  {64, 32, 64},    {64, 64, 32},
     {8, 768, 768},   {1, 768, 768},    {1, BIG, 768},    {768, 1, 128},   {256, 256, 8}};
 
-/* GFLOP/s of `times` products. OpenBLAS's threads spin for a while yet after theirs; those of this
- * program sleep, and may wake on one core. */
-static double rate(void (*product)(const problem *), const problem *p, int threads, int times) {
+enum { WARM = 20, MEASURED = 40, LONG = 200 }; /* ms */
+
+/* GFLOP/s. OpenBLAS's threads spin for a while yet after theirs; those of this program sleep, and
+ * may wake on one core, from which the system takes them while products run that do not count. */
+static double rate(void (*product)(const problem *), const problem *p, int threads) {
     const struct timespec pause = {0, 50000000};
-    double start;
+    const double flop = 2e-9 * p->m * p->n * p->k;
+    double start, seconds;
+    int warm = 0, times;
     if (threads > 1) (void)nanosleep(&pause, NULL);
-    product(p);
+    start = now();
+    do {
+        product(p);
+        warm++;
+        seconds = now() - start;
+    } while (1000 * seconds < WARM);
+    if (warm == 1 && 1000 * seconds > LONG) return flop / seconds;
+    times = (int)(MEASURED / (1000 * seconds / warm)) + 1;
     start = now();
     for (int i = 0; i < times; i++) product(p);
-    return 2e-9 * p->m * p->n * p->k * times / (now() - start);
+    return flop * times / (now() - start);
 }
 
 /* The largest difference to the built-in product's C: a benchmark of wrong results is none. */
@@ -44,8 +55,6 @@ static void check(const problem *p, const char *who, const tsh_real *right) {
 }
 
 static void bench(problem *p, int threads, int rounds) {
-    const double flop = 2.0 * p->m * p->n * p->k;
-    const int times = flop > 4e9 ? 1 : (int)(4e9 / flop < 20000 ? 4e9 / flop : 20000); /* 40 ms */
     const char *kind = p->tb ? "" : p->ta ? "_TN" : "_NN";
     tsh_real *right = matrix(p->m, p->n);
     p->a = matrix(p->m, p->k);
@@ -62,7 +71,7 @@ static void bench(problem *p, int threads, int rounds) {
         for (int i = 0; i < COUNT(programs); i++)
             if (there(p, i))
                 printf("%dx%dx%d%s_t%d %s %.2f\n", p->m, p->n, p->k, kind, threads,
-                       programs[i].name, rate(programs[i].product, p, threads, times));
+                       programs[i].name, rate(programs[i].product, p, threads));
     (void)fflush(stdout);
     free(p->a);
     free(p->b);
