@@ -3694,8 +3694,8 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
 
 /* Asks for the block that is `by` values behind x, so that it comes while those in between are
  * worked on: a processor by itself looks less far ahead the more it computes, and waits for lines
- * that it is to write (these need not come as early: stores are not waited for at once). Behind the end of a run the next row may follow; elsewhere it is of
- * no use, but no harm. */
+ * that it is to write (which are asked for later, as stores are not waited for at once). Behind the
+ * end of a run the next row may follow; elsewhere it is of no use, but no harm. */
 TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
     const uintptr_t at = (uintptr_t)x + (uintptr_t)by * sizeof *x; /* may be beyond the array */
     unsigned i;
