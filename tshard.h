@@ -4402,8 +4402,7 @@ enum {
     TSHI_GEMM_STREAM_ROWS = 8,        /* rows up to which a product may be streamed, ... */
     TSHI_GEMM_STREAM_LEAST = 1 << 16, /* ... elements of B per row that it takes, ... */
     TSHI_GEMM_STREAM_COLS = 4096,     /* ... columns of a stripe, ... */
-    TSHI_GEMM_STREAM_STEPS = 12,      /* ... rows of B that are read at a time, and ... */
-    TSHI_GEMM_THIN_STEPS = 4          /* ... for a thin product, as a processor follows few */
+    TSHI_GEMM_STREAM_STEPS = 12       /* ... and rows of B that are read at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
@@ -4483,7 +4482,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     }
 
 /* tshi_gemm_rows_isa: a tile of rows x vecs registers, both constant after inlining.
- * tshi_gemm_tile_isa: any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
+ * tshi_gemm_tile_isa: any number of rows up to mr, as mr or 8 + 4 + 2 + 1.
+ * tshi_gemm_thin_isa: sums of a thin product, B read in the order of memory. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
     TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
                                                  const int vecs, const int stream) {               \
@@ -4542,8 +4542,29 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         TSHI_GEMM_PART(isa, mr, 2, 0)                                                              \
         TSHI_GEMM_PART(isa, mr, 1, 0)                                                              \
     }                                                                                              \
+    TARGET static void tshi_gemm_thin_##isa(const tshi_gemm_tile *t, int rows, int cols) {         \
+        const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
+        for (int64_t p = 0; p < t->k; p++) {                                                       \
+            const tsh_real *b = t->b + p * t->rsb, *next = b + t->ahead * t->rsb;                  \
+            for (int i = 0; i < rows; i++) {                                                       \
+                const TSHI_GEMM_VEC_##isa zero = {0};                                              \
+                const TSHI_GEMM_VEC_##isa x = TSHI_GEMM_SET_##isa(t->a[i * t->rsa + p * t->csa]);  \
+                tsh_real *sums = t->sums + i * t->rss;                                             \
+                (void)zero; /* of some SETs */                                                     \
+                for (int j = 0; j < cols; j += lanes) {                                            \
+                    if (i == 0) TSHI_PREFETCH(next + j);                                           \
+                    TSHI_GEMM_STORE_##isa(sums + j,                                                \
+                                          TSHI_GEMM_FMA_##isa(x, TSHI_GEMM_LOAD_##isa(b + j),      \
+                                                              TSHI_GEMM_LOAD_##isa(sums + j)));    \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
     TARGET static void tshi_gemm_stream_##isa(const tshi_gemm_tile *t, int rows, int cols) {       \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
+        const int thin = rows <= TSHI_GEMM_THIN;                                                   \
+        if (thin) tshi_gemm_thin_##isa(t, rows, cols);                                             \
+        if (thin && t->more) return;                                                               \
         for (int j = 0; j < cols; j += 2 * lanes) {                                                \
             const int wide = cols - j > lanes;                                                     \
             tshi_gemm_tile part = *t;                                                              \
@@ -4553,7 +4574,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
             part.d += j;                                                                           \
             part.sums += j;                                                                        \
             const tsh_real *next = part.b + t->ahead * t->rsb;                                     \
-            for (int64_t p = 0; p < t->k; p++, next += t->rsb) {                                   \
+            if (thin) part.k = 0; /* summed already */                                             \
+            for (int64_t p = 0; p < part.k; p++, next += t->rsb) {                                 \
                 TSHI_PREFETCH_L2(next);                                                            \
                 if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH_L2(next + lanes);             \
             }                                                                                      \
@@ -4931,7 +4953,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
 static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int64_t n = job->n / (kernel->nr / 2) * (kernel->nr / 2);
-    const int steps = job->m > TSHI_GEMM_THIN ? TSHI_GEMM_STREAM_STEPS : TSHI_GEMM_THIN_STEPS;
+    const int steps = TSHI_GEMM_STREAM_STEPS;
     int64_t stripe = kernel->nr * tshi_base_min(kernel->kc, job->k) / job->m; /* what has room */
     tshi_gemm_tile t;
     stripe = tshi_base_min(stripe, TSHI_GEMM_STREAM_COLS) / kernel->nr * kernel->nr;
@@ -4939,7 +4961,6 @@ static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
         job->d.column != 1 || job->c.column != 1 || stripe == 0 ||
         job->n * job->k / job->m < TSHI_GEMM_STREAM_LEAST)
         return 0;
-    t.ahead = 2 * steps;
     t.alpha = job->alpha;
     t.rsa = job->a.row;
     t.csa = job->a.column;
@@ -4949,6 +4970,7 @@ static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
     t.sums = job->pack_b;
     for (int64_t j = 0; j < n; j += stripe) {
         t.rss = tshi_base_min(stripe, n - j);
+        t.ahead = job->m > TSHI_GEMM_THIN ? 2 * steps : tshi_base_ceil(TSHI_AHEAD, t.rss);
         t.c = job->c.data + j;
         for (int64_t p = 0; p < job->k; p += t.k) {
             const int64_t left = tshi_base_min(kc - p % kc, job->k - p); /* of the slice */
