@@ -4946,14 +4946,15 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     }
 }
 
-/* Few rows wait for B. Where the rows of a large B are contiguous they are read from end to end, a
- * few at a time and early into L2, so that many pages are on their way at once; the sums of a
- * stripe of columns wait in the place of packed B. Returns how many columns are done: all that fill
+/* Few rows wait for B. Where the rows of a large B are contiguous they are read from end to end;
+ * the sums of a stripe of columns wait in the place of packed B. Of a few rows at a time, early
+ * into L2, many pages are on their way at once; where one or two rows of A leave little to compute,
+ * B comes fastest in the order of memory. Returns how many columns are done: all that fill
  * registers, or none. */
 static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int64_t n = job->n / (kernel->nr / 2) * (kernel->nr / 2);
-    const int steps = TSHI_GEMM_STREAM_STEPS;
+    const int thin = job->m <= TSHI_GEMM_THIN;
     int64_t stripe = kernel->nr * tshi_base_min(kernel->kc, job->k) / job->m; /* what has room */
     tshi_gemm_tile t;
     stripe = tshi_base_min(stripe, TSHI_GEMM_STREAM_COLS) / kernel->nr * kernel->nr;
@@ -4970,11 +4971,11 @@ static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
     t.sums = job->pack_b;
     for (int64_t j = 0; j < n; j += stripe) {
         t.rss = tshi_base_min(stripe, n - j);
-        t.ahead = job->m > TSHI_GEMM_THIN ? 2 * steps : tshi_base_ceil(TSHI_AHEAD, t.rss);
+        t.ahead = thin ? tshi_base_ceil(TSHI_AHEAD, t.rss) : 2 * TSHI_GEMM_STREAM_STEPS;
         t.c = job->c.data + j;
         for (int64_t p = 0; p < job->k; p += t.k) {
             const int64_t left = tshi_base_min(kc - p % kc, job->k - p); /* of the slice */
-            t.k = tshi_base_min(steps, left);
+            t.k = thin ? left : tshi_base_min(TSHI_GEMM_STREAM_STEPS, left);
             t.a = job->a.data + p * job->a.column;
             t.b = job->b.data + p * job->b.row + j;
             t.add = job->add || p >= kc;
@@ -7810,16 +7811,23 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t n, void *const *at, const int64_t 
 }
 TSHI_KERNEL(tshi_reduce_sum);
 
-/* y = the sum of rows of n columns, in order. at y, x; s: rows, their step. */
+/* y = the sum of rows of n columns, in order; 4 short ones at a time, as each would wait for the
+ * one before. at y, x; s: rows, their step. */
 TSHI_INLINE void tshi_reduce_rows_body(int64_t n, void *const *at, const int64_t *s,
                                        const double *p) {
     tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
+    const int64_t step = s[1], few = n < 4 * TSHI_BLOCK ? s[0] / 4 * 4 : 0;
     int64_t row, e;
     int i;
     (void)p;
     for (e = 0; e < n; e++) y[e] = 0;
-    for (row = 0; row < s[0]; row++, x += s[1]) {
+    for (row = 0; row < few; row += 4, x += 4 * step) {
+        tshi_kernel_ahead(x, 2 * TSHI_AHEAD);
+        for (e = 0; e < n; e++)
+            y[e] = y[e] + x[e] + x[step + e] + x[2 * step + e] + x[3 * step + e];
+    }
+    for (; row < s[0]; row++, x += step) {
         for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
             tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += x[e + i];
@@ -10029,23 +10037,33 @@ TSHI_INLINE tsh_real tshi_norm_add(tsh_real *TSHI_RESTRICT y, const tsh_real *TS
     return tshi_kernel_fold(lane);
 }
 
-/* y = (x - mean) rstd w + b; asks for what follows behind y and `next`. */
+/* A block of y = (x - mean) rstd w + b. */
+TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_real *w,
+                                    const tsh_real *b, const tsh_real *stats) {
+    const tsh_real mean = stats[0], rstd = stats[1];
+    int i;
+    if (b)
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = (x[i] - mean) * rstd * w[i] + b[i];
+    else
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = (x[i] - mean) * rstd * w[i];
+}
+
+/* A row; asks for what follows behind y and `next`. */
 TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w, const tsh_real *b,
                                int64_t d, const tsh_real *stats, const tsh_real *next) {
-    const tsh_real mean = stats[0], rstd = stats[1];
+    tsh_real pad[4][TSHI_BLOCK];
     int64_t e;
-    int i;
     for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
         tshi_kernel_ahead(next + e, TSHI_AHEAD);
-        tshi_kernel_ahead(y + e, TSHI_AHEAD);
-        if (b)
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-                y[e + i] = (x[e + i] - mean) * rstd * w[e + i] + b[e + i];
-        else
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-                y[e + i] = (x[e + i] - mean) * rstd * w[e + i];
+        tshi_kernel_ahead(y + e, TSHI_AHEAD_PUT);
+        tshi_norm_row_step(y + e, x + e, w + e, b ? b + e : NULL, stats);
     }
-    for (; e < d; e++) y[e] = (x[e] - mean) * rstd * w[e] + (b ? b[e] : 0);
+    if (e == d) return;
+    tshi_kernel_end(x + e, d - e, 0, pad[0]);
+    tshi_kernel_end(w + e, d - e, 0, pad[1]);
+    if (b) tshi_kernel_end(b + e, d - e, 0, pad[2]);
+    tshi_norm_row_step(pad[3], pad[0], pad[1], b ? pad[2] : NULL, stats);
+    tshi_kernel_put(y, 1, e, d, pad[3], 0);
 }
 
 /* xh = (x - mean) / sqrt(mean((x - mean)^2) + eps), y = w xh + b; about zero: with 0 for the mean.
@@ -10099,7 +10117,7 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
     }
 }
 
-/* Both sums of a row; dw and db where dw is not NULL. */
+/* Both sums of a row; dw and db where dw is not NULL. Asks for the x that is `by` values on. */
 TSHI_INLINE void tshi_norm_sums(const tsh_real *x, const tsh_real *w, const tsh_real *dy, int64_t n,
                                 const tsh_real *stats, tsh_real *dw, tsh_real *db, int64_t by,
                                 tsh_real *sum) {
@@ -10123,7 +10141,7 @@ TSHI_INLINE void tshi_norm_sums(const tsh_real *x, const tsh_real *w, const tsh_
     sum[1] = tshi_kernel_fold(lane + TSHI_BLOCK);
 }
 
-/* dx = (h - a - xh b) rstd, or added to it. */
+/* dx = (h - a - xh b) rstd, or added to it. Asks for the dy that is `by` values on. */
 TSHI_INLINE void tshi_norm_slope_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
                                      const tsh_real *dy, int64_t d, const tsh_real *stats,
                                      tsh_real a, tsh_real b, int add, int64_t by) {
@@ -10151,7 +10169,7 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
     tsh_real *dx = (tsh_real *)at[0], *dw = (tsh_real *)at[5], *db = (tsh_real *)at[6], sum[2];
     const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
                    *dy = (const tsh_real *)at[3], *stats = (const tsh_real *)at[4];
-    int64_t r, d = s[0], ahead = d < TSHI_AHEAD ? TSHI_AHEAD / d : 1;
+    int64_t r, d = s[0], ahead = d > 0 && d < TSHI_AHEAD ? TSHI_AHEAD / d : 1; /* rows */
     for (r = 0; r < n; r++, x += s[1], dy += s[2], stats += 2) {
         tshi_norm_sums(x, w, dy, d, stats, dw, db, ahead * s[1], sum);
         if (dx)

@@ -114,6 +114,7 @@ static const op_case cases[] = {
     {"softmax", run_softmax, {{301, 1003}}},
     {"norms", run_norms, {{301, 203}, {203}, {203}}},
     {"norms of long rows", run_norms, {{3, 70001}, {70001}, {70001}}},
+    {"norms of few columns", run_norms, {{5003, 16}, {16}, {16}}}, /* fewer than threads share */
     {"matmul", run_matmul, {{301, 203}, {203, 407}}},
     {"matmul, one row", run_matmul, {{1, 2003}, {2003, 4001}}},
     {"matmul, few rows", run_matmul, {{5, 803}, {803, 2001}}},

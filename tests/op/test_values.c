@@ -586,6 +586,8 @@ static void test_empty_matrices(void **state) {
            {0, 0, 0, 0, 0, 0});
     EXPECT(tsh_embedding(ints(ctx, tsh_shape1(1), id), narrow, NULL), 0, {0});
     EXPECT(slope(ctx, tsh_layer_norm(e, gain, shift, 0), shift), 3, {0, 0, 0});
+    none = leaf(ctx, tsh_shape1(0), NULL);
+    EXPECT(slope(ctx, tsh_layer_norm(narrow, none, none, 0), narrow), 0, {0}); /* no feature */
     q = leaf(ctx, tsh_shape4(1, 1, 2, 3), six);
     k = leaf(ctx, tsh_shape4(1, 1, 0, 3), NULL);
     EXPECT(slope(ctx, tsh_attention(q, k, k, NULL), q), 6, {0, 0, 0, 0, 0, 0});
