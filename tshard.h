@@ -3775,24 +3775,32 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     return tshi_kernel_fold(lane);
 }
 
-/* sum x y. */
-TSHI_INLINE void tshi_kernel_dot_step(tsh_real *lane, const tsh_real *x, const tsh_real *y) {
+/* sum (x - c) (y - c). */
+TSHI_INLINE void tshi_kernel_dots_step(tsh_real *lane, const tsh_real *x, const tsh_real *y,
+                                       tsh_real c) {
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i] * y[i];
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (x[i] - c) * (y[i] - c);
 }
 
-TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64_t n) {
+TSHI_INLINE tsh_real tshi_kernel_dots(const tsh_real *x, const tsh_real *y, int64_t n, tsh_real c) {
     tsh_real lane[TSHI_BLOCK], pad[2][TSHI_BLOCK];
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_dot_step(lane, x + e, y + e);
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(x + e, TSHI_AHEAD);
+        tshi_kernel_dots_step(lane, x + e, y + e, c);
+    }
     if (e < n) {
-        tshi_kernel_end(x + e, n - e, 0, pad[0]);
-        tshi_kernel_end(y + e, n - e, 0, pad[1]);
-        tshi_kernel_dot_step(lane, pad[0], pad[1]);
+        tshi_kernel_end(x + e, n - e, c, pad[0]);
+        tshi_kernel_end(y + e, n - e, c, pad[1]);
+        tshi_kernel_dots_step(lane, pad[0], pad[1], c);
     }
     return tshi_kernel_fold(lane);
+}
+
+TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64_t n) {
+    return tshi_kernel_dots(x, y, n, 0);
 }
 
 /* x != x tells NaN, which the comparison passes over. */
@@ -4562,19 +4570,20 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     }                                                                                              \
     TARGET static void tshi_gemm_stream_##isa(const tshi_gemm_tile *t, int rows, int cols) {       \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
-        const int thin = rows <= TSHI_GEMM_THIN;                                                   \
-        if (thin) tshi_gemm_thin_##isa(t, rows, cols);                                             \
-        if (thin && t->more) return;                                                               \
+        tshi_gemm_tile rest = *t;                                                                  \
+        if (rows <= TSHI_GEMM_THIN) {                                                              \
+            tshi_gemm_thin_##isa(t, rows, cols);                                                   \
+            rest.k = 0; /* all is in the sums */                                                   \
+        }                                                                                          \
         for (int j = 0; j < cols; j += 2 * lanes) {                                                \
             const int wide = cols - j > lanes;                                                     \
-            tshi_gemm_tile part = *t;                                                              \
+            tshi_gemm_tile part = rest;                                                            \
             int left = rows;                                                                       \
             part.b += j;                                                                           \
             part.c += j;                                                                           \
             part.d += j;                                                                           \
             part.sums += j;                                                                        \
             const tsh_real *next = part.b + t->ahead * t->rsb;                                     \
-            if (thin) part.k = 0; /* summed already */                                             \
             for (int64_t p = 0; p < part.k; p++, next += t->rsb) {                                 \
                 TSHI_PREFETCH_L2(next);                                                            \
                 if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH_L2(next + lanes);             \
@@ -7823,7 +7832,6 @@ TSHI_INLINE void tshi_reduce_rows_body(int64_t n, void *const *at, const int64_t
     (void)p;
     for (e = 0; e < n; e++) y[e] = 0;
     for (row = 0; row < few; row += 4, x += 4 * step) {
-        tshi_kernel_ahead(x, 2 * TSHI_AHEAD);
         for (e = 0; e < n; e++)
             y[e] = y[e] + x[e] + x[step + e] + x[2 * step + e] + x[3 * step + e];
     }
@@ -9995,28 +10003,6 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* sum (x - c)^2. */
-TSHI_INLINE void tshi_norm_squares_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (x[i] - c) * (x[i] - c);
-}
-
-TSHI_INLINE tsh_real tshi_norm_squares(const tsh_real *x, int64_t n, tsh_real c) {
-    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
-    int64_t e;
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e, TSHI_AHEAD);
-        tshi_norm_squares_step(lane, x + e, c);
-    }
-    if (e < n) {
-        tshi_kernel_end(x + e, n - e, c, pad);
-        tshi_norm_squares_step(lane, pad, c);
-    }
-    return tshi_kernel_fold(lane);
-}
-
 /* y = a + b; gives sum y. */
 TSHI_INLINE tsh_real tshi_norm_add(tsh_real *TSHI_RESTRICT y, const tsh_real *TSHI_RESTRICT a,
                                    const tsh_real *TSHI_RESTRICT b, int64_t n) {
@@ -10068,8 +10054,8 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
 
 /* xh = (x - mean) / sqrt(mean((x - mean)^2) + eps), y = w xh + b; about zero: with 0 for the mean.
  * n rows: at y, x, w, b or NULL, stats (mean, 1 / sqrt) per row; then what is added to x before, or
- * NULL, and where that sum goes; s: D, step of x's rows; p: eps, about zero. Every pass over a row
- * asks for other arrays ahead, so that memory hardly rests. */
+ * NULL, and where that sum goes; s: D, step of x's rows; p: eps, about zero. The passes over a
+ * row share what there is to ask for ahead, so that memory hardly rests. */
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
     tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4], *sum = (tsh_real *)at[6];
@@ -10085,8 +10071,9 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *
         else if (centred)
             mean = tshi_kernel_sum(x, d);
         stats[0] = centred ? mean / TSHI_R(d) : 0;
-        stats[1] = TSHI_R(1) / tshi_kernel_sqrt(tshi_norm_squares(from, d, stats[0]) / TSHI_R(d) +
-                                                TSHI_R(p[0]));
+        stats[1] = TSHI_R(1) /
+                   tshi_kernel_sqrt(tshi_kernel_dots(from, from, d, stats[0]) / TSHI_R(d) +
+                                    TSHI_R(p[0]));
         tshi_norm_row(y, from, (const tsh_real *)at[2], (const tsh_real *)at[3], d, stats,
                       sum ? more + r * d : x);
     }

@@ -24,7 +24,8 @@ static const int shapes[][3] = {
 enum { WARM = 20, MEASURED = 40, LONG = 200 }; /* ms */
 
 /* GFLOP/s. OpenBLAS's threads spin for a while yet after theirs; those of this program sleep, and
- * may wake on one core, from which the system takes them while products run that do not count. */
+ * may wake on one core, from which the system takes them while products run that do not count. (One
+ * that takes long by itself is measured at once.) */
 static double rate(void (*product)(const problem *), const problem *p, int threads) {
     const struct timespec pause = {0, 50000000};
     const double flop = 2e-9 * p->m * p->n * p->k;

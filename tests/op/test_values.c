@@ -567,6 +567,28 @@ static void test_empty_map_and_reduce(void **state) {
     close_ctx(ctx);
 }
 
+/* The last columns of a row, which fill no block, get what equal ones in a block get: the sign of
+ * a zero, too. */
+static void test_norm_ends(void **state) {
+    enum { WIDTH = 37 };
+    float zeros[WIDTH], ones[WIDTH];
+    tsh_ctx *ctx = open_ctx();
+    const float *y;
+    int i, biased;
+    (void)state;
+    for (i = 0; i < WIDTH; i++) zeros[i] = 0;
+    for (i = 0; i < WIDTH; i++) ones[i] = -1;
+    for (biased = 0; biased < 2; biased++) {
+        tsh_tensor *x = leaf(ctx, tsh_shape2(1, WIDTH), zeros), *w = row(ctx, WIDTH, ones);
+        y = (const float *)tsh_data(ctx, biased ? tsh_layer_norm(x, w, row(ctx, WIDTH, zeros), 0)
+                                                : tsh_rms_norm(x, w, 0));
+        assert_non_null(y);
+        assert_int_equal(signbit(y[0]) != 0, !biased);
+        for (i = 1; i < WIDTH; i++) assert_memory_equal(&y[i], &y[0], sizeof *y);
+    }
+    tsh_close(ctx);
+}
+
 static void test_empty_matrices(void **state) {
     static const float six[] = {1, 2, 3, 4, 5, 6};
     static const int64_t id[] = {0};
@@ -1168,6 +1190,7 @@ int main(void) {
         cmocka_unit_test(test_cast_and_integers),
         cmocka_unit_test(test_empty_map_and_reduce),
         cmocka_unit_test(test_empty_matrices),
+        cmocka_unit_test(test_norm_ends),
         cmocka_unit_test(test_all_ignored),
         cmocka_unit_test(test_length_one),
         cmocka_unit_test(test_copies),
