@@ -3651,7 +3651,7 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
  * where it lies, and a loop of constant length vectorises at -O2 too. (Of 16 or less, gcc at -O3
  * unrolls it before it looks for vectors.) Sums have as many lanes: a fixed order. */
 
-enum { TSHI_BLOCK = 32, TSHI_AHEAD = 1024, TSHI_AHEAD_PUT = 256 };
+enum { TSHI_BLOCK = 32, TSHI_AHEAD = 1024, TSHI_AHEAD_PUT = 512 };
 
 #if TSHI_VECTORS
 typedef tsh_real tshi_kernel_four __attribute__((vector_size(4 * sizeof(tsh_real))));
@@ -10104,65 +10104,59 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
     }
 }
 
-/* Both sums of a row; dw and db where dw is not NULL. Asks for the x that is `by` values on. */
-TSHI_INLINE void tshi_norm_sums(const tsh_real *x, const tsh_real *w, const tsh_real *dy, int64_t n,
-                                const tsh_real *stats, tsh_real *dw, tsh_real *db, int64_t by,
-                                tsh_real *sum) {
-    tsh_real lane[2 * TSHI_BLOCK], pad[3][TSHI_BLOCK];
-    int64_t e;
+/* A block of dx = (h - mean h - xh mean(h xh)) rstd; means: of h, of h xh. */
+TSHI_INLINE void tshi_norm_slope_step(tsh_real *dx, const tsh_real *x, const tsh_real *w,
+                                      const tsh_real *dy, const tsh_real *stats,
+                                      const tsh_real *means) {
+    const tsh_real mean = stats[0], rstd = stats[1], a = means[0], b = means[1];
     int i;
-    for (i = 0; i < 2 * TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e, by);
-        tshi_norm_step(lane, x + e, w + e, dy + e, stats);
-        if (dw) tshi_norm_step_weights(x + e, dy + e, stats, TSHI_BLOCK, dw + e, db + e);
-    }
-    if (e < n) {
-        tshi_kernel_end(x + e, n - e, stats[0], pad[0]);
-        tshi_kernel_end(w + e, n - e, 0, pad[1]);
-        tshi_kernel_end(dy + e, n - e, 0, pad[2]);
-        tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
-        if (dw) tshi_norm_step_weights(x + e, dy + e, stats, n - e, dw + e, db + e);
-    }
-    sum[0] = tshi_kernel_fold(lane);
-    sum[1] = tshi_kernel_fold(lane + TSHI_BLOCK);
-}
-
-/* dx = (h - a - xh b) rstd, or added to it. Asks for the dy that is `by` values on. */
-TSHI_INLINE void tshi_norm_slope_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
-                                     const tsh_real *dy, int64_t d, const tsh_real *stats,
-                                     tsh_real a, tsh_real b, int add, int64_t by) {
-    const tsh_real mean = stats[0], rstd = stats[1], *xs, *ws, *gs;
-    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK], *to;
-    int64_t e;
-    int i;
-    for (e = 0; e < d; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(dy + e, by);
-        xs = tshi_kernel_see(x, 1, e, d, pad[0]);
-        ws = tshi_kernel_see(w, 1, e, d, pad[1]);
-        gs = tshi_kernel_see(dy, 1, e, d, pad[2]);
-        to = tshi_kernel_to(dx, 1, e, d, out, add);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-            to[i] = (gs[i] * ws[i] - a - (xs[i] - mean) * rstd * b) * rstd;
-        if (to == out) tshi_kernel_put(dx, 1, e, d, out, add);
-    }
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+        dx[i] = (dy[i] * w[i] - a - (x[i] - mean) * rstd * b) * rstd;
 }
 
 /* dx (+)= (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. at
  * dx (or NULL), x, w, dy, stats, dw or NULL, db. s: D, step of the rows of x and dx, of dy; p as
- * forward, 1: dx is added to. */
+ * forward, 1: dx is added to. A row's sums are taken in the pass that writes dx of the row before,
+ * so that memory is asked for, read and written at all times. */
 TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
-    tsh_real *dx = (tsh_real *)at[0], *dw = (tsh_real *)at[5], *db = (tsh_real *)at[6], sum[2];
+    tsh_real *dx = (tsh_real *)at[0], *dw = (tsh_real *)at[5], *db = (tsh_real *)at[6], *to;
     const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
                    *dy = (const tsh_real *)at[3], *stats = (const tsh_real *)at[4];
-    int64_t r, d = s[0], ahead = d > 0 && d < TSHI_AHEAD ? TSHI_AHEAD / d : 1; /* rows */
-    for (r = 0; r < n; r++, x += s[1], dy += s[2], stats += 2) {
-        tshi_norm_sums(x, w, dy, d, stats, dw, db, ahead * s[1], sum);
-        if (dx)
-            tshi_norm_slope_row(dx + r * s[1], x, w, dy, d, stats,
-                                p[1] > 0 ? 0 : sum[0] / TSHI_R(d), sum[1] / TSHI_R(d), p[2] > 0,
-                                ahead * s[2]);
+    tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, out[TSHI_BLOCK], pad[3][TSHI_BLOCK];
+    int64_t r, e, d = s[0], ahead = d > 0 && d < TSHI_AHEAD ? TSHI_AHEAD / d : 1; /* rows */
+    int i, before, add = p[2] > 0;
+    for (r = 0; r <= n; r++, x += s[1], dy += s[2], stats += 2) {
+        before = r > 0 && dx;
+        for (i = 0; i < 2 * TSHI_BLOCK; i++) lane[i] = 0;
+        for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
+            if (before) {
+                to = tshi_kernel_to(dx, 1, e, d, out, add);
+                tshi_norm_slope_step(to, x - s[1] + e, w + e, dy - s[2] + e, stats - 2, means);
+                if (add) tshi_kernel_put(dx, 1, e, d, out, 1);
+            }
+            if (r == n) continue;
+            tshi_kernel_ahead(x + e, ahead * s[1]);
+            tshi_kernel_ahead(dy + e, ahead * s[2]);
+            tshi_norm_step(lane, x + e, w + e, dy + e, stats);
+            if (dw) tshi_norm_step_weights(x + e, dy + e, stats, TSHI_BLOCK, dw + e, db + e);
+        }
+        if (e < d) tshi_kernel_end(w + e, d - e, 0, pad[1]);
+        if (e < d && before) {
+            tshi_kernel_end(x - s[1] + e, d - e, 0, pad[0]);
+            tshi_kernel_end(dy - s[2] + e, d - e, 0, pad[2]);
+            tshi_norm_slope_step(out, pad[0], pad[1], pad[2], stats - 2, means);
+            tshi_kernel_put(dx, 1, e, d, out, add);
+        }
+        if (e < d && r < n) {
+            tshi_kernel_end(x + e, d - e, stats[0], pad[0]);
+            tshi_kernel_end(dy + e, d - e, 0, pad[2]);
+            tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
+            if (dw) tshi_norm_step_weights(x + e, dy + e, stats, d - e, dw + e, db + e);
+        }
+        if (before) dx += s[1];
+        means[0] = p[1] > 0 ? 0 : tshi_kernel_fold(lane) / TSHI_R(d);
+        means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);
     }
 }
 TSHI_KERNEL(tshi_norm_slope);
