@@ -9299,15 +9299,16 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
 }
 
-/* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, in units of the
- * largest tile: what both pieces pack is less. */
+/* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, at tiles of the largest
+ * kernel: what both pieces pack is less. */
 static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
-    enum { UNIT = 96, LEAST = 1 << 20 }; /* multiply-adds that are worth a thread */
-    const int64_t side = m >= n ? m : n;
+    enum { ROWS = 12, COLUMNS = 32, LEAST = 1 << 20 }; /* multiply-adds that are worth a thread */
+    const int turned = tshi_gemm_turns(m, n, c.row, c.column, ctx->gemm_kernel->nr);
+    const int64_t side = m >= n ? m : n, unit = (m >= n) != turned ? ROWS : COLUMNS;
     const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, LEAST),
-                                          tshi_base_ceil(side, UNIT));
+                                          tshi_base_ceil(side, unit));
     tshi_gemm_chore progress;
     tshi_product x;
     progress.fn = tshi_tape_progress;
@@ -9326,7 +9327,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     x.chore = &progress;
     x.each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 * 64;
     x.scratch = tshi_matmul_scratch(ctx, x.each * (size_t)pieces);
-    if (side && x.scratch) tshi_team_run(pieces, side, UNIT, tshi_matmul_piece, &x);
+    if (side && x.scratch) tshi_team_run(pieces, side, unit, tshi_matmul_piece, &x);
 }
 
 /* C = alpha A B + beta C. */
