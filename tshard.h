@@ -9299,16 +9299,21 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
 }
 
-/* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, at tiles of the largest
- * kernel: what both pieces pack is less. */
+/* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, as pieces pack less of
+ * A and B then; between tiles of the largest kernel, whose rows and columns all others divide. */
 static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
-    enum { ROWS = 12, COLUMNS = 32, LEAST = 1 << 20 }; /* multiply-adds that are worth a thread */
+    enum {
+        ROWS = 12,
+        COLUMNS = 32,
+        SIDE = 96,      /* of a piece, and ... */
+        LEAST = 1 << 20 /* ... multiply-adds that are worth a thread */
+    };
     const int turned = tshi_gemm_turns(m, n, c.row, c.column, ctx->gemm_kernel->nr);
     const int64_t side = m >= n ? m : n, unit = (m >= n) != turned ? ROWS : COLUMNS;
     const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, LEAST),
-                                          tshi_base_ceil(side, unit));
+                                          tshi_base_ceil(side, SIDE));
     tshi_gemm_chore progress;
     tshi_product x;
     progress.fn = tshi_tape_progress;
@@ -10118,7 +10123,7 @@ TSHI_INLINE void tshi_norm_slope_step(tsh_real *dx, const tsh_real *x, const tsh
 /* dx (+)= (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. at
  * dx (or NULL), x, w, dy, stats, dw or NULL, db. s: D, step of the rows of x and dx, of dy; p as
  * forward, 1: dx is added to. A row's sums are taken in the pass that writes dx of the row before,
- * so that memory is asked for, read and written at all times. */
+ * so that memory is asked for, read and written at all times; with r = n that is all it does. */
 TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
     tsh_real *dx = (tsh_real *)at[0], *dw = (tsh_real *)at[5], *db = (tsh_real *)at[6], *to;
@@ -10126,38 +10131,43 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
                    *dy = (const tsh_real *)at[3], *stats = (const tsh_real *)at[4];
     tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, out[TSHI_BLOCK], pad[3][TSHI_BLOCK];
     int64_t r, e, d = s[0], ahead = d > 0 && d < TSHI_AHEAD ? TSHI_AHEAD / d : 1; /* rows */
-    int i, before, add = p[2] > 0;
-    for (r = 0; r <= n; r++, x += s[1], dy += s[2], stats += 2) {
-        before = r > 0 && dx;
+    int i, writes, sums, add = p[2] > 0;
+    for (r = 0; r <= n; r++) {
+        writes = r > 0 && dx;
+        sums = r < n;
         for (i = 0; i < 2 * TSHI_BLOCK; i++) lane[i] = 0;
         for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
-            if (before) {
+            if (writes) {
                 to = tshi_kernel_to(dx, 1, e, d, out, add);
                 tshi_norm_slope_step(to, x - s[1] + e, w + e, dy - s[2] + e, stats - 2, means);
                 if (add) tshi_kernel_put(dx, 1, e, d, out, 1);
             }
-            if (r == n) continue;
+            if (!sums) continue;
             tshi_kernel_ahead(x + e, ahead * s[1]);
             tshi_kernel_ahead(dy + e, ahead * s[2]);
             tshi_norm_step(lane, x + e, w + e, dy + e, stats);
             if (dw) tshi_norm_step_weights(x + e, dy + e, stats, TSHI_BLOCK, dw + e, db + e);
         }
         if (e < d) tshi_kernel_end(w + e, d - e, 0, pad[1]);
-        if (e < d && before) {
+        if (e < d && writes) {
             tshi_kernel_end(x - s[1] + e, d - e, 0, pad[0]);
             tshi_kernel_end(dy - s[2] + e, d - e, 0, pad[2]);
             tshi_norm_slope_step(out, pad[0], pad[1], pad[2], stats - 2, means);
             tshi_kernel_put(dx, 1, e, d, out, add);
         }
-        if (e < d && r < n) {
+        if (e < d && sums) {
             tshi_kernel_end(x + e, d - e, stats[0], pad[0]);
             tshi_kernel_end(dy + e, d - e, 0, pad[2]);
             tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
             if (dw) tshi_norm_step_weights(x + e, dy + e, stats, d - e, dw + e, db + e);
         }
-        if (before) dx += s[1];
-        means[0] = p[1] > 0 ? 0 : tshi_kernel_fold(lane) / TSHI_R(d);
-        means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);
+        if (!sums) break;
+        if (writes) dx += s[1];
+        if (dx && p[1] <= 0) means[0] = tshi_kernel_fold(lane) / TSHI_R(d);
+        if (dx) means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);
+        x += s[1];
+        dy += s[2];
+        stats += 2;
     }
 }
 TSHI_KERNEL(tshi_norm_slope);

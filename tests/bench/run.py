@@ -97,17 +97,17 @@ def stop(process):
         process.communicate()
 
 
-def output(command, env=None):
+def output(command, env=None, limit=LIMIT):
     """What a program prints; nothing if it fails."""
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=TOP,
                                    env=dict(os.environ, **(env or {})), universal_newlines=True)
-        out, err = process.communicate(timeout=LIMIT)
+        out, err = process.communicate(timeout=limit)
     except OSError as why:
         note("bench: %s" % why)
         return ""
     except subprocess.TimeoutExpired:
-        note("bench: no end within %d s: %s" % (LIMIT, " ".join(command)))
+        note("bench: no end within %d s: %s" % (limit, " ".join(command)))
         stop(process)
         return ""
     if process.returncode:
@@ -232,15 +232,15 @@ def row_of(name, unit, values):
 
 
 def newest_kernels():
-    """BLIS 0.9 and OpenBLAS 0.3 choose by a processor's name, which may be newer than they are or
-    forced in the environment, and then run at half or a sixth of their speed: have the peers use
-    AVX-512 wherever it is there."""
+    """Where there is AVX-512 the peers use it: BLIS 0.9 does not know newer processors and falls
+    back to plain C, and the environment may hold OpenBLAS to less than it could."""
     try:
         with open("/proc/cpuinfo") as file:
             flags = set(re.search(r"^flags\s*:(.*)$", file.read(), re.M)[1].split())
     except (OSError, TypeError):
         return
     if flags >= {"avx512f", "avx512bw", "avx512dq", "avx512vl"}:
+        # BLIS 0.9 wants a number and reads a name as 0, which is that of skx; later ones want names
         os.environ.update(BLIS_ARCH_TYPE="skx", OPENBLAS_CORETYPE="SkylakeX")
 
 
@@ -261,11 +261,12 @@ def openmp():
 
 def gemm(args):
     """The built-in matrix product and BLIS's by tshard_blis.h, against BLIS and OpenBLAS as they
-    are, by turns in one process."""
+    are, by turns."""
     program = args.programs["bench_gemm"]
     for threads in ("1", "2") if program else ():
         text = output([program, str(args.rounds), threads],
-                      {"BLIS_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads})
+                      {"BLIS_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
+                      LIMIT * max(1, args.rounds / 7))
         found = {}
         for shape, who, value in re.findall(r"^(\S+) (\S+) (\S+)$", text, re.M):
             found.setdefault(shape, {}).setdefault(who, []).append(float(value))
