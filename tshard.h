@@ -9300,7 +9300,7 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
 }
 
 /* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, as pieces pack less of
- * A and B then; between tiles of the largest kernel, whose rows and columns all others divide. */
+ * A and B then; between tiles: ROWS and COLUMNS are whole ones of every kernel. */
 static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
