@@ -3775,32 +3775,27 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     return tshi_kernel_fold(lane);
 }
 
-/* sum (x - c) (y - c). */
-TSHI_INLINE void tshi_kernel_dots_step(tsh_real *lane, const tsh_real *x, const tsh_real *y,
-                                       tsh_real c) {
+/* sum x y. */
+TSHI_INLINE void tshi_kernel_dot_step(tsh_real *lane, const tsh_real *x, const tsh_real *y) {
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (x[i] - c) * (y[i] - c);
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i] * y[i];
 }
 
-TSHI_INLINE tsh_real tshi_kernel_dots(const tsh_real *x, const tsh_real *y, int64_t n, tsh_real c) {
+TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64_t n) {
     tsh_real lane[TSHI_BLOCK], pad[2][TSHI_BLOCK];
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         tshi_kernel_ahead(x + e, TSHI_AHEAD);
-        tshi_kernel_dots_step(lane, x + e, y + e, c);
+        tshi_kernel_dot_step(lane, x + e, y + e);
     }
     if (e < n) {
-        tshi_kernel_end(x + e, n - e, c, pad[0]);
-        tshi_kernel_end(y + e, n - e, c, pad[1]);
-        tshi_kernel_dots_step(lane, pad[0], pad[1], c);
+        tshi_kernel_end(x + e, n - e, 0, pad[0]);
+        tshi_kernel_end(y + e, n - e, 0, pad[1]);
+        tshi_kernel_dot_step(lane, pad[0], pad[1]);
     }
     return tshi_kernel_fold(lane);
-}
-
-TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64_t n) {
-    return tshi_kernel_dots(x, y, n, 0);
 }
 
 /* x != x tells NaN, which the comparison passes over. */
@@ -10009,24 +10004,68 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* y = a + b; gives sum y. */
-TSHI_INLINE tsh_real tshi_norm_add(tsh_real *TSHI_RESTRICT y, const tsh_real *TSHI_RESTRICT a,
-                                   const tsh_real *TSHI_RESTRICT b, int64_t n) {
-    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
-    int64_t e, j;
+/* A block of a row: of x, or of sum = x + more. */
+TSHI_INLINE const tsh_real *tshi_norm_see(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
+                                          const tsh_real *more, int64_t e) {
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(a + e, TSHI_AHEAD);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = a[e + i] + b[e + i];
-        tshi_kernel_sum_step(lane, y + e);
+    if (!sum) return x + e;
+    tshi_kernel_ahead(sum + e, TSHI_AHEAD_PUT);
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) sum[e + i] = x[e + i] + more[e + i];
+    return sum + e;
+}
+
+/* A block's lanes, in vectors: of plain ones clang keeps none in registers. */
+#if TSHI_VECTORS
+typedef tsh_real tshi_norm_lanes __attribute__((vector_size(8 * sizeof(tsh_real))));
+#else
+typedef tsh_real tshi_norm_lanes;
+#endif
+enum { TSHI_NORM_LANES = TSHI_BLOCK * sizeof(tsh_real) / sizeof(tshi_norm_lanes) };
+
+/* A block of sum v (lane) and sum v^2 (behind), with v = x - c. */
+TSHI_INLINE void tshi_norm_moments_step(tshi_norm_lanes *lane, const tsh_real *x, tsh_real c) {
+    tshi_norm_lanes v;
+    int i;
+    for (i = 0; i < TSHI_NORM_LANES; i++) {
+        memcpy(&v, x + i * (TSHI_BLOCK / TSHI_NORM_LANES), sizeof v);
+        v = v - c;
+        lane[i] += v;
+        lane[i + TSHI_NORM_LANES] += v * v;
     }
+}
+
+/* Mean (or 0) and mean square about it of a row of x, or of sum = x + more. In one pass, about the
+ * mean c of its first block (Chan, Golub & LeVeque 1983): rounding grows by 1 + (mean - c)^2 /
+ * variance, which is about 1, and at most by the number of blocks. */
+TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
+                                   const tsh_real *more, int64_t n, int centred, tsh_real *stats) {
+    tshi_norm_lanes lane[2 * TSHI_NORM_LANES];
+    tsh_real pad[TSHI_BLOCK], c = 0;
+    const tsh_real *from;
+    int64_t e, j;
+    stats[0] = 0;
+    if (!centred && !sum) {
+        stats[1] = tshi_kernel_dot(x, x, n) / TSHI_R(n);
+        return;
+    }
+    memset(lane, 0, sizeof lane);
+    if (centred && n >= TSHI_BLOCK)
+        c = tshi_kernel_fold(tshi_norm_see(sum, x, more, 0)) / TSHI_BLOCK;
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK)
+        tshi_norm_moments_step(lane, tshi_norm_see(sum, x, more, e), c);
     if (e < n) {
-        for (j = e; j < n; j++) y[j] = a[j] + b[j];
-        tshi_kernel_end(y + e, n - e, 0, pad);
-        tshi_kernel_sum_step(lane, pad);
+        for (j = e; sum && j < n; j++) sum[j] = x[j] + more[j];
+        from = (sum ? sum : x) + e;
+        tshi_kernel_end(from, n - e, 0, pad);
+        if (centred && !e) c = tshi_kernel_fold(pad) / TSHI_R(n);
+        tshi_kernel_end(from, n - e, c, pad);
+        tshi_norm_moments_step(lane, pad, c);
     }
-    return tshi_kernel_fold(lane);
+    if (centred) stats[0] = tshi_kernel_fold((const tsh_real *)lane) / TSHI_R(n);
+    stats[1] = tshi_kernel_fold((const tsh_real *)(lane + TSHI_NORM_LANES)) / TSHI_R(n) -
+               stats[0] * stats[0];
+    if (stats[1] < 0) stats[1] = 0; /* of alike values */
+    stats[0] += c;
 }
 
 /* A block of y = (x - mean) rstd w + b. */
@@ -10040,18 +10079,22 @@ TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_re
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = (x[i] - mean) * rstd * w[i];
 }
 
-/* A row; asks for what follows behind y and `next`. */
-TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w, const tsh_real *b,
-                               int64_t d, const tsh_real *stats, const tsh_real *next) {
+/* A row of the norm of x, or of sum = x + more. It asks for what both passes over the rows to come
+ * will read: the other one has to wait for memory more. */
+TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *more,
+                               const tsh_real *sum, const tsh_real *w, const tsh_real *b, int64_t d,
+                               const tsh_real *stats) {
+    const tsh_real *from = sum ? sum : x;
     tsh_real pad[4][TSHI_BLOCK];
     int64_t e;
     for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(next + e, TSHI_AHEAD);
+        tshi_kernel_ahead(x + e, TSHI_AHEAD);
+        if (sum) tshi_kernel_ahead(more + e, TSHI_AHEAD);
         tshi_kernel_ahead(y + e, TSHI_AHEAD_PUT);
-        tshi_norm_row_step(y + e, x + e, w + e, b ? b + e : NULL, stats);
+        tshi_norm_row_step(y + e, from + e, w + e, b ? b + e : NULL, stats);
     }
     if (e == d) return;
-    tshi_kernel_end(x + e, d - e, 0, pad[0]);
+    tshi_kernel_end(from + e, d - e, 0, pad[0]);
     tshi_kernel_end(w + e, d - e, 0, pad[1]);
     if (b) tshi_kernel_end(b + e, d - e, 0, pad[2]);
     tshi_norm_row_step(pad[3], pad[0], pad[1], b ? pad[2] : NULL, stats);
@@ -10060,28 +10103,20 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
 
 /* xh = (x - mean) / sqrt(mean((x - mean)^2) + eps), y = w xh + b; about zero: with 0 for the mean.
  * n rows: at y, x, w, b or NULL, stats (mean, 1 / sqrt) per row; then what is added to x before, or
- * NULL, and where that sum goes; s: D, step of x's rows; p: eps, about zero. The passes over a
- * row share what there is to ask for ahead, so that memory hardly rests. */
+ * NULL, and where that sum goes; s: D, step of x's rows; p: eps, about zero. */
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
     tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4], *sum = (tsh_real *)at[6];
-    const tsh_real *x = (const tsh_real *)at[1], *more = (const tsh_real *)at[5], *from;
+    const tsh_real *x = (const tsh_real *)at[1], *more = (const tsh_real *)at[5];
     const int64_t d = s[0];
-    const int centred = !(p[1] > 0);
     int64_t r;
     for (r = 0; r < n; r++, x += s[1], y += d, stats += 2) {
-        tsh_real mean = 0;
-        from = sum ? sum + r * d : x;
-        if (sum)
-            mean = tshi_norm_add(sum + r * d, x, more + r * d, d);
-        else if (centred)
-            mean = tshi_kernel_sum(x, d);
-        stats[0] = centred ? mean / TSHI_R(d) : 0;
-        stats[1] = TSHI_R(1) /
-                   tshi_kernel_sqrt(tshi_kernel_dots(from, from, d, stats[0]) / TSHI_R(d) +
-                                    TSHI_R(p[0]));
-        tshi_norm_row(y, from, (const tsh_real *)at[2], (const tsh_real *)at[3], d, stats,
-                      sum ? more + r * d : x);
+        tshi_norm_moments(sum, x, more, d, !(p[1] > 0), stats);
+        stats[1] = TSHI_R(1) / tshi_kernel_sqrt(stats[1] + TSHI_R(p[0]));
+        tshi_norm_row(y, x, more, sum, (const tsh_real *)at[2], (const tsh_real *)at[3], d, stats);
+        if (!sum) continue;
+        sum += d;
+        more += d;
     }
 }
 TSHI_KERNEL(tshi_norm_rows);

@@ -589,6 +589,48 @@ static void test_norm_ends(void **state) {
     tsh_close(ctx);
 }
 
+/* Rows whose variance is lost if it is taken carelessly, against sums in double: far from zero,
+ * the first or the last values far from the rest, all alike. What is allowed beyond rounding is the
+ * error of a mean in float. */
+static void norm_row(tsh_ctx *ctx, int kind, int64_t n) {
+    enum { MOST = 768 };
+    float x[MOST], ones[MOST];
+    tsh_tensor *out;
+    double mean = 0, variance = 0, rstd, want, most;
+    const float *y;
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        ones[i] = 1;
+        x[i] = (float)(i % 5 - 2) * 0.25f;
+        if (kind == 0) x[i] += 10000;
+        if ((kind == 1 && i < 32) || (kind == 2 && i == n - 1)) x[i] += 1000;
+        if (kind == 3) x[i] = 0.1f;
+    }
+    for (i = 0; i < n; i++) mean += (double)x[i] / (double)n;
+    for (i = 0; i < n; i++) variance += pow((double)x[i] - mean, 2) / (double)n;
+    rstd = 1 / sqrt(variance + 1e-5);
+    out = tsh_layer_norm(leaf(ctx, tsh_shape2(1, n), x), row(ctx, n, ones), NULL, 0);
+    y = out ? (const float *)tsh_data(ctx, out) : NULL;
+    assert_non_null(y);
+    most = fabs(mean) * (double)FLT_EPSILON * rstd + 2e-6;
+    for (i = 0; i < n; i++) {
+        want = ((double)x[i] - mean) * rstd;
+        if (!(fabs((double)y[i] - want) <= most + 4e-6 * fabs(want)))
+            fail_msg("row %d of %d, [%d]: %.9g, not %.9g", kind, (int)n, (int)i, (double)y[i],
+                     want);
+    }
+}
+
+static void test_norm_variance(void **state) {
+    static const int64_t widths[] = {1, 5, 31, 32, 33, 64, 100, 768};
+    tsh_ctx *ctx = open_ctx();
+    int kind, i;
+    (void)state;
+    for (kind = 0; kind < 4; kind++)
+        for (i = 0; i < (int)(sizeof widths / sizeof *widths); i++) norm_row(ctx, kind, widths[i]);
+    close_ctx(ctx);
+}
+
 static void test_empty_matrices(void **state) {
     static const float six[] = {1, 2, 3, 4, 5, 6};
     static const int64_t id[] = {0};
@@ -1191,6 +1233,7 @@ int main(void) {
         cmocka_unit_test(test_empty_map_and_reduce),
         cmocka_unit_test(test_empty_matrices),
         cmocka_unit_test(test_norm_ends),
+        cmocka_unit_test(test_norm_variance),
         cmocka_unit_test(test_all_ignored),
         cmocka_unit_test(test_length_one),
         cmocka_unit_test(test_copies),
