@@ -10026,8 +10026,8 @@ enum { TSHI_NORM_LANES = TSHI_BLOCK * sizeof(tsh_real) / sizeof(tshi_norm_lanes)
 TSHI_INLINE void tshi_norm_moments_step(tshi_norm_lanes *lane, const tsh_real *x, tsh_real c) {
     tshi_norm_lanes v;
     int i;
-    for (i = 0; i < TSHI_NORM_LANES; i++) {
-        memcpy(&v, x + i * (TSHI_BLOCK / TSHI_NORM_LANES), sizeof v);
+    for (i = 0; i < TSHI_NORM_LANES; i++, x += sizeof v / sizeof *x) {
+        memcpy(&v, x, sizeof v);
         v = v - c;
         lane[i] += v;
         lane[i + TSHI_NORM_LANES] += v * v;
@@ -10050,7 +10050,7 @@ TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *
     }
     memset(lane, 0, sizeof lane);
     if (centred && n >= TSHI_BLOCK)
-        c = tshi_kernel_fold(tshi_norm_see(sum, x, more, 0)) / TSHI_BLOCK;
+        c = tshi_kernel_fold(tshi_norm_see(sum, x, more, 0)) / TSHI_R(TSHI_BLOCK);
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK)
         tshi_norm_moments_step(lane, tshi_norm_see(sum, x, more, e), c);
     if (e < n) {
