@@ -10014,8 +10014,8 @@ TSHI_INLINE const tsh_real *tshi_norm_see(tsh_real *TSHI_RESTRICT sum, const tsh
     return sum + e;
 }
 
-/* A block's lanes, in vectors: of plain ones clang keeps none in registers. */
-#if TSHI_VECTORS
+/* A block's lanes: plain ones, but clang keeps none of those in registers. */
+#if TSHI_VECTORS && defined(__clang__)
 typedef tsh_real tshi_norm_lanes __attribute__((vector_size(8 * sizeof(tsh_real))));
 #else
 typedef tsh_real tshi_norm_lanes;
@@ -10044,10 +10044,6 @@ TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *
     const tsh_real *from;
     int64_t e, j;
     stats[0] = 0;
-    if (!centred && !sum) {
-        stats[1] = tshi_kernel_dot(x, x, n) / TSHI_R(n);
-        return;
-    }
     memset(lane, 0, sizeof lane);
     if (centred && n >= TSHI_BLOCK)
         c = tshi_kernel_fold(tshi_norm_see(sum, x, more, 0)) / TSHI_R(TSHI_BLOCK);
