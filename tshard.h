@@ -10028,40 +10028,45 @@ TSHI_INLINE void tshi_norm_moments_step(tshi_norm_lanes *lane, const tsh_real *x
     int i;
     for (i = 0; i < TSHI_NORM_LANES; i++, x += sizeof v / sizeof *x) {
         memcpy(&v, x, sizeof v);
-        v = v - c;
+        v -= c;
         lane[i] += v;
         lane[i + TSHI_NORM_LANES] += v * v;
     }
 }
 
-/* Mean (or 0) and mean square about it of a row of x, or of sum = x + more. In one pass, about the
- * mean c of its first block (Chan, Golub & LeVeque 1983): rounding grows by 1 + (mean - c)^2 /
- * variance, which is about 1, and at most by the number of blocks. */
+/* Mean (or 0) and mean square about it of a row of x, or of sum = x + more: in one pass, about the
+ * mean c of its first block (Chan, Golub & LeVeque 1983). Its rounding is that of a pass about the
+ * mean itself times 1 + (mean - c)^2 / variance; if that is more than 17, it goes again. */
 TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
                                    const tsh_real *more, int64_t n, int centred, tsh_real *stats) {
     tshi_norm_lanes lane[2 * TSHI_NORM_LANES];
-    tsh_real pad[TSHI_BLOCK], c = 0;
+    tsh_real pad[TSHI_BLOCK], c = 0, shift, square;
     const tsh_real *from;
     int64_t e, j;
-    stats[0] = 0;
-    memset(lane, 0, sizeof lane);
+    int pass;
     if (centred && n >= TSHI_BLOCK)
         c = tshi_kernel_fold(tshi_norm_see(sum, x, more, 0)) / TSHI_R(TSHI_BLOCK);
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK)
-        tshi_norm_moments_step(lane, tshi_norm_see(sum, x, more, e), c);
-    if (e < n) {
-        for (j = e; sum && j < n; j++) sum[j] = x[j] + more[j];
-        from = (sum ? sum : x) + e;
-        tshi_kernel_end(from, n - e, 0, pad);
-        if (centred && !e) c = tshi_kernel_fold(pad) / TSHI_R(n);
-        tshi_kernel_end(from, n - e, c, pad);
-        tshi_norm_moments_step(lane, pad, c);
+    for (pass = 0; pass < 2; pass++) {
+        memset(lane, 0, sizeof lane);
+        for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK)
+            tshi_norm_moments_step(lane, tshi_norm_see(sum, x, more, e), c);
+        if (e < n) {
+            for (j = e; sum && j < n; j++) sum[j] = x[j] + more[j];
+            from = (sum ? sum : x) + e;
+            tshi_kernel_end(from, n - e, 0, pad);
+            if (centred && !e && !pass) c = tshi_kernel_fold(pad) / TSHI_R(n);
+            tshi_kernel_end(from, n - e, c, pad);
+            tshi_norm_moments_step(lane, pad, c);
+        }
+        shift = centred ? tshi_kernel_fold((const tsh_real *)lane) / TSHI_R(n) : 0;
+        square = tshi_kernel_fold((const tsh_real *)(lane + TSHI_NORM_LANES)) / TSHI_R(n) -
+                 shift * shift;
+        stats[0] = c += shift;
+        stats[1] = square < 0 ? 0 : square;
+        if (!(shift * shift > 16 * square)) return;
+        x = sum ? sum : x;
+        sum = NULL;
     }
-    if (centred) stats[0] = tshi_kernel_fold((const tsh_real *)lane) / TSHI_R(n);
-    stats[1] = tshi_kernel_fold((const tsh_real *)(lane + TSHI_NORM_LANES)) / TSHI_R(n) -
-               stats[0] * stats[0];
-    if (stats[1] < 0) stats[1] = 0; /* of alike values */
-    stats[0] += c;
 }
 
 /* A block of y = (x - mean) rstd w + b. */
@@ -10075,8 +10080,8 @@ TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_re
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = (x[i] - mean) * rstd * w[i];
 }
 
-/* A row of the norm of x, or of sum = x + more. It asks for what both passes over the rows to come
- * will read: the other one has to wait for memory more. */
+/* A row of the norm of x, or of sum = x + more. It asks for x and more of the rows to come, not
+ * tshi_norm_moments: that computes less, and would only wait. */
 TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *more,
                                const tsh_real *sum, const tsh_real *w, const tsh_real *b, int64_t d,
                                const tsh_real *stats) {

@@ -404,6 +404,7 @@ typedef struct residual_case {
 static const residual_case residuals[] = {{"6,5,4 R", "6,5,4 R", "layer", TSH_PLAIN, 0},
                                           {"6,5,4 S(0)", "6,5,4 S(0)", "layer", TSH_PLAIN, 0},
                                           {"2,5,300 S(1)", "2,5,300 S(1)", "rms", TSH_PLAIN, 0},
+                                          {"2,5,300 S(1)", "2,5,300 S(1)", "layer", TSH_PLAIN, 0},
                                           {"2,5,4 S(1)", "2,5,4 S(1)", "layer", TSH_SEQUENCE, 0},
                                           {"2,5,4 R", "2,5,4 R", "layer", TSH_SEQUENCE, 0},
                                           {"2,5,4 R", "2,5,4 R", "rms", TSH_SEQUENCE, 0},
