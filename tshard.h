@@ -3833,8 +3833,9 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane, const int32_t *o
         tshi_kernel_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
 }
 
-/* The largest of n > 0 values; NaN wins. Of both zeros, any. */
-TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
+/* The largest of n > 0 values; NaN wins. Of both zeros, any. `ahead`: it asks for values to come,
+ * which no other pass does. */
+TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n, int ahead) {
     tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
     int32_t odd[TSHI_BLOCK];
     int64_t e;
@@ -3842,7 +3843,7 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
     for (i = 0; i < TSHI_BLOCK; i++) odd[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
+        if (ahead) tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
         tshi_kernel_max_step(lane, odd, x + e);
     }
     if (e < n) {
@@ -3853,7 +3854,7 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
 }
 
 /* The sum of e^(x - most) of values up to most; they go to y where it is not NULL. NaN where most
- * is not finite. */
+ * is not finite. `ahead` as for the largest: this pass computes most, and so waits least. */
 TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real most,
                                        tsh_real *y, int fused) {
     int i;
@@ -3862,12 +3863,13 @@ TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_re
 }
 
 TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real most, tsh_real *y,
-                                      int fused) {
+                                      int ahead, int fused) {
     tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], out[TSHI_BLOCK];
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        if (ahead) tshi_kernel_ahead(x + e, TSHI_AHEAD);
         tshi_kernel_exps_step(lane, x + e, most, out, fused);
         if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
@@ -3980,11 +3982,12 @@ enum { TSHI_POWER_VECTORS = 4 };
 /* y = x^w of `many` vectors, of each the lanes in `here`: the logarithms first, then the powers, so
  * that a processor sees two short chains of instructions, not a long one. What is not a power of a
  * usual number is left to tshi_kernel_pow. */
-TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_few(int many, __mmask16 here, float *y,
-                                                   const float *x, const float *w, int64_t step) {
+TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_few(int many, __mmask16 here, tsh_real *y,
+                                                   const tsh_real *x, const tsh_real *w,
+                                                   int64_t step) {
     const __m512i least = _mm512_set1_epi32(0x00800000), count = _mm512_set1_epi32(0x7EBE0000);
     __mmask16 usual[TSHI_POWER_VECTORS], all = here;
-    __m512 high[TSHI_POWER_VECTORS], low[TSHI_POWER_VECTORS], b = _mm512_set1_ps(w[0]);
+    __m512 high[TSHI_POWER_VECTORS], low[TSHI_POWER_VECTORS], b = _mm512_set1_ps((float)w[0]);
     int v;
     for (v = 0; v < many; v++) {
         const __m512i a = _mm512_castps_si512(_mm512_maskz_loadu_ps(here, x + 16 * v));
@@ -4001,17 +4004,23 @@ TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_few(int many, __mmask16 here, flo
     }
     for (v = 0; v < 16 * many && all != here; v++) {
         const unsigned odd = (unsigned)here & ~(unsigned)usual[v / 16];
-        if (odd >> v % 16 & 1u) y[v] = (float)tshi_kernel_pow(TSHI_R(x[v]), TSHI_R(w[v * step]));
+        if (odd >> v % 16 & 1u) y[v] = tshi_kernel_pow(x[v], w[v * step]);
     }
 }
 
 /* Dense, w with a step of 1 or 0. */
-TSHI_AVX512 static void tshi_kernel_powers(int64_t n, float *y, const float *x, const float *w,
-                                           int64_t step) {
+TSHI_AVX512 static void tshi_kernel_powers(int64_t n, tsh_real *y, const tsh_real *x,
+                                           const tsh_real *w, int64_t step) {
     enum { MOST = 16 * TSHI_POWER_VECTORS };
-    int64_t i;
-    for (i = 0; i + MOST <= n; i += MOST)
+    int64_t i, j;
+    for (i = 0; i + MOST <= n; i += MOST) {
+        for (j = i; j < i + MOST; j += TSHI_BLOCK) {
+            tshi_kernel_ahead(x + j, TSHI_AHEAD);
+            if (step) tshi_kernel_ahead(w + j, TSHI_AHEAD);
+            tshi_kernel_ahead(y + j, TSHI_AHEAD_PUT);
+        }
         tshi_kernel_power_few(TSHI_POWER_VECTORS, 0xFFFF, y + i, x + i, w + i * step, step);
+    }
     for (; i < n; i += 16)
         tshi_kernel_power_few(1, (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0)),
                               y + i, x + i, w + i * step, step);
@@ -4023,14 +4032,12 @@ static void tshi_kernel_powers_run(int64_t n, tsh_real *y, int64_t sy, const tsh
     tsh_real pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
     int64_t e;
     if (sy == 1 && sx == 1 && (sw == 1 || !sw))
-        tshi_kernel_powers(n, (float *)(void *)y, (const float *)(const void *)x,
-                           (const float *)(const void *)w, sw);
+        tshi_kernel_powers(n, y, x, w, sw);
     else
         for (e = 0; e < n; e += TSHI_BLOCK) {
             tshi_kernel_gather(x + e * sx, sx, n - e, pad[0]);
             tshi_kernel_gather(w + e * sw, sw, n - e, pad[1]);
-            tshi_kernel_powers(TSHI_BLOCK, (float *)(void *)out, (const float *)(void *)pad[0],
-                               (const float *)(void *)pad[1], 1);
+            tshi_kernel_powers(TSHI_BLOCK, out, pad[0], pad[1], 1);
             tshi_kernel_scatter(y + e * sy, sy, n - e, out, 0);
         }
 }
@@ -8020,7 +8027,7 @@ TSHI_INLINE void tshi_reduce_place_body(int64_t n, void *const *at, const int64_
     tsh_real most = x[0];
     (void)p;
     for (i = 0; i < n && step == 1 && most == most; i += part) {
-        const tsh_real here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
+        const tsh_real here = tshi_kernel_max(x + i, tshi_base_min(part, n - i), 1);
         if (i && here <= most) continue;
         most = here;
         best = i;
@@ -8143,8 +8150,8 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int6
     tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)at[1], *in;
     const int log = p[0] > 0;
-    const tsh_real most = tshi_kernel_max(x, n);
-    const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, fused);
+    const tsh_real most = tshi_kernel_max(x, n, 0);
+    const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, 1, fused);
     const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(1) / sum;
     int64_t e;
     int i;
@@ -10711,7 +10718,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, void *const *at, const in
     for (r = 0; r < n; r++, x += TSHI_TILE, o += d) {
         const tsh_real old = m[r];
         for (c = tshi_attention_row(s, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
-        m[r] = tshi_kernel_max(x, wide);
+        m[r] = tshi_kernel_max(x, wide, 0);
         if (l[r] > 0 && old > m[r]) m[r] = old;
         if ((double)m[r] < -DBL_MAX) { /* every key so far is masked out */
             for (c = 0; c < wide; c++) x[c] = 0;
@@ -10722,7 +10729,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, void *const *at, const in
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
         }
-        l[r] += tshi_kernel_exps(x, wide, m[r], x, fused); /* NaN where a score is NaN or +inf */
+        l[r] += tshi_kernel_exps(x, wide, m[r], x, 0, fused); /* NaN where a score is NaN or +inf */
     }
 }
 TSHI_KERNEL_FUSED(tshi_attention_online);
@@ -11337,7 +11344,8 @@ TSHI_INLINE void tshi_loss_max_body(int64_t n, void *const *at, const int64_t *s
     tsh_real *m = (tsh_real *)at[1];
     int64_t i;
     (void)p;
-    for (i = 0; i < n; i++) m[i] = s[0] ? tshi_kernel_max(x + i * s[1], s[0]) : -TSHI_R(INFINITY);
+    for (i = 0; i < n; i++)
+        m[i] = s[0] ? tshi_kernel_max(x + i * s[1], s[0], 1) : -TSHI_R(INFINITY);
 }
 TSHI_KERNEL(tshi_loss_max);
 
@@ -11348,7 +11356,7 @@ TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s
     tsh_real *sum = (tsh_real *)at[2];
     int64_t i;
     (void)p;
-    for (i = 0; i < n; i++) sum[i] = tshi_kernel_exps(x + i * s[1], s[0], m[i], NULL, fused);
+    for (i = 0; i < n; i++) sum[i] = tshi_kernel_exps(x + i * s[1], s[0], m[i], NULL, 1, fused);
 }
 TSHI_KERNEL_FUSED(tshi_loss_sum);
 
@@ -11360,18 +11368,15 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (from = 0; from < n; from = end) {
-        const tsh_real here = tshi_kernel_max(x + from, tshi_base_min(PART, n - from));
+        const tsh_real here = tshi_kernel_max(x + from, tshi_base_min(PART, n - from), 1);
         end = tshi_base_min(from + PART, n);
         if (!(here <= most) && most == most) {
             const tsh_real less = tshi_loss_padding(most) ? 0 : tshi_kernel_exp(most - here, fused);
             for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= less;
             most = here;
         }
-        for (e = from; e + TSHI_BLOCK <= end && !tshi_loss_padding(most); e += TSHI_BLOCK) {
-            TSHI_PREFETCH(x + e + PART);
-            TSHI_PREFETCH(x + e + PART + TSHI_BLOCK / 2);
+        for (e = from; e + TSHI_BLOCK <= end && !tshi_loss_padding(most); e += TSHI_BLOCK)
             tshi_kernel_exps_step(lane, x + e, most, out, fused);
-        }
         if (e < end && !tshi_loss_padding(most)) {
             tshi_kernel_end(x + e, end - e, -TSHI_R(INFINITY), pad);
             tshi_kernel_exps_step(lane, pad, most, out, fused);
