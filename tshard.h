@@ -2263,12 +2263,17 @@ static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t least) {
 #endif
 }
 
-/* Calls fn for each piece, cut at multiples of `unit`. */
+/* Calls fn for each piece, cut at multiples of `unit`. (A team of one would cost OpenMP up to a
+ * microsecond.) */
 static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, void *job) {
     const int64_t units = tshi_base_ceil(n, unit);
     int i;
+    if (pieces == 1) {
+        fn(job, 0, 0, n);
+        return;
+    }
 #if defined(_OPENMP)
-#pragma omp parallel for num_threads(pieces) schedule(static, 1) if (pieces > 1)
+#pragma omp parallel for num_threads(pieces) schedule(static, 1)
 #endif
     for (i = 0; i < pieces; i++)
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
