@@ -2263,8 +2263,8 @@ static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t least) {
 #endif
 }
 
-/* Calls fn for each piece, cut at multiples of `unit`. (A team of one would cost OpenMP up to a
- * microsecond.) */
+/* Calls fn for each piece, cut at multiples of `unit`. (OpenMP would make a team of one, too, which
+ * costs one or two microseconds.) */
 static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, void *job) {
     const int64_t units = tshi_base_ceil(n, unit);
     int i;
@@ -3838,8 +3838,8 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane, const int32_t *o
         tshi_kernel_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
 }
 
-/* The largest of n > 0 values; NaN wins. Of both zeros, any. `ahead`: it asks for values to come,
- * which no other pass does. */
+/* The largest of n > 0 values; NaN wins. Of both zeros, any. `ahead`: whether it asks for the
+ * values to come. */
 TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n, int ahead) {
     tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
     int32_t odd[TSHI_BLOCK];
@@ -3859,7 +3859,8 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n, int ahead) {
 }
 
 /* The sum of e^(x - most) of values up to most; they go to y where it is not NULL. NaN where most
- * is not finite. `ahead` as for the largest: this pass computes most, and so waits least. */
+ * is not finite. `ahead` as above: of passes over one row, this is the one to ask, as it computes
+ * the longest. */
 TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real most,
                                        tsh_real *y, int fused) {
     int i;
