@@ -1511,6 +1511,13 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #else
 #define TSHI_X86 0
 #endif
+/* Whether the processor is Zen 3 or 4, which looks far enough ahead in memory by itself, and is
+ * slowed by programs that ask. */
+#if TSHI_X86 && (defined(__clang__) ? __clang_major__ >= 13 : __GNUC__ >= 11)
+#define TSHI_LOOKS_AHEAD __builtin_cpu_is("amdfam19h")
+#else
+#define TSHI_LOOKS_AHEAD 0
+#endif
 
 enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 48 };
 
@@ -3700,9 +3707,11 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
 /* Asks for the block that is `by` values behind x, so that it comes while those in between are
  * worked on: a processor by itself looks less far ahead the more it computes, and waits for lines
  * that it is to write (which are asked for later, as stores are not waited for at once). Behind the
- * end of a run the next row may follow; elsewhere it is of no use, but no harm. */
+ * end of a run the next row may follow; elsewhere it is of no use, but no harm. One that looks far
+ * enough is asked for what it reads now: a branch would cost compilers the lanes' registers. */
 TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
-    const uintptr_t at = (uintptr_t)x + (uintptr_t)by * sizeof *x; /* may be beyond the array */
+    const int64_t far = TSHI_LOOKS_AHEAD ? 0 : by; /* may be beyond the array */
+    const uintptr_t at = (uintptr_t)x + (uintptr_t)far * sizeof *x;
     unsigned i;
     for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH((const void *)(at + i));
 }
@@ -7632,6 +7641,7 @@ TSHI_INLINE void tshi_map_masked(tsh_real *y, const tsh_real *x, const uint32_t 
         const double limit = mask->p * 4294967296.0;                                               \
         const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;              \
         const tsh_real scale = mask->p < 1 ? TSHI_R(1 / (1 - mask->p)) : 0;                        \
+        const uint64_t key = mask->key, stream = mask->stream;                                     \
         uint32_t word[TSHI_RNG_WORDS];                                                             \
         int64_t i, m, e;                                                                           \
         int skip = (int)(s[0] % 4);                                                                \
@@ -7642,7 +7652,7 @@ TSHI_INLINE void tshi_map_masked(tsh_real *y, const tsh_real *x, const uint32_t 
                 tshi_kernel_ahead(x + e, TSHI_AHEAD);                                              \
                 tshi_kernel_ahead(y + e, TSHI_AHEAD_PUT);                                          \
             }                                                                                      \
-            tshi_map_words_##isa(mask->key, mask->stream, (uint64_t)(s[0] + i) / 4, word);         \
+            tshi_map_words_##isa(key, stream, (uint64_t)(s[0] + i) / 4, word);                     \
             if (m == TSHI_RNG_WORDS)                                                               \
                 tshi_map_masked(y + i, x + i, word, below, scale, TSHI_RNG_WORDS);                 \
             else                                                                                   \
@@ -10169,6 +10179,15 @@ TSHI_INLINE void tshi_norm_slope_step(tsh_real *dx, const tsh_real *x, const tsh
         dx[i] = (dy[i] * w[i] - a - (x[i] - mean) * rstd * b) * rstd;
 }
 
+/* The slopes are about two rows at once, which even a processor that looks ahead does not see
+ * through: that one is asked for L2. */
+TSHI_INLINE void tshi_norm_ahead(const tsh_real *x) {
+    const uintptr_t at = (uintptr_t)x + TSHI_AHEAD * sizeof *x; /* may be beyond the array */
+    unsigned i;
+    if (!TSHI_LOOKS_AHEAD) return;
+    for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH_L2((const void *)(at + i));
+}
+
 /* dx (+)= (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. at
  * dx (or NULL), x, w, dy, stats, dw or NULL, db. s: D, step of the rows of x and dx, of dy; p as
  * forward, 1: dx is added to. A row's sums are taken in the pass that writes dx of the row before,
@@ -10188,12 +10207,15 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
         for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
             if (writes) {
                 to = tshi_kernel_to(dx, 1, e, d, out, add);
+                tshi_norm_ahead(dx + e);
                 tshi_norm_slope_step(to, x - s[1] + e, w + e, dy - s[2] + e, stats - 2, means);
                 if (add) tshi_kernel_put(dx, 1, e, d, out, 1);
             }
             if (!sums) continue;
             tshi_kernel_ahead(x + e, ahead * s[1]);
             tshi_kernel_ahead(dy + e, ahead * s[2]);
+            tshi_norm_ahead(x + e);
+            tshi_norm_ahead(dy + e);
             tshi_norm_step(lane, x + e, w + e, dy + e, stats);
             if (dw) tshi_norm_step_weights(x + e, dy + e, stats, TSHI_BLOCK, dw + e, db + e);
         }
@@ -17019,6 +17041,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_ALONE
 #undef TSHI_PREFETCH
 #undef TSHI_PREFETCH_L2
+#undef TSHI_LOOKS_AHEAD
 #undef TSHI_VECTORS
 #undef TSHI_POSIX
 #undef TSHI_X86
