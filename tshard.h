@@ -3716,6 +3716,15 @@ TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
     for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH((const void *)(at + i));
 }
 
+/* The same for ops whose passes over rows even such a processor does not always see through (norm
+ * slopes, softmax): what is read and written next is asked for into L2. Others need it not. */
+TSHI_INLINE void tshi_kernel_ahead_rows(const tsh_real *x) {
+    const uintptr_t at = (uintptr_t)x + TSHI_AHEAD * sizeof *x; /* may be beyond the array */
+    unsigned i;
+    if (!TSHI_LOOKS_AHEAD) return;
+    for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH_L2((const void *)(at + i));
+}
+
 /* Values e, e + 1, ... of the n of an operand. */
 TSHI_INLINE const tsh_real *tshi_kernel_see(const tsh_real *x, int64_t step, int64_t e, int64_t n,
                                             tsh_real *pad) {
@@ -3885,6 +3894,7 @@ TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real mos
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         if (ahead) tshi_kernel_ahead(x + e, TSHI_AHEAD);
+        if (ahead) tshi_kernel_ahead_rows(x + e);
         tshi_kernel_exps_step(lane, x + e, most, out, fused);
         if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
@@ -8174,6 +8184,7 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int6
     (void)s;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
+        tshi_kernel_ahead_rows(y + e);
         if (log) /* not x - (most + c), which would be rounded to the size of most */
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - most - c;
         else
@@ -10179,15 +10190,6 @@ TSHI_INLINE void tshi_norm_slope_step(tsh_real *dx, const tsh_real *x, const tsh
         dx[i] = (dy[i] * w[i] - a - (x[i] - mean) * rstd * b) * rstd;
 }
 
-/* The slopes are about two rows at once, which even a processor that looks ahead does not see
- * through: that one is asked for L2. */
-TSHI_INLINE void tshi_norm_ahead(const tsh_real *x) {
-    const uintptr_t at = (uintptr_t)x + TSHI_AHEAD * sizeof *x; /* may be beyond the array */
-    unsigned i;
-    if (!TSHI_LOOKS_AHEAD) return;
-    for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH_L2((const void *)(at + i));
-}
-
 /* dx (+)= (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. at
  * dx (or NULL), x, w, dy, stats, dw or NULL, db. s: D, step of the rows of x and dx, of dy; p as
  * forward, 1: dx is added to. A row's sums are taken in the pass that writes dx of the row before,
@@ -10207,15 +10209,15 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
         for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
             if (writes) {
                 to = tshi_kernel_to(dx, 1, e, d, out, add);
-                tshi_norm_ahead(dx + e);
+                tshi_kernel_ahead_rows(dx + e);
                 tshi_norm_slope_step(to, x - s[1] + e, w + e, dy - s[2] + e, stats - 2, means);
                 if (add) tshi_kernel_put(dx, 1, e, d, out, 1);
             }
             if (!sums) continue;
             tshi_kernel_ahead(x + e, ahead * s[1]);
             tshi_kernel_ahead(dy + e, ahead * s[2]);
-            tshi_norm_ahead(x + e);
-            tshi_norm_ahead(dy + e);
+            tshi_kernel_ahead_rows(x + e);
+            tshi_kernel_ahead_rows(dy + e);
             tshi_norm_step(lane, x + e, w + e, dy + e, stats);
             if (dw) tshi_norm_step_weights(x + e, dy + e, stats, TSHI_BLOCK, dw + e, db + e);
         }
