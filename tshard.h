@@ -5007,7 +5007,9 @@ static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
     t.sums = job->pack_b;
     for (int64_t j = 0; j < n; j += stripe) {
         t.rss = tshi_base_min(stripe, n - j);
-        t.ahead = thin ? tshi_base_ceil(TSHI_AHEAD, t.rss) : 2 * TSHI_GEMM_STREAM_STEPS;
+        t.ahead = !thin              ? 2 * TSHI_GEMM_STREAM_STEPS
+                  : TSHI_LOOKS_AHEAD ? 0
+                                     : tshi_base_ceil(TSHI_AHEAD, t.rss);
         t.c = job->c.data + j;
         for (int64_t p = 0; p < job->k; p += t.k) {
             const int64_t left = tshi_base_min(kc - p % kc, job->k - p); /* of the slice */
