@@ -3708,18 +3708,18 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
  * worked on: a processor by itself looks less far ahead the more it computes, and waits for lines
  * that it is to write (which are asked for later, as stores are not waited for at once). Behind the
  * end of a run the next row may follow; elsewhere it is of no use, but no harm. One that looks far
- * enough is asked for what it reads now: a branch would cost compilers the lanes' registers. */
+ * enough is asked for the block at hand: a branch would cost clang's maxima their registers. */
 TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
-    const int64_t far = TSHI_LOOKS_AHEAD ? 0 : by; /* may be beyond the array */
-    const uintptr_t at = (uintptr_t)x + (uintptr_t)far * sizeof *x;
+    /* may be beyond the array */
+    const uintptr_t at = (uintptr_t)x + (uintptr_t)(TSHI_LOOKS_AHEAD ? 0 : by) * sizeof *x;
     unsigned i;
     for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH((const void *)(at + i));
 }
 
-/* The same for ops whose passes over rows even such a processor does not always see through (norm
- * slopes, softmax): what is read and written next is asked for into L2. Others need it not. */
-TSHI_INLINE void tshi_kernel_ahead_rows(const tsh_real *x) {
-    const uintptr_t at = (uintptr_t)x + TSHI_AHEAD * sizeof *x; /* may be beyond the array */
+/* The same, into L2, only where the processor looks ahead by itself: for ops whose passes over rows
+ * even that one does not always see through (norm slopes, softmax, sums of a loss). */
+TSHI_INLINE void tshi_kernel_ahead_rows(const tsh_real *x, int64_t by) {
+    const uintptr_t at = (uintptr_t)x + (uintptr_t)by * sizeof *x; /* may be beyond the array */
     unsigned i;
     if (!TSHI_LOOKS_AHEAD) return;
     for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH_L2((const void *)(at + i));
@@ -3877,8 +3877,7 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n, int ahead) {
 }
 
 /* The sum of e^(x - most) of values up to most; they go to y where it is not NULL. NaN where most
- * is not finite. `ahead` as above: of passes over one row, this is the one to ask, as it computes
- * the longest. */
+ * is not finite. `ahead`: whether it asks for the values to come, into L2 too. */
 TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real most,
                                        tsh_real *y, int fused) {
     int i;
@@ -3893,8 +3892,10 @@ TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real mos
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        if (ahead) tshi_kernel_ahead(x + e, TSHI_AHEAD);
-        if (ahead) tshi_kernel_ahead_rows(x + e);
+        if (ahead) {
+            tshi_kernel_ahead(x + e, TSHI_AHEAD);
+            tshi_kernel_ahead_rows(x + e, TSHI_AHEAD);
+        }
         tshi_kernel_exps_step(lane, x + e, most, out, fused);
         if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
@@ -8178,7 +8179,9 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int6
     tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)at[1], *in;
     const int log = p[0] > 0;
-    const tsh_real most = tshi_kernel_max(x, n, 0);
+    /* a row narrower than that comes while the one before is worked on */
+    const int wide = n > 2 * TSHI_AHEAD;
+    const tsh_real most = wide ? tshi_kernel_max(x, n, 1) : tshi_kernel_max(x, n, 0);
     const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, 1, fused);
     const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(1) / sum;
     int64_t e;
@@ -8186,7 +8189,7 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int6
     (void)s;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
-        tshi_kernel_ahead_rows(y + e);
+        tshi_kernel_ahead_rows(y + e, TSHI_AHEAD);
         if (log) /* not x - (most + c), which would be rounded to the size of most */
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - most - c;
         else
@@ -10211,15 +10214,15 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
         for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
             if (writes) {
                 to = tshi_kernel_to(dx, 1, e, d, out, add);
-                tshi_kernel_ahead_rows(dx + e);
+                tshi_kernel_ahead_rows(dx + e, ahead * s[1]);
                 tshi_norm_slope_step(to, x - s[1] + e, w + e, dy - s[2] + e, stats - 2, means);
                 if (add) tshi_kernel_put(dx, 1, e, d, out, 1);
             }
             if (!sums) continue;
             tshi_kernel_ahead(x + e, ahead * s[1]);
             tshi_kernel_ahead(dy + e, ahead * s[2]);
-            tshi_kernel_ahead_rows(x + e);
-            tshi_kernel_ahead_rows(dy + e);
+            tshi_kernel_ahead_rows(x + e, ahead * s[1]);
+            tshi_kernel_ahead_rows(dy + e, ahead * s[2]);
             tshi_norm_step(lane, x + e, w + e, dy + e, stats);
             if (dw) tshi_norm_step_weights(x + e, dy + e, stats, TSHI_BLOCK, dw + e, db + e);
         }
