@@ -3717,7 +3717,7 @@ TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
 }
 
 /* The same, into L2, only where the processor looks ahead by itself: for ops whose passes over rows
- * even that one does not always see through (norm slopes, softmax, sums of a loss). */
+ * even that one does not always see through (norm slopes, norms of sums, softmax, losses). */
 TSHI_INLINE void tshi_kernel_ahead_rows(const tsh_real *x, int64_t by) {
     const uintptr_t at = (uintptr_t)x + (uintptr_t)by * sizeof *x; /* may be beyond the array */
     unsigned i;
@@ -10052,6 +10052,7 @@ TSHI_INLINE const tsh_real *tshi_norm_see(tsh_real *TSHI_RESTRICT sum, const tsh
     int i;
     if (!sum) return x + e;
     tshi_kernel_ahead(sum + e, TSHI_AHEAD_PUT);
+    tshi_kernel_ahead_rows(sum + e, TSHI_AHEAD);
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) sum[e + i] = x[e + i] + more[e + i];
     return sum + e;
 }
@@ -10132,8 +10133,13 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *m
     int64_t e;
     for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
         tshi_kernel_ahead(x + e, TSHI_AHEAD);
-        if (sum) tshi_kernel_ahead(more + e, TSHI_AHEAD);
         tshi_kernel_ahead(y + e, TSHI_AHEAD_PUT);
+        if (sum) {
+            tshi_kernel_ahead(more + e, TSHI_AHEAD);
+            tshi_kernel_ahead_rows(x + e, TSHI_AHEAD);
+            tshi_kernel_ahead_rows(more + e, TSHI_AHEAD);
+            tshi_kernel_ahead_rows(y + e, TSHI_AHEAD);
+        }
         tshi_norm_row_step(y + e, from + e, w + e, b ? b + e : NULL, stats);
     }
     if (e == d) return;
@@ -11413,8 +11419,10 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
             for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= less;
             most = here;
         }
-        for (e = from; e + TSHI_BLOCK <= end && !tshi_loss_padding(most); e += TSHI_BLOCK)
+        for (e = from; e + TSHI_BLOCK <= end && !tshi_loss_padding(most); e += TSHI_BLOCK) {
+            tshi_kernel_ahead_rows(x + e, PART);
             tshi_kernel_exps_step(lane, x + e, most, out, fused);
+        }
         if (e < end && !tshi_loss_padding(most)) {
             tshi_kernel_end(x + e, end - e, -TSHI_R(INFINITY), pad);
             tshi_kernel_exps_step(lane, pad, most, out, fused);
