@@ -1511,8 +1511,8 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #else
 #define TSHI_X86 0
 #endif
-/* Whether the processor is Zen 3 or 4, which looks far enough ahead in memory by itself, and is
- * slowed by programs that ask. */
+/* Whether the processor is Zen 3 or 4, which mostly looks far enough ahead in memory by itself, and
+ * is slowed by programs that ask. */
 #if TSHI_X86 && (defined(__clang__) ? __clang_major__ >= 13 : __GNUC__ >= 11)
 #define TSHI_LOOKS_AHEAD __builtin_cpu_is("amdfam19h")
 #else
@@ -3531,8 +3531,9 @@ TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
     power = tshi_kernel_float((n << 23) + 0x3F800000u);
     q = tshi_kernel_fma(power, q, power - 1.0f, fused);
     q = q / (q + 2.0f);
-    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(
-        a - 0x3F200000u <= 0x40600000u, tshi_kernel_bits(q) | sign, tshi_kernel_bits(small))));
+    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(a - 0x3F200000u <= 0x40600000u,
+                                                     tshi_kernel_bits(q), tshi_kernel_bits(small)) |
+                                    sign));
 }
 
 /* x < 0 ? 0 : x, NaN kept; and v > 0 ? g : 0. */
@@ -6924,7 +6925,7 @@ TSHI_INLINE float tshi_map_less_tail(float y, float a, int fused) {
 }
 
 /* x / 2 + x^2 S near 0, and beyond max(x, 0) less a times the tail; of what is not finite the first
- * (-infinity gives NaN, as -infinity times 0). */
+ * (-infinity gives NaN, as -infinity times 0). With x's sign, which a zero would lack. */
 TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const float x = (float)v;
     const uint32_t bits = tshi_kernel_bits(x) & 0x7FFFFFFFu;
@@ -6935,8 +6936,10 @@ TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
     near = tshi_kernel_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
     far = tshi_map_less_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
-    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(
-        bits - 0x3F300000u < 0x40500000u, tshi_kernel_bits(far), tshi_kernel_bits(near))));
+    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(bits - 0x3F300000u < 0x40500000u,
+                                                     tshi_kernel_bits(far),
+                                                     tshi_kernel_bits(near)) |
+                                    ((uint32_t)order ^ bits)));
 }
 
 /* Phi(x) + x phi(x): at -a it is e^-h (R(a) - a / sqrt(2 pi)), at a what that lacks of 1. */
@@ -6955,7 +6958,7 @@ TSHI_INLINE tsh_real tshi_map_gelu_slope(tsh_real v, int fused) {
     return TSHI_R(y + ((float)v - (float)v)); /* NaN */
 }
 
-/* erf x = 1 - e^-P, with P = a + a Q(a) of a = |x| up to 3.95 (from 3.84 on it is 1), as 1 - 2^n -
+/* erf x = 1 - e^-P, with P = a + a Q(a) of a = |x| up to 3.95 (from 3.88 on it is 1), as 1 - 2^n -
  * 2^n (e^r - 1), and x's sign. */
 TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_kernel_bits((float)v), bits = x & 0x7FFFFFFFu;
@@ -8182,7 +8185,7 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int6
     tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)at[1], *in;
     const int log = p[0] > 0;
-    /* a row narrower than that comes while the one before is worked on */
+    /* Other rows come while the one before is worked on. (Two calls: `ahead` is a constant.) */
     const int wide = n > 2 * TSHI_AHEAD;
     const tsh_real most = wide ? tshi_kernel_max(x, n, 1) : tshi_kernel_max(x, n, 0);
     const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, 1, fused);
@@ -10123,8 +10126,8 @@ TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_re
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = (x[i] - mean) * rstd * w[i];
 }
 
-/* A row of the norm of x, or of sum = x + more. It asks for x and more of the rows to come, not
- * tshi_norm_moments: that computes less, and would only wait. */
+/* A row of the norm of x, or of sum = x + more. It asks for x and more of the rows to come, as
+ * tshi_norm_moments computes less, and would only wait. */
 TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *more,
                                const tsh_real *sum, const tsh_real *w, const tsh_real *b, int64_t d,
                                const tsh_real *stats) {
