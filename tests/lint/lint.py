@@ -290,13 +290,15 @@ def check_symbols(headers, folder):
         return
     for line in subprocess.check_output(["nm", path], universal_newlines=True).splitlines():
         kind, name = line.split()[-2:]
-        place = defined_at(headers, name.split(".")[0])
         if kind in "bBdDCsSgG":
-            report(*place, "%s is writable data (nm: %s)" % (name, kind))
+            what = "%s is writable data (nm: %s)" % (name, kind)
         elif kind == "U" and name in FORBIDDEN:
-            report(*place, "the library calls %s" % name)
+            what = "the library calls %s" % name
         elif kind.isupper() and kind != "U" and not name.startswith("tsh_"):
-            report(*place, "%s is visible to the linker (nm: %s)" % (name, kind))
+            what = "%s is visible to the linker (nm: %s)" % (name, kind)
+        else:
+            continue
+        report(*defined_at(headers, name.split(".")[0]), what)
 
 
 def check_macros(headers, folder):
