@@ -3822,13 +3822,18 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     return tshi_kernel_fold(lane);
 }
 
-/* x != x tells NaN, which the comparison passes over. */
-TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, int32_t *odd, const tsh_real *x) {
+/* The comparison passes over NaN, which the sum keeps. */
+TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, tsh_real *sum, const tsh_real *x) {
     int i;
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
-        lane[i] = x[i] > lane[i] ? x[i] : lane[i];
-        odd[i] |= x[i] != x[i];
-    }
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[i] > lane[i] ? x[i] : lane[i];
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) sum[i] += x[i];
+}
+
+/* The first NaN of n values, or n. */
+TSHI_APART int64_t tshi_kernel_nan(const tsh_real *x, int64_t n) {
+    int64_t i = 0;
+    while (i < n && x[i] == x[i]) i++;
+    return i;
 }
 
 /* Floats as integers of the same order; and back. */
@@ -3837,14 +3842,11 @@ TSHI_INLINE int32_t tshi_kernel_rank(float x) {
     return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu));
 }
 
-/* The largest of all lanes, NaN where any value was. (As integers: for those compilers have a
- * maximum of many.) */
-TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane, const int32_t *odd) {
-    int32_t any = 0, best = INT32_MIN;
+/* The largest of all lanes. (As integers: for those compilers have a maximum of many.) */
+TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
+    int32_t best = INT32_MIN;
     tsh_real most = lane[0];
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) any |= odd[i];
-    if (any) return TSHI_R(NAN);
     if (sizeof(tsh_real) == 8) {
         for (i = 1; i < TSHI_BLOCK; i++) most = most > lane[i] ? most : lane[i];
         return most;
@@ -3860,21 +3862,22 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane, const int32_t *o
 /* The largest of n > 0 values; NaN wins. Of both zeros, any. `ahead`: whether it asks for the
  * values to come. */
 TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n, int ahead) {
-    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
-    int32_t odd[TSHI_BLOCK];
+    tsh_real lane[TSHI_BLOCK], sum[TSHI_BLOCK], pad[TSHI_BLOCK], all;
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
-    for (i = 0; i < TSHI_BLOCK; i++) odd[i] = 0;
+    for (i = 0; i < TSHI_BLOCK; i++) sum[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         if (ahead) tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
-        tshi_kernel_max_step(lane, odd, x + e);
+        tshi_kernel_max_step(lane, sum, x + e);
     }
     if (e < n) {
         tshi_kernel_end(x + e, n - e, x[0], pad);
-        tshi_kernel_max_step(lane, odd, pad);
+        tshi_kernel_max_step(lane, sum, pad);
     }
-    return tshi_kernel_max_fold(lane, odd);
+    all = tshi_kernel_fold(sum); /* NaN of both infinities, too */
+    if (all != all && tshi_kernel_nan(x, n) < n) return TSHI_R(NAN);
+    return tshi_kernel_max_fold(lane);
 }
 
 /* The sum of e^(x - most) of values up to most; they go to y where it is not NULL. NaN where most
@@ -6936,10 +6939,10 @@ TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
     near = tshi_kernel_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
     far = tshi_map_less_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
-    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(bits - 0x3F300000u < 0x40500000u,
-                                                     tshi_kernel_bits(far),
-                                                     tshi_kernel_bits(near)) |
-                                    ((uint32_t)order ^ bits)));
+    return TSHI_R(
+        tshi_kernel_float(tshi_kernel_pick(bits - 0x3F300000u < 0x40500000u, tshi_kernel_bits(far),
+                                           tshi_kernel_bits(near)) |
+                          ((uint32_t)order ^ bits)));
 }
 
 /* Phi(x) + x phi(x): at -a it is e^-h (R(a) - a / sqrt(2 pi)), at a what that lacks of 1. */
@@ -8023,60 +8026,119 @@ static void tshi_reduce_turn(tsh_real *rows, tsh_real *x, int64_t n, int64_t ste
         }
 }
 
-/* -- max, argmax: the first place of the largest value; NaN wins --------------- */
+/* Lines of n values with a step, which lie side by side: their largest, a softmax, or its slope. */
+typedef struct tshi_lines {
+    tshi_kernel_fn kernel;
+    int64_t n, step;
+    tsh_real *at[3]; /* the first is written; or NULL */
+    int64_t *place;  /* and one of each line, or NULL */
+    tsh_real *most;  /* the same */
+    const double *p;
+    tsh_real *turned; /* room of each piece for columns of all that are */
+} tshi_lines;
 
-TSHI_INLINE void tshi_reduce_first_step(int32_t *lane, const tsh_real *x, tsh_real most,
-                                        int64_t e) {
+/* How many of lines->at there are. */
+static int tshi_reduce_operands(const tshi_lines *lines) {
+    return !!lines->at[0] + !!lines->at[1] + !!lines->at[2];
+}
+
+/* The kernel gets at[], place, most; without a step. */
+static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
+    const tshi_lines *lines = (const tshi_lines *)job;
+    const int64_t n = lines->n, step = lines->step, room = TSHI_REDUCE_COLUMNS * n;
+    tsh_real *turned = lines->turned, *own[3];
+    int64_t m, c;
+    void *at[5];
     int i;
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
-        const int32_t here = x[i] == most ? (int32_t)e + i : INT32_MAX;
-        lane[i] = lane[i] < here ? lane[i] : here;
+    if (turned) turned += tshi_reduce_operands(lines) * room * piece;
+    for (i = 0; i < 3 && turned; i++) {
+        own[i] = turned;
+        if (lines->at[i]) turned += room;
+    }
+    for (; from < to; from += m) {
+        const int64_t first = from / step * n * step + from % step;
+        m = tshi_base_min(tshi_base_min(TSHI_REDUCE_COLUMNS, step - from % step), to - from);
+        for (i = 1; i < 3 && turned; i++)
+            if (lines->at[i]) tshi_reduce_turn(own[i], lines->at[i] + first, n, step, m, 0);
+        for (c = 0; c < m; c++) {
+            for (i = 0; i < 3; i++)
+                at[i] = !lines->at[i] ? NULL : turned ? own[i] + c * n : lines->at[i] + first;
+            at[3] = lines->place ? lines->place + from + c : NULL;
+            at[4] = lines->most ? lines->most + from + c : NULL;
+            lines->kernel(n, at, NULL, lines->p);
+        }
+        if (turned && lines->at[0]) tshi_reduce_turn(own[0], lines->at[0] + first, n, step, m, 1);
     }
 }
 
-/* The first place of `most` among n values; without one, INT32_MAX. */
-TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n, tsh_real most) {
-    int32_t lane[TSHI_BLOCK], half[16], first;
-    tsh_real pad[TSHI_BLOCK];
-    int64_t e;
+static void tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
+    const int pieces = tshi_kernel_pieces(ctx, count, lines->n);
+    tshi_block *block = NULL;
+    if (!lines->n || !count) return;
+    if (lines->step > 1)
+        block = tshi_mem_take(
+            ctx, TSH_MEM_STEP,
+            (size_t)(tshi_reduce_operands(lines) * TSHI_REDUCE_COLUMNS * lines->n * pieces) *
+                sizeof(tsh_real));
+    if (lines->step > 1 && !block) return;
+    lines->turned = block ? (tsh_real *)tshi_mem_data(block) : NULL;
+    tshi_team_run(pieces, count, lines->step > 1 ? TSHI_REDUCE_COLUMNS : 1, tshi_reduce_lines,
+                  lines);
+    tshi_mem_drop(ctx, block);
+}
+
+/* -- max, argmax: the first place of the largest value; NaN wins --------------- */
+
+/* The block's place e where it has a value larger than its lane's. */
+TSHI_INLINE void tshi_reduce_place_step(tsh_real *lane, tsh_real *sum, int32_t *place,
+                                        const tsh_real *x, int32_t e) {
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = INT32_MAX;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_reduce_first_step(lane, x + e, most, e);
-    if (e < n) {
-        tshi_kernel_gather(x + e, 1, n - e, pad); /* what is beyond repeats the first */
-        tshi_reduce_first_step(lane, pad, most, e);
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) place[i] = !(x[i] <= lane[i]) ? e : place[i];
+    tshi_kernel_max_step(lane, sum, x);
+}
+
+/* The first place of the largest of 0 < n < 2^31 values; of the first NaN where there is one. */
+TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
+    tsh_real lane[TSHI_BLOCK], sum[TSHI_BLOCK], pad[TSHI_BLOCK], all, most;
+    int32_t place[TSHI_BLOCK], first = INT32_MAX;
+    int64_t e, odd;
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
+    for (i = 0; i < TSHI_BLOCK; i++) sum[i] = 0;
+    for (i = 0; i < TSHI_BLOCK; i++) place[i] = -i; /* that of x[0] */
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
+        tshi_reduce_place_step(lane, sum, place, x + e, (int32_t)e);
     }
-    for (i = 0; i < 16; i++) half[i] = lane[i] < lane[i + 16] ? lane[i] : lane[i + 16];
-    for (i = 0; i < 8; i++) half[i] = half[i] < half[i + 8] ? half[i] : half[i + 8];
-    for (first = half[0], i = 1; i < 8; i++) first = first < half[i] ? first : half[i];
+    if (e < n) {
+        tshi_kernel_end(x + e, n - e, x[0], pad);
+        tshi_reduce_place_step(lane, sum, place, pad, (int32_t)e);
+    }
+    all = tshi_kernel_fold(sum);
+    odd = all == all ? n : tshi_kernel_nan(x, n);
+    if (odd < n) return odd;
+    most = tshi_kernel_max_fold(lane);
+    for (i = 0; i < TSHI_BLOCK; i++) {
+        const int32_t here = lane[i] == most ? place[i] + i : INT32_MAX;
+        first = first < here ? first : here;
+    }
     return first;
 }
 
-/* One run: at x, place; s: its step. The largest of every part first, then its place in the first
- * part that has it, looked for a few at a time. */
+/* One line: at 1: x, 3: its place, 4: the value, or NULL. */
 TSHI_INLINE void tshi_reduce_place_body(int64_t n, void *const *at, const int64_t *s,
                                         const double *p) {
-    const tsh_real *x = (const tsh_real *)at[0];
-    const int64_t step = s[0], part = 4096, few = 256;
-    int64_t i, end = n, best = 0;
-    tsh_real most = x[0];
+    const tsh_real *x = (const tsh_real *)at[1];
+    const int64_t part = 1 << 16;
+    int64_t i, here, best = 0;
+    (void)s;
     (void)p;
-    for (i = 0; i < n && step == 1 && most == most; i += part) {
-        const tsh_real here = tshi_kernel_max(x + i, tshi_base_min(part, n - i), 1);
-        if (i && here <= most) continue;
-        most = here;
-        best = i;
-        end = tshi_base_min(i + part, n);
+    for (i = 0; i < n && x[best] == x[best]; i += part) {
+        here = i + tshi_reduce_first(x + i, tshi_base_min(part, n - i));
+        if (!(x[here] <= x[best])) best = here;
     }
-    if (step == 1 && most == most)
-        for (i = best, best = end; best == end; i += few) {
-            const int64_t last = tshi_base_min(i + few, end);
-            best = tshi_base_min(i + tshi_reduce_first(x + i, last - i, most), end);
-        }
-    else
-        for (i = best; i < end && x[best * step] == x[best * step]; i++)
-            if (x[i * step] > x[best * step] || x[i * step] != x[i * step]) best = i;
-    *(int64_t *)at[1] = best;
+    *(int64_t *)at[3] = best;
+    if (at[4]) *(tsh_real *)at[4] = x[best];
 }
 TSHI_KERNEL(tshi_reduce_place);
 
@@ -8105,37 +8167,11 @@ static void tshi_reduce_max_backward(tshi_node *node) {
     }
 }
 
-/* Places of the largest values, and these where y is not NULL. */
-static void tshi_reduce_places(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *x, int64_t *place,
-                               tsh_real *y) {
-    static const int64_t one = 1;
-    tshi_block *block = r->inner == 1
-                            ? NULL
-                            : tshi_mem_take(ctx, TSH_MEM_STEP,
-                                            (size_t)(r->n * TSHI_REDUCE_COLUMNS) * sizeof *x);
-    int64_t e, m, c, count = r->outer * r->inner;
-    void *at[2];
-    for (e = 0; e < count && (block || r->inner == 1); e += m) {
-        tsh_real *rows = x + e / r->inner * r->n * r->inner + e % r->inner;
-        m = tshi_base_min(TSHI_REDUCE_COLUMNS, r->inner - e % r->inner);
-        if (block) {
-            tshi_reduce_turn((tsh_real *)tshi_mem_data(block), rows, r->n, r->inner, m, 0);
-            rows = (tsh_real *)tshi_mem_data(block);
-        }
-        for (c = 0; c < m; c++) {
-            at[0] = rows + c * r->n;
-            at[1] = place + e + c;
-            tshi_reduce_place[ctx->isa](r->n, at, &one, NULL);
-            if (y) y[e + c] = rows[c * r->n + place[e + c]];
-        }
-    }
-    tshi_mem_drop(ctx, block);
-}
-
 static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int keepdim,
                                    int want_place) {
     tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
     tshi_reduction r;
+    tshi_lines lines;
     tshi_block *scratch, *aux;
     tsh_tensor *out;
     tshi_node *node;
@@ -8150,8 +8186,14 @@ static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int k
     values = aux ? (tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
     if (!values) tshi_mem_drop(ctx, aux);
     if (!values) return NULL;
-    tshi_reduce_places(ctx, &r, values, (int64_t *)tshi_mem_data(aux),
-                       want_place ? NULL : tshi_tensor_values(out));
+    memset(&lines, 0, sizeof lines);
+    lines.kernel = tshi_reduce_place[ctx->isa];
+    lines.n = r.n;
+    lines.step = r.inner;
+    lines.at[1] = values;
+    lines.place = (int64_t *)tshi_mem_data(aux);
+    lines.most = want_place ? NULL : tshi_tensor_values(out);
+    tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     if (want_place)
         memcpy(tshi_tensor_at(out), tshi_mem_data(aux),
                (size_t)(r.outer * r.inner) * sizeof(int64_t));
@@ -8227,55 +8269,6 @@ TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, void *const *at, cons
 }
 TSHI_KERNEL_FUSED(tshi_reduce_softmax_slope);
 
-/* Lines of n values with a step, which lie side by side: a softmax, or its slope. */
-typedef struct tshi_lines {
-    tshi_kernel_fn kernel;
-    int64_t n, step;
-    tsh_real *at[3]; /* the last may be NULL */
-    const double *p;
-    tsh_real *turned; /* room of each piece for columns of all three */
-} tshi_lines;
-
-static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
-    static const int64_t one = 1;
-    const tshi_lines *lines = (const tshi_lines *)job;
-    const int64_t n = lines->n, step = lines->step, room = TSHI_REDUCE_COLUMNS * n;
-    tsh_real *turned = lines->turned ? lines->turned + 3 * room * piece : NULL;
-    int64_t m, c;
-    void *at[3];
-    int i;
-    for (; from < to; from += m) {
-        const int64_t first = from / step * n * step + from % step;
-        m = tshi_base_min(tshi_base_min(TSHI_REDUCE_COLUMNS, step - from % step), to - from);
-        for (i = 1; i < 3 && turned; i++)
-            if (lines->at[i])
-                tshi_reduce_turn(turned + i * room, lines->at[i] + first, n, step, m, 0);
-        for (c = 0; c < m; c++) {
-            for (i = 0; i < 3; i++)
-                at[i] = !lines->at[i] ? NULL
-                        : turned      ? turned + i * room + c * n
-                                      : lines->at[i] + first;
-            lines->kernel(n, at, &one, lines->p);
-        }
-        if (turned) tshi_reduce_turn(turned, lines->at[0] + first, n, step, m, 1);
-    }
-}
-
-static void tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
-    const int pieces = tshi_kernel_pieces(ctx, count, lines->n);
-    tshi_block *block = NULL;
-    if (!lines->n || !count) return;
-    if (lines->step > 1)
-        block = tshi_mem_take(ctx, TSH_MEM_STEP,
-                              (size_t)(3 * TSHI_REDUCE_COLUMNS * lines->n * pieces) *
-                                  sizeof(tsh_real));
-    if (lines->step > 1 && !block) return;
-    lines->turned = block ? (tsh_real *)tshi_mem_data(block) : NULL;
-    tshi_team_run(pieces, count, lines->step > 1 ? TSHI_REDUCE_COLUMNS : 1, tshi_reduce_lines,
-                  lines);
-    tshi_mem_drop(ctx, block);
-}
-
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_more *more = (const tshi_reduce_more *)node->more;
     tsh_tensor *out = node->out;
@@ -8285,6 +8278,7 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_room(node, &dest, &scratch)) return;
+    memset(&lines, 0, sizeof lines);
     lines.kernel = tshi_reduce_softmax_slope[out->ctx->isa];
     lines.n = out->local[more->axis];
     lines.step = inner;
@@ -8307,13 +8301,13 @@ static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim,
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, 0, &r)) return NULL;
     shape = tsh_shape_of(x);
     out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
+    memset(&lines, 0, sizeof lines);
     lines.at[1] = out ? (tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
     if (!lines.at[1]) return NULL;
     lines.kernel = tshi_reduce_softmax[ctx->isa];
     lines.n = r.n;
     lines.step = r.inner;
     lines.at[0] = tshi_tensor_values(out);
-    lines.at[2] = NULL;
     lines.p = &log;
     tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);

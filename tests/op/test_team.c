@@ -47,6 +47,9 @@ static tsh_tensor *run_unary(tsh_tensor *const *in) {
 static tsh_tensor *run_sums(tsh_tensor *const *in) {
     return tsh_add(tsh_sum(in[0], 1, 1), tsh_mean(in[0], 0, 1));
 }
+static tsh_tensor *run_max(tsh_tensor *const *in) {
+    return tsh_add(tsh_max(in[0], 1, 1), tsh_max(in[0], 0, 1));
+}
 static tsh_tensor *run_softmax(tsh_tensor *const *in) {
     return tsh_add(tsh_softmax(in[0], 1), tsh_log_softmax(in[0], 0));
 }
@@ -111,6 +114,7 @@ static const op_case cases[] = {
     {"where", run_where, {{301, 1003}, {301, 1003}}},
     {"unary", run_unary, {{301, 1003}}},
     {"sum, mean", run_sums, {{301, 1003}}},
+    {"max", run_max, {{301, 1003}}},
     {"softmax", run_softmax, {{301, 1003}}},
     {"norms", run_norms, {{301, 203}, {203}, {203}}},
     {"norms of long rows", run_norms, {{3, 70001}, {70001}, {70001}}},

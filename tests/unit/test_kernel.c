@@ -304,17 +304,18 @@ static int64_t first_of_largest(const tsh_real *x, int64_t n) {
 }
 
 static void the_first_of_the_largest_is_found(void **state) {
-    enum { MOST = 10000 };
+    enum { MOST = 140000 };
     static const float put[] = {NAN, -NAN, INFINITY, -INFINITY, 0, -0.0f, 3, FLT_MAX};
     static tsh_real x[MOST];
-    const int64_t one = 1, lengths[] = {1, 2, 31, 32, 33, 100, 768, 4095, 4096, 4097, MOST};
+    const int64_t lengths[] = {1, 2, 31, 32, 33, 100, 768, 65535, 65536, 65537, MOST};
     uint32_t seed = 5;
-    int64_t i, place;
-    void *at[2];
+    int64_t i, place, want;
+    tsh_real most;
+    void *at[5] = {NULL};
     int isa, l, round;
     (void)state;
-    at[0] = x;
-    at[1] = &place;
+    at[1] = x;
+    at[3] = &place;
     for (isa = 0; isa <= tshi_kernel_isa(); isa++)
         for (l = 0; l < COUNT(lengths); l++)
             for (round = 0; round < 60; round++) {
@@ -324,11 +325,17 @@ static void the_first_of_the_largest_is_found(void **state) {
                 for (i = 0; i < round % 5; i++)
                     x[noise(&seed) % (uint32_t)n] = (tsh_real)
                         put[noise(&seed) % (uint32_t)COUNT(put)];
+                want = first_of_largest(x, n);
                 place = -1;
-                tshi_reduce_place[isa](n, at, &one, NULL);
-                if (place != first_of_largest(x, n))
+                most = 77;
+                at[4] = round % 2 ? &most : NULL;
+                tshi_reduce_place[isa](n, at, NULL, NULL);
+                if (place != want)
                     fail_msg("kernel %d: of %d values the place is %d, not %d", isa, (int)n,
-                             (int)place, (int)first_of_largest(x, n));
+                             (int)place, (int)want);
+                if (memcmp(&most, x + want, sizeof most) != 0 && at[4])
+                    fail_msg("kernel %d: the largest of %d values is %g, not %g", isa, (int)n,
+                             (double)most, (double)x[want]);
             }
 }
 
