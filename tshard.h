@@ -10047,7 +10047,11 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 TSHI_INLINE const tsh_real *tshi_norm_see(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
                                           const tsh_real *more, int64_t e) {
     int i;
+    tshi_kernel_ahead(x + e, TSHI_AHEAD);
+    tshi_kernel_ahead_rows(x + e, TSHI_AHEAD);
     if (!sum) return x + e;
+    tshi_kernel_ahead(more + e, TSHI_AHEAD);
+    tshi_kernel_ahead_rows(more + e, TSHI_AHEAD);
     tshi_kernel_ahead(sum + e, TSHI_AHEAD_PUT);
     tshi_kernel_ahead_rows(sum + e, TSHI_AHEAD);
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) sum[e + i] = x[e + i] + more[e + i];
@@ -10074,11 +10078,47 @@ TSHI_INLINE void tshi_norm_moments_step(tshi_norm_lanes *lane, const tsh_real *x
     }
 }
 
+/* A row whose norm is written: y = (x - mean) rstd w + b, with b or without. */
+typedef struct tshi_norm_row {
+    tsh_real *y;
+    const tsh_real *x, *w, *b, *stats; /* mean, rstd */
+} tshi_norm_row;
+
+TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_real *w,
+                                    const tsh_real *b, const tsh_real *stats) {
+    const tsh_real mean = stats[0], rstd = stats[1];
+    int i;
+    if (b)
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = (x[i] - mean) * rstd * w[i] + b[i];
+    else
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = (x[i] - mean) * rstd * w[i];
+}
+
+/* A block of it, and its end. */
+TSHI_INLINE void tshi_norm_put(const tshi_norm_row *row, int64_t e) {
+    const tsh_real *b = row->b;
+    tshi_kernel_ahead(row->y + e, TSHI_AHEAD_PUT);
+    tshi_kernel_ahead_rows(row->y + e, TSHI_AHEAD);
+    tshi_norm_row_step(row->y + e, row->x + e, row->w + e, b ? b + e : NULL, row->stats);
+}
+
+TSHI_INLINE void tshi_norm_put_end(const tshi_norm_row *row, int64_t e, int64_t n) {
+    tsh_real pad[4][TSHI_BLOCK];
+    tshi_kernel_end(row->x + e, n - e, 0, pad[0]);
+    tshi_kernel_end(row->w + e, n - e, 0, pad[1]);
+    if (row->b) tshi_kernel_end(row->b + e, n - e, 0, pad[2]);
+    tshi_norm_row_step(pad[3], pad[0], pad[1], row->b ? pad[2] : NULL, row->stats);
+    tshi_kernel_put(row->y, 1, e, n, pad[3], 0);
+}
+
 /* Mean (or 0) and mean square about it of a row of x, or of sum = x + more: in one pass, about the
  * mean c of its first block (Chan, Golub & LeVeque 1983). Its rounding is that of a pass about the
- * mean itself times 1 + (mean - c)^2 / variance; if that is more than 17, it goes again. */
+ * mean itself times 1 + (mean - c)^2 / variance; if that is more than 17, it goes again. The first
+ * pass writes the norm of the row before, too, unless NULL, so that memory is asked for, read and
+ * written at all times. */
 TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
-                                   const tsh_real *more, int64_t n, int centred, tsh_real *stats) {
+                                   const tsh_real *more, int64_t n, int centred,
+                                   const tshi_norm_row *before, tsh_real *stats) {
     tshi_norm_lanes lane[2 * TSHI_NORM_LANES];
     tsh_real pad[TSHI_BLOCK], c = 0, shift, square;
     const tsh_real *from;
@@ -10088,9 +10128,12 @@ TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *
         c = tshi_kernel_fold(tshi_norm_see(sum, x, more, 0)) / TSHI_R(TSHI_BLOCK);
     for (pass = 0; pass < 2; pass++) {
         memset(lane, 0, sizeof lane);
-        for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK)
+        for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
             tshi_norm_moments_step(lane, tshi_norm_see(sum, x, more, e), c);
+            if (before) tshi_norm_put(before, e);
+        }
         if (e < n) {
+            if (before) tshi_norm_put_end(before, e, n);
             for (j = e; sum && j < n; j++) sum[j] = x[j] + more[j];
             from = (sum ? sum : x) + e;
             tshi_kernel_end(from, n - e, 0, pad);
@@ -10106,45 +10149,8 @@ TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *
         if (!(shift * shift > 16 * square)) return;
         x = sum ? sum : x;
         sum = NULL;
+        before = NULL;
     }
-}
-
-/* A block of y = (x - mean) rstd w + b. */
-TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_real *w,
-                                    const tsh_real *b, const tsh_real *stats) {
-    const tsh_real mean = stats[0], rstd = stats[1];
-    int i;
-    if (b)
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = (x[i] - mean) * rstd * w[i] + b[i];
-    else
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = (x[i] - mean) * rstd * w[i];
-}
-
-/* A row of the norm of x, or of sum = x + more. It asks for x and more of the rows to come, as
- * tshi_norm_moments computes less, and would only wait. */
-TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *more,
-                               const tsh_real *sum, const tsh_real *w, const tsh_real *b, int64_t d,
-                               const tsh_real *stats) {
-    const tsh_real *from = sum ? sum : x;
-    tsh_real pad[4][TSHI_BLOCK];
-    int64_t e;
-    for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e, TSHI_AHEAD);
-        tshi_kernel_ahead(y + e, TSHI_AHEAD_PUT);
-        if (sum) {
-            tshi_kernel_ahead(more + e, TSHI_AHEAD);
-            tshi_kernel_ahead_rows(x + e, TSHI_AHEAD);
-            tshi_kernel_ahead_rows(more + e, TSHI_AHEAD);
-            tshi_kernel_ahead_rows(y + e, TSHI_AHEAD);
-        }
-        tshi_norm_row_step(y + e, from + e, w + e, b ? b + e : NULL, stats);
-    }
-    if (e == d) return;
-    tshi_kernel_end(from + e, d - e, 0, pad[0]);
-    tshi_kernel_end(w + e, d - e, 0, pad[1]);
-    if (b) tshi_kernel_end(b + e, d - e, 0, pad[2]);
-    tshi_norm_row_step(pad[3], pad[0], pad[1], b ? pad[2] : NULL, stats);
-    tshi_kernel_put(y, 1, e, d, pad[3], 0);
 }
 
 /* xh = (x - mean) / sqrt(mean((x - mean)^2) + eps), y = w xh + b; about zero: with 0 for the mean.
@@ -10152,18 +10158,26 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *m
  * NULL, and where that sum goes; s: D, step of x's rows; p: eps, about zero. */
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
-    tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4], *sum = (tsh_real *)at[6];
+    tsh_real *stats = (tsh_real *)at[4], *sum = (tsh_real *)at[6];
     const tsh_real *x = (const tsh_real *)at[1], *more = (const tsh_real *)at[5];
     const int64_t d = s[0];
-    int64_t r;
-    for (r = 0; r < n; r++, x += s[1], y += d, stats += 2) {
-        tshi_norm_moments(sum, x, more, d, !(p[1] > 0), stats);
+    tshi_norm_row row;
+    int64_t r, e;
+    row.y = (tsh_real *)at[0];
+    row.w = (const tsh_real *)at[2];
+    row.b = (const tsh_real *)at[3];
+    for (r = 0; r < n; r++, x += s[1], stats += 2) {
+        tshi_norm_moments(sum, x, more, d, !(p[1] > 0), r ? &row : NULL, stats);
         stats[1] = TSHI_R(1) / tshi_kernel_sqrt(stats[1] + TSHI_R(p[0]));
-        tshi_norm_row(y, x, more, sum, (const tsh_real *)at[2], (const tsh_real *)at[3], d, stats);
+        if (r) row.y += d;
+        row.x = sum ? sum : x;
+        row.stats = stats;
         if (!sum) continue;
         sum += d;
         more += d;
     }
+    for (e = 0; e + TSHI_BLOCK <= d && n; e += TSHI_BLOCK) tshi_norm_put(&row, e);
+    if (e < d && n) tshi_norm_put_end(&row, e, d);
 }
 TSHI_KERNEL(tshi_norm_rows);
 
