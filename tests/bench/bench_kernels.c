@@ -1,5 +1,7 @@
 /* Elementwise ops, norms, losses, optimisers and lookups on arrays that no cache holds: GB/s of
- * what an op has to read and write, and of a plain loop with as many streams, the two by turns.
+ * what an op has to read and write, and of a plain loop with as many streams, the two by turns and,
+ * but for what updates in place, in the same memory (of two arrays of one process, one may be a
+ * third faster, by where its pages lie).
  *
  *     cc -std=c99 -D_POSIX_C_SOURCE=200809L -O3 -fno-math-errno tests/bench/bench_kernels.c -lm
  *
@@ -113,6 +115,8 @@ typedef struct row {
     const loop *limit, *then; /* one or two loops */
     int streams;              /* arrays that they and the op read or write */
     int slope;
+    const char *reads; /* what the loops read, in order: operands of the op, by their letters, or
+                        * plain floats (-) for its integers; NULL: they update plain ones */
 } row;
 
 #define OP(name, ...)                                                                              \
@@ -194,69 +198,69 @@ static void step_clip(bench *b) {
     (void)tsh_clip_grad_norm(b->layer, b->norm *= 0.99, NULL);
 }
 
-#define FORWARD(name, limit, streams)                                                              \
-    { "kernel_" #name, op_##name, NULL, &limit, NULL, streams, 0 }
-#define SLOPE(name, limit, streams)                                                                \
-    { "kernel_" #name "_slope", op_##name, NULL, &limit, NULL, streams, 1 }
+#define FORWARD(name, limit, streams, reads)                                                       \
+    { "kernel_" #name, op_##name, NULL, &limit, NULL, streams, 0, reads }
+#define SLOPE(name, limit, streams, reads)                                                         \
+    { "kernel_" #name "_slope", op_##name, NULL, &limit, NULL, streams, 1, reads }
 #define STEP(name, limit, streams)                                                                 \
-    { "kernel_" #name, NULL, step_##name, &limit, NULL, streams, 0 }
+    { "kernel_" #name, NULL, step_##name, &limit, NULL, streams, 0, NULL }
 static const row rows[] = {
-    FORWARD(clone, limit_1r1w, 2),
-    FORWARD(add, limit_2r1w, 3),
-    FORWARD(add_row, limit_1r1w, 2),
-    FORWARD(mul, limit_2r1w, 3),
-    {"kernel_mul_slope", op_mul, NULL, &limit_2r1w, &limit_2r1w, 6, 1},
-    FORWARD(div, limit_2r1w, 3),
-    FORWARD(scale, limit_1r1w, 2),
-    FORWARD(sqrt, limit_1r1w, 2),
-    FORWARD(square, limit_1r1w, 2),
-    FORWARD(relu, limit_1r1w, 2),
-    SLOPE(relu, limit_2r1w, 3),
-    FORWARD(where, limit_3r1w, 4),
-    FORWARD(lt, limit_2r1w, 3),
-    FORWARD(eq, limit_2r1w, 3),
-    FORWARD(cast_int, limit_1r1w, 2),
-    FORWARD(cast_real, limit_1r1w, 2),
-    FORWARD(exp, limit_1r1w, 2),
-    FORWARD(log, limit_1r1w, 2),
-    FORWARD(pow, limit_2r1w, 3),
-    FORWARD(pow_scalar, limit_1r1w, 2),
-    FORWARD(sigmoid, limit_1r1w, 2),
-    FORWARD(tanh, limit_1r1w, 2),
-    FORWARD(erf, limit_1r1w, 2),
-    FORWARD(gelu, limit_1r1w, 2),
-    SLOPE(gelu, limit_2r1w, 3),
-    FORWARD(gelu_tanh, limit_1r1w, 2),
-    SLOPE(gelu_tanh, limit_2r1w, 3),
-    FORWARD(silu, limit_1r1w, 2),
-    SLOPE(silu, limit_2r1w, 3),
-    FORWARD(dropout, limit_1r1w, 2),
-    SLOPE(dropout, limit_1r1w, 2),
-    FORWARD(sum, limit_1r, 1),
-    FORWARD(sum_rows, limit_1r, 1),
-    SLOPE(sum, limit_0r1w, 1),
-    FORWARD(mean, limit_1r, 1),
-    FORWARD(max, limit_1r, 1),
-    FORWARD(max_all, limit_1r, 1),
-    FORWARD(softmax, limit_1r1w, 2),
-    SLOPE(softmax, limit_2r1w, 3),
-    FORWARD(log_softmax, limit_1r1w, 2),
-    SLOPE(log_softmax, limit_2r1w, 3),
-    FORWARD(layer_norm, limit_1r1w, 2),
-    SLOPE(layer_norm, limit_2r1w, 3),
-    FORWARD(residual_norm, limit_2r2w, 4),
-    FORWARD(rms_norm, limit_1r1w, 2),
-    SLOPE(rms_norm, limit_2r1w, 3),
-    FORWARD(cross_entropy, limit_1r, 1),
-    SLOPE(cross_entropy, limit_1r1w, 2),
-    FORWARD(embedding, limit_gather, 2),
-    SLOPE(embedding, limit_scatter, 3),
+    FORWARD(clone, limit_1r1w, 2, "x"),
+    FORWARD(add, limit_2r1w, 3, "xy"),
+    FORWARD(add_row, limit_1r1w, 2, "x"),
+    FORWARD(mul, limit_2r1w, 3, "xy"),
+    {"kernel_mul_slope", op_mul, NULL, &limit_2r1w, &limit_2r1w, 6, 1, "x"},
+    FORWARD(div, limit_2r1w, 3, "yx"),
+    FORWARD(scale, limit_1r1w, 2, "x"),
+    FORWARD(sqrt, limit_1r1w, 2, "x"),
+    FORWARD(square, limit_1r1w, 2, "x"),
+    FORWARD(relu, limit_1r1w, 2, "y"),
+    SLOPE(relu, limit_2r1w, 3, "y"),
+    FORWARD(where, limit_3r1w, 4, "xy-"),
+    FORWARD(lt, limit_2r1w, 3, "xy"),
+    FORWARD(eq, limit_2r1w, 3, "xy"),
+    FORWARD(cast_int, limit_1r1w, 2, "y"),
+    FORWARD(cast_real, limit_1r1w, 2, "-"),
+    FORWARD(exp, limit_1r1w, 2, "y"),
+    FORWARD(log, limit_1r1w, 2, "x"),
+    FORWARD(pow, limit_2r1w, 3, "xy"),
+    FORWARD(pow_scalar, limit_1r1w, 2, "x"),
+    FORWARD(sigmoid, limit_1r1w, 2, "y"),
+    FORWARD(tanh, limit_1r1w, 2, "y"),
+    FORWARD(erf, limit_1r1w, 2, "y"),
+    FORWARD(gelu, limit_1r1w, 2, "y"),
+    SLOPE(gelu, limit_2r1w, 3, "y"),
+    FORWARD(gelu_tanh, limit_1r1w, 2, "y"),
+    SLOPE(gelu_tanh, limit_2r1w, 3, "y"),
+    FORWARD(silu, limit_1r1w, 2, "y"),
+    SLOPE(silu, limit_2r1w, 3, "y"),
+    FORWARD(dropout, limit_1r1w, 2, "x"),
+    SLOPE(dropout, limit_1r1w, 2, ""),
+    FORWARD(sum, limit_1r, 1, "x"),
+    FORWARD(sum_rows, limit_1r, 1, "x"),
+    SLOPE(sum, limit_0r1w, 1, ""),
+    FORWARD(mean, limit_1r, 1, "x"),
+    FORWARD(max, limit_1r, 1, "x"),
+    FORWARD(max_all, limit_1r, 1, "x"),
+    FORWARD(softmax, limit_1r1w, 2, "y"),
+    SLOPE(softmax, limit_2r1w, 3, ""),
+    FORWARD(log_softmax, limit_1r1w, 2, "y"),
+    SLOPE(log_softmax, limit_2r1w, 3, ""),
+    FORWARD(layer_norm, limit_1r1w, 2, "y"),
+    SLOPE(layer_norm, limit_2r1w, 3, "y"),
+    FORWARD(residual_norm, limit_2r2w, 4, "xy"),
+    FORWARD(rms_norm, limit_1r1w, 2, "y"),
+    SLOPE(rms_norm, limit_2r1w, 3, "y"),
+    FORWARD(cross_entropy, limit_1r, 1, "l"),
+    SLOPE(cross_entropy, limit_1r1w, 2, "l"),
+    FORWARD(embedding, limit_gather, 2, "t"),
+    {"kernel_embedding_slope", op_embedding, NULL, &limit_scatter, NULL, 3, 1, NULL},
     STEP(sgd, limit_1r1u, 3),
     STEP(momentum, limit_1r2u, 5),
     STEP(adam, limit_1r3u, 7),
     STEP(adamw, limit_1r3u, 7),
     STEP(norm, limit_1r, 1),
-    {"kernel_clip", NULL, step_clip, &limit_1r, &limit_1u, 3, 0},
+    {"kernel_clip", NULL, step_clip, &limit_1r, &limit_1u, 3, 0, NULL},
 };
 
 /* -- measuring ---------------------------------------------------------------- */
@@ -318,11 +322,37 @@ static double ours(bench *b, const row *r) {
     return end - start;
 }
 
+static tsh_tensor *operand(bench *b, char name) {
+    return name == 'x'   ? b->x
+           : name == 'y' ? b->y
+           : name == 'l' ? b->logits
+           : name == 't' ? b->table
+                         : NULL;
+}
+
+/* Where the op has its operands, and where its results go and gradients are: step memory. */
 static double limit(bench *b, const row *r) {
-    const double start = now();
-    r->limit->of[b->ctx->isa](N, b->plain);
-    if (r->then) r->then->of[b->ctx->isa](N, b->plain);
-    return now() - start;
+    const char *reads = r->reads;
+    tshi_block *step[STREAMS] = {NULL};
+    float *at[STREAMS];
+    double start, end;
+    int64_t n = N;
+    int i;
+    memcpy(at, b->plain, sizeof at);
+    for (i = 0; i < STREAMS && reads; i++)
+        if (i > 0 && *reads) {
+            tsh_tensor *t = operand(b, *reads++);
+            if (t) at[i] = (float *)tsh_data(b->ctx, t);
+            if (t) n = tshi_base_min(n, tsh_numel(t));
+        } else if ((step[i] = tshi_mem_take(b->ctx, TSH_MEM_STEP, N * sizeof(float))) != NULL) {
+            at[i] = (float *)tshi_mem_data(step[i]);
+        }
+    start = now();
+    r->limit->of[b->ctx->isa](n, at);
+    if (r->then) r->then->of[b->ctx->isa](n, at);
+    end = now();
+    for (i = 0; i < STREAMS; i++) tshi_mem_drop(b->ctx, step[i]);
+    return end - start;
 }
 
 static void measure(bench *b, const row *r, int rounds) {
