@@ -4419,6 +4419,11 @@ typedef struct tshi_gemm_tile {
     tshi_gemm_walk *walk;
 } tshi_gemm_tile;
 
+/* Where the row of B lies that is fetched while that at b is read: it may be beyond the array. */
+TSHI_INLINE uintptr_t tshi_gemm_ahead(const tshi_gemm_tile *t, const tsh_real *b) {
+    return (uintptr_t)b + (uintptr_t)(t->ahead * t->rsb) * sizeof *b;
+}
+
 typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
 /* A row of the table. */
@@ -4585,14 +4590,15 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     TARGET static void tshi_gemm_thin_##isa(const tshi_gemm_tile *t, int rows, int cols) {         \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         for (int64_t p = 0; p < t->k; p++) {                                                       \
-            const tsh_real *b = t->b + p * t->rsb, *next = b + t->ahead * t->rsb;                  \
+            const tsh_real *b = t->b + p * t->rsb;                                                 \
+            const uintptr_t next = tshi_gemm_ahead(t, b);                                          \
             for (int i = 0; i < rows; i++) {                                                       \
                 const TSHI_GEMM_VEC_##isa zero = {0};                                              \
                 const TSHI_GEMM_VEC_##isa x = TSHI_GEMM_SET_##isa(t->a[i * t->rsa + p * t->csa]);  \
                 tsh_real *sums = t->sums + i * t->rss;                                             \
                 (void)zero; /* of some SETs */                                                     \
                 for (int j = 0; j < cols; j += lanes) {                                            \
-                    if (i == 0) TSHI_PREFETCH(next + j);                                           \
+                    if (i == 0) TSHI_PREFETCH((const void *)(next + (uintptr_t)j * sizeof *b));    \
                     TSHI_GEMM_STORE_##isa(sums + j,                                                \
                                           TSHI_GEMM_FMA_##isa(x, TSHI_GEMM_LOAD_##isa(b + j),      \
                                                               TSHI_GEMM_LOAD_##isa(sums + j)));    \
@@ -4615,10 +4621,11 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
             part.c += j;                                                                           \
             part.d += j;                                                                           \
             part.sums += j;                                                                        \
-            const tsh_real *next = part.b + t->ahead * t->rsb;                                     \
-            for (int64_t p = 0; p < part.k; p++, next += t->rsb) {                                 \
-                TSHI_PREFETCH_L2(next);                                                            \
-                if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH_L2(next + lanes);             \
+            uintptr_t next = tshi_gemm_ahead(t, part.b);                                           \
+            for (int64_t p = 0; p < part.k; p++, next += (uintptr_t)t->rsb * sizeof *part.b) {     \
+                TSHI_PREFETCH_L2((const void *)next);                                              \
+                if (sizeof(TSHI_GEMM_VEC_##isa) >= 64)                                             \
+                    TSHI_PREFETCH_L2((const void *)(next + 64));                                   \
             }                                                                                      \
             TSHI_GEMM_PART(isa, mr, 8, 1)                                                          \
             TSHI_GEMM_PART(isa, mr, 4, 1)                                                          \
