@@ -3718,7 +3718,7 @@ TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
 }
 
 /* The same, into L2, only where the processor looks ahead by itself: for ops whose passes over rows
- * even that one does not always see through (norm slopes, norms of sums, softmax, losses). */
+ * even that one does not always see through (norms and their slopes, softmax, losses). */
 TSHI_INLINE void tshi_kernel_ahead_rows(const tsh_real *x, int64_t by) {
     const uintptr_t at = (uintptr_t)x + (uintptr_t)by * sizeof *x; /* may be beyond the array */
     unsigned i;
@@ -4419,11 +4419,6 @@ typedef struct tshi_gemm_tile {
     tshi_gemm_walk *walk;
 } tshi_gemm_tile;
 
-/* Where the row of B lies that is fetched while that at b is read: it may be beyond the array. */
-TSHI_INLINE uintptr_t tshi_gemm_ahead(const tshi_gemm_tile *t, const tsh_real *b) {
-    return (uintptr_t)b + (uintptr_t)(t->ahead * t->rsb) * sizeof *b;
-}
-
 typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
 /* A row of the table. */
@@ -4497,6 +4492,11 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         w->at = w->first += w->along;
         w->last += w->along;
     }
+}
+
+/* Where the row of B lies that is fetched while that at b is read: it may be beyond the array. */
+TSHI_INLINE uintptr_t tshi_gemm_ahead(const tshi_gemm_tile *t, const tsh_real *b) {
+    return (uintptr_t)b + (uintptr_t)(t->ahead * t->rsb) * sizeof *b;
 }
 
 #define TSHI_GEMM_ZERO(isa, i, g)                                                                  \
@@ -8052,7 +8052,8 @@ static int tshi_reduce_operands(const tshi_lines *lines) {
 /* The kernel gets at[], place, most; without a step. */
 static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
     const tshi_lines *lines = (const tshi_lines *)job;
-    const int64_t n = lines->n, step = lines->step, room = TSHI_REDUCE_COLUMNS * n;
+    const int64_t n = lines->n, step = lines->step;
+    const int64_t room = tshi_base_min(TSHI_REDUCE_COLUMNS, step) * n;
     tsh_real *turned = lines->turned, *own[3];
     int64_t m, c;
     void *at[5];
@@ -8078,20 +8079,22 @@ static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
     }
 }
 
-static void tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
-    const int pieces = tshi_kernel_pieces(ctx, count, lines->n);
+/* 0: there is no memory for it. */
+static int tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
+    int pieces = tshi_kernel_pieces(ctx, count, lines->n);
+    const int64_t unit = tshi_base_min(TSHI_REDUCE_COLUMNS, lines->step);
     tshi_block *block = NULL;
-    if (!lines->n || !count) return;
-    if (lines->step > 1)
-        block = tshi_mem_take(
-            ctx, TSH_MEM_STEP,
-            (size_t)(tshi_reduce_operands(lines) * TSHI_REDUCE_COLUMNS * lines->n * pieces) *
-                sizeof(tsh_real));
-    if (lines->step > 1 && !block) return;
+    if (!lines->n || !count) return 1;
+    pieces = (int)tshi_base_min(pieces, tshi_base_ceil(count, unit));
+    if (lines->step > 1) {
+        const int64_t room = tshi_reduce_operands(lines) * unit * lines->n;
+        block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(room * pieces) * sizeof(tsh_real));
+        if (!block) return 0;
+    }
     lines->turned = block ? (tsh_real *)tshi_mem_data(block) : NULL;
-    tshi_team_run(pieces, count, lines->step > 1 ? TSHI_REDUCE_COLUMNS : 1, tshi_reduce_lines,
-                  lines);
+    tshi_team_run(pieces, count, unit, tshi_reduce_lines, lines);
     tshi_mem_drop(ctx, block);
+    return 1;
 }
 
 /* -- max, argmax: the first place of the largest value; NaN wins --------------- */
@@ -8179,41 +8182,38 @@ static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int k
     tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
     tshi_reduction r;
     tshi_lines lines;
-    tshi_block *scratch, *aux;
+    tshi_block *scratch, *aux = NULL;
     tsh_tensor *out;
-    tshi_node *node;
-    tsh_real *values;
+    tshi_node *node = NULL;
+    int done;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, 0, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op);
     out = tshi_tensor_out(ctx, op, want_place ? TSH_I64 : TSH_REAL, &r.shape, &r.layout);
-    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof(int64_t))
-              : NULL;
-    values = aux ? (tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
-    if (!values) tshi_mem_drop(ctx, aux);
-    if (!values) return NULL;
+    if (out && !want_place)
+        aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof(int64_t));
     memset(&lines, 0, sizeof lines);
+    if (aux || (out && want_place)) lines.at[1] = (tsh_real *)tshi_kernel_packed(x, &scratch);
+    if (!lines.at[1]) tshi_mem_drop(ctx, aux);
+    if (!lines.at[1]) return NULL;
     lines.kernel = tshi_reduce_place[ctx->isa];
     lines.n = r.n;
     lines.step = r.inner;
-    lines.at[1] = values;
-    lines.place = (int64_t *)tshi_mem_data(aux);
+    lines.place = (int64_t *)(want_place ? tshi_tensor_at(out) : tshi_mem_data(aux));
     lines.most = want_place ? NULL : tshi_tensor_values(out);
-    tshi_reduce_run(ctx, r.outer * r.inner, &lines);
-    if (want_place)
-        memcpy(tshi_tensor_at(out), tshi_mem_data(aux),
-               (size_t)(r.outer * r.inner) * sizeof(int64_t));
+    done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);
-    node = want_place ? NULL
-                      : tshi_tape_record(op, out, &x, 1, 0, tshi_reduce_max_backward,
-                                         sizeof(tshi_reduce_more));
-    if (node)
+    if (done && !want_place)
+        node = tshi_tape_record(op, out, &x, 1, 0, tshi_reduce_max_backward,
+                                sizeof(tshi_reduce_more));
+    if (node) {
         node->aux = aux;
-    else
+        ((tshi_reduce_more *)node->more)->axis = r.axis;
+    } else {
         tshi_mem_drop(ctx, aux);
-    if (node) ((tshi_reduce_more *)node->more)->axis = r.axis;
-    return out;
+    }
+    return done ? out : NULL;
 }
 
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
@@ -8293,7 +8293,7 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     lines.at[1] = (tsh_real *)tshi_tape_saved(node, 1);
     lines.at[2] = tshi_tape_grad(node);
     lines.p = &more->c;
-    tshi_reduce_run(out->ctx, outer * inner, &lines);
+    (void)tshi_reduce_run(out->ctx, outer * inner, &lines);
     tshi_map_pour(node, &dest, scratch);
 }
 
@@ -8302,9 +8302,10 @@ static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim,
     tshi_reduction r;
     tshi_block *scratch;
     tsh_tensor *out;
-    tshi_node *node;
+    tshi_node *node = NULL;
     tsh_shape shape;
     tshi_lines lines;
+    int done;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, 0, &r)) return NULL;
     shape = tsh_shape_of(x);
     out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
@@ -8316,13 +8317,14 @@ static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim,
     lines.step = r.inner;
     lines.at[0] = tshi_tensor_values(out);
     lines.p = &log;
-    tshi_reduce_run(ctx, r.outer * r.inner, &lines);
+    done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);
-    node = tshi_tape_record(op, out, &x, 1, TSHI_SAVE_OUT, tshi_reduce_softmax_backward,
-                            sizeof(tshi_reduce_more));
+    if (done)
+        node = tshi_tape_record(op, out, &x, 1, TSHI_SAVE_OUT, tshi_reduce_softmax_backward,
+                                sizeof(tshi_reduce_more));
     if (node) ((tshi_reduce_more *)node->more)->c = log;
     if (node) ((tshi_reduce_more *)node->more)->axis = r.axis;
-    return out;
+    return done ? out : NULL;
 }
 
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim) {
@@ -10121,8 +10123,8 @@ TSHI_INLINE void tshi_norm_put_end(const tshi_norm_row *row, int64_t e, int64_t 
 /* Mean (or 0) and mean square about it of a row of x, or of sum = x + more: in one pass, about the
  * mean c of its first block (Chan, Golub & LeVeque 1983). Its rounding is that of a pass about the
  * mean itself times 1 + (mean - c)^2 / variance; if that is more than 17, it goes again. The first
- * pass writes the norm of the row before, too, unless NULL, so that memory is asked for, read and
- * written at all times. */
+ * pass writes the norm of the row before, too, where there is one, so that memory is asked for, read
+ * and written at all times. */
 TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
                                    const tsh_real *more, int64_t n, int centred,
                                    const tshi_norm_row *before, tsh_real *stats) {

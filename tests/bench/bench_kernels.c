@@ -115,8 +115,7 @@ typedef struct row {
     const loop *limit, *then; /* one or two loops */
     int streams;              /* arrays that they and the op read or write */
     int slope;
-    const char *reads; /* what the loops read, in order: operands of the op, by their letters, or
-                        * plain floats (-) for its integers; NULL: they update plain ones */
+    const char *at; /* what the loops work on: a letter for each array; NULL: plain ones */
 } row;
 
 #define OP(name, ...)                                                                              \
@@ -198,62 +197,62 @@ static void step_clip(bench *b) {
     (void)tsh_clip_grad_norm(b->layer, b->norm *= 0.99, NULL);
 }
 
-#define FORWARD(name, limit, streams, reads)                                                       \
-    { "kernel_" #name, op_##name, NULL, &limit, NULL, streams, 0, reads }
-#define SLOPE(name, limit, streams, reads)                                                         \
-    { "kernel_" #name "_slope", op_##name, NULL, &limit, NULL, streams, 1, reads }
+#define FORWARD(name, limit, streams, at)                                                          \
+    { "kernel_" #name, op_##name, NULL, &limit, NULL, streams, 0, at }
+#define SLOPE(name, limit, streams, at)                                                            \
+    { "kernel_" #name "_slope", op_##name, NULL, &limit, NULL, streams, 1, at }
 #define STEP(name, limit, streams)                                                                 \
     { "kernel_" #name, NULL, step_##name, &limit, NULL, streams, 0, NULL }
 static const row rows[] = {
-    FORWARD(clone, limit_1r1w, 2, "x"),
-    FORWARD(add, limit_2r1w, 3, "xy"),
-    FORWARD(add_row, limit_1r1w, 2, "x"),
-    FORWARD(mul, limit_2r1w, 3, "xy"),
-    {"kernel_mul_slope", op_mul, NULL, &limit_2r1w, &limit_2r1w, 6, 1, "x"},
-    FORWARD(div, limit_2r1w, 3, "yx"),
-    FORWARD(scale, limit_1r1w, 2, "x"),
-    FORWARD(sqrt, limit_1r1w, 2, "x"),
-    FORWARD(square, limit_1r1w, 2, "x"),
-    FORWARD(relu, limit_1r1w, 2, "y"),
-    SLOPE(relu, limit_2r1w, 3, "y"),
-    FORWARD(where, limit_3r1w, 4, "xy-"),
-    FORWARD(lt, limit_2r1w, 3, "xy"),
-    FORWARD(eq, limit_2r1w, 3, "xy"),
-    FORWARD(cast_int, limit_1r1w, 2, "y"),
-    FORWARD(cast_real, limit_1r1w, 2, "-"),
-    FORWARD(exp, limit_1r1w, 2, "y"),
-    FORWARD(log, limit_1r1w, 2, "x"),
-    FORWARD(pow, limit_2r1w, 3, "xy"),
-    FORWARD(pow_scalar, limit_1r1w, 2, "x"),
-    FORWARD(sigmoid, limit_1r1w, 2, "y"),
-    FORWARD(tanh, limit_1r1w, 2, "y"),
-    FORWARD(erf, limit_1r1w, 2, "y"),
-    FORWARD(gelu, limit_1r1w, 2, "y"),
-    SLOPE(gelu, limit_2r1w, 3, "y"),
-    FORWARD(gelu_tanh, limit_1r1w, 2, "y"),
-    SLOPE(gelu_tanh, limit_2r1w, 3, "y"),
-    FORWARD(silu, limit_1r1w, 2, "y"),
-    SLOPE(silu, limit_2r1w, 3, "y"),
-    FORWARD(dropout, limit_1r1w, 2, "x"),
-    SLOPE(dropout, limit_1r1w, 2, ""),
-    FORWARD(sum, limit_1r, 1, "x"),
-    FORWARD(sum_rows, limit_1r, 1, "x"),
-    SLOPE(sum, limit_0r1w, 1, ""),
-    FORWARD(mean, limit_1r, 1, "x"),
-    FORWARD(max, limit_1r, 1, "x"),
-    FORWARD(max_all, limit_1r, 1, "x"),
-    FORWARD(softmax, limit_1r1w, 2, "y"),
-    SLOPE(softmax, limit_2r1w, 3, ""),
-    FORWARD(log_softmax, limit_1r1w, 2, "y"),
-    SLOPE(log_softmax, limit_2r1w, 3, ""),
-    FORWARD(layer_norm, limit_1r1w, 2, "y"),
-    SLOPE(layer_norm, limit_2r1w, 3, "y"),
-    FORWARD(residual_norm, limit_2r2w, 4, "xy"),
-    FORWARD(rms_norm, limit_1r1w, 2, "y"),
-    SLOPE(rms_norm, limit_2r1w, 3, "y"),
-    FORWARD(cross_entropy, limit_1r, 1, "l"),
-    SLOPE(cross_entropy, limit_1r1w, 2, "l"),
-    FORWARD(embedding, limit_gather, 2, "t"),
+    FORWARD(clone, limit_1r1w, 2, ".x"),
+    FORWARD(add, limit_2r1w, 3, ".xy"),
+    FORWARD(add_row, limit_1r1w, 2, ".x"),
+    FORWARD(mul, limit_2r1w, 3, ".xy"),
+    {"kernel_mul_slope", op_mul, NULL, &limit_2r1w, &limit_2r1w, 6, 1, "X.y"},
+    FORWARD(div, limit_2r1w, 3, ".yx"),
+    FORWARD(scale, limit_1r1w, 2, ".x"),
+    FORWARD(sqrt, limit_1r1w, 2, ".x"),
+    FORWARD(square, limit_1r1w, 2, ".x"),
+    FORWARD(relu, limit_1r1w, 2, ".y"),
+    SLOPE(relu, limit_2r1w, 3, "Yy."),
+    FORWARD(where, limit_3r1w, 4, ".xy-"),
+    FORWARD(lt, limit_2r1w, 3, ".xy"),
+    FORWARD(eq, limit_2r1w, 3, ".xy"),
+    FORWARD(cast_int, limit_1r1w, 2, ".y"),
+    FORWARD(cast_real, limit_1r1w, 2, ".-"),
+    FORWARD(exp, limit_1r1w, 2, ".y"),
+    FORWARD(log, limit_1r1w, 2, ".x"),
+    FORWARD(pow, limit_2r1w, 3, ".xy"),
+    FORWARD(pow_scalar, limit_1r1w, 2, ".x"),
+    FORWARD(sigmoid, limit_1r1w, 2, ".y"),
+    FORWARD(tanh, limit_1r1w, 2, ".y"),
+    FORWARD(erf, limit_1r1w, 2, ".y"),
+    FORWARD(gelu, limit_1r1w, 2, ".y"),
+    SLOPE(gelu, limit_2r1w, 3, "Yy."),
+    FORWARD(gelu_tanh, limit_1r1w, 2, ".y"),
+    SLOPE(gelu_tanh, limit_2r1w, 3, "Yy."),
+    FORWARD(silu, limit_1r1w, 2, ".y"),
+    SLOPE(silu, limit_2r1w, 3, "Yy."),
+    FORWARD(dropout, limit_1r1w, 2, ".x"),
+    SLOPE(dropout, limit_1r1w, 2, "X."),
+    FORWARD(sum, limit_1r, 1, ".x"),
+    FORWARD(sum_rows, limit_1r, 1, ".x"),
+    SLOPE(sum, limit_0r1w, 1, "X"),
+    FORWARD(mean, limit_1r, 1, ".x"),
+    FORWARD(max, limit_1r, 1, ".x"),
+    FORWARD(max_all, limit_1r, 1, ".x"),
+    FORWARD(softmax, limit_1r1w, 2, ".y"),
+    SLOPE(softmax, limit_2r1w, 3, "Y.."),
+    FORWARD(log_softmax, limit_1r1w, 2, ".y"),
+    SLOPE(log_softmax, limit_2r1w, 3, "Y.."),
+    FORWARD(layer_norm, limit_1r1w, 2, ".y"),
+    SLOPE(layer_norm, limit_2r1w, 3, "Yy."),
+    FORWARD(residual_norm, limit_2r2w, 4, ".xy."),
+    FORWARD(rms_norm, limit_1r1w, 2, ".y"),
+    SLOPE(rms_norm, limit_2r1w, 3, "Yy."),
+    FORWARD(cross_entropy, limit_1r, 1, ".l"),
+    SLOPE(cross_entropy, limit_1r1w, 2, "Ll"),
+    FORWARD(embedding, limit_gather, 2, ".t"),
     {"kernel_embedding_slope", op_embedding, NULL, &limit_scatter, NULL, 3, 1, NULL},
     STEP(sgd, limit_1r1u, 3),
     STEP(momentum, limit_1r2u, 5),
@@ -322,36 +321,36 @@ static double ours(bench *b, const row *r) {
     return end - start;
 }
 
-static tsh_tensor *operand(bench *b, char name) {
-    return name == 'x'   ? b->x
-           : name == 'y' ? b->y
-           : name == 'l' ? b->logits
-           : name == 't' ? b->table
-                         : NULL;
+/* An operand of ops by its letter; its gradient by the capital one. */
+static float *operand(bench *b, char letter) {
+    tsh_tensor *t = strchr("xX", letter)   ? b->x
+                    : strchr("yY", letter) ? b->y
+                    : strchr("lL", letter) ? b->logits
+                                           : b->table;
+    return (float *)(letter < 'a' ? tshi_mem_data(t->gr.block) : tsh_data(b->ctx, t));
 }
 
-/* Where the op has its operands, and where its results go and gradients are: step memory. */
+/* In the same memory as the op, which went before. A dot: step memory, of the size of results, so
+ * that they are the same blocks; -: plain floats in the place of integers. */
 static double limit(bench *b, const row *r) {
-    const char *reads = r->reads;
+    const int64_t n = r->at && strpbrk(r->at, "lL") ? tsh_numel(b->logits) : tsh_numel(b->x);
     tshi_block *step[STREAMS] = {NULL};
     float *at[STREAMS];
     double start, end;
-    int64_t n = N;
     int i;
     memcpy(at, b->plain, sizeof at);
-    for (i = 0; i < STREAMS && reads; i++)
-        if (i > 0 && *reads) {
-            tsh_tensor *t = operand(b, *reads++);
-            if (t) at[i] = (float *)tsh_data(b->ctx, t);
-            if (t) n = tshi_base_min(n, tsh_numel(t));
-        } else if ((step[i] = tshi_mem_take(b->ctx, TSH_MEM_STEP, N * sizeof(float))) != NULL) {
-            at[i] = (float *)tshi_mem_data(step[i]);
+    for (i = 0; r->at && r->at[i]; i++)
+        if (r->at[i] == '.') {
+            step[i] = tshi_mem_take(b->ctx, TSH_MEM_STEP, (size_t)n * sizeof(float));
+            if (step[i]) at[i] = (float *)tshi_mem_data(step[i]);
+        } else if (r->at[i] != '-') {
+            at[i] = operand(b, r->at[i]);
         }
     start = now();
     r->limit->of[b->ctx->isa](n, at);
     if (r->then) r->then->of[b->ctx->isa](n, at);
     end = now();
-    for (i = 0; i < STREAMS; i++) tshi_mem_drop(b->ctx, step[i]);
+    while (i-- > 0) tshi_mem_drop(b->ctx, step[i]);
     return end - start;
 }
 
