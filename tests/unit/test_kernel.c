@@ -370,6 +370,26 @@ static void softmax_of_infinities_is_nan(void **state) {
     unit_close(ctx);
 }
 
+/* Values whose sums are both infinities have a largest one. */
+static void softmax_of_huge_values_is_finite(void **state) {
+    enum { WIDE = 256 };
+    tsh_ctx *ctx = unit_open(NULL);
+    tsh_tensor *x = tsh_zeros(ctx, tsh_shape1(WIDE)), *y;
+    const int most = ctx->isa;
+    const tsh_real huge = sizeof(tsh_real) == 8 ? (tsh_real)1e308 : (tsh_real)3e38;
+    tsh_real *v = (tsh_real *)tsh_data(ctx, x);
+    int i;
+    (void)state;
+    for (i = 0; i < WIDE; i++) v[i] = i % 2 ? huge : -huge;
+    for (ctx->isa = 0; ctx->isa <= most; ctx->isa++) {
+        y = tsh_softmax(x, 0);
+        for (i = 0; i < WIDE; i++)
+            assert_true(((tsh_real *)tsh_data(ctx, y))[i] == (i % 2 ? (tsh_real)2 / WIDE : 0));
+    }
+    ctx->isa = most;
+    unit_close(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(functions_are_accurate),
@@ -378,6 +398,7 @@ int main(void) {
         cmocka_unit_test(masks_are_the_generators_bits),
         cmocka_unit_test(the_first_of_the_largest_is_found),
         cmocka_unit_test(softmax_of_infinities_is_nan),
+        cmocka_unit_test(softmax_of_huge_values_is_finite),
     };
     return cmocka_run_group_tests_name("unit/kernel", tests, NULL, NULL);
 }
