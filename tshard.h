@@ -8037,11 +8037,11 @@ static void tshi_reduce_turn(tsh_real *rows, tsh_real *x, int64_t n, int64_t ste
 typedef struct tshi_lines {
     tshi_kernel_fn kernel;
     int64_t n, step;
-    tsh_real *at[3]; /* the first is written; or NULL */
-    int64_t *place;  /* and one of each line, or NULL */
+    tsh_real *at[3]; /* whole lines: the first are written, the others read; or NULL */
+    int64_t *place;  /* a value of each line is written, or NULL */
     tsh_real *most;  /* the same */
     const double *p;
-    tsh_real *turned; /* room of each piece for columns of all that are */
+    tsh_real *turned; /* each piece's room for columns of those at[] that there are */
 } tshi_lines;
 
 /* How many of lines->at there are. */
@@ -8049,7 +8049,7 @@ static int tshi_reduce_operands(const tshi_lines *lines) {
     return !!lines->at[0] + !!lines->at[1] + !!lines->at[2];
 }
 
-/* The kernel gets at[], place, most; without a step. */
+/* The kernel gets at[], place and most of one line at a time, and no s. */
 static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
     const tshi_lines *lines = (const tshi_lines *)job;
     const int64_t n = lines->n, step = lines->step;
