@@ -3822,7 +3822,14 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     return tshi_kernel_fold(lane);
 }
 
-/* The comparison passes over NaN, which the sum keeps. */
+/* The largest of n > 0 values at x, in lanes: a start, a step for every block, and the end. The
+ * comparison passes over NaN, which the sum keeps. */
+TSHI_INLINE void tshi_kernel_max_start(tsh_real *lane, tsh_real *sum, const tsh_real *x) {
+    int i;
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
+    for (i = 0; i < TSHI_BLOCK; i++) sum[i] = 0;
+}
+
 TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, tsh_real *sum, const tsh_real *x) {
     int i;
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[i] > lane[i] ? x[i] : lane[i];
@@ -3859,14 +3866,22 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
         tshi_kernel_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
 }
 
-/* The largest of n > 0 values; NaN wins. Of both zeros, any. `ahead`: whether it asks for the
- * values to come. */
+/* Whether there is a NaN among them. */
+TSHI_INLINE int tshi_kernel_max_odd(const tsh_real *sum, const tsh_real *x, int64_t n) {
+    const tsh_real all = tshi_kernel_fold(sum); /* NaN of both infinities, too */
+    return all != all && tshi_kernel_nan(x, n) < n;
+}
+
+TSHI_INLINE tsh_real tshi_kernel_max_end(const tsh_real *lane, const tsh_real *sum,
+                                         const tsh_real *x, int64_t n) {
+    return tshi_kernel_max_odd(sum, x, n) ? TSHI_R(NAN) : tshi_kernel_max_fold(lane);
+}
+
+/* The whole; NaN wins. Of both zeros, any. `ahead`: whether it asks for the values to come. */
 TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n, int ahead) {
-    tsh_real lane[TSHI_BLOCK], sum[TSHI_BLOCK], pad[TSHI_BLOCK], all;
+    tsh_real lane[TSHI_BLOCK], sum[TSHI_BLOCK], pad[TSHI_BLOCK];
     int64_t e;
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
-    for (i = 0; i < TSHI_BLOCK; i++) sum[i] = 0;
+    tshi_kernel_max_start(lane, sum, x);
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         if (ahead) tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
         tshi_kernel_max_step(lane, sum, x + e);
@@ -3875,9 +3890,7 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n, int ahead) {
         tshi_kernel_end(x + e, n - e, x[0], pad);
         tshi_kernel_max_step(lane, sum, pad);
     }
-    all = tshi_kernel_fold(sum); /* NaN of both infinities, too */
-    if (all != all && tshi_kernel_nan(x, n) < n) return TSHI_R(NAN);
-    return tshi_kernel_max_fold(lane);
+    return tshi_kernel_max_end(lane, sum, x, n);
 }
 
 /* The sum of e^(x - most) of values up to most; they go to y where it is not NULL. NaN where most
@@ -8109,12 +8122,11 @@ TSHI_INLINE void tshi_reduce_place_step(tsh_real *lane, tsh_real *sum, int32_t *
 
 /* The first place of the largest of 0 < n < 2^31 values; of the first NaN where there is one. */
 TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
-    tsh_real lane[TSHI_BLOCK], sum[TSHI_BLOCK], pad[TSHI_BLOCK], all, most;
+    tsh_real lane[TSHI_BLOCK], sum[TSHI_BLOCK], pad[TSHI_BLOCK], most;
     int32_t place[TSHI_BLOCK], first = INT32_MAX;
-    int64_t e, odd;
+    int64_t e;
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
-    for (i = 0; i < TSHI_BLOCK; i++) sum[i] = 0;
+    tshi_kernel_max_start(lane, sum, x);
     for (i = 0; i < TSHI_BLOCK; i++) place[i] = -i; /* that of x[0] */
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
@@ -8124,9 +8136,7 @@ TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
         tshi_kernel_end(x + e, n - e, x[0], pad);
         tshi_reduce_place_step(lane, sum, place, pad, (int32_t)e);
     }
-    all = tshi_kernel_fold(sum);
-    odd = all == all ? n : tshi_kernel_nan(x, n);
-    if (odd < n) return odd;
+    if (tshi_kernel_max_odd(sum, x, n)) return tshi_kernel_nan(x, n);
     most = tshi_kernel_max_fold(lane);
     for (i = 0; i < TSHI_BLOCK; i++) {
         const int32_t here = lane[i] == most ? place[i] + i : INT32_MAX;
@@ -11424,29 +11434,44 @@ TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s
 }
 TSHI_KERNEL_FUSED(tshi_loss_sum);
 
-/* Both in one pass, part by part: at x, m, sum. What is summed so far shrinks to a larger m. */
+/* Sums of e^(x - most) of n values, and the start of the largest of as many at next, or NULL. */
+TSHI_INLINE void tshi_loss_part(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real most,
+                                tsh_real *top, tsh_real *sum, const tsh_real *next, int fused) {
+    tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
+    int64_t e;
+    if (next) tshi_kernel_max_start(top, sum, next);
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+        if (next) {
+            tshi_kernel_ahead(next + e, 2 * TSHI_AHEAD);
+            tshi_kernel_max_step(top, sum, next + e);
+        }
+        tshi_kernel_exps_step(lane, x + e, most, out, fused);
+    }
+    if (e == n) return;
+    tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad);
+    tshi_kernel_exps_step(lane, pad, most, out, fused);
+}
+
+/* Both in one pass, part by part: at x, m, sum. What is summed so far shrinks to a larger m. While a
+ * part is summed, the largest of the next is looked for: memory is read at all times. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
-    enum { PART = 1024 };
-    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], out[TSHI_BLOCK], most = -TSHI_R(INFINITY);
-    int64_t from, e, end;
-    int i;
+    enum { PART = 512 };
+    tsh_real lane[TSHI_BLOCK], top[TSHI_BLOCK], sum[TSHI_BLOCK], most = -TSHI_R(INFINITY), here;
+    int i, known = 0;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (from = 0; from < n; from = end) {
-        const tsh_real here = tshi_kernel_max(x + from, tshi_base_min(PART, n - from), 1);
-        end = tshi_base_min(from + PART, n);
+    for (; n > 0; n -= PART, x += PART) {
+        const int64_t part = tshi_base_min(PART, n);
+        here = known ? tshi_kernel_max_end(top, sum, x, PART) : tshi_kernel_max(x, part, 1);
         if (!(here <= most) && most == most) {
             const tsh_real less = tshi_loss_padding(most) ? 0 : tshi_kernel_exp(most - here, fused);
             for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= less;
             most = here;
         }
-        for (e = from; e + TSHI_BLOCK <= end && !tshi_loss_padding(most); e += TSHI_BLOCK) {
-            tshi_kernel_ahead_rows(x + e, PART);
-            tshi_kernel_exps_step(lane, x + e, most, out, fused);
-        }
-        if (e < end && !tshi_loss_padding(most)) {
-            tshi_kernel_end(x + e, end - e, -TSHI_R(INFINITY), pad);
-            tshi_kernel_exps_step(lane, pad, most, out, fused);
-        }
+        known = n >= 2 * PART && !tshi_loss_padding(most);
+        if (known)
+            tshi_loss_part(lane, x, PART, most, top, sum, x + PART, fused);
+        else if (!tshi_loss_padding(most))
+            tshi_loss_part(lane, x, part, most, NULL, NULL, NULL, fused);
     }
     *m = most;
     return tshi_kernel_fold(lane) + (most - most);

@@ -339,6 +339,48 @@ static void the_first_of_the_largest_is_found(void **state) {
             }
 }
 
+/* ------------------------------------------------------------------ log-sum-exp in parts */
+
+/* Row `kind`: mixed; rising, so that each part has a larger value; the first 600 are padding. */
+static tsh_real logit_of(int kind, int64_t i, uint32_t *seed) {
+    if (kind == 2 && i < 600) return -(tsh_real)INFINITY;
+    return (tsh_real)(noise(seed) % 16000) / 1000 - 8 + (kind == 1 ? (tsh_real)i / 100 : 0);
+}
+
+static void the_sum_of_powers_is_taken_in_parts(void **state) {
+    enum { MOST = 2500 };
+    static tsh_real x[MOST];
+    const int64_t lengths[] = {1, 31, 32, 511, 512, 513, 1023, 1024, 1025, 1536, 1700, MOST};
+    uint32_t seed = 7;
+    int64_t s[2] = {0, 0}, i, odd;
+    tsh_real m, sum;
+    void *at[3];
+    int isa, l, kind, bad;
+    (void)state;
+    at[0] = x;
+    at[1] = &m;
+    at[2] = &sum;
+    for (isa = 0; isa <= tshi_kernel_isa(); isa++)
+        for (l = 0; l < COUNT(lengths); l++)
+            for (kind = 0; kind < 3; kind++)
+                for (bad = 0; bad < 3; bad++) { /* then NaN, then infinity somewhere */
+                    const int64_t n = s[0] = lengths[l];
+                    double most = -INFINITY, want = 0;
+                    for (i = 0; i < n; i++) x[i] = logit_of(kind, i, &seed);
+                    odd = noise(&seed) % (uint32_t)n;
+                    if (bad) x[odd] = bad == 1 ? (tsh_real)NAN : (tsh_real)INFINITY;
+                    for (i = 0; i < n; i++) most = fmax(most, (double)x[i]);
+                    for (i = 0; i < n; i++) want += exp((double)x[i] - most);
+                    tshi_loss_both[isa](1, at, s, NULL);
+                    if (bad == 1 ? !isnan(m) : (double)m < most || (double)m > most)
+                        fail_msg("kernel %d: the largest of %d (%d) is %g, not %g", isa, (int)n,
+                                 kind, (double)m, most);
+                    if (bad || isnan(want) ? !isnan(sum) : fabs((double)sum - want) > 2e-6 * want)
+                        fail_msg("kernel %d: the sum of %d (%d) is %.9g, not %.9g", isa, (int)n,
+                                 kind, (double)sum, want);
+                }
+}
+
 /* ------------------------------------------------------------------ rows that are not finite */
 
 static void softmax_of_infinities_is_nan(void **state) {
@@ -397,6 +439,7 @@ int main(void) {
         cmocka_unit_test(bits_do_not_depend_on_the_place),
         cmocka_unit_test(masks_are_the_generators_bits),
         cmocka_unit_test(the_first_of_the_largest_is_found),
+        cmocka_unit_test(the_sum_of_powers_is_taken_in_parts),
         cmocka_unit_test(softmax_of_infinities_is_nan),
         cmocka_unit_test(softmax_of_huge_values_is_finite),
     };
