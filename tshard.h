@@ -10133,8 +10133,8 @@ TSHI_INLINE void tshi_norm_put_end(const tshi_norm_row *row, int64_t e, int64_t 
 /* Mean (or 0) and mean square about it of a row of x, or of sum = x + more: in one pass, about the
  * mean c of its first block (Chan, Golub & LeVeque 1983). Its rounding is that of a pass about the
  * mean itself times 1 + (mean - c)^2 / variance; if that is more than 17, it goes again. The first
- * pass writes the norm of the row before, too, where there is one, so that memory is asked for, read
- * and written at all times. */
+ * pass writes the norm of the row before, too, where there is one: memory is asked for, read and
+ * written at all times. */
 TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
                                    const tsh_real *more, int64_t n, int centred,
                                    const tshi_norm_row *before, tsh_real *stats) {
@@ -11452,8 +11452,8 @@ TSHI_INLINE void tshi_loss_part(tsh_real *lane, const tsh_real *x, int64_t n, ts
     tshi_kernel_exps_step(lane, pad, most, out, fused);
 }
 
-/* Both in one pass, part by part: at x, m, sum. What is summed so far shrinks to a larger m. While a
- * part is summed, the largest of the next is looked for: memory is read at all times. */
+/* Both in one pass, part by part: at x, m, sum. What is summed so far shrinks to a larger m. While
+ * a part is summed, the largest of the next is looked for: memory is read at all times. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
     enum { PART = 512 };
     tsh_real lane[TSHI_BLOCK], top[TSHI_BLOCK], sum[TSHI_BLOCK], most = -TSHI_R(INFINITY), here;
