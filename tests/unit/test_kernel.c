@@ -365,7 +365,7 @@ static void the_sum_of_powers_is_taken_in_parts(void **state) {
             for (kind = 0; kind < 3; kind++)
                 for (bad = 0; bad < 3; bad++) { /* then NaN, then infinity somewhere */
                     const int64_t n = s[0] = lengths[l];
-                    double most = -INFINITY, want = 0;
+                    double most = -(double)INFINITY, want = 0;
                     for (i = 0; i < n; i++) x[i] = logit_of(kind, i, &seed);
                     odd = noise(&seed) % (uint32_t)n;
                     if (bad) x[odd] = bad == 1 ? (tsh_real)NAN : (tsh_real)INFINITY;
