@@ -11453,7 +11453,8 @@ TSHI_INLINE void tshi_loss_part(tsh_real *lane, const tsh_real *x, int64_t n, ts
 }
 
 /* Both in one pass, part by part: at x, m, sum. What is summed so far shrinks to a larger m. While
- * a part is summed, the largest of the next is looked for: memory is read at all times. */
+ * a part is summed, the largest of the next is looked for: memory is read at all times. (Two calls:
+ * whether there is a next is a constant.) */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
     enum { PART = 512 };
     tsh_real lane[TSHI_BLOCK], top[TSHI_BLOCK], sum[TSHI_BLOCK], most = -TSHI_R(INFINITY), here;

@@ -253,7 +253,7 @@ static const row rows[] = {
     FORWARD(cross_entropy, limit_1r, 1, ".l"),
     SLOPE(cross_entropy, limit_1r1w, 2, "Ll"),
     FORWARD(embedding, limit_gather, 2, ".t"),
-    {"kernel_embedding_slope", op_embedding, NULL, &limit_scatter, NULL, 3, 1, NULL},
+    SLOPE(embedding, limit_scatter, 3, NULL),
     STEP(sgd, limit_1r1u, 3),
     STEP(momentum, limit_1r2u, 5),
     STEP(adam, limit_1r3u, 7),
