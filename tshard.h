@@ -1519,7 +1519,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #define TSHI_LOOKS_AHEAD 0
 #endif
 
-enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 48 };
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 times 2^57 bytes: more than a size_t */
 
 /* A piece of memory, counted by its users; its data follows, aligned to 64 bytes. Pieces of the
  * step pool lie side by side in a chunk: `before` is the size of the left neighbour (0: none),
@@ -1534,10 +1534,14 @@ struct tshi_block {
     char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 2 * sizeof(void *) - 3 * sizeof(int)];
 };
 
+/* The pool's memory. When a load follows a store, processors compare only the low 12 bits of their
+ * addresses at first, and the load waits if they agree: results must not lie a little ahead of
+ * operands, in these bits. So here they begin 256 bytes before what has memory of its own. */
 typedef struct tshi_chunk {
     struct tshi_chunk *next;
     size_t bytes;
 } tshi_chunk;
+enum { TSHI_CHUNK = 3840 };
 
 typedef struct tshi_pool {
     tshi_chunk *chunks;
@@ -1912,7 +1916,7 @@ static int tshi_mem_log2(uint64_t x) {
 }
 
 static int tshi_mem_class(size_t size) {
-    return (int)tshi_base_min(tshi_mem_log2(size / TSHI_ALIGN | 1u), TSHI_SIZE_CLASSES - 1);
+    return tshi_mem_log2(size / TSHI_ALIGN | 1u);
 }
 
 static void tshi_mem_link(tshi_pool *pool, tshi_block *block) {
@@ -1934,6 +1938,14 @@ static void tshi_mem_unlink(tshi_pool *pool, tshi_block *block) {
         pool->filled &= ~((uint64_t)1 << c);
 }
 
+/* A free piece grows or shrinks; within its class, it stays where it is in the list. */
+static void tshi_mem_resize(tshi_pool *pool, tshi_block *piece, size_t size) {
+    const int stays = tshi_mem_class(size) == tshi_mem_class(piece->size);
+    if (!stays) tshi_mem_unlink(pool, piece);
+    piece->size = size;
+    if (!stays) tshi_mem_link(pool, piece);
+}
+
 /* The smallest free piece of at least `size` bytes. */
 static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     tshi_block *block, *best = NULL;
@@ -1945,46 +1957,47 @@ static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
 }
 
 static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
-    size_t bytes = size + sizeof(tshi_block) + TSHI_ALIGN;
+    const size_t least = (size_t)1 << 18;
+    const size_t bytes = (size > least ? size : least) + sizeof(tshi_block) + TSHI_CHUNK;
     tshi_chunk *chunk;
     tshi_block *block;
-    if (bytes < (size_t)1 << 18) bytes = (size_t)1 << 18;
     chunk = (tshi_chunk *)tshi_mem_call(ctx, TSH_MEM_STEP, NULL, 0, bytes);
     if (!chunk) return NULL;
     chunk->bytes = bytes;
     chunk->next = ctx->pool.chunks;
     ctx->pool.chunks = chunk;
-    block = (tshi_block *)(void *)((char *)chunk + TSHI_ALIGN);
+    block = (tshi_block *)(void *)((char *)chunk + TSHI_CHUNK);
     memset(block, 0, sizeof *block);
-    block->size = bytes - TSHI_ALIGN - sizeof *block;
+    block->size = bytes - TSHI_CHUNK - sizeof *block;
     block->kind = TSH_MEM_STEP;
     block->last = 1;
     tshi_mem_link(&ctx->pool, block);
     return block;
 }
 
-/* Cuts what `size` leaves off the right of an unlinked piece, if that can hold anything. */
-static void tshi_mem_trim(tshi_pool *pool, tshi_block *block, size_t size) {
-    tshi_block *rest;
-    if (block->size < size + sizeof *rest + TSHI_ALIGN) return;
-    rest = (tshi_block *)(void *)((char *)(block + 1) + size);
-    memset(rest, 0, sizeof *rest);
-    rest->size = block->size - size - sizeof *rest;
-    rest->before = size;
-    rest->kind = TSH_MEM_STEP;
-    rest->last = block->last;
+/* The right end of a free piece, or all of it where the rest could hold nothing. From the right:
+ * what is made later, from what was made before, lies before that (see tshi_chunk). */
+static tshi_block *tshi_mem_cut(tshi_pool *pool, tshi_block *piece, size_t size) {
+    tshi_block *block;
+    if (piece->size < size + sizeof *block + TSHI_ALIGN) {
+        tshi_mem_unlink(pool, piece);
+        return piece;
+    }
+    tshi_mem_resize(pool, piece, piece->size - size - sizeof *block);
+    block = tshi_mem_right(piece);
     block->size = size;
-    block->last = 0;
-    if (!rest->last) tshi_mem_right(rest)->before = rest->size;
-    tshi_mem_link(pool, rest);
+    block->before = piece->size;
+    block->last = piece->last;
+    piece->last = 0;
+    if (!block->last) tshi_mem_right(block)->before = size;
+    return block;
 }
 
 static tshi_block *tshi_mem_step(tsh_ctx *ctx, size_t size) {
     tshi_block *block = tshi_mem_fit(&ctx->pool, size);
     if (!block) block = tshi_mem_grow(ctx, size);
     if (!block) return NULL;
-    tshi_mem_unlink(&ctx->pool, block);
-    tshi_mem_trim(&ctx->pool, block, size);
+    block = tshi_mem_cut(&ctx->pool, block, size);
     ctx->mem.step_live += block->size + sizeof *block;
     if (ctx->mem.step_live > ctx->mem.step_live_peak) ctx->mem.step_live_peak = ctx->mem.step_live;
     return block;
@@ -2018,17 +2031,15 @@ static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
         block->size += other->size + sizeof *other;
         block->last = other->last;
     }
-    if (block->before) {
-        other = (tshi_block *)(void *)((char *)block - block->before) - 1;
-        if (!other->refs) {
-            tshi_mem_unlink(&ctx->pool, other);
-            other->size += block->size + sizeof *block;
-            other->last = block->last;
-            block = other;
-        }
+    other = block->before ? (tshi_block *)(void *)((char *)block - block->before) - 1 : NULL;
+    if (other && !other->refs) {
+        other->last = block->last;
+        tshi_mem_resize(&ctx->pool, other, other->size + block->size + sizeof *block);
+        block = other;
+    } else {
+        tshi_mem_link(&ctx->pool, block);
     }
     if (!block->last) tshi_mem_right(block)->before = block->size;
-    tshi_mem_link(&ctx->pool, block);
 }
 
 /* Gives one reference back; NULL is fine. */
@@ -2632,7 +2643,11 @@ static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
 /* A free handle is reused only when as many are free as the last step ended: a stale pointer is
  * recognised for one whole step, and a loop in steady state takes no memory. */
 static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
-    enum { FORM = offsetof(tsh_tensor, block), INIT = offsetof(tsh_tensor, init) };
+    enum {
+        FORM = offsetof(tsh_tensor, block),
+        BACK = offsetof(tsh_tensor, expected),
+        INIT = offsetof(tsh_tensor, init)
+    };
     tshi_handles *h = &ctx->handles;
     tsh_tensor *t;
     if (h->free > h->ended + 256) {
@@ -2641,7 +2656,8 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
         h->free--;
         memset(t->dim, 0, sizeof t->dim);
         /* What is before is filled in anyhow. A longer memset is a slow string instruction. */
-        memset((char *)t + FORM, 0, INIT - FORM);
+        memset((char *)t + FORM, 0, BACK - FORM);
+        memset((char *)t + BACK, 0, INIT - BACK);
         memset((char *)t + INIT, 0, sizeof *t - INIT);
     } else {
         t = (tsh_tensor *)tshi_mem_book(ctx, &ctx->books, sizeof *t);

@@ -759,8 +759,8 @@ static void check_pool(tsh_ctx *ctx) {
         }
     }
     for (chunk = ctx->pool.chunks; chunk; chunk = chunk->next) {
-        tshi_block *block = (tshi_block *)(void *)((char *)chunk + TSHI_ALIGN), *left = NULL;
-        size_t bytes = TSHI_ALIGN;
+        tshi_block *block = (tshi_block *)(void *)((char *)chunk + TSHI_CHUNK), *left = NULL;
+        size_t bytes = TSHI_CHUNK;
         for (;; left = block, block = tshi_mem_right(block)) {
             assert_int_equal(block->before, left ? left->size : 0);
             if (left) assert_true(left->refs || block->refs);
@@ -805,6 +805,41 @@ static void the_pool_s_books_are_right(void **state) {
     unit_close(ctx);
 }
 
+/* Whole pages, one after another, never reused. */
+static void *take_pages(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+    char **next = (char **)user, *pages = *next;
+    (void)ptr, (void)old_size, (void)align;
+    if (!new_size) return NULL;
+    *next += (new_size + 4095) / 4096 * 4096;
+    return pages;
+}
+
+/* A result is not ahead of its operands, in the low 12 bits: a store to it makes none of the loads
+ * that follow wait. */
+static void results_lie_before_operands(void **state) {
+    char *memory = (char *)malloc((size_t)16 << 20), *next = memory;
+    tsh_desc desc = {.allocator = {take_pages, &next}};
+    tsh_ctx *ctx;
+    tsh_tensor *t[4];
+    int i, j;
+    (void)state;
+    next += 4096 - (uintptr_t)memory % 4096;
+    ctx = unit_open(&desc);
+    t[0] = tsh_keep(tsh_ones(ctx, tsh_shape1(32768)));
+    assert_int_equal(tsh_step_end(ctx), TSH_OK);
+    for (i = 1; i < 4; i++) t[i] = tsh_neg(t[i - 1]);
+    for (i = 1; i < 4; i++)
+        for (j = 0; j < i; j++) {
+            const int before =
+                (int)(((uintptr_t)tshi_tensor_at(t[j]) - (uintptr_t)tshi_tensor_at(t[i])) % 4096);
+            if (before > 1024 || (!before && !j))
+                fail_msg("tensor %d is %d bytes before tensor %d", i, before, j);
+        }
+    unit_close(ctx);
+    assert_true(next < memory + ((size_t)16 << 20));
+    free(memory);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes_are_made),
@@ -839,6 +874,7 @@ int main(void) {
         cmocka_unit_test(a_loop_with_scopes_does_not_grow),
         cmocka_unit_test(the_step_pool_is_reused_and_joined),
         cmocka_unit_test(the_pool_s_books_are_right),
+        cmocka_unit_test(results_lie_before_operands),
     };
     return cmocka_run_group_tests_name("unit/tensor", tests, NULL, NULL);
 }
