@@ -1519,7 +1519,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #define TSHI_LOOKS_AHEAD 0
 #endif
 
-enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 times 2^57 bytes: more than a size_t */
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 times 2^58 bytes: more than a size_t */
 
 /* A piece of memory, counted by its users; its data follows, aligned to 64 bytes. Pieces of the
  * step pool lie side by side in a chunk: `before` is the size of the left neighbour (0: none),
@@ -1535,8 +1535,9 @@ struct tshi_block {
 };
 
 /* The pool's memory. When a load follows a store, processors compare only the low 12 bits of their
- * addresses at first, and the load waits if they agree: results must not lie a little ahead of
- * operands, in these bits. So here they begin 256 bytes before what has memory of its own. */
+ * addresses at first, and the load waits if these agree: a result that lies a little ahead of an
+ * operand, modulo 4096, is slow. So a chunk's pieces begin TSHI_CHUNK bytes (a multiple of 64) into
+ * it: 256 before where data begin in a block of its own, if the allocator gives whole pages. */
 typedef struct tshi_chunk {
     struct tshi_chunk *next;
     size_t bytes;
@@ -1975,8 +1976,8 @@ static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
     return block;
 }
 
-/* The right end of a free piece, or all of it where the rest could hold nothing. From the right:
- * what is made later, from what was made before, lies before that (see tshi_chunk). */
+/* The right end of a free piece, or all of it where the rest could hold nothing. The right one: of
+ * large blocks, mostly multiples of 4096 bytes, the later lies 64 bytes before (see tshi_chunk). */
 static tshi_block *tshi_mem_cut(tshi_pool *pool, tshi_block *piece, size_t size) {
     tshi_block *block;
     if (piece->size < size + sizeof *block + TSHI_ALIGN) {
