@@ -7897,20 +7897,34 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t n, void *const *at, const int64_t 
 }
 TSHI_KERNEL(tshi_reduce_sum);
 
-/* y = the sum of rows of n columns, in order; 4 short ones at a time, as each would wait for the
- * one before. at y, x; s: rows, their step. */
+/* y += 4 rows of n columns, in order. */
+TSHI_INLINE void tshi_reduce_four(tsh_real *TSHI_RESTRICT y, const tsh_real *TSHI_RESTRICT x,
+                                  int64_t step, int64_t n) {
+    int64_t e;
+    for (e = 0; e < n; e++)
+        y[e] = y[e] + x[e] + x[step + e] + x[2 * step + e] + x[3 * step + e];
+}
+
+/* y = the sum of rows of n columns, in order; 4 at a time where short ones would wait for the one
+ * before, or where long ones' loads wait for stores that agree with them modulo 4096, if asking
+ * brings 4 rows at once. at y, x; s: rows, their step. */
 TSHI_INLINE void tshi_reduce_rows_body(int64_t n, void *const *at, const int64_t *s,
                                        const double *p) {
     tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
-    const int64_t step = s[1], few = n < 4 * TSHI_BLOCK ? s[0] / 4 * 4 : 0;
-    int64_t row, e;
+    const int64_t step = s[1], fours = s[0] / 4 * 4;
+    int64_t row = 0, e;
     int i;
     (void)p;
     for (e = 0; e < n; e++) y[e] = 0;
-    for (row = 0; row < few; row += 4, x += 4 * step) {
-        for (e = 0; e < n; e++)
-            y[e] = y[e] + x[e] + x[step + e] + x[2 * step + e] + x[3 * step + e];
+    for (; n < 4 * TSHI_BLOCK && row < fours; row += 4, x += 4 * step)
+        tshi_reduce_four(y, x, step, n);
+    for (; n >= TSHI_AHEAD && TSHI_LOOKS_AHEAD && row < fours; row += 4, x += 4 * step) {
+        for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
+            for (i = 0; i < 4; i++) tshi_kernel_ahead_rows(x + i * step + e, 4 * step);
+            tshi_reduce_four(y + e, x + e, step, TSHI_BLOCK);
+        }
+        tshi_reduce_four(y + e, x + e, step, n - e);
     }
     for (; row < s[0]; row++, x += step) {
         for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
@@ -8155,10 +8169,10 @@ TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
     }
     if (tshi_kernel_max_odd(sum, x, n)) return tshi_kernel_nan(x, n);
     most = tshi_kernel_max_fold(lane);
-    for (i = 0; i < TSHI_BLOCK; i++) {
-        const int32_t here = lane[i] == most ? place[i] + i : INT32_MAX;
-        first = first < here ? first : here;
-    }
+    /* Two loops: in one, compilers branch at every lane. */
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+        place[i] = lane[i] == most ? place[i] + i : INT32_MAX;
+    for (i = 0; i < TSHI_BLOCK; i++) first = first < place[i] ? first : place[i];
     return first;
 }
 

@@ -474,6 +474,37 @@ static void test_max(void **state) {
     close_ctx(ctx);
 }
 
+/* Columns are summed in the order of their rows, however many are taken at a time, to the bit. */
+static void sum_of_rows(int64_t rows, int64_t n) {
+    enum { MOST = 9 * 5000 };
+    static float values[MOST];
+    tsh_ctx *ctx = open_ctx();
+    tsh_tensor *out;
+    const float *y;
+    float sum;
+    int64_t i, r;
+    for (i = 0; i < rows * n; i++) values[i] = 1 / ((float)(i % 1009) - 504.5f);
+    out = tsh_sum(leaf(ctx, tsh_shape2(rows, n), values), 0, 0);
+    y = out ? (const float *)tsh_data(ctx, out) : NULL;
+    assert_non_null(y);
+    for (i = 0; i < n; i++) {
+        for (sum = 0, r = 0; r < rows; r++) sum += values[r * n + i];
+        if (memcmp(&y[i], &sum, sizeof sum) != 0)
+            fail_msg("%d rows of %d, column %d: %.9g, not %.9g", (int)rows, (int)n, (int)i,
+                     (double)y[i], (double)sum);
+    }
+    close_ctx(ctx);
+}
+
+static void test_sum_of_rows(void **state) {
+    static const int64_t widths[] = {2, 47, 127, 128, 700, 1024, 1061, 5000};
+    int64_t rows;
+    int i;
+    (void)state;
+    for (rows = 1; rows <= 9; rows++)
+        for (i = 0; i < (int)(sizeof widths / sizeof *widths); i++) sum_of_rows(rows, widths[i]);
+}
+
 /* ------------------------------------------------------------------ integers */
 
 static void test_compare(void **state) {
@@ -1235,6 +1266,7 @@ int main(void) {
         cmocka_unit_test(test_softmax_edges),
         cmocka_unit_test(test_shifted_logits),
         cmocka_unit_test(test_max),
+        cmocka_unit_test(test_sum_of_rows),
         cmocka_unit_test(test_compare),
         cmocka_unit_test(test_cast_and_integers),
         cmocka_unit_test(test_empty_map_and_reduce),
