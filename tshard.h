@@ -3726,12 +3726,17 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
  * worked on: a processor by itself looks less far ahead the more it computes, and waits for lines
  * that it is to write (which are asked for later, as stores are not waited for at once). Behind the
  * end of a run the next row may follow; elsewhere it is of no use, but no harm. One that looks far
- * enough is asked for the block at hand: a branch would cost clang's maxima their registers. */
-TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
+ * enough is asked for the one `soon` values behind: a branch would cost clang's maxima their
+ * registers. */
+TSHI_INLINE void tshi_kernel_ahead_or(const tsh_real *x, int64_t by, int64_t soon) {
     /* may be beyond the array */
-    const uintptr_t at = (uintptr_t)x + (uintptr_t)(TSHI_LOOKS_AHEAD ? 0 : by) * sizeof *x;
+    const uintptr_t at = (uintptr_t)x + (uintptr_t)(TSHI_LOOKS_AHEAD ? soon : by) * sizeof *x;
     unsigned i;
     for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH((const void *)(at + i));
+}
+
+TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
+    tshi_kernel_ahead_or(x, by, 0);
 }
 
 /* The same, into L2, only where the processor looks ahead by itself: for ops whose passes over rows
@@ -6971,14 +6976,14 @@ TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const uint32_t bits = tshi_kernel_bits(x) & 0x7FFFFFFFu;
     const int32_t order = (int32_t)tshi_kernel_bits(x);
     const float a = tshi_kernel_float(bits < 0x41666666u ? bits : 0x41666666u);
-    float near, far;
+    float middle, tail;
     if (sizeof(tsh_real) == 8)
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
-    near = tshi_kernel_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
-    far = tshi_map_less_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
+    middle = tshi_kernel_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
+    tail = tshi_map_less_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
     return TSHI_R(
-        tshi_kernel_float(tshi_kernel_pick(bits - 0x3F300000u < 0x40500000u, tshi_kernel_bits(far),
-                                           tshi_kernel_bits(near)) |
+        tshi_kernel_float(tshi_kernel_pick(bits - 0x3F300000u < 0x40500000u, tshi_kernel_bits(tail),
+                                           tshi_kernel_bits(middle)) |
                           ((uint32_t)order ^ bits)));
 }
 
@@ -10093,17 +10098,26 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
+/* Asks for a row's values, `by` ahead; where the processor looks ahead by itself, for those `ahead`
+ * into L2, and from there only for the next ones. */
+TSHI_INLINE void tshi_norm_ask(const tsh_real *x, int64_t by, int64_t ahead) {
+    tshi_kernel_ahead_or(x, by, 128);
+    tshi_kernel_ahead_rows(x, ahead);
+}
+
+/* How far into L2: if there are twice as many rows, half as far. */
+TSHI_INLINE int64_t tshi_norm_ahead(const tsh_real *sum) {
+    return sum ? TSHI_AHEAD / 2 : TSHI_AHEAD;
+}
+
 /* A block of a row: of x, or of sum = x + more. */
 TSHI_INLINE const tsh_real *tshi_norm_see(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
                                           const tsh_real *more, int64_t e) {
     int i;
-    tshi_kernel_ahead(x + e, TSHI_AHEAD);
-    tshi_kernel_ahead_rows(x + e, TSHI_AHEAD);
+    tshi_norm_ask(x + e, TSHI_AHEAD, tshi_norm_ahead(sum));
     if (!sum) return x + e;
-    tshi_kernel_ahead(more + e, TSHI_AHEAD);
-    tshi_kernel_ahead_rows(more + e, TSHI_AHEAD);
-    tshi_kernel_ahead(sum + e, TSHI_AHEAD_PUT);
-    tshi_kernel_ahead_rows(sum + e, TSHI_AHEAD);
+    tshi_norm_ask(more + e, TSHI_AHEAD, tshi_norm_ahead(sum));
+    tshi_norm_ask(sum + e, TSHI_AHEAD_PUT, tshi_norm_ahead(sum));
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) sum[e + i] = x[e + i] + more[e + i];
     return sum + e;
 }
@@ -10132,6 +10146,7 @@ TSHI_INLINE void tshi_norm_moments_step(tshi_norm_lanes *lane, const tsh_real *x
 typedef struct tshi_norm_row {
     tsh_real *y;
     const tsh_real *x, *w, *b, *stats; /* mean, rstd */
+    int64_t ahead;
 } tshi_norm_row;
 
 TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_real *w,
@@ -10147,8 +10162,7 @@ TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_re
 /* A block of it, and its end. */
 TSHI_INLINE void tshi_norm_put(const tshi_norm_row *row, int64_t e) {
     const tsh_real *b = row->b;
-    tshi_kernel_ahead(row->y + e, TSHI_AHEAD_PUT);
-    tshi_kernel_ahead_rows(row->y + e, TSHI_AHEAD);
+    tshi_norm_ask(row->y + e, TSHI_AHEAD_PUT, row->ahead);
     tshi_norm_row_step(row->y + e, row->x + e, row->w + e, b ? b + e : NULL, row->stats);
 }
 
@@ -10216,6 +10230,7 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *
     row.y = (tsh_real *)at[0];
     row.w = (const tsh_real *)at[2];
     row.b = (const tsh_real *)at[3];
+    row.ahead = tshi_norm_ahead(sum);
     for (r = 0; r < n; r++, x += s[1], stats += 2) {
         tshi_norm_moments(sum, x, more, d, !(p[1] > 0), r ? &row : NULL, stats);
         stats[1] = TSHI_R(1) / tshi_kernel_sqrt(stats[1] + TSHI_R(p[0]));
@@ -10289,10 +10304,8 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
                 if (add) tshi_kernel_put(dx, 1, e, d, out, 1);
             }
             if (!sums) continue;
-            tshi_kernel_ahead(x + e, ahead * s[1]);
-            tshi_kernel_ahead(dy + e, ahead * s[2]);
-            tshi_kernel_ahead_rows(x + e, ahead * s[1]);
-            tshi_kernel_ahead_rows(dy + e, ahead * s[2]);
+            tshi_norm_ask(x + e, ahead * s[1], ahead * s[1]);
+            tshi_norm_ask(dy + e, ahead * s[2], ahead * s[2]);
             tshi_norm_step(lane, x + e, w + e, dy + e, stats);
             if (dw) tshi_norm_step_weights(x + e, dy + e, stats, TSHI_BLOCK, dw + e, db + e);
         }
@@ -12575,14 +12588,14 @@ static tsh_module *tshi_module_follow(tsh_module *module, const char *path, size
 
 TSH_API tsh_module *tsh_find(tsh_module *module, const char *path) {
     tsh_module *found;
-    char near[TSH_MESSAGE_SIZE / 2] = "";
+    char alike[TSH_MESSAGE_SIZE / 2] = "";
     if (!module) return NULL;
     if (!path) path = "?"; /* no such name: the error below */
     found = tshi_module_follow(module, path, strlen(path));
     if (found) return found;
-    tshi_module_near(module, path, near, sizeof near);
+    tshi_module_near(module, path, alike, sizeof alike);
     (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT, "tsh_find: \"%s\" has no module \"%.64s\"; %s",
-                   module->path, path, near);
+                   module->path, path, alike);
     return NULL;
 }
 
@@ -13124,18 +13137,18 @@ static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
 /* Every rule is sound and matches something; else an error that lists near names. */
 static int tshi_parallel_rules(tsh_module *root, const tsh_plan_rule *rules, int count,
                                const tshi_choice *choices, int n) {
-    char near[TSH_MESSAGE_SIZE / 2];
+    char alike[TSH_MESSAGE_SIZE / 2];
     int i, c, matched;
     for (i = 0; i < count; i++) {
         const tsh_plan_rule *rule = &rules[i];
         for (matched = c = 0; c < n && !matched; c++)
             matched = choices[c].rule[tshi_parallel_purpose(rule)] == rule;
         if (matched) continue;
-        near[0] = '\0';
-        tshi_module_near(root, rule->path, near, sizeof near);
+        alike[0] = '\0';
+        tshi_module_near(root, rule->path, alike, sizeof alike);
         (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
                        "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
-                       rule->path, near);
+                       rule->path, alike);
         return 0;
     }
     return 1;
@@ -14014,7 +14027,7 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
                                           const tsh_policy_layer *layer) {
     tsh_module *owner[2] = {NULL, NULL};
     const char *name[2];
-    char near[TSH_MESSAGE_SIZE / 2] = "";
+    char alike[TSH_MESSAGE_SIZE / 2] = "";
     int i;
     name[0] = layer->weight;
     name[1] = layer->bias;
@@ -14027,9 +14040,9 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
         if (!name[i] || tshi_module_lookup(pass->block, name[i], &owner[i]) ||
             layer->ignore_checker)
             continue;
-        tshi_module_near(pass->block, name[i], near, sizeof near);
+        tshi_module_near(pass->block, name[i], alike, sizeof alike);
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no parameter \"%.64s\"; %s", name[i],
-                               near);
+                               alike);
         return NULL;
     }
     if (owner[0] && owner[1] && owner[0] != owner[1])
@@ -14139,12 +14152,12 @@ static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) 
 
 /* No block is what the policy names. */
 static tsh_result tshi_policy_unmatched(tsh_module *root, const tsh_policy *policy) {
-    char near[TSH_MESSAGE_SIZE / 2] = "";
-    tshi_module_near(root, policy->blocks ? policy->blocks : "", near, sizeof near);
+    char alike[TSH_MESSAGE_SIZE / 2] = "";
+    tshi_module_near(root, policy->blocks ? policy->blocks : "", alike, sizeof alike);
     return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
                     "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
                     policy->name ? policy->name : "", policy->blocks ? policy->blocks : "",
-                    root->path, near);
+                    root->path, alike);
 }
 
 TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
