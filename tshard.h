@@ -3536,20 +3536,20 @@ TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
     const uint32_t sign = tshi_kernel_bits(x) & 0x80000000u;
     const uint32_t a = tshi_kernel_bits(x) & 0x7FFFFFFFu;
     uint32_t n;
-    float q, power, small = -5.7049874e-3f;
+    float q, power, least = -5.7049874e-3f;
     if (sizeof(tsh_real) == 8) return TSHI_R(tanh((double)v));
-    small = tshi_kernel_fma(small, z, 2.0639088e-2f, fused);
-    small = tshi_kernel_fma(small, z, -5.3739715e-2f, fused);
-    small = tshi_kernel_fma(small, z, 1.3331442e-1f, fused);
-    small = tshi_kernel_fma(small, z, -3.3333282e-1f, fused);
-    small = tshi_kernel_fma(small * z, x, x, fused);
+    least = tshi_kernel_fma(least, z, 2.0639088e-2f, fused);
+    least = tshi_kernel_fma(least, z, -5.3739715e-2f, fused);
+    least = tshi_kernel_fma(least, z, 1.3331442e-1f, fused);
+    least = tshi_kernel_fma(least, z, -3.3333282e-1f, fused);
+    least = tshi_kernel_fma(least * z, x, x, fused);
     q = 2.0f * tshi_kernel_float(a < 0x41200000u ? a : 0x41200000u); /* at most 10 */
     q = tshi_kernel_exp_less_one(tshi_kernel_exp_rest(q, &n, fused), fused);
     power = tshi_kernel_float((n << 23) + 0x3F800000u);
     q = tshi_kernel_fma(power, q, power - 1.0f, fused);
     q = q / (q + 2.0f);
     return TSHI_R(tshi_kernel_float(tshi_kernel_pick(a - 0x3F200000u <= 0x40600000u,
-                                                     tshi_kernel_bits(q), tshi_kernel_bits(small)) |
+                                                     tshi_kernel_bits(q), tshi_kernel_bits(least)) |
                                     sign));
 }
 
@@ -3681,7 +3681,7 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
  * where it lies, and a loop of constant length vectorises at -O2 too. (Of 16 or less, gcc at -O3
  * unrolls it before it looks for vectors.) Sums have as many lanes: a fixed order. */
 
-enum { TSHI_BLOCK = 32, TSHI_AHEAD = 1024, TSHI_AHEAD_PUT = 512 };
+enum { TSHI_BLOCK = 32, TSHI_AHEAD = 1024, TSHI_AHEAD_PUT = 512, TSHI_AHEAD_NEXT = 128 };
 
 #if TSHI_VECTORS
 typedef tsh_real tshi_kernel_four __attribute__((vector_size(4 * sizeof(tsh_real))));
@@ -3726,8 +3726,7 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
  * worked on: a processor by itself looks less far ahead the more it computes, and waits for lines
  * that it is to write (which are asked for later, as stores are not waited for at once). Behind the
  * end of a run the next row may follow; elsewhere it is of no use, but no harm. One that looks far
- * enough is asked for the one `soon` values behind: a branch would cost clang's maxima their
- * registers. */
+ * enough is asked for the block that is `soon` behind x instead. */
 TSHI_INLINE void tshi_kernel_ahead_or(const tsh_real *x, int64_t by, int64_t soon) {
     /* may be beyond the array */
     const uintptr_t at = (uintptr_t)x + (uintptr_t)(TSHI_LOOKS_AHEAD ? soon : by) * sizeof *x;
@@ -3735,12 +3734,13 @@ TSHI_INLINE void tshi_kernel_ahead_or(const tsh_real *x, int64_t by, int64_t soo
     for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH((const void *)(at + i));
 }
 
+/* There the block at hand, to no effect: a branch would cost clang's maxima their registers. */
 TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
     tshi_kernel_ahead_or(x, by, 0);
 }
 
-/* The same, into L2, only where the processor looks ahead by itself: for ops whose passes over rows
- * even that one does not always see through (norms and their slopes, softmax, losses). */
+/* Asks, into L2, only where the processor looks ahead by itself: for ops whose passes over rows
+ * even that one does not always see through (norms, softmax, losses, slopes of these, sums). */
 TSHI_INLINE void tshi_kernel_ahead_rows(const tsh_real *x, int64_t by) {
     const uintptr_t at = (uintptr_t)x + (uintptr_t)by * sizeof *x; /* may be beyond the array */
     unsigned i;
@@ -6976,14 +6976,14 @@ TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const uint32_t bits = tshi_kernel_bits(x) & 0x7FFFFFFFu;
     const int32_t order = (int32_t)tshi_kernel_bits(x);
     const float a = tshi_kernel_float(bits < 0x41666666u ? bits : 0x41666666u);
-    float middle, tail;
+    float mid, ends;
     if (sizeof(tsh_real) == 8)
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
-    middle = tshi_kernel_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
-    tail = tshi_map_less_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
+    mid = tshi_kernel_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
+    ends = tshi_map_less_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
     return TSHI_R(
-        tshi_kernel_float(tshi_kernel_pick(bits - 0x3F300000u < 0x40500000u, tshi_kernel_bits(tail),
-                                           tshi_kernel_bits(middle)) |
+        tshi_kernel_float(tshi_kernel_pick(bits - 0x3F300000u < 0x40500000u, tshi_kernel_bits(ends),
+                                           tshi_kernel_bits(mid)) |
                           ((uint32_t)order ^ bits)));
 }
 
@@ -7910,33 +7910,36 @@ TSHI_INLINE void tshi_reduce_four(tsh_real *TSHI_RESTRICT y, const tsh_real *TSH
         y[e] = y[e] + x[e] + x[step + e] + x[2 * step + e] + x[3 * step + e];
 }
 
-/* y = the sum of rows of n columns, in order; 4 at a time where short ones would wait for the one
- * before, or where long ones' loads wait for stores that agree with them modulo 4096, if asking
- * brings 4 rows at once. at y, x; s: rows, their step. */
+/* y = the sum of rows of n columns, in order. Short rows are taken 4 at a time, as each would wait
+ * for the one before; long ones where the processor brings 4 at once when asked, as their loads
+ * wait for stores to y whose addresses end in the same 12 bits. at y, x; s: rows, their step. */
 TSHI_INLINE void tshi_reduce_rows_body(int64_t n, void *const *at, const int64_t *s,
                                        const double *p) {
     tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
     const int64_t step = s[1], fours = s[0] / 4 * 4;
+    const int brings = TSHI_LOOKS_AHEAD && n >= 1024;
     int64_t row = 0, e;
     int i;
     (void)p;
     for (e = 0; e < n; e++) y[e] = 0;
-    for (; n < 4 * TSHI_BLOCK && row < fours; row += 4, x += 4 * step)
-        tshi_reduce_four(y, x, step, n);
-    for (; n >= TSHI_AHEAD && TSHI_LOOKS_AHEAD && row < fours; row += 4, x += 4 * step) {
+    for (; n < 4 * TSHI_BLOCK && row < fours; row += 4)
+        tshi_reduce_four(y, x + row * step, step, n);
+    for (; brings && row < fours; row += 4) {
+        const tsh_real *in = x + row * step;
         for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-            for (i = 0; i < 4; i++) tshi_kernel_ahead_rows(x + i * step + e, 4 * step);
-            tshi_reduce_four(y + e, x + e, step, TSHI_BLOCK);
+            for (i = 0; i < 4; i++) tshi_kernel_ahead_rows(in + i * step + e, 4 * step);
+            tshi_reduce_four(y + e, in + e, step, TSHI_BLOCK);
         }
-        tshi_reduce_four(y + e, x + e, step, n - e);
+        tshi_reduce_four(y + e, in + e, step, n - e);
     }
-    for (; row < s[0]; row++, x += step) {
+    for (; row < s[0]; row++) {
+        const tsh_real *in = x + row * step;
         for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-            tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += x[e + i];
+            tshi_kernel_ahead(in + e, 2 * TSHI_AHEAD);
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += in[e + i];
         }
-        for (; e < n; e++) y[e] += x[e];
+        for (; e < n; e++) y[e] += in[e];
     }
 }
 TSHI_KERNEL(tshi_reduce_rows);
@@ -10098,15 +10101,16 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* Asks for a row's values, `by` ahead; where the processor looks ahead by itself, for those `ahead`
- * into L2, and from there only for the next ones. */
-TSHI_INLINE void tshi_norm_ask(const tsh_real *x, int64_t by, int64_t ahead) {
-    tshi_kernel_ahead_or(x, by, 128);
-    tshi_kernel_ahead_rows(x, ahead);
+/* Asks for a row's values, `by` ahead; where the processor looks ahead by itself, `into_l2` ahead
+ * into L2, and for the next ones from there. */
+TSHI_INLINE void tshi_norm_ask(const tsh_real *x, int64_t by, int64_t into_l2) {
+    tshi_kernel_ahead_or(x, by, TSHI_AHEAD_NEXT);
+    tshi_kernel_ahead_rows(x, into_l2);
 }
 
-/* How far into L2: if there are twice as many rows, half as far. */
-TSHI_INLINE int64_t tshi_norm_ahead(const tsh_real *sum) {
+/* How far into L2. With a residual's sum there are four arrays instead of two: half as far, as many
+ * lines under way. */
+TSHI_INLINE int64_t tshi_norm_into_l2(const tsh_real *sum) {
     return sum ? TSHI_AHEAD / 2 : TSHI_AHEAD;
 }
 
@@ -10114,10 +10118,10 @@ TSHI_INLINE int64_t tshi_norm_ahead(const tsh_real *sum) {
 TSHI_INLINE const tsh_real *tshi_norm_see(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
                                           const tsh_real *more, int64_t e) {
     int i;
-    tshi_norm_ask(x + e, TSHI_AHEAD, tshi_norm_ahead(sum));
+    tshi_norm_ask(x + e, TSHI_AHEAD, tshi_norm_into_l2(sum));
     if (!sum) return x + e;
-    tshi_norm_ask(more + e, TSHI_AHEAD, tshi_norm_ahead(sum));
-    tshi_norm_ask(sum + e, TSHI_AHEAD_PUT, tshi_norm_ahead(sum));
+    tshi_norm_ask(more + e, TSHI_AHEAD, tshi_norm_into_l2(sum));
+    tshi_norm_ask(sum + e, TSHI_AHEAD_PUT, tshi_norm_into_l2(sum));
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) sum[e + i] = x[e + i] + more[e + i];
     return sum + e;
 }
@@ -10146,7 +10150,7 @@ TSHI_INLINE void tshi_norm_moments_step(tshi_norm_lanes *lane, const tsh_real *x
 typedef struct tshi_norm_row {
     tsh_real *y;
     const tsh_real *x, *w, *b, *stats; /* mean, rstd */
-    int64_t ahead;
+    int64_t into_l2; /* how far y is asked for */
 } tshi_norm_row;
 
 TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_real *w,
@@ -10162,7 +10166,7 @@ TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_re
 /* A block of it, and its end. */
 TSHI_INLINE void tshi_norm_put(const tshi_norm_row *row, int64_t e) {
     const tsh_real *b = row->b;
-    tshi_norm_ask(row->y + e, TSHI_AHEAD_PUT, row->ahead);
+    tshi_norm_ask(row->y + e, TSHI_AHEAD_PUT, row->into_l2);
     tshi_norm_row_step(row->y + e, row->x + e, row->w + e, b ? b + e : NULL, row->stats);
 }
 
@@ -10230,7 +10234,7 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *
     row.y = (tsh_real *)at[0];
     row.w = (const tsh_real *)at[2];
     row.b = (const tsh_real *)at[3];
-    row.ahead = tshi_norm_ahead(sum);
+    row.into_l2 = tshi_norm_into_l2(sum);
     for (r = 0; r < n; r++, x += s[1], stats += 2) {
         tshi_norm_moments(sum, x, more, d, !(p[1] > 0), r ? &row : NULL, stats);
         stats[1] = TSHI_R(1) / tshi_kernel_sqrt(stats[1] + TSHI_R(p[0]));

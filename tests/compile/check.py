@@ -31,12 +31,13 @@ CLANG = ["-Wcomma", "-Wdocumentation", "-Wnewline-eof", "-Wextra-semi"]
 POSIX = ["-D_POSIX_C_SOURCE=200809L"]  # for backends; the core is strict C99
 DOUBLE = ["-DTSHARD_REAL=double"]
 STATIC = ["-DTSHARD_STATIC"]
+TAKEN = ["-Dnear=", "-Dfar=", "-Dsmall=char"]  # by windows.h, where a program includes it before
 LIMIT = 300  # seconds of one compilation
 SHOWN = 30  # lines of what it said
 # How the core's implementation is compiled in every standard, and in the first of each language;
 # and a backend's, which brings the core's along. The optimiser sees most (values that may be unset,
 # bounds) and takes longest, but cares little about the standard.
-CORE = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O3"] + DOUBLE, ["-O3"] + STATIC,
+CORE = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O3"] + DOUBLE, ["-O3"] + STATIC + TAKEN,
                    ["-O0", "-DTSHARD_NO_SIMD"], ["-O3", "-fopenmp"]]
 BACKEND = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O0"] + STATIC]
 APART = ["-DTSHARD_IMPLEMENTED"]  # a backend without the core
