@@ -453,14 +453,14 @@ def scaling(args):
     ours = args.programs["bench_step"]
     text = text_of(args)
 
-    def ranks(who, count, *flags):
-        return Ranks(who, [ours, "--text", text, "--chars", "--ranks", count, *flags])
+    def ranks(who, count, *flags, env=None):
+        return Ranks(who, [ours, "--text", text, "--chars", "--ranks", count, *flags], env)
 
     if not ours:
         return
     gpt2 = GPT2 + ["--context", "64"]
     trio = [ranks("ours", "2", *gpt2), ranks("one_rank", "1", *gpt2),
-            ranks("two_threads", "1", "--threads", "2", *gpt2)]
+            ranks("two_threads", "1", "--threads", "2", *gpt2, env={"OMP_PROC_BIND": "true"})]
     seconds = by_turns(share(args, 2), trio)
     yield {("scaling_gpt2_tp2", "s"): {who: seconds[who] for who in ("ours", "one_rank")
                                        if who in seconds},
