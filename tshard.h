@@ -3536,20 +3536,20 @@ TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
     const uint32_t sign = tshi_kernel_bits(x) & 0x80000000u;
     const uint32_t a = tshi_kernel_bits(x) & 0x7FFFFFFFu;
     uint32_t n;
-    float q, power, least = -5.7049874e-3f;
+    float q, power, mid = -5.7049874e-3f;
     if (sizeof(tsh_real) == 8) return TSHI_R(tanh((double)v));
-    least = tshi_kernel_fma(least, z, 2.0639088e-2f, fused);
-    least = tshi_kernel_fma(least, z, -5.3739715e-2f, fused);
-    least = tshi_kernel_fma(least, z, 1.3331442e-1f, fused);
-    least = tshi_kernel_fma(least, z, -3.3333282e-1f, fused);
-    least = tshi_kernel_fma(least * z, x, x, fused);
+    mid = tshi_kernel_fma(mid, z, 2.0639088e-2f, fused);
+    mid = tshi_kernel_fma(mid, z, -5.3739715e-2f, fused);
+    mid = tshi_kernel_fma(mid, z, 1.3331442e-1f, fused);
+    mid = tshi_kernel_fma(mid, z, -3.3333282e-1f, fused);
+    mid = tshi_kernel_fma(mid * z, x, x, fused);
     q = 2.0f * tshi_kernel_float(a < 0x41200000u ? a : 0x41200000u); /* at most 10 */
     q = tshi_kernel_exp_less_one(tshi_kernel_exp_rest(q, &n, fused), fused);
     power = tshi_kernel_float((n << 23) + 0x3F800000u);
     q = tshi_kernel_fma(power, q, power - 1.0f, fused);
     q = q / (q + 2.0f);
     return TSHI_R(tshi_kernel_float(tshi_kernel_pick(a - 0x3F200000u <= 0x40600000u,
-                                                     tshi_kernel_bits(q), tshi_kernel_bits(least)) |
+                                                     tshi_kernel_bits(q), tshi_kernel_bits(mid)) |
                                     sign));
 }
 
