@@ -8177,8 +8177,8 @@ TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
     if (tshi_kernel_max_odd(sum, x, n)) return tshi_kernel_nan(x, n);
     most = tshi_kernel_max_fold(lane);
     /* Two loops: in one, compilers branch at every lane. */
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-        place[i] = lane[i] == most ? place[i] + i : INT32_MAX;
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) place[i] = lane[i] == most ? place[i] + i
+                                                                           : INT32_MAX;
     for (i = 0; i < TSHI_BLOCK; i++) first = first < place[i] ? first : place[i];
     return first;
 }
@@ -10149,7 +10149,7 @@ TSHI_INLINE void tshi_norm_moments_step(tshi_norm_lanes *lane, const tsh_real *x
 typedef struct tshi_norm_row {
     tsh_real *y;
     const tsh_real *x, *w, *b, *stats; /* mean, rstd */
-    int64_t into_l2; /* how far y is asked for */
+    int64_t into_l2;                   /* how far y is asked for */
 } tshi_norm_row;
 
 TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_real *w,
