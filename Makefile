@@ -33,35 +33,63 @@ OPT_tsan    := -O1 -g -fsanitize=thread
 
 OPT   = $(OPT_$(or $(san),$(config)))
 WALL := $(WARN) $(WARN_C) $(if $(filter 1,$(werror)),-Werror)
-# Backends need POSIX beside strict C99; OpenMP gives a rank more threads, where the compiler has it
-# (the thread sanitizer does not know its barriers).
-OPENMP := $(if $(filter tsan,$(san)),,$(shell echo 'int main(void) { return 0; }' | \
-	$(CC) -fopenmp -x c -o /dev/null - 2>/dev/null && echo -fopenmp))
-STD  := -std=c99 -D_POSIX_C_SOURCE=200809L $(OPENMP)
 LIBS := -lm -pthread
 
-# ---- what there is -----------------------------------------------------------
-# Every tests/<kind>/test_*.c is one cmocka program. One that looks inside defines
-# TSHARD_IMPLEMENTATION; the others are linked with tests/support/library.c. One with the line
-# "/* build: double */" is also built with TSHARD_REAL=double. Every examples/0*.c is a test too: it
-# runs and prints something. Every tests/<kind>/test_*.py is one that tells what it did in cmocka's
-# words.
+# ---- what this machine has ---------------------------------------------------
+# With libuv and libsodium, gpt and the tests have the TCP backend; with BLIS, its matrix product.
+# OpenMP gives a rank more threads (the thread sanitizer does not know its barriers). Without
+# cmocka, the tests use the plain substitute of tests/support/plain.
+
+has     = $(shell printf '\043include <%s.h>\n' stdarg stddef setjmp stdint $(1) \
+	| $(CC) -E - >/dev/null 2>&1 && echo yes)
+UV     := $(call has,uv sodium)
+CMOCKA := $(call has,cmocka)
+BLIS   := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
+OPENMP := $(if $(filter tsan,$(san)),,$(shell echo 'int main(void) { return 0; }' | \
+	$(CC) -fopenmp -x c -o /dev/null - 2>/dev/null && echo -fopenmp))
+MPIS   := $(or $(foreach m,openmpi mpich,$(if $(shell command -v mpicc.$m),$m)), \
+	$(if $(shell command -v mpicc),any))
+
+# Backends need POSIX beside strict C99.
+STD       := -std=c99 -D_POSIX_C_SOURCE=200809L $(OPENMP)
+LINK_BLIS := $(if $(BLIS),-L$(BLIS) -Xlinker -rpath -Xlinker $(BLIS) -lblis)
+
+# All of that is part of what a program depends on: this file changes when something is installed,
+# or the flags are others.
+FOUND := $(OUT)/found
+$(FOUND): FORCE
+	@mkdir -p $(@D); echo '$(CC) $(shell $(CC) -dumpversion); $(STD) $(OPT) $(WALL); uv: $(UV);' \
+		'cmocka: $(CMOCKA); blis: $(BLIS); mpi: $(MPIS)' >$@.new; \
+	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+FORCE:
+
+# ---- what there is to build --------------------------------------------------
+# Every tests/<kind>/test_*.c is one cmocka program. Those of PRIVATE look inside the library and
+# are one program, which has a name for each; the others are linked with the library, which is
+# compiled once for all. A line "/* build: double */" adds a program with TSHARD_REAL=double,
+# "/* build: nosimd */" one with the portable kernels alone. Every examples/0*.c is a test too: it
+# runs and prints something. Every tests/<kind>/test_*.py is one that reports in cmocka's words.
 
 HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h tests/*.h tests/*/*.h)
 SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz))
-DOUBLES  := $(if $(SOURCES),$(shell grep -lx '/\* build: double \*/' $(SOURCES)))
-LINKED   := $(if $(SOURCES),$(filter-out tests/fuzz/%,$(shell grep -L TSHARD_IMPLEMENTATION \
-              $(SOURCES))))
-TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(DOUBLES:%.c=$(OUT)/%_double))
+PRIVATE  := $(patsubst "../%",tests/%,$(shell grep -oh '"\.\./.*/test_.*"' tests/support/private.c))
+marked    = $(if $(SOURCES),$(shell grep -lx '/\* build:.* $(1)\b.*\*/' $(SOURCES)))
+DOUBLES  := $(call marked,double)
+NOSIMDS  := $(call marked,nosimd)
+VARIANTS := $(DOUBLES:%.c=$(OUT)/%_double) $(NOSIMDS:%.c=$(OUT)/%_nosimd)
+TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(VARIANTS))
 EXAMPLES := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard examples/0*.c)))
 SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
 LAUNCHER := $(OUT)/tshard-run
-UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls tshard_uv.h tests/*/*.c))
-chosen    = $(if $(only),$(foreach t,$(1),$(if $(findstring $(only),$(t)),$(t))),$(1))
+UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls 'tshard_uv.h\|fuzz_wire' tests/*/*.c))
+UV_TESTS := $(filter $(TESTS),$(UV_USERS))
+named     = $(strip $(foreach o,$(only),$(findstring $o,$(1))))
+chosen    = $(if $(only),$(foreach t,$(1),$(if $(call named,$t),$t)),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
-.PHONY: help run tshard-run test test-run test-mpi test-arm build-tests faults check lint seeds \
-	asan ubsan tsan fuzz bench bench-comm overhead deps deps-fuzz deps-bench clean
+.SECONDARY:
+.PHONY: help run tshard-run test test-run test-bare test-mpi test-arm build-tests faults check \
+	lint seeds asan ubsan tsan fuzz bench bench-comm overhead deps deps-fuzz deps-bench clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -73,22 +101,16 @@ help: ## list the targets
 run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own text
 	@$(OUT)/gpt --out build/run $(ARGS)
 
-# With libuv and libsodium at hand, gpt has --backend tcp too; with BLIS, --gemm blis.
-UV := $(shell printf '\043include <uv.h>\n\043include <sodium.h>\n' \
-	| $(CC) -E - >/dev/null 2>&1 && echo yes)
-BLIS := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
-LINK_BLIS := $(if $(BLIS),-L$(BLIS) -Xlinker -rpath -Xlinker $(BLIS) -lblis)
-
 $(OUT)/gpt build/gpt-mpi: OPT_release := -O3 -fno-math-errno
 build/gpt-mpi: CC := $(MPICC)
 build/gpt-mpi: LIBS += -DGPT_MPI
-$(OUT)/gpt build/gpt-mpi: examples/gpt.c $(HEADERS)
+$(OUT)/gpt build/gpt-mpi: examples/gpt.c $(HEADERS) $(FOUND)
 	@mkdir -p $(@D)
 	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS) $(if $(UV),-DGPT_TCP -luv -lsodium) \
 		$(if $(BLIS),-DGPT_BLIS) $(LINK_BLIS)
 
 tshard-run: $(LAUNCHER) ## the launcher of runs on one host or several
-$(LAUNCHER): backends/tshard-run.c
+$(LAUNCHER): backends/tshard-run.c $(FOUND)
 	@mkdir -p $(@D)
 	$(CC) $(STD) $(OPT) $(WALL) -o $@ $< -luv -lsodium
 
@@ -100,42 +122,70 @@ test: deps ## build and run all tests
 asan ubsan tsan: deps ## the tests under a sanitizer
 	@$(MAKE) --no-print-directory san=$@ test-run
 
-# A program that does not build is a failed test, not the end of the run.
+# A program that does not build is a failed test, not the end of the run; one whose libraries are
+# missing is a skipped test.
 test-run:
-	@$(MAKE) --no-print-directory --keep-going -j$(jobs) build-tests; \
-	TSHARD_RUN=$(abspath $(LAUNCHER)) $(PYTHON) tests/run.py $(if $(filter tsan,$(san)),--slow 5) \
-		$(PROGRAMS) $(call chosen,$(SCRIPTS))
+	@$(if $(CMOCKA),,echo "libcmocka-dev is not here: the first failure ends a test program";) \
+	$(if $(UV),,echo "libuv1-dev or libsodium-dev is not here: no test of the TCP backend";) \
+	$(MAKE) --no-print-directory --keep-going -j$(jobs) build-tests; \
+	TSHARD_RUN=$(abspath $(LAUNCHER)) PYTHON=$(PYTHON) tests/run.sh \
+		$(if $(filter tsan,$(san)),--slow 5) $(PROGRAMS) $(call chosen,$(SCRIPTS))
 
-build-tests: $(PROGRAMS) $(LAUNCHER) \
-	$(if $(filter %/test_hosts.py %/test_gpt.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt)
+# The longest compilations first.
+build-tests: $(if $(filter %/test_hosts.py %/test_gpt.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt) \
+	$(PROGRAMS) $(if $(UV),$(LAUNCHER))
 
+COMPILE_TEST  = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL) \
+	$(if $(CMOCKA),,-Itests/support/plain)
+LINK_TEST     = $(if $(CMOCKA),-lcmocka) $(LIBS)
+CONFIG_double := -DTSHARD_REAL=double -DTESTS_DOUBLE
+CONFIG_nosimd := -DTSHARD_NO_SIMD
+# For what includes the implementation, but is linked with the library.
+LINKED       := -DTSHARD_IMPLEMENTED -DTSHARD_THREADS_IMPLEMENTED
+
+$(OUT)/tests/library.o: tests/support/library.c $(HEADERS) $(FOUND)
+	$(COMPILE_TEST) -c -o $@ $<
+$(OUT)/tests/library_uv.o: tests/support/library_uv.c $(HEADERS) $(FOUND)
+	$(COMPILE_TEST) -c -o $@ $<
+$(OUT)/tests/library_%.o: tests/support/library.c $(HEADERS) $(FOUND)
+	$(COMPILE_TEST) $(CONFIG_$*) -c -o $@ $<
+PRIVATE_PARTS = $(PRIVATE) $(wildcard tests/fuzz/fuzz_*.c) $(HEADERS) $(FOUND)
+$(OUT)/tests/private: tests/support/private.c $(PRIVATE_PARTS)
+	$(COMPILE_TEST) -Wno-shadow -o $@ $< $(LINK_TEST)
+$(OUT)/tests/private_%: tests/support/private.c $(PRIVATE_PARTS)
+	$(COMPILE_TEST) -Wno-shadow $(CONFIG_$*) -o $@ $< $(LINK_TEST)
+
+private = $(filter $(TESTS),$(PRIVATE:%.c=$(OUT)/%$(1)))
+$(call private): $(OUT)/tests/private
+$(call private,_double): $(OUT)/tests/private_double
+$(call private,_nosimd): $(OUT)/tests/private_nosimd
+$(call private) $(call private,_double) $(call private,_nosimd):
+	@mkdir -p $(@D); ln -f $< $@
+
+ifneq ($(UV),)
 $(UV_USERS): LIBS += -luv -lsodium
+$(OUT)/tests/fault/test_uv $(OUT)/tests/layer/test_replicas_tcp: $(OUT)/tests/library_uv.o
+else
+$(UV_TESTS): $(FOUND)
+	@mkdir -p $(@D); printf '%s\n' '#!/bin/sh' 'echo "skip: needs libuv1-dev libsodium-dev"' \
+		'echo "[  SKIPPED ] tests: 1 test(s), listed below:"' >$@; chmod +x $@
+endif
 $(OUT)/tests/op/test_gemm_%: LIBS += $(if $(BLIS),-DTESTS_BLIS) $(LINK_BLIS)
 
-COMPILE_TEST = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL)
+$(OUT)/tests/%: tests/%.c $(OUT)/tests/library.o $(HEADERS) $(FOUND)
+	$(COMPILE_TEST) $(LINKED) -o $@ $< $(filter %.o,$^) $(LINK_TEST)
+$(OUT)/tests/%_double: tests/%.c $(OUT)/tests/library_double.o $(HEADERS) $(FOUND)
+	$(COMPILE_TEST) $(LINKED) $(CONFIG_double) -o $@ $< $(filter %.o,$^) $(LINK_TEST)
+$(OUT)/tests/%_nosimd: tests/%.c $(OUT)/tests/library_nosimd.o $(HEADERS) $(FOUND)
+	$(COMPILE_TEST) $(LINKED) $(CONFIG_nosimd) -o $@ $< $(filter %.o,$^) $(LINK_TEST)
+$(OUT)/examples/%: examples/%.c $(OUT)/tests/library.o $(HEADERS) $(FOUND)
+	$(COMPILE_TEST) $(LINKED) -o $@ $< $(OUT)/tests/library.o $(LIBS)
 
-$(LINKED:%.c=$(OUT)/%): $(OUT)/tests/library.o
-$(LINKED:%.c=$(OUT)/%_double): $(OUT)/tests/library_double.o
-
-$(OUT)/tests/library.o: tests/support/library.c $(HEADERS)
-	$(COMPILE_TEST) -c -o $@ $<
-
-$(OUT)/tests/library_double.o: tests/support/library.c $(HEADERS)
-	$(COMPILE_TEST) -DTSHARD_REAL=double -c -o $@ $<
-
-$(OUT)/tests/%: tests/%.c $(HEADERS)
-	$(COMPILE_TEST) -o $@ $< $(filter %.o,$^) -lcmocka $(LIBS)
-
-$(OUT)/tests/%_double: tests/%.c $(HEADERS)
-	$(COMPILE_TEST) -DTSHARD_REAL=double -o $@ $< $(filter %.o,$^) -lcmocka $(LIBS)
-
-$(OUT)/examples/%: examples/%.c $(HEADERS)
-	$(COMPILE_TEST) -o $@ $< $(LIBS)
+test-bare: ## the README's two commands on a bare Debian 12 in build/bare; rev=COMMIT (HEAD)
+	@tests/bare.sh $(rev)
 
 # The tests of layers and collectives on the processes of an mpirun, with each MPI that is here.
-# Files that look into private structures bring a library of their own. Left out: what is over TCP.
-MPIS      := $(or $(foreach m,openmpi mpich,$(if $(shell command -v mpicc.$m),$m)), \
-	$(if $(shell command -v mpicc),any))
+# Private ones have a static library of their own. Left out: what is over TCP.
 MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(filter-out \
 	%_tcp.c,$(sort $(wildcard tests/layer/test_*.c))))
 MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p)) $(if $(MPIS),build/gpt-mpi)
@@ -147,19 +197,19 @@ vpath collectives.c tests/mpi
 build-tests: $(if $(findstring test_mpi,$(call chosen,$(SCRIPTS))),$(MPI_TESTS))
 
 test-mpi: deps ## the layer and collective tests under mpirun, with Open MPI and MPICH
-	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS) $(LAUNCHER); \
-		$(PYTHON) tests/run.py tests/mpi/test_mpi.py
+	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS) $(if $(UV),$(LAUNCHER)); \
+		PYTHON=$(PYTHON) tests/run.sh tests/mpi/test_mpi.py
 
-$(MPI_PARTS:%=build/mpi/%.o): build/mpi/%.o: %.c $(HEADERS)
+$(MPI_PARTS:%=build/mpi/%.o): build/mpi/%.o: %.c $(HEADERS) $(FOUND)
 	@mkdir -p $(@D); echo "  CC $@"
 	@$(CC) $(STD) -O1 -g $(WALL) -DTESTS_MPI -Itests/support/plain -Dmain=$* -c -o $@ $< \
-		$(if $(filter $<,$(filter-out $(LINKED),$(SOURCES))),-DTSHARD_STATIC)
+		$(if $(filter $<,$(PRIVATE)),-DTSHARD_STATIC)
 
 build/mpi-%/tests: tests/mpi/main.c Makefile $(MPI_PARTS:%=build/mpi/%.o) $(OUT)/tests/library.o \
-		$(HEADERS)
+		$(HEADERS) $(FOUND)
 	$(MPI_TEST) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" -o $@ $(filter %.c %.o,$^) $(LIBS)
 
-build/mpi-%/only: tests/mpi/only.c $(OUT)/tests/library.o $(HEADERS)
+build/mpi-%/only: tests/mpi/only.c $(OUT)/tests/library.o $(HEADERS) $(FOUND)
 	$(MPI_TEST) -o $@ $(filter %.c %.o,$^) $(LIBS)
 
 # Kernels, products and ops on another processor, emulated: strict warnings, then the tests.
@@ -231,18 +281,19 @@ overhead: ## what checking layouts and recording the tape costs, of a step (need
 	@$(PYTHON) tests/bench/overhead.py
 
 # ---- packages ----------------------------------------------------------------
-# What is missing is installed where apt-get and the right to use it are there; else
-# it is named, and the work goes on without.
+# What is missing is installed where apt-get and the right to use it are there; else the command
+# that installs it is printed, and the work goes on without.
 
-install = @missing=; for p in $(1); do \
+install = @missing=; command -v dpkg-query >/dev/null || exit 0; for p in $(1); do \
 	dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed \
 		|| missing="$$missing $$p"; done; \
 	if [ -z "$$missing" ] || ! command -v apt-get >/dev/null; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ]; then sudo=; elif sudo -n true 2>/dev/null; then sudo="sudo -n"; \
-	else echo "missing packages: apt-get install$$missing"; exit 0; fi; \
-	echo "installing$$missing"; mkdir -p build; \
-	{ $$sudo apt-get update && $$sudo env DEBIAN_FRONTEND=noninteractive \
-		apt-get install -y --no-install-recommends $$missing; } >build/deps.log 2>&1 \
+	else echo "missing packages; tests that need them are skipped. To install them, as root:"; \
+		echo "    apt-get install --no-install-recommends$$missing"; exit 0; fi; \
+	echo "installing$$missing"; mkdir -p build; get="apt-get -o Acquire::http::Timeout=20"; \
+	{ $$sudo $$get update && $$sudo env DEBIAN_FRONTEND=noninteractive \
+		$$get install -y --no-install-recommends $$missing; } >build/deps.log 2>&1 \
 		|| { echo "not installed:$$missing; the end of build/deps.log:"; tail -n 5 build/deps.log; }
 
 deps: ## install what the tests and checks need (Debian, Ubuntu)

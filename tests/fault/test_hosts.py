@@ -17,8 +17,7 @@ import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import check, run_tests, tell
-RUN = os.environ.get("TSHARD_RUN") or os.path.join(TOP, "build", "tshard-run")
+from scripts import LAUNCHER, NO_LAUNCHER, check, has_launcher, run_tests, tell
 GPT = os.path.join(TOP, "build", "gpt")
 MODEL = "--layers 1 --heads 4 --width 32 --context 16 --batch 4 --eval-every 100 --sample 0".split()
 ALPHA, BETA, ELSEWHERE = "10.77.0.1", "10.77.0.2", "10.78.0.1"
@@ -116,7 +115,7 @@ class Hosts:
     def run(self, host, *words, env=None, steps=6):
         """The ranks of a host."""
         node = "0" if host == "alpha" else "1"
-        return self.start(host, RUN, *(words or HOSTS), "--node-rank", node, GPT, "--backend",
+        return self.start(host, LAUNCHER, *(words or HOSTS), "--node-rank", node, GPT, "--backend",
                           "tcp", *train(self.folder, steps), env=env)
 
 
@@ -339,8 +338,10 @@ def unfit():
             code, _, err = end(hosts.start("beta", "true"))
             if code != 0:
                 return err.strip()
-            if not os.path.exists(RUN) or not os.path.exists(GPT):
-                subprocess.call(["make", "-C", TOP, "tshard-run", "build/gpt"], timeout=100)
+            if not has_launcher():
+                return NO_LAUNCHER
+            if not os.path.exists(GPT):
+                subprocess.call(["make", "-C", TOP, "build/gpt"], timeout=100)
             code, _, err = end(hosts.start("alpha", GPT, "--backend", "tcp", "--layers", "0"))
             return err.strip() if "built without TCP" in err else None
     except subprocess.CalledProcessError as why:

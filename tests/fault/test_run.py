@@ -21,8 +21,7 @@ import zlib
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import Skipped, check, run_tests
-RUN = os.environ.get("TSHARD_RUN") or os.path.join(TOP, "build", "tshard-run")
+from scripts import LAUNCHER, NO_LAUNCHER, Skipped, check, has_launcher, run_tests, tell
 PYTHON = [sys.executable, "-B", "-S", "-E", "-c"]
 LIMIT = 20  # seconds of one launch
 SLACK = 3  # seconds that a busy machine may add to what takes none
@@ -52,7 +51,7 @@ class Launch:
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("stderr", subprocess.PIPE)
         self.process = subprocess.Popen(
-            [*shell, RUN] + [str(word) for word in words], env=environment(env or {}),
+            [*shell, LAUNCHER] + [str(word) for word in words], env=environment(env or {}),
             preexec_fn=prepare, **options)
         self.read = b""
 
@@ -216,7 +215,7 @@ def a_slow_reader_makes_ranks_wait(folder):
         time.sleep(1.5)
         with open("/proc/%d/status" % job.process.pid) as file:
             now = int(re.search(r"VmRSS:\s*(\d+) kB", file.read())[1])
-        check(now < (160 if "san/" in RUN else 12) * 1024, "memory", now, "kB")
+        check(now < (160 if "san/" in LAUNCHER else 12) * 1024, "memory", now, "kB")
         check(not any(os.path.exists(mark + str(rank)) for rank in range(4)), "ranks did not wait")
         code, out, err = job.end()
     check(code == 0 and err == "", code, err)
@@ -460,7 +459,7 @@ def an_interrupt_that_is_not_heard_kills_after_5_s(folder):
 
 
 def an_ignored_hangup_stays_ignored(folder):
-    with Launch("-n", 1, "nohup", RUN, "-n", "1", *python(LISTENER, 15, 0)) as job:
+    with Launch("-n", 1, "nohup", LAUNCHER, "-n", "1", *python(LISTENER, 15, 0)) as job:
         check(job.lines(1) == ["[0] [0] ready"])
         job.process.send_signal(signal.SIGHUP)
         time.sleep(.3)
@@ -530,7 +529,7 @@ def closed_streams_do_no_harm(folder):
     mark = os.path.join(folder, "mark")
     code = "os.write(1, b'x'); open(%r + str(rank), 'w').write(str(len(os.listdir(" \
            "'/proc/self/fd'))))" % mark
-    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", RUN, "-n", "2"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", LAUNCHER, "-n", "2"]
                           + python(code), env=environment({}), timeout=LIMIT)
     check(done.returncode == 0, done.returncode)
     for rank in range(2):
@@ -715,8 +714,8 @@ TESTS = [  # those that wait longest first
 
 
 def main():
-    if not os.path.exists(RUN):
-        subprocess.call(["make", "-C", TOP, "tshard-run"], timeout=100)
+    if not has_launcher():
+        return tell("run", [(test.__name__, "SKIPPED", NO_LAUNCHER) for test in TESTS])
     return run_tests("run", TESTS, 4)
 
 

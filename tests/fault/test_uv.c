@@ -1,6 +1,5 @@
 /* The TCP backend, with ranks as processes: what every backend passes, the same bits as threads,
  * and how a world forms and ends. `make faults` measures the same things at length. */
-#define TSHARD_IMPLEMENTATION
 #include "../../backends/tshard_threads.h"
 #include "../../backends/tshard_uv.h"
 

@@ -12,7 +12,7 @@ TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
 from scripts import check, run_tests
 
-SCRIPT_LIMIT = 400  # seconds, for tests/run.py
+SCRIPT_LIMIT = 400  # seconds, for tests/run.sh
 EACH = 100          # of one run
 STEPS = 200
 # Sums in another order move a loss by 1e-6 in a step; training may let that grow.

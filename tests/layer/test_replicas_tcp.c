@@ -1,6 +1,5 @@
 /* Data parallelism over TCP, every rank a process: the same bits as on threads, whatever the
  * buckets hold and whenever they travel. */
-#define TSHARD_IMPLEMENTATION
 #include "../../backends/tshard_threads.h"
 #include "../../backends/tshard_uv.h"
 

@@ -14,7 +14,8 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import Failed, Skipped, mpis, outcome, tell
+from scripts import (LAUNCHER, NO_LAUNCHER, Failed, Skipped, has_launcher, mpis, outcome,
+                     tell)
 
 # Of tests/mpi/only.c: on how many processes.
 ONLY = {"runner": [2], "host": [4], "threads": [1], "refused": [1], "native": [3],
@@ -28,7 +29,7 @@ GPT = ["--steps", str(STEPS), "--layers", "2", "--heads", "4", "--width", "32", 
 # On 8 ranks: two replicas of a pipeline of two stages, each cut in two. Replicas draw dropout of
 # their own.
 GRID = ["--tp", "2", "--pp", "2", "--dp", "2", "--zero", "--micro-batches", "2"]
-# Seconds, for tests/run.py.
+# Seconds, for tests/run.sh.
 SCRIPT_LIMIT = 900
 EACH = 280  # of one mpirun
 ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
@@ -81,7 +82,7 @@ def shared(name, ranks, _):
     """The tests of all backends, on so many processes: how many passed, and in which time."""
     begin = time.monotonic()
     text = must(mpirun(name, ranks) + [program_of(name, "tests")])
-    passed = sum(map(int, re.findall(r"^(\d+) passed$", text, re.M)))
+    passed = sum(map(int, re.findall(r"\[  PASSED  \] (\d+) test", text)))
     if not passed:
         raise Failed("no test passed: " + text[-1200:])
     print("%s on %d processes: %d tests in %.0f s" % (name, ranks, passed,
@@ -113,8 +114,9 @@ def backends_agree(ranks, dropout, more, folder):
     for alone, row in zip(one[1:], threads[1:]):
         if abs(float(alone[1]) - float(row[1])) > 2e-6:
             raise Failed("one rank", alone, "%d ranks" % ranks, row)
-    launcher = os.environ.get("TSHARD_RUN", os.path.join(TOP, "build", "tshard-run"))
-    for backend, program in (("tcp", [launcher, "-n", str(ranks)]), ("mpi", mpirun("any", ranks))):
+    if not has_launcher():
+        raise Skipped(NO_LAUNCHER)
+    for backend, program in (("tcp", [LAUNCHER, "-n", str(ranks)]), ("mpi", mpirun("any", ranks))):
         found = losses(program, backend, os.path.join(folder, backend), ranks, more)
         if found != threads:
             raise Failed(backend, found, "threads", threads)

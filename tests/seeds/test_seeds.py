@@ -37,17 +37,31 @@ def rows():
             yield system, cells[0], cells[1], re.findall(r"`([\w/]+):(\w+)`", cells[2])
 
 
-def results(build, program):
-    """{test: OK, FAILED or SKIPPED} of one program; empty if it cannot run."""
+def run(path):
+    """What a program prints; nothing if it cannot run."""
     try:
-        done = subprocess.run([os.path.join(build, "tests", program)], stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT,
-                              encoding="utf-8", errors="replace", cwd=TOP)
+        return subprocess.run([path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=LIMIT, encoding="utf-8",
+                              errors="replace", cwd=TOP).stdout
     except (OSError, subprocess.TimeoutExpired) as why:
-        print("%s: %s" % (program, why))
-        return {}
+        print("%s: %s" % (path, why))
+        return ""
+
+
+def results(build, program):
+    """{test: OK, FAILED or SKIPPED} of one program, by the log of its last run, if that is newer
+    than the program; empty if it cannot run."""
+    path = os.path.join(build, "tests", program)
+    try:
+        if os.path.getmtime(path + ".log") > os.path.getmtime(path):
+            with open(path + ".log", encoding="utf-8", errors="replace") as log:
+                text = log.read()
+        else:
+            text = run(path)
+    except FileNotFoundError:
+        text = run(path)
     found = {}
-    for result, test in RESULT.findall(done.stdout):
+    for result, test in RESULT.findall(text):
         if found.get(test) != "FAILED":
             found[test] = result
     return found

@@ -1,11 +1,24 @@
 """scripts.py - runs the tests of a script, and tells what they did in cmocka's words, which
-tests/run.py reads. Import it after sys.path has this folder."""
+tests/run.sh reads. Import it after sys.path has this folder."""
 
 import concurrent.futures
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LAUNCHER = os.environ.get("TSHARD_RUN") or os.path.join(TOP, "build", "tshard-run")
+NO_LAUNCHER = "needs libuv1-dev libsodium-dev"
+
+
+def has_launcher():
+    """Whether tshard-run is there; makes it where it can be made."""
+    if not os.path.exists(LAUNCHER):
+        subprocess.call(["make", "-C", TOP, "tshard-run"], stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL, timeout=100)
+    return os.path.exists(LAUNCHER)
 
 
 def mpis():

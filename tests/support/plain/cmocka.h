@@ -1,9 +1,11 @@
-/* cmocka.h - what the tests use of cmocka, for compilers of other processors, whose libraries are
- * seldom installed, and under MPI: the first assertion that fails ends the program. Only `make
- * test-arm` and `make test-mpi` put this folder on the path. */
+/* cmocka.h - what the tests use of cmocka, for where that is not installed: on a bare machine, for
+ * the compilers of other processors, and under MPI. It reports in cmocka's words, but the first
+ * assertion that fails ends the program. The Makefile puts this folder on the path where it is
+ * needed. */
 #ifndef TSHARD_TESTS_PLAIN_H
 #define TSHARD_TESTS_PLAIN_H
 
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,9 +32,10 @@ struct CMUnitTest {
         if (!PLAIN_COUNTS) break;                                                                  \
         printf("%s:%d: ", __FILE__, __LINE__);                                                     \
         printf(__VA_ARGS__);                                                                       \
-        printf("\n");                                                                              \
+        printf("\n[  FAILED  ] tests: 1 test(s), listed below:\n");                                \
         exit(1);                                                                                   \
     } while (0)
+#define skip() longjmp(plain_skip, 1)
 #define assert_true(x)                                                                             \
     do {                                                                                           \
         if (!(x)) fail_msg("%s", #x);                                                              \
@@ -49,19 +52,34 @@ struct CMUnitTest {
 #define assert_memory_equal(a, b, size) assert_true(memcmp(a, b, size) == 0)
 #define print_message                   printf
 
+static jmp_buf plain_skip; /* where skip() returns to; only the thread that runs the tests calls it */
+
+/* Runs one test; 1 if it called skip(). */
+static int plain_run(const struct CMUnitTest *test, void **state) {
+    if (setjmp(plain_skip)) return 1;
+    test->run(state);
+    return 0;
+}
+
 static int cmocka_run_all(const struct CMUnitTest *tests, size_t count, int (*setup)(void **),
                           int (*teardown)(void **)) {
     size_t i;
+    int skipped = 0;
     void *state = NULL;
     if (setup && setup(&state)) fail_msg("%s", "setup");
     for (i = 0; i < count; i++) {
-        printf("%s\n", tests[i].name);
+        printf("[ RUN      ] %s\n", tests[i].name);
         (void)fflush(stdout);
-        tests[i].run(&state);
+        if (plain_run(&tests[i], &state)) {
+            skipped++;
+        } else {
+            printf("[       OK ] %s\n", tests[i].name);
+        }
         if (tests[i].after && tests[i].after(&state)) fail_msg("%s", "teardown");
     }
     if (teardown && teardown(&state)) fail_msg("%s", "teardown");
-    printf("%d passed\n", (int)count);
+    printf("[  PASSED  ] %d test(s).\n", (int)count - skipped);
+    if (skipped) printf("[  SKIPPED ] tests: %d test(s), listed below:\n", skipped);
     return 0;
 }
 
