@@ -1,5 +1,6 @@
 /* Values and gradients of every op that PyTorch has, of a small GPT-2, and of the optimisers,
  * against files that tests/golden/generate.py wrote with PyTorch. */
+/* build: nosimd */
 #include "../../tshard.h"
 #include "../support/golden.h"
 

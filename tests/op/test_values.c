@@ -1,5 +1,6 @@
 /* What ops give at the edges: accuracy over the whole range of floats, NaN and infinity, empty
  * tensors, dimensions of length 1, integers, ties; and inputs in any memory order. */
+/* build: nosimd */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 

@@ -1,6 +1,6 @@
 /* The built-in matrix multiply: every kernel that this processor runs, against a product computed
  * in double, and against itself: the bits of an element do not depend on where it stands. */
-/* build: double */
+/* build: double nosimd */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 
@@ -375,6 +375,7 @@ static void test_bits(void **state) {
 
 /* ------------------------------------------------ what is fetched meanwhile */
 
+#ifndef TSHARD_NO_SIMD /* portable kernels prefetch nothing */
 /* Every line of the next sliver once, then the last one again and again; nothing behind n. */
 static void test_fetch(void **state) {
     enum { LINE = 64 / sizeof(tsh_real), N = 7 * LINE, K = 11 * LINE };
@@ -406,6 +407,7 @@ static void test_fetch(void **state) {
         }
     }
 }
+#endif
 
 /* ------------------------------------------------------------- streams */
 
@@ -603,9 +605,12 @@ int main(void) {
         cmocka_unit_test(test_blocks),      cmocka_unit_test(test_bias),
         cmocka_unit_test(test_nan),         cmocka_unit_test(test_nan_spreads),
         cmocka_unit_test(test_empty),       cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_bits),        cmocka_unit_test(test_fetch),
-        cmocka_unit_test(test_streams),     cmocka_unit_test(test_chore),
-        cmocka_unit_test(test_progress),    cmocka_unit_test(test_precision),
+        cmocka_unit_test(test_bits),        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_chore),       cmocka_unit_test(test_progress),
+        cmocka_unit_test(test_precision),
+#ifndef TSHARD_NO_SIMD
+        cmocka_unit_test(test_fetch),
+#endif
     };
     return cmocka_run_group_tests(tests, scratch_new, scratch_free);
 }

@@ -3,6 +3,7 @@
  *
  * Functions are tried on every 997th float; with TSHARD_EXHAUSTIVE=1 in the environment on all
  * 2^32 (a quarter of an hour). */
+/* build: nosimd */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../support/unit.h"
