@@ -23,8 +23,10 @@ struct CMUnitTest {
 #ifdef TESTS_MPI
 #include "../mpi_world.h"
 #define PLAIN_COUNTS (mpi_rank() == 0)
+#define PLAIN_FAILED "" /* the script that started mpirun counts */
 #else
 #define PLAIN_COUNTS 1
+#define PLAIN_FAILED "[  FAILED  ] tests: 1 test(s), listed below:\n"
 #endif
 
 #define fail_msg(...)                                                                              \
@@ -32,7 +34,7 @@ struct CMUnitTest {
         if (!PLAIN_COUNTS) break;                                                                  \
         printf("%s:%d: ", __FILE__, __LINE__);                                                     \
         printf(__VA_ARGS__);                                                                       \
-        printf("\n[  FAILED  ] tests: 1 test(s), listed below:\n");                                \
+        printf("\n" PLAIN_FAILED);                                                               \
         exit(1);                                                                                   \
     } while (0)
 #define skip() longjmp(plain_skip, 1)
