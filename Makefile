@@ -303,7 +303,8 @@ deps-fuzz: deps ## install what `make fuzz` needs beside
 	$(call install,libclang-rt-dev)
 deps-bench: ## install the peers that `make bench` compares with
 	$(call install,libblis-pthread-dev libblis4-openmp libopenblas0-pthread libopenmpi-dev \
-		openmpi-bin libgloo-dev libuv1-dev libsodium-dev python3-torch)
+		openmpi-bin libgloo-dev libuv1-dev libsodium-dev python3 python3-venv)
+	@$(PYTHON) tests/bench/run.py --install || true
 
 clean: ## remove build/
 	rm -rf build

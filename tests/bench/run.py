@@ -2,12 +2,17 @@
 """Compares tshard with its peers; prints a table and writes build/bench.json.
 
     run.py [--text FILE] [--only PART] [--rounds N]
+    run.py --install          only installs PyTorch into build/venv
 
 A comparison gives samples, {(name, unit): {who: {round: value}}} where who is "ours" or a peer. A
 round runs both sides one after the other; a ratio is taken within a round, where they saw the
 machine in the same mood, and the median of the rounds' ratios counts. What needs a package that is
-not installed is left out. Each part has its share of ten minutes, and fewer rounds if need be; with
-FULL=1 in the environment they have three times the rounds, and all the time.
+not installed is left out, with a line that says so. Each part has its share of ten minutes, and
+fewer rounds if need be; with FULL=1 in the environment they have three times the rounds, and all
+the time.
+
+PyTorch is installed once by pip into a virtual environment of its own, build/venv, and needs
+several hundred megabytes there.
 
 A row of the file is {"name", "unit", "ours", "peers": {"name": value}, "rounds", "ratio"}; the
 ratio says how many times better than its best peer ours is, for times and rates alike; rounds, how
@@ -35,7 +40,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.path.join(TOP, "build", "bench")
 LIBRARIES = "/usr/lib/" + os.uname().machine + "-linux-gnu"
-TORCH_PYTHON = "/usr/bin/python3"  # the one that Debian's python3-torch belongs to
+VENV = os.path.join(TOP, "build", "venv")
+TORCH_PYTHON = os.path.join(VENV, "bin", "python")
+TORCH = "2.13.0"
+INSTALL_LIMIT = 900  # seconds that pip may take
 LESS = ("s", "ms", "us", "ns", "GB", "%")  # units where less is better; of the others more is
 LIMIT = 60  # seconds of one program, or one answer
 TURN, MOST_CALLS = 50e3, 20000  # microseconds of a collective's turn, and the calls in it
@@ -344,8 +352,7 @@ def figures_of(name):
     if name in FIGURES:
         return FIGURES[name]
     if name.startswith("step_"):
-        torch = {"step_nanogpt": 2}.get(name, 1.5)
-        return {"torch_openblas": torch, "torch_blis": torch, "limit": 1 / 1.10}
+        return {"torch": 1.5, "limit": 1 / 1.10}
     if name.startswith("kernel_"):
         return {"limit": 0.5 if FUNCTIONS.match(name) else 0.85}
     row = re.match(r"[a-z_]+_tcp_(\d+)_(\w+)$", name)
@@ -381,34 +388,56 @@ def tokens(who, form, command, env=None):
     return [("step_nanogpt", "tokens/s", who, float(rate[1]))] if rate else []
 
 
+def torch_version():
+    """The version of PyTorch in build/venv, without what follows "+"; None: there is none."""
+    text = "import torch; print(torch.__version__.split('+')[0])"
+    try:
+        done = subprocess.run([TORCH_PYTHON, "-c", text], stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, universal_newlines=True, timeout=LIMIT)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+@functools.lru_cache(None)
 def has_torch():
-    return subprocess.run([TORCH_PYTHON, "-c", "import torch"],
-                          stderr=subprocess.DEVNULL).returncode == 0
+    """Whether PyTorch is in build/venv. If not, tries once to install it, and says why it cannot be
+    had."""
+    if torch_version() == TORCH:
+        return True
+    note("bench: installing torch==%s into build/venv" % TORCH)
+    for command in ([sys.executable, "-m", "venv", VENV],
+                    [TORCH_PYTHON, "-m", "pip", "install", "--quiet", "torch==" + TORCH]):
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  universal_newlines=True, timeout=INSTALL_LIMIT)
+            why = done.returncode and (done.stdout.strip().splitlines() or ["no output"])[-1]
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = error
+        if why:
+            note("bench: skip: the rows of PyTorch: %s: %s" % (" ".join(command), why))
+            return False
+    return torch_version() == TORCH
 
 
-def blas_choices():
-    """(name of the peer, environment, threads) of PyTorch: each BLAS that libblas.so.3 may be."""
-    for path in sorted(glob.glob(os.path.join(LIBRARIES, "*", "libblas.so.3"))) * has_torch():
-        folder = os.path.dirname(path)
-        blas = re.match(r"(openblas|blis)-", os.path.basename(folder))
-        for threads in ("1", "2") if blas else ():
-            yield "torch_" + blas[1], {
-                "LD_LIBRARY_PATH": folder, "OMP_NUM_THREADS": threads,
-                "OPENBLAS_NUM_THREADS": threads, "BLIS_NUM_THREADS": threads}, threads
+def torch_threads():
+    """Numbers of threads that PyTorch is tried with: one, and all cores."""
+    return sorted({1, os.cpu_count()}) if has_torch() else []
 
 
 def torch_peer(text):
-    """The program with the best BLAS and number of threads, in a list."""
+    """The program with the best number of threads, in a list."""
     choices = []
-    for who, env, threads in blas_choices():
+    for threads in map(str, torch_threads()):
         command = [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--text", text,
                    "--threads", threads] + MODEL
-        choices.append(functools.partial(tokens, who, r"^tokens/s (\S+)", command, env))
+        choices.append(functools.partial(tokens, "torch", r"^tokens/s (\S+)", command,
+                                         {"OMP_NUM_THREADS": threads}))
     return sorted(choices, key=lambda program: sum(rate for *_, rate in program()))[-1:]
 
 
 def nanogpt(args):
-    """A training step of nanoGPT's CPU setting on 2 ranks against PyTorch's best."""
+    """A training step of nanoGPT's CPU setting on 2 ranks against PyTorch, by turns."""
     text = text_of(args)
     ours = [os.path.join(TOP, "build", "gpt"), "--chars", "--dropout", "0", "--ranks", "2",
             "--sample", "0", "--out", os.path.join(BUILD, "run"), "--text", text] + MODEL
@@ -419,26 +448,23 @@ def nanogpt(args):
 GPT2 = "--layers 12 --heads 12 --width 768 --batch 4 --vocabulary 50257".split()
 
 
-def torch_steps(who, env, threads, common):
-    return Ranks(who, [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--serve",
-                       "--threads", threads] + common, env)
+def torch_steps(threads, common):
+    return Ranks("torch", [TORCH_PYTHON, os.path.join(HERE, "peer_torch.py"), "--serve",
+                           "--threads", threads] + common, {"OMP_NUM_THREADS": threads})
 
 
 def gpt2(args):
-    """A training step of GPT-2 124M on 2 ranks against PyTorch's best, a step of each by turns, and
-    what the machine allows; and the most memory that each took."""
+    """A training step of GPT-2 124M on 2 ranks against PyTorch on 2 threads, a step of each by
+    turns, and what the machine allows; and the most memory that each took."""
     text = text_of(args)
     ours, limit = args.programs["bench_step"], args.programs["bench_limit"]
     one = {"BLIS_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    torch = [choice for choice in blas_choices() if choice[2] == "2"]  # one is slower at this size
     for parts, context in ((3, "64"), (1, "256")) if ours and limit else ():
         common = ["--text", text, "--context", context] + GPT2
         programs = [Ranks("ours", [ours, "--ranks", "2", "--chars"] + common)]
-        programs += [torch_steps(*choice, common) for choice in torch]
+        programs += [torch_steps("2", common)] * has_torch()  # one thread is slower at this size
         programs.append(Ranks("limit", [limit, "4", context], one))
-        seconds = by_turns(share(args, parts), programs, programs[1:-1])
-        torch.sort(key=lambda choice: min(seconds.get(choice[0], {0: math.inf}).values()))
-        torch = torch[:1]  # the better one is the rival at the longer context too
+        seconds = by_turns(share(args, parts), programs)
         memory = {program.who: {0: kib * 1024 / 1e9} for program, kib in
                   [(program, program.ask("memory", 0, 1)) for program in programs[:-1]] if kib}
         for program in programs:
@@ -487,16 +513,14 @@ def scaling(args):
         program.close()
 
 
-def by_turns(args, programs, rivals=()):
-    """{who: {round: seconds of a step}}. Of rivals only the fastest has more rounds than one."""
-    seconds, idle = {}, []
+def by_turns(args, programs):
+    """{who: {round: seconds of a step}}."""
+    seconds = {}
     for number in numbers(args, -1):
         for program in programs:
-            us = program not in idle and program.ask("step", 0, 1)
+            us = program.ask("step", 0, 1)
             if us and number >= 0:  # the first step finds no memory yet
                 seconds.setdefault(program.who, {})[number] = us / 1e6
-        if number == 0:
-            idle = sorted(rivals, key=lambda rival: seconds.get(rival.who, {0: math.inf})[0])[1:]
     return seconds
 
 
@@ -618,7 +642,10 @@ def main():
     parser.add_argument("--text", help="what step_nanogpt learns (the project's C files)")
     parser.add_argument("--only", choices=[part.__name__ for part in parts])
     parser.add_argument("--rounds", type=int, default=21 if full else 7)
+    parser.add_argument("--install", action="store_true", help="only install PyTorch")
     args = parser.parse_args()
+    if args.install:
+        return 0 if has_torch() else 1
     os.makedirs(BUILD, exist_ok=True)
     newest_kernels()
     print(COLUMNS % ("name", "rounds", "ours", "unit", "ratio", "figures",

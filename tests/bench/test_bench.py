@@ -2,10 +2,12 @@
 """Runs the benchmarks of a model at sizes that take no time: what they print is not judged, but
 that it is there. Reports in cmocka's words."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
@@ -41,5 +43,56 @@ def parts_of_a_model_are_timed(folder):
     check(all(float(value) > 0 for value in rows.values()), text)
 
 
+def plot(folder, rows, *flags):
+    """Exit code and output of plot.py, and the rows of the picture: {what: length of its bar}."""
+    data, picture = os.path.join(folder, "bench.json"), os.path.join(folder, "speed.svg")
+    with open(data, "w", encoding="utf-8") as out:
+        json.dump(rows, out)
+    done = subprocess.run([sys.executable, os.path.join(HERE, "plot.py"), "--json", data, "--svg",
+                           picture, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          universal_newlines=True, timeout=60)
+    bars = {}
+    if os.path.exists(picture):
+        tree = xml.etree.ElementTree.parse(picture)
+        name = "{http://www.w3.org/2000/svg}"
+        whats = [text.text for text in tree.iter(name + "text") if not text.get("class")][1:]
+        lengths = [float(rect.get("width")) for rect in tree.iter(name + "rect")
+                   if rect.get("class")]
+        check(len(whats) == len(lengths), "names and bars:", whats, lengths)
+        bars = dict(zip(whats, lengths))
+        os.remove(picture)
+    return done.returncode, done.stdout, bars
+
+
+def the_picture_shows_what_was_measured(folder):
+    """A bar is as long as the ratio to the best peer; rows that are missing are left out."""
+    step = {"name": "step_gpt2_T64", "unit": "s", "ours": 1.0,
+            "peers": {"torch": 1.5, "limit": 0.5}}
+    tcp = {"name": "allreduce_tcp_2_64MiB", "unit": "us", "ours": 2e4,
+           "peers": {"gloo": 6e4, "openmpi_tcp": 8e4, "limit": 1e4}}
+    alone = {"name": "decode_gpt2", "unit": "GB/s", "ours": 30.0, "peers": {}}
+    code, _, bars = plot(folder, [step, tcp, alone])
+    check(code == 0 and len(bars) == 2, "rows", code, bars)
+    lengths = [bars["GPT-2 step, 4 x 64 tokens"], bars["all-reduce 64 MiB, 2 ranks, TCP"]]
+    check(abs(lengths[1] / lengths[0] - 3 / 1.5) < 0.01, "lengths", bars)
+    code, text, bars = plot(folder, [step, tcp], "--table")
+    check(code == 0 and not bars, "exit code", code)
+    check(re.search(r"4 x 64 tokens +\| 1 s +\| 1.5 s PyTorch 2.13 +\| 1.5 +\|", text), text)
+    check(re.search(r"\| 20 ms +\| 60 ms gloo +\| 3 +\| `make bench-comm` +\|", text), text)
+    code, _, bars = plot(folder, [alone])
+    check(code == 1 and not bars, "no row is left", code, bars)
+
+
+def readme_shows_the_rows_of_the_picture(_):
+    """README.md's table of speed has the rows, in the order and with the commands of plot.py."""
+    sys.path.insert(0, HERE)
+    from plot import ROWS
+    with open(os.path.join(TOP, "README.md"), encoding="utf-8") as file:
+        found = re.findall(r"^\| (.+?) +\|.*\| `make (bench.*?)` +\|$", file.read(), re.M)
+    check(found == [(what, command) for _, what, command in ROWS], "README.md has", found)
+
+
 if __name__ == "__main__":
-    sys.exit(run_tests("bench", [steps_are_timed, parts_of_a_model_are_timed]))
+    sys.exit(run_tests("bench", [steps_are_timed, parts_of_a_model_are_timed,
+                                 the_picture_shows_what_was_measured,
+                                 readme_shows_the_rows_of_the_picture]))
