@@ -1,5 +1,5 @@
-/* What a rank sends in one step of training, by the axis: exactly the formulas of README.md, "Which
- * axis when". */
+/* What a rank sends in one step of training, by the axis: exactly the formulas of
+ * examples/README.md, "Which kind of parallelism when". */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
