@@ -100,7 +100,7 @@ def including_costs_little(folder):
         raise Failed("including tshard.h costs %.3f s" % (with_header - empty))
 
 
-# What the pieces of code in README's section about other systems take for granted.
+# What the pieces of code that examples/README.md sets beside other libraries take for granted.
 SNIPPET = """#define TSHARD_IMPLEMENTATION
 #include "%s"
 int snippet(tsh_module *root, tsh_module *head, tsh_module *block, tsh_tensor *x,
@@ -113,15 +113,20 @@ int snippet(tsh_module *root, tsh_module *head, tsh_module *block, tsh_tensor *x
 """
 
 
+def page(name):
+    with open(os.path.join(TOP, name), encoding="utf-8") as file:
+        return file.read()
+
+
 def readme_code_compiles(folder):
-    """The program at its top without a warning; the pieces further down as a function's body."""
-    with open(os.path.join(TOP, "README.md"), encoding="utf-8") as file:
-        before, after = file.read().split("## Coming from", 1)
-    program = re.search(r"```c\n(#define TSHARD_IMPLEMENTATION.*?)```", before, re.DOTALL).group(1)
-    pieces = re.findall(r"```c\n(.*?)```", after.split("\n## ", 1)[0], re.DOTALL)
+    """README.md's program without a warning; examples/README.md's counterparts of five libraries,
+    each as a function's body."""
+    program = re.search(r"```c\n(#define TSHARD_IMPLEMENTATION.*?)```", page("README.md"), re.DOTALL)
+    section = page("examples/README.md").split("## Coming from another tensor-parallel library", 1)
+    pieces = re.findall(r"```c\n(.*?)```", section[1].split("\n## ", 1)[0], re.DOTALL)
     if len(pieces) != 5:
-        raise Failed("README has %d pieces of code for other systems, not 5" % len(pieces))
-    sources = [program.replace('"tshard.h"', '"%s"' % HEADER)]
+        raise Failed("examples/README.md has %d pieces for five libraries" % len(pieces))
+    sources = [program.group(1).replace('"tshard.h"', '"%s"' % HEADER)]
     sources += [SNIPPET % (HEADER, piece) for piece in pieces]
     for i, text in enumerate(sources):
         path = os.path.join(folder, "readme_%d.c" % i)

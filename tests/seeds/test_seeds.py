@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The table of what the five systems that tshard learns from offer, row by row, with the test that
-proves each and its result.
+"""The feature parity table: what five tensor-parallel libraries have, row by row, with the test
+that proves each row and its result.
 
     test_seeds.py [--table | --programs] [--build FOLDER]
 
 Reads table.md beside it: a heading per system, a row per feature, whose last cell names tests as
 `program:test`. Runs every program named there once, under a time limit, and looks each test up in
 what it printed. With --table the rows are printed and the last line is "seeds: N rows, N proven";
-otherwise each row is a test, told in cmocka's words. --programs only lists the programs.
+otherwise each row is a test, reported in cmocka's words. --programs only lists the programs.
 """
 
 import argparse
