@@ -121,7 +121,8 @@ def page(name):
 def readme_code_compiles(folder):
     """README.md's program without a warning; examples/README.md's counterparts of five libraries,
     each as a function's body."""
-    program = re.search(r"```c\n(#define TSHARD_IMPLEMENTATION.*?)```", page("README.md"), re.DOTALL)
+    program = re.search(r"```c\n(#define TSHARD_IMPLEMENTATION.*?)```", page("README.md"),
+                        re.DOTALL)
     section = page("examples/README.md").split("## Coming from another tensor-parallel library", 1)
     pieces = re.findall(r"```c\n(.*?)```", section[1].split("\n## ", 1)[0], re.DOTALL)
     if len(pieces) != 5:
