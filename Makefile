@@ -109,7 +109,7 @@ $(OUT)/gpt build/gpt-mpi: examples/gpt.c $(HEADERS) $(FOUND)
 	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS) $(if $(UV),-DGPT_TCP -luv -lsodium) \
 		$(if $(BLIS),-DGPT_BLIS) $(LINK_BLIS)
 
-tshard-run: $(LAUNCHER) ## the launcher of runs on one host or several
+tshard-run: $(LAUNCHER) ## the launcher of jobs over TCP, on one host or several
 $(LAUNCHER): backends/tshard-run.c $(FOUND)
 	@mkdir -p $(@D)
 	$(CC) $(STD) $(OPT) $(WALL) -o $@ $< -luv -lsodium
@@ -228,7 +228,7 @@ test-arm: ## the kernels and ops compiled for aarch64 and run under qemu-user
 # Every tests/fault/fault_*.c prints a table; the soak also runs under two sanitizers.
 FAULTS := $(patsubst %.c,build/%,$(sort $(wildcard tests/fault/fault_*.c)))
 
-faults: deps ## break worlds of ranks in every way; writes build/faults.json
+faults: deps ## kill, stop, cut off and confuse ranks; writes build/faults.json
 	@$(MAKE) --no-print-directory -j$(jobs) $(FAULTS)
 	@for s in asan tsan; do \
 		$(MAKE) --no-print-directory san=$$s build/$$s/tests/fault/fault_soak || exit 1; done
@@ -240,13 +240,13 @@ faults: deps ## break worlds of ranks in every way; writes build/faults.json
 check: deps ## the strict warning set in every standard, gcc and clang, and their analyzers
 	@$(PYTHON) tests/compile/check.py --jobs $(jobs) --warn "$(WARN)" --warn-c "$(WARN_C)"
 
-lint: deps ## the house rules: rooms, names, budgets, documentation, symbols, macros
+lint: deps ## the rules of the source: sections, names, lengths, documentation, symbols
 	@$(PYTHON) tests/lint/lint.py
 
 # The tests that tests/seeds/table.md names; make test runs them too, as one of its scripts.
 SEEDS = $(shell $(PYTHON) tests/seeds/test_seeds.py --programs)
 
-seeds: deps ## the table of features, each with the test that proves it
+seeds: deps ## the feature parity table with five libraries, each row with its test
 	@$(MAKE) --no-print-directory -j$(jobs) $(SEEDS:%=$(OUT)/tests/%)
 	@$(PYTHON) tests/seeds/test_seeds.py --table
 
@@ -274,10 +274,10 @@ build/fuzz/%: tests/fuzz/fuzz_%.c $(HEADERS)
 bench: build/gpt ## compare with BLIS, gloo, Open MPI and PyTorch; writes build/bench.json
 	@FULL=$(FULL) $(PYTHON) tests/bench/run.py $(ARGS)
 
-bench-comm: ## of that, the collectives over TCP
+bench-comm: ## only the part of make bench that measures collectives over TCP
 	@$(PYTHON) tests/bench/run.py --only comm_tcp $(ARGS)
 
-overhead: ## what checking layouts and recording the tape costs, of a step (needs valgrind)
+overhead: ## share of a step that goes into checks and the tape (needs valgrind)
 	@$(PYTHON) tests/bench/overhead.py
 
 # ---- packages ----------------------------------------------------------------

@@ -5,11 +5,11 @@
     run.py --install          only installs PyTorch into build/venv
 
 A comparison gives samples, {(name, unit): {who: {round: value}}} where who is "ours" or a peer. A
-round runs both sides one after the other; a ratio is taken within a round, where they saw the
-machine in the same mood, and the median of the rounds' ratios counts. What needs a package that is
-not installed is left out, with a line that says so. Each part has its share of ten minutes, and
-fewer rounds if need be; with FULL=1 in the environment they have three times the rounds, and all
-the time.
+round runs both sides one after the other; a ratio is taken within a round, when both had the same
+load of other programs beside them, and the median of the rounds' ratios counts. What needs a
+package that is not installed is left out, with a line that says so. Each part has its share of ten
+minutes, and fewer rounds if need be; with FULL=1 in the environment they have three times the
+rounds, and all the time.
 
 PyTorch is installed once by pip into a virtual environment of its own, build/venv, and needs
 several hundred megabytes there.
@@ -333,7 +333,7 @@ def kernels(args):
         yield rounds_of(args, [both])
 
 
-# What rows are meant to reach: {peer: least ratio}; and of ours itself, the most.
+# The goals of rows: {peer: the smallest ratio}; and the largest value of ours itself.
 FIGURES = {"scaling_gpt2_tp2": {"one_rank": 1.85}, "scaling_gpt2_t2": {"two_ranks": 1 / 1.05},
            "decode_gpt2": {"limit": 0.8}}
 MOST = {"op_overhead": 100, "memory_gpt2_T64": 2.3, "memory_gpt2_T256": 3.2}
@@ -343,7 +343,7 @@ FUNCTIONS = re.compile("kernel_(exp|log|pow|pow_scalar|sigmoid|tanh|erf|gelu|gel
 
 
 def figures_of(name):
-    """What a row is meant to reach: {peer: least ratio}."""
+    """The goal of a row: {peer: the smallest ratio}."""
     if name.startswith("gemm_"):
         small = "_64x64x64_" in name  # where BLIS loses; the built-in product does it
         if small and name.startswith("gemm_blis"):
@@ -550,7 +550,7 @@ def slow_link(command):
 
 
 def overlap(args, command):
-    """Seconds of a step whose gradients travel while backward goes on, and of one where they wait
+    """Seconds of a step whose gradients are sent while backward goes on, and of one where they wait
     for its end; and the share of the communication, in percent, that this hides."""
     program = Ranks("ours", command)
     seconds, hidden = {"ours": {}, "no_overlap": {}}, {"ours": {}}

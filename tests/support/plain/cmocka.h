@@ -34,7 +34,7 @@ struct CMUnitTest {
         if (!PLAIN_COUNTS) break;                                                                  \
         printf("%s:%d: ", __FILE__, __LINE__);                                                     \
         printf(__VA_ARGS__);                                                                       \
-        printf("\n" PLAIN_FAILED);                                                               \
+        printf("\n" PLAIN_FAILED);                                                              \
         exit(1);                                                                                   \
     } while (0)
 #define skip() longjmp(plain_skip, 1)
