@@ -2,7 +2,6 @@
 """Builds and links tshard.h in the ways its users do. Reports in cmocka's words."""
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -100,47 +99,8 @@ def including_costs_little(folder):
         raise Failed("including tshard.h costs %.3f s" % (with_header - empty))
 
 
-# What the pieces of code that examples/README.md sets beside other libraries take for granted.
-SNIPPET = """#define TSHARD_IMPLEMENTATION
-#include "%s"
-int snippet(tsh_module *root, tsh_module *head, tsh_module *block, tsh_tensor *x,
-            tsh_tensor *target, tsh_tensor *weight_shard);
-int snippet(tsh_module *root, tsh_module *head, tsh_module *block, tsh_tensor *x,
-            tsh_tensor *target, tsh_tensor *weight_shard) {
-%s
-    return 0;
-}
-"""
-
-
-def page(name):
-    with open(os.path.join(TOP, name), encoding="utf-8") as file:
-        return file.read()
-
-
-def readme_code_compiles(folder):
-    """README.md's program without a warning; examples/README.md's counterparts of five libraries,
-    each as a function's body."""
-    program = re.search(r"```c\n(#define TSHARD_IMPLEMENTATION.*?)```", page("README.md"),
-                        re.DOTALL)
-    section = page("examples/README.md").split("## Coming from another tensor-parallel library", 1)
-    pieces = re.findall(r"```c\n(.*?)```", section[1].split("\n## ", 1)[0], re.DOTALL)
-    if len(pieces) != 5:
-        raise Failed("examples/README.md has %d pieces for five libraries" % len(pieces))
-    sources = [program.group(1).replace('"tshard.h"', '"%s"' % HEADER)]
-    sources += [SNIPPET % (HEADER, piece) for piece in pieces]
-    for i, text in enumerate(sources):
-        path = os.path.join(folder, "readme_%d.c" % i)
-        with open(path, "w") as out:
-            out.write(text)
-        unused = ["-Wno-unused-parameter", "-Wno-unused-variable"] if i else []
-        must(C + ["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"] + unused
-             + [path])
-
-
 TESTS = [two_files_in_c, two_files_in_cxx, cxx_program_on_c_library, two_static_copies,
-         implementation_is_compiled_once, after_assert_and_twice, including_costs_little,
-         readme_code_compiles]
+         implementation_is_compiled_once, after_assert_and_twice, including_costs_little]
 
 if __name__ == "__main__":
     sys.exit(run_tests("compile", TESTS))
