@@ -87,8 +87,9 @@
  * STEP BY STEP
  *   1. A runner gives your function a ctx, one rank's world:
  *
- *          int main(void) { return tsh_run(NULL, train, NULL); }                one rank
- *          int main(void) { return tsh_threads_run(2, NULL, train, NULL); }     two, as threads
+ *          static const tsh_desc desc = {.logger.fn = tsh_log_stderr};          prints errors
+ *          int main(void) { return tsh_run(&desc, train, NULL); }               one rank
+ *          int main(void) { return tsh_threads_run(2, &desc, train, NULL); }    two, as threads
  *
  *   2. Build a model as a tree of named layers, for one device:
  *
@@ -116,7 +117,7 @@
  *              tsh_step_end(ctx);
  *          }
  *
- *   5. if (!tsh_ok(ctx)) puts(tsh_last_error(ctx)->message);
+ *   5. return !tsh_ok(ctx); The logger of step 1 has printed the error; tsh_last_error(ctx) has it.
  *
  * SHAPES ARE GLOBAL
  *   Every shape and index is that of the whole tensor: a model reads the same at any degree of
@@ -145,6 +146,12 @@
  *   reaches the other ranks at this rank's next tsh_ok, tsh_backward, tsh_optim_step, tsh_step_end,
  *   collective or tsh_close: they get the same code with "rank 1: " before the sentence, and leave
  *   the collective they may be in. tsh_clear_error before that recovers from a local error.
+ *
+ *   The logger of tsh_desc, such as tsh_log_stderr, gets a ctx's error in one sentence, once, when
+ *   it reaches the other ranks (with one rank: in the same calls). So an error that is cleared
+ *   before is never logged. With several ranks, the sentence begins with the rank that logs it:
+ *   "rank 1: ..." is an error of its own, "rank 0 stops: rank 1: ..." one that it learnt from rank
+ *   1. Runners (tsh_run, tsh_threads_run, ...) also log why a rank could not start or join.
  *
  * THE SAME NUMBERS EVERYWHERE
  *   Initial weights and dropout masks are keyed by seed, path and global element index: the same
@@ -305,7 +312,9 @@ typedef struct tsh_allocator {
     void *user;
 } tsh_allocator;
 
-/* Where warnings go. The library itself never prints. */
+/* Where warnings and errors go, one full sentence per call and no newline at its end. The library
+ * itself never prints: a program that wants to see them gives tsh_log_stderr, or a function of its
+ * own. The ranks of tsh_threads_run call it at the same time, each from its own thread. */
 typedef struct tsh_logger {
     void (*fn)(void *user, const char *message); /* NULL: nowhere */
     void *user;
@@ -591,6 +600,12 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx);
 /* Records an error of the caller's own, printf-style. Returns code. */
 TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...)
     TSH_PRINTF(3, 4);
+/* A function for tsh_logger.fn: prints "tshard: ", the message and a newline to stderr. `user` is
+ * not read. Threads may call it at the same time; their lines do not mix. */
+TSH_API void tsh_log_stderr(void *user, const char *message);
+/* Gives logger->fn a message, printf-style, of at most TSH_MESSAGE_SIZE bytes. Does nothing where
+ * logger or its fn is NULL. For backends and runners. */
+TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) TSH_PRINTF(2, 3);
 
 /* -- memory ----------------------------------------------------------------- */
 
@@ -766,7 +781,7 @@ typedef struct tsh_desc {
                   * on how many */
     tsh_gemm gemm;
     tsh_allocator allocator;
-    tsh_logger logger;
+    tsh_logger logger;   /* warnings, and the first error of the ctx: see ERRORS in the manual */
     size_t bucket_bytes; /* of gradients that travel over dp in one message; 0: 1 MiB. Leaves of at
                           * least that size travel alone, without a copy. No bit depends on it */
     int no_overlap;      /* 1: they start to travel at the end of backward. No bit depends on it */
@@ -788,8 +803,8 @@ TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx);
 typedef enum tsh_precision { TSH_HIGHEST, TSH_HIGH, TSH_MEDIUM } tsh_precision;
 TSH_API tsh_result tsh_set_matmul_precision(tsh_ctx *ctx, tsh_precision precision);
 TSH_API tsh_precision tsh_matmul_precision(const tsh_ctx *ctx);
-/* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where ctx could not be
- * opened. */
+/* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where fn is NULL or the ctx
+ * could not be opened; desc->logger is told why. */
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
 
 /* -- elementwise ops --------------------------------------------------------
@@ -1654,7 +1669,8 @@ typedef struct tshi_trace tshi_trace;
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp;
     tsh_error error;
-    int told; /* the error was told to the world, or came from it */
+    int told;   /* the error was told to the world, or came from it */
+    int logged; /* the logger was given the error */
     tsh_allocator allocator;
     tsh_logger logger;
     tsh_gemm gemm;
@@ -1767,10 +1783,41 @@ TSH_API const char *tsh_result_text(tsh_result code) {
     return "not an error code";
 }
 
-/* A local error ends the world: peers inside a collective get it too, with this rank named. */
+TSH_API void tsh_log_stderr(void *user, const char *message) {
+    (void)user;
+    (void)fprintf(stderr, "tshard: %s\n", message); /* one call, so that lines do not mix */
+}
+
+TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) {
+    char text[TSH_MESSAGE_SIZE];
+    va_list list;
+    if (!logger || !logger->fn) return;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    logger->fn(logger->user, text);
+}
+
+/* Gives the logger the ctx's error, once. `learnt`: it came from another rank. */
+static void tshi_error_log(tsh_ctx *ctx, int learnt) {
+    char text[TSH_MESSAGE_SIZE + 64] = "";
+    if (ctx->logged || !ctx->logger.fn) return;
+    ctx->logged = 1;
+    if (ctx->world.size > 1)
+        tshi_base_append(text, sizeof text, "rank %d%s: ", ctx->world.rank,
+                         learnt ? " stops" : "");
+    tshi_base_append(text, sizeof text, "%s (%s)", ctx->error.message,
+                     tsh_result_name(ctx->error.code));
+    ctx->logger.fn(ctx->logger.user, text);
+}
+
+/* A local error ends the world: peers inside a collective get it too, with this rank named. The
+ * logger is given it here, and not where it is recorded: until now tsh_clear_error could undo it. */
 static void tshi_error_tell(tsh_ctx *ctx) {
     tsh_error told = ctx->error;
-    if (ctx->error.code == TSH_OK || ctx->told || !ctx->world.ops) return;
+    if (ctx->error.code == TSH_OK) return;
+    tshi_error_log(ctx, 0);
+    if (ctx->told || !ctx->world.ops) return;
     ctx->told = 1;
     told.message[0] = '\0';
     tshi_base_append(told.message, sizeof told.message, "rank %d: %s", ctx->world.rank,
@@ -1785,6 +1832,7 @@ static tsh_result tshi_error_learn(tsh_ctx *ctx) {
         ctx->world.ops->status(&ctx->world, &verdict) != TSH_OK) {
         ctx->error = verdict;
         ctx->told = 1;
+        tshi_error_log(ctx, 1);
     }
     return ctx->error.code;
 }
@@ -1815,17 +1863,6 @@ static tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, const char *fo
     return NULL;
 }
 
-/* Tells the user's logger of something that is no error. */
-TSH_PRINTF(2, 3) static void tshi_error_warn(const tsh_ctx *ctx, const char *format, ...) {
-    char text[TSH_MESSAGE_SIZE];
-    va_list list;
-    if (!ctx->logger.fn) return;
-    va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
-    va_end(list);
-    ctx->logger.fn(ctx->logger.user, text);
-}
-
 /* What a collective of this ctx returned: the verdict, or what the front door refused. */
 static tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const char *what) {
     if (result != TSH_OK && tshi_error_learn(ctx) == TSH_OK)
@@ -1845,7 +1882,9 @@ TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx) {
 }
 
 TSH_API void tsh_clear_error(tsh_ctx *ctx) {
-    if (ctx && !ctx->told) memset(&ctx->error, 0, sizeof ctx->error);
+    if (!ctx || ctx->told) return;
+    memset(&ctx->error, 0, sizeof ctx->error);
+    ctx->logged = 0;
 }
 
 /* ========================================================================== */
@@ -6693,14 +6732,32 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     return ctx;
 }
 
+/* There is not even memory for a ctx: tells the logger, and the ranks that wait for this one. */
+static tsh_result tshi_context_no_memory(const tsh_desc *desc) {
+    tsh_comm world = desc->comm;
+    tsh_error error = {TSH_ERR_MEMORY, -1, ""};
+    error.rank = world.ops ? world.rank : -1;
+    if (world.size > 1)
+        tshi_base_append(error.message, sizeof error.message, "rank %d: ", world.rank);
+    tshi_base_append(error.message, sizeof error.message,
+                     "tsh_open: no memory for a ctx (%d bytes)", (int)sizeof(tsh_ctx));
+    tsh_log_message(&desc->logger, "%s (%s)", error.message, tsh_result_name(error.code));
+    if (world.ops) world.ops->abort(&world, &error);
+    return TSH_ERR_MEMORY;
+}
+
 TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     tsh_desc usual;
     tsh_ctx *ctx;
-    if (!out) return TSH_ERR_ARGUMENT;
     memset(&usual, 0, sizeof usual);
-    *out = ctx = tshi_context_make(desc ? desc : &usual);
-    if (!ctx) return TSH_ERR_MEMORY;
-    tshi_context_groups(ctx, desc ? desc : &usual);
+    if (!desc) desc = &usual;
+    if (!out) {
+        tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
+        return TSH_ERR_ARGUMENT;
+    }
+    *out = ctx = tshi_context_make(desc);
+    if (!ctx) return tshi_context_no_memory(desc);
+    tshi_context_groups(ctx, desc);
     tshi_error_tell(ctx);
     return ctx->error.code;
 }
@@ -6759,8 +6816,12 @@ TSH_API tsh_precision tsh_matmul_precision(const tsh_ctx *ctx) {
 }
 
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
-    tsh_ctx *ctx;
-    int result = tsh_open(desc, &ctx) == TSH_OK ? fn(ctx, user) : 1;
+    tsh_ctx *ctx = NULL;
+    int result = 1;
+    if (!fn)
+        tsh_log_message(desc ? &desc->logger : NULL, "tsh_run: fn is NULL");
+    else if (tsh_open(desc, &ctx) == TSH_OK)
+        result = fn(ctx, user);
     tsh_close(ctx);
     return result;
 }
@@ -14695,8 +14756,9 @@ static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     optim->info.norm = norm;
     if (!(norm <= DBL_MAX)) {
         optim->info.skipped++;
-        tshi_error_warn(
-            ctx, "tsh_optim_step: a step is skipped, the %ldth: the norm of the gradients is %g",
+        tsh_log_message(
+            &ctx->logger,
+            "tsh_optim_step: a step is skipped, the %ldth: the norm of the gradients is %g",
             (long)optim->info.skipped, norm);
         return TSH_OK;
     }

@@ -7,7 +7,10 @@
  *     #include "backends/tshard_threads.h"
  *
  *     static int rank_main(tsh_ctx *ctx, void *user) { ...; return 0; }
- *     int main(void) { return tsh_threads_run(4, NULL, rank_main, NULL); }
+ *     int main(void) {
+ *         tsh_desc desc = {.logger.fn = tsh_log_stderr};      // prints errors
+ *         return tsh_threads_run(4, &desc, rank_main, NULL);
+ *     }
  *
  * and compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99) -pthread. The same rank_main runs on
  * any other backend.
@@ -29,7 +32,8 @@
  * - run in the background: work happens in start's follow-ups (test, wait, progress). Overlap hides
  *   skew between ranks, not copying;
  * - protect one rank's memory from another's bugs, or survive a crash: it is one process;
- * - use a rank's comms from several threads; only tsh_comm_abort may come from any thread.
+ * - use a rank's comms from several threads; only tsh_comm_abort may come from any thread;
+ * - run more than 1,024 ranks.
  *
  * COSTS
  *
@@ -37,7 +41,8 @@
  *
  * ENVIRONMENT
  *
- * TSHARD_TIMEOUT: seconds until a collective without timeout_ns gives up; 300; 0: never.
+ * TSHARD_TIMEOUT: seconds until a collective without timeout_ns gives up; 300; 0: never. Anything
+ * else is an error: no world is made.
  *
  * ONE'S OWN THREADS
  *
@@ -66,11 +71,13 @@ typedef struct tsh_threads_world tsh_threads_world;
 
 /* Runs fn on nranks threads, each with a ctx opened by desc (NULL: all defaults; its comm is
  * ignored) and closed after fn. Returns 0, or the result of the lowest rank that returned another;
- * 1 for a rank whose ctx could not be opened, and where threads or memory are missing. */
+ * 1 for a rank whose ctx could not be opened, and where threads or memory are missing, nranks is not
+ * 1 to 1024, or TSHARD_TIMEOUT is no time; desc->logger is told why. */
 TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                             void *user);
 
-/* A world for nranks threads of the caller's own. */
+/* A world for nranks threads of the caller's own. Errors: TSH_ERR_ARGUMENT (out is NULL, nranks is
+ * not 1 to 1024, TSHARD_TIMEOUT is no time), TSH_ERR_MEMORY, TSH_ERR_IO (no mutex). */
 TSH_API tsh_result tsh_threads_world_new(int nranks, tsh_threads_world **out);
 /* The comm of one rank, to be used by one thread and closed by it; once per rank. */
 TSH_API tsh_result tsh_threads_comm(tsh_threads_world *world, int rank, tsh_comm *out);
@@ -126,6 +133,7 @@ extern "C" {
  * that a peer may be behind, since a message that travels with its announcement is not waited
  * for. */
 enum { TSHI_THREADS_RING = 128, TSHI_THREADS_PAIRWISE = 64, TSHI_THREADS_EAGER = 96 };
+enum { TSHI_THREADS_RANKS = 1024 }; /* boxes for all pairs of them are 192 MiB a group */
 enum { TSHI_THREADS_TILE = 4096 }; /* bytes summed at once, in the first-level cache */
 
 #define TSHI_THREADS_REQ_PAIR ((tsh_req)1 << 63)
@@ -1225,11 +1233,12 @@ static const tsh_comm_ops tshi_threads_ops = {(uint32_t)sizeof(tsh_comm_ops),
 /* Needs: >>threads-ops.                                                        */
 /* ========================================================================== */
 
+/* In ns; -1: TSHARD_TIMEOUT is no time. */
 static int64_t tshi_threads_timeout(void) {
     const char *text = getenv("TSHARD_TIMEOUT");
     char *end = NULL;
-    double seconds = text ? strtod(text, &end) : 300;
-    if (text && (end == text || *end || !(seconds >= 0))) seconds = 300; /* no time */
+    double seconds = text && *text ? strtod(text, &end) : 300;
+    if (end && (end == text || *end || !(seconds >= 0))) return -1;
     return seconds > 0 && seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX;
 }
 
@@ -1259,18 +1268,33 @@ static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
     free(world);
 }
 
-TSH_API tsh_result tsh_threads_world_new(int nranks, tsh_threads_world **out) {
+TSH_PRINTF(3, 4)
+static tsh_result tshi_threads_fails(char *why, tsh_result code, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(why, TSH_MESSAGE_SIZE, format, list);
+    va_end(list);
+    return code;
+}
+
+/* tsh_threads_world_new; `why` (TSH_MESSAGE_SIZE bytes) is a sentence after an error. */
+static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, char *why) {
     tsh_threads_world *world;
     tshi_threads_group *root;
     int ready = 0;
-    if (!out) return TSH_ERR_ARGUMENT;
-    *out = NULL;
-    if (nranks < 1) return TSH_ERR_ARGUMENT;
+    if (nranks < 1 || nranks > TSHI_THREADS_RANKS)
+        return tshi_threads_fails(why, TSH_ERR_ARGUMENT,
+                                  "%d ranks are asked for; there can be 1 to %d", nranks,
+                                  (int)TSHI_THREADS_RANKS);
+    if (tshi_threads_timeout() < 0)
+        return tshi_threads_fails(why, TSH_ERR_ARGUMENT,
+                                  "TSHARD_TIMEOUT is \"%.100s\", not a time in seconds",
+                                  getenv("TSHARD_TIMEOUT"));
     world = (tsh_threads_world *)tshi_threads_alloc(sizeof *world);
-    if (!world) return TSH_ERR_MEMORY;
+    if (!world) return tshi_threads_fails(why, TSH_ERR_MEMORY, "no memory for a world");
     if (pthread_mutex_init(&world->lock, NULL) != 0) {
         free(world);
-        return TSH_ERR_IO;
+        return tshi_threads_fails(why, TSH_ERR_IO, "the system refused a mutex");
     }
     world->size = nranks;
     world->crowded = nranks > sysconf(_SC_NPROCESSORS_ONLN);
@@ -1284,7 +1308,10 @@ TSH_API tsh_result tsh_threads_world_new(int nranks, tsh_threads_world **out) {
     root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL;
     if (!root) {
         tshi_threads_world_drop(world, ready);
-        return TSH_ERR_MEMORY;
+        return tshi_threads_fails(
+            why, TSH_ERR_MEMORY, "no memory for a world of %d ranks (about %d MiB)", nranks,
+            (int)(((size_t)nranks * sizeof *root->lane +
+                   (size_t)nranks * (size_t)nranks * sizeof *root->box) >> 20) + 1);
     }
     for (int r = 0; r < nranks; r++) {
         root->ranks[r] = r;
@@ -1292,6 +1319,13 @@ TSH_API tsh_result tsh_threads_world_new(int nranks, tsh_threads_world **out) {
     }
     *out = world;
     return TSH_OK;
+}
+
+TSH_API tsh_result tsh_threads_world_new(int nranks, tsh_threads_world **out) {
+    char why[TSH_MESSAGE_SIZE];
+    if (!out) return TSH_ERR_ARGUMENT;
+    *out = NULL;
+    return tshi_threads_world_make(nranks, out, why);
 }
 
 TSH_API tsh_result tsh_threads_comm(tsh_threads_world *world, int rank, tsh_comm *out) {
@@ -1330,34 +1364,58 @@ static void *tshi_threads_main(void *argument) {
     return NULL;
 }
 
-/* Ranks that could not be started are told to the others. */
+/* If a thread cannot be had, its rank is the error of the ranks that run, and the logger's. */
 static int tshi_threads_launch(tshi_threads_job *jobs, int nranks) {
-    int started = 0, result = 0;
-    while (started < nranks &&
-           pthread_create(&jobs[started].thread, NULL, tshi_threads_main, &jobs[started]) == 0)
-        started++;
-    if (started < nranks)
-        tshi_threads_raise(jobs->world, TSH_ERR_IO, started, "the system refused a thread");
+    int started = 0, result = 0, refused = 0;
+    while (started < nranks && refused == 0) {
+        refused = pthread_create(&jobs[started].thread, NULL, tshi_threads_main, &jobs[started]);
+        if (refused == 0) started++;
+    }
+    if (refused != 0) {
+        char text[TSH_MESSAGE_SIZE] = "";
+        tshi_threads_add(text, "rank %d of %d has no thread: %s", started, nranks,
+                         strerror(refused));
+        if (jobs->desc)
+            tsh_log_message(&jobs->desc->logger, "tsh_threads_run: %s (TSH_ERR_IO)", text);
+        tshi_threads_raise(jobs->world, TSH_ERR_IO, started, text);
+    }
     for (int r = 0; r < started; r++) (void)pthread_join(jobs[r].thread, NULL);
     for (int r = 0; r < nranks && result == 0; r++) result = r < started ? jobs[r].result : 1;
     return result;
 }
 
+/* A world and its jobs, or a sentence in `why` (TSH_MESSAGE_SIZE bytes). */
+static tsh_result tshi_threads_prepare(int nranks, tsh_threads_world **world,
+                                       tshi_threads_job **jobs, char *why) {
+    tsh_result result = tshi_threads_world_make(nranks, world, why);
+    if (result != TSH_OK) return result;
+    *jobs = (tshi_threads_job *)calloc((size_t)nranks, sizeof **jobs);
+    if (*jobs) return TSH_OK;
+    tsh_threads_world_free(*world);
+    return tshi_threads_fails(why, TSH_ERR_MEMORY, "no memory for %d threads", nranks);
+}
+
 TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                             void *user) {
     tsh_threads_world *world = NULL;
-    tshi_threads_job *jobs;
-    int result = 1;
-    if (!fn || tsh_threads_world_new(nranks, &world) != TSH_OK) return 1;
-    jobs = (tshi_threads_job *)calloc((size_t)nranks, sizeof *jobs);
-    for (int r = 0; jobs && r < nranks; r++) {
+    tshi_threads_job *jobs = NULL;
+    char why[TSH_MESSAGE_SIZE] = "fn is NULL";
+    tsh_result code = TSH_ERR_ARGUMENT;
+    int result;
+    if (fn) code = tshi_threads_prepare(nranks, &world, &jobs, why);
+    if (code != TSH_OK) {
+        if (desc)
+            tsh_log_message(&desc->logger, "tsh_threads_run: %s (%s)", why, tsh_result_name(code));
+        return 1;
+    }
+    for (int r = 0; r < nranks; r++) {
         jobs[r].world = world;
         jobs[r].desc = desc;
         jobs[r].fn = fn;
         jobs[r].user = user;
         jobs[r].rank = r;
     }
-    if (jobs) result = tshi_threads_launch(jobs, nranks);
+    result = tshi_threads_launch(jobs, nranks);
     free(jobs);
     tsh_threads_world_free(world);
     return result;
