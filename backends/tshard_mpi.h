@@ -8,7 +8,8 @@
  *
  *     static int rank_main(tsh_ctx *ctx, void *user) { ...; return 0; }
  *     int main(int argc, char **argv) {
- *         return tsh_mpi_run(&argc, &argv, NULL, rank_main, NULL);
+ *         tsh_desc desc = {.logger.fn = tsh_log_stderr};      // prints errors
+ *         return tsh_mpi_run(&argc, &argv, &desc, rank_main, NULL);
  *     }
  *
  * compile with mpicc -D_POSIX_C_SOURCE=200809L (or -std=gnu99), and start it:
@@ -113,7 +114,8 @@ typedef struct tsh_mpi_desc {
 TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out);
 /* Initialises MPI with argc and argv (both may be NULL) unless that was done, opens the world and a
  * ctx by desc (NULL: all defaults; its comm is ignored), runs fn, closes, and ends MPI if it began
- * it. Returns fn's result, or 1 where the world or the ctx could not be opened. */
+ * it. Returns fn's result, or 1 where fn is NULL or the world or the ctx could not be opened;
+ * desc->logger is told why. */
 TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
                         int (*fn)(tsh_ctx *ctx, void *user), void *user);
 
@@ -2054,7 +2056,8 @@ static tsh_result tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Reques
     }
     if (code != MPI_SUCCESS)
         return tshi_mpi_fails(desc, TSH_ERR_IO, "tsh_mpi_open: MPI refused a communicator");
-    return tshi_mpi_fails(desc, TSH_ERR_TIMEOUT, "tsh_mpi_open: not all ranks came");
+    return tshi_mpi_fails(desc, TSH_ERR_TIMEOUT, "tsh_mpi_open: not all ranks came within %.1f s",
+                          (double)tshi_mpi_timeout(desc) / 1e9);
 }
 
 /* Two communicators, and in between all that needs memory, so that where one rank has none, all
@@ -2139,15 +2142,34 @@ TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out) {
     return tshi_mpi_open(desc, NULL, NULL, out);
 }
 
+/* Tells the logger why no world was opened; the rank that says so is named while MPI can tell it. */
+static void tshi_mpi_report(const tsh_desc *desc, tsh_result code, const char *why) {
+    int begun = 0, ended = 0, rank = -1;
+    char who[24] = "";
+    if (!desc) return;
+    (void)MPI_Initialized(&begun);
+    (void)MPI_Finalized(&ended);
+    if (begun && !ended) (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (rank >= 0) (void)snprintf(who, sizeof who, "rank %d: ", rank);
+    tsh_log_message(&desc->logger, "%s%s (%s)", who, why, tsh_result_name(code));
+}
+
 TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
                         int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    tsh_mpi_desc join;
     tsh_desc full;
     tsh_ctx *ctx = NULL;
+    tsh_error why = {TSH_ERR_ARGUMENT, -1, "tsh_mpi_run: fn is NULL"};
     int result = 1;
+    memset(&join, 0, sizeof join);
     memset(&full, 0, sizeof full);
+    join.error = &why;
     if (desc) full = *desc;
-    if (!fn || tshi_mpi_open(NULL, argc, argv, &full.comm) != TSH_OK) return 1;
-    if (tsh_open(&full, &ctx) == TSH_OK) result = fn(ctx, user);
+    if (!fn || tshi_mpi_open(&join, argc, argv, &full.comm) != TSH_OK) {
+        tshi_mpi_report(desc, why.code, why.message);
+        return 1;
+    }
+    if (tsh_open(&full, &ctx) == TSH_OK) result = fn(ctx, user); /* tsh_open logs its errors */
     if (ctx)
         tsh_close(ctx);
     else

@@ -8,12 +8,8 @@
  *
  *     static int rank_main(tsh_ctx *ctx, void *user) { ...; return 0; }
  *     int main(void) {
- *         tsh_error why;
- *         tsh_uv_desc uv = {0};
- *         uv.error = &why;                    // the library prints nothing
- *         int code = tsh_uv_run(&uv, NULL, rank_main, NULL);
- *         if (why.code != TSH_OK) fprintf(stderr, "%s\n", why.message);
- *         return code;
+ *         tsh_desc desc = {.logger.fn = tsh_log_stderr};      // prints errors
+ *         return tsh_uv_run(NULL, &desc, rank_main, NULL);
  *     }
  *
  * compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99) -pthread -luv -lsodium, and start it:
@@ -144,8 +140,9 @@ typedef struct tsh_uv_desc {
     double heartbeat;  /* seconds of silence until a rank is dead, 1 or more; negative: never; 0:
                          TSHARD_HEARTBEAT, else 10 */
     tsh_logger logger; /* strangers and refusals; called from the backend's own thread, which must
-                          not be kept: beats stop meanwhile */
-    tsh_error *error;  /* where tsh_uv_open and tsh_uv_run say why they failed; NULL: nowhere */
+                          not be kept: beats stop meanwhile. Zero: of tsh_uv_run, tsh_desc.logger */
+    tsh_error *error;  /* where tsh_uv_open and tsh_uv_run say why they failed; NULL: tsh_uv_open
+                          tells the logger */
 } tsh_uv_desc;
 
 /* Joins the world and returns when it is complete. desc NULL: all from the environment. Errors:
@@ -153,7 +150,8 @@ typedef struct tsh_uv_desc {
  * key), TSH_ERR_TIMEOUT (with the list of absent ranks), TSH_ERR_LOST. */
 TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out);
 /* Joins, opens a ctx by desc (NULL: all defaults; its comm is ignored), runs fn and closes.
- * Returns fn's result, or 1 where the world or the ctx could not be opened; uv->error says why. */
+ * Returns fn's result, or 1 where fn is NULL or the world or the ctx could not be opened;
+ * desc->logger is told why, or uv->logger where desc has none, and uv->error has it. */
 TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
                        int (*fn)(tsh_ctx *ctx, void *user), void *user);
 
@@ -4603,16 +4601,9 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     return result;
 }
 
-TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
-    tsh_uv_desc none;
+static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error *error) {
     tsh_uv_world *world;
-    tsh_error unheard, *error;
-    if (!out) return TSH_ERR_ARGUMENT;
-    memset(&none, 0, sizeof none);
     memset(out, 0, sizeof *out);
-    if (!desc) desc = &none;
-    error = desc->error ? desc->error : &unheard;
-    memset(error, 0, sizeof *error);
     world = (tsh_uv_world *)calloc(1, sizeof *world);
     if (!world) {
         tshi_uv_error(error, TSH_ERR_MEMORY, -1, "no memory for a world");
@@ -4628,20 +4619,57 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
     return error->code;
 }
 
+/* Where an error of opening goes: to desc->error, and to the logger if there is one. */
+static void tshi_uv_not_open(tsh_error *place, const tsh_logger *logger, const char *function,
+                             const tsh_error *error) {
+    if (place) *place = *error;
+    if (error->code != TSH_OK)
+        tsh_log_message(logger, "%s: %s (%s)", function, error->message,
+                        tsh_result_name(error->code));
+}
+
+TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
+    tsh_uv_desc none;
+    tsh_error error;
+    memset(&none, 0, sizeof none);
+    memset(&error, 0, sizeof error);
+    if (!desc) desc = &none;
+    if (out)
+        (void)tshi_uv_open(desc, out, &error);
+    else
+        tshi_uv_error(&error, TSH_ERR_ARGUMENT, -1, "out is NULL");
+    tshi_uv_not_open(desc->error, desc->error ? NULL : &desc->logger, "tsh_uv_open", &error);
+    return error.code;
+}
+
 TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
                        int (*fn)(tsh_ctx *ctx, void *user), void *user) {
+    tsh_uv_desc join;
     tsh_desc with;
     tsh_comm comm;
     tsh_ctx *ctx = NULL;
+    tsh_error error;
     int result = 1;
+    memset(&join, 0, sizeof join);
     memset(&with, 0, sizeof with);
+    memset(&error, 0, sizeof error);
+    if (uv) join = *uv;
     if (desc) with = *desc;
-    if (!fn || tsh_uv_open(uv, &comm) != TSH_OK) return 1;
+    if (!join.logger.fn) join.logger = with.logger;
+    if (!with.logger.fn) with.logger = join.logger;
+    if (fn)
+        (void)tshi_uv_open(&join, &comm, &error);
+    else
+        tshi_uv_error(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
+    tshi_uv_not_open(join.error, &with.logger, "tsh_uv_run", &error);
+    if (error.code != TSH_OK) return 1;
     with.comm = comm;
-    if (tsh_open(&with, &ctx) == TSH_OK)
+    if (tsh_open(&with, &ctx) == TSH_OK) /* which logs its errors */
         result = fn(ctx, user);
-    else if (ctx && uv && uv->error)
-        *uv->error = *tsh_last_error(ctx);
+    else if (join.error && ctx)
+        *join.error = *tsh_last_error(ctx);
+    else if (join.error)
+        tshi_uv_error(join.error, TSH_ERR_MEMORY, comm.rank, "no memory for a ctx");
     if (!ctx) tsh_comm_close(&comm); /* a ctx has taken it over */
     tsh_close(ctx);
     return result;

@@ -26,5 +26,6 @@ static int learn(tsh_ctx *ctx, void *user) {
 }
 
 int main(void) {
-    return tsh_run(NULL, learn, NULL);
+    tsh_desc desc = {.logger.fn = tsh_log_stderr}; /* prints errors */
+    return tsh_run(&desc, learn, NULL);
 }

@@ -216,7 +216,6 @@ typedef struct gpt_job {
     gpt_text text;
     gpt_report report;
     double tokens_per_s;
-    char error[TSH_MESSAGE_SIZE + 32];
 } gpt_job;
 
 typedef struct gpt_trainer {
@@ -576,14 +575,6 @@ static void print_memory(gpt_trainer *t) {
     }
 }
 
-/* A peer's error names its rank already; this rank's own does not. */
-static void keep_error(gpt_job *job, const tsh_error *error) {
-    int named = error->rank < 0 || strncmp(error->message, "rank ", 5) == 0;
-    char rank[24] = "";
-    if (!named) snprintf(rank, sizeof rank, "rank %d: ", error->rank);
-    snprintf(job->error, sizeof job->error, "%s%s", rank, error->message);
-}
-
 static int run_rank(tsh_ctx *ctx, void *user) {
     gpt_job *job = (gpt_job *)user;
     gpt_trainer t;
@@ -595,19 +586,17 @@ static int run_rank(tsh_ctx *ctx, void *user) {
     if (t.set->trace != NULL) tsh_trace_end(ctx);
     if (tsh_ok(ctx)) print_memory(&t);
     if (tsh_ok(ctx) && job->set.sample > 0) print_sample(&t);
-    if (tsh_ok(ctx)) return 0;
-    if (is_first(&t)) keep_error(job, tsh_last_error(ctx));
-    return 1;
+    return !tsh_ok(ctx); /* the logger has told what it is */
 }
 
 /* == 6. main =============================================================== */
 
-#ifdef GPT_TCP
+/* The logger of every rank: a progress line may have to be ended first. */
 static void say(void *user, const char *message) {
-    (void)user;
-    fprintf(stderr, "gpt: %s\n", message);
+    const gpt_job *job = (const gpt_job *)user;
+    if (job->report.terminal) fprintf(stderr, "\n");
+    tsh_log_stderr(NULL, message);
 }
-#endif
 
 static tsh_result join_mpi(tsh_comm *comm, tsh_error *why) {
 #ifdef GPT_MPI
@@ -622,7 +611,7 @@ static tsh_result join_mpi(tsh_comm *comm, tsh_error *why) {
 
 static tsh_result join_tcp(tsh_comm *comm, tsh_error *why) {
 #ifdef GPT_TCP
-    const tsh_uv_desc uv = {.logger = {say, NULL}, .error = why};
+    const tsh_uv_desc uv = {.logger.fn = tsh_log_stderr, .error = why};
     return tsh_uv_open(&uv, comm);
 #else
     (void)comm;
@@ -648,6 +637,7 @@ static int run_ranks(gpt_job *job) {
                      .pp = (int)set->pp,
                      .seed = (uint64_t)set->seed,
                      .threads = (int)set->threads,
+                     .logger = {say, job},
                      .comm = job->comm};
 #ifdef GPT_BLIS
     if (strcmp(set->gemm, "blis") == 0) desc.gemm.fn = tsh_blis_gemm;
@@ -663,11 +653,7 @@ static int run_job(gpt_job *job) {
     gpt_report *r = &job->report;
     int silent = job->comm.rank > 0;
     char title[128];
-    if (run_ranks(job) != 0) {
-        if (r->terminal) printf("\n");
-        if (!silent) refuse("%s", job->error[0] ? job->error : "the ranks could not be started");
-        return 1;
-    }
+    if (run_ranks(job) != 0) return 1;
     if (silent) return 0;
     snprintf(title, sizeof title,
              "GPT: %d layers, %d heads, width %d, context %d; tp %d of %d ranks", (int)set->layers,

@@ -3,8 +3,12 @@
 #include "../../backends/tshard_threads.h"
 
 #include "../support/processes.h"
+#include "../support/logs.h"
 #include "../support/collectives.h"
 #include "../support/comm_tests.h"
+#include "../support/skip.h"
+
+#include <sys/resource.h>
 
 static void crowd_rank(job *j) {
     grid_case c;
@@ -102,6 +106,141 @@ static void test_runner(void **state) {
     assert_int_equal(tsh_threads_run(0, NULL, runner_rank, seen), 1);
 }
 
+/* ------------------------------------------------ why the runner did not run */
+
+static int runs; /* atomic */
+
+static int count_runs(tsh_ctx *ctx, void *user) {
+    (void)ctx, (void)user;
+    (void)__atomic_add_fetch(&runs, 1, __ATOMIC_SEQ_CST);
+    return 0;
+}
+
+/* One message, and fn was not called. */
+static void expect_why(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                       const char *line) {
+    log_lines *log = (log_lines *)desc->logger.user;
+    log->count = runs = 0;
+    assert_int_equal(tsh_threads_run(nranks, desc, fn, NULL), 1);
+    assert_int_equal(log->count, 1);
+    assert_string_equal(log->line[0], line);
+    assert_int_equal(runs, 0);
+}
+
+static void test_runner_says_why(void **state) {
+    static log_lines log;
+    tsh_desc desc = {.logger = {log_keep, &log}};
+    tsh_threads_world *made;
+    char before[32];
+    (void)state;
+    expect_why(2, &desc, NULL, "tsh_threads_run: fn is NULL (TSH_ERR_ARGUMENT)");
+    expect_why(0, &desc, count_runs,
+               "tsh_threads_run: 0 ranks are asked for; there can be 1 to 1024 (TSH_ERR_ARGUMENT)");
+    expect_why(-3, &desc, count_runs,
+               "tsh_threads_run: -3 ranks are asked for; there can be 1 to 1024 "
+               "(TSH_ERR_ARGUMENT)");
+    expect_why(1025, &desc, count_runs,
+               "tsh_threads_run: 1025 ranks are asked for; there can be 1 to 1024 "
+               "(TSH_ERR_ARGUMENT)");
+    (void)snprintf(before, sizeof before, "%s",
+                   getenv("TSHARD_TIMEOUT") ? getenv("TSHARD_TIMEOUT") : "");
+    (void)setenv("TSHARD_TIMEOUT", "5 min", 1);
+    assert_int_equal(tsh_threads_world_new(2, &made), TSH_ERR_ARGUMENT);
+    expect_why(2, &desc, count_runs,
+               "tsh_threads_run: TSHARD_TIMEOUT is \"5 min\", not a time in seconds "
+               "(TSH_ERR_ARGUMENT)");
+    (void)setenv("TSHARD_TIMEOUT", before, 1); /* empty is unset */
+    desc.tp = 3;                               /* each rank says so */
+    log.count = runs = 0;
+    assert_int_equal(tsh_threads_run(2, &desc, count_runs, NULL), 1);
+    assert_int_equal(log.count, 2);
+    for (int r = 0; r < 2; r++) {
+        char line[160];
+        (void)snprintf(line, sizeof line,
+                       "rank %d: tsh_open: 2 ranks do not divide into tp 3 times pp 1; tp may be 1 "
+                       "or 2 (TSH_ERR_ARGUMENT)",
+                       r);
+        assert_int_equal(log_holds(&log, line), 1);
+    }
+    desc.tp = 0;
+    log.count = 0;
+    assert_int_equal(tsh_threads_run(2, &desc, count_runs, NULL), 0);
+    assert_int_equal(log.count + 2 * runs, 4);
+}
+
+/* From here on this process gets `kib` more address space and no more. 0: it cannot be limited. */
+static int limit_memory(int64_t kib) {
+    struct rlimit limit;
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file) return 0;
+    if (fscanf(file, "%ld", &pages) != 1) pages = 0;
+    (void)fclose(file);
+    if (pages <= 0 || getrlimit(RLIMIT_AS, &limit) != 0) return 0;
+    limit.rlim_cur = (rlim_t)(pages * sysconf(_SC_PAGESIZE) + kib * 1024);
+    return setrlimit(RLIMIT_AS, &limit) == 0;
+}
+
+/* What a child process with tsh_log_stderr prints, in which an address space of `kib` is left (0:
+ * as much as there is). Returns its exit code; 99: the limit could not be set. */
+static int run_and_read(int nranks, int tp, int64_t kib, char *text, size_t size) {
+    int ends[2], status = 0;
+    size_t used = 0;
+    ssize_t got = 1;
+    pid_t child;
+    assert_int_equal(pipe(ends), 0);
+    (void)fflush(NULL);
+    child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        tsh_desc desc = {.logger = {tsh_log_stderr, NULL}, .tp = tp};
+        if (dup2(ends[1], 2) < 0 || (kib && !limit_memory(kib))) _exit(99);
+        _exit(tsh_threads_run(nranks, &desc, count_runs, NULL));
+    }
+    (void)close(ends[1]);
+    while (got > 0 && used + 1 < size) {
+        got = read(ends[0], text + used, size - 1 - used);
+        used += got > 0 ? (size_t)got : 0;
+    }
+    text[used] = '\0';
+    (void)close(ends[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void test_log_stderr(void **state) {
+    char text[4096];
+    (void)state;
+    assert_int_equal(run_and_read(0, 0, 0, text, sizeof text), 1);
+    assert_string_equal(text, "tshard: tsh_threads_run: 0 ranks are asked for; there can be 1 to "
+                              "1024 (TSH_ERR_ARGUMENT)\n");
+    assert_int_equal(run_and_read(1, 2, 0, text, sizeof text), 1);
+    assert_string_equal(text, "tshard: tsh_open: 1 ranks do not divide into tp 2 times pp 1; tp "
+                              "may be 1 (TSH_ERR_ARGUMENT)\n");
+    assert_int_equal(run_and_read(2, 2, 0, text, sizeof text), 0);
+    assert_string_equal(text, "");
+}
+
+/* A world that does not fit in memory; then one of whose threads only some fit. */
+static void test_scarce(void **state) {
+    static char text[65536];
+    int code;
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    SKIP("the sanitizers' own memory does not fit into a limit");
+#endif
+    code = run_and_read(1000, 0, 65536, text, sizeof text);
+    if (code == 99) SKIP("this system does not limit a process's memory");
+    assert_int_equal(code, 1);
+    assert_string_equal(text, "tshard: tsh_threads_run: no memory for a world of 1000 ranks (about "
+                              "223 MiB) (TSH_ERR_MEMORY)\n");
+    code = run_and_read(60, 0, 65536, text, sizeof text);
+    assert_int_equal(code, 1);
+    assert_non_null(strstr(text, "tshard: tsh_threads_run: rank "));
+    assert_non_null(strstr(text, " of 60 has no thread: "));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         COMM_TESTS,
@@ -109,6 +248,9 @@ int main(void) {
         cmocka_unit_test(test_front_door),
         cmocka_unit_test(test_group_of_one),
         cmocka_unit_test(test_runner),
+        cmocka_unit_test(test_runner_says_why),
+        cmocka_unit_test(test_log_stderr),
+        cmocka_unit_test(test_scarce),
     };
     return cmocka_run_group_tests_name("comm/threads", tests, NULL, NULL);
 }

@@ -222,8 +222,8 @@ def a_rank_that_dies_ends_both_hosts(folder):
         codes = {"alpha": end(alpha), "beta": end(beta)}
         check(time.monotonic() - begin < 4 + SLACK, time.monotonic() - begin)
         code, _, err = codes["alpha"]
-        check(code == 1 and re.search(r"\[0\] gpt: rank 3 at 10\.77\.0\.2:\d+ (is gone: its|lost "
-                                      r"its|closed its) connection", err), code, err)
+        check(code == 1 and re.search(r"\[0\] tshard: rank 0 stops: rank 3 at 10\.77\.0\.2:\d+ (is "
+                                      r"gone: its|lost its|closed its) connection", err), code, err)
         code, _, err = codes["beta"]
         check(code == 137 and "rank 3 failed first: killed by signal 9" in err, code, err)
 
@@ -259,7 +259,7 @@ def with_different_keys(folder):
         beta = hosts.run("beta", env=dict(env, TSHARD_KEY="another"))
         check_says(beta, "[2] gpt: rank 2 and rank 0 at 10.77.0.1:29400 do not have the same key "
                    "(TSHARD_KEY or TSHARD_KEY_FILE)")
-        check_says(alpha, "it has another key", "[0] gpt: rank 0 refused 10.77.0.2:",
+        check_says(alpha, "it has another key", "[0] tshard: rank 0 refused 10.77.0.2:",
                    "did not form in 2.0 s; absent ranks: 2 3")
 
 

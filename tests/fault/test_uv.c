@@ -6,6 +6,7 @@
 #include "../support/processes.h"
 #include "../support/collectives.h"
 #include "../support/comm_tests.h"
+#include "../support/logs.h"
 
 #include <sys/time.h> /* struct timeval */
 
@@ -485,8 +486,90 @@ static int run_fn(tsh_ctx *ctx, void *user) {
     return (int)sum * 10 + tsh_world(ctx)->rank;
 }
 
+/* Logger and error get one sentence, as does a process without any tsh_uv_desc. */
+static void expect_why(tsh_uv_desc *uv, const tsh_desc *desc, tsh_result code, const char *part) {
+    log_lines *log = (log_lines *)desc->logger.user;
+    tsh_error error;
+    log->count = 0;
+    memset(&error, 0, sizeof error);
+    if (uv) uv->error = &error;
+    assert_int_equal(tsh_uv_run(uv, desc, run_fn, NULL), 1);
+    if (log->count != 1 || !strstr(log->line[0], part) ||
+        !strstr(log->line[0], tsh_result_name(code)))
+        fail_msg("%d messages, the first \"%s\", not \"%s\"", log->count, log->line[0], part);
+    if (uv && (error.code != code || !strstr(error.message, part)))
+        fail_msg("%s \"%s\", not \"%s\"", tsh_result_name(error.code), error.message, part);
+}
+
+static void test_run_says_why(void **state) {
+    static log_lines log;
+    static const char *const names[] = {"TSHARD_RANK", "TSHARD_SIZE", "TSHARD_PORT", "TSHARD_HOST"};
+    static const struct {
+        const char *set[4]; /* of names; NULL: not set */
+        tsh_result code;
+        const char *part;
+    } rows[] = {
+        {{"first", "2", "1", NULL}, TSH_ERR_ARGUMENT,
+         "tsh_uv_run: TSHARD_RANK is \"first\", not a number from 0 to 1024"},
+        {{"0", NULL, NULL, NULL}, TSH_ERR_ARGUMENT, "TSHARD_RANK is set, but not TSHARD_SIZE"},
+        {{"2", "2", "1", NULL}, TSH_ERR_ARGUMENT, "rank 2 is not in a world of 2 ranks"},
+        {{"1", "2", NULL, NULL}, TSH_ERR_ARGUMENT,
+         "rank 1 does not know on which port rank 0 listens: set TSHARD_PORT"},
+        {{"1", "2", "99999", NULL}, TSH_ERR_ARGUMENT,
+         "TSHARD_PORT is \"99999\", not a number from 1 to 65535"},
+        {{"1", "2", "1", "no.such.host.invalid"}, TSH_ERR_IO,
+         "rank 1 cannot find rank 0's host \"no.such.host.invalid\": "},
+        {{"1", "2", "1", NULL}, TSH_ERR_TIMEOUT, 
+         "tsh_uv_run: the world of 2 ranks did not form in 0.3 s; absent ranks: 0; 127.0.0.1:1: "},
+    };
+    tsh_desc desc = {.logger = {log_keep, &log}};
+    tsh_uv_desc uv;
+    tsh_comm comm;
+    (void)state;
+    (void)setenv("TSHARD_TIMEOUT", "0.3", 1);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (int n = 0; n < 4; n++)
+            (void)setenv(names[n], rows[i].set[n] ? rows[i].set[n] : "", 1); /* "": not set */
+        expect_why(NULL, &desc, rows[i].code, rows[i].part);
+    }
+    for (int n = 0; n < 4; n++) (void)unsetenv(names[n]);
+    (void)unsetenv("TSHARD_TIMEOUT");
+    memset(&uv, 0, sizeof uv);
+    uv.size = 2;
+    uv.rank = 5;
+    expect_why(&uv, &desc, TSH_ERR_ARGUMENT, "tsh_uv_run: rank 5 is not in a world of 2 ranks");
+    uv.error = NULL; /* then tsh_uv_open has a logger, too */
+    uv.logger = desc.logger;
+    log.count = 0;
+    assert_int_equal(tsh_uv_open(&uv, &comm), TSH_ERR_ARGUMENT);
+    assert_int_equal(tsh_uv_open(&uv, NULL), TSH_ERR_ARGUMENT);
+    assert_int_equal(log.count, 2);
+    assert_non_null(strstr(log.line[0], "tsh_uv_open: rank 5 is not in a world of 2 ranks"));
+    assert_non_null(strstr(log.line[1], "tsh_uv_open: out is NULL"));
+    memset(&uv, 0, sizeof uv); /* a world of one */
+    desc.tp = 3;
+    expect_why(&uv, &desc, TSH_ERR_ARGUMENT, "tsh_open: 1 ranks do not divide into tp 3 times pp 1");
+    desc.tp = 0;
+    log.count = 0;
+    assert_int_equal(tsh_uv_run(&uv, &desc, NULL, NULL), 1);
+    assert_int_equal(log_holds(&log, "tsh_uv_run: fn is NULL (TSH_ERR_ARGUMENT)"), 1);
+}
+
 static void run_rank(job *j) {
+    static log_lines log;
+    char line[160];
     tsh_uv_desc uv = job_desc(j);
+    tsh_desc desc = {.tp = 2, .logger = {log_keep, &log}}; /* of 3 ranks */
+    if (j->user) {
+        CHECK(tsh_uv_run(&uv, &desc, run_fn, NULL) == 1);
+        (void)snprintf(line, sizeof line,
+                       "rank %d: tsh_open: 3 ranks do not divide into tp 2 times pp 1; tp may be 1 "
+                       "or 3 (TSH_ERR_ARGUMENT)",
+                       j->rank);
+        CHECK(log.count == 1 && log_holds(&log, line) == 1);
+        CHECK(j->why.code == TSH_ERR_ARGUMENT && strstr(line, j->why.message));
+        return;
+    }
     CHECK(tsh_uv_run(&uv, NULL, run_fn, NULL) == 30 + j->rank);
     uv.rank = 7;
     uv.listener = 0;
@@ -498,6 +581,8 @@ static void test_run(void **state) {
     world_desc desc = tcp_desc(3, run_rank, NULL);
     (void)state;
     desc.by_itself = 1;
+    world_run_desc(&desc);
+    desc.user = "tp";
     world_run_desc(&desc);
 }
 
@@ -511,6 +596,7 @@ int main(void) {
         TEST(absent),    TEST(absent_first), TEST(intruders),
         TEST(strangers), TEST(environment),  TEST(listener),
         TEST(alone),     TEST(settings),     TEST(run),
+        TEST(run_says_why),
     };
     const struct CMUnitTest threads[] = {
         TEST(overlap), TEST(split), TEST(tie), TEST(abort), TEST(timeout), TEST(soak),

@@ -441,7 +441,7 @@ static void late(int argc, char **argv) {
     MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
     if (rank_of(MPI_COMM_WORLD) == 1) sleep_ms(1500);
     MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_TIMEOUT);
-    MUST(strcmp(why.message, "tsh_mpi_open: not all ranks came") == 0);
+    MUST(strcmp(why.message, "tsh_mpi_open: not all ranks came within 0.5 s") == 0);
     MUST(MPI_Comm_dup(MPI_COMM_SELF, &self) == MPI_SUCCESS);
     comm = opened(&self, 0);
     sums_to(&comm, 1);

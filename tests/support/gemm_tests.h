@@ -10,6 +10,7 @@
 
 #ifdef GEMM
 
+#include "skip.h"
 #include "small_gpt.h"
 
 /* How a matrix lies: row-major, column-major, both with room to spare, and neither. */
@@ -261,8 +262,7 @@ static int gemm_tests(void) {
 
 static void needs_blis(void **state) {
     (void)state;
-    print_message("skip: needs libblis-pthread-dev\n");
-    skip();
+    SKIP("needs libblis-pthread-dev");
 }
 
 static int gemm_tests(void) {

@@ -2,6 +2,7 @@
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
+#include "../support/logs.h"
 #include "../support/unit.h"
 
 /* ------------------------------------------------------------------- results */
@@ -178,6 +179,108 @@ static void run_opens_calls_and_closes(void **state) {
     assert_int_equal(tsh_run(NULL, add_one, &calls), 41);
     assert_int_equal(tsh_run(&bad, add_one, &calls), 1);
     assert_int_equal(calls, 41);
+}
+
+/* ---------------------------------------------------------------- the logger */
+
+static void an_error_is_logged_once_unless_it_is_cleared_before(void **state) {
+    static log_lines log;
+    tsh_desc desc = {.logger = {log_keep, &log}};
+    tsh_ctx *ctx = unit_open(&desc);
+    (void)state;
+    log.count = 0;
+    (void)tsh_fail(ctx, TSH_ERR_IO, "file %d is missing", 7);
+    assert_int_equal(log.count, 0);
+    tsh_clear_error(ctx);
+    assert_true(tsh_ok(ctx));
+    assert_int_equal(log.count, 0);
+    (void)tsh_fail(ctx, TSH_ERR_IO, "file %d is missing", 8);
+    (void)tsh_fail(ctx, TSH_ERR_IO, "file %d is missing", 9);
+    assert_false(tsh_ok(ctx));
+    assert_false(tsh_ok(ctx));
+    assert_int_not_equal(tsh_step_end(ctx), TSH_OK);
+    assert_int_equal(log.count, 1);
+    assert_string_equal(log.line[0], "file 8 is missing (TSH_ERR_IO)");
+    tsh_clear_error(ctx);
+    (void)tsh_slice(tsh_ones(ctx, tsh_shape2(4, 2)), 1, 2, 1);
+    tsh_close(ctx); /* the last moment to tell */
+    assert_int_equal(log.count, 2);
+    assert_string_equal(log.line[1], "tsh_slice: 1 elements from 2 of dimension 1 are outside "
+                                     "(4, 2) R (TSH_ERR_SHAPE)");
+}
+
+/* Rank 2 of 3 fails; each rank says so once, and who says it. */
+static int rank_2_fails(tsh_ctx *ctx, void *user) {
+    (void)user;
+    (void)tsh_barrier(tsh_world(ctx)); /* all ranks are open */
+    if (tsh_world(ctx)->rank == 2) (void)tsh_fail(ctx, TSH_ERR_IO, "disk %d is full", 5);
+    while (tsh_ok(ctx)) (void)tsh_barrier(tsh_world(ctx));
+    return 1;
+}
+
+static void each_rank_logs_its_own_error_or_that_of_a_peer(void **state) {
+    static log_lines log;
+    tsh_desc desc = {.logger = {log_keep, &log}};
+    (void)state;
+    log.count = 0;
+    assert_int_equal(tsh_threads_run(3, &desc, rank_2_fails, NULL), 1);
+    assert_int_equal(log.count, 3);
+    assert_int_equal(log_holds(&log, "rank 2: disk 5 is full (TSH_ERR_IO)"), 1);
+    assert_int_equal(log_holds(&log, "rank 0 stops: rank 2: disk 5 is full (TSH_ERR_IO)"), 1);
+    assert_int_equal(log_holds(&log, "rank 1 stops: rank 2: disk 5 is full (TSH_ERR_IO)"), 1);
+}
+
+static void a_warning_is_a_message_of_the_logger(void **state) {
+    static log_lines log;
+    tsh_logger logger = {log_keep, &log}, nowhere = {NULL, NULL};
+    char text[2 * TSH_MESSAGE_SIZE];
+    (void)state;
+    log.count = 0;
+    tsh_log_message(NULL, "%d", 1);
+    tsh_log_message(&nowhere, "%d", 2);
+    tsh_log_message(&logger, "%d of %s", 3, "four");
+    assert_int_equal(log.count, 1);
+    assert_string_equal(log.line[0], "3 of four");
+    memset(text, 'x', sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    tsh_log_message(&logger, "%s", text);
+    assert_int_equal(strlen(log.line[1]), TSH_MESSAGE_SIZE - 1);
+}
+
+static void *refuse_all(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+    (void)user, (void)ptr, (void)old_size, (void)new_size, (void)align;
+    return NULL;
+}
+
+/* Whatever keeps tsh_run from calling fn is told in one sentence. */
+static void run_says_why_it_did_not_run(void **state) {
+    static const char *const lines[] = {
+        "tsh_run: fn is NULL",
+        "tsh_open: 1 ranks do not divide into tp 3 times pp 1; tp may be 1 (TSH_ERR_ARGUMENT)",
+        "tsh_open: order \"tp-pp\" does not name tp, pp and dp once each, as \"tp-pp-dp\" "
+        "(TSH_ERR_ARGUMENT)",
+        "tsh_open: no memory for a ctx (", /* so many bytes) */
+        "tsh_open: out is NULL (TSH_ERR_ARGUMENT)"};
+    static log_lines log;
+    int calls = 0, i;
+    tsh_logger logger = {log_keep, &log};
+    tsh_desc tp = {.tp = 3, .logger = logger}, order = {.order = "tp-pp", .logger = logger};
+    tsh_desc memory = {.allocator = {refuse_all, NULL}, .logger = logger}, fine = {.logger = logger};
+    (void)state;
+    log.count = 0;
+    assert_int_equal(tsh_run(&fine, NULL, &calls), 1);
+    assert_int_equal(tsh_run(NULL, NULL, &calls), 1);
+    assert_int_equal(tsh_run(&tp, add_one, &calls), 1);
+    assert_int_equal(tsh_run(&order, add_one, &calls), 1);
+    assert_int_equal(tsh_run(&memory, add_one, &calls), 1);
+    assert_int_equal(tsh_open(&fine, NULL), TSH_ERR_ARGUMENT);
+    assert_int_equal(calls, 0);
+    assert_int_equal(log.count, COUNT(lines));
+    for (i = 0; i < COUNT(lines); i++)
+        if (strncmp(log.line[i], lines[i], strlen(lines[i])) != 0) fail_msg("%s", log.line[i]);
+    assert_int_equal(tsh_run(&fine, add_one, &calls), 1);
+    assert_int_equal(calls, 1);
+    assert_int_equal(log.count, 5); /* nothing was wrong */
 }
 
 static void expect_refused(const tsh_desc *desc, const char *part) {
@@ -494,6 +597,10 @@ int main(void) {
         cmocka_unit_test(an_error_reaches_the_peers_once_told),
         cmocka_unit_test(a_ctx_of_one_rank_opens_by_default),
         cmocka_unit_test(run_opens_calls_and_closes),
+        cmocka_unit_test(an_error_is_logged_once_unless_it_is_cleared_before),
+        cmocka_unit_test(each_rank_logs_its_own_error_or_that_of_a_peer),
+        cmocka_unit_test(a_warning_is_a_message_of_the_logger),
+        cmocka_unit_test(run_says_why_it_did_not_run),
         cmocka_unit_test(degrees_must_divide_the_ranks),
         cmocka_unit_test(degrees_that_would_divide_are_listed),
         cmocka_unit_test(an_order_names_every_axis_once),
