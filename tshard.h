@@ -803,8 +803,8 @@ TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx);
 typedef enum tsh_precision { TSH_HIGHEST, TSH_HIGH, TSH_MEDIUM } tsh_precision;
 TSH_API tsh_result tsh_set_matmul_precision(tsh_ctx *ctx, tsh_precision precision);
 TSH_API tsh_precision tsh_matmul_precision(const tsh_ctx *ctx);
-/* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where fn is NULL or the ctx
- * could not be opened; desc->logger is told why. */
+/* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where fn is NULL or the
+ * ctx could not be opened; desc->logger is told why. */
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
 
 /* -- elementwise ops --------------------------------------------------------
@@ -1812,7 +1812,7 @@ static void tshi_error_log(tsh_ctx *ctx, int learnt) {
 }
 
 /* A local error ends the world: peers inside a collective get it too, with this rank named. The
- * logger is given it here, and not where it is recorded: until now tsh_clear_error could undo it. */
+ * logger is given it here, not where it is recorded: until now tsh_clear_error could undo it. */
 static void tshi_error_tell(tsh_ctx *ctx) {
     tsh_error told = ctx->error;
     if (ctx->error.code == TSH_OK) return;

@@ -2142,8 +2142,8 @@ TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out) {
     return tshi_mpi_open(desc, NULL, NULL, out);
 }
 
-/* Tells the logger why no world was opened; the rank that says so is named while MPI can tell it. */
-static void tshi_mpi_report(const tsh_desc *desc, tsh_result code, const char *why) {
+/* Tells the logger why no world was opened, beginning with this rank while MPI can tell it. */
+static void tshi_mpi_not_open(const tsh_desc *desc, tsh_result code, const char *why) {
     int begun = 0, ended = 0, rank = -1;
     char who[24] = "";
     if (!desc) return;
@@ -2166,7 +2166,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
     join.error = &why;
     if (desc) full = *desc;
     if (!fn || tshi_mpi_open(&join, argc, argv, &full.comm) != TSH_OK) {
-        tshi_mpi_report(desc, why.code, why.message);
+        tshi_mpi_not_open(desc, why.code, why.message);
         return 1;
     }
     if (tsh_open(&full, &ctx) == TSH_OK) result = fn(ctx, user); /* tsh_open logs its errors */

@@ -71,8 +71,8 @@ typedef struct tsh_threads_world tsh_threads_world;
 
 /* Runs fn on nranks threads, each with a ctx opened by desc (NULL: all defaults; its comm is
  * ignored) and closed after fn. Returns 0, or the result of the lowest rank that returned another;
- * 1 for a rank whose ctx could not be opened, and where threads or memory are missing, nranks is not
- * 1 to 1024, or TSHARD_TIMEOUT is no time; desc->logger is told why. */
+ * 1 for a rank whose ctx could not be opened, and where threads or memory are missing, nranks is
+ * not 1 to 1024, or TSHARD_TIMEOUT is no time; desc->logger is told why. */
 TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                             void *user);
 

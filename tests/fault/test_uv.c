@@ -519,7 +519,7 @@ static void test_run_says_why(void **state) {
          "TSHARD_PORT is \"99999\", not a number from 1 to 65535"},
         {{"1", "2", "1", "no.such.host.invalid"}, TSH_ERR_IO,
          "rank 1 cannot find rank 0's host \"no.such.host.invalid\": "},
-        {{"1", "2", "1", NULL}, TSH_ERR_TIMEOUT, 
+        {{"1", "2", "1", NULL}, TSH_ERR_TIMEOUT,
          "tsh_uv_run: the world of 2 ranks did not form in 0.3 s; absent ranks: 0; 127.0.0.1:1: "},
     };
     tsh_desc desc = {.logger = {log_keep, &log}};
@@ -548,7 +548,8 @@ static void test_run_says_why(void **state) {
     assert_non_null(strstr(log.line[1], "tsh_uv_open: out is NULL"));
     memset(&uv, 0, sizeof uv); /* a world of one */
     desc.tp = 3;
-    expect_why(&uv, &desc, TSH_ERR_ARGUMENT, "tsh_open: 1 ranks do not divide into tp 3 times pp 1");
+    expect_why(&uv, &desc, TSH_ERR_ARGUMENT,
+               "tsh_open: 1 ranks do not divide into tp 3 times pp 1");
     desc.tp = 0;
     log.count = 0;
     assert_int_equal(tsh_uv_run(&uv, &desc, NULL, NULL), 1);

@@ -26,7 +26,9 @@ FUNCTION_LINES, FUNCTION_AIM, FUNCTION_SHARE = 80, 40, 0.95
 POSIX = "-D_POSIX_C_SOURCE=200809L"  # what backends need beside strict C99
 BANNER = re.compile(r"/\* >>([\w-]+) +MARK: - ([\w-]+)")
 CONTENTS = re.compile(r"[\s*]*>>([\w-]+)\s+\S")
-# The library neither prints nor ends the program.
+# The library neither prints nor ends the program. What prints is the program's choice: it passes
+# this logger.
+PRINTS = {"tsh_log_stderr": "stderr"}
 FORBIDDEN = set("abort exit _exit _Exit quick_exit raise signal printf vprintf "
                 "puts putchar perror __assert_fail stdout stderr".split())
 
@@ -282,6 +284,16 @@ def defined_at(headers, name):
     return headers[0].path, 1
 
 
+def check_streams(source):
+    """A stream is named only by the function that is there to print on it. The linker does not tell
+    which function that is."""
+    spans = [(first, last, PRINTS.get(name)) for name, first, last in functions(source)]
+    for match in re.finditer(r"\b(stdout|stderr)\b", source.code):
+        line = source.line_at(match.start())
+        if not any(first <= line <= last and match[0] == stream for first, last, stream in spans):
+            report(source.path, line, "the library names %s" % match[0])
+
+
 def check_symbols(headers, folder):
     """No writable data; only tsh_ names are seen by the linker; nothing prints or exits."""
     path = os.path.join(folder, "all.o")
@@ -292,7 +304,7 @@ def check_symbols(headers, folder):
         kind, name = line.split()[-2:]
         if kind in "bBdDCsSgG":
             what = "%s is writable data (nm: %s)" % (name, kind)
-        elif kind == "U" and name in FORBIDDEN:
+        elif kind == "U" and name in FORBIDDEN - set(PRINTS.values()):  # see check_streams
             what = "the library calls %s" % name
         elif kind.isupper() and kind != "U" and not name.startswith("tsh_"):
             what = "%s is visible to the linker (nm: %s)" % (name, kind)
@@ -340,6 +352,7 @@ def main():
     for source in headers:
         check_names(source)
         check_forward(source)
+        check_streams(source)
     check_lengths(headers + programs)
     for source in headers + programs + [Source(path) for path in sorted(texts)]:
         check_columns(source)

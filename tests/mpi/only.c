@@ -27,6 +27,7 @@ static void *scarce_calloc(size_t n, size_t bytes) {
 
 #include "../support/processes.h"
 #include "../support/collectives.h"
+#include "../support/logs.h"
 
 /* ------------------------------------------------------------ what MPI is asked */
 
@@ -133,6 +134,46 @@ static int ranks_add(tsh_ctx *ctx, void *user) {
     MUST(tsh_tp(ctx)->size == 2 && tsh_world(ctx)->ops->caps & TSH_CAP_ORDERED);
     ran++;
     return returned;
+}
+
+/* The runner returns 1, and has logged `line` and nothing else. */
+static void expect_why(tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), const char *line) {
+    log_lines *log = (log_lines *)desc->logger.user;
+    log->count = 0;
+    MUST(tsh_mpi_run(NULL, NULL, desc, fn, &ran) == 1);
+    if (log->count != 1 || strcmp(log->line[0], line) != 0) must(0, log->line[0], __LINE__);
+}
+
+/* Two processes: the runner logs why it does not call its function. */
+static void reasons(int argc, char **argv) {
+    static log_lines log;
+    tsh_desc desc = {.logger = {log_keep, &log}};
+    char line[200];
+    int rank, ended = 0;
+    expect_why(&desc, NULL, "tsh_mpi_run: fn is NULL (TSH_ERR_ARGUMENT)");
+    (void)setenv("TSHARD_TIMEOUT", "soon", 1); /* before MPI is there */
+    expect_why(&desc, ranks_add,
+               "TSHARD_TIMEOUT is \"soon\", not a time in seconds (TSH_ERR_ARGUMENT)");
+    MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
+    rank = rank_of(MPI_COMM_WORLD);
+    (void)snprintf(line, sizeof line,
+                   "rank %d: TSHARD_TIMEOUT is \"soon\", not a time in seconds "
+                   "(TSH_ERR_ARGUMENT)",
+                   rank);
+    expect_why(&desc, ranks_add, line);
+    (void)setenv("TSHARD_TIMEOUT", "30", 1);
+    desc.tp = 3;
+    (void)snprintf(line, sizeof line,
+                   "rank %d: tsh_open: 2 ranks do not divide into tp 3 times pp 1; tp may be 1 or "
+                   "2 (TSH_ERR_ARGUMENT)",
+                   rank);
+    expect_why(&desc, ranks_add, line);
+    MUST(ran == 0);
+    desc.tp = 0;
+    log.count = 0;
+    MUST(tsh_mpi_run(NULL, NULL, &desc, ranks_add, &ran) == 0 && ran == 1 && log.count == 0);
+    MUST(MPI_Finalized(&ended) == MPI_SUCCESS && !ended && MPI_Finalize() == MPI_SUCCESS);
+    expect_why(&desc, ranks_add, "MPI has been finalised (TSH_ERR_STATE)");
 }
 
 /* Two processes: the runner initialises MPI, and ends it. */
@@ -521,6 +562,7 @@ int main(int argc, char **argv) {
         const char *name;
         void (*run)(int argc, char **argv);
     } tests[] = {{"runner", runner},     {"host", host},
+                 {"reasons", reasons},
                  {"threads", threads},   {"refused", refused},
                  {"native", native},     {"segments", segments},
                  {"fails", fails},       {"busy", busy},

@@ -18,7 +18,8 @@ from scripts import (LAUNCHER, NO_LAUNCHER, Failed, Skipped, has_launcher, mpis,
                      tell)
 
 # Of tests/mpi/only.c: on how many processes.
-ONLY = {"runner": [2], "host": [4], "threads": [1], "refused": [1], "native": [3],
+ONLY = {"runner": [2], "reasons": [2], "host": [4],
+        "threads": [1], "refused": [1], "native": [3],
         "segments": [2, 3, 4], "fails": [3], "busy": [3], "limit": [2], "deserted": [2],
         "scarce": [2], "arguments": [1], "late": [2], "last": [3],
         "given_up": [2], "unfinished": [2]}

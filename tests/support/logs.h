@@ -14,14 +14,14 @@ typedef struct log_lines {
 } log_lines;
 
 /* For tsh_logger.fn; user is a log_lines. */
-static void log_keep(void *user, const char *message) {
+__attribute__((unused)) static void log_keep(void *user, const char *message) {
     log_lines *lines = (log_lines *)user;
     int i = __atomic_fetch_add(&lines->count, 1, __ATOMIC_SEQ_CST);
     if (i < LOG_LINES) (void)snprintf(lines->line[i], sizeof lines->line[i], "%s", message);
 }
 
 /* How many of the lines are equal to `line`. */
-static int log_holds(const log_lines *lines, const char *line) {
+__attribute__((unused)) static int log_holds(const log_lines *lines, const char *line) {
     int i, found = 0;
     for (i = 0; i < lines->count && i < LOG_LINES; i++)
         found += strcmp(lines->line[i], line) == 0;

@@ -265,7 +265,8 @@ static void run_says_why_it_did_not_run(void **state) {
     int calls = 0, i;
     tsh_logger logger = {log_keep, &log};
     tsh_desc tp = {.tp = 3, .logger = logger}, order = {.order = "tp-pp", .logger = logger};
-    tsh_desc memory = {.allocator = {refuse_all, NULL}, .logger = logger}, fine = {.logger = logger};
+    tsh_desc memory = {.allocator = {refuse_all, NULL}, .logger = logger};
+    tsh_desc fine = {.logger = logger};
     (void)state;
     log.count = 0;
     assert_int_equal(tsh_run(&fine, NULL, &calls), 1);
