@@ -537,7 +537,7 @@ static void test_run_says_why(void **state) {
     memset(&uv, 0, sizeof uv);
     uv.size = 2;
     uv.rank = 5;
-    expect_why(&uv, &desc, TSH_ERR_ARGUMENT, "tsh_uv_run: rank 5 is not in a world of 2 ranks");
+    expect_why(&uv, &desc, TSH_ERR_ARGUMENT, "rank 5 is not in a world of 2 ranks");
     uv.error = NULL; /* then tsh_uv_open has a logger, too */
     uv.logger = desc.logger;
     log.count = 0;

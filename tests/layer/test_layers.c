@@ -10,20 +10,10 @@
 
 /* ------------------------------------------------------------- layers, by text */
 
-static int has(const probe *p, const char *word) {
-    return strstr(p->arg, word) != NULL;
-}
-
-/* The number after a word, a multiple of n perhaps; 0 where the word is not there. */
-static int64_t number(const probe *p, const char *word) {
-    const char *at = strstr(p->arg, word);
-    if (!at) return 0;
-    at += strlen(word);
-    return spec_size(&at, p->n);
-}
-
-static tsh_style style_of(const probe *p) {
-    return has(p, "col") ? TSH_COLWISE : has(p, "row") ? TSH_ROWWISE : TSH_PLAIN;
+/* "col", "row" or "plain"; norms have none of them. */
+static tsh_style style_of(probe *p) {
+    (void)probe_has(p, "plain");
+    return probe_has(p, "col") ? TSH_COLWISE : probe_has(p, "row") ? TSH_ROWWISE : TSH_PLAIN;
 }
 
 /* A name that no other layer of this ctx has, and the same one at every degree. */
@@ -37,30 +27,30 @@ static const char *name_of(const probe *p, const char *what, char *name) {
 static void prepare(probe *p, tsh_module *layer, int params) {
     tsh_plan_rule rule = {.path = "", .style = style_of(p)};
     int i;
-    rule.segments = (int)number(p, "segments ");
-    rule.unit = number(p, "unit ");
-    rule.gather_output = has(p, "gather");
-    if (has(p, "plan") && !p->dense) tsh_parallelize(layer, &rule, 1);
+    rule.segments = (int)probe_number(p, "segments");
+    rule.unit = probe_number(p, "unit");
+    rule.gather_output = probe_has(p, "gather");
+    if (probe_has(p, "plan") && !p->dense) tsh_parallelize(layer, &rule, 1);
     tsh_materialize(layer);
     for (i = 0; i < params; i++) {
         p->watched[i] = tsh_param(layer, i ? "bias" : "weight");
         ranks_set(p->ctx, p->watched[i], 40 + (uint64_t)i);
     }
-    if (has(p, "late") && !p->dense) tsh_parallelize(layer, &rule, 1);
+    if (probe_has(p, "late") && !p->dense) tsh_parallelize(layer, &rule, 1);
 }
 
 static tsh_tensor *layer_linear(probe *p) {
     char name[32];
-    tsh_linear_desc desc = {.in = tsh_dim(p->in[0], -1), .out = number(p, "out ")};
+    tsh_linear_desc desc = {.in = tsh_dim(p->in[0], -1), .out = probe_number(p, "out")};
     tsh_module *layer;
     tsh_tensor *y;
-    desc.no_bias = has(p, "no bias");
-    desc.skip_bias_add = has(p, "skip");
-    if (!has(p, "plan") && !has(p, "late") && !p->dense) {
+    desc.no_bias = probe_has(p, "no bias");
+    desc.skip_bias_add = probe_has(p, "skip");
+    if (!probe_has(p, "plan") && !probe_has(p, "late") && !p->dense) {
         desc.style = style_of(p);
-        desc.segments = (int)number(p, "segments ");
-        desc.unit = number(p, "unit ");
-        desc.gather_output = has(p, "gather");
+        desc.segments = (int)probe_number(p, "segments");
+        desc.unit = probe_number(p, "unit");
+        desc.gather_output = probe_has(p, "gather");
     }
     layer = tsh_add_linear(tsh_root(p->ctx), name_of(p, "linear", name), &desc);
     prepare(p, layer, desc.no_bias ? 1 : 2);
@@ -70,9 +60,9 @@ static tsh_tensor *layer_linear(probe *p) {
 
 static tsh_tensor *layer_embedding(probe *p) {
     char name[32];
-    tsh_embedding_desc desc = {.count = number(p, "count "), .dim = number(p, "dim ")};
+    tsh_embedding_desc desc = {.count = probe_number(p, "count"), .dim = probe_number(p, "dim")};
     tsh_module *layer;
-    if (!has(p, "plan") && !has(p, "late") && !p->dense) desc.style = style_of(p);
+    if (!probe_has(p, "plan") && !probe_has(p, "late") && !p->dense) desc.style = style_of(p);
     layer = tsh_add_embedding(tsh_root(p->ctx), name_of(p, "embedding", name), &desc);
     prepare(p, layer, 1);
     return tsh_forward(layer, p->in[0]);
@@ -80,7 +70,7 @@ static tsh_tensor *layer_embedding(probe *p) {
 
 static tsh_tensor *layer_norm(probe *p) {
     char name[32];
-    const tsh_layer_norm_desc desc = {.dim = tsh_dim(p->in[0], -1), .no_bias = has(p, "no bias")};
+    const tsh_layer_norm_desc desc = {.dim = tsh_dim(p->in[0], -1), .no_bias = probe_has(p, "no bias")};
     tsh_module *layer = tsh_add_layer_norm(tsh_root(p->ctx), name_of(p, "norm", name), &desc);
     prepare(p, layer, desc.no_bias ? 1 : 2);
     return tsh_forward(layer, p->in[0]);
@@ -88,7 +78,7 @@ static tsh_tensor *layer_norm(probe *p) {
 
 static tsh_tensor *layer_rms(probe *p) {
     char name[32];
-    const tsh_rms_norm_desc desc = {.dim = tsh_dim(p->in[0], -1), .eps = has(p, "eps") ? 0.5 : 0};
+    const tsh_rms_norm_desc desc = {.dim = tsh_dim(p->in[0], -1), .eps = probe_has(p, "eps") ? 0.5 : 0};
     tsh_module *layer = tsh_add_rms_norm(tsh_root(p->ctx), name_of(p, "rms", name), &desc);
     prepare(p, layer, 1);
     return tsh_forward(layer, p->in[0]);
@@ -111,7 +101,7 @@ static tsh_tensor *layer_qkv(probe *p) {
     int i;
     for (i = 0; i < 3; i++) {
         const tsh_linear_desc desc = {
-            .in = 4, .out = number(p, "out "), .style = p->dense ? TSH_PLAIN : TSH_COLWISE};
+            .in = 4, .out = probe_number(p, "out"), .style = p->dense ? TSH_PLAIN : TSH_COLWISE};
         tsh_module *layer = tsh_add_linear(tsh_root(p->ctx),
                                            name_of(p,
                                                    i == 0   ? "q"
@@ -135,8 +125,8 @@ static tsh_tensor *heads_of(tsh_tensor *x, int64_t heads) {
 
 /* A whole attention layer: fused projection, heads, projection back. Heads of 2. */
 static tsh_tensor *layer_attention(probe *p) {
-    const int64_t heads = number(p, "heads "), width = 2 * heads;
-    const tsh_attention_desc how = {.causal = has(p, "causal")};
+    const int64_t heads = probe_number(p, "heads"), width = 2 * heads;
+    const tsh_attention_desc how = {.causal = probe_has(p, "causal")};
     const tsh_linear_desc fused = {.in = width, .out = 3 * width},
                           back = {.in = width, .out = width};
     const tsh_plan_rule plan[] = {
@@ -162,7 +152,7 @@ static tsh_tensor *layer_attention(probe *p) {
 static tsh_tensor *layer_classifier(probe *p) {
     char name[32];
     const tsh_linear_desc desc = {
-        .in = 3, .out = number(p, "out "), .style = p->dense ? TSH_PLAIN : TSH_COLWISE};
+        .in = 3, .out = probe_number(p, "out"), .style = p->dense ? TSH_PLAIN : TSH_COLWISE};
     tsh_module *layer = tsh_add_linear(tsh_root(p->ctx), name_of(p, "head", name), &desc);
     prepare(p, layer, 2);
     return tsh_cross_entropy(tsh_forward(layer, p->in[0]), p->in[1], NULL);
@@ -172,13 +162,16 @@ static tsh_tensor *layer_classifier(probe *p) {
  * the mean is 0; "large": logits times 300 */
 static tsh_tensor *layer_loss(probe *p) {
     tsh_cross_entropy_desc desc = {.ignore_index = 2};
-    tsh_tensor *logits = tsh_scale(p->in[0], has(p, "large") ? 300 : 1), *target = p->in[1];
-    desc.reduction = has(p, "sum")    ? TSH_REDUCE_SUM
-                     : has(p, "none") ? TSH_REDUCE_NONE
-                                      : TSH_REDUCE_MEAN;
-    desc.ignore = has(p, "ignore") || has(p, "all");
-    desc.empty_zero = has(p, "zero");
-    if (has(p, "all")) {
+    tsh_tensor *logits = tsh_scale(p->in[0], probe_has(p, "large") ? 300 : 1), *target = p->in[1];
+    if (probe_has(p, "sum"))
+        desc.reduction = TSH_REDUCE_SUM;
+    else if (probe_has(p, "none"))
+        desc.reduction = TSH_REDUCE_NONE;
+    else if (!probe_has(p, "mean"))
+        return NULL;
+    desc.ignore = probe_has(p, "ignore") || probe_has(p, "all");
+    desc.empty_zero = probe_has(p, "zero");
+    if (probe_has(p, "all")) {
         tsh_layout layout = tsh_layout_of(target);
         int32_t *ids;
         int64_t e;

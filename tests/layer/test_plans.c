@@ -7,10 +7,6 @@
 
 #define ROUNDING 2e-5 /* exponentials, and sums in another order than one rank's */
 
-static int has(const probe *p, const char *word) {
-    return strstr(p->arg, word) != NULL;
-}
-
 static tsh_module *container(probe *p, const tsh_module_desc *desc) {
     char name[32];
     (void)snprintf(name, sizeof name, "part_%d", p->number);
@@ -32,17 +28,17 @@ static tsh_tensor *set(probe *p, tsh_module *module, const char *path, uint64_t 
 /* -- auto ------------------------------------------------------------------- */
 
 /* Two layers in a row under one rule: the first gets a whole input, the second a cut one. "late":
- * they hold values before; "cut": the input is cut by units of 2, which the first one takes. */
+ * they hold values before. An input that is cut by units of 2 is what the first one takes. */
 static tsh_tensor *plan_auto(probe *p) {
     const tsh_plan_rule rule = {.path = "**", .style = TSH_AUTO};
     tsh_module *self = container(p, NULL);
     tsh_module *up = linear(self, "up", tsh_dim(p->in[0], -1), 6),
                *down = linear(self, "down", 6, 3);
     tsh_tensor *y;
-    if (has(p, "late")) tsh_materialize(self);
+    if (probe_has(p, "late")) tsh_materialize(self);
     if (!p->dense) tsh_parallelize(self, &rule, 1);
     tsh_materialize(self);
-    if (has(p, "late")) { /* the initial values stay, cut as the first input says */
+    if (probe_has(p, "late")) { /* the initial values stay, cut as the first input says */
         y = tsh_forward(self, p->in[0]);
     } else {
         set(p, self, "up.weight", 40);
@@ -65,19 +61,21 @@ static tsh_tensor *plan_auto(probe *p) {
 
 /* "own", or tied to an embedding that is cut before ("born"), by the plan, or not at all. */
 static tsh_tensor *plan_classifier(probe *p) {
-    const tsh_style style = p->dense ? TSH_PLAIN : has(p, "col") ? TSH_COLWISE : TSH_ROWWISE;
+    const tsh_style style = p->dense ? TSH_PLAIN : probe_has(p, "col") ? TSH_COLWISE : TSH_ROWWISE;
     const tsh_style rows = style == TSH_COLWISE ? TSH_ROWWISE : TSH_COLWISE; /* of an embedding */
     const tsh_plan_rule plan[] = {{.path = "wte", .style = rows}, {.path = "head", .style = style}};
-    const int own = has(p, "own"), born = has(p, "born");
+    const int own = probe_has(p, "own"), born = probe_has(p, "born");
     tsh_embedding_desc table = {.count = p->n, .dim = 4};
     tsh_classifier_desc desc = {.in = 4, .classes = p->n};
     tsh_module *self = container(p, NULL), *wte, *head;
     tsh_tensor *x = p->in[0];
+    if (own == probe_has(p, "tied") || (style == TSH_ROWWISE) != (probe_has(p, "row") && !p->dense))
+        return NULL;
     if (born && !p->dense) table.style = rows;
     wte = tsh_add_embedding(self, "wte", &table);
     if (!own) desc.weight = tsh_param(wte, "weight");
     if (own && !p->dense) desc.style = style;
-    desc.gather_output = has(p, "gather") && !p->dense;
+    desc.gather_output = probe_has(p, "gather") && !p->dense;
     head = tsh_add_classifier(self, "head", &desc);
     if (!own && !born && !p->dense) tsh_parallelize(self, plan, 2);
     tsh_materialize(self);
@@ -160,7 +158,7 @@ static const trial plans[] = {
     PLAN(auto, "", "R", "2,n,4 R"),
     PLAN(auto, "late", "R", "n,4 R"),
     PLAN(auto, "late", "S(1)", "3,5n S(1)"),
-    PLAN(auto, "cut", "S(1)", "2,4n S(1, unit 2)"),
+    PLAN(auto, "", "S(1)", "2,4n S(1, unit 2)"),
     PLAN(classifier, "own col", "S(1)", "3,4 R"),
     PLAN(classifier, "own col gather", "R", "3,4 R"),
     PLAN(classifier, "own row", "R", "3,4 S(1)"),

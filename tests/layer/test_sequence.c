@@ -9,10 +9,6 @@
 
 #define ROUNDING 2e-5 /* exponentials and roots; sums in another order than one rank's */
 
-static int has(const probe *p, const char *word) {
-    return strstr(p->arg, word) != NULL;
-}
-
 static const char *name_of(const probe *p, const char *what, char *name) {
     (void)snprintf(name, 32, "%s_%d", what, p->number);
     return name;
@@ -37,15 +33,19 @@ static const char *const both[] = {"weight", "bias"};
 static tsh_tensor *layer_linear(probe *p) {
     const tsh_layout sequence = tsh_sharded(1), swapped = tsh_sharded(0);
     const tsh_linear_desc desc = {
-        .in = 4, .out = 6, .reversed = has(p, "reversed"), .skip_bias_add = 0};
-    tsh_plan_rule rule = {.path = "", .style = has(p, "row") ? TSH_ROWWISE : TSH_COLWISE};
+        .in = 4, .out = 6, .reversed = probe_has(p, "reversed"), .skip_bias_add = 0};
+    tsh_plan_rule rule = {.path = "", .style = TSH_COLWISE};
     char name[32];
     tsh_module *layer = tsh_add_linear(tsh_root(p->ctx), name_of(p, "linear", name), &desc);
-    if (has(p, "from seq")) rule.input = &sequence;
-    if (has(p, "from batch")) rule.input = &swapped;
-    if (has(p, "to seq")) rule.output = &sequence;
-    if (has(p, "to batch")) rule.output = &swapped;
-    rule.regather = has(p, "regather");
+    if (probe_has(p, "row"))
+        rule.style = TSH_ROWWISE;
+    else if (!probe_has(p, "col"))
+        return NULL;
+    if (probe_has(p, "from seq")) rule.input = &sequence;
+    if (probe_has(p, "from batch")) rule.input = &swapped;
+    if (probe_has(p, "to seq")) rule.output = &sequence;
+    if (probe_has(p, "to batch")) rule.output = &swapped;
+    rule.regather = probe_has(p, "regather");
     prepare(p, layer, &rule, 1, both, 2);
     return tsh_forward(layer, p->in[0]);
 }
@@ -54,7 +54,7 @@ static tsh_tensor *layer_norm(probe *p) {
     const tsh_layout batch = tsh_sharded(0);
     const tsh_layer_norm_desc desc = {.dim = 5};
     const tsh_plan_rule rule = {
-        .path = "", .style = TSH_SEQUENCE, .input = has(p, "batch") ? &batch : NULL};
+        .path = "", .style = TSH_SEQUENCE, .input = probe_has(p, "batch") ? &batch : NULL};
     char name[32];
     tsh_module *layer = tsh_add_layer_norm(tsh_root(p->ctx), name_of(p, "norm", name), &desc);
     prepare(p, layer, &rule, 1, both, 2);
@@ -65,7 +65,7 @@ static tsh_tensor *layer_rms(probe *p) {
     const tsh_layout batch = tsh_sharded(0);
     const tsh_rms_norm_desc desc = {.dim = 5};
     const tsh_plan_rule rule = {
-        .path = "", .style = TSH_SEQUENCE, .input = has(p, "batch") ? &batch : NULL};
+        .path = "", .style = TSH_SEQUENCE, .input = probe_has(p, "batch") ? &batch : NULL};
     char name[32];
     tsh_module *layer = tsh_add_rms_norm(tsh_root(p->ctx), name_of(p, "rms", name), &desc);
     prepare(p, layer, &rule, 1, both, 1);
@@ -84,10 +84,12 @@ static tsh_tensor *layer_embedding(probe *p) {
     const tsh_layout sequence = tsh_sharded(1), columns = tsh_sharded(-1);
     const tsh_embedding_desc desc = {.count = 7, .dim = 6};
     const tsh_plan_rule rule = {.path = "",
-                                .style = has(p, "col") ? TSH_COLWISE : TSH_ROWWISE,
-                                .output = has(p, "kept") ? &columns : &sequence};
+                                .style = probe_has(p, "col") ? TSH_COLWISE : TSH_ROWWISE,
+                                .output = probe_has(p, "kept") ? &columns : &sequence};
     char name[32];
-    tsh_module *layer = tsh_add_embedding(tsh_root(p->ctx), name_of(p, "embedding", name), &desc);
+    tsh_module *layer;
+    if (rule.style == TSH_ROWWISE && !probe_has(p, "row")) return NULL;
+    layer = tsh_add_embedding(tsh_root(p->ctx), name_of(p, "embedding", name), &desc);
     prepare(p, layer, &rule, 1, both, 1);
     return tsh_forward(layer, p->in[0]);
 }
@@ -99,7 +101,7 @@ static tsh_tensor *layer_block(probe *p) {
     const tsh_layout sequence = tsh_sharded(1);
     const tsh_plan_rule plan[] = {
         {.path = "norm", .style = TSH_SEQUENCE},
-        {.path = "up", .style = TSH_COLWISE, .input = &sequence, .regather = has(p, "regather")},
+        {.path = "up", .style = TSH_COLWISE, .input = &sequence, .regather = probe_has(p, "regather")},
         {.path = "down", .style = TSH_ROWWISE, .output = &sequence},
     };
     const tsh_layer_norm_desc norm = {.dim = 4};

@@ -34,12 +34,15 @@ static const named_unary unary_ops[] = {
 };
 
 static tsh_tensor *op_unary(probe *p) {
+    static const named_unary linear_ops[] = {
+        {"neg", tsh_neg}, {"clone", tsh_clone}, {"scale", twice}};
+    const char *name = probe_arg(p);
     int i;
     for (i = 0; i < COUNT(unary_ops); i++)
-        if (strcmp(unary_ops[i].name, p->arg) == 0) return unary_ops[i].fn(p->in[0]);
-    return strcmp(p->arg, "neg") == 0     ? tsh_neg(p->in[0])
-           : strcmp(p->arg, "clone") == 0 ? tsh_clone(p->in[0])
-                                          : twice(p->in[0]);
+        if (strcmp(unary_ops[i].name, name) == 0) return unary_ops[i].fn(p->in[0]);
+    for (i = 0; i < COUNT(linear_ops); i++)
+        if (strcmp(linear_ops[i].name, name) == 0) return linear_ops[i].fn(p->in[0]);
+    return NULL;
 }
 
 /* 0.1 x^2 + 0.5: positive, and not where slopes vanish. */
@@ -53,7 +56,7 @@ static tsh_tensor *op_unary_positive(probe *p) {
 }
 
 static tsh_tensor *op_binary(probe *p) {
-    switch (*p->arg) {
+    switch (p->arg[1] ? '?' : *probe_arg(p)) {
     case '+': return tsh_add(p->in[0], p->in[1]);
     case '-': return tsh_sub(p->in[0], p->in[1]);
     case '*': return tsh_mul(p->in[0], p->in[1]);
@@ -62,7 +65,8 @@ static tsh_tensor *op_binary(probe *p) {
     case 'p': return tsh_pow(p->in[0], p->in[1]);
     case '=': return tsh_eq(p->in[0], p->in[1]);
     case '<': return tsh_lt(p->in[0], p->in[1]);
-    default: return tsh_le(p->in[0], p->in[1]);
+    case 'L': return tsh_le(p->in[0], p->in[1]);
+    default: return NULL;
     }
 }
 
@@ -78,23 +82,24 @@ static tsh_tensor *op_dropout(probe *p) {
     return tsh_dropout(p->in[0], 0.5, NULL);
 }
 
-/* "sum 1", "mean all", "sum 1 keep" */
+/* "sum 1", "mean all", "sum 1 keep": an op, a dimension, and whether it stays */
 static tsh_tensor *op_reduce(probe *p) {
-    const char *space = strchr(p->arg, ' ');
-    int dim = space[1] == 'a' ? TSH_ALL : atoi(space), keep = strstr(p->arg, "keep") != NULL;
-    switch (*p->arg) {
-    case 's': return tsh_sum(p->in[0], dim, keep);
-    case 'm': return tsh_mean(p->in[0], dim, keep);
-    case 'M': return tsh_max(p->in[0], dim, keep);
-    case 'A': return tsh_argmax(p->in[0], dim, keep);
-    case 'S': return tsh_softmax(p->in[0], dim);
-    default: return tsh_log_softmax(p->in[0], dim);
-    }
+    static const char *const dims[] = {"all", "-1", "0", "1", "2"};
+    int i, dim = TSH_ALL, found = 0, keep = probe_has(p, "keep");
+    for (i = 0; i < COUNT(dims); i++)
+        if (probe_has(p, dims[i])) dim = i ? i - 2 : TSH_ALL, found++;
+    if (found != 1) return NULL;
+    if (probe_has(p, "sum")) return tsh_sum(p->in[0], dim, keep);
+    if (probe_has(p, "mean")) return tsh_mean(p->in[0], dim, keep);
+    if (probe_has(p, "max")) return tsh_max(p->in[0], dim, keep);
+    if (probe_has(p, "argmax")) return tsh_argmax(p->in[0], dim, keep);
+    if (probe_has(p, "softmax")) return tsh_softmax(p->in[0], dim);
+    return probe_has(p, "log_softmax") ? tsh_log_softmax(p->in[0], dim) : NULL;
 }
 
 static tsh_tensor *op_matmul(probe *p) {
     return tsh_matmul(p->in[0],
-                      strcmp(p->arg, "turned") == 0 ? tsh_transpose(p->in[1], -1, -2) : p->in[1]);
+                      probe_has(p, "turned") ? tsh_transpose(p->in[1], -1, -2) : p->in[1]);
 }
 
 static tsh_tensor *op_linear(probe *p) {
@@ -115,65 +120,72 @@ static tsh_tensor *op_rms_norm(probe *p) {
 
 /* "dims 4", "pairs" (interleaved), "from 3" */
 static tsh_tensor *op_rope(probe *p) {
-    const char *dims = strstr(p->arg, "dims "), *from = strstr(p->arg, "from ");
     tsh_rope_desc desc = {.base = 100};
-    desc.interleaved = strstr(p->arg, "pairs") != NULL;
-    if (dims) desc.dims = atoi(dims + 5);
-    if (from) desc.start = atoi(from + 5);
+    desc.interleaved = probe_has(p, "pairs");
+    desc.dims = probe_number(p, "dims");
+    desc.start = probe_number(p, "from");
     return tsh_rope(p->in[0], &desc);
 }
 
 static tsh_tensor *op_attention(probe *p) {
-    tsh_attention_desc desc = {.causal = *p->arg == 'c', .dropout = *p->arg == 'd' ? 0.5 : 0};
+    tsh_attention_desc desc = {.causal = probe_has(p, "causal")};
+    if (probe_has(p, "dropout")) desc.dropout = 0.5;
     return tsh_attention(p->in[0], p->in[1], p->in[2], &desc);
 }
 
 /* "mean", "sum", "none"; with " ignore" rows of class 2 are left out */
 static tsh_tensor *op_loss(probe *p) {
     tsh_cross_entropy_desc desc = {.ignore_index = 2, .empty_zero = 1};
-    if (*p->arg == 's') desc.reduction = TSH_REDUCE_SUM;
-    if (*p->arg == 'n') desc.reduction = TSH_REDUCE_NONE;
-    desc.ignore = strstr(p->arg, "ignore") != NULL;
+    if (probe_has(p, "sum"))
+        desc.reduction = TSH_REDUCE_SUM;
+    else if (probe_has(p, "none"))
+        desc.reduction = TSH_REDUCE_NONE;
+    else if (!probe_has(p, "mean"))
+        return NULL;
+    desc.ignore = probe_has(p, "ignore");
     return tsh_cross_entropy(p->in[0], p->in[1], &desc);
 }
 
 static tsh_tensor *op_redistribute(probe *p) {
-    return tsh_redistribute(p->in[0], spec_layout(p->arg, p->n));
+    return tsh_redistribute(p->in[0], spec_layout(probe_arg(p), p->n));
 }
 
 static tsh_tensor *op_reshape(probe *p) {
-    return tsh_reshape(p->in[0], spec_shape(&p->arg, p->n));
+    const char *shape = probe_arg(p);
+    return tsh_reshape(p->in[0], spec_shape(&shape, p->n));
 }
 
 /* Of a tensor whose dimensions 1 and 2 were exchanged: only a copy can be reshaped. */
 static tsh_tensor *op_merge(probe *p) {
-    return tsh_reshape(tsh_transpose(p->in[0], 1, 2), spec_shape(&p->arg, p->n));
+    const char *shape = probe_arg(p);
+    return tsh_reshape(tsh_transpose(p->in[0], 1, 2), spec_shape(&shape, p->n));
 }
 
 /* "transpose 0 2" and "permute 1,2,0" */
 static tsh_tensor *op_turn(probe *p) {
     int d[3] = {0, 0, 0};
-    if (sscanf(p->arg, "transpose %d %d", &d[0], &d[1]) == 2)
+    if (sscanf(probe_arg(p), "transpose %d %d", &d[0], &d[1]) == 2)
         return tsh_transpose(p->in[0], d[0], d[1]);
-    (void)sscanf(p->arg, "permute %d,%d,%d", &d[0], &d[1], &d[2]);
+    if (sscanf(p->arg, "permute %d,%d,%d", &d[0], &d[1], &d[2]) != 3) return NULL;
     return tsh_permute(p->in[0], d);
 }
 
 /* "1,2n,4n": 4n elements of dimension 1 from 2n on */
 static tsh_tensor *op_slice(probe *p) {
-    tsh_shape cut = spec_shape(&p->arg, p->n);
+    const char *text = probe_arg(p);
+    tsh_shape cut = spec_shape(&text, p->n);
     return tsh_slice(p->in[0], (int)cut.dim[0], cut.dim[1], cut.dim[2]);
 }
 
 /* Three parts a, b, c of a dimension: a * b + c. */
 static tsh_tensor *op_split(probe *p) {
     tsh_tensor *part[3];
-    (void)tsh_split_dim(p->in[0], atoi(p->arg), 3, part);
+    (void)tsh_split_dim(p->in[0], atoi(probe_arg(p)), 3, part);
     return tsh_add(tsh_mul(part[0], part[1]), part[2]);
 }
 
 static tsh_tensor *op_concat(probe *p) {
-    return tsh_concat(p->in, p->in[2] ? 3 : 2, atoi(p->arg));
+    return tsh_concat(p->in, p->in[2] ? 3 : 2, atoi(probe_arg(p)));
 }
 
 /* --------------------------------------------------------------- what is legal */
@@ -245,14 +257,14 @@ static const trial rows[] = {
     ROUND(reduce, "mean all keep", "P", "2,n,3 S(1)"),
     ROUND(reduce, "mean 2", "S(1)", "2,n,3 S(1)"),
     ROUND(reduce, "mean 0", "P", "2,n P"),
-    EXACT(reduce, "Max 2", "S(1)", "2,n,5 S(1)"),
-    EXACT(reduce, "Max 0 keep", "S(1)", "5,n,2 S(1)"),
-    EXACT(reduce, "Max 0", "S(0)", "5,n,2 S(1)"),
-    EXACT(reduce, "Max all", "R", "2,n R"),
-    VALUES(reduce, "Argmax 2", "S(1)", "2,n,5 S(1)"),
-    VALUES(reduce, "Argmax 0 keep", "S(1)", "5,n S(1)"),
-    ROUND(reduce, "Softmax 1", "S(0)", "n,5 S(0)"),
-    ROUND(reduce, "Softmax 0", "S(1)", "5,n S(1)"),
+    EXACT(reduce, "max 2", "S(1)", "2,n,5 S(1)"),
+    EXACT(reduce, "max 0 keep", "S(1)", "5,n,2 S(1)"),
+    EXACT(reduce, "max 0", "S(0)", "5,n,2 S(1)"),
+    EXACT(reduce, "max all", "R", "2,n R"),
+    VALUES(reduce, "argmax 2", "S(1)", "2,n,5 S(1)"),
+    VALUES(reduce, "argmax 0 keep", "S(1)", "5,n S(1)"),
+    ROUND(reduce, "softmax 1", "S(0)", "n,5 S(0)"),
+    ROUND(reduce, "softmax 0", "S(1)", "5,n S(1)"),
     ROUND(reduce, "log_softmax -1", "S(1)", "2,n,5 S(1)"),
 
     /* matmul */
@@ -475,7 +487,7 @@ static tsh_tensor *op_broadcast(probe *p) {
 
 /* A row-parallel layer whose plan declares its input's layout. */
 static tsh_tensor *op_declared(probe *p) {
-    tsh_layout declared = spec_layout(p->arg, p->n);
+    tsh_layout declared = spec_layout(probe_arg(p), p->n);
     const tsh_plan_rule rule = {.path = "row", .style = TSH_ROWWISE, .input = &declared};
     const tsh_linear_desc desc = {.in = tsh_dim(p->in[0], -1), .out = 4};
     tsh_module *row = tsh_add_linear(tsh_root(p->ctx), "row", &desc);
@@ -523,14 +535,14 @@ static const refusal refusals[] = {
     REFUSE(where, "", IN("%2 4 R", "4 P", "4 R"), "tsh_where", "(4) P", COMPLETE),
     REFUSE(where, "", IN("%2 4 S(0)", "4 P", "4 P"), "tsh_where", "(4) S(0)", COMPLETE),
     REFUSE(cast, "", IN("4 P"), "tsh_cast", "partial sum", COMPLETE),
-    REFUSE(reduce, "Max 1", IN("2,4 P"), "tsh_max", "(2, 4) P", COMPLETE),
-    REFUSE(reduce, "Argmax all", IN("2,4 P"), "tsh_argmax", "(2, 4) P", COMPLETE),
-    REFUSE(reduce, "Softmax 1", IN("2,4 P"), "tsh_softmax", "(2, 4) P", COMPLETE),
+    REFUSE(reduce, "max 1", IN("2,4 P"), "tsh_max", "(2, 4) P", COMPLETE),
+    REFUSE(reduce, "argmax all", IN("2,4 P"), "tsh_argmax", "(2, 4) P", COMPLETE),
+    REFUSE(reduce, "softmax 1", IN("2,4 P"), "tsh_softmax", "(2, 4) P", COMPLETE),
     /* what needs all values along a dimension that is sharded */
-    REFUSE(reduce, "Max 1", IN("2,4 S(1)"), "tsh_max", "(2, 4) S(1)", COMPLETE),
-    REFUSE(reduce, "Max all", IN("2,4 S(1)"), "tsh_max", "(2, 4) S(1)", COMPLETE),
-    REFUSE(reduce, "Argmax 1", IN("2,4 S(1)"), "tsh_argmax", "(2, 4) S(1)", COMPLETE),
-    REFUSE(reduce, "Softmax -1", IN("2,4 S(1)"), "tsh_softmax", "(2, 4) S(1)", COMPLETE),
+    REFUSE(reduce, "max 1", IN("2,4 S(1)"), "tsh_max", "(2, 4) S(1)", COMPLETE),
+    REFUSE(reduce, "max all", IN("2,4 S(1)"), "tsh_max", "(2, 4) S(1)", COMPLETE),
+    REFUSE(reduce, "argmax 1", IN("2,4 S(1)"), "tsh_argmax", "(2, 4) S(1)", COMPLETE),
+    REFUSE(reduce, "softmax -1", IN("2,4 S(1)"), "tsh_softmax", "(2, 4) S(1)", COMPLETE),
     REFUSE(reduce, "log_softmax 0", IN("2,4 S(0)"), "tsh_log_softmax", "(2, 4) S(0)", COMPLETE),
     REFUSE(layer_norm, "", IN("2,4 S(1)", "4 R", "4 R"), "tsh_layer_norm",
            "sharded along its last dimension", "of 4 features", COMPLETE),
@@ -638,7 +650,7 @@ static int refuse(tsh_ctx *ctx, void *user) {
     int i;
     (void)tsh_barrier(tsh_world(ctx)); /* all ranks are open before one fails */
     p.ctx = ctx;
-    p.arg = r->arg;
+    probe_begin(&p, r->arg);
     p.n = 1;
     for (i = 0; i < 3 && r->in[i]; i++) {
         spec s = spec_parse(r->in[i], 1);
@@ -647,6 +659,7 @@ static int refuse(tsh_ctx *ctx, void *user) {
         if (!s.below) tsh_requires_grad(p.in[i], 1);
     }
     CHECK(!r->op(&p), "a result where an error was due: %s %s", r->sentence[0], r->in[0]);
+    CHECK(!probe_unread(&p), "nothing reads \"%s\": %s", probe_unread(&p), r->sentence[0]);
     CHECK(error->code == r->code, "want %s: %s %s", tsh_result_name(r->code), r->sentence[0],
           r->in[0]);
     for (i = 0; i < 4 && r->sentence[i]; i++)

@@ -146,9 +146,16 @@ typedef struct spec {
     int64_t below; /* integers below this; 0: values */
 } spec;
 
+/* A text that is misspelt would be another tensor, and its test pass: it ends the program. */
+UNUSED static void spec_refuse(const char *text) {
+    fprintf(stderr, "\"%s\" is neither a size nor a shape nor a layout\n", text);
+    exit(1);
+}
+
 static int64_t spec_size(const char **at, int64_t n) {
     int64_t size = 1;
     char *end;
+    if ((**at < '0' || **at > '9') && **at != 'n') spec_refuse(*at);
     if (**at >= '0' && **at <= '9') {
         size = strtol(*at, &end, 10);
         *at = end;
@@ -174,23 +181,26 @@ static tsh_shape spec_shape(const char **at, int64_t n) {
 }
 
 static tsh_layout spec_layout(const char *at, int64_t n) {
-    int dim = 0, segments = 1, unit = 1, s;
-    const char *list = strchr(at, '[');
+    int dim = 0, segments = 1, unit = 1, s, end = 0;
+    const char *list;
     tsh_layout layout;
-    if (*at == 'R') return tsh_replicated();
-    if (*at == 'P') return tsh_partial();
-    if (sscanf(at, "S(%d, %d segments, unit %d)", &dim, &segments, &unit) < 2) {
-        segments = 1;
-        (void)sscanf(at, "S(%d, unit %d)", &dim, &unit);
-    }
+    if (strcmp(at, "R") == 0) return tsh_replicated();
+    if (strcmp(at, "P") == 0) return tsh_partial();
+    (void)sscanf(at, "S(%d)%n", &dim, &end);
+    if (!end) (void)sscanf(at, "S(%d, unit %d)%n", &dim, &unit, &end);
+    if (!end) (void)sscanf(at, "S(%d, %d segments, unit %d)%n", &dim, &segments, &unit, &end);
+    if (!end || (at[end] && at[end] != '[')) spec_refuse(at);
     layout = tsh_shard_segments(dim, segments, unit);
-    for (s = 0; list && *list != ']'; s++) {
+    if (!at[end]) return layout;
+    for (s = 0, list = at + end; *list != ']'; s++) {
+        if (s == TSH_MAX_SEGMENTS || *list != (s ? ',' : '[')) spec_refuse(at);
         list++;
         layout.segments = s + 1;
         layout.segment[s].length = spec_size(&list, n);
-        list += *list == ':';
+        if (*list++ != ':') spec_refuse(at);
         layout.segment[s].unit = spec_size(&list, n);
     }
+    if (list[1]) spec_refuse(at);
     return layout;
 }
 
@@ -200,9 +210,10 @@ UNUSED static spec spec_parse(const char *text, int64_t n) {
     if (*text == '%') {
         text++;
         s.below = spec_size(&text, n);
-        text++;
+        if (*text++ != ' ') spec_refuse(text - 1);
     }
     s.shape = spec_shape(&text, n);
+    if (*text && *text != ' ') spec_refuse(text);
     s.layout = *text ? spec_layout(text + 1, n) : tsh_replicated();
     return s;
 }
@@ -423,9 +434,12 @@ UNUSED static int params_compare(tsh_ctx *ctx, const kept_params *want, const ke
  * collectives it may run. It is run densely on one rank and then at every degree, for every length
  * n, with its inputs as leaves and as results of an op; all must agree. */
 
+enum { PROBE_ARG = 64 };
+
 typedef struct probe {
     tsh_ctx *ctx;
     const char *arg;
+    char unread[PROBE_ARG];             /* arg, with blanks where a function has read it */
     int64_t n;
     int dense;                          /* on one rank, everything replicated */
     int number;                         /* a number that no other probe of this ctx has */
@@ -434,6 +448,52 @@ typedef struct probe {
 } probe;
 
 typedef tsh_tensor *(*trial_fn)(probe *p);
+
+/* A function asks for the words of its row's argument with probe_has and probe_number, or takes all
+ * of it with probe_arg and returns NULL if it does not know it. A word that nobody has asked for
+ * fails the row: it is misspelt, and the row tests something else than it says. */
+UNUSED static void probe_begin(probe *p, const char *arg) {
+    p->arg = arg;
+    if (strlen(arg) >= sizeof p->unread) spec_refuse(arg);
+    (void)snprintf(p->unread, sizeof p->unread, "%s", arg);
+}
+
+/* Where whole words, one or several, stand in the argument; NULL: nowhere. */
+UNUSED static const char *probe_find(probe *p, const char *words) {
+    size_t length = strlen(words);
+    const char *at = p->arg;
+    while ((at = strstr(at, words)) != NULL &&
+           ((at > p->arg && at[-1] != ' ') || (at[length] && at[length] != ' ')))
+        at++;
+    if (at) memset(p->unread + (at - p->arg), ' ', length);
+    return at;
+}
+
+UNUSED static int probe_has(probe *p, const char *words) {
+    return probe_find(p, words) != NULL;
+}
+
+/* The number after a word, a multiple of n perhaps; 0 where the word is not there. */
+UNUSED static int64_t probe_number(probe *p, const char *word) {
+    const char *at = probe_find(p, word), *begin;
+    int64_t size;
+    if (!at) return 0;
+    begin = at += strlen(word) + 1;
+    size = spec_size(&at, p->n);
+    memset(p->unread + (begin - p->arg), ' ', (size_t)(at - begin));
+    return size;
+}
+
+UNUSED static const char *probe_arg(probe *p) {
+    memset(p->unread, ' ', strlen(p->unread));
+    return p->arg;
+}
+
+/* What nobody has read, from its first word on; NULL: all of it was. */
+UNUSED static const char *probe_unread(const probe *p) {
+    const char *at = p->unread + strspn(p->unread, " ");
+    return *at ? at : NULL;
+}
 
 enum { TRIAL_VALUES = 1, TRIAL_COUNTED = 2 }; /* no gradient; collectives are counted */
 enum { TRIAL_REDUCES, TRIAL_GATHERS, TRIAL_SCATTERS, TRIAL_KINDS };
@@ -575,6 +635,7 @@ UNUSED static int trial_once(tsh_ctx *ctx, const trial *t, probe *p, int way, ca
     before = tsh_tp(ctx)->stats;
     out = t->fn(p);
     CHECK(out, "%s", name);
+    CHECK(p->dense || !probe_unread(p), "%s: nothing reads \"%s\"", name, probe_unread(p));
     if ((t->flags & TRIAL_COUNTED) && trial_count(ctx, name, &before, t->forward)) return 1;
     if (t->out && !p->dense) {
         tsh_layout want = spec_layout(t->out, p->n), have = tsh_layout_of(out);
@@ -601,7 +662,7 @@ UNUSED static int trial_walk(tsh_ctx *ctx, void *user) {
         memset(&got, 0, sizeof got);
         memset(&p, 0, sizeof p);
         p.ctx = ctx;
-        p.arg = t->arg;
+        probe_begin(&p, t->arg);
         p.n = run->length[e % each / 2];
         p.dense = run->dense;
         p.number = e;

@@ -117,7 +117,7 @@ static tsh_tensor *graph_clone(probe *p) {
 
 static tsh_tensor *graph_linear(probe *p) {
     tsh_tensor *y = tsh_linear(p->in[0], p->in[1], p->in[2]);
-    return *p->arg == 'g' ? tsh_full(y) : y;
+    return probe_has(p, "gathered") ? tsh_full(y) : y;
 }
 
 static tsh_tensor *graph_product(probe *p) {
@@ -137,7 +137,7 @@ static tsh_tensor *graph_embedding(probe *p) {
 }
 
 static tsh_tensor *graph_move(probe *p) {
-    return tsh_redistribute(p->in[0], spec_layout(p->arg, p->n));
+    return tsh_redistribute(p->in[0], spec_layout(probe_arg(p), p->n));
 }
 
 /* clang-format off */
@@ -173,10 +173,10 @@ static const trial graphs[] = {
     GRAPH(view_partial, "", AG(1), AR(1), "4,4 R", "n,4 S(0)"),
     GRAPH(clone, "", AG(1), AR(1), "3,4 R", "n,4 S(0)"),
     /* one op each */
-    GRAPH(linear, "column", NONE, AR(1), "3,4 R", "n,4 S(0)", "n S(0)"),
-    GRAPH(linear, "gathered column", AG(1), AR(1), "3,4 R", "n,4 S(0)", "n S(0)"),
-    GRAPH(linear, "row", AR(1), NONE, "3,n S(1)", "4,n S(1)", "4 R"),
-    GRAPH(linear, "row of a full input", AR(1), AG(1), "3,n R", "4,n S(1)", "4 R"),
+    GRAPH(linear, "", NONE, AR(1), "3,4 R", "n,4 S(0)", "n S(0)"),
+    GRAPH(linear, "gathered", AG(1), AR(1), "3,4 R", "n,4 S(0)", "n S(0)"),
+    GRAPH(linear, "", AR(1), NONE, "3,n S(1)", "4,n S(1)", "4 R"),
+    GRAPH(linear, "", AR(1), AG(1), "3,n R", "4,n S(1)", "4 R"),
     GRAPH(product, "", NONE, AR(1), "2,n P", "n R"),
     GRAPH(norm, "", NONE, AR(2), "n,5 S(0)", "5 R", "5 R"),
     GRAPH(loss, "", AR(2), NONE, "4,n S(1)", "%n 4 R"),
