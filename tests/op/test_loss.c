@@ -183,7 +183,7 @@ static void every_option_gives_what_pytorch_gives(void **state) {
     run.file = &file;
     for (i = 0; i < COUNT(ranks_degrees); i++)
         for (run.x = -1; run.x < 2; run.x++) ranks_run(ranks_degrees[i], golden_rank, &run);
-    golden_close(&file);
+    golden_finish(&file);
 }
 
 /* ------------------------------------------------- the definition, in double

@@ -19,6 +19,7 @@ typedef struct golden_file {
     char *header; /* ends with '\0' */
     char *values;
     size_t bytes; /* of values */
+    char *read;   /* 1 at the byte of the header where the name of a tensor begins that was read */
 } golden_file;
 
 typedef struct golden_tensor {
@@ -30,7 +31,7 @@ typedef struct golden_tensor {
 
 /* Opens tests/golden/<name>.safetensors; the folder is found from this header's own place. */
 __attribute__((unused)) static golden_file golden_open(const char *name) {
-    golden_file g = {NULL, NULL, 0};
+    golden_file g = {NULL, NULL, 0, NULL};
     const char *here = __FILE__, *slash = strrchr(here, '/');
     char path[512];
     uint64_t length = 0;
@@ -48,6 +49,8 @@ __attribute__((unused)) static golden_file golden_open(const char *name) {
     g.bytes = (size_t)end - 8 - (size_t)length;
     g.header = (char *)calloc(1, (size_t)length + 1);
     g.values = (char *)malloc(g.bytes + 1);
+    g.read = (char *)calloc(1, (size_t)length + 1);
+    assert_non_null(g.read);
     assert_non_null(g.header);
     assert_non_null(g.values);
     assert_int_equal(fread(g.header, 1, (size_t)length, file), length);
@@ -59,7 +62,21 @@ __attribute__((unused)) static golden_file golden_open(const char *name) {
 __attribute__((unused)) static void golden_close(golden_file *g) {
     free(g->header);
     free(g->values);
-    g->header = g->values = NULL;
+    free(g->read);
+    g->header = g->values = g->read = NULL;
+}
+
+/* Closes a file of which every tensor must have been read: what nobody reads is not tested. */
+__attribute__((unused)) static void golden_finish(golden_file *g) {
+    static const char after[] = "\":{\"dtype\"";
+    const char *end = g->header;
+    for (; (end = strstr(end, after)) != NULL; end++) {
+        const char *name = end;
+        while (name > g->header && name[-1] != '"') name--;
+        if (!g->read[name - g->header])
+            fail_msg("no test reads the golden \"%.*s\"", (int)(end - name), name);
+    }
+    golden_close(g);
 }
 
 /* Reads up to `most` integers of "key":[...] in text; returns how many. */
@@ -90,6 +107,7 @@ __attribute__((unused)) static int golden_find(const golden_file *g, const char 
     (void)snprintf(key, sizeof key, "\"%s.%s\":{", name, what);
     at = strstr(g->header, key);
     if (!at) return 0;
+    __atomic_store_n(&g->read[at + 1 - g->header], 1, __ATOMIC_RELAXED); /* by ranks at once */
     memset(t, 0, sizeof *t);
     at += strlen(key);
     t->dtype = strncmp(at, "\"dtype\":\"F32\"", 13) == 0 ? TSH_F32 : TSH_I64;

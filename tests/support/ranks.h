@@ -476,10 +476,12 @@ UNUSED static int probe_has(probe *p, const char *words) {
 /* The number after a word, a multiple of n perhaps; 0 where the word is not there. */
 UNUSED static int64_t probe_number(probe *p, const char *word) {
     const char *at = probe_find(p, word), *begin;
-    int64_t size;
+    int64_t size, sign;
     if (!at) return 0;
-    begin = at += strlen(word) + 1;
-    size = spec_size(&at, p->n);
+    begin = at += strlen(word) + (at[strlen(word)] == ' ');
+    sign = *at == '-' ? -1 : 1;
+    at += *at == '-';
+    size = sign * spec_size(&at, p->n);
     memset(p->unread + (begin - p->arg), ' ', (size_t)(at - begin));
     return size;
 }
