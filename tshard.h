@@ -3473,9 +3473,20 @@ static int tshi_kernel_isa(void) {
 /* a b + c; fused is known when it is compiled. */
 TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
 #if defined(__GNUC__)
-    return fused ? __builtin_fmaf(a, b, c) : a * b + c;
+    return fused ? __builtin_fmaf(a, b, c) : (float)(a * b + c);
 #else
     return (void)fused, a * b + c;
+#endif
+}
+
+/* x as a float, also where floats are computed in a wider format: there a compiler may keep digits
+ * that a float has no room for, unless it follows C99 to the letter (gcc: -std=c99). */
+TSHI_INLINE float tshi_kernel_round(float x) {
+#if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 1 || FLT_EVAL_METHOD == 2)
+    const volatile float stored = x;
+    return stored;
+#else
+    return x;
 #endif
 }
 
@@ -3502,7 +3513,7 @@ TSHI_INLINE uint32_t tshi_kernel_pick(int yes, uint32_t a, uint32_t b) {
  * exact (Cody & Waite 1980), and n + 0x4B400000, of which a shift by 23 keeps n alone. */
 TSHI_INLINE float tshi_kernel_exp_rest(float x, uint32_t *n, int fused) {
     /* 1.5 * 2^23: the integer lands in low bits */
-    const float shifted = tshi_kernel_fma(x, 1.44269504f, 12582912.0f, fused);
+    const float shifted = tshi_kernel_round(tshi_kernel_fma(x, 1.44269504f, 12582912.0f, fused));
     const float whole = shifted - 12582912.0f;
     *n = tshi_kernel_bits(shifted);
     x = tshi_kernel_fma(whole, -0.693359375f, x, fused);
@@ -3758,7 +3769,7 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
     if (add && !step && m == TSHI_BLOCK)
         *y += tshi_kernel_fold(block);
     else
-        for (i = 0; i < m; i++) y[i * step] = add ? y[i * step] + block[i] : block[i];
+        for (i = 0; i < m; i++) y[i * step] = add ? TSHI_R(y[i * step] + block[i]) : block[i];
 }
 
 /* Asks for the block that is `by` values behind x, so that it comes while those in between are
@@ -4725,7 +4736,19 @@ typedef tsh_real tshi_gemm_v128
 #define TSHI_GEMM_VEC_v128          tshi_gemm_v128
 #define TSHI_GEMM_LOAD_v128(p)      (*(const tshi_gemm_v128 *)(p))
 #define TSHI_GEMM_STORE_v128(p, v)  (*(tshi_gemm_v128 *)(p) = (v))
-#define TSHI_GEMM_SET_v128(s)       ((s)-zero) /* exact, and folded away */
+/* One value in all lanes. Not s - zero: where scalars are computed in a wider format (x87, s390x),
+ * gcc takes no scalar beside a vector. Not a function: without SSE, i386 passes no vectors. */
+#if TSHI_GEMM_FLOAT
+#define TSHI_GEMM_LANES(s) {(s), (s), (s), (s)}
+#else
+#define TSHI_GEMM_LANES(s) {(s), (s)}
+#endif
+#define TSHI_GEMM_SET_v128(s)                                                                      \
+    __extension__({                                                                                \
+        const tsh_real set_value = (s);                                                            \
+        const tshi_gemm_v128 set_lanes = TSHI_GEMM_LANES(set_value);                               \
+        set_lanes;                                                                                 \
+    })
 #define TSHI_GEMM_FMA_v128(x, y, z) ((x) * (y) + (z))
 TSHI_GEMM_KERNEL(v128, , TSHI_GEMM_ROWS6, 6)
 
@@ -6508,7 +6531,7 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
         (void)tshi_tape_begin(ctx, desc && desc->summed, desc ? desc->weight : 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (!tshi_tape_open(loss, &loss->base->gr, &dest)) return ctx->error.code;
-    dest.data[0] = dest.add ? dest.data[0] + TSHI_R(1) : TSHI_R(1);
+    dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1);
     if (!defer) tshi_tape_sync_begin(ctx);
     tshi_tape_mark(ctx, loss);
     tshi_tape_let_go(ctx, loss, 0);
@@ -7005,9 +7028,9 @@ TSHI_INLINE float tshi_map_mills(float a, int fused) {
 TSHI_INLINE float tshi_map_less_tail(float y, float a, int fused) {
     const float u = (a - 1.5625f) / (a + 3.03125f); /* small where M is steep */
     const float cut = tshi_kernel_float(tshi_kernel_bits(a) & 0xFFFFF000u);
-    const float z = fused ? a * a : cut * cut;
-    const float low = fused ? tshi_kernel_fma(a, a, -z, 1) : (a - cut) * (a + cut);
-    const float shifted = tshi_kernel_fma(z, -0.72134752f, 12582912.0f, fused);
+    const float z = fused ? (float)(a * a) : (float)(cut * cut);
+    const float low = fused ? tshi_kernel_fma(a, a, -z, 1) : (float)((a - cut) * (a + cut));
+    const float shifted = tshi_kernel_round(tshi_kernel_fma(z, -0.72134752f, 12582912.0f, fused));
     const float n = shifted - 12582912.0f;
     float r, p = 2.1585102e-5f, m = -2.96510150e-10f;
     m = tshi_kernel_fma(m, u, 5.05886832e-10f, fused);
@@ -8347,7 +8370,7 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int6
     const int wide = n > 2 * TSHI_AHEAD;
     const tsh_real most = wide ? tshi_kernel_max(x, n, 1) : tshi_kernel_max(x, n, 0);
     const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, 1, fused);
-    const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(1) / sum;
+    const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
     int64_t e;
     int i;
     (void)s;
@@ -11614,11 +11637,11 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, void *const *at, const int64_t *
             if (which == TSHI_LOSS_A)
                 e[c] = weight * share[c];
             else if (which == TSHI_LOSS_B)
-                e[c] = share[c] == 0 ? TSHI_R(0) : weight * share[c] * (x[c] - m[i]);
+                e[c] = share[c] == 0 ? TSHI_R(0) : TSHI_R(weight * share[c] * (x[c] - m[i]));
             else if (tshi_loss_padding(x[c]))
                 e[c] = 0;
             else
-                e[c] = which == TSHI_LOSS_Q   ? weight * (x[c] - m[i])
+                e[c] = which == TSHI_LOSS_Q   ? TSHI_R(weight * (x[c] - m[i]))
                        : which == TSHI_LOSS_W ? weight
                                               : TSHI_R(1);
         }
@@ -11656,9 +11679,9 @@ TSHI_INLINE void tshi_loss_share_body(int64_t n, void *const *at, const int64_t 
     const tsh_real own = TSHI_R(p[0]), even = TSHI_R(p[1]);
     int64_t c;
     for (c = 0; c < n; c++) {
-        const tsh_real share = (t ? own * t[c] : TSHI_R(0)) +
+        const tsh_real share = (t ? TSHI_R(own * t[c]) : TSHI_R(0)) +
                                (tshi_loss_padding(x[c]) ? TSHI_R(0) : even);
-        dx[c * s[0]] -= w ? w[c] * share : share;
+        dx[c * s[0]] -= w ? TSHI_R(w[c] * share) : share;
     }
 }
 TSHI_KERNEL(tshi_loss_share);
@@ -11976,10 +11999,10 @@ static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
         kept->even[i] = loss->at_even ? TSHI_R(loss->smoothing) / v[i] : 0;
         slope = keep * kept->own[i];
         if (loss->at_even) slope += kept->even[i] * all[i];
-        losses[i] = slope * log_sum - keep * (loss->probs ? b : kept->own[i] * b);
+        losses[i] = slope * log_sum - keep * (loss->probs ? b : TSHI_R(kept->own[i] * b));
         if (loss->at_even) losses[i] -= kept->even[i] * q[i];
         if (loss->z > 0) losses[i] += z * lse * lse;
-        kept->slope[i] = loss->z > 0 ? slope + 2 * z * lse : slope;
+        kept->slope[i] = loss->z > 0 ? TSHI_R(slope + 2 * z * lse) : slope;
         if (kept->local[i] == TSHI_TARGET_IGNORED) losses[i] = 0;
     }
 }
@@ -14479,7 +14502,7 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, void *const *at, const int64_t *
         for (i = 0; i < n; i++) {
             const tsh_real d = grad[i] * clip + decay * x[i], v = momentum * m[i] + d;
             m[i] = v;
-            x[i] -= lr * (nesterov ? d + momentum * v : v);
+            x[i] -= lr * (nesterov ? TSHI_R(d + momentum * v) : v);
         }
 }
 TSHI_KERNEL(tshi_optim_sgd);
@@ -15881,8 +15904,9 @@ static void tshi_io_prepare(tshi_io *io) {
     if (whole)
         io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, (size_t)whole * sizeof(tsh_real));
     if (ctx->pp.size == 1) return;
-    io->told_block = tshi_mem_take(
-        ctx, TSH_MEM_BOOKS, (2 * (size_t)io->items + tshi_module_count(ctx)) * sizeof(int64_t));
+    io->told_block =
+        tshi_mem_take(ctx, TSH_MEM_BOOKS,
+                      (2 * (size_t)io->items + (size_t)tshi_module_count(ctx)) * sizeof(int64_t));
 }
 
 /* Stages tell each other which moments there are and how often modules and parameters were at work:
