@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 /* To find a mismatch or a loss: 100 ms on an idle machine. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(TESTS_EMULATED)
 #define LIMIT_MS 3000 /* everything is slower then, by as much */
 #else
 #define LIMIT_MS 500

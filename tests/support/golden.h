@@ -1,8 +1,8 @@
 /* golden.h - reads the .safetensors files of tests/golden: a tensor by its name.
  *
  * The format: a little-endian u64 with the length of the header; the header, JSON: "name":
- * {"dtype":"F32","shape":[2,3],"data_offsets":[from,to]}; then the values, row-major. Only F32 and
- * I64 are read, on little-endian machines. Include it after tshard.h. */
+ * {"dtype":"F32","shape":[2,3],"data_offsets":[from,to]}; then the values, row-major, little-endian.
+ * Only F32 and I64 are read. Include it after tshard.h. */
 #ifndef TSHARD_TESTS_GOLDEN_H
 #define TSHARD_TESTS_GOLDEN_H
 
@@ -17,7 +17,7 @@
 
 typedef struct golden_file {
     char *header; /* ends with '\0' */
-    char *values;
+    char *values; /* in this machine's byte order */
     size_t bytes; /* of values */
     char *read;   /* 1 at the byte of the header where the name of a tensor begins that was read */
 } golden_file;
@@ -29,19 +29,65 @@ typedef struct golden_tensor {
     const void *data;
 } golden_tensor;
 
+/* Reads up to `most` integers of "key":[...] in text; returns how many. */
+__attribute__((unused)) static int golden_list(const char *text, const char *key, int64_t *out,
+                                               int most) {
+    const char *at = strstr(text, key);
+    int n = 0;
+    assert_non_null(at);
+    at += strlen(key);
+    assert_int_equal(*at, '[');
+    for (at++; *at != ']';) {
+        char *end;
+        assert_true(n < most);
+        out[n++] = (int64_t)strtoll(at, &end, 10);
+        assert_ptr_not_equal(at, end);
+        at = *end == ',' ? end + 1 : end;
+    }
+    return n;
+}
+
+/* The `width` bytes at `at`, little-endian, as a number. */
+static uint64_t golden_number(const char *at, size_t width) {
+    uint64_t number = 0;
+    size_t i;
+    for (i = 0; i < width; i++) number |= (uint64_t)(unsigned char)at[i] << 8 * i;
+    return number;
+}
+
+/* Puts the values of every tensor into this machine's byte order. */
+static void golden_reorder(golden_file *g) {
+    static const char dtype[] = "\"dtype\":\"";
+    const char *entry = g->header;
+    while ((entry = strstr(entry, dtype)) != NULL) {
+        int64_t offset[2];
+        size_t i, width;
+        entry += sizeof dtype - 1;
+        width = strncmp(entry, "I64", 3) == 0 ? 8 : 4;
+        assert_int_equal(golden_list(entry, "\"data_offsets\":", offset, 2), 2);
+        assert_true(offset[0] >= 0 && offset[1] >= offset[0] && (size_t)offset[1] <= g->bytes);
+        for (i = (size_t)offset[0]; i + width <= (size_t)offset[1]; i += width) {
+            const uint64_t wide = golden_number(g->values + i, width);
+            const uint32_t narrow = (uint32_t)wide;
+            memcpy(g->values + i, width == 8 ? (const void *)&wide : &narrow, width);
+        }
+    }
+}
+
 /* Opens tests/golden/<name>.safetensors; the folder is found from this header's own place. */
 __attribute__((unused)) static golden_file golden_open(const char *name) {
     golden_file g = {NULL, NULL, 0, NULL};
     const char *here = __FILE__, *slash = strrchr(here, '/');
-    char path[512];
-    uint64_t length = 0;
+    char path[512], prefix[8];
+    uint64_t length;
     long end;
     FILE *file;
     (void)snprintf(path, sizeof path, "%.*s../golden/%s.safetensors",
                    slash ? (int)(slash - here + 1) : 0, here, name);
     file = fopen(path, "rb");
     if (!file) fail_msg("%s cannot be opened (tests/golden/generate.py writes it)", path);
-    assert_int_equal(fread(&length, 8, 1, file), 1);
+    assert_int_equal(fread(prefix, sizeof prefix, 1, file), 1);
+    length = golden_number(prefix, sizeof prefix);
     assert_int_equal(fseek(file, 0, SEEK_END), 0);
     end = ftell(file);
     assert_true(end > 8 && length <= (uint64_t)end - 8);
@@ -56,6 +102,7 @@ __attribute__((unused)) static golden_file golden_open(const char *name) {
     assert_int_equal(fread(g.header, 1, (size_t)length, file), length);
     assert_int_equal(fread(g.values, 1, g.bytes, file), g.bytes);
     (void)fclose(file);
+    golden_reorder(&g);
     return g;
 }
 
@@ -77,24 +124,6 @@ __attribute__((unused)) static void golden_finish(golden_file *g) {
             fail_msg("no test reads the golden \"%.*s\"", (int)(end - name), name);
     }
     golden_close(g);
-}
-
-/* Reads up to `most` integers of "key":[...] in text; returns how many. */
-__attribute__((unused)) static int golden_list(const char *text, const char *key, int64_t *out,
-                                               int most) {
-    const char *at = strstr(text, key);
-    int n = 0;
-    assert_non_null(at);
-    at += strlen(key);
-    assert_int_equal(*at, '[');
-    for (at++; *at != ']';) {
-        char *end;
-        assert_true(n < most);
-        out[n++] = (int64_t)strtoll(at, &end, 10);
-        assert_ptr_not_equal(at, end);
-        at = *end == ',' ? end + 1 : end;
-    }
-    return n;
 }
 
 /* Looks up "case.what"; 0 where the file has none. */

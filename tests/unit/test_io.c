@@ -16,6 +16,18 @@
 
 /* ------------------------------------------------------------- the bytes of a file */
 
+/* The value at `at` in a file, where all are little-endian. */
+static tsh_real value_in_file(const char *at) {
+    uint64_t wide = 0;
+    uint32_t narrow;
+    tsh_real value;
+    size_t i;
+    for (i = 0; i < sizeof value; i++) wide |= (uint64_t)(unsigned char)at[i] << 8 * i;
+    narrow = (uint32_t)wide;
+    memcpy(&value, sizeof value == 4 ? (const void *)&narrow : &wide, sizeof value);
+    return value;
+}
+
 static void a_file_is_a_header_and_global_values(void **state) {
     const tsh_desc desc = {.seed = 7};
     tsh_ctx *ctx = unit_open(&desc);
@@ -48,8 +60,7 @@ static void a_file_is_a_header_and_global_values(void **state) {
     for (e = 2; e < 8; e++) assert_int_equal(file.at[e], 0);
     assert_memory_equal(file.at + 8, want, strlen(want));
     for (e = 0; e < 12; e++) {
-        tsh_real value;
-        memcpy(&value, file.at + 8 + strlen(want) + (size_t)e * w, w);
+        const tsh_real value = value_in_file(file.at + 8 + strlen(want) + (size_t)e * w);
         assert_true((double)value == (e < 6   ? ranks_number(1, (uint64_t)e)
                                       : e < 9 ? ranks_number(2, (uint64_t)e - 6)
                                               : ranks_number(3, (uint64_t)e - 9)));

@@ -1,6 +1,6 @@
 /* cmocka.h - what the tests use of cmocka, for where that is not installed: on a bare machine, for
- * the compilers of other processors, and under MPI. It reports in cmocka's words, but the first
- * assertion that fails ends the program. The Makefile puts this folder on the path where it is
+ * other processors and systems, and under MPI. It reports in cmocka's words. An assertion that fails
+ * ends its test, and under MPI the program. The Makefile puts this folder on the path where it is
  * needed. */
 #ifndef TSHARD_TESTS_PLAIN_H
 #define TSHARD_TESTS_PLAIN_H
@@ -20,13 +20,17 @@ struct CMUnitTest {
 #define cmocka_unit_test_teardown(function, after)                                                 \
     { #function, function, after }
 
+typedef enum plain_end { PLAIN_PASSED, PLAIN_FAILED, PLAIN_SKIPPED, PLAIN_ENDS } plain_end;
+
 #ifdef TESTS_MPI
 #include "../mpi_world.h"
-#define PLAIN_COUNTS (mpi_rank() == 0)
-#define PLAIN_FAILED "" /* the script that started mpirun counts */
+#define PLAIN_COUNTS     (mpi_rank() == 0)
+#define PLAIN_LEAVE(end) exit(1)
 #else
-#define PLAIN_COUNTS 1
-#define PLAIN_FAILED "[  FAILED  ] tests: 1 test(s), listed below:\n"
+static jmp_buf plain_test; /* where a test that does not reach its end goes on */
+#define PLAIN_COUNTS     1
+#define PLAIN_LEAVE(end) longjmp(plain_test, (end))
+#define skip()           PLAIN_LEAVE(PLAIN_SKIPPED) /* not under MPI: only this process would */
 #endif
 
 #define fail_msg(...)                                                                              \
@@ -34,10 +38,9 @@ struct CMUnitTest {
         if (!PLAIN_COUNTS) break;                                                                  \
         printf("%s:%d: ", __FILE__, __LINE__);                                                     \
         printf(__VA_ARGS__);                                                                       \
-        printf("\n" PLAIN_FAILED);                                                              \
-        exit(1);                                                                                   \
+        printf("\n");                                                                              \
+        PLAIN_LEAVE(PLAIN_FAILED);                                                                 \
     } while (0)
-#define skip() longjmp(plain_skip, 1)
 #define assert_true(x)                                                                             \
     do {                                                                                           \
         if (!(x)) fail_msg("%s", #x);                                                              \
@@ -54,40 +57,58 @@ struct CMUnitTest {
 #define assert_memory_equal(a, b, size) assert_true(memcmp(a, b, size) == 0)
 #define print_message                   printf
 
-static jmp_buf plain_skip; /* where skip() returns to; only the thread that runs the tests calls it */
-
-/* Runs one test; 1 if it called skip(). */
-static int plain_run(const struct CMUnitTest *test, void **state) {
-    if (setjmp(plain_skip)) return 1;
+#ifdef TESTS_MPI
+static plain_end plain_run(const struct CMUnitTest *test, void **state) {
     test->run(state);
-    return 0;
+    if (test->after && test->after(state)) fail_msg("%s", "teardown");
+    return PLAIN_PASSED;
 }
+#else
+static plain_end plain_run(const struct CMUnitTest *test, void **state) {
+    volatile plain_end end = PLAIN_PASSED;
+    const int left = setjmp(plain_test);
+    if (left)
+        end = (plain_end)left;
+    else
+        test->run(state);
+    if (test->after && test->after(state)) end = PLAIN_FAILED;
+    return end;
+}
+#endif
 
-static int cmocka_run_all(const struct CMUnitTest *tests, size_t count, int (*setup)(void **),
-                          int (*teardown)(void **)) {
+static int cmocka_run_all(const char *group, const struct CMUnitTest *tests, size_t count,
+                          int (*setup)(void **), int (*teardown)(void **)) {
+    static const char *const word[] = {"      OK", "FAILED", "SKIPPED"};
+    int number[PLAIN_ENDS] = {0};
     size_t i;
-    int skipped = 0;
     void *state = NULL;
-    if (setup && setup(&state)) fail_msg("%s", "setup");
+    if (setup && setup(&state)) {
+        printf("[  FAILED  ] GROUP SETUP\n[  FAILED  ] %s: 1 test(s), listed below:\n", group);
+        return 1;
+    }
     for (i = 0; i < count; i++) {
+        plain_end end;
         printf("[ RUN      ] %s\n", tests[i].name);
         (void)fflush(stdout);
-        if (plain_run(&tests[i], &state)) {
-            skipped++;
-        } else {
-            printf("[       OK ] %s\n", tests[i].name);
-        }
-        if (tests[i].after && tests[i].after(&state)) fail_msg("%s", "teardown");
+        end = plain_run(&tests[i], &state);
+        number[end]++;
+        printf("[ %-8s ] %s\n", word[end], tests[i].name);
+        (void)fflush(stdout);
     }
-    if (teardown && teardown(&state)) fail_msg("%s", "teardown");
-    printf("[  PASSED  ] %d test(s).\n", (int)count - skipped);
-    if (skipped) printf("[  SKIPPED ] tests: %d test(s), listed below:\n", skipped);
-    return 0;
+    if (teardown && teardown(&state)) {
+        printf("%s: teardown failed\n", group);
+        number[PLAIN_FAILED]++;
+    }
+    printf("[  PASSED  ] %d test(s).\n", number[PLAIN_PASSED]);
+    for (i = PLAIN_FAILED; i < PLAIN_ENDS; i++)
+        if (number[i])
+            printf("[  %-8s] %s: %d test(s), listed below:\n", word[i], group, number[i]);
+    return number[PLAIN_FAILED];
 }
 
-#define cmocka_run_group_tests(tests, setup, teardown)                                             \
-    cmocka_run_all(tests, sizeof(tests) / sizeof *(tests), setup, teardown)
 #define cmocka_run_group_tests_name(name, tests, setup, teardown)                                  \
-    cmocka_run_group_tests(tests, setup, teardown)
+    cmocka_run_all(name, tests, sizeof(tests) / sizeof *(tests), setup, teardown)
+#define cmocka_run_group_tests(tests, setup, teardown)                                             \
+    cmocka_run_group_tests_name(#tests, tests, setup, teardown)
 
 #endif
