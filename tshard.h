@@ -2595,7 +2595,7 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
         tshi_base_append(text, size, "S(%d", layout->dim);
         if (layout->segments > 1) tshi_base_append(text, size, ", %d segments", layout->segments);
         if (layout->segment[0].unit > 1)
-            tshi_base_append(text, size, ", unit %ld", (long)layout->segment[0].unit);
+            tshi_base_append(text, size, ", unit %lld", (long long)layout->segment[0].unit);
         tshi_base_append(text, size, ")");
     }
     return text;
@@ -2788,7 +2788,8 @@ static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shap
     for (i = 0; i < shape->ndim; i++) {
         t->dim[i] = t->local[i] = shape->dim[i];
         if (t->dim[i] < 0 || (t->dim[i] > 1 && total > most / t->dim[i]))
-            return tsh_fail(ctx, TSH_ERR_SHAPE, "%s: dimension %d is %ld", op, i, (long)t->dim[i]);
+            return tsh_fail(ctx, TSH_ERR_SHAPE, "%s: dimension %d is %lld", op, i,
+                            (long long)t->dim[i]);
         total *= t->dim[i] ? t->dim[i] : 1;
     }
     t->layout = *layout;
@@ -6893,9 +6894,9 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
             if (length[d] == 1) length[d] = own;
             if (length[d] == own || own == 1) continue;
             (void)tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
-                           "%s: shapes %s and %s do not broadcast (%ld against %ld)", op,
-                           tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b), (long)length[d],
-                           (long)own);
+                           "%s: shapes %s and %s do not broadcast (%lld against %lld)", op,
+                           tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b),
+                           (long long)length[d], (long long)own);
             return 0;
         }
     }
@@ -8547,17 +8548,17 @@ TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t len
     d = tshi_tensor_axis(x, dim);
     if (d < 0 || start < 0 || length < 0 || start > x->dim[d] - length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
-                               "tsh_slice: %ld elements from %ld of dimension %d are outside %s",
-                               (long)length, (long)start, dim, tshi_tensor_text(x, text));
+                               "tsh_slice: %lld elements from %lld of dimension %d are outside %s",
+                               (long long)length, (long long)start, dim, tshi_tensor_text(x, text));
     out = tshi_tensor_view(x);
     if (!out) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim == d && (start || length != x->dim[d])) {
         if (!tshi_view_segments(out, d, start, length))
             return tshi_error_null(
                 ctx, TSH_ERR_LAYOUT,
-                "tsh_slice: [%ld, %ld) does not begin and end at segment boundaries of the "
+                "tsh_slice: [%lld, %lld) does not begin and end at segment boundaries of the "
                 "sharded dimension of %s; gather it first: tsh_redistribute(x, tsh_replicated())",
-                (long)start, (long)(start + length), tshi_tensor_text(x, text));
+                (long long)start, (long long)(start + length), tshi_tensor_text(x, text));
     } else if (length != x->dim[d]) {
         out->offset += start * x->stride[d];
         out->local[d] = length;
@@ -8577,7 +8578,8 @@ TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **par
                         x->ndim);
     if (n < 1 || !parts || length % n)
         return tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                        "tsh_split_dim: a dimension of %ld has no %d equal parts", (long)length, n);
+                        "tsh_split_dim: a dimension of %lld has no %d equal parts",
+                        (long long)length, n);
     for (i = 0; i < n; i++) parts[i] = tsh_slice(x, dim, i * (length / n), length / n);
     return x->ctx->error.code;
 }
@@ -8800,18 +8802,18 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
     form.ctx = ctx;
     if (!tshi_view_sizes(x, &shape))
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
-                               "tsh_reshape: %s has %ld elements, which the new shape of %d "
+                               "tsh_reshape: %s has %lld elements, which the new shape of %d "
                                "dimensions does not",
-                               tshi_tensor_text(x, from), (long)tsh_numel(x), shape.ndim);
+                               tshi_tensor_text(x, from), (long long)tsh_numel(x), shape.ndim);
     if (!tshi_view_layout(x, &shape, &layout)) {
         form.ndim = shape.ndim;
         memcpy(form.dim, shape.dim, sizeof form.dim);
         return tshi_error_null(ctx, TSH_ERR_LAYOUT,
                                "tsh_reshape: from %s to %s would cut across the sharded dimension "
-                               "or its units of %ld; "
+                               "or its units of %lld; "
                                "gather it first: tsh_redistribute(x, tsh_replicated())",
                                tshi_tensor_text(x, from), tshi_tensor_text(&form, to),
-                               (long)x->layout.segment[0].unit);
+                               (long long)x->layout.segment[0].unit);
     }
     if (tshi_tensor_form(&form, "tsh_reshape", &shape, &layout) != TSH_OK) return NULL;
     if (!tshi_view_strides(x, form.ndim, form.local, stride)) {
@@ -9140,11 +9142,12 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
             if (owned != held) break;
         }
         if (r < ctx->tp.size)
-            return tsh_fail(ctx, TSH_ERR_LAYOUT,
-                            "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %ld, "
-                            "not %ld; all pieces must be of one length",
-                            tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
-                            (long)owned, (long)held);
+            return tsh_fail(
+                ctx, TSH_ERR_LAYOUT,
+                "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %lld, "
+                "not %lld; all pieces must be of one length",
+                tshi_tensor_text(form, a), tsh_layout_text(&layout, b, sizeof b), d, r,
+                (long long)owned, (long long)held);
         if (layout.kind != TSH_SHARDED) next.dim[d] = held;
     }
     next.layout = layout;
@@ -9795,11 +9798,12 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
                        tshi_tensor_text(x, tx), tshi_tensor_text(w, tw), b ? b->ndim : 0);
     else if (x->dim[x->ndim - 1] != w->dim[1])
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                       "tsh_linear: input has %ld features, weight takes %ld",
-                       (long)x->dim[x->ndim - 1], (long)w->dim[1]);
+                       "tsh_linear: input has %lld features, weight takes %lld",
+                       (long long)x->dim[x->ndim - 1], (long long)w->dim[1]);
     else if (b && b->dim[0] != w->dim[0])
-        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE, "tsh_linear: weight gives %ld features, bias has %ld",
-                       (long)w->dim[0], (long)b->dim[0]);
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                       "tsh_linear: weight gives %lld features, bias has %lld",
+                       (long long)w->dim[0], (long long)b->dim[0]);
     return x->ctx->error.code == TSH_OK;
 }
 
@@ -9990,8 +9994,8 @@ static int tshi_embedding_layout(tsh_tensor *ids, tsh_tensor *w, tsh_layout *out
 static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup_desc *desc,
                                   int64_t rows) {
     if (desc->padding && (desc->padding_idx < -rows || desc->padding_idx >= rows))
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: padding_idx %ld is outside [%ld, %ld)", op,
-                       (long)desc->padding_idx, (long)-rows, (long)rows);
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: padding_idx %lld is outside [%lld, %lld)", op,
+                       (long long)desc->padding_idx, (long long)-rows, (long long)rows);
     else if (!(desc->max_norm >= 0))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: max_norm is %g, not 0 (none) or above", op,
                        desc->max_norm);
@@ -10010,8 +10014,8 @@ static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const
         int64_t id = tshi_tensor_integer(ids, values, i);
         if (id < 0 || id >= w->dim[0]) {
             (void)tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
-                           "tsh_embedding: id %ld at position %ld is outside [0, %ld)", (long)id,
-                           (long)i, (long)w->dim[0]);
+                           "tsh_embedding: id %lld at position %lld is outside [0, %lld)",
+                           (long long)id, (long long)i, (long long)w->dim[0]);
             return 0;
         }
         row[i] = tshi_tensor_local(w, 0, id);
@@ -10501,9 +10505,10 @@ static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_ten
     else if (x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1)
         (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
                        "%s: input is sharded along its last dimension (rank %d holds "
-                       "%ld of %ld features); "
+                       "%lld of %lld features); "
                        "gather it first: tsh_redistribute(x, tsh_replicated())",
-                       op, ctx->tp.rank, (long)x->local[x->ndim - 1], (long)x->dim[x->ndim - 1]);
+                       op, ctx->tp.rank, (long long)x->local[x->ndim - 1],
+                       (long long)x->dim[x->ndim - 1]);
     else if (x->layout.kind == TSH_PARTIAL)
         (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
                        "%s: input is a partial sum over %d ranks; complete it first: "
@@ -10748,10 +10753,10 @@ static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     else if (desc->dims < 0 || desc->dims > x->dim[x->ndim - 1] ||
              (desc->dims ? desc->dims : x->dim[x->ndim - 1]) % 2)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                       "tsh_rope: %ld of %ld features cannot turn in pairs; dims is even, and at "
+                       "tsh_rope: %lld of %lld features cannot turn in pairs; dims is even, and at "
                        "most the last dimension",
-                       (long)(desc->dims ? desc->dims : x->dim[x->ndim - 1]),
-                       (long)x->dim[x->ndim - 1]);
+                       (long long)(desc->dims ? desc->dims : x->dim[x->ndim - 1]),
+                       (long long)x->dim[x->ndim - 1]);
     return ctx->error.code == TSH_OK;
 }
 
@@ -11279,11 +11284,12 @@ static int tshi_attention_shapes(tsh_tensor *const *in) {
             "tsh_attention: q %s, k %s, v %s; takes (B, H, Tq, D) and twice (B, Hkv, Tk, D)",
             tshi_tensor_text(q, tq), tshi_tensor_text(k, tk), tshi_tensor_text(in[2], tv));
     else if (k->dim[1] ? q->dim[1] % k->dim[1] : q->dim[1])
-        (void)tsh_fail(q->ctx, TSH_ERR_SHAPE,
-                       "tsh_attention: q %s has %ld heads, no multiple of the %ld of k %s; as many "
-                       "query heads must share each head of k and v",
-                       tshi_tensor_text(q, tq), (long)q->dim[1], (long)k->dim[1],
-                       tshi_tensor_text(k, tk));
+        (void)tsh_fail(
+            q->ctx, TSH_ERR_SHAPE,
+            "tsh_attention: q %s has %lld heads, no multiple of the %lld of k %s; as many "
+            "query heads must share each head of k and v",
+            tshi_tensor_text(q, tq), (long long)q->dim[1], (long long)k->dim[1],
+            tshi_tensor_text(k, tk));
     return q->ctx->error.code == TSH_OK;
 }
 
@@ -11327,8 +11333,8 @@ static int tshi_attention_layouts(tsh_tensor *const *in, unsigned *partial) {
         (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
                        "tsh_attention: q %s, k %s, v %s: a rank's query heads must use its own "
                        "heads of k and v; cut q in whole groups: tsh_redistribute(q, "
-                       "tsh_shard_units(1, %ld)), or replicate k and v",
-                       tq, tk, tv, (long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit));
+                       "tsh_shard_units(1, %lld)), or replicate k and v",
+                       tq, tk, tv, (long long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit));
     else
         (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
                        "tsh_attention: q %s, k %s, v %s must all be replicated, or sharded alike "
@@ -11365,10 +11371,10 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
         (void)tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                        "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
                        "gradient that broadcasts to "
-                       "(%ld, %ld, %ld, %ld)",
+                       "(%lld, %lld, %lld, %lld)",
                        tshi_tensor_dtype(mask->dtype), tshi_tensor_text(mask, text),
-                       tshi_tensor_dtype(TSH_REAL), (long)dim[0], (long)dim[1], (long)dim[2],
-                       (long)dim[3]);
+                       tshi_tensor_dtype(TSH_REAL), (long long)dim[0], (long long)dim[1],
+                       (long long)dim[2], (long long)dim[3]);
         return 0;
     }
     more->mask = mask;
@@ -11386,8 +11392,8 @@ static int tshi_attention_room(tsh_tensor *const *in, const tsh_tensor *x, tsh_t
         tshi_layout_equal(&x->layout, &cache->layout, x->dim, x->ctx->tp.size))
         return 1;
     (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                   "tsh_attention: %s at position %ld does not go into the cache %s",
-                   tshi_tensor_text(x, tx), (long)past, tshi_tensor_text(cache, tc));
+                   "tsh_attention: %s at position %lld does not go into the cache %s",
+                   tshi_tensor_text(x, tx), (long long)past, tshi_tensor_text(cache, tc));
     return 0;
 }
 
@@ -11757,9 +11763,9 @@ static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, i
                        desc->z_loss);
     else if (probs && desc->ignore)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                       "tsh_cross_entropy: ignore_index %ld is for integer targets; rows of "
+                       "tsh_cross_entropy: ignore_index %lld is for integer targets; rows of "
                        "probabilities are left out by giving them only zeros",
-                       (long)desc->ignore_index);
+                       (long long)desc->ignore_index);
     else
         return 1;
     return 0;
@@ -11816,8 +11822,8 @@ static int tshi_loss_weights(tsh_tensor *x, tsh_tensor *weight, int cut) {
     if (!tshi_tensor_check_real("tsh_cross_entropy: weight", &weight, 1)) return 0;
     if (weight->ndim != 1 || weight->dim[0] != classes) {
         (void)tsh_fail(ctx, TSH_ERR_SHAPE,
-                       "tsh_cross_entropy: logits %s have %ld classes, weight is %s",
-                       tshi_tensor_text(x, tx), (long)classes, tshi_tensor_text(weight, tw));
+                       "tsh_cross_entropy: logits %s have %lld classes, weight is %s",
+                       tshi_tensor_text(x, tx), (long long)classes, tshi_tensor_text(weight, tw));
         return 0;
     }
     if (weight->layout.kind == TSH_REPLICATED ||
@@ -11913,8 +11919,8 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t row, 
     place.at = place.global = row;
     tshi_tensor_runs(target, tshi_loss_find, &place);
     (void)tsh_fail(target->ctx, TSH_ERR_ARGUMENT,
-                   "tsh_cross_entropy: target %ld at row %ld is outside [0, %ld)", (long)y,
-                   (long)place.global, (long)classes);
+                   "tsh_cross_entropy: target %lld at row %lld is outside [0, %lld)", (long long)y,
+                   (long long)place.global, (long long)classes);
 }
 
 /* Targets as local classes, with the weight of each class as far as it is known: all of them, or of
@@ -13267,9 +13273,9 @@ static int tshi_parallel_layouts(tshi_choice *choice) {
         }
         (void)tsh_fail(
             m->ctx, TSH_ERR_LAYOUT,
-            "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %ld", t->path,
+            "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %lld", t->path,
             tshi_tensor_text(t, text), rule && rule->segments ? rule->segments : 1,
-            rule && rule->unit ? (long)rule->unit : 1l);
+            rule && rule->unit ? (long long)rule->unit : 1ll);
         return 0;
     }
     return 1;
@@ -13456,9 +13462,9 @@ TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file) {
     for (m = module; m; m = tshi_module_next(module, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++)
             if (m->param[i]) tshi_parallel_line(module, m, i, &sum, file);
-    (void)fprintf(file, "%ld parameters; rank %d of %d holds %ld, %lu bytes\n",
-                  (long)sum.parameters, module->ctx->tp.rank, module->ctx->tp.size, (long)sum.local,
-                  (unsigned long)sum.bytes);
+    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %lu bytes\n",
+                  (long long)sum.parameters, module->ctx->tp.rank, module->ctx->tp.size,
+                  (long long)sum.local, (unsigned long)sum.bytes);
     return tshi_parallel_written(module->ctx, "tsh_summary", file);
 }
 
@@ -13587,8 +13593,9 @@ static int tshi_parallel_adopts(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
                        "tsh_add_embedding: weight takes a parameter of the same tree");
     else if (w && (w->ndim != 2 || (desc->count && desc->count != w->dim[0]) ||
                    (desc->dim && desc->dim != w->dim[1])))
-        (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_add_embedding: \"%s\" is %s, not (%ld, %ld)",
-                       w->path, tshi_tensor_text(w, text), (long)desc->count, (long)desc->dim);
+        (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_add_embedding: \"%s\" is %s, not (%lld, %lld)",
+                       w->path, tshi_tensor_text(w, text), (long long)desc->count,
+                       (long long)desc->dim);
     return ctx->error.code == TSH_OK;
 }
 
@@ -13641,10 +13648,11 @@ TSH_API tsh_result tsh_set_argument(tsh_module *module, const char *name, int64_
     if (!module) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
     if (!name || !*name || strchr(name, '.') || value < 0)
-        return tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
-                        "tsh_set_argument: \"%s\" cannot have \"%.64s\" = %ld: a name is not empty "
-                        "and holds no dot, a count is not negative",
-                        module->path, name ? name : "", (long)value);
+        return tsh_fail(
+            module->ctx, TSH_ERR_ARGUMENT,
+            "tsh_set_argument: \"%s\" cannot have \"%.64s\" = %lld: a name is not empty "
+            "and holds no dot, a count is not negative",
+            module->path, name ? name : "", (long long)value);
     argument = tshi_policy_named(module, name);
     if (!argument) {
         argument = (tshi_argument *)tshi_mem_book(module->ctx, &module->ctx->books,
@@ -14043,9 +14051,10 @@ static int tshi_policy_counted(const tshi_policy_pass *pass, const tsh_policy_he
     c->hidden = at->hidden ? hidden->value : 0;
     if (c->heads % c->kv || c->hidden % c->heads)
         return tshi_policy_fail(pass, TSH_ERR_SHAPE,
-                                "has %ld heads (\"%s\"), which must be a multiple of %ld key and "
-                                "value heads and divide %ld hidden features",
-                                (long)c->heads, at->heads, (long)c->kv, (long)c->hidden);
+                                "has %lld heads (\"%s\"), which must be a multiple of %lld key and "
+                                "value heads and divide %lld hidden features",
+                                (long long)c->heads, at->heads, (long long)c->kv,
+                                (long long)c->hidden);
     c->whole = c->kv < c->heads && c->kv < pass->root->ctx->tp.size;
     c->group = c->whole ? 1 : c->heads / c->kv;
     return 1;
@@ -14084,22 +14093,24 @@ static int tshi_policy_cut(const tshi_policy_pass *pass, const tsh_policy_layer 
     }
     head = features / total;
     if (features % total)
-        return tshi_policy_fail(pass, TSH_ERR_SHAPE,
-                                "cuts \"%s\" by heads, but its %ld features do not divide into %ld "
-                                "heads (\"%s\")",
-                                path, (long)features, (long)total, layer->heads->heads);
+        return tshi_policy_fail(
+            pass, TSH_ERR_SHAPE,
+            "cuts \"%s\" by heads, but its %lld features do not divide into %lld "
+            "heads (\"%s\")",
+            path, (long long)features, (long long)total, layer->heads->heads);
     if (row ? c.hidden && c.hidden != features : c.hidden && head * c.heads % c.hidden)
         return tshi_policy_fail(
             pass, TSH_ERR_SHAPE,
-            "has %ld hidden features (\"%s\"), but \"%s\" has %ld for %ld heads", (long)c.hidden,
-            layer->heads->hidden, path, (long)features, (long)total);
+            "has %lld hidden features (\"%s\"), but \"%s\" has %lld for %lld heads",
+            (long long)c.hidden, layer->heads->hidden, path, (long long)features, (long long)total);
     if (c.whole && grouped)
         return tshi_policy_fail(
             pass, TSH_ERR_LAYOUT,
-            "fuses %ld query heads with %ld key and value heads in \"%s\", but there are %d ranks: "
+            "fuses %lld query heads with %lld key and value heads in \"%s\", but there are %d "
+            "ranks: "
             "make it three layers, of queries, keys and values; those of keys and values stay "
             "whole",
-            (long)c.heads, (long)c.kv, path, pass->root->ctx->tp.size);
+            (long long)c.heads, (long long)c.kv, path, pass->root->ctx->tp.size);
     for (s = 0; s < *n; s++) {
         segment[s].length *= head;
         segment[s].unit *= head;
@@ -14781,8 +14792,8 @@ static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
         optim->info.skipped++;
         tsh_log_message(
             &ctx->logger,
-            "tsh_optim_step: a step is skipped, the %ldth: the norm of the gradients is %g",
-            (long)optim->info.skipped, norm);
+            "tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
+            (long long)optim->info.skipped, norm);
         return TSH_OK;
     }
     clip = optim->desc.clip_norm > 0 ? tshi_optim_shrink(norm, optim->desc.clip_norm) : 1;
