@@ -7991,7 +7991,13 @@ TSHI_KERNEL(tshi_reduce_sum);
 TSHI_INLINE void tshi_reduce_four(tsh_real *TSHI_RESTRICT y, const tsh_real *TSHI_RESTRICT x,
                                   int64_t step, int64_t n) {
     int64_t e;
-    for (e = 0; e < n; e++) y[e] = y[e] + x[e] + x[step + e] + x[2 * step + e] + x[3 * step + e];
+    for (e = 0; e < n; e++) { /* assigned after each addition, which rounds to a float everywhere */
+        tsh_real sum = y[e] + x[e];
+        sum += x[step + e];
+        sum += x[2 * step + e];
+        sum += x[3 * step + e];
+        y[e] = sum;
+    }
 }
 
 /* y = the sum of rows of n columns, in order. Short rows are taken 4 at a time, as each would wait

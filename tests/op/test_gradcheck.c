@@ -520,7 +520,7 @@ static void test_dropout_mask(void **state) {
         zeros += !(m[i] > 0);
         moved += (m[i] > 0) != (next[i] > 0);
         assert_true(!(m[i] > 0) || m[i] == (tsh_real)(1 / 0.75));
-        assert_true(v[i] == data[i] * m[i]);
+        assert_true(v[i] == (tsh_real)(data[i] * m[i]));
         assert_true(slope[i] == m[i]);
     }
     /* binomial, mean 250 and standard deviation 14: five of them to either side */

@@ -2,3 +2,12 @@
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
+#include "library.h"
+
+int library_isa(const tsh_ctx *ctx) {
+    return ctx->isa;
+}
+
+void library_set_isa(tsh_ctx *ctx, int isa) {
+    ctx->isa = isa;
+}

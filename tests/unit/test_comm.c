@@ -193,8 +193,11 @@ static void finish_divides_averages_only(void **state) {
         for (i = 0; i < ROOM; i++) assert_true(f32[i] == (float)(i + 1) && f64[i] == i + 1);
         tsh_coll_finish(f32, lengths[k], TSH_F32, TSH_AVG, 3);
         tsh_coll_finish(f64, lengths[k], TSH_F64, TSH_AVG, 3);
-        for (i = 0; i < lengths[k]; i++)
-            assert_true(f32[i] == (float)(i + 1) / 3.0f && f64[i] == (i + 1) / 3.0);
+        for (i = 0; i < lengths[k]; i++) {
+            const float third32 = (float)(i + 1) / 3.0f; /* in variables: rounded */
+            const double third64 = (i + 1) / 3.0;
+            assert_true(f32[i] == third32 && f64[i] == third64);
+        }
         for (; i < ROOM; i++) assert_true(f32[i] == (float)(i + 1) && f64[i] == i + 1);
     }
 }

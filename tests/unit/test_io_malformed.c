@@ -371,7 +371,7 @@ static void a_long_header_is_read_in_time(void **state) {
     *at++ = '}';
     n = (size_t)(at - header);
     bytes = (char *)calloc(8 + n, 1);
-    for (i = 0; i < 8; i++) bytes[i] = (char)(n >> 8 * i & 255);
+    for (i = 0; i < 8; i++) bytes[i] = (char)((uint64_t)n >> 8 * i & 255);
     memcpy(bytes + 8, header, n);
     assert_int_equal(load_bytes(bytes, 8 + n, message), TSH_ERR_ARGUMENT);
     assert_non_null(strstr(message, "has 200000 that the model lacks (\"0\")"));
