@@ -157,6 +157,8 @@
  *   Initial weights and dropout masks are keyed by seed, path and global element index: the same
  *   bits at every degree. Sums over ranks have one documented order (see >>comm-api): the same bits
  *   on every rank, run and backend.
+ *   The same bits are promised for FLT_EVAL_METHOD 0 only: where floats are computed in a wider
+ *   format (x87, s390x in strict C), results are as accurate, but their last bit may differ.
  *
  * MEMORY
  *   Step memory is a pool that grows once. tsh_checkpoint(block, 1) keeps of a block's forward its

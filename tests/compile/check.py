@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Compiles tshard.h and every backend, each alone, under the strict warnings, and lets the
 analyzers of clang and gcc read them; so, too, every program that stands beside the backends. Tests,
-benchmarks and examples are parsed, under the same warnings.
+benchmarks and examples are parsed, under the same warnings. Then the core and the threads backend
+are parsed by every other compiler of OTHERS that is installed, for whatever processor.
 
     check.py --warn "FLAGS" --warn-c "FLAGS FOR C ALONE" [--jobs N]
 
 Every standard, both compilers (clang where it is installed), declarations only and the
-implementation; in C99 and C++11 float and double, static, -O0 and -O3. Prints what failed and one
-line of counts.
+implementation; in C99 and C++11 float and double, static, -O0 and -O3. Prints what failed, which
+compilers are not here and the packages that bring them, and "N passed, N failed, N skipped".
 """
 
 import argparse
@@ -41,6 +42,29 @@ CORE = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O3"] + DOUBLE, ["-O3"] + STATIC
                    ["-O0", "-DTSHARD_NO_SIMD"], ["-O3", "-fopenmp"]]
 BACKEND = [["-O0"]], [["-O3"], ["-O0"] + DOUBLE, ["-O0"] + STATIC]
 APART = ["-DTSHARD_IMPLEMENTED"]  # a backend without the core
+
+
+# (title, C compiler, C++ compiler, the package of each): they only parse the core and the threads
+# backend. One that is the same version as plain gcc or clang is left out.
+OTHERS = [("%s-%d" % (c, n), ["%s-%d" % (c, n)], "%s-%d" % (cxx, n), "%s-%d" % (c, n),
+           "%s-%d" % (package, n))
+          for c, cxx, package, versions in (("gcc", "g++", "g++", range(9, 17)),
+                                            ("clang", "clang++", "clang", range(11, 24)))
+          for n in versions]
+WANTED = ["gcc-12", "gcc-13", "gcc-14", "clang-14", "clang-16", "clang-19"]  # others are not missed
+OTHERS += [("gcc -m32", ["gcc", "-m32"], "g++", "gcc-multilib (not beside compilers of others)",
+            "g++-multilib"),
+           ("musl", ["musl-gcc"], None, "musl-tools", None)]
+OTHERS += [(name, [triple + "-gcc"], triple + "-g++",
+            "gcc-%s libc6-dev-%s-cross" % (triple, architecture), "g++-" + triple)
+           for name, triple, architecture in (
+               ("i686", "i686-linux-gnu", "i386"), ("armhf", "arm-linux-gnueabihf", "armhf"),
+               ("aarch64", "aarch64-linux-gnu", "arm64"),
+               ("riscv64", "riscv64-linux-gnu", "riscv64"),
+               ("s390x", "s390x-linux-gnu", "s390x"),
+               ("ppc64le", "powerpc64le-linux-gnu", "ppc64el"))]
+OTHERS += [("windows", ["x86_64-w64-mingw32-gcc"], "x86_64-w64-mingw32-g++",
+            "gcc-mingw-w64-x86-64", "g++-mingw-w64-x86-64")]
 
 
 def compiler_of(family, standard):
@@ -134,6 +158,47 @@ def analyses(family, headers, programs):
         yield family + " analyzer " + program, command + [os.path.join(TOP, program)]
 
 
+def version(command):
+    """A compiler's major version; None if it is not here or has no libc."""
+    try:
+        done = subprocess.run(command + ["-fsyntax-only", "-x", "c", "-"],
+                              input="#include <stdlib.h>\n", stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, universal_newlines=True, timeout=LIMIT)
+        if done.returncode:
+            return None
+        return subprocess.check_output(command + ["-dumpversion"], universal_newlines=True,
+                                       timeout=LIMIT).split(".")[0]
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def others_of(warn, warn_c):
+    """(title, command) of the parsing by every compiler of OTHERS that is here, and (title,
+    package) of every one that is not."""
+    jobs, missing = [], []
+    plain = {family: version([family]) for family in ("gcc", "clang")}
+    warn = warn + ["-pedantic-errors", "-Werror", "-fsyntax-only"]
+    threads = source(os.path.join("backends", "tshard_threads.h"), "implementation.c")
+    for title, command, cxx, package, package_cxx in OTHERS:
+        found, family = version(command), title.split("-")[0]
+        if family in plain and found and found == plain[family] and len(command) == 1:
+            continue
+        if not found:
+            if title in WANTED or family not in plain:
+                missing.append((title, package))
+            continue
+        c = command + ["-std=c99"] + warn + warn_c
+        jobs.append((title + " c99 tshard.h", c + source("tshard.h", "implementation.c")))
+        for flags in [], DOUBLE, ["-DTSHARD_NO_SIMD"]:
+            jobs.append((" ".join([title, "c99 tshard_threads.h"] + flags), c + flags + threads))
+        if cxx and shutil.which(cxx):
+            jobs.append((title + " c++11 tshard_threads.h", [cxx] + command[1:] + ["-std=c++11"]
+                         + warn + ["-x", "c++"] + threads))
+        elif cxx:
+            missing.append((title + " in C++", package_cxx))
+    return jobs, missing
+
+
 def run(job):
     title, command = job
     begin = time.monotonic()
@@ -151,6 +216,7 @@ def main():
     parser.add_argument("--warn", required=True)
     parser.add_argument("--warn-c", required=True)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--only", default="", help="those whose title holds this")
     parser.add_argument("--times", action="store_true", help="print how long each took")
     args = parser.parse_args()
     headers, programs = (sorted(os.path.relpath(path, TOP)
@@ -165,6 +231,9 @@ def main():
         jobs += analyses(family, headers, programs)
     for family in families:
         jobs += compilations(family, headers, programs, args.warn.split(), args.warn_c.split())
+    more, missing = others_of(args.warn.split(), args.warn_c.split())
+    missing = [(family, family) for family in ("gcc", "clang") if family not in families] + missing
+    jobs = [job for job in jobs + more if args.only in job[0]]
     failures, seen = 0, set()
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for title, command, failed, text, seconds in pool.map(run, jobs):
@@ -178,9 +247,13 @@ def main():
                     print(" ".join(command), *text.splitlines()[:SHOWN], sep="\n")
                 seen |= errors
             sys.stdout.flush()
-    print("check: %d compilations and analyses of %s with %s, %d failed"
-          % (len(jobs), ", ".join(headers + programs), " and ".join(families), failures))
-    return 1 if failures or not families else 0
+    for title, package in missing:
+        print("skip  %s: not here: apt-get install %s" % (title, package))
+    print("check: %d compilations and analyses of %s with %s"
+          % (len(jobs), ", ".join(headers + programs),
+             ", ".join(families + sorted({re.sub(" c.*", "", title) for title, _ in more}))))
+    print("%d passed, %d failed, %d skipped" % (len(jobs) - failures, failures, len(missing)))
+    return 1 if failures or not jobs or not families else 0
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ STD = ["-D_POSIX_C_SOURCE=200809L"]
 
 
 class Platform:
-    """A C compiler, the C++ compiler beside it (which may be missing), what runs its programs (None:
-    this machine), and the Debian packages that bring them."""
+    """A C compiler, the C++ compiler beside it (which may be missing), what runs its programs
+    (None: this machine), and the Debian packages that bring them."""
 
     def __init__(self, name, compiler, emulator, packages):
         self.name, self.compiler, self.emulator, self.packages = name, compiler, emulator, packages

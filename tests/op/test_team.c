@@ -171,6 +171,14 @@ static hashes run_case(const op_case *c, int threads) {
     return h;
 }
 
+/* Several threads are one without OpenMP: there is nothing to compare. */
+static void need_openmp(void) {
+#if !defined(_OPENMP)
+    print_message("skip: compiled without OpenMP\n");
+    skip();
+#endif
+}
+
 static void expect_same(const char *what, int threads, const hashes *one, const hashes *many) {
     int i;
     assert_int_equal(one->count, many->count);
@@ -183,6 +191,7 @@ static void ops_give_the_same_bits(void **state) {
     static const int threads[] = {2, 3, 5};
     int c, t;
     (void)state;
+    need_openmp();
     for (c = 0; c < COUNT(cases); c++) {
         hashes one = run_case(&cases[c], 1);
         for (t = 0; t < COUNT(threads); t++) {
@@ -230,6 +239,7 @@ static void optimisers_give_the_same_bits(void **state) {
     static const tsh_optim_kind kinds[] = {TSH_SGD, TSH_ADAM, TSH_ADAMW};
     int k, sparse, threads;
     (void)state;
+    need_openmp();
     for (k = 0; k < COUNT(kinds); k++)
         for (sparse = 0; sparse < 2; sparse++) {
             hashes one = train(kinds[k], sparse, 1);
