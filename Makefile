@@ -88,8 +88,8 @@ chosen    = $(if $(only),$(foreach t,$(1),$(if $(call named,$t),$t)),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
 .SECONDARY:
-.PHONY: help run tshard-run test test-run test-bare test-mpi test-arm build-tests faults check \
-	lint seeds asan ubsan tsan fuzz bench bench-comm overhead deps deps-fuzz deps-bench clean FORCE
+.PHONY: help run tshard-run test test-run test-bare test-mpi test-cross build-tests faults check \
+	lint seeds asan ubsan tsan fuzz bench bench-comm overhead deps deps-fuzz deps-cross deps-bench clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -212,18 +212,10 @@ build/mpi-%/tests: tests/mpi/main.c Makefile $(MPI_PARTS:%=build/mpi/%.o) $(OUT)
 build/mpi-%/only: tests/mpi/only.c $(OUT)/tests/library.o $(HEADERS) $(FOUND)
 	$(MPI_TEST) -o $@ $(filter %.c %.o,$^) $(LIBS)
 
-# Kernels, products and ops on another processor, emulated: strict warnings, then the tests.
-ARM       := aarch64-linux-gnu-gcc
-ARM_TESTS := unit/test_kernel unit/test_gemm op/test_values op/test_golden op/test_gradcheck
-
-test-arm: ## the kernels and ops compiled for aarch64 and run under qemu-user
-	@command -v $(ARM) >/dev/null && command -v qemu-aarch64 >/dev/null || { \
-		echo "test-arm: skipped: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross \
-	qemu-user"; exit 0; }; mkdir -p build/arm; for t in $(ARM_TESTS); do p=build/arm/$${t#*/}; \
-		case " $(LINKED) " in *" tests/$$t.c "*) l=tests/support/library.c;; *) l=;; esac; \
-		$(ARM) $(filter-out -fopenmp,$(STD)) -O2 -fno-math-errno $(WALL) -Werror \
-			-Itests/support/plain -static -o $$p tests/$$t.c $$l $(LIBS) && qemu-aarch64 $$p >$$p.log \
-			|| { tail -n 5 $$p.log; exit 1; }; echo "ok    $$t  $$(tail -n 1 $$p.log)"; done
+# Other processors, emulated, and another libc. only=armhf: that platform alone.
+test-cross: deps-cross ## the unit, op, layer and threads tests on seven other platforms
+	@$(PYTHON) tests/compile/cross.py --jobs $(jobs) --warn "$(WARN)" --warn-c "$(WARN_C)" \
+		$(if $(only),--platform $(only))
 
 # Every tests/fault/fault_*.c prints a table; the soak also runs under two sanitizers.
 FAULTS := $(patsubst %.c,build/%,$(sort $(wildcard tests/fault/fault_*.c)))
@@ -301,6 +293,11 @@ deps: ## install what the tests and checks need (Debian, Ubuntu)
 		iproute2 python3 libopenmpi-dev openmpi-bin libmpich-dev mpich)
 deps-fuzz: deps ## install what `make fuzz` needs beside
 	$(call install,libclang-rt-dev)
+deps-cross: ## install the compilers and emulators of `make test-cross`
+	$(call install,gcc libc6-dev python3 musl-tools qemu-user \
+		$(patsubst %,gcc-%-linux-gnu,i686 aarch64 riscv64 s390x powerpc64le) \
+		$(patsubst %,libc6-dev-%-cross,i386 armhf arm64 riscv64 s390x ppc64el) \
+		gcc-arm-linux-gnueabihf)
 deps-bench: ## install the peers that `make bench` compares with
 	$(call install,libblis-pthread-dev libblis4-openmp libopenblas0-pthread libopenmpi-dev \
 		openmpi-bin libgloo-dev libuv1-dev libsodium-dev python3 python3-venv)

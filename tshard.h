@@ -4742,9 +4742,11 @@ typedef tsh_real tshi_gemm_v128
 /* One value in all lanes. Not s - zero: where scalars are computed in a wider format (x87, s390x),
  * gcc takes no scalar beside a vector. Not a function: without SSE, i386 passes no vectors. */
 #if TSHI_GEMM_FLOAT
-#define TSHI_GEMM_LANES(s) {(s), (s), (s), (s)}
+#define TSHI_GEMM_LANES(s)                                                                         \
+    { (s), (s), (s), (s) }
 #else
-#define TSHI_GEMM_LANES(s) {(s), (s)}
+#define TSHI_GEMM_LANES(s)                                                                         \
+    { (s), (s) }
 #endif
 #define TSHI_GEMM_SET_v128(s)                                                                      \
     __extension__({                                                                                \
@@ -15923,9 +15925,9 @@ static void tshi_io_prepare(tshi_io *io) {
     if (whole)
         io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, (size_t)whole * sizeof(tsh_real));
     if (ctx->pp.size == 1) return;
-    io->told_block =
-        tshi_mem_take(ctx, TSH_MEM_BOOKS,
-                      (2 * (size_t)io->items + (size_t)tshi_module_count(ctx)) * sizeof(int64_t));
+    io->told_block = tshi_mem_take(ctx, TSH_MEM_BOOKS,
+                                   (2 * (size_t)io->items + (size_t)tshi_module_count(ctx)) *
+                                       sizeof(int64_t));
 }
 
 /* Stages tell each other which moments there are and how often modules and parameters were at work:
@@ -17289,6 +17291,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_VEC_v128
 #undef TSHI_GEMM_LOAD_v128
 #undef TSHI_GEMM_STORE_v128
+#undef TSHI_GEMM_LANES
 #undef TSHI_GEMM_SET_v128
 #undef TSHI_GEMM_FMA_v128
 #undef TSHI_GEMM_REG

@@ -1,8 +1,8 @@
 /* golden.h - reads the .safetensors files of tests/golden: a tensor by its name.
  *
  * The format: a little-endian u64 with the length of the header; the header, JSON: "name":
- * {"dtype":"F32","shape":[2,3],"data_offsets":[from,to]}; then the values, row-major, little-endian.
- * Only F32 and I64 are read. Include it after tshard.h. */
+ * {"dtype":"F32","shape":[2,3],"data_offsets":[from,to]}; then the values, row-major and
+ * little-endian. Only F32 and I64 are read. Include it after tshard.h. */
 #ifndef TSHARD_TESTS_GOLDEN_H
 #define TSHARD_TESTS_GOLDEN_H
 
