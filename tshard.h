@@ -3673,6 +3673,16 @@ TSHI_INLINE double tshi_kernel_double(uint64_t bits) {
     return x;
 }
 
+/* As tshi_kernel_round, of a double. */
+TSHI_INLINE double tshi_kernel_round8(double x) {
+#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 2
+    const volatile double stored = x;
+    return stored;
+#else
+    return x;
+#endif
+}
+
 /* x^y of x > 0 in double, rounded once: 2^(y log2 x), with log2 m = s P(s^2) of the mantissa m in
  * [sqrt 1/2, sqrt 2), s = (m - 1) / (m + 1). */
 TSHI_INLINE float tshi_kernel_power(float x, float y) {
@@ -3693,7 +3703,8 @@ TSHI_INLINE float tshi_kernel_power(float x, float y) {
     bits = tshi_kernel_pick8((bits & 0x7FFFFFFFFFFFFFFFu) > 0x4069000000000000u,
                              (bits & 0x8000000000000000u) | 0x4069000000000000u, bits);
     t = tshi_kernel_double(bits);
-    s = t + 6755399441055744.0; /* 1.5 * 2^52: rounds to an integer in the low bits */
+    /* 1.5 * 2^52: rounds to an integer in the low bits */
+    s = tshi_kernel_round8(t + 6755399441055744.0);
     t = t - (s - 6755399441055744.0);
     p = 1.5353351392569e-4;
     p = p * t + 1.3398887281849e-3;

@@ -127,13 +127,13 @@ def newest():
                for path in glob.glob(os.path.join(TOP, form)))
 
 
-def build(platform, target, sources, flags, base):
+def build(platform, target, sources, flags, base, std="c99"):
     """Compiles unless the target is newer than its sources and `base`; what went wrong, or None."""
     if os.path.exists(target) and os.path.getmtime(target) > max(
             [base] + [os.path.getmtime(source) for source in sources]):
         return None
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    ok, text = call([platform.compiler, "-std=c99", "-O1", "-fno-math-errno", "-Wall", "-Wextra",
+    ok, text = call([platform.compiler, "-std=" + std, "-O1", "-fno-math-errno", "-Wall", "-Wextra",
                      "-Werror", "-I" + os.path.join(TOP, "tests", "support", "plain")] + STD
                     + (["-DTESTS_EMULATED"] if platform.emulator else [])
                     + ["-o", target] + sources + flags)
@@ -148,15 +148,21 @@ def programs_of(platform, chosen, jobs):
                   base)
 
     def one(test):
-        source, kind, whole = test
+        source, kind, whole, std = test
         program = os.path.join(folder, "tests", kind, os.path.basename(source)[:-2])
+        if std != "c99":
+            program += "_" + std
         if wrong and not whole:
             return program, kind, wrong
         sources = [source] + ([] if whole else [library])
-        return program, kind, build(platform, program, sources, LINK, base)
+        return program, kind, build(platform, program, sources, LINK, base, std)
 
+    # GNU C keeps more digits on x87 than C99 lets it: the kernels must bear both.
+    tests = [test + ("c99",) for test in chosen]
+    tests += [test + ("gnu99",) for test in chosen
+              if platform.name == "i686" and test[0].endswith("test_kernel.c")]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(one, chosen))
+        return list(pool.map(one, tests))
 
 
 def add(counts, column, more):
