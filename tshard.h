@@ -216,6 +216,8 @@
 /* TSHARD_IMPLEMENTATION   in exactly one source file: compile the library, and every backend
  *                         included there
  * TSHARD_STATIC           all functions static: several copies may live in one program
+ * TSHARD_SHARED           with the implementation: a shared library exports the public functions,
+ *                         also under -fvisibility=hidden
  * TSHARD_REAL             float (default) or double: the type of all values
  * TSHARD_NO_SIMD          portable C kernels only */
 #ifndef TSHARD_REAL
@@ -228,6 +230,10 @@
 #else
 #define TSH_API static
 #endif
+#elif defined(TSHARD_SHARED) && defined(_WIN32)
+#define TSH_API __declspec(dllexport) extern
+#elif defined(TSHARD_SHARED) && defined(__GNUC__)
+#define TSH_API __attribute__((visibility("default"))) extern
 #else
 #define TSH_API extern
 #endif
@@ -238,7 +244,15 @@
 #define TSH_PRINTF(fmt, first)
 #endif
 
-#define TSH_VERSION      "0.1.0"
+/* Of this header; tsh_version() is that of the library a program is linked with. */
+#define TSHARD_VERSION_MAJOR 0
+#define TSHARD_VERSION_MINOR 1
+#define TSHARD_VERSION_PATCH 0
+#define TSHARD_VERSION /* "MAJOR.MINOR.PATCH" */                                                   \
+    TSH_VERSION_TEXT(TSHARD_VERSION_MAJOR, TSHARD_VERSION_MINOR, TSHARD_VERSION_PATCH)
+#define TSH_VERSION_TEXT(major, minor, patch)   TSH_VERSION_QUOTED(major, minor, patch)
+#define TSH_VERSION_QUOTED(major, minor, patch) #major "." #minor "." #patch
+
 #define TSH_MAX_DIMS     6
 #define TSH_MAX_SEGMENTS 4
 #define TSH_MESSAGE_SIZE 512
@@ -590,6 +604,9 @@ TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
 
 /* -- error ------------------------------------------------------------------ */
 
+/* "0.1.0": TSHARD_VERSION as it was when the implementation was compiled, which in a shared library
+ * may be another than this header's. */
+TSH_API const char *tsh_version(void);
 /* "TSH_ERR_SHAPE", and "shapes do not fit". */
 TSH_API const char *tsh_result_name(tsh_result code);
 TSH_API const char *tsh_result_text(tsh_result code);
@@ -1762,6 +1779,10 @@ TSH_PRINTF(3, 4) static void tshi_base_append(char *text, size_t size, const cha
 /* them. Nothing else in the library handles failure.                          */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
+
+TSH_API const char *tsh_version(void) {
+    return TSHARD_VERSION;
+}
 
 TSH_API const char *tsh_result_name(tsh_result code) {
     switch (code) {

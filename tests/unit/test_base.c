@@ -37,6 +37,15 @@ static void every_result_has_a_name_and_a_sentence(void **state) {
     assert_string_equal(tsh_result_text(TSH_RESULT_COUNT), "not an error code");
 }
 
+static void the_version_is_that_of_the_macros(void **state) {
+    char text[64];
+    (void)state;
+    (void)snprintf(text, sizeof text, "%d.%d.%d", TSHARD_VERSION_MAJOR, TSHARD_VERSION_MINOR,
+                   TSHARD_VERSION_PATCH);
+    assert_string_equal(TSHARD_VERSION, text);
+    assert_string_equal(tsh_version(), text);
+}
+
 static void dtypes_have_sizes(void **state) {
     (void)state;
     assert_int_equal(tsh_dtype_size(TSH_F32), 4);
@@ -589,6 +598,7 @@ static void values_are_aligned_to_64_bytes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_result_has_a_name_and_a_sentence),
+        cmocka_unit_test(the_version_is_that_of_the_macros),
         cmocka_unit_test(dtypes_have_sizes),
         cmocka_unit_test(the_first_error_is_kept),
         cmocka_unit_test(a_ctx_with_an_error_computes_nothing_until_it_is_cleared),
