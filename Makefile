@@ -6,6 +6,7 @@
 #   MPICC=mpicc.mpich      the one of build/gpt-mpi, which has --backend mpi (mpicc)
 #   ARGS="..."             flags for examples/gpt.c (make run) or tests/bench/run.py (make bench)
 #   only=unit/test_base    the tests whose name holds this string       (all)
+#   PREFIX=/usr/local      where make install puts things, below DESTDIR if that is given
 #   seconds=60             how long make fuzz feeds each target         (60)
 #   FULL=1                 make faults with the full counts, make bench with three times the rounds
 
@@ -88,8 +89,8 @@ chosen    = $(if $(only),$(foreach t,$(1),$(if $(call named,$t),$t)),$(1))
 PROGRAMS := $(call chosen,$(TESTS) $(EXAMPLES))
 
 .SECONDARY:
-.PHONY: help run tshard-run test test-run test-bare test-mpi test-cross build-tests faults check \
-	lint seeds asan ubsan tsan fuzz bench bench-comm overhead deps deps-fuzz deps-cross deps-bench clean FORCE
+# Every target with a line of help is a command, not a file.
+.PHONY: $(shell sed -n 's/^\([a-z][a-z -]*\):.*## .*/\1/p' Makefile) build-tests test-run FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -272,6 +273,23 @@ bench-comm: ## only the part of make bench that measures collectives over TCP
 overhead: ## share of a step that goes into checks and the tape (needs valgrind)
 	@$(PYTHON) tests/bench/overhead.py
 
+# ---- installing --------------------------------------------------------------
+# backends/package/ holds what an installed tshard has beside the headers.
+
+PREFIX ?= /usr/local
+SONAME := libtshard.so.$(shell sed -n 's/^.define TSHARD_VERSION_MAJOR //p' tshard.h)
+
+shared: $(OUT)/$(SONAME) ## build/libtshard.so: the library for other languages
+$(OUT)/$(SONAME): OPT_release := -O3 -fno-math-errno
+$(OUT)/$(SONAME): backends/package/library.c backends/package/library.map $(HEADERS)
+	@mkdir -p $(@D); ln -sf $(@F) $(OUT)/libtshard.so
+	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_SHARED -fPIC -fvisibility=hidden -shared -o $@ $< $(LIBS) \
+		-Wl,-soname,$(@F),--version-script,backends/package/library.map
+
+install: $(if $(UV),$(LAUNCHER)) $(if $(filter shared,$(MAKECMDGOALS)),$(OUT)/$(SONAME))
+install uninstall: ## headers and launcher, below PREFIX; `make shared install`: the library too
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' backends/package/install.sh $@ $^
+
 # ---- packages ----------------------------------------------------------------
 # What is missing is installed where apt-get and the right to use it are there; else the command
 # that installs it is printed, and the work goes on without.
@@ -290,7 +308,7 @@ install = @missing=; command -v dpkg-query >/dev/null || exit 0; for p in $(1); 
 
 deps: ## install what the tests and checks need (Debian, Ubuntu)
 	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev libblis-pthread-dev \
-		iproute2 python3 libopenmpi-dev openmpi-bin libmpich-dev mpich)
+		iproute2 python3 libopenmpi-dev openmpi-bin libmpich-dev mpich cmake pkg-config)
 deps-fuzz: deps ## install what `make fuzz` needs beside
 	$(call install,libclang-rt-dev)
 deps-cross: ## install the compilers and emulators of `make test-cross`

@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+"""Uses tshard as other projects do: with CMake (add_subdirectory, FetchContent, find_package),
+with pkg-config, as a shared library from Python. Each way trains the first example. Reports in
+cmocka's words."""
+
+import ctypes
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+SCRIPT_LIMIT = 300
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+from scripts import Failed, Skipped, check, run_tests
+import train
+
+CC = os.environ.get("CC", "cc")
+CXX = os.environ.get("CXX", "c++")
+STRICT = ["-pedantic", "-Wall", "-Wextra", "-Werror"]
+SMALL = ["-O2", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections", "-s"]
+SMALL_LIMIT = 200e3  # bytes of a program with one linear layer
+
+# What the make that runs this script has set is not for the makes that it starts.
+ENVIRONMENT = {name: value for name, value in os.environ.items()
+               if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "san", "config", "only")}
+
+
+def call(command, **environment):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200,
+                          universal_newlines=True, env=dict(ENVIRONMENT, **environment))
+    return done.returncode, done.stdout
+
+
+def must(command, **environment):
+    code, text = call(command, **environment)
+    if code:
+        raise Failed("%s\n%s" % (" ".join(command), text))
+    return text
+
+
+def needs(**packages):
+    """Skips the test if one of these commands is missing, and names its package."""
+    for command, package in packages.items():
+        command = {"cxx": CXX, "pkg_config": "pkg-config"}.get(command, command)
+        if not shutil.which(command):
+            raise Skipped("%s is not here: apt-get install %s" % (command, package))
+
+
+def check_losses(text):
+    """The loss was about 1 before the first step, and is small after the last."""
+    losses = [float(loss) for loss in re.findall(r"^step +\d+  loss ([\d.]+)$", text, re.M)]
+    check(len(losses) >= 6, "not the losses of 6 steps or more:", text)
+    check(losses[0] > 0.3 and losses[-1] < 0.1, "the loss did not fall:", text)
+
+
+def first_example(folder):
+    """A copy of examples/01_autograd.c that includes an installed header; its path."""
+    with open(os.path.join(TOP, "examples", "01_autograd.c"), encoding="utf-8") as file:
+        text = file.read()
+    check(text.count('"../tshard.h"') == 1, "01_autograd.c does not include ../tshard.h")
+    path = os.path.join(folder, "first.c")
+    with open(path, "w", encoding="utf-8") as out:
+        out.write(text.replace('"../tshard.h"', '"tshard.h"'))
+    return path
+
+
+def macros():
+    """The version as tshard.h's macros say it."""
+    with open(os.path.join(TOP, "tshard.h"), encoding="utf-8") as file:
+        return ".".join(re.findall(r"^#define TSHARD_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$",
+                                   file.read(), re.M))
+
+
+# ---- installed by make -------------------------------------------------------
+
+
+WORK = tempfile.TemporaryDirectory()  # what make builds here, once for all tests
+
+
+def make(*goals, prefix, destdir=""):
+    return must(["make", "-C", TOP, "--no-print-directory", "config=debug",
+                 "OUT=" + os.path.join(WORK.name, "build"), "PREFIX=" + prefix,
+                 "DESTDIR=" + destdir] + list(goals))
+
+
+def installed():
+    """The prefix of a tshard that make has installed, with the shared library."""
+    prefix = os.path.join(WORK.name, "prefix")
+    if not os.path.exists(prefix):
+        make("shared", "install", prefix=prefix)
+    return prefix
+
+
+def files_below(folder):
+    return sorted(os.path.relpath(os.path.join(path, name), folder)
+                  for path, _, names in os.walk(folder) for name in names)
+
+
+def make_installs_and_uninstalls(folder):
+    expected = ["include/tshard/tshard.h", "share/doc/tshard/LICENSE",
+                "lib/pkgconfig/tshard.pc", "lib/cmake/tshard/tshardConfig.cmake",
+                "lib/cmake/tshard/tshardConfigVersion.cmake"]
+    expected += ["include/tshard/backends/" + os.path.basename(path)
+                 for path in glob.glob(os.path.join(TOP, "backends", "*.h"))]
+    root = os.path.join(folder, "opt", "tshard")
+    text = make("install", "UV=", prefix="/opt/tshard", destdir=folder)
+    check(files_below(root) == sorted(expected), "installed:", files_below(root))
+    check("tshard-run is not installed: it needs libuv1-dev" in text, "without libuv:", text)
+
+    text = make("shared", "install", prefix="/opt/tshard", destdir=folder)
+    expected += ["lib/libtshard.so", "lib/libtshard.so." + macros().split(".")[0]]
+    if "tshard-run is not installed" not in text:
+        expected.append("bin/tshard-run")
+        code, usage = call([os.path.join(root, "bin", "tshard-run")])
+        check(code != 0 and "tshard-run" in usage, "tshard-run:", usage)
+    check(files_below(root) == sorted(expected), "installed:", files_below(root))
+    with open(os.path.join(root, "lib", "pkgconfig", "tshard.pc"), encoding="utf-8") as file:
+        text = file.read()
+    check("prefix=/opt/tshard\n" in text and folder not in text, "DESTDIR in tshard.pc:", text)
+
+    make("uninstall", prefix="/opt/tshard", destdir=folder)
+    check(files_below(root) == [], "left behind:", files_below(root))
+    check(not os.path.exists(os.path.join(root, "include", "tshard")), "a folder is left behind")
+
+
+def version_is_the_same_everywhere(_):
+    with open(os.path.join(TOP, "tshard.h"), encoding="utf-8") as file:
+        front = re.search(r"Version (\d+\.\d+\.\d+)\.", file.read())[1]
+    with open(os.path.join(TOP, "CHANGELOG.md"), encoding="utf-8") as file:
+        latest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", file.read(), re.M)[1]
+    check(macros() == front == latest, "macros, top of tshard.h, CHANGELOG:", macros(), front,
+          latest)
+
+
+# ---- CMake -------------------------------------------------------------------
+
+
+def build_with_cmake(folder, way, *options):
+    """Configures and builds tests/consumer without optimisation; returns the build folder and
+    what was configured."""
+    needs(cmake="cmake", cxx="g++")
+    build = os.path.join(folder, "build")
+    text = must(["cmake", "-S", HERE, "-B", build, "-DCMAKE_BUILD_TYPE=Debug", "-DWAY=" + way,
+                 "-DSOURCE=" + TOP, "-DFIRST=" + first_example(folder)] + list(options))
+    must(["cmake", "--build", build])
+    for program in "first", "parallel":
+        check_losses(must([os.path.join(build, program)]))
+    return build, text
+
+
+def check_backends(build, text, names):
+    """Each backend was linked and runs, or its target is not there and a message says why."""
+    for name in names:
+        program = os.path.join(build, "with_" + name)
+        if os.path.exists(program):
+            check(must([program]).strip() == "10", name, "did not run")
+        else:
+            check("tshard::%s is not defined; missing: " % name in text, name, "is missing:", text)
+
+
+def add_subdirectory(folder):
+    build, text = build_with_cmake(folder, "subdirectory")
+    check_backends(build, text, ["uv", "mpi", "blis"])
+
+
+def fetch_content(folder):
+    build_with_cmake(folder, "fetch", "-DFETCHCONTENT_SOURCE_DIR_TSHARD=" + TOP,
+                     "-DTSHARD_BACKENDS=threads")
+
+
+def find_package_installed_by_make(folder):
+    """Headers only: the C++ program compiles the implementation, as C++."""
+    build_with_cmake(folder, "package", "-DCMAKE_PREFIX_PATH=" + installed())
+
+
+def find_package_installed_by_cmake(folder):
+    """With the static library, and one backend more where its libraries are."""
+    needs(cmake="cmake", cxx="g++")
+    own, prefix = os.path.join(folder, "own"), os.path.join(folder, "prefix")
+    text = must(["cmake", "-S", TOP, "-B", own, "-DCMAKE_BUILD_TYPE=Debug",
+                 "-DCMAKE_INSTALL_PREFIX=" + prefix, "-DTSHARD_BACKENDS=threads;uv"])
+    must(["cmake", "--build", own])
+    must(["cmake", "--install", own])
+    there = files_below(prefix)
+    check(any(path.endswith("libtshard.a") for path in there), "no static library:", there)
+    backends = [] if "tshard::uv is not defined" in text else ["uv"]
+    check(("bin/tshard-run" in there) == bool(backends), "tshard-run:", there, text)
+    build, text = build_with_cmake(folder, "package", "-DCMAKE_PREFIX_PATH=" + prefix,
+                                   "-DCOMPONENTS=" + ";".join(["static"] + backends))
+    check_backends(build, text, backends)
+
+
+REQUESTS = """cmake_minimum_required(VERSION 3.16)
+project(requests LANGUAGES C)
+foreach(version 0.0.1 0.1 %(version)s 0.2 1.0)
+    find_package(tshard ${version} QUIET COMPONENTS threads)
+    message(STATUS "request ${version}: ${tshard_FOUND}")
+endforeach()
+find_package(tshard COMPONENTS threads OPTIONAL_COMPONENTS uv)
+message(STATUS "optional uv: ${tshard_uv_FOUND}")
+find_package(tshard REQUIRED COMPONENTS %(component)s)
+"""
+
+
+def find_package_says_what_is_missing(folder):
+    """Versions that do not fit, a library that is not there, a component that does not exist."""
+    needs(cmake="cmake")
+    for component, why in (("uv", "uv.h or libuv"), ("none", "tshard has no such component"),
+                           ("static", "cmake --install makes it")):
+        source = os.path.join(folder, component)
+        os.mkdir(source)
+        with open(os.path.join(source, "CMakeLists.txt"), "w", encoding="utf-8") as out:
+            out.write(REQUESTS % {"component": component, "version": macros()})
+        # An empty result is one that is not looked for again.
+        code, text = call(["cmake", "-S", source, "-B", os.path.join(source, "build"),
+                           "-DTSHARD_UV_LIBRARY=", "-DCMAKE_PREFIX_PATH=" + installed()])
+        words = " ".join(text.split())
+        check(code != 0 and "tshard::%s is not defined; missing: " % component in words
+              and why in words, component, "is not refused:", text)
+        found = re.findall(r"request (\S+): (\S+)", text)
+        fits = {"0.0.1": "0", "0.1": "TRUE", macros(): "TRUE", "0.2": "0", "1.0": "0"}
+        check(dict(found) == fits, "versions:", found)
+        check("optional uv: FALSE" in text, "a missing option:", text)
+
+
+# ---- other ways --------------------------------------------------------------
+
+
+def pkg_config(folder):
+    needs(pkg_config="pkg-config", cxx="g++")
+    path = os.path.join(installed(), "lib", "pkgconfig")
+
+    def ask(*what):
+        return must(["pkg-config"] + list(what) + ["tshard"], PKG_CONFIG_PATH=path).split()
+
+    check(ask("--modversion") == [macros()], "version:", ask("--modversion"))
+    program, library = os.path.join(folder, "program"), os.path.join(folder, "library.o")
+    must([CC, "-std=c99", "-O0"] + STRICT + [first_example(folder), "-o", program]
+         + ask("--cflags", "--libs"))
+    check_losses(must([program]))
+    must([CC, "-std=gnu99", "-O0", "-x", "c"] + STRICT + ask("--cflags")
+         + ["-c", os.path.join(HERE, "implementation.cpp"), "-o", library])
+    must([CXX, "-std=c++17", "-O0"] + STRICT + [os.path.join(HERE, "parallel.cpp"), library,
+                                                "-o", program]
+         + ask("--cflags", "--libs", "--static"))
+    check_losses(must([program]))
+
+
+def shared_library_from_python(_):
+    library = os.path.join(installed(), "lib", "libtshard.so")
+    text = must([sys.executable, "-B", os.path.join(HERE, "train.py"), library])
+    check(text.startswith("version %s\n" % macros()), "another version:", text)
+    check_losses(text)
+
+
+def structures_of_python_are_those_of_c(folder):
+    source, program = os.path.join(folder, "sizes.c"), os.path.join(folder, "sizes")
+    with open(source, "w", encoding="utf-8") as out:
+        out.write('#include "tshard.h"\nint main(void) {\n')
+        for name, (_, last) in train.STRUCTURES.items():
+            out.write('    printf("%s %%d %%d\\n", (int)sizeof(%s), (int)offsetof(%s, %s));\n'
+                      % (name, name, name, last))
+        out.write("    return 0;\n}\n")
+    must([CC, "-std=c99", "-O0", "-I", TOP, source, "-o", program])
+    for line in must([program]).splitlines():
+        name, size, offset = line.split()
+        here, last = train.STRUCTURES[name]
+        check((ctypes.sizeof(here), getattr(here, last).offset) == (int(size), int(offset)),
+              name, "differs in tests/consumer/train.py")
+
+
+def shared_library_has_public_functions_only(_):
+    needs(nm="binutils")
+    library = os.path.join(installed(), "lib", "libtshard.so")
+    exported = set(re.findall(r" [A-Z] (\w+)$", must(["nm", "-D", "--defined-only", library]),
+                              re.M))
+    declared = set()
+    for header in "tshard.h", "backends/tshard_threads.h":
+        with open(os.path.join(TOP, header), encoding="utf-8") as file:
+            text = file.read().split("/* end of header: stop here")[0]
+        declared.update(re.findall(r"^TSH_API [^;(]*?\b(tsh_\w+)\(", text, re.M))
+    check(len(declared) > 200, "only", len(declared), "functions found in the headers")
+    check(exported == declared, "exported, or declared, alone:", sorted(exported ^ declared))
+    major = macros().split(".")[0]
+    check(os.readlink(library) == "libtshard.so." + major, library, "is no link to it")
+    if shutil.which("readelf"):
+        soname = re.search(r"SONAME.*\[(.*)\]", must(["readelf", "-d", library]))
+        check(soname and soname[1] == "libtshard.so." + major, "soname:", soname)
+
+
+ONE_LAYER = """#define TSHARD_IMPLEMENTATION
+#include "tshard.h"
+
+static int layer(tsh_ctx *ctx, void *user) {
+    tsh_linear_desc desc = {4, 3};
+    tsh_module *linear = tsh_add_linear(tsh_root(ctx), "linear", &desc);
+    *(double *)user = tsh_item(ctx, tsh_sum(tsh_forward(linear, tsh_ones(ctx, tsh_shape2(2, 4))),
+                                            TSH_ALL, 0));
+    return !tsh_ok(ctx);
+}
+
+int main(void) {
+    double sum = 0;
+    int result = tsh_run(NULL, layer, &sum);
+    printf("%g\\n", sum);
+    return result;
+}
+"""
+
+
+def one_layer_is_a_small_program(folder):
+    """As the manual says to build it."""
+    source, program = os.path.join(folder, "small.c"), os.path.join(folder, "small")
+    with open(source, "w", encoding="utf-8") as out:
+        out.write(ONE_LAYER)
+    must([CC, "-std=c99"] + SMALL + ["-I", TOP, source, "-o", program, "-lm"])
+    check(float(must([program])) != 0, "the layer gives zeros")
+    print("a program with one linear layer has %d bytes" % os.path.getsize(program))
+    check(os.path.getsize(program) < SMALL_LIMIT, os.path.getsize(program), "bytes")
+
+
+def descriptors_in_every_cxx(folder):
+    """The form that the manual shows, and a whole program, without a warning in C++11 to C++20."""
+    with open(os.path.join(TOP, "tshard.h"), encoding="utf-8") as file:
+        manual = re.search(r"^ \*   C\+\+:.*?\n \*\n(.*?)\n \*\n", file.read(), re.M | re.S)
+    check(manual, "the manual has no chapter on C++")
+    source = os.path.join(folder, "manual.cpp")
+    with open(source, "w", encoding="utf-8") as out:
+        out.write('#include "tshard.h"\ntsh_module *manual(tsh_module *net);\n'
+                  "tsh_module *manual(tsh_module *net) {\n%s\n    return first;\n}\n"
+                  % re.sub(r"^ \*", "", manual[1], flags=re.M))
+    compilers = [name for name in ("g++", "clang++") if shutil.which(name)]
+    if not compilers:
+        raise Skipped("no C++ compiler is here: apt-get install g++ clang")
+    for compiler in compilers:
+        for standard in "11", "14", "17", "20":
+            for name in source, os.path.join(HERE, "parallel.cpp"):
+                must([compiler, "-std=c++" + standard, "-fsyntax-only", "-I", TOP] + STRICT
+                     + [name])
+
+
+TESTS = [version_is_the_same_everywhere, make_installs_and_uninstalls, add_subdirectory,
+         fetch_content, find_package_installed_by_make, find_package_installed_by_cmake,
+         find_package_says_what_is_missing, pkg_config, shared_library_from_python,
+         structures_of_python_are_those_of_c, shared_library_has_public_functions_only,
+         one_layer_is_a_small_program, descriptors_in_every_cxx]
+
+if __name__ == "__main__":
+    sys.exit(run_tests("consumer", TESTS))
