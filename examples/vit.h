@@ -1,5 +1,4 @@
-/* vit.h - a small vision transformer and the images it learns. 06_vit_train.c trains it,
- * 07_vit_predict.c loads it; FROM_PYTORCH.md shows the same model in PyTorch. */
+/* vit.h - a small vision transformer and its images, for 06 and 07; FROM_PYTORCH.md shows both. */
 #ifndef VIT_H
 #define VIT_H
 #include "../tshard.h"
@@ -78,9 +77,11 @@ static unsigned draw(unsigned *state, unsigned n) { /* 0 .. n - 1 */
 }
 
 /* Each shows a cross and a ring in noise; the class is the direction from the cross to the ring. */
-static void make_images(unsigned seed, int count, tsh_real *pixels, int64_t *target) {
+static void make_images(unsigned seed, int count, void *values, void *truth) {
     static const char cross[] = "#..#.##..##.#..#", ring[] = "#####..##..#####";
-    for (int i = 0; i < count; i++, pixels += PATCHES * PIXELS) {
+    tsh_real *pixels = (tsh_real *)values;
+    int64_t *target = (int64_t *)truth;
+    for (int i = 0; i < count && values != NULL && truth != NULL; i++, pixels += PATCHES * PIXELS) {
         unsigned line = draw(&seed, 4), a = draw(&seed, 3), b = a + 1 + draw(&seed, 3 - a);
         unsigned way = draw(&seed, CLASSES), down = way / 2; /* a line is a row, or a column */
         target[i] = way;
@@ -95,11 +96,11 @@ static void make_images(unsigned seed, int count, tsh_real *pixels, int64_t *tar
     }
 }
 
-/* The model's file lies beside the programs. */
-static const char *file_beside(const char *program, char *path, size_t size) {
+/* The model's file lies beside the programs: no other place is known to both. */
+static char *file_beside(const char *program, char *path, size_t size) {
     const char *slash = strrchr(program, '/');
-    int length = slash != NULL ? (int)(slash - program) + 1 : 0;
-    (void)snprintf(path, size, "%.*svit.safetensors", length, program);
+    int folder = slash != NULL ? (int)(slash - program) + 1 : 0;
+    (void)snprintf(path, size, "%.*svit.safetensors", folder, program);
     return path;
 }
 

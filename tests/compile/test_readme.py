@@ -15,6 +15,7 @@ Reports in cmocka's words.
 import ast
 import concurrent.futures
 import difflib
+import importlib.util
 import os
 import re
 import shlex
@@ -30,7 +31,8 @@ from scripts import Failed, Skipped, check, mpis, outcome, tell
 
 SCRIPT_LIMIT = 600  # seconds, for tests/run.py
 EACH = 300          # of one command
-PAGES = ["README.md", "examples/README.md", "examples/FROM_PYTORCH.md", "backends/README.md",
+PORT = "examples/FROM_PYTORCH.md"  # its pieces of C are parts of files of examples/
+PAGES = ["README.md", "examples/README.md", PORT, "backends/README.md",
          "tests/README.md", "tests/bench/README.md"]
 SHELL, IGNORED = {"sh", "bash", "shell", "console", "indented"}, {"text", "cmake", "make", "json"}
 
@@ -213,7 +215,7 @@ def piece_compiles(block):
     def test(folder):
         if any(squeezed(block.text) in text for text in examples()):
             return
-        check(block.page != "examples/FROM_PYTORCH.md", "it stands in no file of examples/")
+        check(block.page != PORT, "it stands in no file of examples/")
         cxx = block.kind in ("cpp", "c++")
         outside = r"^(?:static [^;{}=]*\);|#include .*)[^\n]*\n"  # prototypes and includes
         before = "".join(re.findall(outside, block.text, re.M)).replace("static ", "")
@@ -230,6 +232,21 @@ def piece_compiles(block):
 
 def python_parses(block):
     return lambda _: ast.parse(block.text, block.place) and None
+
+
+def python_runs(page):
+    """The Python pieces of a page, one after the other, are one program; of its training loop a few
+    steps run."""
+    def test(folder):
+        for package in "torch", "safetensors":
+            if importlib.util.find_spec(package) is None:
+                raise Skipped("%s is missing: pip install torch safetensors" % package)
+        code = "\n".join(block.text for block in blocks(page) if block.kind == "python")
+        with open(os.path.join(folder, "prog.py"), "w", encoding="utf-8") as out:
+            out.write(re.sub(r"\bSTEPS = 64, 400\n", "STEPS = 64, 2\n", code))
+        text = call(shlex.join([sys.executable, "prog.py"]), folder, folder)
+        check(re.search(r"\d+ of 500 right", text), text)
+    return test
 
 
 # ---- commands ----------------------------------------------------------------
@@ -327,7 +344,7 @@ def targets_in_the_text_exist(_):
 def read_pages(tree):
     """(name, test) of what runs alone; the same of the commands, which run in this order; the
     commands' text."""
-    alone, chain, commands = [], [], []
+    alone, chain, commands = [(PORT + " python", python_runs(PORT))], [], []
     versions = []  # of prog.c, the newest last
     for page in PAGES:
         for block in blocks(page) if os.path.exists(os.path.join(TOP, page)) else []:

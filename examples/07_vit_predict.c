@@ -1,0 +1,53 @@
+/* 07: loads the model that 06_vit_train.c saved, on one rank or any other number, and says what
+ * new images show. Build: cc -O3 07_vit_predict.c -lm -pthread; run: ./a.out [ranks [file]] */
+#define TSHARD_IMPLEMENTATION
+#include "vit.h"
+#include <stdlib.h>
+
+enum { IMAGES = 500, SHOWN = 5 };
+
+static int predict(tsh_ctx *ctx, void *user) {
+    tsh_module *model = tsh_root(ctx);
+    add_vit(model);
+    tsh_parallelize(model, plan, sizeof plan / sizeof *plan);
+    tsh_load(model, (const char *)user, NULL);
+    tsh_train(model, 0); /* torch's model.eval() */
+
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(IMAGES, PATCHES, PIXELS), NULL);
+    tsh_tensor *target = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(IMAGES), NULL);
+    if (!tsh_ok(ctx)) return 1; /* on every rank, whichever failed */
+    make_images(123456789, IMAGES, tsh_data(ctx, x), tsh_data(ctx, target));
+
+    tsh_real logits[IMAGES * CLASSES];
+    int64_t guess[IMAGES];
+    tsh_no_grad_begin(ctx);
+    tsh_tensor *y = vit(model, x);
+    tsh_read(ctx, y, TSH_GLOBAL, logits, sizeof logits);
+    tsh_read(ctx, tsh_argmax(y, -1, 0), TSH_GLOBAL, guess, sizeof guess);
+    tsh_no_grad_end(ctx);
+    if (!tsh_ok(ctx)) return 1;
+
+    const int64_t *truth = (const int64_t *)tsh_data(ctx, target);
+    int right = 0, speaks = tsh_world(ctx)->rank == 0;
+    for (int i = 0; i < IMAGES; i++) right += guess[i] == truth[i];
+    for (int i = 0; i < SHOWN && speaks; i++) {
+        const tsh_real *at = &logits[i * CLASSES];
+        printf("image %d: %-5s (it is %s), logits %.4f %.4f %.4f %.4f\n", i, classes[guess[i]],
+               classes[truth[i]], (double)at[0], (double)at[1], (double)at[2], (double)at[3]);
+    }
+    if (speaks) printf("%d of %d right\n", right, IMAGES);
+    return right < IMAGES * 95 / 100;
+}
+
+int main(int argc, char **argv) {
+    char path[512];
+    const tsh_desc desc = {.logger.fn = tsh_log_stderr};
+    char *file = argc > 2 ? argv[2] : file_beside(argv[0], path, sizeof path);
+    FILE *found = fopen(file, "rb");
+    if (found == NULL) {
+        fprintf(stderr, "%s is missing: 06_vit_train writes it, run that first\n", file);
+        return 1;
+    }
+    fclose(found);
+    return tsh_threads_run(argc > 1 ? atoi(argv[1]) : 1, &desc, predict, file);
+}
