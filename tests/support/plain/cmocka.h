@@ -79,7 +79,7 @@ static plain_end plain_run(const struct CMUnitTest *test, void **state) {
 static int cmocka_run_all(const char *group, const struct CMUnitTest *tests, size_t count,
                           int (*setup)(void **), int (*teardown)(void **)) {
     static const char *const word[] = {"      OK", "FAILED", "SKIPPED"};
-    int number[PLAIN_ENDS] = {0};
+    int ends[PLAIN_ENDS] = {0};
     size_t i;
     void *state = NULL;
     if (setup && setup(&state)) {
@@ -91,19 +91,19 @@ static int cmocka_run_all(const char *group, const struct CMUnitTest *tests, siz
         printf("[ RUN      ] %s\n", tests[i].name);
         (void)fflush(stdout);
         end = plain_run(&tests[i], &state);
-        number[end]++;
+        ends[end]++;
         printf("[ %-8s ] %s\n", word[end], tests[i].name);
         (void)fflush(stdout);
     }
     if (teardown && teardown(&state)) {
         printf("%s: teardown failed\n", group);
-        number[PLAIN_FAILED]++;
+        ends[PLAIN_FAILED]++;
     }
-    printf("[  PASSED  ] %d test(s).\n", number[PLAIN_PASSED]);
+    printf("[  PASSED  ] %d test(s).\n", ends[PLAIN_PASSED]);
     for (i = PLAIN_FAILED; i < PLAIN_ENDS; i++)
-        if (number[i])
-            printf("[  %-8s] %s: %d test(s), listed below:\n", word[i], group, number[i]);
-    return number[PLAIN_FAILED];
+        if (ends[i])
+            printf("[  %-8s] %s: %d test(s), listed below:\n", word[i], group, ends[i]);
+    return ends[PLAIN_FAILED];
 }
 
 #define cmocka_run_group_tests_name(name, tests, setup, teardown)                                  \
