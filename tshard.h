@@ -205,7 +205,41 @@
  *   Compile with -O3 (and -fno-math-errno where the compiler has it, so that square roots
  *   vectorise). Kernels for AVX2 and AVX-512 are compiled beside portable ones and chosen at run
  *   time. tsh_desc.gemm takes any other matrix product. With -fopenmp, tsh_desc.threads gives a
- *   rank more cores: the same bits; ranks times threads should not be more than the cores. */
+ *   rank more cores: the same bits; ranks times threads should not be more than the cores.
+ *
+ * BUILDING
+ *   Give the implementation a source file of its own, such as tshard.c:
+ *
+ *          #define TSHARD_IMPLEMENTATION
+ *          #include "tshard.h"
+ *          #include "backends/tshard_threads.h"       and other backends that the program uses
+ *
+ *   It is then compiled once: in 19 s by gcc 12 at -O3, in 16 s by clang 14. A build compiles again
+ *   only files that call the library; compiling and linking the first example takes 0.1 s.
+ *
+ *   Threads: backends/tshard_threads.h needs -pthread, to compile and to link. The manual on top of
+ *   each backend names the macros and libraries that it needs.
+ *
+ *   Small programs: with the options
+ *
+ *          -O2 -ffunction-sections -fdata-sections -Wl,--gc-sections -s
+ *
+ *   the linker leaves out what is not called: a program with one linear layer has 179 KB (gcc 12,
+ *   x86-64).
+ *
+ *   C++: descriptors as {.in = 2, .out = 32}, the form in this manual, are C99 and C++20. With
+ *   -pedantic, compilers warn of them before C++20; with -Wextra, g++ warns in every standard of the
+ *   members left out. This form has no warnings from C++11 on (= {} sets all members to zero, their
+ *   default):
+ *
+ *          tsh_linear_desc up = {};
+ *          up.in = 2;
+ *          up.out = 32;
+ *          tsh_module *first = tsh_add_linear(net, "up", &up);
+ *
+ *   CMake: add_subdirectory, FetchContent or find_package(tshard) give the targets tshard::tshard,
+ *   ::threads, ::uv, ::mpi and ::blis, and tshard::static, the implementation as a library.
+ *   pkg-config: `make install` installs tshard.pc. `make shared` builds libtshard.so. */
 
 /* ========================================================================== */
 /* >>config                                                     MARK: - config */
