@@ -7,7 +7,9 @@
 #   tshard::mpi
 #   tshard::blis
 #   tshard::static     the implementation, with the threads backend, as a library: no file of the
-#                      program defines TSHARD_IMPLEMENTATION
+#                      program defines TSHARD_IMPLEMENTATION. For another backend beside it, one file
+#                      defines TSHARD_IMPLEMENTED (the core is elsewhere) and TSHARD_IMPLEMENTATION,
+#                      and includes the backend
 #
 # find_package(tshard REQUIRED COMPONENTS uv) fails if libuv or libsodium is missing. Without
 # COMPONENTS, every backend of TSHARD_BACKENDS whose libraries are found has a target, and a message
@@ -27,8 +29,8 @@ foreach(_tshard_up ../../../include/tshard ../../../../include/tshard ../..)
     endif()
 endforeach()
 
-# Defines tshard::<name>, with the libraries that follow. In a subdirectory, targets must be global
-# to be seen by the project around it.
+# Defines tshard::<name>, which links the libraries that follow. For add_subdirectory it must be
+# global, or the project around that folder does not see it.
 function(_tshard_define name)
     set(global "")
     if(_tshard_in_source_tree)
@@ -46,7 +48,7 @@ function(_tshard_needs_posix name)
         "$<$<AND:$<COMPILE_LANGUAGE:C>,${strict}>:_POSIX_C_SOURCE=200809L>")
 endfunction()
 
-# Sets `missing` to what is missing of a header and library, else `missing` stays as it is.
+# Searches for a header and a library; adds them to _tshard_missing if one is not found.
 macro(_tshard_find what header library)
     find_path(TSHARD_${what}_INCLUDE ${header} PATH_SUFFIXES ${ARGN})
     find_library(TSHARD_${what}_LIBRARY ${library})
@@ -56,7 +58,7 @@ macro(_tshard_find what header library)
     endif()
 endmacro()
 
-# A package of CMake's own, whose target becomes global where ours is.
+# Searches with a module of CMake's own. Its target must be as visible as ours, which links it.
 macro(_tshard_find_package package target)
     if(NOT TARGET ${target})
         find_package(${package} QUIET ${ARGN})

@@ -25,7 +25,7 @@ STRICT = ["-pedantic", "-Wall", "-Wextra", "-Werror"]
 SMALL = ["-O2", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections", "-s"]
 SMALL_LIMIT = 200e3  # bytes of a program with one linear layer
 
-# What the make that runs this script has set is not for the makes that it starts.
+# Without the variables of the make that may be running this script.
 ENVIRONMENT = {name: value for name, value in os.environ.items()
                if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "san", "config", "only")}
 
@@ -83,7 +83,7 @@ def macros():
 # ---- installed by make -------------------------------------------------------
 
 
-WORK = tempfile.TemporaryDirectory()  # what make builds here, once for all tests
+WORK = tempfile.TemporaryDirectory()  # for what make builds, once for all tests
 
 
 def make(*goals, prefix, destdir=""):
@@ -184,7 +184,7 @@ def find_package_installed_by_make(folder):
 
 
 def find_package_installed_by_cmake(folder):
-    """With the static library, and one backend more where its libraries are."""
+    """With the static library, and with the TCP backend if its libraries are installed."""
     needs(cmake="cmake", cxx="g++")
     own, prefix = os.path.join(folder, "own"), os.path.join(folder, "prefix")
     text = must(["cmake", "-S", TOP, "-B", own, "-DCMAKE_BUILD_TYPE=Debug",
@@ -221,7 +221,7 @@ def find_package_says_what_is_missing(folder):
         os.mkdir(source)
         with open(os.path.join(source, "CMakeLists.txt"), "w", encoding="utf-8") as out:
             out.write(REQUESTS % {"component": component, "version": macros()})
-        # An empty result is one that is not looked for again.
+        # CMake does not search again for what has a value, even an empty one: libuv is missing.
         code, text = call(["cmake", "-S", source, "-B", os.path.join(source, "build"),
                            "-DTSHARD_UV_LIBRARY=", "-DCMAKE_PREFIX_PATH=" + installed()])
         words = " ".join(text.split())
