@@ -228,9 +228,9 @@
  *   x86-64).
  *
  *   C++: descriptors as {.in = 2, .out = 32}, the form in this manual, are C99 and C++20. With
- *   -pedantic, compilers warn of them before C++20; with -Wextra, g++ warns in every standard of the
- *   members left out. This form has no warnings from C++11 on (= {} sets all members to zero, their
- *   default):
+ *   -pedantic, compilers warn of them before C++20; with -Wextra, g++ warns of the members left
+ *   out, in C++20 too. This form has no warnings from C++11 on (= {} sets all members to zero,
+ *   their default):
  *
  *          tsh_linear_desc up = {};
  *          up.in = 2;

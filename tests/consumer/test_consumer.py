@@ -150,7 +150,8 @@ def build_with_cmake(folder, way, *options, alone=True):
     needs(cmake="cmake", cxx="g++")
     build = os.path.join(folder, "build")
     text = must(["cmake", "-S", HERE, "-B", build, "-DCMAKE_BUILD_TYPE=Debug", "-DWAY=" + way,
-                 "-DSOURCE=" + TOP, "-DFIRST=" + first_example(folder, alone),
+                 "-DSOURCE=" + TOP, "-DVERSION=" + macros(),
+                 "-DFIRST=" + first_example(folder, alone),
                  "-DFIRST_USES=" + ("tshard" if alone else "static")] + list(options))
     must(["cmake", "--build", build])
     for program in "first", "parallel":
@@ -202,7 +203,7 @@ def find_package_installed_by_cmake(folder):
 
 REQUESTS = """cmake_minimum_required(VERSION 3.16)
 project(requests LANGUAGES C)
-foreach(version 0.0.1 0.1 %(version)s 0.2 1.0)
+foreach(version %(versions)s)
     find_package(tshard ${version} QUIET COMPONENTS threads)
     message(STATUS "request ${version}: ${tshard_FOUND}")
 endforeach()
@@ -215,12 +216,17 @@ find_package(tshard REQUIRED COMPONENTS %(component)s)
 def find_package_says_what_is_missing(folder):
     """Versions that do not fit, a library that is not there, a component that does not exist."""
     needs(cmake="cmake")
+    major, minor, _ = map(int, macros().split("."))
+    fits = {macros(): "1", "%d.%d" % (major, minor): "1", "%d.%d" % (major, minor + 1): "0",
+            "%d.0" % (major + 1): "0"}
+    if minor > 0:  # an earlier minor version: compatible from 1.0 on
+        fits["%d.%d" % (major, minor - 1)] = "1" if major > 0 else "0"
     for component, why in (("uv", "uv.h or libuv"), ("none", "tshard has no such component"),
                            ("static", "cmake --install makes it")):
         source = os.path.join(folder, component)
         os.mkdir(source)
         with open(os.path.join(source, "CMakeLists.txt"), "w", encoding="utf-8") as out:
-            out.write(REQUESTS % {"component": component, "version": macros()})
+            out.write(REQUESTS % {"component": component, "versions": " ".join(fits)})
         # CMake does not search again for what has a value, even an empty one: libuv is missing.
         code, text = call(["cmake", "-S", source, "-B", os.path.join(source, "build"),
                            "-DTSHARD_UV_LIBRARY=", "-DCMAKE_PREFIX_PATH=" + installed()])
@@ -228,7 +234,6 @@ def find_package_says_what_is_missing(folder):
         check(code != 0 and "tshard::%s is not defined; missing: " % component in words
               and why in words, component, "is not refused:", text)
         found = re.findall(r"request (\S+): (\S+)", text)
-        fits = {"0.0.1": "0", "0.1": "1", macros(): "1", "0.2": "0", "1.0": "0"}
         check(dict(found) == fits, "versions:", found)
         check("optional uv: FALSE" in text, "a missing option:", text)
 
