@@ -448,15 +448,21 @@ static void prepare(bench *b) {
 }
 
 int main(int argc, char **argv) {
-    int rounds = argc > 1 ? atoi(argv[1]) : 7, i;
+    int rounds = argc > 1 ? atoi(argv[1]) : 7, i, found = 0;
     bench b;
     memset(&b, 0, sizeof b);
     if (rounds < 1 || rounds > MOST_ROUNDS || tsh_open(NULL, &b.ctx) != TSH_OK) return 2;
     prepare(&b);
     for (i = 0; i < COUNT(rows) && tsh_ok(b.ctx); i++)
-        if (argc < 3 || strstr(rows[i].name, argv[2])) measure(&b, &rows[i], rounds);
-    if (!tsh_ok(b.ctx)) fprintf(stderr, "bench_kernels: %s\n", tsh_last_error(b.ctx)->message);
-    i = !tsh_ok(b.ctx);
+        if (argc < 3 || strstr(rows[i].name, argv[2])) {
+            measure(&b, &rows[i], rounds);
+            found++;
+        }
+    if (!tsh_ok(b.ctx))
+        fprintf(stderr, "bench_kernels: %s\n", tsh_last_error(b.ctx)->message);
+    else if (!found)
+        fprintf(stderr, "bench_kernels: no row's name holds \"%s\"\n", argv[2]);
+    i = !tsh_ok(b.ctx) || !found;
     tsh_close(b.ctx);
     return i;
 }

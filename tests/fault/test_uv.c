@@ -494,6 +494,7 @@ static void expect_why(tsh_uv_desc *uv, const tsh_desc *desc, tsh_result code, c
     memset(&error, 0, sizeof error);
     if (uv) uv->error = &error;
     assert_int_equal(tsh_uv_run(uv, desc, run_fn, NULL), 1);
+    if (uv) uv->error = NULL;
     if (log->count != 1 || !strstr(log->line[0], part) ||
         !strstr(log->line[0], tsh_result_name(code)))
         fail_msg("%d messages, the first \"%s\", not \"%s\"", log->count, log->line[0], part);
@@ -538,7 +539,7 @@ static void test_run_says_why(void **state) {
     uv.size = 2;
     uv.rank = 5;
     expect_why(&uv, &desc, TSH_ERR_ARGUMENT, "rank 5 is not in a world of 2 ranks");
-    uv.error = NULL; /* then tsh_uv_open has a logger, too */
+    /* tsh_uv_open has a logger where it has no place for an error */
     uv.logger = desc.logger;
     log.count = 0;
     assert_int_equal(tsh_uv_open(&uv, &comm), TSH_ERR_ARGUMENT);

@@ -329,7 +329,8 @@ static void soak_round(job *group, uint64_t draw) {
     case 4: grid_pairwise(j, c); break;
     case 5: CHECK(tsh_barrier(&j->comm) == TSH_OK); break;
     case 6: soak_burst(group, draw); break;
-    default: grid_allreduce(j, c);
+    case 7: grid_allreduce(j, c); break;
+    default: CHECK(!"one of eight");
     }
 }
 
@@ -407,11 +408,13 @@ static tsh_result faulty_call(job *j, fault what, int odd) {
         if (odd) return tsh_barrier(&j->comm);
         return tsh_split(&j->comm, 0, 0, &out);
     }
-    default:
+    case PIECES:
         counts[j->ranks - 1] = 2;
         for (int r = 0; odd && r < j->ranks; r++) counts[r] = 1;
         return tsh_alltoall(&j->comm, mine, counts, mine + 256, other, 1, TSH_F32);
+    case FAULTS: break;
     }
+    return TSH_OK; /* where an error is due */
 }
 
 UNUSED static void mismatch_rank(job *j) {
@@ -489,10 +492,12 @@ static tsh_result do_once(job *j, const doing_plan *plan, float *buffer) {
         if (job_steps(j) > 2)
             return tsh_recv(&j->comm, buffer, 1, TSH_F32, (j->rank + 1) % j->ranks);
         return tsh_barrier(&j->comm);
-    default: /* computes, and looks now and then */
+    case IDLE: /* computes, and looks now and then */
         sleep_ms(1);
         return tsh_comm_error(&j->comm, NULL);
+    case DOINGS: break;
     }
+    return TSH_ERR_ARGUMENT;
 }
 
 /* Until the world ends, for at most 100 s; notes the verdict. The user is a doing_plan. */

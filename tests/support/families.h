@@ -237,8 +237,9 @@ static tsh_tensor *family_activate(const family *f, tsh_tensor *x) {
     case FAMILY_GELU_TANH: return tsh_gelu_tanh(x);
     case FAMILY_RELU: return tsh_relu(x);
     case FAMILY_SILU: return tsh_silu(x);
-    default: return tsh_mul(x, tsh_sigmoid(tsh_scale(x, 1.702)));
+    case FAMILY_QUICK_GELU: return tsh_mul(x, tsh_sigmoid(tsh_scale(x, 1.702)));
     }
+    return NULL;
 }
 
 static tsh_tensor *family_mlp(tsh_module *block, const family *f, int tower, tsh_tensor *x) {

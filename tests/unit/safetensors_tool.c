@@ -49,7 +49,7 @@ static int work(tsh_ctx *ctx, void *user) {
 
 int main(int count, char **words) {
     job j;
-    if (count != 4) return 2;
+    if (count != 4 || (strcmp(words[1], "load") != 0 && strcmp(words[1], "save") != 0)) return 2;
     j.path = words[2];
     j.loads = strcmp(words[1], "load") == 0;
     return tsh_threads_run(atoi(words[3]), NULL, work, &j);

@@ -7,6 +7,7 @@
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../support/unit.h"
+#include "../support/skip.h"
 
 #include <float.h>
 
@@ -103,7 +104,7 @@ static void functions_are_accurate(void **state) {
     int i, isa, n;
     uint64_t b;
     (void)state;
-    if (bits > 32) return; /* libm's own */
+    if (bits > 32) SKIP("functions of doubles are libm's own");
     for (i = 0; i < COUNT(functions); i++) {
         double worst[TSHI_ISAS] = {0};
         float special[] = {-0.0f, -1e-45f, -INFINITY, INFINITY, NAN};
@@ -159,7 +160,7 @@ static void powers_are_accurate(void **state) {
     void *at[3];
     int i, isa;
     (void)state;
-    if (sizeof(tsh_real) == 8) return;
+    if (sizeof(tsh_real) == 8) SKIP("powers of doubles are libm's own");
     at[0] = &z;
     at[1] = &x;
     at[2] = &y;
