@@ -70,7 +70,8 @@ static tsh_tensor *layer_embedding(probe *p) {
 
 static tsh_tensor *layer_norm(probe *p) {
     char name[32];
-    const tsh_layer_norm_desc desc = {.dim = tsh_dim(p->in[0], -1), .no_bias = probe_has(p, "no bias")};
+    const tsh_layer_norm_desc desc = {.dim = tsh_dim(p->in[0], -1),
+                                      .no_bias = probe_has(p, "no bias")};
     tsh_module *layer = tsh_add_layer_norm(tsh_root(p->ctx), name_of(p, "norm", name), &desc);
     prepare(p, layer, desc.no_bias ? 1 : 2);
     return tsh_forward(layer, p->in[0]);
@@ -78,7 +79,8 @@ static tsh_tensor *layer_norm(probe *p) {
 
 static tsh_tensor *layer_rms(probe *p) {
     char name[32];
-    const tsh_rms_norm_desc desc = {.dim = tsh_dim(p->in[0], -1), .eps = probe_has(p, "eps") ? 0.5 : 0};
+    const tsh_rms_norm_desc desc = {.dim = tsh_dim(p->in[0], -1),
+                                    .eps = probe_has(p, "eps") ? 0.5 : 0};
     tsh_module *layer = tsh_add_rms_norm(tsh_root(p->ctx), name_of(p, "rms", name), &desc);
     prepare(p, layer, 1);
     return tsh_forward(layer, p->in[0]);

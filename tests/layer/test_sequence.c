@@ -101,7 +101,10 @@ static tsh_tensor *layer_block(probe *p) {
     const tsh_layout sequence = tsh_sharded(1);
     const tsh_plan_rule plan[] = {
         {.path = "norm", .style = TSH_SEQUENCE},
-        {.path = "up", .style = TSH_COLWISE, .input = &sequence, .regather = probe_has(p, "regather")},
+        {.path = "up",
+         .style = TSH_COLWISE,
+         .input = &sequence,
+         .regather = probe_has(p, "regather")},
         {.path = "down", .style = TSH_ROWWISE, .output = &sequence},
     };
     const tsh_layer_norm_desc norm = {.dim = 4};
