@@ -9867,6 +9867,7 @@ static void tshi_linear_backward(tshi_node *node) {
 
 static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
+    const char *name = w->base->path; /* of a parameter, else NULL */
     if (w->ndim != 2 || x->ndim < 1 || (b && b->ndim != 1))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_linear: input %s, weight %s, bias of %d dimensions; takes (.., in), "
@@ -9874,8 +9875,9 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
                        tshi_tensor_text(x, tx), tshi_tensor_text(w, tw), b ? b->ndim : 0);
     else if (x->dim[x->ndim - 1] != w->dim[1])
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                       "tsh_linear: input has %lld features, weight takes %lld",
-                       (long long)x->dim[x->ndim - 1], (long long)w->dim[1]);
+                       "tsh_linear: input has %lld features, weight%s%s%s takes %lld",
+                       (long long)x->dim[x->ndim - 1], name ? " \"" : "", name ? name : "",
+                       name ? "\"" : "", (long long)w->dim[1]);
     else if (b && b->dim[0] != w->dim[0])
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_linear: weight gives %lld features, bias has %lld",

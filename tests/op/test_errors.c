@@ -255,6 +255,8 @@ static void test_matrices(void **state) {
     tsh_ctx *ctx = open_ctx();
     tsh_tensor *x = tsh_ones(ctx, tsh_shape2(2, 3)), *v = tsh_ones(ctx, tsh_shape1(3)),
                *w = tsh_ones(ctx, tsh_shape2(5, 3)), *s = tsh_ones(ctx, tsh_shape0());
+    const tsh_linear_desc narrow = {.in = 3, .out = 5};
+    tsh_module *layer = tsh_add_linear(tsh_root(ctx), "narrow", &narrow);
     (void)state;
     REFUSED(SHAPE, tsh_matmul(x, w), "tsh_matmul", "(2, 3)", "(5, 3)");
     REFUSED(SHAPE, tsh_matmul(x, v), "tsh_matmul", "(3)");
@@ -263,6 +265,8 @@ static void test_matrices(void **state) {
             "tsh_matmul", "(2, 4, 3)", "(3, 3, 4)");
     REFUSED(SHAPE, tsh_linear(w, tsh_ones(ctx, tsh_shape2(4, 2)), NULL), "tsh_linear", "3 features",
             "takes 2");
+    REFUSED(SHAPE, tsh_forward(layer, tsh_ones(ctx, tsh_shape2(4, 2))),
+            "tsh_linear: input has 2 features, weight \"narrow.weight\" takes 3");
     REFUSED(SHAPE, tsh_linear(x, w, v), "tsh_linear", "5 features", "has 3");
     REFUSED(SHAPE, tsh_linear(x, v, NULL), "tsh_linear", "(3)");
     REFUSED(SHAPE, tsh_linear(s, w, NULL), "tsh_linear");
