@@ -230,7 +230,7 @@ faults: deps ## kill, stop, cut off and confuse ranks; writes build/faults.json
 
 # ---- checks ------------------------------------------------------------------
 
-check: deps ## the strict warning set in every standard, gcc and clang, and their analyzers
+check: deps ## strict warnings in every standard, analyzers; other compilers and processors
 	@$(PYTHON) tests/compile/check.py --jobs $(jobs) --warn "$(WARN)" --warn-c "$(WARN_C)"
 
 lint: deps ## the rules of the source: sections, names, lengths, documentation, symbols

@@ -8,13 +8,15 @@ machine itself, else emulated by qemu-user.
 A platform without its compiler or emulator is skipped, with the packages that bring them. Test
 programs are static and bring tests/support/plain in place of cmocka; they are kept in build/cross,
 and compiled again when a file they are made of is newer. Prints what run.py prints, then a table of
-platforms, then "N passed, N failed, N skipped". To compile strictly counts as one test.
+platforms, then "N passed, N failed, N skipped". To compile strictly counts as one test, C++ beside
+it as one skipped where there is no g++ for the platform.
 """
 
 import argparse
 import concurrent.futures
 import glob
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -179,6 +181,10 @@ def test(platform, args):
         add(counts, "strict", (not texts, len(texts), 0))
         print("%-6s%-36s" % ("FAIL" if texts else "ok", platform.name + "/strict"))
         print("".join(line + "\n" for text in texts for line in text.splitlines()[:SHOWN]), end="")
+        if platform.cxx and not shutil.which(platform.cxx):
+            print("skip  %s/strict, C++: apt-get install --no-install-recommends %s"
+                  % (platform.name, re.sub("(.*)-g..$", r"g++-\1", platform.cxx)))
+            add(counts, "strict", (0, 0, 1))
     chosen, left_out = tests_of(args.only)
     for path in left_out:
         name = os.path.relpath(path, os.path.join(TOP, "tests"))[:-2]
