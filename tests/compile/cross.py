@@ -231,7 +231,8 @@ def main():
         else:
             counts = test(platform, args)
         rows.append([platform.name] + [cell(counts.get(column, (0, 0, 0))) for column in COLUMNS])
-        total = tuple(a + sum(numbers) for a, numbers in zip(total, zip(*counts.values())))
+        for numbers in counts.values():
+            total = tuple(map(sum, zip(total, numbers)))
         sys.stdout.flush()
     form = "%-10s" + "%-24s" * len(COLUMNS)
     for row in [["platform"] + COLUMNS] + rows:
