@@ -234,9 +234,10 @@ def main():
         for numbers in counts.values():
             total = tuple(map(sum, zip(total, numbers)))
         sys.stdout.flush()
-    form = "%-10s" + "%-24s" * len(COLUMNS)
-    for row in [["platform"] + COLUMNS] + rows:
-        print((form % tuple(row)).rstrip())
+    rows.insert(0, ["platform"] + COLUMNS)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print("  ".join("%-*s" % pair for pair in zip(widths, row)).rstrip())
     print("%d passed, %d failed, %d skipped" % total)
     return 1 if total[1] or not sum(total) else 0
 
