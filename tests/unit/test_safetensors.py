@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Files of tsh_save as another reader takes them, and files of another writer as tsh_load does:
-json and struct, by the text of the format. Reports in cmocka's words."""
+json and struct, by the text of the format. Reports in cmocka's words. For another processor: CC
+compiles for it (it may have flags), TESTS_RUN runs its programs."""
 
 import json
 import os
@@ -60,15 +61,17 @@ def write(path, tensors, **json_style):
 def build(folder):
     """The path of the tool."""
     tool = os.path.join(folder, "tool")
-    subprocess.check_call([os.environ.get("CC", "cc"), "-std=c99", "-D_POSIX_C_SOURCE=200809L",
-                           "-O1", os.path.join(HERE, "safetensors_tool.c"), "-o", tool, "-lm",
-                           "-pthread"])
+    subprocess.check_call(os.environ.get("CC", "cc").split()
+                          + ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O1",
+                             os.path.join(HERE, "safetensors_tool.c"), "-o", tool, "-lm",
+                             "-pthread"])
     return tool
 
 
 def run(tool, *words):
     """What the tool prints of each parameter, as {name: values}."""
-    done = subprocess.run([tool] + [str(word) for word in words], stdout=subprocess.PIPE,
+    done = subprocess.run(os.environ.get("TESTS_RUN", "").split() + [tool]
+                          + [str(word) for word in words], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, timeout=60)
     check(done.returncode == 0, words, done.stderr.decode())
     shown = {}
