@@ -45,6 +45,7 @@ has     = $(shell printf '\043include <%s.h>\n' stdarg stddef setjmp stdint $(1)
 	| $(CC) -E - >/dev/null 2>&1 && echo yes)
 UV     := $(call has,uv sodium)
 CMOCKA := $(call has,cmocka)
+HAS_CXX := $(shell command -v $(CXX))
 BLIS   := $(patsubst %/libblis.so,%,$(firstword $(wildcard /usr/lib/*/blis-pthread/libblis.so)))
 OPENMP := $(if $(filter tsan,$(san)),,$(shell echo 'int main(void) { return 0; }' | \
 	$(CC) -fopenmp -x c -o /dev/null - 2>/dev/null && echo -fopenmp))
@@ -60,7 +61,7 @@ LINK_BLIS := $(if $(BLIS),-L$(BLIS) -Xlinker -rpath -Xlinker $(BLIS) -lblis)
 FOUND := $(OUT)/found
 $(FOUND): FORCE
 	@mkdir -p $(@D); echo '$(CC) $(shell $(CC) -dumpversion); $(STD) $(OPT) $(WALL); uv: $(UV);' \
-		'cmocka: $(CMOCKA); blis: $(BLIS); mpi: $(MPIS)' >$@.new; \
+		'cmocka: $(CMOCKA); c++: $(HAS_CXX); blis: $(BLIS); mpi: $(MPIS)' >$@.new; \
 	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 FORCE:
 
@@ -68,8 +69,9 @@ FORCE:
 # Every tests/<kind>/test_*.c is one cmocka program. Those of PRIVATE look inside the library and
 # are one program, which has a name for each; the others are linked with the library, which is
 # compiled once for all. A line "/* build: double */" adds a program with TSHARD_REAL=double,
-# "/* build: nosimd */" one with the portable kernels alone. Every examples/0*.c is a test too: it
-# runs and prints something. Every tests/<kind>/test_*.py is one that reports in cmocka's words.
+# "/* build: nosimd */" one with the portable kernels alone. Every examples/0*.c and 0*.cpp is a test
+# too: it runs and prints something. Every tests/<kind>/test_*.py is one that reports in cmocka's
+# words.
 
 HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h tests/*.h tests/*/*.h)
 SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz))
@@ -79,7 +81,7 @@ DOUBLES  := $(call marked,double)
 NOSIMDS  := $(call marked,nosimd)
 VARIANTS := $(DOUBLES:%.c=$(OUT)/%_double) $(NOSIMDS:%.c=$(OUT)/%_nosimd)
 TESTS    := $(sort $(SOURCES:%.c=$(OUT)/%) $(VARIANTS))
-EXAMPLES := $(patsubst %.c,$(OUT)/%,$(sort $(wildcard examples/0*.c)))
+EXAMPLES := $(addprefix $(OUT)/,$(basename $(sort $(wildcard examples/0*.c examples/0*.cpp))))
 SCRIPTS  := $(if $(san),tests/fault/test_run.py,$(wildcard tests/*/test_*.py))
 LAUNCHER := $(OUT)/tshard-run
 UV_USERS := $(patsubst %.c,$(OUT)/%,$(shell grep -ls 'tshard_uv.h\|fuzz_wire' tests/*/*.c))
@@ -168,8 +170,7 @@ $(UV_USERS): LIBS += -luv -lsodium
 $(OUT)/tests/fault/test_uv $(OUT)/tests/layer/test_replicas_tcp: $(OUT)/tests/library_uv.o
 else
 $(UV_TESTS): $(FOUND)
-	@mkdir -p $(@D); printf '%s\n' '#!/bin/sh' 'echo "skip: needs libuv1-dev libsodium-dev"' \
-		'echo "[  SKIPPED ] tests: 1 test(s), listed below:"' >$@; chmod +x $@
+	$(call skipped,libuv1-dev libsodium-dev)
 endif
 $(OUT)/tests/op/test_gemm_%: LIBS += $(if $(BLIS),-DTESTS_BLIS) $(LINK_BLIS)
 
@@ -181,6 +182,10 @@ $(OUT)/tests/%_nosimd: tests/%.c $(OUT)/tests/library_nosimd.o $(HEADERS) $(FOUN
 	$(COMPILE_TEST) $(LINKED) $(CONFIG_nosimd) -o $@ $< $(filter %.o,$^) $(LINK_TEST)
 $(OUT)/examples/%: examples/%.c $(OUT)/tests/library.o $(HEADERS) $(FOUND)
 	$(COMPILE_TEST) $(LINKED) -o $@ $< $(OUT)/tests/library.o $(LIBS)
+
+$(OUT)/examples/%: examples/%.cpp $(OUT)/tests/library.o $(HEADERS) $(FOUND)
+	$(if $(HAS_CXX),@echo "  CXX $@"; $(CXX) -std=c++17 $(OPENMP) $(OPT) $(WARN) $(LINKED) -o $@ $< \
+		$(OUT)/tests/library.o $(LIBS),$(call skipped,g++))
 
 test-bare: ## the README's two commands on a bare Debian 12 in build/bare; rev=COMMIT (HEAD)
 	@tests/bare.sh $(rev)

@@ -90,7 +90,7 @@ static void make_images(unsigned seed, int count, void *values, void *truth) {
             const char *first = way % 2 ? ring : cross, *second = way % 2 ? cross : ring;
             const char *stamp = on && at == a ? first : on && at == b ? second : NULL;
             for (unsigned k = 0; k < PIXELS; k++)
-                pixels[p * PIXELS + k] = (tsh_real)draw(&seed, 256) / 256 +
+                pixels[p * PIXELS + k] = (tsh_real)draw(&seed, 256) / 512 +
                                          (stamp != NULL && stamp[k] == '#' ? 1 : 0);
         }
     }

@@ -345,6 +345,7 @@ def main():
              for path in glob.glob(os.path.join(TOP, "tests", "**", form), recursive=True)]
     texts = tests + [os.path.join(TOP, "Makefile")]
     texts += glob.glob(os.path.join(TOP, "examples", "*.[ch]"))
+    texts += glob.glob(os.path.join(TOP, "examples", "*.cpp"))
     check_contents(headers[0])
     for source in headers + programs:
         check_needs(source)
