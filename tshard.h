@@ -416,7 +416,7 @@ typedef struct tsh_layout {
     tsh_segment segment[TSH_MAX_SEGMENTS];
 } tsh_layout;
 
-/* Makers. shard_segments: `segments` equal parts, each cut in `unit`s. */
+/* A layout of each kind. shard_segments: `segments` equal parts, each cut in `unit`s. */
 TSH_API tsh_layout tsh_replicated(void);
 TSH_API tsh_layout tsh_partial(void);
 TSH_API tsh_layout tsh_sharded(int dim);
@@ -545,28 +545,37 @@ struct tsh_comm {
     struct tshi_trace *trace; /* the core's; NULL: none runs */
 };
 
-/* Blocking collectives. Buffers hold `count` elements of dtype; all return when this rank's buffers
+/* -- collectives ------------------------------------------------------------
+ * Blocking collectives. Buffers hold `count` elements of dtype; all return when this rank's buffers
  * are free again. Errors: the world's verdict (TSH_ERR_MISMATCH, LOST, TIMEOUT, ABORTED), or
  * TSH_ERR_ARGUMENT before anything starts; tsh_comm_error tells the sentence. Each equals the
  * torch.distributed function of its name. */
+/* buffer becomes the reduction by op of the buffers of all ranks. */
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op);
 /* recv holds counts[0] + counts[1] + ... elements, rank order, `blocks` times over. */
 TSH_API tsh_result tsh_allgather(tsh_comm *comm, const void *send, void *recv,
                                  const int64_t *counts, int64_t blocks, tsh_dtype dtype);
+/* send holds counts[0] + counts[1] + ... elements, `blocks` times over; recv takes the sum over the
+ * ranks of this rank's counts[rank] of each block. */
 TSH_API tsh_result tsh_reduce_scatter(tsh_comm *comm, const void *send, void *recv,
                                       const int64_t *counts, int64_t blocks, tsh_dtype dtype,
                                       tsh_redop op);
+/* root's buffer to all ranks. */
 TSH_API tsh_result tsh_broadcast(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  int root);
+/* send_counts[r] elements to each rank r and recv_counts[r] from it, in rank order, `blocks` times
+ * over. */
 TSH_API tsh_result tsh_alltoall(tsh_comm *comm, const void *send, const int64_t *send_counts,
                                 void *recv, const int64_t *recv_counts, int64_t blocks,
                                 tsh_dtype dtype);
+/* To or from one rank; tsh_sendrecv does both at once. */
 TSH_API tsh_result tsh_send(tsh_comm *comm, const void *buffer, int64_t count, tsh_dtype dtype,
                             int to);
 TSH_API tsh_result tsh_recv(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype, int from);
 TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_count, int to,
                                 void *recv, int64_t recv_count, int from, tsh_dtype dtype);
+/* Returns when every rank has called it. */
 TSH_API tsh_result tsh_barrier(tsh_comm *comm);
 
 /* The general, non-blocking form: fill a descriptor (start from tsh_coll_make), start it, wait for
@@ -586,7 +595,10 @@ TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out);
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
 /* Ends the world with this error on every rank. */
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
+/* Releases the comm, whose requests must have been waited for, unless its world has failed. */
 TSH_API void tsh_comm_close(tsh_comm *comm);
+
+/* -- writing a backend ------------------------------------------------------ */
 
 /* For those who write a backend: a comm, rule 5's arithmetic, how descriptors are compared and
  * told, and which ranks wait for ever. dtype and op are ones that tsh_start took. */
@@ -683,7 +695,8 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
 
 /* -- tensors ---------------------------------------------------------------- */
 
-TSH_API tsh_shape tsh_shape0(void); /* a scalar */
+/* Global shapes of 0 (a scalar) to 4 dimensions. */
+TSH_API tsh_shape tsh_shape0(void);
 TSH_API tsh_shape tsh_shape1(int64_t a);
 TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b);
 TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c);
@@ -883,7 +896,7 @@ TSH_API tsh_tensor *tsh_relu(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_erf(tsh_tensor *x);
 TSH_API tsh_tensor *tsh_gelu(tsh_tensor *x);      /* 0.5 x (1 + erf(x / sqrt 2)) */
 TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* GPT-2's; torch's approximate="tanh" */
-TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);
+TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);      /* x sigmoid(x) */
 /* Comparisons give TSH_I32, 1 or 0; no gradient. Both of one dtype. */
 TSH_API tsh_tensor *tsh_eq(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ne(tsh_tensor *a, tsh_tensor *b);
@@ -917,6 +930,7 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim);
 /* The first place of the largest value, TSH_I64. */
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim);
+/* e^x / sum e^x along dim, and its logarithm. */
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim);
 TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim);
 
@@ -931,7 +945,7 @@ TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims);
 TSH_API tsh_tensor *tsh_slice(tsh_tensor *x, int dim, int64_t start, int64_t length);
 /* n equal parts of x along dim into parts[0 .. n). */
 TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **parts);
-/* Along a sharded dimension the parts become segments. */
+/* n tensors one after the other along dim; along a sharded one they become segments. */
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim);
 
 /* -- layouts ---------------------------------------------------------------- */
@@ -1084,6 +1098,7 @@ typedef struct tsh_custom_desc {
                      const tsh_real *grad_out, tsh_real *const *grad_in);
     void *user; /* must live until backward */
 } tsh_custom_desc;
+/* An op of n inputs with the caller's own forward and backward. */
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc);
 
@@ -1188,6 +1203,7 @@ TSH_API int tsh_training(const tsh_module *module);
  * Without gradients it frees what it does not return. torch.utils.checkpoint (Chen et al. 2016).
  * Off at first. */
 TSH_API void tsh_checkpoint(tsh_module *module, int on);
+/* tsh_zero_grad for every parameter below; torch.nn.Module.zero_grad. */
 TSH_API void tsh_zero_grads(tsh_module *module);
 
 /* The generator's state: whatever follows a tsh_set_rng_state draws what followed the tsh_rng_state
@@ -1348,6 +1364,7 @@ TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc)
  * Later groups win. */
 TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay);
+/* The learning rate of the steps to come; groups scale it. */
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr);
 /* One step with the gradients there are. One all-reduce over tp and pp (norm), with .zero over dp
  * too, and the parameters' all-gathers; where any gradient is not finite the step is skipped on
@@ -1359,6 +1376,7 @@ typedef struct tsh_optim_info {
     double norm;            /* global 2-norm at the last step, before clipping */
     double lr;
 } tsh_optim_info;
+/* Steps so far, the last norm and the learning rate. */
 TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim);
 /* Scales the gradients below module so that their global 2-norm is at most max_norm: replicated and
  * tied parameters count once; torch.nn.utils.clip_grad_norm_. *norm (may be NULL): before

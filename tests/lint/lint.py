@@ -18,6 +18,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "support"))
 from scripts import mpi_flags, mpis
+import index
 
 TOP = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else
                       os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
@@ -358,6 +359,8 @@ def main():
     for source in headers + programs + [Source(path) for path in sorted(texts)]:
         check_columns(source)
     check_public(headers, tests)
+    if not index.is_current(TOP):
+        report(os.path.join(TOP, index.PAGE), 1, "out of date: tests/lint/index.py --write")
     with tempfile.TemporaryDirectory() as folder:
         check_symbols(headers, folder)
         check_macros(headers, folder)
