@@ -278,6 +278,9 @@ bench-comm: ## only the part of make bench that measures collectives over TCP
 overhead: ## share of a step that goes into checks and the tape (needs valgrind)
 	@$(PYTHON) tests/bench/overhead.py
 
+docs: ## the manual and every public function as one page with a search: build/docs/index.html
+	@$(PYTHON) tests/lint/docs.py build/docs/index.html
+
 # ---- installing --------------------------------------------------------------
 # backends/package/ holds what an installed tshard has beside the headers.
 
@@ -286,7 +289,7 @@ SONAME := libtshard.so.$(shell sed -n 's/^.define TSHARD_VERSION_MAJOR //p' tsha
 
 shared: $(OUT)/$(SONAME) ## build/libtshard.so: the library for other languages
 $(OUT)/$(SONAME): OPT_release := -O3 -fno-math-errno
-$(OUT)/$(SONAME): backends/package/library.c backends/package/library.map $(HEADERS)
+$(OUT)/$(SONAME): backends/package/library.c backends/package/library.map $(HEADERS) $(FOUND)
 	@mkdir -p $(@D); ln -sf $(@F) $(OUT)/libtshard.so
 	$(CC) $(STD) $(OPT) $(WALL) -DTSHARD_SHARED -fPIC -fvisibility=hidden -shared -o $@ $< $(LIBS) \
 		-Wl,-soname,$(@F),--version-script,backends/package/library.map
