@@ -2,7 +2,6 @@
 """Builds and links tshard.h in the ways its users do. Reports in cmocka's words."""
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -81,13 +80,6 @@ def after_assert_and_twice(folder):
     objects(folder, [(C, "declarations.c", []), (CXX, "declarations.c", [])])
 
 
-def cxx17_example_is_clean(_):
-    compilers = [name for name in ("g++", "clang++") if shutil.which(name)] or CXX[:1]
-    for compiler in compilers:
-        must([compiler, "-std=c++17", "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only",
-              os.path.join(TOP, "examples", "08_cxx.cpp")])
-
-
 def seconds(source):
     begin = time.monotonic()
     must(C + ["-fsyntax-only", source])
@@ -108,8 +100,7 @@ def including_costs_little(folder):
 
 
 TESTS = [two_files_in_c, two_files_in_cxx, cxx_program_on_c_library, two_static_copies,
-         implementation_is_compiled_once, after_assert_and_twice, including_costs_little,
-         cxx17_example_is_clean]
+         implementation_is_compiled_once, after_assert_and_twice, including_costs_little]
 
 if __name__ == "__main__":
     sys.exit(run_tests("compile", TESTS))

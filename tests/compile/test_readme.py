@@ -330,6 +330,13 @@ def no_stale_entries(commands):
     return test
 
 
+def cxx17_is_clean(folder):
+    """The example in C++17, without a warning of any compiler here."""
+    for compiler in filter(shutil.which, ["c++", "g++", "clang++"]):
+        source = os.path.join(TOP, "examples", "08_cxx.cpp")
+        call(shlex.join([compiler, "-std=c++17"] + STRICT + [source]), folder, folder)
+
+
 def targets_in_the_text_exist(_):
     """Of `make ...` between the words of a page and in its tables."""
     for page in filter(os.path.exists, (os.path.join(TOP, page) for page in PAGES)):
@@ -396,7 +403,8 @@ def main():
             return tell("readme", [("the pages can be read", "FAILED", why)])
         alone.sort(key=lambda one: "-O3" not in one[0])  # the longest first
         alone += [("the list of commands that are not run", no_stale_entries(commands)),
-                  ("targets in the text", targets_in_the_text_exist)]
+                  ("targets in the text", targets_in_the_text_exist),
+              ("examples/08_cxx.cpp in C++17", cxx17_is_clean)]
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             chains = pool.map(run_chain, [[one] for one in alone[:1]] + [chain]
                               + [[one] for one in alone[1:]])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One page of the manuals and of every public function, type and macro, searchable without a server.
+"""The manuals and every public function, type and macro on one page, searchable without a server.
 
     docs.py [FILE]      build/docs/index.html by default
 
@@ -20,14 +20,14 @@ HEADING = re.compile(r"^(?: \*|/\*) ([A-Z][A-Z'-]+(?: [A-Z][A-Z'-]*)*)(?:[:,] (.
 KINDS = {"function": "function", "type": "type", "macro": "macro"}
 
 STYLE = """
-:root { color-scheme: light dark; --fore: #1d2129; --back: #ffffff; --soft: #f3f4f6; --line: #d5d9e0;
-  --link: #0b57b0; --mute: #5b6472; }
+:root { color-scheme: light dark; --fore: #1d2129; --back: #ffffff; --soft: #f3f4f6;
+  --line: #d5d9e0; --link: #0b57b0; --mute: #5b6472; }
 @media (prefers-color-scheme: dark) { :root { --fore: #e4e6ea; --back: #15181d; --soft: #1f242b;
   --line: #363d48; --link: #86b7ff; --mute: #9aa3b0; } }
 * { box-sizing: border-box; }
 html { scroll-padding-top: 4rem; }
 body { margin: 0; color: var(--fore); background: var(--back);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: anywhere; }
+  font: 16px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; overflow-wrap: anywhere; }
 a { color: var(--link); text-decoration: none; } a:hover { text-decoration: underline; }
 header { position: sticky; top: 0; z-index: 1; display: flex; gap: 1rem; align-items: center;
   padding: .6rem 1rem; background: var(--back); border-bottom: 1px solid var(--line); }
@@ -100,7 +100,10 @@ SCRIPT = """
     box.value = ""; search(); document.getElementById(location.hash.slice(1)).scrollIntoView();
   }, 0); });
   document.addEventListener("keydown", function (event) {
-    if (event.key === "/" && document.activeElement !== box) { event.preventDefault(); box.focus(); }
+    if (event.key === "/" && document.activeElement !== box) {
+      event.preventDefault();
+      box.focus();
+    }
     if (event.key === "Escape" && box.value) { box.value = ""; search(); }
   });
   window.addEventListener("hashchange", read);
@@ -124,7 +127,9 @@ class Page:
         """Text as HTML, where every public name but `here` leads to what is said of it."""
         def link(match):
             place = self.place.get(match[0])
-            return '<a href="#%s">%s</a>' % (place, match[0]) if place and place != here else match[0]
+            if not place or place == here:
+                return match[0]
+            return '<a href="#%s">%s</a>' % (place, match[0])
         return re.sub(r"\b(?:tsh|TSH|TSHARD)_\w+", link, html.escape(text, quote=False))
 
     def prose(self, text, here=""):
@@ -158,7 +163,7 @@ class Page:
                 yield title, (mark[2] + "\n" if mark[2] else "") + body
 
     def entry(self, item):
-        """A function, type or macro, or a group of macros that share a line."""
+        """The section of a function, type or macro."""
         says = self.prose(item.doc, item.name) if item.doc else ""
         return ('<section class="entry" id="%s" data-name="%s">\n<h3><a href="#%s">%s</a> '
                 '<small>%s</small></h3>\n<pre>%s</pre>\n%s</section>\n'
@@ -193,9 +198,10 @@ class Page:
             nav.append("<details%s><summary>%s</summary>\n%s</details>" % (
                 " open" if place == "manual-tshard.h" else "", html.escape(title), "".join(
                     '<a href="#%s">%s</a>\n' % (at, html.escape(name)) for at, name, _ in entries)))
-            main.append('<section class="group" id="%s">\n<h2>%s</h2>\n<div class="heading">%s</div>\n'
-                        "%s</section>" % (place, html.escape(title), heading,
-                                          "".join(text for _, _, text in entries)))
+            main.append('<section class="group" id="%s">\n<h2>%s</h2>\n'
+                        '<div class="heading">%s</div>\n%s</section>' % (
+                            place, html.escape(title), heading,
+                            "".join(text for _, _, text in entries)))
         return PAGE % (STYLE, "\n".join(nav), "\n".join(main), SCRIPT)
 
 
