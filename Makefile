@@ -69,9 +69,8 @@ FORCE:
 # Every tests/<kind>/test_*.c is one cmocka program. Those of PRIVATE look inside the library and
 # are one program, which has a name for each; the others are linked with the library, which is
 # compiled once for all. A line "/* build: double */" adds a program with TSHARD_REAL=double,
-# "/* build: nosimd */" one with the portable kernels alone. Every examples/0*.c and 0*.cpp is a test
-# too: it runs and prints something. Every tests/<kind>/test_*.py is one that reports in cmocka's
-# words.
+# "/* build: nosimd */" one with the portable kernels alone. Every examples/0*.c and 0*.cpp is a
+# test too: it runs and prints something. Every tests/<kind>/test_*.py reports in cmocka's words.
 
 HEADERS  := $(wildcard tshard.h backends/*.h examples/*.h tests/*.h tests/*/*.h)
 SOURCES  := $(wildcard $(patsubst %,tests/%/test_*.c,unit op layer comm fault oom fuzz))
@@ -128,7 +127,7 @@ asan ubsan tsan: deps ## the tests under a sanitizer
 # A program that does not build is a failed test, not the end of the run; one whose libraries are
 # missing is a skipped test.
 test-run:
-	@$(if $(CMOCKA),,echo "libcmocka-dev is not here: the first failure ends a test program";) \
+	@$(if $(CMOCKA),,echo "libcmocka-dev is not here: the tests use a plain substitute";) \
 	$(if $(UV),,echo "libuv1-dev or libsodium-dev is not here: no test of the TCP backend";) \
 	$(MAKE) --no-print-directory --keep-going -j$(jobs) build-tests; \
 	TSHARD_RUN=$(abspath $(LAUNCHER)) PYTHON=$(PYTHON) tests/run.sh \
@@ -190,33 +189,10 @@ $(OUT)/examples/%: examples/%.cpp $(OUT)/tests/library.o $(HEADERS) $(FOUND)
 test-bare: ## the README's two commands on a bare Debian 12 in build/bare; rev=COMMIT (HEAD)
 	@tests/bare.sh $(rev)
 
-# The tests of layers and collectives on the processes of an mpirun, with each MPI that is here.
-# Private ones have a static library of their own. Left out: what is over TCP.
-MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(filter-out \
-	%_tcp.c,$(sort $(wildcard tests/layer/test_*.c))))
-MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p)) $(if $(MPIS),build/gpt-mpi)
-MPI_TEST   = @mkdir -p $(@D); echo "  CC $@"; mpicc$(patsubst .any,,.$*) $(STD) -O1 -g $(WALL) \
-	-DTSHARD_IMPLEMENTED
-vpath test_%.c tests/layer
-vpath collectives.c tests/mpi
-
-build-tests: $(if $(findstring test_mpi,$(call chosen,$(SCRIPTS))),$(MPI_TESTS))
-
 test-mpi: deps ## the layer and collective tests under mpirun, with Open MPI and MPICH
 	@$(MAKE) --no-print-directory --keep-going -j$(jobs) $(MPI_TESTS) $(if $(UV),$(LAUNCHER)); \
 		PYTHON=$(PYTHON) tests/run.sh tests/mpi/test_mpi.py
-
-$(MPI_PARTS:%=build/mpi/%.o): build/mpi/%.o: %.c $(HEADERS) $(FOUND)
-	@mkdir -p $(@D); echo "  CC $@"
-	@$(CC) $(STD) -O1 -g $(WALL) -DTESTS_MPI -Itests/support/plain -Dmain=$* -c -o $@ $< \
-		$(if $(filter $<,$(PRIVATE)),-DTSHARD_STATIC)
-
-build/mpi-%/tests: tests/mpi/main.c Makefile $(MPI_PARTS:%=build/mpi/%.o) $(OUT)/tests/library.o \
-		$(HEADERS) $(FOUND)
-	$(MPI_TEST) -DTESTS_PARTS="$(foreach p,$(MPI_PARTS),X($p))" -o $@ $(filter %.c %.o,$^) $(LIBS)
-
-build/mpi-%/only: tests/mpi/only.c $(OUT)/tests/library.o $(HEADERS) $(FOUND)
-	$(MPI_TEST) -o $@ $(filter %.c %.o,$^) $(LIBS)
+include tests/mpi/rules.mk
 
 # Other processors, emulated, and another libc. only=armhf: that platform alone.
 test-cross: deps-cross ## the unit, op, layer and threads tests on seven other platforms
@@ -299,34 +275,21 @@ install uninstall: ## headers and launcher, below PREFIX; `make shared install`:
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' backends/package/install.sh $@ $^
 
 # ---- packages ----------------------------------------------------------------
-# What is missing is installed where apt-get and the right to use it are there; else the command
-# that installs it is printed, and the work goes on without.
+# Debian's and Ubuntu's. Without the right to install them, the command that does is printed, and
+# the work goes on.
 
-install = @missing=; command -v dpkg-query >/dev/null || exit 0; for p in $(1); do \
-	dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed \
-		|| missing="$$missing $$p"; done; \
-	if [ -z "$$missing" ] || ! command -v apt-get >/dev/null; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ]; then sudo=; elif sudo -n true 2>/dev/null; then sudo="sudo -n"; \
-	else echo "missing packages; tests that need them are skipped. To install them, as root:"; \
-		echo "    apt-get install --no-install-recommends$$missing"; exit 0; fi; \
-	echo "installing$$missing"; mkdir -p build; get="apt-get -o Acquire::http::Timeout=20"; \
-	{ $$sudo $$get update && $$sudo env DEBIAN_FRONTEND=noninteractive \
-		$$get install -y --no-install-recommends $$missing; } >build/deps.log 2>&1 \
-		|| { echo "not installed:$$missing; the end of build/deps.log:"; tail -n 5 build/deps.log; }
-
-deps: ## install what the tests and checks need (Debian, Ubuntu)
-	$(call install,build-essential clang libcmocka-dev libuv1-dev libsodium-dev libblis-pthread-dev \
-		iproute2 python3 libopenmpi-dev openmpi-bin libmpich-dev mpich cmake pkg-config)
+deps: ## install what the tests and checks need
+	@tests/packages.sh build-essential clang libcmocka-dev libuv1-dev libsodium-dev python3 \
+		libblis-pthread-dev iproute2 libopenmpi-dev openmpi-bin libmpich-dev mpich cmake pkg-config
 deps-fuzz: deps ## install what `make fuzz` needs beside
-	$(call install,libclang-rt-dev)
+	@tests/packages.sh libclang-rt-dev
 deps-cross: ## install the compilers and emulators of `make test-cross`
-	$(call install,gcc libc6-dev python3 musl-tools qemu-user \
+	@tests/packages.sh gcc libc6-dev python3 musl-tools qemu-user gcc-arm-linux-gnueabihf \
 		$(patsubst %,gcc-%-linux-gnu,i686 aarch64 riscv64 s390x powerpc64le) \
-		$(patsubst %,libc6-dev-%-cross,i386 armhf arm64 riscv64 s390x ppc64el) \
-		gcc-arm-linux-gnueabihf)
+		$(patsubst %,libc6-dev-%-cross,i386 armhf arm64 riscv64 s390x ppc64el)
 deps-bench: ## install the peers that `make bench` compares with
-	$(call install,libblis-pthread-dev libblis4-openmp libopenblas0-pthread libopenmpi-dev \
-		openmpi-bin libgloo-dev libuv1-dev libsodium-dev python3 python3-venv)
+	@tests/packages.sh libblis-pthread-dev libblis4-openmp libopenblas0-pthread libopenmpi-dev \
+		openmpi-bin libgloo-dev libuv1-dev libsodium-dev python3 python3-venv
 	@$(PYTHON) tests/bench/run.py --install || true
 
 clean: ## remove build/

@@ -1,7 +1,7 @@
 /* All tests that look inside the library, as one program, so that the library is compiled once for
- * all of them. The name by which the program is called picks the test: build/tests/unit/test_gemm is
- * a link to build/tests/private. Each of these files is a program of its own, too; names that two of
- * them use are renamed here. */
+ * all of them. The name by which the program is called picks the test: build/tests/unit/test_gemm
+ * is a link to build/tests/private. Each of these files is a program of its own, too; names that
+ * two of them use are renamed here. */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"

@@ -1,7 +1,7 @@
 /* cmocka.h - what the tests use of cmocka, for where that is not installed: on a bare machine, for
- * other processors and systems, and under MPI. It reports in cmocka's words. An assertion that fails
- * ends its test, and under MPI the program. The Makefile puts this folder on the path where it is
- * needed. */
+ * other processors and systems, and under MPI. It reports in cmocka's words. An assertion that
+ * fails ends its test, and under MPI the program. The Makefile puts this folder on the path where
+ * it is needed. */
 #ifndef TSHARD_TESTS_PLAIN_H
 #define TSHARD_TESTS_PLAIN_H
 
