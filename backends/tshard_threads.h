@@ -12,8 +12,8 @@
  *         return tsh_threads_run(4, &desc, rank_main, NULL);
  *     }
  *
- * and compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99) -pthread. The same rank_main runs on
- * any other backend.
+ * and compile with -pthread, in any standard from C99 on; no other flag is needed. The same
+ * rank_main runs on any other backend.
  *
  * DOES
  *
@@ -95,8 +95,8 @@ TSH_API void tsh_threads_world_free(tsh_threads_world *world);
 #if defined(TSHARD_IMPLEMENTATION) && !defined(TSHARD_THREADS_IMPLEMENTED)
 #define TSHARD_THREADS_IMPLEMENTED
 /* ========================================================================== */
-/* >>threads-types                             MARK: - threads-types (private) */
-/* A world of ranks, groups of lanes, and the slots that lanes announce in.    */
+/* >>threads-system                           MARK: - threads-system (private) */
+/* What differs between systems: threads, locks, timed waits, the clock.       */
 /* Needs: >>threads-api.                                                        */
 /* ========================================================================== */
 
@@ -104,22 +104,136 @@ TSH_API void tsh_threads_world_free(tsh_threads_world *world);
 #error "tshard_threads.h needs the __atomic builtins of gcc or clang"
 #endif
 
-#include <pthread.h>
-#include <sched.h> /* sched_yield */
 #include <stdarg.h>
 #include <stdio.h>  /* vsnprintf */
-#include <stdlib.h> /* calloc, posix_memalign, getenv, strtod */
+#include <stdlib.h> /* calloc, getenv, strtod */
 #include <string.h>
+
+#include <pthread.h>
+#include <sched.h>  /* sched_yield */
 #include <time.h>   /* clock_gettime */
 #include <unistd.h> /* sysconf */
-
-#ifndef CLOCK_MONOTONIC
-#error "tshard_threads.h needs POSIX: compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99)"
-#endif
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Waits need a monotonic clock: with the time of day, someone who sets the clock back would make a
+ * rank sleep past its time limit. Under -std=c99 glibc and musl hide clock_gettime (glibc: unless
+ * compiled with -pthread) and pthread_condattr_setclock, and a feature macro defined here is too
+ * late if the program has included any header before. They are in libc all the same; these are
+ * their types on Linux, where clockid_t is int and CLOCK_MONOTONIC is 1. C++ hides neither. */
+#if defined(CLOCK_MONOTONIC)
+#define TSHI_THREADS_CLOCK CLOCK_MONOTONIC
+#elif defined(__linux__)
+#define TSHI_THREADS_CLOCK 1
+#if defined(__USE_TIME64_REDIRECTS) || defined(_REDIR_TIME64) || \
+    (defined(__USE_TIME_BITS64) && defined(__TIMESIZE) && __TIMESIZE == 32)
+/* A 64-bit time_t beside a 32-bit long: the plain name is the function for the older time_t. */
+extern int clock_gettime(int clock, struct timespec *time) __asm__("__clock_gettime64");
+#else
+extern int clock_gettime(int clock, struct timespec *time);
+#endif
+#else
+#error "tshard_threads.h needs POSIX: compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99)"
+#endif
+#if defined(__linux__) && !defined(__cplusplus)
+extern int pthread_condattr_setclock(pthread_condattr_t *attr, int clock);
+#endif
+
+typedef pthread_mutex_t tshi_threads_mutex;
+typedef pthread_cond_t tshi_threads_cond;
+typedef pthread_t tshi_threads_thread;
+
+/* Nanoseconds since some moment in the past. */
+static int64_t tshi_threads_now(void) {
+    struct timespec t;
+    (void)clock_gettime(TSHI_THREADS_CLOCK, &t);
+    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
+}
+
+static int tshi_threads_cores(void) {
+    return (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+static void tshi_threads_yield(void) {
+    (void)sched_yield();
+}
+
+/* These three return 0 if the system refuses. */
+static int tshi_threads_mutex_init(tshi_threads_mutex *mutex) {
+    return pthread_mutex_init(mutex, NULL) == 0;
+}
+
+static int tshi_threads_cond_init(tshi_threads_cond *cond) {
+    pthread_condattr_t attr;
+    int done;
+    if (pthread_condattr_init(&attr) != 0) return 0;
+    done = pthread_condattr_setclock(&attr, TSHI_THREADS_CLOCK) == 0 &&
+           pthread_cond_init(cond, &attr) == 0;
+    (void)pthread_condattr_destroy(&attr);
+    return done;
+}
+
+static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*main)(void *),
+                                     void *argument) {
+    return pthread_create(thread, NULL, main, argument) == 0;
+}
+
+static void tshi_threads_join_thread(tshi_threads_thread thread) {
+    (void)pthread_join(thread, NULL);
+}
+
+static void tshi_threads_mutex_destroy(tshi_threads_mutex *mutex) {
+    (void)pthread_mutex_destroy(mutex);
+}
+
+static void tshi_threads_cond_destroy(tshi_threads_cond *cond) {
+    (void)pthread_cond_destroy(cond);
+}
+
+static void tshi_threads_lock(tshi_threads_mutex *mutex) {
+    (void)pthread_mutex_lock(mutex);
+}
+
+static void tshi_threads_unlock(tshi_threads_mutex *mutex) {
+    (void)pthread_mutex_unlock(mutex);
+}
+
+static void tshi_threads_signal(tshi_threads_cond *cond) {
+    (void)pthread_cond_signal(cond);
+}
+
+/* Under the mutex. Returns 1 if tshi_threads_now() has reached `until`, 0 when signalled, or for no
+ * reason. */
+static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *mutex,
+                                  int64_t until) {
+    struct timespec t;
+    t.tv_sec = (time_t)(until / 1000000000);
+    t.tv_nsec = (long)(until % 1000000000);
+    return pthread_cond_timedwait(cond, mutex, &t) != 0;
+}
+
+/* `bytes` zeroed bytes on a cache line of their own. How far they lie behind malloc's block, 1 to
+ * 64 bytes, stands in the byte before them. NULL: out of memory. */
+static void *tshi_threads_alloc(size_t bytes) {
+    unsigned char *block = (unsigned char *)malloc(bytes + 64);
+    size_t offset = block ? 64 - ((uintptr_t)block & 63) : 0;
+    if (!block) return NULL;
+    block[offset - 1] = (unsigned char)offset;
+    return memset(block + offset, 0, bytes);
+}
+
+static void tshi_threads_free(void *p) {
+    unsigned char *bytes = (unsigned char *)p;
+    if (bytes) free(bytes - bytes[-1]);
+}
+
+/* ========================================================================== */
+/* >>threads-types                             MARK: - threads-types (private) */
+/* A world of ranks, groups of lanes, and the slots that lanes announce in.    */
+/* Needs: >>threads-system.                                                     */
+/* ========================================================================== */
 
 /* All atomics are sequentially consistent: "announce, then look for sleepers" against "sleep, then
  * look for announcements", and "work, then look for a verdict" against "verdict, then look for
@@ -206,8 +320,8 @@ struct TSHI_THREADS_APART tshi_threads_group {
 typedef struct TSHI_THREADS_APART tshi_threads_rank {
     int working; /* atomic: may touch buffers of peers */
     int asleep;  /* atomic */
-    TSHI_THREADS_APART pthread_mutex_t lock;
-    pthread_cond_t wake;
+    TSHI_THREADS_APART tshi_threads_mutex lock;
+    tshi_threads_cond wake;
     int woken; /* under lock */
     tshi_threads_lane *lanes;
     tshi_threads_lane *root;  /* NULL: not handed out, or closed */
@@ -224,22 +338,10 @@ struct tsh_threads_world {
     tshi_threads_rank *rank;
     tsh_coll_trail *trail; /* by rank: the search for a circle of stuck ranks */
     tsh_error error;
-    pthread_mutex_t lock; /* of verdict, groups and stuck ranks */
+    tshi_threads_mutex lock; /* of verdict, groups and stuck ranks */
     tshi_threads_group *groups;
     uint64_t ids;
 };
-
-static int64_t tshi_threads_now(void) {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
-}
-
-static void *tshi_threads_alloc(size_t bytes) {
-    void *p = NULL;
-    if (posix_memalign(&p, 64, bytes) != 0) return NULL;
-    return memset(p, 0, bytes);
-}
 
 static tshi_threads_rank *tshi_threads_self(const tshi_threads_lane *lane) {
     return &lane->group->world->rank[lane->group->ranks[lane->rank]];
@@ -271,10 +373,10 @@ static int tshi_threads_turn(const tshi_threads_group *group, int r, int i) {
 
 static void tshi_threads_wake(tshi_threads_rank *rank) {
     if (!TSHI_THREADS_GET(&rank->asleep)) return;
-    (void)pthread_mutex_lock(&rank->lock);
+    tshi_threads_lock(&rank->lock);
     rank->woken = 1;
-    (void)pthread_cond_signal(&rank->wake);
-    (void)pthread_mutex_unlock(&rank->lock);
+    tshi_threads_signal(&rank->wake);
+    tshi_threads_unlock(&rank->lock);
 }
 
 static void tshi_threads_wake_group(const tshi_threads_group *group) {
@@ -283,15 +385,12 @@ static void tshi_threads_wake_group(const tshi_threads_group *group) {
 
 /* Sleeps until woken or `until`; 1: time was up. */
 static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
-    struct timespec t;
     int expired = 0;
-    t.tv_sec = (time_t)(until / 1000000000);
-    t.tv_nsec = (long)(until % 1000000000);
-    (void)pthread_mutex_lock(&rank->lock);
+    tshi_threads_lock(&rank->lock);
     while (!rank->woken && !expired)
-        expired = pthread_cond_timedwait(&rank->wake, &rank->lock, &t) != 0;
+        expired = tshi_threads_cond_wait(&rank->wake, &rank->lock, until);
     rank->woken = 0;
-    (void)pthread_mutex_unlock(&rank->lock);
+    tshi_threads_unlock(&rank->lock);
     return expired;
 }
 
@@ -299,7 +398,7 @@ static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
  * put on this one. */
 static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
     if (world->crowded || spins % 32 == 31) {
-        (void)sched_yield();
+        tshi_threads_yield();
         return;
     }
 #if defined(__x86_64__) || defined(__i386__)
@@ -327,9 +426,9 @@ static void tshi_threads_judge(tsh_threads_world *world, tsh_result code, int ra
 
 static void tshi_threads_raise(tsh_threads_world *world, tsh_result code, int rank,
                                const char *message) {
-    (void)pthread_mutex_lock(&world->lock);
+    tshi_threads_lock(&world->lock);
     tshi_threads_judge(world, code, rank, message);
-    (void)pthread_mutex_unlock(&world->lock);
+    tshi_threads_unlock(&world->lock);
     for (int r = 0; r < world->size; r++) tshi_threads_wake(&world->rank[r]);
 }
 
@@ -341,7 +440,7 @@ static int tshi_threads_touched(const tsh_threads_world *world) {
 }
 
 static tsh_result tshi_threads_settle(const tsh_threads_world *world) {
-    while (tshi_threads_touched(world)) (void)sched_yield();
+    while (tshi_threads_touched(world)) tshi_threads_yield();
     return (tsh_result)TSHI_THREADS_GET(&world->verdict);
 }
 
@@ -627,34 +726,34 @@ static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int 
     group->box = (tshi_threads_box *)tshi_threads_alloc(n * n * sizeof *group->box);
     group->ranks = (int *)tshi_threads_alloc(n * sizeof *group->ranks);
     if (!group->lane || !group->box || !group->ranks) {
-        free(group->lane);
-        free(group->box);
-        free(group->ranks);
-        free(group);
+        tshi_threads_free(group->lane);
+        tshi_threads_free(group->box);
+        tshi_threads_free(group->ranks);
+        tshi_threads_free(group);
         return NULL;
     }
     for (int r = 0; r < size; r++) {
         group->lane[r].group = group;
         group->lane[r].rank = r;
     }
-    (void)pthread_mutex_lock(&world->lock);
+    tshi_threads_lock(&world->lock);
     group->id = ++world->ids;
     group->next = world->groups;
     world->groups = group;
-    (void)pthread_mutex_unlock(&world->lock);
+    tshi_threads_unlock(&world->lock);
     return group;
 }
 
 static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group *group) {
     tshi_threads_group **at = &world->groups;
-    (void)pthread_mutex_lock(&world->lock);
+    tshi_threads_lock(&world->lock);
     while (*at != group) at = &(*at)->next;
     *at = group->next;
-    (void)pthread_mutex_unlock(&world->lock);
-    free(group->lane);
-    free(group->box);
-    free(group->ranks);
-    free(group);
+    tshi_threads_unlock(&world->lock);
+    tshi_threads_free(group->lane);
+    tshi_threads_free(group->box);
+    tshi_threads_free(group->ranks);
+    tshi_threads_free(group);
 }
 
 typedef struct tshi_threads_ticket {
@@ -963,22 +1062,22 @@ static void tshi_threads_check_circle(tshi_threads_lane *lane, tsh_req req) {
     tsh_threads_world *world = lane->group->world;
     tshi_threads_rank *self = tshi_threads_self(lane);
     int r = lane->group->ranks[lane->rank];
-    (void)pthread_mutex_lock(&world->lock);
+    tshi_threads_lock(&world->lock);
     self->stuck = lane;
     self->stuck_req = req;
     memset(world->trail, 0, (size_t)world->size * sizeof *world->trail);
     r = tsh_coll_circle(world->trail, world->size, r, tshi_threads_awaits, world);
     if (r >= 0) tshi_threads_judge_circle(world, r);
-    (void)pthread_mutex_unlock(&world->lock);
+    tshi_threads_unlock(&world->lock);
     if (r >= 0)
         for (int m = 0; m < world->size; m++) tshi_threads_wake(&world->rank[m]);
 }
 
 static void tshi_threads_unstick(tsh_threads_world *world, tshi_threads_rank *self) {
     if (!self->stuck) return;
-    (void)pthread_mutex_lock(&world->lock);
+    tshi_threads_lock(&world->lock);
     self->stuck = NULL;
-    (void)pthread_mutex_unlock(&world->lock);
+    tshi_threads_unlock(&world->lock);
 }
 
 /* 1 if there is nothing to wait for any more. */
@@ -1243,15 +1342,9 @@ static int64_t tshi_threads_timeout(void) {
 }
 
 static int tshi_threads_rank_init(tshi_threads_rank *rank) {
-    pthread_condattr_t attr;
-    int failed = pthread_condattr_init(&attr) != 0;
-    if (failed) return 0;
-    failed = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC) != 0 ||
-             pthread_cond_init(&rank->wake, &attr) != 0;
-    (void)pthread_condattr_destroy(&attr);
-    if (failed) return 0;
-    if (pthread_mutex_init(&rank->lock, NULL) == 0) return 1;
-    (void)pthread_cond_destroy(&rank->wake);
+    if (!tshi_threads_cond_init(&rank->wake)) return 0;
+    if (tshi_threads_mutex_init(&rank->lock)) return 1;
+    tshi_threads_cond_destroy(&rank->wake);
     return 0;
 }
 
@@ -1259,13 +1352,13 @@ static int tshi_threads_rank_init(tshi_threads_rank *rank) {
 static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
     while (world->groups) tshi_threads_group_free(world, world->groups);
     for (int r = 0; r < ready; r++) {
-        (void)pthread_mutex_destroy(&world->rank[r].lock);
-        (void)pthread_cond_destroy(&world->rank[r].wake);
+        tshi_threads_mutex_destroy(&world->rank[r].lock);
+        tshi_threads_cond_destroy(&world->rank[r].wake);
     }
-    (void)pthread_mutex_destroy(&world->lock);
-    free(world->trail);
-    free(world->rank);
-    free(world);
+    tshi_threads_mutex_destroy(&world->lock);
+    tshi_threads_free(world->trail);
+    tshi_threads_free(world->rank);
+    tshi_threads_free(world);
 }
 
 TSH_PRINTF(3, 4)
@@ -1292,12 +1385,12 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, c
                                   getenv("TSHARD_TIMEOUT"));
     world = (tsh_threads_world *)tshi_threads_alloc(sizeof *world);
     if (!world) return tshi_threads_fails(why, TSH_ERR_MEMORY, "no memory for a world");
-    if (pthread_mutex_init(&world->lock, NULL) != 0) {
-        free(world);
+    if (!tshi_threads_mutex_init(&world->lock)) {
+        tshi_threads_free(world);
         return tshi_threads_fails(why, TSH_ERR_IO, "the system refused a mutex");
     }
     world->size = nranks;
-    world->crowded = nranks > sysconf(_SC_NPROCESSORS_ONLN);
+    world->crowded = nranks > tshi_threads_cores();
     world->spins = world->crowded ? 8 : 2000;
     world->timeout = tshi_threads_timeout();
     world->rank = (tshi_threads_rank *)tshi_threads_alloc((size_t)nranks * sizeof *world->rank);
@@ -1346,7 +1439,7 @@ typedef struct tshi_threads_job {
     int (*fn)(tsh_ctx *ctx, void *user);
     void *user;
     int rank, result;
-    pthread_t thread;
+    tshi_threads_thread thread;
 } tshi_threads_job;
 
 static void *tshi_threads_main(void *argument) {
@@ -1366,20 +1459,19 @@ static void *tshi_threads_main(void *argument) {
 
 /* If a thread cannot be had, its rank is the error of the ranks that run, and the logger's. */
 static int tshi_threads_launch(tshi_threads_job *jobs, int nranks) {
-    int started = 0, result = 0, refused = 0;
-    while (started < nranks && refused == 0) {
-        refused = pthread_create(&jobs[started].thread, NULL, tshi_threads_main, &jobs[started]);
-        if (refused == 0) started++;
-    }
-    if (refused != 0) {
+    int started = 0, result = 0;
+    while (started < nranks &&
+           tshi_threads_start_thread(&jobs[started].thread, tshi_threads_main, &jobs[started]))
+        started++;
+    if (started < nranks) {
         char text[TSH_MESSAGE_SIZE] = "";
-        tshi_threads_add(text, "rank %d of %d has no thread: %s", started, nranks,
-                         strerror(refused));
+        tshi_threads_add(text, "rank %d of %d has no thread: the system refused it", started,
+                         nranks);
         if (jobs->desc)
             tsh_log_message(&jobs->desc->logger, "tsh_threads_run: %s (TSH_ERR_IO)", text);
         tshi_threads_raise(jobs->world, TSH_ERR_IO, started, text);
     }
-    for (int r = 0; r < started; r++) (void)pthread_join(jobs[r].thread, NULL);
+    for (int r = 0; r < started; r++) tshi_threads_join_thread(jobs[r].thread);
     for (int r = 0; r < nranks && result == 0; r++) result = r < started ? jobs[r].result : 1;
     return result;
 }
@@ -1421,6 +1513,7 @@ TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx 
     return result;
 }
 
+#undef TSHI_THREADS_CLOCK
 #undef TSHI_THREADS_GET
 #undef TSHI_THREADS_PUT
 #undef TSHI_THREADS_ADD

@@ -29,7 +29,8 @@ from scripts import mpi_flags, mpis
 C = ["c99", "c11", "c17"]
 CXX = ["c++11", "c++20"]
 CLANG = ["-Wcomma", "-Wdocumentation", "-Wnewline-eof", "-Wextra-semi"]
-POSIX = ["-D_POSIX_C_SOURCE=200809L"]  # for backends; the core is strict C99
+POSIX = ["-D_POSIX_C_SOURCE=200809L"]  # for backends; the core and the threads are strict C99
+STRICT = ["tshard.h", os.path.join("backends", "tshard_threads.h")]
 DOUBLE = ["-DTSHARD_REAL=double"]
 STATIC = ["-DTSHARD_STATIC"]
 TAKEN = ["-Dnear=", "-Dfar=", "-Dsmall=char"]  # by windows.h, where a program includes it before
@@ -123,7 +124,7 @@ def others(header):
 
 
 def source(header, name, mpi=None):
-    flags = POSIX if header.startswith("backends/") else []
+    flags = [] if header in STRICT else POSIX
     if header.endswith("_mpi.h"):
         flags = flags + mpi_flags(mpis()[mpi or list(mpis())[0]])
     return flags + ['-DHEADER="%s"' % os.path.join(TOP, header), os.path.join(HERE, name)]

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Builds and links tshard.h in the ways its users do. Reports in cmocka's words."""
 
+import glob
 import os
+import re
 import subprocess
 import sys
 import time
@@ -9,7 +11,8 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import Failed, run_tests
+from scripts import Failed, check, run_tests
+from test_readme import blocks, by_diff
 HEADER = os.path.join(TOP, "tshard.h")
 C = [os.environ.get("CC", "cc"), "-std=c99"]
 CXX = [os.environ.get("CXX", "c++"), "-std=c++11", "-x", "c++"]
@@ -99,8 +102,64 @@ def including_costs_little(folder):
         raise Failed("including tshard.h costs %.3f s" % (with_header - empty))
 
 
+def compilers():
+    """The installed C compilers, each once: gcc, gcc-12, clang, clang-14, musl-gcc, ..."""
+    found = {}
+    for folder in os.environ["PATH"].split(os.pathsep):
+        for path in sorted(glob.glob(os.path.join(folder, "*"))):
+            name = os.path.basename(path)
+            if re.fullmatch(r"(musl-)?(gcc|clang)(-\d+)?", name):
+                # musl-gcc is a script, whose links lead to another name
+                found.setdefault(name if "musl" in name else os.path.realpath(path), path)
+    return sorted(found.values())
+
+
+def two_rank_program():
+    """README's first program after the diff that makes it one of two ranks."""
+    pieces = list(blocks("README.md"))
+    program = [piece.text for piece in pieces if piece.kind == "c"][0]
+    changes = [piece.text for piece in pieces if piece.kind == "diff"][0]
+    return by_diff(program, changes).replace('"tshard.h"', '"%s"' % HEADER).replace(
+        '"backends/', '"%s/' % os.path.join(TOP, "backends"))
+
+
+def two_ranks_need_no_flag(folder):
+    """The two-rank program compiles without a warning with the flags that README gives, and in
+    other standards, also where a header that hides POSIX was included before; and it trains."""
+    program = two_rank_program()
+    warn = ["-pedantic", "-Wall", "-Wextra", "-Werror"]
+    first, after = (os.path.join(folder, name) for name in ("first.c", "after.c"))
+    built = os.path.join(folder, "two_ranks")
+    with open(first, "w") as out:
+        out.write(program)
+    with open(after, "w") as out:
+        out.write("#include <stdio.h>\n#include <time.h>\n" + program)
+    found = compilers()
+    for compiler in found:
+        for flags in (["-std=c99"], ["-std=c99", "-pthread", "-DTSHARD_NO_SIMD"], ["-std=gnu99"],
+                      ["-std=c17"], ["-std=c99", "-D_POSIX_C_SOURCE=200809L"]):
+            must([compiler] + warn + flags + ["-fsyntax-only", after])
+        must([compiler] + warn + ["-std=c99", first, "-o", built, "-lm", "-pthread"])
+        text = must([built])
+        losses = [float(loss) for loss in re.findall(r"loss (\S+)", text)]
+        if len(losses) != 6 or not losses[-1] < 0.1 * losses[0]:
+            raise Failed("%s: two ranks printed %r" % (compiler, text))
+    print("two ranks compiled and run by %s" % ", ".join(os.path.basename(c) for c in found))
+
+
+def two_ranks_in_cxx(folder):
+    """The threads backend as C++11, after headers that a program may include before."""
+    path = os.path.join(folder, "program.cc")
+    with open(path, "w") as out:
+        out.write("#include <cstdio>\n#include <ctime>\n#define TSHARD_IMPLEMENTATION\n"
+                  '#include "%s"\nint main() { return 0; }\n'
+                  % os.path.join(TOP, "backends", "tshard_threads.h"))
+    must([CXX[0], "-std=c++11", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", path])
+
+
 TESTS = [two_files_in_c, two_files_in_cxx, cxx_program_on_c_library, two_static_copies,
-         implementation_is_compiled_once, after_assert_and_twice, including_costs_little]
+         implementation_is_compiled_once, after_assert_and_twice, including_costs_little,
+         two_ranks_need_no_flag, two_ranks_in_cxx]
 
 if __name__ == "__main__":
     sys.exit(run_tests("compile", TESTS))
