@@ -253,7 +253,10 @@
  * TSHARD_SHARED           with the implementation: a shared library exports the public functions,
  *                         also under -fvisibility=hidden
  * TSHARD_REAL             float (default) or double: the type of all values
- * TSHARD_NO_SIMD          portable C kernels only */
+ * TSHARD_NO_SIMD          portable C kernels only
+ * TSHARD_WINDOWS_AVX      AVX kernels in gcc for Windows, too. Without its maker's patch for GCC bug
+ *                         54412 (Debian and MSYS2 have it), that gcc keeps 32-byte vectors at
+ *                         addresses that are multiples of 16 only, and the program crashes */
 #ifndef TSHARD_REAL
 #define TSHARD_REAL float
 #endif
@@ -272,7 +275,9 @@
 #define TSH_API extern
 #endif
 
-#if defined(__GNUC__)
+#if defined(__MINGW32__) /* printf of the C runtime, or of mingw: stdio.h says which */
+#define TSH_PRINTF(fmt, first) __attribute__((format(__MINGW_PRINTF_FORMAT, fmt, first)))
+#elif defined(__GNUC__)
 #define TSH_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
 #else
 #define TSH_PRINTF(fmt, first)
@@ -1456,7 +1461,7 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
  * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
  * pieces of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a pipeline
  * by way of their own first ranks, after an all-reduce more over the world and over pp. It writes a
- * temporary file "<path>.tmp-...", syncs it where the system is POSIX, and renames it: path is the
+ * temporary file "<path>.tmp-...", syncs it on POSIX and Windows, and renames it: path is the
  * old file or the whole new one. An error is one on every rank, of the lowest rank's code and
  * sentence: TSH_ERR_IO (the system), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp above 1 without a
  * pipeline); no temporary file is left, and tsh_clear_error on every rank recovers. */
@@ -1498,8 +1503,7 @@ typedef struct tsh_trace_desc {
     const char *path; /* a file that rank 0 writes; NULL: `write` takes the text */
     /* Takes `size` bytes of the text, in order, on rank 0; returns 0 if it cannot. */
     int (*write)(void *user, const char *text, size_t size);
-    /* Nanoseconds, never less than before; NULL: the system's clock, where the implementation was
-     * compiled with POSIX or as C11. */
+    /* Nanoseconds, never less than before; NULL: the system's clock. */
     int64_t (*now)(void *user);
     void *user;
     int64_t limit; /* events of a rank, 64 bytes each; later ones are only counted; 0: a million */
@@ -1545,8 +1549,30 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
-/* Beyond C: what only POSIX has, a file forced to the disk. */
-#if defined(__unix__) || defined(__APPLE__)
+/* Beyond C: a file forced to the disk and put in another's place, and a clock. */
+#if defined(_WIN32)
+#define TSHI_POSIX 0
+/* As windows.h declares them, which would define common words such as `near` as macros. */
+#ifdef __cplusplus
+extern "C" {
+#endif
+union _LARGE_INTEGER;
+struct _SECURITY_ATTRIBUTES;
+__declspec(dllimport) void *__stdcall CreateFileA(const char *path, unsigned long access,
+                                                  unsigned long share,
+                                                  struct _SECURITY_ATTRIBUTES *security,
+                                                  unsigned long creation, unsigned long flags,
+                                                  void *like);
+__declspec(dllimport) int __stdcall FlushFileBuffers(void *file);
+__declspec(dllimport) int __stdcall CloseHandle(void *file);
+__declspec(dllimport) int __stdcall QueryPerformanceCounter(union _LARGE_INTEGER *ticks);
+__declspec(dllimport) int __stdcall QueryPerformanceFrequency(union _LARGE_INTEGER *ticks);
+__declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to,
+                                                unsigned long flags);
+#ifdef __cplusplus
+}
+#endif
+#elif defined(__unix__) || defined(__APPLE__)
 #define TSHI_POSIX 1
 #include <fcntl.h>    /* open */
 #include <sys/time.h> /* gettimeofday */
@@ -1593,7 +1619,8 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #else
 #define TSHI_VECTORS 0
 #endif
-#if TSHI_VECTORS && defined(__x86_64__)
+#if TSHI_VECTORS && defined(__x86_64__) && \
+    (!defined(_WIN32) || defined(__clang__) || defined(TSHARD_WINDOWS_AVX))
 #define TSHI_X86 1
 #else
 #define TSHI_X86 0
@@ -2270,7 +2297,12 @@ struct tshi_trace {
 };
 
 static int64_t tshi_trace_clock(void) {
-#if defined(CLOCK_MONOTONIC)
+#if defined(_WIN32)
+    int64_t ticks[2]; /* now, and of a second */
+    (void)QueryPerformanceCounter((union _LARGE_INTEGER *)&ticks[0]);
+    (void)QueryPerformanceFrequency((union _LARGE_INTEGER *)&ticks[1]);
+    return ticks[0] / ticks[1] * 1000000000 + ticks[0] % ticks[1] * 1000000000 / ticks[1];
+#elif defined(CLOCK_MONOTONIC)
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
@@ -16159,9 +16191,18 @@ static tsh_result tshi_io_write_item(const tshi_io *io, const tshi_io_item *item
 }
 
 /* Has the system put a file, or a folder's list of files, on the disk. Where it cannot be asked, as
- * outside POSIX, it does so in its own time. */
+ * for folders on Windows, it does so in its own time. */
 static int tshi_io_sync(const char *path, int folder) {
-#if TSHI_POSIX
+#if defined(_WIN32)
+    const unsigned long generic_write = 0x40000000, share_all = 7, open_existing = 3;
+    void *file;
+    int synced;
+    if (folder) return 1;
+    file = CreateFileA(path, generic_write, share_all, NULL, open_existing, 0, NULL);
+    synced = (intptr_t)file != -1 && FlushFileBuffers(file);
+    if ((intptr_t)file != -1) (void)CloseHandle(file);
+    return synced;
+#elif TSHI_POSIX
     const int fd = open(path, folder ? O_RDONLY : O_WRONLY);
     int synced;
     if (fd < 0) return 0;
@@ -16172,6 +16213,18 @@ static int tshi_io_sync(const char *path, int folder) {
     (void)path;
     (void)folder;
     return 1;
+#endif
+}
+
+/* Gives file `name` the place of file `path`, of which either the old or the new one is there. */
+static int tshi_io_rename(const char *name, const char *path) {
+#if defined(_WIN32) /* where rename replaces no file */
+    const unsigned long replace = 1, write_through = 8;
+    if (MoveFileExA(name, path, replace | write_through)) return 1;
+    errno = EACCES; /* it is a folder, read-only, or open in some program */
+    return 0;
+#else
+    return rename(name, path) == 0;
 #endif
 }
 
@@ -16187,10 +16240,7 @@ static void tshi_io_finish(tshi_io *io) {
         (void)tshi_io_refused(io, "cannot be written");
         return;
     }
-#ifdef _WIN32
-    (void)remove(io->path); /* rename replaces no file there */
-#endif
-    if (rename(name, io->path) != 0) {
+    if (!tshi_io_rename(name, io->path)) {
         (void)tshi_io_refused(io, "cannot be replaced");
         return;
     }
@@ -16543,19 +16593,27 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 /* -- reading: bytes ----------------------------------------------------------- */
 
+static int tshi_io_seek(FILE *file, int64_t by, int from) {
+#if defined(_WIN32)
+    return _fseeki64(file, by, from) == 0;
+#else
+    return fseek(file, (long)by, from) == 0;
+#endif
+}
+
 /* `bytes` bytes at `at` of the file; 0 where it ends before. Moves in steps that a long holds;
- * where long has 32 bits, the system may still refuse files over 2 GiB. */
+ * where long has 32 bits, a system other than Windows may still refuse files over 2 GiB. */
 static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     const int64_t most = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
     size_t got;
     errno = 0;
     if (at < io->place) {
-        if (fseek(io->file, 0, SEEK_SET) != 0) return 0;
+        if (!tshi_io_seek(io->file, 0, SEEK_SET)) return 0;
         io->place = 0;
     }
     while (io->place < at) {
         const int64_t step = tshi_base_min(at - io->place, most);
-        if (fseek(io->file, (long)step, SEEK_CUR) != 0) return 0;
+        if (!tshi_io_seek(io->file, step, SEEK_CUR)) return 0;
         io->place += step;
     }
     got = fread(to, 1, bytes, io->file);

@@ -20,6 +20,9 @@
  * - agree with the launchers of other hosts: each sees its own ranks end, by themselves or because
  *   the library told them of a lost peer, and counts its own restarts.
  */
+#ifdef _WIN32
+#error "tshard-run does not run on Windows: it starts and ends ranks with POSIX's fork and signals"
+#else
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
 #endif
@@ -957,3 +960,4 @@ int main(int argc, char **argv) {
     free(set.text);
     return code;
 }
+#endif

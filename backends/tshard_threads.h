@@ -109,14 +109,139 @@ TSH_API void tsh_threads_world_free(tsh_threads_world *world);
 #include <stdlib.h> /* calloc, getenv, strtod */
 #include <string.h>
 
+#if defined(_WIN32)
+#include <process.h> /* _beginthreadex */
+#else
 #include <pthread.h>
 #include <sched.h>  /* sched_yield */
 #include <time.h>   /* clock_gettime */
 #include <unistd.h> /* sysconf */
+#endif
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#if defined(_WIN32)
+/* -- Windows, from Vista on ------------------------------------------------- */
+
+/* As windows.h declares them: its macros (IN, OUT, near, small, ...) would reach the program. */
+struct _RTL_SRWLOCK;
+struct _RTL_CONDITION_VARIABLE;
+union _LARGE_INTEGER;
+#define TSHI_THREADS_DLL(type) __declspec(dllimport) type __stdcall
+TSHI_THREADS_DLL(void) AcquireSRWLockExclusive(struct _RTL_SRWLOCK *lock);
+TSHI_THREADS_DLL(void) ReleaseSRWLockExclusive(struct _RTL_SRWLOCK *lock);
+TSHI_THREADS_DLL(void) WakeConditionVariable(struct _RTL_CONDITION_VARIABLE *cond);
+TSHI_THREADS_DLL(int)
+SleepConditionVariableSRW(struct _RTL_CONDITION_VARIABLE *cond, struct _RTL_SRWLOCK *lock,
+                          unsigned long milliseconds, unsigned long flags);
+TSHI_THREADS_DLL(int) QueryPerformanceCounter(union _LARGE_INTEGER *ticks);
+TSHI_THREADS_DLL(int) QueryPerformanceFrequency(union _LARGE_INTEGER *ticks);
+TSHI_THREADS_DLL(unsigned long) GetActiveProcessorCount(unsigned short group);
+TSHI_THREADS_DLL(int) SwitchToThread(void);
+TSHI_THREADS_DLL(unsigned long) WaitForSingleObject(void *handle, unsigned long milliseconds);
+TSHI_THREADS_DLL(int) CloseHandle(void *handle);
+#undef TSHI_THREADS_DLL
+
+/* Either is one pointer, NULL at first. */
+typedef struct tshi_threads_mutex {
+    void *state;
+} tshi_threads_mutex;
+typedef struct tshi_threads_cond {
+    void *state;
+} tshi_threads_cond;
+
+typedef struct tshi_threads_thread {
+    void *handle;
+    void *(*main)(void *);
+    void *argument;
+} tshi_threads_thread;
+
+/* Nanoseconds since some moment in the past. */
+static int64_t tshi_threads_now(void) {
+    int64_t ticks[2]; /* now, and of a second */
+    (void)QueryPerformanceCounter((union _LARGE_INTEGER *)&ticks[0]);
+    (void)QueryPerformanceFrequency((union _LARGE_INTEGER *)&ticks[1]);
+    return ticks[0] / ticks[1] * 1000000000 + ticks[0] % ticks[1] * 1000000000 / ticks[1];
+}
+
+static int tshi_threads_cores(void) {
+    return (int)GetActiveProcessorCount(0xffff); /* of all processor groups */
+}
+
+static void tshi_threads_yield(void) {
+    (void)SwitchToThread();
+}
+
+/* These three return 0 if the system refuses. */
+static int tshi_threads_mutex_init(tshi_threads_mutex *mutex) {
+    mutex->state = NULL;
+    return 1;
+}
+
+static int tshi_threads_cond_init(tshi_threads_cond *cond) {
+    cond->state = NULL;
+    return 1;
+}
+
+static unsigned __stdcall tshi_threads_begin(void *argument) {
+    tshi_threads_thread *thread = (tshi_threads_thread *)argument;
+    (void)thread->main(thread->argument);
+    return 0;
+}
+
+/* With 8 MiB of stack, as on Linux. *thread must stay where it is until joined. */
+static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*main)(void *),
+                                     void *argument) {
+    const unsigned reservation = 0x10000; /* the 8 MiB are not committed at once */
+    thread->main = main;
+    thread->argument = argument;
+    thread->handle =
+        (void *)_beginthreadex(NULL, 8u << 20, tshi_threads_begin, thread, reservation, NULL);
+    return thread->handle != NULL;
+}
+
+static void tshi_threads_join_thread(tshi_threads_thread *thread) {
+    (void)WaitForSingleObject(thread->handle, 0xffffffff /* no limit */);
+    (void)CloseHandle(thread->handle);
+}
+
+static void tshi_threads_mutex_destroy(tshi_threads_mutex *mutex) {
+    (void)mutex;
+}
+
+static void tshi_threads_cond_destroy(tshi_threads_cond *cond) {
+    (void)cond;
+}
+
+static void tshi_threads_lock(tshi_threads_mutex *mutex) {
+    AcquireSRWLockExclusive((struct _RTL_SRWLOCK *)mutex);
+}
+
+static void tshi_threads_unlock(tshi_threads_mutex *mutex) {
+    ReleaseSRWLockExclusive((struct _RTL_SRWLOCK *)mutex);
+}
+
+static void tshi_threads_signal(tshi_threads_cond *cond) {
+    WakeConditionVariable((struct _RTL_CONDITION_VARIABLE *)cond);
+}
+
+/* Under the mutex. Returns 1 if tshi_threads_now() has reached `until`, 0 when signalled, or for no
+ * reason. Sleeps whole milliseconds, a minute at most. */
+static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *mutex,
+                                  int64_t until) {
+    int64_t left = until - tshi_threads_now();
+    if (left <= 0) return 1;
+    left = left / 1000000 + 1;
+    (void)SleepConditionVariableSRW((struct _RTL_CONDITION_VARIABLE *)cond,
+                                    (struct _RTL_SRWLOCK *)mutex,
+                                    left < 60000 ? (unsigned long)left : 60000, 0);
+    return tshi_threads_now() >= until;
+}
+
+#else
+/* -- POSIX ------------------------------------------------------------------ */
 
 /* Waits need a monotonic clock: with the time of day, someone who sets the clock back would make a
  * rank sleep past its time limit. Under -std=c99 glibc and musl hide clock_gettime (glibc: unless
@@ -180,8 +305,8 @@ static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*main)(
     return pthread_create(thread, NULL, main, argument) == 0;
 }
 
-static void tshi_threads_join_thread(tshi_threads_thread thread) {
-    (void)pthread_join(thread, NULL);
+static void tshi_threads_join_thread(tshi_threads_thread *thread) {
+    (void)pthread_join(*thread, NULL);
 }
 
 static void tshi_threads_mutex_destroy(tshi_threads_mutex *mutex) {
@@ -213,6 +338,9 @@ static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *m
     t.tv_nsec = (long)(until % 1000000000);
     return pthread_cond_timedwait(cond, mutex, &t) != 0;
 }
+
+#endif
+/* -- everywhere ------------------------------------------------------------- */
 
 /* `bytes` zeroed bytes on a cache line of their own. How far they lie behind malloc's block, 1 to
  * 64 bytes, stands in the byte before them. NULL: out of memory. */
@@ -1471,7 +1599,7 @@ static int tshi_threads_launch(tshi_threads_job *jobs, int nranks) {
             tsh_log_message(&jobs->desc->logger, "tsh_threads_run: %s (TSH_ERR_IO)", text);
         tshi_threads_raise(jobs->world, TSH_ERR_IO, started, text);
     }
-    for (int r = 0; r < started; r++) tshi_threads_join_thread(jobs[r].thread);
+    for (int r = 0; r < started; r++) tshi_threads_join_thread(&jobs[r].thread);
     for (int r = 0; r < nranks && result == 0; r++) result = r < started ? jobs[r].result : 1;
     return result;
 }

@@ -163,7 +163,9 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 /* ========================================================================== */
 #endif
 
-#if defined(TSHARD_IMPLEMENTATION) && !defined(TSHARD_UV_IMPLEMENTED)
+#if defined(TSHARD_IMPLEMENTATION) && defined(_WIN32)
+#error "tshard_uv.h does not run on Windows: beside libuv it uses POSIX sockets, poll and sendmsg"
+#elif defined(TSHARD_IMPLEMENTATION) && !defined(TSHARD_UV_IMPLEMENTED)
 #define TSHARD_UV_IMPLEMENTED
 /* ========================================================================== */
 /* >>uv-types                                       MARK: - uv-types (private) */

@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -18,12 +17,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/types.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#ifndef _WIN32
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#endif
 
 #ifdef TESTS_MPI
 #include "mpi_world.h"
@@ -227,11 +229,25 @@ static void *job_main(void *argument) {
 
 /* ------------------------------------------------------------------- a world */
 
+#ifdef _WIN32 /* where worlds are of threads only */
+UNUSED static void *shared_memory(size_t bytes) {
+    return calloc(1, bytes);
+}
+
+UNUSED static void shared_free(void *p, size_t bytes) {
+    (void)bytes;
+    free(p);
+}
+#else
 UNUSED static void *shared_memory(size_t bytes) {
     int zero = open("/dev/zero", O_RDWR);
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, zero, 0);
     (void)close(zero);
     return p == MAP_FAILED ? NULL : p;
+}
+
+UNUSED static void shared_free(void *p, size_t bytes) {
+    (void)munmap(p, bytes);
 }
 
 /* A listening socket on 127.0.0.1 and a port of the system's choice; -1: none. */
@@ -250,8 +266,9 @@ UNUSED static int listen_anywhere(int *port) {
     *port = ntohs(address.sin_port);
     return fd;
 }
+#endif
 
-__attribute__((format(printf, 2, 3))) static void world_fail(world *w, const char *format, ...) {
+TSH_PRINTF(2, 3) static void world_fail(world *w, const char *format, ...) {
     va_list list;
     if (w->failure[0]) return;
     va_start(list, format);
@@ -365,6 +382,7 @@ UNUSED static void world_tell(const world *w, int what) {
     for (int r = 0; r < w->desc.ranks; r++) job_tell(&w->jobs[r], what);
 }
 
+#ifndef _WIN32
 /* To the process of a rank. Returns the moment. */
 UNUSED static int64_t world_signal(world *w, int rank, int signal) {
     int64_t now = now_ns();
@@ -383,6 +401,21 @@ static void world_reap(world *w, int rank, int patient) {
     if (WIFEXITED(status) && WEXITSTATUS(status) != 0)
         world_fail(w, "the process of rank %d ended with code %d", rank, WEXITSTATUS(status));
 }
+
+static void world_kill(world *w, int rank) {
+    if (w->pid[rank] <= 0) return;
+    (void)world_signal(w, rank, SIGKILL);
+    world_reap(w, rank, 1);
+}
+#else
+static void world_reap(world *w, int rank, int patient) {
+    (void)w, (void)rank, (void)patient;
+}
+
+static void world_kill(world *w, int rank) {
+    (void)w, (void)rank;
+}
+#endif
 
 /* 1 when the processes of all ranks but `but` have ended, within so many seconds. */
 UNUSED static int world_wait(world *w, int but, double seconds) {
@@ -413,8 +446,7 @@ UNUSED static const char *world_end(world *w) {
         for (int r = 0; r < w->desc.ranks; r++) {
             if (w->pid[r] <= 0) continue;
             world_fail(w, "rank %d did not end within %g s", r, limit);
-            (void)world_signal(w, r, SIGKILL);
-            world_reap(w, r, 1);
+            world_kill(w, r);
         }
     }
     for (int r = 0; w->jobs && r < w->desc.ranks; r++)
@@ -424,12 +456,8 @@ UNUSED static const char *world_end(world *w) {
 
 /* Ends whatever a failed test left running. */
 UNUSED static void world_free(world *w) {
-    for (int r = 0; r < w->desc.ranks; r++) {
-        if (w->pid[r] <= 0) continue;
-        (void)world_signal(w, r, SIGKILL);
-        world_reap(w, r, 1);
-    }
-    if (w->jobs) (void)munmap(w->jobs, sizeof(job) * MAX_RANKS);
+    for (int r = 0; r < w->desc.ranks; r++) world_kill(w, r);
+    if (w->jobs) shared_free(w->jobs, sizeof(job) * MAX_RANKS);
     w->jobs = NULL;
 }
 

@@ -35,8 +35,7 @@ UNUSED static const int ranks_degrees[] = {1, 2, 3, 4, 8};
 static char ranks_failure[RANKS_MAX][RANKS_TEXT];
 static int ranks_follows[RANKS_MAX];
 
-UNUSED __attribute__((format(printf, 3, 4))) static int ranks_fail(tsh_ctx *ctx, int line,
-                                                                   const char *format, ...) {
+UNUSED TSH_PRINTF(3, 4) static int ranks_fail(tsh_ctx *ctx, int line, const char *format, ...) {
     int rank = tsh_world(ctx)->rank, used;
     char *text = ranks_failure[rank];
     const tsh_error *error = tsh_last_error(ctx);

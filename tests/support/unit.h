@@ -69,13 +69,14 @@ typedef struct unit_memory {
 
 typedef struct unit_header {
     size_t size, align;
+    void *raw; /* malloc's block */
 } unit_header;
 
 UNIT_UNUSED static void *unit_allocate(void *user, void *ptr, size_t old_size, size_t new_size,
                                        size_t align) {
     unit_memory *memory = (unit_memory *)user;
     unit_header header;
-    void *raw = NULL;
+    void *raw, *old = NULL;
     char *block = NULL;
     memory->calls++;
     if (align < sizeof header || (align & (align - 1)) || (!ptr && (old_size || !new_size)))
@@ -83,13 +84,17 @@ UNIT_UNUSED static void *unit_allocate(void *user, void *ptr, size_t old_size, s
     if (ptr) {
         memcpy(&header, (char *)ptr - sizeof header, sizeof header);
         if (header.size != old_size || header.align != align) memory->broken++;
+        old = header.raw;
     }
     if (new_size) {
         if (++memory->takes == memory->fail_at) return NULL;
-        if (posix_memalign(&raw, align, align + new_size)) return NULL;
+        raw = malloc(2 * align + new_size); /* at least `align` bytes before the block */
+        if (!raw) return NULL;
         block = (char *)raw + align;
+        block += (align - (uintptr_t)block % align) % align;
         header.size = new_size;
         header.align = align;
+        header.raw = raw;
         memcpy(block - sizeof header, &header, sizeof header);
         memset(block, 0xA5, new_size); /* nobody may count on zeros */
         if (ptr) memcpy(block, ptr, old_size < new_size ? old_size : new_size);
@@ -97,7 +102,7 @@ UNIT_UNUSED static void *unit_allocate(void *user, void *ptr, size_t old_size, s
         memory->bytes += (int64_t)new_size;
     }
     if (ptr) {
-        free((char *)ptr - align);
+        free(old);
         memory->blocks--;
         memory->bytes -= (int64_t)old_size;
     }
