@@ -254,9 +254,9 @@
  *                         also under -fvisibility=hidden
  * TSHARD_REAL             float (default) or double: the type of all values
  * TSHARD_NO_SIMD          portable C kernels only
- * TSHARD_WINDOWS_AVX      AVX kernels in gcc for Windows, too. Without its maker's patch for GCC bug
- *                         54412 (Debian and MSYS2 have it), that gcc keeps 32-byte vectors at
- *                         addresses that are multiples of 16 only, and the program crashes */
+ * TSHARD_WINDOWS_AVX      AVX kernels with gcc for Windows, too, which has them off: it may keep
+ *                         32-byte vectors at addresses that are multiples of 16 only, and crash
+ *                         (GCC bug 54412; the gcc of Debian and of MSYS2 is patched) */
 #ifndef TSHARD_REAL
 #define TSHARD_REAL float
 #endif
@@ -1619,7 +1619,7 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #else
 #define TSHI_VECTORS 0
 #endif
-#if TSHI_VECTORS && defined(__x86_64__) && \
+#if TSHI_VECTORS && defined(__x86_64__) &&                                                         \
     (!defined(_WIN32) || defined(__clang__) || defined(TSHARD_WINDOWS_AVX))
 #define TSHI_X86 1
 #else
@@ -2031,8 +2031,8 @@ static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, s
     if (new_size != SIZE_MAX)
         block = ctx->allocator.fn(ctx->allocator.user, ptr, old_size, new_size, TSHI_ALIGN);
     if (new_size && !block) {
-        (void)tsh_fail(ctx, TSH_ERR_MEMORY, "the allocator refused %lu bytes; the ctx holds %lu",
-                       (unsigned long)new_size, (unsigned long)ctx->mem.total);
+        (void)tsh_fail(ctx, TSH_ERR_MEMORY, "the allocator refused %llu bytes; the ctx holds %llu",
+                       (unsigned long long)new_size, (unsigned long long)ctx->mem.total);
         return NULL;
     }
     tshi_mem_count(&ctx->mem, kind, new_size, old_size);
@@ -9479,9 +9479,10 @@ static tsh_ctx *tshi_redistribute_io(const char *op, tsh_ctx *ctx, tsh_tensor *t
     size_t need = (size_t)n * tsh_dtype_size(tsh_dtype_of(t));
     if (!tshi_tensor_check_in(ctx, op, t)) return NULL;
     if (bytes == need && (data || !need)) return t->ctx;
-    (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: %lu bytes were given, the tensor's %s holds %lu",
-                   op, data ? (unsigned long)bytes : 0ul,
-                   extent == TSH_LOCAL ? "local piece" : "global shape", (unsigned long)need);
+    (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT,
+                   "%s: %llu bytes were given, the tensor's %s holds %llu", op,
+                   data ? (unsigned long long)bytes : 0ull,
+                   extent == TSH_LOCAL ? "local piece" : "global shape", (unsigned long long)need);
     return NULL;
 }
 
@@ -13012,14 +13013,14 @@ TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t siz
     if (!modules || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (!in || size < word * 8 || tshi_module_get(in, 0) != tshi_module_magic())
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                        "tsh_set_rng_state: %lu bytes are no state that tsh_rng_state wrote",
-                        in ? (unsigned long)size : 0ul);
+                        "tsh_set_rng_state: %llu bytes are no state that tsh_rng_state wrote",
+                        in ? (unsigned long long)size : 0ull);
     if (tshi_module_get(in, 1) != modules || size / 8 - word != modules || size % 8)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                        "tsh_set_rng_state: the state is of %lu modules and has %lu bytes; this "
-                        "tree has %lu modules, whose state has %lu",
-                        (unsigned long)tshi_module_get(in, 1), (unsigned long)size,
-                        (unsigned long)modules, (unsigned long)((modules + word) * 8));
+                        "tsh_set_rng_state: the state is of %llu modules and has %llu bytes; this "
+                        "tree has %llu modules, whose state has %llu",
+                        (unsigned long long)tshi_module_get(in, 1), (unsigned long long)size,
+                        (unsigned long long)modules, (unsigned long long)((modules + word) * 8));
     ctx->seed = tshi_module_get(in, 2);
     ctx->randn_calls = tshi_module_get(in, 3);
     ctx->dropout_calls = tshi_module_get(in, 4);
@@ -13579,7 +13580,7 @@ static void tshi_parallel_line(tsh_module *root, const tsh_module *m, int slot, 
         (void)fprintf(file, " on stage %d\n", t->stage - 1);
         return;
     }
-    (void)fprintf(file, " %lu\n", (unsigned long)bytes);
+    (void)fprintf(file, " %llu\n", (unsigned long long)bytes);
     sum->parameters += tsh_numel(t);
     sum->local += tsh_local_numel(t);
     sum->bytes += bytes;
@@ -13595,9 +13596,9 @@ TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file) {
     for (m = module; m; m = tshi_module_next(module, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++)
             if (m->param[i]) tshi_parallel_line(module, m, i, &sum, file);
-    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %lu bytes\n",
+    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n",
                   (long long)sum.parameters, module->ctx->tp.rank, module->ctx->tp.size,
-                  (long long)sum.local, (unsigned long)sum.bytes);
+                  (long long)sum.local, (unsigned long long)sum.bytes);
     return tshi_parallel_written(module->ctx, "tsh_summary", file);
 }
 
@@ -15998,8 +15999,8 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_io_put_header(io, &text);
     if (text.used > TSHI_IO_HEADER) {
         (void)tsh_fail(io->ctx, TSH_ERR_UNSUPPORTED,
-                       "%s: the header of %d tensors is %lu bytes, a file holds at most %d", io->op,
-                       io->items, (unsigned long)text.used, (int)TSHI_IO_HEADER);
+                       "%s: the header of %d tensors is %llu bytes, a file holds at most %d",
+                       io->op, io->items, (unsigned long long)text.used, (int)TSHI_IO_HEADER);
         return;
     }
     block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, text.used + 1);
@@ -16280,8 +16281,8 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
 /* The header is not what it should be here. */
 static int tshi_io_bad(const tshi_io *io, const char *what) {
     (void)tsh_fail(io->ctx, TSH_ERR_IO,
-                   "%s: \"%.200s\" is no safetensors file: %s at byte %lu of its header", io->op,
-                   io->path, what, (unsigned long)(io->at - io->text));
+                   "%s: \"%.200s\" is no safetensors file: %s at byte %llu of its header", io->op,
+                   io->path, what, (unsigned long long)(io->at - io->text));
     return 0;
 }
 
@@ -16810,12 +16811,13 @@ static int tshi_load_match_all(tshi_io *io) {
         if (!more++) strange = name;
     }
     if (!lacks && !strange) return 1;
-    (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
-                   "%s: \"%.128s\" lacks %d of the model's tensors%s%s%.96s%s and has %lu that the "
-                   "model lacks%s%s%s",
-                   io->op, io->path, missing, lacks ? " (\"" : "", prefix, lacks ? lacks : "",
-                   lacks ? "\")" : "", (unsigned long)more, strange ? " (\"" : "",
-                   strange ? tshi_io_quote(strange, quote) : "", strange ? "\")" : "");
+    (void)tsh_fail(
+        io->ctx, TSH_ERR_ARGUMENT,
+        "%s: \"%.128s\" lacks %d of the model's tensors%s%s%.96s%s and has %llu that the "
+        "model lacks%s%s%s",
+        io->op, io->path, missing, lacks ? " (\"" : "", prefix, lacks ? lacks : "",
+        lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "",
+        strange ? tshi_io_quote(strange, quote) : "", strange ? "\")" : "");
     return 0;
 }
 

@@ -197,8 +197,8 @@ static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*main)(
     const unsigned reservation = 0x10000; /* the 8 MiB are not committed at once */
     thread->main = main;
     thread->argument = argument;
-    thread->handle =
-        (void *)_beginthreadex(NULL, 8u << 20, tshi_threads_begin, thread, reservation, NULL);
+    thread->handle = (void *)_beginthreadex(NULL, 8u << 20, tshi_threads_begin, thread, reservation,
+                                            NULL);
     return thread->handle != NULL;
 }
 
@@ -252,7 +252,7 @@ static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *m
 #define TSHI_THREADS_CLOCK CLOCK_MONOTONIC
 #elif defined(__linux__)
 #define TSHI_THREADS_CLOCK 1
-#if defined(__USE_TIME64_REDIRECTS) || defined(_REDIR_TIME64) || \
+#if defined(__USE_TIME64_REDIRECTS) || defined(_REDIR_TIME64) ||                                   \
     (defined(__USE_TIME_BITS64) && defined(__TIMESIZE) && __TIMESIZE == 32)
 /* A 64-bit time_t beside a 32-bit long: the plain name is the function for the older time_t. */
 extern int clock_gettime(int clock, struct timespec *time) __asm__("__clock_gettime64");

@@ -205,7 +205,8 @@ def main():
         for name, test in tests:
             if args.only in name or test is starts:
                 ends.append((name,) + outcome(test))
-                print("%6.0f s  %-8s %s" % (time.monotonic() - begin, ends[-1][1], name), flush=True)
+                print("%6.0f s  %-8s %s" % (time.monotonic() - begin, ends[-1][1], name))
+                sys.stdout.flush()
     finally:  # ends the wine that has this folder as its prefix, and no other
         if shutil.which("wineserver") or os.path.exists("/usr/lib/wine/wineserver"):
             call([shutil.which("wineserver") or "/usr/lib/wine/wineserver", "-k"], WINE_LIMIT,

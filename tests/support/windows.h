@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define WINDOWS_UNUSED __attribute__((unused))
+#define WINDOWS_UNUSED    __attribute__((unused))
 #define mkdir(path, mode) _mkdir(path)
 
 WINDOWS_UNUSED static int setenv(const char *name, const char *value, int overwrite) {
@@ -20,10 +20,13 @@ WINDOWS_UNUSED static int setenv(const char *name, const char *value, int overwr
     return _putenv_s(name, value);
 }
 
-/* The last six characters become the number of this process. */
+/* The last six characters become a number that no folder has yet. */
 WINDOWS_UNUSED static char *mkdtemp(char *path) {
-    (void)snprintf(path + strlen(path) - 6, 7, "%06d", _getpid() % 1000000);
-    return _mkdir(path) == 0 ? path : NULL;
+    for (int i = 0; i < 1000; i++) {
+        (void)snprintf(path + strlen(path) - 6, 7, "%06d", (_getpid() * 1000 + i) % 1000000);
+        if (_mkdir(path) == 0) return path;
+    }
+    return NULL;
 }
 
 #endif
