@@ -1582,9 +1582,12 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #endif
 
 #define TSHI_R(x) ((tsh_real)(x))
-/* Of functions that AVX kernels call: where gcc knows that a callee leaves some registers alone, it
- * does not clear the upper halves of any before the call, and two changes between SSE and AVX are
- * 200 cycles. */
+/* For the time that it takes to compile: TSHI_OUTLINE is for functions with many callers that gain
+ * nothing from being inlined, TSHI_COLD for those that run once or seldom (models, files, checks,
+ * errors): they, and what only they call, are optimised for size.
+ * TSHI_APART is for functions that AVX kernels call: where gcc knows that a callee leaves some
+ * registers alone, it does not clear the upper halves of any before the call, and two changes
+ * between SSE and AVX are 200 cycles. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 8
 #define TSHI_ALONE noipa
 #else
@@ -1594,12 +1597,16 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #define TSHI_RESTRICT       __restrict
 #define TSHI_INLINE         static inline __attribute__((always_inline))
 #define TSHI_APART          static __attribute__((TSHI_ALONE))
+#define TSHI_OUTLINE        static __attribute__((noinline))
+#define TSHI_COLD           __attribute__((cold))
 #define TSHI_PREFETCH(p)    __builtin_prefetch(p)
 #define TSHI_PREFETCH_L2(p) __builtin_prefetch(p, 0, 2)
 #else
 #define TSHI_RESTRICT
 #define TSHI_INLINE         static
 #define TSHI_APART          static
+#define TSHI_OUTLINE        static
+#define TSHI_COLD
 #define TSHI_PREFETCH(p)    ((void)(p))
 #define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
@@ -1902,7 +1909,7 @@ TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) 
 }
 
 /* Gives the logger the ctx's error, once. `learnt`: it came from another rank. */
-static void tshi_error_log(tsh_ctx *ctx, int learnt) {
+static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int learnt) {
     char text[TSH_MESSAGE_SIZE + 64] = "";
     if (ctx->logged || !ctx->logger.fn) return;
     ctx->logged = 1;
@@ -1916,7 +1923,7 @@ static void tshi_error_log(tsh_ctx *ctx, int learnt) {
 
 /* A local error ends the world: peers inside a collective get it too, with this rank named. The
  * logger is given it here, not where it is recorded: until now tsh_clear_error could undo it. */
-static void tshi_error_tell(tsh_ctx *ctx) {
+static TSHI_COLD void tshi_error_tell(tsh_ctx *ctx) {
     tsh_error told = ctx->error;
     if (ctx->error.code == TSH_OK) return;
     tshi_error_log(ctx, 0);
@@ -1929,7 +1936,7 @@ static void tshi_error_tell(tsh_ctx *ctx) {
 }
 
 /* Takes over the world's verdict, if there is one and ctx has no error of its own. */
-static tsh_result tshi_error_learn(tsh_ctx *ctx) {
+TSHI_OUTLINE tsh_result tshi_error_learn(tsh_ctx *ctx) {
     tsh_error verdict;
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
         ctx->world.ops->status(&ctx->world, &verdict) != TSH_OK) {
@@ -1941,14 +1948,15 @@ static tsh_result tshi_error_learn(tsh_ctx *ctx) {
 }
 
 TSH_PRINTF(3, 0)
-static void tshi_error_keep(tsh_ctx *ctx, tsh_result code, const char *format, va_list list) {
+static TSHI_COLD void tshi_error_keep(tsh_ctx *ctx, tsh_result code, const char *format,
+                                      va_list list) {
     if (!ctx || ctx->error.code != TSH_OK) return;
     ctx->error.code = code;
     ctx->error.rank = ctx->world.rank;
     (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
 }
 
-TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...) {
+TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...) {
     va_list list;
     va_start(list, format);
     tshi_error_keep(ctx, code, format, list);
@@ -1958,7 +1966,8 @@ TSH_API tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, .
 
 /* tsh_fail for functions that return a tensor. */
 TSH_PRINTF(3, 4)
-static tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, const char *format, ...) {
+static TSHI_COLD tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, const char *format,
+                                             ...) {
     va_list list;
     va_start(list, format);
     tshi_error_keep(ctx, code, format, list);
@@ -1967,7 +1976,7 @@ static tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, const char *fo
 }
 
 /* What a collective of this ctx returned: the verdict, or what the front door refused. */
-static tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const char *what) {
+TSHI_OUTLINE tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const char *what) {
     if (result != TSH_OK && tshi_error_learn(ctx) == TSH_OK)
         (void)tsh_fail(ctx, result, "%s: %s", what, tsh_result_text(result));
     return result;
@@ -2147,7 +2156,7 @@ static tshi_block *tshi_mem_step(tsh_ctx *ctx, size_t size) {
 }
 
 /* A block of at least `bytes` bytes, one reference held. Step memory comes from the pool. */
-static tshi_block *tshi_mem_take(tsh_ctx *ctx, int kind, size_t bytes) {
+TSHI_OUTLINE tshi_block *tshi_mem_take(tsh_ctx *ctx, int kind, size_t bytes) {
     size_t size;
     tshi_block *block;
     if (bytes > SIZE_MAX / 4) bytes = SIZE_MAX / 4;
@@ -2329,8 +2338,8 @@ static int64_t tshi_trace_start(const tsh_ctx *ctx) {
 }
 
 /* What began then and ends now; NULL: there is no room. */
-static tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char *name, int64_t begin,
-                                  int64_t bytes) {
+TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char *name,
+                                        int64_t begin, int64_t bytes) {
     tshi_event *event = NULL;
     if (trace->count < trace->desc.limit)
         event = (tshi_event *)tshi_mem_book(trace->ctx, &trace->arena, sizeof *event);
@@ -2680,7 +2689,7 @@ static int tshi_layout_same_cut(const tsh_layout *a, const tsh_layout *b, int64_
     return 1;
 }
 
-static int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, const int64_t *dim,
+TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, const int64_t *dim,
                              int size) {
     if (a->kind != b->kind) return 0;
     if (a->kind != TSH_SHARDED) return 1;
@@ -2978,7 +2987,7 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
  * in local row-major order: `global` is the flat global index of the run's first element, `local`
  * that of the piece. */
 typedef void (*tshi_run_fn)(void *user, int64_t global, int64_t local, int64_t length);
-static void tshi_tensor_runs(const tsh_tensor *t, tshi_run_fn fn, void *user) {
+TSHI_OUTLINE void tshi_tensor_runs(const tsh_tensor *t, tshi_run_fn fn, void *user) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t rows, row, at = 0, outer = 1, inner = 1, length;
     int d, s, n = 1, cut = t->layout.kind == TSH_SHARDED ? t->layout.dim : -1;
@@ -3291,7 +3300,7 @@ static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t
 }
 
 /* The same, and dtype TSH_REAL on all. */
-static tsh_ctx *tshi_tensor_check_real(const char *op, tsh_tensor *const *in, int n) {
+TSHI_OUTLINE tsh_ctx *tshi_tensor_check_real(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check(op, in, n);
     int i;
     for (i = 0; ctx && i < n; i++) {
@@ -3473,7 +3482,7 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* -- initial values, by name ------------------------------------------------ */
 
-static tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const tsh_init *desc,
+TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const tsh_init *desc,
                                    tsh_init usual) {
     char text[TSHI_TEXT_SIZE];
     tsh_init init = desc ? *desc : usual;
@@ -4335,7 +4344,7 @@ static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
 
 /* An operand of tensor t's shape, aligned right; where t has global length 1 and the space has not,
  * it stands still. */
-static void tshi_kernel_operand(tshi_loop *loop, const tsh_tensor *t, void *data,
+TSHI_OUTLINE void tshi_kernel_operand(tshi_loop *loop, const tsh_tensor *t, void *data,
                                 const int64_t *stride, size_t width) {
     int d, skip = loop->ndim - t->ndim;
     for (d = 0; d < skip; d++) loop->stride[loop->n][d] = 0;
@@ -4410,7 +4419,7 @@ static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
 
 /* Runs a kernel, which writes to operand 0, over the whole space; the threads share the outermost
  * dimension along which that moves. */
-static void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const double *p) {
+TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const double *p) {
     enum { LEAST = 1 << 15 }; /* elements that are worth a thread */
     tshi_cut_loop all;
     int64_t count = 1;
@@ -4527,7 +4536,7 @@ static void *tshi_kernel_packed(const tsh_tensor *t, tshi_block **scratch) {
 
 /* The rows of a tensor as gemm sees them: the leading dimensions as one of `rows` with step
  * `stride`; 0 where strides do not allow it. */
-static int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride) {
+TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride) {
     int64_t step = 0;
     int d;
     *rows = tshi_tensor_product(t->local, t->ndim - 1);
@@ -5460,7 +5469,7 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
     return TSH_OK;
 }
 
-static tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
+TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     tsh_req req;
     tsh_result result = tsh_start(comm, coll, &req);
     return result != TSH_OK ? result : tsh_wait(comm, req);
@@ -5680,39 +5689,33 @@ TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, in
     return comm;
 }
 
-typedef void (*tshi_comm_fold_fn)(void *TSHI_RESTRICT out, const void *TSHI_RESTRICT left,
-                                  const void *TSHI_RESTRICT right, int64_t n);
+/* Folds n elements, a multiple of TSHI_COMM_RUN; `out` may be `left`, `right` or both. */
+typedef void (*tshi_comm_fold_fn)(void *out, const void *left, const void *right, int64_t n);
 
 /* Rule 5's arithmetic. Runs of a fixed length are what compilers vectorise at every level of
- * optimisation. */
+ * optimisation; where `out` is an operand they have to be told that no element depends on another
+ * (clang would check addresses at run time, and work on single elements). */
 enum { TSHI_COMM_RUN = 32 };
+#if defined(__clang__)
+#define TSHI_COMM_LANES _Pragma("clang loop unroll(disable) vectorize(assume_safety)")
+#else
+#define TSHI_COMM_LANES TSHI_LANES
+#endif
 
-/* out = expression of l and r, which are x's and y's elements. One copy per way that out may be an
- * operand, so that in each no two names stand for one buffer that is written. */
-#define TSHI_COMM_PASS(name, type, x, y, expression)                                               \
-    static void tshi_comm_##name(void *TSHI_RESTRICT out_, const void *TSHI_RESTRICT left_,        \
-                                 const void *TSHI_RESTRICT right_, int64_t n) {                    \
+/* out = expression of l and r. */
+#define TSHI_COMM_FOLD(name, type, expression)                                                     \
+    static void tshi_comm_##name(void *out_, const void *left_, const void *right_, int64_t n) {   \
         type *out = (type *)out_;                                                                  \
         const type *left = (const type *)left_, *right = (const type *)right_;                     \
-        int64_t at = 0;                                                                            \
-        (void)left;                                                                                \
-        (void)right;                                                                               \
-        for (; at + TSHI_COMM_RUN <= n; at += TSHI_COMM_RUN) {                                     \
-            for (int i = 0; i < TSHI_COMM_RUN; i++) {                                              \
-                const type l = x[at + i], r = y[at + i];                                           \
+        int64_t at;                                                                                \
+        int i;                                                                                     \
+        for (at = 0; at < n; at += TSHI_COMM_RUN) {                                                \
+            TSHI_COMM_LANES for (i = 0; i < TSHI_COMM_RUN; i++) {                                  \
+                const type l = left[at + i], r = right[at + i];                                    \
                 out[at + i] = expression;                                                          \
             }                                                                                      \
         }                                                                                          \
-        for (; at < n; at++) {                                                                     \
-            const type l = x[at], r = y[at];                                                       \
-            out[at] = expression;                                                                  \
-        }                                                                                          \
     }
-#define TSHI_COMM_FOLD(name, type, expression)                                                     \
-    TSHI_COMM_PASS(name, type, left, right, expression)                                            \
-    TSHI_COMM_PASS(name##_left, type, out, right, expression)                                      \
-    TSHI_COMM_PASS(name##_right, type, left, out, expression)                                      \
-    TSHI_COMM_PASS(name##_both, type, out, out, expression)
 /* Of equal values the left one stays; a NaN on either side stays. */
 #define TSHI_COMM_FLOAT(suffix, type)                                                              \
     TSHI_COMM_FOLD(sum_##suffix, type, (l + r))                                                    \
@@ -5739,23 +5742,34 @@ TSHI_COMM_INTEGER(i64, int64_t, uint64_t)
 #undef TSHI_COMM_INTEGER
 #undef TSHI_COMM_FLOAT
 #undef TSHI_COMM_FOLD
-#undef TSHI_COMM_PASS
+#undef TSHI_COMM_LANES
 
 TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
                            tsh_dtype dtype, tsh_redop op) {
-#define TSHI_COMM_FORMS(name)                                                                      \
-    { tshi_comm_##name, tshi_comm_##name##_left, tshi_comm_##name##_right, tshi_comm_##name##_both }
 #define TSHI_COMM_ROW(op)                                                                          \
-    {                                                                                              \
-        TSHI_COMM_FORMS(op##_f32), TSHI_COMM_FORMS(op##_f64), TSHI_COMM_FORMS(op##_i32),           \
-            TSHI_COMM_FORMS(op##_i64)                                                              \
-    }
-    static const tshi_comm_fold_fn table[5][4][4] = {TSHI_COMM_ROW(sum), TSHI_COMM_ROW(prod),
-                                                     TSHI_COMM_ROW(min), TSHI_COMM_ROW(max),
-                                                     TSHI_COMM_ROW(sum)};
+    { tshi_comm_##op##_f32, tshi_comm_##op##_f64, tshi_comm_##op##_i32, tshi_comm_##op##_i64 }
+    static const tshi_comm_fold_fn table[5][4] = {TSHI_COMM_ROW(sum), TSHI_COMM_ROW(prod),
+                                                  TSHI_COMM_ROW(min), TSHI_COMM_ROW(max),
+                                                  TSHI_COMM_ROW(sum)};
 #undef TSHI_COMM_ROW
-#undef TSHI_COMM_FORMS
-    table[op][dtype][(out == left) + 2 * (out == right)](out, left, right, n);
+    const tshi_comm_fold_fn fold = table[op][dtype];
+    const size_t size = tsh_dtype_size(dtype);
+    const int64_t rest = n % TSHI_COMM_RUN, whole = n - rest;
+    if (whole) fold(out, left, right, whole);
+    if (rest) { /* the last few, padded with zeros to a run */
+        union {
+            float f32[TSHI_COMM_RUN];
+            double f64[TSHI_COMM_RUN];
+            int64_t i64[TSHI_COMM_RUN];
+        } l, r;
+        const size_t at = (size_t)whole * size, bytes = (size_t)rest * size;
+        memset(&l, 0, TSHI_COMM_RUN * size);
+        memset(&r, 0, TSHI_COMM_RUN * size);
+        memcpy(&l, (const char *)left + at, bytes);
+        memcpy(&r, (const char *)right + at, bytes);
+        fold(&l, &l, &r, TSHI_COMM_RUN);
+        memcpy((char *)out + at, &l, bytes);
+    }
 }
 
 TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size) {
@@ -5904,7 +5918,7 @@ struct tshi_bucket {
 };
 
 /* Where chunk k of a leaf starts. */
-static int64_t tshi_bucket_chunk(const tsh_tensor *leaf, int k) {
+TSHI_OUTLINE int64_t tshi_bucket_chunk(const tsh_tensor *leaf, int k) {
     return tsh_coll_chunk(tsh_local_numel(leaf), leaf->ctx->dp.size, k);
 }
 
@@ -6258,7 +6272,7 @@ static int tshi_tape_is_whole(const tsh_tensor *t) {
 }
 
 /* Where the op adds its gradient of input i; 0 where none is wanted. */
-static int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
+TSHI_OUTLINE int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i];
     if (!t || !t->base->wants) return 0;
     return tshi_tape_open(t, tshi_tape_accumulator(node, i), dest);
@@ -6278,7 +6292,7 @@ static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
 }
 
 /* The same, zeroed where nothing was there yet: for ops that only add. */
-static int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
+TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
     if (!tshi_tape_dest(node, i, dest)) return 0;
     if (!dest->add)
         memset(tshi_mem_data(tshi_tape_accumulator(node, i)->block), 0,
@@ -6882,7 +6896,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
 }
 
 /* There is not even memory for a ctx: tells the logger, and the ranks that wait for this one. */
-static tsh_result tshi_context_no_memory(const tsh_desc *desc) {
+static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     tsh_comm world = desc->comm;
     tsh_error error = {TSH_ERR_MEMORY, -1, ""};
     error.rank = world.ops ? world.rank : -1;
@@ -6895,7 +6909,7 @@ static tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     return TSH_ERR_MEMORY;
 }
 
-TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
+TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     tsh_desc usual;
     tsh_ctx *ctx;
     memset(&usual, 0, sizeof usual);
@@ -6911,7 +6925,7 @@ TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     return ctx->error.code;
 }
 
-TSH_API void tsh_close(tsh_ctx *ctx) {
+TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     tsh_allocator allocator;
     tshi_micro *micro;
     if (!ctx) return;
@@ -7028,7 +7042,7 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
     return 1;
 }
 
-static int tshi_map_refuse(const char *op, const tsh_tensor *a, const tsh_tensor *b,
+static TSHI_COLD int tshi_map_refuse(const char *op, const tsh_tensor *a, const tsh_tensor *b,
                            const char *mend) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
     (void)tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s", op,
@@ -9531,7 +9545,7 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     return ctx->error.code;
 }
 
-TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
+TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
     char form[TSHI_TEXT_SIZE];
     tshi_block *scratch;
     const void *values;
@@ -12359,7 +12373,7 @@ static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) 
 /* -- forward ---------------------------------------------------------------- */
 
 /* The next module in pre-order below root; NULL at the end. */
-static tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
+TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
     if (module->first) return module->first;
     while (module != root && !module->next) module = module->parent;
     return module == root ? NULL : module->next;
@@ -12737,7 +12751,7 @@ static void tshi_module_lay(tsh_tensor *t, const tsh_layout *layout) {
     t->block = block;
 }
 
-TSH_API tsh_module *tsh_add_module(tsh_module *parent, const char *name,
+TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *name,
                                    const tsh_module_desc *desc) {
     tsh_module *module = tshi_module_add(parent, name, &tshi_module_container);
     if (module && desc) module->forward = desc->forward;
@@ -12813,7 +12827,7 @@ static tsh_module *tshi_module_follow(tsh_module *module, const char *path, size
     return module;
 }
 
-TSH_API tsh_module *tsh_find(tsh_module *module, const char *path) {
+TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     tsh_module *found;
     char alike[TSH_MESSAGE_SIZE / 2] = "";
     if (!module) return NULL;
@@ -12839,7 +12853,7 @@ static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_
     return NULL;
 }
 
-TSH_API tsh_tensor *tsh_param(tsh_module *module, const char *path) {
+TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
     tsh_module *owner;
     tsh_tensor *found;
     if (!module) return NULL;
@@ -12875,7 +12889,7 @@ static void tshi_module_params(tsh_module *module, int all,
                 fn(m->param[i]->path, m->param[i], user);
 }
 
-TSH_API void tsh_each_param(tsh_module *module,
+TSH_API TSHI_COLD void tsh_each_param(tsh_module *module,
                             void (*fn)(const char *path, tsh_tensor *param, void *user),
                             void *user) {
     if (module && fn) tshi_module_params(module, 0, fn, user);
@@ -12891,7 +12905,7 @@ TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
     return child;
 }
 
-TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
+TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
     tsh_tensor *old = module ? tsh_param(module, name) : NULL;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_module *m;
@@ -12912,7 +12926,7 @@ TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *sou
     return TSH_OK;
 }
 
-TSH_API tsh_result tsh_materialize(tsh_module *module) {
+TSH_API TSHI_COLD tsh_result tsh_materialize(tsh_module *module) {
     tsh_module *m;
     int i;
     if (!module) return TSH_ERR_ARGUMENT;
@@ -12922,7 +12936,7 @@ TSH_API tsh_result tsh_materialize(tsh_module *module) {
     return module->ctx->error.code;
 }
 
-TSH_API tsh_result tsh_reset_parameters(tsh_module *module) {
+TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
     tsh_module *m;
     int i;
     if (!module) return TSH_ERR_ARGUMENT;
@@ -12988,7 +13002,7 @@ static uint64_t tshi_module_get(const unsigned char *state, size_t word) {
     return value;
 }
 
-TSH_API size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
+TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     unsigned char *out = (unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
     size_t word = TSHI_STATE_HEAD, need = ((size_t)modules + word) * 8;
@@ -13005,7 +13019,7 @@ TSH_API size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     return need;
 }
 
-TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size) {
+TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size) {
     const unsigned char *in = (const unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
     size_t word = TSHI_STATE_HEAD;
@@ -13199,7 +13213,7 @@ static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, 
     return tshi_nn_give(module, x);
 }
 
-TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
+TSH_API TSHI_COLD tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc) {
     static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward, TSHI_NN_SEQUENCE, NULL};
     const tsh_init ones = tshi_tensor_init_of(TSH_INIT_ONES, 0, 0),
@@ -13212,7 +13226,7 @@ TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
     return tshi_module_done(module);
 }
 
-TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
+TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc) {
     static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward, TSHI_NN_SEQUENCE, NULL};
     const tsh_init ones = tshi_tensor_init_of(TSH_INIT_ONES, 0, 0);
@@ -13223,7 +13237,7 @@ TSH_API tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
     return tshi_module_done(module);
 }
 
-TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
+TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
     static const tshi_kind kind = {"dropout", tshi_nn_dropout_forward, TSHI_NN_SEQUENCE, NULL};
     tsh_module *module = tshi_module_add(parent, name, &kind);
     if (module) module->number = p;
@@ -13503,7 +13517,8 @@ static void tshi_parallel_apply(const tshi_choice *choice) {
     m->gives = tshi_parallel_keep(m->ctx, rule->gather_output ? &whole : rule->output);
 }
 
-TSH_API tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules, int count) {
+TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules,
+                                             int count) {
     tshi_block *block;
     int i, n;
     if (!module || (count && !rules)) return TSH_ERR_ARGUMENT;
@@ -13530,8 +13545,8 @@ static tsh_result tshi_parallel_written(tsh_ctx *ctx, const char *op, FILE *file
     return ctx->error.code;
 }
 
-TSH_API tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules, int count,
-                                   FILE *file) {
+TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_rule *rules,
+                                             int count, FILE *file) {
     tshi_block *block;
     const tshi_choice *choices;
     int i, c, n, matched;
@@ -13586,7 +13601,7 @@ static void tshi_parallel_line(tsh_module *root, const tsh_module *m, int slot, 
     sum->bytes += bytes;
 }
 
-TSH_API tsh_result tsh_summary(tsh_module *module, FILE *file) {
+TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
     tshi_totals sum = {0, 0, 0};
     tsh_module *m;
     int i;
@@ -13642,7 +13657,7 @@ static void tshi_parallel_params(tsh_module *module, const tsh_linear_desc *desc
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
 }
 
-TSH_API tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
+TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
                                    const tsh_linear_desc *desc) {
     static const tshi_kind kind = {"linear", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
                                    tshi_nn_linear_layouts};
@@ -13694,7 +13709,7 @@ static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule 
     return tshi_module_done(module);
 }
 
-TSH_API tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
+TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
                                        const tsh_classifier_desc *desc) {
     static const tshi_kind kind = {"classifier", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
                                    tshi_nn_linear_layouts};
@@ -13733,7 +13748,7 @@ static int tshi_parallel_adopts(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
     return ctx->error.code == TSH_OK;
 }
 
-TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
+TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
                                       const tsh_embedding_desc *desc) {
     static const tshi_kind kind = {"embedding", tshi_nn_embedding_forward, TSHI_PARALLEL_EMBEDDING,
                                    tshi_nn_embedding_layouts};
@@ -13777,7 +13792,7 @@ static tshi_argument *tshi_policy_named(const tsh_module *module, const char *na
     return argument;
 }
 
-TSH_API tsh_result tsh_set_argument(tsh_module *module, const char *name, int64_t value) {
+TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *name, int64_t value) {
     tshi_argument *argument;
     if (!module) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
@@ -14105,7 +14120,7 @@ static const tsh_policy tshi_policy_shipped[] = {
      tshi_policy_bert_down, NULL, NULL},
 };
 
-TSH_API const tsh_policy *tsh_policy_find(const char *name) {
+TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
     size_t i;
     for (i = 0; name && i < sizeof tshi_policy_shipped / sizeof *tshi_policy_shipped; i++)
         if (strcmp(tshi_policy_shipped[i].name, name) == 0) return &tshi_policy_shipped[i];
@@ -14392,7 +14407,7 @@ static tsh_result tshi_policy_unmatched(tsh_module *root, const tsh_policy *poli
                     root->path, alike);
 }
 
-TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
+TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
     tshi_policy_pass pass;
     tshi_block *block;
     size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, room;
@@ -14845,7 +14860,7 @@ static int tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
     return 0;
 }
 
-TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
+TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     tsh_optim *optim;
     if (!ctx || ctx->error.code != TSH_OK || (desc && !tshi_optim_check(ctx, desc))) return NULL;
@@ -14876,7 +14891,7 @@ static const char *tshi_optim_below(const tsh_module *module, const tsh_tensor *
     return param->path + n + 1;
 }
 
-TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
+TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay) {
     int i, matched = 0;
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
@@ -15608,7 +15623,8 @@ static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
     ctx->pipeline = p;
 }
 
-TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline_desc *desc) {
+TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
+                                                 const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = container ? container->ctx : NULL;
     tsh_pipeline *p;
     if (!ctx || ctx->error.code != TSH_OK || !tshi_pipeline_check(container, desc)) return NULL;
@@ -16251,7 +16267,8 @@ static void tshi_io_finish(tshi_io *io) {
     (void)tshi_io_sync(slash ? name : ".", 1); /* the file is there: too late for an error */
 }
 
-TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim) {
+TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
+                                      const tsh_optim *optim) {
     tshi_io io;
     tsh_ctx *ctx;
     int i;
@@ -16901,7 +16918,7 @@ static tsh_result tshi_load_all(tshi_io *io, tsh_optim *optim) {
     return ctx->error.code;
 }
 
-TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim) {
+TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim) {
     tshi_io io;
     tsh_ctx *ctx;
     if (!module) return TSH_ERR_ARGUMENT;
@@ -17124,7 +17141,7 @@ static void tshi_check_axes(tsh_module *module, int tied) {
     tshi_mem_drop(ctx, block);
 }
 
-TSH_API int tsh_check_replicas(tsh_module *module) {
+TSH_API TSHI_COLD int tsh_check_replicas(tsh_module *module) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     if (!ctx || !tsh_ok(ctx)) return 0;
     tshi_check_axes(module, 0);
@@ -17192,8 +17209,8 @@ static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t s
     return worst;
 }
 
-TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
-                             double eps, int64_t samples) {
+TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n,
+                                       void *user, double eps, int64_t samples) {
     tshi_gradcheck c;
     double worst = 0, one;
     int i;
@@ -17339,7 +17356,7 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
     tshi_trace_file_flush(out);
 }
 
-TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
+TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
     tshi_arena arena;
     tshi_trace *trace;
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
@@ -17361,7 +17378,7 @@ TSH_API tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
     return TSH_OK;
 }
 
-TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
+TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
     tshi_trace_file out;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK && !ctx->trace)
@@ -17407,6 +17424,8 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_RESTRICT
 #undef TSHI_INLINE
 #undef TSHI_APART
+#undef TSHI_OUTLINE
+#undef TSHI_COLD
 #undef TSHI_ALONE
 #undef TSHI_PREFETCH
 #undef TSHI_PREFETCH_L2
