@@ -3913,8 +3913,10 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
 TSHI_INLINE void tshi_kernel_ahead_or(const tsh_real *x, int64_t by, int64_t soon) {
     /* may be beyond the array */
     const uintptr_t at = (uintptr_t)x + (uintptr_t)(TSHI_LOOKS_AHEAD ? soon : by) * sizeof *x;
-    unsigned i;
-    for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH((const void *)(at + i));
+    TSHI_PREFETCH((const void *)at); /* in a row: loops that are unrolled later cost compile time */
+    TSHI_PREFETCH((const void *)(at + 64));
+    if (TSHI_BLOCK * sizeof *x > 128) TSHI_PREFETCH((const void *)(at + 128));
+    if (TSHI_BLOCK * sizeof *x > 128) TSHI_PREFETCH((const void *)(at + 192));
 }
 
 /* There the block at hand, to no effect: a branch would cost clang's maxima their registers. */
@@ -3939,8 +3941,10 @@ TSHI_INLINE const tsh_real *tshi_kernel_see(const tsh_real *x, int64_t step, int
     if (step == 1 && n - e >= TSHI_BLOCK) return first;
     if (step && n - e > 1)
         tshi_kernel_gather(first, step, n - e, pad);
-    else if (step || !e)
-        for (i = 0; i < TSHI_BLOCK; i++) pad[i] = *first;
+    else if (step || !e) {
+        const tsh_real value = *first; /* not in the loop: pad might alias it */
+        for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
+    }
     return pad;
 }
 
@@ -7584,8 +7588,15 @@ TSHI_BINARY_PUBLIC(pow)
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* y = a op b over one run; p: 1 for the opposite. NaN equals nothing. */
+/* y = a op b over one run; p: 1 for the opposite. NaN equals nothing. (Here and below, runs of any
+ * stride are one function for all instruction sets: they wait for single elements.) */
 #define TSHI_COMPARE_KERNEL(name, type, op)                                                        \
+    TSHI_APART void name##_strided(int64_t n, void *const *at, const int64_t *s, int32_t flip) {   \
+        int32_t *TSHI_RESTRICT y = (int32_t *)at[0];                                               \
+        const type *TSHI_RESTRICT a = (const type *)at[1], *TSHI_RESTRICT b = (const type *)at[2]; \
+        int64_t i;                                                                                 \
+        for (i = 0; i < n; i++) y[i * s[0]] = (a[i * s[1]] op b[i * s[2]]) ^ flip;                 \
+    }                                                                                              \
     TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
         int32_t *TSHI_RESTRICT y = (int32_t *)at[0], flip = p[0] > 0;                              \
         const type *TSHI_RESTRICT a = (const type *)at[1], *TSHI_RESTRICT b = (const type *)at[2]; \
@@ -7593,7 +7604,7 @@ TSHI_BINARY_PUBLIC(pow)
         if (s[0] == 1 && s[1] == 1 && s[2] == 1)                                                   \
             for (i = 0; i < n; i++) y[i] = (a[i] op b[i]) ^ flip;                                  \
         else                                                                                       \
-            for (i = 0; i < n; i++) y[i * s[0]] = (a[i * s[1]] op b[i * s[2]]) ^ flip;             \
+            name##_strided(n, at, s, flip);                                                        \
     }                                                                                              \
     TSHI_KERNEL(name);
 #define TSHI_COMPARE_KERNELS(name, op)                                                             \
@@ -7653,6 +7664,15 @@ TSHI_COMPARE_PUBLIC(gt, lt, 1, 0)
 TSHI_COMPARE_PUBLIC(ge, le, 1, 0)
 #undef TSHI_COMPARE_PUBLIC
 
+TSHI_APART void tshi_map_where_strided(int64_t n, void *const *at, const int64_t *s) {
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
+    const int32_t *TSHI_RESTRICT c = (const int32_t *)at[1];
+    const tsh_real *TSHI_RESTRICT a = (const tsh_real *)at[2];
+    const tsh_real *TSHI_RESTRICT b = (const tsh_real *)at[3];
+    int64_t i;
+    for (i = 0; i < n; i++) y[i * s[0]] = c[i * s[1]] ? a[i * s[2]] : b[i * s[3]];
+}
+
 /* where: y = c ? a : b; da = c ? g : 0, db = c ? 0 : g, summed over broadcast dimensions. */
 TSHI_INLINE void tshi_map_where_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
@@ -7668,9 +7688,19 @@ TSHI_INLINE void tshi_map_where_body(int64_t n, void *const *at, const int64_t *
             y[i] = c[i] ? yes : no;
         }
     else
-        for (i = 0; i < n; i++) y[i * s[0]] = c[i * s[1]] ? a[i * s[2]] : b[i * s[3]];
+        tshi_map_where_strided(n, at, s);
 }
 TSHI_KERNEL(tshi_map_where);
+
+TSHI_APART void tshi_map_where_slope_strided(int64_t n, void *const *at, const int64_t *s,
+                                             int first) {
+    tsh_real *TSHI_RESTRICT d = (tsh_real *)at[0];
+    const tsh_real *TSHI_RESTRICT g = (const tsh_real *)at[1];
+    const int32_t *TSHI_RESTRICT c = (const int32_t *)at[2];
+    int64_t i;
+    for (i = 0; i < n; i++)
+        if ((c[i * s[2]] != 0) == first) d[i * s[0]] += g[i * s[1]];
+}
 
 TSHI_INLINE void tshi_map_where_slope_body(int64_t n, void *const *at, const int64_t *s,
                                            const double *p) {
@@ -7685,8 +7715,7 @@ TSHI_INLINE void tshi_map_where_slope_body(int64_t n, void *const *at, const int
             d[i] = (c[i] != 0) == first ? sum : old;
         }
     else
-        for (i = 0; i < n; i++)
-            if ((c[i * s[2]] != 0) == first) d[i * s[0]] += g[i * s[1]];
+        tshi_map_where_slope_strided(n, at, s, first);
 }
 TSHI_KERNEL(tshi_map_where_slope);
 
@@ -7751,18 +7780,27 @@ TSHI_INLINE int32_t tshi_map_whole(tsh_real v) {
 
 /* y = f(x) from one type to another. */
 #define TSHI_CAST_KERNEL(name, to, from, F)                                                        \
+    TSHI_APART void name##_strided(int64_t n, void *const *at, const int64_t *s) {                 \
+        to *TSHI_RESTRICT y = (to *)at[0];                                                         \
+        const from *TSHI_RESTRICT in = (const from *)at[1];                                        \
+        int64_t i;                                                                                 \
+        for (i = 0; i < n; i++) {                                                                  \
+            const from x = in[i * s[1]];                                                           \
+            y[i * s[0]] = F;                                                                       \
+        }                                                                                          \
+    }                                                                                              \
     TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
         to *TSHI_RESTRICT y = (to *)at[0];                                                         \
         const from *TSHI_RESTRICT in = (const from *)at[1];                                        \
-        int64_t i, one = s[0] == 1 && s[1] == 1;                                                   \
+        int64_t i;                                                                                 \
         (void)p;                                                                                   \
-        for (i = 0; i < n && one; i++) {                                                           \
+        if (s[0] != 1 || s[1] != 1) {                                                              \
+            name##_strided(n, at, s);                                                              \
+            return;                                                                                \
+        }                                                                                          \
+        for (i = 0; i < n; i++) {                                                                  \
             const from x = in[i];                                                                  \
             y[i] = F;                                                                              \
-        }                                                                                          \
-        for (; i < n; i++) {                                                                       \
-            const from x = in[i * s[1]];                                                           \
-            y[i * s[0]] = F;                                                                       \
         }                                                                                          \
     }                                                                                              \
     TSHI_KERNEL(name);
