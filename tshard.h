@@ -1619,6 +1619,13 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #else
 #define TSHI_LANES
 #endif
+/* The same before a loop over a whole run: gcc need not compile it twice, for operands that do
+ * overlap, too. (clang takes TSHI_RESTRICT's word for it.) */
+#if defined(__GNUC__) && !defined(__clang__)
+#define TSHI_EACH TSHI_LANES
+#else
+#define TSHI_EACH
+#endif
 
 /* Kernels beyond portable C: for x86-64, and in GNU C's vector types. */
 #if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
@@ -4482,7 +4489,7 @@ TSHI_INLINE void tshi_kernel_copy4_body(int64_t n, void *const *at, const int64_
     (void)p;
     for (i = 0; i + TSHI_BLOCK <= n && s[0] == 1 && s[1] == 1; i += TSHI_BLOCK)
         memcpy(y + i, x + i, TSHI_BLOCK * 4);
-    for (; i < n; i++) y[i * s[0]] = x[i * s[1]];
+    TSHI_EACH for (; i < n; i++) y[i * s[0]] = x[i * s[1]];
 }
 TSHI_KERNEL(tshi_kernel_copy4);
 
@@ -4494,7 +4501,7 @@ TSHI_INLINE void tshi_kernel_copy8_body(int64_t n, void *const *at, const int64_
     (void)p;
     for (i = 0; i + TSHI_BLOCK <= n && s[0] == 1 && s[1] == 1; i += TSHI_BLOCK)
         memcpy(y + i, x + i, TSHI_BLOCK * 8);
-    for (; i < n; i++) y[i * s[0]] = x[i * s[1]];
+    TSHI_EACH for (; i < n; i++) y[i * s[0]] = x[i * s[1]];
 }
 TSHI_KERNEL(tshi_kernel_copy8);
 
@@ -7595,14 +7602,14 @@ TSHI_BINARY_PUBLIC(pow)
         int32_t *TSHI_RESTRICT y = (int32_t *)at[0];                                               \
         const type *TSHI_RESTRICT a = (const type *)at[1], *TSHI_RESTRICT b = (const type *)at[2]; \
         int64_t i;                                                                                 \
-        for (i = 0; i < n; i++) y[i * s[0]] = (a[i * s[1]] op b[i * s[2]]) ^ flip;                 \
+        TSHI_EACH for (i = 0; i < n; i++) y[i * s[0]] = (a[i * s[1]] op b[i * s[2]]) ^ flip;       \
     }                                                                                              \
     TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
         int32_t *TSHI_RESTRICT y = (int32_t *)at[0], flip = p[0] > 0;                              \
         const type *TSHI_RESTRICT a = (const type *)at[1], *TSHI_RESTRICT b = (const type *)at[2]; \
         int64_t i;                                                                                 \
         if (s[0] == 1 && s[1] == 1 && s[2] == 1)                                                   \
-            for (i = 0; i < n; i++) y[i] = (a[i] op b[i]) ^ flip;                                  \
+            TSHI_EACH for (i = 0; i < n; i++) y[i] = (a[i] op b[i]) ^ flip;                        \
         else                                                                                       \
             name##_strided(n, at, s, flip);                                                        \
     }                                                                                              \
@@ -7670,7 +7677,7 @@ TSHI_APART void tshi_map_where_strided(int64_t n, void *const *at, const int64_t
     const tsh_real *TSHI_RESTRICT a = (const tsh_real *)at[2];
     const tsh_real *TSHI_RESTRICT b = (const tsh_real *)at[3];
     int64_t i;
-    for (i = 0; i < n; i++) y[i * s[0]] = c[i * s[1]] ? a[i * s[2]] : b[i * s[3]];
+    TSHI_EACH for (i = 0; i < n; i++) y[i * s[0]] = c[i * s[1]] ? a[i * s[2]] : b[i * s[3]];
 }
 
 /* where: y = c ? a : b; da = c ? g : 0, db = c ? 0 : g, summed over broadcast dimensions. */
@@ -7683,7 +7690,7 @@ TSHI_INLINE void tshi_map_where_body(int64_t n, void *const *at, const int64_t *
     int64_t i;
     (void)p;
     if (s[0] == 1 && s[1] == 1 && s[2] == 1 && s[3] == 1)
-        for (i = 0; i < n; i++) {
+        TSHI_EACH for (i = 0; i < n; i++) {
             const tsh_real yes = a[i], no = b[i];
             y[i] = c[i] ? yes : no;
         }
@@ -7710,7 +7717,7 @@ TSHI_INLINE void tshi_map_where_slope_body(int64_t n, void *const *at, const int
     const int first = p[0] > 0;
     int64_t i;
     if (s[0] == 1 && s[1] == 1 && s[2] == 1)
-        for (i = 0; i < n; i++) {
+        TSHI_EACH for (i = 0; i < n; i++) {
             const tsh_real old = d[i], sum = old + g[i];
             d[i] = (c[i] != 0) == first ? sum : old;
         }
@@ -7784,7 +7791,7 @@ TSHI_INLINE int32_t tshi_map_whole(tsh_real v) {
         to *TSHI_RESTRICT y = (to *)at[0];                                                         \
         const from *TSHI_RESTRICT in = (const from *)at[1];                                        \
         int64_t i;                                                                                 \
-        for (i = 0; i < n; i++) {                                                                  \
+        TSHI_EACH for (i = 0; i < n; i++) {                                                        \
             const from x = in[i * s[1]];                                                           \
             y[i * s[0]] = F;                                                                       \
         }                                                                                          \
@@ -7798,7 +7805,7 @@ TSHI_INLINE int32_t tshi_map_whole(tsh_real v) {
             name##_strided(n, at, s);                                                              \
             return;                                                                                \
         }                                                                                          \
-        for (i = 0; i < n; i++) {                                                                  \
+        TSHI_EACH for (i = 0; i < n; i++) {                                                        \
             const from x = in[i];                                                                  \
             y[i] = F;                                                                              \
         }                                                                                          \
@@ -8206,7 +8213,7 @@ TSHI_INLINE void tshi_reduce_rows_body(int64_t n, void *const *at, const int64_t
             tshi_kernel_ahead(in + e, 2 * TSHI_AHEAD);
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += in[e + i];
         }
-        for (; e < n; e++) y[e] += in[e];
+        TSHI_EACH for (; e < n; e++) y[e] += in[e];
     }
 }
 TSHI_KERNEL(tshi_reduce_rows);
@@ -10475,7 +10482,7 @@ TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *
         }
         if (e < n) {
             if (before) tshi_norm_put_end(before, e, n);
-            for (j = e; sum && j < n; j++) sum[j] = x[j] + more[j];
+            TSHI_EACH for (j = e; sum && j < n; j++) sum[j] = x[j] + more[j];
             from = (sum ? sum : x) + e;
             tshi_kernel_end(from, n - e, 0, pad);
             if (centred && !e && !pass) c = tshi_kernel_fold(pad) / TSHI_R(n);
@@ -10823,18 +10830,19 @@ TSHI_INLINE void tshi_rope_row_body(int64_t n, void *const *at, const int64_t *s
     const tsh_real sign = TSHI_R(p[0]), keep = TSHI_R(p[1]);
     int64_t i;
     if (s[0] == 1 && s[1] == 1 && s[2] == 1 && !(p[1] > 0)) {
-        for (i = 0; i < n; i++) y[i] = x[i] * c[i] - x[s[3] + i] * (sign * w[i]);
-        for (i = 0; i < n; i++) y[s[3] + i] = x[s[3] + i] * c[i] + x[i] * (sign * w[i]);
-        for (i = 2 * n; i < s[4]; i++) y[i] = x[i];
+        TSHI_EACH for (i = 0; i < n; i++) y[i] = x[i] * c[i] - x[s[3] + i] * (sign * w[i]);
+        TSHI_EACH for (i = 0; i < n; i++) y[s[3] + i] = x[s[3] + i] * c[i] + x[i] * (sign * w[i]);
+        TSHI_EACH for (i = 2 * n; i < s[4]; i++) y[i] = x[i];
         return;
     }
-    for (i = 0; i < n; i++) {
+    TSHI_EACH for (i = 0; i < n; i++) {
         tsh_real a = x[i * s[2] * s[1]], b = x[(i * s[2] + s[3]) * s[1]], turn = sign * w[i];
         tsh_real *to = y + i * s[2] * s[0], *other = to + s[3] * s[0];
         *to = (keep > 0 ? *to : 0) + (a * c[i] - b * turn);
         *other = (keep > 0 ? *other : 0) + (b * c[i] + a * turn);
     }
-    for (i = 2 * n; i < s[4]; i++) y[i * s[0]] = (keep > 0 ? y[i * s[0]] : 0) + x[i * s[1]];
+    TSHI_EACH for (i = 2 * n; i < s[4]; i++)
+        y[i * s[0]] = (keep > 0 ? y[i * s[0]] : 0) + x[i * s[1]];
 }
 TSHI_KERNEL(tshi_rope_row);
 
@@ -11099,7 +11107,7 @@ TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n,
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = x[e + i] * by;
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = out[i];
     }
-    for (; e < n; e++) y[e] = x[e] * by;
+    TSHI_EACH for (; e < n; e++) y[e] = x[e] * by;
 }
 
 /* Online softmax of n rows of a tile; o's rows are rescaled to the new maximum. at: the tile, m and
@@ -11824,7 +11832,7 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, void *const *at, const int64_t *
     (void)p;
     for (i = 0; i < n; i++, x += s[1]) {
         const tsh_real *share = t ? t + i * s[0] : NULL;
-        for (c = 0; c < s[0]; c++) {
+        TSHI_EACH for (c = 0; c < s[0]; c++) {
             const tsh_real weight = w ? w[c] : TSHI_R(1);
             if (which == TSHI_LOSS_A)
                 e[c] = weight * share[c];
@@ -11870,7 +11878,7 @@ TSHI_INLINE void tshi_loss_share_body(int64_t n, void *const *at, const int64_t 
     const tsh_real *w = (const tsh_real *)at[2], *t = (const tsh_real *)at[3];
     const tsh_real own = TSHI_R(p[0]), even = TSHI_R(p[1]);
     int64_t c;
-    for (c = 0; c < n; c++) {
+    TSHI_EACH for (c = 0; c < n; c++) {
         const tsh_real share = (t ? TSHI_R(own * t[c]) : TSHI_R(0)) +
                                (tshi_loss_padding(x[c]) ? TSHI_R(0) : even);
         dx[c * s[0]] -= w ? TSHI_R(w[c] * share) : share;
@@ -14673,7 +14681,7 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, void *const *at, const int64_t 
         tshi_kernel_ahead(grad + e, TSHI_AHEAD);
         tshi_kernel_ahead(m + e, TSHI_AHEAD);
         tshi_kernel_ahead(v + e, TSHI_AHEAD);
-        for (i = e; i < end; i++) {
+        TSHI_EACH for (i = e; i < end; i++) {
             const tsh_real g = grad[i] * clip + decay * x[i];
             m[i] = b1 * m[i] + c1 * g;
             v[i] = b2 * v[i] + c2 * g * g;
@@ -14695,9 +14703,9 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, void *const *at, const int64_t *
     int64_t i;
     (void)s;
     if (!m)
-        for (i = 0; i < n; i++) x[i] -= lr * (grad[i] * clip + decay * x[i]);
+        TSHI_EACH for (i = 0; i < n; i++) x[i] -= lr * (grad[i] * clip + decay * x[i]);
     else
-        for (i = 0; i < n; i++) {
+        TSHI_EACH for (i = 0; i < n; i++) {
             const tsh_real d = grad[i] * clip + decay * x[i], v = momentum * m[i] + d;
             m[i] = v;
             x[i] -= lr * (nesterov ? TSHI_R(d + momentum * v) : v);
@@ -17461,6 +17469,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_R
 #undef TSHI_RESTRICT
 #undef TSHI_INLINE
+#undef TSHI_EACH
 #undef TSHI_APART
 #undef TSHI_OUTLINE
 #undef TSHI_COLD
