@@ -106,10 +106,13 @@ run: $(OUT)/gpt ## train a GPT on two ranks; ARGS="--text FILE ..." for your own
 $(OUT)/gpt build/gpt-mpi: OPT_release := -O3 -fno-math-errno
 build/gpt-mpi: CC := $(MPICC)
 build/gpt-mpi: LIBS += -DGPT_MPI
+# The library, most of the time it takes, and the program are compiled side by side.
 $(OUT)/gpt build/gpt-mpi: examples/gpt.c $(HEADERS) $(FOUND)
 	@mkdir -p $(@D)
-	$(CC) $(STD) $(OPT) -o $@ $< $(LIBS) $(if $(UV),-DGPT_TCP -luv -lsodium) \
-		$(if $(BLIS),-DGPT_BLIS) $(LINK_BLIS)
+	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTATION -x c -c -o $@-library.o tshard.h & library=$$!; \
+	$(CC) $(STD) $(OPT) -DTSHARD_IMPLEMENTED $(filter -D%,$(LIBS)) $(if $(UV),-DGPT_TCP) \
+		$(if $(BLIS),-DGPT_BLIS) -c -o $@.o $<; program=$$?; wait $$library && exit $$program
+	$(CC) $(OPENMP) -o $@ $@.o $@-library.o $(LIBS) $(if $(UV),-luv -lsodium) $(LINK_BLIS)
 
 tshard-run: $(LAUNCHER) ## the launcher of jobs over TCP, on one host or several
 $(LAUNCHER): backends/tshard-run.c $(FOUND)
