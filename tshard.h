@@ -13566,7 +13566,7 @@ static void tshi_parallel_apply(const tshi_choice *choice) {
 TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules,
                                              int count) {
     tshi_block *block;
-    int i, n;
+    int i, n = 0;
     if (!module || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
     block = tshi_parallel_plan(module, rules, count, &n);

@@ -3,6 +3,8 @@
 #include "../../backends/tshard_threads.h"
 #include "../support/small_gpt.h"
 
+#include <unistd.h> /* close */
+
 enum { STEPS = 2, TEXT = 1 << 22 };
 
 /* What the write function took. */
