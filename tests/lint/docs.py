@@ -52,7 +52,7 @@ section.entry { margin: 1.3rem 0; } section.entry:target h3 { background: var(--
 @media (max-width: 50rem) { #page { display: block; }
   nav { position: static; max-height: 40vh; margin: 0 0 1rem; padding: 0 1rem .5rem;
     border-bottom: 1px solid var(--line); } main { padding: 0 1rem 4rem; }
-  header b { display: none; } }
+  header b, .searching nav { display: none; } }
 """
 
 # Entries with all words of the query stay, those first in the list whose name has them.
@@ -78,6 +78,7 @@ SCRIPT = """
     });
     names.sort(function (a, b) { return a.dataset.name.length - b.dataset.name.length; });
     hits.hidden = !words.length;
+    document.body.classList.toggle("searching", words.length > 0);
     hits.textContent = "";
     names.concat(others).slice(0, 40).forEach(function (entry) {
       var link = document.createElement("a"), line = document.createElement("div");

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The page of `make docs`: it explains every public function, loads nothing from elsewhere, its
-links lead somewhere, and its search works in a browser. Reports in cmocka's words."""
+"""The page of `make docs`: it explains every public function, loads nothing from elsewhere, has no
+dead links, and its search works in a browser. Reports in cmocka's words."""
 
 import glob
 import html.parser
