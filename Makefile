@@ -167,6 +167,10 @@ $(call private,_nosimd): $(OUT)/tests/private_nosimd
 $(call private) $(call private,_double) $(call private,_nosimd):
 	@mkdir -p $(@D); ln -f $< $@
 
+# In place of a program whose library or compiler is missing: a test that is skipped.
+skipped = @mkdir -p $(@D); printf '%s\n' '\#!/bin/sh' 'echo "skip: needs $(1)"' \
+	'echo "[  SKIPPED ] tests: 1 test(s), listed below:"' >$@; chmod +x $@
+
 ifneq ($(UV),)
 $(UV_USERS): LIBS += -luv -lsodium
 $(OUT)/tests/fault/test_uv $(OUT)/tests/layer/test_replicas_tcp: $(OUT)/tests/library_uv.o
@@ -201,6 +205,9 @@ include tests/mpi/rules.mk
 test-cross: deps-cross ## the unit, op, layer and threads tests on seven other platforms
 	@$(PYTHON) tests/compile/cross.py --jobs $(jobs) --warn "$(WARN)" --warn-c "$(WARN_C)" \
 		$(if $(only),--platform $(only))
+
+test-windows: ## units, ops, layers and threads for Windows, with mingw-w64 under wine
+	@$(PYTHON) tests/compile/windows.py --warn "$(WARN)" --warn-c "$(WARN_C)" --only "$(only)"
 
 # Every tests/fault/fault_*.c prints a table; the soak also runs under two sanitizers.
 FAULTS := $(patsubst %.c,build/%,$(sort $(wildcard tests/fault/fault_*.c)))
@@ -290,6 +297,8 @@ deps-cross: ## install the compilers and emulators of `make test-cross`
 	@tests/packages.sh gcc libc6-dev python3 musl-tools qemu-user gcc-arm-linux-gnueabihf \
 		$(patsubst %,gcc-%-linux-gnu,i686 aarch64 riscv64 s390x powerpc64le) \
 		$(patsubst %,libc6-dev-%-cross,i386 armhf arm64 riscv64 s390x ppc64el)
+deps-windows: ## install what `make test-windows` needs (900 MB)
+	@tests/packages.sh gcc-mingw-w64-x86-64 g++-mingw-w64-x86-64 wine wine64
 deps-bench: ## install the peers that `make bench` compares with
 	@tests/packages.sh libblis-pthread-dev libblis4-openmp libopenblas0-pthread libopenmpi-dev \
 		openmpi-bin libgloo-dev libuv1-dev libsodium-dev python3 python3-venv

@@ -26,6 +26,9 @@
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
 #endif
+#if defined(__APPLE__) && !defined(_DARWIN_C_SOURCE)
+#define _DARWIN_C_SOURCE /* or _POSIX_C_SOURCE hides the rest of the system, too */
+#endif
 
 #include <errno.h>
 #include <fcntl.h>

@@ -265,6 +265,9 @@ extern int clock_gettime(int clock, struct timespec *time);
 #if defined(__linux__) && !defined(__cplusplus)
 extern int pthread_condattr_setclock(pthread_condattr_t *attr, int clock);
 #endif
+#if defined(__APPLE__) && !defined(_SC_NPROCESSORS_ONLN)
+#error "tshard_threads.h: where _POSIX_C_SOURCE is defined on macOS, define _DARWIN_C_SOURCE, too"
+#endif
 
 typedef pthread_mutex_t tshi_threads_mutex;
 typedef pthread_cond_t tshi_threads_cond;
@@ -291,6 +294,9 @@ static int tshi_threads_mutex_init(tshi_threads_mutex *mutex) {
 }
 
 static int tshi_threads_cond_init(tshi_threads_cond *cond) {
+#if defined(__APPLE__) /* which waits for a length of time instead */
+    return pthread_cond_init(cond, NULL) == 0;
+#else
     pthread_condattr_t attr;
     int done;
     if (pthread_condattr_init(&attr) != 0) return 0;
@@ -298,6 +304,7 @@ static int tshi_threads_cond_init(tshi_threads_cond *cond) {
            pthread_cond_init(cond, &attr) == 0;
     (void)pthread_condattr_destroy(&attr);
     return done;
+#endif
 }
 
 static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*main)(void *),
@@ -334,9 +341,17 @@ static void tshi_threads_signal(tshi_threads_cond *cond) {
 static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *mutex,
                                   int64_t until) {
     struct timespec t;
+#if defined(__APPLE__)
+    const int64_t left = until - tshi_threads_now();
+    if (left <= 0) return 1;
+    t.tv_sec = (time_t)(left / 1000000000);
+    t.tv_nsec = (long)(left % 1000000000);
+    return pthread_cond_timedwait_relative_np(cond, mutex, &t) != 0;
+#else
     t.tv_sec = (time_t)(until / 1000000000);
     t.tv_nsec = (long)(until % 1000000000);
     return pthread_cond_timedwait(cond, mutex, &t) != 0;
+#endif
 }
 
 #endif

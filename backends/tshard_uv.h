@@ -928,10 +928,12 @@ static void tshi_uv_get_stuck(tshi_uv_cursor *c, tshi_uv_stuck *s, int size) {
 /* Needs: >>uv-types.                                                           */
 /* ========================================================================== */
 
-#ifdef MSG_NOSIGNAL
+#if defined(MSG_NOSIGNAL)
 #define TSHI_UV_NOSIGNAL MSG_NOSIGNAL
-#else
+#elif defined(SO_NOSIGPIPE)
 #define TSHI_UV_NOSIGNAL 0 /* SO_NOSIGPIPE is set instead */
+#else
+#error "tshard_uv.h needs MSG_NOSIGNAL or SO_NOSIGPIPE: on macOS define _DARWIN_C_SOURCE, too"
 #endif
 
 /* The addresses of a host, the system's preference first; their number, 0 and *why if none.
@@ -2541,6 +2543,9 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
      * is silence, too. Linux counts from the first retransmission, hence 3/4. 0: never. */
     unsigned ms = (unsigned)tshi_uv_min(world->heartbeat / TSHI_UV_MS * 3 / 4, INT_MAX);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
+#elif defined(TCP_RXT_CONNDROPTIME) /* macOS; seconds, 0: its own limit */
+    int seconds = (int)tshi_uv_min(world->heartbeat / TSHI_UV_SECOND, INT_MAX);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_RXT_CONNDROPTIME, &seconds, sizeof seconds);
 #endif
     peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, tshi_uv_peer_event);
     if (!peer->poll) {

@@ -27,7 +27,7 @@ from test_compile import two_rank_program
 
 OUT = os.path.join("build", "windows")  # all paths are relative to TOP, as wine sees the same
 PREFIX = "x86_64-w64-mingw32-"
-APT = "apt-get install gcc-mingw-w64-x86-64 g++-mingw-w64-x86-64 wine64"
+APT = "apt-get install gcc-mingw-w64-x86-64 g++-mingw-w64-x86-64 wine wine64"
 HEADERS = ["tshard.h", "backends/tshard_threads.h"]
 COMPILE_LIMIT, WINE_LIMIT, PROGRAM_LIMIT = 300, 120, 300  # seconds
 # Programs that are not for Windows, and why.
@@ -208,9 +208,9 @@ def main():
                 print("%6.0f s  %-8s %s" % (time.monotonic() - begin, ends[-1][1], name))
                 sys.stdout.flush()
     finally:  # ends the wine that has this folder as its prefix, and no other
-        if shutil.which("wineserver") or os.path.exists("/usr/lib/wine/wineserver"):
-            call([shutil.which("wineserver") or "/usr/lib/wine/wineserver", "-k"], WINE_LIMIT,
-                 env=environment())
+        servers = "wineserver", "/usr/lib/wine/wineserver64", "/usr/lib/wine/wineserver"
+        for server in [name for name in servers if shutil.which(name)][:1]:
+            call([server, "-k"], WINE_LIMIT, env=environment())
     failed = tell("windows", ends)
     compiled = [state for name, state, _ in ends if name.startswith("compile")]
     print("windows: strict compilations %d of %d; tests passed and skipped: %s"

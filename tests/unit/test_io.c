@@ -14,10 +14,12 @@
 #include <signal.h>
 #endif
 
-/* Windows has no error of its own for a path through a file. */
+/* Windows has no error of its own for a path through a file, and opens no folder. */
 #ifdef _WIN32
+#define READS_FOLDER "folder\" cannot be opened: Permission denied"
 #define NO_FOLDER "cannot be written: No such file or directory"
 #else
+#define READS_FOLDER "folder\" cannot be read: Is a directory"
 #define NO_FOLDER "cannot be written: Not a directory"
 #endif
 #define REAL_NAME (sizeof(tsh_real) == 4 ? "F32" : "F64")
@@ -468,7 +470,7 @@ static int refused(tsh_ctx *ctx, void *user) {
     CHECK(tsh_save(tsh_root(ctx), files_path("folder"), NULL) == TSH_ERR_IO, "a folder");
     if (same_error(ctx, TSH_ERR_IO, 0, "folder\" cannot be replaced: ")) return 1;
     CHECK(tsh_load(tsh_root(ctx), files_path("folder"), NULL) == TSH_ERR_IO, "a folder");
-    if (same_error(ctx, TSH_ERR_IO, 0, "folder\" cannot be read: Is a directory")) return 1;
+    if (same_error(ctx, TSH_ERR_IO, 0, READS_FOLDER)) return 1;
     CHECK(tsh_load(tsh_root(ctx), files_path("absent"), NULL) == TSH_ERR_IO, "no file");
     if (same_error(ctx, TSH_ERR_IO, 0, "absent\" cannot be opened: No such file")) return 1;
     CHECK(tsh_save(tsh_root(ctx), NULL, NULL) == TSH_ERR_ARGUMENT, "no path");

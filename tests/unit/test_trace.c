@@ -2,6 +2,7 @@
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/small_gpt.h"
+#include <unistd.h> /* close */
 
 #include <unistd.h> /* close */
 
