@@ -19,8 +19,7 @@ PYTHON ?= python3
 OUT := build$(if $(san),/$(san),$(if $(filter debug,$(config)),/debug))
 
 # ---- flags -------------------------------------------------------------------
-# The strict set. WARN is for C and C++, WARN_C for C alone; tests/compile/check.py
-# adds what only clang knows.
+# The strict set. WARN is for C and C++, WARN_C for C alone; check.py adds what only clang knows.
 
 WARN   := -Wall -Wextra -pedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual \
           -Wcast-align -Wdouble-promotion -Wformat=2 -Wvla -Wwrite-strings
@@ -285,24 +284,16 @@ install uninstall: ## headers and launcher, below PREFIX; `make shared install`:
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' backends/package/install.sh $@ $^
 
 # ---- packages ----------------------------------------------------------------
-# Debian's and Ubuntu's. Without the right to install them, the command that does is printed, and
-# the work goes on.
+# Lists and installs Debian's and Ubuntu's; without the right to, prints the command that does.
 
 deps: ## install what the tests and checks need
-	@tests/packages.sh build-essential clang libcmocka-dev libuv1-dev libsodium-dev python3 \
-		libblis-pthread-dev iproute2 libopenmpi-dev openmpi-bin libmpich-dev mpich cmake pkg-config
 deps-fuzz: deps ## install what `make fuzz` needs beside
-	@tests/packages.sh libclang-rt-dev
 deps-cross: ## install the compilers and emulators of `make test-cross`
-	@tests/packages.sh gcc libc6-dev python3 musl-tools qemu-user gcc-arm-linux-gnueabihf \
-		$(patsubst %,gcc-%-linux-gnu,i686 aarch64 riscv64 s390x powerpc64le) \
-		$(patsubst %,libc6-dev-%-cross,i386 armhf arm64 riscv64 s390x ppc64el)
 deps-windows: ## install what `make test-windows` needs (900 MB)
-	@tests/packages.sh gcc-mingw-w64-x86-64 g++-mingw-w64-x86-64 wine wine64
 deps-bench: ## install the peers that `make bench` compares with
-	@tests/packages.sh libblis-pthread-dev libblis4-openmp libopenblas0-pthread libopenmpi-dev \
-		openmpi-bin libgloo-dev libuv1-dev libsodium-dev python3 python3-venv
-	@$(PYTHON) tests/bench/run.py --install || true
+deps deps-fuzz deps-cross deps-windows deps-bench:
+	@tests/packages.sh $@
+	@$(if $(filter deps-bench,$@),$(PYTHON) tests/bench/run.py --install || true)
 
 clean: ## remove build/
 	rm -rf build

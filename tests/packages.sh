@@ -2,8 +2,30 @@
 # Installs Debian packages that are missing, where apt-get and the right to use it are there. Else
 # prints the command that installs them; what needs them is then skipped.
 #
-#     packages.sh PACKAGE...
+#     packages.sh deps|deps-fuzz|deps-cross|deps-windows|deps-bench
 
+case $1 in
+deps)
+    set -- build-essential clang libcmocka-dev libuv1-dev libsodium-dev libblis-pthread-dev \
+        python3 iproute2 libopenmpi-dev openmpi-bin libmpich-dev mpich cmake pkg-config
+    ;;
+deps-fuzz) set -- libclang-rt-dev ;;
+deps-cross)
+    set -- gcc libc6-dev python3 musl-tools qemu-user \
+        gcc-i686-linux-gnu gcc-arm-linux-gnueabihf gcc-aarch64-linux-gnu gcc-riscv64-linux-gnu \
+        gcc-s390x-linux-gnu gcc-powerpc64le-linux-gnu libc6-dev-i386-cross libc6-dev-armhf-cross \
+        libc6-dev-arm64-cross libc6-dev-riscv64-cross libc6-dev-s390x-cross libc6-dev-ppc64el-cross
+    ;;
+deps-windows) set -- gcc-mingw-w64-x86-64 g++-mingw-w64-x86-64 wine wine64 ;;
+deps-bench)
+    set -- libblis-pthread-dev libblis4-openmp libopenblas0-pthread libopenmpi-dev openmpi-bin \
+        libgloo-dev libuv1-dev libsodium-dev python3 python3-venv
+    ;;
+*)
+    echo "packages.sh: no list is called \"$1\"" >&2
+    exit 2
+    ;;
+esac
 command -v dpkg-query >/dev/null && command -v apt-get >/dev/null || exit 0
 missing=
 for package; do
