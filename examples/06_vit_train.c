@@ -4,14 +4,15 @@
 #include "vit.h"
 #include <stdlib.h>
 
-enum { BATCH = 32, STEPS = 350 };
+enum { BATCH = 32, STEPS = 400 };
 
 static int train(tsh_ctx *ctx, void *user) {
     tsh_module *model = tsh_root(ctx);
     add_vit(model);
     tsh_parallelize(model, plan, sizeof plan / sizeof *plan);
 
-    tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 3e-3, .weight_decay = 0.01};
+    tsh_schedule cosine = {.kind = TSH_COSINE, .lr = 5e-3, .total = STEPS};
+    tsh_optim_desc adamw = {.kind = TSH_ADAMW, .weight_decay = 0.01, .clip_norm = 1};
     tsh_optim *optim = tsh_optim_new(model, &adamw);
     tsh_optim_group(optim, "**.bias", 1, 0); /* the same learning rate, no weight decay */
     tsh_optim_group(optim, "**.norm*.weight", 1, 0);
@@ -19,15 +20,16 @@ static int train(tsh_ctx *ctx, void *user) {
     tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape3(BATCH, PATCHES, PIXELS), NULL);
     tsh_tensor *target = tsh_tensor_new(ctx, TSH_I64, tsh_shape1(BATCH), NULL);
     double value = 1e9;
-    for (int step = 1; step <= STEPS && tsh_ok(ctx); step++) {
+    for (int step = 0; step < STEPS && tsh_ok(ctx); step++) {
         make_images((unsigned)step, BATCH, tsh_data(ctx, x), tsh_data(ctx, target));
         tsh_tensor *loss = tsh_cross_entropy(vit(model, x), target, NULL);
         tsh_backward(ctx, loss);
+        tsh_optim_set_lr(optim, tsh_schedule_lr(&cosine, step));
         tsh_optim_step(optim);
         tsh_zero_grads(model);
         value = tsh_item(ctx, loss);
-        if (step % 50 == 0 && tsh_world(ctx)->rank == 0)
-            printf("step %3d  loss %.4f\n", step, value);
+        if (step % 50 == 49 && tsh_world(ctx)->rank == 0)
+            printf("step %3d  loss %.4f\n", step + 1, value);
         tsh_step_end(ctx);
     }
     tsh_save(model, (const char *)user, NULL);

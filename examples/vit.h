@@ -10,8 +10,6 @@
 enum { PATCHES = 16, PIXELS = 16, WIDTH = 32, HEADS = 4, LAYERS = 2, CLASSES = 4 };
 static const char *const classes[CLASSES] = {"right", "left", "down", "up"};
 
-/* ---- the model ------------------------------------------------------------ */
-
 static tsh_tensor *call(tsh_module *self, const char *child, tsh_tensor *x) {
     return tsh_forward(tsh_find(self, child), x);
 }
@@ -68,8 +66,6 @@ static const tsh_plan_rule plan[] = {
     {.path = "blocks.*.attn.proj", .style = TSH_ROWWISE, .unit = WIDTH / HEADS},
     {.path = "blocks.*.fc1", .style = TSH_COLWISE},
     {.path = "blocks.*.fc2", .style = TSH_ROWWISE}};
-
-/* ---- the images ----------------------------------------------------------- */
 
 static unsigned draw(unsigned *state, unsigned n) { /* 0 .. n - 1 */
     *state = (*state * 1664525u + 1013904223u) & 0xFFFFFFFFu;
