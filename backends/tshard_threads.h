@@ -12,8 +12,8 @@
  *         return tsh_threads_run(4, &desc, rank_main, NULL);
  *     }
  *
- * and compile with -pthread, in any standard from C99 on; no other flag is needed. The same
- * rank_main runs on any other backend.
+ * and compile with -pthread, in any standard from C99 on; no other flag is needed (on Windows, with
+ * mingw-w64's gcc, not even that). The same rank_main runs on any other backend.
  *
  * DOES
  *

@@ -18,6 +18,7 @@ C = [os.environ.get("CC", "cc"), "-std=c99"]
 CXX = [os.environ.get("CXX", "c++"), "-std=c++11", "-x", "c++"]
 PLAIN = ["-O0", "-pedantic", "-Wall", "-Wextra", "-Werror"]  # no -pthread: the core needs none
 STATIC = ["-DTSHARD_STATIC", "-DTSHARD_IMPLEMENTATION="]
+SCRIPT_LIMIT = 400  # seconds, for tests/run.py: every compiler that is installed builds a program
 INCLUDE_LIMIT = 0.1  # seconds that the header alone may add to a compilation
 
 

@@ -6,17 +6,20 @@ The sources are compiled on Linux with macos.h before them, which turns to macOS
 compile at least, and the linker's view of them (nm -u) is the list of functions. The constants are
 what is written in capitals in the lines that the preprocessor leaves."""
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
 from scripts import Failed, Skipped, check, run_tests
 
+SCRIPT_LIMIT = 300  # seconds, for tests/run.py
 CC = "gcc"  # clang's preprocessor keeps no comments and directives apart
 SOURCES = {"tshard.h": [], "backends/tshard_threads.h": [],
            "backends/tshard_uv.h": ["-DMACOS_UV"], "backends/tshard-run.c": ["-DMACOS_UV"]}
@@ -64,9 +67,15 @@ def possible(source):
             raise Skipped("needs libuv1-dev and libsodium-dev")
 
 
-def functions(source, folder):
+@functools.lru_cache(None)
+def functions(source):
     """The functions and variables that the source takes from libc and libm on macOS."""
-    path, names = os.path.join(folder, "macos.o"), set()
+    with tempfile.TemporaryDirectory() as folder:
+        return functions_of(source, os.path.join(folder, "macos.o"))
+
+
+def functions_of(source, path):
+    names = set()
     # In double, and without kernels for x86-64, other functions are called.
     for way in [[], ["-DTSHARD_REAL=double"], ["-DTSHARD_NO_SIMD"]][:3 if source in CORE else 1]:
         call([CC] + FLAGS + WARN + SOURCES[source] + way + ["-c", source, "-o", path])
@@ -88,6 +97,7 @@ def lines_of(source):
     return "\n".join(kept)
 
 
+@functools.lru_cache(None)
 def constants(source):
     """Names in capitals that the project does not define."""
     text = re.sub(r'/\*.*?\*/|//[^\n]*|"(\\.|[^"\\])*"|\'(\\.|[^\'\\])*\'', " ", lines_of(source),
@@ -112,7 +122,7 @@ def checks(source):
     def test(folder):
         possible(source)
         known = table()
-        for kind, names in ("function", functions(source, folder)), ("constant", constants(source)):
+        for kind, names in ("function", functions(source)), ("constant", constants(source)):
             print("macos: %s: %d %ss" % (source, len(names), kind))
             unknown = sorted(name for name in names if (kind, name) not in known)
             check(not unknown, "%s uses the %s %s, of which tests/compile/macos.txt does not say "
@@ -127,7 +137,7 @@ def the_table_holds_no_other(folder):
         possible(source)
     used = set()
     for source in SOURCES:
-        used |= {("function", name) for name in functions(source, folder)}
+        used |= {("function", name) for name in functions(source)}
         used |= {("constant", name) for name in constants(source)}
     left = sorted(name for kind, name in set(table()) - used)
     check(not left, "macos.txt holds what is not used:", ", ".join(left))
@@ -142,7 +152,7 @@ def a_missing_name_is_found(folder):
                   "    return pthread_condattr_setclock(a, 1) + SOCK_CLOEXEC;\n}\n")
     SOURCES[path] = []
     try:
-        found, named = functions(path, folder), constants(path)
+        found, named = functions(path), constants(path)
     finally:
         del SOURCES[path]
     check(found == {"pthread_condattr_setclock"} and named == {"SOCK_CLOEXEC"}, found, named)
@@ -150,8 +160,34 @@ def a_missing_name_is_found(folder):
     check(("constant", "SOCK_CLOEXEC") not in table(), "macOS has it now")
 
 
+# What macOS has and Linux has not, for programs that run.
+SHIM = """#include <errno.h>
+int pthread_cond_timedwait_relative_np(pthread_cond_t *cond, pthread_mutex_t *mutex,
+                                       const struct timespec *time) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_sec += time->tv_sec + (t.tv_nsec + time->tv_nsec) / 1000000000;
+    t.tv_nsec = (t.tv_nsec + time->tv_nsec) % 1000000000;
+    return pthread_cond_timedwait(cond, mutex, &t);
+}
+"""
+
+
+def threads_wait_as_on_macos(folder):
+    """The tests of the threads backend with macOS's branches, which wait for lengths of time."""
+    shim, program = os.path.join(folder, "shim.c"), os.path.join(folder, "test_threads")
+    with open(shim, "w") as out:
+        out.write(SHIM)
+    flags = [flag for flag in FLAGS if flag != "-DTSHARD_IMPLEMENTATION="]
+    call([CC] + flags + ["-Itests/support/plain", "tests/comm/test_threads.c",
+                         "tests/support/library.c", shim, "-o", program, "-lm", "-pthread"])
+    passed = re.search(r"^(\d+) passed", call([program]), re.M)
+    check(passed and int(passed[1]) > 10, "ran", passed and passed[0])
+
+
 TESTS = [checks(source) for source in SOURCES] + [the_table_holds_no_other,
-                                                  a_missing_name_is_found]
+                                                  a_missing_name_is_found,
+                                                  threads_wait_as_on_macos]
 
 if __name__ == "__main__":
     if not sys.platform.startswith("linux") or not shutil.which("nm") or not shutil.which(CC):

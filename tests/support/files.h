@@ -55,7 +55,7 @@ FILES_UNUSED static int files_visit(int away) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         count++;
         (void)snprintf(path, sizeof path, "%s/%s", files_here, entry->d_name);
-        if (away && FILES_MINE) (void)remove(path);
+        if (away && FILES_MINE && remove(path) != 0) (void)rmdir(path); /* remove: files on Windows */
     }
     if (folder) (void)closedir(folder);
     return count;
