@@ -55,7 +55,8 @@ FILES_UNUSED static int files_visit(int away) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         count++;
         (void)snprintf(path, sizeof path, "%s/%s", files_here, entry->d_name);
-        if (away && FILES_MINE && remove(path) != 0) (void)rmdir(path); /* remove: files on Windows */
+        if (!away || !FILES_MINE) continue;
+        if (remove(path) != 0) (void)rmdir(path); /* on Windows remove takes files only */
     }
     if (folder) (void)closedir(folder);
     return count;
