@@ -216,8 +216,8 @@ extern "C" {
 #define TSHI_UV_GET(place)        __atomic_load_n((place), __ATOMIC_SEQ_CST)
 #define TSHI_UV_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
 
-#define TSHI_UV_SECOND INT64_C(1000000000)
-#define TSHI_UV_MS     INT64_C(1000000)
+#define TSHI_UV_SECOND  INT64_C(1000000000)
+#define TSHI_UV_MS      INT64_C(1000000)
 
 enum {
     TSHI_UV_OPS = 64,           /* in flight in one group, as the front door allows */
