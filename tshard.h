@@ -10482,7 +10482,8 @@ TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *
         }
         if (e < n) {
             if (before) tshi_norm_put_end(before, e, n);
-            TSHI_EACH for (j = e; sum && j < n; j++) sum[j] = x[j] + more[j];
+            if (sum)
+                TSHI_EACH for (j = e; j < n; j++) sum[j] = x[j] + more[j];
             from = (sum ? sum : x) + e;
             tshi_kernel_end(from, n - e, 0, pad);
             if (centred && !e && !pass) c = tshi_kernel_fold(pad) / TSHI_R(n);

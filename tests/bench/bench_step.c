@@ -79,7 +79,6 @@ static int serve(tsh_ctx *ctx, void *user) {
         if (is_first(&t) && tsh_ok(ctx)) printf("%.0f\n", answer);
         fflush(stdout);
     }
-    if (!tsh_ok(ctx) && is_first(&t)) keep_error(job, tsh_last_error(ctx));
     return !tsh_ok(ctx);
 }
 
@@ -140,9 +139,9 @@ int main(int argc, char **argv) {
     tsh_desc desc = {.tp = (int)job.set.tp,
                      .pp = (int)job.set.pp,
                      .threads = (int)job.set.threads,
-                     .seed = (uint64_t)job.set.seed};
+                     .seed = (uint64_t)job.set.seed,
+                     .logger.fn = tsh_log_stderr};
     failed = job.set.joins ? run_processes(&job, &desc)
                            : tsh_threads_run((int)job.set.ranks, &desc, serve, &job);
-    if (failed) refuse("%s", job.error);
     return failed;
 }

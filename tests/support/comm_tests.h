@@ -46,7 +46,7 @@ static void world_run_desc(const world_desc *desc) {
 /* Not here: another mpirun has worlds of so many ranks. */
 static int elsewhere(int ranks) {
     const int yes = world_elsewhere(comm_way, ranks);
-#ifdef TSHARD_TESTS_PLAIN_H
+#ifdef TESTS_MPI
     plain_elsewhere += yes; /* a test of which nothing runs here is skipped */
     plain_here += !yes;
 #endif
