@@ -181,7 +181,7 @@ def threads_wait_as_on_macos(folder):
     flags = [flag for flag in FLAGS if flag != "-DTSHARD_IMPLEMENTATION="]
     call([CC] + flags + ["-Itests/support/plain", "tests/comm/test_threads.c",
                          "tests/support/library.c", shim, "-o", program, "-lm", "-pthread"])
-    passed = re.search(r"^(\d+) passed", call([program]), re.M)
+    passed = re.search(r"^\[  PASSED  \] (\d+) test", call([program]), re.M)
     check(passed and int(passed[1]) > 10, "ran", passed and passed[0])
 
 
