@@ -7,7 +7,7 @@ machine itself, else emulated by qemu-user.
 
 A platform without its compiler or emulator is skipped, with the packages that bring them. Test
 programs are static and bring tests/support/plain in place of cmocka; they are kept in build/cross,
-and compiled again when a file they are made of is newer. Prints what run.py prints, then a table of
+and compiled again when a file they are made of is newer. Prints what run.sh prints, then a table of
 platforms, then "N passed, N failed, N skipped". To compile strictly counts as one test, C++ beside
 it as one skipped where there is no g++ for the platform.
 """

@@ -19,7 +19,7 @@ TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
 from scripts import Failed, Skipped, check, run_tests
 
-SCRIPT_LIMIT = 300  # seconds, for tests/run.py
+SCRIPT_LIMIT = 300  # seconds, for tests/run.sh
 CC = "gcc"  # clang's preprocessor keeps no comments and directives apart
 SOURCES = {"tshard.h": [], "backends/tshard_threads.h": [],
            "backends/tshard_uv.h": ["-DMACOS_UV"], "backends/tshard-run.c": ["-DMACOS_UV"]}

@@ -29,7 +29,7 @@ TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
 from scripts import Failed, Skipped, check, mpis, outcome, tell
 
-SCRIPT_LIMIT = 600  # seconds, for tests/run.py
+SCRIPT_LIMIT = 600  # seconds, for tests/run.sh
 EACH = 300          # of one command
 PORT = "examples/FROM_PYTORCH.md"  # its pieces of C are parts of files of examples/
 PAGES = ["README.md", "examples/README.md", PORT, "backends/README.md",
