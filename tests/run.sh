@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs test programs one after the other, each under a time limit, and counts.
 #
-#     run.sh [--limit SECONDS] [--slow FACTOR] PROGRAM...
+#     run.sh [--limit SECONDS] [--slow FACTOR] [--with COMMAND] PROGRAM...
 #
 # Needs only a POSIX shell, awk and coreutils, so that it also works where Python is missing: then
 # the scripts among the programs are skipped.
@@ -10,15 +10,18 @@
 # prints something and exits with 0. A program that is missing, dies, does not end in time or runs no
 # test counts as one failure. A test that is skipped prints a line "skip: ..." with the reason. A
 # script may have a line "SCRIPT_LIMIT = SECONDS" of its own. --slow multiplies every limit, for
-# sanitizers. The last line is "N passed, N failed, N skipped"; the exit code is 1 if any failed or
-# none passed. What a program printed is kept beside it, in PROGRAM.log.
+# sanitizers; --with puts a command, an emulator, before every program that is no script. The last
+# line is "N passed, N failed, N skipped"; the exit code is 1 if any failed or none passed. What a
+# program printed is kept beside it, in PROGRAM.log.
 
 limit=120
 slow=1
+with=
 while :; do
     case $1 in
     --limit) limit=$2; shift 2 ;;
     --slow) slow=$2; shift 2 ;;
+    --with) with=$2; shift 2 ;;
     *) break ;;
     esac
 done
@@ -96,8 +99,10 @@ for program; do
                 echo "skip: needs python3" >"$log"
             fi
             ;;
-        /*) run "$(echo "$seconds $slow" | awk '{ print $1 * $2 }')" $example "$program" ;;
-        *) run "$(echo "$seconds $slow" | awk '{ print $1 * $2 }')" $example "./$program" ;;
+        *)
+            case $program in /*) path=$program ;; *) path=./$program ;; esac
+            run "$(echo "$seconds $slow" | awk '{ print $1 * $2 }')" $example $with "$path"
+            ;;
         esac
     fi
     case $program in *.py) ;; *) [ ! -e "$program" ] || cp "$log" "$program.log" ;; esac

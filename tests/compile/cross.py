@@ -21,13 +21,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.path.join(TOP, "build", "cross")
-sys.path.insert(0, os.path.join(TOP, "tests"))
-import run as runner
 
 KINDS = ["unit", "op", "layer", "comm"]
 COLUMNS = ["strict", "unit", "op", "layer", "threads"]
@@ -169,13 +166,17 @@ def programs_of(platform, chosen, jobs):
         return list(pool.map(one, tests))
 
 
-def command_of(platform, program):
-    """What runs a test. A script builds programs of its own, and reads their files on this machine,
-    whose byte order may be another."""
-    if not program.endswith(".py"):
-        return platform.prefix + [program]
-    return ["env", "CC=%s -static" % platform.compiler, "TESTS_RUN=" + " ".join(platform.prefix),
-            sys.executable, "-B", program]
+def run(platform, programs):
+    """(passed, failed, skipped) of tests, which tests/run.sh runs and prints. A script builds programs
+    of its own, and reads their files on this machine, whose byte order may be another."""
+    env = dict(os.environ, PYTHON=sys.executable, CC=platform.compiler + " -static",
+               TESTS_RUN=" ".join(platform.prefix))
+    done = subprocess.run([os.path.join(TOP, "tests", "run.sh"), "--limit", str(RUN_LIMIT), "--with",
+                           " ".join(platform.prefix)] + programs, stdout=subprocess.PIPE, env=env,
+                          encoding="utf-8", errors="replace")
+    *lines, last = done.stdout.rstrip("\n").split("\n")
+    print("".join(line + "\n" for line in lines), end="")
+    return tuple(map(int, re.findall(r"\d+", last)))
 
 
 def add(counts, column, more):
@@ -205,18 +206,10 @@ def test(platform, args):
     if args.only in "unit/test_safetensors.py":
         programs.append((os.path.join(TOP, "tests", "unit", "test_safetensors.py"), "unit", None))
     for program, kind, wrong in programs:
-        name = "%s/%s/%s" % (platform.name, kind, os.path.basename(program))
-        begin = time.monotonic()
-        text = wrong or ""
         if wrong:
-            number, why = {"passed": 0, "failed": 1, "skipped": 0}, "does not compile"
-        else:
-            code, out, err = runner.run(command_of(platform, program), RUN_LIMIT)
-            text = out + "\n" + err
-            number, why = runner.judge(code, text, False, RUN_LIMIT)
-        runner.show(name, number, why, time.monotonic() - begin, text)
+            print("FAIL  %s/%s does not compile\n%s" % (kind, os.path.basename(program), wrong))
         add(counts, "threads" if kind == "comm" else kind,
-            (number["passed"], number["failed"], number["skipped"]))
+            (0, 1, 0) if wrong else run(platform, [program]))
     return counts
 
 

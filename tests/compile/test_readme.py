@@ -267,7 +267,7 @@ def targets_exist(command):
         for word in words[1:]:
             check("=" in word or word.startswith("-") or word in rules(),
                   "make has no target", word)
-    part = re.search(r"make bench .*--only (\w+)", command)
+    part = re.search(r"make bench .*--only[ =](\w+)", command)
     if part:
         with open(os.path.join(TOP, "tests", "bench", "run.py"), encoding="utf-8") as file:
             check("def %s(" % part[1] in file.read(), "make bench has no part", part[1])

@@ -5,7 +5,7 @@ units, ops, layers and of the threads backend under wine.
     windows.py [--only PART] [--warn "FLAGS"] [--warn-c "FLAGS FOR C ALONE"]
 
 Reports in cmocka's words, one test per compilation and per test program; then one line per row of
-the table in tests/PLATFORMS-windows.md. --only runs the tests whose name holds PART. Everything is
+the table in tests/README.md. --only runs the tests whose name holds PART. Everything is
 built under build/windows, where wine has its files, too.
 """
 
