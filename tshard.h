@@ -4501,7 +4501,7 @@ TSHI_INLINE void tshi_kernel_copy8_body(int64_t n, void *const *at, const int64_
     (void)p;
     for (i = 0; i + TSHI_BLOCK <= n && s[0] == 1 && s[1] == 1; i += TSHI_BLOCK)
         memcpy(y + i, x + i, TSHI_BLOCK * 8);
-    TSHI_EACH for (; i < n; i++) y[i * s[0]] = x[i * s[1]];
+    for (; i < n; i++) y[i * s[0]] = x[i * s[1]];
 }
 TSHI_KERNEL(tshi_kernel_copy8);
 
@@ -10482,8 +10482,7 @@ TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *
         }
         if (e < n) {
             if (before) tshi_norm_put_end(before, e, n);
-            if (sum)
-                TSHI_EACH for (j = e; j < n; j++) sum[j] = x[j] + more[j];
+            for (j = e; sum && j < n; j++) sum[j] = x[j] + more[j];
             from = (sum ? sum : x) + e;
             tshi_kernel_end(from, n - e, 0, pad);
             if (centred && !e && !pass) c = tshi_kernel_fold(pad) / TSHI_R(n);
@@ -14682,7 +14681,7 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, void *const *at, const int64_t 
         tshi_kernel_ahead(grad + e, TSHI_AHEAD);
         tshi_kernel_ahead(m + e, TSHI_AHEAD);
         tshi_kernel_ahead(v + e, TSHI_AHEAD);
-        TSHI_EACH for (i = e; i < end; i++) {
+        for (i = e; i < end; i++) {
             const tsh_real g = grad[i] * clip + decay * x[i];
             m[i] = b1 * m[i] + c1 * g;
             v[i] = b2 * v[i] + c2 * g * g;
