@@ -167,13 +167,13 @@ def programs_of(platform, chosen, jobs):
 
 
 def run(platform, programs):
-    """(passed, failed, skipped) of tests, which tests/run.sh runs and prints. A script builds programs
-    of its own, and reads their files on this machine, whose byte order may be another."""
+    """(passed, failed, skipped) of tests, which tests/run.sh runs and prints. A script builds
+    programs of its own, and reads their files on this machine, whose byte order may be another."""
     env = dict(os.environ, PYTHON=sys.executable, CC=platform.compiler + " -static",
                TESTS_RUN=" ".join(platform.prefix))
-    done = subprocess.run([os.path.join(TOP, "tests", "run.sh"), "--limit", str(RUN_LIMIT), "--with",
-                           " ".join(platform.prefix)] + programs, stdout=subprocess.PIPE, env=env,
-                          encoding="utf-8", errors="replace")
+    done = subprocess.run([os.path.join(TOP, "tests", "run.sh"), "--limit", str(RUN_LIMIT),
+                           "--with", " ".join(platform.prefix)] + programs, env=env,
+                          stdout=subprocess.PIPE, encoding="utf-8", errors="replace")
     *lines, last = done.stdout.rstrip("\n").split("\n")
     print("".join(line + "\n" for line in lines), end="")
     return tuple(map(int, re.findall(r"\d+", last)))
