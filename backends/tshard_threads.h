@@ -154,7 +154,7 @@ typedef struct tshi_threads_cond {
 
 typedef struct tshi_threads_thread {
     void *handle;
-    void *(*main)(void *);
+    void *(*body)(void *);
     void *argument;
 } tshi_threads_thread;
 
@@ -187,15 +187,15 @@ static int tshi_threads_cond_init(tshi_threads_cond *cond) {
 
 static unsigned __stdcall tshi_threads_begin(void *argument) {
     tshi_threads_thread *thread = (tshi_threads_thread *)argument;
-    (void)thread->main(thread->argument);
+    (void)thread->body(thread->argument);
     return 0;
 }
 
 /* With 8 MiB of stack, as on Linux. *thread must stay where it is until joined. */
-static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*main)(void *),
+static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*body)(void *),
                                      void *argument) {
     const unsigned reservation = 0x10000; /* the 8 MiB are not committed at once */
-    thread->main = main;
+    thread->body = body;
     thread->argument = argument;
     thread->handle = (void *)_beginthreadex(NULL, 8u << 20, tshi_threads_begin, thread, reservation,
                                             NULL);
@@ -307,9 +307,9 @@ static int tshi_threads_cond_init(tshi_threads_cond *cond) {
 #endif
 }
 
-static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*main)(void *),
+static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*body)(void *),
                                      void *argument) {
-    return pthread_create(thread, NULL, main, argument) == 0;
+    return pthread_create(thread, NULL, body, argument) == 0;
 }
 
 static void tshi_threads_join_thread(tshi_threads_thread *thread) {
@@ -1638,7 +1638,7 @@ TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx 
     tsh_result code = TSH_ERR_ARGUMENT;
     int result;
     if (fn) code = tshi_threads_prepare(nranks, &world, &jobs, why);
-    if (code != TSH_OK) {
+    if (!jobs) {
         if (desc)
             tsh_log_message(&desc->logger, "tsh_threads_run: %s (%s)", why, tsh_result_name(code));
         return 1;

@@ -105,9 +105,11 @@ def compilations(family, headers, programs, warn, warn_c):
 
 
 def users():
-    """Every C program of tests, benchmarks and examples, but those that this script is made of."""
+    """Every C program of tests, benchmarks and examples, but those that this script is made of, and
+    the one that consists of others."""
     paths = glob.glob(os.path.join(TOP, "tests", "*", "*.c"))
-    paths = [path for path in paths if os.path.dirname(path) != HERE]
+    paths = [path for path in paths if os.path.dirname(path) != HERE
+             and os.path.basename(path) != "private.c"]
     paths += glob.glob(os.path.join(TOP, "examples", "*.c"))
     found = sorted(os.path.relpath(path, TOP) for path in paths)
     return [program for program in found if mpis() or not needs_mpi(program)]
@@ -131,12 +133,11 @@ def source(header, name, mpi=None):
 
 
 def analyses(family, headers, programs):
-    """For gcc the core with its smallest backend in one file, and every other backend apart from
-    the core, with which its analyzer would not come to an end. Clang looks into the functions of
-    the main file only: each header as that, but the two large ones, of which it does not see what
-    callers make sure. Then each program. gcc 12 takes memory that is kept in a structure for lost
-    where a callee might change the structure: in backends apart that warning is off, and the
-    address sanitizer finds leaks."""
+    """For gcc the core, and every backend apart from it, as its analyzer would not come to an end
+    with both. Clang looks into the functions of the main file only: each header as that, but the
+    two large ones, of which it does not see what callers make sure. Then each program. gcc 12 takes
+    memory that is kept in a structure, or whose address is kept by its distance, for lost: in
+    backends that warning is off, and the address sanitizer finds leaks."""
     command = {"gcc": ["gcc", "-fanalyzer", "-Werror", "-O1", "-c"],
                "clang": ["clang", "--analyze", "--analyzer-output", "text",
                          "-Xclang", "-analyzer-werror"]}[family]
@@ -144,11 +145,10 @@ def analyses(family, headers, programs):
     for compiler in list(mpis().values())[:1]:
         command += mpi_flags(compiler)
     apart = APART + (["-Wno-analyzer-malloc-leak"] if family == "gcc" else [])
-    threads, uv = (os.path.join("backends", "tshard_%s.h" % name) for name in ("threads", "uv"))
-    parts = [([], [headers[0], threads])] + [(apart, [header]) for header in headers[1:]
-                                             if header != threads]
+    uv = os.path.join("backends", "tshard_uv.h")
+    parts = [([], headers[:1])] + [(apart, [header]) for header in headers[1:]]
     if family == "clang":
-        parts = [(apart, [header]) for header in headers[1:] if header != uv]
+        parts = [part for part in parts[1:] if part[1] != [uv]]
     for flags, included in parts:
         paths = [os.path.join(TOP, header) for header in included]
         before = [flag for path in paths for flag in ("-include", path)] if family == "gcc" else []

@@ -7,10 +7,10 @@
 #define TSHARD_TESTS_GEMM_TESTS_H
 
 #include "ranks.h"
+#include "skip.h"
 
 #ifdef GEMM
 
-#include "skip.h"
 #include "small_gpt.h"
 
 /* How a matrix lies: row-major, column-major, both with room to spare, and neither. */

@@ -3,7 +3,7 @@
 #ifndef TSHARD_TESTS_SKIP_H
 #define TSHARD_TESTS_SKIP_H
 
-/* Ends the test. The reason, printf-style, is on the line "skip: ..." that tests/run.py shows. */
+/* Ends the test. The reason, printf-style, is on the line "skip: ..." that tests/run.sh shows. */
 #define SKIP(...)                                                                                  \
     do {                                                                                           \
         char skip_why[256];                                                                        \
