@@ -87,7 +87,10 @@ static tsh_tensor *op_reduce(probe *p) {
     static const char *const dims[] = {"all", "-1", "0", "1", "2"};
     int i, dim = TSH_ALL, found = 0, keep = probe_has(p, "keep");
     for (i = 0; i < COUNT(dims); i++)
-        if (probe_has(p, dims[i])) dim = i ? i - 2 : TSH_ALL, found++;
+        if (probe_has(p, dims[i])) {
+            dim = i ? i - 2 : TSH_ALL;
+            found++;
+        }
     if (found != 1) return NULL;
     if (probe_has(p, "sum")) return tsh_sum(p->in[0], dim, keep);
     if (probe_has(p, "mean")) return tsh_mean(p->in[0], dim, keep);

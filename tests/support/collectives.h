@@ -330,7 +330,7 @@ static void soak_round(job *group, uint64_t draw) {
     case 5: CHECK(tsh_barrier(&j->comm) == TSH_OK); break;
     case 6: soak_burst(group, draw); break;
     case 7: grid_allreduce(j, c); break;
-    default: CHECK(!"one of eight");
+    default: CHECK(0 && "one of eight");
     }
 }
 

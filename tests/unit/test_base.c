@@ -266,8 +266,8 @@ static void run_says_why_it_did_not_run(void **state) {
     static const char *const lines[] = {
         "tsh_run: fn is NULL",
         "tsh_open: 1 ranks do not divide into tp 3 times pp 1; tp may be 1 (TSH_ERR_ARGUMENT)",
-        "tsh_open: order \"tp-pp\" does not name tp, pp and dp once each, as \"tp-pp-dp\" "
-        "(TSH_ERR_ARGUMENT)",
+        ("tsh_open: order \"tp-pp\" does not name tp, pp and dp once each, as \"tp-pp-dp\" "
+         "(TSH_ERR_ARGUMENT)"),
         "tsh_open: no memory for a ctx (", /* so many bytes) */
         "tsh_open: out is NULL (TSH_ERR_ARGUMENT)"};
     static log_lines log;
