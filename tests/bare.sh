@@ -28,22 +28,23 @@ mkdir -p "$bare"
 
 # ---- the system --------------------------------------------------------------
 
-# The first of this machine's package sources that has Debian 12, or the usual one.
+# The first of this machine's package sources that has Debian 12, or the usual one. netbase (the
+# names of protocols) is in every Debian that was not made by hand.
 source=$(apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(SITE)' 2>/dev/null |
     awk '$1 == "bookworm" && $2 == "main" { print $3; exit }')
 settings="$(apt-config dump 2>/dev/null | grep -iE '^Acquire::([a-z]+::)?(proxy|check-)')"
-if [ ! -s "$bare/base.tar" ]; then
+if [ ! -s "$bare/system.tar" ]; then
     rm -rf "$root"
-    debootstrap --variant=minbase --include=gcc,make,libc6-dev bookworm "$root" $source \
+    debootstrap --variant=minbase --include=gcc,make,libc6-dev,netbase bookworm "$root" $source \
         >"$bare/debootstrap.log" 2>&1 || {
         tail -n 3 "$bare/debootstrap.log"
         skip "debootstrap cannot get Debian 12 here (build/bare/debootstrap.log)"
     }
-    tar -C "$root" -cf "$bare/base.tar.new" . && mv "$bare/base.tar.new" "$bare/base.tar"
+    tar -C "$root" -cf "$bare/system.tar.new" . && mv "$bare/system.tar.new" "$bare/system.tar"
 fi
 rm -rf "$root"
 mkdir -p "$root"
-tar -C "$root" -xf "$bare/base.tar"
+tar -C "$root" -xf "$bare/system.tar"
 echo "$settings" >"$root/etc/apt/apt.conf.d/99machine"
 cp /etc/resolv.conf /etc/hosts "$root/etc/"
 for home in root home/user; do
@@ -56,7 +57,8 @@ chown -R 1000:1000 "$root/home/user"
 # ---- the commands ------------------------------------------------------------
 
 # inside USER COMMAND...: runs it there, in the clone of USER, with nothing of this environment but
-# the proxies. All that it started ends with it.
+# the proxies. All that it started ends with it. The root is a mount point, as on a real machine:
+# tests that make network namespaces need that.
 inside() {
     who=$1
     shift
@@ -68,7 +70,7 @@ inside() {
     timeout -s KILL 1800 unshare --mount --pid --ipc --fork --kill-child sh -c '
         root=$1 home=$2
         shift 2
-        mount --make-rprivate / && mount -t proc proc "$root/proc" &&
+        mount --make-rprivate / && mount --bind "$root" "$root" && mount -t proc proc "$root/proc" &&
             mount -t sysfs sys "$root/sys" && mount --rbind /dev "$root/dev" || exit 1
         cd "$root$home/tshard" && exec chroot "$root" sh -c "cd $home/tshard && exec \"\$@\"" sh "$@"
     ' sh "$root" "$home" env -i HOME="$home" PATH=/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin \
@@ -115,6 +117,8 @@ for user in user root; do
             awk '/apt-get install .*libcmocka-dev/ && $1 <= 10 { said = 1 } END { exit !said }' "$log"
         expect "$user: what cannot run is skipped, with a reason" grep -q 'skip: needs' "$log"
     else
+        expect "$user: two hosts train over TCP, in network namespaces" \
+            grep -q 'ok *fault/test_hosts.py .* passed' "$log"
         expect "$user: nothing is skipped for a missing package" \
             sh -c '! grep -q "skip: needs" "$1"' sh "$log"
     fi

@@ -304,18 +304,17 @@ def lines_of_shell(text):
 def copy_tree(to):
     """A copy of what a clone would have, and of what make has built already, with the times that
     make compares."""
-    done = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=TOP,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8")
-    names = done.stdout.split("\0")[:-1]
-    if done.returncode or not names:
+    try:
+        done = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=TOP,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8")
+        names = [] if done.returncode else done.stdout.split("\0")[:-1]
+    except OSError:  # without git
+        names = []
+    if not names:
         names = [os.path.relpath(os.path.join(root, name), TOP)
                  for root, _, found in os.walk(TOP) for name in found]
         names = [name for name in names if not name.startswith(("build" + os.sep, ".git" + os.sep))]
-    for built in "build/gpt", "build/tshard-run":
-        fresh = subprocess.run(["make", "-q", built], cwd=TOP, env=environment(to),
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if fresh.returncode == 0 and os.path.exists(os.path.join(TOP, built)):
-            names.append(built)
+    names += ["build/gpt", "build/tshard-run", "build/found"]
     for name in names:
         if os.path.exists(os.path.join(TOP, name)):
             os.makedirs(os.path.dirname(os.path.join(to, name)), exist_ok=True)
