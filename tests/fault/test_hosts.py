@@ -87,7 +87,7 @@ class Hosts:
 
     def block(self, host, ports):
         """A firewall that swallows what comes to these ports (strictly: what they answer)."""
-        self.ip(host, "rule", "add", "ipproto", "6", "sport", ports, "blackhole")  # TCP; its name needs netbase
+        self.ip(host, "rule", "add", "ipproto", "6", "sport", ports, "blackhole")  # 6: TCP
 
     def names(self, host, **addresses):
         """What /etc/hosts says there."""
