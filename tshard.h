@@ -555,7 +555,7 @@ struct tsh_comm {
  * are free again. Errors: the world's verdict (TSH_ERR_MISMATCH, LOST, TIMEOUT, ABORTED), or
  * TSH_ERR_ARGUMENT before anything starts; tsh_comm_error tells the sentence. Each equals the
  * torch.distributed function of its name. */
-/* buffer becomes the reduction by op of the buffers of all ranks. */
+/* Combines the buffers of all ranks element by element by op; every buffer gets the result. */
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op);
 /* recv holds counts[0] + counts[1] + ... elements, rank order, `blocks` times over. */
@@ -3829,7 +3829,7 @@ TSHI_INLINE float tshi_kernel_power(float x, float y) {
     bits = tshi_kernel_pick8((bits & 0x7FFFFFFFFFFFFFFFu) > 0x4069000000000000u,
                              (bits & 0x8000000000000000u) | 0x4069000000000000u, bits);
     t = tshi_kernel_double(bits);
-    /* 1.5 * 2^52: rounds to an integer in the low bits */
+    /* adding 1.5 * 2^52 rounds t to an integer, which is left in the low bits of s */
     s = tshi_kernel_round8(t + 6755399441055744.0);
     t = t - (s - 6755399441055744.0);
     p = 1.5353351392569e-4;

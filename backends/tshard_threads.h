@@ -357,8 +357,8 @@ static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *m
 #endif
 /* -- everywhere ------------------------------------------------------------- */
 
-/* `bytes` zeroed bytes on a cache line of their own. How far they lie behind malloc's block, 1 to
- * 64 bytes, stands in the byte before them. NULL: out of memory. */
+/* Allocates zeroed memory that begins on a cache line. The byte before it holds its distance, 1 to
+ * 64, from the block that malloc returned. NULL: out of memory. */
 static void *tshi_threads_alloc(size_t bytes) {
     unsigned char *block = (unsigned char *)malloc(bytes + 64);
     size_t offset = block ? 64 - ((uintptr_t)block & 63) : 0;

@@ -448,9 +448,9 @@ typedef struct probe {
 
 typedef tsh_tensor *(*trial_fn)(probe *p);
 
-/* A function asks for the words of its row's argument with probe_has and probe_number, or takes all
- * of it with probe_arg and returns NULL if it does not know it. A word that nobody has asked for
- * fails the row: it is misspelt, and the row tests something else than it says. */
+/* A trial function looks up the words of its row's argument with probe_has and probe_number, or
+ * takes the whole argument with probe_arg and returns NULL if it does not know it. A word that is
+ * never looked up fails the row: it is misspelt, so the row would test something else. */
 UNUSED static void probe_begin(probe *p, const char *arg) {
     p->arg = arg;
     if (strlen(arg) >= sizeof p->unread) spec_refuse(arg);

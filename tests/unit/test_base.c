@@ -218,7 +218,7 @@ static void an_error_is_logged_once_unless_it_is_cleared_before(void **state) {
                                      "(4, 2) R (TSH_ERR_SHAPE)");
 }
 
-/* Rank 2 of 3 fails; each rank says so once, and who says it. */
+/* Rank 2 of 3 fails. Every rank logs that once, with its own rank in front. */
 static int rank_2_fails(tsh_ctx *ctx, void *user) {
     (void)user;
     (void)tsh_barrier(tsh_world(ctx)); /* all ranks are open */
