@@ -4,9 +4,11 @@ happens when somebody dies. Reports in cmocka's words. The launcher is $TSHARD_R
 build/tshard-run, which make builds where it is missing."""
 
 import concurrent.futures
+import errno
 import fcntl
 import json
 import os
+import random
 import re
 import select
 import signal
@@ -130,9 +132,19 @@ def wait_until(condition, seconds, *what):
 
 
 def free_port(host="127.0.0.1"):
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    """A port below those the system hands out by itself (from 32768), which a test beside this
+    one may be given for a connection before the program of this one listens."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for _ in range(1000):
+        port = random.randrange(20000, 32768)
+        with socket.socket(family) as probe:
+            try:
+                probe.bind((host, port))
+                return port
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+    raise OSError(errno.EADDRINUSE, "no free port from 20000 to 32767")
 
 
 # ---- lines -------------------------------------------------------------------
