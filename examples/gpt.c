@@ -3,6 +3,7 @@
  *   make run                                      learns the C sources of this project
  *   make run ARGS="--text book.txt --chars"       learns a book, character by character
  *   make run ARGS="--help"                        tells every flag
+ *   make run ARGS="--save DIR"                    can go on later, with --resume
  *   build/tshard-run -n 2 build/gpt --backend tcp one process per rank
  *   mpirun -n 2 build/gpt-mpi --backend mpi       the same under MPI
  *
@@ -28,6 +29,7 @@
 #endif
 #include "gpt_report.h"
 #include "gpt_setup.h"
+#include "gpt_state.h"
 
 /* == 1. the model, for one device ========================================== */
 
@@ -216,6 +218,8 @@ typedef struct gpt_job {
     gpt_text text;
     gpt_report report;
     double tokens_per_s;
+    int found;       /* a state to go on from */
+    int64_t stopped; /* after this step, by a signal; 0: not */
 } gpt_job;
 
 typedef struct gpt_trainer {
@@ -228,7 +232,7 @@ typedef struct gpt_trainer {
     tsh_schedule schedule;
     int64_t first_row, rows;   /* texts of this replica: B / dp, or one more */
     tsh_tensor *ids, *targets; /* (rows, T), the same on every rank of tp and pp */
-    int evaluating;
+    int evaluating, stopped;
     int64_t parameters; /* of the whole model */
     int32_t *window;    /* of the sample: the tokens before the next one */
     int64_t window_size;
@@ -405,11 +409,51 @@ static double evaluate(gpt_trainer *t) {
     return mean;
 }
 
+/* The steps that the state of an earlier run has done; 0 where there is none. */
+static int64_t resume(gpt_trainer *t) {
+    gpt_report *report = &t->job->report;
+    int32_t found = is_first(t) ? t->job->found : 0; /* rank 0 has looked */
+    char path[STATE_PATH];
+    int64_t step = 0, rows;
+    tsh_broadcast(tsh_world(t->ctx), &found, 1, TSH_I32, 0);
+    state_path(path, t->set, "state.safetensors");
+    if (found && tsh_load(t->gpt, path, t->optim) == TSH_OK) {
+        tsh_optim_info info = tsh_optim_state(t->optim);
+        step = info.steps + info.skipped;
+    }
+    if (!is_first(t) || !tsh_ok(t->ctx)) return step;
+    rows = report_resume(report, step);
+    if (found) printf("resumed   %s, after step %lld\n", path, (long long)step);
+    if (rows < step)
+        printf("resumed   %s/metrics.csv has no rows from step %lld to %lld\n", t->set->out,
+               (long long)rows + 1, (long long)step);
+    return step;
+}
+
+/* Saves where it is time to; 1: a signal asks to stop here. All ranks agree, whichever of them it
+ * reached. */
+static int save_state(gpt_trainer *t, int64_t step) {
+    const gpt_settings *set = t->set;
+    char path[STATE_PATH];
+    int32_t asked = state_asked;
+    if (set->save == NULL) return 0;
+    tsh_allreduce(tsh_world(t->ctx), &asked, 1, TSH_I32, TSH_MAX);
+    if (!asked && step % set->save_every != 0 && step != set->steps) return 0;
+    if (is_first(t)) report_sync(&t->job->report); /* before the state: no row is missing later */
+    state_path(path, set, "state.safetensors");
+    tsh_save(t->gpt, path, t->optim);
+    return asked && step < set->steps && tsh_ok(t->ctx);
+}
+
 static void train_loop(gpt_trainer *t) {
     const gpt_settings *set = t->set;
     double seconds = 0, tokens = (double)(set->batch * set->context);
+    int64_t first = set->resume ? resume(t) : 0, step = first;
+    int stop = 0, catches = set->save != NULL && (is_first(t) || set->joins);
+    if (catches) state_catch_signals(1);
     if (is_first(t)) report_begin(&t->job->report);
-    for (int64_t step = 1; step <= set->steps && tsh_ok(t->ctx); step++) {
+    while (step < set->steps && !stop && tsh_ok(t->ctx)) {
+        step++;
         double start = report_now();
         report_row row = {.step = step, .train_loss = train_step(t, step - 1)};
         double elapsed = report_now() - start;
@@ -421,8 +465,13 @@ static void train_loop(gpt_trainer *t) {
         row.grad_norm = info.norm;
         row.tokens_per_s = tokens / elapsed;
         if (is_first(t) && tsh_ok(t->ctx)) report_step(&t->job->report, &row);
+        stop = tsh_ok(t->ctx) && save_state(t, step);
     }
-    if (is_first(t)) t->job->tokens_per_s = tokens * (double)set->steps / seconds;
+    if (catches) state_catch_signals(0);
+    t->stopped = stop;
+    if (!is_first(t)) return;
+    t->job->stopped = stop ? step : 0;
+    t->job->tokens_per_s = step > first ? tokens * (double)(step - first) / seconds : 0;
 }
 
 /* == 4. a sample =========================================================== */
@@ -585,7 +634,7 @@ static int run_rank(tsh_ctx *ctx, void *user) {
     if (tsh_ok(ctx)) train_loop(&t);
     if (t.set->trace != NULL) tsh_trace_end(ctx);
     if (tsh_ok(ctx)) print_memory(&t);
-    if (tsh_ok(ctx) && job->set.sample > 0) print_sample(&t);
+    if (tsh_ok(ctx) && job->set.sample > 0 && !t.stopped) print_sample(&t);
     return !tsh_ok(ctx); /* the logger has told what it is */
 }
 
@@ -663,9 +712,23 @@ static int run_job(gpt_job *job) {
         return 1;
     }
     printf("wrote     %s/metrics.csv, %s/loss.svg\n", set->out, set->out);
+    if (job->stopped) {
+        printf("stopped   after step %lld of %lld; the same command with --resume goes on\n",
+               (long long)job->stopped, (long long)set->steps);
+        return 0;
+    }
     printf("final: ranks %d tp %d train %.4f val %.4f tokens/s %.0f\n", (int)set->ranks,
            (int)set->tp, r->train_loss, r->val_loss, job->tokens_per_s);
     return 0;
+}
+
+/* Of rank 0. A folder with another run's state is refused before its metrics.csv is touched. */
+static int open_files(gpt_job *job) {
+    const gpt_settings *set = &job->set;
+    int found = 0, failed = set->save != NULL ? state_open(set, &job->text, &found) : 0;
+    job->found = found;
+    if (failed || report_open(&job->report, set->out, set->steps, set->resume)) return failed;
+    return refuse("cannot write %s: %s", job->report.path, strerror(errno));
 }
 
 int main(int argc, char **argv) {
@@ -674,6 +737,8 @@ int main(int argc, char **argv) {
     int help = 0;
     make_flags(flags, &job.set, &help);
     int failed = parse_flags(flags, argc, argv);
+    const char *restart = getenv("TSHARD_RESTART"); /* of tshard-run: the count of restarts */
+    if (job.set.save != NULL && restart != NULL && atoi(restart) > 0) job.set.resume = 1;
     if (!failed && help) {
         print_help(flags);
         return 0;
@@ -683,8 +748,7 @@ int main(int argc, char **argv) {
     if (!failed && job.set.joins) failed = join_world(&job);
     if (!failed) failed = check_settings(&job.set);
     if (!failed) failed = load_text(&job.text, &job.set);
-    if (!failed && job.comm.rank == 0 && !report_open(&job.report, job.set.out, job.set.steps))
-        failed = refuse("cannot write %s: %s", job.report.path, strerror(errno));
+    if (!failed && job.comm.rank == 0) failed = open_files(&job);
     if (!failed) failed = run_job(&job);
     tsh_comm_close(&job.comm); /* if no ctx has */
     if (!report_close(&job.report) && !failed) {

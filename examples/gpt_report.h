@@ -16,6 +16,8 @@
 #include <time.h>     /* clock_gettime */
 #include <unistd.h>   /* isatty */
 
+enum { REPORT_FOLDER = 480 }; /* bytes of a folder's name */
+
 typedef struct report_row {
     int64_t step;
     int evaluated; /* 1: val_loss is known at this step */
@@ -27,7 +29,7 @@ typedef struct gpt_report {
     char path[512]; /* of the file at hand */
     const char *folder;
     FILE *csv;
-    int64_t steps;
+    int64_t steps, first; /* how many there will be; those of a run that this one goes on from */
     int terminal;
     report_row *rows;
     size_t count, room;
@@ -61,43 +63,56 @@ static const char *report_commas(char text[32], int64_t value) {
 
 /* == the folder and metrics.csv ============================================ */
 
-/* Makes r->folder and every folder above it. */
-static int report_make_folder(gpt_report *r) {
-    snprintf(r->path, sizeof r->path, "%s", r->folder);
-    for (char *c = r->path + 1;; c++) {
+/* Makes the folder and every folder above it. 0: errno, and path is the one that cannot be made. */
+static int report_make_folder(char *path) {
+    errno = ENOENT;
+    if (path[0] == '\0') return 0;
+    for (char *c = path + 1;; c++) {
         char end = *c;
         if (end != '/' && end != '\0') continue;
         *c = '\0';
-        if (mkdir(r->path, 0777) != 0 && errno != EEXIST) return 0;
+        if (mkdir(path, 0777) != 0 && errno != EEXIST) return 0;
         if (end == '\0') return 1;
         *c = end;
     }
 }
 
-static FILE *report_file(gpt_report *r, const char *name) {
+static FILE *report_file(gpt_report *r, const char *name, const char *mode) {
     snprintf(r->path, sizeof r->path, "%s/%s", r->folder, name);
-    return fopen(r->path, "w");
+    return fopen(r->path, mode);
 }
 
-/* 1; or 0 with errno, and the path concerned in r->path. */
-static int report_open(gpt_report *r, const char *folder, int64_t steps) {
+static const char REPORT_HEAD[] = "step,train_loss,val_loss,lr,grad_norm,tokens_per_s\n";
+
+/* resume: the rows of metrics.csv stay, until report_resume. 1; or 0 with errno, and the path
+ * concerned in r->path. */
+static int report_open(gpt_report *r, const char *folder, int64_t steps, int resume) {
     memset(r, 0, sizeof *r);
     r->folder = folder;
     r->steps = steps;
     r->terminal = isatty(STDOUT_FILENO);
-    errno = strlen(folder) > sizeof r->path - 32 ? ENAMETOOLONG : *folder == '\0' ? ENOENT : 0;
-    if (errno != 0 || !report_make_folder(r)) return 0;
-    r->csv = report_file(r, "metrics.csv");
+    snprintf(r->path, sizeof r->path, "%s", folder);
+    errno = ENAMETOOLONG;
+    if (strlen(folder) > REPORT_FOLDER || !report_make_folder(r->path)) return 0;
+    if (resume) r->csv = report_file(r, "metrics.csv", "r+");
+    if (r->csv == NULL) r->csv = report_file(r, "metrics.csv", "w+");
     if (r->csv == NULL) return 0;
-    fprintf(r->csv, "step,train_loss,val_loss,lr,grad_norm,tokens_per_s\n");
+    if (!resume) fputs(REPORT_HEAD, r->csv);
     return 1;
 }
 
+/* Losses with all digits of a float: equal runs write equal rows, but for the time they took. */
 static void report_csv(gpt_report *r, const report_row *row) {
-    fprintf(r->csv, "%lld,%.6f,", (long long)row->step, row->train_loss);
-    if (row->evaluated) fprintf(r->csv, "%.6f", row->val_loss);
+    fprintf(r->csv, "%lld,%.9g,", (long long)row->step, row->train_loss);
+    if (row->evaluated) fprintf(r->csv, "%.9g", row->val_loss);
     fprintf(r->csv, ",%.6g,%.6g,%.0f\n", row->lr, row->grad_norm, row->tokens_per_s);
     if (row->evaluated) fflush(r->csv);
+}
+
+/* Puts every row so far on the disk. */
+static void report_sync(gpt_report *r) {
+    fflush(r->csv);
+    (void)fsync(fileno(r->csv));
 }
 
 /* == progress ============================================================== */
@@ -106,7 +121,8 @@ static void report_bar(const gpt_report *r, const report_row *row, double now) {
     enum { WIDTH = 24 };
     char bar[WIDTH + 1], speed[32];
     int done = (int)(WIDTH * row->step / r->steps);
-    double left = (now - r->start) / (double)row->step * (double)(r->steps - row->step);
+    double each = (now - r->start) / (double)(row->step - r->first);
+    double left = each * (double)(r->steps - row->step);
     memset(bar, '.', WIDTH);
     memset(bar, '#', (size_t)done);
     bar[WIDTH] = '\0';
@@ -143,8 +159,8 @@ static void report_begin(gpt_report *r) {
     r->start = r->shown = report_now();
 }
 
-/* Every step, once. */
-static void report_step(gpt_report *r, const report_row *row) {
+/* Keeps the row for the curve, and for the mean since the last evaluation. */
+static void report_keep(gpt_report *r, const report_row *row) {
     if (r->count == r->room) {
         size_t room = r->room == 0 ? 1024 : 2 * r->room;
         report_row *rows = (report_row *)realloc(r->rows, room * sizeof *rows);
@@ -156,14 +172,61 @@ static void report_step(gpt_report *r, const report_row *row) {
     if (r->count < r->room) r->rows[r->count++] = *row; /* else the curve ends early, no harm */
     r->recent_sum += row->train_loss;
     r->recent_count++;
-    r->speed = r->speed > 0 ? 0.95 * r->speed + 0.05 * row->tokens_per_s : row->tokens_per_s;
-    report_csv(r, row);
-    report_progress(r, row);
-    if (!row->evaluated) return;
+}
+
+/* The mean is told; another begins. */
+static void report_evaluated(gpt_report *r, const report_row *row) {
     r->train_loss = r->recent_sum / (double)r->recent_count;
     r->val_loss = row->val_loss;
     r->recent_sum = 0;
     r->recent_count = 0;
+}
+
+/* Every step, once. */
+static void report_step(gpt_report *r, const report_row *row) {
+    report_keep(r, row);
+    r->speed = r->speed > 0 ? 0.95 * r->speed + 0.05 * row->tokens_per_s : row->tokens_per_s;
+    report_csv(r, row);
+    report_progress(r, row);
+    if (row->evaluated) report_evaluated(r, row);
+}
+
+/* A line of metrics.csv. 0: it is none. */
+static int report_parse(const char *line, report_row *row) {
+    char *end = NULL;
+    memset(row, 0, sizeof *row);
+    row->step = strtoll(line, &end, 10);
+    if (end == line || *end++ != ',') return 0;
+    row->train_loss = strtod(end, &end);
+    if (*end++ != ',') return 0;
+    row->evaluated = *end != ',';
+    row->val_loss = strtod(end, &end);
+    return *end == ',' && line[strlen(line) - 1] == '\n';
+}
+
+/* Keeps the rows of metrics.csv up to step, drops what comes after them: the next row is that of
+ * the step after it. Returns the last step that the file has. */
+static int64_t report_resume(gpt_report *r, int64_t step) {
+    char line[256];
+    int64_t last = 0;
+    long keep = 0;
+    rewind(r->csv);
+    while (fgets(line, sizeof line, r->csv) != NULL) {
+        report_row row;
+        int is_row = report_parse(line, &row);
+        if (is_row && row.step > step) break;
+        if (!is_row && strcmp(line, REPORT_HEAD) != 0) break;
+        keep = ftell(r->csv);
+        if (!is_row) continue;
+        last = row.step;
+        report_keep(r, &row);
+        if (row.evaluated) report_evaluated(r, &row);
+    }
+    fflush(r->csv);
+    if (ftruncate(fileno(r->csv), keep) != 0 || fseek(r->csv, keep, SEEK_SET) != 0) return last;
+    if (keep == 0) fputs(REPORT_HEAD, r->csv);
+    r->first = step;
+    return last;
 }
 
 /* == the sample ============================================================= */
@@ -312,7 +375,7 @@ static int report_svg(gpt_report *r, const char *title) {
     int width = PLOT_LEFT + PLOT_WIDTH + 24, height = PLOT_TOP + PLOT_HEIGHT + 56;
     plot p;
     memset(&p, 0, sizeof p);
-    p.file = report_file(r, "loss.svg");
+    p.file = report_file(r, "loss.svg", "w");
     if (p.file == NULL) return 0;
     plot_scale(&p, r);
     fprintf(p.file,

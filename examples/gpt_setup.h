@@ -25,15 +25,16 @@ typedef struct gpt_settings {
     const char *policy; /* NULL: the plan in gpt.c */
     const char *backend;
     const char *gemm;
-    const char *trace;                               /* NULL: none */
+    const char *trace, *save;                        /* NULL: none */
     int joins, chars, sequence_parallel, checkpoint; /* joins: backend has a process per rank */
+    int resume;
     int64_t ranks, tp, threads;                      /* tp 0: ranks / pp; threads: of each rank */
     int64_t pp, dp, micro_batches;                   /* dp 0: what tp and pp leave of the ranks */
     int zero;
     const char *stages;    /* layers of each stage, "2,3"; NULL: equally many */
     int counts[MAX_RANKS]; /* what stages says */
     int64_t layers, heads, width, context, vocabulary;
-    int64_t batch, steps, eval_every, seed, sample;
+    int64_t batch, steps, eval_every, save_every, seed, sample;
     double lr, dropout;
 } gpt_settings;
 
@@ -52,6 +53,7 @@ static const gpt_settings defaults = {
     .batch = 12,
     .steps = 600,
     .eval_every = 100,
+    .save_every = 100,
     .seed = 1337,
     .sample = 400,
     .lr = 1e-3,
@@ -70,7 +72,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 30 };
+enum { FLAGS = 33 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -122,6 +124,10 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"seed", "of weights, batches, dropout and sample", .whole = &s->seed, .high = 1e15},
         {"eval-every", "steps between evaluations", .whole = &s->eval_every, .low = 1, .high = 1e9},
         {"out", "folder of metrics.csv and loss.svg", .string = &s->out},
+        {"save", "folder of the run's state, from which it can go on", .string = &s->save},
+        {"save-every", "steps between saves; also at the end, and on SIGINT and SIGTERM",
+         .whole = &s->save_every, .low = 1, .high = 1e9},
+        {"resume", "go on from the state in --save, where there is one", .on = &s->resume},
         {"trace", "file that shows what every rank did when: for ui.perfetto.dev",
          .string = &s->trace},
         {"sample", "characters to write at the end", .whole = &s->sample, .high = 1e6},
@@ -240,6 +246,8 @@ static int check_settings(gpt_settings *s) {
     if (s->policy != NULL && s->sequence_parallel)
         return refuse("--policy %s has no sequence-parallel form; leave one of the two out",
                       s->policy);
+    if (s->resume && s->save == NULL)
+        return refuse("--resume needs the folder of the state: --save DIR");
     if (s->width % s->heads != 0)
         return refuse("--width %lld is not a multiple of --heads %lld", (long long)s->width,
                       (long long)s->heads);

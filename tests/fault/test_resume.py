@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""examples/gpt.c goes on where it stopped: killed at any time, asked to stop, restarted by
+tshard-run. The losses are those of an undisturbed run, digit for digit, and so is the last state,
+byte for byte. Reports in cmocka's words. build/gpt is made where it is missing. FULL=1 kills 300
+times instead of 24."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(TOP, "tests", "support"))
+from scripts import LAUNCHER, NO_LAUNCHER, Skipped, check, has_launcher, run_tests
+
+SCRIPT_LIMIT = 900 if os.environ.get("FULL") else 200  # seconds, for tests/run.sh
+EACH = 60                                              # of one run
+KILLS = 300 if os.environ.get("FULL") else 24
+STEPS = 200
+PROGRAM = os.path.join(TOP, "build", "gpt")
+GPT = ["--text", os.path.join(TOP, "README.md"), "--layers", "2", "--heads", "2", "--width", "32",
+       "--context", "16", "--batch", "4", "--steps", str(STEPS), "--eval-every", "30", "--dropout",
+       "0.1", "--sample", "0"]
+STATE = ["settings.txt", "state.safetensors"]
+
+
+class Run:
+    """The same command again and again: with its folder, it goes on."""
+
+    def __init__(self, folder, flags=(), words=()):
+        self.out, self.save = os.path.join(folder, "out"), os.path.join(folder, "save")
+        self.words = [*words, PROGRAM, "--out", self.out, "--save", self.save, "--save-every", "5",
+                      *GPT, *flags]
+
+    def start(self, *more):
+        return subprocess.Popen(self.words + list(more), stdin=subprocess.DEVNULL, cwd=TOP,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
+
+    def end(self, process, limit=EACH):
+        """(exit code, what it printed)"""
+        try:
+            text, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text, _ = process.communicate()
+            check(False, "no end within", limit, "s:", text[-600:])
+        return process.returncode, text
+
+    def __call__(self, *more):
+        return self.end(self.start(*more))
+
+    def rows(self):
+        """metrics.csv without the time that steps took."""
+        with open(os.path.join(self.out, "metrics.csv"), encoding="utf-8") as file:
+            return [line.rpartition(",")[0] for line in file]
+
+    def state(self):
+        check(sorted(os.listdir(self.save)) == STATE, os.listdir(self.save))
+        with open(os.path.join(self.save, "state.safetensors"), "rb") as file:
+            return file.read()
+
+
+def undisturbed(folder, flags=()):
+    run = Run(os.path.join(folder, "undisturbed"), flags)
+    code, text = run()
+    check(code == 0, text[-600:])
+    check(len(run.rows()) == STEPS + 1, len(run.rows()))
+    return run
+
+
+def check_same(run, want, *what):
+    for ours, theirs in zip(run.rows(), want.rows()):
+        check(ours == theirs, *what, ours, "not", theirs)
+    check(len(run.rows()) == len(want.rows()), *what, len(run.rows()), "rows")
+    check(run.state() == want.state(), *what, "another last state")
+
+
+def kills_at_any_time(folder):
+    for number, flags in enumerate((["--ranks", "2"], ["--ranks", "2", "--dp", "2", "--zero"],
+                                    ["--ranks", "2", "--pp", "2", "--micro-batches", "2"])):
+        place = os.path.join(folder, str(number))
+        start = time.monotonic()
+        want = undisturbed(place, flags)
+        seconds = time.monotonic() - start
+        chance = random.Random(number)
+        kills = goes = 0
+        while kills < KILLS // 3:
+            run = Run(os.path.join(place, str(goes)), flags)
+            goes += 1
+            for _ in range(1000):  # it goes on, or is lucky and ends
+                process = run.start("--resume")
+                try:
+                    process.wait(chance.uniform(0.02, 0.4 * seconds))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    kills += 1
+                code, text = run.end(process)
+                if code == 0:
+                    break
+                check(code == -signal.SIGKILL, "exit code", code, text[-600:])
+            check(code == 0, "never ends", text[-600:])
+            check_same(run, want, flags, "after", kills, "kills")
+
+
+def a_signal_stops_after_a_step(folder):
+    want = undisturbed(folder)
+    run = Run(folder)
+    last = 0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = run.start("--resume")
+        wait_for_rows(run, last + 20)
+        process.send_signal(number)
+        code, text = run.end(process)
+        check(code == 0, code, text[-600:])
+        last = len(run.rows()) - 1
+        line = "stopped   after step %d of %d; the same command with --resume goes on\n" % (last,
+                                                                                           STEPS)
+        check(line in text and "final:" not in text, text[-600:])
+    code, text = run("--resume")
+    check(code == 0 and "resumed   %s/state.safetensors, after step %d\n" % (run.save, last) in text
+          and "\nfinal: " in text, text)
+    check_same(run, want)
+    code, text = run("--resume")
+    check(code == 0 and "after step %d\n" % STEPS in text, text)
+    check_same(run, want, "with nothing left to do")
+
+
+def wait_for_rows(run, count):
+    """Until the run has saved behind this step, or ended."""
+    for _ in range(2000):
+        time.sleep(0.01)
+        try:
+            if len(run.rows()) > count:
+                return
+        except OSError:
+            pass
+    check(False, "no", count, "rows in 20 s")
+
+
+def ranks_of_a_restarted_job_go_on(folder):
+    if not has_launcher():
+        raise Skipped(NO_LAUNCHER)
+    want = undisturbed(folder, ["--dp", "2"])
+    run = Run(folder, ["--dp", "2", "--backend", "tcp"],
+              [LAUNCHER, "-n", "2", "--max-restarts", "3"])
+    process = run.start()
+    for step in (20, 60, 100):
+        wait_for_rows(run, step)
+        ranks = children(process.pid, PROGRAM)
+        if ranks:
+            os.kill(random.choice(ranks), signal.SIGKILL)
+        time.sleep(0.5)
+    code, text = run.end(process)
+    check(code == 0 and "restart 1 of 3" in text and "resumed" in text, text[-900:])
+    check_same(run, want)
+
+
+def children(parent, program):
+    """The processes below parent that run program."""
+    found, parents = [], {parent}
+    for _ in range(2):
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open("/proc/%s/stat" % pid, encoding="utf-8") as file:
+                    above = int(file.read().rpartition(")")[2].split()[1])
+                if above in parents and os.readlink("/proc/%s/exe" % pid) == program:
+                    found.append(int(pid))
+            except OSError:  # it has ended
+                continue
+    return found
+
+
+def what_would_lose_a_state_is_refused(folder):
+    run = Run(folder)
+    check(run("--steps", "10")[0] == 0, "ten steps")
+    before = run.rows(), run.state()
+    for flags, why in ((["--steps", "10"], "state.safetensors is the state of an earlier run: go on "
+                        "from it with --resume, or give another folder"),
+                       (["--resume", "--batch", "5"], "is of a run with 'batch 4', this one has "
+                        "'batch 5'"),
+                       (["--resume", "--text", os.path.join(TOP, "CHANGELOG.md")], "'text of "),
+                       (["--resume", "--lr", "0.5"], "'lr 0.001', this one has 'lr 0.5'")):
+        code, text = run(*flags)
+        check(code == 2 and text.startswith("gpt: ") and why in text and text.count("\n") == 1,
+              flags, code, text)
+        check((run.rows(), run.state()) == before, flags, "changed a file")
+    alone = subprocess.run([PROGRAM, "--resume"], stderr=subprocess.PIPE, encoding="utf-8",
+                           timeout=EACH)
+    check(alone.returncode == 2 and "--save DIR" in alone.stderr, alone.stderr)
+
+
+def lost_rows_are_told(folder):
+    run = Run(folder)
+    check(run("--steps", "10")[0] == 0, "ten steps")
+    os.remove(os.path.join(run.out, "metrics.csv"))
+    code, text = run("--resume", "--steps", "20")
+    check(code == 0 and "metrics.csv has no rows from step 1 to 10\n" in text, text)
+    check([row.split(",")[0] for row in run.rows()] == ["step"] + [str(s) for s in range(11, 21)],
+          run.rows())
+
+
+TESTS = [kills_at_any_time, a_signal_stops_after_a_step, ranks_of_a_restarted_job_go_on,
+         what_would_lose_a_state_is_refused, lost_rows_are_told]
+
+if __name__ == "__main__":
+    if not os.path.exists(PROGRAM):
+        subprocess.check_call(["make", "-C", TOP, "build/gpt"], stdout=subprocess.DEVNULL,
+                              timeout=200)
+    sys.exit(run_tests("resume", TESTS) > 0)
