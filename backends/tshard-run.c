@@ -18,7 +18,10 @@
  * - start anything on other hosts: ssh, srun or a person calls it there;
  * - make ranks flush: C's stdio holds back up to 4 KiB of what is printed into a pipe (setvbuf);
  * - agree with the launchers of other hosts: each sees its own ranks end, by themselves or because
- *   the library told them of a lost peer, and counts its own restarts.
+ *   the library told them of a lost peer, and counts its own restarts. A rank that is started anew
+ *   joins those that wait for it, whatever their count is;
+ * - end ranks that ignore SIGTERM where the launcher and its guard (a process that watches over it)
+ *   are killed at the same moment.
  */
 #ifdef _WIN32
 #error "tshard-run does not run on Windows: it starts and ends ranks with POSIX's fork and signals"
@@ -40,6 +43,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __linux__
+#include <pthread.h> /* pthread_atfork */
+#include <sys/prctl.h>
+#endif
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -74,6 +81,7 @@ typedef struct settings {
     int node;           /* this host's place among hosts; -1: not told */
     int first, local;   /* this host's first rank, and how many it has */
     int port, restarts; /* port 0: DEFAULT_PORT, on one host any that is free */
+    int grace;          /* seconds */
     int help;
     const char *host_list, *host_file, *job;
     char **command;
@@ -88,18 +96,19 @@ static const char HELP[] =
     "  --node-rank K       which of the hosts this one is, from 0\n"
     "  --port P            where rank 0 listens [one host: any free port; several hosts: 29400]\n"
     "  --max-restarts R    how often a job that failed is started anew [0]\n"
+    "  --grace S           seconds that ranks have to end after SIGINT or SIGTERM [30]\n"
     "  --job NAME          keeps jobs apart that share a key [one host: random; else tshard]\n"
     "  --help              this text\n\n"
     "Ranks are numbered host by host. IPv6 addresses stand in brackets: [fd00::1]:2. Several\n"
     "hosts need one key in TSHARD_KEY or TSHARD_KEY_FILE, the same on each, unless all are\n"
     "loopback; on one host it is random. A rank finds TSHARD_RANK, TSHARD_SIZE,\n"
     "TSHARD_LOCAL_RANK, TSHARD_LOCAL_SIZE; TSHARD_HOST and TSHARD_PORT, where rank 0 listens;\n"
-    "TSHARD_KEY; TSHARD_JOB, another one at every start; TSHARD_RESTART, the count of restarts;\n"
+    "TSHARD_KEY; TSHARD_JOB, the job's name; TSHARD_RESTART, this host's count of restarts;\n"
     "and rank 0 TSHARD_LISTENER, the number of a socket that listens there already.\n\n"
     "stdin goes to rank 0. stdout and stderr come by whole lines, each labelled '[rank] '; a\n"
     "line over 64 KiB in pieces, '[rank]+ ' from the second on. A slow reader makes the ranks\n"
     "wait; one that goes away is gone for the ranks, too. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and\n"
-    "SIGUSR2 are passed on; a second SIGINT or SIGTERM, or 5 s after the first, is SIGKILL. When\n"
+    "SIGUSR2 are passed on; a second SIGINT or SIGTERM, or --grace after the first, is SIGKILL. When\n"
     "a rank fails the others have 2 s to end, then get SIGTERM, and 2 s later SIGKILL; when the\n"
     "launcher itself is killed they get SIGTERM at once. The exit code is that of the rank that\n"
     "failed first (128 + signal); 127: the program cannot be started; 2: wrong arguments.\n";
@@ -136,7 +145,7 @@ static int set_option(settings *s, const char *name, const char *value) {
         {"-n", &s->size, 1, MAX_RANKS, NULL},   {"--node-rank", &s->node, 0, MAX_RANKS, NULL},
         {"--port", &s->port, 1, 65535, NULL},   {"--max-restarts", &s->restarts, 0, 1000000, NULL},
         {"--hosts", NULL, 0, 0, &s->host_list}, {"--hostfile", NULL, 0, 0, &s->host_file},
-        {"--job", NULL, 0, 0, &s->job},
+        {"--job", NULL, 0, 0, &s->job},         {"--grace", &s->grace, 0, 86400, NULL},
     };
     size_t i = 0, count = sizeof options / sizeof *options;
     while (i < count && strcmp(options[i].name, name) != 0) i++;
@@ -360,7 +369,7 @@ static int port_of(int fd) {
 /* ========================================================================== */
 
 enum { PIECE = 65536, SINK_FULL = 262144 };             /* bytes */
-enum { GRACE = 2000, GRACE_ASKED = 5000, LAST = 1000 }; /* ms */
+enum { GRACE = 2000, LAST = 1000 };                     /* ms */
 
 typedef struct buffer {
     char *data;
@@ -402,7 +411,7 @@ typedef struct job {
     const settings *set;
     uv_loop_t loop;
     uv_timer_t clock;
-    uv_signal_t signals[5];
+    uv_signal_t signals[5], child; /* child: SIGCHLD */
     sink sinks[2], *out[2]; /* out[1] is out[0] where stdout and stderr are one file */
     rank *ranks;            /* of this host; NULL between two starts */
     int running, guard;     /* guard: a pipe to it */
@@ -572,8 +581,9 @@ static void written(uv_work_t *work, int status) {
 /* ========================================================================== */
 /* >>guard                                                       MARK: - guard */
 /* A small process that ends the ranks when the launcher is killed: it learns  */
-/* of them through a pipe that then closes. It is forked first, so that it     */
-/* holds nothing of theirs.                                                    */
+/* of them through a pipe that then closes. If the guard is killed, the        */
+/* launcher starts another. If both are, the system sends the ranks SIGTERM,   */
+/* where it can (Linux).                                                       */
 /* Needs: >>job.                                                               */
 /* ========================================================================== */
 
@@ -582,12 +592,23 @@ typedef struct note {
     pid_t pid; /* 0: ended */
 } note;
 
+static const int SIGNALS[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}; /* that are passed on */
+enum { SIGNAL_COUNT = 5, MAX_DESCRIPTORS = 65536 };
+
+/* How many descriptors this process may have open. */
+static int descriptors(void) {
+    long most = sysconf(_SC_OPEN_MAX);
+    return most > 0 && most < MAX_DESCRIPTORS ? (int)most : MAX_DESCRIPTORS;
+}
+
 static void watch(int from, pid_t *pids, int count) {
     note n;
-    int i, left = 0;
+    int i, left = 0, most = descriptors();
     ssize_t size;
     setsid(); /* out of reach of Ctrl-C */
-    for (i = 0; i < 3; i++) close(i);
+    for (i = 0; i < SIGNAL_COUNT; i++) signal(SIGNALS[i], SIG_DFL);
+    for (i = 0; i < most; i++) /* or a rank would not see that the launcher's pipes are closed */
+        if (i != from) close(i);
     while ((size = read(from, &n, sizeof n)) == (ssize_t)sizeof n || (size < 0 && errno == EINTR))
         if (size > 0) pids[n.place] = n.pid;
     for (i = 0; i < count; i++)
@@ -606,7 +627,9 @@ static int start_guard(job *j) {
         return refuse("cannot start: %s", strerror(errno));
     }
     if (j->guard_pid == 0) {
-        close(ends[1]);
+#ifdef __linux__
+        prctl(PR_SET_PDEATHSIG, 0);
+#endif
         watch(ends[0], pids, j->set->local);
     }
     close(ends[0]);
@@ -622,6 +645,28 @@ static void tell_guard(const job *j, const rank *r) {
     n.pid = r->running ? r->process.pid : 0;
     while (write(j->guard, &n, sizeof n) < 0 && errno == EINTR) continue;
 }
+
+/* After SIGCHLD: where it was the guard that ended, there is a new one. */
+static void renew_guard(uv_signal_t *handle, int number) {
+    job *j = (job *)handle->data;
+    int i;
+    (void)number;
+    if (waitpid(j->guard_pid, NULL, WNOHANG) != j->guard_pid) return;
+    close(j->guard);
+    if (start_guard(j) != 0) return;
+    for (i = 0; j->ranks != NULL && i < j->set->local; i++)
+        if (j->ranks[i].running) tell_guard(j, &j->ranks[i]);
+}
+
+#ifdef __linux__
+static pid_t launcher; /* the launcher's own number */
+
+/* Runs in every process that this one forks, before it becomes a rank. */
+static void end_with_launcher(void) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != launcher) _exit(FAILED); /* it has been killed already */
+}
+#endif
 
 static void stop_guard(job *j) {
     close(j->guard);
@@ -683,7 +728,7 @@ static void on_signal(uv_signal_t *handle, int number) {
         return;
     }
     signal_ranks(j, number);
-    if (ending) enter(j, TERMINATING, j->now == RUNNING ? GRACE_ASKED : GRACE);
+    if (ending) enter(j, TERMINATING, j->now == RUNNING ? (uint64_t)j->set->grace * 1000 : GRACE);
 }
 
 static void on_exit_of(uv_process_t *process, int64_t status, int number) {
@@ -815,8 +860,7 @@ static int prepare(job *j, int *listener) {
     if (one && set->job == NULL)
         snprintf(j->name, sizeof j->name, "%08lx", (unsigned long)randombytes_random());
     else
-        snprintf(j->name, sizeof j->name, "%s#%d", set->job != NULL ? set->job : "tshard",
-                 j->restarts);
+        snprintf(j->name, sizeof j->name, "%s", set->job != NULL ? set->job : "tshard");
     j->host = one ? "127.0.0.1" : set->hosts[0].name;
     j->port = one || set->port != 0 ? set->port : DEFAULT_PORT;
     if (set->first > 0) return 1;
@@ -880,15 +924,13 @@ static void report(job *j, int again) {
  * process was given beside those is not for the ranks. (uv_disable_stdio_inheritance stops at the
  * first descriptor over 15 that is not open.) */
 static void tidy_descriptors(void) {
-    long most = sysconf(_SC_OPEN_MAX);
-    int fd = 0;
+    int fd = 0, most = descriptors();
     while (fd >= 0 && fd < 3) fd = open("/dev/null", O_RDWR);
     if (fd >= 3) close(fd);
-    for (fd = 3; fd < 65536 && fd < most; fd++) fcntl(fd, F_SETFD, FD_CLOEXEC);
+    for (fd = 3; fd < most; fd++) fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
 static void open_job(job *j) {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
     struct stat out, err;
     struct sigaction old;
     int i, same = fstat(1, &out) == 0 && fstat(2, &err) == 0 && out.st_dev == err.st_dev &&
@@ -897,13 +939,17 @@ static void open_job(job *j) {
     uv_timer_init(&j->loop, &j->clock);
     j->clock.data = j;
     uv_unref((uv_handle_t *)&j->clock);
-    for (i = 0; i < 5; i++) {
+    for (i = 0; i < SIGNAL_COUNT; i++) {
         uv_signal_init(&j->loop, &j->signals[i]);
         j->signals[i].data = j;
         uv_unref((uv_handle_t *)&j->signals[i]);
-        if (sigaction(numbers[i], NULL, &old) != 0 || old.sa_handler != SIG_IGN) /* nohup */
-            uv_signal_start(&j->signals[i], on_signal, numbers[i]);
+        if (sigaction(SIGNALS[i], NULL, &old) != 0 || old.sa_handler != SIG_IGN) /* nohup */
+            uv_signal_start(&j->signals[i], on_signal, SIGNALS[i]);
     }
+    uv_signal_init(&j->loop, &j->child);
+    j->child.data = j;
+    uv_unref((uv_handle_t *)&j->child);
+    uv_signal_start(&j->child, renew_guard, SIGCHLD);
     for (i = 0; i < 2; i++) {
         j->sinks[i].job = j;
         j->sinks[i].fd = i + 1;
@@ -915,7 +961,8 @@ static void open_job(job *j) {
 static void close_job(job *j) {
     int i;
     uv_run(&j->loop, UV_RUN_DEFAULT); /* the last lines */
-    for (i = 0; i < 5; i++) uv_close((uv_handle_t *)&j->signals[i], NULL);
+    for (i = 0; i < SIGNAL_COUNT; i++) uv_close((uv_handle_t *)&j->signals[i], NULL);
+    uv_close((uv_handle_t *)&j->child, NULL);
     uv_close((uv_handle_t *)&j->clock, NULL);
     uv_run(&j->loop, UV_RUN_DEFAULT);
     uv_loop_close(&j->loop);
@@ -932,6 +979,10 @@ static int run(const settings *set) {
     tidy_descriptors();
     j.set = set;
     if (start_guard(&j) != 0) return FAILED;
+#ifdef __linux__
+    launcher = getpid();
+    if (pthread_atfork(NULL, NULL, end_with_launcher) != 0) out_of_memory();
+#endif
     open_job(&j);
     for (;;) {
         int again;
@@ -952,6 +1003,7 @@ int main(int argc, char **argv) {
     int code;
     memset(&set, 0, sizeof set);
     set.node = -1;
+    set.grace = 30;
     code = read_options(&set, argc, argv);
     if (code == 0 && set.help)
         fputs(HELP, stdout);

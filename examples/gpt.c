@@ -412,7 +412,7 @@ static double evaluate(gpt_trainer *t) {
 /* The steps that the state of an earlier run has done; 0 where there is none. */
 static int64_t resume(gpt_trainer *t) {
     gpt_report *report = &t->job->report;
-    int32_t found = is_first(t) ? t->job->found : 0; /* rank 0 has looked */
+    int32_t found = is_first(t) ? t->job->found : 0; /* only rank 0 has looked */
     char path[STATE_PATH];
     int64_t step = 0, rows;
     tsh_broadcast(tsh_world(t->ctx), &found, 1, TSH_I32, 0);
@@ -422,7 +422,7 @@ static int64_t resume(gpt_trainer *t) {
         step = info.steps + info.skipped;
     }
     if (!is_first(t) || !tsh_ok(t->ctx)) return step;
-    rows = report_resume(report, step);
+    rows = t->set->resume ? report_resume(report, step) : 0;
     if (found) printf("resumed   %s, after step %lld\n", path, (long long)step);
     if (rows < step)
         printf("resumed   %s/metrics.csv has no rows from step %lld to %lld\n", t->set->out,
@@ -448,7 +448,7 @@ static int save_state(gpt_trainer *t, int64_t step) {
 static void train_loop(gpt_trainer *t) {
     const gpt_settings *set = t->set;
     double seconds = 0, tokens = (double)(set->batch * set->context);
-    int64_t first = set->resume ? resume(t) : 0, step = first;
+    int64_t first = set->save != NULL ? resume(t) : 0, step = first;
     int stop = 0, catches = set->save != NULL && (is_first(t) || set->joins);
     if (catches) state_catch_signals(1);
     if (is_first(t)) report_begin(&t->job->report);

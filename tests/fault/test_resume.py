@@ -13,7 +13,8 @@ import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import LAUNCHER, NO_LAUNCHER, Skipped, check, has_launcher, run_tests
+from scripts import (LAUNCHER, NO_LAUNCHER, Skipped, check, children, free_port,
+                     has_launcher, run_tests)
 
 SCRIPT_LIMIT = 900 if os.environ.get("FULL") else 200  # seconds, for tests/run.sh
 EACH = 60                                              # of one run
@@ -157,19 +158,26 @@ def ranks_of_a_restarted_job_go_on(folder):
     check_same(run, want)
 
 
-def children(parent, program):
-    """The processes below parent that run program."""
-    found, parents = [], {parent}
-    for _ in range(2):
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open("/proc/%s/stat" % pid, encoding="utf-8") as file:
-                    above = int(file.read().rpartition(")")[2].split()[1])
-                if above in parents and os.readlink("/proc/%s/exe" % pid) == program:
-                    found.append(int(pid))
-            except OSError:  # it has ended
-                continue
-    return found
+def hosts_meet_again(folder):
+    """The second of two hosts fails before it has joined: it joins the first one's ranks, though
+    only its own count of restarts has grown. Then the first one fails in the middle."""
+    if not has_launcher():
+        raise Skipped(NO_LAUNCHER)
+    want = undisturbed(folder, ["--dp", "2"])
+    hosts = ["--hosts", "127.0.0.1,127.0.0.2", "--port", str(free_port()), "--max-restarts", "2"]
+    once = ["sh", "-c", '[ -e "$0" ] || { : > "$0"; exit 3; }; exec "$@"', folder + "/mark"]
+    runs = [Run(folder, ["--dp", "2", "--backend", "tcp"],
+                ["env", "TSHARD_TIMEOUT=20", LAUNCHER, *hosts, "--node-rank", str(node),
+                 *once[:4 * node]]) for node in range(2)]
+    first, second = (run.start() for run in runs)
+    wait_for_rows(runs[0], 50)
+    for rank in children(first.pid, PROGRAM):
+        os.kill(rank, signal.SIGKILL)
+    ends = [run.end(process) for run, process in zip(runs, (first, second))]
+    text = ends[0][1] + ends[1][1]
+    check([code for code, _ in ends] == [0, 0] and "resumed" in text, text[-1200:])
+    check("restart 1 of 2" in ends[0][1] and "restart 2 of 2" in ends[1][1], text[-1200:])
+    check_same(runs[0], want)
 
 
 def what_would_lose_a_state_is_refused(folder):
@@ -201,7 +209,7 @@ def lost_rows_are_told(folder):
           run.rows())
 
 
-TESTS = [kills_at_any_time, a_signal_stops_after_a_step, ranks_of_a_restarted_job_go_on,
+TESTS = [kills_at_any_time, a_signal_stops_after_a_step, ranks_of_a_restarted_job_go_on, hosts_meet_again,
          what_would_lose_a_state_is_refused, lost_rows_are_told]
 
 if __name__ == "__main__":

@@ -4,11 +4,9 @@ happens when somebody dies. Reports in cmocka's words. The launcher is $TSHARD_R
 build/tshard-run, which make builds where it is missing."""
 
 import concurrent.futures
-import errno
 import fcntl
 import json
 import os
-import random
 import re
 import select
 import signal
@@ -23,7 +21,8 @@ import zlib
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
-from scripts import LAUNCHER, NO_LAUNCHER, Skipped, check, has_launcher, run_tests, tell
+from scripts import (LAUNCHER, NO_LAUNCHER, Skipped, check, children, free_port, has_launcher,
+                     run_tests, tell)
 PYTHON = [sys.executable, "-B", "-S", "-E", "-c"]
 LIMIT = 20  # seconds of one launch
 SLACK = 3  # seconds that a busy machine may add to what takes none
@@ -129,22 +128,6 @@ def wait_until(condition, seconds, *what):
     while not condition():
         check(time.monotonic() < end, "not within %g s:" % seconds, *what)
         time.sleep(0.02)
-
-
-def free_port(host="127.0.0.1"):
-    """A port below those the system hands out by itself (from 32768), which a test beside this
-    one may be given for a connection before the program of this one listens."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for _ in range(1000):
-        port = random.randrange(20000, 32768)
-        with socket.socket(family) as probe:
-            try:
-                probe.bind((host, port))
-                return port
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-    raise OSError(errno.EADDRINUSE, "no free port from 20000 to 32767")
 
 
 # ---- lines -------------------------------------------------------------------
@@ -351,6 +334,46 @@ def ranks_end_when_the_launcher_is_killed(folder):
         wait_until(lambda: not any(map(alive, pids)), 2 + SLACK, "ranks end")
 
 
+def guard_of(launcher):
+    return children(launcher, os.path.realpath(LAUNCHER))
+
+
+def new_guard_of(launcher, old):
+    wait_until(lambda: guard_of(launcher) not in ([], [old]), SLACK, "a new guard")
+    new, = guard_of(launcher)
+    wait_until(lambda: len(os.listdir("/proc/%d/fd" % new)) == 1, SLACK, "it closes the rest")
+    return new
+
+
+def ranks_end_when_guard_and_launcher_are_killed(folder):
+    """One after the other, also where a rank ignores SIGTERM; or both at once."""
+    show = "signal.signal(15, signal.SIG_IGN if rank and %d else signal.SIG_DFL)\n" \
+           "print(os.getpid(), flush=True)\ntime.sleep(20)"
+    for wait in (1, 0):
+        with Launch("-n", 3, *python(show % wait), start_new_session=True) as job:
+            pids = [int(line.split()[1]) for line in job.lines(3)]
+            guard, = guard_of(job.process.pid)
+            os.kill(guard, signal.SIGKILL)
+            if wait:
+                new_guard_of(job.process.pid, guard)
+                time.sleep(0.2)
+            job.process.kill()
+            job.process.wait()
+            wait_until(lambda: not any(map(alive, pids)), 2 * wait + SLACK, "ranks end")
+
+
+def the_guard_holds_nothing_of_the_ranks(folder):
+    """Nor does the one that takes its place."""
+    with Launch("-n", 2, *python("print(1, flush=True)\ntime.sleep(1)")) as job:
+        job.lines(2)
+        old, = guard_of(job.process.pid)
+        check(len(os.listdir("/proc/%d/fd" % old)) == 1, os.listdir("/proc/%d/fd" % old))
+        os.kill(old, signal.SIGKILL)
+        new = new_guard_of(job.process.pid, old)
+        code, _, err = job.end()
+        check(code == 0 and err == "" and not alive(new), code, err)
+
+
 def programs_that_cannot_start(folder):
     path = os.path.join(folder, "text")
     with open(path, "w") as file:
@@ -390,7 +413,7 @@ sys.exit(4 if rank == 1 and int(os.environ['TSHARD_RESTART']) < int(sys.argv[1])
         check(len(set(one[1::2])) == 1, "descriptors of the launcher:", one[1::2])
     code, out, _ = launch("-n", 1, "--max-restarts", 1, "--job", "name",
                           *python(show.replace("rank == 1", "True"), 1, folder + "/"))
-    check([json.loads(line)[1] for line in by_rank(out)[0][::2]] == ["name#0", "name#1"], out)
+    check([json.loads(line)[1] for line in by_rank(out)[0][::2]] == ["name", "name"], out)
 
 
 # ---- signals -----------------------------------------------------------------
@@ -459,14 +482,14 @@ def a_second_interrupt_kills(folder):
         check(out.count(b"SIGINT") == 3 and out.count(b"SIGTERM") == 0, out)
 
 
-def an_interrupt_that_is_not_heard_kills_after_5_s(folder):
-    with Launch("-n", 2, *python(LISTENER, 0, 0)) as job:
+def an_interrupt_that_is_not_heard_kills_in_the_end(folder):
+    with Launch("-n", 2, "--grace", 4, *python(LISTENER, 0, 0)) as job:
         job.lines(2)
         begin = time.monotonic()
         job.process.send_signal(signal.SIGINT)
         code, out, _ = job.end()
         seconds = time.monotonic() - begin
-        check(code == 137 and 4.9 < seconds < 5 + SLACK, code, seconds)
+        check(code == 137 and 3.9 < seconds < 4 + SLACK, code, seconds)
         check(out.count(b"SIGINT") == 2, out)
 
 
@@ -623,7 +646,7 @@ def hosts_share_one_numbering(folder):
             fixed = {"SIZE": str(size), "HOST": "127.0.0.1", "PORT": str(port), "RESTART": "0",
                      "LOCAL_RANK": str(rank % 2 if rank < 2 else rank - 2), "KEY": "",
                      "LOCAL_SIZE": str(2 if rank < 2 else size - 2), "BIND": "127.0.0.9",
-                     "JOB": "mine#0" if size == 4 else "tshard#0"}
+                     "JOB": "mine" if size == 4 else "tshard"}
             check({name: env.get("TSHARD_" + name) for name in fixed} == fixed, rank, env)
             check(("TSHARD_LISTENER" in env) == (rank == 0), rank, env)
     check(len(environments("--hosts", "localhost", "--node-rank", 0)) == 1)
@@ -711,7 +734,8 @@ def several_hosts_need_a_key(folder):
 
 TESTS = [  # those that wait longest first
     the_others_end_when_one_fails, what_ranks_leave_behind_ends,
-    an_interrupt_that_is_not_heard_kills_after_5_s, ranks_end_when_the_launcher_is_killed,
+    an_interrupt_that_is_not_heard_kills_in_the_end, ranks_end_when_the_launcher_is_killed,
+    ranks_end_when_guard_and_launcher_are_killed, the_guard_holds_nothing_of_the_ranks,
     a_slow_reader_makes_ranks_wait, a_reader_that_takes_nothing_can_be_interrupted,
     lines_are_whole_under_load, long_lines_come_in_pieces, last_lines_are_completed,
     a_reader_that_leaves_ends_the_job, stdin_goes_to_rank_0, the_exit_code_is_the_first_failure,

@@ -2,8 +2,11 @@
 tests/run.sh reads. Import it after sys.path has this folder."""
 
 import concurrent.futures
+import errno
 import os
+import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +35,36 @@ def mpi_flags(compiler):
     """What another compiler needs to find this one's mpi.h, which is not to be warned of."""
     words = subprocess.check_output([compiler, "-show"], universal_newlines=True).split()
     return [part for word in words if word.startswith("-I") for part in ("-isystem", word[2:])]
+
+
+def children(parent, program):
+    """The processes that parent has started and that run program, an absolute path."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/%s/stat" % pid, encoding="utf-8") as file:
+                above = int(file.read().rpartition(")")[2].split()[1])
+            if above == parent and os.readlink("/proc/%s/exe" % pid) == program:
+                found.append(int(pid))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def free_port(host="127.0.0.1"):
+    """A port below those the system hands out by itself (from 32768), which a test beside this
+    one may be given for a connection before the program of this one listens."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for _ in range(1000):
+        port = random.randrange(20000, 32768)
+        with socket.socket(family) as probe:
+            try:
+                probe.bind((host, port))
+                return port
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+    raise OSError(errno.EADDRINUSE, "no free port from 20000 to 32767")
 
 
 class Failed(Exception):
