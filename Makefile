@@ -136,7 +136,7 @@ test-run:
 		$(if $(filter tsan,$(san)),--slow 5) $(PROGRAMS) $(call chosen,$(SCRIPTS))
 
 # The longest compilations first.
-build-tests: $(if $(filter %/test_hosts.py %/test_gpt.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt) \
+build-tests: $(if $(filter %_hosts.py %_gpt.py %_resume.py,$(call chosen,$(SCRIPTS))),$(OUT)/gpt) \
 	$(PROGRAMS) $(if $(UV),$(LAUNCHER))
 
 COMPILE_TEST  = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL) \

@@ -108,8 +108,8 @@ static const char HELP[] =
     "stdin goes to rank 0. stdout and stderr come by whole lines, each labelled '[rank] '; a\n"
     "line over 64 KiB in pieces, '[rank]+ ' from the second on. A slow reader makes the ranks\n"
     "wait; one that goes away is gone for the ranks, too. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and\n"
-    "SIGUSR2 are passed on; a second SIGINT or SIGTERM, or --grace after the first, is SIGKILL. When\n"
-    "a rank fails the others have 2 s to end, then get SIGTERM, and 2 s later SIGKILL; when the\n"
+    "SIGUSR2 are passed on; a second SIGINT or SIGTERM, or S seconds after the first, is SIGKILL.\n"
+    "When a rank fails the others have 2 s to end, then get SIGTERM, 2 s later SIGKILL; when the\n"
     "launcher itself is killed they get SIGTERM at once. The exit code is that of the rank that\n"
     "failed first (128 + signal); 127: the program cannot be started; 2: wrong arguments.\n";
 

@@ -4,6 +4,7 @@ tshard-run. The losses are those of an undisturbed run, digit for digit, and so 
 byte for byte. Reports in cmocka's words. build/gpt is made where it is missing. FULL=1 kills 300
 times instead of 24."""
 
+import atexit
 import os
 import random
 import signal
@@ -27,6 +28,16 @@ GPT = ["--text", os.path.join(TOP, "README.md"), "--layers", "2", "--heads", "2"
 STATE = ["settings.txt", "state.safetensors"]
 
 
+STARTED = []
+
+
+@atexit.register
+def kill_what_a_failed_test_has_left():
+    for process in STARTED:
+        if process.poll() is None:
+            process.kill()
+
+
 class Run:
     """The same command again and again: with its folder, it goes on."""
 
@@ -36,8 +47,11 @@ class Run:
                       *GPT, *flags]
 
     def start(self, *more):
-        return subprocess.Popen(self.words + list(more), stdin=subprocess.DEVNULL, cwd=TOP,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
+        process = subprocess.Popen(self.words + list(more), stdin=subprocess.DEVNULL, cwd=TOP,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   encoding="utf-8")
+        STARTED.append(process)
+        return process
 
     def end(self, process, limit=EACH):
         """(exit code, what it printed)"""
@@ -116,9 +130,8 @@ def a_signal_stops_after_a_step(folder):
         code, text = run.end(process)
         check(code == 0, code, text[-600:])
         last = len(run.rows()) - 1
-        line = "stopped   after step %d of %d; the same command with --resume goes on\n" % (last,
-                                                                                           STEPS)
-        check(line in text and "final:" not in text, text[-600:])
+        line = "stopped   after step %d of %d; the same command with --resume goes on\n"
+        check(line % (last, STEPS) in text and "final:" not in text, text[-600:])
     code, text = run("--resume")
     check(code == 0 and "resumed   %s/state.safetensors, after step %d\n" % (run.save, last) in text
           and "\nfinal: " in text, text)
@@ -184,8 +197,8 @@ def what_would_lose_a_state_is_refused(folder):
     run = Run(folder)
     check(run("--steps", "10")[0] == 0, "ten steps")
     before = run.rows(), run.state()
-    for flags, why in ((["--steps", "10"], "state.safetensors is the state of an earlier run: go on "
-                        "from it with --resume, or give another folder"),
+    for flags, why in ((["--steps", "10"], "state.safetensors is the state of an earlier run: go "
+                        "on from it with --resume, or give another folder"),
                        (["--resume", "--batch", "5"], "is of a run with 'batch 4', this one has "
                         "'batch 5'"),
                        (["--resume", "--text", os.path.join(TOP, "CHANGELOG.md")], "'text of "),
@@ -209,8 +222,8 @@ def lost_rows_are_told(folder):
           run.rows())
 
 
-TESTS = [kills_at_any_time, a_signal_stops_after_a_step, ranks_of_a_restarted_job_go_on, hosts_meet_again,
-         what_would_lose_a_state_is_refused, lost_rows_are_told]
+TESTS = [kills_at_any_time, a_signal_stops_after_a_step, ranks_of_a_restarted_job_go_on,
+         hosts_meet_again, what_would_lose_a_state_is_refused, lost_rows_are_told]
 
 if __name__ == "__main__":
     if not os.path.exists(PROGRAM):
