@@ -65,6 +65,7 @@
  *     >>policy        plans for families of models
  *     >>optim         SGD, Adam, AdamW, clipping, schedules
  *     >>pipeline      layers dealt to stages, GPipe and 1F1B
+ *     >>file          kinds of files, links, locks, the disk
  *     >>io            one file of all tensors: saving it, reading its header
  *     >>load          loading it at any degree
  *     >>check         hashes, replicas, finite differences
@@ -1455,26 +1456,35 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 /* Writes every parameter below module, and with optim its moments, into one safetensors file of
  * global tensors, the same bytes at every degree of tp and pp; tsh_load reads it at any other.
  * Entries: parameters by their path (tied ones once), "optim.first.<path>" and
- * "optim.second.<path>", TSH_REAL (F32 or F64), row-major; in __metadata__ the state of the
- * generators (seed, counts of randn and of every module's dropout) and of optim (kind, steps,
- * skipped). optim NULL: none. Parameters without memory get their initial values first.
+ * "optim.second.<path>", TSH_REAL (F32 or F64), row-major; in __metadata__ a hash of all values,
+ * the state of the generators (seed, counts of randn and of every module's dropout) and of optim
+ * (kind, steps, skipped). optim NULL: none. Parameters without memory get their initial values
+ * first.
  * Collective over the world: two all-reduces; between them tp ranks of the first replica (dp) send
  * pieces of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a pipeline
  * by way of their own first ranks, after an all-reduce more over the world and over pp. It writes a
  * temporary file "<path>.tmp-...", syncs it on POSIX and Windows, and renames it: path is the
- * old file or the whole new one. An error is one on every rank, of the lowest rank's code and
- * sentence: TSH_ERR_IO (the system), TSH_ERR_MEMORY, TSH_ERR_UNSUPPORTED (pp above 1 without a
- * pipeline); no temporary file is left, and tsh_clear_error on every rank recovers. */
+ * old file or the whole new one. On POSIX, the new one has the old one's mode, and its owner where
+ * this process may give it; a symbolic link stays, and leads to the new file. A save that was
+ * killed leaves its temporary file behind: on POSIX the next save of this path removes it, unless
+ * the file system has no locks (flock). An error is one on every rank, of the lowest rank's code
+ * and sentence: TSH_ERR_IO (the system, or path is no regular file), TSH_ERR_MEMORY,
+ * TSH_ERR_UNSUPPORTED (pp above 1 without a pipeline); no temporary file is left, and
+ * tsh_clear_error on every rank recovers. */
 TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim *optim);
 /* Reads what tsh_save wrote, or another program's safetensors file, into a model of the same names
  * and shapes, with or without memory, at any degree and layout; every rank reads its own slices.
  * optim: the same kind, its moments and steps are restored; NULL: they are skipped. The state of
  * the generators is restored where the file holds it, so that training goes on with the same bits.
  * Between steps. Two all-reduces over the world, no other traffic. The whole header is checked on
- * all ranks before anything changes. An error is one on every rank, as in tsh_save: TSH_ERR_IO
- * (the system, or no well-formed file), TSH_ERR_ARGUMENT (tensors that the file or the model
- * lacks, or another kind of optimiser), TSH_ERR_SHAPE, TSH_ERR_DTYPE. Files over 2 GiB need a
- * 64-bit long. */
+ * all ranks before anything changes. Where a save of the same path goes on meanwhile, all ranks read
+ * one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error. For that, they
+ * compare the hash of all values that tsh_save stored; for other programs' files, 64 bytes of every
+ * tensor. Values that are NaN or infinite are loaded, and the logger is told where: by the first
+ * replica, and of a sharded tensor by every rank for its piece. An error is one on every rank, as
+ * in tsh_save: TSH_ERR_IO (the system, no well-formed file, or not the same one on every rank),
+ * TSH_ERR_ARGUMENT (tensors that the file or the model lacks, or another kind of optimiser),
+ * TSH_ERR_SHAPE, TSH_ERR_DTYPE. Files over 2 GiB need a 64-bit long. */
 TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
 
 /* -- checks ----------------------------------------------------------------- */
@@ -1549,7 +1559,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
-/* Beyond C: a file forced to the disk and put in another's place, and a clock. */
+/* Beyond C: what a path leads to, a file forced to the disk and put in another's place, a clock. */
 #if defined(_WIN32)
 #define TSHI_POSIX 0
 /* As windows.h declares them, which would define common words such as `near` as macros. */
@@ -1565,6 +1575,7 @@ __declspec(dllimport) void *__stdcall CreateFileA(const char *path, unsigned lon
                                                   void *like);
 __declspec(dllimport) int __stdcall FlushFileBuffers(void *file);
 __declspec(dllimport) int __stdcall CloseHandle(void *file);
+__declspec(dllimport) unsigned long __stdcall GetFileAttributesA(const char *path);
 __declspec(dllimport) int __stdcall QueryPerformanceCounter(union _LARGE_INTEGER *ticks);
 __declspec(dllimport) int __stdcall QueryPerformanceFrequency(union _LARGE_INTEGER *ticks);
 __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to,
@@ -1574,9 +1585,18 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #endif
 #elif defined(__unix__) || defined(__APPLE__)
 #define TSHI_POSIX 1
-#include <fcntl.h>    /* open */
-#include <sys/time.h> /* gettimeofday */
-#include <unistd.h>   /* fsync, close */
+#include <dirent.h>       /* readdir */
+#include <fcntl.h>        /* open */
+#include <sys/file.h>     /* flock */
+#include <sys/resource.h> /* getrlimit */
+#include <sys/stat.h>     /* stat, chmod */
+#include <sys/time.h>     /* gettimeofday */
+#include <sys/utsname.h>  /* uname */
+#include <unistd.h>       /* fsync, close, chown */
+#ifndef __cplusplus /* glibc hides these two under -std=c99, and never in C++ */
+FILE *(fdopen)(int file, const char *mode);
+ssize_t (readlink)(const char *path, char *to, size_t size);
+#endif
 #else
 #define TSHI_POSIX 0
 #endif
@@ -15682,10 +15702,184 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 }
 
 /* ========================================================================== */
+/* >>file                                                MARK: - file (private) */
+/* What C does not say about files: kinds, links, locks, owners, the disk.      */
+/* Needs: >>base.                                                               */
+/* ========================================================================== */
+
+enum { TSHI_FILE_STALE = 3600 };
+
+#if TSHI_POSIX
+static const char *tshi_file_kind_of(const struct stat *info) {
+    return S_ISREG(info->st_mode)    ? NULL
+           : S_ISDIR(info->st_mode)  ? "a folder"
+           : S_ISFIFO(info->st_mode) ? "a FIFO"
+           : S_ISCHR(info->st_mode)  ? "a device"
+           : S_ISBLK(info->st_mode)  ? "a device"
+                                     : "no regular file";
+}
+#endif
+
+/* What stands at the path, past symbolic links, if it is no regular file; NULL where it is one, or
+ * nothing is there. Nothing is opened: that alone could wait for ever, or rewind a tape. */
+static const char *tshi_file_kind(const char *path) {
+#if defined(_WIN32)
+    const unsigned long none = 0xFFFFFFFF, folder = 16, found = GetFileAttributesA(path);
+    return found != none && (found & folder) ? "a folder" : NULL;
+#elif TSHI_POSIX
+    struct stat info;
+    return stat(path, &info) == 0 ? tshi_file_kind_of(&info) : NULL;
+#else
+    (void)path;
+    return NULL;
+#endif
+}
+
+static int tshi_file_seek(FILE *file, int64_t by, int from) {
+#if defined(_WIN32)
+    return _fseeki64(file, by, from) == 0;
+#else
+    return fseek(file, (long)by, from) == 0;
+#endif
+}
+
+/* Writes to `to` where a path leads past symbolic links, each of them read into `link`; both are of
+ * `size` bytes, which the path fits in. 0 and errno where that is too long, or leads nowhere. */
+static int tshi_file_follow(const char *path, char *to, char *link, size_t size) {
+#if TSHI_POSIX
+    const int most = 40; /* as on Linux */
+    char *slash, *name;
+    ssize_t n;
+    int links;
+    strcpy(to, path);
+    for (links = 0; (n = readlink(to, link, size)) >= 0; links++) {
+        slash = strrchr(to, '/');
+        name = link[0] == '/' || !slash ? to : slash + 1;
+        errno = links == most ? ELOOP : ENAMETOOLONG;
+        if (links == most || (size_t)(name - to) + (size_t)n + 32 > size) return 0;
+        memcpy(name, link, (size_t)n);
+        name[n] = '\0';
+    }
+#else
+    (void)link, (void)size;
+    strcpy(to, path);
+#endif
+    return 1;
+}
+
+#if TSHI_POSIX
+/* Locks a new temporary file, so that other saves see that its writer lives. 0 where another save
+ * was faster and removes it. A file system without locks gives none: then nobody removes it. */
+static int tshi_file_lock(int descriptor) {
+#ifdef LOCK_EX
+    struct stat info;
+    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR))
+        return 0;
+    return fstat(descriptor, &info) == 0 && info.st_nlink > 0;
+#else
+    (void)descriptor;
+    return 1;
+#endif
+}
+
+/* Removes what killed saves to `target` left: temporary files that nobody has locked. Hosts may not
+ * see each other's locks on a network file system: what another host began must also have lain
+ * untouched for TSHI_FILE_STALE seconds, by the file system's clock. `mine` is the caller's own
+ * temporary file, open as `lock`: all are "<target>.tmp-<8 digits of the host><8 digits>". `path`
+ * has room for `mine`. */
+static void tshi_file_sweep(const char *target, const char *mine, int lock, char *path) {
+#ifdef LOCK_EX
+    const char *slash = strrchr(target, '/');
+    const size_t folder = slash ? (size_t)(slash - target) + 1 : 0, digits = 16;
+    const size_t length = strlen(mine + folder), prefix = length - digits;
+    struct stat now, then;
+    struct dirent *entry;
+    DIR *list;
+    if (fstat(lock, &now) != 0) return;
+    memcpy(path, target, folder);
+    path[folder] = '\0';
+    list = opendir(folder ? path : ".");
+    while (list && (entry = readdir(list)) != NULL) {
+        const char *name = entry->d_name;
+        int file;
+        if (strlen(name) != length || memcmp(name, mine + folder, prefix) != 0 ||
+            strspn(name + prefix, "0123456789abcdef") != digits ||
+            strcmp(name, mine + folder) == 0)
+            continue;
+        strcpy(path + folder, name);
+        file = open(path, O_WRONLY | O_NONBLOCK);
+        if (file < 0) continue;
+        if (flock(file, LOCK_EX | LOCK_NB) == 0 && fstat(file, &then) == 0 &&
+            S_ISREG(then.st_mode) &&
+            (memcmp(name, mine + folder, length - digits / 2) == 0 ||
+             now.st_mtime - then.st_mtime > TSHI_FILE_STALE))
+            (void)remove(path);
+        (void)close(file);
+    }
+    if (list) (void)closedir(list);
+#else
+    (void)target, (void)mine, (void)lock, (void)path;
+#endif
+}
+#endif
+
+/* Gives the new file the old one's owner, as far as this process may, and its mode. */
+static void tshi_file_keep_owner(const char *name, const char *path) {
+#if TSHI_POSIX
+    struct stat old, made;
+    if (stat(path, &old) != 0 || stat(name, &made) != 0) return;
+    if ((old.st_uid != made.st_uid || old.st_gid != made.st_gid) &&
+        chown(name, old.st_uid, old.st_gid) != 0 && chown(name, made.st_uid, old.st_gid) != 0)
+        errno = 0; /* it has another owner, then */
+    (void)chmod(name, old.st_mode & 0777);
+#else
+    (void)name, (void)path;
+#endif
+}
+
+/* Has the system put a file, or a folder's list of files, on the disk. Where it cannot be asked, as
+ * for folders on Windows, it does so in its own time. */
+static int tshi_file_sync(const char *path, int folder) {
+#if defined(_WIN32)
+    const unsigned long generic_write = 0x40000000, share_all = 7, open_existing = 3;
+    void *file;
+    int synced;
+    if (folder) return 1;
+    file = CreateFileA(path, generic_write, share_all, NULL, open_existing, 0, NULL);
+    synced = (intptr_t)file != -1 && FlushFileBuffers(file);
+    if ((intptr_t)file != -1) (void)CloseHandle(file);
+    return synced;
+#elif TSHI_POSIX
+    const int fd = open(path, folder ? O_RDONLY : O_WRONLY);
+    int synced;
+    if (fd < 0) return 0;
+    synced = fsync(fd) == 0 || errno == EINVAL; /* EINVAL: this file system never does */
+    (void)close(fd);
+    return synced;
+#else
+    (void)path;
+    (void)folder;
+    return 1;
+#endif
+}
+
+/* Gives file `name` the place of file `path`, of which either the old or the new one is there. */
+static int tshi_file_rename(const char *name, const char *path) {
+#if defined(_WIN32) /* where rename replaces no file */
+    const unsigned long replace = 1, write_through = 8;
+    if (MoveFileExA(name, path, replace | write_through)) return 1;
+    errno = EACCES; /* it is a folder, read-only, or open in some program */
+    return 0;
+#else
+    return rename(name, path) == 0;
+#endif
+}
+
+/* ========================================================================== */
 /* >>io                                                    MARK: - io (private) */
 /* One safetensors file of global tensors, written in bounded pieces; and what   */
 /* such a file says of itself.                                                   */
-/* Needs: >>optim.                                                              */
+/* Needs: >>optim >>file.                                                       */
 /* ========================================================================== */
 
 /* The format (https://github.com/huggingface/safetensors): 8 bytes, the little-endian length n of
@@ -15696,7 +15890,11 @@ enum {
     TSHI_IO_PIECE = 1 << 20, /* bytes that are gathered and written at a time */
     TSHI_IO_HEADER = 100000000,
     TSHI_IO_NAME = TSH_PATH_SIZE + 32,
-    TSHI_IO_QUOTE = 96
+    TSHI_IO_QUOTE = 96,
+    TSHI_IO_LINK = 4096,  /* bytes that symbolic links may add to a path */
+    TSHI_IO_LANES = 4,    /* of the hash of all values */
+    TSHI_IO_SAMPLE = 64,  /* bytes of each tensor; see tshi_load_sample */
+    TSHI_IO_NONFINITE = 8 /* tensors that are warned of by name */
 };
 
 typedef struct tshi_io_entry {
@@ -15732,9 +15930,16 @@ typedef struct tshi_io {
     /* writing: */
     tshi_block *piece_block, *name_block, *told_block,
         *whole_block; /* whole: of a chunked moment */
+    char *target;     /* the path past symbolic links */
     char *temporary;  /* the file's name until it is whole; NULL: there is none */
+    int lock;         /* a descriptor of the temporary file; -1: none */
     int64_t bytes;    /* of all values */
+    int64_t hash_at;  /* where the header holds the hash of all values */
+    uint64_t lane[TSHI_IO_LANES]; /* that hash so far */
     /* reading: */
+    int descriptor;    /* of `file`; -1: not known */
+    int64_t stamp;     /* of the file's last change, when it was opened */
+    int64_t nonfinite; /* tensors with NaN or infinity */
     tshi_block *text_block, *entry_block, *pair_block;
     char *at; /* the next character of the header */
     const char *text;
@@ -15754,6 +15959,7 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->optim = optim;
     io->op = op;
     io->path = path ? path : "";
+    io->lock = io->descriptor = -1;
     if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
@@ -15763,8 +15969,12 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
 static void tshi_io_close(tshi_io *io) {
     if (io->file) (void)fclose(io->file);
     if (io->temporary) (void)remove(io->temporary);
+#if TSHI_POSIX
+    if (io->lock >= 0) (void)close(io->lock);
+#endif
     io->file = NULL;
     io->temporary = NULL;
+    io->lock = -1;
 }
 
 static void tshi_io_end(tshi_io *io) {
@@ -15784,6 +15994,13 @@ static void tshi_io_end(tshi_io *io) {
 static int tshi_io_refused(const tshi_io *io, const char *what) {
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" %s: %s", io->op, io->path, what,
                    errno ? strerror(errno) : "the system gives no reason");
+    return 0;
+}
+
+/* Reports a path that leads to something else than `op` takes. */
+static int tshi_io_is(const tshi_io *io, const char *what) {
+    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is %s; %s takes one safetensors file",
+                   io->op, io->path, what, io->op);
     return 0;
 }
 
@@ -15813,9 +16030,15 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
                 io->op) == TSH_OK)
             ctx->error = error;
     } else if (told[1] != -told[2]) {
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                       "%s: \"%.200s\": ranks hold different models, optimisers or files", io->op,
-                       io->path);
+        if (io->data) /* reading */
+            (void)tsh_fail(ctx, TSH_ERR_IO,
+                           "%s: \"%.200s\" is not the same file on every rank, or was saved anew "
+                           "while ranks opened it; if so, load it again",
+                           io->op, io->path);
+        else
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                           "%s: \"%.200s\": ranks hold different models or optimisers", io->op,
+                           io->path);
         ctx->error.rank = -1;
     }
     return ctx->error.code;
@@ -15964,12 +16187,17 @@ static const char *tshi_io_kind(const tsh_optim *optim) {
     return name[optim->desc.kind];
 }
 
+/* Stands in the metadata before 16 hexadecimal digits, the hash of all values. It is known last, so
+ * it is written last; at every degree it is the same for the same values. */
+static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
+
 /* The state of generators and optimiser. "format": PyTorch's (out, in) order of weights. */
 static void tshi_io_put_state(const tshi_io *io, tshi_io_text *text) {
     const tsh_optim *optim = io->optim;
     tsh_module *m;
     int i;
-    tshi_io_put(text, "\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\"");
+    tshi_io_put(text, "\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
+                tshi_io_hash_key, 0);
     tshi_io_put_count(text, "tshard.", "seed", io->ctx->seed);
     tshi_io_put_count(text, "tshard.", "randn_calls", io->ctx->randn_calls);
     tshi_io_put_count(text, "tshard.", "dropout_calls", io->ctx->dropout_calls);
@@ -16032,30 +16260,111 @@ static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
     if (fwrite(data, 1, bytes, io->file) != bytes) (void)tshi_io_refused(io, "cannot be written");
 }
 
-/* "<path>.tmp-<16 digits>": in the same folder, so that it can be renamed. */
+/* Continues the hash of all values with a piece; lanes need not wait for each other's products. */
+static void tshi_io_hash_values(tshi_io *io, const char *values, int64_t count) {
+    const size_t bytes = (size_t)count * sizeof(tsh_real);
+    size_t at;
+    int lane = 0;
+    for (at = 0; at < bytes; at += 8, lane = (lane + 1) % TSHI_IO_LANES) {
+        uint64_t word = 0;
+        uint32_t half[2] = {0, 0}; /* the same in any order of bytes */
+        if (sizeof(tsh_real) == 4) {
+            memcpy(half, values + at, bytes - at < 8 ? 4 : 8);
+            word = half[0] | (uint64_t)half[1] << 32;
+        } else
+            memcpy(&word, values + at, 8);
+        io->lane[lane] = tshi_comm_mix(io->lane[lane], word);
+    }
+}
+
+#if TSHI_POSIX
+/* Opens io->temporary, a new file; nobody else may read one that replaces a file, until it is whole
+ * and gets that one's mode. 0: the name is taken. */
+static int tshi_io_create(tshi_io *io) {
+    struct stat old;
+    const int mode = stat(io->target, &old) == 0 ? 0600 : 0666;
+    int copy = -1;
+    errno = 0;
+    io->lock = open(io->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
+    if (io->lock < 0 && errno == EEXIST) return 0;
+    if (io->lock >= 0 && !tshi_file_lock(io->lock)) {
+        tshi_io_close(io);
+        return 0;
+    }
+    if (io->lock >= 0) copy = dup(io->lock);
+    if (copy >= 0) io->file = fdopen(copy, "wb");
+    if (copy >= 0 && !io->file) (void)close(copy);
+    return 1;
+}
+#endif
+
+/* "<path>.tmp-<16 digits>": in the same folder, so that it can be renamed. The first 8 digits stand
+ * for the host. */
 static int tshi_io_open_new(tshi_io *io) {
-    const size_t size = strlen(io->path) + 32;
-    uint64_t salt[3];
+    const size_t size = strlen(io->path) + TSHI_IO_LINK;
+    uint64_t salt[4], host = 0;
     char *name;
-    io->name_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, size);
+    int made = 0;
+    io->name_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, 3 * size);
     if (!io->name_block) return 0;
+    io->target = (char *)tshi_mem_data(io->name_block);
+    name = io->target + 2 * size;
+    if (!tshi_file_follow(io->path, io->target, io->target + size, size))
+        return tshi_io_refused(io, "cannot be written");
+#if TSHI_POSIX
+    {
+        struct utsname system;
+        if (uname(&system) >= 0) host = tshi_rng_hash(0, system.nodename, strlen(system.nodename));
+    }
+#endif
     salt[0] = (uint64_t)time(NULL);
     salt[1] = (uint64_t)clock();
     salt[2] = (uint64_t)(uintptr_t)io->ctx;
-    name = (char *)tshi_mem_data(io->name_block);
-    (void)snprintf(name, size, "%s.tmp-%016llx", io->path,
-                   (unsigned long long)tshi_rng_hash(0, salt, sizeof salt));
-    errno = 0;
-    io->file = fopen(name, "wb");
-    if (!io->file) return tshi_io_refused(io, "cannot be written");
-    io->temporary = name;
+    for (salt[3] = 0; salt[3] < 100 && !made; salt[3]++) {
+        (void)snprintf(name, size, "%s.tmp-%08lx%08lx", io->target, (unsigned long)(host >> 32),
+                       (unsigned long)(tshi_rng_hash(0, salt, sizeof salt) >> 32));
+        io->temporary = name;
+#if TSHI_POSIX
+        made = tshi_io_create(io);
+#else
+        errno = 0;
+        io->file = fopen(name, "wb");
+        made = 1;
+#endif
+    }
+    if (io->file) {
+#if TSHI_POSIX
+        tshi_file_sweep(io->target, name, io->lock, io->target + size);
+#endif
+        return 1;
+    }
+    if (io->lock < 0) io->temporary = NULL; /* it was not made here */
+    return tshi_io_refused(io, "cannot be written");
+}
+
+/* A file beyond the process's limit would end the process: the system sends SIGXFSZ. */
+static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
+#if TSHI_POSIX
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        (uint64_t)limit.rlim_cur >= (uint64_t)bytes)
+        return 1;
+    (void)tsh_fail(io->ctx, TSH_ERR_IO,
+                   "%s: \"%.200s\" cannot be written: it has %lld bytes, and files of this process "
+                   "may have %llu (RLIMIT_FSIZE, ulimit -f)",
+                   io->op, io->path, (long long)bytes, (unsigned long long)limit.rlim_cur);
+    return 0;
+#else
+    (void)io, (void)bytes;
     return 1;
+#endif
 }
 
 /* On the writer: makes the header, opens the temporary file, writes the header to it. */
 static void tshi_io_write_header(tshi_io *io) {
     tshi_io_text text;
     tshi_block *block;
+    const char *kind;
     unsigned char length[8];
     memset(&text, 0, sizeof text);
     tshi_io_put_header(io, &text);
@@ -16072,7 +16381,11 @@ static void tshi_io_write_header(tshi_io *io) {
     text.used = 0;
     tshi_io_put_header(io, &text);
     tshi_module_put(length, 0, text.used);
-    if (tshi_io_open_new(io)) {
+    io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
+                  (int64_t)sizeof tshi_io_hash_key - 1;
+    if ((kind = tshi_file_kind(io->path)) != NULL)
+        (void)tshi_io_is(io, kind);
+    else if (tshi_io_fits(io, 8 + (int64_t)text.used + io->bytes) && tshi_io_open_new(io)) {
         tshi_io_write(io, length, sizeof length);
         tshi_io_write(io, text.at, text.used);
     }
@@ -16213,7 +16526,7 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
 
 /* Writes one tensor, which `stage` holds: its first rank of tp hands on every piece. A writer whose
  * disk is full still takes what the others send. */
-static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t, int stage) {
+static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, int stage) {
     tsh_ctx *ctx = io->ctx;
     const int64_t n = tsh_numel(t), step = TSHI_IO_PIECE / (int64_t)sizeof(tsh_real);
     const int writer = tshi_io_is_writer(ctx), cut = t->layout.kind == TSH_SHARDED;
@@ -16231,6 +16544,7 @@ static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t, i
         if (writer && !first) result = tsh_recv(&ctx->pp, piece, to - from, TSH_REAL, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
         if (!writer) continue;
+        tshi_io_hash_values(io, piece, to - from);
         tshi_io_swap_bytes(piece, to - from, sizeof(tsh_real));
         tshi_io_write(io, piece, bytes);
     }
@@ -16238,7 +16552,7 @@ static tsh_result tshi_io_write_tensor(const tshi_io *io, const tsh_tensor *t, i
 }
 
 /* The replicas bring a moment's chunks together; the first one writes. */
-static tsh_result tshi_io_write_item(const tshi_io *io, const tshi_io_item *item) {
+static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
     const int stage = item->param->stage ? item->param->stage - 1 : 0;
     tsh_tensor whole;
@@ -16253,64 +16567,39 @@ static tsh_result tshi_io_write_item(const tshi_io *io, const tshi_io_item *item
     return tshi_io_write_tensor(io, t ? t : item->param, stage);
 }
 
-/* Has the system put a file, or a folder's list of files, on the disk. Where it cannot be asked, as
- * for folders on Windows, it does so in its own time. */
-static int tshi_io_sync(const char *path, int folder) {
-#if defined(_WIN32)
-    const unsigned long generic_write = 0x40000000, share_all = 7, open_existing = 3;
-    void *file;
-    int synced;
-    if (folder) return 1;
-    file = CreateFileA(path, generic_write, share_all, NULL, open_existing, 0, NULL);
-    synced = (intptr_t)file != -1 && FlushFileBuffers(file);
-    if ((intptr_t)file != -1) (void)CloseHandle(file);
-    return synced;
-#elif TSHI_POSIX
-    const int fd = open(path, folder ? O_RDONLY : O_WRONLY);
-    int synced;
-    if (fd < 0) return 0;
-    synced = fsync(fd) == 0 || errno == EINVAL; /* EINVAL: this file system never does */
-    (void)close(fd);
-    return synced;
-#else
-    (void)path;
-    (void)folder;
-    return 1;
-#endif
-}
-
-/* Gives file `name` the place of file `path`, of which either the old or the new one is there. */
-static int tshi_io_rename(const char *name, const char *path) {
-#if defined(_WIN32) /* where rename replaces no file */
-    const unsigned long replace = 1, write_through = 8;
-    if (MoveFileExA(name, path, replace | write_through)) return 1;
-    errno = EACCES; /* it is a folder, read-only, or open in some program */
-    return 0;
-#else
-    return rename(name, path) == 0;
-#endif
-}
-
-/* On the writer: the temporary file becomes the file, once it is whole on the disk. */
-static void tshi_io_finish(tshi_io *io) {
-    char *name = io->temporary, *slash;
-    int closed;
-    errno = 0;
+/* Writes the hash of all values into the header, and closes the file; 0 where that fails. */
+static int tshi_io_seal(tshi_io *io) {
+    char digits[24];
+    uint64_t hash = 0;
+    int lane, sealed, closed;
+    for (lane = 0; lane < TSHI_IO_LANES; lane++) hash = tshi_comm_mix(hash, io->lane[lane]);
+    (void)snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
+    sealed = tshi_file_seek(io->file, io->hash_at, SEEK_SET) &&
+             fwrite(digits, 1, 16, io->file) == 16;
     closed = fclose(io->file) == 0;
     io->file = NULL;
+    return sealed && closed;
+}
+
+/* On the writer: the temporary file becomes the file, once it is whole on the disk. It stays locked
+ * until then. */
+static void tshi_io_finish(tshi_io *io) {
+    char *name = io->temporary, *slash;
     if (io->ctx->error.code != TSH_OK) return;
-    if (!closed || !tshi_io_sync(name, 0)) {
+    errno = 0;
+    if (!tshi_io_seal(io) || !tshi_file_sync(name, 0)) {
         (void)tshi_io_refused(io, "cannot be written");
         return;
     }
-    if (!tshi_io_rename(name, io->path)) {
+    tshi_file_keep_owner(name, io->target);
+    if (!tshi_file_rename(name, io->target)) {
         (void)tshi_io_refused(io, "cannot be replaced");
         return;
     }
     io->temporary = NULL;
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
-    (void)tshi_io_sync(slash ? name : ".", 1); /* the file is there: too late for an error */
+    (void)tshi_file_sync(slash ? name : ".", 1); /* the file is there: too late for an error */
 }
 
 TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
@@ -16657,14 +16946,6 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 /* -- reading: bytes ----------------------------------------------------------- */
 
-static int tshi_io_seek(FILE *file, int64_t by, int from) {
-#if defined(_WIN32)
-    return _fseeki64(file, by, from) == 0;
-#else
-    return fseek(file, (long)by, from) == 0;
-#endif
-}
-
 /* `bytes` bytes at `at` of the file; 0 where it ends before. Moves in steps that a long holds;
  * where long has 32 bits, a system other than Windows may still refuse files over 2 GiB. */
 static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
@@ -16672,12 +16953,12 @@ static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     size_t got;
     errno = 0;
     if (at < io->place) {
-        if (!tshi_io_seek(io->file, 0, SEEK_SET)) return 0;
+        if (!tshi_file_seek(io->file, 0, SEEK_SET)) return 0;
         io->place = 0;
     }
     while (io->place < at) {
         const int64_t step = tshi_base_min(at - io->place, most);
-        if (!tshi_io_seek(io->file, step, SEEK_CUR)) return 0;
+        if (!tshi_file_seek(io->file, step, SEEK_CUR)) return 0;
         io->place += step;
     }
     got = fread(to, 1, bytes, io->file);
@@ -16693,18 +16974,51 @@ static int tshi_io_short(const tshi_io *io, const char *what) {
     return 0;
 }
 
+/* What else may be given for a safetensors file, by its first bytes. */
+typedef struct tshi_io_form {
+    const char *start, *what;
+} tshi_io_form;
+static const tshi_io_form tshi_io_forms[] = {
+    {"{", "JSON text, such as the index of a sharded checkpoint"},
+    {"PK\3\4", "a zip archive, as torch.save writes (safetensors.torch.save_file converts it)"},
+    {"\x80\2", "a pickle, as torch.save writes (safetensors.torch.save_file converts it)"},
+    {"\x80\4", "a Python pickle"},
+    {"GGUF", "a GGUF file"},
+    {"\x93NUMPY", "a NumPy array"},
+    {"\x89HDF", "an HDF5 file"},
+    {"<", "HTML or XML, such as the page of a failed download"},
+    {"version https://git-lfs", "a git-lfs pointer (`git lfs pull` fetches the file)"},
+};
+
+/* Reports a file that begins like another format's; 0 where it does not. */
+static int tshi_io_foreign(tshi_io *io) {
+    const size_t forms = sizeof tshi_io_forms / sizeof tshi_io_forms[0];
+    unsigned char start[32];
+    size_t i, n, letters = 0;
+    memset(start, 0, sizeof start);
+    (void)tshi_io_read(io, 0, start, sizeof start);
+    n = (size_t)io->place;
+    if (ferror(io->file)) return 0;
+    for (i = 0; i < forms; i++)
+        if (memcmp(start, tshi_io_forms[i].start, strlen(tshi_io_forms[i].start)) == 0)
+            return !tshi_io_is(io, tshi_io_forms[i].what);
+    for (i = 0; i < n; i++)
+        letters += (start[i] >= ' ' && start[i] < 127) || (start[i] >= '\t' && start[i] <= '\r');
+    return letters == n && !tshi_io_is(io, n ? "a text" : "an empty file");
+}
+
 /* The 8 bytes before the header, and memory for what it says. */
 static int tshi_io_read_length(tshi_io *io, size_t *n) {
     unsigned char length[8], last;
     uint64_t value = 0;
     char what[TSHI_TEXT_SIZE];
     if (!tshi_io_read(io, 0, length, sizeof length))
-        return tshi_io_short(io, "it ends within the first 8 bytes");
+        return tshi_io_foreign(io) ? 0 : tshi_io_short(io, "it ends within the first 8 bytes");
     value = tshi_module_get(length, 0);
     (void)snprintf(what, sizeof what, "its header would have %llu bytes",
                    (unsigned long long)value);
     if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &last, 1))
-        return tshi_io_short(io, what);
+        return tshi_io_foreign(io) ? 0 : tshi_io_short(io, what);
     *n = (size_t)value;
     io->data = 8 + (int64_t)value;
     io->most_entries = *n / 49 + 1; /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
@@ -16884,6 +17198,24 @@ static int tshi_load_match_all(tshi_io *io) {
     return 0;
 }
 
+/* Ranks compare io->hash, of the header. A header that tsh_save wrote holds the hash of all values;
+ * for other files a few bytes from the middle of every tensor are added: training changes some of
+ * them. Hosts may have copies of a file, so that its inode or its date would tell nothing. */
+static int tshi_load_sample(tshi_io *io) {
+    unsigned char bytes[TSHI_IO_SAMPLE];
+    int i;
+    if (tshi_load_metadata(io, "tshard.", "hash")) return 1;
+    for (i = 0; i < io->items; i++) {
+        const tshi_io_entry *e = io->item[i].entry;
+        const int64_t n = e ? tshi_base_min(e->end - e->begin, TSHI_IO_SAMPLE) : 0;
+        if (!n) continue;
+        if (!tshi_io_read(io, io->data + (e->begin + e->end - n) / 2, bytes, (size_t)n))
+            return tshi_io_short(io, "it became shorter while it was read");
+        tshi_io_hash(io, bytes, (size_t)n);
+    }
+    return 1;
+}
+
 /* Everything that can be wrong with the file, before anything changes. */
 static int tshi_load_check(tshi_io *io) {
     const char *format;
@@ -16901,7 +17233,7 @@ static int tshi_load_check(tshi_io *io) {
         return 0;
     }
     return tshi_load_generators(io, 0) && (!io->optim || tshi_load_counts(io, NULL)) &&
-           tshi_load_wants_moments(io) && tshi_load_match_all(io);
+           tshi_load_wants_moments(io) && tshi_load_match_all(io) && tshi_load_sample(io);
 }
 
 /* -- values ------------------------------------------------------------------- */
@@ -16921,6 +17253,30 @@ static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64
         tshi_io_swap_bytes(to, length, sizeof(tsh_real));
     else
         (void)tshi_io_short(s->io, "it became shorter while it was read");
+}
+
+/* Warns of values that are not finite: once for a replicated tensor, on every rank of tp for its
+ * piece of a sharded one. */
+static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t) {
+    const tsh_ctx *ctx = io->ctx;
+    const tsh_real *value = (const tsh_real *)tshi_tensor_at(t);
+    const int64_t n = tsh_local_numel(t);
+    int64_t i, nans = 0, infinite = 0;
+    if (ctx->dp.rank > 0 || (ctx->tp.rank > 0 && t->layout.kind != TSH_SHARDED)) return;
+    for (i = 0; i < n; i++) {
+        if (value[i] - value[i] == 0) continue;
+        if (value[i] != value[i])
+            nans++;
+        else
+            infinite++;
+    }
+    if (!nans && !infinite) return;
+    if (io->nonfinite++ < TSHI_IO_NONFINITE)
+        tsh_log_message(&ctx->logger,
+                        "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values "
+                        "among the %lld that rank %d read",
+                        io->op, io->path, item->prefix, item->param->path, (long long)nans,
+                        (long long)infinite, (long long)n, ctx->world.rank);
 }
 
 /* One item's local piece, which gets memory if it has none. */
@@ -16947,7 +17303,47 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     slice.to = (char *)tshi_tensor_at(t);
     slice.data = io->data + item->entry->begin;
     tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_load_slice_run, &slice);
+    if (io->ctx->error.code == TSH_OK) tshi_load_warn(io, item, t);
     if (tshi_io_in_chunks(item)) tshi_optim_cut(t);
+}
+
+/* When the open file was last written to; 0 where that is not known. tsh_save puts a new file in
+ * the old one's place, but other programs may write to the old one. */
+static int64_t tshi_load_stamp(const tshi_io *io) {
+#if TSHI_POSIX
+    struct stat info;
+    if (io->descriptor < 0 || fstat(io->descriptor, &info) != 0) return 0;
+#if defined(__linux__) && defined(st_mtime) /* hidden under -std=c99: then it is seconds */
+    return (int64_t)info.st_mtime * 1000000000 + info.st_mtim.tv_nsec;
+#else
+    return (int64_t)info.st_mtime;
+#endif
+#else
+    (void)io;
+    return 0;
+#endif
+}
+
+/* Opens the file, once: all that this rank reads is of one save. */
+static void tshi_load_open(tshi_io *io) {
+    const char *kind = tshi_file_kind(io->path);
+    errno = 0;
+#if TSHI_POSIX
+    if (!kind) io->descriptor = open(io->path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    if (io->descriptor >= 0) {
+        struct stat info; /* something else may have come there meanwhile */
+        if (fstat(io->descriptor, &info) == 0) kind = tshi_file_kind_of(&info);
+        io->file = fdopen(io->descriptor, "rb");
+        if (!io->file) (void)close(io->descriptor);
+    }
+#else
+    if (!kind) io->file = fopen(io->path, "rb");
+#endif
+    io->stamp = io->file ? tshi_load_stamp(io) : 0;
+    if (kind)
+        (void)tshi_io_is(io, kind);
+    else if (!io->file)
+        (void)tshi_io_refused(io, "cannot be opened");
 }
 
 /* Loads from io->file, which is open unless the ctx holds an error. */
@@ -16958,6 +17354,15 @@ static tsh_result tshi_load_all(tshi_io *io, tsh_optim *optim) {
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
     for (i = 0; i < io->items && ctx->error.code == TSH_OK; i++)
         tshi_load_read_item(io, &io->item[i]);
+    if (io->nonfinite > TSHI_IO_NONFINITE)
+        tsh_log_message(&ctx->logger,
+                        "%s: \"%.200s\": %lld more tensors that rank %d read hold NaN or infinity",
+                        io->op, io->path, (long long)io->nonfinite - TSHI_IO_NONFINITE,
+                        ctx->world.rank);
+    if (ctx->error.code == TSH_OK && tshi_load_stamp(io) != io->stamp)
+        (void)tsh_fail(ctx, TSH_ERR_IO,
+                       "%s: \"%.200s\" was written to while it was read; load it again", io->op,
+                       io->path);
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
     (void)tshi_load_generators(io, 1);
     if (optim) (void)tshi_load_counts(io, optim);
@@ -16971,9 +17376,7 @@ TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_
     ctx = module->ctx;
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_load", module, path, optim);
-    errno = 0;
-    if (ctx->error.code == TSH_OK) io.file = fopen(io.path, "rb");
-    if (!io.file && ctx->error.code == TSH_OK) (void)tshi_io_refused(&io, "cannot be opened");
+    if (ctx->error.code == TSH_OK) tshi_load_open(&io);
     (void)tshi_load_all(&io, optim);
     tshi_io_end(&io);
     return ctx->error.code;

@@ -14,12 +14,10 @@
 #include <signal.h>
 #endif
 
-/* Windows has no error of its own for a path through a file, and opens no folder. */
+/* Windows has no error of its own for a path through a file. */
 #ifdef _WIN32
-#define READS_FOLDER "folder\" cannot be opened: Permission denied"
 #define NO_FOLDER "cannot be written: No such file or directory"
 #else
-#define READS_FOLDER "folder\" cannot be read: Is a directory"
 #define NO_FOLDER "cannot be written: Not a directory"
 #endif
 #define REAL_NAME (sizeof(tsh_real) == 4 ? "F32" : "F64")
@@ -44,7 +42,7 @@ static void a_file_is_a_header_and_global_values(void **state) {
     const tsh_linear_desc d = {.in = 2, .out = 3};
     tsh_module *up = tsh_add_linear(tsh_root(ctx), "up", &d), *down;
     const size_t w = sizeof(tsh_real);
-    char want[1024];
+    char want[1024], *hash;
     files_bytes file;
     int e;
     (void)state;
@@ -56,6 +54,7 @@ static void a_file_is_a_header_and_global_values(void **state) {
     assert_int_equal(tsh_save(tsh_root(ctx), files_path("a"), NULL), TSH_OK);
     (void)snprintf(want, sizeof want,
                    "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\","
+                   "\"tshard.hash\":\"................\","
                    "\"tshard.seed\":\"7\",\"tshard.randn_calls\":\"0\","
                    "\"tshard.dropout_calls\":\"0\"},"
                    "\"up.weight\":{\"dtype\":\"%s\",\"shape\":[3,2],\"data_offsets\":[0,%d]},"
@@ -68,6 +67,9 @@ static void a_file_is_a_header_and_global_values(void **state) {
     assert_int_equal(file.size, 8 + strlen(want) + 12 * w);
     assert_int_equal((unsigned char)file.at[0] + 256 * (unsigned char)file.at[1], strlen(want));
     for (e = 2; e < 8; e++) assert_int_equal(file.at[e], 0);
+    hash = strstr(want, "....");
+    for (e = 0; e < 16; e++) hash[e] = file.at[8 + hash - want + e];
+    assert_int_equal(strspn(hash, "0123456789abcdef"), 16);
     assert_memory_equal(file.at + 8, want, strlen(want));
     for (e = 0; e < 12; e++) {
         const tsh_real value = value_in_file(file.at + 8 + strlen(want) + (size_t)e * w);
@@ -468,9 +470,9 @@ static int refused(tsh_ctx *ctx, void *user) {
     CHECK(tsh_save(tsh_root(ctx), files_path("there/x"), NULL) == TSH_ERR_IO, "a file");
     if (same_error(ctx, TSH_ERR_IO, 0, NO_FOLDER)) return 1;
     CHECK(tsh_save(tsh_root(ctx), files_path("folder"), NULL) == TSH_ERR_IO, "a folder");
-    if (same_error(ctx, TSH_ERR_IO, 0, "folder\" cannot be replaced: ")) return 1;
+    if (same_error(ctx, TSH_ERR_IO, 0, "folder\" is a folder; tsh_save takes one")) return 1;
     CHECK(tsh_load(tsh_root(ctx), files_path("folder"), NULL) == TSH_ERR_IO, "a folder");
-    if (same_error(ctx, TSH_ERR_IO, 0, READS_FOLDER)) return 1;
+    if (same_error(ctx, TSH_ERR_IO, 0, "folder\" is a folder; tsh_load takes one")) return 1;
     CHECK(tsh_load(tsh_root(ctx), files_path("absent"), NULL) == TSH_ERR_IO, "no file");
     if (same_error(ctx, TSH_ERR_IO, 0, "absent\" cannot be opened: No such file")) return 1;
     CHECK(tsh_save(tsh_root(ctx), NULL, NULL) == TSH_ERR_ARGUMENT, "no path");
@@ -554,10 +556,8 @@ static int odd_rank(tsh_ctx *ctx, void *user) {
     if (same_error(ctx, TSH_ERR_IO, 1, "gone\" cannot be opened")) return 1;
     (void)gpt_step(ctx, t.optim, t.ids, t.targets, 0);
     CHECK(tsh_save(tsh_root(ctx), files_path("odd"), t.optim) == TSH_OK, "save");
-    CHECK(tsh_load(tsh_root(ctx), files_path(odd ? "odd" : "even"), t.optim) == TSH_ERR_ARGUMENT,
-          "");
-    if (same_error(ctx, TSH_ERR_ARGUMENT, -1, "ranks hold different models, optimisers or files"))
-        return 1;
+    CHECK(tsh_load(tsh_root(ctx), files_path(odd ? "odd" : "even"), t.optim) == TSH_ERR_IO, "");
+    if (same_error(ctx, TSH_ERR_IO, -1, "is not the same file on every rank")) return 1;
     CHECK(tsh_optim_state(t.optim).steps == 1, "nothing changed");
     CHECK(tsh_save(tsh_root(ctx), files_path("even"), odd ? NULL : t.optim) == TSH_ERR_ARGUMENT,
           "");
