@@ -1477,7 +1477,7 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
  * optim: the same kind, its moments and steps are restored; NULL: they are skipped. The state of
  * the generators is restored where the file holds it, so that training goes on with the same bits.
  * Between steps. Two all-reduces over the world, no other traffic. The whole header is checked on
- * all ranks before anything changes. Where a save of the same path goes on meanwhile, all ranks read
+ * all ranks before anything changes. While a save of the same path goes on, too, all ranks read
  * one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error. For that, they
  * compare the hash of all values that tsh_save stored; for other programs' files, 64 bytes of every
  * tensor. Values that are NaN or infinite are loaded, and the logger is told where: by the first

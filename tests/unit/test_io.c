@@ -8,6 +8,7 @@
 #include "../support/small_gpt.h"
 #include "../support/unit.h"
 #include "../support/files.h"
+#include "../support/counting.h"
 #ifndef _WIN32
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -501,18 +502,44 @@ static void a_full_disk_leaves_the_old_file(void **state) {
     print_message("skip: Windows has no limit of a file's size that a test could set\n");
 }
 #else
-/* The disk is full while values are written: the old file stays. */
+typedef struct small_disk {
+    counting memory;
+    struct rlimit limit;
+    pthread_t writer;
+    int later; /* the limit comes when the header has been written, and its memory is given back */
+    int armed;
+} small_disk;
+
+static void *limit_later(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+    small_disk *d = (small_disk *)user;
+    if (!new_size && __atomic_load_n(&d->armed, __ATOMIC_ACQUIRE) &&
+        pthread_equal(d->writer, pthread_self())) {
+        __atomic_store_n(&d->armed, 0, __ATOMIC_RELEASE);
+        (void)setrlimit(RLIMIT_FSIZE, &d->limit);
+    }
+    return counting_fn(&d->memory, ptr, old_size, new_size, align);
+}
+
+/* The disk is full before, or while, values are written: the old file stays. */
 static int full_disk(tsh_ctx *ctx, void *user) {
-    const struct rlimit tight = {*(rlim_t *)user, RLIM_INFINITY},
-                        wide = {RLIM_INFINITY, RLIM_INFINITY};
+    const struct rlimit wide = {RLIM_INFINITY, RLIM_INFINITY};
+    small_disk *d = (small_disk *)user;
+    char part[64];
     trainer t;
+    (void)snprintf(part, sizeof part, d->later ? "disk\" cannot be written: File too large"
+                                               : "files of this process may have %llu (RLIMIT",
+                   (unsigned long long)d->limit.rlim_cur);
     if (trainer_make(ctx, &t)) return 1;
     CHECK(tsh_save(tsh_root(ctx), files_path("disk"), t.optim) == TSH_OK, "save");
     CHECK(tsh_barrier(tsh_world(ctx)) == TSH_OK, "barrier");
     (void)gpt_step(ctx, t.optim, t.ids, t.targets, 0);
-    if (tsh_world(ctx)->rank == 0) (void)setrlimit(RLIMIT_FSIZE, &tight);
+    if (tsh_world(ctx)->rank == 0) {
+        d->writer = pthread_self();
+        __atomic_store_n(&d->armed, d->later, __ATOMIC_RELEASE);
+        if (!d->later) (void)setrlimit(RLIMIT_FSIZE, &d->limit);
+    }
     CHECK(tsh_save(tsh_root(ctx), files_path("disk"), t.optim) == TSH_ERR_IO, "full");
-    if (same_error(ctx, TSH_ERR_IO, 0, "disk\" cannot be written: File too large")) return 1;
+    if (same_error(ctx, TSH_ERR_IO, 0, part)) return 1;
     CHECK(tsh_optim_state(t.optim).steps == 1, "steps");
     CHECK(tsh_load(tsh_root(ctx), files_path("disk"), t.optim) == TSH_OK, "the old file");
     CHECK(tsh_optim_state(t.optim).steps == 0, "steps of the old file");
@@ -521,26 +548,39 @@ static int full_disk(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+static void full_disk_at(int ranks, rlim_t limit, int later) {
+    small_disk d;
+    tsh_desc desc;
+    int status;
+    const pid_t child = fork();
+    if (child == 0) {
+        const char *why;
+        memset(&d, 0, sizeof d);
+        memset(&desc, 0, sizeof desc);
+        counting_begin(&d.memory, &desc);
+        desc.allocator.fn = limit_later;
+        desc.allocator.user = &d;
+        d.limit.rlim_cur = limit;
+        d.limit.rlim_max = RLIM_INFINITY;
+        d.later = later;
+        if (later) (void)signal(SIGXFSZ, SIG_IGN);
+        _exit(ranks_try(ranks, &desc, full_disk, &d, &why) ? fprintf(stderr, "%s\n", why) > 0 : 0);
+    }
+    assert_true(child > 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_int_equal(files_count(), 1);
+    files_clear();
+}
+
 static void a_full_disk_leaves_the_old_file(void **state) {
     static const rlim_t limits[] = {0, 8, 1000, 6000, 20000};
-    int i, ranks, status;
+    int i, ranks;
     (void)state;
     for (ranks = 1; ranks <= 3; ranks += 2)
         for (i = 0; i < COUNT(limits); i++) {
-            pid_t child = fork();
-            if (child == 0) {
-                const char *why;
-                rlim_t limit = limits[i];
-                (void)signal(SIGXFSZ, SIG_IGN);
-                _exit(ranks_try(ranks, NULL, full_disk, &limit, &why)
-                          ? fprintf(stderr, "%s\n", why) > 0
-                          : 0);
-            }
-            assert_true(child > 0);
-            assert_int_equal(waitpid(child, &status, 0), child);
-            assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-            assert_int_equal(files_count(), 1);
-            files_clear();
+            full_disk_at(ranks, limits[i], 0);
+            full_disk_at(ranks, limits[i], 1);
         }
 }
 #endif

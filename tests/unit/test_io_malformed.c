@@ -321,6 +321,39 @@ static void the_length_of_the_header_is_checked(void **state) {
     }
 }
 
+/* What is given for a safetensors file now and then. */
+static void other_formats_are_named(void **state) {
+    static const struct {
+        const char *bytes;
+        size_t size; /* 0: of the text */
+        const char *part;
+    } rows[] = {
+        {"", 0, "is an empty file;"},
+        {"{\"metadata\": {\"total_size\": 1}, \"weight_map\": {}}", 0,
+         "is JSON text, such as the index of a sharded checkpoint;"},
+        {"PK\3\4\24\0\0\10\10\0\0\0\0\0", 14, "is a zip archive, as torch.save writes"},
+        {"\x80\2\x8a\nl\xfc\x9c\x46\xf9 j", 11, "is a pickle, as torch.save writes"},
+        {"\x80\4\x95\x1d\0\0\0\0\0\0\0}", 12, "is a Python pickle;"},
+        {"GGUF\3\0\0\0\1\0\0\0", 12, "is a GGUF file;"},
+        {"\x93NUMPY\1\0v\0{", 11, "is a NumPy array;"},
+        {"\x89HDF\r\n\032\n\0\0", 10, "is an HDF5 file;"},
+        {"<!doctype html><html>404</html>", 0, "is HTML or XML, such as the page of"},
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", 0,
+         "is a git-lfs pointer (`git lfs pull` fetches the file);"},
+        {"# Model\n\nThis is one.\n", 0, "is a text;"},
+        {"hello\n", 0, "is a text;"},
+    };
+    char message[TSH_MESSAGE_SIZE];
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(rows); i++) {
+        const size_t size = rows[i].size ? rows[i].size : strlen(rows[i].bytes);
+        assert_int_equal(load_bytes(rows[i].bytes, size, message), TSH_ERR_IO);
+        if (!strstr(message, rows[i].part) || !strstr(message, "tsh_load takes one safetensors"))
+            fail_msg("%d: %s", i, message);
+    }
+}
+
 /* A NUL in the header is no end of it. */
 static void a_nul_is_refused_wherever_it_stands(void **state) {
     size_t at, n = 8 + (size_t)(unsigned char)good.at[0] + 256 * (size_t)(unsigned char)good.at[1];
@@ -379,6 +412,51 @@ static void a_long_header_is_read_in_time(void **state) {
     free(header);
 }
 
+static char heard[16][TSH_MESSAGE_SIZE];
+static int messages;
+
+static void hear(void *user, const char *message) {
+    (void)user;
+    if (messages < COUNT(heard)) strcpy(heard[messages], message);
+    messages++;
+}
+
+/* NaN and infinity are loaded, and the logger is told: eight tensors by name, the rest by number. */
+static void values_that_are_not_finite_are_told(void **state) {
+    const tsh_desc desc = {.logger.fn = hear};
+    const tsh_layer_norm_desc d = {.dim = 3};
+    const tsh_real odd[] = {(tsh_real)NAN, 2, (tsh_real)-INFINITY};
+    tsh_ctx *ctx = unit_open(&desc);
+    char name[8];
+    int i;
+    (void)state;
+    for (i = 0; i < 12; i++) {
+        tsh_module *m;
+        (void)snprintf(name, sizeof name, "n%d", i);
+        m = tsh_add_layer_norm(tsh_root(ctx), name, &d);
+        if (i == 3 || i == 5)
+            assert_int_equal(tsh_write(ctx, tsh_param(m, "bias"), TSH_GLOBAL, odd, sizeof odd),
+                             TSH_OK);
+    }
+    messages = 0;
+    assert_int_equal(tsh_save(tsh_root(ctx), files_path("x"), NULL), TSH_OK);
+    assert_int_equal(tsh_load(tsh_root(ctx), files_path("x"), NULL), TSH_OK);
+    assert_int_equal(messages, 2);
+    assert_non_null(strstr(heard[0], "\"n3.bias\" holds 1 NaN and 1 infinite values among the 3 "
+                                     "that rank 0 read"));
+    assert_non_null(strstr(heard[1], "\"n5.bias\""));
+    for (i = 0; i < 12; i++)
+        assert_int_equal(tsh_write(ctx, tsh_param(tsh_child(tsh_root(ctx), i), "weight"),
+                                   TSH_GLOBAL, odd, sizeof odd),
+                         TSH_OK);
+    messages = 0;
+    assert_int_equal(tsh_save(tsh_root(ctx), files_path("x"), NULL), TSH_OK);
+    assert_int_equal(tsh_load(tsh_root(ctx), files_path("x"), NULL), TSH_OK);
+    assert_int_equal(messages, 9);
+    assert_non_null(strstr(heard[8], "6 more tensors that rank 0 read hold NaN or infinity"));
+    unit_close(ctx);
+}
+
 /* Not between steps: what is recorded still uses the old values. */
 static void a_recorded_step_must_end_first(void **state) {
     tsh_ctx *ctx = unit_open(NULL);
@@ -400,10 +478,12 @@ int main(void) {
         TEST(every_mistake_has_its_sentence),
         TEST(every_mistake_in_an_optimiser_has_its_sentence),
         TEST(the_length_of_the_header_is_checked),
+        TEST(other_formats_are_named),
         TEST(a_nul_is_refused_wherever_it_stands),
         TEST(every_cut_is_refused),
         TEST(every_byte_may_be_wrong),
         TEST(a_long_header_is_read_in_time),
+        TEST(values_that_are_not_finite_are_told),
         TEST(a_recorded_step_must_end_first),
     };
     return cmocka_run_group_tests_name("io malformed", tests, make_good, free_good);
