@@ -167,7 +167,9 @@
  *
  * MICRO-BATCHES AND DATA PARALLELISM
  *   Ranks beyond tp times pp form replicas (dp), each with a batch of its own: the same program,
- *   whose gradients are averaged, in buckets that travel while backward goes on. Micro-batches:
+ *   whose parameters' gradients are averaged, in buckets that travel while backward goes on. Other
+ *   leaves, such as inputs, keep the gradient of their own rank's loss; tsh_average_grad makes one
+ *   of them be averaged, too. Micro-batches:
  *   tsh_backward_with(ctx, loss, &(tsh_backward_desc){.defer = 1}) for each, then tsh_sync_grads;
  *   nothing travels in between. Where batches are uneven or targets are ignored, give sums and what
  *   they count: {.summed = 1, .weight = targets}; then the gradient is that of the mean over all.
@@ -345,6 +347,9 @@ typedef struct tsh_error {
 } tsh_error;
 
 typedef enum tsh_dtype { TSH_F32, TSH_F64, TSH_I32, TSH_I64 } tsh_dtype;
+
+/* 0 itself, for the options that name it, of which 0 means the default: {.beta1 = TSH_ZERO}. */
+#define TSH_ZERO (-1e-300)
 
 /* The dtype of values: TSH_F32, or TSH_F64 where TSHARD_REAL is double. */
 #define TSH_REAL (sizeof(tsh_real) == 4 ? TSH_F32 : TSH_F64)
@@ -775,7 +780,8 @@ typedef struct tsh_init {
  * torch.nn.init.<name>_. Element e gets the same bits at every degree of tp: draws are keyed by the
  * ctx's seed, e, and a parameter's path or the count of the ctx's draws. desc NULL: torch's
  * defaults (0 to 1; mean 0, deviation 1; a 0; constant: 0); its kind is not read. orthogonal: every
- * rank holds the whole matrix for a moment, in double. No collective. */
+ * rank holds the whole matrix for a moment, in double. No collective. TSH_ERR_STATE: as tsh_write.
+ */
 TSH_API tsh_result tsh_init_uniform(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_normal(tsh_tensor *t, const tsh_init *desc);
 TSH_API tsh_result tsh_init_trunc_normal(tsh_tensor *t, const tsh_init *desc);
@@ -796,6 +802,11 @@ TSH_API void tsh_no_grad_begin(tsh_ctx *ctx);
 TSH_API void tsh_no_grad_end(tsh_ctx *ctx);
 /* Marks an owned tensor as a leaf whose gradient is wanted (on 0: no longer). Returns t. */
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
+/* On: the leaf's gradient is averaged over dp, as those of parameters always are: for weights of
+ * one's own that replicas hold alike and train. Without it a leaf's gradient is that of this rank's
+ * own loss. The same on every rank of dp, and before the backward. Returns t; off on a parameter
+ * is an error. */
+TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on);
 /* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (reshape,
  * slice; tsh_redistribute on one rank) shares the gradient of what it views: tsh_clone it first. */
 TSH_API tsh_tensor *tsh_retain(tsh_tensor *t);
@@ -816,11 +827,12 @@ typedef struct tsh_backward_desc {
 } tsh_backward_desc;
 /* Gradients of a replicated scalar, summed into every leaf. Consumes the tape. Runs one all-reduce
  * over tp per tensor that feeds sharded consumers (each started as early as it can be), and one
- * flat one for leaves whose gradients are partial. Then the average over dp: gradients are
- * collected in buckets (tsh_desc.bucket_bytes), each of which is all-reduced as soon as it is full,
- * while backward goes on (large built-in products move it on now and then); summed,
- * one all-reduce of the weights. The sum of an element has the order that an all-reduce of its leaf
- * alone gives it, whatever bucket it is in. */
+ * flat one for leaves whose gradients are partial. Then the average over dp, of parameters and of
+ * leaves after tsh_average_grad; other leaves keep the gradient of this rank's loss (summed:
+ * divided by all weights, too). Gradients are collected in buckets (tsh_desc.bucket_bytes), each of
+ * which is all-reduced as soon as it is full, while backward goes on (large built-in products move
+ * it on now and then); summed, one all-reduce of the weights. The sum of an element has the order
+ * that an all-reduce of its leaf alone gives it, whatever bucket it is in. */
 TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss);
 TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss, const tsh_backward_desc *desc);
 /* Completes gradients that .defer left pending: partial ones over tp, then the average over dp.
@@ -966,9 +978,12 @@ TSH_API tsh_tensor *tsh_full(tsh_tensor *x);
 /* Says how the values that each rank already holds lie; nothing moves (torchshard's
  * RegisterParallelDim). R to S(d): the pieces, one per rank and all of one length, of a tensor that
  * is P times as long; S(d) to R: this rank's piece is the whole, all being of one length; R to P
- * and P to R: the same shape; others by way of R. An owned tensor without gradient is changed in
- * place and returned, else a step tensor is: backward gives R the sum over ranks (one all-reduce)
- * where it became S or P, and passes on what each rank has where R came of S or P. */
+ * and P to R: the same shape; others by way of R. Nothing moves backward either: each rank's
+ * gradient is that of the values it holds, also where R became S or P (of values that really are
+ * replicated, tsh_tp_copy(t, TSH_SUM) first gives the sum over ranks). An owned tensor is changed
+ * in place and returned, whether it requires a gradient or not; a step tensor or a parameter stays
+ * as it is, and a step tensor is returned. In place, TSH_ERR_STATE: ops are recorded or views there
+ * that take it as it lies, or it has a gradient. */
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout);
 
 /* The operators that other systems build their layers on, of what each rank holds: a replicated
@@ -984,14 +999,15 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op);
 TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim);
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim);
 /* From the tensor-parallel rank 0: the same batch on all ranks of tp, in place; owned tensors, R.
- * One broadcast. */
+ * One broadcast. TSH_ERR_STATE: as tsh_write. */
 TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t);
 
 typedef enum tsh_extent { TSH_LOCAL, TSH_GLOBAL } tsh_extent;
 /* Copy values out and in, dense and row-major, `bytes` in all (checked). TSH_LOCAL: this rank's
  * piece. TSH_GLOBAL: the whole tensor on every rank; reading a sharded one is an all-gather, a
  * partial one an all-reduce, writing takes this rank's slice (partial: an error). Writing is for
- * owned tensors. */
+ * owned tensors that no recorded op has used: TSH_ERR_STATE between an op and the tsh_backward or
+ * tsh_step_end that ends its tape. */
 TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void *out,
                             size_t bytes);
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
@@ -1029,10 +1045,11 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* -- norms, attention, loss ------------------------------------------------- */
 
 /* Over the last dimension (D), weight (D) and bias (D) or NULL, torch.nn.functional.layer_norm; eps
- * 0: 1e-5. x R, or S along another dimension (then parameter gradients are partial). */
+ * 0: 1e-5; TSH_ZERO: 0. x R, or S along another dimension (then parameter gradients are partial).
+ */
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias, double eps);
 /* x weight / sqrt(mean x^2 + eps) over the last dimension (D), weight (D); Zhang & Sennrich 2019.
- * eps 0: 1e-6. Layouts as tsh_layer_norm. */
+ * eps 0: 1e-6; TSH_ZERO: 0. Layouts as tsh_layer_norm. */
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps);
 
 typedef struct tsh_rope_desc {
@@ -1164,12 +1181,12 @@ typedef struct tsh_embedding_desc {
 } tsh_embedding_desc;
 typedef struct tsh_layer_norm_desc {
     int64_t dim;
-    double eps; /* 0: 1e-5 */
+    double eps; /* 0: 1e-5; TSH_ZERO: 0 */
     int no_bias;
 } tsh_layer_norm_desc;
 typedef struct tsh_rms_norm_desc {
     int64_t dim;
-    double eps; /* 0: 1e-6 */
+    double eps; /* 0: 1e-6; TSH_ZERO: 0 */
 } tsh_rms_norm_desc;
 
 /* The tree's top, made with the ctx. */
@@ -1348,10 +1365,10 @@ TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *po
 typedef enum tsh_optim_kind { TSH_SGD, TSH_ADAM, TSH_ADAMW } tsh_optim_kind;
 typedef struct tsh_optim_desc {
     tsh_optim_kind kind;
-    double lr;                /* 0: 1e-3 */
+    double lr;                /* 0: 1e-3; TSH_ZERO: 0 */
     double momentum;          /* SGD */
     int nesterov;             /* SGD */
-    double beta1, beta2, eps; /* Adam; 0: 0.9, 0.999, 1e-8 */
+    double beta1, beta2, eps; /* Adam; 0: 0.9, 0.999, 1e-8; TSH_ZERO: 0 */
     double weight_decay;      /* ADAMW: decoupled; the others: added to the gradient */
     double clip_norm;         /* 0: none; else tsh_clip_grad_norm comes first */
     int zero; /* 1: moments are cut over dp (ZeRO stage 1, Rajbhandari et al. 2020): each rank keeps
@@ -1370,7 +1387,7 @@ TSH_API tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc)
  * Later groups win. */
 TSH_API tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay);
-/* The learning rate of the steps to come; groups scale it. */
+/* The learning rate of the steps to come, 0 too; groups scale it. */
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr);
 /* One step with the gradients there are. One all-reduce over tp and pp (norm), with .zero over dp
  * too, and the parameters' all-gathers; where any gradient is not finite the step is skipped on
@@ -1716,8 +1733,9 @@ enum {
     TSHI_RETAIN = 8, /* keeps values and gradient through backward */
     TSHI_STALE = 16, /* its values were given back */
     TSHI_DEAD = 32,  /* the handle itself was given back */
-    TSHI_CHUNKED =
-        64 /* of its gradient, or of a moment's values, a rank of dp has its chunk only */
+    /* Of its gradient, or of a moment's values, a rank of dp has its chunk only. */
+    TSHI_CHUNKED = 64,
+    TSHI_AVERAGED = 128 /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
 };
 
 /* One accumulator of gradients. live 0: the block's contents mean nothing yet. */
@@ -1754,6 +1772,28 @@ struct tsh_tensor {
     int64_t fan_in, zero_row; /* zero_row: 1 + the row whose initial values are 0; 0: none */
     int stage;  /* 1 + the first stage of a pipeline that holds it; 0: there is no pipeline */
     int absent; /* only other stages do */
+};
+
+/* One op that was recorded. A tensor keeps two accumulators, gr for contributions that every rank
+ * holds alike (or that are sharded as it is) and gp for partial sums; before its producer's
+ * backward they are completed: gr += all-reduce(gp). That all-reduce starts when the last expected
+ * partial contribution has come. */
+struct tshi_node {
+    tshi_node *older;
+    const char *name;
+    void (*backward)(tshi_node *node);
+    tsh_tensor *out, **in;
+    tshi_block **saved; /* of each input and then of out: values that backward reads, or NULL */
+    tshi_block *aux;    /* what else backward reads; dropped with the node */
+    void *more;         /* the op's own options, in the tape's arena */
+    tsh_tensor **feeds; /* leaves that backward gives to beside its inputs */
+    int fed;            /* how many */
+    int n, depth;
+    unsigned partial; /* bit i: gives input i's gradient as a partial sum */
+    unsigned given;   /* bit i: has given it */
+    int raw;          /* takes gr and gp as they are, without completion; 2: also where retained */
+    int passes;       /* and hands gp on as gp of input 0 */
+    int reached;
 };
 
 typedef struct tshi_handles {
@@ -1872,6 +1912,11 @@ static int64_t tshi_base_min(int64_t a, int64_t b) {
 
 static int64_t tshi_base_ceil(int64_t a, int64_t b) {
     return (a + b - 1) / b;
+}
+
+/* An option of which 0 means the usual value, and TSH_ZERO 0. */
+static double tshi_base_option(double given, double usual) {
+    return given > 0 ? given : given < 0 && given >= TSH_ZERO ? 0 : usual;
 }
 
 TSH_API size_t tsh_dtype_size(tsh_dtype dtype) {
@@ -3284,6 +3329,37 @@ static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
     return t->block || !(t->flags & TSHI_PARAM) ? TSH_OK : tshi_tensor_begin(t);
 }
 
+/* Whether ops on this tape used t's values, a view of them, or t inside a checkpoint. */
+static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
+    int i;
+    for (; node; node = node->older) {
+        for (i = 0; i < node->n; i++)
+            if (node->in[i] && (node->in[i]->base == t || (t->block && node->saved[i] == t->block)))
+                return 1;
+        for (i = 0; i < node->fed; i++)
+            if (node->feeds[i] == t) return 1;
+    }
+    return 0;
+}
+
+/* The same of the ctx's tape and those of micro-batches under way: backward takes t as it was. */
+static int tshi_tensor_recorded(const tsh_tensor *t) {
+    const tshi_micro *micro = t->ctx->micros;
+    int found = tshi_tensor_on_tape(t->ctx->tape.newest, t);
+    for (; micro && !found; micro = micro->next) found = tshi_tensor_on_tape(micro->newest, t);
+    return found;
+}
+
+/* 0 and an error where t's values are about to change, but backward wants them as they were. */
+static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
+    if (!tshi_tensor_recorded(t)) return 1;
+    (void)tsh_fail(t->ctx, TSH_ERR_STATE,
+                   "%s: ops are recorded that used the tensor's values, and backward needs these; "
+                   "call tsh_backward or tsh_step_end first, or write to another tensor",
+                   op);
+    return 0;
+}
+
 /* -- checks that every op begins with --------------------------------------- */
 
 /* Finds the ctx of an op's inputs and sees that each holds values. NULL: the op returns NULL. */
@@ -3523,6 +3599,7 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
                         tshi_tensor_dtype(TSH_REAL), tshi_tensor_dtype(t->dtype),
                         tshi_tensor_text(t, text));
     if (t->absent) return TSH_OK;
+    if (!tshi_tensor_may_change(op, t)) return ctx->error.code;
     if (t->flags & TSHI_PARAM) return tshi_tensor_fill_param(t, op, init);
     return tshi_tensor_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
 }
@@ -6166,28 +6243,6 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
 /* Needs: >>kernel >>bucket.                                                    */
 /* ========================================================================== */
 
-/* One op that was recorded. A tensor keeps two accumulators, gr for contributions that every rank
- * holds alike (or that are sharded as it is) and gp for partial sums; before its producer's
- * backward they are completed: gr += all-reduce(gp). That all-reduce starts when the last expected
- * partial contribution has come. */
-struct tshi_node {
-    tshi_node *older;
-    const char *name;
-    void (*backward)(tshi_node *node);
-    tsh_tensor *out, **in;
-    tshi_block **saved; /* of each input and then of out: values that backward reads, or NULL */
-    tshi_block *aux;    /* what else backward reads; dropped with the node */
-    void *more;         /* the op's own options, in the tape's arena */
-    tsh_tensor **feeds; /* leaves that backward gives to beside its inputs */
-    int fed;            /* how many */
-    int n, depth;
-    unsigned partial; /* bit i: gives input i's gradient as a partial sum */
-    unsigned given;   /* bit i: has given it */
-    int raw;          /* takes gr and gp as they are, without completion; 2: also where retained */
-    int passes;       /* and hands gp on as gp of input 0 */
-    int reached;
-};
-
 enum { TSHI_SAVE_NONE = 0, TSHI_SAVE_OUT = 1 << 30 };
 
 static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
@@ -6364,8 +6419,8 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
 /* One contribution less is to come to a leaf; after the last one it travels to the other replicas.
  * Partial sums wait for the end, and rows that are few for those of other ranks. */
 static void tshi_tape_feed(tsh_tensor *leaf) {
-    if (--leaf->users > 0 || !leaf->ctx->tape.syncing || !leaf->gr.live || leaf->gp.live ||
-        leaf->sparse)
+    if (--leaf->users > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
+        !leaf->gr.live || leaf->gp.live || leaf->sparse)
         return;
     tshi_bucket_add_grad(leaf);
 }
@@ -6603,22 +6658,25 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     const int replicas = ctx->dp.size > 1;
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     if (replicas) tshi_bucket_weigh(ctx, ctx->tape.weight);
-    for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
-        if (!t->gr.live) continue;
+    for (t = head->next; t != head && ctx->error.code == TSH_OK && replicas; t = t->next) {
+        if (!t->gr.live || !(t->flags & TSHI_AVERAGED)) continue;
         if (t->sparse && (t->flags & TSHI_CHUNKED))
             (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
                            "tsh_backward: the gradient of \"%s\" is row-sparse, which .zero of its "
                            "optimiser cannot cut; leave one of both out",
                            t->path);
-        else if (replicas)
+        else
             tshi_bucket_add_grad(t);
-        else if (ctx->tape.summed)
-            tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
-                               ctx->tape.weight);
     }
     if (replicas) tshi_bucket_end(ctx);
-    for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next)
-        if (t->gr.live) tshi_tape_unite(t, &ctx->dp);
+    for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
+        if (!t->gr.live) continue;
+        if (replicas && (t->flags & TSHI_AVERAGED))
+            tshi_tape_unite(t, &ctx->dp);
+        else if (ctx->tape.summed) /* averaged ones are divided in their buckets */
+            tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
+                               replicas ? ctx->buckets.weight : ctx->tape.weight);
+    }
     ctx->tape.pending = ctx->tape.syncing = 0;
     return ctx->error.code;
 }
@@ -6723,8 +6781,9 @@ TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
 /* Whether a leaf's gradient still waits for other ranks' parts. */
 static int tshi_tape_pending(const tsh_tensor *leaf) {
     const tsh_ctx *ctx = leaf->ctx;
+    const int travels = ctx->dp.size > 1 && (leaf->flags & TSHI_AVERAGED);
     return leaf->gp.live || (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending &&
-                             (ctx->dp.size > 1 || ctx->tape.summed));
+                             (travels || ctx->tape.summed));
 }
 
 /* -- what a user says of gradients ------------------------------------------ */
@@ -6748,6 +6807,21 @@ TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
         t->flags |= TSHI_LEAF;
     else
         t->flags &= ~(unsigned)TSHI_LEAF;
+    return t;
+}
+
+TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
+    if (!t) return NULL;
+    if (!(t->flags & TSHI_OWNED) || t->dtype != TSH_REAL)
+        return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_average_grad: takes an owned tensor of %s; tsh_keep makes one",
+                               tshi_tensor_dtype(TSH_REAL));
+    if (!on && (t->flags & TSHI_PARAM))
+        return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_average_grad: the gradient of a parameter, such as \"%s\", is "
+                               "always averaged; take a leaf of your own instead",
+                               t->path);
+    t->flags = on ? t->flags | TSHI_AVERAGED : t->flags & ~(unsigned)TSHI_AVERAGED;
     return t;
 }
 
@@ -9325,6 +9399,27 @@ static void tshi_redistribute_same(tshi_node *node) {
     tshi_tape_pass(node, 0);
 }
 
+/* Whether tsh_set_layout changes t itself. Parameters lie as plans say. */
+static int tshi_redistribute_in_place(const tsh_tensor *t) {
+    return (t->flags & TSHI_OWNED) && !(t->flags & TSHI_PARAM);
+}
+
+/* 0 and an error where something refers to t that would not learn of another layout. */
+static int tshi_redistribute_may_lay(const tsh_tensor *t) {
+    const int recorded = tshi_tensor_recorded(t), viewed = t->block->refs > 1;
+    if (!recorded && !viewed && !t->gr.live && !t->gp.live) return 1;
+    if (recorded || viewed)
+        (void)tsh_fail(t->ctx, TSH_ERR_STATE,
+                       "tsh_set_layout: %s that take the tensor as it lies now; end the step first "
+                       "(tsh_step_end), or change a copy: tsh_clone or tsh_keep",
+                       recorded ? "ops are recorded" : "there are views or detached tensors");
+    else
+        (void)tsh_fail(t->ctx, TSH_ERR_STATE,
+                       "tsh_set_layout: the tensor has a gradient, which lies as it does now; "
+                       "forget that first: tsh_zero_grad");
+    return 0;
+}
+
 /* One step of tsh_set_layout, to or from R or P, on the form alone. */
 static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
     tsh_ctx *ctx = form->ctx;
@@ -9369,34 +9464,30 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_set_layout", &t, 1);
     tsh_layout resolved = layout;
     tsh_tensor form, *out;
-    tshi_node *node;
-    int step, steps;
     if (!ctx) return NULL;
+    form = *t;
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
         tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size)) {
-        if (!(t->flags & TSHI_OWNED) || t->wants) return tsh_redistribute(t, resolved);
-        t->layout = resolved; /* the same cut in other units */
-        return t;
-    }
-    form = *t;
-    steps = t->layout.kind == TSH_REPLICATED || layout.kind == TSH_REPLICATED ? 1 : 2;
-    for (step = 1; step <= steps; step++) {
-        int from_whole = form.layout.kind == TSH_REPLICATED;
-        if (tshi_redistribute_declare(&form, step < steps ? tsh_replicated() : layout) != TSH_OK)
+        if (tshi_layout_alike(&t->layout, &resolved)) return t;
+        form.layout = resolved; /* the same cut in other units */
+    } else {
+        if (t->layout.kind != TSH_REPLICATED && layout.kind != TSH_REPLICATED)
+            (void)tshi_redistribute_declare(&form, tsh_replicated());
+        if (ctx->error.code != TSH_OK || tshi_redistribute_declare(&form, layout) != TSH_OK)
             return NULL;
-        if ((t->flags & TSHI_OWNED) && !t->wants)
-            continue; /* in place, once all has been checked */
-        out = tshi_redistribute_window("tsh_set_layout", &t);
-        if (!out) return NULL;
-        memcpy(out->dim, form.dim, sizeof out->dim);
-        out->layout = form.layout;
-        node = tshi_tape_record("tsh_set_layout", out, &t, 1, 0, tshi_redistribute_same, 0);
-        if (node) node->partial = from_whole ? 1u : 0u;
-        t = out;
     }
-    memcpy(t->dim, form.dim, sizeof t->dim);
-    t->layout = form.layout;
-    return t;
+    if (tshi_redistribute_in_place(t)) {
+        if (!tshi_redistribute_may_lay(t)) return NULL;
+        out = t;
+    } else {
+        out = tshi_redistribute_window("tsh_set_layout", &t);
+    }
+    if (!out) return NULL;
+    memcpy(out->dim, form.dim, sizeof out->dim);
+    out->layout = form.layout;
+    if (out != t)
+        (void)tshi_tape_record("tsh_set_layout", out, &t, 1, 0, tshi_redistribute_same, 0);
+    return out;
 }
 
 /* What the four operators begin with. sharded, partial: whether x may be so. */
@@ -9545,6 +9636,7 @@ TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
                         "tsh_broadcast_batch: takes an owned replicated tensor, not %s",
                         tshi_tensor_text(t, text));
+    if (!tshi_tensor_may_change("tsh_broadcast_batch", t)) return ctx->error.code;
     return tshi_error_comm(ctx,
                            tsh_broadcast(&ctx->tp, tshi_tensor_at(t), tsh_numel(t), t->dtype, 0),
                            "tsh_broadcast_batch");
@@ -9596,6 +9688,7 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     if (extent == TSH_GLOBAL && t->layout.kind == TSH_PARTIAL)
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
                         "tsh_write: global values of a partial sum are not defined");
+    if (!tshi_tensor_may_change("tsh_write", t->base)) return ctx->error.code;
     if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
         tshi_kernel_dense(t, tshi_kernel_read(in), 1);
@@ -10808,14 +10901,14 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor **first, tsh_tenso
 
 static tsh_tensor *tshi_norm_layer(tsh_tensor **x, tsh_tensor *y, tsh_tensor *weight,
                                    tsh_tensor *bias, double eps) {
-    double p[2] = {1e-5, 0};
-    if (eps > 0) p[0] = eps;
+    double p[2] = {0, 0};
+    p[0] = tshi_base_option(eps, 1e-5);
     return tshi_norm_apply("tsh_layer_norm", x, y, weight, bias, p);
 }
 
 static tsh_tensor *tshi_norm_rms(tsh_tensor **x, tsh_tensor *y, tsh_tensor *weight, double eps) {
-    double p[2] = {1e-6, 1};
-    if (eps > 0) p[0] = eps;
+    double p[2] = {0, 1};
+    p[0] = tshi_base_option(eps, 1e-6);
     return tshi_norm_apply("tsh_rms_norm", x, y, weight, NULL, p);
 }
 
@@ -12760,7 +12853,8 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
                               tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
     tsh_layout layout = tsh_replicated();
-    tsh_tensor *t = tshi_tensor_handle(ctx, TSHI_OWNED | TSHI_PARAM | TSHI_LEAF);
+    tsh_tensor *t = tshi_tensor_handle(ctx, TSHI_OWNED | TSHI_PARAM | TSHI_LEAF |
+                                            TSHI_AVERAGED);
     if (!t) return;
     t->dtype = TSH_REAL;
     t->wants = 1;
@@ -12770,16 +12864,6 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     if (!t->path || tshi_tensor_form(t, module->path, &shape, &layout) != TSH_OK) return;
     module->param[slot] = t;
     module->param_name[slot] = name;
-}
-
-/* Whether an op on the tape used t's values or a view of them: backward takes them as they lay. */
-static int tshi_module_recorded(const tsh_tensor *t) {
-    const tshi_node *node;
-    int i;
-    for (node = t->ctx->tape.newest; node; node = node->older)
-        for (i = 0; i < node->n; i++)
-            if (node->in[i] && node->in[i]->base == t) return 1;
-    return 0;
 }
 
 /* Gives a parameter, or a moment of one, another layout; values that are there move to it,
@@ -12793,7 +12877,7 @@ static void tshi_module_lay(tsh_tensor *t, const tsh_layout *layout) {
         t->layout = *layout; /* the same cut, but its units may be others */
         return;
     }
-    if (tshi_module_recorded(t)) {
+    if (tshi_tensor_recorded(t)) {
         (void)tsh_fail(t->ctx, TSH_ERR_STATE,
                        "%s: ops are recorded that use it as it lies; end the step first: "
                        "tsh_step_end",
@@ -13477,7 +13561,7 @@ static int tshi_parallel_layouts(tshi_choice *choice) {
         if (tshi_layout_resolve(&choice->layout[i], t->ndim, t->dim)) {
             if (!rule ||
                 tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) ||
-                !tshi_module_recorded(t))
+                !tshi_tensor_recorded(t))
                 continue;
             (void)tsh_fail(m->ctx, TSH_ERR_STATE,
                            "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end the "
@@ -14914,13 +14998,15 @@ static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) 
 }
 
 static int tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
-    if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= 0 && d->momentum >= 0 &&
-        d->beta1 >= 0 && d->beta1 < 1 && d->beta2 >= 0 && d->beta2 < 1 && d->eps >= 0 &&
+    if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
+        d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
+        d->eps >= TSH_ZERO &&
         d->weight_decay >= 0 && d->clip_norm >= 0)
         return 1;
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                    "tsh_optim_new: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, "
-                   "weight_decay %g, clip_norm %g: none may be below 0, betas are below 1",
+                   "weight_decay %g, clip_norm %g: none may be below 0 (for 0 itself where 0 is "
+                   "the default: TSH_ZERO), betas are below 1",
                    (int)d->kind, d->lr, d->momentum, d->beta1, d->beta2, d->eps, d->weight_decay,
                    d->clip_norm);
     return 0;
@@ -14934,10 +15020,10 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     if (!optim) return NULL;
     if (desc) optim->desc = *desc;
     optim->module = module;
-    if (optim->desc.lr <= 0) optim->desc.lr = 1e-3;
-    if (optim->desc.beta1 <= 0) optim->desc.beta1 = 0.9;
-    if (optim->desc.beta2 <= 0) optim->desc.beta2 = 0.999;
-    if (optim->desc.eps <= 0) optim->desc.eps = 1e-8;
+    optim->desc.lr = tshi_base_option(optim->desc.lr, 1e-3);
+    optim->desc.beta1 = tshi_base_option(optim->desc.beta1, 0.9);
+    optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
+    optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
     tshi_module_params(module, 1, tshi_optim_collect, optim);
     optim->each = (tshi_moments *)tshi_mem_book(ctx, &ctx->books,
                                                 ((size_t)optim->count + 1) * sizeof *optim->each);

@@ -515,6 +515,7 @@ static int shares(tsh_ctx *ctx, void *user) {
     capture got = {.count = 0};
     uint64_t before;
     int i;
+    tsh_average_grad(scale, 1);
     for (i = 0; i < 3; i++) {
         static const char *const names[] = {"a", "b", "c"};
         part[i] = tsh_add_module(net, names[i], &as_part);
@@ -555,7 +556,8 @@ static tsh_tensor *multiply(tsh_module *module, tsh_tensor **in, int n, void *us
 }
 
 static tsh_tensor *rows_of(tsh_ctx *ctx, int rows, double value) {
-    return tsh_requires_grad(tsh_keep(tsh_scale(tsh_ones(ctx, tsh_shape2(rows, WIDTH)), value)), 1);
+    tsh_tensor *leaf = tsh_keep(tsh_scale(tsh_ones(ctx, tsh_shape2(rows, WIDTH)), value));
+    return tsh_average_grad(tsh_requires_grad(leaf, 1), 1);
 }
 
 /* A leaf's gradient leaves with another one's; more of it comes from a checkpoint, and leaves alone
@@ -642,6 +644,69 @@ static void rows_that_come_late_leave_a_gradient_whole(void **state) {
     }
 }
 
+/* ------------------------------------------------------------------ leaves of one's own */
+
+typedef struct leaves {
+    int zero, summed, micro;
+} leaves;
+
+/* Of rows x_r^2 + y on rank r of dp, r + 1 of them, beside a layer. An input x = r keeps the
+ * gradient of its own rank's loss; y, which asks for it, is averaged as the layer's weight is. */
+static int own_leaves(tsh_ctx *ctx, void *user) {
+    const leaves *l = (const leaves *)user;
+    const int dp = tsh_dp(ctx)->size, rank = tsh_dp(ctx)->rank, rows = rank + 1;
+    const tsh_linear_desc d = {.in = WIDTH, .out = 1, .no_bias = 1, .style = TSH_ROWWISE};
+    const tsh_optim_desc adam = {.kind = TSH_ADAM, .zero = l->zero};
+    const double all = dp * (dp + 1) / 2.0; /* rows of a micro-batch */
+    tsh_module *layer = tsh_add_linear(tsh_root(ctx), "layer", &d);
+    tsh_optim *optim = tsh_optim_new(tsh_root(ctx), &adam);
+    tsh_tensor *x = tsh_requires_grad(tsh_keep(tsh_filled(ctx, tsh_shape1(1), rank)), 1), *loss;
+    tsh_tensor *y = tsh_requires_grad(tsh_keep(tsh_filled(ctx, tsh_shape1(1), 2)), 1), *g;
+    const double times = l->summed ? 1 : l->micro;
+    const double of_x = 2 * rank * rows * times / (l->summed ? all : 1);
+    const double of_y = l->summed ? 1 : all / dp * times;
+    int m, averaged = 1;
+    CHECK(tsh_average_grad(y, 1) == y, "asked for");
+    for (m = 0; m < l->micro; m++) {
+        const tsh_backward_desc how = {.defer = m < l->micro - 1, .summed = l->summed,
+                                       .weight = l->summed ? rows : 0};
+        loss = tsh_scale(tsh_add(tsh_mul(x, x), y), rows);
+        loss = tsh_add(loss, tsh_forward(layer, tsh_ones(ctx, tsh_shape1(WIDTH))));
+        loss = tsh_reshape(loss, tsh_shape0());
+        CHECK(tsh_backward_with(ctx, loss, &how) == TSH_OK, "backward");
+        if (!how.defer) break;
+        g = tsh_grad(x);
+        CHECK((g == NULL) == l->summed, "its own gradient waits for nobody but a sum of weights");
+        tsh_clear_error(ctx);
+        CHECK(!tsh_grad(y) && strstr(tsh_last_error(ctx)->message, "pending"), "pending");
+        tsh_clear_error(ctx);
+    }
+    CHECK(fabs(tsh_item(ctx, tsh_grad(x)) - of_x) < 1e-5, "x: %g, not %g",
+          tsh_item(ctx, tsh_grad(x)), of_x);
+    CHECK(fabs(tsh_item(ctx, tsh_grad(y)) - of_y) < 1e-5, "y: %g, not %g",
+          tsh_item(ctx, tsh_grad(y)), of_y);
+    CHECK(tsh_optim_step(optim) == TSH_OK && tsh_check_replicas(tsh_root(ctx)), "replicas");
+    averaged = !tsh_average_grad(tsh_param(layer, "weight"), 0);
+    CHECK(averaged && strstr(tsh_last_error(ctx)->message, "\"layer.weight\", is always averaged"),
+          "a parameter's always is");
+    tsh_clear_error(ctx);
+    CHECK(!tsh_average_grad(tsh_ones(ctx, tsh_shape0()), 1), "a step tensor");
+    tsh_clear_error(ctx);
+    return 0;
+}
+
+static void leaves_are_averaged_on_request_only(void **state) {
+    static const int worlds[][2] = {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {2, 2}};
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(worlds) * 8; i++) {
+        const int *world = worlds[i / 8];
+        const tsh_desc desc = {.tp = world[0]};
+        leaves l = {.zero = i & 1, .summed = i >> 1 & 1, .micro = 1 + (i >> 2 & 1)};
+        if (world[0] * world[1] > 1) ranks_run_with(world[0] * world[1], &desc, own_leaves, &l);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_average_is_exact_for_any_dealing),
@@ -654,6 +719,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_fails_meanwhile_is_one_error),
         cmocka_unit_test(checkpoints_send_shared_leaves_once),
         cmocka_unit_test(what_comes_late_is_added),
+        cmocka_unit_test(leaves_are_averaged_on_request_only),
         cmocka_unit_test(rows_that_come_late_leave_a_gradient_whole),
     };
     return cmocka_run_group_tests_name("layer/replicas", tests, NULL, NULL);

@@ -382,61 +382,61 @@ static int meaning(tsh_ctx *ctx, void *user) {
     CHECK(tsh_dim(y, 0) == 3 * ranks, "pieces");
     v = (const tsh_real *)tsh_data(ctx, y);
     for (e = 0; e < 3 * ranks; e++) CHECK(v[e] == (tsh_real)piece_of(1, 0, e), "pieces");
+    CHECK(tsh_step_end(ctx) == TSH_OK, "no views of x are left");
     y = tsh_full(tsh_set_layout(x, tsh_partial()));
     v = (const tsh_real *)tsh_data(ctx, y);
     for (e = 0; e < 3; e++) CHECK(v[e] == (tsh_real)reduced(TSH_SUM, ranks, e), "terms");
     return 0;
 }
 
-/* Gradients: R that became S or P sums over ranks, in one all-reduce; R that came of S or P passes
- * on what each rank has. Strided inputs are copied first. */
+/* How a tensor comes by its layout. */
+typedef enum laying { LAID_BEFORE, LAID_AFTER, LAID_STEP, LAID_STRIDED, LAYINGS } laying;
+
+/* Gradients: each rank's is that of the values it holds, whatever they are declared to be, and
+ * whether that is before tsh_requires_grad, after it, or within the graph. */
+static int slope(tsh_ctx *ctx, const char *from, const char *to, laying way) {
+    const tsh_layout layouts[3] = {tsh_replicated(), tsh_partial(), tsh_sharded(0)};
+    const tsh_layout a = layouts[*from == 'P' ? 1 : *from == 'S' ? 2 : 0];
+    const tsh_layout b = *to == 'T'
+                             ? tsh_sharded(1)
+                             : layouts[*to == 'P' ? 1 : *to == 'S' ? 2 : 0];
+    const int ranks = tsh_tp(ctx)->size;
+    tsh_tensor *x = own(ctx, tsh_shape2(*from == 'S' ? 2 * ranks : 2, 3), &a), *y, *c, *loss;
+    tsh_tensor *before = tsh_keep(x);
+    uint64_t all = all_calls(ctx);
+    tsh_layout have;
+    if (way == LAID_BEFORE) CHECK(tsh_set_layout(x, b) == x, "%s to %s: in place", from, to);
+    tsh_requires_grad(x, 1);
+    y = x;
+    if (way == LAID_STEP) y = tsh_scale(x, 1);
+    if (way == LAID_STRIDED) y = tsh_transpose(tsh_clone(tsh_transpose(x, 0, 1)), 0, 1);
+    if (way != LAID_BEFORE) y = tsh_set_layout(y, b);
+    CHECK(y && (way < LAID_STEP) == (y == x), "%s to %s: in place", from, to);
+    have = tsh_layout_of(y);
+    CHECK(spec_same_layout(&have, &b, tsh_shape_of(y), ranks), "%s to %s", from, to);
+    CHECK(equals(ctx, "values", y, before) == 0, "%s to %s", from, to);
+    /* c lies as y's gradient: this rank's own numbers where y is sharded or whole */
+    c = own(ctx, tsh_shape_of(y), b.kind == TSH_SHARDED ? &b : NULL);
+    if (b.kind == TSH_PARTIAL) c = same(ctx, tsh_shape_of(y), 5);
+    loss = loss_of(y, c);
+    CHECK(all_calls(ctx) == all, "a collective");
+    if (b.kind != TSH_REPLICATED) loss = tsh_full(loss);
+    all = all_calls(ctx);
+    CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
+    CHECK(all_calls(ctx) == all, "%s to %s: a collective backward", from, to);
+    CHECK(equals(ctx, "gradient", tsh_grad(x), c) == 0, "%s to %s, way %d", from, to, (int)way);
+    CHECK(tsh_step_end(ctx) == TSH_OK, "step");
+    return 0;
+}
+
 static int slopes(tsh_ctx *ctx, void *user) {
-    static const char *const from[] = {"R", "R", "S", "P", "S", "P", "S", "R", "R"};
-    static const char *const to[] = {"S", "P", "R", "R", "P", "S", "T", "S", "P"};
-    int ranks = tsh_tp(ctx)->size, i;
+    static const char *const from[] = {"R", "R", "S", "P", "S", "P", "S"};
+    static const char *const to[] = {"S", "P", "R", "R", "P", "S", "T"};
+    int i, way;
     (void)user;
-    for (i = 0; i < COUNT(from); i++) {
-        tsh_layout layouts[3] = {tsh_replicated(), tsh_partial(), tsh_sharded(0)}, want;
-        tsh_layout a = layouts[*from[i] == 'P' ? 1 : *from[i] == 'S' ? 2 : 0];
-        tsh_layout b = *to[i] == 'T' ? tsh_sharded(1)
-                                     : layouts[*to[i] == 'P'   ? 1
-                                               : *to[i] == 'S' ? 2
-                                                               : 0];
-        tsh_tensor *x = tsh_requires_grad(
-            own(ctx, tsh_shape2(*from[i] == 'S' ? 2 * ranks : 2, 3), &a), 1);
-        tsh_tensor *in = x, *y, *c, *loss, *grad;
-        const tsh_real *g;
-        uint64_t before;
-        int64_t e;
-        int whole = *from[i] == 'R' || (*from[i] == 'S' && *to[i] != 'R') ||
-                    (*from[i] == 'P' && *to[i] == 'S');
-        if (i == 7 || i == 8) in = tsh_transpose(tsh_transpose(tsh_scale(x, 1), 0, 1), 0, 1);
-        if (i == 7) in = tsh_clone(in);
-        before = all_calls(ctx);
-        y = tsh_set_layout(in, b);
-        CHECK(y && y != x, "a step tensor");
-        want = tsh_layout_of(y);
-        CHECK(spec_same_layout(&want, &b, tsh_shape_of(y), ranks), "%s to %s", from[i], to[i]);
-        CHECK(tsh_layout_of(x).kind == a.kind && equals(ctx, "values", y, x) == 0,
-              "x is as it was");
-        CHECK(all_calls(ctx) == before, "a collective");
-        /* c lies as y's gradient: this rank's own numbers where y is sharded or whole */
-        c = own(ctx, tsh_shape_of(y), b.kind == TSH_SHARDED ? &b : NULL);
-        if (b.kind == TSH_PARTIAL) c = same(ctx, tsh_shape_of(y), 5);
-        loss = loss_of(y, c);
-        if (b.kind != TSH_REPLICATED) loss = tsh_full(loss);
-        CHECK(tsh_backward(ctx, loss) == TSH_OK, "backward");
-        grad = tsh_grad(x);
-        CHECK(grad && tsh_local_numel(grad) == 6, "gradient");
-        g = (const tsh_real *)tsh_data(ctx, grad);
-        for (e = 0; e < 6; e++) {
-            double own_g = (double)((const tsh_real *)tsh_data(ctx, c))[e];
-            double all = b.kind == TSH_PARTIAL ? own_g * ranks : reduced(TSH_SUM, ranks, e);
-            CHECK((double)g[e] == (whole ? all : own_g), "%s to %s: %g, not %g", from[i], to[i],
-                  (double)g[e], whole ? all : own_g);
-        }
-        CHECK(tsh_step_end(ctx) == TSH_OK, "step");
-    }
+    for (i = 0; i < COUNT(from); i++)
+        for (way = 0; way < LAYINGS; way++)
+            if (slope(ctx, from[i], to[i], (laying)way)) return 1;
     return 0;
 }
 
@@ -488,6 +488,41 @@ static int refusals(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* What already refers to a tensor would not learn of another layout. */
+static int referred(tsh_ctx *ctx, void *user) {
+    const tsh_layout rows = tsh_sharded(0), units = tsh_shard_units(0, 2);
+    tsh_tensor *x = own(ctx, tsh_shape2(2, 3), NULL), *w = own(ctx, tsh_shape2(2, 3), NULL);
+    tsh_tensor *s = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2 * tsh_tp(ctx)->size, 3), &rows);
+    int i;
+    (void)user;
+    tsh_requires_grad(w, 1);
+    for (i = 0; i < 2; i++) {
+        CHECK(i ? tsh_reshape(x, tsh_shape1(6)) : tsh_detach(x), "it shares x's values");
+        REFUSED(tsh_set_layout(x, rows), TSH_ERR_STATE, "there are views or detached tensors");
+        CHECK(tsh_step_end(ctx) == TSH_OK, "step");
+    }
+    for (i = 0; i < 4; i++) { /* nodes that save the values, those of a view, none */
+        tsh_tensor *y = i == 0   ? tsh_mul(x, w)
+                        : i == 1 ? tsh_mul(tsh_transpose(x, 0, 1), tsh_transpose(w, 0, 1))
+                        : i == 2 ? tsh_add(w, x)
+                                 : tsh_mul(tsh_detach(x), w);
+        CHECK(y, "an op");
+        REFUSED(tsh_set_layout(x, rows), TSH_ERR_STATE, "tsh_set_layout: ops are recorded");
+        REFUSED(tsh_set_layout(w, rows), TSH_ERR_STATE, "end the step first (tsh_step_end)");
+        CHECK(tsh_backward(ctx, tsh_sum(y, TSH_ALL, 0)) == TSH_OK, "backward");
+        REFUSED(tsh_set_layout(w, rows), TSH_ERR_STATE, "forget that first: tsh_zero_grad");
+        tsh_zero_grad(w);
+        CHECK(tsh_set_layout(w, rows) == w && tsh_set_layout(w, tsh_replicated()) == w, "now");
+        CHECK(tsh_set_layout(x, rows) == x && tsh_set_layout(x, tsh_replicated()) == x, "now");
+    }
+    CHECK(tsh_reshape(s, tsh_shape1(tsh_numel(s))), "a view");
+    REFUSED(tsh_set_layout(s, units), TSH_ERR_STATE, "there are views");
+    CHECK(tsh_set_layout(s, rows) == s, "nothing changes");
+    CHECK(tsh_step_end(ctx) == TSH_OK && tsh_set_layout(s, units) == s, "in other units");
+    CHECK_OK();
+    return 0;
+}
+
 /* The same cut in other units is another layout at every degree: a reshape to heads needs them. */
 static int units(tsh_ctx *ctx, void *user) {
     const tsh_layout plain = tsh_sharded(1), heads = tsh_shard_units(1, 4);
@@ -527,6 +562,7 @@ TEST(ml_layers_equal_dense_ones, master)
 TEST(set_layout_moves_nothing, in_place)
 TEST(set_layout_says_what_values_mean, meaning)
 TEST(set_layout_has_gradients, slopes)
+TEST(set_layout_refuses_what_is_referred_to, referred)
 TEST(units_alone_are_another_layout, units)
 TEST(mistakes_are_sentences, refusals)
 
@@ -543,6 +579,7 @@ int main(void) {
         cmocka_unit_test(set_layout_moves_nothing),
         cmocka_unit_test(set_layout_says_what_values_mean),
         cmocka_unit_test(set_layout_has_gradients),
+        cmocka_unit_test(set_layout_refuses_what_is_referred_to),
         cmocka_unit_test(units_alone_are_another_layout),
         cmocka_unit_test(mistakes_are_sentences),
     };

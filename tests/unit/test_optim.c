@@ -46,10 +46,14 @@ typedef struct reference {
     int steps;
 } reference;
 
+/* An option of which 0 means the default, and TSH_ZERO 0. */
+static double option(double given, double usual) {
+    return given > 0 ? given : given < 0 ? 0 : usual;
+}
+
 static void reference_step(reference *r, const tsh_optim_desc *d, const double *g_of, double lr,
                            double decay) {
-    double b1 = d->beta1 > 0 ? d->beta1 : 0.9, b2 = d->beta2 > 0 ? d->beta2 : 0.999;
-    double eps = d->eps > 0 ? d->eps : 1e-8;
+    double b1 = option(d->beta1, 0.9), b2 = option(d->beta2, 0.999), eps = option(d->eps, 1e-8);
     int e;
     r->steps++;
     for (e = 0; e < N; e++) {
@@ -86,6 +90,12 @@ static void optimisers_follow_their_formulas(void **state) {
         {.kind = TSH_ADAM, .lr = 0.05, .beta1 = 0.5, .beta2 = 0.75, .eps = 0.1},
         {.kind = TSH_ADAMW, .lr = 0.05},
         {.kind = TSH_ADAMW, .lr = 0.05, .weight_decay = 0.2, .beta1 = 0.8},
+        {.kind = TSH_ADAM, .lr = 0.05, .beta1 = TSH_ZERO},
+        {.kind = TSH_ADAM, .lr = 0.05, .beta2 = TSH_ZERO, .eps = 0.1},
+        {.kind = TSH_ADAMW, .lr = 0.05, .eps = TSH_ZERO, .weight_decay = 0.1},
+        {.kind = TSH_ADAM, .lr = 0.05, .beta1 = TSH_ZERO, .beta2 = TSH_ZERO, .eps = TSH_ZERO},
+        {.kind = TSH_SGD, .lr = TSH_ZERO, .momentum = 0.9},
+        {.kind = TSH_ADAMW, .lr = TSH_ZERO, .weight_decay = 0.1},
     };
     int i, s, e;
     (void)state;
@@ -102,8 +112,7 @@ static void optimisers_follow_their_formulas(void **state) {
             for (e = 0; e < N; e++) g[e] = (double)(tsh_real)gradient(s, e);
             give(ctx, weight, g);
             assert_int_equal(tsh_optim_step(optim), TSH_OK);
-            reference_step(&r, &descs[i], g, descs[i].lr > 0 ? descs[i].lr : 1e-3,
-                           descs[i].weight_decay);
+            reference_step(&r, &descs[i], g, option(descs[i].lr, 1e-3), descs[i].weight_decay);
             expect_values(ctx, weight, r.x, ROUNDING);
         }
         unit_close(ctx);
@@ -127,6 +136,9 @@ static void the_usual_optimiser_is_sgd(void **state) {
     EXPECT(TSH_ERR_ARGUMENT, "tsh_optim_new: kind 9");
     assert_null(tsh_optim_new(module, &(tsh_optim_desc){.lr = -1}));
     EXPECT(TSH_ERR_ARGUMENT, "lr -1");
+    EXPECT_NEAR(tsh_optim_state(tsh_optim_new(module, &(tsh_optim_desc){.lr = TSH_ZERO})).lr, 0, 0);
+    assert_null(tsh_optim_new(module, &(tsh_optim_desc){.eps = -1e-8}));
+    EXPECT(TSH_ERR_ARGUMENT, "for 0 itself where 0 is the default: TSH_ZERO");
     assert_null(tsh_optim_new(module, &(tsh_optim_desc){.kind = TSH_ADAM, .beta1 = 1}));
     EXPECT(TSH_ERR_ARGUMENT, "betas 1 and 0");
     assert_int_equal(tsh_optim_step(NULL), TSH_ERR_ARGUMENT);

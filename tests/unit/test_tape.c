@@ -332,6 +332,7 @@ static int average_leaves(tsh_ctx *ctx, int defer, double batch, tsh_tensor **le
     const tsh_backward_desc desc = {.defer = defer};
     leaf[0] = same_leaf(ctx, 0, "3,4 R", 1, 1);
     leaf[1] = same_leaf(ctx, 0, "5,4 S(0)", 1, 3);
+    CHECK(tsh_average_grad(leaf[0], 1) && tsh_average_grad(leaf[1], 1), "as parameters are");
     CHECK(tsh_backward_with(ctx, column_loss(ctx, leaf[0], leaf[1], batch), &desc) == TSH_OK,
           "backward");
     return 0;
@@ -538,6 +539,78 @@ static int refused_off(tsh_ctx *ctx, void *user) {
     (void)user;
     CHECK(tsh_backward(ctx, tsh_neg(x)) == TSH_ERR_STATE, "x wants no gradient any more");
     return 0;
+}
+
+/* Every function that changes values in place refuses t, and leaves it as it is; or none does. */
+static int writes(tsh_ctx *ctx, tsh_tensor *t, int recorded) {
+    static tsh_result (*const init[])(tsh_tensor *, const tsh_init *) = {
+        tsh_init_uniform, tsh_init_normal, tsh_init_trunc_normal, tsh_init_constant,
+        tsh_init_zeros, tsh_init_ones, tsh_init_kaiming_uniform, tsh_init_kaiming_normal,
+        tsh_init_xavier_uniform, tsh_init_xavier_normal, tsh_init_orthogonal, tsh_init_dirac};
+    const tsh_result want = recorded ? TSH_ERR_STATE : TSH_OK;
+    tsh_real v[4] = {5, 6, 7, 8}, before = *(const tsh_real *)tsh_data(ctx, t);
+    int i;
+    for (i = 0; i < COUNT(init) + 3; i++) {
+        tsh_result got = i < COUNT(init)        ? init[i](t, NULL)
+                         : i == COUNT(init)     ? tsh_broadcast_batch(t)
+                         : i == COUNT(init) + 1 ? tsh_write(ctx, t, TSH_LOCAL, v, sizeof v)
+                                                : tsh_write(ctx, t, TSH_GLOBAL, v, sizeof v);
+        CHECK(got == want, "way %d of writing, recorded %d", i, recorded);
+        if (!recorded) continue;
+        CHECK(has_sentence(ctx, TSH_ERR_STATE, "ops are recorded that used the tensor's values") &&
+                  has_sentence(ctx, TSH_ERR_STATE, "call tsh_backward or tsh_step_end first"),
+              "its sentence");
+        tsh_clear_error(ctx);
+        CHECK(*(const tsh_real *)tsh_data(ctx, t) == before, "nothing was written");
+    }
+    return 0;
+}
+
+static tsh_tensor *times_weight(tsh_module *module, tsh_tensor **in, int n, void *user) {
+    (void)n;
+    return tsh_forward(tsh_child(module, 0), tsh_mul(in[0], (tsh_tensor *)user));
+}
+
+/* An op that saves t's values, one that does not, one of a view, of a detached tensor, of a view
+ * that is saved; a checkpoint of t, and one whose layer's weight is t. */
+static int recorded(tsh_ctx *ctx, void *user) {
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape2(2, 2), NULL), *t, *y = NULL;
+    tsh_tensor *w = tsh_requires_grad(tsh_keep(tsh_ones(ctx, tsh_shape2(2, 2))), 1);
+    const tsh_linear_desc d = {.in = 2, .out = 2, .no_bias = 1};
+    const tsh_module_desc as_part = {.forward = times_weight, .user = w};
+    tsh_module *part = tsh_add_module(tsh_root(ctx), "part", &as_part);
+    tsh_tensor *weight = tsh_param(tsh_add_linear(part, "layer", &d), "weight");
+    int i, ends;
+    (void)user;
+    CHECK(tsh_materialize(part) == TSH_OK, "a weight");
+    tsh_checkpoint(part, 1);
+    for (i = 0; i < 7; i++)
+        for (ends = 0; ends < 2; ends++) {
+            t = i == 2 ? w : i == 6 ? weight : x;
+            CHECK(writes(ctx, t, 0) == 0, "before");
+            if (i == 0) y = tsh_mul(w, x);
+            if (i == 1) y = tsh_add(w, x);
+            if (i == 2) y = tsh_mul(tsh_reshape(w, tsh_shape1(4)), tsh_reshape(x, tsh_shape1(4)));
+            if (i == 3) y = tsh_mul(tsh_detach(x), w);
+            if (i == 4) y = tsh_mul(tsh_transpose(x, 0, 1), w);
+            if (i >= 5) y = tsh_forward(part, x);
+            CHECK(writes(ctx, t, 1) == 0, "case %d", i);
+            if (ends) CHECK(tsh_backward(ctx, tsh_sum(y, TSH_ALL, 0)) == TSH_OK, "backward");
+            else CHECK(tsh_step_end(ctx) == TSH_OK, "step");
+            CHECK(writes(ctx, t, 0) == 0, "after case %d", i);
+            CHECK(tsh_step_end(ctx) == TSH_OK, "step");
+        }
+    tsh_no_grad_begin(ctx);
+    y = tsh_mul(w, x);
+    CHECK(writes(ctx, x, 0) == 0 && y, "nothing is recorded");
+    tsh_no_grad_end(ctx);
+    return 0;
+}
+
+static void recorded_values_are_not_written(void **state) {
+    (void)state;
+    ranks_run(1, recorded, NULL);
+    ranks_run(2, recorded, NULL);
 }
 
 static void what_backward_refuses(void **state) {
@@ -765,6 +838,7 @@ int main(void) {
         cmocka_unit_test(retained_tensors_keep_complete_gradients),
         cmocka_unit_test(terms_get_the_gradient_of_their_sum),
         cmocka_unit_test(reading_what_was_given_back_is_an_error),
+        cmocka_unit_test(recorded_values_are_not_written),
         cmocka_unit_test(what_backward_refuses),
         cmocka_unit_test(completions_start_early_and_overlap),
         cmocka_unit_test(a_transfer_hides_behind_the_gemm_of_the_weights),
