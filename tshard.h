@@ -158,6 +158,12 @@
  *   Initial weights and dropout masks are keyed by seed, path and global element index: the same
  *   bits at every degree. Sums over ranks have one documented order (see >>comm-api): the same bits
  *   on every rank, run and backend.
+ *   Every rank must build the same model, with the same seed. After it is made, or changed, the
+ *   next collective of tp, of dp and (pp is 1) of the world compares it first: modules and their
+ *   kinds, shapes, layouts and dtypes of parameters, the seed. TSH_ERR_MISMATCH on every rank names
+ *   the rank that differs and the first module where it does. With pp, tsh_pipeline_new compares
+ *   over the world.
+ *
  *   The same bits are promised for FLT_EVAL_METHOD 0 only: where floats are computed in a wider
  *   format (x87, s390x in strict C), results are as accurate, but their last bit may differ.
  *
@@ -326,7 +332,7 @@ typedef TSHARD_REAL tsh_real;
     X(ERR_MEMORY, "the allocator returned NULL")                                                   \
     X(ERR_STALE, "the tensor's values were given back")                                            \
     X(ERR_STATE, "the call is not possible now")                                                   \
-    X(ERR_MISMATCH, "ranks called different collectives")                                          \
+    X(ERR_MISMATCH, "ranks called different collectives") /* or built different models */                                          \
     X(ERR_LOST, "a rank is gone")                                                                  \
     X(ERR_TIMEOUT, "a collective ran out of time")                                                 \
     X(ERR_ABORTED, "a rank aborted the world")                                                     \
@@ -554,6 +560,7 @@ struct tsh_comm {
     int in_flight;
     tsh_comm_stats stats;
     struct tshi_trace *trace; /* the core's; NULL: none runs */
+    tsh_ctx *unchecked; /* the core's: its model is compared before the next collective, or NULL */
 };
 
 /* -- collectives ------------------------------------------------------------
@@ -1862,6 +1869,7 @@ struct tsh_ctx {
     int depth;         /* of scopes */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
+    tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx); /* models over comm; set with the first */
     tsh_optim *optims;      /* the newest first */
     tsh_pipeline *pipeline; /* the first one; NULL: none */
     tshi_micro *micros;
@@ -5577,16 +5585,31 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
     return TSH_OK;
 }
 
+/* Before the first collective of a group that follows a change of the ctx's model: sees that all
+ * ranks of the group have the same model. */
+static tsh_result tshi_comm_compare(tsh_comm *comm) {
+    tsh_ctx *ctx = comm ? comm->unchecked : NULL;
+    if (!ctx) return TSH_OK;
+    comm->unchecked = NULL;
+    return ctx->compare(comm, ctx);
+}
+
+static int tshi_comm_pairwise(tsh_coll_kind kind) {
+    return kind == TSH_SEND || kind == TSH_RECV || kind == TSH_SENDRECV;
+}
+
 TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     tsh_req req;
-    tsh_result result = tsh_start(comm, coll, &req);
+    tsh_result result = tshi_comm_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
+    if (result == TSH_OK) result = tsh_start(comm, coll, &req);
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,
                                  tsh_redop op) {
     tsh_req req;
-    tsh_result result = tsh_allreduce_start(comm, buffer, count, dtype, op, &req);
+    tsh_result result = tshi_comm_compare(comm);
+    if (result == TSH_OK) result = tsh_allreduce_start(comm, buffer, count, dtype, op, &req);
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
 
@@ -5698,7 +5721,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
-    pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
+    pairwise = tshi_comm_pairwise(coll->kind);
     coll->seq = pairwise ? 0 : comm->next_seq;
     begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
@@ -6121,7 +6144,8 @@ static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     if (b->own) coll.recv = tshi_mem_data(b->own);
     while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT - 1 && ctx->buckets.awaited != b)
         tshi_bucket_await(ctx);
-    (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
+    if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) == TSH_OK)
+        (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
 }
 
 static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
@@ -6176,6 +6200,7 @@ static void tshi_bucket_weigh(tsh_ctx *ctx, double weight) {
     tshi_buckets *all = &ctx->buckets;
     if (!all->summed || ctx->error.code != TSH_OK) return;
     all->weight = weight;
+    if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) != TSH_OK) return;
     (void)tshi_error_comm(
         ctx, tsh_allreduce_start(&ctx->dp, &all->weight, 1, TSH_F64, TSH_SUM, &all->weight_req),
         "tsh_backward: sum of weights over data parallel ranks");
@@ -12779,6 +12804,182 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
     return x;
 }
 
+/* -- the same model on every rank -------------------------------------------- */
+
+/* A model as lines of text, for comparing: the seed, then each module in the order of the tree. */
+typedef struct tshi_line {
+    char name[TSH_PATH_SIZE + 4]; /* "the seed", or the module's path in quotes */
+    char what[3 * TSHI_TEXT_SIZE]; /* " linear: weight f32 (64, 32) S(0)" */
+} tshi_line;
+
+static void tshi_module_line(const tsh_module *m, tshi_line *line) {
+    char text[TSHI_TEXT_SIZE];
+    int i, k;
+    memset(line, 0, sizeof *line);
+    tshi_base_append(line->name, sizeof line->name, m->path[0] ? "\"%s\"" : "the root", m->path);
+    tshi_base_append(line->what, sizeof line->what, " %s", m->kind->name);
+    if (m->number > 0) tshi_base_append(line->what, sizeof line->what, " (%g)", m->number);
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+        const tsh_tensor *param = m->param[i];
+        if (!param) continue;
+        tshi_base_append(line->what, sizeof line->what, "%s %s %s %s", i ? "," : ":",
+                         m->param_name[i], tshi_tensor_dtype(param->dtype),
+                         tshi_tensor_text(param, text));
+        for (k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
+            tshi_base_append(line->what, sizeof line->what, "%s%lld", k ? " + " : " of ",
+                             (long long)param->layout.segment[k].length);
+    }
+}
+
+/* The line after `m` (NULL: the first one); 0: there is none. */
+static int tshi_module_lines(const tsh_ctx *ctx, tsh_module **m, tshi_line *line) {
+    if (line->name[0]) { /* not the first one */
+        *m = *m ? tshi_module_next(ctx->root, *m) : ctx->root;
+        if (!*m) return 0;
+        tshi_module_line(*m, line);
+        return 1;
+    }
+    tshi_base_append(line->name, sizeof line->name, "the seed");
+    tshi_base_append(line->what, sizeof line->what, " %llu", (unsigned long long)ctx->seed);
+    return 1;
+}
+
+static uint64_t tshi_module_line_hash(uint64_t hash, const tshi_line *line) {
+    hash = tshi_rng_hash(hash, line->name, strlen(line->name));
+    return tshi_rng_hash(hash, line->what, strlen(line->what));
+}
+
+/* Whether all ranks have the same hash: an all-reduce of the least and, inverted, the largest. */
+static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same) {
+    tsh_module *m = NULL;
+    tshi_line line;
+    uint64_t hash = 0;
+    int64_t ends[2];
+    tsh_result result;
+    memset(&line, 0, sizeof line);
+    while (tshi_module_lines(ctx, &m, &line)) hash = tshi_module_line_hash(hash, &line);
+    memcpy(&ends[0], &hash, sizeof hash);
+    ends[1] = ~ends[0];
+    result = tsh_allreduce(comm, ends, 2, TSH_I64, TSH_MIN);
+    *same = result == TSH_OK && ends[0] == ~ends[1];
+    return result;
+}
+
+/* Where models differ: world ranks, and the lines that they have there. */
+typedef struct tshi_unlike {
+    int odd, usual; /* ranks of the group */
+    int64_t *ranks; /* of the world */
+    tshi_line *lines;
+} tshi_unlike;
+
+/* The hash that most ranks have, of several the lowest rank's, and the first rank of another; 0:
+ * all have the same. hash: the ranks' hashes lie `stride` apart. */
+static int tshi_module_odd(const int64_t *hash, int64_t stride, int size, tshi_unlike *at) {
+    int r, k, most = 0;
+    for (r = at->usual = 0; r < size; r++) {
+        int same = 0;
+        for (k = 0; k < size; k++) same += hash[k * stride] == hash[r * stride];
+        if (same > most) at->usual = r;
+        if (same > most) most = same;
+    }
+    for (at->odd = 0; at->odd < size; at->odd++)
+        if (hash[at->odd * stride] != hash[at->usual * stride]) return 1;
+    at->odd = at->usual;
+    return 0;
+}
+
+/* All ranks' hashes of each line, and then all ranks' texts of the first line that differs. buffer:
+ * for size counts, size world ranks, `most` hashes of this rank, those of all, a line per rank. */
+static tsh_result tshi_module_find(tsh_comm *comm, const tsh_ctx *ctx, void *buffer, int64_t most,
+                                   tshi_unlike *at) {
+    const int size = comm->size;
+    const int64_t rank = ctx->world.rank;
+    int64_t *counts = (int64_t *)buffer, *mine, *all, i, first = 0;
+    tsh_module *m = NULL;
+    tshi_line line;
+    tsh_result result;
+    int r;
+    at->ranks = counts + size;
+    mine = at->ranks + size;
+    all = mine + most;
+    at->lines = (tshi_line *)(void *)(all + most * size);
+    memset(mine, 0, (size_t)most * sizeof *mine); /* 0: this rank has no such line */
+    memset(&line, 0, sizeof line);
+    for (i = 0; i < most && tshi_module_lines(ctx, &m, &line); i++)
+        mine[i] = (int64_t)(tshi_module_line_hash(1, &line) >> 1);
+    for (r = 0; r < size; r++) counts[r] = 1;
+    result = tsh_allgather(comm, &rank, at->ranks, counts, 1, TSH_I64);
+    for (r = 0; r < size; r++) counts[r] = most;
+    if (result == TSH_OK) result = tsh_allgather(comm, mine, all, counts, 1, TSH_I64);
+    if (result != TSH_OK) return result;
+    while (!tshi_module_odd(all + first, most, size, at) && first < most - 1) first++;
+    m = NULL;
+    memset(&line, 0, sizeof line);
+    for (i = 0; i <= first && mine[first]; i++) (void)tshi_module_lines(ctx, &m, &line);
+    for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
+    result = tsh_allgather(comm, &line, at->lines, counts, 1, TSH_I32);
+    (void)tsh_barrier(comm); /* all ranks have the texts before one of them ends the world */
+    return result;
+}
+
+/* Names the odd rank and what it has, on every rank of the group. */
+static tsh_result tshi_module_unlike(const tsh_comm *comm, tsh_ctx *ctx, const tshi_unlike *at) {
+    const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
+    const tshi_line *odd = at->lines + at->odd, *usual = at->lines + at->usual;
+    const int rank = (int)at->ranks[at->odd];
+    (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
+                   "the ranks of %s built different models: rank %d has %s%s where rank %d has "
+                   "%s%s; build the same model on each, with the same seed",
+                   axis, rank, odd->name[0] ? odd->name : "nothing", odd->what,
+                   (int)at->ranks[at->usual], usual->name[0] ? usual->name : "nothing",
+                   usual->what);
+    if (ctx->error.code == TSH_ERR_MISMATCH) ctx->error.rank = rank;
+    return TSH_ERR_MISMATCH;
+}
+
+/* Models differ: finds where, which is an error on every rank of the group. */
+static tsh_result tshi_module_explain(tsh_comm *comm, tsh_ctx *ctx) {
+    int64_t most = 1; /* lines: the seed's, and one per module */
+    tshi_unlike at;
+    tshi_block *block;
+    tsh_module *m;
+    tsh_result result;
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) most++;
+    result = tsh_allreduce(comm, &most, 1, TSH_I64, TSH_MAX);
+    if (result != TSH_OK) return result;
+    block = tshi_mem_take(ctx, TSH_MEM_STEP,
+                          ((size_t)(most + 2) * (size_t)comm->size + (size_t)most) * sizeof most +
+                              (size_t)comm->size * sizeof(tshi_line));
+    if (block) result = tshi_module_find(comm, ctx, tshi_mem_data(block), most, &at);
+    if (block && result == TSH_OK) result = tshi_module_unlike(comm, ctx, &at);
+    tshi_mem_drop(ctx, block);
+    tshi_error_tell(ctx);
+    return block ? result : TSH_ERR_MEMORY;
+}
+
+/* Compares the models of a group's ranks before its next collective: neither counted nor traced. */
+static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
+    const tsh_comm_stats stats = comm->stats;
+    struct tshi_trace *trace = comm->trace;
+    tsh_result result;
+    int same;
+    comm->trace = NULL;
+    result = tshi_module_same(comm, ctx, &same);
+    if (result == TSH_OK && !same) result = tshi_module_explain(comm, ctx);
+    comm->trace = trace;
+    comm->stats = stats;
+    return result;
+}
+
+/* The tree changes: it is to be compared again. With pipelines, the world does so in
+ * tsh_pipeline_new: before, the ranks of pp may differ. */
+static void tshi_module_changes(tsh_ctx *ctx) {
+    ctx->compare = tshi_module_compare;
+    if (ctx->tp.size > 1) ctx->tp.unchecked = ctx;
+    if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
+    if (ctx->world.size > 1 && ctx->pp.size == 1) ctx->world.unchecked = ctx;
+}
+
 /* -- the tree --------------------------------------------------------------- */
 
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
@@ -12798,6 +12999,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module, *other;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    tshi_module_changes(ctx);
     if (!name || !*name || strchr(name, '.') ||
         strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE) {
         (void)tsh_fail(
@@ -13069,6 +13271,7 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         old->path, tshi_tensor_text(old, a), source->path,
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
+    tshi_module_changes(module->ctx);
     for (m = module->ctx->root; m; m = tshi_module_next(module->ctx->root, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++)
             if (m->param[i] == old) m->param[i] = source;
@@ -13677,6 +13880,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     for (i = 0; block && i < n; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
     tshi_mem_drop(module->ctx, block);
+    tshi_module_changes(module->ctx);
     return module->ctx->error.code;
 }
 
@@ -15767,6 +15971,8 @@ static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
                        "tsh_pipeline_new: the children of \"%s\" are dealt to the stages already, "
                        "in another way",
                        before->container->path);
+    if (!before) tshi_module_changes(ctx); /* the tree is whole now, on all stages */
+    if (!before && ctx->world.size > 1) ctx->world.unchecked = ctx;
     if (tsh_ok(ctx)) tshi_pipeline_agree(p);
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_place(p);

@@ -115,7 +115,73 @@ static void tcp_gives_the_same_bits_as_threads(void **state) {
     }
 }
 
+/* ------------------------------------------------------------------ other models */
+
+/* What the last rank does otherwise, and what all are told of it. */
+typedef struct oddity {
+    const char *says;
+    int ranks, tp, seed, wider, planless;
+} oddity;
+
+static void differ(job *j) {
+    static const tsh_plan_rule plan[] = {{.path = "up", .style = TSH_COLWISE},
+                                         {.path = "down", .style = TSH_ROWWISE}};
+    const oddity *o = (const oddity *)j->user;
+    const int odd = j->rank == j->ranks - 1, hidden = 64 + (odd && o->wider);
+    const tsh_linear_desc up = {.in = WIDTH, .out = hidden}, down = {.in = hidden, .out = WIDTH};
+    const tsh_optim_desc adam = {.kind = TSH_ADAM};
+    tsh_desc desc = {.tp = o->tp, .seed = odd && o->seed ? 5 : 4};
+    const tsh_error *error;
+    tsh_optim *optim;
+    tsh_tensor *x;
+    tsh_ctx *ctx;
+    desc.comm = j->comm;
+    memset(&j->comm, 0, sizeof j->comm); /* the ctx closes it */
+    CHECK(tsh_open(&desc, &ctx) == TSH_OK);
+    (void)tsh_add_linear(tsh_root(ctx), "up", &up);
+    (void)tsh_add_linear(tsh_root(ctx), "down", &down);
+    if (!odd || !o->planless) (void)tsh_parallelize(tsh_root(ctx), plan, 2);
+    optim = tsh_optim_new(tsh_root(ctx), &adam);
+    x = tsh_forward(tsh_root(ctx), tsh_ones(ctx, tsh_shape2(2, WIDTH)));
+    (void)tsh_backward(ctx, tsh_mean(tsh_mul(x, x), TSH_ALL, 0));
+    (void)tsh_optim_step(optim);
+    error = tsh_last_error(ctx);
+    CHECK(!tsh_ok(ctx) && error->code == TSH_ERR_MISMATCH);
+    CHECK(error->rank == j->ranks - 1);
+    CHECK(strstr(error->message, "built different models: rank ") != NULL);
+    CHECK(strstr(error->message, o->says) != NULL);
+    tsh_close(ctx);
+}
+
+/* One error on every process, whatever differs and along whichever axis. */
+static void a_process_with_another_model_is_named(void **state) {
+    static const int worlds[][2] = {{2, 2}, {2, 1}, {4, 4}, {4, 2}, {4, 1}}; /* ranks, tp */
+    const oddity all[] = {{.says = "has the seed 5 where rank ", .seed = 1},
+                          {.says = "\"up\" linear: weight f32 (65, 37) S(0)", .wider = 1},
+                          {.says = "\"up\" linear: weight f32 (64, 37) R", .planless = 1}};
+    size_t i;
+    (void)state;
+    for (i = 0; i < 5 * 3; i++) {
+        oddity o = all[i % 3];
+        world_desc desc;
+        const char *why;
+        world w;
+        o.ranks = worlds[i / 3][0];
+        o.tp = worlds[i / 3][1];
+        memset(&desc, 0, sizeof desc);
+        desc.way = WORLD_TCP;
+        desc.ranks = o.ranks;
+        desc.fn = differ;
+        desc.user = &o;
+        world_start(&w, &desc);
+        why = world_end(&w);
+        if (why) fail_msg("%s", why);
+        world_free(&w);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tcp_gives_the_same_bits_as_threads)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tcp_gives_the_same_bits_as_threads),
+                                       cmocka_unit_test(a_process_with_another_model_is_named)};
     return cmocka_run_group_tests_name("layer/replicas_tcp", tests, NULL, NULL);
 }
