@@ -332,7 +332,7 @@ typedef TSHARD_REAL tsh_real;
     X(ERR_MEMORY, "the allocator returned NULL")                                                   \
     X(ERR_STALE, "the tensor's values were given back")                                            \
     X(ERR_STATE, "the call is not possible now")                                                   \
-    X(ERR_MISMATCH, "ranks called different collectives") /* or built different models */                                          \
+    X(ERR_MISMATCH, "ranks called different collectives")                                          \
     X(ERR_LOST, "a rank is gone")                                                                  \
     X(ERR_TIMEOUT, "a collective ran out of time")                                                 \
     X(ERR_ABORTED, "a rank aborted the world")                                                     \
