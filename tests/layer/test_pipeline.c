@@ -885,6 +885,37 @@ static int crosses(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* A callback that writes every micro-batch into the tensor of the one before, of which a tape still
+ * holds the values. */
+static tsh_tensor *overwrites(tsh_ctx *ctx, int k, void *user) {
+    const tsh_real next[4] = {(tsh_real)k, 1, 2, 3};
+    tsh_tensor *x = *(tsh_tensor **)user;
+    (void)tsh_write(ctx, x, TSH_LOCAL, next, sizeof next);
+    return tsh_reshape(x, tsh_shape2(1, 4)); /* NULL after an error */
+}
+
+static int reuses_an_input(tsh_ctx *ctx, void *user) {
+    const tsh_linear_desc d = {.in = 4, .out = 4};
+    tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(4), NULL);
+    tsh_pipeline_desc desc = {.micro_batches = 2, .schedule = TSH_PIPELINE_GPIPE,
+                              .input = overwrites, .loss = mean_of, .user = &x};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    double loss;
+    (void)user;
+    (void)tsh_add_linear(h, "0", &d);
+    (void)tsh_add_linear(h, "1", &d);
+    CHECK(tsh_pipeline_train(tsh_pipeline_new(h, &desc), &loss) != TSH_OK, "an error");
+    CHECK(tsh_last_error(ctx)->code == TSH_ERR_STATE, "an error");
+    CHECK(strstr(tsh_last_error(ctx)->message, "tsh_write: ops are recorded"), "of the write");
+    return 0;
+}
+
+static void an_input_of_a_micro_batch_under_way_is_not_written(void **state) {
+    const tsh_desc desc = {.tp = 1, .pp = 2};
+    (void)state;
+    ranks_run_with(2, &desc, reuses_an_input, NULL);
+}
+
 /* A callback that ends the step before it begins. */
 static tsh_tensor *afresh(tsh_ctx *ctx, int k, void *user) {
     (void)tsh_step_end(ctx);
@@ -1221,6 +1252,7 @@ int main(void) {
         cmocka_unit_test(stages_follow_their_schedule),
         cmocka_unit_test(the_bubble_is_that_of_the_formula),
         cmocka_unit_test(gradients_travel_while_the_last_backward_goes_on),
+        cmocka_unit_test(an_input_of_a_micro_batch_under_way_is_not_written),
         cmocka_unit_test(a_pipeline_that_cannot_be_is_one_sentence),
         cmocka_unit_test(a_mistake_on_one_stage_is_one_error_on_all),
     };
