@@ -12944,6 +12944,7 @@ static tsh_result tshi_module_explain(tsh_comm *comm, tsh_ctx *ctx) {
     tshi_block *block;
     tsh_module *m;
     tsh_result result;
+    memset(&at, 0, sizeof at);
     for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) most++;
     result = tsh_allreduce(comm, &most, 1, TSH_I64, TSH_MAX);
     if (result != TSH_OK) return result;
