@@ -1996,7 +1996,10 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int learnt) {
     if (ctx->world.size > 1)
         tshi_base_append(text, sizeof text, "rank %d%s: ", ctx->world.rank,
                          learnt ? " stops" : "");
-    tshi_base_append(text, sizeof text, "%s (%s)", ctx->error.message,
+    tshi_base_append(text, sizeof text, "%s%s (%s)", ctx->error.message,
+                     learnt && ctx->error.code == TSH_ERR_MISMATCH
+                         ? "; every rank must run the same program, with the same arguments"
+                         : "",
                      tsh_result_name(ctx->error.code));
     ctx->logger.fn(ctx->logger.user, text);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """examples/gpt.c goes on where it stopped: killed at any time, asked to stop, restarted by
 tshard-run. The losses are those of an undisturbed run, digit for digit, and so is the last state,
-byte for byte. Reports in cmocka's words. build/gpt is made where it is missing. FULL=1 kills 300
+byte for byte. And hosts whose programs differ are told. Reports in cmocka's words. build/gpt is made where it is missing. FULL=1 kills 300
 times instead of 24."""
 
 import atexit
@@ -193,6 +193,28 @@ def hosts_meet_again(folder):
     check_same(runs[0], want)
 
 
+def ranks_of_different_programs_are_told(folder):
+    """Another model, other arguments, another program on the second host: a sentence on each."""
+    if not has_launcher():
+        raise Skipped(NO_LAUNCHER)
+    same = "every rank must run the same program, with the same arguments (TSH_ERR_MISMATCH)"
+    for number, (second, says) in enumerate((
+            ([PROGRAM, *GPT, "--width", "64"], 'rank 1 has "wte" embedding: weight f32 (256, 64) '
+             'S(0) where rank 0 has "wte" embedding: weight f32 (256, 32) S(0)'),
+            ([PROGRAM, *GPT, "--seed", "5"], "rank 1 has the seed 5 where rank 0 has the seed 1337"),
+            ([PROGRAM, *GPT, "--steps", "3"], same), ([PROGRAM, *GPT, "--dp", "2"], same))):
+        port = str(free_port())
+        nodes = [subprocess.Popen(
+            ["env", "TSHARD_TIMEOUT=20", LAUNCHER, "--hosts", "127.0.0.1,127.0.0.2", "--port", port,
+             "--node-rank", str(node), *words, "--backend", "tcp", "--out", folder + "/out"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=TOP,
+            encoding="utf-8") for node, words in enumerate(([PROGRAM, *GPT], second))]
+        STARTED.extend(nodes)
+        for node in nodes:
+            text, _ = node.communicate(timeout=EACH)
+            check(node.returncode == 1 and says in text, number, text[-900:])
+
+
 def what_would_lose_a_state_is_refused(folder):
     run = Run(folder)
     check(run("--steps", "10")[0] == 0, "ten steps")
@@ -223,7 +245,8 @@ def lost_rows_are_told(folder):
 
 
 TESTS = [kills_at_any_time, a_signal_stops_after_a_step, ranks_of_a_restarted_job_go_on,
-         hosts_meet_again, what_would_lose_a_state_is_refused, lost_rows_are_told]
+         hosts_meet_again, ranks_of_different_programs_are_told,
+         what_would_lose_a_state_is_refused, lost_rows_are_told]
 
 if __name__ == "__main__":
     if not os.path.exists(PROGRAM):
