@@ -16556,20 +16556,33 @@ static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
     if (fwrite(data, 1, bytes, io->file) != bytes) (void)tshi_io_refused(io, "cannot be written");
 }
 
-/* Continues the hash of all values with a piece; lanes need not wait for each other's products. */
+/* 8 bytes of values, or the last 4, as a number that is the same in any order of bytes. */
+static uint64_t tshi_io_word(const char *at, size_t bytes) {
+    const uint16_t one = 1;
+    uint64_t word = 0;
+    memcpy(&word, at, bytes < 8 ? 4 : 8);
+    if (!*(const unsigned char *)&one && sizeof(tsh_real) == 4) word = word >> 32 | word << 32;
+    return word;
+}
+
+/* Continues the hash of all values with a piece, a word for each lane in turn: no lane waits for
+ * another one's product. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, int64_t count) {
-    const size_t bytes = (size_t)count * sizeof(tsh_real);
-    size_t at;
-    int lane = 0;
-    for (at = 0; at < bytes; at += 8, lane = (lane + 1) % TSHI_IO_LANES) {
-        uint64_t word = 0;
-        uint32_t half[2] = {0, 0}; /* the same in any order of bytes */
-        if (sizeof(tsh_real) == 4) {
-            memcpy(half, values + at, bytes - at < 8 ? 4 : 8);
-            word = half[0] | (uint64_t)half[1] << 32;
-        } else
-            memcpy(&word, values + at, 8);
-        io->lane[lane] = tshi_comm_mix(io->lane[lane], word);
+    size_t left = (size_t)count * sizeof(tsh_real), lane;
+    uint64_t a = io->lane[0], b = io->lane[1], c = io->lane[2], d = io->lane[3];
+    for (; left >= 32; left -= 32, values += 32) {
+        a = tshi_comm_mix(a, tshi_io_word(values, 8));
+        b = tshi_comm_mix(b, tshi_io_word(values + 8, 8));
+        c = tshi_comm_mix(c, tshi_io_word(values + 16, 8));
+        d = tshi_comm_mix(d, tshi_io_word(values + 24, 8));
+    }
+    io->lane[0] = a;
+    io->lane[1] = b;
+    io->lane[2] = c;
+    io->lane[3] = d;
+    for (lane = 0; left > 0; lane++, values += 8) {
+        io->lane[lane] = tshi_comm_mix(io->lane[lane], tshi_io_word(values, left));
+        left -= left < 8 ? left : 8;
     }
 }
 
@@ -17538,41 +17551,66 @@ typedef struct tshi_load_slice {
     tshi_io *io;
     char *to;
     int64_t data; /* of the whole tensor */
+    int64_t nans, infinite;
 } tshi_load_slice;
 
+/* Counts values that are not finite, in which all bits of the exponent are set. A pass over whole
+ * words, in which adding 1 to such an exponent sets the sign's bit, spares most pieces the count. */
+static void tshi_load_count_odd(tshi_load_slice *s, const char *values, int64_t count) {
+    const int narrow = sizeof(tsh_real) == 4;
+    const uint64_t mask = narrow ? UINT64_C(0x7F8000007F800000) : UINT64_C(0x7FF0000000000000);
+    const uint64_t ones = narrow ? UINT64_C(0x0080000000800000) : UINT64_C(0x0010000000000000);
+    const uint64_t signs = narrow ? UINT64_C(0x8000000080000000) : UINT64_C(0x8000000000000000);
+    const size_t bytes = (size_t)count * sizeof(tsh_real);
+    uint64_t word, odd = 0;
+    size_t at;
+    for (at = 0; at + 8 <= bytes; at += 8) {
+        memcpy(&word, values + at, 8);
+        odd |= (word & mask) + ones;
+    }
+    if (!(odd & signs) && at == bytes) return;
+    for (at = 0; at < bytes; at += sizeof(tsh_real)) {
+        tsh_real value;
+        memcpy(&value, values + at, sizeof value);
+        if (value - value == 0) continue;
+        if (value != value)
+            s->nans++;
+        else
+            s->infinite++;
+    }
+}
+
 static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
-    const tshi_load_slice *s = (const tshi_load_slice *)user;
-    const int64_t width = (int64_t)sizeof(tsh_real);
-    char *to = s->to + local * width;
-    if (s->io->ctx->error.code != TSH_OK) return;
-    if (tshi_io_read(s->io, s->data + global * width, to, (size_t)(length * width)))
-        tshi_io_swap_bytes(to, length, sizeof(tsh_real));
-    else
-        (void)tshi_io_short(s->io, "it became shorter while it was read");
+    tshi_load_slice *s = (tshi_load_slice *)user;
+    const int64_t width = (int64_t)sizeof(tsh_real), most = TSHI_IO_PIECE / 4 / width;
+    while (length > 0 && s->io->ctx->error.code == TSH_OK) {
+        const int64_t n = tshi_base_min(length, most); /* counted while it is in the cache */
+        char *to = s->to + local * width;
+        if (!tshi_io_read(s->io, s->data + global * width, to, (size_t)(n * width))) {
+            (void)tshi_io_short(s->io, "it became shorter while it was read");
+            return;
+        }
+        tshi_io_swap_bytes(to, n, sizeof(tsh_real));
+        tshi_load_count_odd(s, to, n);
+        global += n;
+        local += n;
+        length -= n;
+    }
 }
 
 /* Warns of values that are not finite: once for a replicated tensor, on every rank of tp for its
  * piece of a sharded one. */
-static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t) {
+static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
+                           const tshi_load_slice *s) {
     const tsh_ctx *ctx = io->ctx;
-    const tsh_real *value = (const tsh_real *)tshi_tensor_at(t);
-    const int64_t n = tsh_local_numel(t);
-    int64_t i, nans = 0, infinite = 0;
+    if (!s->nans && !s->infinite) return;
     if (ctx->dp.rank > 0 || (ctx->tp.rank > 0 && t->layout.kind != TSH_SHARDED)) return;
-    for (i = 0; i < n; i++) {
-        if (value[i] - value[i] == 0) continue;
-        if (value[i] != value[i])
-            nans++;
-        else
-            infinite++;
-    }
-    if (!nans && !infinite) return;
     if (io->nonfinite++ < TSHI_IO_NONFINITE)
         tsh_log_message(&ctx->logger,
                         "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values "
                         "among the %lld that rank %d read",
-                        io->op, io->path, item->prefix, item->param->path, (long long)nans,
-                        (long long)infinite, (long long)n, ctx->world.rank);
+                        io->op, io->path, item->prefix, item->param->path, (long long)s->nans,
+                        (long long)s->infinite, (long long)tsh_local_numel(t), ctx->world.rank);
 }
 
 /* One item's local piece, which gets memory if it has none. */
@@ -17595,11 +17633,12 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     if (!t || !item->entry) return;
     if (!t->block) t->block = tshi_mem_take(io->ctx, TSH_MEM_PARAMETERS, bytes);
     if (!t->block) return;
+    memset(&slice, 0, sizeof slice);
     slice.io = io;
     slice.to = (char *)tshi_tensor_at(t);
     slice.data = io->data + item->entry->begin;
     tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_load_slice_run, &slice);
-    if (io->ctx->error.code == TSH_OK) tshi_load_warn(io, item, t);
+    if (io->ctx->error.code == TSH_OK) tshi_load_warn(io, item, t, &slice);
     if (tshi_io_in_chunks(item)) tshi_optim_cut(t);
 }
 

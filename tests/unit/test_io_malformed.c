@@ -421,13 +421,13 @@ static void hear(void *user, const char *message) {
     messages++;
 }
 
-/* NaN and infinity are loaded, and the logger is told: eight tensors by name, the rest by number. */
+/* NaN and infinity are loaded, and the logger is told: eight tensors by name, then a number. */
 static void values_that_are_not_finite_are_told(void **state) {
     const tsh_desc desc = {.logger.fn = hear};
     const tsh_layer_norm_desc d = {.dim = 3};
     const tsh_real odd[] = {(tsh_real)NAN, 2, (tsh_real)-INFINITY};
     tsh_ctx *ctx = unit_open(&desc);
-    char name[8];
+    char name[16];
     int i;
     (void)state;
     for (i = 0; i < 12; i++) {
