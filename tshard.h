@@ -17554,8 +17554,9 @@ typedef struct tshi_load_slice {
     int64_t nans, infinite;
 } tshi_load_slice;
 
-/* Counts values that are not finite, in which all bits of the exponent are set. A pass over whole
- * words, in which adding 1 to such an exponent sets the sign's bit, spares most pieces the count. */
+/* Counts values that are not finite: all bits of their exponent are set, so that adding 1 to it
+ * carries into the sign's bit. A first pass over whole words looks for that; most pieces end there.
+ */
 static void tshi_load_count_odd(tshi_load_slice *s, const char *values, int64_t count) {
     const int narrow = sizeof(tsh_real) == 4;
     const uint64_t mask = narrow ? UINT64_C(0x7F8000007F800000) : UINT64_C(0x7FF0000000000000);
