@@ -8,27 +8,7 @@
 #include "../support/collectives.h"
 #include "../support/faults.h"
 #include "../support/relay.h"
-
-static net *hosts; /* of the world that runs */
-
-static void host_prepare(job *j, tsh_uv_desc *uv) {
-    if (!net_enter(hosts, j->rank)) exit(0);
-    uv->host = "10.77.0.1";
-    uv->port = 29400;
-}
-
-static world_desc host_desc(int ranks, rank_fn fn, const void *user) {
-    world_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.way = WORLD_TCP;
-    desc.ranks = ranks;
-    desc.fn = fn;
-    desc.user = user;
-    desc.limit = 100;
-    desc.prepare = host_prepare;
-    desc.unbound = 1;
-    return desc;
-}
+#include "../support/heal.h"
 
 /* Ends the world and the hosts; 1 if the row is to be skipped, which it then is. */
 static int host_end(world *w) {
@@ -65,13 +45,13 @@ static void partition_break(const partition *p) {
     if (p->how == HOLE) net_rule(hosts, p->side, rest, cut);
 }
 
-/* Each side names the lowest rank of the other; where only one direction breaks, any rank. */
+/* Both sides name the lowest rank of the one without a majority; of two ranks, rank 1. */
 static int partition_named(const partition *p, const job *j) {
-    unsigned mine = p->side >> j->rank & 1;
-    int lowest = 0;
-    if (p->how == HALF) return j->verdict.code == TSH_ERR_LOST && j->verdict.rank >= 0;
-    while ((p->side >> lowest & 1) == mine) lowest++;
-    return j->verdict.code == TSH_ERR_LOST && j->verdict.rank == lowest;
+    heal_plan plan;
+    memset(&plan, 0, sizeof plan);
+    plan.ranks = p->ranks;
+    plan.side = p->side;
+    return j->verdict.code == TSH_ERR_LOST && j->verdict.rank == heal_lowest(heal_minority(&plan));
 }
 
 static void partition_row(const partition *p) {

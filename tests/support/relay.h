@@ -17,7 +17,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-enum { NET_HOSTS = 4, NET_FLOWS = 32, NET_PACKET = 1500, NET_BURST = 64 };
+enum { NET_HOSTS = 8, NET_FLOWS = 32, NET_PACKET = 1500, NET_BURST = 64 };
 enum { NET_FLOW_ROOM = 16, NET_LATE_ROOM = 8192, NET_QUANTUM = 128 };
 
 /* From one host to another; all atomic. */
@@ -29,6 +29,7 @@ typedef struct net_link {
 typedef struct net {
     net_link link[NET_HOSTS][NET_HOSTS];
     int down[NET_HOSTS]; /* atomic: 1: the interface is to be down */
+    int forgotten;       /* atomic: packets from or to this port are dropped; 0: none */
     int attached;        /* atomic: hosts that the relay serves */
     int refused;         /* atomic: why there can be no host, an errno */
     int hosts, mtu, door[2];
@@ -194,12 +195,21 @@ static int net_flow(const net_packet *p) {
     return (int)(ports % NET_FLOWS);
 }
 
+/* 1 if a packet's connection has this port at one of its ends. */
+static int net_has_port(const net_packet *p, int port) {
+    size_t at = (size_t)(p->bytes[0] & 15) * 4;
+    if (!port || p->size < at + 4) return 0;
+    return (p->bytes[at] << 8 | p->bytes[at + 1]) == port ||
+           (p->bytes[at + 2] << 8 | p->bytes[at + 3]) == port;
+}
+
 /* One packet that host `from` has sent. */
 static void net_take(net_relay *x, int from, net_packet *p) {
     int to = p->size >= 20 && p->bytes[0] >> 4 == 4 ? p->bytes[19] - 1 : -1;
     const net_link *link;
     net_wire *wire;
-    if (to < 0 || to >= x->n->hosts || to == from || p->bytes[16] != 10) {
+    if (to < 0 || to >= x->n->hosts || to == from || p->bytes[16] != 10 ||
+        net_has_port(p, net_get(&x->n->forgotten))) {
         free(p);
         return;
     }
