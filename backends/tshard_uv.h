@@ -197,6 +197,7 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc, getenv, strtod */
 #include <string.h>
+#include <sys/ioctl.h>    /* TIOCOUTQ */
 #include <sys/resource.h> /* getrlimit */
 #include <sys/socket.h>
 #include <sys/uio.h> /* struct iovec */
@@ -387,7 +388,8 @@ typedef struct tshi_uv_stuck {
 typedef enum tshi_uv_state {
     TSHI_UV_ABSENT, /* no control connection yet */
     TSHI_UV_THERE,
-    TSHI_UV_MUTE, /* taken for dead; the connection stays, to tell it the verdict */
+    TSHI_UV_MUTE, /* silent for a heartbeat: taken for lost; the connection stays, so that it and
+                     this rank can learn each other's decision */
     TSHI_UV_LEFT, /* said goodbye */
     TSHI_UV_LOST
 } tshi_uv_state;
@@ -411,6 +413,12 @@ typedef struct tshi_uv_letter {
     unsigned char bytes[TSHI_UV_LETTER_HEAD + TSHI_UV_PAYLOAD];
 } tshi_uv_letter;
 
+/* Something that should happen again and again. */
+typedef struct tshi_uv_pulse {
+    int64_t last; /* when it did, */
+    int64_t back; /* and when it did after a gap; 0: there was none */
+} tshi_uv_pulse;
+
 /* What the control thread knows of a rank. */
 typedef struct tshi_uv_peer {
     tsh_uv_world *world;
@@ -419,7 +427,9 @@ typedef struct tshi_uv_peer {
     int fd, events; /* libuv's */
     uv_poll_t *poll;
     tshi_uv_buffer in, out;
-    int64_t heard;           /* when */
+    tshi_uv_pulse heard;     /* something came from it */
+    tshi_uv_pulse acked;     /* its system had acknowledged all that was sent to it */
+    int reported;            /* it has sent an error report and waits for the decision */
     tshi_uv_address address; /* where it listens */
     int placed, ready;       /* that is known; rank 0: it has all its connections */
     char name[80];           /* host:port of the control connection */
@@ -534,7 +544,10 @@ struct tsh_uv_world {
     int64_t ticked;          /* this thread was to wake, */
     int64_t parting;         /* goodbye was said; 0: it was not */
     int64_t held_since;
-    int reported_to;    /* the arbiter that knows what is held */
+    int reported_to;    /* the coordinator that knows what is held */
+    tsh_error offer;    /* a decision of a rank that is not this rank's coordinator, */
+    int offered_by;     /* that rank, */
+    int64_t offered_at; /* and when; 0: none */
     char absent[256];   /* as rank 0 says */
     char obstacle[300]; /* what last hindered a connection */
 };
@@ -784,6 +797,7 @@ typedef enum tshi_uv_type {
     TSHI_UV_STILL,
     TSHI_UV_VERDICT, /* from the arbiter */
     TSHI_UV_BYE,
+    TSHI_UV_AWAIT, /* to a peer whose bytes on a data connection are awaited: how many came */
     TSHI_UV_TYPES
 } tshi_uv_type;
 
@@ -1072,6 +1086,20 @@ static int tshi_uv_connect(const tshi_uv_address *address) {
 /* What became of a read or write that did not move bytes. */
 static int tshi_uv_later(void) {
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
+/* Bytes that the other end's system has not acknowledged; -1: unknown. */
+static int tshi_uv_unacknowledged(int fd) {
+    int bytes = -1;
+#if defined(SO_NWRITE) /* macOS */
+    socklen_t size = (socklen_t)sizeof bytes;
+    if (getsockopt(fd, SOL_SOCKET, SO_NWRITE, &bytes, &size) != 0) bytes = -1;
+#elif defined(TIOCOUTQ)
+    if (ioctl(fd, TIOCOUTQ, &bytes) != 0) bytes = -1;
+#else
+    (void)fd;
+#endif
+    return bytes;
 }
 
 static int tshi_uv_out_of_descriptors(int why) {
@@ -1421,8 +1449,8 @@ static void tshi_uv_post_all(tsh_uv_world *world) {
 
 /* ========================================================================== */
 /* >>uv-judge                                       MARK: - uv-judge (private) */
-/* Evidence goes to the arbiter, the lowest rank that is there; it collects,   */
-/* asks where it must, and its verdict goes to all.                            */
+/* An error report goes to the coordinator, the lowest rank that is not lost;  */
+/* it collects, asks where it must, and its decision goes to all.              */
 /* Needs: >>uv-post.                                                            */
 /* ========================================================================== */
 
@@ -1432,6 +1460,38 @@ static int tshi_uv_arbiter(const tsh_uv_world *world) {
     int r = 0;
     while (r != world->rank && world->peer[r].state != TSHI_UV_THERE) r++;
     return r;
+}
+
+/* Tells the peers that sent error reports, the coordinator of which this rank was. */
+static void tshi_uv_pass_on(tsh_uv_world *world) {
+    tshi_uv_put_error(tshi_uv_write(world, TSHI_UV_VERDICT), &world->error);
+    for (int r = 0; r < world->size; r++)
+        if (world->peer[r].reported) tshi_uv_post(&world->peer[r]);
+}
+
+/* A decision has come. That of this rank's coordinator counts, and one by which this rank itself is
+ * lost. Any other is kept: it counts once its sender is the coordinator, or if there is no other
+ * after a while. So a rank that was cut off cannot decide for the others when it is back. */
+static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
+    tsh_uv_world *world = peer->world;
+    if (tshi_uv_verdict(world) != TSH_OK) return;
+    if (peer->rank == tshi_uv_arbiter(world) || error->rank == world->rank) {
+        tshi_uv_rule(world, error);
+        tshi_uv_pass_on(world);
+    } else if (!world->offered_at || peer->rank < world->offered_by) {
+        if (!world->offered_at) world->offered_at = tshi_uv_now();
+        world->offer = *error;
+        world->offered_by = peer->rank;
+    }
+}
+
+static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
+    if (!world->offered_at || tshi_uv_verdict(world) != TSH_OK ||
+        (world->offered_by != tshi_uv_arbiter(world) &&
+         now - world->offered_at < TSHI_UV_ALONE_MS * TSHI_UV_MS))
+        return;
+    tshi_uv_rule(world, &world->offer);
+    tshi_uv_pass_on(world);
 }
 
 static void tshi_uv_pronounce(tsh_uv_world *world, const tsh_error *error) {
@@ -1472,15 +1532,9 @@ static void tshi_uv_ask(tsh_uv_world *world) {
     }
 }
 
-/* This rank is the arbiter. */
+/* This rank is the coordinator. */
 static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
     tshi_uv_judge *j = &world->judge;
-    if (tshi_uv_verdict(world) != TSH_OK) {
-        if (e->reporter == world->rank) return;
-        tshi_uv_put_error(tshi_uv_write(world, TSHI_UV_VERDICT), &world->error);
-        tshi_uv_post(&world->peer[e->reporter]);
-        return;
-    }
     if (!j->since) j->since = tshi_uv_now();
     if (e->charge < j->best.charge ||
         (e->charge == j->best.charge && e->error.rank >= j->best.error.rank))
@@ -1539,6 +1593,90 @@ static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_charge charge, tsh_resu
 static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
     tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_MEMORY, world->rank,
                     "rank %d has no memory for a connection to rank %d", world->rank, rank);
+}
+
+/* ---- a network that is cut ---- */
+
+/* What counts as a gap: some beats are missing. */
+static int64_t tshi_uv_gap(const tsh_uv_world *world) {
+    return world->heartbeat / 3;
+}
+
+/* It happened. No gap where this thread itself did not run in time. */
+static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse) {
+    const tsh_uv_world *world = peer->world;
+    int64_t now = tshi_uv_now(), gap = tshi_uv_gap(world);
+    int overslept = world->ticked && now - world->ticked > gap;
+    if (now - pulse->last > gap && !overslept) pulse->back = now;
+    pulse->last = now;
+}
+
+/* Has the peer's system acknowledged everything? */
+static void tshi_uv_look(tshi_uv_peer *peer) {
+    if (!peer->out.used && tshi_uv_unacknowledged(peer->fd) == 0)
+        tshi_uv_beats(peer, &peer->acked);
+}
+
+/* It does not happen now, or did not within the last heartbeat. */
+static int tshi_uv_missed(const tsh_uv_world *world, const tshi_uv_pulse *pulse) {
+    int64_t now = tshi_uv_now();
+    return now - pulse->last > tshi_uv_gap(world) ||
+           (pulse->back && now - pulse->back < world->heartbeat);
+}
+
+/* Whether the network to a peer is cut, or was just now. A process that is stopped or busy is
+ * silent, too, but its system acknowledges what it is sent. */
+static int tshi_uv_is_cut(const tshi_uv_peer *peer) {
+    return peer->world->heartbeat && tshi_uv_missed(peer->world, &peer->heard) &&
+           tshi_uv_missed(peer->world, &peer->acked);
+}
+
+typedef enum tshi_uv_side { TSHI_UV_OURS, TSHI_UV_THEIRS, TSHI_UV_NEITHER } tshi_uv_side;
+
+/* On which side of a cut a rank is. Those that have left or are stopped are on neither. */
+static tshi_uv_side tshi_uv_side_of(const tsh_uv_world *world, int r) {
+    const tshi_uv_peer *peer = &world->peer[r];
+    if (r == world->rank) return TSHI_UV_OURS;
+    if (peer->state == TSHI_UV_ABSENT || peer->state == TSHI_UV_LEFT) return TSHI_UV_NEITHER;
+    if (tshi_uv_is_cut(peer)) return TSHI_UV_THEIRS;
+    return peer->state == TSHI_UV_THERE ? TSHI_UV_OURS : TSHI_UV_NEITHER;
+}
+
+/* "ranks 2 3 (10.77.0.3)"; returns the lowest, and how many there are. */
+static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *count, char *text,
+                             size_t room) {
+    char host[64];
+    int lowest = -1;
+    *count = 0;
+    (void)snprintf(text, room, "ranks");
+    for (int r = 0; r < world->size; r++) {
+        if (tshi_uv_side_of(world, r) != side) continue;
+        if (lowest < 0) lowest = r;
+        if (++*count <= 8)
+            tshi_uv_add(text, room, " %d", r);
+        else if (*count == 9)
+            tshi_uv_add(text, room, " ...");
+    }
+    if (lowest < 0) return -1;
+    tshi_uv_host_text(lowest == world->rank ? &world->own : &world->peer[lowest].address, host,
+                      sizeof host);
+    tshi_uv_add(text, room, " (%s)", host);
+    return lowest;
+}
+
+/* Reports that the network is cut. The side with most of the ranks goes before the other (at a tie,
+ * the one with the lowest rank does); the lowest rank of the other is named. Both sides say so in
+ * one sentence without having heard each other. */
+static void tshi_uv_suspect_cut(tsh_uv_world *world) {
+    char ours[128], theirs[128];
+    int here, there;
+    int a = tshi_uv_list_side(world, TSHI_UV_OURS, &here, ours, sizeof ours);
+    int b = tshi_uv_list_side(world, TSHI_UV_THEIRS, &there, theirs, sizeof theirs);
+    int first = here > there || (here == there && a < b);
+    tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, first ? b : a,
+                    "%s and %s have not heard each other for %.1f s (TSHARD_HEARTBEAT): the "
+                    "network between them is cut",
+                    first ? ours : theirs, first ? theirs : ours, (double)world->heartbeat / 1e9);
 }
 
 /* The world rank of a group's rank among those that started; -1: it did not. */
@@ -2375,6 +2513,23 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_post(peer);
 }
 
+/* A rank whose coordinator is this rank reports. Where this rank has a coordinator itself, the report
+ * goes there, and the decision back. */
+static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+    tsh_uv_world *world = peer->world;
+    tshi_uv_evidence e;
+    tshi_uv_get_evidence(c, &e, world->size);
+    if (c->bad) return;
+    e.reporter = peer->rank;
+    peer->reported = 1;
+    if (tshi_uv_verdict(world) != TSH_OK)
+        tshi_uv_pass_on(world);
+    else if (tshi_uv_arbiter(world) == world->rank)
+        tshi_uv_consider(world, &e);
+    else
+        tshi_uv_hold(world, &e);
+}
+
 static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
     tshi_uv_get_stuck(c, &world->judge.stuck[peer->rank], world->size);
@@ -2420,7 +2575,6 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
 
 static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_evidence e;
     tsh_error error;
     switch (type) {
     case TSHI_UV_BEAT: break;
@@ -2431,11 +2585,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_GO:
         if (world->forming) tshi_uv_completed(world);
         break;
-    case TSHI_UV_ACCUSE:
-        tshi_uv_get_evidence(c, &e, world->size);
-        e.reporter = peer->rank;
-        if (!c->bad) tshi_uv_consider(world, &e);
-        break;
+    case TSHI_UV_ACCUSE: tshi_uv_on_report(peer, c); break;
     case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
     case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;
     case TSHI_UV_STUCK: tshi_uv_on_stuck(peer, c); break;
@@ -2443,9 +2593,10 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;
     case TSHI_UV_VERDICT:
         tshi_uv_get_error(c, &error, world->size);
-        if (!c->bad) tshi_uv_rule(world, &error);
+        if (!c->bad) tshi_uv_on_decision(peer, &error);
         break;
     case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;
+    case TSHI_UV_AWAIT: break;
     default: c->bad = 1;
     }
 }
@@ -2461,7 +2612,7 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
     c.end = c.at + n;
     tshi_uv_dispatch(peer, type, &c);
     if (c.bad) return -1;
-    if (peer->state == TSHI_UV_THERE) tshi_uv_drop(&peer->in, n + TSHI_UV_LETTER_HEAD);
+    if (peer->fd >= 0) tshi_uv_drop(&peer->in, n + TSHI_UV_LETTER_HEAD);
     return 1;
 }
 
@@ -2490,6 +2641,10 @@ static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) {
     tsh_uv_world *world = peer->world;
     char last[240];
     tshi_uv_peer_end(peer, TSHI_UV_LOST);
+    if (!world->parting && tshi_uv_is_cut(peer)) {
+        tshi_uv_suspect_cut(world);
+        return;
+    }
     tshi_uv_last_call(world, last, sizeof last);
     if (!world->parting)
         tshi_uv_suspect(world, TSHI_UV_GONE, TSH_ERR_LOST, peer->rank,
@@ -2511,9 +2666,9 @@ static void tshi_uv_read_peer(tshi_uv_peer *peer) {
             return;
         }
         peer->in.used += (size_t)n;
-        peer->heard = tshi_uv_now();
-        if (peer->state == TSHI_UV_MUTE) peer->in.used = 0;
-        while (peer->state == TSHI_UV_THERE && (heard = tshi_uv_next_message(peer)) > 0) {
+        tshi_uv_beats(peer, &peer->heard);
+        tshi_uv_look(peer);
+        while (peer->fd >= 0 && (heard = tshi_uv_next_message(peer)) > 0) {
         }
         if (heard < 0) tshi_uv_peer_gone(peer, "it sent what is not a control message");
         if (peer->fd < 0) return;
@@ -2538,14 +2693,9 @@ static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
 /* A control connection. 0: no memory. */
 static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
-#ifdef TCP_USER_TIMEOUT
-    /* Half open, a peer is heard for a while after it ceased to hear: what it does not acknowledge
-     * is silence, too. Linux counts from the first retransmission, hence 3/4. 0: never. */
-    unsigned ms = (unsigned)tshi_uv_min(world->heartbeat / TSHI_UV_MS * 3 / 4, INT_MAX);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
-#elif defined(TCP_RXT_CONNDROPTIME) /* macOS; seconds, 0: its own limit */
-    int seconds = (int)tshi_uv_min(world->heartbeat / TSHI_UV_SECOND, INT_MAX);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_RXT_CONNDROPTIME, &seconds, sizeof seconds);
+#ifdef TCP_THIN_LINEAR_TIMEOUTS
+    int one = 1; /* after a short break TCP soon tries again, not after twice the time each time */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
 #endif
     peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, tshi_uv_peer_event);
     if (!peer->poll) {
@@ -2555,7 +2705,7 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
     peer->fd = fd;
     peer->events = UV_READABLE;
     peer->state = TSHI_UV_THERE;
-    peer->heard = tshi_uv_now();
+    peer->heard.last = peer->acked.last = tshi_uv_now();
     (void)snprintf(peer->name, sizeof peer->name, "%s", name);
     return 1;
 }
@@ -2749,6 +2899,8 @@ enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_OVERSLEPT_MS = 1000 };
 
 static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
     if (now < world->beat) return;
+    for (int r = 0; r < world->size; r++)
+        if (world->peer[r].fd >= 0) tshi_uv_look(&world->peer[r]);
     (void)tshi_uv_write(world, TSHI_UV_BEAT);
     for (int r = 0; r < world->size; r++)
         if (r != world->rank && !world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
@@ -2762,15 +2914,19 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
         if (peer->state != TSHI_UV_THERE) continue;
-        if (overslept) peer->heard = now;
-        if (!world->heartbeat || world->parting || now - peer->heard < world->heartbeat ||
+        if (overslept) peer->heard.last = peer->acked.last = now;
+        if (!world->heartbeat || world->parting || now - peer->heard.last < world->heartbeat ||
             tshi_uv_verdict(world) != TSH_OK)
             continue;
         peer->state = TSHI_UV_MUTE;
+        if (tshi_uv_is_cut(peer)) {
+            tshi_uv_suspect_cut(world);
+            continue;
+        }
         tshi_uv_last_call(world, last, sizeof last);
         tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, r,
                         "rank %d at %s has been silent for %.1f s (TSHARD_HEARTBEAT)%s", r,
-                        peer->name, (double)(now - peer->heard) / 1e9, last);
+                        peer->name, (double)(now - peer->heard.last) / 1e9, last);
     }
 }
 
@@ -2844,7 +3000,8 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     int stuck;
     tshi_uv_beat(world, now);
     tshi_uv_note_silence(world, now);
-    tshi_uv_report(world); /* the arbiter may be another now */
+    tshi_uv_report(world); /* the coordinator may be another now */
+    tshi_uv_take_offer(world, now);
     tshi_uv_form(world);
     tshi_uv_catch_up(world);
     tshi_uv_expire(world, now);
@@ -2910,7 +3067,7 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
     }
     tshi_uv_watch_peers(world);
     wait = world->forming || world->making || world->conns || leaving || tshi_uv_accuses(world) ||
-                   (!ended && world->judge.since)
+                   (!ended && (world->judge.since || world->offered_at))
                ? 5
                : 100;
     world->ticked = tshi_uv_now() + wait * TSHI_UV_MS;

@@ -98,7 +98,7 @@ static void heal_compare(const world *w, heal_result *result) {
             result->sentence &= strcmp(v->message, first->message) == 0;
             continue;
         }
-        result->one = 0;
+        result->one = result->sentence = 0;
         (void)snprintf(result->failure, sizeof result->failure, "rank %d got: %s; rank 0: %s", r,
                        v->message, first->message);
     }
