@@ -304,6 +304,10 @@ typedef struct tshi_uv_link {
     uint64_t sent, cleared;          /* bodies begun; receivers heard of */
     tshi_uv_head clear[TSHI_UV_OPS]; /* by number */
     int want, polled;                /* libuv's events */
+    uint64_t wrote, got;             /* atomic: bytes of all frames so far */
+    int awaits;                      /* atomic: what may come now was read, more is needed */
+    uint64_t told;                   /* control thread: what the peer had got, */
+    int64_t told_at, stalled;        /* when it said so, and since when more is on its way */
     uv_poll_t *poll;                 /* made at the first sleep */
 } tshi_uv_link;
 
@@ -541,6 +545,7 @@ struct tsh_uv_world {
     tshi_uv_letter letter;
     int64_t due;             /* when the world is to have formed, */
     int64_t beat, accept_at; /* the next beat goes, accepting is tried again, */
+    int64_t await_at;        /* those that are awaited are told again, */
     int64_t ticked;          /* this thread was to wake, */
     int64_t parting;         /* goodbye was said; 0: it was not */
     int64_t held_since;
@@ -2573,6 +2578,75 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     uv_mutex_unlock(&world->lock);
 }
 
+/* "; rank 0 last called barrier, collective 3 of group 1" */
+static void tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
+    const tshi_uv_group *group;
+    tshi_uv_record record;
+    uint64_t id = 0, seq = 0;
+    uv_mutex_lock(&world->lock);
+    group = tshi_uv_find_group(world, world->last);
+    if (group) {
+        id = group->id;
+        seq = group->started - 1;
+        record = group->record[seq % TSHI_UV_RECORDS];
+    }
+    uv_mutex_unlock(&world->lock);
+    text[0] = 0;
+    if (!id) return;
+    (void)snprintf(text, room, "; rank %d last called ", world->rank);
+    tshi_uv_describe(&record, NULL, text + strlen(text), room - strlen(text));
+    tshi_uv_add(text, room, ", collective %llu of group %llu", (unsigned long long)seq,
+                (unsigned long long)id);
+}
+
+/* The network forgot a data connection: what this rank wrote does not reach a peer that waits. */
+static void tshi_uv_suspect_link(tshi_uv_peer *peer, int fd) {
+    tsh_uv_world *world = peer->world;
+    tshi_uv_address end;
+    char texts[2][80] = {"?", "?"}, last[240];
+    for (int i = 0; i < 2; i++)
+        if (tshi_uv_end_of(fd, i, &end)) tshi_uv_address_text(&end, texts[i], sizeof texts[i]);
+    tshi_uv_last_call(world, last, sizeof last);
+    tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tshi_uv_odd_of(world->rank, peer->rank),
+                    "the data connection of rank %d (%s) and rank %d (%s) is dead: for %.1f s "
+                    "(TSHARD_HEARTBEAT) no byte has come through, though both ranks answer; has a "
+                    "firewall or NAT between them dropped it?%s",
+                    world->rank, texts[0], peer->rank, texts[1], (double)world->heartbeat / 1e9,
+                    last);
+}
+
+/* A peer waits on a data connection and says how many bytes have come. Where this rank has written
+ * more, some are on their way; a connection on which for a heartbeat none of them comes is dead.
+ * TCP itself would not tell: it tries for minutes where bytes are unacknowledged, knows of nothing
+ * where none are, and TCP_USER_TIMEOUT also ends a connection whose reader is only busy. */
+static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+    tsh_uv_world *world = peer->world;
+    uint64_t id = tshi_uv_get(c, 8), got = tshi_uv_get(c, 8);
+    uint32_t purpose = (uint32_t)tshi_uv_get(c, 1);
+    int64_t now = tshi_uv_now();
+    tshi_uv_group *group;
+    tshi_uv_link *link = NULL;
+    int dead = 0, fd = -1;
+    uv_mutex_lock(&world->lock);
+    group = c->bad ? NULL : tshi_uv_find_group(world, id);
+    if (group) link = tshi_uv_link_for(group, purpose, peer->rank);
+    if (link) {
+        int same = got == link->told && now - link->told_at < world->heartbeat / 2;
+        if (!same || TSHI_UV_GET(&link->wrote) <= got)
+            link->stalled = 0;
+        else if (!link->stalled)
+            link->stalled = now;
+        link->told = got;
+        link->told_at = now;
+        dead = world->heartbeat && link->stalled && now - link->stalled >= world->heartbeat;
+        if (dead) fd = dup(link->fd); /* the caller may close it once the lock is free */
+    }
+    uv_mutex_unlock(&world->lock);
+    if (!dead) return;
+    tshi_uv_suspect_link(peer, fd);
+    tshi_uv_close_fd(&fd);
+}
+
 static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
     tsh_error error;
@@ -2596,7 +2670,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
         if (!c->bad) tshi_uv_on_decision(peer, &error);
         break;
     case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;
-    case TSHI_UV_AWAIT: break;
+    case TSHI_UV_AWAIT: tshi_uv_on_await(peer, c); break;
     default: c->bad = 1;
     }
 }
@@ -2614,27 +2688,6 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
     if (c.bad) return -1;
     if (peer->fd >= 0) tshi_uv_drop(&peer->in, n + TSHI_UV_LETTER_HEAD);
     return 1;
-}
-
-/* "; rank 0 last called barrier, collective 3 of group 1" */
-static void tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
-    const tshi_uv_group *group;
-    tshi_uv_record record;
-    uint64_t id = 0, seq = 0;
-    uv_mutex_lock(&world->lock);
-    group = tshi_uv_find_group(world, world->last);
-    if (group) {
-        id = group->id;
-        seq = group->started - 1;
-        record = group->record[seq % TSHI_UV_RECORDS];
-    }
-    uv_mutex_unlock(&world->lock);
-    text[0] = 0;
-    if (!id) return;
-    (void)snprintf(text, room, "; rank %d last called ", world->rank);
-    tshi_uv_describe(&record, NULL, text + strlen(text), room - strlen(text));
-    tshi_uv_add(text, room, ", collective %llu of group %llu", (unsigned long long)seq,
-                (unsigned long long)id);
 }
 
 static void tshi_uv_peer_gone(tshi_uv_peer *peer, const char *how) {
@@ -2895,7 +2948,7 @@ static void tshi_uv_catch_up(const tsh_uv_world *world) {
 /* Needs: >>uv-admit.                                                           */
 /* ========================================================================== */
 
-enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_OVERSLEPT_MS = 1000 };
+enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_AWAIT_MS = 90, TSHI_UV_OVERSLEPT_MS = 1000 };
 
 static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
     if (now < world->beat) return;
@@ -2905,6 +2958,26 @@ static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
     for (int r = 0; r < world->size; r++)
         if (r != world->rank && !world->peer[r].out.used) tshi_uv_post(&world->peer[r]);
     world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
+}
+
+/* While the caller waits, those whose bytes it waits for hear how many have come. */
+static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
+    if (now < world->await_at || !world->heartbeat) return;
+    world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
+    uv_mutex_lock(&world->lock);
+    for (tshi_uv_group *group = world->groups; group; group = group->next) {
+        for (int i = 0; world->stuck->wait && i < 2 * group->size; i++) {
+            tshi_uv_link *link = &group->link[i];
+            tshi_uv_cursor *c;
+            if (i % group->size == group->rank || !TSHI_UV_GET(&link->awaits)) continue;
+            c = tshi_uv_write(world, TSHI_UV_AWAIT);
+            tshi_uv_put(c, group->id, 8);
+            tshi_uv_put(c, TSHI_UV_GET(&link->got), 8);
+            tshi_uv_put(c, i < group->size ? TSHI_UV_DATA : TSHI_UV_MESSAGES, 1);
+            tshi_uv_post(&world->peer[group->ranks[link->peer]]);
+        }
+    }
+    uv_mutex_unlock(&world->lock);
 }
 
 /* Silence counts only while this loop itself runs in time. */
@@ -2999,6 +3072,7 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     int64_t now = tshi_uv_now();
     int stuck;
     tshi_uv_beat(world, now);
+    tshi_uv_tell_awaited(world, now);
     tshi_uv_note_silence(world, now);
     tshi_uv_report(world); /* the coordinator may be another now */
     tshi_uv_take_offer(world, now);
@@ -3798,6 +3872,7 @@ static int tshi_uv_read_once(tshi_uv_link *link) {
         return 0;
     }
     n = (size_t)got < head ? (size_t)got : head;
+    TSHI_UV_PUT(&link->got, link->got + (uint64_t)got);
     link->heard_done += n;
     if (head && n == head && !tshi_uv_check_head(link)) return 0;
     if (op && link->heard_done == sizeof link->heard) {
@@ -3860,6 +3935,7 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
         tshi_uv_broke(link, fifo, "lost its connection");
         return 0;
     }
+    TSHI_UV_PUT(&link->wrote, link->wrote + (uint64_t)put);
     n = (size_t)put < left ? (size_t)put : left;
     s->head += n;
     tshi_uv_payload_went(group, op, s, (size_t)put - n);
@@ -4220,6 +4296,7 @@ static void tshi_uv_watch_links(tsh_uv_world *world) {
         for (int i = 0; i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
             int want = still || !group->active ? 0 : link->want;
+            TSHI_UV_PUT(&link->awaits, want & UV_READABLE);
             if (want == link->polled || link->fd < 0) continue;
             if (!link->poll) {
                 link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
