@@ -31,6 +31,26 @@
  *   collectives or wait for each other in a circle, when time is up for one that never comes. A
  *   small thread per process sees to that, also while its rank computes.
  *
+ * A NETWORK THAT BREAKS
+ *
+ * Ranks decide on one error through a coordinator, the lowest rank that is not lost: what a rank
+ * finds goes to it as a report, and its decision to all. No rank is taken for lost before
+ * TSHARD_HEARTBEAT of silence, and all that are lost are known half a second later.
+ *
+ * - A break that heals before that is not noticed. TCP tries again at intervals that grow, so a
+ *   connection may be silent for up to twice as long as the break was.
+ * - A cut into two sides ends the world on both, in one error: the side with most of the ranks goes
+ *   before the other (at a tie, the one with the lowest rank), and the lowest rank of the other is
+ *   named. Of two ranks that is rank 1. Both sides come to it without hearing each other, so it is
+ *   the same whenever the cut heals. A rank that was cut off never decides for the others.
+ * - A stopped process is silent, too, but its system acknowledges: it is named, and refused when it
+ *   wakes up, with the error of the others.
+ * - Cuts into three or more sides, and a break between two ranks that a third one hears both, end
+ *   in an error on every rank that names an end of a broken connection, but not always in one.
+ * - A data connection that the network has forgotten (a firewall, a NAT) is found when a rank waits
+ *   on it: TSHARD_HEARTBEAT after the first byte that does not arrive, both ends are named. A peer
+ *   that computes or does not read is well.
+ *
  * DOES NOT
  *
  * - move data in the background: bytes go in start, test, wait and progress;
@@ -222,7 +242,7 @@ extern "C" {
 
 enum {
     TSHI_UV_OPS = 64,           /* in flight in one group, as the front door allows */
-    TSHI_UV_RECORDS = 128,      /* of the last collectives, for the arbiter's questions */
+    TSHI_UV_RECORDS = 128,      /* of the last collectives, for the coordinator's questions */
     TSHI_UV_COUNTS = 16,        /* of a call's counts that are remembered for its description */
     TSHI_UV_IO_SPANS = 64,      /* pieces of memory in one system call, */
     TSHI_UV_IO_BYTES = 1 << 20, /* and bytes */
@@ -359,11 +379,11 @@ typedef enum tshi_uv_charge {
 typedef struct tshi_uv_evidence {
     tshi_uv_charge charge;
     int reporter;
-    uint64_t group, seq; /* a collective that the arbiter asks all ranks about; group 0: none */
+    uint64_t group, seq; /* a collective that the coordinator asks all ranks about; group 0: none */
     tsh_error error;
 } tshi_uv_evidence;
 
-/* What a rank answers the arbiter about a collective. */
+/* What a rank answers the coordinator about a collective. */
 typedef struct tshi_uv_answer {
     int told, member, started, rank; /* rank: in the group */
     tshi_uv_record record;
@@ -432,7 +452,9 @@ typedef struct tshi_uv_peer {
     uv_poll_t *poll;
     tshi_uv_buffer in, out;
     tshi_uv_pulse heard;     /* something came from it */
-    tshi_uv_pulse acked;     /* its system had acknowledged all that was sent to it */
+    tshi_uv_pulse acked;     /* its system acknowledged what had been sent until then */
+    uint64_t sent, mark;     /* bytes; those whose acknowledgement is awaited, 0: none are, */
+    int64_t marked;          /* and when the last of them was sent */
     int reported;            /* it has sent an error report and waits for the decision */
     tshi_uv_address address; /* where it listens */
     int placed, ready;       /* that is known; rank 0: it has all its connections */
@@ -488,7 +510,7 @@ typedef struct tshi_uv_judge {
     int64_t since; /* 0: no evidence */
     tshi_uv_evidence best;
     tshi_uv_answer *answer; /* by rank */
-    tshi_uv_stuck *stuck;   /* by rank: where the arbiter knows it waits */
+    tshi_uv_stuck *stuck;   /* by rank: where the coordinator knows it waits */
     tsh_coll_trail *trail;  /* by rank: the search for a circle of stuck ranks */
     uint64_t *asked;        /* by rank: it is on the circle, and to confirm this wait */
     int confirming;         /* ranks that have not */
@@ -545,6 +567,7 @@ struct tsh_uv_world {
     tshi_uv_letter letter;
     int64_t due;             /* when the world is to have formed, */
     int64_t beat, accept_at; /* the next beat goes, accepting is tried again, */
+    int64_t silent_at;       /* the next rank has been silent for a heartbeat, */
     int64_t await_at;        /* those that are awaited are told again, */
     int64_t ticked;          /* this thread was to wake, */
     int64_t parting;         /* goodbye was said; 0: it was not */
@@ -674,7 +697,7 @@ static void tshi_uv_get_text(tshi_uv_cursor *c, char *text, size_t room) {
 
 /* The server greets: "tshd", version, its nonce. The client claims: what follows, and a proof. The
  * server replies: a status, its own value where they differ, and its proof. */
-#define TSHI_UV_VERSION UINT32_C(0x74730001) /* byte order, and 1 */
+#define TSHI_UV_VERSION UINT32_C(0x74730002) /* byte order, and 2 */
 
 enum { TSHI_UV_GREETING = 40, TSHI_UV_CLAIM = 104, TSHI_UV_REPLY = 44 };
 
@@ -794,13 +817,13 @@ typedef enum tshi_uv_type {
     TSHI_UV_TABLE,   /* from rank 0: where all listen, and the world's token */
     TSHI_UV_READY,   /* to rank 0: I have all connections */
     TSHI_UV_GO,      /* from rank 0: so have all */
-    TSHI_UV_ACCUSE,  /* to the arbiter: evidence */
-    TSHI_UV_ASK,     /* from the arbiter: what did you call? */
+    TSHI_UV_ACCUSE,  /* to the coordinator: an error report */
+    TSHI_UV_ASK,     /* from the coordinator: what did you call? */
     TSHI_UV_TELL,
-    TSHI_UV_STUCK,   /* to the arbiter: I have waited for long */
-    TSHI_UV_CONFIRM, /* from the arbiter: do you still? */
+    TSHI_UV_STUCK,   /* to the coordinator: I have waited for long */
+    TSHI_UV_CONFIRM, /* from the coordinator: do you still? */
     TSHI_UV_STILL,
-    TSHI_UV_VERDICT, /* from the arbiter */
+    TSHI_UV_VERDICT, /* a decision: the world's error */
     TSHI_UV_BYE,
     TSHI_UV_AWAIT, /* to a peer whose bytes on a data connection are awaited: how many came */
     TSHI_UV_TYPES
@@ -1428,6 +1451,11 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     while (out->used) {
         ssize_t n = send(peer->fd, out->data, out->used, TSHI_UV_NOSIGNAL);
         if (n < 0 && tshi_uv_later()) return;
+        if (n > 0) {
+            peer->sent += (uint64_t)n;
+            if (!peer->mark) peer->marked = tshi_uv_now();
+            if (!peer->mark) peer->mark = peer->sent;
+        }
         tshi_uv_drop(out, n > 0 ? (size_t)n : out->used);
     }
 }
@@ -1475,8 +1503,8 @@ static void tshi_uv_pass_on(tsh_uv_world *world) {
 }
 
 /* A decision has come. That of this rank's coordinator counts, and one by which this rank itself is
- * lost. Any other is kept: it counts once its sender is the coordinator, or if there is no other
- * after a while. So a rank that was cut off cannot decide for the others when it is back. */
+ * lost. Any other is kept: it counts once no lower rank than its sender is left, or if there is no
+ * other after a while. So a rank that was cut off cannot decide for the others when it is back. */
 static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     tsh_uv_world *world = peer->world;
     if (tshi_uv_verdict(world) != TSH_OK) return;
@@ -1492,7 +1520,7 @@ static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
 
 static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     if (!world->offered_at || tshi_uv_verdict(world) != TSH_OK ||
-        (world->offered_by != tshi_uv_arbiter(world) &&
+        (world->offered_by > tshi_uv_arbiter(world) &&
          now - world->offered_at < TSHI_UV_ALONE_MS * TSHI_UV_MS))
         return;
     tshi_uv_rule(world, &world->offer);
@@ -1549,12 +1577,12 @@ static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
     if (e->group) tshi_uv_ask(world);
 }
 
-/* This rank holds evidence, and waits for a verdict. */
+/* This rank holds an error report, and waits for a decision. */
 static int tshi_uv_accuses(const tsh_uv_world *world) {
     return world->held.charge != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK;
 }
 
-/* Tells the arbiter of the day what this rank holds, once. */
+/* Sends the coordinator what this rank holds, once to each that is one. */
 static void tshi_uv_report(tsh_uv_world *world) {
     int to = tshi_uv_arbiter(world);
     if (!tshi_uv_accuses(world) || to == world->reported_to) return;
@@ -1607,19 +1635,23 @@ static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
 
-/* It happened. No gap where this thread itself did not run in time. */
-static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse) {
+/* It happened at `at`. No gap where this thread itself did not run in time. */
+static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) {
     const tsh_uv_world *world = peer->world;
     int64_t now = tshi_uv_now(), gap = tshi_uv_gap(world);
     int overslept = world->ticked && now - world->ticked > gap;
     if (now - pulse->last > gap && !overslept) pulse->back = now;
-    pulse->last = now;
+    pulse->last = at;
 }
 
-/* Has the peer's system acknowledged everything? */
+/* What has the peer's system acknowledged? */
 static void tshi_uv_look(tshi_uv_peer *peer) {
-    if (!peer->out.used && tshi_uv_unacknowledged(peer->fd) == 0)
-        tshi_uv_beats(peer, &peer->acked);
+    int left = tshi_uv_unacknowledged(peer->fd);
+    int64_t now = tshi_uv_now();
+    if (left < 0 || peer->sent - (uint64_t)left < peer->mark) return;
+    tshi_uv_beats(peer, &peer->acked, left ? peer->marked : now);
+    peer->mark = left ? peer->sent : 0;
+    peer->marked = now;
 }
 
 /* It does not happen now, or did not within the last heartbeat. */
@@ -1663,6 +1695,7 @@ static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *
             tshi_uv_add(text, room, " ...");
     }
     if (lowest < 0) return -1;
+    if (*count == 1) (void)snprintf(text, room, "rank %d", lowest);
     tshi_uv_host_text(lowest == world->rank ? &world->own : &world->peer[lowest].address, host,
                       sizeof host);
     tshi_uv_add(text, room, " (%s)", host);
@@ -1956,7 +1989,7 @@ static void tshi_uv_copy_stuck(tshi_uv_stuck *dst, const tshi_uv_stuck *src) {
     memcpy(member, src->member, (size_t)src->members * sizeof *member);
 }
 
-/* Takes this rank's report to the arbiter. */
+/* Takes this rank's report to the coordinator. */
 static void tshi_uv_report_stuck(tsh_uv_world *world) {
     int to = tshi_uv_arbiter(world);
     uv_mutex_lock(&world->lock);
@@ -2518,7 +2551,7 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_post(peer);
 }
 
-/* A rank whose coordinator is this rank reports. Where this rank has a coordinator itself, the report
+/* A rank takes this one for its coordinator. Where this rank has a coordinator itself, the report
  * goes there, and the decision back. */
 static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
@@ -2600,12 +2633,10 @@ static void tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
 }
 
 /* The network forgot a data connection: what this rank wrote does not reach a peer that waits. */
-static void tshi_uv_suspect_link(tshi_uv_peer *peer, int fd) {
+static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[2]) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_address end;
-    char texts[2][80] = {"?", "?"}, last[240];
-    for (int i = 0; i < 2; i++)
-        if (tshi_uv_end_of(fd, i, &end)) tshi_uv_address_text(&end, texts[i], sizeof texts[i]);
+    char texts[2][80], last[240];
+    for (int i = 0; i < 2; i++) tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
     tshi_uv_last_call(world, last, sizeof last);
     tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tshi_uv_odd_of(world->rank, peer->rank),
                     "the data connection of rank %d (%s) and rank %d (%s) is dead: for %.1f s "
@@ -2626,7 +2657,8 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     int64_t now = tshi_uv_now();
     tshi_uv_group *group;
     tshi_uv_link *link = NULL;
-    int dead = 0, fd = -1;
+    tshi_uv_address ends[2];
+    int dead = 0;
     uv_mutex_lock(&world->lock);
     group = c->bad ? NULL : tshi_uv_find_group(world, id);
     if (group) link = tshi_uv_link_for(group, purpose, peer->rank);
@@ -2639,12 +2671,10 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         link->told = got;
         link->told_at = now;
         dead = world->heartbeat && link->stalled && now - link->stalled >= world->heartbeat;
-        if (dead) fd = dup(link->fd); /* the caller may close it once the lock is free */
+        for (int i = 0; i < 2 && dead; i++) (void)tshi_uv_end_of(link->fd, i, &ends[i]);
     }
     uv_mutex_unlock(&world->lock);
-    if (!dead) return;
-    tshi_uv_suspect_link(peer, fd);
-    tshi_uv_close_fd(&fd);
+    if (dead) tshi_uv_suspect_link(peer, ends);
 }
 
 static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *c) {
@@ -2719,7 +2749,7 @@ static void tshi_uv_read_peer(tshi_uv_peer *peer) {
             return;
         }
         peer->in.used += (size_t)n;
-        tshi_uv_beats(peer, &peer->heard);
+        tshi_uv_beats(peer, &peer->heard, tshi_uv_now());
         tshi_uv_look(peer);
         while (peer->fd >= 0 && (heard = tshi_uv_next_message(peer)) > 0) {
         }
@@ -2982,17 +3012,26 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
 
 /* Silence counts only while this loop itself runs in time. */
 static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
-    int overslept = world->ticked && now - world->ticked > TSHI_UV_OVERSLEPT_MS * TSHI_UV_MS;
+    int overslept = world->ticked && now - world->ticked > TSHI_UV_OVERSLEPT_MS * TSHI_UV_MS, cut;
+    int64_t due;
     char last[240];
+    world->silent_at = INT64_MAX;
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer *peer = &world->peer[r];
         if (peer->state != TSHI_UV_THERE) continue;
         if (overslept) peer->heard.last = peer->acked.last = now;
-        if (!world->heartbeat || world->parting || now - peer->heard.last < world->heartbeat ||
-            tshi_uv_verdict(world) != TSH_OK)
+        if (!world->heartbeat || world->parting || tshi_uv_verdict(world) != TSH_OK) continue;
+        cut = tshi_uv_is_cut(peer);
+        /* Silence begins where a beat is missing. Half open, a peer is heard for a while after it
+         * ceased to hear: then it begins with the first beat that is not acknowledged. */
+        due = peer->heard.last + TSHI_UV_BEAT_MS * TSHI_UV_MS + world->heartbeat;
+        if (cut && peer->mark) due = tshi_uv_min(due, peer->marked + world->heartbeat);
+        if (now < due) {
+            world->silent_at = tshi_uv_min(world->silent_at, due);
             continue;
+        }
         peer->state = TSHI_UV_MUTE;
-        if (tshi_uv_is_cut(peer)) {
+        if (cut) {
             tshi_uv_suspect_cut(world);
             continue;
         }
@@ -3074,8 +3113,8 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     tshi_uv_beat(world, now);
     tshi_uv_tell_awaited(world, now);
     tshi_uv_note_silence(world, now);
-    tshi_uv_report(world); /* the coordinator may be another now */
-    tshi_uv_take_offer(world, now);
+    tshi_uv_take_offer(world, now); /* the coordinator may be another now */
+    tshi_uv_report(world);
     tshi_uv_form(world);
     tshi_uv_catch_up(world);
     tshi_uv_expire(world, now);
@@ -3143,7 +3182,8 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
     wait = world->forming || world->making || world->conns || leaving || tshi_uv_accuses(world) ||
                    (!ended && (world->judge.since || world->offered_at))
                ? 5
-               : 100;
+               : (int)tshi_uv_min(100, (world->silent_at - tshi_uv_now()) / TSHI_UV_MS + 1);
+    if (wait < 1) wait = 1;
     world->ticked = tshi_uv_now() + wait * TSHI_UV_MS;
     (void)uv_timer_start(&world->tick, tshi_uv_on_tick, (uint64_t)wait, 0);
 }
@@ -3704,7 +3744,7 @@ static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const ch
                    world->peer[peer].name, how, world->rank, text);
 }
 
-/* The peer's descriptor is not this rank's: the arbiter asks all of them. */
+/* The peer's descriptor is not this rank's: the coordinator asks all of them. */
 static void tshi_uv_differ(tshi_uv_link *link, const tshi_uv_op *op) {
     tshi_uv_group *group = link->group;
     uint64_t seq = link->heard.seq < op->head.seq ? link->heard.seq : op->head.seq;
@@ -4108,7 +4148,7 @@ static void tshi_uv_plan_message(tshi_uv_group *group, tshi_uv_op *op) {
     }
 }
 
-/* What the arbiter may ask for later. */
+/* What the coordinator may ask for later. */
 static void tshi_uv_remember(tshi_uv_group *group, const tshi_uv_op *op) {
     tshi_uv_record *record = &group->record[op->head.seq % TSHI_UV_RECORDS];
     const tsh_coll *coll = &op->coll;
@@ -4225,7 +4265,7 @@ static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     return *sends ? coll->send_to : coll->recv_from;
 }
 
-/* Time is up: the arbiter finds out who is absent from a collective. */
+/* Time is up: the coordinator finds out who is absent from a collective. */
 static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     char text[200];

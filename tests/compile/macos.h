@@ -47,7 +47,7 @@
 #define __APPLE__ 1
 
 #undef MSG_NOSIGNAL
-#undef TCP_USER_TIMEOUT
+#undef TCP_THIN_LINEAR_TIMEOUTS
 #undef SOCK_CLOEXEC
 #undef SOCK_NONBLOCK
 #undef O_TMPFILE
@@ -61,7 +61,7 @@
 
 #define SO_NOSIGPIPE         0x1022
 #define TCP_KEEPALIVE        0x10
-#define TCP_RXT_CONNDROPTIME 0x80
+#define SO_NWRITE            0x1024
 int pthread_cond_timedwait_relative_np(pthread_cond_t *cond, pthread_mutex_t *mutex,
                                        const struct timespec *time);
 

@@ -57,7 +57,7 @@ static int partition_named(const partition *p, const job *j) {
 static void partition_row(const partition *p) {
     doing_plan plan = {p->what, 1000};
     world_desc desc = host_desc(p->ranks, until_error_rank, &plan);
-    double worst = 0;
+    double worst = 0, least = 1e9;
     int named = 0;
     int64_t broken;
     world w;
@@ -78,11 +78,13 @@ static void partition_row(const partition *p) {
             const job *j = &w.jobs[r];
             double ms = (double)(j->at - broken) / 1e6;
             worst = ms > worst ? ms : worst;
+            least = ms < least ? ms : least;
             named += partition_named(p, j);
             if (!partition_named(p, j))
                 fault_fail("rank %d got %s of rank %d: %s", r, tsh_result_name(j->verdict.code),
                            j->verdict.rank, j->verdict.message);
         }
+        fault_at_least("min", least, "ms", 1999);
         fault_at_most("max", worst, "ms", 2500);
         fault_at_least("named", 100.0 * named / p->ranks, "%", 100);
         fault_end();

@@ -35,9 +35,12 @@ static void test_heal(void **state) {
             SKIP("no network namespace or TUN device: %s", strerror(result->refused));
         if (!result->one || result->failure[0] ||
             (result->errors && result->named != heal_lowest(heal_minority(&plans[i]))))
-            fail_msg("run %d (%d ranks, side %#x, heals at %.2f s): %d errors, rank %d named; %s", i,
-                     plans[i].ranks, plans[i].side, plans[i].heals, result->errors, result->named,
-                     result->failure);
+            fail_msg("run %d (%d ranks, side %#x, heals at %.2f s): %d errors, rank %d named; %s%s",
+                     i, plans[i].ranks, plans[i].side, plans[i].heals, result->errors, result->named,
+                     result->differ, result->failure);
+        if (result->errors && result->ms < 999)
+            fail_msg("run %d: an error %.0f ms after the cut, before the heartbeat of 1 s", i,
+                     result->ms);
     }
 }
 
@@ -114,7 +117,8 @@ static void forget(int64_t count, int messages) {
         (void)snprintf(port, sizeof port, ":%d)", (int)w.jobs[1].figure[0]);
         if (v->code != TSH_ERR_LOST || v->rank != 1 || !strstr(v->message, port) ||
             !strstr(v->message, "rank 0 (10.77.0.1:") || !strstr(v->message, "rank 1 (10.77.0.2:"))
-            fail_msg("rank %d: %s of rank %d: %s", r, tsh_result_name(v->code), v->rank, v->message);
+            fail_msg("rank %d: %s of rank %d: %s", r, tsh_result_name(v->code), v->rank,
+                     v->message);
         assert_string_equal(v->message, w.jobs[0].verdict.message);
         if (w.jobs[r].ms < 950 || w.jobs[r].ms > 1000 + LIMIT_MS)
             fail_msg("rank %d: after %.0f ms", r, w.jobs[r].ms);
@@ -164,7 +168,10 @@ static void test_busy(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_heal), cmocka_unit_test(test_forgotten),
-                                       cmocka_unit_test(test_busy)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_heal),
+        cmocka_unit_test(test_forgotten),
+        cmocka_unit_test(test_busy),
+    };
     return cmocka_run_group_tests_name("fault/net", tests, NULL, NULL);
 }

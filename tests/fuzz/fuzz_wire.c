@@ -270,7 +270,7 @@ static void happens_claim(wire *w) {
     tshi_uv_hello hello;
     uint32_t version;
     memset(&hello, 0, sizeof hello);
-    hello.version = 0x74730001;
+    hello.version = 0x74730002;
     hello.client = (int)(take(w) % RANKS);
     hello.server = w->world->rank;
     hello.size = RANKS;
@@ -386,7 +386,7 @@ static void happens_later(wire *w) {
     int64_t steps = how & 64 ? 1 : ms / 500 + 1;
     for (int64_t i = 0; i < steps; i++) {
         pretend.now += ms * INT64_C(1000000) / steps;
-        for (int r = 0; r < RANKS && how & 128; r++) w->world->peer[r].heard = pretend.now;
+        for (int r = 0; r < RANKS && how & 128; r++) w->world->peer[r].heard.last = pretend.now;
         wire_turn(w);
     }
 }

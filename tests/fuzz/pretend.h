@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -286,6 +287,7 @@ static void pretend_end(void) {
 #define setsockopt(fd, at, name, v, n)   ((void)(v), 0)
 #define fcntl(fd, ...)                   (!pretend_at(fd)->open)
 #define shutdown(fd, how)                (!pretend_at(fd)->open)
+#define ioctl(fd, what, bytes)           ((void)(fd), (void)(what), *(bytes) = 0)
 #define recv(fd, bytes, size, flags)     pretend_recv(fd, bytes, size)
 #define send(fd, bytes, size, flags)     pretend_send(fd, bytes, size)
 #define recvmsg(fd, m, flags)            pretend_message(fd, m, 0)

@@ -40,6 +40,8 @@ typedef struct heal_result {
     int one;            /* 1: they have one code and one rank, */
     int sentence;       /* and one sentence */
     int named;          /* of the first error */
+    double ms;          /* from the cut to the first error; 0: there was none */
+    char differ[1100];  /* else two of them */
     char failure[1200]; /* what went wrong beside that; "": nothing */
 } heal_result;
 
@@ -86,20 +88,23 @@ static int heal_errors(const world *w) {
     return count;
 }
 
-static void heal_compare(const world *w, heal_result *result) {
+static void heal_compare(const world *w, int64_t cut_at, heal_result *result) {
     const tsh_error *first = NULL;
     result->one = result->sentence = 1;
     result->errors = 0;
     for (int r = 0; r < w->desc.ranks; r++) {
         const tsh_error *v = &w->jobs[r].verdict;
+        double ms = (double)(w->jobs[r].at - cut_at) / 1e6;
         result->errors += v->code != TSH_OK;
+        if (v->code != TSH_OK && (result->ms <= 0 || ms < result->ms)) result->ms = ms;
         if (!first) first = v;
         if (v->code == first->code && v->rank == first->rank) {
-            result->sentence &= strcmp(v->message, first->message) == 0;
-            continue;
+            if (strcmp(v->message, first->message) == 0) continue;
+            result->sentence = 0;
+        } else {
+            result->one = result->sentence = 0;
         }
-        result->one = result->sentence = 0;
-        (void)snprintf(result->failure, sizeof result->failure, "rank %d got: %s; rank 0: %s", r,
+        (void)snprintf(result->differ, sizeof result->differ, "rank %d got: %s; rank 0: %s", r,
                        v->message, first->message);
     }
     result->named = first && first->code != TSH_OK ? first->rank : -1;
@@ -110,6 +115,7 @@ static void heal_run(const heal_plan *p, heal_result *result) {
     net_link cut = {1, 0, 0, 0}, whole = {0, 0, 0, 0};
     double since, settled;
     const char *why;
+    int64_t cut_at;
     world w;
     memset(result, 0, sizeof *result);
     desc.uv.heartbeat = p->heartbeat;
@@ -123,6 +129,7 @@ static void heal_run(const heal_plan *p, heal_result *result) {
         (void)snprintf(result->failure, sizeof result->failure, "the ranks do not get going");
     sleep_ms(600); /* beats were seen */
     since = now_ms();
+    cut_at = now_ns();
     net_rule(hosts, p->side, ~p->side, cut);
     net_rule(hosts, ~p->side, p->side, cut);
     sleep_us((int64_t)(p->heals * 1e6));
@@ -136,7 +143,7 @@ static void heal_run(const heal_plan *p, heal_result *result) {
     result->refused = net_get(&hosts->refused);
     if (why && !result->failure[0])
         (void)snprintf(result->failure, sizeof result->failure, "%s", why);
-    heal_compare(&w, result);
+    heal_compare(&w, cut_at, result);
     net_end(hosts);
     world_free(&w);
 }
