@@ -697,7 +697,7 @@ static void tshi_uv_get_text(tshi_uv_cursor *c, char *text, size_t room) {
 
 /* The server greets: "tshd", version, its nonce. The client claims: what follows, and a proof. The
  * server replies: a status, its own value where they differ, and its proof. */
-#define TSHI_UV_VERSION UINT32_C(0x74730002) /* byte order, and 2 */
+#define TSHI_UV_VERSION UINT32_C(0x74730001) /* byte order, and 1 */
 
 enum { TSHI_UV_GREETING = 40, TSHI_UV_CLAIM = 104, TSHI_UV_REPLY = 44 };
 
@@ -2978,7 +2978,8 @@ static void tshi_uv_catch_up(const tsh_uv_world *world) {
 /* Needs: >>uv-admit.                                                           */
 /* ========================================================================== */
 
-enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_AWAIT_MS = 90, TSHI_UV_OVERSLEPT_MS = 1000 };
+enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 }; /* a beat after which one is missing */
+enum { TSHI_UV_AWAIT_MS = 90, TSHI_UV_OVERSLEPT_MS = 1000 };
 
 static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
     if (now < world->beat) return;
@@ -3024,7 +3025,7 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
         cut = tshi_uv_is_cut(peer);
         /* Silence begins where a beat is missing. Half open, a peer is heard for a while after it
          * ceased to hear: then it begins with the first beat that is not acknowledged. */
-        due = peer->heard.last + TSHI_UV_BEAT_MS * TSHI_UV_MS + world->heartbeat;
+        due = peer->heard.last + TSHI_UV_MISSING_MS * TSHI_UV_MS + world->heartbeat;
         if (cut && peer->mark) due = tshi_uv_min(due, peer->marked + world->heartbeat);
         if (now < due) {
             world->silent_at = tshi_uv_min(world->silent_at, due);
@@ -3169,6 +3170,7 @@ static void tshi_uv_on_tick(uv_timer_t *timer) {
 static void tshi_uv_on_turn(uv_prepare_t *turn) {
     tsh_uv_world *world = (tsh_uv_world *)turn->data;
     int ended = tshi_uv_verdict(world) != TSH_OK, leaving, wait;
+    int64_t next;
     tshi_uv_tick(world);
     uv_mutex_lock(&world->lock);
     leaving = world->leaving;
@@ -3179,10 +3181,11 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
         return;
     }
     tshi_uv_watch_peers(world);
+    next = tshi_uv_min(world->silent_at, world->beat);
     wait = world->forming || world->making || world->conns || leaving || tshi_uv_accuses(world) ||
                    (!ended && (world->judge.since || world->offered_at))
                ? 5
-               : (int)tshi_uv_min(100, (world->silent_at - tshi_uv_now()) / TSHI_UV_MS + 1);
+               : (int)tshi_uv_min(100, (next - tshi_uv_now()) / TSHI_UV_MS + 1);
     if (wait < 1) wait = 1;
     world->ticked = tshi_uv_now() + wait * TSHI_UV_MS;
     (void)uv_timer_start(&world->tick, tshi_uv_on_tick, (uint64_t)wait, 0);

@@ -35,8 +35,9 @@ static void test_heal(void **state) {
             SKIP("no network namespace or TUN device: %s", strerror(result->refused));
         if (!result->one || result->failure[0] ||
             (result->errors && result->named != heal_lowest(heal_minority(&plans[i]))))
-            fail_msg("run %d (%d ranks, side %#x, heals at %.2f s): %d errors, rank %d named; %s%s",
-                     i, plans[i].ranks, plans[i].side, plans[i].heals, result->errors, result->named,
+            fail_msg("run %d (%d ranks, side %#x, heals at %.2f s): %d errors, rank %d named, %s%s",
+                     i, plans[i].ranks, plans[i].side, plans[i].heals, result->errors,
+                     result->named,
                      result->differ, result->failure);
         if (result->errors && result->ms < 999)
             fail_msg("run %d: an error %.0f ms after the cut, before the heartbeat of 1 s", i,

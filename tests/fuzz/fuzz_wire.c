@@ -270,7 +270,7 @@ static void happens_claim(wire *w) {
     tshi_uv_hello hello;
     uint32_t version;
     memset(&hello, 0, sizeof hello);
-    hello.version = 0x74730002;
+    hello.version = 0x74730001;
     hello.client = (int)(take(w) % RANKS);
     hello.server = w->world->rank;
     hello.size = RANKS;
