@@ -660,6 +660,17 @@ TSH_API int tsh_coll_circle(tsh_coll_trail *trail, int size, int r,
 TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
                          int (*company)(const void *user, int r), const void *user, int *waits);
 
+/* Settings of a backend that come from the environment. Each function reads the variable `name`
+ * and returns 1 if it is set; 0 if it is unset or empty; -1, with a sentence in error
+ * (TSH_ERR_ARGUMENT), if its value is not accepted. Unless it returns 1, the result stays as it
+ * was. No blanks, signs or exponents are accepted, and the locale does not matter. */
+/* A whole number from low to high, 0 <= low. */
+TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error);
+/* A time in seconds with an optional fraction ("30", "0.5"), at most 1e9, in nanoseconds. */
+TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error);
+/* A text that fits into room bytes. The error does not repeat it, as it may be a secret. */
+TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *error);
+
 /* ========================================================================== */
 /* >>api                                                           MARK: - api */
 /* Every public function, in the order of the rooms that define them.          */
@@ -1579,7 +1590,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #include <limits.h> /* INT_MAX, LONG_MAX */
 #include <math.h>   /* expf, sqrt, ... */
 #include <stdarg.h> /* tsh_fail */
-#include <stdlib.h> /* malloc, free, bsearch */
+#include <stdlib.h> /* malloc, free, bsearch, getenv */
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
@@ -6017,6 +6028,95 @@ TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
     while (trail[at].next != odd) at = trail[at].next;
     *waits = at;
     return odd;
+}
+
+/* ---- environment variables ---- */
+
+/* NULL: unset or empty. */
+static const char *tshi_comm_env(const char *name) {
+    const char *text = getenv(name);
+    return text && text[0] ? text : NULL;
+}
+
+/* Reads digits at *at, without leading zeros. 0: there are none, or the number is above high. */
+static int tshi_comm_env_digits(const char **at, int64_t high, int64_t *value) {
+    const char *first = *at, *end = first;
+    *value = 0;
+    for (; *end >= '0' && *end <= '9'; end++) {
+        if (*value > high / 10) return 0;
+        *value = *value * 10 + (*end - '0');
+    }
+    *at = end;
+    return end > first && (first[0] != '0' || end == first + 1) && *value <= high;
+}
+
+/* "NAME is "value"; it takes ...". */
+TSH_PRINTF(4, 5)
+static int tshi_comm_env_refuse(const char *name, const char *text, tsh_error *error,
+                                const char *takes, ...) {
+    va_list list;
+    size_t i;
+    error->code = TSH_ERR_ARGUMENT;
+    error->rank = -1;
+    (void)snprintf(error->message, sizeof error->message, "%s is \"%.100s\"; it takes ", name,
+                   text);
+    for (i = 0; error->message[i]; i++)
+        if ((unsigned char)error->message[i] < 32) error->message[i] = '?';
+    va_start(list, takes);
+    (void)vsnprintf(error->message + i, sizeof error->message - i, takes, list);
+    va_end(list);
+    return -1;
+}
+
+TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
+    const char *text = tshi_comm_env(name), *at = text;
+    int64_t number;
+    if (!text) return 0;
+    if (!tshi_comm_env_digits(&at, high, &number) || *at || number < low)
+        return tshi_comm_env_refuse(name, text, error,
+                                    high - low == 1 ? "%d or %d" : "a whole number from %d to %d",
+                                    low, high);
+    *value = (int)number;
+    return 1;
+}
+
+TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
+    const int64_t second = INT64_C(1000000000);
+    const char *text = tshi_comm_env(name), *at = text;
+    int64_t number = 0, unit = second;
+    int right;
+    if (!text) return 0;
+    right = tshi_comm_env_digits(&at, second, &number);
+    number *= second;
+    if (right && *at == '.') {
+        const char *point = at++;
+        for (; *at >= '0' && *at <= '9'; at++) {
+            unit /= 10;
+            if (unit) number += unit * (*at - '0');
+            if (*at > '0' && number == 0) number = 1; /* 0 would mean something else */
+        }
+        right = at > point + 1;
+    }
+    if (!right || *at)
+        return tshi_comm_env_refuse(name, text, error,
+                                    "a number of seconds, such as 30 or 0.5, up to %lld",
+                                    (long long)second);
+    *ns = number;
+    return 1;
+}
+
+TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *error) {
+    const char *value = tshi_comm_env(name);
+    if (!value) return 0;
+    if (strlen(value) < room) {
+        memcpy(text, value, strlen(value) + 1);
+        return 1;
+    }
+    error->code = TSH_ERR_ARGUMENT;
+    error->rank = -1;
+    (void)snprintf(error->message, sizeof error->message, "%s has %lu bytes; it takes at most %lu",
+                   name, (unsigned long)strlen(value), (unsigned long)room - 1);
+    return -1;
 }
 
 /* ========================================================================== */

@@ -5,8 +5,10 @@
  *     cc -O2 -o tshard-run tshard-run.c -luv -lsodium
  *     tshard-run -n 4 ./prog args...
  *
- * and on several hosts, once on each, with the same TSHARD_KEY or TSHARD_KEY_FILE everywhere:
+ * and on several hosts, once on each, with the same key everywhere:
  *
+ *     tshard-run --new-key key             (once; then copy the file to every host)
+ *     export TSHARD_KEY_FILE=$PWD/key      (on each)
  *     tshard-run --hosts alpha:2,beta:2 --node-rank 0 ./prog args...        (on alpha)
  *     tshard-run --hosts alpha:2,beta:2 --node-rank 1 ./prog args...        (on beta)
  *
@@ -66,7 +68,7 @@
 #endif
 
 enum { FAILED = 1, BAD_USE = 2, CANNOT_START = 127 }; /* exit codes */
-enum { MAX_RANKS = 65535, DEFAULT_PORT = 29400, NAME_SIZE = 256 };
+enum { MAX_RANKS = 65535, DEFAULT_PORT = 29400, NAME_SIZE = 256, LEAST_KEY = 16 };
 
 typedef struct host {
     const char *name;
@@ -83,7 +85,7 @@ typedef struct settings {
     int port, restarts; /* port 0: DEFAULT_PORT, on one host any that is free */
     int grace;          /* seconds */
     int help;
-    const char *host_list, *host_file, *job;
+    const char *host_list, *host_file, *job, *new_key;
     char **command;
 } settings;
 
@@ -98,10 +100,12 @@ static const char HELP[] =
     "  --max-restarts R    how often a job that failed is started anew [0]\n"
     "  --grace S           seconds that ranks have to end after SIGINT or SIGTERM [30]\n"
     "  --job NAME          keeps jobs apart that share a key [one host: random; else tshard]\n"
+    "  --new-key FILE      writes a new random key into a new file, and starts nothing\n"
     "  --help              this text\n\n"
     "Ranks are numbered host by host. IPv6 addresses stand in brackets: [fd00::1]:2. Several\n"
     "hosts need one key in TSHARD_KEY or TSHARD_KEY_FILE, the same on each, unless all are\n"
-    "loopback; on one host it is random. A rank finds TSHARD_RANK, TSHARD_SIZE,\n"
+    "loopback: write it with --new-key, and copy the file, which only its owner or root may be\n"
+    "able to read, to every host. On one host the key is random. A rank finds TSHARD_RANK, TSHARD_SIZE,\n"
     "TSHARD_LOCAL_RANK, TSHARD_LOCAL_SIZE; TSHARD_HOST and TSHARD_PORT, where rank 0 listens;\n"
     "TSHARD_KEY; TSHARD_JOB, the job's name; TSHARD_RESTART, this host's count of restarts;\n"
     "and rank 0 TSHARD_LISTENER, the number of a socket that listens there already.\n\n"
@@ -146,6 +150,7 @@ static int set_option(settings *s, const char *name, const char *value) {
         {"--port", &s->port, 1, 65535, NULL},   {"--max-restarts", &s->restarts, 0, 1000000, NULL},
         {"--hosts", NULL, 0, 0, &s->host_list}, {"--hostfile", NULL, 0, 0, &s->host_file},
         {"--job", NULL, 0, 0, &s->job},         {"--grace", &s->grace, 0, 86400, NULL},
+        {"--new-key", NULL, 0, 0, &s->new_key},
     };
     size_t i = 0, count = sizeof options / sizeof *options;
     while (i < count && strcmp(options[i].name, name) != 0) i++;
@@ -177,6 +182,7 @@ static int read_options(settings *s, int argc, char **argv) {
         code = set_option(s, name, value);
         if (code != 0) return code;
     }
+    if (s->new_key != NULL) return i == argc ? 0 : refuse("--new-key starts no program");
     if (i < argc && strcmp(argv[i], "--") == 0) i++;
     s->command = argv + i;
     if (i == argc) return refuse("no program is named; tshard-run --help shows how to call it");
@@ -259,19 +265,79 @@ static int is_loopback(const char *name) {
            strcmp(name, "::1") == 0;
 }
 
+static const char NEW_KEY[] = "`tshard-run --new-key FILE` writes a good one into a new file, for "
+                              "TSHARD_KEY_FILE";
+
+/* Ranks refuse such a key file, too: here one sentence comes before any is started. */
+static int check_key_file(const char *path) {
+    struct stat info;
+    if (access(path, R_OK) != 0 || stat(path, &info) != 0)
+        return refuse("TSHARD_KEY_FILE %s: %s", path, strerror(errno));
+    if (info.st_uid != 0 && info.st_uid != geteuid())
+        return refuse("TSHARD_KEY_FILE %s belongs to user %ld, who is neither root nor you: "
+                      "chown %ld %s",
+                      path, (long)info.st_uid, (long)geteuid(), path);
+    if ((info.st_mode & 077) != 0)
+        return refuse("TSHARD_KEY_FILE: other users can read or write %s (mode %04o): chmod 600 %s",
+                      path, (unsigned)info.st_mode & 07777, path);
+    if (S_ISREG(info.st_mode) && info.st_size < LEAST_KEY)
+        return refuse("TSHARD_KEY_FILE %s has a key of less than %d bytes, which can be guessed; %s",
+                      path, LEAST_KEY, NEW_KEY);
+    return 0;
+}
+
 /* Ranks of several hosts know each other by a key that every host was given. */
 static int check_key(const settings *s) {
     const char *key = getenv("TSHARD_KEY"), *file = getenv("TSHARD_KEY_FILE");
     const char *insecure = getenv("TSHARD_INSECURE");
     int i = 0;
+    if (insecure != NULL && insecure[0] != '\0' && strcmp(insecure, "0") != 0 &&
+        strcmp(insecure, "1") != 0)
+        return refuse("TSHARD_INSECURE is \"%.100s\"; it takes 0 or 1", insecure);
     while (i < s->host_count && is_loopback(s->hosts[i].name)) i++;
-    if (i == s->host_count || (key != NULL && key[0] != '\0')) return 0;
-    if (file != NULL && file[0] != '\0')
-        return access(file, R_OK) == 0 ? 0
-                                       : refuse("TSHARD_KEY_FILE %s: %s", file, strerror(errno));
+    if (i == s->host_count) return 0;
+    if (key != NULL && key[0] != '\0')
+        return strlen(key) >= LEAST_KEY
+                   ? 0
+                   : refuse("TSHARD_KEY has less than %d bytes, which can be guessed; %s",
+                            LEAST_KEY, NEW_KEY);
+    if (file != NULL && file[0] != '\0') return check_key_file(file);
     if (insecure != NULL && strcmp(insecure, "1") == 0) return 0;
     return refuse("ranks on several hosts need a key: set TSHARD_KEY or TSHARD_KEY_FILE to the "
-                  "same on each (or TSHARD_INSECURE=1 to let anyone in)");
+                  "same on each (or TSHARD_INSECURE=1 to let anyone in); %s",
+                  NEW_KEY);
+}
+
+/* 32 random bytes in hexadecimal, in a file that did not exist. */
+static int write_key(const char *path) {
+    unsigned char random[32];
+    char text[2 * sizeof random + 1];
+    size_t size = sizeof text, done = 0;
+    int error = 0, fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    if (fd < 0 && errno == EEXIST)
+        return refuse("--new-key %s: that file exists; name a new one, or remove it", path);
+    if (fd < 0) return refuse("--new-key %s: %s", path, strerror(errno));
+    randombytes_buf(random, sizeof random);
+    sodium_bin2hex(text, sizeof text, random, sizeof random);
+    text[size - 1] = '\n';
+    if (fchmod(fd, 0600) != 0) error = errno; /* whatever the umask is */
+    while (error == 0 && done < size) {
+        ssize_t n = write(fd, text + done, size - done);
+        if (n > 0) done += (size_t)n;
+        if (n < 0 && errno != EINTR) error = errno;
+    }
+    if (error == 0 && fsync(fd) != 0) error = errno;
+    if (close(fd) != 0 && error == 0) error = errno;
+    sodium_memzero(random, sizeof random);
+    sodium_memzero(text, sizeof text);
+    if (error == 0) {
+        printf("%s holds a new key: copy it to every host, and set TSHARD_KEY_FILE to its path\n",
+               path);
+        return 0;
+    }
+    unlink(path);
+    (void)refuse("--new-key %s: %s", path, strerror(error));
+    return FAILED;
 }
 
 /* Puts what was asked for together: hosts, size, and the ranks of this host. */
@@ -1009,6 +1075,8 @@ int main(int argc, char **argv) {
         fputs(HELP, stdout);
     else if (code == 0 && sodium_init() < 0)
         code = refuse("libsodium does not start");
+    else if (code == 0 && set.new_key != NULL)
+        code = write_key(set.new_key);
     else if (code == 0 && (code = settle(&set)) == 0 && set.local > 0)
         code = run(&set);
     free(set.hosts);

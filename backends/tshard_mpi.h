@@ -75,7 +75,9 @@
  *     TSHARD_MPI_NATIVE          1 (on rank 0): sums, products and averages over 80 bytes by
  *                                MPI_Iallreduce: in the order that MPI likes, with other bits, and
  *                                maybe faster. MIN and MAX stay as they are, since MPI does not
- *                                say what they make of NaN
+ *                                say what they make of NaN. 0: not
+ *
+ * Any other value of a variable is an error; an empty one is unset.
  */
 #include "../tshard.h"
 
@@ -148,7 +150,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 #include <sched.h>   /* sched_yield */
 #include <stdarg.h>
 #include <stdio.h>  /* vsnprintf */
-#include <stdlib.h> /* calloc, getenv, strtod */
+#include <stdlib.h> /* calloc */
 #include <string.h>
 #include <time.h>   /* clock_gettime, nanosleep */
 #include <unistd.h> /* sysconf */
@@ -1986,25 +1988,20 @@ static tsh_result tshi_mpi_init(const tsh_mpi_desc *desc, int *argc, char ***arg
     return result;
 }
 
-/* In ns; -1: TSHARD_TIMEOUT is no time. */
-static int64_t tshi_mpi_timeout(const tsh_mpi_desc *desc) {
-    const char *text = getenv("TSHARD_TIMEOUT");
-    double seconds = desc->timeout;
-    char *end;
-    if (!(seconds > 0 || seconds < 0)) {
-        seconds = 300;
-        if (text && *text) {
-            seconds = strtod(text, &end);
-            if (*end || !(seconds >= 0)) return -1;
-            if (seconds <= 0) seconds = -1;
-        }
-    }
-    return seconds < 0 || seconds > 1e9 ? INT64_MAX : (int64_t)(seconds * 1e9);
+/* In ns; -1: TSHARD_TIMEOUT is no time, as error says. */
+static int64_t tshi_mpi_timeout(const tsh_mpi_desc *desc, tsh_error *error) {
+    int64_t ns = INT64_C(300000000000);
+    if (desc->timeout < 0 || desc->timeout > 1e9) return INT64_MAX;
+    if (desc->timeout > 0) return (int64_t)(desc->timeout * 1e9);
+    if (tsh_env_seconds("TSHARD_TIMEOUT", &ns, error) < 0) return -1;
+    return ns ? ns : INT64_MAX;
 }
 
-static int tshi_mpi_wants_native(const tsh_mpi_desc *desc) {
-    const char *text = getenv("TSHARD_MPI_NATIVE");
-    return desc->native ? desc->native > 0 : text && strcmp(text, "1") == 0;
+/* -1: TSHARD_MPI_NATIVE is neither 0 nor 1, as error says. */
+static int tshi_mpi_wants_native(const tsh_mpi_desc *desc, tsh_error *error) {
+    int native = 0;
+    if (desc->native) return desc->native > 0;
+    return tsh_env_int("TSHARD_MPI_NATIVE", 0, 1, &native, error) < 0 ? -1 : native;
 }
 
 /* A number made of the host's name. */
@@ -2029,11 +2026,12 @@ typedef struct tshi_mpi_opening {
 /* A world without groups. NULL: no memory. */
 static tshi_mpi_world *tshi_mpi_world_new(const tsh_mpi_desc *desc, MPI_Comm control) {
     tshi_mpi_world *world = (tshi_mpi_world *)calloc(1, sizeof *world);
+    tsh_error unused; /* the settings have been checked */
     if (!world) return NULL;
     world->ops = tshi_mpi_ops;
     world->control = control;
     world->owner = pthread_self();
-    world->timeout = tshi_mpi_timeout(desc);
+    world->timeout = tshi_mpi_timeout(desc, &unused);
     (void)MPI_Comm_rank(control, &world->rank);
     (void)MPI_Comm_size(control, &world->size);
     if (world->rank > 0) return world;
@@ -2046,9 +2044,10 @@ static tshi_mpi_world *tshi_mpi_world_new(const tsh_mpi_desc *desc, MPI_Comm con
 
 /* Waits for a step of opening, which MPI has begun with this code. */
 static tsh_result tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Request *request) {
-    int64_t begin = tshi_mpi_now(), waited = 0;
+    tsh_error unused; /* the settings have been checked */
+    int64_t begin = tshi_mpi_now(), waited = 0, timeout = tshi_mpi_timeout(desc, &unused);
     int done = 0;
-    for (unsigned spins = 0; code == MPI_SUCCESS && waited <= tshi_mpi_timeout(desc); spins++) {
+    for (unsigned spins = 0; code == MPI_SUCCESS && waited <= timeout; spins++) {
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (done) return TSH_OK;
         waited = tshi_mpi_now() - begin;
@@ -2057,7 +2056,7 @@ static tsh_result tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Reques
     if (code != MPI_SUCCESS)
         return tshi_mpi_fails(desc, TSH_ERR_IO, "tsh_mpi_open: MPI refused a communicator");
     return tshi_mpi_fails(desc, TSH_ERR_TIMEOUT, "tsh_mpi_open: not all ranks came within %.1f s",
-                          (double)tshi_mpi_timeout(desc) / 1e9);
+                          (double)timeout / 1e9);
 }
 
 /* Two communicators, and in between all that needs memory, so that where one rank has none, all
@@ -2065,6 +2064,7 @@ static tsh_result tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Reques
 static tsh_result tshi_mpi_form(const tsh_mpi_desc *desc, MPI_Comm base, tshi_mpi_opening *o) {
     MPI_Request request;
     int code = MPI_Comm_idup(base, &o->control, &request), here = 0;
+    tsh_error unused; /* the settings have been checked */
     tsh_result result = tshi_mpi_opened(desc, code, &request);
     if (result != TSH_OK) return result;
     (void)MPI_Comm_set_errhandler(o->control, MPI_ERRORS_RETURN);
@@ -2072,7 +2072,7 @@ static tsh_result tshi_mpi_form(const tsh_mpi_desc *desc, MPI_Comm base, tshi_mp
     if (o->world) o->group = tshi_mpi_group_new(o->world, o->world->size);
     if (o->group) o->hosts = (int *)calloc((size_t)o->group->size + 1, sizeof *o->hosts);
     o->mine[0] = o->hosts != NULL;
-    o->mine[1] = o->world && o->world->rank == 0 ? tshi_mpi_wants_native(desc) : 1;
+    o->mine[1] = o->world && o->world->rank == 0 ? tshi_mpi_wants_native(desc, &unused) : 1;
     code = MPI_Iallreduce(o->mine, o->least, 2, MPI_INT, MPI_MIN, o->control, &request);
     result = tshi_mpi_opened(desc, code, &request);
     if (result != TSH_OK) return result;
@@ -2120,6 +2120,7 @@ static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm 
 
 static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***argv, tsh_comm *out) {
     tsh_mpi_desc usual;
+    tsh_error error;
     tsh_result result;
     int ours;
     memset(&usual, 0, sizeof usual);
@@ -2127,10 +2128,8 @@ static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***arg
     if (desc->error) memset(desc->error, 0, sizeof *desc->error);
     if (!out) return tshi_mpi_fails(desc, TSH_ERR_ARGUMENT, "tsh_mpi_open: out is NULL");
     memset(out, 0, sizeof *out);
-    if (tshi_mpi_timeout(desc) < 0)
-        return tshi_mpi_fails(desc, TSH_ERR_ARGUMENT,
-                              "TSHARD_TIMEOUT is \"%.100s\", not a time in seconds",
-                              getenv("TSHARD_TIMEOUT"));
+    if (tshi_mpi_timeout(desc, &error) < 0 || tshi_mpi_wants_native(desc, &error) < 0)
+        return tshi_mpi_fails(desc, error.code, "%s", error.message);
     result = tshi_mpi_init(desc, argc, argv, &ours);
     if (result == TSH_OK) result = tshi_mpi_open_on(desc, ours, out);
     if (ours && (result == TSH_ERR_MEMORY || result == TSH_ERR_ARGUMENT))

@@ -41,8 +41,8 @@
  *
  * ENVIRONMENT
  *
- * TSHARD_TIMEOUT: seconds until a collective without timeout_ns gives up; 300; 0: never. Anything
- * else is an error: no world is made.
+ * TSHARD_TIMEOUT: seconds until a collective without timeout_ns gives up; 300; 0: never; empty:
+ * unset. Anything else is an error: no world is made.
  *
  * ONE'S OWN THREADS
  *
@@ -106,7 +106,7 @@ TSH_API void tsh_threads_world_free(tsh_threads_world *world);
 
 #include <stdarg.h>
 #include <stdio.h>  /* vsnprintf */
-#include <stdlib.h> /* calloc, getenv, strtod */
+#include <stdlib.h> /* calloc */
 #include <string.h>
 
 #if defined(_WIN32)
@@ -1475,13 +1475,11 @@ static const tsh_comm_ops tshi_threads_ops = {(uint32_t)sizeof(tsh_comm_ops),
 /* Needs: >>threads-ops.                                                        */
 /* ========================================================================== */
 
-/* In ns; -1: TSHARD_TIMEOUT is no time. */
-static int64_t tshi_threads_timeout(void) {
-    const char *text = getenv("TSHARD_TIMEOUT");
-    char *end = NULL;
-    double seconds = text && *text ? strtod(text, &end) : 300;
-    if (end && (end == text || *end || !(seconds >= 0))) return -1;
-    return seconds > 0 && seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX;
+/* In ns; -1: TSHARD_TIMEOUT is no time, as error says. */
+static int64_t tshi_threads_timeout(tsh_error *error) {
+    int64_t ns = INT64_C(300000000000);
+    if (tsh_env_seconds("TSHARD_TIMEOUT", &ns, error) < 0) return -1;
+    return ns ? ns : INT64_MAX;
 }
 
 static int tshi_threads_rank_init(tshi_threads_rank *rank) {
@@ -1517,15 +1515,14 @@ static tsh_result tshi_threads_fails(char *why, tsh_result code, const char *for
 static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, char *why) {
     tsh_threads_world *world;
     tshi_threads_group *root;
+    tsh_error error;
+    int64_t timeout = tshi_threads_timeout(&error);
     int ready = 0;
     if (nranks < 1 || nranks > TSHI_THREADS_RANKS)
         return tshi_threads_fails(why, TSH_ERR_ARGUMENT,
                                   "%d ranks are asked for; there can be 1 to %d", nranks,
                                   (int)TSHI_THREADS_RANKS);
-    if (tshi_threads_timeout() < 0)
-        return tshi_threads_fails(why, TSH_ERR_ARGUMENT,
-                                  "TSHARD_TIMEOUT is \"%.100s\", not a time in seconds",
-                                  getenv("TSHARD_TIMEOUT"));
+    if (timeout < 0) return tshi_threads_fails(why, error.code, "%s", error.message);
     world = (tsh_threads_world *)tshi_threads_alloc(sizeof *world);
     if (!world) return tshi_threads_fails(why, TSH_ERR_MEMORY, "no memory for a world");
     if (!tshi_threads_mutex_init(&world->lock)) {
@@ -1535,7 +1532,7 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, c
     world->size = nranks;
     world->crowded = nranks > tshi_threads_cores();
     world->spins = world->crowded ? 8 : 2000;
-    world->timeout = tshi_threads_timeout();
+    world->timeout = timeout;
     world->rank = (tshi_threads_rank *)tshi_threads_alloc((size_t)nranks * sizeof *world->rank);
     world->trail = (tsh_coll_trail *)tshi_threads_alloc((size_t)nranks * sizeof *world->trail);
     while (world->rank && world->trail && ready < nranks &&

@@ -215,11 +215,12 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
 #include <signal.h>      /* pthread_sigmask */
 #include <stdarg.h>
 #include <stdio.h>  /* snprintf */
-#include <stdlib.h> /* calloc, getenv, strtod */
+#include <stdlib.h> /* calloc, strtol */
 #include <string.h>
 #include <sys/ioctl.h>    /* TIOCOUTQ */
 #include <sys/resource.h> /* getrlimit */
 #include <sys/socket.h>
+#include <sys/stat.h> /* fstat: who can read a key file */
 #include <sys/uio.h> /* struct iovec */
 #include <unistd.h>
 
@@ -521,7 +522,7 @@ struct tsh_uv_world {
     int64_t timeout, heartbeat;
     uint64_t job;
     unsigned char secret[32], token[32], mesh[32]; /* of the key; random; of both */
-    char jobname[64], host[256];
+    char jobname[300], host[256];
     int port;
     tsh_logger logger;
 
@@ -1146,46 +1147,21 @@ static int tshi_uv_descriptors(int size) {
 /* Needs: >>uv-socket.                                                          */
 /* ========================================================================== */
 
-static const char *tshi_uv_env(const char *name) {
-    const char *text = getenv(name);
-    return text && text[0] ? text : NULL;
-}
-
-/* *value from the variable. 1: it is set; 0: it is not; -1: not a number from low to high. */
-static int tshi_uv_env_int(const char *name, long low, long high, int *value, tsh_error *error) {
-    const char *text = tshi_uv_env(name);
-    char *end;
-    long number;
-    if (!text) return 0;
-    errno = 0;
-    number = strtol(text, &end, 10);
-    if (*end || errno || number < low || number > high) {
-        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is \"%s\", not a number from %ld to %ld",
-                      name, text, low, high);
-        return -1;
+/* Seconds of the desc (name: of its field), else of the variable, else the default, in ns. Negative
+ * in the desc and 0 in the variable are no limit, which is 0. */
+static int tshi_uv_seconds(double given, const char *name, const char *variable, int64_t otherwise,
+                           int64_t *ns, tsh_error *error) {
+    *ns = otherwise * TSHI_UV_SECOND;
+    if (given != given) {
+        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is not a number (NaN)", name);
+        return 0;
     }
-    *value = (int)number;
-    return 1;
-}
-
-/* Seconds of the desc, else of the variable, else the default; negative: never. In ns. */
-static int tshi_uv_seconds(double given, const char *name, double otherwise, int64_t *ns,
-                           tsh_error *error) {
-    const char *text = tshi_uv_env(name);
-    double seconds = otherwise;
-    char *end;
-    if (given > 0 || given < 0) {
-        seconds = given;
-    } else if (text) {
-        seconds = strtod(text, &end);
-        if (*end || !(seconds >= 0)) {
-            tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is \"%s\", not a time in seconds", name,
-                          text);
-            return 0;
-        }
-        if (seconds <= 0) seconds = -1;
-    }
-    *ns = seconds < 0 ? 0 : seconds > 1e9 ? INT64_MAX / 4 : (int64_t)(seconds * 1e9);
+    if (given < 0)
+        *ns = 0;
+    else if (given > 0)
+        *ns = given > 1e9 ? INT64_MAX / 4 : (int64_t)(given * 1e9);
+    else
+        return tsh_env_seconds(variable, ns, error) >= 0;
     return 1;
 }
 
@@ -1202,9 +1178,10 @@ static int tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
     world->rank = desc->rank;
     world->size = desc->size;
     for (; !desc->size && family < 3 && !has_rank && !has_size; family++) {
-        has_size = tshi_uv_env_int(families[family].size, 1, TSHI_UV_RANKS, &world->size, error);
-        has_rank = tshi_uv_env_int(families[family].rank, 0, TSHI_UV_RANKS, &world->rank, error);
-        if (has_rank < 0 || has_size < 0) return -1;
+        has_size = tsh_env_int(families[family].size, 1, TSHI_UV_RANKS, &world->size, error);
+        if (has_size < 0) return -1;
+        has_rank = tsh_env_int(families[family].rank, 0, TSHI_UV_RANKS - 1, &world->rank, error);
+        if (has_rank < 0) return -1;
         if (has_rank == has_size) continue;
         tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
                       has_rank ? families[family].rank : families[family].size,
@@ -1234,88 +1211,158 @@ static void tshi_uv_first_host(const char *list, char *host, size_t room) {
                    behind ? (int)strcspn(behind + 1, ",[") : 0, behind ? behind + 1 : "");
 }
 
-/* host and port of rank 0. */
+/* A text of the desc, else of the variable. 1: it is in text; 0: there is none; -1: it is too long. */
+static int tshi_uv_text(const char *given, const char *variable, char *text, size_t room,
+                        tsh_error *error) {
+    if (!given) return tsh_env_text(variable, text, room, error);
+    if ((size_t)snprintf(text, room, "%s", given) < room) return 1;
+    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "a tsh_uv_desc has a text of %lu bytes: \"%.60s...\"",
+                  (unsigned long)strlen(given), given);
+    return -1;
+}
+
+/* The host of rank 0. 0: an error. */
 static int tshi_uv_set_host(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
                             tsh_error *error) {
-    const char *nodes = tshi_uv_env("SLURM_STEP_NODELIST"), *agent, *host = desc->host;
-    int has = 1;
-    if (!nodes) nodes = tshi_uv_env("SLURM_JOB_NODELIST");
-    if (!host) host = tshi_uv_env("TSHARD_HOST");
-    if (!host) host = tshi_uv_env("MASTER_ADDR");
-    if (host)
-        (void)snprintf(world->host, sizeof world->host, "%s", host);
-    else if (family == 3 && nodes)
-        tshi_uv_first_host(nodes, world->host, sizeof world->host);
-    else
-        (void)snprintf(world->host, sizeof world->host, "127.0.0.1");
+    char *host = world->host, nodes[4096];
+    size_t room = sizeof world->host;
+    int has = tshi_uv_text(desc->host, "TSHARD_HOST", host, room, error);
+    if (!has) has = tsh_env_text("MASTER_ADDR", host, room, error);
+    if (!has && family == 3) {
+        has = tsh_env_text("SLURM_STEP_NODELIST", nodes, sizeof nodes, error);
+        if (!has) has = tsh_env_text("SLURM_JOB_NODELIST", nodes, sizeof nodes, error);
+        if (has > 0) tshi_uv_first_host(nodes, host, room);
+    }
+    if (!has) (void)snprintf(host, room, "127.0.0.1");
+    return has >= 0;
+}
+
+/* The port of rank 0; 0 stays where none is known. 0: an error. */
+static int tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, tsh_uv_world *world,
+                                  tsh_error *error) {
+    int has, id = 0;
+    char agent[64] = "";
     world->port = desc->port;
-    if (!desc->port) has = tshi_uv_env_int("TSHARD_PORT", 1, 65535, &world->port, error);
+    if (desc->port > 0 && desc->port < 65536) return 1;
+    if (desc->port) {
+        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", desc->port);
+        return 0;
+    }
+    has = tsh_env_int("TSHARD_PORT", 1, 65535, &world->port, error);
     if (!has) {
-        has = tshi_uv_env_int("MASTER_PORT", 1, 65534, &world->port, error);
-        agent = tshi_uv_env("TORCHELASTIC_USE_AGENT_STORE");
-        if (has > 0 && agent && strcmp(agent, "True") == 0) world->port++;
+        has = tsh_env_int("MASTER_PORT", 1, 65534, &world->port, error);
+        if (has > 0 && tsh_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
+            has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1;
+        if (has < 0 && agent[0])
+            tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
+                          "TORCHELASTIC_USE_AGENT_STORE is \"%s\"; it takes True or False", agent);
+        world->port += has == 2;
     }
     if (!has && family == 3) {
-        int id = 0;
-        has = tshi_uv_env_int("SLURM_JOB_ID", 0, INT_MAX, &id, error);
+        has = tsh_env_int("SLURM_JOB_ID", 0, INT_MAX, &id, error);
         if (has > 0) world->port = 20000 + id % 20000;
     }
-    if (has < 0) return 0;
-    if (world->port >= 0 && world->port < 65536) return 1;
-    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", world->port);
+    return has >= 0;
+}
+
+enum { TSHI_UV_KEY_ROOM = 4096, TSHI_UV_KEY_LEAST = 16 };
+
+/* Hashes a key that was found at `where`. 0: it is too short. */
+static int tshi_uv_take_key(const void *key, size_t size, const char *where,
+                            unsigned char hash[32], tsh_error *error) {
+    (void)crypto_hash_sha256(hash, (const unsigned char *)key, size);
+    if (size >= TSHI_UV_KEY_LEAST) return 1;
+    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
+                  "%.300s has a key of %d bytes, and less than %d can be guessed; `tshard-run "
+                  "--new-key FILE` writes a good one into a new file, for TSHARD_KEY_FILE",
+                  where, (int)size, TSHI_UV_KEY_LEAST);
+    return 0;
+}
+
+/* Only the user of this process, or root, may have written a key file, and nobody else read it. */
+static int tshi_uv_check_key_file(int fd, const char *path, tsh_error *error) {
+    struct stat info;
+    if (fstat(fd, &info) != 0)
+        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
+                      tshi_uv_why(errno));
+    else if (!S_ISREG(info.st_mode))
+        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s is not a regular file",
+                      path);
+    else if (info.st_uid != 0 && info.st_uid != geteuid())
+        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
+                      "TSHARD_KEY_FILE: %.300s belongs to user %ld, who is neither root nor the "
+                      "user of this process: chown %ld %.300s",
+                      path, (long)info.st_uid, (long)geteuid(), path);
+    else if (info.st_mode & 077)
+        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
+                      "TSHARD_KEY_FILE: other users can read or write %.300s (mode %04o): "
+                      "chmod 600 %.300s",
+                      path, (unsigned)info.st_mode & 07777, path);
+    else
+        return 1;
     return 0;
 }
 
 /* Reads a key file; its last line's end does not count. */
 static int tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error *error) {
-    unsigned char bytes[4096];
-    FILE *file = fopen(path, "rb");
-    size_t n = 0;
-    if (!file) {
+    unsigned char bytes[TSHI_UV_KEY_ROOM];
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), right; /* a FIFO does not block */
+    ssize_t n = 0, more = fd < 0 ? -1 : 1;
+    if (fd >= 0 && !tshi_uv_check_key_file(fd, path, error)) {
+        (void)close(fd);
+        return 0;
+    }
+    while (more > 0 && n < (ssize_t)sizeof bytes)
+        if ((more = read(fd, bytes + n, sizeof bytes - (size_t)n)) > 0) n += more;
+    if (more < 0)
         tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
                       tshi_uv_why(errno));
-        return 0;
-    }
-    n = fread(bytes, 1, sizeof bytes, file);
-    (void)fclose(file);
-    if (n == sizeof bytes) {
+    else if (n == (ssize_t)sizeof bytes)
         tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s has %d bytes or more",
                       path, (int)sizeof bytes);
-        return 0;
-    }
+    if (fd >= 0) (void)close(fd);
+    right = more == 0;
     while (n && (bytes[n - 1] == '\n' || bytes[n - 1] == '\r')) n--;
-    (void)crypto_hash_sha256(hash, bytes, n);
+    right = right && tshi_uv_take_key(bytes, (size_t)n, path, hash, error);
     sodium_memzero(bytes, sizeof bytes);
-    if (n) return 1;
-    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s is empty", path);
-    return 0;
+    return right;
 }
 
+/* The secret, the hash of the key; it stays all zero where there is none. 0: an error. */
 static int tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
-    const char *text = tshi_uv_env("TSHARD_KEY"), *path = tshi_uv_env("TSHARD_KEY_FILE");
-    const char *insecure = tshi_uv_env("TSHARD_INSECURE");
-    world->insecure = desc->insecure || (insecure && strcmp(insecure, "0") != 0);
+    char text[TSHI_UV_KEY_ROOM];
+    int has;
+    world->insecure = desc->insecure;
+    if (!desc->insecure && tsh_env_int("TSHARD_INSECURE", 0, 1, &world->insecure, error) < 0)
+        return 0;
     world->keyed = 1;
-    if (desc->key && desc->key_size)
-        (void)crypto_hash_sha256(world->secret, (const unsigned char *)desc->key, desc->key_size);
-    else if (text)
-        (void)crypto_hash_sha256(world->secret, (const unsigned char *)text, strlen(text));
-    else if (path)
-        return tshi_uv_key_file(path, world->secret, error);
-    else
-        world->keyed = 0; /* the secret stays all zero */
+    if (desc->key)
+        return tshi_uv_take_key(desc->key, desc->key_size, "tsh_uv_desc.key", world->secret, error);
+    has = tsh_env_text("TSHARD_KEY", text, sizeof text, error);
+    if (has > 0 &&
+        !tshi_uv_take_key(text, strlen(text), "TSHARD_KEY", world->secret, error))
+        has = -1;
+    sodium_memzero(text, sizeof text);
+    if (has) return has > 0;
+    has = tsh_env_text("TSHARD_KEY_FILE", text, sizeof text, error);
+    if (has) return has > 0 && tshi_uv_key_file(text, world->secret, error);
+    world->keyed = 0;
     return 1;
 }
 
 /* Everything but sockets. 0: an error. */
 static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
-    const char *job = desc->job ? desc->job : tshi_uv_env("TSHARD_JOB");
-    const char *bind = desc->bind ? desc->bind : tshi_uv_env("TSHARD_BIND");
     unsigned char hash[32];
     int family = tshi_uv_set_rank(desc, world, error);
-    if (family < 0 || !tshi_uv_set_host(desc, family, world, error)) return 0;
-    if (!tshi_uv_seconds(desc->timeout, "TSHARD_TIMEOUT", 300, &world->timeout, error) ||
-        !tshi_uv_seconds(desc->heartbeat, "TSHARD_HEARTBEAT", 10, &world->heartbeat, error) ||
+    if (family < 0 || !tshi_uv_set_host(desc, family, world, error) ||
+        !tshi_uv_set_rank0_port(desc, family, world, error) ||
+        !tshi_uv_seconds(desc->timeout, "tsh_uv_desc.timeout", "TSHARD_TIMEOUT", 300,
+                         &world->timeout, error) ||
+        !tshi_uv_seconds(desc->heartbeat, "tsh_uv_desc.heartbeat", "TSHARD_HEARTBEAT", 10,
+                         &world->heartbeat, error) ||
+        tshi_uv_text(desc->bind, "TSHARD_BIND", world->bind_host, sizeof world->bind_host, error) <
+            0 ||
+        tshi_uv_text(desc->job, "TSHARD_JOB", world->jobname, sizeof world->jobname, error) < 0 ||
         !tshi_uv_set_key(desc, world, error))
         return 0;
     if (world->heartbeat && world->heartbeat < TSHI_UV_SECOND) {
@@ -1326,14 +1373,11 @@ static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
         return 0;
     }
     if (world->timeout == 0) world->timeout = INT64_MAX / 4;
-    if (!job) job = "";
-    (void)snprintf(world->bind_host, sizeof world->bind_host, "%s", bind ? bind : "");
-    (void)snprintf(world->jobname, sizeof world->jobname, "%s", job);
-    (void)crypto_hash_sha256(hash, (const unsigned char *)job, strlen(job));
+    (void)crypto_hash_sha256(hash, (const unsigned char *)world->jobname, strlen(world->jobname));
     memcpy(&world->job, hash, sizeof world->job);
     world->listener = desc->listener > 0 ? desc->listener : -1;
     if (world->listener < 0 && world->rank == 0 &&
-        tshi_uv_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
+        tsh_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
         return 0;
     if (world->size == 1 || world->port || (world->rank == 0 && world->listener >= 0)) return 1;
     tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,

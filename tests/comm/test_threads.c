@@ -130,8 +130,10 @@ static void expect_why(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx,
 static void test_runner_says_why(void **state) {
     static log_lines log;
     tsh_desc desc = {.logger = {log_keep, &log}};
+    static const char *const bad[] = {"5 min", "x",    "1x",  " 1",  "-1",    "nan",
+                                      "inf",   "1e400", "1e3", "01", ".", "1000000001"};
     tsh_threads_world *made;
-    char before[32];
+    char before[32], why[200];
     (void)state;
     expect_why(2, &desc, NULL, "tsh_threads_run: fn is NULL (TSH_ERR_ARGUMENT)");
     expect_why(0, &desc, count_runs,
@@ -146,9 +148,14 @@ static void test_runner_says_why(void **state) {
                    getenv("TSHARD_TIMEOUT") ? getenv("TSHARD_TIMEOUT") : "");
     (void)setenv("TSHARD_TIMEOUT", "5 min", 1);
     assert_int_equal(tsh_threads_world_new(2, &made), TSH_ERR_ARGUMENT);
-    expect_why(2, &desc, count_runs,
-               "tsh_threads_run: TSHARD_TIMEOUT is \"5 min\", not a time in seconds "
-               "(TSH_ERR_ARGUMENT)");
+    for (int i = 0; i < (int)(sizeof bad / sizeof *bad); i++) {
+        (void)setenv("TSHARD_TIMEOUT", bad[i], 1);
+        (void)snprintf(why, sizeof why,
+                       "tsh_threads_run: TSHARD_TIMEOUT is \"%s\"; it takes a number of seconds, "
+                       "such as 30 or 0.5, up to 1000000000 (TSH_ERR_ARGUMENT)",
+                       bad[i]);
+        expect_why(2, &desc, count_runs, why);
+    }
     (void)setenv("TSHARD_TIMEOUT", before, 1); /* empty is unset */
     desc.tp = 3;                               /* each rank says so */
     log.count = runs = 0;

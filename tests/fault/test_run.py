@@ -691,7 +691,7 @@ if rank == 0:
             check(err == "tshard-run: cannot listen at 127.0.0.1 port %d: Address already in use\n"
                   % port, err)
     code, _, err = launch("--hosts", "no.such.host.invalid,b", "--node-rank", 0, "true",
-                          env={"TSHARD_KEY": "k"})
+                          env={"TSHARD_KEY": "k" * 16})
     check(code == 1 and "host no.such.host.invalid: " in err and err.count("\n") == 1, code, err)
 
 
@@ -705,7 +705,7 @@ def a_name_of_loopback_is_no_host_for_others(folder):
             at == "::1" or at.startswith("127.") for at in found):
         raise Skipped("this host's name is not one of loopback")
     code, out, err = launch("--hosts", name + ",b", "--node-rank", 0, "true",
-                            env={"TSHARD_KEY": "k"})
+                            env={"TSHARD_KEY": "k" * 16})
     check(code == 1 and out == b"" and "name the first host by its address" in err, code, err)
 
 
@@ -714,12 +714,23 @@ def several_hosts_need_a_key(folder):
     path = os.path.join(folder, "key")
     for env, why in (({}, "set TSHARD_KEY or TSHARD_KEY_FILE"), ({"TSHARD_KEY": ""}, "need a key"),
                      ({"TSHARD_INSECURE": "0"}, "TSHARD_INSECURE=1"),
+                     ({"TSHARD_INSECURE": "no"}, 'TSHARD_INSECURE is "no"; it takes 0 or 1'),
+                     ({"TSHARD_INSECURE": "11"}, 'TSHARD_INSECURE is "11"; it takes 0 or 1'),
+                     ({"TSHARD_KEY": "secret"}, "tshard-run --new-key FILE"),
                      ({"TSHARD_KEY_FILE": path}, "TSHARD_KEY_FILE %s: No such file" % path)):
         code, out, err = launch(*words, "true", env=env)
         check(code == 2 and out == b"" and err.count("\n") == 1 and why in err, env, code, err)
-    with open(path, "w") as file:
-        file.write("secret")
-    for env in ({"TSHARD_KEY": "secret"}, {"TSHARD_KEY_FILE": path}, {"TSHARD_INSECURE": "1"}):
+    secret = "a secret of 22 letters"
+    for text, mode, why in (("secret", 0o600, "less than 16 bytes"),
+                            (secret, 0o640, "(mode 0640): chmod 600 " + path),
+                            (secret, 0o604, "(mode 0604): chmod 600 " + path)):
+        with open(path, "w") as file:
+            file.write(text)
+        os.chmod(path, mode)
+        code, out, err = launch(*words, "true", env={"TSHARD_KEY_FILE": path})
+        check(code == 2 and out == b"" and err.count("\n") == 1 and why in err, text, code, err)
+    os.chmod(path, 0o600)
+    for env in ({"TSHARD_KEY": secret}, {"TSHARD_KEY_FILE": path}, {"TSHARD_INSECURE": "1"}):
         found = environments(*words, env=env)
         check(sorted(found) == [2, 3], found)
         for each in found.values():
@@ -727,6 +738,37 @@ def several_hosts_need_a_key(folder):
                      if name in ("TSHARD_KEY", "TSHARD_KEY_FILE", "TSHARD_INSECURE")}
             check(given == env and each["TSHARD_PORT"] == "29400", given)
             check(each["TSHARD_HOST"] == "alpha", each)
+
+
+def a_new_key_is_written(folder):
+    path = os.path.join(folder, "new-key")
+    before = os.umask(0o277)
+    try:
+        code, out, err = launch("--new-key", path)
+    finally:
+        os.umask(before)
+    check(code == 0 and err == "" and path.encode() in out, code, out, err)
+    with open(path) as file:
+        text = file.read()
+    check(re.fullmatch("[0-9a-f]{64}\n", text), text)
+    check(os.stat(path).st_mode & 0o7777 == 0o600, oct(os.stat(path).st_mode))
+    words = ["--hosts", "alpha:2,beta:2", "--node-rank", 1]
+    check(sorted(environments(*words, env={"TSHARD_KEY_FILE": path})) == [2, 3])
+    code, out, err = launch("--new-key=" + path)
+    check(code == 2 and out == b"" and "that file exists" in err and err.count("\n") == 1, err)
+    with open(path) as file:
+        check(file.read() == text, "an existing file was written")
+    other = path + "2"
+    check(launch("--new-key", other)[0] == 0)
+    with open(other) as file:
+        check(file.read() != text, "the same key twice")
+    for at, why in ((os.path.join(folder, "no", "key"), "No such file or directory"),
+                    ("/dev/full", "that file exists"), (folder, "that file exists")):
+        code, out, err = launch("--new-key", at)
+        check(code == 2 and out == b"" and why in err and err.count("\n") == 1, at, code, err)
+    code, _, err = launch("--new-key", other + "3", "true")
+    check(code == 2 and "--new-key starts no program" in err, code, err)
+    check(not os.path.exists(other + "3"))
 
 
 # ---- report ------------------------------------------------------------------
@@ -746,7 +788,7 @@ TESTS = [  # those that wait longest first
     ranks_have_no_other_descriptors, closed_streams_do_no_harm, two_jobs_run_at_once,
     many_ranks_start, mistakes_are_one_sentence, hosts_share_one_numbering,
     rank_0_listens_where_it_is_told, a_name_of_loopback_is_no_host_for_others,
-    several_hosts_need_a_key]
+    several_hosts_need_a_key, a_new_key_is_written]
 
 
 def main():

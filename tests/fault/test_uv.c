@@ -8,6 +8,7 @@
 #include "../support/comm_tests.h"
 #include "../support/logs.h"
 
+#include <sys/stat.h> /* mkfifo */
 #include <sys/time.h> /* struct timeval */
 
 static world_desc tcp_desc(int ranks, rank_fn fn, const void *user) {
@@ -272,7 +273,7 @@ static void intruder_prepare(job *j, tsh_uv_desc *uv) {
     if (j->rank < 3) return;
     sleep_ms(200); /* rank 1 is there */
     uv->rank = what == TWICE ? 1 : 2;
-    if (what == WRONG_KEY) uv->key = "a key of tesus";
+    if (what == WRONG_KEY) uv->key = "a key of all tesus";
     if (what == WRONG_JOB) uv->job = "another job";
     if (what == WRONG_SIZE) uv->size = 4;
 }
@@ -388,7 +389,7 @@ static void environment_rank(job *j) {
 
 static void test_environment(void **state) {
     static const environment rows[] = {
-        {"TSHARD_RANK", "TSHARD_SIZE", "TSHARD_HOST", "TSHARD_PORT", "TSHARD_KEY=0123", 0},
+        {"TSHARD_RANK", "TSHARD_SIZE", "TSHARD_HOST", "TSHARD_PORT", "TSHARD_KEY=0123456789abcdef", 0},
         {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", NULL, 0},
         {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE=True",
          1},
@@ -479,6 +480,189 @@ static void test_settings(void **state) {
     assert_int_equal(tsh_uv_open(&plain, NULL), TSH_ERR_ARGUMENT);
 }
 
+/* ------------------------------------------------------------------ every variable */
+
+/* Sets or unsets "NAME=value NAME=value". */
+static void set_all(const char *pairs, int set) {
+    char text[256], *rest = NULL;
+    (void)snprintf(text, sizeof text, "%s", pairs);
+    for (char *at = strtok_r(text, " ", &rest); at; at = strtok_r(NULL, " ", &rest)) {
+        char *value = strchr(at, '=');
+        *value++ = 0;
+        (void)(set ? setenv(at, value, 1) : unsetenv(at));
+    }
+}
+
+typedef struct variable {
+    const char *name, *takes;
+    const char *others; /* that must be set for it to be read */
+    const char *bad[4]; /* beside those that are bad for all */
+} variable;
+
+/* What tsh_uv_open says where name has this value. */
+static tsh_error open_with(const char *name, const char *value) {
+    tsh_error error;
+    tsh_uv_desc uv;
+    tsh_comm comm;
+    memset(&uv, 0, sizeof uv);
+    memset(&error, 0, sizeof error);
+    uv.error = &error;
+    (void)setenv(name, value, 1);
+    if (!value[0]) uv.timeout = 0.05; /* where TSHARD_TIMEOUT is not set any more */
+    if (tsh_uv_open(&uv, &comm) == TSH_OK) tsh_comm_close(&comm);
+    (void)unsetenv(name);
+    return error;
+}
+
+static void expect_variable(const variable *v, const char *value) {
+    char part[200];
+    tsh_error error = open_with(v->name, value);
+    (void)snprintf(part, sizeof part, "%s is \"%s\"; it takes %s", v->name, value, v->takes);
+    if (strcmp(error.message, part) != 0 || error.code != TSH_ERR_ARGUMENT)
+        fail_msg("%s \"%s\", not \"%s\"", tsh_result_name(error.code), error.message, part);
+}
+
+static void test_variables(void **state) {
+    static const char seconds[] = "a number of seconds, such as 30 or 0.5, up to 1000000000";
+    static const char shape[] = "TSHARD_RANK=1 TSHARD_SIZE=2";
+    static const char all[] = "TSHARD_RANK=1 TSHARD_SIZE=2 TSHARD_PORT=1 TSHARD_TIMEOUT=0.05";
+    static const char first[] = "TSHARD_RANK=0 TSHARD_SIZE=2 TSHARD_PORT=1 TSHARD_TIMEOUT=0.05";
+    static const char slurm[] = "SLURM_PROCID=1 SLURM_NTASKS=2";
+    static const char torch[] = "RANK=1 WORLD_SIZE=2 MASTER_PORT=1";
+    static const variable rows[] = {
+        {"TSHARD_SIZE", "a whole number from 1 to 1024", "TSHARD_RANK=1", {"0", "1025"}},
+        {"TSHARD_RANK", "a whole number from 0 to 1023", "TSHARD_SIZE=2", {"1024"}},
+        {"WORLD_SIZE", "a whole number from 1 to 1024", "RANK=1", {"0", "1025"}},
+        {"RANK", "a whole number from 0 to 1023", "WORLD_SIZE=2", {"1024"}},
+        {"SLURM_NTASKS", "a whole number from 1 to 1024", "SLURM_PROCID=1", {"0", "1025"}},
+        {"SLURM_PROCID", "a whole number from 0 to 1023", "SLURM_NTASKS=2", {"1024"}},
+        {"TSHARD_PORT", "a whole number from 1 to 65535", shape, {"0", "65536", "http"}},
+        {"MASTER_PORT", "a whole number from 1 to 65534", shape, {"0", "65535"}},
+        {"SLURM_JOB_ID", "a whole number from 0 to 2147483647", slurm, {"2147483648"}},
+        {"TORCHELASTIC_USE_AGENT_STORE", "True or False", torch, {"true", "1", "TRUE", "yes"}},
+        {"TSHARD_LISTENER", "a whole number from 1 to 2147483647", first, {"0", "2147483648"}},
+        {"TSHARD_TIMEOUT", seconds, all, {"5 min", "1.", "1e3", "1000000001"}},
+        {"TSHARD_HEARTBEAT", seconds, all, {"10s", ".5", "0,5", "1000000001"}},
+        {"TSHARD_INSECURE", "0 or 1", all, {"no", "false", "off", "2"}},
+        {"TSHARD_INSECURE", "0 or 1", first, {"yes", "true", "11", "1 0"}},
+    };
+    static const char *const bad[] = {"x",   "1x",    " 1",  "1 ", "-1", "+1", "nan",
+                                      "inf", "1e400", "0x1", "01", "-0", "99999999999999999999"};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const variable *v = &rows[i];
+        tsh_error error;
+        set_all(v->others, 1);
+        for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) expect_variable(v, bad[k]);
+        for (int k = 0; k < 4 && v->bad[k]; k++) expect_variable(v, v->bad[k]);
+        error = open_with(v->name, "");
+        if (strstr(error.message, "it takes")) fail_msg("%s: %s", v->name, error.message);
+        set_all(v->others, 0);
+    }
+}
+
+/* Texts that are too long, and times that make no sense. */
+static void test_variables_of_text(void **state) {
+    static const char *const names[] = {"TSHARD_HOST", "MASTER_ADDR", "TSHARD_BIND", "TSHARD_JOB",
+                                        "TSHARD_KEY", "TSHARD_KEY_FILE"};
+    static char text[6000];
+    tsh_error error;
+    tsh_uv_desc uv;
+    (void)state;
+    memset(text, 'q', sizeof text - 1);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        set_all("TSHARD_RANK=1 TSHARD_SIZE=2 TSHARD_PORT=1 TSHARD_TIMEOUT=0.05", 1);
+        error = open_with(names[i], text);
+        if (error.code != TSH_ERR_ARGUMENT || strstr(error.message, "qqq") ||
+            !strstr(error.message, names[i]) || !strstr(error.message, " has 5999 bytes; it takes"))
+            fail_msg("%s: %s", names[i], error.message);
+    }
+    set_all("TSHARD_RANK= TSHARD_SIZE= TSHARD_PORT= TSHARD_TIMEOUT=", 0);
+    memset(&uv, 0, sizeof uv);
+    uv.size = 2;
+    uv.rank = 1;
+    uv.port = 1;
+    uv.heartbeat = 0.0 / strtod("0", NULL);
+    expect_refusal(&uv, TSH_ERR_ARGUMENT, "tsh_uv_desc.heartbeat is not a number");
+    uv.heartbeat = 0;
+    uv.host = text;
+    expect_refusal(&uv, TSH_ERR_ARGUMENT, "5999 bytes");
+}
+
+/* Only 1 opens a rank to others without a key. */
+static void test_insecure(void **state) {
+    static const char *const closed[] = {"", "0"};
+    char port[16];
+    tsh_error error;
+    int listener, free_port;
+    (void)state;
+    listener = listen_anywhere(&free_port);
+    (void)close(listener);
+    (void)snprintf(port, sizeof port, "%d", free_port);
+    set_all("TSHARD_RANK=0 TSHARD_SIZE=2 TSHARD_TIMEOUT=0.05 TSHARD_HOST=0.0.0.0", 1);
+    (void)setenv("TSHARD_PORT", port, 1);
+    for (int i = 0; i < 2; i++) {
+        error = open_with("TSHARD_INSECURE", closed[i]);
+        if (!strstr(error.message, "0.0.0.0 is not a loopback address: set TSHARD_KEY"))
+            fail_msg("\"%s\": %s", closed[i], error.message);
+    }
+    error = open_with("TSHARD_INSECURE", "1");
+    if (error.code != TSH_ERR_TIMEOUT) fail_msg("1: %s", error.message);
+    set_all("TSHARD_RANK= TSHARD_SIZE= TSHARD_TIMEOUT= TSHARD_HOST= TSHARD_PORT=", 0);
+}
+
+/* ------------------------------------------------------------------------- keys */
+
+/* What tsh_uv_open says of a key file with these bytes; size -1: of none. */
+static tsh_error open_with_file(const char *path, const char *bytes, mode_t mode, uid_t owner) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    tsh_error error;
+    assert_true(fd >= 0 && write(fd, bytes, strlen(bytes)) == (ssize_t)strlen(bytes));
+    assert_int_equal(fchmod(fd, mode) + fchown(fd, owner, (gid_t)-1), 0);
+    (void)close(fd);
+    error = open_with("TSHARD_KEY_FILE", path);
+    (void)unlink(path);
+    return error;
+}
+
+static void expect_key(const char *what, tsh_error error, tsh_result code, const char *part) {
+    if (error.code != code || !strstr(error.message, part))
+        fail_msg("%s: %s \"%s\", not \"%s\"", what, tsh_result_name(error.code), error.message,
+                 part);
+}
+
+/* Keys that can be guessed, and files that others can read, are refused with what mends it. */
+static void test_keys(void **state) {
+    static const char good[] = "0123456789abcdef\r\n", new_key[] = "tshard-run --new-key FILE";
+    char path[64], part[160];
+    (void)state;
+    (void)snprintf(path, sizeof path, "/tmp/tshard-key-%ld", (long)getpid());
+    set_all("TSHARD_RANK=1 TSHARD_SIZE=2 TSHARD_PORT=1 TSHARD_TIMEOUT=0.05", 1);
+    expect_key("short", open_with("TSHARD_KEY", "0123456789abcde"), TSH_ERR_ARGUMENT,
+               "TSHARD_KEY has a key of 15 bytes");
+    expect_key("short", open_with("TSHARD_KEY", "k"), TSH_ERR_ARGUMENT, new_key);
+    expect_key("16 bytes", open_with("TSHARD_KEY", "0123456789abcdef"), TSH_ERR_TIMEOUT, "");
+    expect_key("good", open_with_file(path, good, 0600, (uid_t)-1), TSH_ERR_TIMEOUT, "");
+    expect_key("good", open_with_file(path, good, 0400, (uid_t)-1), TSH_ERR_TIMEOUT, "");
+    expect_key("empty", open_with_file(path, "\n", 0600, (uid_t)-1), TSH_ERR_ARGUMENT, new_key);
+    expect_key("short file", open_with_file(path, "0123456789abcde\n", 0600, (uid_t)-1),
+               TSH_ERR_ARGUMENT, "has a key of 15 bytes");
+    for (mode_t bit = 1; bit < 0100; bit = (mode_t)(bit << 1)) {
+        (void)snprintf(part, sizeof part, "(mode %04o): chmod 600 %s", 0600u | (unsigned)bit, path);
+        expect_key("mode", open_with_file(path, good, 0600 | bit, (uid_t)-1), TSH_ERR_ARGUMENT,
+                   part);
+    }
+    if (geteuid() == 0)
+        expect_key("owner", open_with_file(path, good, 0600, 12345), TSH_ERR_ARGUMENT,
+                   "belongs to user 12345");
+    assert_int_equal(mkfifo(path, 0600), 0);
+    expect_key("fifo", open_with("TSHARD_KEY_FILE", path), TSH_ERR_ARGUMENT,
+               "is not a regular file");
+    (void)unlink(path);
+    expect_key("none", open_with("TSHARD_KEY_FILE", path), TSH_ERR_ARGUMENT, path);
+    set_all("TSHARD_RANK= TSHARD_SIZE= TSHARD_PORT= TSHARD_TIMEOUT=", 0);
+}
+
 static int run_fn(tsh_ctx *ctx, void *user) {
     int64_t sum = 1;
     (void)user;
@@ -511,13 +695,13 @@ static void test_run_says_why(void **state) {
         const char *part;
     } rows[] = {
         {{"first", "2", "1", NULL}, TSH_ERR_ARGUMENT,
-         "tsh_uv_run: TSHARD_RANK is \"first\", not a number from 0 to 1024"},
+         "tsh_uv_run: TSHARD_RANK is \"first\"; it takes a whole number from 0 to 1023"},
         {{"0", NULL, NULL, NULL}, TSH_ERR_ARGUMENT, "TSHARD_RANK is set, but not TSHARD_SIZE"},
         {{"2", "2", "1", NULL}, TSH_ERR_ARGUMENT, "rank 2 is not in a world of 2 ranks"},
         {{"1", "2", NULL, NULL}, TSH_ERR_ARGUMENT,
          "rank 1 does not know on which port rank 0 listens: set TSHARD_PORT"},
         {{"1", "2", "99999", NULL}, TSH_ERR_ARGUMENT,
-         "TSHARD_PORT is \"99999\", not a number from 1 to 65535"},
+         "TSHARD_PORT is \"99999\"; it takes a whole number from 1 to 65535"},
         {{"1", "2", "1", "no.such.host.invalid"}, TSH_ERR_IO,
          "rank 1 cannot find rank 0's host \"no.such.host.invalid\": "},
         {{"1", "2", "1", NULL}, TSH_ERR_TIMEOUT,
@@ -598,7 +782,8 @@ int main(void) {
         TEST(absent),    TEST(absent_first), TEST(intruders),
         TEST(strangers), TEST(environment),  TEST(listener),
         TEST(alone),     TEST(settings),     TEST(run),
-        TEST(run_says_why),
+        TEST(run_says_why), TEST(variables), TEST(variables_of_text),
+        TEST(insecure),  TEST(keys),
     };
     const struct CMUnitTest threads[] = {
         TEST(overlap), TEST(split), TEST(tie), TEST(abort), TEST(timeout), TEST(soak),

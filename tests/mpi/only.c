@@ -153,12 +153,13 @@ static void reasons(int argc, char **argv) {
     expect_why(&desc, NULL, "tsh_mpi_run: fn is NULL (TSH_ERR_ARGUMENT)");
     (void)setenv("TSHARD_TIMEOUT", "soon", 1); /* before MPI is there */
     expect_why(&desc, ranks_add,
-               "TSHARD_TIMEOUT is \"soon\", not a time in seconds (TSH_ERR_ARGUMENT)");
+               "TSHARD_TIMEOUT is \"soon\"; it takes a number of seconds, such as 30 or 0.5, up to "
+               "1000000000 (TSH_ERR_ARGUMENT)");
     MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
     rank = rank_of(MPI_COMM_WORLD);
     (void)snprintf(line, sizeof line,
-                   "rank %d: TSHARD_TIMEOUT is \"soon\", not a time in seconds "
-                   "(TSH_ERR_ARGUMENT)",
+                   "rank %d: TSHARD_TIMEOUT is \"soon\"; it takes a number of seconds, such as 30 or 0.5, "
+                   "up to 1000000000 (TSH_ERR_ARGUMENT)",
                    rank);
     expect_why(&desc, ranks_add, line);
     (void)setenv("TSHARD_TIMEOUT", "30", 1);
@@ -458,14 +459,24 @@ static void arguments(int argc, char **argv) {
     MPI_Comm none = MPI_COMM_NULL;
     tsh_error why;
     tsh_mpi_desc desc = {.comm = &none, .error = &why};
+    static const char *const bad[] = {"x",   "1x",  " 1",    "-1",  "yes",
+                                      "nan", "inf", "1e400", "1e3", "1000000001"};
     tsh_comm comm;
     MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
     MUST(tsh_mpi_open(&desc, NULL) == TSH_ERR_ARGUMENT && strstr(why.message, "out is NULL"));
     MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_ARGUMENT && strstr(why.message, "MPI_COMM_NULL"));
     desc.comm = NULL;
-    (void)setenv("TSHARD_TIMEOUT", "soon", 1);
-    MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_ARGUMENT);
-    MUST(strcmp(why.message, "TSHARD_TIMEOUT is \"soon\", not a time in seconds") == 0);
+    for (int i = 0; i < (int)(sizeof bad / sizeof *bad); i++) {
+        char part[64];
+        (void)setenv("TSHARD_TIMEOUT", bad[i], 1);
+        (void)snprintf(part, sizeof part, "TSHARD_TIMEOUT is \"%s\"; it takes a number of", bad[i]);
+        MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_ARGUMENT && strstr(why.message, part));
+        (void)setenv("TSHARD_TIMEOUT", "30", 1);
+        (void)setenv("TSHARD_MPI_NATIVE", bad[i], 1);
+        (void)snprintf(part, sizeof part, "TSHARD_MPI_NATIVE is \"%s\"; it takes 0 or 1", bad[i]);
+        MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_ARGUMENT && strstr(why.message, part));
+        (void)unsetenv("TSHARD_MPI_NATIVE");
+    }
     (void)setenv("TSHARD_TIMEOUT", "0", 1); /* never */
     MUST(tsh_mpi_open(&desc, &comm) == TSH_OK);
     sums_to(&comm, 1);

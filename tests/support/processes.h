@@ -184,8 +184,8 @@ static tsh_uv_desc job_desc(job *j) {
     if (!uv.listener && j->rank == 0) uv.listener = w->listener;
     if (!uv.job) uv.job = w->name;
     if (!uv.key) {
-        uv.key = "a key of tests";
-        uv.key_size = 14;
+        uv.key = "a key of all tests";
+        uv.key_size = 18;
     }
     if (uv.timeout <= 0) uv.timeout = 30;
     uv.error = &j->why;
