@@ -105,10 +105,10 @@ static const char HELP[] =
     "Ranks are numbered host by host. IPv6 addresses stand in brackets: [fd00::1]:2. Several\n"
     "hosts need one key in TSHARD_KEY or TSHARD_KEY_FILE, the same on each, unless all are\n"
     "loopback: write it with --new-key, and copy the file, which only its owner or root may be\n"
-    "able to read, to every host. On one host the key is random. A rank finds TSHARD_RANK, TSHARD_SIZE,\n"
-    "TSHARD_LOCAL_RANK, TSHARD_LOCAL_SIZE; TSHARD_HOST and TSHARD_PORT, where rank 0 listens;\n"
-    "TSHARD_KEY; TSHARD_JOB, the job's name; TSHARD_RESTART, this host's count of restarts;\n"
-    "and rank 0 TSHARD_LISTENER, the number of a socket that listens there already.\n\n"
+    "able to read, to every host. On one host the key is random. A rank finds TSHARD_RANK,\n"
+    "TSHARD_SIZE, TSHARD_LOCAL_RANK, TSHARD_LOCAL_SIZE; TSHARD_HOST and TSHARD_PORT, where\n"
+    "rank 0 listens; TSHARD_KEY; TSHARD_JOB, the job's name; TSHARD_RESTART, this host's count\n"
+    "of restarts; and rank 0 TSHARD_LISTENER, the number of a socket that listens there already.\n\n"
     "stdin goes to rank 0. stdout and stderr come by whole lines, each labelled '[rank] '; a\n"
     "line over 64 KiB in pieces, '[rank]+ ' from the second on. A slow reader makes the ranks\n"
     "wait; one that goes away is gone for the ranks, too. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and\n"
@@ -281,8 +281,8 @@ static int check_key_file(const char *path) {
         return refuse("TSHARD_KEY_FILE: other users can read or write %s (mode %04o): chmod 600 %s",
                       path, (unsigned)info.st_mode & 07777, path);
     if (S_ISREG(info.st_mode) && info.st_size < LEAST_KEY)
-        return refuse("TSHARD_KEY_FILE %s has a key of less than %d bytes, which can be guessed; %s",
-                      path, LEAST_KEY, NEW_KEY);
+        return refuse("TSHARD_KEY_FILE %s: a key of less than %d bytes can be guessed; %s", path,
+                      LEAST_KEY, NEW_KEY);
     return 0;
 }
 

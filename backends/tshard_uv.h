@@ -58,6 +58,9 @@
  * - live on without a lost rank: the world ends. tshard-run --max-restarts starts it anew;
  * - protect what is sent (SECURITY), use shared memory within a host, or more than one network;
  * - connect over 1,024 ranks, or machines of different byte orders;
+ * - survive where another thread takes the last memory in the moment between tshard's look whether
+ *   there is enough for libuv (64 KiB while a world opens, later 16 bytes for each descriptor) and
+ *   libuv's request: libuv 1.44 then aborts the process. Other lack of memory is an error;
  * - survive fork(), or use a rank's comms from several threads; only tsh_comm_abort may come from
  *   any thread.
  *
@@ -70,6 +73,7 @@
  *
  * ENVIRONMENT: what a tsh_uv_desc leaves out. An empty variable is none. The first family that
  * gives rank and size is taken, TSHARD_, torchrun's or Slurm's; without any the world is one rank.
+ * A value that is not accepted is an error, which names the variable.
  *
  *     TSHARD_RANK, TSHARD_SIZE   this rank and how many there are; else RANK, WORLD_SIZE; else
  *                                SLURM_PROCID, SLURM_NTASKS
@@ -83,9 +87,11 @@
  *                                the address from which they reach rank 0. 0.0.0.0 or :: is all
  *     TSHARD_LISTENER            rank 0: the number of a descriptor that listens already
  *     TSHARD_JOB                 a name that keeps jobs apart which share a key; else none
- *     TSHARD_KEY                 the shared secret
- *     TSHARD_KEY_FILE            a file that holds it; ends of line after it do not count
- *     TSHARD_INSECURE            1: no key, though others can reach this rank
+ *     TSHARD_KEY                 the shared secret, 16 bytes or more
+ *     TSHARD_KEY_FILE            a file that holds it; ends of line after it do not count. It must
+ *                                belong to root or this user, and no other user may read it.
+ *                                `tshard-run --new-key FILE` writes one
+ *     TSHARD_INSECURE            1: no key, though others can reach this rank; 0: not
  *     TSHARD_TIMEOUT             seconds until joining, or a collective without timeout_ns, gives
  *                                up; 300; 0: never
  *     TSHARD_HEARTBEAT           seconds of silence until a rank is dead, 1 or more; 10; 0: never,
@@ -112,9 +118,12 @@
  * is made. Let hosts reach each other there. When all are connected nobody listens any more.
  *
  * Until it has proved itself, a connection is told the version and a nonce; 104 bytes of it are
- * read, within 5 s, and 64 such are held, after which the oldest goes. Scanners, browsers, wrong
- * keys and other jobs are turned away, and the logger hears from where; the world forms on. Ranks
- * that were crowded out call again.
+ * read, within 5 s. Half of the descriptors that the process has left (ulimit -n), at most 1,024,
+ * may be held so; when they are, one of them, taken at random, is dropped for a new one. Scanners,
+ * browsers, wrong keys and other jobs are turned away, and once a second the logger hears how many,
+ * and where the last one came from; the world forms on. Ranks that were crowded out call again. A
+ * rank that is refused by one who does not prove that it has the key logs that, and calls again
+ * until time is up.
  *
  * ROOMS
  *
@@ -152,7 +161,7 @@ typedef struct tsh_uv_desc {
                          none */
     const char *job;   /* keeps jobs apart that share a key; NULL: TSHARD_JOB, else "" */
     const void *key;   /* shared secret; NULL: TSHARD_KEY, else TSHARD_KEY_FILE, else none */
-    size_t key_size;   /* in bytes */
+    size_t key_size;   /* in bytes, 16 or more */
     int insecure;      /* 1: beyond loopback without a key; 0: TSHARD_INSECURE */
     double timeout;    /* seconds until joining, or a collective without timeout_ns, gives up;
                          negative: never; 0: TSHARD_TIMEOUT, else 300. To look up the names of
@@ -248,7 +257,9 @@ enum {
     TSHI_UV_IO_SPANS = 64,      /* pieces of memory in one system call, */
     TSHI_UV_IO_BYTES = 1 << 20, /* and bytes */
     TSHI_UV_RANKS = 1024,       /* of a world: their table is one control message */
-    TSHI_UV_STRANGERS = 64,
+    TSHI_UV_STRANGERS = 1024,   /* unauthenticated connections that are held, at most and */
+    TSHI_UV_FEW = 8,            /* at least */
+    TSHI_UV_ACCEPTS = 64,       /* at one time */
     TSHI_UV_NEAR = 512 << 10,    /* bytes under way between two ranks of a host */
     TSHI_UV_SEGMENT = 512 << 10, /* of a chunk, that goes around a ring before the next */
     TSHI_UV_WINDOW = 1 << 20     /* more than a segment */
@@ -517,6 +528,15 @@ typedef struct tshi_uv_judge {
     int confirming;         /* ranks that have not */
 } tshi_uv_judge;
 
+/* Messages of one kind, of which the logger gets one a second. */
+typedef struct tshi_uv_tally {
+    int64_t told; /* when it got the last one; 0: none yet */
+    int count;    /* since then */
+    char last[256];
+} tshi_uv_tally;
+
+enum { TSHI_UV_OF_STRANGERS, TSHI_UV_OF_KEY_HOLDERS, TSHI_UV_OF_SERVERS, TSHI_UV_TALLIES };
+
 struct tsh_uv_world {
     int rank, size, spins;
     int64_t timeout, heartbeat;
@@ -562,6 +582,8 @@ struct tsh_uv_world {
     int addresses;
     tshi_uv_peer *peer;
     tshi_uv_conn *conns;
+    int strangers, room; /* of conns, those that came to us; how many may */
+    tshi_uv_tally tally[TSHI_UV_TALLIES];
     tshi_uv_dial *dials;
     tshi_uv_group *world_group, *making;
     tshi_uv_judge judge;
@@ -620,6 +642,32 @@ TSH_PRINTF(2, 3) static void tshi_uv_log(const tsh_uv_world *world, const char *
     (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
     world->logger.fn(world->logger.user, text);
+}
+
+/* Logs what was counted, if the last message is a second old (`now` INT64_MAX: in any case). */
+static void tshi_uv_tell(tsh_uv_world *world, int64_t now) {
+    for (int i = 0; i < TSHI_UV_TALLIES; i++) {
+        tshi_uv_tally *t = &world->tally[i];
+        if (!t->count || (t->told && now - t->told < TSHI_UV_SECOND)) continue;
+        if (t->count == 1)
+            tshi_uv_log(world, "%s", t->last);
+        else
+            tshi_uv_log(world, "%s (the last of %d since the message before)", t->last, t->count);
+        t->count = 0;
+        t->told = tshi_uv_now();
+    }
+}
+
+/* A message that others can cause as often as they like: one a second is logged, with a count. */
+TSH_PRINTF(3, 4)
+static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...) {
+    tshi_uv_tally *t = &world->tally[kind];
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(t->last, sizeof t->last, format, list);
+    va_end(list);
+    t->count++;
+    tshi_uv_tell(world, tshi_uv_now());
 }
 
 /* ========================================================================== */
@@ -1097,7 +1145,7 @@ static int tshi_uv_listen(const tshi_uv_address *address) {
     int one = 1, fd = tshi_uv_socket(address);
     if (fd < 0) return -1;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    return bind(fd, tshi_uv_sockaddr(address), address->size) == 0 && listen(fd, 128) == 0
+    return bind(fd, tshi_uv_sockaddr(address), address->size) == 0 && listen(fd, SOMAXCONN) == 0
                ? fd
                : tshi_uv_give_up(fd);
 }
@@ -1211,12 +1259,12 @@ static void tshi_uv_first_host(const char *list, char *host, size_t room) {
                    behind ? (int)strcspn(behind + 1, ",[") : 0, behind ? behind + 1 : "");
 }
 
-/* A text of the desc, else of the variable. 1: it is in text; 0: there is none; -1: it is too long. */
+/* A text of the desc, else of the variable. 1: it is in text; 0: none is given; -1: too long. */
 static int tshi_uv_text(const char *given, const char *variable, char *text, size_t room,
                         tsh_error *error) {
     if (!given) return tsh_env_text(variable, text, room, error);
     if ((size_t)snprintf(text, room, "%s", given) < room) return 1;
-    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "a tsh_uv_desc has a text of %lu bytes: \"%.60s...\"",
+    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "tsh_uv_desc: a text of %lu bytes is too long: \"%.60s...\"",
                   (unsigned long)strlen(given), given);
     return -1;
 }
@@ -1339,8 +1387,7 @@ static int tshi_uv_set_key(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_err
     if (desc->key)
         return tshi_uv_take_key(desc->key, desc->key_size, "tsh_uv_desc.key", world->secret, error);
     has = tsh_env_text("TSHARD_KEY", text, sizeof text, error);
-    if (has > 0 &&
-        !tshi_uv_take_key(text, strlen(text), "TSHARD_KEY", world->secret, error))
+    if (has > 0 && !tshi_uv_take_key(text, strlen(text), "TSHARD_KEY", world->secret, error))
         has = -1;
     sodium_memzero(text, sizeof text);
     if (has) return has > 0;
@@ -2061,10 +2108,20 @@ static void tshi_uv_freed(uv_handle_t *handle) {
     free(handle);
 }
 
+/* libuv aborts the process when its table of descriptors cannot grow. So it grows only after this
+ * much memory was there a moment ago. */
+static int tshi_uv_has_memory(size_t bytes) {
+    void *volatile probe = malloc(bytes); /* volatile: or compilers leave the pair out */
+    free(probe);
+    return probe != NULL;
+}
+
 static uv_poll_t *tshi_uv_watch(uv_loop_t *loop, int fd, int events, void *data,
                                 uv_poll_cb callback) {
     uv_poll_t *poll = (uv_poll_t *)calloc(1, sizeof *poll);
-    if (!poll || uv_poll_init(loop, poll, fd) != 0) {
+    size_t table = 2 * ((size_t)fd + 4) * sizeof(void *); /* the next power of two at most */
+    if (!poll || ((unsigned)fd >= loop->nwatchers && !tshi_uv_has_memory(table)) ||
+        uv_poll_init(loop, poll, fd) != 0) {
         free(poll);
         return NULL;
     }
@@ -2101,6 +2158,7 @@ static void tshi_uv_conn_end(tsh_uv_world *world, tshi_uv_conn *conn, int keep) 
     tshi_uv_conn **at = &world->conns;
     while (*at != conn) at = &(*at)->next;
     *at = conn->next;
+    world->strangers -= !conn->dial;
     tshi_uv_unwatch(&conn->poll);
     if (!keep) tshi_uv_close_fd(&conn->fd);
     if (conn->dial && keep) tshi_uv_dial_done(world, conn->dial);
@@ -2194,12 +2252,12 @@ static int tshi_uv_reply_to_claim(tshi_uv_conn *conn) {
                      : tshi_uv_check_claim(world, hello, &value);
     }
     if (status == TSHI_UV_OTHER_KEY || status == TSHI_UV_OTHER_VERSION)
-        tshi_uv_log(world, "rank %d refused %s: %s", world->rank, conn->name,
-                    tshi_uv_status_text(status));
+        tshi_uv_note(world, TSHI_UV_OF_STRANGERS, "rank %d refused %s: %s", world->rank,
+                     conn->name, tshi_uv_status_text(status));
     else if (status != TSHI_UV_WELCOME)
-        tshi_uv_log(world, "rank %d refused %s, which says that it is rank %d of %d: %s",
-                    world->rank, conn->name, hello->client, hello->size,
-                    tshi_uv_status_text(status));
+        tshi_uv_note(world, TSHI_UV_OF_KEY_HOLDERS,
+                     "rank %d refused %s, which says that it is rank %d of %d: %s", world->rank,
+                     conn->name, hello->client, hello->size, tshi_uv_status_text(status));
     tshi_uv_put_reply(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
     conn->out_used = TSHI_UV_REPLY;
     conn->welcome = status == TSHI_UV_WELCOME;
@@ -2208,6 +2266,18 @@ static int tshi_uv_reply_to_claim(tshi_uv_conn *conn) {
 }
 
 /* ---- the client's side ---- */
+
+/* A refusal from one who has not proved that it has the key may be anybody's: it is logged, and
+ * this rank tries again until time is up. */
+static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
+    tsh_uv_world *world = conn->world;
+    tshi_uv_hindered(world,
+                     "%s, where rank %d was expected, refuses without a proof that it has the key: "
+                     "%s",
+                     conn->name, conn->dial->rank, why);
+    tshi_uv_note(world, TSHI_UV_OF_SERVERS, "rank %d tries again: %s", world->rank,
+                 world->obstacle);
+}
 
 static int tshi_uv_make_claim(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
@@ -2218,10 +2288,7 @@ static int tshi_uv_make_claim(tshi_uv_conn *conn) {
         return 0;
     }
     if (version != TSHI_UV_VERSION) {
-        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank,
-                        "rank %d speaks version %08lx of the protocol, rank %d at %s version %08lx",
-                        world->rank, (unsigned long)TSHI_UV_VERSION, conn->dial->rank, conn->name,
-                        (unsigned long)version);
+        tshi_uv_unproven(conn, "it speaks another version of the protocol");
         return 0;
     }
     hello->version = TSHI_UV_VERSION;
@@ -2242,16 +2309,16 @@ static int tshi_uv_make_claim(tshi_uv_conn *conn) {
     return 1;
 }
 
-/* A refusal that trying again will not change ends the world. */
+/* A proven refusal that trying again will not change ends the world. */
 static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) {
     tsh_uv_world *world = conn->world;
     int to = conn->dial->rank;
     switch (status) {
+    case TSHI_UV_OTHER_VERSION:
+        tshi_uv_unproven(conn, "it speaks another version of the protocol");
+        break;
     case TSHI_UV_OTHER_KEY:
-        tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_IO, world->rank,
-                        "rank %d and rank %d at %s do not have the same key (TSHARD_KEY or "
-                        "TSHARD_KEY_FILE)",
-                        world->rank, to, conn->name);
+        tshi_uv_unproven(conn, "the two do not have the same key (TSHARD_KEY or TSHARD_KEY_FILE)");
         break;
     case TSHI_UV_OTHER_SIZE:
         tshi_uv_suspect(world, TSHI_UV_ABORT, TSH_ERR_ARGUMENT, world->rank,
@@ -2328,8 +2395,9 @@ static int tshi_uv_server_step(tshi_uv_conn *conn) {
         done = tshi_uv_conn_read(conn);
         if (tshi_uv_strange(conn)) done = -1;
         if (done < 0)
-            tshi_uv_log(conn->world, "rank %d: a stranger at %s %s", conn->world->rank, conn->name,
-                        conn->in_used ? "does not speak the protocol" : "came and went");
+            tshi_uv_note(conn->world, TSHI_UV_OF_STRANGERS, "rank %d refused %s: it %s",
+                         conn->world->rank, conn->name,
+                         conn->in_used ? "does not speak the protocol" : "came and went");
         if (done <= 0) return done;
         conn->phase = TSHI_UV_HAS_CLAIM;
     }
@@ -2346,7 +2414,9 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
     if (conn->phase == TSHI_UV_CONNECTS) {
         if (getsockopt(conn->fd, SOL_SOCKET, SO_ERROR, &failed, &size) != 0) failed = errno;
         if (failed) {
-            tshi_uv_hindered(conn->world, "%s: %s", conn->name, tshi_uv_why(failed));
+            tshi_uv_hindered(conn->world, "%s%s: %s",
+                             failed == ECONNREFUSED ? "nobody listens at " : "", conn->name,
+                             tshi_uv_why(failed));
             return -1;
         }
         conn->phase = TSHI_UV_AWAITS_GREETING;
@@ -2515,6 +2585,7 @@ static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
 }
 
 static void tshi_uv_completed(tsh_uv_world *world) {
+    tshi_uv_tell(world, INT64_MAX);
     world->forming = 0;
     tshi_uv_close_listener(world);
     uv_mutex_lock(&world->lock);
@@ -2917,6 +2988,7 @@ static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, c
     (void)snprintf(conn->name, sizeof conn->name, "%s", name);
     conn->next = world->conns;
     world->conns = conn;
+    world->strangers += !dial;
     if (dial) {
         dial->under_way = 1;
         return;
@@ -2929,19 +3001,20 @@ static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, c
     tshi_uv_conn_event(conn->poll, 0, 0);
 }
 
-/* Of too many strangers, the one that has been here longest goes. */
-static void tshi_uv_make_room(tsh_uv_world *world) {
-    tshi_uv_conn *oldest = NULL;
-    int count = 0;
-    for (tshi_uv_conn *conn = world->conns; conn; conn = conn->next) {
-        if (conn->dial) continue;
-        oldest = conn;
-        count++;
-    }
-    if (count < TSHI_UV_STRANGERS) return;
-    tshi_uv_log(world, "rank %d dropped %s: %d connections wait for their proof", world->rank,
-                oldest->name, count);
-    tshi_uv_conn_end(oldest->world, oldest, 0);
+/* Drops an unauthenticated connection at random. Were it the oldest, nobody whose round trip takes
+ * longer than strangers take to fill the room would ever get in: at random, each stays for as long
+ * as strangers take to fill it with a chance of 1/e, and ranks try again. 0: there is none. */
+static int tshi_uv_drop_stranger(tsh_uv_world *world) {
+    tshi_uv_conn *conn = world->conns;
+    int skip;
+    if (!world->strangers) return 0;
+    skip = (int)randombytes_uniform((uint32_t)world->strangers);
+    while (conn->dial || skip--) conn = conn->next;
+    tshi_uv_note(world, TSHI_UV_OF_STRANGERS,
+                 "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
+                 world->strangers);
+    tshi_uv_conn_end(world, conn, 0);
+    return 1;
 }
 
 /* No descriptor is left: a world that forms may find some later, one that runs will not. */
@@ -2961,7 +3034,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     tsh_uv_world *world = (tsh_uv_world *)poll->data;
     (void)status;
     (void)events;
-    for (int i = 0; i < TSHI_UV_STRANGERS && world->listener >= 0; i++) {
+    for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) {
         char name[80];
         tshi_uv_address from;
         int fd;
@@ -2969,6 +3042,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
         fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
         if (fd < 0) {
             if (!tshi_uv_out_of_descriptors(errno)) return;
+            if (tshi_uv_drop_stranger(world)) continue;
             tshi_uv_too_few(world);
             tshi_uv_unwatch(&world->listening); /* tried again at a later tick */
             world->accept_at = tshi_uv_now() + 100 * TSHI_UV_MS;
@@ -2978,7 +3052,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
             (void)close(fd);
             continue;
         }
-        tshi_uv_make_room(world);
+        if (world->strangers >= world->room) (void)tshi_uv_drop_stranger(world);
         tshi_uv_address_text(&from, name, sizeof name);
         tshi_uv_open_conn(world, fd, NULL, name);
     }
@@ -3095,8 +3169,8 @@ static void tshi_uv_expire(tsh_uv_world *world, int64_t now) {
         if (conn->dial)
             tshi_uv_hindered(world, "%s does not answer", conn->name);
         else
-            tshi_uv_log(world, "rank %d dropped %s: no proof within %d s", world->rank, conn->name,
-                        TSHI_UV_PATIENCE_S);
+            tshi_uv_note(world, TSHI_UV_OF_STRANGERS, "rank %d refused %s: no proof within %d s",
+                         world->rank, conn->name, TSHI_UV_PATIENCE_S);
         tshi_uv_conn_end(conn->world, conn, 0);
     }
 }
@@ -3118,7 +3192,7 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
     if (world->rank == 0)
         tshi_uv_list_absent(world, absent, sizeof absent);
     else
-        (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : " 0");
+        (void)snprintf(absent, sizeof absent, "%s", there ? world->absent : "");
     first = absent[0] ? strtol(absent, NULL, 10) : -1;
     if (first < 0 || first >= world->size) first = -1;
     tshi_uv_name(world->host, world->port, where, sizeof where);
@@ -3130,14 +3204,22 @@ static void tshi_uv_not_formed(tsh_uv_world *world) {
                        host);
     else if (!there)
         (void)snprintf(hint, sizeof hint,
-                       "; is %.60s where rank 0 listens (TSHARD_HOST, TSHARD_PORT)?", where);
+                       "; rank 0 has not started, does not listen at %.60s (TSHARD_HOST, "
+                       "TSHARD_PORT), or its world is complete already",
+                       where);
     else if (!absent[0] && !world->obstacle[0])
         tshi_uv_list_unready(world, hint, sizeof hint);
     obstacle = there && absent[0] ? "" : world->obstacle; /* it hinders no other rank */
-    tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, (int)first,
-                    "the world of %d ranks did not form in %.1f s%s%s%s%s%s", world->size,
-                    (double)world->timeout / 1e9, absent[0] ? "; absent ranks:" : "", absent,
-                    obstacle[0] ? "; " : "", obstacle, hint);
+    if (there)
+        tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, (int)first,
+                        "the world of %d ranks did not form in %.1f s%s%s%s%s%s", world->size,
+                        (double)world->timeout / 1e9, absent[0] ? "; absent ranks:" : "", absent,
+                        obstacle[0] ? "; " : "", obstacle, hint);
+    else
+        tshi_uv_suspect(world, TSHI_UV_LATE, TSH_ERR_TIMEOUT, -1,
+                        "rank %d of %d did not reach rank 0 in %.1f s%s%s%s", world->rank,
+                        world->size, (double)world->timeout / 1e9, obstacle[0] ? ": " : "",
+                        obstacle, hint);
 }
 
 /* Dials and listens, as long as that is needed. */
@@ -3163,6 +3245,7 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     tshi_uv_form(world);
     tshi_uv_catch_up(world);
     tshi_uv_expire(world, now);
+    tshi_uv_tell(world, now);
     if (tshi_uv_verdict(world) == TSH_OK) tshi_uv_reach_out(world, now);
     uv_mutex_lock(&world->lock);
     stuck = world->stuck_new;
@@ -3276,6 +3359,7 @@ static void tshi_uv_main(void *argument) {
     (void)uv_run(&world->control, UV_RUN_DEFAULT);
     while (world->conns) tshi_uv_conn_end(world, world->conns, 0);
     while (world->dials) tshi_uv_dial_done(world, world->dials);
+    tshi_uv_tell(world, INT64_MAX);
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);
         free(world->peer[r].in.data);
@@ -4775,12 +4859,18 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     return 1;
 }
 
-static int tshi_uv_enough_descriptors(const tsh_uv_world *world, tsh_error *error) {
+/* Also finds how many unauthenticated connections are held: half of the descriptors that are not
+ * needed, so that the program keeps some. */
+static int tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
     struct rlimit limit;
     int need = tshi_uv_descriptors(world->size);
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
-        limit.rlim_cur >= (rlim_t)need)
+    world->room = TSHI_UV_STRANGERS;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1;
+    if (limit.rlim_cur >= (rlim_t)need) {
+        int64_t half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2;
+        world->room = (int)tshi_uv_min(half < TSHI_UV_FEW ? TSHI_UV_FEW : half, TSHI_UV_STRANGERS);
         return 1;
+    }
     tshi_uv_error(error, TSH_ERR_IO, world->rank,
                   "rank %d may open %lu descriptors, but a world of %d ranks needs about %d "
                   "(ulimit -n)",
@@ -4856,10 +4946,13 @@ static int tshi_uv_start_control(tsh_uv_world *world, tsh_error *error) {
     return !failed;
 }
 
+enum { TSHI_UV_LOOPS_NEED = 64 << 10 }; /* bytes: more than libuv takes for two loops */
+
 /* Both loops with their handles, and the lock between them. 0: the system refused. */
 static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
+    int room = tshi_uv_has_memory(TSHI_UV_LOOPS_NEED);
     int locked = uv_mutex_init(&world->lock) == 0, noticed = uv_cond_init(&world->changed) == 0;
-    int why = locked && noticed ? uv_loop_init(&world->loop) : UV_ENOMEM, opened = why == 0;
+    int why = locked && noticed && room ? uv_loop_init(&world->loop) : UV_ENOMEM, opened = why == 0;
     if (opened) why = uv_loop_init(&world->control);
     if (why != 0) {
         if (opened) (void)uv_loop_close(&world->loop);

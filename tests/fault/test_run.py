@@ -721,7 +721,7 @@ def several_hosts_need_a_key(folder):
         code, out, err = launch(*words, "true", env=env)
         check(code == 2 and out == b"" and err.count("\n") == 1 and why in err, env, code, err)
     secret = "a secret of 22 letters"
-    for text, mode, why in (("secret", 0o600, "less than 16 bytes"),
+    for text, mode, why in (("secret", 0o600, "less than 16 bytes can be guessed"),
                             (secret, 0o640, "(mode 0640): chmod 600 " + path),
                             (secret, 0o604, "(mode 0604): chmod 600 " + path)):
         with open(path, "w") as file:
