@@ -22,7 +22,7 @@ static const seed seeds[] = {
     {"absent", TSH_ERR_TIMEOUT, 2, 1, 0, 0, "did not form in 20.0 s; absent ranks: 2 3"},
     {"unready", TSH_ERR_TIMEOUT, -1, 3, 6, 0, "between hosts? Still connecting: 2 3"},
     {"told_who_is_absent", TSH_ERR_TIMEOUT, 2, 0, 0, 0, "absent ranks: 2 3"},
-    {"never_answered", TSH_ERR_TIMEOUT, 0, 0, 0, 0, "does not answer"},
+    {"never_answered", TSH_ERR_TIMEOUT, -1, 0, 0, 0, "does not answer"},
     /* Strangers come. */
     {"wrong_key", TSH_OK, -1, 0, 0, 0, "it has another key"},
     {"replayed", TSH_OK, -1, 0, 0, 0, "it has another key"},
