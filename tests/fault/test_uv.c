@@ -8,6 +8,7 @@
 #include "../support/comm_tests.h"
 #include "../support/logs.h"
 
+#include <poll.h>
 #include <sys/stat.h> /* mkfifo */
 #include <sys/time.h> /* struct timeval */
 
@@ -404,6 +405,143 @@ static void test_impostor(void **state) {
     world_tell(w, 1);
     world_finish();
     assert_true(w->jobs[1].figure[0] >= 1);
+}
+
+/* ------------------------------------------------- a distant rank in a crowd */
+
+enum { FAR_PAIRS = 32, FAR_CHUNKS = 256, FAR_BYTES = 2048, FAR_MS = 50, CROWD_HELD = 700 };
+
+/* Between rank 1 and rank 0: whatever one says reaches the other 50 ms later. */
+typedef struct far_proxy {
+    int listener, target, pairs, count, over; /* over: atomic */
+    struct pollfd p[2 * FAR_PAIRS + 1];
+    struct {
+        double due;
+        int to;
+        ssize_t size; /* 0: the end */
+        char bytes[FAR_BYTES];
+    } chunk[FAR_CHUNKS]; /* oldest first */
+} far_proxy;
+
+static int far_connect(int port) {
+    struct sockaddr_in address;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_port = htons((uint16_t)port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    (void)fcntl(fd, F_SETFL, O_NONBLOCK);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0 || errno == EINPROGRESS)
+        return fd;
+    if (fd >= 0) (void)close(fd);
+    return -1;
+}
+
+static void far_deliver(far_proxy *x) {
+    int n = 0;
+    for (; n < x->count && x->chunk[n].due <= now_ms(); n++) {
+        int fd = x->p[x->chunk[n].to].fd;
+        if (fd >= 0 && x->chunk[n].size)
+            (void)send(fd, x->chunk[n].bytes, (size_t)x->chunk[n].size, MSG_NOSIGNAL);
+        else if (fd >= 0)
+            (void)shutdown(fd, SHUT_RDWR);
+    }
+    x->count -= n;
+    memmove(x->chunk, x->chunk + n, (size_t)x->count * sizeof x->chunk[0]);
+}
+
+static void *far_main(void *argument) {
+    far_proxy *x = (far_proxy *)argument;
+    for (int i = 0; i <= 2 * FAR_PAIRS; i++) {
+        x->p[i].fd = -1;
+        x->p[i].events = POLLIN;
+    }
+    x->p[2 * FAR_PAIRS].fd = x->listener;
+    while (!__atomic_load_n(&x->over, __ATOMIC_SEQ_CST)) {
+        (void)poll(x->p, 2 * FAR_PAIRS + 1, 2);
+        far_deliver(x);
+        if (x->p[2 * FAR_PAIRS].revents && x->pairs < FAR_PAIRS) {
+            x->p[2 * x->pairs].fd = accept(x->listener, NULL, NULL);
+            x->p[2 * x->pairs++ + 1].fd = far_connect(x->target);
+        }
+        for (int i = 0; i < 2 * x->pairs && x->count < FAR_CHUNKS; i++) {
+            if (x->p[i].fd < 0 || !x->p[i].revents) continue;
+            x->chunk[x->count].to = i ^ 1;
+            x->chunk[x->count].due = now_ms() + FAR_MS;
+            x->chunk[x->count].size = recv(x->p[i].fd, x->chunk[x->count].bytes, FAR_BYTES, 0);
+            if (x->chunk[x->count].size <= 0) {
+                x->chunk[x->count].size = 0;
+                (void)close(x->p[i].fd);
+                x->p[i].fd = -1;
+            }
+            x->count++;
+        }
+    }
+    for (int i = 0; i < 2 * x->pairs; i++)
+        if (x->p[i].fd >= 0) (void)close(x->p[i].fd);
+    return NULL;
+}
+
+/* 5,000 silent connections a second, until the process is killed, for at most 12 s. */
+static void crowd_main(int port) {
+    static int held[CROWD_HELD];
+    struct linger reset = {1, 0};
+    double begin = now_ms();
+    for (int made = 0; now_ms() - begin < 12e3; made++) {
+        int *at = &held[made % CROWD_HELD];
+        if (made >= CROWD_HELD && *at >= 0) {
+            (void)setsockopt(*at, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+            (void)close(*at);
+        }
+        *at = far_connect(port);
+        while (made >= (now_ms() - begin) * 5) sleep_us(200);
+    }
+    _exit(0);
+}
+
+static void crowd_prepare(job *j, tsh_uv_desc *uv) {
+    uv->logger.fn = stranger_log;
+    uv->logger.user = j;
+    if (j->rank == 0) return;
+    uv->port = *(const int *)j->user;
+    CHECK(job_told(j, 1, 10));
+    j->figure[1] = (uint64_t)now_ns();
+}
+
+/* A rank 100 ms away has the key; strangers come 5,000 times a second. */
+static void test_crowd(void **state) {
+    static far_proxy x;
+    int port = 0;
+    world_desc desc = tcp_desc(2, barrier_rank, &port);
+    pthread_t thread;
+    double ms;
+    pid_t crowd;
+    world *w;
+    (void)state;
+    memset(&x, 0, sizeof x);
+    x.listener = listen_anywhere(&port);
+    desc.prepare = crowd_prepare;
+    desc.may_fail = 1;
+    desc.uv.timeout = 10;
+    w = world_begin(&desc);
+    x.target = w->port;
+    crowd = fork();
+    if (crowd == 0) crowd_main(w->port);
+    assert_int_equal(pthread_create(&thread, NULL, far_main, &x), 0);
+    sleep_ms(500);
+    world_tell(w, 1);
+    for (int i = 0; i < 11000 && !w->jobs[1].opened_at; i++) sleep_ms(1);
+    (void)kill(crowd, SIGKILL);
+    (void)waitpid(crowd, NULL, 0);
+    world_finish();
+    __atomic_store_n(&x.over, 1, __ATOMIC_SEQ_CST);
+    (void)pthread_join(thread, NULL);
+    (void)close(x.listener);
+    ms = (double)(w->jobs[1].opened_at - (int64_t)w->jobs[1].figure[1]) / 1e6;
+    print_message("in after %.0f ms, %d lines logged\n", ms, (int)w->jobs[0].figure[0]);
+    if (w->jobs[1].opened != TSH_OK || ms > 5000)
+        fail_msg("after %.0f ms: %s", ms, w->jobs[1].why.message);
+    assert_in_range(w->jobs[0].figure[0], 1, 15);
 }
 
 /* ------------------------------------------------------------------ environment */
@@ -838,7 +976,7 @@ int main(void) {
         TEST(exit),      TEST(lonely),       TEST(local_error),
         TEST(absent),    TEST(absent_first), TEST(intruders),
         TEST(strangers), TEST(environment),  TEST(listener),
-        TEST(impostor),
+        TEST(impostor),  TEST(crowd),
         TEST(alone),     TEST(settings),     TEST(run),
         TEST(run_says_why), TEST(variables), TEST(variables_of_text),
         TEST(insecure),  TEST(keys),
