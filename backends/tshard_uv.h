@@ -1264,7 +1264,7 @@ static int tshi_uv_text(const char *given, const char *variable, char *text, siz
                         tsh_error *error) {
     if (!given) return tsh_env_text(variable, text, room, error);
     if ((size_t)snprintf(text, room, "%s", given) < room) return 1;
-    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "tsh_uv_desc: a text of %lu bytes is too long: \"%.60s...\"",
+    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "tsh_uv_desc: a text is too long (%lu bytes): %.60s...",
                   (unsigned long)strlen(given), given);
     return -1;
 }

@@ -127,6 +127,34 @@ static void expect_why(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx,
     assert_int_equal(runs, 0);
 }
 
+/* What a backend reads from the environment. */
+static void test_variables(void **state) {
+    tsh_error error;
+    char text[4] = "";
+    int64_t ns = 7;
+    int n = 7;
+    (void)state;
+    (void)setenv("TSHARD_TEST", "", 1);
+    assert_int_equal(tsh_env_int("TSHARD_TEST", 0, 9, &n, &error), 0);
+    assert_int_equal(tsh_env_seconds("TSHARD_TEST", &ns, &error), 0);
+    assert_int_equal(tsh_env_text("TSHARD_TEST", text, sizeof text, &error), 0);
+    (void)setenv("TSHARD_TEST", "1.25", 1);
+    assert_int_equal(tsh_env_int("TSHARD_TEST", 0, 9, &n, &error), -1);
+    assert_string_equal(error.message,
+                        "TSHARD_TEST is \"1.25\"; it takes a whole number from 0 to 9");
+    assert_int_equal(tsh_env_text("TSHARD_TEST", text, sizeof text, &error), -1);
+    assert_string_equal(error.message, "TSHARD_TEST has 4 bytes; it takes at most 3");
+    assert_true(n == 7 && ns == 7);
+    assert_int_equal(tsh_env_seconds("TSHARD_TEST", &ns, &error), 1);
+    assert_true(ns == 1250000000);
+    (void)setenv("TSHARD_TEST", "0.00000000000000001", 1); /* not 0 */
+    assert_true(tsh_env_seconds("TSHARD_TEST", &ns, &error) == 1 && ns == 1);
+    (void)setenv("TSHARD_TEST", "9", 1);
+    assert_true(tsh_env_int("TSHARD_TEST", 0, 9, &n, &error) == 1 && n == 9);
+    assert_true(tsh_env_text("TSHARD_TEST", text, sizeof text, &error) == 1 && text[0] == '9');
+    (void)unsetenv("TSHARD_TEST");
+}
+
 static void test_runner_says_why(void **state) {
     static log_lines log;
     tsh_desc desc = {.logger = {log_keep, &log}};
@@ -255,7 +283,7 @@ int main(void) {
         cmocka_unit_test(test_front_door),
         cmocka_unit_test(test_group_of_one),
         cmocka_unit_test(test_runner),
-        cmocka_unit_test(test_runner_says_why),
+        cmocka_unit_test(test_runner_says_why), cmocka_unit_test(test_variables),
         cmocka_unit_test(test_log_stderr),
         cmocka_unit_test(test_scarce),
     };

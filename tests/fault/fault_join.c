@@ -82,7 +82,8 @@ static void absent_row(int ranks, unsigned absent, const char *list) {
         double ms = (double)(j->opened_at - j->at) / 1e6 - 1000;
         char words[64];
         if (absent >> r & 1) continue;
-        (void)snprintf(words, sizeof words, "absent ranks:%s", list);
+        (void)snprintf(words, sizeof words, absent & 1 ? "did not reach rank%s" : "absent ranks:%s",
+                       list);
         present++;
         if (j->opened == TSH_ERR_TIMEOUT && strstr(j->why.message, words))
             listed++;

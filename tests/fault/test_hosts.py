@@ -255,10 +255,11 @@ def without_a_key(folder):
 def with_different_keys(folder):
     env = {"TSHARD_TIMEOUT": "2"}
     with Hosts(folder) as hosts:
-        alpha = hosts.run("alpha", env=dict(env, TSHARD_KEY="one"))
-        beta = hosts.run("beta", env=dict(env, TSHARD_KEY="another"))
-        check_says(beta, "[2] gpt: rank 2 and rank 0 at 10.77.0.1:29400 do not have the same key "
-                   "(TSHARD_KEY or TSHARD_KEY_FILE)")
+        alpha = hosts.run("alpha", env=dict(env, TSHARD_KEY="one key of 24 letters it is"))
+        beta = hosts.run("beta", env=dict(env, TSHARD_KEY="another key of 24 letters"))
+        check_says(beta, "did not reach rank 0 in 2.0 s: 10.77.0.1:29400, where rank 0 was "
+                   "expected, refuses without a proof that it has the key: the two do not have the "
+                   "same key (TSHARD_KEY or TSHARD_KEY_FILE)", "tshard: rank 2 tries again: ")
         check_says(alpha, "it has another key", "[0] tshard: rank 0 refused 10.77.0.2:",
                    "did not form in 2.0 s; absent ranks: 2 3")
 
@@ -269,8 +270,9 @@ def with_a_blocked_port(folder):
         hosts.block("alpha", PORT)
         alpha, beta = hosts.run("alpha", env=env), hosts.run("beta", env=env)
         check_says(alpha, "did not form in 3.0 s; absent ranks: 2 3")
-        check_says(beta, "absent ranks: 0; 10.77.0.1:29400 does not answer; is alpha:29400 where "
-                   "rank 0 listens (TSHARD_HOST, TSHARD_PORT)?")
+        check_says(beta, "did not reach rank 0 in 3.0 s: 10.77.0.1:29400 does not answer; rank 0 "
+                   "has not started, does not listen at alpha:29400 (TSHARD_HOST, TSHARD_PORT), or "
+                   "its world is complete already")
 
 
 def with_only_the_port_of_rank_0_open(folder):
@@ -289,7 +291,8 @@ def at_a_wrong_address(folder):
     env = dict(KEY, TSHARD_TIMEOUT="1.5")
     with Hosts(folder) as hosts:
         beta = hosts.run("beta", env=env)  # nobody is there yet
-        check_says(beta, "10.77.0.1:29400: connection refused; is alpha:29400 where rank 0 listens")
+        check_says(beta, "nobody listens at 10.77.0.1:29400: connection refused; rank 0 has "
+                   "not started")
         hosts.ip("alpha", "address", "add", ELSEWHERE, "dev", "lo")
         words = ["--hosts", ELSEWHERE + ":2,beta:2"]
         alpha, beta = (hosts.run(host, *words, env=env) for host in ("alpha", "beta"))

@@ -153,13 +153,13 @@ static void reasons(int argc, char **argv) {
     expect_why(&desc, NULL, "tsh_mpi_run: fn is NULL (TSH_ERR_ARGUMENT)");
     (void)setenv("TSHARD_TIMEOUT", "soon", 1); /* before MPI is there */
     expect_why(&desc, ranks_add,
-               "TSHARD_TIMEOUT is \"soon\"; it takes a number of seconds, such as 30 or 0.5, up to "
-               "1000000000 (TSH_ERR_ARGUMENT)");
+               "TSHARD_TIMEOUT is \"soon\"; it takes a number of seconds, such as 30 or 0.5, "
+               "up to 1000000000 (TSH_ERR_ARGUMENT)");
     MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
     rank = rank_of(MPI_COMM_WORLD);
     (void)snprintf(line, sizeof line,
-                   "rank %d: TSHARD_TIMEOUT is \"soon\"; it takes a number of seconds, such as 30 or 0.5, "
-                   "up to 1000000000 (TSH_ERR_ARGUMENT)",
+                   "rank %d: TSHARD_TIMEOUT is \"soon\"; it takes a number of seconds, such as "
+                   "30 or 0.5, up to 1000000000 (TSH_ERR_ARGUMENT)",
                    rank);
     expect_why(&desc, ranks_add, line);
     (void)setenv("TSHARD_TIMEOUT", "30", 1);
