@@ -1264,7 +1264,8 @@ static int tshi_uv_text(const char *given, const char *variable, char *text, siz
                         tsh_error *error) {
     if (!given) return tsh_env_text(variable, text, room, error);
     if ((size_t)snprintf(text, room, "%s", given) < room) return 1;
-    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "tsh_uv_desc: a text is too long (%lu bytes): %.60s...",
+    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
+                  "tsh_uv_desc: a text is too long (%lu bytes): %.60s...",
                   (unsigned long)strlen(given), given);
     return -1;
 }
@@ -4868,7 +4869,8 @@ static int tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1;
     if (limit.rlim_cur >= (rlim_t)need) {
         int64_t half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2;
-        world->room = (int)tshi_uv_min(half < TSHI_UV_FEW ? TSHI_UV_FEW : half, TSHI_UV_STRANGERS);
+        world->room = (int)tshi_uv_min(half, TSHI_UV_STRANGERS);
+        if (world->room < TSHI_UV_FEW) world->room = TSHI_UV_FEW;
         return 1;
     }
     tshi_uv_error(error, TSH_ERR_IO, world->rank,
