@@ -169,8 +169,8 @@ def two_hosts_train_as_threads_do(folder):
 
 def a_key_file_and_a_host_file(folder):
     key, names = os.path.join(folder, "key"), os.path.join(folder, "hosts")
-    with open(key, "w") as file:
-        file.write("0f1e2d3c\n")
+    subprocess.run((LAUNCHER, "--new-key", key), check=True, stdout=subprocess.DEVNULL,
+                   timeout=LIMIT)
     with open(names, "w") as file:
         file.write("alpha slots=1\nbeta slots=3\n")
     env = {"TSHARD_KEY_FILE": key}

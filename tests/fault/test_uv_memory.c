@@ -17,7 +17,7 @@ static int64_t scarce_bytes = -1; /* there are; negative: any number */
 
 enum { SCARCE_MARKS = 64 };
 
-/* In memory that ranks share, or NULL: what the poor rank had at each request of libuv's, that included. */
+/* In memory that ranks share, or NULL: what the poor rank had after each request of libuv's. */
 typedef struct scarce_log {
     int count; /* atomic */
     int64_t used[SCARCE_MARKS];
