@@ -3098,7 +3098,7 @@ static void tshi_uv_catch_up(const tsh_uv_world *world) {
 /* ========================================================================== */
 
 enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 }; /* a beat after which one is missing */
-enum { TSHI_UV_AWAIT_MS = 90, TSHI_UV_OVERSLEPT_MS = 1000 };
+enum { TSHI_UV_AWAIT_MS = 120, TSHI_UV_OVERSLEPT_MS = 1000 };
 
 static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
     if (now < world->beat) return;
@@ -3110,7 +3110,8 @@ static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
     world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
 }
 
-/* While the caller waits, those whose bytes it waits for hear how many have come. */
+/* While the caller waits, those whose bytes it waits for hear how many have come; not before they
+ * acknowledged what they were told last, so that slow networks are not filled with old news. */
 static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     if (now < world->await_at || !world->heartbeat) return;
     world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
@@ -3118,13 +3119,16 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
         for (int i = 0; world->stuck->wait && i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
+            tshi_uv_peer *peer = &world->peer[group->ranks[link->peer]];
             tshi_uv_cursor *c;
-            if (i % group->size == group->rank || !TSHI_UV_GET(&link->awaits)) continue;
+            if (peer->fd < 0 || !TSHI_UV_GET(&link->awaits)) continue;
+            tshi_uv_look(peer);
+            if (peer->mark && peer->marked < now) continue;
             c = tshi_uv_write(world, TSHI_UV_AWAIT);
             tshi_uv_put(c, group->id, 8);
             tshi_uv_put(c, TSHI_UV_GET(&link->got), 8);
             tshi_uv_put(c, i < group->size ? TSHI_UV_DATA : TSHI_UV_MESSAGES, 1);
-            tshi_uv_post(&world->peer[group->ranks[link->peer]]);
+            tshi_uv_post(peer);
         }
     }
     uv_mutex_unlock(&world->lock);
