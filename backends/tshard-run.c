@@ -659,7 +659,7 @@ typedef struct note {
     pid_t pid; /* 0: ended */
 } note;
 
-static const int SIGNALS[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}; /* that are passed on */
+static const int passed_on[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}; /* that are passed on */
 enum { SIGNAL_COUNT = 5, MAX_DESCRIPTORS = 65536 };
 
 /* How many descriptors this process may have open. */
@@ -673,7 +673,7 @@ static void watch(int from, pid_t *pids, int count) {
     int i, left = 0, most = descriptors();
     ssize_t size;
     setsid(); /* out of reach of Ctrl-C */
-    for (i = 0; i < SIGNAL_COUNT; i++) signal(SIGNALS[i], SIG_DFL);
+    for (i = 0; i < SIGNAL_COUNT; i++) signal(passed_on[i], SIG_DFL);
     for (i = 0; i < most; i++) /* or a rank would not see that the launcher's pipes are closed */
         if (i != from) close(i);
     while ((size = read(from, &n, sizeof n)) == (ssize_t)sizeof n || (size < 0 && errno == EINTR))
@@ -1010,8 +1010,8 @@ static void open_job(job *j) {
         uv_signal_init(&j->loop, &j->signals[i]);
         j->signals[i].data = j;
         uv_unref((uv_handle_t *)&j->signals[i]);
-        if (sigaction(SIGNALS[i], NULL, &old) != 0 || old.sa_handler != SIG_IGN) /* nohup */
-            uv_signal_start(&j->signals[i], on_signal, SIGNALS[i]);
+        if (sigaction(passed_on[i], NULL, &old) != 0 || old.sa_handler != SIG_IGN) /* nohup */
+            uv_signal_start(&j->signals[i], on_signal, passed_on[i]);
     }
     uv_signal_init(&j->loop, &j->child);
     j->child.data = j;
