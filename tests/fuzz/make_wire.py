@@ -9,7 +9,7 @@ RANKS = 4
 (BYTES, MESSAGE, STRANGER, CLAIM, GREET, ANSWER, START, DATA, TEST, LATER, END, SPLIT, STUCK,
  ABORT) = range(14)
 (BEAT, HERE, MISSING, TABLE, READY, GO, ACCUSE, ASK, TELL, STUCK_IN, CONFIRM, STILL, VERDICT,
- BYE) = range(14)  # control messages
+ BYE, AWAIT) = range(15)  # control messages
 JOIN, CONTROL, LINK, MESSAGES = range(4)  # purposes of a connection
 (WELCOME, OTHER_KEY, OTHER_VERSION, OTHER_JOB, OTHER_SIZE, OTHER_RANK, TAKEN,
  UNKNOWN) = range(8)  # answers
@@ -203,7 +203,11 @@ def seeds():
         stuck(1, 1, peer=1, started=4, pairs=[(0, 1, 3), (0, 1, 1)]) + still(0, 1) + still(1, 1)
     yield "confirmed", state(3, complete=True) + start(RECV, ONE, 1) + bytes([STUCK, 0]) + \
         message(0, CONFIRM, struct.pack("<Q", 1))
-    yield "no_such_message", running + message(0, 14)
+    awaits = message(1, AWAIT, struct.pack("<QQB", 1, 0, LINK))
+    yield "awaited", running + start(ALLREDUCE, ONE) + awaits + data(1, ALL) + data(2, ALL) + \
+        data(3, ALL) + awaits + message(1, AWAIT, struct.pack("<QQB", 9, 0, LINK)) + bytes([TEST])
+    yield "forgotten", running + start(ALLREDUCE, ONE) + (awaits + later(12)) * 4
+    yield "no_such_message", running + message(0, 15)
     yield "too_long", running + bytes_of(0, struct.pack("<IB", 60001, BEAT))
     yield "cut", running + message(0, ACCUSE, b"\3\1\0")
     # data connections

@@ -68,6 +68,8 @@ static const seed seeds[] = {
     {"no_circle", TSH_OK, -1, 0, 0, 0, ""},
     {"crossed", TSH_ERR_MISMATCH, 2, 0, 0, 0, "rank 1 waits for it in barrier"},
     {"confirmed", TSH_OK, -1, 0, 0, 0, ""},
+    {"awaited", TSH_OK, -1, 0, 0, 1, ""},
+    {"forgotten", TSH_ERR_LOST, 2, 0, 0, 0, "no byte has come through"},
     {"no_such_message", TSH_ERR_LOST, 1, 0, 0, 0, "it sent what is not a control message"},
     {"too_long", TSH_ERR_LOST, 1, 0, 0, 0, "it sent what is not a control message"},
     {"cut", TSH_ERR_LOST, 1, 0, 0, 0, "it sent what is not a control message"},
