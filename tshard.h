@@ -565,8 +565,8 @@ struct tsh_comm {
 
 /* -- collectives ------------------------------------------------------------
  * Blocking collectives. Buffers hold `count` elements of dtype; all return when this rank's buffers
- * are free again. Errors: the world's verdict (TSH_ERR_MISMATCH, LOST, TIMEOUT, ABORTED), or
- * TSH_ERR_ARGUMENT before anything starts; tsh_comm_error tells the sentence. Each equals the
+ * are free again. Errors: the world's verdict (TSH_ERR_MISMATCH, LOST, TIMEOUT, ABORTED, MEMORY),
+ * whose sentence tsh_comm_error tells, or TSH_ERR_ARGUMENT before anything starts. Each equals the
  * torch.distributed function of its name. */
 /* Combines the buffers of all ranks element by element by op; every buffer gets the result. */
 TSH_API tsh_result tsh_allreduce(tsh_comm *comm, void *buffer, int64_t count, tsh_dtype dtype,

@@ -60,7 +60,9 @@
  * - connect over 1,024 ranks, or machines of different byte orders;
  * - survive where another thread takes the last memory in the moment between tshard's look whether
  *   there is enough for libuv (64 KiB while a world opens, later 16 bytes for each descriptor) and
- *   libuv's request: libuv 1.44 then aborts the process. Other lack of memory is an error;
+ *   libuv's request: libuv 1.44 then aborts the process; or where memory runs out while glibc 2.36
+ *   looks up a host name, which crashes (an address is not looked up). Other lack of memory is an
+ *   error;
  * - survive fork(), or use a rank's comms from several threads; only tsh_comm_abort may come from
  *   any thread.
  *
@@ -1479,6 +1481,18 @@ static void tshi_uv_accuse(tsh_uv_world *world, tshi_uv_charge charge, uint64_t 
     TSHI_UV_PUT(&world->accused, 1);
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
+}
+
+/* This rank cannot do what the others wait for. Returns the world's error, once it is decided, so
+ * that tsh_comm_error has a sentence when the call that failed returns. */
+static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const char *what,
+                                 const char *why) {
+    tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot %s: %s",
+                   world->rank, what, why);
+    uv_mutex_lock(&world->lock);
+    while (tshi_uv_verdict(world) == TSH_OK) uv_cond_wait(&world->changed, &world->lock);
+    uv_mutex_unlock(&world->lock);
+    return tshi_uv_verdict(world);
 }
 
 /* The rank of two that is taken to be wrong: not rank 0, else the lower. */
@@ -4309,6 +4323,15 @@ static size_t tshi_uv_scratch(const tshi_uv_group *group, const tshi_uv_op *op) 
     return (size_t)(tshi_uv_direct_size(group, op, group->rank, group->rank) * group->size);
 }
 
+/* There is no memory for a collective. */
+static tsh_result tshi_uv_no_scratch(const tshi_uv_group *group, const tsh_coll *coll) {
+    char text[200] = "start ";
+    size_t used = strlen(text);
+    (void)tsh_coll_text(coll, NULL, group->size, text + used, sizeof text - used);
+    tshi_uv_add(text, sizeof text, " of group %llu", (unsigned long long)group->id);
+    return tshi_uv_cannot(group->world, TSH_ERR_MEMORY, text, "no memory");
+}
+
 /* A free operation, described by coll; NULL: *why. */
 static tshi_uv_op *tshi_uv_prepare_op(tshi_uv_group *group, const tsh_coll *coll, tsh_result *why) {
     tshi_uv_op *op = group->op;
@@ -4326,8 +4349,10 @@ static tshi_uv_op *tshi_uv_prepare_op(tshi_uv_group *group, const tsh_coll *coll
         free(op->scratch);
         op->scratch = (char *)malloc(need);
         op->scratch_size = op->scratch ? need : 0;
-        *why = TSH_ERR_MEMORY;
-        if (!op->scratch) return NULL;
+        if (!op->scratch) {
+            *why = tshi_uv_no_scratch(group, coll);
+            return NULL;
+        }
     }
     op->deadline = tshi_uv_deadline(group->world, coll->timeout_ns);
     return op;
@@ -4640,9 +4665,10 @@ static int tshi_uv_sort(const tshi_uv_ticket *tickets, int size, int color, int 
 static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
     int color = tickets[parent->rank].color, n, rank = 0;
     int *order = (int *)calloc(2 * (size_t)parent->size, sizeof *order);
-    int *ranks = order + parent->size, leader = 0;
+    int *ranks, leader = 0;
     tshi_uv_group *group;
     if (!order) return NULL;
+    ranks = order + parent->size;
     n = tshi_uv_sort(tickets, parent->size, color, order);
     while (tickets[leader].color != color) leader++;
     for (int i = 0; i < n; i++) {
@@ -4704,13 +4730,6 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     return tshi_uv_wait_for(group, NULL, tshi_uv_deadline(world, 0));
 }
 
-/* The members wait for each other now: what fails here is told to all. */
-static tsh_result tshi_uv_split_failed(tsh_uv_world *world, tsh_result code, const char *what) {
-    tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot join a group: %s",
-                   world->rank, what);
-    return code;
-}
-
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
     tsh_uv_world *world = parent->world;
@@ -4722,7 +4741,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
     tshi_uv_set_port(&at, 0);
     if (!alone) listener = tshi_uv_listen(&at);
     if (!alone && (listener < 0 || !tshi_uv_end_of(listener, 0, &at)))
-        return tshi_uv_split_failed(world, TSH_ERR_IO, tshi_uv_why(errno));
+        return tshi_uv_cannot(world, TSH_ERR_IO, "join a group", tshi_uv_why(errno));
     tickets = (tshi_uv_ticket *)calloc((size_t)parent->size, sizeof *tickets);
     if (tickets) {
         mine = &tickets[parent->rank];
@@ -4734,7 +4753,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
         if (result == TSH_OK && color >= 0) group = tshi_uv_color_group(parent, tickets);
     }
     if (!tickets || (result == TSH_OK && color >= 0 && !group))
-        result = tshi_uv_split_failed(world, TSH_ERR_MEMORY, "no memory");
+        result = tshi_uv_cannot(world, TSH_ERR_MEMORY, "join a group", "no memory");
     free(tickets);
     if (!group) {
         tshi_uv_close_fd(&listener);

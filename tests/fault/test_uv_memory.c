@@ -1,6 +1,7 @@
-/* F10: every n-th allocation of the TCP backend fails, in one of three ranks; or there are only so
- * many bytes for it and libuv together, which aborts the process where it gets none. All ranks end
- * in time, with the right sums or an error in a sentence, and nothing leaks (make asan looks). */
+/* F10: every n-th allocation of the TCP backend, and of a ctx on it, fails, in one of three ranks;
+ * or there are only so many bytes for the backend and libuv together, which aborts the process
+ * where it gets none. All ranks end in time, right or with an error that every way to ask for it
+ * tells in a sentence, and nothing leaks (make asan looks). */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
 
@@ -112,10 +113,13 @@ static void *scarce_realloc(void *p, size_t bytes) {
 #include <stdarg.h>
 #include <cmocka.h>
 
+#include "../support/files.h"
+
 enum { POOR = 1, RANKS = 3 }; /* the rank that runs out of memory */
 
-/* Which allocation fails (0: none); how many bytes there are (-1: any number). */
+/* Which allocation of fn fails (0: none); how many bytes there are (-1: any number). */
 typedef struct poverty {
+    rank_fn fn;
     int fail_at;
     int64_t bytes;
 } poverty;
@@ -128,6 +132,15 @@ static void poor_prepare(job *j, tsh_uv_desc *uv) {
     uv->timeout = p->fail_at || p->bytes >= 0 ? 0.5 : 10;
 }
 
+/* What a call on this comm returned. If that is an error, the comm tells it at once. */
+static int poor_call(job *j, tsh_comm *comm, tsh_result result) {
+    tsh_error error;
+    tsh_result code = tsh_comm_error(comm, &error);
+    if (result == TSH_OK) return 1;
+    CHECK(code == result && error.code == result && error.message[0]);
+    return 0;
+}
+
 /* Everything that allocates: sums of several sizes, messages, a group. figure[0]: 1 if all is
  * right. */
 static void poor_rank(job *j) {
@@ -135,21 +148,104 @@ static void poor_rank(job *j) {
     float *x = (float *)calloc(60000, sizeof *x);
     double sum = j->rank;
     tsh_comm group;
-    tsh_result result = tsh_split(&j->comm, 0, -j->rank, &group);
-    if (result == TSH_OK) result = tsh_allreduce(&group, &sum, 1, TSH_F64, TSH_SUM);
-    if (result == TSH_OK) result = tsh_allreduce(&j->comm, x, 60000, TSH_F32, TSH_MAX);
-    if (result == TSH_OK)
-        result = tsh_allgather(&j->comm, x + 20000 * j->rank, x, counts, 1, TSH_F32);
-    if (result == TSH_OK)
-        result = tsh_sendrecv(&j->comm, x, 9, (j->rank + 1) % RANKS, x + 9, 9,
-                              (j->rank + RANKS - 1) % RANKS, TSH_F32);
-    if (result == TSH_OK) result = tsh_barrier(&j->comm);
-    j->figure[0] = result == TSH_OK && sum == 3;
-    CHECK(result != TSH_OK || sum == 3);
-    CHECK(job_verdict(j) == result || result == TSH_ERR_MEMORY);
+    int next = (j->rank + 1) % RANKS, last = (j->rank + RANKS - 1) % RANKS;
+    int right =
+        poor_call(j, &j->comm, tsh_split(&j->comm, 0, -j->rank, &group)) &&
+        poor_call(j, &group, tsh_allreduce(&group, &sum, 1, TSH_F64, TSH_SUM)) &&
+        poor_call(j, &j->comm, tsh_allreduce(&j->comm, x, 60000, TSH_F32, TSH_MAX)) &&
+        poor_call(j, &j->comm,
+                  tsh_allgather(&j->comm, x + 20000 * j->rank, x, counts, 1, TSH_F32)) &&
+        poor_call(j, &j->comm, tsh_sendrecv(&j->comm, x, 9, next, x + 9, 9, last, TSH_F32)) &&
+        poor_call(j, &j->comm, tsh_barrier(&j->comm));
+    j->figure[0] = right && sum == 3;
+    CHECK(!right || sum == 3);
+    (void)job_verdict(j);
     tsh_comm_close(&group);
     free(x);
     j->figure[1] = (uint64_t)__atomic_load_n(&scarce_taken, __ATOMIC_SEQ_CST);
+}
+
+/* For tsh_desc.allocator. *user: the allocation that fails, counted from that of the ctx. */
+static void *scarce_ctx(void *user, void *old, size_t old_size, size_t new_size, size_t align) {
+    int *fail_at = (int *)user;
+    void *block = NULL;
+    if (*fail_at) {
+        __atomic_store_n(&scarce_taken, 0, __ATOMIC_SEQ_CST);
+        scarce_fail_at = *fail_at;
+        *fail_at = 0;
+    }
+    if (new_size && (scarce() || posix_memalign(&block, align, new_size) != 0)) return NULL;
+    if (old && block) memcpy(block, old, old_size < new_size ? old_size : new_size);
+    free(old);
+    return block;
+}
+
+/* What a call of the core came to. If that is a failure, the ctx tells why at once. */
+static int model_call(job *j, tsh_ctx *ctx, int right) {
+    CHECK(right || (!tsh_ok(ctx) && tsh_last_error(ctx)->message[0]));
+    return right;
+}
+
+static int model_step(job *j, tsh_ctx *ctx, tsh_optim *optim) {
+    tsh_tensor *x = tsh_randn(ctx, tsh_shape2(RANKS, 4));
+    tsh_tensor *y = tsh_gelu(tsh_forward(tsh_find(tsh_root(ctx), "up"), x)), *loss;
+    y = tsh_forward(tsh_find(tsh_root(ctx), "down"), y);
+    loss = tsh_mean(tsh_mul(y, y), TSH_ALL, 0);
+    return model_call(j, ctx, loss != NULL) &&
+           model_call(j, ctx, tsh_backward(ctx, loss) == TSH_OK) &&
+           model_call(j, ctx, tsh_optim_step(optim) == TSH_OK) &&
+           model_call(j, ctx, tsh_step_end(ctx) == TSH_OK);
+}
+
+/* A step of a model that is sharded, a file, a group. */
+static int model_train(tsh_ctx *ctx, void *user) {
+    static const tsh_plan_rule plan[] = {{.path = "up", .style = TSH_COLWISE},
+                                         {.path = "down", .style = TSH_ROWWISE}};
+    const tsh_optim_desc adam = {.kind = TSH_ADAM, .lr = 0.01};
+    const tsh_linear_desc wide = {.in = 4, .out = 8}, narrow = {.in = 8, .out = 4};
+    job *j = (job *)user;
+    tsh_module *root = tsh_root(ctx);
+    tsh_optim *optim = NULL;
+    tsh_comm group;
+    int right = model_call(j, ctx, tsh_add_linear(root, "up", &wide) != NULL) &&
+                model_call(j, ctx, tsh_add_linear(root, "down", &narrow) != NULL) &&
+                model_call(j, ctx, tsh_parallelize(root, plan, 2) == TSH_OK);
+    optim = right ? tsh_optim_new(root, &adam) : NULL;
+    right = right && model_call(j, ctx, optim != NULL) && model_step(j, ctx, optim) &&
+            model_call(j, ctx, tsh_save(root, files_path("x"), optim) == TSH_OK) &&
+            model_call(j, ctx, tsh_load(root, files_path("x"), optim) == TSH_OK);
+    if (right) {
+        right = poor_call(j, tsh_world(ctx), tsh_split(tsh_world(ctx), 0, 0, &group));
+        tsh_comm_close(&group);
+    }
+    (void)tsh_ok(ctx);
+    j->verdict = *tsh_last_error(ctx);
+    j->figure[2] = 1;
+    return !right;
+}
+
+static void model_log(void *user, const char *message) {
+    (void)snprintf((char *)user, TSH_MESSAGE_SIZE + 80, "%s", message);
+}
+
+/* Every error of tsh_uv_run has a sentence, which the logger gets: until the function runs that of
+ * tsh_uv_desc.error, then the ctx's. */
+static void model_rank(job *j) {
+    char line[TSH_MESSAGE_SIZE + 80] = "";
+    tsh_uv_desc uv = job_desc(j);
+    tsh_desc desc;
+    int fail_at = scarce_fail_at;
+    scarce_fail_at = 0;
+    memset(&desc, 0, sizeof desc);
+    desc.logger.fn = model_log;
+    desc.logger.user = line;
+    desc.allocator.fn = scarce_ctx;
+    desc.allocator.user = &fail_at;
+    j->figure[0] = tsh_uv_run(&uv, &desc, model_train, j) == 0;
+    j->figure[1] = (uint64_t)__atomic_load_n(&scarce_taken, __ATOMIC_SEQ_CST);
+    if (!j->figure[2]) j->verdict = j->why;
+    CHECK(j->figure[0] || (j->verdict.code != TSH_OK && j->verdict.message[0] &&
+                           strstr(line, j->verdict.message)));
 }
 
 /* 1 if the allocation, or a byte more, was needed. */
@@ -162,7 +258,8 @@ static int poor_world(poverty p) {
     memset(&desc, 0, sizeof desc);
     desc.way = WORLD_TCP;
     desc.ranks = RANKS;
-    desc.fn = poor_rank;
+    desc.fn = p.fn;
+    desc.by_itself = p.fn == model_rank;
     desc.user = &p;
     desc.may_fail = 1;
     desc.prepare = poor_prepare;
@@ -190,7 +287,7 @@ static int poor_world(poverty p) {
 }
 
 static void test_memory(void **state) {
-    poverty p = {1, -1};
+    poverty p = {poor_rank, 1, -1};
     (void)state;
     while (p.fail_at < 500 && poor_world(p)) p.fail_at++;
     assert_true(p.fail_at > 20 && p.fail_at < 500);
@@ -198,10 +295,19 @@ static void test_memory(void **state) {
     (void)poor_world(p);
 }
 
+static void test_run(void **state) {
+    poverty p = {model_rank, 1, -1};
+    (void)state;
+    while (p.fail_at < 500 && poor_world(p)) p.fail_at++;
+    assert_true(p.fail_at > 40 && p.fail_at < 500);
+    p.fail_at = 0;
+    (void)poor_world(p);
+}
+
 /* Just too little for each request of libuv's in turn, and some bytes less: libuv never comes to
  * ask in vain, which aborts the process. */
 static void test_bytes(void **state) {
-    poverty p = {0, -1};
+    poverty p = {poor_rank, 0, -1};
     int64_t used[SCARCE_MARKS];
     int count;
     (void)state;
@@ -222,9 +328,10 @@ static void test_bytes(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_memory), cmocka_unit_test(test_bytes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_memory), cmocka_unit_test(test_run),
+                                       cmocka_unit_test(test_bytes)};
     if (uv_replace_allocator(scarce_uv_malloc, scarce_uv_realloc, scarce_uv_calloc,
                              scarce_free) != 0)
         return 1;
-    return cmocka_run_group_tests_name("fault/uv memory", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("fault/uv memory", tests, files_begin, files_end);
 }
