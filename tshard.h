@@ -12913,6 +12913,7 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 typedef struct tshi_line {
     char name[TSH_PATH_SIZE + 4]; /* "the seed", or the module's path in quotes */
     char what[3 * TSHI_TEXT_SIZE]; /* " linear: weight f32 (64, 32) S(0)" */
+    double number; /* the module's: text would depend on the host's locale */
 } tshi_line;
 
 static void tshi_module_line(const tsh_module *m, tshi_line *line) {
@@ -12921,7 +12922,8 @@ static void tshi_module_line(const tsh_module *m, tshi_line *line) {
     memset(line, 0, sizeof *line);
     tshi_base_append(line->name, sizeof line->name, m->path[0] ? "\"%s\"" : "the root", m->path);
     tshi_base_append(line->what, sizeof line->what, " %s", m->kind->name);
-    if (m->number > 0) tshi_base_append(line->what, sizeof line->what, " (%g)", m->number);
+    line->number = m->number;
+    if (m->number > 0) tshi_base_append(line->what, sizeof line->what, " (%.9g)", m->number);
     for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
@@ -12949,7 +12951,8 @@ static int tshi_module_lines(const tsh_ctx *ctx, tsh_module **m, tshi_line *line
 
 static uint64_t tshi_module_line_hash(uint64_t hash, const tshi_line *line) {
     hash = tshi_rng_hash(hash, line->name, strlen(line->name));
-    return tshi_rng_hash(hash, line->what, strlen(line->what));
+    hash = tshi_rng_hash(hash, line->what, strlen(line->what));
+    return tshi_rng_hash(hash, &line->number, sizeof line->number);
 }
 
 /* Whether all ranks have the same hash: an all-reduce of the least and, inverted, the largest. */
@@ -13029,14 +13032,14 @@ static tsh_result tshi_module_find(tsh_comm *comm, const tsh_ctx *ctx, void *buf
 static tsh_result tshi_module_unlike(const tsh_comm *comm, tsh_ctx *ctx, const tshi_unlike *at) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
     const tshi_line *odd = at->lines + at->odd, *usual = at->lines + at->usual;
-    const int rank = (int)at->ranks[at->odd];
+    const int rank = (int)at->ranks[at->odd], first = ctx->error.code == TSH_OK;
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
                    "the ranks of %s built different models: rank %d has %s%s where rank %d has "
                    "%s%s; build the same model on each, with the same seed",
                    axis, rank, odd->name[0] ? odd->name : "nothing", odd->what,
                    (int)at->ranks[at->usual], usual->name[0] ? usual->name : "nothing",
                    usual->what);
-    if (ctx->error.code == TSH_ERR_MISMATCH) ctx->error.rank = rank;
+    if (first) ctx->error.rank = rank;
     return TSH_ERR_MISMATCH;
 }
 
@@ -15369,7 +15372,7 @@ TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *patte
 }
 
 TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
-    if (optim) optim->desc.lr = lr;
+    if (optim) optim->desc.lr = lr < 0 && lr >= TSH_ZERO ? 0 : lr;
 }
 
 /* Updates every parameter that has a gradient; chunks travel to the other replicas meanwhile. */
@@ -16223,11 +16226,14 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
 static void tshi_file_keep_owner(const char *name, const char *path) {
 #if TSHI_POSIX
     struct stat old, made;
+    mode_t mode;
     if (stat(path, &old) != 0 || stat(name, &made) != 0) return;
+    mode = old.st_mode & 0777;
     if ((old.st_uid != made.st_uid || old.st_gid != made.st_gid) &&
-        chown(name, old.st_uid, old.st_gid) != 0 && chown(name, made.st_uid, old.st_gid) != 0)
-        errno = 0; /* it has another owner, then */
-    (void)chmod(name, old.st_mode & 0777);
+        chown(name, old.st_uid, old.st_gid) != 0 && chown(name, made.st_uid, old.st_gid) != 0 &&
+        old.st_gid != made.st_gid)
+        mode &= 0707; /* what the old group might do is not for this process's */
+    (void)chmod(name, mode);
 #else
     (void)name, (void)path;
 #endif
@@ -16696,11 +16702,14 @@ static int tshi_io_create(tshi_io *io) {
     errno = 0;
     io->lock = open(io->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (io->lock < 0 && errno == EEXIST) return 0;
+    /* A program that this one starts meanwhile must not keep the lock. */
+    if (io->lock >= 0) (void)fcntl(io->lock, F_SETFD, FD_CLOEXEC);
     if (io->lock >= 0 && !tshi_file_lock(io->lock)) {
         tshi_io_close(io);
         return 0;
     }
     if (io->lock >= 0) copy = dup(io->lock);
+    if (copy >= 0) (void)fcntl(copy, F_SETFD, FD_CLOEXEC);
     if (copy >= 0) io->file = fdopen(copy, "wb");
     if (copy >= 0 && !io->file) (void)close(copy);
     return 1;

@@ -688,12 +688,18 @@ static void watch(int from, pid_t *pids, int count) {
 
 static int start_guard(job *j) {
     pid_t *pids = (pid_t *)calloc((size_t)j->set->local, sizeof *pids);
-    int ends[2];
-    if (pids == NULL || uv_pipe(ends, 0, 0) != 0 || (j->guard_pid = fork()) < 0) {
-        free(pids);
-        return refuse("cannot start: %s", strerror(errno));
+    int ends[2], error = pids != NULL ? uv_pipe(ends, 0, 0) : UV_ENOMEM;
+    pid_t pid = error == 0 ? fork() : -1;
+    if (error == 0 && pid < 0) {
+        error = uv_translate_sys_error(errno);
+        close(ends[0]);
+        close(ends[1]);
     }
-    if (j->guard_pid == 0) {
+    if (error != 0) {
+        free(pids);
+        return refuse("cannot start a guard: %s", uv_strerror(error));
+    }
+    if (pid == 0) {
 #ifdef __linux__
         prctl(PR_SET_PDEATHSIG, 0);
 #endif
@@ -701,6 +707,7 @@ static int start_guard(job *j) {
     }
     close(ends[0]);
     free(pids);
+    j->guard_pid = pid;
     j->guard = ends[1];
     return 0;
 }
@@ -710,16 +717,18 @@ static void tell_guard(const job *j, const rank *r) {
     memset(&n, 0, sizeof n);
     n.place = r->number - j->set->first;
     n.pid = r->running ? r->process.pid : 0;
-    while (write(j->guard, &n, sizeof n) < 0 && errno == EINTR) continue;
+    while (j->guard >= 0 && write(j->guard, &n, sizeof n) < 0 && errno == EINTR) continue;
 }
 
-/* After SIGCHLD: where it was the guard that ended, there is a new one. */
+/* After SIGCHLD: where it was the guard that ended, there is a new one; or, where the system gives
+ * no process, a line that says so, and none. */
 static void renew_guard(uv_signal_t *handle, int number) {
     job *j = (job *)handle->data;
     int i;
     (void)number;
-    if (waitpid(j->guard_pid, NULL, WNOHANG) != j->guard_pid) return;
+    if (j->guard < 0 || waitpid(j->guard_pid, NULL, WNOHANG) != j->guard_pid) return;
     close(j->guard);
+    j->guard = -1;
     if (start_guard(j) != 0) return;
     for (i = 0; j->ranks != NULL && i < j->set->local; i++)
         if (j->ranks[i].running) tell_guard(j, &j->ranks[i]);
@@ -736,6 +745,7 @@ static void end_with_launcher(void) {
 #endif
 
 static void stop_guard(job *j) {
+    if (j->guard < 0) return;
     close(j->guard);
     while (waitpid(j->guard_pid, NULL, 0) < 0 && errno == EINTR) continue;
 }

@@ -2124,6 +2124,7 @@ static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***arg
     tsh_result result;
     int ours;
     memset(&usual, 0, sizeof usual);
+    memset(&error, 0, sizeof error);
     if (!desc) desc = &usual;
     if (desc->error) memset(desc->error, 0, sizeof *desc->error);
     if (!out) return tshi_mpi_fails(desc, TSH_ERR_ARGUMENT, "tsh_mpi_open: out is NULL");

@@ -1614,7 +1614,8 @@ static void tshi_uv_pass_on(tsh_uv_world *world) {
 static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     tsh_uv_world *world = peer->world;
     if (tshi_uv_verdict(world) != TSH_OK) return;
-    if (peer->rank == tshi_uv_arbiter(world) || error->rank == world->rank) {
+    if (peer->rank == tshi_uv_arbiter(world) ||
+        (error->code == TSH_ERR_LOST && error->rank == world->rank)) {
         tshi_uv_rule(world, error);
         tshi_uv_pass_on(world);
     } else if (!world->offered_at || peer->rank < world->offered_by) {
@@ -1624,19 +1625,19 @@ static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     }
 }
 
+static void tshi_uv_pronounce(tsh_uv_world *world, const tsh_error *error) {
+    tshi_uv_put_error(tshi_uv_write(world, TSHI_UV_VERDICT), error);
+    tshi_uv_post_all(world);
+    tshi_uv_rule(world, error);
+}
+
+/* A decision that was kept counts now; ranks that its sender does not reach hear of it, too. */
 static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     if (!world->offered_at || tshi_uv_verdict(world) != TSH_OK ||
         (world->offered_by > tshi_uv_arbiter(world) &&
          now - world->offered_at < TSHI_UV_ALONE_MS * TSHI_UV_MS))
         return;
-    tshi_uv_rule(world, &world->offer);
-    tshi_uv_pass_on(world);
-}
-
-static void tshi_uv_pronounce(tsh_uv_world *world, const tsh_error *error) {
-    tshi_uv_put_error(tshi_uv_write(world, TSHI_UV_VERDICT), error);
-    tshi_uv_post_all(world);
-    tshi_uv_rule(world, error);
+    tshi_uv_pronounce(world, &world->offer);
 }
 
 /* What this rank called. */
@@ -1754,7 +1755,12 @@ static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) 
 static void tshi_uv_look(tshi_uv_peer *peer) {
     int left = tshi_uv_unacknowledged(peer->fd);
     int64_t now = tshi_uv_now();
-    if (left < 0 || peer->sent - (uint64_t)left < peer->mark) return;
+    if (left < 0) { /* the system does not say: silence is all that tells of a cut */
+        tshi_uv_beats(peer, &peer->acked, now);
+        peer->mark = 0;
+        return;
+    }
+    if (peer->sent - (uint64_t)left < peer->mark) return;
     tshi_uv_beats(peer, &peer->acked, left ? peer->marked : now);
     peer->mark = left ? peer->sent : 0;
     peer->marked = now;
@@ -1817,9 +1823,10 @@ static void tshi_uv_suspect_cut(tsh_uv_world *world) {
     int a = tshi_uv_list_side(world, TSHI_UV_OURS, &here, ours, sizeof ours);
     int b = tshi_uv_list_side(world, TSHI_UV_THEIRS, &there, theirs, sizeof theirs);
     int first = here > there || (here == there && a < b);
+    if (b < 0) return; /* it has just healed */
     tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, first ? b : a,
                     "%s and %s have not heard each other for %.1f s (TSHARD_HEARTBEAT): the "
-                    "network between them is cut",
+                    "network between them is cut, or a host is down",
                     first ? ours : theirs, first ? theirs : ours, (double)world->heartbeat / 1e9);
 }
 

@@ -44,7 +44,8 @@ static int state_write_settings(const gpt_settings *set, const char *now) {
     char path[STATE_PATH];
     state_path(path, set, "settings.txt");
     FILE *file = fopen(path, "w");
-    int good = file != NULL && fputs(now, file) >= 0;
+    int good = file != NULL && fputs(now, file) >= 0 && fflush(file) == 0;
+    if (good) (void)fsync(fileno(file)); /* the state will be on the disk, too */
     if (file != NULL && fclose(file) != 0) good = 0;
     return good ? 0 : refuse("cannot write %s: %s", path, strerror(errno));
 }
