@@ -1742,12 +1742,12 @@ static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
 
-/* It happened at `at`. No gap where this thread itself did not run in time. */
+/* Records the event at time `at`. Time in which this thread itself did not run is no gap. */
 static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) {
     const tsh_uv_world *world = peer->world;
     int64_t now = tshi_uv_now(), gap = tshi_uv_gap(world);
     int overslept = world->ticked && now - world->ticked > gap;
-    if (now - pulse->last > gap && !overslept) pulse->back = now;
+    if ((overslept ? world->ticked : now) - pulse->last > gap) pulse->back = now;
     pulse->last = at;
 }
 
@@ -2801,7 +2801,8 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     if (group) link = tshi_uv_link_for(group, purpose, peer->rank);
     if (link) {
         int same = got == link->told && now - link->told_at < world->heartbeat / 2;
-        if (!same || TSHI_UV_GET(&link->wrote) <= got)
+        /* After a break TCP tries again late: by then it may have waited for as long once more. */
+        if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
             link->stalled = 0;
         else if (!link->stalled)
             link->stalled = now;

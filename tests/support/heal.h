@@ -108,6 +108,8 @@ static void heal_compare(const world *w, int64_t cut_at, heal_result *result) {
                        v->message, first->message);
     }
     result->named = first && first->code != TSH_OK ? first->rank : -1;
+    if (result->one && first)
+        (void)snprintf(result->differ, sizeof result->differ, "%s; ", first->message);
 }
 
 static void heal_run(const heal_plan *p, heal_result *result) {
