@@ -162,7 +162,9 @@
  *   next collective of tp, of dp and (pp is 1) of the world compares it first: modules and their
  *   kinds, shapes, layouts and dtypes of parameters, the seed. TSH_ERR_MISMATCH on every rank names
  *   the rank that differs and the first module where it does. With pp, tsh_pipeline_new compares
- *   over the world.
+ *   over the world. The first collective after a change must be a blocking one on all ranks of its
+ *   group, or a non-blocking one (tsh_start) on all; the latter compares nothing. What a call is
+ *   given (heads, causal) is not compared.
  *
  *   The same bits are promised for FLT_EVAL_METHOD 0 only: where floats are computed in a wider
  *   format (x87, s390x in strict C), results are as accurate, but their last bit may differ.
@@ -354,7 +356,8 @@ typedef struct tsh_error {
 
 typedef enum tsh_dtype { TSH_F32, TSH_F64, TSH_I32, TSH_I64 } tsh_dtype;
 
-/* 0 itself, for the options that name it, of which 0 means the default: {.beta1 = TSH_ZERO}. */
+/* Says 0 for an option whose 0 means "the default": {.beta1 = TSH_ZERO}. Only options that name it
+ * take it. */
 #define TSH_ZERO (-1e-300)
 
 /* The dtype of values: TSH_F32, or TSH_F64 where TSHARD_REAL is double. */
@@ -560,7 +563,8 @@ struct tsh_comm {
     int in_flight;
     tsh_comm_stats stats;
     struct tshi_trace *trace; /* the core's; NULL: none runs */
-    tsh_ctx *unchecked; /* the core's: its model is compared before the next collective, or NULL */
+    tsh_ctx *unchecked; /* set by the core: the ctx whose model the ranks compare before the next
+                         * collective; NULL: none */
 };
 
 /* -- collectives ------------------------------------------------------------
@@ -664,11 +668,12 @@ TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
  * and returns 1 if it is set; 0 if it is unset or empty; -1, with a sentence in error
  * (TSH_ERR_ARGUMENT), if its value is not accepted. Unless it returns 1, the result stays as it
  * was. No blanks, signs or exponents are accepted, and the locale does not matter. */
-/* A whole number from low to high, 0 <= low. */
+/* Reads a whole number from low to high; low is at least 0. */
 TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error);
-/* A time in seconds with an optional fraction ("30", "0.5"), at most 1e9, in nanoseconds. */
+/* Reads a time in seconds with an optional fraction ("30", "0.5"), at most 1e9, as nanoseconds. */
 TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error);
-/* A text that fits into room bytes. The error does not repeat it, as it may be a secret. */
+/* Copies the variable's text into text, of room bytes with the final 0. The error does not repeat
+ * it, as it may be a secret. */
 TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *error);
 
 /* ========================================================================== */
@@ -820,10 +825,9 @@ TSH_API void tsh_no_grad_begin(tsh_ctx *ctx);
 TSH_API void tsh_no_grad_end(tsh_ctx *ctx);
 /* Marks an owned tensor as a leaf whose gradient is wanted (on 0: no longer). Returns t. */
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on);
-/* On: the leaf's gradient is averaged over dp, as those of parameters always are: for weights of
- * one's own that replicas hold alike and train. Without it a leaf's gradient is that of this rank's
- * own loss. The same on every rank of dp, and before the backward. Returns t; off on a parameter
- * is an error. */
+/* on 1: averages the leaf's gradient over dp, as is always done for parameters. For weights of your
+ * own, which every replica holds and trains. on 0: the gradient is that of this rank's own loss.
+ * Call it on every rank of dp, before the backward. Returns t; 0 on a parameter is an error. */
 TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on);
 /* Keeps a step tensor's values and gradient through tsh_backward. Returns t. A view (reshape,
  * slice; tsh_redistribute on one rank) shares the gradient of what it views: tsh_clone it first. */
@@ -1515,9 +1519,10 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
  * all ranks before anything changes. While a save of the same path goes on, too, all ranks read
  * one and the same save, or get TSH_ERR_IO and may load again after tsh_clear_error. For that, they
  * compare the hash of all values that tsh_save stored; for other programs' files, 64 bytes of every
- * tensor. Values that are NaN or infinite are loaded, and the logger is told where: by the first
- * replica, and of a sharded tensor by every rank for its piece. An error is one on every rank, as
- * in tsh_save: TSH_ERR_IO (the system, no well-formed file, or not the same one on every rank),
+ * tensor. Values that are NaN or infinite are loaded, and the first replica logs them with the
+ * tensor's name: one rank for a replicated tensor, each rank for its shard of a sharded one; after
+ * eight tensors only how many more there are. An error is one on every rank, as in tsh_save:
+ * TSH_ERR_IO (the system, no well-formed file, or not the same one on every rank),
  * TSH_ERR_ARGUMENT (tensors that the file or the model lacks, or another kind of optimiser),
  * TSH_ERR_SHAPE, TSH_ERR_DTYPE. Files over 2 GiB need a 64-bit long. */
 TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim);
@@ -1933,7 +1938,7 @@ static int64_t tshi_base_ceil(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-/* An option of which 0 means the usual value, and TSH_ZERO 0. */
+/* Resolves an option: 0 is `usual`, TSH_ZERO is 0. */
 static double tshi_base_option(double given, double usual) {
     return given > 0 ? given : given < 0 && given >= TSH_ZERO ? 0 : usual;
 }
@@ -3351,7 +3356,7 @@ static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
     return t->block || !(t->flags & TSHI_PARAM) ? TSH_OK : tshi_tensor_begin(t);
 }
 
-/* Whether ops on this tape used t's values, a view of them, or t inside a checkpoint. */
+/* 1 if an op on this tape read t's values, a view of t, or t inside a checkpoint. */
 static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
     int i;
     for (; node; node = node->older) {
@@ -3364,7 +3369,8 @@ static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
     return 0;
 }
 
-/* The same of the ctx's tape and those of micro-batches under way: backward takes t as it was. */
+/* 1 if the ctx's tape, or that of a micro-batch in progress, holds such an op: backward needs t's
+ * values and layout as they were. */
 static int tshi_tensor_recorded(const tsh_tensor *t) {
     const tshi_micro *micro = t->ctx->micros;
     int found = tshi_tensor_on_tape(t->ctx->tape.newest, t);
@@ -5599,8 +5605,8 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
     return TSH_OK;
 }
 
-/* Before the first collective of a group that follows a change of the ctx's model: sees that all
- * ranks of the group have the same model. */
+/* Compares the models of the group's ranks if the ctx's model has changed since the group's last
+ * comparison. */
 static tsh_result tshi_comm_compare(tsh_comm *comm) {
     tsh_ctx *ctx = comm ? comm->unchecked : NULL;
     if (!ctx) return TSH_OK;
@@ -9532,7 +9538,7 @@ static int tshi_redistribute_in_place(const tsh_tensor *t) {
     return (t->flags & TSHI_OWNED) && !(t->flags & TSHI_PARAM);
 }
 
-/* 0 and an error where something refers to t that would not learn of another layout. */
+/* Reports, and returns 0, if a recorded op, a view or a gradient depends on t's current layout. */
 static int tshi_redistribute_may_lay(const tsh_tensor *t) {
     const int recorded = tshi_tensor_recorded(t), viewed = t->block->refs > 1;
     if (!recorded && !viewed && !t->gr.live && !t->gp.live) return 1;
@@ -12955,7 +12961,8 @@ static uint64_t tshi_module_line_hash(uint64_t hash, const tshi_line *line) {
     return tshi_rng_hash(hash, &line->number, sizeof line->number);
 }
 
-/* Whether all ranks have the same hash: an all-reduce of the least and, inverted, the largest. */
+/* 1 in *same if all ranks have the same hash: one all-reduce (MIN) of the hash and its complement,
+ * which gives min and max. */
 static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same) {
     tsh_module *m = NULL;
     tshi_line line;
@@ -12972,32 +12979,32 @@ static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same
 }
 
 /* Where models differ: world ranks, and the lines that they have there. */
-typedef struct tshi_unlike {
-    int odd, usual; /* ranks of the group */
-    int64_t *ranks; /* of the world */
+typedef struct tshi_model_diff {
+    int blamed, reference; /* ranks of the group */
+    int64_t *ranks;        /* of the world */
     tshi_line *lines;
-} tshi_unlike;
+} tshi_model_diff;
 
-/* The hash that most ranks have, of several the lowest rank's, and the first rank of another; 0:
- * all have the same. hash: the ranks' hashes lie `stride` apart. */
-static int tshi_module_odd(const int64_t *hash, int64_t stride, int size, tshi_unlike *at) {
+/* Finds the hash of most ranks (at a tie, the lowest rank's) and the first rank that has another.
+ * 0: all are the same. Rank r's hash is hash[r * stride]. */
+static int tshi_module_odd(const int64_t *hash, int64_t stride, int size, tshi_model_diff *at) {
     int r, k, most = 0;
-    for (r = at->usual = 0; r < size; r++) {
+    for (r = at->reference = 0; r < size; r++) {
         int same = 0;
         for (k = 0; k < size; k++) same += hash[k * stride] == hash[r * stride];
-        if (same > most) at->usual = r;
+        if (same > most) at->reference = r;
         if (same > most) most = same;
     }
-    for (at->odd = 0; at->odd < size; at->odd++)
-        if (hash[at->odd * stride] != hash[at->usual * stride]) return 1;
-    at->odd = at->usual;
+    for (at->blamed = 0; at->blamed < size; at->blamed++)
+        if (hash[at->blamed * stride] != hash[at->reference * stride]) return 1;
+    at->blamed = at->reference;
     return 0;
 }
 
 /* All ranks' hashes of each line, and then all ranks' texts of the first line that differs. buffer:
  * for size counts, size world ranks, `most` hashes of this rank, those of all, a line per rank. */
 static tsh_result tshi_module_find(tsh_comm *comm, const tsh_ctx *ctx, void *buffer, int64_t most,
-                                   tshi_unlike *at) {
+                                   tshi_model_diff *at) {
     const int size = comm->size;
     const int64_t rank = ctx->world.rank;
     int64_t *counts = (int64_t *)buffer, *mine, *all, i, first = 0;
@@ -13024,20 +13031,22 @@ static tsh_result tshi_module_find(tsh_comm *comm, const tsh_ctx *ctx, void *buf
     for (i = 0; i <= first && mine[first]; i++) (void)tshi_module_lines(ctx, &m, &line);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
     result = tsh_allgather(comm, &line, at->lines, counts, 1, TSH_I32);
-    (void)tsh_barrier(comm); /* all ranks have the texts before one of them ends the world */
+    /* every rank has received the texts before one reports the world's error */
+    (void)tsh_barrier(comm);
     return result;
 }
 
-/* Names the odd rank and what it has, on every rank of the group. */
-static tsh_result tshi_module_unlike(const tsh_comm *comm, tsh_ctx *ctx, const tshi_unlike *at) {
+/* Reports the rank whose model differs, and its line, on every rank of the group. */
+static tsh_result tshi_module_unlike(const tsh_comm *comm, tsh_ctx *ctx,
+                                     const tshi_model_diff *at) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
-    const tshi_line *odd = at->lines + at->odd, *usual = at->lines + at->usual;
-    const int rank = (int)at->ranks[at->odd], first = ctx->error.code == TSH_OK;
+    const tshi_line *odd = at->lines + at->blamed, *usual = at->lines + at->reference;
+    const int rank = (int)at->ranks[at->blamed], first = ctx->error.code == TSH_OK;
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
                    "the ranks of %s built different models: rank %d has %s%s where rank %d has "
                    "%s%s; build the same model on each, with the same seed",
                    axis, rank, odd->name[0] ? odd->name : "nothing", odd->what,
-                   (int)at->ranks[at->usual], usual->name[0] ? usual->name : "nothing",
+                   (int)at->ranks[at->reference], usual->name[0] ? usual->name : "nothing",
                    usual->what);
     if (first) ctx->error.rank = rank;
     return TSH_ERR_MISMATCH;
@@ -13046,7 +13055,7 @@ static tsh_result tshi_module_unlike(const tsh_comm *comm, tsh_ctx *ctx, const t
 /* Models differ: finds where, which is an error on every rank of the group. */
 static tsh_result tshi_module_explain(tsh_comm *comm, tsh_ctx *ctx) {
     int64_t most = 1; /* lines: the seed's, and one per module */
-    tshi_unlike at;
+    tshi_model_diff at;
     tshi_block *block;
     tsh_module *m;
     tsh_result result;
@@ -13078,8 +13087,8 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     return result;
 }
 
-/* The tree changes: it is to be compared again. With pipelines, the world does so in
- * tsh_pipeline_new: before, the ranks of pp may differ. */
+/* Called after every change of the tree: the next collective of each group compares it again. With
+ * pp > 1 the world compares only in tsh_pipeline_new, because stages may differ before. */
 static void tshi_module_changes(tsh_ctx *ctx) {
     ctx->compare = tshi_module_compare;
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx;
@@ -16102,7 +16111,7 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 
 /* ========================================================================== */
 /* >>file                                                MARK: - file (private) */
-/* What C does not say about files: kinds, links, locks, owners, the disk.      */
+/* What C lacks for files: kinds, links, locks, owners, the disk.               */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
@@ -16167,8 +16176,8 @@ static int tshi_file_follow(const char *path, char *to, char *link, size_t size)
 }
 
 #if TSHI_POSIX
-/* Locks a new temporary file, so that other saves see that its writer lives. 0 where another save
- * was faster and removes it. A file system without locks gives none: then nobody removes it. */
+/* Locks a new temporary file, to show other saves that its writer is alive. 0: another save locked
+ * it first and removes it. Where the file system has no locks, nobody removes it. */
 static int tshi_file_lock(int descriptor) {
 #ifdef LOCK_EX
     struct stat info;
@@ -17392,7 +17401,7 @@ static int tshi_io_short(const tshi_io *io, const char *what) {
     return 0;
 }
 
-/* What else may be given for a safetensors file, by its first bytes. */
+/* Other formats, recognised by their first bytes. */
 typedef struct tshi_io_form {
     const char *start, *what;
 } tshi_io_form;
@@ -17664,9 +17673,9 @@ typedef struct tshi_load_slice {
 } tshi_load_slice;
 
 /* Counts values that are not finite: all bits of their exponent are set, so that adding 1 to it
- * carries into the sign's bit. A first pass over whole words looks for that; most pieces end there.
- */
-static void tshi_load_count_odd(tshi_load_slice *s, const char *values, int64_t count) {
+ * carries into the sign bit. A first pass over 8-byte words tests for that; only where it finds
+ * one, or a value is left over, is each value tested. */
+static void tshi_load_count_nonfinite(tshi_load_slice *s, const char *values, int64_t count) {
     const int narrow = sizeof(tsh_real) == 4;
     const uint64_t mask = narrow ? UINT64_C(0x7F8000007F800000) : UINT64_C(0x7FF0000000000000);
     const uint64_t ones = narrow ? UINT64_C(0x0080000000800000) : UINT64_C(0x0010000000000000);
@@ -17701,7 +17710,7 @@ static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64
             return;
         }
         tshi_io_swap_bytes(to, n, sizeof(tsh_real));
-        tshi_load_count_odd(s, to, n);
+        tshi_load_count_nonfinite(s, to, n);
         global += n;
         local += n;
         length -= n;

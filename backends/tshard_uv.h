@@ -42,14 +42,16 @@
  * - A cut into two sides ends the world on both, in one error: the side with most of the ranks goes
  *   before the other (at a tie, the one with the lowest rank), and the lowest rank of the other is
  *   named. Of two ranks that is rank 1. Both sides come to it without hearing each other, so it is
- *   the same whenever the cut heals. A rank that was cut off never decides for the others.
- * - A stopped process is silent, too, but its system acknowledges: it is named, and refused when it
- *   wakes up, with the error of the others.
+ *   the same whenever the cut heals. A rank that was cut off never decides for the others. The same
+ *   holds where a rank closes its world or is stopped just before or during the cut only if both
+ *   sides knew it: each side counts the ranks that it knew of.
+ * - A stopped process is silent, but its system still acknowledges what it is sent: it is named.
+ *   When it wakes up it gets the same error.
  * - Cuts into three or more sides, and a break between two ranks that a third one hears both, end
  *   in an error on every rank that names an end of a broken connection, but not always in one.
  * - A data connection that the network has forgotten (a firewall, a NAT) is found when a rank waits
- *   on it: TSHARD_HEARTBEAT after the first byte that does not arrive, both ends are named. A peer
- *   that computes or does not read is well.
+ *   on it: TSHARD_HEARTBEAT after the first byte that does not arrive, the error names both ends. A
+ *   peer that only computes, or does not read, is not reported.
  *
  * DOES NOT
  *
@@ -58,11 +60,10 @@
  * - live on without a lost rank: the world ends. tshard-run --max-restarts starts it anew;
  * - protect what is sent (SECURITY), use shared memory within a host, or more than one network;
  * - connect over 1,024 ranks, or machines of different byte orders;
- * - survive where another thread takes the last memory in the moment between tshard's look whether
- *   there is enough for libuv (64 KiB while a world opens, later 16 bytes for each descriptor) and
- *   libuv's request: libuv 1.44 then aborts the process; or where memory runs out while glibc 2.36
- *   looks up a host name, which crashes (an address is not looked up). Other lack of memory is an
- *   error;
+ * - survive if another thread takes the last memory between tshard's test (64 KiB while a world
+ *   opens, later 16 bytes for each descriptor) and libuv's own allocation: libuv 1.44 then aborts
+ *   the process; or if memory runs out while glibc 2.36 looks up a host name, which crashes (an
+ *   address is not looked up). Other lack of memory is an error;
  * - survive fork(), or use a rank's comms from several threads; only tsh_comm_abort may come from
  *   any thread.
  *
@@ -120,8 +121,8 @@
  * is made. Let hosts reach each other there. When all are connected nobody listens any more.
  *
  * Until it has proved itself, a connection is told the version and a nonce; 104 bytes of it are
- * read, within 5 s. Half of the descriptors that the process has left (ulimit -n), at most 1,024,
- * may be held so; when they are, one of them, taken at random, is dropped for a new one. Scanners,
+ * read, within 5 s. Half of what `ulimit -n` allows beyond tshard's own need, 8 to 1,024, may be
+ * held so; when they are, one of them, taken at random, is dropped for a new one. Scanners,
  * browsers, wrong keys and other jobs are turned away, and once a second the logger hears how many,
  * and where the last one came from; the world forms on. Ranks that were crowded out call again. A
  * rank that is refused by one who does not prove that it has the key logs that, and calls again
@@ -339,9 +340,11 @@ typedef struct tshi_uv_link {
     tshi_uv_head clear[TSHI_UV_OPS]; /* by number */
     int want, polled;                /* libuv's events */
     uint64_t wrote, got;             /* atomic: bytes of all frames so far */
-    int awaits;                      /* atomic: what may come now was read, more is needed */
-    uint64_t told;                   /* control thread: what the peer had got, */
-    int64_t told_at, stalled;        /* when it said so, and since when more is on its way */
+    int awaits;                      /* atomic: 1 if the caller has read all that arrived and
+                                      * needs more */
+    uint64_t peer_got;               /* control thread: bytes that the peer had received when it */
+    int64_t peer_got_at;             /* last reported; when that was; */
+    int64_t stalled_since;           /* since when later bytes are under way, 0: none */
     uv_poll_t *poll;                 /* made at the first sleep */
 } tshi_uv_link;
 
@@ -451,10 +454,10 @@ typedef struct tshi_uv_letter {
     unsigned char bytes[TSHI_UV_LETTER_HEAD + TSHI_UV_PAYLOAD];
 } tshi_uv_letter;
 
-/* Something that should happen again and again. */
+/* Times of an event that recurs: a message received, an acknowledgement. */
 typedef struct tshi_uv_pulse {
-    int64_t last; /* when it did, */
-    int64_t back; /* and when it did after a gap; 0: there was none */
+    int64_t last; /* the last one */
+    int64_t back; /* the last one after a gap, 0: no gap yet */
 } tshi_uv_pulse;
 
 /* What the control thread knows of a rank. */
@@ -531,11 +534,11 @@ typedef struct tshi_uv_judge {
 } tshi_uv_judge;
 
 /* Messages of one kind, of which the logger gets one a second. */
-typedef struct tshi_uv_tally {
+typedef struct tshi_uv_log_count {
     int64_t told; /* when it got the last one; 0: none yet */
     int count;    /* since then */
     char last[256];
-} tshi_uv_tally;
+} tshi_uv_log_count;
 
 enum { TSHI_UV_OF_STRANGERS, TSHI_UV_OF_KEY_HOLDERS, TSHI_UV_OF_SERVERS, TSHI_UV_TALLIES };
 
@@ -584,8 +587,9 @@ struct tsh_uv_world {
     int addresses;
     tshi_uv_peer *peer;
     tshi_uv_conn *conns;
-    int strangers, room; /* of conns, those that came to us; how many may */
-    tshi_uv_tally tally[TSHI_UV_TALLIES];
+    /* connections that have not proved the key: how many there are, and may be */
+    int unproven, unproven_limit;
+    tshi_uv_log_count tally[TSHI_UV_TALLIES];
     tshi_uv_dial *dials;
     tshi_uv_group *world_group, *making;
     tshi_uv_judge judge;
@@ -593,7 +597,7 @@ struct tsh_uv_world {
     int64_t due;             /* when the world is to have formed, */
     int64_t beat, accept_at; /* the next beat goes, accepting is tried again, */
     int64_t silent_at;       /* the next rank has been silent for a heartbeat, */
-    int64_t await_at;        /* those that are awaited are told again, */
+    int64_t await_at;        /* the next AWAIT messages go, */
     int64_t ticked;          /* this thread was to wake, */
     int64_t parting;         /* goodbye was said; 0: it was not */
     int64_t held_since;
@@ -647,9 +651,9 @@ TSH_PRINTF(2, 3) static void tshi_uv_log(const tsh_uv_world *world, const char *
 }
 
 /* Logs what was counted, if the last message is a second old (`now` INT64_MAX: in any case). */
-static void tshi_uv_tell(tsh_uv_world *world, int64_t now) {
+static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
     for (int i = 0; i < TSHI_UV_TALLIES; i++) {
-        tshi_uv_tally *t = &world->tally[i];
+        tshi_uv_log_count *t = &world->tally[i];
         if (!t->count || (t->told && now - t->told < TSHI_UV_SECOND)) continue;
         if (t->count == 1)
             tshi_uv_log(world, "%s", t->last);
@@ -663,13 +667,13 @@ static void tshi_uv_tell(tsh_uv_world *world, int64_t now) {
 /* A message that others can cause as often as they like: one a second is logged, with a count. */
 TSH_PRINTF(3, 4)
 static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...) {
-    tshi_uv_tally *t = &world->tally[kind];
+    tshi_uv_log_count *t = &world->tally[kind];
     va_list list;
     va_start(list, format);
     (void)vsnprintf(t->last, sizeof t->last, format, list);
     va_end(list);
     t->count++;
-    tshi_uv_tell(world, tshi_uv_now());
+    tshi_uv_log_counted(world, tshi_uv_now());
 }
 
 /* ========================================================================== */
@@ -876,7 +880,7 @@ typedef enum tshi_uv_type {
     TSHI_UV_STILL,
     TSHI_UV_VERDICT, /* a decision: the world's error */
     TSHI_UV_BYE,
-    TSHI_UV_AWAIT, /* to a peer whose bytes on a data connection are awaited: how many came */
+    TSHI_UV_AWAIT, /* to a peer whose bytes this rank waits for: how many have arrived */
     TSHI_UV_TYPES
 } tshi_uv_type;
 
@@ -1261,7 +1265,7 @@ static void tshi_uv_first_host(const char *list, char *host, size_t room) {
                    behind ? (int)strcspn(behind + 1, ",[") : 0, behind ? behind + 1 : "");
 }
 
-/* A text of the desc, else of the variable. 1: it is in text; 0: none is given; -1: too long. */
+/* Copies desc's text, else the variable's. 1: copied; 0: neither is given; -1: too long. */
 static int tshi_uv_text(const char *given, const char *variable, char *text, size_t room,
                         tsh_error *error) {
     if (!given) return tsh_env_text(variable, text, room, error);
@@ -1601,16 +1605,17 @@ static int tshi_uv_arbiter(const tsh_uv_world *world) {
     return r;
 }
 
-/* Tells the peers that sent error reports, the coordinator of which this rank was. */
+/* Sends the world's error to the peers that have sent this rank an error report. */
 static void tshi_uv_pass_on(tsh_uv_world *world) {
     tshi_uv_put_error(tshi_uv_write(world, TSHI_UV_VERDICT), &world->error);
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].reported) tshi_uv_post(&world->peer[r]);
 }
 
-/* A decision has come. That of this rank's coordinator counts, and one by which this rank itself is
- * lost. Any other is kept: it counts once no lower rank than its sender is left, or if there is no
- * other after a while. So a rank that was cut off cannot decide for the others when it is back. */
+/* Receives a decision. It counts at once if it is from this rank's coordinator, or if it says that
+ * this rank is lost. Another is kept; it counts when no lower rank than its sender is left, or when
+ * none came from the coordinator for TSHI_UV_ALONE_MS. So a rank that was cut off does not decide
+ * for the others when it is back. */
 static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     tsh_uv_world *world = peer->world;
     if (tshi_uv_verdict(world) != TSH_OK) return;
@@ -1737,7 +1742,7 @@ static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
 
 /* ---- a network that is cut ---- */
 
-/* What counts as a gap: some beats are missing. */
+/* An interval without beats that counts as a gap. */
 static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
@@ -1766,7 +1771,7 @@ static void tshi_uv_look(tshi_uv_peer *peer) {
     peer->marked = now;
 }
 
-/* It does not happen now, or did not within the last heartbeat. */
+/* 1 if the last event is a gap ago, or a gap ended within the last heartbeat. */
 static int tshi_uv_missed(const tsh_uv_world *world, const tshi_uv_pulse *pulse) {
     int64_t now = tshi_uv_now();
     return now - pulse->last > tshi_uv_gap(world) ||
@@ -2180,7 +2185,7 @@ static void tshi_uv_conn_end(tsh_uv_world *world, tshi_uv_conn *conn, int keep) 
     tshi_uv_conn **at = &world->conns;
     while (*at != conn) at = &(*at)->next;
     *at = conn->next;
-    world->strangers -= !conn->dial;
+    world->unproven -= !conn->dial;
     tshi_uv_unwatch(&conn->poll);
     if (!keep) tshi_uv_close_fd(&conn->fd);
     if (conn->dial && keep) tshi_uv_dial_done(world, conn->dial);
@@ -2607,7 +2612,7 @@ static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
 }
 
 static void tshi_uv_completed(tsh_uv_world *world) {
-    tshi_uv_tell(world, INT64_MAX);
+    tshi_uv_log_counted(world, INT64_MAX);
     world->forming = 0;
     tshi_uv_close_listener(world);
     uv_mutex_lock(&world->lock);
@@ -2688,8 +2693,9 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_post(peer);
 }
 
-/* A rank takes this one for its coordinator. Where this rank has a coordinator itself, the report
- * goes there, and the decision back. */
+/* A peer takes this rank for its coordinator and sends an error report. If this rank has a
+ * coordinator itself, it forwards the report, unless it has reported a graver one, and later the
+ * decision to the peer. */
 static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
     tshi_uv_evidence e;
@@ -2800,15 +2806,16 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     group = c->bad ? NULL : tshi_uv_find_group(world, id);
     if (group) link = tshi_uv_link_for(group, purpose, peer->rank);
     if (link) {
-        int same = got == link->told && now - link->told_at < world->heartbeat / 2;
+        int same = got == link->peer_got && now - link->peer_got_at < world->heartbeat / 2;
         /* After a break TCP tries again late: by then it may have waited for as long once more. */
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
-            link->stalled = 0;
-        else if (!link->stalled)
-            link->stalled = now;
-        link->told = got;
-        link->told_at = now;
-        dead = world->heartbeat && link->stalled && now - link->stalled >= world->heartbeat;
+            link->stalled_since = 0;
+        else if (!link->stalled_since)
+            link->stalled_since = now;
+        link->peer_got = got;
+        link->peer_got_at = now;
+        dead = world->heartbeat && link->stalled_since &&
+               now - link->stalled_since >= world->heartbeat;
         for (int i = 0; i < 2 && dead; i++) (void)tshi_uv_end_of(link->fd, i, &ends[i]);
     }
     uv_mutex_unlock(&world->lock);
@@ -3011,7 +3018,7 @@ static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, c
     (void)snprintf(conn->name, sizeof conn->name, "%s", name);
     conn->next = world->conns;
     world->conns = conn;
-    world->strangers += !dial;
+    world->unproven += !dial;
     if (dial) {
         dial->under_way = 1;
         return;
@@ -3025,17 +3032,18 @@ static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, c
 }
 
 /* Drops an unauthenticated connection at random. Were it the oldest, nobody whose round trip takes
- * longer than strangers take to fill the room would ever get in: at random, each stays for as long
- * as strangers take to fill it with a chance of 1/e, and ranks try again. 0: there is none. */
+ * longer than strangers take to fill all places would ever get in. At random, a connection survives
+ * the arrival of as many new ones as are held with probability 1/e; ranks try again. 0: there is
+ * none. */
 static int tshi_uv_drop_stranger(tsh_uv_world *world) {
     tshi_uv_conn *conn = world->conns;
     int skip;
-    if (!world->strangers) return 0;
-    skip = (int)randombytes_uniform((uint32_t)world->strangers);
+    if (!world->unproven) return 0;
+    skip = (int)randombytes_uniform((uint32_t)world->unproven);
     while (conn->dial || skip--) conn = conn->next;
     tshi_uv_note(world, TSHI_UV_OF_STRANGERS,
                  "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
-                 world->strangers);
+                 world->unproven);
     tshi_uv_conn_end(world, conn, 0);
     return 1;
 }
@@ -3075,7 +3083,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
             (void)close(fd);
             continue;
         }
-        if (world->strangers >= world->room) (void)tshi_uv_drop_stranger(world);
+        if (world->unproven >= world->unproven_limit) (void)tshi_uv_drop_stranger(world);
         tshi_uv_address_text(&from, name, sizeof name);
         tshi_uv_open_conn(world, fd, NULL, name);
     }
@@ -3132,8 +3140,9 @@ static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
     world->beat = now + TSHI_UV_BEAT_MS * TSHI_UV_MS;
 }
 
-/* While the caller waits, those whose bytes it waits for hear how many have come; not before they
- * acknowledged what they were told last, so that slow networks are not filled with old news. */
+/* While the caller waits, sends each peer it waits for the number of bytes received so far. A peer
+ * gets the next such message only when it has acknowledged the last, so that slow networks do not
+ * fill with outdated counts. */
 static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     if (now < world->await_at || !world->heartbeat) return;
     world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
@@ -3272,7 +3281,7 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     tshi_uv_form(world);
     tshi_uv_catch_up(world);
     tshi_uv_expire(world, now);
-    tshi_uv_tell(world, now);
+    tshi_uv_log_counted(world, now);
     if (tshi_uv_verdict(world) == TSH_OK) tshi_uv_reach_out(world, now);
     uv_mutex_lock(&world->lock);
     stuck = world->stuck_new;
@@ -3386,7 +3395,7 @@ static void tshi_uv_main(void *argument) {
     (void)uv_run(&world->control, UV_RUN_DEFAULT);
     while (world->conns) tshi_uv_conn_end(world, world->conns, 0);
     while (world->dials) tshi_uv_dial_done(world, world->dials);
-    tshi_uv_tell(world, INT64_MAX);
+    tshi_uv_log_counted(world, INT64_MAX);
     for (int r = 0; r < world->size; r++) {
         tshi_uv_peer_end(&world->peer[r], TSHI_UV_LEFT);
         free(world->peer[r].in.data);
@@ -4896,12 +4905,12 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
 static int tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
     struct rlimit limit;
     int need = tshi_uv_descriptors(world->size);
-    world->room = TSHI_UV_STRANGERS;
+    world->unproven_limit = TSHI_UV_STRANGERS;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1;
     if (limit.rlim_cur >= (rlim_t)need) {
         int64_t half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2;
-        world->room = (int)tshi_uv_min(half, TSHI_UV_STRANGERS);
-        if (world->room < TSHI_UV_FEW) world->room = TSHI_UV_FEW;
+        world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_STRANGERS);
+        if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
         return 1;
     }
     tshi_uv_error(error, TSH_ERR_IO, world->rank,

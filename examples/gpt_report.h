@@ -174,7 +174,7 @@ static void report_keep(gpt_report *r, const report_row *row) {
     r->recent_count++;
 }
 
-/* The mean is told; another begins. */
+/* Ends a mean of training losses at an evaluation, and begins the next. */
 static void report_evaluated(gpt_report *r, const report_row *row) {
     r->train_loss = r->recent_sum / (double)r->recent_count;
     r->val_loss = row->val_loss;
@@ -191,7 +191,7 @@ static void report_step(gpt_report *r, const report_row *row) {
     if (row->evaluated) report_evaluated(r, row);
 }
 
-/* A line of metrics.csv. 0: it is none. */
+/* Parses a row of metrics.csv. 0: it is not a complete row. */
 static int report_parse(const char *line, report_row *row) {
     char *end = NULL;
     memset(row, 0, sizeof *row);

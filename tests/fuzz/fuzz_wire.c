@@ -159,7 +159,7 @@ static void wire_open(wire *w, unsigned how) {
     wire_address(&world->address[0]);
     wire_address(&world->own);
     world->addresses = 1;
-    world->room = 64;
+    world->unproven_limit = 64;
     must(tshi_uv_world_alloc(world) && tshi_uv_open_loops(world, &error));
     for (int r = 0; r < RANKS; r++) wire_address(&world->peer[r].address);
     world->due = tshi_uv_now() + world->timeout;
