@@ -569,7 +569,7 @@ struct tsh_comm {
 
 /* -- collectives ------------------------------------------------------------
  * Blocking collectives. Buffers hold `count` elements of dtype; all return when this rank's buffers
- * are free again. Errors: the world's verdict (TSH_ERR_MISMATCH, LOST, TIMEOUT, ABORTED, MEMORY),
+ * are free again. Errors: the world's error (TSH_ERR_MISMATCH, LOST, TIMEOUT, ABORTED, MEMORY),
  * whose sentence tsh_comm_error tells, or TSH_ERR_ARGUMENT before anything starts. Each equals the
  * torch.distributed function of its name. */
 /* Combines the buffers of all ranks element by element by op; every buffer gets the result. */
@@ -1809,7 +1809,7 @@ struct tshi_node {
     tshi_block **saved; /* of each input and then of out: values that backward reads, or NULL */
     tshi_block *aux;    /* what else backward reads; dropped with the node */
     void *more;         /* the op's own options, in the tape's arena */
-    tsh_tensor **feeds; /* leaves that backward gives to beside its inputs */
+    tsh_tensor **feeds; /* leaves, not inputs, that backward adds gradients to */
     int fed;            /* how many */
     int n, depth;
     unsigned partial; /* bit i: gives input i's gradient as a partial sum */
@@ -16087,7 +16087,7 @@ static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
                        "tsh_pipeline_new: the children of \"%s\" are dealt to the stages already, "
                        "in another way",
                        before->container->path);
-    if (!before) tshi_module_changes(ctx); /* the tree is whole now, on all stages */
+    if (!before) tshi_module_changes(ctx); /* stages are assigned: models can be compared */
     if (!before && ctx->world.size > 1) ctx->world.unchecked = ctx;
     if (tsh_ok(ctx)) tshi_pipeline_agree(p);
     if (!tsh_ok(ctx)) return;

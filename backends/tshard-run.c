@@ -647,10 +647,10 @@ static void written(uv_work_t *work, int status) {
 
 /* ========================================================================== */
 /* >>guard                                                       MARK: - guard */
-/* A small process that ends the ranks when the launcher is killed: it learns  */
-/* of them through a pipe that then closes. If the guard is killed, the        */
-/* launcher starts another. If both are, the system sends the ranks SIGTERM,   */
-/* where it can (Linux).                                                       */
+/* A small process that ends the ranks when the launcher is killed. A pipe     */
+/* from the launcher tells it their process ids; the pipe closes when the      */
+/* launcher dies. The launcher replaces a guard that was killed. If both are   */
+/* killed, Linux sends the ranks SIGTERM.                                      */
 /* Needs: >>job.                                                               */
 /* ========================================================================== */
 

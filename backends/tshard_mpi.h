@@ -2026,7 +2026,7 @@ typedef struct tshi_mpi_opening {
 /* A world without groups. NULL: no memory. */
 static tshi_mpi_world *tshi_mpi_world_new(const tsh_mpi_desc *desc, MPI_Comm control) {
     tshi_mpi_world *world = (tshi_mpi_world *)calloc(1, sizeof *world);
-    tsh_error unused; /* the settings have been checked */
+    tsh_error unused; /* tshi_mpi_open has reported bad settings */
     if (!world) return NULL;
     world->ops = tshi_mpi_ops;
     world->control = control;
@@ -2044,7 +2044,7 @@ static tshi_mpi_world *tshi_mpi_world_new(const tsh_mpi_desc *desc, MPI_Comm con
 
 /* Waits for a step of opening, which MPI has begun with this code. */
 static tsh_result tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Request *request) {
-    tsh_error unused; /* the settings have been checked */
+    tsh_error unused; /* tshi_mpi_open has reported bad settings */
     int64_t begin = tshi_mpi_now(), waited = 0, timeout = tshi_mpi_timeout(desc, &unused);
     int done = 0;
     for (unsigned spins = 0; code == MPI_SUCCESS && waited <= timeout; spins++) {
@@ -2064,7 +2064,7 @@ static tsh_result tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Reques
 static tsh_result tshi_mpi_form(const tsh_mpi_desc *desc, MPI_Comm base, tshi_mpi_opening *o) {
     MPI_Request request;
     int code = MPI_Comm_idup(base, &o->control, &request), here = 0;
-    tsh_error unused; /* the settings have been checked */
+    tsh_error unused; /* tshi_mpi_open has reported bad settings */
     tsh_result result = tshi_mpi_opened(desc, code, &request);
     if (result != TSH_OK) return result;
     (void)MPI_Comm_set_errhandler(o->control, MPI_ERRORS_RETURN);

@@ -873,7 +873,7 @@ typedef enum tshi_uv_type {
     TSHI_UV_READY,   /* to rank 0: I have all connections */
     TSHI_UV_GO,      /* from rank 0: so have all */
     TSHI_UV_ACCUSE,  /* to the coordinator: an error report */
-    TSHI_UV_ASK,     /* from the coordinator: what did you call? */
+    TSHI_UV_ASK,     /* the coordinator asks a rank which collective it called */
     TSHI_UV_TELL,
     TSHI_UV_STUCK,   /* to the coordinator: I have waited for long */
     TSHI_UV_CONFIRM, /* from the coordinator: do you still? */

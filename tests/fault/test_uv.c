@@ -703,7 +703,7 @@ static tsh_error open_with(const char *name, const char *value) {
     memset(&error, 0, sizeof error);
     uv.error = &error;
     (void)setenv(name, value, 1);
-    if (!value[0]) uv.timeout = 0.05; /* where TSHARD_TIMEOUT is not set any more */
+    if (!value[0]) uv.timeout = 0.05; /* an empty TSHARD_TIMEOUT counts as unset */
     if (tsh_uv_open(&uv, &comm) == TSH_OK) tsh_comm_close(&comm);
     (void)unsetenv(name);
     return error;

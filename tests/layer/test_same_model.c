@@ -24,7 +24,7 @@ typedef enum change {
     NONE = CHANGES
 } change;
 
-/* What the error says of it: on the odd rank, and on the others. */
+/* Text of the error: on the rank whose model differs, and on the others. */
 static const char *const says[CHANGES][2] = {
     {"the seed 7", "the seed 0"},
     {"\"up\" linear: weight f32 (65, 8) S(0)", "\"up\" linear: weight f32 (64, 8) S(0)"},
@@ -41,7 +41,7 @@ static const char *const says[CHANGES][2] = {
 
 typedef struct oddity {
     change what;
-    int odd; /* the world rank that does it */
+    int odd; /* the world rank whose model differs */
     int meet; /* 1: the first collective is a barrier of the world, not one of training */
     int blamed;
 } oddity;
