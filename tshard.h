@@ -3722,7 +3722,7 @@ static int tshi_kernel_isa(void) {
  * function. Where multiply-adds are fused a tenth to a third of the time is saved, and errors are a
  * little smaller; nothing else counts on them. The worst errors, in ulps over all floats: exp 0.99
  * (0.91 where fused), tanh 1.50, log 0.87 (0.86), erf 2.00 (1.81), gelu 2.35 (2.01); of samples:
- * pow 0.6 (0.8 with AVX-512). */
+ * pow 0.6. */
 
 /* a b + c; fused is known when it is compiled. */
 TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
@@ -4264,188 +4264,6 @@ TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real mos
     }
     return tshi_kernel_fold(lane) + (most - most);
 }
-
-/* -- powers, with AVX-512 ---------------------------------------------------
- * x^y in two floats where one does not do: x = 2^k m with m in [0.742, 1.484), and of 32 pairs of r
- * and -log2 r, f = m r - 1 is exact and at most 0.02. log2 x = k - log2 r + f a(f) as high + low;
- * y log2 x = n + t with n in sixteenths, and 2^x = 2^n 2^t. */
-#if TSHI_X86
-/* clang-format off */
-static const float tshi_kernel_power_r[32] = {
-    1.328125f, 1.3125f, 1.28125f, 1.25f, 1.234375f, 1.203125f, 1.1875f, 1.15625f, 1.140625f, 1.125f,
-    1.109375f, 1.078125f, 1.0625f, 1.046875f, 1.03125f, 1.015625f, 1, 0.96875f, 0.9375f, 0.9140625f,
-    0.890625f, 0.859375f, 0.84375f, 0.8203125f, 0.796875f, 0.78125f, 0.765625f, 0.7421875f,
-    0.7265625f, 0.7109375f, 0.6953125f, 0.6796875f};
-/* -log2 r: its first 17 bits, so that k is added exactly, and the rest. */
-static const float tshi_kernel_power_high[32] = {
-    -0.409393311f, -0.392318726f, -0.357551575f, -0.321929932f, -0.303779602f, -0.266784668f,
-    -0.247924805f, -0.209449768f, -0.189826965f, -0.169921875f, -0.149749756f, -0.108528137f,
-    -0.0874633789f, -0.0660858154f, -0.0443954468f, -0.0223693848f, 0, 0.0458068848f, 0.0931091309f,
-    0.129638672f, 0.167106628f, 0.218643188f, 0.245109558f, 0.285751343f, 0.327575684f,
-    0.356140137f, 0.385292053f, 0.430145264f, 0.460838318f, 0.492202759f, 0.524269104f,
-    0.557060242f};
-static const float tshi_kernel_power_low[32] = {
-    2.37440918e-06f, 1.30280716e-06f, -4.2991104e-07f, 1.83675331e-06f, -1.14612635e-06f,
-    -1.8727261e-06f, -2.70875603e-06f, -3.59756245e-06f, 2.40645204e-06f, -3.12644238e-06f,
-    2.63635479e-06f, 3.68042879e-06f, 5.37655922e-07f, -3.37502797e-06f, 1.32741889e-06f,
-    1.57173713e-06f, 0, -3.19515243e-06f, 2.73532095e-07f, -3.39145845e-06f, 3.3574172e-06f,
-    -2.90200114e-06f, 2.93973108e-06f, 3.13956048e-06f, -1.02556521e-06f, 3.67350663e-06f,
-    -1.89733782e-06f, -8.72002829e-07f, 2.8710208e-06f, 2.60101228e-06f, -2.53497024e-06f,
-    -3.73754801e-06f};
-/* 2^(i / 16), and what the logarithms of these floats lack of i / 16. */
-static const float tshi_kernel_power_root[16] = {
-    1, 1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f, 1.29683959f, 1.35425556f,
-    1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f, 1.68179286f, 1.75625217f, 1.8340081f,
-    1.91520655f};
-static const float tshi_kernel_power_rest[16] = {
-    0, 6.67758187e-08f, -1.73010264e-08f, 6.82363321e-08f, 4.60712819e-08f, 5.22408143e-08f,
-    -4.47101591e-08f, -1.07844533e-08f, 2.46906744e-08f, -4.39687788e-08f, 7.55010543e-09f,
-    8.8113925e-09f, -2.12359019e-08f, -7.58683782e-09f, -8.84121043e-09f, 7.41633155e-09f};
-/* clang-format on */
-
-TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_look(const float *table, __m512i i) {
-    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), i, _mm512_loadu_ps(table + 16));
-}
-
-/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_root16(const float *table, __m512i i) {
-    return _mm512_maskz_permutexvar_ps(0xFFFF, i, _mm512_loadu_ps(table));
-}
-
-/* (Without optimisation gcc 12 has these as macros, and warns of their masks.) */
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wsign-conversion"
-/* x, but at most `most` away from 0. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_clamp(__m512 x, float most) {
-    return _mm512_maskz_range_ps(0xFFFF, x, _mm512_set1_ps(most), 2);
-}
-
-/* log2 x = high + low, of normal x below 1.48 2^127. */
-TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_log(__m512i x, __m512 *high, __m512 *low) {
-    const __m512i next = _mm512_set1_epi32(0x420000); /* from 0.742 on the next exponent */
-    const __m512i i = _mm512_add_epi32(x, next), j = _mm512_maskz_srli_epi32(0xFFFF, i, 18);
-    const __m512 m = _mm512_castsi512_ps(
-        _mm512_sub_epi32((i & _mm512_set1_epi32(0x7FFFFF)) | _mm512_set1_epi32(0x3F800000), next));
-    const __m512 inverse = _mm512_set1_ps(1.44269502f), half = _mm512_set1_ps(-7.21347511e-1f);
-    const __m512 f = _mm512_fmsub_ps(m, tshi_kernel_power_look(tshi_kernel_power_r, j),
-                                     _mm512_set1_ps(1));
-    const __m512 k = _mm512_maskz_getexp_ps(0xFFFF, _mm512_castsi512_ps(i)) +
-                     tshi_kernel_power_look(tshi_kernel_power_high, j);
-    const __m512 a = _mm512_fmadd_ps(f, half, inverse);
-    __m512 a_low = _mm512_fmadd_ps(f, half, inverse - a), p = _mm512_set1_ps(2.89748638e-1f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(-3.60767196e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.80898304e-1f));
-    a_low = _mm512_fmadd_ps(f, _mm512_maskz_mul_ps(0xFFFF, p, f), a_low) +
-            _mm512_set1_ps(1.92596299e-8f);
-    *high = _mm512_fmadd_ps(f, a, k);
-    *low = _mm512_fmadd_ps(f, a, k - *high) +
-           _mm512_fmadd_ps(f, a_low, tshi_kernel_power_look(tshi_kernel_power_low, j));
-}
-
-/* 2^(y (high + low)), of y at most 2^60 away from 0. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_kernel_power_exp(__m512 y, __m512 high, __m512 low) {
-    const __m512 shift = _mm512_set1_ps(786432); /* 1.5 2^19: sixteenths in the low bits */
-    const __m512 b = _mm512_maskz_mul_ps(0xFFFF, high, y);
-    const __m512i i = _mm512_castps_si512(b + shift);
-    const __m512 n = _mm512_castsi512_ps(i) - shift;
-    const __m512 root = tshi_kernel_power_root16(tshi_kernel_power_root, i);
-    __m512 t = _mm512_fmadd_ps(low, y, _mm512_fmsub_ps(high, y, b)), p;
-    t = b - n + (t + tshi_kernel_power_root16(tshi_kernel_power_rest, i));
-    t = tshi_kernel_power_clamp(t, 1); /* beyond the floats it is anything */
-    /* the low part counts for up to 0.018 beside a sixteenth's half: coefficients are for 0.05 */
-    p = _mm512_fmadd_ps(_mm512_set1_ps(9.61876615e-3f), t, _mm512_set1_ps(5.55082731e-2f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(2.40226506e-1f));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(6.93147178e-1f));
-    p = _mm512_fmadd_ps(_mm512_maskz_mul_ps(0xFFFF, root, t), p, root);
-    return _mm512_maskz_scalef_ps(0xFFFF, p, n);
-}
-#pragma GCC diagnostic pop
-
-enum { TSHI_POWER_VECTORS = 4 };
-
-/* y = x^w of `many` vectors, of each the lanes in `here`: the logarithms first, then the powers, so
- * that a processor sees two short chains of instructions, not a long one. What is not a power of a
- * usual number is left to tshi_kernel_pow. */
-TSHI_AVX512 TSHI_INLINE void tshi_kernel_power_few(int many, __mmask16 here, tsh_real *y,
-                                                   const tsh_real *x, const tsh_real *w,
-                                                   int64_t step) {
-    const __m512i least = _mm512_set1_epi32(0x00800000), count = _mm512_set1_epi32(0x7EBE0000);
-    __mmask16 usual[TSHI_POWER_VECTORS], all = here;
-    __m512 high[TSHI_POWER_VECTORS], low[TSHI_POWER_VECTORS], b = _mm512_set1_ps((float)w[0]);
-    int v;
-    for (v = 0; v < many; v++) {
-        const __m512i a = _mm512_castps_si512(_mm512_maskz_loadu_ps(here, x + 16 * v));
-        usual[v] = _mm512_mask_cmplt_epu32_mask(here, _mm512_sub_epi32(a, least), count);
-        tshi_kernel_power_log(a, &high[v], &low[v]);
-    }
-    for (v = 0; v < many; v++) {
-        if (step) b = _mm512_maskz_loadu_ps(here, w + 16 * v);
-        usual[v] = _mm512_mask_cmp_ps_mask(usual[v], b, b, _CMP_ORD_Q);
-        all = (__mmask16)(all & usual[v]);
-        _mm512_mask_storeu_ps(
-            y + 16 * v, usual[v],
-            tshi_kernel_power_exp(tshi_kernel_power_clamp(b, 1.15292150e18f), high[v], low[v]));
-    }
-    for (v = 0; v < 16 * many && all != here; v++) {
-        const unsigned odd = (unsigned)here & ~(unsigned)usual[v / 16];
-        if (odd >> v % 16 & 1u) y[v] = tshi_kernel_pow(x[v], w[v * step]);
-    }
-}
-
-/* Dense, w with a step of 1 or 0. */
-TSHI_AVX512 static void tshi_kernel_powers(int64_t n, tsh_real *y, const tsh_real *x,
-                                           const tsh_real *w, int64_t step) {
-    enum { MOST = 16 * TSHI_POWER_VECTORS };
-    int64_t i, j;
-    for (i = 0; i + MOST <= n; i += MOST) {
-        for (j = i; j < i + MOST; j += TSHI_BLOCK) {
-            tshi_kernel_ahead(x + j, TSHI_AHEAD);
-            if (step) tshi_kernel_ahead(w + j, TSHI_AHEAD);
-            tshi_kernel_ahead(y + j, TSHI_AHEAD_PUT);
-        }
-        tshi_kernel_power_few(TSHI_POWER_VECTORS, 0xFFFF, y + i, x + i, w + i * step, step);
-    }
-    for (; i < n; i += 16)
-        tshi_kernel_power_few(1, (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (int)(n - i) : 0)),
-                              y + i, x + i, w + i * step, step);
-}
-
-/* With any steps. */
-static void tshi_kernel_powers_run(int64_t n, tsh_real *y, int64_t sy, const tsh_real *x,
-                                   int64_t sx, const tsh_real *w, int64_t sw) {
-    tsh_real pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
-    int64_t e;
-    if (sy == 1 && sx == 1 && (sw == 1 || !sw))
-        tshi_kernel_powers(n, y, x, w, sw);
-    else
-        for (e = 0; e < n; e += TSHI_BLOCK) {
-            tshi_kernel_gather(x + e * sx, sx, n - e, pad[0]);
-            tshi_kernel_gather(w + e * sw, sw, n - e, pad[1]);
-            tshi_kernel_powers(TSHI_BLOCK, out, pad[0], pad[1], 1);
-            tshi_kernel_scatter(y + e * sy, sy, n - e, out, 0);
-        }
-}
-
-/* Kernels of x^w, whose body is that of the other instruction sets. */
-#define TSHI_KERNEL_POWERS(name, w, sw)                                                            \
-    TSHI_KERNEL_ISA(name, portable, , n, at, s, p, TSHI_FUSED)                                     \
-    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, at, s, p, 1)                                         \
-    static void name##_avx512(int64_t n, void *const *at, const int64_t *s, const double *p) {     \
-        const tsh_real c = TSHI_R(p ? p[0] : 0);                                                   \
-        (void)c;                                                                                   \
-        if (sizeof c == 8)                                                                         \
-            name##_body(n, at, s, p, 0);                                                           \
-        else                                                                                       \
-            tshi_kernel_powers_run(n, (tsh_real *)at[0], s[0], (const tsh_real *)at[1], s[1], w,   \
-                                   sw);                                                            \
-    }                                                                                              \
-    TSHI_KERNEL_TABLE(name)
-#define TSHI_KERNEL_POWER(name)        TSHI_KERNEL_POWERS(name, (const tsh_real *)at[2], s[2])
-#define TSHI_KERNEL_POWER_SCALAR(name) TSHI_KERNEL_POWERS(name, &c, 0)
-#else
-#define TSHI_KERNEL_POWER        TSHI_KERNEL_FUSED
-#define TSHI_KERNEL_POWER_SCALAR TSHI_KERNEL_FUSED
-#endif
 
 /* A kernel's operands are void *; those it only reads come through here. */
 static void *tshi_kernel_read(const void *data) {
@@ -7362,8 +7180,7 @@ enum { TSHI_UNARY_NONE, TSHI_UNARY_X, TSHI_UNARY_Y };
     ROW(add_scalar, 0, NONE, x + c, g)                                                             \
     ROW(square, 0, X, x *x, g *(v + v))                                                            \
     ROW(sqrt, 0, Y, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)                                       \
-    ROW(relu, 0, Y, tshi_kernel_relu(x), tshi_kernel_gate(v, g))
-#define TSHI_FUNCTION_OPS(ROW)                                                                     \
+    ROW(relu, 0, Y, tshi_kernel_relu(x), tshi_kernel_gate(v, g))                                   \
     ROW(exp, 0, Y, tshi_kernel_exp(x, fused), g *v)                                                \
     ROW(log, 0, X, tshi_kernel_log(x, fused), g / v)                                               \
     ROW(sigmoid, 0, Y, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))                       \
@@ -7371,7 +7188,8 @@ enum { TSHI_UNARY_NONE, TSHI_UNARY_X, TSHI_UNARY_Y };
     ROW(erf, 0, X, tshi_map_erf(x, fused), g *tshi_map_erf_slope(v, fused))                        \
     ROW(gelu, 0, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_slope(v, fused))                     \
     ROW(gelu_tanh, 0, X, tshi_map_gelu_tanh(x, fused), g *tshi_map_gelu_tanh_slope(v, fused))      \
-    ROW(silu, 0, X, tshi_map_silu(x, fused), g *tshi_map_silu_slope(v, fused))
+    ROW(silu, 0, X, tshi_map_silu(x, fused), g *tshi_map_silu_slope(v, fused))                     \
+    ROW(pow_scalar, 0, X, tshi_kernel_pow(x, c), g *tshi_map_power_slope(v, c))
 
 /* b a^(b - 1), the slope of a^b; 0 where b is, also at a = 0. */
 TSHI_INLINE tsh_real tshi_map_power_slope(tsh_real a, tsh_real b) {
@@ -7520,28 +7338,25 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
 
-/* Blocks of functions go to their place at once; where memory is all that an op waits for, those of
- * a pad get there sooner. */
-#define TSHI_UNARY_KERNELS(KERNEL, padded, name, linear, save, F, D)                               \
+#define TSHI_UNARY_ROW(name, linear, save, F, D)                                                   \
     TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, void *const *at, const int64_t *s,  \
                                                     const double *p, int fused) {                  \
         const tsh_real *from = (const tsh_real *)at[1], *in, c = TSHI_R(p[0]);                     \
-        tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK], *to;                    \
+        tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];                         \
         int64_t e;                                                                                 \
         int i;                                                                                     \
         (void)c;                                                                                   \
         (void)fused;                                                                               \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
             in = tshi_kernel_get(from, s[1], e, n, pad);                                           \
-            to = tshi_kernel_to(y, s[0], e, n, out, padded);                                       \
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real x = in[i];                                                          \
-                to[i] = F;                                                                         \
+                out[i] = F;                                                                        \
             }                                                                                      \
-            if (to == out) tshi_kernel_put(y, s[0], e, n, out, 0);                                 \
+            tshi_kernel_put(y, s[0], e, n, out, 0);                                                \
         }                                                                                          \
     }                                                                                              \
-    KERNEL(tshi_map_##name##_forward);                                                             \
+    TSHI_KERNEL_FUSED(tshi_map_##name##_forward);                                                  \
     TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, void *const *at, const int64_t *s, \
                                                      const double *p, int fused) {                 \
         const tsh_real *dy = (const tsh_real *)at[1], *kept = (const tsh_real *)at[2], *gs, *vs;   \
@@ -7565,17 +7380,9 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
     TSHI_KERNEL_FUSED(tshi_map_##name##_backward);                                                 \
     static const tshi_unary tshi_map_##name##_row = {                                              \
         tshi_map_##name##_forward, tshi_map_##name##_backward, linear, TSHI_UNARY_##save};
-#define TSHI_UNARY_ROW(...)    TSHI_UNARY_KERNELS(TSHI_KERNEL_FUSED, 1, __VA_ARGS__)
-#define TSHI_FUNCTION_ROW(...) TSHI_UNARY_KERNELS(TSHI_KERNEL_FUSED, 0, __VA_ARGS__)
 TSHI_UNARY_OPS(TSHI_UNARY_ROW)
-TSHI_FUNCTION_OPS(TSHI_FUNCTION_ROW)
-TSHI_UNARY_KERNELS(TSHI_KERNEL_POWER_SCALAR, 0, pow_scalar, 0, X, tshi_kernel_pow(x, c),
-                   g *tshi_map_power_slope(v, c))
 #undef TSHI_UNARY_ROW
-#undef TSHI_FUNCTION_ROW
-#undef TSHI_UNARY_KERNELS
 #undef TSHI_UNARY_OPS
-#undef TSHI_FUNCTION_OPS
 
 typedef struct tshi_unary_more {
     const tshi_unary *row;
@@ -7673,7 +7480,9 @@ typedef struct tshi_binary {
     ROW(add, SUM, 0, 3, a + b, g, g)                                                               \
     ROW(sub, SUM, 0, 1, a - b, g, -g)                                                              \
     ROW(mul, PRODUCT, 3, 0, a *b, g *b, g *a)                                                      \
-    ROW(div, QUOTIENT, 3, 0, a / b, g / b, -g * a / (b * b))
+    ROW(div, QUOTIENT, 3, 0, a / b, g / b, -g * a / (b * b))                                       \
+    ROW(pow, NONE, 3, 0, tshi_kernel_pow(a, b), g *tshi_map_power_slope(a, b),                     \
+        g *tshi_map_pow_slope(a, b, fused))
 
 /* The exponent's slope is a^b ln a, and 0 at a = 0 with b >= 0, as torch. */
 TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
@@ -7705,7 +7514,7 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
     }                                                                                              \
     TSHI_KERNEL_FUSED(name);
 
-#define TSHI_BINARY_KERNELS(KERNEL, name, rule, save, pass, F, DA, DB)                             \
+#define TSHI_BINARY_ROW(name, rule, save, pass, F, DA, DB)                                         \
     TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, void *const *at, const int64_t *s,  \
                                                     const double *p, int fused) {                  \
         const tsh_real *as, *bs;                                                                   \
@@ -7724,18 +7533,14 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
             tshi_kernel_put(y, s[0], e, n, out, 0);                                                \
         }                                                                                          \
     }                                                                                              \
-    KERNEL(tshi_map_##name##_forward);                                                             \
+    TSHI_KERNEL_FUSED(tshi_map_##name##_forward);                                                  \
     TSHI_BINARY_SLOPE(tshi_map_##name##_da, DA)                                                    \
     TSHI_BINARY_SLOPE(tshi_map_##name##_db, DB)                                                    \
     static const tshi_binary tshi_map_##name##_row = {                                             \
         "tsh_" #name,         TSHI_RULE_##rule,    save, pass, tshi_map_##name##_forward,          \
         tshi_map_##name##_da, tshi_map_##name##_db};
-#define TSHI_BINARY_ROW(...) TSHI_BINARY_KERNELS(TSHI_KERNEL_FUSED, __VA_ARGS__)
 TSHI_BINARY_OPS(TSHI_BINARY_ROW)
-TSHI_BINARY_KERNELS(TSHI_KERNEL_POWER, pow, NONE, 3, 0, tshi_kernel_pow(a, b),
-                    g *tshi_map_power_slope(a, b), g *tshi_map_pow_slope(a, b, fused))
 #undef TSHI_BINARY_ROW
-#undef TSHI_BINARY_KERNELS
 #undef TSHI_BINARY_OPS
 
 /* Operand i of a backward loop: its saved values, or g where none were needed. */
@@ -18343,9 +18148,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_KERNEL_FUSED
 #undef TSHI_KERNEL_ISA
 #undef TSHI_KERNEL_TABLE
-#undef TSHI_KERNEL_POWERS
-#undef TSHI_KERNEL_POWER
-#undef TSHI_KERNEL_POWER_SCALAR
 #undef TSHI_FUSED
 #undef TSHI_LANES
 #undef TSHI_GEMM_JOIN_
