@@ -7942,52 +7942,6 @@ TSHI_INLINE tsh_real tshi_map_kept(int yes, tsh_real x) {
     return TSHI_R(tshi_kernel_float(tshi_kernel_pick(yes, tshi_kernel_bits((float)x), 0u)));
 }
 
-#if TSHI_X86
-/* tshi_rng_words of counters in 64-bit lanes, whose upper halves mean nothing: the products that
- * Philox wants are one instruction then, which compilers do not find. The lanes' order is such that
- * unpacking leaves the words in theirs. */
-#define TSHI_MAP_WORDS(isa, TARGET, bytes, reg, op, ...)                                           \
-    typedef uint64_t tshi_map_##isa __attribute__((vector_size(bytes), may_alias));                \
-    TARGET TSHI_INLINE void tshi_map_words_##isa(uint64_t key, uint64_t stream, uint64_t position, \
-                                                 uint32_t *word) {                                 \
-        const tshi_map_##isa zero = {0}, lanes = {__VA_ARGS__};                                    \
-        const tshi_map_##isa m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u;                     \
-        int i, r;                                                                                  \
-        for (i = 0; i < TSHI_RNG_WORDS; i += (bytes) / 2) {                                        \
-            tshi_map_##isa c0 = lanes + (position + (uint64_t)i / 4), c1 = c0 >> 32, a, b;         \
-            tshi_map_##isa c2 = zero + stream, c3 = c2 >> 32, k0 = zero + key, k1 = k0 >> 32;      \
-            for (r = 0; r < 10; r++) {                                                             \
-                a = (tshi_map_##isa)op(mul_epu32, (reg)c0, (reg)m0);                               \
-                b = (tshi_map_##isa)op(mul_epu32, (reg)c2, (reg)m1);                               \
-                c0 = (b >> 32) ^ c1 ^ k0;                                                          \
-                c2 = (a >> 32) ^ c3 ^ k1;                                                          \
-                c1 = b;                                                                            \
-                c3 = a;                                                                            \
-                k0 += 0x9E3779B9u;                                                                 \
-                k1 += 0xBB67AE85u;                                                                 \
-            }                                                                                      \
-            a = (c0 & 0xFFFFFFFFu) | c1 << 32;                                                     \
-            b = (c2 & 0xFFFFFFFFu) | c3 << 32;                                                     \
-            c0 = (tshi_map_##isa)op(unpacklo_epi64, (reg)a, (reg)b);                               \
-            c1 = (tshi_map_##isa)op(unpackhi_epi64, (reg)a, (reg)b);                               \
-            memcpy(word + i, &c0, bytes);                                                          \
-            memcpy(word + i + (bytes) / 4, &c1, bytes);                                            \
-        }                                                                                          \
-    }
-/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) */
-#define TSHI_MAP_256(name, a, b) _mm256_##name(a, b)
-#define TSHI_MAP_512(name, a, b) _mm512_maskz_##name(0xFF, a, b)
-TSHI_MAP_WORDS(avx2, TSHI_AVX2, 32, __m256i, TSHI_MAP_256, 0, 2, 1, 3)
-TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6, 3, 7)
-#undef TSHI_MAP_256
-#undef TSHI_MAP_512
-#undef TSHI_MAP_WORDS
-#else
-#define tshi_map_words_avx2   tshi_rng_words
-#define tshi_map_words_avx512 tshi_rng_words
-#endif
-#define tshi_map_words_portable tshi_rng_words
-
 /* Up to TSHI_RNG_WORDS elements; x may be y. */
 TSHI_INLINE void tshi_map_masked(tsh_real *y, const tsh_real *x, const uint32_t *word,
                                  uint32_t below, tsh_real scale, int n) {
@@ -7998,44 +7952,29 @@ TSHI_INLINE void tshi_map_masked(tsh_real *y, const tsh_real *x, const uint32_t 
 }
 
 /* y = x times 0 or 1 / (1 - p): at y, x, mask; s: the first global element. */
-#define TSHI_MAP_MASK(isa, TARGET)                                                                 \
-    TARGET static void tshi_map_mask_##isa(int64_t n, void *const *at, const int64_t *s,           \
-                                           const double *p) {                                      \
-        tsh_real *y = (tsh_real *)at[0];                                                           \
-        const tsh_real *x = (const tsh_real *)at[1];                                               \
-        const tshi_dropout *mask = (const tshi_dropout *)at[2];                                    \
-        const double limit = mask->p * 4294967296.0;                                               \
-        const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;              \
-        const tsh_real scale = mask->p < 1 ? TSHI_R(1 / (1 - mask->p)) : 0;                        \
-        const uint64_t key = mask->key, stream = mask->stream;                                     \
-        uint32_t word[TSHI_RNG_WORDS];                                                             \
-        int64_t i, m, e;                                                                           \
-        int skip = (int)(s[0] % 4);                                                                \
-        (void)p;                                                                                   \
-        for (i = 0; i < n; i += m, skip = 0) {                                                     \
-            m = tshi_base_min(TSHI_RNG_WORDS - skip, n - i);                                       \
-            for (e = i; e < i + m; e += TSHI_BLOCK) {                                              \
-                tshi_kernel_ahead(x + e, TSHI_AHEAD);                                              \
-                tshi_kernel_ahead(y + e, TSHI_AHEAD_PUT);                                          \
-            }                                                                                      \
-            tshi_map_words_##isa(key, stream, (uint64_t)(s[0] + i) / 4, word);                     \
-            if (m == TSHI_RNG_WORDS)                                                               \
-                tshi_map_masked(y + i, x + i, word, below, scale, TSHI_RNG_WORDS);                 \
-            else                                                                                   \
-                tshi_map_masked(y + i, x + i, word + skip, below, scale, (int)m);                  \
-        }                                                                                          \
+TSHI_INLINE void tshi_map_mask_part_body(int64_t n, void *const *at, const int64_t *s,
+                                         const double *p) {
+    tsh_real *y = (tsh_real *)at[0];
+    const tsh_real *x = (const tsh_real *)at[1];
+    const tshi_dropout *mask = (const tshi_dropout *)at[2];
+    const double limit = mask->p * 4294967296.0;
+    const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;
+    const tsh_real scale = mask->p < 1 ? TSHI_R(1 / (1 - mask->p)) : 0;
+    const uint64_t key = mask->key, stream = mask->stream;
+    uint32_t word[TSHI_RNG_WORDS];
+    int64_t i, m;
+    int skip = (int)(s[0] % 4);
+    (void)p;
+    for (i = 0; i < n; i += m, skip = 0) {
+        m = tshi_base_min(TSHI_RNG_WORDS - skip, n - i);
+        tshi_rng_words(key, stream, (uint64_t)(s[0] + i) / 4, word);
+        if (m == TSHI_RNG_WORDS)
+            tshi_map_masked(y + i, x + i, word, below, scale, TSHI_RNG_WORDS);
+        else
+            tshi_map_masked(y + i, x + i, word + skip, below, scale, (int)m);
     }
-TSHI_MAP_MASK(portable, )
-TSHI_MAP_MASK(avx2, TSHI_AVX2)
-TSHI_MAP_MASK(avx512, TSHI_AVX512)
-#undef TSHI_MAP_MASK
-#undef tshi_map_words_portable
-#if !TSHI_X86
-#undef tshi_map_words_avx2
-#undef tshi_map_words_avx512
-#endif
-static const tshi_kernel_fn tshi_map_mask_part[TSHI_ISAS] = {
-    tshi_map_mask_portable, tshi_map_mask_avx2, tshi_map_mask_avx512};
+}
+TSHI_KERNEL(tshi_map_mask_part);
 
 /* A run of global elements. */
 static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t length) {
