@@ -1699,13 +1699,6 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #else
 #define TSHI_X86 0
 #endif
-/* Whether the processor is Zen 3 or 4, which mostly looks far enough ahead in memory by itself, and
- * is slowed by programs that ask. */
-#if TSHI_X86 && (defined(__clang__) ? __clang_major__ >= 13 : __GNUC__ >= 11)
-#define TSHI_LOOKS_AHEAD __builtin_cpu_is("amdfam19h")
-#else
-#define TSHI_LOOKS_AHEAD 0
-#endif
 
 enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 times 2^58 bytes: more than a size_t */
 
@@ -3996,7 +3989,7 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
  * where it lies, and a loop of constant length vectorises at -O2 too. (Of 16 or less, gcc at -O3
  * unrolls it before it looks for vectors.) Sums have as many lanes: a fixed order. */
 
-enum { TSHI_BLOCK = 32, TSHI_AHEAD = 1024, TSHI_AHEAD_PUT = 512, TSHI_AHEAD_NEXT = 128 };
+enum { TSHI_BLOCK = 32 };
 
 #if TSHI_VECTORS
 typedef tsh_real tshi_kernel_four __attribute__((vector_size(4 * sizeof(tsh_real))));
@@ -4037,36 +4030,8 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
         for (i = 0; i < m; i++) y[i * step] = add ? TSHI_R(y[i * step] + block[i]) : block[i];
 }
 
-/* Asks for the block that is `by` values behind x, so that it comes while those in between are
- * worked on: a processor by itself looks less far ahead the more it computes, and waits for lines
- * that it is to write (which are asked for later, as stores are not waited for at once). Behind the
- * end of a run the next row may follow; elsewhere it is of no use, but no harm. One that looks far
- * enough is asked for the block that is `soon` behind x instead. */
-TSHI_INLINE void tshi_kernel_ahead_or(const tsh_real *x, int64_t by, int64_t soon) {
-    /* may be beyond the array */
-    const uintptr_t at = (uintptr_t)x + (uintptr_t)(TSHI_LOOKS_AHEAD ? soon : by) * sizeof *x;
-    TSHI_PREFETCH((const void *)at); /* in a row: loops that are unrolled later cost compile time */
-    TSHI_PREFETCH((const void *)(at + 64));
-    if (TSHI_BLOCK * sizeof *x > 128) TSHI_PREFETCH((const void *)(at + 128));
-    if (TSHI_BLOCK * sizeof *x > 128) TSHI_PREFETCH((const void *)(at + 192));
-}
-
-/* There the block at hand, to no effect: a branch would cost clang's maxima their registers. */
-TSHI_INLINE void tshi_kernel_ahead(const tsh_real *x, int64_t by) {
-    tshi_kernel_ahead_or(x, by, 0);
-}
-
-/* Asks, into L2, only where the processor looks ahead by itself: for ops whose passes over rows
- * even that one does not always see through (norms, softmax, losses, slopes of these, sums). */
-TSHI_INLINE void tshi_kernel_ahead_rows(const tsh_real *x, int64_t by) {
-    const uintptr_t at = (uintptr_t)x + (uintptr_t)by * sizeof *x; /* may be beyond the array */
-    unsigned i;
-    if (!TSHI_LOOKS_AHEAD) return;
-    for (i = 0; i < TSHI_BLOCK * sizeof *x; i += 64) TSHI_PREFETCH_L2((const void *)(at + i));
-}
-
 /* Values e, e + 1, ... of the n of an operand. */
-TSHI_INLINE const tsh_real *tshi_kernel_see(const tsh_real *x, int64_t step, int64_t e, int64_t n,
+TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
                                             tsh_real *pad) {
     const tsh_real *first = x + e * step;
     int i;
@@ -4080,13 +4045,6 @@ TSHI_INLINE const tsh_real *tshi_kernel_see(const tsh_real *x, int64_t step, int
     return pad;
 }
 
-/* The same of one that surely is read. */
-TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
-                                            tsh_real *pad) {
-    if (step == 1) tshi_kernel_ahead(x + e, TSHI_AHEAD);
-    return tshi_kernel_see(x, step, e, n, pad);
-}
-
 /* y = or += a block. */
 TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n,
                                  const tsh_real *block, int add) {
@@ -4095,7 +4053,6 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
         tshi_kernel_scatter(y + e * step, step, n - e, block, add);
         return;
     }
-    tshi_kernel_ahead(y + e, TSHI_AHEAD_PUT);
     if (add)
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
     else
@@ -4106,7 +4063,6 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
 TSHI_INLINE tsh_real *tshi_kernel_to(tsh_real *y, int64_t step, int64_t e, int64_t n, tsh_real *pad,
                                      int add) {
     if (step != 1 || n - e < TSHI_BLOCK || add) return pad;
-    tshi_kernel_ahead(y + e, TSHI_AHEAD_PUT);
     return y + e;
 }
 
@@ -4130,7 +4086,6 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e, TSHI_AHEAD);
         tshi_kernel_sum_step(lane, x + e);
     }
     if (e < n) {
@@ -4152,7 +4107,6 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e, TSHI_AHEAD);
         tshi_kernel_dot_step(lane, x + e, y + e);
     }
     if (e < n) {
@@ -4218,13 +4172,12 @@ TSHI_INLINE tsh_real tshi_kernel_max_end(const tsh_real *lane, const tsh_real *s
     return tshi_kernel_max_odd(sum, x, n) ? TSHI_R(NAN) : tshi_kernel_max_fold(lane);
 }
 
-/* The whole; NaN wins. Of both zeros, any. `ahead`: whether it asks for the values to come. */
-TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n, int ahead) {
+/* The whole; NaN wins. Of both zeros, any. */
+TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     tsh_real lane[TSHI_BLOCK], sum[TSHI_BLOCK], pad[TSHI_BLOCK];
     int64_t e;
     tshi_kernel_max_start(lane, sum, x);
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        if (ahead) tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
         tshi_kernel_max_step(lane, sum, x + e);
     }
     if (e < n) {
@@ -4235,7 +4188,7 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n, int ahead) {
 }
 
 /* The sum of e^(x - most) of values up to most; they go to y where it is not NULL. NaN where most
- * is not finite. `ahead`: whether it asks for the values to come, into L2 too. */
+ * is not finite. */
 TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real most,
                                        tsh_real *y, int fused) {
     int i;
@@ -4244,16 +4197,12 @@ TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_re
 }
 
 TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real most, tsh_real *y,
-                                      int ahead, int fused) {
+                                      int fused) {
     tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], out[TSHI_BLOCK];
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        if (ahead) {
-            tshi_kernel_ahead(x + e, TSHI_AHEAD);
-            tshi_kernel_ahead_rows(x + e, TSHI_AHEAD);
-        }
         tshi_kernel_exps_step(lane, x + e, most, out, fused);
         if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
@@ -4586,8 +4535,7 @@ typedef struct tshi_gemm_tile {
     int64_t rsc;
     tsh_real *sums; /* of a stream: (rows, cols), which its accumulators start from */
     int64_t rss;
-    int more;      /* 1: they go back there, and C stays as it is */
-    int64_t ahead; /* of a stream: rows of B between what is read and what is fetched */
+    int more; /* 1: they go back there, and C stays as it is */
     tshi_gemm_walk *walk;
 } tshi_gemm_tile;
 
@@ -4664,11 +4612,6 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         w->at = w->first += w->along;
         w->last += w->along;
     }
-}
-
-/* Where the row of B lies that is fetched while that at b is read: it may be beyond the array. */
-TSHI_INLINE uintptr_t tshi_gemm_ahead(const tshi_gemm_tile *t, const tsh_real *b) {
-    return (uintptr_t)b + (uintptr_t)(t->ahead * t->rsb) * sizeof *b;
 }
 
 #define TSHI_GEMM_ZERO(isa, i, g)                                                                  \
@@ -4763,14 +4706,12 @@ TSHI_INLINE uintptr_t tshi_gemm_ahead(const tshi_gemm_tile *t, const tsh_real *b
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         for (int64_t p = 0; p < t->k; p++) {                                                       \
             const tsh_real *b = t->b + p * t->rsb;                                                 \
-            const uintptr_t next = tshi_gemm_ahead(t, b);                                          \
             for (int i = 0; i < rows; i++) {                                                       \
                 const TSHI_GEMM_VEC_##isa zero = {0};                                              \
                 const TSHI_GEMM_VEC_##isa x = TSHI_GEMM_SET_##isa(t->a[i * t->rsa + p * t->csa]);  \
                 tsh_real *sums = t->sums + i * t->rss;                                             \
                 (void)zero; /* of some SETs */                                                     \
                 for (int j = 0; j < cols; j += lanes) {                                            \
-                    if (i == 0) TSHI_PREFETCH((const void *)(next + (uintptr_t)j * sizeof *b));    \
                     TSHI_GEMM_STORE_##isa(sums + j,                                                \
                                           TSHI_GEMM_FMA_##isa(x, TSHI_GEMM_LOAD_##isa(b + j),      \
                                                               TSHI_GEMM_LOAD_##isa(sums + j)));    \
@@ -4793,11 +4734,11 @@ TSHI_INLINE uintptr_t tshi_gemm_ahead(const tshi_gemm_tile *t, const tsh_real *b
             part.c += j;                                                                           \
             part.d += j;                                                                           \
             part.sums += j;                                                                        \
-            uintptr_t next = tshi_gemm_ahead(t, part.b);                                           \
-            for (int64_t p = 0; p < part.k; p++, next += (uintptr_t)t->rsb * sizeof *part.b) {     \
-                TSHI_PREFETCH_L2((const void *)next);                                              \
-                if (sizeof(TSHI_GEMM_VEC_##isa) >= 64)                                             \
-                    TSHI_PREFETCH_L2((const void *)(next + 64));                                   \
+            for (int64_t p = 0; p < part.k; p++) { /* rows to come, maybe beyond the array */      \
+                const int64_t next = (p + 2 * TSHI_GEMM_STREAM_STEPS) * t->rsb;                    \
+                const uintptr_t at = (uintptr_t)part.b + (uintptr_t)next * sizeof *part.b;         \
+                TSHI_PREFETCH_L2((const void *)at);                                                \
+                if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH_L2((const void *)(at + 64));  \
             }                                                                                      \
             TSHI_GEMM_PART(isa, mr, 8, 1)                                                          \
             TSHI_GEMM_PART(isa, mr, 4, 1)                                                          \
@@ -5205,9 +5146,6 @@ static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
     t.sums = job->pack_b;
     for (int64_t j = 0; j < n; j += stripe) {
         t.rss = tshi_base_min(stripe, n - j);
-        t.ahead = !thin              ? 2 * TSHI_GEMM_STREAM_STEPS
-                  : TSHI_LOOKS_AHEAD ? 0
-                                     : tshi_base_ceil(TSHI_AHEAD, t.rss);
         t.c = job->c.data + j;
         for (int64_t p = 0; p < job->k; p += t.k) {
             const int64_t left = tshi_base_min(kc - p % kc, job->k - p); /* of the slice */
@@ -7501,8 +7439,8 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
         (void)fused;                                                                               \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
             gs = tshi_kernel_get((const tsh_real *)at[1], s[1], e, n, pad[0]);                     \
-            as = tshi_kernel_see((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
-            bs = tshi_kernel_see((const tsh_real *)at[3], s[3], e, n, pad[2]);                     \
+            as = tshi_kernel_get((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
+            bs = tshi_kernel_get((const tsh_real *)at[3], s[3], e, n, pad[2]);                     \
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real g = gs[i], a = as[i], b = bs[i];                                    \
                 (void)a;                                                                           \
@@ -8143,50 +8081,16 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t n, void *const *at, const int64_t 
 }
 TSHI_KERNEL(tshi_reduce_sum);
 
-/* y += 4 rows of n columns, in order. */
-TSHI_INLINE void tshi_reduce_four(tsh_real *TSHI_RESTRICT y, const tsh_real *TSHI_RESTRICT x,
-                                  int64_t step, int64_t n) {
-    int64_t e;
-    for (e = 0; e < n; e++) { /* assigned after each addition, which rounds to a float everywhere */
-        tsh_real sum = y[e] + x[e];
-        sum += x[step + e];
-        sum += x[2 * step + e];
-        sum += x[3 * step + e];
-        y[e] = sum;
-    }
-}
-
-/* y = the sum of rows of n columns, in order. Short rows are taken 4 at a time, as each would wait
- * for the one before; long ones where the processor brings 4 at once when asked, as their loads
- * wait for stores to y whose addresses end in the same 12 bits. at y, x; s: rows, their step. */
+/* y = the sum of rows of n columns, in order. at y, x; s: rows, their step. */
 TSHI_INLINE void tshi_reduce_rows_body(int64_t n, void *const *at, const int64_t *s,
                                        const double *p) {
     tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
-    const int64_t step = s[1], fours = s[0] / 4 * 4;
-    const int brings = TSHI_LOOKS_AHEAD && n >= 1024;
-    int64_t row = 0, e;
-    int i;
+    int64_t row, e;
     (void)p;
     for (e = 0; e < n; e++) y[e] = 0;
-    for (; n < 4 * TSHI_BLOCK && row < fours; row += 4)
-        tshi_reduce_four(y, x + row * step, step, n);
-    for (; brings && row < fours; row += 4) {
-        const tsh_real *in = x + row * step;
-        for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-            for (i = 0; i < 4; i++) tshi_kernel_ahead_rows(in + i * step + e, 4 * step);
-            tshi_reduce_four(y + e, in + e, step, TSHI_BLOCK);
-        }
-        tshi_reduce_four(y + e, in + e, step, n - e);
-    }
-    for (; row < s[0]; row++) {
-        const tsh_real *in = x + row * step;
-        for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-            tshi_kernel_ahead(in + e, 2 * TSHI_AHEAD);
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += in[e + i];
-        }
-        TSHI_EACH for (; e < n; e++) y[e] += in[e];
-    }
+    for (row = 0; row < s[0]; row++, x += s[1])
+        TSHI_EACH for (e = 0; e < n; e++) y[e] += x[e];
 }
 TSHI_KERNEL(tshi_reduce_rows);
 
@@ -8414,7 +8318,6 @@ TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
     tshi_kernel_max_start(lane, sum, x);
     for (i = 0; i < TSHI_BLOCK; i++) place[i] = -i; /* that of x[0] */
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e, 2 * TSHI_AHEAD);
         tshi_reduce_place_step(lane, sum, place, x + e, (int32_t)e);
     }
     if (e < n) {
@@ -8529,17 +8432,14 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int6
     tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)at[1], *in;
     const int log = p[0] > 0;
-    /* Other rows come while the one before is worked on. (Two calls: `ahead` is a constant.) */
-    const int wide = n > 2 * TSHI_AHEAD;
-    const tsh_real most = wide ? tshi_kernel_max(x, n, 1) : tshi_kernel_max(x, n, 0);
-    const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, 1, fused);
+    const tsh_real most = tshi_kernel_max(x, n);
+    const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, fused);
     const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
     int64_t e;
     int i;
     (void)s;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
-        tshi_kernel_ahead_rows(y + e, TSHI_AHEAD);
         if (log) /* not x - (most + c), which would be rounded to the size of most */
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - most - c;
         else
@@ -10372,27 +10272,11 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* Asks for a row's values, `by` ahead; where the processor looks ahead by itself, `into_l2` ahead
- * into L2, and for the next ones from there. */
-TSHI_INLINE void tshi_norm_ask(const tsh_real *x, int64_t by, int64_t into_l2) {
-    tshi_kernel_ahead_or(x, by, TSHI_AHEAD_NEXT);
-    tshi_kernel_ahead_rows(x, into_l2);
-}
-
-/* How far into L2. With a residual's sum there are four arrays instead of two: half as far, as many
- * lines under way. */
-TSHI_INLINE int64_t tshi_norm_into_l2(const tsh_real *sum) {
-    return sum ? TSHI_AHEAD / 2 : TSHI_AHEAD;
-}
-
 /* A block of a row: of x, or of sum = x + more. */
 TSHI_INLINE const tsh_real *tshi_norm_see(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
                                           const tsh_real *more, int64_t e) {
     int i;
-    tshi_norm_ask(x + e, TSHI_AHEAD, tshi_norm_into_l2(sum));
     if (!sum) return x + e;
-    tshi_norm_ask(more + e, TSHI_AHEAD, tshi_norm_into_l2(sum));
-    tshi_norm_ask(sum + e, TSHI_AHEAD_PUT, tshi_norm_into_l2(sum));
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) sum[e + i] = x[e + i] + more[e + i];
     return sum + e;
 }
@@ -10421,7 +10305,6 @@ TSHI_INLINE void tshi_norm_moments_step(tshi_norm_lanes *lane, const tsh_real *x
 typedef struct tshi_norm_row {
     tsh_real *y;
     const tsh_real *x, *w, *b, *stats; /* mean, rstd */
-    int64_t into_l2;                   /* how far y is asked for */
 } tshi_norm_row;
 
 TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_real *w,
@@ -10437,7 +10320,6 @@ TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_re
 /* A block of it, and its end. */
 TSHI_INLINE void tshi_norm_put(const tshi_norm_row *row, int64_t e) {
     const tsh_real *b = row->b;
-    tshi_norm_ask(row->y + e, TSHI_AHEAD_PUT, row->into_l2);
     tshi_norm_row_step(row->y + e, row->x + e, row->w + e, b ? b + e : NULL, row->stats);
 }
 
@@ -10505,7 +10387,6 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *
     row.y = (tsh_real *)at[0];
     row.w = (const tsh_real *)at[2];
     row.b = (const tsh_real *)at[3];
-    row.into_l2 = tshi_norm_into_l2(sum);
     for (r = 0; r < n; r++, x += s[1], stats += 2) {
         tshi_norm_moments(sum, x, more, d, !(p[1] > 0), r ? &row : NULL, stats);
         stats[1] = TSHI_R(1) / tshi_kernel_sqrt(stats[1] + TSHI_R(p[0]));
@@ -10565,7 +10446,7 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
     const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
                    *dy = (const tsh_real *)at[3], *stats = (const tsh_real *)at[4];
     tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, out[TSHI_BLOCK], pad[3][TSHI_BLOCK];
-    int64_t r, e, d = s[0], ahead = d > 0 && d < TSHI_AHEAD ? TSHI_AHEAD / d : 1; /* rows */
+    int64_t r, e, d = s[0];
     int i, writes, sums, add = p[2] > 0;
     for (r = 0; r <= n; r++) {
         writes = r > 0 && dx;
@@ -10574,13 +10455,10 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t 
         for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
             if (writes) {
                 to = tshi_kernel_to(dx, 1, e, d, out, add);
-                tshi_kernel_ahead_rows(dx + e, ahead * s[1]);
                 tshi_norm_slope_step(to, x - s[1] + e, w + e, dy - s[2] + e, stats - 2, means);
                 if (add) tshi_kernel_put(dx, 1, e, d, out, 1);
             }
             if (!sums) continue;
-            tshi_norm_ask(x + e, ahead * s[1], ahead * s[1]);
-            tshi_norm_ask(dy + e, ahead * s[2], ahead * s[2]);
             tshi_norm_step(lane, x + e, w + e, dy + e, stats);
             if (dw) tshi_norm_step_weights(x + e, dy + e, stats, TSHI_BLOCK, dw + e, db + e);
         }
@@ -11113,7 +10991,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, void *const *at, const in
     for (r = 0; r < n; r++, x += TSHI_TILE, o += d) {
         const tsh_real old = m[r];
         for (c = tshi_attention_row(s, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
-        m[r] = tshi_kernel_max(x, wide, 0);
+        m[r] = tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old;
         if ((double)m[r] < -DBL_MAX) { /* every key so far is masked out */
             for (c = 0; c < wide; c++) x[c] = 0;
@@ -11124,7 +11002,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, void *const *at, const in
             l[r] *= shrink;
             tshi_attention_scale(o, o, d, shrink);
         }
-        l[r] += tshi_kernel_exps(x, wide, m[r], x, 0, fused); /* NaN where a score is NaN or +inf */
+        l[r] += tshi_kernel_exps(x, wide, m[r], x, fused); /* NaN where a score is NaN or +inf */
     }
 }
 TSHI_KERNEL_FUSED(tshi_attention_online);
@@ -11741,7 +11619,7 @@ TSHI_INLINE void tshi_loss_max_body(int64_t n, void *const *at, const int64_t *s
     int64_t i;
     (void)p;
     for (i = 0; i < n; i++)
-        m[i] = s[0] ? tshi_kernel_max(x + i * s[1], s[0], 1) : -TSHI_R(INFINITY);
+        m[i] = s[0] ? tshi_kernel_max(x + i * s[1], s[0]) : -TSHI_R(INFINITY);
 }
 TSHI_KERNEL(tshi_loss_max);
 
@@ -11752,7 +11630,7 @@ TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s
     tsh_real *sum = (tsh_real *)at[2];
     int64_t i;
     (void)p;
-    for (i = 0; i < n; i++) sum[i] = tshi_kernel_exps(x + i * s[1], s[0], m[i], NULL, 1, fused);
+    for (i = 0; i < n; i++) sum[i] = tshi_kernel_exps(x + i * s[1], s[0], m[i], NULL, fused);
 }
 TSHI_KERNEL_FUSED(tshi_loss_sum);
 
@@ -11764,7 +11642,6 @@ TSHI_INLINE void tshi_loss_part(tsh_real *lane, const tsh_real *x, int64_t n, ts
     if (next) tshi_kernel_max_start(top, sum, next);
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         if (next) {
-            tshi_kernel_ahead(next + e, 2 * TSHI_AHEAD);
             tshi_kernel_max_step(top, sum, next + e);
         }
         tshi_kernel_exps_step(lane, x + e, most, out, fused);
@@ -11784,7 +11661,7 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (; n > 0; n -= PART, x += PART) {
         const int64_t part = tshi_base_min(PART, n);
-        here = known ? tshi_kernel_max_end(top, sum, x, PART) : tshi_kernel_max(x, part, 1);
+        here = known ? tshi_kernel_max_end(top, sum, x, PART) : tshi_kernel_max(x, part);
         if (!(here <= most) && most == most) {
             const tsh_real less = tshi_loss_padding(most) ? 0 : tshi_kernel_exp(most - here, fused);
             for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= less;
@@ -14684,7 +14561,6 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, void *const *at, const int64
     (void)p;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_ahead(x + e, TSHI_AHEAD);
         for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (double)x[e + i] * (double)x[e + i];
     }
     for (; e < n; e++) sum += (double)x[e] * (double)x[e];
@@ -14845,10 +14721,6 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, void *const *at, const int64_t 
     (void)s;
     for (e = 0; e < n; e = end) {
         end = tshi_base_min(e + TSHI_BLOCK, n);
-        tshi_kernel_ahead(x + e, TSHI_AHEAD);
-        tshi_kernel_ahead(grad + e, TSHI_AHEAD);
-        tshi_kernel_ahead(m + e, TSHI_AHEAD);
-        tshi_kernel_ahead(v + e, TSHI_AHEAD);
         for (i = e; i < end; i++) {
             const tsh_real g = grad[i] * clip + decay * x[i];
             m[i] = b1 * m[i] + c1 * g;
@@ -18077,7 +17949,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_ALONE
 #undef TSHI_PREFETCH
 #undef TSHI_PREFETCH_L2
-#undef TSHI_LOOKS_AHEAD
 #undef TSHI_VECTORS
 #undef TSHI_POSIX
 #undef TSHI_X86
