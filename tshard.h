@@ -4059,13 +4059,6 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
 }
 
-/* Where a block goes that is put at once: to its place, or to a pad, from which it is put. */
-TSHI_INLINE tsh_real *tshi_kernel_to(tsh_real *y, int64_t step, int64_t e, int64_t n, tsh_real *pad,
-                                     int add) {
-    if (step != 1 || n - e < TSHI_BLOCK || add) return pad;
-    return y + e;
-}
-
 /* The last n values of a row, `rest` behind them. */
 TSHI_APART void tshi_kernel_end(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
     int64_t i;
@@ -10272,105 +10265,58 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* A block of a row: of x, or of sum = x + more. */
-TSHI_INLINE const tsh_real *tshi_norm_see(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
-                                          const tsh_real *more, int64_t e) {
-    int i;
-    if (!sum) return x + e;
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) sum[e + i] = x[e + i] + more[e + i];
-    return sum + e;
-}
-
-/* A block's lanes: plain ones, but clang keeps none of those in registers. */
-#if TSHI_VECTORS && defined(__clang__)
-typedef tsh_real tshi_norm_lanes __attribute__((vector_size(8 * sizeof(tsh_real))));
-#else
-typedef tsh_real tshi_norm_lanes;
-#endif
-enum { TSHI_NORM_LANES = TSHI_BLOCK * sizeof(tsh_real) / sizeof(tshi_norm_lanes) };
-
 /* A block of sum v (lane) and sum v^2 (behind), with v = x - c. */
-TSHI_INLINE void tshi_norm_moments_step(tshi_norm_lanes *lane, const tsh_real *x, tsh_real c) {
-    tshi_norm_lanes v;
+TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
     int i;
-    for (i = 0; i < TSHI_NORM_LANES; i++, x += sizeof v / sizeof *x) {
-        memcpy(&v, x, sizeof v);
-        v -= c;
+    for (i = 0; i < TSHI_BLOCK; i++) {
+        const tsh_real v = x[i] - c;
         lane[i] += v;
-        lane[i + TSHI_NORM_LANES] += v * v;
+        lane[i + TSHI_BLOCK] += v * v;
     }
 }
 
-/* A row whose norm is written: y = (x - mean) rstd w + b, with b or without. */
-typedef struct tshi_norm_row {
-    tsh_real *y;
-    const tsh_real *x, *w, *b, *stats; /* mean, rstd */
-} tshi_norm_row;
-
-TSHI_INLINE void tshi_norm_row_step(tsh_real *y, const tsh_real *x, const tsh_real *w,
-                                    const tsh_real *b, const tsh_real *stats) {
-    const tsh_real mean = stats[0], rstd = stats[1];
-    int i;
-    if (b)
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = (x[i] - mean) * rstd * w[i] + b[i];
-    else
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = (x[i] - mean) * rstd * w[i];
-}
-
-/* A block of it, and its end. */
-TSHI_INLINE void tshi_norm_put(const tshi_norm_row *row, int64_t e) {
-    const tsh_real *b = row->b;
-    tshi_norm_row_step(row->y + e, row->x + e, row->w + e, b ? b + e : NULL, row->stats);
-}
-
-TSHI_INLINE void tshi_norm_put_end(const tshi_norm_row *row, int64_t e, int64_t n) {
-    tsh_real pad[4][TSHI_BLOCK];
-    tshi_kernel_end(row->x + e, n - e, 0, pad[0]);
-    tshi_kernel_end(row->w + e, n - e, 0, pad[1]);
-    if (row->b) tshi_kernel_end(row->b + e, n - e, 0, pad[2]);
-    tshi_norm_row_step(pad[3], pad[0], pad[1], row->b ? pad[2] : NULL, row->stats);
-    tshi_kernel_put(row->y, 1, e, n, pad[3], 0);
-}
-
-/* Mean (or 0) and mean square about it of a row of x, or of sum = x + more: in one pass, about the
- * mean c of its first block (Chan, Golub & LeVeque 1983). Its rounding is that of a pass about the
- * mean itself times 1 + (mean - c)^2 / variance; if that is more than 17, it goes again. The first
- * pass writes the norm of the row before, too, where there is one: memory is asked for, read and
- * written at all times. */
-TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *x,
-                                   const tsh_real *more, int64_t n, int centred,
-                                   const tshi_norm_row *before, tsh_real *stats) {
-    tshi_norm_lanes lane[2 * TSHI_NORM_LANES];
-    tsh_real pad[TSHI_BLOCK], c = 0, shift, square;
-    const tsh_real *from;
-    int64_t e, j;
+/* Mean (or 0) and mean square about it of a row: in one pass, about the mean c of its first block
+ * (Chan, Golub & LeVeque 1983). Its rounding is that of a pass about the mean itself times 1 +
+ * (mean - c)^2 / variance; if that is more than 17, it goes again. */
+TSHI_INLINE void tshi_norm_moments(const tsh_real *x, int64_t n, int centred, tsh_real *stats) {
+    const int64_t first = tshi_base_min(n, TSHI_BLOCK);
+    tsh_real lane[2 * TSHI_BLOCK], pad[TSHI_BLOCK], c = 0, shift, square;
+    int64_t e;
     int pass;
-    if (centred && n >= TSHI_BLOCK)
-        c = tshi_kernel_fold(tshi_norm_see(sum, x, more, 0)) / TSHI_R(TSHI_BLOCK);
+    tshi_kernel_end(x, first, 0, pad);
+    if (centred) c = tshi_kernel_fold(pad) / TSHI_R(first);
     for (pass = 0; pass < 2; pass++) {
         memset(lane, 0, sizeof lane);
-        for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-            tshi_norm_moments_step(lane, tshi_norm_see(sum, x, more, e), c);
-            if (before) tshi_norm_put(before, e);
-        }
+        for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_norm_moments_step(lane, x + e, c);
         if (e < n) {
-            if (before) tshi_norm_put_end(before, e, n);
-            for (j = e; sum && j < n; j++) sum[j] = x[j] + more[j];
-            from = (sum ? sum : x) + e;
-            tshi_kernel_end(from, n - e, 0, pad);
-            if (centred && !e && !pass) c = tshi_kernel_fold(pad) / TSHI_R(n);
-            tshi_kernel_end(from, n - e, c, pad);
+            tshi_kernel_end(x + e, n - e, c, pad);
             tshi_norm_moments_step(lane, pad, c);
         }
-        shift = centred ? tshi_kernel_fold((const tsh_real *)lane) / TSHI_R(n) : 0;
-        square = tshi_kernel_fold((const tsh_real *)(lane + TSHI_NORM_LANES)) / TSHI_R(n) -
-                 shift * shift;
+        shift = centred ? tshi_kernel_fold(lane) / TSHI_R(n) : 0;
+        square = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(n) - shift * shift;
         stats[0] = c += shift;
         stats[1] = square < 0 ? 0 : square;
         if (!(shift * shift > 16 * square)) return;
-        x = sum ? sum : x;
-        sum = NULL;
-        before = NULL;
+    }
+}
+
+/* A row y = (x - mean) rstd w + b, with b or without; stats: mean, rstd. */
+TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w, const tsh_real *b,
+                               const tsh_real *stats, int64_t n) {
+    const tsh_real mean = stats[0], rstd = stats[1], *xs, *ws, *bs;
+    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK];
+    int64_t e;
+    int i;
+    for (e = 0; e < n; e += TSHI_BLOCK) {
+        xs = tshi_kernel_get(x, 1, e, n, pad[0]);
+        ws = tshi_kernel_get(w, 1, e, n, pad[1]);
+        bs = b ? tshi_kernel_get(b, 1, e, n, pad[2]) : NULL;
+        if (b)
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+                out[i] = (xs[i] - mean) * rstd * ws[i] + bs[i];
+        else
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = (xs[i] - mean) * rstd * ws[i];
+        tshi_kernel_put(y, 1, e, n, out, 0);
     }
 }
 
@@ -10379,26 +10325,19 @@ TSHI_INLINE void tshi_norm_moments(tsh_real *TSHI_RESTRICT sum, const tsh_real *
  * NULL, and where that sum goes; s: D, step of x's rows; p: eps, about zero. */
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
-    tsh_real *stats = (tsh_real *)at[4], *sum = (tsh_real *)at[6];
+    tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4], *sum = (tsh_real *)at[6];
     const tsh_real *x = (const tsh_real *)at[1], *more = (const tsh_real *)at[5];
     const int64_t d = s[0];
-    tshi_norm_row row;
     int64_t r, e;
-    row.y = (tsh_real *)at[0];
-    row.w = (const tsh_real *)at[2];
-    row.b = (const tsh_real *)at[3];
-    for (r = 0; r < n; r++, x += s[1], stats += 2) {
-        tshi_norm_moments(sum, x, more, d, !(p[1] > 0), r ? &row : NULL, stats);
+    for (r = 0; r < n; r++, x += s[1], y += d, stats += 2) {
+        TSHI_EACH for (e = 0; sum && e < d; e++) sum[e] = x[e] + more[e];
+        tshi_norm_moments(sum ? sum : x, d, !(p[1] > 0), stats);
         stats[1] = TSHI_R(1) / tshi_kernel_sqrt(stats[1] + TSHI_R(p[0]));
-        if (r) row.y += d;
-        row.x = sum ? sum : x;
-        row.stats = stats;
+        tshi_norm_row(y, sum ? sum : x, (const tsh_real *)at[2], (const tsh_real *)at[3], stats, d);
         if (!sum) continue;
         sum += d;
         more += d;
     }
-    for (e = 0; e + TSHI_BLOCK <= d && n; e += TSHI_BLOCK) tshi_norm_put(&row, e);
-    if (e < d && n) tshi_norm_put_end(&row, e, d);
 }
 TSHI_KERNEL(tshi_norm_rows);
 
@@ -10420,68 +10359,56 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
                                         tsh_real *TSHI_RESTRICT dw, tsh_real *TSHI_RESTRICT db) {
     const tsh_real mean = stats[0], rstd = stats[1];
     int64_t i;
-    for (i = 0; i < n; i++) {
+    TSHI_EACH for (i = 0; i < n; i++) {
         dw[i] += dy[i] * ((x[i] - mean) * rstd);
         db[i] += dy[i];
     }
 }
 
-/* A block of dx = (h - mean h - xh mean(h xh)) rstd; means: of h, of h xh. */
-TSHI_INLINE void tshi_norm_slope_step(tsh_real *dx, const tsh_real *x, const tsh_real *w,
-                                      const tsh_real *dy, const tsh_real *stats,
-                                      const tsh_real *means) {
-    const tsh_real mean = stats[0], rstd = stats[1], a = means[0], b = means[1];
+/* A row dx (+)= (h - mean h - xh mean(h xh)) rstd; means: of h, of h xh. */
+TSHI_INLINE void tshi_norm_slope_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
+                                     const tsh_real *dy, const tsh_real *stats,
+                                     const tsh_real *means, int64_t n, int add) {
+    const tsh_real mean = stats[0], rstd = stats[1], a = means[0], b = means[1], *xs, *ws, *gs;
+    tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK];
+    int64_t e;
     int i;
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-        dx[i] = (dy[i] * w[i] - a - (x[i] - mean) * rstd * b) * rstd;
+    for (e = 0; e < n; e += TSHI_BLOCK) {
+        xs = tshi_kernel_get(x, 1, e, n, pad[0]);
+        ws = tshi_kernel_get(w, 1, e, n, pad[1]);
+        gs = tshi_kernel_get(dy, 1, e, n, pad[2]);
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+            out[i] = (gs[i] * ws[i] - a - (xs[i] - mean) * rstd * b) * rstd;
+        tshi_kernel_put(dx, 1, e, n, out, add);
+    }
 }
 
 /* dx (+)= (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. at
  * dx (or NULL), x, w, dy, stats, dw or NULL, db. s: D, step of the rows of x and dx, of dy; p as
- * forward, 1: dx is added to. A row's sums are taken in the pass that writes dx of the row before,
- * so that memory is asked for, read and written at all times; with r = n that is all it does. */
+ * forward, 1: dx is added to. */
 TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
-    tsh_real *dx = (tsh_real *)at[0], *dw = (tsh_real *)at[5], *db = (tsh_real *)at[6], *to;
+    tsh_real *dx = (tsh_real *)at[0], *dw = (tsh_real *)at[5], *db = (tsh_real *)at[6];
     const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
                    *dy = (const tsh_real *)at[3], *stats = (const tsh_real *)at[4];
-    tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, out[TSHI_BLOCK], pad[3][TSHI_BLOCK];
+    tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, pad[3][TSHI_BLOCK];
     int64_t r, e, d = s[0];
-    int i, writes, sums, add = p[2] > 0;
-    for (r = 0; r <= n; r++) {
-        writes = r > 0 && dx;
-        sums = r < n;
-        for (i = 0; i < 2 * TSHI_BLOCK; i++) lane[i] = 0;
-        for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK) {
-            if (writes) {
-                to = tshi_kernel_to(dx, 1, e, d, out, add);
-                tshi_norm_slope_step(to, x - s[1] + e, w + e, dy - s[2] + e, stats - 2, means);
-                if (add) tshi_kernel_put(dx, 1, e, d, out, 1);
-            }
-            if (!sums) continue;
+    for (r = 0; r < n; r++, x += s[1], dy += s[2], stats += 2) {
+        if (dw) tshi_norm_step_weights(x, dy, stats, d, dw, db);
+        if (!dx) continue;
+        memset(lane, 0, sizeof lane);
+        for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK)
             tshi_norm_step(lane, x + e, w + e, dy + e, stats);
-            if (dw) tshi_norm_step_weights(x + e, dy + e, stats, TSHI_BLOCK, dw + e, db + e);
-        }
-        if (e < d) tshi_kernel_end(w + e, d - e, 0, pad[1]);
-        if (e < d && writes) {
-            tshi_kernel_end(x - s[1] + e, d - e, 0, pad[0]);
-            tshi_kernel_end(dy - s[2] + e, d - e, 0, pad[2]);
-            tshi_norm_slope_step(out, pad[0], pad[1], pad[2], stats - 2, means);
-            tshi_kernel_put(dx, 1, e, d, out, add);
-        }
-        if (e < d && sums) {
+        if (e < d) {
             tshi_kernel_end(x + e, d - e, stats[0], pad[0]);
+            tshi_kernel_end(w + e, d - e, 0, pad[1]);
             tshi_kernel_end(dy + e, d - e, 0, pad[2]);
             tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
-            if (dw) tshi_norm_step_weights(x + e, dy + e, stats, d - e, dw + e, db + e);
         }
-        if (!sums) break;
-        if (writes) dx += s[1];
-        if (dx && p[1] <= 0) means[0] = tshi_kernel_fold(lane) / TSHI_R(d);
-        if (dx) means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);
-        x += s[1];
-        dy += s[2];
-        stats += 2;
+        if (p[1] <= 0) means[0] = tshi_kernel_fold(lane) / TSHI_R(d);
+        means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);
+        tshi_norm_slope_row(dx, x, w, dy, stats, means, d, p[2] > 0);
+        dx += s[1];
     }
 }
 TSHI_KERNEL(tshi_norm_slope);
