@@ -1275,8 +1275,7 @@ TSH_API tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double
 TSH_API tsh_tensor *tsh_forward_n(tsh_module *module, tsh_tensor **in, int n);
 TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x);
 /* A residual connection and what follows it: *x becomes tsh_add(*x, y), and the forward of that by
- * any module is returned; after an error both are NULL. The same bits as in two calls, but where x
- * and y lie alike a norm goes over memory once for both. */
+ * any module is returned; after an error both are NULL. */
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y);
 
 /* -- parallelize ------------------------------------------------------------ */
@@ -7513,17 +7512,9 @@ static void tshi_map_binary_backward(tshi_node *node) {
     }
 }
 
-/* Records out, whose values are there. */
-static void tshi_map_binary_done(tsh_tensor *out, tsh_tensor *const *in, const tshi_binary *row,
-                                 unsigned partial) {
-    tshi_node *node = tshi_tape_record(row->name, out, in, 2, row->save, tshi_map_binary_backward,
-                                       sizeof row);
-    if (node) *(const tshi_binary **)node->more = row;
-    if (node) node->partial = partial;
-}
-
 static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_binary *row) {
     tsh_tensor *in[2], *out;
+    tshi_node *node;
     tsh_ctx *ctx;
     tsh_shape shape;
     tsh_layout layout;
@@ -7542,7 +7533,9 @@ static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_bina
     tshi_kernel_tensor(&loop, a);
     tshi_kernel_tensor(&loop, b);
     tshi_kernel_run(&loop, row->forward[ctx->isa], NULL);
-    tshi_map_binary_done(out, in, row, partial);
+    node = tshi_tape_record(row->name, out, in, 2, row->save, tshi_map_binary_backward, sizeof row);
+    if (node) *(const tshi_binary **)node->more = row;
+    if (node) node->partial = partial;
     return out;
 }
 
@@ -10321,22 +10314,17 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
 }
 
 /* xh = (x - mean) / sqrt(mean((x - mean)^2) + eps), y = w xh + b; about zero: with 0 for the mean.
- * n rows: at y, x, w, b or NULL, stats (mean, 1 / sqrt) per row; then what is added to x before, or
- * NULL, and where that sum goes; s: D, step of x's rows; p: eps, about zero. */
+ * n rows: at y, x, w, b or NULL, stats (mean, 1 / sqrt) per row; s: D, step of x's rows; p: eps,
+ * about zero. */
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
-    tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4], *sum = (tsh_real *)at[6];
-    const tsh_real *x = (const tsh_real *)at[1], *more = (const tsh_real *)at[5];
-    const int64_t d = s[0];
-    int64_t r, e;
-    for (r = 0; r < n; r++, x += s[1], y += d, stats += 2) {
-        TSHI_EACH for (e = 0; sum && e < d; e++) sum[e] = x[e] + more[e];
-        tshi_norm_moments(sum ? sum : x, d, !(p[1] > 0), stats);
+    tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4];
+    const tsh_real *x = (const tsh_real *)at[1];
+    int64_t r;
+    for (r = 0; r < n; r++, x += s[1], y += s[0], stats += 2) {
+        tshi_norm_moments(x, s[0], !(p[1] > 0), stats);
         stats[1] = TSHI_R(1) / tshi_kernel_sqrt(stats[1] + TSHI_R(p[0]));
-        tshi_norm_row(y, sum ? sum : x, (const tsh_real *)at[2], (const tsh_real *)at[3], stats, d);
-        if (!sum) continue;
-        sum += d;
-        more += d;
+        tshi_norm_row(y, x, (const tsh_real *)at[2], (const tsh_real *)at[3], stats, s[0]);
     }
 }
 TSHI_KERNEL(tshi_norm_rows);
@@ -10511,27 +10499,17 @@ static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_ten
     return ctx->error.code == TSH_OK;
 }
 
-/* Whether x and y may be added element by element, where they lie. */
-static int tshi_norm_alike(const tsh_tensor *x, const tsh_tensor *y) {
-    return x && y && x->ctx == y->ctx && x->block && y->block && x->dtype == TSH_REAL &&
-           y->dtype == TSH_REAL && x->ndim == y->ndim &&
-           !memcmp(x->dim, y->dim, (size_t)x->ndim * sizeof *x->dim) &&
-           tshi_layout_equal(&x->layout, &y->layout, x->dim, x->ctx->tp.size) &&
-           tshi_tensor_is_dense(x) && tshi_tensor_is_dense(y);
-}
-
-/* The norm of *first; with y, which is alike, of their sum, which *first becomes. p: as the
- * kernels'. */
-static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor **first, tsh_tensor *y,
-                                   tsh_tensor *weight, tsh_tensor *bias, const double *p) {
-    tsh_tensor *in[3], *out, *x, *pair[2], *sum = NULL;
+/* p: as the kernels'. */
+static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor *x, tsh_tensor *weight,
+                                   tsh_tensor *bias, const double *p) {
+    tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
     tsh_shape shape;
     tshi_node *node;
     tshi_block *aux;
     tshi_rows work;
     int64_t rows, s[2];
-    in[0] = x = *first;
+    in[0] = x;
     in[1] = weight;
     in[2] = bias;
     ctx = tshi_tensor_check_real(op, in, bias ? 3 : 2);
@@ -10545,14 +10523,11 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor **first, tsh_tenso
     s[0] = x->dim[x->ndim - 1];
     (void)tshi_kernel_rows(x, &rows, &s[1]);
     out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
-    if (y && out) sum = tshi_tensor_out(ctx, "tsh_add", TSH_REAL, &shape, &x->layout);
-    aux = ctx->error.code == TSH_OK
-              ? tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)rows * sizeof(tsh_real))
-              : NULL;
+    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)rows * sizeof(tsh_real)) : NULL;
     if (!aux) return NULL;
     memset(&work, 0, sizeof work);
     work.kernel = tshi_norm_rows[ctx->isa];
-    work.n = 7;
+    work.n = 5;
     work.s = s;
     work.p = p;
     work.at[0] = tshi_tensor_values(out);
@@ -10560,19 +10535,10 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor **first, tsh_tenso
     work.at[2] = tshi_tensor_values(in[1]);
     work.at[3] = bias ? tshi_tensor_values(in[2]) : NULL;
     work.at[4] = (tsh_real *)tshi_mem_data(aux);
-    work.at[5] = sum ? tshi_tensor_values(y) : NULL;
-    work.at[6] = sum ? tshi_tensor_values(sum) : NULL;
-    work.step[0] = work.step[5] = work.step[6] = s[0];
+    work.step[0] = s[0];
     work.step[1] = s[1];
     work.step[4] = 2;
     tshi_team_run(tshi_kernel_pieces(ctx, rows, s[0]), rows, 1, tshi_kernel_do_rows, &work);
-    if (sum) {
-        pair[0] = x;
-        pair[1] = y;
-        if (ctx->trace) tshi_trace_open(ctx->trace, "tsh_add");
-        tshi_map_binary_done(sum, pair, &tshi_map_add_row, 0);
-        in[0] = *first = sum;
-    }
     node = tshi_tape_record(op, out, in, 3, 3, tshi_norm_backward, 2 * sizeof *p);
     if (!node) tshi_mem_drop(ctx, aux);
     if (!node) return out;
@@ -10582,26 +10548,17 @@ static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor **first, tsh_tenso
     return out;
 }
 
-static tsh_tensor *tshi_norm_layer(tsh_tensor **x, tsh_tensor *y, tsh_tensor *weight,
-                                   tsh_tensor *bias, double eps) {
-    double p[2] = {0, 0};
-    p[0] = tshi_base_option(eps, 1e-5);
-    return tshi_norm_apply("tsh_layer_norm", x, y, weight, bias, p);
-}
-
-static tsh_tensor *tshi_norm_rms(tsh_tensor **x, tsh_tensor *y, tsh_tensor *weight, double eps) {
-    double p[2] = {0, 1};
-    p[0] = tshi_base_option(eps, 1e-6);
-    return tshi_norm_apply("tsh_rms_norm", x, y, weight, NULL, p);
-}
-
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                                    double eps) {
-    return tshi_norm_layer(&x, NULL, weight, bias, eps);
+    double p[2] = {0, 0};
+    p[0] = tshi_base_option(eps, 1e-5);
+    return tshi_norm_apply("tsh_layer_norm", x, weight, bias, p);
 }
 
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) {
-    return tshi_norm_rms(&x, NULL, weight, eps);
+    double p[2] = {0, 1};
+    p[0] = tshi_base_option(eps, 1e-6);
+    return tshi_norm_apply("tsh_rms_norm", x, weight, NULL, p);
 }
 
 /* ========================================================================== */
@@ -13212,18 +13169,6 @@ static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int 
     return x ? tshi_nn_give(module, tsh_rms_norm(x, module->param[0], module->number)) : NULL;
 }
 
-/* Whether the module is a norm that takes x + y as they lie. */
-static int tshi_nn_sums(const tsh_module *module, const tsh_tensor *x, const tsh_tensor *y) {
-    const tsh_layout along = tsh_sharded(1);
-    const tsh_layout *takes = module->takes                   ? module->takes
-                              : module->style == TSH_SEQUENCE ? &along
-                                                              : NULL;
-    return (module->kind->forward == tshi_nn_norm_forward ||
-            module->kind->forward == tshi_nn_rms_forward) &&
-           !module->checkpoint && !module->prepared && !module->result && tshi_norm_alike(x, y) &&
-           (!takes || tshi_layout_alike(&x->layout, takes));
-}
-
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     if (x && !module->evaluating) x = tsh_dropout(x, module->number, module);
@@ -13278,20 +13223,7 @@ TSH_API tsh_tensor *tsh_forward(tsh_module *module, tsh_tensor *x) {
 }
 
 TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh_tensor *y) {
-    tsh_tensor *sum = x ? *x : NULL, *out;
-    if (module && tshi_nn_sums(module, sum, y)) {
-        const int64_t begin = tshi_trace_start(module->ctx);
-        tsh_tensor **param = module->param;
-        out = module->kind->forward == tshi_nn_rms_forward
-                  ? tshi_norm_rms(&sum, y, param[0], module->number)
-                  : tshi_norm_layer(&sum, y, param[0], param[1], module->number);
-        out = tshi_nn_give(module, out);
-        if (module->ctx->trace)
-            (void)tshi_trace_add(module->ctx->trace, TSHI_TRACE_MODULE, module->path, begin, 0);
-    } else {
-        sum = tsh_add(sum, y);
-        out = tsh_forward(module, sum);
-    }
+    tsh_tensor *sum = tsh_add(x ? *x : NULL, y), *out = tsh_forward(module, sum);
     if (x) *x = out ? sum : NULL;
     return out;
 }

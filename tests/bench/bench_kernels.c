@@ -59,7 +59,6 @@ typedef struct loop {
 LIMIT(limit_0r1w, a[i] = 3)
 LIMIT(limit_1r1w, a[i] = b[i] * 3)
 LIMIT(limit_2r1w, a[i] = b[i] + c[i])
-LIMIT(limit_2r2w, const float sum = b[i] + c[i]; a[i] = sum; d[i] = sum * 3)
 LIMIT(limit_3r1w, a[i] = b[i] + c[i] + d[i])
 LIMIT(limit_1u, a[i] *= 0.999f)                                    /* in place */
 LIMIT(limit_1r1u, a[i] += b[i])                                    /* SGD */
@@ -102,7 +101,7 @@ typedef struct bench {
     tsh_tensor *weight, *bias;      /* (768) */
     tsh_tensor *logits, *target;    /* (N / CLASSES, CLASSES) */
     tsh_tensor *ids, *table;        /* (N / 768), (N / 768, 768) */
-    tsh_module *layer, *layer_norm; /* the layer's weight has N elements */
+    tsh_module *layer;              /* its weight has N elements */
     tsh_optim *sgd, *momentum, *adam, *adamw;
     double norm; /* of its gradient */
     float *plain[STREAMS];
@@ -158,11 +157,6 @@ OP(layer_norm, tsh_layer_norm(b->y, b->weight, b->bias, 0))
 OP(rms_norm, tsh_rms_norm(b->y, b->weight, 0))
 OP(cross_entropy, tsh_cross_entropy(b->logits, b->target, NULL))
 OP(embedding, tsh_embedding(b->ids, b->table, NULL))
-
-static tsh_tensor *op_residual_norm(bench *b) {
-    tsh_tensor *x = b->x;
-    return tsh_forward_residual(b->layer_norm, &x, b->y);
-}
 
 static void step_of(bench *b, tsh_optim *optim) {
     tsh_tensor *w = tsh_param(b->layer, "weight");
@@ -247,7 +241,6 @@ static const row rows[] = {
     SLOPE(log_softmax, limit_2r1w, 3, "Y.."),
     FORWARD(layer_norm, limit_1r1w, 2, ".y"),
     SLOPE(layer_norm, limit_2r1w, 3, "Yy."),
-    FORWARD(residual_norm, limit_2r2w, 4, ".xy."),
     FORWARD(rms_norm, limit_1r1w, 2, ".y"),
     SLOPE(rms_norm, limit_2r1w, 3, "Yy."),
     FORWARD(cross_entropy, limit_1r, 1, ".l"),
@@ -404,7 +397,6 @@ static tsh_optim *optimiser(tsh_module *module, tsh_optim_kind kind, double mome
 static void prepare(bench *b) {
     const tsh_shape matrix = tsh_shape2(N / COLUMNS, COLUMNS), line = tsh_shape1(COLUMNS);
     tsh_linear_desc desc;
-    const tsh_layer_norm_desc norm = {.dim = COLUMNS};
     tsh_tensor *w;
     tsh_real *g;
     int64_t i;
@@ -430,8 +422,6 @@ static void prepare(bench *b) {
     tsh_requires_grad(b->table, 1);
     b->layer = tsh_add_linear(tsh_root(b->ctx), "layer", &desc);
     (void)tsh_materialize(b->layer);
-    b->layer_norm = tsh_add_layer_norm(tsh_root(b->ctx), "norm", &norm);
-    (void)tsh_materialize(b->layer_norm);
     w = tsh_param(b->layer, "weight");
     if (w && tshi_tape_room(w, &w->gr)) {
         g = (tsh_real *)tshi_mem_data(w->gr.block);

@@ -354,7 +354,7 @@ def figures_of(name):
     if name.startswith("step_"):
         return {"torch": 1.5, "limit": 1 / 1.10}
     if name.startswith("kernel_"):
-        return {"limit": 0.5 if FUNCTIONS.match(name) else 0.85}
+        return {"limit": 0.5 if FUNCTIONS.match(name) else 0.75}
     row = re.match(r"[a-z_]+_tcp_(\d+)_(\w+)$", name)
     if not row:
         return {}

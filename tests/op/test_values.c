@@ -630,9 +630,9 @@ static void norm_row(int kind, int64_t n) {
     float values[MOST];
     tsh_ctx *ctx = open_ctx();
     tsh_module *layer = tsh_add_layer_norm(tsh_root(ctx), "norm", &desc);
-    tsh_tensor *x, *half, *out;
+    tsh_tensor *x, *out;
     double mean = 0, variance = 0, rstd, want, most;
-    const float *y, *of_sum;
+    const float *y;
     int64_t i;
     for (i = 0; i < n; i++) values[i] = kind == 3 ? 0.1f : (float)(i % 5 - 2) * 0.25f;
     for (i = 0; i < n; i++) {
@@ -646,11 +646,7 @@ static void norm_row(int kind, int64_t n) {
     x = leaf(ctx, tsh_shape2(1, n), values);
     out = tsh_forward(layer, x);
     y = out ? (const float *)tsh_data(ctx, out) : NULL;
-    half = tsh_scale(x, 0.5);
-    out = tsh_forward_residual(layer, &half, half);
-    of_sum = out ? (const float *)tsh_data(ctx, out) : NULL;
     assert_non_null(y);
-    assert_non_null(of_sum);
     most = fabs(mean) * (double)FLT_EPSILON * rstd + 2e-6;
     for (i = 0; i < n; i++) {
         want = ((double)values[i] - mean) * rstd;
@@ -658,7 +654,6 @@ static void norm_row(int kind, int64_t n) {
             fail_msg("row %d of %d, [%d]: %.9g, not %.9g", kind, (int)n, (int)i, (double)y[i],
                      want);
     }
-    assert_memory_equal(of_sum, y, (size_t)n * sizeof *y);
     close_ctx(ctx);
 }
 
