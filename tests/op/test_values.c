@@ -623,7 +623,7 @@ static void test_norm_ends(void **state) {
 
 /* Rows whose variance is lost if it is taken carelessly, against sums in double: far from zero,
  * the first or the last values far from the rest, all alike. What is allowed beyond rounding is the
- * error of a mean in float. As the sum of halves, a row gets the same bits. */
+ * error of a mean in float. */
 static void norm_row(int kind, int64_t n) {
     enum { MOST = 4096 };
     const tsh_layer_norm_desc desc = {.dim = n};
