@@ -4109,78 +4109,41 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     return tshi_kernel_fold(lane);
 }
 
-/* The largest of n > 0 values at x, in lanes: a start, a step for every block, and the end. The
- * comparison passes over NaN, which the sum keeps. */
-TSHI_INLINE void tshi_kernel_max_start(tsh_real *lane, tsh_real *sum, const tsh_real *x) {
+/* The larger of x and y; NaN wins, of both zeros y. */
+TSHI_INLINE tsh_real tshi_kernel_larger(tsh_real x, tsh_real y) {
+    return (x > y) | (x != x) ? x : y;
+}
+
+TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, const tsh_real *x) {
+    int i;
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] = tshi_kernel_larger(x[i], lane[i]);
+}
+
+/* The largest of all lanes, by halves. */
+TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
+    tsh_real a[TSHI_BLOCK / 2];
+    int i;
+    for (i = 0; i < 16; i++) a[i] = tshi_kernel_larger(lane[i + 16], lane[i]);
+    for (i = 0; i < 8; i++) a[i] = tshi_kernel_larger(a[i + 8], a[i]);
+    for (i = 0; i < 4; i++) a[i] = tshi_kernel_larger(a[i + 4], a[i]);
+    return tshi_kernel_larger(tshi_kernel_larger(a[3], a[1]), tshi_kernel_larger(a[2], a[0]));
+}
+
+/* The largest of n > 0 values; NaN wins. Of both zeros, any. */
+TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
+    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
+    int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
-    for (i = 0; i < TSHI_BLOCK; i++) sum[i] = 0;
-}
-
-TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, tsh_real *sum, const tsh_real *x) {
-    int i;
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[i] > lane[i] ? x[i] : lane[i];
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) sum[i] += x[i];
-}
-
-/* The first NaN of n values, or n. */
-TSHI_APART int64_t tshi_kernel_nan(const tsh_real *x, int64_t n) {
-    int64_t i = 0;
-    while (i < n && x[i] == x[i]) i++;
-    return i;
-}
-
-/* Floats as integers of the same order; and back. */
-TSHI_INLINE int32_t tshi_kernel_rank(float x) {
-    const uint32_t bits = tshi_kernel_bits(x);
-    return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu));
-}
-
-/* The largest of all lanes. (As integers: for those compilers have a maximum of many.) */
-TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
-    int32_t best = INT32_MIN;
-    tsh_real most = lane[0];
-    int i;
-    if (sizeof(tsh_real) == 8) {
-        for (i = 1; i < TSHI_BLOCK; i++) most = most > lane[i] ? most : lane[i];
-        return most;
-    }
-    for (i = 0; i < TSHI_BLOCK; i++) {
-        const int32_t rank = tshi_kernel_rank((float)lane[i]);
-        best = best > rank ? best : rank;
-    }
-    return TSHI_R(
-        tshi_kernel_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
-}
-
-/* Whether there is a NaN among them. */
-TSHI_INLINE int tshi_kernel_max_odd(const tsh_real *sum, const tsh_real *x, int64_t n) {
-    const tsh_real all = tshi_kernel_fold(sum); /* NaN of both infinities, too */
-    return all != all && tshi_kernel_nan(x, n) < n;
-}
-
-TSHI_INLINE tsh_real tshi_kernel_max_end(const tsh_real *lane, const tsh_real *sum,
-                                         const tsh_real *x, int64_t n) {
-    return tshi_kernel_max_odd(sum, x, n) ? TSHI_R(NAN) : tshi_kernel_max_fold(lane);
-}
-
-/* The whole; NaN wins. Of both zeros, any. */
-TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
-    tsh_real lane[TSHI_BLOCK], sum[TSHI_BLOCK], pad[TSHI_BLOCK];
-    int64_t e;
-    tshi_kernel_max_start(lane, sum, x);
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_max_step(lane, sum, x + e);
-    }
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_max_step(lane, x + e);
     if (e < n) {
         tshi_kernel_end(x + e, n - e, x[0], pad);
-        tshi_kernel_max_step(lane, sum, pad);
+        tshi_kernel_max_step(lane, pad);
     }
-    return tshi_kernel_max_end(lane, sum, x, n);
+    return tshi_kernel_max_fold(lane);
 }
 
-/* The sum of e^(x - most) of values up to most; they go to y where it is not NULL. NaN where most
- * is not finite. */
+/* y = e^(x - most) of a block of values up to most, and adds them to lanes. */
 TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real most,
                                        tsh_real *y, int fused) {
     int i;
@@ -4188,12 +4151,11 @@ TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_re
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
-TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real most, tsh_real *y,
-                                      int fused) {
-    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], out[TSHI_BLOCK];
+/* Adds e^(x - most) of n values up to most to lanes; they go to y where it is not NULL. */
+TSHI_INLINE void tshi_kernel_exps_more(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real most,
+                                       tsh_real *y, int fused) {
+    tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
     int64_t e;
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         tshi_kernel_exps_step(lane, x + e, most, out, fused);
         if (y) tshi_kernel_put(y, 1, e, n, out, 0);
@@ -4203,6 +4165,14 @@ TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real mos
         tshi_kernel_exps_step(lane, pad, most, out, fused);
         if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
+}
+
+/* Their sum; NaN where most is not finite. */
+TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real most, tsh_real *y,
+                                      int fused) {
+    tsh_real lane[TSHI_BLOCK];
+    memset(lane, 0, sizeof lane);
+    tshi_kernel_exps_more(lane, x, n, most, y, fused);
     return tshi_kernel_fold(lane) + (most - most);
 }
 
@@ -8287,35 +8257,37 @@ static int tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
 
 /* -- max, argmax: the first place of the largest value; NaN wins --------------- */
 
-/* The block's place e where it has a value larger than its lane's. */
-TSHI_INLINE void tshi_reduce_place_step(tsh_real *lane, tsh_real *sum, int32_t *place,
-                                        const tsh_real *x, int32_t e) {
+/* A block's values and its place e, where they are larger than the lane's; a NaN is replaced by
+ * nothing. */
+TSHI_INLINE void tshi_reduce_place_step(tsh_real *lane, int32_t *place, const tsh_real *x,
+                                        int32_t e) {
     int i;
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) place[i] = !(x[i] <= lane[i]) ? e : place[i];
-    tshi_kernel_max_step(lane, sum, x);
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+        const tsh_real old = lane[i];
+        const int more = (x[i] > old) | ((x[i] != x[i]) & (old == old));
+        place[i] = more ? e : place[i];
+        lane[i] = more ? x[i] : old;
+    }
 }
 
 /* The first place of the largest of 0 < n < 2^31 values; of the first NaN where there is one. */
 TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
-    tsh_real lane[TSHI_BLOCK], sum[TSHI_BLOCK], pad[TSHI_BLOCK], most;
+    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], most;
     int32_t place[TSHI_BLOCK], first = INT32_MAX;
     int64_t e;
     int i;
-    tshi_kernel_max_start(lane, sum, x);
+    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
     for (i = 0; i < TSHI_BLOCK; i++) place[i] = -i; /* that of x[0] */
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_reduce_place_step(lane, sum, place, x + e, (int32_t)e);
-    }
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK)
+        tshi_reduce_place_step(lane, place, x + e, (int32_t)e);
     if (e < n) {
         tshi_kernel_end(x + e, n - e, x[0], pad);
-        tshi_reduce_place_step(lane, sum, place, pad, (int32_t)e);
+        tshi_reduce_place_step(lane, place, pad, (int32_t)e);
     }
-    if (tshi_kernel_max_odd(sum, x, n)) return tshi_kernel_nan(x, n);
     most = tshi_kernel_max_fold(lane);
-    /* Two loops: in one, compilers branch at every lane. */
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) place[i] = lane[i] == most ? place[i] + i
-                                                                           : INT32_MAX;
-    for (i = 0; i < TSHI_BLOCK; i++) first = first < place[i] ? first : place[i];
+    for (i = 0; i < TSHI_BLOCK; i++) /* all are a NaN, or as large */
+        if ((most != most ? lane[i] != lane[i] : lane[i] == most) && place[i] + i < first)
+            first = place[i] + i;
     return first;
 }
 
@@ -11518,49 +11490,27 @@ TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s
 }
 TSHI_KERNEL_FUSED(tshi_loss_sum);
 
-/* Sums of e^(x - most) of n values, and the start of the largest of as many at next, or NULL. */
-TSHI_INLINE void tshi_loss_part(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real most,
-                                tsh_real *top, tsh_real *sum, const tsh_real *next, int fused) {
-    tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
-    int64_t e;
-    if (next) tshi_kernel_max_start(top, sum, next);
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        if (next) {
-            tshi_kernel_max_step(top, sum, next + e);
-        }
-        tshi_kernel_exps_step(lane, x + e, most, out, fused);
-    }
-    if (e == n) return;
-    tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad);
-    tshi_kernel_exps_step(lane, pad, most, out, fused);
-}
-
-/* Both in one pass, part by part: at x, m, sum. What is summed so far shrinks to a larger m. While
- * a part is summed, the largest of the next is looked for: memory is read at all times. (Two calls:
- * whether there is a next is a constant.) */
+/* Both in one pass, part by part. What is summed so far shrinks to a larger m. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
     enum { PART = 512 };
-    tsh_real lane[TSHI_BLOCK], top[TSHI_BLOCK], sum[TSHI_BLOCK], most = -TSHI_R(INFINITY), here;
-    int i, known = 0;
+    tsh_real lane[TSHI_BLOCK], most = -TSHI_R(INFINITY);
+    int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (; n > 0; n -= PART, x += PART) {
         const int64_t part = tshi_base_min(PART, n);
-        here = known ? tshi_kernel_max_end(top, sum, x, PART) : tshi_kernel_max(x, part);
+        const tsh_real here = tshi_kernel_max(x, part);
         if (!(here <= most) && most == most) {
             const tsh_real less = tshi_loss_padding(most) ? 0 : tshi_kernel_exp(most - here, fused);
             for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= less;
             most = here;
         }
-        known = n >= 2 * PART && !tshi_loss_padding(most);
-        if (known)
-            tshi_loss_part(lane, x, PART, most, top, sum, x + PART, fused);
-        else if (!tshi_loss_padding(most))
-            tshi_loss_part(lane, x, part, most, NULL, NULL, NULL, fused);
+        if (!tshi_loss_padding(most)) tshi_kernel_exps_more(lane, x, part, most, NULL, fused);
     }
     *m = most;
     return tshi_kernel_fold(lane) + (most - most);
 }
 
+/* Both: at x, m, sum. */
 TSHI_INLINE void tshi_loss_both_body(int64_t n, void *const *at, const int64_t *s, const double *p,
                                      int fused) {
     const tsh_real *x = (const tsh_real *)at[0];
