@@ -4495,9 +4495,6 @@ typedef struct tshi_gemm_tile {
     int64_t rsd;
     tsh_real *c;
     int64_t rsc;
-    tsh_real *sums; /* of a stream: (rows, cols), which its accumulators start from */
-    int64_t rss;
-    int more; /* 1: they go back there, and C stays as it is */
     tshi_gemm_walk *walk;
 } tshi_gemm_tile;
 
@@ -4509,22 +4506,17 @@ struct tshi_gemm_kernel {
     int mr, nr;     /* the tile */
     int mc, kc, nc; /* the largest blocks: multiples of mr, of 4 and of nr */
     int (*supported)(void);
-    tshi_gemm_tile_fn tile;   /* csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
-    tshi_gemm_tile_fn dot;    /* (optional) the same for rsb = 1: few rows, B not packed */
-    tshi_gemm_tile_fn stream; /* (optional) as tile, with sums; any multiple of nr / 2 columns */
+    tshi_gemm_tile_fn tile; /* csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
+    tshi_gemm_tile_fn dot;  /* (optional) the same for rsb = 1: few rows, B not packed */
 };
 
 enum {
-    TSHI_GEMM_TILE_MAX = 384,         /* the largest mr * nr */
-    TSHI_GEMM_THIN = 2,               /* rows up to which a product is bound by reading B */
-    TSHI_GEMM_STRETCH = 32,           /* steps of k after which a tile fetches ... */
-    TSHI_GEMM_FETCH = 4,              /* ... so many lines of what comes next, and ... */
-    TSHI_GEMM_FETCH_C = 2,            /* ... so many rows of C */
-    TSHI_GEMM_C_STRIP = 8,            /* of the reference kernel */
-    TSHI_GEMM_STREAM_ROWS = 8,        /* rows up to which a product may be streamed, ... */
-    TSHI_GEMM_STREAM_LEAST = 1 << 16, /* ... elements of B per row that it takes, ... */
-    TSHI_GEMM_STREAM_COLS = 4096,     /* ... columns of a stripe, ... */
-    TSHI_GEMM_STREAM_STEPS = 12       /* ... and rows of B that are read at a time */
+    TSHI_GEMM_TILE_MAX = 384, /* the largest mr * nr */
+    TSHI_GEMM_THIN = 2,       /* rows up to which a product is bound by reading B */
+    TSHI_GEMM_STRETCH = 32,   /* steps of k after which a tile fetches ... */
+    TSHI_GEMM_FETCH = 4,      /* ... so many lines of what comes next, and ... */
+    TSHI_GEMM_FETCH_C = 2,    /* ... so many rows of C */
+    TSHI_GEMM_C_STRIP = 8     /* of the reference kernel */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
@@ -4576,12 +4568,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     }
 }
 
-#define TSHI_GEMM_ZERO(isa, i, g)                                                                  \
-    c0[i] = c1[i] = zero;                                                                          \
-    if (rows > i && stream) {                                                                      \
-        c0[i] = TSHI_GEMM_LOAD_##isa(t->sums + i * t->rss);                                        \
-        if (vecs > 1) c1[i] = TSHI_GEMM_LOAD_##isa(t->sums + i * t->rss + lanes);                  \
-    }
+#define TSHI_GEMM_ZERO(isa, i, g) c0[i] = c1[i] = zero;
 #define TSHI_GEMM_STEP(isa, i, g)                                                                  \
     if (rows > i) {                                                                                \
         x = TSHI_GEMM_SET_##isa(a##g[(i - 3 * g) * rsa]);                                          \
@@ -4590,11 +4577,6 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     }
 #define TSHI_GEMM_PUT(isa, c, d, v)                                                                \
     TSHI_GEMM_STORE_##isa(c, TSHI_GEMM_FMA_##isa(alpha, v, add ? TSHI_GEMM_LOAD_##isa(d) : zero));
-#define TSHI_GEMM_KEEP(isa, i, g)                                                                  \
-    if (rows > i) {                                                                                \
-        TSHI_GEMM_STORE_##isa(t->sums + i * t->rss, c0[i]);                                        \
-        if (vecs > 1) TSHI_GEMM_STORE_##isa(t->sums + i * t->rss + lanes, c1[i]);                  \
-    }
 #define TSHI_GEMM_OUT(isa, i, g)                                                                   \
     if (rows > i) {                                                                                \
         TSHI_GEMM_PUT(isa, to + i * rsc, d + i * rsd, c0[i])                                       \
@@ -4604,11 +4586,10 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     }
 
 /* tshi_gemm_rows_isa: a tile of rows x vecs registers, both constant after inlining.
- * tshi_gemm_tile_isa: any number of rows up to mr, as mr or 8 + 4 + 2 + 1.
- * tshi_gemm_thin_isa: sums of a thin product, B read in the order of memory. */
+ * tshi_gemm_tile_isa: any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
     TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
-                                                 const int vecs, const int stream) {               \
+                                                 const int vecs) {                                 \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         const int64_t rsa = t->rsa, csa = t->csa;                                                  \
         const tsh_real *b = t->b, *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                  \
@@ -4620,8 +4601,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         (void)a2, (void)a3; /* not in tiles of 6 rows */                                           \
         for (int64_t p = t->k, rest; p > 0;) {                                                     \
             rest = p > TSHI_GEMM_STRETCH ? p - TSHI_GEMM_STRETCH : 0;                              \
-            for (int i = 0; !stream && i < TSHI_GEMM_FETCH; i++) tshi_gemm_fetch(t->walk);         \
-            for (int i = 0; !stream && i < TSHI_GEMM_FETCH_C; i++) {                               \
+            for (int i = 0; i < TSHI_GEMM_FETCH; i++) tshi_gemm_fetch(t->walk);                    \
+            for (int i = 0; i < TSHI_GEMM_FETCH_C; i++) {                                          \
                 TSHI_PREFETCH(c);                                                                  \
                 if (vecs > 1) TSHI_PREFETCH(c + lanes);                                            \
                 c += c == t->c + (rows - 1) * t->rsc ? 0 : t->rsc;                                 \
@@ -4637,10 +4618,6 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
                 a3 += csa;                                                                         \
             }                                                                                      \
         }                                                                                          \
-        if (stream && t->more) {                                                                   \
-            ROWS(TSHI_GEMM_KEEP, isa)                                                              \
-            return;                                                                                \
-        }                                                                                          \
         const TSHI_GEMM_VEC_##isa alpha = TSHI_GEMM_SET_##isa(t->alpha);                           \
         const int add = t->add;                                                                    \
         const int64_t rsc = t->rsc, rsd = t->rsd;                                                  \
@@ -4654,70 +4631,25 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         int left = rows;                                                                           \
         if (rows == mr) {                                                                          \
             if (wide)                                                                              \
-                tshi_gemm_rows_##isa(t, mr, 2, 0);                                                 \
+                tshi_gemm_rows_##isa(t, mr, 2);                                                    \
             else                                                                                   \
-                tshi_gemm_rows_##isa(t, mr, 1, 0);                                                 \
+                tshi_gemm_rows_##isa(t, mr, 1);                                                    \
             return;                                                                                \
         }                                                                                          \
-        TSHI_GEMM_PART(isa, mr, 8, 0)                                                              \
-        TSHI_GEMM_PART(isa, mr, 4, 0)                                                              \
-        TSHI_GEMM_PART(isa, mr, 2, 0)                                                              \
-        TSHI_GEMM_PART(isa, mr, 1, 0)                                                              \
-    }                                                                                              \
-    TARGET static void tshi_gemm_thin_##isa(const tshi_gemm_tile *t, int rows, int cols) {         \
-        const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
-        for (int64_t p = 0; p < t->k; p++) {                                                       \
-            const tsh_real *b = t->b + p * t->rsb;                                                 \
-            for (int i = 0; i < rows; i++) {                                                       \
-                const TSHI_GEMM_VEC_##isa zero = {0};                                              \
-                const TSHI_GEMM_VEC_##isa x = TSHI_GEMM_SET_##isa(t->a[i * t->rsa + p * t->csa]);  \
-                tsh_real *sums = t->sums + i * t->rss;                                             \
-                (void)zero; /* of some SETs */                                                     \
-                for (int j = 0; j < cols; j += lanes) {                                            \
-                    TSHI_GEMM_STORE_##isa(sums + j,                                                \
-                                          TSHI_GEMM_FMA_##isa(x, TSHI_GEMM_LOAD_##isa(b + j),      \
-                                                              TSHI_GEMM_LOAD_##isa(sums + j)));    \
-                }                                                                                  \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-    TARGET static void tshi_gemm_stream_##isa(const tshi_gemm_tile *t, int rows, int cols) {       \
-        const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
-        tshi_gemm_tile rest = *t;                                                                  \
-        if (rows <= TSHI_GEMM_THIN) {                                                              \
-            tshi_gemm_thin_##isa(t, rows, cols);                                                   \
-            rest.k = 0; /* all is in the sums */                                                   \
-        }                                                                                          \
-        for (int j = 0; j < cols; j += 2 * lanes) {                                                \
-            const int wide = cols - j > lanes;                                                     \
-            tshi_gemm_tile part = rest;                                                            \
-            int left = rows;                                                                       \
-            part.b += j;                                                                           \
-            part.c += j;                                                                           \
-            part.d += j;                                                                           \
-            part.sums += j;                                                                        \
-            for (int64_t p = 0; p < part.k; p++) { /* rows to come, maybe beyond the array */      \
-                const int64_t next = (p + 2 * TSHI_GEMM_STREAM_STEPS) * t->rsb;                    \
-                const uintptr_t at = (uintptr_t)part.b + (uintptr_t)next * sizeof *part.b;         \
-                TSHI_PREFETCH_L2((const void *)at);                                                \
-                if (sizeof(TSHI_GEMM_VEC_##isa) >= 64) TSHI_PREFETCH_L2((const void *)(at + 64));  \
-            }                                                                                      \
-            TSHI_GEMM_PART(isa, mr, 8, 1)                                                          \
-            TSHI_GEMM_PART(isa, mr, 4, 1)                                                          \
-            TSHI_GEMM_PART(isa, mr, 2, 1)                                                          \
-            TSHI_GEMM_PART(isa, mr, 1, 1)                                                          \
-        }                                                                                          \
+        TSHI_GEMM_PART(isa, mr, 8)                                                                 \
+        TSHI_GEMM_PART(isa, mr, 4)                                                                 \
+        TSHI_GEMM_PART(isa, mr, 2)                                                                 \
+        TSHI_GEMM_PART(isa, mr, 1)                                                                 \
     }
-#define TSHI_GEMM_PART(isa, mr, size, stream)                                                      \
+#define TSHI_GEMM_PART(isa, mr, size)                                                              \
     for (; mr > size && left >= size; left -= size) {                                              \
         if (wide)                                                                                  \
-            tshi_gemm_rows_##isa(&part, size, 2, stream);                                          \
+            tshi_gemm_rows_##isa(&part, size, 2);                                                  \
         else                                                                                       \
-            tshi_gemm_rows_##isa(&part, size, 1, stream);                                          \
+            tshi_gemm_rows_##isa(&part, size, 1);                                                  \
         part.a += size * part.rsa;                                                                 \
         part.c += size * part.rsc;                                                                 \
         part.d += size * part.rsd;                                                                 \
-        if (stream) part.sums += size * part.rss;                                                  \
     }
 
 /* 128 bits in GNU C, for every processor: SSE2, NEON, ... */
@@ -4851,15 +4783,14 @@ TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int 
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_X86
     {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, tshi_gemm_has_avx512,
-     tshi_gemm_tile_avx512, TSHI_GEMM_DOT, tshi_gemm_stream_avx512},
+     tshi_gemm_tile_avx512, TSHI_GEMM_DOT},
     {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_has_avx2, tshi_gemm_tile_avx2,
-     TSHI_GEMM_DOT, tshi_gemm_stream_avx2},
+     TSHI_GEMM_DOT},
 #endif
 #if TSHI_VECTORS
-    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_v128, NULL,
-     tshi_gemm_stream_v128},
+    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_v128, NULL},
 #endif
-    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_c, NULL, NULL}};
+    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_c, NULL}};
 
 /* The best kernel for this processor. */
 static const tshi_gemm_kernel *tshi_gemm_pick(void) {
@@ -5083,48 +5014,6 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     }
 }
 
-/* Few rows wait for B. Where the rows of a large B are contiguous they are read from end to end;
- * the sums of a stripe of columns wait in the place of packed B. Of a few rows at a time, early
- * into L2, many pages are on their way at once; where one or two rows of A leave little to compute,
- * B comes fastest in the order of memory. Returns how many columns are done: all that fill
- * registers, or none. */
-static int64_t tshi_gemm_stream(const tshi_gemm_job *job, int64_t kc) {
-    const tshi_gemm_kernel *kernel = job->kernel;
-    const int64_t n = job->n / (kernel->nr / 2) * (kernel->nr / 2);
-    const int thin = job->m <= TSHI_GEMM_THIN;
-    int64_t stripe = kernel->nr * tshi_base_min(kernel->kc, job->k) / job->m; /* what has room */
-    tshi_gemm_tile t;
-    stripe = tshi_base_min(stripe, TSHI_GEMM_STREAM_COLS) / kernel->nr * kernel->nr;
-    if (!kernel->stream || job->m > TSHI_GEMM_STREAM_ROWS || job->b.column != 1 ||
-        job->d.column != 1 || job->c.column != 1 || stripe == 0 ||
-        job->n * job->k / job->m < TSHI_GEMM_STREAM_LEAST)
-        return 0;
-    t.alpha = job->alpha;
-    t.rsa = job->a.row;
-    t.csa = job->a.column;
-    t.rsb = job->b.row;
-    t.csb = 1;
-    t.rsc = job->c.row;
-    t.sums = job->pack_b;
-    for (int64_t j = 0; j < n; j += stripe) {
-        t.rss = tshi_base_min(stripe, n - j);
-        t.c = job->c.data + j;
-        for (int64_t p = 0; p < job->k; p += t.k) {
-            const int64_t left = tshi_base_min(kc - p % kc, job->k - p); /* of the slice */
-            t.k = thin ? left : tshi_base_min(TSHI_GEMM_STREAM_STEPS, left);
-            t.a = job->a.data + p * job->a.column;
-            t.b = job->b.data + p * job->b.row + j;
-            t.add = job->add || p >= kc;
-            t.d = p >= kc ? t.c : job->d.data + j;
-            t.rsd = p >= kc ? t.rsc : job->d.row;
-            t.more = t.k < left;
-            if (p % kc == 0) memset(t.sums, 0, (size_t)(job->m * t.rss) * sizeof *t.sums);
-            kernel->stream(&t, (int)job->m, (int)t.rss);
-        }
-    }
-    return n;
-}
-
 /* The three outer loops. */
 static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
@@ -5132,7 +5021,7 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const int64_t kc = tshi_gemm_even(all->k, kernel->kc, 4);
     const int64_t nc = all->m <= TSHI_GEMM_THIN ? kernel->nr : all->m <= mc ? all->n : kernel->nc;
     tshi_gemm_job part = *all;
-    for (int64_t j = tshi_gemm_stream(all, kc); j < all->n; j += nc) {
+    for (int64_t j = 0; j < all->n; j += nc) {
         part.n = tshi_base_min(nc, all->n - j);
         for (int64_t p = 0; p < all->k; p += kc) {
             part.k = tshi_base_min(kc, all->k - p);
