@@ -3990,25 +3990,14 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
 
 enum { TSHI_BLOCK = 32 };
 
-#if TSHI_VECTORS
-typedef tsh_real tshi_kernel_four __attribute__((vector_size(4 * sizeof(tsh_real))));
-#endif
-
-/* The sum of all lanes, by halves. (Compilers take the lanes one by one, where they may.) */
+/* The sum of all lanes, by halves. */
 TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
-#if TSHI_VECTORS
-    tshi_kernel_four a[8];
-    memcpy(a, lane, sizeof a);
-    a[0] = ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
-    return (a[0][0] + a[0][2]) + (a[0][1] + a[0][3]);
-#else
     tsh_real a[16];
     int i;
     for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16];
     for (i = 0; i < 8; i++) a[i] += a[i + 8];
     for (i = 0; i < 4; i++) a[i] += a[i + 4];
     return (a[0] + a[2]) + (a[1] + a[3]);
-#endif
 }
 
 /* Not inlined, so that the loops around stay small: from any step to a pad, which repeats the first
@@ -8058,26 +8047,16 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
 
 enum { TSHI_REDUCE_COLUMNS = 16 };
 
-/* m columns of n values, whose rows lie `step` apart, to dense rows, or back; 8 x 8 at a time. */
-static void tshi_reduce_turn(tsh_real *rows, tsh_real *x, int64_t n, int64_t step, int64_t m,
-                             int back) {
-    enum { SIDE = 8 };
-    int64_t i, c, j, k, high, wide;
-    for (i = 0; i < n; i += SIDE)
-        for (c = 0; c < m; c += SIDE) {
-            tsh_real *from = x + i * step + c, *to = rows + c * n + i;
-            high = tshi_base_min(SIDE, n - i);
-            wide = tshi_base_min(SIDE, m - c);
+/* m columns of n values, whose rows lie `step` apart, to dense rows, or back. */
+static void tshi_reduce_turn(tsh_real *TSHI_RESTRICT rows, tsh_real *TSHI_RESTRICT x, int64_t n,
+                             int64_t step, int64_t m, int back) {
+    int64_t i, c;
+    for (i = 0; i < n; i++, x += step)
+        for (c = 0; c < m; c++)
             if (back)
-                for (j = 0; j < high; j++)
-                    for (k = 0; k < wide; k++) from[j * step + k] = to[k * n + j];
-            else if (high == SIDE && wide == SIDE)
-                for (k = 0; k < SIDE; k++)
-                    for (j = 0; j < SIDE; j++) to[k * n + j] = from[j * step + k];
+                x[c] = rows[c * n + i];
             else
-                for (k = 0; k < wide; k++)
-                    for (j = 0; j < high; j++) to[k * n + j] = from[j * step + k];
-        }
+                rows[c * n + i] = x[c];
 }
 
 /* Lines of n values with a step, which lie side by side: their largest, a softmax, or its slope. */
