@@ -3849,18 +3849,9 @@ TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
                                     sign));
 }
 
-/* x < 0 ? 0 : x, NaN kept; and v > 0 ? g : 0. */
+/* NaN stays. */
 TSHI_INLINE tsh_real tshi_kernel_relu(tsh_real x) {
-    uint32_t bits = tshi_kernel_bits((float)x);
-    if (sizeof(tsh_real) == 8) return x < 0 ? TSHI_R(0) : x;
-    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(bits - 0x80000000u <= 0x7F800000u, 0u, bits)));
-}
-
-TSHI_INLINE tsh_real tshi_kernel_gate(tsh_real v, tsh_real g) {
-    uint32_t bits = tshi_kernel_bits((float)v);
-    if (sizeof(tsh_real) == 8) return v > 0 ? g : TSHI_R(0);
-    return TSHI_R(tshi_kernel_float(
-        tshi_kernel_pick(bits - 1u < 0x7FFFFFFFu, tshi_kernel_bits((float)g), 0u)));
+    return x <= 0 ? TSHI_R(0) : x;
 }
 
 /* log x = e log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), f - f^2 / 2 + f^3 P(f) (the form
@@ -4323,30 +4314,23 @@ static int tshi_kernel_pieces(const tsh_ctx *ctx, int64_t rows, int64_t length) 
     return tshi_team_pieces(ctx, rows, tshi_base_ceil(LEAST, length > 0 ? length : 1));
 }
 
-/* y = x, and y += x (values only). (By blocks: beyond the caches libc's memcpy is slower.) */
-TSHI_INLINE void tshi_kernel_copy4_body(int64_t n, void *const *at, const int64_t *s,
-                                        const double *p) {
-    uint32_t *TSHI_RESTRICT y = (uint32_t *)at[0];
-    const uint32_t *TSHI_RESTRICT x = (const uint32_t *)at[1];
-    int64_t i;
-    (void)p;
-    for (i = 0; i + TSHI_BLOCK <= n && s[0] == 1 && s[1] == 1; i += TSHI_BLOCK)
-        memcpy(y + i, x + i, TSHI_BLOCK * 4);
-    TSHI_EACH for (; i < n; i++) y[i * s[0]] = x[i * s[1]];
-}
-TSHI_KERNEL(tshi_kernel_copy4);
-
-TSHI_INLINE void tshi_kernel_copy8_body(int64_t n, void *const *at, const int64_t *s,
-                                        const double *p) {
-    uint64_t *TSHI_RESTRICT y = (uint64_t *)at[0];
-    const uint64_t *TSHI_RESTRICT x = (const uint64_t *)at[1];
-    int64_t i;
-    (void)p;
-    for (i = 0; i + TSHI_BLOCK <= n && s[0] == 1 && s[1] == 1; i += TSHI_BLOCK)
-        memcpy(y + i, x + i, TSHI_BLOCK * 8);
-    for (; i < n; i++) y[i * s[0]] = x[i * s[1]];
-}
-TSHI_KERNEL(tshi_kernel_copy8);
+/* y = x, and y += x (values only). */
+#define TSHI_COPY_KERNEL(name, type)                                                               \
+    TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
+        type *TSHI_RESTRICT y = (type *)at[0];                                                     \
+        const type *TSHI_RESTRICT x = (const type *)at[1];                                         \
+        const int64_t sy = s[0], sx = s[1];                                                        \
+        int64_t i;                                                                                 \
+        (void)p;                                                                                   \
+        if (sy == 1 && sx == 1)                                                                    \
+            memcpy(y, x, (size_t)n * sizeof *y);                                                   \
+        else                                                                                       \
+            for (i = 0; i < n; i++) y[i * sy] = x[i * sx];                                         \
+    }                                                                                              \
+    TSHI_KERNEL(name);
+TSHI_COPY_KERNEL(tshi_kernel_copy4, uint32_t)
+TSHI_COPY_KERNEL(tshi_kernel_copy8, uint64_t)
+#undef TSHI_COPY_KERNEL
 
 TSHI_INLINE void tshi_kernel_add_body(int64_t n, void *const *at, const int64_t *s,
                                       const double *p) {
@@ -6958,7 +6942,7 @@ enum { TSHI_UNARY_NONE, TSHI_UNARY_X, TSHI_UNARY_Y };
     ROW(add_scalar, 0, NONE, x + c, g)                                                             \
     ROW(square, 0, X, x *x, g *(v + v))                                                            \
     ROW(sqrt, 0, Y, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)                                       \
-    ROW(relu, 0, Y, tshi_kernel_relu(x), tshi_kernel_gate(v, g))                                   \
+    ROW(relu, 0, Y, tshi_kernel_relu(x), v <= 0 ? TSHI_R(0) : g)                                   \
     ROW(exp, 0, Y, tshi_kernel_exp(x, fused), g *v)                                                \
     ROW(log, 0, X, tshi_kernel_log(x, fused), g / v)                                               \
     ROW(sigmoid, 0, Y, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))                       \
@@ -7400,23 +7384,15 @@ TSHI_BINARY_PUBLIC(pow)
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* y = a op b over one run; p: 1 for the opposite. NaN equals nothing. (Here and below, runs of any
- * stride are one function for all instruction sets: they wait for single elements.) */
+/* y = a op b over one run; p: 1 for the opposite. NaN equals nothing. */
 #define TSHI_COMPARE_KERNEL(name, type, op)                                                        \
-    TSHI_APART void name##_strided(int64_t n, void *const *at, const int64_t *s, int32_t flip) {   \
+    TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
         int32_t *TSHI_RESTRICT y = (int32_t *)at[0];                                               \
         const type *TSHI_RESTRICT a = (const type *)at[1], *TSHI_RESTRICT b = (const type *)at[2]; \
+        const int64_t sy = s[0], sa = s[1], sb = s[2];                                             \
+        const int32_t flip = p[0] > 0;                                                             \
         int64_t i;                                                                                 \
-        TSHI_EACH for (i = 0; i < n; i++) y[i * s[0]] = (a[i * s[1]] op b[i * s[2]]) ^ flip;       \
-    }                                                                                              \
-    TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
-        int32_t *TSHI_RESTRICT y = (int32_t *)at[0], flip = p[0] > 0;                              \
-        const type *TSHI_RESTRICT a = (const type *)at[1], *TSHI_RESTRICT b = (const type *)at[2]; \
-        int64_t i;                                                                                 \
-        if (s[0] == 1 && s[1] == 1 && s[2] == 1)                                                   \
-            TSHI_EACH for (i = 0; i < n; i++) y[i] = (a[i] op b[i]) ^ flip;                        \
-        else                                                                                       \
-            name##_strided(n, at, s, flip);                                                        \
+        TSHI_EACH for (i = 0; i < n; i++) y[i * sy] = (a[i * sa] op b[i * sb]) ^ flip;             \
     }                                                                                              \
     TSHI_KERNEL(name);
 #define TSHI_COMPARE_KERNELS(name, op)                                                             \
@@ -7476,15 +7452,6 @@ TSHI_COMPARE_PUBLIC(gt, lt, 1, 0)
 TSHI_COMPARE_PUBLIC(ge, le, 1, 0)
 #undef TSHI_COMPARE_PUBLIC
 
-TSHI_APART void tshi_map_where_strided(int64_t n, void *const *at, const int64_t *s) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
-    const int32_t *TSHI_RESTRICT c = (const int32_t *)at[1];
-    const tsh_real *TSHI_RESTRICT a = (const tsh_real *)at[2];
-    const tsh_real *TSHI_RESTRICT b = (const tsh_real *)at[3];
-    int64_t i;
-    TSHI_EACH for (i = 0; i < n; i++) y[i * s[0]] = c[i * s[1]] ? a[i * s[2]] : b[i * s[3]];
-}
-
 /* where: y = c ? a : b; da = c ? g : 0, db = c ? 0 : g, summed over broadcast dimensions. */
 TSHI_INLINE void tshi_map_where_body(int64_t n, void *const *at, const int64_t *s,
                                      const double *p) {
@@ -7492,42 +7459,26 @@ TSHI_INLINE void tshi_map_where_body(int64_t n, void *const *at, const int64_t *
     const int32_t *TSHI_RESTRICT c = (const int32_t *)at[1];
     const tsh_real *TSHI_RESTRICT a = (const tsh_real *)at[2];
     const tsh_real *TSHI_RESTRICT b = (const tsh_real *)at[3];
+    const int64_t sy = s[0], sc = s[1], sa = s[2], sb = s[3];
     int64_t i;
     (void)p;
-    if (s[0] == 1 && s[1] == 1 && s[2] == 1 && s[3] == 1)
-        TSHI_EACH for (i = 0; i < n; i++) {
-            const tsh_real yes = a[i], no = b[i];
-            y[i] = c[i] ? yes : no;
-        }
-    else
-        tshi_map_where_strided(n, at, s);
+    TSHI_EACH for (i = 0; i < n; i++) {
+        const tsh_real yes = a[i * sa], no = b[i * sb];
+        y[i * sy] = c[i * sc] ? yes : no;
+    }
 }
 TSHI_KERNEL(tshi_map_where);
-
-TSHI_APART void tshi_map_where_slope_strided(int64_t n, void *const *at, const int64_t *s,
-                                             int first) {
-    tsh_real *TSHI_RESTRICT d = (tsh_real *)at[0];
-    const tsh_real *TSHI_RESTRICT g = (const tsh_real *)at[1];
-    const int32_t *TSHI_RESTRICT c = (const int32_t *)at[2];
-    int64_t i;
-    for (i = 0; i < n; i++)
-        if ((c[i * s[2]] != 0) == first) d[i * s[0]] += g[i * s[1]];
-}
 
 TSHI_INLINE void tshi_map_where_slope_body(int64_t n, void *const *at, const int64_t *s,
                                            const double *p) {
     tsh_real *TSHI_RESTRICT d = (tsh_real *)at[0];
     const tsh_real *TSHI_RESTRICT g = (const tsh_real *)at[1];
     const int32_t *TSHI_RESTRICT c = (const int32_t *)at[2];
+    const int64_t sd = s[0], sg = s[1], sc = s[2];
     const int first = p[0] > 0;
     int64_t i;
-    if (s[0] == 1 && s[1] == 1 && s[2] == 1)
-        TSHI_EACH for (i = 0; i < n; i++) {
-            const tsh_real old = d[i], sum = old + g[i];
-            d[i] = (c[i] != 0) == first ? sum : old;
-        }
-    else
-        tshi_map_where_slope_strided(n, at, s, first);
+    for (i = 0; i < n; i++)
+        if ((c[i * sc] != 0) == first) d[i * sd] += g[i * sg];
 }
 TSHI_KERNEL(tshi_map_where_slope);
 
@@ -7592,27 +7543,15 @@ TSHI_INLINE int32_t tshi_map_whole(tsh_real v) {
 
 /* y = f(x) from one type to another. */
 #define TSHI_CAST_KERNEL(name, to, from, F)                                                        \
-    TSHI_APART void name##_strided(int64_t n, void *const *at, const int64_t *s) {                 \
-        to *TSHI_RESTRICT y = (to *)at[0];                                                         \
-        const from *TSHI_RESTRICT in = (const from *)at[1];                                        \
-        int64_t i;                                                                                 \
-        TSHI_EACH for (i = 0; i < n; i++) {                                                        \
-            const from x = in[i * s[1]];                                                           \
-            y[i * s[0]] = F;                                                                       \
-        }                                                                                          \
-    }                                                                                              \
     TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
         to *TSHI_RESTRICT y = (to *)at[0];                                                         \
         const from *TSHI_RESTRICT in = (const from *)at[1];                                        \
+        const int64_t sy = s[0], sx = s[1];                                                        \
         int64_t i;                                                                                 \
         (void)p;                                                                                   \
-        if (s[0] != 1 || s[1] != 1) {                                                              \
-            name##_strided(n, at, s);                                                              \
-            return;                                                                                \
-        }                                                                                          \
         TSHI_EACH for (i = 0; i < n; i++) {                                                        \
-            const from x = in[i];                                                                  \
-            y[i] = F;                                                                              \
+            const from x = in[i * sx];                                                             \
+            y[i * sy] = F;                                                                         \
         }                                                                                          \
     }                                                                                              \
     TSHI_KERNEL(name);
@@ -7707,19 +7646,12 @@ static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     return mask;
 }
 
-/* yes ? x : 0. */
-TSHI_INLINE tsh_real tshi_map_kept(int yes, tsh_real x) {
-    if (sizeof(tsh_real) == 8)
-        return TSHI_R(tshi_kernel_double(tshi_kernel_pick8(yes, tshi_kernel_bits8((double)x), 0u)));
-    return TSHI_R(tshi_kernel_float(tshi_kernel_pick(yes, tshi_kernel_bits((float)x), 0u)));
-}
-
 /* Up to TSHI_RNG_WORDS elements; x may be y. */
 TSHI_INLINE void tshi_map_masked(tsh_real *y, const tsh_real *x, const uint32_t *word,
                                  uint32_t below, tsh_real scale, int n) {
     tsh_real pad[TSHI_RNG_WORDS];
     int j;
-    for (j = 0; j < n; j++) pad[j] = tshi_map_kept(word[j] >= below, x[j] * scale);
+    for (j = 0; j < n; j++) pad[j] = word[j] >= below ? x[j] * scale : 0;
     for (j = 0; j < n; j++) y[j] = pad[j];
 }
 
@@ -9824,13 +9756,7 @@ typedef struct tshi_lookup {
     int by_count, sparse;
 } tshi_lookup;
 
-/* The next row is on its way while this one is worked on: rows lie anywhere. */
-static void tshi_embedding_near(const tsh_real *row, int64_t width) {
-    int64_t i;
-    for (i = 0; i < width; i += (int64_t)(64 / sizeof *row)) TSHI_PREFETCH(row + i);
-}
-
-/* A row: d += share g; at d, g. (What lies behind a row is not the next one.) */
+/* A row: d += share g; at d, g. */
 TSHI_INLINE void tshi_embedding_slope_body(int64_t n, void *const *at, const int64_t *s,
                                            const double *p) {
     tsh_real *d = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK], share = TSHI_R(p[0]);
@@ -9840,10 +9766,7 @@ TSHI_INLINE void tshi_embedding_slope_body(int64_t n, void *const *at, const int
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get((const tsh_real *)at[1], 1, e, n, pad);
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * share;
-        if (s[0] == 1 && n - e >= TSHI_BLOCK)
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) d[e + i] += out[i];
-        else
-            tshi_kernel_scatter(d + e * s[0], s[0], n - e, out, 1);
+        tshi_kernel_put(d, s[0], e, n, out, 1);
     }
 }
 TSHI_KERNEL(tshi_embedding_slope);
@@ -9864,8 +9787,6 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
         if (lookup->by_count) share = 1 / (double)times[i];
         at[0] = work->dest.data + row[i] * stride[0] + from * stride[1];
         at[1] = tshi_kernel_read(g + from);
-        if (i + 1 < lookup->count && row[i + 1] >= 0 && stride[1] == 1)
-            tshi_embedding_near(work->dest.data + row[i + 1] * stride[0] + from, to - from);
         tshi_embedding_slope[work->node->out->ctx->isa](to - from, at, stride + 1, &share);
     }
 }
@@ -10008,8 +9929,6 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
     int64_t i, j;
     for (i = 0; i < lookup->count; i++, out += lookup->width) {
         const tsh_real *from = values + (row[i] < 0 ? 0 : row[i]) * w->stride[0];
-        if (i + 1 < lookup->count && row[i + 1] >= 0)
-            tshi_embedding_near(values + row[i + 1] * w->stride[0], lookup->width);
         if (row[i] < 0)
             memset(out, 0, (size_t)lookup->width * sizeof *out);
         else if (w->stride[1] == 1)
@@ -10422,20 +10341,17 @@ TSHI_INLINE void tshi_rope_row_body(int64_t n, void *const *at, const int64_t *s
                                   *TSHI_RESTRICT w = (const tsh_real *)at[3];
     const tsh_real sign = TSHI_R(p[0]), keep = TSHI_R(p[1]);
     int64_t i;
-    if (s[0] == 1 && s[1] == 1 && s[2] == 1 && !(p[1] > 0)) {
-        TSHI_EACH for (i = 0; i < n; i++) y[i] = x[i] * c[i] - x[s[3] + i] * (sign * w[i]);
-        TSHI_EACH for (i = 0; i < n; i++) y[s[3] + i] = x[s[3] + i] * c[i] + x[i] * (sign * w[i]);
-        TSHI_EACH for (i = 2 * n; i < s[4]; i++) y[i] = x[i];
-        return;
-    }
     TSHI_EACH for (i = 0; i < n; i++) {
         tsh_real a = x[i * s[2] * s[1]], b = x[(i * s[2] + s[3]) * s[1]], turn = sign * w[i];
         tsh_real *to = y + i * s[2] * s[0], *other = to + s[3] * s[0];
-        *to = (keep > 0 ? *to : 0) + (a * c[i] - b * turn);
-        *other = (keep > 0 ? *other : 0) + (b * c[i] + a * turn);
+        const tsh_real first = a * c[i] - b * turn, second = b * c[i] + a * turn;
+        *to = keep > 0 ? *to + first : first;
+        *other = keep > 0 ? *other + second : second;
     }
-    TSHI_EACH for (i = 2 * n; i < s[4]; i++)
-        y[i * s[0]] = (keep > 0 ? y[i * s[0]] : 0) + x[i * s[1]];
+    TSHI_EACH for (i = 2 * n; i < s[4]; i++) {
+        const tsh_real same = x[i * s[1]];
+        y[i * s[0]] = keep > 0 ? y[i * s[0]] + same : same;
+    }
 }
 TSHI_KERNEL(tshi_rope_row);
 
@@ -14394,16 +14310,13 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, void *const *at, const int64_t 
     const tsh_real c1 = TSHI_R(1 - p[3]), c2 = TSHI_R(1 - p[4]), step = TSHI_R(p[5]),
                    root = TSHI_R(p[6]);
     const tsh_real eps = TSHI_R(p[7]);
-    int64_t e, i, end;
+    int64_t i;
     (void)s;
-    for (e = 0; e < n; e = end) {
-        end = tshi_base_min(e + TSHI_BLOCK, n);
-        for (i = e; i < end; i++) {
-            const tsh_real g = grad[i] * clip + decay * x[i];
-            m[i] = b1 * m[i] + c1 * g;
-            v[i] = b2 * v[i] + c2 * g * g;
-            x[i] = x[i] * keep - step * m[i] / (tshi_kernel_sqrt(v[i]) * root + eps);
-        }
+    TSHI_EACH for (i = 0; i < n; i++) {
+        const tsh_real g = grad[i] * clip + decay * x[i];
+        m[i] = b1 * m[i] + c1 * g;
+        v[i] = b2 * v[i] + c2 * g * g;
+        x[i] = x[i] * keep - step * m[i] / (tshi_kernel_sqrt(v[i]) * root + eps);
     }
 }
 TSHI_KERNEL(tshi_optim_adam);
