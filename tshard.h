@@ -7641,16 +7641,7 @@ static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     return mask;
 }
 
-/* Up to TSHI_RNG_WORDS elements; x may be y. */
-TSHI_INLINE void tshi_map_masked(tsh_real *y, const tsh_real *x, const uint32_t *word,
-                                 uint32_t below, tsh_real scale, int n) {
-    tsh_real pad[TSHI_RNG_WORDS];
-    int j;
-    for (j = 0; j < n; j++) pad[j] = word[j] >= below ? x[j] * scale : 0;
-    for (j = 0; j < n; j++) y[j] = pad[j];
-}
-
-/* y = x times 0 or 1 / (1 - p): at y, x, mask; s: the first global element. */
+/* y = x times 0 or 1 / (1 - p): at y, x (may be y), mask; s: the first global element. */
 TSHI_INLINE void tshi_map_mask_part_body(int64_t n, void *const *at, const int64_t *s,
                                          const double *p) {
     tsh_real *y = (tsh_real *)at[0];
@@ -7661,16 +7652,14 @@ TSHI_INLINE void tshi_map_mask_part_body(int64_t n, void *const *at, const int64
     const tsh_real scale = mask->p < 1 ? TSHI_R(1 / (1 - mask->p)) : 0;
     const uint64_t key = mask->key, stream = mask->stream;
     uint32_t word[TSHI_RNG_WORDS];
-    int64_t i, m;
+    int64_t i, j, m;
     int skip = (int)(s[0] % 4);
     (void)p;
     for (i = 0; i < n; i += m, skip = 0) {
         m = tshi_base_min(TSHI_RNG_WORDS - skip, n - i);
         tshi_rng_words(key, stream, (uint64_t)(s[0] + i) / 4, word);
-        if (m == TSHI_RNG_WORDS)
-            tshi_map_masked(y + i, x + i, word, below, scale, TSHI_RNG_WORDS);
-        else
-            tshi_map_masked(y + i, x + i, word + skip, below, scale, (int)m);
+        TSHI_LANES for (j = 0; j < m; j++)
+            y[i + j] = word[skip + j] >= below ? x[i + j] * scale : 0;
     }
 }
 TSHI_KERNEL(tshi_map_mask_part);
@@ -10604,14 +10593,8 @@ static void tshi_attention_see(const tshi_head *h, int64_t i, int64_t j, int64_t
 
 /* y = x times `by`; y may be x. */
 TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n, tsh_real by) {
-    tsh_real out[TSHI_BLOCK];
     int64_t e;
-    int i;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = x[e + i] * by;
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = out[i];
-    }
-    TSHI_EACH for (; e < n; e++) y[e] = x[e] * by;
+    TSHI_LANES for (e = 0; e < n; e++) y[e] = x[e] * by;
 }
 
 /* Online softmax of n rows of a tile; o's rows are rescaled to the new maximum. at: the tile, m and
