@@ -3885,11 +3885,6 @@ TSHI_INLINE tsh_real tshi_kernel_sqrt(tsh_real x) {
     return sizeof(tsh_real) == 4 ? TSHI_R(sqrtf((float)x)) : TSHI_R(sqrt((double)x));
 }
 
-/* The same choice, for doubles. */
-TSHI_INLINE uint64_t tshi_kernel_pick8(int yes, uint64_t a, uint64_t b) {
-    return b ^ ((a ^ b) & ((uint64_t)0 - (uint64_t)yes));
-}
-
 TSHI_INLINE uint64_t tshi_kernel_bits8(double x) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -3928,10 +3923,8 @@ TSHI_INLINE float tshi_kernel_power(float x, float y) {
     /* k as a double, less the exponent's bias */
     t = tshi_kernel_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
     t = t * (double)y;
-    bits = tshi_kernel_bits8(t); /* beyond 200: 200 */
-    bits = tshi_kernel_pick8((bits & 0x7FFFFFFFFFFFFFFFu) > 0x4069000000000000u,
-                             (bits & 0x8000000000000000u) | 0x4069000000000000u, bits);
-    t = tshi_kernel_double(bits);
+    t = t < 200 ? t : 200; /* beyond the floats */
+    t = t > -200 ? t : -200;
     /* adding 1.5 * 2^52 rounds t to an integer, which is left in the low bits of s */
     s = tshi_kernel_round8(t + 6755399441055744.0);
     t = t - (s - 6755399441055744.0);
