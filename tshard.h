@@ -4079,7 +4079,7 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
 
 /* The larger of x and y; NaN wins, of both zeros y. */
 TSHI_INLINE tsh_real tshi_kernel_larger(tsh_real x, tsh_real y) {
-    return (x > y) | (x != x) ? x : y;
+    return ((x > y) | (x != x)) ? x : y;
 }
 
 TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, const tsh_real *x) {
