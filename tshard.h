@@ -36,6 +36,7 @@
  *     >>base          macros, and the structures all rooms share
  *     >>error         the first error is kept, told, learnt
  *     >>mem           allocator, counted blocks, step pool, arenas
+ *     >>dtype         what a dtype is, a row each: conversion, sums of collectives
  *     >>trace         what ran when, noted while it is asked for
  *     >>team          the threads of one rank
  *     >>rng           Philox, keyed by position
@@ -363,7 +364,7 @@ typedef enum tsh_dtype { TSH_F32, TSH_F64, TSH_I32, TSH_I64 } tsh_dtype;
 /* The dtype of values: TSH_F32, or TSH_F64 where TSHARD_REAL is double. */
 #define TSH_REAL (sizeof(tsh_real) == 4 ? TSH_F32 : TSH_F64)
 
-/* Bytes of one element. */
+/* Bytes of one element; 0 of what is no dtype. */
 TSH_API size_t tsh_dtype_size(tsh_dtype dtype);
 
 /* A global shape, by value: tsh_zeros(ctx, tsh_shape2(3, 4)). */
@@ -1931,10 +1932,6 @@ static double tshi_base_option(double given, double usual) {
     return given > 0 ? given : given < 0 && given >= TSH_ZERO ? 0 : usual;
 }
 
-TSH_API size_t tsh_dtype_size(tsh_dtype dtype) {
-    return dtype == TSH_F32 || dtype == TSH_I32 ? 4 : 8;
-}
-
 /* Appends printf-style to text, which holds `size` bytes; cuts what does not fit. */
 TSH_PRINTF(3, 4) static void tshi_base_append(char *text, size_t size, const char *format, ...) {
     size_t used = strlen(text);
@@ -2344,6 +2341,268 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
     tsh_mem none;
     memset(&none, 0, sizeof none);
     return ctx ? ctx->mem : none;
+}
+
+/* ========================================================================== */
+/* >>dtype                                              MARK: - dtype (private) */
+/* What a dtype is: one row of one table. Nothing else asks which one it has.  */
+/* Needs: >>base.                                                               */
+/* ========================================================================== */
+
+/* A NEW DTYPE is one constant of tsh_dtype and one row of tshi_dtypes. Ops compute in tsh_real:
+ * kernels load blocks of elements as tsh_real and store them, which is the only place where a value
+ * is rounded to the dtype. `load` and `store` suffice; what is NULL is done through them. */
+
+/* Folds n elements, a multiple of TSHI_DTYPE_RUN; `out` may be `left`, `right` or both. */
+typedef void (*tshi_fold_fn)(void *out, const void *left, const void *right, int64_t n);
+
+typedef struct tshi_dtype {
+    const char *name, *file; /* "f32"; what safetensors calls it: "F32" */
+    int size;                /* bytes of an element */
+    int floating;
+    /* n elements, `step` elements apart, to or from n values that lie side by side */
+    void (*load)(const void *from, int64_t step, int64_t n, tsh_real *to);
+    void (*store)(void *to, int64_t step, int64_t n, const tsh_real *from);
+    /* (optional) element i without going through tsh_real, which may be narrower */
+    double (*get)(const void *data, int64_t i);
+    void (*put)(void *data, int64_t i, double value);
+    /* (integers only) the same for integers, of which doubles are too narrow for some */
+    int64_t (*get_integer)(const void *data, int64_t i);
+    void (*put_integer)(void *data, int64_t i, int64_t value);
+    /* (optional) the sums, products, minima, maxima and averages of collectives; NULL: each step of
+     * a sum is computed in tsh_real and stored */
+    const tshi_fold_fn *fold;
+    void (*divide)(void *sums, int64_t n, int by);
+} tshi_dtype;
+
+/* A value that an integer type can take: clamped to +-most, NaN is 0. */
+static double tshi_dtype_clamp(double value, double most) {
+    if (value != value) return 0;
+    return value > most ? most : value < -most ? -most : value;
+}
+
+/* The largest double that an int32_t, an int64_t can hold. */
+#define TSHI_DTYPE_MOST_i32 2147483647.0
+#define TSHI_DTYPE_MOST_i64 9223372036854774784.0
+
+/* Runs of a fixed length are what compilers vectorise at every level of optimisation; where `out`
+ * is an operand they have to be told that no element depends on another (clang would check
+ * addresses at run time, and work on single elements). */
+enum { TSHI_DTYPE_RUN = 32 };
+#if defined(__clang__)
+#define TSHI_DTYPE_LANES _Pragma("clang loop unroll(disable) vectorize(assume_safety)")
+#else
+#define TSHI_DTYPE_LANES TSHI_LANES
+#endif
+
+/* out = expression of l and r. */
+#define TSHI_DTYPE_FOLD(name, type, expression)                                                    \
+    static void tshi_dtype_##name(void *out_, const void *left_, const void *right_, int64_t n) {  \
+        type *out = (type *)out_;                                                                  \
+        const type *left = (const type *)left_, *right = (const type *)right_;                     \
+        int64_t at;                                                                                \
+        int i;                                                                                     \
+        for (at = 0; at < n; at += TSHI_DTYPE_RUN) {                                               \
+            TSHI_DTYPE_LANES for (i = 0; i < TSHI_DTYPE_RUN; i++) {                                \
+                const type l = left[at + i], r = right[at + i];                                    \
+                out[at + i] = expression;                                                          \
+            }                                                                                      \
+        }                                                                                          \
+    }
+#define TSHI_DTYPE_FOLDS(suffix)                                                                   \
+    static const tshi_fold_fn tshi_dtype_folds_##suffix[] = { /* in the order of tsh_redop */      \
+        tshi_dtype_sum_##suffix, tshi_dtype_prod_##suffix, tshi_dtype_min_##suffix,                \
+        tshi_dtype_max_##suffix, tshi_dtype_sum_##suffix};
+/* Of equal values the left one stays; a NaN on either side stays. */
+#define TSHI_DTYPE_FLOAT(suffix, type)                                                             \
+    TSHI_DTYPE_FOLD(sum_##suffix, type, (l + r))                                                   \
+    TSHI_DTYPE_FOLD(prod_##suffix, type, (l * r))                                                  \
+    TSHI_DTYPE_FOLD(min_##suffix, type, ((l <= r) | (l != l)) ? l : r)                             \
+    TSHI_DTYPE_FOLD(max_##suffix, type, ((l >= r) | (l != l)) ? l : r)                             \
+    TSHI_DTYPE_FOLDS(suffix)                                                                       \
+    static void tshi_dtype_divide_##suffix(void *sums_, int64_t n, int by) {                       \
+        type *sums = (type *)sums_, size = (type)by;                                               \
+        int64_t at = 0;                                                                            \
+        for (; at + TSHI_DTYPE_RUN <= n; at += TSHI_DTYPE_RUN)                                     \
+            for (int i = 0; i < TSHI_DTYPE_RUN; i++) sums[at + i] /= size;                         \
+        for (; at < n; at++) sums[at] /= size;                                                     \
+    }                                                                                              \
+    static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
+        ((type *)data)[i] = (type)value;                                                           \
+    }                                                                                              \
+    TSHI_DTYPE_MOVES(suffix, type, (type)x)
+/* Integers wrap, through their unsigned counterparts; values are cut towards zero. */
+#define TSHI_DTYPE_INTEGER(suffix, type, wide)                                                     \
+    TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
+    TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
+    TSHI_DTYPE_FOLD(min_##suffix, type, l <= r ? l : r)                                            \
+    TSHI_DTYPE_FOLD(max_##suffix, type, l >= r ? l : r)                                            \
+    TSHI_DTYPE_FOLDS(suffix)                                                                       \
+    static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
+        ((type *)data)[i] = (type)tshi_dtype_clamp(value, TSHI_DTYPE_MOST_##suffix);               \
+    }                                                                                              \
+    static int64_t tshi_dtype_get_integer_##suffix(const void *data, int64_t i) {                  \
+        return ((const type *)data)[i];                                                            \
+    }                                                                                              \
+    static void tshi_dtype_put_integer_##suffix(void *data, int64_t i, int64_t value) {            \
+        ((type *)data)[i] = (type)value;                                                           \
+    }                                                                                              \
+    TSHI_DTYPE_MOVES(suffix, type, (type)tshi_dtype_clamp((double)x, TSHI_DTYPE_MOST_##suffix))
+/* load, store and get; STORED is the element that a tsh_real x is stored as. */
+#define TSHI_DTYPE_MOVES(suffix, type, STORED)                                                     \
+    static void tshi_dtype_load_##suffix(const void *data, int64_t step, int64_t n,                \
+                                         tsh_real *to) {                                           \
+        const type *TSHI_RESTRICT from = (const type *)data;                                       \
+        int64_t i;                                                                                 \
+        for (i = 0; i < n; i++) to[i] = TSHI_R(from[i * step]);                                    \
+    }                                                                                              \
+    static void tshi_dtype_store_##suffix(void *data, int64_t step, int64_t n,                     \
+                                          const tsh_real *from) {                                  \
+        type *TSHI_RESTRICT to = (type *)data;                                                     \
+        int64_t i;                                                                                 \
+        for (i = 0; i < n; i++) {                                                                  \
+            const tsh_real x = from[i];                                                            \
+            to[i * step] = STORED;                                                                 \
+        }                                                                                          \
+    }                                                                                              \
+    static double tshi_dtype_get_##suffix(const void *data, int64_t i) {                           \
+        return (double)((const type *)data)[i];                                                    \
+    }
+TSHI_DTYPE_FLOAT(f32, float)
+TSHI_DTYPE_FLOAT(f64, double)
+TSHI_DTYPE_INTEGER(i32, int32_t, uint32_t)
+TSHI_DTYPE_INTEGER(i64, int64_t, uint64_t)
+
+#define TSHI_DTYPE_ROW(suffix, file, size, floating, get_integer, put_integer, divide)             \
+    {#suffix,                                                                                      \
+     file,                                                                                         \
+     size,                                                                                         \
+     floating,                                                                                     \
+     tshi_dtype_load_##suffix,                                                                     \
+     tshi_dtype_store_##suffix,                                                                    \
+     tshi_dtype_get_##suffix,                                                                      \
+     tshi_dtype_put_##suffix,                                                                      \
+     get_integer,                                                                                  \
+     put_integer,                                                                                  \
+     tshi_dtype_folds_##suffix,                                                                    \
+     divide}
+#define TSHI_DTYPE_INTEGER_ROW(suffix, file, size)                                                 \
+    TSHI_DTYPE_ROW(suffix, file, size, 0, tshi_dtype_get_integer_##suffix,                         \
+                   tshi_dtype_put_integer_##suffix, NULL)
+/* In the order of tsh_dtype. */
+static const tshi_dtype tshi_dtypes[] = {
+    TSHI_DTYPE_ROW(f32, "F32", 4, 1, NULL, NULL, tshi_dtype_divide_f32),
+    TSHI_DTYPE_ROW(f64, "F64", 8, 1, NULL, NULL, tshi_dtype_divide_f64),
+    TSHI_DTYPE_INTEGER_ROW(i32, "I32", 4), TSHI_DTYPE_INTEGER_ROW(i64, "I64", 8),
+#if defined(TSHI_DTYPE_MORE) /* a test adds a row of its own */
+    TSHI_DTYPE_MORE
+#endif
+};
+enum { TSHI_DTYPES = sizeof tshi_dtypes / sizeof tshi_dtypes[0] };
+#undef TSHI_DTYPE_INTEGER_ROW
+#undef TSHI_DTYPE_ROW
+#undef TSHI_DTYPE_INTEGER
+#undef TSHI_DTYPE_FLOAT
+#undef TSHI_DTYPE_MOVES
+#undef TSHI_DTYPE_FOLDS
+#undef TSHI_DTYPE_FOLD
+#undef TSHI_DTYPE_LANES
+#undef TSHI_DTYPE_MOST_i32
+#undef TSHI_DTYPE_MOST_i64
+
+/* Bytes of n values that ops compute with: gradients, moments, scratch. */
+static size_t tshi_dtype_reals(int64_t n) {
+    return tshi_base_mul((size_t)n, sizeof(tsh_real));
+}
+
+static size_t tshi_dtype_bytes(tsh_dtype dtype, int64_t n) {
+    return tshi_base_mul((size_t)n, (size_t)tshi_dtypes[dtype].size);
+}
+
+TSH_API size_t tsh_dtype_size(tsh_dtype dtype) {
+    return (unsigned)dtype < (unsigned)TSHI_DTYPES ? (size_t)tshi_dtypes[dtype].size : 0;
+}
+
+static const char *tshi_dtype_name(tsh_dtype dtype) {
+    return tshi_dtypes[dtype].name;
+}
+
+static double tshi_dtype_get(tsh_dtype dtype, const void *data, int64_t i) {
+    const tshi_dtype *row = &tshi_dtypes[dtype];
+    tsh_real value;
+    if (row->get) return row->get(data, i);
+    row->load((const char *)data + i * row->size, 1, 1, &value);
+    return (double)value;
+}
+
+static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value) {
+    const tshi_dtype *row = &tshi_dtypes[dtype];
+    const tsh_real rounded = TSHI_R(value);
+    if (row->put)
+        row->put(data, i, value);
+    else
+        row->store((char *)data + i * row->size, 1, 1, &rounded);
+}
+
+/* 0 if value is beyond what an integer dtype can hold. */
+static int tshi_dtype_holds(tsh_dtype dtype, double value) {
+    int64_t widest;
+    tshi_dtype_put(dtype, &widest, 0, value);
+    return tshi_dtypes[dtype].floating || fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1;
+}
+
+/* 1 if ops take such values: floating numbers that tsh_real holds exactly. */
+static int tshi_dtype_computes(tsh_dtype dtype) {
+    return tshi_dtypes[dtype].floating && tshi_dtypes[dtype].size <= (int)sizeof(tsh_real);
+}
+
+/* out = left and right folded, a run of n <= TSHI_DTYPE_RUN elements. */
+static void tshi_dtype_fold_run(const tshi_dtype *row, void *out, const void *left,
+                                const void *right, int64_t n, tsh_redop op) {
+    union {
+        tsh_real real[TSHI_DTYPE_RUN];
+        int64_t widest[TSHI_DTYPE_RUN];
+    } l, r;
+    const size_t bytes = (size_t)n * (size_t)row->size;
+    memset(&l, 0, sizeof l);
+    memset(&r, 0, sizeof r);
+    if (row->fold) {
+        memcpy(&l, left, bytes);
+        memcpy(&r, right, bytes);
+        row->fold[op](&l, &l, &r, TSHI_DTYPE_RUN);
+        memcpy(out, &l, bytes);
+    } else {
+        row->load(left, 1, n, l.real);
+        row->load(right, 1, n, r.real);
+        tshi_dtypes[TSH_REAL].fold[op](&l, &l, &r, TSHI_DTYPE_RUN);
+        row->store(out, 1, n, l.real);
+    }
+}
+
+TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
+                           tsh_dtype dtype, tsh_redop op) {
+    const tshi_dtype *row = &tshi_dtypes[dtype];
+    int64_t e = row->fold ? n - n % TSHI_DTYPE_RUN : 0, at;
+    if (e) row->fold[op](out, left, right, e);
+    for (; e < n; e += TSHI_DTYPE_RUN) {
+        at = e * row->size;
+        tshi_dtype_fold_run(row, (char *)out + at, (const char *)left + at,
+                            (const char *)right + at, tshi_base_min(TSHI_DTYPE_RUN, n - e), op);
+    }
+}
+
+TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size) {
+    const tshi_dtype *row = &tshi_dtypes[dtype];
+    tsh_real run[TSHI_DTYPE_RUN];
+    int64_t e, m;
+    if (op != TSH_AVG) return;
+    if (row->divide) row->divide(sums, n, size);
+    for (e = 0; e < n && !row->divide; e += m) {
+        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
+        row->load((char *)sums + e * row->size, 1, m, run);
+        tshi_dtypes[TSH_REAL].divide(run, m, size);
+        row->store((char *)sums + e * row->size, 1, m, run);
+    }
 }
 
 /* ========================================================================== */
@@ -2869,11 +3128,6 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
     return text;
 }
 
-static const char *tshi_tensor_dtype(tsh_dtype dtype) {
-    static const char *const name[] = {"f32", "f64", "i32", "i64"};
-    return name[dtype];
-}
-
 /* -- handles ---------------------------------------------------------------- */
 
 static void tshi_tensor_ring(tsh_tensor *head) {
@@ -3019,7 +3273,7 @@ static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags
     tsh_layout replicated = tsh_replicated();
     tsh_tensor *t;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
-    if ((unsigned)dtype > (unsigned)TSH_I64)
+    if ((unsigned)dtype >= (unsigned)TSHI_DTYPES)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %d is no dtype", op, (int)dtype);
     t = tshi_tensor_handle(ctx, flags);
     if (!t) return NULL;
@@ -3123,7 +3377,7 @@ static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
 
 /* Element i of a tensor's packed integers. */
 static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int64_t i) {
-    return t->dtype == TSH_I32 ? ((const int32_t *)values)[i] : ((const int64_t *)values)[i];
+    return tshi_dtypes[t->dtype].get_integer(values, i);
 }
 
 /* -- initial values --------------------------------------------------------- */
@@ -3424,7 +3678,7 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_real(const char *op, tsh_tensor *const *
     for (i = 0; ctx && i < n; i++) {
         if (in[i]->dtype == TSH_REAL) continue;
         (void)tsh_fail(ctx, TSH_ERR_DTYPE, "%s: argument %d is %s, not %s", op, i + 1,
-                       tshi_tensor_dtype(in[i]->dtype), tshi_tensor_dtype(TSH_REAL));
+                       tshi_dtype_name(in[i]->dtype), tshi_dtype_name(TSH_REAL));
         return NULL;
     }
     return ctx;
@@ -3481,42 +3735,15 @@ TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
     return t;
 }
 
-/* A value that an integer type can take: cut at its ends, NaN is 0. */
-static double tshi_tensor_whole(double value, double most) {
-    if (value != value) return 0;
-    return value > most ? most : value < -most ? -most : value;
-}
-
-/* Element i of a dense tensor from a double, towards zero for integers. */
-static void tshi_tensor_put(void *data, tsh_dtype dtype, int64_t i, double value) {
-    switch (dtype) {
-    case TSH_F32: ((float *)data)[i] = (float)value; break;
-    case TSH_F64: ((double *)data)[i] = value; break;
-    case TSH_I32: ((int32_t *)data)[i] = (int32_t)tshi_tensor_whole(value, 2147483647.0); break;
-    case TSH_I64:
-        ((int64_t *)data)[i] = (int64_t)tshi_tensor_whole(value, 9223372036854774784.0);
-        break;
-    }
-}
-
-static double tshi_tensor_get(const void *data, tsh_dtype dtype, int64_t i) {
-    switch (dtype) {
-    case TSH_F32: return (double)((const float *)data)[i];
-    case TSH_F64: return ((const double *)data)[i];
-    case TSH_I32: return (double)((const int32_t *)data)[i];
-    case TSH_I64: return (double)((const int64_t *)data)[i];
-    }
-    return 0;
-}
-
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step) {
     double length = step != 0 ? ceil((stop - start) / step) : -1;
     tsh_shape shape;
     tsh_tensor *t;
     int64_t i;
-    if ((dtype != TSH_REAL && dtype != TSH_I32 && dtype != TSH_I64) ||
-        (dtype == TSH_I32 && (fabs(start) > 2147483647.0 || fabs(stop) > 2147483647.0)))
+    if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
+        (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)) ||
+        !tshi_dtype_holds(dtype, start) || !tshi_dtype_holds(dtype, stop))
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_arange: dtype %d cannot hold %g to %g",
                                (int)dtype, start, stop);
     if (!(length >= 0 && length < 9e15))
@@ -3526,7 +3753,7 @@ TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, doub
     t = tshi_tensor_out(ctx, "tsh_arange", dtype, &shape, NULL);
     if (t)
         for (i = 0; i < shape.dim[0]; i++)
-            tshi_tensor_put(tshi_tensor_at(t), dtype, i, start + (double)i * step);
+            tshi_dtype_put(dtype, tshi_tensor_at(t), i, start + (double)i * step);
     return t;
 }
 
@@ -3595,7 +3822,7 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
                        one ? "; complete it first: tsh_redistribute(x, tsh_replicated())" : "");
         return (double)NAN;
     }
-    return tshi_tensor_get(tshi_tensor_at(t), t->dtype, 0);
+    return tshi_dtype_get(t->dtype, tshi_tensor_at(t), 0);
 }
 
 /* -- initial values, by name ------------------------------------------------ */
@@ -3611,7 +3838,7 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
         t->layout.kind == TSH_PARTIAL)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "%s: takes an owned tensor of %s, replicated or sharded, not %s %s", op,
-                        tshi_tensor_dtype(TSH_REAL), tshi_tensor_dtype(t->dtype),
+                        tshi_dtype_name(TSH_REAL), tshi_dtype_name(t->dtype),
                         tshi_tensor_text(t, text));
     if (t->absent) return TSH_OK;
     if (!tshi_tensor_may_change(op, t)) return ctx->error.code;
@@ -5135,9 +5362,9 @@ static int tshi_comm_usable(const tsh_comm *comm) {
 
 static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
     int reduces = coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER;
-    int integer = coll->dtype == TSH_I32 || coll->dtype == TSH_I64;
-    if ((unsigned)coll->dtype > TSH_I64 || size.send < 0 || size.recv < 0) return 0;
-    if (reduces && ((unsigned)coll->redop > TSH_AVG || (coll->redop == TSH_AVG && integer)))
+    if ((unsigned)coll->dtype >= (unsigned)TSHI_DTYPES || size.send < 0 || size.recv < 0) return 0;
+    if (reduces && ((unsigned)coll->redop > TSH_AVG ||
+                    (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating)))
         return 0;
     return (!size.send || coll->send) && (!size.recv || coll->recv) && coll->timeout_ns >= 0;
 }
@@ -5408,95 +5635,6 @@ TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, in
     return comm;
 }
 
-/* Folds n elements, a multiple of TSHI_COMM_RUN; `out` may be `left`, `right` or both. */
-typedef void (*tshi_comm_fold_fn)(void *out, const void *left, const void *right, int64_t n);
-
-/* Rule 5's arithmetic. Runs of a fixed length are what compilers vectorise at every level of
- * optimisation; where `out` is an operand they have to be told that no element depends on another
- * (clang would check addresses at run time, and work on single elements). */
-enum { TSHI_COMM_RUN = 32 };
-#if defined(__clang__)
-#define TSHI_COMM_LANES _Pragma("clang loop unroll(disable) vectorize(assume_safety)")
-#else
-#define TSHI_COMM_LANES TSHI_LANES
-#endif
-
-/* out = expression of l and r. */
-#define TSHI_COMM_FOLD(name, type, expression)                                                     \
-    static void tshi_comm_##name(void *out_, const void *left_, const void *right_, int64_t n) {   \
-        type *out = (type *)out_;                                                                  \
-        const type *left = (const type *)left_, *right = (const type *)right_;                     \
-        int64_t at;                                                                                \
-        int i;                                                                                     \
-        for (at = 0; at < n; at += TSHI_COMM_RUN) {                                                \
-            TSHI_COMM_LANES for (i = 0; i < TSHI_COMM_RUN; i++) {                                  \
-                const type l = left[at + i], r = right[at + i];                                    \
-                out[at + i] = expression;                                                          \
-            }                                                                                      \
-        }                                                                                          \
-    }
-/* Of equal values the left one stays; a NaN on either side stays. */
-#define TSHI_COMM_FLOAT(suffix, type)                                                              \
-    TSHI_COMM_FOLD(sum_##suffix, type, (l + r))                                                    \
-    TSHI_COMM_FOLD(prod_##suffix, type, (l * r))                                                   \
-    TSHI_COMM_FOLD(min_##suffix, type, ((l <= r) | (l != l)) ? l : r)                              \
-    TSHI_COMM_FOLD(max_##suffix, type, ((l >= r) | (l != l)) ? l : r)                              \
-    static void tshi_comm_divide_##suffix(void *sums_, int64_t n, int by) {                        \
-        type *sums = (type *)sums_, size = (type)by;                                               \
-        int64_t at = 0;                                                                            \
-        for (; at + TSHI_COMM_RUN <= n; at += TSHI_COMM_RUN)                                       \
-            for (int i = 0; i < TSHI_COMM_RUN; i++) sums[at + i] /= size;                          \
-        for (; at < n; at++) sums[at] /= size;                                                     \
-    }
-/* Integers wrap, through their unsigned kin. */
-#define TSHI_COMM_INTEGER(suffix, type, wide)                                                      \
-    TSHI_COMM_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                  \
-    TSHI_COMM_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                 \
-    TSHI_COMM_FOLD(min_##suffix, type, l <= r ? l : r)                                             \
-    TSHI_COMM_FOLD(max_##suffix, type, l >= r ? l : r)
-TSHI_COMM_FLOAT(f32, float)
-TSHI_COMM_FLOAT(f64, double)
-TSHI_COMM_INTEGER(i32, int32_t, uint32_t)
-TSHI_COMM_INTEGER(i64, int64_t, uint64_t)
-#undef TSHI_COMM_INTEGER
-#undef TSHI_COMM_FLOAT
-#undef TSHI_COMM_FOLD
-#undef TSHI_COMM_LANES
-
-TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
-                           tsh_dtype dtype, tsh_redop op) {
-#define TSHI_COMM_ROW(op)                                                                          \
-    { tshi_comm_##op##_f32, tshi_comm_##op##_f64, tshi_comm_##op##_i32, tshi_comm_##op##_i64 }
-    static const tshi_comm_fold_fn table[5][4] = {TSHI_COMM_ROW(sum), TSHI_COMM_ROW(prod),
-                                                  TSHI_COMM_ROW(min), TSHI_COMM_ROW(max),
-                                                  TSHI_COMM_ROW(sum)};
-#undef TSHI_COMM_ROW
-    const tshi_comm_fold_fn fold = table[op][dtype];
-    const size_t size = tsh_dtype_size(dtype);
-    const int64_t rest = n % TSHI_COMM_RUN, whole = n - rest;
-    if (whole) fold(out, left, right, whole);
-    if (rest) { /* the last few, padded with zeros to a run */
-        union {
-            float f32[TSHI_COMM_RUN];
-            double f64[TSHI_COMM_RUN];
-            int64_t i64[TSHI_COMM_RUN];
-        } l, r;
-        const size_t at = (size_t)whole * size, bytes = (size_t)rest * size;
-        memset(&l, 0, TSHI_COMM_RUN * size);
-        memset(&r, 0, TSHI_COMM_RUN * size);
-        memcpy(&l, (const char *)left + at, bytes);
-        memcpy(&r, (const char *)right + at, bytes);
-        fold(&l, &l, &r, TSHI_COMM_RUN);
-        memcpy((char *)out + at, &l, bytes);
-    }
-}
-
-TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size) {
-    if (op != TSH_AVG) return;
-    if (dtype == TSH_F32) tshi_comm_divide_f32(sums, n, size);
-    if (dtype == TSH_F64) tshi_comm_divide_f64(sums, n, size);
-}
-
 TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k) {
     int64_t chunk = n / size + (n % size != 0);
     return chunk == 0 || k > n / chunk ? n : chunk * k;
@@ -5536,7 +5674,6 @@ static void tshi_comm_name(char *text, size_t room, const char *const *names, un
 
 TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
                             size_t room) {
-    static const char *const dtypes[] = {"f32", "f64", "i32", "i64"};
     static const char *const redops[] = {"sum", "product", "min", "max", "average"};
     unsigned kind = (unsigned)coll->kind;
     int gathers = kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER;
@@ -5549,7 +5686,10 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
     tshi_base_append(text, room, " of ");
     if (!gathers && kind != TSH_ALLTOALL && kind != TSH_SENDRECV)
         tshi_base_append(text, room, "%lld ", (long long)coll->count);
-    tshi_comm_name(text, room, dtypes, TSH_I64 + 1, "dtype", (unsigned)coll->dtype);
+    if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES)
+        tshi_base_append(text, room, "%s", tshi_dtypes[coll->dtype].name);
+    else
+        tshi_base_append(text, room, "dtype %d", (int)coll->dtype);
     if (kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER) {
         tshi_base_append(text, room, " (");
         tshi_comm_name(text, room, redops, TSH_AVG + 1, "reduction", (unsigned)coll->redop);
@@ -6410,7 +6550,7 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     if (tsh_numel(loss) != 1 || loss->dtype != TSH_REAL)
         return tsh_fail(ctx, TSH_ERR_SHAPE,
                         "tsh_backward: the loss must be one replicated value, not %s %s",
-                        tshi_tensor_dtype(loss->dtype), tshi_tensor_text(loss, text));
+                        tshi_dtype_name(loss->dtype), tshi_tensor_text(loss, text));
     if (!tshi_tensor_check("tsh_backward", &loss, 1)) return ctx->error.code;
     if (!loss->base->wants || !loss->base->node)
         return tsh_fail(
@@ -6503,7 +6643,7 @@ TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
     if (!(t->flags & TSHI_OWNED) || t->dtype != TSH_REAL)
         return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
                                "tsh_requires_grad: takes an owned tensor of %s; tsh_keep makes one",
-                               tshi_tensor_dtype(TSH_REAL));
+                               tshi_dtype_name(TSH_REAL));
     t->wants = on ? 1 : 0;
     if (on)
         t->flags |= TSHI_LEAF;
@@ -6517,7 +6657,7 @@ TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
     if (!(t->flags & TSHI_OWNED) || t->dtype != TSH_REAL)
         return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
                                "tsh_average_grad: takes an owned tensor of %s; tsh_keep makes one",
-                               tshi_tensor_dtype(TSH_REAL));
+                               tshi_dtype_name(TSH_REAL));
     if (!on && (t->flags & TSHI_PARAM))
         return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
                                "tsh_average_grad: the gradient of a parameter, such as \"%s\", is "
@@ -7417,7 +7557,7 @@ static tsh_tensor *tshi_map_compare(const char *op, tsh_tensor *a, tsh_tensor *b
         return NULL;
     if (a->dtype != b->dtype)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %s against %s; tsh_cast one of them", op,
-                               tshi_tensor_dtype(a->dtype), tshi_tensor_dtype(b->dtype));
+                               tshi_dtype_name(a->dtype), tshi_dtype_name(b->dtype));
     out = tshi_tensor_out(ctx, op, TSH_I32, &shape, &layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
@@ -7504,7 +7644,7 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
         return NULL;
     if (cond->dtype != TSH_I32)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
-                               tshi_tensor_dtype(cond->dtype));
+                               tshi_dtype_name(cond->dtype));
     out = tshi_tensor_out(ctx, "tsh_where", TSH_REAL, &shape, &layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
@@ -7522,7 +7662,7 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
 TSHI_INLINE int32_t tshi_map_whole(tsh_real v) {
     const uint32_t bits = tshi_kernel_bits((float)v), a = bits & 0x7FFFFFFFu;
     uint32_t whole;
-    if (sizeof(tsh_real) == 8) return (int32_t)tshi_tensor_whole((double)v, 2147483647.0);
+    if (sizeof(tsh_real) == 8) return (int32_t)tshi_dtype_clamp((double)v, 2147483647.0);
     whole = (uint32_t)(int32_t)tshi_kernel_float(tshi_kernel_pick(a < 0x4F000000u, bits, 0u));
     whole = tshi_kernel_pick(a - 0x4F000000u <= 0x30800000u,
                              tshi_kernel_pick(bits == a, 0x7FFFFFFFu, 0x80000001u), whole);
@@ -7548,7 +7688,7 @@ TSHI_CAST_KERNEL(tshi_map_real_of_i64, tsh_real, int64_t, TSHI_R((double)x))
 TSHI_CAST_KERNEL(tshi_map_i32_of_real, int32_t, tsh_real, tshi_map_whole(x))
 TSHI_CAST_KERNEL(tshi_map_i32_of_i64, int32_t, int64_t, (int32_t)x)
 TSHI_CAST_KERNEL(tshi_map_i64_of_real, int64_t, tsh_real,
-                 (int64_t)tshi_tensor_whole((double)x, 9223372036854774784.0))
+                 (int64_t)tshi_dtype_clamp((double)x, 9223372036854774784.0))
 TSHI_CAST_KERNEL(tshi_map_i64_of_i32, int64_t, int32_t, x)
 #undef TSHI_CAST_KERNEL
 
@@ -7565,7 +7705,7 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     if (dtype != TSH_REAL && dtype != TSH_I32 && dtype != TSH_I64)
         return tshi_error_null(ctx, TSH_ERR_DTYPE,
                                "tsh_cast: takes %s, i32 or i64 in this build, not dtype %d",
-                               tshi_tensor_dtype(TSH_REAL), (int)dtype);
+                               tshi_dtype_name(TSH_REAL), (int)dtype);
     if (x->layout.kind == TSH_PARTIAL)
         return tshi_error_null(ctx, TSH_ERR_LAYOUT,
                                "tsh_cast: the input is a partial sum; complete it first: "
@@ -8413,8 +8553,8 @@ static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     if (fits && p->dtype == first->dtype) return 1;
     (void)tsh_fail(p->ctx, fits ? TSH_ERR_DTYPE : TSH_ERR_SHAPE,
                    "tsh_concat: part %d, %s %s, does not go with %s %s along dimension %d", i,
-                   tshi_tensor_dtype(p->dtype), tshi_tensor_text(p, a),
-                   tshi_tensor_dtype(first->dtype), tshi_tensor_text(first, b), d);
+                   tshi_dtype_name(p->dtype), tshi_tensor_text(p, a),
+                   tshi_dtype_name(first->dtype), tshi_tensor_text(first, b), d);
     return 0;
 }
 
@@ -9032,7 +9172,7 @@ static int tshi_redistribute_op(const char *op, const tsh_tensor *x, tsh_redop r
     if ((unsigned)redop <= (unsigned)TSH_AVG && (redop != TSH_AVG || x->dtype == TSH_REAL))
         return 1;
     (void)tsh_fail(x->ctx, TSH_ERR_ARGUMENT, "%s: %d is no reduction of %s", op, (int)redop,
-                   tshi_tensor_dtype(x->dtype));
+                   tshi_dtype_name(x->dtype));
     return 0;
 }
 
@@ -9226,12 +9366,12 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
     text[0] = '\0';
     if (!tshi_tensor_check("tsh_to_string", &t, 1) || !(values = tshi_kernel_packed(t, &scratch)))
         return text;
-    tshi_base_append(text, size, "%s %s:", tshi_tensor_dtype(t->dtype), tshi_tensor_text(t, form));
+    tshi_base_append(text, size, "%s %s:", tshi_dtype_name(t->dtype), tshi_tensor_text(t, form));
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
         int64_t run = 1;
         for (d = t->ndim - 1; d > 0 && e; d--)
             if (e % (run *= t->local[d]) == 0) tshi_base_append(text, size, " /");
-        tshi_base_append(text, size, " %.6g", tshi_tensor_get(values, t->dtype, e));
+        tshi_base_append(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }
     tshi_mem_drop(t->ctx, scratch);
     return text;
@@ -9917,12 +10057,12 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
 
 /* Whether ids, weight and options go together at all. */
 static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
-    int integers = ids->dtype == TSH_I32 || ids->dtype == TSH_I64;
+    int integers = !tshi_dtypes[ids->dtype].floating;
     if (!integers || w->ndim != 2 || ids->ndim >= TSH_MAX_DIMS)
         (void)tsh_fail(w->ctx, integers ? TSH_ERR_SHAPE : TSH_ERR_DTYPE,
                        "tsh_embedding: takes i32 or i64 ids and a weight (V, D), not %s "
                        "and %d dimensions",
-                       tshi_tensor_dtype(ids->dtype), w->ndim);
+                       tshi_dtype_name(ids->dtype), w->ndim);
     else if (desc->max_norm > 0 && w->base->node)
         (void)tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
                        "tsh_embedding: max_norm changes the weight in place, but it is what %s "
@@ -11046,8 +11186,8 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
                        "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
                        "gradient that broadcasts to "
                        "(%lld, %lld, %lld, %lld)",
-                       tshi_tensor_dtype(mask->dtype), tshi_tensor_text(mask, text),
-                       tshi_tensor_dtype(TSH_REAL), (long long)dim[0], (long long)dim[1],
+                       tshi_dtype_name(mask->dtype), tshi_tensor_text(mask, text),
+                       tshi_dtype_name(TSH_REAL), (long long)dim[0], (long long)dim[1],
                        (long long)dim[2], (long long)dim[3]);
         return 0;
     }
@@ -11425,7 +11565,7 @@ static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, i
 /* Whether the target's shape is that of the rows, or for probabilities that of the logits. */
 static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int probs) {
     int d, fits = x->ndim == target->ndim + !probs && x->ndim > 0 &&
-                  (probs || target->dtype == TSH_I32 || target->dtype == TSH_I64);
+                  (probs || !tshi_dtypes[target->dtype].floating);
     for (d = 0; d < target->ndim && fits; d++) fits = x->dim[d] == target->dim[d];
     return fits;
 }
@@ -11439,7 +11579,7 @@ static int tshi_loss_layout(tsh_tensor *x, tsh_tensor *target, int reduced, tsh_
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_cross_entropy: logits %s and target %s %s; takes (.., V) and integers "
                        "(..), or probabilities (.., V)",
-                       tshi_tensor_text(x, tx), tshi_tensor_dtype(target->dtype),
+                       tshi_tensor_text(x, tx), tshi_dtype_name(target->dtype),
                        tshi_tensor_text(target, tt));
         return 0;
     }
@@ -12144,7 +12284,7 @@ static void tshi_module_line(const tsh_module *m, tshi_line *line) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
         tshi_base_append(line->what, sizeof line->what, "%s %s %s %s", i ? "," : ":",
-                         m->param_name[i], tshi_tensor_dtype(param->dtype),
+                         m->param_name[i], tshi_dtype_name(param->dtype),
                          tshi_tensor_text(param, text));
         for (k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tshi_base_append(line->what, sizeof line->what, "%s%lld", k ? " + " : " of ",
@@ -13325,7 +13465,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *nam
                        module->path);
     if (desc->dtype != TSH_F32 && desc->dtype != TSH_REAL)
         (void)tsh_fail(module->ctx, TSH_ERR_DTYPE, "tsh_add_linear: \"%s\" is to hold %s, not %s",
-                       module->path, tshi_tensor_dtype(desc->dtype), tshi_tensor_dtype(TSH_REAL));
+                       module->path, tshi_dtype_name(desc->dtype), tshi_dtype_name(TSH_REAL));
     tshi_parallel_params(module, desc, NULL);
     rule = tshi_parallel_birth(desc->style);
     rule.segments = desc->segments;
@@ -15537,6 +15677,11 @@ typedef struct tshi_io {
     int64_t data, place; /* where values begin; where the file is */
 } tshi_io;
 
+/* Moments are what ops compute with, whatever the parameter's dtype is. */
+static tsh_dtype tshi_io_dtype_of(const tshi_io_item *item) {
+    return item->moment ? TSH_REAL : item->param->dtype;
+}
+
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
 
 static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const char *path,
@@ -15804,6 +15949,7 @@ static void tshi_io_put_state(const tshi_io *io, tshi_io_text *text) {
 }
 
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
+    const tshi_dtype *row;
     int64_t begin = 0, end;
     int i, d;
     tshi_io_put(text, "{");
@@ -15811,10 +15957,11 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param; /* a moment has its form */
         if (!io->item[i].there) continue;
-        end = begin + tsh_numel(t) * (int64_t)sizeof(tsh_real);
+        row = &tshi_dtypes[tshi_io_dtype_of(&io->item[i])];
+        end = begin + tsh_numel(t) * row->size;
         tshi_io_put(text, ",");
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].param->path);
-        tshi_io_put(text, ":{\"dtype\":\"%s\",\"shape\":[", sizeof(tsh_real) == 4 ? "F32" : "F64");
+        tshi_io_put(text, ":{\"dtype\":\"%s\",\"shape\":[", row->file);
         for (d = 0; d < t->ndim; d++) tshi_io_put(text, d ? ",%lld" : "%lld", (long long)t->dim[d]);
         tshi_io_put(text, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
         begin = end;
@@ -15848,20 +15995,20 @@ static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
     if (fwrite(data, 1, bytes, io->file) != bytes) (void)tshi_io_refused(io, "cannot be written");
 }
 
-/* 8 bytes of values, or the last 4, as a number that is the same in any order of bytes. */
+/* Up to 8 bytes as a number, the lowest byte first. */
 static uint64_t tshi_io_word(const char *at, size_t bytes) {
     const uint16_t one = 1;
     uint64_t word = 0;
-    memcpy(&word, at, bytes < 8 ? 4 : 8);
-    if (!*(const unsigned char *)&one && sizeof(tsh_real) == 4) word = word >> 32 | word << 32;
+    memcpy(&word, at, bytes < 8 ? bytes : 8);
+    if (!*(const unsigned char *)&one) tshi_io_swap_bytes(&word, 1, sizeof word);
     return word;
 }
 
-/* Continues the hash of all values with a piece, a word for each lane in turn: no lane waits for
- * another one's product. */
-static void tshi_io_hash_values(tshi_io *io, const char *values, int64_t count) {
-    size_t left = (size_t)count * sizeof(tsh_real), lane;
+/* Continues the hash of all values with bytes of the file, a word for each lane in turn: no lane
+ * waits for another one's product. */
+static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
     uint64_t a = io->lane[0], b = io->lane[1], c = io->lane[2], d = io->lane[3];
+    size_t lane;
     for (; left >= 32; left -= 32, values += 32) {
         a = tshi_comm_mix(a, tshi_io_word(values, 8));
         b = tshi_comm_mix(b, tshi_io_word(values + 8, 8));
@@ -16026,7 +16173,7 @@ static void tshi_io_prepare(tshi_io *io) {
         tshi_io_hash(io, t->dim, sizeof t->dim[0] * (size_t)t->ndim);
     }
     if (whole)
-        io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, (size_t)whole * sizeof(tsh_real));
+        io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
     if (ctx->pp.size == 1) return;
     io->told_block = tshi_mem_take(ctx, TSH_MEM_BOOKS,
                                    (2 * (size_t)io->items + (size_t)tshi_module_count(ctx)) *
@@ -16071,7 +16218,8 @@ static void tshi_io_begin_file(tshi_io *io) {
     int i;
     for (i = 0; i < io->items; i++) {
         if (io->item[i].there)
-            io->bytes += tsh_numel(io->item[i].param) * (int64_t)sizeof(tsh_real);
+            io->bytes += tsh_numel(io->item[i].param) *
+                         tshi_dtypes[tshi_io_dtype_of(&io->item[i])].size;
         tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
     }
     if (ctx->dp.rank > 0) return;
@@ -16082,6 +16230,7 @@ static void tshi_io_begin_file(tshi_io *io) {
 /* Runs between a local piece, a message, which holds runs one after the other, and the global
  * elements from `start` on. */
 typedef struct tshi_io_copy {
+    size_t width; /* bytes of an element */
     const char *from;
     char *to; /* NULL: runs are counted only */
     int from_message, to_message;
@@ -16090,11 +16239,11 @@ typedef struct tshi_io_copy {
 
 static void tshi_io_copy_run(void *user, int64_t global, int64_t local, int64_t length) {
     tshi_io_copy *c = (tshi_io_copy *)user;
-    const size_t width = sizeof(tsh_real);
     const int64_t from = c->from_message ? c->done : local;
     const int64_t to = c->to_message ? c->done : global - c->start;
     if (c->to)
-        memcpy(c->to + (size_t)to * width, c->from + (size_t)from * width, (size_t)length * width);
+        memcpy(c->to + (size_t)to * c->width, c->from + (size_t)from * c->width,
+               (size_t)length * c->width);
     c->done += length;
 }
 
@@ -16107,18 +16256,19 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     tshi_io_copy copy;
     int r;
     memset(&copy, 0, sizeof copy);
+    copy.width = tsh_dtype_size(t->dtype);
     copy.start = from;
     copy.from = (const char *)tshi_tensor_at(t);
     copy.to = piece;
     copy.to_message = tp->rank > 0;
     tshi_io_runs(t, tp->rank, from, to, tshi_io_copy_run, &copy);
-    if (tp->rank > 0 && copy.done) result = tsh_send(tp, piece, copy.done, TSH_REAL, 0);
+    if (tp->rank > 0 && copy.done) result = tsh_send(tp, piece, copy.done, t->dtype, 0);
     for (r = 1; tp->rank == 0 && r < tp->size && result == TSH_OK; r++) {
         copy.to = NULL;
         copy.done = 0;
         tshi_io_runs(t, r, from, to, tshi_io_copy_run, &copy);
         if (!copy.done) continue;
-        result = tsh_recv(tp, message, copy.done, TSH_REAL, r);
+        result = tsh_recv(tp, message, copy.done, t->dtype, r);
         copy.from = message;
         copy.from_message = 1;
         copy.to = piece;
@@ -16130,26 +16280,28 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
 
 /* Writes one tensor, which `stage` holds: its first rank of tp hands on every piece. A writer whose
  * disk is full still takes what the others send. */
-static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, int stage) {
+static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, tsh_dtype dtype,
+                                       int stage) {
     tsh_ctx *ctx = io->ctx;
-    const int64_t n = tsh_numel(t), step = TSHI_IO_PIECE / (int64_t)sizeof(tsh_real);
+    const size_t width = tsh_dtype_size(dtype);
+    const int64_t n = tsh_numel(t), step = TSHI_IO_PIECE / (int64_t)width;
     const int writer = tshi_io_is_writer(ctx), cut = t->layout.kind == TSH_SHARDED;
     const int holds = ctx->pp.rank == stage, first = holds && ctx->tp.rank == 0;
     char *piece = (char *)tshi_mem_data(io->piece_block);
     int64_t from, to;
     for (from = 0; from < n && (writer || first || (holds && cut)); from = to) {
-        const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * sizeof(tsh_real);
+        const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * width;
         tsh_result result = TSH_OK;
         to = tshi_base_min(from + step, n);
         if (holds && cut && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
         if (first && !cut)
-            memcpy(piece, (const char *)tshi_tensor_at(t) + (size_t)from * sizeof(tsh_real), bytes);
-        if (first && !writer) result = tsh_send(&ctx->pp, piece, to - from, TSH_REAL, 0);
-        if (writer && !first) result = tsh_recv(&ctx->pp, piece, to - from, TSH_REAL, stage);
+            memcpy(piece, (const char *)tshi_tensor_at(t) + (size_t)from * width, bytes);
+        if (first && !writer) result = tsh_send(&ctx->pp, piece, to - from, dtype, 0);
+        if (writer && !first) result = tsh_recv(&ctx->pp, piece, to - from, dtype, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
         if (!writer) continue;
-        tshi_io_hash_values(io, piece, to - from);
-        tshi_io_swap_bytes(piece, to - from, sizeof(tsh_real));
+        tshi_io_swap_bytes(piece, to - from, width);
+        tshi_io_hash_values(io, piece, bytes);
         tshi_io_write(io, piece, bytes);
     }
     return TSH_OK;
@@ -16168,7 +16320,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
         t = &whole;
     }
     if (!item->there || io->ctx->dp.rank > 0) return TSH_OK;
-    return tshi_io_write_tensor(io, t ? t : item->param, stage);
+    return tshi_io_write_tensor(io, t ? t : item->param, tshi_io_dtype_of(item), stage);
 }
 
 /* Writes the hash of all values into the header, and closes the file; 0 where that fails. */
@@ -16751,7 +16903,7 @@ static int tshi_load_wants_moments(const tshi_io *io) {
 
 /* Finds an item's entry, of its dtype and shape. */
 static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
-    const char *dtype = sizeof(tsh_real) == 4 ? "F32" : "F64";
+    const char *dtype = tshi_dtypes[tshi_io_dtype_of(item)].file;
     char name[TSHI_IO_NAME], theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const char *wanted = name;
     const tsh_tensor *t = item->param;
@@ -16844,41 +16996,32 @@ static int tshi_load_check(tshi_io *io) {
 
 typedef struct tshi_load_slice {
     tshi_io *io;
+    const tshi_dtype *dtype;
     char *to;
     int64_t data; /* of the whole tensor */
     int64_t nans, infinite;
 } tshi_load_slice;
 
-/* Counts values that are not finite: all bits of their exponent are set, so that adding 1 to it
- * carries into the sign bit. A first pass over 8-byte words tests for that; only where it finds
- * one, or a value is left over, is each value tested. */
+/* Counts values that are not finite: x - x is 0 of all others. */
 static void tshi_load_count_nonfinite(tshi_load_slice *s, const char *values, int64_t count) {
-    const int narrow = sizeof(tsh_real) == 4;
-    const uint64_t mask = narrow ? UINT64_C(0x7F8000007F800000) : UINT64_C(0x7FF0000000000000);
-    const uint64_t ones = narrow ? UINT64_C(0x0080000000800000) : UINT64_C(0x0010000000000000);
-    const uint64_t signs = narrow ? UINT64_C(0x8000000080000000) : UINT64_C(0x8000000000000000);
-    const size_t bytes = (size_t)count * sizeof(tsh_real);
-    uint64_t word, odd = 0;
-    size_t at;
-    for (at = 0; at + 8 <= bytes; at += 8) {
-        memcpy(&word, values + at, 8);
-        odd |= (word & mask) + ones;
-    }
-    if (!(odd & signs) && at == bytes) return;
-    for (at = 0; at < bytes; at += sizeof(tsh_real)) {
-        tsh_real value;
-        memcpy(&value, values + at, sizeof value);
-        if (value - value == 0) continue;
-        if (value != value)
-            s->nans++;
-        else
-            s->infinite++;
+    enum { BLOCK = 256 };
+    tsh_real x[BLOCK];
+    int64_t e, i, n;
+    for (e = 0; e < count && s->dtype->floating; e += n) {
+        int odd = 0;
+        n = tshi_base_min(BLOCK, count - e);
+        s->dtype->load(values + e * s->dtype->size, 1, n, x);
+        for (i = 0; i < n; i++) odd |= !(x[i] - x[i] == 0);
+        for (i = 0; i < n && odd; i++) {
+            s->nans += x[i] != x[i];
+            s->infinite += x[i] == x[i] && x[i] - x[i] != 0;
+        }
     }
 }
 
 static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
     tshi_load_slice *s = (tshi_load_slice *)user;
-    const int64_t width = (int64_t)sizeof(tsh_real), most = TSHI_IO_PIECE / 4 / width;
+    const int64_t width = s->dtype->size, most = TSHI_IO_PIECE / 4 / width;
     while (length > 0 && s->io->ctx->error.code == TSH_OK) {
         const int64_t n = tshi_base_min(length, most); /* counted while it is in the cache */
         char *to = s->to + local * width;
@@ -16886,7 +17029,7 @@ static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64
             (void)tshi_io_short(s->io, "it became shorter while it was read");
             return;
         }
-        tshi_io_swap_bytes(to, n, sizeof(tsh_real));
+        tshi_io_swap_bytes(to, n, (size_t)width);
         tshi_load_count_nonfinite(s, to, n);
         global += n;
         local += n;
@@ -16912,7 +17055,7 @@ static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tens
 /* One item's local piece, which gets memory if it has none. */
 static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
-    const size_t bytes = (size_t)tsh_local_numel(t) * sizeof(tsh_real);
+    const size_t bytes = tshi_dtype_bytes(tshi_io_dtype_of(item), tsh_local_numel(t));
     tshi_load_slice slice;
     if (t->absent) return;
     if (item->moment && (*item->moment || item->entry)) {
@@ -16931,6 +17074,7 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     if (!t->block) return;
     memset(&slice, 0, sizeof slice);
     slice.io = io;
+    slice.dtype = &tshi_dtypes[t->dtype];
     slice.to = (char *)tshi_tensor_at(t);
     slice.data = io->data + item->entry->begin;
     tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_load_slice_run, &slice);
@@ -17087,7 +17231,7 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->over_tp = t->layout.kind == TSH_REPLICATED;
     r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
     h.values = (const char *)tshi_mem_data(t->block);
-    h.width = sizeof(tsh_real);
+    h.width = tsh_dtype_size(t->dtype);
     h.sum = 0;
     if (r->over_dp)
         h.sum = tshi_check_part(t);
