@@ -2366,9 +2366,9 @@ typedef struct tshi_dtype {
     /* (optional) element i without going through tsh_real, which may be narrower */
     double (*get)(const void *data, int64_t i);
     void (*put)(void *data, int64_t i, double value);
-    /* (integers only) the same for integers, of which doubles are too narrow for some */
-    int64_t (*get_integer)(const void *data, int64_t i);
-    void (*put_integer)(void *data, int64_t i, int64_t value);
+    /* (integers only) as load and store, of all their digits */
+    void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
+    void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
     /* (optional) the sums, products, minima, maxima and averages of collectives; NULL: each step of
      * a sum is computed in tsh_real and stored */
     const tshi_fold_fn *fold;
@@ -2441,11 +2441,17 @@ enum { TSHI_DTYPE_RUN = 32 };
     static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
         ((type *)data)[i] = (type)tshi_dtype_clamp(value, TSHI_DTYPE_MOST_##suffix);               \
     }                                                                                              \
-    static int64_t tshi_dtype_get_integer_##suffix(const void *data, int64_t i) {                  \
-        return ((const type *)data)[i];                                                            \
+    static void tshi_dtype_load_integer_##suffix(const void *data, int64_t step, int64_t n,        \
+                                                 int64_t *to) {                                    \
+        const type *TSHI_RESTRICT from = (const type *)data;                                       \
+        int64_t i;                                                                                 \
+        for (i = 0; i < n; i++) to[i] = from[i * step];                                            \
     }                                                                                              \
-    static void tshi_dtype_put_integer_##suffix(void *data, int64_t i, int64_t value) {            \
-        ((type *)data)[i] = (type)value;                                                           \
+    static void tshi_dtype_store_integer_##suffix(void *data, int64_t step, int64_t n,             \
+                                                  const int64_t *from) {                           \
+        type *TSHI_RESTRICT to = (type *)data;                                                     \
+        int64_t i;                                                                                 \
+        for (i = 0; i < n; i++) to[i * step] = (type)from[i];                                      \
     }                                                                                              \
     TSHI_DTYPE_MOVES(suffix, type, (type)tshi_dtype_clamp((double)x, TSHI_DTYPE_MOST_##suffix))
 /* load, store and get; STORED is the element that a tsh_real x is stored as. */
@@ -2473,7 +2479,7 @@ TSHI_DTYPE_FLOAT(f64, double)
 TSHI_DTYPE_INTEGER(i32, int32_t, uint32_t)
 TSHI_DTYPE_INTEGER(i64, int64_t, uint64_t)
 
-#define TSHI_DTYPE_ROW(suffix, file, size, floating, get_integer, put_integer, divide)             \
+#define TSHI_DTYPE_ROW(suffix, file, size, floating, load_integer, store_integer, divide)             \
     {#suffix,                                                                                      \
      file,                                                                                         \
      size,                                                                                         \
@@ -2482,13 +2488,13 @@ TSHI_DTYPE_INTEGER(i64, int64_t, uint64_t)
      tshi_dtype_store_##suffix,                                                                    \
      tshi_dtype_get_##suffix,                                                                      \
      tshi_dtype_put_##suffix,                                                                      \
-     get_integer,                                                                                  \
-     put_integer,                                                                                  \
+     load_integer,                                                                                 \
+     store_integer,                                                                                \
      tshi_dtype_folds_##suffix,                                                                    \
      divide}
 #define TSHI_DTYPE_INTEGER_ROW(suffix, file, size)                                                 \
-    TSHI_DTYPE_ROW(suffix, file, size, 0, tshi_dtype_get_integer_##suffix,                         \
-                   tshi_dtype_put_integer_##suffix, NULL)
+    TSHI_DTYPE_ROW(suffix, file, size, 0, tshi_dtype_load_integer_##suffix,                        \
+                   tshi_dtype_store_integer_##suffix, NULL)
 /* In the order of tsh_dtype. */
 static const tshi_dtype tshi_dtypes[] = {
     TSHI_DTYPE_ROW(f32, "F32", 4, 1, NULL, NULL, tshi_dtype_divide_f32),
@@ -2542,6 +2548,12 @@ static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value)
         row->put(data, i, value);
     else
         row->store((char *)data + i * row->size, 1, 1, &rounded);
+}
+
+static int64_t tshi_dtype_integer(tsh_dtype dtype, const void *data, int64_t i) {
+    int64_t value;
+    tshi_dtypes[dtype].load_integer((const char *)data + i * tshi_dtypes[dtype].size, 1, 1, &value);
+    return value;
 }
 
 /* 0 if value is beyond what an integer dtype can hold. */
@@ -3377,7 +3389,7 @@ static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
 
 /* Element i of a tensor's packed integers. */
 static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int64_t i) {
-    return tshi_dtypes[t->dtype].get_integer(values, i);
+    return tshi_dtype_integer(t->dtype, values, i);
 }
 
 /* -- initial values --------------------------------------------------------- */
@@ -3671,17 +3683,42 @@ static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t
     return NULL;
 }
 
-/* The same, and dtype TSH_REAL on all. */
-TSHI_OUTLINE tsh_ctx *tshi_tensor_check_real(const char *op, tsh_tensor *const *in, int n) {
+/* The same, and dtypes that ops compute with on all. */
+TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check(op, in, n);
     int i;
     for (i = 0; ctx && i < n; i++) {
-        if (in[i]->dtype == TSH_REAL) continue;
+        if (tshi_dtype_computes(in[i]->dtype)) continue;
         (void)tsh_fail(ctx, TSH_ERR_DTYPE, "%s: argument %d is %s, not %s", op, i + 1,
                        tshi_dtype_name(in[i]->dtype), tshi_dtype_name(TSH_REAL));
         return NULL;
     }
     return ctx;
+}
+
+/* The same, and dtype TSH_REAL on all. */
+static tsh_ctx *tshi_tensor_check_real(const char *op, tsh_tensor *const *in, int n) {
+    tsh_ctx *ctx = tshi_tensor_check_floating(op, in, n);
+    int i;
+    for (i = 0; ctx && i < n; i++) {
+        if (in[i]->dtype == TSH_REAL) continue;
+        (void)tsh_fail(ctx, TSH_ERR_DTYPE, "%s: argument %d is %s, not %s; tsh_cast it", op, i + 1,
+                       tshi_dtype_name(in[i]->dtype), tshi_dtype_name(TSH_REAL));
+        return NULL;
+    }
+    return ctx;
+}
+
+/* What an op of several dtypes gives, as PyTorch: the wider one; of two that are as wide, neither.
+ */
+static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
+    tsh_dtype dtype = in[0]->dtype;
+    int i;
+    for (i = 1; i < n; i++) {
+        const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size;
+        if (in[i]->dtype != dtype) dtype = by > 0 ? in[i]->dtype : by < 0 ? dtype : TSH_REAL;
+    }
+    return dtype;
 }
 
 /* -- making ----------------------------------------------------------------- */
@@ -3880,10 +3917,17 @@ TSHI_INITS(TSHI_INIT_FUNCTION)
 #endif
 
 /* -- kernels per instruction set --------------------------------------------
- * Every kernel has one signature: n steps over operands at[i] with strides s[i], parameters p.
- * TSHI_KERNEL(name) compiles the inline function name_body once per instruction set into the table
- * name[]; ctx->isa picks. Plain loops inside, so that the compiler vectorises each for its set. */
-typedef void (*tshi_kernel_fn)(int64_t n, void *const *at, const int64_t *s, const double *p);
+ * A kernel takes n steps over its operands, whose number and order it says; what else it needs is in
+ * a struct of its own. TSHI_KERNEL(name, type) compiles the inline function name_body, whose last
+ * argument is a const type *, once per instruction set into the table name[]; ctx->isa picks. Plain
+ * loops inside, so that the compiler vectorises each for its set. */
+typedef struct tshi_operand {
+    void *data;   /* the first element */
+    int64_t step; /* in elements, from one to the next; of rows, from one row to the next */
+    tsh_dtype dtype;
+} tshi_operand;
+
+typedef void (*tshi_kernel_fn)(int64_t n, const tshi_operand *x, const void *params);
 
 enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 
@@ -3906,28 +3950,28 @@ static int tshi_kernel_isa(void) {
 #endif
 
 #define TSHI_KERNEL_ISA(name, isa, TARGET, ...)                                                    \
-    TARGET static void name##_##isa(int64_t n, void *const *at, const int64_t *s,                  \
-                                    const double *p) {                                             \
+    TARGET static void name##_##isa(int64_t n, const tshi_operand *x, const void *params) {        \
+        (void)params;                                                                              \
         name##_body(__VA_ARGS__);                                                                  \
     }
 #define TSHI_KERNEL_TABLE(name)                                                                    \
     static const tshi_kernel_fn name[TSHI_ISAS] = {name##_portable, name##_avx2, name##_avx512}
-#define TSHI_KERNEL(name)                                                                          \
-    TSHI_KERNEL_ISA(name, portable, , n, at, s, p)                                                 \
-    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, at, s, p)                                            \
-    TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, at, s, p)                                        \
+#define TSHI_KERNEL(name, type)                                                                    \
+    TSHI_KERNEL_ISA(name, portable, , n, x, (const type *)params)                                  \
+    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params)                             \
+    TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params)                         \
     TSHI_KERNEL_TABLE(name)
 
-/* The same for bodies with a fifth argument: whether a * b + c is one instruction. */
+/* The same for bodies with a fourth argument: whether a * b + c is one instruction. */
 #if defined(__FP_FAST_FMAF)
 #define TSHI_FUSED 1
 #else
 #define TSHI_FUSED 0
 #endif
-#define TSHI_KERNEL_FUSED(name)                                                                    \
-    TSHI_KERNEL_ISA(name, portable, , n, at, s, p, TSHI_FUSED)                                     \
-    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, at, s, p, TSHI_X86)                                  \
-    TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, at, s, p, TSHI_X86)                              \
+#define TSHI_KERNEL_FUSED(name, type)                                                              \
+    TSHI_KERNEL_ISA(name, portable, , n, x, (const type *)params, TSHI_FUSED)                      \
+    TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \
+    TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params, TSHI_X86)               \
     TSHI_KERNEL_TABLE(name)
 
 /* -- vector maths -----------------------------------------------------------
@@ -4253,6 +4297,55 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
 }
 
+/* Values e, e + 1, ... of the n of an operand: where they lie if they are tsh_real side by side,
+ * else in pad, which repeats a value after the last one. */
+TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n, tsh_real *pad) {
+    const tshi_dtype *row = &tshi_dtypes[x->dtype];
+    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
+    int i;
+    row->load((const char *)x->data + e * x->step * row->size, x->step, m, pad);
+    for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0];
+}
+
+TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
+                                             tsh_real *pad) {
+    if (x->dtype == TSH_REAL) return tshi_kernel_get((const tsh_real *)x->data, x->step, e, n, pad);
+    tshi_kernel_convert(x, e, n, pad);
+    return pad;
+}
+
+/* y = or += a block, rounded to y's dtype. Where y stands still it gets the sum. */
+TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
+                                     const tsh_real *block, int add) {
+    const tshi_dtype *row = &tshi_dtypes[y->dtype];
+    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
+    char *at = (char *)y->data + e * y->step * row->size;
+    tsh_real sum[TSHI_BLOCK];
+    int i;
+    if (add) row->load(at, y->step, m, sum);
+    for (i = 0; i < m; i++) sum[i] = add ? TSHI_R(sum[y->step ? i : 0] + block[i]) : block[i];
+    row->store(at, y->step, m, sum);
+}
+
+TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
+                                   const tsh_real *block, int add) {
+    if (y->dtype == TSH_REAL)
+        tshi_kernel_put((tsh_real *)y->data, y->step, e, n, block, add);
+    else
+        tshi_kernel_round_to(y, e, n, block, add);
+}
+
+/* The same of an operand of integers. */
+TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int64_t e, int64_t n,
+                                                     int64_t *pad) {
+    const tshi_dtype *row = &tshi_dtypes[x->dtype];
+    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
+    int i;
+    row->load_integer((const char *)x->data + e * x->step * row->size, x->step, m, pad);
+    for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0];
+    return pad;
+}
+
 /* The last n values of a row, `rest` behind them. */
 TSHI_APART void tshi_kernel_end(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
     int64_t i;
@@ -4371,7 +4464,7 @@ TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real mos
     return tshi_kernel_fold(lane) + (most - most);
 }
 
-/* A kernel's operands are void *; those it only reads come through here. */
+/* An operand's data is void *; what a kernel only reads comes through here. */
 static void *tshi_kernel_read(const void *data) {
     union {
         const void *from;
@@ -4381,9 +4474,26 @@ static void *tshi_kernel_read(const void *data) {
     return cast.to;
 }
 
+static tshi_operand tshi_kernel_operand(const void *data, int64_t step, tsh_dtype dtype) {
+    tshi_operand x;
+    x.data = tshi_kernel_read(data);
+    x.step = step;
+    x.dtype = dtype;
+    return x;
+}
+
+static tshi_operand tshi_kernel_reals(const tsh_real *data, int64_t step) {
+    return tshi_kernel_operand(data, step, TSH_REAL);
+}
+
+/* Moves an operand on by so many elements. */
+static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
+    if (x->data) x->data = (char *)x->data + elements * tshi_dtypes[x->dtype].size;
+}
+
 /* -- loops ------------------------------------------------------------------ */
 
-enum { TSHI_MAX_OPERANDS = 4 };
+enum { TSHI_MAX_OPERANDS = 4, TSHI_MAX_ROWS = 7 };
 
 /* One iteration space and the operands that walk it. */
 typedef struct tshi_loop {
@@ -4391,8 +4501,7 @@ typedef struct tshi_loop {
     int ndim, n;
     int64_t dim[TSH_MAX_DIMS];
     int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS];
-    void *at[TSHI_MAX_OPERANDS];
-    size_t width[TSHI_MAX_OPERANDS];
+    tshi_operand x[TSHI_MAX_OPERANDS];
 } tshi_loop;
 
 static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
@@ -4404,17 +4513,16 @@ static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
 
 /* An operand of tensor t's shape, aligned right; where t has global length 1 and the space has not,
  * it stands still. */
-TSHI_OUTLINE void tshi_kernel_operand(tshi_loop *loop, const tsh_tensor *t, void *data,
-                                const int64_t *stride, size_t width) {
+TSHI_OUTLINE void tshi_kernel_add_operand(tshi_loop *loop, const tsh_tensor *t, const void *data,
+                                          const int64_t *stride, tsh_dtype dtype) {
     int d, skip = loop->ndim - t->ndim;
     for (d = 0; d < skip; d++) loop->stride[loop->n][d] = 0;
     for (d = 0; d < t->ndim; d++) loop->stride[loop->n][d + skip] = t->dim[d] == 1 ? 0 : stride[d];
-    loop->at[loop->n] = data;
-    loop->width[loop->n++] = width;
+    loop->x[loop->n++] = tshi_kernel_operand(data, 0, dtype);
 }
 
 static void tshi_kernel_tensor(tshi_loop *loop, const tsh_tensor *t) {
-    tshi_kernel_operand(loop, t, tshi_tensor_at(t), t->stride, tsh_dtype_size(t->dtype));
+    tshi_kernel_add_operand(loop, t, tshi_tensor_at(t), t->stride, t->dtype);
 }
 
 /* Drops dimensions of length 1 and joins neighbours that every operand walks as one. */
@@ -4433,24 +4541,18 @@ static void tshi_kernel_join(tshi_loop *loop) {
 }
 
 /* A kernel over a joined space, the innermost dimension per call. */
-static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const double *p) {
-    int64_t index[TSH_MAX_DIMS] = {0}, s[TSHI_MAX_OPERANDS] = {0}, n = 1;
-    void *at[TSHI_MAX_OPERANDS];
+static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
+    tshi_operand x[TSHI_MAX_OPERANDS];
+    int64_t index[TSH_MAX_DIMS] = {0};
     int d, i, inner = loop->ndim - 1;
-    if (inner >= 0) n = loop->dim[inner];
-    for (i = 0; i < loop->n && inner >= 0; i++) s[i] = loop->stride[i][inner];
-    if (inner <= 0) {
-        kernel(n, loop->at, s, p);
-        return;
-    }
-    memcpy(at, loop->at, sizeof at);
+    memcpy(x, loop->x, sizeof x);
+    for (i = 0; i < loop->n && inner >= 0; i++) x[i].step = loop->stride[i][inner];
     for (;;) {
-        kernel(n, at, s, p);
+        kernel(inner >= 0 ? loop->dim[inner] : 1, x, params);
         for (d = inner - 1; d >= 0; d--) {
             int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d];
             for (i = 0; i < loop->n; i++)
-                at[i] = (char *)at[i] +
-                        loop->stride[i][d] * (back ? 1 - back : 1) * (int64_t)loop->width[i];
+                tshi_kernel_move(&x[i], loop->stride[i][d] * (back ? 1 - back : 1));
             if (!back) break;
             index[d] = 0;
         }
@@ -4462,7 +4564,7 @@ static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const
 typedef struct tshi_cut_loop {
     const tshi_loop *loop;
     tshi_kernel_fn kernel;
-    const double *p;
+    const void *params;
     int cut;
 } tshi_cut_loop;
 
@@ -4473,13 +4575,13 @@ static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
     (void)piece;
     part.dim[all->cut] = to - from;
     for (i = 0; i < part.n; i++)
-        part.at[i] = (char *)part.at[i] + part.stride[i][all->cut] * from * (int64_t)part.width[i];
-    tshi_kernel_walk(&part, all->kernel, all->p);
+        tshi_kernel_move(&part.x[i], part.stride[i][all->cut] * from);
+    tshi_kernel_walk(&part, all->kernel, all->params);
 }
 
 /* Runs a kernel, which writes to operand 0, over the whole space; the threads share the outermost
  * dimension along which that moves. */
-TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const double *p) {
+TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
     enum { LEAST = 1 << 15 }; /* elements that are worth a thread */
     tshi_cut_loop all;
     int64_t count = 1;
@@ -4492,35 +4594,35 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
     while (all.cut < loop->ndim && (!loop->stride[0][all.cut] || loop->dim[all.cut] < pieces))
         all.cut++;
     if (pieces == 1 || all.cut == loop->ndim) {
-        tshi_kernel_walk(loop, kernel, p);
+        tshi_kernel_walk(loop, kernel, params);
         return;
     }
     all.loop = loop;
     all.kernel = kernel;
-    all.p = p;
+    all.params = params;
     tshi_team_run(pieces, loop->dim[all.cut], all.cut == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece,
                   &all);
 }
 
-/* Rows that a kernel works on one by one: row r of operand i lies at at[i] + r * step[i]; own[i]
- * elements of it are scratch, apart for each piece. */
+/* Rows that a kernel works on one by one: row r of operand i lies x[i].step elements after row r - 1;
+ * own[i] elements of it are scratch, each piece's own. */
 typedef struct tshi_rows {
     tshi_kernel_fn kernel;
     int64_t count; /* of rows */
     int n;         /* of operands */
-    tsh_real *at[9];
-    int64_t step[9], own[9];
-    const int64_t *s;
-    const double *p;
+    tshi_operand x[TSHI_MAX_ROWS];
+    int64_t own[TSHI_MAX_ROWS];
+    const void *params;
 } tshi_rows;
 
 static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *rows = (const tshi_rows *)job;
-    void *at[9];
+    tshi_operand x[TSHI_MAX_ROWS];
     int i;
+    memcpy(x, rows->x, sizeof x);
     for (i = 0; i < rows->n; i++)
-        at[i] = rows->at[i] ? rows->at[i] + from * rows->step[i] + piece * rows->own[i] : NULL;
-    rows->kernel(to - from, at, rows->s, rows->p);
+        tshi_kernel_move(&x[i], from * x[i].step + piece * rows->own[i]);
+    rows->kernel(to - from, x, rows->params);
 }
 
 /* How many pieces, each worth a thread, `rows` rows of `length` elements make. */
@@ -4529,62 +4631,122 @@ static int tshi_kernel_pieces(const tsh_ctx *ctx, int64_t rows, int64_t length) 
     return tshi_team_pieces(ctx, rows, tshi_base_ceil(LEAST, length > 0 ? length : 1));
 }
 
-/* y = x, and y += x (values only). */
-#define TSHI_COPY_KERNEL(name, type)                                                               \
-    TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
-        type *TSHI_RESTRICT y = (type *)at[0];                                                     \
-        const type *TSHI_RESTRICT x = (const type *)at[1];                                         \
-        const int64_t sy = s[0], sx = s[1];                                                        \
-        int64_t i;                                                                                 \
-        (void)p;                                                                                   \
-        if (sy == 1 && sx == 1)                                                                    \
-            memcpy(y, x, (size_t)n * sizeof *y);                                                   \
-        else                                                                                       \
-            for (i = 0; i < n; i++) y[i * sy] = x[i * sx];                                         \
-    }                                                                                              \
-    TSHI_KERNEL(name);
-TSHI_COPY_KERNEL(tshi_kernel_copy4, uint32_t)
-TSHI_COPY_KERNEL(tshi_kernel_copy8, uint64_t)
-#undef TSHI_COPY_KERNEL
+/* y = x, n elements of the same type, which may be any of its size. */
+#define TSHI_KERNEL_MOVE(type)                                                                     \
+    do {                                                                                           \
+        type *TSHI_RESTRICT y = (type *)to->data;                                                  \
+        const type *TSHI_RESTRICT x = (const type *)from->data;                                    \
+        TSHI_EACH for (i = 0; i < n; i++) y[i * sy] = x[i * sx];                                   \
+    } while (0)
+TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const tshi_operand *from) {
+    const int64_t sy = to->step, sx = from->step;
+    int64_t i;
+    switch (tshi_dtypes[to->dtype].size) {
+    case 2: TSHI_KERNEL_MOVE(uint16_t); break;
+    case 4: TSHI_KERNEL_MOVE(uint32_t); break;
+    default: TSHI_KERNEL_MOVE(uint64_t); break;
+    }
+}
+#undef TSHI_KERNEL_MOVE
 
-TSHI_INLINE void tshi_kernel_add_body(int64_t n, void *const *at, const int64_t *s,
-                                      const double *p) {
-    tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK];
-    const tsh_real *x = (const tsh_real *)at[1];
+/* y = x of another dtype: between integers exactly, else through tsh_real. */
+TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_operand *from) {
+    enum { BLOCK = 256 };
+    const tshi_dtype *y = &tshi_dtypes[to->dtype], *x = &tshi_dtypes[from->dtype];
+    tshi_operand out = *to, in = *from;
+    union {
+        int64_t integer[BLOCK];
+        tsh_real real[BLOCK];
+    } block;
+    for (; n > 0; n -= BLOCK) {
+        const int64_t m = tshi_base_min(BLOCK, n);
+        if (x->floating || y->floating) {
+            x->load(in.data, in.step, m, block.real);
+            y->store(out.data, out.step, m, block.real);
+        } else {
+            x->load_integer(in.data, in.step, m, block.integer);
+            y->store_integer(out.data, out.step, m, block.integer);
+        }
+        tshi_kernel_move(&in, m * in.step);
+        tshi_kernel_move(&out, m * out.step);
+    }
+}
+
+/* y = x, converted where the dtypes differ. */
+static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *params) {
+    (void)params;
+    if (x[0].dtype != x[1].dtype)
+        tshi_kernel_cast(n, &x[0], &x[1]);
+    else if (x[0].step != 1 || x[1].step != 1)
+        tshi_kernel_move_each(n, &x[0], &x[1]);
+    else
+        memcpy(x[0].data, x[1].data, tshi_dtype_bytes(x[0].dtype, n));
+}
+
+/* y += x */
+TSHI_INLINE void tshi_kernel_add_body(int64_t n, const tshi_operand *x, const void *params) {
+    tsh_real pad[TSHI_BLOCK];
     int64_t e;
-    (void)p;
+    (void)params;
     for (e = 0; e < n; e += TSHI_BLOCK)
-        tshi_kernel_put(y, s[0], e, n, tshi_kernel_get(x, s[1], e, n, pad), 1);
+        tshi_kernel_store(&x[0], e, n, tshi_kernel_load(&x[1], e, n, pad), 1);
 }
-TSHI_KERNEL(tshi_kernel_add);
+TSHI_KERNEL(tshi_kernel_add, void);
 
-static tshi_kernel_fn tshi_kernel_copy(size_t width, int isa) {
-    return width == 4 ? tshi_kernel_copy4[isa] : tshi_kernel_copy8[isa];
-}
-
-/* Copies a tensor's local piece to dense row-major memory, or back. */
-static void tshi_kernel_dense(const tsh_tensor *t, void *dense, int to_tensor) {
+/* Copies a tensor's local piece to dense row-major memory of a dtype, or back. */
+static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype, int to_tensor) {
     int64_t stride[TSH_MAX_DIMS];
     tshi_loop loop;
-    size_t width = tsh_dtype_size(t->dtype);
     tshi_tensor_strides(t->local, t->ndim, stride);
     tshi_kernel_space(&loop, t);
     if (to_tensor) tshi_kernel_tensor(&loop, t);
-    tshi_kernel_operand(&loop, t, dense, stride, width);
+    tshi_kernel_add_operand(&loop, t, dense, stride, dtype);
     if (!to_tensor) tshi_kernel_tensor(&loop, t);
-    tshi_kernel_run(&loop, tshi_kernel_copy(width, t->ctx->isa), NULL);
+    tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
 }
 
-/* Row-major values of t: in place if they are dense, else a copy in *scratch, which the caller
- * drops. */
-static void *tshi_kernel_packed(const tsh_tensor *t, tshi_block **scratch) {
+/* Row-major values of t, of a dtype: in place if they are that, else a copy in *scratch, which the
+ * caller drops. */
+static void *tshi_kernel_packed_as(const tsh_tensor *t, tsh_dtype dtype, tshi_block **scratch) {
     *scratch = NULL;
-    if (tshi_tensor_is_dense(t)) return tshi_tensor_at(t);
-    *scratch = tshi_mem_take(t->ctx, TSH_MEM_STEP,
-                             (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
+    if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t);
+    *scratch = tshi_mem_take(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     if (!*scratch) return NULL;
-    tshi_kernel_dense(t, tshi_mem_data(*scratch), 0);
+    tshi_kernel_dense(t, tshi_mem_data(*scratch), dtype, 0);
     return tshi_mem_data(*scratch);
+}
+
+static void *tshi_kernel_packed(const tsh_tensor *t, tshi_block **scratch) {
+    return tshi_kernel_packed_as(t, t->dtype, scratch);
+}
+
+static tsh_real *tshi_kernel_packed_reals(const tsh_tensor *t, tshi_block **scratch) {
+    return (tsh_real *)tshi_kernel_packed_as(t, TSH_REAL, scratch);
+}
+
+/* t's values as tsh_real: in place, with t's strides, or a dense copy in *scratch, which the caller
+ * drops. NULL: no memory. */
+static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi_block **scratch) {
+    *scratch = NULL;
+    memcpy(stride, t->stride, sizeof t->stride);
+    if (t->dtype == TSH_REAL) return tshi_tensor_values(t);
+    tshi_tensor_strides(t->local, t->ndim, stride);
+    return tshi_kernel_packed_reals(t, scratch);
+}
+
+/* Where an op computes its output: in place where that is of tsh_real, else in *scratch, from which
+ * tshi_kernel_output_done rounds it to out's dtype. NULL: no memory. */
+static tsh_real *tshi_kernel_output(tsh_tensor *out, tshi_block **scratch) {
+    *scratch = NULL;
+    if (out->dtype == TSH_REAL) return tshi_tensor_values(out);
+    *scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
+    return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
+}
+
+static void tshi_kernel_output_done(tsh_tensor *out, tshi_block *scratch) {
+    if (!scratch) return;
+    tshi_kernel_dense(out, tshi_mem_data(scratch), TSH_REAL, 1);
+    tshi_mem_drop(out->ctx, scratch);
 }
 
 /* The rows of a tensor as gemm sees them: the leading dimensions as one of `rows` with step
@@ -6143,6 +6305,14 @@ static void *tshi_tape_saved(const tshi_node *node, int i) {
     return (char *)tshi_mem_data(node->saved[i]) + (size_t)t->offset * tsh_dtype_size(t->dtype);
 }
 
+/* The same as tsh_real, as tshi_kernel_reals_of. */
+static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *stride,
+                                       tshi_block **scratch) {
+    tsh_tensor saved = *(i < node->n ? node->in[i] : node->out);
+    saved.block = node->saved[i];
+    return tshi_kernel_reals_of(&saved, stride, scratch);
+}
+
 /* -- accumulators ----------------------------------------------------------- */
 
 /* Where a contribution goes: data with the strides of the input; add 0: write, 1: add. */
@@ -6297,11 +6467,10 @@ static void tshi_tape_give(tshi_node *node, int i) {
 }
 
 static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x, int64_t n) {
-    void *at[2];
-    static const int64_t s[2] = {1, 1};
-    at[0] = y;
-    at[1] = tshi_kernel_read(x);
-    tshi_kernel_add[ctx->isa](n, at, s, NULL);
+    tshi_operand operands[2];
+    operands[0] = tshi_kernel_reals(y, 1);
+    operands[1] = tshi_kernel_reals(x, 1);
+    tshi_kernel_add[ctx->isa](n, operands, NULL);
 }
 
 /* gr += gp, by exchange where gr is empty. */
@@ -6347,11 +6516,9 @@ static void tshi_tape_pour_at(tsh_tensor *t, const tshi_dest *dest, const tsh_re
     tsh_ctx *ctx = t->ctx;
     tshi_loop loop;
     tshi_kernel_space(&loop, t);
-    tshi_kernel_operand(&loop, t, dest->data, dest->stride, sizeof(tsh_real));
-    tshi_kernel_operand(&loop, t, tshi_kernel_read(values), stride, sizeof(tsh_real));
-    tshi_kernel_run(
-        &loop, dest->add ? tshi_kernel_add[ctx->isa] : tshi_kernel_copy(sizeof(tsh_real), ctx->isa),
-        NULL);
+    tshi_kernel_add_operand(&loop, t, dest->data, dest->stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, t, values, stride, TSH_REAL);
+    tshi_kernel_run(&loop, dest->add ? tshi_kernel_add[ctx->isa] : tshi_kernel_copy, NULL);
 }
 
 /* The same for input i of a node. */
@@ -7228,46 +7395,52 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
 
+/* What backward adds to: its place, and the op's scalar. */
+typedef struct tshi_slope {
+    double c;
+    int add; /* 0: the gradient is written, 1: added */
+} tshi_slope;
+
 #define TSHI_UNARY_ROW(name, linear, save, F, D)                                                   \
-    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, void *const *at, const int64_t *s,  \
-                                                    const double *p, int fused) {                  \
-        const tsh_real *from = (const tsh_real *)at[1], *in, c = TSHI_R(p[0]);                     \
-        tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];                         \
+    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *operand,        \
+                                                    const double *scalar, int fused) {             \
+        tsh_real pad[TSHI_BLOCK], y[TSHI_BLOCK];                                                   \
+        const tsh_real *in, c = TSHI_R(*scalar);                                                   \
         int64_t e;                                                                                 \
         int i;                                                                                     \
         (void)c;                                                                                   \
         (void)fused;                                                                               \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            in = tshi_kernel_get(from, s[1], e, n, pad);                                           \
+            in = tshi_kernel_load(&operand[1], e, n, pad);                                         \
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real x = in[i];                                                          \
-                out[i] = F;                                                                        \
+                y[i] = F;                                                                          \
             }                                                                                      \
-            tshi_kernel_put(y, s[0], e, n, out, 0);                                                \
+            tshi_kernel_store(&operand[0], e, n, y, 0);                                            \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_forward);                                                  \
-    TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, void *const *at, const int64_t *s, \
-                                                     const double *p, int fused) {                 \
-        const tsh_real *dy = (const tsh_real *)at[1], *kept = (const tsh_real *)at[2], *gs, *vs;   \
-        tsh_real *dx = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK];                     \
-        const tsh_real c = TSHI_R(p[0]);                                                           \
+    TSHI_KERNEL_FUSED(tshi_map_##name##_forward, double);                                          \
+    /* dx, dy, v */                                                                                \
+    TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, const tshi_operand *operand,       \
+                                                     const tshi_slope *slope, int fused) {         \
+        tsh_real pad[2][TSHI_BLOCK], dx[TSHI_BLOCK];                                               \
+        const tsh_real *gs, *vs, c = TSHI_R(slope->c);                                             \
         int64_t e;                                                                                 \
         int i;                                                                                     \
         (void)c;                                                                                   \
         (void)fused;                                                                               \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            gs = tshi_kernel_get(dy, s[1], e, n, pad[0]);                                          \
-            vs = tshi_kernel_get(kept, s[2], e, n, pad[1]);                                        \
+            gs = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
+            vs = tshi_kernel_load(&operand[2], e, n, pad[1]);                                      \
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real g = gs[i], v = vs[i];                                               \
                 (void)v;                                                                           \
-                out[i] = D;                                                                        \
+                dx[i] = D;                                                                         \
             }                                                                                      \
-            tshi_kernel_put(dx, s[0], e, n, out, p[1] > 0);                                        \
+            tshi_kernel_store(&operand[0], e, n, dx, slope->add);                                  \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_backward);                                                 \
+    TSHI_KERNEL_FUSED(tshi_map_##name##_backward, tshi_slope);                                     \
     static const tshi_unary tshi_map_##name##_row = {                                              \
         tshi_map_##name##_forward, tshi_map_##name##_backward, linear, TSHI_UNARY_##save};
 TSHI_UNARY_OPS(TSHI_UNARY_ROW)
@@ -7283,27 +7456,27 @@ static void tshi_map_unary_backward(tshi_node *node) {
     const tshi_unary_more *more = (const tshi_unary_more *)node->more;
     tsh_tensor *x = node->in[0], *out = node->out;
     int from = more->row->save == TSHI_UNARY_X ? 0 : 1;
-    double p[2];
+    tshi_slope slope;
     tshi_loop loop;
     tshi_dest dest;
     tsh_real *g = tshi_tape_grad(node);
     if (!tshi_tape_dest(node, 0, &dest)) return;
     tshi_kernel_space(&loop, out);
-    tshi_kernel_operand(&loop, x, dest.data, dest.stride, sizeof *g);
-    tshi_kernel_operand(&loop, out, g, out->stride, sizeof *g);
+    tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
     if (more->row->save == TSHI_UNARY_NONE)
-        tshi_kernel_operand(&loop, out, g, out->stride, sizeof *g);
+        tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
     else
-        tshi_kernel_operand(&loop, out, tshi_tape_saved(node, from), from ? out->stride : x->stride,
-                            sizeof *g);
-    p[0] = more->c;
-    p[1] = dest.add;
-    tshi_kernel_run(&loop, more->row->backward[out->ctx->isa], p);
+        tshi_kernel_add_operand(&loop, out, tshi_tape_saved(node, from),
+                                from ? out->stride : x->stride, x->dtype);
+    slope.c = more->c;
+    slope.add = dest.add;
+    tshi_kernel_run(&loop, more->row->backward[out->ctx->isa], &slope);
 }
 
 static tsh_tensor *tshi_map_unary(const char *op, tsh_tensor *x, const tshi_unary *row, double c) {
     static const int save[] = {TSHI_SAVE_NONE, 1, TSHI_SAVE_OUT};
-    tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating(op, &x, 1);
     tsh_shape shape = tsh_shape_of(x);
     tshi_loop loop;
     tsh_tensor *out;
@@ -7315,7 +7488,7 @@ static tsh_tensor *tshi_map_unary(const char *op, tsh_tensor *x, const tshi_unar
             "%s: the input is a partial sum over %d ranks and the op is not linear; complete it "
             "first: tsh_redistribute(x, tsh_replicated())",
             op, ctx->tp.size);
-    out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
+    out = tshi_tensor_out(ctx, op, x->dtype, &shape, &x->layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
@@ -7380,50 +7553,51 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : slope;
 }
 
-/* d = or += D; where d's operand was broadcast and stands still, the run is summed. */
+/* d = or += D; where d's operand was broadcast and stands still, the run is summed. Operands: d, g,
+ * a, b. */
 #define TSHI_BINARY_SLOPE(name, D)                                                                 \
-    TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p,    \
+    TSHI_INLINE void name##_body(int64_t n, const tshi_operand *x, const tshi_slope *slope,        \
                                  int fused) {                                                      \
+        tsh_real pad[3][TSHI_BLOCK], d[TSHI_BLOCK];                                                \
         const tsh_real *gs, *as, *bs;                                                              \
-        tsh_real *d = (tsh_real *)at[0], pad[3][TSHI_BLOCK], out[TSHI_BLOCK];                      \
         int64_t e;                                                                                 \
         int i;                                                                                     \
         (void)fused;                                                                               \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            gs = tshi_kernel_get((const tsh_real *)at[1], s[1], e, n, pad[0]);                     \
-            as = tshi_kernel_get((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
-            bs = tshi_kernel_get((const tsh_real *)at[3], s[3], e, n, pad[2]);                     \
+            gs = tshi_kernel_load(&x[1], e, n, pad[0]);                                            \
+            as = tshi_kernel_load(&x[2], e, n, pad[1]);                                            \
+            bs = tshi_kernel_load(&x[3], e, n, pad[2]);                                            \
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real g = gs[i], a = as[i], b = bs[i];                                    \
                 (void)a;                                                                           \
                 (void)b;                                                                           \
-                out[i] = D;                                                                        \
+                d[i] = D;                                                                          \
             }                                                                                      \
-            tshi_kernel_put(d, s[0], e, n, out, p[0] > 0);                                         \
+            tshi_kernel_store(&x[0], e, n, d, slope->add);                                         \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(name);
+    TSHI_KERNEL_FUSED(name, tshi_slope);
 
 #define TSHI_BINARY_ROW(name, rule, save, pass, F, DA, DB)                                         \
-    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, void *const *at, const int64_t *s,  \
-                                                    const double *p, int fused) {                  \
+    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *x,              \
+                                                    const void *params, int fused) {               \
+        tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
         const tsh_real *as, *bs;                                                                   \
-        tsh_real *y = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK];                      \
         int64_t e;                                                                                 \
         int i;                                                                                     \
-        (void)p;                                                                                   \
+        (void)params;                                                                              \
         (void)fused;                                                                               \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            as = tshi_kernel_get((const tsh_real *)at[1], s[1], e, n, pad[0]);                     \
-            bs = tshi_kernel_get((const tsh_real *)at[2], s[2], e, n, pad[1]);                     \
+            as = tshi_kernel_load(&x[1], e, n, pad[0]);                                            \
+            bs = tshi_kernel_load(&x[2], e, n, pad[1]);                                            \
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
                 const tsh_real a = as[i], b = bs[i];                                               \
-                out[i] = F;                                                                        \
+                y[i] = F;                                                                          \
             }                                                                                      \
-            tshi_kernel_put(y, s[0], e, n, out, 0);                                                \
+            tshi_kernel_store(&x[0], e, n, y, 0);                                                  \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_forward);                                                  \
+    TSHI_KERNEL_FUSED(tshi_map_##name##_forward, void);                                            \
     TSHI_BINARY_SLOPE(tshi_map_##name##_da, DA)                                                    \
     TSHI_BINARY_SLOPE(tshi_map_##name##_db, DB)                                                    \
     static const tshi_binary tshi_map_##name##_row = {                                             \
@@ -7436,8 +7610,10 @@ TSHI_BINARY_OPS(TSHI_BINARY_ROW)
 /* Operand i of a backward loop: its saved values, or g where none were needed. */
 static void tshi_map_saved(tshi_loop *loop, const tshi_node *node, int i) {
     const tsh_tensor *t = node->saved[i] ? node->in[i] : node->out;
-    void *data = node->saved[i] ? tshi_tape_saved(node, i) : (void *)tshi_tape_grad(node);
-    tshi_kernel_operand(loop, t, data, t->stride, sizeof(tsh_real));
+    if (node->saved[i])
+        tshi_kernel_add_operand(loop, t, tshi_tape_saved(node, i), t->stride, t->dtype);
+    else
+        tshi_kernel_add_operand(loop, t, tshi_tape_grad(node), t->stride, TSH_REAL);
 }
 
 /* Adds one input's gradient; a broadcast one is zeroed first and summed into. */
@@ -7446,16 +7622,17 @@ static void tshi_map_slope(tshi_node *node, int i, const tshi_kernel_fn *kernel)
     int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
     tshi_loop loop;
     tshi_dest dest;
-    double add;
+    tshi_slope slope;
     if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
         return;
-    add = dest.add;
+    slope.c = 0;
+    slope.add = dest.add;
     tshi_kernel_space(&loop, out);
-    tshi_kernel_operand(&loop, t, dest.data, dest.stride, sizeof(tsh_real));
-    tshi_kernel_operand(&loop, out, tshi_tape_grad(node), out->stride, sizeof(tsh_real));
+    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
     tshi_map_saved(&loop, node, 0);
     tshi_map_saved(&loop, node, 1);
-    tshi_kernel_run(&loop, kernel[out->ctx->isa], &add);
+    tshi_kernel_run(&loop, kernel[out->ctx->isa], &slope);
 }
 
 static void tshi_map_binary_backward(tshi_node *node) {
@@ -7482,11 +7659,11 @@ static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_bina
     unsigned partial;
     in[0] = a;
     in[1] = b;
-    ctx = tshi_tensor_check_real(row->name, in, 2);
+    ctx = tshi_tensor_check_floating(row->name, in, 2);
     if (!ctx || !tshi_map_shape(row->name, in, 2, &shape) ||
         !tshi_map_layout(row->name, row->rule, in, 2, &shape, &layout, &partial))
         return NULL;
-    out = tshi_tensor_out(ctx, row->name, TSH_REAL, &shape, &layout);
+    out = tshi_tensor_out(ctx, row->name, tshi_tensor_promote(in, 2), &shape, &layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
@@ -7512,37 +7689,57 @@ TSHI_BINARY_PUBLIC(pow)
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* y = a op b over one run; p: 1 for the opposite. NaN equals nothing. */
-#define TSHI_COMPARE_KERNEL(name, type, op)                                                        \
-    TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
-        int32_t *TSHI_RESTRICT y = (int32_t *)at[0];                                               \
-        const type *TSHI_RESTRICT a = (const type *)at[1], *TSHI_RESTRICT b = (const type *)at[2]; \
-        const int64_t sy = s[0], sa = s[1], sb = s[2];                                             \
-        const int32_t flip = p[0] > 0;                                                             \
-        int64_t i;                                                                                 \
-        TSHI_EACH for (i = 0; i < n; i++) y[i * sy] = (a[i * sa] op b[i * sb]) ^ flip;             \
+/* y = a op b, or the opposite. NaN equals nothing. Integers are compared with all their digits. */
+#define TSHI_COMPARE_LOOP(type, op)                                                                \
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                                  \
+        y[i] = (((const type *)as)[i] op((const type *)bs)[i]) ^ *flip;                            \
+    }
+#define TSHI_COMPARE_KERNEL(name, op)                                                              \
+    TSHI_INLINE void tshi_map_##name##_body(int64_t n, const tshi_operand *x, const int *flip) {   \
+        union {                                                                                    \
+            tsh_real real[TSHI_BLOCK];                                                             \
+            int64_t integer[TSHI_BLOCK];                                                           \
+        } pad[2];                                                                                  \
+        const int floating = tshi_dtypes[x[1].dtype].floating;                                     \
+        const void *as, *bs;                                                                       \
+        int32_t y[TSHI_BLOCK];                                                                     \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            if (floating) {                                                                        \
+                as = tshi_kernel_load(&x[1], e, n, pad[0].real);                                   \
+                bs = tshi_kernel_load(&x[2], e, n, pad[1].real);                                   \
+                TSHI_COMPARE_LOOP(tsh_real, op)                                                    \
+            } else {                                                                               \
+                as = tshi_kernel_load_integers(&x[1], e, n, pad[0].integer);                       \
+                bs = tshi_kernel_load_integers(&x[2], e, n, pad[1].integer);                       \
+                TSHI_COMPARE_LOOP(int64_t, op)                                                     \
+            }                                                                                      \
+            tshi_map_store_i32((int32_t *)x[0].data, x[0].step, e, n, y);                          \
+        }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL(name);
-#define TSHI_COMPARE_KERNELS(name, op)                                                             \
-    TSHI_COMPARE_KERNEL(tshi_map_##name##_real, tsh_real, op)                                      \
-    TSHI_COMPARE_KERNEL(tshi_map_##name##_i32, int32_t, op)                                        \
-    TSHI_COMPARE_KERNEL(tshi_map_##name##_i64, int64_t, op)                                        \
-    static const tshi_kernel_fn *const tshi_map_##name[3] = {                                      \
-        tshi_map_##name##_real, tshi_map_##name##_i32, tshi_map_##name##_i64};
-TSHI_COMPARE_KERNELS(eq, ==)
-TSHI_COMPARE_KERNELS(lt, <)
-TSHI_COMPARE_KERNELS(le, <=)
-#undef TSHI_COMPARE_KERNELS
-#undef TSHI_COMPARE_KERNEL
+    TSHI_KERNEL(tshi_map_##name, int);
 
-/* Which of three kernels: that of the values, of i32, of i64. */
-static int tshi_map_kind(tsh_dtype dtype) {
-    return dtype == TSH_I32 ? 1 : dtype == TSH_I64 ? 2 : 0;
+/* A block of truth values, to a tensor of i32. */
+TSHI_INLINE void tshi_map_store_i32(int32_t *y, int64_t step, int64_t e, int64_t n,
+                                    const int32_t *block) {
+    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
+    int i;
+    if (step == 1 && m == TSHI_BLOCK)
+        memcpy(y + e, block, TSHI_BLOCK * sizeof *y);
+    else
+        for (i = 0; i < m; i++) y[(e + i) * step] = block[i];
 }
+
+TSHI_COMPARE_KERNEL(eq, ==)
+TSHI_COMPARE_KERNEL(lt, <)
+TSHI_COMPARE_KERNEL(le, <=)
+#undef TSHI_COMPARE_KERNEL
+#undef TSHI_COMPARE_LOOP
 
 /* swap: the kernel sees b before a; flip: gives the opposite. */
 static tsh_tensor *tshi_map_compare(const char *op, tsh_tensor *a, tsh_tensor *b,
-                                    const tshi_kernel_fn *const *kernel, int swap, double flip) {
+                                    const tshi_kernel_fn *kernel, int swap, int flip) {
     tsh_tensor *in[2], *out;
     tsh_ctx *ctx;
     tsh_shape shape;
@@ -7564,7 +7761,7 @@ static tsh_tensor *tshi_map_compare(const char *op, tsh_tensor *a, tsh_tensor *b
     tshi_kernel_tensor(&loop, out);
     tshi_kernel_tensor(&loop, in[swap]);
     tshi_kernel_tensor(&loop, in[!swap]);
-    tshi_kernel_run(&loop, kernel[tshi_map_kind(a->dtype)][ctx->isa], &flip);
+    tshi_kernel_run(&loop, kernel[ctx->isa], &flip);
     return out;
 }
 
@@ -7580,35 +7777,39 @@ TSHI_COMPARE_PUBLIC(gt, lt, 1, 0)
 TSHI_COMPARE_PUBLIC(ge, le, 1, 0)
 #undef TSHI_COMPARE_PUBLIC
 
-/* where: y = c ? a : b; da = c ? g : 0, db = c ? 0 : g, summed over broadcast dimensions. */
-TSHI_INLINE void tshi_map_where_body(int64_t n, void *const *at, const int64_t *s,
-                                     const double *p) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
-    const int32_t *TSHI_RESTRICT c = (const int32_t *)at[1];
-    const tsh_real *TSHI_RESTRICT a = (const tsh_real *)at[2];
-    const tsh_real *TSHI_RESTRICT b = (const tsh_real *)at[3];
-    const int64_t sy = s[0], sc = s[1], sa = s[2], sb = s[3];
-    int64_t i;
-    (void)p;
-    TSHI_EACH for (i = 0; i < n; i++) {
-        const tsh_real yes = a[i * sa], no = b[i * sb];
-        y[i * sy] = c[i * sc] ? yes : no;
+/* where: y = c ? a : b. Operands: y, c, a, b. */
+TSHI_INLINE void tshi_map_where_body(int64_t n, const tshi_operand *x, const void *params) {
+    tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];
+    const tsh_real *a, *b;
+    int64_t cond[TSHI_BLOCK], e;
+    const int64_t *c;
+    int i;
+    (void)params;
+    for (e = 0; e < n; e += TSHI_BLOCK) {
+        c = tshi_kernel_load_integers(&x[1], e, n, cond);
+        a = tshi_kernel_load(&x[2], e, n, pad[0]);
+        b = tshi_kernel_load(&x[3], e, n, pad[1]);
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = c[i] ? a[i] : b[i];
+        tshi_kernel_store(&x[0], e, n, y, 0);
     }
 }
-TSHI_KERNEL(tshi_map_where);
+TSHI_KERNEL(tshi_map_where, void);
 
-TSHI_INLINE void tshi_map_where_slope_body(int64_t n, void *const *at, const int64_t *s,
-                                           const double *p) {
-    tsh_real *TSHI_RESTRICT d = (tsh_real *)at[0];
-    const tsh_real *TSHI_RESTRICT g = (const tsh_real *)at[1];
-    const int32_t *TSHI_RESTRICT c = (const int32_t *)at[2];
-    const int64_t sd = s[0], sg = s[1], sc = s[2];
-    const int first = p[0] > 0;
-    int64_t i;
-    for (i = 0; i < n; i++)
-        if ((c[i * sc] != 0) == first) d[i * sd] += g[i * sg];
+/* da += c ? g : 0, or db += c ? 0 : g. Operands: d, g, c; *first: 1 for da. */
+TSHI_INLINE void tshi_map_where_slope_body(int64_t n, const tshi_operand *x, const int *first) {
+    tsh_real pad[TSHI_BLOCK], d[TSHI_BLOCK];
+    const tsh_real *g;
+    int64_t cond[TSHI_BLOCK], e;
+    const int64_t *c;
+    int i;
+    for (e = 0; e < n; e += TSHI_BLOCK) {
+        g = tshi_kernel_load(&x[1], e, n, pad);
+        c = tshi_kernel_load_integers(&x[2], e, n, cond);
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) d[i] = (c[i] != 0) == *first ? g[i] : 0;
+        tshi_kernel_store(&x[0], e, n, d, 1);
+    }
 }
-TSHI_KERNEL(tshi_map_where_slope);
+TSHI_KERNEL(tshi_map_where_slope, int);
 
 static void tshi_map_where_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
@@ -7616,12 +7817,13 @@ static void tshi_map_where_backward(tshi_node *node) {
     for (i = 1; i <= 2; i++) {
         tshi_loop loop;
         tshi_dest dest;
-        double first = i == 1;
+        const int first = i == 1;
         if (!tshi_tape_dest_zeroed(node, i, &dest)) continue;
         tshi_kernel_space(&loop, out);
-        tshi_kernel_operand(&loop, node->in[i], dest.data, dest.stride, sizeof(tsh_real));
-        tshi_kernel_operand(&loop, out, tshi_tape_grad(node), out->stride, sizeof(tsh_real));
-        tshi_kernel_operand(&loop, node->in[0], tshi_tape_saved(node, 0), node->in[0]->stride, 4);
+        tshi_kernel_add_operand(&loop, node->in[i], dest.data, dest.stride, TSH_REAL);
+        tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
+        tshi_kernel_add_operand(&loop, node->in[0], tshi_tape_saved(node, 0), node->in[0]->stride,
+                                node->in[0]->dtype);
         tshi_kernel_run(&loop, tshi_map_where_slope[out->ctx->isa], &first);
     }
 }
@@ -7638,14 +7840,14 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
     in[1] = a;
     in[2] = b;
     ctx = tshi_tensor_check("tsh_where", in, 3);
-    if (!ctx || !tshi_tensor_check_real("tsh_where", in + 1, 2) ||
+    if (!ctx || !tshi_tensor_check_floating("tsh_where", in + 1, 2) ||
         !tshi_map_shape("tsh_where", in, 3, &shape) ||
         !tshi_map_layout("tsh_where", TSHI_RULE_WHERE, in, 3, &shape, &layout, &partial))
         return NULL;
     if (cond->dtype != TSH_I32)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
                                tshi_dtype_name(cond->dtype));
-    out = tshi_tensor_out(ctx, "tsh_where", TSH_REAL, &shape, &layout);
+    out = tshi_tensor_out(ctx, "tsh_where", tshi_tensor_promote(in + 1, 2), &shape, &layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
@@ -7658,51 +7860,18 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
     return out;
 }
 
-/* A value as an integer, towards zero: cut at +-(2^31 - 1), NaN is 0. */
-TSHI_INLINE int32_t tshi_map_whole(tsh_real v) {
-    const uint32_t bits = tshi_kernel_bits((float)v), a = bits & 0x7FFFFFFFu;
-    uint32_t whole;
-    if (sizeof(tsh_real) == 8) return (int32_t)tshi_dtype_clamp((double)v, 2147483647.0);
-    whole = (uint32_t)(int32_t)tshi_kernel_float(tshi_kernel_pick(a < 0x4F000000u, bits, 0u));
-    whole = tshi_kernel_pick(a - 0x4F000000u <= 0x30800000u,
-                             tshi_kernel_pick(bits == a, 0x7FFFFFFFu, 0x80000001u), whole);
-    return (int32_t)whole;
+static void tshi_map_cast_backward(tshi_node *node) {
+    tshi_tape_pass(node, 0); /* gradients are tsh_real, whatever the dtypes are */
 }
-
-/* y = f(x) from one type to another. */
-#define TSHI_CAST_KERNEL(name, to, from, F)                                                        \
-    TSHI_INLINE void name##_body(int64_t n, void *const *at, const int64_t *s, const double *p) {  \
-        to *TSHI_RESTRICT y = (to *)at[0];                                                         \
-        const from *TSHI_RESTRICT in = (const from *)at[1];                                        \
-        const int64_t sy = s[0], sx = s[1];                                                        \
-        int64_t i;                                                                                 \
-        (void)p;                                                                                   \
-        TSHI_EACH for (i = 0; i < n; i++) {                                                        \
-            const from x = in[i * sx];                                                             \
-            y[i * sy] = F;                                                                         \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL(name);
-TSHI_CAST_KERNEL(tshi_map_real_of_i32, tsh_real, int32_t, TSHI_R(x))
-TSHI_CAST_KERNEL(tshi_map_real_of_i64, tsh_real, int64_t, TSHI_R((double)x))
-TSHI_CAST_KERNEL(tshi_map_i32_of_real, int32_t, tsh_real, tshi_map_whole(x))
-TSHI_CAST_KERNEL(tshi_map_i32_of_i64, int32_t, int64_t, (int32_t)x)
-TSHI_CAST_KERNEL(tshi_map_i64_of_real, int64_t, tsh_real,
-                 (int64_t)tshi_dtype_clamp((double)x, 9223372036854774784.0))
-TSHI_CAST_KERNEL(tshi_map_i64_of_i32, int64_t, int32_t, x)
-#undef TSHI_CAST_KERNEL
 
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cast", &x, 1);
-    static const tshi_kernel_fn *const kernels[3][3] = {
-        {NULL, tshi_map_real_of_i32, tshi_map_real_of_i64},
-        {tshi_map_i32_of_real, NULL, tshi_map_i32_of_i64},
-        {tshi_map_i64_of_real, tshi_map_i64_of_i32, NULL}};
     tsh_shape shape = tsh_shape_of(x);
     tshi_loop loop;
     tsh_tensor *out;
     if (!ctx || x->dtype == dtype) return ctx ? x : NULL;
-    if (dtype != TSH_REAL && dtype != TSH_I32 && dtype != TSH_I64)
+    if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
+        (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)))
         return tshi_error_null(ctx, TSH_ERR_DTYPE,
                                "tsh_cast: takes %s, i32 or i64 in this build, not dtype %d",
                                tshi_dtype_name(TSH_REAL), (int)dtype);
@@ -7715,7 +7884,9 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
     tshi_kernel_tensor(&loop, x);
-    tshi_kernel_run(&loop, kernels[tshi_map_kind(dtype)][tshi_map_kind(x->dtype)][ctx->isa], NULL);
+    tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
+    if (tshi_dtypes[dtype].floating && tshi_dtypes[x->dtype].floating)
+        (void)tshi_tape_record("tsh_cast", out, &x, 1, 0, tshi_map_cast_backward, 0);
     return out;
 }
 
@@ -7774,37 +7945,44 @@ static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     return mask;
 }
 
-/* y = x times 0 or 1 / (1 - p): at y, x (may be y), mask; s: the first global element. */
-TSHI_INLINE void tshi_map_mask_part_body(int64_t n, void *const *at, const int64_t *s,
-                                         const double *p) {
-    tsh_real *y = (tsh_real *)at[0];
-    const tsh_real *x = (const tsh_real *)at[1];
-    const tshi_dropout *mask = (const tshi_dropout *)at[2];
+/* Which elements to keep: those of a run that begins at a global one. */
+typedef struct tshi_map_masking {
+    const tshi_dropout *mask;
+    int64_t first;
+} tshi_map_masking;
+
+/* y = x times 0 or 1 / (1 - p). Operands: y, x (may be y), dense. */
+TSHI_INLINE void tshi_map_mask_part_body(int64_t n, const tshi_operand *operand,
+                                         const tshi_map_masking *part) {
+    tsh_real *y = (tsh_real *)operand[0].data;
+    const tsh_real *x = (const tsh_real *)operand[1].data;
+    const tshi_dropout *mask = part->mask;
     const double limit = mask->p * 4294967296.0;
     const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;
     const tsh_real scale = mask->p < 1 ? TSHI_R(1 / (1 - mask->p)) : 0;
     const uint64_t key = mask->key, stream = mask->stream;
     uint32_t word[TSHI_RNG_WORDS];
     int64_t i, j, m;
-    int skip = (int)(s[0] % 4);
-    (void)p;
+    int skip = (int)(part->first % 4);
     for (i = 0; i < n; i += m, skip = 0) {
         m = tshi_base_min(TSHI_RNG_WORDS - skip, n - i);
-        tshi_rng_words(key, stream, (uint64_t)(s[0] + i) / 4, word);
+        tshi_rng_words(key, stream, (uint64_t)(part->first + i) / 4, word);
         TSHI_LANES for (j = 0; j < m; j++)
             y[i + j] = word[skip + j] >= below ? x[i + j] * scale : 0;
     }
 }
-TSHI_KERNEL(tshi_map_mask_part);
+TSHI_KERNEL(tshi_map_mask_part, tshi_map_masking);
 
 /* A run of global elements. */
 static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t length) {
     const tshi_dropout_run *run = (const tshi_dropout_run *)user;
-    void *at[3];
-    at[0] = run->y + local;
-    at[1] = tshi_kernel_read(run->x + local);
-    at[2] = tshi_kernel_read(run->mask);
-    tshi_map_mask_part[run->isa](length, at, &global, NULL);
+    tshi_map_masking part;
+    tshi_operand x[2];
+    part.mask = run->mask;
+    part.first = global;
+    x[0] = tshi_kernel_reals(run->y + local, 1);
+    x[1] = tshi_kernel_reals(run->x + local, 1);
+    tshi_map_mask_part[run->isa](length, x, &part);
 }
 
 static void tshi_map_dropout_backward(tshi_node *node) {
@@ -7869,7 +8047,7 @@ static tsh_tensor *tshi_map_copy(const char *op, tsh_tensor *x) {
     tsh_tensor *out = tshi_tensor_out(x->ctx, op, x->dtype, &shape, &x->layout);
     tshi_node *node;
     if (!out) return NULL;
-    tshi_kernel_dense(x, tshi_tensor_at(out), 0);
+    tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0);
     node = tshi_tape_record(op, out, &x, 1, 0, tshi_map_copy_backward, 0);
     if (node) node->raw = node->passes = 1;
     return out;
@@ -7891,7 +8069,7 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
     if (!tshi_tensor_check("tsh_keep", &x, 1)) return NULL;
     out = tshi_tensor_make(t->ctx, "tsh_keep", TSHI_OWNED, TSH_MEM_TENSORS, t->dtype, &shape,
                            &t->layout);
-    if (out) tshi_kernel_dense(t, tshi_tensor_at(out), 0);
+    if (out) tshi_kernel_dense(t, tshi_tensor_at(out), t->dtype, 0);
     return out;
 }
 
@@ -7950,32 +8128,29 @@ static int tshi_reduce_plan(const char *op, tsh_tensor *x, int dim, int keepdim,
 
 enum { TSHI_REDUCE_STRIP = 4096 }; /* columns whose sums stay in the cache */
 
-/* One contiguous run, blocks of 4096 in a fixed order, their sums in double. */
-TSHI_INLINE void tshi_reduce_sum_body(int64_t n, void *const *at, const int64_t *s,
-                                      const double *p) {
-    tsh_real *y = (tsh_real *)at[0];
-    const tsh_real *x = (const tsh_real *)at[1];
+/* One contiguous run, blocks of 4096 in a fixed order, their sums in double, times c. Operands: y,
+ * x. */
+TSHI_INLINE void tshi_reduce_sum_body(int64_t n, const tshi_operand *operand, const double *c) {
+    const tsh_real *x = (const tsh_real *)operand[1].data;
     double total = 0;
     int64_t i;
-    (void)s;
     for (i = 0; i < n; i += 4096)
         total += (double)tshi_kernel_sum(x + i, n - i < 4096 ? n - i : 4096);
-    y[0] = TSHI_R(total * p[0]);
+    *(tsh_real *)operand[0].data = TSHI_R(total * *c);
 }
-TSHI_KERNEL(tshi_reduce_sum);
+TSHI_KERNEL(tshi_reduce_sum, double);
 
-/* y = the sum of rows of n columns, in order. at y, x; s: rows, their step. */
-TSHI_INLINE void tshi_reduce_rows_body(int64_t n, void *const *at, const int64_t *s,
-                                       const double *p) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
-    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
+/* y = the sum of so many rows of n columns, in order. Operands: y, x, with the step of rows. */
+TSHI_INLINE void tshi_reduce_rows_body(int64_t n, const tshi_operand *operand,
+                                       const int64_t *rows) {
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     int64_t row, e;
-    (void)p;
     for (e = 0; e < n; e++) y[e] = 0;
-    for (row = 0; row < s[0]; row++, x += s[1])
+    for (row = 0; row < *rows; row++, x += operand[1].step)
         TSHI_EACH for (e = 0; e < n; e++) y[e] += x[e];
 }
-TSHI_KERNEL(tshi_reduce_rows);
+TSHI_KERNEL(tshi_reduce_rows, int64_t);
 
 typedef struct tshi_sums {
     const tshi_reduction *r;
@@ -7991,21 +8166,19 @@ static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to
     const int64_t n = sums->r->n, inner = sums->r->inner;
     const tsh_real *x = sums->x;
     tsh_real *y = sums->y;
-    int64_t o, i, s[2];
-    void *at[2];
+    tshi_operand operand[2];
+    int64_t o, i;
     (void)piece;
-    s[0] = n;
-    s[1] = inner;
     for (o = from; o < to && inner == 1; o++) {
-        at[0] = y + o;
-        at[1] = tshi_kernel_read(x + o * n);
-        tshi_reduce_sum[sums->isa](n, at, NULL, &sums->c);
+        operand[0] = tshi_kernel_reals(y + o, 1);
+        operand[1] = tshi_kernel_reals(x + o * n, 1);
+        tshi_reduce_sum[sums->isa](n, operand, &sums->c);
     }
     for (o = 0; o < sums->r->outer && inner > 1; o++, x += n * inner, y += inner) {
         for (i = from; i < to; i += TSHI_REDUCE_STRIP) {
-            at[0] = y + i;
-            at[1] = tshi_kernel_read(x + i);
-            tshi_reduce_rows[sums->isa](tshi_base_min(TSHI_REDUCE_STRIP, to - i), at, s, NULL);
+            operand[0] = tshi_kernel_reals(y + i, 1);
+            operand[1] = tshi_kernel_reals(x + i, inner);
+            tshi_reduce_rows[sums->isa](tshi_base_min(TSHI_REDUCE_STRIP, to - i), operand, &n);
         }
         for (i = from; i < to; i++) y[i] *= TSHI_R(sums->c);
     }
@@ -8037,8 +8210,8 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
 }
 
 typedef struct tshi_reduce_more {
-    double c;
-    int axis;
+    double c; /* of sum and mean */
+    int axis, is_log;
 } tshi_reduce_more;
 
 static void tshi_reduce_sum_backward(tshi_node *node) {
@@ -8048,34 +8221,37 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_loop loop;
     tshi_dest dest;
     tsh_real *g = tshi_tape_grad(node);
-    double p[2];
+    tshi_slope slope;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     tshi_reduce_spread(x, node->out, more->axis, stride);
     tshi_kernel_space(&loop, x);
-    tshi_kernel_operand(&loop, x, dest.data, dest.stride, sizeof *g);
-    tshi_kernel_operand(&loop, x, g, stride, sizeof *g);
-    tshi_kernel_operand(&loop, x, g, stride, sizeof *g);
-    p[0] = more->c;
-    p[1] = dest.add;
-    tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], p);
+    tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
+    slope.c = more->c;
+    slope.add = dest.add;
+    tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], &slope);
 }
 
 static tsh_tensor *tshi_reduce_scaled(const char *op, tsh_tensor *x, int dim, int keepdim,
                                       int mean) {
-    tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating(op, &x, 1);
     tshi_reduction r;
-    tshi_block *scratch;
+    tshi_block *scratch, *unrounded;
     tsh_tensor *out;
     tshi_node *node;
     const tsh_real *values;
+    tsh_real *sums;
     double c;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, 1, &r)) return NULL;
     c = mean ? 1.0 / (double)r.length : 1.0;
-    out = tshi_tensor_out(ctx, op, TSH_REAL, &r.shape, &r.layout);
-    values = out ? (const tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
-    if (!values) return NULL;
-    tshi_reduce_sums(ctx, &r, tshi_tensor_values(out), values, c);
-    tshi_mem_drop(ctx, scratch);
+    out = tshi_tensor_out(ctx, op, x->dtype, &r.shape, &r.layout);
+    values = out ? tshi_kernel_packed_reals(x, &scratch) : NULL;
+    sums = values ? tshi_kernel_output(out, &unrounded) : NULL;
+    if (sums) tshi_reduce_sums(ctx, &r, sums, values, c);
+    if (values) tshi_mem_drop(ctx, scratch);
+    if (!sums) return NULL;
+    tshi_kernel_output_done(out, unrounded);
     node = tshi_tape_record(op, out, &x, 1, 0, tshi_reduce_sum_backward, sizeof(tshi_reduce_more));
     if (node) ((tshi_reduce_more *)node->more)->c = c;
     if (node) ((tshi_reduce_more *)node->more)->axis = r.axis;
@@ -8115,7 +8291,7 @@ typedef struct tshi_lines {
     tsh_real *at[3]; /* whole lines: the first are written, the others read; or NULL */
     int64_t *place;  /* a value of each line is written, or NULL */
     tsh_real *most;  /* the same */
-    const double *p;
+    const void *params;
     tsh_real *turned; /* each piece's room for columns of those at[] that there are */
 } tshi_lines;
 
@@ -8124,14 +8300,14 @@ static int tshi_reduce_operands(const tshi_lines *lines) {
     return !!lines->at[0] + !!lines->at[1] + !!lines->at[2];
 }
 
-/* The kernel gets at[], place and most of one line at a time, and no s. */
+/* The kernel gets at[], place and most of one line at a time. */
 static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
     const tshi_lines *lines = (const tshi_lines *)job;
     const int64_t n = lines->n, step = lines->step;
     const int64_t room = tshi_base_min(TSHI_REDUCE_COLUMNS, step) * n;
     tsh_real *turned = lines->turned, *own[3];
     int64_t m, c;
-    void *at[5];
+    tshi_operand x[5];
     int i;
     if (turned) turned += tshi_reduce_operands(lines) * room * piece;
     for (i = 0; i < 3 && turned; i++) {
@@ -8145,10 +8321,13 @@ static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
             if (lines->at[i]) tshi_reduce_turn(own[i], lines->at[i] + first, n, step, m, 0);
         for (c = 0; c < m; c++) {
             for (i = 0; i < 3; i++)
-                at[i] = !lines->at[i] ? NULL : turned ? own[i] + c * n : lines->at[i] + first;
-            at[3] = lines->place ? lines->place + from + c : NULL;
-            at[4] = lines->most ? lines->most + from + c : NULL;
-            lines->kernel(n, at, NULL, lines->p);
+                x[i] = tshi_kernel_reals(!lines->at[i] ? NULL
+                                         : turned      ? own[i] + c * n
+                                                       : lines->at[i] + first,
+                                         1);
+            x[3] = tshi_kernel_operand(lines->place ? lines->place + from + c : NULL, 1, TSH_I64);
+            x[4] = tshi_kernel_reals(lines->most ? lines->most + from + c : NULL, 1);
+            lines->kernel(n, x, lines->params);
         }
         if (turned && lines->at[0]) tshi_reduce_turn(own[0], lines->at[0] + first, n, step, m, 1);
     }
@@ -8208,22 +8387,22 @@ TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
     return first;
 }
 
-/* One line: at 1: x, 3: its place, 4: the value, or NULL. */
-TSHI_INLINE void tshi_reduce_place_body(int64_t n, void *const *at, const int64_t *s,
-                                        const double *p) {
-    const tsh_real *x = (const tsh_real *)at[1];
+/* One line: operands 1: x, 3: its place, 4: the value, or NULL. */
+TSHI_INLINE void tshi_reduce_place_body(int64_t n, const tshi_operand *operand,
+                                        const void *params) {
+    const tsh_real *x = (const tsh_real *)operand[1].data;
+    tsh_real *most = (tsh_real *)operand[4].data;
     const int64_t part = 1 << 16;
     int64_t i, here, best = 0;
-    (void)s;
-    (void)p;
+    (void)params;
     for (i = 0; i < n && x[best] == x[best]; i += part) {
         here = i + tshi_reduce_first(x + i, tshi_base_min(part, n - i));
         if (!(x[here] <= x[best])) best = here;
     }
-    *(int64_t *)at[3] = best;
-    if (at[4]) *(tsh_real *)at[4] = x[best];
+    *(int64_t *)operand[3].data = best;
+    if (most) *most = x[best];
 }
-TSHI_KERNEL(tshi_reduce_place);
+TSHI_KERNEL(tshi_reduce_place, void);
 
 /* dx at the saved place += dy. */
 static void tshi_reduce_max_backward(tshi_node *node) {
@@ -8252,10 +8431,10 @@ static void tshi_reduce_max_backward(tshi_node *node) {
 
 static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int keepdim,
                                    int want_place) {
-    tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating(op, &x, 1);
     tshi_reduction r;
     tshi_lines lines;
-    tshi_block *scratch, *aux = NULL;
+    tshi_block *scratch, *unrounded = NULL, *aux = NULL;
     tsh_tensor *out;
     tshi_node *node = NULL;
     int done;
@@ -8263,20 +8442,21 @@ static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int k
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op);
-    out = tshi_tensor_out(ctx, op, want_place ? TSH_I64 : TSH_REAL, &r.shape, &r.layout);
+    out = tshi_tensor_out(ctx, op, want_place ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (out && !want_place)
         aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof(int64_t));
     memset(&lines, 0, sizeof lines);
-    if (aux || (out && want_place)) lines.at[1] = (tsh_real *)tshi_kernel_packed(x, &scratch);
+    if (aux) lines.most = tshi_kernel_output(out, &unrounded);
+    if (lines.most || (out && want_place)) lines.at[1] = tshi_kernel_packed_reals(x, &scratch);
     if (!lines.at[1]) tshi_mem_drop(ctx, aux);
     if (!lines.at[1]) return NULL;
     lines.kernel = tshi_reduce_place[ctx->isa];
     lines.n = r.n;
     lines.step = r.inner;
     lines.place = (int64_t *)(want_place ? tshi_tensor_at(out) : tshi_mem_data(aux));
-    lines.most = want_place ? NULL : tshi_tensor_values(out);
     done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);
+    tshi_kernel_output_done(out, unrounded);
     if (done && !want_place)
         node = tshi_tape_record(op, out, &x, 1, 0, tshi_reduce_max_backward,
                                 sizeof(tshi_reduce_more));
@@ -8301,18 +8481,17 @@ TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
  * m = max x, y = e^(x-m) / sum e^(x-m);   dx = y (dy - sum dy y)
  * log: y = x - m - log sum e^(x-m);       dx = dy - e^y sum dy                */
 
-/* One row: at y, x; p[0]: log. */
-TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int64_t *s,
-                                          const double *p, int fused) {
-    tsh_real *y = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];
-    const tsh_real *x = (const tsh_real *)at[1], *in;
-    const int log = p[0] > 0;
+/* One row. Operands: y, x. */
+TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, const tshi_operand *operand,
+                                          const int *is_log, int fused) {
+    tsh_real *y = (tsh_real *)operand[0].data, pad[TSHI_BLOCK], out[TSHI_BLOCK];
+    const tsh_real *x = (const tsh_real *)operand[1].data, *in;
+    const int log = *is_log;
     const tsh_real most = tshi_kernel_max(x, n);
     const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, fused);
     const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
     int64_t e;
     int i;
-    (void)s;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
         if (log) /* not x - (most + c), which would be rounded to the size of most */
@@ -8322,21 +8501,21 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, void *const *at, const int6
         tshi_kernel_put(y, 1, e, n, out, 0);
     }
 }
-TSHI_KERNEL_FUSED(tshi_reduce_softmax);
+TSHI_KERNEL_FUSED(tshi_reduce_softmax, int);
 
-/* One row: at dx, y, dy; p[0]: log. */
-TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, void *const *at, const int64_t *s,
-                                                const double *p, int fused) {
-    tsh_real *dx = (tsh_real *)at[0], pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
-    const tsh_real *y = (const tsh_real *)at[1], *dy = (const tsh_real *)at[2], *ys, *gs;
-    const tsh_real sum = p[0] > 0 ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
+/* One row. Operands: dx, y, dy. */
+TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, const tshi_operand *operand,
+                                                const int *is_log, int fused) {
+    tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
+    const tsh_real *y = (const tsh_real *)operand[1].data, *ys;
+    const tsh_real *dy = (const tsh_real *)operand[2].data, *gs;
+    const tsh_real sum = *is_log ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
     int64_t e;
     int i;
-    (void)s;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         ys = tshi_kernel_get(y, 1, e, n, pad[0]);
         gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
-        if (p[0] > 0)
+        if (*is_log)
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
         else
@@ -8344,7 +8523,7 @@ TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, void *const *at, cons
         tshi_kernel_put(dx, 1, e, n, out, 0);
     }
 }
-TSHI_KERNEL_FUSED(tshi_reduce_softmax_slope);
+TSHI_KERNEL_FUSED(tshi_reduce_softmax_slope, int);
 
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_more *more = (const tshi_reduce_more *)node->more;
@@ -8353,24 +8532,26 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     int64_t inner = tshi_tensor_product(out->local + more->axis + 1, out->ndim - more->axis - 1);
     tshi_lines lines;
     tshi_dest dest;
-    tshi_block *scratch;
+    tshi_block *scratch, *saved;
+    int64_t stride[TSH_MAX_DIMS];
     if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_room(node, &dest, &scratch)) return;
     memset(&lines, 0, sizeof lines);
     lines.kernel = tshi_reduce_softmax_slope[out->ctx->isa];
     lines.n = out->local[more->axis];
     lines.step = inner;
     lines.at[0] = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest.data;
-    lines.at[1] = (tsh_real *)tshi_tape_saved(node, 1);
+    lines.at[1] = tshi_tape_saved_reals(node, 1, stride, &saved);
     lines.at[2] = tshi_tape_grad(node);
-    lines.p = &more->c;
-    (void)tshi_reduce_run(out->ctx, outer * inner, &lines);
+    lines.params = &more->is_log;
+    if (lines.at[1]) (void)tshi_reduce_run(out->ctx, outer * inner, &lines);
+    tshi_mem_drop(out->ctx, saved);
     tshi_map_pour(node, &dest, scratch);
 }
 
-static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim, double log) {
-    tsh_ctx *ctx = tshi_tensor_check_real(op, &x, 1);
+static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim, int is_log) {
+    tsh_ctx *ctx = tshi_tensor_check_floating(op, &x, 1);
     tshi_reduction r;
-    tshi_block *scratch;
+    tshi_block *scratch, *unrounded;
     tsh_tensor *out;
     tshi_node *node = NULL;
     tsh_shape shape;
@@ -8378,21 +8559,22 @@ static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim,
     int done;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, 0, &r)) return NULL;
     shape = tsh_shape_of(x);
-    out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
+    out = tshi_tensor_out(ctx, op, x->dtype, &shape, &x->layout);
     memset(&lines, 0, sizeof lines);
-    lines.at[1] = out ? (tsh_real *)tshi_kernel_packed(x, &scratch) : NULL;
+    lines.at[0] = out ? tshi_kernel_output(out, &unrounded) : NULL;
+    lines.at[1] = lines.at[0] ? tshi_kernel_packed_reals(x, &scratch) : NULL;
     if (!lines.at[1]) return NULL;
     lines.kernel = tshi_reduce_softmax[ctx->isa];
     lines.n = r.n;
     lines.step = r.inner;
-    lines.at[0] = tshi_tensor_values(out);
-    lines.p = &log;
+    lines.params = &is_log;
     done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);
+    tshi_kernel_output_done(out, unrounded);
     if (done)
         node = tshi_tape_record(op, out, &x, 1, TSHI_SAVE_OUT, tshi_reduce_softmax_backward,
                                 sizeof(tshi_reduce_more));
-    if (node) ((tshi_reduce_more *)node->more)->c = log;
+    if (node) ((tshi_reduce_more *)node->more)->is_log = is_log;
     if (node) ((tshi_reduce_more *)node->more)->axis = r.axis;
     return done ? out : NULL;
 }
@@ -8523,11 +8705,12 @@ TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **par
 
 /* -- concat ----------------------------------------------------------------- */
 
-/* Local strides and sizes of part i inside the output: `at` moves along dim. */
-static void tshi_view_part(tshi_loop *loop, const tsh_tensor *part, const tsh_tensor *out,
-                           tsh_real *data, int dim, int64_t *at, size_t width) {
-    tshi_kernel_operand(loop, part, (char *)data + (size_t)(*at * out->stride[dim]) * width,
-                        out->stride, width);
+/* The operand of part i's shape inside the output: `at` moves along dim. */
+static void tshi_view_part(tshi_loop *loop, const tsh_tensor *part, const tsh_tensor *out, int dim,
+                           int64_t *at) {
+    const int64_t offset = *at * out->stride[dim] * tshi_dtypes[out->dtype].size;
+    tshi_kernel_add_operand(loop, part, (char *)tshi_tensor_at(out) + offset, out->stride,
+                            out->dtype);
     *at += part->local[dim];
 }
 
@@ -8594,7 +8777,6 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     tshi_node *node;
     int i, d;
     int64_t at = 0;
-    size_t width;
     if (!ctx && n > 30 && parts && parts[0])
         return tshi_error_null(parts[0]->ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30",
                                n);
@@ -8606,13 +8788,12 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     if (!tshi_view_concat_layout(parts, n, d, &shape, &layout)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_concat", parts[0]->dtype, &shape, &layout);
     if (!out) return NULL;
-    width = tsh_dtype_size(out->dtype);
     for (i = 0; i < n; i++) {
         tshi_loop loop;
         tshi_kernel_space(&loop, parts[i]);
-        tshi_view_part(&loop, parts[i], out, tshi_tensor_values(out), d, &at, width);
+        tshi_view_part(&loop, parts[i], out, d, &at);
         tshi_kernel_tensor(&loop, parts[i]);
-        tshi_kernel_run(&loop, tshi_kernel_copy(width, ctx->isa), NULL);
+        tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
     }
     node = tshi_tape_record("tsh_concat", out, parts, n, 0, tshi_view_concat_backward, sizeof d);
     if (node) memcpy(node->more, &d, sizeof d);
@@ -9219,7 +9400,7 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
     if (ctx->tp.size == 1) return x->layout.kind == TSH_REPLICATED ? x : tsh_full(x);
     out = tshi_tensor_out(ctx, "tsh_tp_reduce", x->dtype, &shape, NULL);
     if (!out) return NULL;
-    tshi_kernel_dense(x, tshi_tensor_at(out), 0);
+    tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0);
     if (tshi_error_comm(
             ctx, tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_numel(out), out->dtype, op),
             "tsh_tp_reduce: all-reduce") != TSH_OK)
@@ -9320,7 +9501,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
     if (!tshi_redistribute_io("tsh_read", ctx, t, extent, out, bytes)) return ctx->error.code;
     if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
-        tshi_kernel_dense(t, out, 0);
+        tshi_kernel_dense(t, out, t->dtype, 0);
         return TSH_OK;
     }
     if (!(values = tshi_kernel_packed(t, &scratch))) return ctx->error.code;
@@ -9344,14 +9525,14 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     if (!tshi_tensor_may_change("tsh_write", t->base)) return ctx->error.code;
     if (!tsh_numel(t)) return TSH_OK;
     if (extent == TSH_LOCAL || t->layout.kind == TSH_REPLICATED || ctx->tp.size == 1) {
-        tshi_kernel_dense(t, tshi_kernel_read(in), 1);
+        tshi_kernel_dense(t, tshi_kernel_read(in), t->dtype, 1);
         return TSH_OK;
     }
     scratch = tshi_mem_take(ctx, TSH_MEM_STEP,
                             (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
     if (!scratch) return ctx->error.code;
     (void)tshi_redistribute_move(t, &whole, &t->layout, t->dtype, in, tshi_mem_data(scratch));
-    tshi_kernel_dense(t, tshi_mem_data(scratch), 1);
+    tshi_kernel_dense(t, tshi_mem_data(scratch), t->dtype, 1);
     tshi_mem_drop(ctx, scratch);
     return ctx->error.code;
 }
@@ -9738,8 +9919,8 @@ static void tshi_linear_backward(tshi_node *node) {
     if (b && tshi_tape_dest_zeroed(node, 2, &dest)) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
-        tshi_kernel_operand(&loop, b, dest.data, dest.stride, sizeof *g);
-        tshi_kernel_operand(&loop, out, g, out->stride, sizeof *g);
+        tshi_kernel_add_operand(&loop, b, dest.data, dest.stride, TSH_REAL);
+        tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
         tshi_kernel_run(&loop, tshi_kernel_add[out->ctx->isa], NULL);
     }
     tshi_mem_drop(out->ctx, whole_x);
@@ -9873,20 +10054,19 @@ typedef struct tshi_lookup {
     int by_count, sparse;
 } tshi_lookup;
 
-/* A row: d += share g; at d, g. */
-TSHI_INLINE void tshi_embedding_slope_body(int64_t n, void *const *at, const int64_t *s,
-                                           const double *p) {
-    tsh_real *d = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK], share = TSHI_R(p[0]);
-    const tsh_real *in;
+/* A row: d += share g. Operands: d, g. */
+TSHI_INLINE void tshi_embedding_slope_body(int64_t n, const tshi_operand *x, const double *part) {
+    tsh_real pad[TSHI_BLOCK], d[TSHI_BLOCK], share = TSHI_R(*part);
+    const tsh_real *g;
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        in = tshi_kernel_get((const tsh_real *)at[1], 1, e, n, pad);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * share;
-        tshi_kernel_put(d, s[0], e, n, out, 1);
+        g = tshi_kernel_load(&x[1], e, n, pad);
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) d[i] = g[i] * share;
+        tshi_kernel_store(&x[0], e, n, d, 1);
     }
 }
-TSHI_KERNEL(tshi_embedding_slope);
+TSHI_KERNEL(tshi_embedding_slope, double);
 
 /* Columns [from, to): ids are added in order. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
@@ -9896,15 +10076,16 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
     const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux);
     const int64_t *times = row + lookup->count, *stride = work->dest.stride;
     double share = 1;
-    void *at[2];
+    tshi_operand x[2];
     int64_t i;
     (void)piece;
     for (i = 0; i < lookup->count; i++, g += lookup->width) {
         if (row[i] < 0) continue;
         if (lookup->by_count) share = 1 / (double)times[i];
-        at[0] = work->dest.data + row[i] * stride[0] + from * stride[1];
-        at[1] = tshi_kernel_read(g + from);
-        tshi_embedding_slope[work->node->out->ctx->isa](to - from, at, stride + 1, &share);
+        x[0] = tshi_kernel_reals(work->dest.data + row[i] * stride[0] + from * stride[1],
+                                 stride[1]);
+        x[1] = tshi_kernel_reals(g + from, 1);
+        tshi_embedding_slope[work->node->out->ctx->isa](to - from, x, &share);
     }
 }
 
@@ -10189,21 +10370,30 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
     }
 }
 
+typedef struct tshi_norm {
+    int64_t d; /* features */
+    double eps;
+    int about_zero; /* rms_norm */
+    int add;        /* backward: dx is added to */
+} tshi_norm;
+
 /* xh = (x - mean) / sqrt(mean((x - mean)^2) + eps), y = w xh + b; about zero: with 0 for the mean.
- * n rows: at y, x, w, b or NULL, stats (mean, 1 / sqrt) per row; s: D, step of x's rows; p: eps,
- * about zero. */
-TSHI_INLINE void tshi_norm_rows_body(int64_t n, void *const *at, const int64_t *s,
-                                     const double *p) {
-    tsh_real *y = (tsh_real *)at[0], *stats = (tsh_real *)at[4];
-    const tsh_real *x = (const tsh_real *)at[1];
+ * n rows; b may be NULL; stats: mean and 1 / sqrt of each row. */
+enum { TSHI_NORM_Y, TSHI_NORM_X, TSHI_NORM_W, TSHI_NORM_B, TSHI_NORM_STATS, TSHI_NORM_OPERANDS };
+TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
+    const tshi_operand *from = &operand[TSHI_NORM_X], *to = &operand[TSHI_NORM_Y];
+    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;
+    const tsh_real *b = (const tsh_real *)operand[TSHI_NORM_B].data;
+    tsh_real *y = (tsh_real *)to->data, *stats = (tsh_real *)operand[TSHI_NORM_STATS].data;
+    const tsh_real *x = (const tsh_real *)from->data;
     int64_t r;
-    for (r = 0; r < n; r++, x += s[1], y += s[0], stats += 2) {
-        tshi_norm_moments(x, s[0], !(p[1] > 0), stats);
-        stats[1] = TSHI_R(1) / tshi_kernel_sqrt(stats[1] + TSHI_R(p[0]));
-        tshi_norm_row(y, x, (const tsh_real *)at[2], (const tsh_real *)at[3], stats, s[0]);
+    for (r = 0; r < n; r++, x += from->step, y += to->step, stats += 2) {
+        tshi_norm_moments(x, p->d, !p->about_zero, stats);
+        stats[1] = TSHI_R(1) / tshi_kernel_sqrt(stats[1] + TSHI_R(p->eps));
+        tshi_norm_row(y, x, w, b, stats, p->d);
     }
 }
-TSHI_KERNEL(tshi_norm_rows);
+TSHI_KERNEL(tshi_norm_rows, tshi_norm);
 
 /* A block of sum h (lane) and sum h xh (behind), with h = dy w. */
 TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_real *w,
@@ -10247,103 +10437,119 @@ TSHI_INLINE void tshi_norm_slope_row(tsh_real *dx, const tsh_real *x, const tsh_
     }
 }
 
-/* dx (+)= (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. at
- * dx (or NULL), x, w, dy, stats, dw or NULL, db. s: D, step of the rows of x and dx, of dy; p as
- * forward, 1: dx is added to. */
-TSHI_INLINE void tshi_norm_slope_body(int64_t n, void *const *at, const int64_t *s,
-                                      const double *p) {
-    tsh_real *dx = (tsh_real *)at[0], *dw = (tsh_real *)at[5], *db = (tsh_real *)at[6];
-    const tsh_real *x = (const tsh_real *)at[1], *w = (const tsh_real *)at[2],
-                   *dy = (const tsh_real *)at[3], *stats = (const tsh_real *)at[4];
+/* dx (+)= (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. dx
+ * may be NULL, and dw with db. */
+enum {
+    TSHI_NORM_DX,
+    TSHI_NORM_FROM_X,
+    TSHI_NORM_FROM_W,
+    TSHI_NORM_DY,
+    TSHI_NORM_FROM_STATS,
+    TSHI_NORM_DW,
+    TSHI_NORM_DB,
+    TSHI_NORM_SLOPE_OPERANDS
+};
+TSHI_INLINE void tshi_norm_slope_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
+    tsh_real *dx = (tsh_real *)operand[TSHI_NORM_DX].data;
+    tsh_real *dw = (tsh_real *)operand[TSHI_NORM_DW].data;
+    tsh_real *db = (tsh_real *)operand[TSHI_NORM_DB].data;
+    const tsh_real *x = (const tsh_real *)operand[TSHI_NORM_FROM_X].data;
+    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_FROM_W].data;
+    const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;
+    const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_FROM_STATS].data;
     tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, pad[3][TSHI_BLOCK];
-    int64_t r, e, d = s[0];
-    for (r = 0; r < n; r++, x += s[1], dy += s[2], stats += 2) {
+    const int64_t d = p->d;
+    int64_t r, e;
+    for (r = 0; r < n; r++) {
         if (dw) tshi_norm_step_weights(x, dy, stats, d, dw, db);
-        if (!dx) continue;
-        memset(lane, 0, sizeof lane);
-        for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK)
-            tshi_norm_step(lane, x + e, w + e, dy + e, stats);
-        if (e < d) {
-            tshi_kernel_end(x + e, d - e, stats[0], pad[0]);
-            tshi_kernel_end(w + e, d - e, 0, pad[1]);
-            tshi_kernel_end(dy + e, d - e, 0, pad[2]);
-            tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
+        if (dx) {
+            memset(lane, 0, sizeof lane);
+            for (e = 0; e + TSHI_BLOCK <= d; e += TSHI_BLOCK)
+                tshi_norm_step(lane, x + e, w + e, dy + e, stats);
+            if (e < d) {
+                tshi_kernel_end(x + e, d - e, stats[0], pad[0]);
+                tshi_kernel_end(w + e, d - e, 0, pad[1]);
+                tshi_kernel_end(dy + e, d - e, 0, pad[2]);
+                tshi_norm_step(lane, pad[0], pad[1], pad[2], stats);
+            }
+            if (!p->about_zero) means[0] = tshi_kernel_fold(lane) / TSHI_R(d);
+            means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);
+            tshi_norm_slope_row(dx, x, w, dy, stats, means, d, p->add);
+            dx += operand[TSHI_NORM_DX].step;
         }
-        if (p[1] <= 0) means[0] = tshi_kernel_fold(lane) / TSHI_R(d);
-        means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);
-        tshi_norm_slope_row(dx, x, w, dy, stats, means, d, p[2] > 0);
-        dx += s[1];
+        x += operand[TSHI_NORM_FROM_X].step;
+        dy += operand[TSHI_NORM_DY].step;
+        stats += 2;
     }
 }
-TSHI_KERNEL(tshi_norm_slope);
+TSHI_KERNEL(tshi_norm_slope, tshi_norm);
 
 /* The weights' gradients, cut by columns: rows are added in order. */
 static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *all = (const tshi_rows *)job;
-    int64_t s[3];
-    void *at[7];
+    tshi_operand x[TSHI_NORM_SLOPE_OPERANDS];
+    tshi_norm part = *(const tshi_norm *)all->params;
     int i;
     (void)piece;
-    at[0] = NULL;
-    for (i = 1; i < 7; i++) at[i] = all->at[i] + (i == 4 ? 0 : from);
-    s[0] = to - from;
-    s[1] = all->s[1];
-    s[2] = all->s[2];
-    all->kernel(all->count, at, s, all->p);
+    memcpy(x, all->x, sizeof x);
+    x[TSHI_NORM_DX].data = NULL;
+    for (i = 0; i < TSHI_NORM_SLOPE_OPERANDS; i++)
+        if (i != TSHI_NORM_FROM_STATS) tshi_kernel_move(&x[i], from);
+    part.d = to - from;
+    all->kernel(all->count, x, &part);
 }
 
 /* dx, dw and db in one pass; by several threads, dx by rows, then the others by columns. */
-static void tshi_norm_slopes(tshi_rows *work, int pieces) {
-    tsh_real *dw = work->at[5];
+static void tshi_norm_slopes(tshi_rows *work, int64_t d, int pieces) {
+    void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
         tshi_kernel_do_rows(work, 0, 0, work->count);
         return;
     }
-    work->at[5] = NULL;
-    if (work->at[0]) tshi_team_run(pieces, work->count, 1, tshi_kernel_do_rows, work);
-    work->at[5] = dw;
-    if (dw) tshi_team_run(pieces, work->s[0], 16, tshi_norm_columns, work);
+    work->x[TSHI_NORM_DW].data = NULL;
+    if (work->x[TSHI_NORM_DX].data)
+        tshi_team_run(pieces, work->count, 1, tshi_kernel_do_rows, work);
+    work->x[TSHI_NORM_DW].data = dw;
+    if (dw) tshi_team_run(pieces, d, 16, tshi_norm_columns, work);
 }
 
 static void tshi_norm_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0], *out = node->out;
     tsh_ctx *ctx = out->ctx;
-    int64_t rows, s[3], one, d = x->dim[x->ndim - 1];
+    tshi_norm p = *(const tshi_norm *)node->more;
+    const int64_t d = p.d;
+    int64_t rows, step, stride[TSH_MAX_DIMS], one;
     int i, wanted[3], pieces = tshi_kernel_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
-    tshi_block *two = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)d * sizeof(tsh_real));
-    double p[3];
-    tsh_real *dw;
+    tshi_block *two = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
+    tsh_real *dw, *values[2];
     tshi_dest dest[3];
     tshi_rows work;
     if (!two) return;
     dw = (tsh_real *)tshi_mem_data(two);
-    memset(dw, 0, 2 * (size_t)d * sizeof *dw);
+    memset(dw, 0, tshi_dtype_reals(2 * d));
     for (i = 0; i < 3; i++) wanted[i] = tshi_tape_dest(node, i, &dest[i]);
-    memcpy(p, node->more, 2 * sizeof *p);
-    p[2] = wanted[0] && dest[0].add;
-    s[0] = d;
-    s[2] = d;
-    (void)tshi_kernel_rows(x, &rows, &s[1]);
+    for (i = 0; i < 2; i++) values[i] = tshi_tape_saved_reals(node, i, stride, &saved[i]);
+    p.add = wanted[0] && dest[0].add;
+    (void)tshi_kernel_rows(x, &rows, &step);
     memset(&work, 0, sizeof work);
     work.kernel = tshi_norm_slope[ctx->isa];
-    work.n = 7;
-    work.s = s;
-    work.p = p;
-    if (wanted[0]) work.at[0] = dest[0].data;
-    work.at[1] = (tsh_real *)tshi_tape_saved(node, 0);
-    work.at[2] = (tsh_real *)tshi_tape_saved(node, 1);
-    work.at[3] = tshi_tape_grad(node);
-    work.at[4] = (tsh_real *)tshi_mem_data(node->aux);
-    work.at[5] = wanted[1] || wanted[2] ? dw : NULL;
-    work.at[6] = dw + d;
-    work.step[0] = work.step[1] = s[1];
-    work.step[3] = d;
-    work.step[4] = 2;
+    work.n = TSHI_NORM_SLOPE_OPERANDS;
+    work.params = &p;
     work.count = rows;
-    tshi_norm_slopes(&work, pieces);
+    work.x[TSHI_NORM_DX] = tshi_kernel_reals(wanted[0] ? dest[0].data : NULL, step);
+    work.x[TSHI_NORM_FROM_X] = tshi_kernel_reals(values[0], saved[0] ? d : step);
+    work.x[TSHI_NORM_FROM_W] = tshi_kernel_reals(values[1], 0);
+    work.x[TSHI_NORM_DY] = tshi_kernel_reals(tshi_tape_grad(node), d);
+    work.x[TSHI_NORM_FROM_STATS] =
+        tshi_kernel_reals((const tsh_real *)tshi_mem_data(node->aux), 2);
+    work.x[TSHI_NORM_DW] = tshi_kernel_reals(wanted[1] || wanted[2] ? dw : NULL, 0);
+    work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);
+    if (values[0] && values[1]) tshi_norm_slopes(&work, d, pieces);
     tshi_tensor_strides(&d, 1, &one);
     for (i = 1; i < 3; i++)
         if (wanted[i]) tshi_tape_pour(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
+    tshi_mem_drop(ctx, saved[0]);
+    tshi_mem_drop(ctx, saved[1]);
     tshi_mem_drop(ctx, two);
 }
 
@@ -10375,66 +10581,89 @@ static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_ten
     return ctx->error.code == TSH_OK;
 }
 
-/* p: as the kernels'. */
+/* The rows of x, weight and bias as the kernel takes them: features side by side, rows at equal
+ * steps. 0: no memory. */
+static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
+    int64_t rows, step;
+    int i;
+    for (i = 0; i < 3; i++)
+        if (in[i] && (in[i]->stride[in[i]->ndim - 1] != 1 ||
+                      !tshi_kernel_rows(in[i], &rows, &step)))
+            if (!(in[i] = tshi_map_copy(op, in[i]))) return 0;
+    return 1;
+}
+
+/* Fills out and stats. 0: no memory. */
+static int tshi_norm_forward(tsh_tensor *const *in, tsh_tensor *out, tshi_block *stats,
+                             const tshi_norm *p) {
+    tsh_ctx *ctx = out->ctx;
+    tshi_block *scratch[3] = {NULL, NULL, NULL}, *unrounded = NULL;
+    tsh_real *values[3] = {NULL, NULL, NULL}, *y;
+    tshi_rows work;
+    int64_t rows, step, stride[TSH_MAX_DIMS];
+    int i, done;
+    memset(&work, 0, sizeof work);
+    y = tshi_kernel_output(out, &unrounded);
+    for (i = 0; i < 3; i++)
+        if (in[i]) values[i] = tshi_kernel_reals_of(in[i], stride, &scratch[i]);
+    (void)tshi_kernel_rows(in[0], &rows, &step);
+    work.kernel = tshi_norm_rows[ctx->isa];
+    work.n = TSHI_NORM_OPERANDS;
+    work.params = p;
+    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p->d);
+    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p->d : step);
+    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
+    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0);
+    work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
+    done = ctx->error.code == TSH_OK;
+    if (done)
+        tshi_team_run(tshi_kernel_pieces(ctx, rows, p->d), rows, 1, tshi_kernel_do_rows, &work);
+    for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
+    if (done) tshi_kernel_output_done(out, unrounded);
+    return done;
+}
+
 static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor *x, tsh_tensor *weight,
-                                   tsh_tensor *bias, const double *p) {
+                                   tsh_tensor *bias, double eps, int about_zero) {
     tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
     tsh_shape shape;
-    tshi_node *node;
-    tshi_block *aux;
-    tshi_rows work;
-    int64_t rows, s[2];
+    tshi_node *node = NULL;
+    tshi_block *stats;
+    tshi_norm p;
     in[0] = x;
     in[1] = weight;
     in[2] = bias;
-    ctx = tshi_tensor_check_real(op, in, bias ? 3 : 2);
-    if (!ctx || !tshi_norm_check(op, x, weight, bias)) return NULL;
-    for (rows = 0; rows < 3; rows++)
-        if (in[rows] && (in[rows]->stride[in[rows]->ndim - 1] != 1 ||
-                         !tshi_kernel_rows(in[rows], &s[0], &s[1])))
-            if (!(in[rows] = tshi_map_copy(op, in[rows]))) return NULL;
+    ctx = tshi_tensor_check_floating(op, in, bias ? 3 : 2);
+    if (!ctx || !tshi_norm_check(op, x, weight, bias) || !tshi_norm_inputs(op, in)) return NULL;
     x = in[0];
     shape = tsh_shape_of(x);
-    s[0] = x->dim[x->ndim - 1];
-    (void)tshi_kernel_rows(x, &rows, &s[1]);
-    out = tshi_tensor_out(ctx, op, TSH_REAL, &shape, &x->layout);
-    aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP, 2 * (size_t)rows * sizeof(tsh_real)) : NULL;
-    if (!aux) return NULL;
-    memset(&work, 0, sizeof work);
-    work.kernel = tshi_norm_rows[ctx->isa];
-    work.n = 5;
-    work.s = s;
-    work.p = p;
-    work.at[0] = tshi_tensor_values(out);
-    work.at[1] = tshi_tensor_values(x);
-    work.at[2] = tshi_tensor_values(in[1]);
-    work.at[3] = bias ? tshi_tensor_values(in[2]) : NULL;
-    work.at[4] = (tsh_real *)tshi_mem_data(aux);
-    work.step[0] = s[0];
-    work.step[1] = s[1];
-    work.step[4] = 2;
-    tshi_team_run(tshi_kernel_pieces(ctx, rows, s[0]), rows, 1, tshi_kernel_do_rows, &work);
-    node = tshi_tape_record(op, out, in, 3, 3, tshi_norm_backward, 2 * sizeof *p);
-    if (!node) tshi_mem_drop(ctx, aux);
-    if (!node) return out;
-    node->aux = aux;
-    memcpy(node->more, p, 2 * sizeof *p);
+    p.d = x->dim[x->ndim - 1];
+    p.eps = eps;
+    p.about_zero = about_zero;
+    p.add = 0;
+    out = tshi_tensor_out(ctx, op, x->dtype, &shape, &x->layout);
+    stats = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
+                                tshi_dtype_reals(2 * tshi_tensor_product(x->local, x->ndim - 1)))
+                : NULL;
+    if (!stats) return NULL;
+    if (tshi_norm_forward(in, out, stats, &p))
+        node = tshi_tape_record(op, out, in, 3, 3, tshi_norm_backward, sizeof p);
+    if (!node) tshi_mem_drop(ctx, stats);
+    if (!node) return ctx->error.code == TSH_OK ? out : NULL;
+    node->aux = stats;
+    memcpy(node->more, &p, sizeof p);
     if (x->layout.kind == TSH_SHARDED) node->partial = 6u;
     return out;
 }
 
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                                    double eps) {
-    double p[2] = {0, 0};
-    p[0] = tshi_base_option(eps, 1e-5);
-    return tshi_norm_apply("tsh_layer_norm", x, weight, bias, p);
+    return tshi_norm_apply("tsh_layer_norm", x, weight, bias, tshi_base_option(eps, 1e-5), 0);
 }
 
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) {
-    double p[2] = {0, 1};
-    p[0] = tshi_base_option(eps, 1e-6);
-    return tshi_norm_apply("tsh_rms_norm", x, weight, NULL, p);
+    return tshi_norm_apply("tsh_rms_norm", x, weight, NULL, tshi_base_option(eps, 1e-6), 1);
 }
 
 /* ========================================================================== */
@@ -10447,55 +10676,55 @@ TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) 
  * sin u, b cos u + a sin u). Backward: the same with -u. */
 typedef struct tshi_rope {
     int64_t pairs, next, gap; /* elements from one pair to the next, and from a to b */
+    int64_t d;                /* features of a row */
+    double sign;              /* of the angle: -1 in backward */
+    int add;                  /* y is added to */
 } tshi_rope;
 
-/* One row: n pairs, the features behind them as they are. at y, x, cosines, sines; s: steps of y
- * and x, next, gap, D; p: sign of the angle, add to y. */
-TSHI_INLINE void tshi_rope_row_body(int64_t n, void *const *at, const int64_t *s, const double *p) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)at[0];
-    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
-    const tsh_real *TSHI_RESTRICT c = (const tsh_real *)at[2],
-                                  *TSHI_RESTRICT w = (const tsh_real *)at[3];
-    const tsh_real sign = TSHI_R(p[0]), keep = TSHI_R(p[1]);
+/* One row: n pairs, the features behind them as they are. */
+enum { TSHI_ROPE_Y, TSHI_ROPE_X, TSHI_ROPE_COSINES, TSHI_ROPE_SINES, TSHI_ROPE_OPERANDS };
+TSHI_INLINE void tshi_rope_row_body(int64_t n, const tshi_operand *operand, const tshi_rope *rope) {
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[TSHI_ROPE_Y].data;
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[TSHI_ROPE_X].data;
+    const tsh_real *TSHI_RESTRICT c = (const tsh_real *)operand[TSHI_ROPE_COSINES].data;
+    const tsh_real *TSHI_RESTRICT w = (const tsh_real *)operand[TSHI_ROPE_SINES].data;
+    const int64_t sy = operand[TSHI_ROPE_Y].step, sx = operand[TSHI_ROPE_X].step;
+    const int64_t next = rope->next, gap = rope->gap, d = rope->d;
+    const tsh_real sign = TSHI_R(rope->sign);
+    const int add = rope->add;
     int64_t i;
     TSHI_EACH for (i = 0; i < n; i++) {
-        tsh_real a = x[i * s[2] * s[1]], b = x[(i * s[2] + s[3]) * s[1]], turn = sign * w[i];
-        tsh_real *to = y + i * s[2] * s[0], *other = to + s[3] * s[0];
+        tsh_real a = x[i * next * sx], b = x[(i * next + gap) * sx], turn = sign * w[i];
+        tsh_real *to = y + i * next * sy, *other = to + gap * sy;
         const tsh_real first = a * c[i] - b * turn, second = b * c[i] + a * turn;
-        *to = keep > 0 ? *to + first : first;
-        *other = keep > 0 ? *other + second : second;
+        *to = add ? *to + first : first;
+        *other = add ? *other + second : second;
     }
-    TSHI_EACH for (i = 2 * n; i < s[4]; i++) {
-        const tsh_real same = x[i * s[1]];
-        y[i * s[0]] = keep > 0 ? y[i * s[0]] + same : same;
+    TSHI_EACH for (i = 2 * n; i < d; i++) {
+        const tsh_real same = x[i * sx];
+        y[i * sy] = add ? y[i * sy] + same : same;
     }
 }
-TSHI_KERNEL(tshi_rope_row);
+TSHI_KERNEL(tshi_rope_row, tshi_rope);
 
 typedef struct tshi_rope_work {
     const tsh_tensor *t;
     const tshi_rope *rope;
-    tsh_real *table;
-    const tsh_real *x;
+    const tsh_real *table, *x;
     tsh_real *y;
     const int64_t *sx, *sy;
-    const double *p;
 } tshi_rope_work;
 
 static void tshi_rope_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rope_work *work = (const tshi_rope_work *)job;
     const tsh_tensor *t = work->t;
     const int64_t pairs = work->rope->pairs;
+    tshi_operand row[TSHI_ROPE_OPERANDS];
     int last = t->ndim - 1, d;
-    int64_t r, s[5];
-    void *at[4];
+    int64_t r;
     (void)piece;
-    s[0] = work->sy[last];
-    s[1] = work->sx[last];
-    s[2] = work->rope->next;
-    s[3] = work->rope->gap;
-    s[4] = t->dim[last];
     for (r = from; r < to; r++) {
+        const tsh_real *cosines = work->table + r % t->local[last - 1] * 2 * pairs;
         int64_t x = 0, y = 0, rest = r;
         for (d = last - 1; d >= 0; d--) {
             int64_t index = rest % t->local[d];
@@ -10503,40 +10732,39 @@ static void tshi_rope_rows(void *job, int piece, int64_t from, int64_t to) {
             x += index * work->sx[d];
             y += index * work->sy[d];
         }
-        at[0] = work->y + y;
-        at[1] = tshi_kernel_read(work->x + x);
-        at[2] = work->table + r % t->local[last - 1] * 2 * pairs;
-        at[3] = (tsh_real *)at[2] + pairs;
-        tshi_rope_row[t->ctx->isa](pairs, at, s, work->p);
+        row[TSHI_ROPE_Y] = tshi_kernel_reals(work->y + y, work->sy[last]);
+        row[TSHI_ROPE_X] = tshi_kernel_reals(work->x + x, work->sx[last]);
+        row[TSHI_ROPE_COSINES] = tshi_kernel_reals(cosines, 1);
+        row[TSHI_ROPE_SINES] = tshi_kernel_reals(cosines + pairs, 1);
+        tshi_rope_row[t->ctx->isa](pairs, row, work->rope);
     }
 }
 
 /* y (+)= x turned, over the local rows of t's shape. table: per position, cosines and sines. */
-static void tshi_rope_turn(const tsh_tensor *t, const tshi_rope *rope, tsh_real *table,
-                           const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy,
-                           const double *p) {
+static void tshi_rope_turn(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
+                           const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
     int64_t rows = tshi_tensor_product(t->local, t->ndim - 1);
     tshi_rope_work work;
     work.t = t;
     work.rope = rope;
-    work.table = table;
+    work.table = (const tsh_real *)tshi_mem_data(table);
     work.x = x;
     work.y = y;
     work.sx = sx;
     work.sy = sy;
-    work.p = p;
     tshi_team_run(tshi_kernel_pieces(t->ctx, rows, t->dim[t->ndim - 1]), rows, 1, tshi_rope_rows,
                   &work);
 }
 
 static void tshi_rope_backward(tshi_node *node) {
-    static const double back[2] = {-1, 0}, back_add[2] = {-1, 1};
+    tshi_rope back = *(const tshi_rope *)node->more;
     tsh_tensor *out = node->out;
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    tshi_rope_turn(out, (const tshi_rope *)node->more, (tsh_real *)tshi_mem_data(node->aux),
-                   tshi_tape_grad(node), out->stride, dest.data, dest.stride,
-                   dest.add ? back_add : back);
+    back.sign = -1;
+    back.add = dest.add;
+    tshi_rope_turn(out, &back, node->aux, tshi_tape_grad(node), out->stride, dest.data,
+                   dest.stride);
 }
 
 /* Cosines and sines of every local position; NULL without memory. */
@@ -10582,11 +10810,12 @@ static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
 
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     static const tsh_rope_desc usual = {0, 0, 0, 0};
-    static const double forward[2] = {1, 0};
-    tsh_ctx *ctx = tshi_tensor_check_real("tsh_rope", &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", &x, 1);
     tsh_shape shape = tsh_shape_of(x);
     tshi_rope rope;
-    tshi_block *table;
+    tshi_block *table, *scratch, *unrounded;
+    tsh_real *values, *y;
+    int64_t stride[TSH_MAX_DIMS];
     tshi_node *node;
     tsh_tensor *out;
     if (!desc) desc = &usual;
@@ -10594,12 +10823,20 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     rope.pairs = (desc->dims ? desc->dims : x->dim[x->ndim - 1]) / 2;
     rope.next = desc->interleaved ? 2 : 1;
     rope.gap = desc->interleaved ? 1 : rope.pairs;
-    out = tshi_tensor_out(ctx, "tsh_rope", TSH_REAL, &shape, &x->layout);
+    rope.d = x->dim[x->ndim - 1];
+    rope.sign = 1;
+    rope.add = 0;
+    out = tshi_tensor_out(ctx, "tsh_rope", x->dtype, &shape, &x->layout);
     table = out ? tshi_rope_table(x, rope.pairs, desc->base > 0 ? desc->base : 10000, desc->start)
                 : NULL;
     if (!table) return NULL;
-    tshi_rope_turn(x, &rope, (tsh_real *)tshi_mem_data(table), tshi_tensor_values(x), x->stride,
-                   tshi_tensor_values(out), out->stride, forward);
+    values = tshi_kernel_reals_of(x, stride, &scratch);
+    y = values ? tshi_kernel_output(out, &unrounded) : NULL;
+    if (y) tshi_rope_turn(x, &rope, table, values, stride, y, out->stride);
+    tshi_mem_drop(ctx, scratch);
+    if (!y) tshi_mem_drop(ctx, table);
+    if (!y) return NULL;
+    tshi_kernel_output_done(out, unrounded);
     node = tshi_tape_record("tsh_rope", out, &x, 1, 0, tshi_rope_backward, sizeof rope);
     if (node)
         node->aux = table;
@@ -10710,18 +10947,30 @@ static void tshi_attention_drop(const tshi_head *h, tsh_real *tile, int64_t i, i
     }
 }
 
-/* Of a tile of n columns: how many row r sees. s: n, what row 0 sees (negative: the first ones see
- * none), 1 where every row sees one more. */
-TSHI_INLINE int64_t tshi_attention_row(const int64_t *s, int64_t r) {
-    const int64_t seen = s[1] + r * s[2];
-    return seen < 0 ? 0 : seen < s[0] ? seen : s[0];
+/* What kernels know of a tile: its columns, of which row r sees the first seen + r each, and
+ * features of a head. */
+typedef struct tshi_tile {
+    int64_t n;
+    int64_t seen; /* may be negative: the first rows see none */
+    int64_t each; /* 1 where every row sees one more than that before, as with a causal mask */
+    int64_t d;
+    double scale;
+} tshi_tile;
+
+TSHI_INLINE int64_t tshi_attention_row(const tshi_tile *tile, int64_t r) {
+    const int64_t seen = tile->seen + r * tile->each;
+    return seen < 0 ? 0 : seen < tile->n ? seen : tile->n;
 }
 
-/* The same for a tile of queries from i and keys [j, j + n). */
-static void tshi_attention_see(const tshi_head *h, int64_t i, int64_t j, int64_t n, int64_t *s) {
-    s[0] = n;
-    s[1] = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
-    s[2] = h->more->causal != 0;
+/* The tile of queries from i and keys [j, j + n). */
+static tshi_tile tshi_attention_tile_at(const tshi_head *h, int64_t i, int64_t j, int64_t n) {
+    tshi_tile tile;
+    tile.n = n;
+    tile.seen = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
+    tile.each = h->more->causal != 0;
+    tile.d = h->d;
+    tile.scale = h->more->scale;
+    return tile;
 }
 
 /* y = x times `by`; y may be x. */
@@ -10730,18 +10979,20 @@ TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n,
     TSHI_LANES for (e = 0; e < n; e++) y[e] = x[e] * by;
 }
 
-/* Online softmax of n rows of a tile; o's rows are rescaled to the new maximum. at: the tile, m and
- * l per row, o (dense); s: as tshi_attention_row, D. */
-TSHI_INLINE void tshi_attention_online_body(int64_t n, void *const *at, const int64_t *s,
-                                            const double *p, int fused) {
-    tsh_real *x = (tsh_real *)at[0], *m = (tsh_real *)at[1], *l = (tsh_real *)at[2],
-             *o = (tsh_real *)at[3];
-    const int64_t d = s[3], wide = tshi_base_ceil(s[0], TSHI_BLOCK) * TSHI_BLOCK;
+/* Online softmax of n rows of a tile x: m and l per row; o's rows, dense, are rescaled to the new
+ * maximum. */
+enum { TSHI_ONLINE_X, TSHI_ONLINE_M, TSHI_ONLINE_L, TSHI_ONLINE_O, TSHI_ONLINE_OPERANDS };
+TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *operand,
+                                            const tshi_tile *tile, int fused) {
+    tsh_real *x = (tsh_real *)operand[TSHI_ONLINE_X].data;
+    tsh_real *m = (tsh_real *)operand[TSHI_ONLINE_M].data;
+    tsh_real *l = (tsh_real *)operand[TSHI_ONLINE_L].data;
+    tsh_real *o = (tsh_real *)operand[TSHI_ONLINE_O].data;
+    const int64_t d = tile->d, wide = tshi_base_ceil(tile->n, TSHI_BLOCK) * TSHI_BLOCK;
     int64_t r, c;
-    (void)p;
     for (r = 0; r < n; r++, x += TSHI_TILE, o += d) {
         const tsh_real old = m[r];
-        for (c = tshi_attention_row(s, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
+        for (c = tshi_attention_row(tile, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
         m[r] = tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old;
         if ((double)m[r] < -DBL_MAX) { /* every key so far is masked out */
@@ -10756,18 +11007,29 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, void *const *at, const in
         l[r] += tshi_kernel_exps(x, wide, m[r], x, fused); /* NaN where a score is NaN or +inf */
     }
 }
-TSHI_KERNEL_FUSED(tshi_attention_online);
+TSHI_KERNEL_FUSED(tshi_attention_online, tshi_tile);
 
-/* O = o / l of n rows; what backward wants to know. at: O, o, m, l, stats of m and log l, of n but
- * m and l, which have whole blocks; s: step of O's rows, D. */
-TSHI_INLINE void tshi_attention_finish_body(int64_t n, void *const *at, const int64_t *s,
-                                            const double *p, int fused) {
-    tsh_real *to = (tsh_real *)at[0], back[TSHI_BLOCK], most[TSHI_BLOCK], log_sum[TSHI_BLOCK];
-    const tsh_real *o = (const tsh_real *)at[1], *m = (const tsh_real *)at[2],
-                   *l = (const tsh_real *)at[3];
+/* O = o / l of n rows, and what backward wants to know of them: m and log l. o, m and l are scratch
+ * of whole blocks. */
+enum {
+    TSHI_FINISH_OUT,
+    TSHI_FINISH_O,
+    TSHI_FINISH_M,
+    TSHI_FINISH_L,
+    TSHI_FINISH_MOST,
+    TSHI_FINISH_LOG_SUM,
+    TSHI_FINISH_OPERANDS
+};
+TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *operand,
+                                            const void *params, int fused) {
+    const tshi_operand *out = &operand[TSHI_FINISH_OUT], *from = &operand[TSHI_FINISH_O];
+    tsh_real *to = (tsh_real *)out->data, back[TSHI_BLOCK], most[TSHI_BLOCK], log_sum[TSHI_BLOCK];
+    const tsh_real *o = (const tsh_real *)from->data;
+    const tsh_real *m = (const tsh_real *)operand[TSHI_FINISH_M].data;
+    const tsh_real *l = (const tsh_real *)operand[TSHI_FINISH_L].data;
     int64_t e, r;
     int i;
-    (void)p;
+    (void)params;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i];
@@ -10775,13 +11037,13 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, void *const *at, const in
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_kernel_log(sum, fused);
         }
-        tshi_kernel_put((tsh_real *)at[4], 1, e, n, most, 0);
-        tshi_kernel_put((tsh_real *)at[5], 1, e, n, log_sum, 0);
+        tshi_kernel_store(&operand[TSHI_FINISH_MOST], e, n, most, 0);
+        tshi_kernel_store(&operand[TSHI_FINISH_LOG_SUM], e, n, log_sum, 0);
         for (r = e; r < n && r < e + TSHI_BLOCK; r++)
-            tshi_attention_scale(to + r * s[0], o + r * s[1], s[1], back[r - e]);
+            tshi_attention_scale(to + r * out->step, o + r * from->step, from->step, back[r - e]);
     }
 }
-TSHI_KERNEL_FUSED(tshi_attention_finish);
+TSHI_KERNEL_FUSED(tshi_attention_finish, void);
 
 /* Where a causal mask cuts a tile it is done in strips of TSHI_STRIP queries, each with the keys
  * that its last one sees. Gives the length of the strip from `from`, and its keys of the n. */
@@ -10797,26 +11059,22 @@ static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from,
 static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
     tsh_real *o = h->t + r * h->d;
-    int64_t s[4];
-    void *at[4];
-    tshi_attention_see(h, i + r, j, n, s);
-    s[3] = h->d;
-    at[0] = h->s;
-    at[1] = h->row + r;
-    at[2] = h->row + TSHI_TILE + r;
-    at[3] = o;
+    const tshi_tile tile = tshi_attention_tile_at(h, i + r, j, n);
+    tshi_operand x[TSHI_ONLINE_OPERANDS];
+    x[TSHI_ONLINE_X] = tshi_kernel_reals(h->s, TSHI_TILE);
+    x[TSHI_ONLINE_M] = tshi_kernel_reals(h->row + r, 1);
+    x[TSHI_ONLINE_L] = tshi_kernel_reals(h->row + TSHI_TILE + r, 1);
+    x[TSHI_ONLINE_O] = tshi_kernel_reals(o, h->d);
     tshi_attention_scores(h, i + r, m, j, n);
-    tshi_attention_online[h->ctx->isa](m, at, s, NULL);
+    tshi_attention_online[h->ctx->isa](m, x, &tile);
     if (h->more->dropout) tshi_attention_drop(h, h->s, i + r, m, j, n);
     tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s), tshi_gemm_from(h->v, j, 0),
                         j > 0, tshi_gemm_matrix(o, h->d, 1));
 }
 
 static void tshi_attention_head_forward(const tshi_head *h) {
-    int64_t i, j, r, m, n, most, rows, keys, s[2];
-    void *at[6];
-    s[0] = h->o.row;
-    s[1] = h->d;
+    int64_t i, j, r, m, n, most, rows, keys;
+    tshi_operand x[TSHI_FINISH_OPERANDS];
     for (i = 0; i < h->tq; i += m) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
         most = tshi_attention_seen(h, i + m - 1);
@@ -10830,41 +11088,50 @@ static void tshi_attention_head_forward(const tshi_head *h) {
                 if (keys > 0) tshi_attention_forward_tile(h, i, r, rows, j, keys);
             }
         }
-        at[0] = h->o.data + i * h->o.row;
-        at[1] = h->t; /* a tile of O, while it is being scaled */
-        at[2] = h->row;
-        at[3] = h->row + TSHI_TILE;
-        at[4] = h->most + i;
-        at[5] = h->log_sum + i;
-        tshi_attention_finish[h->ctx->isa](m, at, s, NULL);
+        x[TSHI_FINISH_OUT] = tshi_kernel_reals(h->o.data + i * h->o.row, h->o.row);
+        x[TSHI_FINISH_O] = tshi_kernel_reals(h->t, h->d); /* O before it is scaled */
+        x[TSHI_FINISH_M] = tshi_kernel_reals(h->row, 1);
+        x[TSHI_FINISH_L] = tshi_kernel_reals(h->row + TSHI_TILE, 1);
+        x[TSHI_FINISH_MOST] = tshi_kernel_reals(h->most + i, 1);
+        x[TSHI_FINISH_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
+        tshi_attention_finish[h->ctx->isa](m, x, NULL);
     }
 }
 
-/* delta = O dO of n rows: at delta, O, dO; s: D, step of their rows. */
-TSHI_INLINE void tshi_attention_delta_body(int64_t n, void *const *at, const int64_t *s,
-                                           const double *p) {
-    const tsh_real *o = (const tsh_real *)at[1], *g = (const tsh_real *)at[2];
+/* delta = O dO of n rows of *d features. Operands: delta, O, dO. */
+TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *x, const int64_t *d) {
+    tsh_real *delta = (tsh_real *)x[0].data;
+    const tsh_real *o = (const tsh_real *)x[1].data, *g = (const tsh_real *)x[2].data;
     int64_t r;
-    (void)p;
-    for (r = 0; r < n; r++, o += s[1], g += s[1])
-        ((tsh_real *)at[0])[r] = tshi_kernel_dot(o, g, s[0]);
+    for (r = 0; r < n; r++, o += x[1].step, g += x[2].step) delta[r] = tshi_kernel_dot(o, g, *d);
 }
-TSHI_KERNEL(tshi_attention_delta);
+TSHI_KERNEL(tshi_attention_delta, int64_t);
 
-/* n rows of a tile from scores and dO V^T to p and dS, 0 where they do not see. at: scores, dO V^T,
- * m, log l, delta per row; s: as tshi_attention_row; p: scale. */
-TSHI_INLINE void tshi_attention_slope_body(int64_t n, void *const *at, const int64_t *s,
-                                           const double *p, int fused) {
-    tsh_real *x = (tsh_real *)at[0], *dx = (tsh_real *)at[1], y[TSHI_BLOCK], dy[TSHI_BLOCK];
-    const tsh_real *m = (const tsh_real *)at[2], *l = (const tsh_real *)at[3],
-                   *delta = (const tsh_real *)at[4], scale = TSHI_R(p[0]);
+/* n rows of a tile: from scores x to p, and from dx = dO V^T to dS, both 0 where a query does not
+ * see a key. m, log l and delta per row. */
+enum {
+    TSHI_SLOPE_X,
+    TSHI_SLOPE_DX,
+    TSHI_SLOPE_MOST,
+    TSHI_SLOPE_LOG_SUM,
+    TSHI_SLOPE_DELTA,
+    TSHI_SLOPE_OPERANDS
+};
+TSHI_INLINE void tshi_attention_slope_body(int64_t n, const tshi_operand *operand,
+                                           const tshi_tile *tile, int fused) {
+    tsh_real *x = (tsh_real *)operand[TSHI_SLOPE_X].data, y[TSHI_BLOCK], dy[TSHI_BLOCK];
+    tsh_real *dx = (tsh_real *)operand[TSHI_SLOPE_DX].data;
+    const tsh_real *m = (const tsh_real *)operand[TSHI_SLOPE_MOST].data;
+    const tsh_real *l = (const tsh_real *)operand[TSHI_SLOPE_LOG_SUM].data;
+    const tsh_real *delta = (const tsh_real *)operand[TSHI_SLOPE_DELTA].data;
+    const tsh_real scale = TSHI_R(tile->scale);
     int64_t r, e;
     int i;
     for (r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
         const tsh_real most = m[r], log_sum = l[r], dot = delta[r];
         const tsh_real nan = log_sum - log_sum; /* or 0 */
-        const int seen = (double)most < -DBL_MAX ? 0 : (int)tshi_attention_row(s, r);
-        for (e = 0; e < s[0]; e += TSHI_BLOCK) {
+        const int seen = (double)most < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
+        for (e = 0; e < tile->n; e += TSHI_BLOCK) {
             const int left = seen - (int)e;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 y[i] = tshi_kernel_exp_below(x[e + i] - most - log_sum, fused) + nan;
@@ -10874,26 +11141,25 @@ TSHI_INLINE void tshi_attention_slope_body(int64_t n, void *const *at, const int
         }
     }
 }
-TSHI_KERNEL_FUSED(tshi_attention_slope);
+TSHI_KERNEL_FUSED(tshi_attention_slope, tshi_tile);
 
 /* What m queries and n keys add to the gradients: s becomes p (masked), t becomes dS. */
 static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t m, int64_t j,
                                          int64_t n) {
     const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t);
     const tshi_matrix dout = tshi_gemm_from(h->dout, i, 0);
-    int64_t s[3];
-    void *at[5];
-    tshi_attention_see(h, i, j, n, s);
-    at[0] = h->s;
-    at[1] = h->t;
-    at[2] = h->most + i;
-    at[3] = h->log_sum + i;
-    at[4] = h->delta + i;
+    const tshi_tile tile = tshi_attention_tile_at(h, i, j, n);
+    tshi_operand x[TSHI_SLOPE_OPERANDS];
+    x[TSHI_SLOPE_X] = tshi_kernel_reals(h->s, TSHI_TILE);
+    x[TSHI_SLOPE_DX] = tshi_kernel_reals(h->t, TSHI_TILE);
+    x[TSHI_SLOPE_MOST] = tshi_kernel_reals(h->most + i, 1);
+    x[TSHI_SLOPE_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
+    x[TSHI_SLOPE_DELTA] = tshi_kernel_reals(h->delta + i, 1);
     tshi_attention_scores(h, i, m, j, n);
     tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_gemm_turned(tshi_gemm_from(h->v, j, 0)), 0,
                         ds);
     if (h->more->dropout) tshi_attention_drop(h, h->t, i, m, j, n);
-    tshi_attention_slope[h->ctx->isa](m, at, s, &h->more->scale);
+    tshi_attention_slope[h->ctx->isa](m, x, &tile);
     if (h->more->dropout) tshi_attention_drop(h, h->s, i, m, j, n);
     if (h->dv.data)
         tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_turned(p), dout, 1,
@@ -10907,14 +11173,12 @@ static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t 
 }
 
 static void tshi_attention_head_backward(const tshi_head *h) {
-    int64_t i, j, r, m, n, most, rows, keys, s[2];
-    void *at[3];
-    s[0] = h->d;
-    s[1] = h->o.row;
-    at[0] = h->delta;
-    at[1] = h->o.data;
-    at[2] = h->dout.data;
-    tshi_attention_delta[h->ctx->isa](h->tq, at, s, NULL);
+    int64_t i, j, r, m, n, most, rows, keys;
+    tshi_operand x[3];
+    x[0] = tshi_kernel_reals(h->delta, 1);
+    x[1] = tshi_kernel_reals(h->o.data, h->o.row);
+    x[2] = tshi_kernel_reals(h->dout.data, h->dout.row);
+    tshi_attention_delta[h->ctx->isa](h->tq, x, &h->d);
     for (i = 0; i < h->tq; i += m) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
         most = tshi_attention_seen(h, i + m - 1);
@@ -11253,7 +11517,7 @@ static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64
     tshi_kernel_space(&loop, x);
     tshi_kernel_tensor(&loop, place);
     tshi_kernel_tensor(&loop, x);
-    tshi_kernel_run(&loop, tshi_kernel_copy(sizeof(tsh_real), x->ctx->isa), NULL);
+    tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
     return tsh_slice(cache, 2, 0, past + x->dim[2]);
 }
 
@@ -11363,27 +11627,43 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
     return x <= -TSHI_R(INFINITY);
 }
 
-/* Row maxima: at x, m. s: classes, step. */
-TSHI_INLINE void tshi_loss_max_body(int64_t n, void *const *at, const int64_t *s, const double *p) {
-    const tsh_real *x = (const tsh_real *)at[0];
-    tsh_real *m = (tsh_real *)at[1];
-    int64_t i;
-    (void)p;
-    for (i = 0; i < n; i++)
-        m[i] = s[0] ? tshi_kernel_max(x + i * s[1], s[0]) : -TSHI_R(INFINITY);
-}
-TSHI_KERNEL(tshi_loss_max);
+/* Kernels over n rows; x's step is that from one row to the next, w's 0. */
+enum {
+    TSHI_LOSS_X,
+    TSHI_LOSS_MOST,
+    TSHI_LOSS_SUM,
+    TSHI_LOSS_SCRATCH,
+    TSHI_LOSS_WEIGHT,
+    TSHI_LOSS_TARGET,
+    TSHI_LOSS_OPERANDS
+};
+typedef struct tshi_loss_work {
+    int64_t classes;
+    int which; /* of the sums of the options: TSHI_LOSS_A to TSHI_LOSS_W */
+} tshi_loss_work;
 
-/* Sums of e^(x - m): at x, m, sum. */
-TSHI_INLINE void tshi_loss_sum_body(int64_t n, void *const *at, const int64_t *s, const double *p,
-                                    int fused) {
-    const tsh_real *x = (const tsh_real *)at[0], *m = (const tsh_real *)at[1];
-    tsh_real *sum = (tsh_real *)at[2];
+/* Row maxima. */
+TSHI_INLINE void tshi_loss_max_body(int64_t n, const tshi_operand *operand,
+                                    const tshi_loss_work *work) {
+    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
+    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MOST].data;
     int64_t i;
-    (void)p;
-    for (i = 0; i < n; i++) sum[i] = tshi_kernel_exps(x + i * s[1], s[0], m[i], NULL, fused);
+    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
+        m[i] = work->classes ? tshi_kernel_max(x, work->classes) : -TSHI_R(INFINITY);
 }
-TSHI_KERNEL_FUSED(tshi_loss_sum);
+TSHI_KERNEL(tshi_loss_max, tshi_loss_work);
+
+/* Sums of e^(x - m). */
+TSHI_INLINE void tshi_loss_sum_body(int64_t n, const tshi_operand *operand,
+                                    const tshi_loss_work *work, int fused) {
+    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MOST].data;
+    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
+    int64_t i;
+    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
+        sum[i] = tshi_kernel_exps(x, work->classes, m[i], NULL, fused);
+}
+TSHI_KERNEL_FUSED(tshi_loss_sum, tshi_loss_work);
 
 /* Both in one pass, part by part. What is summed so far shrinks to a larger m. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
@@ -11406,30 +11686,34 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
 }
 
 /* Both: at x, m, sum. */
-TSHI_INLINE void tshi_loss_both_body(int64_t n, void *const *at, const int64_t *s, const double *p,
-                                     int fused) {
-    const tsh_real *x = (const tsh_real *)at[0];
-    tsh_real *m = (tsh_real *)at[1], *sum = (tsh_real *)at[2];
+TSHI_INLINE void tshi_loss_both_body(int64_t n, const tshi_operand *operand,
+                                     const tshi_loss_work *work, int fused) {
+    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
+    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MOST].data;
+    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
     int64_t i;
-    (void)p;
-    for (i = 0; i < n; i++) sum[i] = tshi_loss_online(x + i * s[1], s[0], m + i, fused);
+    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
+        sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
 }
-TSHI_KERNEL_FUSED(tshi_loss_both);
+TSHI_KERNEL_FUSED(tshi_loss_both, tshi_loss_work);
 
-/* The sums of the options: at x, m, sum, scratch, w or NULL, t or NULL (dense). s: classes, step,
- * which of A, B, Q, V, W. */
+/* One of the sums of the options: of x, m, and of weights and targets (dense), where they are not
+ * NULL. */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W };
-TSHI_INLINE void tshi_loss_term_body(int64_t n, void *const *at, const int64_t *s,
-                                     const double *p) {
-    const tsh_real *x = (const tsh_real *)at[0], *m = (const tsh_real *)at[1];
-    const tsh_real *w = (const tsh_real *)at[4], *t = (const tsh_real *)at[5];
-    tsh_real *sum = (tsh_real *)at[2], *TSHI_RESTRICT e = (tsh_real *)at[3];
-    const int64_t which = s[2];
+TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
+                                     const tshi_loss_work *work) {
+    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MOST].data;
+    const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data;
+    const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data;
+    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
+    tsh_real *TSHI_RESTRICT e = (tsh_real *)operand[TSHI_LOSS_SCRATCH].data;
+    const int64_t classes = work->classes;
+    const int which = work->which;
     int64_t i, c;
-    (void)p;
-    for (i = 0; i < n; i++, x += s[1]) {
-        const tsh_real *share = t ? t + i * s[0] : NULL;
-        TSHI_EACH for (c = 0; c < s[0]; c++) {
+    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
+        const tsh_real *share = t ? t + i * classes : NULL;
+        TSHI_EACH for (c = 0; c < classes; c++) {
             const tsh_real weight = w ? w[c] : TSHI_R(1);
             if (which == TSHI_LOSS_A)
                 e[c] = weight * share[c];
@@ -11442,99 +11726,122 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, void *const *at, const int64_t *
                        : which == TSHI_LOSS_W ? weight
                                               : TSHI_R(1);
         }
-        sum[i] = tshi_kernel_sum(e, s[0]);
+        sum[i] = tshi_kernel_sum(e, classes);
     }
 }
-TSHI_KERNEL(tshi_loss_term);
+TSHI_KERNEL(tshi_loss_term, tshi_loss_work);
 
-/* One row of dx (+)= g e^(x - m - log S): at dx, x, which may be dx; s: step of dx; p: g, m, log S,
- * add. */
-TSHI_INLINE void tshi_loss_slope_body(int64_t n, void *const *at, const int64_t *s, const double *p,
-                                      int fused) {
-    tsh_real *dx = (tsh_real *)at[0], pad[TSHI_BLOCK], out[TSHI_BLOCK];
-    const tsh_real *x = (const tsh_real *)at[1], *in;
-    const tsh_real most = TSHI_R(p[1]), log_sum = TSHI_R(p[2]);
-    const tsh_real g = TSHI_R(p[0]) + (log_sum - log_sum); /* NaN all along, if there is any */
+/* One row of dx (+)= g e^(x - m - log S). Operands: dx, x, which may be dx. */
+typedef struct tshi_loss_row {
+    double g, most, log_sum;
+    int add; /* dx is added to */
+} tshi_loss_row;
+TSHI_INLINE void tshi_loss_slope_body(int64_t n, const tshi_operand *operand,
+                                      const tshi_loss_row *row, int fused) {
+    tsh_real pad[TSHI_BLOCK], dx[TSHI_BLOCK];
+    const tsh_real *x;
+    const tsh_real most = TSHI_R(row->most), log_sum = TSHI_R(row->log_sum);
+    const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN all along, if there is any */
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        in = tshi_kernel_get(x, 1, e, n, pad);
+        x = tshi_kernel_load(&operand[1], e, n, pad);
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-            out[i] = g * tshi_kernel_exp_below(in[i] - most - log_sum, fused);
-        tshi_kernel_put(dx, s[0], e, n, out, p[3] > 0);
+            dx[i] = g * tshi_kernel_exp_below(x[i] - most - log_sum, fused);
+        tshi_kernel_store(&operand[0], e, n, dx, row->add);
     }
 }
-TSHI_KERNEL_FUSED(tshi_loss_slope);
+TSHI_KERNEL_FUSED(tshi_loss_slope, tshi_loss_row);
 
-/* One row of dx -= g w_c ((1 - e) t_c + e / V): at dx, x, w or NULL, t or NULL; s: step of dx; p: g
- * (1 - e), g e / V. */
-TSHI_INLINE void tshi_loss_share_body(int64_t n, void *const *at, const int64_t *s,
-                                      const double *p) {
-    tsh_real *TSHI_RESTRICT dx = (tsh_real *)at[0];
-    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)at[1];
-    const tsh_real *w = (const tsh_real *)at[2], *t = (const tsh_real *)at[3];
-    const tsh_real own = TSHI_R(p[0]), even = TSHI_R(p[1]);
+/* One row of dx -= g w_c ((1 - e) t_c + e / V). Operands: dx, x, w, t; the last two may be NULL. */
+typedef struct tshi_loss_shares {
+    double own, even; /* g (1 - e), g e / V */
+} tshi_loss_shares;
+TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
+                                      const tshi_loss_shares *shares) {
+    const int64_t step = operand[0].step;
+    tsh_real *TSHI_RESTRICT dx = (tsh_real *)operand[0].data;
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
+    const tsh_real *w = (const tsh_real *)operand[2].data, *t = (const tsh_real *)operand[3].data;
+    const tsh_real own = TSHI_R(shares->own), even = TSHI_R(shares->even);
     int64_t c;
     TSHI_EACH for (c = 0; c < n; c++) {
         const tsh_real share = (t ? TSHI_R(own * t[c]) : TSHI_R(0)) +
                                (tshi_loss_padding(x[c]) ? TSHI_R(0) : even);
-        dx[c * s[0]] -= w ? TSHI_R(w[c] * share) : share;
+        dx[c * step] -= w ? TSHI_R(w[c] * share) : share;
     }
 }
-TSHI_KERNEL(tshi_loss_share);
+TSHI_KERNEL(tshi_loss_share, tshi_loss_shares);
 
 /* -- backward --------------------------------------------------------------- */
 
+/* What the threads share that compute a loss's gradient. */
+typedef struct tshi_loss_slopes {
+    const tshi_node *node;
+    tshi_dest dest;
+    const tsh_real *x, *t, *w; /* logits, whose rows lie step apart; t and w may be NULL */
+    int64_t step;
+} tshi_loss_slopes;
+
 static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_shared *work = (const tshi_shared *)job;
+    const tshi_loss_slopes *work = (const tshi_loss_slopes *)job;
     const tshi_node *node = work->node;
     const tshi_loss *loss = (const tshi_loss *)node->more;
     const tshi_loss_kept kept = tshi_loss_keep(node->aux, loss->rows);
     const tsh_real *g = tshi_tape_grad(node);
-    tsh_real *values = (tsh_real *)tshi_tape_saved(node, 0);
-    tsh_real *t = loss->probs ? (tsh_real *)tshi_tape_saved(node, 1) : NULL;
-    tsh_real *w = node->saved[2] ? (tsh_real *)tshi_tape_saved(node, 2) : NULL;
-    tsh_tensor *x = node->in[0];
+    const tsh_tensor *x = node->in[0];
     int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
     const double keep = 1 - loss->smoothing;
-    void *at[4];
+    tshi_operand operand[4];
+    tshi_loss_shares shares;
+    tshi_loss_row row;
     (void)piece;
     (void)tshi_kernel_rows(x, &rows, &step);
+    operand[2] = tshi_kernel_reals(work->w, 1);
+    row.add = work->dest.add;
     for (i = from; i < to; i++) {
-        double p[4],
-            each = (double)(loss->reduction == TSH_REDUCE_NONE ? g[i] : g[0]) / loss->divisor;
-        tsh_real *row = work->dest.data + i * step;
+        double each = (double)(loss->reduction == TSH_REDUCE_NONE ? g[i] : g[0]) / loss->divisor;
+        tsh_real *dx = work->dest.data + i * step;
         if (kept.local[i] == TSHI_TARGET_IGNORED) {
-            for (c = 0; c < loss->classes && !work->dest.add; c++) row[c * last] = 0;
+            for (c = 0; c < loss->classes && !work->dest.add; c++) dx[c * last] = 0;
             continue;
         }
-        p[0] = each * (double)kept.slope[i];
-        p[1] = (double)kept.most[i];
-        p[2] = (double)kept.log_sum[i];
-        p[3] = work->dest.add;
-        at[0] = row;
-        at[1] = values + i * loss->step;
-        tshi_loss_slope[x->ctx->isa](loss->classes, at, &last, p);
-        p[0] = each * keep;
-        p[1] = each * (double)kept.even[i];
-        at[2] = w;
-        at[3] = t ? t + i * loss->classes : NULL;
+        row.g = each * (double)kept.slope[i];
+        row.most = (double)kept.most[i];
+        row.log_sum = (double)kept.log_sum[i];
+        operand[0] = tshi_kernel_reals(dx, last);
+        operand[1] = tshi_kernel_reals(work->x + i * work->step, 1);
+        tshi_loss_slope[x->ctx->isa](loss->classes, operand, &row);
+        shares.own = each * keep;
+        shares.even = each * (double)kept.even[i];
+        operand[3] = tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1);
         if (loss->probs || loss->smoothing > 0)
-            tshi_loss_share[x->ctx->isa](loss->classes, at, &last, p);
+            tshi_loss_share[x->ctx->isa](loss->classes, operand, &shares);
         if (kept.local[i] >= 0)
-            row[kept.local[i] * last] -= TSHI_R(each * keep * (double)kept.own[i]);
+            dx[kept.local[i] * last] -= TSHI_R(each * keep * (double)kept.own[i]);
     }
 }
 
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->more;
-    int once = !loss->probs && !(loss->smoothing > 0); /* a row is read in one pass */
-    tshi_shared work;
+    tsh_ctx *ctx = node->out->ctx;
+    /* a row is read in one pass */
+    const int once = !loss->probs && !(loss->smoothing > 0) && node->in[0]->dtype == TSH_REAL;
+    tshi_block *scratch[3] = {NULL, NULL, NULL};
+    int64_t stride[TSH_MAX_DIMS];
+    tshi_loss_slopes work;
+    int i;
+    memset(&work, 0, sizeof work);
     work.node = node;
-    if (!(once ? tshi_tape_dest_over(node, 0, &work.dest) : tshi_tape_dest(node, 0, &work.dest)))
-        return;
-    tshi_team_run(tshi_kernel_pieces(node->out->ctx, loss->rows, loss->classes), loss->rows, 1,
-                  tshi_loss_backward_rows, &work);
+    work.x = tshi_tape_saved_reals(node, 0, stride, &scratch[0]);
+    work.step = scratch[0] ? loss->classes : loss->step;
+    if (loss->probs) work.t = tshi_tape_saved_reals(node, 1, stride, &scratch[1]);
+    if (node->saved[2]) work.w = tshi_tape_saved_reals(node, 2, stride, &scratch[2]);
+    if (ctx->error.code == TSH_OK && (once ? tshi_tape_dest_over(node, 0, &work.dest)
+                                           : tshi_tape_dest(node, 0, &work.dest)))
+        tshi_team_run(tshi_kernel_pieces(ctx, loss->rows, loss->classes), loss->rows, 1,
+                      tshi_loss_backward_rows, &work);
+    for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
 }
 
 /* -- what is asked for ------------------------------------------------------ */
@@ -11740,42 +12047,38 @@ static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc
     return 1;
 }
 
-/* A kernel over all rows: at x, m, sums, scratch, w, t; s as the kernel's. */
+/* A kernel over all rows. */
 static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel_fn kernel,
-                          tsh_real *const *at, const int64_t *s) {
+                          const tshi_operand *x, const tshi_loss_work *params) {
     tshi_rows work;
     memset(&work, 0, sizeof work);
     work.kernel = kernel;
-    work.n = 6;
-    work.s = s;
-    memcpy(work.at, at, 6 * sizeof *at);
-    work.step[0] = loss->step;
-    work.step[1] = work.step[2] = 1;
-    work.own[3] = loss->classes;
-    work.step[5] = loss->classes;
+    work.n = TSHI_LOSS_OPERANDS;
+    work.params = params;
+    memcpy(work.x, x, TSHI_LOSS_OPERANDS * sizeof *x);
+    work.own[TSHI_LOSS_SCRATCH] = loss->classes;
     tshi_team_run(tshi_kernel_pieces(ctx, loss->rows, loss->classes), loss->rows, 1,
                   tshi_kernel_do_rows, &work);
 }
 
-/* The sums of the options, and B, this rank's part. at: x, m, sums, scratch. */
+/* The sums of the options, and B, this rank's part, of the rows that x has in the operands. */
 static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
-                            const tshi_loss_kept *kept, tsh_real *sums, tsh_real **at) {
+                            const tshi_loss_kept *kept, tsh_real *sums, tshi_operand *x) {
     const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_even,
                          loss->at_even ? loss->at_even + 1 : 0, loss->at_all};
-    const tsh_real *values = tshi_tensor_values(in[0]);
-    int64_t i, s[3], n = loss->rows;
+    const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data;
+    const tshi_kernel_fn kernel = tshi_loss_term[in[0]->ctx->isa];
+    int64_t i, n = loss->rows;
     tsh_real *picked = sums + n;
-    s[0] = loss->classes;
-    s[1] = loss->step;
-    at[4] = in[2] ? tshi_tensor_values(in[2]) : NULL;
-    at[5] = loss->probs ? tshi_tensor_values(in[1]) : NULL;
-    for (s[2] = TSHI_LOSS_A; s[2] <= TSHI_LOSS_W; s[2]++) {
-        at[2] = sums + n * rows[s[2]];
-        if (rows[s[2]]) tshi_loss_run(in[0]->ctx, loss, tshi_loss_term[in[0]->ctx->isa], at, s);
+    tshi_loss_work work;
+    work.classes = loss->classes;
+    for (work.which = TSHI_LOSS_A; work.which <= TSHI_LOSS_W; work.which++) {
+        x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums + n * rows[work.which], 1);
+        if (rows[work.which]) tshi_loss_run(in[0]->ctx, loss, kernel, x, &work);
     }
     for (i = 0; i < n && !loss->probs; i++) {
         int64_t y = kept->local[i];
-        picked[i] = y >= 0 ? values[i * loss->step + y] - kept->most[i] : 0;
+        picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - kept->most[i] : 0;
         if (loss->at_own) sums[n * loss->at_own + i] = y >= 0 ? kept->own[i] : 0;
     }
 }
@@ -11807,29 +12110,45 @@ static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
 /* Row losses: one pass over the logits, or two with a collective after each where classes are cut.
  * sums: rows of TSHI_LOSS_SUMS sums, the losses, then a row of classes for each piece. */
 static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const tshi_loss_kept *kept,
-                           tsh_real *sums, tsh_real *losses) {
+                           tshi_operand *x, tsh_real *sums, tsh_real *losses) {
     tsh_ctx *ctx = in[0]->ctx;
-    int64_t s[2], n = loss->rows;
-    tsh_real *at[6] = {NULL, NULL, NULL, NULL, NULL, NULL};
-    s[0] = loss->classes;
-    s[1] = loss->step;
-    at[0] = tshi_tensor_values(in[0]);
-    at[1] = kept->most;
-    at[2] = sums;
-    at[3] = sums + (TSHI_LOSS_SUMS + 1) * n;
+    const int64_t n = loss->rows;
+    tshi_loss_work work;
+    work.classes = loss->classes;
+    work.which = 0;
+    x[TSHI_LOSS_MOST] = tshi_kernel_reals(kept->most, 1);
+    x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums, 1);
+    x[TSHI_LOSS_SCRATCH] = tshi_kernel_reals(sums + (TSHI_LOSS_SUMS + 1) * n, 0);
     if (loss->cut) {
-        tshi_loss_run(ctx, loss, tshi_loss_max[ctx->isa], at, s);
+        tshi_loss_run(ctx, loss, tshi_loss_max[ctx->isa], x, &work);
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, kept->most, n, TSH_REAL, TSH_MAX),
                               "tsh_cross_entropy: all-reduce of the row maxima");
-        tshi_loss_run(ctx, loss, tshi_loss_sum[ctx->isa], at, s);
+        tshi_loss_run(ctx, loss, tshi_loss_sum[ctx->isa], x, &work);
     } else {
-        tshi_loss_run(ctx, loss, tshi_loss_both[ctx->isa], at, s);
+        tshi_loss_run(ctx, loss, tshi_loss_both[ctx->isa], x, &work);
     }
-    tshi_loss_terms(in, loss, kept, sums, at);
+    tshi_loss_terms(in, loss, kept, sums, x);
     if (loss->cut)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, loss->sums * n, TSH_REAL, TSH_SUM),
                               "tsh_cross_entropy: all-reduce of the row sums");
     tshi_loss_combine(loss, kept, sums, losses);
+}
+
+/* The operands that are inputs: logits, weights and probabilities as tsh_real, or converted to
+ * scratch. 0: no memory. */
+static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_operand *x,
+                            tshi_block **scratch) {
+    static const int place[3] = {TSHI_LOSS_X, TSHI_LOSS_TARGET, TSHI_LOSS_WEIGHT};
+    const int64_t step[3] = {loss->step, loss->classes, 0};
+    int64_t stride[TSH_MAX_DIMS];
+    int i;
+    memset(x, 0, TSHI_LOSS_OPERANDS * sizeof *x);
+    for (i = 0; i < 3; i++) {
+        const int used = in[i] && (i != 1 || loss->probs);
+        tsh_real *values = used ? tshi_kernel_reals_of(in[i], stride, &scratch[i]) : NULL;
+        x[place[i]] = tshi_kernel_reals(values, i == 0 && scratch[0] ? loss->classes : step[i]);
+    }
+    return in[0]->ctx->error.code == TSH_OK;
 }
 
 /* Sum or mean of the row losses; where rows are sharded each rank has its part, and the divisor is
@@ -11860,7 +12179,8 @@ static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc
                              tsh_tensor *out) {
     tsh_real *losses = desc->reduction == TSH_REDUCE_NONE ? tshi_tensor_values(out)
                                                           : sums + TSHI_LOSS_SUMS * loss->rows;
-    tshi_block *scratch = NULL;
+    tshi_block *scratch = NULL, *converted[3] = {NULL, NULL, NULL};
+    tshi_operand x[TSHI_LOSS_OPERANDS];
     const void *values;
     int64_t i;
     int done = 1;
@@ -11871,7 +12191,8 @@ static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc
         tshi_mem_drop(in[0]->ctx, scratch);
     }
     if (!done) return 0;
-    tshi_loss_rows(in, loss, kept, sums, losses);
+    if (tshi_loss_inputs(in, loss, x, converted)) tshi_loss_rows(in, loss, kept, x, sums, losses);
+    for (i = 0; i < 3; i++) tshi_mem_drop(in[0]->ctx, converted[i]);
     if (desc->reduction != TSH_REDUCE_NONE)
         tshi_loss_reduce(in[0], loss, kept, losses, desc->empty_zero, out);
     return in[0]->ctx->error.code == TSH_OK;
@@ -14254,24 +14575,23 @@ struct tsh_optim {
 
 /* -- the global norm -------------------------------------------------------- */
 
-/* Sum of squares in double: at x, sum. */
-TSHI_INLINE void tshi_optim_squares_body(int64_t n, void *const *at, const int64_t *s,
-                                         const double *p) {
-    const tsh_real *x = (const tsh_real *)at[0];
+/* Adds the sum of squares of x, dense, to **total, in double. */
+typedef double *tshi_optim_total;
+TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
+                                         const tshi_optim_total *total) {
+    const tsh_real *x = (const tsh_real *)operand->data;
     double lane[TSHI_BLOCK], sum = 0;
     int64_t e;
     int i;
-    (void)s;
-    (void)p;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (double)x[e + i] * (double)x[e + i];
     }
     for (; e < n; e++) sum += (double)x[e] * (double)x[e];
     for (i = 0; i < TSHI_BLOCK; i++) sum += lane[i];
-    *(double *)at[1] += sum;
+    **total += sum;
 }
-TSHI_KERNEL(tshi_optim_squares);
+TSHI_KERNEL(tshi_optim_squares, tshi_optim_total);
 
 /* The sums of squares of blocks, each by itself, so that threads share them. */
 enum { TSHI_OPTIM_BLOCK = 1 << 16 };
@@ -14285,14 +14605,13 @@ typedef struct tshi_squares {
 
 static void tshi_optim_blocks(void *job, int piece, int64_t from, int64_t to) {
     const tshi_squares *all = (const tshi_squares *)job;
-    void *at[2];
     (void)piece;
     for (; from < to; from++) {
         int64_t first = from * TSHI_OPTIM_BLOCK;
-        at[0] = all->x + first;
-        at[1] = all->sums + from;
-        all->sums[from] = 0;
-        all->kernel(tshi_base_min(TSHI_OPTIM_BLOCK, all->n - first), at, NULL, NULL);
+        const tshi_operand x = tshi_kernel_reals(all->x + first, 1);
+        double *sum = all->sums + from;
+        *sum = 0;
+        all->kernel(tshi_base_min(TSHI_OPTIM_BLOCK, all->n - first), &x, &sum);
     }
 }
 
@@ -14387,12 +14706,11 @@ static double tshi_optim_shrink(double norm, double most) {
 }
 
 static void tshi_optim_scale(const char *path, tsh_tensor *param, void *user) {
-    static const int64_t one[2] = {1, 1};
-    void *at[2];
+    tshi_operand x[2];
     (void)path;
     if (!param->gr.live) return;
-    at[0] = at[1] = tshi_mem_data(param->gr.block);
-    tshi_map_scale_forward[param->ctx->isa](tsh_local_numel(param), at, one, (const double *)user);
+    x[0] = x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(param->gr.block), 1);
+    tshi_map_scale_forward[param->ctx->isa](tsh_local_numel(param), x, user);
 }
 
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
@@ -14408,51 +14726,73 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
 
 /* -- updates ---------------------------------------------------------------- */
 
-/* Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019): m = b1 m + (1 - b1) g, v = b2 v + (1 -
- * b2) g^2, x = x keep - step m / (sqrt(v) root + eps). at x, g, m, v; p: clip, decay into g, keep,
- * b1, b2, step, root, eps. */
-TSHI_INLINE void tshi_optim_adam_body(int64_t n, void *const *at, const int64_t *s,
-                                      const double *p) {
-    tsh_real *TSHI_RESTRICT x = (tsh_real *)at[0], *TSHI_RESTRICT m = (tsh_real *)at[2];
-    tsh_real *TSHI_RESTRICT v = (tsh_real *)at[3];
-    const tsh_real *TSHI_RESTRICT grad = (const tsh_real *)at[1];
-    const tsh_real clip = TSHI_R(p[0]), decay = TSHI_R(p[1]), keep = TSHI_R(p[2]),
-                   b1 = TSHI_R(p[3]), b2 = TSHI_R(p[4]);
-    const tsh_real c1 = TSHI_R(1 - p[3]), c2 = TSHI_R(1 - p[4]), step = TSHI_R(p[5]),
-                   root = TSHI_R(p[6]);
-    const tsh_real eps = TSHI_R(p[7]);
-    int64_t i;
-    (void)s;
-    TSHI_EACH for (i = 0; i < n; i++) {
-        const tsh_real g = grad[i] * clip + decay * x[i];
-        m[i] = b1 * m[i] + c1 * g;
-        v[i] = b2 * v[i] + c2 * g * g;
-        x[i] = x[i] * keep - step * m[i] / (tshi_kernel_sqrt(v[i]) * root + eps);
+enum { TSHI_OPTIM_X, TSHI_OPTIM_GRAD, TSHI_OPTIM_FIRST, TSHI_OPTIM_SECOND, TSHI_OPTIM_OPERANDS };
+
+/* Adam (Kingma & Ba 2015), AdamW (Loshchilov & Hutter 2019): g = clip grad + decay x, m = b1 m +
+ * (1 - b1) g, v = b2 v + (1 - b2) g^2, x = x keep - step m / (sqrt(v) root + eps). */
+typedef struct tshi_adam {
+    double clip, decay, keep, b1, b2, step, root, eps;
+} tshi_adam;
+TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand, const tshi_adam *p) {
+    const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), keep = TSHI_R(p->keep);
+    const tsh_real b1 = TSHI_R(p->b1), b2 = TSHI_R(p->b2), c1 = TSHI_R(1 - p->b1),
+                   c2 = TSHI_R(1 - p->b2);
+    const tsh_real step = TSHI_R(p->step), root = TSHI_R(p->root), eps = TSHI_R(p->eps);
+    tsh_real pad[4][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK], v[TSHI_BLOCK];
+    const tsh_real *xs, *gs, *ms, *vs;
+    int64_t e;
+    int i;
+    for (e = 0; e < n; e += TSHI_BLOCK) {
+        xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
+        gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
+        ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
+        vs = tshi_kernel_load(&operand[TSHI_OPTIM_SECOND], e, n, pad[3]);
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+            const tsh_real g = gs[i] * clip + decay * xs[i];
+            m[i] = b1 * ms[i] + c1 * g;
+            v[i] = b2 * vs[i] + c2 * g * g;
+            x[i] = xs[i] * keep - step * m[i] / (tshi_kernel_sqrt(v[i]) * root + eps);
+        }
+        tshi_kernel_store(&operand[TSHI_OPTIM_X], e, n, x, 0);
+        tshi_kernel_store(&operand[TSHI_OPTIM_FIRST], e, n, m, 0);
+        tshi_kernel_store(&operand[TSHI_OPTIM_SECOND], e, n, v, 0);
     }
 }
-TSHI_KERNEL(tshi_optim_adam);
+TSHI_KERNEL(tshi_optim_adam, tshi_adam);
 
-/* torch.optim.SGD: d = g + decay x, m = momentum m + d, x -= lr (nesterov ? d + momentum m : m). at
- * x, g, m (or NULL); p: clip, decay, lr, momentum, nesterov. */
-TSHI_INLINE void tshi_optim_sgd_body(int64_t n, void *const *at, const int64_t *s,
-                                     const double *p) {
-    tsh_real *TSHI_RESTRICT x = (tsh_real *)at[0], *TSHI_RESTRICT m = (tsh_real *)at[2];
-    const tsh_real *TSHI_RESTRICT grad = (const tsh_real *)at[1];
-    const tsh_real clip = TSHI_R(p[0]), decay = TSHI_R(p[1]), lr = TSHI_R(p[2]),
-                   momentum = TSHI_R(p[3]);
-    const int nesterov = p[4] > 0;
-    int64_t i;
-    (void)s;
-    if (!m)
-        TSHI_EACH for (i = 0; i < n; i++) x[i] -= lr * (grad[i] * clip + decay * x[i]);
-    else
-        TSHI_EACH for (i = 0; i < n; i++) {
-            const tsh_real d = grad[i] * clip + decay * x[i], v = momentum * m[i] + d;
-            m[i] = v;
-            x[i] -= lr * (nesterov ? TSHI_R(d + momentum * v) : v);
+/* torch.optim.SGD: d = clip grad + decay x, m = momentum m + d, x -= lr (nesterov ? d + momentum m :
+ * m); without momentum, whose operand is NULL, x -= lr d. */
+typedef struct tshi_sgd {
+    double clip, decay, lr, momentum;
+    int nesterov;
+} tshi_sgd;
+TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, const tshi_sgd *p) {
+    const tsh_real clip = TSHI_R(p->clip), decay = TSHI_R(p->decay), lr = TSHI_R(p->lr),
+                   momentum = TSHI_R(p->momentum);
+    const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL;
+    tsh_real pad[3][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK];
+    const tsh_real *xs, *gs, *ms;
+    int64_t e;
+    int i;
+    for (e = 0; e < n; e += TSHI_BLOCK) {
+        xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
+        gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
+        if (!remembers) {
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+                x[i] = xs[i] - lr * (gs[i] * clip + decay * xs[i]);
+        } else {
+            ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+                const tsh_real d = gs[i] * clip + decay * xs[i], v = momentum * ms[i] + d;
+                m[i] = v;
+                x[i] = xs[i] - lr * (p->nesterov ? TSHI_R(d + momentum * v) : v);
+            }
+            tshi_kernel_store(&operand[TSHI_OPTIM_FIRST], e, n, m, 0);
         }
+        tshi_kernel_store(&operand[TSHI_OPTIM_X], e, n, x, 0);
+    }
 }
-TSHI_KERNEL(tshi_optim_sgd);
+TSHI_KERNEL(tshi_optim_sgd, tshi_sgd);
 
 /* The first element that this rank updates, and how many: all, or its chunk. */
 static int64_t tshi_optim_from(const tsh_tensor *x) {
@@ -14548,8 +14888,8 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
 /* A kernel over all of x, or over the rows that a row-sparse gradient touches. */
 typedef struct tshi_optim_work {
     tshi_kernel_fn kernel;
-    void *const *at;
-    const double *p;
+    const tshi_operand *x;
+    const void *params;
     const int32_t *marks; /* of rows; NULL: units are elements */
     int64_t width;        /* of a row */
 } tshi_optim_work;
@@ -14557,71 +14897,81 @@ typedef struct tshi_optim_work {
 static void tshi_optim_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_optim_work *work = (const tshi_optim_work *)job;
     const int32_t *marks = work->marks;
+    tshi_operand part[TSHI_OPTIM_OPERANDS];
     int64_t r, n;
-    void *part[4];
     int i;
     (void)piece;
     for (r = from; r < to; r += n) {
         n = marks ? 1 : to - from;
         if (marks && !marks[r]) continue;
         while (marks && r + n < to && marks[r + n]) n++;
-        for (i = 0; i < 4; i++)
-            part[i] = work->at[i] ? (tsh_real *)work->at[i] + r * work->width : NULL;
-        work->kernel(n * work->width, part, NULL, work->p);
+        memcpy(part, work->x, sizeof part);
+        for (i = 0; i < TSHI_OPTIM_OPERANDS; i++) tshi_kernel_move(&part[i], r * work->width);
+        work->kernel(n * work->width, part, work->params);
     }
 }
 
-static void tshi_optim_run(const tsh_tensor *x, tshi_kernel_fn kernel, void *const *at,
-                           const double *p) {
+static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tshi_operand *x,
+                           const void *params) {
     tshi_optim_work work;
-    int64_t count = tshi_optim_count(x), rows = x->sparse ? x->local[0] : count;
+    int64_t count = tshi_optim_count(t), rows = t->sparse ? t->local[0] : count;
     if (!count) return;
     work.kernel = kernel;
-    work.at = at;
-    work.p = p;
-    work.marks = x->sparse ? (const int32_t *)tshi_mem_data(x->marks) : NULL;
+    work.x = x;
+    work.params = params;
+    work.marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
     work.width = count / rows;
-    tshi_team_run(tshi_kernel_pieces(x->ctx, rows, work.width), rows, x->sparse ? 1 : 16,
+    tshi_team_run(tshi_kernel_pieces(t->ctx, rows, work.width), rows, t->sparse ? 1 : 16,
                   tshi_optim_piece, &work);
+}
+
+static void tshi_optim_descend(const tsh_optim *optim, tshi_moments *each, double clip,
+                               tshi_operand *x) {
+    const tsh_optim_desc *d = &optim->desc;
+    tsh_tensor *t = each->param;
+    tshi_sgd p;
+    p.clip = clip;
+    p.decay = each->weight_decay;
+    p.lr = d->lr * each->lr_scale;
+    p.momentum = d->momentum;
+    p.nesterov = d->nesterov;
+    if (d->momentum > 0 && !tshi_optim_moment(t, &each->first)) return;
+    if (d->momentum > 0) x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
+    tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &p);
 }
 
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
-    tsh_tensor *x = each->param;
-    double lr = d->lr * each->lr_scale, p[8];
-    void *at[4] = {NULL, NULL, NULL, NULL};
-    at[0] = tshi_tensor_values(x) + tshi_optim_from(x);
-    at[1] = (tsh_real *)tshi_mem_data(x->gr.block) + tshi_optim_from(x);
+    tsh_tensor *t = each->param;
+    const double lr = d->lr * each->lr_scale;
+    tshi_operand x[TSHI_OPTIM_OPERANDS];
+    tshi_adam p;
+    x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
+    x[TSHI_OPTIM_GRAD] = tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1);
+    x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_reals(NULL, 1);
+    tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_from(t));
+    tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_from(t));
     each->steps++;
-    p[0] = clip;
-    p[1] = each->weight_decay;
     if (d->kind == TSH_SGD) {
-        p[2] = lr;
-        p[3] = d->momentum;
-        p[4] = d->nesterov;
-        if (d->momentum > 0 && !tshi_optim_moment(x, &each->first)) return;
-        if (d->momentum > 0) at[2] = tshi_tensor_at(each->first);
-        tshi_optim_run(x, tshi_optim_sgd[x->ctx->isa], at, p);
+        tshi_optim_descend(optim, each, clip, x);
         return;
     }
-    if (!tshi_optim_moment(x, &each->first) || !tshi_optim_moment(x, &each->second)) return;
-    at[2] = tshi_tensor_at(each->first);
-    at[3] = tshi_tensor_at(each->second);
-    p[2] = 1;
-    if (d->kind == TSH_ADAMW) {
-        p[1] = 0;
-        p[2] = 1 - lr * each->weight_decay;
+    if (!tshi_optim_moment(t, &each->first) || !tshi_optim_moment(t, &each->second)) return;
+    x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
+    x[TSHI_OPTIM_SECOND].data = tshi_tensor_at(each->second);
+    p.clip = clip;
+    p.decay = d->kind == TSH_ADAMW ? 0 : each->weight_decay;
+    p.keep = d->kind == TSH_ADAMW ? 1 - lr * each->weight_decay : 1;
+    p.b1 = d->beta1;
+    p.b2 = d->beta2;
+    p.step = lr / (1 - pow(d->beta1, (double)each->steps));
+    p.root = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
+    p.eps = d->eps;
+    if (t->sparse) { /* torch.optim.SparseAdam adds eps to sqrt(v) as it is */
+        p.step /= p.root;
+        p.root = 1;
     }
-    p[3] = d->beta1;
-    p[4] = d->beta2;
-    p[5] = lr / (1 - pow(d->beta1, (double)each->steps));
-    p[6] = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
-    p[7] = d->eps;
-    if (x->sparse) { /* torch.optim.SparseAdam adds eps to sqrt(v) as it is */
-        p[5] /= p[6];
-        p[6] = 1;
-    }
-    tshi_optim_run(x, tshi_optim_adam[x->ctx->isa], at, p);
+    tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
 }
 
 static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) {
