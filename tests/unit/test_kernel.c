@@ -78,15 +78,14 @@ enum { CHUNK = 4096 };
 static void compare(const function *f, float *x, int n, double *worst) {
     static double want[CHUNK];
     static float y[CHUNK];
-    const int64_t s[2] = {1, 1};
-    const double p[1] = {0};
-    void *at[2];
+    const double scalar = 0;
+    tshi_operand operand[2];
     int i, isa;
-    at[0] = y;
-    at[1] = x;
+    operand[0] = tshi_kernel_operand(y, 1, TSH_F32);
+    operand[1] = tshi_kernel_operand(x, 1, TSH_F32);
     for (i = 0; i < n; i++) want[i] = f->ref((double)x[i]);
     for (isa = 0; isa <= tshi_kernel_isa(); isa++) {
-        f->kernel[isa](n, at, s, p);
+        f->kernel[isa](n, operand, &scalar);
         for (i = 0; i < n; i++) {
             double e = off(y[i], want[i]);
             if (!(e <= f->ulps))
@@ -153,17 +152,16 @@ static void powers_are_accurate(void **state) {
                                     1.5f,
                                     -1.5f};
     const int many = COUNT(special);
-    const int64_t s[3] = {1, 1, 1};
     uint32_t seed = 1;
     double worst = 0;
     tsh_real x, y, z;
-    void *at[3];
+    tshi_operand operand[3];
     int i, isa;
     (void)state;
     if (sizeof(tsh_real) == 8) SKIP("powers of doubles are libm's own");
-    at[0] = &z;
-    at[1] = &x;
-    at[2] = &y;
+    operand[0] = tshi_kernel_reals(&z, 1);
+    operand[1] = tshi_kernel_reals(&x, 1);
+    operand[2] = tshi_kernel_reals(&y, 1);
     for (isa = 0; isa <= tshi_kernel_isa(); isa++)
         for (i = 0; i < many * many + 1000000; i++) {
             double want, e;
@@ -179,7 +177,7 @@ static void powers_are_accurate(void **state) {
                 x = (tsh_real)special[i / many];
                 y = (tsh_real)special[i % many];
             }
-            tshi_map_pow_forward[isa](1, at, s, NULL);
+            tshi_map_pow_forward[isa](1, operand, NULL);
             want = pow((double)x, (double)y);
             e = off((float)z, want);
             if (!(e <= 1) || (z == 0 && !signbit(z) != !signbit(want)))
@@ -215,25 +213,24 @@ enum { LENGTH = 150, SPREAD = 3 };
 /* n elements from `first` on, with steps for y and the inputs, against one element at a time. */
 static void check_place(const spot *k, int isa, int64_t first, int64_t n, const int64_t *s) {
     static tsh_real in[2][SPREAD * LENGTH], y[SPREAD * LENGTH], alone;
-    const int64_t one[3] = {1, 1, 1};
-    const double p[2] = {1.7, 0};
+    const tshi_slope p = {1.7, 0}; /* forward kernels read its first member, a double */
     uint32_t seed = 7;
-    void *at[3];
+    tshi_operand x[3];
     int64_t i;
     for (i = 0; i < 2 * SPREAD * LENGTH; i++) in[i % 2][i / 2] = some(&seed);
     for (i = 0; i + 1 < SPREAD * LENGTH; i += 10) { /* and what lies beside a special one */
         in[0][i] = 0;
         in[0][i + 1] = (tsh_real)FLT_MIN;
     }
-    at[0] = y + first;
-    at[1] = in[0] + first;
-    at[2] = in[1] + first;
-    k->kernel[isa](n, at, s, p);
+    x[0] = tshi_kernel_reals(y + first, s[0]);
+    x[1] = tshi_kernel_reals(in[0] + first, s[1]);
+    x[2] = tshi_kernel_reals(in[1] + first, s[2]);
+    k->kernel[isa](n, x, &p);
     for (i = 0; i < n; i++) {
-        at[0] = &alone;
-        at[1] = in[0] + first + i * s[1];
-        at[2] = in[1] + first + i * s[2];
-        k->kernel[isa](1, at, one, p);
+        x[0] = tshi_kernel_reals(&alone, 1);
+        x[1] = tshi_kernel_reals(in[0] + first + i * s[1], 1);
+        x[2] = tshi_kernel_reals(in[1] + first + i * s[2], 1);
+        k->kernel[isa](1, x, &p);
         if (memcmp(&alone, y + first + i * s[0], sizeof alone) != 0)
             fail_msg("%s, kernel %d: element %d of %d from %d (steps %d, %d, %d) is %a, alone %a",
                      k->name, isa, (int)i, (int)n, (int)first, (int)s[0], (int)s[1], (int)s[2],
@@ -262,15 +259,16 @@ static void masks_are_the_generators_bits(void **state) {
     tsh_real x[MOST], y[MOST + 1];
     uint32_t seed = 3;
     int64_t first, n, i;
-    void *at[3];
+    tshi_operand operand[2];
+    tshi_map_masking part;
     tshi_dropout mask;
     int isa, r;
     (void)state;
     mask.key = 0x123456789ABCDEF0u;
     mask.stream = 0xFEDCBA9876543210u;
-    at[0] = y;
-    at[1] = x;
-    at[2] = &mask;
+    operand[0] = tshi_kernel_reals(y, 1);
+    operand[1] = tshi_kernel_reals(x, 1);
+    part.mask = &mask;
     for (i = 0; i < MOST; i++) x[i] = some(&seed);
     x[5] = (tsh_real)NAN;
     for (r = 0; r < COUNT(rates); r++)
@@ -280,7 +278,8 @@ static void masks_are_the_generators_bits(void **state) {
                     const double limit = rates[r] * 4294967296.0;
                     mask.p = rates[r];
                     y[n] = 77;
-                    tshi_map_mask_part[isa](n, at, &first, NULL);
+                    part.first = first;
+                    tshi_map_mask_part[isa](n, operand, &part);
                     assert_true(y[n] == 77);
                     for (i = 0; i < n; i++) {
                         uint32_t bits = tshi_rng_bits(mask.key, mask.stream, (uint64_t)(first + i));
@@ -314,11 +313,12 @@ static void the_first_of_the_largest_is_found(void **state) {
     uint32_t seed = 5;
     int64_t i, place, want;
     tsh_real most;
-    void *at[5] = {NULL};
+    tshi_operand operand[5];
     int isa, l, round;
     (void)state;
-    at[1] = x;
-    at[3] = &place;
+    memset(operand, 0, sizeof operand);
+    operand[1] = tshi_kernel_reals(x, 1);
+    operand[3] = tshi_kernel_operand(&place, 1, TSH_I64);
     for (isa = 0; isa <= tshi_kernel_isa(); isa++)
         for (l = 0; l < COUNT(lengths); l++)
             for (round = 0; round < 60; round++) {
@@ -331,12 +331,12 @@ static void the_first_of_the_largest_is_found(void **state) {
                 want = first_of_largest(x, n);
                 place = -1;
                 most = 77;
-                at[4] = round % 2 ? &most : NULL;
-                tshi_reduce_place[isa](n, at, NULL, NULL);
+                operand[4] = tshi_kernel_reals(round % 2 ? &most : NULL, 1);
+                tshi_reduce_place[isa](n, operand, NULL);
                 if (place != want)
                     fail_msg("kernel %d: of %d values the place is %d, not %d", isa, (int)n,
                              (int)place, (int)want);
-                if (memcmp(&most, x + want, sizeof most) != 0 && at[4])
+                if (memcmp(&most, x + want, sizeof most) != 0 && operand[4].data)
                     fail_msg("kernel %d: the largest of %d values is %g, not %g", isa, (int)n,
                              (double)most, (double)x[want]);
             }
@@ -355,26 +355,29 @@ static void the_sum_of_powers_is_taken_in_parts(void **state) {
     static tsh_real x[MOST];
     const int64_t lengths[] = {1, 31, 32, 511, 512, 513, 1023, 1024, 1025, 1536, 1700, MOST};
     uint32_t seed = 7;
-    int64_t s[2] = {0, 0}, i, odd;
+    int64_t i, odd;
     tsh_real m, sum;
-    void *at[3];
+    tshi_operand operand[TSHI_LOSS_OPERANDS];
+    tshi_loss_work work;
     int isa, l, kind, bad;
     (void)state;
-    at[0] = x;
-    at[1] = &m;
-    at[2] = &sum;
+    memset(operand, 0, sizeof operand);
+    work.which = 0;
+    operand[TSHI_LOSS_X] = tshi_kernel_reals(x, MOST);
+    operand[TSHI_LOSS_MOST] = tshi_kernel_reals(&m, 1);
+    operand[TSHI_LOSS_SUM] = tshi_kernel_reals(&sum, 1);
     for (isa = 0; isa <= tshi_kernel_isa(); isa++)
         for (l = 0; l < COUNT(lengths); l++)
             for (kind = 0; kind < 3; kind++)
                 for (bad = 0; bad < 3; bad++) { /* then NaN, then infinity somewhere */
-                    const int64_t n = s[0] = lengths[l];
+                    const int64_t n = work.classes = lengths[l];
                     double most = -(double)INFINITY, want = 0;
                     for (i = 0; i < n; i++) x[i] = logit_of(kind, i, &seed);
                     odd = noise(&seed) % (uint32_t)n;
                     if (bad) x[odd] = bad == 1 ? (tsh_real)NAN : (tsh_real)INFINITY;
                     for (i = 0; i < n; i++) most = fmax(most, (double)x[i]);
                     for (i = 0; i < n; i++) want += exp((double)x[i] - most);
-                    tshi_loss_both[isa](1, at, s, NULL);
+                    tshi_loss_both[isa](1, operand, &work);
                     if (bad == 1 ? !isnan(m) : (double)m < most || (double)m > most)
                         fail_msg("kernel %d: the largest of %d (%d) is %g, not %g", isa, (int)n,
                                  kind, (double)m, most);
