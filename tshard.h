@@ -733,6 +733,32 @@ TSH_API int tsh_coll_circle(tsh_coll_trail *trail, int size, int r,
 TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
                          int (*company)(const void *user, int r), const void *user, int *waits);
 
+/* For backends whose ranks tell each other where they wait. How far a rank has come: collectives
+ * that it has started in a group (peer -1), or messages to and from a peer, a rank of the world. */
+typedef struct tsh_wait_mark {
+    uint64_t group, sends, recvs; /* of collectives: sends */
+    int64_t peer;
+} tsh_wait_mark;
+/* Where a rank waits, in one piece of memory: marks follow, then the `awaited` ranks of the world
+ * that it waits for (ints). */
+typedef struct tsh_wait_report {
+    uint64_t group, seq, send_number, recv_number;
+    int32_t pairwise, send_to, recv_from; /* pairwise: ranks of the world; -1: not awaited */
+    int32_t awaited, marks;
+    char text[256]; /* the call, in words */
+} tsh_wait_report;
+/* 1 if rank m has not done its part of what rank r waits for, as far as its last report tells, and
+ * waits itself. report: of each rank the last one; NULL: it does not wait, as far as is known. */
+TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m);
+/* Whether rank r of `size` waits in a cycle, which then never ends: 1, and the world's error. (A
+ * rank goes on only when those that it waits for have. So of a cycle none can have been the first
+ * to go on since it reported, and old reports do.) trail has an entry per rank. */
+TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_trail *trail,
+                           tsh_error *error);
+/* Appends "; absent ranks: 1 3" to the error of rank r's time limit, and names the first of them:
+ * those that it waits for, and that do not wait where it does. */
+TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *error);
+
 /* Settings of a backend that come from the environment. Each function reads the variable `name`
  * and returns 1 if it is set; 0 if it is unset or empty; -1, with a sentence in error
  * (TSH_ERR_ARGUMENT), if its value is not accepted. Unless it returns 1, the result stays as it
@@ -5981,6 +6007,90 @@ TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
     while (trail[at].next != odd) at = trail[at].next;
     *waits = at;
     return odd;
+}
+
+/* ---- reports of ranks that wait ---- */
+
+static const tsh_wait_mark *tshi_coll_marks(const tsh_wait_report *report) {
+    return (const tsh_wait_mark *)(const void *)(report + 1);
+}
+
+static const int *tshi_coll_awaited(const tsh_wait_report *report) {
+    return (const int *)(const void *)(tshi_coll_marks(report) + report->marks);
+}
+
+/* NULL: the rank is not in the group (any more), or knows of no message to or from the peer. */
+static const tsh_wait_mark *tshi_coll_mark(const tsh_wait_report *report, uint64_t group,
+                                           int peer) {
+    for (int i = 0; i < report->marks; i++) {
+        const tsh_wait_mark *mark = &tshi_coll_marks(report)[i];
+        if (mark->group == group && mark->peer == peer) return mark;
+    }
+    return NULL;
+}
+
+TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m) {
+    const tsh_wait_report *a = report[r], *b = report[m];
+    const tsh_wait_mark *here, *pair;
+    if (!a || !b) return 0;
+    here = tshi_coll_mark(b, a->group, -1);
+    if (!here) return 0;
+    if (!a->pairwise) return here->sends <= a->seq;
+    pair = tshi_coll_mark(b, a->group, r);
+    return (a->send_to == m && (pair ? pair->recvs : 0) <= a->send_number) ||
+           (a->recv_from == m && (pair ? pair->sends : 0) <= a->recv_number);
+}
+
+typedef struct tshi_coll_reports {
+    tsh_wait_report *const *report;
+    int size;
+} tshi_coll_reports;
+
+static int tshi_coll_awaits(const void *user, int r, int i) {
+    tsh_wait_report *const *report = ((const tshi_coll_reports *)user)->report;
+    if (!report[r] || i >= report[r]->awaited) return -1;
+    return tsh_wait_missing(report, r, tshi_coll_awaited(report[r])[i])
+               ? tshi_coll_awaited(report[r])[i]
+               : -1;
+}
+
+static int tshi_coll_company(const void *user, int r) {
+    const tshi_coll_reports *all = (const tshi_coll_reports *)user;
+    const tsh_wait_report *a = all->report[r];
+    int count = 0;
+    for (int m = 0; m < all->size; m++) {
+        const tsh_wait_report *b = all->report[m];
+        count += b && b->group == a->group && b->pairwise == a->pairwise && b->seq == a->seq;
+    }
+    return count;
+}
+
+TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_trail *trail,
+                           tsh_error *error) {
+    tshi_coll_reports all;
+    int blamed, waits;
+    all.report = report;
+    all.size = size;
+    memset(trail, 0, (size_t)size * sizeof *trail);
+    r = tsh_coll_circle(trail, size, r, tshi_coll_awaits, &all);
+    if (r < 0) return 0;
+    blamed = tsh_coll_odd(trail, r, tshi_coll_company, &all, &waits);
+    (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
+                        "rank %d waits in %s while rank %d waits for it in %s", blamed,
+                        report[blamed]->text, waits, report[waits]->text);
+    return 1;
+}
+
+TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *error) {
+    int absent = 0;
+    tsh_text_add(error->message, sizeof error->message, "; absent ranks:");
+    for (int i = 0; report[r] && i < report[r]->awaited; i++) {
+        int m = tshi_coll_awaited(report[r])[i];
+        if (m == r || (report[m] && !tsh_wait_missing(report, r, m))) continue;
+        if (!absent++) error->rank = m;
+        tsh_text_add(error->message, sizeof error->message, " %d", m);
+    }
+    if (!absent) tsh_text_add(error->message, sizeof error->message, " none");
 }
 
 /* ---- time and settings ---- */
