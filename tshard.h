@@ -5847,7 +5847,8 @@ TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64
 TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives) {
     tsh_coll half = *coll;
     half.kind = receives ? TSH_RECV : TSH_SEND;
-    if (coll->kind == TSH_SENDRECV) half.count = *(receives ? coll->recv_counts : coll->send_counts);
+    if (coll->kind == TSH_SENDRECV)
+        half.count = *(receives ? coll->recv_counts : coll->send_counts);
     if (receives) half.send_to = -1;
     if (!receives) half.recv_from = -1;
     return half;

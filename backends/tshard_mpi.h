@@ -148,7 +148,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 
 #include <pthread.h> /* pthread_self */
 #include <sched.h>   /* sched_yield */
-#include <stdio.h>  /* snprintf */
+#include <stdio.h>   /* snprintf */
 #include <stdlib.h> /* calloc */
 #include <string.h>
 #include <time.h>   /* clock_gettime, nanosleep */
@@ -1391,8 +1391,7 @@ static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_group *group
     if (tshi_mpi_over(world) || world->late.code != TSH_OK) return;
     tshi_mpi_tell_wait(world, group, op);
     (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in ", world->rank);
-    tsh_coll_where(&op->coll, group->size, op->seq, group->id, error.message,
-                   sizeof error.message);
+    tsh_coll_where(&op->coll, group->size, op->seq, group->id, error.message, sizeof error.message);
     tshi_mpi_raise(world, TSHI_MPI_LATE, &error);
 }
 
@@ -1750,14 +1749,13 @@ static tsh_result tshi_mpi_init(int wanted, int *argc, char ***argv, int *ours, 
         (void)MPI_Is_thread_main(&mine);
     }
     if (level < wanted)
-        result = tsh_error_set(error, TSH_ERR_UNSUPPORTED, -1,
-                               "MPI gives %s where %s is asked for", tshi_mpi_level_name(level),
-                               tshi_mpi_level_name(wanted));
+        result = tsh_error_set(error, TSH_ERR_UNSUPPORTED, -1, "MPI gives %s where %s is asked for",
+                               tshi_mpi_level_name(level), tshi_mpi_level_name(wanted));
     else if (!mine && level < MPI_THREAD_SERIALIZED)
         result = tsh_error_set(error, TSH_ERR_UNSUPPORTED, -1,
-                                "this is not the thread that initialised MPI, which gives %s: ask "
-                                "for MPI_THREAD_SERIALIZED (MPI_Init_thread)",
-                                tshi_mpi_level_name(level));
+                               "this is not the thread that initialised MPI, which gives %s: ask "
+                               "for MPI_THREAD_SERIALIZED (MPI_Init_thread)",
+                               tshi_mpi_level_name(level));
     if (result == TSH_OK || !*ours) return result;
     (void)MPI_Finalize();
     *ours = 0;
@@ -1858,11 +1856,10 @@ static tsh_result tshi_mpi_open_on(tshi_mpi_opening *o, const void *comm, tsh_co
     tsh_result result;
     int inter = 1;
     if (base != MPI_COMM_NULL) (void)MPI_Comm_test_inter(base, &inter);
-    result =
-        inter ? tsh_error_set(
-                    o->error, TSH_ERR_ARGUMENT, -1,
-                    "tsh_mpi_open: desc->comm is MPI_COMM_NULL or an intercommunicator")
-              : tshi_mpi_form(o, base);
+    result = inter ? tsh_error_set(
+                         o->error, TSH_ERR_ARGUMENT, -1,
+                         "tsh_mpi_open: desc->comm is MPI_COMM_NULL or an intercommunicator")
+                   : tshi_mpi_form(o, base);
     if (result == TSH_OK) {
         tshi_mpi_join(o->group, o->data, 1, out);
     } else if (result == TSH_ERR_MEMORY) {

@@ -439,7 +439,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_rank {
     tshi_threads_cond wake;
     int woken; /* under lock */
     tshi_threads_lane *lanes;
-    tshi_threads_lane *root; /* its place in the world */
+    tshi_threads_lane *root;  /* its place in the world */
     tshi_threads_lane *stuck; /* under the world's lock: has waited long, for stuck_req */
     tsh_req stuck_req;
     int taken;
@@ -710,8 +710,7 @@ static void tshi_threads_allgather(tshi_threads_lane *lane, uint64_t number, con
     for (int j = 0; j < group->size; j++) {
         int from = tshi_threads_turn(group, lane->rank, j);
         int64_t n = coll->recv_counts[from];
-        char *to = (char *)coll->recv +
-                   (size_t)tsh_coll_before(coll->recv_counts, from) * width;
+        char *to = (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width;
         if (n == 0) continue; /* a NULL send is fine then */
         tshi_threads_copy(to, whole, tshi_threads_slot_of(&group->lane[from], number)->send, n, n,
                           coll->blocks, width);
@@ -1040,8 +1039,9 @@ static void tshi_threads_time_out(tshi_threads_lane *lane, tsh_req req) {
     char text[TSHI_THREADS_TEXT];
     tsh_error error;
     for (int m = 0; m < group->size; m++) absent += !tshi_threads_came(lane, req, m);
-    (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in %s; %s:",
-                        group->ranks[lane->rank], tshi_threads_where(text, lane, req),
+    (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1,
+                        "rank %d ran out of time in %s; %s:", group->ranks[lane->rank],
+                        tshi_threads_where(text, lane, req),
                         absent ? "absent ranks" : "ranks that have not finished");
     for (int m = 0; m < group->size; m++) {
         int late = absent     ? !tshi_threads_came(lane, req, m)
@@ -1344,8 +1344,7 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     return TSH_OK;
 }
 
-static const tsh_comm_ops tshi_threads_ops =
-    TSH_COMM_OPS(tshi_threads, "threads", TSH_CAP_ORDERED);
+static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads", TSH_CAP_ORDERED);
 
 /* ========================================================================== */
 /* >>threads-world                             MARK: - threads-world (private) */
@@ -1402,10 +1401,12 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
     root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL;
     if (!root) {
         tshi_threads_world_drop(world, ready);
-        return tsh_error_set(
-            error, TSH_ERR_MEMORY, -1, "no memory for a world of %d ranks (about %d MiB)", nranks,
-            (int)(((size_t)nranks * sizeof *root->lane +
-                   (size_t)nranks * (size_t)nranks * sizeof *root->box) >> 20) + 1);
+        return tsh_error_set(error, TSH_ERR_MEMORY, -1,
+                             "no memory for a world of %d ranks (about %d MiB)", nranks,
+                             (int)(((size_t)nranks * sizeof *root->lane +
+                                    (size_t)nranks * (size_t)nranks * sizeof *root->box) >>
+                                   20) +
+                                 1);
     }
     for (int r = 0; r < nranks; r++) {
         root->ranks[r] = r;
@@ -1463,8 +1464,7 @@ static int tshi_threads_launch(tshi_threads_job *jobs, int nranks) {
         (void)tsh_error_set(&error, TSH_ERR_IO, started,
                             "rank %d of %d has no thread: the system refused it", started, nranks);
         if (jobs->desc)
-            tsh_log_message(&jobs->desc->logger, "tsh_threads_run: %s (TSH_ERR_IO)",
-                            error.message);
+            tsh_log_message(&jobs->desc->logger, "tsh_threads_run: %s (TSH_ERR_IO)", error.message);
         tshi_threads_raise(jobs->world, &error);
     }
     for (int r = 0; r < started; r++) tshi_threads_join_thread(&jobs[r].thread);
