@@ -443,7 +443,7 @@ typedef struct tshi_uv_buffer {
 /* A cursor over bytes that are written or read. `bad`: they did not suffice. */
 typedef struct tshi_uv_cursor {
     unsigned char *at, *end;
-    int bad;
+    int bad, writes;
 } tshi_uv_cursor;
 
 enum { TSHI_UV_LETTER_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes of a control message at most */
@@ -655,7 +655,7 @@ static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size) {
     tshi_uv_cursor c;
     c.at = (unsigned char *)bytes;
     c.end = c.at + size;
-    c.bad = 0;
+    c.bad = c.writes = 0;
     return c;
 }
 
@@ -852,138 +852,112 @@ typedef enum tshi_uv_type {
     TSHI_UV_TYPES
 } tshi_uv_type;
 
-static void tshi_uv_put_error(tshi_uv_cursor *c, const tsh_error *error) {
-    tshi_uv_put(c, (uint64_t)error->code, 1);
-    tshi_uv_put(c, (uint64_t)error->rank, 4);
-    tshi_uv_put_text(c, error->message);
+/* A field is written if the cursor writes, else read: what is below serves both ends. */
+
+/* A number of n bytes. Returns it. */
+static uint64_t tshi_uv_field(tshi_uv_cursor *c, uint64_t value, size_t n) {
+    if (!c->writes) return tshi_uv_get(c, n);
+    tshi_uv_put(c, value, n);
+    return value;
 }
 
-/* Of a world of `size` ranks. */
-static void tshi_uv_get_error(tshi_uv_cursor *c, tsh_error *error, int size) {
-    unsigned code = (unsigned)tshi_uv_get(c, 1);
+static int tshi_uv_int_field(tshi_uv_cursor *c, int value) {
+    return (int)(int32_t)(uint32_t)tshi_uv_field(c, (uint64_t)value, 4);
+}
+
+static int64_t tshi_uv_i64_field(tshi_uv_cursor *c, int64_t value) {
+    return (int64_t)tshi_uv_field(c, (uint64_t)value, 8);
+}
+
+static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
+    if (c->writes)
+        tshi_uv_put_text(c, text);
+    else
+        tshi_uv_get_text(c, text, room);
+}
+
+/* A rank of a world of `size`, or -1. */
+static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
+    rank = tshi_uv_int_field(c, rank);
+    if (rank < -1 || rank >= size) c->bad = 1;
+    return rank;
+}
+
+/* How many follow, at most `most`; 0 if that is not so. */
+static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
+    count = tshi_uv_int_field(c, count);
+    if (count < 0 || count > most) c->bad = 1;
+    return c->bad ? 0 : count;
+}
+
+static void tshi_uv_error_fields(tshi_uv_cursor *c, tsh_error *error, int size) {
+    unsigned code = (unsigned)tshi_uv_field(c, (uint64_t)error->code, 1);
     error->code = code > TSH_OK && code < TSH_RESULT_COUNT ? (tsh_result)code : TSH_ERR_ABORTED;
-    error->rank = tshi_uv_get_int(c);
-    if (error->rank < -1 || error->rank >= size) c->bad = 1;
-    tshi_uv_get_text(c, error->message, sizeof error->message);
+    error->rank = tshi_uv_rank_field(c, error->rank, size);
+    tshi_uv_text_field(c, error->message, sizeof error->message);
 }
 
-static void tshi_uv_put_evidence(tshi_uv_cursor *c, const tshi_uv_evidence *e) {
-    tshi_uv_put(c, (uint64_t)e->charge, 1);
-    tshi_uv_put(c, e->group, 8);
-    tshi_uv_put(c, e->seq, 8);
-    tshi_uv_put_error(c, &e->error);
+static void tshi_uv_evidence_fields(tshi_uv_cursor *c, tshi_uv_evidence *e, int size) {
+    e->charge = (tshi_uv_charge)tshi_uv_field(c, (uint64_t)e->charge, 1);
+    if (e->charge == TSHI_UV_NOTHING || e->charge > TSHI_UV_ABORT) c->bad = 1;
+    e->group = tshi_uv_field(c, e->group, 8);
+    e->seq = tshi_uv_field(c, e->seq, 8);
+    tshi_uv_error_fields(c, &e->error, size);
 }
 
-static void tshi_uv_get_evidence(tshi_uv_cursor *c, tshi_uv_evidence *e, int size) {
-    unsigned charge = (unsigned)tshi_uv_get(c, 1);
-    if (charge == TSHI_UV_NOTHING || charge > TSHI_UV_ABORT) c->bad = 1;
-    e->charge = (tshi_uv_charge)charge;
-    e->group = tshi_uv_get(c, 8);
-    e->seq = tshi_uv_get(c, 8);
-    tshi_uv_get_error(c, &e->error, size);
-}
-
-static void tshi_uv_put_answer(tshi_uv_cursor *c, uint64_t group, uint64_t seq,
-                               const tshi_uv_answer *answer) {
-    const tshi_uv_record *record = &answer->record;
-    tshi_uv_put(c, group, 8);
-    tshi_uv_put(c, seq, 8);
-    tshi_uv_put(c, (uint64_t)(answer->member | answer->started << 1), 1);
-    tshi_uv_put(c, (uint64_t)answer->rank, 4);
-    tshi_uv_put(c, record->digest, 8);
-    tshi_uv_put(c, (uint64_t)record->coll.kind, 1);
-    tshi_uv_put(c, (uint64_t)record->coll.dtype, 1);
-    tshi_uv_put(c, (uint64_t)record->coll.redop, 1);
-    tshi_uv_put(c, (uint64_t)record->coll.count, 8);
-    tshi_uv_put(c, (uint64_t)record->coll.blocks, 8);
-    tshi_uv_put(c, (uint64_t)record->coll.root, 4);
-    tshi_uv_put(c, (uint64_t)record->counts, 1);
-    for (int i = 0; i < record->counts; i++) {
-        tshi_uv_put(c, (uint64_t)record->send_counts[i], 8);
-        tshi_uv_put(c, (uint64_t)record->recv_counts[i], 8);
-    }
-}
-
-static void tshi_uv_get_answer(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
-                               tshi_uv_answer *answer) {
+static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
+                                  tshi_uv_answer *answer) {
     tshi_uv_record *record = &answer->record;
-    unsigned bits;
-    memset(answer, 0, sizeof *answer);
-    *group = tshi_uv_get(c, 8);
-    *seq = tshi_uv_get(c, 8);
-    bits = (unsigned)tshi_uv_get(c, 1);
+    tsh_coll *coll = &record->coll;
+    unsigned bits = (unsigned)(answer->member | answer->started << 1);
+    *group = tshi_uv_field(c, *group, 8);
+    *seq = tshi_uv_field(c, *seq, 8);
+    bits = (unsigned)tshi_uv_field(c, bits, 1);
     answer->told = 1;
     answer->member = (int)(bits & 1);
     answer->started = (int)(bits >> 1 & 1);
-    answer->rank = tshi_uv_get_int(c);
-    record->digest = tshi_uv_get(c, 8);
-    record->coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
-    record->coll.kind = (tsh_coll_kind)tshi_uv_get(c, 1);
-    record->coll.dtype = (tsh_dtype)tshi_uv_get(c, 1);
-    record->coll.redop = (tsh_redop)tshi_uv_get(c, 1);
-    record->coll.count = tshi_uv_get_i64(c);
-    record->coll.blocks = tshi_uv_get_i64(c);
-    record->coll.root = tshi_uv_get_int(c);
-    record->counts = (int)tshi_uv_get(c, 1);
+    answer->rank = tshi_uv_int_field(c, answer->rank);
+    record->digest = tshi_uv_field(c, record->digest, 8);
+    coll->kind = (tsh_coll_kind)tshi_uv_field(c, (uint64_t)coll->kind, 1);
+    coll->dtype = (tsh_dtype)tshi_uv_field(c, (uint64_t)coll->dtype, 1);
+    coll->redop = (tsh_redop)tshi_uv_field(c, (uint64_t)coll->redop, 1);
+    coll->count = tshi_uv_i64_field(c, coll->count);
+    coll->blocks = tshi_uv_i64_field(c, coll->blocks);
+    coll->root = tshi_uv_int_field(c, coll->root);
+    record->counts = (int)tshi_uv_field(c, (uint64_t)record->counts, 1);
     if (record->counts > TSHI_UV_COUNTS || answer->rank < 0) c->bad = 1;
     for (int i = 0; i < record->counts && !c->bad; i++) {
-        record->send_counts[i] = tshi_uv_get_i64(c);
-        record->recv_counts[i] = tshi_uv_get_i64(c);
-    }
-}
-
-static void tshi_uv_put_stuck(tshi_uv_cursor *c, const tshi_uv_stuck *s) {
-    tshi_uv_put(c, s->wait, 8);
-    tshi_uv_put(c, s->group, 8);
-    tshi_uv_put(c, s->seq, 8);
-    tshi_uv_put(c, (uint64_t)s->peer, 4);
-    tshi_uv_put(c, (uint64_t)s->sends, 1);
-    tshi_uv_put_text(c, s->text);
-    tshi_uv_put(c, (uint64_t)s->members, 4);
-    for (int i = 0; i < s->members; i++) tshi_uv_put(c, (uint64_t)s->member[i], 4);
-    tshi_uv_put(c, (uint64_t)s->groups, 4);
-    for (int i = 0; i < s->groups; i++) {
-        tshi_uv_put(c, s->groups_of[i].id, 8);
-        tshi_uv_put(c, s->groups_of[i].started, 8);
-    }
-    tshi_uv_put(c, (uint64_t)s->pairs, 4);
-    for (int i = 0; i < s->pairs; i++) {
-        tshi_uv_put(c, s->pairs_of[i].group, 8);
-        tshi_uv_put(c, s->pairs_of[i].sends, 8);
-        tshi_uv_put(c, s->pairs_of[i].receives, 8);
-        tshi_uv_put(c, (uint64_t)s->pairs_of[i].peer, 4);
+        record->send_counts[i] = tshi_uv_i64_field(c, record->send_counts[i]);
+        record->recv_counts[i] = tshi_uv_i64_field(c, record->recv_counts[i]);
     }
 }
 
 /* Of a world of `size` ranks; s->member has room for all. */
-static void tshi_uv_get_stuck(tshi_uv_cursor *c, tshi_uv_stuck *s, int size) {
-    s->wait = tshi_uv_get(c, 8);
-    s->group = tshi_uv_get(c, 8);
-    s->seq = tshi_uv_get(c, 8);
-    s->peer = tshi_uv_get_int(c);
-    s->sends = (int)tshi_uv_get(c, 1);
-    tshi_uv_get_text(c, s->text, sizeof s->text);
-    s->members = tshi_uv_get_int(c);
-    if (s->members < 0 || s->members > size || s->peer < -1 || s->peer >= size) c->bad = 1;
+static void tshi_uv_stuck_fields(tshi_uv_cursor *c, tshi_uv_stuck *s, int size) {
+    s->wait = tshi_uv_field(c, s->wait, 8);
+    s->group = tshi_uv_field(c, s->group, 8);
+    s->seq = tshi_uv_field(c, s->seq, 8);
+    s->peer = tshi_uv_rank_field(c, s->peer, size);
+    s->sends = (int)tshi_uv_field(c, (uint64_t)s->sends, 1);
+    tshi_uv_text_field(c, s->text, sizeof s->text);
+    s->members = tshi_uv_count_field(c, s->members, size);
     for (int i = 0; i < s->members && !c->bad; i++) {
-        s->member[i] = tshi_uv_get_int(c);
-        if (s->member[i] < 0 || s->member[i] >= size) c->bad = 1;
+        s->member[i] = tshi_uv_rank_field(c, s->member[i], size);
+        if (s->member[i] < 0) c->bad = 1;
     }
-    s->groups = tshi_uv_get_int(c);
-    if (s->groups < 0 || s->groups > TSHI_UV_STUCK_GROUPS) c->bad = 1;
+    s->groups = tshi_uv_count_field(c, s->groups, TSHI_UV_STUCK_GROUPS);
     for (int i = 0; i < s->groups && !c->bad; i++) {
-        s->groups_of[i].id = tshi_uv_get(c, 8);
-        s->groups_of[i].started = tshi_uv_get(c, 8);
+        s->groups_of[i].id = tshi_uv_field(c, s->groups_of[i].id, 8);
+        s->groups_of[i].started = tshi_uv_field(c, s->groups_of[i].started, 8);
     }
-    s->pairs = tshi_uv_get_int(c);
-    if (s->pairs < 0 || s->pairs > TSHI_UV_STUCK_PAIRS) c->bad = 1;
+    s->pairs = tshi_uv_count_field(c, s->pairs, TSHI_UV_STUCK_PAIRS);
     for (int i = 0; i < s->pairs && !c->bad; i++) {
-        s->pairs_of[i].group = tshi_uv_get(c, 8);
-        s->pairs_of[i].sends = tshi_uv_get(c, 8);
-        s->pairs_of[i].receives = tshi_uv_get(c, 8);
-        s->pairs_of[i].peer = tshi_uv_get_int(c);
+        s->pairs_of[i].group = tshi_uv_field(c, s->pairs_of[i].group, 8);
+        s->pairs_of[i].sends = tshi_uv_field(c, s->pairs_of[i].sends, 8);
+        s->pairs_of[i].receives = tshi_uv_field(c, s->pairs_of[i].receives, 8);
+        s->pairs_of[i].peer = tshi_uv_int_field(c, s->pairs_of[i].peer);
     }
-    if (c->bad) s->wait = 0;
+    if (c->bad && !c->writes) s->wait = 0;
 }
 
 /* ========================================================================== */
@@ -1479,6 +1453,7 @@ static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
     letter->c = tshi_uv_cursor_over(letter->bytes, sizeof letter->bytes);
     tshi_uv_put(&letter->c, 0, 4); /* the length, when it is known */
     tshi_uv_put(&letter->c, type, 1);
+    letter->c.writes = 1;
     return &letter->c;
 }
 
@@ -1553,7 +1528,8 @@ static int tshi_uv_arbiter(const tsh_uv_world *world) {
 
 /* Sends the world's error to the peers that have sent this rank an error report. */
 static void tshi_uv_pass_on(tsh_uv_world *world) {
-    tshi_uv_put_error(tshi_uv_write(world, TSHI_UV_VERDICT), &world->error);
+    tsh_error error = world->error;
+    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_VERDICT), &error, world->size);
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].reported) tshi_uv_post(&world->peer[r]);
 }
@@ -1576,8 +1552,8 @@ static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     }
 }
 
-static void tshi_uv_pronounce(tsh_uv_world *world, const tsh_error *error) {
-    tshi_uv_put_error(tshi_uv_write(world, TSHI_UV_VERDICT), error);
+static void tshi_uv_pronounce(tsh_uv_world *world, tsh_error *error) {
+    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_VERDICT), error, world->size);
     tshi_uv_post_all(world);
     tshi_uv_rule(world, error);
 }
@@ -1649,7 +1625,7 @@ static void tshi_uv_report(tsh_uv_world *world) {
         tshi_uv_consider(world, &world->held);
         return;
     }
-    tshi_uv_put_evidence(tshi_uv_write(world, TSHI_UV_ACCUSE), &world->held);
+    tshi_uv_evidence_fields(tshi_uv_write(world, TSHI_UV_ACCUSE), &world->held, world->size);
     tshi_uv_post(&world->peer[to]);
 }
 
@@ -1982,7 +1958,7 @@ static void tshi_uv_report_stuck(tsh_uv_world *world) {
     if (to == world->rank)
         tshi_uv_copy_stuck(&world->judge.stuck[to], world->stuck);
     else
-        tshi_uv_put_stuck(tshi_uv_write(world, TSHI_UV_STUCK), world->stuck);
+        tshi_uv_stuck_fields(tshi_uv_write(world, TSHI_UV_STUCK), world->stuck, world->size);
     uv_mutex_unlock(&world->lock);
     if (to == world->rank)
         tshi_uv_follow(world, to);
@@ -2546,8 +2522,10 @@ static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
 static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_judge *j = &peer->world->judge;
     tshi_uv_answer answer;
-    uint64_t group, seq;
-    tshi_uv_get_answer(c, &group, &seq, &answer);
+    uint64_t group = 0, seq = 0;
+    memset(&answer, 0, sizeof answer);
+    answer.record.coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
+    tshi_uv_answer_fields(c, &group, &seq, &answer);
     if (!c->bad && group == j->best.group && seq == j->best.seq) j->answer[peer->rank] = answer;
 }
 
@@ -2555,7 +2533,7 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_answer answer;
     uint64_t group = tshi_uv_get(c, 8), seq = tshi_uv_get(c, 8);
     tshi_uv_answer_for(peer->world, group, seq, &answer);
-    tshi_uv_put_answer(tshi_uv_write(peer->world, TSHI_UV_TELL), group, seq, &answer);
+    tshi_uv_answer_fields(tshi_uv_write(peer->world, TSHI_UV_TELL), &group, &seq, &answer);
     tshi_uv_post(peer);
 }
 
@@ -2565,7 +2543,8 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
 static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
     tshi_uv_evidence e;
-    tshi_uv_get_evidence(c, &e, world->size);
+    memset(&e, 0, sizeof e);
+    tshi_uv_evidence_fields(c, &e, world->size);
     if (c->bad) return;
     e.reporter = peer->rank;
     peer->reported = 1;
@@ -2579,7 +2558,7 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
 
 static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_get_stuck(c, &world->judge.stuck[peer->rank], world->size);
+    tshi_uv_stuck_fields(c, &world->judge.stuck[peer->rank], world->size);
     if (!c->bad) tshi_uv_follow(world, peer->rank);
 }
 
@@ -2704,7 +2683,8 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
     case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;
     case TSHI_UV_VERDICT:
-        tshi_uv_get_error(c, &error, world->size);
+        memset(&error, 0, sizeof error);
+        tshi_uv_error_fields(c, &error, world->size);
         if (!c->bad) tshi_uv_on_decision(peer, &error);
         break;
     case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;
