@@ -44,7 +44,8 @@
  *     >>tensor        handles, lifetimes, shapes, values in and out
  *     >>kernel        strided loops, kernels per instruction set
  *     >>gemm          the built-in matrix product
- *     >>comm          the front door of collectives; what backends share
+ *     >>coll          what backends share: sums, comparing calls, settings
+ *     >>comm          the public entry points of collectives
  *     >>bucket        gradients on their way between replicas
  *     >>tape          recording, and backward with two accumulators
  *     >>context       opening and closing one rank's world
@@ -548,6 +549,15 @@ typedef struct tsh_comm_ops {
     void (*close)(tsh_comm *comm);
 } tsh_comm_ops;
 
+/* The table of a backend that does every kind: its functions are prefix_start, prefix_test and so
+ * on. */
+#define TSH_COMM_OPS(prefix, name, caps)                                                           \
+    {                                                                                              \
+        (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, prefix##_test,   \
+            prefix##_wait, prefix##_progress, prefix##_split, prefix##_status, prefix##_abort,     \
+            prefix##_close                                                                         \
+    }
+
 /* What passed through the front door, by kind. bytes: what a ring sends per rank (all-reduce 2
  * (P-1)/P n). */
 typedef struct tsh_comm_stats {
@@ -623,18 +633,45 @@ TSH_API void tsh_comm_close(tsh_comm *comm);
 
 /* -- writing a backend ------------------------------------------------------ */
 
-/* For those who write a backend: a comm, rule 5's arithmetic, how descriptors are compared and
- * told, and which ranks wait for ever. dtype and op are ones that tsh_start took. */
+/* What backends share, for those who write one: a comm and a runner, time, sentences, rule 5's
+ * arithmetic, comparing calls, and ranks that wait for each other. dtype and op are ones that
+ * tsh_start took. */
 
 /* Rank `rank` of a group of `size`; nothing has been started on it. */
 TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,
                                uint64_t id);
+/* Nanoseconds of a clock that is never set back; -1: the system has none. */
+TSH_API int64_t tsh_now(void);
+/* The time limit of a world in ns, at most 2^61: `given` seconds (negative: no limit) where a desc
+ * has them in a field called `name`; if that is 0, TSHARD_TIMEOUT (0: no limit), else 300 s.
+ * Returns 0 with a sentence in error if the number is NaN or the variable is not a time. */
+TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *error);
+/* The same of another variable and default. */
+TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
+                           int64_t *ns, tsh_error *error);
+/* When a call that starts now runs out of time: after timeout_ns, if 0 after `otherwise`. */
+TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise);
+
+/* Fills *error. Returns code. */
+TSH_PRINTF(4, 5)
+TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
+                                 ...);
+/* Appends to text, which has `room` bytes; cuts what does not fit. */
+TSH_PRINTF(3, 4)
+TSH_API void tsh_text_add(char *text, size_t room, const char *format, ...);
+
 /* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
  * not overlap them otherwise. */
 TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
                            tsh_dtype dtype, tsh_redop op);
 /* AVG's division of n finished sums by the number of ranks; nothing for other ops. */
 TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop op, int size);
+/* Rule 5's sum of n elements of chunk k: out = x[k+1] + x[k+2] + ... + x[k+P]. part(user, r) is
+ * where those of rank r are; out may be the first of them, and overlaps no other. */
+TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
+                          const void *(*part)(const void *user, int r), const void *user);
+/* counts[0] + ... + counts[r-1]: where rank r's part of a row starts. */
+TSH_API int64_t tsh_coll_before(const int64_t *counts, int r);
 /* Rule 5's chunks: where chunk k of n elements over `size` ranks starts; of k = size: n. */
 TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k);
 /* Equal exactly where the descriptors of two ranks of `size`, both taken by tsh_start, fit (up to a
@@ -646,6 +683,38 @@ TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size);
  * come from a broken peer. Returns text. */
 TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
                             size_t room);
+
+/* Appends "all-reduce of 7 f32 (sum), collective 3 of group 1"; messages have no number. */
+TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64_t group,
+                            char *text, size_t room);
+/* The SEND or the RECV that a message is, or that a SENDRECV has: its count is in .count. */
+TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives);
+
+/* What a rank of a group has called. */
+typedef struct tsh_call {
+    tsh_coll coll; /* its counts may be NULL */
+    uint64_t digest;
+    int rank;   /* of the world */
+    int counts; /* how many of coll's counts are known */
+} tsh_call;
+/* Compares the calls of `size` ranks; call(user, r, out) returns 0 if rank r has made none. Returns
+ * 1, and the world's error, if they do not fit: the largest part is right (of several, the one with
+ * the lowest rank), and the lowest rank that is not in it is blamed. Of all-to-alls with different
+ * counts, the rank with the most of them; of several, the lowest but rank 0. */
+TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out), const void *user,
+                              int size, uint64_t seq, uint64_t group, tsh_error *error);
+/* The error of a SEND and a RECV (halves) that do not fit, by world rank `from` and `to`. */
+TSH_API void tsh_message_mismatch(const tsh_coll *sent, const tsh_coll *wanted, int from, int to,
+                                  uint64_t number, uint64_t group, tsh_error *error);
+/* Of two ranks that disagree, which is blamed: the one that is not rank 0, else the lower. */
+TSH_API int tsh_blamed(int a, int b);
+
+/* Where ranks of one color are in their new group: fills order with the ranks r of `size` whose
+ * color is `color`, sorted by key, then by rank. Returns how many there are. */
+typedef struct tsh_ticket {
+    int32_t color, key;
+} tsh_ticket;
+TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int color, int *order);
 
 /* A rank in a search for ranks that wait for each other. */
 typedef struct tsh_coll_trail {
@@ -664,6 +733,32 @@ TSH_API int tsh_coll_circle(tsh_coll_trail *trail, int size, int r,
  * ranks that wait where r does); of several the lowest, rank 0 last. *waits: which waits for it. */
 TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
                          int (*company)(const void *user, int r), const void *user, int *waits);
+
+/* For backends whose ranks tell each other where they wait. How far a rank has come: collectives
+ * that it has started in a group (peer -1), or messages to and from a peer, a rank of the world. */
+typedef struct tsh_wait_mark {
+    uint64_t group, sends, recvs; /* of collectives: sends */
+    int64_t peer;
+} tsh_wait_mark;
+/* Where a rank waits, in one piece of memory: marks follow, then the `awaited` ranks of the world
+ * that it waits for (ints). */
+typedef struct tsh_wait_report {
+    uint64_t group, seq, send_number, recv_number;
+    int32_t pairwise, send_to, recv_from; /* pairwise: ranks of the world; -1: not awaited */
+    int32_t awaited, marks;
+    char text[256]; /* the call, in words */
+} tsh_wait_report;
+/* 1 if rank m has not done its part of what rank r waits for, as far as its last report tells, and
+ * waits itself. report: of each rank the last one; NULL: it does not wait, as far as is known. */
+TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m);
+/* Whether rank r of `size` waits in a cycle, which then never ends: 1, and the world's error. (A
+ * rank goes on only when those that it waits for have. So of a cycle none can have been the first
+ * to go on since it reported, and old reports do.) trail has an entry per rank. */
+TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_trail *trail,
+                           tsh_error *error);
+/* Appends "; absent ranks: 1 3" to the error of rank r's time limit, and names the first of them:
+ * those that it waits for, and that do not wait where it does. */
+TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *error);
 
 /* Settings of a backend that come from the environment. Each function reads the variable `name`
  * and returns 1 if it is set; 0 if it is unset or empty; -1, with a sentence in error
@@ -913,6 +1008,11 @@ TSH_API tsh_precision tsh_matmul_precision(const tsh_ctx *ctx);
 /* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where fn is NULL or the
  * ctx could not be opened; desc->logger is told why. */
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
+/* For runners of backends: opens a ctx on *comm by desc (NULL: all defaults), runs fn, closes
+ * both. Returns fn's result; 1 if the ctx could not be opened, which desc->logger is told and
+ * *error has (NULL: nobody asks). */
+TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                       void *user, tsh_error *error);
 
 /* -- elementwise ops --------------------------------------------------------
  * Shapes broadcast as NumPy's. Layouts: unary ops keep R and S, linear ones P too. Binary: equal
@@ -1627,6 +1727,7 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #define TSHI_POSIX 1
 #include <dirent.h>       /* readdir */
 #include <fcntl.h>        /* open */
+#include <sched.h>        /* struct timespec, which <time.h> hides under -std=c99 */
 #include <sys/file.h>     /* flock */
 #include <sys/resource.h> /* getrlimit */
 #include <sys/stat.h>     /* stat, chmod */
@@ -1930,6 +2031,41 @@ static int64_t tshi_base_ceil(int64_t a, int64_t b) {
 /* Resolves an option: 0 is `usual`, TSH_ZERO is 0. */
 static double tshi_base_option(double given, double usual) {
     return given > 0 ? given : given < 0 && given >= TSH_ZERO ? 0 : usual;
+}
+
+/* The monotonic clock, which glibc and musl hide under -std=c99 (a feature macro defined here would
+ * be too late if the program has included any header before). It is in libc all the same; clockid_t
+ * is int on Linux, and CLOCK_MONOTONIC is 1. C++ hides neither. */
+#if TSHI_POSIX && defined(CLOCK_MONOTONIC)
+#define TSHI_CLOCK CLOCK_MONOTONIC
+#elif defined(__linux__)
+#define TSHI_CLOCK 1
+#if defined(__USE_TIME64_REDIRECTS) || defined(_REDIR_TIME64) ||                                   \
+    (defined(__USE_TIME_BITS64) && defined(__TIMESIZE) && __TIMESIZE == 32)
+/* A 64-bit time_t beside a 32-bit long: the plain name is the function for the older time_t. */
+extern int clock_gettime(int clock, struct timespec *time) __asm__("__clock_gettime64");
+#else
+extern int clock_gettime(int clock, struct timespec *time);
+#endif
+#endif
+
+TSH_API int64_t tsh_now(void) {
+#if defined(_WIN32)
+    int64_t ticks[2]; /* now, and of a second */
+    (void)QueryPerformanceCounter((union _LARGE_INTEGER *)&ticks[0]);
+    (void)QueryPerformanceFrequency((union _LARGE_INTEGER *)&ticks[1]);
+    return ticks[0] / ticks[1] * 1000000000 + ticks[0] % ticks[1] * 1000000000 / ticks[1];
+#elif defined(TSHI_CLOCK)
+    struct timespec t;
+    (void)clock_gettime(TSHI_CLOCK, &t);
+    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
+#elif TSHI_POSIX
+    struct timeval t;
+    (void)gettimeofday(&t, NULL);
+    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_usec * 1000;
+#else
+    return -1; /* C99 has no clock that runs while a thread sleeps */
+#endif
 }
 
 /* Appends printf-style to text, which holds `size` bytes; cuts what does not fit. */
@@ -2662,31 +2798,8 @@ struct tshi_trace {
     tshi_flight flight[TSHI_TRACE_FLIGHTS];
 };
 
-static int64_t tshi_trace_clock(void) {
-#if defined(_WIN32)
-    int64_t ticks[2]; /* now, and of a second */
-    (void)QueryPerformanceCounter((union _LARGE_INTEGER *)&ticks[0]);
-    (void)QueryPerformanceFrequency((union _LARGE_INTEGER *)&ticks[1]);
-    return ticks[0] / ticks[1] * 1000000000 + ticks[0] % ticks[1] * 1000000000 / ticks[1];
-#elif defined(CLOCK_MONOTONIC)
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
-#elif defined(TIME_UTC)
-    struct timespec t;
-    (void)timespec_get(&t, TIME_UTC);
-    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
-#elif TSHI_POSIX /* headers hide clock_gettime under -std=c99, but not this */
-    struct timeval t;
-    (void)gettimeofday(&t, NULL);
-    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_usec * 1000;
-#else
-    return -1; /* C99 has no clock that runs while a thread sleeps */
-#endif
-}
-
 static int64_t tshi_trace_now(const tshi_trace *trace) {
-    return trace->desc.now ? trace->desc.now(trace->desc.user) : tshi_trace_clock();
+    return trace->desc.now ? trace->desc.now(trace->desc.user) : tsh_now();
 }
 
 /* Where no trace runs: 0, and tshi_trace_add is not to be called. */
@@ -5455,10 +5568,521 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
 }
 
 /* ========================================================================== */
+/* >>coll                                              MARK: - coll (private) */
+/* What every backend needs: the arithmetic of sums, comparing calls, naming   */
+/* the rank at fault, time limits, settings from the environment, sentences.   */
+/* Needs: >>base.                                                              */
+/* ========================================================================== */
+
+static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
+    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
+    "send",       "receive",    "send-receive",   "barrier",   "split"};
+
+enum { TSHI_COLL_TEXT = 256 }; /* bytes of a call's description */
+
+static int tshi_coll_pairwise(tsh_coll_kind kind) {
+    return kind == TSH_SEND || kind == TSH_RECV || kind == TSH_SENDRECV;
+}
+
+TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
+                                 ...) {
+    va_list list;
+    error->code = code;
+    error->rank = rank;
+    va_start(list, format);
+    (void)vsnprintf(error->message, sizeof error->message, format, list);
+    va_end(list);
+    return code;
+}
+
+TSH_API void tsh_text_add(char *text, size_t room, const char *format, ...) {
+    size_t used = strlen(text);
+    va_list list;
+    va_start(list, format);
+    if (used + 1 < room) (void)vsnprintf(text + used, room - used, format, list);
+    va_end(list);
+}
+
+TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,
+                               uint64_t id) {
+    tsh_comm comm;
+    memset(&comm, 0, sizeof comm);
+    comm.ops = ops;
+    comm.impl = impl;
+    comm.rank = rank;
+    comm.size = size;
+    comm.id = id;
+    return comm;
+}
+
+TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
+                          const void *(*part)(const void *user, int r), const void *user) {
+    const void *left = part(user, (k + 1) % size);
+    for (int j = 2; j <= size; j++) {
+        tsh_coll_fold(out, left, part(user, (k + j) % size), n, coll->dtype, coll->redop);
+        left = out;
+    }
+    if (left != out && n > 0) memcpy(out, left, (size_t)n * tsh_dtype_size(coll->dtype));
+    tsh_coll_finish(out, n, coll->dtype, coll->redop, size);
+}
+
+TSH_API int64_t tsh_coll_before(const int64_t *counts, int r) {
+    int64_t sum = 0;
+    for (int i = 0; i < r; i++) sum += counts[i];
+    return sum;
+}
+
+TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k) {
+    int64_t chunk = n / size + (n % size != 0);
+    return chunk == 0 || k > n / chunk ? n : chunk * k;
+}
+
+static uint64_t tshi_coll_mix(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
+    return hash ^ (hash >> 29);
+}
+
+TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
+    int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV;
+    int reduces = coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER;
+    int gathers = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER;
+    uint64_t hash, kind = (uint64_t)(pairwise ? TSH_SEND : coll->kind);
+    if (coll->kind == TSH_BARRIER || coll->kind == TSH_SPLIT) return kind;
+    kind |= (uint64_t)coll->dtype << 8;
+    if (reduces) kind |= (uint64_t)coll->redop << 16;
+    if (coll->kind == TSH_BROADCAST) kind |= (uint64_t)coll->root << 24;
+    if (pairwise) kind |= (uint64_t)(uint32_t)coll->tag << 24;
+    hash = tshi_coll_mix(1, kind);
+    if (!gathers && coll->kind != TSH_ALLTOALL) return tshi_coll_mix(hash, (uint64_t)coll->count);
+    hash = tshi_coll_mix(hash, (uint64_t)coll->blocks);
+    for (int r = 0; gathers && r < size; r++)
+        hash = tshi_coll_mix(hash, (uint64_t)coll->recv_counts[r]);
+    return hash;
+}
+
+/* Appends names[value], or "kind 77" of a value that is none of the n. */
+static void tshi_coll_name(char *text, size_t room, const char *const *names, unsigned n,
+                           const char *what, unsigned value) {
+    if (value < n)
+        tshi_base_append(text, room, "%s", names[value]);
+    else
+        tshi_base_append(text, room, "%s %d", what, (int)value);
+}
+
+TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
+                            size_t room) {
+    static const char *const redops[] = {"sum", "product", "min", "max", "average"};
+    unsigned kind = (unsigned)coll->kind;
+    int gathers = kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER;
+    const int64_t *mine = coll->recv_counts, *theirs = NULL;
+    if (gathers && other && other->kind == coll->kind) theirs = other->recv_counts;
+    if (!room) return text;
+    text[0] = '\0';
+    tshi_coll_name(text, room, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
+    if (kind >= TSH_BARRIER) return text;
+    tshi_base_append(text, room, " of ");
+    if (!gathers && kind != TSH_ALLTOALL && kind != TSH_SENDRECV)
+        tshi_base_append(text, room, "%lld ", (long long)coll->count);
+    if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES)
+        tshi_base_append(text, room, "%s", tshi_dtypes[coll->dtype].name);
+    else
+        tshi_base_append(text, room, "dtype %d", (int)coll->dtype);
+    if (kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER) {
+        tshi_base_append(text, room, " (");
+        tshi_coll_name(text, room, redops, TSH_AVG + 1, "reduction", (unsigned)coll->redop);
+        tshi_base_append(text, room, ")");
+    }
+    if (coll->blocks > 1) tshi_base_append(text, room, " in %lld blocks", (long long)coll->blocks);
+    if (kind == TSH_BROADCAST) tshi_base_append(text, room, " from rank %d", coll->root);
+    if (coll->send_to >= 0) tshi_base_append(text, room, " to rank %d", coll->send_to);
+    if (coll->recv_from >= 0) tshi_base_append(text, room, " from rank %d", coll->recv_from);
+    if (coll->tag >= 0) tshi_base_append(text, room, " with tag %d", coll->tag);
+    for (int r = 0; mine && theirs && r < size; r++) {
+        if (mine[r] == theirs[r]) continue;
+        tshi_base_append(text, room, " with counts[%d] = %lld", r, (long long)mine[r]);
+        break;
+    }
+    return text;
+}
+
+TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64_t group,
+                            char *text, size_t room) {
+    size_t used = strlen(text);
+    (void)tsh_coll_text(coll, NULL, size, text + used, room - used);
+    if (!tshi_coll_pairwise(coll->kind))
+        tshi_base_append(text, room, ", collective %llu", (unsigned long long)seq);
+    tshi_base_append(text, room, " of group %llu", (unsigned long long)group);
+}
+
+TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives) {
+    tsh_coll half = *coll;
+    half.kind = receives ? TSH_RECV : TSH_SEND;
+    if (coll->kind == TSH_SENDRECV)
+        half.count = *(receives ? coll->recv_counts : coll->send_counts);
+    if (receives) half.send_to = -1;
+    if (!receives) half.recv_from = -1;
+    return half;
+}
+
+/* ---- calls that do not fit ---- */
+
+typedef struct tshi_coll_calls {
+    int (*call)(const void *user, int r, tsh_call *out);
+    const void *user;
+    int size;
+} tshi_coll_calls;
+
+/* How many ranks have called what rank r has; 0: it has called nothing. */
+static int tshi_coll_agree(const tshi_coll_calls *all, int r) {
+    tsh_call mine, its;
+    int count = 0;
+    if (!all->call(all->user, r, &mine)) return 0;
+    for (int m = 0; m < all->size; m++)
+        count += all->call(all->user, m, &its) && its.digest == mine.digest;
+    return count;
+}
+
+/* 1 if ranks r and m of an all-to-all disagree on how much r sends to m (sends) or receives. */
+static int tshi_coll_unequal(const tshi_coll_calls *all, int r, int m, int sends) {
+    tsh_call a, b;
+    if (!all->call(all->user, r, &a) || !all->call(all->user, m, &b) || m >= a.counts ||
+        r >= b.counts)
+        return 0;
+    return sends ? a.coll.send_counts[m] != b.coll.recv_counts[r]
+                 : a.coll.recv_counts[m] != b.coll.send_counts[r];
+}
+
+static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
+                              tsh_error *error) {
+    int blamed = -1, most = 0, m = 0, sends;
+    tsh_call a, b;
+    for (int r = all->size - 1; r >= 0; r--) {
+        int wrong = 0;
+        for (int i = 0; i < 2 * all->size; i++) wrong += tshi_coll_unequal(all, r, i / 2, i % 2);
+        if (!wrong || wrong < most || (wrong == most && r == 0)) continue;
+        blamed = r;
+        most = wrong;
+    }
+    if (blamed < 0) return 0;
+    while (!tshi_coll_unequal(all, blamed, m, 0) && !tshi_coll_unequal(all, blamed, m, 1)) m++;
+    sends = tshi_coll_unequal(all, blamed, m, 1);
+    (void)all->call(all->user, blamed, &a);
+    (void)all->call(all->user, m, &b);
+    (void)tsh_error_set(
+        error, TSH_ERR_MISMATCH, a.rank,
+        "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld (collective "
+        "%llu of group %llu)",
+        a.rank, sends ? "send_counts" : "recv_counts", m,
+        (long long)(sends ? a.coll.send_counts : a.coll.recv_counts)[m], b.rank,
+        sends ? "recv_counts" : "send_counts", blamed,
+        (long long)(sends ? b.coll.recv_counts : b.coll.send_counts)[blamed],
+        (unsigned long long)seq, (unsigned long long)group);
+    return 1;
+}
+
+TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out), const void *user,
+                              int size, uint64_t seq, uint64_t group, tsh_error *error) {
+    char texts[2][TSHI_COLL_TEXT];
+    tshi_coll_calls all;
+    tsh_call a, b;
+    int right = 0, r, known;
+    all.call = call;
+    all.user = user;
+    all.size = size;
+    for (r = 1; r < size; r++)
+        if (tshi_coll_agree(&all, r) > tshi_coll_agree(&all, right)) right = r;
+    if (!call(user, right, &b)) return 0;
+    for (r = 0; r < size; r++)
+        if (call(user, r, &a) && a.digest != b.digest) break;
+    if (r == size)
+        return b.coll.kind == TSH_ALLTOALL ? tshi_coll_alltoall(&all, seq, group, error) : 0;
+    known = a.counts < b.counts ? a.counts : b.counts;
+    (void)tsh_coll_text(&a.coll, &b.coll, known, texts[0], sizeof texts[0]);
+    (void)tsh_coll_text(&b.coll, &a.coll, known, texts[1], sizeof texts[1]);
+    (void)tsh_error_set(error, TSH_ERR_MISMATCH, a.rank,
+                        "rank %d called %s where rank %d called %s (collective %llu of group %llu)",
+                        a.rank, texts[0], b.rank, texts[1], (unsigned long long)seq,
+                        (unsigned long long)group);
+    return 1;
+}
+
+TSH_API int tsh_blamed(int a, int b) {
+    int low = a < b ? a : b;
+    return low == 0 ? a + b : low;
+}
+
+TSH_API void tsh_message_mismatch(const tsh_coll *sent, const tsh_coll *wanted, int from, int to,
+                                  uint64_t number, uint64_t group, tsh_error *error) {
+    char texts[2][TSHI_COLL_TEXT];
+    (void)tsh_coll_text(sent, NULL, 0, texts[0], sizeof texts[0]);
+    (void)tsh_coll_text(wanted, NULL, 0, texts[1], sizeof texts[1]);
+    (void)tsh_error_set(error, TSH_ERR_MISMATCH, tsh_blamed(from, to),
+                        "rank %d called %s where rank %d called %s (message %llu of group %llu)",
+                        from, texts[0], to, texts[1], (unsigned long long)number,
+                        (unsigned long long)group);
+}
+
+static tsh_ticket tshi_coll_ticket(const void *tickets, size_t stride, int r) {
+    tsh_ticket ticket;
+    memcpy(&ticket, (const char *)tickets + (size_t)r * stride, sizeof ticket);
+    return ticket;
+}
+
+TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int color, int *order) {
+    int n = 0;
+    for (int r = 0; r < size; r++) {
+        tsh_ticket mine = tshi_coll_ticket(tickets, stride, r);
+        int at = n;
+        if (mine.color != color) continue;
+        for (; at > 0 && tshi_coll_ticket(tickets, stride, order[at - 1]).key > mine.key; at--)
+            order[at] = order[at - 1];
+        order[at] = r;
+        n++;
+    }
+    return n;
+}
+
+/* ---- ranks that wait for each other ---- */
+
+TSH_API int tsh_coll_circle(tsh_coll_trail *trail, int size, int r,
+                            int (*awaits)(const void *user, int r, int i), const void *user) {
+    if (trail[r].seen) return -1;
+    trail[r].from = -1;
+    while (r >= 0) {
+        int m = -1;
+        trail[r].seen = 1;
+        while (trail[r].edge < size && (m < 0 || trail[m].seen == 2))
+            m = awaits(user, r, trail[r].edge++);
+        if (m >= 0 && trail[m].seen == 2) m = -1;
+        trail[r].next = m;
+        if (m >= 0 && trail[m].seen) return m;
+        if (m >= 0) {
+            trail[m].from = r;
+            r = m;
+        } else {
+            trail[r].seen = 2;
+            r = trail[r].from;
+        }
+    }
+    return -1;
+}
+
+TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
+                         int (*company)(const void *user, int r), const void *user, int *waits) {
+    int odd = r, at = r;
+    do {
+        int more = company(user, odd) - company(user, at);
+        if (more > 0 || (more == 0 && (odd == 0 || (at < odd && at > 0)))) odd = at;
+        at = trail[at].next;
+    } while (at != r);
+    while (trail[at].next != odd) at = trail[at].next;
+    *waits = at;
+    return odd;
+}
+
+/* ---- reports of ranks that wait ---- */
+
+static const tsh_wait_mark *tshi_coll_marks(const tsh_wait_report *report) {
+    return (const tsh_wait_mark *)(const void *)(report + 1);
+}
+
+static const int *tshi_coll_awaited(const tsh_wait_report *report) {
+    return (const int *)(const void *)(tshi_coll_marks(report) + report->marks);
+}
+
+/* NULL: the rank is not in the group (any more), or knows of no message to or from the peer. */
+static const tsh_wait_mark *tshi_coll_mark(const tsh_wait_report *report, uint64_t group,
+                                           int peer) {
+    for (int i = 0; i < report->marks; i++) {
+        const tsh_wait_mark *mark = &tshi_coll_marks(report)[i];
+        if (mark->group == group && mark->peer == peer) return mark;
+    }
+    return NULL;
+}
+
+TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m) {
+    const tsh_wait_report *a = report[r], *b = report[m];
+    const tsh_wait_mark *here, *pair;
+    if (!a || !b) return 0;
+    here = tshi_coll_mark(b, a->group, -1);
+    if (!here) return 0;
+    if (!a->pairwise) return here->sends <= a->seq;
+    pair = tshi_coll_mark(b, a->group, r);
+    return (a->send_to == m && (pair ? pair->recvs : 0) <= a->send_number) ||
+           (a->recv_from == m && (pair ? pair->sends : 0) <= a->recv_number);
+}
+
+typedef struct tshi_coll_reports {
+    tsh_wait_report *const *report;
+    int size;
+} tshi_coll_reports;
+
+static int tshi_coll_awaits(const void *user, int r, int i) {
+    tsh_wait_report *const *report = ((const tshi_coll_reports *)user)->report;
+    if (!report[r] || i >= report[r]->awaited) return -1;
+    return tsh_wait_missing(report, r, tshi_coll_awaited(report[r])[i])
+               ? tshi_coll_awaited(report[r])[i]
+               : -1;
+}
+
+static int tshi_coll_company(const void *user, int r) {
+    const tshi_coll_reports *all = (const tshi_coll_reports *)user;
+    const tsh_wait_report *a = all->report[r];
+    int count = 0;
+    for (int m = 0; m < all->size; m++) {
+        const tsh_wait_report *b = all->report[m];
+        count += b && b->group == a->group && b->pairwise == a->pairwise && b->seq == a->seq;
+    }
+    return count;
+}
+
+TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_trail *trail,
+                           tsh_error *error) {
+    tshi_coll_reports all;
+    int blamed, waits;
+    all.report = report;
+    all.size = size;
+    memset(trail, 0, (size_t)size * sizeof *trail);
+    r = tsh_coll_circle(trail, size, r, tshi_coll_awaits, &all);
+    if (r < 0) return 0;
+    blamed = tsh_coll_odd(trail, r, tshi_coll_company, &all, &waits);
+    (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
+                        "rank %d waits in %s while rank %d waits for it in %s", blamed,
+                        report[blamed]->text, waits, report[waits]->text);
+    return 1;
+}
+
+TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *error) {
+    int absent = 0;
+    tsh_text_add(error->message, sizeof error->message, "; absent ranks:");
+    for (int i = 0; report[r] && i < report[r]->awaited; i++) {
+        int m = tshi_coll_awaited(report[r])[i];
+        if (m == r || (report[m] && !tsh_wait_missing(report, r, m))) continue;
+        if (!absent++) error->rank = m;
+        tsh_text_add(error->message, sizeof error->message, " %d", m);
+    }
+    if (!absent) tsh_text_add(error->message, sizeof error->message, " none");
+}
+
+/* ---- time and settings ---- */
+
+/* NULL: unset or empty. */
+static const char *tshi_coll_env(const char *name) {
+    const char *text = getenv(name);
+    return text && text[0] ? text : NULL;
+}
+
+/* Reads digits at *at, without leading zeros. 0: there are none, or the number is above high. */
+static int tshi_coll_env_digits(const char **at, int64_t high, int64_t *value) {
+    const char *first = *at, *end = first;
+    *value = 0;
+    for (; *end >= '0' && *end <= '9'; end++) {
+        if (*value > high / 10) return 0;
+        *value = *value * 10 + (*end - '0');
+    }
+    *at = end;
+    return end > first && (first[0] != '0' || end == first + 1) && *value <= high;
+}
+
+/* "NAME is "value"; it takes ...". */
+TSH_PRINTF(4, 5)
+static int tshi_coll_env_refuse(const char *name, const char *text, tsh_error *error,
+                                const char *takes, ...) {
+    va_list list;
+    size_t i;
+    error->code = TSH_ERR_ARGUMENT;
+    error->rank = -1;
+    (void)snprintf(error->message, sizeof error->message, "%s is \"%.100s\"; it takes ", name,
+                   text);
+    for (i = 0; error->message[i]; i++)
+        if ((unsigned char)error->message[i] < 32) error->message[i] = '?';
+    va_start(list, takes);
+    (void)vsnprintf(error->message + i, sizeof error->message - i, takes, list);
+    va_end(list);
+    return -1;
+}
+
+TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
+    const char *text = tshi_coll_env(name), *at = text;
+    int64_t number;
+    if (!text) return 0;
+    if (!tshi_coll_env_digits(&at, high, &number) || *at || number < low)
+        return tshi_coll_env_refuse(name, text, error,
+                                    high - low == 1 ? "%d or %d" : "a whole number from %d to %d",
+                                    low, high);
+    *value = (int)number;
+    return 1;
+}
+
+TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
+    const int64_t second = INT64_C(1000000000);
+    const char *text = tshi_coll_env(name), *at = text;
+    int64_t number = 0, unit = second;
+    int right;
+    if (!text) return 0;
+    right = tshi_coll_env_digits(&at, second, &number);
+    number *= second;
+    if (right && *at == '.') {
+        const char *point = at++;
+        for (; *at >= '0' && *at <= '9'; at++) {
+            unit /= 10;
+            if (unit) number += unit * (*at - '0');
+            if (*at > '0' && number == 0) number = 1; /* 0 would mean something else */
+        }
+        right = at > point + 1;
+    }
+    if (!right || *at)
+        return tshi_coll_env_refuse(name, text, error,
+                                    "a number of seconds, such as 30 or 0.5, up to %lld",
+                                    (long long)second);
+    *ns = number;
+    return 1;
+}
+
+TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
+                           int64_t *ns, tsh_error *error) {
+    const int64_t never = INT64_C(1) << 61;
+    *ns = (int64_t)(otherwise * 1e9);
+    if (given != given) {
+        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is not a number (NaN)", name);
+        return 0;
+    }
+    if (given != 0)
+        *ns = given < 0 || given > 1e9 ? never : (int64_t)(given * 1e9);
+    else if (tsh_env_seconds(variable, ns, error) < 0)
+        return 0;
+    if (given == 0 && *ns == 0) *ns = never;
+    return 1;
+}
+
+TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *error) {
+    return tsh_time_limit(given, name, "TSHARD_TIMEOUT", 300, ns, error);
+}
+
+TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise) {
+    int64_t now = tsh_now(), wait = timeout_ns ? timeout_ns : otherwise;
+    return wait > INT64_MAX - now ? INT64_MAX : now + wait;
+}
+
+TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *error) {
+    const char *value = tshi_coll_env(name);
+    if (!value) return 0;
+    if (strlen(value) < room) {
+        memcpy(text, value, strlen(value) + 1);
+        return 1;
+    }
+    error->code = TSH_ERR_ARGUMENT;
+    error->rank = -1;
+    (void)snprintf(error->message, sizeof error->message, "%s has %lu bytes; it takes at most %lu",
+                   name, (unsigned long)strlen(value), (unsigned long)room - 1);
+    return -1;
+}
+
+/* ========================================================================== */
 /* >>comm                                                MARK: - comm (private) */
-/* The front door: checks a collective, numbers it, counts it, and hands it to */
-/* the backend; a group of one is served here. And what every backend needs.   */
-/* Needs: >>base >>error.                                                       */
+/* The public entry points: check a collective, number it, count it, and hand  */
+/* it to the backend; a group of one is served here.                           */
+/* Needs: >>error >>trace >>coll.                                               */
 /* ========================================================================== */
 
 enum { TSHI_COMM_IN_FLIGHT = 64 };
@@ -5571,13 +6195,9 @@ static tsh_result tshi_comm_compare(tsh_comm *comm) {
     return ctx->compare(comm, ctx);
 }
 
-static int tshi_comm_pairwise(tsh_coll_kind kind) {
-    return kind == TSH_SEND || kind == TSH_RECV || kind == TSH_SENDRECV;
-}
-
 TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     tsh_req req;
-    tsh_result result = tshi_comm_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
+    tsh_result result = tshi_coll_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
     if (result == TSH_OK) result = tsh_start(comm, coll, &req);
     return result != TSH_OK ? result : tsh_wait(comm, req);
 }
@@ -5679,10 +6299,6 @@ TSH_API tsh_coll tsh_coll_make(tsh_coll_kind kind, tsh_dtype dtype) {
     return coll;
 }
 
-static const char *const tshi_comm_kinds[TSH_COLL_KINDS] = {
-    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
-    "send",       "receive",    "send-receive",   "barrier",   "split"};
-
 TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     tsh_result result;
     tshi_comm_size size;
@@ -5698,7 +6314,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
-    pairwise = tshi_comm_pairwise(coll->kind);
+    pairwise = tshi_coll_pairwise(coll->kind);
     coll->seq = pairwise ? 0 : comm->next_seq;
     begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
@@ -5708,7 +6324,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     bytes = tshi_comm_bytes(comm, coll, size);
     comm->stats.calls[coll->kind]++;
     comm->stats.bytes[coll->kind] += bytes;
-    if (comm->trace) tshi_trace_sent(comm, tshi_comm_kinds[coll->kind], begin, bytes, *req);
+    if (comm->trace) tshi_trace_sent(comm, tshi_coll_kinds[coll->kind], begin, bytes, *req);
     return TSH_OK;
 }
 
@@ -5783,216 +6399,6 @@ TSH_API void tsh_comm_close(tsh_comm *comm) {
     if (!comm) return;
     if (comm->ops) comm->ops->close(comm);
     memset(comm, 0, sizeof *comm);
-}
-
-TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,
-                               uint64_t id) {
-    tsh_comm comm;
-    memset(&comm, 0, sizeof comm);
-    comm.ops = ops;
-    comm.impl = impl;
-    comm.rank = rank;
-    comm.size = size;
-    comm.id = id;
-    return comm;
-}
-
-TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k) {
-    int64_t chunk = n / size + (n % size != 0);
-    return chunk == 0 || k > n / chunk ? n : chunk * k;
-}
-
-static uint64_t tshi_comm_mix(uint64_t hash, uint64_t value) {
-    hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
-    return hash ^ (hash >> 29);
-}
-
-TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
-    int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV;
-    int reduces = coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER;
-    int gathers = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER;
-    uint64_t hash, kind = (uint64_t)(pairwise ? TSH_SEND : coll->kind);
-    if (coll->kind == TSH_BARRIER || coll->kind == TSH_SPLIT) return kind;
-    kind |= (uint64_t)coll->dtype << 8;
-    if (reduces) kind |= (uint64_t)coll->redop << 16;
-    if (coll->kind == TSH_BROADCAST) kind |= (uint64_t)coll->root << 24;
-    if (pairwise) kind |= (uint64_t)(uint32_t)coll->tag << 24;
-    hash = tshi_comm_mix(1, kind);
-    if (!gathers && coll->kind != TSH_ALLTOALL) return tshi_comm_mix(hash, (uint64_t)coll->count);
-    hash = tshi_comm_mix(hash, (uint64_t)coll->blocks);
-    for (int r = 0; gathers && r < size; r++)
-        hash = tshi_comm_mix(hash, (uint64_t)coll->recv_counts[r]);
-    return hash;
-}
-
-/* Appends names[value], or "kind 77" of a value that is none of the n. */
-static void tshi_comm_name(char *text, size_t room, const char *const *names, unsigned n,
-                           const char *what, unsigned value) {
-    if (value < n)
-        tshi_base_append(text, room, "%s", names[value]);
-    else
-        tshi_base_append(text, room, "%s %d", what, (int)value);
-}
-
-TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
-                            size_t room) {
-    static const char *const redops[] = {"sum", "product", "min", "max", "average"};
-    unsigned kind = (unsigned)coll->kind;
-    int gathers = kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER;
-    const int64_t *mine = coll->recv_counts, *theirs = NULL;
-    if (gathers && other && other->kind == coll->kind) theirs = other->recv_counts;
-    if (!room) return text;
-    text[0] = '\0';
-    tshi_comm_name(text, room, tshi_comm_kinds, TSH_COLL_KINDS, "kind", kind);
-    if (kind >= TSH_BARRIER) return text;
-    tshi_base_append(text, room, " of ");
-    if (!gathers && kind != TSH_ALLTOALL && kind != TSH_SENDRECV)
-        tshi_base_append(text, room, "%lld ", (long long)coll->count);
-    if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES)
-        tshi_base_append(text, room, "%s", tshi_dtypes[coll->dtype].name);
-    else
-        tshi_base_append(text, room, "dtype %d", (int)coll->dtype);
-    if (kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER) {
-        tshi_base_append(text, room, " (");
-        tshi_comm_name(text, room, redops, TSH_AVG + 1, "reduction", (unsigned)coll->redop);
-        tshi_base_append(text, room, ")");
-    }
-    if (coll->blocks > 1) tshi_base_append(text, room, " in %lld blocks", (long long)coll->blocks);
-    if (kind == TSH_BROADCAST) tshi_base_append(text, room, " from rank %d", coll->root);
-    if (coll->send_to >= 0) tshi_base_append(text, room, " to rank %d", coll->send_to);
-    if (coll->recv_from >= 0) tshi_base_append(text, room, " from rank %d", coll->recv_from);
-    if (coll->tag >= 0) tshi_base_append(text, room, " with tag %d", coll->tag);
-    for (int r = 0; mine && theirs && r < size; r++) {
-        if (mine[r] == theirs[r]) continue;
-        tshi_base_append(text, room, " with counts[%d] = %lld", r, (long long)mine[r]);
-        break;
-    }
-    return text;
-}
-
-TSH_API int tsh_coll_circle(tsh_coll_trail *trail, int size, int r,
-                            int (*awaits)(const void *user, int r, int i), const void *user) {
-    if (trail[r].seen) return -1;
-    trail[r].from = -1;
-    while (r >= 0) {
-        int m = -1;
-        trail[r].seen = 1;
-        while (trail[r].edge < size && (m < 0 || trail[m].seen == 2))
-            m = awaits(user, r, trail[r].edge++);
-        if (m >= 0 && trail[m].seen == 2) m = -1;
-        trail[r].next = m;
-        if (m >= 0 && trail[m].seen) return m;
-        if (m >= 0) {
-            trail[m].from = r;
-            r = m;
-        } else {
-            trail[r].seen = 2;
-            r = trail[r].from;
-        }
-    }
-    return -1;
-}
-
-TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
-                         int (*company)(const void *user, int r), const void *user, int *waits) {
-    int odd = r, at = r;
-    do {
-        int more = company(user, odd) - company(user, at);
-        if (more > 0 || (more == 0 && (odd == 0 || (at < odd && at > 0)))) odd = at;
-        at = trail[at].next;
-    } while (at != r);
-    while (trail[at].next != odd) at = trail[at].next;
-    *waits = at;
-    return odd;
-}
-
-/* ---- environment variables ---- */
-
-/* NULL: unset or empty. */
-static const char *tshi_comm_env(const char *name) {
-    const char *text = getenv(name);
-    return text && text[0] ? text : NULL;
-}
-
-/* Reads digits at *at, without leading zeros. 0: there are none, or the number is above high. */
-static int tshi_comm_env_digits(const char **at, int64_t high, int64_t *value) {
-    const char *first = *at, *end = first;
-    *value = 0;
-    for (; *end >= '0' && *end <= '9'; end++) {
-        if (*value > high / 10) return 0;
-        *value = *value * 10 + (*end - '0');
-    }
-    *at = end;
-    return end > first && (first[0] != '0' || end == first + 1) && *value <= high;
-}
-
-/* "NAME is "value"; it takes ...". */
-TSH_PRINTF(4, 5)
-static int tshi_comm_env_refuse(const char *name, const char *text, tsh_error *error,
-                                const char *takes, ...) {
-    va_list list;
-    size_t i;
-    error->code = TSH_ERR_ARGUMENT;
-    error->rank = -1;
-    (void)snprintf(error->message, sizeof error->message, "%s is \"%.100s\"; it takes ", name,
-                   text);
-    for (i = 0; error->message[i]; i++)
-        if ((unsigned char)error->message[i] < 32) error->message[i] = '?';
-    va_start(list, takes);
-    (void)vsnprintf(error->message + i, sizeof error->message - i, takes, list);
-    va_end(list);
-    return -1;
-}
-
-TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_error *error) {
-    const char *text = tshi_comm_env(name), *at = text;
-    int64_t number;
-    if (!text) return 0;
-    if (!tshi_comm_env_digits(&at, high, &number) || *at || number < low)
-        return tshi_comm_env_refuse(name, text, error,
-                                    high - low == 1 ? "%d or %d" : "a whole number from %d to %d",
-                                    low, high);
-    *value = (int)number;
-    return 1;
-}
-
-TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
-    const int64_t second = INT64_C(1000000000);
-    const char *text = tshi_comm_env(name), *at = text;
-    int64_t number = 0, unit = second;
-    int right;
-    if (!text) return 0;
-    right = tshi_comm_env_digits(&at, second, &number);
-    number *= second;
-    if (right && *at == '.') {
-        const char *point = at++;
-        for (; *at >= '0' && *at <= '9'; at++) {
-            unit /= 10;
-            if (unit) number += unit * (*at - '0');
-            if (*at > '0' && number == 0) number = 1; /* 0 would mean something else */
-        }
-        right = at > point + 1;
-    }
-    if (!right || *at)
-        return tshi_comm_env_refuse(name, text, error,
-                                    "a number of seconds, such as 30 or 0.5, up to %lld",
-                                    (long long)second);
-    *ns = number;
-    return 1;
-}
-
-TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *error) {
-    const char *value = tshi_comm_env(name);
-    if (!value) return 0;
-    if (strlen(value) < room) {
-        memcpy(text, value, strlen(value) + 1);
-        return 1;
-    }
-    error->code = TSH_ERR_ARGUMENT;
-    error->rank = -1;
-    (void)snprintf(error->message, sizeof error->message, "%s has %lu bytes; it takes at most %lu",
-                   name, (unsigned long)strlen(value), (unsigned long)room - 1);
-    return -1;
 }
 
 /* ========================================================================== */
@@ -7099,6 +7505,25 @@ TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), v
         tsh_log_message(desc ? &desc->logger : NULL, "tsh_run: fn is NULL");
     else if (tsh_open(desc, &ctx) == TSH_OK)
         result = fn(ctx, user);
+    tsh_close(ctx);
+    return result;
+}
+
+TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
+                       void *user, tsh_error *error) {
+    tsh_desc mine;
+    tsh_ctx *ctx = NULL;
+    int result = 1;
+    memset(&mine, 0, sizeof mine);
+    if (desc) mine = *desc;
+    mine.comm = *comm;
+    if (tsh_open(&mine, &ctx) == TSH_OK)
+        result = fn(ctx, user);
+    else if (error && ctx)
+        *error = *tsh_last_error(ctx);
+    else if (error)
+        (void)tsh_error_set(error, TSH_ERR_MEMORY, comm->rank, "no memory for a ctx");
+    if (!ctx) tsh_comm_close(comm); /* no ctx owns it */
     tsh_close(ctx);
     return result;
 }
@@ -16360,17 +16785,17 @@ static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
     uint64_t a = io->lane[0], b = io->lane[1], c = io->lane[2], d = io->lane[3];
     size_t lane;
     for (; left >= 32; left -= 32, values += 32) {
-        a = tshi_comm_mix(a, tshi_io_word(values, 8));
-        b = tshi_comm_mix(b, tshi_io_word(values + 8, 8));
-        c = tshi_comm_mix(c, tshi_io_word(values + 16, 8));
-        d = tshi_comm_mix(d, tshi_io_word(values + 24, 8));
+        a = tshi_coll_mix(a, tshi_io_word(values, 8));
+        b = tshi_coll_mix(b, tshi_io_word(values + 8, 8));
+        c = tshi_coll_mix(c, tshi_io_word(values + 16, 8));
+        d = tshi_coll_mix(d, tshi_io_word(values + 24, 8));
     }
     io->lane[0] = a;
     io->lane[1] = b;
     io->lane[2] = c;
     io->lane[3] = d;
     for (lane = 0; left > 0; lane++, values += 8) {
-        io->lane[lane] = tshi_comm_mix(io->lane[lane], tshi_io_word(values, left));
+        io->lane[lane] = tshi_coll_mix(io->lane[lane], tshi_io_word(values, left));
         left -= left < 8 ? left : 8;
     }
 }
@@ -16678,7 +17103,7 @@ static int tshi_io_seal(tshi_io *io) {
     char digits[24];
     uint64_t hash = 0;
     int lane, sealed, closed;
-    for (lane = 0; lane < TSHI_IO_LANES; lane++) hash = tshi_comm_mix(hash, io->lane[lane]);
+    for (lane = 0; lane < TSHI_IO_LANES; lane++) hash = tshi_coll_mix(hash, io->lane[lane]);
     (void)snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
     sealed = tshi_file_seek(io->file, io->hash_at, SEEK_SET) &&
              fwrite(digits, 1, 16, io->file) == 16;
@@ -17937,7 +18362,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
     if (ctx->trace) return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_begin: a trace runs already");
     if (!desc || !desc->path == !desc->write)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_trace_begin: takes either a path or write");
-    if (!desc->now && tshi_trace_clock() < 0)
+    if (!desc->now && tsh_now() < 0)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_trace_begin: the library was compiled without a clock; give desc.now, "
                         "or compile it with -D_POSIX_C_SOURCE=200809L or as C11");
@@ -18006,6 +18431,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_PREFETCH_L2
 #undef TSHI_VECTORS
 #undef TSHI_POSIX
+#undef TSHI_CLOCK
 #undef TSHI_X86
 #undef TSHI_AVX2
 #undef TSHI_AVX512

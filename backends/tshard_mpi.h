@@ -148,8 +148,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 
 #include <pthread.h> /* pthread_self */
 #include <sched.h>   /* sched_yield */
-#include <stdarg.h>
-#include <stdio.h>  /* vsnprintf */
+#include <stdio.h>   /* snprintf */
 #include <stdlib.h> /* calloc */
 #include <string.h>
 #include <time.h>   /* clock_gettime, nanosleep */
@@ -188,7 +187,6 @@ extern "C" {
 enum { TSHI_MPI_EAGER = 80 };       /* bytes that travel with an announcement */
 enum { TSHI_MPI_STAGES = 4 };       /* buffers that are kept for the next collective */
 enum { TSHI_MPI_NEAR = 32 << 10 };  /* bytes of all messages that are cheaper to send to all */
-enum { TSHI_MPI_WHAT = 256 };       /* of a call's description */
 enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies, more than are in flight */
 
 /* Tags on a group's communicator: the two ends of a message greet, then bodies follow; and on the
@@ -243,6 +241,7 @@ typedef struct tshi_mpi_half {
 /* What was started and not yet waited for. */
 typedef struct tshi_mpi_op {
     struct tshi_mpi_op *next; /* the one that was started after it */
+    const struct tshi_mpi_group *group;
     tsh_coll coll;
     uint64_t id;
     uint64_t seq; /* of the collectives of its group; no matter for a message */
@@ -277,21 +276,6 @@ typedef struct tshi_mpi_group {
     tshi_mpi_op *first, *spare; /* in the order in which they were started; for the next */
 } tshi_mpi_group;
 
-/* How far a rank has come in a group: collectives started, or (peer >= 0, a rank of the world)
- * messages to and from a peer. */
-typedef struct tshi_mpi_mark {
-    uint64_t group, sends, recvs;
-    int64_t peer;
-} tshi_mpi_mark;
-
-/* What a rank that waits for long tells rank 0; marks follow, then the ranks it awaits (ints). */
-typedef struct tshi_mpi_report {
-    uint64_t group, seq, send_number, recv_number;
-    int32_t pairwise, send_to, recv_from; /* ranks of the world; -1: not awaited */
-    int32_t awaited, marks;
-    char what[TSHI_MPI_WHAT];
-} tshi_mpi_report;
-
 /* A control message under way; its bytes follow. */
 typedef struct tshi_mpi_post {
     struct tshi_mpi_post *next;
@@ -317,53 +301,20 @@ struct tshi_mpi_world {
     tshi_mpi_post *posts;
     tshi_mpi_stage *stages; /* for the next collective */
     /* of rank 0: */
-    tshi_mpi_report **report; /* by rank: the last one; NULL: none */
+    tsh_wait_report **report; /* by rank: the last one; NULL: none */
     tsh_coll_trail *trail;
     tsh_error late;  /* time ran out; */
     int64_t late_at; /* to be judged when the others had time to say that they are here */
     int late_from;
 };
 
-static int64_t tshi_mpi_now(void) {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
-}
-
 static int64_t tshi_mpi_min(int64_t a, int64_t b) {
     return a < b ? a : b;
-}
-
-/* Appends to text, which has TSH_MESSAGE_SIZE bytes. */
-TSH_PRINTF(2, 3) static void tshi_mpi_add(char *text, const char *format, ...) {
-    size_t used = strlen(text);
-    va_list list;
-    va_start(list, format);
-    (void)vsnprintf(text + used, TSH_MESSAGE_SIZE - used, format, list);
-    va_end(list);
-}
-
-TSH_PRINTF(3, 0)
-static tsh_error tshi_mpi_error(tsh_result code, int rank, const char *format, va_list list) {
-    tsh_error error;
-    memset(&error, 0, sizeof error);
-    error.code = code;
-    error.rank = rank;
-    (void)vsnprintf(error.message, sizeof error.message, format, list);
-    return error;
 }
 
 /* 1 where there is a verdict, or will be one: collectives stand still. */
 static int tshi_mpi_over(const tshi_mpi_world *world) {
     return world->error.code != TSH_OK || world->suspect.code != TSH_OK;
-}
-
-/* Writes "all-reduce of 7 f32 (sum)" into text, which has TSHI_MPI_WHAT bytes. */
-static void tshi_mpi_what(char *text, const tsh_coll *coll, const tsh_coll *other, int size) {
-    if (coll->kind == TSHI_MPI_CLOSE)
-        (void)snprintf(text, TSHI_MPI_WHAT, "close");
-    else
-        (void)tsh_coll_text(coll, other, size, text, TSHI_MPI_WHAT);
 }
 
 /* ========================================================================== */
@@ -424,27 +375,20 @@ static void tshi_mpi_accuse(tshi_mpi_world *world, int from, int tag, const tsh_
     if (world->rank == 0 && tag == TSHI_MPI_LATE && world->late.code == TSH_OK) {
         world->late = *error;
         world->late_from = from;
-        world->late_at = tshi_mpi_now() + 50 * TSHI_MPI_MS;
+        world->late_at = tsh_now() + 50 * TSHI_MPI_MS;
     } else if (world->rank == 0 && tag == TSHI_MPI_ACCUSE) {
         tshi_mpi_judge(world, error);
     } else if (world->rank != 0 && world->suspect.code == TSH_OK) {
         world->suspect = *error;
-        world->suspect_at = tshi_mpi_now();
+        world->suspect_at = tsh_now();
     }
 }
 
-/* To rank 0; it finds `rank` at fault, or itself (-1, and LATE) finds out who. */
-TSH_PRINTF(5, 6)
-static void tshi_mpi_raise(tshi_mpi_world *world, int tag, tsh_result code, int rank,
-                           const char *format, ...) {
-    tsh_error error;
-    va_list list;
-    va_start(list, format);
-    error = tshi_mpi_error(code, rank, format, list);
-    va_end(list);
+/* To rank 0; it finds error.rank at fault, or itself (-1, and LATE) finds out who. */
+static void tshi_mpi_raise(tshi_mpi_world *world, int tag, const tsh_error *error) {
     if (tshi_mpi_over(world)) return;
-    if (world->rank != 0) tshi_mpi_send(world, 0, tag, &error, sizeof error);
-    tshi_mpi_accuse(world, world->rank, tag, &error);
+    if (world->rank != 0) tshi_mpi_send(world, 0, tag, error, sizeof *error);
+    tshi_mpi_accuse(world, world->rank, tag, error);
 }
 
 /* To all: they may be waiting where rank 0 is not. */
@@ -458,135 +402,48 @@ static void tshi_mpi_raise_abort(tshi_mpi_world *world, const tsh_error *why) {
 
 /* Returns what it raises. */
 static tsh_result tshi_mpi_no_memory(tshi_mpi_world *world, const char *what) {
-    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_MEMORY, world->rank,
-                   "rank %d has no memory to %s", world->rank, what);
+    tsh_error error;
+    (void)tsh_error_set(&error, TSH_ERR_MEMORY, world->rank, "rank %d has no memory to %s",
+                        world->rank, what);
+    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
     return TSH_ERR_MEMORY;
 }
 
 /* MPI refused; `what` was asked. 0 where it did not. */
 static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
     char reason[MPI_MAX_ERROR_STRING + 1];
+    tsh_error error;
     int length = 0;
     if (code == MPI_SUCCESS) return 0;
     if (MPI_Error_string(code, reason, &length)) length = 0;
     reason[length] = '\0';
-    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_IO, world->rank, "rank %d: %s failed: %s",
-                   world->rank, what, reason);
+    (void)tsh_error_set(&error, TSH_ERR_IO, world->rank, "rank %d: %s failed: %s", world->rank,
+                        what, reason);
+    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
     return 1;
-}
-
-/* ========================================================================== */
-/* >>mpi-judge                                     MARK: - mpi-judge (private) */
-/* What rank 0 makes of the ranks that wait for long.                          */
-/* Needs: >>mpi-raise.                                                          */
-/* ========================================================================== */
-
-static const tshi_mpi_mark *tshi_mpi_marks(const tshi_mpi_report *report) {
-    return (const tshi_mpi_mark *)(const void *)(report + 1);
-}
-
-static const int *tshi_mpi_awaited(const tshi_mpi_report *report) {
-    return (const int *)(const void *)(tshi_mpi_marks(report) + report->marks);
-}
-
-/* How far the rank of this report had come in a group; NULL: it is not in it (any more), or knows
- * of no message to or from the peer. */
-static const tshi_mpi_mark *tshi_mpi_mark_of(const tshi_mpi_report *report, uint64_t group,
-                                             int peer) {
-    for (int i = 0; i < report->marks; i++) {
-        const tshi_mpi_mark *mark = &tshi_mpi_marks(report)[i];
-        if (mark->group == group && mark->peer == peer) return mark;
-    }
-    return NULL;
-}
-
-/* 1 if rank m has not done its part of what rank r waits for, as far as its last report tells, and
- * waits itself. A rank goes on only when those that it waits for have; so on a circle of such
- * ranks none could have been the first to go on since, and it is real even if reports are old. */
-static int tshi_mpi_missing(const tshi_mpi_world *world, int r, int m) {
-    const tshi_mpi_report *a = world->report[r], *b = world->report[m];
-    const tshi_mpi_mark *here, *pair;
-    uint64_t sends, recvs;
-    if (!a || !b) return 0;
-    here = tshi_mpi_mark_of(b, a->group, -1);
-    if (!here) return 0;
-    if (!a->pairwise) return here->sends <= a->seq;
-    pair = tshi_mpi_mark_of(b, a->group, r);
-    sends = pair ? pair->sends : 0;
-    recvs = pair ? pair->recvs : 0;
-    return (a->send_to == m && recvs <= a->send_number) ||
-           (a->recv_from == m && sends <= a->recv_number);
-}
-
-static int tshi_mpi_awaits(const void *user, int r, int i) {
-    const tshi_mpi_world *world = (const tshi_mpi_world *)user;
-    const tshi_mpi_report *report = world->report[r];
-    int m;
-    if (!report || i >= report->awaited) return -1;
-    m = tshi_mpi_awaited(report)[i];
-    return tshi_mpi_missing(world, r, m) ? m : -1;
-}
-
-/* How many ranks wait where rank r does. */
-static int tshi_mpi_company(const void *user, int r) {
-    const tshi_mpi_world *world = (const tshi_mpi_world *)user;
-    const tshi_mpi_report *a = world->report[r];
-    int count = 0;
-    for (int m = 0; m < world->size; m++) {
-        const tshi_mpi_report *b = world->report[m];
-        count += b && b->group == a->group && b->pairwise == a->pairwise && b->seq == a->seq;
-    }
-    return count;
-}
-
-/* Rank r has reported: does it wait in a circle? */
-static void tshi_mpi_search(tshi_mpi_world *world, int r) {
-    int odd, waits;
-    memset(world->trail, 0, (size_t)world->size * sizeof *world->trail);
-    r = tsh_coll_circle(world->trail, world->size, r, tshi_mpi_awaits, world);
-    if (r < 0) return;
-    odd = tsh_coll_odd(world->trail, r, tshi_mpi_company, world, &waits);
-    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, odd,
-                   "rank %d waits in %s while rank %d waits for it in %s", odd,
-                   world->report[odd]->what, waits, world->report[waits]->what);
-}
-
-/* Takes the report over. */
-static void tshi_mpi_reported(tshi_mpi_world *world, int from, tshi_mpi_report *report) {
-    free(world->report[from]);
-    world->report[from] = report;
-    tshi_mpi_search(world, from);
-}
-
-/* Time is up for a rank: those that do not wait where it does are absent. */
-static void tshi_mpi_judge_late(tshi_mpi_world *world) {
-    const tshi_mpi_report *report = world->report[world->late_from];
-    tsh_error error = world->late;
-    int absent = 0;
-    tshi_mpi_add(error.message, "; absent ranks:");
-    for (int i = 0; report && i < report->awaited; i++) {
-        int m = tshi_mpi_awaited(report)[i];
-        if (m == world->late_from) continue;
-        if (world->report[m] && !tshi_mpi_missing(world, world->late_from, m)) continue;
-        if (!absent++) error.rank = m;
-        tshi_mpi_add(error.message, " %d", m);
-    }
-    if (!absent) tshi_mpi_add(error.message, " none");
-    tshi_mpi_judge(world, &error);
 }
 
 /* ========================================================================== */
 /* >>mpi-hear                                       MARK: - mpi-hear (private) */
 /* What others say.                                                            */
-/* Needs: >>mpi-judge.                                                          */
+/* Needs: >>mpi-raise.                                                          */
 /* ========================================================================== */
+
+/* Rank `from` waits in *report, which is taken over: does it wait in a cycle? */
+static void tshi_mpi_reported(tshi_mpi_world *world, int from, tsh_wait_report *report) {
+    tsh_error error;
+    free(world->report[from]);
+    world->report[from] = report;
+    if (tsh_wait_cycle(world->report, world->size, from, world->trail, &error))
+        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
+}
 
 /* Takes one control message; 0: there is none. */
 static int tshi_mpi_receive(tshi_mpi_world *world) {
     MPI_Status status;
     int there = 0, size = 0;
     tsh_error error;
-    tshi_mpi_report *report;
+    tsh_wait_report *report;
     if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, world->control, &there, &status) || !there)
         return 0;
     (void)MPI_Get_count(&status, MPI_BYTE, &size);
@@ -600,7 +457,7 @@ static int tshi_mpi_receive(tshi_mpi_world *world) {
             tshi_mpi_accuse(world, status.MPI_SOURCE, status.MPI_TAG, &error);
         return 1;
     }
-    report = (tshi_mpi_report *)malloc((size_t)size);
+    report = (tsh_wait_report *)malloc((size_t)size);
     if (!report) return 0;
     if (MPI_Recv(report, size, MPI_BYTE, status.MPI_SOURCE, TSHI_MPI_REPORT, world->control,
                  MPI_STATUS_IGNORE)) {
@@ -620,11 +477,15 @@ static void tshi_mpi_serve(tshi_mpi_world *world) {
     }
     while (world->error.code == TSH_OK && tshi_mpi_receive(world)) continue;
     if (world->error.code != TSH_OK) return;
-    if (world->late.code != TSH_OK && tshi_mpi_now() >= world->late_at) tshi_mpi_judge_late(world);
+    if (world->late.code != TSH_OK && tsh_now() >= world->late_at) {
+        tsh_wait_absent(world->report, world->late_from, &world->late);
+        tshi_mpi_judge(world, &world->late);
+    }
     if (world->suspect.code != TSH_OK &&
-        tshi_mpi_now() >= world->suspect_at + 500 * TSHI_MPI_MS) { /* rank 0 is busy */
+        tsh_now() >= world->suspect_at + 500 * TSHI_MPI_MS) { /* rank 0 is busy */
         if (world->suspect.rank < 0)
-            tshi_mpi_add(world->suspect.message, "; rank 0 is in no call, and others may not be");
+            tsh_text_add(world->suspect.message, sizeof world->suspect.message,
+                         "; rank 0 is in no call, and others may not be");
         world->error = world->suspect;
     }
 }
@@ -716,16 +577,27 @@ static void tshi_mpi_unpack(const tshi_mpi_op *op, const int64_t *start, int siz
     }
 }
 
-/* left = x[k+1] + x[k+2] + ... + x[k+P] for chunk k, whose parts of n elements are `stride` bytes
- * apart at x; left is the first of them. */
+/* The parts of one chunk, one after the other. */
+typedef struct tshi_mpi_parts {
+    char *first;
+    size_t stride;
+} tshi_mpi_parts;
+
+static const void *tshi_mpi_part(const void *user, int r) {
+    const tshi_mpi_parts *parts = (const tshi_mpi_parts *)user;
+    return parts->first + (size_t)r * parts->stride;
+}
+
+/* Rule 5's sum of chunk k, whose parts of n elements are `stride` bytes apart at x; the first of
+ * them becomes the sum. */
 static char *tshi_mpi_sum(const tshi_mpi_group *group, const tsh_coll *coll, char *x, size_t stride,
                           int k, int64_t n) {
-    char *left = x + (size_t)((k + 1) % group->size) * stride;
-    for (int j = 2; j <= group->size && n > 0; j++)
-        tsh_coll_fold(left, left, x + (size_t)((k + j) % group->size) * stride, n, coll->dtype,
-                      coll->redop);
-    if (n > 0) tsh_coll_finish(left, n, coll->dtype, coll->redop, group->size);
-    return left;
+    char *sum = x + (size_t)((k + 1) % group->size) * stride;
+    tshi_mpi_parts parts;
+    parts.first = x;
+    parts.stride = stride;
+    if (n > 0) tsh_coll_sum(sum, n, coll, group->size, k, tshi_mpi_part, &parts);
+    return sum;
 }
 
 /* ========================================================================== */
@@ -846,37 +718,20 @@ static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) 
     }
 }
 
-/* How many ranks called what rank r did. */
-static int tshi_mpi_agree(const tshi_mpi_group *group, const tshi_mpi_op *op, int r) {
-    int count = 0;
-    for (int m = 0; m < group->size; m++)
-        count += op->block[1 + m].digest == op->block[1 + r].digest;
-    return count;
-}
-
-/* Not all agree. The largest part is right (of several, rank 0's, else the lowest); the odd rank is
- * the lowest that is not in it. */
-static void tshi_mpi_parties(const tshi_mpi_group *group, const tshi_mpi_op *op, int *right,
-                             int *odd) {
-    *right = *odd = 0;
-    for (int r = 1; r < group->size; r++)
-        if (tshi_mpi_agree(group, op, r) > tshi_mpi_agree(group, op, *right)) *right = r;
-    while (op->block[1 + *odd].digest == op->block[1 + *right].digest) ++*odd;
-}
-
 /* A rank has closed the group, and another has not. */
 static void tshi_mpi_lost(tshi_mpi_group *group, const tshi_mpi_op *op) {
-    char what[TSHI_MPI_WHAT];
+    char what[256] = "";
     int gone = 0, waits = 0;
+    tsh_error error;
     tsh_coll coll;
     while (op->block[1 + gone].kind != TSHI_MPI_CLOSE) gone++;
     while (op->block[1 + waits].kind == TSHI_MPI_CLOSE) waits++;
     coll = tshi_mpi_unfill(&op->block[1 + waits]);
-    tshi_mpi_what(what, &coll, NULL, group->size);
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_LOST, group->ranks[gone],
-                   "rank %d left while rank %d waits for it in %s, collective %llu of group %llu",
-                   group->ranks[gone], group->ranks[waits], what, (unsigned long long)op->seq,
-                   (unsigned long long)group->id);
+    tsh_coll_where(&coll, group->size, op->seq, group->id, what, sizeof what);
+    (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[gone],
+                        "rank %d left while rank %d waits for it in %s", group->ranks[gone],
+                        group->ranks[waits], what);
+    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, &error);
 }
 
 /* The counts that rank r sends to (0) or receives from (1) the others. */
@@ -885,55 +740,26 @@ static const int64_t *tshi_mpi_counts_of(const tshi_mpi_group *group, const tshi
     return op->counts + (size_t)group->size * (size_t)(2 * r + 2 + receives);
 }
 
-/* Descriptors differ; counts, where op has them, are told. */
-static void tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
-    char what[2][TSHI_MPI_WHAT];
-    int right, odd, size = group->size;
-    tsh_coll a, b;
-    tshi_mpi_parties(group, op, &right, &odd);
-    a = tshi_mpi_unfill(&op->block[1 + odd]);
-    b = tshi_mpi_unfill(&op->block[1 + right]);
+/* What rank r has called where `user`, an operation, is. */
+static int tshi_mpi_called(const void *user, int r, tsh_call *out) {
+    const tshi_mpi_op *op = (const tshi_mpi_op *)user;
+    out->coll = tshi_mpi_unfill(&op->block[1 + r]);
+    out->digest = op->block[1 + r].digest;
+    out->rank = op->group->ranks[r];
+    out->counts = op->counts ? op->group->size : 0;
     if (op->counts) {
-        a.recv_counts = tshi_mpi_counts_of(group, op, odd, 1);
-        b.recv_counts = tshi_mpi_counts_of(group, op, right, 1);
+        out->coll.send_counts = tshi_mpi_counts_of(op->group, op, r, 0);
+        out->coll.recv_counts = tshi_mpi_counts_of(op->group, op, r, 1);
     }
-    tshi_mpi_what(what[0], &a, &b, size);
-    tshi_mpi_what(what[1], &b, &a, size);
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, group->ranks[odd],
-                   "rank %d called %s where rank %d called %s (collective %llu of group %llu)",
-                   group->ranks[odd], what[0], group->ranks[right], what[1],
-                   (unsigned long long)op->seq, (unsigned long long)group->id);
+    return 1;
 }
 
-/* 1 where what rank r sends to (way 0) or receives from (1) rank m is not what m expects. */
-static int tshi_mpi_differs(const tshi_mpi_group *group, const tshi_mpi_op *op, int r, int m,
-                            int way) {
-    return tshi_mpi_counts_of(group, op, r, way)[m] != tshi_mpi_counts_of(group, op, m, !way)[r];
-}
-
-/* 1, and an error, where the counts of an all-to-all do not fit. The odd rank has the most wrong
- * pieces; of several, the lowest but rank 0. */
-static int tshi_mpi_misfits(tshi_mpi_group *group, const tshi_mpi_op *op) {
-    int odd = 0, most = 0, m = 0, way;
-    for (int r = group->size - 1; r >= 0; r--) {
-        int wrong = 0;
-        for (int i = 0; i < 2 * group->size; i++)
-            wrong += tshi_mpi_differs(group, op, r, i / 2, i % 2);
-        if (wrong < most || (wrong == most && r == 0)) continue;
-        odd = r;
-        most = wrong;
-    }
-    if (!most) return 0;
-    while (!tshi_mpi_differs(group, op, odd, m, 0) && !tshi_mpi_differs(group, op, odd, m, 1)) m++;
-    way = !tshi_mpi_differs(group, op, odd, m, 0);
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, group->ranks[odd],
-                   "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld "
-                   "(collective %llu of group %llu)",
-                   group->ranks[odd], way ? "recv_counts" : "send_counts", m,
-                   (long long)tshi_mpi_counts_of(group, op, odd, way)[m], group->ranks[m],
-                   way ? "send_counts" : "recv_counts", odd,
-                   (long long)tshi_mpi_counts_of(group, op, m, !way)[odd],
-                   (unsigned long long)op->seq, (unsigned long long)group->id);
+/* 1, and an error, where the calls of all ranks do not fit; counts are compared if they are here. */
+static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
+    tsh_error error;
+    if (!tsh_call_mismatch(tshi_mpi_called, op, group->size, op->seq, group->id, &error)) return 0;
+    group->broken = 1;
+    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, &error);
     return 1;
 }
 
@@ -1129,19 +955,20 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* The announcements are here. */
 static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    int alike = 1, closes = 0;
-    if (tshi_mpi_agree(group, op, 0) < group->size) {
+    int fits = 1, alike = 1, closes = 0;
+    for (int r = 1; r <= group->size; r++) {
+        fits = fits && op->block[r].digest == op->block[1].digest;
+        alike = alike && op->block[r].kind == op->block[1].kind;
+        closes += op->block[r].kind == TSHI_MPI_CLOSE;
+    }
+    if (!fits) {
         group->broken = 1;
-        for (int r = 1; r <= group->size; r++) {
-            closes += op->block[r].kind == TSHI_MPI_CLOSE;
-            alike = alike && op->block[r].kind == op->block[1].kind;
-        }
         if (closes)
             tshi_mpi_lost(group, op);
         else if (alike && tshi_mpi_gathers(coll))
             tshi_mpi_tell_counts(group, op);
         else
-            tshi_mpi_mismatch(group, op);
+            (void)tshi_mpi_mismatch(group, op);
     } else if (coll->kind == TSH_ALLTOALL) {
         tshi_mpi_tell_counts(group, op);
     } else if (coll->kind >= TSH_BARRIER) {
@@ -1217,12 +1044,7 @@ static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
     case TSHI_MPI_QUEUED: tshi_mpi_announce(group, op); break;
     case TSHI_MPI_HEADS: tshi_mpi_compare(group, op); break;
     case TSHI_MPI_COUNTS:
-        if (group->broken)
-            tshi_mpi_mismatch(group, op);
-        else if (tshi_mpi_misfits(group, op))
-            group->broken = 1;
-        else
-            tshi_mpi_begin(group, op);
+        if (!tshi_mpi_mismatch(group, op)) tshi_mpi_begin(group, op);
         break;
     case TSHI_MPI_DIRECT: tshi_mpi_came_direct(group, op); break;
     case TSHI_MPI_SCATTER: tshi_mpi_scattered(group, op); break;
@@ -1240,21 +1062,18 @@ static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* ========================================================================== */
 
 /* Starts a half: its greeting goes, the other's is awaited. */
-static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half, int sends,
-                           int peer, int64_t count) {
-    tsh_coll coll = op->coll, part = tsh_coll_make(TSH_SEND, op->coll.dtype);
+static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half, int sends) {
+    const tsh_coll part = tsh_coll_half(&op->coll, !sends);
     tshi_mpi_world *world = group->world;
-    int64_t bytes = count * (int64_t)tsh_dtype_size(op->coll.dtype);
+    int64_t bytes = part.count * (int64_t)tsh_dtype_size(part.dtype);
     int tag = sends ? TSHI_MPI_TAG_SEND : TSHI_MPI_TAG_RECV;
     int answer = sends ? TSHI_MPI_TAG_RECV : TSHI_MPI_TAG_SEND;
-    coll.count = part.count = count;
-    part.tag = coll.tag;
-    tshi_mpi_fill(&half->mine, &coll, group->size);
-    half->mine.digest = tsh_coll_digest(&part, group->size);
+    int peer = sends ? part.send_to : part.recv_from;
+    tshi_mpi_fill(&half->mine, &part, group->size);
     half->open = half->meeting = 1;
     half->sends = sends;
     half->peer = peer;
-    half->count = count;
+    half->count = part.count;
     half->at = 0;
     half->number = sends ? group->sends[peer]++ : group->recvs[peer]++;
     if (sends && bytes > 0 && bytes <= TSHI_MPI_EAGER)
@@ -1272,22 +1091,14 @@ static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half
 
 /* The two ends do not fit. */
 static void tshi_mpi_quarrel(tshi_mpi_group *group, const tshi_mpi_half *half) {
-    char what[2][TSHI_MPI_WHAT];
-    const tshi_mpi_block *sent = half->sends ? &half->mine : &half->its;
-    const tshi_mpi_block *wanted = half->sends ? &half->its : &half->mine;
-    int mine = group->ranks[group->rank], its = group->ranks[half->peer];
-    int from = half->sends ? mine : its, to = half->sends ? its : mine;
-    int low = from < to ? from : to;
-    tsh_coll a = tshi_mpi_unfill(sent), b = tshi_mpi_unfill(wanted);
-    tshi_mpi_what(what[0], &a, NULL, group->size);
-    tshi_mpi_what(what[1], &b, NULL, group->size);
+    const tsh_coll mine = tshi_mpi_unfill(&half->mine), its = tshi_mpi_unfill(&half->its);
+    int me = group->ranks[group->rank], it = group->ranks[half->peer];
+    tsh_error error;
+    tsh_message_mismatch(half->sends ? &mine : &its, half->sends ? &its : &mine,
+                         half->sends ? me : it, half->sends ? it : me, half->number, group->id,
+                         &error);
     group->broken = 1;
-    /* not rank 0, else the lower is taken to be wrong */
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, TSH_ERR_MISMATCH, low == 0 ? from + to : low,
-                   "rank %d called %s where rank %d called %s: %lld elements for %lld (message "
-                   "%llu of group %llu)",
-                   from, what[0], to, what[1], (long long)sent->count, (long long)wanted->count,
-                   (unsigned long long)half->number, (unsigned long long)group->id);
+    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, &error);
 }
 
 /* The next segment of the body goes, or comes. */
@@ -1428,7 +1239,6 @@ static tshi_mpi_op *tshi_mpi_op_new(const tshi_mpi_group *group) {
 
 /* A new operation at the end of the row; NULL: no memory. */
 static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll) {
-    int64_t now = tshi_mpi_now(), limit;
     tshi_mpi_op *op = group->spare, **at = &group->first;
     if (op)
         group->spare = op->next;
@@ -1438,11 +1248,11 @@ static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll)
     while (*at) at = &(*at)->next;
     *at = op;
     op->next = NULL;
+    op->group = group;
     op->coll = *coll;
     op->id = ++group->ids;
     op->message = 0;
-    limit = coll->timeout_ns ? coll->timeout_ns : group->world->timeout;
-    op->deadline = limit > INT64_MAX - now ? INT64_MAX : now + limit;
+    op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
     op->state = TSHI_MPI_QUEUED;
     op->last = 0;
     op->longest = 0;
@@ -1517,21 +1327,12 @@ static void tshi_mpi_advance(tshi_mpi_world *world) {
 /* Needs: >>mpi-progress.                                                       */
 /* ========================================================================== */
 
-/* Adds "all-reduce of 7 f32 (sum), collective 3 of group 1". */
-static void tshi_mpi_describe(char *text, const tshi_mpi_group *group, const tshi_mpi_op *op) {
-    char what[TSHI_MPI_WHAT];
-    tshi_mpi_what(what, &op->coll, NULL, group->size);
-    tshi_mpi_add(text, "%s", what);
-    if (!op->message) tshi_mpi_add(text, ", collective %llu", (unsigned long long)op->seq);
-    tshi_mpi_add(text, " of group %llu", (unsigned long long)group->id);
-}
-
 /* Writes this rank's marks, or (NULL) counts them. */
-static int tshi_mpi_write_marks(const tshi_mpi_world *world, tshi_mpi_mark *mark) {
+static int tshi_mpi_write_marks(const tshi_mpi_world *world, tsh_wait_mark *mark) {
     int count = 0;
     for (const tshi_mpi_group *group = world->groups; group; group = group->next) {
         for (int peer = -1; peer < group->size; peer++) {
-            tshi_mpi_mark m;
+            tsh_wait_mark m;
             m.group = group->id;
             m.peer = peer < 0 ? -1 : group->ranks[peer];
             m.sends = peer < 0 ? group->started : group->sends[peer];
@@ -1546,7 +1347,7 @@ static int tshi_mpi_write_marks(const tshi_mpi_world *world, tshi_mpi_mark *mark
 
 /* The half of a message that waits; and the ranks that op waits for. */
 static void tshi_mpi_write_awaited(const tshi_mpi_group *group, const tshi_mpi_op *op,
-                                   tshi_mpi_report *report, int *awaited) {
+                                   tsh_wait_report *report, int *awaited) {
     report->send_to = report->recv_from = -1;
     report->pairwise = op->message;
     report->seq = report->pairwise ? 0 : op->seq;
@@ -1566,18 +1367,16 @@ static void tshi_mpi_write_awaited(const tshi_mpi_group *group, const tshi_mpi_o
 /* Tells rank 0 where this rank waits. */
 static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_group *group,
                                const tshi_mpi_op *op) {
-    char text[TSH_MESSAGE_SIZE] = "";
     int marks = tshi_mpi_write_marks(world, NULL);
-    size_t head = sizeof(tshi_mpi_report) + (size_t)marks * sizeof(tshi_mpi_mark);
+    size_t head = sizeof(tsh_wait_report) + (size_t)marks * sizeof(tsh_wait_mark);
     size_t size = head + ((size_t)group->size + 2) * sizeof(int);
-    tshi_mpi_report *report = (tshi_mpi_report *)calloc(1, size);
+    tsh_wait_report *report = (tsh_wait_report *)calloc(1, size);
     if (!report) return;
     report->group = group->id;
     report->marks = marks;
-    (void)tshi_mpi_write_marks(world, (tshi_mpi_mark *)(void *)(report + 1));
+    (void)tshi_mpi_write_marks(world, (tsh_wait_mark *)(void *)(report + 1));
     tshi_mpi_write_awaited(group, op, report, (int *)(void *)((char *)report + head));
-    tshi_mpi_describe(text, group, op);
-    (void)snprintf(report->what, sizeof report->what, "%.255s", text);
+    tsh_coll_where(&op->coll, group->size, op->seq, group->id, report->text, sizeof report->text);
     if (world->rank == 0) {
         tshi_mpi_reported(world, 0, report);
         return;
@@ -1588,12 +1387,12 @@ static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_group *grou
 
 static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_group *group,
                               const tshi_mpi_op *op) {
-    char text[TSH_MESSAGE_SIZE] = "";
+    tsh_error error;
     if (tshi_mpi_over(world) || world->late.code != TSH_OK) return;
     tshi_mpi_tell_wait(world, group, op);
-    tshi_mpi_describe(text, group, op);
-    tshi_mpi_raise(world, TSHI_MPI_LATE, TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in %s",
-                   world->rank, text);
+    (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in ", world->rank);
+    tsh_coll_where(&op->coll, group->size, op->seq, group->id, error.message, sizeof error.message);
+    tshi_mpi_raise(world, TSHI_MPI_LATE, &error);
 }
 
 /* A rank that waits in vain. Where ranks share cores, a short sleep lets the awaited one run sooner
@@ -1611,7 +1410,7 @@ static void tshi_mpi_rest(int crowded, int64_t waited, unsigned spins) {
 /* Until op is done, or the world has ended. */
 static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
                            const tshi_mpi_op *op) {
-    int64_t begin = tshi_mpi_now(), waited = 0; /* since something was done */
+    int64_t begin = tsh_now(), waited = 0; /* since something was done */
     uint64_t moves = world->moves;
     unsigned spins = 0;
     int told = 0;
@@ -1622,7 +1421,7 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
             break;
         }
         if (round % 8 == 0 || waited > 10 * TSHI_MPI_MS) {
-            int64_t now = tshi_mpi_now();
+            int64_t now = tsh_now();
             if (moves != world->moves) {
                 moves = world->moves;
                 begin = now;
@@ -1640,9 +1439,9 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
 /* Until the messages of this rank are on their way and (request not NULL) a request is done. 0: it
  * is not, after `limit`, or a second after an error. */
 static int tshi_mpi_settle(tshi_mpi_world *world, MPI_Request *request, int64_t limit) {
-    int64_t begin = tshi_mpi_now(), well = begin;
+    int64_t begin = tsh_now(), well = begin;
     for (unsigned spins = 0;; spins++) {
-        int64_t now = tshi_mpi_now();
+        int64_t now = tsh_now();
         int done = 1;
         if (request && MPI_Test(request, &done, MPI_STATUS_IGNORE)) return 0;
         tshi_mpi_serve(world);
@@ -1671,16 +1470,10 @@ static tshi_mpi_op *tshi_mpi_find(const tshi_mpi_group *group, tsh_req req) {
 }
 
 static void tshi_mpi_start_message(tshi_mpi_group *group, tshi_mpi_op *op) {
-    const tsh_coll *coll = &op->coll;
-    int both = coll->kind == TSH_SENDRECV;
     op->message = 1;
     op->state = TSHI_MPI_PAIR;
-    if (coll->kind != TSH_RECV)
-        tshi_mpi_greet(group, op, &op->half[0], 1, coll->send_to,
-                       both ? coll->send_counts[0] : coll->count);
-    if (coll->kind != TSH_SEND)
-        tshi_mpi_greet(group, op, &op->half[1], 0, coll->recv_from,
-                       both ? coll->recv_counts[0] : coll->count);
+    if (op->coll.kind != TSH_RECV) tshi_mpi_greet(group, op, &op->half[0], 1);
+    if (op->coll.kind != TSH_SEND) tshi_mpi_greet(group, op, &op->half[1], 0);
 }
 
 static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
@@ -1707,7 +1500,7 @@ static tsh_result tshi_mpi_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!op) return TSH_ERR_ARGUMENT;
     tshi_mpi_advance(world);
     tshi_mpi_serve(world);
-    if (op->state != TSHI_MPI_DONE && tshi_mpi_now() >= op->deadline)
+    if (op->state != TSHI_MPI_DONE && tsh_now() >= op->deadline)
         tshi_mpi_time_out(world, group, op);
     *done = world->error.code != TSH_OK || op->state == TSHI_MPI_DONE;
     return world->error.code;
@@ -1805,12 +1598,12 @@ static uint64_t tshi_mpi_new_id(const tshi_mpi_group *group, const tshi_mpi_op *
  * here waits a little for those that went before they knew. */
 static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
                            const tshi_mpi_op *op) {
-    int64_t begin = tshi_mpi_now(), well = begin;
+    int64_t begin = tsh_now(), well = begin;
     MPI_Request all;
     int done = 0;
     if (tshi_mpi_refused(world, MPI_Ibarrier(group->comm, &all), "MPI_Ibarrier")) return 0;
     for (unsigned spins = 0;; spins++) {
-        int64_t now = tshi_mpi_now();
+        int64_t now = tsh_now();
         if (tshi_mpi_refused(world, MPI_Test(&all, &done, MPI_STATUS_IGNORE), "MPI_Test") || done)
             return done;
         tshi_mpi_advance(world);
@@ -1904,9 +1697,11 @@ static void tshi_mpi_close(tsh_comm *comm) {
     coll.kind = TSHI_MPI_CLOSE;
     if (world->error.code == TSH_OK) tshi_mpi_serve(world);
     if (world->error.code == TSH_OK && group->first) {
-        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, TSH_ERR_LOST, world->rank,
-                       "rank %d closed group %llu before it waited for its requests", world->rank,
-                       (unsigned long long)group->id);
+        tsh_error error;
+        (void)tsh_error_set(&error, TSH_ERR_LOST, world->rank,
+                            "rank %d closed group %llu before it waited for its requests",
+                            world->rank, (unsigned long long)group->id);
+        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
         for (; world->error.code == TSH_OK; tshi_mpi_serve(world)) /* for half a second */
             (void)sched_yield();
     }
@@ -1919,34 +1714,13 @@ static void tshi_mpi_close(tsh_comm *comm) {
     comm->impl = NULL;
 }
 
-static const tsh_comm_ops tshi_mpi_ops = {(uint32_t)sizeof(tsh_comm_ops),
-                                          TSH_COMM_ABI,
-                                          "mpi",
-                                          TSH_CAP_ORDERED,
-                                          tshi_mpi_start,
-                                          tshi_mpi_test,
-                                          tshi_mpi_wait,
-                                          tshi_mpi_progress,
-                                          tshi_mpi_split,
-                                          tshi_mpi_status,
-                                          tshi_mpi_abort,
-                                          tshi_mpi_close};
+static const tsh_comm_ops tshi_mpi_ops = TSH_COMM_OPS(tshi_mpi, "mpi", TSH_CAP_ORDERED);
 
 /* ========================================================================== */
 /* >>mpi-world                                     MARK: - mpi-world (private) */
 /* Opening a world, and the runner.                                            */
 /* Needs: >>mpi-ops.                                                            */
 /* ========================================================================== */
-
-TSH_PRINTF(3, 4)
-static tsh_result tshi_mpi_fails(const tsh_mpi_desc *desc, tsh_result code, const char *format,
-                                 ...) {
-    va_list list;
-    va_start(list, format);
-    if (desc->error) *desc->error = tshi_mpi_error(code, -1, format, list);
-    va_end(list);
-    return code;
-}
 
 static const char *tshi_mpi_level_name(int level) {
     return level == MPI_THREAD_SINGLE       ? "MPI_THREAD_SINGLE"
@@ -1955,18 +1729,18 @@ static const char *tshi_mpi_level_name(int level) {
                                             : "MPI_THREAD_MULTIPLE";
 }
 
-/* MPI may be called from this thread, as much as desc asks for; *ours: it was initialised here. */
-static tsh_result tshi_mpi_init(const tsh_mpi_desc *desc, int *argc, char ***argv, int *ours) {
-    int begun = 0, ended = 0, level = MPI_THREAD_SINGLE, mine = 1, wanted = desc->thread_level;
+/* MPI may be called from this thread, as much as is wanted; *ours: it was initialised here. */
+static tsh_result tshi_mpi_init(int wanted, int *argc, char ***argv, int *ours, tsh_error *error) {
+    int begun = 0, ended = 0, level = MPI_THREAD_SINGLE, mine = 1;
     tsh_result result = TSH_OK;
     *ours = 0;
     (void)MPI_Initialized(&begun);
     (void)MPI_Finalized(&ended);
-    if (ended) return tshi_mpi_fails(desc, TSH_ERR_STATE, "MPI has been finalised");
+    if (ended) return tsh_error_set(error, TSH_ERR_STATE, -1, "MPI has been finalised");
     if (!begun) {
         if (!wanted) wanted = MPI_THREAD_FUNNELED;
         if (MPI_Init_thread(argc, argv, wanted, &level))
-            return tshi_mpi_fails(desc, TSH_ERR_IO, "MPI_Init_thread failed");
+            return tsh_error_set(error, TSH_ERR_IO, -1, "MPI_Init_thread failed");
         *ours = 1;
         (void)MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
         (void)MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
@@ -1975,33 +1749,17 @@ static tsh_result tshi_mpi_init(const tsh_mpi_desc *desc, int *argc, char ***arg
         (void)MPI_Is_thread_main(&mine);
     }
     if (level < wanted)
-        result = tshi_mpi_fails(desc, TSH_ERR_UNSUPPORTED, "MPI gives %s where %s is asked for",
-                                tshi_mpi_level_name(level), tshi_mpi_level_name(wanted));
+        result = tsh_error_set(error, TSH_ERR_UNSUPPORTED, -1, "MPI gives %s where %s is asked for",
+                               tshi_mpi_level_name(level), tshi_mpi_level_name(wanted));
     else if (!mine && level < MPI_THREAD_SERIALIZED)
-        result = tshi_mpi_fails(desc, TSH_ERR_UNSUPPORTED,
-                                "this is not the thread that initialised MPI, which gives %s: ask "
-                                "for MPI_THREAD_SERIALIZED (MPI_Init_thread)",
-                                tshi_mpi_level_name(level));
+        result = tsh_error_set(error, TSH_ERR_UNSUPPORTED, -1,
+                               "this is not the thread that initialised MPI, which gives %s: ask "
+                               "for MPI_THREAD_SERIALIZED (MPI_Init_thread)",
+                               tshi_mpi_level_name(level));
     if (result == TSH_OK || !*ours) return result;
     (void)MPI_Finalize();
     *ours = 0;
     return result;
-}
-
-/* In ns; -1: TSHARD_TIMEOUT is no time, as error says. */
-static int64_t tshi_mpi_timeout(const tsh_mpi_desc *desc, tsh_error *error) {
-    int64_t ns = INT64_C(300000000000);
-    if (desc->timeout < 0 || desc->timeout > 1e9) return INT64_MAX;
-    if (desc->timeout > 0) return (int64_t)(desc->timeout * 1e9);
-    if (tsh_env_seconds("TSHARD_TIMEOUT", &ns, error) < 0) return -1;
-    return ns ? ns : INT64_MAX;
-}
-
-/* -1: TSHARD_MPI_NATIVE is neither 0 nor 1, as error says. */
-static int tshi_mpi_wants_native(const tsh_mpi_desc *desc, tsh_error *error) {
-    int native = 0;
-    if (desc->native) return desc->native > 0;
-    return tsh_env_int("TSHARD_MPI_NATIVE", 0, 1, &native, error) < 0 ? -1 : native;
 }
 
 /* A number made of the host's name. */
@@ -2019,23 +1777,26 @@ typedef struct tshi_mpi_opening {
     MPI_Comm control, data;
     int mine[2], least[2]; /* has memory; rank 0's choice of sums: this rank's, the least of all */
     int *hosts;            /* a number of this rank's host, then those of all */
+    int64_t timeout;       /* of each step, and of the world */
+    int native, ours;      /* MPI_Iallreduce, as this rank says; MPI is this world's to end */
+    tsh_error *error;
     tshi_mpi_world *world;
     tshi_mpi_group *group;
 } tshi_mpi_opening;
 
 /* A world without groups. NULL: no memory. */
-static tshi_mpi_world *tshi_mpi_world_new(const tsh_mpi_desc *desc, MPI_Comm control) {
+static tshi_mpi_world *tshi_mpi_world_new(const tshi_mpi_opening *o) {
     tshi_mpi_world *world = (tshi_mpi_world *)calloc(1, sizeof *world);
-    tsh_error unused; /* tshi_mpi_open has reported bad settings */
     if (!world) return NULL;
     world->ops = tshi_mpi_ops;
-    world->control = control;
+    world->control = o->control;
     world->owner = pthread_self();
-    world->timeout = tshi_mpi_timeout(desc, &unused);
-    (void)MPI_Comm_rank(control, &world->rank);
-    (void)MPI_Comm_size(control, &world->size);
+    world->timeout = o->timeout;
+    world->ours = o->ours;
+    (void)MPI_Comm_rank(o->control, &world->rank);
+    (void)MPI_Comm_size(o->control, &world->size);
     if (world->rank > 0) return world;
-    world->report = (tshi_mpi_report **)calloc((size_t)world->size, sizeof *world->report);
+    world->report = (tsh_wait_report **)calloc((size_t)world->size, sizeof *world->report);
     world->trail = (tsh_coll_trail *)calloc((size_t)world->size, sizeof *world->trail);
     if (world->report && world->trail) return world;
     tshi_mpi_world_free(world);
@@ -2043,74 +1804,69 @@ static tshi_mpi_world *tshi_mpi_world_new(const tsh_mpi_desc *desc, MPI_Comm con
 }
 
 /* Waits for a step of opening, which MPI has begun with this code. */
-static tsh_result tshi_mpi_opened(const tsh_mpi_desc *desc, int code, MPI_Request *request) {
-    tsh_error unused; /* tshi_mpi_open has reported bad settings */
-    int64_t begin = tshi_mpi_now(), waited = 0, timeout = tshi_mpi_timeout(desc, &unused);
+static tsh_result tshi_mpi_opened(const tshi_mpi_opening *o, int code, MPI_Request *request) {
+    int64_t begin = tsh_now(), waited = 0;
     int done = 0;
-    for (unsigned spins = 0; code == MPI_SUCCESS && waited <= timeout; spins++) {
+    for (unsigned spins = 0; code == MPI_SUCCESS && waited <= o->timeout; spins++) {
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (done) return TSH_OK;
-        waited = tshi_mpi_now() - begin;
+        waited = tsh_now() - begin;
         tshi_mpi_rest(1, waited, spins);
     }
     if (code != MPI_SUCCESS)
-        return tshi_mpi_fails(desc, TSH_ERR_IO, "tsh_mpi_open: MPI refused a communicator");
-    return tshi_mpi_fails(desc, TSH_ERR_TIMEOUT, "tsh_mpi_open: not all ranks came within %.1f s",
-                          (double)timeout / 1e9);
+        return tsh_error_set(o->error, TSH_ERR_IO, -1, "tsh_mpi_open: MPI refused a communicator");
+    return tsh_error_set(o->error, TSH_ERR_TIMEOUT, -1,
+                         "tsh_mpi_open: not all ranks came within %.1f s",
+                         (double)o->timeout / 1e9);
 }
 
 /* Two communicators, and in between all that needs memory, so that where one rank has none, all
  * ranks fail. */
-static tsh_result tshi_mpi_form(const tsh_mpi_desc *desc, MPI_Comm base, tshi_mpi_opening *o) {
+static tsh_result tshi_mpi_form(tshi_mpi_opening *o, MPI_Comm base) {
     MPI_Request request;
     int code = MPI_Comm_idup(base, &o->control, &request), here = 0;
-    tsh_error unused; /* tshi_mpi_open has reported bad settings */
-    tsh_result result = tshi_mpi_opened(desc, code, &request);
+    tsh_result result = tshi_mpi_opened(o, code, &request);
     if (result != TSH_OK) return result;
     (void)MPI_Comm_set_errhandler(o->control, MPI_ERRORS_RETURN);
-    o->world = tshi_mpi_world_new(desc, o->control);
+    o->world = tshi_mpi_world_new(o);
     if (o->world) o->group = tshi_mpi_group_new(o->world, o->world->size);
     if (o->group) o->hosts = (int *)calloc((size_t)o->group->size + 1, sizeof *o->hosts);
     o->mine[0] = o->hosts != NULL;
-    o->mine[1] = o->world && o->world->rank == 0 ? tshi_mpi_wants_native(desc, &unused) : 1;
+    o->mine[1] = o->world && o->world->rank == 0 ? o->native : 1;
     code = MPI_Iallreduce(o->mine, o->least, 2, MPI_INT, MPI_MIN, o->control, &request);
-    result = tshi_mpi_opened(desc, code, &request);
+    result = tshi_mpi_opened(o, code, &request);
     if (result != TSH_OK) return result;
     if (!o->least[0])
-        return tshi_mpi_fails(desc, TSH_ERR_MEMORY, "tsh_mpi_open: no memory on some rank");
+        return tsh_error_set(o->error, TSH_ERR_MEMORY, -1, "tsh_mpi_open: no memory on some rank");
     o->hosts[0] = tshi_mpi_host();
     code = MPI_Iallgather(o->hosts, 1, MPI_INT, o->hosts + 1, 1, MPI_INT, o->control, &request);
-    result = tshi_mpi_opened(desc, code, &request);
+    result = tshi_mpi_opened(o, code, &request);
     if (result != TSH_OK) return result;
     for (int r = 0; r < o->group->size; r++) here += o->hosts[1 + r] == o->hosts[0];
     o->world->crowded = here > sysconf(_SC_NPROCESSORS_ONLN);
     o->world->native = o->least[1];
     if (o->world->native) o->world->ops.caps &= ~(uint64_t)TSH_CAP_ORDERED;
     code = MPI_Comm_idup(o->control, &o->data, &request);
-    return tshi_mpi_opened(desc, code, &request);
+    return tshi_mpi_opened(o, code, &request);
 }
 
-/* MPI is there. */
-static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm *out) {
-    MPI_Comm base = desc->comm ? *(const MPI_Comm *)desc->comm : MPI_COMM_WORLD;
-    tshi_mpi_opening *o;
+/* MPI is there. Frees o, unless MPI may still write into it. */
+static tsh_result tshi_mpi_open_on(tshi_mpi_opening *o, const void *comm, tsh_comm *out) {
+    MPI_Comm base = comm ? *(const MPI_Comm *)comm : MPI_COMM_WORLD;
     tsh_result result;
     int inter = 1;
     if (base != MPI_COMM_NULL) (void)MPI_Comm_test_inter(base, &inter);
-    if (inter)
-        return tshi_mpi_fails(desc, TSH_ERR_ARGUMENT,
-                              "tsh_mpi_open: desc->comm is MPI_COMM_NULL or an intercommunicator");
-    o = (tshi_mpi_opening *)calloc(1, sizeof *o);
-    if (!o) return tshi_mpi_fails(desc, TSH_ERR_MEMORY, "tsh_mpi_open: no memory");
-    result = tshi_mpi_form(desc, base, o);
+    result = inter ? tsh_error_set(
+                         o->error, TSH_ERR_ARGUMENT, -1,
+                         "tsh_mpi_open: desc->comm is MPI_COMM_NULL or an intercommunicator")
+                   : tshi_mpi_form(o, base);
     if (result == TSH_OK) {
-        o->world->ours = ours;
         tshi_mpi_join(o->group, o->data, 1, out);
     } else if (result == TSH_ERR_MEMORY) {
         (void)MPI_Comm_free(&o->control);
         if (o->group) tshi_mpi_group_free(o->group);
         if (o->world) tshi_mpi_world_free(o->world);
-    } else {
+    } else if (!inter) {
         return result;
     }
     free(o->hosts);
@@ -2118,28 +1874,40 @@ static tsh_result tshi_mpi_open_on(const tsh_mpi_desc *desc, int ours, tsh_comm 
     return result;
 }
 
-static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***argv, tsh_comm *out) {
-    tsh_mpi_desc usual;
-    tsh_error error;
+static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***argv, tsh_comm *out,
+                                tsh_error *error) {
+    tshi_mpi_opening *o, set;
     tsh_result result;
-    int ours;
-    memset(&usual, 0, sizeof usual);
-    memset(&error, 0, sizeof error);
-    if (!desc) desc = &usual;
-    if (desc->error) memset(desc->error, 0, sizeof *desc->error);
-    if (!out) return tshi_mpi_fails(desc, TSH_ERR_ARGUMENT, "tsh_mpi_open: out is NULL");
+    if (!out) return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "tsh_mpi_open: out is NULL");
     memset(out, 0, sizeof *out);
-    if (tshi_mpi_timeout(desc, &error) < 0 || tshi_mpi_wants_native(desc, &error) < 0)
-        return tshi_mpi_fails(desc, error.code, "%s", error.message);
-    result = tshi_mpi_init(desc, argc, argv, &ours);
-    if (result == TSH_OK) result = tshi_mpi_open_on(desc, ours, out);
-    if (ours && (result == TSH_ERR_MEMORY || result == TSH_ERR_ARGUMENT))
+    memset(&set, 0, sizeof set);
+    set.error = error;
+    set.native = desc->native > 0;
+    if (!tsh_timeout(desc->timeout, "tsh_mpi_desc.timeout", &set.timeout, error) ||
+        (!desc->native && tsh_env_int("TSHARD_MPI_NATIVE", 0, 1, &set.native, error) < 0))
+        return error->code;
+    result = tshi_mpi_init(desc->thread_level, argc, argv, &set.ours, error);
+    if (result != TSH_OK) return result;
+    o = (tshi_mpi_opening *)malloc(sizeof *o);
+    if (o) {
+        *o = set;
+        result = tshi_mpi_open_on(o, desc->comm, out);
+    } else {
+        result = tsh_error_set(error, TSH_ERR_MEMORY, -1, "tsh_mpi_open: no memory");
+    }
+    if (set.ours && (result == TSH_ERR_MEMORY || result == TSH_ERR_ARGUMENT))
         (void)MPI_Finalize(); /* which waits for all ranks */
     return result;
 }
 
 TSH_API tsh_result tsh_mpi_open(const tsh_mpi_desc *desc, tsh_comm *out) {
-    return tshi_mpi_open(desc, NULL, NULL, out);
+    tsh_mpi_desc usual;
+    tsh_error error;
+    memset(&usual, 0, sizeof usual);
+    memset(&error, 0, sizeof error);
+    (void)tshi_mpi_open(desc ? desc : &usual, NULL, NULL, out, &error);
+    if (desc && desc->error) *desc->error = error;
+    return error.code;
 }
 
 /* Tells the logger why no world was opened, beginning with this rank while MPI can tell it. */
@@ -2156,25 +1924,14 @@ static void tshi_mpi_not_open(const tsh_desc *desc, tsh_result code, const char 
 
 TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
                         int (*fn)(tsh_ctx *ctx, void *user), void *user) {
-    tsh_mpi_desc join;
-    tsh_desc full;
-    tsh_ctx *ctx = NULL;
+    tsh_mpi_desc usual;
+    tsh_comm comm;
     tsh_error why = {TSH_ERR_ARGUMENT, -1, "tsh_mpi_run: fn is NULL"};
-    int result = 1;
-    memset(&join, 0, sizeof join);
-    memset(&full, 0, sizeof full);
-    join.error = &why;
-    if (desc) full = *desc;
-    if (!fn || tshi_mpi_open(&join, argc, argv, &full.comm) != TSH_OK) {
-        tshi_mpi_not_open(desc, why.code, why.message);
-        return 1;
-    }
-    if (tsh_open(&full, &ctx) == TSH_OK) result = fn(ctx, user); /* tsh_open logs its errors */
-    if (ctx)
-        tsh_close(ctx);
-    else
-        tsh_comm_close(&full.comm); /* no ctx took it over */
-    return result;
+    memset(&usual, 0, sizeof usual);
+    if (fn && tshi_mpi_open(&usual, argc, argv, &comm, &why) == TSH_OK)
+        return tsh_run_on(&comm, desc, fn, user, NULL); /* which logs its errors */
+    tshi_mpi_not_open(desc, why.code, why.message);
+    return 1;
 }
 
 #undef TSHI_MPI_MS

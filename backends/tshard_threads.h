@@ -104,8 +104,6 @@ TSH_API void tsh_threads_world_free(tsh_threads_world *world);
 #error "tshard_threads.h needs the __atomic builtins of gcc or clang"
 #endif
 
-#include <stdarg.h>
-#include <stdio.h>  /* vsnprintf */
 #include <stdlib.h> /* calloc */
 #include <string.h>
 
@@ -128,7 +126,6 @@ extern "C" {
 /* As windows.h declares them: its macros (IN, OUT, near, small, ...) would reach the program. */
 struct _RTL_SRWLOCK;
 struct _RTL_CONDITION_VARIABLE;
-union _LARGE_INTEGER;
 #define TSHI_THREADS_DLL(type) __declspec(dllimport) type __stdcall
 TSHI_THREADS_DLL(void) AcquireSRWLockExclusive(struct _RTL_SRWLOCK *lock);
 TSHI_THREADS_DLL(void) ReleaseSRWLockExclusive(struct _RTL_SRWLOCK *lock);
@@ -136,8 +133,6 @@ TSHI_THREADS_DLL(void) WakeConditionVariable(struct _RTL_CONDITION_VARIABLE *con
 TSHI_THREADS_DLL(int)
 SleepConditionVariableSRW(struct _RTL_CONDITION_VARIABLE *cond, struct _RTL_SRWLOCK *lock,
                           unsigned long milliseconds, unsigned long flags);
-TSHI_THREADS_DLL(int) QueryPerformanceCounter(union _LARGE_INTEGER *ticks);
-TSHI_THREADS_DLL(int) QueryPerformanceFrequency(union _LARGE_INTEGER *ticks);
 TSHI_THREADS_DLL(unsigned long) GetActiveProcessorCount(unsigned short group);
 TSHI_THREADS_DLL(int) SwitchToThread(void);
 TSHI_THREADS_DLL(unsigned long) WaitForSingleObject(void *handle, unsigned long milliseconds);
@@ -157,14 +152,6 @@ typedef struct tshi_threads_thread {
     void *(*body)(void *);
     void *argument;
 } tshi_threads_thread;
-
-/* Nanoseconds since some moment in the past. */
-static int64_t tshi_threads_now(void) {
-    int64_t ticks[2]; /* now, and of a second */
-    (void)QueryPerformanceCounter((union _LARGE_INTEGER *)&ticks[0]);
-    (void)QueryPerformanceFrequency((union _LARGE_INTEGER *)&ticks[1]);
-    return ticks[0] / ticks[1] * 1000000000 + ticks[0] % ticks[1] * 1000000000 / ticks[1];
-}
 
 static int tshi_threads_cores(void) {
     return (int)GetActiveProcessorCount(0xffff); /* of all processor groups */
@@ -227,38 +214,29 @@ static void tshi_threads_signal(tshi_threads_cond *cond) {
     WakeConditionVariable((struct _RTL_CONDITION_VARIABLE *)cond);
 }
 
-/* Under the mutex. Returns 1 if tshi_threads_now() has reached `until`, 0 when signalled, or for no
+/* Under the mutex. Returns 1 if tsh_now() has reached `until`, 0 when signalled, or for no
  * reason. Sleeps whole milliseconds, a minute at most. */
 static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *mutex,
                                   int64_t until) {
-    int64_t left = until - tshi_threads_now();
+    int64_t left = until - tsh_now();
     if (left <= 0) return 1;
     left = left / 1000000 + 1;
     (void)SleepConditionVariableSRW((struct _RTL_CONDITION_VARIABLE *)cond,
                                     (struct _RTL_SRWLOCK *)mutex,
                                     left < 60000 ? (unsigned long)left : 60000, 0);
-    return tshi_threads_now() >= until;
+    return tsh_now() >= until;
 }
 
 #else
 /* -- POSIX ------------------------------------------------------------------ */
 
-/* Waits need a monotonic clock: with the time of day, someone who sets the clock back would make a
- * rank sleep past its time limit. Under -std=c99 glibc and musl hide clock_gettime (glibc: unless
- * compiled with -pthread) and pthread_condattr_setclock, and a feature macro defined here is too
- * late if the program has included any header before. They are in libc all the same; these are
- * their types on Linux, where clockid_t is int and CLOCK_MONOTONIC is 1. C++ hides neither. */
+/* Waits need tsh_now's clock: with the time of day, someone who sets the clock back would make a
+ * rank sleep past its time limit. Under -std=c99 glibc and musl hide its name and
+ * pthread_condattr_setclock, which are in libc all the same. C++ hides neither. */
 #if defined(CLOCK_MONOTONIC)
 #define TSHI_THREADS_CLOCK CLOCK_MONOTONIC
 #elif defined(__linux__)
 #define TSHI_THREADS_CLOCK 1
-#if defined(__USE_TIME64_REDIRECTS) || defined(_REDIR_TIME64) ||                                   \
-    (defined(__USE_TIME_BITS64) && defined(__TIMESIZE) && __TIMESIZE == 32)
-/* A 64-bit time_t beside a 32-bit long: the plain name is the function for the older time_t. */
-extern int clock_gettime(int clock, struct timespec *time) __asm__("__clock_gettime64");
-#else
-extern int clock_gettime(int clock, struct timespec *time);
-#endif
 #else
 #error "tshard_threads.h needs POSIX: compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99)"
 #endif
@@ -272,13 +250,6 @@ extern int pthread_condattr_setclock(pthread_condattr_t *attr, int clock);
 typedef pthread_mutex_t tshi_threads_mutex;
 typedef pthread_cond_t tshi_threads_cond;
 typedef pthread_t tshi_threads_thread;
-
-/* Nanoseconds since some moment in the past. */
-static int64_t tshi_threads_now(void) {
-    struct timespec t;
-    (void)clock_gettime(TSHI_THREADS_CLOCK, &t);
-    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
-}
 
 static int tshi_threads_cores(void) {
     return (int)sysconf(_SC_NPROCESSORS_ONLN);
@@ -336,13 +307,13 @@ static void tshi_threads_signal(tshi_threads_cond *cond) {
     (void)pthread_cond_signal(cond);
 }
 
-/* Under the mutex. Returns 1 if tshi_threads_now() has reached `until`, 0 when signalled, or for no
+/* Under the mutex. Returns 1 if tsh_now() has reached `until`, 0 when signalled, or for no
  * reason. */
 static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *mutex,
                                   int64_t until) {
     struct timespec t;
 #if defined(__APPLE__)
-    const int64_t left = until - tshi_threads_now();
+    const int64_t left = until - tsh_now();
     if (left <= 0) return 1;
     t.tv_sec = (time_t)(left / 1000000000);
     t.tv_nsec = (long)(left % 1000000000);
@@ -390,6 +361,7 @@ static void tshi_threads_free(void *p) {
  * that a peer may be behind, since a message that travels with its announcement is not waited
  * for. */
 enum { TSHI_THREADS_RING = 128, TSHI_THREADS_PAIRWISE = 64, TSHI_THREADS_EAGER = 96 };
+enum { TSHI_THREADS_TEXT = 320 };   /* bytes of the description of a call */
 enum { TSHI_THREADS_RANKS = 1024 }; /* boxes for all pairs of them are 192 MiB a group */
 enum { TSHI_THREADS_TILE = 4096 }; /* bytes summed at once, in the first-level cache */
 
@@ -467,7 +439,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_rank {
     tshi_threads_cond wake;
     int woken; /* under lock */
     tshi_threads_lane *lanes;
-    tshi_threads_lane *root;  /* NULL: not handed out, or closed */
+    tshi_threads_lane *root;  /* its place in the world */
     tshi_threads_lane *stuck; /* under the world's lock: has waited long, for stuck_req */
     tsh_req stuck_req;
     int taken;
@@ -558,19 +530,15 @@ static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
 /* ========================================================================== */
 
 /* Under the world's lock. The first verdict stands. */
-static void tshi_threads_judge(tsh_threads_world *world, tsh_result code, int rank,
-                               const char *message) {
+static void tshi_threads_judge(tsh_threads_world *world, const tsh_error *error) {
     if (TSHI_THREADS_GET(&world->verdict) != TSH_OK) return;
-    world->error.code = code;
-    world->error.rank = rank;
-    (void)snprintf(world->error.message, sizeof world->error.message, "%s", message);
-    TSHI_THREADS_PUT(&world->verdict, (int)code);
+    world->error = *error;
+    TSHI_THREADS_PUT(&world->verdict, (int)error->code);
 }
 
-static void tshi_threads_raise(tsh_threads_world *world, tsh_result code, int rank,
-                               const char *message) {
+static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error) {
     tshi_threads_lock(&world->lock);
-    tshi_threads_judge(world, code, rank, message);
+    tshi_threads_judge(world, error);
     tshi_threads_unlock(&world->lock);
     for (int r = 0; r < world->size; r++) tshi_threads_wake(&world->rank[r]);
 }
@@ -603,58 +571,26 @@ static int tshi_threads_leave(const tshi_threads_lane *lane) {
     return TSHI_THREADS_GET(&lane->group->world->verdict) == TSH_OK;
 }
 
-/* Appends to text, which has TSH_MESSAGE_SIZE bytes. */
-TSH_PRINTF(2, 3) static void tshi_threads_add(char *text, const char *format, ...) {
-    size_t used = strlen(text);
-    va_list list;
-    va_start(list, format);
-    (void)vsnprintf(text + used, TSH_MESSAGE_SIZE - used, format, list);
-    va_end(list);
+/* What rank r has called where `user`, a lane, is. */
+static int tshi_threads_called(const void *user, int r, tsh_call *out) {
+    const tshi_threads_lane *lane = (const tshi_threads_lane *)user;
+    const tshi_threads_group *group = lane->group;
+    out->coll = tshi_threads_call_of(&group->lane[r], lane->finished)->coll;
+    out->digest = tshi_threads_slot_of(&group->lane[r], lane->finished)->digest;
+    out->rank = group->ranks[r];
+    out->counts = out->coll.recv_counts ? group->size : 0;
+    return 1;
 }
 
-/* Adds what coll calls; of counts that are not `other`'s (may be NULL), the first. */
-static void tshi_threads_describe(char *text, const tsh_coll *coll, const tsh_coll *other,
-                                  int size) {
-    size_t used = strlen(text);
-    (void)tsh_coll_text(coll, other, size, text + used, TSH_MESSAGE_SIZE - used);
-}
-
-/* How many lanes have announced what lane r has. */
-static int tshi_threads_agree(const tshi_threads_group *group, uint64_t number, int r) {
-    uint64_t digest = tshi_threads_slot_of(&group->lane[r], number)->digest;
-    int count = 0;
-    for (int m = 0; m < group->size; m++)
-        count += tshi_threads_slot_of(&group->lane[m], number)->digest == digest;
-    return count;
-}
-
-/* Descriptors differ. The largest part is right (of several, rank 0's, else the lowest); the odd
- * rank is the lowest that is not in it. */
-static void tshi_threads_mismatch(const tshi_threads_group *group, uint64_t number) {
-    char text[TSH_MESSAGE_SIZE] = "";
-    int right = 0, odd = 0;
-    uint64_t digest;
-    const tsh_coll *a, *b;
-    for (int r = 1; r < group->size; r++)
-        if (tshi_threads_agree(group, number, r) > tshi_threads_agree(group, number, right))
-            right = r;
-    digest = tshi_threads_slot_of(&group->lane[right], number)->digest;
-    while (tshi_threads_slot_of(&group->lane[odd], number)->digest == digest) odd++;
-    a = &tshi_threads_call_of(&group->lane[odd], number)->coll;
-    b = &tshi_threads_call_of(&group->lane[right], number)->coll;
-    tshi_threads_add(text, "rank %d called ", group->ranks[odd]);
-    tshi_threads_describe(text, a, b, group->size);
-    tshi_threads_add(text, " where rank %d called ", group->ranks[right]);
-    tshi_threads_describe(text, b, a, group->size);
-    tshi_threads_add(text, " (collective %llu of group %llu)", (unsigned long long)number,
-                     (unsigned long long)group->id);
-    tshi_threads_raise(group->world, TSH_ERR_MISMATCH, group->ranks[odd], text);
-}
-
-/* The rank of a pair that is taken to be wrong: not rank 0, else the lower. */
-static int tshi_threads_odd_of(int a, int b) {
-    int low = a < b ? a : b;
-    return low == 0 ? a + b : low;
+/* 1, and the world's error, if the calls of all ranks do not fit. */
+static int tshi_threads_mismatch(const tshi_threads_lane *lane) {
+    const tshi_threads_group *group = lane->group;
+    tsh_error error;
+    if (!tsh_call_mismatch(tshi_threads_called, lane, group->size, lane->finished, group->id,
+                           &error))
+        return 0;
+    tshi_threads_raise(group->world, &error);
+    return 1;
 }
 
 /* ========================================================================== */
@@ -667,26 +603,29 @@ typedef struct TSHI_THREADS_APART tshi_threads_tile {
     char bytes[TSHI_THREADS_TILE];
 } tshi_threads_tile;
 
-/* The message of the rank that comes i places after rank k. */
-static const char *tshi_threads_source(tshi_threads_lane *lane, uint64_t number, int k, int i) {
-    tshi_threads_lane *from = &lane->group->lane[tshi_threads_turn(lane->group, k, i)];
-    const tshi_threads_slot *slot = tshi_threads_slot_of(from, number);
-    return tshi_threads_call_of(lane, number)->eager ? slot->eager : slot->send;
+/* Elements `offset` bytes into the messages of a collective. */
+typedef struct tshi_threads_parts {
+    tshi_threads_lane *lane;
+    uint64_t number;
+    size_t offset;
+} tshi_threads_parts;
+
+static const void *tshi_threads_part(const void *user, int r) {
+    const tshi_threads_parts *p = (const tshi_threads_parts *)user;
+    const tshi_threads_slot *slot = tshi_threads_slot_of(&p->lane->group->lane[r], p->number);
+    const int eager = tshi_threads_call_of(p->lane, p->number)->eager;
+    return (eager ? slot->eager : slot->send) + p->offset;
 }
 
 /* tile = x[k+1] + x[k+2] + ... + x[k+P], of n elements `offset` bytes into the messages. */
 static void tshi_threads_sum(tshi_threads_lane *lane, uint64_t number, int k, size_t offset,
                              int64_t n, tshi_threads_tile *tile) {
-    const tsh_coll *coll = &tshi_threads_call_of(lane, number)->coll;
-    const char *left = tshi_threads_source(lane, number, k, 1) + offset;
-    int size = lane->group->size;
-    if (size == 1) memcpy(tile->bytes, left, (size_t)n * tsh_dtype_size(coll->dtype));
-    for (int j = 2; j <= size; j++) {
-        const char *right = tshi_threads_source(lane, number, k, j) + offset;
-        tsh_coll_fold(tile->bytes, left, right, n, coll->dtype, coll->redop);
-        left = tile->bytes;
-    }
-    tsh_coll_finish(tile->bytes, n, coll->dtype, coll->redop, size);
+    const tshi_threads_call *call = tshi_threads_call_of(lane, number);
+    tshi_threads_parts parts;
+    parts.lane = lane;
+    parts.number = number;
+    parts.offset = offset;
+    tsh_coll_sum(tile->bytes, n, &call->coll, lane->group->size, k, tshi_threads_part, &parts);
 }
 
 /* ========================================================================== */
@@ -697,13 +636,6 @@ static void tshi_threads_sum(tshi_threads_lane *lane, uint64_t number, int k, si
 
 static int64_t tshi_threads_min(int64_t a, int64_t b) {
     return a < b ? a : b;
-}
-
-/* Elements before rank r's piece in one block; of r = size, the block's length. */
-static int64_t tshi_threads_before(const int64_t *counts, int r) {
-    int64_t sum = 0;
-    for (int i = 0; i < r; i++) sum += counts[i];
-    return sum;
 }
 
 /* The message travelled with the announcement: sum all chunks here, touch nobody's buffers. */
@@ -744,8 +676,8 @@ static void tshi_threads_reduce_scatter(tshi_threads_lane *lane, uint64_t number
     size_t width = tsh_dtype_size(coll->dtype);
     int64_t step = (int64_t)(TSHI_THREADS_TILE / width), n;
     int64_t mine = coll->recv_counts[lane->rank];
-    int64_t before = tshi_threads_before(coll->recv_counts, lane->rank);
-    int64_t whole = tshi_threads_before(coll->recv_counts, lane->group->size);
+    int64_t before = tsh_coll_before(coll->recv_counts, lane->rank);
+    int64_t whole = tsh_coll_before(coll->recv_counts, lane->group->size);
     tshi_threads_tile tile;
     for (int64_t b = 0; b < coll->blocks; b++) {
         for (int64_t i = 0; i < mine; i += n) {
@@ -774,12 +706,11 @@ static void tshi_threads_copy(char *to, int64_t to_step, const char *from, int64
 static void tshi_threads_allgather(tshi_threads_lane *lane, uint64_t number, const tsh_coll *coll) {
     const tshi_threads_group *group = lane->group;
     size_t width = tsh_dtype_size(coll->dtype);
-    int64_t whole = tshi_threads_before(coll->recv_counts, group->size);
+    int64_t whole = tsh_coll_before(coll->recv_counts, group->size);
     for (int j = 0; j < group->size; j++) {
         int from = tshi_threads_turn(group, lane->rank, j);
         int64_t n = coll->recv_counts[from];
-        char *to = (char *)coll->recv +
-                   (size_t)tshi_threads_before(coll->recv_counts, from) * width;
+        char *to = (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width;
         if (n == 0) continue; /* a NULL send is fine then */
         tshi_threads_copy(to, whole, tshi_threads_slot_of(&group->lane[from], number)->send, n, n,
                           coll->blocks, width);
@@ -792,63 +723,33 @@ static void tshi_threads_broadcast(tshi_threads_lane *lane, uint64_t number, con
            (size_t)coll->count * tsh_dtype_size(coll->dtype));
 }
 
-/* How many of rank r's pieces do not have the length its partner expects. */
-static int tshi_threads_unequal(const tshi_threads_group *group, uint64_t number, int r) {
-    const tsh_coll *mine = &tshi_threads_call_of(&group->lane[r], number)->coll;
-    int count = 0;
-    for (int m = 0; m < group->size; m++) {
-        const tsh_coll *peer = &tshi_threads_call_of(&group->lane[m], number)->coll;
-        count += mine->send_counts[m] != peer->recv_counts[r];
-        count += mine->recv_counts[m] != peer->send_counts[r];
+/* 1 if a peer sends this rank another number of elements than it expects, or the other way round. */
+static int tshi_threads_unequal(const tshi_threads_lane *lane, uint64_t number,
+                                const tsh_coll *coll) {
+    for (int m = 0; m < lane->group->size; m++) {
+        const tsh_coll *peer = &tshi_threads_call_of(&lane->group->lane[m], number)->coll;
+        if (coll->send_counts[m] != peer->recv_counts[lane->rank] ||
+            coll->recv_counts[m] != peer->send_counts[lane->rank])
+            return 1;
     }
-    return count;
-}
-
-/* The odd rank has the most wrong pieces; of several, the lowest but rank 0. */
-static void tshi_threads_alltoall_mismatch(const tshi_threads_group *group, uint64_t number) {
-    char text[TSH_MESSAGE_SIZE] = "";
-    int odd = group->size - 1, peer = 0, sends;
-    const tsh_coll *a, *b;
-    for (int r = group->size - 2; r >= 0; r--) {
-        int more = tshi_threads_unequal(group, number, r) -
-                   tshi_threads_unequal(group, number, odd);
-        if (more > 0 || (more == 0 && r > 0)) odd = r;
-    }
-    a = &tshi_threads_call_of(&group->lane[odd], number)->coll;
-    for (;; peer++) {
-        b = &tshi_threads_call_of(&group->lane[peer], number)->coll;
-        sends = a->send_counts[peer] != b->recv_counts[odd];
-        if (sends || a->recv_counts[peer] != b->send_counts[odd]) break;
-    }
-    tshi_threads_add(text,
-                     "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld "
-                     "(collective %llu of group %llu)",
-                     group->ranks[odd], sends ? "send_counts" : "recv_counts", peer,
-                     (long long)(sends ? a->send_counts : a->recv_counts)[peer], group->ranks[peer],
-                     sends ? "recv_counts" : "send_counts", odd,
-                     (long long)(sends ? b->recv_counts : b->send_counts)[odd],
-                     (unsigned long long)number, (unsigned long long)group->id);
-    tshi_threads_raise(group->world, TSH_ERR_MISMATCH, group->ranks[odd], text);
+    return 0;
 }
 
 static void tshi_threads_alltoall(tshi_threads_lane *lane, uint64_t number, const tsh_coll *coll) {
     const tshi_threads_group *group = lane->group;
     size_t width = tsh_dtype_size(coll->dtype);
-    int64_t row = tshi_threads_before(coll->recv_counts, group->size);
-    if (tshi_threads_unequal(group, number, lane->rank)) {
-        tshi_threads_alltoall_mismatch(group, number);
-        return;
-    }
+    int64_t row = tsh_coll_before(coll->recv_counts, group->size);
+    if (tshi_threads_unequal(lane, number, coll) && tshi_threads_mismatch(lane)) return;
     for (int j = 0; j < group->size; j++) {
         int from = tshi_threads_turn(group, lane->rank, j);
         const tsh_coll *peer = &tshi_threads_call_of(&group->lane[from], number)->coll;
         int64_t n = coll->recv_counts[from];
         if (n == 0) continue;
         tshi_threads_copy(
-            (char *)coll->recv + (size_t)tshi_threads_before(coll->recv_counts, from) * width, row,
+            (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width, row,
             (const char *)peer->send +
-                (size_t)tshi_threads_before(peer->send_counts, lane->rank) * width,
-            tshi_threads_before(peer->send_counts, group->size), n, coll->blocks, width);
+                (size_t)tsh_coll_before(peer->send_counts, lane->rank) * width,
+            tsh_coll_before(peer->send_counts, group->size), n, coll->blocks, width);
     }
 }
 
@@ -899,51 +800,36 @@ static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group
     tshi_threads_free(group);
 }
 
-typedef struct tshi_threads_ticket {
-    int color, key;
-} tshi_threads_ticket;
-
-static tshi_threads_ticket tshi_threads_ticket_of(const tshi_threads_group *group, uint64_t number,
-                                                  int r) {
-    tshi_threads_ticket ticket;
+static int tshi_threads_color(const tshi_threads_group *group, uint64_t number, int r) {
+    tsh_ticket ticket;
     memcpy(&ticket, tshi_threads_slot_of(&group->lane[r], number)->eager, sizeof ticket);
-    return ticket;
-}
-
-/* Rank r's place among its color by key, then by rank. */
-static int tshi_threads_place(const tshi_threads_group *group, uint64_t number, int r) {
-    tshi_threads_ticket mine = tshi_threads_ticket_of(group, number, r);
-    int place = 0;
-    for (int m = 0; m < group->size; m++) {
-        tshi_threads_ticket its = tshi_threads_ticket_of(group, number, m);
-        place += its.color == mine.color && (its.key < mine.key || (its.key == mine.key && m < r));
-    }
-    return place;
+    return ticket.color;
 }
 
 /* The first rank of a color makes its group. */
 static int tshi_threads_leader(const tshi_threads_group *group, uint64_t number, int color) {
     int r = 0;
-    while (tshi_threads_ticket_of(group, number, r).color != color) r++;
+    while (tshi_threads_color(group, number, r) != color) r++;
     return r;
 }
 
 static void tshi_threads_split_work(tshi_threads_lane *lane, uint64_t number) {
-    tshi_threads_group *group = lane->group, *made;
-    int color = tshi_threads_ticket_of(group, number, lane->rank).color, size = 0;
+    tshi_threads_group *group = lane->group, *made = NULL;
+    const void *tickets = tshi_threads_slot_of(group->lane, number)->eager;
+    int color = tshi_threads_color(group, number, lane->rank), size = 0, *order;
     if (color < 0 || tshi_threads_leader(group, number, color) != lane->rank) return;
-    for (int m = 0; m < group->size; m++)
-        size += tshi_threads_ticket_of(group, number, m).color == color;
-    made = tshi_threads_group_new(group->world, size);
+    order = (int *)tshi_threads_alloc((size_t)group->size * sizeof *order);
+    if (order) size = tsh_split_order(tickets, sizeof *lane, group->size, color, order);
+    if (order) made = tshi_threads_group_new(group->world, size);
+    for (int i = 0; made && i < size; i++) made->ranks[i] = group->ranks[order[i]];
+    tshi_threads_free(order);
     tshi_threads_call_of(lane, number)->made = made;
     if (!made) {
-        tshi_threads_raise(group->world, TSH_ERR_MEMORY, group->ranks[lane->rank],
-                           "no memory for the group of a split");
-        return;
+        tsh_error error;
+        (void)tsh_error_set(&error, TSH_ERR_MEMORY, group->ranks[lane->rank],
+                            "no memory for the group of a split");
+        tshi_threads_raise(group->world, &error);
     }
-    for (int m = 0; m < group->size; m++)
-        if (tshi_threads_ticket_of(group, number, m).color == color)
-            made->ranks[tshi_threads_place(group, number, m)] = group->ranks[m];
 }
 
 static void tshi_threads_join(tshi_threads_group *group, int rank, const tsh_comm_ops *ops,
@@ -1010,7 +896,7 @@ static int tshi_threads_execute(tshi_threads_lane *lane) {
         if (fits)
             tshi_threads_work(lane, number);
         else
-            tshi_threads_mismatch(lane->group, number);
+            (void)tshi_threads_mismatch(lane);
         if (!tshi_threads_leave(lane)) return 0;
     }
     lane->seen = 0;
@@ -1026,21 +912,17 @@ static int tshi_threads_execute(tshi_threads_lane *lane) {
 static int tshi_threads_take(tshi_threads_lane *lane, tshi_threads_pair *record,
                              tshi_threads_box *box) {
     tshi_threads_group *group = lane->group;
-    int from = record->coll.recv_from, odd = tshi_threads_odd_of(from, lane->rank);
+    int from = record->coll.recv_from;
     tshi_threads_pair *sent =
         &group->lane[from].pair[box->record[record->recv_number % TSHI_THREADS_PAIRWISE]];
     if (!tshi_threads_enter(lane)) return 0;
     if (sent->send_count != record->recv_count || sent->coll.dtype != record->coll.dtype ||
         sent->coll.tag != record->coll.tag) {
-        char text[TSH_MESSAGE_SIZE] = "";
-        tshi_threads_add(text, "rank %d called ", group->ranks[from]);
-        tshi_threads_describe(text, &sent->coll, NULL, group->size);
-        tshi_threads_add(text, " where rank %d called ", group->ranks[lane->rank]);
-        tshi_threads_describe(text, &record->coll, NULL, group->size);
-        tshi_threads_add(text, ": %lld elements for %lld (message %llu of group %llu)",
-                         (long long)sent->send_count, (long long)record->recv_count,
-                         (unsigned long long)record->recv_number, (unsigned long long)group->id);
-        tshi_threads_raise(group->world, TSH_ERR_MISMATCH, group->ranks[odd], text);
+        const tsh_coll a = tsh_coll_half(&sent->coll, 0), b = tsh_coll_half(&record->coll, 1);
+        tsh_error error;
+        tsh_message_mismatch(&a, &b, group->ranks[from], group->ranks[lane->rank],
+                             record->recv_number, group->id, &error);
+        tshi_threads_raise(group->world, &error);
     } else if (record->recv_count) {
         memcpy(record->coll.recv, sent->coll.send,
                (size_t)record->recv_count * tsh_dtype_size(record->coll.dtype));
@@ -1122,50 +1004,56 @@ static int tshi_threads_came(tshi_threads_lane *lane, tsh_req req, int m) {
                  pair->recv_number);
 }
 
-/* Adds "all-reduce of 7 f32 (sum), collective 3 of group 1". */
-static void tshi_threads_describe_req(char *text, tshi_threads_lane *lane, tsh_req req) {
+/* Writes what lane waits in: "all-reduce of 7 f32 (sum), collective 3 of group 1". Returns text,
+ * which has TSHI_THREADS_TEXT bytes. */
+static char *tshi_threads_where(char *text, tshi_threads_lane *lane, tsh_req req) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(lane, req);
     uint64_t number = tshi_threads_number_of(req);
-    tshi_threads_describe(text, pair ? &pair->coll : &tshi_threads_call_of(lane, number)->coll,
-                          NULL, lane->group->size);
-    if (!pair) tshi_threads_add(text, ", collective %llu", (unsigned long long)number);
-    tshi_threads_add(text, " of group %llu", (unsigned long long)lane->group->id);
+    text[0] = '\0';
+    tsh_coll_where(pair ? &pair->coll : &tshi_threads_call_of(lane, number)->coll,
+                   lane->group->size, number, lane->group->id, text, TSHI_THREADS_TEXT);
+    return text;
 }
 
 /* A rank that closed without its part: 1 and a verdict. */
 static int tshi_threads_check_lost(tshi_threads_lane *lane, tsh_req req) {
     const tshi_threads_group *group = lane->group;
-    char text[TSH_MESSAGE_SIZE] = "";
-    for (int m = 0; m < group->size; m++) {
-        if (!TSHI_THREADS_GET(&group->lane[m].closed) || tshi_threads_came(lane, req, m)) continue;
-        tshi_threads_add(text, "rank %d left while rank %d waits for it in ", group->ranks[m],
-                         group->ranks[lane->rank]);
-        tshi_threads_describe_req(text, lane, req);
-        tshi_threads_raise(group->world, TSH_ERR_LOST, group->ranks[m], text);
-        return 1;
-    }
-    return 0;
+    char text[TSHI_THREADS_TEXT];
+    tsh_error error;
+    int m = 0;
+    while (m < group->size &&
+           (!TSHI_THREADS_GET(&group->lane[m].closed) || tshi_threads_came(lane, req, m)))
+        m++;
+    if (m == group->size) return 0;
+    (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[m],
+                        "rank %d left while rank %d waits for it in %s", group->ranks[m],
+                        group->ranks[lane->rank], tshi_threads_where(text, lane, req));
+    tshi_threads_raise(group->world, &error);
+    return 1;
 }
 
 static void tshi_threads_time_out(tshi_threads_lane *lane, tsh_req req) {
     const tshi_threads_group *group = lane->group;
     uint64_t number = tshi_threads_number_of(req);
     int pairwise = (req & TSHI_THREADS_REQ_PAIR) != 0, first = -1, absent = 0;
-    char text[TSH_MESSAGE_SIZE] = "", list[TSH_MESSAGE_SIZE] = "";
+    char text[TSHI_THREADS_TEXT];
+    tsh_error error;
     for (int m = 0; m < group->size; m++) absent += !tshi_threads_came(lane, req, m);
+    (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1,
+                        "rank %d ran out of time in %s; %s:", group->ranks[lane->rank],
+                        tshi_threads_where(text, lane, req),
+                        absent ? "absent ranks" : "ranks that have not finished");
     for (int m = 0; m < group->size; m++) {
         int late = absent     ? !tshi_threads_came(lane, req, m)
                    : pairwise ? 0
                               : TSHI_THREADS_GET(&group->lane[m].finished) <= number;
         if (!late) continue;
         if (first < 0) first = group->ranks[m];
-        tshi_threads_add(list, " %d", group->ranks[m]);
+        tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[m]);
     }
-    tshi_threads_add(text, "rank %d ran out of time in ", group->ranks[lane->rank]);
-    tshi_threads_describe_req(text, lane, req);
-    tshi_threads_add(text, "; %s:%s", absent ? "absent ranks" : "ranks that have not finished",
-                     first < 0 ? " none" : list);
-    tshi_threads_raise(group->world, TSH_ERR_TIMEOUT, first, text);
+    if (first < 0) tsh_text_add(error.message, sizeof error.message, " none");
+    error.rank = first;
+    tshi_threads_raise(group->world, &error);
 }
 
 /* Under the world's lock: the i-th rank that stuck rank r waits for, or -1. */
@@ -1190,13 +1078,15 @@ static int tshi_threads_company(const void *user, int r) {
 
 /* Under the world's lock, r on a circle. */
 static void tshi_threads_judge_circle(tsh_threads_world *world, int r) {
-    char text[TSH_MESSAGE_SIZE] = "";
+    char texts[2][TSHI_THREADS_TEXT];
     int waits, odd = tsh_coll_odd(world->trail, r, tshi_threads_company, world, &waits);
-    tshi_threads_add(text, "rank %d waits in ", odd);
-    tshi_threads_describe_req(text, world->rank[odd].stuck, world->rank[odd].stuck_req);
-    tshi_threads_add(text, " while rank %d waits for it in ", waits);
-    tshi_threads_describe_req(text, world->rank[waits].stuck, world->rank[waits].stuck_req);
-    tshi_threads_judge(world, TSH_ERR_MISMATCH, odd, text);
+    const tshi_threads_rank *a = &world->rank[odd], *b = &world->rank[waits];
+    tsh_error error;
+    (void)tsh_error_set(&error, TSH_ERR_MISMATCH, odd,
+                        "rank %d waits in %s while rank %d waits for it in %s", odd,
+                        tshi_threads_where(texts[0], a->stuck, a->stuck_req), waits,
+                        tshi_threads_where(texts[1], b->stuck, b->stuck_req));
+    tshi_threads_judge(world, &error);
 }
 
 /* Registers this rank as stuck and follows who waits for whom. A stuck rank can only be freed by
@@ -1247,7 +1137,7 @@ static int tshi_threads_hopeless(tshi_threads_lane *lane, tsh_req req, int64_t n
 static void tshi_threads_sleep(tshi_threads_lane *lane, tsh_req req, int64_t *patience) {
     tsh_threads_world *world = lane->group->world;
     tshi_threads_rank *self = tshi_threads_self(lane);
-    int64_t now = tshi_threads_now();
+    int64_t now = tsh_now();
     TSHI_THREADS_PUT(&self->asleep, 1);
     (void)TSHI_THREADS_ADD(&world->sleepers, 1);
     if (!tshi_threads_ready(lane, req) && !tshi_threads_hopeless(lane, req, now)) {
@@ -1272,11 +1162,6 @@ static tshi_threads_lane *tshi_threads_lane_of(const tsh_comm *comm) {
     return (tshi_threads_lane *)comm->impl;
 }
 
-static int64_t tshi_threads_deadline(const tsh_threads_world *world, const tsh_coll *coll) {
-    int64_t now = tshi_threads_now(), wait = coll->timeout_ns ? coll->timeout_ns : world->timeout;
-    return wait > INT64_MAX - now ? INT64_MAX : now + wait;
-}
-
 /* Publishes a collective; `load` of `bytes` travels with it. */
 static tsh_req tshi_threads_announce(tshi_threads_lane *lane, const tsh_coll *coll,
                                      const void *load, size_t bytes, int eager) {
@@ -1285,7 +1170,7 @@ static tsh_req tshi_threads_announce(tshi_threads_lane *lane, const tsh_coll *co
     tshi_threads_slot *slot = tshi_threads_slot_of(lane, number);
     tshi_threads_call *call = tshi_threads_call_of(lane, number);
     call->coll = *coll;
-    call->deadline = tshi_threads_deadline(group->world, coll);
+    call->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
     call->eager = eager;
     call->made = NULL;
     slot->digest = tsh_coll_digest(coll, group->size);
@@ -1312,7 +1197,7 @@ static tsh_result tshi_threads_post(tshi_threads_lane *lane, const tsh_coll *col
     if (i == TSHI_THREADS_PAIRWISE) return TSH_ERR_STATE;
     pair = &lane->pair[i];
     pair->coll = *coll;
-    pair->deadline = tshi_threads_deadline(lane->group->world, coll);
+    pair->deadline = tsh_deadline(coll->timeout_ns, lane->group->world->timeout);
     pair->used = 1;
     *req = TSHI_THREADS_REQ_PAIR | (tsh_req)i;
     if (coll->kind != TSH_SEND) {
@@ -1379,7 +1264,7 @@ static tsh_result tshi_threads_test(tsh_comm *comm, tsh_req req, int *done) {
     const tsh_threads_world *world = lane->group->world;
     int verdict;
     *done = tshi_threads_ready(lane, req);
-    if (!*done) (void)tshi_threads_hopeless(lane, req, tshi_threads_now());
+    if (!*done) (void)tshi_threads_hopeless(lane, req, tsh_now());
     verdict = TSHI_THREADS_GET(&world->verdict);
     if (verdict == TSH_OK) return TSH_OK;
     *done = !tshi_threads_touched(world); /* told once the buffers are free */
@@ -1399,8 +1284,9 @@ static tsh_result tshi_threads_status(tsh_comm *comm, tsh_error *error) {
 
 static void tshi_threads_abort(tsh_comm *comm, const tsh_error *why) {
     const tshi_threads_lane *lane = tshi_threads_lane_of(comm);
-    int rank = why->rank < 0 ? lane->group->ranks[lane->rank] : why->rank;
-    tshi_threads_raise(lane->group->world, why->code, rank, why->message);
+    tsh_error error = *why;
+    if (error.rank < 0) error.rank = lane->group->ranks[lane->rank];
+    tshi_threads_raise(lane->group->world, &error);
 }
 
 /* 1 if peers may still need this rank, or its buffers. */
@@ -1420,15 +1306,15 @@ static void tshi_threads_close(tsh_comm *comm) {
     tshi_threads_rank *self = tshi_threads_self(lane);
     int rank = group->ranks[lane->rank];
     if (TSHI_THREADS_GET(&world->verdict) == TSH_OK && tshi_threads_owes(lane)) {
-        char text[TSH_MESSAGE_SIZE] = "";
-        tshi_threads_add(text, "rank %d closed group %llu before it waited for its requests", rank,
-                         (unsigned long long)group->id);
-        tshi_threads_raise(world, TSH_ERR_LOST, rank, text);
+        tsh_error error;
+        (void)tsh_error_set(&error, TSH_ERR_LOST, rank,
+                            "rank %d closed group %llu before it waited for its requests", rank,
+                            (unsigned long long)group->id);
+        tshi_threads_raise(world, &error);
     }
     if (TSHI_THREADS_GET(&world->verdict) != TSH_OK) (void)tshi_threads_settle(world);
     for (at = &self->lanes; *at != lane;) at = &(*at)->next;
     *at = lane->next;
-    if (self->root == lane) self->root = NULL;
     TSHI_THREADS_PUT(&lane->closed, 1);
     tshi_threads_wake_group(group);
     if (TSHI_THREADS_ADD(&group->open, -1) == 0) tshi_threads_group_free(group->world, group);
@@ -1440,7 +1326,8 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     tshi_threads_group *group = lane->group, *made;
     tsh_result result = (tsh_result)TSHI_THREADS_GET(&group->world->verdict);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
-    tshi_threads_ticket ticket;
+    tsh_ticket ticket;
+    int place = 0;
     tsh_req req;
     uint64_t number;
     if (result != TSH_OK) return result;
@@ -1452,35 +1339,18 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     if (result != TSH_OK || color < 0) return result;
     made =
         tshi_threads_call_of(&group->lane[tshi_threads_leader(group, number, color)], number)->made;
-    tshi_threads_join(made, tshi_threads_place(group, number, lane->rank), comm->ops, out);
+    while (made->ranks[place] != group->ranks[lane->rank]) place++;
+    tshi_threads_join(made, place, comm->ops, out);
     return TSH_OK;
 }
 
-static const tsh_comm_ops tshi_threads_ops = {(uint32_t)sizeof(tsh_comm_ops),
-                                              TSH_COMM_ABI,
-                                              "threads",
-                                              TSH_CAP_ORDERED,
-                                              tshi_threads_start,
-                                              tshi_threads_test,
-                                              tshi_threads_wait,
-                                              tshi_threads_progress,
-                                              tshi_threads_split,
-                                              tshi_threads_status,
-                                              tshi_threads_abort,
-                                              tshi_threads_close};
+static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads", TSH_CAP_ORDERED);
 
 /* ========================================================================== */
 /* >>threads-world                             MARK: - threads-world (private) */
 /* Worlds come and go; the runner.                                             */
 /* Needs: >>threads-ops.                                                        */
 /* ========================================================================== */
-
-/* In ns; -1: TSHARD_TIMEOUT is no time, as error says. */
-static int64_t tshi_threads_timeout(tsh_error *error) {
-    int64_t ns = INT64_C(300000000000);
-    if (tsh_env_seconds("TSHARD_TIMEOUT", &ns, error) < 0) return -1;
-    return ns ? ns : INT64_MAX;
-}
 
 static int tshi_threads_rank_init(tshi_threads_rank *rank) {
     if (!tshi_threads_cond_init(&rank->wake)) return 0;
@@ -1502,32 +1372,22 @@ static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
     tshi_threads_free(world);
 }
 
-TSH_PRINTF(3, 4)
-static tsh_result tshi_threads_fails(char *why, tsh_result code, const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    (void)vsnprintf(why, TSH_MESSAGE_SIZE, format, list);
-    va_end(list);
-    return code;
-}
-
-/* tsh_threads_world_new; `why` (TSH_MESSAGE_SIZE bytes) is a sentence after an error. */
-static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, char *why) {
+/* tsh_threads_world_new, with a sentence in error. */
+static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, tsh_error *error) {
     tsh_threads_world *world;
     tshi_threads_group *root;
-    tsh_error error;
-    int64_t timeout = tshi_threads_timeout(&error);
+    int64_t timeout;
     int ready = 0;
     if (nranks < 1 || nranks > TSHI_THREADS_RANKS)
-        return tshi_threads_fails(why, TSH_ERR_ARGUMENT,
-                                  "%d ranks are asked for; there can be 1 to %d", nranks,
-                                  (int)TSHI_THREADS_RANKS);
-    if (timeout < 0) return tshi_threads_fails(why, error.code, "%s", error.message);
+        return tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                             "%d ranks are asked for; there can be 1 to %d", nranks,
+                             (int)TSHI_THREADS_RANKS);
+    if (!tsh_timeout(0, "", &timeout, error)) return error->code;
     world = (tsh_threads_world *)tshi_threads_alloc(sizeof *world);
-    if (!world) return tshi_threads_fails(why, TSH_ERR_MEMORY, "no memory for a world");
+    if (!world) return tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
     if (!tshi_threads_mutex_init(&world->lock)) {
         tshi_threads_free(world);
-        return tshi_threads_fails(why, TSH_ERR_IO, "the system refused a mutex");
+        return tsh_error_set(error, TSH_ERR_IO, -1, "the system refused a mutex");
     }
     world->size = nranks;
     world->crowded = nranks > tshi_threads_cores();
@@ -1541,10 +1401,12 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, c
     root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL;
     if (!root) {
         tshi_threads_world_drop(world, ready);
-        return tshi_threads_fails(
-            why, TSH_ERR_MEMORY, "no memory for a world of %d ranks (about %d MiB)", nranks,
-            (int)(((size_t)nranks * sizeof *root->lane +
-                   (size_t)nranks * (size_t)nranks * sizeof *root->box) >> 20) + 1);
+        return tsh_error_set(error, TSH_ERR_MEMORY, -1,
+                             "no memory for a world of %d ranks (about %d MiB)", nranks,
+                             (int)(((size_t)nranks * sizeof *root->lane +
+                                    (size_t)nranks * (size_t)nranks * sizeof *root->box) >>
+                                   20) +
+                                 1);
     }
     for (int r = 0; r < nranks; r++) {
         root->ranks[r] = r;
@@ -1555,10 +1417,10 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, c
 }
 
 TSH_API tsh_result tsh_threads_world_new(int nranks, tsh_threads_world **out) {
-    char why[TSH_MESSAGE_SIZE];
+    tsh_error error;
     if (!out) return TSH_ERR_ARGUMENT;
     *out = NULL;
-    return tshi_threads_world_make(nranks, out, why);
+    return tshi_threads_world_make(nranks, out, &error);
 }
 
 TSH_API tsh_result tsh_threads_comm(tsh_threads_world *world, int rank, tsh_comm *out) {
@@ -1584,16 +1446,10 @@ typedef struct tshi_threads_job {
 
 static void *tshi_threads_main(void *argument) {
     tshi_threads_job *job = (tshi_threads_job *)argument;
-    tsh_desc desc;
-    tsh_ctx *ctx = NULL;
-    memset(&desc, 0, sizeof desc);
-    if (job->desc) desc = *job->desc;
+    tsh_comm comm;
     job->result = 1;
-    if (tsh_threads_comm(job->world, job->rank, &desc.comm) != TSH_OK) return NULL;
-    if (tsh_open(&desc, &ctx) == TSH_OK) job->result = job->fn(ctx, job->user);
-    tsh_close(ctx);
-    /* A ctx takes the comm over; without one it is still ours. */
-    if (job->world->rank[job->rank].root) tsh_comm_close(&desc.comm);
+    if (tsh_threads_comm(job->world, job->rank, &comm) == TSH_OK)
+        job->result = tsh_run_on(&comm, job->desc, job->fn, job->user, NULL);
     return NULL;
 }
 
@@ -1604,50 +1460,41 @@ static int tshi_threads_launch(tshi_threads_job *jobs, int nranks) {
            tshi_threads_start_thread(&jobs[started].thread, tshi_threads_main, &jobs[started]))
         started++;
     if (started < nranks) {
-        char text[TSH_MESSAGE_SIZE] = "";
-        tshi_threads_add(text, "rank %d of %d has no thread: the system refused it", started,
-                         nranks);
+        tsh_error error;
+        (void)tsh_error_set(&error, TSH_ERR_IO, started,
+                            "rank %d of %d has no thread: the system refused it", started, nranks);
         if (jobs->desc)
-            tsh_log_message(&jobs->desc->logger, "tsh_threads_run: %s (TSH_ERR_IO)", text);
-        tshi_threads_raise(jobs->world, TSH_ERR_IO, started, text);
+            tsh_log_message(&jobs->desc->logger, "tsh_threads_run: %s (TSH_ERR_IO)", error.message);
+        tshi_threads_raise(jobs->world, &error);
     }
     for (int r = 0; r < started; r++) tshi_threads_join_thread(&jobs[r].thread);
     for (int r = 0; r < nranks && result == 0; r++) result = r < started ? jobs[r].result : 1;
     return result;
 }
 
-/* A world and its jobs, or a sentence in `why` (TSH_MESSAGE_SIZE bytes). */
-static tsh_result tshi_threads_prepare(int nranks, tsh_threads_world **world,
-                                       tshi_threads_job **jobs, char *why) {
-    tsh_result result = tshi_threads_world_make(nranks, world, why);
-    if (result != TSH_OK) return result;
-    *jobs = (tshi_threads_job *)calloc((size_t)nranks, sizeof **jobs);
-    if (*jobs) return TSH_OK;
-    tsh_threads_world_free(*world);
-    return tshi_threads_fails(why, TSH_ERR_MEMORY, "no memory for %d threads", nranks);
-}
-
 TSH_API int tsh_threads_run(int nranks, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                             void *user) {
     tsh_threads_world *world = NULL;
     tshi_threads_job *jobs = NULL;
-    char why[TSH_MESSAGE_SIZE] = "fn is NULL";
-    tsh_result code = TSH_ERR_ARGUMENT;
-    int result;
-    if (fn) code = tshi_threads_prepare(nranks, &world, &jobs, why);
-    if (!jobs) {
-        if (desc)
-            tsh_log_message(&desc->logger, "tsh_threads_run: %s (%s)", why, tsh_result_name(code));
-        return 1;
+    tsh_error error;
+    int result = 1;
+    (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
+    if (fn && tshi_threads_world_make(nranks, &world, &error) == TSH_OK) {
+        jobs = (tshi_threads_job *)calloc((size_t)nranks, sizeof *jobs);
+        (void)tsh_error_set(&error, TSH_ERR_MEMORY, -1, "no memory for %d threads", nranks);
     }
-    for (int r = 0; r < nranks; r++) {
+    for (int r = 0; jobs && r < nranks; r++) {
         jobs[r].world = world;
         jobs[r].desc = desc;
         jobs[r].fn = fn;
         jobs[r].user = user;
         jobs[r].rank = r;
     }
-    result = tshi_threads_launch(jobs, nranks);
+    if (jobs)
+        result = tshi_threads_launch(jobs, nranks);
+    else if (desc)
+        tsh_log_message(&desc->logger, "tsh_threads_run: %s (%s)", error.message,
+                        tsh_result_name(error.code));
     free(jobs);
     tsh_threads_world_free(world);
     return result;

@@ -443,7 +443,7 @@ typedef struct tshi_uv_buffer {
 /* A cursor over bytes that are written or read. `bad`: they did not suffice. */
 typedef struct tshi_uv_cursor {
     unsigned char *at, *end;
-    int bad;
+    int bad, writes;
 } tshi_uv_cursor;
 
 enum { TSHI_UV_LETTER_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes of a control message at most */
@@ -609,10 +609,6 @@ struct tsh_uv_world {
     char obstacle[300]; /* what last hindered a connection */
 };
 
-static int64_t tshi_uv_now(void) {
-    return (int64_t)uv_hrtime();
-}
-
 static const char *tshi_uv_why(int error) {
     return uv_strerror(uv_translate_sys_error(error));
 }
@@ -621,46 +617,18 @@ static int64_t tshi_uv_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Appends to text, which has room bytes. */
-TSH_PRINTF(3, 4) static void tshi_uv_add(char *text, size_t room, const char *format, ...) {
-    size_t used = strlen(text);
-    va_list list;
-    va_start(list, format);
-    (void)vsnprintf(text + used, room - used, format, list);
-    va_end(list);
-}
-
-TSH_PRINTF(4, 5)
-static void tshi_uv_error(tsh_error *error, tsh_result code, int rank, const char *format, ...) {
-    va_list list;
-    error->code = code;
-    error->rank = rank;
-    va_start(list, format);
-    (void)vsnprintf(error->message, sizeof error->message, format, list);
-    va_end(list);
-}
-
-TSH_PRINTF(2, 3) static void tshi_uv_log(const tsh_uv_world *world, const char *format, ...) {
-    char text[TSH_MESSAGE_SIZE];
-    va_list list;
-    if (!world->logger.fn) return;
-    va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
-    va_end(list);
-    world->logger.fn(world->logger.user, text);
-}
-
 /* Logs what was counted, if the last message is a second old (`now` INT64_MAX: in any case). */
 static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
     for (int i = 0; i < TSHI_UV_TALLIES; i++) {
         tshi_uv_log_count *t = &world->tally[i];
         if (!t->count || (t->told && now - t->told < TSHI_UV_SECOND)) continue;
         if (t->count == 1)
-            tshi_uv_log(world, "%s", t->last);
+            tsh_log_message(&world->logger, "%s", t->last);
         else
-            tshi_uv_log(world, "%s (the last of %d since the message before)", t->last, t->count);
+            tsh_log_message(&world->logger, "%s (the last of %d since the message before)", t->last,
+                            t->count);
         t->count = 0;
-        t->told = tshi_uv_now();
+        t->told = tsh_now();
     }
 }
 
@@ -673,7 +641,7 @@ static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...)
     (void)vsnprintf(t->last, sizeof t->last, format, list);
     va_end(list);
     t->count++;
-    tshi_uv_log_counted(world, tshi_uv_now());
+    tshi_uv_log_counted(world, tsh_now());
 }
 
 /* ========================================================================== */
@@ -687,7 +655,7 @@ static tshi_uv_cursor tshi_uv_cursor_over(void *bytes, size_t size) {
     tshi_uv_cursor c;
     c.at = (unsigned char *)bytes;
     c.end = c.at + size;
-    c.bad = 0;
+    c.bad = c.writes = 0;
     return c;
 }
 
@@ -756,7 +724,7 @@ static void tshi_uv_get_text(tshi_uv_cursor *c, char *text, size_t room) {
 
 enum { TSHI_UV_GREETING = 40, TSHI_UV_CLAIM = 104, TSHI_UV_REPLY = 44 };
 
-typedef enum tshi_uv_status {
+typedef enum tshi_uv_reply {
     TSHI_UV_WELCOME,
     TSHI_UV_OTHER_KEY, /* of these two, no proof is given */
     TSHI_UV_OTHER_VERSION,
@@ -765,7 +733,7 @@ typedef enum tshi_uv_status {
     TSHI_UV_OTHER_RANK, /* the client meant another rank */
     TSHI_UV_TAKEN,      /* that rank is there already */
     TSHI_UV_UNKNOWN     /* no such group is being made */
-} tshi_uv_status;
+} tshi_uv_reply;
 
 static void tshi_uv_put_hello(tshi_uv_cursor *c, const tshi_uv_hello *hello) {
     tshi_uv_put(c, (uint64_t)hello->client, 4);
@@ -836,7 +804,7 @@ static void tshi_uv_get_claim(unsigned char bytes[TSHI_UV_CLAIM], tshi_uv_hello 
     tshi_uv_get_bytes(&c, proof, 32);
 }
 
-static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_status status,
+static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply status,
                               int64_t value, const tshi_uv_hello *hello,
                               const unsigned char secret[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY);
@@ -884,138 +852,112 @@ typedef enum tshi_uv_type {
     TSHI_UV_TYPES
 } tshi_uv_type;
 
-static void tshi_uv_put_error(tshi_uv_cursor *c, const tsh_error *error) {
-    tshi_uv_put(c, (uint64_t)error->code, 1);
-    tshi_uv_put(c, (uint64_t)error->rank, 4);
-    tshi_uv_put_text(c, error->message);
+/* A field is written if the cursor writes, else read: what is below serves both ends. */
+
+/* A number of n bytes. Returns it. */
+static uint64_t tshi_uv_field(tshi_uv_cursor *c, uint64_t value, size_t n) {
+    if (!c->writes) return tshi_uv_get(c, n);
+    tshi_uv_put(c, value, n);
+    return value;
 }
 
-/* Of a world of `size` ranks. */
-static void tshi_uv_get_error(tshi_uv_cursor *c, tsh_error *error, int size) {
-    unsigned code = (unsigned)tshi_uv_get(c, 1);
+static int tshi_uv_int_field(tshi_uv_cursor *c, int value) {
+    return (int)(int32_t)(uint32_t)tshi_uv_field(c, (uint64_t)value, 4);
+}
+
+static int64_t tshi_uv_i64_field(tshi_uv_cursor *c, int64_t value) {
+    return (int64_t)tshi_uv_field(c, (uint64_t)value, 8);
+}
+
+static void tshi_uv_text_field(tshi_uv_cursor *c, char *text, size_t room) {
+    if (c->writes)
+        tshi_uv_put_text(c, text);
+    else
+        tshi_uv_get_text(c, text, room);
+}
+
+/* A rank of a world of `size`, or -1. */
+static int tshi_uv_rank_field(tshi_uv_cursor *c, int rank, int size) {
+    rank = tshi_uv_int_field(c, rank);
+    if (rank < -1 || rank >= size) c->bad = 1;
+    return rank;
+}
+
+/* How many follow, at most `most`; 0 if that is not so. */
+static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
+    count = tshi_uv_int_field(c, count);
+    if (count < 0 || count > most) c->bad = 1;
+    return c->bad ? 0 : count;
+}
+
+static void tshi_uv_error_fields(tshi_uv_cursor *c, tsh_error *error, int size) {
+    unsigned code = (unsigned)tshi_uv_field(c, (uint64_t)error->code, 1);
     error->code = code > TSH_OK && code < TSH_RESULT_COUNT ? (tsh_result)code : TSH_ERR_ABORTED;
-    error->rank = tshi_uv_get_int(c);
-    if (error->rank < -1 || error->rank >= size) c->bad = 1;
-    tshi_uv_get_text(c, error->message, sizeof error->message);
+    error->rank = tshi_uv_rank_field(c, error->rank, size);
+    tshi_uv_text_field(c, error->message, sizeof error->message);
 }
 
-static void tshi_uv_put_evidence(tshi_uv_cursor *c, const tshi_uv_evidence *e) {
-    tshi_uv_put(c, (uint64_t)e->charge, 1);
-    tshi_uv_put(c, e->group, 8);
-    tshi_uv_put(c, e->seq, 8);
-    tshi_uv_put_error(c, &e->error);
+static void tshi_uv_evidence_fields(tshi_uv_cursor *c, tshi_uv_evidence *e, int size) {
+    e->charge = (tshi_uv_charge)tshi_uv_field(c, (uint64_t)e->charge, 1);
+    if (e->charge == TSHI_UV_NOTHING || e->charge > TSHI_UV_ABORT) c->bad = 1;
+    e->group = tshi_uv_field(c, e->group, 8);
+    e->seq = tshi_uv_field(c, e->seq, 8);
+    tshi_uv_error_fields(c, &e->error, size);
 }
 
-static void tshi_uv_get_evidence(tshi_uv_cursor *c, tshi_uv_evidence *e, int size) {
-    unsigned charge = (unsigned)tshi_uv_get(c, 1);
-    if (charge == TSHI_UV_NOTHING || charge > TSHI_UV_ABORT) c->bad = 1;
-    e->charge = (tshi_uv_charge)charge;
-    e->group = tshi_uv_get(c, 8);
-    e->seq = tshi_uv_get(c, 8);
-    tshi_uv_get_error(c, &e->error, size);
-}
-
-static void tshi_uv_put_answer(tshi_uv_cursor *c, uint64_t group, uint64_t seq,
-                               const tshi_uv_answer *answer) {
-    const tshi_uv_record *record = &answer->record;
-    tshi_uv_put(c, group, 8);
-    tshi_uv_put(c, seq, 8);
-    tshi_uv_put(c, (uint64_t)(answer->member | answer->started << 1), 1);
-    tshi_uv_put(c, (uint64_t)answer->rank, 4);
-    tshi_uv_put(c, record->digest, 8);
-    tshi_uv_put(c, (uint64_t)record->coll.kind, 1);
-    tshi_uv_put(c, (uint64_t)record->coll.dtype, 1);
-    tshi_uv_put(c, (uint64_t)record->coll.redop, 1);
-    tshi_uv_put(c, (uint64_t)record->coll.count, 8);
-    tshi_uv_put(c, (uint64_t)record->coll.blocks, 8);
-    tshi_uv_put(c, (uint64_t)record->coll.root, 4);
-    tshi_uv_put(c, (uint64_t)record->counts, 1);
-    for (int i = 0; i < record->counts; i++) {
-        tshi_uv_put(c, (uint64_t)record->send_counts[i], 8);
-        tshi_uv_put(c, (uint64_t)record->recv_counts[i], 8);
-    }
-}
-
-static void tshi_uv_get_answer(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
-                               tshi_uv_answer *answer) {
+static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *seq,
+                                  tshi_uv_answer *answer) {
     tshi_uv_record *record = &answer->record;
-    unsigned bits;
-    memset(answer, 0, sizeof *answer);
-    *group = tshi_uv_get(c, 8);
-    *seq = tshi_uv_get(c, 8);
-    bits = (unsigned)tshi_uv_get(c, 1);
+    tsh_coll *coll = &record->coll;
+    unsigned bits = (unsigned)(answer->member | answer->started << 1);
+    *group = tshi_uv_field(c, *group, 8);
+    *seq = tshi_uv_field(c, *seq, 8);
+    bits = (unsigned)tshi_uv_field(c, bits, 1);
     answer->told = 1;
     answer->member = (int)(bits & 1);
     answer->started = (int)(bits >> 1 & 1);
-    answer->rank = tshi_uv_get_int(c);
-    record->digest = tshi_uv_get(c, 8);
-    record->coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
-    record->coll.kind = (tsh_coll_kind)tshi_uv_get(c, 1);
-    record->coll.dtype = (tsh_dtype)tshi_uv_get(c, 1);
-    record->coll.redop = (tsh_redop)tshi_uv_get(c, 1);
-    record->coll.count = tshi_uv_get_i64(c);
-    record->coll.blocks = tshi_uv_get_i64(c);
-    record->coll.root = tshi_uv_get_int(c);
-    record->counts = (int)tshi_uv_get(c, 1);
+    answer->rank = tshi_uv_int_field(c, answer->rank);
+    record->digest = tshi_uv_field(c, record->digest, 8);
+    coll->kind = (tsh_coll_kind)tshi_uv_field(c, (uint64_t)coll->kind, 1);
+    coll->dtype = (tsh_dtype)tshi_uv_field(c, (uint64_t)coll->dtype, 1);
+    coll->redop = (tsh_redop)tshi_uv_field(c, (uint64_t)coll->redop, 1);
+    coll->count = tshi_uv_i64_field(c, coll->count);
+    coll->blocks = tshi_uv_i64_field(c, coll->blocks);
+    coll->root = tshi_uv_int_field(c, coll->root);
+    record->counts = (int)tshi_uv_field(c, (uint64_t)record->counts, 1);
     if (record->counts > TSHI_UV_COUNTS || answer->rank < 0) c->bad = 1;
     for (int i = 0; i < record->counts && !c->bad; i++) {
-        record->send_counts[i] = tshi_uv_get_i64(c);
-        record->recv_counts[i] = tshi_uv_get_i64(c);
-    }
-}
-
-static void tshi_uv_put_stuck(tshi_uv_cursor *c, const tshi_uv_stuck *s) {
-    tshi_uv_put(c, s->wait, 8);
-    tshi_uv_put(c, s->group, 8);
-    tshi_uv_put(c, s->seq, 8);
-    tshi_uv_put(c, (uint64_t)s->peer, 4);
-    tshi_uv_put(c, (uint64_t)s->sends, 1);
-    tshi_uv_put_text(c, s->text);
-    tshi_uv_put(c, (uint64_t)s->members, 4);
-    for (int i = 0; i < s->members; i++) tshi_uv_put(c, (uint64_t)s->member[i], 4);
-    tshi_uv_put(c, (uint64_t)s->groups, 4);
-    for (int i = 0; i < s->groups; i++) {
-        tshi_uv_put(c, s->groups_of[i].id, 8);
-        tshi_uv_put(c, s->groups_of[i].started, 8);
-    }
-    tshi_uv_put(c, (uint64_t)s->pairs, 4);
-    for (int i = 0; i < s->pairs; i++) {
-        tshi_uv_put(c, s->pairs_of[i].group, 8);
-        tshi_uv_put(c, s->pairs_of[i].sends, 8);
-        tshi_uv_put(c, s->pairs_of[i].receives, 8);
-        tshi_uv_put(c, (uint64_t)s->pairs_of[i].peer, 4);
+        record->send_counts[i] = tshi_uv_i64_field(c, record->send_counts[i]);
+        record->recv_counts[i] = tshi_uv_i64_field(c, record->recv_counts[i]);
     }
 }
 
 /* Of a world of `size` ranks; s->member has room for all. */
-static void tshi_uv_get_stuck(tshi_uv_cursor *c, tshi_uv_stuck *s, int size) {
-    s->wait = tshi_uv_get(c, 8);
-    s->group = tshi_uv_get(c, 8);
-    s->seq = tshi_uv_get(c, 8);
-    s->peer = tshi_uv_get_int(c);
-    s->sends = (int)tshi_uv_get(c, 1);
-    tshi_uv_get_text(c, s->text, sizeof s->text);
-    s->members = tshi_uv_get_int(c);
-    if (s->members < 0 || s->members > size || s->peer < -1 || s->peer >= size) c->bad = 1;
+static void tshi_uv_stuck_fields(tshi_uv_cursor *c, tshi_uv_stuck *s, int size) {
+    s->wait = tshi_uv_field(c, s->wait, 8);
+    s->group = tshi_uv_field(c, s->group, 8);
+    s->seq = tshi_uv_field(c, s->seq, 8);
+    s->peer = tshi_uv_rank_field(c, s->peer, size);
+    s->sends = (int)tshi_uv_field(c, (uint64_t)s->sends, 1);
+    tshi_uv_text_field(c, s->text, sizeof s->text);
+    s->members = tshi_uv_count_field(c, s->members, size);
     for (int i = 0; i < s->members && !c->bad; i++) {
-        s->member[i] = tshi_uv_get_int(c);
-        if (s->member[i] < 0 || s->member[i] >= size) c->bad = 1;
+        s->member[i] = tshi_uv_rank_field(c, s->member[i], size);
+        if (s->member[i] < 0) c->bad = 1;
     }
-    s->groups = tshi_uv_get_int(c);
-    if (s->groups < 0 || s->groups > TSHI_UV_STUCK_GROUPS) c->bad = 1;
+    s->groups = tshi_uv_count_field(c, s->groups, TSHI_UV_STUCK_GROUPS);
     for (int i = 0; i < s->groups && !c->bad; i++) {
-        s->groups_of[i].id = tshi_uv_get(c, 8);
-        s->groups_of[i].started = tshi_uv_get(c, 8);
+        s->groups_of[i].id = tshi_uv_field(c, s->groups_of[i].id, 8);
+        s->groups_of[i].started = tshi_uv_field(c, s->groups_of[i].started, 8);
     }
-    s->pairs = tshi_uv_get_int(c);
-    if (s->pairs < 0 || s->pairs > TSHI_UV_STUCK_PAIRS) c->bad = 1;
+    s->pairs = tshi_uv_count_field(c, s->pairs, TSHI_UV_STUCK_PAIRS);
     for (int i = 0; i < s->pairs && !c->bad; i++) {
-        s->pairs_of[i].group = tshi_uv_get(c, 8);
-        s->pairs_of[i].sends = tshi_uv_get(c, 8);
-        s->pairs_of[i].receives = tshi_uv_get(c, 8);
-        s->pairs_of[i].peer = tshi_uv_get_int(c);
+        s->pairs_of[i].group = tshi_uv_field(c, s->pairs_of[i].group, 8);
+        s->pairs_of[i].sends = tshi_uv_field(c, s->pairs_of[i].sends, 8);
+        s->pairs_of[i].receives = tshi_uv_field(c, s->pairs_of[i].receives, 8);
+        s->pairs_of[i].peer = tshi_uv_int_field(c, s->pairs_of[i].peer);
     }
-    if (c->bad) s->wait = 0;
+    if (c->bad && !c->writes) s->wait = 0;
 }
 
 /* ========================================================================== */
@@ -1201,24 +1143,6 @@ static int tshi_uv_descriptors(int size) {
 /* Needs: >>uv-socket.                                                          */
 /* ========================================================================== */
 
-/* Seconds of the desc (name: of its field), else of the variable, else the default, in ns. Negative
- * in the desc and 0 in the variable are no limit, which is 0. */
-static int tshi_uv_seconds(double given, const char *name, const char *variable, int64_t otherwise,
-                           int64_t *ns, tsh_error *error) {
-    *ns = otherwise * TSHI_UV_SECOND;
-    if (given != given) {
-        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is not a number (NaN)", name);
-        return 0;
-    }
-    if (given < 0)
-        *ns = 0;
-    else if (given > 0)
-        *ns = given > 1e9 ? INT64_MAX / 4 : (int64_t)(given * 1e9);
-    else
-        return tsh_env_seconds(variable, ns, error) >= 0;
-    return 1;
-}
-
 typedef struct tshi_uv_family {
     const char *rank, *size;
 } tshi_uv_family;
@@ -1237,9 +1161,9 @@ static int tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
         has_rank = tsh_env_int(families[family].rank, 0, TSHI_UV_RANKS - 1, &world->rank, error);
         if (has_rank < 0) return -1;
         if (has_rank == has_size) continue;
-        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
-                      has_rank ? families[family].rank : families[family].size,
-                      has_rank ? families[family].size : families[family].rank);
+        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is set, but not %s",
+                            has_rank ? families[family].rank : families[family].size,
+                            has_rank ? families[family].size : families[family].rank);
         return -1;
     }
     if (!desc->size && !has_size) {
@@ -1250,8 +1174,8 @@ static int tshi_uv_set_rank(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
     if (world->size >= 1 && world->size <= TSHI_UV_RANKS && world->rank >= 0 &&
         world->rank < world->size)
         return family;
-    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "rank %d is not in a world of %d ranks", world->rank,
-                  world->size);
+    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "rank %d is not in a world of %d ranks",
+                        world->rank, world->size);
     return -1;
 }
 
@@ -1270,9 +1194,9 @@ static int tshi_uv_text(const char *given, const char *variable, char *text, siz
                         tsh_error *error) {
     if (!given) return tsh_env_text(variable, text, room, error);
     if ((size_t)snprintf(text, room, "%s", given) < room) return 1;
-    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
-                  "tsh_uv_desc: a text is too long (%lu bytes): %.60s...",
-                  (unsigned long)strlen(given), given);
+    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                        "tsh_uv_desc: a text is too long (%lu bytes): %.60s...",
+                        (unsigned long)strlen(given), given);
     return -1;
 }
 
@@ -1300,7 +1224,7 @@ static int tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, tsh_uv_wo
     world->port = desc->port;
     if (desc->port > 0 && desc->port < 65536) return 1;
     if (desc->port) {
-        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", desc->port);
+        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%d is not a port", desc->port);
         return 0;
     }
     has = tsh_env_int("TSHARD_PORT", 1, 65535, &world->port, error);
@@ -1309,8 +1233,9 @@ static int tshi_uv_set_rank0_port(const tsh_uv_desc *desc, int family, tsh_uv_wo
         if (has > 0 && tsh_env_text("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent, error))
             has = strcmp(agent, "True") == 0 ? 2 : strcmp(agent, "False") == 0 ? 1 : -1;
         if (has < 0 && agent[0])
-            tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
-                          "TORCHELASTIC_USE_AGENT_STORE is \"%s\"; it takes True or False", agent);
+            (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                                "TORCHELASTIC_USE_AGENT_STORE is \"%s\"; it takes True or False",
+                                agent);
         world->port += has == 2;
     }
     if (!has && family == 3) {
@@ -1327,10 +1252,11 @@ static int tshi_uv_take_key(const void *key, size_t size, const char *where,
                             unsigned char hash[32], tsh_error *error) {
     (void)crypto_hash_sha256(hash, (const unsigned char *)key, size);
     if (size >= TSHI_UV_KEY_LEAST) return 1;
-    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
-                  "%.300s has a key of %d bytes, and less than %d can be guessed; `tshard-run "
-                  "--new-key FILE` writes a good one into a new file, for TSHARD_KEY_FILE",
-                  where, (int)size, TSHI_UV_KEY_LEAST);
+    (void)tsh_error_set(
+        error, TSH_ERR_ARGUMENT, -1,
+        "%.300s has a key of %d bytes, and less than %d can be guessed; `tshard-run "
+        "--new-key FILE` writes a good one into a new file, for TSHARD_KEY_FILE",
+        where, (int)size, TSHI_UV_KEY_LEAST);
     return 0;
 }
 
@@ -1338,21 +1264,22 @@ static int tshi_uv_take_key(const void *key, size_t size, const char *where,
 static int tshi_uv_check_key_file(int fd, const char *path, tsh_error *error) {
     struct stat info;
     if (fstat(fd, &info) != 0)
-        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
-                      tshi_uv_why(errno));
+        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
+                            tshi_uv_why(errno));
     else if (!S_ISREG(info.st_mode))
-        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s is not a regular file",
-                      path);
+        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                            "TSHARD_KEY_FILE: %.300s is not a regular file", path);
     else if (info.st_uid != 0 && info.st_uid != geteuid())
-        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
-                      "TSHARD_KEY_FILE: %.300s belongs to user %ld, who is neither root nor the "
-                      "user of this process: chown %ld %.300s",
-                      path, (long)info.st_uid, (long)geteuid(), path);
+        (void)tsh_error_set(
+            error, TSH_ERR_ARGUMENT, -1,
+            "TSHARD_KEY_FILE: %.300s belongs to user %ld, who is neither root nor the "
+            "user of this process: chown %ld %.300s",
+            path, (long)info.st_uid, (long)geteuid(), path);
     else if (info.st_mode & 077)
-        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
-                      "TSHARD_KEY_FILE: other users can read or write %.300s (mode %04o): "
-                      "chmod 600 %.300s",
-                      path, (unsigned)info.st_mode & 07777, path);
+        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                            "TSHARD_KEY_FILE: other users can read or write %.300s (mode %04o): "
+                            "chmod 600 %.300s",
+                            path, (unsigned)info.st_mode & 07777, path);
     else
         return 1;
     return 0;
@@ -1370,11 +1297,12 @@ static int tshi_uv_key_file(const char *path, unsigned char hash[32], tsh_error 
     while (more > 0 && n < (ssize_t)sizeof bytes)
         if ((more = read(fd, bytes + n, sizeof bytes - (size_t)n)) > 0) n += more;
     if (more < 0)
-        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
-                      tshi_uv_why(errno));
+        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s: %s", path,
+                            tshi_uv_why(errno));
     else if (n == (ssize_t)sizeof bytes)
-        tshi_uv_error(error, TSH_ERR_ARGUMENT, -1, "TSHARD_KEY_FILE: %.300s has %d bytes or more",
-                      path, (int)sizeof bytes);
+        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                            "TSHARD_KEY_FILE: %.300s has %d bytes or more", path,
+                            (int)sizeof bytes);
     if (fd >= 0) (void)close(fd);
     right = more == 0;
     while (n && (bytes[n - 1] == '\n' || bytes[n - 1] == '\r')) n--;
@@ -1410,23 +1338,21 @@ static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
     int family = tshi_uv_set_rank(desc, world, error);
     if (family < 0 || !tshi_uv_set_host(desc, family, world, error) ||
         !tshi_uv_set_rank0_port(desc, family, world, error) ||
-        !tshi_uv_seconds(desc->timeout, "tsh_uv_desc.timeout", "TSHARD_TIMEOUT", 300,
-                         &world->timeout, error) ||
-        !tshi_uv_seconds(desc->heartbeat, "tsh_uv_desc.heartbeat", "TSHARD_HEARTBEAT", 10,
-                         &world->heartbeat, error) ||
+        !tsh_timeout(desc->timeout, "tsh_uv_desc.timeout", &world->timeout, error) ||
+        !tsh_time_limit(desc->heartbeat, "tsh_uv_desc.heartbeat", "TSHARD_HEARTBEAT", 10,
+                        &world->heartbeat, error) ||
         tshi_uv_text(desc->bind, "TSHARD_BIND", world->bind_host, sizeof world->bind_host, error) <
             0 ||
         tshi_uv_text(desc->job, "TSHARD_JOB", world->jobname, sizeof world->jobname, error) < 0 ||
         !tshi_uv_set_key(desc, world, error))
         return 0;
-    if (world->heartbeat && world->heartbeat < TSHI_UV_SECOND) {
-        tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
-                      "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least that "
-                      "a busy machine keeps",
-                      (double)world->heartbeat / 1e9);
+    if (world->heartbeat < TSHI_UV_SECOND) {
+        (void)tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
+                            "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least that "
+                            "a busy machine keeps",
+                            (double)world->heartbeat / 1e9);
         return 0;
     }
-    if (world->timeout == 0) world->timeout = INT64_MAX / 4;
     (void)crypto_hash_sha256(hash, (const unsigned char *)world->jobname, strlen(world->jobname));
     memcpy(&world->job, hash, sizeof world->job);
     world->listener = desc->listener > 0 ? desc->listener : -1;
@@ -1434,10 +1360,10 @@ static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
         tsh_env_int("TSHARD_LISTENER", 1, INT_MAX, &world->listener, error) < 0)
         return 0;
     if (world->size == 1 || world->port || (world->rank == 0 && world->listener >= 0)) return 1;
-    tshi_uv_error(error, TSH_ERR_ARGUMENT, -1,
-                  "rank %d does not know on which port rank 0 listens: set TSHARD_PORT, or "
-                  "start the ranks with tshard-run",
-                  world->rank);
+    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                        "rank %d does not know on which port rank 0 listens: set TSHARD_PORT, or "
+                        "start the ranks with tshard-run",
+                        world->rank);
     return 0;
 }
 
@@ -1499,12 +1425,6 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
     return tshi_uv_verdict(world);
 }
 
-/* The rank of two that is taken to be wrong: not rank 0, else the lower. */
-static int tshi_uv_odd_of(int a, int b) {
-    int low = a < b ? a : b;
-    return low == 0 ? a + b : low;
-}
-
 /* Under the lock. */
 static tshi_uv_group *tshi_uv_find_group(const tsh_uv_world *world, uint64_t id) {
     tshi_uv_group *group = world->groups;
@@ -1533,6 +1453,7 @@ static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
     letter->c = tshi_uv_cursor_over(letter->bytes, sizeof letter->bytes);
     tshi_uv_put(&letter->c, 0, 4); /* the length, when it is known */
     tshi_uv_put(&letter->c, type, 1);
+    letter->c.writes = 1;
     return &letter->c;
 }
 
@@ -1563,7 +1484,7 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
         if (n < 0 && tshi_uv_later()) return;
         if (n > 0) {
             peer->sent += (uint64_t)n;
-            if (!peer->mark) peer->marked = tshi_uv_now();
+            if (!peer->mark) peer->marked = tsh_now();
             if (!peer->mark) peer->mark = peer->sent;
         }
         tshi_uv_drop(out, n > 0 ? (size_t)n : out->used);
@@ -1607,7 +1528,8 @@ static int tshi_uv_arbiter(const tsh_uv_world *world) {
 
 /* Sends the world's error to the peers that have sent this rank an error report. */
 static void tshi_uv_pass_on(tsh_uv_world *world) {
-    tshi_uv_put_error(tshi_uv_write(world, TSHI_UV_VERDICT), &world->error);
+    tsh_error error = world->error;
+    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_VERDICT), &error, world->size);
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].reported) tshi_uv_post(&world->peer[r]);
 }
@@ -1624,14 +1546,14 @@ static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
         tshi_uv_rule(world, error);
         tshi_uv_pass_on(world);
     } else if (!world->offered_at || peer->rank < world->offered_by) {
-        if (!world->offered_at) world->offered_at = tshi_uv_now();
+        if (!world->offered_at) world->offered_at = tsh_now();
         world->offer = *error;
         world->offered_by = peer->rank;
     }
 }
 
-static void tshi_uv_pronounce(tsh_uv_world *world, const tsh_error *error) {
-    tshi_uv_put_error(tshi_uv_write(world, TSHI_UV_VERDICT), error);
+static void tshi_uv_pronounce(tsh_uv_world *world, tsh_error *error) {
+    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_VERDICT), error, world->size);
     tshi_uv_post_all(world);
     tshi_uv_rule(world, error);
 }
@@ -1680,7 +1602,7 @@ static void tshi_uv_ask(tsh_uv_world *world) {
 /* This rank is the coordinator. */
 static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
     tshi_uv_judge *j = &world->judge;
-    if (!j->since) j->since = tshi_uv_now();
+    if (!j->since) j->since = tsh_now();
     if (e->charge < j->best.charge ||
         (e->charge == j->best.charge && e->error.rank >= j->best.error.rank))
         return;
@@ -1703,7 +1625,7 @@ static void tshi_uv_report(tsh_uv_world *world) {
         tshi_uv_consider(world, &world->held);
         return;
     }
-    tshi_uv_put_evidence(tshi_uv_write(world, TSHI_UV_ACCUSE), &world->held);
+    tshi_uv_evidence_fields(tshi_uv_write(world, TSHI_UV_ACCUSE), &world->held, world->size);
     tshi_uv_post(&world->peer[to]);
 }
 
@@ -1713,7 +1635,7 @@ static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_evidence *e) {
         (e->charge == world->held.charge && e->error.rank >= world->held.error.rank))
         return;
     world->held = *e;
-    if (!world->held_since) world->held_since = tshi_uv_now();
+    if (!world->held_since) world->held_since = tsh_now();
     TSHI_UV_PUT(&world->accused, 1);
     world->reported_to = -1;
     tshi_uv_report(world);
@@ -1750,7 +1672,7 @@ static int64_t tshi_uv_gap(const tsh_uv_world *world) {
 /* Records the event at time `at`. Time in which this thread itself did not run is no gap. */
 static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) {
     const tsh_uv_world *world = peer->world;
-    int64_t now = tshi_uv_now(), gap = tshi_uv_gap(world);
+    int64_t now = tsh_now(), gap = tshi_uv_gap(world);
     int overslept = world->ticked && now - world->ticked > gap;
     if ((overslept ? world->ticked : now) - pulse->last > gap) pulse->back = now;
     pulse->last = at;
@@ -1759,7 +1681,7 @@ static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) 
 /* What has the peer's system acknowledged? */
 static void tshi_uv_look(tshi_uv_peer *peer) {
     int left = tshi_uv_unacknowledged(peer->fd);
-    int64_t now = tshi_uv_now();
+    int64_t now = tsh_now();
     if (left < 0) { /* the system does not say: silence is all that tells of a cut */
         tshi_uv_beats(peer, &peer->acked, now);
         peer->mark = 0;
@@ -1773,7 +1695,7 @@ static void tshi_uv_look(tshi_uv_peer *peer) {
 
 /* 1 if the last event is a gap ago, or a gap ended within the last heartbeat. */
 static int tshi_uv_missed(const tsh_uv_world *world, const tshi_uv_pulse *pulse) {
-    int64_t now = tshi_uv_now();
+    int64_t now = tsh_now();
     return now - pulse->last > tshi_uv_gap(world) ||
            (pulse->back && now - pulse->back < world->heartbeat);
 }
@@ -1781,8 +1703,7 @@ static int tshi_uv_missed(const tsh_uv_world *world, const tshi_uv_pulse *pulse)
 /* Whether the network to a peer is cut, or was just now. A process that is stopped or busy is
  * silent, too, but its system acknowledges what it is sent. */
 static int tshi_uv_is_cut(const tshi_uv_peer *peer) {
-    return peer->world->heartbeat && tshi_uv_missed(peer->world, &peer->heard) &&
-           tshi_uv_missed(peer->world, &peer->acked);
+    return tshi_uv_missed(peer->world, &peer->heard) && tshi_uv_missed(peer->world, &peer->acked);
 }
 
 typedef enum tshi_uv_side { TSHI_UV_OURS, TSHI_UV_THEIRS, TSHI_UV_NEITHER } tshi_uv_side;
@@ -1807,15 +1728,15 @@ static int tshi_uv_list_side(const tsh_uv_world *world, tshi_uv_side side, int *
         if (tshi_uv_side_of(world, r) != side) continue;
         if (lowest < 0) lowest = r;
         if (++*count <= 8)
-            tshi_uv_add(text, room, " %d", r);
+            tsh_text_add(text, room, " %d", r);
         else if (*count == 9)
-            tshi_uv_add(text, room, " ...");
+            tsh_text_add(text, room, " ...");
     }
     if (lowest < 0) return -1;
     if (*count == 1) (void)snprintf(text, room, "rank %d", lowest);
     tshi_uv_host_text(lowest == world->rank ? &world->own : &world->peer[lowest].address, host,
                       sizeof host);
-    tshi_uv_add(text, room, " (%s)", host);
+    tsh_text_add(text, room, " (%s)", host);
     return lowest;
 }
 
@@ -1843,96 +1764,18 @@ static int tshi_uv_started_as(const tsh_uv_world *world, int rank) {
     return -1;
 }
 
-/* How many called what world rank r did. */
-static int tshi_uv_agree(const tsh_uv_world *world, int r) {
-    const tshi_uv_answer *answer = world->judge.answer;
-    int count = 0;
-    for (int m = 0; m < world->size; m++)
-        count += answer[m].started && answer[m].record.digest == answer[r].record.digest;
-    return count;
-}
-
-static void tshi_uv_describe(const tshi_uv_record *record, const tshi_uv_record *other, char *text,
-                             size_t room) {
-    tsh_coll a = record->coll, b;
-    a.recv_counts = record->counts ? record->recv_counts : NULL;
-    if (other) {
-        b = other->coll;
-        b.recv_counts = other->counts ? other->recv_counts : NULL;
-    }
-    (void)tsh_coll_text(&a, other ? &b : NULL,
-                        (int)tshi_uv_min(record->counts, other ? other->counts : 0), text, room);
-}
-
-/* The largest part is right (of several, rank 0's, else the lowest); the odd rank is the lowest
- * that is not in it. 0: all called the same. */
-static int tshi_uv_find_odd(tsh_uv_world *world, tsh_error *error) {
-    const tshi_uv_judge *j = &world->judge;
-    const tshi_uv_answer *answer = j->answer;
-    char mine[160], theirs[160];
-    int right = -1, odd = -1;
-    for (int g = 0; g < world->size; g++) {
-        int r = tshi_uv_started_as(world, g);
-        if (r >= 0 && (right < 0 || tshi_uv_agree(world, r) > tshi_uv_agree(world, right)))
-            right = r;
-    }
-    for (int g = world->size - 1; g >= 0; g--) {
-        int r = tshi_uv_started_as(world, g);
-        if (r >= 0 && answer[r].record.digest != answer[right].record.digest) odd = r;
-    }
-    if (odd < 0) return 0;
-    tshi_uv_describe(&answer[odd].record, &answer[right].record, mine, sizeof mine);
-    tshi_uv_describe(&answer[right].record, &answer[odd].record, theirs, sizeof theirs);
-    tshi_uv_error(error, TSH_ERR_MISMATCH, odd,
-                  "rank %d called %s where rank %d called %s (collective %llu of group %llu)", odd,
-                  mine, right, theirs, (unsigned long long)j->best.seq,
-                  (unsigned long long)j->best.group);
-    return 1;
-}
-
-/* All-to-all: how many of rank r's pieces do not have the length its partner expects; *with: the
- * last such partner. */
-static int tshi_uv_unequal(const tsh_uv_world *world, int r, int *with) {
-    const tshi_uv_answer *answer = world->judge.answer;
-    int count = 0;
-    if (!answer[r].started || answer[r].rank >= answer[r].record.counts) return 0;
-    for (int m = world->size - 1; m >= 0; m--) {
-        const tshi_uv_record *mine = &answer[r].record, *its = &answer[m].record;
-        int me = answer[r].rank, it = answer[m].rank, n = 0;
-        if (!answer[m].started || it >= mine->counts || me >= its->counts) continue;
-        n += mine->send_counts[it] != its->recv_counts[me];
-        n += mine->recv_counts[it] != its->send_counts[me];
-        if (n) *with = m;
-        count += n;
-    }
-    return count;
-}
-
-/* The odd rank has the most wrong pieces; of several, the lowest but rank 0. */
-static void tshi_uv_find_unequal(tsh_uv_world *world, tsh_error *error) {
-    const tshi_uv_answer *answer = world->judge.answer;
-    int odd = -1, most = 0, with = 0, other = 0, sends;
-    const tshi_uv_record *a, *b;
-    for (int g = world->size - 1; g >= 0; g--) {
-        int r = tshi_uv_started_as(world, g), n = r < 0 ? 0 : tshi_uv_unequal(world, r, &other);
-        if (n == 0 || n < most || (n == most && g == 0)) continue;
-        most = n;
-        odd = r;
-        with = other;
-    }
-    if (odd < 0) return;
-    a = &answer[odd].record;
-    b = &answer[with].record;
-    sends = a->send_counts[answer[with].rank] != b->recv_counts[answer[odd].rank];
-    tshi_uv_error(
-        error, TSH_ERR_MISMATCH, odd,
-        "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld (collective "
-        "%llu of group %llu)",
-        odd, sends ? "send_counts" : "recv_counts", answer[with].rank,
-        (long long)(sends ? a->send_counts : a->recv_counts)[answer[with].rank], with,
-        sends ? "recv_counts" : "send_counts", answer[odd].rank,
-        (long long)(sends ? b->recv_counts : b->send_counts)[answer[odd].rank],
-        (unsigned long long)world->judge.best.seq, (unsigned long long)world->judge.best.group);
+/* What the rank of the group that is asked about has called; `user` is the world. */
+static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
+    const tsh_uv_world *world = (const tsh_uv_world *)user;
+    const int r = tshi_uv_started_as(world, rank);
+    const tshi_uv_record *record = &world->judge.answer[r < 0 ? 0 : r].record;
+    out->coll = record->coll;
+    out->coll.send_counts = record->send_counts;
+    out->coll.recv_counts = record->recv_counts;
+    out->digest = record->digest;
+    out->rank = r;
+    out->counts = record->counts;
+    return r >= 0;
 }
 
 /* 1 if rank r is known to belong to the group that is asked about. */
@@ -1953,12 +1796,12 @@ static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
     for (int r = 0; r < world->size; r++) {
         int member = answer[r].told ? answer[r].member : tshi_uv_belongs(world, r);
         if (!member || answer[r].started) continue;
-        tshi_uv_add(error->message, sizeof error->message, "%s %d",
-                    first < 0 ? "; absent ranks:" : "", r);
+        tsh_text_add(error->message, sizeof error->message, "%s %d",
+                     first < 0 ? "; absent ranks:" : "", r);
         if (first < 0) first = r;
     }
     if (first < 0)
-        tshi_uv_add(error->message, sizeof error->message, "; every rank has started it");
+        tsh_text_add(error->message, sizeof error->message, "; every rank has started it");
     error->rank = first;
 }
 
@@ -1979,9 +1822,9 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
         tshi_uv_ask(world);
         return;
     }
-    if (j->best.group && j->best.charge == TSHI_UV_MISMATCH &&
-        !tshi_uv_find_odd(world, &j->best.error))
-        tshi_uv_find_unequal(world, &j->best.error);
+    if (j->best.group && j->best.charge == TSHI_UV_MISMATCH)
+        (void)tsh_call_mismatch(tshi_uv_called, world, world->size, j->best.seq, j->best.group,
+                                &j->best.error);
     if (j->best.group && j->best.charge == TSHI_UV_LATE) tshi_uv_find_absent(world, &j->best.error);
     tshi_uv_pronounce(world, &j->best.error);
 }
@@ -2115,7 +1958,7 @@ static void tshi_uv_report_stuck(tsh_uv_world *world) {
     if (to == world->rank)
         tshi_uv_copy_stuck(&world->judge.stuck[to], world->stuck);
     else
-        tshi_uv_put_stuck(tshi_uv_write(world, TSHI_UV_STUCK), world->stuck);
+        tshi_uv_stuck_fields(tshi_uv_write(world, TSHI_UV_STUCK), world->stuck, world->size);
     uv_mutex_unlock(&world->lock);
     if (to == world->rank)
         tshi_uv_follow(world, to);
@@ -2170,7 +2013,7 @@ static void tshi_uv_redial(tshi_uv_dial *dial) {
     int64_t step = TSHI_UV_MS * 5 << shift;
     dial->under_way = 0;
     dial->attempts++;
-    dial->at = tshi_uv_now() + step / 2 + (int64_t)randombytes_uniform((uint32_t)step);
+    dial->at = tsh_now() + step / 2 + (int64_t)randombytes_uniform((uint32_t)step);
 }
 
 static void tshi_uv_dial_done(tsh_uv_world *world, tshi_uv_dial *dial) {
@@ -2225,8 +2068,8 @@ static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, in
 /* ---- the server's side ---- */
 
 /* What a proven claim gets; *value: ours, where it differs. */
-static tshi_uv_status tshi_uv_check_claim(const tsh_uv_world *world, const tshi_uv_hello *hello,
-                                          int64_t *value) {
+static tshi_uv_reply tshi_uv_check_claim(const tsh_uv_world *world, const tshi_uv_hello *hello,
+                                         int64_t *value) {
     tshi_uv_group *group;
     const tshi_uv_link *link;
     *value = 0;
@@ -2266,7 +2109,7 @@ static int tshi_uv_reply_to_claim(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     unsigned char proof[32], expected[32];
-    tshi_uv_status status;
+    tshi_uv_reply status;
     int64_t value = 0;
     tshi_uv_get_claim(conn->in, hello, proof);
     if (hello->purpose != TSHI_UV_JOIN && world->forming && !world->tabled) return 0;
@@ -2330,8 +2173,7 @@ static int tshi_uv_make_claim(tshi_uv_conn *conn) {
     conn->out_used = TSHI_UV_CLAIM;
     conn->in_used = 0;
     conn->in_need = TSHI_UV_REPLY;
-    conn->until = tshi_uv_now() +
-                  2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* more than the server */
+    conn->until = tsh_now() + 2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* more than the server */
     conn->phase = TSHI_UV_AWAITS_REPLY;
     return 1;
 }
@@ -2467,10 +2309,10 @@ static int tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
     char host[64];
     if (world->keyed || world->insecure || tshi_uv_loopback(address)) return 0;
     tshi_uv_host_text(address, host, sizeof host);
-    tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
-                  "rank %d: %s is not a loopback address: set TSHARD_KEY or TSHARD_KEY_FILE, "
-                  "the same on every rank (or TSHARD_INSECURE=1 to let anybody in)",
-                  world->rank, host);
+    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
+                        "rank %d: %s is not a loopback address: set TSHARD_KEY or TSHARD_KEY_FILE, "
+                        "the same on every rank (or TSHARD_INSECURE=1 to let anybody in)",
+                        world->rank, host);
     return 1;
 }
 
@@ -2561,7 +2403,7 @@ static void tshi_uv_list_absent(const tsh_uv_world *world, char *text, size_t ro
     text[0] = 0;
     for (int r = 0; r < world->size; r++)
         if (r != world->rank && world->peer[r].state == TSHI_UV_ABSENT)
-            tshi_uv_add(text, room, " %d", r);
+            tsh_text_add(text, room, " %d", r);
 }
 
 static void tshi_uv_tell_absent(tsh_uv_world *world) {
@@ -2680,8 +2522,10 @@ static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
 static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_judge *j = &peer->world->judge;
     tshi_uv_answer answer;
-    uint64_t group, seq;
-    tshi_uv_get_answer(c, &group, &seq, &answer);
+    uint64_t group = 0, seq = 0;
+    memset(&answer, 0, sizeof answer);
+    answer.record.coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
+    tshi_uv_answer_fields(c, &group, &seq, &answer);
     if (!c->bad && group == j->best.group && seq == j->best.seq) j->answer[peer->rank] = answer;
 }
 
@@ -2689,7 +2533,7 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tshi_uv_answer answer;
     uint64_t group = tshi_uv_get(c, 8), seq = tshi_uv_get(c, 8);
     tshi_uv_answer_for(peer->world, group, seq, &answer);
-    tshi_uv_put_answer(tshi_uv_write(peer->world, TSHI_UV_TELL), group, seq, &answer);
+    tshi_uv_answer_fields(tshi_uv_write(peer->world, TSHI_UV_TELL), &group, &seq, &answer);
     tshi_uv_post(peer);
 }
 
@@ -2699,7 +2543,8 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
 static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
     tshi_uv_evidence e;
-    tshi_uv_get_evidence(c, &e, world->size);
+    memset(&e, 0, sizeof e);
+    tshi_uv_evidence_fields(c, &e, world->size);
     if (c->bad) return;
     e.reporter = peer->rank;
     peer->reported = 1;
@@ -2713,7 +2558,7 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
 
 static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_get_stuck(c, &world->judge.stuck[peer->rank], world->size);
+    tshi_uv_stuck_fields(c, &world->judge.stuck[peer->rank], world->size);
     if (!c->bad) tshi_uv_follow(world, peer->rank);
 }
 
@@ -2770,9 +2615,7 @@ static void tshi_uv_last_call(tsh_uv_world *world, char *text, size_t room) {
     text[0] = 0;
     if (!id) return;
     (void)snprintf(text, room, "; rank %d last called ", world->rank);
-    tshi_uv_describe(&record, NULL, text + strlen(text), room - strlen(text));
-    tshi_uv_add(text, room, ", collective %llu of group %llu", (unsigned long long)seq,
-                (unsigned long long)id);
+    tsh_coll_where(&record.coll, 0, seq, id, text, room);
 }
 
 /* The network forgot a data connection: what this rank wrote does not reach a peer that waits. */
@@ -2781,7 +2624,7 @@ static void tshi_uv_suspect_link(tshi_uv_peer *peer, const tshi_uv_address ends[
     char texts[2][80], last[240];
     for (int i = 0; i < 2; i++) tshi_uv_address_text(&ends[i], texts[i], sizeof texts[i]);
     tshi_uv_last_call(world, last, sizeof last);
-    tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tshi_uv_odd_of(world->rank, peer->rank),
+    tshi_uv_suspect(world, TSHI_UV_SILENT, TSH_ERR_LOST, tsh_blamed(world->rank, peer->rank),
                     "the data connection of rank %d (%s) and rank %d (%s) is dead: for %.1f s "
                     "(TSHARD_HEARTBEAT) no byte has come through, though both ranks answer; has a "
                     "firewall or NAT between them dropped it?%s",
@@ -2797,7 +2640,7 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
     uint64_t id = tshi_uv_get(c, 8), got = tshi_uv_get(c, 8);
     uint32_t purpose = (uint32_t)tshi_uv_get(c, 1);
-    int64_t now = tshi_uv_now();
+    int64_t now = tsh_now();
     tshi_uv_group *group;
     tshi_uv_link *link = NULL;
     tshi_uv_address ends[2];
@@ -2814,8 +2657,7 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
             link->stalled_since = now;
         link->peer_got = got;
         link->peer_got_at = now;
-        dead = world->heartbeat && link->stalled_since &&
-               now - link->stalled_since >= world->heartbeat;
+        dead = link->stalled_since && now - link->stalled_since >= world->heartbeat;
         for (int i = 0; i < 2 && dead; i++) (void)tshi_uv_end_of(link->fd, i, &ends[i]);
     }
     uv_mutex_unlock(&world->lock);
@@ -2841,7 +2683,8 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
     case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;
     case TSHI_UV_VERDICT:
-        tshi_uv_get_error(c, &error, world->size);
+        memset(&error, 0, sizeof error);
+        tshi_uv_error_fields(c, &error, world->size);
         if (!c->bad) tshi_uv_on_decision(peer, &error);
         break;
     case TSHI_UV_BYE: tshi_uv_on_bye(peer); break;
@@ -2894,7 +2737,7 @@ static void tshi_uv_read_peer(tshi_uv_peer *peer) {
             return;
         }
         peer->in.used += (size_t)n;
-        tshi_uv_beats(peer, &peer->heard, tshi_uv_now());
+        tshi_uv_beats(peer, &peer->heard, tsh_now());
         tshi_uv_look(peer);
         while (peer->fd >= 0 && (heard = tshi_uv_next_message(peer)) > 0) {
         }
@@ -2933,7 +2776,7 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
     peer->fd = fd;
     peer->events = UV_READABLE;
     peer->state = TSHI_UV_THERE;
-    peer->heard.last = peer->acked.last = tshi_uv_now();
+    peer->heard.last = peer->acked.last = tsh_now();
     (void)snprintf(peer->name, sizeof peer->name, "%s", name);
     return 1;
 }
@@ -3014,7 +2857,7 @@ static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, c
     conn->world = world;
     conn->fd = fd;
     conn->dial = dial;
-    conn->until = tshi_uv_now() + patience * TSHI_UV_SECOND;
+    conn->until = tsh_now() + patience * TSHI_UV_SECOND;
     (void)snprintf(conn->name, sizeof conn->name, "%s", name);
     conn->next = world->conns;
     world->conns = conn;
@@ -3076,7 +2919,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
             if (tshi_uv_drop_stranger(world)) continue;
             tshi_uv_too_few(world);
             tshi_uv_unwatch(&world->listening); /* tried again at a later tick */
-            world->accept_at = tshi_uv_now() + 100 * TSHI_UV_MS;
+            world->accept_at = tsh_now() + 100 * TSHI_UV_MS;
             return;
         }
         if (!tshi_uv_prepare_fd(fd)) {
@@ -3144,7 +2987,7 @@ static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
  * gets the next such message only when it has acknowledged the last, so that slow networks do not
  * fill with outdated counts. */
 static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
-    if (now < world->await_at || !world->heartbeat) return;
+    if (now < world->await_at) return;
     world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
     uv_mutex_lock(&world->lock);
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
@@ -3175,7 +3018,7 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
         tshi_uv_peer *peer = &world->peer[r];
         if (peer->state != TSHI_UV_THERE) continue;
         if (overslept) peer->heard.last = peer->acked.last = now;
-        if (!world->heartbeat || world->parting || tshi_uv_verdict(world) != TSH_OK) continue;
+        if (world->parting || tshi_uv_verdict(world) != TSH_OK) continue;
         cut = tshi_uv_is_cut(peer);
         /* Silence begins where a beat is missing. Half open, a peer is heard for a while after it
          * ceased to hear: then it begins with the first beat that is not acknowledged. */
@@ -3213,10 +3056,10 @@ static void tshi_uv_expire(tsh_uv_world *world, int64_t now) {
 
 /* All are there, but these do not reach all others, as far as this rank knows. */
 static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t room) {
-    tshi_uv_add(text, room, "; a firewall between hosts? Still connecting:");
-    if (world->rank) tshi_uv_add(text, room, " %d", world->rank);
+    tsh_text_add(text, room, "; a firewall between hosts? Still connecting:");
+    if (world->rank) tsh_text_add(text, room, " %d", world->rank);
     for (int r = 1; r < world->size && !world->rank; r++)
-        if (!world->peer[r].ready) tshi_uv_add(text, room, " %d", r);
+        if (!world->peer[r].ready) tsh_text_add(text, room, " %d", r);
 }
 
 /* Time is up for the world to form. */
@@ -3271,7 +3114,7 @@ static void tshi_uv_reach_out(tsh_uv_world *world, int64_t now) {
 }
 
 static void tshi_uv_tick(tsh_uv_world *world) {
-    int64_t now = tshi_uv_now();
+    int64_t now = tsh_now();
     int stuck;
     tshi_uv_beat(world, now);
     tshi_uv_tell_awaited(world, now);
@@ -3306,7 +3149,7 @@ static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
 
 static void tshi_uv_part(tsh_uv_world *world) {
     if (tshi_uv_accuses(world)) return;
-    world->parting = tshi_uv_now();
+    world->parting = tsh_now();
     (void)tshi_uv_write(world, TSHI_UV_BYE);
     tshi_uv_post_all(world);
     for (int r = 0; r < world->size; r++)
@@ -3339,7 +3182,7 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
     leaving = world->leaving;
     uv_mutex_unlock(&world->lock);
     if (leaving && !world->parting) tshi_uv_part(world);
-    if (world->parting && tshi_uv_parted(world, tshi_uv_now())) {
+    if (world->parting && tshi_uv_parted(world, tsh_now())) {
         uv_stop(&world->control);
         return;
     }
@@ -3348,9 +3191,9 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
     wait = world->forming || world->making || world->conns || leaving || tshi_uv_accuses(world) ||
                    (!ended && (world->judge.since || world->offered_at))
                ? 5
-               : (int)tshi_uv_min(100, (next - tshi_uv_now()) / TSHI_UV_MS + 1);
+               : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1);
     if (wait < 1) wait = 1;
-    world->ticked = tshi_uv_now() + wait * TSHI_UV_MS;
+    world->ticked = tsh_now() + wait * TSHI_UV_MS;
     (void)uv_timer_start(&world->tick, tshi_uv_on_tick, (uint64_t)wait, 0);
 }
 
@@ -3363,9 +3206,9 @@ static void tshi_uv_name_missing(const tshi_uv_group *group, tsh_error *error) {
         error->rank = group->ranks[r];
     }
     if (error->rank < 0) return;
-    tshi_uv_add(error->message, sizeof error->message, "; absent ranks: %d", error->rank);
+    tsh_text_add(error->message, sizeof error->message, "; absent ranks: %d", error->rank);
     if (world->obstacle[0])
-        tshi_uv_add(error->message, sizeof error->message, " (%s)", world->obstacle);
+        tsh_text_add(error->message, sizeof error->message, " (%s)", world->obstacle);
 }
 
 /* The caller's thread has something: evidence, a group to be made, a long wait, a goodbye. */
@@ -3507,12 +3350,6 @@ static int64_t tshi_uv_width(const tshi_uv_op *op) {
     return (int64_t)tsh_dtype_size(op->coll.dtype);
 }
 
-static int64_t tshi_uv_before(const int64_t *counts, int r) {
-    int64_t sum = 0;
-    for (int i = 0; i < r; i++) sum += counts[i];
-    return sum;
-}
-
 /* Bytes of chunk k. */
 static int64_t tshi_uv_length(const tshi_uv_group *group, const tshi_uv_op *op, int k) {
     const tsh_coll *coll = &op->coll;
@@ -3526,10 +3363,10 @@ static int64_t tshi_uv_length(const tshi_uv_group *group, const tshi_uv_op *op, 
 /* `blocks` rows of counts: the place of byte `offset` of rank k's piece. */
 static tshi_uv_span tshi_uv_in_rows(void *base, const int64_t *counts, int size, int k,
                                     int64_t width, int64_t offset) {
-    int64_t row = counts[k] * width, whole = tshi_uv_before(counts, size) * width;
+    int64_t row = counts[k] * width, whole = tsh_coll_before(counts, size) * width;
     int64_t b = row ? offset / row : 0, within = row ? offset % row : 0;
     tshi_uv_span span;
-    span.at = (char *)base + b * whole + tshi_uv_before(counts, k) * width + within;
+    span.at = (char *)base + b * whole + tsh_coll_before(counts, k) * width + within;
     span.size = row - within;
     return span;
 }
@@ -3779,19 +3616,17 @@ static tshi_uv_span tshi_uv_direct_in(const tshi_uv_group *group, const tshi_uv_
     return span;
 }
 
-/* out = x[k+1] + ... + x[k+P] of n elements of chunk k; each message holds it `at` bytes in. */
-static void tshi_uv_direct_sum(const tshi_uv_group *group, const tshi_uv_op *op, int k, int64_t at,
-                               const char *own, char *out, int64_t n) {
-    const tsh_coll *coll = &op->coll;
-    const char *left = NULL;
-    for (int j = 1; j <= group->size; j++) {
-        int from = (k + j) % group->size;
-        const char *x = from == group->rank ? own : tshi_uv_row(group, op, from) + at;
-        if (left) tsh_coll_fold(out, left, x, n, coll->dtype, coll->redop);
-        left = left ? out : x;
-    }
-    if (group->size == 1) memmove(out, own, (size_t)(n * tshi_uv_width(op)));
-    tsh_coll_finish(out, n, coll->dtype, coll->redop, group->size);
+/* n elements that every rank has sent, `at` bytes into its message; this rank's own are there. */
+typedef struct tshi_uv_parts {
+    const tshi_uv_group *group;
+    const tshi_uv_op *op;
+    const char *own;
+    int64_t at;
+} tshi_uv_parts;
+
+static const void *tshi_uv_message_of(const void *user, int r) {
+    const tshi_uv_parts *p = (const tshi_uv_parts *)user;
+    return r == p->group->rank ? p->own : tshi_uv_row(p->group, p->op, r) + p->at;
 }
 
 /* All is sent and received. `out` may be `own`: the sum goes through a tile. */
@@ -3799,7 +3634,10 @@ static void tshi_uv_direct_sums(const tshi_uv_group *group, const tshi_uv_op *op
     const tsh_coll *coll = &op->coll;
     int64_t width = tshi_uv_width(op), n;
     double tile[512]; /* aligned for every dtype */
+    tshi_uv_parts parts;
     int reduces = coll->kind == TSH_ALLREDUCE, k = reduces ? 0 : group->rank;
+    parts.group = group;
+    parts.op = op;
     for (; k < (reduces ? group->size : group->rank + 1); k++) {
         int64_t size = tshi_uv_length(group, op, k);
         for (int64_t at = 0; at < size; at += n * width) {
@@ -3808,7 +3646,9 @@ static void tshi_uv_direct_sums(const tshi_uv_group *group, const tshi_uv_op *op
             int64_t base = reduces ? tsh_coll_chunk(coll->count, group->size, k) * width : 0;
             n = tshi_uv_min(own.size, (int64_t)sizeof tile) / width;
             to.at = (char *)coll->recv + base + at;
-            tshi_uv_direct_sum(group, op, k, base + at, own.at, (char *)tile, n);
+            parts.own = own.at;
+            parts.at = base + at;
+            tsh_coll_sum(tile, n, coll, group->size, k, tshi_uv_message_of, &parts);
             memcpy(to.at, tile, (size_t)(n * width));
         }
     }
@@ -3887,12 +3727,9 @@ static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, ch
                             size_t room) {
     text[0] = 0;
     if (op)
-        (void)tsh_coll_text(&op->coll, NULL, group->size, text, room);
+        tsh_coll_where(&op->coll, group->size, op->head.seq, group->id, text, room);
     else
-        tshi_uv_add(text, room, "the connections");
-    if (op && op->route != TSHI_UV_MESSAGE)
-        tshi_uv_add(text, room, ", collective %llu", (unsigned long long)op->head.seq);
-    tshi_uv_add(text, room, " of group %llu", (unsigned long long)group->id);
+        tsh_text_add(text, room, "the connections of group %llu", (unsigned long long)group->id);
 }
 
 /* A queue of a connection that is in use. */
@@ -3917,7 +3754,7 @@ static void tshi_uv_differ(tshi_uv_link *link, const tshi_uv_op *op) {
     uint64_t seq = link->heard.seq < op->head.seq ? link->heard.seq : op->head.seq;
     int a = group->ranks[link->peer], b = group->world->rank;
     tshi_uv_accuse(group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH,
-                   tshi_uv_odd_of(a, b),
+                   tsh_blamed(a, b),
                    "rank %d and rank %d called different collectives (collective %llu of group "
                    "%llu)",
                    a, b, (unsigned long long)seq, (unsigned long long)group->id);
@@ -3929,20 +3766,17 @@ static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const ts
     tshi_uv_group *group = link->group;
     tsh_coll a = tsh_coll_make(TSH_SEND, (tsh_dtype)sent->dtype);
     tsh_coll b = tsh_coll_make(TSH_RECV, (tsh_dtype)wanted->dtype);
-    char texts[2][160];
-    int ra = group->ranks[from], rb = group->ranks[to];
+    tsh_error error;
     a.count = sent->count;
     a.send_to = to;
     a.tag = sent->tag;
     b.count = wanted->count;
     b.recv_from = from;
     b.tag = wanted->tag;
-    (void)tsh_coll_text(&a, NULL, 0, texts[0], sizeof texts[0]);
-    (void)tsh_coll_text(&b, NULL, 0, texts[1], sizeof texts[1]);
-    tshi_uv_accuse(group->world, TSHI_UV_MISMATCH, 0, 0, TSH_ERR_MISMATCH, tshi_uv_odd_of(ra, rb),
-                   "rank %d called %s where rank %d called %s (message %llu of group %llu)", ra,
-                   texts[0], rb, texts[1], (unsigned long long)sent->seq,
-                   (unsigned long long)group->id);
+    tsh_message_mismatch(&a, &b, group->ranks[from], group->ranks[to], sent->seq, group->id,
+                         &error);
+    tshi_uv_accuse(group->world, TSHI_UV_MISMATCH, 0, 0, error.code, error.rank, "%s",
+                   error.message);
 }
 
 static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
@@ -4212,12 +4046,6 @@ static int tshi_uv_advance(tsh_uv_world *world) {
  * sends. */
 enum { TSHI_UV_DIRECT_MOST = 96 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
 
-/* timeout_ns 0: the world's. */
-static int64_t tshi_uv_deadline(const tsh_uv_world *world, int64_t timeout_ns) {
-    int64_t now = tshi_uv_now(), wait = timeout_ns ? timeout_ns : world->timeout;
-    return wait > INT64_MAX - now ? INT64_MAX : now + wait;
-}
-
 static void tshi_uv_queue(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_fifo *fifo,
                           tshi_uv_stream *s, int64_t total) {
     memset(s, 0, sizeof *s);
@@ -4345,7 +4173,7 @@ static tsh_result tshi_uv_no_scratch(const tshi_uv_group *group, const tsh_coll 
     char text[200] = "start ";
     size_t used = strlen(text);
     (void)tsh_coll_text(coll, NULL, group->size, text + used, sizeof text - used);
-    tshi_uv_add(text, sizeof text, " of group %llu", (unsigned long long)group->id);
+    tsh_text_add(text, sizeof text, " of group %llu", (unsigned long long)group->id);
     return tshi_uv_cannot(group->world, TSH_ERR_MEMORY, text, "no memory");
 }
 
@@ -4371,7 +4199,7 @@ static tshi_uv_op *tshi_uv_prepare_op(tshi_uv_group *group, const tsh_coll *coll
             return NULL;
         }
     }
-    op->deadline = tshi_uv_deadline(group->world, coll->timeout_ns);
+    op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
     return op;
 }
 
@@ -4410,12 +4238,12 @@ static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
 enum { TSHI_UV_STUCK_MS = 20, TSHI_UV_NAP_MS = 500 };
 
 /* What a rank waits for: an operation, or the connections of a group (op NULL). */
-typedef struct tshi_uv_wait {
+typedef struct tshi_uv_waiting {
     tshi_uv_group *group;
     tshi_uv_op *op;
     int64_t deadline, begun;
     int noted; /* the control thread knows of it */
-} tshi_uv_wait;
+} tshi_uv_waiting;
 
 static void tshi_uv_poll_event(uv_poll_t *poll, int status, int events) {
     (void)poll;
@@ -4428,7 +4256,7 @@ static void tshi_uv_timer_event(uv_timer_t *timer) {
     uv_stop(timer->loop);
 }
 
-static int tshi_uv_over(const tshi_uv_wait *wait) {
+static int tshi_uv_over(const tshi_uv_waiting *wait) {
     if (tshi_uv_verdict(wait->group->world) != TSH_OK) return 1;
     return wait->op ? wait->op->pending == 0 : TSHI_UV_GET(&wait->group->linked);
 }
@@ -4532,9 +4360,9 @@ static void tshi_uv_watch_links(tsh_uv_world *world) {
 }
 
 /* Sleeps until a connection moves, the control thread has news, or time has passed. */
-static void tshi_uv_nap(tshi_uv_wait *wait) {
+static void tshi_uv_nap(tshi_uv_waiting *wait) {
     tsh_uv_world *world = wait->group->world;
-    int64_t now = tshi_uv_now(), until;
+    int64_t now = tsh_now(), until;
     if (!wait->begun) wait->begun = now;
     until = now + TSHI_UV_NAP_MS * TSHI_UV_MS;
     if (now >= wait->deadline)
@@ -4558,7 +4386,7 @@ static void tshi_uv_nap(tshi_uv_wait *wait) {
 
 static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t deadline) {
     tsh_uv_world *world = group->world;
-    tshi_uv_wait wait;
+    tshi_uv_waiting wait;
     int spins = 0, turns = 0;
     memset(&wait, 0, sizeof wait);
     wait.group = group;
@@ -4567,7 +4395,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t
     for (;;) {
         int moved = tshi_uv_advance(world);
         if (tshi_uv_over(&wait)) break;
-        if (++turns % 64 == 0 && tshi_uv_now() >= deadline) tshi_uv_late(group, op);
+        if (++turns % 64 == 0 && tsh_now() >= deadline) tshi_uv_late(group, op);
         if (moved) {
             spins = 0;
         } else if (spins++ < world->spins) {
@@ -4620,7 +4448,7 @@ static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *r
     return TSH_OK;
 }
 
-static tsh_result tshi_uv_wait_req(tsh_comm *comm, tsh_req req) {
+static tsh_result tshi_uv_wait(tsh_comm *comm, tsh_req req) {
     tshi_uv_group *group = tshi_uv_group_of(comm);
     tshi_uv_op *op = tshi_uv_op_of(group, req);
     tsh_result result = tshi_uv_wait_for(group, op, op->deadline);
@@ -4635,7 +4463,7 @@ static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
     (void)tshi_uv_advance(group->world);
     result = tshi_uv_verdict(group->world);
     *done = result != TSH_OK || op->pending == 0;
-    if (!*done && tshi_uv_now() >= op->deadline) tshi_uv_late(group, op);
+    if (!*done && tsh_now() >= op->deadline) tshi_uv_late(group, op);
     return result;
 }
 
@@ -4644,7 +4472,7 @@ static void tshi_uv_progress(tsh_comm *comm) {
     if (tshi_uv_verdict(world) == TSH_OK) (void)tshi_uv_advance(world);
 }
 
-static tsh_result tshi_uv_status_of(tsh_comm *comm, tsh_error *error) {
+static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tsh_result verdict = tshi_uv_verdict(world);
     if (verdict != TSH_OK && error) *error = world->error; /* written before the verdict */
@@ -4664,20 +4492,6 @@ typedef struct tshi_uv_ticket {
     uint64_t id; /* for the new group, if this rank is its color's first */
 } tshi_uv_ticket;
 
-/* The ranks of this rank's color by key, then by rank; their number. */
-static int tshi_uv_sort(const tshi_uv_ticket *tickets, int size, int color, int *order) {
-    int n = 0;
-    for (int r = 0; r < size; r++) {
-        int at = n;
-        if (tickets[r].color != color) continue;
-        for (; at > 0 && tickets[order[at - 1]].key > tickets[r].key; at--)
-            order[at] = order[at - 1];
-        order[at] = r;
-        n++;
-    }
-    return n;
-}
-
 /* The group of this rank's color; its members' ports are kept until the connections are made. */
 static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
     int color = tickets[parent->rank].color, n, rank = 0;
@@ -4686,7 +4500,7 @@ static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_t
     tshi_uv_group *group;
     if (!order) return NULL;
     ranks = order + parent->size;
-    n = tshi_uv_sort(tickets, parent->size, color, order);
+    n = tsh_split_order(tickets, sizeof *tickets, parent->size, color, order);
     while (tickets[leader].color != color) leader++;
     for (int i = 0; i < n; i++) {
         ranks[i] = parent->ranks[order[i]];
@@ -4744,7 +4558,7 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     world->requested = group;
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
-    return tshi_uv_wait_for(group, NULL, tshi_uv_deadline(world, 0));
+    return tshi_uv_wait_for(group, NULL, tsh_deadline(0, world->timeout));
 }
 
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
@@ -4853,18 +4667,8 @@ static void tshi_uv_close(tsh_comm *comm) {
     if (--world->open == 0) tshi_uv_world_close(world);
 }
 
-static const tsh_comm_ops tshi_uv_ops = {(uint32_t)sizeof(tsh_comm_ops),
-                                         TSH_COMM_ABI,
-                                         "uv",
-                                         TSH_CAP_ORDERED | TSH_CAP_DEATH,
-                                         tshi_uv_start,
-                                         tshi_uv_test,
-                                         tshi_uv_wait_req,
-                                         tshi_uv_progress,
-                                         tshi_uv_split,
-                                         tshi_uv_status_of,
-                                         tshi_uv_abort,
-                                         tshi_uv_close};
+static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",
+                                                     TSH_CAP_ORDERED | TSH_CAP_DEATH);
 
 /* ========================================================================== */
 /* >>uv-world                                       MARK: - uv-world (private) */
@@ -4913,10 +4717,10 @@ static int tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
         if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
         return 1;
     }
-    tshi_uv_error(error, TSH_ERR_IO, world->rank,
-                  "rank %d may open %lu descriptors, but a world of %d ranks needs about %d "
-                  "(ulimit -n)",
-                  world->rank, (unsigned long)limit.rlim_cur, world->size, need);
+    (void)tsh_error_set(error, TSH_ERR_IO, world->rank,
+                        "rank %d may open %lu descriptors, but a world of %d ranks needs about %d "
+                        "(ulimit -n)",
+                        world->rank, (unsigned long)limit.rlim_cur, world->size, need);
     return 0;
 }
 
@@ -4942,11 +4746,11 @@ static int tshi_uv_rank0_listens(tsh_uv_world *world, tsh_error *error) {
         return 1;
     }
     if (given) world->listener = -1;
-    tshi_uv_error(error, TSH_ERR_IO, 0, "rank 0 cannot listen on %s port %d: %s; set %s", bound,
-                  world->port, why,
-                  given ? "TSHARD_LISTENER to a listening socket, or unset it"
-                        : "TSHARD_PORT to a free port, TSHARD_HOST (or TSHARD_BIND) to an "
-                          "address of this host");
+    (void)tsh_error_set(error, TSH_ERR_IO, 0, "rank 0 cannot listen on %s port %d: %s; set %s",
+                        bound, world->port, why,
+                        given ? "TSHARD_LISTENER to a listening socket, or unset it"
+                              : "TSHARD_PORT to a free port, TSHARD_HOST (or TSHARD_BIND) to an "
+                                "address of this host");
     return 0;
 }
 
@@ -4958,17 +4762,17 @@ static int tshi_uv_find_rank0(tsh_uv_world *world, tsh_error *error) {
     world->listener = -1;
     world->addresses = tshi_uv_resolve(world->host, world->port, 0, world->address, &why);
     if (!world->addresses) {
-        tshi_uv_error(error, TSH_ERR_IO, world->rank,
-                      "rank %d cannot find rank 0's host \"%.100s\": %s (TSHARD_HOST)", world->rank,
-                      world->host, why);
+        (void)tsh_error_set(error, TSH_ERR_IO, world->rank,
+                            "rank %d cannot find rank 0's host \"%.100s\": %s (TSHARD_HOST)",
+                            world->rank, world->host, why);
         return 0;
     }
     if (world->bind_host[0]) {
         tshi_uv_address list[TSHI_UV_ADDRESSES];
         if (!tshi_uv_resolve(world->bind_host, 0, 0, list, &why)) {
-            tshi_uv_error(error, TSH_ERR_ARGUMENT, world->rank,
-                          "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank, world->bind_host,
-                          why);
+            (void)tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
+                                "rank %d: TSHARD_BIND is \"%.100s\": %s", world->rank,
+                                world->bind_host, why);
             return 0;
         }
         world->own = list[0];
@@ -4984,7 +4788,7 @@ static int tshi_uv_start_control(tsh_uv_world *world, tsh_error *error) {
     (void)pthread_sigmask(SIG_BLOCK, &all, &before);
     failed = uv_thread_create(&world->thread, tshi_uv_main, world);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed) tshi_uv_error(error, TSH_ERR_IO, world->rank, "the system refused a thread");
+    if (failed) (void)tsh_error_set(error, TSH_ERR_IO, world->rank, "the system refused a thread");
     return !failed;
 }
 
@@ -5000,9 +4804,9 @@ static int tshi_uv_open_loops(tsh_uv_world *world, tsh_error *error) {
         if (opened) (void)uv_loop_close(&world->loop);
         if (noticed) uv_cond_destroy(&world->changed);
         if (locked) uv_mutex_destroy(&world->lock);
-        tshi_uv_error(error, TSH_ERR_IO, world->rank,
-                      "rank %d has no event loop: %s (%d descriptors are needed: ulimit -n)",
-                      world->rank, uv_strerror(why), tshi_uv_descriptors(world->size));
+        (void)tsh_error_set(error, TSH_ERR_IO, world->rank,
+                            "rank %d has no event loop: %s (%d descriptors are needed: ulimit -n)",
+                            world->rank, uv_strerror(why), tshi_uv_descriptors(world->size));
         return 0;
     }
     (void)uv_timer_init(&world->loop, &world->timer);
@@ -5040,12 +4844,12 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     int opened = 0;
     tsh_result result;
     world->forming = 1;
-    world->due = tshi_uv_now() + world->timeout;
+    world->due = tsh_now() + world->timeout;
     if (tshi_uv_world_alloc(world))
         opened = tshi_uv_find_rank0(world, error) && tshi_uv_open_loops(world, error);
     else
-        tshi_uv_error(error, TSH_ERR_MEMORY, world->rank, "rank %d: no memory for its world",
-                      world->rank);
+        (void)tsh_error_set(error, TSH_ERR_MEMORY, world->rank, "rank %d: no memory for its world",
+                            world->rank);
     if (!opened || !tshi_uv_start_control(world, error)) {
         tshi_uv_group_free(world->world_group);
         tshi_uv_close_fd(&world->listener);
@@ -5069,12 +4873,12 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
     memset(out, 0, sizeof *out);
     world = (tsh_uv_world *)calloc(1, sizeof *world);
     if (!world) {
-        tshi_uv_error(error, TSH_ERR_MEMORY, -1, "no memory for a world");
+        (void)tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
         return TSH_ERR_MEMORY;
     }
     world->logger = desc->logger;
     if (sodium_init() < 0)
-        tshi_uv_error(error, TSH_ERR_IO, -1, "libsodium finds no random numbers");
+        (void)tsh_error_set(error, TSH_ERR_IO, -1, "libsodium finds no random numbers");
     else if (tshi_uv_settings(desc, world, error) && world->size > 1)
         return tshi_uv_join(world, out, error);
     tshi_uv_world_free(world);
@@ -5100,7 +4904,7 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
     if (out)
         (void)tshi_uv_open(desc, out, &error);
     else
-        tshi_uv_error(&error, TSH_ERR_ARGUMENT, -1, "out is NULL");
+        (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "out is NULL");
     tshi_uv_not_open(desc->error, desc->error ? NULL : &desc->logger, "tsh_uv_open", &error);
     return error.code;
 }
@@ -5110,9 +4914,7 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
     tsh_uv_desc join;
     tsh_desc with;
     tsh_comm comm;
-    tsh_ctx *ctx = NULL;
     tsh_error error;
-    int result = 1;
     memset(&join, 0, sizeof join);
     memset(&with, 0, sizeof with);
     memset(&error, 0, sizeof error);
@@ -5123,19 +4925,10 @@ TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
     if (fn)
         (void)tshi_uv_open(&join, &comm, &error);
     else
-        tshi_uv_error(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
+        (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
     tshi_uv_not_open(join.error, &with.logger, "tsh_uv_run", &error);
     if (error.code != TSH_OK) return 1;
-    with.comm = comm;
-    if (tsh_open(&with, &ctx) == TSH_OK) /* which logs its errors */
-        result = fn(ctx, user);
-    else if (join.error && ctx)
-        *join.error = *tsh_last_error(ctx);
-    else if (join.error)
-        tshi_uv_error(join.error, TSH_ERR_MEMORY, comm.rank, "no memory for a ctx");
-    if (!ctx) tsh_comm_close(&comm); /* a ctx has taken it over */
-    tsh_close(ctx);
-    return result;
+    return tsh_run_on(&comm, &with, fn, user, join.error); /* which logs its errors */
 }
 
 #undef TSHI_UV_GET

@@ -162,7 +162,7 @@ static void wire_open(wire *w, unsigned how) {
     world->unproven_limit = 64;
     must(tshi_uv_world_alloc(world) && tshi_uv_open_loops(world, &error));
     for (int r = 0; r < RANKS; r++) wire_address(&world->peer[r].address);
-    world->due = tshi_uv_now() + world->timeout;
+    world->due = tsh_now() + world->timeout;
     tshi_uv_add_group(world->world_group, &tshi_uv_ops, &w->comm);
     wire_begin(w, how);
 }
@@ -310,7 +310,7 @@ static void happens_answer(wire *w) {
     if (!pretend.socket[which].called || !pretend_hear(which, claim, sizeof claim)) return;
     tshi_uv_get_claim(claim, &hello, proof);
     memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
-    tshi_uv_put_reply(bytes, (tshi_uv_status)status, take(w), &hello, w->world->secret);
+    tshi_uv_put_reply(bytes, (tshi_uv_reply)status, take(w), &hello, w->world->secret);
     w->proofs += take_proof(w, &hello, 'S', status, proof);
     memcpy(bytes + TSHI_UV_REPLY - 32, proof, 32);
     tamper(w, bytes, TSHI_UV_REPLY - 32);
