@@ -1940,6 +1940,7 @@ struct tsh_ctx {
     int depth;         /* of scopes */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
+    const tsh_module *module; /* the innermost whose forward, or an op's backward, runs; or NULL */
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx); /* models over comm; set with the first */
     tsh_optim *optims;      /* the newest first */
     tsh_pipeline *pipeline; /* the first one; NULL: none */
@@ -2101,6 +2102,25 @@ TSHI_OUTLINE tsh_result tshi_error_learn(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
+/* Puts the path of the module that runs in front of the message: "h.3.mlp.c_fc: tsh_linear: ...";
+ * the end of the path where it does not fit. 16 bytes stay free, for "rank 1000: ". */
+static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
+    char *text = ctx->error.message;
+    const char *path = ctx->module ? ctx->module->path : "";
+    const size_t length = strlen(text), room = sizeof ctx->error.message - length;
+    size_t keep = strlen(path), dots = 0;
+    if (!keep || room < 32) return;
+    if (keep > room - 32) {
+        dots = 3;
+        path += keep - (room - 32);
+        keep = room - 32;
+    }
+    memmove(text + dots + keep + 2, text, length + 1);
+    memcpy(text, "...", dots);
+    memcpy(text + dots, path, keep);
+    memcpy(text + dots + keep, ": ", 2);
+}
+
 TSH_PRINTF(3, 0)
 static TSHI_COLD void tshi_error_keep(tsh_ctx *ctx, tsh_result code, const char *format,
                                       va_list list) {
@@ -2108,6 +2128,7 @@ static TSHI_COLD void tshi_error_keep(tsh_ctx *ctx, tsh_result code, const char 
     ctx->error.code = code;
     ctx->error.rank = ctx->world.rank;
     (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
+    tshi_error_place(ctx);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...) {
@@ -6461,6 +6482,7 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     node->n = n;
     node->depth = ctx->depth;
     node->partial = partial;
+    node->module = ctx->module;
     for (i = 0; i <= n; i++) {
         const tsh_tensor *t = i < n ? in[i] : out;
         if (i < n) node->in[i] = in[i];
@@ -6801,10 +6823,12 @@ static void tshi_tape_progress(void *user) {
 /* Walks the tape, newest first: nodes that were not reached, or follow an error, are only dropped.
  * The arena still holds them. */
 static void tshi_tape_walk(tsh_ctx *ctx) {
+    const tsh_module *outer = ctx->module;
     tshi_node *node, *older;
     int i;
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;
+        ctx->module = node->module;
         if (node->progress.reached && ctx->error.code == TSH_OK &&
             (tshi_tape_accepts_partial(node) || tshi_tape_complete(node->out))) {
             const int64_t begin = tshi_trace_start(ctx);
@@ -6817,6 +6841,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         }
         tshi_tape_drop_node(node);
     }
+    ctx->module = outer;
     ctx->tape.newest = NULL;
 }
 
@@ -12966,7 +12991,7 @@ static tsh_tensor *tshi_module_plain(tsh_module *module, tsh_tensor **in, int n)
     int i;
     if (module->prepared && n != module->prepared)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                               "%s: got %d inputs, the plan prepares %d", module->path, n,
+                               "tsh_forward: got %d inputs, the plan prepares %d", n,
                                module->prepared);
     for (i = 0; i < module->prepared; i++)
         ready[i] = in[i] && module->prepare[i] ? tsh_redistribute(in[i], *module->prepare[i])
@@ -13046,9 +13071,9 @@ static int tshi_module_closed(const tshi_node *node) {
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
             if (k < node->n) continue;
             (void)tsh_fail(ctx, TSH_ERR_STATE,
-                           "%s: a checkpoint reads what %s gave, which wants a gradient, but is no "
-                           "input of its forward; make it one",
-                           ((const tshi_replay *)node->params)->module->path, base->node->op->name);
+                           "tsh_checkpoint: the forward reads what %s gave, which wants a "
+                           "gradient, but is none of its inputs; make it one",
+                           base->node->op->name);
             return 0;
         }
     return 1;
@@ -13087,7 +13112,7 @@ static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
 /* The module's forward, and its result as a tensor of values. */
 static tsh_tensor *tshi_module_result(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *y = tshi_module_plain(module, in, n);
-    return y && tshi_tensor_check(module->path, &y, 1) ? y : NULL;
+    return y && tshi_tensor_check("tsh_checkpoint", &y, 1) ? y : NULL;
 }
 
 static void tshi_module_again(tshi_node *node) {
@@ -13165,10 +13190,10 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
     int i, leaves;
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
-                               "%s: a checkpoint takes %d inputs at most, not %d", module->path,
+                               "tsh_checkpoint: takes %d inputs at most, not %d",
                                TSHI_MODULE_INPUTS, n);
     for (i = 0; i < n; i++)
-        if (in[i] && !tshi_tensor_check(module->path, &in[i], 1)) return NULL;
+        if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
     draws = tshi_module_draws(ctx);
     y = draws ? tshi_module_untaped(module, in, n) : NULL;
     leaves = y ? tshi_module_learns(module, NULL) : 0;
@@ -13188,9 +13213,13 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_start(ctx);
-    tsh_tensor *y = !module->checkpoint ? tshi_module_plain(module, in, n)
-                    : ctx->tape.no_grad ? tshi_module_untaped(module, in, n)
-                                        : tshi_module_checkpointed(module, in, n);
+    const tsh_module *outer = ctx->module;
+    tsh_tensor *y;
+    ctx->module = module;
+    y = !module->checkpoint ? tshi_module_plain(module, in, n)
+        : ctx->tape.no_grad ? tshi_module_untaped(module, in, n)
+                            : tshi_module_checkpointed(module, in, n);
+    ctx->module = outer;
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
                              begin, 0);
@@ -13203,8 +13232,9 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
     if (module->forward) return module->forward(module, in, n, module->user);
     if (n != 1)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                               "%s: a container without a forward takes one input, not %d",
-                               module->path, n);
+                               "tsh_forward: a container without a forward takes one input, "
+                               "not %d",
+                               n);
     for (child = module->first; child; child = child->next) x = tshi_module_call(child, &x, 1);
     return x;
 }
@@ -13840,16 +13870,17 @@ static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
         return 1;
     (void)tsh_fail(
         module->ctx, TSH_ERR_LAYOUT,
-        "%s: the input %s is not laid out as the plan declared, %s: tsh_redistribute(x, declared)",
-        module->path, tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
+        "tsh_forward: the input %s is not laid out as the plan declared, %s: "
+        "tsh_redistribute(x, declared)",
+        tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
     return 0;
 }
 
 /* A layer's only input; NULL and an error where there is another number of them, or nothing. */
 static tsh_tensor *tshi_nn_one(const tsh_module *module, tsh_tensor *const *in, int n) {
     if (n == 1 && in[0]) return in[0];
-    return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "%s: takes one input, not %d%s",
-                           module->path, n, n == 1 ? " that is NULL" : "");
+    return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward: takes one input, not %d%s",
+                           n, n == 1 ? " that is NULL" : "");
 }
 
 /* The output as the plan asks for it. */
@@ -14029,11 +14060,14 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
     tsh_tensor *sum = x ? *x : NULL, *out;
     if (module && tshi_nn_sums(module, sum, y)) {
         const int64_t begin = tshi_trace_start(module->ctx);
+        const tsh_module *outer = module->ctx->module;
         tsh_tensor **param = module->param;
+        module->ctx->module = module;
         out = module->kind->forward == tshi_nn_rms_forward
                   ? tshi_norm_rms(&sum, y, param[0], module->number)
                   : tshi_norm_layer(&sum, y, param[0], param[1], module->number);
         out = tshi_nn_give(module, out);
+        module->ctx->module = outer;
         if (module->ctx->trace)
             (void)tshi_trace_add(module->ctx->trace, TSHI_TRACE_MODULE, module->path, begin, 0);
     } else {
