@@ -49,6 +49,7 @@
  *     >>bucket        gradients on their way between replicas
  *     >>tape          recording, and backward with two accumulators
  *     >>context       opening and closing one rank's world
+ *     >>rule          layout rules of all ops
  *     >>op-map        elementwise ops, dropout, copies
  *     >>op-reduce     sum, mean, max, softmax
  *     >>op-view       reshape, permute, slice, concat
@@ -1838,6 +1839,7 @@ typedef struct tshi_arena {
 } tshi_arena;
 
 typedef struct tshi_node tshi_node;
+typedef struct tshi_op tshi_op;
 
 enum {
     TSHI_OWNED = 1,  /* lives until freed; else until the step or scope ends */
@@ -1869,7 +1871,7 @@ struct tsh_tensor {
     int64_t offset;    /* of the first element, in elements */
     tsh_tensor *base;  /* whose values and gradients this one views; itself if none */
     /* of a base only: */
-    int wants;               /* a gradient flows here */
+    int requires_grad;       /* a gradient flows here */
     tshi_node *node;         /* the op that made it; NULL: a leaf */
     tshi_accumulator gr, gp; /* replicated (or sharded alike) and partial contributions */
     int expected;            /* partial contributions still to come in this backward */
@@ -1887,26 +1889,79 @@ struct tsh_tensor {
     int absent; /* only other stages do */
 };
 
-/* One op that was recorded. A tensor keeps two accumulators, gr for contributions that every rank
- * holds alike (or that are sharded as it is) and gp for partial sums; before its producer's
- * backward they are completed: gr += all-reduce(gp). That all-reduce starts when the last expected
- * partial contribution has come. */
+/* Inputs of an op as bits, and its output: which values it saves, and of which inputs the gradient
+ * is a partial sum. Bit i is input i. */
+enum {
+    TSHI_NONE = 0,
+    TSHI_X = 1, /* unary ops, linear, norms: (x, weight, bias) */
+    TSHI_WEIGHT = 2,
+    TSHI_BIAS = 4,
+    TSHI_A = 1, /* binary ops, matmul: (a, b) */
+    TSHI_B = 2,
+    TSHI_COND = 1, /* where: (cond, yes, no) */
+    TSHI_YES = 2,
+    TSHI_NO = 4,
+    TSHI_Q = 1, /* attention: (q, k, v, mask) */
+    TSHI_K = 2,
+    TSHI_V = 4,
+    TSHI_MASK = 8,
+    TSHI_LOGITS = 1, /* cross-entropy: (logits, target, class weights) */
+    TSHI_TARGET = 2,
+    TSHI_CLASS_WEIGHTS = 4,
+    TSHI_OUT = 1 << 30
+};
+
+/* What an op returns, and its gradients: the op sets the shape, its layout rule the rest. */
+typedef struct tshi_output {
+    tsh_shape shape;
+    tsh_layout layout;
+    unsigned partial; /* inputs whose gradient is a partial sum */
+} tshi_output;
+
+/* An op's layout rule: from the layouts of the inputs to that of the output. 0 and an error where
+ * they do not go together. params: what else the rule depends on, or NULL. */
+typedef int (*tshi_rule_fn)(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                            tshi_output *output);
+
+enum {
+    /* Backward takes the accumulators gr and gp of its output as they are. (gp of any other op is
+     * all-reduced before, and so is that of a retained output, which the user may read.) */
+    TSHI_OP_ACCEPTS_PARTIAL = 1,
+    TSHI_OP_ACCEPTS_RETAINED = 2, /* so it does where the output is retained */
+    TSHI_OP_PASSES_PARTIAL = 4    /* and hands gp on as gp of input 0 */
+};
+
+/* An op: what all its calls have in common. */
+struct tshi_op {
+    const char *name;                  /* of the public function */
+    const char *inputs;                /* their names, separated by blanks; NULL: they have none */
+    tshi_rule_fn rule;                 /* NULL: the layout is an argument of the call */
+    void (*backward)(tshi_node *node); /* adds to the inputs' gradients */
+    unsigned saves;                    /* values that backward reads: bits of inputs, TSHI_OUT */
+    unsigned flags;                    /* TSHI_OP_... */
+};
+
+/* One call that was recorded. Nothing changes in it afterwards but `progress`. A tensor keeps two
+ * accumulators, gr for contributions that every rank holds alike (or that are sharded as it is) and
+ * gp for partial sums; before its producer's backward they are completed: gr += all-reduce(gp).
+ * That all-reduce starts when the last expected partial contribution has come. */
 struct tshi_node {
+    const tshi_op *op;
     tshi_node *older;
-    const char *name;
-    void (*backward)(tshi_node *node);
+    const tsh_module *module; /* the innermost one whose forward made the call; NULL: none */
     tsh_tensor *out, **in;
-    tshi_block **saved; /* of each input and then of out: values that backward reads, or NULL */
-    tshi_block *aux;    /* what else backward reads; dropped with the node */
-    void *more;         /* the op's own options, in the tape's arena */
-    tsh_tensor **feeds; /* leaves, not inputs, that backward adds gradients to */
-    int fed;            /* how many */
     int n, depth;
-    unsigned partial; /* bit i: gives input i's gradient as a partial sum */
-    unsigned given;   /* bit i: has given it */
-    int raw;          /* takes gr and gp as they are, without completion; 2: also where retained */
-    int passes;       /* and hands gp on as gp of input 0 */
-    int reached;
+    unsigned partial;    /* inputs whose gradient backward gives as a partial sum */
+    tshi_block **saved;  /* of each input and then of out: values that backward reads, or NULL */
+    tshi_block *aux;     /* what else backward reads; released with the node */
+    void *params;        /* the op's own options, in the tape's arena */
+    tsh_tensor **leaves; /* not inputs, that backward adds gradients to */
+    int leaf_count;
+    struct {
+        int reached;      /* the loss depends on the output */
+        unsigned partial; /* as above, and input 0 where a partial gradient is passed on to it */
+        unsigned given;   /* inputs whose gradient is done */
+    } progress;           /* of a backward */
 };
 
 typedef struct tshi_handles {
@@ -1975,6 +2030,7 @@ struct tsh_ctx {
     int depth;         /* of scopes */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
+    const tsh_module *module; /* the innermost whose forward, or an op's backward, runs; or NULL */
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx); /* models over comm; set with the first */
     tsh_optim *optims;      /* the newest first */
     tsh_pipeline *pipeline; /* the first one; NULL: none */
@@ -2167,6 +2223,25 @@ TSHI_OUTLINE tsh_result tshi_error_learn(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
+/* Puts the path of the module that runs in front of the message: "h.3.mlp.c_fc: tsh_linear: ...";
+ * the end of the path where it does not fit. 16 bytes stay free, for "rank 1000: ". */
+static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
+    char *text = ctx->error.message;
+    const char *path = ctx->module ? ctx->module->path : "";
+    const size_t length = strlen(text), room = sizeof ctx->error.message - length;
+    size_t keep = strlen(path), dots = 0;
+    if (!keep || room < 32) return;
+    if (keep > room - 32) {
+        dots = 3;
+        path += keep - (room - 32);
+        keep = room - 32;
+    }
+    memmove(text + dots + keep + 2, text, length + 1);
+    memcpy(text, "...", dots);
+    memcpy(text + dots, path, keep);
+    memcpy(text + dots + keep, ": ", 2);
+}
+
 TSH_PRINTF(3, 0)
 static TSHI_COLD void tshi_error_keep(tsh_ctx *ctx, tsh_result code, const char *format,
                                       va_list list) {
@@ -2174,6 +2249,7 @@ static TSHI_COLD void tshi_error_keep(tsh_ctx *ctx, tsh_result code, const char 
     ctx->error.code = code;
     ctx->error.rank = ctx->world.rank;
     (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
+    tshi_error_place(ctx);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...) {
@@ -3729,8 +3805,8 @@ static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
         for (i = 0; i < node->n; i++)
             if (node->in[i] && (node->in[i]->base == t || (t->block && node->saved[i] == t->block)))
                 return 1;
-        for (i = 0; i < node->fed; i++)
-            if (node->feeds[i] == t) return 1;
+        for (i = 0; i < node->leaf_count; i++)
+            if (node->leaves[i] == t) return 1;
     }
     return 0;
 }
@@ -6653,56 +6729,64 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
 /* Needs: >>kernel >>bucket.                                                    */
 /* ========================================================================== */
 
-enum { TSHI_SAVE_NONE = 0, TSHI_SAVE_OUT = 1 << 30 };
-
+/* Whether a call with these inputs is recorded. */
 static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
     int i;
     if (ctx->tape.no_grad) return 0;
     for (i = 0; i < n; i++)
-        if (in[i] && in[i]->base->wants) return 1;
+        if (in[i] && in[i]->base->requires_grad) return 1;
     return 0;
 }
 
-/* Records an op whose output is done. NULL: nothing is to be recorded (or memory ran out, which ctx
- * then knows). save: bit i keeps input i's values, TSHI_SAVE_OUT the output's. more: bytes of
- * options to come. */
-static tshi_node *tshi_tape_add(const char *name, tsh_tensor *out, tsh_tensor *const *in, int n,
-                                int save, void (*backward)(tshi_node *), size_t more) {
+/* Records a call of op, which made out from n inputs. NULL and an error: there is no memory.
+ * partial: inputs whose gradient is a partial sum. params: bytes for options, which the op fills
+ * in. */
+static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
+                                unsigned partial, size_t params) {
     tsh_ctx *ctx = out->ctx;
     const size_t inputs = (size_t)n * sizeof(tsh_tensor *);
     const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *);
     const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16;
-    tshi_node *node = (tshi_node *)tshi_mem_book(ctx, &ctx->tape.arena, head + more);
+    tshi_node *node = (tshi_node *)tshi_mem_book(ctx, &ctx->tape.arena, head + params);
     int i;
     if (!node) return NULL;
     node->in = (tsh_tensor **)(void *)(node + 1);
     node->saved = (tshi_block **)(void *)((char *)node->in + inputs);
-    if (more) node->more = (char *)node + head;
-    node->name = name;
-    node->backward = backward;
+    if (params) node->params = (char *)node + head;
+    node->op = op;
     node->out = out;
     node->n = n;
     node->depth = ctx->depth;
+    node->partial = partial;
+    node->module = ctx->module;
     for (i = 0; i <= n; i++) {
         const tsh_tensor *t = i < n ? in[i] : out;
         if (i < n) node->in[i] = in[i];
-        if (!t || !(save & (i < n ? 1 << i : TSHI_SAVE_OUT))) continue;
+        if (!t || !(op->saves & (i < n ? 1u << i : (unsigned)TSHI_OUT))) continue;
         node->saved[i] = t->block;
         t->block->refs++;
     }
     node->older = ctx->tape.newest;
     ctx->tape.newest = node;
-    out->wants = 1;
+    out->requires_grad = 1;
     out->node = node;
     return node;
 }
 
-/* The same where an input wants a gradient; else NULL. */
-static tshi_node *tshi_tape_record(const char *name, tsh_tensor *out, tsh_tensor *const *in, int n,
-                                   int save, void (*backward)(tshi_node *), size_t more) {
-    if (out->ctx->trace) tshi_trace_close(out->ctx->trace, name);
+/* Ends every call of an op: out's values are there. Records it if an input requires a gradient;
+ * else returns NULL. */
+static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
+                                   unsigned partial, size_t params) {
+    if (out->ctx->trace) tshi_trace_close(out->ctx->trace, op->name);
     if (!tshi_tape_records(out->ctx, in, n)) return NULL;
-    return tshi_tape_add(name, out, in, n, save, backward, more);
+    return tshi_tape_add(op, out, in, n, partial, params);
+}
+
+/* Whether the node's backward takes the accumulators of its output without their completion. */
+static int tshi_tape_accepts_partial(const tshi_node *node) {
+    const unsigned wanted = node->out->flags & TSHI_RETAIN ? TSHI_OP_ACCEPTS_RETAINED
+                                                           : TSHI_OP_ACCEPTS_PARTIAL;
+    return (node->op->flags & wanted) != 0;
 }
 
 /* Saved values of input i (i = n: the output), with that tensor's strides. */
@@ -6753,7 +6837,7 @@ static int tshi_tape_open(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest)
 }
 
 static int tshi_tape_is_partial(const tshi_node *node, int i) {
-    return (node->partial >> i & 1u) && node->out->ctx->tp.size > 1;
+    return (node->progress.partial >> i & 1u) && node->out->ctx->tp.size > 1;
 }
 
 /* The accumulator that the op's gradient of input i goes to. */
@@ -6778,7 +6862,7 @@ static int tshi_tape_is_whole(const tsh_tensor *t) {
 /* Where the op adds its gradient of input i; 0 where none is wanted. */
 TSHI_OUTLINE int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i];
-    if (!t || !t->base->wants) return 0;
+    if (!t || !t->base->requires_grad) return 0;
     return tshi_tape_open(t, tshi_tape_accumulator(node, i), dest);
 }
 
@@ -6788,7 +6872,8 @@ static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
     tshi_block *values = node->saved[i];
-    if (base->wants && !acc->block && values && values->refs == 1 && tshi_tape_is_whole(t)) {
+    if (base->requires_grad && !acc->block && values && values->refs == 1 &&
+        tshi_tape_is_whole(t)) {
         acc->block = values;
         values->refs++;
     }
@@ -6812,7 +6897,7 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
     size_t size = (size_t)t->local[0] * sizeof **marks;
     *marks = NULL;
-    if (t != base || base->node || !base->wants || (base->flags & TSHI_DEAD))
+    if (t != base || base->node || !base->requires_grad || (base->flags & TSHI_DEAD))
         return tshi_tape_dest_zeroed(node, i, dest);
     if (base->marks && base->marks->size < size) {
         tshi_mem_drop(base->ctx, base->marks);
@@ -6836,7 +6921,7 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
 
 /* One contribution less is to come to a leaf; after the last one it travels to the other replicas.
  * Partial sums wait for the end, and rows that are few for those of other ranks. */
-static void tshi_tape_feed(tsh_tensor *leaf) {
+static void tshi_tape_deliver(tsh_tensor *leaf) {
     if (--leaf->users > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
         !leaf->gr.live || leaf->gp.live || leaf->sparse)
         return;
@@ -6857,14 +6942,15 @@ static void tshi_tape_unite(tsh_tensor *t, tsh_comm *comm) {
 static void tshi_tape_give(tshi_node *node, int i) {
     tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
     tsh_ctx *ctx = node->out->ctx;
-    if (!base || !base->wants || (node->given >> i & 1u)) return;
-    node->given |= 1u << i;
+    if (!base || !base->requires_grad || (node->progress.given >> i & 1u)) return;
+    node->progress.given |= 1u << i;
     if (!base->node) {
-        tshi_tape_feed(base);
+        tshi_tape_deliver(base);
         return;
     }
     if (!tshi_tape_is_partial(node, i) || --base->expected > 0) return;
-    if (base->node->raw || !base->gp.live || ctx->error.code != TSH_OK) return;
+    if (tshi_tape_accepts_partial(base->node) || !base->gp.live || ctx->error.code != TSH_OK)
+        return;
     (void)tshi_error_comm(ctx,
                           tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block),
                                               tsh_local_numel(base), TSH_REAL, TSH_SUM, &base->req),
@@ -6917,8 +7003,8 @@ static tsh_real *tshi_tape_grad(const tshi_node *node) {
 }
 
 /* dest (+)= values of t's local shape. */
-static void tshi_tape_pour_at(tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
-                              const int64_t *stride) {
+static void tshi_tape_accumulate_at(tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
+                                    const int64_t *stride) {
     tsh_ctx *ctx = t->ctx;
     tshi_loop loop;
     tshi_kernel_space(&loop, t);
@@ -6928,9 +7014,9 @@ static void tshi_tape_pour_at(tsh_tensor *t, const tshi_dest *dest, const tsh_re
 }
 
 /* The same for input i of a node. */
-static void tshi_tape_pour(const tshi_node *node, int i, const tshi_dest *dest,
-                           const tsh_real *values, const int64_t *stride) {
-    tshi_tape_pour_at(node->in[i], dest, values, stride);
+static void tshi_tape_accumulate(const tshi_node *node, int i, const tshi_dest *dest,
+                                 const tsh_real *values, const int64_t *stride) {
+    tshi_tape_accumulate_at(node->in[i], dest, values, stride);
 }
 
 /* Input i's gradient is the output's, as it is. Where nothing has come yet, it gets the memory too,
@@ -6942,12 +7028,12 @@ static void tshi_tape_pass(tshi_node *node, int i) {
     int k, alone = !((base->flags & TSHI_OWNED) | (out->flags & TSHI_RETAIN)) && !acc->block &&
                    out->gr.block->refs == 1 && tshi_tape_is_whole(t);
     for (k = i + 1; k < node->n; k++) alone &= node->in[k]->base != base;
-    if (base->wants && alone) {
+    if (base->requires_grad && alone) {
         acc->block = out->gr.block;
         acc->block->refs++;
         acc->live = 1;
     } else if (tshi_tape_dest(node, i, &dest)) {
-        tshi_tape_pour(node, i, &dest, tshi_tape_grad(node), out->stride);
+        tshi_tape_accumulate(node, i, &dest, tshi_tape_grad(node), out->stride);
     }
 }
 
@@ -6958,22 +7044,23 @@ static void tshi_tape_pass(tshi_node *node, int i) {
 static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
     tshi_node *node;
     int i;
-    if (loss->base->node) loss->base->node->reached = 1;
+    if (loss->base->node) loss->base->node->progress.reached = 1;
     for (node = ctx->tape.newest; node; node = node->older) {
-        if (!node->reached) continue;
-        if ((node->out->flags & TSHI_RETAIN) && node->raw < 2)
-            node->raw = node->passes = 0; /* to be read: complete it */
-        if (node->passes && node->out->expected) node->partial |= 1u;
+        if (!node->progress.reached) continue;
+        node->progress.partial = node->partial;
+        if ((node->op->flags & TSHI_OP_PASSES_PARTIAL) && tshi_tape_accepts_partial(node) &&
+            node->out->expected)
+            node->progress.partial |= TSHI_X;
         for (i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
-            if (!base || !base->wants) continue;
+            if (!base || !base->requires_grad) continue;
             if (base->node)
-                base->node->reached = 1;
+                base->node->progress.reached = 1;
             else
                 base->users++;
             if (tshi_tape_is_partial(node, i)) base->expected++;
         }
-        for (i = 0; i < node->fed; i++) node->feeds[i]->users++;
+        for (i = 0; i < node->leaf_count; i++) node->leaves[i]->users++;
     }
 }
 
@@ -6998,7 +7085,7 @@ static void tshi_tape_drop_node(tshi_node *node) {
     for (i = 0; i <= node->n; i++) tshi_mem_drop(ctx, node->saved[i]);
     tshi_mem_drop(ctx, node->aux);
     out->node = NULL;
-    out->wants = 0;
+    out->requires_grad = 0;
     if (out->flags & TSHI_RETAIN) return;
     tshi_mem_drop(ctx, out->gr.block);
     tshi_mem_drop(ctx, out->gp.block);
@@ -7017,22 +7104,25 @@ static void tshi_tape_progress(void *user) {
 /* Walks the tape, newest first: nodes that were not reached, or follow an error, are only dropped.
  * The arena still holds them. */
 static void tshi_tape_walk(tsh_ctx *ctx) {
+    const tsh_module *outer = ctx->module;
     tshi_node *node, *older;
     int i;
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;
-        if (node->reached && ctx->error.code == TSH_OK &&
-            (node->raw || tshi_tape_complete(node->out))) {
+        ctx->module = node->module;
+        if (node->progress.reached && ctx->error.code == TSH_OK &&
+            (tshi_tape_accepts_partial(node) || tshi_tape_complete(node->out))) {
             const int64_t begin = tshi_trace_start(ctx);
-            node->backward(node);
+            node->op->backward(node);
             for (i = 0; i < node->n; i++) tshi_tape_give(node, i);
-            for (i = 0; i < node->fed; i++) tshi_tape_feed(node->feeds[i]);
+            for (i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
-                (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->name, begin, 0);
+                (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, 0);
             tshi_tape_progress(ctx);
         }
         tshi_tape_drop_node(node);
     }
+    ctx->module = outer;
     ctx->tape.newest = NULL;
 }
 
@@ -7125,7 +7215,7 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
                         "tsh_backward: the loss must be one replicated value, not %s %s",
                         tshi_dtype_name(loss->dtype), tshi_tensor_text(loss, text));
     if (!tshi_tensor_check("tsh_backward", &loss, 1)) return ctx->error.code;
-    if (!loss->base->wants || !loss->base->node)
+    if (!loss->base->requires_grad || !loss->base->node)
         return tsh_fail(
             ctx, TSH_ERR_STATE,
             "tsh_backward: the loss does not depend on any tensor that requires a gradient");
@@ -7217,7 +7307,7 @@ TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
         return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
                                "tsh_requires_grad: takes an owned tensor of %s; tsh_keep makes one",
                                tshi_dtype_name(TSH_REAL));
-    t->wants = on ? 1 : 0;
+    t->requires_grad = on ? 1 : 0;
     if (on)
         t->flags |= TSHI_LEAF;
     else
@@ -7310,7 +7400,7 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
             ctx, TSH_ERR_STATE,
             "tsh_scope_end: %s was recorded inside the scope; scopes are for work without "
             "gradients (tsh_no_grad_begin)",
-            ctx->tape.newest->name);
+            ctx->tape.newest->op->name);
     else
         while (head->prev != head && head->prev->depth >= ctx->depth) tshi_tensor_end(head->prev);
     ctx->depth--;
@@ -7529,33 +7619,506 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
 }
 
 /* ========================================================================== */
-/* >>op-map                                            MARK: - op-map (private) */
-/* Elementwise ops: one loop per arity, one row per op.                        */
-/* Needs: >>kernel >>tape.                                                      */
+/* >>rule                                                MARK: - rule (private) */
+/* Layout rules: from the layouts of an op's inputs to that of its output, and */
+/* to the inputs whose gradient is a partial sum.                               */
+/* Needs: >>tensor.                                                             */
 /* ========================================================================== */
 
-/* -- shapes and layouts of broadcasting ops --------------------------------- */
+/* Below, R is replicated, S(d) sharded along dimension d, P a partial sum, and "dB P" says that the
+ * gradient of B is a partial sum. An op names its rule in its tshi_op; the shapes of its inputs are
+ * checked before. */
 
-/* Which operands may be partial sums (bit masks that are allowed besides none), and whether
- * replicated operands beside a partial one get partial gradients. */
-typedef enum tshi_rule {
-    TSHI_RULE_SUM,
-    TSHI_RULE_PRODUCT,
-    TSHI_RULE_QUOTIENT,
-    TSHI_RULE_WHERE,
-    TSHI_RULE_NONE
-} tshi_rule;
-
-static int tshi_map_allows(tshi_rule rule, unsigned partial) {
-    switch (rule) {
-    case TSHI_RULE_SUM: return partial == 3u;
-    case TSHI_RULE_PRODUCT: return partial == 1u || partial == 2u;
-    case TSHI_RULE_QUOTIENT: return partial == 1u;
-    case TSHI_RULE_WHERE: return partial == 6u;
-    case TSHI_RULE_NONE: break;
-    }
+/* Refuses the layouts of a and b; `mend` is the way out. */
+static TSHI_COLD int tshi_rule_refuse(const tshi_op *op, const tsh_tensor *a, const tsh_tensor *b,
+                                      const char *mend) {
+    char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
+    (void)tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s",
+                   op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), mend);
     return 0;
 }
+
+/* The output lies as the first input does. */
+static int tshi_rule_keep(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                          tshi_output *output) {
+    (void)op;
+    (void)n;
+    (void)params;
+    output->layout = in[0]->layout;
+    output->partial = TSHI_NONE;
+    return 1;
+}
+
+/* -- elementwise ops ----------------------------------------------------------
+ * R, R: R. S, S: S if they are cut alike. S, R: S if R has length 1 there (dR P). What a P may be
+ * beside, each op says. */
+
+/* The inputs that are partial sums. */
+static unsigned tshi_rule_sums(tsh_tensor *const *in, int n) {
+    unsigned sums = 0;
+    int i;
+    for (i = 0; i < n; i++)
+        if (in[i]->layout.kind == TSH_PARTIAL) sums |= 1u << i;
+    return sums;
+}
+
+/* Some inputs, `sums`, are partial. allowed: the op is linear in these, the others replicated. */
+static int tshi_rule_partial(const tshi_op *op, tsh_tensor *const *in, int n, unsigned sums,
+                             int allowed, tshi_output *output) {
+    int i, p = 0, other = -1;
+    for (i = n - 1; i >= 0; i--) {
+        if (sums >> i & 1u)
+            p = i;
+        else if (other < 0 || in[i]->layout.kind == TSH_SHARDED)
+            other = i;
+    }
+    if (!allowed || (other >= 0 && in[other]->layout.kind == TSH_SHARDED))
+        return tshi_rule_refuse(
+            op, in[p], in[other < 0 ? n - 1 : other],
+            "complete the partial sum first: tsh_redistribute(x, tsh_replicated())");
+    output->layout = tsh_partial();
+    if (n == 2) output->partial = ~sums & (unsigned)(TSHI_A | TSHI_B);
+    return 1;
+}
+
+static int tshi_rule_elementwise(const tshi_op *op, tsh_tensor *const *in, int n, int allowed,
+                                 tshi_output *output) {
+    const int ndim = output->shape.ndim;
+    const unsigned sums = tshi_rule_sums(in, n);
+    int i, d, first = -1;
+    output->layout = tsh_replicated();
+    output->partial = TSHI_NONE;
+    if (sums) return tshi_rule_partial(op, in, n, sums, allowed, output);
+    for (i = 0; i < n && first < 0; i++)
+        if (in[i]->layout.kind == TSH_SHARDED) first = i;
+    if (first < 0) return 1;
+    output->layout = in[first]->layout;
+    output->layout.dim += ndim - in[first]->ndim;
+    d = output->layout.dim;
+    for (i = 0; i < n; i++) {
+        int own = d - (ndim - in[i]->ndim);
+        int64_t length = own >= 0 ? in[i]->dim[own] : 1;
+        if (in[i]->layout.kind == TSH_SHARDED) {
+            if (in[i]->layout.dim != own || length != output->shape.dim[d] ||
+                !tshi_layout_same_cut(&in[first]->layout, &in[i]->layout, length,
+                                      in[i]->ctx->tp.size))
+                return tshi_rule_refuse(op, in[first], in[i],
+                                        "make them alike: tsh_redistribute(b, tsh_layout_of(a))");
+        } else if (length != 1) {
+            return tshi_rule_refuse(
+                op, in[first], in[i],
+                "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
+                "tsh_redistribute(a, tsh_replicated())");
+        } else {
+            output->partial |= 1u << i;
+        }
+    }
+    return 1;
+}
+
+/* P + P: P. */
+static int tshi_rule_add(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                         tshi_output *output) {
+    (void)params;
+    return tshi_rule_elementwise(op, in, n, tshi_rule_sums(in, n) == (TSHI_A | TSHI_B), output);
+}
+
+/* P * R, R * P: P, dR P. */
+static int tshi_rule_multiply(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                              tshi_output *output) {
+    const unsigned sums = tshi_rule_sums(in, n);
+    (void)params;
+    return tshi_rule_elementwise(op, in, n, sums == TSHI_A || sums == TSHI_B, output);
+}
+
+/* P / R: P, dR P. */
+static int tshi_rule_divide(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                            tshi_output *output) {
+    (void)params;
+    return tshi_rule_elementwise(op, in, n, tshi_rule_sums(in, n) == TSHI_A, output);
+}
+
+/* R ? P : P: P. */
+static int tshi_rule_where(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                           tshi_output *output) {
+    (void)params;
+    return tshi_rule_elementwise(op, in, n, tshi_rule_sums(in, n) == (TSHI_YES | TSHI_NO), output);
+}
+
+/* No P: f(a + b) is not f(a) + f(b). */
+static int tshi_rule_nonlinear(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                               tshi_output *output) {
+    (void)params;
+    if (n > 1 || in[0]->layout.kind != TSH_PARTIAL)
+        return tshi_rule_elementwise(op, in, n, 0, output);
+    (void)tsh_fail(
+        in[0]->ctx, TSH_ERR_LAYOUT,
+        "%s: the input is a partial sum over %d ranks and the op is not linear; complete it "
+        "first: tsh_redistribute(x, tsh_replicated())",
+        op->name, in[0]->ctx->tp.size);
+    return 0;
+}
+
+/* -- ops along a dimension ---------------------------------------------------- */
+
+/* The dimension of input 0 that is reduced (-1: all), and whether the output keeps it. */
+typedef struct tshi_rule_axis {
+    int axis, keepdim;
+} tshi_rule_axis;
+
+static int tshi_rule_is_cut(const tsh_tensor *x, int axis) {
+    return x->layout.kind == TSH_SHARDED && (axis < 0 || axis == x->layout.dim);
+}
+
+/* Sums: P: P. S along the dimension: P. */
+static int tshi_rule_sum(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                         tshi_output *output) {
+    const tshi_rule_axis *along = (const tshi_rule_axis *)params;
+    const tsh_tensor *x = in[0];
+    (void)tshi_rule_keep(op, in, n, NULL, output);
+    if (tshi_rule_is_cut(x, along->axis))
+        output->layout = tsh_partial();
+    else if (x->layout.kind == TSH_SHARDED && x->layout.dim > along->axis && !along->keepdim)
+        output->layout.dim--;
+    return 1;
+}
+
+/* Max and softmax need all values along the dimension: neither P nor S there. */
+static int tshi_rule_whole(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                           tshi_output *output) {
+    const tsh_tensor *x = in[0];
+    char text[TSHI_TEXT_SIZE];
+    if (x->layout.kind != TSH_PARTIAL &&
+        !tshi_rule_is_cut(x, ((const tshi_rule_axis *)params)->axis))
+        return tshi_rule_sum(op, in, n, params, output);
+    (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                   "%s: needs all values along the dimension, and %s is not whole there; "
+                   "complete it first: "
+                   "tsh_redistribute(x, tsh_replicated())",
+                   op->name, tshi_tensor_text(x, text));
+    return 0;
+}
+
+/* Parts laid end to end along dimension d of the output, *params: the segments of all where d is
+ * sharded, else one layout. */
+static int tshi_rule_concat(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                            tshi_output *output) {
+    tsh_layout *layout = &output->layout;
+    const int d = *(const int *)params;
+    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
+    int i, e, fits = 1, along = in[0]->layout.kind == TSH_SHARDED && in[0]->layout.dim == d;
+    (void)tshi_rule_keep(op, in, n, NULL, output);
+    for (i = 1; i < n && fits; i++) {
+        const tsh_tensor *p = in[i];
+        fits = p->layout.kind == layout->kind && p->layout.dim == layout->dim;
+        if (fits && layout->kind == TSH_SHARDED && !along)
+            fits = tshi_layout_equal(&p->layout, layout, p->dim, p->ctx->tp.size);
+        for (e = 0; e < p->layout.segments && along && fits; e++) {
+            fits = layout->segments < TSH_MAX_SEGMENTS;
+            if (fits) layout->segment[layout->segments++] = p->layout.segment[e];
+        }
+    }
+    if (!fits)
+        (void)tsh_fail(in[0]->ctx, TSH_ERR_LAYOUT,
+                       "%s: part %d, %s, does not go with %s along dimension %d (at most "
+                       "%d segments in all); tsh_redistribute brings parts to one layout",
+                       op->name, i - 1, tshi_tensor_text(in[i - 1], a), tshi_tensor_text(in[0], b),
+                       d, TSH_MAX_SEGMENTS);
+    return fits;
+}
+
+/* -- matmul, linear, embedding -------------------------------------------------- */
+
+/* Of A (.., m, k) and B (.., k, n), in dimensions of the output:
+ *   P R: P, dB P.  R P: P, dA P.  S(k) S(k): P.  S(m) R: S(m), dB P.  R S(n): S(n), dA P.
+ *   S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P. */
+static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output) {
+    const tsh_layout *la = &a->layout, *lb = &b->layout;
+    tsh_layout *out = &output->layout;
+    int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim,
+        size = a->ctx->tp.size;
+    int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
+    *out = tsh_replicated();
+    output->partial = TSHI_NONE;
+    if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* P R, R P */
+        *out = tsh_partial();
+        output->partial = la->kind == TSH_PARTIAL ? TSHI_B : TSHI_A;
+        return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
+    }
+    if (sa && sb && da == nd - 1 && db == nd - 2) { /* S(k) S(k) */
+        *out = tsh_partial();
+        return tshi_layout_same_cut(la, lb, a->dim[la->dim], size);
+    }
+    *out = sa ? *la : *lb;
+    out->dim = sa ? da : db;
+    if (sa && sb) /* the same batch dimension */
+        return da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim] &&
+               tshi_layout_same_cut(la, lb, a->dim[la->dim], size);
+    output->partial = sa ? TSHI_B : TSHI_A;
+    if (sa && da == nd - 2) return 1; /* S(m) R */
+    if (sb && db == nd - 1) return 1; /* R S(n) */
+    if (out->dim >= nd - 2) return 0; /* k on one side only */
+    if (sa) return db < 0 || out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
+    return out->dim < nd - a->ndim || a->dim[out->dim - (nd - a->ndim)] == 1;
+}
+
+static int tshi_rule_matmul(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                            tshi_output *output) {
+    (void)n;
+    (void)params;
+    return tshi_rule_products(in[0], in[1], output) ||
+           tshi_rule_refuse(op, in[0], in[1],
+                            "shard both along the inner dimension, or make one replicated: "
+                            "tsh_redistribute(x, tsh_replicated())");
+}
+
+/* How a linear meets activations that are sharded along the sequence. */
+typedef struct tshi_rule_sequence {
+    const tsh_layout *give; /* of a row-parallel output; NULL: R */
+    int regather;           /* a column-parallel input may be S(seq), and is gathered */
+} tshi_rule_sequence;
+
+/* With a weight that is R: the output lies as x, dW and db P if x is S or P. */
+static int tshi_rule_linear_plain(const tshi_op *op, tsh_tensor *const *in, int along,
+                                  tshi_output *output) {
+    const tsh_tensor *x = in[0];
+    if (along)
+        return tshi_rule_refuse(
+            op, x, in[1],
+            "a sharded input wants a weight sharded along dimension 1, or gather it: "
+            "tsh_redistribute(x, tsh_replicated())");
+    if (x->layout.kind == TSH_PARTIAL && in[2])
+        return tshi_rule_refuse(
+            op, x, in[1],
+            "the bias would be added once per rank; complete the input first: "
+            "tsh_redistribute(x, tsh_replicated())");
+    output->layout = x->layout;
+    if (x->layout.kind != TSH_REPLICATED) output->partial = TSHI_WEIGHT | TSHI_BIAS;
+    return 1;
+}
+
+/* With W S(0), column-parallel: x R (or regathered), the output S(-1), b S(0), dx P. With W S(1),
+ * row-parallel: x S(-1), the output R, or S(seq) with db P. */
+static int tshi_rule_linear_cut(const tshi_op *op, tsh_tensor *const *in, int along,
+                                const tshi_rule_sequence *sequence, tshi_output *output) {
+    const tsh_tensor *x = in[0], *w = in[1];
+    if (w->layout.dim == 0) {
+        if (x->layout.kind != TSH_REPLICATED &&
+            !(sequence->regather && x->layout.kind == TSH_SHARDED && !along))
+            return tshi_rule_refuse(op, x, w,
+                                    "a column-parallel weight takes a replicated input: "
+                                    "tsh_redistribute(x, tsh_replicated())");
+        output->layout = w->layout;
+        output->layout.dim = x->ndim - 1;
+        output->partial = sequence->regather ? TSHI_NONE : TSHI_X;
+        return 1;
+    }
+    if (!along || !tshi_layout_same_cut(&x->layout, &w->layout, w->dim[1], x->ctx->tp.size))
+        return tshi_rule_refuse(
+            op, x, w,
+            "a row-parallel weight takes an input that is replicated, or sharded along features by "
+            "the same units: tsh_redistribute(x, tsh_replicated())");
+    return 1;
+}
+
+static int tshi_rule_linear(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                            tshi_output *output) {
+    const tshi_rule_sequence *sequence = (const tshi_rule_sequence *)params;
+    tsh_tensor *x = in[0], *w = in[1], *b = in[2];
+    const int along = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
+    tsh_layout bias = tsh_replicated();
+    (void)n;
+    output->layout = tsh_replicated();
+    output->partial = TSHI_NONE;
+    if (w->layout.kind == TSH_PARTIAL)
+        return tshi_rule_refuse(
+            op, x, w, "complete the weight first: tsh_redistribute(w, tsh_replicated())");
+    if (!(w->layout.kind == TSH_REPLICATED
+              ? tshi_rule_linear_plain(op, in, along, output)
+              : tshi_rule_linear_cut(op, in, along, sequence, output)))
+        return 0;
+    if (w->layout.kind == TSH_SHARDED && w->layout.dim == 0) bias = w->layout;
+    if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, x->ctx->tp.size))
+        return tshi_rule_refuse(
+            op, w, b,
+            "the bias of a column-parallel weight is sharded like its dimension 0, "
+            "any other is replicated");
+    if (sequence->give) {
+        output->layout = *sequence->give;
+        output->partial = TSHI_BIAS;
+    }
+    return 1;
+}
+
+/* ids R or S, W R: as the ids, dW P if they are S. ids R, W S(0): P. ids R, W S(1): S(-1). */
+static int tshi_rule_embedding(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                               tshi_output *output) {
+    const tsh_tensor *ids = in[0], *w = in[1];
+    (void)tshi_rule_keep(op, in, n, params, output);
+    if (ids->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT;
+    if (ids->layout.kind != TSH_PARTIAL && w->layout.kind == TSH_REPLICATED) return 1;
+    if (ids->layout.kind != TSH_REPLICATED || w->layout.kind == TSH_PARTIAL)
+        return tshi_rule_refuse(op, ids, w,
+                                "a sharded weight takes replicated ids: "
+                                "tsh_redistribute(ids, tsh_replicated())");
+    output->layout = w->layout.dim ? w->layout : tsh_partial();
+    if (w->layout.dim) output->layout.dim = ids->ndim;
+    return 1;
+}
+
+/* -- norms, rope, attention ------------------------------------------------------ */
+
+/* x R: R. x S before the last dimension: S, dW and db P. */
+static int tshi_rule_norm(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                          tshi_output *output) {
+    const tsh_tensor *x = in[0], *w = in[1], *b = in[2];
+    char text[TSHI_TEXT_SIZE];
+    tsh_ctx *ctx = x->ctx;
+    (void)tshi_rule_keep(op, in, n, params, output);
+    if (x->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT | TSHI_BIAS;
+    if (x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1)
+        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
+                       "%s: input is sharded along its last dimension (rank %d holds "
+                       "%lld of %lld features); "
+                       "gather it first: tsh_redistribute(x, tsh_replicated())",
+                       op->name, ctx->tp.rank, (long long)x->local[x->ndim - 1],
+                       (long long)x->dim[x->ndim - 1]);
+    else if (x->layout.kind == TSH_PARTIAL)
+        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
+                       "%s: input is a partial sum over %d ranks; complete it first: "
+                       "tsh_redistribute(x, tsh_replicated())",
+                       op->name, ctx->tp.size);
+    else if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
+        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
+                       "%s: weight %s and bias must be replicated: "
+                       "tsh_redistribute(w, tsh_replicated())",
+                       op->name, tshi_tensor_text(w, text));
+    return ctx->error.code == TSH_OK;
+}
+
+/* Any but S(-1). */
+static int tshi_rule_rope(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                          tshi_output *output) {
+    const tsh_tensor *x = in[0];
+    char text[TSHI_TEXT_SIZE];
+    if (x->layout.kind != TSH_SHARDED || x->layout.dim != x->ndim - 1)
+        return tshi_rule_keep(op, in, n, params, output);
+    (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                   "%s: input %s is sharded along its last dimension, whose features "
+                   "turn in pairs; gather it first: tsh_redistribute(x, tsh_replicated())",
+                   op->name, tshi_tensor_text(x, text));
+    return 0;
+}
+
+/* Whether the query heads of every rank use exactly the heads of k that it owns. */
+static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
+    tsh_range rq[TSH_MAX_SEGMENTS], rk[TSH_MAX_SEGMENTS];
+    int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
+    int rank, s;
+    if (q->layout.segments != k->layout.segments) return 0;
+    for (rank = 0; rank < q->ctx->tp.size; rank++) {
+        (void)tsh_chunk(&q->layout, q->dim[1], q->ctx->tp.size, rank, rq);
+        (void)tsh_chunk(&k->layout, k->dim[1], q->ctx->tp.size, rank, rk);
+        for (s = 0; s < q->layout.segments; s++)
+            if (rq[s].length != group * rk[s].length ||
+                (rq[s].length && rq[s].start != group * rk[s].start))
+                return 0;
+    }
+    return 1;
+}
+
+/* All R, all S(batch), or all S(heads) in whole groups: as q. q S(heads), k and v R: S(heads), dk
+ * and dv P. */
+static int tshi_rule_attention(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                               tshi_output *output) {
+    tsh_tensor *q = in[0], *k = in[1];
+    char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
+    int i, cut = q->layout.kind == TSH_SHARDED ? q->layout.dim : -1, fits = 1;
+    (void)tshi_rule_keep(op, in, n, params, output);
+    for (i = 0; i < 3; i++)
+        fits = fits && in[i]->layout.kind != TSH_PARTIAL && in[i]->layout.dim < 2;
+    fits = fits && tshi_layout_equal(&k->layout, &in[2]->layout, k->dim, k->ctx->tp.size);
+    if (fits && cut == 1 && k->layout.kind == TSH_REPLICATED)
+        output->partial = TSHI_K | TSHI_V;
+    else if (fits && cut == 1 && k->layout.dim == 1)
+        fits = 2;
+    else
+        fits = fits && tshi_layout_equal(&q->layout, &k->layout, k->dim, k->ctx->tp.size);
+    if (fits == 1 || (fits == 2 && tshi_rule_groups(q, k))) return 1;
+    (void)tshi_tensor_text(q, tq);
+    (void)tshi_tensor_text(k, tk);
+    (void)tshi_tensor_text(in[2], tv);
+    if (fits)
+        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                       "%s: q %s, k %s, v %s: a rank's query heads must use its own "
+                       "heads of k and v; cut q in whole groups: tsh_redistribute(q, "
+                       "tsh_shard_units(1, %lld)), or replicate k and v",
+                       op->name, tq, tk, tv,
+                       (long long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit));
+    else
+        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
+                       "%s: q %s, k %s, v %s must all be replicated, or sharded alike "
+                       "by batch or by heads (k and v may be replicated then): "
+                       "tsh_redistribute(k, tsh_layout_of(q))",
+                       op->name, tq, tk, tv);
+    return 0;
+}
+
+/* -- cross-entropy ---------------------------------------------------------------- */
+
+/* One weight per class: replicated, or cut as the classes are. */
+static int tshi_rule_class_weights(const tshi_op *op, const tsh_tensor *x,
+                                   const tsh_tensor *weight) {
+    const int last = x->ndim - 1;
+    if (!weight || weight->layout.kind == TSH_REPLICATED ||
+        (weight->layout.kind == TSH_SHARDED && x->layout.kind == TSH_SHARDED &&
+         x->layout.dim == last &&
+         tshi_layout_same_cut(&x->layout, &weight->layout, x->dim[last], x->ctx->tp.size)))
+        return 1;
+    return tshi_rule_refuse(op, x, weight,
+                            "the weight is replicated, or cut as the classes: "
+                            "tsh_redistribute(weight, tsh_replicated())");
+}
+
+/* Logits R or S(classes): R. Logits and target S(rows): P, or S without a reduction. *params: the
+ * tsh_reduction. */
+static int tshi_rule_cross_entropy(const tshi_op *op, tsh_tensor *const *in, int n,
+                                   const void *params, tshi_output *output) {
+    const int reduced = *(const tsh_reduction *)params != TSH_REDUCE_NONE;
+    const tsh_tensor *x = in[0], *target = in[1];
+    char text[TSHI_TEXT_SIZE];
+    int probs = target->dtype == TSH_REAL, fits = 1;
+    int rows = x->layout.kind == TSH_SHARDED && x->layout.dim < x->ndim - 1;
+    (void)tshi_rule_keep(op, in, n, params, output);
+    if (x->layout.kind == TSH_PARTIAL) {
+        (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                       "%s: the logits %s are a partial sum over %d ranks; complete "
+                       "them first: tsh_redistribute(logits, tsh_replicated())",
+                       op->name, tshi_tensor_text(x, text), x->ctx->tp.size);
+        return 0;
+    }
+    if (!rows || reduced) output->layout = rows ? tsh_partial() : tsh_replicated();
+    if (rows || probs)
+        fits = tshi_layout_equal(&x->layout, &target->layout, target->dim, x->ctx->tp.size);
+    if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
+    if (!fits)
+        return tshi_rule_refuse(op, x, target,
+                                probs  ? "the target is replicated, or laid out as the logits"
+                                : rows ? "the target is to be sharded as the logits' rows: "
+                                         "tsh_redistribute(target, tsh_layout_of(logits))"
+                                       : "the target is to be replicated: "
+                                         "tsh_redistribute(target, tsh_replicated())");
+    return tshi_rule_class_weights(op, x, in[2]);
+}
+
+/* ========================================================================== */
+/* >>op-map                                            MARK: - op-map (private) */
+/* Elementwise ops: one loop per arity, one row per op.                        */
+/* Needs: >>kernel >>tape >>rule.                                               */
+/* ========================================================================== */
+
+/* -- shapes of broadcasting ops ---------------------------------------------- */
 
 /* NumPy's broadcasting, on global sizes. */
 static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shape *out) {
@@ -7581,97 +8144,59 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
     return 1;
 }
 
-static TSHI_COLD int tshi_map_refuse(const char *op, const tsh_tensor *a, const tsh_tensor *b,
-                           const char *mend) {
-    char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
-    (void)tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s", op,
-                   tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), mend);
-    return 0;
-}
-
-static int tshi_map_partial(const char *op, tshi_rule rule, tsh_tensor *const *in, int n,
-                            unsigned mask, tsh_layout *out, unsigned *partial) {
-    int i, p = 0, other = -1;
-    for (i = n - 1; i >= 0; i--) {
-        if (mask >> i & 1u)
-            p = i;
-        else if (other < 0 || in[i]->layout.kind == TSH_SHARDED)
-            other = i;
-    }
-    if (!tshi_map_allows(rule, mask) || (other >= 0 && in[other]->layout.kind == TSH_SHARDED)) {
-        if (other < 0) other = n - 1;
-        return tshi_map_refuse(
-            op, in[p], in[other],
-            "complete the partial sum first: tsh_redistribute(x, tsh_replicated())");
-    }
-    *out = tsh_partial();
-    if (rule == TSHI_RULE_PRODUCT || rule == TSHI_RULE_QUOTIENT) *partial = ~mask & 3u;
-    return 1;
-}
-
-/* The layout of the output, and which inputs get partial gradients. */
-static int tshi_map_layout(const char *op, tshi_rule rule, tsh_tensor *const *in, int n,
-                           const tsh_shape *shape, tsh_layout *out, unsigned *partial) {
-    unsigned mask = 0;
-    int i, d = -1, first = -1;
-    *out = tsh_replicated();
-    *partial = 0;
-    for (i = 0; i < n; i++)
-        if (in[i]->layout.kind == TSH_PARTIAL) mask |= 1u << i;
-    if (mask) return tshi_map_partial(op, rule, in, n, mask, out, partial);
-    for (i = 0; i < n && first < 0; i++)
-        if (in[i]->layout.kind == TSH_SHARDED) first = i;
-    if (first < 0) return 1;
-    *out = in[first]->layout;
-    out->dim += shape->ndim - in[first]->ndim;
-    d = out->dim;
-    for (i = 0; i < n; i++) {
-        int own = d - (shape->ndim - in[i]->ndim);
-        int64_t length = own >= 0 ? in[i]->dim[own] : 1;
-        if (in[i]->layout.kind == TSH_SHARDED) {
-            if (in[i]->layout.dim != own || length != shape->dim[d] ||
-                !tshi_layout_same_cut(&in[first]->layout, &in[i]->layout, length,
-                                      in[i]->ctx->tp.size))
-                return tshi_map_refuse(op, in[first], in[i],
-                                       "make them alike: tsh_redistribute(b, tsh_layout_of(a))");
-        } else if (length != 1) {
-            return tshi_map_refuse(
-                op, in[first], in[i],
-                "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
-                "tsh_redistribute(a, tsh_replicated())");
-        } else {
-            *partial |= 1u << i;
-        }
-    }
-    return 1;
-}
-
 /* -- unary ops -------------------------------------------------------------- */
 
+/* What backward kernels of elementwise ops need: the op's scalar, and whether they add to the
+ * gradient or write it. */
+typedef struct tshi_slope {
+    double c;
+    int add;
+} tshi_slope;
+
 typedef struct tshi_unary {
+    tshi_op op; /* first: a node's op is its row */
     const tshi_kernel_fn *forward, *backward;
-    int linear, save; /* keeps P; which values backward reads as v: TSHI_UNARY_X or _Y */
 } tshi_unary;
 
-enum { TSHI_UNARY_NONE, TSHI_UNARY_X, TSHI_UNARY_Y };
+static void tshi_map_unary_backward(tshi_node *node) {
+    const tshi_unary *row = (const tshi_unary *)(const void *)node->op;
+    tsh_tensor *x = node->in[0], *out = node->out;
+    int from = row->op.saves == TSHI_X ? 0 : 1;
+    tshi_slope slope;
+    tshi_loop loop;
+    tshi_dest dest;
+    tsh_real *g = tshi_tape_grad(node);
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+    if (row->op.saves == TSHI_NONE)
+        tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+    else
+        tshi_kernel_add_operand(&loop, out, tshi_tape_saved(node, from),
+                                from ? out->stride : x->stride, x->dtype);
+    slope.c = *(const double *)node->params;
+    slope.add = dest.add;
+    tshi_kernel_run(&loop, row->backward[out->ctx->isa], &slope);
+}
 
-/* Public name, linear, v, y of (x, c), dx of (g, v, c); c is the op's scalar. */
+/* Name, layout rule, which values backward reads as v, y of (x, c), dx of (g, v, c); c is the op's
+ * scalar. */
 #define TSHI_UNARY_OPS(ROW)                                                                        \
-    ROW(neg, 1, NONE, -x, -g)                                                                      \
-    ROW(scale, 1, NONE, x *c, g *c)                                                                \
-    ROW(add_scalar, 0, NONE, x + c, g)                                                             \
-    ROW(square, 0, X, x *x, g *(v + v))                                                            \
-    ROW(sqrt, 0, Y, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)                                       \
-    ROW(relu, 0, Y, tshi_kernel_relu(x), v <= 0 ? TSHI_R(0) : g)                                   \
-    ROW(exp, 0, Y, tshi_kernel_exp(x, fused), g *v)                                                \
-    ROW(log, 0, X, tshi_kernel_log(x, fused), g / v)                                               \
-    ROW(sigmoid, 0, Y, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))                       \
-    ROW(tanh, 0, Y, tshi_kernel_tanh(x, fused), g *(TSHI_R(1) - v * v))                            \
-    ROW(erf, 0, X, tshi_map_erf(x, fused), g *tshi_map_erf_slope(v, fused))                        \
-    ROW(gelu, 0, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_slope(v, fused))                     \
-    ROW(gelu_tanh, 0, X, tshi_map_gelu_tanh(x, fused), g *tshi_map_gelu_tanh_slope(v, fused))      \
-    ROW(silu, 0, X, tshi_map_silu(x, fused), g *tshi_map_silu_slope(v, fused))                     \
-    ROW(pow_scalar, 0, X, tshi_kernel_pow(x, c), g *tshi_map_power_slope(v, c))
+    ROW(neg, keep, NONE, -x, -g)                                                                   \
+    ROW(scale, keep, NONE, x *c, g *c)                                                             \
+    ROW(add_scalar, nonlinear, NONE, x + c, g)                                                     \
+    ROW(sqrt, nonlinear, OUT, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)                             \
+    ROW(relu, nonlinear, OUT, tshi_kernel_relu(x), v <= 0 ? TSHI_R(0) : g)                         \
+    ROW(exp, nonlinear, OUT, tshi_kernel_exp(x, fused), g *v)                                      \
+    ROW(log, nonlinear, X, tshi_kernel_log(x, fused), g / v)                                       \
+    ROW(sigmoid, nonlinear, OUT, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))             \
+    ROW(tanh, nonlinear, OUT, tshi_kernel_tanh(x, fused), g *(TSHI_R(1) - v * v))                  \
+    ROW(erf, nonlinear, X, tshi_map_erf(x, fused), g *tshi_map_erf_slope(v, fused))                \
+    ROW(gelu, nonlinear, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_slope(v, fused))             \
+    ROW(gelu_tanh, nonlinear, X, tshi_map_gelu_tanh(x, fused),                                     \
+        g *tshi_map_gelu_tanh_slope(v, fused))                                                     \
+    ROW(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_slope(v, fused))
 
 /* b a^(b - 1), the slope of a^b; 0 where b is, also at a = 0. */
 TSHI_INLINE tsh_real tshi_map_power_slope(tsh_real a, tsh_real b) {
@@ -7820,13 +8345,7 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
 
-/* What backward adds to: its place, and the op's scalar. */
-typedef struct tshi_slope {
-    double c;
-    int add; /* 0: the gradient is written, 1: added */
-} tshi_slope;
-
-#define TSHI_UNARY_ROW(name, linear, save, F, D)                                                   \
+#define TSHI_UNARY_KERNELS(public, name, rule, save, F, D)                                         \
     TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *operand,        \
                                                     const double *scalar, int fused) {             \
         tsh_real pad[TSHI_BLOCK], y[TSHI_BLOCK];                                                   \
@@ -7867,79 +8386,51 @@ typedef struct tshi_slope {
     }                                                                                              \
     TSHI_KERNEL_FUSED(tshi_map_##name##_backward, tshi_slope);                                     \
     static const tshi_unary tshi_map_##name##_row = {                                              \
-        tshi_map_##name##_forward, tshi_map_##name##_backward, linear, TSHI_UNARY_##save};
+        {public, "x", tshi_rule_##rule, tshi_map_unary_backward, TSHI_##save, 0},                  \
+        tshi_map_##name##_forward,                                                                 \
+        tshi_map_##name##_backward};
+#define TSHI_UNARY_ROW(name, ...) TSHI_UNARY_KERNELS("tsh_" #name, name, __VA_ARGS__)
 TSHI_UNARY_OPS(TSHI_UNARY_ROW)
+TSHI_UNARY_KERNELS("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
+TSHI_UNARY_KERNELS("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_kernel_pow(x, c),
+                   g *tshi_map_power_slope(v, c))
 #undef TSHI_UNARY_ROW
 #undef TSHI_UNARY_OPS
 
-typedef struct tshi_unary_more {
-    const tshi_unary *row;
-    double c;
-} tshi_unary_more;
-
-static void tshi_map_unary_backward(tshi_node *node) {
-    const tshi_unary_more *more = (const tshi_unary_more *)node->more;
-    tsh_tensor *x = node->in[0], *out = node->out;
-    int from = more->row->save == TSHI_UNARY_X ? 0 : 1;
-    tshi_slope slope;
-    tshi_loop loop;
-    tshi_dest dest;
-    tsh_real *g = tshi_tape_grad(node);
-    if (!tshi_tape_dest(node, 0, &dest)) return;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
-    if (more->row->save == TSHI_UNARY_NONE)
-        tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
-    else
-        tshi_kernel_add_operand(&loop, out, tshi_tape_saved(node, from),
-                                from ? out->stride : x->stride, x->dtype);
-    slope.c = more->c;
-    slope.add = dest.add;
-    tshi_kernel_run(&loop, more->row->backward[out->ctx->isa], &slope);
-}
-
-static tsh_tensor *tshi_map_unary(const char *op, tsh_tensor *x, const tshi_unary *row, double c) {
-    static const int save[] = {TSHI_SAVE_NONE, 1, TSHI_SAVE_OUT};
-    tsh_ctx *ctx = tshi_tensor_check_floating(op, &x, 1);
-    tsh_shape shape = tsh_shape_of(x);
+static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_unary *row, double c) {
+    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, &x, 1);
+    tshi_output output;
     tshi_loop loop;
     tsh_tensor *out;
     tshi_node *node;
     if (!ctx) return NULL;
-    if (x->layout.kind == TSH_PARTIAL && !row->linear)
-        return tshi_error_null(
-            ctx, TSH_ERR_LAYOUT,
-            "%s: the input is a partial sum over %d ranks and the op is not linear; complete it "
-            "first: tsh_redistribute(x, tsh_replicated())",
-            op, ctx->tp.size);
-    out = tshi_tensor_out(ctx, op, x->dtype, &shape, &x->layout);
+    output.shape = tsh_shape_of(x);
+    if (!row->op.rule(&row->op, &x, 1, NULL, &output)) return NULL;
+    out = tshi_tensor_out(ctx, row->op.name, x->dtype, &output.shape, &output.layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, row->forward[ctx->isa], &c);
-    node = tshi_tape_record(op, out, &x, 1, save[row->save], tshi_map_unary_backward,
-                            sizeof(tshi_unary_more));
-    if (node) ((tshi_unary_more *)node->more)->row = row;
-    if (node) ((tshi_unary_more *)node->more)->c = c;
+    node = tshi_tape_record(&row->op, out, &x, 1, output.partial, sizeof c);
+    if (node) memcpy(node->params, &c, sizeof c);
     return out;
 }
 
 #define TSHI_UNARY_PUBLIC(name)                                                                    \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
-        return tshi_map_unary("tsh_" #name, x, &tshi_map_##name##_row, 0);                         \
+        return tshi_map_unary(x, &tshi_map_##name##_row, 0);                                       \
     }
 #define TSHI_SCALAR_PUBLIC(name)                                                                   \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
-        return tshi_map_unary("tsh_" #name, x, &tshi_map_##name##_row, c);                         \
+        return tshi_map_unary(x, &tshi_map_##name##_row, c);                                       \
     }
 TSHI_UNARY_PUBLIC(neg)
 TSHI_SCALAR_PUBLIC(scale)
 TSHI_SCALAR_PUBLIC(add_scalar)
 TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double c) {
     const tshi_unary *row = c >= 2 && c <= 2 ? &tshi_map_square_row : &tshi_map_pow_scalar_row;
-    return tshi_map_unary("tsh_pow_scalar", x, row, c);
+    return tshi_map_unary(x, row, c);
 }
 TSHI_UNARY_PUBLIC(exp)
 TSHI_UNARY_PUBLIC(log)
@@ -7957,20 +8448,62 @@ TSHI_UNARY_PUBLIC(silu)
 /* -- binary ops ------------------------------------------------------------- */
 
 typedef struct tshi_binary {
-    const char *name;
-    tshi_rule rule;
-    int save, pass; /* bit i: input i's values are saved; its gradient is the output's */
+    tshi_op op;    /* first: a node's op is its row */
+    unsigned pass; /* inputs whose gradient is the output's, where shapes are the same */
     const tshi_kernel_fn *forward, *da, *db;
 } tshi_binary;
 
-/* Name, rule, save, pass, y of (a, b), da and db of (g, a, b). */
+/* Operand i of a backward loop: its saved values, or g where none were needed. */
+static void tshi_map_saved(tshi_loop *loop, const tshi_node *node, int i) {
+    const tsh_tensor *t = node->saved[i] ? node->in[i] : node->out;
+    if (node->saved[i])
+        tshi_kernel_add_operand(loop, t, tshi_tape_saved(node, i), t->stride, t->dtype);
+    else
+        tshi_kernel_add_operand(loop, t, tshi_tape_grad(node), t->stride, TSH_REAL);
+}
+
+/* Adds one input's gradient; a broadcast one is zeroed first and summed into. */
+static void tshi_map_slope(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
+    tsh_tensor *t = node->in[i], *out = node->out;
+    int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
+    tshi_loop loop;
+    tshi_dest dest;
+    tshi_slope slope;
+    if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
+        return;
+    slope.c = 0;
+    slope.add = dest.add;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
+    tshi_map_saved(&loop, node, 0);
+    tshi_map_saved(&loop, node, 1);
+    tshi_kernel_run(&loop, kernel[out->ctx->isa], &slope);
+}
+
+static void tshi_map_binary_backward(tshi_node *node) {
+    const tshi_binary *row = (const tshi_binary *)(const void *)node->op;
+    const tsh_tensor *out = node->out;
+    int i;
+    for (i = 0; i < 2; i++) {
+        const tsh_tensor *t = node->in[i];
+        const int alike = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
+        if (alike && (row->pass >> i & 1u))
+            tshi_tape_pass(node, i);
+        else
+            tshi_map_slope(node, i, i ? row->db : row->da);
+    }
+}
+
+/* Name, layout rule, values that backward reads, inputs whose gradient is the output's, y of
+ * (a, b), da and db of (g, a, b). */
 #define TSHI_BINARY_OPS(ROW)                                                                       \
-    ROW(add, SUM, 0, 3, a + b, g, g)                                                               \
-    ROW(sub, SUM, 0, 1, a - b, g, -g)                                                              \
-    ROW(mul, PRODUCT, 3, 0, a *b, g *b, g *a)                                                      \
-    ROW(div, QUOTIENT, 3, 0, a / b, g / b, -g * a / (b * b))                                       \
-    ROW(pow, NONE, 3, 0, tshi_kernel_pow(a, b), g *tshi_map_power_slope(a, b),                     \
-        g *tshi_map_pow_slope(a, b, fused))
+    ROW(add, add, TSHI_NONE, TSHI_A | TSHI_B, a + b, g, g)                                         \
+    ROW(sub, add, TSHI_NONE, TSHI_A, a - b, g, -g)                                                 \
+    ROW(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)                               \
+    ROW(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g * a / (b * b))                   \
+    ROW(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),                         \
+        g *tshi_map_power_slope(a, b), g *tshi_map_pow_slope(a, b, fused))
 
 /* The exponent's slope is a^b ln a, and 0 at a = 0 with b >= 0, as torch. */
 TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
@@ -8026,78 +8559,35 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
     TSHI_BINARY_SLOPE(tshi_map_##name##_da, DA)                                                    \
     TSHI_BINARY_SLOPE(tshi_map_##name##_db, DB)                                                    \
     static const tshi_binary tshi_map_##name##_row = {                                             \
-        "tsh_" #name,         TSHI_RULE_##rule,    save, pass, tshi_map_##name##_forward,          \
-        tshi_map_##name##_da, tshi_map_##name##_db};
+        {"tsh_" #name, "a b", tshi_rule_##rule, tshi_map_binary_backward, save, 0},                \
+        pass,                                                                                      \
+        tshi_map_##name##_forward,                                                                 \
+        tshi_map_##name##_da,                                                                      \
+        tshi_map_##name##_db};
 TSHI_BINARY_OPS(TSHI_BINARY_ROW)
 #undef TSHI_BINARY_ROW
 #undef TSHI_BINARY_OPS
 
-/* Operand i of a backward loop: its saved values, or g where none were needed. */
-static void tshi_map_saved(tshi_loop *loop, const tshi_node *node, int i) {
-    const tsh_tensor *t = node->saved[i] ? node->in[i] : node->out;
-    if (node->saved[i])
-        tshi_kernel_add_operand(loop, t, tshi_tape_saved(node, i), t->stride, t->dtype);
-    else
-        tshi_kernel_add_operand(loop, t, tshi_tape_grad(node), t->stride, TSH_REAL);
-}
-
-/* Adds one input's gradient; a broadcast one is zeroed first and summed into. */
-static void tshi_map_slope(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
-    tsh_tensor *t = node->in[i], *out = node->out;
-    int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
-    tshi_loop loop;
-    tshi_dest dest;
-    tshi_slope slope;
-    if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
-        return;
-    slope.c = 0;
-    slope.add = dest.add;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
-    tshi_map_saved(&loop, node, 0);
-    tshi_map_saved(&loop, node, 1);
-    tshi_kernel_run(&loop, kernel[out->ctx->isa], &slope);
-}
-
-static void tshi_map_binary_backward(tshi_node *node) {
-    const tshi_binary *row = *(const tshi_binary *const *)node->more;
-    const tsh_tensor *out = node->out;
-    int i;
-    for (i = 0; i < 2; i++) {
-        const tsh_tensor *t = node->in[i];
-        const int alike = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
-        if (alike && (row->pass >> i & 1))
-            tshi_tape_pass(node, i);
-        else
-            tshi_map_slope(node, i, i ? row->db : row->da);
-    }
-}
-
 static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_binary *row) {
     tsh_tensor *in[2], *out;
-    tshi_node *node;
     tsh_ctx *ctx;
-    tsh_shape shape;
-    tsh_layout layout;
+    tshi_output output;
     tshi_loop loop;
-    unsigned partial;
     in[0] = a;
     in[1] = b;
-    ctx = tshi_tensor_check_floating(row->name, in, 2);
-    if (!ctx || !tshi_map_shape(row->name, in, 2, &shape) ||
-        !tshi_map_layout(row->name, row->rule, in, 2, &shape, &layout, &partial))
+    ctx = tshi_tensor_check_floating(row->op.name, in, 2);
+    if (!ctx || !tshi_map_shape(row->op.name, in, 2, &output.shape) ||
+        !row->op.rule(&row->op, in, 2, NULL, &output))
         return NULL;
-    out = tshi_tensor_out(ctx, row->name, tshi_tensor_promote(in, 2), &shape, &layout);
+    out = tshi_tensor_out(ctx, row->op.name, tshi_tensor_promote(in, 2), &output.shape,
+                          &output.layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
     tshi_kernel_tensor(&loop, a);
     tshi_kernel_tensor(&loop, b);
     tshi_kernel_run(&loop, row->forward[ctx->isa], NULL);
-    node = tshi_tape_record(row->name, out, in, 2, row->save, tshi_map_binary_backward, sizeof row);
-    if (node) *(const tshi_binary **)node->more = row;
-    if (node) node->partial = partial;
+    (void)tshi_tape_record(&row->op, out, in, 2, output.partial, 0);
     return out;
 }
 
@@ -8163,24 +8653,22 @@ TSHI_COMPARE_KERNEL(le, <=)
 #undef TSHI_COMPARE_LOOP
 
 /* swap: the kernel sees b before a; flip: gives the opposite. */
-static tsh_tensor *tshi_map_compare(const char *op, tsh_tensor *a, tsh_tensor *b,
+static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
                                     const tshi_kernel_fn *kernel, int swap, int flip) {
     tsh_tensor *in[2], *out;
     tsh_ctx *ctx;
-    tsh_shape shape;
-    tsh_layout layout;
+    tshi_output output;
     tshi_loop loop;
-    unsigned partial;
     in[0] = a;
     in[1] = b;
-    ctx = tshi_tensor_check(op, in, 2);
-    if (!ctx || !tshi_map_shape(op, in, 2, &shape) ||
-        !tshi_map_layout(op, TSHI_RULE_NONE, in, 2, &shape, &layout, &partial))
+    ctx = tshi_tensor_check(op->name, in, 2);
+    if (!ctx || !tshi_map_shape(op->name, in, 2, &output.shape) ||
+        !op->rule(op, in, 2, NULL, &output))
         return NULL;
     if (a->dtype != b->dtype)
-        return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %s against %s; tsh_cast one of them", op,
-                               tshi_dtype_name(a->dtype), tshi_dtype_name(b->dtype));
-    out = tshi_tensor_out(ctx, op, TSH_I32, &shape, &layout);
+        return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %s against %s; tsh_cast one of them",
+                               op->name, tshi_dtype_name(a->dtype), tshi_dtype_name(b->dtype));
+    out = tshi_tensor_out(ctx, op->name, TSH_I32, &output.shape, &output.layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
@@ -8192,7 +8680,8 @@ static tsh_tensor *tshi_map_compare(const char *op, tsh_tensor *a, tsh_tensor *b
 
 #define TSHI_COMPARE_PUBLIC(name, kernel, swap, flip)                                              \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
-        return tshi_map_compare("tsh_" #name, a, b, tshi_map_##kernel, swap, flip);                \
+        static const tshi_op op = {"tsh_" #name, "a b", tshi_rule_nonlinear, NULL, 0, 0};          \
+        return tshi_map_compare(&op, a, b, tshi_map_##kernel, swap, flip);                         \
     }
 TSHI_COMPARE_PUBLIC(eq, eq, 0, 0)
 TSHI_COMPARE_PUBLIC(ne, eq, 0, 1)
@@ -8253,26 +8742,26 @@ static void tshi_map_where_backward(tshi_node *node) {
     }
 }
 
+static const tshi_op tshi_map_where_op = {
+    "tsh_where", "cond yes no", tshi_rule_where, tshi_map_where_backward, TSHI_COND, 0};
+
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
+    const tshi_op *op = &tshi_map_where_op;
     tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
-    tsh_shape shape;
-    tsh_layout layout;
+    tshi_output output;
     tshi_loop loop;
-    tshi_node *node;
-    unsigned partial;
     in[0] = cond;
     in[1] = a;
     in[2] = b;
     ctx = tshi_tensor_check("tsh_where", in, 3);
     if (!ctx || !tshi_tensor_check_floating("tsh_where", in + 1, 2) ||
-        !tshi_map_shape("tsh_where", in, 3, &shape) ||
-        !tshi_map_layout("tsh_where", TSHI_RULE_WHERE, in, 3, &shape, &layout, &partial))
+        !tshi_map_shape("tsh_where", in, 3, &output.shape) || !op->rule(op, in, 3, NULL, &output))
         return NULL;
     if (cond->dtype != TSH_I32)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
                                tshi_dtype_name(cond->dtype));
-    out = tshi_tensor_out(ctx, "tsh_where", tshi_tensor_promote(in + 1, 2), &shape, &layout);
+    out = tshi_tensor_out(ctx, "tsh_where", tshi_tensor_promote(in + 1, 2), &output.shape, &output.layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
@@ -8280,8 +8769,7 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
     tshi_kernel_tensor(&loop, a);
     tshi_kernel_tensor(&loop, b);
     tshi_kernel_run(&loop, tshi_map_where[ctx->isa], NULL);
-    node = tshi_tape_record("tsh_where", out, in, 3, 1, tshi_map_where_backward, 0);
-    if (node) node->partial = partial;
+    (void)tshi_tape_record(op, out, in, 3, output.partial, 0);
     return out;
 }
 
@@ -8289,9 +8777,13 @@ static void tshi_map_cast_backward(tshi_node *node) {
     tshi_tape_pass(node, 0); /* gradients are tsh_real, whatever the dtypes are */
 }
 
+static const tshi_op tshi_map_cast_op = {
+    "tsh_cast", "x", tshi_rule_nonlinear, tshi_map_cast_backward, TSHI_NONE, 0};
+
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cast", &x, 1);
-    tsh_shape shape = tsh_shape_of(x);
+    const tshi_op *op = &tshi_map_cast_op;
+    tshi_output output;
     tshi_loop loop;
     tsh_tensor *out;
     if (!ctx || x->dtype == dtype) return ctx ? x : NULL;
@@ -8300,18 +8792,16 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
         return tshi_error_null(ctx, TSH_ERR_DTYPE,
                                "tsh_cast: takes %s, i32 or i64 in this build, not dtype %d",
                                tshi_dtype_name(TSH_REAL), (int)dtype);
-    if (x->layout.kind == TSH_PARTIAL)
-        return tshi_error_null(ctx, TSH_ERR_LAYOUT,
-                               "tsh_cast: the input is a partial sum; complete it first: "
-                               "tsh_redistribute(x, tsh_replicated())");
-    out = tshi_tensor_out(ctx, "tsh_cast", dtype, &shape, &x->layout);
+    output.shape = tsh_shape_of(x);
+    if (!op->rule(op, &x, 1, NULL, &output)) return NULL;
+    out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
     if (tshi_dtypes[dtype].floating && tshi_dtypes[x->dtype].floating)
-        (void)tshi_tape_record("tsh_cast", out, &x, 1, 0, tshi_map_cast_backward, 0);
+        (void)tshi_tape_record(op, out, &x, 1, output.partial, 0);
     return out;
 }
 
@@ -8330,12 +8820,12 @@ static int tshi_map_room(const tshi_node *node, const tshi_dest *dest, tshi_bloc
     return direct || *scratch;
 }
 
-static void tshi_map_pour(const tshi_node *node, const tshi_dest *dest, tshi_block *scratch) {
+static void tshi_map_accumulate(const tshi_node *node, const tshi_dest *dest, tshi_block *scratch) {
     const tsh_tensor *x = node->in[0];
     int64_t stride[TSH_MAX_DIMS];
     if (!scratch) return;
     tshi_tensor_strides(x->local, x->ndim, stride);
-    tshi_tape_pour(node, 0, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
+    tshi_tape_accumulate(node, 0, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
     tshi_mem_drop(x->ctx, scratch);
 }
 
@@ -8417,12 +8907,15 @@ static void tshi_map_dropout_backward(tshi_node *node) {
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_room(node, &dest, &scratch)) return;
     run.isa = out->ctx->isa;
-    run.mask = (const tshi_dropout *)node->more;
+    run.mask = (const tshi_dropout *)node->params;
     run.x = tshi_tape_grad(node);
     run.y = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest.data;
     tshi_tensor_runs(out, tshi_map_mask_run, &run);
-    tshi_map_pour(node, &dest, scratch);
+    tshi_map_accumulate(node, &dest, scratch);
 }
+
+static const tshi_op tshi_map_dropout_op = {
+    "tsh_dropout", "x", tshi_rule_keep, tshi_map_dropout_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     tsh_ctx *ctx = tshi_tensor_check_real("tsh_dropout", &x, 1);
@@ -8446,8 +8939,8 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     if (!run.x) return NULL;
     tshi_tensor_runs(out, tshi_map_mask_run, &run);
     tshi_mem_drop(ctx, scratch);
-    node = tshi_tape_record("tsh_dropout", out, &x, 1, 0, tshi_map_dropout_backward, sizeof mask);
-    if (node) memcpy(node->more, &mask, sizeof mask);
+    node = tshi_tape_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, sizeof mask);
+    if (node) memcpy(node->params, &mask, sizeof mask);
     return out;
 }
 
@@ -8459,22 +8952,27 @@ static void tshi_map_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tsh_tensor *base = node->in[0]->base;
     tshi_dest dest;
-    if (!base->wants) return;
+    if (!base->requires_grad) return;
     if (out->gr.live && tshi_tape_open(node->in[0], &base->gr, &dest))
-        tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gr.block), out->stride);
+        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gr.block),
+                             out->stride);
     if (out->gp.live && tshi_tape_open(node->in[0], &base->gp, &dest))
-        tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gp.block), out->stride);
+        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gp.block),
+                             out->stride);
 }
 
-/* A dense copy of x, with its gradient path. */
+static const tshi_op tshi_map_clone_op = {
+    "tsh_clone", "x",       tshi_rule_keep, tshi_map_copy_backward,
+    TSHI_NONE,   TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_PASSES_PARTIAL};
+
+/* A dense copy of x, with its gradient path. op: who reports an error. */
 static tsh_tensor *tshi_map_copy(const char *op, tsh_tensor *x) {
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out = tshi_tensor_out(x->ctx, op, x->dtype, &shape, &x->layout);
-    tshi_node *node;
     if (!out) return NULL;
+    if (x->ctx->trace) tshi_trace_open(x->ctx->trace, tshi_map_clone_op.name);
     tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0);
-    node = tshi_tape_record(op, out, &x, 1, 0, tshi_map_copy_backward, 0);
-    if (node) node->raw = node->passes = 1;
+    (void)tshi_tape_record(&tshi_map_clone_op, out, &x, 1, TSHI_NONE, 0);
     return out;
 }
 
@@ -8512,32 +9010,22 @@ typedef struct tshi_reduction {
     tsh_layout layout;
 } tshi_reduction;
 
-/* sums: the op is linear, so that P stays P and a sharded dimension gives P. keep: the shape stays
- * (softmax). */
-static int tshi_reduce_plan(const char *op, tsh_tensor *x, int dim, int keepdim, int sums,
+static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
     char text[TSHI_TEXT_SIZE];
-    int d, cut = x->layout.kind == TSH_SHARDED ? x->layout.dim : -1;
-    r->axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
-    r->layout = x->layout;
-    r->shape = tsh_shape0();
+    tshi_rule_axis along;
+    tshi_output output;
+    int d;
+    r->axis = along.axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
+    along.keepdim = keepdim;
     if (dim != TSH_ALL && r->axis < 0) {
-        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op, dim,
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op->name, dim,
                        tshi_tensor_text(x, text));
         return 0;
     }
-    if (!sums && (x->layout.kind == TSH_PARTIAL || (cut >= 0 && (r->axis < 0 || r->axis == cut)))) {
-        (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                       "%s: needs all values along the dimension, and %s is not whole there; "
-                       "complete it first: "
-                       "tsh_redistribute(x, tsh_replicated())",
-                       op, tshi_tensor_text(x, text));
-        return 0;
-    }
-    if (cut >= 0 && (r->axis < 0 || r->axis == cut))
-        r->layout = tsh_partial();
-    else if (cut > r->axis && !keepdim)
-        r->layout.dim--;
+    if (!op->rule(op, &x, 1, &along, &output)) return 0;
+    r->layout = output.layout;
+    r->shape = tsh_shape0();
     for (d = 0; d < x->ndim; d++) {
         int reduced = r->axis < 0 || d == r->axis;
         if (!reduced || keepdim) r->shape.dim[r->shape.ndim++] = reduced ? 1 : x->dim[d];
@@ -8634,13 +9122,13 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
     }
 }
 
-typedef struct tshi_reduce_more {
+typedef struct tshi_reduce_params {
     double c; /* of sum and mean */
     int axis, is_log;
-} tshi_reduce_more;
+} tshi_reduce_params;
 
 static void tshi_reduce_sum_backward(tshi_node *node) {
-    const tshi_reduce_more *more = (const tshi_reduce_more *)node->more;
+    const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_tensor *x = node->in[0];
     int64_t stride[TSH_MAX_DIMS];
     tshi_loop loop;
@@ -8648,19 +9136,24 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tsh_real *g = tshi_tape_grad(node);
     tshi_slope slope;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    tshi_reduce_spread(x, node->out, more->axis, stride);
+    tshi_reduce_spread(x, node->out, params->axis, stride);
     tshi_kernel_space(&loop, x);
     tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    slope.c = more->c;
+    slope.c = params->c;
     slope.add = dest.add;
     tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], &slope);
 }
 
-static tsh_tensor *tshi_reduce_scaled(const char *op, tsh_tensor *x, int dim, int keepdim,
+static const tshi_op tshi_reduce_sum_op = {
+    "tsh_sum", "x", tshi_rule_sum, tshi_reduce_sum_backward, TSHI_NONE, 0};
+static const tshi_op tshi_reduce_mean_op = {
+    "tsh_mean", "x", tshi_rule_sum, tshi_reduce_sum_backward, TSHI_NONE, 0};
+
+static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                       int mean) {
-    tsh_ctx *ctx = tshi_tensor_check_floating(op, &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
     tshi_block *scratch, *unrounded;
     tsh_tensor *out;
@@ -8668,27 +9161,27 @@ static tsh_tensor *tshi_reduce_scaled(const char *op, tsh_tensor *x, int dim, in
     const tsh_real *values;
     tsh_real *sums;
     double c;
-    if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, 1, &r)) return NULL;
+    if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     c = mean ? 1.0 / (double)r.length : 1.0;
-    out = tshi_tensor_out(ctx, op, x->dtype, &r.shape, &r.layout);
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
     values = out ? tshi_kernel_packed_reals(x, &scratch) : NULL;
     sums = values ? tshi_kernel_output(out, &unrounded) : NULL;
     if (sums) tshi_reduce_sums(ctx, &r, sums, values, c);
     if (values) tshi_mem_drop(ctx, scratch);
     if (!sums) return NULL;
     tshi_kernel_output_done(out, unrounded);
-    node = tshi_tape_record(op, out, &x, 1, 0, tshi_reduce_sum_backward, sizeof(tshi_reduce_more));
-    if (node) ((tshi_reduce_more *)node->more)->c = c;
-    if (node) ((tshi_reduce_more *)node->more)->axis = r.axis;
+    node = tshi_tape_record(op, out, &x, 1, TSHI_NONE, sizeof(tshi_reduce_params));
+    if (node) ((tshi_reduce_params *)node->params)->c = c;
+    if (node) ((tshi_reduce_params *)node->params)->axis = r.axis;
     return out;
 }
 
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_scaled("tsh_sum", x, dim, keepdim, 0);
+    return tshi_reduce_scaled(&tshi_reduce_sum_op, x, dim, keepdim, 0);
 }
 
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_scaled("tsh_mean", x, dim, keepdim, 1);
+    return tshi_reduce_scaled(&tshi_reduce_mean_op, x, dim, keepdim, 1);
 }
 
 /* -- columns ----------------------------------------------------------------
@@ -8834,7 +9327,7 @@ static void tshi_reduce_max_backward(tshi_node *node) {
     const tsh_tensor *x = node->in[0];
     const int64_t *place = (const int64_t *)tshi_mem_data(node->aux);
     const tsh_real *g = tshi_tape_grad(node);
-    int axis = ((const tshi_reduce_more *)node->more)->axis, d;
+    int axis = ((const tshi_reduce_params *)node->params)->axis, d;
     int64_t e, index, count = tsh_local_numel(node->out);
     tshi_dest dest;
     if (!tshi_tape_dest_zeroed(node, 0, &dest)) return;
@@ -8854,20 +9347,24 @@ static void tshi_reduce_max_backward(tshi_node *node) {
     }
 }
 
-static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int keepdim,
+static const tshi_op tshi_reduce_max_op = {
+    "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
+static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_whole, NULL, 0, 0};
+
+static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                    int want_place) {
-    tsh_ctx *ctx = tshi_tensor_check_floating(op, &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
     tshi_lines lines;
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
     tsh_tensor *out;
     tshi_node *node = NULL;
     int done;
-    if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, 0, &r)) return NULL;
+    if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
-                               "%s: nothing to choose from: the dimension is empty", op);
-    out = tshi_tensor_out(ctx, op, want_place ? TSH_I64 : x->dtype, &r.shape, &r.layout);
+                               "%s: nothing to choose from: the dimension is empty", op->name);
+    out = tshi_tensor_out(ctx, op->name, want_place ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (out && !want_place)
         aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof(int64_t));
     memset(&lines, 0, sizeof lines);
@@ -8883,11 +9380,10 @@ static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int k
     tshi_mem_drop(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
     if (done && !want_place)
-        node = tshi_tape_record(op, out, &x, 1, 0, tshi_reduce_max_backward,
-                                sizeof(tshi_reduce_more));
+        node = tshi_tape_record(op, out, &x, 1, TSHI_NONE, sizeof(tshi_reduce_params));
     if (node) {
         node->aux = aux;
-        ((tshi_reduce_more *)node->more)->axis = r.axis;
+        ((tshi_reduce_params *)node->params)->axis = r.axis;
     } else {
         tshi_mem_drop(ctx, aux);
     }
@@ -8895,11 +9391,11 @@ static tsh_tensor *tshi_reduce_max(const char *op, tsh_tensor *x, int dim, int k
 }
 
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_max("tsh_max", x, dim, keepdim, 0);
+    return tshi_reduce_max(&tshi_reduce_max_op, x, dim, keepdim, 0);
 }
 
 TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
-    return tshi_reduce_max("tsh_argmax", x, dim, keepdim, 1);
+    return tshi_reduce_max(&tshi_reduce_argmax_op, x, dim, keepdim, 1);
 }
 
 /* -- softmax, log_softmax ---------------------------------------------------
@@ -8951,10 +9447,11 @@ TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, const tshi_operand *o
 TSHI_KERNEL_FUSED(tshi_reduce_softmax_slope, int);
 
 static void tshi_reduce_softmax_backward(tshi_node *node) {
-    const tshi_reduce_more *more = (const tshi_reduce_more *)node->more;
+    const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
     tsh_tensor *out = node->out;
-    int64_t outer = tshi_tensor_product(out->local, more->axis);
-    int64_t inner = tshi_tensor_product(out->local + more->axis + 1, out->ndim - more->axis - 1);
+    const int axis = params->axis;
+    int64_t outer = tshi_tensor_product(out->local, axis);
+    int64_t inner = tshi_tensor_product(out->local + axis + 1, out->ndim - axis - 1);
     tshi_lines lines;
     tshi_dest dest;
     tshi_block *scratch, *saved;
@@ -8962,19 +9459,24 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_room(node, &dest, &scratch)) return;
     memset(&lines, 0, sizeof lines);
     lines.kernel = tshi_reduce_softmax_slope[out->ctx->isa];
-    lines.n = out->local[more->axis];
+    lines.n = out->local[axis];
     lines.step = inner;
     lines.at[0] = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest.data;
     lines.at[1] = tshi_tape_saved_reals(node, 1, stride, &saved);
     lines.at[2] = tshi_tape_grad(node);
-    lines.params = &more->is_log;
+    lines.params = &params->is_log;
     if (lines.at[1]) (void)tshi_reduce_run(out->ctx, outer * inner, &lines);
     tshi_mem_drop(out->ctx, saved);
-    tshi_map_pour(node, &dest, scratch);
+    tshi_map_accumulate(node, &dest, scratch);
 }
 
-static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim, int is_log) {
-    tsh_ctx *ctx = tshi_tensor_check_floating(op, &x, 1);
+static const tshi_op tshi_reduce_softmax_op = {
+    "tsh_softmax", "x", tshi_rule_whole, tshi_reduce_softmax_backward, TSHI_OUT, 0};
+static const tshi_op tshi_reduce_log_softmax_op = {
+    "tsh_log_softmax", "x", tshi_rule_whole, tshi_reduce_softmax_backward, TSHI_OUT, 0};
+
+static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
     tshi_block *scratch, *unrounded;
     tsh_tensor *out;
@@ -8982,9 +9484,9 @@ static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim,
     tsh_shape shape;
     tshi_lines lines;
     int done;
-    if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, 0, &r)) return NULL;
+    if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, &r)) return NULL;
     shape = tsh_shape_of(x);
-    out = tshi_tensor_out(ctx, op, x->dtype, &shape, &x->layout);
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
     memset(&lines, 0, sizeof lines);
     lines.at[0] = out ? tshi_kernel_output(out, &unrounded) : NULL;
     lines.at[1] = lines.at[0] ? tshi_kernel_packed_reals(x, &scratch) : NULL;
@@ -8997,19 +9499,18 @@ static tsh_tensor *tshi_reduce_softmaxes(const char *op, tsh_tensor *x, int dim,
     tshi_mem_drop(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
     if (done)
-        node = tshi_tape_record(op, out, &x, 1, TSHI_SAVE_OUT, tshi_reduce_softmax_backward,
-                                sizeof(tshi_reduce_more));
-    if (node) ((tshi_reduce_more *)node->more)->is_log = is_log;
-    if (node) ((tshi_reduce_more *)node->more)->axis = r.axis;
+        node = tshi_tape_record(op, out, &x, 1, TSHI_NONE, sizeof(tshi_reduce_params));
+    if (node) ((tshi_reduce_params *)node->params)->is_log = is_log;
+    if (node) ((tshi_reduce_params *)node->params)->axis = r.axis;
     return done ? out : NULL;
 }
 
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim) {
-    return tshi_reduce_softmaxes("tsh_softmax", x, dim, 0);
+    return tshi_reduce_softmaxes(&tshi_reduce_softmax_op, x, dim, 0);
 }
 
 TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
-    return tshi_reduce_softmaxes("tsh_log_softmax", x, dim, 1);
+    return tshi_reduce_softmaxes(&tshi_reduce_log_softmax_op, x, dim, 1);
 }
 
 /* ========================================================================== */
@@ -9140,14 +9641,15 @@ static void tshi_view_part(tshi_loop *loop, const tsh_tensor *part, const tsh_te
 }
 
 static void tshi_view_concat_backward(tshi_node *node) {
-    int dim = *(const int *)node->more, i;
+    int dim = *(const int *)node->params, i;
     tsh_real *g = tshi_tape_grad(node);
     int64_t at = 0;
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *part = node->in[i];
         tshi_dest dest;
         if (tshi_tape_dest(node, i, &dest))
-            tshi_tape_pour(node, i, &dest, g + at * node->out->stride[dim], node->out->stride);
+            tshi_tape_accumulate(node, i, &dest, g + at * node->out->stride[dim],
+                                 node->out->stride);
         at += part->local[dim];
     }
 }
@@ -9166,38 +9668,13 @@ static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     return 0;
 }
 
-/* The layout of parts laid end to end along d; 0 and an error where they do not fit. */
-static int tshi_view_concat_layout(tsh_tensor *const *parts, int n, int d, tsh_shape *shape,
-                                   tsh_layout *layout) {
-    char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    int i, e, fits = 1, along = parts[0]->layout.kind == TSH_SHARDED && parts[0]->layout.dim == d;
-    *shape = tsh_shape_of(parts[0]);
-    *layout = parts[0]->layout;
-    for (i = 1; i < n && fits; i++) {
-        const tsh_tensor *p = parts[i];
-        if (!tshi_view_concat_fits(parts, i, d)) return 0;
-        fits = p->layout.kind == layout->kind && p->layout.dim == layout->dim;
-        if (fits && layout->kind == TSH_SHARDED && !along)
-            fits = tshi_layout_equal(&p->layout, layout, p->dim, p->ctx->tp.size);
-        for (e = 0; e < p->layout.segments && along && fits; e++) {
-            fits = layout->segments < TSH_MAX_SEGMENTS;
-            if (fits) layout->segment[layout->segments++] = p->layout.segment[e];
-        }
-        if (fits) shape->dim[d] += p->dim[d];
-    }
-    if (!fits)
-        (void)tsh_fail(parts[0]->ctx, TSH_ERR_LAYOUT,
-                       "tsh_concat: part %d, %s, does not go with %s along dimension %d (at most "
-                       "%d segments in all); tsh_redistribute brings parts to one layout",
-                       i - 1, tshi_tensor_text(parts[i - 1], a), tshi_tensor_text(parts[0], b), d,
-                       TSH_MAX_SEGMENTS);
-    return fits;
-}
+static const tshi_op tshi_view_concat_op = {
+    "tsh_concat", NULL, tshi_rule_concat, tshi_view_concat_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     tsh_ctx *ctx = n > 0 && n < 31 && parts ? tshi_tensor_check("tsh_concat", parts, n) : NULL;
-    tsh_shape shape;
-    tsh_layout layout;
+    const tshi_op *op = &tshi_view_concat_op;
+    tshi_output output;
     tsh_tensor *out;
     tshi_node *node;
     int i, d;
@@ -9210,8 +9687,13 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     if (d < 0)
         return tshi_error_null(ctx, TSH_ERR_SHAPE, "tsh_concat: no dimension %d among %d", dim,
                                parts[0]->ndim);
-    if (!tshi_view_concat_layout(parts, n, d, &shape, &layout)) return NULL;
-    out = tshi_tensor_out(ctx, "tsh_concat", parts[0]->dtype, &shape, &layout);
+    output.shape = tsh_shape_of(parts[0]);
+    for (i = 1; i < n; i++) {
+        if (!tshi_view_concat_fits(parts, i, d)) return NULL;
+        output.shape.dim[d] += parts[i]->dim[d];
+    }
+    if (!op->rule(op, parts, n, &d, &output)) return NULL;
+    out = tshi_tensor_out(ctx, "tsh_concat", parts[0]->dtype, &output.shape, &output.layout);
     if (!out) return NULL;
     for (i = 0; i < n; i++) {
         tshi_loop loop;
@@ -9220,8 +9702,8 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
         tshi_kernel_tensor(&loop, parts[i]);
         tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
     }
-    node = tshi_tape_record("tsh_concat", out, parts, n, 0, tshi_view_concat_backward, sizeof d);
-    if (node) memcpy(node->more, &d, sizeof d);
+    node = tshi_tape_record(op, out, parts, n, TSHI_NONE, sizeof d);
+    if (node) memcpy(node->params, &d, sizeof d);
     return out;
 }
 
@@ -9589,7 +10071,7 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     if (!scratch) return;
     if (tshi_redistribute_move(form, from, to, TSH_REAL, g, tshi_mem_data(scratch)) == TSH_OK) {
         tshi_tensor_strides(x->local, x->ndim, stride);
-        tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), stride);
+        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), stride);
     }
     tshi_mem_drop(x->ctx, scratch);
 }
@@ -9607,13 +10089,18 @@ static void tshi_redistribute_backward(tshi_node *node) {
         tshi_redistribute_back(node, x, &sum, &to, (tsh_real *)tshi_mem_data(out->gp.block));
 }
 
+static const tshi_op tshi_redistribute_op = {
+    "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, 0};
+static const tshi_op tshi_redistribute_all_gather_op = {
+    "tsh_redistribute", "x", NULL, tshi_redistribute_backward, TSHI_NONE, TSHI_OP_ACCEPTS_PARTIAL};
+
 TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
+    const tshi_op *op = &tshi_redistribute_op;
     tsh_ctx *ctx;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     tsh_shape shape = tsh_shape_of(x);
     tshi_block *scratch;
     tsh_tensor *out;
-    tshi_node *node;
     void *values;
     if (x) tshi_error_tell(x->ctx); /* peers may be inside the collective already */
     ctx = tshi_tensor_check("tsh_redistribute", &x, 1);
@@ -9635,8 +10122,9 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
                                  tshi_tensor_at(out));
     tshi_mem_drop(ctx, scratch);
     if (ctx->error.code != TSH_OK) return NULL;
-    node = tshi_tape_record("tsh_redistribute", out, &x, 1, 0, tshi_redistribute_backward, 0);
-    if (node) node->raw = x->layout.kind == TSH_SHARDED && layout.kind == TSH_REPLICATED;
+    if (x->layout.kind == TSH_SHARDED && layout.kind == TSH_REPLICATED)
+        op = &tshi_redistribute_all_gather_op;
+    (void)tshi_tape_record(op, out, &x, 1, TSHI_NONE, 0);
     return out;
 }
 
@@ -9719,6 +10207,9 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     return TSH_OK;
 }
 
+static const tshi_op tshi_redistribute_set_layout_op = {
+    "tsh_set_layout", "t", NULL, tshi_redistribute_same, TSHI_NONE, 0};
+
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_set_layout", &t, 1);
     tsh_layout resolved = layout;
@@ -9745,7 +10236,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     memcpy(out->dim, form.dim, sizeof out->dim);
     out->layout = form.layout;
     if (out != t)
-        (void)tshi_tape_record("tsh_set_layout", out, &t, 1, 0, tshi_redistribute_same, 0);
+        (void)tshi_tape_record(&tshi_redistribute_set_layout_op, out, &t, 1, TSHI_NONE, 0);
     return out;
 }
 
@@ -9774,7 +10265,7 @@ static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
     return axis;
 }
 
-static int tshi_redistribute_op(const char *op, const tsh_tensor *x, tsh_redop redop) {
+static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redop redop) {
     if ((unsigned)redop <= (unsigned)TSH_AVG && (redop != TSH_AVG || x->dtype == TSH_REAL))
         return 1;
     (void)tsh_fail(x->ctx, TSH_ERR_ARGUMENT, "%s: %d is no reduction of %s", op, (int)redop,
@@ -9785,7 +10276,7 @@ static int tshi_redistribute_op(const char *op, const tsh_tensor *x, tsh_redop r
 /* dx = all-reduce by op of what this rank's consumers gave, whole or in part. */
 static void tshi_redistribute_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
-    tsh_redop op = *(const tsh_redop *)node->more;
+    tsh_redop op = *(const tsh_redop *)node->params;
     const tsh_real *g = tshi_tape_complete(out);
     size_t bytes = (size_t)tsh_local_numel(out) * sizeof *g;
     tshi_block *scratch = g ? tshi_mem_take(out->ctx, TSH_MEM_STEP, bytes) : NULL;
@@ -9797,31 +10288,36 @@ static void tshi_redistribute_copy_backward(tshi_node *node) {
                                       TSH_REAL, op),
                         "tsh_tp_copy: all-reduce of the gradient") == TSH_OK &&
         tshi_tape_dest(node, 0, &dest))
-        tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), out->stride);
+        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), out->stride);
     tshi_mem_drop(out->ctx, scratch);
 }
+
+static const tshi_op tshi_redistribute_copy_op = {
+    "tsh_tp_copy", "x",       NULL, tshi_redistribute_copy_backward,
+    TSHI_NONE,     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op) {
     tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_copy", x, 0, 0);
     tsh_tensor *out;
     tshi_node *node;
-    if (!ctx || !tshi_redistribute_op("tsh_tp_copy", x, op)) return NULL;
+    if (!ctx || !tshi_redistribute_redop("tsh_tp_copy", x, op)) return NULL;
     if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x;
     out = tshi_redistribute_window("tsh_tp_copy", &x);
     if (!out) return NULL;
-    node = tshi_tape_record("tsh_tp_copy", out, &x, 1, 0, tshi_redistribute_copy_backward,
-                            sizeof op);
+    node = tshi_tape_record(&tshi_redistribute_copy_op, out, &x, 1, TSHI_NONE, sizeof op);
     if (!node) return NULL;
-    node->raw = 2;
-    memcpy(node->more, &op, sizeof op);
+    memcpy(node->params, &op, sizeof op);
     return out;
 }
+
+static const tshi_op tshi_redistribute_reduce_op = {
+    "tsh_tp_reduce", "x", NULL, tshi_redistribute_same, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
     tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_reduce", x, 0, 1);
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out;
-    if (!ctx || !tshi_redistribute_op("tsh_tp_reduce", x, op)) return NULL;
+    if (!ctx || !tshi_redistribute_redop("tsh_tp_reduce", x, op)) return NULL;
     if (ctx->tp.size == 1) return x->layout.kind == TSH_REPLICATED ? x : tsh_full(x);
     out = tshi_tensor_out(ctx, "tsh_tp_reduce", x->dtype, &shape, NULL);
     if (!out) return NULL;
@@ -9830,7 +10326,7 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
             ctx, tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_numel(out), out->dtype, op),
             "tsh_tp_reduce: all-reduce") != TSH_OK)
         return NULL;
-    (void)tshi_tape_record("tsh_tp_reduce", out, &x, 1, 0, tshi_redistribute_same, 0);
+    (void)tshi_tape_record(&tshi_redistribute_reduce_op, out, &x, 1, TSHI_NONE, 0);
     return out;
 }
 
@@ -9843,13 +10339,17 @@ TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim) {
 /* Of a gather of R: as an all-gather's, with the pieces of the output for input 0. */
 static void tshi_redistribute_pieces_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
-    const tsh_layout *to = (const tsh_layout *)node->more;
+    const tsh_layout *to = (const tsh_layout *)node->params;
     tsh_layout whole = tsh_replicated(), sum = tsh_partial();
     if (out->gr.live)
         tshi_redistribute_back(node, out, &whole, to, (tsh_real *)tshi_mem_data(out->gr.block));
     if (out->gp.live)
         tshi_redistribute_back(node, out, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
 }
+
+static const tshi_op tshi_redistribute_gather_op = {
+    "tsh_tp_gather", "x",       NULL, tshi_redistribute_pieces_backward,
+    TSHI_NONE,       TSHI_OP_ACCEPTS_PARTIAL};
 
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
     tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_gather", x, 1, 0);
@@ -9878,10 +10378,8 @@ TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
     (void)tshi_redistribute_move(out, &pieces, &whole, x->dtype, values, tshi_tensor_at(out));
     tshi_mem_drop(ctx, scratch);
     if (ctx->error.code != TSH_OK) return NULL;
-    node = tshi_tape_record("tsh_tp_gather", out, &x, 1, 0, tshi_redistribute_pieces_backward,
-                            sizeof pieces);
-    if (node) node->raw = 1;
-    if (node) memcpy(node->more, &pieces, sizeof pieces);
+    node = tshi_tape_record(&tshi_redistribute_gather_op, out, &x, 1, TSHI_NONE, sizeof pieces);
+    if (node) memcpy(node->params, &pieces, sizeof pieces);
     return out;
 }
 
@@ -10084,37 +10582,6 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
 
-static int tshi_matmul_layout(tsh_tensor *a, tsh_tensor *b, const tsh_shape *shape, tsh_layout *out,
-                              unsigned *partial) {
-    const tsh_layout *la = &a->layout, *lb = &b->layout;
-    int nd = shape->ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim,
-        size = a->ctx->tp.size;
-    int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
-    *out = tsh_replicated();
-    *partial = 0;
-    if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
-    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* P R, R P: P */
-        *out = tsh_partial();
-        *partial = la->kind == TSH_PARTIAL ? 2u : 1u;
-        return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
-    }
-    if (sa && sb && da == nd - 1 && db == nd - 2) { /* S(k) S(k): P */
-        *out = tsh_partial();
-        return tshi_layout_same_cut(la, lb, a->dim[la->dim], size);
-    }
-    *out = sa ? *la : *lb;
-    out->dim = sa ? da : db;
-    if (sa && sb) /* the same batch dimension */
-        return da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim] &&
-               tshi_layout_same_cut(la, lb, a->dim[la->dim], size);
-    *partial = sa ? 2u : 1u;
-    if (sa && da == nd - 2) return 1; /* S(m) R */
-    if (sb && db == nd - 1) return 1; /* R S(n) */
-    if (out->dim >= nd - 2) return 0; /* k on one side only */
-    if (sa) return db < 0 || out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
-    return out->dim < nd - a->ndim || a->dim[out->dim - (nd - a->ndim)] == 1;
-}
-
 /* Offset of batch `index` in t, whose batch dimensions broadcast to shape's. */
 static int64_t tshi_matmul_offset(const tsh_tensor *t, const int64_t *stride, const tsh_tensor *out,
                                   int64_t index) {
@@ -10178,25 +10645,21 @@ static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     return 1;
 }
 
+static const tshi_op tshi_matmul_op = {
+    "tsh_matmul", "a b", tshi_rule_matmul, tshi_matmul_backward, TSHI_A | TSHI_B, 0};
+
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
+    const tshi_op *op = &tshi_matmul_op;
     tsh_tensor *in[2], *out;
     tsh_ctx *ctx;
-    tsh_shape shape;
-    tsh_layout layout;
-    tshi_node *node;
-    unsigned partial;
+    tshi_output output;
     int64_t i, batches;
     in[0] = a;
     in[1] = b;
     ctx = tshi_tensor_check_real("tsh_matmul", in, 2);
-    if (!ctx || !tshi_matmul_shape(a, b, &shape)) return NULL;
-    if (!tshi_matmul_layout(a, b, &shape, &layout, &partial)) {
-        (void)tshi_map_refuse("tsh_matmul", a, b,
-                              "shard both along the inner dimension, or make one replicated: "
-                              "tsh_redistribute(x, tsh_replicated())");
+    if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !op->rule(op, in, 2, NULL, &output))
         return NULL;
-    }
-    out = tshi_tensor_out(ctx, "tsh_matmul", TSH_REAL, &shape, &layout);
+    out = tshi_tensor_out(ctx, "tsh_matmul", TSH_REAL, &output.shape, &output.layout);
     if (!out) return NULL;
     batches = tshi_tensor_product(out->local, out->ndim - 2);
     for (i = 0; i < batches; i++)
@@ -10205,8 +10668,7 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
                          tshi_matmul_batch(a, tshi_tensor_values(a), a->stride, out, i),
                          tshi_matmul_batch(b, tshi_tensor_values(b), b->stride, out, i), 0,
                          tshi_matmul_batch(out, tshi_tensor_values(out), out->stride, out, i));
-    node = tshi_tape_record("tsh_matmul", out, in, 2, 3, tshi_matmul_backward, 0);
-    if (node) node->partial = partial;
+    (void)tshi_tape_record(op, out, in, 2, output.partial, 0);
     return out;
 }
 
@@ -10216,54 +10678,6 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
 /* dX = dY W, dW = dY^T X, db = the sum of dY's rows.                           */
 /* Needs: >>op-matmul.                                                          */
 /* ========================================================================== */
-
-/* Refuses a linear whose layouts do not fit, with the way out. */
-static int tshi_linear_refuse(tsh_tensor *x, tsh_tensor *w, const char *why) {
-    return tshi_map_refuse("tsh_linear", x, w, why);
-}
-
-/* Layouts of output and bias, and which gradients are partial sums. */
-static int tshi_linear_layout(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b, int regather,
-                              tsh_layout *out, tsh_layout *bias, unsigned *partial) {
-    const tsh_layout *lx = &x->layout, *lw = &w->layout;
-    int along = lx->kind == TSH_SHARDED && lx->dim == x->ndim - 1;
-    *out = *bias = tsh_replicated();
-    *partial = 0;
-    if (lw->kind == TSH_PARTIAL)
-        return tshi_linear_refuse(
-            x, w, "complete the weight first: tsh_redistribute(w, tsh_replicated())");
-    if (lw->kind == TSH_REPLICATED) {
-        if (along)
-            return tshi_linear_refuse(
-                x, w,
-                "a sharded input wants a weight sharded along dimension 1, or gather it: "
-                "tsh_redistribute(x, tsh_replicated())");
-        if (lx->kind == TSH_PARTIAL && b)
-            return tshi_linear_refuse(
-                x, w,
-                "the bias would be added once per rank; complete the input first: "
-                "tsh_redistribute(x, tsh_replicated())");
-        *out = *lx;
-        if (lx->kind != TSH_REPLICATED) *partial = 6u;
-        return 1;
-    }
-    if (lw->dim == 0) {
-        if (lx->kind != TSH_REPLICATED && !(regather && lx->kind == TSH_SHARDED && !along))
-            return tshi_linear_refuse(x, w,
-                                      "a column-parallel weight takes a replicated input: "
-                                      "tsh_redistribute(x, tsh_replicated())");
-        *bias = *lw;
-        *out = *lw;
-        out->dim = x->ndim - 1;
-        *partial = regather ? 0u : 1u;
-        return 1;
-    }
-    if (along && tshi_layout_same_cut(lx, lw, w->dim[1], x->ctx->tp.size)) return 1;
-    return tshi_linear_refuse(
-        x, w,
-        "a row-parallel weight takes an input that is replicated, or sharded along features by the "
-        "same units: tsh_redistribute(x, tsh_replicated())");
-}
 
 /* How a linear meets activations that are sharded along the sequence. */
 typedef struct tshi_linear {
@@ -10312,26 +10726,26 @@ static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, t
         (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole),
                                      tshi_mem_data(piece));
         tshi_tensor_strides(x->local, x->ndim, stride);
-        tshi_tape_pour(node, 0, &dest, (const tsh_real *)tshi_mem_data(piece), stride);
+        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(piece), stride);
     }
     tshi_mem_drop(x->ctx, piece);
     tshi_mem_drop(x->ctx, whole);
 }
 
 static void tshi_linear_backward(tshi_node *node) {
-    const tshi_linear *more = (const tshi_linear *)node->more;
+    const tshi_linear *how = (const tshi_linear *)node->params;
     tsh_tensor *x = node->in[0], *w = node->in[1], *b = node->in[2], *out = node->out;
     int64_t rows = 0, outs = w->local[0], ins = w->local[1];
     tsh_real *g = tshi_tape_grad(node);
     tshi_block *whole_y, *whole_x;
-    tshi_matrix dy = tshi_linear_rows(out, g, more->scatter, &rows, &whole_y), mx, dx;
+    tshi_matrix dy = tshi_linear_rows(out, g, how->scatter, &rows, &whole_y), mx, dx;
     tshi_matrix mw = tshi_gemm_matrix((tsh_real *)tshi_tape_saved(node, 1), w->stride[0],
                                       w->stride[1]);
     tshi_dest dest;
-    mx = tshi_linear_rows(x, (tsh_real *)tshi_tape_saved(node, 0), more->regather, &rows, &whole_x);
+    mx = tshi_linear_rows(x, (tsh_real *)tshi_tape_saved(node, 0), how->regather, &rows, &whole_x);
     if (out->ctx->error.code != TSH_OK) {
         rows = 0; /* what was gathered is not there */
-    } else if (more->regather) {
+    } else if (how->regather) {
         tshi_linear_scatter(node, rows, dy, mw);
     } else if (tshi_tape_dest(node, 0, &dest)) {
         dx = tshi_gemm_matrix(dest.data, mx.row, mx.column);
@@ -10422,43 +10836,40 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
     return tshi_map_copy("tsh_linear", x);
 }
 
+static const tshi_op tshi_linear_op = {
+    "tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT, 0};
+
 /* tsh_linear, with the output of a row-parallel weight laid as `give` (NULL: R), and the input of a
  * column-parallel one gathered from S(seq) in forward and backward (regather). */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
+    const tshi_op *op = &tshi_linear_op;
     tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
-    tsh_shape shape;
-    tsh_layout layout, bias;
+    tshi_rule_sequence sequence;
+    tshi_output output;
     tshi_linear more;
     tshi_node *node;
-    unsigned partial;
     in[0] = x;
     in[1] = w;
     in[2] = b;
+    sequence.give = give;
+    sequence.regather = regather;
     ctx = tshi_tensor_check_real("tsh_linear", in, b ? 3 : 2);
     if (!ctx || !tshi_linear_check(x, w, b) || !(in[0] = x = tshi_linear_input(x, w, regather)) ||
-        !tshi_linear_layout(x, w, b, regather, &layout, &bias, &partial))
+        !op->rule(op, in, 3, &sequence, &output))
         return NULL;
-    if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, ctx->tp.size)) {
-        (void)tshi_map_refuse(
-            "tsh_linear", w, b,
-            "the bias of a column-parallel weight is sharded like its dimension 0, "
-            "any other is replicated");
-        return NULL;
-    }
-    shape = tsh_shape_of(x);
-    shape.dim[shape.ndim - 1] = w->dim[0];
+    output.shape = tsh_shape_of(x);
+    output.shape.dim[x->ndim - 1] = w->dim[0];
     more.regather = regather && ctx->tp.size > 1;
     more.scatter = give && ctx->tp.size > 1;
     more.reduce = w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && !give && ctx->tp.size > 1;
-    out = tshi_tensor_out(ctx, "tsh_linear", TSH_REAL, &shape, give ? give : &layout);
+    out = tshi_tensor_out(ctx, "tsh_linear", TSH_REAL, &output.shape, &output.layout);
     if (!out) return NULL;
     tshi_linear_forward(in, out, &more);
     if (ctx->error.code != TSH_OK) return NULL;
-    node = tshi_tape_record("tsh_linear", out, in, 3, 3, tshi_linear_backward, sizeof more);
-    if (node) node->partial = give ? 4u : partial;
-    if (node) memcpy(node->more, &more, sizeof more);
+    node = tshi_tape_record(op, out, in, 3, output.partial, sizeof more);
+    if (node) memcpy(node->params, &more, sizeof more);
     return out;
 }
 
@@ -10496,7 +10907,7 @@ TSHI_KERNEL(tshi_embedding_slope, double);
 /* Columns [from, to): ids are added in order. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_shared *work = (const tshi_shared *)job;
-    const tshi_lookup *lookup = (const tshi_lookup *)work->node->more;
+    const tshi_lookup *lookup = (const tshi_lookup *)work->node->params;
     const tsh_real *g = tshi_tape_grad(work->node);
     const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux);
     const int64_t *times = row + lookup->count, *stride = work->dest.stride;
@@ -10515,7 +10926,7 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
 }
 
 static void tshi_embedding_backward(tshi_node *node) {
-    const tshi_lookup *lookup = (const tshi_lookup *)node->more;
+    const tshi_lookup *lookup = (const tshi_lookup *)node->params;
     const int64_t *row = (const int64_t *)tshi_mem_data(node->aux);
     int32_t *marks = NULL;
     tshi_shared work;
@@ -10528,20 +10939,6 @@ static void tshi_embedding_backward(tshi_node *node) {
     work.node = node;
     tshi_team_run(tshi_kernel_pieces(node->out->ctx, lookup->width, lookup->count), lookup->width,
                   16, tshi_embedding_columns, &work);
-}
-
-static int tshi_embedding_layout(tsh_tensor *ids, tsh_tensor *w, tsh_layout *out,
-                                 unsigned *partial) {
-    *out = ids->layout;
-    *partial = ids->layout.kind == TSH_SHARDED ? 2u : 0u;
-    if (ids->layout.kind != TSH_PARTIAL && w->layout.kind == TSH_REPLICATED) return 1;
-    if (ids->layout.kind != TSH_REPLICATED || w->layout.kind == TSH_PARTIAL)
-        return tshi_map_refuse("tsh_embedding", ids, w,
-                               "a sharded weight takes replicated ids: "
-                               "tsh_redistribute(ids, tsh_replicated())");
-    *out = w->layout.dim ? w->layout : tsh_partial();
-    if (w->layout.dim) out->dim = ids->ndim;
-    return 1;
 }
 
 /* Whether the options fit a table of `rows` rows. */
@@ -10673,7 +11070,7 @@ static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup
         (void)tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
                        "tsh_embedding: max_norm changes the weight in place, but it is what %s "
                        "gave; pass the leaf itself",
-                       w->base->node->name);
+                       w->base->node->op->name);
     return w->ctx->error.code == TSH_OK &&
            tshi_embedding_options(w->ctx, "tsh_embedding", desc, w->dim[0]);
 }
@@ -10694,42 +11091,42 @@ static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_
     tshi_mem_drop(w->ctx, scratch);
 }
 
+static const tshi_op tshi_embedding_op = {
+    "tsh_embedding", "ids weight", tshi_rule_embedding, tshi_embedding_backward, TSHI_NONE, 0};
+
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
     static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0};
+    const tshi_op *op = &tshi_embedding_op;
     tsh_tensor *in[2], *out;
     tsh_ctx *ctx;
-    tsh_shape shape = tsh_shape_of(ids);
-    tsh_layout layout;
+    tshi_output output;
     tshi_block *aux;
     tshi_lookup lookup;
     tshi_node *node = NULL;
-    unsigned partial;
     if (!desc) desc = &usual;
     in[0] = ids;
     in[1] = w;
     ctx = tshi_tensor_check("tsh_embedding", in, 2);
     if (!ctx || !tshi_tensor_check_real("tsh_embedding", &w, 1)) return NULL;
-    if (!tshi_embedding_check(ids, w, desc) || !tshi_embedding_layout(ids, w, &layout, &partial))
-        return NULL;
-    shape.dim[shape.ndim++] = w->dim[1];
+    if (!tshi_embedding_check(ids, w, desc) || !op->rule(op, in, 2, NULL, &output)) return NULL;
+    output.shape = tsh_shape_of(ids);
+    output.shape.dim[output.shape.ndim++] = w->dim[1];
     lookup.count = tsh_local_numel(ids);
     lookup.width = w->local[1];
     lookup.by_count = desc->scale_grad_by_freq != 0;
     lookup.sparse = desc->sparse != 0;
-    out = tshi_tensor_out(ctx, "tsh_embedding", TSH_REAL, &shape, &layout);
+    out = tshi_tensor_out(ctx, "tsh_embedding", TSH_REAL, &output.shape, &output.layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
                               (size_t)(lookup.count * (lookup.by_count ? 2 : 1)) * sizeof(int64_t))
               : NULL;
     if (!aux) return NULL;
     tshi_embedding_run(ids, w, desc, &lookup, (int64_t *)tshi_mem_data(aux), out);
     if (ctx->error.code == TSH_OK)
-        node = tshi_tape_record("tsh_embedding", out, in, 2, 0, tshi_embedding_backward,
-                                sizeof lookup);
+        node = tshi_tape_record(op, out, in, 2, output.partial, sizeof lookup);
     if (!node) tshi_mem_drop(ctx, aux);
     if (!node) return ctx->error.code == TSH_OK ? out : NULL;
     node->aux = aux;
-    node->partial = partial;
-    memcpy(node->more, &lookup, sizeof lookup);
+    memcpy(node->params, &lookup, sizeof lookup);
     return out;
 }
 
@@ -10941,7 +11338,7 @@ static void tshi_norm_slopes(tshi_rows *work, int64_t d, int pieces) {
 static void tshi_norm_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0], *out = node->out;
     tsh_ctx *ctx = out->ctx;
-    tshi_norm p = *(const tshi_norm *)node->more;
+    tshi_norm p = *(const tshi_norm *)node->params;
     const int64_t d = p.d;
     int64_t rows, step, stride[TSH_MAX_DIMS], one;
     int i, wanted[3], pieces = tshi_kernel_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
@@ -10972,7 +11369,7 @@ static void tshi_norm_backward(tshi_node *node) {
     if (values[0] && values[1]) tshi_norm_slopes(&work, d, pieces);
     tshi_tensor_strides(&d, 1, &one);
     for (i = 1; i < 3; i++)
-        if (wanted[i]) tshi_tape_pour(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
+        if (wanted[i]) tshi_tape_accumulate(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
     tshi_mem_drop(ctx, saved[0]);
     tshi_mem_drop(ctx, saved[1]);
     tshi_mem_drop(ctx, two);
@@ -10986,23 +11383,6 @@ static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_ten
         (void)tsh_fail(ctx, TSH_ERR_SHAPE,
                        "%s: input %s, weight %s; weight and bias must hold the last dimension", op,
                        tshi_tensor_text(x, tx), tshi_tensor_text(w, tw));
-    else if (x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1)
-        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "%s: input is sharded along its last dimension (rank %d holds "
-                       "%lld of %lld features); "
-                       "gather it first: tsh_redistribute(x, tsh_replicated())",
-                       op, ctx->tp.rank, (long long)x->local[x->ndim - 1],
-                       (long long)x->dim[x->ndim - 1]);
-    else if (x->layout.kind == TSH_PARTIAL)
-        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "%s: input is a partial sum over %d ranks; complete it first: "
-                       "tsh_redistribute(x, tsh_replicated())",
-                       op, ctx->tp.size);
-    else if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
-        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "%s: weight %s and bias must be replicated: "
-                       "tsh_redistribute(w, tsh_replicated())",
-                       op, tshi_tensor_text(w, tw));
     return ctx->error.code == TSH_OK;
 }
 
@@ -11048,47 +11428,54 @@ static int tshi_norm_forward(tsh_tensor *const *in, tsh_tensor *out, tshi_block 
     return done;
 }
 
-static tsh_tensor *tshi_norm_apply(const char *op, tsh_tensor *x, tsh_tensor *weight,
+static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, double eps, int about_zero) {
     tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
-    tsh_shape shape;
+    tshi_output output;
     tshi_node *node = NULL;
     tshi_block *stats;
     tshi_norm p;
     in[0] = x;
     in[1] = weight;
     in[2] = bias;
-    ctx = tshi_tensor_check_floating(op, in, bias ? 3 : 2);
-    if (!ctx || !tshi_norm_check(op, x, weight, bias) || !tshi_norm_inputs(op, in)) return NULL;
+    ctx = tshi_tensor_check_floating(op->name, in, bias ? 3 : 2);
+    if (!ctx || !tshi_norm_check(op->name, x, weight, bias) ||
+        !op->rule(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
+        return NULL;
     x = in[0];
-    shape = tsh_shape_of(x);
+    output.shape = tsh_shape_of(x);
     p.d = x->dim[x->ndim - 1];
     p.eps = eps;
     p.about_zero = about_zero;
     p.add = 0;
-    out = tshi_tensor_out(ctx, op, x->dtype, &shape, &x->layout);
+    out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
     stats = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
                                 tshi_dtype_reals(2 * tshi_tensor_product(x->local, x->ndim - 1)))
                 : NULL;
     if (!stats) return NULL;
     if (tshi_norm_forward(in, out, stats, &p))
-        node = tshi_tape_record(op, out, in, 3, 3, tshi_norm_backward, sizeof p);
+        node = tshi_tape_record(op, out, in, 3, output.partial, sizeof p);
     if (!node) tshi_mem_drop(ctx, stats);
     if (!node) return ctx->error.code == TSH_OK ? out : NULL;
     node->aux = stats;
-    memcpy(node->more, &p, sizeof p);
-    if (x->layout.kind == TSH_SHARDED) node->partial = 6u;
+    memcpy(node->params, &p, sizeof p);
     return out;
 }
 
+static const tshi_op tshi_norm_layer_op = {
+    "tsh_layer_norm",   "x weight bias",      tshi_rule_norm,
+    tshi_norm_backward, TSHI_X | TSHI_WEIGHT, 0};
+static const tshi_op tshi_norm_rms_op = {
+    "tsh_rms_norm", "x weight", tshi_rule_norm, tshi_norm_backward, TSHI_X | TSHI_WEIGHT, 0};
+
 TSH_API tsh_tensor *tsh_layer_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                                    double eps) {
-    return tshi_norm_apply("tsh_layer_norm", x, weight, bias, tshi_base_option(eps, 1e-5), 0);
+    return tshi_norm_apply(&tshi_norm_layer_op, x, weight, bias, tshi_base_option(eps, 1e-5), 0);
 }
 
 TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) {
-    return tshi_norm_apply("tsh_rms_norm", x, weight, NULL, tshi_base_option(eps, 1e-6), 1);
+    return tshi_norm_apply(&tshi_norm_rms_op, x, weight, NULL, tshi_base_option(eps, 1e-6), 1);
 }
 
 /* ========================================================================== */
@@ -11182,7 +11569,7 @@ static void tshi_rope_turn(const tsh_tensor *t, const tshi_rope *rope, tshi_bloc
 }
 
 static void tshi_rope_backward(tshi_node *node) {
-    tshi_rope back = *(const tshi_rope *)node->more;
+    tshi_rope back = *(const tshi_rope *)node->params;
     tsh_tensor *out = node->out;
     tshi_dest dest;
     if (!tshi_tape_dest(node, 0, &dest)) return;
@@ -11215,11 +11602,6 @@ static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     if (x->ndim < 2)
         (void)tsh_fail(ctx, TSH_ERR_SHAPE, "tsh_rope: takes (.., T, D), not %s",
                        tshi_tensor_text(x, text));
-    else if (x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1)
-        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "tsh_rope: input %s is sharded along its last dimension, whose features "
-                       "turn in pairs; gather it first: tsh_redistribute(x, tsh_replicated())",
-                       tshi_tensor_text(x, text));
     else if (!(desc->base >= 0) || desc->base > DBL_MAX)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_rope: base is %g, not a positive number",
                        desc->base);
@@ -11233,10 +11615,14 @@ static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     return ctx->error.code == TSH_OK;
 }
 
+static const tshi_op tshi_rope_op = {
+    "tsh_rope", "x", tshi_rule_rope, tshi_rope_backward, TSHI_NONE, 0};
+
 TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     static const tsh_rope_desc usual = {0, 0, 0, 0};
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", &x, 1);
-    tsh_shape shape = tsh_shape_of(x);
+    const tshi_op *op = &tshi_rope_op;
+    tshi_output output;
     tshi_rope rope;
     tshi_block *table, *scratch, *unrounded;
     tsh_real *values, *y;
@@ -11244,14 +11630,15 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     tshi_node *node;
     tsh_tensor *out;
     if (!desc) desc = &usual;
-    if (!ctx || !tshi_rope_check(x, desc)) return NULL;
+    if (!ctx || !tshi_rope_check(x, desc) || !op->rule(op, &x, 1, NULL, &output)) return NULL;
+    output.shape = tsh_shape_of(x);
     rope.pairs = (desc->dims ? desc->dims : x->dim[x->ndim - 1]) / 2;
     rope.next = desc->interleaved ? 2 : 1;
     rope.gap = desc->interleaved ? 1 : rope.pairs;
     rope.d = x->dim[x->ndim - 1];
     rope.sign = 1;
     rope.add = 0;
-    out = tshi_tensor_out(ctx, "tsh_rope", x->dtype, &shape, &x->layout);
+    out = tshi_tensor_out(ctx, "tsh_rope", x->dtype, &output.shape, &output.layout);
     table = out ? tshi_rope_table(x, rope.pairs, desc->base > 0 ? desc->base : 10000, desc->start)
                 : NULL;
     if (!table) return NULL;
@@ -11262,12 +11649,12 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     if (!y) tshi_mem_drop(ctx, table);
     if (!y) return NULL;
     tshi_kernel_output_done(out, unrounded);
-    node = tshi_tape_record("tsh_rope", out, &x, 1, 0, tshi_rope_backward, sizeof rope);
+    node = tshi_tape_record(op, out, &x, 1, output.partial, sizeof rope);
     if (node)
         node->aux = table;
     else
         tshi_mem_drop(ctx, table);
-    if (node) memcpy(node->more, &rope, sizeof rope);
+    if (node) memcpy(node->params, &rope, sizeof rope);
     return out;
 }
 
@@ -11664,7 +12051,7 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     int64_t wide_high = (high->local[1] - 1) * high->stride[1] +
                         (high->local[3] - 1) * high->stride[3];
     int d;
-    if (a->base != b->base || !a->base->wants) return 1;
+    if (a->base != b->base || !a->base->requires_grad) return 1;
     for (d = 0; d < 4; d++)
         if (a->stride[d] != b->stride[d]) return 0;
     if (a->offset == b->offset) return a->local[1] == b->local[1];
@@ -11761,7 +12148,7 @@ static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
     tshi_dest dest;
     int i;
-    if (!tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->more))
+    if (!tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params))
         return;
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
     for (i = 0; i < 3; i++) {
@@ -11796,57 +12183,6 @@ static int tshi_attention_shapes(tsh_tensor *const *in) {
     return q->ctx->error.code == TSH_OK;
 }
 
-/* Whether the query heads of every rank use exactly the heads of k that it owns. */
-static int tshi_attention_groups(const tsh_tensor *q, const tsh_tensor *k) {
-    tsh_range rq[TSH_MAX_SEGMENTS], rk[TSH_MAX_SEGMENTS];
-    int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
-    int rank, s;
-    if (q->layout.segments != k->layout.segments) return 0;
-    for (rank = 0; rank < q->ctx->tp.size; rank++) {
-        (void)tsh_chunk(&q->layout, q->dim[1], q->ctx->tp.size, rank, rq);
-        (void)tsh_chunk(&k->layout, k->dim[1], q->ctx->tp.size, rank, rk);
-        for (s = 0; s < q->layout.segments; s++)
-            if (rq[s].length != group * rk[s].length ||
-                (rq[s].length && rq[s].start != group * rk[s].start))
-                return 0;
-    }
-    return 1;
-}
-
-/* Whether the layouts go together; which gradients are partial sums. */
-static int tshi_attention_layouts(tsh_tensor *const *in, unsigned *partial) {
-    tsh_tensor *q = in[0], *k = in[1];
-    char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
-    int i, cut = q->layout.kind == TSH_SHARDED ? q->layout.dim : -1, fits = 1;
-    *partial = 0;
-    for (i = 0; i < 3; i++)
-        fits = fits && in[i]->layout.kind != TSH_PARTIAL && in[i]->layout.dim < 2;
-    fits = fits && tshi_layout_equal(&k->layout, &in[2]->layout, k->dim, k->ctx->tp.size);
-    if (fits && cut == 1 && k->layout.kind == TSH_REPLICATED)
-        *partial = 6u;
-    else if (fits && cut == 1 && k->layout.dim == 1)
-        fits = 2;
-    else
-        fits = fits && tshi_layout_equal(&q->layout, &k->layout, k->dim, k->ctx->tp.size);
-    if (fits == 1 || (fits == 2 && tshi_attention_groups(q, k))) return 1;
-    (void)tshi_tensor_text(q, tq);
-    (void)tshi_tensor_text(k, tk);
-    (void)tshi_tensor_text(in[2], tv);
-    if (fits)
-        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
-                       "tsh_attention: q %s, k %s, v %s: a rank's query heads must use its own "
-                       "heads of k and v; cut q in whole groups: tsh_redistribute(q, "
-                       "tsh_shard_units(1, %lld)), or replicate k and v",
-                       tq, tk, tv, (long long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit));
-    else
-        (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
-                       "tsh_attention: q %s, k %s, v %s must all be replicated, or sharded alike "
-                       "by batch or by heads (k and v may be replicated then): "
-                       "tsh_redistribute(k, tsh_layout_of(q))",
-                       tq, tk, tv);
-    return 0;
-}
-
 /* Whether a mask or cache, too, is of this ctx and holds values. */
 static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
     tsh_tensor *all[4];
@@ -11870,7 +12206,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
         fits = length == 1 || length == dim[d];
         more->mask_stride[d] = length == 1 ? 0 : mask->stride[own];
     }
-    if (!fits || (mask->dtype != TSH_I32 && mask->dtype != TSH_REAL) || mask->base->wants) {
+    if (!fits || (mask->dtype != TSH_I32 && mask->dtype != TSH_REAL) || mask->base->requires_grad) {
         (void)tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                        "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
                        "gradient that broadcasts to "
@@ -11946,28 +12282,34 @@ static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64
     return tsh_slice(cache, 2, 0, past + x->dim[2]);
 }
 
+static const tshi_op tshi_attention_op = {
+    "tsh_attention",         "q k v mask",
+    tshi_rule_attention,     tshi_attention_backward,
+    TSHI_Q | TSHI_K | TSHI_V | TSHI_MASK | TSHI_OUT, 0};
+
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc) {
+    const tshi_op *op = &tshi_attention_op;
     tsh_tensor *in[4], *out;
     tsh_ctx *ctx;
-    tsh_shape shape = tsh_shape_of(q);
+    tshi_output output;
     tshi_attention more;
     tshi_block *aux;
     tshi_heads all;
     tshi_node *node;
-    unsigned partial;
     int i;
     in[0] = q;
     in[1] = k;
     in[2] = v;
     ctx = tshi_tensor_check_real("tsh_attention", in, 3);
-    if (!ctx || !tshi_attention_shapes(in) || !tshi_attention_layouts(in, &partial) ||
+    if (!ctx || !tshi_attention_shapes(in) || !op->rule(op, in, 3, NULL, &output) ||
         !tshi_attention_options(in, desc, &more))
         return NULL;
+    output.shape = tsh_shape_of(q);
     if (desc && desc->cache_k) in[1] = tshi_attention_append(k, desc->cache_k, desc->past);
     if (desc && desc->cache_v) in[2] = tshi_attention_append(v, desc->cache_v, desc->past);
     if (!in[1] || !in[2]) return NULL;
-    out = tshi_tensor_out(ctx, "tsh_attention", TSH_REAL, &shape, &q->layout);
+    out = tshi_tensor_out(ctx, "tsh_attention", TSH_REAL, &output.shape, &output.layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
                               2 * (size_t)(q->local[0] * q->local[1] * q->dim[2]) *
                                   sizeof(tsh_real))
@@ -11987,13 +12329,11 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     all.stats = (tsh_real *)tshi_mem_data(aux);
     tshi_attention_run(&all);
     in[3] = more.mask;
-    node = tshi_tape_record("tsh_attention", out, in, 4, 15 | TSHI_SAVE_OUT,
-                            tshi_attention_backward, sizeof more);
+    node = tshi_tape_record(op, out, in, 4, output.partial, sizeof more);
     if (!node) tshi_mem_drop(ctx, aux);
     if (!node) return out;
-    memcpy(node->more, &more, sizeof more);
+    memcpy(node->params, &more, sizeof more);
     node->aux = aux;
-    node->partial = partial;
     return out;
 }
 
@@ -12211,7 +12551,7 @@ typedef struct tshi_loss_slopes {
 static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_loss_slopes *work = (const tshi_loss_slopes *)job;
     const tshi_node *node = work->node;
-    const tshi_loss *loss = (const tshi_loss *)node->more;
+    const tshi_loss *loss = (const tshi_loss *)node->params;
     const tshi_loss_kept kept = tshi_loss_keep(node->aux, loss->rows);
     const tsh_real *g = tshi_tape_grad(node);
     const tsh_tensor *x = node->in[0];
@@ -12248,7 +12588,7 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
 }
 
 static void tshi_loss_backward(tshi_node *node) {
-    const tshi_loss *loss = (const tshi_loss *)node->more;
+    const tshi_loss *loss = (const tshi_loss *)node->params;
     tsh_ctx *ctx = node->out->ctx;
     /* a row is read in one pass */
     const int once = !loss->probs && !(loss->smoothing > 0) && node->in[0]->dtype == TSH_REAL;
@@ -12302,70 +12642,31 @@ static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int pro
     return fits;
 }
 
-/* Layout of the result; 0 and an error where logits and target do not fit. */
-static int tshi_loss_layout(tsh_tensor *x, tsh_tensor *target, int reduced, tsh_layout *out) {
+/* 0 and an error where the shapes of logits, target and class weights do not fit. */
+static int tshi_loss_shapes(tsh_tensor *const *in) {
+    tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
-    int probs = target->dtype == TSH_REAL, fits = tshi_loss_fits(x, target, probs);
-    int rows = x->layout.kind == TSH_SHARDED && x->layout.dim < x->ndim - 1;
-    if (!fits) {
+    if (!tshi_loss_fits(x, target, target->dtype == TSH_REAL))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_cross_entropy: logits %s and target %s %s; takes (.., V) and integers "
                        "(..), or probabilities (.., V)",
                        tshi_tensor_text(x, tx), tshi_dtype_name(target->dtype),
                        tshi_tensor_text(target, tt));
-        return 0;
-    }
-    if (x->layout.kind == TSH_PARTIAL) {
-        (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                       "tsh_cross_entropy: the logits %s are a partial sum over %d ranks; complete "
-                       "them first: tsh_redistribute(logits, tsh_replicated())",
-                       tshi_tensor_text(x, tx), x->ctx->tp.size);
-        return 0;
-    }
-    *out = !rows ? tsh_replicated() : reduced ? tsh_partial() : x->layout;
-    if (rows || probs)
-        fits = tshi_layout_equal(&x->layout, &target->layout, target->dim, x->ctx->tp.size);
-    if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
-    if (!fits)
-        (void)tshi_map_refuse("tsh_cross_entropy", x, target,
-                              probs  ? "the target is replicated, or laid out as the logits"
-                              : rows ? "the target is to be sharded as the logits' rows: "
-                                       "tsh_redistribute(target, tsh_layout_of(logits))"
-                                     : "the target is to be replicated: "
-                                       "tsh_redistribute(target, tsh_replicated())");
-    return fits;
-}
-
-/* 0 and an error unless weights are one per class, replicated or cut as the classes are. */
-static int tshi_loss_weights(tsh_tensor *x, tsh_tensor *weight, int cut) {
-    tsh_ctx *ctx = x->ctx;
-    char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
-    int64_t classes = x->dim[x->ndim - 1];
-    if (!weight) return 1;
-    if (!tshi_tensor_check_real("tsh_cross_entropy: weight", &weight, 1)) return 0;
-    if (weight->ndim != 1 || weight->dim[0] != classes) {
-        (void)tsh_fail(ctx, TSH_ERR_SHAPE,
+    else if (weight && tshi_tensor_check_real("tsh_cross_entropy: weight", &weight, 1) &&
+             (weight->ndim != 1 || weight->dim[0] != x->dim[x->ndim - 1]))
+        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_cross_entropy: logits %s have %lld classes, weight is %s",
-                       tshi_tensor_text(x, tx), (long long)classes, tshi_tensor_text(weight, tw));
-        return 0;
-    }
-    if (weight->layout.kind == TSH_REPLICATED ||
-        (weight->layout.kind == TSH_SHARDED && cut &&
-         tshi_layout_same_cut(&x->layout, &weight->layout, classes, ctx->tp.size)))
-        return 1;
-    return tshi_map_refuse("tsh_cross_entropy", x, weight,
-                           "the weight is replicated, or cut as the classes: "
-                           "tsh_redistribute(weight, tsh_replicated())");
+                       tshi_tensor_text(x, tx), (long long)x->dim[x->ndim - 1],
+                       tshi_tensor_text(weight, tt));
+    return x->ctx->error.code == TSH_OK;
 }
 
-static tsh_ctx *tshi_loss_check(tsh_tensor **in, const tsh_cross_entropy_desc *desc,
-                                tsh_layout *layout) {
+static tsh_ctx *tshi_loss_check(const tshi_op *op, tsh_tensor **in,
+                                const tsh_cross_entropy_desc *desc, tshi_output *output) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cross_entropy", in, in[2] ? 3 : 2);
-    tsh_tensor *x = in[0];
-    if (!ctx || !tshi_tensor_check_real("tsh_cross_entropy", &x, 1) ||
-        !tshi_loss_options(ctx, desc, in[1]->dtype == TSH_REAL) ||
-        !tshi_loss_layout(x, in[1], desc->reduction != TSH_REDUCE_NONE, layout) ||
-        !tshi_loss_weights(x, in[2], x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1))
+    if (!ctx || !tshi_tensor_check_real("tsh_cross_entropy", in, 1) ||
+        !tshi_loss_options(ctx, desc, in[1]->dtype == TSH_REAL) || !tshi_loss_shapes(in) ||
+        !op->rule(op, in, 3, &desc->reduction, output))
         return NULL;
     return ctx;
 }
@@ -12623,13 +12924,23 @@ static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc
     return in[0]->ctx->error.code == TSH_OK;
 }
 
+/* With class indices; with those and label smoothing; with probabilities. */
+enum { TSHI_LOSS_INDEX, TSHI_LOSS_SMOOTHED, TSHI_LOSS_PROBS };
+static const tshi_op tshi_loss_op[] = {
+    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
+     TSHI_LOGITS, 0},
+    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
+     TSHI_LOGITS | TSHI_CLASS_WEIGHTS, 0},
+    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
+     TSHI_LOGITS | TSHI_TARGET | TSHI_CLASS_WEIGHTS, 0}};
+
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc) {
+    const tshi_op *op;
     tsh_cross_entropy_desc usual;
     tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
-    tsh_shape shape;
-    tsh_layout layout;
+    tshi_output output;
     tshi_block *aux, *sums;
     tshi_loss loss;
     tshi_loss_kept kept;
@@ -12640,11 +12951,14 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     in[0] = logits;
     in[1] = target;
     in[2] = desc->weight;
-    ctx = tshi_loss_check(in, desc, &layout);
+    op = &tshi_loss_op[target && target->dtype == TSH_REAL ? TSHI_LOSS_PROBS
+                       : desc->label_smoothing > 0         ? TSHI_LOSS_SMOOTHED
+                                                           : TSHI_LOSS_INDEX];
+    ctx = tshi_loss_check(op, in, desc, &output);
     if (!ctx || !tshi_loss_plan(in, desc, &loss)) return NULL;
-    shape = tsh_shape_of(logits);
-    shape.ndim = desc->reduction == TSH_REDUCE_NONE ? shape.ndim - 1 : 0;
-    out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &shape, &layout);
+    output.shape = tsh_shape_of(logits);
+    output.shape.ndim = desc->reduction == TSH_REDUCE_NONE ? logits->ndim - 1 : 0;
+    out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &output.shape, &output.layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
                               (size_t)loss.rows *
                                   (TSHI_LOSS_KEPT * sizeof(tsh_real) + sizeof *kept.local))
@@ -12657,14 +12971,12 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     if (sums) {
         kept = tshi_loss_keep(aux, loss.rows);
         if (tshi_loss_forward(in, desc, &loss, &kept, (tsh_real *)tshi_mem_data(sums), out))
-            node = tshi_tape_record("tsh_cross_entropy", out, in, 3,
-                                    1 + 2 * loss.probs + (loss.probs || loss.smoothing > 0 ? 4 : 0),
-                                    tshi_loss_backward, sizeof loss);
+            node = tshi_tape_record(op, out, in, 3, output.partial, sizeof loss);
     }
     tshi_mem_drop(ctx, sums);
     if (node) {
         node->aux = aux;
-        memcpy(node->more, &loss, sizeof loss);
+        memcpy(node->params, &loss, sizeof loss);
     } else {
         tshi_mem_drop(ctx, aux);
     }
@@ -12679,8 +12991,14 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
 
 enum { TSHI_CUSTOM_INPUTS = 8 };
 
+/* The options of a node: the user's descriptor, and the tape's that is made of it. */
+typedef struct tshi_custom {
+    tshi_op op;
+    tsh_custom_desc desc;
+} tshi_custom;
+
 static void tshi_custom_backward(tshi_node *node) {
-    const tsh_custom_desc *desc = (const tsh_custom_desc *)node->more;
+    const tsh_custom_desc *desc = &((const tshi_custom *)node->params)->desc;
     tsh_tensor *out = node->out, *kept[TSHI_CUSTOM_INPUTS];
     tsh_ctx *ctx = out->ctx;
     tsh_real *grad[TSHI_CUSTOM_INPUTS];
@@ -12703,7 +13021,7 @@ static void tshi_custom_backward(tshi_node *node) {
     for (i = 0; i < node->n; i++) {
         if (!scratch[i]) continue;
         tshi_tensor_strides(node->in[i]->local, node->in[i]->ndim, stride);
-        tshi_tape_pour(node, i, &dest[i], grad[i], stride);
+        tshi_tape_accumulate(node, i, &dest[i], grad[i], stride);
         tshi_mem_drop(ctx, scratch[i]);
     }
 }
@@ -12711,6 +13029,7 @@ static void tshi_custom_backward(tshi_node *node) {
 TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc) {
     tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out;
+    tshi_custom custom;
     tshi_node *node;
     int i;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
@@ -12727,11 +13046,15 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     if (!out) return NULL;
     desc->forward(desc->user, dense, n, tshi_tensor_values(out));
     if (ctx->error.code != TSH_OK) return NULL;
-    if (!desc->backward) return out;
-    node = tshi_tape_record(desc->name, out, dense, n, ((1 << n) - 1) | TSHI_SAVE_OUT,
-                            tshi_custom_backward, sizeof *desc);
-    if (node) memcpy(node->more, desc, sizeof *desc);
-    if (node) node->partial = desc->partial;
+    memset(&custom, 0, sizeof custom);
+    custom.op.name = desc->name;
+    custom.op.backward = tshi_custom_backward;
+    custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT;
+    custom.desc = *desc;
+    node = tshi_tape_record(&custom.op, out, dense, desc->backward ? n : 0, desc->partial,
+                            sizeof custom);
+    if (node) memcpy(node->params, &custom, sizeof custom);
+    if (node) node->op = &((const tshi_custom *)node->params)->op;
     return out;
 }
 
@@ -12774,7 +13097,7 @@ static tsh_tensor *tshi_module_plain(tsh_module *module, tsh_tensor **in, int n)
     int i;
     if (module->prepared && n != module->prepared)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                               "%s: got %d inputs, the plan prepares %d", module->path, n,
+                               "tsh_forward: got %d inputs, the plan prepares %d", n,
                                module->prepared);
     for (i = 0; i < module->prepared; i++)
         ready[i] = in[i] && module->prepare[i] ? tsh_redistribute(in[i], *module->prepare[i])
@@ -12850,13 +13173,13 @@ static int tshi_module_closed(const tshi_node *node) {
     for (inner = ctx->tape.newest; inner; inner = inner->older)
         for (i = 0; i < inner->n; i++) {
             const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
-            if (!base || !base->wants || !base->node || base->depth >= ctx->depth) continue;
+            if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
             if (k < node->n) continue;
             (void)tsh_fail(ctx, TSH_ERR_STATE,
-                           "%s: a checkpoint reads what %s gave, which wants a gradient, but is no "
-                           "input of its forward; make it one",
-                           ((const tshi_replay *)node->more)->module->path, base->node->name);
+                           "tsh_checkpoint: the forward reads what %s gave, which wants a "
+                           "gradient, but is none of its inputs; make it one",
+                           base->node->op->name);
             return 0;
         }
     return 1;
@@ -12870,8 +13193,9 @@ static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
     const tshi_accumulator *from[2];
     tshi_accumulator *to[2];
     tshi_dest dest;
-    int i, as_it_is = !base->node || base->node->raw || base->depth < ctx->depth;
-    if (!base->wants || !(out->gr.live || out->gp.live)) return;
+    int i, as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
+                      base->depth < ctx->depth;
+    if (!base->requires_grad || !(out->gr.live || out->gp.live)) return;
     from[0] = &out->gr;
     from[1] = &out->gp;
     to[0] = &base->gr;
@@ -12883,8 +13207,8 @@ static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
                               "tsh_backward: all-reduce of the gradient of a checkpoint's output");
     for (i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
         if (from[i]->live && tshi_tape_open(y, to[i], &dest))
-            tshi_tape_pour_at(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
-                              out->stride);
+            tshi_tape_accumulate_at(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
+                                    out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->expected = 1;
     tshi_tape_mark(ctx, y);
     tshi_tape_let_go(ctx, y, ctx->depth);
@@ -12894,11 +13218,11 @@ static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
 /* The module's forward, and its result as a tensor of values. */
 static tsh_tensor *tshi_module_result(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *y = tshi_module_plain(module, in, n);
-    return y && tshi_tensor_check(module->path, &y, 1) ? y : NULL;
+    return y && tshi_tensor_check("tsh_checkpoint", &y, 1) ? y : NULL;
 }
 
 static void tshi_module_again(tshi_node *node) {
-    const tshi_replay *replay = (const tshi_replay *)node->more;
+    const tshi_replay *replay = (const tshi_replay *)node->params;
     tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;
     tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL;
@@ -12948,12 +13272,20 @@ static int tshi_module_learns(tsh_module *module, tsh_tensor **list) {
     int i, n = 0;
     for (m = module; m; m = tshi_module_next(module, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
-            if (!m->param[i] || !m->param[i]->wants) continue;
+            if (!m->param[i] || !m->param[i]->requires_grad) continue;
             if (list) list[n] = m->param[i];
             n++;
         }
     return n;
 }
+
+static const tshi_op tshi_module_checkpoint_op = {
+    "tsh_checkpoint",
+    NULL,
+    NULL,
+    tshi_module_again,
+    (1u << TSHI_MODULE_INPUTS) - 1, /* all inputs */
+    TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
@@ -12961,36 +13293,39 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
     tsh_tensor *y;
     tshi_replay *replay;
     tshi_node *node;
-    int i, fed;
+    int i, leaves;
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
-                               "%s: a checkpoint takes %d inputs at most, not %d", module->path,
+                               "tsh_checkpoint: takes %d inputs at most, not %d",
                                TSHI_MODULE_INPUTS, n);
     for (i = 0; i < n; i++)
-        if (in[i] && !tshi_tensor_check(module->path, &in[i], 1)) return NULL;
+        if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
     draws = tshi_module_draws(ctx);
     y = draws ? tshi_module_untaped(module, in, n) : NULL;
-    fed = y ? tshi_module_learns(module, NULL) : 0;
-    if (!y || (!tshi_tape_records(ctx, in, n) && !fed)) return y;
-    node = tshi_tape_add("tsh_checkpoint", y, in, n, (1 << n) - 1, tshi_module_again,
-                         sizeof *replay + (size_t)fed * sizeof *node->feeds);
+    leaves = y ? tshi_module_learns(module, NULL) : 0;
+    if (!y || (!tshi_tape_records(ctx, in, n) && !leaves)) return y;
+    /* All gradients count as partial: some may be, which only the recomputation knows. */
+    node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
+                         sizeof *replay + (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
-    replay = (tshi_replay *)node->more;
-    node->feeds = (tsh_tensor **)(void *)(replay + 1);
-    node->fed = tshi_module_learns(module, node->feeds);
+    replay = (tshi_replay *)node->params;
+    node->leaves = (tsh_tensor **)(void *)(replay + 1);
+    node->leaf_count = tshi_module_learns(module, node->leaves);
     replay->module = module;
     replay->draws = draws;
-    node->raw = 2;
-    node->partial = (1u << n) - 1; /* perhaps: an input's gradient is whole once this is done */
     return y;
 }
 
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_start(ctx);
-    tsh_tensor *y = !module->checkpoint ? tshi_module_plain(module, in, n)
-                    : ctx->tape.no_grad ? tshi_module_untaped(module, in, n)
-                                        : tshi_module_checkpointed(module, in, n);
+    const tsh_module *outer = ctx->module;
+    tsh_tensor *y;
+    ctx->module = module;
+    y = !module->checkpoint ? tshi_module_plain(module, in, n)
+        : ctx->tape.no_grad ? tshi_module_untaped(module, in, n)
+                            : tshi_module_checkpointed(module, in, n);
+    ctx->module = outer;
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
                              begin, 0);
@@ -13003,8 +13338,9 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
     if (module->forward) return module->forward(module, in, n, module->user);
     if (n != 1)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                               "%s: a container without a forward takes one input, not %d",
-                               module->path, n);
+                               "tsh_forward: a container without a forward takes one input, "
+                               "not %d",
+                               n);
     for (child = module->first; child; child = child->next) x = tshi_module_call(child, &x, 1);
     return x;
 }
@@ -13271,7 +13607,7 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
                                             TSHI_AVERAGED);
     if (!t) return;
     t->dtype = TSH_REAL;
-    t->wants = 1;
+    t->requires_grad = 1;
     t->init = init;
     t->fan_in = fan_in;
     t->path = tshi_module_text(ctx, module->path, name);
@@ -13640,16 +13976,17 @@ static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
         return 1;
     (void)tsh_fail(
         module->ctx, TSH_ERR_LAYOUT,
-        "%s: the input %s is not laid out as the plan declared, %s: tsh_redistribute(x, declared)",
-        module->path, tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
+        "tsh_forward: the input %s is not laid out as the plan declared, %s: "
+        "tsh_redistribute(x, declared)",
+        tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
     return 0;
 }
 
 /* A layer's only input; NULL and an error where there is another number of them, or nothing. */
 static tsh_tensor *tshi_nn_one(const tsh_module *module, tsh_tensor *const *in, int n) {
     if (n == 1 && in[0]) return in[0];
-    return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "%s: takes one input, not %d%s",
-                           module->path, n, n == 1 ? " that is NULL" : "");
+    return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward: takes one input, not %d%s",
+                           n, n == 1 ? " that is NULL" : "");
 }
 
 /* The output as the plan asks for it. */
@@ -15668,7 +16005,7 @@ static void tshi_pipeline_give(tsh_pipeline *p, tsh_tensor *y) {
     if (!block) return;
     word = (int64_t *)tshi_mem_data(block);
     word[0] = y->dtype;
-    word[1] = !ctx->tape.no_grad && y->base->wants;
+    word[1] = !ctx->tape.no_grad && y->base->requires_grad;
     word[2] = y->ndim;
     word[3] = y->layout.kind;
     word[4] = y->layout.dim;
@@ -15697,10 +16034,13 @@ static void tshi_pipeline_repay(tsh_pipeline *p, tshi_micro *micro, tshi_block *
 }
 
 static void tshi_pipeline_return(tshi_node *node) {
-    const tshi_debt *debt = (const tshi_debt *)node->more;
+    const tshi_debt *debt = (const tshi_debt *)node->params;
     node->out->gr.block->refs++;
     tshi_pipeline_repay(debt->pipeline, debt->micro, node->out->gr.block);
 }
+
+static const tshi_op tshi_pipeline_op = {
+    "tsh_pipeline", NULL, NULL, tshi_pipeline_return, TSHI_NONE, 0};
 
 /* Where the output does not depend on the input, its gradient is 0. */
 static void tshi_pipeline_repay_zeros(tsh_pipeline *p, tshi_micro *micro) {
@@ -15734,10 +16074,10 @@ static tsh_tensor *tshi_pipeline_take(tsh_pipeline *p, tshi_micro *micro) {
                                     x->dtype) != TSH_OK)
         return NULL;
     if (!micro || !head[1]) return x;
-    node = tshi_tape_add("tsh_pipeline", x, NULL, 0, 0, tshi_pipeline_return, sizeof(tshi_debt));
+    node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, sizeof(tshi_debt));
     if (!node) return NULL;
-    ((tshi_debt *)node->more)->pipeline = p;
-    ((tshi_debt *)node->more)->micro = micro;
+    ((tshi_debt *)node->params)->pipeline = p;
+    ((tshi_debt *)node->params)->micro = micro;
     micro->owed = x;
     return x;
 }
@@ -15839,7 +16179,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
         (void)tshi_pipeline_receive(p, p->stage + 1, grad, n, TSH_REAL);
     tshi_tensor_strides(y->local, y->ndim, stride);
     if (ctx->error.code == TSH_OK && tshi_tape_open(y, &y->base->gr, &dest))
-        tshi_tape_pour_at(y, &dest, grad, stride);
+        tshi_tape_accumulate_at(y, &dest, grad, stride);
     tshi_mem_drop(ctx, block);
 }
 
@@ -15857,7 +16197,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tsh_tensor *last = ctx->handles.step.prev, *y = micro->out;
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);
-    if (y->base->wants) {
+    if (y->base->requires_grad) {
         tshi_pipeline_seed(p, y);
         tshi_tape_mark(ctx, y);
     }
@@ -15984,7 +16324,8 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     for (i = 0; i < pipeline->slots; i++) tshi_pipeline_end(pipeline->micro[i]);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
-        if (tie->holds[pipeline->stage] && tie->param->wants) tshi_pipeline_sum(pipeline, tie);
+        if (tie->holds[pipeline->stage] && tie->param->requires_grad)
+            tshi_pipeline_sum(pipeline, tie);
     if (summed) tshi_pipeline_share(pipeline); /* what gradients are divided by */
     if (summed) ctx->tape.weight += pipeline->total[1];
     (void)tshi_tape_sync(ctx);

@@ -36,7 +36,7 @@ COMPUTES = re.compile("|".join((
     r"^tshi_embedding_(rows?|forward|backward)",
     r"^tshi_reduce_(sums|place)",
     r"^tshi_matmul_gemm",
-    r"^tshi_tape_(pour|add_all)")))
+    r"^tshi_tape_(accumulate|add_all)")))
 
 
 def counts(program, folder):

@@ -1008,7 +1008,7 @@ static void order_run(const order_case *c, int order, order_result *r) {
     }
     y = tsh_retain(c->fn(in));
     if (!y) fail_msg("%s: %s", c->name, tsh_last_error(ctx)->message);
-    if (tsh_dtype_of(y) == TSH_REAL && y->base->wants) {
+    if (tsh_dtype_of(y) == TSH_REAL && y->base->requires_grad) {
         w = tsh_zeros(ctx, tsh_shape_of(y));
         for (e = 0; e < tsh_numel(w); e++)
             ((tsh_real *)tsh_data(ctx, w))[e] = (tsh_real)(e % 5 - 1) / 4;
@@ -1016,7 +1016,7 @@ static void order_run(const order_case *c, int order, order_result *r) {
     }
     order_keep(ctx, y, r, 0);
     for (i = 0; i < INPUTS; i++)
-        order_keep(ctx, in[i] && in[i]->base->wants ? tsh_grad(in[i]) : NULL, r, i + 1);
+        order_keep(ctx, in[i] && in[i]->base->requires_grad ? tsh_grad(in[i]) : NULL, r, i + 1);
     close_ctx(ctx);
 }
 
