@@ -2691,19 +2691,12 @@ TSHI_DTYPE_FLOAT(f64, double)
 TSHI_DTYPE_INTEGER(i32, int32_t, uint32_t)
 TSHI_DTYPE_INTEGER(i64, int64_t, uint64_t)
 
-#define TSHI_DTYPE_ROW(suffix, file, size, floating, load_integer, store_integer, divide)             \
-    {#suffix,                                                                                      \
-     file,                                                                                         \
-     size,                                                                                         \
-     floating,                                                                                     \
-     tshi_dtype_load_##suffix,                                                                     \
-     tshi_dtype_store_##suffix,                                                                    \
-     tshi_dtype_get_##suffix,                                                                      \
-     tshi_dtype_put_##suffix,                                                                      \
-     load_integer,                                                                                 \
-     store_integer,                                                                                \
-     tshi_dtype_folds_##suffix,                                                                    \
-     divide}
+#define TSHI_DTYPE_ROW(suffix, file, size, floating, load_integer, store_integer, divide)          \
+    {                                                                                              \
+#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,        \
+            tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, load_integer, store_integer,         \
+            tshi_dtype_folds_##suffix, divide                                                      \
+    }
 #define TSHI_DTYPE_INTEGER_ROW(suffix, file, size)                                                 \
     TSHI_DTYPE_ROW(suffix, file, size, 0, tshi_dtype_load_integer_##suffix,                        \
                    tshi_dtype_store_integer_##suffix, NULL)
@@ -3584,7 +3577,8 @@ static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int6
 /* -- initial values --------------------------------------------------------- */
 
 typedef struct tshi_tensor_filling {
-    tsh_real *out;
+    void *out;
+    const tshi_dtype *dtype;
     uint64_t key, stream;
     tsh_init init;       /* of kind CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
     double from, to;     /* of TRUNC_NORMAL: the distribution function at its ends */
@@ -3617,22 +3611,24 @@ static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
 }
 
 static void tshi_tensor_fill_run(void *user, int64_t global, int64_t local, int64_t length) {
+    enum { BLOCK = 256 };
     const tshi_tensor_filling *f = (const tshi_tensor_filling *)user;
-    tsh_real *out = f->out + local;
-    int64_t i;
-    if (f->init.kind == TSH_INIT_UNIFORM) {
-        for (i = 0; i < length; i++)
-            out[i] = TSHI_R(f->init.a +
-                            (f->init.b - f->init.a) *
-                                tshi_rng_uniform(f->key, f->stream, (uint64_t)(global + i)));
-    } else if (f->init.kind == TSH_INIT_NORMAL) {
-        for (i = 0; i < length; i++)
-            out[i] = TSHI_R(f->init.a +
-                            f->init.b * tshi_rng_normal(f->key, f->stream, (uint64_t)(global + i)));
-    } else if (f->init.kind == TSH_INIT_CONSTANT) {
-        for (i = 0; i < length; i++) out[i] = TSHI_R(f->init.a);
-    } else {
-        for (i = 0; i < length; i++) out[i] = TSHI_R(tshi_tensor_element(f, global + i));
+    const tsh_init *init = &f->init;
+    tsh_real out[BLOCK];
+    int64_t e, i, n;
+    for (e = 0; e < length; e += n) {
+        const uint64_t first = (uint64_t)(global + e);
+        n = tshi_base_min(BLOCK, length - e);
+        for (i = 0; i < n && init->kind == TSH_INIT_UNIFORM; i++)
+            out[i] = TSHI_R(init->a + (init->b - init->a) *
+                                          tshi_rng_uniform(f->key, f->stream, first + (uint64_t)i));
+        for (i = 0; i < n && init->kind == TSH_INIT_NORMAL; i++)
+            out[i] = TSHI_R(init->a +
+                            init->b * tshi_rng_normal(f->key, f->stream, first + (uint64_t)i));
+        for (i = 0; i < n && init->kind == TSH_INIT_CONSTANT; i++) out[i] = TSHI_R(init->a);
+        for (i = 0; i < n && (f->whole || f->cols || init->kind == TSH_INIT_TRUNC_NORMAL); i++)
+            out[i] = TSHI_R(tshi_tensor_element(f, global + e + i));
+        f->dtype->store((char *)f->out + (local + e) * f->dtype->size, 1, n, out);
     }
 }
 
@@ -3749,7 +3745,8 @@ static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init,
     tshi_tensor_filling f;
     tshi_block *block = NULL;
     memset(&f, 0, sizeof f);
-    f.out = tshi_tensor_values(t);
+    f.out = tshi_tensor_at(t);
+    f.dtype = &tshi_dtypes[t->dtype];
     f.key = t->ctx->seed;
     f.stream = stream;
     f.init = init;
@@ -3780,7 +3777,8 @@ static void tshi_tensor_zero_row(tsh_tensor *t) {
     int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1, width;
     if (row < 0) return;
     width = tshi_tensor_product(t->local + 1, t->ndim - 1);
-    memset(tshi_tensor_values(t) + row * width, 0, (size_t)width * sizeof(tsh_real));
+    memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
+           tshi_dtype_bytes(t->dtype, width));
 }
 
 /* A parameter's own initial values, the first time or again. */
@@ -3879,19 +3877,6 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *con
     for (i = 0; ctx && i < n; i++) {
         if (tshi_dtype_computes(in[i]->dtype)) continue;
         (void)tsh_fail(ctx, TSH_ERR_DTYPE, "%s: argument %d is %s, not %s", op, i + 1,
-                       tshi_dtype_name(in[i]->dtype), tshi_dtype_name(TSH_REAL));
-        return NULL;
-    }
-    return ctx;
-}
-
-/* The same, and dtype TSH_REAL on all. */
-static tsh_ctx *tshi_tensor_check_real(const char *op, tsh_tensor *const *in, int n) {
-    tsh_ctx *ctx = tshi_tensor_check_floating(op, in, n);
-    int i;
-    for (i = 0; ctx && i < n; i++) {
-        if (in[i]->dtype == TSH_REAL) continue;
-        (void)tsh_fail(ctx, TSH_ERR_DTYPE, "%s: argument %d is %s, not %s; tsh_cast it", op, i + 1,
                        tshi_dtype_name(in[i]->dtype), tshi_dtype_name(TSH_REAL));
         return NULL;
     }
@@ -4060,7 +4045,7 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
     tsh_ctx *ctx = t ? t->ctx : NULL;
     init.kind = usual.kind;
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if (!(t->flags & TSHI_OWNED) || (t->flags & TSHI_STALE) || t->dtype != TSH_REAL ||
+    if (!(t->flags & TSHI_OWNED) || (t->flags & TSHI_STALE) || !tshi_dtype_computes(t->dtype) ||
         t->layout.kind == TSH_PARTIAL)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "%s: takes an owned tensor of %s, replicated or sharded, not %s %s", op,
@@ -4106,8 +4091,8 @@ TSHI_INITS(TSHI_INIT_FUNCTION)
 #endif
 
 /* -- kernels per instruction set --------------------------------------------
- * A kernel takes n steps over its operands, whose number and order it says; what else it needs is in
- * a struct of its own. TSHI_KERNEL(name, type) compiles the inline function name_body, whose last
+ * A kernel takes n steps over its operands, whose number and order it says; what else it needs is
+ * in a struct of its own. TSHI_KERNEL(name, type) compiles the inline function name_body, whose last
  * argument is a const type *, once per instruction set into the table name[]; ctx->isa picks. Plain
  * loops inside, so that the compiler vectorises each for its set. */
 typedef struct tshi_operand {
@@ -4793,8 +4778,8 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
                   &all);
 }
 
-/* Rows that a kernel works on one by one: row r of operand i lies x[i].step elements after row r - 1;
- * own[i] elements of it are scratch, each piece's own. */
+/* Rows that a kernel works on one by one: row r of operand i lies x[i].step elements after row
+ * r - 1; own[i] elements of it are scratch, each piece's own. */
 typedef struct tshi_rows {
     tshi_kernel_fn kernel;
     int64_t count; /* of rows */
@@ -4990,27 +4975,40 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 #define TSHI_GEMM_IS_double   0
 #define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
 
-/* A matrix as gemm takes it. */
+/* A matrix as gemm takes it. A and B may be of any dtype that ops compute with: they are converted
+ * where they are packed. C and D are of tsh_real. */
 typedef struct tshi_matrix {
-    tsh_real *data;
-    int64_t row, column; /* strides */
+    void *data;
+    int64_t row, column; /* strides, in elements */
+    tsh_dtype dtype;
 } tshi_matrix;
 
-static tshi_matrix tshi_gemm_matrix(tsh_real *data, int64_t row, int64_t column) {
+static tshi_matrix tshi_gemm_matrix_of(void *data, tsh_dtype dtype, int64_t row, int64_t column) {
     tshi_matrix m;
     m.data = data;
     m.row = row;
     m.column = column;
+    m.dtype = dtype;
     return m;
 }
 
+static tshi_matrix tshi_gemm_matrix(tsh_real *data, int64_t row, int64_t column) {
+    return tshi_gemm_matrix_of(data, TSH_REAL, row, column);
+}
+
 static tshi_matrix tshi_gemm_turned(tshi_matrix m) {
-    return tshi_gemm_matrix(m.data, m.column, m.row);
+    return tshi_gemm_matrix_of(m.data, m.dtype, m.column, m.row);
 }
 
 /* What begins at element (i, j) of m. */
 static tshi_matrix tshi_gemm_from(tshi_matrix m, int64_t i, int64_t j) {
-    return tshi_gemm_matrix(m.data + i * m.row + j * m.column, m.row, m.column);
+    m.data = (char *)m.data + (i * m.row + j * m.column) * tshi_dtypes[m.dtype].size;
+    return m;
+}
+
+/* Element (i, j) of a matrix of tsh_real. */
+static tsh_real *tshi_gemm_at(tshi_matrix m, int64_t i, int64_t j) {
+    return (tsh_real *)m.data + i * m.row + j * m.column;
 }
 
 /* Lines of memory to be fetched: `at` goes from first by steps to last, which both then move along,
@@ -5411,6 +5409,20 @@ static void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int valid, in
 }
 #endif
 
+/* A sliver of `width` lanes, the first `valid` of which are rows of m, with k columns of m each;
+ * converted to tsh_real if need be. */
+static void tshi_gemm_pack_of(tsh_real *dst, int width, int valid, int64_t k, tshi_matrix m) {
+    const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
+    if (m.dtype == TSH_REAL) {
+        tshi_gemm_pack(dst, width, valid, k, (const tsh_real *)m.data, m.row, m.column);
+        return;
+    }
+    for (int64_t p = 0; p < k; p++, dst += width) {
+        dtype->load((const char *)m.data + p * m.column * dtype->size, m.row, valid, dst);
+        for (int i = valid; i < width; i++) dst[i] = 0;
+    }
+}
+
 /* -- the loops around the micro-kernel ------------------------------------ */
 
 /* What else there is to do now and then during a long product, on the thread that computes it. */
@@ -5442,8 +5454,8 @@ static int64_t tshi_gemm_even(int64_t length, int64_t most, int64_t unit) {
 /* C = beta D. */
 static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, tshi_matrix c) {
     for (int64_t i = 0; i < m; i++) {
-        const tsh_real *from = d.data + i * d.row;
-        tsh_real *to = c.data + i * c.row;
+        const tsh_real *from = tshi_gemm_at(d, i, 0);
+        tsh_real *to = tshi_gemm_at(c, i, 0);
         if (beta == 1 && d.column == 1 && c.column == 1)
             memmove(to, from, (size_t)n * sizeof *to);
         else
@@ -5477,8 +5489,8 @@ static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
     const int mr = job->kernel->mr;
     for (int64_t i = 0; i < job->m; i += mr) {
         const int rows = (int)tshi_base_min(mr, job->m - i);
-        tshi_gemm_pack(job->pack_a + i * job->k, mr, rows, job->k, job->a.data + i * job->a.row,
-                       job->a.row, job->a.column);
+        tshi_gemm_pack_of(job->pack_a + i * job->k, mr, rows, job->k,
+                          tshi_gemm_from(job->a, i, 0));
     }
 }
 
@@ -5490,12 +5502,13 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
     const int across = job->b.column == 1; /* lines lie in rows, else (if at all) in columns */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
-    tshi_gemm_walk w = {job->b.data, job->b.data, job->b.data, 0, 0, 0};
-    if (cols <= 0) return w;
+    tsh_real *const b = (tsh_real *)job->b.data;
+    tshi_gemm_walk w = {b, b, b, 0, 0, 0};
+    if (cols <= 0 || job->b.dtype != TSH_REAL) return w;
     w.step = across ? job->b.row : job->b.column;
     w.along = line * (across ? job->b.column : job->b.row);
     w.left = tshi_base_ceil(length, line) - 1;
-    w.at = w.first = job->b.data + j * job->b.column;
+    w.at = w.first = b + j * job->b.column;
     w.last = w.first + (count - 1) * w.step;
     return w;
 }
@@ -5506,10 +5519,12 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
 static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
-    const int pack_a = job->n > 4 * nr && job->m > 1; /* else A is read where it lies */
+    const int convert_a = job->a.dtype != TSH_REAL, convert_b = job->b.dtype != TSH_REAL;
+    /* else A is read where it lies */
+    const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
     const int thin = job->m <= TSHI_GEMM_THIN && job->b.column != 1 && job->b.row == 1 &&
-                     kernel->dot != NULL;
-    const int pack_b = !thin && (job->b.column != 1 || job->m > 2 * mr || !only);
+                     kernel->dot != NULL && !convert_b;
+    const int pack_b = convert_b || (!thin && (job->b.column != 1 || job->m > 2 * mr || !only));
     tshi_gemm_walk walk;
     tshi_gemm_tile t;
     if (pack_a) tshi_gemm_pack_block(job);
@@ -5524,22 +5539,23 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     for (int64_t j = 0; j < job->n; j += nr) {
         const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
         const tshi_gemm_tile_fn tile = thin && cols == width ? kernel->dot : kernel->tile;
-        t.b = job->b.data + j * job->b.column;
+        t.b = tshi_gemm_at(job->b, 0, j);
         t.rsb = job->b.row;
         t.csb = job->b.column;
         walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
         if (pack_b || cols < width) {
             tsh_real *sliver = job->pack_b + (only ? 0 : j * job->k);
-            if (first) tshi_gemm_pack(sliver, width, cols, job->k, t.b, job->b.column, job->b.row);
+            const tshi_matrix columns = tshi_gemm_turned(tshi_gemm_from(job->b, 0, j));
+            if (first) tshi_gemm_pack_of(sliver, width, cols, job->k, columns);
             t.b = sliver;
             t.rsb = width;
             t.csb = 1;
         }
         for (int64_t i = 0; i < job->m; i += mr) {
             const int rows = (int)tshi_base_min(mr, job->m - i);
-            t.a = pack_a ? job->pack_a + i * job->k : job->a.data + i * job->a.row;
-            t.d = tshi_gemm_from(job->d, i, j).data;
-            t.c = tshi_gemm_from(job->c, i, j).data;
+            t.a = pack_a ? job->pack_a + i * job->k : tshi_gemm_at(job->a, i, 0);
+            t.d = tshi_gemm_at(job->d, i, j);
+            t.c = tshi_gemm_at(job->c, i, j);
             if (cols == width && job->c.column == 1 && job->d.column == 1)
                 tile(&t, rows, width);
             else
@@ -7210,7 +7226,7 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
                         "tsh_redistribute(loss, tsh_replicated())",
                         loss->layout.kind == TSH_PARTIAL ? "a partial sum" : "sharded",
                         ctx->tp.size);
-    if (tsh_numel(loss) != 1 || loss->dtype != TSH_REAL)
+    if (tsh_numel(loss) != 1 || !tshi_dtype_computes(loss->dtype))
         return tsh_fail(ctx, TSH_ERR_SHAPE,
                         "tsh_backward: the loss must be one replicated value, not %s %s",
                         tshi_dtype_name(loss->dtype), tshi_tensor_text(loss, text));
@@ -7303,7 +7319,7 @@ TSH_API void tsh_no_grad_end(tsh_ctx *ctx) {
 
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
     if (!t) return NULL;
-    if (!(t->flags & TSHI_OWNED) || t->dtype != TSH_REAL)
+    if (!(t->flags & TSHI_OWNED) || !tshi_dtype_computes(t->dtype))
         return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
                                "tsh_requires_grad: takes an owned tensor of %s; tsh_keep makes one",
                                tshi_dtype_name(TSH_REAL));
@@ -7317,7 +7333,7 @@ TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
 
 TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
     if (!t) return NULL;
-    if (!(t->flags & TSHI_OWNED) || t->dtype != TSH_REAL)
+    if (!(t->flags & TSHI_OWNED) || !tshi_dtype_computes(t->dtype))
         return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
                                "tsh_average_grad: takes an owned tensor of %s; tsh_keep makes one",
                                tshi_dtype_name(TSH_REAL));
@@ -7352,6 +7368,7 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
             base->path);
     grad = tshi_tensor_window(t, base->gr.block);
     if (!grad) return NULL;
+    grad->dtype = TSH_REAL;
     grad->offset = t->offset - base->offset;
     if (t->layout.kind == TSH_PARTIAL) grad->layout = tsh_replicated();
     return grad;
@@ -8088,7 +8105,7 @@ static int tshi_rule_cross_entropy(const tshi_op *op, tsh_tensor *const *in, int
     const int reduced = *(const tsh_reduction *)params != TSH_REDUCE_NONE;
     const tsh_tensor *x = in[0], *target = in[1];
     char text[TSHI_TEXT_SIZE];
-    int probs = target->dtype == TSH_REAL, fits = 1;
+    int probs = tshi_dtypes[target->dtype].floating, fits = 1;
     int rows = x->layout.kind == TSH_SHARDED && x->layout.dim < x->ndim - 1;
     (void)tshi_rule_keep(op, in, n, params, output);
     if (x->layout.kind == TSH_PARTIAL) {
@@ -8761,7 +8778,8 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
     if (cond->dtype != TSH_I32)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
                                tshi_dtype_name(cond->dtype));
-    out = tshi_tensor_out(ctx, "tsh_where", tshi_tensor_promote(in + 1, 2), &output.shape, &output.layout);
+    out = tshi_tensor_out(ctx, "tsh_where", tshi_tensor_promote(in + 1, 2), &output.shape,
+                          &output.layout);
     if (!out) return NULL;
     tshi_kernel_space(&loop, out);
     tshi_kernel_tensor(&loop, out);
@@ -8918,27 +8936,28 @@ static const tshi_op tshi_map_dropout_op = {
     "tsh_dropout", "x", tshi_rule_keep, tshi_map_dropout_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
-    tsh_ctx *ctx = tshi_tensor_check_real("tsh_dropout", &x, 1);
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_dropout", &x, 1);
     tsh_shape shape = tsh_shape_of(x);
     tshi_dropout mask;
     tshi_dropout_run run;
-    tshi_block *scratch;
+    tshi_block *scratch = NULL, *unrounded;
     tsh_tensor *out;
     tshi_node *node;
     if (!ctx) return NULL;
     if (!(p >= 0 && p <= 1))
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_dropout: p is %g, not within [0, 1]", p);
     if (p <= 0) return x;
-    out = tshi_tensor_out(ctx, "tsh_dropout", TSH_REAL, &shape, &x->layout);
+    out = tshi_tensor_out(ctx, "tsh_dropout", x->dtype, &shape, &x->layout);
     if (!out) return NULL;
     mask = tshi_map_mask(ctx, p, owner);
     run.isa = ctx->isa;
     run.mask = &mask;
-    run.y = tshi_tensor_values(out);
-    run.x = (const tsh_real *)tshi_kernel_packed(x, &scratch);
-    if (!run.x) return NULL;
-    tshi_tensor_runs(out, tshi_map_mask_run, &run);
+    run.y = tshi_kernel_output(out, &unrounded);
+    run.x = run.y ? tshi_kernel_packed_reals(x, &scratch) : NULL;
+    if (run.x) tshi_tensor_runs(out, tshi_map_mask_run, &run);
     tshi_mem_drop(ctx, scratch);
+    if (run.y) tshi_kernel_output_done(out, unrounded);
+    if (!run.x) return NULL;
     node = tshi_tape_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, sizeof mask);
     if (node) memcpy(node->params, &mask, sizeof mask);
     return out;
@@ -10266,7 +10285,8 @@ static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
 }
 
 static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redop redop) {
-    if ((unsigned)redop <= (unsigned)TSH_AVG && (redop != TSH_AVG || x->dtype == TSH_REAL))
+    if ((unsigned)redop <= (unsigned)TSH_AVG &&
+        (redop != TSH_AVG || tshi_dtypes[x->dtype].floating))
         return 1;
     (void)tsh_fail(x->ctx, TSH_ERR_ARGUMENT, "%s: %d is no reduction of %s", op, (int)redop,
                    tshi_dtype_name(x->dtype));
@@ -10518,9 +10538,10 @@ static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
         return;
     }
     if (apart) tshi_gemm_scale(x->m, x->n, x->beta, x->d, x->c);
-    ctx->gemm.fn(ctx->gemm.user, x->m, x->n, x->k, x->alpha, x->a.data, x->a.row, x->a.column,
-                 x->b.data, x->b.row, x->b.column, apart ? TSHI_R(1) : x->beta, x->c.data, x->c.row,
-                 x->c.column, tshi_team_spare(ctx));
+    ctx->gemm.fn(ctx->gemm.user, x->m, x->n, x->k, x->alpha, (const tsh_real *)x->a.data, x->a.row,
+                 x->a.column, (const tsh_real *)x->b.data, x->b.row, x->b.column,
+                 apart ? TSHI_R(1) : x->beta, (tsh_real *)x->c.data, x->c.row, x->c.column,
+                 tshi_team_spare(ctx));
 }
 
 static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
@@ -10536,6 +10557,26 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     part.c = tshi_gemm_from(part.c, i, j);
     if (piece > 0) part.chore = NULL; /* not this rank's own thread, the one that may communicate */
     tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
+}
+
+/* m (rows, columns) as a user's gemm takes it: of another dtype, a copy in *block, which the caller
+ * drops. */
+static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
+                                         tshi_block **block) {
+    tshi_operand to, from;
+    int64_t i;
+    *block = NULL;
+    if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
+    *block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
+    if (!*block) return m;
+    to = tshi_kernel_reals((tsh_real *)tshi_mem_data(*block), 1);
+    from = tshi_kernel_operand(m.data, m.column, m.dtype);
+    for (i = 0; i < rows; i++) {
+        tshi_kernel_cast(columns, &to, &from);
+        tshi_kernel_move(&to, columns);
+        tshi_kernel_move(&from, m.row);
+    }
+    return tshi_gemm_matrix((tsh_real *)tshi_mem_data(*block), columns, 1);
 }
 
 /* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, as pieces pack less of
@@ -10554,6 +10595,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, LEAST),
                                           tshi_base_ceil(side, SIDE));
     tshi_gemm_chore progress;
+    tshi_block *converted[2];
     tshi_product x;
     progress.fn = tshi_tape_progress;
     progress.user = ctx;
@@ -10563,15 +10605,18 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     x.k = k;
     x.alpha = alpha;
     x.beta = beta;
-    x.a = a;
-    x.b = b;
+    x.a = tshi_matmul_converted(ctx, a, m, k, &converted[0]);
+    x.b = tshi_matmul_converted(ctx, b, k, n, &converted[1]);
     x.d = d;
     x.c = c;
     x.by_rows = m >= n;
     x.chore = &progress;
     x.each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 * 64;
     x.scratch = tshi_matmul_scratch(ctx, x.each * (size_t)pieces);
-    if (side && x.scratch) tshi_team_run(pieces, side, unit, tshi_matmul_piece, &x);
+    if (side && x.scratch && ctx->error.code == TSH_OK)
+        tshi_team_run(pieces, side, unit, tshi_matmul_piece, &x);
+    tshi_mem_drop(ctx, converted[0]);
+    tshi_mem_drop(ctx, converted[1]);
 }
 
 /* C = alpha A B + beta C. */
@@ -10595,33 +10640,55 @@ static int64_t tshi_matmul_offset(const tsh_tensor *t, const int64_t *stride, co
     return at;
 }
 
-static tshi_matrix tshi_matmul_batch(const tsh_tensor *t, tsh_real *data, const int64_t *stride,
-                                     const tsh_tensor *out, int64_t index) {
-    return tshi_gemm_matrix(data + tshi_matmul_offset(t, stride, out, index), stride[t->ndim - 2],
-                            stride[t->ndim - 1]);
+/* Matrices that lie in the last two dimensions of t, whose batches broadcast to out's. */
+typedef struct tshi_batches {
+    const tsh_tensor *t, *out;
+    const int64_t *stride;
+    void *data;
+    tsh_dtype dtype;
+} tshi_batches;
+
+static tshi_batches tshi_matmul_batches(const tsh_tensor *t, void *data, tsh_dtype dtype,
+                                        const int64_t *stride, const tsh_tensor *out) {
+    tshi_batches all;
+    all.t = t;
+    all.out = out;
+    all.stride = stride;
+    all.data = data;
+    all.dtype = dtype;
+    return all;
+}
+
+static tshi_matrix tshi_matmul_batch(const tshi_batches *all, int64_t index) {
+    const int64_t *last = all->stride + all->t->ndim - 2;
+    const int64_t offset = tshi_matmul_offset(all->t, all->stride, all->out, index);
+    return tshi_gemm_matrix_of((char *)all->data + offset * tshi_dtypes[all->dtype].size,
+                               all->dtype, last[0], last[1]);
 }
 
 static void tshi_matmul_backward(tshi_node *node) {
     tsh_tensor *a = node->in[0], *b = node->in[1], *out = node->out;
     int64_t m = out->local[out->ndim - 2], n = out->local[out->ndim - 1], k = a->local[a->ndim - 1],
-            i;
-    int64_t batches = tshi_tensor_product(out->local, out->ndim - 2);
-    tsh_real *g = tshi_tape_grad(node);
-    tshi_dest da, db;
-    if (tshi_tape_dest_zeroed(node, 0, &da))
-        for (i = 0; i < batches; i++)
-            tshi_matmul_gemm(out->ctx, m, k, n, 1, tshi_matmul_batch(out, g, out->stride, out, i),
-                             tshi_gemm_turned(tshi_matmul_batch(
-                                 b, (tsh_real *)tshi_tape_saved(node, 1), b->stride, out, i)),
-                             1, tshi_matmul_batch(a, da.data, da.stride, out, i));
+            i, count = tshi_tensor_product(out->local, out->ndim - 2);
+    tshi_batches as = tshi_matmul_batches(a, tshi_tape_saved(node, 0), a->dtype, a->stride, out);
+    tshi_batches bs = tshi_matmul_batches(b, tshi_tape_saved(node, 1), b->dtype, b->stride, out);
+    tshi_batches gs = tshi_matmul_batches(out, tshi_tape_grad(node), TSH_REAL, out->stride, out);
+    tshi_batches ds;
+    tshi_dest dest;
+    if (tshi_tape_dest_zeroed(node, 0, &dest)) {
+        ds = tshi_matmul_batches(a, dest.data, TSH_REAL, dest.stride, out);
+        for (i = 0; i < count; i++)
+            tshi_matmul_gemm(out->ctx, m, k, n, 1, tshi_matmul_batch(&gs, i),
+                             tshi_gemm_turned(tshi_matmul_batch(&bs, i)), 1,
+                             tshi_matmul_batch(&ds, i));
+    }
     tshi_tape_give(node, 0);
-    if (tshi_tape_dest_zeroed(node, 1, &db))
-        for (i = 0; i < batches; i++)
-            tshi_matmul_gemm(out->ctx, k, n, m, 1,
-                             tshi_gemm_turned(tshi_matmul_batch(
-                                 a, (tsh_real *)tshi_tape_saved(node, 0), a->stride, out, i)),
-                             tshi_matmul_batch(out, g, out->stride, out, i), 1,
-                             tshi_matmul_batch(b, db.data, db.stride, out, i));
+    if (tshi_tape_dest_zeroed(node, 1, &dest)) {
+        ds = tshi_matmul_batches(b, dest.data, TSH_REAL, dest.stride, out);
+        for (i = 0; i < count; i++)
+            tshi_matmul_gemm(out->ctx, k, n, m, 1, tshi_gemm_turned(tshi_matmul_batch(&as, i)),
+                             tshi_matmul_batch(&gs, i), 1, tshi_matmul_batch(&ds, i));
+    }
 }
 
 /* The shape of A B, batches broadcast; 0 and an error where it has none. */
@@ -10653,21 +10720,28 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     tsh_tensor *in[2], *out;
     tsh_ctx *ctx;
     tshi_output output;
-    int64_t i, batches;
+    int64_t i, count;
+    tshi_batches as, bs, cs;
+    tshi_block *unrounded;
+    tsh_real *c;
     in[0] = a;
     in[1] = b;
-    ctx = tshi_tensor_check_real("tsh_matmul", in, 2);
+    ctx = tshi_tensor_check_floating("tsh_matmul", in, 2);
     if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !op->rule(op, in, 2, NULL, &output))
         return NULL;
-    out = tshi_tensor_out(ctx, "tsh_matmul", TSH_REAL, &output.shape, &output.layout);
-    if (!out) return NULL;
-    batches = tshi_tensor_product(out->local, out->ndim - 2);
-    for (i = 0; i < batches; i++)
+    out = tshi_tensor_out(ctx, "tsh_matmul", tshi_tensor_promote(in, 2), &output.shape,
+                          &output.layout);
+    c = out ? tshi_kernel_output(out, &unrounded) : NULL;
+    if (!c) return NULL;
+    as = tshi_matmul_batches(a, tshi_tensor_at(a), a->dtype, a->stride, out);
+    bs = tshi_matmul_batches(b, tshi_tensor_at(b), b->dtype, b->stride, out);
+    cs = tshi_matmul_batches(out, c, TSH_REAL, out->stride, out);
+    count = tshi_tensor_product(out->local, out->ndim - 2);
+    for (i = 0; i < count; i++)
         tshi_matmul_gemm(ctx, out->local[out->ndim - 2], out->local[out->ndim - 1],
-                         a->local[a->ndim - 1], 1,
-                         tshi_matmul_batch(a, tshi_tensor_values(a), a->stride, out, i),
-                         tshi_matmul_batch(b, tshi_tensor_values(b), b->stride, out, i), 0,
-                         tshi_matmul_batch(out, tshi_tensor_values(out), out->stride, out, i));
+                         a->local[a->ndim - 1], 1, tshi_matmul_batch(&as, i),
+                         tshi_matmul_batch(&bs, i), 0, tshi_matmul_batch(&cs, i));
+    tshi_kernel_output_done(out, unrounded);
     (void)tshi_tape_record(op, out, in, 2, output.partial, 0);
     return out;
 }
@@ -10687,27 +10761,27 @@ typedef struct tshi_linear {
 } tshi_linear;
 
 /* The whole of a sharded tensor in a block, gathered from every rank's dense `piece`. */
-static tshi_block *tshi_linear_gather(const tsh_tensor *form, const void *piece) {
+static tshi_block *tshi_linear_gather(const tsh_tensor *form, const void *piece, tsh_dtype dtype) {
     tsh_layout whole = tsh_replicated();
     tshi_block *block = tshi_mem_take(form->ctx, TSH_MEM_STEP,
-                                      (size_t)tsh_numel(form) * sizeof(tsh_real));
+                                      tshi_dtype_bytes(dtype, tsh_numel(form)));
     if (block)
-        (void)tshi_redistribute_move(form, &form->layout, &whole, TSH_REAL, piece,
+        (void)tshi_redistribute_move(form, &form->layout, &whole, dtype, piece,
                                      tshi_mem_data(block));
     return block;
 }
 
 /* The matrix (rows, features) that the product takes: the values where they lie, or gathered. */
-static tshi_matrix tshi_linear_rows(const tsh_tensor *t, tsh_real *values, int gather,
+static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_block **block) {
     int64_t step = 0, last = t->ndim - 1;
-    *block = gather ? tshi_linear_gather(t, values) : NULL;
+    *block = gather ? tshi_linear_gather(t, values, dtype) : NULL;
     if (*block) {
         *rows = tshi_tensor_product(t->dim, t->ndim - 1);
-        return tshi_gemm_matrix((tsh_real *)tshi_mem_data(*block), t->dim[last], 1);
+        return tshi_gemm_matrix_of(tshi_mem_data(*block), dtype, t->dim[last], 1);
     }
     (void)tshi_kernel_rows(t, rows, &step);
-    return tshi_gemm_matrix(values, step, t->stride[last]);
+    return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
 }
 
 /* dX = dY W of gathered rows is a partial sum: reduce-scattered to the input's pieces. */
@@ -10718,8 +10792,8 @@ static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, t
     tshi_dest dest;
     tshi_block *whole, *piece;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, (size_t)(rows * ins) * sizeof(tsh_real));
-    piece = tshi_mem_take(x->ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(x) * sizeof(tsh_real));
+    whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
+    piece = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(x)));
     if (whole && piece) {
         tshi_matmul_gemm(x->ctx, rows, ins, node->in[1]->local[0], 1, dy, mw, 0,
                          tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
@@ -10738,11 +10812,11 @@ static void tshi_linear_backward(tshi_node *node) {
     int64_t rows = 0, outs = w->local[0], ins = w->local[1];
     tsh_real *g = tshi_tape_grad(node);
     tshi_block *whole_y, *whole_x;
-    tshi_matrix dy = tshi_linear_rows(out, g, how->scatter, &rows, &whole_y), mx, dx;
-    tshi_matrix mw = tshi_gemm_matrix((tsh_real *)tshi_tape_saved(node, 1), w->stride[0],
-                                      w->stride[1]);
+    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y), mx, dx;
+    tshi_matrix mw = tshi_gemm_matrix_of(tshi_tape_saved(node, 1), w->dtype, w->stride[0],
+                                         w->stride[1]);
     tshi_dest dest;
-    mx = tshi_linear_rows(x, (tsh_real *)tshi_tape_saved(node, 0), how->regather, &rows, &whole_x);
+    mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather, &rows, &whole_x);
     if (out->ctx->error.code != TSH_OK) {
         rows = 0; /* what was gathered is not there */
     } else if (how->regather) {
@@ -10793,16 +10867,19 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tsh_tensor *x = in[0], *w = in[1], *b = in[2];
     tsh_layout sum = tsh_partial();
     const int late = more->reduce || more->scatter;
-    int64_t rows, outs = w->local[0];
-    tshi_block *whole, *product = NULL;
-    tshi_matrix mx = tshi_linear_rows(x, tshi_tensor_values(x), more->regather, &rows, &whole);
-    tshi_matrix mw = tshi_gemm_matrix(tshi_tensor_values(w), w->stride[1], w->stride[0]), my, mb;
-    tsh_real *y = tshi_tensor_values(out);
-    if (more->scatter)
-        product = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(rows * outs) * sizeof *y);
+    int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS];
+    tshi_block *whole, *unrounded, *product = NULL, *bias = NULL;
+    tshi_matrix mx, mw, my, mb;
+    tsh_real *given = tshi_kernel_output(out, &unrounded), *y = given;
+    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, more->regather, &rows, &whole);
+    mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]);
+    if (more->scatter) product = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
     if (product) y = (tsh_real *)tshi_mem_data(product);
     my = mb = tshi_gemm_matrix(y, outs, 1);
-    if (b && !late) mb = tshi_gemm_matrix(tshi_tensor_values(b), 0, b->stride[0]);
+    if (b && !late) {
+        tsh_real *values = tshi_kernel_reals_of(b, stride, &bias);
+        mb = tshi_gemm_matrix(values, 0, stride[0]);
+    }
     if (ctx->error.code == TSH_OK)
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
@@ -10811,16 +10888,18 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
                               tsh_allreduce(&ctx->tp, y, tsh_local_numel(out), TSH_REAL, TSH_SUM),
                               "tsh_linear: all-reduce of a row-parallel output");
     if (ctx->error.code == TSH_OK && more->scatter)
-        (void)tshi_redistribute_move(out, &sum, &out->layout, TSH_REAL, y, tshi_tensor_values(out));
-    tshi_mem_drop(ctx, product);
-    tshi_mem_drop(ctx, whole);
-    if (b && late) {
+        (void)tshi_redistribute_move(out, &sum, &out->layout, TSH_REAL, y, given);
+    if (ctx->error.code == TSH_OK && b && late) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
-        tshi_kernel_tensor(&loop, out);
+        tshi_kernel_add_operand(&loop, out, given, out->stride, TSH_REAL);
         tshi_kernel_tensor(&loop, b);
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
+    tshi_mem_drop(ctx, product);
+    tshi_mem_drop(ctx, whole);
+    tshi_mem_drop(ctx, bias);
+    tshi_kernel_output_done(out, unrounded);
 }
 
 /* The input as the weight takes it: a row-parallel one slices R; rows must lie at equal steps, and
@@ -10855,7 +10934,7 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
     in[2] = b;
     sequence.give = give;
     sequence.regather = regather;
-    ctx = tshi_tensor_check_real("tsh_linear", in, b ? 3 : 2);
+    ctx = tshi_tensor_check_floating("tsh_linear", in, b ? 3 : 2);
     if (!ctx || !tshi_linear_check(x, w, b) || !(in[0] = x = tshi_linear_input(x, w, regather)) ||
         !op->rule(op, in, 3, &sequence, &output))
         return NULL;
@@ -10864,7 +10943,8 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
     more.regather = regather && ctx->tp.size > 1;
     more.scatter = give && ctx->tp.size > 1;
     more.reduce = w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && !give && ctx->tp.size > 1;
-    out = tshi_tensor_out(ctx, "tsh_linear", TSH_REAL, &output.shape, &output.layout);
+    out = tshi_tensor_out(ctx, "tsh_linear", tshi_tensor_promote(in, b ? 3 : 2), &output.shape,
+                          &output.layout);
     if (!out) return NULL;
     tshi_linear_forward(in, out, &more);
     if (ctx->error.code != TSH_OK) return NULL;
@@ -10976,11 +11056,11 @@ static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const
 
 /* sum |x|^p over this rank's columns of a row, or their largest magnitude. */
 static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p) {
-    const tsh_real *x = tshi_tensor_values(w) + row * w->stride[0];
+    const void *values = tshi_tensor_at(w);
     double sum = 0, v;
     int64_t j;
     for (j = 0; j < w->local[1]; j++) {
-        v = fabs((double)x[j * w->stride[1]]);
+        v = fabs(tshi_dtype_get(w->dtype, values, row * w->stride[0] + j * w->stride[1]));
         if (p > DBL_MAX)
             sum = v > sum || v != v ? v : sum;
         else
@@ -11010,13 +11090,19 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
             ctx, tsh_allreduce(&ctx->tp, norm, n, TSH_F64, p > DBL_MAX ? TSH_MAX : TSH_SUM),
             "tsh_embedding: all-reduce of norms");
     for (n = r = 0; r < w->local[0] && ctx->error.code == TSH_OK; r++) {
-        tsh_real *x = tshi_tensor_values(w) + r * w->stride[0];
+        const tshi_dtype *row = &tshi_dtypes[w->dtype];
+        char *at = (char *)tshi_tensor_at(w) + r * w->stride[0] * row->size;
+        tsh_real x;
         double length;
         if (!counts[r]) continue;
         length = p > DBL_MAX ? norm[n] : pow(norm[n], 1 / p);
         n++;
-        for (j = 0; j < w->local[1] && length > desc->max_norm; j++)
-            x[j * w->stride[1]] *= TSHI_R(desc->max_norm / (length + 1e-7));
+        for (j = 0; j < w->local[1] && length > desc->max_norm; j++) {
+            row->load(at, 1, 1, &x);
+            x *= TSHI_R(desc->max_norm / (length + 1e-7));
+            row->store(at, 1, 1, &x);
+            at += w->stride[1] * row->size;
+        }
     }
     tshi_mem_drop(ctx, block);
 }
@@ -11044,17 +11130,19 @@ static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
 }
 
 static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *lookup,
-                                   const int64_t *row, tsh_real *out) {
-    const tsh_real *values = tshi_tensor_values(w);
-    int64_t i, j;
-    for (i = 0; i < lookup->count; i++, out += lookup->width) {
-        const tsh_real *from = values + (row[i] < 0 ? 0 : row[i]) * w->stride[0];
-        if (row[i] < 0)
-            memset(out, 0, (size_t)lookup->width * sizeof *out);
-        else if (w->stride[1] == 1)
-            memcpy(out, from, (size_t)lookup->width * sizeof *out);
-        else
-            for (j = 0; j < lookup->width; j++) out[j] = from[j * w->stride[1]];
+                                   const int64_t *row, tsh_tensor *out) {
+    tshi_operand x[2]; /* a row of the output, and one of the weight */
+    int64_t i;
+    x[0] = tshi_kernel_operand(tshi_tensor_at(out), 1, out->dtype);
+    for (i = 0; i < lookup->count; i++) {
+        x[1] = tshi_kernel_operand(tshi_tensor_at(w), w->stride[1], w->dtype);
+        if (row[i] >= 0) {
+            tshi_kernel_move(&x[1], row[i] * w->stride[0]);
+            tshi_kernel_copy(lookup->width, x, NULL);
+        } else {
+            memset(x[0].data, 0, tshi_dtype_bytes(out->dtype, lookup->width));
+        }
+        tshi_kernel_move(&x[0], lookup->width);
     }
 }
 
@@ -11084,7 +11172,7 @@ static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_
     if (!values) return;
     if (tshi_embedding_rows(ids, w, values, row)) {
         tshi_embedding_prepare(ids, w, desc, row);
-        tshi_embedding_forward(w, lookup, row, tshi_tensor_values(out));
+        tshi_embedding_forward(w, lookup, row, out);
     }
     for (i = 0; i < lookup->count && desc->padding; i++)
         if (tshi_tensor_integer(ids, values, i) == padding) row[i] = -1;
@@ -11107,7 +11195,7 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     in[0] = ids;
     in[1] = w;
     ctx = tshi_tensor_check("tsh_embedding", in, 2);
-    if (!ctx || !tshi_tensor_check_real("tsh_embedding", &w, 1)) return NULL;
+    if (!ctx || !tshi_tensor_check_floating("tsh_embedding", &w, 1)) return NULL;
     if (!tshi_embedding_check(ids, w, desc) || !op->rule(op, in, 2, NULL, &output)) return NULL;
     output.shape = tsh_shape_of(ids);
     output.shape.dim[output.shape.ndim++] = w->dim[1];
@@ -11115,7 +11203,7 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     lookup.width = w->local[1];
     lookup.by_count = desc->scale_grad_by_freq != 0;
     lookup.sparse = desc->sparse != 0;
-    out = tshi_tensor_out(ctx, "tsh_embedding", TSH_REAL, &output.shape, &output.layout);
+    out = tshi_tensor_out(ctx, "tsh_embedding", w->dtype, &output.shape, &output.layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
                               (size_t)(lookup.count * (lookup.by_count ? 2 : 1)) * sizeof(int64_t))
               : NULL;
@@ -11900,7 +11988,7 @@ static void tshi_attention_head_forward(const tshi_head *h) {
                 if (keys > 0) tshi_attention_forward_tile(h, i, r, rows, j, keys);
             }
         }
-        x[TSHI_FINISH_OUT] = tshi_kernel_reals(h->o.data + i * h->o.row, h->o.row);
+        x[TSHI_FINISH_OUT] = tshi_kernel_reals(tshi_gemm_at(h->o, i, 0), h->o.row);
         x[TSHI_FINISH_O] = tshi_kernel_reals(h->t, h->d); /* O before it is scaled */
         x[TSHI_FINISH_M] = tshi_kernel_reals(h->row, 1);
         x[TSHI_FINISH_L] = tshi_kernel_reals(h->row + TSHI_TILE, 1);
@@ -11988,8 +12076,8 @@ static void tshi_attention_head_backward(const tshi_head *h) {
     int64_t i, j, r, m, n, most, rows, keys;
     tshi_operand x[3];
     x[0] = tshi_kernel_reals(h->delta, 1);
-    x[1] = tshi_kernel_reals(h->o.data, h->o.row);
-    x[2] = tshi_kernel_reals(h->dout.data, h->dout.row);
+    x[1] = tshi_kernel_reals(tshi_gemm_at(h->o, 0, 0), h->o.row);
+    x[2] = tshi_kernel_reals(tshi_gemm_at(h->dout, 0, 0), h->dout.row);
     tshi_attention_delta[h->ctx->isa](h->tq, x, &h->d);
     for (i = 0; i < h->tq; i += m) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
@@ -12036,6 +12124,8 @@ typedef struct tshi_heads {
     tsh_tensor *const *in; /* q, k, v */
     tsh_tensor *out;
     tsh_real *value[4], *grad[4]; /* of q, k, v, out; NULL where not wanted, and in forward */
+    int64_t stride[4][TSH_MAX_DIMS]; /* of the values, which are as the tensors have them or ... */
+    tshi_block *converted[4];        /* ... converted to tsh_real */
     tsh_real *stats, *scratch;
     size_t each, each_product; /* scratch of a piece: elements, and bytes for products */
     int pieces;
@@ -12105,10 +12195,10 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
     int64_t c = tshi_attention_kv(q, k, a);
     tshi_attention_head(h, q, b, a, all->stats);
-    h->q = tshi_attention_matrix(all->value[0], q->stride, b, a);
-    h->k = tshi_attention_matrix(all->value[1], k->stride, b, c);
-    h->v = tshi_attention_matrix(all->value[2], v->stride, b, c);
-    h->o = tshi_attention_matrix(all->value[3], out->stride, b, a);
+    h->q = tshi_attention_matrix(all->value[0], all->stride[0], b, a);
+    h->k = tshi_attention_matrix(all->value[1], all->stride[1], b, c);
+    h->v = tshi_attention_matrix(all->value[2], all->stride[2], b, c);
+    h->o = tshi_attention_matrix(all->value[3], all->stride[3], b, a);
     if (!all->grad[3]) return;
     h->dq = tshi_attention_matrix(all->grad[0], q->stride, b, a);
     h->dk = tshi_attention_matrix(all->grad[1], k->stride, b, c);
@@ -12139,9 +12229,18 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         }
 }
 
-static void tshi_attention_run(tshi_heads *all) {
-    tshi_team_run(all->pieces, all->in[0]->local[0] * all->groups, 1, tshi_attention_piece, all);
+/* Drops what tshi_attention_begin and conversions took. */
+static void tshi_attention_end(tshi_heads *all) {
+    int i;
+    for (i = 0; i < 4; i++) tshi_mem_drop(all->head.ctx, all->converted[i]);
     tshi_mem_drop(all->head.ctx, all->block);
+}
+
+static void tshi_attention_run(tshi_heads *all) {
+    if (all->head.ctx->error.code == TSH_OK)
+        tshi_team_run(all->pieces, all->in[0]->local[0] * all->groups, 1, tshi_attention_piece,
+                      all);
+    tshi_attention_end(all);
 }
 
 static void tshi_attention_backward(tshi_node *node) {
@@ -12152,10 +12251,10 @@ static void tshi_attention_backward(tshi_node *node) {
         return;
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
     for (i = 0; i < 3; i++) {
-        all.value[i] = (tsh_real *)tshi_tape_saved(node, i);
+        all.value[i] = tshi_tape_saved_reals(node, i, all.stride[i], &all.converted[i]);
         if (tshi_tape_dest_zeroed(node, i, &dest)) all.grad[i] = dest.data;
     }
-    all.value[3] = (tsh_real *)tshi_tape_saved(node, 4);
+    all.value[3] = tshi_tape_saved_reals(node, 4, all.stride[3], &all.converted[3]);
     all.grad[3] = tshi_tape_grad(node);
     all.stats = (tsh_real *)tshi_mem_data(node->aux);
     tshi_attention_run(&all);
@@ -12224,7 +12323,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
 static int tshi_attention_room(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
                                int64_t past) {
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
-    int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) && cache->dtype == TSH_REAL;
+    int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) && cache->dtype == x->dtype;
     if (!tshi_attention_holds(in, cache)) return 0;
     for (d = 0; d < 4 && fits; d++) fits = d == 2 || cache->dim[d] == x->dim[d];
     if (fits && past >= 0 && past <= cache->dim[2] - x->dim[2] &&
@@ -12294,14 +12393,14 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tsh_ctx *ctx;
     tshi_output output;
     tshi_attention more;
-    tshi_block *aux;
+    tshi_block *aux, *unrounded;
     tshi_heads all;
     tshi_node *node;
     int i;
     in[0] = q;
     in[1] = k;
     in[2] = v;
-    ctx = tshi_tensor_check_real("tsh_attention", in, 3);
+    ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
     if (!ctx || !tshi_attention_shapes(in) || !op->rule(op, in, 3, NULL, &output) ||
         !tshi_attention_options(in, desc, &more))
         return NULL;
@@ -12309,10 +12408,9 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     if (desc && desc->cache_k) in[1] = tshi_attention_append(k, desc->cache_k, desc->past);
     if (desc && desc->cache_v) in[2] = tshi_attention_append(v, desc->cache_v, desc->past);
     if (!in[1] || !in[2]) return NULL;
-    out = tshi_tensor_out(ctx, "tsh_attention", TSH_REAL, &output.shape, &output.layout);
+    out = tshi_tensor_out(ctx, "tsh_attention", q->dtype, &output.shape, &output.layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                              2 * (size_t)(q->local[0] * q->local[1] * q->dim[2]) *
-                                  sizeof(tsh_real))
+                              tshi_dtype_reals(2 * q->local[0] * q->local[1] * q->dim[2]))
               : NULL;
     if (!aux || !tshi_attention_begin(&all, in, out, &more)) {
         tshi_mem_drop(ctx, aux);
@@ -12320,14 +12418,17 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     }
     if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
     /* heads inside positions, as a projection lays them: keep that order */
-    if (q->stride[1] < q->stride[2]) {
+    if (q->stride[1] < q->stride[2] && out->dtype == TSH_REAL) {
         out->stride[1] = q->dim[3];
         out->stride[2] = q->dim[3] * q->local[1];
     }
-    for (i = 0; i < 3; i++) all.value[i] = tshi_tensor_values(in[i]);
-    all.value[3] = tshi_tensor_values(out);
+    for (i = 0; i < 3; i++)
+        all.value[i] = tshi_kernel_reals_of(in[i], all.stride[i], &all.converted[i]);
+    all.value[3] = tshi_kernel_output(out, &unrounded);
+    memcpy(all.stride[3], out->stride, sizeof out->stride);
     all.stats = (tsh_real *)tshi_mem_data(aux);
     tshi_attention_run(&all);
+    tshi_kernel_output_done(out, unrounded);
     in[3] = more.mask;
     node = tshi_tape_record(op, out, in, 4, output.partial, sizeof more);
     if (!node) tshi_mem_drop(ctx, aux);
@@ -12646,13 +12747,13 @@ static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int pro
 static int tshi_loss_shapes(tsh_tensor *const *in) {
     tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
-    if (!tshi_loss_fits(x, target, target->dtype == TSH_REAL))
+    if (!tshi_loss_fits(x, target, tshi_dtypes[target->dtype].floating))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_cross_entropy: logits %s and target %s %s; takes (.., V) and integers "
                        "(..), or probabilities (.., V)",
                        tshi_tensor_text(x, tx), tshi_dtype_name(target->dtype),
                        tshi_tensor_text(target, tt));
-    else if (weight && tshi_tensor_check_real("tsh_cross_entropy: weight", &weight, 1) &&
+    else if (weight && tshi_tensor_check_floating("tsh_cross_entropy: weight", &weight, 1) &&
              (weight->ndim != 1 || weight->dim[0] != x->dim[x->ndim - 1]))
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_cross_entropy: logits %s have %lld classes, weight is %s",
@@ -12664,9 +12765,9 @@ static int tshi_loss_shapes(tsh_tensor *const *in) {
 static tsh_ctx *tshi_loss_check(const tshi_op *op, tsh_tensor **in,
                                 const tsh_cross_entropy_desc *desc, tshi_output *output) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cross_entropy", in, in[2] ? 3 : 2);
-    if (!ctx || !tshi_tensor_check_real("tsh_cross_entropy", in, 1) ||
-        !tshi_loss_options(ctx, desc, in[1]->dtype == TSH_REAL) || !tshi_loss_shapes(in) ||
-        !op->rule(op, in, 3, &desc->reduction, output))
+    if (!ctx || !tshi_tensor_check_floating("tsh_cross_entropy", in, 1) ||
+        !tshi_loss_options(ctx, desc, tshi_dtypes[in[1]->dtype].floating) ||
+        !tshi_loss_shapes(in) || !op->rule(op, in, 3, &desc->reduction, output))
         return NULL;
     return ctx;
 }
@@ -12699,7 +12800,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     int smooth = desc->label_smoothing > 0;
     tsh_layout classes = x->layout;
     memset(loss, 0, sizeof *loss);
-    loss->probs = in[1]->dtype == TSH_REAL;
+    loss->probs = tshi_dtypes[in[1]->dtype].floating;
     if (x->stride[last] != 1 || !tshi_kernel_rows(x, &loss->rows, &loss->step))
         in[0] = x = tshi_map_copy("tsh_cross_entropy", x);
     if (x && loss->probs) in[1] = tshi_loss_piece(in[1], &x->layout);
@@ -12951,7 +13052,7 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     in[0] = logits;
     in[1] = target;
     in[2] = desc->weight;
-    op = &tshi_loss_op[target && target->dtype == TSH_REAL ? TSHI_LOSS_PROBS
+    op = &tshi_loss_op[target && tshi_dtypes[target->dtype].floating ? TSHI_LOSS_PROBS
                        : desc->label_smoothing > 0         ? TSHI_LOSS_SMOOTHED
                                                            : TSHI_LOSS_INDEX];
     ctx = tshi_loss_check(op, in, desc, &output);
@@ -15522,8 +15623,8 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand, co
 }
 TSHI_KERNEL(tshi_optim_adam, tshi_adam);
 
-/* torch.optim.SGD: d = clip grad + decay x, m = momentum m + d, x -= lr (nesterov ? d + momentum m :
- * m); without momentum, whose operand is NULL, x -= lr d. */
+/* torch.optim.SGD: d = clip grad + decay x, m = momentum m + d, x -= lr (nesterov ? d + momentum m
+ * : m); without momentum, whose operand is NULL, x -= lr d. */
 typedef struct tshi_sgd {
     double clip, decay, lr, momentum;
     int nesterov;

@@ -3,6 +3,8 @@
  * is a link to build/tests/private. Each of these files is a program of its own, too; names that
  * two of them use are renamed here. */
 #define TSHARD_IMPLEMENTATION
+#include "bfloat.h"
+
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 
@@ -44,6 +46,11 @@ int main_of_test_rng(void);
 int main_of_test_tensor(void);
 #define main main_of_test_tensor
 #include "../unit/test_tensor.c"
+#undef main
+
+int main_of_test_dtype(void);
+#define main main_of_test_dtype
+#include "../unit/test_dtype.c"
 #undef main
 
 int main_of_test_gradcheck(void);
@@ -109,6 +116,7 @@ static const struct {
     {"test_optim", main_of_test_optim},
     {"test_rng", main_of_test_rng},
     {"test_tensor", main_of_test_tensor},
+    {"test_dtype", main_of_test_dtype},
     {"test_gradcheck", main_of_test_gradcheck},
     {"test_lookup", main_of_test_lookup},
 #ifndef TESTS_DOUBLE

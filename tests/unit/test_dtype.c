@@ -1,0 +1,318 @@
+/* A dtype is one row of one table: with a row of its own (bfloat.h) every op takes tensors of it.
+ * Inputs are values that it holds exactly, so that outputs are those of tsh_real, rounded once, and
+ * gradients, which are of tsh_real, have the same bits. */
+/* build: double */
+#define TSHARD_IMPLEMENTATION
+#include "../support/bfloat.h"
+#include "../../tshard.h"
+#include "../../backends/tshard_threads.h"
+#include "../support/ranks.h"
+#include "../support/unit.h"
+
+enum { HALF_INPUTS = 4, HALF_MAX = 4096 };
+
+/* What a test computes: out of n inputs, which hold no other values than a bfloat does. */
+typedef struct half_computation {
+    const char *name;
+    tsh_tensor *(*fn)(tsh_tensor *const *in);
+    tsh_shape shape[HALF_INPUTS];
+    int n;
+    int positive;    /* inputs above 0 */
+    double
+        loosened; /* backward reads the rounded output: how far gradients may be off, relatively */
+    int loss;        /* the output is tsh_real, as all losses are */
+} half_computation;
+
+static tsh_tensor *half_add(tsh_tensor *const *in) { return tsh_add(in[0], in[1]); }
+static tsh_tensor *half_divide(tsh_tensor *const *in) { return tsh_div(in[0], in[1]); }
+static tsh_tensor *half_power(tsh_tensor *const *in) { return tsh_pow(in[0], in[1]); }
+static tsh_tensor *half_gelu(tsh_tensor *const *in) { return tsh_gelu(in[0]); }
+static tsh_tensor *half_sigmoid(tsh_tensor *const *in) { return tsh_sigmoid(in[0]); }
+static tsh_tensor *half_transposed(tsh_tensor *const *in) {
+    return tsh_silu(tsh_transpose(in[0], 0, 1));
+}
+static tsh_tensor *half_where(tsh_tensor *const *in) {
+    return tsh_where(tsh_lt(in[0], in[1]), in[0], in[1]);
+}
+static tsh_tensor *half_sum(tsh_tensor *const *in) { return tsh_sum(in[0], 0, 0); }
+static tsh_tensor *half_mean(tsh_tensor *const *in) { return tsh_mean(in[0], 1, 1); }
+static tsh_tensor *half_largest(tsh_tensor *const *in) { return tsh_max(in[0], 1, 0); }
+static tsh_tensor *half_softmax(tsh_tensor *const *in) { return tsh_softmax(in[0], 1); }
+static tsh_tensor *half_log_softmax(tsh_tensor *const *in) { return tsh_log_softmax(in[0], 0); }
+static tsh_tensor *half_layer_norm(tsh_tensor *const *in) {
+    return tsh_layer_norm(in[0], in[1], in[2], 0);
+}
+static tsh_tensor *half_rms_norm(tsh_tensor *const *in) { return tsh_rms_norm(in[0], in[1], 0); }
+static tsh_tensor *half_matmul(tsh_tensor *const *in) { return tsh_matmul(in[0], in[1]); }
+static tsh_tensor *half_linear(tsh_tensor *const *in) { return tsh_linear(in[0], in[1], in[2]); }
+static tsh_tensor *half_rope(tsh_tensor *const *in) { return tsh_rope(in[0], NULL); }
+static tsh_tensor *half_concat(tsh_tensor *const *in) { return tsh_concat(in, 2, 1); }
+static tsh_tensor *half_attention(tsh_tensor *const *in) {
+    tsh_attention_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.causal = 1;
+    return tsh_attention(in[0], in[1], in[2], &desc);
+}
+static tsh_tensor *half_embedding(tsh_tensor *const *in) {
+    tsh_tensor *ids = tsh_arange(tsh_ctx_of(in[0]), TSH_I32, 6, 0, -2);
+    return tsh_embedding(ids, in[0], NULL);
+}
+static tsh_tensor *half_dropout(tsh_tensor *const *in) {
+    tsh_ctx_of(in[0])->dropout_calls = 0; /* the same mask each time */
+    return tsh_dropout(in[0], 0.25, NULL);
+}
+static tsh_tensor *half_cross_entropy(tsh_tensor *const *in) {
+    tsh_tensor *classes = tsh_arange(tsh_ctx_of(in[0]), TSH_I64, 0, 5, 1);
+    return tsh_cross_entropy(in[0], classes, NULL);
+}
+
+#define HALF_1(a)          {1, {a}}
+#define HALF_2(a, b)       {2, {a, b}}
+#define HALF_3(a, b, c)    {3, {a, b, c}}
+#define HALF_4(a, b, c, d) {4, {a, b, c, d}}
+static const half_computation half_computations[] = {
+    {"add", half_add, {HALF_2(5, 37), HALF_2(5, 37)}, 2, 0, 0, 0},
+    {"add, broadcast", half_add, {HALF_2(5, 37), HALF_1(37)}, 2, 0, 0, 0},
+    {"div", half_divide, {HALF_2(5, 37), HALF_2(5, 1)}, 2, 1, 0, 0},
+    {"pow", half_power, {HALF_2(3, 7), HALF_2(3, 7)}, 2, 1, 0, 0},
+    {"gelu", half_gelu, {HALF_2(9, 33)}, 1, 0, 0, 0},
+    {"sigmoid", half_sigmoid, {HALF_2(9, 33)}, 1, 0, 0.02, 0},
+    {"silu of a view", half_transposed, {HALF_2(9, 33)}, 1, 0, 0, 0},
+    {"where", half_where, {HALF_2(4, 40), HALF_2(4, 40)}, 2, 0, 0, 0},
+    {"sum", half_sum, {HALF_2(5, 37)}, 1, 0, 0, 0},
+    {"mean", half_mean, {HALF_2(5, 37)}, 1, 0, 0, 0},
+    {"max", half_largest, {HALF_2(5, 37)}, 1, 0, 0, 0},
+    {"softmax", half_softmax, {HALF_2(5, 37)}, 1, 0, 0.05, 0},
+    {"log_softmax", half_log_softmax, {HALF_2(5, 37)}, 1, 0, 0.05, 0},
+    {"layer_norm", half_layer_norm, {HALF_2(6, 70), HALF_1(70), HALF_1(70)}, 3, 0, 0, 0},
+    {"rms_norm", half_rms_norm, {HALF_2(6, 70), HALF_1(70)}, 2, 0, 0, 0},
+    {"matmul", half_matmul, {HALF_3(2, 19, 45), HALF_3(2, 45, 33)}, 2, 0, 0, 0},
+    {"matmul, one row", half_matmul, {HALF_2(1, 300), HALF_2(300, 70)}, 2, 0, 0, 0},
+    {"linear", half_linear, {HALF_2(26, 50), HALF_2(40, 50), HALF_1(40)}, 3, 0, 0, 0},
+    {"linear, many rows", half_linear, {HALF_2(300, 50), HALF_2(70, 50), HALF_1(70)}, 3, 0, 0, 0},
+    {"rope", half_rope, {HALF_3(2, 5, 8)}, 1, 0, 0, 0},
+    {"concat", half_concat, {HALF_2(3, 4), HALF_2(3, 5)}, 2, 0, 0, 0},
+    {"attention",
+     half_attention,
+     {HALF_4(2, 3, 9, 8), HALF_4(2, 3, 9, 8), HALF_4(2, 3, 9, 8)},
+     3,
+     0,
+     0.05,
+     0},
+    {"embedding", half_embedding, {HALF_2(7, 20)}, 1, 0, 0, 0},
+    {"dropout", half_dropout, {HALF_2(5, 37)}, 1, 0, 0, 0},
+    {"cross_entropy", half_cross_entropy, {HALF_2(5, 37)}, 1, 0, 0, 1},
+};
+
+static tsh_real half_rounded(tsh_real x) {
+    return (tsh_real)bfloat_value(bfloat_bits((float)x));
+}
+
+/* Inputs that a bfloat holds, of either dtype. */
+static tsh_tensor *half_input(tsh_ctx *ctx, const half_computation *c, int i, tsh_dtype dtype) {
+    tsh_tensor *x = tsh_keep(tsh_randn(ctx, c->shape[i])), *y;
+    tsh_real *values = (tsh_real *)tsh_data(ctx, x);
+    int64_t e;
+    for (e = 0; e < tsh_numel(x); e++) {
+        const double v = (double)values[e];
+        values[e] = half_rounded((tsh_real)(c->positive ? fabs(v) + 0.25 : v));
+    }
+    y = tsh_keep(tsh_cast(x, dtype));
+    assert_non_null(y);
+    return y;
+}
+
+/* The output's values and the inputs' gradients, of the loss half_sum(w out) with w fixed. */
+static void half_compute(const half_computation *c, tsh_dtype dtype, tsh_real *out, int64_t *count,
+                    tsh_real grad[HALF_INPUTS][HALF_MAX * 8]) {
+    tsh_ctx *ctx = unit_open(NULL);
+    tsh_tensor *in[HALF_INPUTS], *y, *w, *dx;
+    int64_t e;
+    int i;
+    for (i = 0; i < c->n; i++) {
+        in[i] = half_input(ctx, c, i, dtype);
+        tsh_requires_grad(in[i], 1);
+    }
+    y = c->fn(in);
+    if (!y) fail_msg("%s: %s", c->name, tsh_last_error(ctx)->message);
+    assert_int_equal(tsh_dtype_of(y), c->loss ? TSH_REAL : dtype);
+    *count = tsh_numel(y);
+    assert_true(*count <= HALF_MAX * 6);
+    for (e = 0; e < *count; e++)
+        out[e] = (tsh_real)tshi_dtype_get(tsh_dtype_of(y), tshi_tensor_at(y), e);
+    w = tsh_randn(ctx, tsh_shape_of(y));
+    tsh_backward(ctx, tsh_sum(tsh_mul(tsh_cast(y, TSH_REAL), w), TSH_ALL, 0));
+    for (i = 0; i < c->n; i++) {
+        dx = tsh_grad(in[i]);
+        if (!dx) fail_msg("%s: no gradient %d: %s", c->name, i, tsh_last_error(ctx)->message);
+        assert_int_equal(tsh_dtype_of(dx), TSH_REAL);
+        memcpy(grad[i], tsh_data(ctx, dx), (size_t)tsh_numel(dx) * sizeof(tsh_real));
+    }
+    unit_close(ctx);
+}
+
+static void every_op_takes_another_row(void **state) {
+    static tsh_real out[2][HALF_MAX * 6], grad[2][HALF_INPUTS][HALF_MAX * 8];
+    int64_t count[2], e;
+    int k, i, d;
+    (void)state;
+    for (k = 0; k < COUNT(half_computations); k++) {
+        const half_computation *c = &half_computations[k];
+        half_compute(c, TSH_REAL, out[0], &count[0], grad[0]);
+        half_compute(c, BFLOAT, out[1], &count[1], grad[1]);
+        assert_int_equal(count[0], count[1]);
+        for (e = 0; e < count[0]; e++) {
+            const tsh_real want = c->loss ? out[0][e] : half_rounded(out[0][e]);
+            if (memcmp(&want, &out[1][e], sizeof want) != 0)
+                fail_msg("%s: element %d is %g, not %g rounded", c->name, (int)e,
+                         (double)out[1][e], (double)out[0][e]);
+        }
+        for (i = 0; i < c->n; i++) {
+            int64_t n = 1;
+            double most = 0;
+            for (d = 0; d < c->shape[i].ndim; d++) n *= c->shape[i].dim[d];
+            for (e = 0; e < n; e++) most = fmax(most, fabs((double)grad[0][i][e]));
+            for (e = 0; e < n; e++) {
+                const double off = fabs((double)grad[1][i][e] - (double)grad[0][i][e]);
+                if (!(off <= c->loosened * most))
+                    fail_msg("%s: element %d of gradient %d is %.9g, not %.9g", c->name, (int)e, i,
+                             (double)grad[1][i][e], (double)grad[0][i][e]);
+            }
+        }
+    }
+}
+
+static void promotion_is_the_wider_one(void **state) {
+    tsh_ctx *ctx = unit_open(NULL);
+    tsh_tensor *x = tsh_ones(ctx, tsh_shape1(3)), *half = tsh_cast(x, BFLOAT);
+    (void)state;
+    assert_int_equal(tsh_dtype_of(tsh_add(half, half)), BFLOAT);
+    assert_int_equal(tsh_dtype_of(tsh_add(half, x)), TSH_REAL);
+    assert_int_equal(tsh_dtype_of(tsh_mul(x, half)), TSH_REAL);
+    assert_int_equal(tsh_dtype_of(tsh_eq(half, half)), TSH_I32);
+    unit_close(ctx);
+}
+
+/* ------------------------------------------------------------------ ranks */
+
+/* Rank r gives r + 1 + e / 4: sums are rounded after each addition, in the ring's order. */
+static int sums_of_ranks(tsh_ctx *ctx, void *user) {
+    enum { COUNT_ = 77 };
+    uint16_t buffer[COUNT_];
+    tsh_comm *world = tsh_world(ctx);
+    const int size = world->size;
+    int e, j, op;
+    (void)user;
+    for (op = TSH_SUM; op <= TSH_AVG; op++) {
+        for (e = 0; e < COUNT_; e++)
+            buffer[e] = bfloat_bits((float)world->rank + 1 + (float)e / 4);
+        CHECK(tsh_allreduce(world, buffer, COUNT_, BFLOAT, (tsh_redop)op) == TSH_OK);
+        for (e = 0; e < COUNT_; e++) {
+            int64_t k = 0;
+            float want;
+            while (tsh_coll_chunk(COUNT_, size, (int)k + 1) <= e) k++;
+            want = bfloat_value(bfloat_bits((float)((k + 1) % size) + 1 + (float)e / 4));
+            for (j = 2; j <= size; j++) {
+                const float x = bfloat_value(
+                    bfloat_bits((float)((k + j) % size) + 1 + (float)e / 4));
+                want = op == TSH_PROD  ? want * x
+                       : op == TSH_MIN ? fminf(want, x)
+                       : op == TSH_MAX ? fmaxf(want, x)
+                                       : want + x;
+                want = bfloat_value(bfloat_bits(want));
+            }
+            if (op == TSH_AVG) want = bfloat_value(bfloat_bits(want / (float)size));
+            CHECK(buffer[e] == bfloat_bits(want), "op %d, element %d: %g, not %g", op, e,
+                  (double)bfloat_value(buffer[e]), (double)want);
+        }
+    }
+    return 0;
+}
+
+/* A weight sharded by rows, then by columns, whose product is all-reduced: the dense result. */
+static int sharded_linear(tsh_ctx *ctx, void *user) {
+    static const half_computation dense = {
+        "linear", half_linear, {HALF_2(6, 16), HALF_2(12, 16), HALF_1(12)}, 3, 0, 0, 0};
+    tsh_tensor *in[3], *y, *sharded, *error;
+    int i, dim;
+    (void)user;
+    for (i = 0; i < 3; i++) in[i] = half_input(ctx, &dense, i, BFLOAT);
+    y = tsh_cast(half_linear(in), TSH_REAL);
+    for (dim = 0; dim < 2; dim++) {
+        tsh_tensor *w = tsh_redistribute(in[1], tsh_sharded(dim));
+        tsh_tensor *b = dim ? in[2] : tsh_redistribute(in[2], tsh_sharded(0));
+        sharded = tsh_linear(in[0], w, b);
+        CHECK_OK();
+        CHECK(tsh_dtype_of(sharded) == BFLOAT);
+        sharded = tsh_cast(tsh_full(sharded), TSH_REAL);
+        error = tsh_max(tsh_pow_scalar(tsh_sub(sharded, y), 2), TSH_ALL, 0);
+        /* the sum over ranks is of tsh_real, in another order: an ulp of a bfloat, or nothing */
+        CHECK(tsh_item(ctx, error) <= (dim ? 0.0025 : 0), "%g", tsh_item(ctx, error));
+        CHECK_OK();
+    }
+    return 0;
+}
+
+static void ranks_share_it(void **state) {
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(ranks_degrees); i++) {
+        ranks_run(ranks_degrees[i], sums_of_ranks, NULL);
+        ranks_run(ranks_degrees[i], sharded_linear, NULL);
+    }
+}
+
+/* ------------------------------------------------------------------ files */
+
+static tsh_tensor *half_model(tsh_ctx *ctx, tsh_tensor **bias) {
+    tsh_linear_desc desc;
+    tsh_module *m;
+    memset(&desc, 0, sizeof desc);
+    desc.in = 9;
+    desc.out = 5;
+    m = tsh_add_linear(tsh_root(ctx), "half", &desc);
+    tsh_param(m, "weight")->dtype = BFLOAT; /* a layer's own dtype comes with half precision */
+    *bias = tsh_param(m, "bias");
+    return tsh_param(m, "weight");
+}
+
+static void files_hold_it(void **state) {
+    char path[] = "/tmp/test_dtype_XXXXXX.safetensors", text[256];
+    tsh_ctx *ctx = unit_open(NULL), *other = unit_open(NULL);
+    tsh_tensor *bias[2], *w = half_model(ctx, &bias[0]), *again = half_model(other, &bias[1]);
+    FILE *file;
+    size_t n;
+    (void)state;
+    (void)snprintf(path, sizeof path, "/tmp/test_dtype_%ld.safetensors", (long)clock());
+    assert_int_equal(tsh_save(tsh_root(ctx), path, NULL), TSH_OK);
+    file = fopen(path, "rb");
+    assert_non_null(file);
+    n = fread(text, 1, sizeof text, file);
+    fclose(file);
+    for (n = n < sizeof text ? n : sizeof text - 1; n > 0; n--)
+        if (memcmp(text + n - 1, "\"BF16\"", n + 5 < sizeof text ? 6 : 0) == 0) break;
+    assert_true(n > 0);
+    assert_int_equal(tsh_materialize(tsh_root(other)), TSH_OK);
+    memset(tsh_data(other, again), 0, 9 * 5 * 2);
+    assert_int_equal(tsh_load(tsh_root(other), path, NULL), TSH_OK);
+    assert_memory_equal(tsh_data(ctx, w), tsh_data(other, again), 9 * 5 * 2);
+    assert_memory_equal(tsh_data(ctx, bias[0]), tsh_data(other, bias[1]), 5 * sizeof(tsh_real));
+    again->dtype = TSH_REAL;
+    assert_int_not_equal(tsh_load(tsh_root(other), path, NULL), TSH_OK);
+    assert_non_null(strstr(tsh_last_error(other)->message, "is BF16 (5, 9) in"));
+    again->dtype = BFLOAT;
+    tsh_clear_error(other);
+    remove(path);
+    unit_close(ctx);
+    unit_close(other);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_op_takes_another_row),
+        cmocka_unit_test(promotion_is_the_wider_one),
+        cmocka_unit_test(ranks_share_it),
+        cmocka_unit_test(files_hold_it),
+    };
+    return cmocka_run_group_tests_name("dtype", tests, NULL, NULL);
+}
