@@ -91,9 +91,9 @@ def losses_keep_their_bits(folder):
         file.write(text_of_words())
     for flags, want in HASHES.items():
         out = os.path.join(folder, "out")
-        run = subprocess.run([os.path.join(TOP, "build", "gpt"), "--text", text, "--chars", "--steps",
-                              str(STEPS), "--dropout", "0.1", "--eval-every", "50", "--sample", "0",
-                              "--out", out] + flags.split(), stdin=subprocess.DEVNULL, cwd=TOP,
+        run = subprocess.run([os.path.join(TOP, "build", "gpt"), "--text", text, "--chars", "--out",
+                              out, "--steps", str(STEPS), "--dropout", "0.1", "--eval-every", "50",
+                              "--sample", "0"] + flags.split(), stdin=subprocess.DEVNULL, cwd=TOP,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=EACH,
                              encoding="utf-8", errors="replace")
         check(run.returncode == 0, flags, run.stdout[-600:])

@@ -206,7 +206,7 @@ static int sums_of_ranks(tsh_ctx *ctx, void *user) {
     for (op = TSH_SUM; op <= TSH_AVG; op++) {
         for (e = 0; e < COUNT_; e++)
             buffer[e] = bfloat_bits((float)world->rank + 1 + (float)e / 4);
-        CHECK(tsh_allreduce(world, buffer, COUNT_, BFLOAT, (tsh_redop)op) == TSH_OK);
+        CHECK(tsh_allreduce(world, buffer, COUNT_, BFLOAT, (tsh_redop)op) == TSH_OK, "op %d", op);
         for (e = 0; e < COUNT_; e++) {
             int64_t k = 0;
             float want;
@@ -243,7 +243,7 @@ static int sharded_linear(tsh_ctx *ctx, void *user) {
         tsh_tensor *b = dim ? in[2] : tsh_redistribute(in[2], tsh_sharded(0));
         sharded = tsh_linear(in[0], w, b);
         CHECK_OK();
-        CHECK(tsh_dtype_of(sharded) == BFLOAT);
+        CHECK(tsh_dtype_of(sharded) == BFLOAT, "dtype %d", (int)tsh_dtype_of(sharded));
         sharded = tsh_cast(tsh_full(sharded), TSH_REAL);
         error = tsh_max(tsh_pow_scalar(tsh_sub(sharded, y), 2), TSH_ALL, 0);
         /* the sum over ranks is of tsh_real, in another order: an ulp of a bfloat, or nothing */
