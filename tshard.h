@@ -46,6 +46,7 @@
  *     >>comm          the front door of collectives; what backends share
  *     >>bucket        gradients on their way between replicas
  *     >>tape          recording, and backward with two accumulators
+ *     >>dump          the tape as text and as a graph
  *     >>context       opening and closing one rank's world
  *     >>rule          layout rules of all ops
  *     >>op-map        elementwise ops, dropout, copies
@@ -867,6 +868,17 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
 TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
 /* Forgets a leaf's gradient; its memory is kept for the next. */
 TSH_API void tsh_zero_grad(tsh_tensor *t);
+
+/* Writes what is recorded for backward to an open file, one line per op:
+ *   #2 up tsh_linear(#1: x (256, 2) R, weight (32, 2) S(0), bias (32) S(0)) = (256, 32) S(1); saves
+ *   x weight, 2176 bytes; partial gradient: x
+ * its number, the path of the module whose forward called it, its inputs and the ops that made
+ * them, its output, the values that are kept for backward with their bytes on this rank, and the
+ * inputs whose gradient is a partial sum over tp. Views are not recorded: they share their base's
+ * gradient. For calls between forward and backward, which consumes the tape. */
+TSH_API tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file);
+/* The same as a graph: `dot -Tsvg` of Graphviz draws it. Red arrows: partial gradients. */
+TSH_API tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file);
 
 /* -- steps ------------------------------------------------------------------ */
 
@@ -7123,6 +7135,161 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
     else
         while (head->prev != head && head->prev->depth >= ctx->depth) tshi_tensor_end(head->prev);
     ctx->depth--;
+}
+
+/* ========================================================================== */
+/* >>dump                                                MARK: - dump (private) */
+/* The tape as text: a line per node, or a graph for Graphviz.                  */
+/* Needs: >>tape.                                                               */
+/* ========================================================================== */
+
+/* A node's number: how many were recorded before it. */
+static TSHI_COLD int tshi_dump_number(const tshi_node *node) {
+    int number = 0;
+    while ((node = node->older) != NULL) number++;
+    return number;
+}
+
+/* The node with that number; NULL: there is none. */
+static TSHI_COLD const tshi_node *tshi_dump_node(const tsh_ctx *ctx, int number) {
+    const tshi_node *node = ctx->tape.newest;
+    int after = node ? tshi_dump_number(node) - number : 0;
+    while (node && after-- > 0) node = node->older;
+    return node && tshi_dump_number(node) == number ? node : NULL;
+}
+
+/* The name of input i (i = n: "output"), as a pointer to *length characters. */
+static TSHI_COLD const char *tshi_dump_name(const tshi_node *node, int i, int *length) {
+    const char *name = i == node->n ? "output" : node->op->inputs ? node->op->inputs : "input";
+    for (; i > 0 && i < node->n && node->op->inputs; i--) {
+        name += strcspn(name, " ");
+        name += strspn(name, " ");
+    }
+    *length = (int)strcspn(name, " ");
+    return name;
+}
+
+/* "weight (48, 16) S(0)" */
+static TSHI_COLD void tshi_dump_tensor(FILE *file, const tshi_node *node, int i) {
+    const tsh_tensor *t = node->in[i];
+    char text[TSHI_TEXT_SIZE];
+    int length;
+    const char *name = tshi_dump_name(node, i, &length);
+    (void)fprintf(file, "%.*s %s", length, name, tshi_tensor_text(t, text));
+}
+
+/* The inputs, and the output, that have a bit: "x weight". */
+static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned bits) {
+    int i, length, count = 0;
+    for (i = 0; i <= node->n; i++) {
+        const unsigned bit = i < node->n ? 1u << i : (unsigned)TSHI_OUT;
+        const char *name = tshi_dump_name(node, i, &length);
+        if (!(bits & bit) || (i < node->n && !node->in[i])) continue;
+        (void)fprintf(file, "%s%.*s", count++ ? " " : "", length, name);
+        if (i < node->n && !node->op->inputs) (void)fprintf(file, "%d", i);
+    }
+}
+
+/* What the node keeps for backward, if anything: "; saves x weight, 3584 bytes". */
+static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const char *before) {
+    size_t bytes = node->aux ? node->aux->size : 0;
+    unsigned saved = 0;
+    int i;
+    for (i = 0; i <= node->n; i++) {
+        const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
+        if (!node->saved[i]) continue;
+        saved |= i < node->n ? 1u << i : (unsigned)TSHI_OUT;
+        bytes += (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype);
+    }
+    if (!saved && !node->aux) return;
+    (void)fprintf(file, "%ssaves ", before);
+    tshi_dump_bits(file, node, saved);
+    (void)fprintf(file, "%s%llu bytes", saved ? ", " : "", (unsigned long long)bytes);
+}
+
+/* Of the inputs that require a gradient, those whose gradient is a partial sum. */
+static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
+    unsigned partial = 0;
+    int i;
+    for (i = 0; i < node->n && node->out->ctx->tp.size > 1; i++)
+        if (node->in[i] && node->in[i]->base->requires_grad) partial |= node->partial & 1u << i;
+    return partial;
+}
+
+static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int number) {
+    const char *path = node->module ? node->module->path : "";
+    char text[TSHI_TEXT_SIZE];
+    int i, count = 0;
+    (void)fprintf(file, "#%d %s%s%s(", number, path, *path ? " " : "", node->op->name);
+    for (i = 0; i < node->n; i++) {
+        if (!node->in[i]) continue;
+        (void)fputs(count++ ? ", " : "", file);
+        if (node->in[i]->base->node)
+            (void)fprintf(file, "#%d: ", tshi_dump_number(node->in[i]->base->node));
+        tshi_dump_tensor(file, node, i);
+    }
+    (void)fprintf(file, ") = %s", tshi_tensor_text(node->out, text));
+    tshi_dump_saved(file, node, "; ");
+    if (tshi_dump_partial(node)) {
+        (void)fputs("; partial gradient: ", file);
+        tshi_dump_bits(file, node, tshi_dump_partial(node));
+    }
+    (void)fputs("\n", file);
+}
+
+/* Calls line for all nodes, the oldest first. */
+static TSHI_COLD tsh_result tshi_dump_all(const char *op, tsh_ctx *ctx, FILE *file,
+                                          const char *begin, const char *end,
+                                          void (*line)(FILE *file, const tshi_node *node,
+                                                       int number)) {
+    const tshi_node *node;
+    int number;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (!file) return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the file is NULL", op);
+    (void)fputs(begin, file);
+    for (number = 0; (node = tshi_dump_node(ctx, number)) != NULL; number++)
+        line(file, node, number);
+    (void)fputs(end, file);
+    if (fflush(file) == 0 && !ferror(file)) return TSH_OK;
+    return tsh_fail(ctx, TSH_ERR_IO, "%s: writing failed: %s", op, strerror(errno));
+}
+
+TSH_API TSHI_COLD tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file) {
+    return tshi_dump_all("tsh_tape_dump", ctx, file, "", "", tshi_dump_line);
+}
+
+/* A node, and an arrow from each of its inputs: from their nodes, or from boxes of their own. */
+static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int number) {
+    const char *path = node->module ? node->module->path : "";
+    const unsigned partial = tshi_dump_partial(node);
+    char text[TSHI_TEXT_SIZE];
+    int i, length;
+    (void)fprintf(file, "  n%d [label=\"%s%s%s\\n%s", number, path, *path ? "\\n" : "",
+                  node->op->name, tshi_tensor_text(node->out, text));
+    tshi_dump_saved(file, node, "\\n");
+    (void)fputs("\"];\n", file);
+    for (i = 0; i < node->n; i++) {
+        const tsh_tensor *t = node->in[i];
+        const char *name = tshi_dump_name(node, i, &length);
+        if (!t) continue;
+        if (t->base->node) {
+            (void)fprintf(file, "  n%d -> n%d", tshi_dump_number(t->base->node), number);
+        } else {
+            (void)fprintf(file, "  n%d_%d [shape=plain, label=\"", number, i);
+            tshi_dump_tensor(file, node, i);
+            (void)fprintf(file, "\"];\n  n%d_%d -> n%d", number, i, number);
+        }
+        if (partial >> i & 1u)
+            (void)fprintf(file, " [color=red, label=\"d%.*s P\"]", length, name);
+        (void)fputs(";\n", file);
+    }
+}
+
+TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
+    return tshi_dump_all("tsh_tape_dot", ctx, file,
+                         "digraph tape {\n  node [shape=box, fontname=sans, fontsize=10];\n"
+                         "  edge [fontname=sans, fontsize=10];\n",
+                         "}\n", tshi_dump_dot);
 }
 
 /* ========================================================================== */
