@@ -1,5 +1,5 @@
 /* What the library says about a model's ops: errors with the path of their module, and the tape as
- * text and as a graph. */
+ * text and as a graph; the first value that is not finite. */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
@@ -63,6 +63,7 @@ static int told_to_all(tsh_ctx *ctx, void *user) {
     const int rank = tsh_world(ctx)->rank;
     tsh_tensor *x = tsh_ones(ctx, tsh_shape2(2, rank == 1 ? 5 : 4));
     (void)user;
+    (void)tsh_barrier(tsh_world(ctx)); /* all have opened their ctx */
     (void)tsh_forward(lin, x);
     (void)tsh_ok(ctx); /* tells the others */
     (void)tsh_barrier(tsh_world(ctx));
@@ -138,7 +139,8 @@ static int long_errors(tsh_ctx *ctx, void *user) {
         const char *message = tsh_last_error(ctx)->message;
         char last[8];
         (void)snprintf(last, sizeof last, "last%d", i);
-        CHECK(!tsh_forward(tsh_add_module(module, last, &desc), tsh_ones(ctx, tsh_shape1(1))), "it");
+        CHECK(!tsh_forward(tsh_add_module(module, last, &desc), tsh_ones(ctx, tsh_shape1(1))),
+              "it refuses");
         CHECK(strlen(message) < TSH_MESSAGE_SIZE, "its size");
         if (digits[i] < 500) CHECK(strstr(message, "0, the end"), "%s", message);
         if (digits[i] < 460) CHECK(strstr(message, last), "%s", message);
@@ -157,7 +159,8 @@ static void a_path_gives_way_to_the_sentence(void **state) {
 /* ------------------------------------------------------------ the tape as text */
 
 /* What write puts into a file; its lines that hold `with`. */
-static char *written(tsh_ctx *ctx, tsh_result (*write)(tsh_ctx *ctx, FILE *file), const char *with) {
+static char *written(tsh_ctx *ctx, tsh_result (*write)(tsh_ctx *ctx, FILE *file),
+                     const char *with) {
     enum { SIZE = 20000 };
     static char all[RANKS_MAX][SIZE];
     char line[1000], *text = all[tsh_world(ctx)->rank];
@@ -275,6 +278,146 @@ static void a_tape_is_written(void **state) {
     ranks_run(1, refused, NULL);
 }
 
+/* ------------------------------------------------------------------ anomalies */
+
+static tsh_tensor *root_of(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    (void)self, (void)n, (void)user;
+    return tsh_sqrt(in[0]);
+}
+
+static tsh_tensor *log_of(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    (void)self, (void)n, (void)user;
+    return tsh_log(in[0]);
+}
+
+static tsh_tensor *given(tsh_ctx *ctx, float a, float b, float c) {
+    tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(3), NULL);
+    tsh_real *x = (tsh_real *)tsh_data(ctx, t);
+    x[0] = a, x[1] = b, x[2] = c;
+    return t;
+}
+
+static int forward_anomalies(tsh_ctx *ctx, void *user) {
+    const tsh_module_desc logs = {log_of, NULL};
+    tsh_module *log = tsh_add_module(tsh_root(ctx), "log", &logs);
+    tsh_tensor *x = given(ctx, 1, 0, 2), *y = given(ctx, (float)NAN, -1, -INFINITY);
+    tsh_custom_desc copy = {.name = "copy", .forward = same};
+    (void)user;
+    copy.shape = tsh_shape1(3);
+    CHECK(tsh_forward(log, x), "it is off");
+    tsh_detect_anomaly(ctx, 1);
+    CHECK(tsh_relu(x), "all is finite");
+    (void)tsh_forward(log, x);
+    SAYS("log: tsh_log: the output (3) R has -infinity at (1); the inputs are finite");
+    CHECK(tsh_last_error(ctx)->code == TSH_ERR_ANOMALY && !tsh_neg(x), "an error as others");
+    tsh_clear_error(ctx);
+    tsh_no_grad_begin(ctx);
+    (void)tsh_add(x, y);
+    SAYS("tsh_add: the output (3) R has NaN at (0); b has NaN at (0) already");
+    tsh_clear_error(ctx);
+    (void)tsh_scale(tsh_slice(y, 0, 2, 1), -1);
+    SAYS("tsh_scale: the output (1) R has infinity at (0); x has -infinity at (0) already");
+    tsh_clear_error(ctx);
+    (void)tsh_custom_op(ctx, &y, 1, &copy);
+    SAYS("copy: the output (3) R has NaN at (0); input has NaN at (0) already");
+    tsh_clear_error(ctx);
+    tsh_no_grad_end(ctx);
+    tsh_detect_anomaly(ctx, 0);
+    CHECK(tsh_add(x, y), "it is off again");
+    CHECK_OK();
+    return 0;
+}
+
+/* The gradient of sqrt is infinite at 0; user: whether the module is a checkpoint. */
+static int backward_anomalies(tsh_ctx *ctx, void *user) {
+    const tsh_module_desc roots = {root_of, NULL}, outer = {through, (void *)"root"};
+    tsh_module *net = tsh_add_module(tsh_root(ctx), "net", &outer);
+    tsh_tensor *x = given(ctx, 1, 0, 2);
+    tsh_checkpoint(tsh_add_module(net, "root", &roots), *(int *)user);
+    tsh_requires_grad(x, 1);
+    tsh_detect_anomaly(ctx, 1);
+    x = tsh_sum(tsh_forward(net, tsh_neg(tsh_neg(x))), TSH_ALL, 0);
+    CHECK_OK();
+    CHECK(tsh_backward(ctx, x) == TSH_ERR_ANOMALY, "backward");
+    SAYS("net.root: tsh_sqrt: the gradient of x (3) R has infinity at (1)");
+    CHECK(tsh_last_error(ctx)->rank == 0, "the rank");
+    return 0;
+}
+
+/* On two ranks only rank 1 sees it; and a sum over ranks that no rank's part shows. */
+static int anomalies_of_ranks(tsh_ctx *ctx, void *user) {
+    const tsh_linear_desc linear = {.in = 1, .out = 2, .style = TSH_COLWISE, .no_bias = 1};
+    tsh_module *up = tsh_add_linear(tsh_root(ctx), "up", &linear);
+    const int rank = tsh_world(ctx)->rank, sums = *(int *)user;
+    tsh_tensor *x = sums ? given(ctx, 0, 0, 0) : given(ctx, 1, 2, 3), *y;
+    tsh_real *w = (tsh_real *)tsh_data(ctx, tsh_param(up, "weight"));
+    w[0] = sums ? 3e38f : (float)-rank;
+    tsh_requires_grad(x, 1);
+    tsh_detect_anomaly(ctx, 1);
+    (void)tsh_barrier(tsh_world(ctx));
+    y = tsh_forward(up, tsh_reshape(tsh_scale(x, 0.25), tsh_shape2(3, 1)));
+    y = sums ? y : tsh_log(tsh_add_scalar(y, 0.25));
+    y = tsh_sum(tsh_redistribute(y, tsh_replicated()), TSH_ALL, 0);
+    CHECK(!tsh_ok(ctx) || tsh_backward(ctx, y) != TSH_OK, "on both ranks");
+    CHECK(tsh_last_error(ctx)->code == TSH_ERR_ANOMALY, "the code");
+    if (sums) {
+        CHECK(strstr(tsh_last_error(ctx)->message,
+                     "tsh_scale: the sum of the gradients of the output (3) R has infinity at (0)"),
+              "%s", tsh_last_error(ctx)->message);
+        return 0;
+    }
+    CHECK(tsh_last_error(ctx)->rank == 1, "the rank");
+    if (rank)
+        SAYS("tsh_log: the output (3, 2) S(1) has -infinity at (0, 1); the inputs are finite");
+    else
+        SAYS("rank 1: tsh_log: the output (3, 2) S(1) has -infinity at (0, 1); the inputs are "
+             "finite");
+    return 0;
+}
+
+static void anomalies_are_found(void **state) {
+    int i;
+    (void)state;
+    ranks_run(1, forward_anomalies, NULL);
+    for (i = 0; i < 2; i++) ranks_run(1, backward_anomalies, &i);
+    for (i = 0; i < 2; i++) ranks_run(2, anomalies_of_ranks, &i);
+}
+
+/* A model that is sound: no error, and the same losses. */
+typedef struct sound {
+    int detect;
+    double loss[3];
+} sound;
+
+static int train_soundly(tsh_ctx *ctx, void *user) {
+    const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
+    const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .lr = 0.01};
+    sound *s = (sound *)user;
+    tsh_module *gpt = gpt_add(ctx);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_tensor *targets = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    tsh_optim *optim;
+    int i;
+    CHECK(tsh_parallelize(gpt, gpt_sequence_plan, GPT_SEQUENCE_RULES) == TSH_OK, "plan");
+    tsh_checkpoint(tsh_find(gpt, "h.1"), 1);
+    optim = tsh_optim_new(gpt, &adamw);
+    tsh_detect_anomaly(ctx, s->detect);
+    for (i = 0; i < COUNT(s->loss); i++) {
+        const double loss = gpt_step(ctx, optim, ids, targets, i);
+        if (tsh_world(ctx)->rank == 0) s->loss[i] = loss;
+    }
+    CHECK_OK();
+    return 0;
+}
+
+static void looking_changes_nothing(void **state) {
+    sound with = {.detect = 1}, without = {.detect = 0};
+    (void)state;
+    ranks_run(3, train_soundly, &with);
+    ranks_run(3, train_soundly, &without);
+    assert_memory_equal(with.loss, without.loss, sizeof with.loss);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(errors_name_the_module),
@@ -282,6 +425,8 @@ int main(void) {
         cmocka_unit_test(backward_names_the_module),
         cmocka_unit_test(a_path_gives_way_to_the_sentence),
         cmocka_unit_test(a_tape_is_written),
+        cmocka_unit_test(anomalies_are_found),
+        cmocka_unit_test(looking_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
