@@ -255,6 +255,47 @@ static int graphs(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* Puts one blank in place of every run of blanks and line ends. */
+static void unfold(char *text) {
+    char *to = text;
+    const char *from;
+    for (from = text; *from; from++)
+        if (!strchr(" \n", *from) || (to > text && to[-1] != ' '))
+            *to++ = *from == '\n' ? ' ' : *from;
+    *to = '\0';
+}
+
+/* The block that examples/README.md shows. */
+static int documented(tsh_ctx *ctx, void *user) {
+    const gpt_form form = {.layers = 1};
+    const tsh_shape shape = tsh_shape2(GPT_BATCH, GPT_CONTEXT);
+    tsh_module *gpt = gpt_add_form(ctx, &form);
+    tsh_tensor *ids = tsh_tensor_new(ctx, TSH_I32, shape, NULL);
+    char *text;
+    CHECK(tsh_parallelize(gpt, gpt_plan, GPT_RULES) == TSH_OK, "plan");
+    CHECK(gpt_logits(gpt, ids), "forward");
+    text = written(ctx, tsh_tape_dump, " h.0");
+    unfold(text);
+    CHECK(strlen(text) > 1000, "%s", text);
+    if (tsh_tp(ctx)->rank == 0) CHECK(strstr((const char *)user, text), "the page lacks: %s", text);
+    return 0;
+}
+
+static void the_page_shows_a_block(void **state) {
+    static char page[100000], path[512];
+    const char *here = __FILE__, *slash = strrchr(here, '/');
+    FILE *file;
+    (void)state;
+    (void)snprintf(path, sizeof path, "%.*s../../examples/README.md",
+                   slash ? (int)(slash - here + 1) : 0, here);
+    file = fopen(path, "rb");
+    if (!file) fail_msg("%s cannot be opened", path);
+    page[fread(page, 1, sizeof page - 1, file)] = '\0';
+    (void)fclose(file);
+    unfold(page);
+    ranks_run(2, documented, page);
+}
+
 /* What is wrong with the file, and with the ctx. */
 static int refused(tsh_ctx *ctx, void *user) {
     FILE *full = fopen("/dev/full", "w");
@@ -425,6 +466,7 @@ int main(void) {
         cmocka_unit_test(backward_names_the_module),
         cmocka_unit_test(a_path_gives_way_to_the_sentence),
         cmocka_unit_test(a_tape_is_written),
+        cmocka_unit_test(the_page_shows_a_block),
         cmocka_unit_test(anomalies_are_found),
         cmocka_unit_test(looking_changes_nothing),
     };

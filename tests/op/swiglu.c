@@ -1,5 +1,6 @@
 /* For test_swiglu.py: checks tsh_swiglu(a, b) = silu(a) b, which the patch of examples/README.md
- * adds to the header: values, gradients, and layouts on two ranks against the ops that it equals. */
+ * adds to the header: values, gradients, and layouts on two ranks against the ops that it equals.
+ */
 #define TSHARD_IMPLEMENTATION
 #include "tshard.h"
 #include "backends/tshard_threads.h"
