@@ -48,6 +48,7 @@
  *     >>comm          the public entry points of collectives
  *     >>bucket        gradients on their way between replicas
  *     >>tape          recording, and backward with two accumulators
+ *     >>dump          the tape as text and as a graph
  *     >>context       opening and closing one rank's world
  *     >>rule          layout rules of all ops
  *     >>op-map        elementwise ops, dropout, copies
@@ -149,7 +150,12 @@
  *   The first error of a ctx is kept with code, rank and sentence; later ones are ignored. It
  *   reaches the other ranks at this rank's next tsh_ok, tsh_backward, tsh_optim_step, tsh_step_end,
  *   collective or tsh_close: they get the same code with "rank 1: " before the sentence, and leave
- *   the collective they may be in. tsh_clear_error before that recovers from a local error.
+ *   the collective they may be in. tsh_clear_error before that recovers from a local error. The
+ *   sentence begins with the path of the module, and the function, that fails, in forward and in
+ *   backward: "h.3.mlp.c_fc: tsh_linear: input has 5 features, ...".
+ *
+ *   tsh_detect_anomaly(ctx, 1) makes the first NaN or infinity an error; tsh_tape_dump(ctx, stderr)
+ *   before tsh_backward shows what was recorded.
  *
  *   The logger of tsh_desc, such as tsh_log_stderr, gets a ctx's error in one sentence, once, when
  *   it reaches the other ranks (with one rank: in the same calls). So an error that is cleared
@@ -342,7 +348,8 @@ typedef TSHARD_REAL tsh_real;
     X(ERR_TIMEOUT, "a collective ran out of time")                                                 \
     X(ERR_ABORTED, "a rank aborted the world")                                                     \
     X(ERR_IO, "the system refused")                                                                \
-    X(ERR_UNSUPPORTED, "the backend does not do this")
+    X(ERR_UNSUPPORTED, "the backend does not do this")                                             \
+    X(ERR_ANOMALY, "a value is NaN or infinite")
 
 typedef enum tsh_result {
 #define TSH_RESULT_ITEM(name, sentence) TSH_##name,
@@ -963,6 +970,22 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx);
 TSH_API tsh_tensor *tsh_grad(tsh_tensor *t);
 /* Forgets a leaf's gradient; its memory is kept for the next. */
 TSH_API void tsh_zero_grad(tsh_tensor *t);
+
+/* Writes what is recorded for backward to an open file, one line per op:
+ *   #2 up tsh_linear(#1: x (256, 2) R, weight (32, 2) S(0), bias (32) S(0)) = (256, 32) S(1); saves
+ *   x weight, 2176 bytes; partial gradient: x
+ * its number, the path of the module whose forward called it, its inputs and the ops that made
+ * them, its output, the values that are kept for backward with their bytes on this rank, and the
+ * inputs whose gradient is a partial sum over tp. Views are not recorded: they share their base's
+ * gradient. For calls between forward and backward, which consumes the tape. */
+TSH_API tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file);
+/* The same as a graph: `dot -Tsvg` of Graphviz draws it. Red arrows: partial gradients. */
+TSH_API tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file);
+/* From now on (on 1) until it is turned off (on 0), the first op whose output, or whose gradient of
+ * an input, has a NaN or an infinity is an error, TSH_ERR_ANOMALY, that names the module, the op,
+ * the input and the place; tsh_last_error has the rank. torch.autograd.set_detect_anomaly. Every
+ * value is looked at once more, also between tsh_no_grad_begin and end. */
+TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on);
 
 /* -- steps ------------------------------------------------------------------ */
 
@@ -1936,7 +1959,7 @@ struct tshi_op {
     const char *name;                  /* of the public function */
     const char *inputs;                /* their names, separated by blanks; NULL: they have none */
     tshi_rule_fn rule;                 /* NULL: the layout is an argument of the call */
-    void (*backward)(tshi_node *node); /* adds to the inputs' gradients */
+    void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: there are none */
     unsigned saves;                    /* values that backward reads: bits of inputs, TSHI_OUT */
     unsigned flags;                    /* TSHI_OP_... */
 };
@@ -2028,6 +2051,7 @@ struct tsh_ctx {
     tshi_tape tape;
     tshi_buckets buckets;
     int depth;         /* of scopes */
+    int anomalies;     /* values that are not finite are an error */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
     const tsh_module *module; /* the innermost whose forward, or an op's backward, runs; or NULL */
@@ -6789,12 +6813,68 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     return node;
 }
 
-/* Ends every call of an op: out's values are there. Records it if an input requires a gradient;
- * else returns NULL. */
+/* The name of input i, and its length. */
+static TSHI_COLD const char *tshi_tape_name(const tshi_op *op, int i, int *length) {
+    const char *name = op->inputs ? op->inputs : "input";
+    for (; i > 0 && op->inputs; i--) {
+        name += strcspn(name, " ");
+        name += strspn(name, " ");
+    }
+    *length = (int)strcspn(name, " ");
+    return name;
+}
+
+/* Looks for a NaN or an infinity among values of t's local shape. 1, and "NaN at (0, 5)" in text,
+ * with its global index, for the first one; 0: all are finite. */
+static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const tsh_real *values,
+                                          const int64_t *stride, char *text) {
+    const int64_t n = tsh_local_numel(t);
+    int64_t index[TSH_MAX_DIMS] = {0}, e;
+    char place[TSHI_TEXT_SIZE];
+    tsh_real value = 0;
+    int d;
+    for (e = 0; e < n; e++) {
+        int64_t at = 0;
+        for (d = 0; d < t->ndim; d++) at += index[d] * stride[d];
+        value = values[at];
+        if (value - value != 0) break;
+        for (d = t->ndim - 1; d >= 0 && ++index[d] == t->local[d]; d--) index[d] = 0;
+    }
+    if (e == n) return 0;
+    for (d = 0; d < t->ndim; d++) index[d] = tshi_tensor_global(t, d, index[d]);
+    (void)snprintf(text, TSHI_TEXT_SIZE, "%s at %.64s",
+                   value != value ? "NaN" : value < 0 ? "-infinity" : "infinity",
+                   tshi_tensor_sizes(index, t->ndim, place));
+    return 1;
+}
+
+/* An error if the output of an op is not finite; it says so if an input was not finite before. */
+static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor *out,
+                                             tsh_tensor *const *in, int n) {
+    char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE], old[TSHI_TEXT_SIZE], why[2 * TSHI_TEXT_SIZE];
+    int i, length;
+    if (out->dtype != TSH_REAL ||
+        !tshi_tape_not_finite(out, tshi_tensor_values(out), out->stride, found))
+        return;
+    (void)snprintf(why, sizeof why, "the inputs are finite");
+    for (i = n - 1; i >= 0; i--) {
+        const char *name = tshi_tape_name(op, i, &length);
+        if (in[i] && in[i]->block && in[i]->dtype == TSH_REAL &&
+            tshi_tape_not_finite(in[i], tshi_tensor_values(in[i]), in[i]->stride, old))
+            (void)snprintf(why, sizeof why, "%.*s has %s already", length, name, old);
+    }
+    (void)tsh_fail(out->ctx, TSH_ERR_ANOMALY, "%s: the output %s has %s; %s", op->name,
+                   tshi_tensor_text(out, form), found, why);
+}
+
+/* Ends every call of an op: out's values are there. Records it if the op has a backward and an
+ * input requires a gradient; else returns NULL. */
 static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                    unsigned partial, size_t params) {
     if (out->ctx->trace) tshi_trace_close(out->ctx->trace, op->name);
-    if (!tshi_tape_records(out->ctx, in, n)) return NULL;
+    if (out->ctx->anomalies) tshi_tape_check_output(op, out, in, n);
+    if (!op->backward || out->ctx->error.code != TSH_OK || !tshi_tape_records(out->ctx, in, n))
+        return NULL;
     return tshi_tape_add(op, out, in, n, partial, params);
 }
 
@@ -6952,6 +7032,29 @@ static void tshi_tape_unite(tsh_tensor *t, tsh_comm *comm) {
             "tsh_backward: all-reduce of the rows that a gradient touches");
 }
 
+/* Whether the gradient that the node has given to input i is finite; else an error. */
+static TSHI_COLD int tshi_tape_is_finite(const tshi_node *node, int i) {
+    const tsh_tensor *t = node->in[i], *base = t->base;
+    const tshi_accumulator *acc[2];
+    char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
+    int k, length;
+    const char *name = tshi_tape_name(node->op, i, &length);
+    acc[0] = &base->gr;
+    acc[1] = &base->gp;
+    for (k = 0; k < 2; k++) {
+        if (!acc[k]->live || (k == 1 && base->reducing)) continue;
+        if (!tshi_tape_not_finite(t,
+                                  (const tsh_real *)tshi_mem_data(acc[k]->block) +
+                                      (t->offset - base->offset),
+                                  t->stride, found))
+            continue;
+        (void)tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the gradient of %.*s %s has %s",
+                       node->op->name, length, name, tshi_tensor_text(t, form), found);
+        return 0;
+    }
+    return 1;
+}
+
 /* Says that input i's contribution is complete; the last partial one starts the all-reduce, so that
  * it travels while backward goes on. Called early by ops that have more to do, and by the walk for
  * all others. */
@@ -6960,6 +7063,7 @@ static void tshi_tape_give(tshi_node *node, int i) {
     tsh_ctx *ctx = node->out->ctx;
     if (!base || !base->requires_grad || (node->progress.given >> i & 1u)) return;
     node->progress.given |= 1u << i;
+    if (ctx->anomalies && !tshi_tape_is_finite(node, i)) return;
     if (!base->node) {
         tshi_tape_deliver(base);
         return;
@@ -7011,6 +7115,20 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
         t->gr.live = 1;
     }
     return (tsh_real *)tshi_mem_data(t->gr.block);
+}
+
+/* Whether the gradient of the node's output is ready for its backward; 0 on an error. */
+static int tshi_tape_ready(const tshi_node *node) {
+    tsh_tensor *out = node->out;
+    char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
+    const tsh_real *grad;
+    if (tshi_tape_accepts_partial(node)) return 1;
+    grad = tshi_tape_complete(out);
+    if (grad && out->ctx->anomalies && tshi_tape_not_finite(out, grad, out->stride, found))
+        (void)tsh_fail(out->ctx, TSH_ERR_ANOMALY,
+                       "%s: the sum of the gradients of the output %s has %s", node->op->name,
+                       tshi_tensor_text(out, form), found);
+    return out->ctx->error.code == TSH_OK && grad;
 }
 
 /* The completed gradient of the node's output, for its backward. */
@@ -7126,8 +7244,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;
         ctx->module = node->module;
-        if (node->progress.reached && ctx->error.code == TSH_OK &&
-            (tshi_tape_accepts_partial(node) || tshi_tape_complete(node->out))) {
+        if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_ready(node)) {
             const int64_t begin = tshi_trace_start(ctx);
             node->op->backward(node);
             for (i = 0; i < node->n; i++) tshi_tape_give(node, i);
@@ -7317,6 +7434,10 @@ TSH_API void tsh_no_grad_end(tsh_ctx *ctx) {
     if (ctx && ctx->tape.no_grad) ctx->tape.no_grad--;
 }
 
+TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on) {
+    if (ctx) ctx->anomalies = on != 0;
+}
+
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
     if (!t) return NULL;
     if (!(t->flags & TSHI_OWNED) || !tshi_dtype_computes(t->dtype))
@@ -7421,6 +7542,150 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
     else
         while (head->prev != head && head->prev->depth >= ctx->depth) tshi_tensor_end(head->prev);
     ctx->depth--;
+}
+
+/* ========================================================================== */
+/* >>dump                                                MARK: - dump (private) */
+/* The tape as text: a line per node, or a graph for Graphviz.                  */
+/* Needs: >>tape.                                                               */
+/* ========================================================================== */
+
+/* A node's number: how many were recorded before it. */
+static TSHI_COLD int tshi_dump_number(const tshi_node *node) {
+    int number = 0;
+    while ((node = node->older) != NULL) number++;
+    return number;
+}
+
+/* The node with that number; NULL: there is none. */
+static TSHI_COLD const tshi_node *tshi_dump_node(const tsh_ctx *ctx, int number) {
+    const tshi_node *node = ctx->tape.newest;
+    int after = node ? tshi_dump_number(node) - number : 0;
+    while (node && after-- > 0) node = node->older;
+    return node && tshi_dump_number(node) == number ? node : NULL;
+}
+
+/* "weight (48, 16) S(0)" */
+static TSHI_COLD void tshi_dump_tensor(FILE *file, const tshi_node *node, int i) {
+    const tsh_tensor *t = node->in[i];
+    char text[TSHI_TEXT_SIZE];
+    int length;
+    const char *name = tshi_tape_name(node->op, i, &length);
+    (void)fprintf(file, "%.*s %s", length, name, tshi_tensor_text(t, text));
+}
+
+/* The inputs, and the output, that have a bit: "x weight". */
+static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned bits) {
+    int i, length, count = 0;
+    for (i = 0; i < node->n; i++) {
+        const char *name = tshi_tape_name(node->op, i, &length);
+        if (!(bits >> i & 1u) || !node->in[i]) continue;
+        (void)fprintf(file, "%s%.*s", count++ ? " " : "", length, name);
+        if (!node->op->inputs) (void)fprintf(file, "%d", i);
+    }
+    if (bits & (unsigned)TSHI_OUT) (void)fprintf(file, "%soutput", count ? " " : "");
+}
+
+/* What the node keeps for backward, if anything: "; saves x weight, 3584 bytes". */
+static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const char *before) {
+    size_t bytes = node->aux ? node->aux->size : 0;
+    unsigned saved = 0;
+    int i;
+    for (i = 0; i <= node->n; i++) {
+        const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
+        if (!node->saved[i]) continue;
+        saved |= i < node->n ? 1u << i : (unsigned)TSHI_OUT;
+        bytes += (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype);
+    }
+    if (!saved && !node->aux) return;
+    (void)fprintf(file, "%ssaves ", before);
+    tshi_dump_bits(file, node, saved);
+    (void)fprintf(file, "%s%llu bytes", saved ? ", " : "", (unsigned long long)bytes);
+}
+
+/* Of the inputs that require a gradient, those whose gradient is a partial sum. */
+static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
+    unsigned partial = 0;
+    int i;
+    for (i = 0; i < node->n && node->out->ctx->tp.size > 1; i++)
+        if (node->in[i] && node->in[i]->base->requires_grad) partial |= node->partial & 1u << i;
+    return partial;
+}
+
+static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int number) {
+    const char *path = node->module ? node->module->path : "";
+    char text[TSHI_TEXT_SIZE];
+    int i, count = 0;
+    (void)fprintf(file, "#%d %s%s%s(", number, path, *path ? " " : "", node->op->name);
+    for (i = 0; i < node->n; i++) {
+        if (!node->in[i]) continue;
+        (void)fputs(count++ ? ", " : "", file);
+        if (node->in[i]->base->node)
+            (void)fprintf(file, "#%d: ", tshi_dump_number(node->in[i]->base->node));
+        tshi_dump_tensor(file, node, i);
+    }
+    (void)fprintf(file, ") = %s", tshi_tensor_text(node->out, text));
+    tshi_dump_saved(file, node, "; ");
+    if (tshi_dump_partial(node)) {
+        (void)fputs("; partial gradient: ", file);
+        tshi_dump_bits(file, node, tshi_dump_partial(node));
+    }
+    (void)fputs("\n", file);
+}
+
+/* Calls line for all nodes, the oldest first. */
+static TSHI_COLD tsh_result tshi_dump_all(const char *op, tsh_ctx *ctx, FILE *file,
+                                          const char *begin, const char *end,
+                                          void (*line)(FILE *file, const tshi_node *node,
+                                                       int number)) {
+    const tshi_node *node;
+    int number;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (!file) return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the file is NULL", op);
+    (void)fputs(begin, file);
+    for (number = 0; (node = tshi_dump_node(ctx, number)) != NULL; number++)
+        line(file, node, number);
+    (void)fputs(end, file);
+    if (fflush(file) == 0 && !ferror(file)) return TSH_OK;
+    return tsh_fail(ctx, TSH_ERR_IO, "%s: writing failed: %s", op, strerror(errno));
+}
+
+TSH_API TSHI_COLD tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file) {
+    return tshi_dump_all("tsh_tape_dump", ctx, file, "", "", tshi_dump_line);
+}
+
+/* A node, and an arrow from each of its inputs: from their nodes, or from boxes of their own. */
+static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int number) {
+    const char *path = node->module ? node->module->path : "";
+    const unsigned partial = tshi_dump_partial(node);
+    char text[TSHI_TEXT_SIZE];
+    int i, length;
+    (void)fprintf(file, "  n%d [label=\"%s%s%s\\n%s", number, path, *path ? "\\n" : "",
+                  node->op->name, tshi_tensor_text(node->out, text));
+    tshi_dump_saved(file, node, "\\n");
+    (void)fputs("\"];\n", file);
+    for (i = 0; i < node->n; i++) {
+        const tsh_tensor *t = node->in[i];
+        const char *name = tshi_tape_name(node->op, i, &length);
+        if (!t) continue;
+        if (t->base->node) {
+            (void)fprintf(file, "  n%d -> n%d", tshi_dump_number(t->base->node), number);
+        } else {
+            (void)fprintf(file, "  n%d_%d [shape=plain, label=\"", number, i);
+            tshi_dump_tensor(file, node, i);
+            (void)fprintf(file, "\"];\n  n%d_%d -> n%d", number, i, number);
+        }
+        if (partial >> i & 1u)
+            (void)fprintf(file, " [color=red, label=\"d%.*s P\"]", length, name);
+        (void)fputs(";\n", file);
+    }
+}
+
+TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
+    return tshi_dump_all("tsh_tape_dot", ctx, file,
+                         "digraph tape {\n  node [shape=box, fontname=sans, fontsize=10];\n"
+                         "  edge [fontname=sans, fontsize=10];\n",
+                         "}\n", tshi_dump_dot);
 }
 
 /* ========================================================================== */
@@ -13149,11 +13414,10 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     if (ctx->error.code != TSH_OK) return NULL;
     memset(&custom, 0, sizeof custom);
     custom.op.name = desc->name;
-    custom.op.backward = tshi_custom_backward;
+    if (desc->backward) custom.op.backward = tshi_custom_backward;
     custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT;
     custom.desc = *desc;
-    node = tshi_tape_record(&custom.op, out, dense, desc->backward ? n : 0, desc->partial,
-                            sizeof custom);
+    node = tshi_tape_record(&custom.op, out, dense, n, desc->partial, sizeof custom);
     if (node) memcpy(node->params, &custom, sizeof custom);
     if (node) node->op = &((const tshi_custom *)node->params)->op;
     return out;

@@ -465,7 +465,8 @@ static int residual_refuses(tsh_ctx *ctx, void *user) {
     (void)user;
     two[0] = two[1] = x;
     CHECK(!tsh_forward_n(layer, two, 2), "two inputs");
-    CHECK(strstr(tsh_last_error(ctx)->message, "n: tsh_forward: takes one input, not 2"), "its sentence");
+    CHECK(strstr(tsh_last_error(ctx)->message, "n: tsh_forward: takes one input, not 2"),
+          "its sentence");
     tsh_clear_error(ctx);
     CHECK(!tsh_forward_residual(layer, &x, wrong) && !x, "shapes");
     CHECK(strstr(tsh_last_error(ctx)->message, "tsh_add: shapes (2, 4)"), "its sentence");

@@ -279,7 +279,9 @@ static int miscount(tsh_ctx *ctx, void *user) {
     linear(root, "a", 4, 6);
     CHECK(tsh_parallelize(root, &rule, 1) == TSH_OK, "plan");
     CHECK(!tsh_forward(tsh_find(root, "a"), tsh_ones(ctx, tsh_shape2(2, 4))), "one input");
-    CHECK(strstr(tsh_last_error(ctx)->message, "a: tsh_forward: got 1 inputs, the plan prepares 2"), "sentence");
+    CHECK(strstr(tsh_last_error(ctx)->message,
+                 "a: tsh_forward: got 1 inputs, the plan prepares 2"),
+          "sentence");
     return 0;
 }
 

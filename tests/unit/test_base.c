@@ -24,7 +24,8 @@ static void every_result_has_a_name_and_a_sentence(void **state) {
                 {TSH_ERR_TIMEOUT, "TSH_ERR_TIMEOUT", "a collective ran out of time"},
                 {TSH_ERR_ABORTED, "TSH_ERR_ABORTED", "a rank aborted the world"},
                 {TSH_ERR_IO, "TSH_ERR_IO", "the system refused"},
-                {TSH_ERR_UNSUPPORTED, "TSH_ERR_UNSUPPORTED", "the backend does not do this"}};
+                {TSH_ERR_UNSUPPORTED, "TSH_ERR_UNSUPPORTED", "the backend does not do this"},
+                {TSH_ERR_ANOMALY, "TSH_ERR_ANOMALY", "a value is NaN or infinite"}};
     int i;
     (void)state;
     assert_int_equal(COUNT(rows), TSH_RESULT_COUNT);

@@ -393,7 +393,8 @@ static void forwards_refuse_what_they_cannot_take(void **state) {
     (void)state;
     in[0] = in[1] = x;
     assert_null(tsh_forward_n(inner, in, 2));
-    EXPECT(TSH_ERR_ARGUMENT, "inner: tsh_forward: a container without a forward takes one input, not 2");
+    EXPECT(TSH_ERR_ARGUMENT,
+           "inner: tsh_forward: a container without a forward takes one input, not 2");
     assert_null(tsh_forward_n(lin, in, 2));
     EXPECT(TSH_ERR_ARGUMENT, "inner.lin: tsh_forward: takes one input, not 2");
     assert_null(tsh_forward_n(lin, in, 0));

@@ -751,7 +751,7 @@ static int tell(tsh_ctx *ctx, telling how, tsh_optim *optim, tsh_tensor *partial
 
 static int one_fails(tsh_ctx *ctx, void *user) {
     static const char sentence[] =
-        "tsh_linear: input has 5 features, weight \"row.weight\" takes 8";
+        "row: tsh_linear: input has 5 features, weight \"row.weight\" takes 8";
     const tsh_error *error = tsh_last_error(ctx);
     telling how = *(const telling *)user;
     const tsh_linear_desc row = {.in = 8, .out = 4, .style = TSH_ROWWISE};
