@@ -6541,7 +6541,7 @@ static int tshi_compose_fits(const tshi_compose_op *op) {
 
 /* ---- pieces ---- */
 
-/* Copies rank k's piece, `blocks` rows of counts[k], between a buffer of all pieces and `packed`. */
+/* Copies rank k's piece, `blocks` rows of counts[k], from or to a buffer that holds all pieces. */
 static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, int k, void *whole,
                               char *packed, int unpacks) {
     size_t width = tsh_dtype_size(op->coll.dtype), n = (size_t)counts[k] * width;

@@ -754,7 +754,7 @@ static int tshi_mpi_called(const void *user, int r, tsh_call *out) {
     return 1;
 }
 
-/* 1, and an error, where the calls of all ranks do not fit; counts are compared if they are here. */
+/* 1, and an error, where the calls of all ranks do not fit; counts, too, if they are here. */
 static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
     tsh_error error;
     if (!tsh_call_mismatch(tshi_mpi_called, op, group->size, op->seq, group->id, &error)) return 0;

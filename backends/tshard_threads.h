@@ -723,7 +723,7 @@ static void tshi_threads_broadcast(tshi_threads_lane *lane, uint64_t number, con
            (size_t)coll->count * tsh_dtype_size(coll->dtype));
 }
 
-/* 1 if a peer sends this rank another number of elements than it expects, or the other way round. */
+/* 1 if this rank and a peer do not expect what the other one sends. */
 static int tshi_threads_unequal(const tshi_threads_lane *lane, uint64_t number,
                                 const tsh_coll *coll) {
     for (int m = 0; m < lane->group->size; m++) {

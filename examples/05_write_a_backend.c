@@ -141,8 +141,8 @@ int main(void) {
         tsh_comm comm;
         tsh_error error;
         if (fork() != 0) continue;
-        if (net_open(rank, 4, &comm, &error) != TSH_OK) return 1;
-        return tsh_run_on(&comm, &desc, rank_main, NULL, NULL);
+        if (net_open(rank, 4, &comm, &error) != TSH_OK) exit(1);
+        exit(tsh_run_on(&comm, &desc, rank_main, NULL, NULL));
     }
     while (wait(&status) > 0) failures += status != 0;
     return failures;

@@ -12,6 +12,7 @@
 
 static void test_example(void **state) {
     (void)state;
+    (void)fflush(NULL);
     assert_int_equal(example_main(), 0);
 }
 
