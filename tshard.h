@@ -6463,7 +6463,8 @@ static void tshi_compose_meet(tshi_compose_op *op, const tsh_ticket *ticket) {
     int64_t *counts = (int64_t *)(void *)(head + 1);
     memset(head, 0, tshi_compose_head_bytes(group));
     head->coll = *coll;
-    head->digest = coll->kind == TSHI_COMPOSE_CLOSE ? TSHI_COMPOSE_CLOSE : tsh_coll_digest(coll, n);
+    head->digest = coll->kind == TSHI_COMPOSE_CLOSE ? (uint64_t)TSHI_COMPOSE_CLOSE
+                                                    : tsh_coll_digest(coll, n);
     if (ticket) head->ticket = *ticket;
     head->splits = group->world->splits;
     if (coll->kind == TSH_ALLTOALL) memcpy(counts, coll->send_counts, (size_t)n * sizeof *counts);
