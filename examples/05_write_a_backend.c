@@ -27,15 +27,14 @@ typedef struct message {
 } message;
 enum { HEAD = offsetof(message, data) - offsetof(message, from) };
 
-static int sockets[RANKS][2]; /* by rank: its end to read, and everybody's to write */
-static message *out, *in;     /* the oldest first */
-static struct {               /* the world's error, in memory that all processes share */
+static int sockets[RANKS][2];  /* by rank: its end to read, and everybody's to write */
+static message *queue, *inbox; /* to be sent, and received; the oldest first */
+static struct failure {        /* the world's error, in memory that all processes share */
     int taken, there;
     tsh_error error;
-} * failure;
+} *failure;
 
-/* Copies m to the end of a list. */
-static int append(message **list, const message *m) {
+static int append(message **list, const message *m) { /* copies m to the end */
     size_t size = offsetof(message, data) + m->bytes;
     while (*list) list = &(*list)->next;
     *list = (message *)malloc(size);
@@ -70,23 +69,24 @@ static void net_progress(tsh_comm *comm) {
     const tsh_error no_memory = {TSH_ERR_MEMORY, comm->rank, "no memory for a message"};
     message m;
     ssize_t n;
-    while (out && send(sockets[out->to][1], &out->from, HEAD + out->bytes, MSG_DONTWAIT) >= 0)
-        drop(&out);
+    while (queue &&
+           send(sockets[queue->to][1], &queue->from, HEAD + queue->bytes, MSG_DONTWAIT) >= 0)
+        drop(&queue);
     while ((n = recv(sockets[comm->rank][0], &m.from, HEAD + sizeof m.data, MSG_DONTWAIT)) > 0) {
         m.bytes = (size_t)n - HEAD;
-        if (!append(&in, &m)) net_abort(comm, &no_memory);
+        if (!append(&inbox, &m)) net_abort(comm, &no_memory);
     }
 }
 
 /* Sleeps until a message comes, for ns at most. */
 static void net_idle(tsh_comm *comm, int64_t ns) {
-    struct pollfd inbox = {sockets[comm->rank][0], POLLIN, 0};
-    (void)poll(&inbox, 1, (int)(ns / 1000000));
+    struct pollfd ready = {sockets[comm->rank][0], POLLIN, 0};
+    (void)poll(&ready, 1, (int)(ns / 1000000));
 }
 
 /* SEND: takes a copy. RECV: if the message has not come, *req says that it is to be asked again. */
 static tsh_result net_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
-    message m, **at = &in;
+    message m, **at = &inbox;
     m.to = coll->send_to;
     m.from = coll->kind == TSH_SEND ? comm->rank : coll->recv_from;
     m.channel = coll->seq;
@@ -94,7 +94,7 @@ static tsh_result net_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) 
     *req = 0;
     if (coll->kind == TSH_SEND) {
         memcpy(m.data, coll->send, m.bytes);
-        return append(&out, &m) ? TSH_OK : TSH_ERR_MEMORY;
+        return append(&queue, &m) ? TSH_OK : TSH_ERR_MEMORY;
     }
     while (*at && ((*at)->from != m.from || (*at)->channel != m.channel)) at = &(*at)->next;
     *req = *at == NULL;
@@ -104,9 +104,9 @@ static tsh_result net_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) 
 }
 
 static void net_close(tsh_comm *comm) { /* sends what is left */
-    for (; out && net_status(comm, NULL) == TSH_OK; net_idle(comm, 1000000)) net_progress(comm);
-    while (out) drop(&out);
-    while (in) drop(&in);
+    for (; queue && net_status(comm, NULL) == TSH_OK; net_idle(comm, 1000000)) net_progress(comm);
+    while (queue) drop(&queue);
+    while (inbox) drop(&inbox);
 }
 
 /* Makes what the processes share, before there are any. 0: the system refused. */

@@ -1,6 +1,7 @@
 /* The tests that every backend passes, on the backend of examples/05_write_a_backend.c. Another
  * backend of processes needs net_prepare(ranks), called before they are made, net_open(rank, ranks,
  * comm, error), called in each of them, and sockets[RANKS][2], which are closed in the parent. */
+int example_main(void);
 #define main example_main
 #include "../../examples/05_write_a_backend.c"
 #undef main
