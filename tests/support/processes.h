@@ -86,6 +86,23 @@ typedef struct world_desc {
 #endif
 } world_desc;
 
+UNUSED static world_desc world_of(world_way way, int ranks, rank_fn fn, const void *user,
+                                  double limit) {
+    world_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.way = way;
+    desc.ranks = ranks;
+    desc.fn = fn;
+    desc.user = user;
+    desc.limit = limit;
+    return desc;
+}
+
+/* The ranks are processes that join over TCP. */
+UNUSED static world_desc world_over_tcp(int ranks, rank_fn fn, const void *user, double limit) {
+    return world_of(WORLD_TCP, ranks, fn, user, limit);
+}
+
 struct world {
     world_desc desc;
     job *jobs;
