@@ -740,22 +740,22 @@ typedef struct tsh_ticket {
 TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int color, int *order);
 
 /* A rank in a search for ranks that wait for each other. */
-typedef struct tsh_coll_trail {
-    int seen;       /* 1: it is on the path, 2: it leads to no circle */
+typedef struct tsh_coll_search {
+    int seen;       /* 1: it is on the path, 2: it leads to no cycle */
     int from, next; /* the ranks before and after it; -1: none */
     int edge;       /* which of those that it waits for is tried next */
-} tsh_coll_trail;
+} tsh_coll_search;
 
-/* A rank of a circle to which rank r of `size` leads, -1 if there is none: on a circle all wait for
- * ever. Around it leads .next of trail, which has an entry per rank, zeros before the first of
+/* A rank of a cycle to which rank r of `size` leads, -1 if there is none: on a cycle all wait for
+ * ever. Around it leads .next of search, which has an entry per rank, zeros before the first of
  * several searches. awaits(user, r, i) is the i-th rank, i < size, that r waits for, or -1. Depth
  * first. */
-TSH_API int tsh_coll_circle(tsh_coll_trail *trail, int size, int r,
-                            int (*awaits)(const void *user, int r, int i), const void *user);
-/* Whose fault the circle of rank r is: the rank's that has the least company (company(user, r):
+TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
+                           int (*awaits)(const void *user, int r, int i), const void *user);
+/* Whose fault the cycle of rank r is: the rank's that has the least together (together(user, r):
  * ranks that wait where r does); of several the lowest, rank 0 last. *waits: which waits for it. */
-TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
-                         int (*company)(const void *user, int r), const void *user, int *waits);
+TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
+                           int (*together)(const void *user, int r), const void *user, int *waits);
 
 /* For backends whose ranks tell each other where they wait. How far a rank has come: collectives
  * that it has started in a group (peer -1), or messages to and from a peer, a rank of the world. */
@@ -776,8 +776,8 @@ typedef struct tsh_wait_report {
 TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m);
 /* Whether rank r of `size` waits in a cycle, which then never ends: 1, and the world's error. (A
  * rank goes on only when those that it waits for have. So of a cycle none can have been the first
- * to go on since it reported, and old reports do.) trail has an entry per rank. */
-TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_trail *trail,
+ * to go on since it reported, and old reports do.) search has an entry per rank. */
+TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_search *search,
                            tsh_error *error);
 /* Appends "; absent ranks: 1 3" to the error of rank r's time limit, and names the first of them:
  * those that it waits for, and that do not wait where it does. */
@@ -6004,40 +6004,40 @@ TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int co
 
 /* ---- ranks that wait for each other ---- */
 
-TSH_API int tsh_coll_circle(tsh_coll_trail *trail, int size, int r,
-                            int (*awaits)(const void *user, int r, int i), const void *user) {
-    if (trail[r].seen) return -1;
-    trail[r].from = -1;
+TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
+                           int (*awaits)(const void *user, int r, int i), const void *user) {
+    if (search[r].seen) return -1;
+    search[r].from = -1;
     while (r >= 0) {
         int m = -1;
-        trail[r].seen = 1;
-        while (trail[r].edge < size && (m < 0 || trail[m].seen == 2))
-            m = awaits(user, r, trail[r].edge++);
-        if (m >= 0 && trail[m].seen == 2) m = -1;
-        trail[r].next = m;
-        if (m >= 0 && trail[m].seen) return m;
+        search[r].seen = 1;
+        while (search[r].edge < size && (m < 0 || search[m].seen == 2))
+            m = awaits(user, r, search[r].edge++);
+        if (m >= 0 && search[m].seen == 2) m = -1;
+        search[r].next = m;
+        if (m >= 0 && search[m].seen) return m;
         if (m >= 0) {
-            trail[m].from = r;
+            search[m].from = r;
             r = m;
         } else {
-            trail[r].seen = 2;
-            r = trail[r].from;
+            search[r].seen = 2;
+            r = search[r].from;
         }
     }
     return -1;
 }
 
-TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
-                         int (*company)(const void *user, int r), const void *user, int *waits) {
-    int odd = r, at = r;
+TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
+                           int (*together)(const void *user, int r), const void *user, int *waits) {
+    int blamed = r, at = r;
     do {
-        int more = company(user, odd) - company(user, at);
-        if (more > 0 || (more == 0 && (odd == 0 || (at < odd && at > 0)))) odd = at;
-        at = trail[at].next;
+        int more = together(user, blamed) - together(user, at);
+        if (more > 0 || (more == 0 && (blamed == 0 || (at < blamed && at > 0)))) blamed = at;
+        at = search[at].next;
     } while (at != r);
-    while (trail[at].next != odd) at = trail[at].next;
+    while (search[at].next != blamed) at = search[at].next;
     *waits = at;
-    return odd;
+    return blamed;
 }
 
 /* ---- reports of ranks that wait ---- */
@@ -6085,7 +6085,7 @@ static int tshi_coll_awaits(const void *user, int r, int i) {
                : -1;
 }
 
-static int tshi_coll_company(const void *user, int r) {
+static int tshi_coll_together(const void *user, int r) {
     const tshi_coll_reports *all = (const tshi_coll_reports *)user;
     const tsh_wait_report *a = all->report[r];
     int count = 0;
@@ -6096,16 +6096,16 @@ static int tshi_coll_company(const void *user, int r) {
     return count;
 }
 
-TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_trail *trail,
+TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_search *search,
                            tsh_error *error) {
     tshi_coll_reports all;
     int blamed, waits;
     all.report = report;
     all.size = size;
-    memset(trail, 0, (size_t)size * sizeof *trail);
-    r = tsh_coll_circle(trail, size, r, tshi_coll_awaits, &all);
+    memset(search, 0, (size_t)size * sizeof *search);
+    r = tsh_coll_cycle(search, size, r, tshi_coll_awaits, &all);
     if (r < 0) return 0;
-    blamed = tsh_coll_odd(trail, r, tshi_coll_company, &all, &waits);
+    blamed = tsh_coll_blame(search, r, tshi_coll_together, &all, &waits);
     (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
                         "rank %d waits in %s while rank %d waits for it in %s", blamed,
                         report[blamed]->text, waits, report[waits]->text);
@@ -6333,7 +6333,7 @@ struct tshi_compose_world {
     size_t report_bytes;
     tsh_wait_report **report; /* by rank: where it last waited; NULL: that is not known */
     tsh_wait_report *arrives; /* room for one more */
-    tsh_coll_trail *trail;
+    tsh_coll_search *search;
 };
 
 static tsh_result tshi_compose_code(tshi_compose_world *world) {
@@ -6793,7 +6793,7 @@ static void tshi_compose_join(tshi_compose_group *group, uint64_t id, tsh_comm *
 /* Rank r has reported where it waits: in a cycle? */
 static void tshi_compose_heard(tshi_compose_world *world, int r) {
     tsh_error error;
-    if (tsh_wait_cycle(world->report, world->messages.size, r, world->trail, &error))
+    if (tsh_wait_cycle(world->report, world->messages.size, r, world->search, &error))
         tshi_compose_raise(world, &error);
 }
 
@@ -7033,7 +7033,7 @@ static void tshi_compose_world_free(tshi_compose_world *world) {
     for (int r = 0; world->report && r < world->messages.size; r++) free(world->report[r]);
     free(world->report);
     free(world->arrives);
-    free(world->trail);
+    free(world->search);
     free(world);
 }
 
@@ -7080,10 +7080,10 @@ TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh
                               8 * 8;
         world->report = (tsh_wait_report **)calloc(n, sizeof *world->report);
         world->arrives = (tsh_wait_report *)malloc(world->report_bytes);
-        world->trail = (tsh_coll_trail *)calloc(n, sizeof *world->trail);
+        world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
         if (world->report)
             world->report[messages->rank] = (tsh_wait_report *)malloc(world->report_bytes);
-        ready = world->report && world->report[messages->rank] && world->arrives && world->trail;
+        ready = world->report && world->report[messages->rank] && world->arrives && world->search;
         for (int r = 0; r < messages->size; r++) group->ranks[r] = r;
     }
     if (!ready || !tsh_timeout(0, "", &world->timeout, error)) {

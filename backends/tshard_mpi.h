@@ -36,7 +36,7 @@
  *   never sees a count above it, and never a buffer of the caller's: when a call returns, also with
  *   an error, nothing touches the caller's memory any more;
  * - end in one error, the same on every rank, where ranks call different collectives, a rank closes
- *   its comm early, ranks wait for each other in a circle (looked for after 20 ms), time runs out
+ *   its comm early, ranks wait for each other in a cycle (looked for after 20 ms), time runs out
  *   or a rank aborts: rank 0 hears of it over a communicator of its own, judges, and tells all.
  *   Where rank 0 is in no call, ranks believe what they saw themselves after half a second;
  * - leave MPI to its owner: where the program has called MPI_Init, it also calls MPI_Finalize.
@@ -302,7 +302,7 @@ struct tshi_mpi_world {
     tshi_mpi_stage *stages; /* for the next collective */
     /* of rank 0: */
     tsh_wait_report **report; /* by rank: the last one; NULL: none */
-    tsh_coll_trail *trail;
+    tsh_coll_search *search;
     tsh_error late;  /* time ran out; */
     int64_t late_at; /* to be judged when the others had time to say that they are here */
     int late_from;
@@ -434,7 +434,7 @@ static void tshi_mpi_reported(tshi_mpi_world *world, int from, tsh_wait_report *
     tsh_error error;
     free(world->report[from]);
     world->report[from] = report;
-    if (tsh_wait_cycle(world->report, world->size, from, world->trail, &error))
+    if (tsh_wait_cycle(world->report, world->size, from, world->search, &error))
         tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
 }
 
@@ -1662,7 +1662,7 @@ static void tshi_mpi_world_free(tshi_mpi_world *world) {
     }
     for (int r = 0; world->report && r < world->size; r++) free(world->report[r]);
     free(world->report);
-    free(world->trail);
+    free(world->search);
     free(world);
 }
 
@@ -1797,8 +1797,8 @@ static tshi_mpi_world *tshi_mpi_world_new(const tshi_mpi_opening *o) {
     (void)MPI_Comm_size(o->control, &world->size);
     if (world->rank > 0) return world;
     world->report = (tsh_wait_report **)calloc((size_t)world->size, sizeof *world->report);
-    world->trail = (tsh_coll_trail *)calloc((size_t)world->size, sizeof *world->trail);
-    if (world->report && world->trail) return world;
+    world->search = (tsh_coll_search *)calloc((size_t)world->size, sizeof *world->search);
+    if (world->report && world->search) return world;
     tshi_mpi_world_free(world);
     return NULL;
 }

@@ -24,7 +24,7 @@
  *   one where the message is at most 96 bytes: it then travels with the announcement;
  * - spin briefly where every rank has a core, and sleep, so that 64 ranks on 2 cores are fine;
  * - end in one sentence, the same on every rank, when ranks call different collectives, a rank
- *   leaves early, ranks wait for each other in a circle (looked for after 20 ms), time runs out or
+ *   leaves early, ranks wait for each other in a cycle (looked for after 20 ms), time runs out or
  *   a rank aborts.
  *
  * DOES NOT
@@ -451,7 +451,7 @@ struct tsh_threads_world {
     int size, spins, crowded;
     int64_t timeout;
     tshi_threads_rank *rank;
-    tsh_coll_trail *trail; /* by rank: the search for a circle of stuck ranks */
+    tsh_coll_search *search; /* by rank: the search for a cycle of stuck ranks */
     tsh_error error;
     tshi_threads_mutex lock; /* of verdict, groups and stuck ranks */
     tshi_threads_group *groups;
@@ -966,7 +966,7 @@ static void tshi_threads_advance(tshi_threads_rank *self) {
 
 /* ========================================================================== */
 /* >>threads-wait                               MARK: - threads-wait (private) */
-/* Completion, and what may keep it from coming: a rank that left, a circle of */
+/* Completion, and what may keep it from coming: a rank that left, a cycle of */
 /* waits, the end of time.                                                     */
 /* Needs: >>threads-progress.                                                   */
 /* ========================================================================== */
@@ -1066,7 +1066,7 @@ static int tshi_threads_awaits(const void *user, int r, int i) {
 }
 
 /* Under the world's lock: how many stuck ranks wait where rank r does. */
-static int tshi_threads_company(const void *user, int r) {
+static int tshi_threads_together(const void *user, int r) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     const tshi_threads_rank *self = &world->rank[r];
     int count = 0;
@@ -1076,31 +1076,31 @@ static int tshi_threads_company(const void *user, int r) {
     return count;
 }
 
-/* Under the world's lock, r on a circle. */
-static void tshi_threads_judge_circle(tsh_threads_world *world, int r) {
+/* Under the world's lock, r on a cycle. */
+static void tshi_threads_end_cycle(tsh_threads_world *world, int r) {
     char texts[2][TSHI_THREADS_TEXT];
-    int waits, odd = tsh_coll_odd(world->trail, r, tshi_threads_company, world, &waits);
-    const tshi_threads_rank *a = &world->rank[odd], *b = &world->rank[waits];
+    int waits, blamed = tsh_coll_blame(world->search, r, tshi_threads_together, world, &waits);
+    const tshi_threads_rank *a = &world->rank[blamed], *b = &world->rank[waits];
     tsh_error error;
-    (void)tsh_error_set(&error, TSH_ERR_MISMATCH, odd,
-                        "rank %d waits in %s while rank %d waits for it in %s", odd,
+    (void)tsh_error_set(&error, TSH_ERR_MISMATCH, blamed,
+                        "rank %d waits in %s while rank %d waits for it in %s", blamed,
                         tshi_threads_where(texts[0], a->stuck, a->stuck_req), waits,
                         tshi_threads_where(texts[1], b->stuck, b->stuck_req));
     tshi_threads_judge(world, &error);
 }
 
 /* Registers this rank as stuck and follows who waits for whom. A stuck rank can only be freed by
- * the one it waits for, and takes the lock before it goes on, so a circle found here is real. */
-static void tshi_threads_check_circle(tshi_threads_lane *lane, tsh_req req) {
+ * the one it waits for, and takes the lock before it goes on, so a cycle found here is real. */
+static void tshi_threads_check_cycle(tshi_threads_lane *lane, tsh_req req) {
     tsh_threads_world *world = lane->group->world;
     tshi_threads_rank *self = tshi_threads_self(lane);
     int r = lane->group->ranks[lane->rank];
     tshi_threads_lock(&world->lock);
     self->stuck = lane;
     self->stuck_req = req;
-    memset(world->trail, 0, (size_t)world->size * sizeof *world->trail);
-    r = tsh_coll_circle(world->trail, world->size, r, tshi_threads_awaits, world);
-    if (r >= 0) tshi_threads_judge_circle(world, r);
+    memset(world->search, 0, (size_t)world->size * sizeof *world->search);
+    r = tsh_coll_cycle(world->search, world->size, r, tshi_threads_awaits, world);
+    if (r >= 0) tshi_threads_end_cycle(world, r);
     tshi_threads_unlock(&world->lock);
     if (r >= 0)
         for (int m = 0; m < world->size; m++) tshi_threads_wake(&world->rank[m]);
@@ -1144,7 +1144,7 @@ static void tshi_threads_sleep(tshi_threads_lane *lane, tsh_req req, int64_t *pa
         int64_t deadline = tshi_threads_deadline_of(lane, req);
         int64_t until = tshi_threads_min(deadline, now + *patience);
         if (tshi_threads_nap(self, until) && until < deadline) {
-            tshi_threads_check_circle(lane, req);
+            tshi_threads_check_cycle(lane, req);
             *patience = 500000000;
         }
     }
@@ -1367,7 +1367,7 @@ static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
         tshi_threads_cond_destroy(&world->rank[r].wake);
     }
     tshi_threads_mutex_destroy(&world->lock);
-    tshi_threads_free(world->trail);
+    tshi_threads_free(world->search);
     tshi_threads_free(world->rank);
     tshi_threads_free(world);
 }
@@ -1394,8 +1394,8 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
     world->spins = world->crowded ? 8 : 2000;
     world->timeout = timeout;
     world->rank = (tshi_threads_rank *)tshi_threads_alloc((size_t)nranks * sizeof *world->rank);
-    world->trail = (tsh_coll_trail *)tshi_threads_alloc((size_t)nranks * sizeof *world->trail);
-    while (world->rank && world->trail && ready < nranks &&
+    world->search = (tsh_coll_search *)tshi_threads_alloc((size_t)nranks * sizeof *world->search);
+    while (world->rank && world->search && ready < nranks &&
            tshi_threads_rank_init(&world->rank[ready]))
         ready++;
     root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL;

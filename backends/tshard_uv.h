@@ -28,7 +28,7 @@
  * - spin briefly where every rank of a host has a core, then sleep;
  * - end in one error, the same on every rank, that names the rank at fault: at once where a process
  *   ends, after TSHARD_HEARTBEAT where one is stopped or cut off, soon where ranks call different
- *   collectives or wait for each other in a circle, when time is up for one that never comes. A
+ *   collectives or wait for each other in a cycle, when time is up for one that never comes. A
  *   small thread per process sees to that, also while its rank computes.
  *
  * A NETWORK THAT BREAKS
@@ -131,7 +131,7 @@
  * ROOMS
  *
  * Shared: >>uv-types >>uv-wire (bytes that are trusted nowhere) >>uv-socket >>uv-settings
- * >>uv-verdict. The control thread: >>uv-post >>uv-judge (whose fault it is) >>uv-circle (ranks
+ * >>uv-verdict. The control thread: >>uv-post >>uv-judge (whose fault it is) >>uv-cycle (ranks
  * that wait for each other) >>uv-connect (the handshake) >>uv-form (how a world and a group come
  * to be) >>uv-hear (what peers say) >>uv-admit (who is let in) >>uv-control (what takes time). The
  * caller's: >>uv-group >>uv-route (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops
@@ -528,8 +528,8 @@ typedef struct tshi_uv_judge {
     tshi_uv_evidence best;
     tshi_uv_answer *answer; /* by rank */
     tshi_uv_stuck *stuck;   /* by rank: where the coordinator knows it waits */
-    tsh_coll_trail *trail;  /* by rank: the search for a circle of stuck ranks */
-    uint64_t *asked;        /* by rank: it is on the circle, and to confirm this wait */
+    tsh_coll_search *search; /* by rank: the search for a cycle of stuck ranks */
+    uint64_t *asked;         /* by rank: it is on the cycle, and to confirm this wait */
     int confirming;         /* ranks that have not */
 } tshi_uv_judge;
 
@@ -1830,8 +1830,8 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
 }
 
 /* ========================================================================== */
-/* >>uv-circle                                     MARK: - uv-circle (private) */
-/* Ranks that wait for each other in a circle: in crossed groups, or messages. */
+/* >>uv-cycle                                      MARK: - uv-cycle (private) */
+/* Ranks that wait for each other in a cycle: in crossed groups, or messages. */
 /* Needs: >>uv-judge.                                                           */
 /* ========================================================================== */
 
@@ -1866,7 +1866,7 @@ static int tshi_uv_awaits(const void *user, int r, int i) {
 }
 
 /* How many of the ranks that rank r waits with are stuck there. */
-static int tshi_uv_company(const void *user, int r) {
+static int tshi_uv_together(const void *user, int r) {
     const tshi_uv_stuck *all = (const tshi_uv_stuck *)user, *s = &all[r];
     int count = 0;
     for (int i = 0; s->peer < 0 && i < s->members; i++) {
@@ -1876,13 +1876,13 @@ static int tshi_uv_company(const void *user, int r) {
     return count;
 }
 
-/* r is on a circle, all confirmed. */
-static void tshi_uv_judge_circle(tsh_uv_world *world, int r) {
+/* r is on a cycle, all confirmed. */
+static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
     const tshi_uv_stuck *all = world->judge.stuck;
-    int waits, odd = tsh_coll_odd(world->judge.trail, r, tshi_uv_company, all, &waits);
-    tshi_uv_suspect(world, TSHI_UV_CROSSED, TSH_ERR_MISMATCH, odd,
-                    "rank %d waits in %s while rank %d waits for it in %s", odd, all[odd].text,
-                    waits, all[waits].text);
+    int waits, blamed = tsh_coll_blame(world->judge.search, r, tshi_uv_together, all, &waits);
+    tshi_uv_suspect(world, TSHI_UV_CROSSED, TSH_ERR_MISMATCH, blamed,
+                    "rank %d waits in %s while rank %d waits for it in %s", blamed,
+                    all[blamed].text, waits, all[waits].text);
 }
 
 /* 1 if this rank is still in that wait. */
@@ -1894,13 +1894,13 @@ static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     return still;
 }
 
-/* One of the circle has answered; 1 if that was no circle. */
+/* One of the cycle has answered; 1 if that was no cycle. */
 static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
     tshi_uv_judge *j = &world->judge;
     if (!j->confirming || j->asked[r] != wait) return 0;
     j->asked[r] = 0;
     if (still && j->stuck[r].wait == wait) {
-        if (--j->confirming == 0) tshi_uv_judge_circle(world, r);
+        if (--j->confirming == 0) tshi_uv_report_cycle(world, r);
         return 0;
     }
     if (j->stuck[r].wait == wait) j->stuck[r].wait = 0;
@@ -1908,9 +1908,9 @@ static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int stil
     return 1;
 }
 
-/* Asks the others on a circle, of which `on` is one, whether they still wait; 1 if this rank is on
+/* Asks the others on a cycle, of which `on` is one, whether they still wait; 1 if this rank is on
  * it and does not. */
-static int tshi_uv_ask_circle(tsh_uv_world *world, int on) {
+static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     tshi_uv_judge *j = &world->judge;
     uint64_t mine;
     int at = on;
@@ -1919,27 +1919,27 @@ static int tshi_uv_ask_circle(tsh_uv_world *world, int on) {
         j->asked[at] = j->stuck[at].wait;
         tshi_uv_put(tshi_uv_write(world, TSHI_UV_CONFIRM), j->stuck[at].wait, 8);
         if (at != world->rank) tshi_uv_post(&world->peer[at]);
-        at = j->trail[at].next;
+        at = j->search[at].next;
     } while (at != on);
     mine = j->asked[world->rank];
     return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
 }
 
 /* Follows who waits for whom from rank r on, or from every rank if -1. A stuck rank can only be
- * freed by those it waits for: if all on a circle still are in the waits that they reported, the
- * circle is real. */
+ * freed by those it waits for: if all on a cycle still are in the waits that they reported, the
+ * cycle is real. */
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
     tshi_uv_judge *j = &world->judge;
     int on, at;
     if (j->confirming || tshi_uv_verdict(world) != TSH_OK) return;
     do {
         int end = r < 0 ? world->size : r + 1;
-        memset(j->trail, 0, (size_t)world->size * sizeof *j->trail);
+        memset(j->search, 0, (size_t)world->size * sizeof *j->search);
         memset(j->asked, 0, (size_t)world->size * sizeof *j->asked);
         for (on = -1, at = r < 0 ? 0 : r; on < 0 && at < end; at++)
-            on = tsh_coll_circle(j->trail, world->size, at, tshi_uv_awaits, j->stuck);
+            on = tsh_coll_cycle(j->search, world->size, at, tshi_uv_awaits, j->stuck);
         r = -1;
-    } while (on >= 0 && tshi_uv_ask_circle(world, on));
+    } while (on >= 0 && tshi_uv_ask_cycle(world, on));
 }
 
 /* Copies src over dst, whose member array stays its own. */
@@ -2509,7 +2509,7 @@ static void tshi_uv_form(tsh_uv_world *world) {
 /* ========================================================================== */
 /* >>uv-hear                                         MARK: - uv-hear (private) */
 /* What peers say on their control connections.                                */
-/* Needs: >>uv-circle >>uv-form.                                                */
+/* Needs: >>uv-cycle >>uv-form.                                                */
 /* ========================================================================== */
 
 static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
@@ -4602,7 +4602,7 @@ static void tshi_uv_world_free(tsh_uv_world *world) {
     if (!world) return;
     free(world->peer);
     free(world->judge.answer);
-    free(world->judge.trail);
+    free(world->judge.search);
     free(world->judge.asked);
     for (int r = 0; world->judge.stuck && r < world->size; r++) free(world->judge.stuck[r].member);
     free(world->judge.stuck);
@@ -4682,7 +4682,7 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     int *ranks = (int *)calloc(n, sizeof *ranks);
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
     world->judge.answer = (tshi_uv_answer *)calloc(n, sizeof *world->judge.answer);
-    world->judge.trail = (tsh_coll_trail *)calloc(n, sizeof *world->judge.trail);
+    world->judge.search = (tsh_coll_search *)calloc(n, sizeof *world->judge.search);
     world->judge.asked = (uint64_t *)calloc(n, sizeof *world->judge.asked);
     world->judge.stuck = (tshi_uv_stuck *)calloc(n, sizeof *world->judge.stuck);
     world->stuck = (tshi_uv_stuck *)calloc(1, sizeof *world->stuck);
@@ -4691,7 +4691,7 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     if (ranks && world->judge.stuck)
         world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size, ranks);
     free(ranks);
-    if (!world->peer || !world->judge.answer || !world->judge.trail || !world->judge.asked ||
+    if (!world->peer || !world->judge.answer || !world->judge.search || !world->judge.asked ||
         !world->world_group || !world->stuck || !world->stuck->member)
         return 0;
     for (int r = 0; r < world->size; r++) {

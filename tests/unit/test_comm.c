@@ -318,7 +318,7 @@ static void digests_of_near_counts_differ(void **state) {
     for (i = 1; i < n; i++) assert_true(digests[i - 1] != digests[i]);
 }
 
-/* ------------------------------------------------------------------- circles */
+/* ------------------------------------------------------------------- cycle */
 
 enum { WAITING = 6 };
 
@@ -356,44 +356,44 @@ static void a_circle_is_found_if_and_only_if_there_is_one(void **state) {
     int n, r, found = 0, none = 0;
     (void)state;
     for (n = 0; n < 20000; n++) {
-        tsh_coll_trail trail[WAITING];
+        tsh_coll_search search[WAITING];
         int on = -1;
-        memset(trail, 0, sizeof trail);
+        memset(search, 0, sizeof search);
         for (r = 0; r < WAITING; r++) {
             random = random * 1664525u + 1013904223u;
             waits_for[r] = random >> 26 & random >> 20 & (n % 2 ? ~0u : random >> 14) & 63u;
         }
         for (r = 0; on < 0 && r < WAITING; r++) { /* ranks that were visited are not again */
-            on = tsh_coll_circle(trail, WAITING, r, nth_awaited, waits_for);
+            on = tsh_coll_cycle(search, WAITING, r, nth_awaited, waits_for);
             assert_int_equal(on >= 0, leads_to_a_circle(waits_for, r));
         }
         found += on >= 0;
         none += on < 0;
         for (r = 0; on >= 0 && r < WAITING; r++) { /* follows it around, more than once perhaps */
-            assert_true(waits_for[on] >> trail[on].next & 1);
-            on = trail[on].next;
+            assert_true(waits_for[on] >> search[on].next & 1);
+            on = search[on].next;
         }
         if (on >= 0) assert_true(reached_from(waits_for, on) >> on & 1);
     }
     assert_true(found > 1000 && none > 1000);
 }
 
-static void the_odd_rank_has_the_least_company(void **state) {
-    const unsigned circle[WAITING] = {0, 8, 2, 16, 4, 0}; /* 1, 3, 4, 2, and again 1 */
+static void the_odd_rank_has_the_least_together(void **state) {
+    const unsigned cycle[WAITING] = {0, 8, 2, 16, 4, 0}; /* 1, 3, 4, 2, and again 1 */
     const unsigned pair[WAITING] = {2, 1};
     const int alike[WAITING] = {1, 1, 1, 1, 1, 1}, alone[WAITING] = {1, 3, 3, 3, 2, 1};
-    tsh_coll_trail trail[WAITING];
+    tsh_coll_search search[WAITING];
     int waits;
     (void)state;
-    memset(trail, 0, sizeof trail);
-    assert_int_equal(tsh_coll_circle(trail, WAITING, 3, nth_awaited, circle), 3);
-    assert_int_equal(tsh_coll_odd(trail, 3, company_of, alone, &waits), 4);
+    memset(search, 0, sizeof search);
+    assert_int_equal(tsh_coll_cycle(search, WAITING, 3, nth_awaited, cycle), 3);
+    assert_int_equal(tsh_coll_blame(search, 3, company_of, alone, &waits), 4);
     assert_int_equal(waits, 3);
-    assert_int_equal(tsh_coll_odd(trail, 3, company_of, alike, &waits), 1);
+    assert_int_equal(tsh_coll_blame(search, 3, company_of, alike, &waits), 1);
     assert_int_equal(waits, 2);
-    memset(trail, 0, sizeof trail);
-    assert_int_equal(tsh_coll_circle(trail, WAITING, 0, nth_awaited, pair), 0);
-    assert_int_equal(tsh_coll_odd(trail, 0, company_of, alike, &waits), 1);
+    memset(search, 0, sizeof search);
+    assert_int_equal(tsh_coll_cycle(search, WAITING, 0, nth_awaited, pair), 0);
+    assert_int_equal(tsh_coll_blame(search, 0, company_of, alike, &waits), 1);
     assert_int_equal(waits, 0);
 }
 
@@ -516,7 +516,7 @@ static void waits_in(report_of_two *r, uint64_t group, uint64_t seq, int awaited
 static void reports_tell_of_cycles_and_absent_ranks(void **state) {
     report_of_two r[3];
     tsh_wait_report *report[3];
-    tsh_coll_trail trail[3];
+    tsh_coll_search search[3];
     tsh_error error;
     (void)state;
     for (int i = 0; i < 3; i++) report[i] = &r[i].head;
@@ -524,13 +524,13 @@ static void reports_tell_of_cycles_and_absent_ranks(void **state) {
     waits_in(&r[1], 2, 0, 2, 0, 1); /* and so on */
     waits_in(&r[2], 1, 0, 1, 1, 0);
     assert_true(tsh_wait_missing(report, 0, 1) && tsh_wait_missing(report, 1, 2));
-    assert_int_equal(tsh_wait_cycle(report, 3, 0, trail, &error), 1);
+    assert_int_equal(tsh_wait_cycle(report, 3, 0, search, &error), 1);
     assert_true(error.code == TSH_ERR_MISMATCH && error.rank == 1);
     assert_string_equal(error.message, "rank 1 waits in barrier of group 2 while rank 2 waits for "
                                        "it in barrier of group 1");
     r[1].marks[0].sends = 1; /* rank 1 had been in group 1 */
     assert_int_equal(tsh_wait_missing(report, 0, 1), 0);
-    assert_int_equal(tsh_wait_cycle(report, 3, 0, trail, &error), 0);
+    assert_int_equal(tsh_wait_cycle(report, 3, 0, search, &error), 0);
     (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "late");
     tsh_wait_absent(report, 0, &error);
     assert_string_equal(error.message, "late; absent ranks: none");
@@ -703,7 +703,7 @@ int main(void) {
         cmocka_unit_test(digests_of_two_kinds_differ_but_for_a_pair),
         cmocka_unit_test(digests_of_near_counts_differ),
         cmocka_unit_test(a_circle_is_found_if_and_only_if_there_is_one),
-        cmocka_unit_test(the_odd_rank_has_the_least_company),
+        cmocka_unit_test(the_odd_rank_has_the_least_together),
         cmocka_unit_test(the_smaller_part_is_blamed),
         cmocka_unit_test(unequal_counts_of_an_alltoall_are_blamed_on_most),
         cmocka_unit_test(messages_that_do_not_fit),
