@@ -752,8 +752,9 @@ typedef struct tsh_coll_search {
  * first. */
 TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
                            int (*awaits)(const void *user, int r, int i), const void *user);
-/* Whose fault the cycle of rank r is: the rank's that has the least together (together(user, r):
- * ranks that wait where r does); of several the lowest, rank 0 last. *waits: which waits for it. */
+/* Which rank of a cycle, r is another, is out of step and blamed: the one in whose call the fewest
+ * ranks wait (together(user, r)); of several the lowest, rank 0 last. *waits: a rank that waits for
+ * it. */
 TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
                            int (*together)(const void *user, int r), const void *user, int *waits);
 
