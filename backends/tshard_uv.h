@@ -131,7 +131,7 @@
  * ROOMS
  *
  * Shared: >>uv-types >>uv-wire (bytes that are trusted nowhere) >>uv-socket >>uv-settings
- * >>uv-verdict. The control thread: >>uv-post >>uv-judge (whose fault it is) >>uv-cycle (ranks
+ * >>uv-error. The control thread: >>uv-post >>uv-judge (whose fault it is) >>uv-cycle (ranks
  * that wait for each other) >>uv-connect (the handshake) >>uv-form (how a world and a group come
  * to be) >>uv-hear (what peers say) >>uv-admit (who is let in) >>uv-control (what takes time). The
  * caller's: >>uv-group >>uv-route (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops
@@ -561,7 +561,7 @@ struct tsh_uv_world {
     /* Between the threads. */
     uv_mutex_t lock;
     uv_cond_t changed;
-    int verdict; /* atomic, a tsh_result; error is valid once it is set */
+    int failed;  /* atomic, a tsh_result; error is valid once it is set */
     int accused; /* atomic: evidence was given, data stands still */
     tsh_error error;
     tshi_uv_group *groups;
@@ -846,7 +846,7 @@ typedef enum tshi_uv_type {
     TSHI_UV_STUCK,   /* to the coordinator: I have waited for long */
     TSHI_UV_CONFIRM, /* from the coordinator: do you still? */
     TSHI_UV_STILL,
-    TSHI_UV_VERDICT, /* a decision: the world's error */
+    TSHI_UV_DECISION, /* a decision: the world's error */
     TSHI_UV_BYE,
     TSHI_UV_AWAIT, /* to a peer whose bytes this rank waits for: how many have arrived */
     TSHI_UV_TYPES
@@ -1368,22 +1368,22 @@ static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
 }
 
 /* ========================================================================== */
-/* >>uv-verdict                                   MARK: - uv-verdict (private) */
+/* >>uv-error                                   MARK: - uv-verdict (private) */
 /* The first error ends the world; between the two threads, under the lock.    */
 /* Needs: >>uv-types.                                                           */
 /* ========================================================================== */
 
-static tsh_result tshi_uv_verdict(const tsh_uv_world *world) {
-    return (tsh_result)TSHI_UV_GET(&world->verdict);
+static tsh_result tshi_uv_failed(const tsh_uv_world *world) {
+    return (tsh_result)TSHI_UV_GET(&world->failed);
 }
 
 /* The first verdict stands. */
-static void tshi_uv_rule(tsh_uv_world *world, const tsh_error *error) {
+static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
     uv_mutex_lock(&world->lock);
-    if (tshi_uv_verdict(world) == TSH_OK) {
+    if (tshi_uv_failed(world) == TSH_OK) {
         world->error = *error;
         TSHI_UV_PUT(&world->accused, 1); /* no byte moves from here on */
-        TSHI_UV_PUT(&world->verdict, (int)error->code);
+        TSHI_UV_PUT(&world->failed, (int)error->code);
     }
     uv_cond_broadcast(&world->changed);
     uv_mutex_unlock(&world->lock);
@@ -1420,9 +1420,9 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
     tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot %s: %s",
                    world->rank, what, why);
     uv_mutex_lock(&world->lock);
-    while (tshi_uv_verdict(world) == TSH_OK) uv_cond_wait(&world->changed, &world->lock);
+    while (tshi_uv_failed(world) == TSH_OK) uv_cond_wait(&world->changed, &world->lock);
     uv_mutex_unlock(&world->lock);
-    return tshi_uv_verdict(world);
+    return tshi_uv_failed(world);
 }
 
 /* Under the lock. */
@@ -1442,7 +1442,7 @@ static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
 /* ========================================================================== */
 /* >>uv-post                                         MARK: - uv-post (private) */
 /* Control messages to the peers.                                              */
-/* Needs: >>uv-wire >>uv-socket >>uv-verdict.                                   */
+/* Needs: >>uv-wire >>uv-socket >>uv-error.                                   */
 /* ========================================================================== */
 
 enum { TSHI_UV_BACKLOG = 1 << 20 }; /* bytes that a peer may be behind on its control messages */
@@ -1529,7 +1529,7 @@ static int tshi_uv_arbiter(const tsh_uv_world *world) {
 /* Sends the world's error to the peers that have sent this rank an error report. */
 static void tshi_uv_pass_on(tsh_uv_world *world) {
     tsh_error error = world->error;
-    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_VERDICT), &error, world->size);
+    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_DECISION), &error, world->size);
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].reported) tshi_uv_post(&world->peer[r]);
 }
@@ -1540,10 +1540,10 @@ static void tshi_uv_pass_on(tsh_uv_world *world) {
  * for the others when it is back. */
 static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     tsh_uv_world *world = peer->world;
-    if (tshi_uv_verdict(world) != TSH_OK) return;
+    if (tshi_uv_failed(world) != TSH_OK) return;
     if (peer->rank == tshi_uv_arbiter(world) ||
         (error->code == TSH_ERR_LOST && error->rank == world->rank)) {
-        tshi_uv_rule(world, error);
+        tshi_uv_fail(world, error);
         tshi_uv_pass_on(world);
     } else if (!world->offered_at || peer->rank < world->offered_by) {
         if (!world->offered_at) world->offered_at = tsh_now();
@@ -1552,19 +1552,19 @@ static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     }
 }
 
-static void tshi_uv_pronounce(tsh_uv_world *world, tsh_error *error) {
-    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_VERDICT), error, world->size);
+static void tshi_uv_send_decision(tsh_uv_world *world, tsh_error *error) {
+    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_DECISION), error, world->size);
     tshi_uv_post_all(world);
-    tshi_uv_rule(world, error);
+    tshi_uv_fail(world, error);
 }
 
 /* A decision that was kept counts now; ranks that its sender does not reach hear of it, too. */
 static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
-    if (!world->offered_at || tshi_uv_verdict(world) != TSH_OK ||
+    if (!world->offered_at || tshi_uv_failed(world) != TSH_OK ||
         (world->offered_by > tshi_uv_arbiter(world) &&
          now - world->offered_at < TSHI_UV_ALONE_MS * TSHI_UV_MS))
         return;
-    tshi_uv_pronounce(world, &world->offer);
+    tshi_uv_send_decision(world, &world->offer);
 }
 
 /* What this rank called. */
@@ -1613,7 +1613,7 @@ static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
 
 /* This rank holds an error report, and waits for a decision. */
 static int tshi_uv_accuses(const tsh_uv_world *world) {
-    return world->held.charge != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK;
+    return world->held.charge != TSHI_UV_NOTHING && tshi_uv_failed(world) == TSH_OK;
 }
 
 /* Sends the coordinator what this rank holds, once to each that is one. */
@@ -1631,7 +1631,7 @@ static void tshi_uv_report(tsh_uv_world *world) {
 
 /* This rank's own evidence; what outranks it replaces it. */
 static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_evidence *e) {
-    if (tshi_uv_verdict(world) != TSH_OK || e->charge < world->held.charge ||
+    if (tshi_uv_failed(world) != TSH_OK || e->charge < world->held.charge ||
         (e->charge == world->held.charge && e->error.rank >= world->held.error.rank))
         return;
     world->held = *e;
@@ -1816,7 +1816,7 @@ static int tshi_uv_answered(const tsh_uv_world *world) {
 static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
     tshi_uv_judge *j = &world->judge;
     int64_t waited = now - j->since;
-    if (!j->since || tshi_uv_verdict(world) != TSH_OK || waited < TSHI_UV_COLLECT_MS * TSHI_UV_MS)
+    if (!j->since || tshi_uv_failed(world) != TSH_OK || waited < TSHI_UV_COLLECT_MS * TSHI_UV_MS)
         return;
     if (j->best.group && !tshi_uv_answered(world) && waited < TSHI_UV_ASK_MS * TSHI_UV_MS) {
         tshi_uv_ask(world);
@@ -1826,7 +1826,7 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
         (void)tsh_call_mismatch(tshi_uv_called, world, world->size, j->best.seq, j->best.group,
                                 &j->best.error);
     if (j->best.group && j->best.charge == TSHI_UV_LATE) tshi_uv_find_absent(world, &j->best.error);
-    tshi_uv_pronounce(world, &j->best.error);
+    tshi_uv_send_decision(world, &j->best.error);
 }
 
 /* ========================================================================== */
@@ -1931,7 +1931,7 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
     tshi_uv_judge *j = &world->judge;
     int on, at;
-    if (j->confirming || tshi_uv_verdict(world) != TSH_OK) return;
+    if (j->confirming || tshi_uv_failed(world) != TSH_OK) return;
     do {
         int end = r < 0 ? world->size : r + 1;
         memset(j->search, 0, (size_t)world->size * sizeof *j->search);
@@ -2548,7 +2548,7 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     if (c->bad) return;
     e.reporter = peer->rank;
     peer->reported = 1;
-    if (tshi_uv_verdict(world) != TSH_OK)
+    if (tshi_uv_failed(world) != TSH_OK)
         tshi_uv_pass_on(world);
     else if (tshi_uv_arbiter(world) == world->rank)
         tshi_uv_consider(world, &e);
@@ -2682,7 +2682,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_STUCK: tshi_uv_on_stuck(peer, c); break;
     case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
     case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;
-    case TSHI_UV_VERDICT:
+    case TSHI_UV_DECISION:
         memset(&error, 0, sizeof error);
         tshi_uv_error_fields(c, &error, world->size);
         if (!c->bad) tshi_uv_on_decision(peer, &error);
@@ -3018,7 +3018,7 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
         tshi_uv_peer *peer = &world->peer[r];
         if (peer->state != TSHI_UV_THERE) continue;
         if (overslept) peer->heard.last = peer->acked.last = now;
-        if (world->parting || tshi_uv_verdict(world) != TSH_OK) continue;
+        if (world->parting || tshi_uv_failed(world) != TSH_OK) continue;
         cut = tshi_uv_is_cut(peer);
         /* Silence begins where a beat is missing. Half open, a peer is heard for a while after it
          * ceased to hear: then it begins with the first beat that is not acknowledged. */
@@ -3125,14 +3125,14 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     tshi_uv_catch_up(world);
     tshi_uv_expire(world, now);
     tshi_uv_log_counted(world, now);
-    if (tshi_uv_verdict(world) == TSH_OK) tshi_uv_reach_out(world, now);
+    if (tshi_uv_failed(world) == TSH_OK) tshi_uv_reach_out(world, now);
     uv_mutex_lock(&world->lock);
     stuck = world->stuck_new;
     uv_mutex_unlock(&world->lock);
     if (stuck) tshi_uv_report_stuck(world);
     tshi_uv_decide(world, now);
     if (tshi_uv_accuses(world) && now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
-        tshi_uv_pronounce(world, &world->held.error);
+        tshi_uv_send_decision(world, &world->held.error);
 }
 
 /* All goodbyes are sent, and the peers have gone too, or were given their time. */
@@ -3175,7 +3175,7 @@ static void tshi_uv_on_tick(uv_timer_t *timer) {
 /* Whatever has happened, these follow from it. */
 static void tshi_uv_on_turn(uv_prepare_t *turn) {
     tsh_uv_world *world = (tsh_uv_world *)turn->data;
-    int ended = tshi_uv_verdict(world) != TSH_OK, leaving, wait;
+    int ended = tshi_uv_failed(world) != TSH_OK, leaving, wait;
     int64_t next;
     tshi_uv_tick(world);
     uv_mutex_lock(&world->lock);
@@ -3715,7 +3715,7 @@ static tshi_uv_span tshi_uv_in_at(const tshi_uv_group *group, const tshi_uv_op *
 /* ========================================================================== */
 /* >>uv-flow                                         MARK: - uv-flow (private) */
 /* Bytes move, on every connection that has some to move.                      */
-/* Needs: >>uv-route >>uv-verdict.                                              */
+/* Needs: >>uv-route >>uv-error.                                              */
 /* ========================================================================== */
 
 static int tshi_uv_for_messages(const tshi_uv_link *link) {
@@ -4257,7 +4257,7 @@ static void tshi_uv_timer_event(uv_timer_t *timer) {
 }
 
 static int tshi_uv_over(const tshi_uv_waiting *wait) {
-    if (tshi_uv_verdict(wait->group->world) != TSH_OK) return 1;
+    if (tshi_uv_failed(wait->group->world) != TSH_OK) return 1;
     return wait->op ? wait->op->pending == 0 : TSHI_UV_GET(&wait->group->linked);
 }
 
@@ -4405,7 +4405,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t
         }
     }
     if (wait.noted) tshi_uv_unstick(world);
-    return tshi_uv_verdict(world);
+    return tshi_uv_failed(world);
 }
 
 /* ========================================================================== */
@@ -4429,7 +4429,7 @@ static void tshi_uv_release(tshi_uv_group *group, tshi_uv_op *op) {
 
 static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_uv_group *group = tshi_uv_group_of(comm);
-    tsh_result result = tshi_uv_verdict(group->world);
+    tsh_result result = tshi_uv_failed(group->world);
     tshi_uv_op *op;
     *req = 0;
     if (result != TSH_OK) return result;
@@ -4461,7 +4461,7 @@ static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
     tshi_uv_op *op = tshi_uv_op_of(group, req);
     tsh_result result;
     (void)tshi_uv_advance(group->world);
-    result = tshi_uv_verdict(group->world);
+    result = tshi_uv_failed(group->world);
     *done = result != TSH_OK || op->pending == 0;
     if (!*done && tsh_now() >= op->deadline) tshi_uv_late(group, op);
     return result;
@@ -4469,14 +4469,14 @@ static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
 
 static void tshi_uv_progress(tsh_comm *comm) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
-    if (tshi_uv_verdict(world) == TSH_OK) (void)tshi_uv_advance(world);
+    if (tshi_uv_failed(world) == TSH_OK) (void)tshi_uv_advance(world);
 }
 
 static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
-    tsh_result verdict = tshi_uv_verdict(world);
-    if (verdict != TSH_OK && error) *error = world->error; /* written before the verdict */
-    return verdict;
+    tsh_result failed = tshi_uv_failed(world);
+    if (failed != TSH_OK && error) *error = world->error; /* written before the verdict */
+    return failed;
 }
 
 static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) {
@@ -4564,7 +4564,7 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
     tsh_uv_world *world = parent->world;
-    tsh_result result = tshi_uv_verdict(world);
+    tsh_result result = tshi_uv_failed(world);
     tshi_uv_ticket *tickets, *mine;
     tshi_uv_address at = world->own;
     int alone = color < 0 || parent->size == 1, listener = -1;
@@ -4649,7 +4649,7 @@ static void tshi_uv_world_close(tsh_uv_world *world) {
 static void tshi_uv_close(tsh_comm *comm) {
     tshi_uv_group *group = tshi_uv_group_of(comm), **at;
     tsh_uv_world *world = group->world;
-    if (group->active && tshi_uv_verdict(world) == TSH_OK)
+    if (group->active && tshi_uv_failed(world) == TSH_OK)
         tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_LOST, world->rank,
                        "rank %d closed group %llu before it waited for its requests", world->rank,
                        (unsigned long long)group->id);
@@ -4657,7 +4657,7 @@ static void tshi_uv_close(tsh_comm *comm) {
     for (at = &world->groups; *at != group;) at = &(*at)->next;
     *at = group->next;
     uv_mutex_unlock(&world->lock);
-    if (tshi_uv_verdict(world) == TSH_OK) {
+    if (tshi_uv_failed(world) == TSH_OK) {
         tshi_uv_group_free(group);
     } else { /* the control thread may still be connecting it */
         group->next = world->ended;
@@ -4830,14 +4830,14 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
 
 /* Waits until the world has formed, or will not. */
 static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
-    tsh_result verdict;
+    tsh_result failed;
     uv_mutex_lock(&world->lock);
-    while (!world->complete && tshi_uv_verdict(world) == TSH_OK)
+    while (!world->complete && tshi_uv_failed(world) == TSH_OK)
         uv_cond_wait(&world->changed, &world->lock);
-    verdict = tshi_uv_verdict(world);
-    if (verdict != TSH_OK) *error = world->error;
+    failed = tshi_uv_failed(world);
+    if (failed != TSH_OK) *error = world->error;
     uv_mutex_unlock(&world->lock);
-    return verdict;
+    return failed;
 }
 
 static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *error) {
