@@ -131,7 +131,7 @@
  * ROOMS
  *
  * Shared: >>uv-types >>uv-wire (bytes that are trusted nowhere) >>uv-socket >>uv-settings
- * >>uv-error. The control thread: >>uv-post >>uv-judge (whose fault it is) >>uv-cycle (ranks
+ * >>uv-error. The control thread: >>uv-post >>uv-decide (whose fault it is) >>uv-cycle (ranks
  * that wait for each other) >>uv-connect (the handshake) >>uv-form (how a world and a group come
  * to be) >>uv-hear (what peers say) >>uv-admit (who is let in) >>uv-control (what takes time). The
  * caller's: >>uv-group >>uv-route (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops
@@ -523,7 +523,7 @@ typedef struct tshi_uv_conn {
 } tshi_uv_conn;
 
 /* Of the world, in the control thread. */
-typedef struct tshi_uv_judge {
+typedef struct tshi_uv_coordinator {
     int64_t since; /* 0: no evidence */
     tshi_uv_evidence best;
     tshi_uv_answer *answer; /* by rank */
@@ -531,7 +531,7 @@ typedef struct tshi_uv_judge {
     tsh_coll_search *search; /* by rank: the search for a cycle of stuck ranks */
     uint64_t *asked;         /* by rank: it is on the cycle, and to confirm this wait */
     int confirming;         /* ranks that have not */
-} tshi_uv_judge;
+} tshi_uv_coordinator;
 
 /* Messages of one kind, of which the logger gets one a second. */
 typedef struct tshi_uv_log_count {
@@ -592,7 +592,7 @@ struct tsh_uv_world {
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
     tshi_uv_dial *dials;
     tshi_uv_group *world_group, *making;
-    tshi_uv_judge judge;
+    tshi_uv_coordinator coordinator;
     tshi_uv_letter letter;
     int64_t due;             /* when the world is to have formed, */
     int64_t beat, accept_at; /* the next beat goes, accepting is tried again, */
@@ -1512,7 +1512,7 @@ static void tshi_uv_post_all(tsh_uv_world *world) {
 }
 
 /* ========================================================================== */
-/* >>uv-judge                                       MARK: - uv-judge (private) */
+/* >>uv-decide                                       MARK: - uv-judge (private) */
 /* An error report goes to the coordinator, the lowest rank that is not lost;  */
 /* it collects, asks where it must, and its decision goes to all.              */
 /* Needs: >>uv-post.                                                            */
@@ -1520,7 +1520,7 @@ static void tshi_uv_post_all(tsh_uv_world *world) {
 
 enum { TSHI_UV_COLLECT_MS = 20, TSHI_UV_ASK_MS = 60, TSHI_UV_ALONE_MS = 500 };
 
-static int tshi_uv_arbiter(const tsh_uv_world *world) {
+static int tshi_uv_coordinator_of(const tsh_uv_world *world) {
     int r = 0;
     while (r != world->rank && world->peer[r].state != TSHI_UV_THERE) r++;
     return r;
@@ -1541,7 +1541,7 @@ static void tshi_uv_pass_on(tsh_uv_world *world) {
 static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     tsh_uv_world *world = peer->world;
     if (tshi_uv_failed(world) != TSH_OK) return;
-    if (peer->rank == tshi_uv_arbiter(world) ||
+    if (peer->rank == tshi_uv_coordinator_of(world) ||
         (error->code == TSH_ERR_LOST && error->rank == world->rank)) {
         tshi_uv_fail(world, error);
         tshi_uv_pass_on(world);
@@ -1561,7 +1561,7 @@ static void tshi_uv_send_decision(tsh_uv_world *world, tsh_error *error) {
 /* A decision that was kept counts now; ranks that its sender does not reach hear of it, too. */
 static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
     if (!world->offered_at || tshi_uv_failed(world) != TSH_OK ||
-        (world->offered_by > tshi_uv_arbiter(world) &&
+        (world->offered_by > tshi_uv_coordinator_of(world) &&
          now - world->offered_at < TSHI_UV_ALONE_MS * TSHI_UV_MS))
         return;
     tshi_uv_send_decision(world, &world->offer);
@@ -1586,7 +1586,7 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
 
 /* Asks the ranks that have not told what they started. */
 static void tshi_uv_ask(tsh_uv_world *world) {
-    tshi_uv_judge *j = &world->judge;
+    tshi_uv_coordinator *j = &world->coordinator;
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
     tshi_uv_put(c, j->best.group, 8);
     tshi_uv_put(c, j->best.seq, 8);
@@ -1601,7 +1601,7 @@ static void tshi_uv_ask(tsh_uv_world *world) {
 
 /* This rank is the coordinator. */
 static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
-    tshi_uv_judge *j = &world->judge;
+    tshi_uv_coordinator *j = &world->coordinator;
     if (!j->since) j->since = tsh_now();
     if (e->charge < j->best.charge ||
         (e->charge == j->best.charge && e->error.rank >= j->best.error.rank))
@@ -1618,7 +1618,7 @@ static int tshi_uv_accuses(const tsh_uv_world *world) {
 
 /* Sends the coordinator what this rank holds, once to each that is one. */
 static void tshi_uv_report(tsh_uv_world *world) {
-    int to = tshi_uv_arbiter(world);
+    int to = tshi_uv_coordinator_of(world);
     if (!tshi_uv_accuses(world) || to == world->reported_to) return;
     world->reported_to = to;
     if (to == world->rank) {
@@ -1758,7 +1758,7 @@ static void tshi_uv_suspect_cut(tsh_uv_world *world) {
 
 /* The world rank of a group's rank among those that started; -1: it did not. */
 static int tshi_uv_started_as(const tsh_uv_world *world, int rank) {
-    const tshi_uv_answer *answer = world->judge.answer;
+    const tshi_uv_answer *answer = world->coordinator.answer;
     for (int r = 0; r < world->size; r++)
         if (answer[r].member && answer[r].started && answer[r].rank == rank) return r;
     return -1;
@@ -1768,7 +1768,7 @@ static int tshi_uv_started_as(const tsh_uv_world *world, int rank) {
 static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
     const tsh_uv_world *world = (const tsh_uv_world *)user;
     const int r = tshi_uv_started_as(world, rank);
-    const tshi_uv_record *record = &world->judge.answer[r < 0 ? 0 : r].record;
+    const tshi_uv_record *record = &world->coordinator.answer[r < 0 ? 0 : r].record;
     out->coll = record->coll;
     out->coll.send_counts = record->send_counts;
     out->coll.recv_counts = record->recv_counts;
@@ -1783,7 +1783,7 @@ static int tshi_uv_belongs(tsh_uv_world *world, int r) {
     const tshi_uv_group *group;
     int belongs;
     uv_mutex_lock(&world->lock);
-    group = tshi_uv_find_group(world, world->judge.best.group);
+    group = tshi_uv_find_group(world, world->coordinator.best.group);
     belongs = group && tshi_uv_member(group, r) >= 0;
     uv_mutex_unlock(&world->lock);
     return belongs;
@@ -1791,7 +1791,7 @@ static int tshi_uv_belongs(tsh_uv_world *world, int r) {
 
 /* Time is up: who has not come? */
 static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
-    const tshi_uv_answer *answer = world->judge.answer;
+    const tshi_uv_answer *answer = world->coordinator.answer;
     int first = -1;
     for (int r = 0; r < world->size; r++) {
         int member = answer[r].told ? answer[r].member : tshi_uv_belongs(world, r);
@@ -1806,7 +1806,7 @@ static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
 }
 
 static int tshi_uv_answered(const tsh_uv_world *world) {
-    const tshi_uv_answer *answer = world->judge.answer;
+    const tshi_uv_answer *answer = world->coordinator.answer;
     for (int r = 0; r < world->size; r++)
         if (!answer[r].told || (answer[r].member && !answer[r].started))
             if (r == world->rank || world->peer[r].state == TSHI_UV_THERE) return 0;
@@ -1814,7 +1814,7 @@ static int tshi_uv_answered(const tsh_uv_world *world) {
 }
 
 static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
-    tshi_uv_judge *j = &world->judge;
+    tshi_uv_coordinator *j = &world->coordinator;
     int64_t waited = now - j->since;
     if (!j->since || tshi_uv_failed(world) != TSH_OK || waited < TSHI_UV_COLLECT_MS * TSHI_UV_MS)
         return;
@@ -1832,7 +1832,7 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
 /* ========================================================================== */
 /* >>uv-cycle                                      MARK: - uv-cycle (private) */
 /* Ranks that wait for each other in a cycle: in crossed groups, or messages. */
-/* Needs: >>uv-judge.                                                           */
+/* Needs: >>uv-decide.                                                           */
 /* ========================================================================== */
 
 /* Collectives of a group that a stuck rank had started. */
@@ -1878,8 +1878,8 @@ static int tshi_uv_together(const void *user, int r) {
 
 /* r is on a cycle, all confirmed. */
 static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
-    const tshi_uv_stuck *all = world->judge.stuck;
-    int waits, blamed = tsh_coll_blame(world->judge.search, r, tshi_uv_together, all, &waits);
+    const tshi_uv_stuck *all = world->coordinator.stuck;
+    int waits, blamed = tsh_coll_blame(world->coordinator.search, r, tshi_uv_together, all, &waits);
     tshi_uv_suspect(world, TSHI_UV_CROSSED, TSH_ERR_MISMATCH, blamed,
                     "rank %d waits in %s while rank %d waits for it in %s", blamed,
                     all[blamed].text, waits, all[waits].text);
@@ -1896,7 +1896,7 @@ static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
 
 /* One of the cycle has answered; 1 if that was no cycle. */
 static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
-    tshi_uv_judge *j = &world->judge;
+    tshi_uv_coordinator *j = &world->coordinator;
     if (!j->confirming || j->asked[r] != wait) return 0;
     j->asked[r] = 0;
     if (still && j->stuck[r].wait == wait) {
@@ -1911,7 +1911,7 @@ static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int stil
 /* Asks the others on a cycle, of which `on` is one, whether they still wait; 1 if this rank is on
  * it and does not. */
 static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
-    tshi_uv_judge *j = &world->judge;
+    tshi_uv_coordinator *j = &world->coordinator;
     uint64_t mine;
     int at = on;
     do {
@@ -1929,7 +1929,7 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
  * freed by those it waits for: if all on a cycle still are in the waits that they reported, the
  * cycle is real. */
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
-    tshi_uv_judge *j = &world->judge;
+    tshi_uv_coordinator *j = &world->coordinator;
     int on, at;
     if (j->confirming || tshi_uv_failed(world) != TSH_OK) return;
     do {
@@ -1952,11 +1952,11 @@ static void tshi_uv_copy_stuck(tshi_uv_stuck *dst, const tshi_uv_stuck *src) {
 
 /* Takes this rank's report to the coordinator. */
 static void tshi_uv_report_stuck(tsh_uv_world *world) {
-    int to = tshi_uv_arbiter(world);
+    int to = tshi_uv_coordinator_of(world);
     uv_mutex_lock(&world->lock);
     world->stuck_new = 0;
     if (to == world->rank)
-        tshi_uv_copy_stuck(&world->judge.stuck[to], world->stuck);
+        tshi_uv_copy_stuck(&world->coordinator.stuck[to], world->stuck);
     else
         tshi_uv_stuck_fields(tshi_uv_write(world, TSHI_UV_STUCK), world->stuck, world->size);
     uv_mutex_unlock(&world->lock);
@@ -1969,7 +1969,7 @@ static void tshi_uv_report_stuck(tsh_uv_world *world) {
 /* ========================================================================== */
 /* >>uv-connect                                   MARK: - uv-connect (private) */
 /* Connections, dialled and accepted, until both ends have proved themselves.  */
-/* Needs: >>uv-judge.                                                           */
+/* Needs: >>uv-decide.                                                           */
 /* ========================================================================== */
 
 enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2 };
@@ -2520,7 +2520,7 @@ static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
 }
 
 static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    tshi_uv_judge *j = &peer->world->judge;
+    tshi_uv_coordinator *j = &peer->world->coordinator;
     tshi_uv_answer answer;
     uint64_t group = 0, seq = 0;
     memset(&answer, 0, sizeof answer);
@@ -2550,7 +2550,7 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     peer->reported = 1;
     if (tshi_uv_failed(world) != TSH_OK)
         tshi_uv_pass_on(world);
-    else if (tshi_uv_arbiter(world) == world->rank)
+    else if (tshi_uv_coordinator_of(world) == world->rank)
         tshi_uv_consider(world, &e);
     else
         tshi_uv_hold(world, &e);
@@ -2558,7 +2558,7 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
 
 static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_stuck_fields(c, &world->judge.stuck[peer->rank], world->size);
+    tshi_uv_stuck_fields(c, &world->coordinator.stuck[peer->rank], world->size);
     if (!c->bad) tshi_uv_follow(world, peer->rank);
 }
 
@@ -3189,7 +3189,7 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
     tshi_uv_watch_peers(world);
     next = tshi_uv_min(world->silent_at, world->beat);
     wait = world->forming || world->making || world->conns || leaving || tshi_uv_accuses(world) ||
-                   (!ended && (world->judge.since || world->offered_at))
+                   (!ended && (world->coordinator.since || world->offered_at))
                ? 5
                : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1);
     if (wait < 1) wait = 1;
@@ -4601,11 +4601,12 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
 static void tshi_uv_world_free(tsh_uv_world *world) {
     if (!world) return;
     free(world->peer);
-    free(world->judge.answer);
-    free(world->judge.search);
-    free(world->judge.asked);
-    for (int r = 0; world->judge.stuck && r < world->size; r++) free(world->judge.stuck[r].member);
-    free(world->judge.stuck);
+    free(world->coordinator.answer);
+    free(world->coordinator.search);
+    free(world->coordinator.asked);
+    for (int r = 0; world->coordinator.stuck && r < world->size; r++)
+        free(world->coordinator.stuck[r].member);
+    free(world->coordinator.stuck);
     if (world->stuck) free(world->stuck->member);
     free(world->stuck);
     sodium_memzero(world->secret, sizeof world->secret);
@@ -4681,22 +4682,22 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     int *ranks = (int *)calloc(n, sizeof *ranks);
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
-    world->judge.answer = (tshi_uv_answer *)calloc(n, sizeof *world->judge.answer);
-    world->judge.search = (tsh_coll_search *)calloc(n, sizeof *world->judge.search);
-    world->judge.asked = (uint64_t *)calloc(n, sizeof *world->judge.asked);
-    world->judge.stuck = (tshi_uv_stuck *)calloc(n, sizeof *world->judge.stuck);
+    world->coordinator.answer = (tshi_uv_answer *)calloc(n, sizeof *world->coordinator.answer);
+    world->coordinator.search = (tsh_coll_search *)calloc(n, sizeof *world->coordinator.search);
+    world->coordinator.asked = (uint64_t *)calloc(n, sizeof *world->coordinator.asked);
+    world->coordinator.stuck = (tshi_uv_stuck *)calloc(n, sizeof *world->coordinator.stuck);
     world->stuck = (tshi_uv_stuck *)calloc(1, sizeof *world->stuck);
     if (world->stuck) world->stuck->member = (int *)calloc(n, sizeof(int));
     for (int r = 0; r < world->size && ranks; r++) ranks[r] = r;
-    if (ranks && world->judge.stuck)
+    if (ranks && world->coordinator.stuck)
         world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size, ranks);
     free(ranks);
-    if (!world->peer || !world->judge.answer || !world->judge.search || !world->judge.asked ||
-        !world->world_group || !world->stuck || !world->stuck->member)
+    if (!world->peer || !world->coordinator.answer || !world->coordinator.search ||
+        !world->coordinator.asked || !world->world_group || !world->stuck || !world->stuck->member)
         return 0;
     for (int r = 0; r < world->size; r++) {
-        world->judge.stuck[r].member = (int *)calloc(n, sizeof(int));
-        if (!world->judge.stuck[r].member) return 0;
+        world->coordinator.stuck[r].member = (int *)calloc(n, sizeof(int));
+        if (!world->coordinator.stuck[r].member) return 0;
         world->peer[r].world = world;
         world->peer[r].rank = r;
         world->peer[r].fd = -1;
