@@ -383,7 +383,7 @@ typedef struct tshi_uv_address {
 } tshi_uv_address;
 
 /* What a rank holds against another. Larger outranks smaller. */
-typedef enum tshi_uv_charge {
+typedef enum tshi_uv_error_kind {
     TSHI_UV_NOTHING,
     TSHI_UV_LATE,     /* time is up in a collective */
     TSHI_UV_SILENT,   /* no beat */
@@ -391,14 +391,14 @@ typedef enum tshi_uv_charge {
     TSHI_UV_MISMATCH, /* descriptors differ */
     TSHI_UV_GONE,     /* a connection ended */
     TSHI_UV_ABORT     /* the rank says so itself */
-} tshi_uv_charge;
+} tshi_uv_error_kind;
 
-typedef struct tshi_uv_evidence {
-    tshi_uv_charge charge;
+typedef struct tshi_uv_report {
+    tshi_uv_error_kind kind;
     int reporter;
     uint64_t group, seq; /* a collective that the coordinator asks all ranks about; group 0: none */
     tsh_error error;
-} tshi_uv_evidence;
+} tshi_uv_report;
 
 /* What a rank answers the coordinator about a collective. */
 typedef struct tshi_uv_answer {
@@ -525,7 +525,7 @@ typedef struct tshi_uv_conn {
 /* Of the world, in the control thread. */
 typedef struct tshi_uv_coordinator {
     int64_t since; /* 0: no evidence */
-    tshi_uv_evidence best;
+    tshi_uv_report best;
     tshi_uv_answer *answer; /* by rank */
     tshi_uv_stuck *stuck;   /* by rank: where the coordinator knows it waits */
     tsh_coll_search *search; /* by rank: the search for a cycle of stuck ranks */
@@ -562,11 +562,11 @@ struct tsh_uv_world {
     uv_mutex_t lock;
     uv_cond_t changed;
     int failed;  /* atomic, a tsh_result; error is valid once it is set */
-    int accused; /* atomic: evidence was given, data stands still */
+    int halted;  /* atomic: evidence was given, data stands still */
     tsh_error error;
     tshi_uv_group *groups;
-    tshi_uv_evidence evidence; /* the caller's, to be taken */
-    tshi_uv_evidence held;     /* the control thread's, until a verdict comes */
+    tshi_uv_report reported; /* the caller's, to be taken */
+    tshi_uv_report held;     /* the control thread's, until a verdict comes */
     tshi_uv_stuck *stuck;
     uint64_t last; /* the group of the latest collective */
     int stuck_new, leaving, complete;
@@ -840,7 +840,7 @@ typedef enum tshi_uv_type {
     TSHI_UV_TABLE,   /* from rank 0: where all listen, and the world's token */
     TSHI_UV_READY,   /* to rank 0: I have all connections */
     TSHI_UV_GO,      /* from rank 0: so have all */
-    TSHI_UV_ACCUSE,  /* to the coordinator: an error report */
+    TSHI_UV_REPORT,  /* to the coordinator: an error report */
     TSHI_UV_ASK,     /* the coordinator asks a rank which collective it called */
     TSHI_UV_TELL,
     TSHI_UV_STUCK,   /* to the coordinator: I have waited for long */
@@ -897,9 +897,9 @@ static void tshi_uv_error_fields(tshi_uv_cursor *c, tsh_error *error, int size) 
     tshi_uv_text_field(c, error->message, sizeof error->message);
 }
 
-static void tshi_uv_evidence_fields(tshi_uv_cursor *c, tshi_uv_evidence *e, int size) {
-    e->charge = (tshi_uv_charge)tshi_uv_field(c, (uint64_t)e->charge, 1);
-    if (e->charge == TSHI_UV_NOTHING || e->charge > TSHI_UV_ABORT) c->bad = 1;
+static void tshi_uv_report_fields(tshi_uv_cursor *c, tshi_uv_report *e, int size) {
+    e->kind = (tshi_uv_error_kind)tshi_uv_field(c, (uint64_t)e->kind, 1);
+    if (e->kind == TSHI_UV_NOTHING || e->kind > TSHI_UV_ABORT) c->bad = 1;
     e->group = tshi_uv_field(c, e->group, 8);
     e->seq = tshi_uv_field(c, e->seq, 8);
     tshi_uv_error_fields(c, &e->error, size);
@@ -1382,7 +1382,7 @@ static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
     uv_mutex_lock(&world->lock);
     if (tshi_uv_failed(world) == TSH_OK) {
         world->error = *error;
-        TSHI_UV_PUT(&world->accused, 1); /* no byte moves from here on */
+        TSHI_UV_PUT(&world->halted, 1); /* no byte moves from here on */
         TSHI_UV_PUT(&world->failed, (int)error->code);
     }
     uv_cond_broadcast(&world->changed);
@@ -1392,13 +1392,13 @@ static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
 
 /* From the caller's side: the first evidence goes to the control thread. */
 TSH_PRINTF(7, 8)
-static void tshi_uv_accuse(tsh_uv_world *world, tshi_uv_charge charge, uint64_t group, uint64_t seq,
-                           tsh_result code, int rank, const char *format, ...) {
-    tshi_uv_evidence *e = &world->evidence;
+static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, uint64_t group,
+                                 uint64_t seq, tsh_result code, int rank, const char *format, ...) {
+    tshi_uv_report *e = &world->reported;
     va_list list;
     uv_mutex_lock(&world->lock);
-    if (e->charge == TSHI_UV_NOTHING) {
-        e->charge = charge;
+    if (e->kind == TSHI_UV_NOTHING) {
+        e->kind = kind;
         e->reporter = world->rank;
         e->group = group;
         e->seq = seq;
@@ -1408,7 +1408,7 @@ static void tshi_uv_accuse(tsh_uv_world *world, tshi_uv_charge charge, uint64_t 
         (void)vsnprintf(e->error.message, sizeof e->error.message, format, list);
         va_end(list);
     }
-    TSHI_UV_PUT(&world->accused, 1);
+    TSHI_UV_PUT(&world->halted, 1);
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
 }
@@ -1417,8 +1417,8 @@ static void tshi_uv_accuse(tsh_uv_world *world, tshi_uv_charge charge, uint64_t 
  * that tsh_comm_error has a sentence when the call that failed returns. */
 static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const char *what,
                                  const char *why) {
-    tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot %s: %s",
-                   world->rank, what, why);
+    tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot %s: %s",
+                         world->rank, what, why);
     uv_mutex_lock(&world->lock);
     while (tshi_uv_failed(world) == TSH_OK) uv_cond_wait(&world->changed, &world->lock);
     uv_mutex_unlock(&world->lock);
@@ -1600,11 +1600,10 @@ static void tshi_uv_ask(tsh_uv_world *world) {
 }
 
 /* This rank is the coordinator. */
-static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
+static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_report *e) {
     tshi_uv_coordinator *j = &world->coordinator;
     if (!j->since) j->since = tsh_now();
-    if (e->charge < j->best.charge ||
-        (e->charge == j->best.charge && e->error.rank >= j->best.error.rank))
+    if (e->kind < j->best.kind || (e->kind == j->best.kind && e->error.rank >= j->best.error.rank))
         return;
     j->best = *e;
     memset(j->answer, 0, (size_t)world->size * sizeof *j->answer);
@@ -1612,42 +1611,42 @@ static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
 }
 
 /* This rank holds an error report, and waits for a decision. */
-static int tshi_uv_accuses(const tsh_uv_world *world) {
-    return world->held.charge != TSHI_UV_NOTHING && tshi_uv_failed(world) == TSH_OK;
+static int tshi_uv_has_reported(const tsh_uv_world *world) {
+    return world->held.kind != TSHI_UV_NOTHING && tshi_uv_failed(world) == TSH_OK;
 }
 
 /* Sends the coordinator what this rank holds, once to each that is one. */
-static void tshi_uv_report(tsh_uv_world *world) {
+static void tshi_uv_send_report(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
-    if (!tshi_uv_accuses(world) || to == world->reported_to) return;
+    if (!tshi_uv_has_reported(world) || to == world->reported_to) return;
     world->reported_to = to;
     if (to == world->rank) {
         tshi_uv_consider(world, &world->held);
         return;
     }
-    tshi_uv_evidence_fields(tshi_uv_write(world, TSHI_UV_ACCUSE), &world->held, world->size);
+    tshi_uv_report_fields(tshi_uv_write(world, TSHI_UV_REPORT), &world->held, world->size);
     tshi_uv_post(&world->peer[to]);
 }
 
 /* This rank's own evidence; what outranks it replaces it. */
-static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_evidence *e) {
-    if (tshi_uv_failed(world) != TSH_OK || e->charge < world->held.charge ||
-        (e->charge == world->held.charge && e->error.rank >= world->held.error.rank))
+static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
+    if (tshi_uv_failed(world) != TSH_OK || e->kind < world->held.kind ||
+        (e->kind == world->held.kind && e->error.rank >= world->held.error.rank))
         return;
     world->held = *e;
     if (!world->held_since) world->held_since = tsh_now();
-    TSHI_UV_PUT(&world->accused, 1);
+    TSHI_UV_PUT(&world->halted, 1);
     world->reported_to = -1;
-    tshi_uv_report(world);
+    tshi_uv_send_report(world);
 }
 
 TSH_PRINTF(5, 6)
-static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_charge charge, tsh_result code, int rank,
+static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_error_kind kind, tsh_result code, int rank,
                             const char *format, ...) {
-    tshi_uv_evidence e;
+    tshi_uv_report e;
     va_list list;
     memset(&e, 0, sizeof e);
-    e.charge = charge;
+    e.kind = kind;
     e.reporter = world->rank;
     e.error.code = code;
     e.error.rank = rank;
@@ -1822,10 +1821,10 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
         tshi_uv_ask(world);
         return;
     }
-    if (j->best.group && j->best.charge == TSHI_UV_MISMATCH)
+    if (j->best.group && j->best.kind == TSHI_UV_MISMATCH)
         (void)tsh_call_mismatch(tshi_uv_called, world, world->size, j->best.seq, j->best.group,
                                 &j->best.error);
-    if (j->best.group && j->best.charge == TSHI_UV_LATE) tshi_uv_find_absent(world, &j->best.error);
+    if (j->best.group && j->best.kind == TSHI_UV_LATE) tshi_uv_find_absent(world, &j->best.error);
     tshi_uv_send_decision(world, &j->best.error);
 }
 
@@ -1951,7 +1950,7 @@ static void tshi_uv_copy_stuck(tshi_uv_stuck *dst, const tshi_uv_stuck *src) {
 }
 
 /* Takes this rank's report to the coordinator. */
-static void tshi_uv_report_stuck(tsh_uv_world *world) {
+static void tshi_uv_send_blocked(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
     uv_mutex_lock(&world->lock);
     world->stuck_new = 0;
@@ -2542,9 +2541,9 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
  * decision to the peer. */
 static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_evidence e;
+    tshi_uv_report e;
     memset(&e, 0, sizeof e);
-    tshi_uv_evidence_fields(c, &e, world->size);
+    tshi_uv_report_fields(c, &e, world->size);
     if (c->bad) return;
     e.reporter = peer->rank;
     peer->reported = 1;
@@ -2676,7 +2675,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_GO:
         if (world->forming) tshi_uv_completed(world);
         break;
-    case TSHI_UV_ACCUSE: tshi_uv_on_report(peer, c); break;
+    case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break;
     case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
     case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;
     case TSHI_UV_STUCK: tshi_uv_on_stuck(peer, c); break;
@@ -3120,7 +3119,7 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     tshi_uv_tell_awaited(world, now);
     tshi_uv_note_silence(world, now);
     tshi_uv_take_offer(world, now); /* the coordinator may be another now */
-    tshi_uv_report(world);
+    tshi_uv_send_report(world);
     tshi_uv_form(world);
     tshi_uv_catch_up(world);
     tshi_uv_expire(world, now);
@@ -3129,9 +3128,9 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
     stuck = world->stuck_new;
     uv_mutex_unlock(&world->lock);
-    if (stuck) tshi_uv_report_stuck(world);
+    if (stuck) tshi_uv_send_blocked(world);
     tshi_uv_decide(world, now);
-    if (tshi_uv_accuses(world) && now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
+    if (tshi_uv_has_reported(world) && now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
         tshi_uv_send_decision(world, &world->held.error);
 }
 
@@ -3148,7 +3147,7 @@ static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
 }
 
 static void tshi_uv_part(tsh_uv_world *world) {
-    if (tshi_uv_accuses(world)) return;
+    if (tshi_uv_has_reported(world)) return;
     world->parting = tsh_now();
     (void)tshi_uv_write(world, TSHI_UV_BYE);
     tshi_uv_post_all(world);
@@ -3188,7 +3187,8 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
     }
     tshi_uv_watch_peers(world);
     next = tshi_uv_min(world->silent_at, world->beat);
-    wait = world->forming || world->making || world->conns || leaving || tshi_uv_accuses(world) ||
+    wait = world->forming || world->making || world->conns || leaving ||
+                   tshi_uv_has_reported(world) ||
                    (!ended && (world->coordinator.since || world->offered_at))
                ? 5
                : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1);
@@ -3214,11 +3214,11 @@ static void tshi_uv_name_missing(const tshi_uv_group *group, tsh_error *error) {
 /* The caller's thread has something: evidence, a group to be made, a long wait, a goodbye. */
 static void tshi_uv_on_request(uv_async_t *async) {
     tsh_uv_world *world = (tsh_uv_world *)async->data;
-    tshi_uv_evidence e;
+    tshi_uv_report e;
     tshi_uv_group *made = NULL;
     uv_mutex_lock(&world->lock);
-    e = world->evidence;
-    world->evidence.charge = TSHI_UV_NOTHING;
+    e = world->reported;
+    world->reported.kind = TSHI_UV_NOTHING;
     if (world->requested) {
         made = world->making = world->requested;
         world->requested = NULL;
@@ -3226,8 +3226,8 @@ static void tshi_uv_on_request(uv_async_t *async) {
         made->listener = -1;
     }
     uv_mutex_unlock(&world->lock);
-    if (e.charge == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
-    if (e.charge != TSHI_UV_NOTHING) tshi_uv_hold(world, &e);
+    if (e.kind == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
+    if (e.kind != TSHI_UV_NOTHING) tshi_uv_hold(world, &e);
     if (made) tshi_uv_dial_group(world, made);
 }
 
@@ -3743,9 +3743,9 @@ static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const ch
     int peer = group->ranks[link->peer];
     char text[200];
     tshi_uv_op_text(group, tshi_uv_first(group, fifo), text, sizeof text);
-    tshi_uv_accuse(world, TSHI_UV_GONE, 0, 0, TSH_ERR_LOST, peer,
-                   "rank %d at %s %s while rank %d waits for it in %s", peer,
-                   world->peer[peer].name, how, world->rank, text);
+    tshi_uv_report_error(world, TSHI_UV_GONE, 0, 0, TSH_ERR_LOST, peer,
+                         "rank %d at %s %s while rank %d waits for it in %s", peer,
+                         world->peer[peer].name, how, world->rank, text);
 }
 
 /* The peer's descriptor is not this rank's: the coordinator asks all of them. */
@@ -3753,11 +3753,11 @@ static void tshi_uv_differ(tshi_uv_link *link, const tshi_uv_op *op) {
     tshi_uv_group *group = link->group;
     uint64_t seq = link->heard.seq < op->head.seq ? link->heard.seq : op->head.seq;
     int a = group->ranks[link->peer], b = group->world->rank;
-    tshi_uv_accuse(group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH,
-                   tsh_blamed(a, b),
-                   "rank %d and rank %d called different collectives (collective %llu of group "
-                   "%llu)",
-                   a, b, (unsigned long long)seq, (unsigned long long)group->id);
+    tshi_uv_report_error(
+        group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
+        "rank %d and rank %d called different collectives (collective %llu of group "
+        "%llu)",
+        a, b, (unsigned long long)seq, (unsigned long long)group->id);
 }
 
 /* A message and its receive do not fit. */
@@ -3775,8 +3775,8 @@ static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const ts
     b.tag = wanted->tag;
     tsh_message_mismatch(&a, &b, group->ranks[from], group->ranks[to], sent->seq, group->id,
                          &error);
-    tshi_uv_accuse(group->world, TSHI_UV_MISMATCH, 0, 0, error.code, error.rank, "%s",
-                   error.message);
+    tshi_uv_report_error(group->world, TSHI_UV_MISMATCH, 0, 0, error.code, error.rank, "%s",
+                         error.message);
 }
 
 static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
@@ -4019,7 +4019,7 @@ static int tshi_uv_move_link(tshi_uv_link *link) {
             moved |= got;
         } while (got == 2 && (link->in.used || (tshi_uv_for_messages(link) && link->out.used)));
     }
-    if (TSHI_UV_GET(&link->group->world->accused)) return 0;
+    if (TSHI_UV_GET(&link->group->world->halted)) return 0;
     while (!(link->want & UV_WRITABLE) && tshi_uv_write_once(link)) moved = 1;
     return moved;
 }
@@ -4029,7 +4029,7 @@ static int tshi_uv_advance(tsh_uv_world *world) {
     int moved = 0;
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
         for (int i = 0; group->active && i < 2 * group->size; i++) {
-            if (TSHI_UV_GET(&world->accused)) return 0;
+            if (TSHI_UV_GET(&world->halted)) return 0;
             moved |= tshi_uv_move_link(&group->link[i]);
         }
     }
@@ -4277,15 +4277,17 @@ static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     char text[200];
     uint64_t number;
     int sends, peer;
-    if (TSHI_UV_GET(&world->accused)) return;
+    if (TSHI_UV_GET(&world->halted)) return;
     tshi_uv_op_text(group, op, text, sizeof text);
     if (op && op->route == TSHI_UV_MESSAGE) {
         peer = group->ranks[tshi_uv_awaited(op, &number, &sends)];
-        tshi_uv_accuse(world, TSHI_UV_LATE, 0, 0, TSH_ERR_TIMEOUT, peer,
-                       "rank %d ran out of time in %s; absent ranks: %d", world->rank, text, peer);
+        tshi_uv_report_error(world, TSHI_UV_LATE, 0, 0, TSH_ERR_TIMEOUT, peer,
+                             "rank %d ran out of time in %s; absent ranks: %d", world->rank, text,
+                             peer);
     } else {
-        tshi_uv_accuse(world, TSHI_UV_LATE, op ? group->id : 0, op ? op->head.seq : 0,
-                       TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in %s", world->rank, text);
+        tshi_uv_report_error(world, TSHI_UV_LATE, op ? group->id : 0, op ? op->head.seq : 0,
+                             TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in %s", world->rank,
+                             text);
     }
 }
 
@@ -4337,7 +4339,7 @@ static void tshi_uv_unstick(tsh_uv_world *world) {
 
 /* Tells libuv which connections may wake this rank. */
 static void tshi_uv_watch_links(tsh_uv_world *world) {
-    int still = TSHI_UV_GET(&world->accused);
+    int still = TSHI_UV_GET(&world->halted);
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
         for (int i = 0; i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
@@ -4347,8 +4349,8 @@ static void tshi_uv_watch_links(tsh_uv_world *world) {
             if (!link->poll) {
                 link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
                 if (!link->poll)
-                    tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
-                                   "rank %d: no memory to watch a connection", world->rank);
+                    tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
+                                         "rank %d: no memory to watch a connection", world->rank);
             } else if (want) {
                 (void)uv_poll_start(link->poll, want, tshi_uv_poll_event);
             } else {
@@ -4438,12 +4440,13 @@ static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *r
     tshi_uv_launch(group, op);
     if (coll->kind == TSH_ALLTOALL &&
         coll->send_counts[group->rank] != coll->recv_counts[group->rank])
-        tshi_uv_accuse(group->world, TSHI_UV_MISMATCH, group->id, op->head.seq, TSH_ERR_MISMATCH,
-                       group->world->rank,
-                       "rank %d called all-to-all with send_counts[%d] = %lld and recv_counts[%d] "
-                       "= %lld",
-                       group->world->rank, group->rank, (long long)coll->send_counts[group->rank],
-                       group->rank, (long long)coll->recv_counts[group->rank]);
+        tshi_uv_report_error(
+            group->world, TSHI_UV_MISMATCH, group->id, op->head.seq, TSH_ERR_MISMATCH,
+            group->world->rank,
+            "rank %d called all-to-all with send_counts[%d] = %lld and recv_counts[%d] "
+            "= %lld",
+            group->world->rank, group->rank, (long long)coll->send_counts[group->rank], group->rank,
+            (long long)coll->recv_counts[group->rank]);
     *req = (tsh_req)tshi_uv_index(group, op) + 1;
     return TSH_OK;
 }
@@ -4481,8 +4484,8 @@ static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
 
 static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
-    tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, why->code, why->rank < 0 ? world->rank : why->rank,
-                   "%s", why->message);
+    tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, why->code,
+                         why->rank < 0 ? world->rank : why->rank, "%s", why->message);
 }
 
 /* ---- split ---- */
@@ -4651,9 +4654,9 @@ static void tshi_uv_close(tsh_comm *comm) {
     tshi_uv_group *group = tshi_uv_group_of(comm), **at;
     tsh_uv_world *world = group->world;
     if (group->active && tshi_uv_failed(world) == TSH_OK)
-        tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_LOST, world->rank,
-                       "rank %d closed group %llu before it waited for its requests", world->rank,
-                       (unsigned long long)group->id);
+        tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_LOST, world->rank,
+                             "rank %d closed group %llu before it waited for its requests",
+                             world->rank, (unsigned long long)group->id);
     uv_mutex_lock(&world->lock);
     for (at = &world->groups; *at != group;) at = &(*at)->next;
     *at = group->next;
