@@ -501,8 +501,8 @@ typedef enum tshi_uv_phase {
     TSHI_UV_CONNECTS,
     TSHI_UV_AWAITS_GREETING,
     TSHI_UV_AWAITS_REPLY,
-    TSHI_UV_AWAITS_CLAIM,
-    TSHI_UV_HAS_CLAIM, /* which waits for the table */
+    TSHI_UV_AWAITS_HELLO,
+    TSHI_UV_HAS_HELLO, /* which waits for the table */
     TSHI_UV_REPLIES
 } tshi_uv_phase;
 
@@ -722,7 +722,7 @@ static void tshi_uv_get_text(tshi_uv_cursor *c, char *text, size_t room) {
  * server replies: a status, its own value where they differ, and its proof. */
 #define TSHI_UV_VERSION UINT32_C(0x74730001) /* byte order, and 1 */
 
-enum { TSHI_UV_GREETING = 40, TSHI_UV_CLAIM = 104, TSHI_UV_REPLY = 44 };
+enum { TSHI_UV_GREETING = 40, TSHI_UV_CLIENT_HELLO = 104, TSHI_UV_REPLY = 44 };
 
 typedef enum tshi_uv_reply {
     TSHI_UV_WELCOME,
@@ -776,9 +776,9 @@ static int tshi_uv_get_greeting(unsigned char bytes[TSHI_UV_GREETING], uint32_t 
     return memcmp(magic, "tshd", 4) == 0;
 }
 
-static void tshi_uv_put_claim(unsigned char bytes[TSHI_UV_CLAIM], const tshi_uv_hello *hello,
-                              const unsigned char secret[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLAIM);
+static void tshi_uv_put_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
+                                     const tshi_uv_hello *hello, const unsigned char secret[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO);
     unsigned char proof[32];
     tshi_uv_put_bytes(&c, "TSHD", 4);
     tshi_uv_put(&c, hello->version, 4);
@@ -789,9 +789,9 @@ static void tshi_uv_put_claim(unsigned char bytes[TSHI_UV_CLAIM], const tshi_uv_
 }
 
 /* Fills all of hello but the server's nonce. The first four bytes were looked at as they came. */
-static void tshi_uv_get_claim(unsigned char bytes[TSHI_UV_CLAIM], tshi_uv_hello *hello,
-                              unsigned char proof[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLAIM);
+static void tshi_uv_get_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
+                                     tshi_uv_hello *hello, unsigned char proof[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO);
     (void)tshi_uv_take(&c, 4);
     hello->version = (uint32_t)tshi_uv_get(&c, 4);
     tshi_uv_get_bytes(&c, hello->client_nonce, 32);
@@ -2067,7 +2067,7 @@ static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, in
 /* ---- the server's side ---- */
 
 /* What a proven claim gets; *value: ours, where it differs. */
-static tshi_uv_reply tshi_uv_check_claim(const tsh_uv_world *world, const tshi_uv_hello *hello,
+static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                          int64_t *value) {
     tshi_uv_group *group;
     const tshi_uv_link *link;
@@ -2104,13 +2104,13 @@ static const char *tshi_uv_status_text(uint32_t status) {
 }
 
 /* Replies to the claim in conn->in; 0: it cannot be judged before the table is here. */
-static int tshi_uv_reply_to_claim(tshi_uv_conn *conn) {
+static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     unsigned char proof[32], expected[32];
     tshi_uv_reply status;
     int64_t value = 0;
-    tshi_uv_get_claim(conn->in, hello, proof);
+    tshi_uv_get_client_hello(conn->in, hello, proof);
     if (hello->purpose != TSHI_UV_JOIN && world->forming && !world->tabled) return 0;
     if (hello->version != TSHI_UV_VERSION) {
         status = TSHI_UV_OTHER_VERSION;
@@ -2118,7 +2118,7 @@ static int tshi_uv_reply_to_claim(tshi_uv_conn *conn) {
         tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, hello, expected);
         status = sodium_memcmp(proof, expected, 32) != 0
                      ? TSHI_UV_OTHER_KEY
-                     : tshi_uv_check_claim(world, hello, &value);
+                     : tshi_uv_check_hello(world, hello, &value);
     }
     if (status == TSHI_UV_OTHER_KEY || status == TSHI_UV_OTHER_VERSION)
         tshi_uv_note(world, TSHI_UV_OF_STRANGERS, "rank %d refused %s: %s", world->rank,
@@ -2148,7 +2148,7 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
                  world->obstacle);
 }
 
-static int tshi_uv_make_claim(tshi_uv_conn *conn) {
+static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     uint32_t version;
@@ -2168,8 +2168,8 @@ static int tshi_uv_make_claim(tshi_uv_conn *conn) {
     hello->group = conn->dial->group;
     hello->job = world->job;
     randombytes_buf(hello->client_nonce, sizeof hello->client_nonce);
-    tshi_uv_put_claim(conn->out, hello, tshi_uv_secret(world, hello->purpose));
-    conn->out_used = TSHI_UV_CLAIM;
+    tshi_uv_put_client_hello(conn->out, hello, tshi_uv_secret(world, hello->purpose));
+    conn->out_used = TSHI_UV_CLIENT_HELLO;
     conn->in_used = 0;
     conn->in_need = TSHI_UV_REPLY;
     conn->until = tsh_now() + 2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* more than the server */
@@ -2259,7 +2259,7 @@ static int tshi_uv_strange(const tshi_uv_conn *conn) {
 static int tshi_uv_server_step(tshi_uv_conn *conn) {
     int done = tshi_uv_conn_write(conn);
     if (done < 0) return -1;
-    if (conn->phase == TSHI_UV_AWAITS_CLAIM) {
+    if (conn->phase == TSHI_UV_AWAITS_HELLO) {
         done = tshi_uv_conn_read(conn);
         if (tshi_uv_strange(conn)) done = -1;
         if (done < 0)
@@ -2267,10 +2267,10 @@ static int tshi_uv_server_step(tshi_uv_conn *conn) {
                          conn->world->rank, conn->name,
                          conn->in_used ? "does not speak the protocol" : "came and went");
         if (done <= 0) return done;
-        conn->phase = TSHI_UV_HAS_CLAIM;
+        conn->phase = TSHI_UV_HAS_HELLO;
     }
-    if (conn->phase == TSHI_UV_HAS_CLAIM) {
-        if (!tshi_uv_reply_to_claim(conn)) return 0;
+    if (conn->phase == TSHI_UV_HAS_HELLO) {
+        if (!tshi_uv_reply_to_hello(conn)) return 0;
         done = tshi_uv_conn_write(conn);
     }
     return done == 1 && !conn->welcome ? -1 : done;
@@ -2295,7 +2295,7 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
     if (done < 0) tshi_uv_hindered(conn->world, "%s closed the connection", conn->name);
     if (done <= 0) return done;
     if (conn->phase == TSHI_UV_AWAITS_REPLY) return tshi_uv_accept_reply(conn) ? 1 : -1;
-    return tshi_uv_make_claim(conn) ? tshi_uv_client_step(conn) : -1;
+    return tshi_uv_make_hello(conn) ? tshi_uv_client_step(conn) : -1;
 }
 
 /* ========================================================================== */
@@ -2832,7 +2832,7 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
         tshi_uv_conn_end(conn->world, conn, 0);
     } else if (done) {
         tshi_uv_proven(conn);
-    } else if (conn->phase == TSHI_UV_HAS_CLAIM) {
+    } else if (conn->phase == TSHI_UV_HAS_HELLO) {
         (void)uv_poll_stop(poll);
     } else {
         int writes = conn->out_used || conn->phase == TSHI_UV_CONNECTS;
@@ -2868,8 +2868,8 @@ static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, c
     randombytes_buf(conn->hello.server_nonce, 32);
     tshi_uv_put_greeting(conn->out, conn->hello.server_nonce);
     conn->out_used = TSHI_UV_GREETING;
-    conn->in_need = TSHI_UV_CLAIM;
-    conn->phase = TSHI_UV_AWAITS_CLAIM;
+    conn->in_need = TSHI_UV_CLIENT_HELLO;
+    conn->phase = TSHI_UV_AWAITS_HELLO;
     tshi_uv_conn_event(conn->poll, 0, 0);
 }
 
@@ -2954,7 +2954,7 @@ static void tshi_uv_try_dial(tsh_uv_world *world, tshi_uv_dial *dial) {
 static void tshi_uv_catch_up(const tsh_uv_world *world) {
     tshi_uv_conn *conn = world->conns;
     while (conn && world->tabled) {
-        if (conn->phase == TSHI_UV_HAS_CLAIM) {
+        if (conn->phase == TSHI_UV_HAS_HELLO) {
             tshi_uv_conn_event(conn->poll, 0, 0);
             conn = world->conns; /* the list has changed */
         } else {
