@@ -254,15 +254,15 @@ extern "C" {
 #define TSHI_UV_MS      INT64_C(1000000)
 
 enum {
-    TSHI_UV_OPS = 64,           /* in flight in one group, as the front door allows */
-    TSHI_UV_RECORDS = 128,      /* of the last collectives, for the coordinator's questions */
-    TSHI_UV_COUNTS = 16,        /* of a call's counts that are remembered for its description */
-    TSHI_UV_IO_SPANS = 64,      /* pieces of memory in one system call, */
-    TSHI_UV_IO_BYTES = 1 << 20, /* and bytes */
-    TSHI_UV_RANKS = 1024,       /* of a world: their table is one control message */
-    TSHI_UV_STRANGERS = 1024,   /* unauthenticated connections that are held, at most and */
-    TSHI_UV_FEW = 8,            /* at least */
-    TSHI_UV_ACCEPTS = 64,       /* at one time */
+    TSHI_UV_OPS = 64,            /* in flight in one group, as the front door allows */
+    TSHI_UV_RECORDS = 128,       /* of the last collectives, for the coordinator's questions */
+    TSHI_UV_COUNTS = 16,         /* of a call's counts that are remembered for its description */
+    TSHI_UV_IO_SPANS = 64,       /* pieces of memory in one system call, */
+    TSHI_UV_IO_BYTES = 1 << 20,  /* and bytes */
+    TSHI_UV_RANKS = 1024,        /* of a world: their table is one control message */
+    TSHI_UV_UNPROVEN = 1024,     /* unauthenticated connections that are held, at most and */
+    TSHI_UV_FEW = 8,             /* at least */
+    TSHI_UV_ACCEPTS = 64,        /* at one time */
     TSHI_UV_NEAR = 512 << 10,    /* bytes under way between two ranks of a host */
     TSHI_UV_SEGMENT = 512 << 10, /* of a chunk, that goes around a ring before the next */
     TSHI_UV_WINDOW = 1 << 20     /* more than a segment */
@@ -540,7 +540,7 @@ typedef struct tshi_uv_log_count {
     char last[256];
 } tshi_uv_log_count;
 
-enum { TSHI_UV_OF_STRANGERS, TSHI_UV_OF_KEY_HOLDERS, TSHI_UV_OF_SERVERS, TSHI_UV_TALLIES };
+enum { TSHI_UV_OF_UNPROVEN, TSHI_UV_OF_KEY_HOLDERS, TSHI_UV_OF_SERVERS, TSHI_UV_TALLIES };
 
 struct tsh_uv_world {
     int rank, size, spins;
@@ -2121,8 +2121,8 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
                      : tshi_uv_check_hello(world, hello, &value);
     }
     if (status == TSHI_UV_OTHER_KEY || status == TSHI_UV_OTHER_VERSION)
-        tshi_uv_note(world, TSHI_UV_OF_STRANGERS, "rank %d refused %s: %s", world->rank,
-                     conn->name, tshi_uv_status_text(status));
+        tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: %s", world->rank, conn->name,
+                     tshi_uv_status_text(status));
     else if (status != TSHI_UV_WELCOME)
         tshi_uv_note(world, TSHI_UV_OF_KEY_HOLDERS,
                      "rank %d refused %s, which says that it is rank %d of %d: %s", world->rank,
@@ -2250,7 +2250,7 @@ static int tshi_uv_conn_read(tshi_uv_conn *conn) {
 }
 
 /* A stranger shows itself by its first bytes. */
-static int tshi_uv_strange(const tshi_uv_conn *conn) {
+static int tshi_uv_foreign(const tshi_uv_conn *conn) {
     size_t n = conn->in_used < 4 ? conn->in_used : 4;
     return memcmp(conn->in, "TSHD", n) != 0;
 }
@@ -2261,9 +2261,9 @@ static int tshi_uv_server_step(tshi_uv_conn *conn) {
     if (done < 0) return -1;
     if (conn->phase == TSHI_UV_AWAITS_HELLO) {
         done = tshi_uv_conn_read(conn);
-        if (tshi_uv_strange(conn)) done = -1;
+        if (tshi_uv_foreign(conn)) done = -1;
         if (done < 0)
-            tshi_uv_note(conn->world, TSHI_UV_OF_STRANGERS, "rank %d refused %s: it %s",
+            tshi_uv_note(conn->world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: it %s",
                          conn->world->rank, conn->name,
                          conn->in_used ? "does not speak the protocol" : "came and went");
         if (done <= 0) return done;
@@ -2877,13 +2877,13 @@ static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, c
  * longer than strangers take to fill all places would ever get in. At random, a connection survives
  * the arrival of as many new ones as are held with probability 1/e; ranks try again. 0: there is
  * none. */
-static int tshi_uv_drop_stranger(tsh_uv_world *world) {
+static int tshi_uv_drop_unproven(tsh_uv_world *world) {
     tshi_uv_conn *conn = world->conns;
     int skip;
     if (!world->unproven) return 0;
     skip = (int)randombytes_uniform((uint32_t)world->unproven);
     while (conn->dial || skip--) conn = conn->next;
-    tshi_uv_note(world, TSHI_UV_OF_STRANGERS,
+    tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
                  "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
                  world->unproven);
     tshi_uv_conn_end(world, conn, 0);
@@ -2915,7 +2915,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
         fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
         if (fd < 0) {
             if (!tshi_uv_out_of_descriptors(errno)) return;
-            if (tshi_uv_drop_stranger(world)) continue;
+            if (tshi_uv_drop_unproven(world)) continue;
             tshi_uv_too_few(world);
             tshi_uv_unwatch(&world->listening); /* tried again at a later tick */
             world->accept_at = tsh_now() + 100 * TSHI_UV_MS;
@@ -2925,7 +2925,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
             (void)close(fd);
             continue;
         }
-        if (world->unproven >= world->unproven_limit) (void)tshi_uv_drop_stranger(world);
+        if (world->unproven >= world->unproven_limit) (void)tshi_uv_drop_unproven(world);
         tshi_uv_address_text(&from, name, sizeof name);
         tshi_uv_open_conn(world, fd, NULL, name);
     }
@@ -3047,7 +3047,7 @@ static void tshi_uv_expire(tsh_uv_world *world, int64_t now) {
         if (conn->dial)
             tshi_uv_hindered(world, "%s does not answer", conn->name);
         else
-            tshi_uv_note(world, TSHI_UV_OF_STRANGERS, "rank %d refused %s: no proof within %d s",
+            tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: no proof within %d s",
                          world->rank, conn->name, TSHI_UV_PATIENCE_S);
         tshi_uv_conn_end(conn->world, conn, 0);
     }
@@ -4713,11 +4713,11 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
 static int tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
     struct rlimit limit;
     int need = tshi_uv_descriptors(world->size);
-    world->unproven_limit = TSHI_UV_STRANGERS;
+    world->unproven_limit = TSHI_UV_UNPROVEN;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1;
     if (limit.rlim_cur >= (rlim_t)need) {
         int64_t half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2;
-        world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_STRANGERS);
+        world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
         if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
         return 1;
     }
