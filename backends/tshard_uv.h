@@ -446,13 +446,13 @@ typedef struct tshi_uv_cursor {
     int bad, writes;
 } tshi_uv_cursor;
 
-enum { TSHI_UV_LETTER_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes of a control message at most */
+enum { TSHI_UV_MESSAGE_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes of a control message at most */
 
 /* A control message that is being written. */
-typedef struct tshi_uv_letter {
+typedef struct tshi_uv_outgoing {
     tshi_uv_cursor c;
-    unsigned char bytes[TSHI_UV_LETTER_HEAD + TSHI_UV_PAYLOAD];
-} tshi_uv_letter;
+    unsigned char bytes[TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD];
+} tshi_uv_outgoing;
 
 /* Times of an event that recurs: a message received, an acknowledgement. */
 typedef struct tshi_uv_pulse {
@@ -593,7 +593,7 @@ struct tsh_uv_world {
     tshi_uv_dial *dials;
     tshi_uv_group *world_group, *making;
     tshi_uv_coordinator coordinator;
-    tshi_uv_letter letter;
+    tshi_uv_outgoing outgoing;
     int64_t due;             /* when the world is to have formed, */
     int64_t beat, accept_at; /* the next beat goes, accepting is tried again, */
     int64_t silent_at;       /* the next rank has been silent for a heartbeat, */
@@ -1447,14 +1447,14 @@ static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
 
 enum { TSHI_UV_BACKLOG = 1 << 20 }; /* bytes that a peer may be behind on its control messages */
 
-/* The control thread writes one letter at a time: this begins it, tshi_uv_post sends it. */
+/* The control thread writes one outgoing at a time: this begins it, tshi_uv_post sends it. */
 static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
-    tshi_uv_letter *letter = &world->letter;
-    letter->c = tshi_uv_cursor_over(letter->bytes, sizeof letter->bytes);
-    tshi_uv_put(&letter->c, 0, 4); /* the length, when it is known */
-    tshi_uv_put(&letter->c, type, 1);
-    letter->c.writes = 1;
-    return &letter->c;
+    tshi_uv_outgoing *outgoing = &world->outgoing;
+    outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes);
+    tshi_uv_put(&outgoing->c, 0, 4); /* the length, when it is known */
+    tshi_uv_put(&outgoing->c, type, 1);
+    outgoing->c.writes = 1;
+    return &outgoing->c;
 }
 
 /* Room for n bytes more. */
@@ -1491,17 +1491,17 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
-/* Sends the letter. A peer that does not read is soon silent, so what would be too much for it is
+/* Sends the outgoing. A peer that does not read is soon silent, so what would be too much for it is
  * not kept. */
 static void tshi_uv_post(tshi_uv_peer *peer) {
-    tshi_uv_letter *letter = &peer->world->letter;
-    size_t n = (size_t)(letter->c.at - letter->bytes);
-    tshi_uv_cursor head = tshi_uv_cursor_over(letter->bytes, 4);
-    if (peer->fd < 0 || letter->c.bad || peer->out.used > TSHI_UV_BACKLOG ||
+    tshi_uv_outgoing *outgoing = &peer->world->outgoing;
+    size_t n = (size_t)(outgoing->c.at - outgoing->bytes);
+    tshi_uv_cursor head = tshi_uv_cursor_over(outgoing->bytes, 4);
+    if (peer->fd < 0 || outgoing->c.bad || peer->out.used > TSHI_UV_BACKLOG ||
         !tshi_uv_reserve(&peer->out, n))
         return;
-    tshi_uv_put(&head, n - TSHI_UV_LETTER_HEAD, 4);
-    memcpy(peer->out.data + peer->out.used, letter->bytes, n);
+    tshi_uv_put(&head, n - TSHI_UV_MESSAGE_HEAD, 4);
+    memcpy(peer->out.data + peer->out.used, outgoing->bytes, n);
     peer->out.used += n;
     tshi_uv_flush(peer);
 }
@@ -2699,11 +2699,11 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
     unsigned type = (unsigned)tshi_uv_get(&c, 1);
     if (c.bad) return 0;
     if (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES) return -1;
-    if (peer->in.used < n + TSHI_UV_LETTER_HEAD) return 0;
+    if (peer->in.used < n + TSHI_UV_MESSAGE_HEAD) return 0;
     c.end = c.at + n;
     tshi_uv_dispatch(peer, type, &c);
     if (c.bad) return -1;
-    if (peer->fd >= 0) tshi_uv_drop(&peer->in, n + TSHI_UV_LETTER_HEAD);
+    if (peer->fd >= 0) tshi_uv_drop(&peer->in, n + TSHI_UV_MESSAGE_HEAD);
     return 1;
 }
 
