@@ -406,11 +406,11 @@ typedef struct tshi_uv_answer {
     tshi_uv_record record;
 } tshi_uv_answer;
 
-enum { TSHI_UV_STUCK_GROUPS = 64, TSHI_UV_STUCK_PAIRS = 256 };
+enum { TSHI_UV_BLOCKED_GROUPS = 64, TSHI_UV_BLOCKED_PAIRS = 256 };
 
 /* Where a rank has waited for over 20 ms, and what it had started by then. */
-typedef struct tshi_uv_stuck {
-    uint64_t wait;       /* number of the wait; 0: not stuck */
+typedef struct tshi_uv_blocked {
+    uint64_t wait;       /* number of the wait; 0: not blocked */
     uint64_t group, seq; /* what it waits in; of a pair, seq is the message's number */
     int peer;            /* world rank that a pair waits for; -1: a collective */
     int sends;           /* of a pair: 1 it sends, 0 it receives */
@@ -419,12 +419,12 @@ typedef struct tshi_uv_stuck {
     int *member; /* world ranks of the group */
     struct {
         uint64_t id, started;
-    } groups_of[TSHI_UV_STUCK_GROUPS];
+    } groups_of[TSHI_UV_BLOCKED_GROUPS];
     struct {
         uint64_t group, sends, receives;
         int peer;
-    } pairs_of[TSHI_UV_STUCK_PAIRS];
-} tshi_uv_stuck;
+    } pairs_of[TSHI_UV_BLOCKED_PAIRS];
+} tshi_uv_blocked;
 
 typedef enum tshi_uv_state {
     TSHI_UV_ABSENT, /* no control connection yet */
@@ -527,8 +527,8 @@ typedef struct tshi_uv_coordinator {
     int64_t since; /* 0: no evidence */
     tshi_uv_report best;
     tshi_uv_answer *answer; /* by rank */
-    tshi_uv_stuck *stuck;   /* by rank: where the coordinator knows it waits */
-    tsh_coll_search *search; /* by rank: the search for a cycle of stuck ranks */
+    tshi_uv_blocked *blocked; /* by rank: where the coordinator knows it waits */
+    tsh_coll_search *search;  /* by rank: the search for a cycle of blocked ranks */
     uint64_t *asked;         /* by rank: it is on the cycle, and to confirm this wait */
     int confirming;         /* ranks that have not */
 } tshi_uv_coordinator;
@@ -567,9 +567,9 @@ struct tsh_uv_world {
     tshi_uv_group *groups;
     tshi_uv_report reported; /* the caller's, to be taken */
     tshi_uv_report held;     /* the control thread's, until a verdict comes */
-    tshi_uv_stuck *stuck;
+    tshi_uv_blocked *blocked;
     uint64_t last; /* the group of the latest collective */
-    int stuck_new, leaving, complete;
+    int blocked_new, leaving, complete;
     tshi_uv_group *requested; /* a group that is to be made */
     tshi_uv_group *ended;     /* the caller's: closed after the verdict */
 
@@ -843,7 +843,7 @@ typedef enum tshi_uv_type {
     TSHI_UV_REPORT,  /* to the coordinator: an error report */
     TSHI_UV_ASK,     /* the coordinator asks a rank which collective it called */
     TSHI_UV_TELL,
-    TSHI_UV_STUCK,   /* to the coordinator: I have waited for long */
+    TSHI_UV_BLOCKED, /* to the coordinator: I have waited for long */
     TSHI_UV_CONFIRM, /* from the coordinator: do you still? */
     TSHI_UV_STILL,
     TSHI_UV_DECISION, /* a decision: the world's error */
@@ -933,7 +933,7 @@ static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *
 }
 
 /* Of a world of `size` ranks; s->member has room for all. */
-static void tshi_uv_stuck_fields(tshi_uv_cursor *c, tshi_uv_stuck *s, int size) {
+static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int size) {
     s->wait = tshi_uv_field(c, s->wait, 8);
     s->group = tshi_uv_field(c, s->group, 8);
     s->seq = tshi_uv_field(c, s->seq, 8);
@@ -945,12 +945,12 @@ static void tshi_uv_stuck_fields(tshi_uv_cursor *c, tshi_uv_stuck *s, int size) 
         s->member[i] = tshi_uv_rank_field(c, s->member[i], size);
         if (s->member[i] < 0) c->bad = 1;
     }
-    s->groups = tshi_uv_count_field(c, s->groups, TSHI_UV_STUCK_GROUPS);
+    s->groups = tshi_uv_count_field(c, s->groups, TSHI_UV_BLOCKED_GROUPS);
     for (int i = 0; i < s->groups && !c->bad; i++) {
         s->groups_of[i].id = tshi_uv_field(c, s->groups_of[i].id, 8);
         s->groups_of[i].started = tshi_uv_field(c, s->groups_of[i].started, 8);
     }
-    s->pairs = tshi_uv_count_field(c, s->pairs, TSHI_UV_STUCK_PAIRS);
+    s->pairs = tshi_uv_count_field(c, s->pairs, TSHI_UV_BLOCKED_PAIRS);
     for (int i = 0; i < s->pairs && !c->bad; i++) {
         s->pairs_of[i].group = tshi_uv_field(c, s->pairs_of[i].group, 8);
         s->pairs_of[i].sends = tshi_uv_field(c, s->pairs_of[i].sends, 8);
@@ -1834,42 +1834,42 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
 /* Needs: >>uv-decide.                                                           */
 /* ========================================================================== */
 
-/* Collectives of a group that a stuck rank had started. */
-static uint64_t tshi_uv_stuck_started(const tshi_uv_stuck *s, uint64_t group) {
+/* Collectives of a group that a blocked rank had started. */
+static uint64_t tshi_uv_blocked_started(const tshi_uv_blocked *s, uint64_t group) {
     for (int i = 0; i < s->groups; i++)
         if (s->groups_of[i].id == group) return s->groups_of[i].started;
     return UINT64_MAX; /* unknown: not held against it */
 }
 
 /* Messages with `peer` that it had started: receives, or sends. */
-static uint64_t tshi_uv_stuck_messages(const tshi_uv_stuck *s, uint64_t group, int peer,
-                                       int receives) {
-    if (tshi_uv_stuck_started(s, group) == UINT64_MAX) return UINT64_MAX;
+static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t group, int peer,
+                                         int receives) {
+    if (tshi_uv_blocked_started(s, group) == UINT64_MAX) return UINT64_MAX;
     for (int i = 0; i < s->pairs; i++)
         if (s->pairs_of[i].group == group && s->pairs_of[i].peer == peer)
             return receives ? s->pairs_of[i].receives : s->pairs_of[i].sends;
-    return s->pairs < TSHI_UV_STUCK_PAIRS ? 0 : UINT64_MAX;
+    return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX;
 }
 
-/* The i-th rank that stuck rank r waits for, if that is stuck too; else -1. */
+/* The i-th rank that blocked rank r waits for, if that is blocked too; else -1. */
 static int tshi_uv_awaits(const void *user, int r, int i) {
-    const tshi_uv_stuck *all = (const tshi_uv_stuck *)user, *s = &all[r];
+    const tshi_uv_blocked *all = (const tshi_uv_blocked *)user, *s = &all[r];
     uint64_t started;
     int m;
     if (!s->wait || i >= (s->peer >= 0 ? 1 : s->members)) return -1;
     m = s->peer >= 0 ? s->peer : s->member[i];
     if (m == r || !all[m].wait) return -1;
-    started = s->peer >= 0 ? tshi_uv_stuck_messages(&all[m], s->group, r, s->sends)
-                           : tshi_uv_stuck_started(&all[m], s->group);
+    started = s->peer >= 0 ? tshi_uv_blocked_messages(&all[m], s->group, r, s->sends)
+                           : tshi_uv_blocked_started(&all[m], s->group);
     return started <= s->seq ? m : -1;
 }
 
-/* How many of the ranks that rank r waits with are stuck there. */
+/* How many of the ranks that rank r waits with are blocked there. */
 static int tshi_uv_together(const void *user, int r) {
-    const tshi_uv_stuck *all = (const tshi_uv_stuck *)user, *s = &all[r];
+    const tshi_uv_blocked *all = (const tshi_uv_blocked *)user, *s = &all[r];
     int count = 0;
     for (int i = 0; s->peer < 0 && i < s->members; i++) {
-        const tshi_uv_stuck *m = &all[s->member[i]];
+        const tshi_uv_blocked *m = &all[s->member[i]];
         count += m->wait && m->group == s->group && m->seq == s->seq && m->peer < 0;
     }
     return count;
@@ -1877,7 +1877,7 @@ static int tshi_uv_together(const void *user, int r) {
 
 /* r is on a cycle, all confirmed. */
 static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
-    const tshi_uv_stuck *all = world->coordinator.stuck;
+    const tshi_uv_blocked *all = world->coordinator.blocked;
     int waits, blamed = tsh_coll_blame(world->coordinator.search, r, tshi_uv_together, all, &waits);
     tshi_uv_suspect(world, TSHI_UV_CROSSED, TSH_ERR_MISMATCH, blamed,
                     "rank %d waits in %s while rank %d waits for it in %s", blamed,
@@ -1888,7 +1888,7 @@ static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
 static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     int still;
     uv_mutex_lock(&world->lock);
-    still = wait && world->stuck->wait == wait;
+    still = wait && world->blocked->wait == wait;
     uv_mutex_unlock(&world->lock);
     return still;
 }
@@ -1898,11 +1898,11 @@ static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int stil
     tshi_uv_coordinator *j = &world->coordinator;
     if (!j->confirming || j->asked[r] != wait) return 0;
     j->asked[r] = 0;
-    if (still && j->stuck[r].wait == wait) {
+    if (still && j->blocked[r].wait == wait) {
         if (--j->confirming == 0) tshi_uv_report_cycle(world, r);
         return 0;
     }
-    if (j->stuck[r].wait == wait) j->stuck[r].wait = 0;
+    if (j->blocked[r].wait == wait) j->blocked[r].wait = 0;
     j->confirming = 0;
     return 1;
 }
@@ -1915,8 +1915,8 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     int at = on;
     do {
         j->confirming++;
-        j->asked[at] = j->stuck[at].wait;
-        tshi_uv_put(tshi_uv_write(world, TSHI_UV_CONFIRM), j->stuck[at].wait, 8);
+        j->asked[at] = j->blocked[at].wait;
+        tshi_uv_put(tshi_uv_write(world, TSHI_UV_CONFIRM), j->blocked[at].wait, 8);
         if (at != world->rank) tshi_uv_post(&world->peer[at]);
         at = j->search[at].next;
     } while (at != on);
@@ -1924,7 +1924,7 @@ static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
     return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
 }
 
-/* Follows who waits for whom from rank r on, or from every rank if -1. A stuck rank can only be
+/* Follows who waits for whom from rank r on, or from every rank if -1. A blocked rank can only be
  * freed by those it waits for: if all on a cycle still are in the waits that they reported, the
  * cycle is real. */
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
@@ -1936,13 +1936,13 @@ static void tshi_uv_follow(tsh_uv_world *world, int r) {
         memset(j->search, 0, (size_t)world->size * sizeof *j->search);
         memset(j->asked, 0, (size_t)world->size * sizeof *j->asked);
         for (on = -1, at = r < 0 ? 0 : r; on < 0 && at < end; at++)
-            on = tsh_coll_cycle(j->search, world->size, at, tshi_uv_awaits, j->stuck);
+            on = tsh_coll_cycle(j->search, world->size, at, tshi_uv_awaits, j->blocked);
         r = -1;
     } while (on >= 0 && tshi_uv_ask_cycle(world, on));
 }
 
 /* Copies src over dst, whose member array stays its own. */
-static void tshi_uv_copy_stuck(tshi_uv_stuck *dst, const tshi_uv_stuck *src) {
+static void tshi_uv_copy_blocked(tshi_uv_blocked *dst, const tshi_uv_blocked *src) {
     int *member = dst->member;
     *dst = *src;
     dst->member = member;
@@ -1953,11 +1953,11 @@ static void tshi_uv_copy_stuck(tshi_uv_stuck *dst, const tshi_uv_stuck *src) {
 static void tshi_uv_send_blocked(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
     uv_mutex_lock(&world->lock);
-    world->stuck_new = 0;
+    world->blocked_new = 0;
     if (to == world->rank)
-        tshi_uv_copy_stuck(&world->coordinator.stuck[to], world->stuck);
+        tshi_uv_copy_blocked(&world->coordinator.blocked[to], world->blocked);
     else
-        tshi_uv_stuck_fields(tshi_uv_write(world, TSHI_UV_STUCK), world->stuck, world->size);
+        tshi_uv_blocked_fields(tshi_uv_write(world, TSHI_UV_BLOCKED), world->blocked, world->size);
     uv_mutex_unlock(&world->lock);
     if (to == world->rank)
         tshi_uv_follow(world, to);
@@ -2555,9 +2555,9 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         tshi_uv_hold(world, &e);
 }
 
-static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+static void tshi_uv_on_blocked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_stuck_fields(c, &world->coordinator.stuck[peer->rank], world->size);
+    tshi_uv_blocked_fields(c, &world->coordinator.blocked[peer->rank], world->size);
     if (!c->bad) tshi_uv_follow(world, peer->rank);
 }
 
@@ -2594,7 +2594,7 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
                         "rank %d at %s left while its connections were made", peer->rank,
                         peer->name);
     uv_mutex_lock(&world->lock);
-    world->stuck_new = world->stuck->wait != 0;
+    world->blocked_new = world->blocked->wait != 0;
     uv_mutex_unlock(&world->lock);
 }
 
@@ -2678,7 +2678,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break;
     case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
     case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;
-    case TSHI_UV_STUCK: tshi_uv_on_stuck(peer, c); break;
+    case TSHI_UV_BLOCKED: tshi_uv_on_blocked(peer, c); break;
     case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
     case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;
     case TSHI_UV_DECISION:
@@ -2990,7 +2990,7 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
     uv_mutex_lock(&world->lock);
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
-        for (int i = 0; world->stuck->wait && i < 2 * group->size; i++) {
+        for (int i = 0; world->blocked->wait && i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
             tshi_uv_peer *peer = &world->peer[group->ranks[link->peer]];
             tshi_uv_cursor *c;
@@ -3114,7 +3114,7 @@ static void tshi_uv_reach_out(tsh_uv_world *world, int64_t now) {
 
 static void tshi_uv_tick(tsh_uv_world *world) {
     int64_t now = tsh_now();
-    int stuck;
+    int blocked;
     tshi_uv_beat(world, now);
     tshi_uv_tell_awaited(world, now);
     tshi_uv_note_silence(world, now);
@@ -3126,9 +3126,9 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     tshi_uv_log_counted(world, now);
     if (tshi_uv_failed(world) == TSH_OK) tshi_uv_reach_out(world, now);
     uv_mutex_lock(&world->lock);
-    stuck = world->stuck_new;
+    blocked = world->blocked_new;
     uv_mutex_unlock(&world->lock);
-    if (stuck) tshi_uv_send_blocked(world);
+    if (blocked) tshi_uv_send_blocked(world);
     tshi_uv_decide(world, now);
     if (tshi_uv_has_reported(world) && now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
         tshi_uv_send_decision(world, &world->held.error);
@@ -4235,7 +4235,7 @@ static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
 /* Needs: >>uv-start.                                                           */
 /* ========================================================================== */
 
-enum { TSHI_UV_STUCK_MS = 20, TSHI_UV_NAP_MS = 500 };
+enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 };
 
 /* What a rank waits for: an operation, or the connections of a group (op NULL). */
 typedef struct tshi_uv_waiting {
@@ -4291,14 +4291,14 @@ static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     }
 }
 
-/* Under the lock: what this rank had started when it got stuck. */
-static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_stuck *s) {
+/* Under the lock: what this rank had started when it got blocked. */
+static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) {
     s->groups = s->pairs = 0;
-    for (const tshi_uv_group *g = world->groups; g && s->groups < TSHI_UV_STUCK_GROUPS;
+    for (const tshi_uv_group *g = world->groups; g && s->groups < TSHI_UV_BLOCKED_GROUPS;
          g = g->next) {
         s->groups_of[s->groups].id = g->id;
         s->groups_of[s->groups++].started = g->started;
-        for (int i = g->size; i < 2 * g->size && s->pairs < TSHI_UV_STUCK_PAIRS; i++) {
+        for (int i = g->size; i < 2 * g->size && s->pairs < TSHI_UV_BLOCKED_PAIRS; i++) {
             const tshi_uv_link *link = &g->link[i];
             if (!link->sends && !link->receives) continue;
             s->pairs_of[s->pairs].group = g->id;
@@ -4310,9 +4310,9 @@ static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_stuck *s) {
 }
 
 /* Leaves for the control thread where this rank waits. */
-static void tshi_uv_note_stuck(const tshi_uv_group *group, const tshi_uv_op *op) {
+static void tshi_uv_note_blocked(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
-    tshi_uv_stuck *s = world->stuck;
+    tshi_uv_blocked *s = world->blocked;
     int peer = -1;
     uv_mutex_lock(&world->lock);
     s->wait = ++world->waits;
@@ -4325,15 +4325,15 @@ static void tshi_uv_note_stuck(const tshi_uv_group *group, const tshi_uv_op *op)
     memcpy(s->member, group->ranks, (size_t)group->size * sizeof *group->ranks);
     tshi_uv_op_text(group, op, s->text, sizeof s->text);
     tshi_uv_list_started(world, s);
-    world->stuck_new = 1;
+    world->blocked_new = 1;
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
 }
 
-static void tshi_uv_unstick(tsh_uv_world *world) {
+static void tshi_uv_unblock(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
-    world->stuck->wait = 0;
-    world->stuck_new = 0;
+    world->blocked->wait = 0;
+    world->blocked_new = 0;
     uv_mutex_unlock(&world->lock);
 }
 
@@ -4372,10 +4372,10 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
     else
         until = tshi_uv_min(until, wait->deadline);
     if (wait->op && !wait->noted) {
-        int64_t note = wait->begun + TSHI_UV_STUCK_MS * TSHI_UV_MS;
+        int64_t note = wait->begun + TSHI_UV_BLOCKED_MS * TSHI_UV_MS;
         wait->noted = now >= note;
         if (wait->noted)
-            tshi_uv_note_stuck(wait->group, wait->op);
+            tshi_uv_note_blocked(wait->group, wait->op);
         else
             until = tshi_uv_min(until, note);
     }
@@ -4406,7 +4406,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t
             tshi_uv_nap(&wait);
         }
     }
-    if (wait.noted) tshi_uv_unstick(world);
+    if (wait.noted) tshi_uv_unblock(world);
     return tshi_uv_failed(world);
 }
 
@@ -4607,11 +4607,11 @@ static void tshi_uv_world_free(tsh_uv_world *world) {
     free(world->coordinator.answer);
     free(world->coordinator.search);
     free(world->coordinator.asked);
-    for (int r = 0; world->coordinator.stuck && r < world->size; r++)
-        free(world->coordinator.stuck[r].member);
-    free(world->coordinator.stuck);
-    if (world->stuck) free(world->stuck->member);
-    free(world->stuck);
+    for (int r = 0; world->coordinator.blocked && r < world->size; r++)
+        free(world->coordinator.blocked[r].member);
+    free(world->coordinator.blocked);
+    if (world->blocked) free(world->blocked->member);
+    free(world->blocked);
     sodium_memzero(world->secret, sizeof world->secret);
     sodium_memzero(world->mesh, sizeof world->mesh);
     free(world);
@@ -4688,19 +4688,20 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     world->coordinator.answer = (tshi_uv_answer *)calloc(n, sizeof *world->coordinator.answer);
     world->coordinator.search = (tsh_coll_search *)calloc(n, sizeof *world->coordinator.search);
     world->coordinator.asked = (uint64_t *)calloc(n, sizeof *world->coordinator.asked);
-    world->coordinator.stuck = (tshi_uv_stuck *)calloc(n, sizeof *world->coordinator.stuck);
-    world->stuck = (tshi_uv_stuck *)calloc(1, sizeof *world->stuck);
-    if (world->stuck) world->stuck->member = (int *)calloc(n, sizeof(int));
+    world->coordinator.blocked = (tshi_uv_blocked *)calloc(n, sizeof *world->coordinator.blocked);
+    world->blocked = (tshi_uv_blocked *)calloc(1, sizeof *world->blocked);
+    if (world->blocked) world->blocked->member = (int *)calloc(n, sizeof(int));
     for (int r = 0; r < world->size && ranks; r++) ranks[r] = r;
-    if (ranks && world->coordinator.stuck)
+    if (ranks && world->coordinator.blocked)
         world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size, ranks);
     free(ranks);
     if (!world->peer || !world->coordinator.answer || !world->coordinator.search ||
-        !world->coordinator.asked || !world->world_group || !world->stuck || !world->stuck->member)
+        !world->coordinator.asked || !world->world_group || !world->blocked ||
+        !world->blocked->member)
         return 0;
     for (int r = 0; r < world->size; r++) {
-        world->coordinator.stuck[r].member = (int *)calloc(n, sizeof(int));
-        if (!world->coordinator.stuck[r].member) return 0;
+        world->coordinator.blocked[r].member = (int *)calloc(n, sizeof(int));
+        if (!world->coordinator.blocked[r].member) return 0;
         world->peer[r].world = world;
         world->peer[r].rank = r;
         world->peer[r].fd = -1;

@@ -424,7 +424,7 @@ static void happens_split(wire *w) {
 }
 
 /* The caller's thread has waited for long. */
-static void happens_stuck(wire *w) {
+static void happens_blocked(wire *w) {
     const tshi_uv_group *group = w->world->world_group;
     const tshi_uv_op *op = NULL;
     unsigned at = take(w);
@@ -432,9 +432,9 @@ static void happens_stuck(wire *w) {
         if (group->op[i].used) op = &group->op[i];
     if (!op || w->world->forming) return;
     if (!(at & 1))
-        tshi_uv_note_stuck(group, op);
-    else if (w->world->stuck->wait)
-        tshi_uv_unstick(w->world);
+        tshi_uv_note_blocked(group, op);
+    else if (w->world->blocked->wait)
+        tshi_uv_unblock(w->world);
 }
 
 static void happens_abort(wire *w) {
@@ -447,7 +447,7 @@ static void wire_run(wire *w, const uint8_t *data, size_t size) {
     static void (*const happens[])(wire *) = {
         happens_bytes,  happens_message, happens_stranger, happens_claim, happens_greeting,
         happens_answer, happens_start,   happens_data,     happens_test,  happens_later,
-        happens_end,    happens_split,   happens_stuck,    happens_abort};
+        happens_end,    happens_split,   happens_blocked,  happens_abort};
     wire_once();
     memset(w, 0, sizeof *w);
     w->at = data;
