@@ -134,7 +134,7 @@
  * >>uv-error. The control thread: >>uv-post >>uv-decide (whose fault it is) >>uv-cycle (ranks
  * that wait for each other) >>uv-connect (the handshake) >>uv-form (how a world and a group come
  * to be) >>uv-hear (what peers say) >>uv-admit (who is let in) >>uv-control (what takes time). The
- * caller's: >>uv-group >>uv-route (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops
+ * caller's: >>uv-group >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops
  * (the eight functions). Both: >>uv-world (joining).
  */
 #include "../tshard.h"
@@ -292,17 +292,17 @@ typedef struct tshi_uv_stream {
 } tshi_uv_stream;
 
 /* How the bytes of a collective travel. */
-typedef enum tshi_uv_route {
+typedef enum tshi_uv_algorithm {
     TSHI_UV_DIRECT, /* each to each */
     TSHI_UV_RING,   /* along the ring, summed or gathered on the way */
     TSHI_UV_CHAIN,  /* broadcast from rank to rank */
     TSHI_UV_STAR,   /* broadcast from root to each */
     TSHI_UV_MESSAGE /* SEND, RECV, SENDRECV */
-} tshi_uv_route;
+} tshi_uv_algorithm;
 
 typedef struct tshi_uv_op {
     tsh_coll coll;
-    tshi_uv_route route;
+    tshi_uv_algorithm algorithm;
     tshi_uv_head head;
     int64_t deadline;
     int used;
@@ -3329,7 +3329,7 @@ static int tshi_uv_index(const tshi_uv_group *group, const tshi_uv_op *op) {
 }
 
 /* ========================================================================== */
-/* >>uv-route                                       MARK: - uv-route (private) */
+/* >>uv-algorithm                                       MARK: - uv-route (private) */
 /* Which bytes of a collective go to whom, and where those of others belong.   */
 /* Needs: >>uv-group.                                                           */
 /* ========================================================================== */
@@ -3679,16 +3679,16 @@ static tshi_uv_span tshi_uv_out_at(const tshi_uv_group *group, const tshi_uv_op 
                                    int64_t offset, int64_t total) {
     tshi_uv_span span = {NULL, 0};
     int64_t ready = total;
-    if (op->route == TSHI_UV_RING) ready = tshi_uv_ring_ready(group, op, total);
-    if (op->route == TSHI_UV_CHAIN && group->rank != op->coll.root)
+    if (op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(group, op, total);
+    if (op->algorithm == TSHI_UV_CHAIN && group->rank != op->coll.root)
         ready = op->in[tshi_uv_prev(group)].done;
     if (offset >= ready) return span;
-    if (op->route == TSHI_UV_RING) {
+    if (op->algorithm == TSHI_UV_RING) {
         span = tshi_uv_ring_out(group, op, offset);
-    } else if (op->route == TSHI_UV_DIRECT) {
+    } else if (op->algorithm == TSHI_UV_DIRECT) {
         span = tshi_uv_direct_out(group, op, peer, offset);
     } else {
-        const void *from = op->route == TSHI_UV_MESSAGE ? op->coll.send : op->coll.recv;
+        const void *from = op->algorithm == TSHI_UV_MESSAGE ? op->coll.send : op->coll.recv;
         span.at = (char *)(uintptr_t)from + offset;
         span.size = total - offset;
     }
@@ -3700,9 +3700,9 @@ static tshi_uv_span tshi_uv_in_at(const tshi_uv_group *group, const tshi_uv_op *
                                   int64_t offset, int64_t total) {
     tshi_uv_span span = {NULL, 0};
     if (offset >= total) return span;
-    if (op->route == TSHI_UV_RING) {
+    if (op->algorithm == TSHI_UV_RING) {
         span = tshi_uv_ring_in(group, op, offset);
-    } else if (op->route == TSHI_UV_DIRECT) {
+    } else if (op->algorithm == TSHI_UV_DIRECT) {
         span = tshi_uv_direct_in(group, op, peer, offset);
     } else {
         span.at = (char *)op->coll.recv + offset;
@@ -3715,7 +3715,7 @@ static tshi_uv_span tshi_uv_in_at(const tshi_uv_group *group, const tshi_uv_op *
 /* ========================================================================== */
 /* >>uv-flow                                         MARK: - uv-flow (private) */
 /* Bytes move, on every connection that has some to move.                      */
-/* Needs: >>uv-route >>uv-error.                                              */
+/* Needs: >>uv-algorithm >>uv-error.                                              */
 /* ========================================================================== */
 
 static int tshi_uv_for_messages(const tshi_uv_link *link) {
@@ -3801,7 +3801,7 @@ static tshi_uv_head tshi_uv_message_head(const tshi_uv_group *group, const tshi_
 /* One frame of op is done; the last one completes it. */
 static void tshi_uv_frame_done(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_fifo *fifo) {
     tshi_uv_pop(fifo);
-    if (--op->pending == 0 && op->route == TSHI_UV_DIRECT && tshi_uv_sums(op))
+    if (--op->pending == 0 && op->algorithm == TSHI_UV_DIRECT && tshi_uv_sums(op))
         tshi_uv_direct_sums(group, op);
 }
 
@@ -3872,14 +3872,14 @@ static ssize_t tshi_uv_transfer(int fd, tshi_uv_pieces *pieces, int out) {
 static void tshi_uv_payload_came(const tshi_uv_group *group, tshi_uv_op *op, tshi_uv_stream *s,
                                  size_t n) {
     s->done += (int64_t)n;
-    if (op->route == TSHI_UV_RING) tshi_uv_ring_fold(group, op);
+    if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(group, op);
 }
 
 /* Payload has gone. A ring's own piece is put in its place as it goes, while it is in the cache. */
 static void tshi_uv_payload_went(const tshi_uv_group *group, const tshi_uv_op *op,
                                  tshi_uv_stream *s, size_t n) {
     int64_t end = s->done + (int64_t)n;
-    while (op->route == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
+    while (op->algorithm == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
         tshi_uv_at at = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), s->done);
         int64_t now = tshi_uv_min(at.left, end - s->done);
         if (at.step == 0) tshi_uv_own_piece(group, op, at.offset, now);
@@ -4055,12 +4055,12 @@ static void tshi_uv_queue(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_fifo *fi
 }
 
 static void tshi_uv_expect(tshi_uv_group *group, tshi_uv_op *op, int peer, int64_t total) {
-    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->route == TSHI_UV_MESSAGE);
+    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->algorithm == TSHI_UV_MESSAGE);
     tshi_uv_queue(group, op, &link->in, &op->in[peer], total);
 }
 
 static void tshi_uv_promise(tshi_uv_group *group, tshi_uv_op *op, int peer, int64_t total) {
-    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->route == TSHI_UV_MESSAGE);
+    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->algorithm == TSHI_UV_MESSAGE);
     tshi_uv_queue(group, op, &link->out, &op->out[peer], total);
 }
 
@@ -4072,7 +4072,8 @@ static int64_t tshi_uv_whole(const tshi_uv_group *group, const tshi_uv_op *op) {
 }
 
 /* By size alone, so that all ranks choose alike. */
-static tshi_uv_route tshi_uv_route_of(const tshi_uv_group *group, const tshi_uv_op *op) {
+static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_group *group,
+                                                  const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t sent;
     switch (coll->kind) {
@@ -4114,7 +4115,7 @@ static void tshi_uv_plan_ring(tshi_uv_group *group, tshi_uv_op *op) {
 static void tshi_uv_plan_broadcast(tshi_uv_group *group, tshi_uv_op *op) {
     int next = tshi_uv_next(group), prev = tshi_uv_prev(group), root = op->coll.root;
     int64_t bytes = op->coll.count * tshi_uv_width(op);
-    int star = op->route == TSHI_UV_STAR, is_root = group->rank == root;
+    int star = op->algorithm == TSHI_UV_STAR, is_root = group->rank == root;
     if (group->size == 1) return;
     if (star && is_root)
         for (int j = 1; j < group->size; j++)
@@ -4162,9 +4163,10 @@ static void tshi_uv_remember(tshi_uv_group *group, const tshi_uv_op *op) {
 }
 
 static size_t tshi_uv_scratch(const tshi_uv_group *group, const tshi_uv_op *op) {
-    if (op->route == TSHI_UV_RING) return tshi_uv_sums(op) ? TSHI_UV_WINDOW : 0;
+    if (op->algorithm == TSHI_UV_RING) return tshi_uv_sums(op) ? TSHI_UV_WINDOW : 0;
     if (group->size == 1) return 0;
-    if (op->route != TSHI_UV_DIRECT || !(tshi_uv_sums(op) || op->coll.kind == TSH_SPLIT)) return 0;
+    if (op->algorithm != TSHI_UV_DIRECT || !(tshi_uv_sums(op) || op->coll.kind == TSH_SPLIT))
+        return 0;
     return (size_t)(tshi_uv_direct_size(group, op, group->rank, group->rank) * group->size);
 }
 
@@ -4188,7 +4190,7 @@ static tshi_uv_op *tshi_uv_prepare_op(tshi_uv_group *group, const tsh_coll *coll
     op->pending = 0;
     op->ready = 0;
     op->ticket = NULL;
-    op->route = tshi_uv_route_of(group, op);
+    op->algorithm = tshi_uv_choose_algorithm(group, op);
     need = tshi_uv_scratch(group, op);
     if (need > op->scratch_size) {
         free(op->scratch);
@@ -4208,7 +4210,7 @@ static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     op->used = 1;
     group->active++;
-    if (op->route == TSHI_UV_MESSAGE) {
+    if (op->algorithm == TSHI_UV_MESSAGE) {
         tshi_uv_plan_message(group, op);
     } else {
         memset(&op->head, 0, sizeof op->head);
@@ -4219,9 +4221,9 @@ static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
         op->head.kind = (uint8_t)coll->kind;
         tshi_uv_remember(group, op);
         op->pending = 1; /* until all frames are in the queues */
-        if (op->route == TSHI_UV_DIRECT) tshi_uv_plan_direct(group, op);
-        if (op->route == TSHI_UV_RING) tshi_uv_plan_ring(group, op);
-        if (op->route == TSHI_UV_STAR || op->route == TSHI_UV_CHAIN)
+        if (op->algorithm == TSHI_UV_DIRECT) tshi_uv_plan_direct(group, op);
+        if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(group, op);
+        if (op->algorithm == TSHI_UV_STAR || op->algorithm == TSHI_UV_CHAIN)
             tshi_uv_plan_broadcast(group, op);
         if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(group, op);
     }
@@ -4279,7 +4281,7 @@ static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     int sends, peer;
     if (TSHI_UV_GET(&world->halted)) return;
     tshi_uv_op_text(group, op, text, sizeof text);
-    if (op && op->route == TSHI_UV_MESSAGE) {
+    if (op && op->algorithm == TSHI_UV_MESSAGE) {
         peer = group->ranks[tshi_uv_awaited(op, &number, &sends)];
         tshi_uv_report_error(world, TSHI_UV_LATE, 0, 0, TSH_ERR_TIMEOUT, peer,
                              "rank %d ran out of time in %s; absent ranks: %d", world->rank, text,
@@ -4319,7 +4321,7 @@ static void tshi_uv_note_blocked(const tshi_uv_group *group, const tshi_uv_op *o
     s->group = group->id;
     s->seq = op->head.seq;
     s->sends = 0;
-    if (op->route == TSHI_UV_MESSAGE) peer = tshi_uv_awaited(op, &s->seq, &s->sends);
+    if (op->algorithm == TSHI_UV_MESSAGE) peer = tshi_uv_awaited(op, &s->seq, &s->sends);
     s->peer = peer < 0 ? -1 : group->ranks[peer];
     s->members = group->size;
     memcpy(s->member, group->ranks, (size_t)group->size * sizeof *group->ranks);
