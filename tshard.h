@@ -5636,7 +5636,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
 }
 
 /* ========================================================================== */
-/* >>coll                                              MARK: - coll (private) */
+/* >>coll                                                MARK: - coll (private) */
 /* What every backend needs: the arithmetic of sums, comparing calls, naming   */
 /* the rank at fault, time limits, settings from the environment, sentences.   */
 /* Needs: >>base.                                                              */
@@ -6240,7 +6240,7 @@ TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *e
 }
 
 /* ========================================================================== */
-/* >>compose                                        MARK: - compose (private) */
+/* >>compose                                          MARK: - compose (private) */
 /* Every kind of collective, groups and errors, made of a backend's SEND and   */
 /* RECV: tsh_comm_compose.                                                     */
 /* Needs: >>coll.                                                              */

@@ -171,7 +171,7 @@ typedef struct tsh_uv_desc {
                          host and bind may take longer: an address is not looked up */
     double heartbeat;  /* seconds of silence until a rank is dead, 1 or more; negative: never; 0:
                          TSHARD_HEARTBEAT, else 10 */
-    tsh_logger logger; /* strangers and refusals; called from the backend's own thread, which must
+    tsh_logger logger; /* refused connections; called from the backend's own thread, which must
                           not be kept: beats stop meanwhile. Zero: of tsh_uv_run, tsh_desc.logger */
     tsh_error *error;  /* where tsh_uv_open and tsh_uv_run say why they failed; NULL: tsh_uv_open
                           tells the logger */
@@ -524,7 +524,7 @@ typedef struct tshi_uv_conn {
 
 /* Of the world, in the control thread. */
 typedef struct tshi_uv_coordinator {
-    int64_t since; /* 0: no evidence */
+    int64_t since; /* 0: no error report */
     tshi_uv_report best;
     tshi_uv_answer *answer; /* by rank */
     tshi_uv_blocked *blocked; /* by rank: where the coordinator knows it waits */
@@ -562,16 +562,16 @@ struct tsh_uv_world {
     uv_mutex_t lock;
     uv_cond_t changed;
     int failed;  /* atomic, a tsh_result; error is valid once it is set */
-    int halted;  /* atomic: evidence was given, data stands still */
+    int halted;  /* atomic: an error was reported, no data moves */
     tsh_error error;
     tshi_uv_group *groups;
     tshi_uv_report reported; /* the caller's, to be taken */
-    tshi_uv_report held;     /* the control thread's, until a verdict comes */
+    tshi_uv_report held;     /* the control thread's, until a decision comes */
     tshi_uv_blocked *blocked;
     uint64_t last; /* the group of the latest collective */
     int blocked_new, leaving, complete;
     tshi_uv_group *requested; /* a group that is to be made */
-    tshi_uv_group *ended;     /* the caller's: closed after the verdict */
+    tshi_uv_group *ended;     /* the caller's: closed after the world failed */
 
     /* The control thread. */
     uv_thread_t thread;
@@ -718,7 +718,7 @@ static void tshi_uv_get_text(tshi_uv_cursor *c, char *text, size_t room) {
 
 /* ---- the handshake ---- */
 
-/* The server greets: "tshd", version, its nonce. The client claims: what follows, and a proof. The
+/* The server greets: "tshd", version, its nonce. The client says hello: what follows, and a proof. The
  * server replies: a status, its own value where they differ, and its proof. */
 #define TSHI_UV_VERSION UINT32_C(0x74730001) /* byte order, and 1 */
 
@@ -1131,7 +1131,7 @@ static int tshi_uv_out_of_descriptors(int why) {
     return why == EMFILE || why == ENFILE;
 }
 
-/* Sockets of a world: three to each peer; a listener, two loops, strangers meanwhile. A group takes
+/* Sockets of a world: three to each peer; a listener, two loops, unauthenticated ones meanwhile. A group takes
  * two more to each member. */
 static int tshi_uv_descriptors(int size) {
     return 3 * (size - 1) + 24;
@@ -1368,7 +1368,7 @@ static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
 }
 
 /* ========================================================================== */
-/* >>uv-error                                   MARK: - uv-verdict (private) */
+/* >>uv-error                                       MARK: - uv-error (private) */
 /* The first error ends the world; between the two threads, under the lock.    */
 /* Needs: >>uv-types.                                                           */
 /* ========================================================================== */
@@ -1377,7 +1377,7 @@ static tsh_result tshi_uv_failed(const tsh_uv_world *world) {
     return (tsh_result)TSHI_UV_GET(&world->failed);
 }
 
-/* The first verdict stands. */
+/* The world fails with this error, unless it has one already. */
 static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
     uv_mutex_lock(&world->lock);
     if (tshi_uv_failed(world) == TSH_OK) {
@@ -1390,7 +1390,7 @@ static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
     (void)uv_async_send(&world->wake_caller);
 }
 
-/* From the caller's side: the first evidence goes to the control thread. */
+/* From the caller's side: reports an error to the control thread; the first one counts. */
 TSH_PRINTF(7, 8)
 static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, uint64_t group,
                                  uint64_t seq, tsh_result code, int rank, const char *format, ...) {
@@ -1512,7 +1512,7 @@ static void tshi_uv_post_all(tsh_uv_world *world) {
 }
 
 /* ========================================================================== */
-/* >>uv-decide                                       MARK: - uv-judge (private) */
+/* >>uv-decide                                     MARK: - uv-decide (private) */
 /* An error report goes to the coordinator, the lowest rank that is not lost;  */
 /* it collects, asks where it must, and its decision goes to all.              */
 /* Needs: >>uv-post.                                                            */
@@ -1628,7 +1628,7 @@ static void tshi_uv_send_report(tsh_uv_world *world) {
     tshi_uv_post(&world->peer[to]);
 }
 
-/* This rank's own evidence; what outranks it replaces it. */
+/* Keeps this rank's own error report; a graver one replaces it. */
 static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
     if (tshi_uv_failed(world) != TSH_OK || e->kind < world->held.kind ||
         (e->kind == world->held.kind && e->error.rank >= world->held.error.rank))
@@ -1829,7 +1829,7 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
 }
 
 /* ========================================================================== */
-/* >>uv-cycle                                      MARK: - uv-cycle (private) */
+/* >>uv-cycle                                       MARK: - uv-cycle (private) */
 /* Ranks that wait for each other in a cycle: in crossed groups, or messages. */
 /* Needs: >>uv-decide.                                                           */
 /* ========================================================================== */
@@ -2066,7 +2066,7 @@ static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, in
 
 /* ---- the server's side ---- */
 
-/* What a proven claim gets; *value: ours, where it differs. */
+/* The reply to a hello whose proof is right; *value: ours, where it differs. */
 static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                          int64_t *value) {
     tshi_uv_group *group;
@@ -2103,7 +2103,7 @@ static const char *tshi_uv_status_text(uint32_t status) {
     return texts[status];
 }
 
-/* Replies to the claim in conn->in; 0: it cannot be judged before the table is here. */
+/* Replies to the hello in conn->in; 0: it cannot be checked before the table is here. */
 static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
@@ -2249,7 +2249,7 @@ static int tshi_uv_conn_read(tshi_uv_conn *conn) {
     return conn->in_used == conn->in_need;
 }
 
-/* A stranger shows itself by its first bytes. */
+/* 1 if the first bytes are not those of a hello. */
 static int tshi_uv_foreign(const tshi_uv_conn *conn) {
     size_t n = conn->in_used < 4 ? conn->in_used : 4;
     return memcmp(conn->in, "TSHD", n) != 0;
@@ -2585,7 +2585,7 @@ static int tshi_uv_misses(const tsh_uv_world *world, int rank) {
     return 0;
 }
 
-/* Who leaves accuses nobody; but a world or a group that forms cannot do without it. */
+/* A rank has left in good order: an error only where a world or a group forms, and needs it. */
 static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_peer_end(peer, TSHI_UV_LEFT);
@@ -2874,7 +2874,7 @@ static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, c
 }
 
 /* Drops an unauthenticated connection at random. Were it the oldest, nobody whose round trip takes
- * longer than strangers take to fill all places would ever get in. At random, a connection survives
+ * longer than others take to fill all places would ever get in. At random, a connection survives
  * the arrival of as many new ones as are held with probability 1/e; ranks try again. 0: there is
  * none. */
 static int tshi_uv_drop_unproven(tsh_uv_world *world) {
@@ -3211,7 +3211,8 @@ static void tshi_uv_name_missing(const tshi_uv_group *group, tsh_error *error) {
         tsh_text_add(error->message, sizeof error->message, " (%s)", world->obstacle);
 }
 
-/* The caller's thread has something: evidence, a group to be made, a long wait, a goodbye. */
+/* The caller's thread has something: an error report, a group to be made, a long wait, or it
+ * leaves. */
 static void tshi_uv_on_request(uv_async_t *async) {
     tsh_uv_world *world = (tsh_uv_world *)async->data;
     tshi_uv_report e;
@@ -3329,7 +3330,7 @@ static int tshi_uv_index(const tshi_uv_group *group, const tshi_uv_op *op) {
 }
 
 /* ========================================================================== */
-/* >>uv-algorithm                                       MARK: - uv-route (private) */
+/* >>uv-algorithm                               MARK: - uv-algorithm (private) */
 /* Which bytes of a collective go to whom, and where those of others belong.   */
 /* Needs: >>uv-group.                                                           */
 /* ========================================================================== */
@@ -3672,7 +3673,7 @@ static void tshi_uv_own_piece(const tshi_uv_group *group, const tshi_uv_op *op, 
     }
 }
 
-/* ---- any route ---- */
+/* ---- any algorithm ---- */
 
 /* Where the next bytes for `peer` are; size 0: none are ready. */
 static tshi_uv_span tshi_uv_out_at(const tshi_uv_group *group, const tshi_uv_op *op, int peer,
@@ -4038,7 +4039,7 @@ static int tshi_uv_advance(tsh_uv_world *world) {
 
 /* ========================================================================== */
 /* >>uv-start                                       MARK: - uv-start (private) */
-/* A collective is described, given a route, and its frames put in the queues. */
+/* Starting a collective: its algorithm, and its frames in the queues.         */
 /* Needs: >>uv-flow.                                                            */
 /* ========================================================================== */
 
@@ -4480,7 +4481,7 @@ static void tshi_uv_progress(tsh_comm *comm) {
 static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
     tsh_result failed = tshi_uv_failed(world);
-    if (failed != TSH_OK && error) *error = world->error; /* written before the verdict */
+    if (failed != TSH_OK && error) *error = world->error; /* written before `failed` */
     return failed;
 }
 
