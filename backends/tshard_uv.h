@@ -28,7 +28,7 @@
  * - spin briefly where every rank of a host has a core, then sleep;
  * - end in one error, the same on every rank, that names the rank at fault: at once where a process
  *   ends, after TSHARD_HEARTBEAT where one is stopped or cut off, soon where ranks call different
- *   collectives or wait for each other in a cycle, when time is up for one that never comes. A
+ *   collectives or wait for each other in a cycle, after a timeout where one never comes. A
  *   small thread per process sees to that, also while its rank computes.
  *
  * A NETWORK THAT BREAKS
@@ -134,8 +134,8 @@
  * >>uv-error. The control thread: >>uv-post >>uv-decide (whose fault it is) >>uv-cycle (ranks
  * that wait for each other) >>uv-connect (the handshake) >>uv-form (how a world and a group come
  * to be) >>uv-hear (what peers say) >>uv-admit (who is let in) >>uv-control (what takes time). The
- * caller's: >>uv-group >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops
- * (the eight functions). Both: >>uv-world (joining).
+ * caller's: >>uv-group >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start >>uv-wait
+ * >>uv-ops (the eight functions). Both: >>uv-world (joining).
  */
 #include "../tshard.h"
 
@@ -385,7 +385,7 @@ typedef struct tshi_uv_address {
 /* What a rank holds against another. Larger outranks smaller. */
 typedef enum tshi_uv_error_kind {
     TSHI_UV_NOTHING,
-    TSHI_UV_LATE,     /* time is up in a collective */
+    TSHI_UV_LATE,     /* timeout of a collective */
     TSHI_UV_SILENT,   /* no beat */
     TSHI_UV_CROSSED,  /* waits that cannot end */
     TSHI_UV_MISMATCH, /* descriptors differ */
@@ -431,7 +431,7 @@ typedef enum tshi_uv_state {
     TSHI_UV_THERE,
     TSHI_UV_MUTE, /* silent for a heartbeat: taken for lost; the connection stays, so that it and
                      this rank can learn each other's decision */
-    TSHI_UV_LEFT, /* said goodbye */
+    TSHI_UV_LEFT, /* orderly shutdown */
     TSHI_UV_LOST
 } tshi_uv_state;
 
@@ -599,7 +599,7 @@ struct tsh_uv_world {
     int64_t silent_at;       /* the next rank has been silent for a heartbeat, */
     int64_t await_at;        /* the next AWAIT messages go, */
     int64_t ticked;          /* this thread was to wake, */
-    int64_t parting;         /* goodbye was said; 0: it was not */
+    int64_t parting;         /* since when this rank shuts down; 0: it does not */
     int64_t held_since;
     int reported_to;    /* the coordinator that knows what is held */
     tsh_error offer;    /* a decision of a rank that is not this rank's coordinator, */
@@ -718,8 +718,8 @@ static void tshi_uv_get_text(tshi_uv_cursor *c, char *text, size_t room) {
 
 /* ---- the handshake ---- */
 
-/* The server greets: "tshd", version, its nonce. The client says hello: what follows, and a proof. The
- * server replies: a status, its own value where they differ, and its proof. */
+/* The server greets: "tshd", version, its nonce. The client's hello is what follows, and a proof.
+ * The server replies: a status, its own value where they differ, and its proof. */
 #define TSHI_UV_VERSION UINT32_C(0x74730001) /* byte order, and 1 */
 
 enum { TSHI_UV_GREETING = 40, TSHI_UV_CLIENT_HELLO = 104, TSHI_UV_REPLY = 44 };
@@ -1108,7 +1108,7 @@ static int tshi_uv_connect(const tshi_uv_address *address) {
                : tshi_uv_give_up(fd);
 }
 
-/* What became of a read or write that did not move bytes. */
+/* 1 if errno says that the call would block or was interrupted: try again later. */
 static int tshi_uv_later(void) {
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
@@ -1131,8 +1131,8 @@ static int tshi_uv_out_of_descriptors(int why) {
     return why == EMFILE || why == ENFILE;
 }
 
-/* Sockets of a world: three to each peer; a listener, two loops, unauthenticated ones meanwhile. A group takes
- * two more to each member. */
+/* Sockets of a world: three to each peer; a listener, two loops, some that are unauthenticated. A
+ * group takes two more to each member. */
 static int tshi_uv_descriptors(int size) {
     return 3 * (size - 1) + 24;
 }
@@ -2035,7 +2035,7 @@ static void tshi_uv_conn_end(tsh_uv_world *world, tshi_uv_conn *conn, int keep) 
     free(conn);
 }
 
-/* What keeps a dial from succeeding is told when time is up. */
+/* Notes why a connection could not be made, for the error after a timeout. */
 TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *format, ...) {
     va_list list;
     va_start(list, format);
@@ -2950,7 +2950,7 @@ static void tshi_uv_try_dial(tsh_uv_world *world, tshi_uv_dial *dial) {
     tshi_uv_redial(dial);
 }
 
-/* Claims that came before the table. */
+/* Answers the handshakes that had to wait for rank 0's address table. */
 static void tshi_uv_catch_up(const tsh_uv_world *world) {
     tshi_uv_conn *conn = world->conns;
     while (conn && world->tabled) {
@@ -3134,7 +3134,7 @@ static void tshi_uv_tick(tsh_uv_world *world) {
         tshi_uv_send_decision(world, &world->held.error);
 }
 
-/* All goodbyes are sent, and the peers have gone too, or were given their time. */
+/* 1 if all peers know that this rank shuts down, and have gone too or were given their time. */
 static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
     int unsent = 0, there = 0;
     for (int r = 0; r < world->size; r++) {
@@ -4206,7 +4206,7 @@ static tshi_uv_op *tshi_uv_prepare_op(tshi_uv_group *group, const tsh_coll *coll
     return op;
 }
 
-/* The operation's frames are put in the queues, and what can go goes. */
+/* Queues op's frames and writes as much as the sockets take now. */
 static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     op->used = 1;
@@ -4312,7 +4312,7 @@ static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) 
     }
 }
 
-/* Leaves for the control thread where this rank waits. */
+/* Records what this rank is blocked on, for the control thread to read. */
 static void tshi_uv_note_blocked(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     tshi_uv_blocked *s = world->blocked;
@@ -4638,7 +4638,7 @@ static void tshi_uv_world_end(tsh_uv_world *world) {
     tshi_uv_world_free(world);
 }
 
-/* Says goodbye, and ends the control thread. */
+/* Shuts down in good order: tells the peers, and ends the control thread. */
 static void tshi_uv_world_close(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
     world->leaving = 1;
@@ -4683,7 +4683,7 @@ static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",
 /* Needs: >>uv-ops >>uv-settings.                                               */
 /* ========================================================================== */
 
-/* Everything of the world that is counted in ranks. */
+/* Allocates the arrays with one entry per rank. 0: out of memory. */
 static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     int *ranks = (int *)calloc(n, sizeof *ranks);
