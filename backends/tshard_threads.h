@@ -446,7 +446,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_rank {
 } tshi_threads_rank;
 
 struct tsh_threads_world {
-    TSHI_THREADS_APART int verdict; /* atomic, a tsh_result; error is valid once it is set */
+    TSHI_THREADS_APART int failed;  /* atomic, a tsh_result; error is valid once it is set */
     int sleepers;                   /* atomic */
     int size, spins, crowded;
     int64_t timeout;
@@ -524,21 +524,21 @@ static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
 }
 
 /* ========================================================================== */
-/* >>threads-verdict                         MARK: - threads-verdict (private) */
+/* >>threads-error                         MARK: - threads-verdict (private) */
 /* The first error ends the world; and the sentences it is told in.            */
 /* Needs: >>threads-sleep.                                                      */
 /* ========================================================================== */
 
 /* Under the world's lock. The first verdict stands. */
-static void tshi_threads_judge(tsh_threads_world *world, const tsh_error *error) {
-    if (TSHI_THREADS_GET(&world->verdict) != TSH_OK) return;
+static void tshi_threads_fail(tsh_threads_world *world, const tsh_error *error) {
+    if (TSHI_THREADS_GET(&world->failed) != TSH_OK) return;
     world->error = *error;
-    TSHI_THREADS_PUT(&world->verdict, (int)error->code);
+    TSHI_THREADS_PUT(&world->failed, (int)error->code);
 }
 
 static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error) {
     tshi_threads_lock(&world->lock);
-    tshi_threads_judge(world, error);
+    tshi_threads_fail(world, error);
     tshi_threads_unlock(&world->lock);
     for (int r = 0; r < world->size; r++) tshi_threads_wake(&world->rank[r]);
 }
@@ -552,7 +552,7 @@ static int tshi_threads_touched(const tsh_threads_world *world) {
 
 static tsh_result tshi_threads_settle(const tsh_threads_world *world) {
     while (tshi_threads_touched(world)) tshi_threads_yield();
-    return (tsh_result)TSHI_THREADS_GET(&world->verdict);
+    return (tsh_result)TSHI_THREADS_GET(&world->failed);
 }
 
 /* From here to tshi_threads_leave no verdict is told: peers' buffers are safe to touch. 0: too
@@ -560,7 +560,7 @@ static tsh_result tshi_threads_settle(const tsh_threads_world *world) {
 static int tshi_threads_enter(const tshi_threads_lane *lane) {
     tshi_threads_rank *self = tshi_threads_self(lane);
     TSHI_THREADS_PUT(&self->working, 1);
-    if (TSHI_THREADS_GET(&lane->group->world->verdict) == TSH_OK) return 1;
+    if (TSHI_THREADS_GET(&lane->group->world->failed) == TSH_OK) return 1;
     TSHI_THREADS_PUT(&self->working, 0);
     return 0;
 }
@@ -568,7 +568,7 @@ static int tshi_threads_enter(const tshi_threads_lane *lane) {
 /* 1 if there still is no verdict. */
 static int tshi_threads_leave(const tshi_threads_lane *lane) {
     TSHI_THREADS_PUT(&tshi_threads_self(lane)->working, 0);
-    return TSHI_THREADS_GET(&lane->group->world->verdict) == TSH_OK;
+    return TSHI_THREADS_GET(&lane->group->world->failed) == TSH_OK;
 }
 
 /* What rank r has called where `user`, a lane, is. */
@@ -596,7 +596,7 @@ static int tshi_threads_mismatch(const tshi_threads_lane *lane) {
 /* ========================================================================== */
 /* >>threads-fold                               MARK: - threads-fold (private) */
 /* The arithmetic: a tile of one chunk, summed over the ranks in ring order.   */
-/* Needs: >>threads-verdict.                                                    */
+/* Needs: >>threads-error.                                                    */
 /* ========================================================================== */
 
 typedef struct TSHI_THREADS_APART tshi_threads_tile {
@@ -1086,7 +1086,7 @@ static void tshi_threads_end_cycle(tsh_threads_world *world, int r) {
                         "rank %d waits in %s while rank %d waits for it in %s", blamed,
                         tshi_threads_where(texts[0], a->stuck, a->stuck_req), waits,
                         tshi_threads_where(texts[1], b->stuck, b->stuck_req));
-    tshi_threads_judge(world, &error);
+    tshi_threads_fail(world, &error);
 }
 
 /* Registers this rank as stuck and follows who waits for whom. A stuck rank can only be freed by
@@ -1116,7 +1116,7 @@ static void tshi_threads_unstick(tsh_threads_world *world, tshi_threads_rank *se
 /* 1 if there is nothing to wait for any more. */
 static int tshi_threads_ready(tshi_threads_lane *lane, tsh_req req) {
     tshi_threads_advance(tshi_threads_self(lane));
-    return TSHI_THREADS_GET(&lane->group->world->verdict) != TSH_OK ||
+    return TSHI_THREADS_GET(&lane->group->world->failed) != TSH_OK ||
            tshi_threads_complete(lane, req);
 }
 
@@ -1222,11 +1222,11 @@ static tsh_result tshi_threads_post(tshi_threads_lane *lane, const tsh_coll *col
 
 static tsh_result tshi_threads_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_threads_lane *lane = tshi_threads_lane_of(comm);
-    int verdict = TSHI_THREADS_GET(&lane->group->world->verdict);
+    int failed = TSHI_THREADS_GET(&lane->group->world->failed);
     size_t bytes = 0;
     int eager = coll->kind == TSH_BARRIER;
     *req = 0;
-    if (verdict != TSH_OK) return (tsh_result)verdict;
+    if (failed != TSH_OK) return (tsh_result)failed;
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV)
         return tshi_threads_post(lane, coll, req);
     if (coll->kind == TSH_ALLREDUCE &&
@@ -1243,7 +1243,7 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     tsh_threads_world *world = lane->group->world;
     tshi_threads_pair *pair = tshi_threads_pair_of(lane, req);
     int64_t patience = 20000000;
-    int spins = 0, verdict;
+    int spins = 0, failed;
     while (!tshi_threads_ready(lane, req)) {
         if (spins++ < world->spins) {
             tshi_threads_pause(world, spins);
@@ -1253,22 +1253,22 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
         }
     }
     tshi_threads_unstick(world, tshi_threads_self(lane));
-    verdict = TSHI_THREADS_GET(&world->verdict);
-    if (verdict != TSH_OK) (void)tshi_threads_settle(world);
+    failed = TSHI_THREADS_GET(&world->failed);
+    if (failed != TSH_OK) (void)tshi_threads_settle(world);
     if (pair) pair->used = 0;
-    return (tsh_result)verdict;
+    return (tsh_result)failed;
 }
 
 static tsh_result tshi_threads_test(tsh_comm *comm, tsh_req req, int *done) {
     tshi_threads_lane *lane = tshi_threads_lane_of(comm);
     const tsh_threads_world *world = lane->group->world;
-    int verdict;
+    int failed;
     *done = tshi_threads_ready(lane, req);
     if (!*done) (void)tshi_threads_hopeless(lane, req, tsh_now());
-    verdict = TSHI_THREADS_GET(&world->verdict);
-    if (verdict == TSH_OK) return TSH_OK;
+    failed = TSHI_THREADS_GET(&world->failed);
+    if (failed == TSH_OK) return TSH_OK;
     *done = !tshi_threads_touched(world); /* told once the buffers are free */
-    return *done ? (tsh_result)verdict : TSH_OK;
+    return *done ? (tsh_result)failed : TSH_OK;
 }
 
 static void tshi_threads_progress(tsh_comm *comm) {
@@ -1277,9 +1277,9 @@ static void tshi_threads_progress(tsh_comm *comm) {
 
 static tsh_result tshi_threads_status(tsh_comm *comm, tsh_error *error) {
     const tsh_threads_world *world = tshi_threads_lane_of(comm)->group->world;
-    int verdict = TSHI_THREADS_GET(&world->verdict);
-    if (verdict != TSH_OK && error) *error = world->error;
-    return (tsh_result)verdict;
+    int failed = TSHI_THREADS_GET(&world->failed);
+    if (failed != TSH_OK && error) *error = world->error;
+    return (tsh_result)failed;
 }
 
 static void tshi_threads_abort(tsh_comm *comm, const tsh_error *why) {
@@ -1305,14 +1305,14 @@ static void tshi_threads_close(tsh_comm *comm) {
     tsh_threads_world *world = group->world;
     tshi_threads_rank *self = tshi_threads_self(lane);
     int rank = group->ranks[lane->rank];
-    if (TSHI_THREADS_GET(&world->verdict) == TSH_OK && tshi_threads_owes(lane)) {
+    if (TSHI_THREADS_GET(&world->failed) == TSH_OK && tshi_threads_owes(lane)) {
         tsh_error error;
         (void)tsh_error_set(&error, TSH_ERR_LOST, rank,
                             "rank %d closed group %llu before it waited for its requests", rank,
                             (unsigned long long)group->id);
         tshi_threads_raise(world, &error);
     }
-    if (TSHI_THREADS_GET(&world->verdict) != TSH_OK) (void)tshi_threads_settle(world);
+    if (TSHI_THREADS_GET(&world->failed) != TSH_OK) (void)tshi_threads_settle(world);
     for (at = &self->lanes; *at != lane;) at = &(*at)->next;
     *at = lane->next;
     TSHI_THREADS_PUT(&lane->closed, 1);
@@ -1324,7 +1324,7 @@ static void tshi_threads_close(tsh_comm *comm) {
 static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_threads_lane *lane = tshi_threads_lane_of(comm);
     tshi_threads_group *group = lane->group, *made;
-    tsh_result result = (tsh_result)TSHI_THREADS_GET(&group->world->verdict);
+    tsh_result result = (tsh_result)TSHI_THREADS_GET(&group->world->failed);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tsh_ticket ticket;
     int place = 0;
