@@ -397,12 +397,12 @@ typedef struct tshi_threads_pair {
 } tshi_threads_pair;
 
 /* From one rank of a group to another: which of the sender's pair records are announced. */
-typedef struct TSHI_THREADS_APART tshi_threads_box {
+typedef struct TSHI_THREADS_APART tshi_threads_mailbox {
     uint64_t posted; /* atomic, the sender's */
     unsigned char record[TSHI_THREADS_PAIRWISE];
     TSHI_THREADS_APART uint64_t wanted; /* atomic, the receiver's: receives started */
     uint64_t taken;                     /* receives done */
-} tshi_threads_box;
+} tshi_threads_mailbox;
 
 /* One rank's place in a group. */
 typedef struct TSHI_THREADS_APART tshi_threads_member {
@@ -412,7 +412,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_member {
     TSHI_THREADS_APART uint64_t
         finished; /* atomic: collectives whose work here is done, in order */
     int closed;   /* atomic */
-    TSHI_THREADS_APART uint64_t announced;
+    TSHI_THREADS_APART uint64_t started;
     uint64_t shared; /* number + 1 of the last one whose end all must meet */
     int seen;        /* members that have announced number `finished` */
     int receiving;   /* pair records that still receive */
@@ -428,7 +428,7 @@ struct TSHI_THREADS_APART tshi_threads_group {
     int size;
     int open;   /* atomic: members not closed yet */
     int *ranks; /* of the world, by rank of the group */
-    tshi_threads_box *box;
+    tshi_threads_mailbox *mailbox;
     tshi_threads_member *member;
 };
 
@@ -462,8 +462,9 @@ static tshi_threads_rank *tshi_threads_self(const tshi_threads_member *member) {
     return &member->group->world->rank[member->group->ranks[member->rank]];
 }
 
-static tshi_threads_box *tshi_threads_between(const tshi_threads_group *group, int from, int to) {
-    return &group->box[(size_t)from * (size_t)group->size + (size_t)to];
+static tshi_threads_mailbox *tshi_threads_between(const tshi_threads_group *group, int from,
+                                                  int to) {
+    return &group->mailbox[(size_t)from * (size_t)group->size + (size_t)to];
 }
 
 static tshi_threads_slot *tshi_threads_slot_of(tshi_threads_member *member, uint64_t number) {
@@ -771,11 +772,11 @@ static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int 
     group->world = world;
     group->size = group->open = size;
     group->member = (tshi_threads_member *)tshi_threads_alloc(n * sizeof *group->member);
-    group->box = (tshi_threads_box *)tshi_threads_alloc(n * n * sizeof *group->box);
+    group->mailbox = (tshi_threads_mailbox *)tshi_threads_alloc(n * n * sizeof *group->mailbox);
     group->ranks = (int *)tshi_threads_alloc(n * sizeof *group->ranks);
-    if (!group->member || !group->box || !group->ranks) {
+    if (!group->member || !group->mailbox || !group->ranks) {
         tshi_threads_free(group->member);
-        tshi_threads_free(group->box);
+        tshi_threads_free(group->mailbox);
         tshi_threads_free(group->ranks);
         tshi_threads_free(group);
         return NULL;
@@ -799,7 +800,7 @@ static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group
     *at = group->next;
     tshi_threads_unlock(&world->lock);
     tshi_threads_free(group->member);
-    tshi_threads_free(group->box);
+    tshi_threads_free(group->mailbox);
     tshi_threads_free(group->ranks);
     tshi_threads_free(group);
 }
@@ -911,14 +912,14 @@ static int tshi_threads_execute(tshi_threads_member *member) {
     return 1;
 }
 
-/* Copies what `record` receives from `box`, whose next announced send is its own. 0: the world has
+/* Copies what `record` receives from `mailbox`, whose next announced send is its own. 0: the world has
  * ended. */
 static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *record,
-                             tshi_threads_box *box) {
+                             tshi_threads_mailbox *mailbox) {
     tshi_threads_group *group = member->group;
     int from = record->coll.recv_from;
     tshi_threads_pair *sent =
-        &group->member[from].pair[box->record[record->recv_number % TSHI_THREADS_PAIRWISE]];
+        &group->member[from].pair[mailbox->record[record->recv_number % TSHI_THREADS_PAIRWISE]];
     if (!tshi_threads_enter(member)) return 0;
     if (sent->send_count != record->recv_count || sent->coll.dtype != record->coll.dtype ||
         sent->coll.tag != record->coll.tag) {
@@ -934,7 +935,7 @@ static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *rec
     if (!tshi_threads_leave(member)) return 0;
     TSHI_THREADS_PUT(&record->receiving, 0);
     member->receiving--;
-    box->taken++;
+    mailbox->taken++;
     TSHI_THREADS_PUT(&sent->sending, 0);
     tshi_threads_wake(&group->world->rank[group->ranks[from]]);
     return 1;
@@ -947,13 +948,13 @@ static void tshi_threads_match(tshi_threads_member *member) {
         moved = 0;
         for (int i = 0; i < TSHI_THREADS_PAIRWISE; i++) {
             tshi_threads_pair *record = &member->pair[i];
-            tshi_threads_box *box;
+            tshi_threads_mailbox *mailbox;
             if (!TSHI_THREADS_GET(&record->receiving)) continue;
-            box = tshi_threads_between(member->group, record->coll.recv_from, member->rank);
-            if (record->recv_number != box->taken ||
-                TSHI_THREADS_GET(&box->posted) <= record->recv_number)
+            mailbox = tshi_threads_between(member->group, record->coll.recv_from, member->rank);
+            if (record->recv_number != mailbox->taken ||
+                TSHI_THREADS_GET(&mailbox->posted) <= record->recv_number)
                 continue;
-            if (!tshi_threads_take(member, record, box)) return;
+            if (!tshi_threads_take(member, record, mailbox)) return;
             moved = 1;
         }
     }
@@ -962,7 +963,7 @@ static void tshi_threads_match(tshi_threads_member *member) {
 /* Everything that this rank can do now, on all of its comms. */
 static void tshi_threads_advance(tshi_threads_rank *self) {
     for (tshi_threads_member *member = self->members; member; member = member->next) {
-        while (member->finished < member->announced && tshi_threads_gathered(member))
+        while (member->finished < member->started && tshi_threads_gathered(member))
             if (!tshi_threads_execute(member)) return;
         if (member->receiving) tshi_threads_match(member);
     }
@@ -1168,10 +1169,10 @@ static tshi_threads_member *tshi_threads_member_of(const tsh_comm *comm) {
 }
 
 /* Publishes a collective; `load` of `bytes` travels with it. */
-static tsh_req tshi_threads_announce(tshi_threads_member *member, const tsh_coll *coll,
-                                     const void *load, size_t bytes, int eager) {
+static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *coll,
+                                 const void *load, size_t bytes, int eager) {
     tshi_threads_group *group = member->group;
-    uint64_t number = member->announced;
+    uint64_t number = member->started;
     tshi_threads_slot *slot = tshi_threads_slot_of(member, number);
     tshi_threads_call *call = tshi_threads_call_of(member, number);
     call->coll = *coll;
@@ -1182,7 +1183,7 @@ static tsh_req tshi_threads_announce(tshi_threads_member *member, const tsh_coll
     slot->send = (const char *)coll->send;
     slot->recv = (char *)coll->recv;
     if (bytes) memcpy(slot->eager, load, bytes);
-    member->announced = number + 1;
+    member->started = number + 1;
     if (!eager) member->shared = number + 1;
     TSHI_THREADS_PUT(&slot->stamp, number + 1);
     if (TSHI_THREADS_GET(&group->world->sleepers)) {
@@ -1195,8 +1196,8 @@ static tsh_req tshi_threads_announce(tshi_threads_member *member, const tsh_coll
     return (tsh_req)(number + 1) << 1 | (tsh_req)eager;
 }
 
-static tsh_result tshi_threads_post(tshi_threads_member *member, const tsh_coll *coll,
-                                    tsh_req *req) {
+static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_coll *coll,
+                                       tsh_req *req) {
     int i = 0, both = coll->kind == TSH_SENDRECV;
     tshi_threads_pair *pair;
     while (i < TSHI_THREADS_PAIRWISE && member->pair[i].used) i++;
@@ -1207,20 +1208,22 @@ static tsh_result tshi_threads_post(tshi_threads_member *member, const tsh_coll 
     pair->used = 1;
     *req = TSHI_THREADS_REQ_PAIR | (tsh_req)i;
     if (coll->kind != TSH_SEND) {
-        tshi_threads_box *box = tshi_threads_between(member->group, coll->recv_from, member->rank);
+        tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, coll->recv_from,
+                                                             member->rank);
         pair->recv_count = both ? coll->recv_counts[0] : coll->count;
-        pair->recv_number = box->wanted;
+        pair->recv_number = mailbox->wanted;
         TSHI_THREADS_PUT(&pair->receiving, 1);
         member->receiving++;
-        TSHI_THREADS_PUT(&box->wanted, pair->recv_number + 1);
+        TSHI_THREADS_PUT(&mailbox->wanted, pair->recv_number + 1);
     }
     if (coll->kind != TSH_RECV) {
-        tshi_threads_box *box = tshi_threads_between(member->group, member->rank, coll->send_to);
+        tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, member->rank,
+                                                             coll->send_to);
         pair->send_count = both ? coll->send_counts[0] : coll->count;
-        pair->send_number = box->posted;
+        pair->send_number = mailbox->posted;
         TSHI_THREADS_PUT(&pair->sending, 1);
-        box->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
-        TSHI_THREADS_PUT(&box->posted, pair->send_number + 1);
+        mailbox->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
+        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1);
         tshi_threads_wake(&member->group->world->rank[member->group->ranks[coll->send_to]]);
     }
     return TSH_OK;
@@ -1234,13 +1237,13 @@ static tsh_result tshi_threads_start(tsh_comm *comm, const tsh_coll *coll, tsh_r
     *req = 0;
     if (failed != TSH_OK) return (tsh_result)failed;
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV)
-        return tshi_threads_post(member, coll, req);
+        return tshi_threads_message(member, coll, req);
     if (coll->kind == TSH_ALLREDUCE &&
         coll->count <= (int64_t)(TSHI_THREADS_EAGER / tsh_dtype_size(coll->dtype))) {
         eager = 1;
         bytes = (size_t)coll->count * tsh_dtype_size(coll->dtype);
     }
-    *req = tshi_threads_announce(member, coll, coll->send, bytes, eager);
+    *req = tshi_threads_post(member, coll, coll->send, bytes, eager);
     return TSH_OK;
 }
 
@@ -1297,7 +1300,7 @@ static void tshi_threads_abort(tsh_comm *comm, const tsh_error *why) {
 
 /* 1 if peers may still need this rank, or its buffers. */
 static int tshi_threads_owes(tshi_threads_member *member) {
-    if (member->finished < member->announced) return 1;
+    if (member->finished < member->started) return 1;
     if (member->shared && !tshi_threads_all_finished(member->group, member->shared - 1)) return 1;
     for (int i = 0; i < TSHI_THREADS_PAIRWISE; i++)
         if (TSHI_THREADS_GET(&member->pair[i].receiving) ||
@@ -1340,7 +1343,7 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     if (result != TSH_OK) return result;
     ticket.color = color;
     ticket.key = key;
-    req = tshi_threads_announce(member, &coll, &ticket, sizeof ticket, 0);
+    req = tshi_threads_post(member, &coll, &ticket, sizeof ticket, 0);
     number = tshi_threads_number_of(req);
     result = tshi_threads_wait(comm, req);
     if (result != TSH_OK || color < 0) return result;
@@ -1411,7 +1414,7 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
         return tsh_error_set(error, TSH_ERR_MEMORY, -1,
                              "no memory for a world of %d ranks (about %d MiB)", nranks,
                              (int)(((size_t)nranks * sizeof *root->member +
-                                    (size_t)nranks * (size_t)nranks * sizeof *root->box) >>
+                                    (size_t)nranks * (size_t)nranks * sizeof *root->mailbox) >>
                                    20) +
                                  1);
     }
