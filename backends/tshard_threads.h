@@ -440,8 +440,8 @@ typedef struct TSHI_THREADS_APART tshi_threads_rank {
     int woken; /* under lock */
     tshi_threads_member *members;
     tshi_threads_member *root;  /* its place in the world */
-    tshi_threads_member *stuck; /* under the world's lock: has waited long, for stuck_req */
-    tsh_req stuck_req;
+    tshi_threads_member *blocked; /* under the world's lock: has waited long, for blocked_req */
+    tsh_req blocked_req;
     int taken;
 } tshi_threads_rank;
 
@@ -451,9 +451,9 @@ struct tsh_threads_world {
     int size, spins, crowded;
     int64_t timeout;
     tshi_threads_rank *rank;
-    tsh_coll_search *search; /* by rank: the search for a cycle of stuck ranks */
+    tsh_coll_search *search; /* by rank: the search for a cycle of blocked ranks */
     tsh_error error;
-    tshi_threads_mutex lock; /* of verdict, groups and stuck ranks */
+    tshi_threads_mutex lock; /* of verdict, groups and blocked ranks */
     tshi_threads_group *groups;
     uint64_t ids;
 };
@@ -1061,24 +1061,24 @@ static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
     tshi_threads_raise(group->world, &error);
 }
 
-/* Under the world's lock: the i-th rank that stuck rank r waits for, or -1. */
+/* Under the world's lock: the i-th rank that blocked rank r waits for, or -1. */
 static int tshi_threads_awaits(const void *user, int r, int i) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
-    tshi_threads_member *member = world->rank[r].stuck;
+    tshi_threads_member *member = world->rank[r].blocked;
     if (!member || i >= member->group->size ||
-        tshi_threads_came(member, world->rank[r].stuck_req, i))
+        tshi_threads_came(member, world->rank[r].blocked_req, i))
         return -1;
     return member->group->ranks[i];
 }
 
-/* Under the world's lock: how many stuck ranks wait where rank r does. */
+/* Under the world's lock: how many blocked ranks wait where rank r does. */
 static int tshi_threads_together(const void *user, int r) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     const tshi_threads_rank *self = &world->rank[r];
     int count = 0;
     for (int m = 0; m < world->size; m++)
-        count += world->rank[m].stuck && world->rank[m].stuck->group == self->stuck->group &&
-                 world->rank[m].stuck_req == self->stuck_req;
+        count += world->rank[m].blocked && world->rank[m].blocked->group == self->blocked->group &&
+                 world->rank[m].blocked_req == self->blocked_req;
     return count;
 }
 
@@ -1090,20 +1090,20 @@ static void tshi_threads_end_cycle(tsh_threads_world *world, int r) {
     tsh_error error;
     (void)tsh_error_set(&error, TSH_ERR_MISMATCH, blamed,
                         "rank %d waits in %s while rank %d waits for it in %s", blamed,
-                        tshi_threads_where(texts[0], a->stuck, a->stuck_req), waits,
-                        tshi_threads_where(texts[1], b->stuck, b->stuck_req));
+                        tshi_threads_where(texts[0], a->blocked, a->blocked_req), waits,
+                        tshi_threads_where(texts[1], b->blocked, b->blocked_req));
     tshi_threads_fail(world, &error);
 }
 
-/* Registers this rank as stuck and follows who waits for whom. A stuck rank can only be freed by
+/* Registers this rank as blocked and follows who waits for whom. A blocked rank can only be freed by
  * the one it waits for, and takes the lock before it goes on, so a cycle found here is real. */
 static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
     tsh_threads_world *world = member->group->world;
     tshi_threads_rank *self = tshi_threads_self(member);
     int r = member->group->ranks[member->rank];
     tshi_threads_lock(&world->lock);
-    self->stuck = member;
-    self->stuck_req = req;
+    self->blocked = member;
+    self->blocked_req = req;
     memset(world->search, 0, (size_t)world->size * sizeof *world->search);
     r = tsh_coll_cycle(world->search, world->size, r, tshi_threads_awaits, world);
     if (r >= 0) tshi_threads_end_cycle(world, r);
@@ -1112,10 +1112,10 @@ static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
         for (int m = 0; m < world->size; m++) tshi_threads_wake(&world->rank[m]);
 }
 
-static void tshi_threads_unstick(tsh_threads_world *world, tshi_threads_rank *self) {
-    if (!self->stuck) return;
+static void tshi_threads_unblock(tsh_threads_world *world, tshi_threads_rank *self) {
+    if (!self->blocked) return;
     tshi_threads_lock(&world->lock);
-    self->stuck = NULL;
+    self->blocked = NULL;
     tshi_threads_unlock(&world->lock);
 }
 
@@ -1261,7 +1261,7 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
             spins = 0;
         }
     }
-    tshi_threads_unstick(world, tshi_threads_self(member));
+    tshi_threads_unblock(world, tshi_threads_self(member));
     failed = TSHI_THREADS_GET(&world->failed);
     if (failed != TSH_OK) (void)tshi_threads_settle(world);
     if (pair) pair->used = 0;
