@@ -20,8 +20,8 @@
  * - every collective of tshard.h in its documented order of sums: the bits equal any other ordered
  *   backend's, so that a run on many hosts replays here in one debugger;
  * - move bytes once: a rank sums its own chunk straight out of its peers' buffers and writes the
- *   result into all of theirs. An all-reduce costs two meetings (all announced, all finished), and
- *   one where the message is at most 96 bytes: it then travels with the announcement;
+ *   result into all of theirs. An all-reduce costs two barriers (all started, all finished), and
+ *   one where the message is at most 96 bytes: it is then sent as it is posted;
  * - spin briefly where every rank has a core, and sleep, so that 64 ranks on 2 cores are fine;
  * - end in one sentence, the same on every rank, when ranks call different collectives, a rank
  *   leaves early, ranks wait for each other in a cycle (looked for after 20 ms), time runs out or
@@ -345,12 +345,12 @@ static void tshi_threads_free(void *p) {
 
 /* ========================================================================== */
 /* >>threads-types                             MARK: - threads-types (private) */
-/* A world of ranks, groups of members, and the slots that members announce in.    */
+/* A world of ranks, groups of members, and the slots that members post in.    */
 /* Needs: >>threads-system.                                                     */
 /* ========================================================================== */
 
-/* All atomics are sequentially consistent: "announce, then look for sleepers" against "sleep, then
- * look for announcements", and "work, then look for a verdict" against "verdict, then look for
+/* All atomics are sequentially consistent: "post, then look for sleepers" against "sleep, then
+ * look for posts", and "work, then look for an error" against "set the error, then look for
  * workers", need that. */
 #define TSHI_THREADS_GET(place)        __atomic_load_n((place), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
@@ -358,16 +358,16 @@ static void tshi_threads_free(void *p) {
 #define TSHI_THREADS_APART             __attribute__((aligned(64))) /* a cache line of its own */
 
 /* A slot is free again after RING more collectives: 64 that this rank may have in flight, and 64
- * that a peer may be behind, since a message that travels with its announcement is not waited
+ * that a peer may be behind, since a small message is part of its post, and not waited
  * for. */
 enum { TSHI_THREADS_RING = 128, TSHI_THREADS_PAIRWISE = 64, TSHI_THREADS_EAGER = 96 };
 enum { TSHI_THREADS_TEXT = 320 };   /* bytes of the description of a call */
-enum { TSHI_THREADS_RANKS = 1024 }; /* boxes for all pairs of them are 192 MiB a group */
+enum { TSHI_THREADS_RANKS = 1024 }; /* mailboxes for all pairs of them are 192 MiB a group */
 enum { TSHI_THREADS_TILE = 4096 }; /* bytes summed at once, in the first-level cache */
 
 #define TSHI_THREADS_REQ_PAIR ((tsh_req)1 << 63)
 
-/* What peers read of an announced collective: one or two cache lines. */
+/* What peers read of a collective that was posted: one or two cache lines. */
 typedef struct TSHI_THREADS_APART tshi_threads_slot {
     uint64_t stamp;  /* the collective's number + 1, written last */
     uint64_t digest; /* equal on all ranks, or the call is a mismatch */
@@ -396,7 +396,7 @@ typedef struct tshi_threads_pair {
     int sending;   /* atomic: until the receiver has copied */
 } tshi_threads_pair;
 
-/* From one rank of a group to another: which of the sender's pair records are announced. */
+/* From one rank of a group to another: which of the sender's pair records are posted. */
 typedef struct TSHI_THREADS_APART tshi_threads_mailbox {
     uint64_t posted; /* atomic, the sender's */
     unsigned char record[TSHI_THREADS_PAIRWISE];
@@ -414,7 +414,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_member {
     int closed;   /* atomic */
     TSHI_THREADS_APART uint64_t started;
     uint64_t shared; /* number + 1 of the last one whose end all must meet */
-    int seen;        /* members that have announced number `finished` */
+    int seen;        /* members that have posted number `finished` */
     int receiving;   /* pair records that still receive */
     int rank;
     tshi_threads_group *group;
@@ -453,7 +453,7 @@ struct tsh_threads_world {
     tshi_threads_rank *rank;
     tsh_coll_search *search; /* by rank: the search for a cycle of blocked ranks */
     tsh_error error;
-    tshi_threads_mutex lock; /* of verdict, groups and blocked ranks */
+    tshi_threads_mutex lock; /* of error, groups and blocked ranks */
     tshi_threads_group *groups;
     uint64_t ids;
 };
@@ -483,7 +483,7 @@ static int tshi_threads_turn(const tshi_threads_group *group, int r, int i) {
 
 /* ========================================================================== */
 /* >>threads-sleep                             MARK: - threads-sleep (private) */
-/* A rank that spun in vain sleeps; who completes a meeting wakes the others.  */
+/* A rank that spun in vain sleeps; who completes a barrier wakes the others.  */
 /* Needs: >>threads-types.                                                      */
 /* ========================================================================== */
 
@@ -525,12 +525,12 @@ static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
 }
 
 /* ========================================================================== */
-/* >>threads-error                         MARK: - threads-verdict (private) */
+/* >>threads-error                             MARK: - threads-error (private) */
 /* The first error ends the world; and the sentences it is told in.            */
 /* Needs: >>threads-sleep.                                                      */
 /* ========================================================================== */
 
-/* Under the world's lock. The first verdict stands. */
+/* Under the world's lock: the world fails with this error, unless it has one already. */
 static void tshi_threads_fail(tsh_threads_world *world, const tsh_error *error) {
     if (TSHI_THREADS_GET(&world->failed) != TSH_OK) return;
     world->error = *error;
@@ -544,7 +544,7 @@ static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error)
     for (int r = 0; r < world->size; r++) tshi_threads_wake(&world->rank[r]);
 }
 
-/* After a verdict: 1 while some rank may still touch this one's buffers. */
+/* After the world has failed: 1 while some rank may still touch this one's buffers. */
 static int tshi_threads_touched(const tsh_threads_world *world) {
     for (int r = 0; r < world->size; r++)
         if (TSHI_THREADS_GET(&world->rank[r].working)) return 1;
@@ -556,8 +556,8 @@ static tsh_result tshi_threads_settle(const tsh_threads_world *world) {
     return (tsh_result)TSHI_THREADS_GET(&world->failed);
 }
 
-/* From here to tshi_threads_leave no verdict is told: peers' buffers are safe to touch. 0: too
- * late. */
+/* From here to tshi_threads_leave no rank returns with an error: peers' buffers are safe to touch.
+ * 0: too late, the world has failed. */
 static int tshi_threads_enter(const tshi_threads_member *member) {
     tshi_threads_rank *self = tshi_threads_self(member);
     TSHI_THREADS_PUT(&self->working, 1);
@@ -566,7 +566,7 @@ static int tshi_threads_enter(const tshi_threads_member *member) {
     return 0;
 }
 
-/* 1 if there still is no verdict. */
+/* 1 if the world has not failed. */
 static int tshi_threads_leave(const tshi_threads_member *member) {
     TSHI_THREADS_PUT(&tshi_threads_self(member)->working, 0);
     return TSHI_THREADS_GET(&member->group->world->failed) == TSH_OK;
@@ -631,7 +631,7 @@ static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k
 
 /* ========================================================================== */
 /* >>threads-work                               MARK: - threads-work (private) */
-/* This rank's part of each kind, once all have announced it.                  */
+/* This rank's part of each kind, once all have posted it.                     */
 /* Needs: >>threads-fold.                                                       */
 /* ========================================================================== */
 
@@ -639,7 +639,7 @@ static int64_t tshi_threads_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* The message travelled with the announcement: sum all chunks here, touch nobody's buffers. */
+/* The message was part of the post: sum all chunks here, touch nobody's buffers. */
 static void tshi_threads_allreduce_eager(tshi_threads_member *member, uint64_t number) {
     const tsh_coll *coll = &tshi_threads_call_of(member, number)->coll;
     size_t width = tsh_dtype_size(coll->dtype);
@@ -848,11 +848,11 @@ static void tshi_threads_join(tshi_threads_group *group, int rank, const tsh_com
 
 /* ========================================================================== */
 /* >>threads-progress                       MARK: - threads-progress (private) */
-/* What is announced by all gets done, in order.                               */
+/* Does what all have posted, in order.                                        */
 /* Needs: >>threads-group.                                                      */
 /* ========================================================================== */
 
-/* 1 if every member has announced the next collective of this one. */
+/* 1 if every member has posted the next collective of this one. */
 static int tshi_threads_gathered(tshi_threads_member *member) {
     const tshi_threads_group *group = member->group;
     uint64_t number = member->finished;
@@ -912,8 +912,8 @@ static int tshi_threads_execute(tshi_threads_member *member) {
     return 1;
 }
 
-/* Copies what `record` receives from `mailbox`, whose next announced send is its own. 0: the world has
- * ended. */
+/* Copies what `record` receives from the mailbox, whose next post is its own. 0: the world has
+ * failed. */
 static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *record,
                              tshi_threads_mailbox *mailbox) {
     tshi_threads_group *group = member->group;
@@ -972,7 +972,7 @@ static void tshi_threads_advance(tshi_threads_rank *self) {
 /* ========================================================================== */
 /* >>threads-wait                               MARK: - threads-wait (private) */
 /* Completion, and what may keep it from coming: a rank that left, a cycle of */
-/* waits, the end of time.                                                     */
+/* waits, a timeout.                                                           */
 /* Needs: >>threads-progress.                                                   */
 /* ========================================================================== */
 
@@ -993,7 +993,7 @@ static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
     return (req & 1) || tshi_threads_all_finished(member->group, tshi_threads_number_of(req));
 }
 
-/* 1 if rank m has announced its part of what member waits for. */
+/* 1 if rank m has posted its part of what member waits for. */
 static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     uint64_t number = tshi_threads_number_of(req);
@@ -1020,7 +1020,7 @@ static char *tshi_threads_where(char *text, tshi_threads_member *member, tsh_req
     return text;
 }
 
-/* A rank that closed without its part: 1 and a verdict. */
+/* 1, and the world fails, if a rank has closed without its part. */
 static int tshi_threads_check_lost(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_group *group = member->group;
     char text[TSHI_THREADS_TEXT];
@@ -1095,8 +1095,8 @@ static void tshi_threads_end_cycle(tsh_threads_world *world, int r) {
     tshi_threads_fail(world, &error);
 }
 
-/* Registers this rank as blocked and follows who waits for whom. A blocked rank can only be freed by
- * the one it waits for, and takes the lock before it goes on, so a cycle found here is real. */
+/* Registers this rank as blocked and follows who waits for whom. A blocked rank can only be freed
+ * by the one it waits for, and takes the lock before it goes on, so a cycle found here is real. */
 static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
     tsh_threads_world *world = member->group->world;
     tshi_threads_rank *self = tshi_threads_self(member);
@@ -1132,7 +1132,7 @@ static int64_t tshi_threads_deadline_of(tshi_threads_member *member, tsh_req req
                 : tshi_threads_call_of(member, tshi_threads_number_of(req))->deadline;
 }
 
-/* Not ready: 1 and a verdict if that will not change. */
+/* Not ready: 1, and the world fails, if that will not change. */
 static int tshi_threads_hopeless(tshi_threads_member *member, tsh_req req, int64_t now) {
     if (now < tshi_threads_deadline_of(member, req)) return tshi_threads_check_lost(member, req);
     tshi_threads_time_out(member, req);
@@ -1358,7 +1358,7 @@ static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads
 
 /* ========================================================================== */
 /* >>threads-world                             MARK: - threads-world (private) */
-/* Worlds come and go; the runner.                                             */
+/* Creating and destroying a world; tsh_threads_run().                         */
 /* Needs: >>threads-ops.                                                        */
 /* ========================================================================== */
 
