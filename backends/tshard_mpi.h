@@ -192,7 +192,7 @@ enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies, more than are i
 /* Tags on a group's communicator: the two ends of a message greet, then bodies follow; and on the
  * world's control communicator. */
 enum { TSHI_MPI_TAG_SEND, TSHI_MPI_TAG_RECV, TSHI_MPI_TAG_BODY };
-enum { TSHI_MPI_VERDICT, TSHI_MPI_ACCUSE, TSHI_MPI_LATE, TSHI_MPI_REPORT };
+enum { TSHI_MPI_DECISION, TSHI_MPI_ERROR, TSHI_MPI_LATE, TSHI_MPI_REPORT };
 
 #define TSHI_MPI_MS    INT64_C(1000000)
 #define TSHI_MPI_CLOSE TSH_COLL_KINDS /* a kind of its own: this rank leaves the group */
@@ -363,21 +363,21 @@ static void tshi_mpi_sent(tshi_mpi_world *world) {
 /* ========================================================================== */
 
 /* On rank 0. The first verdict stands. */
-static void tshi_mpi_judge(tshi_mpi_world *world, const tsh_error *error) {
+static void tshi_mpi_decide(tshi_mpi_world *world, const tsh_error *error) {
     if (world->error.code != TSH_OK) return;
     world->error = *error;
-    tshi_mpi_send_all(world, TSHI_MPI_VERDICT, error);
+    tshi_mpi_send_all(world, TSHI_MPI_DECISION, error);
 }
 
 /* Rank `from` says that something is wrong (itself: this rank does). */
-static void tshi_mpi_accuse(tshi_mpi_world *world, int from, int tag, const tsh_error *error) {
+static void tshi_mpi_take_error(tshi_mpi_world *world, int from, int tag, const tsh_error *error) {
     if (world->error.code != TSH_OK) return;
     if (world->rank == 0 && tag == TSHI_MPI_LATE && world->late.code == TSH_OK) {
         world->late = *error;
         world->late_from = from;
         world->late_at = tsh_now() + 50 * TSHI_MPI_MS;
-    } else if (world->rank == 0 && tag == TSHI_MPI_ACCUSE) {
-        tshi_mpi_judge(world, error);
+    } else if (world->rank == 0 && tag == TSHI_MPI_ERROR) {
+        tshi_mpi_decide(world, error);
     } else if (world->rank != 0 && world->suspect.code == TSH_OK) {
         world->suspect = *error;
         world->suspect_at = tsh_now();
@@ -388,7 +388,7 @@ static void tshi_mpi_accuse(tshi_mpi_world *world, int from, int tag, const tsh_
 static void tshi_mpi_raise(tshi_mpi_world *world, int tag, const tsh_error *error) {
     if (tshi_mpi_over(world)) return;
     if (world->rank != 0) tshi_mpi_send(world, 0, tag, error, sizeof *error);
-    tshi_mpi_accuse(world, world->rank, tag, error);
+    tshi_mpi_take_error(world, world->rank, tag, error);
 }
 
 /* To all: they may be waiting where rank 0 is not. */
@@ -396,8 +396,8 @@ static void tshi_mpi_raise_abort(tshi_mpi_world *world, const tsh_error *why) {
     tsh_error error = *why;
     if (error.rank < 0) error.rank = world->rank;
     if (tshi_mpi_over(world)) return;
-    if (world->rank != 0) tshi_mpi_send_all(world, TSHI_MPI_ACCUSE, &error);
-    tshi_mpi_accuse(world, world->rank, TSHI_MPI_ACCUSE, &error);
+    if (world->rank != 0) tshi_mpi_send_all(world, TSHI_MPI_ERROR, &error);
+    tshi_mpi_take_error(world, world->rank, TSHI_MPI_ERROR, &error);
 }
 
 /* Returns what it raises. */
@@ -405,7 +405,7 @@ static tsh_result tshi_mpi_no_memory(tshi_mpi_world *world, const char *what) {
     tsh_error error;
     (void)tsh_error_set(&error, TSH_ERR_MEMORY, world->rank, "rank %d has no memory to %s",
                         world->rank, what);
-    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
     return TSH_ERR_MEMORY;
 }
 
@@ -419,7 +419,7 @@ static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
     reason[length] = '\0';
     (void)tsh_error_set(&error, TSH_ERR_IO, world->rank, "rank %d: %s failed: %s", world->rank,
                         what, reason);
-    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
     return 1;
 }
 
@@ -435,7 +435,7 @@ static void tshi_mpi_reported(tshi_mpi_world *world, int from, tsh_wait_report *
     free(world->report[from]);
     world->report[from] = report;
     if (tsh_wait_cycle(world->report, world->size, from, world->search, &error))
-        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
+        tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
 }
 
 /* Takes one control message; 0: there is none. */
@@ -451,10 +451,10 @@ static int tshi_mpi_receive(tshi_mpi_world *world) {
         if (MPI_Recv(&error, (int)sizeof error, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG,
                      world->control, MPI_STATUS_IGNORE))
             return 0;
-        if (status.MPI_TAG == TSHI_MPI_VERDICT && world->error.code == TSH_OK)
+        if (status.MPI_TAG == TSHI_MPI_DECISION && world->error.code == TSH_OK)
             world->error = error;
         else
-            tshi_mpi_accuse(world, status.MPI_SOURCE, status.MPI_TAG, &error);
+            tshi_mpi_take_error(world, status.MPI_SOURCE, status.MPI_TAG, &error);
         return 1;
     }
     report = (tsh_wait_report *)malloc((size_t)size);
@@ -479,7 +479,7 @@ static void tshi_mpi_serve(tshi_mpi_world *world) {
     if (world->error.code != TSH_OK) return;
     if (world->late.code != TSH_OK && tsh_now() >= world->late_at) {
         tsh_wait_absent(world->report, world->late_from, &world->late);
-        tshi_mpi_judge(world, &world->late);
+        tshi_mpi_decide(world, &world->late);
     }
     if (world->suspect.code != TSH_OK &&
         tsh_now() >= world->suspect_at + 500 * TSHI_MPI_MS) { /* rank 0 is busy */
@@ -731,7 +731,7 @@ static void tshi_mpi_lost(tshi_mpi_group *group, const tshi_mpi_op *op) {
     (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[gone],
                         "rank %d left while rank %d waits for it in %s", group->ranks[gone],
                         group->ranks[waits], what);
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
 }
 
 /* The counts that rank r sends to (0) or receives from (1) the others. */
@@ -759,7 +759,7 @@ static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
     tsh_error error;
     if (!tsh_call_mismatch(tshi_mpi_called, op, group->size, op->seq, group->id, &error)) return 0;
     group->broken = 1;
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
     return 1;
 }
 
@@ -782,7 +782,7 @@ static void tshi_mpi_finish(tshi_mpi_world *world, tshi_mpi_op *op) {
 }
 
 /* Gives MPI the operation's first part: who called what. */
-static void tshi_mpi_announce(tshi_mpi_group *group, tshi_mpi_op *op) {
+static void tshi_mpi_begin_heads(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->state = TSHI_MPI_HEADS;
     /* Where counts may have to be told, the next operation waits for that. */
     op->last = op->coll.kind >= TSH_BARRIER ||
@@ -1041,7 +1041,7 @@ static void tshi_mpi_came_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
 static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
     group->world->moves++;
     switch (op->state) {
-    case TSHI_MPI_QUEUED: tshi_mpi_announce(group, op); break;
+    case TSHI_MPI_QUEUED: tshi_mpi_begin_heads(group, op); break;
     case TSHI_MPI_HEADS: tshi_mpi_compare(group, op); break;
     case TSHI_MPI_COUNTS:
         if (!tshi_mpi_mismatch(group, op)) tshi_mpi_begin(group, op);
@@ -1090,7 +1090,7 @@ static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half
 }
 
 /* The two ends do not fit. */
-static void tshi_mpi_quarrel(tshi_mpi_group *group, const tshi_mpi_half *half) {
+static void tshi_mpi_misfit(tshi_mpi_group *group, const tshi_mpi_half *half) {
     const tsh_coll mine = tshi_mpi_unfill(&half->mine), its = tshi_mpi_unfill(&half->its);
     int me = group->ranks[group->rank], it = group->ranks[half->peer];
     tsh_error error;
@@ -1098,7 +1098,7 @@ static void tshi_mpi_quarrel(tshi_mpi_group *group, const tshi_mpi_half *half) {
                          half->sends ? me : it, half->sends ? it : me, half->number, group->id,
                          &error);
     group->broken = 1;
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
 }
 
 /* The next segment of the body goes, or comes. */
@@ -1128,7 +1128,7 @@ static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *
     int64_t bytes = half->count * (int64_t)width;
     half->meeting = 0;
     if (half->mine.digest != half->its.digest) {
-        tshi_mpi_quarrel(group, half);
+        tshi_mpi_misfit(group, half);
     } else if (bytes <= TSHI_MPI_EAGER) {
         if (!half->sends && bytes > 0) memcpy(op->coll.recv, half->its.eager, (size_t)bytes);
         half->open = 0;
@@ -1489,7 +1489,7 @@ static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *
     if (message)
         tshi_mpi_start_message(group, op);
     else if (!before && !group->broken)
-        tshi_mpi_announce(group, op);
+        tshi_mpi_begin_heads(group, op);
     return TSH_OK;
 }
 
@@ -1701,7 +1701,7 @@ static void tshi_mpi_close(tsh_comm *comm) {
         (void)tsh_error_set(&error, TSH_ERR_LOST, world->rank,
                             "rank %d closed group %llu before it waited for its requests",
                             world->rank, (unsigned long long)group->id);
-        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
+        tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
         for (; world->error.code == TSH_OK; tshi_mpi_serve(world)) /* for half a second */
             (void)sched_yield();
     }
