@@ -37,7 +37,7 @@
  *   an error, nothing touches the caller's memory any more;
  * - end in one error, the same on every rank, where ranks call different collectives, a rank closes
  *   its comm early, ranks wait for each other in a cycle (looked for after 20 ms), time runs out
- *   or a rank aborts: rank 0 hears of it over a communicator of its own, judges, and tells all.
+ *   or a rank aborts: rank 0 gets the reports over a communicator of its own, and sends its decision to all.
  *   Where rank 0 is in no call, ranks believe what they saw themselves after half a second;
  * - leave MPI to its owner: where the program has called MPI_Init, it also calls MPI_Finalize.
  *
@@ -55,7 +55,7 @@
  * - use a rank's comms from several threads; only tsh_comm_abort may come from any thread, and is
  *   told to the others at the next call of the rank's own;
  * - keep a time limit in what MPI-3 has only in a blocking form: MPI_Init_thread, MPI_Comm_split
- *   (in tsh_split, once all ranks have announced theirs), MPI_Comm_free and MPI_Finalize. They
+ *   (in tsh_split, once all ranks have started theirs), MPI_Comm_free and MPI_Finalize. They
  *   return when all ranks are in them: a rank that is stopped there, or on its way there, holds the
  *   others up until the job is ended.
  *
@@ -184,7 +184,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 extern "C" {
 #endif
 
-enum { TSHI_MPI_EAGER = 80 };       /* bytes that travel with an announcement */
+enum { TSHI_MPI_EAGER = 80 };       /* bytes that are sent with the heads */
 enum { TSHI_MPI_STAGES = 4 };       /* buffers that are kept for the next collective */
 enum { TSHI_MPI_NEAR = 32 << 10 };  /* bytes of all messages that are cheaper to send to all */
 enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies, more than are in flight */
@@ -292,7 +292,7 @@ struct tshi_mpi_world {
     uint64_t moves;  /* parts of operations that MPI has done */
     uint64_t splits; /* that this rank has taken part in */
     pthread_t owner;
-    tsh_error error;    /* the verdict; code TSH_OK: none */
+    tsh_error error;    /* of the world; code TSH_OK: none */
     tsh_error suspect;  /* what this rank believes, */
     int64_t suspect_at; /* since then */
     int asked;          /* atomic: 1: another thread writes wish, 2: it is written, 3: told */
@@ -304,7 +304,7 @@ struct tshi_mpi_world {
     tsh_wait_report **report; /* by rank: the last one; NULL: none */
     tsh_coll_search *search;
     tsh_error late;  /* time ran out; */
-    int64_t late_at; /* to be judged when the others had time to say that they are here */
+    int64_t late_at; /* decided when the others had time to say that they are here */
     int late_from;
 };
 
@@ -312,7 +312,7 @@ static int64_t tshi_mpi_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* 1 where there is a verdict, or will be one: collectives stand still. */
+/* 1 if the world has failed, or is about to: collectives stand still. */
 static int tshi_mpi_over(const tshi_mpi_world *world) {
     return world->error.code != TSH_OK || world->suspect.code != TSH_OK;
 }
@@ -358,11 +358,11 @@ static void tshi_mpi_sent(tshi_mpi_world *world) {
 
 /* ========================================================================== */
 /* >>mpi-raise                                     MARK: - mpi-raise (private) */
-/* What a rank finds wrong goes to rank 0, whose verdict goes to all.          */
+/* Errors are reported to rank 0, which sends the first one to all ranks.      */
 /* Needs: >>mpi-post.                                                           */
 /* ========================================================================== */
 
-/* On rank 0. The first verdict stands. */
+/* On rank 0: the world fails with this error, unless it has one already. */
 static void tshi_mpi_decide(tshi_mpi_world *world, const tsh_error *error) {
     if (world->error.code != TSH_OK) return;
     world->error = *error;
@@ -468,7 +468,7 @@ static int tshi_mpi_receive(tshi_mpi_world *world) {
     return 1;
 }
 
-/* Sends, hears and judges. */
+/* Sends and receives control messages, and decides on errors. */
 static void tshi_mpi_serve(tshi_mpi_world *world) {
     if (world->posts) tshi_mpi_sent(world);
     if (__atomic_load_n(&world->asked, __ATOMIC_SEQ_CST) == 2) {
@@ -628,7 +628,7 @@ static void tshi_mpi_lay(const tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* Bytes that a rank would have to add to its announcement, so that no more is needed: the same on
+/* Bytes that a rank would have to add to its head, so that no more is needed: the same on
  * all ranks, if they called the same. */
 static int64_t tshi_mpi_eager_size(const tshi_mpi_group *group, const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
@@ -926,7 +926,7 @@ static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* All ranks called the same, and it does not travel in the announcements. */
+/* All ranks called the same, and the message is not in the heads. */
 static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t width = (int64_t)tsh_dtype_size(coll->dtype), pieces = group->size;
@@ -952,7 +952,7 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_next_round(group, op);
 }
 
-/* The announcements are here. */
+/* The heads of all ranks are here: compares them. */
 static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int fits = 1, alike = 1, closes = 0;
@@ -1182,7 +1182,7 @@ static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
 
 /* ========================================================================== */
 /* >>mpi-progress                               MARK: - mpi-progress (private) */
-/* Operations come, go on, and go.                                             */
+/* Starting, advancing and freeing operations.                                 */
 /* Needs: >>mpi-message.                                                        */
 /* ========================================================================== */
 
@@ -1417,7 +1417,7 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
     for (unsigned round = 1; world->error.code == TSH_OK; round++) {
         tshi_mpi_advance(world);
         if (op->state == TSHI_MPI_DONE && world->suspect.code == TSH_OK) {
-            tshi_mpi_serve(world); /* there may be a verdict, all the same */
+            tshi_mpi_serve(world); /* the world may have failed, all the same */
             break;
         }
         if (round % 8 == 0 || waited > 10 * TSHI_MPI_MS) {
@@ -1573,7 +1573,7 @@ static void tshi_mpi_join(tshi_mpi_group *group, MPI_Comm mpi, uint64_t id, tsh_
     *out = tsh_comm_make(&world->ops, group, group->rank, group->size, id);
 }
 
-/* What a rank adds to the announcement of a split. */
+/* What a rank adds to its head of a split. */
 typedef struct tshi_mpi_ticket {
     int32_t color, key;
     uint64_t splits; /* that this rank has taken part in */
@@ -1594,7 +1594,7 @@ static uint64_t tshi_mpi_new_id(const tshi_mpi_group *group, const tshi_mpi_op *
 }
 
 /* Whether all ranks of the group go into MPI_Comm_split, which has no limit of time: one that gave
- * up after it had announced the split does not come to this barrier. A rank that learns of an error
+ * up after it had started the split does not come to this barrier. A rank that learns of an error
  * here waits a little for those that went before they knew. */
 static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
                            const tshi_mpi_op *op) {
@@ -1615,7 +1615,7 @@ static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
     }
 }
 
-/* Once all ranks have announced the split, all go into MPI_Comm_split. */
+/* Once all ranks have started the split, all go into MPI_Comm_split. */
 static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm), *part;
     tshi_mpi_world *world = group->world;
@@ -1676,7 +1676,7 @@ static void tshi_mpi_end(tshi_mpi_world *world) {
         if (group->first)
             tshi_mpi_await(world, group, group->first);
         else
-            tshi_mpi_serve(world); /* this rank could not announce the close: an error */
+            tshi_mpi_serve(world); /* this rank could not start the close: an error */
         tshi_mpi_sweep(world);
         group = world->groups;
     }
