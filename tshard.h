@@ -45,6 +45,7 @@
  *     >>kernel        strided loops, kernels per instruction set
  *     >>gemm          the built-in matrix product
  *     >>coll          what backends share: sums, comparing calls, settings
+ *     >>compose       collectives made of SEND and RECV, for backends that have no more
  *     >>comm          the public entry points of collectives
  *     >>bucket        gradients on their way between replicas
  *     >>tape          recording, and backward with two accumulators
@@ -475,7 +476,7 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
 
 /* HOW A BACKEND WORKS
  *
- * A backend is a const table of eight functions (tsh_comm_ops) and a tsh_comm per group. The core's
+ * A backend is a const table of functions (tsh_comm_ops) and a tsh_comm per group. The core's
  * front door (tsh_allreduce and so on) checks the arguments, numbers the call, counts it, and hands
  * the descriptor (tsh_coll) on.
  *
@@ -501,7 +502,15 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
  * every group split from it, and every rank that is in a call, or makes one later, gets the same
  * code, rank and sentence. status tells it without blocking. abort may be called from any thread.
  *  8. close releases the comm; its requests must have been waited for, or the world must have
- * ended. */
+ * ended.
+ *  9. A backend may do no more than bring messages from rank to rank of a world, each to itself
+ * too: tsh_comm_compose makes the other kinds, groups and errors of that
+ * (examples/05_write_a_backend.c). It has start, progress, status, abort, close, and idle, which
+ * sleeps until something can be done, for ns at most. No message is longer than TSH_MESSAGE_BYTES.
+ * start of a SEND takes a copy. start of a RECV takes the oldest message of its sender that has its
+ * seq, and is of its length; if none has arrived, *req is not 0, and start is called again later,
+ * with TSH_ERR_LOST if the sender is gone for good. Tags mean nothing. status and abort are those
+ * of rule 7: all ranks learn one error, the first. close sends what is left. */
 
 typedef enum tsh_coll_kind {
     TSH_ALLREDUCE,      /* send count, recv count */
@@ -540,6 +549,7 @@ typedef uint64_t tsh_req; /* 0: nothing to wait for */
 typedef struct tsh_comm tsh_comm;
 
 #define TSH_COMM_ABI    1u
+#define TSH_MESSAGE_BYTES 32768 /* the longest message that rule 9 asks for */
 #define TSH_CAP_ORDERED 1u /* sums in the documented order */
 #define TSH_CAP_DEATH   2u /* notices a rank that dies      */
 
@@ -555,6 +565,8 @@ typedef struct tsh_comm_ops {
     tsh_result (*status)(tsh_comm *comm, tsh_error *error); /* the world's verdict; TSH_OK: none */
     void (*abort)(tsh_comm *comm, const tsh_error *why);
     void (*close)(tsh_comm *comm);
+    void (*idle)(tsh_comm *comm,
+                 int64_t ns); /* of a backend of messages only (rule 9); else NULL */
 } tsh_comm_ops;
 
 /* The table of a backend that does every kind: its functions are prefix_start, prefix_test and so
@@ -563,7 +575,14 @@ typedef struct tsh_comm_ops {
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, prefix##_test,   \
             prefix##_wait, prefix##_progress, prefix##_split, prefix##_status, prefix##_abort,     \
-            prefix##_close                                                                         \
+            prefix##_close, NULL                                                                   \
+    }
+/* That of a backend of messages only (rule 9). */
+#define TSH_MESSAGE_OPS(prefix, name, caps)                                                        \
+    {                                                                                              \
+        (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, NULL, NULL,      \
+            prefix##_progress, NULL, prefix##_status, prefix##_abort, prefix##_close,              \
+            prefix##_idle                                                                          \
     }
 
 /* What passed through the front door, by kind. bytes: what a ring sends per rank (all-reduce 2
@@ -648,6 +667,11 @@ TSH_API void tsh_comm_close(tsh_comm *comm);
 /* Rank `rank` of a group of `size`; nothing has been started on it. */
 TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, int size,
                                uint64_t id);
+/* Makes of a comm of messages (rule 9) for the whole world one that has everything,
+ * in rule 5's order; it owns that one. The time limit is TSHARD_TIMEOUT's, else 300 s. Errors:
+ * TSH_ERR_ARGUMENT (TSHARD_TIMEOUT is not a time), TSH_ERR_MEMORY, with a sentence in error. */
+TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh_error *error);
+
 /* Nanoseconds of a clock that is never set back; -1: the system has none. */
 TSH_API int64_t tsh_now(void);
 /* The time limit of a world in ns, at most 2^61: `given` seconds (negative: no limit) where a desc
@@ -725,22 +749,23 @@ typedef struct tsh_ticket {
 TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int color, int *order);
 
 /* A rank in a search for ranks that wait for each other. */
-typedef struct tsh_coll_trail {
-    int seen;       /* 1: it is on the path, 2: it leads to no circle */
+typedef struct tsh_coll_search {
+    int seen;       /* 1: it is on the path, 2: it leads to no cycle */
     int from, next; /* the ranks before and after it; -1: none */
     int edge;       /* which of those that it waits for is tried next */
-} tsh_coll_trail;
+} tsh_coll_search;
 
-/* A rank of a circle to which rank r of `size` leads, -1 if there is none: on a circle all wait for
- * ever. Around it leads .next of trail, which has an entry per rank, zeros before the first of
+/* A rank of a cycle to which rank r of `size` leads, -1 if there is none: on a cycle all wait for
+ * ever. Around it leads .next of search, which has an entry per rank, zeros before the first of
  * several searches. awaits(user, r, i) is the i-th rank, i < size, that r waits for, or -1. Depth
  * first. */
-TSH_API int tsh_coll_circle(tsh_coll_trail *trail, int size, int r,
-                            int (*awaits)(const void *user, int r, int i), const void *user);
-/* Whose fault the circle of rank r is: the rank's that has the least company (company(user, r):
- * ranks that wait where r does); of several the lowest, rank 0 last. *waits: which waits for it. */
-TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
-                         int (*company)(const void *user, int r), const void *user, int *waits);
+TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
+                           int (*awaits)(const void *user, int r, int i), const void *user);
+/* Which rank of a cycle, r is another, is out of step and blamed: the one in whose call the fewest
+ * ranks wait (together(user, r)); of several the lowest, rank 0 last. *waits: a rank that waits for
+ * it. */
+TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
+                           int (*together)(const void *user, int r), const void *user, int *waits);
 
 /* For backends whose ranks tell each other where they wait. How far a rank has come: collectives
  * that it has started in a group (peer -1), or messages to and from a peer, a rank of the world. */
@@ -761,8 +786,8 @@ typedef struct tsh_wait_report {
 TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m);
 /* Whether rank r of `size` waits in a cycle, which then never ends: 1, and the world's error. (A
  * rank goes on only when those that it waits for have. So of a cycle none can have been the first
- * to go on since it reported, and old reports do.) trail has an entry per rank. */
-TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_trail *trail,
+ * to go on since it reported, and old reports do.) search has an entry per rank. */
+TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_search *search,
                            tsh_error *error);
 /* Appends "; absent ranks: 1 3" to the error of rank r's time limit, and names the first of them:
  * those that it waits for, and that do not wait where it does. */
@@ -5684,7 +5709,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
 }
 
 /* ========================================================================== */
-/* >>coll                                              MARK: - coll (private) */
+/* >>coll                                                MARK: - coll (private) */
 /* What every backend needs: the arithmetic of sums, comparing calls, naming   */
 /* the rank at fault, time limits, settings from the environment, sentences.   */
 /* Needs: >>base.                                                              */
@@ -5698,6 +5723,11 @@ enum { TSHI_COLL_TEXT = 256 }; /* bytes of a call's description */
 
 static int tshi_coll_pairwise(tsh_coll_kind kind) {
     return kind == TSH_SEND || kind == TSH_RECV || kind == TSH_SENDRECV;
+}
+
+/* 1 for kinds that have `blocks` rows of counts. */
+static int tshi_coll_rows(tsh_coll_kind kind) {
+    return kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER || kind == TSH_ALLTOALL;
 }
 
 TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
@@ -5833,6 +5863,7 @@ TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64
 TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives) {
     tsh_coll half = *coll;
     half.kind = receives ? TSH_RECV : TSH_SEND;
+    half.send_counts = half.recv_counts = NULL;
     if (coll->kind == TSH_SENDRECV)
         half.count = *(receives ? coll->recv_counts : coll->send_counts);
     if (receives) half.send_to = -1;
@@ -5960,40 +5991,40 @@ TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int co
 
 /* ---- ranks that wait for each other ---- */
 
-TSH_API int tsh_coll_circle(tsh_coll_trail *trail, int size, int r,
-                            int (*awaits)(const void *user, int r, int i), const void *user) {
-    if (trail[r].seen) return -1;
-    trail[r].from = -1;
+TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
+                           int (*awaits)(const void *user, int r, int i), const void *user) {
+    if (search[r].seen) return -1;
+    search[r].from = -1;
     while (r >= 0) {
         int m = -1;
-        trail[r].seen = 1;
-        while (trail[r].edge < size && (m < 0 || trail[m].seen == 2))
-            m = awaits(user, r, trail[r].edge++);
-        if (m >= 0 && trail[m].seen == 2) m = -1;
-        trail[r].next = m;
-        if (m >= 0 && trail[m].seen) return m;
+        search[r].seen = 1;
+        while (search[r].edge < size && (m < 0 || search[m].seen == 2))
+            m = awaits(user, r, search[r].edge++);
+        if (m >= 0 && search[m].seen == 2) m = -1;
+        search[r].next = m;
+        if (m >= 0 && search[m].seen) return m;
         if (m >= 0) {
-            trail[m].from = r;
+            search[m].from = r;
             r = m;
         } else {
-            trail[r].seen = 2;
-            r = trail[r].from;
+            search[r].seen = 2;
+            r = search[r].from;
         }
     }
     return -1;
 }
 
-TSH_API int tsh_coll_odd(const tsh_coll_trail *trail, int r,
-                         int (*company)(const void *user, int r), const void *user, int *waits) {
-    int odd = r, at = r;
+TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
+                           int (*together)(const void *user, int r), const void *user, int *waits) {
+    int blamed = r, at = r;
     do {
-        int more = company(user, odd) - company(user, at);
-        if (more > 0 || (more == 0 && (odd == 0 || (at < odd && at > 0)))) odd = at;
-        at = trail[at].next;
+        int more = together(user, blamed) - together(user, at);
+        if (more > 0 || (more == 0 && (blamed == 0 || (at < blamed && at > 0)))) blamed = at;
+        at = search[at].next;
     } while (at != r);
-    while (trail[at].next != odd) at = trail[at].next;
+    while (search[at].next != blamed) at = search[at].next;
     *waits = at;
-    return odd;
+    return blamed;
 }
 
 /* ---- reports of ranks that wait ---- */
@@ -6041,7 +6072,7 @@ static int tshi_coll_awaits(const void *user, int r, int i) {
                : -1;
 }
 
-static int tshi_coll_company(const void *user, int r) {
+static int tshi_coll_together(const void *user, int r) {
     const tshi_coll_reports *all = (const tshi_coll_reports *)user;
     const tsh_wait_report *a = all->report[r];
     int count = 0;
@@ -6052,16 +6083,16 @@ static int tshi_coll_company(const void *user, int r) {
     return count;
 }
 
-TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_trail *trail,
+TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_search *search,
                            tsh_error *error) {
     tshi_coll_reports all;
     int blamed, waits;
     all.report = report;
     all.size = size;
-    memset(trail, 0, (size_t)size * sizeof *trail);
-    r = tsh_coll_circle(trail, size, r, tshi_coll_awaits, &all);
+    memset(search, 0, (size_t)size * sizeof *search);
+    r = tsh_coll_cycle(search, size, r, tshi_coll_awaits, &all);
     if (r < 0) return 0;
-    blamed = tsh_coll_odd(trail, r, tshi_coll_company, &all, &waits);
+    blamed = tsh_coll_blame(search, r, tshi_coll_together, &all, &waits);
     (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
                         "rank %d waits in %s while rank %d waits for it in %s", blamed,
                         report[blamed]->text, waits, report[waits]->text);
@@ -6195,10 +6226,876 @@ TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *e
 }
 
 /* ========================================================================== */
+/* >>compose                                          MARK: - compose (private) */
+/* Every kind of collective, groups and errors, made of a backend's SEND and   */
+/* RECV: tsh_comm_compose.                                                     */
+/* Needs: >>coll.                                                              */
+/* ========================================================================== */
+
+/* A collective begins with a head from each rank to each, which says what was called. Once all
+ * heads have come and fit, and the collectives before it are done, each rank sends each other its
+ * piece: what that one sums, gathers or keeps. The chunks of an all-reduce then go out again,
+ * summed. SEND and RECV exchange heads, too, before the message goes. What is sent from one rank to
+ * another comes in order on each channel of a group, so nothing needs a number:
+ *
+ *     rank a                          rank b
+ *     head  ----- HEADS -----------> compares, as a does
+ *     piece ----- PIECES ----------> sums
+ *     chunk <---- PIECES ----------- sum */
+typedef enum tshi_compose_channel {
+    TSHI_COMPOSE_HEADS,
+    TSHI_COMPOSE_PIECES,
+    TSHI_COMPOSE_SENDS, /* heads of messages, from the sender */
+    TSHI_COMPOSE_RECVS, /* and from the receiver */
+    TSHI_COMPOSE_BODIES,
+    TSHI_COMPOSE_REPORTS, /* where a rank waits */
+    TSHI_COMPOSE_CHANNELS = 8
+} tshi_compose_channel;
+
+enum { TSHI_COMPOSE_MARKS = 64 };         /* of a report */
+#define TSHI_COMPOSE_CLOSE TSH_COLL_KINDS /* a kind of its own: this rank closes the group */
+#define TSHI_COMPOSE_MS    INT64_C(1000000)
+
+/* What a rank has called. A collective's counts follow: P of what it sends, P of what it receives.
+ * The pointers of coll mean nothing elsewhere. */
+typedef struct tshi_compose_head {
+    uint64_t digest;
+    uint64_t splits; /* of a split: how many this rank has started */
+    tsh_coll coll;
+    tsh_ticket ticket;
+} tshi_compose_head;
+
+/* A RECV that is asked again and again until its last segment has come. */
+typedef struct tshi_compose_recv {
+    tsh_coll coll;
+    int64_t left; /* elements */
+    int peer;     /* rank of the group */
+} tshi_compose_recv;
+
+typedef enum tshi_compose_state {
+    TSHI_COMPOSE_MEETS,  /* heads are exchanged */
+    TSHI_COMPOSE_QUEUED, /* they fit; collectives before it are not done */
+    TSHI_COMPOSE_MOVES,  /* pieces, or a message, are on their way */
+    TSHI_COMPOSE_DONE
+} tshi_compose_state;
+
+typedef struct tshi_compose_world tshi_compose_world;
+typedef struct tshi_compose_group tshi_compose_group;
+
+/* A collective, or one half of a message. */
+typedef struct tshi_compose_op {
+    struct tshi_compose_op *next; /* the one that was started after it */
+    struct tshi_compose_op *twin; /* the other half of a SENDRECV */
+    tshi_compose_group *group;
+    tsh_coll coll;
+    uint64_t id, number; /* number: of the collective in its group, of the message of its pair */
+    int64_t deadline;
+    tshi_compose_state state;
+    int message, round;      /* round 1: an all-reduce's summed chunks */
+    tshi_compose_recv *recv; /* at most P */
+    int recvs;
+    char *heads;     /* of all ranks, this one's in its place; of a message: its, then this one's */
+    int64_t *counts; /* ALLREDUCE: the chunks' lengths */
+    int64_t *to, *from; /* elements for and from each rank */
+    char *out, *in;     /* those elements, rank by rank */
+} tshi_compose_op;
+
+struct tshi_compose_group {
+    tshi_compose_group *next;
+    tshi_compose_world *world;
+    uint64_t id, started, ids; /* collectives; all ops */
+    int rank, size, closing;
+    int *ranks;              /* of the world */
+    uint64_t *sends, *recvs; /* messages started, by peer */
+    tshi_compose_op *first;  /* in the order in which they were started */
+};
+
+struct tshi_compose_world {
+    tsh_comm_ops ops;  /* of the comms that are made here */
+    tsh_comm messages; /* the backend's */
+    int64_t timeout;
+    int open; /* comms that are not closed */
+    uint64_t splits;
+    tshi_compose_group *groups;
+    size_t report_bytes;
+    tsh_wait_report **report; /* by rank: where it last waited; NULL: that is not known */
+    tsh_wait_report *arrives; /* room for one more */
+    tsh_coll_search *search;
+};
+
+static tsh_result tshi_compose_code(tshi_compose_world *world) {
+    return world->messages.ops->status(&world->messages, NULL);
+}
+
+static void tshi_compose_raise(tshi_compose_world *world, const tsh_error *error) {
+    if (tshi_compose_code(world) == TSH_OK) world->messages.ops->abort(&world->messages, error);
+}
+
+static tsh_result tshi_compose_no_memory(tshi_compose_world *world) {
+    tsh_error error;
+    (void)tsh_error_set(&error, TSH_ERR_MEMORY, world->messages.rank,
+                        "rank %d has no memory for a collective", world->messages.rank);
+    tshi_compose_raise(world, &error);
+    return TSH_ERR_MEMORY;
+}
+
+static size_t tshi_compose_head_bytes(const tshi_compose_group *group) {
+    return sizeof(tshi_compose_head) + 2 * (size_t)group->size * sizeof(int64_t);
+}
+
+static tshi_compose_head *tshi_compose_head_of(const tshi_compose_op *op, int r) {
+    size_t bytes = tshi_compose_head_bytes(op->group) * (size_t)r;
+    return (tshi_compose_head *)(void *)(op->heads + bytes);
+}
+
+/* ---- sending and receiving ---- */
+
+static tsh_coll tshi_compose_message(tsh_coll_kind kind, int peer, uint64_t seq, tsh_dtype dtype) {
+    tsh_coll coll = tsh_coll_make(kind, dtype);
+    *(kind == TSH_SEND ? &coll.send_to : &coll.recv_from) = peer;
+    coll.seq = seq;
+    return coll;
+}
+
+/* Elements of the next segment of a message. */
+static int64_t tshi_compose_segment(int64_t left, tsh_dtype dtype) {
+    return tshi_base_min(left, (int64_t)(TSH_MESSAGE_BYTES / tsh_dtype_size(dtype)));
+}
+
+/* Sends n elements to a rank of the world; the backend takes a copy. */
+static void tshi_compose_send(tshi_compose_world *world, int to, uint64_t seq, const void *at,
+                              int64_t n, tsh_dtype dtype) {
+    tsh_coll coll = tshi_compose_message(TSH_SEND, to, seq, dtype);
+    tsh_result result = TSH_OK;
+    tsh_error error;
+    coll.send = at;
+    for (; n > 0 && result == TSH_OK; n -= coll.count) {
+        tsh_req req;
+        coll.count = tshi_compose_segment(n, dtype);
+        result = world->messages.ops->start(&world->messages, &coll, &req);
+        coll.send = (const char *)coll.send + (size_t)coll.count * tsh_dtype_size(dtype);
+    }
+    if (result == TSH_OK) return;
+    (void)tsh_error_set(&error, result, world->messages.rank, "rank %d cannot send to rank %d: %s",
+                        world->messages.rank, to, tsh_result_text(result));
+    tshi_compose_raise(world, &error);
+}
+
+static uint64_t tshi_compose_seq(const tshi_compose_group *group, tshi_compose_channel channel) {
+    return group->id * TSHI_COMPOSE_CHANNELS + (uint64_t)channel;
+}
+
+/* Receives n elements from a rank of the group; op waits for them. */
+static void tshi_compose_expect(tshi_compose_op *op, int peer, tshi_compose_channel channel,
+                                void *at, int64_t n, tsh_dtype dtype) {
+    tshi_compose_recv *recv = &op->recv[op->recvs];
+    if (n == 0) return;
+    recv->coll = tshi_compose_message(TSH_RECV, op->group->ranks[peer],
+                                      tshi_compose_seq(op->group, channel), dtype);
+    recv->coll.recv = at;
+    recv->left = n;
+    recv->peer = peer;
+    op->recvs++;
+}
+
+/* The backend says that a rank is gone for good. */
+static void tshi_compose_lost(const tshi_compose_op *op, int peer) {
+    const tshi_compose_group *group = op->group;
+    char text[TSHI_COLL_TEXT] = "";
+    tsh_error error;
+    tsh_coll_where(&op->coll, group->size, op->number, group->id, text, sizeof text);
+    (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[peer],
+                        "rank %d is gone while rank %d waits for it in %s", group->ranks[peer],
+                        group->ranks[group->rank], text);
+    tshi_compose_raise(group->world, &error);
+}
+
+/* Takes what has come of a message. 1 if that is all of it. */
+static int tshi_compose_receive(tshi_compose_op *op, tshi_compose_recv *recv) {
+    tsh_comm *messages = &op->group->world->messages;
+    tsh_coll *coll = &recv->coll;
+    while (recv->left > 0) {
+        tsh_req again = 0;
+        tsh_result result;
+        coll->count = tshi_compose_segment(recv->left, coll->dtype);
+        result = messages->ops->start(messages, coll, &again);
+        if (result == TSH_ERR_LOST) tshi_compose_lost(op, recv->peer);
+        if (result != TSH_OK || again) return 0;
+        recv->left -= coll->count;
+        coll->recv = (char *)coll->recv + (size_t)coll->count * tsh_dtype_size(coll->dtype);
+    }
+    return 1;
+}
+
+/* 1 if op has received all that it expects. */
+static int tshi_compose_arrived(tshi_compose_op *op) {
+    for (int i = 0; i < op->recvs;) {
+        if (tshi_compose_receive(op, &op->recv[i]))
+            op->recv[i] = op->recv[--op->recvs];
+        else
+            i++;
+    }
+    return op->recvs == 0;
+}
+
+/* ---- heads ---- */
+
+/* Writes this rank's head, and exchanges it with all ranks, or with the peer of a message. */
+static void tshi_compose_meet(tshi_compose_op *op, const tsh_ticket *ticket) {
+    tshi_compose_group *group = op->group;
+    const tsh_coll *coll = &op->coll;
+    int64_t words = (int64_t)(tshi_compose_head_bytes(group) / sizeof(int64_t));
+    int receives = coll->kind == TSH_RECV, n = group->size;
+    tshi_compose_head *head = tshi_compose_head_of(op, op->message ? 1 : group->rank);
+    int64_t *counts = (int64_t *)(void *)(head + 1);
+    memset(head, 0, tshi_compose_head_bytes(group));
+    head->coll = *coll;
+    head->digest = coll->kind == TSHI_COMPOSE_CLOSE ? (uint64_t)TSHI_COMPOSE_CLOSE
+                                                    : tsh_coll_digest(coll, n);
+    if (ticket) head->ticket = *ticket;
+    head->splits = group->world->splits;
+    if (coll->kind == TSH_ALLTOALL) memcpy(counts, coll->send_counts, (size_t)n * sizeof *counts);
+    if (tshi_coll_rows(coll->kind))
+        memcpy(counts + n, coll->recv_counts, (size_t)n * sizeof *counts);
+    if (op->message) {
+        int peer = receives ? coll->recv_from : coll->send_to;
+        tshi_compose_channel mine = receives ? TSHI_COMPOSE_RECVS : TSHI_COMPOSE_SENDS;
+        tshi_compose_send(group->world, group->ranks[peer], tshi_compose_seq(group, mine), head,
+                          words, TSH_I64);
+        tshi_compose_expect(op, peer, receives ? TSHI_COMPOSE_SENDS : TSHI_COMPOSE_RECVS, op->heads,
+                            words, TSH_I64);
+        return;
+    }
+    for (int i = 1; i < n; i++) {
+        int r = (group->rank + i) % n;
+        tshi_compose_send(group->world, group->ranks[r],
+                          tshi_compose_seq(group, TSHI_COMPOSE_HEADS), head, words, TSH_I64);
+        tshi_compose_expect(op, r, TSHI_COMPOSE_HEADS, tshi_compose_head_of(op, r), words, TSH_I64);
+    }
+}
+
+static int tshi_compose_called(const void *user, int r, tsh_call *out) {
+    const tshi_compose_op *op = (const tshi_compose_op *)user;
+    const tshi_compose_head *head = tshi_compose_head_of(op, r);
+    const int64_t *counts = (const int64_t *)(const void *)(head + 1);
+    out->coll = head->coll;
+    out->coll.send_counts = counts;
+    out->coll.recv_counts = counts + op->group->size;
+    out->digest = head->digest;
+    out->rank = op->group->ranks[r];
+    out->counts = tshi_coll_rows(head->coll.kind) ? op->group->size : 0;
+    return 1;
+}
+
+/* 1, and an error, if some ranks have closed the group and others have not. */
+static int tshi_compose_left(const tshi_compose_op *op) {
+    const tshi_compose_group *group = op->group;
+    int gone = -1, waits = -1;
+    char text[TSHI_COLL_TEXT] = "";
+    tsh_error error;
+    for (int r = group->size - 1; r >= 0; r--)
+        *(tshi_compose_head_of(op, r)->coll.kind == TSHI_COMPOSE_CLOSE ? &gone : &waits) = r;
+    if (gone < 0 || waits < 0) return 0;
+    tsh_coll_where(&tshi_compose_head_of(op, waits)->coll, group->size, op->number, group->id, text,
+                   sizeof text);
+    (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[gone],
+                        "rank %d left while rank %d waits for it in %s", group->ranks[gone],
+                        group->ranks[waits], text);
+    tshi_compose_raise(group->world, &error);
+    return 1;
+}
+
+/* All heads are here. 1 if they fit; else an error. */
+static int tshi_compose_fits(const tshi_compose_op *op) {
+    const tshi_compose_group *group = op->group;
+    tsh_error error;
+    if (op->message) {
+        const tshi_compose_head *its = tshi_compose_head_of(op, 0);
+        int sends = op->coll.kind == TSH_SEND, me = group->ranks[group->rank];
+        int it = group->ranks[sends ? op->coll.send_to : op->coll.recv_from];
+        if (its->digest == tshi_compose_head_of(op, 1)->digest) return 1;
+        tsh_message_mismatch(sends ? &op->coll : &its->coll, sends ? &its->coll : &op->coll,
+                             sends ? me : it, sends ? it : me, op->number, group->id, &error);
+    } else if (tshi_compose_left(op)) {
+        return 0;
+    } else if (op->coll.kind == TSHI_COMPOSE_CLOSE ||
+               !tsh_call_mismatch(tshi_compose_called, op, group->size, op->number, group->id,
+                                  &error)) {
+        return 1;
+    }
+    tshi_compose_raise(group->world, &error);
+    return 0;
+}
+
+/* ---- pieces ---- */
+
+/* Copies rank k's piece, `blocks` rows of counts[k], from or to a buffer that holds all pieces. */
+static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, int k, void *whole,
+                              char *packed, int unpacks) {
+    size_t width = tsh_dtype_size(op->coll.dtype), n = (size_t)counts[k] * width;
+    size_t row = (size_t)tsh_coll_before(counts, op->group->size) * width;
+    char *at = (char *)whole + (size_t)tsh_coll_before(counts, k) * width;
+    for (int64_t b = 0; b < op->coll.blocks && n; b++, at += row, packed += n)
+        memcpy(unpacks ? at : packed, unpacks ? packed : at, n);
+}
+
+/* The elements that go to and come from each rank in this round. */
+static void tshi_compose_measure(tshi_compose_op *op) {
+    const tsh_coll *coll = &op->coll;
+    int me = op->group->rank, n = op->group->size;
+    const int64_t *counts = coll->kind == TSH_ALLREDUCE ? op->counts : coll->recv_counts;
+    int gathers = coll->kind == TSH_ALLGATHER || op->round;
+    for (int k = 0; k < n; k++)
+        op->counts[k] = tsh_coll_chunk(coll->count, n, k + 1) - tsh_coll_chunk(coll->count, n, k);
+    for (int k = 0; k < n; k++) {
+        if (coll->kind == TSH_BROADCAST) {
+            op->to[k] = me == coll->root ? coll->count : 0;
+            op->from[k] = k == coll->root ? coll->count : 0;
+        } else {
+            op->to[k] = (coll->kind == TSH_ALLTOALL ? coll->send_counts[k]
+                                                    : counts[gathers ? me : k]) *
+                        coll->blocks;
+            op->from[k] = counts[gathers || coll->kind == TSH_ALLTOALL ? k : me] * coll->blocks;
+        }
+    }
+}
+
+/* Packs what goes to rank k. */
+static void tshi_compose_pack(const tshi_compose_op *op, int k, char *packed) {
+    const tsh_coll *coll = &op->coll;
+    void *send = (void *)(uintptr_t)coll->send; /* only read */
+    size_t bytes = (size_t)op->to[k] * tsh_dtype_size(coll->dtype);
+    if (bytes == 0) return;
+    if (coll->kind == TSH_ALLGATHER || coll->kind == TSH_BROADCAST)
+        memcpy(packed, coll->kind == TSH_BROADCAST ? coll->recv : send, bytes);
+    else if (coll->kind == TSH_ALLREDUCE && op->round)
+        tshi_compose_rows(op, op->counts, op->group->rank, coll->recv, packed, 0);
+    else
+        tshi_compose_rows(op,
+                          coll->kind == TSH_ALLREDUCE        ? op->counts
+                          : coll->kind == TSH_REDUCE_SCATTER ? coll->recv_counts
+                                                             : coll->send_counts,
+                          k, send, packed, 0);
+}
+
+/* Sends and receives the pieces of a round. */
+static void tshi_compose_round(tshi_compose_op *op) {
+    const tshi_compose_group *group = op->group;
+    size_t width = tsh_dtype_size(op->coll.dtype), out, in;
+    tshi_compose_measure(op);
+    out = (size_t)tsh_coll_before(op->to, group->size) * width;
+    in = (size_t)tsh_coll_before(op->from, group->size) * width;
+    free(op->out);
+    free(op->in);
+    op->out = (char *)malloc(out + 1);
+    op->in = (char *)malloc(in + 1);
+    op->state = TSHI_COMPOSE_MOVES;
+    if (!op->out || !op->in) {
+        (void)tshi_compose_no_memory(group->world);
+        return;
+    }
+    for (int i = 0; i < group->size; i++) {
+        int k = (group->rank + i) % group->size;
+        char *from = op->out + (size_t)tsh_coll_before(op->to, k) * width;
+        char *into = op->in + (size_t)tsh_coll_before(op->from, k) * width;
+        tshi_compose_pack(op, k, from);
+        if (i == 0) {
+            if (op->from[k]) memcpy(into, from, (size_t)op->from[k] * width);
+            continue;
+        }
+        tshi_compose_send(group->world, group->ranks[k],
+                          tshi_compose_seq(group, TSHI_COMPOSE_PIECES), from, op->to[k],
+                          op->coll.dtype);
+        tshi_compose_expect(op, k, TSHI_COMPOSE_PIECES, into, op->from[k], op->coll.dtype);
+    }
+}
+
+static const void *tshi_compose_part(const void *user, int r) {
+    const tshi_compose_op *op = (const tshi_compose_op *)user;
+    return op->in + (size_t)tsh_coll_before(op->from, r) * tsh_dtype_size(op->coll.dtype);
+}
+
+/* The pieces of a round are here: sums them, or puts them where they belong. */
+static void tshi_compose_finish(tshi_compose_op *op) {
+    const tsh_coll *coll = &op->coll;
+    int me = op->group->rank, n = op->group->size;
+    int reduces = coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER;
+    op->state = TSHI_COMPOSE_DONE;
+    if (reduces && !op->round) {
+        char *sum = (char *)(uintptr_t)tshi_compose_part(op, (me + 1) % n);
+        if (op->from[me]) tsh_coll_sum(sum, op->from[me], coll, n, me, tshi_compose_part, op);
+        if (coll->kind == TSH_ALLREDUCE) {
+            tshi_compose_rows(op, op->counts, me, coll->recv, sum, 1);
+            op->round = 1;
+            tshi_compose_round(op);
+        } else if (op->from[me]) {
+            memcpy(coll->recv, sum, (size_t)op->from[me] * tsh_dtype_size(coll->dtype));
+        }
+        return;
+    }
+    for (int k = 0; k < n; k++) {
+        char *packed = (char *)(uintptr_t)tshi_compose_part(op, k);
+        if (coll->kind == TSH_BROADCAST && op->from[k] && me != coll->root)
+            memcpy(coll->recv, packed, (size_t)op->from[k] * tsh_dtype_size(coll->dtype));
+        else if (coll->kind != TSH_BROADCAST)
+            tshi_compose_rows(op, coll->kind == TSH_ALLREDUCE ? op->counts : coll->recv_counts, k,
+                              coll->recv, packed, 1);
+    }
+}
+
+/* ---- ops ---- */
+
+static void tshi_compose_free(tshi_compose_op *op) {
+    free(op->recv);
+    free(op->heads);
+    free(op->counts);
+    free(op->out);
+    free(op->in);
+    free(op);
+}
+
+/* Starts a collective, a close, or a half of a message; NULL: no memory, and an error. */
+static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_coll *coll,
+                                         const tsh_ticket *ticket) {
+    size_t n = (size_t)group->size;
+    tshi_compose_op *op = (tshi_compose_op *)calloc(1, sizeof *op), **at = &group->first;
+    if (op) {
+        op->group = group;
+        op->recv = (tshi_compose_recv *)malloc(n * sizeof *op->recv);
+        op->heads = (char *)malloc((n < 2 ? 2 : n) * tshi_compose_head_bytes(group));
+        op->counts = (int64_t *)calloc(3 * n, sizeof *op->counts);
+    }
+    if (!op || !op->recv || !op->heads || !op->counts) {
+        if (op) tshi_compose_free(op);
+        (void)tshi_compose_no_memory(group->world);
+        return NULL;
+    }
+    op->to = op->counts + n;
+    op->from = op->to + n;
+    op->coll = *coll;
+    op->id = ++group->ids;
+    op->message = coll->kind == TSH_SEND || coll->kind == TSH_RECV;
+    op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
+    if (!op->message) op->number = group->started++;
+    if (coll->kind == TSH_SEND) op->number = group->sends[coll->send_to]++;
+    if (coll->kind == TSH_RECV) op->number = group->recvs[coll->recv_from]++;
+    while (*at) at = &(*at)->next;
+    *at = op;
+    tshi_compose_meet(op, ticket);
+    return op;
+}
+
+static int tshi_compose_over(const tshi_compose_op *op) {
+    return op->state == TSHI_COMPOSE_DONE && (!op->twin || op->twin->state == TSHI_COMPOSE_DONE);
+}
+
+static void tshi_compose_release(tshi_compose_op *op) {
+    tshi_compose_op **at = &op->group->first;
+    while (*at != op) at = &(*at)->next;
+    *at = op->next;
+    if (op->twin) tshi_compose_release(op->twin);
+    tshi_compose_free(op);
+}
+
+/* 1 if op may receive what comes next: nothing before it on its channels is still to come. */
+static int tshi_compose_turn(const tshi_compose_op *op) {
+    for (const tshi_compose_op *b = op->group->first; b != op; b = b->next) {
+        if (b->message != op->message || b->state == TSHI_COMPOSE_DONE) continue;
+        if (op->message && (b->coll.kind != op->coll.kind || b->coll.send_to != op->coll.send_to ||
+                            b->coll.recv_from != op->coll.recv_from))
+            continue;
+        if (op->state != TSHI_COMPOSE_MEETS || b->state == TSHI_COMPOSE_MEETS) return 0;
+    }
+    return 1;
+}
+
+/* Takes the steps of op that are possible now. */
+static void tshi_compose_step(tshi_compose_op *op) {
+    const tsh_coll *coll = &op->coll;
+    if (op->state == TSHI_COMPOSE_MEETS && tshi_compose_turn(op) && tshi_compose_arrived(op) &&
+        tshi_compose_fits(op))
+        op->state = TSHI_COMPOSE_QUEUED;
+    if (op->state == TSHI_COMPOSE_QUEUED && tshi_compose_turn(op)) {
+        op->state = TSHI_COMPOSE_MOVES;
+        if (coll->kind == TSH_SEND)
+            tshi_compose_send(op->group->world, op->group->ranks[coll->send_to],
+                              tshi_compose_seq(op->group, TSHI_COMPOSE_BODIES), coll->send,
+                              coll->count, coll->dtype);
+        else if (coll->kind == TSH_RECV)
+            tshi_compose_expect(op, coll->recv_from, TSHI_COMPOSE_BODIES, coll->recv, coll->count,
+                                coll->dtype);
+        else if (coll->kind < TSH_BARRIER)
+            tshi_compose_round(op);
+    }
+    while (op->state == TSHI_COMPOSE_MOVES && tshi_compose_arrived(op)) {
+        if (op->message || coll->kind >= TSH_BARRIER)
+            op->state = TSHI_COMPOSE_DONE;
+        else
+            tshi_compose_finish(op);
+    }
+}
+
+/* ---- groups ---- */
+
+static tshi_compose_group *tshi_compose_group_new(tshi_compose_world *world, int size) {
+    tshi_compose_group *group = (tshi_compose_group *)calloc(1, sizeof *group);
+    if (group) {
+        group->world = world;
+        group->size = size;
+        group->sends = (uint64_t *)calloc(2 * (size_t)size, sizeof *group->sends);
+        group->ranks = (int *)calloc((size_t)size, sizeof *group->ranks);
+    }
+    if (group && group->sends && group->ranks) {
+        group->recvs = group->sends + size;
+        return group;
+    }
+    if (group) free(group->sends);
+    if (group) free(group->ranks);
+    free(group);
+    return NULL;
+}
+
+static void tshi_compose_group_free(tshi_compose_group *group) {
+    tshi_compose_group **at = &group->world->groups;
+    while (group->first) tshi_compose_release(group->first);
+    while (*at != group) at = &(*at)->next;
+    *at = group->next;
+    free(group->sends);
+    free(group->ranks);
+    free(group);
+}
+
+static void tshi_compose_join(tshi_compose_group *group, uint64_t id, tsh_comm *out) {
+    tshi_compose_world *world = group->world;
+    group->id = id;
+    while (group->ranks[group->rank] != world->messages.rank) group->rank++;
+    group->next = world->groups;
+    world->groups = group;
+    world->open++;
+    *out = tsh_comm_make(&world->ops, group, group->rank, group->size, id);
+}
+
+/* ---- waiting ---- */
+
+/* Rank r has reported where it waits: in a cycle? */
+static void tshi_compose_heard(tshi_compose_world *world, int r) {
+    tsh_error error;
+    if (tsh_wait_cycle(world->report, world->messages.size, r, world->search, &error))
+        tshi_compose_raise(world, &error);
+}
+
+/* Receives the reports of other ranks. */
+static void tshi_compose_hear(tshi_compose_world *world) {
+    tsh_comm *messages = &world->messages;
+    for (int r = 0; r < messages->size && tshi_compose_code(world) == TSH_OK; r++) {
+        tsh_coll coll = tshi_compose_message(TSH_RECV, r, TSHI_COMPOSE_REPORTS, TSH_I64);
+        tsh_req again = 0;
+        coll.recv = world->arrives;
+        coll.count = (int64_t)(world->report_bytes / sizeof(int64_t));
+        if (r == messages->rank || messages->ops->start(messages, &coll, &again) != TSH_OK || again)
+            continue; /* a rank that is gone may have left in good order */
+        if (!world->report[r]) world->report[r] = (tsh_wait_report *)malloc(world->report_bytes);
+        if (!world->report[r]) continue;
+        memcpy(world->report[r], world->arrives, world->report_bytes);
+        tshi_compose_heard(world, r);
+    }
+}
+
+/* Everything that this rank can do now, on all of its comms. */
+static void tshi_compose_advance(tshi_compose_world *world) {
+    world->messages.ops->progress(&world->messages);
+    tshi_compose_hear(world);
+    for (tshi_compose_group *group = world->groups, *next; group; group = next) {
+        next = group->next;
+        for (tshi_compose_op *op = group->first; op; op = op->next) {
+            if (tshi_compose_code(world) != TSH_OK) return;
+            tshi_compose_step(op);
+        }
+        if (group->closing && group->first && group->first->state == TSHI_COMPOSE_DONE)
+            tshi_compose_group_free(group);
+    }
+}
+
+/* How far this rank has come, in groups and with peers. */
+static int tshi_compose_marks(const tshi_compose_world *world, tsh_wait_mark *mark) {
+    int n = 0;
+    for (const tshi_compose_group *g = world->groups; g; g = g->next) {
+        for (int peer = -1; peer < g->size && n < TSHI_COMPOSE_MARKS; peer++) {
+            if (peer >= 0 && !g->sends[peer] && !g->recvs[peer]) continue;
+            mark[n].group = g->id;
+            mark[n].peer = peer < 0 ? -1 : g->ranks[peer];
+            mark[n].sends = peer < 0 ? g->started : g->sends[peer];
+            mark[n++].recvs = peer < 0 ? 0 : g->recvs[peer];
+        }
+    }
+    return n;
+}
+
+/* Writes where this rank waits. */
+static void tshi_compose_write(const tshi_compose_op *op, tsh_wait_report *r) {
+    const tshi_compose_group *group = op->group;
+    int *awaited;
+    memset(r, 0, group->world->report_bytes);
+    r->group = group->id;
+    r->seq = op->message ? 0 : op->number;
+    r->pairwise = op->message;
+    r->send_to = r->recv_from = -1;
+    r->marks = tshi_compose_marks(group->world, (tsh_wait_mark *)(void *)(r + 1));
+    awaited = (int *)(void *)((tsh_wait_mark *)(void *)(r + 1) + r->marks);
+    if (op->message) {
+        int peer = group->ranks[op->coll.kind == TSH_SEND ? op->coll.send_to : op->coll.recv_from];
+        *(op->coll.kind == TSH_SEND ? &r->send_to : &r->recv_from) = peer;
+        *(op->coll.kind == TSH_SEND ? &r->send_number : &r->recv_number) = op->number;
+        awaited[r->awaited++] = peer;
+    } else {
+        memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
+        r->awaited = group->size;
+    }
+    tsh_coll_where(&op->coll, group->size, op->number, group->id, r->text, sizeof r->text);
+}
+
+/* Tells all ranks where this one waits. */
+static void tshi_compose_report(const tshi_compose_op *op) {
+    tshi_compose_world *world = op->group->world;
+    int me = world->messages.rank;
+    tshi_compose_write(op, world->report[me]);
+    for (int to = 0; to < world->messages.size; to++)
+        if (to != me)
+            tshi_compose_send(world, to, TSHI_COMPOSE_REPORTS, world->report[me],
+                              (int64_t)(world->report_bytes / sizeof(int64_t)), TSH_I64);
+    tshi_compose_heard(world, me);
+}
+
+/* 1 if op has not had everything from rank r. */
+static int tshi_compose_awaits(const tshi_compose_op *op, int r) {
+    for (int i = 0; i < op->recvs; i++)
+        if (op->recv[i].peer == r) return 1;
+    return 0;
+}
+
+static void tshi_compose_time_out(const tshi_compose_op *op) {
+    const tshi_compose_group *group = op->group;
+    tsh_error error;
+    (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in ",
+                        group->ranks[group->rank]);
+    tsh_coll_where(&op->coll, group->size, op->number, group->id, error.message,
+                   sizeof error.message);
+    tsh_text_add(error.message, sizeof error.message, "; %s:",
+                 op->state == TSHI_COMPOSE_MEETS ? "absent ranks" : "ranks that have not finished");
+    for (int r = 0; r < group->size; r++) {
+        if (!tshi_compose_awaits(op, r)) continue;
+        if (error.rank < 0) error.rank = group->ranks[r];
+        tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[r]);
+    }
+    if (error.rank < 0) tsh_text_add(error.message, sizeof error.message, " none");
+    tshi_compose_raise(group->world, &error);
+}
+
+/* Until op is done, or the world has failed. Returns the world's error. */
+static tsh_result tshi_compose_await(tshi_compose_op *op) {
+    tshi_compose_world *world = op->group->world;
+    int64_t begin = tsh_now();
+    int reported = 0;
+    for (;;) {
+        int64_t now;
+        tsh_result code;
+        tshi_compose_advance(world);
+        code = tshi_compose_code(world);
+        if (code != TSH_OK || tshi_compose_over(op)) return code;
+        now = tsh_now();
+        if (now >= op->deadline) tshi_compose_time_out(op);
+        if (now - begin > 20 * TSHI_COMPOSE_MS && !reported++)
+            tshi_compose_report(op->state == TSHI_COMPOSE_DONE ? op->twin : op);
+        world->messages.ops->idle(&world->messages, TSHI_COMPOSE_MS);
+    }
+}
+
+/* ---- the eight functions ---- */
+
+static tshi_compose_group *tshi_compose_group_of(const tsh_comm *comm) {
+    return (tshi_compose_group *)comm->impl;
+}
+
+static tshi_compose_op *tshi_compose_find(const tshi_compose_group *group, tsh_req req) {
+    tshi_compose_op *op = group->first;
+    while (op && op->id != req) op = op->next;
+    return op;
+}
+
+static tsh_result tshi_compose_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
+    tshi_compose_group *group = tshi_compose_group_of(comm);
+    tsh_result code = tshi_compose_code(group->world);
+    tsh_coll half = *coll;
+    tshi_compose_op *op;
+    if (code != TSH_OK) return code;
+    if (coll->kind == TSH_SENDRECV) half = tsh_coll_half(coll, 1);
+    op = tshi_compose_add(group, &half, NULL);
+    if (!op) return TSH_ERR_MEMORY;
+    if (coll->kind == TSH_SENDRECV) {
+        half = tsh_coll_half(coll, 0);
+        op->twin = tshi_compose_add(group, &half, NULL);
+        if (!op->twin) return TSH_ERR_MEMORY; /* and the world has failed */
+    }
+    *req = op->id;
+    return TSH_OK;
+}
+
+static tsh_result tshi_compose_wait(tsh_comm *comm, tsh_req req) {
+    tshi_compose_op *op = tshi_compose_find(tshi_compose_group_of(comm), req);
+    tsh_result code;
+    if (!op) return TSH_ERR_ARGUMENT;
+    code = tshi_compose_await(op);
+    tshi_compose_release(op);
+    return code;
+}
+
+static tsh_result tshi_compose_test(tsh_comm *comm, tsh_req req, int *done) {
+    tshi_compose_world *world = tshi_compose_group_of(comm)->world;
+    tshi_compose_op *op = tshi_compose_find(tshi_compose_group_of(comm), req);
+    tsh_result code;
+    if (!op) return TSH_ERR_ARGUMENT;
+    tshi_compose_advance(world);
+    if (!tshi_compose_over(op) && tsh_now() >= op->deadline) tshi_compose_time_out(op);
+    code = tshi_compose_code(world);
+    *done = code != TSH_OK || tshi_compose_over(op);
+    return code;
+}
+
+static void tshi_compose_progress(tsh_comm *comm) {
+    tshi_compose_advance(tshi_compose_group_of(comm)->world);
+}
+
+static tsh_result tshi_compose_status(tsh_comm *comm, tsh_error *error) {
+    tsh_comm *messages = &tshi_compose_group_of(comm)->world->messages;
+    return messages->ops->status(messages, error);
+}
+
+static void tshi_compose_abort(tsh_comm *comm, const tsh_error *why) {
+    tsh_comm *messages = &tshi_compose_group_of(comm)->world->messages;
+    tsh_error error = *why;
+    if (error.rank < 0) error.rank = messages->rank;
+    messages->ops->abort(messages, &error);
+}
+
+/* The group of this rank's color, from the heads of a split; NULL: no memory. */
+static tshi_compose_group *tshi_compose_color(const tshi_compose_op *op, int color, uint64_t *id) {
+    const tshi_compose_group *group = op->group;
+    const tshi_compose_head *head = tshi_compose_head_of(op, 0);
+    tshi_compose_group *made = NULL;
+    int *order = (int *)calloc((size_t)group->size, sizeof *order), n, first = 0;
+    if (!order) return NULL;
+    n = tsh_split_order(&head->ticket, tshi_compose_head_bytes(group), group->size, color, order);
+    made = tshi_compose_group_new(group->world, n);
+    for (int i = 0; made && i < n; i++) made->ranks[i] = group->ranks[order[i]];
+    while (tshi_compose_head_of(op, first)->ticket.color != color) first++;
+    *id = 1 + (uint64_t)group->ranks[first] +
+          (uint64_t)group->world->messages.size * tshi_compose_head_of(op, first)->splits;
+    free(order);
+    return made;
+}
+
+static tsh_result tshi_compose_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
+    tshi_compose_group *group = tshi_compose_group_of(comm), *made = NULL;
+    tsh_result code = tshi_compose_code(group->world);
+    tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
+    tsh_ticket ticket;
+    tshi_compose_op *op;
+    uint64_t id = 0;
+    if (code != TSH_OK) return code;
+    ticket.color = color;
+    ticket.key = key;
+    group->world->splits++;
+    op = tshi_compose_add(group, &coll, &ticket);
+    if (!op) return TSH_ERR_MEMORY;
+    code = tshi_compose_await(op);
+    if (code == TSH_OK && color >= 0) made = tshi_compose_color(op, color, &id);
+    tshi_compose_release(op);
+    if (code != TSH_OK || color < 0) return code;
+    if (!made) return tshi_compose_no_memory(group->world);
+    tshi_compose_join(made, id, out);
+    return TSH_OK;
+}
+
+static void tshi_compose_world_free(tshi_compose_world *world) {
+    for (int r = 0; world->report && r < world->messages.size; r++) free(world->report[r]);
+    free(world->report);
+    free(world->arrives);
+    free(world->search);
+    free(world);
+}
+
+/* The last comm of a world returns when all ranks have closed theirs, or the world has failed. */
+static void tshi_compose_close(tsh_comm *comm) {
+    tshi_compose_group *group = tshi_compose_group_of(comm);
+    tshi_compose_world *world = group->world;
+    tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
+    tsh_error error;
+    coll.kind = TSHI_COMPOSE_CLOSE;
+    if (group->first && tshi_compose_code(world) == TSH_OK) {
+        (void)tsh_error_set(&error, TSH_ERR_LOST, world->messages.rank,
+                            "rank %d closed group %llu before it waited for its requests",
+                            world->messages.rank, (unsigned long long)group->id);
+        tshi_compose_raise(world, &error);
+    }
+    if (tshi_compose_code(world) == TSH_OK && tshi_compose_add(group, &coll, NULL))
+        group->closing = 1;
+    tshi_compose_advance(world);
+    comm->impl = NULL;
+    if (--world->open > 0) return;
+    while (world->groups && tshi_compose_code(world) == TSH_OK) {
+        tshi_compose_advance(world);
+        if (!world->groups) break;
+        if (tsh_now() >= world->groups->first->deadline)
+            tshi_compose_time_out(world->groups->first);
+        world->messages.ops->idle(&world->messages, TSHI_COMPOSE_MS);
+    }
+    while (world->groups) tshi_compose_group_free(world->groups);
+    world->messages.ops->close(&world->messages);
+    tshi_compose_world_free(world);
+}
+
+TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh_error *error) {
+    static const tsh_comm_ops all = TSH_COMM_OPS(tshi_compose, "", TSH_CAP_ORDERED);
+    size_t n = (size_t)messages->size;
+    tshi_compose_world *world = (tshi_compose_world *)calloc(1, sizeof *world);
+    tshi_compose_group *group = world ? tshi_compose_group_new(world, messages->size) : NULL;
+    int ready = group != NULL;
+    if (world) world->messages = *messages;
+    if (group) {
+        world->report_bytes = (sizeof(tsh_wait_report) +
+                               TSHI_COMPOSE_MARKS * sizeof(tsh_wait_mark) + n * sizeof(int) + 7) /
+                              8 * 8;
+        world->report = (tsh_wait_report **)calloc(n, sizeof *world->report);
+        world->arrives = (tsh_wait_report *)malloc(world->report_bytes);
+        world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
+        if (world->report)
+            world->report[messages->rank] = (tsh_wait_report *)malloc(world->report_bytes);
+        ready = world->report && world->report[messages->rank] && world->arrives && world->search;
+        for (int r = 0; r < messages->size; r++) group->ranks[r] = r;
+    }
+    if (!ready || !tsh_timeout(0, "", &world->timeout, error)) {
+        if (!ready) (void)tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
+        if (group) free(group->sends);
+        if (group) free(group->ranks);
+        free(group);
+        if (world) tshi_compose_world_free(world);
+        return error->code;
+    }
+    world->ops = all;
+    world->ops.name = messages->ops->name;
+    world->ops.caps |= messages->ops->caps;
+    tshi_compose_join(group, 1, out);
+    return TSH_OK;
+}
+
+#undef TSHI_COMPOSE_CLOSE
+#undef TSHI_COMPOSE_MS
+
+/* ========================================================================== */
 /* >>comm                                                MARK: - comm (private) */
 /* The public entry points: check a collective, number it, count it, and hand  */
 /* it to the backend; a group of one is served here.                           */
-/* Needs: >>error >>trace >>coll.                                               */
+/* Needs: >>error >>trace >>coll.                                              */
 /* ========================================================================== */
 
 enum { TSHI_COMM_IN_FLIGHT = 64 };
@@ -6420,13 +7317,11 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     tshi_comm_size size;
     uint64_t bytes;
     int64_t begin;
-    int pairwise, rows;
+    int pairwise;
     if (!coll || !req) return TSH_ERR_ARGUMENT;
     *req = 0;
     if (!tshi_comm_usable(comm) || coll->size != sizeof *coll) return TSH_ERR_ARGUMENT;
-    rows = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER ||
-           coll->kind == TSH_ALLTOALL;
-    if (!rows || coll->blocks == 0) coll->blocks = 1;
+    if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;

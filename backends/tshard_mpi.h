@@ -36,9 +36,9 @@
  *   never sees a count above it, and never a buffer of the caller's: when a call returns, also with
  *   an error, nothing touches the caller's memory any more;
  * - end in one error, the same on every rank, where ranks call different collectives, a rank closes
- *   its comm early, ranks wait for each other in a circle (looked for after 20 ms), time runs out
- *   or a rank aborts: rank 0 hears of it over a communicator of its own, judges, and tells all.
- *   Where rank 0 is in no call, ranks believe what they saw themselves after half a second;
+ *   its comm early, ranks wait for each other in a cycle (looked for after 20 ms), time runs out
+ *   or a rank aborts: rank 0 gets reports over a communicator of its own, and sends all its
+ *   decision. Where rank 0 is in no call, ranks believe what they saw themselves after half a second;
  * - leave MPI to its owner: where the program has called MPI_Init, it also calls MPI_Finalize.
  *
  * DOES NOT
@@ -55,7 +55,7 @@
  * - use a rank's comms from several threads; only tsh_comm_abort may come from any thread, and is
  *   told to the others at the next call of the rank's own;
  * - keep a time limit in what MPI-3 has only in a blocking form: MPI_Init_thread, MPI_Comm_split
- *   (in tsh_split, once all ranks have announced theirs), MPI_Comm_free and MPI_Finalize. They
+ *   (in tsh_split, once all ranks have started theirs), MPI_Comm_free and MPI_Finalize. They
  *   return when all ranks are in them: a rank that is stopped there, or on its way there, holds the
  *   others up until the job is ended.
  *
@@ -184,7 +184,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 extern "C" {
 #endif
 
-enum { TSHI_MPI_EAGER = 80 };       /* bytes that travel with an announcement */
+enum { TSHI_MPI_EAGER = 80 };       /* bytes that are sent with the heads */
 enum { TSHI_MPI_STAGES = 4 };       /* buffers that are kept for the next collective */
 enum { TSHI_MPI_NEAR = 32 << 10 };  /* bytes of all messages that are cheaper to send to all */
 enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies, more than are in flight */
@@ -192,7 +192,7 @@ enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies, more than are i
 /* Tags on a group's communicator: the two ends of a message greet, then bodies follow; and on the
  * world's control communicator. */
 enum { TSHI_MPI_TAG_SEND, TSHI_MPI_TAG_RECV, TSHI_MPI_TAG_BODY };
-enum { TSHI_MPI_VERDICT, TSHI_MPI_ACCUSE, TSHI_MPI_LATE, TSHI_MPI_REPORT };
+enum { TSHI_MPI_DECISION, TSHI_MPI_ERROR, TSHI_MPI_LATE, TSHI_MPI_REPORT };
 
 #define TSHI_MPI_MS    INT64_C(1000000)
 #define TSHI_MPI_CLOSE TSH_COLL_KINDS /* a kind of its own: this rank leaves the group */
@@ -292,7 +292,7 @@ struct tshi_mpi_world {
     uint64_t moves;  /* parts of operations that MPI has done */
     uint64_t splits; /* that this rank has taken part in */
     pthread_t owner;
-    tsh_error error;    /* the verdict; code TSH_OK: none */
+    tsh_error error;    /* of the world; code TSH_OK: none */
     tsh_error suspect;  /* what this rank believes, */
     int64_t suspect_at; /* since then */
     int asked;          /* atomic: 1: another thread writes wish, 2: it is written, 3: told */
@@ -302,9 +302,9 @@ struct tshi_mpi_world {
     tshi_mpi_stage *stages; /* for the next collective */
     /* of rank 0: */
     tsh_wait_report **report; /* by rank: the last one; NULL: none */
-    tsh_coll_trail *trail;
+    tsh_coll_search *search;
     tsh_error late;  /* time ran out; */
-    int64_t late_at; /* to be judged when the others had time to say that they are here */
+    int64_t late_at; /* decided when the others had time to say that they are here */
     int late_from;
 };
 
@@ -312,7 +312,7 @@ static int64_t tshi_mpi_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* 1 where there is a verdict, or will be one: collectives stand still. */
+/* 1 if the world has failed, or is about to: collectives stand still. */
 static int tshi_mpi_over(const tshi_mpi_world *world) {
     return world->error.code != TSH_OK || world->suspect.code != TSH_OK;
 }
@@ -358,26 +358,26 @@ static void tshi_mpi_sent(tshi_mpi_world *world) {
 
 /* ========================================================================== */
 /* >>mpi-raise                                     MARK: - mpi-raise (private) */
-/* What a rank finds wrong goes to rank 0, whose verdict goes to all.          */
+/* Errors are reported to rank 0, which sends the first one to all ranks.      */
 /* Needs: >>mpi-post.                                                           */
 /* ========================================================================== */
 
-/* On rank 0. The first verdict stands. */
-static void tshi_mpi_judge(tshi_mpi_world *world, const tsh_error *error) {
+/* On rank 0: the world fails with this error, unless it has one already. */
+static void tshi_mpi_decide(tshi_mpi_world *world, const tsh_error *error) {
     if (world->error.code != TSH_OK) return;
     world->error = *error;
-    tshi_mpi_send_all(world, TSHI_MPI_VERDICT, error);
+    tshi_mpi_send_all(world, TSHI_MPI_DECISION, error);
 }
 
 /* Rank `from` says that something is wrong (itself: this rank does). */
-static void tshi_mpi_accuse(tshi_mpi_world *world, int from, int tag, const tsh_error *error) {
+static void tshi_mpi_take_error(tshi_mpi_world *world, int from, int tag, const tsh_error *error) {
     if (world->error.code != TSH_OK) return;
     if (world->rank == 0 && tag == TSHI_MPI_LATE && world->late.code == TSH_OK) {
         world->late = *error;
         world->late_from = from;
         world->late_at = tsh_now() + 50 * TSHI_MPI_MS;
-    } else if (world->rank == 0 && tag == TSHI_MPI_ACCUSE) {
-        tshi_mpi_judge(world, error);
+    } else if (world->rank == 0 && tag == TSHI_MPI_ERROR) {
+        tshi_mpi_decide(world, error);
     } else if (world->rank != 0 && world->suspect.code == TSH_OK) {
         world->suspect = *error;
         world->suspect_at = tsh_now();
@@ -388,7 +388,7 @@ static void tshi_mpi_accuse(tshi_mpi_world *world, int from, int tag, const tsh_
 static void tshi_mpi_raise(tshi_mpi_world *world, int tag, const tsh_error *error) {
     if (tshi_mpi_over(world)) return;
     if (world->rank != 0) tshi_mpi_send(world, 0, tag, error, sizeof *error);
-    tshi_mpi_accuse(world, world->rank, tag, error);
+    tshi_mpi_take_error(world, world->rank, tag, error);
 }
 
 /* To all: they may be waiting where rank 0 is not. */
@@ -396,8 +396,8 @@ static void tshi_mpi_raise_abort(tshi_mpi_world *world, const tsh_error *why) {
     tsh_error error = *why;
     if (error.rank < 0) error.rank = world->rank;
     if (tshi_mpi_over(world)) return;
-    if (world->rank != 0) tshi_mpi_send_all(world, TSHI_MPI_ACCUSE, &error);
-    tshi_mpi_accuse(world, world->rank, TSHI_MPI_ACCUSE, &error);
+    if (world->rank != 0) tshi_mpi_send_all(world, TSHI_MPI_ERROR, &error);
+    tshi_mpi_take_error(world, world->rank, TSHI_MPI_ERROR, &error);
 }
 
 /* Returns what it raises. */
@@ -405,7 +405,7 @@ static tsh_result tshi_mpi_no_memory(tshi_mpi_world *world, const char *what) {
     tsh_error error;
     (void)tsh_error_set(&error, TSH_ERR_MEMORY, world->rank, "rank %d has no memory to %s",
                         world->rank, what);
-    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
     return TSH_ERR_MEMORY;
 }
 
@@ -419,7 +419,7 @@ static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
     reason[length] = '\0';
     (void)tsh_error_set(&error, TSH_ERR_IO, world->rank, "rank %d: %s failed: %s", world->rank,
                         what, reason);
-    tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
     return 1;
 }
 
@@ -434,8 +434,8 @@ static void tshi_mpi_reported(tshi_mpi_world *world, int from, tsh_wait_report *
     tsh_error error;
     free(world->report[from]);
     world->report[from] = report;
-    if (tsh_wait_cycle(world->report, world->size, from, world->trail, &error))
-        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
+    if (tsh_wait_cycle(world->report, world->size, from, world->search, &error))
+        tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
 }
 
 /* Takes one control message; 0: there is none. */
@@ -451,10 +451,10 @@ static int tshi_mpi_receive(tshi_mpi_world *world) {
         if (MPI_Recv(&error, (int)sizeof error, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG,
                      world->control, MPI_STATUS_IGNORE))
             return 0;
-        if (status.MPI_TAG == TSHI_MPI_VERDICT && world->error.code == TSH_OK)
+        if (status.MPI_TAG == TSHI_MPI_DECISION && world->error.code == TSH_OK)
             world->error = error;
         else
-            tshi_mpi_accuse(world, status.MPI_SOURCE, status.MPI_TAG, &error);
+            tshi_mpi_take_error(world, status.MPI_SOURCE, status.MPI_TAG, &error);
         return 1;
     }
     report = (tsh_wait_report *)malloc((size_t)size);
@@ -468,7 +468,7 @@ static int tshi_mpi_receive(tshi_mpi_world *world) {
     return 1;
 }
 
-/* Sends, hears and judges. */
+/* Sends and receives control messages, and decides on errors. */
 static void tshi_mpi_serve(tshi_mpi_world *world) {
     if (world->posts) tshi_mpi_sent(world);
     if (__atomic_load_n(&world->asked, __ATOMIC_SEQ_CST) == 2) {
@@ -479,7 +479,7 @@ static void tshi_mpi_serve(tshi_mpi_world *world) {
     if (world->error.code != TSH_OK) return;
     if (world->late.code != TSH_OK && tsh_now() >= world->late_at) {
         tsh_wait_absent(world->report, world->late_from, &world->late);
-        tshi_mpi_judge(world, &world->late);
+        tshi_mpi_decide(world, &world->late);
     }
     if (world->suspect.code != TSH_OK &&
         tsh_now() >= world->suspect_at + 500 * TSHI_MPI_MS) { /* rank 0 is busy */
@@ -628,7 +628,7 @@ static void tshi_mpi_lay(const tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* Bytes that a rank would have to add to its announcement, so that no more is needed: the same on
+/* Bytes that a rank would have to add to its head, so that no more is needed: the same on
  * all ranks, if they called the same. */
 static int64_t tshi_mpi_eager_size(const tshi_mpi_group *group, const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
@@ -731,7 +731,7 @@ static void tshi_mpi_lost(tshi_mpi_group *group, const tshi_mpi_op *op) {
     (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[gone],
                         "rank %d left while rank %d waits for it in %s", group->ranks[gone],
                         group->ranks[waits], what);
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
 }
 
 /* The counts that rank r sends to (0) or receives from (1) the others. */
@@ -754,12 +754,12 @@ static int tshi_mpi_called(const void *user, int r, tsh_call *out) {
     return 1;
 }
 
-/* 1, and an error, where the calls of all ranks do not fit; counts are compared if they are here. */
+/* 1, and an error, where the calls of all ranks do not fit; counts, too, if they are here. */
 static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
     tsh_error error;
     if (!tsh_call_mismatch(tshi_mpi_called, op, group->size, op->seq, group->id, &error)) return 0;
     group->broken = 1;
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
     return 1;
 }
 
@@ -782,7 +782,7 @@ static void tshi_mpi_finish(tshi_mpi_world *world, tshi_mpi_op *op) {
 }
 
 /* Gives MPI the operation's first part: who called what. */
-static void tshi_mpi_announce(tshi_mpi_group *group, tshi_mpi_op *op) {
+static void tshi_mpi_begin_heads(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->state = TSHI_MPI_HEADS;
     /* Where counts may have to be told, the next operation waits for that. */
     op->last = op->coll.kind >= TSH_BARRIER ||
@@ -926,7 +926,7 @@ static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* All ranks called the same, and it does not travel in the announcements. */
+/* All ranks called the same, and the message is not in the heads. */
 static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t width = (int64_t)tsh_dtype_size(coll->dtype), pieces = group->size;
@@ -952,7 +952,7 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_next_round(group, op);
 }
 
-/* The announcements are here. */
+/* The heads of all ranks are here: compares them. */
 static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int fits = 1, alike = 1, closes = 0;
@@ -1041,7 +1041,7 @@ static void tshi_mpi_came_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
 static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
     group->world->moves++;
     switch (op->state) {
-    case TSHI_MPI_QUEUED: tshi_mpi_announce(group, op); break;
+    case TSHI_MPI_QUEUED: tshi_mpi_begin_heads(group, op); break;
     case TSHI_MPI_HEADS: tshi_mpi_compare(group, op); break;
     case TSHI_MPI_COUNTS:
         if (!tshi_mpi_mismatch(group, op)) tshi_mpi_begin(group, op);
@@ -1090,7 +1090,7 @@ static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half
 }
 
 /* The two ends do not fit. */
-static void tshi_mpi_quarrel(tshi_mpi_group *group, const tshi_mpi_half *half) {
+static void tshi_mpi_misfit(tshi_mpi_group *group, const tshi_mpi_half *half) {
     const tsh_coll mine = tshi_mpi_unfill(&half->mine), its = tshi_mpi_unfill(&half->its);
     int me = group->ranks[group->rank], it = group->ranks[half->peer];
     tsh_error error;
@@ -1098,7 +1098,7 @@ static void tshi_mpi_quarrel(tshi_mpi_group *group, const tshi_mpi_half *half) {
                          half->sends ? me : it, half->sends ? it : me, half->number, group->id,
                          &error);
     group->broken = 1;
-    tshi_mpi_raise(group->world, TSHI_MPI_ACCUSE, &error);
+    tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
 }
 
 /* The next segment of the body goes, or comes. */
@@ -1128,7 +1128,7 @@ static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *
     int64_t bytes = half->count * (int64_t)width;
     half->meeting = 0;
     if (half->mine.digest != half->its.digest) {
-        tshi_mpi_quarrel(group, half);
+        tshi_mpi_misfit(group, half);
     } else if (bytes <= TSHI_MPI_EAGER) {
         if (!half->sends && bytes > 0) memcpy(op->coll.recv, half->its.eager, (size_t)bytes);
         half->open = 0;
@@ -1182,7 +1182,7 @@ static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
 
 /* ========================================================================== */
 /* >>mpi-progress                               MARK: - mpi-progress (private) */
-/* Operations come, go on, and go.                                             */
+/* Starting, advancing and freeing operations.                                 */
 /* Needs: >>mpi-message.                                                        */
 /* ========================================================================== */
 
@@ -1417,7 +1417,7 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
     for (unsigned round = 1; world->error.code == TSH_OK; round++) {
         tshi_mpi_advance(world);
         if (op->state == TSHI_MPI_DONE && world->suspect.code == TSH_OK) {
-            tshi_mpi_serve(world); /* there may be a verdict, all the same */
+            tshi_mpi_serve(world); /* the world may have failed, all the same */
             break;
         }
         if (round % 8 == 0 || waited > 10 * TSHI_MPI_MS) {
@@ -1489,7 +1489,7 @@ static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *
     if (message)
         tshi_mpi_start_message(group, op);
     else if (!before && !group->broken)
-        tshi_mpi_announce(group, op);
+        tshi_mpi_begin_heads(group, op);
     return TSH_OK;
 }
 
@@ -1573,7 +1573,7 @@ static void tshi_mpi_join(tshi_mpi_group *group, MPI_Comm mpi, uint64_t id, tsh_
     *out = tsh_comm_make(&world->ops, group, group->rank, group->size, id);
 }
 
-/* What a rank adds to the announcement of a split. */
+/* What a rank adds to its head of a split. */
 typedef struct tshi_mpi_ticket {
     int32_t color, key;
     uint64_t splits; /* that this rank has taken part in */
@@ -1594,7 +1594,7 @@ static uint64_t tshi_mpi_new_id(const tshi_mpi_group *group, const tshi_mpi_op *
 }
 
 /* Whether all ranks of the group go into MPI_Comm_split, which has no limit of time: one that gave
- * up after it had announced the split does not come to this barrier. A rank that learns of an error
+ * up after it had started the split does not come to this barrier. A rank that learns of an error
  * here waits a little for those that went before they knew. */
 static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
                            const tshi_mpi_op *op) {
@@ -1615,7 +1615,7 @@ static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
     }
 }
 
-/* Once all ranks have announced the split, all go into MPI_Comm_split. */
+/* Once all ranks have started the split, all go into MPI_Comm_split. */
 static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm), *part;
     tshi_mpi_world *world = group->world;
@@ -1662,7 +1662,7 @@ static void tshi_mpi_world_free(tshi_mpi_world *world) {
     }
     for (int r = 0; world->report && r < world->size; r++) free(world->report[r]);
     free(world->report);
-    free(world->trail);
+    free(world->search);
     free(world);
 }
 
@@ -1676,7 +1676,7 @@ static void tshi_mpi_end(tshi_mpi_world *world) {
         if (group->first)
             tshi_mpi_await(world, group, group->first);
         else
-            tshi_mpi_serve(world); /* this rank could not announce the close: an error */
+            tshi_mpi_serve(world); /* this rank could not start the close: an error */
         tshi_mpi_sweep(world);
         group = world->groups;
     }
@@ -1701,7 +1701,7 @@ static void tshi_mpi_close(tsh_comm *comm) {
         (void)tsh_error_set(&error, TSH_ERR_LOST, world->rank,
                             "rank %d closed group %llu before it waited for its requests",
                             world->rank, (unsigned long long)group->id);
-        tshi_mpi_raise(world, TSHI_MPI_ACCUSE, &error);
+        tshi_mpi_raise(world, TSHI_MPI_ERROR, &error);
         for (; world->error.code == TSH_OK; tshi_mpi_serve(world)) /* for half a second */
             (void)sched_yield();
     }
@@ -1797,8 +1797,8 @@ static tshi_mpi_world *tshi_mpi_world_new(const tshi_mpi_opening *o) {
     (void)MPI_Comm_size(o->control, &world->size);
     if (world->rank > 0) return world;
     world->report = (tsh_wait_report **)calloc((size_t)world->size, sizeof *world->report);
-    world->trail = (tsh_coll_trail *)calloc((size_t)world->size, sizeof *world->trail);
-    if (world->report && world->trail) return world;
+    world->search = (tsh_coll_search *)calloc((size_t)world->size, sizeof *world->search);
+    if (world->report && world->search) return world;
     tshi_mpi_world_free(world);
     return NULL;
 }

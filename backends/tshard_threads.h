@@ -20,11 +20,11 @@
  * - every collective of tshard.h in its documented order of sums: the bits equal any other ordered
  *   backend's, so that a run on many hosts replays here in one debugger;
  * - move bytes once: a rank sums its own chunk straight out of its peers' buffers and writes the
- *   result into all of theirs. An all-reduce costs two meetings (all announced, all finished), and
- *   one where the message is at most 96 bytes: it then travels with the announcement;
+ *   result into all of theirs. An all-reduce costs two barriers (all started, all finished), and
+ *   one where the message is at most 96 bytes: it is then sent as it is posted;
  * - spin briefly where every rank has a core, and sleep, so that 64 ranks on 2 cores are fine;
  * - end in one sentence, the same on every rank, when ranks call different collectives, a rank
- *   leaves early, ranks wait for each other in a circle (looked for after 20 ms), time runs out or
+ *   leaves early, ranks wait for each other in a cycle (looked for after 20 ms), time runs out or
  *   a rank aborts.
  *
  * DOES NOT
@@ -345,12 +345,12 @@ static void tshi_threads_free(void *p) {
 
 /* ========================================================================== */
 /* >>threads-types                             MARK: - threads-types (private) */
-/* A world of ranks, groups of lanes, and the slots that lanes announce in.    */
+/* A world of ranks, groups of members, and the slots that members post in.    */
 /* Needs: >>threads-system.                                                     */
 /* ========================================================================== */
 
-/* All atomics are sequentially consistent: "announce, then look for sleepers" against "sleep, then
- * look for announcements", and "work, then look for a verdict" against "verdict, then look for
+/* All atomics are sequentially consistent: "post, then look for sleepers" against "sleep, then
+ * look for posts", and "work, then look for an error" against "set the error, then look for
  * workers", need that. */
 #define TSHI_THREADS_GET(place)        __atomic_load_n((place), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
@@ -358,16 +358,16 @@ static void tshi_threads_free(void *p) {
 #define TSHI_THREADS_APART             __attribute__((aligned(64))) /* a cache line of its own */
 
 /* A slot is free again after RING more collectives: 64 that this rank may have in flight, and 64
- * that a peer may be behind, since a message that travels with its announcement is not waited
+ * that a peer may be behind, since a small message is part of its post, and not waited
  * for. */
 enum { TSHI_THREADS_RING = 128, TSHI_THREADS_PAIRWISE = 64, TSHI_THREADS_EAGER = 96 };
 enum { TSHI_THREADS_TEXT = 320 };   /* bytes of the description of a call */
-enum { TSHI_THREADS_RANKS = 1024 }; /* boxes for all pairs of them are 192 MiB a group */
+enum { TSHI_THREADS_RANKS = 1024 }; /* mailboxes for all pairs of them are 192 MiB a group */
 enum { TSHI_THREADS_TILE = 4096 }; /* bytes summed at once, in the first-level cache */
 
 #define TSHI_THREADS_REQ_PAIR ((tsh_req)1 << 63)
 
-/* What peers read of an announced collective: one or two cache lines. */
+/* What peers read of a collective that was posted: one or two cache lines. */
 typedef struct TSHI_THREADS_APART tshi_threads_slot {
     uint64_t stamp;  /* the collective's number + 1, written last */
     uint64_t digest; /* equal on all ranks, or the call is a mismatch */
@@ -396,40 +396,40 @@ typedef struct tshi_threads_pair {
     int sending;   /* atomic: until the receiver has copied */
 } tshi_threads_pair;
 
-/* From one rank of a group to another: which of the sender's pair records are announced. */
-typedef struct TSHI_THREADS_APART tshi_threads_box {
+/* From one rank of a group to another: which of the sender's pair records are posted. */
+typedef struct TSHI_THREADS_APART tshi_threads_mailbox {
     uint64_t posted; /* atomic, the sender's */
     unsigned char record[TSHI_THREADS_PAIRWISE];
     TSHI_THREADS_APART uint64_t wanted; /* atomic, the receiver's: receives started */
     uint64_t taken;                     /* receives done */
-} tshi_threads_box;
+} tshi_threads_mailbox;
 
 /* One rank's place in a group. */
-typedef struct TSHI_THREADS_APART tshi_threads_lane {
+typedef struct TSHI_THREADS_APART tshi_threads_member {
     tshi_threads_slot slot[TSHI_THREADS_RING];
     tshi_threads_call call[TSHI_THREADS_RING];
     tshi_threads_pair pair[TSHI_THREADS_PAIRWISE];
     TSHI_THREADS_APART uint64_t
         finished; /* atomic: collectives whose work here is done, in order */
     int closed;   /* atomic */
-    TSHI_THREADS_APART uint64_t announced;
+    TSHI_THREADS_APART uint64_t started;
     uint64_t shared; /* number + 1 of the last one whose end all must meet */
-    int seen;        /* lanes that have announced number `finished` */
+    int seen;        /* members that have posted number `finished` */
     int receiving;   /* pair records that still receive */
     int rank;
     tshi_threads_group *group;
-    struct tshi_threads_lane *next; /* of the same world rank */
-} tshi_threads_lane;
+    struct tshi_threads_member *next; /* of the same world rank */
+} tshi_threads_member;
 
 struct TSHI_THREADS_APART tshi_threads_group {
     tsh_threads_world *world;
     tshi_threads_group *next;
     uint64_t id;
     int size;
-    int open;   /* atomic: lanes not closed yet */
+    int open;   /* atomic: members not closed yet */
     int *ranks; /* of the world, by rank of the group */
-    tshi_threads_box *box;
-    tshi_threads_lane *lane;
+    tshi_threads_mailbox *mailbox;
+    tshi_threads_member *member;
 };
 
 typedef struct TSHI_THREADS_APART tshi_threads_rank {
@@ -438,40 +438,41 @@ typedef struct TSHI_THREADS_APART tshi_threads_rank {
     TSHI_THREADS_APART tshi_threads_mutex lock;
     tshi_threads_cond wake;
     int woken; /* under lock */
-    tshi_threads_lane *lanes;
-    tshi_threads_lane *root;  /* its place in the world */
-    tshi_threads_lane *stuck; /* under the world's lock: has waited long, for stuck_req */
-    tsh_req stuck_req;
+    tshi_threads_member *members;
+    tshi_threads_member *root;  /* its place in the world */
+    tshi_threads_member *blocked; /* under the world's lock: has waited long, for blocked_req */
+    tsh_req blocked_req;
     int taken;
 } tshi_threads_rank;
 
 struct tsh_threads_world {
-    TSHI_THREADS_APART int verdict; /* atomic, a tsh_result; error is valid once it is set */
+    TSHI_THREADS_APART int failed;  /* atomic, a tsh_result; error is valid once it is set */
     int sleepers;                   /* atomic */
     int size, spins, crowded;
     int64_t timeout;
     tshi_threads_rank *rank;
-    tsh_coll_trail *trail; /* by rank: the search for a circle of stuck ranks */
+    tsh_coll_search *search; /* by rank: the search for a cycle of blocked ranks */
     tsh_error error;
-    tshi_threads_mutex lock; /* of verdict, groups and stuck ranks */
+    tshi_threads_mutex lock; /* of error, groups and blocked ranks */
     tshi_threads_group *groups;
     uint64_t ids;
 };
 
-static tshi_threads_rank *tshi_threads_self(const tshi_threads_lane *lane) {
-    return &lane->group->world->rank[lane->group->ranks[lane->rank]];
+static tshi_threads_rank *tshi_threads_self(const tshi_threads_member *member) {
+    return &member->group->world->rank[member->group->ranks[member->rank]];
 }
 
-static tshi_threads_box *tshi_threads_between(const tshi_threads_group *group, int from, int to) {
-    return &group->box[(size_t)from * (size_t)group->size + (size_t)to];
+static tshi_threads_mailbox *tshi_threads_between(const tshi_threads_group *group, int from,
+                                                  int to) {
+    return &group->mailbox[(size_t)from * (size_t)group->size + (size_t)to];
 }
 
-static tshi_threads_slot *tshi_threads_slot_of(tshi_threads_lane *lane, uint64_t number) {
-    return &lane->slot[number % TSHI_THREADS_RING];
+static tshi_threads_slot *tshi_threads_slot_of(tshi_threads_member *member, uint64_t number) {
+    return &member->slot[number % TSHI_THREADS_RING];
 }
 
-static tshi_threads_call *tshi_threads_call_of(tshi_threads_lane *lane, uint64_t number) {
-    return &lane->call[number % TSHI_THREADS_RING];
+static tshi_threads_call *tshi_threads_call_of(tshi_threads_member *member, uint64_t number) {
+    return &member->call[number % TSHI_THREADS_RING];
 }
 
 /* The rank that comes i places after rank r. */
@@ -482,7 +483,7 @@ static int tshi_threads_turn(const tshi_threads_group *group, int r, int i) {
 
 /* ========================================================================== */
 /* >>threads-sleep                             MARK: - threads-sleep (private) */
-/* A rank that spun in vain sleeps; who completes a meeting wakes the others.  */
+/* A rank that spun in vain sleeps; who completes a barrier wakes the others.  */
 /* Needs: >>threads-types.                                                      */
 /* ========================================================================== */
 
@@ -524,26 +525,26 @@ static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
 }
 
 /* ========================================================================== */
-/* >>threads-verdict                         MARK: - threads-verdict (private) */
+/* >>threads-error                             MARK: - threads-error (private) */
 /* The first error ends the world; and the sentences it is told in.            */
 /* Needs: >>threads-sleep.                                                      */
 /* ========================================================================== */
 
-/* Under the world's lock. The first verdict stands. */
-static void tshi_threads_judge(tsh_threads_world *world, const tsh_error *error) {
-    if (TSHI_THREADS_GET(&world->verdict) != TSH_OK) return;
+/* Under the world's lock: the world fails with this error, unless it has one already. */
+static void tshi_threads_fail(tsh_threads_world *world, const tsh_error *error) {
+    if (TSHI_THREADS_GET(&world->failed) != TSH_OK) return;
     world->error = *error;
-    TSHI_THREADS_PUT(&world->verdict, (int)error->code);
+    TSHI_THREADS_PUT(&world->failed, (int)error->code);
 }
 
 static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error) {
     tshi_threads_lock(&world->lock);
-    tshi_threads_judge(world, error);
+    tshi_threads_fail(world, error);
     tshi_threads_unlock(&world->lock);
     for (int r = 0; r < world->size; r++) tshi_threads_wake(&world->rank[r]);
 }
 
-/* After a verdict: 1 while some rank may still touch this one's buffers. */
+/* After the world has failed: 1 while some rank may still touch this one's buffers. */
 static int tshi_threads_touched(const tsh_threads_world *world) {
     for (int r = 0; r < world->size; r++)
         if (TSHI_THREADS_GET(&world->rank[r].working)) return 1;
@@ -552,41 +553,41 @@ static int tshi_threads_touched(const tsh_threads_world *world) {
 
 static tsh_result tshi_threads_settle(const tsh_threads_world *world) {
     while (tshi_threads_touched(world)) tshi_threads_yield();
-    return (tsh_result)TSHI_THREADS_GET(&world->verdict);
+    return (tsh_result)TSHI_THREADS_GET(&world->failed);
 }
 
-/* From here to tshi_threads_leave no verdict is told: peers' buffers are safe to touch. 0: too
- * late. */
-static int tshi_threads_enter(const tshi_threads_lane *lane) {
-    tshi_threads_rank *self = tshi_threads_self(lane);
+/* From here to tshi_threads_leave no rank returns with an error: peers' buffers are safe to touch.
+ * 0: too late, the world has failed. */
+static int tshi_threads_enter(const tshi_threads_member *member) {
+    tshi_threads_rank *self = tshi_threads_self(member);
     TSHI_THREADS_PUT(&self->working, 1);
-    if (TSHI_THREADS_GET(&lane->group->world->verdict) == TSH_OK) return 1;
+    if (TSHI_THREADS_GET(&member->group->world->failed) == TSH_OK) return 1;
     TSHI_THREADS_PUT(&self->working, 0);
     return 0;
 }
 
-/* 1 if there still is no verdict. */
-static int tshi_threads_leave(const tshi_threads_lane *lane) {
-    TSHI_THREADS_PUT(&tshi_threads_self(lane)->working, 0);
-    return TSHI_THREADS_GET(&lane->group->world->verdict) == TSH_OK;
+/* 1 if the world has not failed. */
+static int tshi_threads_leave(const tshi_threads_member *member) {
+    TSHI_THREADS_PUT(&tshi_threads_self(member)->working, 0);
+    return TSHI_THREADS_GET(&member->group->world->failed) == TSH_OK;
 }
 
-/* What rank r has called where `user`, a lane, is. */
+/* What rank r has called where `user`, a member, is. */
 static int tshi_threads_called(const void *user, int r, tsh_call *out) {
-    const tshi_threads_lane *lane = (const tshi_threads_lane *)user;
-    const tshi_threads_group *group = lane->group;
-    out->coll = tshi_threads_call_of(&group->lane[r], lane->finished)->coll;
-    out->digest = tshi_threads_slot_of(&group->lane[r], lane->finished)->digest;
+    const tshi_threads_member *member = (const tshi_threads_member *)user;
+    const tshi_threads_group *group = member->group;
+    out->coll = tshi_threads_call_of(&group->member[r], member->finished)->coll;
+    out->digest = tshi_threads_slot_of(&group->member[r], member->finished)->digest;
     out->rank = group->ranks[r];
     out->counts = out->coll.recv_counts ? group->size : 0;
     return 1;
 }
 
 /* 1, and the world's error, if the calls of all ranks do not fit. */
-static int tshi_threads_mismatch(const tshi_threads_lane *lane) {
-    const tshi_threads_group *group = lane->group;
+static int tshi_threads_mismatch(const tshi_threads_member *member) {
+    const tshi_threads_group *group = member->group;
     tsh_error error;
-    if (!tsh_call_mismatch(tshi_threads_called, lane, group->size, lane->finished, group->id,
+    if (!tsh_call_mismatch(tshi_threads_called, member, group->size, member->finished, group->id,
                            &error))
         return 0;
     tshi_threads_raise(group->world, &error);
@@ -596,7 +597,7 @@ static int tshi_threads_mismatch(const tshi_threads_lane *lane) {
 /* ========================================================================== */
 /* >>threads-fold                               MARK: - threads-fold (private) */
 /* The arithmetic: a tile of one chunk, summed over the ranks in ring order.   */
-/* Needs: >>threads-verdict.                                                    */
+/* Needs: >>threads-error.                                                    */
 /* ========================================================================== */
 
 typedef struct TSHI_THREADS_APART tshi_threads_tile {
@@ -605,32 +606,32 @@ typedef struct TSHI_THREADS_APART tshi_threads_tile {
 
 /* Elements `offset` bytes into the messages of a collective. */
 typedef struct tshi_threads_parts {
-    tshi_threads_lane *lane;
+    tshi_threads_member *member;
     uint64_t number;
     size_t offset;
 } tshi_threads_parts;
 
 static const void *tshi_threads_part(const void *user, int r) {
     const tshi_threads_parts *p = (const tshi_threads_parts *)user;
-    const tshi_threads_slot *slot = tshi_threads_slot_of(&p->lane->group->lane[r], p->number);
-    const int eager = tshi_threads_call_of(p->lane, p->number)->eager;
+    const tshi_threads_slot *slot = tshi_threads_slot_of(&p->member->group->member[r], p->number);
+    const int eager = tshi_threads_call_of(p->member, p->number)->eager;
     return (eager ? slot->eager : slot->send) + p->offset;
 }
 
 /* tile = x[k+1] + x[k+2] + ... + x[k+P], of n elements `offset` bytes into the messages. */
-static void tshi_threads_sum(tshi_threads_lane *lane, uint64_t number, int k, size_t offset,
+static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k, size_t offset,
                              int64_t n, tshi_threads_tile *tile) {
-    const tshi_threads_call *call = tshi_threads_call_of(lane, number);
+    const tshi_threads_call *call = tshi_threads_call_of(member, number);
     tshi_threads_parts parts;
-    parts.lane = lane;
+    parts.member = member;
     parts.number = number;
     parts.offset = offset;
-    tsh_coll_sum(tile->bytes, n, &call->coll, lane->group->size, k, tshi_threads_part, &parts);
+    tsh_coll_sum(tile->bytes, n, &call->coll, member->group->size, k, tshi_threads_part, &parts);
 }
 
 /* ========================================================================== */
 /* >>threads-work                               MARK: - threads-work (private) */
-/* This rank's part of each kind, once all have announced it.                  */
+/* This rank's part of each kind, once all have posted it.                     */
 /* Needs: >>threads-fold.                                                       */
 /* ========================================================================== */
 
@@ -638,52 +639,53 @@ static int64_t tshi_threads_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* The message travelled with the announcement: sum all chunks here, touch nobody's buffers. */
-static void tshi_threads_allreduce_eager(tshi_threads_lane *lane, uint64_t number) {
-    const tsh_coll *coll = &tshi_threads_call_of(lane, number)->coll;
+/* The message was part of the post: sum all chunks here, touch nobody's buffers. */
+static void tshi_threads_allreduce_eager(tshi_threads_member *member, uint64_t number) {
+    const tsh_coll *coll = &tshi_threads_call_of(member, number)->coll;
     size_t width = tsh_dtype_size(coll->dtype);
     tshi_threads_tile tile;
-    for (int k = 0; k < lane->group->size; k++) {
-        int64_t at = tsh_coll_chunk(coll->count, lane->group->size, k);
-        int64_t n = tsh_coll_chunk(coll->count, lane->group->size, k + 1) - at;
+    for (int k = 0; k < member->group->size; k++) {
+        int64_t at = tsh_coll_chunk(coll->count, member->group->size, k);
+        int64_t n = tsh_coll_chunk(coll->count, member->group->size, k + 1) - at;
         if (n == 0) continue;
-        tshi_threads_sum(lane, number, k, (size_t)at * width, n, &tile);
+        tshi_threads_sum(member, number, k, (size_t)at * width, n, &tile);
         memcpy((char *)coll->recv + (size_t)at * width, tile.bytes, (size_t)n * width);
     }
 }
 
 /* Only this rank reads or writes chunk `rank` of anyone, hence in place too. */
-static void tshi_threads_allreduce(tshi_threads_lane *lane, uint64_t number, const tsh_coll *coll) {
-    const tshi_threads_group *group = lane->group;
+static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
+                                   const tsh_coll *coll) {
+    const tshi_threads_group *group = member->group;
     size_t width = tsh_dtype_size(coll->dtype);
     int64_t step = (int64_t)(TSHI_THREADS_TILE / width), n;
-    int64_t end = tsh_coll_chunk(coll->count, group->size, lane->rank + 1);
+    int64_t end = tsh_coll_chunk(coll->count, group->size, member->rank + 1);
     tshi_threads_tile tile;
-    for (int64_t i = tsh_coll_chunk(coll->count, group->size, lane->rank); i < end; i += n) {
+    for (int64_t i = tsh_coll_chunk(coll->count, group->size, member->rank); i < end; i += n) {
         size_t offset = (size_t)i * width;
         n = tshi_threads_min(step, end - i);
-        tshi_threads_sum(lane, number, lane->rank, offset, n, &tile);
+        tshi_threads_sum(member, number, member->rank, offset, n, &tile);
         for (int j = 1; j <= group->size; j++) {
-            int to = tshi_threads_turn(group, lane->rank, j);
-            memcpy(tshi_threads_slot_of(&group->lane[to], number)->recv + offset, tile.bytes,
+            int to = tshi_threads_turn(group, member->rank, j);
+            memcpy(tshi_threads_slot_of(&group->member[to], number)->recv + offset, tile.bytes,
                    (size_t)n * width);
         }
     }
 }
 
-static void tshi_threads_reduce_scatter(tshi_threads_lane *lane, uint64_t number,
+static void tshi_threads_reduce_scatter(tshi_threads_member *member, uint64_t number,
                                         const tsh_coll *coll) {
     size_t width = tsh_dtype_size(coll->dtype);
     int64_t step = (int64_t)(TSHI_THREADS_TILE / width), n;
-    int64_t mine = coll->recv_counts[lane->rank];
-    int64_t before = tsh_coll_before(coll->recv_counts, lane->rank);
-    int64_t whole = tsh_coll_before(coll->recv_counts, lane->group->size);
+    int64_t mine = coll->recv_counts[member->rank];
+    int64_t before = tsh_coll_before(coll->recv_counts, member->rank);
+    int64_t whole = tsh_coll_before(coll->recv_counts, member->group->size);
     tshi_threads_tile tile;
     for (int64_t b = 0; b < coll->blocks; b++) {
         for (int64_t i = 0; i < mine; i += n) {
             n = tshi_threads_min(step, mine - i);
-            tshi_threads_sum(lane, number, lane->rank, (size_t)(b * whole + before + i) * width, n,
-                             &tile);
+            tshi_threads_sum(member, number, member->rank, (size_t)(b * whole + before + i) * width,
+                             n, &tile);
             memcpy((char *)coll->recv + (size_t)(b * mine + i) * width, tile.bytes,
                    (size_t)n * width);
         }
@@ -703,52 +705,55 @@ static void tshi_threads_copy(char *to, int64_t to_step, const char *from, int64
                (size_t)n * width);
 }
 
-static void tshi_threads_allgather(tshi_threads_lane *lane, uint64_t number, const tsh_coll *coll) {
-    const tshi_threads_group *group = lane->group;
+static void tshi_threads_allgather(tshi_threads_member *member, uint64_t number,
+                                   const tsh_coll *coll) {
+    const tshi_threads_group *group = member->group;
     size_t width = tsh_dtype_size(coll->dtype);
     int64_t whole = tsh_coll_before(coll->recv_counts, group->size);
     for (int j = 0; j < group->size; j++) {
-        int from = tshi_threads_turn(group, lane->rank, j);
+        int from = tshi_threads_turn(group, member->rank, j);
         int64_t n = coll->recv_counts[from];
         char *to = (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width;
         if (n == 0) continue; /* a NULL send is fine then */
-        tshi_threads_copy(to, whole, tshi_threads_slot_of(&group->lane[from], number)->send, n, n,
+        tshi_threads_copy(to, whole, tshi_threads_slot_of(&group->member[from], number)->send, n, n,
                           coll->blocks, width);
     }
 }
 
-static void tshi_threads_broadcast(tshi_threads_lane *lane, uint64_t number, const tsh_coll *coll) {
-    if (lane->rank == coll->root || coll->count == 0) return;
-    memcpy(coll->recv, tshi_threads_slot_of(&lane->group->lane[coll->root], number)->recv,
+static void tshi_threads_broadcast(tshi_threads_member *member, uint64_t number,
+                                   const tsh_coll *coll) {
+    if (member->rank == coll->root || coll->count == 0) return;
+    memcpy(coll->recv, tshi_threads_slot_of(&member->group->member[coll->root], number)->recv,
            (size_t)coll->count * tsh_dtype_size(coll->dtype));
 }
 
-/* 1 if a peer sends this rank another number of elements than it expects, or the other way round. */
-static int tshi_threads_unequal(const tshi_threads_lane *lane, uint64_t number,
+/* 1 if this rank and a peer do not expect what the other one sends. */
+static int tshi_threads_unequal(const tshi_threads_member *member, uint64_t number,
                                 const tsh_coll *coll) {
-    for (int m = 0; m < lane->group->size; m++) {
-        const tsh_coll *peer = &tshi_threads_call_of(&lane->group->lane[m], number)->coll;
-        if (coll->send_counts[m] != peer->recv_counts[lane->rank] ||
-            coll->recv_counts[m] != peer->send_counts[lane->rank])
+    for (int m = 0; m < member->group->size; m++) {
+        const tsh_coll *peer = &tshi_threads_call_of(&member->group->member[m], number)->coll;
+        if (coll->send_counts[m] != peer->recv_counts[member->rank] ||
+            coll->recv_counts[m] != peer->send_counts[member->rank])
             return 1;
     }
     return 0;
 }
 
-static void tshi_threads_alltoall(tshi_threads_lane *lane, uint64_t number, const tsh_coll *coll) {
-    const tshi_threads_group *group = lane->group;
+static void tshi_threads_alltoall(tshi_threads_member *member, uint64_t number,
+                                  const tsh_coll *coll) {
+    const tshi_threads_group *group = member->group;
     size_t width = tsh_dtype_size(coll->dtype);
     int64_t row = tsh_coll_before(coll->recv_counts, group->size);
-    if (tshi_threads_unequal(lane, number, coll) && tshi_threads_mismatch(lane)) return;
+    if (tshi_threads_unequal(member, number, coll) && tshi_threads_mismatch(member)) return;
     for (int j = 0; j < group->size; j++) {
-        int from = tshi_threads_turn(group, lane->rank, j);
-        const tsh_coll *peer = &tshi_threads_call_of(&group->lane[from], number)->coll;
+        int from = tshi_threads_turn(group, member->rank, j);
+        const tsh_coll *peer = &tshi_threads_call_of(&group->member[from], number)->coll;
         int64_t n = coll->recv_counts[from];
         if (n == 0) continue;
         tshi_threads_copy(
             (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width, row,
             (const char *)peer->send +
-                (size_t)tsh_coll_before(peer->send_counts, lane->rank) * width,
+                (size_t)tsh_coll_before(peer->send_counts, member->rank) * width,
             tsh_coll_before(peer->send_counts, group->size), n, coll->blocks, width);
     }
 }
@@ -766,19 +771,19 @@ static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int 
     if (!group) return NULL;
     group->world = world;
     group->size = group->open = size;
-    group->lane = (tshi_threads_lane *)tshi_threads_alloc(n * sizeof *group->lane);
-    group->box = (tshi_threads_box *)tshi_threads_alloc(n * n * sizeof *group->box);
+    group->member = (tshi_threads_member *)tshi_threads_alloc(n * sizeof *group->member);
+    group->mailbox = (tshi_threads_mailbox *)tshi_threads_alloc(n * n * sizeof *group->mailbox);
     group->ranks = (int *)tshi_threads_alloc(n * sizeof *group->ranks);
-    if (!group->lane || !group->box || !group->ranks) {
-        tshi_threads_free(group->lane);
-        tshi_threads_free(group->box);
+    if (!group->member || !group->mailbox || !group->ranks) {
+        tshi_threads_free(group->member);
+        tshi_threads_free(group->mailbox);
         tshi_threads_free(group->ranks);
         tshi_threads_free(group);
         return NULL;
     }
     for (int r = 0; r < size; r++) {
-        group->lane[r].group = group;
-        group->lane[r].rank = r;
+        group->member[r].group = group;
+        group->member[r].rank = r;
     }
     tshi_threads_lock(&world->lock);
     group->id = ++world->ids;
@@ -794,15 +799,15 @@ static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group
     while (*at != group) at = &(*at)->next;
     *at = group->next;
     tshi_threads_unlock(&world->lock);
-    tshi_threads_free(group->lane);
-    tshi_threads_free(group->box);
+    tshi_threads_free(group->member);
+    tshi_threads_free(group->mailbox);
     tshi_threads_free(group->ranks);
     tshi_threads_free(group);
 }
 
 static int tshi_threads_color(const tshi_threads_group *group, uint64_t number, int r) {
     tsh_ticket ticket;
-    memcpy(&ticket, tshi_threads_slot_of(&group->lane[r], number)->eager, sizeof ticket);
+    memcpy(&ticket, tshi_threads_slot_of(&group->member[r], number)->eager, sizeof ticket);
     return ticket.color;
 }
 
@@ -813,20 +818,20 @@ static int tshi_threads_leader(const tshi_threads_group *group, uint64_t number,
     return r;
 }
 
-static void tshi_threads_split_work(tshi_threads_lane *lane, uint64_t number) {
-    tshi_threads_group *group = lane->group, *made = NULL;
-    const void *tickets = tshi_threads_slot_of(group->lane, number)->eager;
-    int color = tshi_threads_color(group, number, lane->rank), size = 0, *order;
-    if (color < 0 || tshi_threads_leader(group, number, color) != lane->rank) return;
+static void tshi_threads_split_work(tshi_threads_member *member, uint64_t number) {
+    tshi_threads_group *group = member->group, *made = NULL;
+    const void *tickets = tshi_threads_slot_of(group->member, number)->eager;
+    int color = tshi_threads_color(group, number, member->rank), size = 0, *order;
+    if (color < 0 || tshi_threads_leader(group, number, color) != member->rank) return;
     order = (int *)tshi_threads_alloc((size_t)group->size * sizeof *order);
-    if (order) size = tsh_split_order(tickets, sizeof *lane, group->size, color, order);
+    if (order) size = tsh_split_order(tickets, sizeof *member, group->size, color, order);
     if (order) made = tshi_threads_group_new(group->world, size);
     for (int i = 0; made && i < size; i++) made->ranks[i] = group->ranks[order[i]];
     tshi_threads_free(order);
-    tshi_threads_call_of(lane, number)->made = made;
+    tshi_threads_call_of(member, number)->made = made;
     if (!made) {
         tsh_error error;
-        (void)tsh_error_set(&error, TSH_ERR_MEMORY, group->ranks[lane->rank],
+        (void)tsh_error_set(&error, TSH_ERR_MEMORY, group->ranks[member->rank],
                             "no memory for the group of a split");
         tshi_threads_raise(group->world, &error);
     }
@@ -834,25 +839,25 @@ static void tshi_threads_split_work(tshi_threads_lane *lane, uint64_t number) {
 
 static void tshi_threads_join(tshi_threads_group *group, int rank, const tsh_comm_ops *ops,
                               tsh_comm *out) {
-    tshi_threads_lane *lane = &group->lane[rank];
-    tshi_threads_rank *self = tshi_threads_self(lane);
-    lane->next = self->lanes;
-    self->lanes = lane;
-    *out = tsh_comm_make(ops, lane, rank, group->size, group->id);
+    tshi_threads_member *member = &group->member[rank];
+    tshi_threads_rank *self = tshi_threads_self(member);
+    member->next = self->members;
+    self->members = member;
+    *out = tsh_comm_make(ops, member, rank, group->size, group->id);
 }
 
 /* ========================================================================== */
 /* >>threads-progress                       MARK: - threads-progress (private) */
-/* What is announced by all gets done, in order.                               */
+/* Does what all have posted, in order.                                        */
 /* Needs: >>threads-group.                                                      */
 /* ========================================================================== */
 
-/* 1 if every lane has announced the next collective of this one. */
-static int tshi_threads_gathered(tshi_threads_lane *lane) {
-    const tshi_threads_group *group = lane->group;
-    uint64_t number = lane->finished;
-    for (; lane->seen < group->size; lane->seen++)
-        if (TSHI_THREADS_GET(&tshi_threads_slot_of(&group->lane[lane->seen], number)->stamp) <=
+/* 1 if every member has posted the next collective of this one. */
+static int tshi_threads_gathered(tshi_threads_member *member) {
+    const tshi_threads_group *group = member->group;
+    uint64_t number = member->finished;
+    for (; member->seen < group->size; member->seen++)
+        if (TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[member->seen], number)->stamp) <=
             number)
             return 0;
     return 1;
@@ -860,96 +865,96 @@ static int tshi_threads_gathered(tshi_threads_lane *lane) {
 
 static int tshi_threads_all_finished(const tshi_threads_group *group, uint64_t number) {
     for (int m = 0; m < group->size; m++)
-        if (TSHI_THREADS_GET(&group->lane[m].finished) <= number) return 0;
+        if (TSHI_THREADS_GET(&group->member[m].finished) <= number) return 0;
     return 1;
 }
 
-static int tshi_threads_fits(tshi_threads_lane *lane, uint64_t number) {
-    uint64_t digest = tshi_threads_slot_of(lane, number)->digest;
-    for (int m = 0; m < lane->group->size; m++)
-        if (tshi_threads_slot_of(&lane->group->lane[m], number)->digest != digest) return 0;
+static int tshi_threads_fits(tshi_threads_member *member, uint64_t number) {
+    uint64_t digest = tshi_threads_slot_of(member, number)->digest;
+    for (int m = 0; m < member->group->size; m++)
+        if (tshi_threads_slot_of(&member->group->member[m], number)->digest != digest) return 0;
     return 1;
 }
 
-static void tshi_threads_work(tshi_threads_lane *lane, uint64_t number) {
-    const tsh_coll *coll = &tshi_threads_call_of(lane, number)->coll;
+static void tshi_threads_work(tshi_threads_member *member, uint64_t number) {
+    const tsh_coll *coll = &tshi_threads_call_of(member, number)->coll;
     switch (coll->kind) {
-    case TSH_ALLREDUCE: tshi_threads_allreduce(lane, number, coll); break;
-    case TSH_ALLGATHER: tshi_threads_allgather(lane, number, coll); break;
-    case TSH_REDUCE_SCATTER: tshi_threads_reduce_scatter(lane, number, coll); break;
-    case TSH_BROADCAST: tshi_threads_broadcast(lane, number, coll); break;
-    case TSH_ALLTOALL: tshi_threads_alltoall(lane, number, coll); break;
-    case TSH_SPLIT: tshi_threads_split_work(lane, number); break;
+    case TSH_ALLREDUCE: tshi_threads_allreduce(member, number, coll); break;
+    case TSH_ALLGATHER: tshi_threads_allgather(member, number, coll); break;
+    case TSH_REDUCE_SCATTER: tshi_threads_reduce_scatter(member, number, coll); break;
+    case TSH_BROADCAST: tshi_threads_broadcast(member, number, coll); break;
+    case TSH_ALLTOALL: tshi_threads_alltoall(member, number, coll); break;
+    case TSH_SPLIT: tshi_threads_split_work(member, number); break;
     default: break;
     }
 }
 
 /* Does this rank's part of the next collective; 0: the world has ended. */
-static int tshi_threads_execute(tshi_threads_lane *lane) {
-    uint64_t number = lane->finished;
-    const tshi_threads_call *call = tshi_threads_call_of(lane, number);
-    int fits = tshi_threads_fits(lane, number);
+static int tshi_threads_execute(tshi_threads_member *member) {
+    uint64_t number = member->finished;
+    const tshi_threads_call *call = tshi_threads_call_of(member, number);
+    int fits = tshi_threads_fits(member, number);
     if (fits && call->eager) {
-        if (call->coll.kind == TSH_ALLREDUCE) tshi_threads_allreduce_eager(lane, number);
+        if (call->coll.kind == TSH_ALLREDUCE) tshi_threads_allreduce_eager(member, number);
     } else {
-        if (!tshi_threads_enter(lane)) return 0;
+        if (!tshi_threads_enter(member)) return 0;
         if (fits)
-            tshi_threads_work(lane, number);
+            tshi_threads_work(member, number);
         else
-            (void)tshi_threads_mismatch(lane);
-        if (!tshi_threads_leave(lane)) return 0;
+            (void)tshi_threads_mismatch(member);
+        if (!tshi_threads_leave(member)) return 0;
     }
-    lane->seen = 0;
-    TSHI_THREADS_PUT(&lane->finished, number + 1);
-    if (TSHI_THREADS_GET(&lane->group->world->sleepers) &&
-        tshi_threads_all_finished(lane->group, number))
-        tshi_threads_wake_group(lane->group);
+    member->seen = 0;
+    TSHI_THREADS_PUT(&member->finished, number + 1);
+    if (TSHI_THREADS_GET(&member->group->world->sleepers) &&
+        tshi_threads_all_finished(member->group, number))
+        tshi_threads_wake_group(member->group);
     return 1;
 }
 
-/* Copies what `record` receives from `box`, whose next announced send is its own. 0: the world has
- * ended. */
-static int tshi_threads_take(tshi_threads_lane *lane, tshi_threads_pair *record,
-                             tshi_threads_box *box) {
-    tshi_threads_group *group = lane->group;
+/* Copies what `record` receives from the mailbox, whose next post is its own. 0: the world has
+ * failed. */
+static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *record,
+                             tshi_threads_mailbox *mailbox) {
+    tshi_threads_group *group = member->group;
     int from = record->coll.recv_from;
     tshi_threads_pair *sent =
-        &group->lane[from].pair[box->record[record->recv_number % TSHI_THREADS_PAIRWISE]];
-    if (!tshi_threads_enter(lane)) return 0;
+        &group->member[from].pair[mailbox->record[record->recv_number % TSHI_THREADS_PAIRWISE]];
+    if (!tshi_threads_enter(member)) return 0;
     if (sent->send_count != record->recv_count || sent->coll.dtype != record->coll.dtype ||
         sent->coll.tag != record->coll.tag) {
         const tsh_coll a = tsh_coll_half(&sent->coll, 0), b = tsh_coll_half(&record->coll, 1);
         tsh_error error;
-        tsh_message_mismatch(&a, &b, group->ranks[from], group->ranks[lane->rank],
+        tsh_message_mismatch(&a, &b, group->ranks[from], group->ranks[member->rank],
                              record->recv_number, group->id, &error);
         tshi_threads_raise(group->world, &error);
     } else if (record->recv_count) {
         memcpy(record->coll.recv, sent->coll.send,
                (size_t)record->recv_count * tsh_dtype_size(record->coll.dtype));
     }
-    if (!tshi_threads_leave(lane)) return 0;
+    if (!tshi_threads_leave(member)) return 0;
     TSHI_THREADS_PUT(&record->receiving, 0);
-    lane->receiving--;
-    box->taken++;
+    member->receiving--;
+    mailbox->taken++;
     TSHI_THREADS_PUT(&sent->sending, 0);
     tshi_threads_wake(&group->world->rank[group->ranks[from]]);
     return 1;
 }
 
 /* Receives of one pair are served in order; a pass may make another possible. */
-static void tshi_threads_match(tshi_threads_lane *lane) {
+static void tshi_threads_match(tshi_threads_member *member) {
     int moved = 1;
-    while (moved && lane->receiving) {
+    while (moved && member->receiving) {
         moved = 0;
         for (int i = 0; i < TSHI_THREADS_PAIRWISE; i++) {
-            tshi_threads_pair *record = &lane->pair[i];
-            tshi_threads_box *box;
+            tshi_threads_pair *record = &member->pair[i];
+            tshi_threads_mailbox *mailbox;
             if (!TSHI_THREADS_GET(&record->receiving)) continue;
-            box = tshi_threads_between(lane->group, record->coll.recv_from, lane->rank);
-            if (record->recv_number != box->taken ||
-                TSHI_THREADS_GET(&box->posted) <= record->recv_number)
+            mailbox = tshi_threads_between(member->group, record->coll.recv_from, member->rank);
+            if (record->recv_number != mailbox->taken ||
+                TSHI_THREADS_GET(&mailbox->posted) <= record->recv_number)
                 continue;
-            if (!tshi_threads_take(lane, record, box)) return;
+            if (!tshi_threads_take(member, record, mailbox)) return;
             moved = 1;
         }
     }
@@ -957,17 +962,17 @@ static void tshi_threads_match(tshi_threads_lane *lane) {
 
 /* Everything that this rank can do now, on all of its comms. */
 static void tshi_threads_advance(tshi_threads_rank *self) {
-    for (tshi_threads_lane *lane = self->lanes; lane; lane = lane->next) {
-        while (lane->finished < lane->announced && tshi_threads_gathered(lane))
-            if (!tshi_threads_execute(lane)) return;
-        if (lane->receiving) tshi_threads_match(lane);
+    for (tshi_threads_member *member = self->members; member; member = member->next) {
+        while (member->finished < member->started && tshi_threads_gathered(member))
+            if (!tshi_threads_execute(member)) return;
+        if (member->receiving) tshi_threads_match(member);
     }
 }
 
 /* ========================================================================== */
 /* >>threads-wait                               MARK: - threads-wait (private) */
-/* Completion, and what may keep it from coming: a rank that left, a circle of */
-/* waits, the end of time.                                                     */
+/* Completion, and what may keep it from coming: a rank that left, a cycle of */
+/* waits, a timeout.                                                           */
 /* Needs: >>threads-progress.                                                   */
 /* ========================================================================== */
 
@@ -976,77 +981,77 @@ static uint64_t tshi_threads_number_of(tsh_req req) {
     return (req >> 1) - 1;
 }
 
-static tshi_threads_pair *tshi_threads_pair_of(tshi_threads_lane *lane, tsh_req req) {
+static tshi_threads_pair *tshi_threads_pair_of(tshi_threads_member *member, tsh_req req) {
     if (!(req & TSHI_THREADS_REQ_PAIR)) return NULL;
-    return &lane->pair[req % TSHI_THREADS_PAIRWISE];
+    return &member->pair[req % TSHI_THREADS_PAIRWISE];
 }
 
-static int tshi_threads_complete(tshi_threads_lane *lane, tsh_req req) {
-    const tshi_threads_pair *pair = tshi_threads_pair_of(lane, req);
+static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
+    const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     if (pair) return !TSHI_THREADS_GET(&pair->receiving) && !TSHI_THREADS_GET(&pair->sending);
-    if (lane->finished <= tshi_threads_number_of(req)) return 0;
-    return (req & 1) || tshi_threads_all_finished(lane->group, tshi_threads_number_of(req));
+    if (member->finished <= tshi_threads_number_of(req)) return 0;
+    return (req & 1) || tshi_threads_all_finished(member->group, tshi_threads_number_of(req));
 }
 
-/* 1 if rank m has announced its part of what lane waits for. */
-static int tshi_threads_came(tshi_threads_lane *lane, tsh_req req, int m) {
-    const tshi_threads_pair *pair = tshi_threads_pair_of(lane, req);
+/* 1 if rank m has posted its part of what member waits for. */
+static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
+    const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     uint64_t number = tshi_threads_number_of(req);
     if (!pair)
-        return TSHI_THREADS_GET(&tshi_threads_slot_of(&lane->group->lane[m], number)->stamp) >
+        return TSHI_THREADS_GET(&tshi_threads_slot_of(&member->group->member[m], number)->stamp) >
                number;
     if (TSHI_THREADS_GET(&pair->sending) && pair->coll.send_to == m &&
-        TSHI_THREADS_GET(&tshi_threads_between(lane->group, lane->rank, m)->wanted) <=
+        TSHI_THREADS_GET(&tshi_threads_between(member->group, member->rank, m)->wanted) <=
             pair->send_number)
         return 0;
     return !(TSHI_THREADS_GET(&pair->receiving) && pair->coll.recv_from == m &&
-             TSHI_THREADS_GET(&tshi_threads_between(lane->group, m, lane->rank)->posted) <=
+             TSHI_THREADS_GET(&tshi_threads_between(member->group, m, member->rank)->posted) <=
                  pair->recv_number);
 }
 
-/* Writes what lane waits in: "all-reduce of 7 f32 (sum), collective 3 of group 1". Returns text,
+/* Writes what member waits in: "all-reduce of 7 f32 (sum), collective 3 of group 1". Returns text,
  * which has TSHI_THREADS_TEXT bytes. */
-static char *tshi_threads_where(char *text, tshi_threads_lane *lane, tsh_req req) {
-    const tshi_threads_pair *pair = tshi_threads_pair_of(lane, req);
+static char *tshi_threads_where(char *text, tshi_threads_member *member, tsh_req req) {
+    const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     uint64_t number = tshi_threads_number_of(req);
     text[0] = '\0';
-    tsh_coll_where(pair ? &pair->coll : &tshi_threads_call_of(lane, number)->coll,
-                   lane->group->size, number, lane->group->id, text, TSHI_THREADS_TEXT);
+    tsh_coll_where(pair ? &pair->coll : &tshi_threads_call_of(member, number)->coll,
+                   member->group->size, number, member->group->id, text, TSHI_THREADS_TEXT);
     return text;
 }
 
-/* A rank that closed without its part: 1 and a verdict. */
-static int tshi_threads_check_lost(tshi_threads_lane *lane, tsh_req req) {
-    const tshi_threads_group *group = lane->group;
+/* 1, and the world fails, if a rank has closed without its part. */
+static int tshi_threads_check_lost(tshi_threads_member *member, tsh_req req) {
+    const tshi_threads_group *group = member->group;
     char text[TSHI_THREADS_TEXT];
     tsh_error error;
     int m = 0;
     while (m < group->size &&
-           (!TSHI_THREADS_GET(&group->lane[m].closed) || tshi_threads_came(lane, req, m)))
+           (!TSHI_THREADS_GET(&group->member[m].closed) || tshi_threads_came(member, req, m)))
         m++;
     if (m == group->size) return 0;
     (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[m],
                         "rank %d left while rank %d waits for it in %s", group->ranks[m],
-                        group->ranks[lane->rank], tshi_threads_where(text, lane, req));
+                        group->ranks[member->rank], tshi_threads_where(text, member, req));
     tshi_threads_raise(group->world, &error);
     return 1;
 }
 
-static void tshi_threads_time_out(tshi_threads_lane *lane, tsh_req req) {
-    const tshi_threads_group *group = lane->group;
+static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
+    const tshi_threads_group *group = member->group;
     uint64_t number = tshi_threads_number_of(req);
     int pairwise = (req & TSHI_THREADS_REQ_PAIR) != 0, first = -1, absent = 0;
     char text[TSHI_THREADS_TEXT];
     tsh_error error;
-    for (int m = 0; m < group->size; m++) absent += !tshi_threads_came(lane, req, m);
+    for (int m = 0; m < group->size; m++) absent += !tshi_threads_came(member, req, m);
     (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1,
-                        "rank %d ran out of time in %s; %s:", group->ranks[lane->rank],
-                        tshi_threads_where(text, lane, req),
+                        "rank %d ran out of time in %s; %s:", group->ranks[member->rank],
+                        tshi_threads_where(text, member, req),
                         absent ? "absent ranks" : "ranks that have not finished");
     for (int m = 0; m < group->size; m++) {
-        int late = absent     ? !tshi_threads_came(lane, req, m)
+        int late = absent     ? !tshi_threads_came(member, req, m)
                    : pairwise ? 0
-                              : TSHI_THREADS_GET(&group->lane[m].finished) <= number;
+                              : TSHI_THREADS_GET(&group->member[m].finished) <= number;
         if (!late) continue;
         if (first < 0) first = group->ranks[m];
         tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[m]);
@@ -1056,95 +1061,96 @@ static void tshi_threads_time_out(tshi_threads_lane *lane, tsh_req req) {
     tshi_threads_raise(group->world, &error);
 }
 
-/* Under the world's lock: the i-th rank that stuck rank r waits for, or -1. */
+/* Under the world's lock: the i-th rank that blocked rank r waits for, or -1. */
 static int tshi_threads_awaits(const void *user, int r, int i) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
-    tshi_threads_lane *lane = world->rank[r].stuck;
-    if (!lane || i >= lane->group->size || tshi_threads_came(lane, world->rank[r].stuck_req, i))
+    tshi_threads_member *member = world->rank[r].blocked;
+    if (!member || i >= member->group->size ||
+        tshi_threads_came(member, world->rank[r].blocked_req, i))
         return -1;
-    return lane->group->ranks[i];
+    return member->group->ranks[i];
 }
 
-/* Under the world's lock: how many stuck ranks wait where rank r does. */
-static int tshi_threads_company(const void *user, int r) {
+/* Under the world's lock: how many blocked ranks wait where rank r does. */
+static int tshi_threads_together(const void *user, int r) {
     const tsh_threads_world *world = (const tsh_threads_world *)user;
     const tshi_threads_rank *self = &world->rank[r];
     int count = 0;
     for (int m = 0; m < world->size; m++)
-        count += world->rank[m].stuck && world->rank[m].stuck->group == self->stuck->group &&
-                 world->rank[m].stuck_req == self->stuck_req;
+        count += world->rank[m].blocked && world->rank[m].blocked->group == self->blocked->group &&
+                 world->rank[m].blocked_req == self->blocked_req;
     return count;
 }
 
-/* Under the world's lock, r on a circle. */
-static void tshi_threads_judge_circle(tsh_threads_world *world, int r) {
+/* Under the world's lock, r on a cycle. */
+static void tshi_threads_end_cycle(tsh_threads_world *world, int r) {
     char texts[2][TSHI_THREADS_TEXT];
-    int waits, odd = tsh_coll_odd(world->trail, r, tshi_threads_company, world, &waits);
-    const tshi_threads_rank *a = &world->rank[odd], *b = &world->rank[waits];
+    int waits, blamed = tsh_coll_blame(world->search, r, tshi_threads_together, world, &waits);
+    const tshi_threads_rank *a = &world->rank[blamed], *b = &world->rank[waits];
     tsh_error error;
-    (void)tsh_error_set(&error, TSH_ERR_MISMATCH, odd,
-                        "rank %d waits in %s while rank %d waits for it in %s", odd,
-                        tshi_threads_where(texts[0], a->stuck, a->stuck_req), waits,
-                        tshi_threads_where(texts[1], b->stuck, b->stuck_req));
-    tshi_threads_judge(world, &error);
+    (void)tsh_error_set(&error, TSH_ERR_MISMATCH, blamed,
+                        "rank %d waits in %s while rank %d waits for it in %s", blamed,
+                        tshi_threads_where(texts[0], a->blocked, a->blocked_req), waits,
+                        tshi_threads_where(texts[1], b->blocked, b->blocked_req));
+    tshi_threads_fail(world, &error);
 }
 
-/* Registers this rank as stuck and follows who waits for whom. A stuck rank can only be freed by
- * the one it waits for, and takes the lock before it goes on, so a circle found here is real. */
-static void tshi_threads_check_circle(tshi_threads_lane *lane, tsh_req req) {
-    tsh_threads_world *world = lane->group->world;
-    tshi_threads_rank *self = tshi_threads_self(lane);
-    int r = lane->group->ranks[lane->rank];
+/* Registers this rank as blocked and follows who waits for whom. A blocked rank can only be freed
+ * by the one it waits for, and takes the lock before it goes on, so a cycle found here is real. */
+static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
+    tsh_threads_world *world = member->group->world;
+    tshi_threads_rank *self = tshi_threads_self(member);
+    int r = member->group->ranks[member->rank];
     tshi_threads_lock(&world->lock);
-    self->stuck = lane;
-    self->stuck_req = req;
-    memset(world->trail, 0, (size_t)world->size * sizeof *world->trail);
-    r = tsh_coll_circle(world->trail, world->size, r, tshi_threads_awaits, world);
-    if (r >= 0) tshi_threads_judge_circle(world, r);
+    self->blocked = member;
+    self->blocked_req = req;
+    memset(world->search, 0, (size_t)world->size * sizeof *world->search);
+    r = tsh_coll_cycle(world->search, world->size, r, tshi_threads_awaits, world);
+    if (r >= 0) tshi_threads_end_cycle(world, r);
     tshi_threads_unlock(&world->lock);
     if (r >= 0)
         for (int m = 0; m < world->size; m++) tshi_threads_wake(&world->rank[m]);
 }
 
-static void tshi_threads_unstick(tsh_threads_world *world, tshi_threads_rank *self) {
-    if (!self->stuck) return;
+static void tshi_threads_unblock(tsh_threads_world *world, tshi_threads_rank *self) {
+    if (!self->blocked) return;
     tshi_threads_lock(&world->lock);
-    self->stuck = NULL;
+    self->blocked = NULL;
     tshi_threads_unlock(&world->lock);
 }
 
 /* 1 if there is nothing to wait for any more. */
-static int tshi_threads_ready(tshi_threads_lane *lane, tsh_req req) {
-    tshi_threads_advance(tshi_threads_self(lane));
-    return TSHI_THREADS_GET(&lane->group->world->verdict) != TSH_OK ||
-           tshi_threads_complete(lane, req);
+static int tshi_threads_ready(tshi_threads_member *member, tsh_req req) {
+    tshi_threads_advance(tshi_threads_self(member));
+    return TSHI_THREADS_GET(&member->group->world->failed) != TSH_OK ||
+           tshi_threads_complete(member, req);
 }
 
-static int64_t tshi_threads_deadline_of(tshi_threads_lane *lane, tsh_req req) {
-    const tshi_threads_pair *pair = tshi_threads_pair_of(lane, req);
+static int64_t tshi_threads_deadline_of(tshi_threads_member *member, tsh_req req) {
+    const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     return pair ? pair->deadline
-                : tshi_threads_call_of(lane, tshi_threads_number_of(req))->deadline;
+                : tshi_threads_call_of(member, tshi_threads_number_of(req))->deadline;
 }
 
-/* Not ready: 1 and a verdict if that will not change. */
-static int tshi_threads_hopeless(tshi_threads_lane *lane, tsh_req req, int64_t now) {
-    if (now < tshi_threads_deadline_of(lane, req)) return tshi_threads_check_lost(lane, req);
-    tshi_threads_time_out(lane, req);
+/* Not ready: 1, and the world fails, if that will not change. */
+static int tshi_threads_hopeless(tshi_threads_member *member, tsh_req req, int64_t now) {
+    if (now < tshi_threads_deadline_of(member, req)) return tshi_threads_check_lost(member, req);
+    tshi_threads_time_out(member, req);
     return 1;
 }
 
 /* Sleeps until something happens. *patience, in ns, grows from 20 ms to half a second. */
-static void tshi_threads_sleep(tshi_threads_lane *lane, tsh_req req, int64_t *patience) {
-    tsh_threads_world *world = lane->group->world;
-    tshi_threads_rank *self = tshi_threads_self(lane);
+static void tshi_threads_sleep(tshi_threads_member *member, tsh_req req, int64_t *patience) {
+    tsh_threads_world *world = member->group->world;
+    tshi_threads_rank *self = tshi_threads_self(member);
     int64_t now = tsh_now();
     TSHI_THREADS_PUT(&self->asleep, 1);
     (void)TSHI_THREADS_ADD(&world->sleepers, 1);
-    if (!tshi_threads_ready(lane, req) && !tshi_threads_hopeless(lane, req, now)) {
-        int64_t deadline = tshi_threads_deadline_of(lane, req);
+    if (!tshi_threads_ready(member, req) && !tshi_threads_hopeless(member, req, now)) {
+        int64_t deadline = tshi_threads_deadline_of(member, req);
         int64_t until = tshi_threads_min(deadline, now + *patience);
         if (tshi_threads_nap(self, until) && until < deadline) {
-            tshi_threads_check_circle(lane, req);
+            tshi_threads_check_cycle(member, req);
             *patience = 500000000;
         }
     }
@@ -1158,17 +1164,17 @@ static void tshi_threads_sleep(tshi_threads_lane *lane, tsh_req req, int64_t *pa
 /* Needs: >>threads-wait.                                                       */
 /* ========================================================================== */
 
-static tshi_threads_lane *tshi_threads_lane_of(const tsh_comm *comm) {
-    return (tshi_threads_lane *)comm->impl;
+static tshi_threads_member *tshi_threads_member_of(const tsh_comm *comm) {
+    return (tshi_threads_member *)comm->impl;
 }
 
 /* Publishes a collective; `load` of `bytes` travels with it. */
-static tsh_req tshi_threads_announce(tshi_threads_lane *lane, const tsh_coll *coll,
-                                     const void *load, size_t bytes, int eager) {
-    tshi_threads_group *group = lane->group;
-    uint64_t number = lane->announced;
-    tshi_threads_slot *slot = tshi_threads_slot_of(lane, number);
-    tshi_threads_call *call = tshi_threads_call_of(lane, number);
+static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *coll,
+                                 const void *load, size_t bytes, int eager) {
+    tshi_threads_group *group = member->group;
+    uint64_t number = member->started;
+    tshi_threads_slot *slot = tshi_threads_slot_of(member, number);
+    tshi_threads_call *call = tshi_threads_call_of(member, number);
     call->coll = *coll;
     call->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
     call->eager = eager;
@@ -1177,154 +1183,158 @@ static tsh_req tshi_threads_announce(tshi_threads_lane *lane, const tsh_coll *co
     slot->send = (const char *)coll->send;
     slot->recv = (char *)coll->recv;
     if (bytes) memcpy(slot->eager, load, bytes);
-    lane->announced = number + 1;
-    if (!eager) lane->shared = number + 1;
+    member->started = number + 1;
+    if (!eager) member->shared = number + 1;
     TSHI_THREADS_PUT(&slot->stamp, number + 1);
     if (TSHI_THREADS_GET(&group->world->sleepers)) {
         int m = 0;
         while (m < group->size &&
-               TSHI_THREADS_GET(&tshi_threads_slot_of(&group->lane[m], number)->stamp) > number)
+               TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[m], number)->stamp) > number)
             m++;
         if (m == group->size) tshi_threads_wake_group(group);
     }
     return (tsh_req)(number + 1) << 1 | (tsh_req)eager;
 }
 
-static tsh_result tshi_threads_post(tshi_threads_lane *lane, const tsh_coll *coll, tsh_req *req) {
+static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_coll *coll,
+                                       tsh_req *req) {
     int i = 0, both = coll->kind == TSH_SENDRECV;
     tshi_threads_pair *pair;
-    while (i < TSHI_THREADS_PAIRWISE && lane->pair[i].used) i++;
+    while (i < TSHI_THREADS_PAIRWISE && member->pair[i].used) i++;
     if (i == TSHI_THREADS_PAIRWISE) return TSH_ERR_STATE;
-    pair = &lane->pair[i];
+    pair = &member->pair[i];
     pair->coll = *coll;
-    pair->deadline = tsh_deadline(coll->timeout_ns, lane->group->world->timeout);
+    pair->deadline = tsh_deadline(coll->timeout_ns, member->group->world->timeout);
     pair->used = 1;
     *req = TSHI_THREADS_REQ_PAIR | (tsh_req)i;
     if (coll->kind != TSH_SEND) {
-        tshi_threads_box *box = tshi_threads_between(lane->group, coll->recv_from, lane->rank);
+        tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, coll->recv_from,
+                                                             member->rank);
         pair->recv_count = both ? coll->recv_counts[0] : coll->count;
-        pair->recv_number = box->wanted;
+        pair->recv_number = mailbox->wanted;
         TSHI_THREADS_PUT(&pair->receiving, 1);
-        lane->receiving++;
-        TSHI_THREADS_PUT(&box->wanted, pair->recv_number + 1);
+        member->receiving++;
+        TSHI_THREADS_PUT(&mailbox->wanted, pair->recv_number + 1);
     }
     if (coll->kind != TSH_RECV) {
-        tshi_threads_box *box = tshi_threads_between(lane->group, lane->rank, coll->send_to);
+        tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, member->rank,
+                                                             coll->send_to);
         pair->send_count = both ? coll->send_counts[0] : coll->count;
-        pair->send_number = box->posted;
+        pair->send_number = mailbox->posted;
         TSHI_THREADS_PUT(&pair->sending, 1);
-        box->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
-        TSHI_THREADS_PUT(&box->posted, pair->send_number + 1);
-        tshi_threads_wake(&lane->group->world->rank[lane->group->ranks[coll->send_to]]);
+        mailbox->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
+        TSHI_THREADS_PUT(&mailbox->posted, pair->send_number + 1);
+        tshi_threads_wake(&member->group->world->rank[member->group->ranks[coll->send_to]]);
     }
     return TSH_OK;
 }
 
 static tsh_result tshi_threads_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
-    tshi_threads_lane *lane = tshi_threads_lane_of(comm);
-    int verdict = TSHI_THREADS_GET(&lane->group->world->verdict);
+    tshi_threads_member *member = tshi_threads_member_of(comm);
+    int failed = TSHI_THREADS_GET(&member->group->world->failed);
     size_t bytes = 0;
     int eager = coll->kind == TSH_BARRIER;
     *req = 0;
-    if (verdict != TSH_OK) return (tsh_result)verdict;
+    if (failed != TSH_OK) return (tsh_result)failed;
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV)
-        return tshi_threads_post(lane, coll, req);
+        return tshi_threads_message(member, coll, req);
     if (coll->kind == TSH_ALLREDUCE &&
         coll->count <= (int64_t)(TSHI_THREADS_EAGER / tsh_dtype_size(coll->dtype))) {
         eager = 1;
         bytes = (size_t)coll->count * tsh_dtype_size(coll->dtype);
     }
-    *req = tshi_threads_announce(lane, coll, coll->send, bytes, eager);
+    *req = tshi_threads_post(member, coll, coll->send, bytes, eager);
     return TSH_OK;
 }
 
 static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
-    tshi_threads_lane *lane = tshi_threads_lane_of(comm);
-    tsh_threads_world *world = lane->group->world;
-    tshi_threads_pair *pair = tshi_threads_pair_of(lane, req);
+    tshi_threads_member *member = tshi_threads_member_of(comm);
+    tsh_threads_world *world = member->group->world;
+    tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     int64_t patience = 20000000;
-    int spins = 0, verdict;
-    while (!tshi_threads_ready(lane, req)) {
+    int spins = 0, failed;
+    while (!tshi_threads_ready(member, req)) {
         if (spins++ < world->spins) {
             tshi_threads_pause(world, spins);
         } else {
-            tshi_threads_sleep(lane, req, &patience);
+            tshi_threads_sleep(member, req, &patience);
             spins = 0;
         }
     }
-    tshi_threads_unstick(world, tshi_threads_self(lane));
-    verdict = TSHI_THREADS_GET(&world->verdict);
-    if (verdict != TSH_OK) (void)tshi_threads_settle(world);
+    tshi_threads_unblock(world, tshi_threads_self(member));
+    failed = TSHI_THREADS_GET(&world->failed);
+    if (failed != TSH_OK) (void)tshi_threads_settle(world);
     if (pair) pair->used = 0;
-    return (tsh_result)verdict;
+    return (tsh_result)failed;
 }
 
 static tsh_result tshi_threads_test(tsh_comm *comm, tsh_req req, int *done) {
-    tshi_threads_lane *lane = tshi_threads_lane_of(comm);
-    const tsh_threads_world *world = lane->group->world;
-    int verdict;
-    *done = tshi_threads_ready(lane, req);
-    if (!*done) (void)tshi_threads_hopeless(lane, req, tsh_now());
-    verdict = TSHI_THREADS_GET(&world->verdict);
-    if (verdict == TSH_OK) return TSH_OK;
+    tshi_threads_member *member = tshi_threads_member_of(comm);
+    const tsh_threads_world *world = member->group->world;
+    int failed;
+    *done = tshi_threads_ready(member, req);
+    if (!*done) (void)tshi_threads_hopeless(member, req, tsh_now());
+    failed = TSHI_THREADS_GET(&world->failed);
+    if (failed == TSH_OK) return TSH_OK;
     *done = !tshi_threads_touched(world); /* told once the buffers are free */
-    return *done ? (tsh_result)verdict : TSH_OK;
+    return *done ? (tsh_result)failed : TSH_OK;
 }
 
 static void tshi_threads_progress(tsh_comm *comm) {
-    tshi_threads_advance(tshi_threads_self(tshi_threads_lane_of(comm)));
+    tshi_threads_advance(tshi_threads_self(tshi_threads_member_of(comm)));
 }
 
 static tsh_result tshi_threads_status(tsh_comm *comm, tsh_error *error) {
-    const tsh_threads_world *world = tshi_threads_lane_of(comm)->group->world;
-    int verdict = TSHI_THREADS_GET(&world->verdict);
-    if (verdict != TSH_OK && error) *error = world->error;
-    return (tsh_result)verdict;
+    const tsh_threads_world *world = tshi_threads_member_of(comm)->group->world;
+    int failed = TSHI_THREADS_GET(&world->failed);
+    if (failed != TSH_OK && error) *error = world->error;
+    return (tsh_result)failed;
 }
 
 static void tshi_threads_abort(tsh_comm *comm, const tsh_error *why) {
-    const tshi_threads_lane *lane = tshi_threads_lane_of(comm);
+    const tshi_threads_member *member = tshi_threads_member_of(comm);
     tsh_error error = *why;
-    if (error.rank < 0) error.rank = lane->group->ranks[lane->rank];
-    tshi_threads_raise(lane->group->world, &error);
+    if (error.rank < 0) error.rank = member->group->ranks[member->rank];
+    tshi_threads_raise(member->group->world, &error);
 }
 
 /* 1 if peers may still need this rank, or its buffers. */
-static int tshi_threads_owes(tshi_threads_lane *lane) {
-    if (lane->finished < lane->announced) return 1;
-    if (lane->shared && !tshi_threads_all_finished(lane->group, lane->shared - 1)) return 1;
+static int tshi_threads_owes(tshi_threads_member *member) {
+    if (member->finished < member->started) return 1;
+    if (member->shared && !tshi_threads_all_finished(member->group, member->shared - 1)) return 1;
     for (int i = 0; i < TSHI_THREADS_PAIRWISE; i++)
-        if (TSHI_THREADS_GET(&lane->pair[i].receiving) || TSHI_THREADS_GET(&lane->pair[i].sending))
+        if (TSHI_THREADS_GET(&member->pair[i].receiving) ||
+            TSHI_THREADS_GET(&member->pair[i].sending))
             return 1;
     return 0;
 }
 
 static void tshi_threads_close(tsh_comm *comm) {
-    tshi_threads_lane *lane = tshi_threads_lane_of(comm), **at;
-    tshi_threads_group *group = lane->group;
+    tshi_threads_member *member = tshi_threads_member_of(comm), **at;
+    tshi_threads_group *group = member->group;
     tsh_threads_world *world = group->world;
-    tshi_threads_rank *self = tshi_threads_self(lane);
-    int rank = group->ranks[lane->rank];
-    if (TSHI_THREADS_GET(&world->verdict) == TSH_OK && tshi_threads_owes(lane)) {
+    tshi_threads_rank *self = tshi_threads_self(member);
+    int rank = group->ranks[member->rank];
+    if (TSHI_THREADS_GET(&world->failed) == TSH_OK && tshi_threads_owes(member)) {
         tsh_error error;
         (void)tsh_error_set(&error, TSH_ERR_LOST, rank,
                             "rank %d closed group %llu before it waited for its requests", rank,
                             (unsigned long long)group->id);
         tshi_threads_raise(world, &error);
     }
-    if (TSHI_THREADS_GET(&world->verdict) != TSH_OK) (void)tshi_threads_settle(world);
-    for (at = &self->lanes; *at != lane;) at = &(*at)->next;
-    *at = lane->next;
-    TSHI_THREADS_PUT(&lane->closed, 1);
+    if (TSHI_THREADS_GET(&world->failed) != TSH_OK) (void)tshi_threads_settle(world);
+    for (at = &self->members; *at != member;) at = &(*at)->next;
+    *at = member->next;
+    TSHI_THREADS_PUT(&member->closed, 1);
     tshi_threads_wake_group(group);
     if (TSHI_THREADS_ADD(&group->open, -1) == 0) tshi_threads_group_free(group->world, group);
     comm->impl = NULL;
 }
 
 static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
-    tshi_threads_lane *lane = tshi_threads_lane_of(comm);
-    tshi_threads_group *group = lane->group, *made;
-    tsh_result result = (tsh_result)TSHI_THREADS_GET(&group->world->verdict);
+    tshi_threads_member *member = tshi_threads_member_of(comm);
+    tshi_threads_group *group = member->group, *made;
+    tsh_result result = (tsh_result)TSHI_THREADS_GET(&group->world->failed);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tsh_ticket ticket;
     int place = 0;
@@ -1333,13 +1343,13 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     if (result != TSH_OK) return result;
     ticket.color = color;
     ticket.key = key;
-    req = tshi_threads_announce(lane, &coll, &ticket, sizeof ticket, 0);
+    req = tshi_threads_post(member, &coll, &ticket, sizeof ticket, 0);
     number = tshi_threads_number_of(req);
     result = tshi_threads_wait(comm, req);
     if (result != TSH_OK || color < 0) return result;
-    made =
-        tshi_threads_call_of(&group->lane[tshi_threads_leader(group, number, color)], number)->made;
-    while (made->ranks[place] != group->ranks[lane->rank]) place++;
+    made = tshi_threads_call_of(&group->member[tshi_threads_leader(group, number, color)], number)
+               ->made;
+    while (made->ranks[place] != group->ranks[member->rank]) place++;
     tshi_threads_join(made, place, comm->ops, out);
     return TSH_OK;
 }
@@ -1348,7 +1358,7 @@ static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads
 
 /* ========================================================================== */
 /* >>threads-world                             MARK: - threads-world (private) */
-/* Worlds come and go; the runner.                                             */
+/* Creating and destroying a world; tsh_threads_run().                         */
 /* Needs: >>threads-ops.                                                        */
 /* ========================================================================== */
 
@@ -1367,7 +1377,7 @@ static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
         tshi_threads_cond_destroy(&world->rank[r].wake);
     }
     tshi_threads_mutex_destroy(&world->lock);
-    tshi_threads_free(world->trail);
+    tshi_threads_free(world->search);
     tshi_threads_free(world->rank);
     tshi_threads_free(world);
 }
@@ -1394,8 +1404,8 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
     world->spins = world->crowded ? 8 : 2000;
     world->timeout = timeout;
     world->rank = (tshi_threads_rank *)tshi_threads_alloc((size_t)nranks * sizeof *world->rank);
-    world->trail = (tsh_coll_trail *)tshi_threads_alloc((size_t)nranks * sizeof *world->trail);
-    while (world->rank && world->trail && ready < nranks &&
+    world->search = (tsh_coll_search *)tshi_threads_alloc((size_t)nranks * sizeof *world->search);
+    while (world->rank && world->search && ready < nranks &&
            tshi_threads_rank_init(&world->rank[ready]))
         ready++;
     root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL;
@@ -1403,14 +1413,14 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
         tshi_threads_world_drop(world, ready);
         return tsh_error_set(error, TSH_ERR_MEMORY, -1,
                              "no memory for a world of %d ranks (about %d MiB)", nranks,
-                             (int)(((size_t)nranks * sizeof *root->lane +
-                                    (size_t)nranks * (size_t)nranks * sizeof *root->box) >>
+                             (int)(((size_t)nranks * sizeof *root->member +
+                                    (size_t)nranks * (size_t)nranks * sizeof *root->mailbox) >>
                                    20) +
                                  1);
     }
     for (int r = 0; r < nranks; r++) {
         root->ranks[r] = r;
-        world->rank[r].root = &root->lane[r];
+        world->rank[r].root = &root->member[r];
     }
     *out = world;
     return TSH_OK;

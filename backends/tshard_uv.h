@@ -28,7 +28,7 @@
  * - spin briefly where every rank of a host has a core, then sleep;
  * - end in one error, the same on every rank, that names the rank at fault: at once where a process
  *   ends, after TSHARD_HEARTBEAT where one is stopped or cut off, soon where ranks call different
- *   collectives or wait for each other in a circle, when time is up for one that never comes. A
+ *   collectives or wait for each other in a cycle, after a timeout where one never comes. A
  *   small thread per process sees to that, also while its rank computes.
  *
  * A NETWORK THAT BREAKS
@@ -131,11 +131,11 @@
  * ROOMS
  *
  * Shared: >>uv-types >>uv-wire (bytes that are trusted nowhere) >>uv-socket >>uv-settings
- * >>uv-verdict. The control thread: >>uv-post >>uv-judge (whose fault it is) >>uv-circle (ranks
+ * >>uv-error. The control thread: >>uv-post >>uv-decide (whose fault it is) >>uv-cycle (ranks
  * that wait for each other) >>uv-connect (the handshake) >>uv-form (how a world and a group come
  * to be) >>uv-hear (what peers say) >>uv-admit (who is let in) >>uv-control (what takes time). The
- * caller's: >>uv-group >>uv-route (which bytes go where) >>uv-flow >>uv-start >>uv-wait >>uv-ops
- * (the eight functions). Both: >>uv-world (joining).
+ * caller's: >>uv-group >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start >>uv-wait
+ * >>uv-ops (the eight functions). Both: >>uv-world (joining).
  */
 #include "../tshard.h"
 
@@ -171,7 +171,7 @@ typedef struct tsh_uv_desc {
                          host and bind may take longer: an address is not looked up */
     double heartbeat;  /* seconds of silence until a rank is dead, 1 or more; negative: never; 0:
                          TSHARD_HEARTBEAT, else 10 */
-    tsh_logger logger; /* strangers and refusals; called from the backend's own thread, which must
+    tsh_logger logger; /* refused connections; called from the backend's own thread, which must
                           not be kept: beats stop meanwhile. Zero: of tsh_uv_run, tsh_desc.logger */
     tsh_error *error;  /* where tsh_uv_open and tsh_uv_run say why they failed; NULL: tsh_uv_open
                           tells the logger */
@@ -254,15 +254,15 @@ extern "C" {
 #define TSHI_UV_MS      INT64_C(1000000)
 
 enum {
-    TSHI_UV_OPS = 64,           /* in flight in one group, as the front door allows */
-    TSHI_UV_RECORDS = 128,      /* of the last collectives, for the coordinator's questions */
-    TSHI_UV_COUNTS = 16,        /* of a call's counts that are remembered for its description */
-    TSHI_UV_IO_SPANS = 64,      /* pieces of memory in one system call, */
-    TSHI_UV_IO_BYTES = 1 << 20, /* and bytes */
-    TSHI_UV_RANKS = 1024,       /* of a world: their table is one control message */
-    TSHI_UV_STRANGERS = 1024,   /* unauthenticated connections that are held, at most and */
-    TSHI_UV_FEW = 8,            /* at least */
-    TSHI_UV_ACCEPTS = 64,       /* at one time */
+    TSHI_UV_OPS = 64,            /* in flight in one group, as the front door allows */
+    TSHI_UV_RECORDS = 128,       /* of the last collectives, for the coordinator's questions */
+    TSHI_UV_COUNTS = 16,         /* of a call's counts that are remembered for its description */
+    TSHI_UV_IO_SPANS = 64,       /* pieces of memory in one system call, */
+    TSHI_UV_IO_BYTES = 1 << 20,  /* and bytes */
+    TSHI_UV_RANKS = 1024,        /* of a world: their table is one control message */
+    TSHI_UV_UNPROVEN = 1024,     /* unauthenticated connections that are held, at most and */
+    TSHI_UV_FEW = 8,             /* at least */
+    TSHI_UV_ACCEPTS = 64,        /* at one time */
     TSHI_UV_NEAR = 512 << 10,    /* bytes under way between two ranks of a host */
     TSHI_UV_SEGMENT = 512 << 10, /* of a chunk, that goes around a ring before the next */
     TSHI_UV_WINDOW = 1 << 20     /* more than a segment */
@@ -292,17 +292,17 @@ typedef struct tshi_uv_stream {
 } tshi_uv_stream;
 
 /* How the bytes of a collective travel. */
-typedef enum tshi_uv_route {
+typedef enum tshi_uv_algorithm {
     TSHI_UV_DIRECT, /* each to each */
     TSHI_UV_RING,   /* along the ring, summed or gathered on the way */
     TSHI_UV_CHAIN,  /* broadcast from rank to rank */
     TSHI_UV_STAR,   /* broadcast from root to each */
     TSHI_UV_MESSAGE /* SEND, RECV, SENDRECV */
-} tshi_uv_route;
+} tshi_uv_algorithm;
 
 typedef struct tshi_uv_op {
     tsh_coll coll;
-    tshi_uv_route route;
+    tshi_uv_algorithm algorithm;
     tshi_uv_head head;
     int64_t deadline;
     int used;
@@ -383,22 +383,22 @@ typedef struct tshi_uv_address {
 } tshi_uv_address;
 
 /* What a rank holds against another. Larger outranks smaller. */
-typedef enum tshi_uv_charge {
+typedef enum tshi_uv_error_kind {
     TSHI_UV_NOTHING,
-    TSHI_UV_LATE,     /* time is up in a collective */
+    TSHI_UV_LATE,     /* timeout of a collective */
     TSHI_UV_SILENT,   /* no beat */
     TSHI_UV_CROSSED,  /* waits that cannot end */
     TSHI_UV_MISMATCH, /* descriptors differ */
     TSHI_UV_GONE,     /* a connection ended */
     TSHI_UV_ABORT     /* the rank says so itself */
-} tshi_uv_charge;
+} tshi_uv_error_kind;
 
-typedef struct tshi_uv_evidence {
-    tshi_uv_charge charge;
+typedef struct tshi_uv_report {
+    tshi_uv_error_kind kind;
     int reporter;
     uint64_t group, seq; /* a collective that the coordinator asks all ranks about; group 0: none */
     tsh_error error;
-} tshi_uv_evidence;
+} tshi_uv_report;
 
 /* What a rank answers the coordinator about a collective. */
 typedef struct tshi_uv_answer {
@@ -406,11 +406,11 @@ typedef struct tshi_uv_answer {
     tshi_uv_record record;
 } tshi_uv_answer;
 
-enum { TSHI_UV_STUCK_GROUPS = 64, TSHI_UV_STUCK_PAIRS = 256 };
+enum { TSHI_UV_BLOCKED_GROUPS = 64, TSHI_UV_BLOCKED_PAIRS = 256 };
 
 /* Where a rank has waited for over 20 ms, and what it had started by then. */
-typedef struct tshi_uv_stuck {
-    uint64_t wait;       /* number of the wait; 0: not stuck */
+typedef struct tshi_uv_blocked {
+    uint64_t wait;       /* number of the wait; 0: not blocked */
     uint64_t group, seq; /* what it waits in; of a pair, seq is the message's number */
     int peer;            /* world rank that a pair waits for; -1: a collective */
     int sends;           /* of a pair: 1 it sends, 0 it receives */
@@ -419,19 +419,19 @@ typedef struct tshi_uv_stuck {
     int *member; /* world ranks of the group */
     struct {
         uint64_t id, started;
-    } groups_of[TSHI_UV_STUCK_GROUPS];
+    } groups_of[TSHI_UV_BLOCKED_GROUPS];
     struct {
         uint64_t group, sends, receives;
         int peer;
-    } pairs_of[TSHI_UV_STUCK_PAIRS];
-} tshi_uv_stuck;
+    } pairs_of[TSHI_UV_BLOCKED_PAIRS];
+} tshi_uv_blocked;
 
 typedef enum tshi_uv_state {
     TSHI_UV_ABSENT, /* no control connection yet */
     TSHI_UV_THERE,
     TSHI_UV_MUTE, /* silent for a heartbeat: taken for lost; the connection stays, so that it and
                      this rank can learn each other's decision */
-    TSHI_UV_LEFT, /* said goodbye */
+    TSHI_UV_LEFT, /* orderly shutdown */
     TSHI_UV_LOST
 } tshi_uv_state;
 
@@ -446,13 +446,13 @@ typedef struct tshi_uv_cursor {
     int bad, writes;
 } tshi_uv_cursor;
 
-enum { TSHI_UV_LETTER_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes of a control message at most */
+enum { TSHI_UV_MESSAGE_HEAD = 5, TSHI_UV_PAYLOAD = 60000 }; /* bytes of a control message at most */
 
 /* A control message that is being written. */
-typedef struct tshi_uv_letter {
+typedef struct tshi_uv_outgoing {
     tshi_uv_cursor c;
-    unsigned char bytes[TSHI_UV_LETTER_HEAD + TSHI_UV_PAYLOAD];
-} tshi_uv_letter;
+    unsigned char bytes[TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD];
+} tshi_uv_outgoing;
 
 /* Times of an event that recurs: a message received, an acknowledgement. */
 typedef struct tshi_uv_pulse {
@@ -501,8 +501,8 @@ typedef enum tshi_uv_phase {
     TSHI_UV_CONNECTS,
     TSHI_UV_AWAITS_GREETING,
     TSHI_UV_AWAITS_REPLY,
-    TSHI_UV_AWAITS_CLAIM,
-    TSHI_UV_HAS_CLAIM, /* which waits for the table */
+    TSHI_UV_AWAITS_HELLO,
+    TSHI_UV_HAS_HELLO, /* which waits for the table */
     TSHI_UV_REPLIES
 } tshi_uv_phase;
 
@@ -523,15 +523,15 @@ typedef struct tshi_uv_conn {
 } tshi_uv_conn;
 
 /* Of the world, in the control thread. */
-typedef struct tshi_uv_judge {
-    int64_t since; /* 0: no evidence */
-    tshi_uv_evidence best;
+typedef struct tshi_uv_coordinator {
+    int64_t since; /* 0: no error report */
+    tshi_uv_report best;
     tshi_uv_answer *answer; /* by rank */
-    tshi_uv_stuck *stuck;   /* by rank: where the coordinator knows it waits */
-    tsh_coll_trail *trail;  /* by rank: the search for a circle of stuck ranks */
-    uint64_t *asked;        /* by rank: it is on the circle, and to confirm this wait */
+    tshi_uv_blocked *blocked; /* by rank: where the coordinator knows it waits */
+    tsh_coll_search *search;  /* by rank: the search for a cycle of blocked ranks */
+    uint64_t *asked;         /* by rank: it is on the cycle, and to confirm this wait */
     int confirming;         /* ranks that have not */
-} tshi_uv_judge;
+} tshi_uv_coordinator;
 
 /* Messages of one kind, of which the logger gets one a second. */
 typedef struct tshi_uv_log_count {
@@ -540,7 +540,7 @@ typedef struct tshi_uv_log_count {
     char last[256];
 } tshi_uv_log_count;
 
-enum { TSHI_UV_OF_STRANGERS, TSHI_UV_OF_KEY_HOLDERS, TSHI_UV_OF_SERVERS, TSHI_UV_TALLIES };
+enum { TSHI_UV_OF_UNPROVEN, TSHI_UV_OF_KEY_HOLDERS, TSHI_UV_OF_SERVERS, TSHI_UV_TALLIES };
 
 struct tsh_uv_world {
     int rank, size, spins;
@@ -561,17 +561,17 @@ struct tsh_uv_world {
     /* Between the threads. */
     uv_mutex_t lock;
     uv_cond_t changed;
-    int verdict; /* atomic, a tsh_result; error is valid once it is set */
-    int accused; /* atomic: evidence was given, data stands still */
+    int failed;  /* atomic, a tsh_result; error is valid once it is set */
+    int halted;  /* atomic: an error was reported, no data moves */
     tsh_error error;
     tshi_uv_group *groups;
-    tshi_uv_evidence evidence; /* the caller's, to be taken */
-    tshi_uv_evidence held;     /* the control thread's, until a verdict comes */
-    tshi_uv_stuck *stuck;
+    tshi_uv_report reported; /* the caller's, to be taken */
+    tshi_uv_report held;     /* the control thread's, until a decision comes */
+    tshi_uv_blocked *blocked;
     uint64_t last; /* the group of the latest collective */
-    int stuck_new, leaving, complete;
+    int blocked_new, leaving, complete;
     tshi_uv_group *requested; /* a group that is to be made */
-    tshi_uv_group *ended;     /* the caller's: closed after the verdict */
+    tshi_uv_group *ended;     /* the caller's: closed after the world failed */
 
     /* The control thread. */
     uv_thread_t thread;
@@ -592,14 +592,14 @@ struct tsh_uv_world {
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
     tshi_uv_dial *dials;
     tshi_uv_group *world_group, *making;
-    tshi_uv_judge judge;
-    tshi_uv_letter letter;
+    tshi_uv_coordinator coordinator;
+    tshi_uv_outgoing outgoing;
     int64_t due;             /* when the world is to have formed, */
     int64_t beat, accept_at; /* the next beat goes, accepting is tried again, */
     int64_t silent_at;       /* the next rank has been silent for a heartbeat, */
     int64_t await_at;        /* the next AWAIT messages go, */
     int64_t ticked;          /* this thread was to wake, */
-    int64_t parting;         /* goodbye was said; 0: it was not */
+    int64_t parting;         /* since when this rank shuts down; 0: it does not */
     int64_t held_since;
     int reported_to;    /* the coordinator that knows what is held */
     tsh_error offer;    /* a decision of a rank that is not this rank's coordinator, */
@@ -718,11 +718,11 @@ static void tshi_uv_get_text(tshi_uv_cursor *c, char *text, size_t room) {
 
 /* ---- the handshake ---- */
 
-/* The server greets: "tshd", version, its nonce. The client claims: what follows, and a proof. The
- * server replies: a status, its own value where they differ, and its proof. */
+/* The server greets: "tshd", version, its nonce. The client's hello is what follows, and a proof.
+ * The server replies: a status, its own value where they differ, and its proof. */
 #define TSHI_UV_VERSION UINT32_C(0x74730001) /* byte order, and 1 */
 
-enum { TSHI_UV_GREETING = 40, TSHI_UV_CLAIM = 104, TSHI_UV_REPLY = 44 };
+enum { TSHI_UV_GREETING = 40, TSHI_UV_CLIENT_HELLO = 104, TSHI_UV_REPLY = 44 };
 
 typedef enum tshi_uv_reply {
     TSHI_UV_WELCOME,
@@ -776,9 +776,9 @@ static int tshi_uv_get_greeting(unsigned char bytes[TSHI_UV_GREETING], uint32_t 
     return memcmp(magic, "tshd", 4) == 0;
 }
 
-static void tshi_uv_put_claim(unsigned char bytes[TSHI_UV_CLAIM], const tshi_uv_hello *hello,
-                              const unsigned char secret[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLAIM);
+static void tshi_uv_put_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
+                                     const tshi_uv_hello *hello, const unsigned char secret[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO);
     unsigned char proof[32];
     tshi_uv_put_bytes(&c, "TSHD", 4);
     tshi_uv_put(&c, hello->version, 4);
@@ -789,9 +789,9 @@ static void tshi_uv_put_claim(unsigned char bytes[TSHI_UV_CLAIM], const tshi_uv_
 }
 
 /* Fills all of hello but the server's nonce. The first four bytes were looked at as they came. */
-static void tshi_uv_get_claim(unsigned char bytes[TSHI_UV_CLAIM], tshi_uv_hello *hello,
-                              unsigned char proof[32]) {
-    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLAIM);
+static void tshi_uv_get_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO],
+                                     tshi_uv_hello *hello, unsigned char proof[32]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO);
     (void)tshi_uv_take(&c, 4);
     hello->version = (uint32_t)tshi_uv_get(&c, 4);
     tshi_uv_get_bytes(&c, hello->client_nonce, 32);
@@ -840,13 +840,13 @@ typedef enum tshi_uv_type {
     TSHI_UV_TABLE,   /* from rank 0: where all listen, and the world's token */
     TSHI_UV_READY,   /* to rank 0: I have all connections */
     TSHI_UV_GO,      /* from rank 0: so have all */
-    TSHI_UV_ACCUSE,  /* to the coordinator: an error report */
+    TSHI_UV_REPORT,  /* to the coordinator: an error report */
     TSHI_UV_ASK,     /* the coordinator asks a rank which collective it called */
     TSHI_UV_TELL,
-    TSHI_UV_STUCK,   /* to the coordinator: I have waited for long */
+    TSHI_UV_BLOCKED, /* to the coordinator: I have waited for long */
     TSHI_UV_CONFIRM, /* from the coordinator: do you still? */
     TSHI_UV_STILL,
-    TSHI_UV_VERDICT, /* a decision: the world's error */
+    TSHI_UV_DECISION, /* a decision: the world's error */
     TSHI_UV_BYE,
     TSHI_UV_AWAIT, /* to a peer whose bytes this rank waits for: how many have arrived */
     TSHI_UV_TYPES
@@ -897,9 +897,9 @@ static void tshi_uv_error_fields(tshi_uv_cursor *c, tsh_error *error, int size) 
     tshi_uv_text_field(c, error->message, sizeof error->message);
 }
 
-static void tshi_uv_evidence_fields(tshi_uv_cursor *c, tshi_uv_evidence *e, int size) {
-    e->charge = (tshi_uv_charge)tshi_uv_field(c, (uint64_t)e->charge, 1);
-    if (e->charge == TSHI_UV_NOTHING || e->charge > TSHI_UV_ABORT) c->bad = 1;
+static void tshi_uv_report_fields(tshi_uv_cursor *c, tshi_uv_report *e, int size) {
+    e->kind = (tshi_uv_error_kind)tshi_uv_field(c, (uint64_t)e->kind, 1);
+    if (e->kind == TSHI_UV_NOTHING || e->kind > TSHI_UV_ABORT) c->bad = 1;
     e->group = tshi_uv_field(c, e->group, 8);
     e->seq = tshi_uv_field(c, e->seq, 8);
     tshi_uv_error_fields(c, &e->error, size);
@@ -933,7 +933,7 @@ static void tshi_uv_answer_fields(tshi_uv_cursor *c, uint64_t *group, uint64_t *
 }
 
 /* Of a world of `size` ranks; s->member has room for all. */
-static void tshi_uv_stuck_fields(tshi_uv_cursor *c, tshi_uv_stuck *s, int size) {
+static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int size) {
     s->wait = tshi_uv_field(c, s->wait, 8);
     s->group = tshi_uv_field(c, s->group, 8);
     s->seq = tshi_uv_field(c, s->seq, 8);
@@ -945,12 +945,12 @@ static void tshi_uv_stuck_fields(tshi_uv_cursor *c, tshi_uv_stuck *s, int size) 
         s->member[i] = tshi_uv_rank_field(c, s->member[i], size);
         if (s->member[i] < 0) c->bad = 1;
     }
-    s->groups = tshi_uv_count_field(c, s->groups, TSHI_UV_STUCK_GROUPS);
+    s->groups = tshi_uv_count_field(c, s->groups, TSHI_UV_BLOCKED_GROUPS);
     for (int i = 0; i < s->groups && !c->bad; i++) {
         s->groups_of[i].id = tshi_uv_field(c, s->groups_of[i].id, 8);
         s->groups_of[i].started = tshi_uv_field(c, s->groups_of[i].started, 8);
     }
-    s->pairs = tshi_uv_count_field(c, s->pairs, TSHI_UV_STUCK_PAIRS);
+    s->pairs = tshi_uv_count_field(c, s->pairs, TSHI_UV_BLOCKED_PAIRS);
     for (int i = 0; i < s->pairs && !c->bad; i++) {
         s->pairs_of[i].group = tshi_uv_field(c, s->pairs_of[i].group, 8);
         s->pairs_of[i].sends = tshi_uv_field(c, s->pairs_of[i].sends, 8);
@@ -1108,7 +1108,7 @@ static int tshi_uv_connect(const tshi_uv_address *address) {
                : tshi_uv_give_up(fd);
 }
 
-/* What became of a read or write that did not move bytes. */
+/* 1 if errno says that the call would block or was interrupted: try again later. */
 static int tshi_uv_later(void) {
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
@@ -1131,8 +1131,8 @@ static int tshi_uv_out_of_descriptors(int why) {
     return why == EMFILE || why == ENFILE;
 }
 
-/* Sockets of a world: three to each peer; a listener, two loops, strangers meanwhile. A group takes
- * two more to each member. */
+/* Sockets of a world: three to each peer; a listener, two loops, some that are unauthenticated. A
+ * group takes two more to each member. */
 static int tshi_uv_descriptors(int size) {
     return 3 * (size - 1) + 24;
 }
@@ -1368,37 +1368,37 @@ static int tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_er
 }
 
 /* ========================================================================== */
-/* >>uv-verdict                                   MARK: - uv-verdict (private) */
+/* >>uv-error                                       MARK: - uv-error (private) */
 /* The first error ends the world; between the two threads, under the lock.    */
 /* Needs: >>uv-types.                                                           */
 /* ========================================================================== */
 
-static tsh_result tshi_uv_verdict(const tsh_uv_world *world) {
-    return (tsh_result)TSHI_UV_GET(&world->verdict);
+static tsh_result tshi_uv_failed(const tsh_uv_world *world) {
+    return (tsh_result)TSHI_UV_GET(&world->failed);
 }
 
-/* The first verdict stands. */
-static void tshi_uv_rule(tsh_uv_world *world, const tsh_error *error) {
+/* The world fails with this error, unless it has one already. */
+static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
     uv_mutex_lock(&world->lock);
-    if (tshi_uv_verdict(world) == TSH_OK) {
+    if (tshi_uv_failed(world) == TSH_OK) {
         world->error = *error;
-        TSHI_UV_PUT(&world->accused, 1); /* no byte moves from here on */
-        TSHI_UV_PUT(&world->verdict, (int)error->code);
+        TSHI_UV_PUT(&world->halted, 1); /* no byte moves from here on */
+        TSHI_UV_PUT(&world->failed, (int)error->code);
     }
     uv_cond_broadcast(&world->changed);
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_caller);
 }
 
-/* From the caller's side: the first evidence goes to the control thread. */
+/* From the caller's side: reports an error to the control thread; the first one counts. */
 TSH_PRINTF(7, 8)
-static void tshi_uv_accuse(tsh_uv_world *world, tshi_uv_charge charge, uint64_t group, uint64_t seq,
-                           tsh_result code, int rank, const char *format, ...) {
-    tshi_uv_evidence *e = &world->evidence;
+static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, uint64_t group,
+                                 uint64_t seq, tsh_result code, int rank, const char *format, ...) {
+    tshi_uv_report *e = &world->reported;
     va_list list;
     uv_mutex_lock(&world->lock);
-    if (e->charge == TSHI_UV_NOTHING) {
-        e->charge = charge;
+    if (e->kind == TSHI_UV_NOTHING) {
+        e->kind = kind;
         e->reporter = world->rank;
         e->group = group;
         e->seq = seq;
@@ -1408,7 +1408,7 @@ static void tshi_uv_accuse(tsh_uv_world *world, tshi_uv_charge charge, uint64_t 
         (void)vsnprintf(e->error.message, sizeof e->error.message, format, list);
         va_end(list);
     }
-    TSHI_UV_PUT(&world->accused, 1);
+    TSHI_UV_PUT(&world->halted, 1);
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
 }
@@ -1417,12 +1417,12 @@ static void tshi_uv_accuse(tsh_uv_world *world, tshi_uv_charge charge, uint64_t 
  * that tsh_comm_error has a sentence when the call that failed returns. */
 static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const char *what,
                                  const char *why) {
-    tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot %s: %s",
-                   world->rank, what, why);
+    tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, code, world->rank, "rank %d cannot %s: %s",
+                         world->rank, what, why);
     uv_mutex_lock(&world->lock);
-    while (tshi_uv_verdict(world) == TSH_OK) uv_cond_wait(&world->changed, &world->lock);
+    while (tshi_uv_failed(world) == TSH_OK) uv_cond_wait(&world->changed, &world->lock);
     uv_mutex_unlock(&world->lock);
-    return tshi_uv_verdict(world);
+    return tshi_uv_failed(world);
 }
 
 /* Under the lock. */
@@ -1442,19 +1442,19 @@ static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
 /* ========================================================================== */
 /* >>uv-post                                         MARK: - uv-post (private) */
 /* Control messages to the peers.                                              */
-/* Needs: >>uv-wire >>uv-socket >>uv-verdict.                                   */
+/* Needs: >>uv-wire >>uv-socket >>uv-error.                                   */
 /* ========================================================================== */
 
 enum { TSHI_UV_BACKLOG = 1 << 20 }; /* bytes that a peer may be behind on its control messages */
 
-/* The control thread writes one letter at a time: this begins it, tshi_uv_post sends it. */
+/* The control thread writes one outgoing at a time: this begins it, tshi_uv_post sends it. */
 static tshi_uv_cursor *tshi_uv_write(tsh_uv_world *world, tshi_uv_type type) {
-    tshi_uv_letter *letter = &world->letter;
-    letter->c = tshi_uv_cursor_over(letter->bytes, sizeof letter->bytes);
-    tshi_uv_put(&letter->c, 0, 4); /* the length, when it is known */
-    tshi_uv_put(&letter->c, type, 1);
-    letter->c.writes = 1;
-    return &letter->c;
+    tshi_uv_outgoing *outgoing = &world->outgoing;
+    outgoing->c = tshi_uv_cursor_over(outgoing->bytes, sizeof outgoing->bytes);
+    tshi_uv_put(&outgoing->c, 0, 4); /* the length, when it is known */
+    tshi_uv_put(&outgoing->c, type, 1);
+    outgoing->c.writes = 1;
+    return &outgoing->c;
 }
 
 /* Room for n bytes more. */
@@ -1491,17 +1491,17 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
-/* Sends the letter. A peer that does not read is soon silent, so what would be too much for it is
+/* Sends the outgoing. A peer that does not read is soon silent, so what would be too much for it is
  * not kept. */
 static void tshi_uv_post(tshi_uv_peer *peer) {
-    tshi_uv_letter *letter = &peer->world->letter;
-    size_t n = (size_t)(letter->c.at - letter->bytes);
-    tshi_uv_cursor head = tshi_uv_cursor_over(letter->bytes, 4);
-    if (peer->fd < 0 || letter->c.bad || peer->out.used > TSHI_UV_BACKLOG ||
+    tshi_uv_outgoing *outgoing = &peer->world->outgoing;
+    size_t n = (size_t)(outgoing->c.at - outgoing->bytes);
+    tshi_uv_cursor head = tshi_uv_cursor_over(outgoing->bytes, 4);
+    if (peer->fd < 0 || outgoing->c.bad || peer->out.used > TSHI_UV_BACKLOG ||
         !tshi_uv_reserve(&peer->out, n))
         return;
-    tshi_uv_put(&head, n - TSHI_UV_LETTER_HEAD, 4);
-    memcpy(peer->out.data + peer->out.used, letter->bytes, n);
+    tshi_uv_put(&head, n - TSHI_UV_MESSAGE_HEAD, 4);
+    memcpy(peer->out.data + peer->out.used, outgoing->bytes, n);
     peer->out.used += n;
     tshi_uv_flush(peer);
 }
@@ -1512,7 +1512,7 @@ static void tshi_uv_post_all(tsh_uv_world *world) {
 }
 
 /* ========================================================================== */
-/* >>uv-judge                                       MARK: - uv-judge (private) */
+/* >>uv-decide                                     MARK: - uv-decide (private) */
 /* An error report goes to the coordinator, the lowest rank that is not lost;  */
 /* it collects, asks where it must, and its decision goes to all.              */
 /* Needs: >>uv-post.                                                            */
@@ -1520,7 +1520,7 @@ static void tshi_uv_post_all(tsh_uv_world *world) {
 
 enum { TSHI_UV_COLLECT_MS = 20, TSHI_UV_ASK_MS = 60, TSHI_UV_ALONE_MS = 500 };
 
-static int tshi_uv_arbiter(const tsh_uv_world *world) {
+static int tshi_uv_coordinator_of(const tsh_uv_world *world) {
     int r = 0;
     while (r != world->rank && world->peer[r].state != TSHI_UV_THERE) r++;
     return r;
@@ -1529,7 +1529,7 @@ static int tshi_uv_arbiter(const tsh_uv_world *world) {
 /* Sends the world's error to the peers that have sent this rank an error report. */
 static void tshi_uv_pass_on(tsh_uv_world *world) {
     tsh_error error = world->error;
-    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_VERDICT), &error, world->size);
+    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_DECISION), &error, world->size);
     for (int r = 0; r < world->size; r++)
         if (world->peer[r].reported) tshi_uv_post(&world->peer[r]);
 }
@@ -1540,10 +1540,10 @@ static void tshi_uv_pass_on(tsh_uv_world *world) {
  * for the others when it is back. */
 static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     tsh_uv_world *world = peer->world;
-    if (tshi_uv_verdict(world) != TSH_OK) return;
-    if (peer->rank == tshi_uv_arbiter(world) ||
+    if (tshi_uv_failed(world) != TSH_OK) return;
+    if (peer->rank == tshi_uv_coordinator_of(world) ||
         (error->code == TSH_ERR_LOST && error->rank == world->rank)) {
-        tshi_uv_rule(world, error);
+        tshi_uv_fail(world, error);
         tshi_uv_pass_on(world);
     } else if (!world->offered_at || peer->rank < world->offered_by) {
         if (!world->offered_at) world->offered_at = tsh_now();
@@ -1552,19 +1552,19 @@ static void tshi_uv_on_decision(tshi_uv_peer *peer, const tsh_error *error) {
     }
 }
 
-static void tshi_uv_pronounce(tsh_uv_world *world, tsh_error *error) {
-    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_VERDICT), error, world->size);
+static void tshi_uv_send_decision(tsh_uv_world *world, tsh_error *error) {
+    tshi_uv_error_fields(tshi_uv_write(world, TSHI_UV_DECISION), error, world->size);
     tshi_uv_post_all(world);
-    tshi_uv_rule(world, error);
+    tshi_uv_fail(world, error);
 }
 
 /* A decision that was kept counts now; ranks that its sender does not reach hear of it, too. */
 static void tshi_uv_take_offer(tsh_uv_world *world, int64_t now) {
-    if (!world->offered_at || tshi_uv_verdict(world) != TSH_OK ||
-        (world->offered_by > tshi_uv_arbiter(world) &&
+    if (!world->offered_at || tshi_uv_failed(world) != TSH_OK ||
+        (world->offered_by > tshi_uv_coordinator_of(world) &&
          now - world->offered_at < TSHI_UV_ALONE_MS * TSHI_UV_MS))
         return;
-    tshi_uv_pronounce(world, &world->offer);
+    tshi_uv_send_decision(world, &world->offer);
 }
 
 /* What this rank called. */
@@ -1586,7 +1586,7 @@ static void tshi_uv_answer_for(tsh_uv_world *world, uint64_t id, uint64_t seq,
 
 /* Asks the ranks that have not told what they started. */
 static void tshi_uv_ask(tsh_uv_world *world) {
-    tshi_uv_judge *j = &world->judge;
+    tshi_uv_coordinator *j = &world->coordinator;
     tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_ASK);
     tshi_uv_put(c, j->best.group, 8);
     tshi_uv_put(c, j->best.seq, 8);
@@ -1600,11 +1600,10 @@ static void tshi_uv_ask(tsh_uv_world *world) {
 }
 
 /* This rank is the coordinator. */
-static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
-    tshi_uv_judge *j = &world->judge;
+static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_report *e) {
+    tshi_uv_coordinator *j = &world->coordinator;
     if (!j->since) j->since = tsh_now();
-    if (e->charge < j->best.charge ||
-        (e->charge == j->best.charge && e->error.rank >= j->best.error.rank))
+    if (e->kind < j->best.kind || (e->kind == j->best.kind && e->error.rank >= j->best.error.rank))
         return;
     j->best = *e;
     memset(j->answer, 0, (size_t)world->size * sizeof *j->answer);
@@ -1612,42 +1611,42 @@ static void tshi_uv_consider(tsh_uv_world *world, const tshi_uv_evidence *e) {
 }
 
 /* This rank holds an error report, and waits for a decision. */
-static int tshi_uv_accuses(const tsh_uv_world *world) {
-    return world->held.charge != TSHI_UV_NOTHING && tshi_uv_verdict(world) == TSH_OK;
+static int tshi_uv_has_reported(const tsh_uv_world *world) {
+    return world->held.kind != TSHI_UV_NOTHING && tshi_uv_failed(world) == TSH_OK;
 }
 
 /* Sends the coordinator what this rank holds, once to each that is one. */
-static void tshi_uv_report(tsh_uv_world *world) {
-    int to = tshi_uv_arbiter(world);
-    if (!tshi_uv_accuses(world) || to == world->reported_to) return;
+static void tshi_uv_send_report(tsh_uv_world *world) {
+    int to = tshi_uv_coordinator_of(world);
+    if (!tshi_uv_has_reported(world) || to == world->reported_to) return;
     world->reported_to = to;
     if (to == world->rank) {
         tshi_uv_consider(world, &world->held);
         return;
     }
-    tshi_uv_evidence_fields(tshi_uv_write(world, TSHI_UV_ACCUSE), &world->held, world->size);
+    tshi_uv_report_fields(tshi_uv_write(world, TSHI_UV_REPORT), &world->held, world->size);
     tshi_uv_post(&world->peer[to]);
 }
 
-/* This rank's own evidence; what outranks it replaces it. */
-static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_evidence *e) {
-    if (tshi_uv_verdict(world) != TSH_OK || e->charge < world->held.charge ||
-        (e->charge == world->held.charge && e->error.rank >= world->held.error.rank))
+/* Keeps this rank's own error report; a graver one replaces it. */
+static void tshi_uv_hold(tsh_uv_world *world, const tshi_uv_report *e) {
+    if (tshi_uv_failed(world) != TSH_OK || e->kind < world->held.kind ||
+        (e->kind == world->held.kind && e->error.rank >= world->held.error.rank))
         return;
     world->held = *e;
     if (!world->held_since) world->held_since = tsh_now();
-    TSHI_UV_PUT(&world->accused, 1);
+    TSHI_UV_PUT(&world->halted, 1);
     world->reported_to = -1;
-    tshi_uv_report(world);
+    tshi_uv_send_report(world);
 }
 
 TSH_PRINTF(5, 6)
-static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_charge charge, tsh_result code, int rank,
+static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_error_kind kind, tsh_result code, int rank,
                             const char *format, ...) {
-    tshi_uv_evidence e;
+    tshi_uv_report e;
     va_list list;
     memset(&e, 0, sizeof e);
-    e.charge = charge;
+    e.kind = kind;
     e.reporter = world->rank;
     e.error.code = code;
     e.error.rank = rank;
@@ -1758,7 +1757,7 @@ static void tshi_uv_suspect_cut(tsh_uv_world *world) {
 
 /* The world rank of a group's rank among those that started; -1: it did not. */
 static int tshi_uv_started_as(const tsh_uv_world *world, int rank) {
-    const tshi_uv_answer *answer = world->judge.answer;
+    const tshi_uv_answer *answer = world->coordinator.answer;
     for (int r = 0; r < world->size; r++)
         if (answer[r].member && answer[r].started && answer[r].rank == rank) return r;
     return -1;
@@ -1768,7 +1767,7 @@ static int tshi_uv_started_as(const tsh_uv_world *world, int rank) {
 static int tshi_uv_called(const void *user, int rank, tsh_call *out) {
     const tsh_uv_world *world = (const tsh_uv_world *)user;
     const int r = tshi_uv_started_as(world, rank);
-    const tshi_uv_record *record = &world->judge.answer[r < 0 ? 0 : r].record;
+    const tshi_uv_record *record = &world->coordinator.answer[r < 0 ? 0 : r].record;
     out->coll = record->coll;
     out->coll.send_counts = record->send_counts;
     out->coll.recv_counts = record->recv_counts;
@@ -1783,7 +1782,7 @@ static int tshi_uv_belongs(tsh_uv_world *world, int r) {
     const tshi_uv_group *group;
     int belongs;
     uv_mutex_lock(&world->lock);
-    group = tshi_uv_find_group(world, world->judge.best.group);
+    group = tshi_uv_find_group(world, world->coordinator.best.group);
     belongs = group && tshi_uv_member(group, r) >= 0;
     uv_mutex_unlock(&world->lock);
     return belongs;
@@ -1791,7 +1790,7 @@ static int tshi_uv_belongs(tsh_uv_world *world, int r) {
 
 /* Time is up: who has not come? */
 static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
-    const tshi_uv_answer *answer = world->judge.answer;
+    const tshi_uv_answer *answer = world->coordinator.answer;
     int first = -1;
     for (int r = 0; r < world->size; r++) {
         int member = answer[r].told ? answer[r].member : tshi_uv_belongs(world, r);
@@ -1806,7 +1805,7 @@ static void tshi_uv_find_absent(tsh_uv_world *world, tsh_error *error) {
 }
 
 static int tshi_uv_answered(const tsh_uv_world *world) {
-    const tshi_uv_answer *answer = world->judge.answer;
+    const tshi_uv_answer *answer = world->coordinator.answer;
     for (int r = 0; r < world->size; r++)
         if (!answer[r].told || (answer[r].member && !answer[r].started))
             if (r == world->rank || world->peer[r].state == TSHI_UV_THERE) return 0;
@@ -1814,136 +1813,136 @@ static int tshi_uv_answered(const tsh_uv_world *world) {
 }
 
 static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
-    tshi_uv_judge *j = &world->judge;
+    tshi_uv_coordinator *j = &world->coordinator;
     int64_t waited = now - j->since;
-    if (!j->since || tshi_uv_verdict(world) != TSH_OK || waited < TSHI_UV_COLLECT_MS * TSHI_UV_MS)
+    if (!j->since || tshi_uv_failed(world) != TSH_OK || waited < TSHI_UV_COLLECT_MS * TSHI_UV_MS)
         return;
     if (j->best.group && !tshi_uv_answered(world) && waited < TSHI_UV_ASK_MS * TSHI_UV_MS) {
         tshi_uv_ask(world);
         return;
     }
-    if (j->best.group && j->best.charge == TSHI_UV_MISMATCH)
+    if (j->best.group && j->best.kind == TSHI_UV_MISMATCH)
         (void)tsh_call_mismatch(tshi_uv_called, world, world->size, j->best.seq, j->best.group,
                                 &j->best.error);
-    if (j->best.group && j->best.charge == TSHI_UV_LATE) tshi_uv_find_absent(world, &j->best.error);
-    tshi_uv_pronounce(world, &j->best.error);
+    if (j->best.group && j->best.kind == TSHI_UV_LATE) tshi_uv_find_absent(world, &j->best.error);
+    tshi_uv_send_decision(world, &j->best.error);
 }
 
 /* ========================================================================== */
-/* >>uv-circle                                     MARK: - uv-circle (private) */
-/* Ranks that wait for each other in a circle: in crossed groups, or messages. */
-/* Needs: >>uv-judge.                                                           */
+/* >>uv-cycle                                       MARK: - uv-cycle (private) */
+/* Ranks that wait for each other in a cycle: in crossed groups, or messages. */
+/* Needs: >>uv-decide.                                                           */
 /* ========================================================================== */
 
-/* Collectives of a group that a stuck rank had started. */
-static uint64_t tshi_uv_stuck_started(const tshi_uv_stuck *s, uint64_t group) {
+/* Collectives of a group that a blocked rank had started. */
+static uint64_t tshi_uv_blocked_started(const tshi_uv_blocked *s, uint64_t group) {
     for (int i = 0; i < s->groups; i++)
         if (s->groups_of[i].id == group) return s->groups_of[i].started;
     return UINT64_MAX; /* unknown: not held against it */
 }
 
 /* Messages with `peer` that it had started: receives, or sends. */
-static uint64_t tshi_uv_stuck_messages(const tshi_uv_stuck *s, uint64_t group, int peer,
-                                       int receives) {
-    if (tshi_uv_stuck_started(s, group) == UINT64_MAX) return UINT64_MAX;
+static uint64_t tshi_uv_blocked_messages(const tshi_uv_blocked *s, uint64_t group, int peer,
+                                         int receives) {
+    if (tshi_uv_blocked_started(s, group) == UINT64_MAX) return UINT64_MAX;
     for (int i = 0; i < s->pairs; i++)
         if (s->pairs_of[i].group == group && s->pairs_of[i].peer == peer)
             return receives ? s->pairs_of[i].receives : s->pairs_of[i].sends;
-    return s->pairs < TSHI_UV_STUCK_PAIRS ? 0 : UINT64_MAX;
+    return s->pairs < TSHI_UV_BLOCKED_PAIRS ? 0 : UINT64_MAX;
 }
 
-/* The i-th rank that stuck rank r waits for, if that is stuck too; else -1. */
+/* The i-th rank that blocked rank r waits for, if that is blocked too; else -1. */
 static int tshi_uv_awaits(const void *user, int r, int i) {
-    const tshi_uv_stuck *all = (const tshi_uv_stuck *)user, *s = &all[r];
+    const tshi_uv_blocked *all = (const tshi_uv_blocked *)user, *s = &all[r];
     uint64_t started;
     int m;
     if (!s->wait || i >= (s->peer >= 0 ? 1 : s->members)) return -1;
     m = s->peer >= 0 ? s->peer : s->member[i];
     if (m == r || !all[m].wait) return -1;
-    started = s->peer >= 0 ? tshi_uv_stuck_messages(&all[m], s->group, r, s->sends)
-                           : tshi_uv_stuck_started(&all[m], s->group);
+    started = s->peer >= 0 ? tshi_uv_blocked_messages(&all[m], s->group, r, s->sends)
+                           : tshi_uv_blocked_started(&all[m], s->group);
     return started <= s->seq ? m : -1;
 }
 
-/* How many of the ranks that rank r waits with are stuck there. */
-static int tshi_uv_company(const void *user, int r) {
-    const tshi_uv_stuck *all = (const tshi_uv_stuck *)user, *s = &all[r];
+/* How many of the ranks that rank r waits with are blocked there. */
+static int tshi_uv_together(const void *user, int r) {
+    const tshi_uv_blocked *all = (const tshi_uv_blocked *)user, *s = &all[r];
     int count = 0;
     for (int i = 0; s->peer < 0 && i < s->members; i++) {
-        const tshi_uv_stuck *m = &all[s->member[i]];
+        const tshi_uv_blocked *m = &all[s->member[i]];
         count += m->wait && m->group == s->group && m->seq == s->seq && m->peer < 0;
     }
     return count;
 }
 
-/* r is on a circle, all confirmed. */
-static void tshi_uv_judge_circle(tsh_uv_world *world, int r) {
-    const tshi_uv_stuck *all = world->judge.stuck;
-    int waits, odd = tsh_coll_odd(world->judge.trail, r, tshi_uv_company, all, &waits);
-    tshi_uv_suspect(world, TSHI_UV_CROSSED, TSH_ERR_MISMATCH, odd,
-                    "rank %d waits in %s while rank %d waits for it in %s", odd, all[odd].text,
-                    waits, all[waits].text);
+/* r is on a cycle, all confirmed. */
+static void tshi_uv_report_cycle(tsh_uv_world *world, int r) {
+    const tshi_uv_blocked *all = world->coordinator.blocked;
+    int waits, blamed = tsh_coll_blame(world->coordinator.search, r, tshi_uv_together, all, &waits);
+    tshi_uv_suspect(world, TSHI_UV_CROSSED, TSH_ERR_MISMATCH, blamed,
+                    "rank %d waits in %s while rank %d waits for it in %s", blamed,
+                    all[blamed].text, waits, all[waits].text);
 }
 
 /* 1 if this rank is still in that wait. */
 static int tshi_uv_still(tsh_uv_world *world, uint64_t wait) {
     int still;
     uv_mutex_lock(&world->lock);
-    still = wait && world->stuck->wait == wait;
+    still = wait && world->blocked->wait == wait;
     uv_mutex_unlock(&world->lock);
     return still;
 }
 
-/* One of the circle has answered; 1 if that was no circle. */
+/* One of the cycle has answered; 1 if that was no cycle. */
 static int tshi_uv_confirmed(tsh_uv_world *world, int r, uint64_t wait, int still) {
-    tshi_uv_judge *j = &world->judge;
+    tshi_uv_coordinator *j = &world->coordinator;
     if (!j->confirming || j->asked[r] != wait) return 0;
     j->asked[r] = 0;
-    if (still && j->stuck[r].wait == wait) {
-        if (--j->confirming == 0) tshi_uv_judge_circle(world, r);
+    if (still && j->blocked[r].wait == wait) {
+        if (--j->confirming == 0) tshi_uv_report_cycle(world, r);
         return 0;
     }
-    if (j->stuck[r].wait == wait) j->stuck[r].wait = 0;
+    if (j->blocked[r].wait == wait) j->blocked[r].wait = 0;
     j->confirming = 0;
     return 1;
 }
 
-/* Asks the others on a circle, of which `on` is one, whether they still wait; 1 if this rank is on
+/* Asks the others on a cycle, of which `on` is one, whether they still wait; 1 if this rank is on
  * it and does not. */
-static int tshi_uv_ask_circle(tsh_uv_world *world, int on) {
-    tshi_uv_judge *j = &world->judge;
+static int tshi_uv_ask_cycle(tsh_uv_world *world, int on) {
+    tshi_uv_coordinator *j = &world->coordinator;
     uint64_t mine;
     int at = on;
     do {
         j->confirming++;
-        j->asked[at] = j->stuck[at].wait;
-        tshi_uv_put(tshi_uv_write(world, TSHI_UV_CONFIRM), j->stuck[at].wait, 8);
+        j->asked[at] = j->blocked[at].wait;
+        tshi_uv_put(tshi_uv_write(world, TSHI_UV_CONFIRM), j->blocked[at].wait, 8);
         if (at != world->rank) tshi_uv_post(&world->peer[at]);
-        at = j->trail[at].next;
+        at = j->search[at].next;
     } while (at != on);
     mine = j->asked[world->rank];
     return mine && tshi_uv_confirmed(world, world->rank, mine, tshi_uv_still(world, mine));
 }
 
-/* Follows who waits for whom from rank r on, or from every rank if -1. A stuck rank can only be
- * freed by those it waits for: if all on a circle still are in the waits that they reported, the
- * circle is real. */
+/* Follows who waits for whom from rank r on, or from every rank if -1. A blocked rank can only be
+ * freed by those it waits for: if all on a cycle still are in the waits that they reported, the
+ * cycle is real. */
 static void tshi_uv_follow(tsh_uv_world *world, int r) {
-    tshi_uv_judge *j = &world->judge;
+    tshi_uv_coordinator *j = &world->coordinator;
     int on, at;
-    if (j->confirming || tshi_uv_verdict(world) != TSH_OK) return;
+    if (j->confirming || tshi_uv_failed(world) != TSH_OK) return;
     do {
         int end = r < 0 ? world->size : r + 1;
-        memset(j->trail, 0, (size_t)world->size * sizeof *j->trail);
+        memset(j->search, 0, (size_t)world->size * sizeof *j->search);
         memset(j->asked, 0, (size_t)world->size * sizeof *j->asked);
         for (on = -1, at = r < 0 ? 0 : r; on < 0 && at < end; at++)
-            on = tsh_coll_circle(j->trail, world->size, at, tshi_uv_awaits, j->stuck);
+            on = tsh_coll_cycle(j->search, world->size, at, tshi_uv_awaits, j->blocked);
         r = -1;
-    } while (on >= 0 && tshi_uv_ask_circle(world, on));
+    } while (on >= 0 && tshi_uv_ask_cycle(world, on));
 }
 
 /* Copies src over dst, whose member array stays its own. */
-static void tshi_uv_copy_stuck(tshi_uv_stuck *dst, const tshi_uv_stuck *src) {
+static void tshi_uv_copy_blocked(tshi_uv_blocked *dst, const tshi_uv_blocked *src) {
     int *member = dst->member;
     *dst = *src;
     dst->member = member;
@@ -1951,14 +1950,14 @@ static void tshi_uv_copy_stuck(tshi_uv_stuck *dst, const tshi_uv_stuck *src) {
 }
 
 /* Takes this rank's report to the coordinator. */
-static void tshi_uv_report_stuck(tsh_uv_world *world) {
-    int to = tshi_uv_arbiter(world);
+static void tshi_uv_send_blocked(tsh_uv_world *world) {
+    int to = tshi_uv_coordinator_of(world);
     uv_mutex_lock(&world->lock);
-    world->stuck_new = 0;
+    world->blocked_new = 0;
     if (to == world->rank)
-        tshi_uv_copy_stuck(&world->judge.stuck[to], world->stuck);
+        tshi_uv_copy_blocked(&world->coordinator.blocked[to], world->blocked);
     else
-        tshi_uv_stuck_fields(tshi_uv_write(world, TSHI_UV_STUCK), world->stuck, world->size);
+        tshi_uv_blocked_fields(tshi_uv_write(world, TSHI_UV_BLOCKED), world->blocked, world->size);
     uv_mutex_unlock(&world->lock);
     if (to == world->rank)
         tshi_uv_follow(world, to);
@@ -1969,7 +1968,7 @@ static void tshi_uv_report_stuck(tsh_uv_world *world) {
 /* ========================================================================== */
 /* >>uv-connect                                   MARK: - uv-connect (private) */
 /* Connections, dialled and accepted, until both ends have proved themselves.  */
-/* Needs: >>uv-judge.                                                           */
+/* Needs: >>uv-decide.                                                           */
 /* ========================================================================== */
 
 enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2 };
@@ -2036,7 +2035,7 @@ static void tshi_uv_conn_end(tsh_uv_world *world, tshi_uv_conn *conn, int keep) 
     free(conn);
 }
 
-/* What keeps a dial from succeeding is told when time is up. */
+/* Notes why a connection could not be made, for the error after a timeout. */
 TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *format, ...) {
     va_list list;
     va_start(list, format);
@@ -2067,8 +2066,8 @@ static tshi_uv_link *tshi_uv_link_for(tshi_uv_group *group, uint32_t purpose, in
 
 /* ---- the server's side ---- */
 
-/* What a proven claim gets; *value: ours, where it differs. */
-static tshi_uv_reply tshi_uv_check_claim(const tsh_uv_world *world, const tshi_uv_hello *hello,
+/* The reply to a hello whose proof is right; *value: ours, where it differs. */
+static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
                                          int64_t *value) {
     tshi_uv_group *group;
     const tshi_uv_link *link;
@@ -2104,14 +2103,14 @@ static const char *tshi_uv_status_text(uint32_t status) {
     return texts[status];
 }
 
-/* Replies to the claim in conn->in; 0: it cannot be judged before the table is here. */
-static int tshi_uv_reply_to_claim(tshi_uv_conn *conn) {
+/* Replies to the hello in conn->in; 0: it cannot be checked before the table is here. */
+static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     unsigned char proof[32], expected[32];
     tshi_uv_reply status;
     int64_t value = 0;
-    tshi_uv_get_claim(conn->in, hello, proof);
+    tshi_uv_get_client_hello(conn->in, hello, proof);
     if (hello->purpose != TSHI_UV_JOIN && world->forming && !world->tabled) return 0;
     if (hello->version != TSHI_UV_VERSION) {
         status = TSHI_UV_OTHER_VERSION;
@@ -2119,11 +2118,11 @@ static int tshi_uv_reply_to_claim(tshi_uv_conn *conn) {
         tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, hello, expected);
         status = sodium_memcmp(proof, expected, 32) != 0
                      ? TSHI_UV_OTHER_KEY
-                     : tshi_uv_check_claim(world, hello, &value);
+                     : tshi_uv_check_hello(world, hello, &value);
     }
     if (status == TSHI_UV_OTHER_KEY || status == TSHI_UV_OTHER_VERSION)
-        tshi_uv_note(world, TSHI_UV_OF_STRANGERS, "rank %d refused %s: %s", world->rank,
-                     conn->name, tshi_uv_status_text(status));
+        tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: %s", world->rank, conn->name,
+                     tshi_uv_status_text(status));
     else if (status != TSHI_UV_WELCOME)
         tshi_uv_note(world, TSHI_UV_OF_KEY_HOLDERS,
                      "rank %d refused %s, which says that it is rank %d of %d: %s", world->rank,
@@ -2149,7 +2148,7 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
                  world->obstacle);
 }
 
-static int tshi_uv_make_claim(tshi_uv_conn *conn) {
+static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     uint32_t version;
@@ -2169,8 +2168,8 @@ static int tshi_uv_make_claim(tshi_uv_conn *conn) {
     hello->group = conn->dial->group;
     hello->job = world->job;
     randombytes_buf(hello->client_nonce, sizeof hello->client_nonce);
-    tshi_uv_put_claim(conn->out, hello, tshi_uv_secret(world, hello->purpose));
-    conn->out_used = TSHI_UV_CLAIM;
+    tshi_uv_put_client_hello(conn->out, hello, tshi_uv_secret(world, hello->purpose));
+    conn->out_used = TSHI_UV_CLIENT_HELLO;
     conn->in_used = 0;
     conn->in_need = TSHI_UV_REPLY;
     conn->until = tsh_now() + 2 * TSHI_UV_PATIENCE_S * TSHI_UV_SECOND; /* more than the server */
@@ -2250,8 +2249,8 @@ static int tshi_uv_conn_read(tshi_uv_conn *conn) {
     return conn->in_used == conn->in_need;
 }
 
-/* A stranger shows itself by its first bytes. */
-static int tshi_uv_strange(const tshi_uv_conn *conn) {
+/* 1 if the first bytes are not those of a hello. */
+static int tshi_uv_foreign(const tshi_uv_conn *conn) {
     size_t n = conn->in_used < 4 ? conn->in_used : 4;
     return memcmp(conn->in, "TSHD", n) != 0;
 }
@@ -2260,18 +2259,18 @@ static int tshi_uv_strange(const tshi_uv_conn *conn) {
 static int tshi_uv_server_step(tshi_uv_conn *conn) {
     int done = tshi_uv_conn_write(conn);
     if (done < 0) return -1;
-    if (conn->phase == TSHI_UV_AWAITS_CLAIM) {
+    if (conn->phase == TSHI_UV_AWAITS_HELLO) {
         done = tshi_uv_conn_read(conn);
-        if (tshi_uv_strange(conn)) done = -1;
+        if (tshi_uv_foreign(conn)) done = -1;
         if (done < 0)
-            tshi_uv_note(conn->world, TSHI_UV_OF_STRANGERS, "rank %d refused %s: it %s",
+            tshi_uv_note(conn->world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: it %s",
                          conn->world->rank, conn->name,
                          conn->in_used ? "does not speak the protocol" : "came and went");
         if (done <= 0) return done;
-        conn->phase = TSHI_UV_HAS_CLAIM;
+        conn->phase = TSHI_UV_HAS_HELLO;
     }
-    if (conn->phase == TSHI_UV_HAS_CLAIM) {
-        if (!tshi_uv_reply_to_claim(conn)) return 0;
+    if (conn->phase == TSHI_UV_HAS_HELLO) {
+        if (!tshi_uv_reply_to_hello(conn)) return 0;
         done = tshi_uv_conn_write(conn);
     }
     return done == 1 && !conn->welcome ? -1 : done;
@@ -2296,7 +2295,7 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
     if (done < 0) tshi_uv_hindered(conn->world, "%s closed the connection", conn->name);
     if (done <= 0) return done;
     if (conn->phase == TSHI_UV_AWAITS_REPLY) return tshi_uv_accept_reply(conn) ? 1 : -1;
-    return tshi_uv_make_claim(conn) ? tshi_uv_client_step(conn) : -1;
+    return tshi_uv_make_hello(conn) ? tshi_uv_client_step(conn) : -1;
 }
 
 /* ========================================================================== */
@@ -2509,7 +2508,7 @@ static void tshi_uv_form(tsh_uv_world *world) {
 /* ========================================================================== */
 /* >>uv-hear                                         MARK: - uv-hear (private) */
 /* What peers say on their control connections.                                */
-/* Needs: >>uv-circle >>uv-form.                                                */
+/* Needs: >>uv-cycle >>uv-form.                                                */
 /* ========================================================================== */
 
 static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
@@ -2520,7 +2519,7 @@ static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
 }
 
 static void tshi_uv_on_tell(tshi_uv_peer *peer, tshi_uv_cursor *c) {
-    tshi_uv_judge *j = &peer->world->judge;
+    tshi_uv_coordinator *j = &peer->world->coordinator;
     tshi_uv_answer answer;
     uint64_t group = 0, seq = 0;
     memset(&answer, 0, sizeof answer);
@@ -2542,23 +2541,23 @@ static void tshi_uv_on_ask(tshi_uv_peer *peer, tshi_uv_cursor *c) {
  * decision to the peer. */
 static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_evidence e;
+    tshi_uv_report e;
     memset(&e, 0, sizeof e);
-    tshi_uv_evidence_fields(c, &e, world->size);
+    tshi_uv_report_fields(c, &e, world->size);
     if (c->bad) return;
     e.reporter = peer->rank;
     peer->reported = 1;
-    if (tshi_uv_verdict(world) != TSH_OK)
+    if (tshi_uv_failed(world) != TSH_OK)
         tshi_uv_pass_on(world);
-    else if (tshi_uv_arbiter(world) == world->rank)
+    else if (tshi_uv_coordinator_of(world) == world->rank)
         tshi_uv_consider(world, &e);
     else
         tshi_uv_hold(world, &e);
 }
 
-static void tshi_uv_on_stuck(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+static void tshi_uv_on_blocked(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     tsh_uv_world *world = peer->world;
-    tshi_uv_stuck_fields(c, &world->judge.stuck[peer->rank], world->size);
+    tshi_uv_blocked_fields(c, &world->coordinator.blocked[peer->rank], world->size);
     if (!c->bad) tshi_uv_follow(world, peer->rank);
 }
 
@@ -2586,7 +2585,7 @@ static int tshi_uv_misses(const tsh_uv_world *world, int rank) {
     return 0;
 }
 
-/* Who leaves accuses nobody; but a world or a group that forms cannot do without it. */
+/* A rank has left in good order: an error only where a world or a group forms, and needs it. */
 static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_peer_end(peer, TSHI_UV_LEFT);
@@ -2595,7 +2594,7 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
                         "rank %d at %s left while its connections were made", peer->rank,
                         peer->name);
     uv_mutex_lock(&world->lock);
-    world->stuck_new = world->stuck->wait != 0;
+    world->blocked_new = world->blocked->wait != 0;
     uv_mutex_unlock(&world->lock);
 }
 
@@ -2676,13 +2675,13 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_GO:
         if (world->forming) tshi_uv_completed(world);
         break;
-    case TSHI_UV_ACCUSE: tshi_uv_on_report(peer, c); break;
+    case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break;
     case TSHI_UV_ASK: tshi_uv_on_ask(peer, c); break;
     case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break;
-    case TSHI_UV_STUCK: tshi_uv_on_stuck(peer, c); break;
+    case TSHI_UV_BLOCKED: tshi_uv_on_blocked(peer, c); break;
     case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
     case TSHI_UV_STILL: tshi_uv_on_still(peer, c); break;
-    case TSHI_UV_VERDICT:
+    case TSHI_UV_DECISION:
         memset(&error, 0, sizeof error);
         tshi_uv_error_fields(c, &error, world->size);
         if (!c->bad) tshi_uv_on_decision(peer, &error);
@@ -2700,11 +2699,11 @@ static int tshi_uv_next_message(tshi_uv_peer *peer) {
     unsigned type = (unsigned)tshi_uv_get(&c, 1);
     if (c.bad) return 0;
     if (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES) return -1;
-    if (peer->in.used < n + TSHI_UV_LETTER_HEAD) return 0;
+    if (peer->in.used < n + TSHI_UV_MESSAGE_HEAD) return 0;
     c.end = c.at + n;
     tshi_uv_dispatch(peer, type, &c);
     if (c.bad) return -1;
-    if (peer->fd >= 0) tshi_uv_drop(&peer->in, n + TSHI_UV_LETTER_HEAD);
+    if (peer->fd >= 0) tshi_uv_drop(&peer->in, n + TSHI_UV_MESSAGE_HEAD);
     return 1;
 }
 
@@ -2833,7 +2832,7 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
         tshi_uv_conn_end(conn->world, conn, 0);
     } else if (done) {
         tshi_uv_proven(conn);
-    } else if (conn->phase == TSHI_UV_HAS_CLAIM) {
+    } else if (conn->phase == TSHI_UV_HAS_HELLO) {
         (void)uv_poll_stop(poll);
     } else {
         int writes = conn->out_used || conn->phase == TSHI_UV_CONNECTS;
@@ -2869,22 +2868,22 @@ static void tshi_uv_open_conn(tsh_uv_world *world, int fd, tshi_uv_dial *dial, c
     randombytes_buf(conn->hello.server_nonce, 32);
     tshi_uv_put_greeting(conn->out, conn->hello.server_nonce);
     conn->out_used = TSHI_UV_GREETING;
-    conn->in_need = TSHI_UV_CLAIM;
-    conn->phase = TSHI_UV_AWAITS_CLAIM;
+    conn->in_need = TSHI_UV_CLIENT_HELLO;
+    conn->phase = TSHI_UV_AWAITS_HELLO;
     tshi_uv_conn_event(conn->poll, 0, 0);
 }
 
 /* Drops an unauthenticated connection at random. Were it the oldest, nobody whose round trip takes
- * longer than strangers take to fill all places would ever get in. At random, a connection survives
+ * longer than others take to fill all places would ever get in. At random, a connection survives
  * the arrival of as many new ones as are held with probability 1/e; ranks try again. 0: there is
  * none. */
-static int tshi_uv_drop_stranger(tsh_uv_world *world) {
+static int tshi_uv_drop_unproven(tsh_uv_world *world) {
     tshi_uv_conn *conn = world->conns;
     int skip;
     if (!world->unproven) return 0;
     skip = (int)randombytes_uniform((uint32_t)world->unproven);
     while (conn->dial || skip--) conn = conn->next;
-    tshi_uv_note(world, TSHI_UV_OF_STRANGERS,
+    tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
                  "rank %d refused %s: %d connections wait for their proof", world->rank, conn->name,
                  world->unproven);
     tshi_uv_conn_end(world, conn, 0);
@@ -2916,7 +2915,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
         fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
         if (fd < 0) {
             if (!tshi_uv_out_of_descriptors(errno)) return;
-            if (tshi_uv_drop_stranger(world)) continue;
+            if (tshi_uv_drop_unproven(world)) continue;
             tshi_uv_too_few(world);
             tshi_uv_unwatch(&world->listening); /* tried again at a later tick */
             world->accept_at = tsh_now() + 100 * TSHI_UV_MS;
@@ -2926,7 +2925,7 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
             (void)close(fd);
             continue;
         }
-        if (world->unproven >= world->unproven_limit) (void)tshi_uv_drop_stranger(world);
+        if (world->unproven >= world->unproven_limit) (void)tshi_uv_drop_unproven(world);
         tshi_uv_address_text(&from, name, sizeof name);
         tshi_uv_open_conn(world, fd, NULL, name);
     }
@@ -2951,11 +2950,11 @@ static void tshi_uv_try_dial(tsh_uv_world *world, tshi_uv_dial *dial) {
     tshi_uv_redial(dial);
 }
 
-/* Claims that came before the table. */
+/* Answers the handshakes that had to wait for rank 0's address table. */
 static void tshi_uv_catch_up(const tsh_uv_world *world) {
     tshi_uv_conn *conn = world->conns;
     while (conn && world->tabled) {
-        if (conn->phase == TSHI_UV_HAS_CLAIM) {
+        if (conn->phase == TSHI_UV_HAS_HELLO) {
             tshi_uv_conn_event(conn->poll, 0, 0);
             conn = world->conns; /* the list has changed */
         } else {
@@ -2991,7 +2990,7 @@ static void tshi_uv_tell_awaited(tsh_uv_world *world, int64_t now) {
     world->await_at = now + TSHI_UV_AWAIT_MS * TSHI_UV_MS;
     uv_mutex_lock(&world->lock);
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
-        for (int i = 0; world->stuck->wait && i < 2 * group->size; i++) {
+        for (int i = 0; world->blocked->wait && i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
             tshi_uv_peer *peer = &world->peer[group->ranks[link->peer]];
             tshi_uv_cursor *c;
@@ -3018,7 +3017,7 @@ static void tshi_uv_note_silence(tsh_uv_world *world, int64_t now) {
         tshi_uv_peer *peer = &world->peer[r];
         if (peer->state != TSHI_UV_THERE) continue;
         if (overslept) peer->heard.last = peer->acked.last = now;
-        if (world->parting || tshi_uv_verdict(world) != TSH_OK) continue;
+        if (world->parting || tshi_uv_failed(world) != TSH_OK) continue;
         cut = tshi_uv_is_cut(peer);
         /* Silence begins where a beat is missing. Half open, a peer is heard for a while after it
          * ceased to hear: then it begins with the first beat that is not acknowledged. */
@@ -3048,7 +3047,7 @@ static void tshi_uv_expire(tsh_uv_world *world, int64_t now) {
         if (conn->dial)
             tshi_uv_hindered(world, "%s does not answer", conn->name);
         else
-            tshi_uv_note(world, TSHI_UV_OF_STRANGERS, "rank %d refused %s: no proof within %d s",
+            tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: no proof within %d s",
                          world->rank, conn->name, TSHI_UV_PATIENCE_S);
         tshi_uv_conn_end(conn->world, conn, 0);
     }
@@ -3115,27 +3114,27 @@ static void tshi_uv_reach_out(tsh_uv_world *world, int64_t now) {
 
 static void tshi_uv_tick(tsh_uv_world *world) {
     int64_t now = tsh_now();
-    int stuck;
+    int blocked;
     tshi_uv_beat(world, now);
     tshi_uv_tell_awaited(world, now);
     tshi_uv_note_silence(world, now);
     tshi_uv_take_offer(world, now); /* the coordinator may be another now */
-    tshi_uv_report(world);
+    tshi_uv_send_report(world);
     tshi_uv_form(world);
     tshi_uv_catch_up(world);
     tshi_uv_expire(world, now);
     tshi_uv_log_counted(world, now);
-    if (tshi_uv_verdict(world) == TSH_OK) tshi_uv_reach_out(world, now);
+    if (tshi_uv_failed(world) == TSH_OK) tshi_uv_reach_out(world, now);
     uv_mutex_lock(&world->lock);
-    stuck = world->stuck_new;
+    blocked = world->blocked_new;
     uv_mutex_unlock(&world->lock);
-    if (stuck) tshi_uv_report_stuck(world);
+    if (blocked) tshi_uv_send_blocked(world);
     tshi_uv_decide(world, now);
-    if (tshi_uv_accuses(world) && now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
-        tshi_uv_pronounce(world, &world->held.error);
+    if (tshi_uv_has_reported(world) && now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
+        tshi_uv_send_decision(world, &world->held.error);
 }
 
-/* All goodbyes are sent, and the peers have gone too, or were given their time. */
+/* 1 if all peers know that this rank shuts down, and have gone too or were given their time. */
 static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
     int unsent = 0, there = 0;
     for (int r = 0; r < world->size; r++) {
@@ -3148,7 +3147,7 @@ static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
 }
 
 static void tshi_uv_part(tsh_uv_world *world) {
-    if (tshi_uv_accuses(world)) return;
+    if (tshi_uv_has_reported(world)) return;
     world->parting = tsh_now();
     (void)tshi_uv_write(world, TSHI_UV_BYE);
     tshi_uv_post_all(world);
@@ -3175,7 +3174,7 @@ static void tshi_uv_on_tick(uv_timer_t *timer) {
 /* Whatever has happened, these follow from it. */
 static void tshi_uv_on_turn(uv_prepare_t *turn) {
     tsh_uv_world *world = (tsh_uv_world *)turn->data;
-    int ended = tshi_uv_verdict(world) != TSH_OK, leaving, wait;
+    int ended = tshi_uv_failed(world) != TSH_OK, leaving, wait;
     int64_t next;
     tshi_uv_tick(world);
     uv_mutex_lock(&world->lock);
@@ -3188,8 +3187,9 @@ static void tshi_uv_on_turn(uv_prepare_t *turn) {
     }
     tshi_uv_watch_peers(world);
     next = tshi_uv_min(world->silent_at, world->beat);
-    wait = world->forming || world->making || world->conns || leaving || tshi_uv_accuses(world) ||
-                   (!ended && (world->judge.since || world->offered_at))
+    wait = world->forming || world->making || world->conns || leaving ||
+                   tshi_uv_has_reported(world) ||
+                   (!ended && (world->coordinator.since || world->offered_at))
                ? 5
                : (int)tshi_uv_min(100, (next - tsh_now()) / TSHI_UV_MS + 1);
     if (wait < 1) wait = 1;
@@ -3211,14 +3211,15 @@ static void tshi_uv_name_missing(const tshi_uv_group *group, tsh_error *error) {
         tsh_text_add(error->message, sizeof error->message, " (%s)", world->obstacle);
 }
 
-/* The caller's thread has something: evidence, a group to be made, a long wait, a goodbye. */
+/* The caller's thread has something: an error report, a group to be made, a long wait, or it
+ * leaves. */
 static void tshi_uv_on_request(uv_async_t *async) {
     tsh_uv_world *world = (tsh_uv_world *)async->data;
-    tshi_uv_evidence e;
+    tshi_uv_report e;
     tshi_uv_group *made = NULL;
     uv_mutex_lock(&world->lock);
-    e = world->evidence;
-    world->evidence.charge = TSHI_UV_NOTHING;
+    e = world->reported;
+    world->reported.kind = TSHI_UV_NOTHING;
     if (world->requested) {
         made = world->making = world->requested;
         world->requested = NULL;
@@ -3226,8 +3227,8 @@ static void tshi_uv_on_request(uv_async_t *async) {
         made->listener = -1;
     }
     uv_mutex_unlock(&world->lock);
-    if (e.charge == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
-    if (e.charge != TSHI_UV_NOTHING) tshi_uv_hold(world, &e);
+    if (e.kind == TSHI_UV_LATE && world->making) tshi_uv_name_missing(world->making, &e.error);
+    if (e.kind != TSHI_UV_NOTHING) tshi_uv_hold(world, &e);
     if (made) tshi_uv_dial_group(world, made);
 }
 
@@ -3329,7 +3330,7 @@ static int tshi_uv_index(const tshi_uv_group *group, const tshi_uv_op *op) {
 }
 
 /* ========================================================================== */
-/* >>uv-route                                       MARK: - uv-route (private) */
+/* >>uv-algorithm                               MARK: - uv-algorithm (private) */
 /* Which bytes of a collective go to whom, and where those of others belong.   */
 /* Needs: >>uv-group.                                                           */
 /* ========================================================================== */
@@ -3672,23 +3673,23 @@ static void tshi_uv_own_piece(const tshi_uv_group *group, const tshi_uv_op *op, 
     }
 }
 
-/* ---- any route ---- */
+/* ---- any algorithm ---- */
 
 /* Where the next bytes for `peer` are; size 0: none are ready. */
 static tshi_uv_span tshi_uv_out_at(const tshi_uv_group *group, const tshi_uv_op *op, int peer,
                                    int64_t offset, int64_t total) {
     tshi_uv_span span = {NULL, 0};
     int64_t ready = total;
-    if (op->route == TSHI_UV_RING) ready = tshi_uv_ring_ready(group, op, total);
-    if (op->route == TSHI_UV_CHAIN && group->rank != op->coll.root)
+    if (op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(group, op, total);
+    if (op->algorithm == TSHI_UV_CHAIN && group->rank != op->coll.root)
         ready = op->in[tshi_uv_prev(group)].done;
     if (offset >= ready) return span;
-    if (op->route == TSHI_UV_RING) {
+    if (op->algorithm == TSHI_UV_RING) {
         span = tshi_uv_ring_out(group, op, offset);
-    } else if (op->route == TSHI_UV_DIRECT) {
+    } else if (op->algorithm == TSHI_UV_DIRECT) {
         span = tshi_uv_direct_out(group, op, peer, offset);
     } else {
-        const void *from = op->route == TSHI_UV_MESSAGE ? op->coll.send : op->coll.recv;
+        const void *from = op->algorithm == TSHI_UV_MESSAGE ? op->coll.send : op->coll.recv;
         span.at = (char *)(uintptr_t)from + offset;
         span.size = total - offset;
     }
@@ -3700,9 +3701,9 @@ static tshi_uv_span tshi_uv_in_at(const tshi_uv_group *group, const tshi_uv_op *
                                   int64_t offset, int64_t total) {
     tshi_uv_span span = {NULL, 0};
     if (offset >= total) return span;
-    if (op->route == TSHI_UV_RING) {
+    if (op->algorithm == TSHI_UV_RING) {
         span = tshi_uv_ring_in(group, op, offset);
-    } else if (op->route == TSHI_UV_DIRECT) {
+    } else if (op->algorithm == TSHI_UV_DIRECT) {
         span = tshi_uv_direct_in(group, op, peer, offset);
     } else {
         span.at = (char *)op->coll.recv + offset;
@@ -3715,7 +3716,7 @@ static tshi_uv_span tshi_uv_in_at(const tshi_uv_group *group, const tshi_uv_op *
 /* ========================================================================== */
 /* >>uv-flow                                         MARK: - uv-flow (private) */
 /* Bytes move, on every connection that has some to move.                      */
-/* Needs: >>uv-route >>uv-verdict.                                              */
+/* Needs: >>uv-algorithm >>uv-error.                                              */
 /* ========================================================================== */
 
 static int tshi_uv_for_messages(const tshi_uv_link *link) {
@@ -3743,9 +3744,9 @@ static void tshi_uv_broke(tshi_uv_link *link, const tshi_uv_fifo *fifo, const ch
     int peer = group->ranks[link->peer];
     char text[200];
     tshi_uv_op_text(group, tshi_uv_first(group, fifo), text, sizeof text);
-    tshi_uv_accuse(world, TSHI_UV_GONE, 0, 0, TSH_ERR_LOST, peer,
-                   "rank %d at %s %s while rank %d waits for it in %s", peer,
-                   world->peer[peer].name, how, world->rank, text);
+    tshi_uv_report_error(world, TSHI_UV_GONE, 0, 0, TSH_ERR_LOST, peer,
+                         "rank %d at %s %s while rank %d waits for it in %s", peer,
+                         world->peer[peer].name, how, world->rank, text);
 }
 
 /* The peer's descriptor is not this rank's: the coordinator asks all of them. */
@@ -3753,11 +3754,11 @@ static void tshi_uv_differ(tshi_uv_link *link, const tshi_uv_op *op) {
     tshi_uv_group *group = link->group;
     uint64_t seq = link->heard.seq < op->head.seq ? link->heard.seq : op->head.seq;
     int a = group->ranks[link->peer], b = group->world->rank;
-    tshi_uv_accuse(group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH,
-                   tsh_blamed(a, b),
-                   "rank %d and rank %d called different collectives (collective %llu of group "
-                   "%llu)",
-                   a, b, (unsigned long long)seq, (unsigned long long)group->id);
+    tshi_uv_report_error(
+        group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tsh_blamed(a, b),
+        "rank %d and rank %d called different collectives (collective %llu of group "
+        "%llu)",
+        a, b, (unsigned long long)seq, (unsigned long long)group->id);
 }
 
 /* A message and its receive do not fit. */
@@ -3775,8 +3776,8 @@ static void tshi_uv_unfit(tshi_uv_link *link, const tshi_uv_head *sent, const ts
     b.tag = wanted->tag;
     tsh_message_mismatch(&a, &b, group->ranks[from], group->ranks[to], sent->seq, group->id,
                          &error);
-    tshi_uv_accuse(group->world, TSHI_UV_MISMATCH, 0, 0, error.code, error.rank, "%s",
-                   error.message);
+    tshi_uv_report_error(group->world, TSHI_UV_MISMATCH, 0, 0, error.code, error.rank, "%s",
+                         error.message);
 }
 
 static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
@@ -3801,7 +3802,7 @@ static tshi_uv_head tshi_uv_message_head(const tshi_uv_group *group, const tshi_
 /* One frame of op is done; the last one completes it. */
 static void tshi_uv_frame_done(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_fifo *fifo) {
     tshi_uv_pop(fifo);
-    if (--op->pending == 0 && op->route == TSHI_UV_DIRECT && tshi_uv_sums(op))
+    if (--op->pending == 0 && op->algorithm == TSHI_UV_DIRECT && tshi_uv_sums(op))
         tshi_uv_direct_sums(group, op);
 }
 
@@ -3872,14 +3873,14 @@ static ssize_t tshi_uv_transfer(int fd, tshi_uv_pieces *pieces, int out) {
 static void tshi_uv_payload_came(const tshi_uv_group *group, tshi_uv_op *op, tshi_uv_stream *s,
                                  size_t n) {
     s->done += (int64_t)n;
-    if (op->route == TSHI_UV_RING) tshi_uv_ring_fold(group, op);
+    if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(group, op);
 }
 
 /* Payload has gone. A ring's own piece is put in its place as it goes, while it is in the cache. */
 static void tshi_uv_payload_went(const tshi_uv_group *group, const tshi_uv_op *op,
                                  tshi_uv_stream *s, size_t n) {
     int64_t end = s->done + (int64_t)n;
-    while (op->route == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
+    while (op->algorithm == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
         tshi_uv_at at = tshi_uv_locate(group, op, tshi_uv_first_out(group, op), s->done);
         int64_t now = tshi_uv_min(at.left, end - s->done);
         if (at.step == 0) tshi_uv_own_piece(group, op, at.offset, now);
@@ -4019,7 +4020,7 @@ static int tshi_uv_move_link(tshi_uv_link *link) {
             moved |= got;
         } while (got == 2 && (link->in.used || (tshi_uv_for_messages(link) && link->out.used)));
     }
-    if (TSHI_UV_GET(&link->group->world->accused)) return 0;
+    if (TSHI_UV_GET(&link->group->world->halted)) return 0;
     while (!(link->want & UV_WRITABLE) && tshi_uv_write_once(link)) moved = 1;
     return moved;
 }
@@ -4029,7 +4030,7 @@ static int tshi_uv_advance(tsh_uv_world *world) {
     int moved = 0;
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
         for (int i = 0; group->active && i < 2 * group->size; i++) {
-            if (TSHI_UV_GET(&world->accused)) return 0;
+            if (TSHI_UV_GET(&world->halted)) return 0;
             moved |= tshi_uv_move_link(&group->link[i]);
         }
     }
@@ -4038,7 +4039,7 @@ static int tshi_uv_advance(tsh_uv_world *world) {
 
 /* ========================================================================== */
 /* >>uv-start                                       MARK: - uv-start (private) */
-/* A collective is described, given a route, and its frames put in the queues. */
+/* Starting a collective: its algorithm, and its frames in the queues.         */
 /* Needs: >>uv-flow.                                                            */
 /* ========================================================================== */
 
@@ -4055,12 +4056,12 @@ static void tshi_uv_queue(tshi_uv_group *group, tshi_uv_op *op, tshi_uv_fifo *fi
 }
 
 static void tshi_uv_expect(tshi_uv_group *group, tshi_uv_op *op, int peer, int64_t total) {
-    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->route == TSHI_UV_MESSAGE);
+    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->algorithm == TSHI_UV_MESSAGE);
     tshi_uv_queue(group, op, &link->in, &op->in[peer], total);
 }
 
 static void tshi_uv_promise(tshi_uv_group *group, tshi_uv_op *op, int peer, int64_t total) {
-    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->route == TSHI_UV_MESSAGE);
+    tshi_uv_link *link = tshi_uv_link_to(group, peer, op->algorithm == TSHI_UV_MESSAGE);
     tshi_uv_queue(group, op, &link->out, &op->out[peer], total);
 }
 
@@ -4072,7 +4073,8 @@ static int64_t tshi_uv_whole(const tshi_uv_group *group, const tshi_uv_op *op) {
 }
 
 /* By size alone, so that all ranks choose alike. */
-static tshi_uv_route tshi_uv_route_of(const tshi_uv_group *group, const tshi_uv_op *op) {
+static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_group *group,
+                                                  const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t sent;
     switch (coll->kind) {
@@ -4114,7 +4116,7 @@ static void tshi_uv_plan_ring(tshi_uv_group *group, tshi_uv_op *op) {
 static void tshi_uv_plan_broadcast(tshi_uv_group *group, tshi_uv_op *op) {
     int next = tshi_uv_next(group), prev = tshi_uv_prev(group), root = op->coll.root;
     int64_t bytes = op->coll.count * tshi_uv_width(op);
-    int star = op->route == TSHI_UV_STAR, is_root = group->rank == root;
+    int star = op->algorithm == TSHI_UV_STAR, is_root = group->rank == root;
     if (group->size == 1) return;
     if (star && is_root)
         for (int j = 1; j < group->size; j++)
@@ -4162,9 +4164,10 @@ static void tshi_uv_remember(tshi_uv_group *group, const tshi_uv_op *op) {
 }
 
 static size_t tshi_uv_scratch(const tshi_uv_group *group, const tshi_uv_op *op) {
-    if (op->route == TSHI_UV_RING) return tshi_uv_sums(op) ? TSHI_UV_WINDOW : 0;
+    if (op->algorithm == TSHI_UV_RING) return tshi_uv_sums(op) ? TSHI_UV_WINDOW : 0;
     if (group->size == 1) return 0;
-    if (op->route != TSHI_UV_DIRECT || !(tshi_uv_sums(op) || op->coll.kind == TSH_SPLIT)) return 0;
+    if (op->algorithm != TSHI_UV_DIRECT || !(tshi_uv_sums(op) || op->coll.kind == TSH_SPLIT))
+        return 0;
     return (size_t)(tshi_uv_direct_size(group, op, group->rank, group->rank) * group->size);
 }
 
@@ -4188,7 +4191,7 @@ static tshi_uv_op *tshi_uv_prepare_op(tshi_uv_group *group, const tsh_coll *coll
     op->pending = 0;
     op->ready = 0;
     op->ticket = NULL;
-    op->route = tshi_uv_route_of(group, op);
+    op->algorithm = tshi_uv_choose_algorithm(group, op);
     need = tshi_uv_scratch(group, op);
     if (need > op->scratch_size) {
         free(op->scratch);
@@ -4203,12 +4206,12 @@ static tshi_uv_op *tshi_uv_prepare_op(tshi_uv_group *group, const tsh_coll *coll
     return op;
 }
 
-/* The operation's frames are put in the queues, and what can go goes. */
+/* Queues op's frames and writes as much as the sockets take now. */
 static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     op->used = 1;
     group->active++;
-    if (op->route == TSHI_UV_MESSAGE) {
+    if (op->algorithm == TSHI_UV_MESSAGE) {
         tshi_uv_plan_message(group, op);
     } else {
         memset(&op->head, 0, sizeof op->head);
@@ -4219,9 +4222,9 @@ static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
         op->head.kind = (uint8_t)coll->kind;
         tshi_uv_remember(group, op);
         op->pending = 1; /* until all frames are in the queues */
-        if (op->route == TSHI_UV_DIRECT) tshi_uv_plan_direct(group, op);
-        if (op->route == TSHI_UV_RING) tshi_uv_plan_ring(group, op);
-        if (op->route == TSHI_UV_STAR || op->route == TSHI_UV_CHAIN)
+        if (op->algorithm == TSHI_UV_DIRECT) tshi_uv_plan_direct(group, op);
+        if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(group, op);
+        if (op->algorithm == TSHI_UV_STAR || op->algorithm == TSHI_UV_CHAIN)
             tshi_uv_plan_broadcast(group, op);
         if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(group, op);
     }
@@ -4235,7 +4238,7 @@ static void tshi_uv_launch(tshi_uv_group *group, tshi_uv_op *op) {
 /* Needs: >>uv-start.                                                           */
 /* ========================================================================== */
 
-enum { TSHI_UV_STUCK_MS = 20, TSHI_UV_NAP_MS = 500 };
+enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 };
 
 /* What a rank waits for: an operation, or the connections of a group (op NULL). */
 typedef struct tshi_uv_waiting {
@@ -4257,7 +4260,7 @@ static void tshi_uv_timer_event(uv_timer_t *timer) {
 }
 
 static int tshi_uv_over(const tshi_uv_waiting *wait) {
-    if (tshi_uv_verdict(wait->group->world) != TSH_OK) return 1;
+    if (tshi_uv_failed(wait->group->world) != TSH_OK) return 1;
     return wait->op ? wait->op->pending == 0 : TSHI_UV_GET(&wait->group->linked);
 }
 
@@ -4277,26 +4280,28 @@ static void tshi_uv_late(const tshi_uv_group *group, const tshi_uv_op *op) {
     char text[200];
     uint64_t number;
     int sends, peer;
-    if (TSHI_UV_GET(&world->accused)) return;
+    if (TSHI_UV_GET(&world->halted)) return;
     tshi_uv_op_text(group, op, text, sizeof text);
-    if (op && op->route == TSHI_UV_MESSAGE) {
+    if (op && op->algorithm == TSHI_UV_MESSAGE) {
         peer = group->ranks[tshi_uv_awaited(op, &number, &sends)];
-        tshi_uv_accuse(world, TSHI_UV_LATE, 0, 0, TSH_ERR_TIMEOUT, peer,
-                       "rank %d ran out of time in %s; absent ranks: %d", world->rank, text, peer);
+        tshi_uv_report_error(world, TSHI_UV_LATE, 0, 0, TSH_ERR_TIMEOUT, peer,
+                             "rank %d ran out of time in %s; absent ranks: %d", world->rank, text,
+                             peer);
     } else {
-        tshi_uv_accuse(world, TSHI_UV_LATE, op ? group->id : 0, op ? op->head.seq : 0,
-                       TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in %s", world->rank, text);
+        tshi_uv_report_error(world, TSHI_UV_LATE, op ? group->id : 0, op ? op->head.seq : 0,
+                             TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in %s", world->rank,
+                             text);
     }
 }
 
-/* Under the lock: what this rank had started when it got stuck. */
-static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_stuck *s) {
+/* Under the lock: what this rank had started when it got blocked. */
+static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_blocked *s) {
     s->groups = s->pairs = 0;
-    for (const tshi_uv_group *g = world->groups; g && s->groups < TSHI_UV_STUCK_GROUPS;
+    for (const tshi_uv_group *g = world->groups; g && s->groups < TSHI_UV_BLOCKED_GROUPS;
          g = g->next) {
         s->groups_of[s->groups].id = g->id;
         s->groups_of[s->groups++].started = g->started;
-        for (int i = g->size; i < 2 * g->size && s->pairs < TSHI_UV_STUCK_PAIRS; i++) {
+        for (int i = g->size; i < 2 * g->size && s->pairs < TSHI_UV_BLOCKED_PAIRS; i++) {
             const tshi_uv_link *link = &g->link[i];
             if (!link->sends && !link->receives) continue;
             s->pairs_of[s->pairs].group = g->id;
@@ -4307,37 +4312,37 @@ static void tshi_uv_list_started(const tsh_uv_world *world, tshi_uv_stuck *s) {
     }
 }
 
-/* Leaves for the control thread where this rank waits. */
-static void tshi_uv_note_stuck(const tshi_uv_group *group, const tshi_uv_op *op) {
+/* Records what this rank is blocked on, for the control thread to read. */
+static void tshi_uv_note_blocked(const tshi_uv_group *group, const tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
-    tshi_uv_stuck *s = world->stuck;
+    tshi_uv_blocked *s = world->blocked;
     int peer = -1;
     uv_mutex_lock(&world->lock);
     s->wait = ++world->waits;
     s->group = group->id;
     s->seq = op->head.seq;
     s->sends = 0;
-    if (op->route == TSHI_UV_MESSAGE) peer = tshi_uv_awaited(op, &s->seq, &s->sends);
+    if (op->algorithm == TSHI_UV_MESSAGE) peer = tshi_uv_awaited(op, &s->seq, &s->sends);
     s->peer = peer < 0 ? -1 : group->ranks[peer];
     s->members = group->size;
     memcpy(s->member, group->ranks, (size_t)group->size * sizeof *group->ranks);
     tshi_uv_op_text(group, op, s->text, sizeof s->text);
     tshi_uv_list_started(world, s);
-    world->stuck_new = 1;
+    world->blocked_new = 1;
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
 }
 
-static void tshi_uv_unstick(tsh_uv_world *world) {
+static void tshi_uv_unblock(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
-    world->stuck->wait = 0;
-    world->stuck_new = 0;
+    world->blocked->wait = 0;
+    world->blocked_new = 0;
     uv_mutex_unlock(&world->lock);
 }
 
 /* Tells libuv which connections may wake this rank. */
 static void tshi_uv_watch_links(tsh_uv_world *world) {
-    int still = TSHI_UV_GET(&world->accused);
+    int still = TSHI_UV_GET(&world->halted);
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
         for (int i = 0; i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
@@ -4347,8 +4352,8 @@ static void tshi_uv_watch_links(tsh_uv_world *world) {
             if (!link->poll) {
                 link->poll = tshi_uv_watch(&world->loop, link->fd, want, NULL, tshi_uv_poll_event);
                 if (!link->poll)
-                    tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
-                                   "rank %d: no memory to watch a connection", world->rank);
+                    tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
+                                         "rank %d: no memory to watch a connection", world->rank);
             } else if (want) {
                 (void)uv_poll_start(link->poll, want, tshi_uv_poll_event);
             } else {
@@ -4370,10 +4375,10 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
     else
         until = tshi_uv_min(until, wait->deadline);
     if (wait->op && !wait->noted) {
-        int64_t note = wait->begun + TSHI_UV_STUCK_MS * TSHI_UV_MS;
+        int64_t note = wait->begun + TSHI_UV_BLOCKED_MS * TSHI_UV_MS;
         wait->noted = now >= note;
         if (wait->noted)
-            tshi_uv_note_stuck(wait->group, wait->op);
+            tshi_uv_note_blocked(wait->group, wait->op);
         else
             until = tshi_uv_min(until, note);
     }
@@ -4404,8 +4409,8 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op, int64_t
             tshi_uv_nap(&wait);
         }
     }
-    if (wait.noted) tshi_uv_unstick(world);
-    return tshi_uv_verdict(world);
+    if (wait.noted) tshi_uv_unblock(world);
+    return tshi_uv_failed(world);
 }
 
 /* ========================================================================== */
@@ -4429,7 +4434,7 @@ static void tshi_uv_release(tshi_uv_group *group, tshi_uv_op *op) {
 
 static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_uv_group *group = tshi_uv_group_of(comm);
-    tsh_result result = tshi_uv_verdict(group->world);
+    tsh_result result = tshi_uv_failed(group->world);
     tshi_uv_op *op;
     *req = 0;
     if (result != TSH_OK) return result;
@@ -4438,12 +4443,13 @@ static tsh_result tshi_uv_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *r
     tshi_uv_launch(group, op);
     if (coll->kind == TSH_ALLTOALL &&
         coll->send_counts[group->rank] != coll->recv_counts[group->rank])
-        tshi_uv_accuse(group->world, TSHI_UV_MISMATCH, group->id, op->head.seq, TSH_ERR_MISMATCH,
-                       group->world->rank,
-                       "rank %d called all-to-all with send_counts[%d] = %lld and recv_counts[%d] "
-                       "= %lld",
-                       group->world->rank, group->rank, (long long)coll->send_counts[group->rank],
-                       group->rank, (long long)coll->recv_counts[group->rank]);
+        tshi_uv_report_error(
+            group->world, TSHI_UV_MISMATCH, group->id, op->head.seq, TSH_ERR_MISMATCH,
+            group->world->rank,
+            "rank %d called all-to-all with send_counts[%d] = %lld and recv_counts[%d] "
+            "= %lld",
+            group->world->rank, group->rank, (long long)coll->send_counts[group->rank], group->rank,
+            (long long)coll->recv_counts[group->rank]);
     *req = (tsh_req)tshi_uv_index(group, op) + 1;
     return TSH_OK;
 }
@@ -4461,7 +4467,7 @@ static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
     tshi_uv_op *op = tshi_uv_op_of(group, req);
     tsh_result result;
     (void)tshi_uv_advance(group->world);
-    result = tshi_uv_verdict(group->world);
+    result = tshi_uv_failed(group->world);
     *done = result != TSH_OK || op->pending == 0;
     if (!*done && tsh_now() >= op->deadline) tshi_uv_late(group, op);
     return result;
@@ -4469,20 +4475,20 @@ static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
 
 static void tshi_uv_progress(tsh_comm *comm) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
-    if (tshi_uv_verdict(world) == TSH_OK) (void)tshi_uv_advance(world);
+    if (tshi_uv_failed(world) == TSH_OK) (void)tshi_uv_advance(world);
 }
 
 static tsh_result tshi_uv_status(tsh_comm *comm, tsh_error *error) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
-    tsh_result verdict = tshi_uv_verdict(world);
-    if (verdict != TSH_OK && error) *error = world->error; /* written before the verdict */
-    return verdict;
+    tsh_result failed = tshi_uv_failed(world);
+    if (failed != TSH_OK && error) *error = world->error; /* written before `failed` */
+    return failed;
 }
 
 static void tshi_uv_abort(tsh_comm *comm, const tsh_error *why) {
     tsh_uv_world *world = tshi_uv_group_of(comm)->world;
-    tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, why->code, why->rank < 0 ? world->rank : why->rank,
-                   "%s", why->message);
+    tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, why->code,
+                         why->rank < 0 ? world->rank : why->rank, "%s", why->message);
 }
 
 /* ---- split ---- */
@@ -4564,7 +4570,7 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
 static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     tshi_uv_group *parent = tshi_uv_group_of(comm), *group = NULL;
     tsh_uv_world *world = parent->world;
-    tsh_result result = tshi_uv_verdict(world);
+    tsh_result result = tshi_uv_failed(world);
     tshi_uv_ticket *tickets, *mine;
     tshi_uv_address at = world->own;
     int alone = color < 0 || parent->size == 1, listener = -1;
@@ -4601,13 +4607,14 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
 static void tshi_uv_world_free(tsh_uv_world *world) {
     if (!world) return;
     free(world->peer);
-    free(world->judge.answer);
-    free(world->judge.trail);
-    free(world->judge.asked);
-    for (int r = 0; world->judge.stuck && r < world->size; r++) free(world->judge.stuck[r].member);
-    free(world->judge.stuck);
-    if (world->stuck) free(world->stuck->member);
-    free(world->stuck);
+    free(world->coordinator.answer);
+    free(world->coordinator.search);
+    free(world->coordinator.asked);
+    for (int r = 0; world->coordinator.blocked && r < world->size; r++)
+        free(world->coordinator.blocked[r].member);
+    free(world->coordinator.blocked);
+    if (world->blocked) free(world->blocked->member);
+    free(world->blocked);
     sodium_memzero(world->secret, sizeof world->secret);
     sodium_memzero(world->mesh, sizeof world->mesh);
     free(world);
@@ -4631,7 +4638,7 @@ static void tshi_uv_world_end(tsh_uv_world *world) {
     tshi_uv_world_free(world);
 }
 
-/* Says goodbye, and ends the control thread. */
+/* Shuts down in good order: tells the peers, and ends the control thread. */
 static void tshi_uv_world_close(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
     world->leaving = 1;
@@ -4649,15 +4656,15 @@ static void tshi_uv_world_close(tsh_uv_world *world) {
 static void tshi_uv_close(tsh_comm *comm) {
     tshi_uv_group *group = tshi_uv_group_of(comm), **at;
     tsh_uv_world *world = group->world;
-    if (group->active && tshi_uv_verdict(world) == TSH_OK)
-        tshi_uv_accuse(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_LOST, world->rank,
-                       "rank %d closed group %llu before it waited for its requests", world->rank,
-                       (unsigned long long)group->id);
+    if (group->active && tshi_uv_failed(world) == TSH_OK)
+        tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_LOST, world->rank,
+                             "rank %d closed group %llu before it waited for its requests",
+                             world->rank, (unsigned long long)group->id);
     uv_mutex_lock(&world->lock);
     for (at = &world->groups; *at != group;) at = &(*at)->next;
     *at = group->next;
     uv_mutex_unlock(&world->lock);
-    if (tshi_uv_verdict(world) == TSH_OK) {
+    if (tshi_uv_failed(world) == TSH_OK) {
         tshi_uv_group_free(group);
     } else { /* the control thread may still be connecting it */
         group->next = world->ended;
@@ -4676,27 +4683,28 @@ static const tsh_comm_ops tshi_uv_ops = TSH_COMM_OPS(tshi_uv, "uv",
 /* Needs: >>uv-ops >>uv-settings.                                               */
 /* ========================================================================== */
 
-/* Everything of the world that is counted in ranks. */
+/* Allocates the arrays with one entry per rank. 0: out of memory. */
 static int tshi_uv_world_alloc(tsh_uv_world *world) {
     size_t n = (size_t)world->size;
     int *ranks = (int *)calloc(n, sizeof *ranks);
     world->peer = (tshi_uv_peer *)calloc(n, sizeof *world->peer);
-    world->judge.answer = (tshi_uv_answer *)calloc(n, sizeof *world->judge.answer);
-    world->judge.trail = (tsh_coll_trail *)calloc(n, sizeof *world->judge.trail);
-    world->judge.asked = (uint64_t *)calloc(n, sizeof *world->judge.asked);
-    world->judge.stuck = (tshi_uv_stuck *)calloc(n, sizeof *world->judge.stuck);
-    world->stuck = (tshi_uv_stuck *)calloc(1, sizeof *world->stuck);
-    if (world->stuck) world->stuck->member = (int *)calloc(n, sizeof(int));
+    world->coordinator.answer = (tshi_uv_answer *)calloc(n, sizeof *world->coordinator.answer);
+    world->coordinator.search = (tsh_coll_search *)calloc(n, sizeof *world->coordinator.search);
+    world->coordinator.asked = (uint64_t *)calloc(n, sizeof *world->coordinator.asked);
+    world->coordinator.blocked = (tshi_uv_blocked *)calloc(n, sizeof *world->coordinator.blocked);
+    world->blocked = (tshi_uv_blocked *)calloc(1, sizeof *world->blocked);
+    if (world->blocked) world->blocked->member = (int *)calloc(n, sizeof(int));
     for (int r = 0; r < world->size && ranks; r++) ranks[r] = r;
-    if (ranks && world->judge.stuck)
+    if (ranks && world->coordinator.blocked)
         world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size, ranks);
     free(ranks);
-    if (!world->peer || !world->judge.answer || !world->judge.trail || !world->judge.asked ||
-        !world->world_group || !world->stuck || !world->stuck->member)
+    if (!world->peer || !world->coordinator.answer || !world->coordinator.search ||
+        !world->coordinator.asked || !world->world_group || !world->blocked ||
+        !world->blocked->member)
         return 0;
     for (int r = 0; r < world->size; r++) {
-        world->judge.stuck[r].member = (int *)calloc(n, sizeof(int));
-        if (!world->judge.stuck[r].member) return 0;
+        world->coordinator.blocked[r].member = (int *)calloc(n, sizeof(int));
+        if (!world->coordinator.blocked[r].member) return 0;
         world->peer[r].world = world;
         world->peer[r].rank = r;
         world->peer[r].fd = -1;
@@ -4709,11 +4717,11 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
 static int tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *error) {
     struct rlimit limit;
     int need = tshi_uv_descriptors(world->size);
-    world->unproven_limit = TSHI_UV_STRANGERS;
+    world->unproven_limit = TSHI_UV_UNPROVEN;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 1;
     if (limit.rlim_cur >= (rlim_t)need) {
         int64_t half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2;
-        world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_STRANGERS);
+        world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
         if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
         return 1;
     }
@@ -4830,14 +4838,14 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
 
 /* Waits until the world has formed, or will not. */
 static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
-    tsh_result verdict;
+    tsh_result failed;
     uv_mutex_lock(&world->lock);
-    while (!world->complete && tshi_uv_verdict(world) == TSH_OK)
+    while (!world->complete && tshi_uv_failed(world) == TSH_OK)
         uv_cond_wait(&world->changed, &world->lock);
-    verdict = tshi_uv_verdict(world);
-    if (verdict != TSH_OK) *error = world->error;
+    failed = tshi_uv_failed(world);
+    if (failed != TSH_OK) *error = world->error;
     uv_mutex_unlock(&world->lock);
-    return verdict;
+    return failed;
 }
 
 static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *error) {

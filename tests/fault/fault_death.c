@@ -10,17 +10,6 @@
 
 static const int sizes[] = {2, 4, 8};
 
-static world_desc death_desc(int ranks, rank_fn fn, const void *user) {
-    world_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.way = WORLD_TCP;
-    desc.ranks = ranks;
-    desc.fn = fn;
-    desc.user = user;
-    desc.limit = 30;
-    return desc;
-}
-
 /* What the survivors of many runs saw. */
 typedef struct tally {
     samples ms;
@@ -59,7 +48,7 @@ static void tally_row(tally *t, double p99, double worst) {
 /* ------------------------------------------------------------------ F1 SIGKILL */
 
 static void kill_run(tally *t, int ranks, const doing_plan *plan, uint64_t draw) {
-    world_desc desc = death_desc(ranks, until_error_rank, plan);
+    world_desc desc = world_over_tcp(ranks, until_error_rank, plan, 30);
     int victim = (int)(mix(draw) % (uint64_t)ranks);
     const char *why;
     int64_t killed;
@@ -103,7 +92,7 @@ static void nothing_rank(job *j) {
 }
 
 static void handshake_run(tally *t, int ranks, uint64_t draw) {
-    world_desc desc = death_desc(ranks + 1, nothing_rank, NULL);
+    world_desc desc = world_over_tcp(ranks + 1, nothing_rank, NULL, 30);
     int victim = (int)(mix(draw) % (uint64_t)ranks);
     const char *why;
     int64_t killed;
@@ -156,7 +145,7 @@ static int all_at(const world *w, int but, double seconds) {
 }
 
 static void stop_run(tally *t, int *refused, int ranks, const doing_plan *plan, uint64_t draw) {
-    world_desc desc = death_desc(ranks, stopped_rank, plan);
+    world_desc desc = world_over_tcp(ranks, stopped_rank, plan, 30);
     int victim = (int)(mix(draw) % (uint64_t)ranks);
     const char *why;
     int64_t stopped;
@@ -219,7 +208,7 @@ static void close_rows(void) {
         memset(&t, 0, sizeof t);
         fault_begin("F15", "close while others are in a call, N=%d", sizes[n]);
         for (int i = 0; i < runs; i++) {
-            world_desc desc = death_desc(sizes[n], closing_rank, NULL);
+            world_desc desc = world_over_tcp(sizes[n], closing_rank, NULL, 30);
             const char *why;
             world w;
             world_start(&w, &desc);
@@ -278,7 +267,7 @@ static void opens_rank(job *j) {
 
 static void opens_row(void) {
     int opens = 1000, more = 0;
-    world_desc desc = death_desc(2, opens_rank, &opens);
+    world_desc desc = world_over_tcp(2, opens_rank, &opens, 30);
     double kib = 0;
     const char *why;
     world w;

@@ -11,17 +11,6 @@
 #include <sys/mount.h>
 #include <sys/stat.h> /* fchmod */
 
-static world_desc join_desc(int ranks, rank_fn fn, const void *user) {
-    world_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.way = WORLD_TCP;
-    desc.ranks = ranks;
-    desc.fn = fn;
-    desc.user = user;
-    desc.limit = 60;
-    return desc;
-}
-
 static void sum_rank(job *j) {
     int64_t sum = j->rank;
     CHECK(tsh_allreduce(&j->comm, &sum, 1, TSH_I64, TSH_SUM) == TSH_OK);
@@ -38,7 +27,7 @@ static void speed_row(int ranks) {
     ms.count = 0;
     fault_begin("F14", "%d ranks join", ranks);
     for (int i = 0; i < runs; i++) {
-        world_desc desc = join_desc(ranks, sum_rank, NULL);
+        world_desc desc = world_over_tcp(ranks, sum_rank, NULL, 60);
         int64_t last = 0;
         const char *why;
         world w;
@@ -66,7 +55,7 @@ static void absent_prepare(job *j, tsh_uv_desc *uv) {
 }
 
 static void absent_row(int ranks, unsigned absent, const char *list) {
-    world_desc desc = join_desc(ranks, sum_rank, &absent);
+    world_desc desc = world_over_tcp(ranks, sum_rank, &absent, 60);
     double late = 0, early = 1e9;
     int listed = 0, present = 0;
     const char *why;
@@ -113,7 +102,7 @@ static void order_row(void) {
     fault_begin("F14", "%d start orders, up to %d ms apart, N=5", runs, apart);
     for (int i = 0; i < runs; i++) {
         int delays[5];
-        world_desc desc = join_desc(5, sum_rank, delays);
+        world_desc desc = world_over_tcp(5, sum_rank, delays, 60);
         const char *why;
         world w;
         for (int r = 0; r < 5; r++)
@@ -140,7 +129,7 @@ static void taken_prepare(job *j, tsh_uv_desc *uv) {
 
 static void taken_row(void) {
     int port = 0, taken = listen_anywhere(&port);
-    world_desc desc = join_desc(1, sum_rank, &port);
+    world_desc desc = world_over_tcp(1, sum_rank, &port, 60);
     const tsh_error *why_not;
     const char *why;
     char number_text[16];
@@ -204,7 +193,7 @@ static int address_exists(const char *text) {
 }
 
 static void place_row(const place *p) {
-    world_desc desc = join_desc(3, sum_rank, p);
+    world_desc desc = world_over_tcp(3, sum_rank, p, 60);
     const char *why;
     world w;
     fault_begin("F8", "%s", p->name);

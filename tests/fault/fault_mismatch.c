@@ -20,15 +20,9 @@ typedef struct tally {
 } tally;
 
 static void mismatch_run(tally *t, world_way way, int ranks, rank_fn fn, const odd_one *o) {
-    world_desc desc;
+    world_desc desc = world_of(way, ranks, fn, o, 20);
     const char *why;
     world w;
-    memset(&desc, 0, sizeof desc);
-    desc.way = way;
-    desc.ranks = ranks;
-    desc.fn = fn;
-    desc.user = o;
-    desc.limit = 20;
     world_start(&w, &desc);
     why = world_end(&w);
     if (why) fault_fail("odd rank %d: %s", o->odd, why);
@@ -118,14 +112,10 @@ static void cost_rank(job *j) {
 }
 
 static void cost_row(void) {
-    world_desc desc;
+    world_desc desc = world_over_tcp(2, cost_rank, NULL, 60);
     double us, added, bytes = 100.0 * (double)sizeof(tshi_uv_head) / 1048576;
     const char *why;
     world w;
-    memset(&desc, 0, sizeof desc);
-    desc.way = WORLD_TCP;
-    desc.ranks = 2;
-    desc.fn = cost_rank;
     fault_begin("F5", "what checking costs an all-reduce of 1 MiB, N=2");
     world_start(&w, &desc);
     why = world_end(&w);

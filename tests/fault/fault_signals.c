@@ -11,17 +11,6 @@
 #include <sys/resource.h>
 #include <sys/time.h>
 
-static world_desc signals_desc(int ranks, rank_fn fn, const void *user) {
-    world_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.way = WORLD_TCP;
-    desc.ranks = ranks;
-    desc.fn = fn;
-    desc.user = user;
-    desc.limit = 120;
-    return desc;
-}
-
 /* ---------------------------------------------------------------- SIGALRM at 1 kHz */
 
 static volatile sig_atomic_t alarms;
@@ -65,7 +54,7 @@ static void alarm_rank(job *j) {
 
 static void alarm_row(int ranks) {
     int64_t bytes = (int64_t)(fault_full() ? 10000 : 1500) * 1000000 / ranks;
-    world_desc desc = signals_desc(ranks, alarm_rank, &bytes);
+    world_desc desc = world_over_tcp(ranks, alarm_rank, &bytes, 120);
     const char *why;
     double gb = 0, signals = 1e9;
     world w;
@@ -129,7 +118,7 @@ static void pipe_row(int handled) {
     int runs = fault_full() ? 100 : 10, signals = 0, ended = 0;
     fault_begin("F9", "a peer dies while we send, SIGPIPE %s", handled ? "handled" : "default");
     for (int i = 0; i < runs; i++) {
-        world_desc desc = signals_desc(3, pipe_rank, &handled);
+        world_desc desc = world_over_tcp(3, pipe_rank, &handled, 120);
         const char *why;
         world w;
         desc.prepare = pipe_prepare;
@@ -169,7 +158,7 @@ static int needed(const char *sentence) {
 
 /* 1: all ranks joined; 0: none did, and *needs is what the first sentence asks for. */
 static int few_run(rlim_t limit, int *needs) {
-    world_desc desc = signals_desc(8, barrier_rank, &limit);
+    world_desc desc = world_over_tcp(8, barrier_rank, &limit, 120);
     const char *why, *sentence = NULL;
     int joined = 0;
     world w;

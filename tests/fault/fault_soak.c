@@ -16,19 +16,13 @@
 
 static void soak_row(const char *name, world_way way, int ranks, double seconds) {
     soak_plan plan;
-    world_desc desc;
+    world_desc desc = world_of(way, ranks, soak_rank, &plan, seconds + 100);
     const char *why;
     world w;
     memset(&plan, 0, sizeof plan);
-    memset(&desc, 0, sizeof desc);
     plan.seed = (uint64_t)now_ns();
     plan.rounds = 100000000;
     plan.seconds = seconds;
-    desc.way = way;
-    desc.ranks = ranks;
-    desc.fn = soak_rank;
-    desc.user = &plan;
-    desc.limit = seconds + 100;
     desc.uv.timeout = 60;
     fault_begin("F18", "soak, %s", name);
     world_start(&w, &desc);

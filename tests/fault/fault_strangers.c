@@ -403,12 +403,7 @@ static void strangers_rank(job *j) {
 }
 
 static world_desc strangers_desc(void) {
-    world_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.way = WORLD_TCP;
-    desc.ranks = RANKS;
-    desc.fn = strangers_rank;
-    desc.limit = 60;
+    world_desc desc = world_over_tcp(RANKS, strangers_rank, NULL, 60);
     desc.prepare = strangers_prepare;
     desc.uv.job = "job of strangers";
     desc.uv.timeout = 250;

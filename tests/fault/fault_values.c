@@ -11,14 +11,8 @@
 
 /* Runs it and tells the row of a failure. */
 static void values_run(world *w, world_way way, int ranks, rank_fn fn, const void *user) {
-    world_desc desc;
+    world_desc desc = world_of(way, ranks, fn, user, 200);
     const char *why;
-    memset(&desc, 0, sizeof desc);
-    desc.way = way;
-    desc.ranks = ranks;
-    desc.fn = fn;
-    desc.user = user;
-    desc.limit = 200;
     desc.uv.timeout = 100;
     world_start(w, &desc);
     why = world_end(w);

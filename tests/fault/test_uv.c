@@ -13,14 +13,7 @@
 #include <sys/time.h> /* struct timeval */
 
 static world_desc tcp_desc(int ranks, rank_fn fn, const void *user) {
-    world_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.way = comm_way;
-    desc.ranks = ranks;
-    desc.fn = fn;
-    desc.user = user;
-    desc.limit = 30;
-    return desc;
+    return world_of(comm_way, ranks, fn, user, 30);
 }
 
 static void barrier_rank(job *j) {

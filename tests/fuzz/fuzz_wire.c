@@ -267,7 +267,7 @@ static int take_proof(wire *w, const tshi_uv_hello *hello, char who, uint32_t st
 /* A stranger claims to be a rank. */
 static void happens_claim(wire *w) {
     int which = take_connection(w);
-    unsigned char greeting[TSHI_UV_GREETING], bytes[TSHI_UV_CLAIM];
+    unsigned char greeting[TSHI_UV_GREETING], bytes[TSHI_UV_CLIENT_HELLO];
     tshi_uv_hello hello;
     uint32_t version;
     memset(&hello, 0, sizeof hello);
@@ -281,10 +281,10 @@ static void happens_claim(wire *w) {
     if (pretend_hear(which, greeting, sizeof greeting))
         (void)tshi_uv_get_greeting(greeting, &version, w->nonce[which]);
     memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
-    tshi_uv_put_claim(bytes, &hello, w->world->secret);
-    tamper(w, bytes, TSHI_UV_CLAIM - 32);
-    tshi_uv_get_claim(bytes, &hello, bytes + TSHI_UV_CLAIM - 32);
-    w->proofs += take_proof(w, &hello, 'C', 0, bytes + TSHI_UV_CLAIM - 32);
+    tshi_uv_put_client_hello(bytes, &hello, w->world->secret);
+    tamper(w, bytes, TSHI_UV_CLIENT_HELLO - 32);
+    tshi_uv_get_client_hello(bytes, &hello, bytes + TSHI_UV_CLIENT_HELLO - 32);
+    w->proofs += take_proof(w, &hello, 'C', 0, bytes + TSHI_UV_CLIENT_HELLO - 32);
     pretend_say(which, bytes, sizeof bytes);
 }
 
@@ -303,12 +303,12 @@ static void happens_greeting(wire *w) {
 
 /* Who was called answers the claim that has come. */
 static void happens_answer(wire *w) {
-    unsigned char claim[TSHI_UV_CLAIM], bytes[TSHI_UV_REPLY], proof[32];
+    unsigned char claim[TSHI_UV_CLIENT_HELLO], bytes[TSHI_UV_REPLY], proof[32];
     int which = take_connection(w);
     unsigned status = take(w) % (TSHI_UV_UNKNOWN + 2);
     tshi_uv_hello hello;
     if (!pretend.socket[which].called || !pretend_hear(which, claim, sizeof claim)) return;
-    tshi_uv_get_claim(claim, &hello, proof);
+    tshi_uv_get_client_hello(claim, &hello, proof);
     memcpy(hello.server_nonce, w->nonce[which], sizeof hello.server_nonce);
     tshi_uv_put_reply(bytes, (tshi_uv_reply)status, take(w), &hello, w->world->secret);
     w->proofs += take_proof(w, &hello, 'S', status, proof);
@@ -424,7 +424,7 @@ static void happens_split(wire *w) {
 }
 
 /* The caller's thread has waited for long. */
-static void happens_stuck(wire *w) {
+static void happens_blocked(wire *w) {
     const tshi_uv_group *group = w->world->world_group;
     const tshi_uv_op *op = NULL;
     unsigned at = take(w);
@@ -432,9 +432,9 @@ static void happens_stuck(wire *w) {
         if (group->op[i].used) op = &group->op[i];
     if (!op || w->world->forming) return;
     if (!(at & 1))
-        tshi_uv_note_stuck(group, op);
-    else if (w->world->stuck->wait)
-        tshi_uv_unstick(w->world);
+        tshi_uv_note_blocked(group, op);
+    else if (w->world->blocked->wait)
+        tshi_uv_unblock(w->world);
 }
 
 static void happens_abort(wire *w) {
@@ -447,7 +447,7 @@ static void wire_run(wire *w, const uint8_t *data, size_t size) {
     static void (*const happens[])(wire *) = {
         happens_bytes,  happens_message, happens_stranger, happens_claim, happens_greeting,
         happens_answer, happens_start,   happens_data,     happens_test,  happens_later,
-        happens_end,    happens_split,   happens_stuck,    happens_abort};
+        happens_end,    happens_split,   happens_blocked,  happens_abort};
     wire_once();
     memset(w, 0, sizeof *w);
     w->at = data;

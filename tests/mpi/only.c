@@ -477,6 +477,10 @@ static void arguments(int argc, char **argv) {
         MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_ARGUMENT && strstr(why.message, part));
         (void)unsetenv("TSHARD_MPI_NATIVE");
     }
+    desc.timeout = (double)NAN;
+    MUST(tsh_mpi_open(&desc, &comm) == TSH_ERR_ARGUMENT);
+    MUST(strcmp(why.message, "tsh_mpi_desc.timeout is not a number (NaN)") == 0);
+    desc.timeout = 0;
     (void)setenv("TSHARD_TIMEOUT", "0", 1); /* never */
     MUST(tsh_mpi_open(&desc, &comm) == TSH_OK);
     sums_to(&comm, 1);

@@ -54,13 +54,8 @@ static int elsewhere(int ranks) {
 }
 
 static void world_run(int ranks, rank_fn fn, const void *user) {
-    world_desc desc;
+    world_desc desc = world_of(comm_way, ranks, fn, user, 60);
     if (elsewhere(ranks)) return;
-    memset(&desc, 0, sizeof desc);
-    desc.way = comm_way;
-    desc.ranks = ranks;
-    desc.fn = fn;
-    desc.user = user;
     world_run_desc(&desc);
 }
 

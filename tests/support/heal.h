@@ -13,13 +13,7 @@ static void host_prepare(job *j, tsh_uv_desc *uv) {
 }
 
 UNUSED static world_desc host_desc(int ranks, rank_fn fn, const void *user) {
-    world_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.way = WORLD_TCP;
-    desc.ranks = ranks;
-    desc.fn = fn;
-    desc.user = user;
-    desc.limit = 100;
+    world_desc desc = world_over_tcp(ranks, fn, user, 100);
     desc.prepare = host_prepare;
     desc.unbound = 1;
     return desc;

@@ -37,7 +37,13 @@
 
 enum { MAX_RANKS = 64 };
 
-typedef enum world_way { WORLD_THREADS, WORLD_TCP, WORLD_TCP_THREADS, WORLD_MPI } world_way;
+typedef enum world_way {
+    WORLD_THREADS,
+    WORLD_TCP,
+    WORLD_TCP_THREADS,
+    WORLD_MPI,
+    WORLD_OWN /* processes of the test's own backend (TESTS_OWN): net_prepare, net_open, sockets */
+} world_way;
 
 typedef struct job job;
 typedef struct world world;
@@ -79,6 +85,23 @@ typedef struct world_desc {
     void (*spawned)(const job *j, pid_t child); /* (optional) in the test, after each fork */
 #endif
 } world_desc;
+
+UNUSED static world_desc world_of(world_way way, int ranks, rank_fn fn, const void *user,
+                                  double limit) {
+    world_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.way = way;
+    desc.ranks = ranks;
+    desc.fn = fn;
+    desc.user = user;
+    desc.limit = limit;
+    return desc;
+}
+
+/* The ranks are processes that join over TCP. */
+UNUSED static world_desc world_over_tcp(int ranks, rank_fn fn, const void *user, double limit) {
+    return world_of(WORLD_TCP, ranks, fn, user, limit);
+}
 
 struct world {
     world_desc desc;
@@ -205,6 +228,9 @@ static tsh_result job_join(job *j) {
 #ifdef TESTS_MPI
     if (j->of->desc.way == WORLD_MPI) return mpi_join(&j->comm);
 #endif
+#ifdef TESTS_OWN
+    if (j->of->desc.way == WORLD_OWN) return net_open(j->rank, j->ranks, &j->comm, &j->why);
+#endif
 #ifdef TSHARD_THREADS_H
     if (!job_over_tcp(j)) return tsh_threads_comm(j->of->threads, j->rank, &j->comm);
 #endif
@@ -287,7 +313,7 @@ UNUSED static void world_join(world *w, int first, int last) {
     for (int r = first; r < last; r++) (void)pthread_join(w->jobs[r].thread, NULL);
 }
 
-#ifdef TSHARD_UV_H
+#if defined(TSHARD_UV_H) || defined(TESTS_OWN)
 static void world_child(world *w, int rank) {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGSYS};
     for (int i = 0; i < 5; i++) (void)signal(faults[i], SIG_DFL); /* a crash is a crash */
@@ -305,6 +331,9 @@ static void world_child(world *w, int rank) {
 static void world_fork(world *w) {
     int processes = w->desc.way == WORLD_TCP_THREADS ? 1 : w->desc.ranks;
     static int number;
+#ifdef TESTS_OWN
+    if (!net_prepare(processes)) world_fail(w, "no sockets: %s", strerror(errno));
+#endif
     w->listener = listen_anywhere(&w->port);
     if (w->listener < 0) world_fail(w, "no listening socket: %s", strerror(errno));
     if (w->desc.unbound) {
@@ -317,9 +346,14 @@ static void world_fork(world *w) {
         w->pid[r] = fork();
         if (w->pid[r] == 0) world_child(w, r);
         if (w->pid[r] < 0) world_fail(w, "no process for rank %d: %s", r, strerror(errno));
+#ifdef TSHARD_UV_H
         if (w->desc.spawned) w->desc.spawned(&w->jobs[r], w->pid[r]);
+#endif
     }
     if (w->listener) (void)close(w->listener);
+#ifdef TESTS_OWN
+    for (int i = 0; i < 2 * processes; i++) (void)close(sockets[i / 2][i % 2]);
+#endif
 }
 #endif
 
@@ -345,7 +379,7 @@ UNUSED static void world_start(world *w, const world_desc *desc) {
         if (w->threads) world_threads(w, 0, desc->ranks);
     }
 #endif
-#ifdef TSHARD_UV_H
+#if defined(TSHARD_UV_H) || defined(TESTS_OWN)
     if (desc->way != WORLD_THREADS) world_fork(w);
 #endif
 #ifdef TESTS_MPI

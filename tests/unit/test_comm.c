@@ -318,7 +318,7 @@ static void digests_of_near_counts_differ(void **state) {
     for (i = 1; i < n; i++) assert_true(digests[i - 1] != digests[i]);
 }
 
-/* ------------------------------------------------------------------- circles */
+/* ------------------------------------------------------------------- cycle */
 
 enum { WAITING = 6 };
 
@@ -356,48 +356,248 @@ static void a_circle_is_found_if_and_only_if_there_is_one(void **state) {
     int n, r, found = 0, none = 0;
     (void)state;
     for (n = 0; n < 20000; n++) {
-        tsh_coll_trail trail[WAITING];
+        tsh_coll_search search[WAITING];
         int on = -1;
-        memset(trail, 0, sizeof trail);
+        memset(search, 0, sizeof search);
         for (r = 0; r < WAITING; r++) {
             random = random * 1664525u + 1013904223u;
             waits_for[r] = random >> 26 & random >> 20 & (n % 2 ? ~0u : random >> 14) & 63u;
         }
         for (r = 0; on < 0 && r < WAITING; r++) { /* ranks that were visited are not again */
-            on = tsh_coll_circle(trail, WAITING, r, nth_awaited, waits_for);
+            on = tsh_coll_cycle(search, WAITING, r, nth_awaited, waits_for);
             assert_int_equal(on >= 0, leads_to_a_circle(waits_for, r));
         }
         found += on >= 0;
         none += on < 0;
         for (r = 0; on >= 0 && r < WAITING; r++) { /* follows it around, more than once perhaps */
-            assert_true(waits_for[on] >> trail[on].next & 1);
-            on = trail[on].next;
+            assert_true(waits_for[on] >> search[on].next & 1);
+            on = search[on].next;
         }
         if (on >= 0) assert_true(reached_from(waits_for, on) >> on & 1);
     }
     assert_true(found > 1000 && none > 1000);
 }
 
-static void the_odd_rank_has_the_least_company(void **state) {
-    const unsigned circle[WAITING] = {0, 8, 2, 16, 4, 0}; /* 1, 3, 4, 2, and again 1 */
+static void the_odd_rank_has_the_least_together(void **state) {
+    const unsigned cycle[WAITING] = {0, 8, 2, 16, 4, 0}; /* 1, 3, 4, 2, and again 1 */
     const unsigned pair[WAITING] = {2, 1};
     const int alike[WAITING] = {1, 1, 1, 1, 1, 1}, alone[WAITING] = {1, 3, 3, 3, 2, 1};
-    tsh_coll_trail trail[WAITING];
+    tsh_coll_search search[WAITING];
     int waits;
     (void)state;
-    memset(trail, 0, sizeof trail);
-    assert_int_equal(tsh_coll_circle(trail, WAITING, 3, nth_awaited, circle), 3);
-    assert_int_equal(tsh_coll_odd(trail, 3, company_of, alone, &waits), 4);
+    memset(search, 0, sizeof search);
+    assert_int_equal(tsh_coll_cycle(search, WAITING, 3, nth_awaited, cycle), 3);
+    assert_int_equal(tsh_coll_blame(search, 3, company_of, alone, &waits), 4);
     assert_int_equal(waits, 3);
-    assert_int_equal(tsh_coll_odd(trail, 3, company_of, alike, &waits), 1);
+    assert_int_equal(tsh_coll_blame(search, 3, company_of, alike, &waits), 1);
     assert_int_equal(waits, 2);
-    memset(trail, 0, sizeof trail);
-    assert_int_equal(tsh_coll_circle(trail, WAITING, 0, nth_awaited, pair), 0);
-    assert_int_equal(tsh_coll_odd(trail, 0, company_of, alike, &waits), 1);
+    memset(search, 0, sizeof search);
+    assert_int_equal(tsh_coll_cycle(search, WAITING, 0, nth_awaited, pair), 0);
+    assert_int_equal(tsh_coll_blame(search, 0, company_of, alike, &waits), 1);
     assert_int_equal(waits, 0);
 }
 
+/* ----------------------------------------------------- calls that do not fit */
+
+enum { CALLERS = 4 };
+
+static int nth_call(const void *user, int r, tsh_call *out) {
+    *out = ((const tsh_call *)user)[r];
+    return out->rank >= 0;
+}
+
+/* World ranks 10, 11, ... have all called coll. */
+static void all_call(tsh_call *calls, tsh_coll coll) {
+    for (int r = 0; r < CALLERS; r++) {
+        calls[r].coll = coll;
+        calls[r].digest = tsh_coll_digest(&coll, CALLERS);
+        calls[r].rank = 10 + r;
+        calls[r].counts = coll.recv_counts ? CALLERS : 0;
+    }
+}
+
+static void one_calls(tsh_call *call, tsh_coll coll) {
+    call->coll = coll;
+    call->digest = tsh_coll_digest(&coll, CALLERS);
+}
+
+static int mismatch_of(const tsh_call *calls, tsh_error *error) {
+    return tsh_call_mismatch(nth_call, calls, CALLERS, 5, 2, error);
+}
+
+static void the_smaller_part_is_blamed(void **state) {
+    tsh_call calls[CALLERS];
+    tsh_coll coll = taken(TSH_ALLREDUCE), other = coll;
+    tsh_error error;
+    (void)state;
+    coll.recv_counts = NULL;
+    other.recv_counts = NULL;
+    other.count = 6;
+    all_call(calls, coll);
+    assert_int_equal(mismatch_of(calls, &error), 0);
+    one_calls(&calls[0], other);
+    assert_int_equal(mismatch_of(calls, &error), 1);
+    assert_true(error.code == TSH_ERR_MISMATCH && error.rank == 10);
+    assert_string_equal(error.message,
+                        "rank 10 called all-reduce of 6 f32 (sum) where rank 11 called all-reduce "
+                        "of 7 f32 (sum) (collective 5 of group 2)");
+    one_calls(&calls[3], other); /* two against two: rank 0's part is right */
+    assert_int_equal(mismatch_of(calls, &error), 1);
+    assert_int_equal(error.rank, 11);
+    calls[1].rank = calls[2].rank = -1; /* these have not called: the others agree */
+    assert_int_equal(mismatch_of(calls, &error), 0);
+    calls[0].rank = calls[3].rank = -1;
+    assert_int_equal(mismatch_of(calls, &error), 0);
+}
+
+static void unequal_counts_of_an_alltoall_are_blamed_on_most(void **state) {
+    static const int64_t twos[] = {2, 2, 2, 2}, ones[] = {1, 1, 1, 1};
+    tsh_call calls[CALLERS];
+    tsh_coll coll = taken(TSH_ALLTOALL);
+    tsh_error error;
+    (void)state;
+    coll.send_counts = coll.recv_counts = twos;
+    all_call(calls, coll);
+    assert_int_equal(mismatch_of(calls, &error), 0);
+    coll.send_counts = ones;
+    one_calls(&calls[2], coll);
+    assert_int_equal(mismatch_of(calls, &error), 1);
+    assert_int_equal(error.rank, 12);
+    assert_string_equal(error.message,
+                        "rank 12 called all-to-all with send_counts[0] = 1 where rank 10 has "
+                        "recv_counts[2] = 2 (collective 5 of group 2)");
+}
+
+static void messages_that_do_not_fit(void **state) {
+    static const int64_t three = 3, four = 4;
+    tsh_coll both = taken(TSH_SENDRECV), sent, wanted;
+    tsh_error error;
+    (void)state;
+    both.send_counts = &three;
+    both.recv_counts = &four;
+    sent = tsh_coll_half(&both, 0);
+    wanted = tsh_coll_half(&both, 1);
+    assert_true(sent.kind == TSH_SEND && sent.count == 3 && sent.recv_from == -1);
+    assert_true(wanted.kind == TSH_RECV && wanted.count == 4 && wanted.send_to == -1);
+    tsh_message_mismatch(&sent, &wanted, 3, 0, 9, 1, &error);
+    assert_true(error.code == TSH_ERR_MISMATCH && error.rank == 3);
+    assert_string_equal(error.message, "rank 3 called send of 3 f32 to rank 1 where rank 0 called "
+                                       "receive of 4 f32 from rank 2 (message 9 of group 1)");
+    assert_true(tsh_blamed(2, 1) == 1 && tsh_blamed(0, 5) == 5 && tsh_blamed(4, 0) == 4);
+}
+
+/* ------------------------------------------------------- reports, and the rest */
+
+typedef struct report_of_two {
+    tsh_wait_report head;
+    tsh_wait_mark marks[2];
+    int awaited[2];
+} report_of_two;
+
+/* Rank r of three waits for rank `awaited` in collective `seq` of a group, and has started so many
+ * of groups 1 and 2. */
+static void waits_in(report_of_two *r, uint64_t group, uint64_t seq, int awaited, uint64_t one,
+                     uint64_t two) {
+    memset(r, 0, sizeof *r);
+    r->head.group = group;
+    r->head.seq = seq;
+    r->head.send_to = r->head.recv_from = -1;
+    r->head.marks = 2;
+    r->head.awaited = 1;
+    r->marks[0].group = 1;
+    r->marks[0].sends = one;
+    r->marks[1].group = 2;
+    r->marks[1].sends = two;
+    r->marks[0].peer = r->marks[1].peer = -1;
+    r->awaited[0] = awaited;
+    (void)snprintf(r->head.text, sizeof r->head.text, "barrier of group %d", (int)group);
+}
+
+static void reports_tell_of_cycles_and_absent_ranks(void **state) {
+    report_of_two r[3];
+    tsh_wait_report *report[3];
+    tsh_coll_search search[3];
+    tsh_error error;
+    (void)state;
+    for (int i = 0; i < 3; i++) report[i] = &r[i].head;
+    waits_in(&r[0], 1, 0, 1, 1, 0); /* 0 waits in group 1 for 1, which has not started there */
+    waits_in(&r[1], 2, 0, 2, 0, 1); /* and so on */
+    waits_in(&r[2], 1, 0, 1, 1, 0);
+    assert_true(tsh_wait_missing(report, 0, 1) && tsh_wait_missing(report, 1, 2));
+    assert_int_equal(tsh_wait_cycle(report, 3, 0, search, &error), 1);
+    assert_true(error.code == TSH_ERR_MISMATCH && error.rank == 1);
+    assert_string_equal(error.message, "rank 1 waits in barrier of group 2 while rank 2 waits for "
+                                       "it in barrier of group 1");
+    r[1].marks[0].sends = 1; /* rank 1 had been in group 1 */
+    assert_int_equal(tsh_wait_missing(report, 0, 1), 0);
+    assert_int_equal(tsh_wait_cycle(report, 3, 0, search, &error), 0);
+    (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "late");
+    tsh_wait_absent(report, 0, &error);
+    assert_string_equal(error.message, "late; absent ranks: none");
+    report[1] = NULL; /* it computes */
+    assert_int_equal(tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "late"), TSH_ERR_TIMEOUT);
+    tsh_wait_absent(report, 0, &error);
+    assert_true(error.rank == 1);
+    assert_string_equal(error.message, "late; absent ranks: 1");
+}
+
+static void ranks_of_a_color_are_sorted_by_key(void **state) {
+    static const tsh_ticket tickets[] = {{1, 5}, {0, 0}, {1, -3}, {1, 5}, {1, 0}};
+    int order[5];
+    (void)state;
+    assert_int_equal(tsh_split_order(tickets, sizeof *tickets, 5, 1, order), 4);
+    assert_true(order[0] == 2 && order[1] == 4 && order[2] == 0 && order[3] == 3);
+    assert_int_equal(tsh_split_order(tickets, sizeof *tickets, 5, 7, order), 0);
+}
+
+static const void *nth_part(const void *user, int r) {
+    return (const float *)user + 2 * r;
+}
+
+static void a_sum_begins_behind_its_chunk(void **state) {
+    const float parts[] = {1e8f, 1, 1, 2, -1e8f, 3};
+    tsh_coll coll = taken(TSH_ALLREDUCE);
+    const int64_t counts[] = {3, 0, 4};
+    float sum[2];
+    (void)state;
+    tsh_coll_sum(sum, 2, &coll, 3, 0, nth_part, parts); /* (1 - 1e8) + 1e8 */
+    assert_true(sum[0] == (1.0f + -1e8f) + 1e8f && sum[1] == 6);
+    tsh_coll_sum(sum, 2, &coll, 3, 1, nth_part, parts); /* (-1e8 + 1e8) + 1 */
+    assert_true(sum[0] == 1);
+    assert_true(tsh_coll_before(counts, 0) == 0 && tsh_coll_before(counts, 3) == 7);
+}
+
+static void time_limits(void **state) {
+    tsh_error error;
+    int64_t ns, now = tsh_now();
+    (void)state;
+    (void)setenv("TSHARD_TIMEOUT", "2.5", 1);
+    assert_true(tsh_timeout(0, "desc.timeout", &ns, &error) && ns == INT64_C(2500000000));
+    assert_true(tsh_timeout(7, "desc.timeout", &ns, &error) && ns == INT64_C(7000000000));
+    assert_true(tsh_timeout(-1, "desc.timeout", &ns, &error) && ns == INT64_C(1) << 61);
+    (void)setenv("TSHARD_TIMEOUT", "0", 1);
+    assert_true(tsh_timeout(0, "desc.timeout", &ns, &error) && ns == INT64_C(1) << 61);
+    (void)setenv("TSHARD_TIMEOUT", "soon", 1);
+    assert_int_equal(tsh_timeout(0, "desc.timeout", &ns, &error), 0);
+    assert_non_null(strstr(error.message, "TSHARD_TIMEOUT is \"soon\"; it takes"));
+    (void)unsetenv("TSHARD_TIMEOUT");
+    assert_true(tsh_timeout(0, "desc.timeout", &ns, &error) && ns == INT64_C(300000000000));
+    assert_int_equal(tsh_time_limit((double)NAN, "desc.x", "TSHARD_X", 1, &ns, &error), 0);
+    assert_string_equal(error.message, "desc.x is not a number (NaN)");
+    assert_true(tsh_deadline(5, 9) >= now + 5 && tsh_deadline(0, INT64_MAX) == INT64_MAX);
+}
+
 /* ---------------------------------------------------------------------- text */
+
+static void a_call_is_told_with_its_place(void **state) {
+    tsh_coll coll = taken(TSH_ALLREDUCE);
+    char text[64] = "in ";
+    (void)state;
+    tsh_coll_where(&coll, 3, 4, 1, text, sizeof text);
+    assert_string_equal(text, "in all-reduce of 7 f32 (sum), collective 4 of group 1");
+    tsh_text_add(text, 56, "%d", 1234); /* cut */
+    assert_string_equal(text, "in all-reduce of 7 f32 (sum), collective 4 of group 112");
+}
 
 #define EXPECT_COLL(coll, other, want)                                                             \
     assert_string_equal(tsh_coll_text(coll, other, 3, text, sizeof text), want)
@@ -503,7 +703,15 @@ int main(void) {
         cmocka_unit_test(digests_of_two_kinds_differ_but_for_a_pair),
         cmocka_unit_test(digests_of_near_counts_differ),
         cmocka_unit_test(a_circle_is_found_if_and_only_if_there_is_one),
-        cmocka_unit_test(the_odd_rank_has_the_least_company),
+        cmocka_unit_test(the_odd_rank_has_the_least_together),
+        cmocka_unit_test(the_smaller_part_is_blamed),
+        cmocka_unit_test(unequal_counts_of_an_alltoall_are_blamed_on_most),
+        cmocka_unit_test(messages_that_do_not_fit),
+        cmocka_unit_test(reports_tell_of_cycles_and_absent_ranks),
+        cmocka_unit_test(ranks_of_a_color_are_sorted_by_key),
+        cmocka_unit_test(a_sum_begins_behind_its_chunk),
+        cmocka_unit_test(time_limits),
+        cmocka_unit_test(a_call_is_told_with_its_place),
         cmocka_unit_test(descriptors_have_text),
         cmocka_unit_test(the_first_count_that_differs_is_told),
         cmocka_unit_test(values_that_mean_nothing_are_told_as_numbers),
