@@ -1792,6 +1792,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #endif
 
 #define TSHI_R(x) ((tsh_real)(x))
+/* Whether tsh_real is double: a constant. */
+#define TSHI_DOUBLE (sizeof(tsh_real) == 8)
 /* For the time that it takes to compile: TSHI_OUTLINE is for functions with many callers that gain
  * nothing from being inlined, TSHI_COLD for those that run once or seldom (models, files, checks,
  * errors): they, and what only they call, are optimised for size.
@@ -4141,9 +4143,9 @@ TSHI_INITS(TSHI_INIT_FUNCTION)
 
 /* -- kernels per instruction set --------------------------------------------
  * A kernel takes n steps over its operands, whose number and order it says; what else it needs is
- * in a struct of its own. TSHI_KERNEL(name, type) compiles the inline function name_body, whose last
- * argument is a const type *, once per instruction set into the table name[]; ctx->isa picks. Plain
- * loops inside, so that the compiler vectorises each for its set. */
+ * in a struct of its own. TSHI_KERNEL(name, type) compiles the inline function name_body, whose
+ * last argument is a const type *, once per instruction set into the table name[]; ctx->isa picks.
+ * Plain loops inside, so that the compiler vectorises each for its set. */
 typedef struct tshi_operand {
     void *data;   /* the first element */
     int64_t step; /* in elements, from one to the next; of rows, from one row to the next */
@@ -4286,7 +4288,7 @@ TSHI_INLINE float tshi_kernel_exp_near(float x, int fused) {
 TSHI_INLINE tsh_real tshi_kernel_exp_below(tsh_real v, int fused) {
     const uint32_t bits = tshi_kernel_bits((float)v);
     uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u;
-    if (sizeof(tsh_real) == 8) return TSHI_R(exp((double)v));
+    if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
     x = tshi_kernel_bits(tshi_kernel_exp_near(tshi_kernel_float(x), fused));
     return TSHI_R(tshi_kernel_float(tshi_kernel_pick(bits <= 0xC2AE0000u, x, 0u)));
 }
@@ -4297,7 +4299,7 @@ TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v, int fused) {
     int32_t order = (int32_t)bits;
     uint32_t x, n, half;
     float y;
-    if (sizeof(tsh_real) == 8) return TSHI_R(exp((double)v));
+    if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
     /* at most 89, at least -104: the order of the bits, as two kinds of integers */
     order = order < 0x42B20000 ? order : 0x42B20000;
     x = (uint32_t)order;
@@ -4322,7 +4324,7 @@ TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
     const uint32_t a = tshi_kernel_bits(x) & 0x7FFFFFFFu;
     uint32_t n;
     float q, power, mid = -5.7049874e-3f;
-    if (sizeof(tsh_real) == 8) return TSHI_R(tanh((double)v));
+    if (TSHI_DOUBLE) return TSHI_R(tanh((double)v));
     mid = tshi_kernel_fma(mid, z, 2.0639088e-2f, fused);
     mid = tshi_kernel_fma(mid, z, -5.3739715e-2f, fused);
     mid = tshi_kernel_fma(mid, z, 1.3331442e-1f, fused);
@@ -4349,7 +4351,7 @@ TSHI_INLINE tsh_real tshi_kernel_relu(tsh_real x) {
 TSHI_INLINE tsh_real tshi_kernel_log(tsh_real v, int fused) {
     float x = (float)v, e, f, p, whole, sum, rest;
     uint32_t bits = tshi_kernel_bits(x), tiny = 0u - (uint32_t)(bits < 0x00800000u), k, m, special;
-    if (sizeof(tsh_real) == 8) return TSHI_R(log((double)v));
+    if (TSHI_DOUBLE) return TSHI_R(log((double)v));
     m = bits ^ ((bits ^ tshi_kernel_bits(x * 8388608.0f)) & tiny);
     k = (m - 0x3F3504F3u) & 0xFF800000u; /* 0 from sqrt 1/2 to sqrt 2 */
     f = tshi_kernel_float(m - k) - 1.0f;
@@ -4376,7 +4378,7 @@ TSHI_INLINE tsh_real tshi_kernel_log(tsh_real v, int fused) {
 }
 
 TSHI_INLINE tsh_real tshi_kernel_sqrt(tsh_real x) {
-    return sizeof(tsh_real) == 4 ? TSHI_R(sqrtf((float)x)) : TSHI_R(sqrt((double)x));
+    return TSHI_DOUBLE ? TSHI_R(sqrt((double)x)) : TSHI_R(sqrtf((float)x));
 }
 
 TSHI_INLINE uint64_t tshi_kernel_bits8(double x) {
@@ -4438,7 +4440,7 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
     const uint32_t a = x & 0x7FFFFFFFu, b = y & 0x7FFFFFFFu, infinity = 0x7F800000u;
     uint32_t out, even, whole, odd;
     int32_t integer;
-    if (sizeof(tsh_real) == 8) return TSHI_R(pow((double)v, (double)w));
+    if (TSHI_DOUBLE) return TSHI_R(pow((double)v, (double)w));
     out = tshi_kernel_bits(tshi_kernel_power(tshi_kernel_float(a), (float)w));
     even = b >= 0x4B800000u; /* from 2^24 on all are, and infinity */
     integer = (int32_t)tshi_kernel_float(tshi_kernel_pick((int)even, 0u, y));
@@ -7506,12 +7508,12 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
         for (k = 0; k < size; k++) b->counts[k] = only ? tshi_bucket_chunk_size(only, k) : b->width;
     }
     if (b->kind == TSH_REDUCE_SCATTER) {
-        b->own = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)b->counts[rank] * sizeof(tsh_real));
+        b->own = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(b->counts[rank]));
         if (!b->own) return 0;
     }
     if (!only) {
         b->block = tshi_mem_take(ctx, TSH_MEM_STEP,
-                                 (size_t)tshi_bucket_elements(ctx, b) * sizeof(tsh_real));
+                                 tshi_dtype_reals(tshi_bucket_elements(ctx, b)));
         for (k = gathers ? rank : 0; b->block && k < (gathers ? rank + 1 : size); k++)
             tshi_bucket_copy(b, k, tshi_bucket_row(b, k), 0);
     } else if (gathers) {
@@ -7628,7 +7630,7 @@ static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
     }
     for (p = b->first; p && !gathers; p = p->next) { /* what came later was sent alone */
         tshi_block **grad = &p->leaf->gr.block;
-        const size_t bytes = (size_t)tsh_local_numel(p->leaf) * sizeof(tsh_real);
+        const size_t bytes = tshi_dtype_reals(tsh_local_numel(p->leaf));
         if (!*grad && !(*grad = tshi_mem_take(ctx, TSH_MEM_GRADIENTS, bytes))) return;
     }
     for (k = 0; k < ctx->dp.size; k++)
@@ -7808,7 +7810,7 @@ static int tshi_tape_room(tsh_tensor *base, tshi_accumulator *acc) {
     int kind = base->flags & TSHI_OWNED ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
     if (!acc->block)
         acc->block = tshi_mem_take(base->ctx, kind,
-                                   (size_t)tsh_local_numel(base) * sizeof(tsh_real));
+                                   tshi_dtype_reals(tsh_local_numel(base)));
     return acc->block != NULL;
 }
 
@@ -7818,7 +7820,7 @@ static int tshi_tape_open(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest)
     dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
     dest->stride = t->stride;
     if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) {
-        memset(tshi_mem_data(acc->block), 0, (size_t)tsh_local_numel(base) * sizeof(tsh_real));
+        memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
         acc->live = 1;
     }
     dest->add = acc->live;
@@ -7876,7 +7878,7 @@ TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) 
     if (!tshi_tape_dest(node, i, dest)) return 0;
     if (!dest->add)
         memset(tshi_mem_data(tshi_tape_accumulator(node, i)->block), 0,
-               (size_t)tsh_local_numel(node->in[i]->base) * sizeof(tsh_real));
+               tshi_dtype_reals(tsh_local_numel(node->in[i]->base)));
     dest->add = 1;
     return 1;
 }
@@ -8006,7 +8008,7 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     tshi_tape_merge(t);
     if (!t->gr.live) {
         if (!tshi_tape_room(t, &t->gr)) return NULL;
-        memset(tshi_mem_data(t->gr.block), 0, (size_t)tsh_local_numel(t) * sizeof(tsh_real));
+        memset(tshi_mem_data(t->gr.block), 0, tshi_dtype_reals(tsh_local_numel(t)));
         t->gr.live = 1;
     }
     return (tsh_real *)tshi_mem_data(t->gr.block);
@@ -8162,13 +8164,13 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_real *data;
     for (t = head->next; t != head; t = t->next)
         if (t->gp.live) total += tsh_local_numel(t);
-    if (!total || !(flat = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)total * sizeof(tsh_real))))
+    if (!total || !(flat = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(total))))
         return ctx->error.code;
     data = (tsh_real *)tshi_mem_data(flat);
     for (t = head->next; t != head; t = t->next) {
         if (!t->gp.live) continue;
         memcpy(data + at, tshi_mem_data(t->gp.block),
-               (size_t)tsh_local_numel(t) * sizeof(tsh_real));
+               tshi_dtype_reals(tsh_local_numel(t)));
         at += tsh_local_numel(t);
     }
     (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, data, total, TSH_REAL, TSH_SUM),
@@ -8176,7 +8178,7 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     for (at = 0, t = head->next; t != head; t = t->next) {
         if (!t->gp.live) continue;
         memcpy(tshi_mem_data(t->gp.block), data + at,
-               (size_t)tsh_local_numel(t) * sizeof(tsh_real));
+               tshi_dtype_reals(tsh_local_numel(t)));
         at += tsh_local_numel(t);
         tshi_tape_unite(t, &ctx->tp);
         tshi_tape_merge(t);
@@ -8670,9 +8672,9 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->isa = tshi_kernel_isa();
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
-    ctx->buckets.limit = TSHI_BUCKET_BYTES / (int64_t)sizeof(tsh_real);
+    ctx->buckets.limit = TSHI_BUCKET_BYTES / (int64_t)tshi_dtype_reals(1);
     if (desc->bucket_bytes)
-        ctx->buckets.limit = (int64_t)((desc->bucket_bytes - 1) / sizeof(tsh_real) + 1);
+        ctx->buckets.limit = (int64_t)((desc->bucket_bytes - 1) / tshi_dtype_reals(1) + 1);
     ctx->buckets.hold = desc->no_overlap;
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1;
@@ -9442,7 +9444,7 @@ TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const int32_t order = (int32_t)tshi_kernel_bits(x);
     const float a = tshi_kernel_float(bits < 0x41666666u ? bits : 0x41666666u);
     float mid, ends;
-    if (sizeof(tsh_real) == 8)
+    if (TSHI_DOUBLE)
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
     mid = tshi_kernel_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
     ends = tshi_map_less_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
@@ -9457,7 +9459,7 @@ TSHI_INLINE tsh_real tshi_map_gelu_slope(tsh_real v, int fused) {
     const uint32_t x = tshi_kernel_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_kernel_float(bits < 0x41600000u ? bits : 0x41600000u);
     float y;
-    if (sizeof(tsh_real) == 8) {
+    if (TSHI_DOUBLE) {
         const double bell = 0.39894228040143268 * exp(-0.5 * (double)v * (double)v);
         return TSHI_R(0.5 * erfc((double)v * -0.70710678118654752) + (double)v * bell);
     }
@@ -9475,7 +9477,7 @@ TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     const float a = tshi_kernel_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu);
     uint32_t n;
     float q = -9.25656514e-6f, power;
-    if (sizeof(tsh_real) == 8) return TSHI_R(erf((double)v));
+    if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
     q = tshi_kernel_fma(q, a, 1.17644027e-4f, fused);
     q = tshi_kernel_fma(q, a, -6.32846961e-4f, fused);
     q = tshi_kernel_fma(q, a, 1.66704645e-3f, fused);
@@ -9572,6 +9574,7 @@ TSHI_UNARY_KERNELS("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
 TSHI_UNARY_KERNELS("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_kernel_pow(x, c),
                    g *tshi_map_power_slope(v, c))
 #undef TSHI_UNARY_ROW
+#undef TSHI_UNARY_KERNELS
 #undef TSHI_UNARY_OPS
 
 static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_unary *row, double c) {
@@ -9935,7 +9938,7 @@ TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
     if (!ctx || !tshi_tensor_check_floating("tsh_where", in + 1, 2) ||
         !tshi_map_shape("tsh_where", in, 3, &output.shape) || !op->rule(op, in, 3, NULL, &output))
         return NULL;
-    if (cond->dtype != TSH_I32)
+    if (tshi_dtypes[cond->dtype].floating)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
                                tshi_dtype_name(cond->dtype));
     out = tshi_tensor_out(ctx, "tsh_where", tshi_tensor_promote(in + 1, 2), &output.shape,
@@ -9994,7 +9997,7 @@ static int tshi_map_room(const tshi_node *node, const tshi_dest *dest, tshi_bloc
     for (d = 0; d < x->ndim; d++) direct &= x->local[d] == 1 || stride[d] == dest->stride[d];
     *scratch = direct ? NULL
                       : tshi_mem_take(x->ctx, TSH_MEM_STEP,
-                                      (size_t)tsh_local_numel(x) * sizeof(tsh_real));
+                                      tshi_dtype_reals(tsh_local_numel(x)));
     return direct || *scratch;
 }
 
@@ -10439,7 +10442,7 @@ static int tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
     pieces = (int)tshi_base_min(pieces, tshi_base_ceil(count, unit));
     if (lines->step > 1) {
         const int64_t room = tshi_reduce_operands(lines) * unit * lines->n;
-        block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(room * pieces) * sizeof(tsh_real));
+        block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(room * pieces));
         if (!block) return 0;
     }
     lines->turned = block ? (tsh_real *)tshi_mem_data(block) : NULL;
@@ -12831,7 +12834,7 @@ static void tshi_rope_backward(tshi_node *node) {
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double base, int64_t start) {
     int64_t i, t, rows = x->local[x->ndim - 2];
     tshi_block *block = tshi_mem_take(x->ctx, TSH_MEM_STEP,
-                                      (size_t)(2 * pairs * rows) * sizeof(tsh_real));
+                                      tshi_dtype_reals(2 * pairs * rows));
     tsh_real *table = block ? (tsh_real *)tshi_mem_data(block) : NULL;
     for (i = 0; i < pairs && block; i++) {
         double speed = pow(base, -(double)i / (double)pairs);
@@ -12979,7 +12982,7 @@ static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int6
         for (c = 0; c < n; c++) {
             int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3];
             tsh_real *s = h->s + r * TSHI_TILE + c;
-            if (mask->dtype != TSH_I32)
+            if (tshi_dtypes[mask->dtype].floating)
                 *s += ((const tsh_real *)values)[at];
             else if (!((const int32_t *)values)[at])
                 *s = -TSHI_R(INFINITY);
@@ -13339,14 +13342,14 @@ static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tens
     all->each_product = (all->each_product + 63) / 64 * 64;
     h->scratch = tshi_matmul_scratch(q->ctx, all->each_product * (size_t)all->pieces);
     all->block = tshi_mem_take(q->ctx, TSH_MEM_STEP,
-                               all->each * (size_t)all->pieces * sizeof(tsh_real));
+                               all->each * tshi_dtype_reals(all->pieces));
     if (!h->scratch || !all->block) {
         tshi_mem_drop(q->ctx, all->block);
         return 0;
     }
     all->scratch = (tsh_real *)tshi_mem_data(all->block);
     /* what lies behind a short row is worked on, and left out */
-    memset(all->scratch, 0, all->each * (size_t)all->pieces * sizeof(tsh_real));
+    memset(all->scratch, 0, all->each * tshi_dtype_reals(all->pieces));
     return 1;
 }
 
@@ -13460,12 +13463,10 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
     memcpy(dim, in[0]->dim, sizeof dim);
     dim[3] = keys;
     for (d = 0; d < 4 && fits; d++) {
-        int own = d - (4 - mask->ndim);
-        int64_t length = own < 0 ? 1 : mask->dim[own];
+        int64_t length = d < 4 - mask->ndim ? 1 : mask->dim[d - (4 - mask->ndim)];
         fits = length == 1 || length == dim[d];
-        more->mask_stride[d] = length == 1 ? 0 : mask->stride[own];
     }
-    if (!fits || (mask->dtype != TSH_I32 && mask->dtype != TSH_REAL) || mask->base->requires_grad) {
+    if (!fits || mask->base->requires_grad) {
         (void)tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                        "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
                        "gradient that broadcasts to "
@@ -13475,8 +13476,12 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
                        (long long)dim[2], (long long)dim[3]);
         return 0;
     }
-    more->mask = mask;
-    return 1;
+    more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
+    for (d = 0; d < 4 && mask; d++) {
+        int own = d - (4 - mask->ndim);
+        more->mask_stride[d] = own < 0 || mask->dim[own] == 1 ? 0 : mask->stride[own];
+    }
+    return mask != NULL;
 }
 
 /* Whether x goes into the cache at position past. */
@@ -14221,13 +14226,12 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     output.shape.ndim = desc->reduction == TSH_REDUCE_NONE ? logits->ndim - 1 : 0;
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &output.shape, &output.layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                              (size_t)loss.rows *
-                                  (TSHI_LOSS_KEPT * sizeof(tsh_real) + sizeof *kept.local))
+                              tshi_dtype_reals(TSHI_LOSS_KEPT * loss.rows) +
+                                  (size_t)loss.rows * sizeof *kept.local)
               : NULL;
     scratch = tshi_kernel_pieces(ctx, loss.rows, loss.classes) * loss.classes;
     sums = aux ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                               (size_t)((TSHI_LOSS_SUMS + 1) * loss.rows + scratch) *
-                                   sizeof(tsh_real))
+                               tshi_dtype_reals((TSHI_LOSS_SUMS + 1) * loss.rows + scratch))
                : NULL;
     if (sums) {
         kept = tshi_loss_keep(aux, loss.rows);
@@ -14268,7 +14272,7 @@ static void tshi_custom_backward(tshi_node *node) {
     int64_t stride[TSH_MAX_DIMS];
     int i;
     for (i = 0; i < node->n; i++) {
-        size_t bytes = (size_t)tsh_local_numel(node->in[i]) * sizeof(tsh_real);
+        size_t bytes = tshi_dtype_reals(tsh_local_numel(node->in[i]));
         kept[i] = tshi_tensor_window(node->in[i], node->saved[i]);
         scratch[i] = kept[i] && tshi_tape_dest(node, i, &dest[i])
                          ? tshi_mem_take(ctx, TSH_MEM_STEP, bytes)
@@ -14895,7 +14899,7 @@ static void tshi_module_lay(tsh_tensor *t, const tsh_layout *layout) {
         return;
     }
     if (tshi_tensor_form(t, "a new layout", &shape, layout) != TSH_OK || !t->block) return;
-    block = tshi_mem_take(t->ctx, t->block->kind, (size_t)tsh_local_numel(t) * sizeof(tsh_real));
+    block = tshi_mem_take(t->ctx, t->block->kind, tshi_dtype_reals(tsh_local_numel(t)));
     if (!block ||
         tshi_redistribute_move(&before, &before.layout, &t->layout, t->dtype,
                                tshi_mem_data(before.block), tshi_mem_data(block)) != TSH_OK) {
@@ -16845,7 +16849,7 @@ static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, 
 
 /* Another block of so many elements for a moment's values, not filled; 0 without. */
 static int tshi_optim_room(tsh_tensor *moment, int64_t n) {
-    tshi_block *block = tshi_mem_take(moment->ctx, TSH_MEM_OPTIMISER, (size_t)n * sizeof(tsh_real));
+    tshi_block *block = tshi_mem_take(moment->ctx, TSH_MEM_OPTIMISER, tshi_dtype_reals(n));
     if (!block) return 0;
     tshi_mem_drop(moment->ctx, moment->block);
     moment->block = block;
@@ -16860,7 +16864,7 @@ static void tshi_optim_cut(tsh_tensor *moment) {
     if (tshi_optim_room(moment, n))
         memcpy(tshi_mem_data(moment->block),
                (tsh_real *)tshi_mem_data(whole) + tshi_optim_from(moment),
-               (size_t)n * sizeof(tsh_real));
+               tshi_dtype_reals(n));
     tshi_mem_drop(moment->ctx, whole);
 }
 
@@ -16902,7 +16906,7 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
         tshi_tensor_end(m);
         return NULL;
     }
-    memset(tshi_mem_data(m->block), 0, (size_t)tshi_optim_count(m) * sizeof(tsh_real));
+    memset(tshi_mem_data(m->block), 0, tshi_dtype_reals(tshi_optim_count(m)));
     *moment = m;
     return m;
 }
@@ -17304,7 +17308,7 @@ static const tshi_op tshi_pipeline_op = {
 
 /* Where the output does not depend on the input, its gradient is 0. */
 static void tshi_pipeline_repay_zeros(tsh_pipeline *p, tshi_micro *micro) {
-    const size_t bytes = (size_t)tsh_local_numel(micro->owed) * sizeof(tsh_real);
+    const size_t bytes = tshi_dtype_reals(tsh_local_numel(micro->owed));
     tshi_block *block = tshi_mem_take(p->ctx, TSH_MEM_STEP, bytes);
     if (block) memset(tshi_mem_data(block), 0, bytes);
     tshi_pipeline_repay(p, micro, block);
@@ -17428,7 +17432,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
     int64_t stride[TSH_MAX_DIMS];
-    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)n * sizeof(tsh_real));
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
     tsh_real *grad;
     tshi_dest dest;
     if (!block) return;
@@ -17500,7 +17504,7 @@ static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_ctx *ctx = p->ctx;
     tsh_tensor *t = tie->param;
     const int64_t n = tsh_local_numel(t);
-    const size_t bytes = (size_t)n * sizeof(tsh_real);
+    const size_t bytes = tshi_dtype_reals(n);
     tshi_block *sum = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
     tshi_block *part = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
     int s, terms = 0, at_once = tie->holders <= TSHI_PIPELINE_OUTBOX;
@@ -18015,6 +18019,7 @@ typedef struct tshi_io_pair {
 typedef struct tshi_io_item {
     const char *prefix;
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
+    const tshi_dtype *dtype;     /* the parameter's; of moments that of tsh_real */
     int there;                   /* writing: it has values, here or on another stage */
     int wanted;                  /* reading: a file without it is an error */
     const tshi_io_entry *entry;  /* reading */
@@ -18052,11 +18057,6 @@ typedef struct tshi_io {
     size_t entries, pairs, most_entries, most_pairs;
     int64_t data, place; /* where values begin; where the file is */
 } tshi_io;
-
-/* Moments are what ops compute with, whatever the parameter's dtype is. */
-static tsh_dtype tshi_io_dtype_of(const tshi_io_item *item) {
-    return item->moment ? TSH_REAL : item->param->dtype;
-}
 
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
 
@@ -18156,10 +18156,13 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
 /* -- the tensors of a file --------------------------------------------------- */
 
 static void tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param, tsh_tensor **moment) {
-    if (io->item) io->item[io->items].prefix = prefix;
-    if (io->item) io->item[io->items].param = param;
-    if (io->item) io->item[io->items].moment = moment;
+    tshi_io_item *item = io->item ? io->item + io->items : NULL;
     io->items++;
+    if (!item) return;
+    item->prefix = prefix;
+    item->param = param;
+    item->moment = moment;
+    item->dtype = &tshi_dtypes[moment ? TSH_REAL : param->dtype];
 }
 
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
@@ -18325,7 +18328,6 @@ static void tshi_io_put_state(const tshi_io *io, tshi_io_text *text) {
 }
 
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
-    const tshi_dtype *row;
     int64_t begin = 0, end;
     int i, d;
     tshi_io_put(text, "{");
@@ -18333,11 +18335,10 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param; /* a moment has its form */
         if (!io->item[i].there) continue;
-        row = &tshi_dtypes[tshi_io_dtype_of(&io->item[i])];
-        end = begin + tsh_numel(t) * row->size;
+        end = begin + tsh_numel(t) * io->item[i].dtype->size;
         tshi_io_put(text, ",");
         tshi_io_put_name(text, io->item[i].prefix, io->item[i].param->path);
-        tshi_io_put(text, ":{\"dtype\":\"%s\",\"shape\":[", row->file);
+        tshi_io_put(text, ":{\"dtype\":\"%s\",\"shape\":[", io->item[i].dtype->file);
         for (d = 0; d < t->ndim; d++) tshi_io_put(text, d ? ",%lld" : "%lld", (long long)t->dim[d]);
         tshi_io_put(text, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
         begin = end;
@@ -18594,8 +18595,7 @@ static void tshi_io_begin_file(tshi_io *io) {
     int i;
     for (i = 0; i < io->items; i++) {
         if (io->item[i].there)
-            io->bytes += tsh_numel(io->item[i].param) *
-                         tshi_dtypes[tshi_io_dtype_of(&io->item[i])].size;
+            io->bytes += tsh_numel(io->item[i].param) * io->item[i].dtype->size;
         tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
     }
     if (ctx->dp.rank > 0) return;
@@ -18656,10 +18656,11 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
 
 /* Writes one tensor, which `stage` holds: its first rank of tp hands on every piece. A writer whose
  * disk is full still takes what the others send. */
-static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, tsh_dtype dtype,
+static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_dtype *row,
                                        int stage) {
+    const tsh_dtype dtype = (tsh_dtype)(row - tshi_dtypes);
     tsh_ctx *ctx = io->ctx;
-    const size_t width = tsh_dtype_size(dtype);
+    const size_t width = (size_t)row->size;
     const int64_t n = tsh_numel(t), step = TSHI_IO_PIECE / (int64_t)width;
     const int writer = tshi_io_is_writer(ctx), cut = t->layout.kind == TSH_SHARDED;
     const int holds = ctx->pp.rank == stage, first = holds && ctx->tp.rank == 0;
@@ -18696,7 +18697,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
         t = &whole;
     }
     if (!item->there || io->ctx->dp.rank > 0) return TSH_OK;
-    return tshi_io_write_tensor(io, t ? t : item->param, tshi_io_dtype_of(item), stage);
+    return tshi_io_write_tensor(io, t ? t : item->param, item->dtype, stage);
 }
 
 /* Writes the hash of all values into the header, and closes the file; 0 where that fails. */
@@ -19279,7 +19280,7 @@ static int tshi_load_wants_moments(const tshi_io *io) {
 
 /* Finds an item's entry, of its dtype and shape. */
 static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
-    const char *dtype = tshi_dtypes[tshi_io_dtype_of(item)].file;
+    const char *dtype = item->dtype->file;
     char name[TSHI_IO_NAME], theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
     const char *wanted = name;
     const tsh_tensor *t = item->param;
@@ -19431,7 +19432,7 @@ static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tens
 /* One item's local piece, which gets memory if it has none. */
 static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
-    const size_t bytes = tshi_dtype_bytes(tshi_io_dtype_of(item), tsh_local_numel(t));
+    const size_t bytes = (size_t)(tsh_local_numel(t) * item->dtype->size);
     tshi_load_slice slice;
     if (t->absent) return;
     if (item->moment && (*item->moment || item->entry)) {
@@ -19820,7 +19821,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
     c.in = in;
     c.n = n;
     c.user = user;
-    c.eps = eps > 0 ? eps : sizeof(tsh_real) == 4 ? 1e-2 : 1e-5;
+    c.eps = eps > 0 ? eps : TSHI_DOUBLE ? 1e-5 : 1e-2;
     for (i = 0; i < n; i++) {
         if (!in[i] || !(in[i]->flags & TSHI_LEAF) || !tshi_tensor_is_dense(in[i])) {
             (void)tsh_fail(
@@ -20021,6 +20022,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 /* ========================================================================== */
 
 #undef TSHI_R
+#undef TSHI_DOUBLE
 #undef TSHI_RESTRICT
 #undef TSHI_INLINE
 #undef TSHI_EACH

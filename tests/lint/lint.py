@@ -196,6 +196,21 @@ def check_forward(source):
         report(source.path, source.line_at(match.start()), "%s is declared ahead" % match[1])
 
 
+# What a dtype is stands in one table: only these rooms may ask which one it is, or how wide a
+# tsh_real is (gemm: its kernels are of one width; types, config: TSH_REAL, TSHI_DOUBLE).
+DTYPE_ROOMS = {"types", "config", "base", "dtype", "gemm"}
+ASKS_DTYPE = re.compile(r"sizeof\s*\(\s*tsh_real\s*\)|\bcase\s+TSH_[FI]\d+\b|"
+                        r"[=!]=\s*TSH_[FI]\d+\b|\bTSH_[FI]\d+\s*[=!]=")
+
+
+def check_dtypes(source):
+    lines = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m[0]), source.text, flags=re.S)
+    for number, line in enumerate(lines.split("\n"), 1):
+        room = source.room_at(number)
+        if ASKS_DTYPE.search(line) and not (room and room.name in DTYPE_ROOMS):
+            report(source.path, number, "asks for a dtype or its width: take it from tshi_dtypes")
+
+
 def check_lengths(sources):
     long, total = [], 0
     for source in sources:
@@ -351,6 +366,7 @@ def main():
     for source in headers + programs:
         check_needs(source)
         check_rooms(source)
+    check_dtypes(headers[0])
     for source in headers:
         check_names(source)
         check_forward(source)
