@@ -1043,17 +1043,12 @@ typedef struct tsh_desc {
 TSH_API tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
 /* Frees everything that belongs to the ctx. NULL is fine. */
 TSH_API void tsh_close(tsh_ctx *ctx);
-/* The groups. Size 1 where an axis is not used. Never NULL. */
+/* The groups. Size 1 where an axis is not used. Never NULL: that of a ctx that is NULL has size 1,
+ * too, and its collectives are TSH_ERR_ARGUMENT. */
 TSH_API tsh_comm *tsh_world(tsh_ctx *ctx);
 TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx);
 TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx);
 TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx);
-/* How exact float products must be: a permission to be faster, as
- * torch.set_float32_matmul_precision. The built-in gemm knows nothing faster that is less exact: it
- * gives the same bits under all three, HIGHEST at first. A gemm of the user's may ask. */
-typedef enum tsh_precision { TSH_HIGHEST, TSH_HIGH, TSH_MEDIUM } tsh_precision;
-TSH_API tsh_result tsh_set_matmul_precision(tsh_ctx *ctx, tsh_precision precision);
-TSH_API tsh_precision tsh_matmul_precision(const tsh_ctx *ctx);
 /* Opens a ctx, calls fn(ctx, user), closes it. Returns fn's result, or 1 where fn is NULL or the
  * ctx could not be opened; desc->logger is told why. */
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user);
@@ -1326,7 +1321,6 @@ typedef struct tsh_linear_desc {
     int gather_output;        /* COLWISE: all-gather, giving R */
     int skip_bias_add;        /* the caller adds tsh_param(module, "bias") */
     int reversed;             /* the weight is stored (in, out), as GPT-2's Conv1D */
-    tsh_dtype dtype;          /* 0: TSH_REAL, the only one that values have */
     const tsh_layout *input;  /* as in tsh_plan_rule */
     const tsh_layout *output; /* as in tsh_plan_rule */
     int regather;             /* as in tsh_plan_rule */
@@ -2068,7 +2062,6 @@ struct tsh_ctx {
     const tshi_gemm_kernel *gemm_kernel;
     tshi_block *gemm_scratch;
     int isa; /* which kernels: TSHI_ISA_... */
-    tsh_precision precision;
     int threads;
     uint64_t seed, randn_calls, dropout_calls;
     tsh_mem mem;
@@ -7156,9 +7149,12 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
     return size;
 }
 
+/* The group of a ctx that is NULL: rank 0 of 1. It is never written. */
+static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
+
 static int tshi_comm_usable(const tsh_comm *comm) {
-    return comm && comm->size >= 1 && comm->rank >= 0 && comm->rank < comm->size &&
-           (comm->ops || comm->size == 1);
+    return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
+           comm->rank < comm->size && (comm->ops || comm->size == 1);
 }
 
 static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
@@ -7409,7 +7405,7 @@ TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message
 }
 
 TSH_API void tsh_comm_close(tsh_comm *comm) {
-    if (!comm) return;
+    if (!comm || comm == &tshi_comm_none) return;
     if (comm->ops) comm->ops->close(comm);
     memset(comm, 0, sizeof *comm);
 }
@@ -8736,35 +8732,24 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
 }
 
+static tsh_comm *tshi_context_group(tsh_comm *comm) {
+    return comm ? comm : (tsh_comm *)tshi_kernel_read(&tshi_comm_none);
+}
+
 TSH_API tsh_comm *tsh_world(tsh_ctx *ctx) {
-    return &ctx->world;
+    return tshi_context_group(ctx ? &ctx->world : NULL);
 }
 
 TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx) {
-    return &ctx->tp;
+    return tshi_context_group(ctx ? &ctx->tp : NULL);
 }
 
 TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx) {
-    return &ctx->pp;
+    return tshi_context_group(ctx ? &ctx->pp : NULL);
 }
 
 TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx) {
-    return &ctx->dp;
-}
-
-TSH_API tsh_result tsh_set_matmul_precision(tsh_ctx *ctx, tsh_precision precision) {
-    if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if ((unsigned)precision > (unsigned)TSH_MEDIUM)
-        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                        "tsh_set_matmul_precision: %d is neither TSH_HIGHEST, TSH_HIGH nor "
-                        "TSH_MEDIUM",
-                        (int)precision);
-    ctx->precision = precision;
-    return TSH_OK;
-}
-
-TSH_API tsh_precision tsh_matmul_precision(const tsh_ctx *ctx) {
-    return ctx ? ctx->precision : TSH_HIGHEST;
+    return tshi_context_group(ctx ? &ctx->dp : NULL);
 }
 
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
@@ -15810,9 +15795,6 @@ TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *nam
         (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
                        "tsh_add_linear: \"%s\" is to leave its bias to the caller, and has none",
                        module->path);
-    if (desc->dtype != TSH_F32 && desc->dtype != TSH_REAL)
-        (void)tsh_fail(module->ctx, TSH_ERR_DTYPE, "tsh_add_linear: \"%s\" is to hold %s, not %s",
-                       module->path, tshi_dtype_name(desc->dtype), tshi_dtype_name(TSH_REAL));
     tshi_parallel_params(module, desc, NULL);
     rule = tshi_parallel_birth(desc->style);
     rule.segments = desc->segments;
@@ -18037,8 +18019,7 @@ typedef struct tshi_io {
     tshi_io_item *item;
     int items;
     /* writing: */
-    tshi_block *piece_block, *name_block, *told_block,
-        *whole_block; /* whole: of a chunked moment */
+    tshi_block *piece_block, *name_block, *told_block, *whole_block; /* of a chunked moment */
     char *target;     /* the path past symbolic links */
     char *temporary;  /* the file's name until it is whole; NULL: there is none */
     int lock;         /* a descriptor of the temporary file; -1: none */

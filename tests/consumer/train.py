@@ -21,7 +21,7 @@ class Init(Structure):
 class Linear(Structure):
     _fields_ = [("inputs", c_int64), ("outputs", c_int64), ("no_bias", c_int), ("style", c_int),
                 ("segments", c_int), ("unit", c_int64), ("gather_output", c_int),
-                ("skip_bias_add", c_int), ("reversed", c_int), ("dtype", c_int),
+                ("skip_bias_add", c_int), ("reversed", c_int),
                 ("input", c_void_p), ("output", c_void_p), ("regather", c_int),
                 ("weight_init", Init), ("bias_init", Init)]
 

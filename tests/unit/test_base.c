@@ -596,8 +596,30 @@ static void values_are_aligned_to_64_bytes(void **state) {
     unit_close(ctx);
 }
 
+/* The groups of a ctx that is NULL: rank 0 of 1, without collectives. */
+static void no_ctx_is_alone(void **state) {
+    tsh_comm *(*const group[])(tsh_ctx *ctx) = {tsh_world, tsh_tp, tsh_pp, tsh_dp};
+    int i;
+    (void)state;
+    for (i = 0; i < COUNT(group); i++) {
+        tsh_comm *comm = group[i](NULL), out;
+        float value = 1;
+        assert_int_equal(comm->rank, 0);
+        assert_int_equal(comm->size, 1);
+        assert_int_equal(tsh_barrier(comm), TSH_ERR_ARGUMENT);
+        assert_int_equal(tsh_allreduce(comm, &value, 1, TSH_F32, TSH_SUM), TSH_ERR_ARGUMENT);
+        assert_int_equal(tsh_split(comm, 0, 0, &out), TSH_ERR_ARGUMENT);
+        assert_int_equal(tsh_comm_error(comm, NULL), TSH_OK);
+        tsh_comm_progress(comm);
+        tsh_comm_abort(comm, TSH_ERR_ABORTED, "nobody hears it");
+        tsh_comm_close(comm);
+        assert_int_equal(comm->size, 1);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_ctx_is_alone),
         cmocka_unit_test(every_result_has_a_name_and_a_sentence),
         cmocka_unit_test(the_version_is_that_of_the_macros),
         cmocka_unit_test(dtypes_have_sizes),

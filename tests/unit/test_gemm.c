@@ -443,31 +443,53 @@ static void test_table(void **state) {
     assert_true(tshi_gemm_pick()->supported());
 }
 
-/* A permission that the built-in gemm has no use for: the same bits. */
-static void test_precision(void **state) {
-    static const tsh_precision every[] = {TSH_HIGHEST, TSH_HIGH, TSH_MEDIUM};
-    tsh_desc desc = {.seed = 4};
-    tsh_ctx *ctx;
-    tsh_tensor *a, *b;
-    uint64_t first;
-    int i;
+/* A product of one's own takes the place of the built-in one: here float32 that is rounded to
+ * TensorFloat32, of 10 bits after the binary point. */
+static float to_tf32(tsh_real x) {
+    float value = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits = (bits + 0x1000u) & ~0x1FFFu;
+    memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
+static void tf32_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                      const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b, int64_t rsb,
+                      int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc,
+                      int threads) {
+    int64_t i, j, l;
+    (void)threads;
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) {
+            tsh_real *at = c + i * rsc + j * csc, sum = 0;
+            for (l = 0; l < k; l++)
+                sum += to_tf32(a[i * rsa + l * csa]) * to_tf32(b[l * rsb + j * csb]);
+            *at = alpha * sum + (beta != 0 ? beta * *at : 0);
+        }
+    ++*(int *)user;
+}
+
+static void test_own_gemm(void **state) {
+    const double more = 1 + 1.0 / 4096; /* TensorFloat32 has no such value */
+    int own, calls = 0;
     (void)state;
-    assert_int_equal(tsh_open(&desc, &ctx), TSH_OK);
-    assert_int_equal(tsh_matmul_precision(ctx), TSH_HIGHEST);
-    a = tsh_randn(ctx, tsh_shape2(37, 61));
-    b = tsh_randn(ctx, tsh_shape2(61, 29));
-    first = tsh_hash(ctx, tsh_matmul(a, b));
-    for (i = 0; i < COUNT(every); i++) {
-        assert_int_equal(tsh_set_matmul_precision(ctx, every[i]), TSH_OK);
-        assert_int_equal(tsh_matmul_precision(ctx), every[i]);
-        assert_true(first == tsh_hash(ctx, tsh_matmul(a, b)));
+    for (own = 0; own < 2; own++) {
+        tsh_desc desc = {.seed = 4};
+        tsh_tensor *a, *b, *c;
+        tsh_ctx *ctx;
+        if (own) desc.gemm.fn = tf32_gemm;
+        desc.gemm.user = &calls;
+        assert_int_equal(tsh_open(&desc, &ctx), TSH_OK);
+        a = tsh_requires_grad(tsh_keep(tsh_filled(ctx, tsh_shape2(3, 4), more)), 1);
+        b = tsh_filled(ctx, tsh_shape2(4, 2), 1);
+        c = tsh_retain(tsh_matmul(a, b));
+        assert_true(((tsh_real *)tsh_data(ctx, c))[0] == (tsh_real)(own ? 4 : 4 * more));
+        assert_int_equal(tsh_backward(ctx, tsh_sum(tsh_scale(c, more), TSH_ALL, 0)), TSH_OK);
+        assert_true(((tsh_real *)tsh_data(ctx, tsh_grad(a)))[0] == (tsh_real)(own ? 2 : 2 * more));
+        assert_int_equal(calls, own ? 2 : 0);
+        tsh_close(ctx);
     }
-    assert_int_equal(tsh_set_matmul_precision(ctx, (tsh_precision)3), TSH_ERR_ARGUMENT);
-    assert_non_null(strstr(tsh_last_error(ctx)->message, "3 is neither TSH_HIGHEST"));
-    assert_int_equal(tsh_matmul_precision(ctx), TSH_MEDIUM);
-    tsh_close(ctx);
-    assert_int_equal(tsh_set_matmul_precision(NULL, TSH_HIGH), TSH_ERR_ARGUMENT);
-    assert_int_equal(tsh_matmul_precision(NULL), TSH_HIGHEST);
 }
 
 static void count_chore(void *user) {
@@ -552,7 +574,7 @@ int main(void) {
         cmocka_unit_test(test_empty),       cmocka_unit_test(test_rounding),
         cmocka_unit_test(test_bits),
         cmocka_unit_test(test_chore),       cmocka_unit_test(test_progress),
-        cmocka_unit_test(test_precision),
+        cmocka_unit_test(test_own_gemm),
 #ifndef TSHARD_NO_SIMD
         cmocka_unit_test(test_fetch),
 #endif
