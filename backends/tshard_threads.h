@@ -595,9 +595,9 @@ static int tshi_threads_mismatch(const tshi_threads_member *member) {
 }
 
 /* ========================================================================== */
-/* >>threads-fold                               MARK: - threads-fold (private) */
-/* The arithmetic: a tile of one chunk, summed over the ranks in ring order.   */
-/* Needs: >>threads-error.                                                    */
+/* >>threads-work                               MARK: - threads-work (private) */
+/* This rank's part of each kind, once all have posted it.                     */
+/* Needs: >>threads-error.                                                      */
 /* ========================================================================== */
 
 typedef struct TSHI_THREADS_APART tshi_threads_tile {
@@ -628,12 +628,6 @@ static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k
     parts.offset = offset;
     tsh_coll_sum(tile->bytes, n, &call->coll, member->group->size, k, tshi_threads_part, &parts);
 }
-
-/* ========================================================================== */
-/* >>threads-work                               MARK: - threads-work (private) */
-/* This rank's part of each kind, once all have posted it.                     */
-/* Needs: >>threads-fold.                                                       */
-/* ========================================================================== */
 
 static int64_t tshi_threads_min(int64_t a, int64_t b) {
     return a < b ? a : b;

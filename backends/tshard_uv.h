@@ -107,14 +107,12 @@
  * HMAC-SHA256 over two random nonces, both ranks, what the connection is for, job, world size and
  * version; so neither a replayed nor a reflected handshake lets anybody in.
  *
- * Not protected: what is said after that. It is neither encrypted nor authenticated: whoever sits
- * on the path between two hosts can read it, change it, and take a connection over; he can also try
- * out keys on a handshake that he saw, so let a key be 32 random bytes, not a word. Between hosts
- * use a network that you trust, or a tunnel such as WireGuard. Who knows the key is trusted: a rank
- * can end the world, and name any rank as the one at fault. Without a key any local user may join a
- * loopback job (tshard-run -n makes a random one), and with TSHARD_INSECURE anybody who reaches it.
+ * Not protected: what is said after that (backends/README.md, Security). Who knows the key is
+ * trusted: a rank can end the world, and name any rank as the one at fault. Without a key any local
+ * user may join a loopback job (tshard-run -n makes a random one), and with TSHARD_INSECURE anybody
+ * who reaches it.
  *
- * STRANGERS AND FIREWALLS
+ * UNAUTHENTICATED CONNECTIONS, FIREWALLS
  *
  * Rank 0 listens on its port, each other rank on a port that the system picks
  * (net.ipv4.ip_local_port_range), while the world forms; the members of a group on others while it
@@ -128,7 +126,7 @@
  * rank that is refused by one who does not prove that it has the key logs that, and calls again
  * until time is up.
  *
- * ROOMS
+ * SECTIONS
  *
  * Shared: >>uv-types >>uv-wire (bytes that are trusted nowhere) >>uv-socket >>uv-settings
  * >>uv-error. The control thread: >>uv-post >>uv-decide (whose fault it is) >>uv-cycle (ranks
@@ -2462,22 +2460,14 @@ static void tshi_uv_completed(tsh_uv_world *world) {
     uv_mutex_unlock(&world->lock);
 }
 
-static int tshi_uv_all(const tsh_uv_world *world, int (*holds)(const tshi_uv_peer *peer)) {
-    for (int r = 0; r < world->size; r++)
-        if (r != world->rank && !holds(&world->peer[r])) return 0;
+/* 1 if all other ranks are ready, or else are there, and (`placed`) have said where they listen. */
+static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
+    for (int r = 0; r < world->size; r++) {
+        const tshi_uv_peer *peer = &world->peer[r];
+        int there = peer->state == TSHI_UV_THERE && (!placed || peer->placed);
+        if (r != world->rank && !(ready ? peer->ready : there)) return 0;
+    }
     return 1;
-}
-
-static int tshi_uv_is_placed(const tshi_uv_peer *peer) {
-    return peer->state == TSHI_UV_THERE && peer->placed;
-}
-
-static int tshi_uv_is_there(const tshi_uv_peer *peer) {
-    return peer->state == TSHI_UV_THERE;
-}
-
-static int tshi_uv_is_ready(const tshi_uv_peer *peer) {
-    return peer->ready;
 }
 
 /* Takes the next steps that are possible now. */
@@ -2490,15 +2480,15 @@ static void tshi_uv_form(tsh_uv_world *world) {
         (void)uv_async_send(&world->wake_caller);
     }
     if (!world->forming) return;
-    if (world->rank == 0 && !world->tabled && tshi_uv_all(world, tshi_uv_is_placed))
+    if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0))
         tshi_uv_send_table(world);
-    if (!world->told_ready && world->tabled && tshi_uv_all(world, tshi_uv_is_there) &&
+    if (!world->told_ready && world->tabled && tshi_uv_all(world, 0, 0) &&
         world->world_group->missing == 0) {
         world->told_ready = 1;
         (void)tshi_uv_write(world, TSHI_UV_READY);
         if (world->rank) tshi_uv_post(&world->peer[0]);
     }
-    if (world->rank == 0 && world->told_ready && tshi_uv_all(world, tshi_uv_is_ready)) {
+    if (world->rank == 0 && world->told_ready && tshi_uv_all(world, 0, 1)) {
         (void)tshi_uv_write(world, TSHI_UV_GO);
         tshi_uv_post_all(world);
         tshi_uv_completed(world);
