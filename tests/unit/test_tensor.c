@@ -808,6 +808,48 @@ static void the_pool_s_books_are_right(void **state) {
     unit_close(ctx);
 }
 
+/* Whole pages, one after another, never reused. */
+typedef struct page_memory {
+    char *next, *end;
+} page_memory;
+
+static void *take_pages(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
+    page_memory *memory = (page_memory *)user;
+    char *pages = memory->next;
+    (void)ptr, (void)old_size, (void)align;
+    if (!new_size || new_size > (size_t)(memory->end - pages) / 4096 * 4096) return NULL;
+    memory->next += (new_size + 4095) / 4096 * 4096;
+    return pages;
+}
+
+/* A result is not ahead of its operands, in the low 12 bits: a store to it makes none of the loads
+ * that follow wait. */
+static void results_lie_before_operands(void **state) {
+    enum { BYTES = 4 << 20 };
+    char *bytes = (char *)malloc(BYTES);
+    page_memory memory = {bytes, bytes + BYTES};
+    tsh_desc desc = {.allocator = {take_pages, &memory}};
+    tsh_ctx *ctx;
+    tsh_tensor *t[4];
+    int i, j;
+    (void)state;
+    assert_non_null(bytes);
+    memory.next += 4096 - (uintptr_t)bytes % 4096;
+    ctx = unit_open(&desc);
+    t[0] = tsh_keep(tsh_ones(ctx, tsh_shape1(8192)));
+    assert_int_equal(tsh_step_end(ctx), TSH_OK);
+    for (i = 1; i < 4; i++) t[i] = tsh_neg(t[i - 1]);
+    for (i = 1; i < 4; i++)
+        for (j = 0; j < i; j++) {
+            const int before =
+                (int)(((uintptr_t)tshi_tensor_at(t[j]) - (uintptr_t)tshi_tensor_at(t[i])) % 4096);
+            if (before < 64 || before > 1024)
+                fail_msg("tensor %d is %d bytes before tensor %d", i, before, j);
+        }
+    unit_close(ctx);
+    free(bytes);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes_are_made),
@@ -842,6 +884,7 @@ int main(void) {
         cmocka_unit_test(a_loop_with_scopes_does_not_grow),
         cmocka_unit_test(the_step_pool_is_reused_and_joined),
         cmocka_unit_test(the_pool_s_books_are_right),
+        cmocka_unit_test(results_lie_before_operands),
     };
     return cmocka_run_group_tests_name("unit/tensor", tests, NULL, NULL);
 }
