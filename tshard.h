@@ -1861,11 +1861,15 @@ struct tshi_block {
     char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 2 * sizeof(void *) - 3 * sizeof(int)];
 };
 
-/* Memory of the pool; its pieces begin TSHI_ALIGN bytes into it. */
+/* The pool's memory. When a load follows a store, processors compare only the low 12 bits of their
+ * addresses at first, and the load waits if these agree: a result that lies a little ahead of an
+ * operand, modulo 4096, is slow. So a chunk's pieces begin TSHI_CHUNK bytes (a multiple of 64) into
+ * it: 256 before where data begin in a block of its own, if the allocator gives whole pages. */
 typedef struct tshi_chunk {
     struct tshi_chunk *next;
     size_t bytes;
 } tshi_chunk;
+enum { TSHI_CHUNK = 3840 };
 
 typedef struct tshi_pool {
     tshi_chunk *chunks;
@@ -2450,7 +2454,7 @@ static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
 
 static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
     const size_t least = (size_t)1 << 18;
-    const size_t bytes = (size > least ? size : least) + sizeof(tshi_block) + TSHI_ALIGN;
+    const size_t bytes = (size > least ? size : least) + sizeof(tshi_block) + TSHI_CHUNK;
     tshi_chunk *chunk;
     tshi_block *block;
     chunk = (tshi_chunk *)tshi_mem_call(ctx, TSH_MEM_STEP, NULL, 0, bytes);
@@ -2458,16 +2462,17 @@ static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
     chunk->bytes = bytes;
     chunk->next = ctx->pool.chunks;
     ctx->pool.chunks = chunk;
-    block = (tshi_block *)(void *)((char *)chunk + TSHI_ALIGN);
+    block = (tshi_block *)(void *)((char *)chunk + TSHI_CHUNK);
     memset(block, 0, sizeof *block);
-    block->size = bytes - TSHI_ALIGN - sizeof *block;
+    block->size = bytes - TSHI_CHUNK - sizeof *block;
     block->kind = TSH_MEM_STEP;
     block->last = 1;
     tshi_mem_link(&ctx->pool, block);
     return block;
 }
 
-/* The right end of a free piece, or all of it where the rest could hold nothing. */
+/* The right end of a free piece, or all of it where the rest could hold nothing. The right one: of
+ * large blocks, mostly multiples of 4096 bytes, the later lies 64 bytes before (see tshi_chunk). */
 static tshi_block *tshi_mem_cut(tshi_pool *pool, tshi_block *piece, size_t size) {
     tshi_block *block;
     if (piece->size < size + sizeof *block + TSHI_ALIGN) {
