@@ -9978,7 +9978,7 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
 
 /* -- gradients by rows ------------------------------------------------------
  * Kernels that give a dense gradient of input 0 write it to its place where that is dense and empty
- * (*scratch is NULL then), else to scratch, which is poured. 0 on an error. */
+ * (*scratch is NULL then), else to scratch, which is then accumulated. 0 on an error. */
 static int tshi_map_room(const tshi_node *node, const tshi_dest *dest, tshi_block **scratch) {
     const tsh_tensor *x = node->in[0];
     int64_t stride[TSH_MAX_DIMS];

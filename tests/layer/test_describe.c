@@ -118,6 +118,47 @@ static void backward_names_the_module(void **state) {
     for (checkpoint = 0; checkpoint < 2; checkpoint++) ranks_run(1, backward_errors, &checkpoint);
 }
 
+/* In a pipeline: the second stage's backward refuses, or its forward (user: 1). */
+static tsh_tensor *stage_input(tsh_ctx *ctx, int micro_batch, void *user) {
+    (void)micro_batch, (void)user;
+    return tsh_ones(ctx, tsh_shape1(2));
+}
+
+static tsh_tensor *stage_loss(tsh_ctx *ctx, tsh_tensor *output, int micro_batch, void *user) {
+    (void)ctx, (void)micro_batch, (void)user;
+    return tsh_sum(output, TSH_ALL, 0);
+}
+
+static int stage_errors(tsh_ctx *ctx, void *user) {
+    const int forward = *(int *)user, rank = tsh_world(ctx)->rank;
+    const tsh_linear_desc linear = {.in = 2, .out = forward ? 4 : 2};
+    const tsh_module_desc second = {forward ? add_one : stubborn, NULL};
+    const tsh_pipeline_desc desc = {.micro_batches = 2, .input = stage_input, .loss = stage_loss};
+    tsh_module *h = tsh_add_module(tsh_root(ctx), "h", NULL);
+    tsh_pipeline *pipeline;
+    tsh_add_linear(h, "0", &linear);
+    tsh_add_module(h, "1", &second);
+    pipeline = tsh_pipeline_new(h, &desc);
+    CHECK(pipeline, "the pipeline");
+    CHECK(tsh_pipeline_train(pipeline, NULL) != TSH_OK && tsh_last_error(ctx)->rank == 1, "fails");
+    if (forward)
+        CHECK(!strcmp(tsh_last_error(ctx)->message + (rank ? 0 : strlen("rank 1: ")),
+                      "h.1: tsh_add: shapes (4) R and (3) R do not broadcast (4 against 3)"),
+              "%s", tsh_last_error(ctx)->message);
+    else
+        CHECK(!strcmp(tsh_last_error(ctx)->message, rank ? "h.1: stubborn: no"
+                                                         : "rank 1: h.1: stubborn: no"),
+              "%s", tsh_last_error(ctx)->message);
+    return 0;
+}
+
+static void stages_name_the_module(void **state) {
+    const tsh_desc stages = {.tp = 1, .pp = 2};
+    int forward;
+    (void)state;
+    for (forward = 0; forward < 2; forward++) ranks_run_with(2, &stages, stage_errors, &forward);
+}
+
 /* A sentence that leaves no room for all of the path keeps its own end. */
 static tsh_tensor *talks(tsh_module *self, tsh_tensor **in, int n, void *user) {
     (void)in, (void)n, (void)user;
@@ -464,6 +505,7 @@ int main(void) {
         cmocka_unit_test(errors_name_the_module),
         cmocka_unit_test(other_ranks_get_the_module_too),
         cmocka_unit_test(backward_names_the_module),
+        cmocka_unit_test(stages_name_the_module),
         cmocka_unit_test(a_path_gives_way_to_the_sentence),
         cmocka_unit_test(a_tape_is_written),
         cmocka_unit_test(the_page_shows_a_block),
