@@ -491,7 +491,8 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
  * point to its own place in recv. Other overlaps are errors of the caller.
  *  7. The world's error is the first one (a mismatch, a lost rank, an abort). With it the world and
  * every group split from it have failed, and every rank that is in a call, or makes one later, gets
- * the same code, rank and sentence. status returns it without blocking. abort may be called from any thread.
+ * the same code, rank and sentence. status returns it without blocking. abort may be called from
+ * any thread.
  *  8. close releases the comm; its requests must have been waited for, or the world must have
  * failed.
  *  9. A backend may do no more than bring messages from rank to rank of a world, also from a rank

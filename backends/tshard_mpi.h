@@ -38,7 +38,8 @@
  * - end in one error, the same on every rank, where ranks call different collectives, a rank closes
  *   its comm early, ranks wait for each other in a cycle (looked for after 20 ms), time runs out
  *   or a rank aborts: rank 0 gets reports over a communicator of its own, and sends all its
- *   decision. Where rank 0 is in no call, ranks believe what they saw themselves after half a second;
+ *   decision. Where rank 0 is in no call, ranks believe what they saw themselves after half a
+ *   second;
  * - leave MPI to its owner: where the program has called MPI_Init, it also calls MPI_Finalize.
  *
  * DOES NOT
