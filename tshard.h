@@ -677,12 +677,10 @@ TSH_API int tsh_time_limit(double given, const char *name, const char *variable,
 TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise);
 
 /* Fills *error. Returns code. */
-TSH_PRINTF(4, 5)
 TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
-                                 ...);
+                                 ...) TSH_PRINTF(4, 5);
 /* Appends to text, which has `room` bytes; cuts what does not fit. */
-TSH_PRINTF(3, 4)
-TSH_API void tsh_text_add(char *text, size_t room, const char *format, ...);
+TSH_API void tsh_text_add(char *text, size_t room, const char *format, ...) TSH_PRINTF(3, 4);
 
 /* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
  * not overlap them otherwise. */
