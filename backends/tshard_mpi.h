@@ -424,6 +424,9 @@ static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
     return 1;
 }
 
+/* Calls MPI. 1, and an error, if it refuses. */
+#define TSHI_MPI_CALL(world, call, arguments) tshi_mpi_refused(world, call arguments, #call)
+
 /* ========================================================================== */
 /* >>mpi-hear                                       MARK: - mpi-hear (private) */
 /* What others say.                                                            */
@@ -788,11 +791,9 @@ static void tshi_mpi_begin_heads(tshi_mpi_group *group, tshi_mpi_op *op) {
     /* Where counts may have to be told, the next operation waits for that. */
     op->last = op->coll.kind >= TSH_BARRIER ||
                (tshi_mpi_is_eager(group, op) && !tshi_mpi_gathers(&op->coll));
-    (void)tshi_mpi_refused(group->world,
-                           MPI_Iallgather(op->block, (int)sizeof *op->block, MPI_BYTE,
-                                          op->block + 1, (int)sizeof *op->block, MPI_BYTE,
-                                          group->comm, &op->req),
-                           "MPI_Iallgather");
+    (void)TSHI_MPI_CALL(group->world, MPI_Iallgather,
+                        (op->block, (int)sizeof *op->block, MPI_BYTE, op->block + 1,
+                         (int)sizeof *op->block, MPI_BYTE, group->comm, &op->req));
 }
 
 /* All ranks tell all counts. */
@@ -806,11 +807,9 @@ static void tshi_mpi_tell_counts(tshi_mpi_group *group, tshi_mpi_op *op) {
     if (op->coll.send_counts) memcpy(op->counts, op->coll.send_counts, n * width);
     if (op->coll.recv_counts) memcpy(op->counts + n, op->coll.recv_counts, n * width);
     op->state = TSHI_MPI_COUNTS;
-    (void)tshi_mpi_refused(group->world,
-                           MPI_Iallgather(op->counts, 2 * group->size, MPI_INT64_T,
-                                          op->counts + 2 * n, 2 * group->size, MPI_INT64_T,
-                                          group->comm, &op->req),
-                           "MPI_Iallgather");
+    (void)TSHI_MPI_CALL(group->world, MPI_Iallgather,
+                        (op->counts, 2 * group->size, MPI_INT64_T, op->counts + 2 * n,
+                         2 * group->size, MPI_INT64_T, group->comm, &op->req));
 }
 
 /* This round's lengths and places in bytes: of all pieces, or (own) of this rank's from each. */
@@ -843,10 +842,9 @@ static void tshi_mpi_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
     memcpy(op->out->bytes, op->coll.send, (size_t)bytes);
     op->state = TSHI_MPI_DIRECT;
     op->last = 1;
-    (void)tshi_mpi_refused(group->world,
-                           MPI_Iallgather(op->out->bytes, bytes, MPI_BYTE, op->in->bytes, bytes,
-                                          MPI_BYTE, group->comm, &op->req),
-                           "MPI_Iallgather");
+    (void)TSHI_MPI_CALL(
+        group->world, MPI_Iallgather,
+        (op->out->bytes, bytes, MPI_BYTE, op->in->bytes, bytes, MPI_BYTE, group->comm, &op->req));
 }
 
 /* Every rank gets the pieces that are its own: of an all-to-all, or to sum them. */
@@ -860,11 +858,9 @@ static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
                       op->out->bytes + out[group->size + k]);
     op->state = TSHI_MPI_SCATTER;
     op->last = op->coll.kind != TSH_ALLREDUCE && op->at + op->step >= op->longest;
-    (void)tshi_mpi_refused(group->world,
-                           MPI_Ialltoallv(op->out->bytes, out, out + group->size, MPI_BYTE,
-                                          op->in->bytes, in, in + group->size, MPI_BYTE,
-                                          group->comm, &op->req),
-                           "MPI_Ialltoallv");
+    (void)TSHI_MPI_CALL(group->world, MPI_Ialltoallv,
+                        (op->out->bytes, out, out + group->size, MPI_BYTE, op->in->bytes, in,
+                         in + group->size, MPI_BYTE, group->comm, &op->req));
 }
 
 /* Every rank gets all pieces; this rank's is op->part. */
@@ -873,10 +869,9 @@ static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_measure(group, op, op->into, 0, in);
     op->state = TSHI_MPI_GATHER;
     op->last = op->at + op->step >= op->longest;
-    (void)tshi_mpi_refused(group->world,
-                           MPI_Iallgatherv(op->part, in[group->rank], MPI_BYTE, op->out->bytes, in,
-                                           in + group->size, MPI_BYTE, group->comm, &op->req),
-                           "MPI_Iallgatherv");
+    (void)TSHI_MPI_CALL(group->world, MPI_Iallgatherv,
+                        (op->part, in[group->rank], MPI_BYTE, op->out->bytes, in, in + group->size,
+                         MPI_BYTE, group->comm, &op->req));
 }
 
 /* A segment that MPI brings to all ranks by itself. */
@@ -895,16 +890,13 @@ static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
     if (coll->kind == TSH_ALLREDUCE || coll->root == group->rank)
         memcpy(op->out->bytes, from + (size_t)op->at * width, (size_t)n * width);
     if (coll->kind == TSH_BROADCAST)
-        (void)tshi_mpi_refused(group->world,
-                               MPI_Ibcast(op->out->bytes, (int)((size_t)n * width), MPI_BYTE,
-                                          coll->root, group->comm, &op->req),
-                               "MPI_Ibcast");
+        (void)TSHI_MPI_CALL(group->world, MPI_Ibcast,
+                            (op->out->bytes, (int)((size_t)n * width), MPI_BYTE, coll->root,
+                             group->comm, &op->req));
     else
-        (void)tshi_mpi_refused(
-            group->world,
-            MPI_Iallreduce(MPI_IN_PLACE, op->out->bytes, (int)n, types[coll->dtype],
-                           coll->redop == TSH_PROD ? MPI_PROD : MPI_SUM, group->comm, &op->req),
-            "MPI_Iallreduce");
+        (void)TSHI_MPI_CALL(group->world, MPI_Iallreduce,
+                            (MPI_IN_PLACE, op->out->bytes, (int)n, types[coll->dtype],
+                             coll->redop == TSH_PROD ? MPI_PROD : MPI_SUM, group->comm, &op->req));
 }
 
 static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
@@ -1080,14 +1072,12 @@ static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half
     if (sends && bytes > 0 && bytes <= TSHI_MPI_EAGER)
         memcpy(half->mine.eager, op->coll.send, (size_t)bytes);
     half->req[0] = half->req[1] = MPI_REQUEST_NULL;
-    if (!tshi_mpi_refused(world,
-                          MPI_Irecv(&half->its, (int)sizeof half->its, MPI_BYTE, peer, answer,
-                                    group->comm, &half->req[1]),
-                          "MPI_Irecv"))
-        (void)tshi_mpi_refused(world,
-                               MPI_Isend(&half->mine, (int)sizeof half->mine, MPI_BYTE, peer, tag,
-                                         group->comm, &half->req[0]),
-                               "MPI_Isend");
+    if (!TSHI_MPI_CALL(world, MPI_Irecv,
+                       (&half->its, (int)sizeof half->its, MPI_BYTE, peer, answer, group->comm,
+                        &half->req[1])))
+        (void)TSHI_MPI_CALL(
+            world, MPI_Isend,
+            (&half->mine, (int)sizeof half->mine, MPI_BYTE, peer, tag, group->comm, &half->req[0]));
 }
 
 /* The two ends do not fit. */
@@ -1111,15 +1101,13 @@ static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half 
     if (half->sends) {
         memcpy(half->stage->bytes, (const char *)op->coll.send + (size_t)half->at * width,
                (size_t)bytes);
-        (void)tshi_mpi_refused(group->world,
-                               MPI_Isend(half->stage->bytes, bytes, MPI_BYTE, half->peer, tag,
-                                         group->comm, &half->req[0]),
-                               "MPI_Isend");
+        (void)TSHI_MPI_CALL(
+            group->world, MPI_Isend,
+            (half->stage->bytes, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
     } else {
-        (void)tshi_mpi_refused(group->world,
-                               MPI_Irecv(half->stage->bytes, bytes, MPI_BYTE, half->peer, tag,
-                                         group->comm, &half->req[0]),
-                               "MPI_Irecv");
+        (void)TSHI_MPI_CALL(
+            group->world, MPI_Irecv,
+            (half->stage->bytes, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
     }
 }
 
@@ -1172,8 +1160,7 @@ static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
             MPI_Status status[2]; /* for MPI_STATUSES_IGNORE gcc warns with MPICH */
             /* What could not be started has no request, and looks done. */
             if (tshi_mpi_over(group->world) || group->broken ||
-                tshi_mpi_refused(group->world, MPI_Testall(2, half->req, &done, status),
-                                 "MPI_Testall"))
+                TSHI_MPI_CALL(group->world, MPI_Testall, (2, half->req, &done, status)))
                 return;
             if (done) tshi_mpi_half_on(group, op, half);
         }
@@ -1199,7 +1186,7 @@ static void tshi_mpi_advance_group(tshi_mpi_group *group) {
         while (op->state != TSHI_MPI_DONE && done && (turn || op->state != TSHI_MPI_QUEUED) &&
                !group->broken) {
             if (op->state != TSHI_MPI_QUEUED &&
-                tshi_mpi_refused(world, MPI_Test(&op->req, &done, MPI_STATUS_IGNORE), "MPI_Test"))
+                TSHI_MPI_CALL(world, MPI_Test, (&op->req, &done, MPI_STATUS_IGNORE)))
                 group->broken = 1;
             else if (done)
                 tshi_mpi_follow(group, op);
@@ -1602,11 +1589,10 @@ static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
     int64_t begin = tsh_now(), well = begin;
     MPI_Request all;
     int done = 0;
-    if (tshi_mpi_refused(world, MPI_Ibarrier(group->comm, &all), "MPI_Ibarrier")) return 0;
+    if (TSHI_MPI_CALL(world, MPI_Ibarrier, (group->comm, &all))) return 0;
     for (unsigned spins = 0;; spins++) {
         int64_t now = tsh_now();
-        if (tshi_mpi_refused(world, MPI_Test(&all, &done, MPI_STATUS_IGNORE), "MPI_Test") || done)
-            return done;
+        if (TSHI_MPI_CALL(world, MPI_Test, (&all, &done, MPI_STATUS_IGNORE)) || done) return done;
         tshi_mpi_advance(world);
         tshi_mpi_serve(world);
         if (world->error.code == TSH_OK) well = now;
@@ -1637,9 +1623,8 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
     expected = op->state == TSHI_MPI_DONE && tshi_mpi_all_go(world, group, op);
     if (expected && color >= 0) id = tshi_mpi_new_id(group, op, color);
     refused = expected &&
-              tshi_mpi_refused(
-                  world, MPI_Comm_split(group->comm, color < 0 ? MPI_UNDEFINED : color, key, &made),
-                  "MPI_Comm_split");
+              TSHI_MPI_CALL(world, MPI_Comm_split,
+                            (group->comm, color < 0 ? MPI_UNDEFINED : color, key, &made));
     tshi_mpi_release(group, op);
     if (refused) (void)tshi_mpi_settle(world, NULL, 1000 * TSHI_MPI_MS);
     if (world->error.code != TSH_OK) return world->error.code;
@@ -1937,6 +1922,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 
 #undef TSHI_MPI_MS
 #undef TSHI_MPI_CLOSE
+#undef TSHI_MPI_CALL
 
 #ifdef __cplusplus
 }
