@@ -555,29 +555,19 @@ static int64_t tshi_mpi_place(const int64_t *start, int size, int k, int64_t i, 
     return i / row * start[size] + start[k] + i % row;
 }
 
-/* This round's n elements of piece k, from what the caller sends to a stage. */
-static void tshi_mpi_pack(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
-                          char *to) {
+/* Copies this round's n elements of piece k from what the caller sends to a stage (pack), or from
+ * the stage to where the caller receives. */
+static void tshi_mpi_copy(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
+                          char *stage, int packs) {
     size_t width = tsh_dtype_size(op->coll.dtype);
     int64_t run;
-    for (int64_t i = 0; i < n; i += run) {
-        int64_t place = tshi_mpi_place(start, size, k, op->at + i, &run);
+    for (int64_t i = 0; i < n; i += run, stage += (size_t)run * width) {
+        size_t place = (size_t)tshi_mpi_place(start, size, k, op->at + i, &run) * width;
         run = tshi_mpi_min(run, n - i);
-        memcpy(to + (size_t)i * width, (const char *)op->coll.send + (size_t)place * width,
-               (size_t)run * width);
-    }
-}
-
-/* This round's n elements of piece k, from a stage to where the caller receives. */
-static void tshi_mpi_unpack(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
-                            const char *from) {
-    size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t run;
-    for (int64_t i = 0; i < n; i += run) {
-        int64_t place = tshi_mpi_place(start, size, k, op->at + i, &run);
-        run = tshi_mpi_min(run, n - i);
-        memcpy((char *)op->coll.recv + (size_t)place * width, from + (size_t)i * width,
-               (size_t)run * width);
+        if (packs)
+            memcpy(stage, (const char *)op->coll.send + place, (size_t)run * width);
+        else
+            memcpy((char *)op->coll.recv + place, stage, (size_t)run * width);
     }
 }
 
@@ -706,7 +696,7 @@ static void tshi_mpi_sum_eager(const tshi_mpi_group *group, tshi_mpi_op *op, int
 static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     size_t width = tsh_dtype_size(coll->dtype);
-    const tshi_mpi_block *all = op->block + 1;
+    tshi_mpi_block *all = op->block + 1;
     char *recv = (char *)coll->recv;
     int k = group->rank;
     if (coll->kind == TSH_BROADCAST && coll->count > 0 && k != coll->root)
@@ -717,8 +707,8 @@ static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) 
         if (coll->kind == TSH_ALLREDUCE && op->from[k] < op->from[k + 1])
             tshi_mpi_sum_eager(group, op, k, recv + (size_t)op->from[k] * width, 0);
         if (coll->kind == TSH_ALLGATHER)
-            tshi_mpi_unpack(op, op->into, group->size, k, tshi_mpi_length(op, op->into, k),
-                            all[k].eager);
+            tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_length(op, op->into, k),
+                          all[k].eager, 0);
     }
 }
 
@@ -854,8 +844,8 @@ static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_measure(group, op, op->from, 0, out);
     tshi_mpi_measure(group, op, all_to_all ? op->into : op->from, !all_to_all, in);
     for (int k = 0; k < group->size; k++)
-        tshi_mpi_pack(op, op->from, group->size, k, tshi_mpi_round(op, op->from, k),
-                      op->out->bytes + out[group->size + k]);
+        tshi_mpi_copy(op, op->from, group->size, k, tshi_mpi_round(op, op->from, k),
+                      op->out->bytes + out[group->size + k], 1);
     op->state = TSHI_MPI_SCATTER;
     op->last = op->coll.kind != TSH_ALLREDUCE && op->at + op->step >= op->longest;
     (void)TSHI_MPI_CALL(group->world, MPI_Ialltoallv,
@@ -982,8 +972,8 @@ static void tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
     int64_t n = tshi_mpi_round(op, op->from, group->rank);
     if (coll->kind == TSH_ALLTOALL) {
         for (int k = 0; k < group->size; k++)
-            tshi_mpi_unpack(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
-                            op->in->bytes + in[group->size + k]);
+            tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
+                          op->in->bytes + in[group->size + k], 0);
     } else {
         op->part = tshi_mpi_sum(group, coll, op->in->bytes, (size_t)n * width, group->rank, n);
         if (coll->kind == TSH_ALLREDUCE) {
@@ -999,8 +989,8 @@ static void tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
 static void tshi_mpi_gathered(tshi_mpi_group *group, tshi_mpi_op *op) {
     const int *in = op->lengths;
     for (int k = 0; k < group->size; k++)
-        tshi_mpi_unpack(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
-                        op->out->bytes + in[group->size + k]);
+        tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
+                      op->out->bytes + in[group->size + k], 0);
     op->at += op->step;
     tshi_mpi_next_round(group, op);
 }
