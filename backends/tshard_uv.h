@@ -393,7 +393,6 @@ typedef enum tshi_uv_error_kind {
 
 typedef struct tshi_uv_report {
     tshi_uv_error_kind kind;
-    int reporter;
     uint64_t group, seq; /* a collective that the coordinator asks all ranks about; group 0: none */
     tsh_error error;
 } tshi_uv_report;
@@ -1389,24 +1388,29 @@ static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
     (void)uv_async_send(&world->wake_caller);
 }
 
+TSH_PRINTF(5, 0)
+static void tshi_uv_fill_report(tshi_uv_report *e, tshi_uv_error_kind kind, tsh_result code,
+                                int rank, const char *format, va_list list) {
+    memset(e, 0, sizeof *e);
+    e->kind = kind;
+    e->error.code = code;
+    e->error.rank = rank;
+    (void)vsnprintf(e->error.message, sizeof e->error.message, format, list);
+}
+
 /* From the caller's side: reports an error to the control thread; the first one counts. */
 TSH_PRINTF(7, 8)
 static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, uint64_t group,
                                  uint64_t seq, tsh_result code, int rank, const char *format, ...) {
-    tshi_uv_report *e = &world->reported;
+    tshi_uv_report e;
     va_list list;
+    va_start(list, format);
+    tshi_uv_fill_report(&e, kind, code, rank, format, list);
+    va_end(list);
+    e.group = group;
+    e.seq = seq;
     uv_mutex_lock(&world->lock);
-    if (e->kind == TSHI_UV_NOTHING) {
-        e->kind = kind;
-        e->reporter = world->rank;
-        e->group = group;
-        e->seq = seq;
-        e->error.code = code;
-        e->error.rank = rank;
-        va_start(list, format);
-        (void)vsnprintf(e->error.message, sizeof e->error.message, format, list);
-        va_end(list);
-    }
+    if (world->reported.kind == TSHI_UV_NOTHING) world->reported = e;
     TSHI_UV_PUT(&world->halted, 1);
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
@@ -1644,13 +1648,8 @@ static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_error_kind kind, tsh_re
                             const char *format, ...) {
     tshi_uv_report e;
     va_list list;
-    memset(&e, 0, sizeof e);
-    e.kind = kind;
-    e.reporter = world->rank;
-    e.error.code = code;
-    e.error.rank = rank;
     va_start(list, format);
-    (void)vsnprintf(e.error.message, sizeof e.error.message, format, list);
+    tshi_uv_fill_report(&e, kind, code, rank, format, list);
     va_end(list);
     tshi_uv_hold(world, &e);
 }
@@ -2536,7 +2535,6 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     memset(&e, 0, sizeof e);
     tshi_uv_report_fields(c, &e, world->size);
     if (c->bad) return;
-    e.reporter = peer->rank;
     peer->reported = 1;
     if (tshi_uv_failed(world) != TSH_OK)
         tshi_uv_pass_on(world);
