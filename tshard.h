@@ -476,17 +476,17 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
 
 /* HOW A BACKEND WORKS
  *
- * A backend is a const table of functions (tsh_comm_ops) and a tsh_comm per group. The core's
- * front door (tsh_allreduce and so on) checks the arguments, numbers the call, counts it, and hands
- * the descriptor (tsh_coll) on.
+ * A backend is a const table of functions (tsh_comm_ops) and a tsh_comm per group. The
+ * public entry points (tsh_allreduce and so on) check the arguments, number the call, count it, and
+ * hand the descriptor (tsh_coll) on.
  *
- *  1. start(comm, coll, req) announces a collective and never waits for a peer. It copies the
+ *  1. start(comm, coll, req) posts a collective and never waits for a peer. It copies the
  * descriptor; counts and buffers stay the caller's, valid and untouched until wait. At least 64 may
  * be in flight on one comm (tsh_comm counts them; past 64 start is refused), each is waited for
  * exactly once, in any order.
  *  2. All ranks of a group start the same collectives in the same order; between groups any order
  * goes. SEND, RECV and SENDRECV are numbered per pair of ranks and direction instead. split is
- * announced and checked like a collective.
+ * posted and checked like a collective.
  *  3. test and progress never block. A wait on any request progresses every outstanding request of
  * this rank, on all comms, so that no order of waits can deadlock.
  *  4. No call returns, not even with an error, while a peer or a pending write may still touch its
@@ -498,19 +498,20 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
  * MAX too; MIN and MAX of equal values keep the left one.
  *  6. Zero is a legal count everywhere. recv may equal send in ALLREDUCE; in ALLGATHER, send may
  * point to its own place in recv. Other overlaps are errors of the caller.
- *  7. Errors are verdicts: the first one (a mismatch, a lost rank, an abort) ends the world and
- * every group split from it, and every rank that is in a call, or makes one later, gets the same
- * code, rank and sentence. status tells it without blocking. abort may be called from any thread.
+ *  7. The world's error is the first one (a mismatch, a lost rank, an abort). With it the world and
+ * every group split from it have failed, and every rank that is in a call, or makes one later, gets
+ * the same code, rank and sentence. status returns it without blocking. abort may be called from
+ * any thread.
  *  8. close releases the comm; its requests must have been waited for, or the world must have
- * ended.
- *  9. A backend may do no more than bring messages from rank to rank of a world, each to itself
- * too: tsh_comm_compose makes the other kinds, groups and errors of that
+ * failed.
+ *  9. A backend may do no more than bring messages from rank to rank of a world, also from a rank
+ * to itself: tsh_comm_compose makes collectives, groups and errors of that
  * (examples/05_write_a_backend.c). It has start, progress, status, abort, close, and idle, which
- * sleeps until something can be done, for ns at most. No message is longer than TSH_MESSAGE_BYTES.
- * start of a SEND takes a copy. start of a RECV takes the oldest message of its sender that has its
- * seq, and is of its length; if none has arrived, *req is not 0, and start is called again later,
- * with TSH_ERR_LOST if the sender is gone for good. Tags mean nothing. status and abort are those
- * of rule 7: all ranks learn one error, the first. close sends what is left. */
+ * sleeps until there may be something to do, for ns at most. start gets a SEND or a RECV of at most
+ * TSH_MESSAGE_BYTES. A SEND is copied before start returns. A RECV takes the oldest message of its
+ * sender with its seq, which has its length. If none has arrived yet, start sets *req to 1 and is
+ * called again later; if the sender is gone for good, it returns TSH_ERR_LOST. progress sends and
+ * receives without blocking, close sends what is left. status and abort are those of rule 7. */
 
 typedef enum tsh_coll_kind {
     TSH_ALLREDUCE,      /* send count, recv count */
@@ -522,7 +523,7 @@ typedef enum tsh_coll_kind {
     TSH_RECV,           /* recv count from recv_from */
     TSH_SENDRECV,       /* both at once: send send_counts[0], recv recv_counts[0] */
     TSH_BARRIER,        /* nothing moves */
-    TSH_SPLIT,          /* announced by tsh_split */
+    TSH_SPLIT,          /* posted by tsh_split */
     TSH_COLL_KINDS
 } tsh_coll_kind;
 
@@ -541,7 +542,7 @@ typedef struct tsh_coll {
     int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: rows of counts (an inner dim); 0: 1;
                        of other kinds tsh_start makes it 1 */
     int root, send_to, recv_from, tag; /* -1: none */
-    uint64_t seq;                      /* the front door numbers the collectives of a group */
+    uint64_t seq;                      /* tsh_start numbers the collectives of a group */
     int64_t timeout_ns;                /* from start; 0: the backend's default */
 } tsh_coll;
 
@@ -562,7 +563,7 @@ typedef struct tsh_comm_ops {
     tsh_result (*wait)(tsh_comm *comm, tsh_req req);
     void (*progress)(tsh_comm *comm);
     tsh_result (*split)(tsh_comm *comm, int color, int key, tsh_comm *out);
-    tsh_result (*status)(tsh_comm *comm, tsh_error *error); /* the world's verdict; TSH_OK: none */
+    tsh_result (*status)(tsh_comm *comm, tsh_error *error); /* the world's error; TSH_OK: none */
     void (*abort)(tsh_comm *comm, const tsh_error *why);
     void (*close)(tsh_comm *comm);
     void (*idle)(tsh_comm *comm,
@@ -585,7 +586,7 @@ typedef struct tsh_comm_ops {
             prefix##_idle                                                                          \
     }
 
-/* What passed through the front door, by kind. bytes: what a ring sends per rank (all-reduce 2
+/* What was started, by kind. bytes: what a ring sends per rank (all-reduce 2
  * (P-1)/P n). */
 typedef struct tsh_comm_stats {
     uint64_t calls[TSH_COLL_KINDS];
@@ -651,7 +652,7 @@ TSH_API void tsh_comm_progress(tsh_comm *comm);
 /* Ranks of one color form a group, ordered by key, then by rank. color -1: none (out gets size 0).
  * Collective. */
 TSH_API tsh_result tsh_split(tsh_comm *comm, int color, int key, tsh_comm *out);
-/* The world's verdict: its code, and the sentence where error is not NULL. Never blocks. */
+/* The world's error: its code, and the sentence where error is not NULL. Never blocks. */
 TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error);
 /* Ends the world with this error on every rank. */
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message);
@@ -685,12 +686,10 @@ TSH_API int tsh_time_limit(double given, const char *name, const char *variable,
 TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise);
 
 /* Fills *error. Returns code. */
-TSH_PRINTF(4, 5)
 TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, const char *format,
-                                 ...);
+                                 ...) TSH_PRINTF(4, 5);
 /* Appends to text, which has `room` bytes; cuts what does not fit. */
-TSH_PRINTF(3, 4)
-TSH_API void tsh_text_add(char *text, size_t room, const char *format, ...);
+TSH_API void tsh_text_add(char *text, size_t room, const char *format, ...) TSH_PRINTF(3, 4);
 
 /* Rule 5's operation on n elements: out = left op right (AVG adds). out may be left or right, but
  * not overlap them otherwise. */
@@ -6549,8 +6548,8 @@ static void tshi_compose_measure(tshi_compose_op *op) {
         op->counts[k] = tsh_coll_chunk(coll->count, n, k + 1) - tsh_coll_chunk(coll->count, n, k);
     for (int k = 0; k < n; k++) {
         if (coll->kind == TSH_BROADCAST) {
-            op->to[k] = me == coll->root ? coll->count : 0;
-            op->from[k] = k == coll->root ? coll->count : 0;
+            op->to[k] = me == coll->root && k != me ? coll->count : 0;
+            op->from[k] = k == coll->root && k != me ? coll->count : 0;
         } else {
             op->to[k] = (coll->kind == TSH_ALLTOALL ? coll->send_counts[k]
                                                     : counts[gathers ? me : k]) *
@@ -6635,7 +6634,7 @@ static void tshi_compose_finish(tshi_compose_op *op) {
     }
     for (int k = 0; k < n; k++) {
         char *packed = (char *)(uintptr_t)tshi_compose_part(op, k);
-        if (coll->kind == TSH_BROADCAST && op->from[k] && me != coll->root)
+        if (coll->kind == TSH_BROADCAST && op->from[k])
             memcpy(coll->recv, packed, (size_t)op->from[k] * tsh_dtype_size(coll->dtype));
         else if (coll->kind != TSH_BROADCAST)
             tshi_compose_rows(op, coll->kind == TSH_ALLREDUCE ? op->counts : coll->recv_counts, k,

@@ -423,6 +423,9 @@ static int tshi_mpi_refused(tshi_mpi_world *world, int code, const char *what) {
     return 1;
 }
 
+/* Calls MPI. 1, and an error, if it refuses. */
+#define TSHI_MPI_CALL(world, call, arguments) tshi_mpi_refused(world, call arguments, #call)
+
 /* ========================================================================== */
 /* >>mpi-hear                                       MARK: - mpi-hear (private) */
 /* What others say.                                                            */
@@ -551,29 +554,19 @@ static int64_t tshi_mpi_place(const int64_t *start, int size, int k, int64_t i, 
     return i / row * start[size] + start[k] + i % row;
 }
 
-/* This round's n elements of piece k, from what the caller sends to a stage. */
-static void tshi_mpi_pack(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
-                          char *to) {
+/* Copies this round's n elements of piece k from what the caller sends to a stage (pack), or from
+ * the stage to where the caller receives. */
+static void tshi_mpi_copy(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
+                          char *stage, int packs) {
     size_t width = tsh_dtype_size(op->coll.dtype);
     int64_t run;
-    for (int64_t i = 0; i < n; i += run) {
-        int64_t place = tshi_mpi_place(start, size, k, op->at + i, &run);
+    for (int64_t i = 0; i < n; i += run, stage += (size_t)run * width) {
+        size_t place = (size_t)tshi_mpi_place(start, size, k, op->at + i, &run) * width;
         run = tshi_mpi_min(run, n - i);
-        memcpy(to + (size_t)i * width, (const char *)op->coll.send + (size_t)place * width,
-               (size_t)run * width);
-    }
-}
-
-/* This round's n elements of piece k, from a stage to where the caller receives. */
-static void tshi_mpi_unpack(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
-                            const char *from) {
-    size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t run;
-    for (int64_t i = 0; i < n; i += run) {
-        int64_t place = tshi_mpi_place(start, size, k, op->at + i, &run);
-        run = tshi_mpi_min(run, n - i);
-        memcpy((char *)op->coll.recv + (size_t)place * width, from + (size_t)i * width,
-               (size_t)run * width);
+        if (packs)
+            memcpy(stage, (const char *)op->coll.send + place, (size_t)run * width);
+        else
+            memcpy((char *)op->coll.recv + place, stage, (size_t)run * width);
     }
 }
 
@@ -702,7 +695,7 @@ static void tshi_mpi_sum_eager(const tshi_mpi_group *group, tshi_mpi_op *op, int
 static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     size_t width = tsh_dtype_size(coll->dtype);
-    const tshi_mpi_block *all = op->block + 1;
+    tshi_mpi_block *all = op->block + 1;
     char *recv = (char *)coll->recv;
     int k = group->rank;
     if (coll->kind == TSH_BROADCAST && coll->count > 0 && k != coll->root)
@@ -713,8 +706,8 @@ static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) 
         if (coll->kind == TSH_ALLREDUCE && op->from[k] < op->from[k + 1])
             tshi_mpi_sum_eager(group, op, k, recv + (size_t)op->from[k] * width, 0);
         if (coll->kind == TSH_ALLGATHER)
-            tshi_mpi_unpack(op, op->into, group->size, k, tshi_mpi_length(op, op->into, k),
-                            all[k].eager);
+            tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_length(op, op->into, k),
+                          all[k].eager, 0);
     }
 }
 
@@ -787,11 +780,9 @@ static void tshi_mpi_begin_heads(tshi_mpi_group *group, tshi_mpi_op *op) {
     /* Where counts may have to be told, the next operation waits for that. */
     op->last = op->coll.kind >= TSH_BARRIER ||
                (tshi_mpi_is_eager(group, op) && !tshi_mpi_gathers(&op->coll));
-    (void)tshi_mpi_refused(group->world,
-                           MPI_Iallgather(op->block, (int)sizeof *op->block, MPI_BYTE,
-                                          op->block + 1, (int)sizeof *op->block, MPI_BYTE,
-                                          group->comm, &op->req),
-                           "MPI_Iallgather");
+    (void)TSHI_MPI_CALL(group->world, MPI_Iallgather,
+                        (op->block, (int)sizeof *op->block, MPI_BYTE, op->block + 1,
+                         (int)sizeof *op->block, MPI_BYTE, group->comm, &op->req));
 }
 
 /* All ranks tell all counts. */
@@ -805,11 +796,9 @@ static void tshi_mpi_tell_counts(tshi_mpi_group *group, tshi_mpi_op *op) {
     if (op->coll.send_counts) memcpy(op->counts, op->coll.send_counts, n * width);
     if (op->coll.recv_counts) memcpy(op->counts + n, op->coll.recv_counts, n * width);
     op->state = TSHI_MPI_COUNTS;
-    (void)tshi_mpi_refused(group->world,
-                           MPI_Iallgather(op->counts, 2 * group->size, MPI_INT64_T,
-                                          op->counts + 2 * n, 2 * group->size, MPI_INT64_T,
-                                          group->comm, &op->req),
-                           "MPI_Iallgather");
+    (void)TSHI_MPI_CALL(group->world, MPI_Iallgather,
+                        (op->counts, 2 * group->size, MPI_INT64_T, op->counts + 2 * n,
+                         2 * group->size, MPI_INT64_T, group->comm, &op->req));
 }
 
 /* This round's lengths and places in bytes: of all pieces, or (own) of this rank's from each. */
@@ -842,10 +831,9 @@ static void tshi_mpi_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
     memcpy(op->out->bytes, op->coll.send, (size_t)bytes);
     op->state = TSHI_MPI_DIRECT;
     op->last = 1;
-    (void)tshi_mpi_refused(group->world,
-                           MPI_Iallgather(op->out->bytes, bytes, MPI_BYTE, op->in->bytes, bytes,
-                                          MPI_BYTE, group->comm, &op->req),
-                           "MPI_Iallgather");
+    (void)TSHI_MPI_CALL(
+        group->world, MPI_Iallgather,
+        (op->out->bytes, bytes, MPI_BYTE, op->in->bytes, bytes, MPI_BYTE, group->comm, &op->req));
 }
 
 /* Every rank gets the pieces that are its own: of an all-to-all, or to sum them. */
@@ -855,15 +843,13 @@ static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_measure(group, op, op->from, 0, out);
     tshi_mpi_measure(group, op, all_to_all ? op->into : op->from, !all_to_all, in);
     for (int k = 0; k < group->size; k++)
-        tshi_mpi_pack(op, op->from, group->size, k, tshi_mpi_round(op, op->from, k),
-                      op->out->bytes + out[group->size + k]);
+        tshi_mpi_copy(op, op->from, group->size, k, tshi_mpi_round(op, op->from, k),
+                      op->out->bytes + out[group->size + k], 1);
     op->state = TSHI_MPI_SCATTER;
     op->last = op->coll.kind != TSH_ALLREDUCE && op->at + op->step >= op->longest;
-    (void)tshi_mpi_refused(group->world,
-                           MPI_Ialltoallv(op->out->bytes, out, out + group->size, MPI_BYTE,
-                                          op->in->bytes, in, in + group->size, MPI_BYTE,
-                                          group->comm, &op->req),
-                           "MPI_Ialltoallv");
+    (void)TSHI_MPI_CALL(group->world, MPI_Ialltoallv,
+                        (op->out->bytes, out, out + group->size, MPI_BYTE, op->in->bytes, in,
+                         in + group->size, MPI_BYTE, group->comm, &op->req));
 }
 
 /* Every rank gets all pieces; this rank's is op->part. */
@@ -872,10 +858,9 @@ static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_measure(group, op, op->into, 0, in);
     op->state = TSHI_MPI_GATHER;
     op->last = op->at + op->step >= op->longest;
-    (void)tshi_mpi_refused(group->world,
-                           MPI_Iallgatherv(op->part, in[group->rank], MPI_BYTE, op->out->bytes, in,
-                                           in + group->size, MPI_BYTE, group->comm, &op->req),
-                           "MPI_Iallgatherv");
+    (void)TSHI_MPI_CALL(group->world, MPI_Iallgatherv,
+                        (op->part, in[group->rank], MPI_BYTE, op->out->bytes, in, in + group->size,
+                         MPI_BYTE, group->comm, &op->req));
 }
 
 /* A segment that MPI brings to all ranks by itself. */
@@ -894,16 +879,13 @@ static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
     if (coll->kind == TSH_ALLREDUCE || coll->root == group->rank)
         memcpy(op->out->bytes, from + (size_t)op->at * width, (size_t)n * width);
     if (coll->kind == TSH_BROADCAST)
-        (void)tshi_mpi_refused(group->world,
-                               MPI_Ibcast(op->out->bytes, (int)((size_t)n * width), MPI_BYTE,
-                                          coll->root, group->comm, &op->req),
-                               "MPI_Ibcast");
+        (void)TSHI_MPI_CALL(group->world, MPI_Ibcast,
+                            (op->out->bytes, (int)((size_t)n * width), MPI_BYTE, coll->root,
+                             group->comm, &op->req));
     else
-        (void)tshi_mpi_refused(
-            group->world,
-            MPI_Iallreduce(MPI_IN_PLACE, op->out->bytes, (int)n, types[coll->dtype],
-                           coll->redop == TSH_PROD ? MPI_PROD : MPI_SUM, group->comm, &op->req),
-            "MPI_Iallreduce");
+        (void)TSHI_MPI_CALL(group->world, MPI_Iallreduce,
+                            (MPI_IN_PLACE, op->out->bytes, (int)n, types[coll->dtype],
+                             coll->redop == TSH_PROD ? MPI_PROD : MPI_SUM, group->comm, &op->req));
 }
 
 static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
@@ -989,8 +971,8 @@ static void tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
     int64_t n = tshi_mpi_round(op, op->from, group->rank);
     if (coll->kind == TSH_ALLTOALL) {
         for (int k = 0; k < group->size; k++)
-            tshi_mpi_unpack(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
-                            op->in->bytes + in[group->size + k]);
+            tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
+                          op->in->bytes + in[group->size + k], 0);
     } else {
         op->part = tshi_mpi_sum(group, coll, op->in->bytes, (size_t)n * width, group->rank, n);
         if (coll->kind == TSH_ALLREDUCE) {
@@ -1006,8 +988,8 @@ static void tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
 static void tshi_mpi_gathered(tshi_mpi_group *group, tshi_mpi_op *op) {
     const int *in = op->lengths;
     for (int k = 0; k < group->size; k++)
-        tshi_mpi_unpack(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
-                        op->out->bytes + in[group->size + k]);
+        tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
+                      op->out->bytes + in[group->size + k], 0);
     op->at += op->step;
     tshi_mpi_next_round(group, op);
 }
@@ -1079,14 +1061,12 @@ static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half
     if (sends && bytes > 0 && bytes <= TSHI_MPI_EAGER)
         memcpy(half->mine.eager, op->coll.send, (size_t)bytes);
     half->req[0] = half->req[1] = MPI_REQUEST_NULL;
-    if (!tshi_mpi_refused(world,
-                          MPI_Irecv(&half->its, (int)sizeof half->its, MPI_BYTE, peer, answer,
-                                    group->comm, &half->req[1]),
-                          "MPI_Irecv"))
-        (void)tshi_mpi_refused(world,
-                               MPI_Isend(&half->mine, (int)sizeof half->mine, MPI_BYTE, peer, tag,
-                                         group->comm, &half->req[0]),
-                               "MPI_Isend");
+    if (!TSHI_MPI_CALL(world, MPI_Irecv,
+                       (&half->its, (int)sizeof half->its, MPI_BYTE, peer, answer, group->comm,
+                        &half->req[1])))
+        (void)TSHI_MPI_CALL(
+            world, MPI_Isend,
+            (&half->mine, (int)sizeof half->mine, MPI_BYTE, peer, tag, group->comm, &half->req[0]));
 }
 
 /* The two ends do not fit. */
@@ -1110,15 +1090,13 @@ static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half 
     if (half->sends) {
         memcpy(half->stage->bytes, (const char *)op->coll.send + (size_t)half->at * width,
                (size_t)bytes);
-        (void)tshi_mpi_refused(group->world,
-                               MPI_Isend(half->stage->bytes, bytes, MPI_BYTE, half->peer, tag,
-                                         group->comm, &half->req[0]),
-                               "MPI_Isend");
+        (void)TSHI_MPI_CALL(
+            group->world, MPI_Isend,
+            (half->stage->bytes, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
     } else {
-        (void)tshi_mpi_refused(group->world,
-                               MPI_Irecv(half->stage->bytes, bytes, MPI_BYTE, half->peer, tag,
-                                         group->comm, &half->req[0]),
-                               "MPI_Irecv");
+        (void)TSHI_MPI_CALL(
+            group->world, MPI_Irecv,
+            (half->stage->bytes, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
     }
 }
 
@@ -1171,8 +1149,7 @@ static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
             MPI_Status status[2]; /* for MPI_STATUSES_IGNORE gcc warns with MPICH */
             /* What could not be started has no request, and looks done. */
             if (tshi_mpi_over(group->world) || group->broken ||
-                tshi_mpi_refused(group->world, MPI_Testall(2, half->req, &done, status),
-                                 "MPI_Testall"))
+                TSHI_MPI_CALL(group->world, MPI_Testall, (2, half->req, &done, status)))
                 return;
             if (done) tshi_mpi_half_on(group, op, half);
         }
@@ -1198,7 +1175,7 @@ static void tshi_mpi_advance_group(tshi_mpi_group *group) {
         while (op->state != TSHI_MPI_DONE && done && (turn || op->state != TSHI_MPI_QUEUED) &&
                !group->broken) {
             if (op->state != TSHI_MPI_QUEUED &&
-                tshi_mpi_refused(world, MPI_Test(&op->req, &done, MPI_STATUS_IGNORE), "MPI_Test"))
+                TSHI_MPI_CALL(world, MPI_Test, (&op->req, &done, MPI_STATUS_IGNORE)))
                 group->broken = 1;
             else if (done)
                 tshi_mpi_follow(group, op);
@@ -1601,11 +1578,10 @@ static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
     int64_t begin = tsh_now(), well = begin;
     MPI_Request all;
     int done = 0;
-    if (tshi_mpi_refused(world, MPI_Ibarrier(group->comm, &all), "MPI_Ibarrier")) return 0;
+    if (TSHI_MPI_CALL(world, MPI_Ibarrier, (group->comm, &all))) return 0;
     for (unsigned spins = 0;; spins++) {
         int64_t now = tsh_now();
-        if (tshi_mpi_refused(world, MPI_Test(&all, &done, MPI_STATUS_IGNORE), "MPI_Test") || done)
-            return done;
+        if (TSHI_MPI_CALL(world, MPI_Test, (&all, &done, MPI_STATUS_IGNORE)) || done) return done;
         tshi_mpi_advance(world);
         tshi_mpi_serve(world);
         if (world->error.code == TSH_OK) well = now;
@@ -1636,9 +1612,8 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
     expected = op->state == TSHI_MPI_DONE && tshi_mpi_all_go(world, group, op);
     if (expected && color >= 0) id = tshi_mpi_new_id(group, op, color);
     refused = expected &&
-              tshi_mpi_refused(
-                  world, MPI_Comm_split(group->comm, color < 0 ? MPI_UNDEFINED : color, key, &made),
-                  "MPI_Comm_split");
+              TSHI_MPI_CALL(world, MPI_Comm_split,
+                            (group->comm, color < 0 ? MPI_UNDEFINED : color, key, &made));
     tshi_mpi_release(group, op);
     if (refused) (void)tshi_mpi_settle(world, NULL, 1000 * TSHI_MPI_MS);
     if (world->error.code != TSH_OK) return world->error.code;
@@ -1936,6 +1911,7 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 
 #undef TSHI_MPI_MS
 #undef TSHI_MPI_CLOSE
+#undef TSHI_MPI_CALL
 
 #ifdef __cplusplus
 }

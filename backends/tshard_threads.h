@@ -699,21 +699,6 @@ static void tshi_threads_copy(char *to, int64_t to_step, const char *from, int64
                (size_t)n * width);
 }
 
-static void tshi_threads_allgather(tshi_threads_member *member, uint64_t number,
-                                   const tsh_coll *coll) {
-    const tshi_threads_group *group = member->group;
-    size_t width = tsh_dtype_size(coll->dtype);
-    int64_t whole = tsh_coll_before(coll->recv_counts, group->size);
-    for (int j = 0; j < group->size; j++) {
-        int from = tshi_threads_turn(group, member->rank, j);
-        int64_t n = coll->recv_counts[from];
-        char *to = (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width;
-        if (n == 0) continue; /* a NULL send is fine then */
-        tshi_threads_copy(to, whole, tshi_threads_slot_of(&group->member[from], number)->send, n, n,
-                          coll->blocks, width);
-    }
-}
-
 static void tshi_threads_broadcast(tshi_threads_member *member, uint64_t number,
                                    const tsh_coll *coll) {
     if (member->rank == coll->root || coll->count == 0) return;
@@ -733,22 +718,27 @@ static int tshi_threads_unequal(const tshi_threads_member *member, uint64_t numb
     return 0;
 }
 
-static void tshi_threads_alltoall(tshi_threads_member *member, uint64_t number,
-                                  const tsh_coll *coll) {
+/* ALLGATHER and ALLTOALL: copies the piece of each rank out of what it sends. */
+static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
+                                 const tsh_coll *coll) {
     const tshi_threads_group *group = member->group;
     size_t width = tsh_dtype_size(coll->dtype);
+    int all_to_all = coll->kind == TSH_ALLTOALL;
     int64_t row = tsh_coll_before(coll->recv_counts, group->size);
-    if (tshi_threads_unequal(member, number, coll) && tshi_threads_mismatch(member)) return;
+    if (all_to_all && tshi_threads_unequal(member, number, coll) && tshi_threads_mismatch(member))
+        return;
     for (int j = 0; j < group->size; j++) {
         int from = tshi_threads_turn(group, member->rank, j);
         const tsh_coll *peer = &tshi_threads_call_of(&group->member[from], number)->coll;
-        int64_t n = coll->recv_counts[from];
-        if (n == 0) continue;
+        int64_t n = coll->recv_counts[from], step = n, at = 0;
+        if (n == 0) continue; /* a NULL send is fine then */
+        if (all_to_all) {
+            at = tsh_coll_before(peer->send_counts, member->rank);
+            step = tsh_coll_before(peer->send_counts, group->size);
+        }
         tshi_threads_copy(
             (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width, row,
-            (const char *)peer->send +
-                (size_t)tsh_coll_before(peer->send_counts, member->rank) * width,
-            tsh_coll_before(peer->send_counts, group->size), n, coll->blocks, width);
+            (const char *)peer->send + (size_t)at * width, step, n, coll->blocks, width);
     }
 }
 
@@ -874,10 +864,10 @@ static void tshi_threads_work(tshi_threads_member *member, uint64_t number) {
     const tsh_coll *coll = &tshi_threads_call_of(member, number)->coll;
     switch (coll->kind) {
     case TSH_ALLREDUCE: tshi_threads_allreduce(member, number, coll); break;
-    case TSH_ALLGATHER: tshi_threads_allgather(member, number, coll); break;
     case TSH_REDUCE_SCATTER: tshi_threads_reduce_scatter(member, number, coll); break;
     case TSH_BROADCAST: tshi_threads_broadcast(member, number, coll); break;
-    case TSH_ALLTOALL: tshi_threads_alltoall(member, number, coll); break;
+    case TSH_ALLGATHER:
+    case TSH_ALLTOALL: tshi_threads_collect(member, number, coll); break;
     case TSH_SPLIT: tshi_threads_split_work(member, number); break;
     default: break;
     }

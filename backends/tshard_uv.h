@@ -393,7 +393,6 @@ typedef enum tshi_uv_error_kind {
 
 typedef struct tshi_uv_report {
     tshi_uv_error_kind kind;
-    int reporter;
     uint64_t group, seq; /* a collective that the coordinator asks all ranks about; group 0: none */
     tsh_error error;
 } tshi_uv_report;
@@ -567,7 +566,8 @@ struct tsh_uv_world {
     tshi_uv_report held;     /* the control thread's, until a decision comes */
     tshi_uv_blocked *blocked;
     uint64_t last; /* the group of the latest collective */
-    int blocked_new, leaving, complete;
+    int blocked_new, leaving; /* atomic */
+    int complete;
     tshi_uv_group *requested; /* a group that is to be made */
     tshi_uv_group *ended;     /* the caller's: closed after the world failed */
 
@@ -1388,24 +1388,29 @@ static void tshi_uv_fail(tsh_uv_world *world, const tsh_error *error) {
     (void)uv_async_send(&world->wake_caller);
 }
 
+TSH_PRINTF(5, 0)
+static void tshi_uv_fill_report(tshi_uv_report *e, tshi_uv_error_kind kind, tsh_result code,
+                                int rank, const char *format, va_list list) {
+    memset(e, 0, sizeof *e);
+    e->kind = kind;
+    e->error.code = code;
+    e->error.rank = rank;
+    (void)vsnprintf(e->error.message, sizeof e->error.message, format, list);
+}
+
 /* From the caller's side: reports an error to the control thread; the first one counts. */
 TSH_PRINTF(7, 8)
 static void tshi_uv_report_error(tsh_uv_world *world, tshi_uv_error_kind kind, uint64_t group,
                                  uint64_t seq, tsh_result code, int rank, const char *format, ...) {
-    tshi_uv_report *e = &world->reported;
+    tshi_uv_report e;
     va_list list;
+    va_start(list, format);
+    tshi_uv_fill_report(&e, kind, code, rank, format, list);
+    va_end(list);
+    e.group = group;
+    e.seq = seq;
     uv_mutex_lock(&world->lock);
-    if (e->kind == TSHI_UV_NOTHING) {
-        e->kind = kind;
-        e->reporter = world->rank;
-        e->group = group;
-        e->seq = seq;
-        e->error.code = code;
-        e->error.rank = rank;
-        va_start(list, format);
-        (void)vsnprintf(e->error.message, sizeof e->error.message, format, list);
-        va_end(list);
-    }
+    if (world->reported.kind == TSHI_UV_NOTHING) world->reported = e;
     TSHI_UV_PUT(&world->halted, 1);
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
@@ -1643,13 +1648,8 @@ static void tshi_uv_suspect(tsh_uv_world *world, tshi_uv_error_kind kind, tsh_re
                             const char *format, ...) {
     tshi_uv_report e;
     va_list list;
-    memset(&e, 0, sizeof e);
-    e.kind = kind;
-    e.reporter = world->rank;
-    e.error.code = code;
-    e.error.rank = rank;
     va_start(list, format);
-    (void)vsnprintf(e.error.message, sizeof e.error.message, format, list);
+    tshi_uv_fill_report(&e, kind, code, rank, format, list);
     va_end(list);
     tshi_uv_hold(world, &e);
 }
@@ -1951,7 +1951,7 @@ static void tshi_uv_copy_blocked(tshi_uv_blocked *dst, const tshi_uv_blocked *sr
 static void tshi_uv_send_blocked(tsh_uv_world *world) {
     int to = tshi_uv_coordinator_of(world);
     uv_mutex_lock(&world->lock);
-    world->blocked_new = 0;
+    TSHI_UV_PUT(&world->blocked_new, 0);
     if (to == world->rank)
         tshi_uv_copy_blocked(&world->coordinator.blocked[to], world->blocked);
     else
@@ -2535,7 +2535,6 @@ static void tshi_uv_on_report(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     memset(&e, 0, sizeof e);
     tshi_uv_report_fields(c, &e, world->size);
     if (c->bad) return;
-    e.reporter = peer->rank;
     peer->reported = 1;
     if (tshi_uv_failed(world) != TSH_OK)
         tshi_uv_pass_on(world);
@@ -2584,7 +2583,7 @@ static void tshi_uv_on_bye(tshi_uv_peer *peer) {
                         "rank %d at %s left while its connections were made", peer->rank,
                         peer->name);
     uv_mutex_lock(&world->lock);
-    world->blocked_new = world->blocked->wait != 0;
+    TSHI_UV_PUT(&world->blocked_new, world->blocked->wait != 0);
     uv_mutex_unlock(&world->lock);
 }
 
@@ -3104,7 +3103,6 @@ static void tshi_uv_reach_out(tsh_uv_world *world, int64_t now) {
 
 static void tshi_uv_tick(tsh_uv_world *world) {
     int64_t now = tsh_now();
-    int blocked;
     tshi_uv_beat(world, now);
     tshi_uv_tell_awaited(world, now);
     tshi_uv_note_silence(world, now);
@@ -3115,10 +3113,7 @@ static void tshi_uv_tick(tsh_uv_world *world) {
     tshi_uv_expire(world, now);
     tshi_uv_log_counted(world, now);
     if (tshi_uv_failed(world) == TSH_OK) tshi_uv_reach_out(world, now);
-    uv_mutex_lock(&world->lock);
-    blocked = world->blocked_new;
-    uv_mutex_unlock(&world->lock);
-    if (blocked) tshi_uv_send_blocked(world);
+    if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world);
     tshi_uv_decide(world, now);
     if (tshi_uv_has_reported(world) && now - world->held_since >= TSHI_UV_ALONE_MS * TSHI_UV_MS)
         tshi_uv_send_decision(world, &world->held.error);
@@ -3164,12 +3159,9 @@ static void tshi_uv_on_tick(uv_timer_t *timer) {
 /* Whatever has happened, these follow from it. */
 static void tshi_uv_on_turn(uv_prepare_t *turn) {
     tsh_uv_world *world = (tsh_uv_world *)turn->data;
-    int ended = tshi_uv_failed(world) != TSH_OK, leaving, wait;
+    int ended = tshi_uv_failed(world) != TSH_OK, leaving = TSHI_UV_GET(&world->leaving), wait;
     int64_t next;
     tshi_uv_tick(world);
-    uv_mutex_lock(&world->lock);
-    leaving = world->leaving;
-    uv_mutex_unlock(&world->lock);
     if (leaving && !world->parting) tshi_uv_part(world);
     if (world->parting && tshi_uv_parted(world, tsh_now())) {
         uv_stop(&world->control);
@@ -4318,7 +4310,7 @@ static void tshi_uv_note_blocked(const tshi_uv_group *group, const tshi_uv_op *o
     memcpy(s->member, group->ranks, (size_t)group->size * sizeof *group->ranks);
     tshi_uv_op_text(group, op, s->text, sizeof s->text);
     tshi_uv_list_started(world, s);
-    world->blocked_new = 1;
+    TSHI_UV_PUT(&world->blocked_new, 1);
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
 }
@@ -4326,7 +4318,7 @@ static void tshi_uv_note_blocked(const tshi_uv_group *group, const tshi_uv_op *o
 static void tshi_uv_unblock(tsh_uv_world *world) {
     uv_mutex_lock(&world->lock);
     world->blocked->wait = 0;
-    world->blocked_new = 0;
+    TSHI_UV_PUT(&world->blocked_new, 0);
     uv_mutex_unlock(&world->lock);
 }
 
@@ -4630,9 +4622,7 @@ static void tshi_uv_world_end(tsh_uv_world *world) {
 
 /* Shuts down in good order: tells the peers, and ends the control thread. */
 static void tshi_uv_world_close(tsh_uv_world *world) {
-    uv_mutex_lock(&world->lock);
-    world->leaving = 1;
-    uv_mutex_unlock(&world->lock);
+    TSHI_UV_PUT(&world->leaving, 1);
     (void)uv_async_send(&world->wake_control);
     (void)uv_thread_join(&world->thread);
     while (world->ended) {

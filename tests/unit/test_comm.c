@@ -397,6 +397,75 @@ static void the_odd_rank_has_the_least_together(void **state) {
     assert_int_equal(waits, 0);
 }
 
+/* ------------------------------------------------------- a backend of messages */
+
+static tsh_error lonely_error;
+
+/* Rank 1 is gone: nothing comes from it. */
+static tsh_result lonely_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
+    assert_true(coll->seq != 0 && coll->count > 0);
+    assert_true((size_t)coll->count * tsh_dtype_size(coll->dtype) <= TSH_MESSAGE_BYTES);
+    *req = coll->kind == TSH_RECV;
+    return coll->kind == TSH_RECV && comm->rank == 0 ? TSH_ERR_LOST : TSH_OK;
+}
+
+static void lonely_progress(tsh_comm *comm) {
+    (void)comm;
+}
+
+static void lonely_idle(tsh_comm *comm, int64_t ns) {
+    (void)comm, (void)ns;
+}
+
+static tsh_result lonely_status(tsh_comm *comm, tsh_error *error) {
+    (void)comm;
+    if (error) *error = lonely_error;
+    return lonely_error.code;
+}
+
+static void lonely_abort(tsh_comm *comm, const tsh_error *why) {
+    (void)comm;
+    assert_int_equal(lonely_error.code, TSH_OK); /* once */
+    lonely_error = *why;
+}
+
+static void lonely_close(tsh_comm *comm) {
+    (void)comm;
+}
+
+static void a_rank_that_is_gone_is_the_error_of_what_waits_for_it(void **state) {
+    static const tsh_comm_ops ops = TSH_MESSAGE_OPS(lonely, "lonely", 0);
+    tsh_comm messages = tsh_comm_make(&ops, NULL, 0, 2, 1), comm;
+    static float x[100000];
+    tsh_error error;
+    int done = 0;
+    tsh_req req;
+    (void)state;
+    memset(&lonely_error, 0, sizeof lonely_error);
+    assert_int_equal(tsh_comm_compose(&messages, &comm, &error), TSH_OK);
+    assert_int_equal(tsh_allreduce(&comm, x, 100000, TSH_F32, TSH_SUM), TSH_ERR_LOST);
+    assert_int_equal(tsh_comm_error(&comm, &error), TSH_ERR_LOST);
+    assert_int_equal(error.rank, 1);
+    assert_string_equal(error.message,
+                        "rank 1 is gone while rank 0 waits for it in all-reduce of 100000 f32 "
+                        "(sum), collective 0 of group 1");
+    assert_int_equal(tsh_barrier(&comm), TSH_ERR_LOST);
+    tsh_comm_close(&comm);
+    messages.rank = 1; /* whose peer is slow: time runs out in test */
+    memset(&lonely_error, 0, sizeof lonely_error);
+    (void)setenv("TSHARD_TIMEOUT", "0.001", 1);
+    assert_int_equal(tsh_comm_compose(&messages, &comm, &error), TSH_OK);
+    (void)unsetenv("TSHARD_TIMEOUT");
+    assert_int_equal(tsh_allreduce_start(&comm, x, 3, TSH_F32, TSH_SUM, &req), TSH_OK);
+    while (!done) (void)tsh_test(&comm, req, &done);
+    assert_int_equal(tsh_wait(&comm, req), TSH_ERR_TIMEOUT);
+    assert_string_equal(lonely_error.message,
+                        "rank 1 ran out of time in all-reduce of 3 f32 (sum), collective 0 of "
+                        "group 1; absent ranks: 0");
+    assert_int_equal(lonely_error.rank, 0);
+    tsh_comm_close(&comm);
+}
+
 /* ----------------------------------------------------- calls that do not fit */
 
 enum { CALLERS = 4 };
@@ -704,6 +773,7 @@ int main(void) {
         cmocka_unit_test(digests_of_near_counts_differ),
         cmocka_unit_test(a_circle_is_found_if_and_only_if_there_is_one),
         cmocka_unit_test(the_odd_rank_has_the_least_together),
+        cmocka_unit_test(a_rank_that_is_gone_is_the_error_of_what_waits_for_it),
         cmocka_unit_test(the_smaller_part_is_blamed),
         cmocka_unit_test(unequal_counts_of_an_alltoall_are_blamed_on_most),
         cmocka_unit_test(messages_that_do_not_fit),
