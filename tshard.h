@@ -1090,8 +1090,8 @@ TSH_API tsh_tensor *tsh_gt(tsh_tensor *a, tsh_tensor *b);
 TSH_API tsh_tensor *tsh_ge(tsh_tensor *a, tsh_tensor *b);
 /* cond (TSH_I32) ? a : b. P with an R cond and P branches. */
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b);
-/* Between TSH_REAL, TSH_I32 and TSH_I64; towards zero, cut at the ends, NaN to 0; gradients end at
- * an integer. */
+/* To an integer: towards zero, clamped to its ends, NaN to 0. To a floating dtype, TSH_REAL or one
+ * that it holds exactly: rounded once; gradients pass between floating ones. */
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype);
 /* x / (1 - p) with probability 1 - p, else 0 (torch.nn.functional.dropout, training). The mask is
  * keyed by seed, the owner's path and count of calls (owner NULL: the ctx's), dp rank and global
@@ -7723,17 +7723,17 @@ static TSHI_COLD const char *tshi_tape_name(const tshi_op *op, int i, int *lengt
 
 /* Looks for a NaN or an infinity among values of t's local shape. 1, and "NaN at (0, 5)" in text,
  * with its global index, for the first one; 0: all are finite. */
-static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const tsh_real *values,
-                                          const int64_t *stride, char *text) {
+static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const void *values,
+                                          tsh_dtype dtype, const int64_t *stride, char *text) {
     const int64_t n = tsh_local_numel(t);
     int64_t index[TSH_MAX_DIMS] = {0}, e;
     char place[TSHI_TEXT_SIZE];
-    tsh_real value = 0;
+    double value = 0;
     int d;
     for (e = 0; e < n; e++) {
         int64_t at = 0;
         for (d = 0; d < t->ndim; d++) at += index[d] * stride[d];
-        value = values[at];
+        value = tshi_dtype_get(dtype, values, at);
         if (value - value != 0) break;
         for (d = t->ndim - 1; d >= 0 && ++index[d] == t->local[d]; d--) index[d] = 0;
     }
@@ -7750,14 +7750,13 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
                                              tsh_tensor *const *in, int n) {
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE], old[TSHI_TEXT_SIZE], why[2 * TSHI_TEXT_SIZE];
     int i, length;
-    if (out->dtype != TSH_REAL ||
-        !tshi_tape_not_finite(out, tshi_tensor_values(out), out->stride, found))
+    if (!tshi_tape_not_finite(out, tshi_tensor_at(out), out->dtype, out->stride, found))
         return;
     (void)snprintf(why, sizeof why, "the inputs are finite");
     for (i = n - 1; i >= 0; i--) {
         const char *name = tshi_tape_name(op, i, &length);
-        if (in[i] && in[i]->block && in[i]->dtype == TSH_REAL &&
-            tshi_tape_not_finite(in[i], tshi_tensor_values(in[i]), in[i]->stride, old))
+        if (in[i] && in[i]->block &&
+            tshi_tape_not_finite(in[i], tshi_tensor_at(in[i]), in[i]->dtype, in[i]->stride, old))
             (void)snprintf(why, sizeof why, "%.*s has %s already", length, name, old);
     }
     (void)tsh_fail(out->ctx, TSH_ERR_ANOMALY, "%s: the output %s has %s; %s", op->name,
@@ -7943,7 +7942,7 @@ static TSHI_COLD int tshi_tape_is_finite(const tshi_node *node, int i) {
         if (!tshi_tape_not_finite(t,
                                   (const tsh_real *)tshi_mem_data(acc[k]->block) +
                                       (t->offset - base->offset),
-                                  t->stride, found))
+                                  TSH_REAL, t->stride, found))
             continue;
         (void)tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the gradient of %.*s %s has %s",
                        node->op->name, length, name, tshi_tensor_text(t, form), found);
@@ -8021,7 +8020,8 @@ static int tshi_tape_ready(const tshi_node *node) {
     const tsh_real *grad;
     if (tshi_tape_accepts_partial(node)) return 1;
     grad = tshi_tape_complete(out);
-    if (grad && out->ctx->anomalies && tshi_tape_not_finite(out, grad, out->stride, found))
+    if (grad && out->ctx->anomalies &&
+        tshi_tape_not_finite(out, grad, TSH_REAL, out->stride, found))
         (void)tsh_fail(out->ctx, TSH_ERR_ANOMALY,
                        "%s: the sum of the gradients of the output %s has %s", node->op->name,
                        tshi_tensor_text(out, form), found);
