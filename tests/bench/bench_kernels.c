@@ -288,9 +288,9 @@ static double slope_time(bench *b, const row *r) {
         for (warm = 0; warm < 2; warm++) { /* the inputs' gradients are touched the first time */
             for (in = 0; in < node->n; in++)
                 if (node->in[in]) node->in[in]->base->gr.live = 0;
-            if (strcmp(node->name, "tsh_embedding") == 0) node->in[1]->base->gr.live = warm;
+            if (strcmp(node->op->name, "tsh_embedding") == 0) node->in[1]->base->gr.live = warm;
             start = now();
-            node->backward(node);
+            node->op->backward(node);
             end = now();
         }
     }
