@@ -10,6 +10,9 @@
 
 /* ------------------------------------------------------- errors and their module */
 
+/* What modules get as `user`, which is not const. */
+static char name_b[] = "b", name_mlp[] = "mlp", name_root[] = "root", name_stubborn[] = "stubborn";
+
 static tsh_tensor *add_one(tsh_module *self, tsh_tensor **in, int n, void *user) {
     (void)self, (void)n, (void)user;
     return tsh_add(in[0], tsh_ones(tsh_ctx_of(in[0]), tsh_shape1(3)));
@@ -21,7 +24,7 @@ static tsh_tensor *through(tsh_module *self, tsh_tensor **in, int n, void *user)
 }
 
 static int forward_errors(tsh_ctx *ctx, void *user) {
-    const tsh_module_desc outer = {through, (void *)"mlp"}, inner = {add_one, NULL};
+    const tsh_module_desc outer = {through, name_mlp}, inner = {add_one, NULL};
     const tsh_linear_desc linear = {.in = 4, .out = 6};
     const tsh_layer_norm_desc norm = {.dim = 4};
     tsh_module *block = tsh_add_module(tsh_root(ctx), "h", &outer), *mlp, *lin, *ln;
@@ -95,13 +98,13 @@ static void refuse(void *user, tsh_tensor *const *in, int n, const tsh_real *out
 static tsh_tensor *stubborn(tsh_module *self, tsh_tensor **in, int n, void *user) {
     tsh_custom_desc desc = {.name = "stubborn", .forward = same, .backward = refuse};
     (void)self, (void)n, (void)user;
-    desc.user = (void *)"stubborn";
+    desc.user = name_stubborn;
     desc.shape = tsh_shape_of(in[0]);
     return tsh_custom_op(tsh_ctx_of(in[0]), in, 1, &desc);
 }
 
 static int backward_errors(tsh_ctx *ctx, void *user) {
-    const tsh_module_desc refuses = {stubborn, NULL}, outer = {through, (void *)"b"};
+    const tsh_module_desc refuses = {stubborn, NULL}, outer = {through, name_b};
     tsh_module *a = tsh_add_module(tsh_root(ctx), "a", &outer);
     tsh_tensor *x = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(2), NULL), *y;
     tsh_requires_grad(x, 1);
@@ -168,7 +171,7 @@ static tsh_tensor *talks(tsh_module *self, tsh_tensor **in, int n, void *user) {
 }
 
 static int long_errors(tsh_ctx *ctx, void *user) {
-    static const int digits[] = {100, 340, 400, 460, 520};
+    static int digits[] = {100, 340, 400, 460, 520};
     static char name[101];
     tsh_module *module = tsh_add_module(tsh_root(ctx), "first", NULL);
     int i, used = 0;
@@ -176,7 +179,7 @@ static int long_errors(tsh_ctx *ctx, void *user) {
     memset(name, 'm', 100);
     module = tsh_add_module(module, name, NULL);
     for (i = 0; i < COUNT(digits); i++) {
-        const tsh_module_desc desc = {talks, (void *)&digits[i]};
+        const tsh_module_desc desc = {talks, &digits[i]};
         const char *message = tsh_last_error(ctx)->message;
         char last[8];
         (void)snprintf(last, sizeof last, "last%d", i);
@@ -212,7 +215,7 @@ static char *written(tsh_ctx *ctx, tsh_result (*write)(tsh_ctx *ctx, FILE *file)
     rewind(file);
     while (fgets(line, sizeof line, file) && used + strlen(line) < SIZE) {
         if (!strstr(line, with)) continue;
-        memcpy(text + used, line, strlen(line) + 1);
+        (void)snprintf(text + used, SIZE - used, "%s", line);
         used += strlen(line);
     }
     (void)fclose(file);
@@ -412,7 +415,7 @@ static int forward_anomalies(tsh_ctx *ctx, void *user) {
 
 /* The gradient of sqrt is infinite at 0; user: whether the module is a checkpoint. */
 static int backward_anomalies(tsh_ctx *ctx, void *user) {
-    const tsh_module_desc roots = {root_of, NULL}, outer = {through, (void *)"root"};
+    const tsh_module_desc roots = {root_of, NULL}, outer = {through, name_root};
     tsh_module *net = tsh_add_module(tsh_root(ctx), "net", &outer);
     tsh_tensor *x = given(ctx, 1, 0, 2);
     tsh_checkpoint(tsh_add_module(net, "root", &roots), *(int *)user);

@@ -464,7 +464,7 @@ static void tf32_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alph
         for (j = 0; j < n; j++) {
             tsh_real *at = c + i * rsc + j * csc, sum = 0;
             for (l = 0; l < k; l++)
-                sum += to_tf32(a[i * rsa + l * csa]) * to_tf32(b[l * rsb + j * csb]);
+                sum += (tsh_real)(to_tf32(a[i * rsa + l * csa]) * to_tf32(b[l * rsb + j * csb]));
             *at = alpha * sum + (beta != 0 ? beta * *at : 0);
         }
     ++*(int *)user;
