@@ -5714,17 +5714,23 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
 /* Needs: >>base.                                                              */
 /* ========================================================================== */
 
+/* Nothing here sends, waits or allocates: a backend passes in what its ranks have called, through a
+ * callback such as call(user, r, &out), and gets back a number or a tsh_error to raise. So threads,
+ * sockets and MPI report the same mistake in the same sentence. A new kind of collective needs its
+ * name in tshi_coll_kinds, and its arguments in tsh_coll_digest and tsh_coll_text. */
+
 static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
     "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
     "send",       "receive",    "send-receive",   "barrier",   "split"};
 
 enum { TSHI_COLL_TEXT = 256 }; /* bytes of a call's description */
 
+/* 1 for kinds between two ranks, which are numbered per pair. */
 static int tshi_coll_pairwise(tsh_coll_kind kind) {
     return kind == TSH_SEND || kind == TSH_RECV || kind == TSH_SENDRECV;
 }
 
-/* 1 for kinds that have `blocks` rows of counts. */
+/* 1 for kinds whose counts are one per rank, repeated for each of `blocks`. */
 static int tshi_coll_rows(tsh_coll_kind kind) {
     return kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER || kind == TSH_ALLTOALL;
 }
@@ -5782,6 +5788,12 @@ TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k) {
     return chunk == 0 || k > n / chunk ? n : chunk * k;
 }
 
+static int tshi_coll_reduces(tsh_coll_kind kind) {
+    return kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER;
+}
+
+/* Hashes one more value: the multiplicative step of Fibonacci hashing, then a shift that brings the
+ * well-mixed high bits down. */
 static uint64_t tshi_coll_mix(uint64_t hash, uint64_t value) {
     hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
     return hash ^ (hash >> 29);
@@ -5789,12 +5801,11 @@ static uint64_t tshi_coll_mix(uint64_t hash, uint64_t value) {
 
 TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
     int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV;
-    int reduces = coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER;
     int gathers = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER;
     uint64_t hash, kind = (uint64_t)(pairwise ? TSH_SEND : coll->kind);
     if (coll->kind == TSH_BARRIER || coll->kind == TSH_SPLIT) return kind;
     kind |= (uint64_t)coll->dtype << 8;
-    if (reduces) kind |= (uint64_t)coll->redop << 16;
+    if (tshi_coll_reduces(coll->kind)) kind |= (uint64_t)coll->redop << 16;
     if (coll->kind == TSH_BROADCAST) kind |= (uint64_t)coll->root << 24;
     if (pairwise) kind |= (uint64_t)(uint32_t)coll->tag << 24;
     hash = tshi_coll_mix(1, kind);
@@ -5805,13 +5816,13 @@ TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
     return hash;
 }
 
-/* Appends names[value], or "kind 77" of a value that is none of the n. */
+/* Appends names[value]; of a value that is not below n: `what` and the number, "kind 77". */
 static void tshi_coll_name(char *text, size_t room, const char *const *names, unsigned n,
                            const char *what, unsigned value) {
     if (value < n)
-        tshi_base_append(text, room, "%s", names[value]);
+        tsh_text_add(text, room, "%s", names[value]);
     else
-        tshi_base_append(text, room, "%s %d", what, (int)value);
+        tsh_text_add(text, room, "%s %d", what, (int)value);
 }
 
 TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
@@ -5825,26 +5836,26 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
     text[0] = '\0';
     tshi_coll_name(text, room, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
     if (kind >= TSH_BARRIER) return text;
-    tshi_base_append(text, room, " of ");
+    tsh_text_add(text, room, " of ");
     if (!gathers && kind != TSH_ALLTOALL && kind != TSH_SENDRECV)
-        tshi_base_append(text, room, "%lld ", (long long)coll->count);
+        tsh_text_add(text, room, "%lld ", (long long)coll->count);
     if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES)
-        tshi_base_append(text, room, "%s", tshi_dtypes[coll->dtype].name);
+        tsh_text_add(text, room, "%s", tshi_dtypes[coll->dtype].name);
     else
-        tshi_base_append(text, room, "dtype %d", (int)coll->dtype);
+        tsh_text_add(text, room, "dtype %d", (int)coll->dtype);
     if (kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER) {
-        tshi_base_append(text, room, " (");
+        tsh_text_add(text, room, " (");
         tshi_coll_name(text, room, redops, TSH_AVG + 1, "reduction", (unsigned)coll->redop);
-        tshi_base_append(text, room, ")");
+        tsh_text_add(text, room, ")");
     }
-    if (coll->blocks > 1) tshi_base_append(text, room, " in %lld blocks", (long long)coll->blocks);
-    if (kind == TSH_BROADCAST) tshi_base_append(text, room, " from rank %d", coll->root);
-    if (coll->send_to >= 0) tshi_base_append(text, room, " to rank %d", coll->send_to);
-    if (coll->recv_from >= 0) tshi_base_append(text, room, " from rank %d", coll->recv_from);
-    if (coll->tag >= 0) tshi_base_append(text, room, " with tag %d", coll->tag);
+    if (coll->blocks > 1) tsh_text_add(text, room, " in %lld blocks", (long long)coll->blocks);
+    if (kind == TSH_BROADCAST) tsh_text_add(text, room, " from rank %d", coll->root);
+    if (coll->send_to >= 0) tsh_text_add(text, room, " to rank %d", coll->send_to);
+    if (coll->recv_from >= 0) tsh_text_add(text, room, " from rank %d", coll->recv_from);
+    if (coll->tag >= 0) tsh_text_add(text, room, " with tag %d", coll->tag);
     for (int r = 0; mine && theirs && r < size; r++) {
         if (mine[r] == theirs[r]) continue;
-        tshi_base_append(text, room, " with counts[%d] = %lld", r, (long long)mine[r]);
+        tsh_text_add(text, room, " with counts[%d] = %lld", r, (long long)mine[r]);
         break;
     }
     return text;
@@ -5855,8 +5866,8 @@ TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64
     size_t used = strlen(text);
     (void)tsh_coll_text(coll, NULL, size, text + used, room - used);
     if (!tshi_coll_pairwise(coll->kind))
-        tshi_base_append(text, room, ", collective %llu", (unsigned long long)seq);
-    tshi_base_append(text, room, " of group %llu", (unsigned long long)group);
+        tsh_text_add(text, room, ", collective %llu", (unsigned long long)seq);
+    tsh_text_add(text, room, " of group %llu", (unsigned long long)group);
 }
 
 TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives) {
@@ -5878,7 +5889,8 @@ typedef struct tshi_coll_calls {
     int size;
 } tshi_coll_calls;
 
-/* How many ranks have called what rank r has; 0: it has called nothing. */
+/* Counts the ranks that have made the same call as rank r, itself included; 0 if it has made
+ * none. */
 static int tshi_coll_agree(const tshi_coll_calls *all, int r) {
     tsh_call mine, its;
     int count = 0;
@@ -5888,7 +5900,8 @@ static int tshi_coll_agree(const tshi_coll_calls *all, int r) {
     return count;
 }
 
-/* 1 if ranks r and m of an all-to-all disagree on how much r sends to m (sends) or receives. */
+/* 1 if ranks r and m of an all-to-all disagree on how much r sends to m (sends 1), or receives
+ * from it (sends 0). Counts that are not known do not disagree. */
 static int tshi_coll_unequal(const tshi_coll_calls *all, int r, int m, int sends) {
     tsh_call a, b;
     if (!all->call(all->user, r, &a) || !all->call(all->user, m, &b) || m >= a.counts ||
@@ -5898,6 +5911,8 @@ static int tshi_coll_unequal(const tshi_coll_calls *all, int r, int m, int sends
                  : a.coll.recv_counts[m] != b.coll.send_counts[r];
 }
 
+/* Compares the counts of an all-to-all, pair by pair. If some differ, fills error, which blames the
+ * rank with the most differences (of several the lowest, rank 0 last), and returns 1. */
 static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
                               tsh_error *error) {
     int blamed = -1, most = 0, m = 0, sends;
@@ -5926,12 +5941,25 @@ static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t
     return 1;
 }
 
+/* Fills error: "rank 1 called A where rank 0 called B (collective 3 of group 1)". `known` counts of
+ * both calls are known. */
+static void tshi_coll_mismatch(const tsh_coll *a, const tsh_coll *b, int known, int rank_a,
+                               int rank_b, const char *unit, uint64_t number, uint64_t group,
+                               tsh_error *error) {
+    char texts[2][TSHI_COLL_TEXT];
+    (void)tsh_coll_text(a, b, known, texts[0], sizeof texts[0]);
+    (void)tsh_coll_text(b, a, known, texts[1], sizeof texts[1]);
+    (void)tsh_error_set(error, TSH_ERR_MISMATCH, rank_a,
+                        "rank %d called %s where rank %d called %s (%s %llu of group %llu)", rank_a,
+                        texts[0], rank_b, texts[1], unit, (unsigned long long)number,
+                        (unsigned long long)group);
+}
+
 TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out), const void *user,
                               int size, uint64_t seq, uint64_t group, tsh_error *error) {
-    char texts[2][TSHI_COLL_TEXT];
     tshi_coll_calls all;
     tsh_call a, b;
-    int right = 0, r, known;
+    int right = 0, r;
     all.call = call;
     all.user = user;
     all.size = size;
@@ -5942,13 +5970,8 @@ TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out
         if (call(user, r, &a) && a.digest != b.digest) break;
     if (r == size)
         return b.coll.kind == TSH_ALLTOALL ? tshi_coll_alltoall(&all, seq, group, error) : 0;
-    known = a.counts < b.counts ? a.counts : b.counts;
-    (void)tsh_coll_text(&a.coll, &b.coll, known, texts[0], sizeof texts[0]);
-    (void)tsh_coll_text(&b.coll, &a.coll, known, texts[1], sizeof texts[1]);
-    (void)tsh_error_set(error, TSH_ERR_MISMATCH, a.rank,
-                        "rank %d called %s where rank %d called %s (collective %llu of group %llu)",
-                        a.rank, texts[0], b.rank, texts[1], (unsigned long long)seq,
-                        (unsigned long long)group);
+    tshi_coll_mismatch(&a.coll, &b.coll, a.counts < b.counts ? a.counts : b.counts, a.rank, b.rank,
+                       "collective", seq, group, error);
     return 1;
 }
 
@@ -5959,15 +5982,11 @@ TSH_API int tsh_blamed(int a, int b) {
 
 TSH_API void tsh_message_mismatch(const tsh_coll *sent, const tsh_coll *wanted, int from, int to,
                                   uint64_t number, uint64_t group, tsh_error *error) {
-    char texts[2][TSHI_COLL_TEXT];
-    (void)tsh_coll_text(sent, NULL, 0, texts[0], sizeof texts[0]);
-    (void)tsh_coll_text(wanted, NULL, 0, texts[1], sizeof texts[1]);
-    (void)tsh_error_set(error, TSH_ERR_MISMATCH, tsh_blamed(from, to),
-                        "rank %d called %s where rank %d called %s (message %llu of group %llu)",
-                        from, texts[0], to, texts[1], (unsigned long long)number,
-                        (unsigned long long)group);
+    tshi_coll_mismatch(sent, wanted, 0, from, to, "message", number, group, error);
+    error->rank = tsh_blamed(from, to);
 }
 
+/* Rank r's ticket: tickets lie `stride` bytes apart, perhaps inside larger structs. */
 static tsh_ticket tshi_coll_ticket(const void *tickets, size_t stride, int r) {
     tsh_ticket ticket;
     memcpy(&ticket, (const char *)tickets + (size_t)r * stride, sizeof ticket);
@@ -5978,7 +5997,7 @@ TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int co
     int n = 0;
     for (int r = 0; r < size; r++) {
         tsh_ticket mine = tshi_coll_ticket(tickets, stride, r);
-        int at = n;
+        int at = n; /* insertion sort by key; stable, so equal keys stay in the order of ranks */
         if (mine.color != color) continue;
         for (; at > 0 && tshi_coll_ticket(tickets, stride, order[at - 1]).key > mine.key; at--)
             order[at] = order[at - 1];
@@ -6001,13 +6020,14 @@ TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
             m = awaits(user, r, search[r].edge++);
         if (m >= 0 && search[m].seen == 2) m = -1;
         search[r].next = m;
-        if (m >= 0 && search[m].seen) return m;
-        if (m >= 0) {
-            search[m].from = r;
-            r = m;
-        } else {
+        if (m < 0) { /* a dead end: back to where r was reached from */
             search[r].seen = 2;
             r = search[r].from;
+        } else if (search[m].seen) { /* on the path already: a cycle */
+            return m;
+        } else {
+            search[m].from = r;
+            r = m;
         }
     }
     return -1;
@@ -6028,21 +6048,23 @@ TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
 
 /* ---- reports of ranks that wait ---- */
 
+/* A report's marks follow it in memory: */
 static const tsh_wait_mark *tshi_coll_marks(const tsh_wait_report *report) {
     return (const tsh_wait_mark *)(const void *)(report + 1);
 }
 
+/* and the awaited ranks follow its marks. */
 static const int *tshi_coll_awaited(const tsh_wait_report *report) {
     return (const int *)(const void *)(tshi_coll_marks(report) + report->marks);
 }
 
-/* NULL: the rank is not in the group (any more), or knows of no message to or from the peer. */
+/* Finds how far the reporting rank has come in a group, with `peer` or (-1) in collectives. NULL:
+ * it is not in the group (any more), or has exchanged no message with the peer. */
 static const tsh_wait_mark *tshi_coll_mark(const tsh_wait_report *report, uint64_t group,
                                            int peer) {
-    for (int i = 0; i < report->marks; i++) {
-        const tsh_wait_mark *mark = &tshi_coll_marks(report)[i];
+    const tsh_wait_mark *mark = tshi_coll_marks(report);
+    for (int i = 0; i < report->marks; i++, mark++)
         if (mark->group == group && mark->peer == peer) return mark;
-    }
     return NULL;
 }
 
@@ -6063,14 +6085,15 @@ typedef struct tshi_coll_reports {
     int size;
 } tshi_coll_reports;
 
+/* For tsh_coll_cycle: the i-th rank that r waits for; -1 if there is none, or it has done its part
+ * already. */
 static int tshi_coll_awaits(const void *user, int r, int i) {
     tsh_wait_report *const *report = ((const tshi_coll_reports *)user)->report;
-    if (!report[r] || i >= report[r]->awaited) return -1;
-    return tsh_wait_missing(report, r, tshi_coll_awaited(report[r])[i])
-               ? tshi_coll_awaited(report[r])[i]
-               : -1;
+    int m = report[r] && i < report[r]->awaited ? tshi_coll_awaited(report[r])[i] : -1;
+    return m >= 0 && tsh_wait_missing(report, r, m) ? m : -1;
 }
 
+/* For tsh_coll_blame: how many ranks wait in the same call as r. */
 static int tshi_coll_together(const void *user, int r) {
     const tshi_coll_reports *all = (const tshi_coll_reports *)user;
     const tsh_wait_report *a = all->report[r];
@@ -6112,13 +6135,14 @@ TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *e
 
 /* ---- time and settings ---- */
 
-/* NULL: unset or empty. */
+/* The value of an environment variable; NULL if it is unset or empty. */
 static const char *tshi_coll_env(const char *name) {
     const char *text = getenv(name);
     return text && text[0] ? text : NULL;
 }
 
-/* Reads digits at *at, without leading zeros. 0: there are none, or the number is above high. */
+/* Reads a whole number at *at and moves *at past its digits. Returns 0 if there are no digits, it
+ * has leading zeros, or it is above high. */
 static int tshi_coll_env_digits(const char **at, int64_t high, int64_t *value) {
     const char *first = *at, *end = first;
     *value = 0;
@@ -6130,17 +6154,14 @@ static int tshi_coll_env_digits(const char **at, int64_t high, int64_t *value) {
     return end > first && (first[0] != '0' || end == first + 1) && *value <= high;
 }
 
-/* "NAME is "value"; it takes ...". */
+/* Fills error with 'NAME is "value"; it takes ...'. Returns -1. */
 TSH_PRINTF(4, 5)
 static int tshi_coll_env_refuse(const char *name, const char *text, tsh_error *error,
                                 const char *takes, ...) {
     va_list list;
     size_t i;
-    error->code = TSH_ERR_ARGUMENT;
-    error->rank = -1;
-    (void)snprintf(error->message, sizeof error->message, "%s is \"%.100s\"; it takes ", name,
-                   text);
-    for (i = 0; error->message[i]; i++)
+    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is \"%.100s\"; it takes ", name, text);
+    for (i = 0; error->message[i]; i++) /* no line breaks or escape codes in an error */
         if ((unsigned char)error->message[i] < 32) error->message[i] = '?';
     va_start(list, takes);
     (void)vsnprintf(error->message + i, sizeof error->message - i, takes, list);
@@ -6173,7 +6194,7 @@ TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
         for (; *at >= '0' && *at <= '9'; at++) {
             unit /= 10;
             if (unit) number += unit * (*at - '0');
-            if (*at > '0' && number == 0) number = 1; /* 0 would mean something else */
+            if (*at > '0' && number == 0) number = 1; /* below 1 ns; 0 would mean no limit */
         }
         right = at > point + 1;
     }
@@ -6217,10 +6238,8 @@ TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *e
         memcpy(text, value, strlen(value) + 1);
         return 1;
     }
-    error->code = TSH_ERR_ARGUMENT;
-    error->rank = -1;
-    (void)snprintf(error->message, sizeof error->message, "%s has %lu bytes; it takes at most %lu",
-                   name, (unsigned long)strlen(value), (unsigned long)room - 1);
+    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s has %lu bytes; it takes at most %lu", name,
+                        (unsigned long)strlen(value), (unsigned long)room - 1);
     return -1;
 }
 
@@ -8600,10 +8619,10 @@ static void tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     int d, before = 0;
     for (d = 1; d <= whole; d++) {
         if (whole % d) continue;
-        if (before) tshi_base_append(list, sizeof list, "%s%d", *list ? ", " : "", before);
+        if (before) tsh_text_add(list, sizeof list, "%s%d", *list ? ", " : "", before);
         before = d;
     }
-    tshi_base_append(list, sizeof list, "%s%d", *list ? " or " : "", before);
+    tsh_text_add(list, sizeof list, "%s%d", *list ? " or " : "", before);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                    "tsh_open: %d ranks do not divide into tp %d times pp %d; %s may be %s", world,
                    tp, pp, pp_fits ? "tp" : "pp", list);
@@ -8690,9 +8709,9 @@ static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     tsh_error error = {TSH_ERR_MEMORY, -1, ""};
     error.rank = world.ops ? world.rank : -1;
     if (world.size > 1)
-        tshi_base_append(error.message, sizeof error.message, "rank %d: ", world.rank);
-    tshi_base_append(error.message, sizeof error.message,
-                     "tsh_open: no memory for a ctx (%d bytes)", (int)sizeof(tsh_ctx));
+        tsh_text_add(error.message, sizeof error.message, "rank %d: ", world.rank);
+    tsh_text_add(error.message, sizeof error.message,
+                 "tsh_open: no memory for a ctx (%d bytes)", (int)sizeof(tsh_ctx));
     tsh_log_message(&desc->logger, "%s (%s)", error.message, tsh_result_name(error.code));
     if (world.ops) world.ops->abort(&world, &error);
     return TSH_ERR_MEMORY;
