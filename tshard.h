@@ -5915,6 +5915,7 @@ static int tshi_coll_unequal(const tshi_coll_calls *all, int r, int m, int sends
  * rank with the most differences (of several the lowest, rank 0 last), and returns 1. */
 static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
                               tsh_error *error) {
+    static const char *const name[2] = {"recv_counts", "send_counts"};
     int blamed = -1, most = 0, m = 0, sends;
     tsh_call a, b;
     for (int r = all->size - 1; r >= 0; r--) {
@@ -5933,9 +5934,8 @@ static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t
         error, TSH_ERR_MISMATCH, a.rank,
         "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld (collective "
         "%llu of group %llu)",
-        a.rank, sends ? "send_counts" : "recv_counts", m,
-        (long long)(sends ? a.coll.send_counts : a.coll.recv_counts)[m], b.rank,
-        sends ? "recv_counts" : "send_counts", blamed,
+        a.rank, name[sends], m, (long long)(sends ? a.coll.send_counts : a.coll.recv_counts)[m],
+        b.rank, name[!sends], blamed,
         (long long)(sends ? b.coll.recv_counts : b.coll.send_counts)[blamed],
         (unsigned long long)seq, (unsigned long long)group);
     return 1;
@@ -5957,12 +5957,9 @@ static void tshi_coll_mismatch(const tsh_coll *a, const tsh_coll *b, int known, 
 
 TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out), const void *user,
                               int size, uint64_t seq, uint64_t group, tsh_error *error) {
-    tshi_coll_calls all;
+    tshi_coll_calls all = {call, user, size};
     tsh_call a, b;
     int right = 0, r;
-    all.call = call;
-    all.user = user;
-    all.size = size;
     for (r = 1; r < size; r++)
         if (tshi_coll_agree(&all, r) > tshi_coll_agree(&all, right)) right = r;
     if (!call(user, right, &b)) return 0;
@@ -6107,10 +6104,8 @@ static int tshi_coll_together(const void *user, int r) {
 
 TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_search *search,
                            tsh_error *error) {
-    tshi_coll_reports all;
+    tshi_coll_reports all = {report, size};
     int blamed, waits;
-    all.report = report;
-    all.size = size;
     memset(search, 0, (size_t)size * sizeof *search);
     r = tsh_coll_cycle(search, size, r, tshi_coll_awaits, &all);
     if (r < 0) return 0;
@@ -6571,7 +6566,7 @@ static void tshi_compose_count(tshi_compose_op *op) {
     const tsh_coll *coll = &op->coll;
     int me = op->group->rank, n = op->group->size;
     const int64_t *counts = coll->kind == TSH_ALLREDUCE ? op->counts : coll->recv_counts;
-    int gathers = coll->kind == TSH_ALLGATHER || op->round;
+    int alltoall = coll->kind == TSH_ALLTOALL, gathers = coll->kind == TSH_ALLGATHER || op->round;
     for (int k = 0; k < n; k++)
         op->counts[k] = tsh_coll_chunk(coll->count, n, k + 1) - tsh_coll_chunk(coll->count, n, k);
     for (int k = 0; k < n; k++) {
@@ -6579,10 +6574,8 @@ static void tshi_compose_count(tshi_compose_op *op) {
             op->to[k] = me == coll->root && k != me ? coll->count : 0;
             op->from[k] = k == coll->root && k != me ? coll->count : 0;
         } else {
-            op->to[k] = (coll->kind == TSH_ALLTOALL ? coll->send_counts[k]
-                                                    : counts[gathers ? me : k]) *
-                        coll->blocks;
-            op->from[k] = counts[gathers || coll->kind == TSH_ALLTOALL ? k : me] * coll->blocks;
+            op->to[k] = coll->blocks * (alltoall ? coll->send_counts : counts)[gathers ? me : k];
+            op->from[k] = coll->blocks * counts[gathers || alltoall ? k : me];
         }
     }
 }
@@ -7029,12 +7022,10 @@ static tsh_result tshi_compose_split(tsh_comm *comm, int color, int key, tsh_com
     tshi_compose_group *group = tshi_compose_group_of(comm), *made = NULL;
     tsh_result code = tshi_compose_code(group->world);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
-    tsh_ticket ticket;
+    tsh_ticket ticket = {color, key};
     tshi_compose_op *op;
     uint64_t id = 0;
     if (code != TSH_OK) return code;
-    ticket.color = color;
-    ticket.key = key;
     group->world->splits++;
     op = tshi_compose_add(group, &coll, &ticket);
     if (!op) return TSH_ERR_MEMORY;
@@ -7082,8 +7073,8 @@ static void tshi_compose_close(tsh_comm *comm) {
 TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh_error *error) {
     static const tsh_comm_ops all = TSH_COMM_OPS(tshi_compose, "", TSH_CAP_ORDERED);
     size_t n = (size_t)messages->size;
-    size_t report = (sizeof(tsh_wait_report) + TSHI_COMPOSE_MARKS * sizeof(tsh_wait_mark) +
-                     n * sizeof(int) + 7) / 8 * 8;
+    size_t marks = TSHI_COMPOSE_MARKS * sizeof(tsh_wait_mark);
+    size_t report = (sizeof(tsh_wait_report) + marks + n * sizeof(int) + 7) / 8 * 8;
     tshi_compose_world *world = (tshi_compose_world *)calloc(
         1, sizeof *world + (n + 1) * report + n * (sizeof *world->report + sizeof *world->search));
     tshi_compose_group *group = tshi_compose_group_new(world, messages->size);
@@ -7131,13 +7122,13 @@ typedef struct tshi_comm_size {
 
 /* The sum of n counts times `blocks`; -1 if a count is negative or the bytes overflow. */
 static int64_t tshi_comm_total(const int64_t *counts, int n, int64_t blocks) {
-    int64_t most = (int64_t)(PTRDIFF_MAX / 8), total = 0;
+    int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0;
     if (!counts || blocks < 0) return -1;
     for (int r = 0; r < n; r++) {
-        if (counts[r] < 0 || counts[r] > most - total) return -1;
+        if (counts[r] < 0 || counts[r] > limit - total) return -1;
         total += counts[r];
     }
-    return total && blocks > most / total ? -1 : total * blocks;
+    return total && blocks > limit / total ? -1 : total * blocks;
 }
 
 static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *coll) {
@@ -7423,10 +7414,9 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    memset(&why, 0, sizeof why);
-    why.code = code > TSH_OK && code < TSH_RESULT_COUNT ? code : TSH_ERR_ABORTED;
-    why.rank = -1; /* the backend knows this rank's place in the world */
-    (void)snprintf(why.message, sizeof why.message, "%s", message ? message : "");
+    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
+    memset(&why, 0, sizeof why); /* a backend may send all of it */
+    (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* rank -1: of the backend */
     comm->ops->abort(comm, &why);
 }
 
@@ -7498,23 +7488,22 @@ static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
  * then has come back in an earlier bucket: the leaf got another contribution after that one was
  * sent, and the two are added. */
 static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
-    const tshi_bucket_entry *p;
-    for (p = b->first; p; p = p->next) {
+    for (const tshi_bucket_entry *p = b->first; p; p = p->next) {
         tsh_tensor *leaf = p->leaf;
         const int gathers = b->kind == TSH_ALLGATHER;
         tsh_real *at = (tsh_real *)(gathers ? tshi_tensor_at(leaf) : tshi_mem_data(leaf->gr.block));
-        const int64_t n = tshi_bucket_chunk_size(leaf, k), most = tshi_bucket_chunk_size(leaf, 0);
+        const int64_t n = tshi_bucket_chunk_size(leaf, k), padded = tshi_bucket_chunk_size(leaf, 0);
         at += tshi_bucket_chunk(leaf, k);
         if (!out) {
             memcpy(row, at, (size_t)n * sizeof *row);
-            memset(row + n, 0, (size_t)(most - n) * sizeof *row);
+            memset(row + n, 0, (size_t)(padded - n) * sizeof *row);
         } else if (!gathers && leaf->gr.live) {
             tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM);
             leaf->sparse = 0; /* the row is dense */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);
         }
-        row += most;
+        row += padded;
     }
 }
 
@@ -7560,9 +7549,8 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
  * comes back. */
 static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
-    tshi_bucket_entry *p;
     if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
-    for (p = b->first; p; p = p->next) {
+    for (tshi_bucket_entry *p = b->first; p; p = p->next) {
         p->leaf->boxed = 0;
         if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
     }
@@ -7617,7 +7605,7 @@ static void tshi_bucket_add_grad(tsh_tensor *leaf) {
 }
 
 /* Starts with no buckets. summed: gradients are summed and divided by the sum of the ranks' weights
- * (tshi_bucket_weigh), else averaged. */
+ * (tshi_bucket_sum_weights), else averaged. */
 static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
     tshi_buckets *all = &ctx->buckets;
     tshi_mem_reset(&all->arena);
@@ -7630,7 +7618,7 @@ static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
 
 /* Starts summing `weight`, the number of terms in this rank's loss, over dp; the summed gradients
  * are divided by the total. Does nothing unless losses are sums. */
-static void tshi_bucket_weigh(tsh_ctx *ctx, double weight) {
+static void tshi_bucket_sum_weights(tsh_ctx *ctx, double weight) {
     tshi_buckets *all = &ctx->buckets;
     if (!all->summed || ctx->error.code != TSH_OK) return;
     all->weight = weight;
@@ -7643,18 +7631,16 @@ static void tshi_bucket_weigh(tsh_ctx *ctx, double weight) {
 /* x /= by, unless by is 0: a loss without terms has zero gradients. */
 static void tshi_bucket_divide(tsh_real *x, int64_t n, double by) {
     const tsh_real divisor = TSHI_R(by);
-    int64_t i;
     if (!(by > 0)) return;
-    for (i = 0; i < n; i++) x[i] /= divisor;
+    for (int64_t i = 0; i < n; i++) x[i] /= divisor;
 }
 
 /* Copies the result of a bucket to its leaves: gradients, or values of parameters. */
-static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
+static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int rank = ctx->dp.rank, scatters = b->kind == TSH_REDUCE_SCATTER;
     const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
-    const tshi_bucket_entry *p;
     int k, in_place = only && (gathers || !only->gr.block);
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
@@ -7664,7 +7650,7 @@ static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
         only->gr.block = b->block;
         b->block->refs++;
     }
-    for (p = b->first; p && !gathers; p = p->next) {
+    for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) {
         tshi_block **grad = &p->leaf->gr.block;
         const size_t bytes = tshi_dtype_reals(tsh_local_numel(p->leaf));
         if (!*grad && !(*grad = tshi_mem_take(ctx, TSH_MEM_GRADIENTS, bytes))) return;
@@ -7672,24 +7658,22 @@ static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
     for (k = 0; k < ctx->dp.size; k++)
         if (scatters ? k == rank : !in_place && !(gathers && k == rank))
             tshi_bucket_copy(b, k, scatters ? own : tshi_bucket_row(b, k), 1);
-    for (p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
+    for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
 }
 
 /* Sends the buckets that are left, waits for all, and copies them out. */
 static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
-    tshi_bucket *b;
-    tshi_bucket_entry *p;
     if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
-    for (b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
+    for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
     tshi_error_tell(ctx); /* peers that wait for this rank's bucket must learn of its error */
     while (all->awaited) tshi_bucket_await(ctx);
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, all->weight_req), tshi_bucket_what);
     all->weight_req = 0;
-    for (b = all->first; b; b = b->next) {
-        for (p = b->first; p; p = p->next) p->leaf->boxed = 0;
-        if (ctx->error.code == TSH_OK) tshi_bucket_open(ctx, b);
+    for (tshi_bucket *b = all->first; b; b = b->next) {
+        for (tshi_bucket_entry *p = b->first; p; p = p->next) p->leaf->boxed = 0;
+        if (ctx->error.code == TSH_OK) tshi_bucket_copy_back(ctx, b);
         tshi_mem_drop(ctx, b->block);
         tshi_mem_drop(ctx, b->own);
     }
@@ -7715,9 +7699,8 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
 
 /* 1 if a call with these inputs is recorded. */
 static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
-    int i;
     if (ctx->tape.no_grad) return 0;
-    for (i = 0; i < n; i++)
+    for (int i = 0; i < n; i++)
         if (in[i] && in[i]->base->requires_grad) return 1;
     return 0;
 }
@@ -7731,7 +7714,6 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *);
     const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16;
     tshi_node *node = (tshi_node *)tshi_mem_book(ctx, &ctx->tape.arena, head + params);
-    int i;
     if (!node) return NULL;
     node->in = (tsh_tensor **)(void *)(node + 1);
     node->saved = (tshi_block **)(void *)((char *)node->in + inputs);
@@ -7742,7 +7724,7 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     node->depth = ctx->depth;
     node->partial = partial;
     node->module = ctx->module;
-    for (i = 0; i <= n; i++) {
+    for (int i = 0; i <= n; i++) {
         const tsh_tensor *t = i < n ? in[i] : out;
         if (i < n) node->in[i] = in[i];
         if (!t || !(op->saves & (i < n ? 1u << i : (unsigned)TSHI_OUT))) continue;
@@ -7775,16 +7757,15 @@ static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const void *value
     int64_t index[TSH_MAX_DIMS] = {0}, e;
     char place[TSHI_TEXT_SIZE];
     double value = 0;
-    int d;
     for (e = 0; e < n; e++) {
         int64_t at = 0;
-        for (d = 0; d < t->ndim; d++) at += index[d] * stride[d];
+        for (int d = 0; d < t->ndim; d++) at += index[d] * stride[d];
         value = tshi_dtype_get(dtype, values, at);
         if (value - value != 0) break; /* NaN - NaN and inf - inf are NaN */
-        for (d = t->ndim - 1; d >= 0 && ++index[d] == t->local[d]; d--) index[d] = 0;
+        for (int d = t->ndim - 1; d >= 0 && ++index[d] == t->local[d]; d--) index[d] = 0;
     }
     if (e == n) return 0;
-    for (d = 0; d < t->ndim; d++) index[d] = tshi_tensor_global(t, d, index[d]);
+    for (int d = 0; d < t->ndim; d++) index[d] = tshi_tensor_global(t, d, index[d]);
     (void)snprintf(text, TSHI_TEXT_SIZE, "%s at %.64s",
                    value != value ? "NaN" : value < 0 ? "-infinity" : "infinity",
                    tshi_tensor_sizes(index, t->ndim, place));
@@ -7854,7 +7835,7 @@ typedef struct tshi_dest {
 } tshi_dest;
 
 /* Allocates an accumulator of base if it has no memory yet. 0: there is none. */
-static int tshi_tape_room(tsh_tensor *base, tshi_accumulator *acc) {
+static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     int kind = base->flags & TSHI_OWNED ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
     if (!acc->block)
         acc->block = tshi_mem_take(base->ctx, kind,
@@ -7866,7 +7847,7 @@ static int tshi_tape_room(tsh_tensor *base, tshi_accumulator *acc) {
  * the user has freed the base. */
 static int tshi_tape_open(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
     tsh_tensor *base = t->base;
-    if ((base->flags & TSHI_DEAD) || !tshi_tape_room(base, acc)) return 0;
+    if ((base->flags & TSHI_DEAD) || !tshi_tape_allocate(base, acc)) return 0;
     dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
     dest->stride = t->stride;
     if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) { /* t covers a part only */
@@ -7950,7 +7931,7 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
         base->marks = NULL;
     }
     if (!base->marks) base->marks = tshi_mem_take(base->ctx, TSH_MEM_GRADIENTS, size);
-    if (!base->marks || !tshi_tape_room(base, acc)) return 0;
+    if (!base->marks || !tshi_tape_allocate(base, acc)) return 0;
     if (!base->gr.live && !base->gp.live) {
         memset(tshi_mem_data(base->marks), 0, size);
         base->sparse = 1;
@@ -7976,7 +7957,7 @@ static void tshi_tape_deliver(tsh_tensor *leaf) {
 }
 
 /* Marks the rows of a row-sparse gradient that any rank of comm has touched. */
-static void tshi_tape_unite(tsh_tensor *t, tsh_comm *comm) {
+static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
     if (t->sparse && comm->size > 1)
         (void)tshi_error_comm(
             t->ctx, tsh_allreduce(comm, tshi_mem_data(t->marks), t->local[0], TSH_I32, TSH_MAX),
@@ -7985,20 +7966,16 @@ static void tshi_tape_unite(tsh_tensor *t, tsh_comm *comm) {
 
 /* tsh_detect_anomaly: 1 if the gradient of input i is finite after the node's contribution; else 0,
  * with an error. gp is skipped while its all-reduce runs. */
-static TSHI_COLD int tshi_tape_is_finite(const tshi_node *node, int i) {
+static TSHI_COLD int tshi_tape_check_gradient(const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i], *base = t->base;
-    const tshi_accumulator *acc[2];
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
     int k, length;
     const char *name = tshi_tape_name(node->op, i, &length);
-    acc[0] = &base->gr;
-    acc[1] = &base->gp;
     for (k = 0; k < 2; k++) {
-        if (!acc[k]->live || (k == 1 && base->reducing)) continue;
-        if (!tshi_tape_not_finite(t,
-                                  (const tsh_real *)tshi_mem_data(acc[k]->block) +
-                                      (t->offset - base->offset),
-                                  TSH_REAL, t->stride, found))
+        const tshi_accumulator *acc = k ? &base->gp : &base->gr;
+        const tsh_real *data = acc->live ? (const tsh_real *)tshi_mem_data(acc->block) : NULL;
+        if (!data || (k == 1 && base->reducing) ||
+            !tshi_tape_not_finite(t, data + (t->offset - base->offset), TSH_REAL, t->stride, found))
             continue;
         (void)tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the gradient of %.*s %s has %s",
                        node->op->name, length, name, tshi_tensor_text(t, form), found);
@@ -8015,7 +7992,7 @@ static void tshi_tape_give(tshi_node *node, int i) {
     tsh_ctx *ctx = node->out->ctx;
     if (!base || !base->requires_grad || (node->progress.given >> i & 1u)) return;
     node->progress.given |= 1u << i;
-    if (ctx->anomalies && !tshi_tape_is_finite(node, i)) return;
+    if (ctx->anomalies && !tshi_tape_check_gradient(node, i)) return;
     if (!base->node) {
         tshi_tape_deliver(base);
         return;
@@ -8064,7 +8041,7 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     if (ctx->error.code != TSH_OK) return NULL;
     tshi_tape_merge(t);
     if (!t->gr.live) {
-        if (!tshi_tape_room(t, &t->gr)) return NULL;
+        if (!tshi_tape_allocate(t, &t->gr)) return NULL;
         memset(tshi_mem_data(t->gr.block), 0, tshi_dtype_reals(tsh_local_numel(t)));
         t->gr.live = 1;
     }
@@ -8073,7 +8050,7 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
 
 /* Completes the gradient of the node's output, unless its backward accepts a partial one. 0: an
  * error. */
-static int tshi_tape_ready(const tshi_node *node) {
+static int tshi_tape_complete_out(const tshi_node *node) {
     tsh_tensor *out = node->out;
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
     const tsh_real *grad;
@@ -8132,16 +8109,14 @@ static void tshi_tape_pass(tshi_node *node, int i) {
 /* Marks the nodes that the loss depends on. Counts the partial contributions that each tensor will
  * get (expected), and all contributions to a leaf (users). */
 static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
-    tshi_node *node;
-    int i;
     if (loss->base->node) loss->base->node->progress.reached = 1;
-    for (node = ctx->tape.newest; node; node = node->older) {
+    for (tshi_node *node = ctx->tape.newest; node; node = node->older) {
         if (!node->progress.reached) continue;
         node->progress.partial = node->partial;
         if ((node->op->flags & TSHI_OP_PASSES_PARTIAL) && tshi_tape_accepts_partial(node) &&
             node->out->expected)
             node->progress.partial |= TSHI_X;
-        for (i = 0; i < node->n; i++) {
+        for (int i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
             if (!base || !base->requires_grad) continue;
             if (base->node)
@@ -8150,7 +8125,7 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
                 base->users++;
             if (tshi_tape_is_partial(node, i)) base->expected++;
         }
-        for (i = 0; i < node->leaf_count; i++) node->leaves[i]->users++;
+        for (int i = 0; i < node->leaf_count; i++) node->leaves[i]->users++;
     }
 }
 
@@ -8170,10 +8145,9 @@ static void tshi_tape_let_go(tsh_ctx *ctx, const tsh_tensor *loss, int depth) {
 static void tshi_tape_drop_node(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     tsh_tensor *out = node->out;
-    int i;
     if (out->reducing) (void)tsh_wait(&ctx->tp, out->req);
     out->reducing = out->expected = 0;
-    for (i = 0; i <= node->n; i++) tshi_mem_drop(ctx, node->saved[i]);
+    for (int i = 0; i <= node->n; i++) tshi_mem_drop(ctx, node->saved[i]);
     tshi_mem_drop(ctx, node->aux);
     out->node = NULL;
     out->requires_grad = 0;
@@ -8197,15 +8171,14 @@ static void tshi_tape_progress(void *user) {
 static void tshi_tape_walk(tsh_ctx *ctx) {
     const tsh_module *outer = ctx->module;
     tshi_node *node, *older;
-    int i;
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;
         ctx->module = node->module;
-        if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_ready(node)) {
+        if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_complete_out(node)) {
             const int64_t begin = tshi_trace_start(ctx);
             node->op->backward(node);
-            for (i = 0; i < node->n; i++) tshi_tape_give(node, i);
-            for (i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
+            for (int i = 0; i < node->n; i++) tshi_tape_give(node, i);
+            for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, 0);
             tshi_tape_progress(ctx);
@@ -8240,7 +8213,7 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
         memcpy(tshi_mem_data(t->gp.block), data + at,
                tshi_dtype_reals(tsh_local_numel(t)));
         at += tsh_local_numel(t);
-        tshi_tape_unite(t, &ctx->tp);
+        tshi_tape_merge_rows(t, &ctx->tp);
         tshi_tape_merge(t);
     }
     tshi_mem_drop(ctx, flat);
@@ -8253,7 +8226,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     const int replicas = ctx->dp.size > 1;
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
-    if (replicas) tshi_bucket_weigh(ctx, ctx->tape.weight);
+    if (replicas) tshi_bucket_sum_weights(ctx, ctx->tape.weight);
     for (t = head->next; t != head && ctx->error.code == TSH_OK && replicas; t = t->next) {
         if (!t->gr.live || !(t->flags & TSHI_AVERAGED)) continue;
         if (t->sparse && (t->flags & TSHI_CHUNKED))
@@ -8268,7 +8241,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
-            tshi_tape_unite(t, &ctx->dp);
+            tshi_tape_merge_rows(t, &ctx->dp);
         else if (ctx->tape.summed) /* averaged ones are divided in their buckets */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
@@ -8396,26 +8369,23 @@ TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on) {
     if (ctx) ctx->anomalies = on != 0;
 }
 
+/* 1 if t can be a leaf; else 0, with an error of the public function op. */
+static int tshi_tape_check_owned(const tsh_tensor *t, const char *op) {
+    if ((t->flags & TSHI_OWNED) && tshi_dtype_computes(t->dtype)) return 1;
+    (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: takes an owned tensor of %s; tsh_keep makes one",
+                   op, tshi_dtype_name(TSH_REAL));
+    return 0;
+}
+
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
-    if (!t) return NULL;
-    if (!(t->flags & TSHI_OWNED) || !tshi_dtype_computes(t->dtype))
-        return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_requires_grad: takes an owned tensor of %s; tsh_keep makes one",
-                               tshi_dtype_name(TSH_REAL));
-    t->requires_grad = on ? 1 : 0;
-    if (on)
-        t->flags |= TSHI_LEAF;
-    else
-        t->flags &= ~(unsigned)TSHI_LEAF;
+    if (!t || !tshi_tape_check_owned(t, "tsh_requires_grad")) return NULL;
+    t->requires_grad = on != 0;
+    t->flags = on ? t->flags | TSHI_LEAF : t->flags & ~(unsigned)TSHI_LEAF;
     return t;
 }
 
 TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
-    if (!t) return NULL;
-    if (!(t->flags & TSHI_OWNED) || !tshi_dtype_computes(t->dtype))
-        return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_average_grad: takes an owned tensor of %s; tsh_keep makes one",
-                               tshi_dtype_name(TSH_REAL));
+    if (!t || !tshi_tape_check_owned(t, "tsh_average_grad")) return NULL;
     if (!on && (t->flags & TSHI_PARAM))
         return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
                                "tsh_average_grad: the gradient of a parameter, such as \"%s\", is "
@@ -8544,8 +8514,7 @@ static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned
 static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const char *before) {
     size_t bytes = node->aux ? node->aux->size : 0;
     unsigned saved = 0;
-    int i;
-    for (i = 0; i <= node->n; i++) {
+    for (int i = 0; i <= node->n; i++) {
         const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
         if (!node->saved[i]) continue;
         saved |= i < node->n ? 1u << i : (unsigned)TSHI_OUT;
@@ -8560,8 +8529,7 @@ static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const c
 /* Bits of the inputs that require a gradient which is a partial sum. */
 static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
     unsigned partial = 0;
-    int i;
-    for (i = 0; i < node->n && node->out->ctx->tp.size > 1; i++)
+    for (int i = 0; i < node->n && node->out->ctx->tp.size > 1; i++)
         if (node->in[i] && node->in[i]->base->requires_grad) partial |= node->partial & 1u << i;
     return partial;
 }
@@ -8680,31 +8648,25 @@ static void tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
 /* Fills, for the axes in desc->order, the degree size[i] and the letter axis[i]: 't', 'p' or 'd'.
  * 0 and an error if the degrees do not divide the world, or the order is not valid. */
 static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], char axis[3]) {
-    static const char *const name[3] = {"tp", "pp", "dp"};
-    const char *order = desc->order ? desc->order : "tp-pp-dp", *at = order;
-    int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, degree[3], i, j;
+    const char *at = desc->order ? desc->order : "tp-pp-dp";
+    int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, i, j;
     if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp))) {
         tshi_context_refuse(ctx, tp, pp);
         return 0;
     }
-    degree[0] = tp ? tp : world / pp;
-    degree[1] = pp;
-    degree[2] = world / (degree[0] * pp);
-    for (i = 0; i < 3; i++) {
-        axis[i] = 0;
-        for (j = 0; j < 3; j++)
-            if (strncmp(at, name[j], 2) == 0) axis[i] = name[j][0];
-        for (j = 0; j < i; j++)
-            if (axis[j] == axis[i]) axis[i] = 0;
-        if (!axis[i] || at[2] != (i < 2 ? '-' : '\0')) {
+    if (!tp) tp = world / pp;
+    for (i = 0; i < 3; i++, at += 3) {
+        int fits = *at && strchr("tpd", *at) && at[1] == 'p' && at[2] == (i < 2 ? '-' : '\0');
+        for (j = 0; fits && j < i; j++) fits = axis[j] != *at;
+        if (!fits) {
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                            "tsh_open: order \"%.32s\" does not name tp, pp and dp once each, "
                            "as \"tp-pp-dp\"",
-                           order);
+                           desc->order);
             return 0;
         }
-        size[i] = degree[axis[i] == 't' ? 0 : axis[i] == 'p' ? 1 : 2];
-        at += 3;
+        axis[i] = *at;
+        size[i] = *at == 't' ? tp : *at == 'p' ? pp : world / (tp * pp);
     }
     return 1;
 }
@@ -8873,12 +8835,12 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
  * is P and B is R, the output is P, and the gradient of B a partial sum, for each rank's
  * contribution to it comes from its own part of A only. */
 
-/* Refuses the layouts of a and b. `mend` says what to call instead. */
+/* Refuses the layouts of a and b. `hint` says what to call instead. */
 static TSHI_COLD int tshi_rule_refuse(const tshi_op *op, const tsh_tensor *a, const tsh_tensor *b,
-                                      const char *mend) {
+                                      const char *hint) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
     (void)tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s",
-                   op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), mend);
+                   op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), hint);
     return 0;
 }
 
@@ -8900,13 +8862,12 @@ static int tshi_rule_keep(const tshi_op *op, tsh_tensor *const *in, int n, const
 /* Bits of the inputs that are partial sums. */
 static unsigned tshi_rule_sums(tsh_tensor *const *in, int n) {
     unsigned sums = 0;
-    int i;
-    for (i = 0; i < n; i++)
+    for (int i = 0; i < n; i++)
         if (in[i]->layout.kind == TSH_PARTIAL) sums |= 1u << i;
     return sums;
 }
 
-/* The rule if the inputs `sums` are P. allowed: the op is linear in these while the others are R. */
+/* The rule if the inputs `sums` are P. allowed: the op is linear in these while others are R. */
 static int tshi_rule_partial(const tshi_op *op, tsh_tensor *const *in, int n, unsigned sums,
                              int allowed, tshi_output *output) {
     int i, p = 0, other = -1;
@@ -8960,34 +8921,20 @@ static int tshi_rule_elementwise(const tshi_op *op, tsh_tensor *const *in, int n
     return 1;
 }
 
-/* a + b, a - b. P P: P. */
-static int tshi_rule_add(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                         tshi_output *output) {
-    (void)params;
-    return tshi_rule_elementwise(op, in, n, tshi_rule_sums(in, n) == (TSHI_A | TSHI_B), output);
-}
-
-/* a * b. P R, R P: P, dR P. */
-static int tshi_rule_multiply(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                              tshi_output *output) {
-    const unsigned sums = tshi_rule_sums(in, n);
-    (void)params;
-    return tshi_rule_elementwise(op, in, n, sums == TSHI_A || sums == TSHI_B, output);
-}
-
-/* a / b. P R: P, dR P. */
-static int tshi_rule_divide(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                            tshi_output *output) {
-    (void)params;
-    return tshi_rule_elementwise(op, in, n, tshi_rule_sums(in, n) == TSHI_A, output);
-}
-
-/* cond ? yes : no. R P P: P. */
-static int tshi_rule_where(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                           tshi_output *output) {
-    (void)params;
-    return tshi_rule_elementwise(op, in, n, tshi_rule_sums(in, n) == (TSHI_YES | TSHI_NO), output);
-}
+/* Defines the rule of an op that is linear in the inputs that are P, whose bits are `sums`, if
+ * `allowed`. */
+#define TSHI_RULE_LINEAR(name, allowed)                                                            \
+    static int tshi_rule_##name(const tshi_op *op, tsh_tensor *const *in, int n,                   \
+                                const void *params, tshi_output *output) {                         \
+        const unsigned sums = tshi_rule_sums(in, n);                                               \
+        (void)params;                                                                              \
+        return tshi_rule_elementwise(op, in, n, (allowed), output);                                \
+    }
+TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))              /* a + b, a - b. P P: P. */
+TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B)  /* a * b. P R, R P: P, dR P. */
+TSHI_RULE_LINEAR(divide, sums == TSHI_A)                      /* a / b. P R: P, dR P. */
+TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))         /* cond ? yes : no. R P P: P. */
+#undef TSHI_RULE_LINEAR
 
 /* Ops that are not linear. No P: f(a + b) is not f(a) + f(b). */
 static int tshi_rule_nonlinear(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
@@ -9011,7 +8958,7 @@ typedef struct tshi_rule_axis {
 } tshi_rule_axis;
 
 /* 1 if x is sharded along the axis; -1: along any. */
-static int tshi_rule_is_cut(const tsh_tensor *x, int axis) {
+static int tshi_rule_is_sharded(const tsh_tensor *x, int axis) {
     return x->layout.kind == TSH_SHARDED && (axis < 0 || axis == x->layout.dim);
 }
 
@@ -9021,7 +8968,7 @@ static int tshi_rule_sum(const tshi_op *op, tsh_tensor *const *in, int n, const 
     const tshi_rule_axis *along = (const tshi_rule_axis *)params;
     const tsh_tensor *x = in[0];
     (void)tshi_rule_keep(op, in, n, NULL, output);
-    if (tshi_rule_is_cut(x, along->axis))
+    if (tshi_rule_is_sharded(x, along->axis))
         output->layout = tsh_partial();
     else if (x->layout.kind == TSH_SHARDED && x->layout.dim > along->axis && !along->keepdim)
         output->layout.dim--;
@@ -9034,7 +8981,7 @@ static int tshi_rule_whole(const tshi_op *op, tsh_tensor *const *in, int n, cons
     const tsh_tensor *x = in[0];
     char text[TSHI_TEXT_SIZE];
     if (x->layout.kind != TSH_PARTIAL &&
-        !tshi_rule_is_cut(x, ((const tshi_rule_axis *)params)->axis))
+        !tshi_rule_is_sharded(x, ((const tshi_rule_axis *)params)->axis))
         return tshi_rule_sum(op, in, n, params, output);
     (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
                    "%s: needs all values along the dimension, and %s is not whole there; "
@@ -9127,7 +9074,7 @@ typedef struct tshi_rule_sequence {
 
 /* y = x W^T + b with W (out, in) R: y has the layout of x; dW and db P if that is S or P. along: x
  * is S(-1). */
-static int tshi_rule_linear_plain(const tshi_op *op, tsh_tensor *const *in, int along,
+static int tshi_rule_linear_replicated(const tshi_op *op, tsh_tensor *const *in, int along,
                                   tshi_output *output) {
     const tsh_tensor *x = in[0];
     if (along)
@@ -9147,7 +9094,7 @@ static int tshi_rule_linear_plain(const tshi_op *op, tsh_tensor *const *in, int 
 
 /* W S(0), column-parallel: x R: y S(-1), dx P; x S(seq), gathered: y S(-1).
  * W S(1), row-parallel: x S(-1): y R, or S(seq) with db P. */
-static int tshi_rule_linear_cut(const tshi_op *op, tsh_tensor *const *in, int along,
+static int tshi_rule_linear_sharded(const tshi_op *op, tsh_tensor *const *in, int along,
                                 const tshi_rule_sequence *sequence, tshi_output *output) {
     const tsh_tensor *x = in[0], *w = in[1];
     if (w->layout.dim == 0) {
@@ -9182,8 +9129,8 @@ static int tshi_rule_linear(const tshi_op *op, tsh_tensor *const *in, int n, con
         return tshi_rule_refuse(
             op, x, w, "complete the weight first: tsh_redistribute(w, tsh_replicated())");
     if (!(w->layout.kind == TSH_REPLICATED
-              ? tshi_rule_linear_plain(op, in, along, output)
-              : tshi_rule_linear_cut(op, in, along, sequence, output)))
+              ? tshi_rule_linear_replicated(op, in, along, output)
+              : tshi_rule_linear_sharded(op, in, along, sequence, output)))
         return 0;
     if (w->layout.kind == TSH_SHARDED && w->layout.dim == 0) bias = w->layout;
     if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, x->ctx->tp.size))
