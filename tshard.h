@@ -7531,8 +7531,7 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
         if (!b->own) return 0;
     }
     if (!only) {
-        b->block = tshi_mem_take(ctx, TSH_MEM_STEP,
-                                 tshi_dtype_reals(tshi_bucket_elements(ctx, b)));
+        b->block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(tshi_bucket_elements(ctx, b)));
         for (k = gathers ? rank : 0; b->block && k < (gathers ? rank + 1 : size); k++)
             tshi_bucket_copy(b, k, tshi_bucket_row(b, k), 0);
     } else if (gathers) {
@@ -7838,9 +7837,14 @@ typedef struct tshi_dest {
 static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     int kind = base->flags & TSHI_OWNED ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
     if (!acc->block)
-        acc->block = tshi_mem_take(base->ctx, kind,
-                                   tshi_dtype_reals(tsh_local_numel(base)));
+        acc->block = tshi_mem_take(base->ctx, kind, tshi_dtype_reals(tsh_local_numel(base)));
     return acc->block != NULL;
+}
+
+/* Zeroes an accumulator of base, which is live from then on. */
+static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
+    memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
+    acc->live = 1;
 }
 
 /* Fills dest: where in acc, an accumulator of t's base, a contribution to t goes. 0: no memory, or
@@ -7850,10 +7854,8 @@ static int tshi_tape_open(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest)
     if ((base->flags & TSHI_DEAD) || !tshi_tape_allocate(base, acc)) return 0;
     dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
     dest->stride = t->stride;
-    if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) { /* t covers a part only */
-        memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
-        acc->live = 1;
-    }
+    if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) /* t covers a part only */
+        tshi_tape_zero(base, acc);
     dest->add = acc->live;
     acc->live = 1;
     acc->clean = base->sparse = 0;
@@ -7909,9 +7911,7 @@ static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
 /* tshi_tape_dest for an op that can only add: a new accumulator is zeroed first. */
 TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
     if (!tshi_tape_dest(node, i, dest)) return 0;
-    if (!dest->add)
-        memset(tshi_mem_data(tshi_tape_accumulator(node, i)->block), 0,
-               tshi_dtype_reals(tsh_local_numel(node->in[i]->base)));
+    if (!dest->add) tshi_tape_zero(node->in[i]->base, tshi_tape_accumulator(node, i));
     dest->add = 1;
     return 1;
 }
@@ -7937,8 +7937,7 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
         base->sparse = 1;
     }
     dest->data = (tsh_real *)tshi_mem_data(acc->block);
-    if (!acc->live && !acc->clean)
-        memset(dest->data, 0, (size_t)tsh_local_numel(base) * sizeof *dest->data);
+    if (!acc->live && !acc->clean) tshi_tape_zero(base, acc);
     dest->stride = t->stride;
     dest->add = acc->live = 1;
     acc->clean = 0;
@@ -8042,8 +8041,7 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     tshi_tape_merge(t);
     if (!t->gr.live) {
         if (!tshi_tape_allocate(t, &t->gr)) return NULL;
-        memset(tshi_mem_data(t->gr.block), 0, tshi_dtype_reals(tsh_local_numel(t)));
-        t->gr.live = 1;
+        tshi_tape_zero(t, &t->gr);
     }
     return (tsh_real *)tshi_mem_data(t->gr.block);
 }
@@ -8202,16 +8200,14 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     data = (tsh_real *)tshi_mem_data(flat);
     for (t = head->next; t != head; t = t->next) {
         if (!t->gp.live) continue;
-        memcpy(data + at, tshi_mem_data(t->gp.block),
-               tshi_dtype_reals(tsh_local_numel(t)));
+        memcpy(data + at, tshi_mem_data(t->gp.block), tshi_dtype_reals(tsh_local_numel(t)));
         at += tsh_local_numel(t);
     }
     (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, data, total, TSH_REAL, TSH_SUM),
                           "tsh_backward: all-reduce of the leaves' gradients");
     for (at = 0, t = head->next; t != head; t = t->next) {
         if (!t->gp.live) continue;
-        memcpy(tshi_mem_data(t->gp.block), data + at,
-               tshi_dtype_reals(tsh_local_numel(t)));
+        memcpy(tshi_mem_data(t->gp.block), data + at, tshi_dtype_reals(tsh_local_numel(t)));
         at += tsh_local_numel(t);
         tshi_tape_merge_rows(t, &ctx->tp);
         tshi_tape_merge(t);
@@ -8232,8 +8228,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (t->sparse && (t->flags & TSHI_CHUNKED))
             (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
                            "tsh_backward: the gradient of \"%s\" is row-sparse, which .zero of its "
-                           "optimiser cannot cut; leave one of both out",
-                           t->path);
+                           "optimiser cannot cut; leave one of both out", t->path);
         else
             tshi_bucket_add_grad(t);
     }
@@ -8300,8 +8295,7 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     if (!(weight >= 0) || weight > DBL_MAX || (weight > 0 && !summed))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                        "tsh_backward: weight %g of a loss; it is that of a sum (.summed = 1), and "
-                       "not below 0",
-                       weight);
+                       "not below 0", weight);
     else if (live && tape->pending && tape->summed != summed)
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_backward: micro-batches of one step are all means or all sums "
@@ -8389,8 +8383,7 @@ TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
     if (!on && (t->flags & TSHI_PARAM))
         return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
                                "tsh_average_grad: the gradient of a parameter, such as \"%s\", is "
-                               "always averaged; take a leaf of your own instead",
-                               t->path);
+                               "always averaged; take a leaf of your own instead", t->path);
     t->flags = on ? t->flags | TSHI_AVERAGED : t->flags & ~(unsigned)TSHI_AVERAGED;
     return t;
 }
@@ -8413,8 +8406,7 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
         return tshi_error_null(
             t->ctx, TSH_ERR_STATE,
             "tsh_grad: each rank of dp has a chunk of the gradient of \"%s\", as "
-            "its optimiser's .zero wants it",
-            base->path);
+            "its optimiser's .zero wants it", base->path);
     grad = tshi_tensor_window(t, base->gr.block);
     if (!grad) return NULL;
     grad->dtype = TSH_REAL;
@@ -8465,8 +8457,7 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
         (void)tsh_fail(
             ctx, TSH_ERR_STATE,
             "tsh_scope_end: %s was recorded inside the scope; scopes are for work without "
-            "gradients (tsh_no_grad_begin)",
-            ctx->tape.newest->op->name);
+            "gradients (tsh_no_grad_begin)", ctx->tape.newest->op->name);
     else
         while (head->prev != head && head->prev->depth >= ctx->depth) tshi_tensor_end(head->prev);
     ctx->depth--;
@@ -8945,8 +8936,7 @@ static int tshi_rule_nonlinear(const tshi_op *op, tsh_tensor *const *in, int n, 
     (void)tsh_fail(
         in[0]->ctx, TSH_ERR_LAYOUT,
         "%s: the input is a partial sum over %d ranks and the op is not linear; complete it "
-        "first: tsh_redistribute(x, tsh_replicated())",
-        op->name, in[0]->ctx->tp.size);
+        "first: tsh_redistribute(x, tsh_replicated())", op->name, in[0]->ctx->tp.size);
     return 0;
 }
 
@@ -8986,8 +8976,7 @@ static int tshi_rule_whole(const tshi_op *op, tsh_tensor *const *in, int n, cons
     (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
                    "%s: needs all values along the dimension, and %s is not whole there; "
                    "complete it first: "
-                   "tsh_redistribute(x, tsh_replicated())",
-                   op->name, tshi_tensor_text(x, text));
+                   "tsh_redistribute(x, tsh_replicated())", op->name, tshi_tensor_text(x, text));
     return 0;
 }
 
@@ -9182,8 +9171,7 @@ static int tshi_rule_norm(const tshi_op *op, tsh_tensor *const *in, int n, const
     else if (x->layout.kind == TSH_PARTIAL)
         (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
                        "%s: input is a partial sum over %d ranks; complete it first: "
-                       "tsh_redistribute(x, tsh_replicated())",
-                       op->name, ctx->tp.size);
+                       "tsh_redistribute(x, tsh_replicated())", op->name, ctx->tp.size);
     else if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
         (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
                        "%s: weight %s and bias must be replicated: "
@@ -9255,8 +9243,7 @@ static int tshi_rule_attention(const tshi_op *op, tsh_tensor *const *in, int n, 
         (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
                        "%s: q %s, k %s, v %s must all be replicated, or sharded alike "
                        "by batch or by heads (k and v may be replicated then): "
-                       "tsh_redistribute(k, tsh_layout_of(q))",
-                       op->name, tq, tk, tv);
+                       "tsh_redistribute(k, tsh_layout_of(q))", op->name, tq, tk, tv);
     return 0;
 }
 
