@@ -5768,7 +5768,7 @@ TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, in
 
 TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
                           const void *(*part)(const void *user, int r), const void *user) {
-    const void *left = part(user, (k + 1) % size);
+    const void *left = part(user, (k + 1) % size); /* x[k+1], then the sum so far */
     for (int j = 2; j <= size; j++) {
         tsh_coll_fold(out, left, part(user, (k + j) % size), n, coll->dtype, coll->redop);
         left = out;
@@ -5784,8 +5784,8 @@ TSH_API int64_t tsh_coll_before(const int64_t *counts, int r) {
 }
 
 TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k) {
-    int64_t chunk = n / size + (n % size != 0);
-    return chunk == 0 || k > n / chunk ? n : chunk * k;
+    int64_t chunk = n / size + (n % size != 0); /* ceil(n / size) */
+    return chunk == 0 || k > n / chunk ? n : chunk * k; /* min(n, chunk k) */
 }
 
 static int tshi_coll_reduces(tsh_coll_kind kind) {
@@ -5800,10 +5800,10 @@ static uint64_t tshi_coll_mix(uint64_t hash, uint64_t value) {
 }
 
 TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
-    int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV;
+    int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV; /* a SEND matches its RECV */
     int gathers = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER;
     uint64_t hash, kind = (uint64_t)(pairwise ? TSH_SEND : coll->kind);
-    if (coll->kind == TSH_BARRIER || coll->kind == TSH_SPLIT) return kind;
+    if (coll->kind == TSH_BARRIER || coll->kind == TSH_SPLIT) return kind; /* no arguments */
     kind |= (uint64_t)coll->dtype << 8;
     if (tshi_coll_reduces(coll->kind)) kind |= (uint64_t)coll->redop << 16;
     if (coll->kind == TSH_BROADCAST) kind |= (uint64_t)coll->root << 24;
@@ -5830,9 +5830,9 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
     static const char *const redops[] = {"sum", "product", "min", "max", "average"};
     unsigned kind = (unsigned)coll->kind;
     int gathers = kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER;
-    const int64_t *mine = coll->recv_counts, *theirs = NULL;
+    const int64_t *mine = coll->recv_counts, *theirs = NULL; /* theirs: to compare with mine */
     if (gathers && other && other->kind == coll->kind) theirs = other->recv_counts;
-    if (!room) return text;
+    if (!room) return text; /* not even for the final 0 */
     text[0] = '\0';
     tshi_coll_name(text, room, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
     if (kind >= TSH_BARRIER) return text;
@@ -5919,7 +5919,7 @@ static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t
     int blamed = -1, most = 0, m = 0, sends;
     tsh_call a, b;
     for (int r = all->size - 1; r >= 0; r--) {
-        int wrong = 0;
+        int wrong = 0; /* counts on which r and the others disagree */
         for (int i = 0; i < 2 * all->size; i++) wrong += tshi_coll_unequal(all, r, i / 2, i % 2);
         if (!wrong || wrong < most || (wrong == most && r == 0)) continue;
         blamed = r;
@@ -5959,12 +5959,12 @@ TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out
                               int size, uint64_t seq, uint64_t group, tsh_error *error) {
     tshi_coll_calls all = {call, user, size};
     tsh_call a, b;
-    int right = 0, r;
+    int right = 0, r; /* right: a rank whose call the most ranks have made */
     for (r = 1; r < size; r++)
         if (tshi_coll_agree(&all, r) > tshi_coll_agree(&all, right)) right = r;
     if (!call(user, right, &b)) return 0;
     for (r = 0; r < size; r++)
-        if (call(user, r, &a) && a.digest != b.digest) break;
+        if (call(user, r, &a) && a.digest != b.digest) break; /* the lowest of the others */
     if (r == size)
         return b.coll.kind == TSH_ALLTOALL ? tshi_coll_alltoall(&all, seq, group, error) : 0;
     tshi_coll_mismatch(&a.coll, &b.coll, a.counts < b.counts ? a.counts : b.counts, a.rank, b.rank,
@@ -5974,7 +5974,7 @@ TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out
 
 TSH_API int tsh_blamed(int a, int b) {
     int low = a < b ? a : b;
-    return low == 0 ? a + b : low;
+    return low == 0 ? a + b : low; /* a + b: the one that is not 0 */
 }
 
 TSH_API void tsh_message_mismatch(const tsh_coll *sent, const tsh_coll *wanted, int from, int to,
@@ -6032,13 +6032,13 @@ TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
 
 TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
                            int (*together)(const void *user, int r), const void *user, int *waits) {
-    int blamed = r, at = r;
+    int blamed = r, at = r; /* at: goes around the cycle */
     do {
         int more = together(user, blamed) - together(user, at);
         if (more > 0 || (more == 0 && (blamed == 0 || (at < blamed && at > 0)))) blamed = at;
         at = search[at].next;
     } while (at != r);
-    while (search[at].next != blamed) at = search[at].next;
+    while (search[at].next != blamed) at = search[at].next; /* to the one that waits for it */
     *waits = at;
     return blamed;
 }
@@ -6067,11 +6067,11 @@ static const tsh_wait_mark *tshi_coll_mark(const tsh_wait_report *report, uint64
 
 TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m) {
     const tsh_wait_report *a = report[r], *b = report[m];
-    const tsh_wait_mark *here, *pair;
-    if (!a || !b) return 0;
+    const tsh_wait_mark *here, *pair; /* of m: in r's group; with r */
+    if (!a || !b) return 0; /* one is not known to wait */
     here = tshi_coll_mark(b, a->group, -1);
-    if (!here) return 0;
-    if (!a->pairwise) return here->sends <= a->seq;
+    if (!here) return 0; /* m is not in the group */
+    if (!a->pairwise) return here->sends <= a->seq; /* m has not started it */
     pair = tshi_coll_mark(b, a->group, r);
     return (a->send_to == m && (pair ? pair->recvs : 0) <= a->send_number) ||
            (a->recv_from == m && (pair ? pair->sends : 0) <= a->recv_number);
@@ -6142,7 +6142,7 @@ static int tshi_coll_env_digits(const char **at, int64_t high, int64_t *value) {
     const char *first = *at, *end = first;
     *value = 0;
     for (; *end >= '0' && *end <= '9'; end++) {
-        if (*value > high / 10) return 0;
+        if (*value > high / 10) return 0; /* with this digit above high */
         *value = *value * 10 + (*end - '0');
     }
     *at = end;
@@ -6179,7 +6179,7 @@ TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_err
 TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
     const int64_t second = INT64_C(1000000000);
     const char *text = tshi_coll_env(name), *at = text;
-    int64_t number = 0, unit = second;
+    int64_t number = 0, unit = second; /* ns; unit: of the digit at *at */
     int right;
     if (!text) return 0;
     right = tshi_coll_env_digits(&at, second, &number);
@@ -6203,7 +6203,7 @@ TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
 
 TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
                            int64_t *ns, tsh_error *error) {
-    const int64_t never = INT64_C(1) << 61;
+    const int64_t never = INT64_C(1) << 61; /* ns: 73 years */
     *ns = (int64_t)(otherwise * 1e9);
     if (given != given) {
         (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is not a number (NaN)", name);
@@ -6223,7 +6223,7 @@ TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *
 
 TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise) {
     int64_t now = tsh_now(), wait = timeout_ns ? timeout_ns : otherwise;
-    return wait > INT64_MAX - now ? INT64_MAX : now + wait;
+    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* no overflow */
 }
 
 TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *error) {
@@ -6474,7 +6474,7 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
     int64_t words = (int64_t)(tshi_compose_header_bytes(group) / sizeof(int64_t));
     int receives = coll->kind == TSH_RECV, n = group->size;
     tshi_compose_header *header = tshi_compose_header_of(op, op->message ? 1 : group->rank);
-    int64_t *counts = (int64_t *)(void *)(header + 1);
+    int64_t *counts = (int64_t *)(void *)(header + 1); /* (2 P) */
     memset(header, 0, tshi_compose_header_bytes(group));
     header->coll = *coll;
     header->digest = coll->kind == TSHI_COMPOSE_CLOSE ? (uint64_t)TSHI_COMPOSE_CLOSE
@@ -6531,7 +6531,7 @@ static int tshi_compose_match(const tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
     tsh_error error;
     if (op->message) {
-        const tshi_compose_header *its = tshi_compose_header_of(op, 0);
+        const tshi_compose_header *its = tshi_compose_header_of(op, 0); /* the peer's */
         int sends = op->coll.kind == TSH_SEND, me = group->ranks[group->rank];
         int it = group->ranks[sends ? op->coll.send_to : op->coll.recv_from];
         if (its->digest == tshi_compose_header_of(op, 1)->digest) return 1;
@@ -6613,7 +6613,7 @@ static void tshi_compose_round(tshi_compose_op *op) {
     }
     op->in = op->out + out;
     for (int i = 0; i < group->size; i++) {
-        int k = (group->rank + i) % group->size;
+        int k = (group->rank + i) % group->size; /* this rank first */
         char *from = op->out + (size_t)tsh_coll_before(op->to, k) * width;
         char *into = op->in + (size_t)tsh_coll_before(op->from, k) * width;
         tshi_compose_pack(op, k, from);
@@ -6915,7 +6915,7 @@ static void tshi_compose_time_out(const tshi_compose_op *op) {
 static tsh_result tshi_compose_await(tshi_compose_op *op) {
     tshi_compose_world *world = op->group->world;
     int64_t begin = tsh_now();
-    int reported = 0;
+    int reported = 0; /* this wait has been reported */
     for (;;) {
         int64_t now;
         tsh_result code;
@@ -7019,14 +7019,14 @@ static tshi_compose_group *tshi_compose_color_group(const tshi_compose_op *op, i
 }
 
 static tsh_result tshi_compose_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
-    tshi_compose_group *group = tshi_compose_group_of(comm), *made = NULL;
+    tshi_compose_group *group = tshi_compose_group_of(comm), *made = NULL; /* made: the new one */
     tsh_result code = tshi_compose_code(group->world);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
     tsh_ticket ticket = {color, key};
     tshi_compose_op *op;
     uint64_t id = 0;
     if (code != TSH_OK) return code;
-    group->world->splits++;
+    group->world->splits++; /* this one counted */
     op = tshi_compose_add(group, &coll, &ticket);
     if (!op) return TSH_ERR_MEMORY;
     code = tshi_compose_await(op);
@@ -7057,7 +7057,7 @@ static void tshi_compose_close(tsh_comm *comm) {
         group->closing = 1;
     tshi_compose_advance(world);
     comm->impl = NULL;
-    if (--world->open_comms > 0) return;
+    if (--world->open_comms > 0) return; /* others of this rank are open */
     while (world->groups && tshi_compose_code(world) == TSH_OK) {
         tshi_compose_advance(world);
         if (!world->groups) break;
@@ -7122,7 +7122,7 @@ typedef struct tshi_comm_size {
 
 /* The sum of n counts times `blocks`; -1 if a count is negative or the bytes overflow. */
 static int64_t tshi_comm_total(const int64_t *counts, int n, int64_t blocks) {
-    int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0;
+    int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0; /* elements of at most 8 bytes */
     if (!counts || blocks < 0) return -1;
     for (int r = 0; r < n; r++) {
         if (counts[r] < 0 || counts[r] > limit - total) return -1;
@@ -7135,7 +7135,7 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
     tshi_comm_size size = {0, 0};
     int n = comm->size;
     int64_t count = tshi_comm_total(&coll->count, 1, 1), whole, own;
-    int root = coll->root >= 0 && coll->root < n;
+    int root = coll->root >= 0 && coll->root < n; /* it is a rank */
     int to = coll->send_to >= 0 && coll->send_to < n;
     int from = coll->recv_from >= 0 && coll->recv_from < n;
     switch (coll->kind) {
@@ -7193,10 +7193,10 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size);
+    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* a reduce-scatter, an all-gather */
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
-    case TSH_BROADCAST: return comm->size > 1 ? recv : 0;
+    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each passes it on */
     case TSH_ALLTOALL:
         return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
     default: return comm->size > 1 ? send : 0;
@@ -7205,7 +7205,7 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
 
 /* Runs a collective of a group of one: copies send to recv. */
 static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
-    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER;
+    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER; /* the others copy nothing */
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* to whom? */
     if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;
     if (moves && size.send && coll->send != coll->recv)
@@ -7340,13 +7340,13 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
-    pairwise = tshi_coll_pairwise(coll->kind);
+    pairwise = tshi_coll_pairwise(coll->kind); /* numbered by the backend */
     coll->seq = pairwise ? 0 : comm->next_seq;
     begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
     if (!pairwise) comm->next_seq++;
-    if (*req) comm->in_flight++;
+    if (*req) comm->in_flight++; /* 0: it is complete already */
     bytes = tshi_comm_bytes(comm, coll, size);
     comm->stats.calls[coll->kind]++;
     comm->stats.bytes[coll->kind] += bytes;
@@ -7421,7 +7421,7 @@ TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message
 }
 
 TSH_API void tsh_comm_close(tsh_comm *comm) {
-    if (!comm || comm == &tshi_comm_none) return;
+    if (!comm || comm == &tshi_comm_none) return; /* that is const */
     if (comm->ops) comm->ops->close(comm);
     memset(comm, 0, sizeof *comm);
 }
@@ -7539,7 +7539,7 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
         b->block->refs++;
     } else {
         b->block = only->gr.block;
-        only->gr.block = NULL;
+        only->gr.block = NULL; /* late contributions get a new one */
     }
     return b->block != NULL;
 }
@@ -7558,7 +7558,7 @@ static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     coll.recv_counts = b->counts;
     coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
     if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
-    if (b->own) coll.recv = tshi_mem_data(b->own);
+    if (b->own) coll.recv = tshi_mem_data(b->own); /* the row of this rank */
     while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT - 1 && ctx->buckets.awaited != b)
         tshi_bucket_await(ctx);
     if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) == TSH_OK)
@@ -7582,7 +7582,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     const int64_t n = tsh_local_numel(leaf);
     tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
     tshi_bucket_entry *p;
-    if (leaf->boxed || ctx->error.code != TSH_OK) return;
+    if (leaf->boxed || ctx->error.code != TSH_OK) return; /* boxed: in a bucket already */
     p = (tshi_bucket_entry *)tshi_mem_book(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_book(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
@@ -7594,7 +7594,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     b->count += n;
     b->width += tshi_bucket_chunk_size(leaf, 0);
     leaf->boxed = 1;
-    if (n < all->limit) *open = b->count < all->limit ? b : NULL;
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* full: none is open */
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
 
@@ -7640,7 +7640,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
-    int k, in_place = only && (gathers || !only->gr.block);
+    int k, in_place = only && (gathers || !only->gr.block); /* the message's memory is the leaf's */
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
@@ -7711,10 +7711,10 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     tsh_ctx *ctx = out->ctx;
     const size_t inputs = (size_t)n * sizeof(tsh_tensor *);
     const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *);
-    const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16;
+    const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16; /* aligns params */
     tshi_node *node = (tshi_node *)tshi_mem_book(ctx, &ctx->tape.arena, head + params);
     if (!node) return NULL;
-    node->in = (tsh_tensor **)(void *)(node + 1);
+    node->in = (tsh_tensor **)(void *)(node + 1); /* in, saved, params follow the node */
     node->saved = (tshi_block **)(void *)((char *)node->in + inputs);
     if (params) node->params = (char *)node + head;
     node->op = op;
@@ -7728,7 +7728,7 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
         if (i < n) node->in[i] = in[i];
         if (!t || !(op->saves & (i < n ? 1u << i : (unsigned)TSHI_OUT))) continue;
         node->saved[i] = t->block;
-        t->block->refs++;
+        t->block->refs++; /* keeps the values until backward */
     }
     node->older = ctx->tape.newest;
     ctx->tape.newest = node;
@@ -7753,7 +7753,7 @@ static TSHI_COLD const char *tshi_tape_name(const tshi_op *op, int i, int *lengt
 static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const void *values,
                                           tsh_dtype dtype, const int64_t *stride, char *text) {
     const int64_t n = tsh_local_numel(t);
-    int64_t index[TSH_MAX_DIMS] = {0}, e;
+    int64_t index[TSH_MAX_DIMS] = {0}, e; /* local index of element e */
     char place[TSHI_TEXT_SIZE];
     double value = 0;
     for (e = 0; e < n; e++) {
@@ -7819,7 +7819,7 @@ static void *tshi_tape_saved(const tshi_node *node, int i) {
 static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *stride,
                                        tshi_block **scratch) {
     tsh_tensor saved = *(i < node->n ? node->in[i] : node->out);
-    saved.block = node->saved[i];
+    saved.block = node->saved[i]; /* the tensor as it was when recorded */
     return tshi_kernel_reals_of(&saved, stride, scratch);
 }
 
@@ -7858,7 +7858,7 @@ static int tshi_tape_open(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest)
         tshi_tape_zero(base, acc);
     dest->add = acc->live;
     acc->live = 1;
-    acc->clean = base->sparse = 0;
+    acc->clean = base->sparse = 0; /* any row may be written */
     return 1;
 }
 
@@ -8022,7 +8022,7 @@ static void tshi_tape_merge(tsh_tensor *t) {
                           (const tsh_real *)tshi_mem_data(t->gp.block), tsh_local_numel(t));
         t->gp.live = 0;
     } else {
-        tshi_accumulator swap = t->gr;
+        tshi_accumulator swap = t->gr; /* gr's memory becomes gp's */
         t->gr = t->gp;
         t->gp = swap;
     }
@@ -8220,7 +8220,7 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
  * divides sums by the number of terms. */
 static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
-    const int replicas = ctx->dp.size > 1;
+    const int replicas = ctx->dp.size > 1; /* gradients are also summed over dp */
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     if (replicas) tshi_bucket_sum_weights(ctx, ctx->tape.weight);
     for (t = head->next; t != head && ctx->error.code == TSH_OK && replicas; t = t->next) {
@@ -8286,7 +8286,7 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
 static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     tshi_tape *tape = &ctx->tape;
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int live = 0, chunked = 0;
+    int live = 0, chunked = 0; /* some leaf has a gradient; a chunk of one */
     for (t = head->next; t != head; t = t->next) {
         t->expected = t->users = 0;
         live |= t->gr.live | t->gp.live;
@@ -8324,13 +8324,13 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (!tshi_tape_open(loss, &loss->base->gr, &dest)) return ctx->error.code;
     dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1);
-    if (!defer) tshi_tape_sync_begin(ctx);
+    if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
     tshi_tape_mark(ctx, loss);
     tshi_tape_let_go(ctx, loss, 0);
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena);
     if (defer)
-        ctx->tape.pending = 1;
+        ctx->tape.pending = 1; /* until tsh_sync_grads */
     else
         (void)tshi_tape_sync(ctx);
     tshi_error_tell(ctx);
@@ -8503,7 +8503,7 @@ static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned
 /* Prints what the node keeps for backward, if anything: "; saves x weight, 3584 bytes". `before`
  * comes first, here "; ". */
 static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const char *before) {
-    size_t bytes = node->aux ? node->aux->size : 0;
+    size_t bytes = node->aux ? node->aux->size : 0; /* aux: what else the op keeps */
     unsigned saved = 0;
     for (int i = 0; i <= node->n; i++) {
         const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
@@ -8575,7 +8575,7 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file) {
  * from a node of its own. Partial gradients are red. */
 static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
-    const unsigned partial = tshi_dump_partial(node);
+    const unsigned partial = tshi_dump_partial(node); /* bits of inputs */
     char text[TSHI_TEXT_SIZE];
     int i, length;
     (void)fprintf(file, "  n%d [label=\"%s%s%s\\n%s", number, path, *path ? "\\n" : "",
@@ -8665,13 +8665,13 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
 /* Splits the world into the groups of each axis. The color is the group's first rank, whose
  * coordinate along the axis is 0. */
 static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
-    int size[3], i, step = 1, rank = ctx->world.rank;
+    int size[3], i, step = 1, rank = ctx->world.rank; /* step: ranks to the next along axis i */
     char axis[3];
     if (!tshi_context_axes(ctx, desc, size, axis)) return;
     for (i = 0; i < 3; step *= size[i++]) {
         tsh_comm *comm = axis[i] == 't' ? &ctx->tp : axis[i] == 'p' ? &ctx->pp : &ctx->dp;
-        int own = rank / step % size[i];
-        if (size[i] == 1) continue;
+        int own = rank / step % size[i]; /* this rank's coordinate */
+        if (size[i] == 1) continue; /* the ctx has a group of one already */
         if (tshi_error_comm(ctx, tsh_split(&ctx->world, rank - own * step, own, comm),
                             "tsh_open: split") != TSH_OK)
             return;
@@ -8700,7 +8700,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
         ctx->buckets.limit = (int64_t)((desc->bucket_bytes - 1) / tshi_dtype_reals(1) + 1);
     ctx->buckets.hold = desc->no_overlap;
     ctx->world = desc->comm;
-    if (!ctx->world.ops) ctx->world.size = 1;
+    if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty */
     ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
     tshi_tensor_ring(&ctx->handles.owned);
     tshi_tensor_ring(&ctx->handles.step);
@@ -8743,7 +8743,7 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     tshi_micro *micro;
     if (!ctx) return;
     tshi_error_tell(ctx);
-    (void)tsh_step_end(ctx);
+    (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     while (ctx->handles.owned.next != &ctx->handles.owned) tshi_tensor_end(ctx->handles.owned.next);
     tshi_trace_drop(ctx);
     tshi_mem_drop(ctx, ctx->gemm_scratch);
@@ -8861,7 +8861,7 @@ static unsigned tshi_rule_sums(tsh_tensor *const *in, int n) {
 /* The rule if the inputs `sums` are P. allowed: the op is linear in these while others are R. */
 static int tshi_rule_partial(const tshi_op *op, tsh_tensor *const *in, int n, unsigned sums,
                              int allowed, tshi_output *output) {
-    int i, p = 0, other = -1;
+    int i, p = 0, other = -1; /* p: the first P; other: one that is not, sharded if any */
     for (i = n - 1; i >= 0; i--) {
         if (sums >> i & 1u)
             p = i;
@@ -8881,7 +8881,7 @@ static int tshi_rule_elementwise(const tshi_op *op, tsh_tensor *const *in, int n
                                  tshi_output *output) {
     const int ndim = output->shape.ndim;
     const unsigned sums = tshi_rule_sums(in, n);
-    int i, d, first = -1;
+    int i, d, first = -1; /* first: the first sharded input */
     output->layout = tsh_replicated();
     output->partial = TSHI_NONE;
     if (sums) return tshi_rule_partial(op, in, n, sums, allowed, output);
@@ -9197,7 +9197,7 @@ static int tshi_rule_rope(const tshi_op *op, tsh_tensor *const *in, int n, const
 /* 1 if on every rank the query heads use exactly the heads of k that it holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     tsh_range rq[TSH_MAX_SEGMENTS], rk[TSH_MAX_SEGMENTS];
-    int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
+    int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
     int rank, s;
     if (q->layout.segments != k->layout.segments) return 0;
     for (rank = 0; rank < q->ctx->tp.size; rank++) {
@@ -9271,7 +9271,7 @@ static int tshi_rule_cross_entropy(const tshi_op *op, tsh_tensor *const *in, int
     const int reduced = *(const tsh_reduction *)params != TSH_REDUCE_NONE;
     const tsh_tensor *x = in[0], *target = in[1];
     char text[TSHI_TEXT_SIZE];
-    int probs = tshi_dtypes[target->dtype].floating, fits = 1;
+    int probs = tshi_dtypes[target->dtype].floating, fits = 1; /* else class indices */
     int rows = x->layout.kind == TSH_SHARDED && x->layout.dim < x->ndim - 1;
     (void)tshi_rule_keep(op, in, n, params, output);
     if (x->layout.kind == TSH_PARTIAL) {
