@@ -7193,7 +7193,7 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* a reduce-scatter, an all-gather */
+    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* the next two */
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
     case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each passes it on */
@@ -7205,7 +7205,7 @@ static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi
 
 /* Runs a collective of a group of one: copies send to recv. */
 static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
-    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER; /* the others copy nothing */
+    int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER;
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* to whom? */
     if (moves && size.send != size.recv) return TSH_ERR_ARGUMENT;
     if (moves && size.send && coll->send != coll->recv)
@@ -8613,9 +8613,8 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
 /* ========================================================================== */
 
 /* A rank of the world has three coordinates, which count in desc->order, the first axis fastest:
- * with "tp-pp-dp", rank = tp + TP (pp + PP dp). An axis is a group of the ranks that agree in the
- * other two coordinates. tsh_close frees whatever a field of tsh_ctx owns: what is added to one
- * belongs into the other. */
+ * with "tp-pp-dp", rank = tp + TP (pp + PP dp). Ranks that agree in the other two coordinates are
+ * the group of an axis. What a new field of tsh_ctx owns, tsh_close must release. */
 
 /* Reports degrees that do not divide the world, and lists those of tp (or pp) that would, given the
  * other one. */
@@ -8823,8 +8822,8 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
  * error that names a call that helps.
  *
  * Comments: R is replicated, S(d) sharded along dimension d, P a partial sum. "P R: P, dB P": if A
- * is P and B is R, the output is P, and the gradient of B a partial sum, for each rank's
- * contribution to it comes from its own part of A only. */
+ * is P and B is R, the output is P and the gradient of B a partial sum, as each rank computes it
+ * from its own part of A. */
 
 /* Refuses the layouts of a and b. `hint` says what to call instead. */
 static TSHI_COLD int tshi_rule_refuse(const tshi_op *op, const tsh_tensor *a, const tsh_tensor *b,
@@ -9217,14 +9216,14 @@ static int tshi_rule_attention(const tshi_op *op, tsh_tensor *const *in, int n, 
                                tshi_output *output) {
     tsh_tensor *q = in[0], *k = in[1];
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
-    int i, cut = q->layout.kind == TSH_SHARDED ? q->layout.dim : -1, fits = 1;
+    int i, dim = q->layout.kind == TSH_SHARDED ? q->layout.dim : -1, fits = 1;
     (void)tshi_rule_keep(op, in, n, params, output);
     for (i = 0; i < 3; i++)
         fits = fits && in[i]->layout.kind != TSH_PARTIAL && in[i]->layout.dim < 2;
     fits = fits && tshi_layout_equal(&k->layout, &in[2]->layout, k->dim, k->ctx->tp.size);
-    if (fits && cut == 1 && k->layout.kind == TSH_REPLICATED)
+    if (fits && dim == 1 && k->layout.kind == TSH_REPLICATED)
         output->partial = TSHI_K | TSHI_V;
-    else if (fits && cut == 1 && k->layout.dim == 1)
+    else if (fits && dim == 1 && k->layout.dim == 1)
         fits = 2;
     else
         fits = fits && tshi_layout_equal(&q->layout, &k->layout, k->dim, k->ctx->tp.size);
