@@ -5916,14 +5916,14 @@ static int tshi_coll_unequal(const tshi_coll_calls *all, int r, int m, int sends
 static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
                               tsh_error *error) {
     static const char *const name[2] = {"recv_counts", "send_counts"};
-    int blamed = -1, most = 0, m = 0, sends;
+    int blamed = -1, max = 0, m = 0, sends;
     tsh_call a, b;
     for (int r = all->size - 1; r >= 0; r--) {
         int wrong = 0; /* counts on which r and the others disagree */
         for (int i = 0; i < 2 * all->size; i++) wrong += tshi_coll_unequal(all, r, i / 2, i % 2);
-        if (!wrong || wrong < most || (wrong == most && r == 0)) continue;
+        if (!wrong || wrong < max || (wrong == max && r == 0)) continue;
         blamed = r;
-        most = wrong;
+        max = wrong;
     }
     if (blamed < 0) return 0;
     while (!tshi_coll_unequal(all, blamed, m, 0) && !tshi_coll_unequal(all, blamed, m, 1)) m++;
@@ -6404,7 +6404,7 @@ static void tshi_compose_send(tshi_compose_world *world, int to, uint64_t seq, c
     tshi_compose_raise(world, &error);
 }
 
-/* The .seq that the backend keeps the messages of one channel apart by. */
+/* The seq of a group's messages on a channel, by which the backend matches them. */
 static uint64_t tshi_compose_seq(const tshi_compose_group *group, tshi_compose_channel channel) {
     return group->id * TSHI_COMPOSE_CHANNELS + (uint64_t)channel;
 }
@@ -6561,11 +6561,16 @@ static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, 
         memcpy(unpacks ? at : packed, unpacks ? packed : at, n);
 }
 
+/* How the buffer that is sent (sends 1), or received, is divided among the ranks. */
+static const int64_t *tshi_compose_counts(const tshi_compose_op *op, int sends) {
+    if (op->coll.kind == TSH_ALLREDUCE) return op->counts;
+    return sends && op->coll.kind == TSH_ALLTOALL ? op->coll.send_counts : op->coll.recv_counts;
+}
+
 /* Fills op->to and op->from: the elements for and from each rank in this round. */
 static void tshi_compose_count(tshi_compose_op *op) {
     const tsh_coll *coll = &op->coll;
     int me = op->group->rank, n = op->group->size;
-    const int64_t *counts = coll->kind == TSH_ALLREDUCE ? op->counts : coll->recv_counts;
     int alltoall = coll->kind == TSH_ALLTOALL, gathers = coll->kind == TSH_ALLGATHER || op->round;
     for (int k = 0; k < n; k++)
         op->counts[k] = tsh_coll_chunk(coll->count, n, k + 1) - tsh_coll_chunk(coll->count, n, k);
@@ -6574,8 +6579,8 @@ static void tshi_compose_count(tshi_compose_op *op) {
             op->to[k] = me == coll->root && k != me ? coll->count : 0;
             op->from[k] = k == coll->root && k != me ? coll->count : 0;
         } else {
-            op->to[k] = coll->blocks * (alltoall ? coll->send_counts : counts)[gathers ? me : k];
-            op->from[k] = coll->blocks * counts[gathers || alltoall ? k : me];
+            op->to[k] = coll->blocks * tshi_compose_counts(op, 1)[gathers ? me : k];
+            op->from[k] = coll->blocks * tshi_compose_counts(op, 0)[gathers || alltoall ? k : me];
         }
     }
 }
@@ -6588,13 +6593,9 @@ static void tshi_compose_pack(const tshi_compose_op *op, int k, char *packed) {
     if (bytes == 0) return;
     if (coll->kind == TSH_ALLGATHER || coll->kind == TSH_BROADCAST)
         memcpy(packed, coll->kind == TSH_BROADCAST ? coll->recv : send, bytes);
-    else if (coll->kind == TSH_ALLREDUCE)
-        tshi_compose_rows(op, op->counts, op->round ? op->group->rank : k,
-                          op->round ? coll->recv : send, packed, 0);
     else
-        tshi_compose_rows(
-            op, coll->kind == TSH_REDUCE_SCATTER ? coll->recv_counts : coll->send_counts, k, send,
-            packed, 0);
+        tshi_compose_rows(op, tshi_compose_counts(op, 1), op->round ? op->group->rank : k,
+                          op->round ? coll->recv : send, packed, 0);
 }
 
 /* Starts a round: packs and sends this rank's parts, and posts receives of those for it. */
@@ -6656,8 +6657,7 @@ static void tshi_compose_finish(tshi_compose_op *op) {
         if (coll->kind == TSH_BROADCAST && op->from[k])
             memcpy(coll->recv, packed, (size_t)op->from[k] * tsh_dtype_size(coll->dtype));
         else if (coll->kind != TSH_BROADCAST)
-            tshi_compose_rows(op, coll->kind == TSH_ALLREDUCE ? op->counts : coll->recv_counts, k,
-                              coll->recv, packed, 1);
+            tshi_compose_rows(op, tshi_compose_counts(op, 0), k, coll->recv, packed, 1);
     }
 }
 
@@ -7059,11 +7059,10 @@ static void tshi_compose_close(tsh_comm *comm) {
     comm->impl = NULL;
     if (--world->open_comms > 0) return; /* others of this rank are open */
     while (world->groups && tshi_compose_code(world) == TSH_OK) {
-        tshi_compose_advance(world);
-        if (!world->groups) break;
         if (tsh_now() >= world->groups->first->deadline)
             tshi_compose_time_out(world->groups->first);
         world->messages.ops->idle(&world->messages, TSHI_COMPOSE_MS);
+        tshi_compose_advance(world);
     }
     while (world->groups) tshi_compose_group_free(world->groups);
     world->messages.ops->close(&world->messages);
@@ -8029,7 +8028,7 @@ static void tshi_tape_merge(tsh_tensor *t) {
 }
 
 /* Completes the gradient of t, an op's output: waits for the all-reduce of gp, adds it to gr, and
- * zeroes gr if nothing came. Returns gr's values, with t's strides; NULL after an error. */
+ * zeroes gr if there was no contribution. Returns gr's values; NULL after an error. */
 static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     tsh_ctx *ctx = t->ctx;
     if (t->reducing) {
@@ -8344,9 +8343,9 @@ TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
 /* 1 if a leaf's gradient lacks other ranks' contributions, or the division of sums. */
 static int tshi_tape_pending(const tsh_tensor *leaf) {
     const tsh_ctx *ctx = leaf->ctx;
-    const int travels = ctx->dp.size > 1 && (leaf->flags & TSHI_AVERAGED);
+    const int averaged = ctx->dp.size > 1 && (leaf->flags & TSHI_AVERAGED);
     return leaf->gp.live || (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending &&
-                             (travels || ctx->tape.summed));
+                             (averaged || ctx->tape.summed));
 }
 
 /* -- gradients: public functions -------------------------------------------- */
@@ -8710,12 +8709,11 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
  * other ranks. */
 static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     tsh_comm world = desc->comm;
-    tsh_error error = {TSH_ERR_MEMORY, -1, ""};
-    error.rank = world.ops ? world.rank : -1;
+    tsh_error error = {TSH_ERR_MEMORY, world.ops ? world.rank : -1, ""};
     if (world.size > 1)
         tsh_text_add(error.message, sizeof error.message, "rank %d: ", world.rank);
-    tsh_text_add(error.message, sizeof error.message,
-                 "tsh_open: no memory for a ctx (%d bytes)", (int)sizeof(tsh_ctx));
+    tsh_text_add(error.message, sizeof error.message, "tsh_open: no memory for a ctx (%d bytes)",
+                 (int)sizeof(tsh_ctx));
     tsh_log_message(&desc->logger, "%s (%s)", error.message, tsh_result_name(error.code));
     if (world.ops) world.ops->abort(&world, &error);
     return TSH_ERR_MEMORY;
