@@ -6246,10 +6246,10 @@ TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *e
 /* ========================================================================== */
 
 /* How a collective runs:
- *  1. Each rank sends each other a header, which describes its call. When all headers have arrived,
- *     every rank compares them (rule 7's mismatch), so that no data moves between unlike calls.
- *  2. Once the group's earlier collectives are done, each rank sends each other its part of the
- *     data, and sums, gathers or keeps what it receives.
+ *  1. Each rank sends every other one a header, which describes its call. When all have arrived,
+ *     every rank compares them: no data moves between calls that do not match.
+ *  2. Once the group's earlier collectives are done, each rank sends every other one its part of
+ *     the data, and sums, gathers or keeps what it receives.
  *  3. An all-reduce has a second round: each rank sends its summed chunk to all others.
  * SEND and RECV exchange headers in the same way, then the message. Between two ranks, each channel
  * of a group delivers in order, so no message needs a number:
@@ -6373,6 +6373,7 @@ static tshi_compose_header *tshi_compose_header_of(const tshi_compose_op *op, in
 
 /* ---- sending and receiving ---- */
 
+/* A SEND to, or RECV from, a rank of the world, for the backend. */
 static tsh_coll tshi_compose_message(tsh_coll_kind kind, int peer, uint64_t seq, tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
     *(kind == TSH_SEND ? &coll.send_to : &coll.recv_from) = peer;
@@ -6942,6 +6943,7 @@ static tshi_compose_op *tshi_compose_find(const tshi_compose_group *group, tsh_r
     return op;
 }
 
+/* Starts a collective, or both halves of a SENDRECV: op and op->other. */
 static tsh_result tshi_compose_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_compose_group *group = tshi_compose_group_of(comm);
     tsh_result code = tshi_compose_code(group->world);
@@ -7167,11 +7169,13 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
 /* What tsh_world(NULL), tsh_tp(NULL) ... return: a group of one that refuses calls. Not written. */
 static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
 
+/* 1 if comm is open. A comm of zeros (a rank without a color, or closed) has size 0. */
 static int tshi_comm_usable(const tsh_comm *comm) {
     return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
            comm->rank < comm->size && (comm->ops || comm->size == 1);
 }
 
+/* 1 if dtype, counts, operation, buffers and time limit can be used. */
 static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
     if ((unsigned)coll->dtype >= (unsigned)TSHI_DTYPES || size.send < 0 || size.recv < 0) return 0;
     if (tshi_coll_reduces(coll->kind) &&
@@ -8257,6 +8261,7 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
     return tshi_tape_sync(ctx);
 }
 
+/* An error unless the loss is one replicated value of this ctx that has a gradient. */
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     char text[TSHI_TEXT_SIZE];
     if (!loss) return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is NULL");
@@ -8874,6 +8879,7 @@ static int tshi_rule_partial(const tshi_op *op, tsh_tensor *const *in, int n, un
     return 1;
 }
 
+/* The rule of all elementwise ops. allowed: the inputs that are P may be. */
 static int tshi_rule_elementwise(const tshi_op *op, tsh_tensor *const *in, int n, int allowed,
                                  tshi_output *output) {
     const int ndim = output->shape.ndim;
@@ -9102,6 +9108,7 @@ static int tshi_rule_linear_sharded(const tshi_op *op, tsh_tensor *const *in, in
     return 1;
 }
 
+/* y (..., out) = x (..., in) W^T + b: one of the two above, and the layout that b must have. */
 static int tshi_rule_linear(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                             tshi_output *output) {
     const tshi_rule_sequence *sequence = (const tshi_rule_sequence *)params;
