@@ -9044,8 +9044,8 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     if (sa && da == nd - 2) return 1; /* S(m) R */
     if (sb && db == nd - 1) return 1; /* R S(n) */
     if (out->dim >= nd - 2) return 0; /* k on one side only */
-    if (sa) return db < 0 || out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
-    return out->dim < nd - a->ndim || a->dim[out->dim - (nd - a->ndim)] == 1;
+    if (sb) b = a; /* the one that is R: broadcast along the batch dimension? */
+    return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
 
 static int tshi_rule_matmul(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
