@@ -5731,17 +5731,23 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
 /* Needs: >>base.                                                              */
 /* ========================================================================== */
 
+/* Nothing here sends, waits or allocates: a backend passes in what its ranks have called, through a
+ * callback such as call(user, r, &out), and gets back a number or a tsh_error to raise. So threads,
+ * sockets and MPI report the same mistake in the same sentence. A new kind of collective needs its
+ * name in tshi_coll_kinds, and its arguments in tsh_coll_digest and tsh_coll_text. */
+
 static const char *const tshi_coll_kinds[TSH_COLL_KINDS] = {
     "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all",
     "send",       "receive",    "send-receive",   "barrier",   "split"};
 
 enum { TSHI_COLL_TEXT = 256 }; /* bytes of a call's description */
 
+/* 1 for kinds between two ranks, which are numbered per pair. */
 static int tshi_coll_pairwise(tsh_coll_kind kind) {
     return kind == TSH_SEND || kind == TSH_RECV || kind == TSH_SENDRECV;
 }
 
-/* 1 for kinds that have `blocks` rows of counts. */
+/* 1 for kinds whose counts are one per rank, repeated for each of `blocks`. */
 static int tshi_coll_rows(tsh_coll_kind kind) {
     return kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER || kind == TSH_ALLTOALL;
 }
@@ -5779,7 +5785,7 @@ TSH_API tsh_comm tsh_comm_make(const tsh_comm_ops *ops, void *impl, int rank, in
 
 TSH_API void tsh_coll_sum(void *out, int64_t n, const tsh_coll *coll, int size, int k,
                           const void *(*part)(const void *user, int r), const void *user) {
-    const void *left = part(user, (k + 1) % size);
+    const void *left = part(user, (k + 1) % size); /* x[k+1], then the sum so far */
     for (int j = 2; j <= size; j++) {
         tsh_coll_fold(out, left, part(user, (k + j) % size), n, coll->dtype, coll->redop);
         left = out;
@@ -5795,23 +5801,28 @@ TSH_API int64_t tsh_coll_before(const int64_t *counts, int r) {
 }
 
 TSH_API int64_t tsh_coll_chunk(int64_t n, int size, int k) {
-    int64_t chunk = n / size + (n % size != 0);
-    return chunk == 0 || k > n / chunk ? n : chunk * k;
+    int64_t chunk = n / size + (n % size != 0); /* ceil(n / size) */
+    return chunk == 0 || k > n / chunk ? n : chunk * k; /* min(n, chunk k) */
 }
 
+static int tshi_coll_reduces(tsh_coll_kind kind) {
+    return kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER;
+}
+
+/* Hashes one more value: the multiplicative step of Fibonacci hashing, then a shift that brings the
+ * well-mixed high bits down. */
 static uint64_t tshi_coll_mix(uint64_t hash, uint64_t value) {
     hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
     return hash ^ (hash >> 29);
 }
 
 TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
-    int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV;
-    int reduces = coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER;
+    int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV; /* a SEND matches its RECV */
     int gathers = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER;
     uint64_t hash, kind = (uint64_t)(pairwise ? TSH_SEND : coll->kind);
-    if (coll->kind == TSH_BARRIER || coll->kind == TSH_SPLIT) return kind;
+    if (coll->kind == TSH_BARRIER || coll->kind == TSH_SPLIT) return kind; /* no arguments */
     kind |= (uint64_t)coll->dtype << 8;
-    if (reduces) kind |= (uint64_t)coll->redop << 16;
+    if (tshi_coll_reduces(coll->kind)) kind |= (uint64_t)coll->redop << 16;
     if (coll->kind == TSH_BROADCAST) kind |= (uint64_t)coll->root << 24;
     if (pairwise) kind |= (uint64_t)(uint32_t)coll->tag << 24;
     hash = tshi_coll_mix(1, kind);
@@ -5822,13 +5833,13 @@ TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
     return hash;
 }
 
-/* Appends names[value], or "kind 77" of a value that is none of the n. */
+/* Appends names[value]; of a value that is not below n: `what` and the number, "kind 77". */
 static void tshi_coll_name(char *text, size_t room, const char *const *names, unsigned n,
                            const char *what, unsigned value) {
     if (value < n)
-        tshi_base_append(text, room, "%s", names[value]);
+        tsh_text_add(text, room, "%s", names[value]);
     else
-        tshi_base_append(text, room, "%s %d", what, (int)value);
+        tsh_text_add(text, room, "%s %d", what, (int)value);
 }
 
 TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int size, char *text,
@@ -5836,32 +5847,32 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
     static const char *const redops[] = {"sum", "product", "min", "max", "average"};
     unsigned kind = (unsigned)coll->kind;
     int gathers = kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER;
-    const int64_t *mine = coll->recv_counts, *theirs = NULL;
+    const int64_t *mine = coll->recv_counts, *theirs = NULL; /* theirs: to compare with mine */
     if (gathers && other && other->kind == coll->kind) theirs = other->recv_counts;
-    if (!room) return text;
+    if (!room) return text; /* not even for the final 0 */
     text[0] = '\0';
     tshi_coll_name(text, room, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
     if (kind >= TSH_BARRIER) return text;
-    tshi_base_append(text, room, " of ");
+    tsh_text_add(text, room, " of ");
     if (!gathers && kind != TSH_ALLTOALL && kind != TSH_SENDRECV)
-        tshi_base_append(text, room, "%lld ", (long long)coll->count);
+        tsh_text_add(text, room, "%lld ", (long long)coll->count);
     if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES)
-        tshi_base_append(text, room, "%s", tshi_dtypes[coll->dtype].name);
+        tsh_text_add(text, room, "%s", tshi_dtypes[coll->dtype].name);
     else
-        tshi_base_append(text, room, "dtype %d", (int)coll->dtype);
+        tsh_text_add(text, room, "dtype %d", (int)coll->dtype);
     if (kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER) {
-        tshi_base_append(text, room, " (");
+        tsh_text_add(text, room, " (");
         tshi_coll_name(text, room, redops, TSH_AVG + 1, "reduction", (unsigned)coll->redop);
-        tshi_base_append(text, room, ")");
+        tsh_text_add(text, room, ")");
     }
-    if (coll->blocks > 1) tshi_base_append(text, room, " in %lld blocks", (long long)coll->blocks);
-    if (kind == TSH_BROADCAST) tshi_base_append(text, room, " from rank %d", coll->root);
-    if (coll->send_to >= 0) tshi_base_append(text, room, " to rank %d", coll->send_to);
-    if (coll->recv_from >= 0) tshi_base_append(text, room, " from rank %d", coll->recv_from);
-    if (coll->tag >= 0) tshi_base_append(text, room, " with tag %d", coll->tag);
+    if (coll->blocks > 1) tsh_text_add(text, room, " in %lld blocks", (long long)coll->blocks);
+    if (kind == TSH_BROADCAST) tsh_text_add(text, room, " from rank %d", coll->root);
+    if (coll->send_to >= 0) tsh_text_add(text, room, " to rank %d", coll->send_to);
+    if (coll->recv_from >= 0) tsh_text_add(text, room, " from rank %d", coll->recv_from);
+    if (coll->tag >= 0) tsh_text_add(text, room, " with tag %d", coll->tag);
     for (int r = 0; mine && theirs && r < size; r++) {
         if (mine[r] == theirs[r]) continue;
-        tshi_base_append(text, room, " with counts[%d] = %lld", r, (long long)mine[r]);
+        tsh_text_add(text, room, " with counts[%d] = %lld", r, (long long)mine[r]);
         break;
     }
     return text;
@@ -5872,8 +5883,8 @@ TSH_API void tsh_coll_where(const tsh_coll *coll, int size, uint64_t seq, uint64
     size_t used = strlen(text);
     (void)tsh_coll_text(coll, NULL, size, text + used, room - used);
     if (!tshi_coll_pairwise(coll->kind))
-        tshi_base_append(text, room, ", collective %llu", (unsigned long long)seq);
-    tshi_base_append(text, room, " of group %llu", (unsigned long long)group);
+        tsh_text_add(text, room, ", collective %llu", (unsigned long long)seq);
+    tsh_text_add(text, room, " of group %llu", (unsigned long long)group);
 }
 
 TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives) {
@@ -5895,7 +5906,8 @@ typedef struct tshi_coll_calls {
     int size;
 } tshi_coll_calls;
 
-/* How many ranks have called what rank r has; 0: it has called nothing. */
+/* Counts the ranks that have made the same call as rank r, itself included; 0 if it has made
+ * none. */
 static int tshi_coll_agree(const tshi_coll_calls *all, int r) {
     tsh_call mine, its;
     int count = 0;
@@ -5905,7 +5917,8 @@ static int tshi_coll_agree(const tshi_coll_calls *all, int r) {
     return count;
 }
 
-/* 1 if ranks r and m of an all-to-all disagree on how much r sends to m (sends) or receives. */
+/* 1 if ranks r and m of an all-to-all disagree on how much r sends to m (sends 1), or receives
+ * from it (sends 0). Counts that are not known do not disagree. */
 static int tshi_coll_unequal(const tshi_coll_calls *all, int r, int m, int sends) {
     tsh_call a, b;
     if (!all->call(all->user, r, &a) || !all->call(all->user, m, &b) || m >= a.counts ||
@@ -5915,16 +5928,19 @@ static int tshi_coll_unequal(const tshi_coll_calls *all, int r, int m, int sends
                  : a.coll.recv_counts[m] != b.coll.send_counts[r];
 }
 
+/* Compares the counts of an all-to-all, pair by pair. If some differ, fills error, which blames the
+ * rank with the most differences (of several the lowest, rank 0 last), and returns 1. */
 static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
                               tsh_error *error) {
-    int blamed = -1, most = 0, m = 0, sends;
+    static const char *const name[2] = {"recv_counts", "send_counts"};
+    int blamed = -1, max = 0, m = 0, sends;
     tsh_call a, b;
     for (int r = all->size - 1; r >= 0; r--) {
-        int wrong = 0;
+        int wrong = 0; /* counts on which r and the others disagree */
         for (int i = 0; i < 2 * all->size; i++) wrong += tshi_coll_unequal(all, r, i / 2, i % 2);
-        if (!wrong || wrong < most || (wrong == most && r == 0)) continue;
+        if (!wrong || wrong < max || (wrong == max && r == 0)) continue;
         blamed = r;
-        most = wrong;
+        max = wrong;
     }
     if (blamed < 0) return 0;
     while (!tshi_coll_unequal(all, blamed, m, 0) && !tshi_coll_unequal(all, blamed, m, 1)) m++;
@@ -5935,56 +5951,56 @@ static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t
         error, TSH_ERR_MISMATCH, a.rank,
         "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld (collective "
         "%llu of group %llu)",
-        a.rank, sends ? "send_counts" : "recv_counts", m,
-        (long long)(sends ? a.coll.send_counts : a.coll.recv_counts)[m], b.rank,
-        sends ? "recv_counts" : "send_counts", blamed,
+        a.rank, name[sends], m, (long long)(sends ? a.coll.send_counts : a.coll.recv_counts)[m],
+        b.rank, name[!sends], blamed,
         (long long)(sends ? b.coll.recv_counts : b.coll.send_counts)[blamed],
         (unsigned long long)seq, (unsigned long long)group);
     return 1;
 }
 
+/* Fills error: "rank 1 called A where rank 0 called B (collective 3 of group 1)". `known` counts of
+ * both calls are known. */
+static void tshi_coll_mismatch(const tsh_coll *a, const tsh_coll *b, int known, int rank_a,
+                               int rank_b, const char *unit, uint64_t number, uint64_t group,
+                               tsh_error *error) {
+    char texts[2][TSHI_COLL_TEXT];
+    (void)tsh_coll_text(a, b, known, texts[0], sizeof texts[0]);
+    (void)tsh_coll_text(b, a, known, texts[1], sizeof texts[1]);
+    (void)tsh_error_set(error, TSH_ERR_MISMATCH, rank_a,
+                        "rank %d called %s where rank %d called %s (%s %llu of group %llu)", rank_a,
+                        texts[0], rank_b, texts[1], unit, (unsigned long long)number,
+                        (unsigned long long)group);
+}
+
 TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out), const void *user,
                               int size, uint64_t seq, uint64_t group, tsh_error *error) {
-    char texts[2][TSHI_COLL_TEXT];
-    tshi_coll_calls all;
+    tshi_coll_calls all = {call, user, size};
     tsh_call a, b;
-    int right = 0, r, known;
-    all.call = call;
-    all.user = user;
-    all.size = size;
+    int right = 0, r; /* right: a rank whose call the most ranks have made */
     for (r = 1; r < size; r++)
         if (tshi_coll_agree(&all, r) > tshi_coll_agree(&all, right)) right = r;
     if (!call(user, right, &b)) return 0;
     for (r = 0; r < size; r++)
-        if (call(user, r, &a) && a.digest != b.digest) break;
+        if (call(user, r, &a) && a.digest != b.digest) break; /* the lowest of the others */
     if (r == size)
         return b.coll.kind == TSH_ALLTOALL ? tshi_coll_alltoall(&all, seq, group, error) : 0;
-    known = a.counts < b.counts ? a.counts : b.counts;
-    (void)tsh_coll_text(&a.coll, &b.coll, known, texts[0], sizeof texts[0]);
-    (void)tsh_coll_text(&b.coll, &a.coll, known, texts[1], sizeof texts[1]);
-    (void)tsh_error_set(error, TSH_ERR_MISMATCH, a.rank,
-                        "rank %d called %s where rank %d called %s (collective %llu of group %llu)",
-                        a.rank, texts[0], b.rank, texts[1], (unsigned long long)seq,
-                        (unsigned long long)group);
+    tshi_coll_mismatch(&a.coll, &b.coll, a.counts < b.counts ? a.counts : b.counts, a.rank, b.rank,
+                       "collective", seq, group, error);
     return 1;
 }
 
 TSH_API int tsh_blamed(int a, int b) {
     int low = a < b ? a : b;
-    return low == 0 ? a + b : low;
+    return low == 0 ? a + b : low; /* a + b: the one that is not 0 */
 }
 
 TSH_API void tsh_message_mismatch(const tsh_coll *sent, const tsh_coll *wanted, int from, int to,
                                   uint64_t number, uint64_t group, tsh_error *error) {
-    char texts[2][TSHI_COLL_TEXT];
-    (void)tsh_coll_text(sent, NULL, 0, texts[0], sizeof texts[0]);
-    (void)tsh_coll_text(wanted, NULL, 0, texts[1], sizeof texts[1]);
-    (void)tsh_error_set(error, TSH_ERR_MISMATCH, tsh_blamed(from, to),
-                        "rank %d called %s where rank %d called %s (message %llu of group %llu)",
-                        from, texts[0], to, texts[1], (unsigned long long)number,
-                        (unsigned long long)group);
+    tshi_coll_mismatch(sent, wanted, 0, from, to, "message", number, group, error);
+    error->rank = tsh_blamed(from, to);
 }
 
+/* Rank r's ticket: tickets lie `stride` bytes apart, perhaps inside larger structs. */
 static tsh_ticket tshi_coll_ticket(const void *tickets, size_t stride, int r) {
     tsh_ticket ticket;
     memcpy(&ticket, (const char *)tickets + (size_t)r * stride, sizeof ticket);
@@ -5995,7 +6011,7 @@ TSH_API int tsh_split_order(const void *tickets, size_t stride, int size, int co
     int n = 0;
     for (int r = 0; r < size; r++) {
         tsh_ticket mine = tshi_coll_ticket(tickets, stride, r);
-        int at = n;
+        int at = n; /* insertion sort by key; stable, so equal keys stay in the order of ranks */
         if (mine.color != color) continue;
         for (; at > 0 && tshi_coll_ticket(tickets, stride, order[at - 1]).key > mine.key; at--)
             order[at] = order[at - 1];
@@ -6018,13 +6034,14 @@ TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
             m = awaits(user, r, search[r].edge++);
         if (m >= 0 && search[m].seen == 2) m = -1;
         search[r].next = m;
-        if (m >= 0 && search[m].seen) return m;
-        if (m >= 0) {
-            search[m].from = r;
-            r = m;
-        } else {
+        if (m < 0) { /* a dead end: back to where r was reached from */
             search[r].seen = 2;
             r = search[r].from;
+        } else if (search[m].seen) { /* on the path already: a cycle */
+            return m;
+        } else {
+            search[m].from = r;
+            r = m;
         }
     }
     return -1;
@@ -6032,44 +6049,46 @@ TSH_API int tsh_coll_cycle(tsh_coll_search *search, int size, int r,
 
 TSH_API int tsh_coll_blame(const tsh_coll_search *search, int r,
                            int (*together)(const void *user, int r), const void *user, int *waits) {
-    int blamed = r, at = r;
+    int blamed = r, at = r; /* at: goes around the cycle */
     do {
         int more = together(user, blamed) - together(user, at);
         if (more > 0 || (more == 0 && (blamed == 0 || (at < blamed && at > 0)))) blamed = at;
         at = search[at].next;
     } while (at != r);
-    while (search[at].next != blamed) at = search[at].next;
+    while (search[at].next != blamed) at = search[at].next; /* to the one that waits for it */
     *waits = at;
     return blamed;
 }
 
 /* ---- reports of ranks that wait ---- */
 
+/* A report's marks follow it in memory: */
 static const tsh_wait_mark *tshi_coll_marks(const tsh_wait_report *report) {
     return (const tsh_wait_mark *)(const void *)(report + 1);
 }
 
+/* and the awaited ranks follow its marks. */
 static const int *tshi_coll_awaited(const tsh_wait_report *report) {
     return (const int *)(const void *)(tshi_coll_marks(report) + report->marks);
 }
 
-/* NULL: the rank is not in the group (any more), or knows of no message to or from the peer. */
+/* Finds how far the reporting rank has come in a group, with `peer` or (-1) in collectives. NULL:
+ * it is not in the group (any more), or has exchanged no message with the peer. */
 static const tsh_wait_mark *tshi_coll_mark(const tsh_wait_report *report, uint64_t group,
                                            int peer) {
-    for (int i = 0; i < report->marks; i++) {
-        const tsh_wait_mark *mark = &tshi_coll_marks(report)[i];
+    const tsh_wait_mark *mark = tshi_coll_marks(report);
+    for (int i = 0; i < report->marks; i++, mark++)
         if (mark->group == group && mark->peer == peer) return mark;
-    }
     return NULL;
 }
 
 TSH_API int tsh_wait_missing(tsh_wait_report *const *report, int r, int m) {
     const tsh_wait_report *a = report[r], *b = report[m];
-    const tsh_wait_mark *here, *pair;
-    if (!a || !b) return 0;
+    const tsh_wait_mark *here, *pair; /* of m: in r's group; with r */
+    if (!a || !b) return 0; /* one is not known to wait */
     here = tshi_coll_mark(b, a->group, -1);
-    if (!here) return 0;
-    if (!a->pairwise) return here->sends <= a->seq;
+    if (!here) return 0; /* m is not in the group */
+    if (!a->pairwise) return here->sends <= a->seq; /* m has not started it */
     pair = tshi_coll_mark(b, a->group, r);
     return (a->send_to == m && (pair ? pair->recvs : 0) <= a->send_number) ||
            (a->recv_from == m && (pair ? pair->sends : 0) <= a->recv_number);
@@ -6080,14 +6099,15 @@ typedef struct tshi_coll_reports {
     int size;
 } tshi_coll_reports;
 
+/* For tsh_coll_cycle: the i-th rank that r waits for; -1 if there is none, or it has done its part
+ * already. */
 static int tshi_coll_awaits(const void *user, int r, int i) {
     tsh_wait_report *const *report = ((const tshi_coll_reports *)user)->report;
-    if (!report[r] || i >= report[r]->awaited) return -1;
-    return tsh_wait_missing(report, r, tshi_coll_awaited(report[r])[i])
-               ? tshi_coll_awaited(report[r])[i]
-               : -1;
+    int m = report[r] && i < report[r]->awaited ? tshi_coll_awaited(report[r])[i] : -1;
+    return m >= 0 && tsh_wait_missing(report, r, m) ? m : -1;
 }
 
+/* For tsh_coll_blame: how many ranks wait in the same call as r. */
 static int tshi_coll_together(const void *user, int r) {
     const tshi_coll_reports *all = (const tshi_coll_reports *)user;
     const tsh_wait_report *a = all->report[r];
@@ -6101,10 +6121,8 @@ static int tshi_coll_together(const void *user, int r) {
 
 TSH_API int tsh_wait_cycle(tsh_wait_report *const *report, int size, int r, tsh_coll_search *search,
                            tsh_error *error) {
-    tshi_coll_reports all;
+    tshi_coll_reports all = {report, size};
     int blamed, waits;
-    all.report = report;
-    all.size = size;
     memset(search, 0, (size_t)size * sizeof *search);
     r = tsh_coll_cycle(search, size, r, tshi_coll_awaits, &all);
     if (r < 0) return 0;
@@ -6129,35 +6147,33 @@ TSH_API void tsh_wait_absent(tsh_wait_report *const *report, int r, tsh_error *e
 
 /* ---- time and settings ---- */
 
-/* NULL: unset or empty. */
+/* The value of an environment variable; NULL if it is unset or empty. */
 static const char *tshi_coll_env(const char *name) {
     const char *text = getenv(name);
     return text && text[0] ? text : NULL;
 }
 
-/* Reads digits at *at, without leading zeros. 0: there are none, or the number is above high. */
+/* Reads a whole number at *at and moves *at past its digits. Returns 0 if there are no digits, it
+ * has leading zeros, or it is above high. */
 static int tshi_coll_env_digits(const char **at, int64_t high, int64_t *value) {
     const char *first = *at, *end = first;
     *value = 0;
     for (; *end >= '0' && *end <= '9'; end++) {
-        if (*value > high / 10) return 0;
+        if (*value > high / 10) return 0; /* with this digit above high */
         *value = *value * 10 + (*end - '0');
     }
     *at = end;
     return end > first && (first[0] != '0' || end == first + 1) && *value <= high;
 }
 
-/* "NAME is "value"; it takes ...". */
+/* Fills error with 'NAME is "value"; it takes ...'. Returns -1. */
 TSH_PRINTF(4, 5)
 static int tshi_coll_env_refuse(const char *name, const char *text, tsh_error *error,
                                 const char *takes, ...) {
     va_list list;
     size_t i;
-    error->code = TSH_ERR_ARGUMENT;
-    error->rank = -1;
-    (void)snprintf(error->message, sizeof error->message, "%s is \"%.100s\"; it takes ", name,
-                   text);
-    for (i = 0; error->message[i]; i++)
+    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is \"%.100s\"; it takes ", name, text);
+    for (i = 0; error->message[i]; i++) /* no line breaks or escape codes in an error */
         if ((unsigned char)error->message[i] < 32) error->message[i] = '?';
     va_start(list, takes);
     (void)vsnprintf(error->message + i, sizeof error->message - i, takes, list);
@@ -6180,7 +6196,7 @@ TSH_API int tsh_env_int(const char *name, int low, int high, int *value, tsh_err
 TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
     const int64_t second = INT64_C(1000000000);
     const char *text = tshi_coll_env(name), *at = text;
-    int64_t number = 0, unit = second;
+    int64_t number = 0, unit = second; /* ns; unit: of the digit at *at */
     int right;
     if (!text) return 0;
     right = tshi_coll_env_digits(&at, second, &number);
@@ -6190,7 +6206,7 @@ TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
         for (; *at >= '0' && *at <= '9'; at++) {
             unit /= 10;
             if (unit) number += unit * (*at - '0');
-            if (*at > '0' && number == 0) number = 1; /* 0 would mean something else */
+            if (*at > '0' && number == 0) number = 1; /* below 1 ns; 0 would mean no limit */
         }
         right = at > point + 1;
     }
@@ -6204,7 +6220,7 @@ TSH_API int tsh_env_seconds(const char *name, int64_t *ns, tsh_error *error) {
 
 TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
                            int64_t *ns, tsh_error *error) {
-    const int64_t never = INT64_C(1) << 61;
+    const int64_t never = INT64_C(1) << 61; /* ns: 73 years */
     *ns = (int64_t)(otherwise * 1e9);
     if (given != given) {
         (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s is not a number (NaN)", name);
@@ -6224,7 +6240,7 @@ TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *
 
 TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise) {
     int64_t now = tsh_now(), wait = timeout_ns ? timeout_ns : otherwise;
-    return wait > INT64_MAX - now ? INT64_MAX : now + wait;
+    return wait > INT64_MAX - now ? INT64_MAX : now + wait; /* no overflow */
 }
 
 TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *error) {
@@ -6234,10 +6250,8 @@ TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *e
         memcpy(text, value, strlen(value) + 1);
         return 1;
     }
-    error->code = TSH_ERR_ARGUMENT;
-    error->rank = -1;
-    (void)snprintf(error->message, sizeof error->message, "%s has %lu bytes; it takes at most %lu",
-                   name, (unsigned long)strlen(value), (unsigned long)room - 1);
+    (void)tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "%s has %lu bytes; it takes at most %lu", name,
+                        (unsigned long)strlen(value), (unsigned long)room - 1);
     return -1;
 }
 
@@ -6248,40 +6262,46 @@ TSH_API int tsh_env_text(const char *name, char *text, size_t room, tsh_error *e
 /* Needs: >>coll.                                                              */
 /* ========================================================================== */
 
-/* A collective begins with a head from each rank to each, which says what was called. Once all
- * heads have come and fit, and the collectives before it are done, each rank sends each other its
- * piece: what that one sums, gathers or keeps. The chunks of an all-reduce then go out again,
- * summed. SEND and RECV exchange heads, too, before the message goes. What is sent from one rank to
- * another comes in order on each channel of a group, so nothing needs a number:
+/* How a collective runs:
+ *  1. Each rank sends every other one a header, which describes its call. When all have arrived,
+ *     every rank compares them: no data moves between calls that do not match.
+ *  2. Once the group's earlier collectives are done, each rank sends every other one its part of
+ *     the data, and sums, gathers or keeps what it receives.
+ *  3. An all-reduce has a second round: each rank sends its summed chunk to all others.
+ * SEND and RECV exchange headers in the same way, then the message. Between two ranks, each channel
+ * of a group delivers in order, so no message needs a number:
  *
- *     rank a                          rank b
- *     head  ----- HEADS -----------> compares, as a does
- *     piece ----- PIECES ----------> sums
- *     chunk <---- PIECES ----------- sum */
+ *     rank a                           rank b
+ *     header ----- HEADERS ---------> compares it with its own, as a does
+ *     part   ----- DATA ------------> sums
+ *     chunk  <---- DATA ------------- sum
+ *
+ * An op only takes a step when the backend has data for it (tshi_compose_step); any wait, test or
+ * progress advances every op of this rank. */
 typedef enum tshi_compose_channel {
-    TSHI_COMPOSE_HEADS,
-    TSHI_COMPOSE_PIECES,
-    TSHI_COMPOSE_SENDS, /* heads of messages, from the sender */
-    TSHI_COMPOSE_RECVS, /* and from the receiver */
-    TSHI_COMPOSE_BODIES,
+    TSHI_COMPOSE_HEADERS,
+    TSHI_COMPOSE_DATA,
+    TSHI_COMPOSE_SENDS,   /* headers of SENDs */
+    TSHI_COMPOSE_RECVS,   /* headers of RECVs */
+    TSHI_COMPOSE_BODIES,  /* messages */
     TSHI_COMPOSE_REPORTS, /* where a rank waits */
     TSHI_COMPOSE_CHANNELS = 8
 } tshi_compose_channel;
 
-enum { TSHI_COMPOSE_MARKS = 64 };         /* of a report */
+enum { TSHI_COMPOSE_MARKS = 64 };         /* at most, in a report */
 #define TSHI_COMPOSE_CLOSE TSH_COLL_KINDS /* a kind of its own: this rank closes the group */
 #define TSHI_COMPOSE_MS    INT64_C(1000000)
 
-/* What a rank has called. A collective's counts follow: P of what it sends, P of what it receives.
- * The pointers of coll mean nothing elsewhere. */
-typedef struct tshi_compose_head {
+/* Describes a rank's call to the others. In memory 2 P counts follow: what it sends to and receives
+ * from each rank. The pointers in coll are valid on that rank only. */
+typedef struct tshi_compose_header {
     uint64_t digest;
-    uint64_t splits; /* of a split: how many this rank has started */
+    uint64_t splits; /* how many splits this rank has started: makes group ids unique */
     tsh_coll coll;
     tsh_ticket ticket;
-} tshi_compose_head;
+} tshi_compose_header;
 
-/* A RECV that is asked again and again until its last segment has come. */
+/* A receive, retried until its last segment has arrived. */
 typedef struct tshi_compose_recv {
     tsh_coll coll;
     int64_t left; /* elements */
@@ -6289,9 +6309,9 @@ typedef struct tshi_compose_recv {
 } tshi_compose_recv;
 
 typedef enum tshi_compose_state {
-    TSHI_COMPOSE_MEETS,  /* heads are exchanged */
-    TSHI_COMPOSE_QUEUED, /* they fit; collectives before it are not done */
-    TSHI_COMPOSE_MOVES,  /* pieces, or a message, are on their way */
+    TSHI_COMPOSE_MATCHING, /* headers are exchanged */
+    TSHI_COMPOSE_QUEUED,   /* they match; waits for the group's earlier collectives */
+    TSHI_COMPOSE_MOVING,   /* data, or a message, is being sent and received */
     TSHI_COMPOSE_DONE
 } tshi_compose_state;
 
@@ -6300,53 +6320,57 @@ typedef struct tshi_compose_group tshi_compose_group;
 
 /* A collective, or one half of a message. */
 typedef struct tshi_compose_op {
-    struct tshi_compose_op *next; /* the one that was started after it */
-    struct tshi_compose_op *twin; /* the other half of a SENDRECV */
+    struct tshi_compose_op *next;  /* the one started after it */
+    struct tshi_compose_op *other; /* the other half of a SENDRECV */
     tshi_compose_group *group;
     tsh_coll coll;
-    uint64_t id, number; /* number: of the collective in its group, of the message of its pair */
+    uint64_t id, number; /* number: of the collective in its group, of the message in its pair */
     int64_t deadline;
     tshi_compose_state state;
-    int message, round;      /* round 1: an all-reduce's summed chunks */
-    tshi_compose_recv *recv; /* at most P */
+    int message;             /* a SEND or RECV */
+    int round;               /* 1: an all-reduce sends its summed chunks */
+    tshi_compose_recv *recv; /* (recvs): receives that are not complete, at most P */
     int recvs;
-    char *heads;     /* of all ranks, this one's in its place; of a message: its, then this one's */
-    int64_t *counts; /* ALLREDUCE: the chunks' lengths */
-    int64_t *to, *from; /* elements for and from each rank */
-    char *out, *in;     /* those elements, rank by rank */
+    char *headers;           /* one per rank; of a message: the peer's, then this rank's */
+    int64_t *counts;         /* (P): lengths of an all-reduce's chunks */
+    int64_t *to, *from;      /* (P): elements for and from each rank */
+    char *out, *in;          /* those elements, rank by rank; one block of memory */
 } tshi_compose_op;
 
 struct tshi_compose_group {
     tshi_compose_group *next;
     tshi_compose_world *world;
-    uint64_t id, started, ids; /* collectives; all ops */
+    uint64_t id, started, ids; /* started: collectives; ids: the last op's id */
     int rank, size, closing;
-    int *ranks;              /* of the world */
-    uint64_t *sends, *recvs; /* messages started, by peer */
-    tshi_compose_op *first;  /* in the order in which they were started */
+    uint64_t *sends, *recvs; /* (P): messages started with each peer */
+    int *ranks;              /* (P): ranks of the world */
+    tshi_compose_op *first;  /* the oldest op */
 };
 
 struct tshi_compose_world {
-    tsh_comm_ops ops;  /* of the comms that are made here */
+    tsh_comm_ops ops;  /* of the composed comms */
     tsh_comm messages; /* the backend's */
     int64_t timeout;
-    int open; /* comms that are not closed */
+    int open_comms;
     uint64_t splits;
     tshi_compose_group *groups;
     size_t report_bytes;
-    tsh_wait_report **report; /* by rank: where it last waited; NULL: that is not known */
-    tsh_wait_report *arrives; /* room for one more */
+    tsh_wait_report **report;  /* (P): where each rank last waited; NULL: not known */
+    tsh_wait_report *incoming; /* P + 1 reports: the one being received, then one per rank */
     tsh_coll_search *search;
 };
 
+/* The world's error code, as the backend knows it. */
 static tsh_result tshi_compose_code(tshi_compose_world *world) {
     return world->messages.ops->status(&world->messages, NULL);
 }
 
+/* Makes error the world's, unless the world has failed already. */
 static void tshi_compose_raise(tshi_compose_world *world, const tsh_error *error) {
     if (tshi_compose_code(world) == TSH_OK) world->messages.ops->abort(&world->messages, error);
 }
 
+/* Reports that this rank has no memory. Returns TSH_ERR_MEMORY. */
 static tsh_result tshi_compose_no_memory(tshi_compose_world *world) {
     tsh_error error;
     (void)tsh_error_set(&error, TSH_ERR_MEMORY, world->messages.rank,
@@ -6355,17 +6379,18 @@ static tsh_result tshi_compose_no_memory(tshi_compose_world *world) {
     return TSH_ERR_MEMORY;
 }
 
-static size_t tshi_compose_head_bytes(const tshi_compose_group *group) {
-    return sizeof(tshi_compose_head) + 2 * (size_t)group->size * sizeof(int64_t);
+static size_t tshi_compose_header_bytes(const tshi_compose_group *group) {
+    return sizeof(tshi_compose_header) + 2 * (size_t)group->size * sizeof(int64_t);
 }
 
-static tshi_compose_head *tshi_compose_head_of(const tshi_compose_op *op, int r) {
-    size_t bytes = tshi_compose_head_bytes(op->group) * (size_t)r;
-    return (tshi_compose_head *)(void *)(op->heads + bytes);
+static tshi_compose_header *tshi_compose_header_of(const tshi_compose_op *op, int r) {
+    size_t bytes = tshi_compose_header_bytes(op->group) * (size_t)r;
+    return (tshi_compose_header *)(void *)(op->headers + bytes);
 }
 
 /* ---- sending and receiving ---- */
 
+/* A SEND to, or RECV from, a rank of the world, for the backend. */
 static tsh_coll tshi_compose_message(tsh_coll_kind kind, int peer, uint64_t seq, tsh_dtype dtype) {
     tsh_coll coll = tsh_coll_make(kind, dtype);
     *(kind == TSH_SEND ? &coll.send_to : &coll.recv_from) = peer;
@@ -6373,12 +6398,12 @@ static tsh_coll tshi_compose_message(tsh_coll_kind kind, int peer, uint64_t seq,
     return coll;
 }
 
-/* Elements of the next segment of a message. */
+/* The length of the next segment of a message, of which `left` elements are left. */
 static int64_t tshi_compose_segment(int64_t left, tsh_dtype dtype) {
     return tshi_base_min(left, (int64_t)(TSH_MESSAGE_BYTES / tsh_dtype_size(dtype)));
 }
 
-/* Sends n elements to a rank of the world; the backend takes a copy. */
+/* Sends n elements to a rank of the world, in segments that the backend copies. */
 static void tshi_compose_send(tshi_compose_world *world, int to, uint64_t seq, const void *at,
                               int64_t n, tsh_dtype dtype) {
     tsh_coll coll = tshi_compose_message(TSH_SEND, to, seq, dtype);
@@ -6397,13 +6422,14 @@ static void tshi_compose_send(tshi_compose_world *world, int to, uint64_t seq, c
     tshi_compose_raise(world, &error);
 }
 
+/* The seq of a group's messages on a channel, by which the backend matches them. */
 static uint64_t tshi_compose_seq(const tshi_compose_group *group, tshi_compose_channel channel) {
     return group->id * TSHI_COMPOSE_CHANNELS + (uint64_t)channel;
 }
 
-/* Receives n elements from a rank of the group; op waits for them. */
-static void tshi_compose_expect(tshi_compose_op *op, int peer, tshi_compose_channel channel,
-                                void *at, int64_t n, tsh_dtype dtype) {
+/* Adds a receive of n elements from a rank of the group to those that op waits for. */
+static void tshi_compose_post_recv(tshi_compose_op *op, int peer, tshi_compose_channel channel,
+                                   void *at, int64_t n, tsh_dtype dtype) {
     tshi_compose_recv *recv = &op->recv[op->recvs];
     if (n == 0) return;
     recv->coll = tshi_compose_message(TSH_RECV, op->group->ranks[peer],
@@ -6414,19 +6440,20 @@ static void tshi_compose_expect(tshi_compose_op *op, int peer, tshi_compose_chan
     op->recvs++;
 }
 
-/* The backend says that a rank is gone for good. */
-static void tshi_compose_lost(const tshi_compose_op *op, int peer) {
+/* Reports that rank `lost` of the group "is gone" or "left" while rank `waits` calls coll. */
+static void tshi_compose_lost(const tshi_compose_op *op, int lost, const char *how, int waits,
+                              const tsh_coll *coll) {
     const tshi_compose_group *group = op->group;
     char text[TSHI_COLL_TEXT] = "";
     tsh_error error;
-    tsh_coll_where(&op->coll, group->size, op->number, group->id, text, sizeof text);
-    (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[peer],
-                        "rank %d is gone while rank %d waits for it in %s", group->ranks[peer],
-                        group->ranks[group->rank], text);
+    tsh_coll_where(coll, group->size, op->number, group->id, text, sizeof text);
+    (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[lost],
+                        "rank %d %s while rank %d waits for it in %s", group->ranks[lost], how,
+                        group->ranks[waits], text);
     tshi_compose_raise(group->world, &error);
 }
 
-/* Takes what has come of a message. 1 if that is all of it. */
+/* Receives the segments that have arrived. Returns 1 if the message is complete. */
 static int tshi_compose_receive(tshi_compose_op *op, tshi_compose_recv *recv) {
     tsh_comm *messages = &op->group->world->messages;
     tsh_coll *coll = &recv->coll;
@@ -6435,7 +6462,8 @@ static int tshi_compose_receive(tshi_compose_op *op, tshi_compose_recv *recv) {
         tsh_result result;
         coll->count = tshi_compose_segment(recv->left, coll->dtype);
         result = messages->ops->start(messages, coll, &again);
-        if (result == TSH_ERR_LOST) tshi_compose_lost(op, recv->peer);
+        if (result == TSH_ERR_LOST)
+            tshi_compose_lost(op, recv->peer, "is gone", op->group->rank, &op->coll);
         if (result != TSH_OK || again) return 0;
         recv->left -= coll->count;
         coll->recv = (char *)coll->recv + (size_t)coll->count * tsh_dtype_size(coll->dtype);
@@ -6443,7 +6471,7 @@ static int tshi_compose_receive(tshi_compose_op *op, tshi_compose_recv *recv) {
     return 1;
 }
 
-/* 1 if op has received all that it expects. */
+/* Receives what has arrived for op. Returns 1 if none of its receives is left. */
 static int tshi_compose_arrived(tshi_compose_op *op) {
     for (int i = 0; i < op->recvs;) {
         if (tshi_compose_receive(op, &op->recv[i]))
@@ -6454,85 +6482,80 @@ static int tshi_compose_arrived(tshi_compose_op *op) {
     return op->recvs == 0;
 }
 
-/* ---- heads ---- */
+/* ---- headers ---- */
 
-/* Writes this rank's head, and exchanges it with all ranks, or with the peer of a message. */
-static void tshi_compose_meet(tshi_compose_op *op, const tsh_ticket *ticket) {
+/* Sends this rank's header to the peer of a message, or to all ranks, and posts receives of
+ * theirs. */
+static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *ticket) {
     tshi_compose_group *group = op->group;
     const tsh_coll *coll = &op->coll;
-    int64_t words = (int64_t)(tshi_compose_head_bytes(group) / sizeof(int64_t));
+    int64_t words = (int64_t)(tshi_compose_header_bytes(group) / sizeof(int64_t));
     int receives = coll->kind == TSH_RECV, n = group->size;
-    tshi_compose_head *head = tshi_compose_head_of(op, op->message ? 1 : group->rank);
-    int64_t *counts = (int64_t *)(void *)(head + 1);
-    memset(head, 0, tshi_compose_head_bytes(group));
-    head->coll = *coll;
-    head->digest = coll->kind == TSHI_COMPOSE_CLOSE ? (uint64_t)TSHI_COMPOSE_CLOSE
-                                                    : tsh_coll_digest(coll, n);
-    if (ticket) head->ticket = *ticket;
-    head->splits = group->world->splits;
+    tshi_compose_header *header = tshi_compose_header_of(op, op->message ? 1 : group->rank);
+    int64_t *counts = (int64_t *)(void *)(header + 1); /* (2 P) */
+    memset(header, 0, tshi_compose_header_bytes(group));
+    header->coll = *coll;
+    header->digest = coll->kind == TSHI_COMPOSE_CLOSE ? (uint64_t)TSHI_COMPOSE_CLOSE
+                                                      : tsh_coll_digest(coll, n);
+    if (ticket) header->ticket = *ticket;
+    header->splits = group->world->splits;
     if (coll->kind == TSH_ALLTOALL) memcpy(counts, coll->send_counts, (size_t)n * sizeof *counts);
     if (tshi_coll_rows(coll->kind))
         memcpy(counts + n, coll->recv_counts, (size_t)n * sizeof *counts);
     if (op->message) {
         int peer = receives ? coll->recv_from : coll->send_to;
         tshi_compose_channel mine = receives ? TSHI_COMPOSE_RECVS : TSHI_COMPOSE_SENDS;
-        tshi_compose_send(group->world, group->ranks[peer], tshi_compose_seq(group, mine), head,
+        tshi_compose_send(group->world, group->ranks[peer], tshi_compose_seq(group, mine), header,
                           words, TSH_I64);
-        tshi_compose_expect(op, peer, receives ? TSHI_COMPOSE_SENDS : TSHI_COMPOSE_RECVS, op->heads,
-                            words, TSH_I64);
+        tshi_compose_post_recv(op, peer, receives ? TSHI_COMPOSE_SENDS : TSHI_COMPOSE_RECVS,
+                               op->headers, words, TSH_I64);
         return;
     }
     for (int i = 1; i < n; i++) {
         int r = (group->rank + i) % n;
         tshi_compose_send(group->world, group->ranks[r],
-                          tshi_compose_seq(group, TSHI_COMPOSE_HEADS), head, words, TSH_I64);
-        tshi_compose_expect(op, r, TSHI_COMPOSE_HEADS, tshi_compose_head_of(op, r), words, TSH_I64);
+                          tshi_compose_seq(group, TSHI_COMPOSE_HEADERS), header, words, TSH_I64);
+        tshi_compose_post_recv(op, r, TSHI_COMPOSE_HEADERS, tshi_compose_header_of(op, r), words,
+                               TSH_I64);
     }
 }
 
+/* For tsh_call_mismatch: what rank r has called, from its header. */
 static int tshi_compose_called(const void *user, int r, tsh_call *out) {
     const tshi_compose_op *op = (const tshi_compose_op *)user;
-    const tshi_compose_head *head = tshi_compose_head_of(op, r);
-    const int64_t *counts = (const int64_t *)(const void *)(head + 1);
-    out->coll = head->coll;
+    const tshi_compose_header *header = tshi_compose_header_of(op, r);
+    const int64_t *counts = (const int64_t *)(const void *)(header + 1);
+    out->coll = header->coll;
     out->coll.send_counts = counts;
     out->coll.recv_counts = counts + op->group->size;
-    out->digest = head->digest;
+    out->digest = header->digest;
     out->rank = op->group->ranks[r];
-    out->counts = tshi_coll_rows(head->coll.kind) ? op->group->size : 0;
+    out->counts = tshi_coll_rows(header->coll.kind) ? op->group->size : 0;
     return 1;
 }
 
-/* 1, and an error, if some ranks have closed the group and others have not. */
-static int tshi_compose_left(const tshi_compose_op *op) {
-    const tshi_compose_group *group = op->group;
-    int gone = -1, waits = -1;
-    char text[TSHI_COLL_TEXT] = "";
-    tsh_error error;
-    for (int r = group->size - 1; r >= 0; r--)
-        *(tshi_compose_head_of(op, r)->coll.kind == TSHI_COMPOSE_CLOSE ? &gone : &waits) = r;
+/* Returns 1, with an error, if some ranks have closed the group while others make a call in it. */
+static int tshi_compose_closed(const tshi_compose_op *op) {
+    int gone = -1, waits = -1; /* the lowest rank of each */
+    for (int r = op->group->size - 1; r >= 0; r--)
+        *(tshi_compose_header_of(op, r)->coll.kind == TSHI_COMPOSE_CLOSE ? &gone : &waits) = r;
     if (gone < 0 || waits < 0) return 0;
-    tsh_coll_where(&tshi_compose_head_of(op, waits)->coll, group->size, op->number, group->id, text,
-                   sizeof text);
-    (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[gone],
-                        "rank %d left while rank %d waits for it in %s", group->ranks[gone],
-                        group->ranks[waits], text);
-    tshi_compose_raise(group->world, &error);
+    tshi_compose_lost(op, gone, "left", waits, &tshi_compose_header_of(op, waits)->coll);
     return 1;
 }
 
-/* All heads are here. 1 if they fit; else an error. */
-static int tshi_compose_fits(const tshi_compose_op *op) {
+/* Compares the calls once all headers have arrived: 1 if they match, else 0, with an error. */
+static int tshi_compose_match(const tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
     tsh_error error;
     if (op->message) {
-        const tshi_compose_head *its = tshi_compose_head_of(op, 0);
+        const tshi_compose_header *its = tshi_compose_header_of(op, 0); /* the peer's */
         int sends = op->coll.kind == TSH_SEND, me = group->ranks[group->rank];
         int it = group->ranks[sends ? op->coll.send_to : op->coll.recv_from];
-        if (its->digest == tshi_compose_head_of(op, 1)->digest) return 1;
+        if (its->digest == tshi_compose_header_of(op, 1)->digest) return 1;
         tsh_message_mismatch(sends ? &op->coll : &its->coll, sends ? &its->coll : &op->coll,
                              sends ? me : it, sends ? it : me, op->number, group->id, &error);
-    } else if (tshi_compose_left(op)) {
+    } else if (tshi_compose_closed(op)) {
         return 0;
     } else if (op->coll.kind == TSHI_COMPOSE_CLOSE ||
                !tsh_call_mismatch(tshi_compose_called, op, group->size, op->number, group->id,
@@ -6543,9 +6566,10 @@ static int tshi_compose_fits(const tshi_compose_op *op) {
     return 0;
 }
 
-/* ---- pieces ---- */
+/* ---- data ---- */
 
-/* Copies rank k's piece, `blocks` rows of counts[k], from or to a buffer that holds all pieces. */
+/* Copies rank k's part, `blocks` rows of counts[k] elements, from or to a buffer whose rows hold
+ * counts[0] + counts[1] + ... elements. */
 static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, int k, void *whole,
                               char *packed, int unpacks) {
     size_t width = tsh_dtype_size(op->coll.dtype), n = (size_t)counts[k] * width;
@@ -6555,12 +6579,17 @@ static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, 
         memcpy(unpacks ? at : packed, unpacks ? packed : at, n);
 }
 
-/* The elements that go to and come from each rank in this round. */
-static void tshi_compose_measure(tshi_compose_op *op) {
+/* How the buffer that is sent (sends 1), or received, is divided among the ranks. */
+static const int64_t *tshi_compose_counts(const tshi_compose_op *op, int sends) {
+    if (op->coll.kind == TSH_ALLREDUCE) return op->counts;
+    return sends && op->coll.kind == TSH_ALLTOALL ? op->coll.send_counts : op->coll.recv_counts;
+}
+
+/* Fills op->to and op->from: the elements for and from each rank in this round. */
+static void tshi_compose_count(tshi_compose_op *op) {
     const tsh_coll *coll = &op->coll;
     int me = op->group->rank, n = op->group->size;
-    const int64_t *counts = coll->kind == TSH_ALLREDUCE ? op->counts : coll->recv_counts;
-    int gathers = coll->kind == TSH_ALLGATHER || op->round;
+    int alltoall = coll->kind == TSH_ALLTOALL, gathers = coll->kind == TSH_ALLGATHER || op->round;
     for (int k = 0; k < n; k++)
         op->counts[k] = tsh_coll_chunk(coll->count, n, k + 1) - tsh_coll_chunk(coll->count, n, k);
     for (int k = 0; k < n; k++) {
@@ -6568,15 +6597,13 @@ static void tshi_compose_measure(tshi_compose_op *op) {
             op->to[k] = me == coll->root && k != me ? coll->count : 0;
             op->from[k] = k == coll->root && k != me ? coll->count : 0;
         } else {
-            op->to[k] = (coll->kind == TSH_ALLTOALL ? coll->send_counts[k]
-                                                    : counts[gathers ? me : k]) *
-                        coll->blocks;
-            op->from[k] = counts[gathers || coll->kind == TSH_ALLTOALL ? k : me] * coll->blocks;
+            op->to[k] = coll->blocks * tshi_compose_counts(op, 1)[gathers ? me : k];
+            op->from[k] = coll->blocks * tshi_compose_counts(op, 0)[gathers || alltoall ? k : me];
         }
     }
 }
 
-/* Packs what goes to rank k. */
+/* Copies what rank k is sent into `packed`, without gaps. */
 static void tshi_compose_pack(const tshi_compose_op *op, int k, char *packed) {
     const tsh_coll *coll = &op->coll;
     void *send = (void *)(uintptr_t)coll->send; /* only read */
@@ -6584,34 +6611,28 @@ static void tshi_compose_pack(const tshi_compose_op *op, int k, char *packed) {
     if (bytes == 0) return;
     if (coll->kind == TSH_ALLGATHER || coll->kind == TSH_BROADCAST)
         memcpy(packed, coll->kind == TSH_BROADCAST ? coll->recv : send, bytes);
-    else if (coll->kind == TSH_ALLREDUCE && op->round)
-        tshi_compose_rows(op, op->counts, op->group->rank, coll->recv, packed, 0);
     else
-        tshi_compose_rows(op,
-                          coll->kind == TSH_ALLREDUCE        ? op->counts
-                          : coll->kind == TSH_REDUCE_SCATTER ? coll->recv_counts
-                                                             : coll->send_counts,
-                          k, send, packed, 0);
+        tshi_compose_rows(op, tshi_compose_counts(op, 1), op->round ? op->group->rank : k,
+                          op->round ? coll->recv : send, packed, 0);
 }
 
-/* Sends and receives the pieces of a round. */
+/* Starts a round: packs and sends this rank's parts, and posts receives of those for it. */
 static void tshi_compose_round(tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
     size_t width = tsh_dtype_size(op->coll.dtype), out, in;
-    tshi_compose_measure(op);
+    tshi_compose_count(op);
     out = (size_t)tsh_coll_before(op->to, group->size) * width;
     in = (size_t)tsh_coll_before(op->from, group->size) * width;
     free(op->out);
-    free(op->in);
-    op->out = (char *)malloc(out + 1);
-    op->in = (char *)malloc(in + 1);
-    op->state = TSHI_COMPOSE_MOVES;
-    if (!op->out || !op->in) {
+    op->out = (char *)malloc(out + in + 1);
+    op->state = TSHI_COMPOSE_MOVING;
+    if (!op->out) {
         (void)tshi_compose_no_memory(group->world);
         return;
     }
+    op->in = op->out + out;
     for (int i = 0; i < group->size; i++) {
-        int k = (group->rank + i) % group->size;
+        int k = (group->rank + i) % group->size; /* this rank first */
         char *from = op->out + (size_t)tsh_coll_before(op->to, k) * width;
         char *into = op->in + (size_t)tsh_coll_before(op->from, k) * width;
         tshi_compose_pack(op, k, from);
@@ -6620,24 +6641,24 @@ static void tshi_compose_round(tshi_compose_op *op) {
             continue;
         }
         tshi_compose_send(group->world, group->ranks[k],
-                          tshi_compose_seq(group, TSHI_COMPOSE_PIECES), from, op->to[k],
+                          tshi_compose_seq(group, TSHI_COMPOSE_DATA), from, op->to[k],
                           op->coll.dtype);
-        tshi_compose_expect(op, k, TSHI_COMPOSE_PIECES, into, op->from[k], op->coll.dtype);
+        tshi_compose_post_recv(op, k, TSHI_COMPOSE_DATA, into, op->from[k], op->coll.dtype);
     }
 }
 
+/* For tsh_coll_sum: what rank r sent in this round. */
 static const void *tshi_compose_part(const void *user, int r) {
     const tshi_compose_op *op = (const tshi_compose_op *)user;
     return op->in + (size_t)tsh_coll_before(op->from, r) * tsh_dtype_size(op->coll.dtype);
 }
 
-/* The pieces of a round are here: sums them, or puts them where they belong. */
+/* Ends a round, whose data has arrived: sums it, or copies it to where it belongs. */
 static void tshi_compose_finish(tshi_compose_op *op) {
     const tsh_coll *coll = &op->coll;
     int me = op->group->rank, n = op->group->size;
-    int reduces = coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER;
     op->state = TSHI_COMPOSE_DONE;
-    if (reduces && !op->round) {
+    if (tshi_coll_reduces(coll->kind) && !op->round) {
         char *sum = (char *)(uintptr_t)tshi_compose_part(op, (me + 1) % n);
         if (op->from[me]) tsh_coll_sum(sum, op->from[me], coll, n, me, tshi_compose_part, op);
         if (coll->kind == TSH_ALLREDUCE) {
@@ -6654,40 +6675,32 @@ static void tshi_compose_finish(tshi_compose_op *op) {
         if (coll->kind == TSH_BROADCAST && op->from[k])
             memcpy(coll->recv, packed, (size_t)op->from[k] * tsh_dtype_size(coll->dtype));
         else if (coll->kind != TSH_BROADCAST)
-            tshi_compose_rows(op, coll->kind == TSH_ALLREDUCE ? op->counts : coll->recv_counts, k,
-                              coll->recv, packed, 1);
+            tshi_compose_rows(op, tshi_compose_counts(op, 0), k, coll->recv, packed, 1);
     }
 }
 
 /* ---- ops ---- */
 
-static void tshi_compose_free(tshi_compose_op *op) {
-    free(op->recv);
-    free(op->heads);
-    free(op->counts);
-    free(op->out);
-    free(op->in);
-    free(op);
-}
-
-/* Starts a collective, a close, or a half of a message; NULL: no memory, and an error. */
+/* Appends an op to the group and sends its header: a collective, a close, or half of a SENDRECV.
+ * NULL: no memory, and the world has failed. */
 static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_coll *coll,
                                          const tsh_ticket *ticket) {
-    size_t n = (size_t)group->size;
-    tshi_compose_op *op = (tshi_compose_op *)calloc(1, sizeof *op), **at = &group->first;
-    if (op) {
-        op->group = group;
-        op->recv = (tshi_compose_recv *)malloc(n * sizeof *op->recv);
-        op->heads = (char *)malloc((n < 2 ? 2 : n) * tshi_compose_head_bytes(group));
-        op->counts = (int64_t *)calloc(3 * n, sizeof *op->counts);
-    }
-    if (!op || !op->recv || !op->heads || !op->counts) {
-        if (op) tshi_compose_free(op);
+    size_t n = (size_t)group->size, recv = n * sizeof(tshi_compose_recv);
+    size_t counts = 3 * n * sizeof(int64_t);
+    size_t headers = (n < 2 ? 2 : n) * tshi_compose_header_bytes(group);
+    tshi_compose_op **at = &group->first;
+    tshi_compose_op *op =
+        (tshi_compose_op *)calloc(1, sizeof(tshi_compose_op) + recv + counts + headers);
+    if (!op) {
         (void)tshi_compose_no_memory(group->world);
         return NULL;
     }
+    op->group = group;
+    op->recv = (tshi_compose_recv *)(void *)(op + 1);
+    op->counts = (int64_t *)(void *)(op->recv + n);
     op->to = op->counts + n;
     op->from = op->to + n;
+    op->headers = (char *)(op->from + n);
     op->coll = *coll;
     op->id = ++group->ids;
     op->message = coll->kind == TSH_SEND || coll->kind == TSH_RECV;
@@ -6697,30 +6710,35 @@ static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_co
     if (coll->kind == TSH_RECV) op->number = group->recvs[coll->recv_from]++;
     while (*at) at = &(*at)->next;
     *at = op;
-    tshi_compose_meet(op, ticket);
+    tshi_compose_send_header(op, ticket);
     return op;
 }
 
-static int tshi_compose_over(const tshi_compose_op *op) {
-    return op->state == TSHI_COMPOSE_DONE && (!op->twin || op->twin->state == TSHI_COMPOSE_DONE);
+/* 1 if op, and the other half of a SENDRECV, is done. */
+static int tshi_compose_is_done(const tshi_compose_op *op) {
+    return op->state == TSHI_COMPOSE_DONE && (!op->other || op->other->state == TSHI_COMPOSE_DONE);
 }
 
+/* Takes op, with its other half, out of its group and frees it. */
 static void tshi_compose_release(tshi_compose_op *op) {
     tshi_compose_op **at = &op->group->first;
     while (*at != op) at = &(*at)->next;
     *at = op->next;
-    if (op->twin) tshi_compose_release(op->twin);
-    tshi_compose_free(op);
+    if (op->other) tshi_compose_release(op->other);
+    free(op->out);
+    free(op);
 }
 
-/* 1 if op may receive what comes next: nothing before it on its channels is still to come. */
-static int tshi_compose_turn(const tshi_compose_op *op) {
+/* 1 if what arrives next on op's channels belongs to op: older ops on the same channels
+ * (collectives, or messages to or from the same peer) have received theirs. Headers and data have
+ * channels of their own. */
+static int tshi_compose_is_next(const tshi_compose_op *op) {
     for (const tshi_compose_op *b = op->group->first; b != op; b = b->next) {
         if (b->message != op->message || b->state == TSHI_COMPOSE_DONE) continue;
         if (op->message && (b->coll.kind != op->coll.kind || b->coll.send_to != op->coll.send_to ||
                             b->coll.recv_from != op->coll.recv_from))
             continue;
-        if (op->state != TSHI_COMPOSE_MEETS || b->state == TSHI_COMPOSE_MEETS) return 0;
+        if (op->state != TSHI_COMPOSE_MATCHING || b->state == TSHI_COMPOSE_MATCHING) return 0;
     }
     return 1;
 }
@@ -6728,22 +6746,22 @@ static int tshi_compose_turn(const tshi_compose_op *op) {
 /* Takes the steps of op that are possible now. */
 static void tshi_compose_step(tshi_compose_op *op) {
     const tsh_coll *coll = &op->coll;
-    if (op->state == TSHI_COMPOSE_MEETS && tshi_compose_turn(op) && tshi_compose_arrived(op) &&
-        tshi_compose_fits(op))
+    if (op->state == TSHI_COMPOSE_MATCHING && tshi_compose_is_next(op) &&
+        tshi_compose_arrived(op) && tshi_compose_match(op))
         op->state = TSHI_COMPOSE_QUEUED;
-    if (op->state == TSHI_COMPOSE_QUEUED && tshi_compose_turn(op)) {
-        op->state = TSHI_COMPOSE_MOVES;
+    if (op->state == TSHI_COMPOSE_QUEUED && tshi_compose_is_next(op)) {
+        op->state = TSHI_COMPOSE_MOVING;
         if (coll->kind == TSH_SEND)
             tshi_compose_send(op->group->world, op->group->ranks[coll->send_to],
                               tshi_compose_seq(op->group, TSHI_COMPOSE_BODIES), coll->send,
                               coll->count, coll->dtype);
         else if (coll->kind == TSH_RECV)
-            tshi_compose_expect(op, coll->recv_from, TSHI_COMPOSE_BODIES, coll->recv, coll->count,
-                                coll->dtype);
+            tshi_compose_post_recv(op, coll->recv_from, TSHI_COMPOSE_BODIES, coll->recv,
+                                   coll->count, coll->dtype);
         else if (coll->kind < TSH_BARRIER)
             tshi_compose_round(op);
     }
-    while (op->state == TSHI_COMPOSE_MOVES && tshi_compose_arrived(op)) {
+    while (op->state == TSHI_COMPOSE_MOVING && tshi_compose_arrived(op)) {
         if (op->message || coll->kind >= TSH_BARRIER)
             op->state = TSHI_COMPOSE_DONE;
         else
@@ -6753,22 +6771,18 @@ static void tshi_compose_step(tshi_compose_op *op) {
 
 /* ---- groups ---- */
 
+/* A group with its arrays, in one block of memory; NULL: there is none. */
 static tshi_compose_group *tshi_compose_group_new(tshi_compose_world *world, int size) {
-    tshi_compose_group *group = (tshi_compose_group *)calloc(1, sizeof *group);
-    if (group) {
-        group->world = world;
-        group->size = size;
-        group->sends = (uint64_t *)calloc(2 * (size_t)size, sizeof *group->sends);
-        group->ranks = (int *)calloc((size_t)size, sizeof *group->ranks);
-    }
-    if (group && group->sends && group->ranks) {
-        group->recvs = group->sends + size;
-        return group;
-    }
-    if (group) free(group->sends);
-    if (group) free(group->ranks);
-    free(group);
-    return NULL;
+    size_t n = (size_t)size;
+    tshi_compose_group *group = (tshi_compose_group *)calloc(
+        1, sizeof *group + 2 * n * sizeof(uint64_t) + n * sizeof(int));
+    if (!group) return NULL;
+    group->world = world;
+    group->size = size;
+    group->sends = (uint64_t *)(void *)(group + 1);
+    group->recvs = group->sends + n;
+    group->ranks = (int *)(void *)(group->recvs + n);
+    return group;
 }
 
 static void tshi_compose_group_free(tshi_compose_group *group) {
@@ -6776,51 +6790,55 @@ static void tshi_compose_group_free(tshi_compose_group *group) {
     while (group->first) tshi_compose_release(group->first);
     while (*at != group) at = &(*at)->next;
     *at = group->next;
-    free(group->sends);
-    free(group->ranks);
     free(group);
 }
 
-static void tshi_compose_join(tshi_compose_group *group, uint64_t id, tsh_comm *out) {
+/* Adds a group, whose ranks are filled in, to its world, and makes this rank's comm of it. */
+static void tshi_compose_open(tshi_compose_group *group, uint64_t id, tsh_comm *out) {
     tshi_compose_world *world = group->world;
     group->id = id;
     while (group->ranks[group->rank] != world->messages.rank) group->rank++;
     group->next = world->groups;
     world->groups = group;
-    world->open++;
+    world->open_comms++;
     *out = tsh_comm_make(&world->ops, group, group->rank, group->size, id);
 }
 
 /* ---- waiting ---- */
 
-/* Rank r has reported where it waits: in a cycle? */
-static void tshi_compose_heard(tshi_compose_world *world, int r) {
+/* After a new report of rank r: an error if r waits in a cycle. */
+static void tshi_compose_check_cycle(tshi_compose_world *world, int r) {
     tsh_error error;
     if (tsh_wait_cycle(world->report, world->messages.size, r, world->search, &error))
         tshi_compose_raise(world, &error);
 }
 
+/* Returns the memory of rank r's report, which counts as known from now on. */
+static tsh_wait_report *tshi_compose_report_of(tshi_compose_world *world, int r) {
+    world->report[r] = (tsh_wait_report *)(void *)((char *)world->incoming +
+                                                   (size_t)(r + 1) * world->report_bytes);
+    return world->report[r];
+}
+
 /* Receives the reports of other ranks. */
-static void tshi_compose_hear(tshi_compose_world *world) {
+static void tshi_compose_read_reports(tshi_compose_world *world) {
     tsh_comm *messages = &world->messages;
     for (int r = 0; r < messages->size && tshi_compose_code(world) == TSH_OK; r++) {
         tsh_coll coll = tshi_compose_message(TSH_RECV, r, TSHI_COMPOSE_REPORTS, TSH_I64);
         tsh_req again = 0;
-        coll.recv = world->arrives;
+        coll.recv = world->incoming;
         coll.count = (int64_t)(world->report_bytes / sizeof(int64_t));
         if (r == messages->rank || messages->ops->start(messages, &coll, &again) != TSH_OK || again)
             continue; /* a rank that is gone may have left in good order */
-        if (!world->report[r]) world->report[r] = (tsh_wait_report *)malloc(world->report_bytes);
-        if (!world->report[r]) continue;
-        memcpy(world->report[r], world->arrives, world->report_bytes);
-        tshi_compose_heard(world, r);
+        memcpy(tshi_compose_report_of(world, r), world->incoming, world->report_bytes);
+        tshi_compose_check_cycle(world, r);
     }
 }
 
-/* Everything that this rank can do now, on all of its comms. */
+/* Takes every step that is possible now, on all comms of this rank. */
 static void tshi_compose_advance(tshi_compose_world *world) {
     world->messages.ops->progress(&world->messages);
-    tshi_compose_hear(world);
+    tshi_compose_read_reports(world);
     for (tshi_compose_group *group = world->groups, *next; group; group = next) {
         next = group->next;
         for (tshi_compose_op *op = group->first; op; op = op->next) {
@@ -6832,7 +6850,8 @@ static void tshi_compose_advance(tshi_compose_world *world) {
     }
 }
 
-/* How far this rank has come, in groups and with peers. */
+/* Writes how far this rank has come in each group and with each peer. Returns how many marks these
+ * are. */
 static int tshi_compose_marks(const tshi_compose_world *world, tsh_wait_mark *mark) {
     int n = 0;
     for (const tshi_compose_group *g = world->groups; g; g = g->next) {
@@ -6847,8 +6866,8 @@ static int tshi_compose_marks(const tshi_compose_world *world, tsh_wait_mark *ma
     return n;
 }
 
-/* Writes where this rank waits. */
-static void tshi_compose_write(const tshi_compose_op *op, tsh_wait_report *r) {
+/* Fills r: this rank waits in op. */
+static void tshi_compose_fill_report(const tshi_compose_op *op, tsh_wait_report *r) {
     const tshi_compose_group *group = op->group;
     int *awaited;
     memset(r, 0, group->world->report_bytes);
@@ -6870,25 +6889,26 @@ static void tshi_compose_write(const tshi_compose_op *op, tsh_wait_report *r) {
     tsh_coll_where(&op->coll, group->size, op->number, group->id, r->text, sizeof r->text);
 }
 
-/* Tells all ranks where this one waits. */
-static void tshi_compose_report(const tshi_compose_op *op) {
+/* Sends all ranks a report that this one waits in op, and looks for a cycle. */
+static void tshi_compose_send_report(const tshi_compose_op *op) {
     tshi_compose_world *world = op->group->world;
     int me = world->messages.rank;
-    tshi_compose_write(op, world->report[me]);
+    tshi_compose_fill_report(op, tshi_compose_report_of(world, me));
     for (int to = 0; to < world->messages.size; to++)
         if (to != me)
             tshi_compose_send(world, to, TSHI_COMPOSE_REPORTS, world->report[me],
                               (int64_t)(world->report_bytes / sizeof(int64_t)), TSH_I64);
-    tshi_compose_heard(world, me);
+    tshi_compose_check_cycle(world, me);
 }
 
-/* 1 if op has not had everything from rank r. */
+/* 1 if op still has to receive from rank r. */
 static int tshi_compose_awaits(const tshi_compose_op *op, int r) {
     for (int i = 0; i < op->recvs; i++)
         if (op->recv[i].peer == r) return 1;
     return 0;
 }
 
+/* Reports that op's time limit has passed, and which ranks it waits for. */
 static void tshi_compose_time_out(const tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
     tsh_error error;
@@ -6897,7 +6917,8 @@ static void tshi_compose_time_out(const tshi_compose_op *op) {
     tsh_coll_where(&op->coll, group->size, op->number, group->id, error.message,
                    sizeof error.message);
     tsh_text_add(error.message, sizeof error.message, "; %s:",
-                 op->state == TSHI_COMPOSE_MEETS ? "absent ranks" : "ranks that have not finished");
+                 op->state == TSHI_COMPOSE_MATCHING ? "absent ranks"
+                                                    : "ranks that have not finished");
     for (int r = 0; r < group->size; r++) {
         if (!tshi_compose_awaits(op, r)) continue;
         if (error.rank < 0) error.rank = group->ranks[r];
@@ -6907,26 +6928,27 @@ static void tshi_compose_time_out(const tshi_compose_op *op) {
     tshi_compose_raise(group->world, &error);
 }
 
-/* Until op is done, or the world has failed. Returns the world's error. */
+/* Waits until op is done or the world has failed. Returns the world's error code. A rank that has
+ * waited for 20 ms reports where, so that cycles are found. */
 static tsh_result tshi_compose_await(tshi_compose_op *op) {
     tshi_compose_world *world = op->group->world;
     int64_t begin = tsh_now();
-    int reported = 0;
+    int reported = 0; /* this wait has been reported */
     for (;;) {
         int64_t now;
         tsh_result code;
         tshi_compose_advance(world);
         code = tshi_compose_code(world);
-        if (code != TSH_OK || tshi_compose_over(op)) return code;
+        if (code != TSH_OK || tshi_compose_is_done(op)) return code;
         now = tsh_now();
         if (now >= op->deadline) tshi_compose_time_out(op);
         if (now - begin > 20 * TSHI_COMPOSE_MS && !reported++)
-            tshi_compose_report(op->state == TSHI_COMPOSE_DONE ? op->twin : op);
+            tshi_compose_send_report(op->state == TSHI_COMPOSE_DONE ? op->other : op);
         world->messages.ops->idle(&world->messages, TSHI_COMPOSE_MS);
     }
 }
 
-/* ---- the eight functions ---- */
+/* ---- the composed comm's tsh_comm_ops ---- */
 
 static tshi_compose_group *tshi_compose_group_of(const tsh_comm *comm) {
     return (tshi_compose_group *)comm->impl;
@@ -6938,6 +6960,7 @@ static tshi_compose_op *tshi_compose_find(const tshi_compose_group *group, tsh_r
     return op;
 }
 
+/* Starts a collective, or both halves of a SENDRECV: op and op->other. */
 static tsh_result tshi_compose_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_compose_group *group = tshi_compose_group_of(comm);
     tsh_result code = tshi_compose_code(group->world);
@@ -6949,8 +6972,8 @@ static tsh_result tshi_compose_start(tsh_comm *comm, const tsh_coll *coll, tsh_r
     if (!op) return TSH_ERR_MEMORY;
     if (coll->kind == TSH_SENDRECV) {
         half = tsh_coll_half(coll, 0);
-        op->twin = tshi_compose_add(group, &half, NULL);
-        if (!op->twin) return TSH_ERR_MEMORY; /* and the world has failed */
+        op->other = tshi_compose_add(group, &half, NULL);
+        if (!op->other) return TSH_ERR_MEMORY; /* and the world has failed */
     }
     *req = op->id;
     return TSH_OK;
@@ -6971,9 +6994,9 @@ static tsh_result tshi_compose_test(tsh_comm *comm, tsh_req req, int *done) {
     tsh_result code;
     if (!op) return TSH_ERR_ARGUMENT;
     tshi_compose_advance(world);
-    if (!tshi_compose_over(op) && tsh_now() >= op->deadline) tshi_compose_time_out(op);
+    if (!tshi_compose_is_done(op) && tsh_now() >= op->deadline) tshi_compose_time_out(op);
     code = tshi_compose_code(world);
-    *done = code != TSH_OK || tshi_compose_over(op);
+    *done = code != TSH_OK || tshi_compose_is_done(op);
     return code;
 }
 
@@ -6993,54 +7016,50 @@ static void tshi_compose_abort(tsh_comm *comm, const tsh_error *why) {
     messages->ops->abort(messages, &error);
 }
 
-/* The group of this rank's color, from the heads of a split; NULL: no memory. */
-static tshi_compose_group *tshi_compose_color(const tshi_compose_op *op, int color, uint64_t *id) {
+/* Makes the group of this rank's color from the headers of a split. Its id, the same on its ranks
+ * and used by no other group: the lowest of them and how many splits that one had started. NULL: no
+ * memory. */
+static tshi_compose_group *tshi_compose_color_group(const tshi_compose_op *op, int color,
+                                                    uint64_t *id) {
     const tshi_compose_group *group = op->group;
-    const tshi_compose_head *head = tshi_compose_head_of(op, 0);
+    const tshi_compose_header *header = tshi_compose_header_of(op, 0);
     tshi_compose_group *made = NULL;
     int *order = (int *)calloc((size_t)group->size, sizeof *order), n, first = 0;
     if (!order) return NULL;
-    n = tsh_split_order(&head->ticket, tshi_compose_head_bytes(group), group->size, color, order);
+    n = tsh_split_order(&header->ticket, tshi_compose_header_bytes(group), group->size, color,
+                        order);
     made = tshi_compose_group_new(group->world, n);
     for (int i = 0; made && i < n; i++) made->ranks[i] = group->ranks[order[i]];
-    while (tshi_compose_head_of(op, first)->ticket.color != color) first++;
+    while (tshi_compose_header_of(op, first)->ticket.color != color) first++;
     *id = 1 + (uint64_t)group->ranks[first] +
-          (uint64_t)group->world->messages.size * tshi_compose_head_of(op, first)->splits;
+          (uint64_t)group->world->messages.size * tshi_compose_header_of(op, first)->splits;
     free(order);
     return made;
 }
 
 static tsh_result tshi_compose_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
-    tshi_compose_group *group = tshi_compose_group_of(comm), *made = NULL;
+    tshi_compose_group *group = tshi_compose_group_of(comm), *made = NULL; /* made: the new one */
     tsh_result code = tshi_compose_code(group->world);
     tsh_coll coll = tsh_coll_make(TSH_SPLIT, TSH_F32);
-    tsh_ticket ticket;
+    tsh_ticket ticket = {color, key};
     tshi_compose_op *op;
     uint64_t id = 0;
     if (code != TSH_OK) return code;
-    ticket.color = color;
-    ticket.key = key;
-    group->world->splits++;
+    group->world->splits++; /* this one counted */
     op = tshi_compose_add(group, &coll, &ticket);
     if (!op) return TSH_ERR_MEMORY;
     code = tshi_compose_await(op);
-    if (code == TSH_OK && color >= 0) made = tshi_compose_color(op, color, &id);
+    if (code == TSH_OK && color >= 0) made = tshi_compose_color_group(op, color, &id);
     tshi_compose_release(op);
     if (code != TSH_OK || color < 0) return code;
     if (!made) return tshi_compose_no_memory(group->world);
-    tshi_compose_join(made, id, out);
+    tshi_compose_open(made, id, out);
     return TSH_OK;
 }
 
-static void tshi_compose_world_free(tshi_compose_world *world) {
-    for (int r = 0; world->report && r < world->messages.size; r++) free(world->report[r]);
-    free(world->report);
-    free(world->arrives);
-    free(world->search);
-    free(world);
-}
-
-/* The last comm of a world returns when all ranks have closed theirs, or the world has failed. */
+/* Closing is a collective of its own kind, which nobody waits for: its headers tell ranks that call
+ * something else in the group. The last comm of a world waits for all of them, or until the world
+ * has failed. */
 static void tshi_compose_close(tsh_comm *comm) {
     tshi_compose_group *group = tshi_compose_group_of(comm);
     tshi_compose_world *world = group->world;
@@ -7057,50 +7076,43 @@ static void tshi_compose_close(tsh_comm *comm) {
         group->closing = 1;
     tshi_compose_advance(world);
     comm->impl = NULL;
-    if (--world->open > 0) return;
+    if (--world->open_comms > 0) return; /* others of this rank are open */
     while (world->groups && tshi_compose_code(world) == TSH_OK) {
-        tshi_compose_advance(world);
-        if (!world->groups) break;
         if (tsh_now() >= world->groups->first->deadline)
             tshi_compose_time_out(world->groups->first);
         world->messages.ops->idle(&world->messages, TSHI_COMPOSE_MS);
+        tshi_compose_advance(world);
     }
     while (world->groups) tshi_compose_group_free(world->groups);
     world->messages.ops->close(&world->messages);
-    tshi_compose_world_free(world);
+    free(world);
 }
 
 TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh_error *error) {
     static const tsh_comm_ops all = TSH_COMM_OPS(tshi_compose, "", TSH_CAP_ORDERED);
     size_t n = (size_t)messages->size;
-    tshi_compose_world *world = (tshi_compose_world *)calloc(1, sizeof *world);
-    tshi_compose_group *group = world ? tshi_compose_group_new(world, messages->size) : NULL;
-    int ready = group != NULL;
-    if (world) world->messages = *messages;
-    if (group) {
-        world->report_bytes = (sizeof(tsh_wait_report) +
-                               TSHI_COMPOSE_MARKS * sizeof(tsh_wait_mark) + n * sizeof(int) + 7) /
-                              8 * 8;
-        world->report = (tsh_wait_report **)calloc(n, sizeof *world->report);
-        world->arrives = (tsh_wait_report *)malloc(world->report_bytes);
-        world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
-        if (world->report)
-            world->report[messages->rank] = (tsh_wait_report *)malloc(world->report_bytes);
-        ready = world->report && world->report[messages->rank] && world->arrives && world->search;
-        for (int r = 0; r < messages->size; r++) group->ranks[r] = r;
-    }
-    if (!ready || !tsh_timeout(0, "", &world->timeout, error)) {
-        if (!ready) (void)tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
-        if (group) free(group->sends);
-        if (group) free(group->ranks);
+    size_t marks = TSHI_COMPOSE_MARKS * sizeof(tsh_wait_mark);
+    size_t report = (sizeof(tsh_wait_report) + marks + n * sizeof(int) + 7) / 8 * 8;
+    tshi_compose_world *world = (tshi_compose_world *)calloc(
+        1, sizeof *world + (n + 1) * report + n * (sizeof *world->report + sizeof *world->search));
+    tshi_compose_group *group = tshi_compose_group_new(world, messages->size);
+    if (!world || !group || !tsh_timeout(0, "", &world->timeout, error)) {
+        if (!world || !group)
+            (void)tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
+        free(world);
         free(group);
-        if (world) tshi_compose_world_free(world);
         return error->code;
     }
+    world->messages = *messages;
+    world->report_bytes = report;
+    world->incoming = (tsh_wait_report *)(void *)(world + 1);
+    world->report = (tsh_wait_report **)(void *)((char *)world->incoming + (n + 1) * report);
+    world->search = (tsh_coll_search *)(void *)(world->report + n);
+    for (int r = 0; r < messages->size; r++) group->ranks[r] = r;
     world->ops = all;
     world->ops.name = messages->ops->name;
     world->ops.caps |= messages->ops->caps;
-    tshi_compose_join(group, 1, out);
+    tshi_compose_open(group, 1, out);
     return TSH_OK;
 }
 
@@ -7114,38 +7126,44 @@ TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh
 /* Needs: >>error >>trace >>coll.                                              */
 /* ========================================================================== */
 
-enum { TSHI_COMM_IN_FLIGHT = 64 };
+/* Every collective of the library passes through tsh_start and tsh_wait. The blocking functions
+ * fill a tsh_coll and call both (tshi_comm_run). What tsh_start has accepted, a backend need not
+ * check again. */
 
-/* What a checked collective moves, in elements of this rank's buffers. */
+enum { TSHI_COMM_IN_FLIGHT = 64 }; /* rule 1 of >>comm-api */
+
+/* The elements that a collective reads from this rank's send and writes to its recv. -1: a count,
+ * or the rank to send to or receive from, is not valid. */
 typedef struct tshi_comm_size {
     int64_t send, recv;
 } tshi_comm_size;
 
-/* Elements in `blocks` rows of n counts, -1 where a count is negative or their bytes overflow. */
+/* The sum of n counts times `blocks`; -1 if a count is negative or the bytes overflow. */
 static int64_t tshi_comm_total(const int64_t *counts, int n, int64_t blocks) {
-    int64_t most = (int64_t)(PTRDIFF_MAX / 8), total = 0;
+    int64_t limit = (int64_t)(PTRDIFF_MAX / 8), total = 0; /* elements of at most 8 bytes */
     if (!counts || blocks < 0) return -1;
     for (int r = 0; r < n; r++) {
-        if (counts[r] < 0 || counts[r] > most - total) return -1;
+        if (counts[r] < 0 || counts[r] > limit - total) return -1;
         total += counts[r];
     }
-    return total && blocks > most / total ? -1 : total * blocks;
+    return total && blocks > limit / total ? -1 : total * blocks;
 }
 
-/* Fills size by kind; -1 stands for a wrong count or rank. */
 static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *coll) {
     tshi_comm_size size = {0, 0};
     int n = comm->size;
-    int64_t count = tshi_comm_total(&coll->count, 1, 1);
-    int root = coll->root >= 0 && coll->root < n;
+    int64_t count = tshi_comm_total(&coll->count, 1, 1), whole, own;
+    int root = coll->root >= 0 && coll->root < n; /* it is a rank */
     int to = coll->send_to >= 0 && coll->send_to < n;
     int from = coll->recv_from >= 0 && coll->recv_from < n;
     switch (coll->kind) {
     case TSH_ALLREDUCE: size.send = size.recv = count; break;
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
-        size.recv = tshi_comm_total(coll->recv_counts, n, coll->blocks);
-        size.send = size.recv < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks;
+        whole = tshi_comm_total(coll->recv_counts, n, coll->blocks);
+        own = whole < 0 ? -1 : coll->recv_counts[comm->rank] * coll->blocks;
+        size.send = coll->kind == TSH_ALLGATHER ? own : whole;
+        size.recv = coll->kind == TSH_ALLGATHER ? whole : own;
         break;
     case TSH_BROADCAST: size.recv = root ? count : -1; break;
     case TSH_ALLTOALL:
@@ -7162,53 +7180,50 @@ static tshi_comm_size tshi_comm_measure(const tsh_comm *comm, const tsh_coll *co
     case TSH_SPLIT:
     case TSH_COLL_KINDS: size.send = -1; break;
     }
-    if (coll->kind == TSH_REDUCE_SCATTER) { /* measured as its mirror image, the all-gather */
-        int64_t whole = size.recv;
-        size.recv = size.send;
-        size.send = whole;
-    }
     return size;
 }
 
-/* The group of a ctx that is NULL: rank 0 of 1. It is never written. */
+/* What tsh_world(NULL), tsh_tp(NULL) ... return: a group of one that refuses calls. Not written. */
 static const tsh_comm tshi_comm_none = {NULL, NULL, 0, 1, 0, 0, 0, {{0}, {0}}, NULL, NULL};
 
+/* 1 if comm is open. A comm of zeros (a rank without a color, or closed) has size 0. */
 static int tshi_comm_usable(const tsh_comm *comm) {
     return comm && comm != &tshi_comm_none && comm->size >= 1 && comm->rank >= 0 &&
            comm->rank < comm->size && (comm->ops || comm->size == 1);
 }
 
+/* 1 if dtype, counts, operation, buffers and time limit can be used. */
 static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
-    int reduces = coll->kind == TSH_ALLREDUCE || coll->kind == TSH_REDUCE_SCATTER;
     if ((unsigned)coll->dtype >= (unsigned)TSHI_DTYPES || size.send < 0 || size.recv < 0) return 0;
-    if (reduces && ((unsigned)coll->redop > TSH_AVG ||
-                    (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating)))
+    if (tshi_coll_reduces(coll->kind) &&
+        ((unsigned)coll->redop > TSH_AVG ||
+         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating)))
         return 0;
     return (!size.send || coll->send) && (!size.recv || coll->recv) && coll->timeout_ns >= 0;
 }
 
-/* n (P-1) / P without overflow. */
+/* n (P - 1) / P, P = size, without overflow: n = q P + r gives q (P - 1) + r (P - 1) / P. */
 static uint64_t tshi_comm_share(uint64_t n, int size) {
     uint64_t p = (uint64_t)size;
     return n / p * (p - 1) + n % p * (p - 1) / p;
 }
 
-/* Bytes that one rank of a ring sends. */
+/* The bytes that this rank sends if the collective runs around a ring. */
 static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size);
+    case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size); /* the next two */
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
-    case TSH_BROADCAST: return comm->size > 1 ? recv : 0;
+    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each passes it on */
     case TSH_ALLTOALL:
         return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
     default: return comm->size > 1 ? send : 0;
     }
 }
 
-/* A group of one: what it receives is what it sends. */
+/* Runs a collective of a group of one: copies send to recv. */
 static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
     int moves = coll->kind != TSH_BROADCAST && coll->kind != TSH_BARRIER;
     if (coll->kind == TSH_SEND || coll->kind == TSH_RECV) return TSH_ERR_ARGUMENT; /* to whom? */
@@ -7218,8 +7233,8 @@ static tsh_result tshi_comm_alone(const tsh_coll *coll, tshi_comm_size size) {
     return TSH_OK;
 }
 
-/* Compares the models of the group's ranks if the ctx's model has changed since the group's last
- * comparison. */
+/* Compares the models of the group's ranks if this rank's has changed since they were last
+ * compared. */
 static tsh_result tshi_comm_compare(tsh_comm *comm) {
     tsh_ctx *ctx = comm ? comm->unchecked : NULL;
     if (!ctx) return TSH_OK;
@@ -7227,6 +7242,7 @@ static tsh_result tshi_comm_compare(tsh_comm *comm) {
     return ctx->compare(comm, ctx);
 }
 
+/* Runs a blocking collective. */
 TSHI_OUTLINE tsh_result tshi_comm_run(tsh_comm *comm, tsh_coll *coll) {
     tsh_req req;
     tsh_result result = tshi_coll_pairwise(coll->kind) ? TSH_OK : tshi_comm_compare(comm);
@@ -7344,13 +7360,13 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     size = tshi_comm_measure(comm, coll);
     if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
-    pairwise = tshi_coll_pairwise(coll->kind);
+    pairwise = tshi_coll_pairwise(coll->kind); /* numbered by the backend */
     coll->seq = pairwise ? 0 : comm->next_seq;
     begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
     if (!pairwise) comm->next_seq++;
-    if (*req) comm->in_flight++;
+    if (*req) comm->in_flight++; /* 0: it is complete already */
     bytes = tshi_comm_bytes(comm, coll, size);
     comm->stats.calls[coll->kind]++;
     comm->stats.bytes[coll->kind] += bytes;
@@ -7418,48 +7434,53 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    memset(&why, 0, sizeof why);
-    why.code = code > TSH_OK && code < TSH_RESULT_COUNT ? code : TSH_ERR_ABORTED;
-    why.rank = -1; /* the backend knows this rank's place in the world */
-    (void)snprintf(why.message, sizeof why.message, "%s", message ? message : "");
+    if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
+    memset(&why, 0, sizeof why); /* a backend may send all of it */
+    (void)tsh_error_set(&why, code, -1, "%s", message ? message : ""); /* rank -1: of the backend */
     comm->ops->abort(comm, &why);
 }
 
 TSH_API void tsh_comm_close(tsh_comm *comm) {
-    if (!comm || comm == &tshi_comm_none) return;
+    if (!comm || comm == &tshi_comm_none) return; /* that is const */
     if (comm->ops) comm->ops->close(comm);
     memset(comm, 0, sizeof *comm);
 }
 
 /* ========================================================================== */
 /* >>bucket                                            MARK: - bucket (private) */
-/* Gradients on their way between replicas: in flat messages, each sent as soon */
-/* as it is full.                                                               */
+/* Gradients summed over dp (the data-parallel replicas) in buckets: flat        */
+/* messages, each sent as soon as it is full.                                   */
 /* Needs: >>mem >>tensor >>comm.                                                */
 /* ========================================================================== */
+
+/* As torch's DistributedDataParallel: tshi_bucket_begin, tshi_bucket_add for each leaf whose
+ * gradient is done, tshi_bucket_end, which waits for all. Full buckets are sent in between, while
+ * backward goes on. The optimiser's .zero uses the same to all-gather parameters. All ranks add the
+ * same leaves in the same order, so that their collectives match. */
 
 enum { TSHI_BUCKET_BYTES = 1 << 20 };
 
 static const char tshi_bucket_what[] = "a bucket of gradients or parameters over dp";
 
-typedef struct tshi_parcel {
-    struct tshi_parcel *next;
+typedef struct tshi_bucket_entry {
+    struct tshi_bucket_entry *next;
     tsh_tensor *leaf;
-} tshi_parcel;
+} tshi_bucket_entry;
 
-/* A bucket of several leaves is a matrix with a row per rank of dp: row k holds chunk k
- * (tsh_coll_chunk) of every leaf, filled up with zeros where it is shorter than the first. So the
- * all-reduce's own chunk k is row k, and each element is summed in the order that an all-reduce of
- * its leaf alone would have; a reduce-scatter gives rank k row k of that sum. A leaf that is alone
- * is sent where it is. Parameters are all-gathered by rows likewise. */
+/* A bucket of several leaves is a matrix (P, width) with a row per rank of dp: row k holds chunk k
+ * (tsh_coll_chunk) of every leaf, each padded with zeros to the length of the leaf's chunk 0. So
+ * row k is chunk k of the all-reduce too, and each element is summed in the same order, to the same
+ * bits, as in an all-reduce of its leaf alone. A reduce-scatter returns row k of the sum to rank k;
+ * an all-gather of parameters takes row k from rank k. A bucket of one leaf is sent from where the
+ * leaf's values are. */
 struct tshi_bucket {
     tshi_bucket *next;
     tsh_coll_kind kind; /* TSH_ALLREDUCE or TSH_REDUCE_SCATTER of gradients, TSH_ALLGATHER */
-    tshi_parcel *first, **last;
-    int64_t count, width; /* elements of leaves; of a row */
-    int64_t *counts;      /* of a reduce-scatter or all-gather */
-    tshi_block *block;    /* what travels; NULL: not sent yet */
-    tshi_block *own;      /* what a reduce-scatter gives */
+    tshi_bucket_entry *first, **last;
+    int64_t count, width; /* elements of all leaves, of a row */
+    int64_t *counts;      /* (P): recv_counts of a reduce-scatter or all-gather */
+    tshi_block *block;    /* the message, (P, width) or the only leaf's values; NULL: not sent */
+    tshi_block *own;      /* the result of a reduce-scatter: this rank's row */
     tsh_req req;
 };
 
@@ -7472,48 +7493,49 @@ static int64_t tshi_bucket_chunk_size(const tsh_tensor *leaf, int k) {
     return tshi_bucket_chunk(leaf, k + 1) - tshi_bucket_chunk(leaf, k);
 }
 
-/* Elements that travel, and where row k of them starts. */
+/* Elements in the message. */
 static int64_t tshi_bucket_elements(const tsh_ctx *ctx, const tshi_bucket *b) {
     return b->first->next ? b->width * ctx->dp.size : b->count;
 }
 
+/* Row k of the message; of a leaf that is alone, its chunk k. */
 static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
     return (tsh_real *)tshi_mem_data(b->block) +
            (b->first->next ? b->width * k : tshi_bucket_chunk(b->first->leaf, k));
 }
 
-/* Chunk k of every leaf into its row, or out of it. What is live by then came unexpected, and
- * travelled by itself. */
+/* Copies chunk k of every leaf into the row, with padding, or out of it. A gradient that is live by
+ * then has come back in an earlier bucket: the leaf got another contribution after that one was
+ * sent, and the two are added. */
 static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
-    const tshi_parcel *p;
-    for (p = b->first; p; p = p->next) {
+    for (const tshi_bucket_entry *p = b->first; p; p = p->next) {
         tsh_tensor *leaf = p->leaf;
         const int gathers = b->kind == TSH_ALLGATHER;
         tsh_real *at = (tsh_real *)(gathers ? tshi_tensor_at(leaf) : tshi_mem_data(leaf->gr.block));
-        const int64_t n = tshi_bucket_chunk_size(leaf, k), most = tshi_bucket_chunk_size(leaf, 0);
+        const int64_t n = tshi_bucket_chunk_size(leaf, k), padded = tshi_bucket_chunk_size(leaf, 0);
         at += tshi_bucket_chunk(leaf, k);
         if (!out) {
             memcpy(row, at, (size_t)n * sizeof *row);
-            memset(row + n, 0, (size_t)(most - n) * sizeof *row);
+            memset(row + n, 0, (size_t)(padded - n) * sizeof *row);
         } else if (!gathers && leaf->gr.live) {
             tsh_coll_fold(at, at, row, n, TSH_REAL, TSH_SUM);
-            leaf->sparse = 0; /* what travelled first was dense */
+            leaf->sparse = 0; /* the row is dense */
         } else {
             memcpy(at, row, (size_t)n * sizeof *row);
         }
-        row += most;
+        row += padded;
     }
 }
 
-/* Waits for the oldest one that travels. Its leaves get their values at the end: until then, their
- * accumulators take contributions that nobody expected. */
+/* Waits for the oldest bucket in flight. Its values are copied out only in tshi_bucket_end, so that
+ * late contributions until then find empty accumulators. */
 static void tshi_bucket_await(tsh_ctx *ctx) {
     tshi_bucket *b = ctx->buckets.awaited;
     ctx->buckets.awaited = b->next;
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, b->req), tshi_bucket_what);
 }
 
-/* The memory that travels, filled; 0 without. */
+/* Makes the message, b->block, and what else the collective needs. 0: no memory. */
 static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER, size = ctx->dp.size, rank = ctx->dp.rank;
     tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
@@ -7529,8 +7551,7 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
         if (!b->own) return 0;
     }
     if (!only) {
-        b->block = tshi_mem_take(ctx, TSH_MEM_STEP,
-                                 tshi_dtype_reals(tshi_bucket_elements(ctx, b)));
+        b->block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(tshi_bucket_elements(ctx, b)));
         for (k = gathers ? rank : 0; b->block && k < (gathers ? rank + 1 : size); k++)
             tshi_bucket_copy(b, k, tshi_bucket_row(b, k), 0);
     } else if (gathers) {
@@ -7538,16 +7559,17 @@ static int tshi_bucket_load(tsh_ctx *ctx, tshi_bucket *b) {
         b->block->refs++;
     } else {
         b->block = only->gr.block;
-        only->gr.block = NULL;
+        only->gr.block = NULL; /* late contributions get a new one */
     }
     return b->block != NULL;
 }
 
+/* Starts the bucket's collective, unless it has been started. Gradients in it are not live until it
+ * comes back. */
 static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     tsh_coll coll = tsh_coll_make(b->kind, TSH_REAL);
-    tshi_parcel *p;
     if (b->block || ctx->error.code != TSH_OK || !tshi_bucket_load(ctx, b)) return;
-    for (p = b->first; p; p = p->next) {
+    for (tshi_bucket_entry *p = b->first; p; p = p->next) {
         p->leaf->boxed = 0;
         if (b->kind != TSH_ALLGATHER) p->leaf->gr.live = 0;
     }
@@ -7556,13 +7578,14 @@ static void tshi_bucket_send(tsh_ctx *ctx, tshi_bucket *b) {
     coll.recv_counts = b->counts;
     coll.redop = ctx->buckets.summed ? TSH_SUM : TSH_AVG;
     if (b->kind == TSH_ALLGATHER) coll.send = tshi_bucket_row(b, ctx->dp.rank);
-    if (b->own) coll.recv = tshi_mem_data(b->own);
+    if (b->own) coll.recv = tshi_mem_data(b->own); /* the row of this rank */
     while (ctx->dp.in_flight >= TSHI_COMM_IN_FLIGHT - 1 && ctx->buckets.awaited != b)
         tshi_bucket_await(ctx);
     if (tshi_error_comm(ctx, tshi_comm_compare(&ctx->dp), tshi_bucket_what) == TSH_OK)
         (void)tshi_error_comm(ctx, tsh_start(&ctx->dp, &coll, &b->req), tshi_bucket_what);
 }
 
+/* Appends a full bucket to the list and sends it, unless all are held until the end. */
 static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
     tshi_buckets *all = &ctx->buckets;
     *all->last = b;
@@ -7571,15 +7594,16 @@ static void tshi_bucket_close(tsh_ctx *ctx, tshi_bucket *b) {
     if (!all->hold) tshi_bucket_send(ctx, b);
 }
 
-/* A leaf's gradient is done, or, to be all-gathered, this rank's chunk of a parameter. */
+/* Puts a leaf whose gradient is done into the open bucket of its kind, or in one of its own if it
+ * fills it; for an all-gather, a parameter whose chunk on this rank is done. */
 static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     tsh_ctx *ctx = leaf->ctx;
     tshi_buckets *all = &ctx->buckets;
     const int64_t n = tsh_local_numel(leaf);
     tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
-    tshi_parcel *p;
-    if (leaf->boxed || ctx->error.code != TSH_OK) return;
-    p = (tshi_parcel *)tshi_mem_book(ctx, &all->arena, sizeof *p);
+    tshi_bucket_entry *p;
+    if (leaf->boxed || ctx->error.code != TSH_OK) return; /* boxed: in a bucket already */
+    p = (tshi_bucket_entry *)tshi_mem_book(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_book(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
     if (!b->first) b->last = &b->first;
@@ -7590,16 +7614,17 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     b->count += n;
     b->width += tshi_bucket_chunk_size(leaf, 0);
     leaf->boxed = 1;
-    if (n < all->limit) *open = b->count < all->limit ? b : NULL;
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* full: none is open */
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
 
-/* The same of a gradient, by the collective that its optimiser wants. */
+/* Puts a gradient into a bucket: reduce-scattered if its optimiser has .zero, else all-reduced. */
 static void tshi_bucket_add_grad(tsh_tensor *leaf) {
     tshi_bucket_add(leaf, leaf->flags & TSHI_CHUNKED ? TSH_REDUCE_SCATTER : TSH_ALLREDUCE);
 }
 
-/* Buckets are about to come; of sums, which tshi_bucket_weigh divides. */
+/* Starts with no buckets. summed: gradients are summed and divided by the sum of the ranks' weights
+ * (tshi_bucket_sum_weights), else averaged. */
 static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
     tshi_buckets *all = &ctx->buckets;
     tshi_mem_reset(&all->arena);
@@ -7610,8 +7635,9 @@ static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
     all->weight_req = 0;
 }
 
-/* The sums are over so many elements on this rank. */
-static void tshi_bucket_weigh(tsh_ctx *ctx, double weight) {
+/* Starts summing `weight`, the number of terms in this rank's loss, over dp; the summed gradients
+ * are divided by the total. Does nothing unless losses are sums. */
+static void tshi_bucket_sum_weights(tsh_ctx *ctx, double weight) {
     tshi_buckets *all = &ctx->buckets;
     if (!all->summed || ctx->error.code != TSH_OK) return;
     all->weight = weight;
@@ -7621,22 +7647,20 @@ static void tshi_bucket_weigh(tsh_ctx *ctx, double weight) {
         "tsh_backward: sum of weights over data parallel ranks");
 }
 
-/* x /= by, of sums; there is none where it is 0. */
+/* x /= by, unless by is 0: a loss without terms has zero gradients. */
 static void tshi_bucket_divide(tsh_real *x, int64_t n, double by) {
     const tsh_real divisor = TSHI_R(by);
-    int64_t i;
     if (!(by > 0)) return;
-    for (i = 0; i < n; i++) x[i] /= divisor;
+    for (int64_t i = 0; i < n; i++) x[i] /= divisor;
 }
 
-/* The leaves of a bucket that has come back get their gradients, or values. */
-static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
+/* Copies the result of a bucket to its leaves: gradients, or values of parameters. */
+static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int rank = ctx->dp.rank, scatters = b->kind == TSH_REDUCE_SCATTER;
     const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = b->first->next ? NULL : b->first->leaf;
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
-    const tshi_parcel *p;
-    int k, in_place = only && (gathers || !only->gr.block);
+    int k, in_place = only && (gathers || !only->gr.block); /* the message's memory is the leaf's */
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
                            scatters ? b->counts[rank] : tshi_bucket_elements(ctx, b),
@@ -7645,7 +7669,7 @@ static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
         only->gr.block = b->block;
         b->block->refs++;
     }
-    for (p = b->first; p && !gathers; p = p->next) { /* what came later was sent alone */
+    for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) {
         tshi_block **grad = &p->leaf->gr.block;
         const size_t bytes = tshi_dtype_reals(tsh_local_numel(p->leaf));
         if (!*grad && !(*grad = tshi_mem_take(ctx, TSH_MEM_GRADIENTS, bytes))) return;
@@ -7653,24 +7677,22 @@ static void tshi_bucket_open(tsh_ctx *ctx, tshi_bucket *b) {
     for (k = 0; k < ctx->dp.size; k++)
         if (scatters ? k == rank : !in_place && !(gathers && k == rank))
             tshi_bucket_copy(b, k, scatters ? own : tshi_bucket_row(b, k), 1);
-    for (p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
+    for (const tshi_bucket_entry *p = b->first; p && !gathers; p = p->next) p->leaf->gr.live = 1;
 }
 
-/* Sends what is left, and waits for all. */
+/* Sends the buckets that are left, waits for all, and copies them out. */
 static void tshi_bucket_end(tsh_ctx *ctx) {
     tshi_buckets *all = &ctx->buckets;
-    tshi_bucket *b;
-    tshi_parcel *p;
     if (all->open[0]) tshi_bucket_close(ctx, all->open[0]);
     if (all->open[1]) tshi_bucket_close(ctx, all->open[1]);
-    for (b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
-    tshi_error_tell(ctx); /* so that no peer is waited for in vain */
+    for (tshi_bucket *b = all->first; b; b = b->next) tshi_bucket_send(ctx, b);
+    tshi_error_tell(ctx); /* peers that wait for this rank's bucket must learn of its error */
     while (all->awaited) tshi_bucket_await(ctx);
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->dp, all->weight_req), tshi_bucket_what);
     all->weight_req = 0;
-    for (b = all->first; b; b = b->next) {
-        for (p = b->first; p; p = p->next) p->leaf->boxed = 0;
-        if (ctx->error.code == TSH_OK) tshi_bucket_open(ctx, b);
+    for (tshi_bucket *b = all->first; b; b = b->next) {
+        for (tshi_bucket_entry *p = b->first; p; p = p->next) p->leaf->boxed = 0;
+        if (ctx->error.code == TSH_OK) tshi_bucket_copy_back(ctx, b);
         tshi_mem_drop(ctx, b->block);
         tshi_mem_drop(ctx, b->own);
     }
@@ -7679,32 +7701,40 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>tape                                                MARK: - tape (private) */
-/* The tape remembers; backward walks it once, newest first.                   */
+/* Ops record their calls on the tape; backward walks it once, newest first.    */
 /* Needs: >>kernel >>bucket.                                                    */
 /* ========================================================================== */
 
-/* Whether a call with these inputs is recorded. */
+/* A forward function calls tshi_tape_record last. The op's backward(node) then reads the gradient
+ * of the output (tshi_tape_grad) and saved values (tshi_tape_saved), and for each input asks
+ * tshi_tape_dest where to write its gradient, and whether to add to what is there. A tensor has two
+ * accumulators, gr and gp (see tshi_node); views share those of their base.
+ *
+ * tsh_backward: tshi_tape_mark finds the nodes that the loss depends on and counts what each tensor
+ * will receive; tshi_tape_walk runs their backward and releases them; tshi_tape_sync completes the
+ * gradients of leaves over tp and dp. Collectives run while backward goes on: a partial gradient's
+ * all-reduce starts with its last contribution (tshi_tape_give), a leaf's bucket when it is full
+ * (tshi_tape_deliver). */
+
+/* 1 if a call with these inputs is recorded. */
 static int tshi_tape_records(const tsh_ctx *ctx, tsh_tensor *const *in, int n) {
-    int i;
     if (ctx->tape.no_grad) return 0;
-    for (i = 0; i < n; i++)
+    for (int i = 0; i < n; i++)
         if (in[i] && in[i]->base->requires_grad) return 1;
     return 0;
 }
 
-/* Records a call of op, which made out from n inputs. NULL and an error: there is no memory.
- * partial: inputs whose gradient is a partial sum. params: bytes for options, which the op fills
- * in. */
+/* Records a call of op, which made out from n inputs. partial: bits of the inputs whose gradient is
+ * a partial sum. params: bytes for the op's options, which it fills in. NULL: no memory. */
 static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                 unsigned partial, size_t params) {
     tsh_ctx *ctx = out->ctx;
     const size_t inputs = (size_t)n * sizeof(tsh_tensor *);
     const size_t saved = ((size_t)n + 1) * sizeof(tshi_block *);
-    const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16;
+    const size_t head = (sizeof(tshi_node) + inputs + saved + 15) / 16 * 16; /* aligns params */
     tshi_node *node = (tshi_node *)tshi_mem_book(ctx, &ctx->tape.arena, head + params);
-    int i;
     if (!node) return NULL;
-    node->in = (tsh_tensor **)(void *)(node + 1);
+    node->in = (tsh_tensor **)(void *)(node + 1); /* in, saved, params follow the node */
     node->saved = (tshi_block **)(void *)((char *)node->in + inputs);
     if (params) node->params = (char *)node + head;
     node->op = op;
@@ -7713,12 +7743,12 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     node->depth = ctx->depth;
     node->partial = partial;
     node->module = ctx->module;
-    for (i = 0; i <= n; i++) {
+    for (int i = 0; i <= n; i++) {
         const tsh_tensor *t = i < n ? in[i] : out;
         if (i < n) node->in[i] = in[i];
         if (!t || !(op->saves & (i < n ? 1u << i : (unsigned)TSHI_OUT))) continue;
         node->saved[i] = t->block;
-        t->block->refs++;
+        t->block->refs++; /* keeps the values until backward */
     }
     node->older = ctx->tape.newest;
     ctx->tape.newest = node;
@@ -7727,7 +7757,7 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     return node;
 }
 
-/* The name of input i, and its length. */
+/* The name of input i, not terminated, and its length. */
 static TSHI_COLD const char *tshi_tape_name(const tshi_op *op, int i, int *length) {
     const char *name = op->inputs ? op->inputs : "input";
     for (; i > 0 && op->inputs; i--) {
@@ -7738,31 +7768,31 @@ static TSHI_COLD const char *tshi_tape_name(const tshi_op *op, int i, int *lengt
     return name;
 }
 
-/* Looks for a NaN or an infinity among values of t's local shape. 1, and "NaN at (0, 5)" in text,
- * with its global index, for the first one; 0: all are finite. */
+/* Looks for a NaN or an infinity among values of t's local shape. Returns 1 for the first one, with
+ * "NaN at (0, 5)", its global index, in text; 0 if all are finite. */
 static TSHI_COLD int tshi_tape_not_finite(const tsh_tensor *t, const void *values,
                                           tsh_dtype dtype, const int64_t *stride, char *text) {
     const int64_t n = tsh_local_numel(t);
-    int64_t index[TSH_MAX_DIMS] = {0}, e;
+    int64_t index[TSH_MAX_DIMS] = {0}, e; /* local index of element e */
     char place[TSHI_TEXT_SIZE];
     double value = 0;
-    int d;
     for (e = 0; e < n; e++) {
         int64_t at = 0;
-        for (d = 0; d < t->ndim; d++) at += index[d] * stride[d];
+        for (int d = 0; d < t->ndim; d++) at += index[d] * stride[d];
         value = tshi_dtype_get(dtype, values, at);
-        if (value - value != 0) break;
-        for (d = t->ndim - 1; d >= 0 && ++index[d] == t->local[d]; d--) index[d] = 0;
+        if (value - value != 0) break; /* NaN - NaN and inf - inf are NaN */
+        for (int d = t->ndim - 1; d >= 0 && ++index[d] == t->local[d]; d--) index[d] = 0;
     }
     if (e == n) return 0;
-    for (d = 0; d < t->ndim; d++) index[d] = tshi_tensor_global(t, d, index[d]);
+    for (int d = 0; d < t->ndim; d++) index[d] = tshi_tensor_global(t, d, index[d]);
     (void)snprintf(text, TSHI_TEXT_SIZE, "%s at %.64s",
                    value != value ? "NaN" : value < 0 ? "-infinity" : "infinity",
                    tshi_tensor_sizes(index, t->ndim, place));
     return 1;
 }
 
-/* An error if the output of an op is not finite; it says so if an input was not finite before. */
+/* tsh_detect_anomaly: an error if the output of an op is not finite. It names the first input that
+ * is not finite either. */
 static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor *out,
                                              tsh_tensor *const *in, int n) {
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE], old[TSHI_TEXT_SIZE], why[2 * TSHI_TEXT_SIZE];
@@ -7780,8 +7810,8 @@ static TSHI_COLD void tshi_tape_check_output(const tshi_op *op, const tsh_tensor
                    tshi_tensor_text(out, form), found, why);
 }
 
-/* Ends every call of an op: out's values are there. Records it if the op has a backward and an
- * input requires a gradient; else returns NULL. */
+/* Every op calls this last, when out has its values. Records the call if the op has a backward and
+ * an input requires a gradient; else returns NULL. */
 static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                                    unsigned partial, size_t params) {
     if (out->ctx->trace) tshi_trace_close(out->ctx->trace, op->name);
@@ -7791,92 +7821,101 @@ static tshi_node *tshi_tape_record(const tshi_op *op, tsh_tensor *out, tsh_tenso
     return tshi_tape_add(op, out, in, n, partial, params);
 }
 
-/* Whether the node's backward takes the accumulators of its output without their completion. */
+/* 1 if the node's backward reads gr and gp of its output itself, so that gp is not all-reduced
+ * first. */
 static int tshi_tape_accepts_partial(const tshi_node *node) {
     const unsigned wanted = node->out->flags & TSHI_RETAIN ? TSHI_OP_ACCEPTS_RETAINED
                                                            : TSHI_OP_ACCEPTS_PARTIAL;
     return (node->op->flags & wanted) != 0;
 }
 
-/* Saved values of input i (i = n: the output), with that tensor's strides. */
+/* The saved values of input i (i = n: of the output), with that tensor's strides. */
 static void *tshi_tape_saved(const tshi_node *node, int i) {
     const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
     return (char *)tshi_mem_data(node->saved[i]) + (size_t)t->offset * tsh_dtype_size(t->dtype);
 }
 
-/* The same as tsh_real, as tshi_kernel_reals_of. */
+/* The same as values of type tsh_real, as from tshi_kernel_reals_of. */
 static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *stride,
                                        tshi_block **scratch) {
     tsh_tensor saved = *(i < node->n ? node->in[i] : node->out);
-    saved.block = node->saved[i];
+    saved.block = node->saved[i]; /* the tensor as it was when recorded */
     return tshi_kernel_reals_of(&saved, stride, scratch);
 }
 
 /* -- accumulators ----------------------------------------------------------- */
 
-/* Where a contribution goes: data with the strides of the input; add 0: write, 1: add. */
+/* Where a contribution to a gradient goes: data has the input's strides. add 0: overwrite what is
+ * there, 1: add to it. */
 typedef struct tshi_dest {
     tsh_real *data;
     const int64_t *stride;
     int add;
 } tshi_dest;
 
-/* Memory for an accumulator of base; 0 if there is none. */
-static int tshi_tape_room(tsh_tensor *base, tshi_accumulator *acc) {
+/* Allocates an accumulator of base if it has no memory yet. 0: there is none. */
+static int tshi_tape_allocate(tsh_tensor *base, tshi_accumulator *acc) {
     int kind = base->flags & TSHI_OWNED ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
     if (!acc->block)
-        acc->block = tshi_mem_take(base->ctx, kind,
-                                   tshi_dtype_reals(tsh_local_numel(base)));
+        acc->block = tshi_mem_take(base->ctx, kind, tshi_dtype_reals(tsh_local_numel(base)));
     return acc->block != NULL;
 }
 
+/* Zeroes an accumulator of base, which is live from then on. */
+static void tshi_tape_zero(const tsh_tensor *base, tshi_accumulator *acc) {
+    memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
+    acc->live = 1;
+}
+
+/* Fills dest: where in acc, an accumulator of t's base, a contribution to t goes. 0: no memory, or
+ * the user has freed the base. */
 static int tshi_tape_open(tsh_tensor *t, tshi_accumulator *acc, tshi_dest *dest) {
     tsh_tensor *base = t->base;
-    if ((base->flags & TSHI_DEAD) || !tshi_tape_room(base, acc)) return 0; /* freed since */
+    if ((base->flags & TSHI_DEAD) || !tshi_tape_allocate(base, acc)) return 0;
     dest->data = (tsh_real *)tshi_mem_data(acc->block) + (t->offset - base->offset);
     dest->stride = t->stride;
-    if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) {
-        memset(tshi_mem_data(acc->block), 0, tshi_dtype_reals(tsh_local_numel(base)));
-        acc->live = 1;
-    }
+    if (!acc->live && tsh_local_numel(t) != tsh_local_numel(base)) /* t covers a part only */
+        tshi_tape_zero(base, acc);
     dest->add = acc->live;
     acc->live = 1;
-    acc->clean = base->sparse = 0;
+    acc->clean = base->sparse = 0; /* any row may be written */
     return 1;
 }
 
+/* 1 if the node's gradient of input i is a partial sum over tp. */
 static int tshi_tape_is_partial(const tshi_node *node, int i) {
     return (node->progress.partial >> i & 1u) && node->out->ctx->tp.size > 1;
 }
 
-/* The accumulator that the op's gradient of input i goes to. */
+/* The accumulator that the node's gradient of input i goes to. */
 static tshi_accumulator *tshi_tape_accumulator(const tshi_node *node, int i) {
     tsh_tensor *base = node->in[i]->base;
     return tshi_tape_is_partial(node, i) ? &base->gp : &base->gr;
 }
 
-/* A backward that threads share: the node, and where its gradient goes. */
+/* The argument of a backward whose work threads divide: the node, and where its gradient goes. */
 typedef struct tshi_shared {
     const tshi_node *node;
     tshi_dest dest;
 } tshi_shared;
 
-/* Whether t is all of its base, in the same order. */
+/* 1 if t has all elements of its base, in the same order. */
 static int tshi_tape_is_whole(const tsh_tensor *t) {
     const tsh_tensor *base = t->base;
     return !base->offset && !t->offset && tshi_tensor_is_dense(t) &&
            tsh_local_numel(t) == tsh_local_numel(base);
 }
 
-/* Where the op adds its gradient of input i; 0 where none is wanted. */
+/* Fills dest: where the op's backward writes its gradient of input i. 0: input i needs none (or an
+ * error). */
 TSHI_OUTLINE int tshi_tape_dest(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i];
     if (!t || !t->base->requires_grad) return 0;
     return tshi_tape_open(t, tshi_tape_accumulator(node, i), dest);
 }
 
-/* The same for an op that reads input i once more while it writes there: where nobody else wants
- * the saved values any more, the gradient takes their place. */
+/* tshi_tape_dest for an op that reads each saved value of input i before it writes the gradient of
+ * it: the gradient then overwrites the saved values, if nothing else holds them. */
 static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
@@ -7889,18 +7928,17 @@ static int tshi_tape_dest_over(tshi_node *node, int i, tshi_dest *dest) {
     return tshi_tape_dest(node, i, dest);
 }
 
-/* The same, zeroed where nothing was there yet: for ops that only add. */
+/* tshi_tape_dest for an op that can only add: a new accumulator is zeroed first. */
 TSHI_OUTLINE int tshi_tape_dest_zeroed(tshi_node *node, int i, tshi_dest *dest) {
     if (!tshi_tape_dest(node, i, dest)) return 0;
-    if (!dest->add)
-        memset(tshi_mem_data(tshi_tape_accumulator(node, i)->block), 0,
-               tshi_dtype_reals(tsh_local_numel(node->in[i]->base)));
+    if (!dest->add) tshi_tape_zero(node->in[i]->base, tshi_tape_accumulator(node, i));
     dest->add = 1;
     return 1;
 }
 
-/* The same for an op that adds to a few rows of a leaf: *marks (NULL: a dense gradient is there
- * already) gets a 1 for each. The accumulator is zeroed only where it is not known to be 0. */
+/* tshi_tape_dest for an op that adds to a few rows of a leaf (rows, ...): it sets (*marks)[row] = 1
+ * for each. *marks NULL: the gradient is dense already. The accumulator is zeroed only if it is not
+ * known to be 0. */
 static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t **marks) {
     tsh_tensor *t = node->in[i], *base = t->base;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
@@ -7913,14 +7951,13 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
         base->marks = NULL;
     }
     if (!base->marks) base->marks = tshi_mem_take(base->ctx, TSH_MEM_GRADIENTS, size);
-    if (!base->marks || !tshi_tape_room(base, acc)) return 0;
+    if (!base->marks || !tshi_tape_allocate(base, acc)) return 0;
     if (!base->gr.live && !base->gp.live) {
         memset(tshi_mem_data(base->marks), 0, size);
         base->sparse = 1;
     }
     dest->data = (tsh_real *)tshi_mem_data(acc->block);
-    if (!acc->live && !acc->clean)
-        memset(dest->data, 0, (size_t)tsh_local_numel(base) * sizeof *dest->data);
+    if (!acc->live && !acc->clean) tshi_tape_zero(base, acc);
     dest->stride = t->stride;
     dest->add = acc->live = 1;
     acc->clean = 0;
@@ -7928,8 +7965,9 @@ static int tshi_tape_dest_rows(tshi_node *node, int i, tshi_dest *dest, int32_t 
     return 1;
 }
 
-/* One contribution less is to come to a leaf; after the last one it travels to the other replicas.
- * Partial sums wait for the end, and rows that are few for those of other ranks. */
+/* Counts a contribution to a leaf. After the last one the gradient goes into a bucket, to be summed
+ * over dp. Partial and row-sparse gradients wait for tshi_tape_sync: they are first completed over
+ * tp, and with the rows of other ranks. */
 static void tshi_tape_deliver(tsh_tensor *leaf) {
     if (--leaf->users > 0 || !leaf->ctx->tape.syncing || !(leaf->flags & TSHI_AVERAGED) ||
         !leaf->gr.live || leaf->gp.live || leaf->sparse)
@@ -7937,29 +7975,26 @@ static void tshi_tape_deliver(tsh_tensor *leaf) {
     tshi_bucket_add_grad(leaf);
 }
 
-/* Which rows any rank of comm has touched. */
-static void tshi_tape_unite(tsh_tensor *t, tsh_comm *comm) {
+/* Marks the rows of a row-sparse gradient that any rank of comm has touched. */
+static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
     if (t->sparse && comm->size > 1)
         (void)tshi_error_comm(
             t->ctx, tsh_allreduce(comm, tshi_mem_data(t->marks), t->local[0], TSH_I32, TSH_MAX),
             "tsh_backward: all-reduce of the rows that a gradient touches");
 }
 
-/* Whether the gradient that the node has given to input i is finite; else an error. */
-static TSHI_COLD int tshi_tape_is_finite(const tshi_node *node, int i) {
+/* tsh_detect_anomaly: 1 if the gradient of input i is finite after the node's contribution; else 0,
+ * with an error. gp is skipped while its all-reduce runs. */
+static TSHI_COLD int tshi_tape_check_gradient(const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i], *base = t->base;
-    const tshi_accumulator *acc[2];
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
     int k, length;
     const char *name = tshi_tape_name(node->op, i, &length);
-    acc[0] = &base->gr;
-    acc[1] = &base->gp;
     for (k = 0; k < 2; k++) {
-        if (!acc[k]->live || (k == 1 && base->reducing)) continue;
-        if (!tshi_tape_not_finite(t,
-                                  (const tsh_real *)tshi_mem_data(acc[k]->block) +
-                                      (t->offset - base->offset),
-                                  TSH_REAL, t->stride, found))
+        const tshi_accumulator *acc = k ? &base->gp : &base->gr;
+        const tsh_real *data = acc->live ? (const tsh_real *)tshi_mem_data(acc->block) : NULL;
+        if (!data || (k == 1 && base->reducing) ||
+            !tshi_tape_not_finite(t, data + (t->offset - base->offset), TSH_REAL, t->stride, found))
             continue;
         (void)tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the gradient of %.*s %s has %s",
                        node->op->name, length, name, tshi_tensor_text(t, form), found);
@@ -7968,15 +8003,15 @@ static TSHI_COLD int tshi_tape_is_finite(const tshi_node *node, int i) {
     return 1;
 }
 
-/* Says that input i's contribution is complete; the last partial one starts the all-reduce, so that
- * it travels while backward goes on. Called early by ops that have more to do, and by the walk for
- * all others. */
+/* Marks the node's gradient of input i as done. The last partial contribution to a tensor starts
+ * its all-reduce, which runs while backward goes on. An op that has more to do calls this early;
+ * the walk does so for all inputs that are left. */
 static void tshi_tape_give(tshi_node *node, int i) {
     tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
     tsh_ctx *ctx = node->out->ctx;
     if (!base || !base->requires_grad || (node->progress.given >> i & 1u)) return;
     node->progress.given |= 1u << i;
-    if (ctx->anomalies && !tshi_tape_is_finite(node, i)) return;
+    if (ctx->anomalies && !tshi_tape_check_gradient(node, i)) return;
     if (!base->node) {
         tshi_tape_deliver(base);
         return;
@@ -7991,6 +8026,7 @@ static void tshi_tape_give(tshi_node *node, int i) {
     base->reducing = ctx->error.code == TSH_OK;
 }
 
+/* y += x, n elements. */
 static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x, int64_t n) {
     tshi_operand operands[2];
     operands[0] = tshi_kernel_reals(y, 1);
@@ -7998,7 +8034,7 @@ static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x
     tshi_kernel_add[ctx->isa](n, operands, NULL);
 }
 
-/* gr += gp, by exchange where gr is empty. */
+/* gr += gp, once gp is complete; they are swapped if gr is empty. */
 static void tshi_tape_merge(tsh_tensor *t) {
     if (!t->gp.live) return;
     if (t->gr.live) {
@@ -8006,13 +8042,14 @@ static void tshi_tape_merge(tsh_tensor *t) {
                           (const tsh_real *)tshi_mem_data(t->gp.block), tsh_local_numel(t));
         t->gp.live = 0;
     } else {
-        tshi_accumulator swap = t->gr;
+        tshi_accumulator swap = t->gr; /* gr's memory becomes gp's */
         t->gr = t->gp;
         t->gp = swap;
     }
 }
 
-/* The whole gradient of an op's output, dense with its strides; NULL on an error. */
+/* Completes the gradient of t, an op's output: waits for the all-reduce of gp, adds it to gr, and
+ * zeroes gr if there was no contribution. Returns gr's values; NULL after an error. */
 static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     tsh_ctx *ctx = t->ctx;
     if (t->reducing) {
@@ -8023,15 +8060,15 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     if (ctx->error.code != TSH_OK) return NULL;
     tshi_tape_merge(t);
     if (!t->gr.live) {
-        if (!tshi_tape_room(t, &t->gr)) return NULL;
-        memset(tshi_mem_data(t->gr.block), 0, tshi_dtype_reals(tsh_local_numel(t)));
-        t->gr.live = 1;
+        if (!tshi_tape_allocate(t, &t->gr)) return NULL;
+        tshi_tape_zero(t, &t->gr);
     }
     return (tsh_real *)tshi_mem_data(t->gr.block);
 }
 
-/* Whether the gradient of the node's output is ready for its backward; 0 on an error. */
-static int tshi_tape_ready(const tshi_node *node) {
+/* Completes the gradient of the node's output, unless its backward accepts a partial one. 0: an
+ * error. */
+static int tshi_tape_complete_out(const tshi_node *node) {
     tsh_tensor *out = node->out;
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
     const tsh_real *grad;
@@ -8045,12 +8082,12 @@ static int tshi_tape_ready(const tshi_node *node) {
     return out->ctx->error.code == TSH_OK && grad;
 }
 
-/* The completed gradient of the node's output, for its backward. */
+/* The complete gradient of the node's output, which its backward reads. */
 static tsh_real *tshi_tape_grad(const tshi_node *node) {
     return (tsh_real *)tshi_mem_data(node->out->gr.block);
 }
 
-/* dest (+)= values of t's local shape. */
+/* dest = values, or dest += values, of t's local shape. */
 static void tshi_tape_accumulate_at(tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
                                     const int64_t *stride) {
     tsh_ctx *ctx = t->ctx;
@@ -8067,8 +8104,8 @@ static void tshi_tape_accumulate(const tshi_node *node, int i, const tshi_dest *
     tshi_tape_accumulate_at(node->in[i], dest, values, stride);
 }
 
-/* Input i's gradient is the output's, as it is. Where nothing has come yet, it gets the memory too,
- * unless an input that follows would add to the same. */
+/* Backward of an op whose gradient of input i equals that of the output. The input shares the
+ * output's memory if it has no accumulator yet, and no later input has the same base. */
 static void tshi_tape_pass(tshi_node *node, int i) {
     tsh_tensor *t = node->in[i], *base = t->base, *out = node->out;
     tshi_accumulator *acc = tshi_tape_accumulator(node, i);
@@ -8087,19 +8124,17 @@ static void tshi_tape_pass(tshi_node *node, int i) {
 
 /* -- backward --------------------------------------------------------------- */
 
-/* Marks what the loss reaches and counts the partial contributions that each tensor will get, and
- * all those of a leaf. */
+/* Marks the nodes that the loss depends on. Counts the partial contributions that each tensor will
+ * get (expected), and all contributions to a leaf (users). */
 static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
-    tshi_node *node;
-    int i;
     if (loss->base->node) loss->base->node->progress.reached = 1;
-    for (node = ctx->tape.newest; node; node = node->older) {
+    for (tshi_node *node = ctx->tape.newest; node; node = node->older) {
         if (!node->progress.reached) continue;
         node->progress.partial = node->partial;
         if ((node->op->flags & TSHI_OP_PASSES_PARTIAL) && tshi_tape_accepts_partial(node) &&
             node->out->expected)
             node->progress.partial |= TSHI_X;
-        for (i = 0; i < node->n; i++) {
+        for (int i = 0; i < node->n; i++) {
             tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
             if (!base || !base->requires_grad) continue;
             if (base->node)
@@ -8108,12 +8143,12 @@ static void tshi_tape_mark(const tsh_ctx *ctx, const tsh_tensor *loss) {
                 base->users++;
             if (tshi_tape_is_partial(node, i)) base->expected++;
         }
-        for (i = 0; i < node->leaf_count; i++) node->leaves[i]->users++;
+        for (int i = 0; i < node->leaf_count; i++) node->leaves[i]->users++;
     }
 }
 
-/* Handles of this scope depth or deeper let go of their values: what backward needs, the nodes
- * hold. */
+/* Step tensors of this scope depth or deeper release their values, except the loss and retained
+ * ones. What backward needs, the nodes have saved. */
 static void tshi_tape_let_go(tsh_ctx *ctx, const tsh_tensor *loss, int depth) {
     tsh_tensor *t, *head = &ctx->handles.step;
     for (t = head->next; t != head; t = t->next) {
@@ -8124,13 +8159,13 @@ static void tshi_tape_let_go(tsh_ctx *ctx, const tsh_tensor *loss, int depth) {
     }
 }
 
+/* Releases what a node holds, and the gradient of its output unless that is retained. */
 static void tshi_tape_drop_node(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     tsh_tensor *out = node->out;
-    int i;
     if (out->reducing) (void)tsh_wait(&ctx->tp, out->req);
     out->reducing = out->expected = 0;
-    for (i = 0; i <= node->n; i++) tshi_mem_drop(ctx, node->saved[i]);
+    for (int i = 0; i <= node->n; i++) tshi_mem_drop(ctx, node->saved[i]);
     tshi_mem_drop(ctx, node->aux);
     out->node = NULL;
     out->requires_grad = 0;
@@ -8141,7 +8176,7 @@ static void tshi_tape_drop_node(tshi_node *node) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Moves on what travels between ranks: backends move data only when they are called. */
+/* Progresses collectives in flight: backends send and receive only when they are called. */
 static void tshi_tape_progress(void *user) {
     tsh_ctx *ctx = (tsh_ctx *)user;
     if (ctx->tp.in_flight) tsh_comm_progress(&ctx->tp);
@@ -8149,20 +8184,19 @@ static void tshi_tape_progress(void *user) {
     if (ctx->pp.in_flight) tsh_comm_progress(&ctx->pp);
 }
 
-/* Walks the tape, newest first: nodes that were not reached, or follow an error, are only dropped.
- * The arena still holds them. */
+/* Runs backward of every marked node, newest first, and releases all nodes. After an error they are
+ * only released. The caller resets the arena, which holds the nodes themselves. */
 static void tshi_tape_walk(tsh_ctx *ctx) {
     const tsh_module *outer = ctx->module;
     tshi_node *node, *older;
-    int i;
     for (node = ctx->tape.newest; node; node = older) {
         older = node->older;
         ctx->module = node->module;
-        if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_ready(node)) {
+        if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_complete_out(node)) {
             const int64_t begin = tshi_trace_start(ctx);
             node->op->backward(node);
-            for (i = 0; i < node->n; i++) tshi_tape_give(node, i);
-            for (i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
+            for (int i = 0; i < node->n; i++) tshi_tape_give(node, i);
+            for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
             if (ctx->trace)
                 (void)tshi_trace_add(ctx->trace, TSHI_TRACE_BACKWARD, node->op->name, begin, 0);
             tshi_tape_progress(ctx);
@@ -8173,7 +8207,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
     ctx->tape.newest = NULL;
 }
 
-/* Partial gradients of leaves, all in one flat all-reduce. */
+/* Completes the partial gradients of all leaves with one all-reduce over tp. */
 static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
     int64_t total = 0, at = 0;
@@ -8186,37 +8220,35 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     data = (tsh_real *)tshi_mem_data(flat);
     for (t = head->next; t != head; t = t->next) {
         if (!t->gp.live) continue;
-        memcpy(data + at, tshi_mem_data(t->gp.block),
-               tshi_dtype_reals(tsh_local_numel(t)));
+        memcpy(data + at, tshi_mem_data(t->gp.block), tshi_dtype_reals(tsh_local_numel(t)));
         at += tsh_local_numel(t);
     }
     (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, data, total, TSH_REAL, TSH_SUM),
                           "tsh_backward: all-reduce of the leaves' gradients");
     for (at = 0, t = head->next; t != head; t = t->next) {
         if (!t->gp.live) continue;
-        memcpy(tshi_mem_data(t->gp.block), data + at,
-               tshi_dtype_reals(tsh_local_numel(t)));
+        memcpy(tshi_mem_data(t->gp.block), data + at, tshi_dtype_reals(tsh_local_numel(t)));
         at += tsh_local_numel(t);
-        tshi_tape_unite(t, &ctx->tp);
+        tshi_tape_merge_rows(t, &ctx->tp);
         tshi_tape_merge(t);
     }
     tshi_mem_drop(ctx, flat);
     return ctx->error.code;
 }
 
-/* Gradients of leaves, those that came last and those that already travel, become whole. */
+/* Completes the gradients of leaves: over tp, then over dp with the buckets that are in flight, and
+ * divides sums by the number of terms. */
 static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
-    const int replicas = ctx->dp.size > 1;
+    const int replicas = ctx->dp.size > 1; /* gradients are also summed over dp */
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
-    if (replicas) tshi_bucket_weigh(ctx, ctx->tape.weight);
+    if (replicas) tshi_bucket_sum_weights(ctx, ctx->tape.weight);
     for (t = head->next; t != head && ctx->error.code == TSH_OK && replicas; t = t->next) {
         if (!t->gr.live || !(t->flags & TSHI_AVERAGED)) continue;
         if (t->sparse && (t->flags & TSHI_CHUNKED))
             (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
                            "tsh_backward: the gradient of \"%s\" is row-sparse, which .zero of its "
-                           "optimiser cannot cut; leave one of both out",
-                           t->path);
+                           "optimiser cannot cut; leave one of both out", t->path);
         else
             tshi_bucket_add_grad(t);
     }
@@ -8224,7 +8256,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     for (t = head->next; t != head && ctx->error.code == TSH_OK; t = t->next) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
-            tshi_tape_unite(t, &ctx->dp);
+            tshi_tape_merge_rows(t, &ctx->dp);
         else if (ctx->tape.summed) /* averaged ones are divided in their buckets */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                replicas ? ctx->buckets.weight : ctx->tape.weight);
@@ -8233,7 +8265,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-/* From now on leaves travel as they become ready, unless that is to wait. */
+/* From now on, tshi_tape_deliver sends the gradients of leaves as they become ready. */
 static void tshi_tape_sync_begin(tsh_ctx *ctx) {
     if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed);
     ctx->tape.syncing = ctx->dp.size > 1;
@@ -8246,6 +8278,7 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
     return tshi_tape_sync(ctx);
 }
 
+/* An error unless the loss is one replicated value of this ctx that has a gradient. */
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     char text[TSHI_TEXT_SIZE];
     if (!loss) return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is NULL");
@@ -8269,12 +8302,12 @@ static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     return TSH_OK;
 }
 
-/* Makes ready for a backward, whose loss is of so many elements. 0 and an error where gradients of
- * another kind wait. */
+/* Prepares a backward of a loss that is a mean, or a sum of `weight` terms. 0 and an error if it
+ * cannot be added to gradients that are there already. */
 static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     tshi_tape *tape = &ctx->tape;
     tsh_tensor *t, *head = &ctx->handles.owned;
-    int live = 0, chunked = 0;
+    int live = 0, chunked = 0; /* some leaf has a gradient; a chunk of one */
     for (t = head->next; t != head; t = t->next) {
         t->expected = t->users = 0;
         live |= t->gr.live | t->gp.live;
@@ -8283,8 +8316,7 @@ static int tshi_tape_begin(tsh_ctx *ctx, int summed, double weight) {
     if (!(weight >= 0) || weight > DBL_MAX || (weight > 0 && !summed))
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                        "tsh_backward: weight %g of a loss; it is that of a sum (.summed = 1), and "
-                       "not below 0",
-                       weight);
+                       "not below 0", weight);
     else if (live && tape->pending && tape->summed != summed)
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_backward: micro-batches of one step are all means or all sums "
@@ -8313,13 +8345,13 @@ TSH_API tsh_result tsh_backward_with(tsh_ctx *ctx, tsh_tensor *loss,
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (!tshi_tape_open(loss, &loss->base->gr, &dest)) return ctx->error.code;
     dest.data[0] = dest.add ? TSHI_R(dest.data[0] + TSHI_R(1)) : TSHI_R(1);
-    if (!defer) tshi_tape_sync_begin(ctx);
+    if (!defer) tshi_tape_sync_begin(ctx); /* buckets are sent during the walk */
     tshi_tape_mark(ctx, loss);
     tshi_tape_let_go(ctx, loss, 0);
     tshi_tape_walk(ctx);
     tshi_mem_reset(&ctx->tape.arena);
     if (defer)
-        ctx->tape.pending = 1;
+        ctx->tape.pending = 1; /* until tsh_sync_grads */
     else
         (void)tshi_tape_sync(ctx);
     tshi_error_tell(ctx);
@@ -8330,15 +8362,15 @@ TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
     return tsh_backward_with(ctx, loss, NULL);
 }
 
-/* Whether a leaf's gradient still waits for other ranks' parts. */
+/* 1 if a leaf's gradient lacks other ranks' contributions, or the division of sums. */
 static int tshi_tape_pending(const tsh_tensor *leaf) {
     const tsh_ctx *ctx = leaf->ctx;
-    const int travels = ctx->dp.size > 1 && (leaf->flags & TSHI_AVERAGED);
+    const int averaged = ctx->dp.size > 1 && (leaf->flags & TSHI_AVERAGED);
     return leaf->gp.live || (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending &&
-                             (travels || ctx->tape.summed));
+                             (averaged || ctx->tape.summed));
 }
 
-/* -- what a user says of gradients ------------------------------------------ */
+/* -- gradients: public functions -------------------------------------------- */
 
 TSH_API void tsh_no_grad_begin(tsh_ctx *ctx) {
     if (ctx) ctx->tape.no_grad++;
@@ -8352,31 +8384,27 @@ TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on) {
     if (ctx) ctx->anomalies = on != 0;
 }
 
+/* 1 if t can be a leaf; else 0, with an error of the public function op. */
+static int tshi_tape_check_owned(const tsh_tensor *t, const char *op) {
+    if ((t->flags & TSHI_OWNED) && tshi_dtype_computes(t->dtype)) return 1;
+    (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: takes an owned tensor of %s; tsh_keep makes one",
+                   op, tshi_dtype_name(TSH_REAL));
+    return 0;
+}
+
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
-    if (!t) return NULL;
-    if (!(t->flags & TSHI_OWNED) || !tshi_dtype_computes(t->dtype))
-        return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_requires_grad: takes an owned tensor of %s; tsh_keep makes one",
-                               tshi_dtype_name(TSH_REAL));
-    t->requires_grad = on ? 1 : 0;
-    if (on)
-        t->flags |= TSHI_LEAF;
-    else
-        t->flags &= ~(unsigned)TSHI_LEAF;
+    if (!t || !tshi_tape_check_owned(t, "tsh_requires_grad")) return NULL;
+    t->requires_grad = on != 0;
+    t->flags = on ? t->flags | TSHI_LEAF : t->flags & ~(unsigned)TSHI_LEAF;
     return t;
 }
 
 TSH_API tsh_tensor *tsh_average_grad(tsh_tensor *t, int on) {
-    if (!t) return NULL;
-    if (!(t->flags & TSHI_OWNED) || !tshi_dtype_computes(t->dtype))
-        return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_average_grad: takes an owned tensor of %s; tsh_keep makes one",
-                               tshi_dtype_name(TSH_REAL));
+    if (!t || !tshi_tape_check_owned(t, "tsh_average_grad")) return NULL;
     if (!on && (t->flags & TSHI_PARAM))
         return tshi_error_null(t->ctx, TSH_ERR_ARGUMENT,
                                "tsh_average_grad: the gradient of a parameter, such as \"%s\", is "
-                               "always averaged; take a leaf of your own instead",
-                               t->path);
+                               "always averaged; take a leaf of your own instead", t->path);
     t->flags = on ? t->flags | TSHI_AVERAGED : t->flags & ~(unsigned)TSHI_AVERAGED;
     return t;
 }
@@ -8399,8 +8427,7 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
         return tshi_error_null(
             t->ctx, TSH_ERR_STATE,
             "tsh_grad: each rank of dp has a chunk of the gradient of \"%s\", as "
-            "its optimiser's .zero wants it",
-            base->path);
+            "its optimiser's .zero wants it", base->path);
     grad = tshi_tensor_window(t, base->gr.block);
     if (!grad) return NULL;
     grad->dtype = TSH_REAL;
@@ -8409,7 +8436,7 @@ TSH_API tsh_tensor *tsh_grad(tsh_tensor *t) {
     return grad;
 }
 
-/* Zeroes the touched rows of a row-sparse gradient: then all of it is 0. */
+/* Zeroes a row-sparse gradient, which is 0 outside its marked rows. */
 static void tshi_tape_clear_rows(tsh_tensor *base) {
     const int32_t *marks = (const int32_t *)tshi_mem_data(base->marks);
     int64_t r, width = tshi_tensor_product(base->local + 1, base->ndim - 1);
@@ -8425,7 +8452,7 @@ TSH_API void tsh_zero_grad(tsh_tensor *t) {
     t->base->gr.live = t->base->gp.live = t->base->sparse = 0;
 }
 
-/* -- steps and scopes: what ends with them ---------------------------------- */
+/* -- steps and scopes ------------------------------------------------------- */
 
 TSH_API tsh_result tsh_step_end(tsh_ctx *ctx) {
     tsh_tensor *head;
@@ -8451,8 +8478,7 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
         (void)tsh_fail(
             ctx, TSH_ERR_STATE,
             "tsh_scope_end: %s was recorded inside the scope; scopes are for work without "
-            "gradients (tsh_no_grad_begin)",
-            ctx->tape.newest->op->name);
+            "gradients (tsh_no_grad_begin)", ctx->tape.newest->op->name);
     else
         while (head->prev != head && head->prev->depth >= ctx->depth) tshi_tensor_end(head->prev);
     ctx->depth--;
@@ -8464,6 +8490,9 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx) {
 /* Needs: >>tape.                                                               */
 /* ========================================================================== */
 
+/* Nodes are linked from the newest to the oldest and have no numbers. A dump may be slow, so it
+ * counts them again for every node that it prints. */
+
 /* A node's number: how many were recorded before it. */
 static TSHI_COLD int tshi_dump_number(const tshi_node *node) {
     int number = 0;
@@ -8471,15 +8500,7 @@ static TSHI_COLD int tshi_dump_number(const tshi_node *node) {
     return number;
 }
 
-/* The node with that number; NULL: there is none. */
-static TSHI_COLD const tshi_node *tshi_dump_node(const tsh_ctx *ctx, int number) {
-    const tshi_node *node = ctx->tape.newest;
-    int after = node ? tshi_dump_number(node) - number : 0;
-    while (node && after-- > 0) node = node->older;
-    return node && tshi_dump_number(node) == number ? node : NULL;
-}
-
-/* "weight (48, 16) S(0)" */
+/* Prints input i: "weight (48, 16) S(0)". */
 static TSHI_COLD void tshi_dump_tensor(FILE *file, const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i];
     char text[TSHI_TEXT_SIZE];
@@ -8488,7 +8509,7 @@ static TSHI_COLD void tshi_dump_tensor(FILE *file, const tshi_node *node, int i)
     (void)fprintf(file, "%.*s %s", length, name, tshi_tensor_text(t, text));
 }
 
-/* The inputs, and the output, that have a bit: "x weight". */
+/* Prints the names of the inputs, and of the output, whose bits are set: "x weight". */
 static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned bits) {
     int i, length, count = 0;
     for (i = 0; i < node->n; i++) {
@@ -8500,12 +8521,12 @@ static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned
     if (bits & (unsigned)TSHI_OUT) (void)fprintf(file, "%soutput", count ? " " : "");
 }
 
-/* What the node keeps for backward, if anything: "; saves x weight, 3584 bytes". */
+/* Prints what the node keeps for backward, if anything: "; saves x weight, 3584 bytes". `before`
+ * comes first, here "; ". */
 static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const char *before) {
-    size_t bytes = node->aux ? node->aux->size : 0;
+    size_t bytes = node->aux ? node->aux->size : 0; /* aux: what else the op keeps */
     unsigned saved = 0;
-    int i;
-    for (i = 0; i <= node->n; i++) {
+    for (int i = 0; i <= node->n; i++) {
         const tsh_tensor *t = i < node->n ? node->in[i] : node->out;
         if (!node->saved[i]) continue;
         saved |= i < node->n ? 1u << i : (unsigned)TSHI_OUT;
@@ -8517,15 +8538,15 @@ static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const c
     (void)fprintf(file, "%s%llu bytes", saved ? ", " : "", (unsigned long long)bytes);
 }
 
-/* Of the inputs that require a gradient, those whose gradient is a partial sum. */
+/* Bits of the inputs that require a gradient which is a partial sum. */
 static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
     unsigned partial = 0;
-    int i;
-    for (i = 0; i < node->n && node->out->ctx->tp.size > 1; i++)
+    for (int i = 0; i < node->n && node->out->ctx->tp.size > 1; i++)
         if (node->in[i] && node->in[i]->base->requires_grad) partial |= node->partial & 1u << i;
     return partial;
 }
 
+/* Prints "#2 h.0 tsh_add(#1: a (4, 8) R, b (8) R) = (4, 8) R; saves ...; partial gradient: b". */
 static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
     char text[TSHI_TEXT_SIZE];
@@ -8547,18 +8568,21 @@ static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int numb
     (void)fputs("\n", file);
 }
 
-/* Calls line for all nodes, the oldest first. */
+/* Prints begin, every node by `line`, the oldest first, and end. op: the public function. */
 static TSHI_COLD tsh_result tshi_dump_all(const char *op, tsh_ctx *ctx, FILE *file,
                                           const char *begin, const char *end,
                                           void (*line)(FILE *file, const tshi_node *node,
                                                        int number)) {
     const tshi_node *node;
-    int number;
+    int i, number, count;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (!file) return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the file is NULL", op);
     (void)fputs(begin, file);
-    for (number = 0; (node = tshi_dump_node(ctx, number)) != NULL; number++)
+    count = ctx->tape.newest ? tshi_dump_number(ctx->tape.newest) + 1 : 0;
+    for (number = 0; number < count; number++) {
+        for (node = ctx->tape.newest, i = count - 1; i > number; i--) node = node->older;
         line(file, node, number);
+    }
     (void)fputs(end, file);
     if (fflush(file) == 0 && !ferror(file)) return TSH_OK;
     return tsh_fail(ctx, TSH_ERR_IO, "%s: writing failed: %s", op, strerror(errno));
@@ -8568,10 +8592,11 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file) {
     return tshi_dump_all("tsh_tape_dump", ctx, file, "", "", tshi_dump_line);
 }
 
-/* A node, and an arrow from each of its inputs: from their nodes, or from boxes of their own. */
+/* Prints a node of the graph, and an arrow from each of its inputs: from the node that made it, or
+ * from a node of its own. Partial gradients are red. */
 static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
-    const unsigned partial = tshi_dump_partial(node);
+    const unsigned partial = tshi_dump_partial(node); /* bits of inputs */
     char text[TSHI_TEXT_SIZE];
     int i, length;
     (void)fprintf(file, "  n%d [label=\"%s%s%s\\n%s", number, path, *path ? "\\n" : "",
@@ -8608,7 +8633,12 @@ TSH_API TSHI_COLD tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file) {
 /* Needs: >>gemm >>comm >>tape.                                                 */
 /* ========================================================================== */
 
-/* Says which degree of one axis would divide the world, the other one staying as it is. */
+/* A rank of the world has three coordinates, which count in desc->order, the first axis fastest:
+ * with "tp-pp-dp", rank = tp + TP (pp + PP dp). Ranks that agree in the other two coordinates are
+ * the group of an axis. What a new field of tsh_ctx owns, tsh_close must release. */
+
+/* Reports degrees that do not divide the world, and lists those of tp (or pp) that would, given the
+ * other one. */
 static void tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
     const int pp_fits = pp > 0 && world % pp == 0;
@@ -8617,62 +8647,58 @@ static void tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     int d, before = 0;
     for (d = 1; d <= whole; d++) {
         if (whole % d) continue;
-        if (before) tshi_base_append(list, sizeof list, "%s%d", *list ? ", " : "", before);
+        if (before) tsh_text_add(list, sizeof list, "%s%d", *list ? ", " : "", before);
         before = d;
     }
-    tshi_base_append(list, sizeof list, "%s%d", *list ? " or " : "", before);
+    tsh_text_add(list, sizeof list, "%s%d", *list ? " or " : "", before);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                    "tsh_open: %d ranks do not divide into tp %d times pp %d; %s may be %s", world,
                    tp, pp, pp_fits ? "tp" : "pp", list);
 }
 
-/* Degree of every axis in the order of desc->order, fastest first; 0 and an error where they do not
- * divide. */
+/* Fills, for the axes in desc->order, the degree size[i] and the letter axis[i]: 't', 'p' or 'd'.
+ * 0 and an error if the degrees do not divide the world, or the order is not valid. */
 static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], char axis[3]) {
-    static const char *const name[3] = {"tp", "pp", "dp"};
-    const char *order = desc->order ? desc->order : "tp-pp-dp", *at = order;
-    int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, degree[3], i, j;
+    const char *at = desc->order ? desc->order : "tp-pp-dp";
+    int world = ctx->world.size, pp = desc->pp ? desc->pp : 1, tp = desc->tp, i, j;
     if (pp < 1 || tp < 0 || (!tp && world % pp) || (tp && world % ((int64_t)tp * pp))) {
         tshi_context_refuse(ctx, tp, pp);
         return 0;
     }
-    degree[0] = tp ? tp : world / pp;
-    degree[1] = pp;
-    degree[2] = world / (degree[0] * pp);
-    for (i = 0; i < 3; i++) {
-        axis[i] = 0;
-        for (j = 0; j < 3; j++)
-            if (strncmp(at, name[j], 2) == 0) axis[i] = name[j][0];
-        for (j = 0; j < i; j++)
-            if (axis[j] == axis[i]) axis[i] = 0;
-        if (!axis[i] || at[2] != (i < 2 ? '-' : '\0')) {
+    if (!tp) tp = world / pp;
+    for (i = 0; i < 3; i++, at += 3) {
+        int fits = *at && strchr("tpd", *at) && at[1] == 'p' && at[2] == (i < 2 ? '-' : '\0');
+        for (j = 0; fits && j < i; j++) fits = axis[j] != *at;
+        if (!fits) {
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                            "tsh_open: order \"%.32s\" does not name tp, pp and dp once each, "
                            "as \"tp-pp-dp\"",
-                           order);
+                           desc->order);
             return 0;
         }
-        size[i] = degree[axis[i] == 't' ? 0 : axis[i] == 'p' ? 1 : 2];
-        at += 3;
+        axis[i] = *at;
+        size[i] = *at == 't' ? tp : *at == 'p' ? pp : world / (tp * pp);
     }
     return 1;
 }
 
-/* Splits the world by every axis: ranks that agree in all other coordinates form a group. */
+/* Splits the world into the groups of each axis. The color is the group's first rank, whose
+ * coordinate along the axis is 0. */
 static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
-    int size[3], i, step = 1, rank = ctx->world.rank;
+    int size[3], i, step = 1, rank = ctx->world.rank; /* step: ranks to the next along axis i */
     char axis[3];
     if (!tshi_context_axes(ctx, desc, size, axis)) return;
     for (i = 0; i < 3; step *= size[i++]) {
         tsh_comm *comm = axis[i] == 't' ? &ctx->tp : axis[i] == 'p' ? &ctx->pp : &ctx->dp;
-        int own = rank / step % size[i];
-        if (size[i] == 1) continue;
+        int own = rank / step % size[i]; /* this rank's coordinate */
+        if (size[i] == 1) continue; /* the ctx has a group of one already */
         if (tshi_error_comm(ctx, tsh_split(&ctx->world, rank - own * step, own, comm),
                             "tsh_open: split") != TSH_OK)
             return;
     }
 }
 
+/* Allocates a ctx and fills in the options of desc, with their defaults; NULL: no memory. */
 static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     tsh_allocator allocator = desc->allocator;
     tsh_ctx *ctx;
@@ -8694,22 +8720,22 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
         ctx->buckets.limit = (int64_t)((desc->bucket_bytes - 1) / tshi_dtype_reals(1) + 1);
     ctx->buckets.hold = desc->no_overlap;
     ctx->world = desc->comm;
-    if (!ctx->world.ops) ctx->world.size = 1;
+    if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty */
     ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
     tshi_tensor_ring(&ctx->handles.owned);
     tshi_tensor_ring(&ctx->handles.step);
     return ctx;
 }
 
-/* There is not even memory for a ctx: tells the logger, and the ranks that wait for this one. */
+/* There is no memory for the ctx, which would keep this error: reports it to the logger and to the
+ * other ranks. */
 static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
     tsh_comm world = desc->comm;
-    tsh_error error = {TSH_ERR_MEMORY, -1, ""};
-    error.rank = world.ops ? world.rank : -1;
+    tsh_error error = {TSH_ERR_MEMORY, world.ops ? world.rank : -1, ""};
     if (world.size > 1)
-        tshi_base_append(error.message, sizeof error.message, "rank %d: ", world.rank);
-    tshi_base_append(error.message, sizeof error.message,
-                     "tsh_open: no memory for a ctx (%d bytes)", (int)sizeof(tsh_ctx));
+        tsh_text_add(error.message, sizeof error.message, "rank %d: ", world.rank);
+    tsh_text_add(error.message, sizeof error.message, "tsh_open: no memory for a ctx (%d bytes)",
+                 (int)sizeof(tsh_ctx));
     tsh_log_message(&desc->logger, "%s (%s)", error.message, tsh_result_name(error.code));
     if (world.ops) world.ops->abort(&world, &error);
     return TSH_ERR_MEMORY;
@@ -8736,7 +8762,7 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     tshi_micro *micro;
     if (!ctx) return;
     tshi_error_tell(ctx);
-    (void)tsh_step_end(ctx);
+    (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     while (ctx->handles.owned.next != &ctx->handles.owned) tshi_tensor_end(ctx->handles.owned.next);
     tshi_trace_drop(ctx);
     tshi_mem_drop(ctx, ctx->gemm_scratch);
@@ -8753,6 +8779,7 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
 }
 
+/* The group, or that of a NULL ctx, which callers must not write to. */
 static tsh_comm *tshi_context_group(tsh_comm *comm) {
     return comm ? comm : (tsh_comm *)tshi_kernel_read(&tshi_comm_none);
 }
@@ -8810,20 +8837,24 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
 /* Needs: >>tensor.                                                             */
 /* ========================================================================== */
 
-/* Below, R is replicated, S(d) sharded along dimension d, P a partial sum, and "dB P" says that the
- * gradient of B is a partial sum. An op names its rule in its tshi_op; the shapes of its inputs are
- * checked before. */
+/* A tshi_op names its rule, a tshi_rule_fn; several ops share one. The shapes of the inputs have
+ * been checked. A rule fills output->layout and output->partial and returns 1, or returns 0 with an
+ * error that names a call that helps.
+ *
+ * Comments: R is replicated, S(d) sharded along dimension d, P a partial sum. "P R: P, dB P": if A
+ * is P and B is R, the output is P and the gradient of B a partial sum, as each rank computes it
+ * from its own part of A. */
 
-/* Refuses the layouts of a and b; `mend` is the way out. */
+/* Refuses the layouts of a and b. `hint` says what to call instead. */
 static TSHI_COLD int tshi_rule_refuse(const tshi_op *op, const tsh_tensor *a, const tsh_tensor *b,
-                                      const char *mend) {
+                                      const char *hint) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
     (void)tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s",
-                   op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), mend);
+                   op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), hint);
     return 0;
 }
 
-/* The output lies as the first input does. */
+/* The output has the layout of the first input. */
 static int tshi_rule_keep(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                           tshi_output *output) {
     (void)op;
@@ -8835,22 +8866,21 @@ static int tshi_rule_keep(const tshi_op *op, tsh_tensor *const *in, int n, const
 }
 
 /* -- elementwise ops ----------------------------------------------------------
- * R, R: R. S, S: S if they are cut alike. S, R: S if R has length 1 there (dR P). What a P may be
- * beside, each op says. */
+ * R R: R. S S: S if both have the same shards. S R: S, dR P, if R has length 1 along the sharded
+ * dimension. P: only in ops that are linear in it, each of which has a rule below. */
 
-/* The inputs that are partial sums. */
+/* Bits of the inputs that are partial sums. */
 static unsigned tshi_rule_sums(tsh_tensor *const *in, int n) {
     unsigned sums = 0;
-    int i;
-    for (i = 0; i < n; i++)
+    for (int i = 0; i < n; i++)
         if (in[i]->layout.kind == TSH_PARTIAL) sums |= 1u << i;
     return sums;
 }
 
-/* Some inputs, `sums`, are partial. allowed: the op is linear in these, the others replicated. */
+/* The rule if the inputs `sums` are P. allowed: the op is linear in these while others are R. */
 static int tshi_rule_partial(const tshi_op *op, tsh_tensor *const *in, int n, unsigned sums,
                              int allowed, tshi_output *output) {
-    int i, p = 0, other = -1;
+    int i, p = 0, other = -1; /* p: the first P; other: one that is not, sharded if any */
     for (i = n - 1; i >= 0; i--) {
         if (sums >> i & 1u)
             p = i;
@@ -8866,11 +8896,12 @@ static int tshi_rule_partial(const tshi_op *op, tsh_tensor *const *in, int n, un
     return 1;
 }
 
+/* The rule of all elementwise ops. allowed: the inputs that are P may be. */
 static int tshi_rule_elementwise(const tshi_op *op, tsh_tensor *const *in, int n, int allowed,
                                  tshi_output *output) {
     const int ndim = output->shape.ndim;
     const unsigned sums = tshi_rule_sums(in, n);
-    int i, d, first = -1;
+    int i, d, first = -1; /* first: the first sharded input */
     output->layout = tsh_replicated();
     output->partial = TSHI_NONE;
     if (sums) return tshi_rule_partial(op, in, n, sums, allowed, output);
@@ -8901,36 +8932,22 @@ static int tshi_rule_elementwise(const tshi_op *op, tsh_tensor *const *in, int n
     return 1;
 }
 
-/* P + P: P. */
-static int tshi_rule_add(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                         tshi_output *output) {
-    (void)params;
-    return tshi_rule_elementwise(op, in, n, tshi_rule_sums(in, n) == (TSHI_A | TSHI_B), output);
-}
+/* Defines the rule of an op that is linear in the inputs that are P, whose bits are `sums`, if
+ * `allowed`. */
+#define TSHI_RULE_LINEAR(name, allowed)                                                            \
+    static int tshi_rule_##name(const tshi_op *op, tsh_tensor *const *in, int n,                   \
+                                const void *params, tshi_output *output) {                         \
+        const unsigned sums = tshi_rule_sums(in, n);                                               \
+        (void)params;                                                                              \
+        return tshi_rule_elementwise(op, in, n, (allowed), output);                                \
+    }
+TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))              /* a + b, a - b. P P: P. */
+TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B)  /* a * b. P R, R P: P, dR P. */
+TSHI_RULE_LINEAR(divide, sums == TSHI_A)                      /* a / b. P R: P, dR P. */
+TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))         /* cond ? yes : no. R P P: P. */
+#undef TSHI_RULE_LINEAR
 
-/* P * R, R * P: P, dR P. */
-static int tshi_rule_multiply(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                              tshi_output *output) {
-    const unsigned sums = tshi_rule_sums(in, n);
-    (void)params;
-    return tshi_rule_elementwise(op, in, n, sums == TSHI_A || sums == TSHI_B, output);
-}
-
-/* P / R: P, dR P. */
-static int tshi_rule_divide(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                            tshi_output *output) {
-    (void)params;
-    return tshi_rule_elementwise(op, in, n, tshi_rule_sums(in, n) == TSHI_A, output);
-}
-
-/* R ? P : P: P. */
-static int tshi_rule_where(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                           tshi_output *output) {
-    (void)params;
-    return tshi_rule_elementwise(op, in, n, tshi_rule_sums(in, n) == (TSHI_YES | TSHI_NO), output);
-}
-
-/* No P: f(a + b) is not f(a) + f(b). */
+/* Ops that are not linear. No P: f(a + b) is not f(a) + f(b). */
 static int tshi_rule_nonlinear(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                                tshi_output *output) {
     (void)params;
@@ -8939,8 +8956,7 @@ static int tshi_rule_nonlinear(const tshi_op *op, tsh_tensor *const *in, int n, 
     (void)tsh_fail(
         in[0]->ctx, TSH_ERR_LAYOUT,
         "%s: the input is a partial sum over %d ranks and the op is not linear; complete it "
-        "first: tsh_redistribute(x, tsh_replicated())",
-        op->name, in[0]->ctx->tp.size);
+        "first: tsh_redistribute(x, tsh_replicated())", op->name, in[0]->ctx->tp.size);
     return 0;
 }
 
@@ -8951,41 +8967,41 @@ typedef struct tshi_rule_axis {
     int axis, keepdim;
 } tshi_rule_axis;
 
-static int tshi_rule_is_cut(const tsh_tensor *x, int axis) {
+/* 1 if x is sharded along the axis; -1: along any. */
+static int tshi_rule_is_sharded(const tsh_tensor *x, int axis) {
     return x->layout.kind == TSH_SHARDED && (axis < 0 || axis == x->layout.dim);
 }
 
-/* Sums: P: P. S along the dimension: P. */
+/* Sums. R: R. P: P. S along the reduced dimension: P; along another: S. */
 static int tshi_rule_sum(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                          tshi_output *output) {
     const tshi_rule_axis *along = (const tshi_rule_axis *)params;
     const tsh_tensor *x = in[0];
     (void)tshi_rule_keep(op, in, n, NULL, output);
-    if (tshi_rule_is_cut(x, along->axis))
+    if (tshi_rule_is_sharded(x, along->axis))
         output->layout = tsh_partial();
     else if (x->layout.kind == TSH_SHARDED && x->layout.dim > along->axis && !along->keepdim)
         output->layout.dim--;
     return 1;
 }
 
-/* Max and softmax need all values along the dimension: neither P nor S there. */
+/* Max, softmax and others that need all values along the dimension: no P, and no S along it. */
 static int tshi_rule_whole(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                            tshi_output *output) {
     const tsh_tensor *x = in[0];
     char text[TSHI_TEXT_SIZE];
     if (x->layout.kind != TSH_PARTIAL &&
-        !tshi_rule_is_cut(x, ((const tshi_rule_axis *)params)->axis))
+        !tshi_rule_is_sharded(x, ((const tshi_rule_axis *)params)->axis))
         return tshi_rule_sum(op, in, n, params, output);
     (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
                    "%s: needs all values along the dimension, and %s is not whole there; "
                    "complete it first: "
-                   "tsh_redistribute(x, tsh_replicated())",
-                   op->name, tshi_tensor_text(x, text));
+                   "tsh_redistribute(x, tsh_replicated())", op->name, tshi_tensor_text(x, text));
     return 0;
 }
 
-/* Parts laid end to end along dimension d of the output, *params: the segments of all where d is
- * sharded, else one layout. */
+/* Concatenation along dimension d (*params). S(d) ...: S(d), whose segments are those of all parts.
+ * Else all parts have one layout, and so has the output. */
 static int tshi_rule_concat(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                             tshi_output *output) {
     tsh_layout *layout = &output->layout;
@@ -9014,9 +9030,10 @@ static int tshi_rule_concat(const tshi_op *op, tsh_tensor *const *in, int n, con
 
 /* -- matmul, linear, embedding -------------------------------------------------- */
 
-/* Of A (.., m, k) and B (.., k, n), in dimensions of the output:
- *   P R: P, dB P.  R P: P, dA P.  S(k) S(k): P.  S(m) R: S(m), dB P.  R S(n): S(n), dA P.
- *   S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P. */
+/* A (.., m, k) B (.., k, n) = (.., m, n). Dimensions of A and B count as the output's: da, db.
+ *   R R: R.  P R: P, dB P.  R P: P, dA P.  S(k) S(k): P.  S(m) R: S(m), dB P.
+ *   R S(n): S(n), dA P.  S(batch) S(batch): S(batch).  S(batch) R: S(batch), dB P, if B has length
+ *   1 there, or no such dimension. */
 static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output) {
     const tsh_layout *la = &a->layout, *lb = &b->layout;
     tsh_layout *out = &output->layout;
@@ -9044,8 +9061,8 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     if (sa && da == nd - 2) return 1; /* S(m) R */
     if (sb && db == nd - 1) return 1; /* R S(n) */
     if (out->dim >= nd - 2) return 0; /* k on one side only */
-    if (sa) return db < 0 || out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
-    return out->dim < nd - a->ndim || a->dim[out->dim - (nd - a->ndim)] == 1;
+    if (sb) b = a; /* the one that is R: broadcast along the batch dimension? */
+    return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
 
 static int tshi_rule_matmul(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
@@ -9058,14 +9075,15 @@ static int tshi_rule_matmul(const tshi_op *op, tsh_tensor *const *in, int n, con
                             "tsh_redistribute(x, tsh_replicated())");
 }
 
-/* How a linear meets activations that are sharded along the sequence. */
+/* Options of a linear for sequence parallelism. */
 typedef struct tshi_rule_sequence {
-    const tsh_layout *give; /* of a row-parallel output; NULL: R */
-    int regather;           /* a column-parallel input may be S(seq), and is gathered */
+    const tsh_layout *give; /* the layout of a row-parallel output; NULL: R */
+    int regather;           /* a column-parallel input may be S(seq): the op gathers it */
 } tshi_rule_sequence;
 
-/* With a weight that is R: the output lies as x, dW and db P if x is S or P. */
-static int tshi_rule_linear_plain(const tshi_op *op, tsh_tensor *const *in, int along,
+/* y = x W^T + b with W (out, in) R: y has the layout of x; dW and db P if that is S or P. along: x
+ * is S(-1). */
+static int tshi_rule_linear_replicated(const tshi_op *op, tsh_tensor *const *in, int along,
                                   tshi_output *output) {
     const tsh_tensor *x = in[0];
     if (along)
@@ -9083,9 +9101,9 @@ static int tshi_rule_linear_plain(const tshi_op *op, tsh_tensor *const *in, int 
     return 1;
 }
 
-/* With W S(0), column-parallel: x R (or regathered), the output S(-1), b S(0), dx P. With W S(1),
- * row-parallel: x S(-1), the output R, or S(seq) with db P. */
-static int tshi_rule_linear_cut(const tshi_op *op, tsh_tensor *const *in, int along,
+/* W S(0), column-parallel: x R: y S(-1), dx P; x S(seq), gathered: y S(-1).
+ * W S(1), row-parallel: x S(-1): y R, or S(seq) with db P. */
+static int tshi_rule_linear_sharded(const tshi_op *op, tsh_tensor *const *in, int along,
                                 const tshi_rule_sequence *sequence, tshi_output *output) {
     const tsh_tensor *x = in[0], *w = in[1];
     if (w->layout.dim == 0) {
@@ -9107,6 +9125,7 @@ static int tshi_rule_linear_cut(const tshi_op *op, tsh_tensor *const *in, int al
     return 1;
 }
 
+/* y (..., out) = x (..., in) W^T + b: one of the two above, and the layout that b must have. */
 static int tshi_rule_linear(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                             tshi_output *output) {
     const tshi_rule_sequence *sequence = (const tshi_rule_sequence *)params;
@@ -9120,8 +9139,8 @@ static int tshi_rule_linear(const tshi_op *op, tsh_tensor *const *in, int n, con
         return tshi_rule_refuse(
             op, x, w, "complete the weight first: tsh_redistribute(w, tsh_replicated())");
     if (!(w->layout.kind == TSH_REPLICATED
-              ? tshi_rule_linear_plain(op, in, along, output)
-              : tshi_rule_linear_cut(op, in, along, sequence, output)))
+              ? tshi_rule_linear_replicated(op, in, along, output)
+              : tshi_rule_linear_sharded(op, in, along, sequence, output)))
         return 0;
     if (w->layout.kind == TSH_SHARDED && w->layout.dim == 0) bias = w->layout;
     if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, x->ctx->tp.size))
@@ -9136,7 +9155,8 @@ static int tshi_rule_linear(const tshi_op *op, tsh_tensor *const *in, int n, con
     return 1;
 }
 
-/* ids R or S, W R: as the ids, dW P if they are S. ids R, W S(0): P. ids R, W S(1): S(-1). */
+/* Rows of W (rows, features) by ids. ids R, W R: R. ids S, W R: S, dW P. ids R, W S(0): P, as a
+ * rank adds 0 for the rows that it does not hold. ids R, W S(1): S(-1). */
 static int tshi_rule_embedding(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                                tshi_output *output) {
     const tsh_tensor *ids = in[0], *w = in[1];
@@ -9154,7 +9174,7 @@ static int tshi_rule_embedding(const tshi_op *op, tsh_tensor *const *in, int n, 
 
 /* -- norms, rope, attention ------------------------------------------------------ */
 
-/* x R: R. x S before the last dimension: S, dW and db P. */
+/* Norms over the last dimension, weight and bias R. x R: R. x S, but not S(-1): S, dW and db P. */
 static int tshi_rule_norm(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                           tshi_output *output) {
     const tsh_tensor *x = in[0], *w = in[1], *b = in[2];
@@ -9172,8 +9192,7 @@ static int tshi_rule_norm(const tshi_op *op, tsh_tensor *const *in, int n, const
     else if (x->layout.kind == TSH_PARTIAL)
         (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
                        "%s: input is a partial sum over %d ranks; complete it first: "
-                       "tsh_redistribute(x, tsh_replicated())",
-                       op->name, ctx->tp.size);
+                       "tsh_redistribute(x, tsh_replicated())", op->name, ctx->tp.size);
     else if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
         (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
                        "%s: weight %s and bias must be replicated: "
@@ -9182,7 +9201,7 @@ static int tshi_rule_norm(const tshi_op *op, tsh_tensor *const *in, int n, const
     return ctx->error.code == TSH_OK;
 }
 
-/* Any but S(-1). */
+/* Rotates pairs of features: any layout but S(-1), which the output keeps. */
 static int tshi_rule_rope(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                           tshi_output *output) {
     const tsh_tensor *x = in[0];
@@ -9196,10 +9215,10 @@ static int tshi_rule_rope(const tshi_op *op, tsh_tensor *const *in, int n, const
     return 0;
 }
 
-/* Whether the query heads of every rank use exactly the heads of k that it owns. */
+/* 1 if on every rank the query heads use exactly the heads of k that it holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     tsh_range rq[TSH_MAX_SEGMENTS], rk[TSH_MAX_SEGMENTS];
-    int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1;
+    int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
     int rank, s;
     if (q->layout.segments != k->layout.segments) return 0;
     for (rank = 0; rank < q->ctx->tp.size; rank++) {
@@ -9213,20 +9232,20 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     return 1;
 }
 
-/* All R, all S(batch), or all S(heads) in whole groups: as q. q S(heads), k and v R: S(heads), dk
- * and dv P. */
+/* q (B, heads, T, D), k and v (B, k heads, S, D). All R, all S(0), or all S(1) in whole groups of
+ * query heads: as q. q S(1), k and v R: S(1), dk and dv P. */
 static int tshi_rule_attention(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                                tshi_output *output) {
     tsh_tensor *q = in[0], *k = in[1];
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
-    int i, cut = q->layout.kind == TSH_SHARDED ? q->layout.dim : -1, fits = 1;
+    int i, dim = q->layout.kind == TSH_SHARDED ? q->layout.dim : -1, fits = 1;
     (void)tshi_rule_keep(op, in, n, params, output);
     for (i = 0; i < 3; i++)
         fits = fits && in[i]->layout.kind != TSH_PARTIAL && in[i]->layout.dim < 2;
     fits = fits && tshi_layout_equal(&k->layout, &in[2]->layout, k->dim, k->ctx->tp.size);
-    if (fits && cut == 1 && k->layout.kind == TSH_REPLICATED)
+    if (fits && dim == 1 && k->layout.kind == TSH_REPLICATED)
         output->partial = TSHI_K | TSHI_V;
-    else if (fits && cut == 1 && k->layout.dim == 1)
+    else if (fits && dim == 1 && k->layout.dim == 1)
         fits = 2;
     else
         fits = fits && tshi_layout_equal(&q->layout, &k->layout, k->dim, k->ctx->tp.size);
@@ -9245,14 +9264,13 @@ static int tshi_rule_attention(const tshi_op *op, tsh_tensor *const *in, int n, 
         (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
                        "%s: q %s, k %s, v %s must all be replicated, or sharded alike "
                        "by batch or by heads (k and v may be replicated then): "
-                       "tsh_redistribute(k, tsh_layout_of(q))",
-                       op->name, tq, tk, tv);
+                       "tsh_redistribute(k, tsh_layout_of(q))", op->name, tq, tk, tv);
     return 0;
 }
 
 /* -- cross-entropy ---------------------------------------------------------------- */
 
-/* One weight per class: replicated, or cut as the classes are. */
+/* 1 if the weight per class is R, or sharded like the classes; else 0, with an error. */
 static int tshi_rule_class_weights(const tshi_op *op, const tsh_tensor *x,
                                    const tsh_tensor *weight) {
     const int last = x->ndim - 1;
@@ -9266,14 +9284,15 @@ static int tshi_rule_class_weights(const tshi_op *op, const tsh_tensor *x,
                             "tsh_redistribute(weight, tsh_replicated())");
 }
 
-/* Logits R or S(classes): R. Logits and target S(rows): P, or S without a reduction. *params: the
- * tsh_reduction. */
+/* Logits (rows ..., classes). Logits R or S(classes), target R: R. Logits and target S(rows): P, or
+ * S without a reduction. A target of probabilities may have the layout of the logits, too. *params:
+ * the tsh_reduction. */
 static int tshi_rule_cross_entropy(const tshi_op *op, tsh_tensor *const *in, int n,
                                    const void *params, tshi_output *output) {
     const int reduced = *(const tsh_reduction *)params != TSH_REDUCE_NONE;
     const tsh_tensor *x = in[0], *target = in[1];
     char text[TSHI_TEXT_SIZE];
-    int probs = tshi_dtypes[target->dtype].floating, fits = 1;
+    int probs = tshi_dtypes[target->dtype].floating, fits = 1; /* else class indices */
     int rows = x->layout.kind == TSH_SHARDED && x->layout.dim < x->ndim - 1;
     (void)tshi_rule_keep(op, in, n, params, output);
     if (x->layout.kind == TSH_PARTIAL) {

@@ -281,7 +281,7 @@ static double slope_time(bench *b, const row *r) {
     double start = 0, end = 0;
     int64_t i;
     int warm, in;
-    if (node && tshi_tape_room(out, &out->gr)) {
+    if (node && tshi_tape_allocate(out, &out->gr)) {
         tsh_real *g = (tsh_real *)tshi_mem_data(out->gr.block);
         for (i = 0; i < tsh_numel(out); i++) g[i] = 1;
         out->gr.live = 1;
@@ -423,7 +423,7 @@ static void prepare(bench *b) {
     b->layer = tsh_add_linear(tsh_root(b->ctx), "layer", &desc);
     (void)tsh_materialize(b->layer);
     w = tsh_param(b->layer, "weight");
-    if (w && tshi_tape_room(w, &w->gr)) {
+    if (w && tshi_tape_allocate(w, &w->gr)) {
         g = (tsh_real *)tshi_mem_data(w->gr.block);
         for (i = 0; i < tsh_numel(w); i++) g[i] = (tsh_real)0.001;
         w->gr.live = 1;
