@@ -2741,7 +2741,7 @@ TSHI_DTYPE_INTEGER(i64, int64_t, uint64_t)
 
 #define TSHI_DTYPE_ROW(suffix, file, size, floating, load_integer, store_integer, divide)          \
     {                                                                                              \
-#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,        \
+#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,                \
             tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, load_integer, store_integer,         \
             tshi_dtype_folds_##suffix, divide                                                      \
     }
@@ -9282,13 +9282,19 @@ static int tshi_rule_cross_entropy(const tshi_op *op, tsh_tensor *const *in, int
 
 /* ========================================================================== */
 /* >>op-map                                            MARK: - op-map (private) */
-/* Elementwise ops: one loop per arity, one row per op.                        */
+/* Elementwise ops, dropout and copies.                                        */
 /* Needs: >>kernel >>tape >>rule.                                               */
 /* ========================================================================== */
 
-/* -- shapes of broadcasting ops ---------------------------------------------- */
+/* A unary or binary op is one row of TSHI_UNARY_OPS or TSHI_BINARY_OPS: macros make its kernels and
+ * its tshi_op from formulas in x, or in a and b. Its public function is one line more. Kernels work
+ * in tsh_real, whatever the dtypes are, on blocks of TSHI_BLOCK values; backward adds to the
+ * gradients of the inputs. In formulas g is the gradient of the output, and fused is what
+ * TSHI_KERNEL_FUSED says. */
 
-/* NumPy's broadcasting, on global sizes. */
+/* -- what elementwise ops share ---------------------------------------------- */
+
+/* Broadcasts the inputs' global shapes to *out as NumPy does. 0 and an error if they do not fit. */
 static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shape *out) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int i, d;
@@ -9312,14 +9318,49 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
     return 1;
 }
 
-/* -- unary ops -------------------------------------------------------------- */
+/* Records a call of op, as tshi_tape_record, with a copy of its options. The node takes over aux
+ * (may be NULL), a block that backward reads; without a node it is released. */
+static void tshi_map_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
+                            unsigned partial, const void *params, size_t bytes, tshi_block *aux) {
+    tshi_node *node = tshi_tape_record(op, out, in, n, partial, bytes);
+    if (!node) {
+        tshi_mem_drop(out->ctx, aux);
+        return;
+    }
+    if (bytes) memcpy(node->params, params, bytes);
+    node->aux = aux;
+}
 
-/* What backward kernels of elementwise ops need: the op's scalar, and whether they add to the
- * gradient or write it. */
-typedef struct tshi_slope {
-    double c;
-    int add;
-} tshi_slope;
+/* Runs an elementwise op on checked inputs and records it, unless its output is of integers. The
+ * kernel's operands are the output, of `dtype`, and the inputs; c is its scalar, which backward
+ * gets too. */
+static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n, tsh_dtype dtype,
+                                tshi_kernel_fn kernel, double c) {
+    tsh_ctx *ctx = in[0]->ctx;
+    tshi_output output;
+    tshi_loop loop;
+    tsh_tensor *out;
+    int i;
+    if (!tshi_map_shape(op->name, in, n, &output.shape) || !op->rule(op, in, n, NULL, &output))
+        return NULL;
+    out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_tensor(&loop, out);
+    for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]);
+    tshi_kernel_run(&loop, kernel, &c);
+    if (tshi_dtypes[dtype].floating)
+        tshi_map_record(op, out, in, n, output.partial, &c, sizeof c, NULL);
+    return out;
+}
+
+/* What backward kernels of elementwise ops need. */
+typedef struct tshi_backward_params {
+    double c; /* the op's scalar */
+    int add;  /* 1: add to the gradient, 0: write it */
+} tshi_backward_params;
+
+/* -- unary ops -------------------------------------------------------------- */
 
 typedef struct tshi_unary {
     tshi_op op; /* first: a node's op is its row */
@@ -9329,8 +9370,8 @@ typedef struct tshi_unary {
 static void tshi_map_unary_backward(tshi_node *node) {
     const tshi_unary *row = (const tshi_unary *)(const void *)node->op;
     tsh_tensor *x = node->in[0], *out = node->out;
-    int from = row->op.saves == TSHI_X ? 0 : 1;
-    tshi_slope slope;
+    int from = row->op.saves == TSHI_X ? 0 : 1; /* what is saved: the input or the output */
+    tshi_backward_params params;
     tshi_loop loop;
     tshi_dest dest;
     tsh_real *g = tshi_tape_grad(node);
@@ -9343,13 +9384,13 @@ static void tshi_map_unary_backward(tshi_node *node) {
     else
         tshi_kernel_add_operand(&loop, out, tshi_tape_saved(node, from),
                                 from ? out->stride : x->stride, x->dtype);
-    slope.c = *(const double *)node->params;
-    slope.add = dest.add;
-    tshi_kernel_run(&loop, row->backward[out->ctx->isa], &slope);
+    params.c = *(const double *)node->params;
+    params.add = dest.add;
+    tshi_kernel_run(&loop, row->backward[out->ctx->isa], &params);
 }
 
-/* Name, layout rule, which values backward reads as v, y of (x, c), dx of (g, v, c); c is the op's
- * scalar. */
+/* Name, layout rule, which values backward reads as v (NONE, the input X or the output OUT), y of
+ * (x, c), dx of (g, v, c), where c is the op's scalar. */
 #define TSHI_UNARY_OPS(ROW)                                                                        \
     ROW(neg, keep, NONE, -x, -g)                                                                   \
     ROW(scale, keep, NONE, x *c, g *c)                                                             \
@@ -9360,20 +9401,23 @@ static void tshi_map_unary_backward(tshi_node *node) {
     ROW(log, nonlinear, X, tshi_kernel_log(x, fused), g / v)                                       \
     ROW(sigmoid, nonlinear, OUT, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))             \
     ROW(tanh, nonlinear, OUT, tshi_kernel_tanh(x, fused), g *(TSHI_R(1) - v * v))                  \
-    ROW(erf, nonlinear, X, tshi_map_erf(x, fused), g *tshi_map_erf_slope(v, fused))                \
-    ROW(gelu, nonlinear, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_slope(v, fused))             \
+    ROW(erf, nonlinear, X, tshi_map_erf(x, fused), g *tshi_map_erf_derivative(v, fused))           \
+    ROW(gelu, nonlinear, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_derivative(v, fused))        \
     ROW(gelu_tanh, nonlinear, X, tshi_map_gelu_tanh(x, fused),                                     \
-        g *tshi_map_gelu_tanh_slope(v, fused))                                                     \
-    ROW(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_slope(v, fused))
+        g *tshi_map_gelu_tanh_derivative(v, fused))                                                \
+    ROW(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_derivative(v, fused))
 
-/* b a^(b - 1), the slope of a^b; 0 where b is, also at a = 0. */
-TSHI_INLINE tsh_real tshi_map_power_slope(tsh_real a, tsh_real b) {
+/* d a^b / da = b a^(b - 1); 0 if b is 0, also at a = 0. */
+TSHI_INLINE tsh_real tshi_map_power_derivative(tsh_real a, tsh_real b) {
     return b < 0 || b > 0 ? b * tshi_kernel_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
 }
 
-/* The normal distribution, with a = |x|, z = a^2: its tail beyond a is e^(-z / 2) R(a), and a times
- * that is e^(-z / 2) M(a). Near 0 it is 1/2 + x S(z). */
-TSHI_INLINE float tshi_map_normal(float z, int fused) { /* S, up to a = 0.6875 */
+/* The normal distribution Phi, with a = |x|, z = a^2: Phi(-a) = e^(-z / 2) R(a), where R is the
+ * Mills ratio over sqrt(2 pi), and M(a) = a R(a). Near 0, Phi(x) = 1/2 + x S(z). The next three
+ * functions approximate R, S and a Phi(-a) by polynomials. */
+
+/* S(z), up to a = 0.6875. */
+TSHI_INLINE float tshi_map_normal(float z, int fused) {
     float s = 1.32573507e-4f;
     s = tshi_kernel_fma(s, z, -1.20952074e-3f, fused);
     s = tshi_kernel_fma(s, z, 9.98079125e-3f, fused);
@@ -9381,7 +9425,7 @@ TSHI_INLINE float tshi_map_normal(float z, int fused) { /* S, up to a = 0.6875 *
     return tshi_kernel_fma(s, z, 3.98942292e-1f, fused);
 }
 
-/* R, as good as the tail has to be beside 1. */
+/* R(a), with the absolute error that 1 - Phi(-a) can bear. */
 TSHI_INLINE float tshi_map_mills(float a, int fused) {
     const float g = a / (a + 2.5f);
     float r = 1.66279189e-2f;
@@ -9394,10 +9438,11 @@ TSHI_INLINE float tshi_map_mills(float a, int fused) {
     return tshi_kernel_fma(r, g, 0.5f, fused);
 }
 
-/* y less a times the tail, from a = 0.6875 to 14.4, where that is 0, as good as it has to be alone.
- * low is what z lacks of a^2, r = -z - low - 2 n ln 2; 2^-24 is in M and back in the power of 2,
- * which is no denormal then: the product is rounded once. */
-TSHI_INLINE float tshi_map_less_tail(float y, float a, int fused) {
+/* y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. Its relative error is
+ * small, as y may be 0. z is a^2 rounded, low the rest of it, r = -z - low - 2 n ln 2. M's
+ * coefficients hold a factor 2^-24 and the power of 2 one of 2^24: so that is no denormal, and the
+ * product is rounded only once. */
+TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
     const float u = (a - 1.5625f) / (a + 3.03125f); /* small where M is steep */
     const float cut = tshi_kernel_float(tshi_kernel_bits(a) & 0xFFFFF000u);
     const float z = fused ? (float)(a * a) : (float)(cut * cut);
@@ -9425,8 +9470,9 @@ TSHI_INLINE float tshi_map_less_tail(float y, float a, int fused) {
     return tshi_kernel_fma(-m, p, y, fused);
 }
 
-/* x / 2 + x^2 S near 0, and beyond max(x, 0) less a times the tail; of what is not finite the first
- * (-infinity gives NaN, as -infinity times 0). With x's sign, which a zero would lack. */
+/* gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and NaN
+ * take the first form, so that -infinity is NaN, as -infinity times 0. The sign bit is x's: a zero
+ * would lack it. */
 TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const float x = (float)v;
     const uint32_t bits = tshi_kernel_bits(x) & 0x7FFFFFFFu;
@@ -9436,15 +9482,16 @@ TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     if (TSHI_DOUBLE)
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
     mid = tshi_kernel_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
-    ends = tshi_map_less_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
+    ends = tshi_map_minus_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
     return TSHI_R(
         tshi_kernel_float(tshi_kernel_pick(bits - 0x3F300000u < 0x40500000u, tshi_kernel_bits(ends),
                                            tshi_kernel_bits(mid)) |
                           ((uint32_t)order ^ bits)));
 }
 
-/* Phi(x) + x phi(x): at -a it is e^-h (R(a) - a / sqrt(2 pi)), at a what that lacks of 1. */
-TSHI_INLINE tsh_real tshi_map_gelu_slope(tsh_real v, int fused) {
+/* gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)),
+ * and gelu'(a) = 1 - gelu'(-a). */
+TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
     const uint32_t x = tshi_kernel_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_kernel_float(bits < 0x41600000u ? bits : 0x41600000u);
     float y;
@@ -9456,11 +9503,11 @@ TSHI_INLINE tsh_real tshi_map_gelu_slope(tsh_real v, int fused) {
     y = y * (float)tshi_kernel_exp_below(TSHI_R(-0.5f * a * a), fused);
     y = tshi_kernel_float(
         tshi_kernel_pick((int)(x >> 31), tshi_kernel_bits(y), tshi_kernel_bits(1.0f - y)));
-    return TSHI_R(y + ((float)v - (float)v)); /* NaN */
+    return TSHI_R(y + ((float)v - (float)v)); /* NaN unless v is finite */
 }
 
-/* erf x = 1 - e^-P, with P = a + a Q(a) of a = |x| up to 3.95 (from 3.88 on it is 1), as 1 - 2^n -
- * 2^n (e^r - 1), and x's sign. */
+/* erf(a) = 1 - e^-P with P = a + a Q(a), a = |x| up to 3.95 (from 3.88 on it rounds to 1), computed
+ * as 1 - 2^n - 2^n (e^r - 1) with -P = n ln 2 + r. The sign is x's. */
 TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_kernel_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_kernel_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu);
@@ -9483,12 +9530,12 @@ TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
         tshi_kernel_pick(bits > 0x7F800000u, x, tshi_kernel_bits(q) | (x ^ bits))));
 }
 
-/* 2 / sqrt(pi) e^(-x^2). */
-TSHI_INLINE tsh_real tshi_map_erf_slope(tsh_real x, int fused) {
+/* erf'(x) = 2 / sqrt(pi) e^(-x^2). */
+TSHI_INLINE tsh_real tshi_map_erf_derivative(tsh_real x, int fused) {
     return TSHI_R(1.1283791670955126) * tshi_kernel_exp(-x * x, fused);
 }
 
-/* 0.5 x (1 + tanh u) with u = sqrt(2 / pi) (x + 0.044715 x^3) is x / (1 + e^-2u). */
+/* e^-2u with u = sqrt(2 / pi) (x + 0.044715 x^3): 0.5 x (1 + tanh u) is x / (1 + e^-2u). */
 TSHI_INLINE tsh_real tshi_map_gelu_power(tsh_real x, int fused) {
     return tshi_kernel_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
                            fused);
@@ -9498,17 +9545,17 @@ TSHI_INLINE tsh_real tshi_map_gelu_tanh(tsh_real x, int fused) {
     return x / (TSHI_R(1) + tshi_map_gelu_power(x, fused));
 }
 
-TSHI_INLINE tsh_real tshi_map_gelu_tanh_slope(tsh_real x, int fused) {
+TSHI_INLINE tsh_real tshi_map_gelu_tanh_derivative(tsh_real x, int fused) {
     tsh_real s = TSHI_R(1) / (TSHI_R(1) + tshi_map_gelu_power(x, fused));
-    tsh_real slope = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x;
-    return s + x * s * (TSHI_R(1) - s) * slope;
+    tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* of 2u */
+    return s + x * s * (TSHI_R(1) - s) * du2;
 }
 
 TSHI_INLINE tsh_real tshi_map_silu(tsh_real x, int fused) {
     return x / (TSHI_R(1) + tshi_kernel_exp(-x, fused));
 }
 
-TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
+TSHI_INLINE tsh_real tshi_map_silu_derivative(tsh_real x, int fused) {
     tsh_real s = tshi_kernel_sigmoid(x, fused);
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
@@ -9532,11 +9579,11 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
         }                                                                                          \
     }                                                                                              \
     TSHI_KERNEL_FUSED(tshi_map_##name##_forward, double);                                          \
-    /* dx, dy, v */                                                                                \
+    /* operands: dx, dy, v */                                                                      \
     TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, const tshi_operand *operand,       \
-                                                     const tshi_slope *slope, int fused) {         \
+                                                     const tshi_backward_params *p, int fused) {   \
         tsh_real pad[2][TSHI_BLOCK], dx[TSHI_BLOCK];                                               \
-        const tsh_real *gs, *vs, c = TSHI_R(slope->c);                                             \
+        const tsh_real *gs, *vs, c = TSHI_R(p->c);                                                 \
         int64_t e;                                                                                 \
         int i;                                                                                     \
         (void)c;                                                                                   \
@@ -9549,10 +9596,10 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
                 (void)v;                                                                           \
                 dx[i] = D;                                                                         \
             }                                                                                      \
-            tshi_kernel_store(&operand[0], e, n, dx, slope->add);                                  \
+            tshi_kernel_store(&operand[0], e, n, dx, p->add);                                      \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_backward, tshi_slope);                                     \
+    TSHI_KERNEL_FUSED(tshi_map_##name##_backward, tshi_backward_params);                           \
     static const tshi_unary tshi_map_##name##_row = {                                              \
         {public, "x", tshi_rule_##rule, tshi_map_unary_backward, TSHI_##save, 0},                  \
         tshi_map_##name##_forward,                                                                 \
@@ -9561,29 +9608,14 @@ TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
 TSHI_UNARY_OPS(TSHI_UNARY_ROW)
 TSHI_UNARY_KERNELS("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
 TSHI_UNARY_KERNELS("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_kernel_pow(x, c),
-                   g *tshi_map_power_slope(v, c))
+                   g *tshi_map_power_derivative(v, c))
 #undef TSHI_UNARY_ROW
 #undef TSHI_UNARY_KERNELS
 #undef TSHI_UNARY_OPS
 
 static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_unary *row, double c) {
     tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, &x, 1);
-    tshi_output output;
-    tshi_loop loop;
-    tsh_tensor *out;
-    tshi_node *node;
-    if (!ctx) return NULL;
-    output.shape = tsh_shape_of(x);
-    if (!row->op.rule(&row->op, &x, 1, NULL, &output)) return NULL;
-    out = tshi_tensor_out(ctx, row->op.name, x->dtype, &output.shape, &output.layout);
-    if (!out) return NULL;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    tshi_kernel_tensor(&loop, x);
-    tshi_kernel_run(&loop, row->forward[ctx->isa], &c);
-    node = tshi_tape_record(&row->op, out, &x, 1, output.partial, sizeof c);
-    if (node) memcpy(node->params, &c, sizeof c);
-    return out;
+    return ctx ? tshi_map_run(&row->op, &x, 1, x->dtype, row->forward[ctx->isa], c) : NULL;
 }
 
 #define TSHI_UNARY_PUBLIC(name)                                                                    \
@@ -9618,11 +9650,12 @@ TSHI_UNARY_PUBLIC(silu)
 
 typedef struct tshi_binary {
     tshi_op op;    /* first: a node's op is its row */
-    unsigned pass; /* inputs whose gradient is the output's, where shapes are the same */
+    unsigned pass; /* inputs whose gradient is that of the output, if it has their shape */
     const tshi_kernel_fn *forward, *da, *db;
 } tshi_binary;
 
-/* Operand i of a backward loop: its saved values, or g where none were needed. */
+/* Adds the saved values of input i to a backward loop; if none are saved, g in their place, which
+ * the kernel does not use. */
 static void tshi_map_saved(tshi_loop *loop, const tshi_node *node, int i) {
     const tsh_tensor *t = node->saved[i] ? node->in[i] : node->out;
     if (node->saved[i])
@@ -9631,23 +9664,24 @@ static void tshi_map_saved(tshi_loop *loop, const tshi_node *node, int i) {
         tshi_kernel_add_operand(loop, t, tshi_tape_grad(node), t->stride, TSH_REAL);
 }
 
-/* Adds one input's gradient; a broadcast one is zeroed first and summed into. */
-static void tshi_map_slope(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
+/* Adds to the gradient of input i. If i was broadcast, its gradient is zeroed first, if it is new,
+ * as each of its elements gets several terms. */
+static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
     tsh_tensor *t = node->in[i], *out = node->out;
     int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
     tshi_loop loop;
     tshi_dest dest;
-    tshi_slope slope;
+    tshi_backward_params params;
     if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
         return;
-    slope.c = 0;
-    slope.add = dest.add;
+    params.c = 0;
+    params.add = dest.add;
     tshi_kernel_space(&loop, out);
     tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
     tshi_map_saved(&loop, node, 0);
     tshi_map_saved(&loop, node, 1);
-    tshi_kernel_run(&loop, kernel[out->ctx->isa], &slope);
+    tshi_kernel_run(&loop, kernel[out->ctx->isa], &params);
 }
 
 static void tshi_map_binary_backward(tshi_node *node) {
@@ -9656,34 +9690,34 @@ static void tshi_map_binary_backward(tshi_node *node) {
     int i;
     for (i = 0; i < 2; i++) {
         const tsh_tensor *t = node->in[i];
-        const int alike = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
-        if (alike && (row->pass >> i & 1u))
+        const int same = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
+        if (same && (row->pass >> i & 1u))
             tshi_tape_pass(node, i);
         else
-            tshi_map_slope(node, i, i ? row->db : row->da);
+            tshi_map_input_backward(node, i, i ? row->db : row->da);
     }
 }
 
-/* Name, layout rule, values that backward reads, inputs whose gradient is the output's, y of
- * (a, b), da and db of (g, a, b). */
+/* Name, layout rule, inputs that backward reads, inputs whose gradient is g, y of (a, b), da and db
+ * of (g, a, b). */
 #define TSHI_BINARY_OPS(ROW)                                                                       \
     ROW(add, add, TSHI_NONE, TSHI_A | TSHI_B, a + b, g, g)                                         \
     ROW(sub, add, TSHI_NONE, TSHI_A, a - b, g, -g)                                                 \
     ROW(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)                               \
     ROW(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g * a / (b * b))                   \
     ROW(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),                         \
-        g *tshi_map_power_slope(a, b), g *tshi_map_pow_slope(a, b, fused))
+        g *tshi_map_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
 
-/* The exponent's slope is a^b ln a, and 0 at a = 0 with b >= 0, as torch. */
-TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
-    const tsh_real slope = tshi_kernel_pow(a, b) * tshi_kernel_log(a, fused);
-    return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : slope;
+/* d a^b / db = a^b ln a; 0 at a = 0 with b >= 0, as in PyTorch. */
+TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
+    const tsh_real db = tshi_kernel_pow(a, b) * tshi_kernel_log(a, fused);
+    return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
 }
 
-/* d = or += D; where d's operand was broadcast and stands still, the run is summed. Operands: d, g,
- * a, b. */
-#define TSHI_BINARY_SLOPE(name, D)                                                                 \
-    TSHI_INLINE void name##_body(int64_t n, const tshi_operand *x, const tshi_slope *slope,        \
+/* Backward kernel of one input: d = D or d += D. Where the input was broadcast, d has step 0 and
+ * the store sums the run. Operands: d, g, a, b. */
+#define TSHI_BINARY_BACKWARD(name, D)                                                              \
+    TSHI_INLINE void name##_body(int64_t n, const tshi_operand *x, const tshi_backward_params *p,  \
                                  int fused) {                                                      \
         tsh_real pad[3][TSHI_BLOCK], d[TSHI_BLOCK];                                                \
         const tsh_real *gs, *as, *bs;                                                              \
@@ -9700,10 +9734,10 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
                 (void)b;                                                                           \
                 d[i] = D;                                                                          \
             }                                                                                      \
-            tshi_kernel_store(&x[0], e, n, d, slope->add);                                         \
+            tshi_kernel_store(&x[0], e, n, d, p->add);                                             \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(name, tshi_slope);
+    TSHI_KERNEL_FUSED(name, tshi_backward_params);
 
 #define TSHI_BINARY_ROW(name, rule, save, pass, F, DA, DB)                                         \
     TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *x,              \
@@ -9725,8 +9759,8 @@ TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
         }                                                                                          \
     }                                                                                              \
     TSHI_KERNEL_FUSED(tshi_map_##name##_forward, void);                                            \
-    TSHI_BINARY_SLOPE(tshi_map_##name##_da, DA)                                                    \
-    TSHI_BINARY_SLOPE(tshi_map_##name##_db, DB)                                                    \
+    TSHI_BINARY_BACKWARD(tshi_map_##name##_da, DA)                                                 \
+    TSHI_BINARY_BACKWARD(tshi_map_##name##_db, DB)                                                 \
     static const tshi_binary tshi_map_##name##_row = {                                             \
         {"tsh_" #name, "a b", tshi_rule_##rule, tshi_map_binary_backward, save, 0},                \
         pass,                                                                                      \
@@ -9738,26 +9772,13 @@ TSHI_BINARY_OPS(TSHI_BINARY_ROW)
 #undef TSHI_BINARY_OPS
 
 static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_binary *row) {
-    tsh_tensor *in[2], *out;
+    tsh_tensor *in[2];
     tsh_ctx *ctx;
-    tshi_output output;
-    tshi_loop loop;
     in[0] = a;
     in[1] = b;
     ctx = tshi_tensor_check_floating(row->op.name, in, 2);
-    if (!ctx || !tshi_map_shape(row->op.name, in, 2, &output.shape) ||
-        !row->op.rule(&row->op, in, 2, NULL, &output))
-        return NULL;
-    out = tshi_tensor_out(ctx, row->op.name, tshi_tensor_promote(in, 2), &output.shape,
-                          &output.layout);
-    if (!out) return NULL;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    tshi_kernel_tensor(&loop, a);
-    tshi_kernel_tensor(&loop, b);
-    tshi_kernel_run(&loop, row->forward[ctx->isa], NULL);
-    (void)tshi_tape_record(&row->op, out, in, 2, output.partial, 0);
-    return out;
+    if (!ctx) return NULL;
+    return tshi_map_run(&row->op, in, 2, tshi_tensor_promote(in, 2), row->forward[ctx->isa], 0);
 }
 
 #define TSHI_BINARY_PUBLIC(name)                                                                   \
@@ -9773,13 +9794,14 @@ TSHI_BINARY_PUBLIC(pow)
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* y = a op b, or the opposite. NaN equals nothing. Integers are compared with all their digits. */
-#define TSHI_COMPARE_LOOP(type, op)                                                                \
+/* y = 1 or 0, as a OP b. Integers are compared as int64_t, exactly. */
+#define TSHI_COMPARE_LOOP(type, OP)                                                                \
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                                  \
-        y[i] = (((const type *)as)[i] op((const type *)bs)[i]) ^ *flip;                            \
+        y[i] = ((const type *)as)[i] OP((const type *)bs)[i];                                      \
     }
-#define TSHI_COMPARE_KERNEL(name, op)                                                              \
-    TSHI_INLINE void tshi_map_##name##_body(int64_t n, const tshi_operand *x, const int *flip) {   \
+#define TSHI_COMPARE(name, OP)                                                                     \
+    TSHI_INLINE void tshi_map_##name##_body(int64_t n, const tshi_operand *x,                      \
+                                            const double *none) {                                  \
         union {                                                                                    \
             tsh_real real[TSHI_BLOCK];                                                             \
             int64_t integer[TSHI_BLOCK];                                                           \
@@ -9789,22 +9811,27 @@ TSHI_BINARY_PUBLIC(pow)
         int32_t y[TSHI_BLOCK];                                                                     \
         int64_t e;                                                                                 \
         int i;                                                                                     \
+        (void)none;                                                                                \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
             if (floating) {                                                                        \
                 as = tshi_kernel_load(&x[1], e, n, pad[0].real);                                   \
                 bs = tshi_kernel_load(&x[2], e, n, pad[1].real);                                   \
-                TSHI_COMPARE_LOOP(tsh_real, op)                                                    \
+                TSHI_COMPARE_LOOP(tsh_real, OP)                                                    \
             } else {                                                                               \
                 as = tshi_kernel_load_integers(&x[1], e, n, pad[0].integer);                       \
                 bs = tshi_kernel_load_integers(&x[2], e, n, pad[1].integer);                       \
-                TSHI_COMPARE_LOOP(int64_t, op)                                                     \
+                TSHI_COMPARE_LOOP(int64_t, OP)                                                     \
             }                                                                                      \
             tshi_map_store_i32((int32_t *)x[0].data, x[0].step, e, n, y);                          \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL(tshi_map_##name, int);
+    TSHI_KERNEL(tshi_map_##name, double);                                                          \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
+        static const tshi_op op = {"tsh_" #name, "a b", tshi_rule_nonlinear, NULL, 0, 0};          \
+        return tshi_map_compare(&op, a, b, tshi_map_##name);                                       \
+    }
 
-/* A block of truth values, to a tensor of i32. */
+/* Stores a block at y[e], at most up to y[n], elements `step` apart. */
 TSHI_INLINE void tshi_map_store_i32(int32_t *y, int64_t step, int64_t e, int64_t n,
                                     const int32_t *block) {
     const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
@@ -9815,52 +9842,30 @@ TSHI_INLINE void tshi_map_store_i32(int32_t *y, int64_t step, int64_t e, int64_t
         for (i = 0; i < m; i++) y[(e + i) * step] = block[i];
 }
 
-TSHI_COMPARE_KERNEL(eq, ==)
-TSHI_COMPARE_KERNEL(lt, <)
-TSHI_COMPARE_KERNEL(le, <=)
-#undef TSHI_COMPARE_KERNEL
-#undef TSHI_COMPARE_LOOP
-
-/* swap: the kernel sees b before a; flip: gives the opposite. */
 static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
-                                    const tshi_kernel_fn *kernel, int swap, int flip) {
-    tsh_tensor *in[2], *out;
+                                    const tshi_kernel_fn *kernel) {
+    tsh_tensor *in[2];
     tsh_ctx *ctx;
-    tshi_output output;
-    tshi_loop loop;
     in[0] = a;
     in[1] = b;
     ctx = tshi_tensor_check(op->name, in, 2);
-    if (!ctx || !tshi_map_shape(op->name, in, 2, &output.shape) ||
-        !op->rule(op, in, 2, NULL, &output))
-        return NULL;
+    if (!ctx) return NULL;
     if (a->dtype != b->dtype)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %s against %s; tsh_cast one of them",
                                op->name, tshi_dtype_name(a->dtype), tshi_dtype_name(b->dtype));
-    out = tshi_tensor_out(ctx, op->name, TSH_I32, &output.shape, &output.layout);
-    if (!out) return NULL;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    tshi_kernel_tensor(&loop, in[swap]);
-    tshi_kernel_tensor(&loop, in[!swap]);
-    tshi_kernel_run(&loop, kernel[ctx->isa], &flip);
-    return out;
+    return tshi_map_run(op, in, 2, TSH_I32, kernel[ctx->isa], 0);
 }
 
-#define TSHI_COMPARE_PUBLIC(name, kernel, swap, flip)                                              \
-    TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
-        static const tshi_op op = {"tsh_" #name, "a b", tshi_rule_nonlinear, NULL, 0, 0};          \
-        return tshi_map_compare(&op, a, b, tshi_map_##kernel, swap, flip);                         \
-    }
-TSHI_COMPARE_PUBLIC(eq, eq, 0, 0)
-TSHI_COMPARE_PUBLIC(ne, eq, 0, 1)
-TSHI_COMPARE_PUBLIC(lt, lt, 0, 0)
-TSHI_COMPARE_PUBLIC(le, le, 0, 0)
-TSHI_COMPARE_PUBLIC(gt, lt, 1, 0)
-TSHI_COMPARE_PUBLIC(ge, le, 1, 0)
-#undef TSHI_COMPARE_PUBLIC
+TSHI_COMPARE(eq, ==)
+TSHI_COMPARE(ne, !=)
+TSHI_COMPARE(lt, <)
+TSHI_COMPARE(le, <=)
+TSHI_COMPARE(gt, >)
+TSHI_COMPARE(ge, >=)
+#undef TSHI_COMPARE
+#undef TSHI_COMPARE_LOOP
 
-/* where: y = c ? a : b. Operands: y, c, a, b. */
+/* y = c ? a : b. Operands: y, c, a, b. */
 TSHI_INLINE void tshi_map_where_body(int64_t n, const tshi_operand *x, const void *params) {
     tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];
     const tsh_real *a, *b;
@@ -9878,8 +9883,8 @@ TSHI_INLINE void tshi_map_where_body(int64_t n, const tshi_operand *x, const voi
 }
 TSHI_KERNEL(tshi_map_where, void);
 
-/* da += c ? g : 0, or db += c ? 0 : g. Operands: d, g, c; *first: 1 for da. */
-TSHI_INLINE void tshi_map_where_slope_body(int64_t n, const tshi_operand *x, const int *first) {
+/* da += c ? g : 0 if *first, else db += c ? 0 : g. Operands: da or db, g, c. */
+TSHI_INLINE void tshi_map_where_grad_body(int64_t n, const tshi_operand *x, const int *first) {
     tsh_real pad[TSHI_BLOCK], d[TSHI_BLOCK];
     const tsh_real *g;
     int64_t cond[TSHI_BLOCK], e;
@@ -9892,7 +9897,7 @@ TSHI_INLINE void tshi_map_where_slope_body(int64_t n, const tshi_operand *x, con
         tshi_kernel_store(&x[0], e, n, d, 1);
     }
 }
-TSHI_KERNEL(tshi_map_where_slope, int);
+TSHI_KERNEL(tshi_map_where_grad, int);
 
 static void tshi_map_where_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
@@ -9907,7 +9912,7 @@ static void tshi_map_where_backward(tshi_node *node) {
         tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
         tshi_kernel_add_operand(&loop, node->in[0], tshi_tape_saved(node, 0), node->in[0]->stride,
                                 node->in[0]->dtype);
-        tshi_kernel_run(&loop, tshi_map_where_slope[out->ctx->isa], &first);
+        tshi_kernel_run(&loop, tshi_map_where_grad[out->ctx->isa], &first);
     }
 }
 
@@ -9915,81 +9920,59 @@ static const tshi_op tshi_map_where_op = {
     "tsh_where", "cond yes no", tshi_rule_where, tshi_map_where_backward, TSHI_COND, 0};
 
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
-    const tshi_op *op = &tshi_map_where_op;
-    tsh_tensor *in[3], *out;
+    tsh_tensor *in[3];
     tsh_ctx *ctx;
-    tshi_output output;
-    tshi_loop loop;
     in[0] = cond;
     in[1] = a;
     in[2] = b;
     ctx = tshi_tensor_check("tsh_where", in, 3);
-    if (!ctx || !tshi_tensor_check_floating("tsh_where", in + 1, 2) ||
-        !tshi_map_shape("tsh_where", in, 3, &output.shape) || !op->rule(op, in, 3, NULL, &output))
-        return NULL;
+    if (!ctx || !tshi_tensor_check_floating("tsh_where", in + 1, 2)) return NULL;
     if (tshi_dtypes[cond->dtype].floating)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
                                tshi_dtype_name(cond->dtype));
-    out = tshi_tensor_out(ctx, "tsh_where", tshi_tensor_promote(in + 1, 2), &output.shape,
-                          &output.layout);
-    if (!out) return NULL;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    tshi_kernel_tensor(&loop, cond);
-    tshi_kernel_tensor(&loop, a);
-    tshi_kernel_tensor(&loop, b);
-    tshi_kernel_run(&loop, tshi_map_where[ctx->isa], NULL);
-    (void)tshi_tape_record(op, out, in, 3, output.partial, 0);
-    return out;
+    return tshi_map_run(&tshi_map_where_op, in, 3, tshi_tensor_promote(in + 1, 2),
+                        tshi_map_where[ctx->isa], 0);
 }
 
-static void tshi_map_cast_backward(tshi_node *node) {
-    tshi_tape_pass(node, 0); /* gradients are tsh_real, whatever the dtypes are */
+/* Backward of ops whose output has the values of input 0: dx = dy. (Gradients are tsh_real,
+ * whatever the dtypes are.) */
+static void tshi_map_same_backward(tshi_node *node) {
+    tshi_tape_pass(node, 0);
 }
 
 static const tshi_op tshi_map_cast_op = {
-    "tsh_cast", "x", tshi_rule_nonlinear, tshi_map_cast_backward, TSHI_NONE, 0};
+    "tsh_cast", "x", tshi_rule_nonlinear, tshi_map_same_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cast", &x, 1);
-    const tshi_op *op = &tshi_map_cast_op;
-    tshi_output output;
-    tshi_loop loop;
-    tsh_tensor *out;
     if (!ctx || x->dtype == dtype) return ctx ? x : NULL;
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)))
         return tshi_error_null(ctx, TSH_ERR_DTYPE,
                                "tsh_cast: takes %s, i32 or i64 in this build, not dtype %d",
                                tshi_dtype_name(TSH_REAL), (int)dtype);
-    output.shape = tsh_shape_of(x);
-    if (!op->rule(op, &x, 1, NULL, &output)) return NULL;
-    out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
-    if (!out) return NULL;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    tshi_kernel_tensor(&loop, x);
-    tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
-    if (tshi_dtypes[dtype].floating && tshi_dtypes[x->dtype].floating)
-        (void)tshi_tape_record(op, out, &x, 1, output.partial, 0);
-    return out;
+    return tshi_map_run(&tshi_map_cast_op, &x, 1, dtype, tshi_kernel_copy, 0);
 }
 
-/* -- gradients by rows ------------------------------------------------------
- * Kernels that give a dense gradient of input 0 write it to its place where that is dense and empty
- * (*scratch is NULL then), else to scratch, which is then accumulated. 0 on an error. */
-static int tshi_map_room(const tshi_node *node, const tshi_dest *dest, tshi_block **scratch) {
+/* -- dense gradients of input 0 ---------------------------------------------- */
+
+/* Where a kernel that outputs a dense gradient of input 0 writes it: to dest if that is dense and
+ * has nothing to add to (*scratch is NULL then), else to *scratch, for tshi_map_accumulate. NULL:
+ * no memory. */
+static tsh_real *tshi_map_dense_dest(const tshi_node *node, const tshi_dest *dest,
+                                     tshi_block **scratch) {
     const tsh_tensor *x = node->in[0];
     int64_t stride[TSH_MAX_DIMS];
     int d, direct = !dest->add;
     tshi_tensor_strides(x->local, x->ndim, stride);
     for (d = 0; d < x->ndim; d++) direct &= x->local[d] == 1 || stride[d] == dest->stride[d];
-    *scratch = direct ? NULL
-                      : tshi_mem_take(x->ctx, TSH_MEM_STEP,
-                                      tshi_dtype_reals(tsh_local_numel(x)));
-    return direct || *scratch;
+    *scratch = NULL;
+    if (direct) return dest->data;
+    *scratch = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(x)));
+    return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
+/* Adds what a kernel wrote to scratch (may be NULL) to the gradient, and releases scratch. */
 static void tshi_map_accumulate(const tshi_node *node, const tshi_dest *dest, tshi_block *scratch) {
     const tsh_tensor *x = node->in[0];
     int64_t stride[TSH_MAX_DIMS];
@@ -10000,11 +9983,11 @@ static void tshi_map_accumulate(const tshi_node *node, const tshi_dest *dest, ts
 }
 
 /* -- dropout ----------------------------------------------------------------
- * y_e = x_e / (1 - p) where bits(stream, e) >= p 2^32, else 0; e counts global elements. Backward
- * draws the same mask. */
+ * y_e = x_e / (1 - p) if bits(key, stream, e) >= p 2^32, else 0, where e is the global index of the
+ * element: the mask is the same however x is sharded. Backward draws it again. */
 
 typedef struct tshi_dropout {
-    uint64_t key, stream;
+    uint64_t key, stream; /* of Philox */
     double p;
 } tshi_dropout;
 
@@ -10015,9 +9998,10 @@ typedef struct tshi_dropout_run {
     int isa;
 } tshi_dropout_run;
 
-/* The key of the next mask: seed, owner's path and count, dp rank; without an owner, the stage of a
- * pipeline, whose ranks count each for itself. */
-static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
+/* The next mask of owner, the module that drops out. Its stream is a hash of owner's path, how
+ * often owner has drawn a mask, and the dp rank. Without an owner the calls of this ctx are
+ * counted, and the pipeline stage is hashed, as stages count for themselves. */
+static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     tshi_dropout mask;
     uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
     mask.key = ctx->seed;
@@ -10030,15 +10014,15 @@ static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     return mask;
 }
 
-/* Which elements to keep: those of a run that begins at a global one. */
-typedef struct tshi_map_masking {
+/* A part of a mask: that of the elements from global index `first` on. */
+typedef struct tshi_mask_range {
     const tshi_dropout *mask;
     int64_t first;
-} tshi_map_masking;
+} tshi_mask_range;
 
 /* y = x times 0 or 1 / (1 - p). Operands: y, x (may be y), dense. */
-TSHI_INLINE void tshi_map_mask_part_body(int64_t n, const tshi_operand *operand,
-                                         const tshi_map_masking *part) {
+TSHI_INLINE void tshi_map_mask_body(int64_t n, const tshi_operand *operand,
+                                    const tshi_mask_range *part) {
     tsh_real *y = (tsh_real *)operand[0].data;
     const tsh_real *x = (const tsh_real *)operand[1].data;
     const tshi_dropout *mask = part->mask;
@@ -10056,18 +10040,18 @@ TSHI_INLINE void tshi_map_mask_part_body(int64_t n, const tshi_operand *operand,
             y[i + j] = word[skip + j] >= below ? x[i + j] * scale : 0;
     }
 }
-TSHI_KERNEL(tshi_map_mask_part, tshi_map_masking);
+TSHI_KERNEL(tshi_map_mask, tshi_mask_range);
 
-/* A run of global elements. */
+/* Drops out `length` elements from the global and local index that are given. */
 static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t length) {
     const tshi_dropout_run *run = (const tshi_dropout_run *)user;
-    tshi_map_masking part;
+    tshi_mask_range part;
     tshi_operand x[2];
     part.mask = run->mask;
     part.first = global;
     x[0] = tshi_kernel_reals(run->y + local, 1);
     x[1] = tshi_kernel_reals(run->x + local, 1);
-    tshi_map_mask_part[run->isa](length, x, &part);
+    tshi_map_mask[run->isa](length, x, &part);
 }
 
 static void tshi_map_dropout_backward(tshi_node *node) {
@@ -10075,11 +10059,12 @@ static void tshi_map_dropout_backward(tshi_node *node) {
     tshi_dropout_run run;
     tshi_dest dest;
     tshi_block *scratch;
-    if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_room(node, &dest, &scratch)) return;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    run.y = tshi_map_dense_dest(node, &dest, &scratch);
+    if (!run.y) return;
     run.isa = out->ctx->isa;
     run.mask = (const tshi_dropout *)node->params;
     run.x = tshi_tape_grad(node);
-    run.y = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest.data;
     tshi_tensor_runs(out, tshi_map_mask_run, &run);
     tshi_map_accumulate(node, &dest, scratch);
 }
@@ -10094,14 +10079,13 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     tshi_dropout_run run;
     tshi_block *scratch = NULL, *unrounded;
     tsh_tensor *out;
-    tshi_node *node;
     if (!ctx) return NULL;
     if (!(p >= 0 && p <= 1))
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_dropout: p is %g, not within [0, 1]", p);
     if (p <= 0) return x;
     out = tshi_tensor_out(ctx, "tsh_dropout", x->dtype, &shape, &x->layout);
     if (!out) return NULL;
-    mask = tshi_map_mask(ctx, p, owner);
+    mask = tshi_map_next_mask(ctx, p, owner);
     run.isa = ctx->isa;
     run.mask = &mask;
     run.y = tshi_kernel_output(out, &unrounded);
@@ -10110,15 +10094,14 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     tshi_mem_drop(ctx, scratch);
     if (run.y) tshi_kernel_output_done(out, unrounded);
     if (!run.x) return NULL;
-    node = tshi_tape_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, sizeof mask);
-    if (node) memcpy(node->params, &mask, sizeof mask);
+    tshi_map_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, &mask, sizeof mask, NULL);
     return out;
 }
 
 /* -- copies ----------------------------------------------------------------- */
 
-/* A copy hands both accumulators on as they are: completion is the business of whoever made its
- * input. */
+/* Adds both accumulators of the copy to those of the input, the partial sum to the partial sum: the
+ * op that made the input completes it, if it has to. */
 static void tshi_map_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tsh_tensor *base = node->in[0]->base;
@@ -10136,7 +10119,7 @@ static const tshi_op tshi_map_clone_op = {
     "tsh_clone", "x",       tshi_rule_keep, tshi_map_copy_backward,
     TSHI_NONE,   TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_PASSES_PARTIAL};
 
-/* A dense copy of x, with its gradient path. op: who reports an error. */
+/* A dense copy of x, through which gradients flow back to x. Errors name op. */
 static tsh_tensor *tshi_map_copy(const char *op, tsh_tensor *x) {
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out = tshi_tensor_out(x->ctx, op, x->dtype, &shape, &x->layout);
@@ -10305,7 +10288,7 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_loop loop;
     tshi_dest dest;
     tsh_real *g = tshi_tape_grad(node);
-    tshi_slope slope;
+    tshi_backward_params slope;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     tshi_reduce_spread(x, node->out, params->axis, stride);
     tshi_kernel_space(&loop, x);
@@ -10362,8 +10345,8 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
 enum { TSHI_REDUCE_COLUMNS = 16 };
 
 /* m columns of n values, whose rows lie `step` apart, to dense rows, or back. */
-static void tshi_reduce_turn(tsh_real *TSHI_RESTRICT rows, tsh_real *TSHI_RESTRICT x, int64_t n,
-                             int64_t step, int64_t m, int back) {
+static void tshi_reduce_transpose(tsh_real *TSHI_RESTRICT rows, tsh_real *TSHI_RESTRICT x,
+                                  int64_t n, int64_t step, int64_t m, int back) {
     int64_t i, c;
     for (i = 0; i < n; i++, x += step)
         for (c = 0; c < m; c++)
@@ -10407,7 +10390,7 @@ static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
         const int64_t first = from / step * n * step + from % step;
         m = tshi_base_min(tshi_base_min(TSHI_REDUCE_COLUMNS, step - from % step), to - from);
         for (i = 1; i < 3 && turned; i++)
-            if (lines->at[i]) tshi_reduce_turn(own[i], lines->at[i] + first, n, step, m, 0);
+            if (lines->at[i]) tshi_reduce_transpose(own[i], lines->at[i] + first, n, step, m, 0);
         for (c = 0; c < m; c++) {
             for (i = 0; i < 3; i++)
                 x[i] = tshi_kernel_reals(!lines->at[i] ? NULL
@@ -10418,7 +10401,8 @@ static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
             x[4] = tshi_kernel_reals(lines->most ? lines->most + from + c : NULL, 1);
             lines->kernel(n, x, lines->params);
         }
-        if (turned && lines->at[0]) tshi_reduce_turn(own[0], lines->at[0] + first, n, step, m, 1);
+        if (turned && lines->at[0])
+            tshi_reduce_transpose(own[0], lines->at[0] + first, n, step, m, 1);
     }
 }
 
@@ -10523,7 +10507,7 @@ static const tshi_op tshi_reduce_max_op = {
 static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_whole, NULL, 0, 0};
 
 static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
-                                   int want_place) {
+                                   int argmax) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
     tshi_lines lines;
@@ -10535,22 +10519,22 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op->name);
-    out = tshi_tensor_out(ctx, op->name, want_place ? TSH_I64 : x->dtype, &r.shape, &r.layout);
-    if (out && !want_place)
+    out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
+    if (out && !argmax)
         aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof(int64_t));
     memset(&lines, 0, sizeof lines);
     if (aux) lines.most = tshi_kernel_output(out, &unrounded);
-    if (lines.most || (out && want_place)) lines.at[1] = tshi_kernel_packed_reals(x, &scratch);
+    if (lines.most || (out && argmax)) lines.at[1] = tshi_kernel_packed_reals(x, &scratch);
     if (!lines.at[1]) tshi_mem_drop(ctx, aux);
     if (!lines.at[1]) return NULL;
     lines.kernel = tshi_reduce_place[ctx->isa];
     lines.n = r.n;
     lines.step = r.inner;
-    lines.place = (int64_t *)(want_place ? tshi_tensor_at(out) : tshi_mem_data(aux));
+    lines.place = (int64_t *)(argmax ? tshi_tensor_at(out) : tshi_mem_data(aux));
     done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
-    if (done && !want_place)
+    if (done && !argmax)
         node = tshi_tape_record(op, out, &x, 1, TSHI_NONE, sizeof(tshi_reduce_params));
     if (node) {
         node->aux = aux;
@@ -10596,8 +10580,8 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, const tshi_operand *operand
 TSHI_KERNEL_FUSED(tshi_reduce_softmax, int);
 
 /* One row. Operands: dx, y, dy. */
-TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, const tshi_operand *operand,
-                                                const int *is_log, int fused) {
+TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t n, const tshi_operand *operand,
+                                               const int *is_log, int fused) {
     tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *y = (const tsh_real *)operand[1].data, *ys;
     const tsh_real *dy = (const tsh_real *)operand[2].data, *gs;
@@ -10615,7 +10599,7 @@ TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, const tshi_operand *o
         tshi_kernel_put(dx, 1, e, n, out, 0);
     }
 }
-TSHI_KERNEL_FUSED(tshi_reduce_softmax_slope, int);
+TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, int);
 
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
@@ -10627,9 +10611,9 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch, *saved;
     int64_t stride[TSH_MAX_DIMS];
-    if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_room(node, &dest, &scratch)) return;
+    if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_dense_dest(node, &dest, &scratch)) return;
     memset(&lines, 0, sizeof lines);
-    lines.kernel = tshi_reduce_softmax_slope[out->ctx->isa];
+    lines.kernel = tshi_reduce_softmax_grad[out->ctx->isa];
     lines.n = out->local[axis];
     lines.step = inner;
     lines.at[0] = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest.data;
@@ -11047,10 +11031,10 @@ static tshi_span tshi_redistribute_span(const tsh_tensor *t, int dim) {
 }
 
 /* Copies between a whole (outer, length, inner) array and rank's piece of it, whose rows lie
- * `pitch` bytes apart. to_piece 0: the other way. */
-static void tshi_redistribute_piece(const tshi_span *span, const tsh_layout *layout, int size,
+ * `pitch` bytes apart. to_shard 0: the other way. */
+static void tshi_redistribute_shard(const tshi_span *span, const tsh_layout *layout, int size,
                                     int rank, void *whole, void *piece, int64_t pitch, size_t width,
-                                    int to_piece) {
+                                    int to_shard) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t o;
     int s;
@@ -11061,7 +11045,7 @@ static void tshi_redistribute_piece(const tshi_span *span, const tsh_layout *lay
             size_t bytes = (size_t)(range[s].length * span->inner) * width;
             char *from = (char *)whole +
                          (size_t)((o * span->length + range[s].start) * span->inner) * width;
-            if (to_piece)
+            if (to_shard)
                 memcpy(at, from, bytes);
             else
                 memcpy(from, at, bytes);
@@ -11091,7 +11075,7 @@ static void tshi_redistribute_order(const tsh_ctx *ctx, const tshi_span *span,
     int64_t row = span->length * span->inner, at = 0;
     int r;
     for (r = 0; r < ctx->tp.size; r++) {
-        tshi_redistribute_piece(span, layout, ctx->tp.size, r, whole,
+        tshi_redistribute_shard(span, layout, ctx->tp.size, r, whole,
                                 (char *)ordered + (size_t)at * width, row * (int64_t)width, width,
                                 to_ordered);
         at += counts[r];
@@ -11164,7 +11148,7 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
         got = sent + total * width;
         for (r = 0; r < ctx->tp.size; r++) {
             int64_t row = tsh_chunk(to, cut.length, ctx->tp.size, r, NULL) * cut.inner;
-            tshi_redistribute_piece(&cut, to, ctx->tp.size, r, tshi_kernel_read(in),
+            tshi_redistribute_shard(&cut, to, ctx->tp.size, r, tshi_kernel_read(in),
                                     sent + (size_t)at * width, row * (int64_t)width, width, 1);
             send[r] = row * cut.outer;
             recv[r] = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner * join.outer;
@@ -11174,7 +11158,7 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                               "tsh_redistribute: all-to-all");
         for (at = 0, r = 0; r < ctx->tp.size; r++) {
             int64_t row = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner;
-            tshi_redistribute_piece(&join, from, ctx->tp.size, r, out, got + (size_t)at * width,
+            tshi_redistribute_shard(&join, from, ctx->tp.size, r, out, got + (size_t)at * width,
                                     row * (int64_t)width, width, 0);
             at += recv[r];
         }
@@ -11215,7 +11199,7 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     if (from->kind == TSH_REPLICATED && to->kind == TSH_SHARDED) {
         tshi_span span = tshi_redistribute_span(form, to->dim);
         int64_t row = tsh_chunk(to, span.length, ctx->tp.size, ctx->tp.rank, NULL) * span.inner;
-        tshi_redistribute_piece(&span, to, ctx->tp.size, ctx->tp.rank, tshi_kernel_read(in), out,
+        tshi_redistribute_shard(&span, to, ctx->tp.size, ctx->tp.rank, tshi_kernel_read(in), out,
                                 row * (int64_t)tsh_dtype_size(dtype), tsh_dtype_size(dtype), 1);
     } else if (from->kind == TSH_PARTIAL && to->kind == TSH_REPLICATED) {
         memcpy(out, in, bytes);
@@ -11323,7 +11307,7 @@ static int tshi_redistribute_in_place(const tsh_tensor *t) {
 }
 
 /* Reports, and returns 0, if a recorded op, a view or a gradient depends on t's current layout. */
-static int tshi_redistribute_may_lay(const tsh_tensor *t) {
+static int tshi_redistribute_may_change(const tsh_tensor *t) {
     const int recorded = tshi_tensor_recorded(t), viewed = t->block->refs > 1;
     if (!recorded && !viewed && !t->gr.live && !t->gp.live) return 1;
     if (recorded || viewed)
@@ -11398,7 +11382,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
             return NULL;
     }
     if (tshi_redistribute_in_place(t)) {
-        if (!tshi_redistribute_may_lay(t)) return NULL;
+        if (!tshi_redistribute_may_change(t)) return NULL;
         out = t;
     } else {
         out = tshi_redistribute_window("tsh_set_layout", &t);
@@ -11509,7 +11493,7 @@ TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim) {
 }
 
 /* Of a gather of R: as an all-gather's, with the pieces of the output for input 0. */
-static void tshi_redistribute_pieces_backward(tshi_node *node) {
+static void tshi_redistribute_gather_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     const tsh_layout *to = (const tsh_layout *)node->params;
     tsh_layout whole = tsh_replicated(), sum = tsh_partial();
@@ -11520,8 +11504,8 @@ static void tshi_redistribute_pieces_backward(tshi_node *node) {
 }
 
 static const tshi_op tshi_redistribute_gather_op = {
-    "tsh_tp_gather", "x",       NULL, tshi_redistribute_pieces_backward,
-    TSHI_NONE,       TSHI_OP_ACCEPTS_PARTIAL};
+    "tsh_tp_gather",        "x", NULL, tshi_redistribute_gather_backward, TSHI_NONE,
+    TSHI_OP_ACCEPTS_PARTIAL};
 
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
     tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_gather", x, 1, 0);
@@ -12123,7 +12107,7 @@ typedef struct tshi_lookup {
 } tshi_lookup;
 
 /* A row: d += share g. Operands: d, g. */
-TSHI_INLINE void tshi_embedding_slope_body(int64_t n, const tshi_operand *x, const double *part) {
+TSHI_INLINE void tshi_embedding_grad_body(int64_t n, const tshi_operand *x, const double *part) {
     tsh_real pad[TSHI_BLOCK], d[TSHI_BLOCK], share = TSHI_R(*part);
     const tsh_real *g;
     int64_t e;
@@ -12134,7 +12118,7 @@ TSHI_INLINE void tshi_embedding_slope_body(int64_t n, const tshi_operand *x, con
         tshi_kernel_store(&x[0], e, n, d, 1);
     }
 }
-TSHI_KERNEL(tshi_embedding_slope, double);
+TSHI_KERNEL(tshi_embedding_grad, double);
 
 /* Columns [from, to): ids are added in order. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
@@ -12153,7 +12137,7 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
         x[0] = tshi_kernel_reals(work->dest.data + row[i] * stride[0] + from * stride[1],
                                  stride[1]);
         x[1] = tshi_kernel_reals(g + from, 1);
-        tshi_embedding_slope[work->node->out->ctx->isa](to - from, x, &share);
+        tshi_embedding_grad[work->node->out->ctx->isa](to - from, x, &share);
     }
 }
 
@@ -12482,9 +12466,9 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
 }
 
 /* A row dx (+)= (h - mean h - xh mean(h xh)) rstd; means: of h, of h xh. */
-TSHI_INLINE void tshi_norm_slope_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
-                                     const tsh_real *dy, const tsh_real *stats,
-                                     const tsh_real *means, int64_t n, int add) {
+TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
+                                    const tsh_real *dy, const tsh_real *stats,
+                                    const tsh_real *means, int64_t n, int add) {
     const tsh_real mean = stats[0], rstd = stats[1], a = means[0], b = means[1], *xs, *ws, *gs;
     tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK];
     int64_t e;
@@ -12509,9 +12493,9 @@ enum {
     TSHI_NORM_FROM_STATS,
     TSHI_NORM_DW,
     TSHI_NORM_DB,
-    TSHI_NORM_SLOPE_OPERANDS
+    TSHI_NORM_GRAD_OPERANDS
 };
-TSHI_INLINE void tshi_norm_slope_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
+TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
     tsh_real *dx = (tsh_real *)operand[TSHI_NORM_DX].data;
     tsh_real *dw = (tsh_real *)operand[TSHI_NORM_DW].data;
     tsh_real *db = (tsh_real *)operand[TSHI_NORM_DB].data;
@@ -12536,7 +12520,7 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, const tshi_operand *operand, co
             }
             if (!p->about_zero) means[0] = tshi_kernel_fold(lane) / TSHI_R(d);
             means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);
-            tshi_norm_slope_row(dx, x, w, dy, stats, means, d, p->add);
+            tshi_norm_grad_row(dx, x, w, dy, stats, means, d, p->add);
             dx += operand[TSHI_NORM_DX].step;
         }
         x += operand[TSHI_NORM_FROM_X].step;
@@ -12544,25 +12528,25 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, const tshi_operand *operand, co
         stats += 2;
     }
 }
-TSHI_KERNEL(tshi_norm_slope, tshi_norm);
+TSHI_KERNEL(tshi_norm_grad, tshi_norm);
 
 /* The weights' gradients, cut by columns: rows are added in order. */
 static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *all = (const tshi_rows *)job;
-    tshi_operand x[TSHI_NORM_SLOPE_OPERANDS];
+    tshi_operand x[TSHI_NORM_GRAD_OPERANDS];
     tshi_norm part = *(const tshi_norm *)all->params;
     int i;
     (void)piece;
     memcpy(x, all->x, sizeof x);
     x[TSHI_NORM_DX].data = NULL;
-    for (i = 0; i < TSHI_NORM_SLOPE_OPERANDS; i++)
+    for (i = 0; i < TSHI_NORM_GRAD_OPERANDS; i++)
         if (i != TSHI_NORM_FROM_STATS) tshi_kernel_move(&x[i], from);
     part.d = to - from;
     all->kernel(all->count, x, &part);
 }
 
 /* dx, dw and db in one pass; by several threads, dx by rows, then the others by columns. */
-static void tshi_norm_slopes(tshi_rows *work, int64_t d, int pieces) {
+static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
         tshi_kernel_do_rows(work, 0, 0, work->count);
@@ -12594,8 +12578,8 @@ static void tshi_norm_backward(tshi_node *node) {
     p.add = wanted[0] && dest[0].add;
     (void)tshi_kernel_rows(x, &rows, &step);
     memset(&work, 0, sizeof work);
-    work.kernel = tshi_norm_slope[ctx->isa];
-    work.n = TSHI_NORM_SLOPE_OPERANDS;
+    work.kernel = tshi_norm_grad[ctx->isa];
+    work.n = TSHI_NORM_GRAD_OPERANDS;
     work.params = &p;
     work.count = rows;
     work.x[TSHI_NORM_DX] = tshi_kernel_reals(wanted[0] ? dest[0].data : NULL, step);
@@ -12606,7 +12590,7 @@ static void tshi_norm_backward(tshi_node *node) {
         tshi_kernel_reals((const tsh_real *)tshi_mem_data(node->aux), 2);
     work.x[TSHI_NORM_DW] = tshi_kernel_reals(wanted[1] || wanted[2] ? dw : NULL, 0);
     work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);
-    if (values[0] && values[1]) tshi_norm_slopes(&work, d, pieces);
+    if (values[0] && values[1]) tshi_norm_grads(&work, d, pieces);
     tshi_tensor_strides(&d, 1, &one);
     for (i = 1; i < 3; i++)
         if (wanted[i]) tshi_tape_accumulate(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
@@ -12793,8 +12777,8 @@ static void tshi_rope_rows(void *job, int piece, int64_t from, int64_t to) {
 }
 
 /* y (+)= x turned, over the local rows of t's shape. table: per position, cosines and sines. */
-static void tshi_rope_turn(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
-                           const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
+static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
+                             const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
     int64_t rows = tshi_tensor_product(t->local, t->ndim - 1);
     tshi_rope_work work;
     work.t = t;
@@ -12815,8 +12799,8 @@ static void tshi_rope_backward(tshi_node *node) {
     if (!tshi_tape_dest(node, 0, &dest)) return;
     back.sign = -1;
     back.add = dest.add;
-    tshi_rope_turn(out, &back, node->aux, tshi_tape_grad(node), out->stride, dest.data,
-                   dest.stride);
+    tshi_rope_rotate(out, &back, node->aux, tshi_tape_grad(node), out->stride, dest.data,
+                     dest.stride);
 }
 
 /* Cosines and sines of every local position; NULL without memory. */
@@ -12884,7 +12868,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     if (!table) return NULL;
     values = tshi_kernel_reals_of(x, stride, &scratch);
     y = values ? tshi_kernel_output(out, &unrounded) : NULL;
-    if (y) tshi_rope_turn(x, &rope, table, values, stride, y, out->stride);
+    if (y) tshi_rope_rotate(x, &rope, table, values, stride, y, out->stride);
     tshi_mem_drop(ctx, scratch);
     if (!y) tshi_mem_drop(ctx, table);
     if (!y) return NULL;
@@ -12956,7 +12940,7 @@ static void tshi_attention_gemm(const tshi_head *h, int64_t m, int64_t n, int64_
 }
 
 /* Keys that query i sees: [0, i + tk - tq] where causal. */
-static int64_t tshi_attention_seen(const tshi_head *h, int64_t i) {
+static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
     int64_t seen = h->more->causal ? i + 1 + h->tk - h->tq : h->tk;
     return seen < 0 ? 0 : tshi_base_min(seen, h->tk);
 }
@@ -12986,15 +12970,15 @@ static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int6
 }
 
 /* Masks by dropout a tile of queries [i, i + m) and keys [j, j + n), where they are seen. */
-static void tshi_attention_drop(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m, int64_t j,
-                                int64_t n) {
+static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m,
+                                   int64_t j, int64_t n) {
     tshi_dropout_run run;
     int64_t r, seen;
     run.isa = h->ctx->isa;
     run.mask = &h->more->drop;
     for (r = 0; r < m; r++) {
         run.x = run.y = tile + r * TSHI_TILE;
-        seen = tshi_base_min(tshi_attention_seen(h, i + r) - j, n);
+        seen = tshi_base_min(tshi_attention_visible(h, i + r) - j, n);
         if (seen > 0) tshi_map_mask_run(&run, (int64_t)h->first + (i + r) * h->tk + j, 0, seen);
     }
 }
@@ -13102,8 +13086,8 @@ TSHI_KERNEL_FUSED(tshi_attention_finish, void);
 static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from, int64_t m,
                                     int64_t j, int64_t *n) {
     int64_t rows = m - from;
-    if (tshi_attention_seen(h, i + from) < j + *n) rows = tshi_base_min(rows, TSHI_STRIP);
-    *n = tshi_base_min(*n, tshi_attention_seen(h, i + from + rows - 1) - j);
+    if (tshi_attention_visible(h, i + from) < j + *n) rows = tshi_base_min(rows, TSHI_STRIP);
+    *n = tshi_base_min(*n, tshi_attention_visible(h, i + from + rows - 1) - j);
     return rows;
 }
 
@@ -13119,7 +13103,7 @@ static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r
     x[TSHI_ONLINE_O] = tshi_kernel_reals(o, h->d);
     tshi_attention_scores(h, i + r, m, j, n);
     tshi_attention_online[h->ctx->isa](m, x, &tile);
-    if (h->more->dropout) tshi_attention_drop(h, h->s, i + r, m, j, n);
+    if (h->more->dropout) tshi_attention_dropout(h, h->s, i + r, m, j, n);
     tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s), tshi_gemm_from(h->v, j, 0),
                         j > 0, tshi_gemm_matrix(o, h->d, 1));
 }
@@ -13129,9 +13113,9 @@ static void tshi_attention_head_forward(const tshi_head *h) {
     tshi_operand x[TSHI_FINISH_OPERANDS];
     for (i = 0; i < h->tq; i += m) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
-        most = tshi_attention_seen(h, i + m - 1);
+        most = tshi_attention_visible(h, i + m - 1);
         memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row);
-        if (!tshi_attention_seen(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
+        if (!tshi_attention_visible(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
         for (j = 0; j < most; j += n) {
             n = tshi_base_min(TSHI_TILE, most - j);
             for (r = 0; r < m; r += rows) {
@@ -13162,20 +13146,20 @@ TSHI_KERNEL(tshi_attention_delta, int64_t);
 /* n rows of a tile: from scores x to p, and from dx = dO V^T to dS, both 0 where a query does not
  * see a key. m, log l and delta per row. */
 enum {
-    TSHI_SLOPE_X,
-    TSHI_SLOPE_DX,
-    TSHI_SLOPE_MOST,
-    TSHI_SLOPE_LOG_SUM,
-    TSHI_SLOPE_DELTA,
-    TSHI_SLOPE_OPERANDS
+    TSHI_GRAD_X,
+    TSHI_GRAD_DX,
+    TSHI_GRAD_MOST,
+    TSHI_GRAD_LOG_SUM,
+    TSHI_GRAD_DELTA,
+    TSHI_GRAD_OPERANDS
 };
-TSHI_INLINE void tshi_attention_slope_body(int64_t n, const tshi_operand *operand,
-                                           const tshi_tile *tile, int fused) {
-    tsh_real *x = (tsh_real *)operand[TSHI_SLOPE_X].data, y[TSHI_BLOCK], dy[TSHI_BLOCK];
-    tsh_real *dx = (tsh_real *)operand[TSHI_SLOPE_DX].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_SLOPE_MOST].data;
-    const tsh_real *l = (const tsh_real *)operand[TSHI_SLOPE_LOG_SUM].data;
-    const tsh_real *delta = (const tsh_real *)operand[TSHI_SLOPE_DELTA].data;
+TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *operand,
+                                          const tshi_tile *tile, int fused) {
+    tsh_real *x = (tsh_real *)operand[TSHI_GRAD_X].data, y[TSHI_BLOCK], dy[TSHI_BLOCK];
+    tsh_real *dx = (tsh_real *)operand[TSHI_GRAD_DX].data;
+    const tsh_real *m = (const tsh_real *)operand[TSHI_GRAD_MOST].data;
+    const tsh_real *l = (const tsh_real *)operand[TSHI_GRAD_LOG_SUM].data;
+    const tsh_real *delta = (const tsh_real *)operand[TSHI_GRAD_DELTA].data;
     const tsh_real scale = TSHI_R(tile->scale);
     int64_t r, e;
     int i;
@@ -13193,7 +13177,7 @@ TSHI_INLINE void tshi_attention_slope_body(int64_t n, const tshi_operand *operan
         }
     }
 }
-TSHI_KERNEL_FUSED(tshi_attention_slope, tshi_tile);
+TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_tile);
 
 /* What m queries and n keys add to the gradients: s becomes p (masked), t becomes dS. */
 static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t m, int64_t j,
@@ -13201,18 +13185,18 @@ static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t 
     const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t);
     const tshi_matrix dout = tshi_gemm_from(h->dout, i, 0);
     const tshi_tile tile = tshi_attention_tile_at(h, i, j, n);
-    tshi_operand x[TSHI_SLOPE_OPERANDS];
-    x[TSHI_SLOPE_X] = tshi_kernel_reals(h->s, TSHI_TILE);
-    x[TSHI_SLOPE_DX] = tshi_kernel_reals(h->t, TSHI_TILE);
-    x[TSHI_SLOPE_MOST] = tshi_kernel_reals(h->most + i, 1);
-    x[TSHI_SLOPE_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
-    x[TSHI_SLOPE_DELTA] = tshi_kernel_reals(h->delta + i, 1);
+    tshi_operand x[TSHI_GRAD_OPERANDS];
+    x[TSHI_GRAD_X] = tshi_kernel_reals(h->s, TSHI_TILE);
+    x[TSHI_GRAD_DX] = tshi_kernel_reals(h->t, TSHI_TILE);
+    x[TSHI_GRAD_MOST] = tshi_kernel_reals(h->most + i, 1);
+    x[TSHI_GRAD_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
+    x[TSHI_GRAD_DELTA] = tshi_kernel_reals(h->delta + i, 1);
     tshi_attention_scores(h, i, m, j, n);
     tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_gemm_turned(tshi_gemm_from(h->v, j, 0)), 0,
                         ds);
-    if (h->more->dropout) tshi_attention_drop(h, h->t, i, m, j, n);
-    tshi_attention_slope[h->ctx->isa](m, x, &tile);
-    if (h->more->dropout) tshi_attention_drop(h, h->s, i, m, j, n);
+    if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
+    tshi_attention_grad[h->ctx->isa](m, x, &tile);
+    if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
     if (h->dv.data)
         tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_turned(p), dout, 1,
                             tshi_gemm_from(h->dv, j, 0));
@@ -13233,7 +13217,7 @@ static void tshi_attention_head_backward(const tshi_head *h) {
     tshi_attention_delta[h->ctx->isa](h->tq, x, &h->d);
     for (i = 0; i < h->tq; i += m) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
-        most = tshi_attention_seen(h, i + m - 1);
+        most = tshi_attention_visible(h, i + m - 1);
         for (j = 0; j < most; j += n) {
             n = tshi_base_min(TSHI_TILE, most - j);
             for (r = 0; r < m; r += rows) {
@@ -13474,8 +13458,8 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
 }
 
 /* Whether x goes into the cache at position past. */
-static int tshi_attention_room(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
-                               int64_t past) {
+static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
+                                     int64_t past) {
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
     int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) && cache->dtype == x->dtype;
     if (!tshi_attention_holds(in, cache)) return 0;
@@ -13510,8 +13494,8 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
                 "(tsh_no_grad_begin)");
             return 0;
         }
-        if (!tshi_attention_room(in, in[1], desc->cache_k, desc->past) ||
-            !tshi_attention_room(in, in[2], desc->cache_v, desc->past))
+        if (!tshi_attention_fits_cache(in, in[1], desc->cache_k, desc->past) ||
+            !tshi_attention_fits_cache(in, in[2], desc->cache_v, desc->past))
             return 0;
         keys += desc->past;
     }
@@ -13519,7 +13503,7 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     more->causal = desc->causal;
     if (desc->scale > 0 || desc->scale < 0) more->scale = desc->scale;
     more->dropout = desc->dropout > 0;
-    if (more->dropout) more->drop = tshi_map_mask(ctx, desc->dropout, desc->owner);
+    if (more->dropout) more->drop = tshi_map_next_mask(ctx, desc->dropout, desc->owner);
     return 1;
 }
 
@@ -13756,8 +13740,8 @@ typedef struct tshi_loss_row {
     double g, most, log_sum;
     int add; /* dx is added to */
 } tshi_loss_row;
-TSHI_INLINE void tshi_loss_slope_body(int64_t n, const tshi_operand *operand,
-                                      const tshi_loss_row *row, int fused) {
+TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
+                                     const tshi_loss_row *row, int fused) {
     tsh_real pad[TSHI_BLOCK], dx[TSHI_BLOCK];
     const tsh_real *x;
     const tsh_real most = TSHI_R(row->most), log_sum = TSHI_R(row->log_sum);
@@ -13771,7 +13755,7 @@ TSHI_INLINE void tshi_loss_slope_body(int64_t n, const tshi_operand *operand,
         tshi_kernel_store(&operand[0], e, n, dx, row->add);
     }
 }
-TSHI_KERNEL_FUSED(tshi_loss_slope, tshi_loss_row);
+TSHI_KERNEL_FUSED(tshi_loss_grad, tshi_loss_row);
 
 /* One row of dx -= g w_c ((1 - e) t_c + e / V). Operands: dx, x, w, t; the last two may be NULL. */
 typedef struct tshi_loss_shares {
@@ -13796,15 +13780,15 @@ TSHI_KERNEL(tshi_loss_share, tshi_loss_shares);
 /* -- backward --------------------------------------------------------------- */
 
 /* What the threads share that compute a loss's gradient. */
-typedef struct tshi_loss_slopes {
+typedef struct tshi_loss_job {
     const tshi_node *node;
     tshi_dest dest;
     const tsh_real *x, *t, *w; /* logits, whose rows lie step apart; t and w may be NULL */
     int64_t step;
-} tshi_loss_slopes;
+} tshi_loss_job;
 
 static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_loss_slopes *work = (const tshi_loss_slopes *)job;
+    const tshi_loss_job *work = (const tshi_loss_job *)job;
     const tshi_node *node = work->node;
     const tshi_loss *loss = (const tshi_loss *)node->params;
     const tshi_loss_kept kept = tshi_loss_keep(node->aux, loss->rows);
@@ -13831,7 +13815,7 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
         row.log_sum = (double)kept.log_sum[i];
         operand[0] = tshi_kernel_reals(dx, last);
         operand[1] = tshi_kernel_reals(work->x + i * work->step, 1);
-        tshi_loss_slope[x->ctx->isa](loss->classes, operand, &row);
+        tshi_loss_grad[x->ctx->isa](loss->classes, operand, &row);
         shares.own = each * keep;
         shares.even = each * (double)kept.even[i];
         operand[3] = tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1);
@@ -13849,7 +13833,7 @@ static void tshi_loss_backward(tshi_node *node) {
     const int once = !loss->probs && !(loss->smoothing > 0) && node->in[0]->dtype == TSH_REAL;
     tshi_block *scratch[3] = {NULL, NULL, NULL};
     int64_t stride[TSH_MAX_DIMS];
-    tshi_loss_slopes work;
+    tshi_loss_job work;
     int i;
     memset(&work, 0, sizeof work);
     work.node = node;
