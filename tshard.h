@@ -2741,7 +2741,7 @@ TSHI_DTYPE_INTEGER(i64, int64_t, uint64_t)
 
 #define TSHI_DTYPE_ROW(suffix, file, size, floating, load_integer, store_integer, divide)          \
     {                                                                                              \
-#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,                \
+#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,        \
             tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, load_integer, store_integer,         \
             tshi_dtype_folds_##suffix, divide                                                      \
     }
@@ -10152,18 +10152,22 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
 
 /* ========================================================================== */
 /* >>op-reduce                                      MARK: - op-reduce (private) */
-/* Ops along one dimension, or all: the input is seen as (outer, n, inner).    */
+/* Ops along one dimension, or all: sum, mean, max, argmax, softmax.           */
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
+/* The local input is seen as a dense (outer, n, inner) array, reduced along n; a reduction of all
+ * dimensions is (1, n, 1). Sums run in an order that depends on these sizes only, so that their
+ * bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
-    int64_t outer, n, inner; /* local */
-    int64_t length;          /* global, of what is reduced */
-    int axis;                /* -1: all */
+    int64_t outer, n, inner; /* local sizes */
+    int64_t length;          /* global size of what is reduced */
+    int axis;                /* -1: all dimensions */
     tsh_shape shape;         /* of the result */
     tsh_layout layout;
 } tshi_reduction;
 
+/* Checks dim and x's layout and fills in *r. 0 and an error if the op cannot run along dim. */
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
     char text[TSHI_TEXT_SIZE];
@@ -10195,8 +10199,8 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
 
 enum { TSHI_REDUCE_STRIP = 4096 }; /* columns whose sums stay in the cache */
 
-/* One contiguous run, blocks of 4096 in a fixed order, their sums in double, times c. Operands: y,
- * x. */
+/* y = c sum x of n adjacent values: sums of 4096 values each, which are added in double. Operands:
+ * y, x. */
 TSHI_INLINE void tshi_reduce_sum_body(int64_t n, const tshi_operand *operand, const double *c) {
     const tsh_real *x = (const tsh_real *)operand[1].data;
     double total = 0;
@@ -10207,7 +10211,7 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t n, const tshi_operand *operand, co
 }
 TSHI_KERNEL(tshi_reduce_sum, double);
 
-/* y = the sum of so many rows of n columns, in order. Operands: y, x, with the step of rows. */
+/* y = the sum of *rows rows of n columns, in order. Operands: y, x (step: from row to row). */
 TSHI_INLINE void tshi_reduce_rows_body(int64_t n, const tshi_operand *operand,
                                        const int64_t *rows) {
     tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
@@ -10227,7 +10231,7 @@ typedef struct tshi_sums {
     int isa;
 } tshi_sums;
 
-/* Units are rows where those are summed, else columns. */
+/* A thread's part of the sums: [from, to) of outer if inner is 1, else of inner. */
 static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_sums *sums = (const tshi_sums *)job;
     const int64_t n = sums->r->n, inner = sums->r->inner;
@@ -10251,6 +10255,7 @@ static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to
     }
 }
 
+/* y = c sum x along n; x is (outer, n, inner), y (outer, inner). */
 static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y, const tsh_real *x,
                              double c) {
     const int64_t units = r->inner == 1 ? r->outer : r->inner;
@@ -10265,7 +10270,7 @@ static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y,
                       r->inner == 1 ? 1 : 16, tshi_reduce_sum_piece, &sums);
 }
 
-/* out's strides spread over x's dimensions: 0 along what was reduced. */
+/* The strides that broadcast out to x's shape: 0 along what was reduced. */
 static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int axis,
                                int64_t *stride) {
     int d, o = 0;
@@ -10277,8 +10282,9 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
 }
 
 typedef struct tshi_reduce_params {
-    double c; /* of sum and mean */
-    int axis, is_log;
+    double c;   /* sum, mean: the factor of the sum */
+    int axis;   /* -1: all */
+    int is_log; /* softmax: 1 for log_softmax */
 } tshi_reduce_params;
 
 static void tshi_reduce_sum_backward(tshi_node *node) {
@@ -10288,16 +10294,16 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_loop loop;
     tshi_dest dest;
     tsh_real *g = tshi_tape_grad(node);
-    tshi_backward_params slope;
+    tshi_backward_params back;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     tshi_reduce_spread(x, node->out, params->axis, stride);
     tshi_kernel_space(&loop, x);
     tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    slope.c = params->c;
-    slope.add = dest.add;
-    tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], &slope);
+    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL); /* in place of v: scale reads none */
+    back.c = params->c;
+    back.add = dest.add;
+    tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], &back);
 }
 
 static const tshi_op tshi_reduce_sum_op = {
@@ -10305,28 +10311,28 @@ static const tshi_op tshi_reduce_sum_op = {
 static const tshi_op tshi_reduce_mean_op = {
     "tsh_mean", "x", tshi_rule_sum, tshi_reduce_sum_backward, TSHI_NONE, 0};
 
+/* tsh_sum and tsh_mean. */
 static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                       int mean) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
     tshi_block *scratch, *unrounded;
+    tshi_reduce_params params;
     tsh_tensor *out;
-    tshi_node *node;
     const tsh_real *values;
     tsh_real *sums;
-    double c;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
-    c = mean ? 1.0 / (double)r.length : 1.0;
+    memset(&params, 0, sizeof params);
+    params.c = mean ? 1.0 / (double)r.length : 1.0;
+    params.axis = r.axis;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
     values = out ? tshi_kernel_packed_reals(x, &scratch) : NULL;
     sums = values ? tshi_kernel_output(out, &unrounded) : NULL;
-    if (sums) tshi_reduce_sums(ctx, &r, sums, values, c);
+    if (sums) tshi_reduce_sums(ctx, &r, sums, values, params.c);
     if (values) tshi_mem_drop(ctx, scratch);
     if (!sums) return NULL;
     tshi_kernel_output_done(out, unrounded);
-    node = tshi_tape_record(op, out, &x, 1, TSHI_NONE, sizeof(tshi_reduce_params));
-    if (node) ((tshi_reduce_params *)node->params)->c = c;
-    if (node) ((tshi_reduce_params *)node->params)->axis = r.axis;
+    tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
     return out;
 }
 
@@ -10338,13 +10344,14 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
     return tshi_reduce_scaled(&tshi_reduce_mean_op, x, dim, keepdim, 1);
 }
 
-/* -- columns ----------------------------------------------------------------
- * Where another dimension is inside of the one that an op runs along, columns that lie side by side
- * are turned into rows, worked on, and turned back: memory is read line by line. */
+/* -- lines ------------------------------------------------------------------
+ * A line is the n values that an op like softmax works on at a time; `step` lines are interleaved.
+ * If step is not 1, up to TSHI_REDUCE_COLUMNS adjacent lines are transposed to dense rows first, and
+ * the results back, so that whole cache lines are read and written. */
 
 enum { TSHI_REDUCE_COLUMNS = 16 };
 
-/* m columns of n values, whose rows lie `step` apart, to dense rows, or back. */
+/* Transposes m columns of x, which have n values `step` apart, to dense rows, or back. */
 static void tshi_reduce_transpose(tsh_real *TSHI_RESTRICT rows, tsh_real *TSHI_RESTRICT x,
                                   int64_t n, int64_t step, int64_t m, int back) {
     int64_t i, c;
@@ -10356,57 +10363,58 @@ static void tshi_reduce_transpose(tsh_real *TSHI_RESTRICT rows, tsh_real *TSHI_R
                 rows[c * n + i] = x[c];
 }
 
-/* Lines of n values with a step, which lie side by side: their largest, a softmax, or its slope. */
+/* A kernel and the lines that it works on. Its operands, for one line: at[0], at[1], at[2], place,
+ * max. Each may be NULL. */
 typedef struct tshi_lines {
     tshi_kernel_fn kernel;
     int64_t n, step;
-    tsh_real *at[3]; /* whole lines: the first are written, the others read; or NULL */
-    int64_t *place;  /* a value of each line is written, or NULL */
-    tsh_real *most;  /* the same */
+    tsh_real *at[3]; /* arrays of lines: at[0] is written, the others are read */
+    int64_t *place;  /* written: one index per line */
+    tsh_real *max;   /* written: one value per line */
     const void *params;
-    tsh_real *turned; /* each piece's room for columns of those at[] that there are */
+    tsh_real *transposed; /* scratch for each piece, or NULL if step is 1 */
 } tshi_lines;
 
-/* How many of lines->at there are. */
+/* How many of lines->at are not NULL. */
 static int tshi_reduce_operands(const tshi_lines *lines) {
     return !!lines->at[0] + !!lines->at[1] + !!lines->at[2];
 }
 
-/* The kernel gets at[], place and most of one line at a time. */
+/* A thread's part: calls the kernel for the lines [from, to), one at a time. */
 static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
     const tshi_lines *lines = (const tshi_lines *)job;
     const int64_t n = lines->n, step = lines->step;
-    const int64_t room = tshi_base_min(TSHI_REDUCE_COLUMNS, step) * n;
-    tsh_real *turned = lines->turned, *own[3];
+    const int64_t size = tshi_base_min(TSHI_REDUCE_COLUMNS, step) * n;
+    tsh_real *transposed = lines->transposed, *own[3];
     int64_t m, c;
     tshi_operand x[5];
     int i;
-    if (turned) turned += tshi_reduce_operands(lines) * room * piece;
-    for (i = 0; i < 3 && turned; i++) {
-        own[i] = turned;
-        if (lines->at[i]) turned += room;
+    if (transposed) transposed += tshi_reduce_operands(lines) * size * piece;
+    for (i = 0; i < 3 && transposed; i++) {
+        own[i] = transposed;
+        if (lines->at[i]) transposed += size;
     }
     for (; from < to; from += m) {
         const int64_t first = from / step * n * step + from % step;
         m = tshi_base_min(tshi_base_min(TSHI_REDUCE_COLUMNS, step - from % step), to - from);
-        for (i = 1; i < 3 && turned; i++)
+        for (i = 1; i < 3 && transposed; i++)
             if (lines->at[i]) tshi_reduce_transpose(own[i], lines->at[i] + first, n, step, m, 0);
         for (c = 0; c < m; c++) {
             for (i = 0; i < 3; i++)
                 x[i] = tshi_kernel_reals(!lines->at[i] ? NULL
-                                         : turned      ? own[i] + c * n
+                                         : transposed  ? own[i] + c * n
                                                        : lines->at[i] + first,
                                          1);
             x[3] = tshi_kernel_operand(lines->place ? lines->place + from + c : NULL, 1, TSH_I64);
-            x[4] = tshi_kernel_reals(lines->most ? lines->most + from + c : NULL, 1);
+            x[4] = tshi_kernel_reals(lines->max ? lines->max + from + c : NULL, 1);
             lines->kernel(n, x, lines->params);
         }
-        if (turned && lines->at[0])
+        if (transposed && lines->at[0])
             tshi_reduce_transpose(own[0], lines->at[0] + first, n, step, m, 1);
     }
 }
 
-/* 0: there is no memory for it. */
+/* Runs the kernel over `count` lines. 0: no memory. */
 static int tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
     int pieces = tshi_kernel_pieces(ctx, count, lines->n);
     const int64_t unit = tshi_base_min(TSHI_REDUCE_COLUMNS, lines->step);
@@ -10414,20 +10422,20 @@ static int tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
     if (!lines->n || !count) return 1;
     pieces = (int)tshi_base_min(pieces, tshi_base_ceil(count, unit));
     if (lines->step > 1) {
-        const int64_t room = tshi_reduce_operands(lines) * unit * lines->n;
-        block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(room * pieces));
+        const int64_t size = tshi_reduce_operands(lines) * unit * lines->n;
+        block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(size * pieces));
         if (!block) return 0;
     }
-    lines->turned = block ? (tsh_real *)tshi_mem_data(block) : NULL;
+    lines->transposed = block ? (tsh_real *)tshi_mem_data(block) : NULL;
     tshi_team_run(pieces, count, unit, tshi_reduce_lines, lines);
     tshi_mem_drop(ctx, block);
     return 1;
 }
 
-/* -- max, argmax: the first place of the largest value; NaN wins --------------- */
+/* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
 
-/* A block's values and its place e, where they are larger than the lane's; a NaN is replaced by
- * nothing. */
+/* Takes over values of the block x, which begins at index e, where they are larger than the lane's
+ * or the first NaN. */
 TSHI_INLINE void tshi_reduce_place_step(tsh_real *lane, int32_t *place, const tsh_real *x,
                                         int32_t e) {
     int i;
@@ -10439,32 +10447,33 @@ TSHI_INLINE void tshi_reduce_place_step(tsh_real *lane, int32_t *place, const ts
     }
 }
 
-/* The first place of the largest of 0 < n < 2^31 values; of the first NaN where there is one. */
+/* The first index of the largest of 0 < n < 2^31 values; of the first NaN if there is one. */
 TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
-    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], most;
+    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], max;
     int32_t place[TSHI_BLOCK], first = INT32_MAX;
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
-    for (i = 0; i < TSHI_BLOCK; i++) place[i] = -i; /* that of x[0] */
+    for (i = 0; i < TSHI_BLOCK; i++) place[i] = -i; /* place[i] + i is 0, the index of x[0] */
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK)
         tshi_reduce_place_step(lane, place, x + e, (int32_t)e);
     if (e < n) {
         tshi_kernel_end(x + e, n - e, x[0], pad);
         tshi_reduce_place_step(lane, place, pad, (int32_t)e);
     }
-    most = tshi_kernel_max_fold(lane);
-    for (i = 0; i < TSHI_BLOCK; i++) /* all are a NaN, or as large */
-        if ((most != most ? lane[i] != lane[i] : lane[i] == most) && place[i] + i < first)
+    max = tshi_kernel_max_fold(lane);
+    for (i = 0; i < TSHI_BLOCK; i++) /* the lanes that hold a NaN, else the maximum */
+        if ((max != max ? lane[i] != lane[i] : lane[i] == max) && place[i] + i < first)
             first = place[i] + i;
     return first;
 }
 
-/* One line: operands 1: x, 3: its place, 4: the value, or NULL. */
+/* One line. Operands 1: x, 3: index of the maximum, 4: the maximum, or NULL. (Parts of 65536
+ * values, so that an index fits int32_t.) */
 TSHI_INLINE void tshi_reduce_place_body(int64_t n, const tshi_operand *operand,
                                         const void *params) {
     const tsh_real *x = (const tsh_real *)operand[1].data;
-    tsh_real *most = (tsh_real *)operand[4].data;
+    tsh_real *max = (tsh_real *)operand[4].data;
     const int64_t part = 1 << 16;
     int64_t i, here, best = 0;
     (void)params;
@@ -10473,11 +10482,11 @@ TSHI_INLINE void tshi_reduce_place_body(int64_t n, const tshi_operand *operand,
         if (!(x[here] <= x[best])) best = here;
     }
     *(int64_t *)operand[3].data = best;
-    if (most) *most = x[best];
+    if (max) *max = x[best];
 }
 TSHI_KERNEL(tshi_reduce_place, void);
 
-/* dx at the saved place += dy. */
+/* Adds dy to dx at the index of each maximum, which forward kept in aux. */
 static void tshi_reduce_max_backward(tshi_node *node) {
     const tsh_tensor *x = node->in[0];
     const int64_t *place = (const int64_t *)tshi_mem_data(node->aux);
@@ -10506,14 +10515,15 @@ static const tshi_op tshi_reduce_max_op = {
     "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
 static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_whole, NULL, 0, 0};
 
+/* tsh_max and tsh_argmax. */
 static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                    int argmax) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
     tshi_lines lines;
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
+    tshi_reduce_params params;
     tsh_tensor *out;
-    tshi_node *node = NULL;
     int done;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
@@ -10523,8 +10533,8 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     if (out && !argmax)
         aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof(int64_t));
     memset(&lines, 0, sizeof lines);
-    if (aux) lines.most = tshi_kernel_output(out, &unrounded);
-    if (lines.most || (out && argmax)) lines.at[1] = tshi_kernel_packed_reals(x, &scratch);
+    if (aux) lines.max = tshi_kernel_output(out, &unrounded);
+    if (lines.max || (out && argmax)) lines.at[1] = tshi_kernel_packed_reals(x, &scratch);
     if (!lines.at[1]) tshi_mem_drop(ctx, aux);
     if (!lines.at[1]) return NULL;
     lines.kernel = tshi_reduce_place[ctx->isa];
@@ -10534,14 +10544,12 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
+    memset(&params, 0, sizeof params);
+    params.axis = r.axis;
     if (done && !argmax)
-        node = tshi_tape_record(op, out, &x, 1, TSHI_NONE, sizeof(tshi_reduce_params));
-    if (node) {
-        node->aux = aux;
-        ((tshi_reduce_params *)node->params)->axis = r.axis;
-    } else {
+        tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, aux);
+    else
         tshi_mem_drop(ctx, aux);
-    }
     return done ? out : NULL;
 }
 
@@ -10563,15 +10571,15 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, const tshi_operand *operand
     tsh_real *y = (tsh_real *)operand[0].data, pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)operand[1].data, *in;
     const int log = *is_log;
-    const tsh_real most = tshi_kernel_max(x, n);
-    const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, fused);
+    const tsh_real max = tshi_kernel_max(x, n);
+    const tsh_real sum = tshi_kernel_exps(x, n, max, log ? NULL : y, fused); /* y = e^(x-m) */
     const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
-        if (log) /* not x - (most + c), which would be rounded to the size of most */
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - most - c;
+        if (log) /* x - (max + c) would lose digits of c if max is large */
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
         else
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
         tshi_kernel_put(y, 1, e, n, out, 0);
@@ -10611,12 +10619,13 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch, *saved;
     int64_t stride[TSH_MAX_DIMS];
-    if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_dense_dest(node, &dest, &scratch)) return;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
     memset(&lines, 0, sizeof lines);
+    lines.at[0] = tshi_map_dense_dest(node, &dest, &scratch);
+    if (!lines.at[0]) return;
     lines.kernel = tshi_reduce_softmax_grad[out->ctx->isa];
     lines.n = out->local[axis];
     lines.step = inner;
-    lines.at[0] = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest.data;
     lines.at[1] = tshi_tape_saved_reals(node, 1, stride, &saved);
     lines.at[2] = tshi_tape_grad(node);
     lines.params = &params->is_log;
@@ -10630,16 +10639,20 @@ static const tshi_op tshi_reduce_softmax_op = {
 static const tshi_op tshi_reduce_log_softmax_op = {
     "tsh_log_softmax", "x", tshi_rule_whole, tshi_reduce_softmax_backward, TSHI_OUT, 0};
 
+/* tsh_softmax and tsh_log_softmax. */
 static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
     tshi_block *scratch, *unrounded;
     tsh_tensor *out;
-    tshi_node *node = NULL;
+    tshi_reduce_params params;
     tsh_shape shape;
     tshi_lines lines;
     int done;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, &r)) return NULL;
+    memset(&params, 0, sizeof params);
+    params.axis = r.axis;
+    params.is_log = is_log;
     shape = tsh_shape_of(x);
     out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
     memset(&lines, 0, sizeof lines);
@@ -10653,10 +10666,7 @@ static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int d
     done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
-    if (done)
-        node = tshi_tape_record(op, out, &x, 1, TSHI_NONE, sizeof(tshi_reduce_params));
-    if (node) ((tshi_reduce_params *)node->params)->is_log = is_log;
-    if (node) ((tshi_reduce_params *)node->params)->axis = r.axis;
+    if (done) tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
     return done ? out : NULL;
 }
 
@@ -10670,10 +10680,13 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
 
 /* ========================================================================== */
 /* >>op-view                                          MARK: - op-view (private) */
-/* Other shapes for the same values. A view has no backward of its own: its    */
-/* gradient is a strided window on its base's accumulators.                    */
+/* Other shapes for the same values: permute, slice, concat, reshape.          */
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
+
+/* A view shares the block of its base and has sizes, strides, an offset and a layout of its own. It
+ * is not recorded: its gradient is a strided window on its base's accumulators, so that what is
+ * added to it is added to the base's gradient. Only concat copies, and reshape if it must. */
 
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_permute", &x, 1);
@@ -10712,7 +10725,8 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
 
 /* -- slices ----------------------------------------------------------------- */
 
-/* Cuts whole segments [start, start + length) out of a sharded dimension; 0 where the ends are no
+/* Makes out, a view, the part [start, start + length) of its sharded dimension d, which must be
+ * whole segments, as any other part would not be evenly sharded. 0 if its ends are no segment
  * boundaries. */
 static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t length) {
     tsh_layout *layout = &out->layout;
@@ -10786,15 +10800,6 @@ TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **par
 
 /* -- concat ----------------------------------------------------------------- */
 
-/* The operand of part i's shape inside the output: `at` moves along dim. */
-static void tshi_view_part(tshi_loop *loop, const tsh_tensor *part, const tsh_tensor *out, int dim,
-                           int64_t *at) {
-    const int64_t offset = *at * out->stride[dim] * tshi_dtypes[out->dtype].size;
-    tshi_kernel_add_operand(loop, part, (char *)tshi_tensor_at(out) + offset, out->stride,
-                            out->dtype);
-    *at += part->local[dim];
-}
-
 static void tshi_view_concat_backward(tshi_node *node) {
     int dim = *(const int *)node->params, i;
     tsh_real *g = tshi_tape_grad(node);
@@ -10809,7 +10814,8 @@ static void tshi_view_concat_backward(tshi_node *node) {
     }
 }
 
-/* Whether part i agrees with the first in dtype, and in all dimensions but d. */
+/* Checks that part i agrees with the first in dtype, and in all dimensions but d. 0 and an error if
+ * not. */
 static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     const tsh_tensor *p = parts[i], *first = parts[0];
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
@@ -10831,9 +10837,8 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     const tshi_op *op = &tshi_view_concat_op;
     tshi_output output;
     tsh_tensor *out;
-    tshi_node *node;
     int i, d;
-    int64_t at = 0;
+    char *at;
     if (!ctx && n > 30 && parts && parts[0])
         return tshi_error_null(parts[0]->ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30",
                                n);
@@ -10850,21 +10855,22 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     if (!op->rule(op, parts, n, &d, &output)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_concat", parts[0]->dtype, &output.shape, &output.layout);
     if (!out) return NULL;
+    at = (char *)tshi_tensor_at(out);
     for (i = 0; i < n; i++) {
         tshi_loop loop;
         tshi_kernel_space(&loop, parts[i]);
-        tshi_view_part(&loop, parts[i], out, d, &at);
+        tshi_kernel_add_operand(&loop, parts[i], at, out->stride, out->dtype);
         tshi_kernel_tensor(&loop, parts[i]);
         tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
+        at += parts[i]->local[d] * out->stride[d] * tshi_dtypes[out->dtype].size;
     }
-    node = tshi_tape_record(op, out, parts, n, TSHI_NONE, sizeof d);
-    if (node) memcpy(node->params, &d, sizeof d);
+    tshi_map_record(op, out, parts, n, TSHI_NONE, &d, sizeof d, NULL);
     return out;
 }
 
 /* -- reshape ---------------------------------------------------------------- */
 
-/* Fills in the one dimension that may be -1; 0 where the sizes do not agree. */
+/* Replaces the one size of shape that may be -1. 0 if x has not that many elements. */
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     int64_t total = tsh_numel(x), known = 1;
     int d, open = -1;
@@ -10882,8 +10888,9 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     return known == total;
 }
 
-/* Finds the smallest groups [a0, a1) of x's and [b0, b1) of shape's dimensions with equal products
- * around x's dimension d. */
+/* Finds which dimensions become which: the smallest groups [a0, a1) of x's, with d, and [b0, b1) of
+ * shape's dimensions that have the same product. (2, 3, 4) to (6, 2, 2): {0, 1} becomes {0}, {2}
+ * becomes {1, 2}. */
 static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, int *a0, int *a1,
                             int *b0, int *b1) {
     int i = 0, j = 0;
@@ -10906,7 +10913,8 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
     }
 }
 
-/* Scales a layout's segments by `num` / `den` onto dimension d; 0 where a unit would be cut. */
+/* Moves the sharding to dimension d, whose sizes are those of before times num / den. 0 if a unit
+ * would be cut. */
 static int tshi_view_rescale(tsh_layout *layout, int d, int64_t num, int64_t den) {
     int s;
     layout->dim = d;
@@ -10919,7 +10927,8 @@ static int tshi_view_rescale(tsh_layout *layout, int d, int64_t num, int64_t den
     return 1;
 }
 
-/* Where the sharding of x goes when its dimensions are regrouped as shape. */
+/* The layout of x after a reshape. 0 if it cannot be sharded: its sharded dimension is not the
+ * outermost of those that are merged, or a unit would be cut. */
 static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
     int64_t inner;
@@ -10930,10 +10939,11 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     for (e = a0; e < d; e++)
         if (x->dim[e] != 1) return 0; /* not the outermost factor of what is merged */
     inner = tshi_tensor_product(x->dim + d + 1, a1 - d - 1);
-    while (b0 < b1 - 1 && shape->dim[b0] == 1 && /* a factor of 1 takes it only as a whole unit */
+    while (b0 < b1 - 1 && shape->dim[b0] == 1 && /* a size of 1 can hold no more than one unit */
            layout->segment[0].unit * inner % tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1))
         b0++;
     if (b0 >= b1) return 0;
+    /* (3 D) to (3, D), as with fused q, k, v: three equal segments of one dimension become one */
     same = layout->segments > 1 && shape->dim[b0] == layout->segments && b0 + 1 < b1;
     for (s = 1; s < layout->segments && same; s++)
         same = layout->segment[s].length == layout->segment[0].length &&
@@ -10946,7 +10956,8 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
                              tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1));
 }
 
-/* Strides of `to` local sizes over x's local piece; 0 where only a copy can give them. */
+/* Fills in the strides that give x's local values the local sizes `to`. 0 if none do: x must be
+ * copied. */
 static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, int64_t *stride) {
     int64_t run = 1, step = 1;
     int i = x->ndim - 1, j = ndim - 1;
