@@ -9560,46 +9560,33 @@ TSHI_INLINE tsh_real tshi_map_silu_derivative(tsh_real x, int fused) {
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
 
-#define TSHI_UNARY_KERNELS(public, name, rule, save, F, D)                                         \
-    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *operand,        \
-                                                    const double *scalar, int fused) {             \
-        tsh_real pad[TSHI_BLOCK], y[TSHI_BLOCK];                                                   \
-        const tsh_real *in, c = TSHI_R(*scalar);                                                   \
+/* A kernel that computes F of up to three operands u, v, w (N of them; operands 1 to 3) and the
+ * scalar c, and writes it to operand 0, or adds it there if ADD. P is its parameters' type. */
+#define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
+    TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
+        tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
+        const tsh_real *us, *vs, *ws, c = TSHI_R(C);                                               \
         int64_t e;                                                                                 \
         int i;                                                                                     \
-        (void)c;                                                                                   \
-        (void)fused;                                                                               \
+        (void)c, (void)p, (void)fused;                                                             \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            in = tshi_kernel_load(&operand[1], e, n, pad);                                         \
+            us = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
+            vs = N > 1 ? tshi_kernel_load(&operand[2], e, n, pad[1]) : us;                         \
+            ws = N > 2 ? tshi_kernel_load(&operand[3], e, n, pad[2]) : us;                         \
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
-                const tsh_real x = in[i];                                                          \
+                const tsh_real u = us[i], v = vs[i], w = ws[i];                                    \
+                (void)u, (void)v, (void)w;                                                         \
                 y[i] = F;                                                                          \
             }                                                                                      \
-            tshi_kernel_store(&operand[0], e, n, y, 0);                                            \
+            tshi_kernel_store(&operand[0], e, n, y, ADD);                                          \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_forward, double);                                          \
-    /* operands: dx, dy, v */                                                                      \
-    TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, const tshi_operand *operand,       \
-                                                     const tshi_backward_params *p, int fused) {   \
-        tsh_real pad[2][TSHI_BLOCK], dx[TSHI_BLOCK];                                               \
-        const tsh_real *gs, *vs, c = TSHI_R(p->c);                                                 \
-        int64_t e;                                                                                 \
-        int i;                                                                                     \
-        (void)c;                                                                                   \
-        (void)fused;                                                                               \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            gs = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
-            vs = tshi_kernel_load(&operand[2], e, n, pad[1]);                                      \
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
-                const tsh_real g = gs[i], v = vs[i];                                               \
-                (void)v;                                                                           \
-                dx[i] = D;                                                                         \
-            }                                                                                      \
-            tshi_kernel_store(&operand[0], e, n, dx, p->add);                                      \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_backward, tshi_backward_params);                           \
+    TSHI_KERNEL_FUSED(name, P);
+
+#define TSHI_UNARY_KERNELS(public, name, rule, save, F, D)                                         \
+    TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, *p, 0, 1, x, u1, u2, F)                     \
+    TSHI_MAP_KERNEL(tshi_map_##name##_backward, tshi_backward_params, p->c, p->add, 2, g, v, u2,   \
+                    D)                                                                             \
     static const tshi_unary tshi_map_##name##_row = {                                              \
         {public, "x", tshi_rule_##rule, tshi_map_unary_backward, TSHI_##save, 0},                  \
         tshi_map_##name##_forward,                                                                 \
@@ -9714,53 +9701,12 @@ TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) 
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
 }
 
-/* Backward kernel of one input: d = D or d += D. Where the input was broadcast, d has step 0 and
- * the store sums the run. Operands: d, g, a, b. */
-#define TSHI_BINARY_BACKWARD(name, D)                                                              \
-    TSHI_INLINE void name##_body(int64_t n, const tshi_operand *x, const tshi_backward_params *p,  \
-                                 int fused) {                                                      \
-        tsh_real pad[3][TSHI_BLOCK], d[TSHI_BLOCK];                                                \
-        const tsh_real *gs, *as, *bs;                                                              \
-        int64_t e;                                                                                 \
-        int i;                                                                                     \
-        (void)fused;                                                                               \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            gs = tshi_kernel_load(&x[1], e, n, pad[0]);                                            \
-            as = tshi_kernel_load(&x[2], e, n, pad[1]);                                            \
-            bs = tshi_kernel_load(&x[3], e, n, pad[2]);                                            \
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
-                const tsh_real g = gs[i], a = as[i], b = bs[i];                                    \
-                (void)a;                                                                           \
-                (void)b;                                                                           \
-                d[i] = D;                                                                          \
-            }                                                                                      \
-            tshi_kernel_store(&x[0], e, n, d, p->add);                                             \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(name, tshi_backward_params);
-
+/* The kernels da and db write or add the gradient of one input. Where that was broadcast, operand 0
+ * has step 0 and the store sums the run. */
 #define TSHI_BINARY_ROW(name, rule, save, pass, F, DA, DB)                                         \
-    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *x,              \
-                                                    const void *params, int fused) {               \
-        tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
-        const tsh_real *as, *bs;                                                                   \
-        int64_t e;                                                                                 \
-        int i;                                                                                     \
-        (void)params;                                                                              \
-        (void)fused;                                                                               \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            as = tshi_kernel_load(&x[1], e, n, pad[0]);                                            \
-            bs = tshi_kernel_load(&x[2], e, n, pad[1]);                                            \
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
-                const tsh_real a = as[i], b = bs[i];                                               \
-                y[i] = F;                                                                          \
-            }                                                                                      \
-            tshi_kernel_store(&x[0], e, n, y, 0);                                                  \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_forward, void);                                            \
-    TSHI_BINARY_BACKWARD(tshi_map_##name##_da, DA)                                                 \
-    TSHI_BINARY_BACKWARD(tshi_map_##name##_db, DB)                                                 \
+    TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, 0, 0, 2, a, b, u2, F)                       \
+    TSHI_MAP_KERNEL(tshi_map_##name##_da, tshi_backward_params, 0, p->add, 3, g, a, b, DA)         \
+    TSHI_MAP_KERNEL(tshi_map_##name##_db, tshi_backward_params, 0, p->add, 3, g, a, b, DB)         \
     static const tshi_binary tshi_map_##name##_row = {                                             \
         {"tsh_" #name, "a b", tshi_rule_##rule, tshi_map_binary_backward, save, 0},                \
         pass,                                                                                      \
@@ -9769,6 +9715,7 @@ TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) 
         tshi_map_##name##_db};
 TSHI_BINARY_OPS(TSHI_BINARY_ROW)
 #undef TSHI_BINARY_ROW
+#undef TSHI_MAP_KERNEL
 #undef TSHI_BINARY_OPS
 
 static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_binary *row) {
@@ -10345,9 +10292,9 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
 }
 
 /* -- lines ------------------------------------------------------------------
- * A line is the n values that an op like softmax works on at a time; `step` lines are interleaved.
- * If step is not 1, up to TSHI_REDUCE_COLUMNS adjacent lines are transposed to dense rows first, and
- * the results back, so that whole cache lines are read and written. */
+ * A line is the n values that softmax or max works on; `step` lines are interleaved. If step is not
+ * 1, TSHI_REDUCE_COLUMNS adjacent lines are transposed to dense rows first, and the results back:
+ * whole cache lines are read and written. */
 
 enum { TSHI_REDUCE_COLUMNS = 16 };
 
@@ -11023,12 +10970,20 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
 
 /* ========================================================================== */
 /* >>redistribute                                MARK: - redistribute (private) */
-/* The same values in another layout: one function moves them, forward and     */
-/* backward are two calls of it.                                                */
+/* The same values in another layout; tsh_read and tsh_write.                  */
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* What moves: the global sizes around a dimension, seen as (outer, length, inner). */
+/* tshi_redistribute_move does all changes of layout, in forward and backward:
+ *
+ *     S(d) to R     all-gather             P to R       all-reduce
+ *     P to S(d)     reduce-scatter         S(i) to S(j) all-to-all
+ *     R to S(d)     each rank its slice    R to P       zero on all ranks but rank 0
+ *
+ * Values in and out are dense. Collectives need the shards in rank order; with fused segments (q,
+ * k, v in one weight) they are not in that order in memory and are reordered. */
+
+/* An array's global sizes, seen as (outer, length, inner) around a dimension. */
 typedef struct tshi_span {
     int64_t outer, length, inner;
 } tshi_span;
@@ -11041,17 +10996,17 @@ static tshi_span tshi_redistribute_span(const tsh_tensor *t, int dim) {
     return span;
 }
 
-/* Copies between a whole (outer, length, inner) array and rank's piece of it, whose rows lie
- * `pitch` bytes apart. to_shard 0: the other way. */
+/* Copies rank's shard of a whole (outer, length, inner) array to `shard`, whose outer rows are
+ * `pitch` bytes apart; from shard to the whole if to_shard is 0. width: bytes per element. */
 static void tshi_redistribute_shard(const tshi_span *span, const tsh_layout *layout, int size,
-                                    int rank, void *whole, void *piece, int64_t pitch, size_t width,
+                                    int rank, void *whole, void *shard, int64_t pitch, size_t width,
                                     int to_shard) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t o;
     int s;
     (void)tsh_chunk(layout, span->length, size, rank, range);
     for (o = 0; o < span->outer; o++) {
-        char *at = (char *)piece + (size_t)(o * pitch);
+        char *at = (char *)shard + (size_t)(o * pitch);
         for (s = 0; s < layout->segments; s++) {
             size_t bytes = (size_t)(range[s].length * span->inner) * width;
             char *from = (char *)whole +
@@ -11065,7 +11020,7 @@ static void tshi_redistribute_shard(const tshi_span *span, const tsh_layout *lay
     }
 }
 
-/* Elements per row of every rank's piece. */
+/* The elements of every rank's shard in one outer row, an array in *block. NULL: no memory. */
 static int64_t *tshi_redistribute_counts(tsh_ctx *ctx, const tshi_span *span,
                                          const tsh_layout *layout, tshi_block **block) {
     int64_t *counts;
@@ -11078,7 +11033,7 @@ static int64_t *tshi_redistribute_counts(tsh_ctx *ctx, const tshi_span *span,
     return counts;
 }
 
-/* Fused segments travel in rank order: every rank's pieces of all segments side by side in each
+/* Copies between a whole array and `ordered`, in which the shards lie in rank order in each outer
  * row. */
 static void tshi_redistribute_order(const tsh_ctx *ctx, const tshi_span *span,
                                     const tsh_layout *layout, const int64_t *counts, void *whole,
@@ -11093,8 +11048,8 @@ static void tshi_redistribute_order(const tsh_ctx *ctx, const tshi_span *span,
     }
 }
 
-/* S to R (all-gather) and P to S (reduce-scatter): rows of all ranks' pieces, put in order where
- * segments are fused. */
+/* S to R by all-gather (gather 1), or P to S by reduce-scatter. form gives the global shape, layout
+ * is the sharded one. */
 static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *layout, int gather, tsh_dtype dtype,
                                          const void *in, void *out) {
@@ -11128,7 +11083,7 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
     return ctx->error.code;
 }
 
-/* A local form: the tensor as one rank sees it under a layout, its sizes taken as global ones. */
+/* form with the size that rank's shard has along layout's dimension. */
 static tsh_tensor tshi_redistribute_local(const tsh_tensor *form, const tsh_layout *layout,
                                           int rank) {
     tsh_tensor local = *form;
@@ -11137,7 +11092,8 @@ static tsh_tensor tshi_redistribute_local(const tsh_tensor *form, const tsh_layo
     return local;
 }
 
-/* S(i) to S(j): every rank cuts its piece along j for all others, and joins what comes along i. */
+/* S(i) to S(j) by all-to-all: every rank cuts its shard along j, a part for each rank, and joins
+ * the parts that it receives along i. */
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tsh_dtype dtype, const void *in, void *out) {
@@ -11150,13 +11106,13 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                              2 * (size_t)ctx->tp.size * sizeof(int64_t));
     tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * total * width + 2 * TSHI_ALIGN);
     int64_t *send, *recv, at = 0;
-    char *sent, *got;
+    char *sent, *received;
     int r;
     if (counts_block && scratch) {
         send = (int64_t *)tshi_mem_data(counts_block);
         recv = send + ctx->tp.size;
         sent = (char *)tshi_mem_data(scratch);
-        got = sent + total * width;
+        received = sent + total * width;
         for (r = 0; r < ctx->tp.size; r++) {
             int64_t row = tsh_chunk(to, cut.length, ctx->tp.size, r, NULL) * cut.inner;
             tshi_redistribute_shard(&cut, to, ctx->tp.size, r, tshi_kernel_read(in),
@@ -11165,12 +11121,12 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
             recv[r] = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner * join.outer;
             at += send[r];
         }
-        (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, got, recv, 1, dtype),
+        (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
                               "tsh_redistribute: all-to-all");
         for (at = 0, r = 0; r < ctx->tp.size; r++) {
             int64_t row = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner;
-            tshi_redistribute_shard(&join, from, ctx->tp.size, r, out, got + (size_t)at * width,
-                                    row * (int64_t)width, width, 0);
+            tshi_redistribute_shard(&join, from, ctx->tp.size, r, out,
+                                    received + (size_t)at * width, row * (int64_t)width, width, 0);
             at += recv[r];
         }
     }
@@ -11191,7 +11147,7 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
         tshi_block *scratch;
         if (from->dim != to->dim)
             return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
-        /* the same dimension cut otherwise: gathered, cut anew */
+        /* the same dimension with other segments or units: gather and slice */
         scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
         if (scratch &&
             tshi_redistribute_move(form, from, &whole, dtype, in, tshi_mem_data(scratch)) == TSH_OK)
@@ -11212,20 +11168,20 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
         int64_t row = tsh_chunk(to, span.length, ctx->tp.size, ctx->tp.rank, NULL) * span.inner;
         tshi_redistribute_shard(&span, to, ctx->tp.size, ctx->tp.rank, tshi_kernel_read(in), out,
                                 row * (int64_t)tsh_dtype_size(dtype), tsh_dtype_size(dtype), 1);
-    } else if (from->kind == TSH_PARTIAL && to->kind == TSH_REPLICATED) {
+        return ctx->error.code;
+    }
+    if (to->kind == TSH_PARTIAL && ctx->tp.rank)
+        memset(out, 0, bytes);
+    else
         memcpy(out, in, bytes);
+    if (from->kind == TSH_PARTIAL)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, out, tsh_numel(form), dtype, TSH_SUM),
                               "tsh_redistribute: all-reduce");
-    } else if (from->kind == TSH_REPLICATED && to->kind == TSH_PARTIAL && ctx->tp.rank) {
-        memset(out, 0, bytes);
-    } else {
-        memcpy(out, in, bytes);
-    }
     return ctx->error.code;
 }
 
-/* A gradient that lies as `from` goes back to input 0, whose piece is `to` of form's shape; sharded
- * or replicated on arrival, never partial. */
+/* Adds the gradient g of layout `from` to that of input 0, as layout `to`, which is R or S. form
+ * gives the global shape of both. */
 static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, const tsh_layout *from,
                                    const tsh_layout *to, tsh_real *g) {
     tsh_tensor *x = node->in[0];
@@ -11242,17 +11198,23 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     tshi_mem_drop(x->ctx, scratch);
 }
 
-/* An all-gather takes what its consumers gave as it is: complete gradients are sliced, partial ones
- * reduce-scattered, never all-reduced first. All others take the completed gradient. */
-static void tshi_redistribute_backward(tshi_node *node) {
-    tsh_tensor *x = node->in[0], *out = node->out;
-    tsh_layout whole = tsh_replicated(), sum = tsh_partial();
+/* Backward to the layout `to`. An all-gather's op accepts partial gradients: a complete gradient is
+ * sliced, a partial one reduce-scattered, which is cheaper than an all-reduce before. */
+static void tshi_redistribute_backward_to(tshi_node *node, const tsh_tensor *form,
+                                          const tsh_layout *to) {
+    tsh_tensor *out = node->out;
+    tsh_layout sum = tsh_partial(), whole = tsh_replicated();
     tsh_layout from = out->layout.kind == TSH_SHARDED ? out->layout : whole;
-    tsh_layout to = x->layout.kind == TSH_SHARDED ? x->layout : whole;
     if (out->gr.live)
-        tshi_redistribute_back(node, x, &from, &to, (tsh_real *)tshi_mem_data(out->gr.block));
+        tshi_redistribute_back(node, form, &from, to, (tsh_real *)tshi_mem_data(out->gr.block));
     if (out->gp.live)
-        tshi_redistribute_back(node, x, &sum, &to, (tsh_real *)tshi_mem_data(out->gp.block));
+        tshi_redistribute_back(node, form, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
+}
+
+static void tshi_redistribute_backward(tshi_node *node) {
+    tsh_tensor *x = node->in[0];
+    tsh_layout to = x->layout.kind == TSH_SHARDED ? x->layout : tsh_replicated();
+    tshi_redistribute_backward_to(node, x, &to);
 }
 
 static const tshi_op tshi_redistribute_op = {
@@ -11300,19 +11262,15 @@ TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
 
 /* -- what each rank holds --------------------------------------------------- */
 
-/* x's values under another handle, for an op that changes nothing but gradients or the layout:
- * dense, for its accumulators follow its strides. */
+/* A new handle of x's values, for an op that changes only gradients or the layout. *x becomes a
+ * dense copy if it is not dense, as gradients have the strides of their tensor. */
 static tsh_tensor *tshi_redistribute_window(const char *op, tsh_tensor **x) {
     if (!tshi_tensor_is_dense(*x)) *x = tshi_map_copy(op, *x);
     return *x ? tshi_tensor_window(*x, (*x)->block) : NULL;
 }
 
-/* Backward of ops whose output has x's own values: the completed gradient, as it is. */
-static void tshi_redistribute_same(tshi_node *node) {
-    tshi_tape_pass(node, 0);
-}
-
-/* Whether tsh_set_layout changes t itself. Parameters lie as plans say. */
+/* Whether tsh_set_layout changes t itself: owned tensors, but not parameters, whose layout is that
+ * of the plan. */
 static int tshi_redistribute_in_place(const tsh_tensor *t) {
     return (t->flags & TSHI_OWNED) && !(t->flags & TSHI_PARAM);
 }
@@ -11333,7 +11291,8 @@ static int tshi_redistribute_may_change(const tsh_tensor *t) {
     return 0;
 }
 
-/* One step of tsh_set_layout, to or from R or P, on the form alone. */
+/* One step of tsh_set_layout, where the old or the new layout is R or P: changes form's sizes and
+ * layout, no values. */
 static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
     tsh_ctx *ctx = form->ctx;
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
@@ -11373,8 +11332,8 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     return TSH_OK;
 }
 
-static const tshi_op tshi_redistribute_set_layout_op = {
-    "tsh_set_layout", "t", NULL, tshi_redistribute_same, TSHI_NONE, 0};
+static const tshi_op tshi_redistribute_set_layout_op = {"tsh_set_layout",       "t",       NULL,
+                                                        tshi_map_same_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_set_layout", &t, 1);
@@ -11385,7 +11344,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
         tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size)) {
         if (tshi_layout_alike(&t->layout, &resolved)) return t;
-        form.layout = resolved; /* the same cut in other units */
+        form.layout = resolved; /* the same shards in other units */
     } else {
         if (t->layout.kind != TSH_REPLICATED && layout.kind != TSH_REPLICATED)
             (void)tshi_redistribute_declare(&form, tsh_replicated());
@@ -11406,14 +11365,15 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     return out;
 }
 
-/* What the four operators begin with. sharded, partial: whether x may be so. */
+/* Checks input x of tsh_tp_...: it is replicated, or sharded or partial if these are 1. NULL and an
+ * error if not. */
 static tsh_ctx *tshi_redistribute_held(const char *op, tsh_tensor *x, int sharded, int partial) {
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx;
     if (x) tshi_error_tell(x->ctx); /* peers may be inside the collective already */
     ctx = tshi_tensor_check(op, &x, 1);
-    if (!ctx || x->layout.kind == TSH_REPLICATED || (sharded ? x->layout.kind == TSH_SHARDED : 0) ||
-        (partial ? x->layout.kind == TSH_PARTIAL : 0))
+    if (!ctx || x->layout.kind == TSH_REPLICATED || (sharded && x->layout.kind == TSH_SHARDED) ||
+        (partial && x->layout.kind == TSH_PARTIAL))
         return ctx;
     (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
                    "%s: takes what each rank holds as a replicated tensor, not %s; say that it is "
@@ -11422,6 +11382,7 @@ static tsh_ctx *tshi_redistribute_held(const char *op, tsh_tensor *x, int sharde
     return NULL;
 }
 
+/* The index of x's dimension dim, -1 and an error if there is none. */
 static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
     char text[TSHI_TEXT_SIZE];
     int axis = tshi_tensor_axis(x, dim);
@@ -11431,6 +11392,7 @@ static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
     return axis;
 }
 
+/* Checks that redop is a reduction of x's dtype. */
 static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redop redop) {
     if ((unsigned)redop <= (unsigned)TSH_AVG &&
         (redop != TSH_AVG || tshi_dtypes[x->dtype].floating))
@@ -11440,7 +11402,7 @@ static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redo
     return 0;
 }
 
-/* dx = all-reduce by op of what this rank's consumers gave, whole or in part. */
+/* dx = all-reduce, by the redop, of the gradient that this rank's consumers computed. */
 static void tshi_redistribute_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tsh_redop op = *(const tsh_redop *)node->params;
@@ -11466,19 +11428,16 @@ static const tshi_op tshi_redistribute_copy_op = {
 TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op) {
     tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_copy", x, 0, 0);
     tsh_tensor *out;
-    tshi_node *node;
     if (!ctx || !tshi_redistribute_redop("tsh_tp_copy", x, op)) return NULL;
     if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x;
     out = tshi_redistribute_window("tsh_tp_copy", &x);
     if (!out) return NULL;
-    node = tshi_tape_record(&tshi_redistribute_copy_op, out, &x, 1, TSHI_NONE, sizeof op);
-    if (!node) return NULL;
-    memcpy(node->params, &op, sizeof op);
-    return out;
+    tshi_map_record(&tshi_redistribute_copy_op, out, &x, 1, TSHI_NONE, &op, sizeof op, NULL);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
-static const tshi_op tshi_redistribute_reduce_op = {
-    "tsh_tp_reduce", "x", NULL, tshi_redistribute_same, TSHI_NONE, 0};
+static const tshi_op tshi_redistribute_reduce_op = {"tsh_tp_reduce",        "x",       NULL,
+                                                    tshi_map_same_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
     tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_reduce", x, 0, 1);
@@ -11503,15 +11462,8 @@ TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim) {
     return axis < 0 ? NULL : tsh_redistribute(x, tsh_sharded(axis));
 }
 
-/* Of a gather of R: as an all-gather's, with the pieces of the output for input 0. */
 static void tshi_redistribute_gather_backward(tshi_node *node) {
-    tsh_tensor *out = node->out;
-    const tsh_layout *to = (const tsh_layout *)node->params;
-    tsh_layout whole = tsh_replicated(), sum = tsh_partial();
-    if (out->gr.live)
-        tshi_redistribute_back(node, out, &whole, to, (tsh_real *)tshi_mem_data(out->gr.block));
-    if (out->gp.live)
-        tshi_redistribute_back(node, out, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
+    tshi_redistribute_backward_to(node, node->out, (const tsh_layout *)node->params);
 }
 
 static const tshi_op tshi_redistribute_gather_op = {
@@ -11521,12 +11473,11 @@ static const tshi_op tshi_redistribute_gather_op = {
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
     tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_gather", x, 1, 0);
     int axis = ctx ? tshi_redistribute_dim("tsh_tp_gather", x, dim) : -1;
-    tsh_layout whole = tsh_replicated(), pieces = tsh_sharded(axis);
+    tsh_layout whole = tsh_replicated(), shards = tsh_sharded(axis);
     char text[TSHI_TEXT_SIZE];
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out;
     tshi_block *scratch;
-    tshi_node *node;
     void *values;
     if (axis < 0) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim != axis)
@@ -11538,15 +11489,15 @@ TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
     if (ctx->tp.size == 1) return x;
     shape.dim[axis] *= ctx->tp.size;
     out = tshi_tensor_out(ctx, "tsh_tp_gather", x->dtype, &shape, &whole);
-    values = out && tshi_layout_resolve(&pieces, out->ndim, out->dim)
+    values = out && tshi_layout_resolve(&shards, out->ndim, out->dim)
                  ? tshi_kernel_packed(x, &scratch)
                  : NULL;
     if (!values) return NULL;
-    (void)tshi_redistribute_move(out, &pieces, &whole, x->dtype, values, tshi_tensor_at(out));
+    (void)tshi_redistribute_move(out, &shards, &whole, x->dtype, values, tshi_tensor_at(out));
     tshi_mem_drop(ctx, scratch);
     if (ctx->error.code != TSH_OK) return NULL;
-    node = tshi_tape_record(&tshi_redistribute_gather_op, out, &x, 1, TSHI_NONE, sizeof pieces);
-    if (node) memcpy(node->params, &pieces, sizeof pieces);
+    tshi_map_record(&tshi_redistribute_gather_op, out, &x, 1, TSHI_NONE, &shards, sizeof shards,
+                    NULL);
     return out;
 }
 
@@ -11568,6 +11519,7 @@ TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
 
 /* -- values in and out ------------------------------------------------------ */
 
+/* Checks the arguments of tsh_read and tsh_write: t is of ctx, and data has its size. */
 static tsh_ctx *tshi_redistribute_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent,
                                      const void *data, size_t bytes) {
     int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t);
@@ -11650,11 +11602,15 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
 
 /* ========================================================================== */
 /* >>op-matmul                                      MARK: - op-matmul (private) */
-/* Products of matrices by the ctx's gemm; strides instead of copies.          */
+/* Products of matrices, by the ctx's gemm and the rank's threads.             */
 /* Needs: >>gemm >>redistribute.                                                */
 /* ========================================================================== */
 
-/* Scratch of the built-in gemm: one block, which grows to what the largest product needs. */
+/* All products come through tshi_matmul_run (or, in attention, tshi_matmul_alone). A tshi_matrix
+ * has strides for rows and columns, so that transposes and slices are not copied. */
+
+/* At least so many bytes of scratch for the built-in gemm: one block of the ctx, which grows as
+ * needed. NULL: no memory. */
 static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     if (!ctx->gemm_scratch || ctx->gemm_scratch->size < bytes) {
         tshi_mem_drop(ctx, ctx->gemm_scratch);
@@ -11663,19 +11619,21 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     return ctx->gemm_scratch ? (char *)tshi_mem_data(ctx->gemm_scratch) : NULL;
 }
 
-/* C = alpha A B + beta D. */
+/* C = alpha A B + beta D, where A is (m, k), B (k, n), C and D (m, n). */
 typedef struct tshi_product {
     const tsh_ctx *ctx;
     int64_t m, n, k;
     tsh_real alpha, beta;
-    tshi_matrix a, b, d, c; /* D: C, or apart from it */
+    tshi_matrix a, b, d, c; /* D is C, or does not overlap it */
     char *scratch;
-    size_t each;                  /* bytes of scratch of a piece */
-    int by_rows;                  /* how it is cut */
-    const tshi_gemm_chore *chore; /* for the rank's own thread */
+    size_t each; /* bytes of scratch for each piece */
+    int by_rows; /* pieces are rows of C, else columns */
+    const tshi_gemm_chore
+        *chore; /* progress of communication, for the rank's own thread, or NULL */
 } tshi_product;
 
-/* By one thread of the rank, in scratch that nobody else uses meanwhile. */
+/* Computes a product on the calling thread. A user's gemm has no D: C = beta D is computed first.
+ */
 static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
     const tsh_ctx *ctx = x->ctx;
     const int apart = x->beta != 0 && x->d.data != x->c.data;
@@ -11691,6 +11649,7 @@ static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
                  tshi_team_spare(ctx));
 }
 
+/* A thread's part of a product: the rows or columns [from, to) of C. */
 static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_product part = *(const tshi_product *)job;
     const int64_t i = part.by_rows ? from : 0, j = part.by_rows ? 0 : from;
@@ -11702,12 +11661,12 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     part.b = tshi_gemm_from(part.b, 0, j);
     part.d = tshi_gemm_from(part.d, i, j);
     part.c = tshi_gemm_from(part.c, i, j);
-    if (piece > 0) part.chore = NULL; /* not this rank's own thread, the one that may communicate */
+    if (piece > 0) part.chore = NULL; /* only the rank's own thread, piece 0, may communicate */
     tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
 }
 
-/* m (rows, columns) as a user's gemm takes it: of another dtype, a copy in *block, which the caller
- * drops. */
+/* m (rows, columns) as the ctx's gemm takes it. A user's gemm takes tsh_real: another dtype is
+ * converted into *block, which the caller releases. */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          tshi_block **block) {
     tshi_operand to, from;
@@ -11726,19 +11685,19 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
     return tshi_gemm_matrix((tsh_real *)tshi_mem_data(*block), columns, 1);
 }
 
-/* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, as pieces pack less of
- * A and B then; between tiles: ROWS and COLUMNS are whole ones of every kernel. */
+/* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, as that packs the
+ * least of A and B, at multiples of ROWS or COLUMNS, which are whole tiles of every kernel. */
 static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
     enum {
         ROWS = 12,
         COLUMNS = 32,
-        SIDE = 96,      /* of a piece, and ... */
-        LEAST = 1 << 20 /* ... multiply-adds that are worth a thread */
+        SIDE = 96,      /* rows or columns, and ... */
+        LEAST = 1 << 20 /* ... multiply-adds, that are worth a thread */
     };
-    const int turned = tshi_gemm_turns(m, n, c.row, c.column, ctx->gemm_kernel->nr);
-    const int64_t side = m >= n ? m : n, unit = (m >= n) != turned ? ROWS : COLUMNS;
+    const int transposed = tshi_gemm_turns(m, n, c.row, c.column, ctx->gemm_kernel->nr);
+    const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
     const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, LEAST),
                                           tshi_base_ceil(side, SIDE));
     tshi_gemm_chore progress;
@@ -11774,7 +11733,7 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
 
-/* Offset of batch `index` in t, whose batch dimensions broadcast to shape's. */
+/* The offset of batch `index` of out in t, whose batch dimensions broadcast to out's. */
 static int64_t tshi_matmul_offset(const tsh_tensor *t, const int64_t *stride, const tsh_tensor *out,
                                   int64_t index) {
     int64_t at = 0;
@@ -11787,12 +11746,14 @@ static int64_t tshi_matmul_offset(const tsh_tensor *t, const int64_t *stride, co
     return at;
 }
 
-/* Matrices that lie in the last two dimensions of t, whose batches broadcast to out's. */
+/* The matrices in the last two dimensions of t, whose batches broadcast to out's. data: t's values
+ * or its gradient. */
 typedef struct tshi_batches {
     const tsh_tensor *t, *out;
     const int64_t *stride;
     void *data;
     tsh_dtype dtype;
+    int transposed;
 } tshi_batches;
 
 static tshi_batches tshi_matmul_batches(const tsh_tensor *t, void *data, tsh_dtype dtype,
@@ -11803,6 +11764,7 @@ static tshi_batches tshi_matmul_batches(const tsh_tensor *t, void *data, tsh_dty
     all.stride = stride;
     all.data = data;
     all.dtype = dtype;
+    all.transposed = 0;
     return all;
 }
 
@@ -11810,13 +11772,22 @@ static tshi_matrix tshi_matmul_batch(const tshi_batches *all, int64_t index) {
     const int64_t *last = all->stride + all->t->ndim - 2;
     const int64_t offset = tshi_matmul_offset(all->t, all->stride, all->out, index);
     return tshi_gemm_matrix_of((char *)all->data + offset * tshi_dtypes[all->dtype].size,
-                               all->dtype, last[0], last[1]);
+                               all->dtype, last[all->transposed], last[!all->transposed]);
+}
+
+/* C = A B + beta C of all batches of C's tensor; A is (m, k), B (k, n). */
+static void tshi_matmul_batched(int64_t m, int64_t n, int64_t k, const tshi_batches *a,
+                                const tshi_batches *b, tsh_real beta, const tshi_batches *c) {
+    const tsh_tensor *out = c->out;
+    int64_t i, count = tshi_tensor_product(out->local, out->ndim - 2);
+    for (i = 0; i < count; i++)
+        tshi_matmul_gemm(out->ctx, m, n, k, 1, tshi_matmul_batch(a, i), tshi_matmul_batch(b, i),
+                         beta, tshi_matmul_batch(c, i));
 }
 
 static void tshi_matmul_backward(tshi_node *node) {
     tsh_tensor *a = node->in[0], *b = node->in[1], *out = node->out;
-    int64_t m = out->local[out->ndim - 2], n = out->local[out->ndim - 1], k = a->local[a->ndim - 1],
-            i, count = tshi_tensor_product(out->local, out->ndim - 2);
+    int64_t m = out->local[out->ndim - 2], n = out->local[out->ndim - 1], k = a->local[a->ndim - 1];
     tshi_batches as = tshi_matmul_batches(a, tshi_tape_saved(node, 0), a->dtype, a->stride, out);
     tshi_batches bs = tshi_matmul_batches(b, tshi_tape_saved(node, 1), b->dtype, b->stride, out);
     tshi_batches gs = tshi_matmul_batches(out, tshi_tape_grad(node), TSH_REAL, out->stride, out);
@@ -11824,21 +11795,18 @@ static void tshi_matmul_backward(tshi_node *node) {
     tshi_dest dest;
     if (tshi_tape_dest_zeroed(node, 0, &dest)) {
         ds = tshi_matmul_batches(a, dest.data, TSH_REAL, dest.stride, out);
-        for (i = 0; i < count; i++)
-            tshi_matmul_gemm(out->ctx, m, k, n, 1, tshi_matmul_batch(&gs, i),
-                             tshi_gemm_turned(tshi_matmul_batch(&bs, i)), 1,
-                             tshi_matmul_batch(&ds, i));
+        bs.transposed = 1;
+        tshi_matmul_batched(m, k, n, &gs, &bs, 1, &ds);
     }
-    tshi_tape_give(node, 0);
+    tshi_tape_give(node, 0); /* dA may be all-reduced while dB is computed */
     if (tshi_tape_dest_zeroed(node, 1, &dest)) {
         ds = tshi_matmul_batches(b, dest.data, TSH_REAL, dest.stride, out);
-        for (i = 0; i < count; i++)
-            tshi_matmul_gemm(out->ctx, k, n, m, 1, tshi_gemm_turned(tshi_matmul_batch(&as, i)),
-                             tshi_matmul_batch(&gs, i), 1, tshi_matmul_batch(&ds, i));
+        as.transposed = 1;
+        tshi_matmul_batched(k, n, m, &as, &gs, 1, &ds);
     }
 }
 
-/* The shape of A B, batches broadcast; 0 and an error where it has none. */
+/* The shape of A B, with broadcast batches. 0 and an error if the shapes do not fit. */
 static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
     int d, fits = a->ndim >= 2 && b->ndim >= 2 && a->dim[a->ndim - 1] == b->dim[b->ndim - 2];
@@ -11867,7 +11835,6 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     tsh_tensor *in[2], *out;
     tsh_ctx *ctx;
     tshi_output output;
-    int64_t i, count;
     tshi_batches as, bs, cs;
     tshi_block *unrounded;
     tsh_real *c;
@@ -11883,11 +11850,8 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     as = tshi_matmul_batches(a, tshi_tensor_at(a), a->dtype, a->stride, out);
     bs = tshi_matmul_batches(b, tshi_tensor_at(b), b->dtype, b->stride, out);
     cs = tshi_matmul_batches(out, c, TSH_REAL, out->stride, out);
-    count = tshi_tensor_product(out->local, out->ndim - 2);
-    for (i = 0; i < count; i++)
-        tshi_matmul_gemm(ctx, out->local[out->ndim - 2], out->local[out->ndim - 1],
-                         a->local[a->ndim - 1], 1, tshi_matmul_batch(&as, i),
-                         tshi_matmul_batch(&bs, i), 0, tshi_matmul_batch(&cs, i));
+    tshi_matmul_batched(out->local[out->ndim - 2], out->local[out->ndim - 1], a->local[a->ndim - 1],
+                        &as, &bs, 0, &cs);
     tshi_kernel_output_done(out, unrounded);
     (void)tshi_tape_record(op, out, in, 2, output.partial, 0);
     return out;
@@ -12117,20 +12081,6 @@ typedef struct tshi_lookup {
     int by_count, sparse;
 } tshi_lookup;
 
-/* A row: d += share g. Operands: d, g. */
-TSHI_INLINE void tshi_embedding_grad_body(int64_t n, const tshi_operand *x, const double *part) {
-    tsh_real pad[TSHI_BLOCK], d[TSHI_BLOCK], share = TSHI_R(*part);
-    const tsh_real *g;
-    int64_t e;
-    int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        g = tshi_kernel_load(&x[1], e, n, pad);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) d[i] = g[i] * share;
-        tshi_kernel_store(&x[0], e, n, d, 1);
-    }
-}
-TSHI_KERNEL(tshi_embedding_grad, double);
-
 /* Columns [from, to): ids are added in order. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_shared *work = (const tshi_shared *)job;
@@ -12138,17 +12088,17 @@ static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t t
     const tsh_real *g = tshi_tape_grad(work->node);
     const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux);
     const int64_t *times = row + lookup->count, *stride = work->dest.stride;
-    double share = 1;
-    tshi_operand x[2];
+    tshi_backward_params p = {1, 1}; /* dW += c g */
+    tshi_operand x[3];
     int64_t i;
     (void)piece;
     for (i = 0; i < lookup->count; i++, g += lookup->width) {
         if (row[i] < 0) continue;
-        if (lookup->by_count) share = 1 / (double)times[i];
+        if (lookup->by_count) p.c = 1 / (double)times[i];
         x[0] = tshi_kernel_reals(work->dest.data + row[i] * stride[0] + from * stride[1],
                                  stride[1]);
-        x[1] = tshi_kernel_reals(g + from, 1);
-        tshi_embedding_grad[work->node->out->ctx->isa](to - from, x, &share);
+        x[1] = x[2] = tshi_kernel_reals(g + from, 1);
+        tshi_map_scale_backward[work->node->out->ctx->isa](to - from, x, &p);
     }
 }
 
