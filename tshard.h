@@ -11864,25 +11864,27 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
 /* Needs: >>op-matmul.                                                          */
 /* ========================================================================== */
 
-/* How a linear meets activations that are sharded along the sequence. */
+/* X is (.., in), W (out, in), Y (.., out). W sharded along out (column-parallel) makes Y sharded;
+ * along in (row-parallel) it makes Y a partial sum, which is all-reduced. With sequence parallelism
+ * X and Y are sharded along the sequence outside of the pair of layers. */
 typedef struct tshi_linear {
-    int reduce;   /* row-parallel: the product is a partial sum, all-reduced */
-    int scatter;  /* or reduce-scattered to the output's layout */
-    int regather; /* column-parallel: the input is gathered, here and again in backward */
+    int reduce;   /* row-parallel: Y is all-reduced */
+    int scatter;  /* row-parallel, sequence parallelism: or reduce-scattered */
+    int regather; /* column-parallel, sequence parallelism: X is gathered in forward and backward */
 } tshi_linear;
 
-/* The whole of a sharded tensor in a block, gathered from every rank's dense `piece`. */
-static tshi_block *tshi_linear_gather(const tsh_tensor *form, const void *piece, tsh_dtype dtype) {
+/* All-gathers a sharded tensor, whose dense shard is `shard`, into a block. NULL: no memory. */
+static tshi_block *tshi_linear_gather(const tsh_tensor *form, const void *shard, tsh_dtype dtype) {
     tsh_layout whole = tsh_replicated();
     tshi_block *block = tshi_mem_take(form->ctx, TSH_MEM_STEP,
                                       tshi_dtype_bytes(dtype, tsh_numel(form)));
     if (block)
-        (void)tshi_redistribute_move(form, &form->layout, &whole, dtype, piece,
+        (void)tshi_redistribute_move(form, &form->layout, &whole, dtype, shard,
                                      tshi_mem_data(block));
     return block;
 }
 
-/* The matrix (rows, features) that the product takes: the values where they lie, or gathered. */
+/* t's values as a matrix (rows, features): in place, or if gather is 1 all-gathered to *block. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_block **block) {
     int64_t step = 0, last = t->ndim - 1;
@@ -11895,25 +11897,25 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
     return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
 }
 
-/* dX = dY W of gathered rows is a partial sum: reduce-scattered to the input's pieces. */
+/* dX = dY W if X was gathered: a partial sum, (rows, in), is reduce-scattered to X's shards. */
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
     tsh_tensor *x = node->in[0];
     tsh_layout sum = tsh_partial();
     int64_t ins = node->in[1]->local[1], stride[TSH_MAX_DIMS];
     tshi_dest dest;
-    tshi_block *whole, *piece;
+    tshi_block *whole, *shard;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
-    piece = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(x)));
-    if (whole && piece) {
+    shard = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(x)));
+    if (whole && shard) {
         tshi_matmul_gemm(x->ctx, rows, ins, node->in[1]->local[0], 1, dy, mw, 0,
                          tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
         (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole),
-                                     tshi_mem_data(piece));
+                                     tshi_mem_data(shard));
         tshi_tensor_strides(x->local, x->ndim, stride);
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(piece), stride);
+        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(shard), stride);
     }
-    tshi_mem_drop(x->ctx, piece);
+    tshi_mem_drop(x->ctx, shard);
     tshi_mem_drop(x->ctx, whole);
 }
 
@@ -11923,20 +11925,21 @@ static void tshi_linear_backward(tshi_node *node) {
     int64_t rows = 0, outs = w->local[0], ins = w->local[1];
     tsh_real *g = tshi_tape_grad(node);
     tshi_block *whole_y, *whole_x;
+    /* dy (rows, out), mx and dx (rows, in), mw (out, in) */
     tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y), mx, dx;
     tshi_matrix mw = tshi_gemm_matrix_of(tshi_tape_saved(node, 1), w->dtype, w->stride[0],
                                          w->stride[1]);
     tshi_dest dest;
     mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather, &rows, &whole_x);
     if (out->ctx->error.code != TSH_OK) {
-        rows = 0; /* what was gathered is not there */
+        rows = 0; /* a gather failed */
     } else if (how->regather) {
         tshi_linear_scatter(node, rows, dy, mw);
     } else if (tshi_tape_dest(node, 0, &dest)) {
         dx = tshi_gemm_matrix(dest.data, mx.row, mx.column);
         tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add), dx);
     }
-    tshi_tape_give(node, 0); /* its all-reduce travels while the weight's gradient is computed */
+    tshi_tape_give(node, 0); /* dX is all-reduced while dW is computed */
     if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_turned(dy), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
@@ -11951,6 +11954,7 @@ static void tshi_linear_backward(tshi_node *node) {
     tshi_mem_drop(out->ctx, whole_y);
 }
 
+/* Checks the shapes of x, w and b (may be NULL). */
 static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
     const char *name = w->base->path; /* of a parameter, else NULL */
@@ -11971,20 +11975,20 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Y, to which the product adds the bias; for a row-parallel weight its all-reduce, in place, or its
- * reduce-scatter, and the bias then. */
-static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *more) {
+/* Computes Y. The product adds the bias, unless it is a partial sum: then the bias is added after
+ * the all-reduce or reduce-scatter, once. */
+static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2];
     tsh_layout sum = tsh_partial();
-    const int late = more->reduce || more->scatter;
+    const int late = how->reduce || how->scatter;
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS];
     tshi_block *whole, *unrounded, *product = NULL, *bias = NULL;
-    tshi_matrix mx, mw, my, mb;
-    tsh_real *given = tshi_kernel_output(out, &unrounded), *y = given;
-    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, more->regather, &rows, &whole);
+    tshi_matrix mx, mw, my, mb; /* (rows, in), (in, out), (rows, out), the bias as (rows, out) */
+    tsh_real *result = tshi_kernel_output(out, &unrounded), *y = result;
+    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]);
-    if (more->scatter) product = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
+    if (how->scatter) product = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
     if (product) y = (tsh_real *)tshi_mem_data(product);
     my = mb = tshi_gemm_matrix(y, outs, 1);
     if (b && !late) {
@@ -11994,16 +11998,16 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     if (ctx->error.code == TSH_OK)
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
-    if (ctx->error.code == TSH_OK && more->reduce)
+    if (ctx->error.code == TSH_OK && how->reduce)
         (void)tshi_error_comm(ctx,
                               tsh_allreduce(&ctx->tp, y, tsh_local_numel(out), TSH_REAL, TSH_SUM),
                               "tsh_linear: all-reduce of a row-parallel output");
-    if (ctx->error.code == TSH_OK && more->scatter)
-        (void)tshi_redistribute_move(out, &sum, &out->layout, TSH_REAL, y, given);
+    if (ctx->error.code == TSH_OK && how->scatter)
+        (void)tshi_redistribute_move(out, &sum, &out->layout, TSH_REAL, y, result);
     if (ctx->error.code == TSH_OK && b && late) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
-        tshi_kernel_add_operand(&loop, out, given, out->stride, TSH_REAL);
+        tshi_kernel_add_operand(&loop, out, result, out->stride, TSH_REAL);
         tshi_kernel_tensor(&loop, b);
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
@@ -12013,8 +12017,8 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tshi_kernel_output_done(out, unrounded);
 }
 
-/* The input as the weight takes it: a row-parallel one slices R; rows must lie at equal steps, and
- * what is to be gathered densely. */
+/* Returns x, or what the product takes in its place: a slice of a replicated x for a row-parallel
+ * weight, and a copy if x's rows do not have equal strides or, to be gathered, are not dense. */
 static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gathered) {
     int64_t rows, step;
     if (w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && x->layout.kind == TSH_REPLICATED) {
@@ -12029,8 +12033,8 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
 static const tshi_op tshi_linear_op = {
     "tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT, 0};
 
-/* tsh_linear, with the output of a row-parallel weight laid as `give` (NULL: R), and the input of a
- * column-parallel one gathered from S(seq) in forward and backward (regather). */
+/* tsh_linear with sequence parallelism. give: layout of the output of a row-parallel weight (NULL:
+ * R). regather: the input of a column-parallel weight is sharded along the sequence; gather it. */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
     const tshi_op *op = &tshi_linear_op;
@@ -12038,8 +12042,7 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
     tsh_ctx *ctx;
     tshi_rule_sequence sequence;
     tshi_output output;
-    tshi_linear more;
-    tshi_node *node;
+    tshi_linear how;
     in[0] = x;
     in[1] = w;
     in[2] = b;
@@ -12051,16 +12054,15 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
         return NULL;
     output.shape = tsh_shape_of(x);
     output.shape.dim[x->ndim - 1] = w->dim[0];
-    more.regather = regather && ctx->tp.size > 1;
-    more.scatter = give && ctx->tp.size > 1;
-    more.reduce = w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && !give && ctx->tp.size > 1;
+    how.regather = regather && ctx->tp.size > 1;
+    how.scatter = give && ctx->tp.size > 1;
+    how.reduce = w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && !give && ctx->tp.size > 1;
     out = tshi_tensor_out(ctx, "tsh_linear", tshi_tensor_promote(in, b ? 3 : 2), &output.shape,
                           &output.layout);
     if (!out) return NULL;
-    tshi_linear_forward(in, out, &more);
+    tshi_linear_forward(in, out, &how);
     if (ctx->error.code != TSH_OK) return NULL;
-    node = tshi_tape_record(op, out, in, 3, output.partial, sizeof more);
-    if (node) memcpy(node->params, &more, sizeof more);
+    tshi_map_record(op, out, in, 3, output.partial, &how, sizeof how, NULL);
     return out;
 }
 
@@ -12070,18 +12072,19 @@ TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
 
 /* ========================================================================== */
 /* >>op-embedding                                MARK: - op-embedding (private) */
-/* out_i = W[id_i], rows of other ranks zero; dW[id_i] += dout_i.               */
+/* out_i = W[id_i] and dW[id_i] += dout_i.                                      */
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* What both directions walk. Beside it lie the local rows of all ids and, by_count, how often each
- * id is there. */
+/* W is (V, D), ids (..), out (.., D). If W is sharded along V, ids of other ranks' rows give zeros
+ * and out is a partial sum. The node's aux has the local row of every id, -1 if it is another
+ * rank's or padding, then, by_count, how often the id occurs. */
 typedef struct tshi_lookup {
-    int64_t count, width; /* ids here, local columns */
-    int by_count, sparse;
+    int64_t count, width; /* local ids, local columns of W */
+    int by_count, sparse; /* scale_grad_by_freq; sparse */
 } tshi_lookup;
 
-/* Columns [from, to): ids are added in order. */
+/* A thread's part of backward: the columns [from, to) of dW. Ids are added in order. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_shared *work = (const tshi_shared *)job;
     const tshi_lookup *lookup = (const tshi_lookup *)work->node->params;
@@ -12118,7 +12121,7 @@ static void tshi_embedding_backward(tshi_node *node) {
                   16, tshi_embedding_columns, &work);
 }
 
-/* Whether the options fit a table of `rows` rows. */
+/* Checks the options for a weight of `rows` rows. */
 static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup_desc *desc,
                                   int64_t rows) {
     if (desc->padding && (desc->padding_idx < -rows || desc->padding_idx >= rows))
@@ -12133,8 +12136,8 @@ static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup
     return ctx->error.code == TSH_OK;
 }
 
-/* Fills in the local row of every id; 0 and an error for one out of range, on every rank alike
- * where ids are replicated. */
+/* Fills in the local row of every id, or -1. 0 and an error if one is out of range: on every rank,
+ * if ids are replicated. */
 static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const void *values,
                                int64_t *row) {
     int64_t i, count = tsh_local_numel(ids);
@@ -12151,7 +12154,7 @@ static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const
     return 1;
 }
 
-/* sum |x|^p over this rank's columns of a row, or their largest magnitude. */
+/* sum |x|^p over this rank's columns of a row; for infinite p their largest magnitude. */
 static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p) {
     const void *values = tshi_tensor_at(w);
     double sum = 0, v;
@@ -12166,8 +12169,9 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
     return sum;
 }
 
-/* torch.embedding_renorm_: rows with a count whose p-norm is above max_norm times max_norm / (norm
- * + 1e-7). Replicas keep equal tables: a row that any of them looks up counts. */
+/* As torch.embedding_renorm_: multiplies the rows that are looked up and whose p-norm is above
+ * max_norm by max_norm / (norm + 1e-7). Counts are first reduced over dp, as all replicas must
+ * change the same rows. */
 static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
     tsh_ctx *ctx = w->ctx;
     double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm;
@@ -12204,7 +12208,8 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
     tshi_mem_drop(ctx, block);
 }
 
-/* What the options ask for before the lookup: times (behind the rows) and shorter rows of w. */
+/* Before the lookup: counts the ids, for scale_grad_by_freq after the rows in `row`, and shortens
+ * rows of w by max_norm. */
 static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
                                    const tsh_lookup_desc *desc, int64_t *row) {
     tsh_ctx *ctx = w->ctx;
@@ -12243,7 +12248,7 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
     }
 }
 
-/* Whether ids, weight and options go together at all. */
+/* Checks the dtypes and shapes of ids and weight, and the options. */
 static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
     int integers = !tshi_dtypes[ids->dtype].floating;
     if (!integers || w->ndim != 2 || ids->ndim >= TSH_MAX_DIMS)
@@ -12260,7 +12265,7 @@ static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup
            tshi_embedding_options(w->ctx, "tsh_embedding", desc, w->dim[0]);
 }
 
-/* Finds the rows of all ids, prepares w, looks up; then rows that give no gradient become -1. */
+/* Looks up the rows of all ids. Then the rows of padding, which get no gradient, become -1. */
 static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc,
                                const tshi_lookup *lookup, int64_t *row, tsh_tensor *out) {
     tshi_block *scratch;
@@ -12287,7 +12292,6 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     tshi_output output;
     tshi_block *aux;
     tshi_lookup lookup;
-    tshi_node *node = NULL;
     if (!desc) desc = &usual;
     in[0] = ids;
     in[1] = w;
@@ -12307,22 +12311,28 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     if (!aux) return NULL;
     tshi_embedding_run(ids, w, desc, &lookup, (int64_t *)tshi_mem_data(aux), out);
     if (ctx->error.code == TSH_OK)
-        node = tshi_tape_record(op, out, in, 2, output.partial, sizeof lookup);
-    if (!node) tshi_mem_drop(ctx, aux);
-    if (!node) return ctx->error.code == TSH_OK ? out : NULL;
-    node->aux = aux;
-    memcpy(node->params, &lookup, sizeof lookup);
-    return out;
+        tshi_map_record(op, out, in, 2, output.partial, &lookup, sizeof lookup, aux);
+    else
+        tshi_mem_drop(ctx, aux);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
 /* >>op-norm                                          MARK: - op-norm (private) */
-/* Layer normalisation (Ba et al. 2016) over the last dimension, and the root   */
-/* mean square one (Zhang & Sennrich 2019), which is the same about zero.       */
+/* Layer norm (Ba et al. 2016), RMS norm (Zhang & Sennrich 2019).              */
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* A block of sum v (lane) and sum v^2 (behind), with v = x - c. */
+/* Over the last dimension, of d features, row by row, with xh = (x - mean) rstd, h = dy w:
+ *
+ *     rstd = 1 / sqrt(mean((x - mean)^2) + eps),   y = w xh + b
+ *     dx = (h - mean(h) - xh mean(h xh)) rstd,     dw += dy xh,   db += dy
+ *
+ * RMS norm is the same with 0 for mean and mean(h), without b (about_zero). Forward keeps mean and
+ * rstd of each row, "stats", for backward. */
+
+/* Adds a block of v = x - c to the lanes of sum v, and v^2 to those of sum v^2, TSHI_BLOCK later.
+ */
 TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) {
@@ -12332,9 +12342,10 @@ TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_r
     }
 }
 
-/* Mean (or 0) and mean square about it of a row: in one pass, about the mean c of its first block
- * (Chan, Golub & LeVeque 1983). Its rounding is that of a pass about the mean itself times 1 +
- * (mean - c)^2 / variance; if that is more than 17, it goes again. */
+/* stats = the mean of a row (0 if not centred) and its mean square about that, in one pass about
+ * the mean c of the first block (Chan, Golub & LeVeque 1983). The rounding error grows by the
+ * factor 1 + (mean - c)^2 / variance; if that is above 17, a second pass goes about the mean
+ * itself. */
 TSHI_INLINE void tshi_norm_moments(const tsh_real *x, int64_t n, int centred, tsh_real *stats) {
     const int64_t first = tshi_base_min(n, TSHI_BLOCK);
     tsh_real lane[2 * TSHI_BLOCK], pad[TSHI_BLOCK], c = 0, shift, square;
@@ -12357,7 +12368,7 @@ TSHI_INLINE void tshi_norm_moments(const tsh_real *x, int64_t n, int centred, ts
     }
 }
 
-/* A row y = (x - mean) rstd w + b, with b or without; stats: mean, rstd. */
+/* One row: y = (x - mean) rstd w + b; b may be NULL. */
 TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w, const tsh_real *b,
                                const tsh_real *stats, int64_t n) {
     const tsh_real mean = stats[0], rstd = stats[1], *xs, *ws, *bs;
@@ -12384,8 +12395,7 @@ typedef struct tshi_norm {
     int add;        /* backward: dx is added to */
 } tshi_norm;
 
-/* xh = (x - mean) / sqrt(mean((x - mean)^2) + eps), y = w xh + b; about zero: with 0 for the mean.
- * n rows; b may be NULL; stats: mean and 1 / sqrt of each row. */
+/* Forward of n rows; b may be NULL. Writes y and stats. */
 enum { TSHI_NORM_Y, TSHI_NORM_X, TSHI_NORM_W, TSHI_NORM_B, TSHI_NORM_STATS, TSHI_NORM_OPERANDS };
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
     const tshi_operand *from = &operand[TSHI_NORM_X], *to = &operand[TSHI_NORM_Y];
@@ -12402,7 +12412,7 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_norm_rows, tshi_norm);
 
-/* A block of sum h (lane) and sum h xh (behind), with h = dy w. */
+/* Adds a block of h to the lanes of sum h, and h xh to those of sum h xh, TSHI_BLOCK later. */
 TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_real *w,
                                 const tsh_real *dy, const tsh_real *stats) {
     const tsh_real mean = stats[0], rstd = stats[1];
@@ -12414,7 +12424,7 @@ TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_rea
     }
 }
 
-/* dw += dy xh and db += dy. */
+/* One row: dw += dy xh and db += dy. */
 TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
                                         const tsh_real *stats, int64_t n,
                                         tsh_real *TSHI_RESTRICT dw, tsh_real *TSHI_RESTRICT db) {
@@ -12426,7 +12436,7 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
     }
 }
 
-/* A row dx (+)= (h - mean h - xh mean(h xh)) rstd; means: of h, of h xh. */
+/* One row of dx, written or added; means: of h, of h xh. */
 TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
                                     const tsh_real *dy, const tsh_real *stats,
                                     const tsh_real *means, int64_t n, int add) {
@@ -12444,26 +12454,18 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
     }
 }
 
-/* dx (+)= (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. dx
- * may be NULL, and dw with db. */
-enum {
-    TSHI_NORM_DX,
-    TSHI_NORM_FROM_X,
-    TSHI_NORM_FROM_W,
-    TSHI_NORM_DY,
-    TSHI_NORM_FROM_STATS,
-    TSHI_NORM_DW,
-    TSHI_NORM_DB,
-    TSHI_NORM_GRAD_OPERANDS
-};
+/* Backward of n rows. dx may be NULL, and dw together with db. Operands: dx for y, X, W, and STATS
+ * as in forward, then these. */
+enum { TSHI_NORM_DX = TSHI_NORM_Y, TSHI_NORM_DY = TSHI_NORM_B, TSHI_NORM_DW = TSHI_NORM_OPERANDS };
+enum { TSHI_NORM_DB = TSHI_NORM_DW + 1, TSHI_NORM_GRAD_OPERANDS };
 TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
     tsh_real *dx = (tsh_real *)operand[TSHI_NORM_DX].data;
     tsh_real *dw = (tsh_real *)operand[TSHI_NORM_DW].data;
     tsh_real *db = (tsh_real *)operand[TSHI_NORM_DB].data;
-    const tsh_real *x = (const tsh_real *)operand[TSHI_NORM_FROM_X].data;
-    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_FROM_W].data;
+    const tsh_real *x = (const tsh_real *)operand[TSHI_NORM_X].data;
+    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;
     const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;
-    const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_FROM_STATS].data;
+    const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_STATS].data;
     tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, pad[3][TSHI_BLOCK];
     const int64_t d = p->d;
     int64_t r, e;
@@ -12484,14 +12486,14 @@ TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, con
             tshi_norm_grad_row(dx, x, w, dy, stats, means, d, p->add);
             dx += operand[TSHI_NORM_DX].step;
         }
-        x += operand[TSHI_NORM_FROM_X].step;
+        x += operand[TSHI_NORM_X].step;
         dy += operand[TSHI_NORM_DY].step;
         stats += 2;
     }
 }
 TSHI_KERNEL(tshi_norm_grad, tshi_norm);
 
-/* The weights' gradients, cut by columns: rows are added in order. */
+/* A thread's part of dw and db: the columns [from, to). Rows are added in order. */
 static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *all = (const tshi_rows *)job;
     tshi_operand x[TSHI_NORM_GRAD_OPERANDS];
@@ -12501,12 +12503,13 @@ static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     memcpy(x, all->x, sizeof x);
     x[TSHI_NORM_DX].data = NULL;
     for (i = 0; i < TSHI_NORM_GRAD_OPERANDS; i++)
-        if (i != TSHI_NORM_FROM_STATS) tshi_kernel_move(&x[i], from);
+        if (i != TSHI_NORM_STATS) tshi_kernel_move(&x[i], from);
     part.d = to - from;
     all->kernel(all->count, x, &part);
 }
 
-/* dx, dw and db in one pass; by several threads, dx by rows, then the others by columns. */
+/* Computes dx, dw and db: in one pass, or with several threads dx by rows, then dw and db by
+ * columns. */
 static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
@@ -12526,7 +12529,7 @@ static void tshi_norm_backward(tshi_node *node) {
     tshi_norm p = *(const tshi_norm *)node->params;
     const int64_t d = p.d;
     int64_t rows, step, stride[TSH_MAX_DIMS], one;
-    int i, wanted[3], pieces = tshi_kernel_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
+    int i, needed[3], pieces = tshi_kernel_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
     tshi_block *two = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
     tsh_real *dw, *values[2];
     tshi_dest dest[3];
@@ -12534,32 +12537,32 @@ static void tshi_norm_backward(tshi_node *node) {
     if (!two) return;
     dw = (tsh_real *)tshi_mem_data(two);
     memset(dw, 0, tshi_dtype_reals(2 * d));
-    for (i = 0; i < 3; i++) wanted[i] = tshi_tape_dest(node, i, &dest[i]);
+    for (i = 0; i < 3; i++) needed[i] = tshi_tape_dest(node, i, &dest[i]);
     for (i = 0; i < 2; i++) values[i] = tshi_tape_saved_reals(node, i, stride, &saved[i]);
-    p.add = wanted[0] && dest[0].add;
+    p.add = needed[0] && dest[0].add;
     (void)tshi_kernel_rows(x, &rows, &step);
     memset(&work, 0, sizeof work);
     work.kernel = tshi_norm_grad[ctx->isa];
     work.n = TSHI_NORM_GRAD_OPERANDS;
     work.params = &p;
     work.count = rows;
-    work.x[TSHI_NORM_DX] = tshi_kernel_reals(wanted[0] ? dest[0].data : NULL, step);
-    work.x[TSHI_NORM_FROM_X] = tshi_kernel_reals(values[0], saved[0] ? d : step);
-    work.x[TSHI_NORM_FROM_W] = tshi_kernel_reals(values[1], 0);
+    work.x[TSHI_NORM_DX] = tshi_kernel_reals(needed[0] ? dest[0].data : NULL, step);
+    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], saved[0] ? d : step);
+    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
     work.x[TSHI_NORM_DY] = tshi_kernel_reals(tshi_tape_grad(node), d);
-    work.x[TSHI_NORM_FROM_STATS] =
-        tshi_kernel_reals((const tsh_real *)tshi_mem_data(node->aux), 2);
-    work.x[TSHI_NORM_DW] = tshi_kernel_reals(wanted[1] || wanted[2] ? dw : NULL, 0);
+    work.x[TSHI_NORM_STATS] = tshi_kernel_reals((const tsh_real *)tshi_mem_data(node->aux), 2);
+    work.x[TSHI_NORM_DW] = tshi_kernel_reals(needed[1] || needed[2] ? dw : NULL, 0);
     work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);
     if (values[0] && values[1]) tshi_norm_grads(&work, d, pieces);
     tshi_tensor_strides(&d, 1, &one);
     for (i = 1; i < 3; i++)
-        if (wanted[i]) tshi_tape_accumulate(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
+        if (needed[i]) tshi_tape_accumulate(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
     tshi_mem_drop(ctx, saved[0]);
     tshi_mem_drop(ctx, saved[1]);
     tshi_mem_drop(ctx, two);
 }
 
+/* Checks the shapes of x, w and b (may be NULL). */
 static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
     tsh_ctx *ctx = x->ctx;
@@ -12571,8 +12574,8 @@ static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_ten
     return ctx->error.code == TSH_OK;
 }
 
-/* The rows of x, weight and bias as the kernel takes them: features side by side, rows at equal
- * steps. 0: no memory. */
+/* Replaces inputs by copies if their features are not adjacent or their rows have no equal strides.
+ * 0: no memory. */
 static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     int64_t rows, step;
     int i;
@@ -12583,7 +12586,7 @@ static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     return 1;
 }
 
-/* Fills out and stats. 0: no memory. */
+/* Computes out and stats. 0: no memory. */
 static int tshi_norm_forward(tsh_tensor *const *in, tsh_tensor *out, tshi_block *stats,
                              const tshi_norm *p) {
     tsh_ctx *ctx = out->ctx;
@@ -12613,12 +12616,12 @@ static int tshi_norm_forward(tsh_tensor *const *in, tsh_tensor *out, tshi_block 
     return done;
 }
 
+/* tsh_layer_norm and tsh_rms_norm. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, double eps, int about_zero) {
     tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
     tshi_output output;
-    tshi_node *node = NULL;
     tshi_block *stats;
     tshi_norm p;
     in[0] = x;
@@ -12640,12 +12643,10 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
                 : NULL;
     if (!stats) return NULL;
     if (tshi_norm_forward(in, out, stats, &p))
-        node = tshi_tape_record(op, out, in, 3, output.partial, sizeof p);
-    if (!node) tshi_mem_drop(ctx, stats);
-    if (!node) return ctx->error.code == TSH_OK ? out : NULL;
-    node->aux = stats;
-    memcpy(node->params, &p, sizeof p);
-    return out;
+        tshi_map_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
+    else
+        tshi_mem_drop(ctx, stats);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 static const tshi_op tshi_norm_layer_op = {
@@ -12669,16 +12670,19 @@ TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) 
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* Pair i of the row at position t, with angle u = t base^(-2 i / dims): (a, b) becomes (a cos u - b
- * sin u, b cos u + a sin u). Backward: the same with -u. */
+/* x is (.., T, D). Pair i of the row at position t is rotated by the angle u = t base^(-2 i /
+ * dims): (a, b) becomes (a cos u - b sin u, b cos u + a sin u). Backward rotates the gradient by
+ * -u. */
 typedef struct tshi_rope {
-    int64_t pairs, next, gap; /* elements from one pair to the next, and from a to b */
-    int64_t d;                /* features of a row */
-    double sign;              /* of the angle: -1 in backward */
-    int add;                  /* y is added to */
+    int64_t pairs; /* dims / 2 */
+    int64_t next;  /* elements from the a of one pair to that of the next */
+    int64_t gap;   /* elements from a to b */
+    int64_t d;     /* features of a row */
+    double sign;   /* of the angle: -1 in backward */
+    int add;       /* 1: y += ..., 0: y = ... */
 } tshi_rope;
 
-/* One row: n pairs, the features behind them as they are. */
+/* One row: rotates n pairs and copies the features after them. */
 enum { TSHI_ROPE_Y, TSHI_ROPE_X, TSHI_ROPE_COSINES, TSHI_ROPE_SINES, TSHI_ROPE_OPERANDS };
 TSHI_INLINE void tshi_rope_row_body(int64_t n, const tshi_operand *operand, const tshi_rope *rope) {
     tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[TSHI_ROPE_Y].data;
@@ -12691,9 +12695,9 @@ TSHI_INLINE void tshi_rope_row_body(int64_t n, const tshi_operand *operand, cons
     const int add = rope->add;
     int64_t i;
     TSHI_EACH for (i = 0; i < n; i++) {
-        tsh_real a = x[i * next * sx], b = x[(i * next + gap) * sx], turn = sign * w[i];
+        tsh_real a = x[i * next * sx], b = x[(i * next + gap) * sx], sine = sign * w[i];
         tsh_real *to = y + i * next * sy, *other = to + gap * sy;
-        const tsh_real first = a * c[i] - b * turn, second = b * c[i] + a * turn;
+        const tsh_real first = a * c[i] - b * sine, second = b * c[i] + a * sine;
         *to = add ? *to + first : first;
         *other = add ? *other + second : second;
     }
@@ -12712,6 +12716,7 @@ typedef struct tshi_rope_work {
     const int64_t *sx, *sy;
 } tshi_rope_work;
 
+/* A thread's part: the rows [from, to) of all leading dimensions. */
 static void tshi_rope_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rope_work *work = (const tshi_rope_work *)job;
     const tsh_tensor *t = work->t;
@@ -12737,7 +12742,7 @@ static void tshi_rope_rows(void *job, int piece, int64_t from, int64_t to) {
     }
 }
 
-/* y (+)= x turned, over the local rows of t's shape. table: per position, cosines and sines. */
+/* Rotates x, of t's local shape, to y. table: cosines and sines of each position's pairs. */
 static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
                              const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
     int64_t rows = tshi_tensor_product(t->local, t->ndim - 1);
@@ -12764,7 +12769,7 @@ static void tshi_rope_backward(tshi_node *node) {
                      dest.stride);
 }
 
-/* Cosines and sines of every local position; NULL without memory. */
+/* Computes the cosines and sines of every local position. NULL: no memory. */
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double base, int64_t start) {
     int64_t i, t, rows = x->local[x->ndim - 2];
     tshi_block *block = tshi_mem_take(x->ctx, TSH_MEM_STEP,
@@ -12781,6 +12786,7 @@ static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double ba
     return block;
 }
 
+/* Checks x's shape and the options. */
 static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx = x->ctx;
@@ -12793,7 +12799,7 @@ static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     else if (desc->dims < 0 || desc->dims > x->dim[x->ndim - 1] ||
              (desc->dims ? desc->dims : x->dim[x->ndim - 1]) % 2)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                       "tsh_rope: %lld of %lld features cannot turn in pairs; dims is even, and at "
+                       "tsh_rope: %lld of %lld features cannot sine in pairs; dims is even, and at "
                        "most the last dimension",
                        (long long)(desc->dims ? desc->dims : x->dim[x->ndim - 1]),
                        (long long)x->dim[x->ndim - 1]);
@@ -12812,7 +12818,6 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     tshi_block *table, *scratch, *unrounded;
     tsh_real *values, *y;
     int64_t stride[TSH_MAX_DIMS];
-    tshi_node *node;
     tsh_tensor *out;
     if (!desc) desc = &usual;
     if (!ctx || !tshi_rope_check(x, desc) || !op->rule(op, &x, 1, NULL, &output)) return NULL;
@@ -12834,12 +12839,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     if (!y) tshi_mem_drop(ctx, table);
     if (!y) return NULL;
     tshi_kernel_output_done(out, unrounded);
-    node = tshi_tape_record(op, out, &x, 1, output.partial, sizeof rope);
-    if (node)
-        node->aux = table;
-    else
-        tshi_mem_drop(ctx, table);
-    if (node) memcpy(node->params, &rope, sizeof rope);
+    tshi_map_record(op, out, &x, 1, output.partial, &rope, sizeof rope, table);
     return out;
 }
 
