@@ -12845,38 +12845,46 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
 
 /* ========================================================================== */
 /* >>op-attention                                MARK: - op-attention (private) */
-/* softmax(scale Q K^T) V in tiles: the T x T matrix never exists.              */
+/* O = softmax(scale Q K^T) V in tiles: no T x T matrix is ever stored.         */
 /* Needs: >>op-view >>op-matmul.                                                */
 /* ========================================================================== */
 
-/* Tile of scores s_ij = scale q_i k_j; running row maximum m and sum l (Milakov & Gimelshein 2018).
- * Backward (Dao et al. 2022): p = e^(s - m - log l), delta_i = dO_i O_i, dV += p^T dO, dS = p (dO
- * V^T - delta), dQ += scale dS K, dK += scale dS^T Q. m and log l are never added up: the sum would
- * be rounded to the size of m. With dropout, p and dO V^T are masked by global position. Rows of a
- * tile are worked on in whole blocks of TSHI_BLOCK. */
+/* Scores s_ij = scale q_i k_j are computed for tiles of TSHI_TILE queries and keys, and an online
+ * softmax of them with a running maximum m and sum l per row (Milakov & Gimelshein 2018). Backward
+ * computes s again (Dao et al. 2022):
+ *
+ *     p = e^(s - m - log l),   delta_i = dO_i O_i,        dV += p^T dO
+ *     dS = p (dO V^T - delta), dQ += scale dS K,          dK += scale dS^T Q
+ *
+ * m + log l is not stored as one number: log l would lose digits if m is large. Dropout masks p and
+ * dO V^T by global position. Where a causal mask cuts a tile, strips of TSHI_STRIP queries are
+ * computed. Rows of a tile are worked on in whole blocks of TSHI_BLOCK. */
 enum { TSHI_TILE = 64, TSHI_STRIP = 16 };
 
+/* The options of a call. */
 typedef struct tshi_attention {
     double scale;
     int causal, dropout;
     tshi_dropout drop;
-    tsh_tensor *mask; /* or NULL */
-    int64_t mask_stride[4];
+    tsh_tensor *mask;       /* or NULL */
+    int64_t mask_stride[4]; /* over (B, H, Tq, Tk); 0 where the mask broadcasts */
 } tshi_attention;
 
-/* One head of one sequence, and a tile of it. */
+/* One head of one sequence, and scratch for a tile of it. */
 typedef struct tshi_head {
     tsh_ctx *ctx;
     const tshi_attention *more;
-    tshi_matrix q, k, v, o, dq, dk, dv,
-        dout; /* (T, D) each; dq, dk, dv with data NULL where not wanted */
+    tshi_matrix q, k, v, o;       /* (T, D) each */
+    tshi_matrix dq, dk, dv, dout; /* data NULL: not needed */
     int64_t tq, tk, d;
-    uint64_t first; /* global index of this head's score (0, 0) */
+    uint64_t first; /* global index of score (0, 0) of this head, for dropout */
     int64_t mask;   /* offset of this head's mask */
     const void *mask_values;
-    tsh_real *most, *log_sum, *delta; /* per query; most: -infinity where it saw no key */
-    tsh_real *s, *t, *row;            /* two tiles, rows TSHI_TILE apart; two of their rows */
-    char *scratch;                    /* of products */
+    tsh_real *most;        /* m of each query; -infinity if it sees no key */
+    tsh_real *log_sum;     /* log l of each query */
+    tsh_real *delta;       /* of each query */
+    tsh_real *s, *t, *row; /* two tiles, with rows TSHI_TILE apart; m and l of a tile's queries */
+    char *scratch;         /* of products */
 } tshi_head;
 
 static tshi_matrix tshi_attention_tile(tsh_real *data) {
@@ -12900,13 +12908,13 @@ static void tshi_attention_gemm(const tshi_head *h, int64_t m, int64_t n, int64_
     tshi_matmul_alone(&x, h->scratch);
 }
 
-/* Keys that query i sees: [0, i + tk - tq] where causal. */
+/* How many keys query i sees, from key 0 on: all, or if causal i + tk - tq + 1. */
 static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
-    int64_t seen = h->more->causal ? i + 1 + h->tk - h->tq : h->tk;
-    return seen < 0 ? 0 : tshi_base_min(seen, h->tk);
+    int64_t visible = h->more->causal ? i + 1 + h->tk - h->tq : h->tk;
+    return visible < 0 ? 0 : tshi_base_min(visible, h->tk);
 }
 
-/* Adds the mask to a tile of scores, or -infinity where an integer one is 0. */
+/* Adds the mask to a tile of scores; a mask of integers is -infinity where it is 0. */
 static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
     const tsh_tensor *mask = h->more->mask;
     const void *values = h->mask_values;
@@ -12930,54 +12938,55 @@ static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int6
     if (h->more->mask) tshi_attention_masked(h, i, m, j, n);
 }
 
-/* Masks by dropout a tile of queries [i, i + m) and keys [j, j + n), where they are seen. */
+/* Drops out a tile of queries [i, i + m) and keys [j, j + n), up to the keys that each sees. */
 static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m,
                                    int64_t j, int64_t n) {
     tshi_dropout_run run;
-    int64_t r, seen;
+    int64_t r, visible;
     run.isa = h->ctx->isa;
     run.mask = &h->more->drop;
     for (r = 0; r < m; r++) {
         run.x = run.y = tile + r * TSHI_TILE;
-        seen = tshi_base_min(tshi_attention_visible(h, i + r) - j, n);
-        if (seen > 0) tshi_map_mask_run(&run, (int64_t)h->first + (i + r) * h->tk + j, 0, seen);
+        visible = tshi_base_min(tshi_attention_visible(h, i + r) - j, n);
+        if (visible > 0)
+            tshi_map_mask_run(&run, (int64_t)h->first + (i + r) * h->tk + j, 0, visible);
     }
 }
 
-/* What kernels know of a tile: its columns, of which row r sees the first seen + r each, and
- * features of a head. */
+/* A tile, for kernels. Its row r sees the first visible + r each of its n columns (keys). */
 typedef struct tshi_tile {
     int64_t n;
-    int64_t seen; /* may be negative: the first rows see none */
-    int64_t each; /* 1 where every row sees one more than that before, as with a causal mask */
-    int64_t d;
+    int64_t visible; /* negative: the first rows see no key of the tile */
+    int64_t each;    /* 1 if causal: every row sees one key more than the row before */
+    int64_t d;       /* features of a head */
     double scale;
 } tshi_tile;
 
+/* How many columns row r sees. */
 TSHI_INLINE int64_t tshi_attention_row(const tshi_tile *tile, int64_t r) {
-    const int64_t seen = tile->seen + r * tile->each;
-    return seen < 0 ? 0 : seen < tile->n ? seen : tile->n;
+    const int64_t visible = tile->visible + r * tile->each;
+    return visible < 0 ? 0 : visible < tile->n ? visible : tile->n;
 }
 
 /* The tile of queries from i and keys [j, j + n). */
 static tshi_tile tshi_attention_tile_at(const tshi_head *h, int64_t i, int64_t j, int64_t n) {
     tshi_tile tile;
     tile.n = n;
-    tile.seen = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
+    tile.visible = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
     tile.each = h->more->causal != 0;
     tile.d = h->d;
     tile.scale = h->more->scale;
     return tile;
 }
 
-/* y = x times `by`; y may be x. */
+/* y = x by; y may be x. */
 TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n, tsh_real by) {
     int64_t e;
     TSHI_LANES for (e = 0; e < n; e++) y[e] = x[e] * by;
 }
 
-/* Online softmax of n rows of a tile x: m and l per row; o's rows, dense, are rescaled to the new
- * maximum. */
+/* Online softmax of n rows of a tile: x becomes e^(x - m), m the new maximum of each row; l and o,
+ * a dense row of O so far, are scaled by e^(old m - m), and the sum of x is added to l. */
 enum { TSHI_ONLINE_X, TSHI_ONLINE_M, TSHI_ONLINE_L, TSHI_ONLINE_O, TSHI_ONLINE_OPERANDS };
 TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *operand,
                                             const tshi_tile *tile, int fused) {
@@ -13006,8 +13015,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *opera
 }
 TSHI_KERNEL_FUSED(tshi_attention_online, tshi_tile);
 
-/* O = o / l of n rows, and what backward wants to know of them: m and log l. o, m and l are scratch
- * of whole blocks. */
+/* Ends n rows: O = o / l, and m and log l are kept for backward. o, m and l are whole blocks. */
 enum {
     TSHI_FINISH_OUT,
     TSHI_FINISH_O,
@@ -13042,8 +13050,9 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *opera
 }
 TSHI_KERNEL_FUSED(tshi_attention_finish, void);
 
-/* Where a causal mask cuts a tile it is done in strips of TSHI_STRIP queries, each with the keys
- * that its last one sees. Gives the length of the strip from `from`, and its keys of the n. */
+/* Returns how many queries of a tile, from its row `from` on, are computed at once: all of the m,
+ * or if causality cuts the tile TSHI_STRIP. *n becomes the number of keys that the last of them
+ * sees. */
 static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from, int64_t m,
                                     int64_t j, int64_t *n) {
     int64_t rows = m - from;
@@ -13052,7 +13061,24 @@ static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from,
     return rows;
 }
 
-/* Scores, softmax and O of m queries from r of the tile at i, and n keys. */
+typedef void (*tshi_tile_fn)(const tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
+                             int64_t n);
+
+/* Calls fn for all keys that queries [i, i + m) see: in tiles, or strips r of them. */
+static void tshi_attention_tiles(const tshi_head *h, int64_t i, int64_t m, tshi_tile_fn fn) {
+    const int64_t last = tshi_attention_visible(h, i + m - 1);
+    int64_t j, r, n, rows, keys;
+    for (j = 0; j < last; j += n) {
+        n = tshi_base_min(TSHI_TILE, last - j);
+        for (r = 0; r < m; r += rows) {
+            keys = n;
+            rows = tshi_attention_strip(h, i, r, m, j, &keys);
+            if (keys > 0) fn(h, i, r, rows, j, keys);
+        }
+    }
+}
+
+/* Scores, softmax and O of m queries, from row r of the tile at query i, and keys [j, j + n). */
 static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
     tsh_real *o = h->t + r * h->d;
@@ -13069,24 +13095,17 @@ static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r
                         j > 0, tshi_gemm_matrix(o, h->d, 1));
 }
 
+/* Forward of a head, a tile of queries at a time. */
 static void tshi_attention_head_forward(const tshi_head *h) {
-    int64_t i, j, r, m, n, most, rows, keys;
+    int64_t i, m;
     tshi_operand x[TSHI_FINISH_OPERANDS];
     for (i = 0; i < h->tq; i += m) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
-        most = tshi_attention_visible(h, i + m - 1);
         memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row);
         if (!tshi_attention_visible(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
-        for (j = 0; j < most; j += n) {
-            n = tshi_base_min(TSHI_TILE, most - j);
-            for (r = 0; r < m; r += rows) {
-                keys = n;
-                rows = tshi_attention_strip(h, i, r, m, j, &keys);
-                if (keys > 0) tshi_attention_forward_tile(h, i, r, rows, j, keys);
-            }
-        }
+        tshi_attention_tiles(h, i, m, tshi_attention_forward_tile);
         x[TSHI_FINISH_OUT] = tshi_kernel_reals(tshi_gemm_at(h->o, i, 0), h->o.row);
-        x[TSHI_FINISH_O] = tshi_kernel_reals(h->t, h->d); /* O before it is scaled */
+        x[TSHI_FINISH_O] = tshi_kernel_reals(h->t, h->d); /* O before it is divided by l */
         x[TSHI_FINISH_M] = tshi_kernel_reals(h->row, 1);
         x[TSHI_FINISH_L] = tshi_kernel_reals(h->row + TSHI_TILE, 1);
         x[TSHI_FINISH_MOST] = tshi_kernel_reals(h->most + i, 1);
@@ -13104,8 +13123,8 @@ TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *x, con
 }
 TSHI_KERNEL(tshi_attention_delta, int64_t);
 
-/* n rows of a tile: from scores x to p, and from dx = dO V^T to dS, both 0 where a query does not
- * see a key. m, log l and delta per row. */
+/* n rows of a tile: scores x become p, and dx = dO V^T becomes scale dS; both are 0 where a query
+ * does not see a key. */
 enum {
     TSHI_GRAD_X,
     TSHI_GRAD_DX,
@@ -13126,10 +13145,10 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *operand
     int i;
     for (r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
         const tsh_real most = m[r], log_sum = l[r], dot = delta[r];
-        const tsh_real nan = log_sum - log_sum; /* or 0 */
-        const int seen = (double)most < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
+        const tsh_real nan = log_sum - log_sum; /* 0, but NaN if log l is not finite */
+        const int visible = (double)most < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
         for (e = 0; e < tile->n; e += TSHI_BLOCK) {
-            const int left = seen - (int)e;
+            const int left = visible - (int)e;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 y[i] = tshi_kernel_exp_below(x[e + i] - most - log_sum, fused) + nan;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
@@ -13140,13 +13159,14 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *operand
 }
 TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_tile);
 
-/* What m queries and n keys add to the gradients: s becomes p (masked), t becomes dS. */
-static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t m, int64_t j,
-                                         int64_t n) {
+/* Adds to dQ, dK and dV what m queries, from i + r on, and keys [j, j + n) contribute. */
+static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
+                                         int64_t j, int64_t n) {
     const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t);
-    const tshi_matrix dout = tshi_gemm_from(h->dout, i, 0);
-    const tshi_tile tile = tshi_attention_tile_at(h, i, j, n);
+    const tshi_matrix dout = tshi_gemm_from(h->dout, i + r, 0);
+    const tshi_tile tile = tshi_attention_tile_at(h, i + r, j, n);
     tshi_operand x[TSHI_GRAD_OPERANDS];
+    i += r;
     x[TSHI_GRAD_X] = tshi_kernel_reals(h->s, TSHI_TILE);
     x[TSHI_GRAD_DX] = tshi_kernel_reals(h->t, TSHI_TILE);
     x[TSHI_GRAD_MOST] = tshi_kernel_reals(h->most + i, 1);
@@ -13170,7 +13190,7 @@ static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t 
 }
 
 static void tshi_attention_head_backward(const tshi_head *h) {
-    int64_t i, j, r, m, n, most, rows, keys;
+    int64_t i, m;
     tshi_operand x[3];
     x[0] = tshi_kernel_reals(h->delta, 1);
     x[1] = tshi_kernel_reals(tshi_gemm_at(h->o, 0, 0), h->o.row);
@@ -13178,60 +13198,42 @@ static void tshi_attention_head_backward(const tshi_head *h) {
     tshi_attention_delta[h->ctx->isa](h->tq, x, &h->d);
     for (i = 0; i < h->tq; i += m) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
-        most = tshi_attention_visible(h, i + m - 1);
-        for (j = 0; j < most; j += n) {
-            n = tshi_base_min(TSHI_TILE, most - j);
-            for (r = 0; r < m; r += rows) {
-                keys = n;
-                rows = tshi_attention_strip(h, i, r, m, j, &keys);
-                if (keys > 0) tshi_attention_backward_tile(h, i + r, rows, j, keys);
-            }
-        }
+        tshi_attention_tiles(h, i, m, tshi_attention_backward_tile);
     }
 }
 
-/* The (T, D) matrix of batch b and head a. */
+/* The (T, D) matrix of batch b and head a; data may be NULL. */
 static tshi_matrix tshi_attention_matrix(tsh_real *data, const int64_t *stride, int64_t b,
                                          int64_t a) {
     return tshi_gemm_matrix(data ? data + b * stride[0] + a * stride[1] : NULL, stride[2],
                             stride[3]);
 }
 
-/* The local head of k and v that local query head a uses. */
+/* The local head of k and v that the local query head a uses (grouped-query attention). */
 static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64_t a) {
     int64_t group = q->dim[1] / k->dim[1];
     if (k->layout.kind == TSH_SHARDED && k->layout.dim == 1) return a / group;
     return tshi_tensor_global(q, 1, a) / group;
 }
 
-/* What both directions share: fills in head (b, a). stats: m and log l of every query. */
-static void tshi_attention_head(tshi_head *h, const tsh_tensor *q, int64_t b, int64_t a,
-                                tsh_real *stats) {
-    int64_t head = tshi_tensor_global(q, 0, b) * q->dim[1] + tshi_tensor_global(q, 1, a);
-    h->first = (uint64_t)(head * h->tq * h->tk);
-    h->mask = tshi_tensor_global(q, 0, b) * h->more->mask_stride[0] +
-              tshi_tensor_global(q, 1, a) * h->more->mask_stride[1];
-    h->most = stats + 2 * (b * q->local[1] + a) * h->tq;
-    h->log_sum = h->most + h->tq;
-}
-
-/* What all threads share: a head without its matrices, scratch for each piece of the heads. */
+/* What the threads of a rank share. Heads are cut into pieces, each with scratch of its own. */
 typedef struct tshi_heads {
-    tshi_head head;
+    tshi_head head;        /* what all heads have in common */
     tsh_tensor *const *in; /* q, k, v */
     tsh_tensor *out;
-    tsh_real *value[4], *grad[4]; /* of q, k, v, out; NULL where not wanted, and in forward */
-    int64_t stride[4][TSH_MAX_DIMS]; /* of the values, which are as the tensors have them or ... */
-    tshi_block *converted[4];        /* ... converted to tsh_real */
-    tsh_real *stats, *scratch;
-    size_t each, each_product; /* scratch of a piece: elements, and bytes for products */
+    tsh_real *value[4], *grad[4];    /* of q, k, v, out; grad is NULL in forward or if not needed */
+    int64_t stride[4][TSH_MAX_DIMS]; /* of the values */
+    tshi_block *converted[4];        /* of values that are no tsh_real: their copies */
+    tsh_real *stats;                 /* m, then log l, of the queries of each head */
+    tsh_real *scratch;
+    size_t each, each_product; /* scratch of a piece: elements; bytes for products */
     int pieces;
-    int64_t first, groups; /* heads of k that are used: the first, and how many */
-    tshi_block *block;
+    int64_t first, groups; /* local heads of k that are used: the first, and how many */
+    tshi_block *block;     /* holds scratch */
 } tshi_heads;
 
-/* Whether heads of a and b, views of one base perhaps, get their gradients in different places, or
- * each in the same one. */
+/* Whether threads may add to the gradients of a and b at the same time: heads of a and b, which may
+ * be views of one base, do not overlap, or a and b are the same. */
 static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
     int64_t wide_low = (low->local[1] - 1) * low->stride[1] + (low->local[3] - 1) * low->stride[3];
@@ -13248,8 +13250,8 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     return 1;
 }
 
-/* All but matrices and stats; with scratch for each piece: two tiles (the second holds a tile of O
- * too), rows, delta. */
+/* Fills in all but values, gradients and stats, and allocates scratch for each piece: two tiles
+ * (the second also holds a tile of O), m and l, delta. 0: no memory. */
 static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                 const tshi_attention *more) {
     enum { LEAST = 1 << 18 }; /* scores that are worth a thread, times D */
@@ -13282,16 +13284,20 @@ static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tens
         return 0;
     }
     all->scratch = (tsh_real *)tshi_mem_data(all->block);
-    /* what lies behind a short row is worked on, and left out */
+    /* kernels also compute what is after a short row, in its last block */
     memset(all->scratch, 0, all->each * tshi_dtype_reals(all->pieces));
     return 1;
 }
 
-/* The head's matrices and numbers, for query head a of batch b. */
+/* Fills in h for query head a of batch b. */
 static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
-    int64_t c = tshi_attention_kv(q, k, a);
-    tshi_attention_head(h, q, b, a, all->stats);
+    const int64_t c = tshi_attention_kv(q, k, a);
+    const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
+    h->first = (uint64_t)((batch * q->dim[1] + head) * h->tq * h->tk);
+    h->mask = batch * h->more->mask_stride[0] + head * h->more->mask_stride[1];
+    h->most = all->stats + 2 * (b * q->local[1] + a) * h->tq;
+    h->log_sum = h->most + h->tq;
     h->q = tshi_attention_matrix(all->value[0], all->stride[0], b, a);
     h->k = tshi_attention_matrix(all->value[1], all->stride[1], b, c);
     h->v = tshi_attention_matrix(all->value[2], all->stride[2], b, c);
@@ -13303,8 +13309,8 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     h->dout = tshi_attention_matrix(all->grad[3], out->stride, b, a);
 }
 
-/* Units are pairs of a batch and a head of k: the query heads that share one add to its gradient,
- * one after the other. */
+/* A thread's part: [from, to) of the pairs of a batch and a head of k. All query heads that share a
+ * head of k are computed by one thread, as they add to the same gradient. */
 static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_heads *all = (const tshi_heads *)job;
     const tsh_tensor *q = all->in[0];
@@ -13326,18 +13332,14 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         }
 }
 
-/* Drops what tshi_attention_begin and conversions took. */
-static void tshi_attention_end(tshi_heads *all) {
-    int i;
-    for (i = 0; i < 4; i++) tshi_mem_drop(all->head.ctx, all->converted[i]);
-    tshi_mem_drop(all->head.ctx, all->block);
-}
-
+/* Computes all heads, and releases what tshi_attention_begin and conversions took. */
 static void tshi_attention_run(tshi_heads *all) {
+    int i;
     if (all->head.ctx->error.code == TSH_OK)
         tshi_team_run(all->pieces, all->in[0]->local[0] * all->groups, 1, tshi_attention_piece,
                       all);
-    tshi_attention_end(all);
+    for (i = 0; i < 4; i++) tshi_mem_drop(all->head.ctx, all->converted[i]);
+    tshi_mem_drop(all->head.ctx, all->block);
 }
 
 static void tshi_attention_backward(tshi_node *node) {
@@ -13357,6 +13359,7 @@ static void tshi_attention_backward(tshi_node *node) {
     tshi_attention_run(&all);
 }
 
+/* Checks the shapes of q, k and v. */
 static int tshi_attention_shapes(tsh_tensor *const *in) {
     tsh_tensor *q = in[0], *k = in[1];
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
@@ -13379,7 +13382,7 @@ static int tshi_attention_shapes(tsh_tensor *const *in) {
     return q->ctx->error.code == TSH_OK;
 }
 
-/* Whether a mask or cache, too, is of this ctx and holds values. */
+/* Checks that t, a mask or cache, is of the ctx of q, k, v and has values. */
 static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
     tsh_tensor *all[4];
     memcpy(all, in, 3 * sizeof *all);
@@ -13387,7 +13390,7 @@ static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
     return tshi_tensor_check("tsh_attention", all, 4) != NULL;
 }
 
-/* Strides of the mask over (B, H, Tq, keys), 0 where it broadcasts. */
+/* Checks the mask, casts it, and fills in its strides. */
 static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in, int64_t keys,
                                     tsh_tensor *mask) {
     char text[TSHI_TEXT_SIZE];
@@ -13418,7 +13421,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
     return mask != NULL;
 }
 
-/* Whether x goes into the cache at position past. */
+/* Checks that x fits the cache at position past. */
 static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
                                      int64_t past) {
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
@@ -13434,7 +13437,7 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x,
     return 0;
 }
 
-/* Checks all options before anything is changed, and resolves them. */
+/* Checks all options, before a cache is written to, and resolves them. */
 static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_desc *desc,
                                   tshi_attention *more) {
     tsh_ctx *ctx = in[0]->ctx;
@@ -13468,7 +13471,7 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     return 1;
 }
 
-/* Appends x to its cache and gives the part that is filled. */
+/* Copies x to its cache at position past. Returns the part of the cache up to there. */
 static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64_t past) {
     tsh_tensor *place = tsh_slice(cache, 2, past, x->dim[2]);
     tshi_loop loop;
@@ -13494,7 +13497,6 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tshi_attention more;
     tshi_block *aux, *unrounded;
     tshi_heads all;
-    tshi_node *node;
     int i;
     in[0] = q;
     in[1] = k;
@@ -13516,7 +13518,8 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
         return NULL;
     }
     if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
-    /* heads inside positions, as a projection lays them: keep that order */
+    /* q is a view of (B, T, H, D): give out the same strides, so that merging heads copies nothing
+     */
     if (q->stride[1] < q->stride[2] && out->dtype == TSH_REAL) {
         out->stride[1] = q->dim[3];
         out->stride[2] = q->dim[3] * q->local[1];
@@ -13529,11 +13532,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tshi_attention_run(&all);
     tshi_kernel_output_done(out, unrounded);
     in[3] = more.mask;
-    node = tshi_tape_record(op, out, in, 4, output.partial, sizeof more);
-    if (!node) tshi_mem_drop(ctx, aux);
-    if (!node) return out;
-    memcpy(node->params, &more, sizeof more);
-    node->aux = aux;
+    tshi_map_record(op, out, in, 4, output.partial, &more, sizeof more, aux);
     return out;
 }
 
