@@ -13538,42 +13538,48 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
 
 /* ========================================================================== */
 /* >>op-loss                                          MARK: - op-loss (private) */
-/* Cross-entropy, dense or with the classes sharded over the vocabulary.        */
+/* Cross-entropy; the classes may be sharded.                                  */
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* Rows i of logits x, classes c of which a rank owns some; weights w_c (1 where none are given),
- * probabilities t_ic (1[c = y] for an index), smoothing e, factor z of the z-loss:
- *   m_i = max_c x_ic                                 all-reduce MAX where classes are sharded
- *   S_i = sum_c e^(x_ic - m_i)                       all-reduce SUM of all these in one call
- *   A_i = sum_c w_c t_ic                             (not where every rank knows it: an index
- *   B_i = sum_c w_c t_ic (x_ic - m_i)                with w replicated)
+/* Rows i of logits x (rows, V), classes c; class weights w_c (1 if none are given), probabilities
+ * t_ic (1[c = y] for a class index y), label smoothing e, factor z of the z-loss:
+ *   m_i = max_c x_ic                                 all-reduce MAX if classes are sharded
+ *   S_i = sum_c e^(x_ic - m_i)                       all-reduce SUM of all sums in one call
+ *   A_i = sum_c w_c t_ic                             (w_y, not summed, for an index if w is
+ *   B_i = sum_c w_c t_ic (x_ic - m_i)                replicated)
  *   Q_i = sum_c w_c (x_ic - m_i), W_i = sum_c w_c, V_i = sum_c 1, over x_ic > -inf, for e > 0
  *   a_i = (1 - e) A_i + e / V_i W_i
  *   l_i = a_i log S_i - (1 - e) B_i - e / V_i Q_i + z (m_i + log S_i)^2
  *   dx_ic = g_i (e^(x_ic - m_i - log S_i) (a_i + 2 z (m_i + log S_i))
  *                - (1 - e) w_c t_ic - e / V_i w_c), no collective
- * A class with logit -inf is padding: no part of V and of the smoothing, its gradient 0. m_i and
- * log S_i are not added up but for the z-loss: the sum would be rounded to the size of m_i. */
+ * A class with logit -inf is padding: it does not count in V, is not smoothed, and has gradient 0.
+ * m_i and log S_i are added only for the z-loss: log S_i would lose digits if m_i is large. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 };
 enum { TSHI_LOSS_SUMS = 6, TSHI_LOSS_KEPT = 5 };
 
 typedef struct tshi_loss {
-    int64_t rows, classes, step; /* local; step between rows of the logits */
+    int64_t rows, classes, step; /* local; elements between rows of the logits */
     tsh_reduction reduction;
-    int probs, cut;              /* the target is probabilities; classes lie on several ranks */
-    int sums;                    /* rows in the all-reduce of sums: S, B, and where not 0 at */
-    int at_own, at_even, at_all; /* A; Q and V; W */
+    int probs; /* 1: the target is probabilities */
+    int cut;   /* 1: classes are sharded over several ranks */
+    /* The sums of all rows are one array, (sums, rows): S, B, then those that are needed. */
+    int sums;
+    int at_own, at_even, at_all; /* indices of A; of Q, V after it; of W; 0: not needed */
     double smoothing, z, divisor;
 } tshi_loss;
 
-/* What backward reads of each row: its class in the local piece, m, log S, A, e / V, and a + 2 z
- * (m + log S). */
+/* What backward reads of each row. */
 typedef struct tshi_loss_kept {
-    int64_t *local;
-    tsh_real *most, *log_sum, *own, *even, *slope;
+    int64_t *local; /* the local index of its class, or TSHI_TARGET_... */
+    tsh_real *most; /* m */
+    tsh_real *log_sum;
+    tsh_real *own;   /* A */
+    tsh_real *even;  /* e / V */
+    tsh_real *scale; /* of the softmax: a + 2 z (m + log S) */
 } tshi_loss_kept;
 
+/* The arrays of n rows in aux. */
 static tshi_loss_kept tshi_loss_keep(tshi_block *aux, int64_t rows) {
     tshi_loss_kept kept;
     kept.local = (int64_t *)tshi_mem_data(aux);
@@ -13581,7 +13587,7 @@ static tshi_loss_kept tshi_loss_keep(tshi_block *aux, int64_t rows) {
     kept.log_sum = kept.most + rows;
     kept.own = kept.log_sum + rows;
     kept.even = kept.own + rows;
-    kept.slope = kept.even + rows;
+    kept.scale = kept.even + rows;
     return kept;
 }
 
@@ -13591,7 +13597,8 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
     return x <= -TSHI_R(INFINITY);
 }
 
-/* Kernels over n rows; x's step is that from one row to the next, w's 0. */
+/* Operands of the kernels over n rows; the step of logits X is that from row to row, of WEIGHT 0.
+ */
 enum {
     TSHI_LOSS_X,
     TSHI_LOSS_MOST,
@@ -13603,10 +13610,10 @@ enum {
 };
 typedef struct tshi_loss_work {
     int64_t classes;
-    int which; /* of the sums of the options: TSHI_LOSS_A to TSHI_LOSS_W */
+    int which; /* the sum that tshi_loss_term computes: TSHI_LOSS_A to TSHI_LOSS_W */
 } tshi_loss_work;
 
-/* Row maxima. */
+/* m of n rows. */
 TSHI_INLINE void tshi_loss_max_body(int64_t n, const tshi_operand *operand,
                                     const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
@@ -13617,7 +13624,7 @@ TSHI_INLINE void tshi_loss_max_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_loss_max, tshi_loss_work);
 
-/* Sums of e^(x - m). */
+/* S of n rows, from m. */
 TSHI_INLINE void tshi_loss_sum_body(int64_t n, const tshi_operand *operand,
                                     const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
@@ -13629,7 +13636,7 @@ TSHI_INLINE void tshi_loss_sum_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_sum, tshi_loss_work);
 
-/* Both in one pass, part by part. What is summed so far shrinks to a larger m. */
+/* m and S of a row in one pass over parts of it; S so far is scaled when m grows. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
     enum { PART = 512 };
     tsh_real lane[TSHI_BLOCK], most = -TSHI_R(INFINITY);
@@ -13639,8 +13646,9 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
         const int64_t part = tshi_base_min(PART, n);
         const tsh_real here = tshi_kernel_max(x, part);
         if (!(here <= most) && most == most) {
-            const tsh_real less = tshi_loss_padding(most) ? 0 : tshi_kernel_exp(most - here, fused);
-            for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= less;
+            const tsh_real scale = tshi_loss_padding(most) ? 0
+                                                           : tshi_kernel_exp(most - here, fused);
+            for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= scale;
             most = here;
         }
         if (!tshi_loss_padding(most)) tshi_kernel_exps_more(lane, x, part, most, NULL, fused);
@@ -13649,7 +13657,7 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
     return tshi_kernel_fold(lane) + (most - most);
 }
 
-/* Both: at x, m, sum. */
+/* m and S of n rows. */
 TSHI_INLINE void tshi_loss_both_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
@@ -13661,8 +13669,7 @@ TSHI_INLINE void tshi_loss_both_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_both, tshi_loss_work);
 
-/* One of the sums of the options: of x, m, and of weights and targets (dense), where they are not
- * NULL. */
+/* One of A, B, Q, V, W of n rows, from x and m; weights and dense targets may be NULL. */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W };
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
@@ -13695,7 +13702,7 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_loss_term, tshi_loss_work);
 
-/* One row of dx (+)= g e^(x - m - log S). Operands: dx, x, which may be dx. */
+/* One row: dx = or += g e^(x - m - log S). Operands: dx, x, which may be dx. */
 typedef struct tshi_loss_row {
     double g, most, log_sum;
     int add; /* dx is added to */
@@ -13705,7 +13712,7 @@ TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
     tsh_real pad[TSHI_BLOCK], dx[TSHI_BLOCK];
     const tsh_real *x;
     const tsh_real most = TSHI_R(row->most), log_sum = TSHI_R(row->log_sum);
-    const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN all along, if there is any */
+    const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN if log S is not finite */
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
@@ -13717,7 +13724,7 @@ TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_grad, tshi_loss_row);
 
-/* One row of dx -= g w_c ((1 - e) t_c + e / V). Operands: dx, x, w, t; the last two may be NULL. */
+/* One row: dx -= g w_c ((1 - e) t_c + e / V). Operands: dx, x, w, t; w and t may be NULL. */
 typedef struct tshi_loss_shares {
     double own, even; /* g (1 - e), g e / V */
 } tshi_loss_shares;
@@ -13739,14 +13746,15 @@ TSHI_KERNEL(tshi_loss_share, tshi_loss_shares);
 
 /* -- backward --------------------------------------------------------------- */
 
-/* What the threads share that compute a loss's gradient. */
+/* What the threads share in backward. */
 typedef struct tshi_loss_job {
     const tshi_node *node;
     tshi_dest dest;
-    const tsh_real *x, *t, *w; /* logits, whose rows lie step apart; t and w may be NULL */
-    int64_t step;
+    const tsh_real *x, *t, *w; /* logits; probabilities and class weights, or NULL */
+    int64_t step;              /* between rows of x */
 } tshi_loss_job;
 
+/* A thread's part of backward: the rows [from, to). */
 static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_loss_job *work = (const tshi_loss_job *)job;
     const tshi_node *node = work->node;
@@ -13770,7 +13778,7 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
             for (c = 0; c < loss->classes && !work->dest.add; c++) dx[c * last] = 0;
             continue;
         }
-        row.g = each * (double)kept.slope[i];
+        row.g = each * (double)kept.scale[i];
         row.most = (double)kept.most[i];
         row.log_sum = (double)kept.log_sum[i];
         operand[0] = tshi_kernel_reals(dx, last);
@@ -13789,7 +13797,7 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    /* a row is read in one pass */
+    /* one pass reads and writes a row: dx may take the memory of x */
     const int once = !loss->probs && !(loss->smoothing > 0) && node->in[0]->dtype == TSH_REAL;
     tshi_block *scratch[3] = {NULL, NULL, NULL};
     int64_t stride[TSH_MAX_DIMS];
@@ -13808,9 +13816,9 @@ static void tshi_loss_backward(tshi_node *node) {
     for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
 }
 
-/* -- what is asked for ------------------------------------------------------ */
+/* -- checks ----------------------------------------------------------------- */
 
-/* 0 and an error for options that are none, or not with this target. */
+/* Checks the options. */
 static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, int probs) {
     if ((unsigned)desc->reduction > (unsigned)TSH_REDUCE_NONE)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_cross_entropy: %d is no reduction",
@@ -13833,7 +13841,7 @@ static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, i
     return 0;
 }
 
-/* Whether the target's shape is that of the rows, or for probabilities that of the logits. */
+/* 1 if the target is integers of the shape of the rows, or probabilities of the logits' shape. */
 static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int probs) {
     int d, fits = x->ndim == target->ndim + !probs && x->ndim > 0 &&
                   (probs || !tshi_dtypes[target->dtype].floating);
@@ -13841,7 +13849,7 @@ static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int pro
     return fits;
 }
 
-/* 0 and an error where the shapes of logits, target and class weights do not fit. */
+/* Checks the shapes of logits, target and class weights (may be NULL). */
 static int tshi_loss_shapes(tsh_tensor *const *in) {
     tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
@@ -13870,9 +13878,9 @@ static tsh_ctx *tshi_loss_check(const tshi_op *op, tsh_tensor **in,
     return ctx;
 }
 
-/* This rank's piece of t in a layout, dense, apart from t's gradient; t is replicated or lies so
- * already. */
-static tsh_tensor *tshi_loss_piece(tsh_tensor *t, const tsh_layout *layout) {
+/* This rank's shard of t in a layout, dense and without a gradient. t is replicated, or has the
+ * layout already. */
+static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
     tsh_shape shape = tsh_shape_of(t);
     tshi_block *scratch;
@@ -13890,8 +13898,8 @@ static tsh_tensor *tshi_loss_piece(tsh_tensor *t, const tsh_layout *layout) {
     return out;
 }
 
-/* Brings logits, probabilities and weights into the form that the kernels walk, and says what is
- * summed. 0 on an error. */
+/* Fills in *loss, and replaces logits, probabilities and weights by copies if their layout or
+ * strides are not what the kernels take. 0: an error. */
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
     tsh_tensor *x = in[0];
     int last = x->ndim - 1, cut = x->layout.kind == TSH_SHARDED && x->layout.dim == last;
@@ -13901,7 +13909,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->probs = tshi_dtypes[in[1]->dtype].floating;
     if (x->stride[last] != 1 || !tshi_kernel_rows(x, &loss->rows, &loss->step))
         in[0] = x = tshi_map_copy("tsh_cross_entropy", x);
-    if (x && loss->probs) in[1] = tshi_loss_piece(in[1], &x->layout);
+    if (x && loss->probs) in[1] = tshi_loss_shard(in[1], &x->layout);
     if (!x || !in[1]) return 0;
     (void)tshi_kernel_rows(x, &loss->rows, &loss->step);
     loss->classes = x->local[last];
@@ -13920,13 +13928,13 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     if (!in[2]) return 1;
     classes.dim = 0;
     if (!cut) classes = tsh_replicated();
-    in[2] = tshi_loss_piece(in[2], &classes);
+    in[2] = tshi_loss_shard(in[2], &classes);
     return in[2] != NULL;
 }
 
 /* -- forward ---------------------------------------------------------------- */
 
-/* The flat global index of local element `at`. */
+/* To find the flat global index of local element `at`. */
 typedef struct tshi_loss_place {
     int64_t at, global;
 } tshi_loss_place;
@@ -13937,6 +13945,7 @@ static void tshi_loss_find(void *user, int64_t global, int64_t local, int64_t le
         place->global = global + place->at - local;
 }
 
+/* Reports that target y, of a local row, is out of range. */
 static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t row, int64_t classes) {
     tshi_loss_place place;
     place.at = place.global = row;
@@ -13946,8 +13955,8 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t row, 
                    (long long)place.global, (long long)classes);
 }
 
-/* Targets as local classes, with the weight of each class as far as it is known: all of them, or of
- * the local piece. 0 and an error for one out of range. */
+/* Fills in kept->local from class indices, and kept->own with the weight of each class, if this
+ * rank has it. 0 and an error if an index is out of range. */
 static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc,
                              const void *values, const tshi_loss_kept *kept) {
     const tsh_tensor *x = in[0], *target = in[1], *w = in[2];
@@ -13972,7 +13981,7 @@ static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc
     return 1;
 }
 
-/* A kernel over all rows. */
+/* Runs a kernel over all rows by the rank's threads. */
 static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel_fn kernel,
                           const tshi_operand *x, const tshi_loss_work *params) {
     tshi_rows work;
@@ -13986,7 +13995,7 @@ static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel
                   tshi_kernel_do_rows, &work);
 }
 
-/* The sums of the options, and B, this rank's part, of the rows that x has in the operands. */
+/* Computes this rank's part of the sums other than S. x: operands of the kernels. */
 static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
                             const tshi_loss_kept *kept, tsh_real *sums, tshi_operand *x) {
     const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_even,
@@ -14008,7 +14017,8 @@ static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
     }
 }
 
-/* Row losses from the complete sums. B of an index comes without its weight, which all know. */
+/* Computes the row losses from the complete sums, and what backward reads. B of an index is without
+ * its weight, kept->own. */
 static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
                               const tsh_real *sums, tsh_real *losses) {
     const tsh_real *own = sums + loss->rows * loss->at_own;
@@ -14017,23 +14027,23 @@ static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
     const tsh_real keep = TSHI_R(1 - loss->smoothing), z = TSHI_R(loss->z);
     int64_t i;
     for (i = 0; i < loss->rows; i++) {
-        tsh_real log_sum = tshi_kernel_log(sums[i], TSHI_FUSED), slope, b = sums[loss->rows + i];
+        tsh_real log_sum = tshi_kernel_log(sums[i], TSHI_FUSED), a, b = sums[loss->rows + i];
         tsh_real lse = kept->most[i] + log_sum;
         if (loss->at_own) kept->own[i] = own[i];
         kept->log_sum[i] = log_sum;
         kept->even[i] = loss->at_even ? TSHI_R(loss->smoothing) / v[i] : 0;
-        slope = keep * kept->own[i];
-        if (loss->at_even) slope += kept->even[i] * all[i];
-        losses[i] = slope * log_sum - keep * (loss->probs ? b : TSHI_R(kept->own[i] * b));
+        a = keep * kept->own[i];
+        if (loss->at_even) a += kept->even[i] * all[i];
+        losses[i] = a * log_sum - keep * (loss->probs ? b : TSHI_R(kept->own[i] * b));
         if (loss->at_even) losses[i] -= kept->even[i] * q[i];
         if (loss->z > 0) losses[i] += z * lse * lse;
-        kept->slope[i] = loss->z > 0 ? TSHI_R(slope + 2 * z * lse) : slope;
+        kept->scale[i] = loss->z > 0 ? TSHI_R(a + 2 * z * lse) : a;
         if (kept->local[i] == TSHI_TARGET_IGNORED) losses[i] = 0;
     }
 }
 
-/* Row losses: one pass over the logits, or two with a collective after each where classes are cut.
- * sums: rows of TSHI_LOSS_SUMS sums, the losses, then a row of classes for each piece. */
+/* Computes the row losses in one pass over the logits; if classes are sharded in two, with an
+ * all-reduce after each. sums: (TSHI_LOSS_SUMS, rows), the losses, a row of classes per piece. */
 static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const tshi_loss_kept *kept,
                            tshi_operand *x, tsh_real *sums, tsh_real *losses) {
     tsh_ctx *ctx = in[0]->ctx;
@@ -14059,8 +14069,8 @@ static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const t
     tshi_loss_combine(loss, kept, sums, losses);
 }
 
-/* The operands that are inputs: logits, weights and probabilities as tsh_real, or converted to
- * scratch. 0: no memory. */
+/* Fills in the operands logits, probabilities and weights; those that are no tsh_real are converted
+ * to scratch. 0: no memory. */
 static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_operand *x,
                             tshi_block **scratch) {
     static const int place[3] = {TSHI_LOSS_X, TSHI_LOSS_TARGET, TSHI_LOSS_WEIGHT};
@@ -14076,9 +14086,8 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
     return in[0]->ctx->error.code == TSH_OK;
 }
 
-/* Sum or mean of the row losses; where rows are sharded each rank has its part, and the divisor is
- * global: the number of rows of probabilities, or the sum of the weights of the targets' classes.
- */
+/* out = the sum or mean of the row losses. The divisor of a mean is global: the number of rows, for
+ * class indices the sum of their weights. If rows are sharded, out is a partial sum. */
 static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tshi_loss_kept *kept,
                              const tsh_real *losses, int empty_zero, tsh_tensor *out) {
     tsh_ctx *ctx = x->ctx;
@@ -14092,13 +14101,13 @@ static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tshi_lo
         else if (out->layout.kind == TSH_PARTIAL && ctx->tp.size > 1)
             (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &count, 1, TSH_F64, TSH_SUM),
                                   "tsh_cross_entropy: all-reduce of the number of rows");
-        /* over infinity the loss and its gradients are 0 */
+        /* divided by infinity, the loss and its gradients are 0 */
         loss->divisor = count < 0 || count > 0 || !empty_zero ? count : (double)INFINITY;
     }
     tshi_tensor_values(out)[0] = TSHI_R(total / loss->divisor);
 }
 
-/* Fills out and kept; sums is scratch. 0 on an error. */
+/* Computes out and kept; sums is scratch. 0: an error. */
 static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc,
                              tshi_loss *loss, const tshi_loss_kept *kept, tsh_real *sums,
                              tsh_tensor *out) {
@@ -14123,15 +14132,17 @@ static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc
     return in[0]->ctx->error.code == TSH_OK;
 }
 
-/* With class indices; with those and label smoothing; with probabilities. */
+/* What is saved: logits; with label smoothing class weights too; with probabilities all. */
 enum { TSHI_LOSS_INDEX, TSHI_LOSS_SMOOTHED, TSHI_LOSS_PROBS };
+#define TSHI_LOSS_OP(saves)                                                                        \
+    {                                                                                              \
+        "tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,  \
+            saves, 0                                                                               \
+    }
 static const tshi_op tshi_loss_op[] = {
-    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
-     TSHI_LOGITS, 0},
-    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
-     TSHI_LOGITS | TSHI_CLASS_WEIGHTS, 0},
-    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
-     TSHI_LOGITS | TSHI_TARGET | TSHI_CLASS_WEIGHTS, 0}};
+    TSHI_LOSS_OP(TSHI_LOGITS), TSHI_LOSS_OP(TSHI_LOGITS | TSHI_CLASS_WEIGHTS),
+    TSHI_LOSS_OP(TSHI_LOGITS | TSHI_TARGET | TSHI_CLASS_WEIGHTS)};
+#undef TSHI_LOSS_OP
 
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc) {
@@ -14143,7 +14154,6 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     tshi_block *aux, *sums;
     tshi_loss loss;
     tshi_loss_kept kept;
-    tshi_node *node = NULL;
     int64_t scratch;
     memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
@@ -14166,30 +14176,27 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     sums = aux ? tshi_mem_take(ctx, TSH_MEM_STEP,
                                tshi_dtype_reals((TSHI_LOSS_SUMS + 1) * loss.rows + scratch))
                : NULL;
-    if (sums) {
-        kept = tshi_loss_keep(aux, loss.rows);
-        if (tshi_loss_forward(in, desc, &loss, &kept, (tsh_real *)tshi_mem_data(sums), out))
-            node = tshi_tape_record(op, out, in, 3, output.partial, sizeof loss);
-    }
-    tshi_mem_drop(ctx, sums);
-    if (node) {
-        node->aux = aux;
-        memcpy(node->params, &loss, sizeof loss);
-    } else {
+    if (sums) kept = tshi_loss_keep(aux, loss.rows);
+    if (sums && tshi_loss_forward(in, desc, &loss, &kept, (tsh_real *)tshi_mem_data(sums), out))
+        tshi_map_record(op, out, in, 3, output.partial, &loss, sizeof loss, aux);
+    else
         tshi_mem_drop(ctx, aux);
-    }
+    tshi_mem_drop(ctx, sums);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
 /* >>op-custom                                      MARK: - op-custom (private) */
-/* Ops of the user's own: dense in, dense out; the tape does the rest.          */
+/* tsh_custom_op: ops of the user's own.                                       */
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
+/* The user's functions get dense inputs and write a dense output, or dense gradients, in scratch
+ * that is then added to the gradients of the inputs. */
+
 enum { TSHI_CUSTOM_INPUTS = 8 };
 
-/* The options of a node: the user's descriptor, and the tape's that is made of it. */
+/* The params of a node: the user's descriptor, and a tshi_op made of it. */
 typedef struct tshi_custom {
     tshi_op op;
     tsh_custom_desc desc;
@@ -14228,7 +14235,6 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc) {
     tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out;
     tshi_custom custom;
-    tshi_node *node;
     int i;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (!desc || !desc->forward || !desc->name || n < 1 || n > TSHI_CUSTOM_INPUTS || !in)
@@ -14249,9 +14255,8 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     if (desc->backward) custom.op.backward = tshi_custom_backward;
     custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT;
     custom.desc = *desc;
-    node = tshi_tape_record(&custom.op, out, dense, n, desc->partial, sizeof custom);
-    if (node) memcpy(node->params, &custom, sizeof custom);
-    if (node) node->op = &((const tshi_custom *)node->params)->op;
+    tshi_map_record(&custom.op, out, dense, n, desc->partial, &custom, sizeof custom, NULL);
+    if (out->node) out->node->op = &((const tshi_custom *)out->node->params)->op;
     return out;
 }
 
