@@ -9286,11 +9286,11 @@ static int tshi_rule_cross_entropy(const tshi_op *op, tsh_tensor *const *in, int
 /* Needs: >>kernel >>tape >>rule.                                               */
 /* ========================================================================== */
 
-/* A unary or binary op is one row of TSHI_UNARY_OPS or TSHI_BINARY_OPS: macros make its kernels and
- * its tshi_op from formulas in x, or in a and b. Its public function is one line more. Kernels work
- * in tsh_real, whatever the dtypes are, on blocks of TSHI_BLOCK values; backward adds to the
- * gradients of the inputs. In formulas g is the gradient of the output, and fused is what
- * TSHI_KERNEL_FUSED says. */
+/* A unary or binary op is one row, TSHI_UNARY(...) or TSHI_BINARY(...): the macro makes its
+ * kernels, its tshi_op and its public function from formulas in x, or in a and b. Kernels work in
+ * tsh_real, whatever the dtypes are, on blocks of TSHI_BLOCK values; backward adds to the gradients
+ * of the inputs. In formulas g is the gradient of the output, and fused is what TSHI_KERNEL_FUSED
+ * says. */
 
 /* -- what elementwise ops share ---------------------------------------------- */
 
@@ -9360,52 +9360,81 @@ typedef struct tshi_backward_params {
     int add;  /* 1: add to the gradient, 0: write it */
 } tshi_backward_params;
 
-/* -- unary ops -------------------------------------------------------------- */
+/* The row of a unary or binary op. */
+typedef struct tshi_map_row {
+    tshi_op op;    /* first: node->op points to it */
+    unsigned pass; /* inputs whose gradient is that of the output, if it has their shape */
+    const tshi_kernel_fn *forward, *backward[2]; /* backward: for each input */
+} tshi_map_row;
 
-typedef struct tshi_unary {
-    tshi_op op; /* first: a node's op is its row */
-    const tshi_kernel_fn *forward, *backward;
-} tshi_unary;
-
-static void tshi_map_unary_backward(tshi_node *node) {
-    const tshi_unary *row = (const tshi_unary *)(const void *)node->op;
-    tsh_tensor *x = node->in[0], *out = node->out;
-    int from = row->op.saves == TSHI_X ? 0 : 1; /* what is saved: the input or the output */
+/* Adds to the gradient of input i. Operands: that gradient, g, then for each input its saved
+ * values, or the saved output, or if nothing is saved g again. A broadcast input's gradient is
+ * zeroed first, if it is new, as several terms are added to each element. */
+static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
+    const tsh_tensor *t = node->in[i], *out = node->out;
+    const int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
+    const tsh_real *g = tshi_tape_grad(node);
     tshi_backward_params params;
     tshi_loop loop;
     tshi_dest dest;
-    tsh_real *g = tshi_tape_grad(node);
-    if (!tshi_tape_dest(node, 0, &dest)) return;
+    int k;
+    if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
+        return;
     tshi_kernel_space(&loop, out);
-    tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
-    if (row->op.saves == TSHI_NONE)
-        tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
-    else
-        tshi_kernel_add_operand(&loop, out, tshi_tape_saved(node, from),
-                                from ? out->stride : x->stride, x->dtype);
+    for (k = 0; k < node->n; k++) {
+        const int from = node->saved[k] ? k : node->n;
+        const tsh_tensor *v = from < node->n ? node->in[from] : out;
+        if (node->saved[from])
+            tshi_kernel_add_operand(&loop, v, tshi_tape_saved(node, from), v->stride, v->dtype);
+        else
+            tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+    }
     params.c = *(const double *)node->params;
     params.add = dest.add;
-    tshi_kernel_run(&loop, row->backward[out->ctx->isa], &params);
+    tshi_kernel_run(&loop, kernel[out->ctx->isa], &params);
 }
 
-/* Name, layout rule, which values backward reads as v (NONE, the input X or the output OUT), y of
- * (x, c), dx of (g, v, c), where c is the op's scalar. */
-#define TSHI_UNARY_OPS(ROW)                                                                        \
-    ROW(neg, keep, NONE, -x, -g)                                                                   \
-    ROW(scale, keep, NONE, x *c, g *c)                                                             \
-    ROW(add_scalar, nonlinear, NONE, x + c, g)                                                     \
-    ROW(sqrt, nonlinear, OUT, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)                             \
-    ROW(relu, nonlinear, OUT, tshi_kernel_relu(x), v <= 0 ? TSHI_R(0) : g)                         \
-    ROW(exp, nonlinear, OUT, tshi_kernel_exp(x, fused), g *v)                                      \
-    ROW(log, nonlinear, X, tshi_kernel_log(x, fused), g / v)                                       \
-    ROW(sigmoid, nonlinear, OUT, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))             \
-    ROW(tanh, nonlinear, OUT, tshi_kernel_tanh(x, fused), g *(TSHI_R(1) - v * v))                  \
-    ROW(erf, nonlinear, X, tshi_map_erf(x, fused), g *tshi_map_erf_derivative(v, fused))           \
-    ROW(gelu, nonlinear, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_derivative(v, fused))        \
-    ROW(gelu_tanh, nonlinear, X, tshi_map_gelu_tanh(x, fused),                                     \
-        g *tshi_map_gelu_tanh_derivative(v, fused))                                                \
-    ROW(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_derivative(v, fused))
+static void tshi_map_backward(tshi_node *node) {
+    const tshi_map_row *row = (const tshi_map_row *)(const void *)node->op;
+    const tsh_tensor *out = node->out;
+    int i;
+    for (i = 0; i < node->n; i++) {
+        const tsh_tensor *t = node->in[i];
+        const int same = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
+        if (same && (row->pass >> i & 1u))
+            tshi_tape_pass(node, i);
+        else
+            tshi_map_input_backward(node, i, row->backward[i]);
+    }
+}
+
+/* A kernel that computes F of up to three operands u, v, w (N of them; operands 1 to 3) and the
+ * scalar c, and writes it to operand 0, or adds it there if ADD. P is its parameters' type. If an
+ * input was broadcast, operand 0 of its backward has step 0 and the store sums the run. */
+#define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
+    TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
+        tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
+        const tsh_real *us, *vs, *ws, c = TSHI_R(C);                                               \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
+        (void)c, (void)p, (void)fused;                                                             \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            us = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
+            vs = N > 1 ? tshi_kernel_load(&operand[2], e, n, pad[1]) : us;                         \
+            ws = N > 2 ? tshi_kernel_load(&operand[3], e, n, pad[2]) : us;                         \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
+                const tsh_real u = us[i], v = vs[i], w = ws[i];                                    \
+                (void)u, (void)v, (void)w;                                                         \
+                y[i] = F;                                                                          \
+            }                                                                                      \
+            tshi_kernel_store(&operand[0], e, n, y, ADD);                                          \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_FUSED(name, P);
+
+/* -- unary ops -------------------------------------------------------------- */
 
 /* d a^b / da = b a^(b - 1); 0 if b is 0, also at a = 0. */
 TSHI_INLINE tsh_real tshi_map_power_derivative(tsh_real a, tsh_real b) {
@@ -9560,140 +9589,58 @@ TSHI_INLINE tsh_real tshi_map_silu_derivative(tsh_real x, int fused) {
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
 
-/* A kernel that computes F of up to three operands u, v, w (N of them; operands 1 to 3) and the
- * scalar c, and writes it to operand 0, or adds it there if ADD. P is its parameters' type. */
-#define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
-    TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
-        tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
-        const tsh_real *us, *vs, *ws, c = TSHI_R(C);                                               \
-        int64_t e;                                                                                 \
-        int i;                                                                                     \
-        (void)c, (void)p, (void)fused;                                                             \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            us = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
-            vs = N > 1 ? tshi_kernel_load(&operand[2], e, n, pad[1]) : us;                         \
-            ws = N > 2 ? tshi_kernel_load(&operand[3], e, n, pad[2]) : us;                         \
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
-                const tsh_real u = us[i], v = vs[i], w = ws[i];                                    \
-                (void)u, (void)v, (void)w;                                                         \
-                y[i] = F;                                                                          \
-            }                                                                                      \
-            tshi_kernel_store(&operand[0], e, n, y, ADD);                                          \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(name, P);
-
-#define TSHI_UNARY_KERNELS(public, name, rule, save, F, D)                                         \
-    TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, *p, 0, 1, x, u1, u2, F)                     \
-    TSHI_MAP_KERNEL(tshi_map_##name##_backward, tshi_backward_params, p->c, p->add, 2, g, v, u2,   \
-                    D)                                                                             \
-    static const tshi_unary tshi_map_##name##_row = {                                              \
-        {public, "x", tshi_rule_##rule, tshi_map_unary_backward, TSHI_##save, 0},                  \
-        tshi_map_##name##_forward,                                                                 \
-        tshi_map_##name##_backward};
-#define TSHI_UNARY_ROW(name, ...) TSHI_UNARY_KERNELS("tsh_" #name, name, __VA_ARGS__)
-TSHI_UNARY_OPS(TSHI_UNARY_ROW)
-TSHI_UNARY_KERNELS("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
-TSHI_UNARY_KERNELS("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_kernel_pow(x, c),
-                   g *tshi_map_power_derivative(v, c))
-#undef TSHI_UNARY_ROW
-#undef TSHI_UNARY_KERNELS
-#undef TSHI_UNARY_OPS
-
-static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_unary *row, double c) {
+static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_map_row *row, double c) {
     tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, &x, 1);
     return ctx ? tshi_map_run(&row->op, &x, 1, x->dtype, row->forward[ctx->isa], c) : NULL;
 }
 
-#define TSHI_UNARY_PUBLIC(name)                                                                    \
+/* Name, layout rule, which values backward reads as v (NONE, the input X or the output OUT), y of
+ * (x, c), dx of (g, v, c), where c is the argument of a TSHI_SCALAR op. */
+#define TSHI_UNARY_ROW(public, name, rule, save, F, D)                                             \
+    TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, *p, 0, 1, x, u1, u2, F)                     \
+    TSHI_MAP_KERNEL(tshi_map_##name##_backward, tshi_backward_params, p->c, p->add, 2, g, v, u2,   \
+                    D)                                                                             \
+    static const tshi_map_row tshi_map_##name##_row = {                                            \
+        {public, "x", tshi_rule_##rule, tshi_map_backward, TSHI_##save, 0},                        \
+        0,                                                                                         \
+        tshi_map_##name##_forward,                                                                 \
+        {tshi_map_##name##_backward, NULL}};
+#define TSHI_UNARY(name, ...)                                                                      \
+    TSHI_UNARY_ROW("tsh_" #name, name, __VA_ARGS__)                                                \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
         return tshi_map_unary(x, &tshi_map_##name##_row, 0);                                       \
     }
-#define TSHI_SCALAR_PUBLIC(name)                                                                   \
+#define TSHI_SCALAR(name, ...)                                                                     \
+    TSHI_UNARY_ROW("tsh_" #name, name, __VA_ARGS__)                                                \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
         return tshi_map_unary(x, &tshi_map_##name##_row, c);                                       \
     }
-TSHI_UNARY_PUBLIC(neg)
-TSHI_SCALAR_PUBLIC(scale)
-TSHI_SCALAR_PUBLIC(add_scalar)
+
+TSHI_UNARY(neg, keep, NONE, -x, -g)
+TSHI_SCALAR(scale, keep, NONE, x *c, g *c)
+TSHI_SCALAR(add_scalar, nonlinear, NONE, x + c, g)
+TSHI_UNARY_ROW("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
+TSHI_UNARY_ROW("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_kernel_pow(x, c),
+               g *tshi_map_power_derivative(v, c))
 TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double c) {
-    const tshi_unary *row = c >= 2 && c <= 2 ? &tshi_map_square_row : &tshi_map_pow_scalar_row;
-    return tshi_map_unary(x, row, c);
+    return tshi_map_unary(x, c >= 2 && c <= 2 ? &tshi_map_square_row : &tshi_map_pow_scalar_row, c);
 }
-TSHI_UNARY_PUBLIC(exp)
-TSHI_UNARY_PUBLIC(log)
-TSHI_UNARY_PUBLIC(sqrt)
-TSHI_UNARY_PUBLIC(sigmoid)
-TSHI_UNARY_PUBLIC(tanh)
-TSHI_UNARY_PUBLIC(relu)
-TSHI_UNARY_PUBLIC(erf)
-TSHI_UNARY_PUBLIC(gelu)
-TSHI_UNARY_PUBLIC(gelu_tanh)
-TSHI_UNARY_PUBLIC(silu)
-#undef TSHI_UNARY_PUBLIC
-#undef TSHI_SCALAR_PUBLIC
+TSHI_UNARY(exp, nonlinear, OUT, tshi_kernel_exp(x, fused), g *v)
+TSHI_UNARY(log, nonlinear, X, tshi_kernel_log(x, fused), g / v)
+TSHI_UNARY(sqrt, nonlinear, OUT, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)
+TSHI_UNARY(sigmoid, nonlinear, OUT, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))
+TSHI_UNARY(tanh, nonlinear, OUT, tshi_kernel_tanh(x, fused), g *(TSHI_R(1) - v * v))
+TSHI_UNARY(relu, nonlinear, OUT, tshi_kernel_relu(x), v <= 0 ? TSHI_R(0) : g)
+TSHI_UNARY(erf, nonlinear, X, tshi_map_erf(x, fused), g *tshi_map_erf_derivative(v, fused))
+TSHI_UNARY(gelu, nonlinear, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_derivative(v, fused))
+TSHI_UNARY(gelu_tanh, nonlinear, X, tshi_map_gelu_tanh(x, fused),
+           g *tshi_map_gelu_tanh_derivative(v, fused))
+TSHI_UNARY(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_derivative(v, fused))
+#undef TSHI_UNARY_ROW
+#undef TSHI_UNARY
+#undef TSHI_SCALAR
 
 /* -- binary ops ------------------------------------------------------------- */
-
-typedef struct tshi_binary {
-    tshi_op op;    /* first: a node's op is its row */
-    unsigned pass; /* inputs whose gradient is that of the output, if it has their shape */
-    const tshi_kernel_fn *forward, *da, *db;
-} tshi_binary;
-
-/* Adds the saved values of input i to a backward loop; if none are saved, g in their place, which
- * the kernel does not use. */
-static void tshi_map_saved(tshi_loop *loop, const tshi_node *node, int i) {
-    const tsh_tensor *t = node->saved[i] ? node->in[i] : node->out;
-    if (node->saved[i])
-        tshi_kernel_add_operand(loop, t, tshi_tape_saved(node, i), t->stride, t->dtype);
-    else
-        tshi_kernel_add_operand(loop, t, tshi_tape_grad(node), t->stride, TSH_REAL);
-}
-
-/* Adds to the gradient of input i. If i was broadcast, its gradient is zeroed first, if it is new,
- * as each of its elements gets several terms. */
-static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
-    tsh_tensor *t = node->in[i], *out = node->out;
-    int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
-    tshi_loop loop;
-    tshi_dest dest;
-    tshi_backward_params params;
-    if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
-        return;
-    params.c = 0;
-    params.add = dest.add;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
-    tshi_map_saved(&loop, node, 0);
-    tshi_map_saved(&loop, node, 1);
-    tshi_kernel_run(&loop, kernel[out->ctx->isa], &params);
-}
-
-static void tshi_map_binary_backward(tshi_node *node) {
-    const tshi_binary *row = (const tshi_binary *)(const void *)node->op;
-    const tsh_tensor *out = node->out;
-    int i;
-    for (i = 0; i < 2; i++) {
-        const tsh_tensor *t = node->in[i];
-        const int same = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
-        if (same && (row->pass >> i & 1u))
-            tshi_tape_pass(node, i);
-        else
-            tshi_map_input_backward(node, i, i ? row->db : row->da);
-    }
-}
-
-/* Name, layout rule, inputs that backward reads, inputs whose gradient is g, y of (a, b), da and db
- * of (g, a, b). */
-#define TSHI_BINARY_OPS(ROW)                                                                       \
-    ROW(add, add, TSHI_NONE, TSHI_A | TSHI_B, a + b, g, g)                                         \
-    ROW(sub, add, TSHI_NONE, TSHI_A, a - b, g, -g)                                                 \
-    ROW(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)                               \
-    ROW(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g * a / (b * b))                   \
-    ROW(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),                         \
-        g *tshi_map_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
 
 /* d a^b / db = a^b ln a; 0 at a = 0 with b >= 0, as in PyTorch. */
 TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
@@ -9701,24 +9648,7 @@ TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) 
     return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
 }
 
-/* The kernels da and db write or add the gradient of one input. Where that was broadcast, operand 0
- * has step 0 and the store sums the run. */
-#define TSHI_BINARY_ROW(name, rule, save, pass, F, DA, DB)                                         \
-    TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, 0, 0, 2, a, b, u2, F)                       \
-    TSHI_MAP_KERNEL(tshi_map_##name##_da, tshi_backward_params, 0, p->add, 3, g, a, b, DA)         \
-    TSHI_MAP_KERNEL(tshi_map_##name##_db, tshi_backward_params, 0, p->add, 3, g, a, b, DB)         \
-    static const tshi_binary tshi_map_##name##_row = {                                             \
-        {"tsh_" #name, "a b", tshi_rule_##rule, tshi_map_binary_backward, save, 0},                \
-        pass,                                                                                      \
-        tshi_map_##name##_forward,                                                                 \
-        tshi_map_##name##_da,                                                                      \
-        tshi_map_##name##_db};
-TSHI_BINARY_OPS(TSHI_BINARY_ROW)
-#undef TSHI_BINARY_ROW
-#undef TSHI_MAP_KERNEL
-#undef TSHI_BINARY_OPS
-
-static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_binary *row) {
+static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_map_row *row) {
     tsh_tensor *in[2];
     tsh_ctx *ctx;
     in[0] = a;
@@ -9728,16 +9658,29 @@ static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_bina
     return tshi_map_run(&row->op, in, 2, tshi_tensor_promote(in, 2), row->forward[ctx->isa], 0);
 }
 
-#define TSHI_BINARY_PUBLIC(name)                                                                   \
+/* Name, layout rule, inputs that backward reads, inputs whose gradient is g, y of (a, b), da and db
+ * of (g, a, b). */
+#define TSHI_BINARY(name, rule, save, pass, F, DA, DB)                                             \
+    TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, 0, 0, 2, a, b, u2, F)                       \
+    TSHI_MAP_KERNEL(tshi_map_##name##_da, tshi_backward_params, 0, p->add, 3, g, a, b, DA)         \
+    TSHI_MAP_KERNEL(tshi_map_##name##_db, tshi_backward_params, 0, p->add, 3, g, a, b, DB)         \
+    static const tshi_map_row tshi_map_##name##_row = {                                            \
+        {"tsh_" #name, "a b", tshi_rule_##rule, tshi_map_backward, save, 0},                       \
+        pass,                                                                                      \
+        tshi_map_##name##_forward,                                                                 \
+        {tshi_map_##name##_da, tshi_map_##name##_db}};                                             \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
         return tshi_map_binary(a, b, &tshi_map_##name##_row);                                      \
     }
-TSHI_BINARY_PUBLIC(add)
-TSHI_BINARY_PUBLIC(sub)
-TSHI_BINARY_PUBLIC(mul)
-TSHI_BINARY_PUBLIC(div)
-TSHI_BINARY_PUBLIC(pow)
-#undef TSHI_BINARY_PUBLIC
+
+TSHI_BINARY(add, add, TSHI_NONE, TSHI_A | TSHI_B, a + b, g, g)
+TSHI_BINARY(sub, add, TSHI_NONE, TSHI_A, a - b, g, -g)
+TSHI_BINARY(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)
+TSHI_BINARY(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g *a / (b * b))
+TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),
+            g *tshi_map_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
+#undef TSHI_BINARY
+#undef TSHI_MAP_KERNEL
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
@@ -13016,15 +12959,8 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *opera
 TSHI_KERNEL_FUSED(tshi_attention_online, tshi_tile);
 
 /* Ends n rows: O = o / l, and m and log l are kept for backward. o, m and l are whole blocks. */
-enum {
-    TSHI_FINISH_OUT,
-    TSHI_FINISH_O,
-    TSHI_FINISH_M,
-    TSHI_FINISH_L,
-    TSHI_FINISH_MOST,
-    TSHI_FINISH_LOG_SUM,
-    TSHI_FINISH_OPERANDS
-};
+enum { TSHI_FINISH_OUT, TSHI_FINISH_O, TSHI_FINISH_M, TSHI_FINISH_L };
+enum { TSHI_FINISH_MOST = TSHI_FINISH_L + 1, TSHI_FINISH_LOG_SUM, TSHI_FINISH_OPERANDS };
 TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *operand,
                                             const void *params, int fused) {
     const tshi_operand *out = &operand[TSHI_FINISH_OUT], *from = &operand[TSHI_FINISH_O];
@@ -13125,14 +13061,8 @@ TSHI_KERNEL(tshi_attention_delta, int64_t);
 
 /* n rows of a tile: scores x become p, and dx = dO V^T becomes scale dS; both are 0 where a query
  * does not see a key. */
-enum {
-    TSHI_GRAD_X,
-    TSHI_GRAD_DX,
-    TSHI_GRAD_MOST,
-    TSHI_GRAD_LOG_SUM,
-    TSHI_GRAD_DELTA,
-    TSHI_GRAD_OPERANDS
-};
+enum { TSHI_GRAD_X, TSHI_GRAD_DX, TSHI_GRAD_MOST, TSHI_GRAD_LOG_SUM };
+enum { TSHI_GRAD_DELTA = TSHI_GRAD_LOG_SUM + 1, TSHI_GRAD_OPERANDS };
 TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *operand,
                                           const tshi_tile *tile, int fused) {
     tsh_real *x = (tsh_real *)operand[TSHI_GRAD_X].data, y[TSHI_BLOCK], dy[TSHI_BLOCK];
@@ -13599,15 +13529,8 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
 
 /* Operands of the kernels over n rows; the step of logits X is that from row to row, of WEIGHT 0.
  */
-enum {
-    TSHI_LOSS_X,
-    TSHI_LOSS_MOST,
-    TSHI_LOSS_SUM,
-    TSHI_LOSS_SCRATCH,
-    TSHI_LOSS_WEIGHT,
-    TSHI_LOSS_TARGET,
-    TSHI_LOSS_OPERANDS
-};
+enum { TSHI_LOSS_X, TSHI_LOSS_MOST, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
+enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
 typedef struct tshi_loss_work {
     int64_t classes;
     int which; /* the sum that tshi_loss_term computes: TSHI_LOSS_A to TSHI_LOSS_W */
@@ -14134,15 +14057,13 @@ static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc
 
 /* What is saved: logits; with label smoothing class weights too; with probabilities all. */
 enum { TSHI_LOSS_INDEX, TSHI_LOSS_SMOOTHED, TSHI_LOSS_PROBS };
-#define TSHI_LOSS_OP(saves)                                                                        \
-    {                                                                                              \
-        "tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,  \
-            saves, 0                                                                               \
-    }
 static const tshi_op tshi_loss_op[] = {
-    TSHI_LOSS_OP(TSHI_LOGITS), TSHI_LOSS_OP(TSHI_LOGITS | TSHI_CLASS_WEIGHTS),
-    TSHI_LOSS_OP(TSHI_LOGITS | TSHI_TARGET | TSHI_CLASS_WEIGHTS)};
-#undef TSHI_LOSS_OP
+    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
+     TSHI_LOGITS, 0},
+    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
+     TSHI_LOGITS | TSHI_CLASS_WEIGHTS, 0},
+    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
+     TSHI_LOGITS | TSHI_TARGET | TSHI_CLASS_WEIGHTS, 0}};
 
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc) {
