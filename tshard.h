@@ -9712,7 +9712,9 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),
                 bs = tshi_kernel_load_integers(&x[2], e, n, pad[1].integer);                       \
                 TSHI_COMPARE_LOOP(int64_t, OP)                                                     \
             }                                                                                      \
-            tshi_map_store_i32((int32_t *)x[0].data, x[0].step, e, n, y);                          \
+            /* the output is new and dense */                                                      \
+            memcpy((int32_t *)x[0].data + e, y,                                                    \
+                   (size_t)tshi_base_min(TSHI_BLOCK, n - e) * sizeof *y);                          \
         }                                                                                          \
     }                                                                                              \
     TSHI_KERNEL(tshi_map_##name, double);                                                          \
@@ -9720,17 +9722,6 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),
         static const tshi_op op = {"tsh_" #name, "a b", tshi_rule_nonlinear, NULL, 0, 0};          \
         return tshi_map_compare(&op, a, b, tshi_map_##name);                                       \
     }
-
-/* Stores a block at y[e], at most up to y[n], elements `step` apart. */
-TSHI_INLINE void tshi_map_store_i32(int32_t *y, int64_t step, int64_t e, int64_t n,
-                                    const int32_t *block) {
-    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
-    int i;
-    if (step == 1 && m == TSHI_BLOCK)
-        memcpy(y + e, block, TSHI_BLOCK * sizeof *y);
-    else
-        for (i = 0; i < m; i++) y[(e + i) * step] = block[i];
-}
 
 static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
                                     const tshi_kernel_fn *kernel) {
@@ -10615,9 +10606,8 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
 
 /* -- slices ----------------------------------------------------------------- */
 
-/* Makes out, a view, the part [start, start + length) of its sharded dimension d, which must be
- * whole segments, as any other part would not be evenly sharded. 0 if its ends are no segment
- * boundaries. */
+/* Makes out, a view, the part [start, start + length) of its sharded dimension d. That must be whole
+ * segments: no layout describes the ranks' shards of other parts. 0 if it is not. */
 static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t length) {
     tsh_layout *layout = &out->layout;
     tsh_range range[TSH_MAX_SEGMENTS];
@@ -11212,12 +11202,6 @@ static tsh_tensor *tshi_redistribute_window(const char *op, tsh_tensor **x) {
     return *x ? tshi_tensor_window(*x, (*x)->block) : NULL;
 }
 
-/* Whether tsh_set_layout changes t itself: owned tensors, but not parameters, whose layout is that
- * of the plan. */
-static int tshi_redistribute_in_place(const tsh_tensor *t) {
-    return (t->flags & TSHI_OWNED) && !(t->flags & TSHI_PARAM);
-}
-
 /* Reports, and returns 0, if a recorded op, a view or a gradient depends on t's current layout. */
 static int tshi_redistribute_may_change(const tsh_tensor *t) {
     const int recorded = tshi_tensor_recorded(t), viewed = t->block->refs > 1;
@@ -11294,7 +11278,8 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
         if (ctx->error.code != TSH_OK || tshi_redistribute_declare(&form, layout) != TSH_OK)
             return NULL;
     }
-    if (tshi_redistribute_in_place(t)) {
+    if ((t->flags & TSHI_OWNED) &&
+        !(t->flags & TSHI_PARAM)) { /* a parameter's layout is the plan's */
         if (!tshi_redistribute_may_change(t)) return NULL;
         out = t;
     } else {
@@ -11636,12 +11621,12 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     enum {
         ROWS = 12,
         COLUMNS = 32,
-        SIDE = 96,      /* rows or columns, and ... */
-        LEAST = 1 << 20 /* ... multiply-adds, that are worth a thread */
+        SIDE = 96,         /* rows or columns, and ... */
+        MIN_WORK = 1 << 20 /* ... multiply-adds, that are worth a thread */
     };
     const int transposed = tshi_gemm_turns(m, n, c.row, c.column, ctx->gemm_kernel->nr);
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
-    const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, LEAST),
+    const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     tshi_gemm_chore progress;
     tshi_block *converted[2];
@@ -11816,24 +11801,16 @@ typedef struct tshi_linear {
     int regather; /* column-parallel, sequence parallelism: X is gathered in forward and backward */
 } tshi_linear;
 
-/* All-gathers a sharded tensor, whose dense shard is `shard`, into a block. NULL: no memory. */
-static tshi_block *tshi_linear_gather(const tsh_tensor *form, const void *shard, tsh_dtype dtype) {
-    tsh_layout whole = tsh_replicated();
-    tshi_block *block = tshi_mem_take(form->ctx, TSH_MEM_STEP,
-                                      tshi_dtype_bytes(dtype, tsh_numel(form)));
-    if (block)
-        (void)tshi_redistribute_move(form, &form->layout, &whole, dtype, shard,
-                                     tshi_mem_data(block));
-    return block;
-}
-
 /* t's values as a matrix (rows, features): in place, or if gather is 1 all-gathered to *block. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_block **block) {
+    const tsh_layout whole = tsh_replicated();
     int64_t step = 0, last = t->ndim - 1;
-    *block = gather ? tshi_linear_gather(t, values, dtype) : NULL;
+    *block = gather ? tshi_mem_take(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)))
+                    : NULL;
     if (*block) {
         *rows = tshi_tensor_product(t->dim, t->ndim - 1);
+        (void)tshi_redistribute_move(t, &t->layout, &whole, dtype, values, tshi_mem_data(*block));
         return tshi_gemm_matrix_of(tshi_mem_data(*block), dtype, t->dim[last], 1);
     }
     (void)tshi_kernel_rows(t, rows, &step);
@@ -12823,7 +12800,7 @@ typedef struct tshi_head {
     uint64_t first; /* global index of score (0, 0) of this head, for dropout */
     int64_t mask;   /* offset of this head's mask */
     const void *mask_values;
-    tsh_real *most;        /* m of each query; -infinity if it sees no key */
+    tsh_real *max;         /* m of each query; -infinity if it sees no key */
     tsh_real *log_sum;     /* log l of each query */
     tsh_real *delta;       /* of each query */
     tsh_real *s, *t, *row; /* two tiles, with rows TSHI_TILE apart; m and l of a tile's queries */
@@ -12960,11 +12937,11 @@ TSHI_KERNEL_FUSED(tshi_attention_online, tshi_tile);
 
 /* Ends n rows: O = o / l, and m and log l are kept for backward. o, m and l are whole blocks. */
 enum { TSHI_FINISH_OUT, TSHI_FINISH_O, TSHI_FINISH_M, TSHI_FINISH_L };
-enum { TSHI_FINISH_MOST = TSHI_FINISH_L + 1, TSHI_FINISH_LOG_SUM, TSHI_FINISH_OPERANDS };
+enum { TSHI_FINISH_MAX = TSHI_FINISH_L + 1, TSHI_FINISH_LOG_SUM, TSHI_FINISH_OPERANDS };
 TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *operand,
                                             const void *params, int fused) {
     const tshi_operand *out = &operand[TSHI_FINISH_OUT], *from = &operand[TSHI_FINISH_O];
-    tsh_real *to = (tsh_real *)out->data, back[TSHI_BLOCK], most[TSHI_BLOCK], log_sum[TSHI_BLOCK];
+    tsh_real *to = (tsh_real *)out->data, back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK];
     const tsh_real *o = (const tsh_real *)from->data;
     const tsh_real *m = (const tsh_real *)operand[TSHI_FINISH_M].data;
     const tsh_real *l = (const tsh_real *)operand[TSHI_FINISH_L].data;
@@ -12974,11 +12951,11 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *opera
     for (e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i];
-            most[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
+            max[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_kernel_log(sum, fused);
         }
-        tshi_kernel_store(&operand[TSHI_FINISH_MOST], e, n, most, 0);
+        tshi_kernel_store(&operand[TSHI_FINISH_MAX], e, n, max, 0);
         tshi_kernel_store(&operand[TSHI_FINISH_LOG_SUM], e, n, log_sum, 0);
         for (r = e; r < n && r < e + TSHI_BLOCK; r++)
             tshi_attention_scale(to + r * out->step, o + r * from->step, from->step, back[r - e]);
@@ -13044,7 +13021,7 @@ static void tshi_attention_head_forward(const tshi_head *h) {
         x[TSHI_FINISH_O] = tshi_kernel_reals(h->t, h->d); /* O before it is divided by l */
         x[TSHI_FINISH_M] = tshi_kernel_reals(h->row, 1);
         x[TSHI_FINISH_L] = tshi_kernel_reals(h->row + TSHI_TILE, 1);
-        x[TSHI_FINISH_MOST] = tshi_kernel_reals(h->most + i, 1);
+        x[TSHI_FINISH_MAX] = tshi_kernel_reals(h->max + i, 1);
         x[TSHI_FINISH_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
         tshi_attention_finish[h->ctx->isa](m, x, NULL);
     }
@@ -13061,26 +13038,26 @@ TSHI_KERNEL(tshi_attention_delta, int64_t);
 
 /* n rows of a tile: scores x become p, and dx = dO V^T becomes scale dS; both are 0 where a query
  * does not see a key. */
-enum { TSHI_GRAD_X, TSHI_GRAD_DX, TSHI_GRAD_MOST, TSHI_GRAD_LOG_SUM };
+enum { TSHI_GRAD_X, TSHI_GRAD_DX, TSHI_GRAD_MAX, TSHI_GRAD_LOG_SUM };
 enum { TSHI_GRAD_DELTA = TSHI_GRAD_LOG_SUM + 1, TSHI_GRAD_OPERANDS };
 TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *operand,
                                           const tshi_tile *tile, int fused) {
     tsh_real *x = (tsh_real *)operand[TSHI_GRAD_X].data, y[TSHI_BLOCK], dy[TSHI_BLOCK];
     tsh_real *dx = (tsh_real *)operand[TSHI_GRAD_DX].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_GRAD_MOST].data;
+    const tsh_real *m = (const tsh_real *)operand[TSHI_GRAD_MAX].data;
     const tsh_real *l = (const tsh_real *)operand[TSHI_GRAD_LOG_SUM].data;
     const tsh_real *delta = (const tsh_real *)operand[TSHI_GRAD_DELTA].data;
     const tsh_real scale = TSHI_R(tile->scale);
     int64_t r, e;
     int i;
     for (r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
-        const tsh_real most = m[r], log_sum = l[r], dot = delta[r];
+        const tsh_real max = m[r], log_sum = l[r], dot = delta[r];
         const tsh_real nan = log_sum - log_sum; /* 0, but NaN if log l is not finite */
-        const int visible = (double)most < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
+        const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
         for (e = 0; e < tile->n; e += TSHI_BLOCK) {
             const int left = visible - (int)e;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-                y[i] = tshi_kernel_exp_below(x[e + i] - most - log_sum, fused) + nan;
+                y[i] = tshi_kernel_exp_below(x[e + i] - max - log_sum, fused) + nan;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = i < left ? y[i] : 0;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = i < left ? dy[i] : 0;
@@ -13099,7 +13076,7 @@ static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t 
     i += r;
     x[TSHI_GRAD_X] = tshi_kernel_reals(h->s, TSHI_TILE);
     x[TSHI_GRAD_DX] = tshi_kernel_reals(h->t, TSHI_TILE);
-    x[TSHI_GRAD_MOST] = tshi_kernel_reals(h->most + i, 1);
+    x[TSHI_GRAD_MAX] = tshi_kernel_reals(h->max + i, 1);
     x[TSHI_GRAD_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
     x[TSHI_GRAD_DELTA] = tshi_kernel_reals(h->delta + i, 1);
     tshi_attention_scores(h, i, m, j, n);
@@ -13184,7 +13161,7 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
  * (the second also holds a tile of O), m and l, delta. 0: no memory. */
 static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                 const tshi_attention *more) {
-    enum { LEAST = 1 << 18 }; /* scores that are worth a thread, times D */
+    enum { MIN_WORK = 1 << 18 }; /* scores that are worth a thread, times D */
     tsh_tensor *q = in[0], *k = in[1];
     tshi_head *h = &all->head;
     int64_t wide = q->dim[3] > TSHI_TILE ? q->dim[3] : (int64_t)TSHI_TILE, heads = q->local[1];
@@ -13198,7 +13175,7 @@ static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tens
     h->d = q->dim[3];
     if (heads) all->first = tshi_attention_kv(q, k, 0);
     if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
-    all->pieces = tshi_team_pieces(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, LEAST);
+    all->pieces = tshi_team_pieces(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, q->local[0] * all->groups);
     if (all->pieces < 1 || !tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))
         all->pieces = 1;
@@ -13226,8 +13203,8 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
     h->first = (uint64_t)((batch * q->dim[1] + head) * h->tq * h->tk);
     h->mask = batch * h->more->mask_stride[0] + head * h->more->mask_stride[1];
-    h->most = all->stats + 2 * (b * q->local[1] + a) * h->tq;
-    h->log_sum = h->most + h->tq;
+    h->max = all->stats + 2 * (b * q->local[1] + a) * h->tq;
+    h->log_sum = h->max + h->tq;
     h->q = tshi_attention_matrix(all->value[0], all->stride[0], b, a);
     h->k = tshi_attention_matrix(all->value[1], all->stride[1], b, c);
     h->v = tshi_attention_matrix(all->value[2], all->stride[2], b, c);
@@ -13495,17 +13472,17 @@ typedef struct tshi_loss {
     int cut;   /* 1: classes are sharded over several ranks */
     /* The sums of all rows are one array, (sums, rows): S, B, then those that are needed. */
     int sums;
-    int at_own, at_even, at_all; /* indices of A; of Q, V after it; of W; 0: not needed */
+    int at_own, at_uniform, at_all; /* indices of A; of Q, V after it; of W; 0: not needed */
     double smoothing, z, divisor;
 } tshi_loss;
 
 /* What backward reads of each row. */
 typedef struct tshi_loss_kept {
     int64_t *local; /* the local index of its class, or TSHI_TARGET_... */
-    tsh_real *most; /* m */
+    tsh_real *max;  /* m */
     tsh_real *log_sum;
     tsh_real *own;   /* A */
-    tsh_real *even;  /* e / V */
+    tsh_real *uniform; /* e / V */
     tsh_real *scale; /* of the softmax: a + 2 z (m + log S) */
 } tshi_loss_kept;
 
@@ -13513,11 +13490,11 @@ typedef struct tshi_loss_kept {
 static tshi_loss_kept tshi_loss_keep(tshi_block *aux, int64_t rows) {
     tshi_loss_kept kept;
     kept.local = (int64_t *)tshi_mem_data(aux);
-    kept.most = (tsh_real *)(void *)(kept.local + rows);
-    kept.log_sum = kept.most + rows;
+    kept.max = (tsh_real *)(void *)(kept.local + rows);
+    kept.log_sum = kept.max + rows;
     kept.own = kept.log_sum + rows;
-    kept.even = kept.own + rows;
-    kept.scale = kept.even + rows;
+    kept.uniform = kept.own + rows;
+    kept.scale = kept.uniform + rows;
     return kept;
 }
 
@@ -13529,7 +13506,7 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
 
 /* Operands of the kernels over n rows; the step of logits X is that from row to row, of WEIGHT 0.
  */
-enum { TSHI_LOSS_X, TSHI_LOSS_MOST, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
+enum { TSHI_LOSS_X, TSHI_LOSS_MAX, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
 enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
 typedef struct tshi_loss_work {
     int64_t classes;
@@ -13540,7 +13517,7 @@ typedef struct tshi_loss_work {
 TSHI_INLINE void tshi_loss_max_body(int64_t n, const tshi_operand *operand,
                                     const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MOST].data;
+    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;
     int64_t i;
     for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
         m[i] = work->classes ? tshi_kernel_max(x, work->classes) : -TSHI_R(INFINITY);
@@ -13551,7 +13528,7 @@ TSHI_KERNEL(tshi_loss_max, tshi_loss_work);
 TSHI_INLINE void tshi_loss_sum_body(int64_t n, const tshi_operand *operand,
                                     const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MOST].data;
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
     int64_t i;
     for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
@@ -13562,29 +13539,28 @@ TSHI_KERNEL_FUSED(tshi_loss_sum, tshi_loss_work);
 /* m and S of a row in one pass over parts of it; S so far is scaled when m grows. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
     enum { PART = 512 };
-    tsh_real lane[TSHI_BLOCK], most = -TSHI_R(INFINITY);
+    tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY);
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (; n > 0; n -= PART, x += PART) {
         const int64_t part = tshi_base_min(PART, n);
         const tsh_real here = tshi_kernel_max(x, part);
-        if (!(here <= most) && most == most) {
-            const tsh_real scale = tshi_loss_padding(most) ? 0
-                                                           : tshi_kernel_exp(most - here, fused);
+        if (!(here <= max) && max == max) {
+            const tsh_real scale = tshi_loss_padding(max) ? 0 : tshi_kernel_exp(max - here, fused);
             for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= scale;
-            most = here;
+            max = here;
         }
-        if (!tshi_loss_padding(most)) tshi_kernel_exps_more(lane, x, part, most, NULL, fused);
+        if (!tshi_loss_padding(max)) tshi_kernel_exps_more(lane, x, part, max, NULL, fused);
     }
-    *m = most;
-    return tshi_kernel_fold(lane) + (most - most);
+    *m = max;
+    return tshi_kernel_fold(lane) + (max - max);
 }
 
 /* m and S of n rows. */
 TSHI_INLINE void tshi_loss_both_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MOST].data;
+    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
     int64_t i;
     for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
@@ -13597,7 +13573,7 @@ enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W };
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MOST].data;
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;
     const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data;
     const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data;
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
@@ -13627,21 +13603,21 @@ TSHI_KERNEL(tshi_loss_term, tshi_loss_work);
 
 /* One row: dx = or += g e^(x - m - log S). Operands: dx, x, which may be dx. */
 typedef struct tshi_loss_row {
-    double g, most, log_sum;
+    double g, max, log_sum;
     int add; /* dx is added to */
 } tshi_loss_row;
 TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_row *row, int fused) {
     tsh_real pad[TSHI_BLOCK], dx[TSHI_BLOCK];
     const tsh_real *x;
-    const tsh_real most = TSHI_R(row->most), log_sum = TSHI_R(row->log_sum);
+    const tsh_real max = TSHI_R(row->max), log_sum = TSHI_R(row->log_sum);
     const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN if log S is not finite */
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         x = tshi_kernel_load(&operand[1], e, n, pad);
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-            dx[i] = g * tshi_kernel_exp_below(x[i] - most - log_sum, fused);
+            dx[i] = g * tshi_kernel_exp_below(x[i] - max - log_sum, fused);
         tshi_kernel_store(&operand[0], e, n, dx, row->add);
     }
 }
@@ -13649,7 +13625,7 @@ TSHI_KERNEL_FUSED(tshi_loss_grad, tshi_loss_row);
 
 /* One row: dx -= g w_c ((1 - e) t_c + e / V). Operands: dx, x, w, t; w and t may be NULL. */
 typedef struct tshi_loss_shares {
-    double own, even; /* g (1 - e), g e / V */
+    double own, uniform; /* g (1 - e), g e / V */
 } tshi_loss_shares;
 TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
                                       const tshi_loss_shares *shares) {
@@ -13657,11 +13633,11 @@ TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
     tsh_real *TSHI_RESTRICT dx = (tsh_real *)operand[0].data;
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     const tsh_real *w = (const tsh_real *)operand[2].data, *t = (const tsh_real *)operand[3].data;
-    const tsh_real own = TSHI_R(shares->own), even = TSHI_R(shares->even);
+    const tsh_real own = TSHI_R(shares->own), uniform = TSHI_R(shares->uniform);
     int64_t c;
     TSHI_EACH for (c = 0; c < n; c++) {
         const tsh_real share = (t ? TSHI_R(own * t[c]) : TSHI_R(0)) +
-                               (tshi_loss_padding(x[c]) ? TSHI_R(0) : even);
+                               (tshi_loss_padding(x[c]) ? TSHI_R(0) : uniform);
         dx[c * step] -= w ? TSHI_R(w[c] * share) : share;
     }
 }
@@ -13702,13 +13678,13 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
             continue;
         }
         row.g = each * (double)kept.scale[i];
-        row.most = (double)kept.most[i];
+        row.max = (double)kept.max[i];
         row.log_sum = (double)kept.log_sum[i];
         operand[0] = tshi_kernel_reals(dx, last);
         operand[1] = tshi_kernel_reals(work->x + i * work->step, 1);
         tshi_loss_grad[x->ctx->isa](loss->classes, operand, &row);
         shares.own = each * keep;
-        shares.even = each * (double)kept.even[i];
+        shares.uniform = each * (double)kept.uniform[i];
         operand[3] = tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1);
         if (loss->probs || loss->smoothing > 0)
             tshi_loss_share[x->ctx->isa](loss->classes, operand, &shares);
@@ -13844,7 +13820,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->sums = 2;
     if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED)) loss->at_own = loss->sums++;
     if (smooth) {
-        loss->at_even = loss->sums;
+        loss->at_uniform = loss->sums;
         loss->sums += 2;
     }
     if (smooth && in[2]) loss->at_all = loss->sums++;
@@ -13921,8 +13897,8 @@ static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel
 /* Computes this rank's part of the sums other than S. x: operands of the kernels. */
 static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
                             const tshi_loss_kept *kept, tsh_real *sums, tshi_operand *x) {
-    const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_even,
-                         loss->at_even ? loss->at_even + 1 : 0, loss->at_all};
+    const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_uniform,
+                         loss->at_uniform ? loss->at_uniform + 1 : 0, loss->at_all};
     const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data;
     const tshi_kernel_fn kernel = tshi_loss_term[in[0]->ctx->isa];
     int64_t i, n = loss->rows;
@@ -13935,7 +13911,7 @@ static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
     }
     for (i = 0; i < n && !loss->probs; i++) {
         int64_t y = kept->local[i];
-        picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - kept->most[i] : 0;
+        picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - kept->max[i] : 0;
         if (loss->at_own) sums[n * loss->at_own + i] = y >= 0 ? kept->own[i] : 0;
     }
 }
@@ -13945,20 +13921,20 @@ static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
 static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
                               const tsh_real *sums, tsh_real *losses) {
     const tsh_real *own = sums + loss->rows * loss->at_own;
-    const tsh_real *q = sums + loss->rows * loss->at_even, *v = q + loss->rows;
+    const tsh_real *q = sums + loss->rows * loss->at_uniform, *v = q + loss->rows;
     const tsh_real *all = loss->at_all ? sums + loss->rows * loss->at_all : v;
     const tsh_real keep = TSHI_R(1 - loss->smoothing), z = TSHI_R(loss->z);
     int64_t i;
     for (i = 0; i < loss->rows; i++) {
         tsh_real log_sum = tshi_kernel_log(sums[i], TSHI_FUSED), a, b = sums[loss->rows + i];
-        tsh_real lse = kept->most[i] + log_sum;
+        tsh_real lse = kept->max[i] + log_sum;
         if (loss->at_own) kept->own[i] = own[i];
         kept->log_sum[i] = log_sum;
-        kept->even[i] = loss->at_even ? TSHI_R(loss->smoothing) / v[i] : 0;
+        kept->uniform[i] = loss->at_uniform ? TSHI_R(loss->smoothing) / v[i] : 0;
         a = keep * kept->own[i];
-        if (loss->at_even) a += kept->even[i] * all[i];
+        if (loss->at_uniform) a += kept->uniform[i] * all[i];
         losses[i] = a * log_sum - keep * (loss->probs ? b : TSHI_R(kept->own[i] * b));
-        if (loss->at_even) losses[i] -= kept->even[i] * q[i];
+        if (loss->at_uniform) losses[i] -= kept->uniform[i] * q[i];
         if (loss->z > 0) losses[i] += z * lse * lse;
         kept->scale[i] = loss->z > 0 ? TSHI_R(a + 2 * z * lse) : a;
         if (kept->local[i] == TSHI_TARGET_IGNORED) losses[i] = 0;
@@ -13974,12 +13950,12 @@ static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const t
     tshi_loss_work work;
     work.classes = loss->classes;
     work.which = 0;
-    x[TSHI_LOSS_MOST] = tshi_kernel_reals(kept->most, 1);
+    x[TSHI_LOSS_MAX] = tshi_kernel_reals(kept->max, 1);
     x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums, 1);
     x[TSHI_LOSS_SCRATCH] = tshi_kernel_reals(sums + (TSHI_LOSS_SUMS + 1) * n, 0);
     if (loss->cut) {
         tshi_loss_run(ctx, loss, tshi_loss_max[ctx->isa], x, &work);
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, kept->most, n, TSH_REAL, TSH_MAX),
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, kept->max, n, TSH_REAL, TSH_MAX),
                               "tsh_cross_entropy: all-reduce of the row maxima");
         tshi_loss_run(ctx, loss, tshi_loss_sum[ctx->isa], x, &work);
     } else {

@@ -364,7 +364,7 @@ static void the_sum_of_powers_is_taken_in_parts(void **state) {
     memset(operand, 0, sizeof operand);
     work.which = 0;
     operand[TSHI_LOSS_X] = tshi_kernel_reals(x, MOST);
-    operand[TSHI_LOSS_MOST] = tshi_kernel_reals(&m, 1);
+    operand[TSHI_LOSS_MAX] = tshi_kernel_reals(&m, 1);
     operand[TSHI_LOSS_SUM] = tshi_kernel_reals(&sum, 1);
     for (isa = 0; isa <= tshi_kernel_isa(); isa++)
         for (l = 0; l < COUNT(lengths); l++)
