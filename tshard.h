@@ -10606,8 +10606,8 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
 
 /* -- slices ----------------------------------------------------------------- */
 
-/* Makes out, a view, the part [start, start + length) of its sharded dimension d. That must be whole
- * segments: no layout describes the ranks' shards of other parts. 0 if it is not. */
+/* Makes out, a view, the part [start, start + length) of its sharded dimension d. That must be
+ * whole segments: no layout describes the ranks' shards of other parts. 0 if it is not. */
 static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t length) {
     tsh_layout *layout = &out->layout;
     tsh_range range[TSH_MAX_SEGMENTS];
@@ -10817,7 +10817,7 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     if (!tsh_numel(x)) return 0;
     tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
     for (e = a0; e < d; e++)
-        if (x->dim[e] != 1) return 0; /* not the outermost factor of what is merged */
+        if (x->dim[e] != 1) return 0; /* d is not the outermost of the merged dimensions */
     inner = tshi_tensor_product(x->dim + d + 1, a1 - d - 1);
     while (b0 < b1 - 1 && shape->dim[b0] == 1 && /* a size of 1 can hold no more than one unit */
            layout->segment[0].unit * inner % tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1))
@@ -11068,7 +11068,8 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
     return ctx->error.code;
 }
 
-/* Moves dense local values from one layout to another; form gives the global shape. */
+/* Moves dense local values from one layout to another, by the table above. form gives the global
+ * shape. */
 static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layout *from,
                                          const tsh_layout *to, tsh_dtype dtype, const void *in,
                                          void *out) {
@@ -11163,7 +11164,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
     tshi_block *scratch;
     tsh_tensor *out;
     void *values;
-    if (x) tshi_error_tell(x->ctx); /* peers may be inside the collective already */
+    if (x) tshi_error_tell(x->ctx); /* an earlier error: peers may wait in the collective */
     ctx = tshi_tensor_check("tsh_redistribute", &x, 1);
     if (!ctx) return NULL;
     if (!tshi_layout_resolve(&layout, x->ndim, x->dim) ||
@@ -11193,7 +11194,7 @@ TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
     return tsh_redistribute(x, tsh_replicated());
 }
 
-/* -- what each rank holds --------------------------------------------------- */
+/* -- tsh_set_layout, tsh_tp_... --------------------------------------------- */
 
 /* A new handle of x's values, for an op that changes only gradients or the layout. *x becomes a
  * dense copy if it is not dense, as gradients have the strides of their tensor. */
@@ -11298,7 +11299,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
 static tsh_ctx *tshi_redistribute_held(const char *op, tsh_tensor *x, int sharded, int partial) {
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx;
-    if (x) tshi_error_tell(x->ctx); /* peers may be inside the collective already */
+    if (x) tshi_error_tell(x->ctx); /* an earlier error: peers may wait in the collective */
     ctx = tshi_tensor_check(op, &x, 1);
     if (!ctx || x->layout.kind == TSH_REPLICATED || (sharded && x->layout.kind == TSH_SHARDED) ||
         (partial && x->layout.kind == TSH_PARTIAL))
@@ -11787,7 +11788,7 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
 
 /* ========================================================================== */
 /* >>op-linear                                      MARK: - op-linear (private) */
-/* Y = X W^T + b, plain, column-parallel or row-parallel as the weight lies.   */
+/* Y = X W^T + b: plain, or column- or row-parallel by the weight's layout.    */
 /* dX = dY W, dW = dY^T X, db = the sum of dY's rows.                           */
 /* Needs: >>op-matmul.                                                          */
 /* ========================================================================== */
@@ -12312,7 +12313,7 @@ typedef struct tshi_norm {
     int64_t d; /* features */
     double eps;
     int about_zero; /* rms_norm */
-    int add;        /* backward: dx is added to */
+    int add;        /* backward: 1: dx += ..., 0: dx = ... */
 } tshi_norm;
 
 /* Forward of n rows; b may be NULL. Writes y and stats. */
@@ -12921,7 +12922,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *opera
         for (c = tshi_attention_row(tile, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
         m[r] = tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old;
-        if ((double)m[r] < -DBL_MAX) { /* every key so far is masked out */
+        if ((double)m[r] < -DBL_MAX) { /* the mask excludes every key so far */
             for (c = 0; c < wide; c++) x[c] = 0;
             continue;
         }
@@ -13152,7 +13153,7 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
         if (a->stride[d] != b->stride[d]) return 0;
     if (a->offset == b->offset) return a->local[1] == b->local[1];
     if (low->offset + wide_low >= high->offset) return 0;
-    for (d = 0; d <= 2; d += 2) /* side by side in every row */
+    for (d = 0; d <= 2; d += 2) /* both fit between two rows, and between two batches */
         if (a->local[d] > 1 && high->offset + wide_high - low->offset >= a->stride[d]) return 0;
     return 1;
 }
@@ -13161,7 +13162,7 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
  * (the second also holds a tile of O), m and l, delta. 0: no memory. */
 static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                 const tshi_attention *more) {
-    enum { MIN_WORK = 1 << 18 }; /* scores that are worth a thread, times D */
+    enum { MIN_WORK = 1 << 18 }; /* multiply-adds of Q K^T that are worth a thread */
     tsh_tensor *q = in[0], *k = in[1];
     tshi_head *h = &all->head;
     int64_t wide = q->dim[3] > TSHI_TILE ? q->dim[3] : (int64_t)TSHI_TILE, heads = q->local[1];
@@ -13604,7 +13605,7 @@ TSHI_KERNEL(tshi_loss_term, tshi_loss_work);
 /* One row: dx = or += g e^(x - m - log S). Operands: dx, x, which may be dx. */
 typedef struct tshi_loss_row {
     double g, max, log_sum;
-    int add; /* dx is added to */
+    int add; /* 1: dx += ..., 0: dx = ... */
 } tshi_loss_row;
 TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_row *row, int fused) {
@@ -13833,25 +13834,18 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
 
 /* -- forward ---------------------------------------------------------------- */
 
-/* To find the flat global index of local element `at`. */
-typedef struct tshi_loss_place {
-    int64_t at, global;
-} tshi_loss_place;
-
-static void tshi_loss_find(void *user, int64_t global, int64_t local, int64_t length) {
-    tshi_loss_place *place = (tshi_loss_place *)user;
-    if (place->at >= local && place->at < local + length)
-        place->global = global + place->at - local;
-}
-
-/* Reports that target y, of a local row, is out of range. */
-static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t row, int64_t classes) {
-    tshi_loss_place place;
-    place.at = place.global = row;
-    tshi_tensor_runs(target, tshi_loss_find, &place);
+/* Reports that target y, of local row i, is out of range. */
+static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, int64_t classes) {
+    int64_t row = 0, size = 1; /* the global index of the row; rows that dimension d moves on */
+    int d;
+    for (d = target->ndim - 1; d >= 0; d--) {
+        row += tshi_tensor_global(target, d, i % target->local[d]) * size;
+        i /= target->local[d];
+        size *= target->dim[d];
+    }
     (void)tsh_fail(target->ctx, TSH_ERR_ARGUMENT,
                    "tsh_cross_entropy: target %lld at row %lld is outside [0, %lld)", (long long)y,
-                   (long long)place.global, (long long)classes);
+                   (long long)row, (long long)classes);
 }
 
 /* Fills in kept->local from class indices, and kept->own with the weight of each class, if this
