@@ -11118,18 +11118,15 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
  * gives the global shape of both. */
 static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, const tsh_layout *from,
                                    const tsh_layout *to, tsh_real *g) {
-    tsh_tensor *x = node->in[0];
-    int64_t stride[TSH_MAX_DIMS];
     tshi_block *scratch;
     tshi_dest dest;
+    tsh_real *dx;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    scratch = tshi_mem_take(x->ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(x) * sizeof *g);
-    if (!scratch) return;
-    if (tshi_redistribute_move(form, from, to, TSH_REAL, g, tshi_mem_data(scratch)) == TSH_OK) {
-        tshi_tensor_strides(x->local, x->ndim, stride);
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), stride);
-    }
-    tshi_mem_drop(x->ctx, scratch);
+    dx = tshi_map_dense_dest(node, &dest, &scratch);
+    if (dx && tshi_redistribute_move(form, from, to, TSH_REAL, g, dx) == TSH_OK)
+        tshi_map_accumulate(node, &dest, scratch);
+    else
+        tshi_mem_drop(node->out->ctx, scratch);
 }
 
 /* Backward to the layout `to`. An all-gather's op accepts partial gradients: a complete gradient is
@@ -11822,21 +11819,19 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
     tsh_tensor *x = node->in[0];
     tsh_layout sum = tsh_partial();
-    int64_t ins = node->in[1]->local[1], stride[TSH_MAX_DIMS];
+    int64_t ins = node->in[1]->local[1];
     tshi_dest dest;
-    tshi_block *whole, *shard;
+    tshi_block *whole, *scratch;
+    tsh_real *dx;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
-    shard = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(x)));
-    if (whole && shard) {
+    dx = tshi_map_dense_dest(node, &dest, &scratch);
+    if (whole && dx) {
         tshi_matmul_gemm(x->ctx, rows, ins, node->in[1]->local[0], 1, dy, mw, 0,
                          tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
-        (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole),
-                                     tshi_mem_data(shard));
-        tshi_tensor_strides(x->local, x->ndim, stride);
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(shard), stride);
+        (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole), dx);
     }
-    tshi_mem_drop(x->ctx, shard);
+    tshi_map_accumulate(node, &dest, scratch);
     tshi_mem_drop(x->ctx, whole);
 }
 
