@@ -12715,7 +12715,7 @@ static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     else if (desc->dims < 0 || desc->dims > x->dim[x->ndim - 1] ||
              (desc->dims ? desc->dims : x->dim[x->ndim - 1]) % 2)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                       "tsh_rope: %lld of %lld features cannot sine in pairs; dims is even, and at "
+                       "tsh_rope: %lld of %lld features cannot turn in pairs; dims is even, and at "
                        "most the last dimension",
                        (long long)(desc->dims ? desc->dims : x->dim[x->ndim - 1]),
                        (long long)x->dim[x->ndim - 1]);
