@@ -10750,7 +10750,7 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
 
 /* -- reshape ---------------------------------------------------------------- */
 
-/* Replaces the one size of shape that may be -1. 0 if x has not that many elements. */
+/* Replaces the one size of shape that may be -1. 0 if x does not have as many elements. */
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     int64_t total = tsh_numel(x), known = 1;
     int d, open = -1;
