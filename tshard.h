@@ -4629,14 +4629,22 @@ TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, const tsh_real *x) {
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] = tshi_kernel_larger(x[i], lane[i]);
 }
 
-/* The largest of all lanes, by halves. */
+/* The largest of all lanes. As integers of the same order, among which a NaN is the largest: for
+ * those compilers have a maximum of many. */
 TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
-    tsh_real a[TSHI_BLOCK / 2];
+    int32_t best = INT32_MIN;
+    tsh_real most = lane[0];
     int i;
-    for (i = 0; i < 16; i++) a[i] = tshi_kernel_larger(lane[i + 16], lane[i]);
-    for (i = 0; i < 8; i++) a[i] = tshi_kernel_larger(a[i + 8], a[i]);
-    for (i = 0; i < 4; i++) a[i] = tshi_kernel_larger(a[i + 4], a[i]);
-    return tshi_kernel_larger(tshi_kernel_larger(a[3], a[1]), tshi_kernel_larger(a[2], a[0]));
+    for (i = 1; i < TSHI_BLOCK && TSHI_DOUBLE; i++) most = tshi_kernel_larger(lane[i], most);
+    if (TSHI_DOUBLE) return most;
+    for (i = 0; i < TSHI_BLOCK; i++) {
+        const uint32_t bits = tshi_kernel_bits((float)lane[i]);
+        const int32_t order = (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu));
+        const int32_t rank = lane[i] != lane[i] ? INT32_MAX : order;
+        best = best > rank ? best : rank;
+    }
+    return TSHI_R(
+        tshi_kernel_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
 }
 
 /* The largest of n > 0 values; NaN wins. Of both zeros, any. */
@@ -4894,6 +4902,15 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
     }
 }
 
+/* Copies by blocks of a fixed size, which need no call: libc's memcpy costs more for short runs. */
+TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes) {
+    enum { BLOCK = 128 };
+    size_t at;
+    for (at = 0; at + BLOCK <= bytes; at += BLOCK)
+        memcpy((char *)to + at, (const char *)from + at, BLOCK);
+    if (at < bytes) memcpy((char *)to + at, (const char *)from + at, bytes - at);
+}
+
 /* y = x, converted where the dtypes differ. */
 static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *params) {
     (void)params;
@@ -4902,7 +4919,7 @@ static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *param
     else if (x[0].step != 1 || x[1].step != 1)
         tshi_kernel_move_each(n, &x[0], &x[1]);
     else
-        memcpy(x[0].data, x[1].data, tshi_dtype_bytes(x[0].dtype, n));
+        tshi_kernel_move_dense(x[0].data, x[1].data, tshi_dtype_bytes(x[0].dtype, n));
 }
 
 /* y += x */
@@ -9901,27 +9918,83 @@ typedef struct tshi_mask_range {
     int64_t first;
 } tshi_mask_range;
 
-/* y = x times 0 or 1 / (1 - p). Operands: y, x (may be y), dense. */
-TSHI_INLINE void tshi_map_mask_body(int64_t n, const tshi_operand *operand,
-                                    const tshi_mask_range *part) {
-    tsh_real *y = (tsh_real *)operand[0].data;
-    const tsh_real *x = (const tsh_real *)operand[1].data;
-    const tshi_dropout *mask = part->mask;
-    const double limit = mask->p * 4294967296.0;
-    const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;
-    const tsh_real scale = mask->p < 1 ? TSHI_R(1 / (1 - mask->p)) : 0;
-    const uint64_t key = mask->key, stream = mask->stream;
-    uint32_t word[TSHI_RNG_WORDS];
-    int64_t i, j, m;
-    int skip = (int)(part->first % 4);
-    for (i = 0; i < n; i += m, skip = 0) {
-        m = tshi_base_min(TSHI_RNG_WORDS - skip, n - i);
-        tshi_rng_words(key, stream, (uint64_t)(part->first + i) / 4, word);
-        TSHI_LANES for (j = 0; j < m; j++)
-            y[i + j] = word[skip + j] >= below ? x[i + j] * scale : 0;
+#if TSHI_X86
+/* tshi_rng_words with its counters in 64-bit lanes, whose upper halves are ignored, so that each of
+ * Philox's products is one instruction; compilers do not find that by themselves. The lanes' order
+ * is such that unpacking puts the words in theirs. */
+#define TSHI_MAP_WORDS(isa, TARGET, bytes, reg, op, ...)                                           \
+    typedef uint64_t tshi_map_##isa __attribute__((vector_size(bytes), may_alias));                \
+    TARGET TSHI_INLINE void tshi_map_words_##isa(uint64_t key, uint64_t stream, uint64_t position, \
+                                                 uint32_t *word) {                                 \
+        const tshi_map_##isa zero = {0}, lanes = {__VA_ARGS__};                                    \
+        const tshi_map_##isa m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u;                     \
+        int i, r;                                                                                  \
+        for (i = 0; i < TSHI_RNG_WORDS; i += (bytes) / 2) {                                        \
+            tshi_map_##isa c0 = lanes + (position + (uint64_t)i / 4), c1 = c0 >> 32, a, b;         \
+            tshi_map_##isa c2 = zero + stream, c3 = c2 >> 32, k0 = zero + key, k1 = k0 >> 32;      \
+            for (r = 0; r < 10; r++) {                                                             \
+                a = (tshi_map_##isa)op(mul_epu32, (reg)c0, (reg)m0);                               \
+                b = (tshi_map_##isa)op(mul_epu32, (reg)c2, (reg)m1);                               \
+                c0 = (b >> 32) ^ c1 ^ k0;                                                          \
+                c2 = (a >> 32) ^ c3 ^ k1;                                                          \
+                c1 = b;                                                                            \
+                c3 = a;                                                                            \
+                k0 += 0x9E3779B9u;                                                                 \
+                k1 += 0xBB67AE85u;                                                                 \
+            }                                                                                      \
+            a = (c0 & 0xFFFFFFFFu) | c1 << 32;                                                     \
+            b = (c2 & 0xFFFFFFFFu) | c3 << 32;                                                     \
+            c0 = (tshi_map_##isa)op(unpacklo_epi64, (reg)a, (reg)b);                               \
+            c1 = (tshi_map_##isa)op(unpackhi_epi64, (reg)a, (reg)b);                               \
+            memcpy(word + i, &c0, bytes);                                                          \
+            memcpy(word + i + (bytes) / 4, &c1, bytes);                                            \
+        }                                                                                          \
     }
-}
-TSHI_KERNEL(tshi_map_mask, tshi_mask_range);
+/* (With a mask of all lanes: gcc 12 warns of its own header in the forms without.) */
+#define TSHI_MAP_256(name, a, b) _mm256_##name(a, b)
+#define TSHI_MAP_512(name, a, b) _mm512_maskz_##name(0xFF, a, b)
+TSHI_MAP_WORDS(avx2, TSHI_AVX2, 32, __m256i, TSHI_MAP_256, 0, 2, 1, 3)
+TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6, 3, 7)
+#undef TSHI_MAP_256
+#undef TSHI_MAP_512
+#undef TSHI_MAP_WORDS
+#else
+#define tshi_map_words_avx2   tshi_rng_words
+#define tshi_map_words_avx512 tshi_rng_words
+#endif
+#define tshi_map_words_portable tshi_rng_words
+
+/* y = x times 0 or 1 / (1 - p). Operands: y, x (may be y), dense. */
+#define TSHI_MAP_MASK(isa, TARGET)                                                                 \
+    TARGET static void tshi_map_mask_##isa(int64_t n, const tshi_operand *operand,                 \
+                                           const void *params) {                                   \
+        const tshi_mask_range *part = (const tshi_mask_range *)params;                           \
+        tsh_real *y = (tsh_real *)operand[0].data;                                                 \
+        const tsh_real *x = (const tsh_real *)operand[1].data;                                     \
+        const double limit = part->mask->p * 4294967296.0;                                         \
+        const uint32_t below = limit >= 4294967295.0 ? 0xFFFFFFFFu : (uint32_t)limit;              \
+        const tsh_real scale = part->mask->p < 1 ? TSHI_R(1 / (1 - part->mask->p)) : 0;            \
+        const uint64_t key = part->mask->key, stream = part->mask->stream;                         \
+        uint32_t word[TSHI_RNG_WORDS];                                                             \
+        int64_t i, j, m;                                                                           \
+        int skip = (int)(part->first % 4);                                                         \
+        for (i = 0; i < n; i += m, skip = 0) {                                                     \
+            m = tshi_base_min(TSHI_RNG_WORDS - skip, n - i);                                       \
+            tshi_map_words_##isa(key, stream, (uint64_t)(part->first + i) / 4, word);              \
+            TSHI_LANES for (j = 0; j < m; j++)                                                     \
+                y[i + j] = word[skip + j] >= below ? x[i + j] * scale : 0;                         \
+        }                                                                                          \
+    }
+TSHI_MAP_MASK(portable, )
+TSHI_MAP_MASK(avx2, TSHI_AVX2)
+TSHI_MAP_MASK(avx512, TSHI_AVX512)
+#undef TSHI_MAP_MASK
+#undef tshi_map_words_portable
+#if !TSHI_X86
+#undef tshi_map_words_avx2
+#undef tshi_map_words_avx512
+#endif
+TSHI_KERNEL_TABLE(tshi_map_mask);
 
 /* Drops out `length` elements from the global and local index that are given. */
 static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t length) {

@@ -371,6 +371,41 @@ static int trapped(tsh_ctx *ctx, void *user) {
     return 0;
 }
 
+/* An all-gather takes partial gradients as they are, but not where its output is retained. */
+static tsh_tensor *gathers_and_retains(tsh_module *self, tsh_tensor **in, int n, void *user) {
+    (void)self, (void)n, (void)user;
+    return tsh_retain(tsh_full(in[0]));
+}
+
+static int retained(tsh_ctx *ctx, void *user) {
+    const tsh_module_desc desc = {gathers_and_retains, NULL};
+    const tsh_linear_desc up = {.in = 2, .out = 4, .style = TSH_COLWISE};
+    const tsh_layout cut = tsh_sharded(0);
+    tsh_module *m = tsh_add_module(tsh_root(ctx), "m", &desc);
+    tsh_module *lin = tsh_add_linear(tsh_root(ctx), "up", &up);
+    tsh_tensor *x = tsh_keep(tsh_randn(ctx, tsh_shape2(4, 2))), *y;
+    uint64_t hash[2];
+    int i;
+    (void)user;
+    tsh_requires_grad(x, 1);
+    for (i = 0; i < 2; i++) {
+        tsh_checkpoint(m, i);
+        y = tsh_forward(lin, tsh_forward(m, tsh_redistribute(x, cut)));
+        CHECK(tsh_backward(ctx, tsh_sum(tsh_full(y), TSH_ALL, 0)) == TSH_OK, "backward");
+        hash[i] = tsh_hash(ctx, tsh_grad(x));
+        tsh_zero_grad(x);
+        (void)tsh_step_end(ctx);
+    }
+    CHECK(hash[0] == hash[1], "the gradient of a checkpoint's input");
+    CHECK_OK();
+    return 0;
+}
+
+static void what_a_checkpoint_retains_is_completed(void **state) {
+    (void)state;
+    ranks_run(2, retained, NULL);
+}
+
 static void what_cannot_be_computed_again_is_an_error(void **state) {
     int fails;
     (void)state;
@@ -385,6 +420,7 @@ int main(void) {
         cmocka_unit_test(views_and_inputs_without_gradients_are_taken),
         cmocka_unit_test(gradients_are_summed_once_at_the_boundary),
         cmocka_unit_test(masks_are_drawn_again),
+        cmocka_unit_test(what_a_checkpoint_retains_is_completed),
         cmocka_unit_test(what_cannot_be_computed_again_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

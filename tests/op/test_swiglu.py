@@ -49,7 +49,7 @@ def swiglu_works(folder):
         shutil.copy(os.path.join(TOP, name), os.path.join(folder, name))
     call(["patch", "-p1", "--no-backup-if-mismatch"], folder, input=the_patch())
     call([os.environ.get("CC", "cc")] + FLAGS +
-         ["-I.", os.path.join(HERE, "swiglu.c"), "-o", "swiglu", "-lm", "-pthread"], folder)
+         ["-I.", os.path.join(HERE, "patched", "swiglu.c"), "-o", "swiglu", "-lm", "-pthread"], folder)
     call(["./swiglu"], folder)
 
 

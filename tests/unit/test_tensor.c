@@ -761,8 +761,8 @@ static void check_pool(tsh_ctx *ctx) {
         }
     }
     for (chunk = ctx->pool.chunks; chunk; chunk = chunk->next) {
-        tshi_block *block = (tshi_block *)(void *)((char *)chunk + TSHI_ALIGN), *left = NULL;
-        size_t bytes = TSHI_ALIGN;
+        tshi_block *block = (tshi_block *)(void *)((char *)chunk + TSHI_CHUNK), *left = NULL;
+        size_t bytes = TSHI_CHUNK;
         for (;; left = block, block = tshi_mem_right(block)) {
             assert_int_equal(block->before, left ? left->size : 0);
             if (left) assert_true(left->refs || block->refs);
@@ -785,6 +785,7 @@ static void the_pool_s_books_are_right(void **state) {
     int i, at;
     (void)state;
     assert_in_range(tshi_mem_class(SIZE_MAX), 0, TSHI_SIZE_CLASSES - 1);
+    assert_int_equal(TSHI_CHUNK % TSHI_ALIGN, 0);
     for (i = 0; i < 20000; i++) {
         at = (int)(tshi_rng_bits(3, 4, draw++) % SLOTS);
         if (slot[at]) {
