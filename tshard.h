@@ -9318,13 +9318,19 @@ static int tshi_rule_cross_entropy(const tshi_op *op, tsh_tensor *const *in, int
 
 /* ========================================================================== */
 /* >>op-map                                            MARK: - op-map (private) */
-/* Elementwise ops: one loop per arity, one row per op.                        */
+/* Elementwise ops, dropout and copies.                                        */
 /* Needs: >>kernel >>tape >>rule.                                               */
 /* ========================================================================== */
 
-/* -- shapes of broadcasting ops ---------------------------------------------- */
+/* A unary or binary op is one row, TSHI_UNARY(...) or TSHI_BINARY(...): the macro makes its
+ * kernels, its tshi_op and its public function from formulas in x, or in a and b. Kernels work in
+ * tsh_real, whatever the dtypes are, on blocks of TSHI_BLOCK values; backward adds to the gradients
+ * of the inputs. In formulas g is the gradient of the output, and fused is what TSHI_KERNEL_FUSED
+ * says. */
 
-/* NumPy's broadcasting, on global sizes. */
+/* -- what elementwise ops share ---------------------------------------------- */
+
+/* Broadcasts the inputs' global shapes to *out as NumPy does. 0 and an error if they do not fit. */
 static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shape *out) {
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
     int i, d;
@@ -9348,68 +9354,135 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
     return 1;
 }
 
-/* -- unary ops -------------------------------------------------------------- */
-
-/* What backward kernels of elementwise ops need: the op's scalar, and whether they add to the
- * gradient or write it. */
-typedef struct tshi_slope {
-    double c;
-    int add;
-} tshi_slope;
-
-typedef struct tshi_unary {
-    tshi_op op; /* first: a node's op is its row */
-    const tshi_kernel_fn *forward, *backward;
-} tshi_unary;
-
-static void tshi_map_unary_backward(tshi_node *node) {
-    const tshi_unary *row = (const tshi_unary *)(const void *)node->op;
-    tsh_tensor *x = node->in[0], *out = node->out;
-    int from = row->op.saves == TSHI_X ? 0 : 1;
-    tshi_slope slope;
-    tshi_loop loop;
-    tshi_dest dest;
-    tsh_real *g = tshi_tape_grad(node);
-    if (!tshi_tape_dest(node, 0, &dest)) return;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
-    if (row->op.saves == TSHI_NONE)
-        tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
-    else
-        tshi_kernel_add_operand(&loop, out, tshi_tape_saved(node, from),
-                                from ? out->stride : x->stride, x->dtype);
-    slope.c = *(const double *)node->params;
-    slope.add = dest.add;
-    tshi_kernel_run(&loop, row->backward[out->ctx->isa], &slope);
+/* Records a call of op, as tshi_tape_record, with a copy of its options. The node takes over aux
+ * (may be NULL), a block that backward reads; without a node it is released. */
+static void tshi_map_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
+                            unsigned partial, const void *params, size_t bytes, tshi_block *aux) {
+    tshi_node *node = tshi_tape_record(op, out, in, n, partial, bytes);
+    if (!node) {
+        tshi_mem_drop(out->ctx, aux);
+        return;
+    }
+    if (bytes) memcpy(node->params, params, bytes);
+    node->aux = aux;
 }
 
-/* Name, layout rule, which values backward reads as v, y of (x, c), dx of (g, v, c); c is the op's
- * scalar. */
-#define TSHI_UNARY_OPS(ROW)                                                                        \
-    ROW(neg, keep, NONE, -x, -g)                                                                   \
-    ROW(scale, keep, NONE, x *c, g *c)                                                             \
-    ROW(add_scalar, nonlinear, NONE, x + c, g)                                                     \
-    ROW(sqrt, nonlinear, OUT, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)                             \
-    ROW(relu, nonlinear, OUT, tshi_kernel_relu(x), v <= 0 ? TSHI_R(0) : g)                         \
-    ROW(exp, nonlinear, OUT, tshi_kernel_exp(x, fused), g *v)                                      \
-    ROW(log, nonlinear, X, tshi_kernel_log(x, fused), g / v)                                       \
-    ROW(sigmoid, nonlinear, OUT, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))             \
-    ROW(tanh, nonlinear, OUT, tshi_kernel_tanh(x, fused), g *(TSHI_R(1) - v * v))                  \
-    ROW(erf, nonlinear, X, tshi_map_erf(x, fused), g *tshi_map_erf_slope(v, fused))                \
-    ROW(gelu, nonlinear, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_slope(v, fused))             \
-    ROW(gelu_tanh, nonlinear, X, tshi_map_gelu_tanh(x, fused),                                     \
-        g *tshi_map_gelu_tanh_slope(v, fused))                                                     \
-    ROW(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_slope(v, fused))
+/* Runs an elementwise op on checked inputs and records it, unless its output is of integers. The
+ * kernel's operands are the output, of `dtype`, and the inputs; c is its scalar, which backward
+ * gets too. */
+static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n, tsh_dtype dtype,
+                                tshi_kernel_fn kernel, double c) {
+    tsh_ctx *ctx = in[0]->ctx;
+    tshi_output output;
+    tshi_loop loop;
+    tsh_tensor *out;
+    int i;
+    if (!tshi_map_shape(op->name, in, n, &output.shape) || !op->rule(op, in, n, NULL, &output))
+        return NULL;
+    out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
+    if (!out) return NULL;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_tensor(&loop, out);
+    for (i = 0; i < n; i++) tshi_kernel_tensor(&loop, in[i]);
+    tshi_kernel_run(&loop, kernel, &c);
+    if (tshi_dtypes[dtype].floating)
+        tshi_map_record(op, out, in, n, output.partial, &c, sizeof c, NULL);
+    return out;
+}
 
-/* b a^(b - 1), the slope of a^b; 0 where b is, also at a = 0. */
-TSHI_INLINE tsh_real tshi_map_power_slope(tsh_real a, tsh_real b) {
+/* What backward kernels of elementwise ops need. */
+typedef struct tshi_backward_params {
+    double c; /* the op's scalar */
+    int add;  /* 1: add to the gradient, 0: write it */
+} tshi_backward_params;
+
+/* The row of a unary or binary op. */
+typedef struct tshi_map_row {
+    tshi_op op;    /* first: node->op points to it */
+    unsigned pass; /* inputs whose gradient is that of the output, if it has their shape */
+    const tshi_kernel_fn *forward, *backward[2]; /* backward: for each input */
+} tshi_map_row;
+
+/* Adds to the gradient of input i. Operands: that gradient, g, then for each input its saved
+ * values, or the saved output, or if nothing is saved g again. A broadcast input's gradient is
+ * zeroed first, if it is new, as several terms are added to each element. */
+static void tshi_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
+    const tsh_tensor *t = node->in[i], *out = node->out;
+    const int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
+    const tsh_real *g = tshi_tape_grad(node);
+    tshi_backward_params params;
+    tshi_loop loop;
+    tshi_dest dest;
+    int k;
+    if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
+        return;
+    tshi_kernel_space(&loop, out);
+    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL);
+    tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+    for (k = 0; k < node->n; k++) {
+        const int from = node->saved[k] ? k : node->n;
+        const tsh_tensor *v = from < node->n ? node->in[from] : out;
+        if (node->saved[from])
+            tshi_kernel_add_operand(&loop, v, tshi_tape_saved(node, from), v->stride, v->dtype);
+        else
+            tshi_kernel_add_operand(&loop, out, g, out->stride, TSH_REAL);
+    }
+    params.c = *(const double *)node->params;
+    params.add = dest.add;
+    tshi_kernel_run(&loop, kernel[out->ctx->isa], &params);
+}
+
+static void tshi_map_backward(tshi_node *node) {
+    const tshi_map_row *row = (const tshi_map_row *)(const void *)node->op;
+    const tsh_tensor *out = node->out;
+    int i;
+    for (i = 0; i < node->n; i++) {
+        const tsh_tensor *t = node->in[i];
+        const int same = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
+        if (same && (row->pass >> i & 1u))
+            tshi_tape_pass(node, i);
+        else
+            tshi_map_input_backward(node, i, row->backward[i]);
+    }
+}
+
+/* A kernel that computes F of up to three operands u, v, w (N of them; operands 1 to 3) and the
+ * scalar c, and writes it to operand 0, or adds it there if ADD. P is its parameters' type. If an
+ * input was broadcast, operand 0 of its backward has step 0 and the store sums the run. */
+#define TSHI_MAP_KERNEL(name, P, C, ADD, N, u, v, w, F)                                            \
+    TSHI_INLINE void name##_body(int64_t n, const tshi_operand *operand, const P *p, int fused) {  \
+        tsh_real pad[3][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
+        const tsh_real *us, *vs, *ws, c = TSHI_R(C);                                               \
+        int64_t e;                                                                                 \
+        int i;                                                                                     \
+        (void)c, (void)p, (void)fused;                                                             \
+        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
+            us = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
+            vs = N > 1 ? tshi_kernel_load(&operand[2], e, n, pad[1]) : us;                         \
+            ws = N > 2 ? tshi_kernel_load(&operand[3], e, n, pad[2]) : us;                         \
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
+                const tsh_real u = us[i], v = vs[i], w = ws[i];                                    \
+                (void)u, (void)v, (void)w;                                                         \
+                y[i] = F;                                                                          \
+            }                                                                                      \
+            tshi_kernel_store(&operand[0], e, n, y, ADD);                                          \
+        }                                                                                          \
+    }                                                                                              \
+    TSHI_KERNEL_FUSED(name, P);
+
+/* -- unary ops -------------------------------------------------------------- */
+
+/* d a^b / da = b a^(b - 1); 0 if b is 0, also at a = 0. */
+TSHI_INLINE tsh_real tshi_map_power_derivative(tsh_real a, tsh_real b) {
     return b < 0 || b > 0 ? b * tshi_kernel_pow(a, b - TSHI_R(1)) : b * TSHI_R(0);
 }
 
-/* The normal distribution, with a = |x|, z = a^2: its tail beyond a is e^(-z / 2) R(a), and a times
- * that is e^(-z / 2) M(a). Near 0 it is 1/2 + x S(z). */
-TSHI_INLINE float tshi_map_normal(float z, int fused) { /* S, up to a = 0.6875 */
+/* The normal distribution Phi, with a = |x|, z = a^2: Phi(-a) = e^(-z / 2) R(a), where R is the
+ * Mills ratio over sqrt(2 pi), and M(a) = a R(a). Near 0, Phi(x) = 1/2 + x S(z). The next three
+ * functions approximate R, S and a Phi(-a) by polynomials. */
+
+/* S(z), up to a = 0.6875. */
+TSHI_INLINE float tshi_map_normal(float z, int fused) {
     float s = 1.32573507e-4f;
     s = tshi_kernel_fma(s, z, -1.20952074e-3f, fused);
     s = tshi_kernel_fma(s, z, 9.98079125e-3f, fused);
@@ -9417,7 +9490,7 @@ TSHI_INLINE float tshi_map_normal(float z, int fused) { /* S, up to a = 0.6875 *
     return tshi_kernel_fma(s, z, 3.98942292e-1f, fused);
 }
 
-/* R, as good as the tail has to be beside 1. */
+/* R(a), with the absolute error that 1 - Phi(-a) can bear. */
 TSHI_INLINE float tshi_map_mills(float a, int fused) {
     const float g = a / (a + 2.5f);
     float r = 1.66279189e-2f;
@@ -9430,10 +9503,11 @@ TSHI_INLINE float tshi_map_mills(float a, int fused) {
     return tshi_kernel_fma(r, g, 0.5f, fused);
 }
 
-/* y less a times the tail, from a = 0.6875 to 14.4, where that is 0, as good as it has to be alone.
- * low is what z lacks of a^2, r = -z - low - 2 n ln 2; 2^-24 is in M and back in the power of 2,
- * which is no denormal then: the product is rounded once. */
-TSHI_INLINE float tshi_map_less_tail(float y, float a, int fused) {
+/* y - a Phi(-a) for a from 0.6875 to 14.4, where a Phi(-a) rounds to 0. Its relative error is
+ * small, as y may be 0. z is a^2 rounded, low the rest of it, r = -z - low - 2 n ln 2. M's
+ * coefficients hold a factor 2^-24 and the power of 2 one of 2^24: so that is no denormal, and the
+ * product is rounded only once. */
+TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
     const float u = (a - 1.5625f) / (a + 3.03125f); /* small where M is steep */
     const float cut = tshi_kernel_float(tshi_kernel_bits(a) & 0xFFFFF000u);
     const float z = fused ? (float)(a * a) : (float)(cut * cut);
@@ -9461,8 +9535,9 @@ TSHI_INLINE float tshi_map_less_tail(float y, float a, int fused) {
     return tshi_kernel_fma(-m, p, y, fused);
 }
 
-/* x / 2 + x^2 S near 0, and beyond max(x, 0) less a times the tail; of what is not finite the first
- * (-infinity gives NaN, as -infinity times 0). With x's sign, which a zero would lack. */
+/* gelu(x) = x Phi(x): x / 2 + x^2 S(x^2) near 0, else max(x, 0) - a Phi(-a). Infinities and NaN
+ * take the first form, so that -infinity is NaN, as -infinity times 0. The sign bit is x's: a zero
+ * would lack it. */
 TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     const float x = (float)v;
     const uint32_t bits = tshi_kernel_bits(x) & 0x7FFFFFFFu;
@@ -9472,15 +9547,16 @@ TSHI_INLINE tsh_real tshi_map_gelu(tsh_real v, int fused) {
     if (TSHI_DOUBLE)
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
     mid = tshi_kernel_fma(tshi_map_normal(a * a, fused) * x, x, 0.5f * x, fused);
-    ends = tshi_map_less_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
+    ends = tshi_map_minus_tail(tshi_kernel_float((uint32_t)(order > 0 ? order : 0)), a, fused);
     return TSHI_R(
         tshi_kernel_float(tshi_kernel_pick(bits - 0x3F300000u < 0x40500000u, tshi_kernel_bits(ends),
                                            tshi_kernel_bits(mid)) |
                           ((uint32_t)order ^ bits)));
 }
 
-/* Phi(x) + x phi(x): at -a it is e^-h (R(a) - a / sqrt(2 pi)), at a what that lacks of 1. */
-TSHI_INLINE tsh_real tshi_map_gelu_slope(tsh_real v, int fused) {
+/* gelu'(x) = Phi(x) + x phi(x), with phi = Phi'. gelu'(-a) = e^(-a^2 / 2) (R(a) - a / sqrt(2 pi)),
+ * and gelu'(a) = 1 - gelu'(-a). */
+TSHI_INLINE tsh_real tshi_map_gelu_derivative(tsh_real v, int fused) {
     const uint32_t x = tshi_kernel_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_kernel_float(bits < 0x41600000u ? bits : 0x41600000u);
     float y;
@@ -9492,11 +9568,11 @@ TSHI_INLINE tsh_real tshi_map_gelu_slope(tsh_real v, int fused) {
     y = y * (float)tshi_kernel_exp_below(TSHI_R(-0.5f * a * a), fused);
     y = tshi_kernel_float(
         tshi_kernel_pick((int)(x >> 31), tshi_kernel_bits(y), tshi_kernel_bits(1.0f - y)));
-    return TSHI_R(y + ((float)v - (float)v)); /* NaN */
+    return TSHI_R(y + ((float)v - (float)v)); /* NaN unless v is finite */
 }
 
-/* erf x = 1 - e^-P, with P = a + a Q(a) of a = |x| up to 3.95 (from 3.88 on it is 1), as 1 - 2^n -
- * 2^n (e^r - 1), and x's sign. */
+/* erf(a) = 1 - e^-P with P = a + a Q(a), a = |x| up to 3.95 (from 3.88 on it rounds to 1), computed
+ * as 1 - 2^n - 2^n (e^r - 1) with -P = n ln 2 + r. The sign is x's. */
 TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_kernel_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_kernel_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu);
@@ -9519,12 +9595,12 @@ TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
         tshi_kernel_pick(bits > 0x7F800000u, x, tshi_kernel_bits(q) | (x ^ bits))));
 }
 
-/* 2 / sqrt(pi) e^(-x^2). */
-TSHI_INLINE tsh_real tshi_map_erf_slope(tsh_real x, int fused) {
+/* erf'(x) = 2 / sqrt(pi) e^(-x^2). */
+TSHI_INLINE tsh_real tshi_map_erf_derivative(tsh_real x, int fused) {
     return TSHI_R(1.1283791670955126) * tshi_kernel_exp(-x * x, fused);
 }
 
-/* 0.5 x (1 + tanh u) with u = sqrt(2 / pi) (x + 0.044715 x^3) is x / (1 + e^-2u). */
+/* e^-2u with u = sqrt(2 / pi) (x + 0.044715 x^3): 0.5 x (1 + tanh u) is x / (1 + e^-2u). */
 TSHI_INLINE tsh_real tshi_map_gelu_power(tsh_real x, int fused) {
     return tshi_kernel_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
                            fused);
@@ -9534,288 +9610,124 @@ TSHI_INLINE tsh_real tshi_map_gelu_tanh(tsh_real x, int fused) {
     return x / (TSHI_R(1) + tshi_map_gelu_power(x, fused));
 }
 
-TSHI_INLINE tsh_real tshi_map_gelu_tanh_slope(tsh_real x, int fused) {
+TSHI_INLINE tsh_real tshi_map_gelu_tanh_derivative(tsh_real x, int fused) {
     tsh_real s = TSHI_R(1) / (TSHI_R(1) + tshi_map_gelu_power(x, fused));
-    tsh_real slope = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x;
-    return s + x * s * (TSHI_R(1) - s) * slope;
+    tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* of 2u */
+    return s + x * s * (TSHI_R(1) - s) * du2;
 }
 
 TSHI_INLINE tsh_real tshi_map_silu(tsh_real x, int fused) {
     return x / (TSHI_R(1) + tshi_kernel_exp(-x, fused));
 }
 
-TSHI_INLINE tsh_real tshi_map_silu_slope(tsh_real x, int fused) {
+TSHI_INLINE tsh_real tshi_map_silu_derivative(tsh_real x, int fused) {
     tsh_real s = tshi_kernel_sigmoid(x, fused);
     return s * (TSHI_R(1) + x * (TSHI_R(1) - s));
 }
 
-#define TSHI_UNARY_KERNELS(public, name, rule, save, F, D)                                         \
-    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *operand,        \
-                                                    const double *scalar, int fused) {             \
-        tsh_real pad[TSHI_BLOCK], y[TSHI_BLOCK];                                                   \
-        const tsh_real *in, c = TSHI_R(*scalar);                                                   \
-        int64_t e;                                                                                 \
-        int i;                                                                                     \
-        (void)c;                                                                                   \
-        (void)fused;                                                                               \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            in = tshi_kernel_load(&operand[1], e, n, pad);                                         \
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
-                const tsh_real x = in[i];                                                          \
-                y[i] = F;                                                                          \
-            }                                                                                      \
-            tshi_kernel_store(&operand[0], e, n, y, 0);                                            \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_forward, double);                                          \
-    /* dx, dy, v */                                                                                \
-    TSHI_INLINE void tshi_map_##name##_backward_body(int64_t n, const tshi_operand *operand,       \
-                                                     const tshi_slope *slope, int fused) {         \
-        tsh_real pad[2][TSHI_BLOCK], dx[TSHI_BLOCK];                                               \
-        const tsh_real *gs, *vs, c = TSHI_R(slope->c);                                             \
-        int64_t e;                                                                                 \
-        int i;                                                                                     \
-        (void)c;                                                                                   \
-        (void)fused;                                                                               \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            gs = tshi_kernel_load(&operand[1], e, n, pad[0]);                                      \
-            vs = tshi_kernel_load(&operand[2], e, n, pad[1]);                                      \
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
-                const tsh_real g = gs[i], v = vs[i];                                               \
-                (void)v;                                                                           \
-                dx[i] = D;                                                                         \
-            }                                                                                      \
-            tshi_kernel_store(&operand[0], e, n, dx, slope->add);                                  \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_backward, tshi_slope);                                     \
-    static const tshi_unary tshi_map_##name##_row = {                                              \
-        {public, "x", tshi_rule_##rule, tshi_map_unary_backward, TSHI_##save, 0},                  \
-        tshi_map_##name##_forward,                                                                 \
-        tshi_map_##name##_backward};
-#define TSHI_UNARY_ROW(name, ...) TSHI_UNARY_KERNELS("tsh_" #name, name, __VA_ARGS__)
-TSHI_UNARY_OPS(TSHI_UNARY_ROW)
-TSHI_UNARY_KERNELS("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
-TSHI_UNARY_KERNELS("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_kernel_pow(x, c),
-                   g *tshi_map_power_slope(v, c))
-#undef TSHI_UNARY_ROW
-#undef TSHI_UNARY_KERNELS
-#undef TSHI_UNARY_OPS
-
-static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_unary *row, double c) {
+static tsh_tensor *tshi_map_unary(tsh_tensor *x, const tshi_map_row *row, double c) {
     tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, &x, 1);
-    tshi_output output;
-    tshi_loop loop;
-    tsh_tensor *out;
-    tshi_node *node;
-    if (!ctx) return NULL;
-    output.shape = tsh_shape_of(x);
-    if (!row->op.rule(&row->op, &x, 1, NULL, &output)) return NULL;
-    out = tshi_tensor_out(ctx, row->op.name, x->dtype, &output.shape, &output.layout);
-    if (!out) return NULL;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    tshi_kernel_tensor(&loop, x);
-    tshi_kernel_run(&loop, row->forward[ctx->isa], &c);
-    node = tshi_tape_record(&row->op, out, &x, 1, output.partial, sizeof c);
-    if (node) memcpy(node->params, &c, sizeof c);
-    return out;
+    return ctx ? tshi_map_run(&row->op, &x, 1, x->dtype, row->forward[ctx->isa], c) : NULL;
 }
 
-#define TSHI_UNARY_PUBLIC(name)                                                                    \
+/* Name, layout rule, which values backward reads as v (NONE, the input X or the output OUT), y of
+ * (x, c), dx of (g, v, c), where c is the argument of a TSHI_SCALAR op. */
+#define TSHI_UNARY_ROW(public, name, rule, save, F, D)                                             \
+    TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, *p, 0, 1, x, u1, u2, F)                     \
+    TSHI_MAP_KERNEL(tshi_map_##name##_backward, tshi_backward_params, p->c, p->add, 2, g, v, u2,   \
+                    D)                                                                             \
+    static const tshi_map_row tshi_map_##name##_row = {                                            \
+        {public, "x", tshi_rule_##rule, tshi_map_backward, TSHI_##save, 0},                        \
+        0,                                                                                         \
+        tshi_map_##name##_forward,                                                                 \
+        {tshi_map_##name##_backward, NULL}};
+#define TSHI_UNARY(name, ...)                                                                      \
+    TSHI_UNARY_ROW("tsh_" #name, name, __VA_ARGS__)                                                \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x) {                                                \
         return tshi_map_unary(x, &tshi_map_##name##_row, 0);                                       \
     }
-#define TSHI_SCALAR_PUBLIC(name)                                                                   \
+#define TSHI_SCALAR(name, ...)                                                                     \
+    TSHI_UNARY_ROW("tsh_" #name, name, __VA_ARGS__)                                                \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, double c) {                                      \
         return tshi_map_unary(x, &tshi_map_##name##_row, c);                                       \
     }
-TSHI_UNARY_PUBLIC(neg)
-TSHI_SCALAR_PUBLIC(scale)
-TSHI_SCALAR_PUBLIC(add_scalar)
+
+TSHI_UNARY(neg, keep, NONE, -x, -g)
+TSHI_SCALAR(scale, keep, NONE, x *c, g *c)
+TSHI_SCALAR(add_scalar, nonlinear, NONE, x + c, g)
+TSHI_UNARY_ROW("tsh_pow_scalar", square, nonlinear, X, x *x, g *(v + v))
+TSHI_UNARY_ROW("tsh_pow_scalar", pow_scalar, nonlinear, X, tshi_kernel_pow(x, c),
+               g *tshi_map_power_derivative(v, c))
 TSH_API tsh_tensor *tsh_pow_scalar(tsh_tensor *x, double c) {
-    const tshi_unary *row = c >= 2 && c <= 2 ? &tshi_map_square_row : &tshi_map_pow_scalar_row;
-    return tshi_map_unary(x, row, c);
+    return tshi_map_unary(x, c >= 2 && c <= 2 ? &tshi_map_square_row : &tshi_map_pow_scalar_row, c);
 }
-TSHI_UNARY_PUBLIC(exp)
-TSHI_UNARY_PUBLIC(log)
-TSHI_UNARY_PUBLIC(sqrt)
-TSHI_UNARY_PUBLIC(sigmoid)
-TSHI_UNARY_PUBLIC(tanh)
-TSHI_UNARY_PUBLIC(relu)
-TSHI_UNARY_PUBLIC(erf)
-TSHI_UNARY_PUBLIC(gelu)
-TSHI_UNARY_PUBLIC(gelu_tanh)
-TSHI_UNARY_PUBLIC(silu)
-#undef TSHI_UNARY_PUBLIC
-#undef TSHI_SCALAR_PUBLIC
+TSHI_UNARY(exp, nonlinear, OUT, tshi_kernel_exp(x, fused), g *v)
+TSHI_UNARY(log, nonlinear, X, tshi_kernel_log(x, fused), g / v)
+TSHI_UNARY(sqrt, nonlinear, OUT, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)
+TSHI_UNARY(sigmoid, nonlinear, OUT, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))
+TSHI_UNARY(tanh, nonlinear, OUT, tshi_kernel_tanh(x, fused), g *(TSHI_R(1) - v * v))
+TSHI_UNARY(relu, nonlinear, OUT, tshi_kernel_relu(x), v <= 0 ? TSHI_R(0) : g)
+TSHI_UNARY(erf, nonlinear, X, tshi_map_erf(x, fused), g *tshi_map_erf_derivative(v, fused))
+TSHI_UNARY(gelu, nonlinear, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_derivative(v, fused))
+TSHI_UNARY(gelu_tanh, nonlinear, X, tshi_map_gelu_tanh(x, fused),
+           g *tshi_map_gelu_tanh_derivative(v, fused))
+TSHI_UNARY(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_derivative(v, fused))
+#undef TSHI_UNARY_ROW
+#undef TSHI_UNARY
+#undef TSHI_SCALAR
 
 /* -- binary ops ------------------------------------------------------------- */
 
-typedef struct tshi_binary {
-    tshi_op op;    /* first: a node's op is its row */
-    unsigned pass; /* inputs whose gradient is the output's, where shapes are the same */
-    const tshi_kernel_fn *forward, *da, *db;
-} tshi_binary;
-
-/* Operand i of a backward loop: its saved values, or g where none were needed. */
-static void tshi_map_saved(tshi_loop *loop, const tshi_node *node, int i) {
-    const tsh_tensor *t = node->saved[i] ? node->in[i] : node->out;
-    if (node->saved[i])
-        tshi_kernel_add_operand(loop, t, tshi_tape_saved(node, i), t->stride, t->dtype);
-    else
-        tshi_kernel_add_operand(loop, t, tshi_tape_grad(node), t->stride, TSH_REAL);
+/* d a^b / db = a^b ln a; 0 at a = 0 with b >= 0, as in PyTorch. */
+TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) {
+    const tsh_real db = tshi_kernel_pow(a, b) * tshi_kernel_log(a, fused);
+    return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : db;
 }
 
-/* Adds one input's gradient; a broadcast one is zeroed first and summed into. */
-static void tshi_map_slope(tshi_node *node, int i, const tshi_kernel_fn *kernel) {
-    tsh_tensor *t = node->in[i], *out = node->out;
-    int broadcast = tsh_local_numel(t) != tsh_local_numel(out);
-    tshi_loop loop;
-    tshi_dest dest;
-    tshi_slope slope;
-    if (!(broadcast ? tshi_tape_dest_zeroed(node, i, &dest) : tshi_tape_dest(node, i, &dest)))
-        return;
-    slope.c = 0;
-    slope.add = dest.add;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_add_operand(&loop, t, dest.data, dest.stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
-    tshi_map_saved(&loop, node, 0);
-    tshi_map_saved(&loop, node, 1);
-    tshi_kernel_run(&loop, kernel[out->ctx->isa], &slope);
-}
-
-static void tshi_map_binary_backward(tshi_node *node) {
-    const tshi_binary *row = (const tshi_binary *)(const void *)node->op;
-    const tsh_tensor *out = node->out;
-    int i;
-    for (i = 0; i < 2; i++) {
-        const tsh_tensor *t = node->in[i];
-        const int alike = t->ndim == out->ndim && tsh_local_numel(t) == tsh_local_numel(out);
-        if (alike && (row->pass >> i & 1u))
-            tshi_tape_pass(node, i);
-        else
-            tshi_map_slope(node, i, i ? row->db : row->da);
-    }
-}
-
-/* Name, layout rule, values that backward reads, inputs whose gradient is the output's, y of
- * (a, b), da and db of (g, a, b). */
-#define TSHI_BINARY_OPS(ROW)                                                                       \
-    ROW(add, add, TSHI_NONE, TSHI_A | TSHI_B, a + b, g, g)                                         \
-    ROW(sub, add, TSHI_NONE, TSHI_A, a - b, g, -g)                                                 \
-    ROW(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)                               \
-    ROW(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g * a / (b * b))                   \
-    ROW(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),                         \
-        g *tshi_map_power_slope(a, b), g *tshi_map_pow_slope(a, b, fused))
-
-/* The exponent's slope is a^b ln a, and 0 at a = 0 with b >= 0, as torch. */
-TSHI_INLINE tsh_real tshi_map_pow_slope(tsh_real a, tsh_real b, int fused) {
-    const tsh_real slope = tshi_kernel_pow(a, b) * tshi_kernel_log(a, fused);
-    return !(a < 0) && !(a > 0) && b >= 0 && a == a ? TSHI_R(0) : slope;
-}
-
-/* d = or += D; where d's operand was broadcast and stands still, the run is summed. Operands: d, g,
- * a, b. */
-#define TSHI_BINARY_SLOPE(name, D)                                                                 \
-    TSHI_INLINE void name##_body(int64_t n, const tshi_operand *x, const tshi_slope *slope,        \
-                                 int fused) {                                                      \
-        tsh_real pad[3][TSHI_BLOCK], d[TSHI_BLOCK];                                                \
-        const tsh_real *gs, *as, *bs;                                                              \
-        int64_t e;                                                                                 \
-        int i;                                                                                     \
-        (void)fused;                                                                               \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            gs = tshi_kernel_load(&x[1], e, n, pad[0]);                                            \
-            as = tshi_kernel_load(&x[2], e, n, pad[1]);                                            \
-            bs = tshi_kernel_load(&x[3], e, n, pad[2]);                                            \
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
-                const tsh_real g = gs[i], a = as[i], b = bs[i];                                    \
-                (void)a;                                                                           \
-                (void)b;                                                                           \
-                d[i] = D;                                                                          \
-            }                                                                                      \
-            tshi_kernel_store(&x[0], e, n, d, slope->add);                                         \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(name, tshi_slope);
-
-#define TSHI_BINARY_ROW(name, rule, save, pass, F, DA, DB)                                         \
-    TSHI_INLINE void tshi_map_##name##_forward_body(int64_t n, const tshi_operand *x,              \
-                                                    const void *params, int fused) {               \
-        tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];                                                \
-        const tsh_real *as, *bs;                                                                   \
-        int64_t e;                                                                                 \
-        int i;                                                                                     \
-        (void)params;                                                                              \
-        (void)fused;                                                                               \
-        for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
-            as = tshi_kernel_load(&x[1], e, n, pad[0]);                                            \
-            bs = tshi_kernel_load(&x[2], e, n, pad[1]);                                            \
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                          \
-                const tsh_real a = as[i], b = bs[i];                                               \
-                y[i] = F;                                                                          \
-            }                                                                                      \
-            tshi_kernel_store(&x[0], e, n, y, 0);                                                  \
-        }                                                                                          \
-    }                                                                                              \
-    TSHI_KERNEL_FUSED(tshi_map_##name##_forward, void);                                            \
-    TSHI_BINARY_SLOPE(tshi_map_##name##_da, DA)                                                    \
-    TSHI_BINARY_SLOPE(tshi_map_##name##_db, DB)                                                    \
-    static const tshi_binary tshi_map_##name##_row = {                                             \
-        {"tsh_" #name, "a b", tshi_rule_##rule, tshi_map_binary_backward, save, 0},                \
-        pass,                                                                                      \
-        tshi_map_##name##_forward,                                                                 \
-        tshi_map_##name##_da,                                                                      \
-        tshi_map_##name##_db};
-TSHI_BINARY_OPS(TSHI_BINARY_ROW)
-#undef TSHI_BINARY_ROW
-#undef TSHI_BINARY_OPS
-
-static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_binary *row) {
-    tsh_tensor *in[2], *out;
+static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_map_row *row) {
+    tsh_tensor *in[2];
     tsh_ctx *ctx;
-    tshi_output output;
-    tshi_loop loop;
     in[0] = a;
     in[1] = b;
     ctx = tshi_tensor_check_floating(row->op.name, in, 2);
-    if (!ctx || !tshi_map_shape(row->op.name, in, 2, &output.shape) ||
-        !row->op.rule(&row->op, in, 2, NULL, &output))
-        return NULL;
-    out = tshi_tensor_out(ctx, row->op.name, tshi_tensor_promote(in, 2), &output.shape,
-                          &output.layout);
-    if (!out) return NULL;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    tshi_kernel_tensor(&loop, a);
-    tshi_kernel_tensor(&loop, b);
-    tshi_kernel_run(&loop, row->forward[ctx->isa], NULL);
-    (void)tshi_tape_record(&row->op, out, in, 2, output.partial, 0);
-    return out;
+    if (!ctx) return NULL;
+    return tshi_map_run(&row->op, in, 2, tshi_tensor_promote(in, 2), row->forward[ctx->isa], 0);
 }
 
-#define TSHI_BINARY_PUBLIC(name)                                                                   \
+/* Name, layout rule, inputs that backward reads, inputs whose gradient is g, y of (a, b), da and db
+ * of (g, a, b). */
+#define TSHI_BINARY(name, rule, save, pass, F, DA, DB)                                             \
+    TSHI_MAP_KERNEL(tshi_map_##name##_forward, double, 0, 0, 2, a, b, u2, F)                       \
+    TSHI_MAP_KERNEL(tshi_map_##name##_da, tshi_backward_params, 0, p->add, 3, g, a, b, DA)         \
+    TSHI_MAP_KERNEL(tshi_map_##name##_db, tshi_backward_params, 0, p->add, 3, g, a, b, DB)         \
+    static const tshi_map_row tshi_map_##name##_row = {                                            \
+        {"tsh_" #name, "a b", tshi_rule_##rule, tshi_map_backward, save, 0},                       \
+        pass,                                                                                      \
+        tshi_map_##name##_forward,                                                                 \
+        {tshi_map_##name##_da, tshi_map_##name##_db}};                                             \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
         return tshi_map_binary(a, b, &tshi_map_##name##_row);                                      \
     }
-TSHI_BINARY_PUBLIC(add)
-TSHI_BINARY_PUBLIC(sub)
-TSHI_BINARY_PUBLIC(mul)
-TSHI_BINARY_PUBLIC(div)
-TSHI_BINARY_PUBLIC(pow)
-#undef TSHI_BINARY_PUBLIC
+
+TSHI_BINARY(add, add, TSHI_NONE, TSHI_A | TSHI_B, a + b, g, g)
+TSHI_BINARY(sub, add, TSHI_NONE, TSHI_A, a - b, g, -g)
+TSHI_BINARY(mul, multiply, TSHI_A | TSHI_B, TSHI_NONE, a *b, g *b, g *a)
+TSHI_BINARY(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g *a / (b * b))
+TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),
+            g *tshi_map_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
+#undef TSHI_BINARY
+#undef TSHI_MAP_KERNEL
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
-/* y = a op b, or the opposite. NaN equals nothing. Integers are compared with all their digits. */
-#define TSHI_COMPARE_LOOP(type, op)                                                                \
+/* y = 1 or 0, as a OP b. Integers are compared as int64_t, exactly. */
+#define TSHI_COMPARE_LOOP(type, OP)                                                                \
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                                  \
-        y[i] = (((const type *)as)[i] op((const type *)bs)[i]) ^ *flip;                            \
+        y[i] = ((const type *)as)[i] OP((const type *)bs)[i];                                      \
     }
-#define TSHI_COMPARE_KERNEL(name, op)                                                              \
-    TSHI_INLINE void tshi_map_##name##_body(int64_t n, const tshi_operand *x, const int *flip) {   \
+#define TSHI_COMPARE(name, OP)                                                                     \
+    TSHI_INLINE void tshi_map_##name##_body(int64_t n, const tshi_operand *x,                      \
+                                            const double *none) {                                  \
         union {                                                                                    \
             tsh_real real[TSHI_BLOCK];                                                             \
             int64_t integer[TSHI_BLOCK];                                                           \
@@ -9825,78 +9737,52 @@ TSHI_BINARY_PUBLIC(pow)
         int32_t y[TSHI_BLOCK];                                                                     \
         int64_t e;                                                                                 \
         int i;                                                                                     \
+        (void)none;                                                                                \
         for (e = 0; e < n; e += TSHI_BLOCK) {                                                      \
             if (floating) {                                                                        \
                 as = tshi_kernel_load(&x[1], e, n, pad[0].real);                                   \
                 bs = tshi_kernel_load(&x[2], e, n, pad[1].real);                                   \
-                TSHI_COMPARE_LOOP(tsh_real, op)                                                    \
+                TSHI_COMPARE_LOOP(tsh_real, OP)                                                    \
             } else {                                                                               \
                 as = tshi_kernel_load_integers(&x[1], e, n, pad[0].integer);                       \
                 bs = tshi_kernel_load_integers(&x[2], e, n, pad[1].integer);                       \
-                TSHI_COMPARE_LOOP(int64_t, op)                                                     \
+                TSHI_COMPARE_LOOP(int64_t, OP)                                                     \
             }                                                                                      \
-            tshi_map_store_i32((int32_t *)x[0].data, x[0].step, e, n, y);                          \
+            /* the output is new and dense */                                                      \
+            memcpy((int32_t *)x[0].data + e, y,                                                    \
+                   (size_t)tshi_base_min(TSHI_BLOCK, n - e) * sizeof *y);                          \
         }                                                                                          \
     }                                                                                              \
-    TSHI_KERNEL(tshi_map_##name, int);
+    TSHI_KERNEL(tshi_map_##name, double);                                                          \
+    TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
+        static const tshi_op op = {"tsh_" #name, "a b", tshi_rule_nonlinear, NULL, 0, 0};          \
+        return tshi_map_compare(&op, a, b, tshi_map_##name);                                       \
+    }
 
-/* A block of truth values, to a tensor of i32. */
-TSHI_INLINE void tshi_map_store_i32(int32_t *y, int64_t step, int64_t e, int64_t n,
-                                    const int32_t *block) {
-    const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
-    int i;
-    if (step == 1 && m == TSHI_BLOCK)
-        memcpy(y + e, block, TSHI_BLOCK * sizeof *y);
-    else
-        for (i = 0; i < m; i++) y[(e + i) * step] = block[i];
-}
-
-TSHI_COMPARE_KERNEL(eq, ==)
-TSHI_COMPARE_KERNEL(lt, <)
-TSHI_COMPARE_KERNEL(le, <=)
-#undef TSHI_COMPARE_KERNEL
-#undef TSHI_COMPARE_LOOP
-
-/* swap: the kernel sees b before a; flip: gives the opposite. */
 static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
-                                    const tshi_kernel_fn *kernel, int swap, int flip) {
-    tsh_tensor *in[2], *out;
+                                    const tshi_kernel_fn *kernel) {
+    tsh_tensor *in[2];
     tsh_ctx *ctx;
-    tshi_output output;
-    tshi_loop loop;
     in[0] = a;
     in[1] = b;
     ctx = tshi_tensor_check(op->name, in, 2);
-    if (!ctx || !tshi_map_shape(op->name, in, 2, &output.shape) ||
-        !op->rule(op, in, 2, NULL, &output))
-        return NULL;
+    if (!ctx) return NULL;
     if (a->dtype != b->dtype)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %s against %s; tsh_cast one of them",
                                op->name, tshi_dtype_name(a->dtype), tshi_dtype_name(b->dtype));
-    out = tshi_tensor_out(ctx, op->name, TSH_I32, &output.shape, &output.layout);
-    if (!out) return NULL;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    tshi_kernel_tensor(&loop, in[swap]);
-    tshi_kernel_tensor(&loop, in[!swap]);
-    tshi_kernel_run(&loop, kernel[ctx->isa], &flip);
-    return out;
+    return tshi_map_run(op, in, 2, TSH_I32, kernel[ctx->isa], 0);
 }
 
-#define TSHI_COMPARE_PUBLIC(name, kernel, swap, flip)                                              \
-    TSH_API tsh_tensor *tsh_##name(tsh_tensor *a, tsh_tensor *b) {                                 \
-        static const tshi_op op = {"tsh_" #name, "a b", tshi_rule_nonlinear, NULL, 0, 0};          \
-        return tshi_map_compare(&op, a, b, tshi_map_##kernel, swap, flip);                         \
-    }
-TSHI_COMPARE_PUBLIC(eq, eq, 0, 0)
-TSHI_COMPARE_PUBLIC(ne, eq, 0, 1)
-TSHI_COMPARE_PUBLIC(lt, lt, 0, 0)
-TSHI_COMPARE_PUBLIC(le, le, 0, 0)
-TSHI_COMPARE_PUBLIC(gt, lt, 1, 0)
-TSHI_COMPARE_PUBLIC(ge, le, 1, 0)
-#undef TSHI_COMPARE_PUBLIC
+TSHI_COMPARE(eq, ==)
+TSHI_COMPARE(ne, !=)
+TSHI_COMPARE(lt, <)
+TSHI_COMPARE(le, <=)
+TSHI_COMPARE(gt, >)
+TSHI_COMPARE(ge, >=)
+#undef TSHI_COMPARE
+#undef TSHI_COMPARE_LOOP
 
-/* where: y = c ? a : b. Operands: y, c, a, b. */
+/* y = c ? a : b. Operands: y, c, a, b. */
 TSHI_INLINE void tshi_map_where_body(int64_t n, const tshi_operand *x, const void *params) {
     tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];
     const tsh_real *a, *b;
@@ -9914,8 +9800,8 @@ TSHI_INLINE void tshi_map_where_body(int64_t n, const tshi_operand *x, const voi
 }
 TSHI_KERNEL(tshi_map_where, void);
 
-/* da += c ? g : 0, or db += c ? 0 : g. Operands: d, g, c; *first: 1 for da. */
-TSHI_INLINE void tshi_map_where_slope_body(int64_t n, const tshi_operand *x, const int *first) {
+/* da += c ? g : 0 if *first, else db += c ? 0 : g. Operands: da or db, g, c. */
+TSHI_INLINE void tshi_map_where_grad_body(int64_t n, const tshi_operand *x, const int *first) {
     tsh_real pad[TSHI_BLOCK], d[TSHI_BLOCK];
     const tsh_real *g;
     int64_t cond[TSHI_BLOCK], e;
@@ -9928,7 +9814,7 @@ TSHI_INLINE void tshi_map_where_slope_body(int64_t n, const tshi_operand *x, con
         tshi_kernel_store(&x[0], e, n, d, 1);
     }
 }
-TSHI_KERNEL(tshi_map_where_slope, int);
+TSHI_KERNEL(tshi_map_where_grad, int);
 
 static void tshi_map_where_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
@@ -9943,7 +9829,7 @@ static void tshi_map_where_backward(tshi_node *node) {
         tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
         tshi_kernel_add_operand(&loop, node->in[0], tshi_tape_saved(node, 0), node->in[0]->stride,
                                 node->in[0]->dtype);
-        tshi_kernel_run(&loop, tshi_map_where_slope[out->ctx->isa], &first);
+        tshi_kernel_run(&loop, tshi_map_where_grad[out->ctx->isa], &first);
     }
 }
 
@@ -9951,81 +9837,59 @@ static const tshi_op tshi_map_where_op = {
     "tsh_where", "cond yes no", tshi_rule_where, tshi_map_where_backward, TSHI_COND, 0};
 
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
-    const tshi_op *op = &tshi_map_where_op;
-    tsh_tensor *in[3], *out;
+    tsh_tensor *in[3];
     tsh_ctx *ctx;
-    tshi_output output;
-    tshi_loop loop;
     in[0] = cond;
     in[1] = a;
     in[2] = b;
     ctx = tshi_tensor_check("tsh_where", in, 3);
-    if (!ctx || !tshi_tensor_check_floating("tsh_where", in + 1, 2) ||
-        !tshi_map_shape("tsh_where", in, 3, &output.shape) || !op->rule(op, in, 3, NULL, &output))
-        return NULL;
+    if (!ctx || !tshi_tensor_check_floating("tsh_where", in + 1, 2)) return NULL;
     if (tshi_dtypes[cond->dtype].floating)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
                                tshi_dtype_name(cond->dtype));
-    out = tshi_tensor_out(ctx, "tsh_where", tshi_tensor_promote(in + 1, 2), &output.shape,
-                          &output.layout);
-    if (!out) return NULL;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    tshi_kernel_tensor(&loop, cond);
-    tshi_kernel_tensor(&loop, a);
-    tshi_kernel_tensor(&loop, b);
-    tshi_kernel_run(&loop, tshi_map_where[ctx->isa], NULL);
-    (void)tshi_tape_record(op, out, in, 3, output.partial, 0);
-    return out;
+    return tshi_map_run(&tshi_map_where_op, in, 3, tshi_tensor_promote(in + 1, 2),
+                        tshi_map_where[ctx->isa], 0);
 }
 
-static void tshi_map_cast_backward(tshi_node *node) {
-    tshi_tape_pass(node, 0); /* gradients are tsh_real, whatever the dtypes are */
+/* Backward of ops whose output has the values of input 0: dx = dy. (Gradients are tsh_real,
+ * whatever the dtypes are.) */
+static void tshi_map_same_backward(tshi_node *node) {
+    tshi_tape_pass(node, 0);
 }
 
 static const tshi_op tshi_map_cast_op = {
-    "tsh_cast", "x", tshi_rule_nonlinear, tshi_map_cast_backward, TSHI_NONE, 0};
+    "tsh_cast", "x", tshi_rule_nonlinear, tshi_map_same_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_cast", &x, 1);
-    const tshi_op *op = &tshi_map_cast_op;
-    tshi_output output;
-    tshi_loop loop;
-    tsh_tensor *out;
     if (!ctx || x->dtype == dtype) return ctx ? x : NULL;
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)))
         return tshi_error_null(ctx, TSH_ERR_DTYPE,
                                "tsh_cast: takes %s, i32 or i64 in this build, not dtype %d",
                                tshi_dtype_name(TSH_REAL), (int)dtype);
-    output.shape = tsh_shape_of(x);
-    if (!op->rule(op, &x, 1, NULL, &output)) return NULL;
-    out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
-    if (!out) return NULL;
-    tshi_kernel_space(&loop, out);
-    tshi_kernel_tensor(&loop, out);
-    tshi_kernel_tensor(&loop, x);
-    tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
-    if (tshi_dtypes[dtype].floating && tshi_dtypes[x->dtype].floating)
-        (void)tshi_tape_record(op, out, &x, 1, output.partial, 0);
-    return out;
+    return tshi_map_run(&tshi_map_cast_op, &x, 1, dtype, tshi_kernel_copy, 0);
 }
 
-/* -- gradients by rows ------------------------------------------------------
- * Kernels that give a dense gradient of input 0 write it to its place where that is dense and empty
- * (*scratch is NULL then), else to scratch, which is then accumulated. 0 on an error. */
-static int tshi_map_room(const tshi_node *node, const tshi_dest *dest, tshi_block **scratch) {
+/* -- dense gradients of input 0 ---------------------------------------------- */
+
+/* Where a kernel that outputs a dense gradient of input 0 writes it: to dest if that is dense and
+ * has nothing to add to (*scratch is NULL then), else to *scratch, for tshi_map_accumulate. NULL:
+ * no memory. */
+static tsh_real *tshi_map_dense_dest(const tshi_node *node, const tshi_dest *dest,
+                                     tshi_block **scratch) {
     const tsh_tensor *x = node->in[0];
     int64_t stride[TSH_MAX_DIMS];
     int d, direct = !dest->add;
     tshi_tensor_strides(x->local, x->ndim, stride);
     for (d = 0; d < x->ndim; d++) direct &= x->local[d] == 1 || stride[d] == dest->stride[d];
-    *scratch = direct ? NULL
-                      : tshi_mem_take(x->ctx, TSH_MEM_STEP,
-                                      tshi_dtype_reals(tsh_local_numel(x)));
-    return direct || *scratch;
+    *scratch = NULL;
+    if (direct) return dest->data;
+    *scratch = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(x)));
+    return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
+/* Adds what a kernel wrote to scratch (may be NULL) to the gradient, and releases scratch. */
 static void tshi_map_accumulate(const tshi_node *node, const tshi_dest *dest, tshi_block *scratch) {
     const tsh_tensor *x = node->in[0];
     int64_t stride[TSH_MAX_DIMS];
@@ -10036,11 +9900,11 @@ static void tshi_map_accumulate(const tshi_node *node, const tshi_dest *dest, ts
 }
 
 /* -- dropout ----------------------------------------------------------------
- * y_e = x_e / (1 - p) where bits(stream, e) >= p 2^32, else 0; e counts global elements. Backward
- * draws the same mask. */
+ * y_e = x_e / (1 - p) if bits(key, stream, e) >= p 2^32, else 0, where e is the global index of the
+ * element: the mask is the same however x is sharded. Backward draws it again. */
 
 typedef struct tshi_dropout {
-    uint64_t key, stream;
+    uint64_t key, stream; /* of Philox */
     double p;
 } tshi_dropout;
 
@@ -10051,9 +9915,10 @@ typedef struct tshi_dropout_run {
     int isa;
 } tshi_dropout_run;
 
-/* The key of the next mask: seed, owner's path and count, dp rank; without an owner, the stage of a
- * pipeline, whose ranks count each for itself. */
-static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
+/* The next mask of owner, the module that drops out. Its stream is a hash of owner's path, how
+ * often owner has drawn a mask, and the dp rank. Without an owner the calls of this ctx are
+ * counted, and the pipeline stage is hashed, as stages count for themselves. */
+static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     tshi_dropout mask;
     uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
     mask.key = ctx->seed;
@@ -10066,16 +9931,16 @@ static tshi_dropout tshi_map_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
     return mask;
 }
 
-/* Which elements to keep: those of a run that begins at a global one. */
-typedef struct tshi_map_masking {
+/* A part of a mask: that of the elements from global index `first` on. */
+typedef struct tshi_mask_range {
     const tshi_dropout *mask;
     int64_t first;
-} tshi_map_masking;
+} tshi_mask_range;
 
 #if TSHI_X86
-/* tshi_rng_words of counters in 64-bit lanes, whose upper halves mean nothing: the products that
- * Philox wants are one instruction then, which compilers do not find. The lanes' order is such that
- * unpacking leaves the words in theirs. */
+/* tshi_rng_words with its counters in 64-bit lanes, whose upper halves are ignored, so that each of
+ * Philox's products is one instruction; compilers do not find that by themselves. The lanes' order
+ * is such that unpacking puts the words in theirs. */
 #define TSHI_MAP_WORDS(isa, TARGET, bytes, reg, op, ...)                                           \
     typedef uint64_t tshi_map_##isa __attribute__((vector_size(bytes), may_alias));                \
     TARGET TSHI_INLINE void tshi_map_words_##isa(uint64_t key, uint64_t stream, uint64_t position, \
@@ -10122,7 +9987,7 @@ TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6,
 #define TSHI_MAP_MASK(isa, TARGET)                                                                 \
     TARGET static void tshi_map_mask_##isa(int64_t n, const tshi_operand *operand,                 \
                                            const void *params) {                                   \
-        const tshi_map_masking *part = (const tshi_map_masking *)params;                           \
+        const tshi_mask_range *part = (const tshi_mask_range *)params;                           \
         tsh_real *y = (tsh_real *)operand[0].data;                                                 \
         const tsh_real *x = (const tsh_real *)operand[1].data;                                     \
         const double limit = part->mask->p * 4294967296.0;                                         \
@@ -10148,19 +10013,18 @@ TSHI_MAP_MASK(avx512, TSHI_AVX512)
 #undef tshi_map_words_avx2
 #undef tshi_map_words_avx512
 #endif
-static const tshi_kernel_fn tshi_map_mask_part[TSHI_ISAS] = {
-    tshi_map_mask_portable, tshi_map_mask_avx2, tshi_map_mask_avx512};
+TSHI_KERNEL_TABLE(tshi_map_mask);
 
-/* A run of global elements. */
+/* Drops out `length` elements from the global and local index that are given. */
 static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t length) {
     const tshi_dropout_run *run = (const tshi_dropout_run *)user;
-    tshi_map_masking part;
+    tshi_mask_range part;
     tshi_operand x[2];
     part.mask = run->mask;
     part.first = global;
     x[0] = tshi_kernel_reals(run->y + local, 1);
     x[1] = tshi_kernel_reals(run->x + local, 1);
-    tshi_map_mask_part[run->isa](length, x, &part);
+    tshi_map_mask[run->isa](length, x, &part);
 }
 
 static void tshi_map_dropout_backward(tshi_node *node) {
@@ -10168,11 +10032,12 @@ static void tshi_map_dropout_backward(tshi_node *node) {
     tshi_dropout_run run;
     tshi_dest dest;
     tshi_block *scratch;
-    if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_room(node, &dest, &scratch)) return;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
+    run.y = tshi_map_dense_dest(node, &dest, &scratch);
+    if (!run.y) return;
     run.isa = out->ctx->isa;
     run.mask = (const tshi_dropout *)node->params;
     run.x = tshi_tape_grad(node);
-    run.y = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest.data;
     tshi_tensor_runs(out, tshi_map_mask_run, &run);
     tshi_map_accumulate(node, &dest, scratch);
 }
@@ -10187,14 +10052,13 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     tshi_dropout_run run;
     tshi_block *scratch = NULL, *unrounded;
     tsh_tensor *out;
-    tshi_node *node;
     if (!ctx) return NULL;
     if (!(p >= 0 && p <= 1))
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_dropout: p is %g, not within [0, 1]", p);
     if (p <= 0) return x;
     out = tshi_tensor_out(ctx, "tsh_dropout", x->dtype, &shape, &x->layout);
     if (!out) return NULL;
-    mask = tshi_map_mask(ctx, p, owner);
+    mask = tshi_map_next_mask(ctx, p, owner);
     run.isa = ctx->isa;
     run.mask = &mask;
     run.y = tshi_kernel_output(out, &unrounded);
@@ -10203,15 +10067,14 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     tshi_mem_drop(ctx, scratch);
     if (run.y) tshi_kernel_output_done(out, unrounded);
     if (!run.x) return NULL;
-    node = tshi_tape_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, sizeof mask);
-    if (node) memcpy(node->params, &mask, sizeof mask);
+    tshi_map_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, &mask, sizeof mask, NULL);
     return out;
 }
 
 /* -- copies ----------------------------------------------------------------- */
 
-/* A copy hands both accumulators on as they are: completion is the business of whoever made its
- * input. */
+/* Adds both accumulators of the copy to those of the input, the partial sum to the partial sum: the
+ * op that made the input completes it, if it has to. */
 static void tshi_map_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tsh_tensor *base = node->in[0]->base;
@@ -10229,7 +10092,7 @@ static const tshi_op tshi_map_clone_op = {
     "tsh_clone", "x",       tshi_rule_keep, tshi_map_copy_backward,
     TSHI_NONE,   TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_PASSES_PARTIAL};
 
-/* A dense copy of x, with its gradient path. op: who reports an error. */
+/* A dense copy of x, through which gradients flow back to x. Errors name op. */
 static tsh_tensor *tshi_map_copy(const char *op, tsh_tensor *x) {
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out = tshi_tensor_out(x->ctx, op, x->dtype, &shape, &x->layout);
@@ -10262,18 +10125,22 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
 
 /* ========================================================================== */
 /* >>op-reduce                                      MARK: - op-reduce (private) */
-/* Ops along one dimension, or all: the input is seen as (outer, n, inner).    */
+/* Ops along one dimension, or all: sum, mean, max, argmax, softmax.           */
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
+/* The local input is seen as a dense (outer, n, inner) array, reduced along n; a reduction of all
+ * dimensions is (1, n, 1). Sums run in an order that depends on these sizes only, so that their
+ * bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
-    int64_t outer, n, inner; /* local */
-    int64_t length;          /* global, of what is reduced */
-    int axis;                /* -1: all */
+    int64_t outer, n, inner; /* local sizes */
+    int64_t length;          /* global size of what is reduced */
+    int axis;                /* -1: all dimensions */
     tsh_shape shape;         /* of the result */
     tsh_layout layout;
 } tshi_reduction;
 
+/* Checks dim and x's layout and fills in *r. 0 and an error if the op cannot run along dim. */
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
     char text[TSHI_TEXT_SIZE];
@@ -10305,8 +10172,8 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
 
 enum { TSHI_REDUCE_STRIP = 4096 }; /* columns whose sums stay in the cache */
 
-/* One contiguous run, blocks of 4096 in a fixed order, their sums in double, times c. Operands: y,
- * x. */
+/* y = c sum x of n adjacent values: sums of 4096 values each, which are added in double. Operands:
+ * y, x. */
 TSHI_INLINE void tshi_reduce_sum_body(int64_t n, const tshi_operand *operand, const double *c) {
     const tsh_real *x = (const tsh_real *)operand[1].data;
     double total = 0;
@@ -10317,7 +10184,7 @@ TSHI_INLINE void tshi_reduce_sum_body(int64_t n, const tshi_operand *operand, co
 }
 TSHI_KERNEL(tshi_reduce_sum, double);
 
-/* y = the sum of so many rows of n columns, in order. Operands: y, x, with the step of rows. */
+/* y = the sum of *rows rows of n columns, in order. Operands: y, x (step: from row to row). */
 TSHI_INLINE void tshi_reduce_rows_body(int64_t n, const tshi_operand *operand,
                                        const int64_t *rows) {
     tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
@@ -10337,7 +10204,7 @@ typedef struct tshi_sums {
     int isa;
 } tshi_sums;
 
-/* Units are rows where those are summed, else columns. */
+/* A thread's part of the sums: [from, to) of outer if inner is 1, else of inner. */
 static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_sums *sums = (const tshi_sums *)job;
     const int64_t n = sums->r->n, inner = sums->r->inner;
@@ -10361,6 +10228,7 @@ static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to
     }
 }
 
+/* y = c sum x along n; x is (outer, n, inner), y (outer, inner). */
 static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y, const tsh_real *x,
                              double c) {
     const int64_t units = r->inner == 1 ? r->outer : r->inner;
@@ -10375,7 +10243,7 @@ static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y,
                       r->inner == 1 ? 1 : 16, tshi_reduce_sum_piece, &sums);
 }
 
-/* out's strides spread over x's dimensions: 0 along what was reduced. */
+/* The strides that broadcast out to x's shape: 0 along what was reduced. */
 static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int axis,
                                int64_t *stride) {
     int d, o = 0;
@@ -10387,8 +10255,9 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
 }
 
 typedef struct tshi_reduce_params {
-    double c; /* of sum and mean */
-    int axis, is_log;
+    double c;   /* sum, mean: the factor of the sum */
+    int axis;   /* -1: all */
+    int is_log; /* softmax: 1 for log_softmax */
 } tshi_reduce_params;
 
 static void tshi_reduce_sum_backward(tshi_node *node) {
@@ -10398,16 +10267,16 @@ static void tshi_reduce_sum_backward(tshi_node *node) {
     tshi_loop loop;
     tshi_dest dest;
     tsh_real *g = tshi_tape_grad(node);
-    tshi_slope slope;
+    tshi_backward_params back;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     tshi_reduce_spread(x, node->out, params->axis, stride);
     tshi_kernel_space(&loop, x);
     tshi_kernel_add_operand(&loop, x, dest.data, dest.stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL);
-    slope.c = params->c;
-    slope.add = dest.add;
-    tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], &slope);
+    tshi_kernel_add_operand(&loop, x, g, stride, TSH_REAL); /* in place of v: scale reads none */
+    back.c = params->c;
+    back.add = dest.add;
+    tshi_kernel_run(&loop, tshi_map_scale_backward[x->ctx->isa], &back);
 }
 
 static const tshi_op tshi_reduce_sum_op = {
@@ -10415,28 +10284,28 @@ static const tshi_op tshi_reduce_sum_op = {
 static const tshi_op tshi_reduce_mean_op = {
     "tsh_mean", "x", tshi_rule_sum, tshi_reduce_sum_backward, TSHI_NONE, 0};
 
+/* tsh_sum and tsh_mean. */
 static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                       int mean) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
     tshi_block *scratch, *unrounded;
+    tshi_reduce_params params;
     tsh_tensor *out;
-    tshi_node *node;
     const tsh_real *values;
     tsh_real *sums;
-    double c;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
-    c = mean ? 1.0 / (double)r.length : 1.0;
+    memset(&params, 0, sizeof params);
+    params.c = mean ? 1.0 / (double)r.length : 1.0;
+    params.axis = r.axis;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
     values = out ? tshi_kernel_packed_reals(x, &scratch) : NULL;
     sums = values ? tshi_kernel_output(out, &unrounded) : NULL;
-    if (sums) tshi_reduce_sums(ctx, &r, sums, values, c);
+    if (sums) tshi_reduce_sums(ctx, &r, sums, values, params.c);
     if (values) tshi_mem_drop(ctx, scratch);
     if (!sums) return NULL;
     tshi_kernel_output_done(out, unrounded);
-    node = tshi_tape_record(op, out, &x, 1, TSHI_NONE, sizeof(tshi_reduce_params));
-    if (node) ((tshi_reduce_params *)node->params)->c = c;
-    if (node) ((tshi_reduce_params *)node->params)->axis = r.axis;
+    tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
     return out;
 }
 
@@ -10448,15 +10317,16 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
     return tshi_reduce_scaled(&tshi_reduce_mean_op, x, dim, keepdim, 1);
 }
 
-/* -- columns ----------------------------------------------------------------
- * Where another dimension is inside of the one that an op runs along, columns that lie side by side
- * are turned into rows, worked on, and turned back: memory is read line by line. */
+/* -- lines ------------------------------------------------------------------
+ * A line is the n values that softmax or max works on; `step` lines are interleaved. If step is not
+ * 1, TSHI_REDUCE_COLUMNS adjacent lines are transposed to dense rows first, and the results back:
+ * whole cache lines are read and written. */
 
 enum { TSHI_REDUCE_COLUMNS = 16 };
 
-/* m columns of n values, whose rows lie `step` apart, to dense rows, or back. */
-static void tshi_reduce_turn(tsh_real *TSHI_RESTRICT rows, tsh_real *TSHI_RESTRICT x, int64_t n,
-                             int64_t step, int64_t m, int back) {
+/* Transposes m columns of x, which have n values `step` apart, to dense rows, or back. */
+static void tshi_reduce_transpose(tsh_real *TSHI_RESTRICT rows, tsh_real *TSHI_RESTRICT x,
+                                  int64_t n, int64_t step, int64_t m, int back) {
     int64_t i, c;
     for (i = 0; i < n; i++, x += step)
         for (c = 0; c < m; c++)
@@ -10466,56 +10336,58 @@ static void tshi_reduce_turn(tsh_real *TSHI_RESTRICT rows, tsh_real *TSHI_RESTRI
                 rows[c * n + i] = x[c];
 }
 
-/* Lines of n values with a step, which lie side by side: their largest, a softmax, or its slope. */
+/* A kernel and the lines that it works on. Its operands, for one line: at[0], at[1], at[2], place,
+ * max. Each may be NULL. */
 typedef struct tshi_lines {
     tshi_kernel_fn kernel;
     int64_t n, step;
-    tsh_real *at[3]; /* whole lines: the first are written, the others read; or NULL */
-    int64_t *place;  /* a value of each line is written, or NULL */
-    tsh_real *most;  /* the same */
+    tsh_real *at[3]; /* arrays of lines: at[0] is written, the others are read */
+    int64_t *place;  /* written: one index per line */
+    tsh_real *max;   /* written: one value per line */
     const void *params;
-    tsh_real *turned; /* each piece's room for columns of those at[] that there are */
+    tsh_real *transposed; /* scratch for each piece, or NULL if step is 1 */
 } tshi_lines;
 
-/* How many of lines->at there are. */
+/* How many of lines->at are not NULL. */
 static int tshi_reduce_operands(const tshi_lines *lines) {
     return !!lines->at[0] + !!lines->at[1] + !!lines->at[2];
 }
 
-/* The kernel gets at[], place and most of one line at a time. */
+/* A thread's part: calls the kernel for the lines [from, to), one at a time. */
 static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
     const tshi_lines *lines = (const tshi_lines *)job;
     const int64_t n = lines->n, step = lines->step;
-    const int64_t room = tshi_base_min(TSHI_REDUCE_COLUMNS, step) * n;
-    tsh_real *turned = lines->turned, *own[3];
+    const int64_t size = tshi_base_min(TSHI_REDUCE_COLUMNS, step) * n;
+    tsh_real *transposed = lines->transposed, *own[3];
     int64_t m, c;
     tshi_operand x[5];
     int i;
-    if (turned) turned += tshi_reduce_operands(lines) * room * piece;
-    for (i = 0; i < 3 && turned; i++) {
-        own[i] = turned;
-        if (lines->at[i]) turned += room;
+    if (transposed) transposed += tshi_reduce_operands(lines) * size * piece;
+    for (i = 0; i < 3 && transposed; i++) {
+        own[i] = transposed;
+        if (lines->at[i]) transposed += size;
     }
     for (; from < to; from += m) {
         const int64_t first = from / step * n * step + from % step;
         m = tshi_base_min(tshi_base_min(TSHI_REDUCE_COLUMNS, step - from % step), to - from);
-        for (i = 1; i < 3 && turned; i++)
-            if (lines->at[i]) tshi_reduce_turn(own[i], lines->at[i] + first, n, step, m, 0);
+        for (i = 1; i < 3 && transposed; i++)
+            if (lines->at[i]) tshi_reduce_transpose(own[i], lines->at[i] + first, n, step, m, 0);
         for (c = 0; c < m; c++) {
             for (i = 0; i < 3; i++)
                 x[i] = tshi_kernel_reals(!lines->at[i] ? NULL
-                                         : turned      ? own[i] + c * n
+                                         : transposed  ? own[i] + c * n
                                                        : lines->at[i] + first,
                                          1);
             x[3] = tshi_kernel_operand(lines->place ? lines->place + from + c : NULL, 1, TSH_I64);
-            x[4] = tshi_kernel_reals(lines->most ? lines->most + from + c : NULL, 1);
+            x[4] = tshi_kernel_reals(lines->max ? lines->max + from + c : NULL, 1);
             lines->kernel(n, x, lines->params);
         }
-        if (turned && lines->at[0]) tshi_reduce_turn(own[0], lines->at[0] + first, n, step, m, 1);
+        if (transposed && lines->at[0])
+            tshi_reduce_transpose(own[0], lines->at[0] + first, n, step, m, 1);
     }
 }
 
-/* 0: there is no memory for it. */
+/* Runs the kernel over `count` lines. 0: no memory. */
 static int tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
     int pieces = tshi_kernel_pieces(ctx, count, lines->n);
     const int64_t unit = tshi_base_min(TSHI_REDUCE_COLUMNS, lines->step);
@@ -10523,20 +10395,20 @@ static int tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
     if (!lines->n || !count) return 1;
     pieces = (int)tshi_base_min(pieces, tshi_base_ceil(count, unit));
     if (lines->step > 1) {
-        const int64_t room = tshi_reduce_operands(lines) * unit * lines->n;
-        block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(room * pieces));
+        const int64_t size = tshi_reduce_operands(lines) * unit * lines->n;
+        block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(size * pieces));
         if (!block) return 0;
     }
-    lines->turned = block ? (tsh_real *)tshi_mem_data(block) : NULL;
+    lines->transposed = block ? (tsh_real *)tshi_mem_data(block) : NULL;
     tshi_team_run(pieces, count, unit, tshi_reduce_lines, lines);
     tshi_mem_drop(ctx, block);
     return 1;
 }
 
-/* -- max, argmax: the first place of the largest value; NaN wins --------------- */
+/* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
 
-/* A block's values and its place e, where they are larger than the lane's; a NaN is replaced by
- * nothing. */
+/* Takes over values of the block x, which begins at index e, where they are larger than the lane's
+ * or the first NaN. */
 TSHI_INLINE void tshi_reduce_place_step(tsh_real *lane, int32_t *place, const tsh_real *x,
                                         int32_t e) {
     int i;
@@ -10548,32 +10420,33 @@ TSHI_INLINE void tshi_reduce_place_step(tsh_real *lane, int32_t *place, const ts
     }
 }
 
-/* The first place of the largest of 0 < n < 2^31 values; of the first NaN where there is one. */
+/* The first index of the largest of 0 < n < 2^31 values; of the first NaN if there is one. */
 TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
-    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], most;
+    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], max;
     int32_t place[TSHI_BLOCK], first = INT32_MAX;
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
-    for (i = 0; i < TSHI_BLOCK; i++) place[i] = -i; /* that of x[0] */
+    for (i = 0; i < TSHI_BLOCK; i++) place[i] = -i; /* place[i] + i is 0, the index of x[0] */
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK)
         tshi_reduce_place_step(lane, place, x + e, (int32_t)e);
     if (e < n) {
         tshi_kernel_end(x + e, n - e, x[0], pad);
         tshi_reduce_place_step(lane, place, pad, (int32_t)e);
     }
-    most = tshi_kernel_max_fold(lane);
-    for (i = 0; i < TSHI_BLOCK; i++) /* all are a NaN, or as large */
-        if ((most != most ? lane[i] != lane[i] : lane[i] == most) && place[i] + i < first)
+    max = tshi_kernel_max_fold(lane);
+    for (i = 0; i < TSHI_BLOCK; i++) /* the lanes that hold a NaN, else the maximum */
+        if ((max != max ? lane[i] != lane[i] : lane[i] == max) && place[i] + i < first)
             first = place[i] + i;
     return first;
 }
 
-/* One line: operands 1: x, 3: its place, 4: the value, or NULL. */
+/* One line. Operands 1: x, 3: index of the maximum, 4: the maximum, or NULL. (Parts of 65536
+ * values, so that an index fits int32_t.) */
 TSHI_INLINE void tshi_reduce_place_body(int64_t n, const tshi_operand *operand,
                                         const void *params) {
     const tsh_real *x = (const tsh_real *)operand[1].data;
-    tsh_real *most = (tsh_real *)operand[4].data;
+    tsh_real *max = (tsh_real *)operand[4].data;
     const int64_t part = 1 << 16;
     int64_t i, here, best = 0;
     (void)params;
@@ -10582,11 +10455,11 @@ TSHI_INLINE void tshi_reduce_place_body(int64_t n, const tshi_operand *operand,
         if (!(x[here] <= x[best])) best = here;
     }
     *(int64_t *)operand[3].data = best;
-    if (most) *most = x[best];
+    if (max) *max = x[best];
 }
 TSHI_KERNEL(tshi_reduce_place, void);
 
-/* dx at the saved place += dy. */
+/* Adds dy to dx at the index of each maximum, which forward kept in aux. */
 static void tshi_reduce_max_backward(tshi_node *node) {
     const tsh_tensor *x = node->in[0];
     const int64_t *place = (const int64_t *)tshi_mem_data(node->aux);
@@ -10615,42 +10488,41 @@ static const tshi_op tshi_reduce_max_op = {
     "tsh_max", "x", tshi_rule_whole, tshi_reduce_max_backward, TSHI_NONE, 0};
 static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_whole, NULL, 0, 0};
 
+/* tsh_max and tsh_argmax. */
 static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
-                                   int want_place) {
+                                   int argmax) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
     tshi_lines lines;
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
+    tshi_reduce_params params;
     tsh_tensor *out;
-    tshi_node *node = NULL;
     int done;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op->name);
-    out = tshi_tensor_out(ctx, op->name, want_place ? TSH_I64 : x->dtype, &r.shape, &r.layout);
-    if (out && !want_place)
+    out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
+    if (out && !argmax)
         aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof(int64_t));
     memset(&lines, 0, sizeof lines);
-    if (aux) lines.most = tshi_kernel_output(out, &unrounded);
-    if (lines.most || (out && want_place)) lines.at[1] = tshi_kernel_packed_reals(x, &scratch);
+    if (aux) lines.max = tshi_kernel_output(out, &unrounded);
+    if (lines.max || (out && argmax)) lines.at[1] = tshi_kernel_packed_reals(x, &scratch);
     if (!lines.at[1]) tshi_mem_drop(ctx, aux);
     if (!lines.at[1]) return NULL;
     lines.kernel = tshi_reduce_place[ctx->isa];
     lines.n = r.n;
     lines.step = r.inner;
-    lines.place = (int64_t *)(want_place ? tshi_tensor_at(out) : tshi_mem_data(aux));
+    lines.place = (int64_t *)(argmax ? tshi_tensor_at(out) : tshi_mem_data(aux));
     done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
-    if (done && !want_place)
-        node = tshi_tape_record(op, out, &x, 1, TSHI_NONE, sizeof(tshi_reduce_params));
-    if (node) {
-        node->aux = aux;
-        ((tshi_reduce_params *)node->params)->axis = r.axis;
-    } else {
+    memset(&params, 0, sizeof params);
+    params.axis = r.axis;
+    if (done && !argmax)
+        tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, aux);
+    else
         tshi_mem_drop(ctx, aux);
-    }
     return done ? out : NULL;
 }
 
@@ -10672,15 +10544,15 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, const tshi_operand *operand
     tsh_real *y = (tsh_real *)operand[0].data, pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)operand[1].data, *in;
     const int log = *is_log;
-    const tsh_real most = tshi_kernel_max(x, n);
-    const tsh_real sum = tshi_kernel_exps(x, n, most, log ? NULL : y, fused);
+    const tsh_real max = tshi_kernel_max(x, n);
+    const tsh_real sum = tshi_kernel_exps(x, n, max, log ? NULL : y, fused); /* y = e^(x-m) */
     const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
-        if (log) /* not x - (most + c), which would be rounded to the size of most */
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - most - c;
+        if (log) /* x - (max + c) would lose digits of c if max is large */
+            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
         else
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
         tshi_kernel_put(y, 1, e, n, out, 0);
@@ -10689,8 +10561,8 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, const tshi_operand *operand
 TSHI_KERNEL_FUSED(tshi_reduce_softmax, int);
 
 /* One row. Operands: dx, y, dy. */
-TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, const tshi_operand *operand,
-                                                const int *is_log, int fused) {
+TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t n, const tshi_operand *operand,
+                                               const int *is_log, int fused) {
     tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *y = (const tsh_real *)operand[1].data, *ys;
     const tsh_real *dy = (const tsh_real *)operand[2].data, *gs;
@@ -10708,7 +10580,7 @@ TSHI_INLINE void tshi_reduce_softmax_slope_body(int64_t n, const tshi_operand *o
         tshi_kernel_put(dx, 1, e, n, out, 0);
     }
 }
-TSHI_KERNEL_FUSED(tshi_reduce_softmax_slope, int);
+TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, int);
 
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
@@ -10720,12 +10592,13 @@ static void tshi_reduce_softmax_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch, *saved;
     int64_t stride[TSH_MAX_DIMS];
-    if (!tshi_tape_dest(node, 0, &dest) || !tshi_map_room(node, &dest, &scratch)) return;
+    if (!tshi_tape_dest(node, 0, &dest)) return;
     memset(&lines, 0, sizeof lines);
-    lines.kernel = tshi_reduce_softmax_slope[out->ctx->isa];
+    lines.at[0] = tshi_map_dense_dest(node, &dest, &scratch);
+    if (!lines.at[0]) return;
+    lines.kernel = tshi_reduce_softmax_grad[out->ctx->isa];
     lines.n = out->local[axis];
     lines.step = inner;
-    lines.at[0] = scratch ? (tsh_real *)tshi_mem_data(scratch) : dest.data;
     lines.at[1] = tshi_tape_saved_reals(node, 1, stride, &saved);
     lines.at[2] = tshi_tape_grad(node);
     lines.params = &params->is_log;
@@ -10739,16 +10612,20 @@ static const tshi_op tshi_reduce_softmax_op = {
 static const tshi_op tshi_reduce_log_softmax_op = {
     "tsh_log_softmax", "x", tshi_rule_whole, tshi_reduce_softmax_backward, TSHI_OUT, 0};
 
+/* tsh_softmax and tsh_log_softmax. */
 static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
     tshi_block *scratch, *unrounded;
     tsh_tensor *out;
-    tshi_node *node = NULL;
+    tshi_reduce_params params;
     tsh_shape shape;
     tshi_lines lines;
     int done;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, &r)) return NULL;
+    memset(&params, 0, sizeof params);
+    params.axis = r.axis;
+    params.is_log = is_log;
     shape = tsh_shape_of(x);
     out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
     memset(&lines, 0, sizeof lines);
@@ -10762,10 +10639,7 @@ static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int d
     done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
     tshi_mem_drop(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
-    if (done)
-        node = tshi_tape_record(op, out, &x, 1, TSHI_NONE, sizeof(tshi_reduce_params));
-    if (node) ((tshi_reduce_params *)node->params)->is_log = is_log;
-    if (node) ((tshi_reduce_params *)node->params)->axis = r.axis;
+    if (done) tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
     return done ? out : NULL;
 }
 
@@ -10779,10 +10653,13 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
 
 /* ========================================================================== */
 /* >>op-view                                          MARK: - op-view (private) */
-/* Other shapes for the same values. A view has no backward of its own: its    */
-/* gradient is a strided window on its base's accumulators.                    */
+/* Other shapes for the same values: permute, slice, concat, reshape.          */
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
+
+/* A view shares the block of its base and has sizes, strides, an offset and a layout of its own. It
+ * is not recorded: its gradient is a strided window on its base's accumulators, so that what is
+ * added to it is added to the base's gradient. Only concat copies, and reshape if it must. */
 
 TSH_API tsh_tensor *tsh_permute(tsh_tensor *x, const int *dims) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_permute", &x, 1);
@@ -10821,8 +10698,8 @@ TSH_API tsh_tensor *tsh_transpose(tsh_tensor *x, int dim0, int dim1) {
 
 /* -- slices ----------------------------------------------------------------- */
 
-/* Cuts whole segments [start, start + length) out of a sharded dimension; 0 where the ends are no
- * boundaries. */
+/* Makes out, a view, the part [start, start + length) of its sharded dimension d. That must be
+ * whole segments: no layout describes the ranks' shards of other parts. 0 if it is not. */
 static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t length) {
     tsh_layout *layout = &out->layout;
     tsh_range range[TSH_MAX_SEGMENTS];
@@ -10895,15 +10772,6 @@ TSH_API tsh_result tsh_split_dim(tsh_tensor *x, int dim, int n, tsh_tensor **par
 
 /* -- concat ----------------------------------------------------------------- */
 
-/* The operand of part i's shape inside the output: `at` moves along dim. */
-static void tshi_view_part(tshi_loop *loop, const tsh_tensor *part, const tsh_tensor *out, int dim,
-                           int64_t *at) {
-    const int64_t offset = *at * out->stride[dim] * tshi_dtypes[out->dtype].size;
-    tshi_kernel_add_operand(loop, part, (char *)tshi_tensor_at(out) + offset, out->stride,
-                            out->dtype);
-    *at += part->local[dim];
-}
-
 static void tshi_view_concat_backward(tshi_node *node) {
     int dim = *(const int *)node->params, i;
     tsh_real *g = tshi_tape_grad(node);
@@ -10918,7 +10786,8 @@ static void tshi_view_concat_backward(tshi_node *node) {
     }
 }
 
-/* Whether part i agrees with the first in dtype, and in all dimensions but d. */
+/* Checks that part i agrees with the first in dtype, and in all dimensions but d. 0 and an error if
+ * not. */
 static int tshi_view_concat_fits(tsh_tensor *const *parts, int i, int d) {
     const tsh_tensor *p = parts[i], *first = parts[0];
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
@@ -10940,9 +10809,8 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     const tshi_op *op = &tshi_view_concat_op;
     tshi_output output;
     tsh_tensor *out;
-    tshi_node *node;
     int i, d;
-    int64_t at = 0;
+    char *at;
     if (!ctx && n > 30 && parts && parts[0])
         return tshi_error_null(parts[0]->ctx, TSH_ERR_ARGUMENT, "tsh_concat: %d parts; at most 30",
                                n);
@@ -10959,21 +10827,22 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
     if (!op->rule(op, parts, n, &d, &output)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_concat", parts[0]->dtype, &output.shape, &output.layout);
     if (!out) return NULL;
+    at = (char *)tshi_tensor_at(out);
     for (i = 0; i < n; i++) {
         tshi_loop loop;
         tshi_kernel_space(&loop, parts[i]);
-        tshi_view_part(&loop, parts[i], out, d, &at);
+        tshi_kernel_add_operand(&loop, parts[i], at, out->stride, out->dtype);
         tshi_kernel_tensor(&loop, parts[i]);
         tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
+        at += parts[i]->local[d] * out->stride[d] * tshi_dtypes[out->dtype].size;
     }
-    node = tshi_tape_record(op, out, parts, n, TSHI_NONE, sizeof d);
-    if (node) memcpy(node->params, &d, sizeof d);
+    tshi_map_record(op, out, parts, n, TSHI_NONE, &d, sizeof d, NULL);
     return out;
 }
 
 /* -- reshape ---------------------------------------------------------------- */
 
-/* Fills in the one dimension that may be -1; 0 where the sizes do not agree. */
+/* Replaces the one size of shape that may be -1. 0 if x does not have as many elements. */
 static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     int64_t total = tsh_numel(x), known = 1;
     int d, open = -1;
@@ -10991,8 +10860,9 @@ static int tshi_view_sizes(const tsh_tensor *x, tsh_shape *shape) {
     return known == total;
 }
 
-/* Finds the smallest groups [a0, a1) of x's and [b0, b1) of shape's dimensions with equal products
- * around x's dimension d. */
+/* Finds which dimensions become which: the smallest groups [a0, a1) of x's, with d, and [b0, b1) of
+ * shape's dimensions that have the same product. (2, 3, 4) to (6, 2, 2): {0, 1} becomes {0}, {2}
+ * becomes {1, 2}. */
 static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, int *a0, int *a1,
                             int *b0, int *b1) {
     int i = 0, j = 0;
@@ -11015,7 +10885,8 @@ static void tshi_view_group(const tsh_tensor *x, const tsh_shape *shape, int d, 
     }
 }
 
-/* Scales a layout's segments by `num` / `den` onto dimension d; 0 where a unit would be cut. */
+/* Moves the sharding to dimension d, whose sizes are those of before times num / den. 0 if a unit
+ * would be cut. */
 static int tshi_view_rescale(tsh_layout *layout, int d, int64_t num, int64_t den) {
     int s;
     layout->dim = d;
@@ -11028,7 +10899,8 @@ static int tshi_view_rescale(tsh_layout *layout, int d, int64_t num, int64_t den
     return 1;
 }
 
-/* Where the sharding of x goes when its dimensions are regrouped as shape. */
+/* The layout of x after a reshape. 0 if it cannot be sharded: its sharded dimension is not the
+ * outermost of those that are merged, or a unit would be cut. */
 static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_layout *layout) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, d = x->layout.dim, e, s, same;
     int64_t inner;
@@ -11037,12 +10909,13 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
     if (!tsh_numel(x)) return 0;
     tshi_view_group(x, shape, d, &a0, &a1, &b0, &b1);
     for (e = a0; e < d; e++)
-        if (x->dim[e] != 1) return 0; /* not the outermost factor of what is merged */
+        if (x->dim[e] != 1) return 0; /* d is not the outermost of the merged dimensions */
     inner = tshi_tensor_product(x->dim + d + 1, a1 - d - 1);
-    while (b0 < b1 - 1 && shape->dim[b0] == 1 && /* a factor of 1 takes it only as a whole unit */
+    while (b0 < b1 - 1 && shape->dim[b0] == 1 && /* a size of 1 can hold no more than one unit */
            layout->segment[0].unit * inner % tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1))
         b0++;
     if (b0 >= b1) return 0;
+    /* (3 D) to (3, D), as with fused q, k, v: three equal segments of one dimension become one */
     same = layout->segments > 1 && shape->dim[b0] == layout->segments && b0 + 1 < b1;
     for (s = 1; s < layout->segments && same; s++)
         same = layout->segment[s].length == layout->segment[0].length &&
@@ -11055,7 +10928,8 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
                              tshi_tensor_product(shape->dim + b0 + 1, b1 - b0 - 1));
 }
 
-/* Strides of `to` local sizes over x's local piece; 0 where only a copy can give them. */
+/* Fills in the strides that give x's local values the local sizes `to`. 0 if none do: x must be
+ * copied. */
 static int tshi_view_strides(const tsh_tensor *x, int ndim, const int64_t *to, int64_t *stride) {
     int64_t run = 1, step = 1;
     int i = x->ndim - 1, j = ndim - 1;
@@ -11121,12 +10995,20 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
 
 /* ========================================================================== */
 /* >>redistribute                                MARK: - redistribute (private) */
-/* The same values in another layout: one function moves them, forward and     */
-/* backward are two calls of it.                                                */
+/* The same values in another layout; tsh_read and tsh_write.                  */
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* What moves: the global sizes around a dimension, seen as (outer, length, inner). */
+/* tshi_redistribute_move does all changes of layout, in forward and backward:
+ *
+ *     S(d) to R     all-gather             P to R       all-reduce
+ *     P to S(d)     reduce-scatter         S(i) to S(j) all-to-all
+ *     R to S(d)     each rank its slice    R to P       zero on all ranks but rank 0
+ *
+ * Values in and out are dense. Collectives need the shards in rank order; with fused segments (q,
+ * k, v in one weight) they are not in that order in memory and are reordered. */
+
+/* An array's global sizes, seen as (outer, length, inner) around a dimension. */
 typedef struct tshi_span {
     int64_t outer, length, inner;
 } tshi_span;
@@ -11139,22 +11021,22 @@ static tshi_span tshi_redistribute_span(const tsh_tensor *t, int dim) {
     return span;
 }
 
-/* Copies between a whole (outer, length, inner) array and rank's piece of it, whose rows lie
- * `pitch` bytes apart. to_piece 0: the other way. */
-static void tshi_redistribute_piece(const tshi_span *span, const tsh_layout *layout, int size,
-                                    int rank, void *whole, void *piece, int64_t pitch, size_t width,
-                                    int to_piece) {
+/* Copies rank's shard of a whole (outer, length, inner) array to `shard`, whose outer rows are
+ * `pitch` bytes apart; from shard to the whole if to_shard is 0. width: bytes per element. */
+static void tshi_redistribute_shard(const tshi_span *span, const tsh_layout *layout, int size,
+                                    int rank, void *whole, void *shard, int64_t pitch, size_t width,
+                                    int to_shard) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t o;
     int s;
     (void)tsh_chunk(layout, span->length, size, rank, range);
     for (o = 0; o < span->outer; o++) {
-        char *at = (char *)piece + (size_t)(o * pitch);
+        char *at = (char *)shard + (size_t)(o * pitch);
         for (s = 0; s < layout->segments; s++) {
             size_t bytes = (size_t)(range[s].length * span->inner) * width;
             char *from = (char *)whole +
                          (size_t)((o * span->length + range[s].start) * span->inner) * width;
-            if (to_piece)
+            if (to_shard)
                 memcpy(at, from, bytes);
             else
                 memcpy(from, at, bytes);
@@ -11163,7 +11045,7 @@ static void tshi_redistribute_piece(const tshi_span *span, const tsh_layout *lay
     }
 }
 
-/* Elements per row of every rank's piece. */
+/* The elements of every rank's shard in one outer row, an array in *block. NULL: no memory. */
 static int64_t *tshi_redistribute_counts(tsh_ctx *ctx, const tshi_span *span,
                                          const tsh_layout *layout, tshi_block **block) {
     int64_t *counts;
@@ -11176,7 +11058,7 @@ static int64_t *tshi_redistribute_counts(tsh_ctx *ctx, const tshi_span *span,
     return counts;
 }
 
-/* Fused segments travel in rank order: every rank's pieces of all segments side by side in each
+/* Copies between a whole array and `ordered`, in which the shards lie in rank order in each outer
  * row. */
 static void tshi_redistribute_order(const tsh_ctx *ctx, const tshi_span *span,
                                     const tsh_layout *layout, const int64_t *counts, void *whole,
@@ -11184,15 +11066,15 @@ static void tshi_redistribute_order(const tsh_ctx *ctx, const tshi_span *span,
     int64_t row = span->length * span->inner, at = 0;
     int r;
     for (r = 0; r < ctx->tp.size; r++) {
-        tshi_redistribute_piece(span, layout, ctx->tp.size, r, whole,
+        tshi_redistribute_shard(span, layout, ctx->tp.size, r, whole,
                                 (char *)ordered + (size_t)at * width, row * (int64_t)width, width,
                                 to_ordered);
         at += counts[r];
     }
 }
 
-/* S to R (all-gather) and P to S (reduce-scatter): rows of all ranks' pieces, put in order where
- * segments are fused. */
+/* S to R by all-gather (gather 1), or P to S by reduce-scatter. form gives the global shape, layout
+ * is the sharded one. */
 static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *layout, int gather, tsh_dtype dtype,
                                          const void *in, void *out) {
@@ -11226,7 +11108,7 @@ static tsh_result tshi_redistribute_rows(tsh_ctx *ctx, const tsh_tensor *form,
     return ctx->error.code;
 }
 
-/* A local form: the tensor as one rank sees it under a layout, its sizes taken as global ones. */
+/* form with the size that rank's shard has along layout's dimension. */
 static tsh_tensor tshi_redistribute_local(const tsh_tensor *form, const tsh_layout *layout,
                                           int rank) {
     tsh_tensor local = *form;
@@ -11235,7 +11117,8 @@ static tsh_tensor tshi_redistribute_local(const tsh_tensor *form, const tsh_layo
     return local;
 }
 
-/* S(i) to S(j): every rank cuts its piece along j for all others, and joins what comes along i. */
+/* S(i) to S(j) by all-to-all: every rank cuts its shard along j, a part for each rank, and joins
+ * the parts that it receives along i. */
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tsh_dtype dtype, const void *in, void *out) {
@@ -11248,27 +11131,27 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                              2 * (size_t)ctx->tp.size * sizeof(int64_t));
     tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, 2 * total * width + 2 * TSHI_ALIGN);
     int64_t *send, *recv, at = 0;
-    char *sent, *got;
+    char *sent, *received;
     int r;
     if (counts_block && scratch) {
         send = (int64_t *)tshi_mem_data(counts_block);
         recv = send + ctx->tp.size;
         sent = (char *)tshi_mem_data(scratch);
-        got = sent + total * width;
+        received = sent + total * width;
         for (r = 0; r < ctx->tp.size; r++) {
             int64_t row = tsh_chunk(to, cut.length, ctx->tp.size, r, NULL) * cut.inner;
-            tshi_redistribute_piece(&cut, to, ctx->tp.size, r, tshi_kernel_read(in),
+            tshi_redistribute_shard(&cut, to, ctx->tp.size, r, tshi_kernel_read(in),
                                     sent + (size_t)at * width, row * (int64_t)width, width, 1);
             send[r] = row * cut.outer;
             recv[r] = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner * join.outer;
             at += send[r];
         }
-        (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, got, recv, 1, dtype),
+        (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
                               "tsh_redistribute: all-to-all");
         for (at = 0, r = 0; r < ctx->tp.size; r++) {
             int64_t row = tsh_chunk(from, join.length, ctx->tp.size, r, NULL) * join.inner;
-            tshi_redistribute_piece(&join, from, ctx->tp.size, r, out, got + (size_t)at * width,
-                                    row * (int64_t)width, width, 0);
+            tshi_redistribute_shard(&join, from, ctx->tp.size, r, out,
+                                    received + (size_t)at * width, row * (int64_t)width, width, 0);
             at += recv[r];
         }
     }
@@ -11277,7 +11160,8 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
     return ctx->error.code;
 }
 
-/* Moves dense local values from one layout to another; form gives the global shape. */
+/* Moves dense local values from one layout to another, by the table above. form gives the global
+ * shape. */
 static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layout *from,
                                          const tsh_layout *to, tsh_dtype dtype, const void *in,
                                          void *out) {
@@ -11289,7 +11173,7 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
         tshi_block *scratch;
         if (from->dim != to->dim)
             return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out);
-        /* the same dimension cut otherwise: gathered, cut anew */
+        /* the same dimension with other segments or units: gather and slice */
         scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
         if (scratch &&
             tshi_redistribute_move(form, from, &whole, dtype, in, tshi_mem_data(scratch)) == TSH_OK)
@@ -11308,49 +11192,52 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     if (from->kind == TSH_REPLICATED && to->kind == TSH_SHARDED) {
         tshi_span span = tshi_redistribute_span(form, to->dim);
         int64_t row = tsh_chunk(to, span.length, ctx->tp.size, ctx->tp.rank, NULL) * span.inner;
-        tshi_redistribute_piece(&span, to, ctx->tp.size, ctx->tp.rank, tshi_kernel_read(in), out,
+        tshi_redistribute_shard(&span, to, ctx->tp.size, ctx->tp.rank, tshi_kernel_read(in), out,
                                 row * (int64_t)tsh_dtype_size(dtype), tsh_dtype_size(dtype), 1);
-    } else if (from->kind == TSH_PARTIAL && to->kind == TSH_REPLICATED) {
+        return ctx->error.code;
+    }
+    if (to->kind == TSH_PARTIAL && ctx->tp.rank)
+        memset(out, 0, bytes);
+    else
         memcpy(out, in, bytes);
+    if (from->kind == TSH_PARTIAL)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, out, tsh_numel(form), dtype, TSH_SUM),
                               "tsh_redistribute: all-reduce");
-    } else if (from->kind == TSH_REPLICATED && to->kind == TSH_PARTIAL && ctx->tp.rank) {
-        memset(out, 0, bytes);
-    } else {
-        memcpy(out, in, bytes);
-    }
     return ctx->error.code;
 }
 
-/* A gradient that lies as `from` goes back to input 0, whose piece is `to` of form's shape; sharded
- * or replicated on arrival, never partial. */
+/* Adds the gradient g of layout `from` to that of input 0, as layout `to`, which is R or S. form
+ * gives the global shape of both. */
 static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, const tsh_layout *from,
                                    const tsh_layout *to, tsh_real *g) {
-    tsh_tensor *x = node->in[0];
-    int64_t stride[TSH_MAX_DIMS];
     tshi_block *scratch;
     tshi_dest dest;
+    tsh_real *dx;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    scratch = tshi_mem_take(x->ctx, TSH_MEM_STEP, (size_t)tsh_local_numel(x) * sizeof *g);
-    if (!scratch) return;
-    if (tshi_redistribute_move(form, from, to, TSH_REAL, g, tshi_mem_data(scratch)) == TSH_OK) {
-        tshi_tensor_strides(x->local, x->ndim, stride);
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), stride);
-    }
-    tshi_mem_drop(x->ctx, scratch);
+    dx = tshi_map_dense_dest(node, &dest, &scratch);
+    if (dx && tshi_redistribute_move(form, from, to, TSH_REAL, g, dx) == TSH_OK)
+        tshi_map_accumulate(node, &dest, scratch);
+    else
+        tshi_mem_drop(node->out->ctx, scratch);
 }
 
-/* An all-gather takes what its consumers gave as it is: complete gradients are sliced, partial ones
- * reduce-scattered, never all-reduced first. All others take the completed gradient. */
-static void tshi_redistribute_backward(tshi_node *node) {
-    tsh_tensor *x = node->in[0], *out = node->out;
-    tsh_layout whole = tsh_replicated(), sum = tsh_partial();
+/* Backward to the layout `to`. An all-gather's op accepts partial gradients: a complete gradient is
+ * sliced, a partial one reduce-scattered, which is cheaper than an all-reduce before. */
+static void tshi_redistribute_backward_to(tshi_node *node, const tsh_tensor *form,
+                                          const tsh_layout *to) {
+    tsh_tensor *out = node->out;
+    tsh_layout sum = tsh_partial(), whole = tsh_replicated();
     tsh_layout from = out->layout.kind == TSH_SHARDED ? out->layout : whole;
-    tsh_layout to = x->layout.kind == TSH_SHARDED ? x->layout : whole;
     if (out->gr.live)
-        tshi_redistribute_back(node, x, &from, &to, (tsh_real *)tshi_mem_data(out->gr.block));
+        tshi_redistribute_back(node, form, &from, to, (tsh_real *)tshi_mem_data(out->gr.block));
     if (out->gp.live)
-        tshi_redistribute_back(node, x, &sum, &to, (tsh_real *)tshi_mem_data(out->gp.block));
+        tshi_redistribute_back(node, form, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
+}
+
+static void tshi_redistribute_backward(tshi_node *node) {
+    tsh_tensor *x = node->in[0];
+    tsh_layout to = x->layout.kind == TSH_SHARDED ? x->layout : tsh_replicated();
+    tshi_redistribute_backward_to(node, x, &to);
 }
 
 static const tshi_op tshi_redistribute_op = {
@@ -11366,7 +11253,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
     tshi_block *scratch;
     tsh_tensor *out;
     void *values;
-    if (x) tshi_error_tell(x->ctx); /* peers may be inside the collective already */
+    if (x) tshi_error_tell(x->ctx); /* an earlier error: peers may wait in the collective */
     ctx = tshi_tensor_check("tsh_redistribute", &x, 1);
     if (!ctx) return NULL;
     if (!tshi_layout_resolve(&layout, x->ndim, x->dim) ||
@@ -11396,27 +11283,17 @@ TSH_API tsh_tensor *tsh_full(tsh_tensor *x) {
     return tsh_redistribute(x, tsh_replicated());
 }
 
-/* -- what each rank holds --------------------------------------------------- */
+/* -- tsh_set_layout, tsh_tp_... --------------------------------------------- */
 
-/* x's values under another handle, for an op that changes nothing but gradients or the layout:
- * dense, for its accumulators follow its strides. */
+/* A new handle of x's values, for an op that changes only gradients or the layout. *x becomes a
+ * dense copy if it is not dense, as gradients have the strides of their tensor. */
 static tsh_tensor *tshi_redistribute_window(const char *op, tsh_tensor **x) {
     if (!tshi_tensor_is_dense(*x)) *x = tshi_map_copy(op, *x);
     return *x ? tshi_tensor_window(*x, (*x)->block) : NULL;
 }
 
-/* Backward of ops whose output has x's own values: the completed gradient, as it is. */
-static void tshi_redistribute_same(tshi_node *node) {
-    tshi_tape_pass(node, 0);
-}
-
-/* Whether tsh_set_layout changes t itself. Parameters lie as plans say. */
-static int tshi_redistribute_in_place(const tsh_tensor *t) {
-    return (t->flags & TSHI_OWNED) && !(t->flags & TSHI_PARAM);
-}
-
 /* Reports, and returns 0, if a recorded op, a view or a gradient depends on t's current layout. */
-static int tshi_redistribute_may_lay(const tsh_tensor *t) {
+static int tshi_redistribute_may_change(const tsh_tensor *t) {
     const int recorded = tshi_tensor_recorded(t), viewed = t->block->refs > 1;
     if (!recorded && !viewed && !t->gr.live && !t->gp.live) return 1;
     if (recorded || viewed)
@@ -11431,7 +11308,8 @@ static int tshi_redistribute_may_lay(const tsh_tensor *t) {
     return 0;
 }
 
-/* One step of tsh_set_layout, to or from R or P, on the form alone. */
+/* One step of tsh_set_layout, where the old or the new layout is R or P: changes form's sizes and
+ * layout, no values. */
 static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout) {
     tsh_ctx *ctx = form->ctx;
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
@@ -11471,8 +11349,8 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     return TSH_OK;
 }
 
-static const tshi_op tshi_redistribute_set_layout_op = {
-    "tsh_set_layout", "t", NULL, tshi_redistribute_same, TSHI_NONE, 0};
+static const tshi_op tshi_redistribute_set_layout_op = {"tsh_set_layout",       "t",       NULL,
+                                                        tshi_map_same_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     tsh_ctx *ctx = tshi_tensor_check("tsh_set_layout", &t, 1);
@@ -11483,15 +11361,16 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
         tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size)) {
         if (tshi_layout_alike(&t->layout, &resolved)) return t;
-        form.layout = resolved; /* the same cut in other units */
+        form.layout = resolved; /* the same shards in other units */
     } else {
         if (t->layout.kind != TSH_REPLICATED && layout.kind != TSH_REPLICATED)
             (void)tshi_redistribute_declare(&form, tsh_replicated());
         if (ctx->error.code != TSH_OK || tshi_redistribute_declare(&form, layout) != TSH_OK)
             return NULL;
     }
-    if (tshi_redistribute_in_place(t)) {
-        if (!tshi_redistribute_may_lay(t)) return NULL;
+    if ((t->flags & TSHI_OWNED) &&
+        !(t->flags & TSHI_PARAM)) { /* a parameter's layout is the plan's */
+        if (!tshi_redistribute_may_change(t)) return NULL;
         out = t;
     } else {
         out = tshi_redistribute_window("tsh_set_layout", &t);
@@ -11504,14 +11383,15 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     return out;
 }
 
-/* What the four operators begin with. sharded, partial: whether x may be so. */
+/* Checks input x of tsh_tp_...: it is replicated, or sharded or partial if these are 1. NULL and an
+ * error if not. */
 static tsh_ctx *tshi_redistribute_held(const char *op, tsh_tensor *x, int sharded, int partial) {
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx;
-    if (x) tshi_error_tell(x->ctx); /* peers may be inside the collective already */
+    if (x) tshi_error_tell(x->ctx); /* an earlier error: peers may wait in the collective */
     ctx = tshi_tensor_check(op, &x, 1);
-    if (!ctx || x->layout.kind == TSH_REPLICATED || (sharded ? x->layout.kind == TSH_SHARDED : 0) ||
-        (partial ? x->layout.kind == TSH_PARTIAL : 0))
+    if (!ctx || x->layout.kind == TSH_REPLICATED || (sharded && x->layout.kind == TSH_SHARDED) ||
+        (partial && x->layout.kind == TSH_PARTIAL))
         return ctx;
     (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
                    "%s: takes what each rank holds as a replicated tensor, not %s; say that it is "
@@ -11520,6 +11400,7 @@ static tsh_ctx *tshi_redistribute_held(const char *op, tsh_tensor *x, int sharde
     return NULL;
 }
 
+/* The index of x's dimension dim, -1 and an error if there is none. */
 static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
     char text[TSHI_TEXT_SIZE];
     int axis = tshi_tensor_axis(x, dim);
@@ -11529,6 +11410,7 @@ static int tshi_redistribute_dim(const char *op, const tsh_tensor *x, int dim) {
     return axis;
 }
 
+/* Checks that redop is a reduction of x's dtype. */
 static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redop redop) {
     if ((unsigned)redop <= (unsigned)TSH_AVG &&
         (redop != TSH_AVG || tshi_dtypes[x->dtype].floating))
@@ -11538,7 +11420,7 @@ static int tshi_redistribute_redop(const char *op, const tsh_tensor *x, tsh_redo
     return 0;
 }
 
-/* dx = all-reduce by op of what this rank's consumers gave, whole or in part. */
+/* dx = all-reduce, by the redop, of the gradient that this rank's consumers computed. */
 static void tshi_redistribute_copy_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tsh_redop op = *(const tsh_redop *)node->params;
@@ -11564,19 +11446,16 @@ static const tshi_op tshi_redistribute_copy_op = {
 TSH_API tsh_tensor *tsh_tp_copy(tsh_tensor *x, tsh_redop op) {
     tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_copy", x, 0, 0);
     tsh_tensor *out;
-    tshi_node *node;
     if (!ctx || !tshi_redistribute_redop("tsh_tp_copy", x, op)) return NULL;
     if (ctx->tp.size == 1 || !tshi_tape_records(ctx, &x, 1)) return x;
     out = tshi_redistribute_window("tsh_tp_copy", &x);
     if (!out) return NULL;
-    node = tshi_tape_record(&tshi_redistribute_copy_op, out, &x, 1, TSHI_NONE, sizeof op);
-    if (!node) return NULL;
-    memcpy(node->params, &op, sizeof op);
-    return out;
+    tshi_map_record(&tshi_redistribute_copy_op, out, &x, 1, TSHI_NONE, &op, sizeof op, NULL);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
-static const tshi_op tshi_redistribute_reduce_op = {
-    "tsh_tp_reduce", "x", NULL, tshi_redistribute_same, TSHI_NONE, 0};
+static const tshi_op tshi_redistribute_reduce_op = {"tsh_tp_reduce",        "x",       NULL,
+                                                    tshi_map_same_backward, TSHI_NONE, 0};
 
 TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
     tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_reduce", x, 0, 1);
@@ -11601,30 +11480,22 @@ TSH_API tsh_tensor *tsh_tp_scatter(tsh_tensor *x, int dim) {
     return axis < 0 ? NULL : tsh_redistribute(x, tsh_sharded(axis));
 }
 
-/* Of a gather of R: as an all-gather's, with the pieces of the output for input 0. */
-static void tshi_redistribute_pieces_backward(tshi_node *node) {
-    tsh_tensor *out = node->out;
-    const tsh_layout *to = (const tsh_layout *)node->params;
-    tsh_layout whole = tsh_replicated(), sum = tsh_partial();
-    if (out->gr.live)
-        tshi_redistribute_back(node, out, &whole, to, (tsh_real *)tshi_mem_data(out->gr.block));
-    if (out->gp.live)
-        tshi_redistribute_back(node, out, &sum, to, (tsh_real *)tshi_mem_data(out->gp.block));
+static void tshi_redistribute_gather_backward(tshi_node *node) {
+    tshi_redistribute_backward_to(node, node->out, (const tsh_layout *)node->params);
 }
 
 static const tshi_op tshi_redistribute_gather_op = {
-    "tsh_tp_gather", "x",       NULL, tshi_redistribute_pieces_backward,
-    TSHI_NONE,       TSHI_OP_ACCEPTS_PARTIAL};
+    "tsh_tp_gather",        "x", NULL, tshi_redistribute_gather_backward, TSHI_NONE,
+    TSHI_OP_ACCEPTS_PARTIAL};
 
 TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
     tsh_ctx *ctx = tshi_redistribute_held("tsh_tp_gather", x, 1, 0);
     int axis = ctx ? tshi_redistribute_dim("tsh_tp_gather", x, dim) : -1;
-    tsh_layout whole = tsh_replicated(), pieces = tsh_sharded(axis);
+    tsh_layout whole = tsh_replicated(), shards = tsh_sharded(axis);
     char text[TSHI_TEXT_SIZE];
     tsh_shape shape = tsh_shape_of(x);
     tsh_tensor *out;
     tshi_block *scratch;
-    tshi_node *node;
     void *values;
     if (axis < 0) return NULL;
     if (x->layout.kind == TSH_SHARDED && x->layout.dim != axis)
@@ -11636,15 +11507,15 @@ TSH_API tsh_tensor *tsh_tp_gather(tsh_tensor *x, int dim) {
     if (ctx->tp.size == 1) return x;
     shape.dim[axis] *= ctx->tp.size;
     out = tshi_tensor_out(ctx, "tsh_tp_gather", x->dtype, &shape, &whole);
-    values = out && tshi_layout_resolve(&pieces, out->ndim, out->dim)
+    values = out && tshi_layout_resolve(&shards, out->ndim, out->dim)
                  ? tshi_kernel_packed(x, &scratch)
                  : NULL;
     if (!values) return NULL;
-    (void)tshi_redistribute_move(out, &pieces, &whole, x->dtype, values, tshi_tensor_at(out));
+    (void)tshi_redistribute_move(out, &shards, &whole, x->dtype, values, tshi_tensor_at(out));
     tshi_mem_drop(ctx, scratch);
     if (ctx->error.code != TSH_OK) return NULL;
-    node = tshi_tape_record(&tshi_redistribute_gather_op, out, &x, 1, TSHI_NONE, sizeof pieces);
-    if (node) memcpy(node->params, &pieces, sizeof pieces);
+    tshi_map_record(&tshi_redistribute_gather_op, out, &x, 1, TSHI_NONE, &shards, sizeof shards,
+                    NULL);
     return out;
 }
 
@@ -11666,6 +11537,7 @@ TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
 
 /* -- values in and out ------------------------------------------------------ */
 
+/* Checks the arguments of tsh_read and tsh_write: t is of ctx, and data has its size. */
 static tsh_ctx *tshi_redistribute_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent,
                                      const void *data, size_t bytes) {
     int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t);
@@ -11748,11 +11620,15 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
 
 /* ========================================================================== */
 /* >>op-matmul                                      MARK: - op-matmul (private) */
-/* Products of matrices by the ctx's gemm; strides instead of copies.          */
+/* Products of matrices, by the ctx's gemm and the rank's threads.             */
 /* Needs: >>gemm >>redistribute.                                                */
 /* ========================================================================== */
 
-/* Scratch of the built-in gemm: one block, which grows to what the largest product needs. */
+/* All products come through tshi_matmul_run (or, in attention, tshi_matmul_alone). A tshi_matrix
+ * has strides for rows and columns, so that transposes and slices are not copied. */
+
+/* At least so many bytes of scratch for the built-in gemm: one block of the ctx, which grows as
+ * needed. NULL: no memory. */
 static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     if (!ctx->gemm_scratch || ctx->gemm_scratch->size < bytes) {
         tshi_mem_drop(ctx, ctx->gemm_scratch);
@@ -11761,19 +11637,21 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     return ctx->gemm_scratch ? (char *)tshi_mem_data(ctx->gemm_scratch) : NULL;
 }
 
-/* C = alpha A B + beta D. */
+/* C = alpha A B + beta D, where A is (m, k), B (k, n), C and D (m, n). */
 typedef struct tshi_product {
     const tsh_ctx *ctx;
     int64_t m, n, k;
     tsh_real alpha, beta;
-    tshi_matrix a, b, d, c; /* D: C, or apart from it */
+    tshi_matrix a, b, d, c; /* D is C, or does not overlap it */
     char *scratch;
-    size_t each;                  /* bytes of scratch of a piece */
-    int by_rows;                  /* how it is cut */
-    const tshi_gemm_chore *chore; /* for the rank's own thread */
+    size_t each; /* bytes of scratch for each piece */
+    int by_rows; /* pieces are rows of C, else columns */
+    const tshi_gemm_chore
+        *chore; /* progress of communication, for the rank's own thread, or NULL */
 } tshi_product;
 
-/* By one thread of the rank, in scratch that nobody else uses meanwhile. */
+/* Computes a product on the calling thread. A user's gemm has no D: C = beta D is computed first.
+ */
 static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
     const tsh_ctx *ctx = x->ctx;
     const int apart = x->beta != 0 && x->d.data != x->c.data;
@@ -11789,6 +11667,7 @@ static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
                  tshi_team_spare(ctx));
 }
 
+/* A thread's part of a product: the rows or columns [from, to) of C. */
 static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_product part = *(const tshi_product *)job;
     const int64_t i = part.by_rows ? from : 0, j = part.by_rows ? 0 : from;
@@ -11800,12 +11679,12 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     part.b = tshi_gemm_from(part.b, 0, j);
     part.d = tshi_gemm_from(part.d, i, j);
     part.c = tshi_gemm_from(part.c, i, j);
-    if (piece > 0) part.chore = NULL; /* not this rank's own thread, the one that may communicate */
+    if (piece > 0) part.chore = NULL; /* only the rank's own thread, piece 0, may communicate */
     tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
 }
 
-/* m (rows, columns) as a user's gemm takes it: of another dtype, a copy in *block, which the caller
- * drops. */
+/* m (rows, columns) as the ctx's gemm takes it. A user's gemm takes tsh_real: another dtype is
+ * converted into *block, which the caller releases. */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          tshi_block **block) {
     tshi_operand to, from;
@@ -11824,20 +11703,20 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
     return tshi_gemm_matrix((tsh_real *)tshi_mem_data(*block), columns, 1);
 }
 
-/* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, as pieces pack less of
- * A and B then; between tiles: ROWS and COLUMNS are whole ones of every kernel. */
+/* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, as that packs the
+ * least of A and B, at multiples of ROWS or COLUMNS, which are whole tiles of every kernel. */
 static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             tshi_matrix a, tshi_matrix b, tsh_real beta, tshi_matrix d,
                             tshi_matrix c) {
     enum {
         ROWS = 12,
         COLUMNS = 32,
-        SIDE = 96,      /* of a piece, and ... */
-        LEAST = 1 << 20 /* ... multiply-adds that are worth a thread */
+        SIDE = 96,         /* rows or columns, and ... */
+        MIN_WORK = 1 << 20 /* ... multiply-adds, that are worth a thread */
     };
-    const int turned = tshi_gemm_turns(m, n, c.row, c.column, ctx->gemm_kernel->nr);
-    const int64_t side = m >= n ? m : n, unit = (m >= n) != turned ? ROWS : COLUMNS;
-    const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, LEAST),
+    const int transposed = tshi_gemm_turns(m, n, c.row, c.column, ctx->gemm_kernel->nr);
+    const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
+    const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     tshi_gemm_chore progress;
     tshi_block *converted[2];
@@ -11872,7 +11751,7 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
 
-/* Offset of batch `index` in t, whose batch dimensions broadcast to shape's. */
+/* The offset of batch `index` of out in t, whose batch dimensions broadcast to out's. */
 static int64_t tshi_matmul_offset(const tsh_tensor *t, const int64_t *stride, const tsh_tensor *out,
                                   int64_t index) {
     int64_t at = 0;
@@ -11885,12 +11764,14 @@ static int64_t tshi_matmul_offset(const tsh_tensor *t, const int64_t *stride, co
     return at;
 }
 
-/* Matrices that lie in the last two dimensions of t, whose batches broadcast to out's. */
+/* The matrices in the last two dimensions of t, whose batches broadcast to out's. data: t's values
+ * or its gradient. */
 typedef struct tshi_batches {
     const tsh_tensor *t, *out;
     const int64_t *stride;
     void *data;
     tsh_dtype dtype;
+    int transposed;
 } tshi_batches;
 
 static tshi_batches tshi_matmul_batches(const tsh_tensor *t, void *data, tsh_dtype dtype,
@@ -11901,6 +11782,7 @@ static tshi_batches tshi_matmul_batches(const tsh_tensor *t, void *data, tsh_dty
     all.stride = stride;
     all.data = data;
     all.dtype = dtype;
+    all.transposed = 0;
     return all;
 }
 
@@ -11908,13 +11790,22 @@ static tshi_matrix tshi_matmul_batch(const tshi_batches *all, int64_t index) {
     const int64_t *last = all->stride + all->t->ndim - 2;
     const int64_t offset = tshi_matmul_offset(all->t, all->stride, all->out, index);
     return tshi_gemm_matrix_of((char *)all->data + offset * tshi_dtypes[all->dtype].size,
-                               all->dtype, last[0], last[1]);
+                               all->dtype, last[all->transposed], last[!all->transposed]);
+}
+
+/* C = A B + beta C of all batches of C's tensor; A is (m, k), B (k, n). */
+static void tshi_matmul_batched(int64_t m, int64_t n, int64_t k, const tshi_batches *a,
+                                const tshi_batches *b, tsh_real beta, const tshi_batches *c) {
+    const tsh_tensor *out = c->out;
+    int64_t i, count = tshi_tensor_product(out->local, out->ndim - 2);
+    for (i = 0; i < count; i++)
+        tshi_matmul_gemm(out->ctx, m, n, k, 1, tshi_matmul_batch(a, i), tshi_matmul_batch(b, i),
+                         beta, tshi_matmul_batch(c, i));
 }
 
 static void tshi_matmul_backward(tshi_node *node) {
     tsh_tensor *a = node->in[0], *b = node->in[1], *out = node->out;
-    int64_t m = out->local[out->ndim - 2], n = out->local[out->ndim - 1], k = a->local[a->ndim - 1],
-            i, count = tshi_tensor_product(out->local, out->ndim - 2);
+    int64_t m = out->local[out->ndim - 2], n = out->local[out->ndim - 1], k = a->local[a->ndim - 1];
     tshi_batches as = tshi_matmul_batches(a, tshi_tape_saved(node, 0), a->dtype, a->stride, out);
     tshi_batches bs = tshi_matmul_batches(b, tshi_tape_saved(node, 1), b->dtype, b->stride, out);
     tshi_batches gs = tshi_matmul_batches(out, tshi_tape_grad(node), TSH_REAL, out->stride, out);
@@ -11922,21 +11813,18 @@ static void tshi_matmul_backward(tshi_node *node) {
     tshi_dest dest;
     if (tshi_tape_dest_zeroed(node, 0, &dest)) {
         ds = tshi_matmul_batches(a, dest.data, TSH_REAL, dest.stride, out);
-        for (i = 0; i < count; i++)
-            tshi_matmul_gemm(out->ctx, m, k, n, 1, tshi_matmul_batch(&gs, i),
-                             tshi_gemm_turned(tshi_matmul_batch(&bs, i)), 1,
-                             tshi_matmul_batch(&ds, i));
+        bs.transposed = 1;
+        tshi_matmul_batched(m, k, n, &gs, &bs, 1, &ds);
     }
-    tshi_tape_give(node, 0);
+    tshi_tape_give(node, 0); /* dA may be all-reduced while dB is computed */
     if (tshi_tape_dest_zeroed(node, 1, &dest)) {
         ds = tshi_matmul_batches(b, dest.data, TSH_REAL, dest.stride, out);
-        for (i = 0; i < count; i++)
-            tshi_matmul_gemm(out->ctx, k, n, m, 1, tshi_gemm_turned(tshi_matmul_batch(&as, i)),
-                             tshi_matmul_batch(&gs, i), 1, tshi_matmul_batch(&ds, i));
+        as.transposed = 1;
+        tshi_matmul_batched(k, n, m, &as, &gs, 1, &ds);
     }
 }
 
-/* The shape of A B, batches broadcast; 0 and an error where it has none. */
+/* The shape of A B, with broadcast batches. 0 and an error if the shapes do not fit. */
 static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
     int d, fits = a->ndim >= 2 && b->ndim >= 2 && a->dim[a->ndim - 1] == b->dim[b->ndim - 2];
@@ -11965,7 +11853,6 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     tsh_tensor *in[2], *out;
     tsh_ctx *ctx;
     tshi_output output;
-    int64_t i, count;
     tshi_batches as, bs, cs;
     tshi_block *unrounded;
     tsh_real *c;
@@ -11981,11 +11868,8 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     as = tshi_matmul_batches(a, tshi_tensor_at(a), a->dtype, a->stride, out);
     bs = tshi_matmul_batches(b, tshi_tensor_at(b), b->dtype, b->stride, out);
     cs = tshi_matmul_batches(out, c, TSH_REAL, out->stride, out);
-    count = tshi_tensor_product(out->local, out->ndim - 2);
-    for (i = 0; i < count; i++)
-        tshi_matmul_gemm(ctx, out->local[out->ndim - 2], out->local[out->ndim - 1],
-                         a->local[a->ndim - 1], 1, tshi_matmul_batch(&as, i),
-                         tshi_matmul_batch(&bs, i), 0, tshi_matmul_batch(&cs, i));
+    tshi_matmul_batched(out->local[out->ndim - 2], out->local[out->ndim - 1], a->local[a->ndim - 1],
+                        &as, &bs, 0, &cs);
     tshi_kernel_output_done(out, unrounded);
     (void)tshi_tape_record(op, out, in, 2, output.partial, 0);
     return out;
@@ -11993,61 +11877,53 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
 
 /* ========================================================================== */
 /* >>op-linear                                      MARK: - op-linear (private) */
-/* Y = X W^T + b, plain, column-parallel or row-parallel as the weight lies.   */
+/* Y = X W^T + b: plain, or column- or row-parallel by the weight's layout.    */
 /* dX = dY W, dW = dY^T X, db = the sum of dY's rows.                           */
 /* Needs: >>op-matmul.                                                          */
 /* ========================================================================== */
 
-/* How a linear meets activations that are sharded along the sequence. */
+/* X is (.., in), W (out, in), Y (.., out). W sharded along out (column-parallel) makes Y sharded;
+ * along in (row-parallel) it makes Y a partial sum, which is all-reduced. With sequence parallelism
+ * X and Y are sharded along the sequence outside of the pair of layers. */
 typedef struct tshi_linear {
-    int reduce;   /* row-parallel: the product is a partial sum, all-reduced */
-    int scatter;  /* or reduce-scattered to the output's layout */
-    int regather; /* column-parallel: the input is gathered, here and again in backward */
+    int reduce;   /* row-parallel: Y is all-reduced */
+    int scatter;  /* row-parallel, sequence parallelism: or reduce-scattered */
+    int regather; /* column-parallel, sequence parallelism: X is gathered in forward and backward */
 } tshi_linear;
 
-/* The whole of a sharded tensor in a block, gathered from every rank's dense `piece`. */
-static tshi_block *tshi_linear_gather(const tsh_tensor *form, const void *piece, tsh_dtype dtype) {
-    tsh_layout whole = tsh_replicated();
-    tshi_block *block = tshi_mem_take(form->ctx, TSH_MEM_STEP,
-                                      tshi_dtype_bytes(dtype, tsh_numel(form)));
-    if (block)
-        (void)tshi_redistribute_move(form, &form->layout, &whole, dtype, piece,
-                                     tshi_mem_data(block));
-    return block;
-}
-
-/* The matrix (rows, features) that the product takes: the values where they lie, or gathered. */
+/* t's values as a matrix (rows, features): in place, or if gather is 1 all-gathered to *block. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_block **block) {
+    const tsh_layout whole = tsh_replicated();
     int64_t step = 0, last = t->ndim - 1;
-    *block = gather ? tshi_linear_gather(t, values, dtype) : NULL;
+    *block = gather ? tshi_mem_take(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)))
+                    : NULL;
     if (*block) {
         *rows = tshi_tensor_product(t->dim, t->ndim - 1);
+        (void)tshi_redistribute_move(t, &t->layout, &whole, dtype, values, tshi_mem_data(*block));
         return tshi_gemm_matrix_of(tshi_mem_data(*block), dtype, t->dim[last], 1);
     }
     (void)tshi_kernel_rows(t, rows, &step);
     return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
 }
 
-/* dX = dY W of gathered rows is a partial sum: reduce-scattered to the input's pieces. */
+/* dX = dY W if X was gathered: a partial sum, (rows, in), is reduce-scattered to X's shards. */
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
     tsh_tensor *x = node->in[0];
     tsh_layout sum = tsh_partial();
-    int64_t ins = node->in[1]->local[1], stride[TSH_MAX_DIMS];
+    int64_t ins = node->in[1]->local[1];
     tshi_dest dest;
-    tshi_block *whole, *piece;
+    tshi_block *whole, *scratch;
+    tsh_real *dx;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
-    piece = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(x)));
-    if (whole && piece) {
+    dx = tshi_map_dense_dest(node, &dest, &scratch);
+    if (whole && dx) {
         tshi_matmul_gemm(x->ctx, rows, ins, node->in[1]->local[0], 1, dy, mw, 0,
                          tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
-        (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole),
-                                     tshi_mem_data(piece));
-        tshi_tensor_strides(x->local, x->ndim, stride);
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(piece), stride);
+        (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole), dx);
     }
-    tshi_mem_drop(x->ctx, piece);
+    tshi_map_accumulate(node, &dest, scratch);
     tshi_mem_drop(x->ctx, whole);
 }
 
@@ -12057,20 +11933,21 @@ static void tshi_linear_backward(tshi_node *node) {
     int64_t rows = 0, outs = w->local[0], ins = w->local[1];
     tsh_real *g = tshi_tape_grad(node);
     tshi_block *whole_y, *whole_x;
+    /* dy (rows, out), mx and dx (rows, in), mw (out, in) */
     tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y), mx, dx;
     tshi_matrix mw = tshi_gemm_matrix_of(tshi_tape_saved(node, 1), w->dtype, w->stride[0],
                                          w->stride[1]);
     tshi_dest dest;
     mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather, &rows, &whole_x);
     if (out->ctx->error.code != TSH_OK) {
-        rows = 0; /* what was gathered is not there */
+        rows = 0; /* a gather failed */
     } else if (how->regather) {
         tshi_linear_scatter(node, rows, dy, mw);
     } else if (tshi_tape_dest(node, 0, &dest)) {
         dx = tshi_gemm_matrix(dest.data, mx.row, mx.column);
         tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add), dx);
     }
-    tshi_tape_give(node, 0); /* its all-reduce travels while the weight's gradient is computed */
+    tshi_tape_give(node, 0); /* dX is all-reduced while dW is computed */
     if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_turned(dy), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
@@ -12085,6 +11962,7 @@ static void tshi_linear_backward(tshi_node *node) {
     tshi_mem_drop(out->ctx, whole_y);
 }
 
+/* Checks the shapes of x, w and b (may be NULL). */
 static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
     const char *name = w->base->path; /* of a parameter, else NULL */
@@ -12105,20 +11983,20 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     return x->ctx->error.code == TSH_OK;
 }
 
-/* Y, to which the product adds the bias; for a row-parallel weight its all-reduce, in place, or its
- * reduce-scatter, and the bias then. */
-static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *more) {
+/* Computes Y. The product adds the bias, unless it is a partial sum: then the bias is added after
+ * the all-reduce or reduce-scatter, once. */
+static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2];
     tsh_layout sum = tsh_partial();
-    const int late = more->reduce || more->scatter;
+    const int late = how->reduce || how->scatter;
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS];
     tshi_block *whole, *unrounded, *product = NULL, *bias = NULL;
-    tshi_matrix mx, mw, my, mb;
-    tsh_real *given = tshi_kernel_output(out, &unrounded), *y = given;
-    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, more->regather, &rows, &whole);
+    tshi_matrix mx, mw, my, mb; /* (rows, in), (in, out), (rows, out), the bias as (rows, out) */
+    tsh_real *result = tshi_kernel_output(out, &unrounded), *y = result;
+    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &whole);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]);
-    if (more->scatter) product = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
+    if (how->scatter) product = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * outs));
     if (product) y = (tsh_real *)tshi_mem_data(product);
     my = mb = tshi_gemm_matrix(y, outs, 1);
     if (b && !late) {
@@ -12128,16 +12006,16 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     if (ctx->error.code == TSH_OK)
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
-    if (ctx->error.code == TSH_OK && more->reduce)
+    if (ctx->error.code == TSH_OK && how->reduce)
         (void)tshi_error_comm(ctx,
                               tsh_allreduce(&ctx->tp, y, tsh_local_numel(out), TSH_REAL, TSH_SUM),
                               "tsh_linear: all-reduce of a row-parallel output");
-    if (ctx->error.code == TSH_OK && more->scatter)
-        (void)tshi_redistribute_move(out, &sum, &out->layout, TSH_REAL, y, given);
+    if (ctx->error.code == TSH_OK && how->scatter)
+        (void)tshi_redistribute_move(out, &sum, &out->layout, TSH_REAL, y, result);
     if (ctx->error.code == TSH_OK && b && late) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
-        tshi_kernel_add_operand(&loop, out, given, out->stride, TSH_REAL);
+        tshi_kernel_add_operand(&loop, out, result, out->stride, TSH_REAL);
         tshi_kernel_tensor(&loop, b);
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
@@ -12147,8 +12025,8 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tshi_kernel_output_done(out, unrounded);
 }
 
-/* The input as the weight takes it: a row-parallel one slices R; rows must lie at equal steps, and
- * what is to be gathered densely. */
+/* Returns x, or what the product takes in its place: a slice of a replicated x for a row-parallel
+ * weight, and a copy if x's rows do not have equal strides or, to be gathered, are not dense. */
 static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gathered) {
     int64_t rows, step;
     if (w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && x->layout.kind == TSH_REPLICATED) {
@@ -12163,8 +12041,8 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
 static const tshi_op tshi_linear_op = {
     "tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT, 0};
 
-/* tsh_linear, with the output of a row-parallel weight laid as `give` (NULL: R), and the input of a
- * column-parallel one gathered from S(seq) in forward and backward (regather). */
+/* tsh_linear with sequence parallelism. give: layout of the output of a row-parallel weight (NULL:
+ * R). regather: the input of a column-parallel weight is sharded along the sequence; gather it. */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
     const tshi_op *op = &tshi_linear_op;
@@ -12172,8 +12050,7 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
     tsh_ctx *ctx;
     tshi_rule_sequence sequence;
     tshi_output output;
-    tshi_linear more;
-    tshi_node *node;
+    tshi_linear how;
     in[0] = x;
     in[1] = w;
     in[2] = b;
@@ -12185,16 +12062,15 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
         return NULL;
     output.shape = tsh_shape_of(x);
     output.shape.dim[x->ndim - 1] = w->dim[0];
-    more.regather = regather && ctx->tp.size > 1;
-    more.scatter = give && ctx->tp.size > 1;
-    more.reduce = w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && !give && ctx->tp.size > 1;
+    how.regather = regather && ctx->tp.size > 1;
+    how.scatter = give && ctx->tp.size > 1;
+    how.reduce = w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && !give && ctx->tp.size > 1;
     out = tshi_tensor_out(ctx, "tsh_linear", tshi_tensor_promote(in, b ? 3 : 2), &output.shape,
                           &output.layout);
     if (!out) return NULL;
-    tshi_linear_forward(in, out, &more);
+    tshi_linear_forward(in, out, &how);
     if (ctx->error.code != TSH_OK) return NULL;
-    node = tshi_tape_record(op, out, in, 3, output.partial, sizeof more);
-    if (node) memcpy(node->params, &more, sizeof more);
+    tshi_map_record(op, out, in, 3, output.partial, &how, sizeof how, NULL);
     return out;
 }
 
@@ -12204,49 +12080,36 @@ TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
 
 /* ========================================================================== */
 /* >>op-embedding                                MARK: - op-embedding (private) */
-/* out_i = W[id_i], rows of other ranks zero; dW[id_i] += dout_i.               */
+/* out_i = W[id_i] and dW[id_i] += dout_i.                                      */
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* What both directions walk. Beside it lie the local rows of all ids and, by_count, how often each
- * id is there. */
+/* W is (V, D), ids (..), out (.., D). If W is sharded along V, ids of other ranks' rows give zeros
+ * and out is a partial sum. The node's aux has the local row of every id, -1 if it is another
+ * rank's or padding, then, by_count, how often the id occurs. */
 typedef struct tshi_lookup {
-    int64_t count, width; /* ids here, local columns */
-    int by_count, sparse;
+    int64_t count, width; /* local ids, local columns of W */
+    int by_count, sparse; /* scale_grad_by_freq; sparse */
 } tshi_lookup;
 
-/* A row: d += share g. Operands: d, g. */
-TSHI_INLINE void tshi_embedding_slope_body(int64_t n, const tshi_operand *x, const double *part) {
-    tsh_real pad[TSHI_BLOCK], d[TSHI_BLOCK], share = TSHI_R(*part);
-    const tsh_real *g;
-    int64_t e;
-    int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        g = tshi_kernel_load(&x[1], e, n, pad);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) d[i] = g[i] * share;
-        tshi_kernel_store(&x[0], e, n, d, 1);
-    }
-}
-TSHI_KERNEL(tshi_embedding_slope, double);
-
-/* Columns [from, to): ids are added in order. */
+/* A thread's part of backward: the columns [from, to) of dW. Ids are added in order. */
 static void tshi_embedding_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_shared *work = (const tshi_shared *)job;
     const tshi_lookup *lookup = (const tshi_lookup *)work->node->params;
     const tsh_real *g = tshi_tape_grad(work->node);
     const int64_t *row = (const int64_t *)tshi_mem_data(work->node->aux);
     const int64_t *times = row + lookup->count, *stride = work->dest.stride;
-    double share = 1;
-    tshi_operand x[2];
+    tshi_backward_params p = {1, 1}; /* dW += c g */
+    tshi_operand x[3];
     int64_t i;
     (void)piece;
     for (i = 0; i < lookup->count; i++, g += lookup->width) {
         if (row[i] < 0) continue;
-        if (lookup->by_count) share = 1 / (double)times[i];
+        if (lookup->by_count) p.c = 1 / (double)times[i];
         x[0] = tshi_kernel_reals(work->dest.data + row[i] * stride[0] + from * stride[1],
                                  stride[1]);
-        x[1] = tshi_kernel_reals(g + from, 1);
-        tshi_embedding_slope[work->node->out->ctx->isa](to - from, x, &share);
+        x[1] = x[2] = tshi_kernel_reals(g + from, 1);
+        tshi_map_scale_backward[work->node->out->ctx->isa](to - from, x, &p);
     }
 }
 
@@ -12266,7 +12129,7 @@ static void tshi_embedding_backward(tshi_node *node) {
                   16, tshi_embedding_columns, &work);
 }
 
-/* Whether the options fit a table of `rows` rows. */
+/* Checks the options for a weight of `rows` rows. */
 static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup_desc *desc,
                                   int64_t rows) {
     if (desc->padding && (desc->padding_idx < -rows || desc->padding_idx >= rows))
@@ -12281,8 +12144,8 @@ static int tshi_embedding_options(tsh_ctx *ctx, const char *op, const tsh_lookup
     return ctx->error.code == TSH_OK;
 }
 
-/* Fills in the local row of every id; 0 and an error for one out of range, on every rank alike
- * where ids are replicated. */
+/* Fills in the local row of every id, or -1. 0 and an error if one is out of range: on every rank,
+ * if ids are replicated. */
 static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const void *values,
                                int64_t *row) {
     int64_t i, count = tsh_local_numel(ids);
@@ -12299,7 +12162,7 @@ static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const
     return 1;
 }
 
-/* sum |x|^p over this rank's columns of a row, or their largest magnitude. */
+/* sum |x|^p over this rank's columns of a row; for infinite p their largest magnitude. */
 static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p) {
     const void *values = tshi_tensor_at(w);
     double sum = 0, v;
@@ -12314,8 +12177,9 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
     return sum;
 }
 
-/* torch.embedding_renorm_: rows with a count whose p-norm is above max_norm times max_norm / (norm
- * + 1e-7). Replicas keep equal tables: a row that any of them looks up counts. */
+/* As torch.embedding_renorm_: multiplies the rows that are looked up and whose p-norm is above
+ * max_norm by max_norm / (norm + 1e-7). Counts are first reduced over dp, as all replicas must
+ * change the same rows. */
 static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
     tsh_ctx *ctx = w->ctx;
     double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm;
@@ -12352,7 +12216,8 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
     tshi_mem_drop(ctx, block);
 }
 
-/* What the options ask for before the lookup: times (behind the rows) and shorter rows of w. */
+/* Before the lookup: counts the ids, for scale_grad_by_freq after the rows in `row`, and shortens
+ * rows of w by max_norm. */
 static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
                                    const tsh_lookup_desc *desc, int64_t *row) {
     tsh_ctx *ctx = w->ctx;
@@ -12391,7 +12256,7 @@ static void tshi_embedding_forward(const tsh_tensor *w, const tshi_lookup *looku
     }
 }
 
-/* Whether ids, weight and options go together at all. */
+/* Checks the dtypes and shapes of ids and weight, and the options. */
 static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
     int integers = !tshi_dtypes[ids->dtype].floating;
     if (!integers || w->ndim != 2 || ids->ndim >= TSH_MAX_DIMS)
@@ -12408,7 +12273,7 @@ static int tshi_embedding_check(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup
            tshi_embedding_options(w->ctx, "tsh_embedding", desc, w->dim[0]);
 }
 
-/* Finds the rows of all ids, prepares w, looks up; then rows that give no gradient become -1. */
+/* Looks up the rows of all ids. Then the rows of padding, which get no gradient, become -1. */
 static void tshi_embedding_run(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc,
                                const tshi_lookup *lookup, int64_t *row, tsh_tensor *out) {
     tshi_block *scratch;
@@ -12435,7 +12300,6 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     tshi_output output;
     tshi_block *aux;
     tshi_lookup lookup;
-    tshi_node *node = NULL;
     if (!desc) desc = &usual;
     in[0] = ids;
     in[1] = w;
@@ -12455,22 +12319,28 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     if (!aux) return NULL;
     tshi_embedding_run(ids, w, desc, &lookup, (int64_t *)tshi_mem_data(aux), out);
     if (ctx->error.code == TSH_OK)
-        node = tshi_tape_record(op, out, in, 2, output.partial, sizeof lookup);
-    if (!node) tshi_mem_drop(ctx, aux);
-    if (!node) return ctx->error.code == TSH_OK ? out : NULL;
-    node->aux = aux;
-    memcpy(node->params, &lookup, sizeof lookup);
-    return out;
+        tshi_map_record(op, out, in, 2, output.partial, &lookup, sizeof lookup, aux);
+    else
+        tshi_mem_drop(ctx, aux);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
 /* >>op-norm                                          MARK: - op-norm (private) */
-/* Layer normalisation (Ba et al. 2016) over the last dimension, and the root   */
-/* mean square one (Zhang & Sennrich 2019), which is the same about zero.       */
+/* Layer norm (Ba et al. 2016), RMS norm (Zhang & Sennrich 2019).              */
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* A block of sum v (lane) and sum v^2 (behind), with v = x - c. */
+/* Over the last dimension, of d features, row by row, with xh = (x - mean) rstd, h = dy w:
+ *
+ *     rstd = 1 / sqrt(mean((x - mean)^2) + eps),   y = w xh + b
+ *     dx = (h - mean(h) - xh mean(h xh)) rstd,     dw += dy xh,   db += dy
+ *
+ * RMS norm is the same with 0 for mean and mean(h), without b (about_zero). Forward keeps mean and
+ * rstd of each row, "stats", for backward. */
+
+/* Adds a block of v = x - c to the lanes of sum v, and v^2 to those of sum v^2, TSHI_BLOCK later.
+ */
 TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_real c) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) {
@@ -12480,9 +12350,10 @@ TSHI_INLINE void tshi_norm_moments_step(tsh_real *lane, const tsh_real *x, tsh_r
     }
 }
 
-/* Mean (or 0) and mean square about it of a row: in one pass, about the mean c of its first block
- * (Chan, Golub & LeVeque 1983). Its rounding is that of a pass about the mean itself times 1 +
- * (mean - c)^2 / variance; if that is more than 17, it goes again. */
+/* stats = the mean of a row (0 if not centred) and its mean square about that, in one pass about
+ * the mean c of the first block (Chan, Golub & LeVeque 1983). The rounding error grows by the
+ * factor 1 + (mean - c)^2 / variance; if that is above 17, a second pass goes about the mean
+ * itself. */
 TSHI_INLINE void tshi_norm_moments(const tsh_real *x, int64_t n, int centred, tsh_real *stats) {
     const int64_t first = tshi_base_min(n, TSHI_BLOCK);
     tsh_real lane[2 * TSHI_BLOCK], pad[TSHI_BLOCK], c = 0, shift, square;
@@ -12505,7 +12376,7 @@ TSHI_INLINE void tshi_norm_moments(const tsh_real *x, int64_t n, int centred, ts
     }
 }
 
-/* A row y = (x - mean) rstd w + b, with b or without; stats: mean, rstd. */
+/* One row: y = (x - mean) rstd w + b; b may be NULL. */
 TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w, const tsh_real *b,
                                const tsh_real *stats, int64_t n) {
     const tsh_real mean = stats[0], rstd = stats[1], *xs, *ws, *bs;
@@ -12529,11 +12400,10 @@ typedef struct tshi_norm {
     int64_t d; /* features */
     double eps;
     int about_zero; /* rms_norm */
-    int add;        /* backward: dx is added to */
+    int add;        /* backward: 1: dx += ..., 0: dx = ... */
 } tshi_norm;
 
-/* xh = (x - mean) / sqrt(mean((x - mean)^2) + eps), y = w xh + b; about zero: with 0 for the mean.
- * n rows; b may be NULL; stats: mean and 1 / sqrt of each row. */
+/* Forward of n rows; b may be NULL. Writes y and stats. */
 enum { TSHI_NORM_Y, TSHI_NORM_X, TSHI_NORM_W, TSHI_NORM_B, TSHI_NORM_STATS, TSHI_NORM_OPERANDS };
 TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
     const tshi_operand *from = &operand[TSHI_NORM_X], *to = &operand[TSHI_NORM_Y];
@@ -12550,7 +12420,7 @@ TSHI_INLINE void tshi_norm_rows_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_norm_rows, tshi_norm);
 
-/* A block of sum h (lane) and sum h xh (behind), with h = dy w. */
+/* Adds a block of h to the lanes of sum h, and h xh to those of sum h xh, TSHI_BLOCK later. */
 TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_real *w,
                                 const tsh_real *dy, const tsh_real *stats) {
     const tsh_real mean = stats[0], rstd = stats[1];
@@ -12562,7 +12432,7 @@ TSHI_INLINE void tshi_norm_step(tsh_real *lane, const tsh_real *x, const tsh_rea
     }
 }
 
-/* dw += dy xh and db += dy. */
+/* One row: dw += dy xh and db += dy. */
 TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
                                         const tsh_real *stats, int64_t n,
                                         tsh_real *TSHI_RESTRICT dw, tsh_real *TSHI_RESTRICT db) {
@@ -12574,10 +12444,10 @@ TSHI_INLINE void tshi_norm_step_weights(const tsh_real *x, const tsh_real *dy,
     }
 }
 
-/* A row dx (+)= (h - mean h - xh mean(h xh)) rstd; means: of h, of h xh. */
-TSHI_INLINE void tshi_norm_slope_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
-                                     const tsh_real *dy, const tsh_real *stats,
-                                     const tsh_real *means, int64_t n, int add) {
+/* One row of dx, written or added; means: of h, of h xh. */
+TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_real *w,
+                                    const tsh_real *dy, const tsh_real *stats,
+                                    const tsh_real *means, int64_t n, int add) {
     const tsh_real mean = stats[0], rstd = stats[1], a = means[0], b = means[1], *xs, *ws, *gs;
     tsh_real pad[3][TSHI_BLOCK], out[TSHI_BLOCK];
     int64_t e;
@@ -12592,26 +12462,18 @@ TSHI_INLINE void tshi_norm_slope_row(tsh_real *dx, const tsh_real *x, const tsh_
     }
 }
 
-/* dx (+)= (h - mean h - xh mean(h xh)) / sqrt, without mean h about zero; dw += dy xh, db += dy. dx
- * may be NULL, and dw with db. */
-enum {
-    TSHI_NORM_DX,
-    TSHI_NORM_FROM_X,
-    TSHI_NORM_FROM_W,
-    TSHI_NORM_DY,
-    TSHI_NORM_FROM_STATS,
-    TSHI_NORM_DW,
-    TSHI_NORM_DB,
-    TSHI_NORM_SLOPE_OPERANDS
-};
-TSHI_INLINE void tshi_norm_slope_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
+/* Backward of n rows. dx may be NULL, and dw together with db. Operands: dx for y, X, W, and STATS
+ * as in forward, then these. */
+enum { TSHI_NORM_DX = TSHI_NORM_Y, TSHI_NORM_DY = TSHI_NORM_B, TSHI_NORM_DW = TSHI_NORM_OPERANDS };
+enum { TSHI_NORM_DB = TSHI_NORM_DW + 1, TSHI_NORM_GRAD_OPERANDS };
+TSHI_INLINE void tshi_norm_grad_body(int64_t n, const tshi_operand *operand, const tshi_norm *p) {
     tsh_real *dx = (tsh_real *)operand[TSHI_NORM_DX].data;
     tsh_real *dw = (tsh_real *)operand[TSHI_NORM_DW].data;
     tsh_real *db = (tsh_real *)operand[TSHI_NORM_DB].data;
-    const tsh_real *x = (const tsh_real *)operand[TSHI_NORM_FROM_X].data;
-    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_FROM_W].data;
+    const tsh_real *x = (const tsh_real *)operand[TSHI_NORM_X].data;
+    const tsh_real *w = (const tsh_real *)operand[TSHI_NORM_W].data;
     const tsh_real *dy = (const tsh_real *)operand[TSHI_NORM_DY].data;
-    const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_FROM_STATS].data;
+    const tsh_real *stats = (const tsh_real *)operand[TSHI_NORM_STATS].data;
     tsh_real lane[2 * TSHI_BLOCK], means[2] = {0, 0}, pad[3][TSHI_BLOCK];
     const int64_t d = p->d;
     int64_t r, e;
@@ -12629,33 +12491,34 @@ TSHI_INLINE void tshi_norm_slope_body(int64_t n, const tshi_operand *operand, co
             }
             if (!p->about_zero) means[0] = tshi_kernel_fold(lane) / TSHI_R(d);
             means[1] = tshi_kernel_fold(lane + TSHI_BLOCK) / TSHI_R(d);
-            tshi_norm_slope_row(dx, x, w, dy, stats, means, d, p->add);
+            tshi_norm_grad_row(dx, x, w, dy, stats, means, d, p->add);
             dx += operand[TSHI_NORM_DX].step;
         }
-        x += operand[TSHI_NORM_FROM_X].step;
+        x += operand[TSHI_NORM_X].step;
         dy += operand[TSHI_NORM_DY].step;
         stats += 2;
     }
 }
-TSHI_KERNEL(tshi_norm_slope, tshi_norm);
+TSHI_KERNEL(tshi_norm_grad, tshi_norm);
 
-/* The weights' gradients, cut by columns: rows are added in order. */
+/* A thread's part of dw and db: the columns [from, to). Rows are added in order. */
 static void tshi_norm_columns(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *all = (const tshi_rows *)job;
-    tshi_operand x[TSHI_NORM_SLOPE_OPERANDS];
+    tshi_operand x[TSHI_NORM_GRAD_OPERANDS];
     tshi_norm part = *(const tshi_norm *)all->params;
     int i;
     (void)piece;
     memcpy(x, all->x, sizeof x);
     x[TSHI_NORM_DX].data = NULL;
-    for (i = 0; i < TSHI_NORM_SLOPE_OPERANDS; i++)
-        if (i != TSHI_NORM_FROM_STATS) tshi_kernel_move(&x[i], from);
+    for (i = 0; i < TSHI_NORM_GRAD_OPERANDS; i++)
+        if (i != TSHI_NORM_STATS) tshi_kernel_move(&x[i], from);
     part.d = to - from;
     all->kernel(all->count, x, &part);
 }
 
-/* dx, dw and db in one pass; by several threads, dx by rows, then the others by columns. */
-static void tshi_norm_slopes(tshi_rows *work, int64_t d, int pieces) {
+/* Computes dx, dw and db: in one pass, or with several threads dx by rows, then dw and db by
+ * columns. */
+static void tshi_norm_grads(tshi_rows *work, int64_t d, int pieces) {
     void *dw = work->x[TSHI_NORM_DW].data;
     if (pieces == 1) {
         tshi_kernel_do_rows(work, 0, 0, work->count);
@@ -12674,7 +12537,7 @@ static void tshi_norm_backward(tshi_node *node) {
     tshi_norm p = *(const tshi_norm *)node->params;
     const int64_t d = p.d;
     int64_t rows, step, stride[TSH_MAX_DIMS], one;
-    int i, wanted[3], pieces = tshi_kernel_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
+    int i, needed[3], pieces = tshi_kernel_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
     tshi_block *two = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
     tsh_real *dw, *values[2];
     tshi_dest dest[3];
@@ -12682,32 +12545,32 @@ static void tshi_norm_backward(tshi_node *node) {
     if (!two) return;
     dw = (tsh_real *)tshi_mem_data(two);
     memset(dw, 0, tshi_dtype_reals(2 * d));
-    for (i = 0; i < 3; i++) wanted[i] = tshi_tape_dest(node, i, &dest[i]);
+    for (i = 0; i < 3; i++) needed[i] = tshi_tape_dest(node, i, &dest[i]);
     for (i = 0; i < 2; i++) values[i] = tshi_tape_saved_reals(node, i, stride, &saved[i]);
-    p.add = wanted[0] && dest[0].add;
+    p.add = needed[0] && dest[0].add;
     (void)tshi_kernel_rows(x, &rows, &step);
     memset(&work, 0, sizeof work);
-    work.kernel = tshi_norm_slope[ctx->isa];
-    work.n = TSHI_NORM_SLOPE_OPERANDS;
+    work.kernel = tshi_norm_grad[ctx->isa];
+    work.n = TSHI_NORM_GRAD_OPERANDS;
     work.params = &p;
     work.count = rows;
-    work.x[TSHI_NORM_DX] = tshi_kernel_reals(wanted[0] ? dest[0].data : NULL, step);
-    work.x[TSHI_NORM_FROM_X] = tshi_kernel_reals(values[0], saved[0] ? d : step);
-    work.x[TSHI_NORM_FROM_W] = tshi_kernel_reals(values[1], 0);
+    work.x[TSHI_NORM_DX] = tshi_kernel_reals(needed[0] ? dest[0].data : NULL, step);
+    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], saved[0] ? d : step);
+    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
     work.x[TSHI_NORM_DY] = tshi_kernel_reals(tshi_tape_grad(node), d);
-    work.x[TSHI_NORM_FROM_STATS] =
-        tshi_kernel_reals((const tsh_real *)tshi_mem_data(node->aux), 2);
-    work.x[TSHI_NORM_DW] = tshi_kernel_reals(wanted[1] || wanted[2] ? dw : NULL, 0);
+    work.x[TSHI_NORM_STATS] = tshi_kernel_reals((const tsh_real *)tshi_mem_data(node->aux), 2);
+    work.x[TSHI_NORM_DW] = tshi_kernel_reals(needed[1] || needed[2] ? dw : NULL, 0);
     work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);
-    if (values[0] && values[1]) tshi_norm_slopes(&work, d, pieces);
+    if (values[0] && values[1]) tshi_norm_grads(&work, d, pieces);
     tshi_tensor_strides(&d, 1, &one);
     for (i = 1; i < 3; i++)
-        if (wanted[i]) tshi_tape_accumulate(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
+        if (needed[i]) tshi_tape_accumulate(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
     tshi_mem_drop(ctx, saved[0]);
     tshi_mem_drop(ctx, saved[1]);
     tshi_mem_drop(ctx, two);
 }
 
+/* Checks the shapes of x, w and b (may be NULL). */
 static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
     tsh_ctx *ctx = x->ctx;
@@ -12719,8 +12582,8 @@ static int tshi_norm_check(const char *op, tsh_tensor *x, tsh_tensor *w, tsh_ten
     return ctx->error.code == TSH_OK;
 }
 
-/* The rows of x, weight and bias as the kernel takes them: features side by side, rows at equal
- * steps. 0: no memory. */
+/* Replaces inputs by copies if their features are not adjacent or their rows have no equal strides.
+ * 0: no memory. */
 static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     int64_t rows, step;
     int i;
@@ -12731,7 +12594,7 @@ static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     return 1;
 }
 
-/* Fills out and stats. 0: no memory. */
+/* Computes out and stats. 0: no memory. */
 static int tshi_norm_forward(tsh_tensor *const *in, tsh_tensor *out, tshi_block *stats,
                              const tshi_norm *p) {
     tsh_ctx *ctx = out->ctx;
@@ -12761,12 +12624,12 @@ static int tshi_norm_forward(tsh_tensor *const *in, tsh_tensor *out, tshi_block 
     return done;
 }
 
+/* tsh_layer_norm and tsh_rms_norm. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, double eps, int about_zero) {
     tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
     tshi_output output;
-    tshi_node *node = NULL;
     tshi_block *stats;
     tshi_norm p;
     in[0] = x;
@@ -12788,12 +12651,10 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
                 : NULL;
     if (!stats) return NULL;
     if (tshi_norm_forward(in, out, stats, &p))
-        node = tshi_tape_record(op, out, in, 3, output.partial, sizeof p);
-    if (!node) tshi_mem_drop(ctx, stats);
-    if (!node) return ctx->error.code == TSH_OK ? out : NULL;
-    node->aux = stats;
-    memcpy(node->params, &p, sizeof p);
-    return out;
+        tshi_map_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
+    else
+        tshi_mem_drop(ctx, stats);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 static const tshi_op tshi_norm_layer_op = {
@@ -12817,16 +12678,19 @@ TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) 
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* Pair i of the row at position t, with angle u = t base^(-2 i / dims): (a, b) becomes (a cos u - b
- * sin u, b cos u + a sin u). Backward: the same with -u. */
+/* x is (.., T, D). Pair i of the row at position t is rotated by the angle u = t base^(-2 i /
+ * dims): (a, b) becomes (a cos u - b sin u, b cos u + a sin u). Backward rotates the gradient by
+ * -u. */
 typedef struct tshi_rope {
-    int64_t pairs, next, gap; /* elements from one pair to the next, and from a to b */
-    int64_t d;                /* features of a row */
-    double sign;              /* of the angle: -1 in backward */
-    int add;                  /* y is added to */
+    int64_t pairs; /* dims / 2 */
+    int64_t next;  /* elements from the a of one pair to that of the next */
+    int64_t gap;   /* elements from a to b */
+    int64_t d;     /* features of a row */
+    double sign;   /* of the angle: -1 in backward */
+    int add;       /* 1: y += ..., 0: y = ... */
 } tshi_rope;
 
-/* One row: n pairs, the features behind them as they are. */
+/* One row: rotates n pairs and copies the features after them. */
 enum { TSHI_ROPE_Y, TSHI_ROPE_X, TSHI_ROPE_COSINES, TSHI_ROPE_SINES, TSHI_ROPE_OPERANDS };
 TSHI_INLINE void tshi_rope_row_body(int64_t n, const tshi_operand *operand, const tshi_rope *rope) {
     tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[TSHI_ROPE_Y].data;
@@ -12839,9 +12703,9 @@ TSHI_INLINE void tshi_rope_row_body(int64_t n, const tshi_operand *operand, cons
     const int add = rope->add;
     int64_t i;
     TSHI_EACH for (i = 0; i < n; i++) {
-        tsh_real a = x[i * next * sx], b = x[(i * next + gap) * sx], turn = sign * w[i];
+        tsh_real a = x[i * next * sx], b = x[(i * next + gap) * sx], sine = sign * w[i];
         tsh_real *to = y + i * next * sy, *other = to + gap * sy;
-        const tsh_real first = a * c[i] - b * turn, second = b * c[i] + a * turn;
+        const tsh_real first = a * c[i] - b * sine, second = b * c[i] + a * sine;
         *to = add ? *to + first : first;
         *other = add ? *other + second : second;
     }
@@ -12860,6 +12724,7 @@ typedef struct tshi_rope_work {
     const int64_t *sx, *sy;
 } tshi_rope_work;
 
+/* A thread's part: the rows [from, to) of all leading dimensions. */
 static void tshi_rope_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rope_work *work = (const tshi_rope_work *)job;
     const tsh_tensor *t = work->t;
@@ -12885,9 +12750,9 @@ static void tshi_rope_rows(void *job, int piece, int64_t from, int64_t to) {
     }
 }
 
-/* y (+)= x turned, over the local rows of t's shape. table: per position, cosines and sines. */
-static void tshi_rope_turn(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
-                           const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
+/* Rotates x, of t's local shape, to y. table: cosines and sines of each position's pairs. */
+static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
+                             const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
     int64_t rows = tshi_tensor_product(t->local, t->ndim - 1);
     tshi_rope_work work;
     work.t = t;
@@ -12908,11 +12773,11 @@ static void tshi_rope_backward(tshi_node *node) {
     if (!tshi_tape_dest(node, 0, &dest)) return;
     back.sign = -1;
     back.add = dest.add;
-    tshi_rope_turn(out, &back, node->aux, tshi_tape_grad(node), out->stride, dest.data,
-                   dest.stride);
+    tshi_rope_rotate(out, &back, node->aux, tshi_tape_grad(node), out->stride, dest.data,
+                     dest.stride);
 }
 
-/* Cosines and sines of every local position; NULL without memory. */
+/* Computes the cosines and sines of every local position. NULL: no memory. */
 static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double base, int64_t start) {
     int64_t i, t, rows = x->local[x->ndim - 2];
     tshi_block *block = tshi_mem_take(x->ctx, TSH_MEM_STEP,
@@ -12929,6 +12794,7 @@ static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double ba
     return block;
 }
 
+/* Checks x's shape and the options. */
 static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx = x->ctx;
@@ -12960,7 +12826,6 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     tshi_block *table, *scratch, *unrounded;
     tsh_real *values, *y;
     int64_t stride[TSH_MAX_DIMS];
-    tshi_node *node;
     tsh_tensor *out;
     if (!desc) desc = &usual;
     if (!ctx || !tshi_rope_check(x, desc) || !op->rule(op, &x, 1, NULL, &output)) return NULL;
@@ -12977,54 +12842,57 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     if (!table) return NULL;
     values = tshi_kernel_reals_of(x, stride, &scratch);
     y = values ? tshi_kernel_output(out, &unrounded) : NULL;
-    if (y) tshi_rope_turn(x, &rope, table, values, stride, y, out->stride);
+    if (y) tshi_rope_rotate(x, &rope, table, values, stride, y, out->stride);
     tshi_mem_drop(ctx, scratch);
     if (!y) tshi_mem_drop(ctx, table);
     if (!y) return NULL;
     tshi_kernel_output_done(out, unrounded);
-    node = tshi_tape_record(op, out, &x, 1, output.partial, sizeof rope);
-    if (node)
-        node->aux = table;
-    else
-        tshi_mem_drop(ctx, table);
-    if (node) memcpy(node->params, &rope, sizeof rope);
+    tshi_map_record(op, out, &x, 1, output.partial, &rope, sizeof rope, table);
     return out;
 }
 
 /* ========================================================================== */
 /* >>op-attention                                MARK: - op-attention (private) */
-/* softmax(scale Q K^T) V in tiles: the T x T matrix never exists.              */
+/* O = softmax(scale Q K^T) V in tiles: no T x T matrix is ever stored.         */
 /* Needs: >>op-view >>op-matmul.                                                */
 /* ========================================================================== */
 
-/* Tile of scores s_ij = scale q_i k_j; running row maximum m and sum l (Milakov & Gimelshein 2018).
- * Backward (Dao et al. 2022): p = e^(s - m - log l), delta_i = dO_i O_i, dV += p^T dO, dS = p (dO
- * V^T - delta), dQ += scale dS K, dK += scale dS^T Q. m and log l are never added up: the sum would
- * be rounded to the size of m. With dropout, p and dO V^T are masked by global position. Rows of a
- * tile are worked on in whole blocks of TSHI_BLOCK. */
+/* Scores s_ij = scale q_i k_j are computed for tiles of TSHI_TILE queries and keys, and an online
+ * softmax of them with a running maximum m and sum l per row (Milakov & Gimelshein 2018). Backward
+ * computes s again (Dao et al. 2022):
+ *
+ *     p = e^(s - m - log l),   delta_i = dO_i O_i,        dV += p^T dO
+ *     dS = p (dO V^T - delta), dQ += scale dS K,          dK += scale dS^T Q
+ *
+ * m + log l is not stored as one number: log l would lose digits if m is large. Dropout masks p and
+ * dO V^T by global position. Where a causal mask cuts a tile, strips of TSHI_STRIP queries are
+ * computed. Rows of a tile are worked on in whole blocks of TSHI_BLOCK. */
 enum { TSHI_TILE = 64, TSHI_STRIP = 16 };
 
+/* The options of a call. */
 typedef struct tshi_attention {
     double scale;
     int causal, dropout;
     tshi_dropout drop;
-    tsh_tensor *mask; /* or NULL */
-    int64_t mask_stride[4];
+    tsh_tensor *mask;       /* or NULL */
+    int64_t mask_stride[4]; /* over (B, H, Tq, Tk); 0 where the mask broadcasts */
 } tshi_attention;
 
-/* One head of one sequence, and a tile of it. */
+/* One head of one sequence, and scratch for a tile of it. */
 typedef struct tshi_head {
     tsh_ctx *ctx;
     const tshi_attention *more;
-    tshi_matrix q, k, v, o, dq, dk, dv,
-        dout; /* (T, D) each; dq, dk, dv with data NULL where not wanted */
+    tshi_matrix q, k, v, o;       /* (T, D) each */
+    tshi_matrix dq, dk, dv, dout; /* data NULL: not needed */
     int64_t tq, tk, d;
-    uint64_t first; /* global index of this head's score (0, 0) */
+    uint64_t first; /* global index of score (0, 0) of this head, for dropout */
     int64_t mask;   /* offset of this head's mask */
     const void *mask_values;
-    tsh_real *most, *log_sum, *delta; /* per query; most: -infinity where it saw no key */
-    tsh_real *s, *t, *row;            /* two tiles, rows TSHI_TILE apart; two of their rows */
-    char *scratch;                    /* of products */
+    tsh_real *max;         /* m of each query; -infinity if it sees no key */
+    tsh_real *log_sum;     /* log l of each query */
+    tsh_real *delta;       /* of each query */
+    tsh_real *s, *t, *row; /* two tiles, with rows TSHI_TILE apart; m and l of a tile's queries */
+    char *scratch;         /* of products */
 } tshi_head;
 
 static tshi_matrix tshi_attention_tile(tsh_real *data) {
@@ -13048,13 +12916,13 @@ static void tshi_attention_gemm(const tshi_head *h, int64_t m, int64_t n, int64_
     tshi_matmul_alone(&x, h->scratch);
 }
 
-/* Keys that query i sees: [0, i + tk - tq] where causal. */
-static int64_t tshi_attention_seen(const tshi_head *h, int64_t i) {
-    int64_t seen = h->more->causal ? i + 1 + h->tk - h->tq : h->tk;
-    return seen < 0 ? 0 : tshi_base_min(seen, h->tk);
+/* How many keys query i sees, from key 0 on: all, or if causal i + tk - tq + 1. */
+static int64_t tshi_attention_visible(const tshi_head *h, int64_t i) {
+    int64_t visible = h->more->causal ? i + 1 + h->tk - h->tq : h->tk;
+    return visible < 0 ? 0 : tshi_base_min(visible, h->tk);
 }
 
-/* Adds the mask to a tile of scores, or -infinity where an integer one is 0. */
+/* Adds the mask to a tile of scores; a mask of integers is -infinity where it is 0. */
 static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
     const tsh_tensor *mask = h->more->mask;
     const void *values = h->mask_values;
@@ -13078,54 +12946,55 @@ static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int6
     if (h->more->mask) tshi_attention_masked(h, i, m, j, n);
 }
 
-/* Masks by dropout a tile of queries [i, i + m) and keys [j, j + n), where they are seen. */
-static void tshi_attention_drop(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m, int64_t j,
-                                int64_t n) {
+/* Drops out a tile of queries [i, i + m) and keys [j, j + n), up to the keys that each sees. */
+static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i, int64_t m,
+                                   int64_t j, int64_t n) {
     tshi_dropout_run run;
-    int64_t r, seen;
+    int64_t r, visible;
     run.isa = h->ctx->isa;
     run.mask = &h->more->drop;
     for (r = 0; r < m; r++) {
         run.x = run.y = tile + r * TSHI_TILE;
-        seen = tshi_base_min(tshi_attention_seen(h, i + r) - j, n);
-        if (seen > 0) tshi_map_mask_run(&run, (int64_t)h->first + (i + r) * h->tk + j, 0, seen);
+        visible = tshi_base_min(tshi_attention_visible(h, i + r) - j, n);
+        if (visible > 0)
+            tshi_map_mask_run(&run, (int64_t)h->first + (i + r) * h->tk + j, 0, visible);
     }
 }
 
-/* What kernels know of a tile: its columns, of which row r sees the first seen + r each, and
- * features of a head. */
+/* A tile, for kernels. Its row r sees the first visible + r each of its n columns (keys). */
 typedef struct tshi_tile {
     int64_t n;
-    int64_t seen; /* may be negative: the first rows see none */
-    int64_t each; /* 1 where every row sees one more than that before, as with a causal mask */
-    int64_t d;
+    int64_t visible; /* negative: the first rows see no key of the tile */
+    int64_t each;    /* 1 if causal: every row sees one key more than the row before */
+    int64_t d;       /* features of a head */
     double scale;
 } tshi_tile;
 
+/* How many columns row r sees. */
 TSHI_INLINE int64_t tshi_attention_row(const tshi_tile *tile, int64_t r) {
-    const int64_t seen = tile->seen + r * tile->each;
-    return seen < 0 ? 0 : seen < tile->n ? seen : tile->n;
+    const int64_t visible = tile->visible + r * tile->each;
+    return visible < 0 ? 0 : visible < tile->n ? visible : tile->n;
 }
 
 /* The tile of queries from i and keys [j, j + n). */
 static tshi_tile tshi_attention_tile_at(const tshi_head *h, int64_t i, int64_t j, int64_t n) {
     tshi_tile tile;
     tile.n = n;
-    tile.seen = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
+    tile.visible = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
     tile.each = h->more->causal != 0;
     tile.d = h->d;
     tile.scale = h->more->scale;
     return tile;
 }
 
-/* y = x times `by`; y may be x. */
+/* y = x by; y may be x. */
 TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n, tsh_real by) {
     int64_t e;
     TSHI_LANES for (e = 0; e < n; e++) y[e] = x[e] * by;
 }
 
-/* Online softmax of n rows of a tile x: m and l per row; o's rows, dense, are rescaled to the new
- * maximum. */
+/* Online softmax of n rows of a tile: x becomes e^(x - m), m the new maximum of each row; l and o,
+ * a dense row of O so far, are scaled by e^(old m - m), and the sum of x is added to l. */
 enum { TSHI_ONLINE_X, TSHI_ONLINE_M, TSHI_ONLINE_L, TSHI_ONLINE_O, TSHI_ONLINE_OPERANDS };
 TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *operand,
                                             const tshi_tile *tile, int fused) {
@@ -13140,7 +13009,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *opera
         for (c = tshi_attention_row(tile, r); c < wide; c++) x[c] = -TSHI_R(INFINITY);
         m[r] = tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old;
-        if ((double)m[r] < -DBL_MAX) { /* every key so far is masked out */
+        if ((double)m[r] < -DBL_MAX) { /* the mask excludes every key so far */
             for (c = 0; c < wide; c++) x[c] = 0;
             continue;
         }
@@ -13154,21 +13023,13 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *opera
 }
 TSHI_KERNEL_FUSED(tshi_attention_online, tshi_tile);
 
-/* O = o / l of n rows, and what backward wants to know of them: m and log l. o, m and l are scratch
- * of whole blocks. */
-enum {
-    TSHI_FINISH_OUT,
-    TSHI_FINISH_O,
-    TSHI_FINISH_M,
-    TSHI_FINISH_L,
-    TSHI_FINISH_MOST,
-    TSHI_FINISH_LOG_SUM,
-    TSHI_FINISH_OPERANDS
-};
+/* Ends n rows: O = o / l, and m and log l are kept for backward. o, m and l are whole blocks. */
+enum { TSHI_FINISH_OUT, TSHI_FINISH_O, TSHI_FINISH_M, TSHI_FINISH_L };
+enum { TSHI_FINISH_MAX = TSHI_FINISH_L + 1, TSHI_FINISH_LOG_SUM, TSHI_FINISH_OPERANDS };
 TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *operand,
                                             const void *params, int fused) {
     const tshi_operand *out = &operand[TSHI_FINISH_OUT], *from = &operand[TSHI_FINISH_O];
-    tsh_real *to = (tsh_real *)out->data, back[TSHI_BLOCK], most[TSHI_BLOCK], log_sum[TSHI_BLOCK];
+    tsh_real *to = (tsh_real *)out->data, back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK];
     const tsh_real *o = (const tsh_real *)from->data;
     const tsh_real *m = (const tsh_real *)operand[TSHI_FINISH_M].data;
     const tsh_real *l = (const tsh_real *)operand[TSHI_FINISH_L].data;
@@ -13178,11 +13039,11 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *opera
     for (e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i];
-            most[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
+            max[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_kernel_log(sum, fused);
         }
-        tshi_kernel_store(&operand[TSHI_FINISH_MOST], e, n, most, 0);
+        tshi_kernel_store(&operand[TSHI_FINISH_MAX], e, n, max, 0);
         tshi_kernel_store(&operand[TSHI_FINISH_LOG_SUM], e, n, log_sum, 0);
         for (r = e; r < n && r < e + TSHI_BLOCK; r++)
             tshi_attention_scale(to + r * out->step, o + r * from->step, from->step, back[r - e]);
@@ -13190,17 +13051,35 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *opera
 }
 TSHI_KERNEL_FUSED(tshi_attention_finish, void);
 
-/* Where a causal mask cuts a tile it is done in strips of TSHI_STRIP queries, each with the keys
- * that its last one sees. Gives the length of the strip from `from`, and its keys of the n. */
+/* Returns how many queries of a tile, from its row `from` on, are computed at once: all of the m,
+ * or if causality cuts the tile TSHI_STRIP. *n becomes the number of keys that the last of them
+ * sees. */
 static int64_t tshi_attention_strip(const tshi_head *h, int64_t i, int64_t from, int64_t m,
                                     int64_t j, int64_t *n) {
     int64_t rows = m - from;
-    if (tshi_attention_seen(h, i + from) < j + *n) rows = tshi_base_min(rows, TSHI_STRIP);
-    *n = tshi_base_min(*n, tshi_attention_seen(h, i + from + rows - 1) - j);
+    if (tshi_attention_visible(h, i + from) < j + *n) rows = tshi_base_min(rows, TSHI_STRIP);
+    *n = tshi_base_min(*n, tshi_attention_visible(h, i + from + rows - 1) - j);
     return rows;
 }
 
-/* Scores, softmax and O of m queries from r of the tile at i, and n keys. */
+typedef void (*tshi_tile_fn)(const tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
+                             int64_t n);
+
+/* Calls fn for all keys that queries [i, i + m) see: in tiles, or strips r of them. */
+static void tshi_attention_tiles(const tshi_head *h, int64_t i, int64_t m, tshi_tile_fn fn) {
+    const int64_t last = tshi_attention_visible(h, i + m - 1);
+    int64_t j, r, n, rows, keys;
+    for (j = 0; j < last; j += n) {
+        n = tshi_base_min(TSHI_TILE, last - j);
+        for (r = 0; r < m; r += rows) {
+            keys = n;
+            rows = tshi_attention_strip(h, i, r, m, j, &keys);
+            if (keys > 0) fn(h, i, r, rows, j, keys);
+        }
+    }
+}
+
+/* Scores, softmax and O of m queries, from row r of the tile at query i, and keys [j, j + n). */
 static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
     tsh_real *o = h->t + r * h->d;
@@ -13212,32 +13091,25 @@ static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r
     x[TSHI_ONLINE_O] = tshi_kernel_reals(o, h->d);
     tshi_attention_scores(h, i + r, m, j, n);
     tshi_attention_online[h->ctx->isa](m, x, &tile);
-    if (h->more->dropout) tshi_attention_drop(h, h->s, i + r, m, j, n);
+    if (h->more->dropout) tshi_attention_dropout(h, h->s, i + r, m, j, n);
     tshi_attention_gemm(h, m, h->d, n, 1, tshi_attention_tile(h->s), tshi_gemm_from(h->v, j, 0),
                         j > 0, tshi_gemm_matrix(o, h->d, 1));
 }
 
+/* Forward of a head, a tile of queries at a time. */
 static void tshi_attention_head_forward(const tshi_head *h) {
-    int64_t i, j, r, m, n, most, rows, keys;
+    int64_t i, m;
     tshi_operand x[TSHI_FINISH_OPERANDS];
     for (i = 0; i < h->tq; i += m) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
-        most = tshi_attention_seen(h, i + m - 1);
         memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row);
-        if (!tshi_attention_seen(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
-        for (j = 0; j < most; j += n) {
-            n = tshi_base_min(TSHI_TILE, most - j);
-            for (r = 0; r < m; r += rows) {
-                keys = n;
-                rows = tshi_attention_strip(h, i, r, m, j, &keys);
-                if (keys > 0) tshi_attention_forward_tile(h, i, r, rows, j, keys);
-            }
-        }
+        if (!tshi_attention_visible(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
+        tshi_attention_tiles(h, i, m, tshi_attention_forward_tile);
         x[TSHI_FINISH_OUT] = tshi_kernel_reals(tshi_gemm_at(h->o, i, 0), h->o.row);
-        x[TSHI_FINISH_O] = tshi_kernel_reals(h->t, h->d); /* O before it is scaled */
+        x[TSHI_FINISH_O] = tshi_kernel_reals(h->t, h->d); /* O before it is divided by l */
         x[TSHI_FINISH_M] = tshi_kernel_reals(h->row, 1);
         x[TSHI_FINISH_L] = tshi_kernel_reals(h->row + TSHI_TILE, 1);
-        x[TSHI_FINISH_MOST] = tshi_kernel_reals(h->most + i, 1);
+        x[TSHI_FINISH_MAX] = tshi_kernel_reals(h->max + i, 1);
         x[TSHI_FINISH_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
         tshi_attention_finish[h->ctx->isa](m, x, NULL);
     }
@@ -13252,60 +13124,55 @@ TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *x, con
 }
 TSHI_KERNEL(tshi_attention_delta, int64_t);
 
-/* n rows of a tile: from scores x to p, and from dx = dO V^T to dS, both 0 where a query does not
- * see a key. m, log l and delta per row. */
-enum {
-    TSHI_SLOPE_X,
-    TSHI_SLOPE_DX,
-    TSHI_SLOPE_MOST,
-    TSHI_SLOPE_LOG_SUM,
-    TSHI_SLOPE_DELTA,
-    TSHI_SLOPE_OPERANDS
-};
-TSHI_INLINE void tshi_attention_slope_body(int64_t n, const tshi_operand *operand,
-                                           const tshi_tile *tile, int fused) {
-    tsh_real *x = (tsh_real *)operand[TSHI_SLOPE_X].data, y[TSHI_BLOCK], dy[TSHI_BLOCK];
-    tsh_real *dx = (tsh_real *)operand[TSHI_SLOPE_DX].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_SLOPE_MOST].data;
-    const tsh_real *l = (const tsh_real *)operand[TSHI_SLOPE_LOG_SUM].data;
-    const tsh_real *delta = (const tsh_real *)operand[TSHI_SLOPE_DELTA].data;
+/* n rows of a tile: scores x become p, and dx = dO V^T becomes scale dS; both are 0 where a query
+ * does not see a key. */
+enum { TSHI_GRAD_X, TSHI_GRAD_DX, TSHI_GRAD_MAX, TSHI_GRAD_LOG_SUM };
+enum { TSHI_GRAD_DELTA = TSHI_GRAD_LOG_SUM + 1, TSHI_GRAD_OPERANDS };
+TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *operand,
+                                          const tshi_tile *tile, int fused) {
+    tsh_real *x = (tsh_real *)operand[TSHI_GRAD_X].data, y[TSHI_BLOCK], dy[TSHI_BLOCK];
+    tsh_real *dx = (tsh_real *)operand[TSHI_GRAD_DX].data;
+    const tsh_real *m = (const tsh_real *)operand[TSHI_GRAD_MAX].data;
+    const tsh_real *l = (const tsh_real *)operand[TSHI_GRAD_LOG_SUM].data;
+    const tsh_real *delta = (const tsh_real *)operand[TSHI_GRAD_DELTA].data;
     const tsh_real scale = TSHI_R(tile->scale);
     int64_t r, e;
     int i;
     for (r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
-        const tsh_real most = m[r], log_sum = l[r], dot = delta[r];
-        const tsh_real nan = log_sum - log_sum; /* or 0 */
-        const int seen = (double)most < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
+        const tsh_real max = m[r], log_sum = l[r], dot = delta[r];
+        const tsh_real nan = log_sum - log_sum; /* 0, but NaN if log l is not finite */
+        const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
         for (e = 0; e < tile->n; e += TSHI_BLOCK) {
-            const int left = seen - (int)e;
+            const int left = visible - (int)e;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-                y[i] = tshi_kernel_exp_below(x[e + i] - most - log_sum, fused) + nan;
+                y[i] = tshi_kernel_exp_below(x[e + i] - max - log_sum, fused) + nan;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dy[i] = y[i] * (dx[e + i] - dot) * scale;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) x[e + i] = i < left ? y[i] : 0;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) dx[e + i] = i < left ? dy[i] : 0;
         }
     }
 }
-TSHI_KERNEL_FUSED(tshi_attention_slope, tshi_tile);
+TSHI_KERNEL_FUSED(tshi_attention_grad, tshi_tile);
 
-/* What m queries and n keys add to the gradients: s becomes p (masked), t becomes dS. */
-static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t m, int64_t j,
-                                         int64_t n) {
+/* Adds to dQ, dK and dV what m queries, from i + r on, and keys [j, j + n) contribute. */
+static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t r, int64_t m,
+                                         int64_t j, int64_t n) {
     const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t);
-    const tshi_matrix dout = tshi_gemm_from(h->dout, i, 0);
-    const tshi_tile tile = tshi_attention_tile_at(h, i, j, n);
-    tshi_operand x[TSHI_SLOPE_OPERANDS];
-    x[TSHI_SLOPE_X] = tshi_kernel_reals(h->s, TSHI_TILE);
-    x[TSHI_SLOPE_DX] = tshi_kernel_reals(h->t, TSHI_TILE);
-    x[TSHI_SLOPE_MOST] = tshi_kernel_reals(h->most + i, 1);
-    x[TSHI_SLOPE_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
-    x[TSHI_SLOPE_DELTA] = tshi_kernel_reals(h->delta + i, 1);
+    const tshi_matrix dout = tshi_gemm_from(h->dout, i + r, 0);
+    const tshi_tile tile = tshi_attention_tile_at(h, i + r, j, n);
+    tshi_operand x[TSHI_GRAD_OPERANDS];
+    i += r;
+    x[TSHI_GRAD_X] = tshi_kernel_reals(h->s, TSHI_TILE);
+    x[TSHI_GRAD_DX] = tshi_kernel_reals(h->t, TSHI_TILE);
+    x[TSHI_GRAD_MAX] = tshi_kernel_reals(h->max + i, 1);
+    x[TSHI_GRAD_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
+    x[TSHI_GRAD_DELTA] = tshi_kernel_reals(h->delta + i, 1);
     tshi_attention_scores(h, i, m, j, n);
     tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_gemm_turned(tshi_gemm_from(h->v, j, 0)), 0,
                         ds);
-    if (h->more->dropout) tshi_attention_drop(h, h->t, i, m, j, n);
-    tshi_attention_slope[h->ctx->isa](m, x, &tile);
-    if (h->more->dropout) tshi_attention_drop(h, h->s, i, m, j, n);
+    if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
+    tshi_attention_grad[h->ctx->isa](m, x, &tile);
+    if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
     if (h->dv.data)
         tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_turned(p), dout, 1,
                             tshi_gemm_from(h->dv, j, 0));
@@ -13318,7 +13185,7 @@ static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t 
 }
 
 static void tshi_attention_head_backward(const tshi_head *h) {
-    int64_t i, j, r, m, n, most, rows, keys;
+    int64_t i, m;
     tshi_operand x[3];
     x[0] = tshi_kernel_reals(h->delta, 1);
     x[1] = tshi_kernel_reals(tshi_gemm_at(h->o, 0, 0), h->o.row);
@@ -13326,60 +13193,42 @@ static void tshi_attention_head_backward(const tshi_head *h) {
     tshi_attention_delta[h->ctx->isa](h->tq, x, &h->d);
     for (i = 0; i < h->tq; i += m) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
-        most = tshi_attention_seen(h, i + m - 1);
-        for (j = 0; j < most; j += n) {
-            n = tshi_base_min(TSHI_TILE, most - j);
-            for (r = 0; r < m; r += rows) {
-                keys = n;
-                rows = tshi_attention_strip(h, i, r, m, j, &keys);
-                if (keys > 0) tshi_attention_backward_tile(h, i + r, rows, j, keys);
-            }
-        }
+        tshi_attention_tiles(h, i, m, tshi_attention_backward_tile);
     }
 }
 
-/* The (T, D) matrix of batch b and head a. */
+/* The (T, D) matrix of batch b and head a; data may be NULL. */
 static tshi_matrix tshi_attention_matrix(tsh_real *data, const int64_t *stride, int64_t b,
                                          int64_t a) {
     return tshi_gemm_matrix(data ? data + b * stride[0] + a * stride[1] : NULL, stride[2],
                             stride[3]);
 }
 
-/* The local head of k and v that local query head a uses. */
+/* The local head of k and v that the local query head a uses (grouped-query attention). */
 static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64_t a) {
     int64_t group = q->dim[1] / k->dim[1];
     if (k->layout.kind == TSH_SHARDED && k->layout.dim == 1) return a / group;
     return tshi_tensor_global(q, 1, a) / group;
 }
 
-/* What both directions share: fills in head (b, a). stats: m and log l of every query. */
-static void tshi_attention_head(tshi_head *h, const tsh_tensor *q, int64_t b, int64_t a,
-                                tsh_real *stats) {
-    int64_t head = tshi_tensor_global(q, 0, b) * q->dim[1] + tshi_tensor_global(q, 1, a);
-    h->first = (uint64_t)(head * h->tq * h->tk);
-    h->mask = tshi_tensor_global(q, 0, b) * h->more->mask_stride[0] +
-              tshi_tensor_global(q, 1, a) * h->more->mask_stride[1];
-    h->most = stats + 2 * (b * q->local[1] + a) * h->tq;
-    h->log_sum = h->most + h->tq;
-}
-
-/* What all threads share: a head without its matrices, scratch for each piece of the heads. */
+/* What the threads of a rank share. Heads are cut into pieces, each with scratch of its own. */
 typedef struct tshi_heads {
-    tshi_head head;
+    tshi_head head;        /* what all heads have in common */
     tsh_tensor *const *in; /* q, k, v */
     tsh_tensor *out;
-    tsh_real *value[4], *grad[4]; /* of q, k, v, out; NULL where not wanted, and in forward */
-    int64_t stride[4][TSH_MAX_DIMS]; /* of the values, which are as the tensors have them or ... */
-    tshi_block *converted[4];        /* ... converted to tsh_real */
-    tsh_real *stats, *scratch;
-    size_t each, each_product; /* scratch of a piece: elements, and bytes for products */
+    tsh_real *value[4], *grad[4];    /* of q, k, v, out; grad is NULL in forward or if not needed */
+    int64_t stride[4][TSH_MAX_DIMS]; /* of the values */
+    tshi_block *converted[4];        /* of values that are no tsh_real: their copies */
+    tsh_real *stats;                 /* m, then log l, of the queries of each head */
+    tsh_real *scratch;
+    size_t each, each_product; /* scratch of a piece: elements; bytes for products */
     int pieces;
-    int64_t first, groups; /* heads of k that are used: the first, and how many */
-    tshi_block *block;
+    int64_t first, groups; /* local heads of k that are used: the first, and how many */
+    tshi_block *block;     /* holds scratch */
 } tshi_heads;
 
-/* Whether heads of a and b, views of one base perhaps, get their gradients in different places, or
- * each in the same one. */
+/* Whether threads may add to the gradients of a and b at the same time: heads of a and b, which may
+ * be views of one base, do not overlap, or a and b are the same. */
 static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
     int64_t wide_low = (low->local[1] - 1) * low->stride[1] + (low->local[3] - 1) * low->stride[3];
@@ -13391,16 +13240,16 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
         if (a->stride[d] != b->stride[d]) return 0;
     if (a->offset == b->offset) return a->local[1] == b->local[1];
     if (low->offset + wide_low >= high->offset) return 0;
-    for (d = 0; d <= 2; d += 2) /* side by side in every row */
+    for (d = 0; d <= 2; d += 2) /* both fit between two rows, and between two batches */
         if (a->local[d] > 1 && high->offset + wide_high - low->offset >= a->stride[d]) return 0;
     return 1;
 }
 
-/* All but matrices and stats; with scratch for each piece: two tiles (the second holds a tile of O
- * too), rows, delta. */
+/* Fills in all but values, gradients and stats, and allocates scratch for each piece: two tiles
+ * (the second also holds a tile of O), m and l, delta. 0: no memory. */
 static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
                                 const tshi_attention *more) {
-    enum { LEAST = 1 << 18 }; /* scores that are worth a thread, times D */
+    enum { MIN_WORK = 1 << 18 }; /* multiply-adds of Q K^T that are worth a thread */
     tsh_tensor *q = in[0], *k = in[1];
     tshi_head *h = &all->head;
     int64_t wide = q->dim[3] > TSHI_TILE ? q->dim[3] : (int64_t)TSHI_TILE, heads = q->local[1];
@@ -13414,7 +13263,7 @@ static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tens
     h->d = q->dim[3];
     if (heads) all->first = tshi_attention_kv(q, k, 0);
     if (heads) all->groups = tshi_attention_kv(q, k, heads - 1) - all->first + 1;
-    all->pieces = tshi_team_pieces(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, LEAST);
+    all->pieces = tshi_team_pieces(q->ctx, q->local[0] * heads * h->tq * h->tk * h->d, MIN_WORK);
     all->pieces = (int)tshi_base_min(all->pieces, q->local[0] * all->groups);
     if (all->pieces < 1 || !tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))
         all->pieces = 1;
@@ -13430,16 +13279,20 @@ static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tens
         return 0;
     }
     all->scratch = (tsh_real *)tshi_mem_data(all->block);
-    /* what lies behind a short row is worked on, and left out */
+    /* kernels also compute what is after a short row, in its last block */
     memset(all->scratch, 0, all->each * tshi_dtype_reals(all->pieces));
     return 1;
 }
 
-/* The head's matrices and numbers, for query head a of batch b. */
+/* Fills in h for query head a of batch b. */
 static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, int64_t a) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
-    int64_t c = tshi_attention_kv(q, k, a);
-    tshi_attention_head(h, q, b, a, all->stats);
+    const int64_t c = tshi_attention_kv(q, k, a);
+    const int64_t batch = tshi_tensor_global(q, 0, b), head = tshi_tensor_global(q, 1, a);
+    h->first = (uint64_t)((batch * q->dim[1] + head) * h->tq * h->tk);
+    h->mask = batch * h->more->mask_stride[0] + head * h->more->mask_stride[1];
+    h->max = all->stats + 2 * (b * q->local[1] + a) * h->tq;
+    h->log_sum = h->max + h->tq;
     h->q = tshi_attention_matrix(all->value[0], all->stride[0], b, a);
     h->k = tshi_attention_matrix(all->value[1], all->stride[1], b, c);
     h->v = tshi_attention_matrix(all->value[2], all->stride[2], b, c);
@@ -13451,8 +13304,8 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t b, 
     h->dout = tshi_attention_matrix(all->grad[3], out->stride, b, a);
 }
 
-/* Units are pairs of a batch and a head of k: the query heads that share one add to its gradient,
- * one after the other. */
+/* A thread's part: [from, to) of the pairs of a batch and a head of k. All query heads that share a
+ * head of k are computed by one thread, as they add to the same gradient. */
 static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_heads *all = (const tshi_heads *)job;
     const tsh_tensor *q = all->in[0];
@@ -13474,18 +13327,14 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
         }
 }
 
-/* Drops what tshi_attention_begin and conversions took. */
-static void tshi_attention_end(tshi_heads *all) {
-    int i;
-    for (i = 0; i < 4; i++) tshi_mem_drop(all->head.ctx, all->converted[i]);
-    tshi_mem_drop(all->head.ctx, all->block);
-}
-
+/* Computes all heads, and releases what tshi_attention_begin and conversions took. */
 static void tshi_attention_run(tshi_heads *all) {
+    int i;
     if (all->head.ctx->error.code == TSH_OK)
         tshi_team_run(all->pieces, all->in[0]->local[0] * all->groups, 1, tshi_attention_piece,
                       all);
-    tshi_attention_end(all);
+    for (i = 0; i < 4; i++) tshi_mem_drop(all->head.ctx, all->converted[i]);
+    tshi_mem_drop(all->head.ctx, all->block);
 }
 
 static void tshi_attention_backward(tshi_node *node) {
@@ -13505,6 +13354,7 @@ static void tshi_attention_backward(tshi_node *node) {
     tshi_attention_run(&all);
 }
 
+/* Checks the shapes of q, k and v. */
 static int tshi_attention_shapes(tsh_tensor *const *in) {
     tsh_tensor *q = in[0], *k = in[1];
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
@@ -13527,7 +13377,7 @@ static int tshi_attention_shapes(tsh_tensor *const *in) {
     return q->ctx->error.code == TSH_OK;
 }
 
-/* Whether a mask or cache, too, is of this ctx and holds values. */
+/* Checks that t, a mask or cache, is of the ctx of q, k, v and has values. */
 static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
     tsh_tensor *all[4];
     memcpy(all, in, 3 * sizeof *all);
@@ -13535,7 +13385,7 @@ static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
     return tshi_tensor_check("tsh_attention", all, 4) != NULL;
 }
 
-/* Strides of the mask over (B, H, Tq, keys), 0 where it broadcasts. */
+/* Checks the mask, casts it, and fills in its strides. */
 static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in, int64_t keys,
                                     tsh_tensor *mask) {
     char text[TSHI_TEXT_SIZE];
@@ -13566,9 +13416,9 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
     return mask != NULL;
 }
 
-/* Whether x goes into the cache at position past. */
-static int tshi_attention_room(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
-                               int64_t past) {
+/* Checks that x fits the cache at position past. */
+static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x, tsh_tensor *cache,
+                                     int64_t past) {
     char tx[TSHI_TEXT_SIZE], tc[TSHI_TEXT_SIZE];
     int d, fits = cache->ndim == 4 && (cache->flags & TSHI_OWNED) && cache->dtype == x->dtype;
     if (!tshi_attention_holds(in, cache)) return 0;
@@ -13582,7 +13432,7 @@ static int tshi_attention_room(tsh_tensor *const *in, const tsh_tensor *x, tsh_t
     return 0;
 }
 
-/* Checks all options before anything is changed, and resolves them. */
+/* Checks all options, before a cache is written to, and resolves them. */
 static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_desc *desc,
                                   tshi_attention *more) {
     tsh_ctx *ctx = in[0]->ctx;
@@ -13603,8 +13453,8 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
                 "(tsh_no_grad_begin)");
             return 0;
         }
-        if (!tshi_attention_room(in, in[1], desc->cache_k, desc->past) ||
-            !tshi_attention_room(in, in[2], desc->cache_v, desc->past))
+        if (!tshi_attention_fits_cache(in, in[1], desc->cache_k, desc->past) ||
+            !tshi_attention_fits_cache(in, in[2], desc->cache_v, desc->past))
             return 0;
         keys += desc->past;
     }
@@ -13612,11 +13462,11 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     more->causal = desc->causal;
     if (desc->scale > 0 || desc->scale < 0) more->scale = desc->scale;
     more->dropout = desc->dropout > 0;
-    if (more->dropout) more->drop = tshi_map_mask(ctx, desc->dropout, desc->owner);
+    if (more->dropout) more->drop = tshi_map_next_mask(ctx, desc->dropout, desc->owner);
     return 1;
 }
 
-/* Appends x to its cache and gives the part that is filled. */
+/* Copies x to its cache at position past. Returns the part of the cache up to there. */
 static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache, int64_t past) {
     tsh_tensor *place = tsh_slice(cache, 2, past, x->dim[2]);
     tshi_loop loop;
@@ -13642,7 +13492,6 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tshi_attention more;
     tshi_block *aux, *unrounded;
     tshi_heads all;
-    tshi_node *node;
     int i;
     in[0] = q;
     in[1] = k;
@@ -13664,7 +13513,8 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
         return NULL;
     }
     if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
-    /* heads inside positions, as a projection lays them: keep that order */
+    /* q is a view of (B, T, H, D): give out the same strides, so that merging heads copies nothing
+     */
     if (q->stride[1] < q->stride[2] && out->dtype == TSH_REAL) {
         out->stride[1] = q->dim[3];
         out->stride[2] = q->dim[3] * q->local[1];
@@ -13677,60 +13527,62 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tshi_attention_run(&all);
     tshi_kernel_output_done(out, unrounded);
     in[3] = more.mask;
-    node = tshi_tape_record(op, out, in, 4, output.partial, sizeof more);
-    if (!node) tshi_mem_drop(ctx, aux);
-    if (!node) return out;
-    memcpy(node->params, &more, sizeof more);
-    node->aux = aux;
+    tshi_map_record(op, out, in, 4, output.partial, &more, sizeof more, aux);
     return out;
 }
 
 /* ========================================================================== */
 /* >>op-loss                                          MARK: - op-loss (private) */
-/* Cross-entropy, dense or with the classes sharded over the vocabulary.        */
+/* Cross-entropy; the classes may be sharded.                                  */
 /* Needs: >>redistribute.                                                       */
 /* ========================================================================== */
 
-/* Rows i of logits x, classes c of which a rank owns some; weights w_c (1 where none are given),
- * probabilities t_ic (1[c = y] for an index), smoothing e, factor z of the z-loss:
- *   m_i = max_c x_ic                                 all-reduce MAX where classes are sharded
- *   S_i = sum_c e^(x_ic - m_i)                       all-reduce SUM of all these in one call
- *   A_i = sum_c w_c t_ic                             (not where every rank knows it: an index
- *   B_i = sum_c w_c t_ic (x_ic - m_i)                with w replicated)
+/* Rows i of logits x (rows, V), classes c; class weights w_c (1 if none are given), probabilities
+ * t_ic (1[c = y] for a class index y), label smoothing e, factor z of the z-loss:
+ *   m_i = max_c x_ic                                 all-reduce MAX if classes are sharded
+ *   S_i = sum_c e^(x_ic - m_i)                       all-reduce SUM of all sums in one call
+ *   A_i = sum_c w_c t_ic                             (w_y, not summed, for an index if w is
+ *   B_i = sum_c w_c t_ic (x_ic - m_i)                replicated)
  *   Q_i = sum_c w_c (x_ic - m_i), W_i = sum_c w_c, V_i = sum_c 1, over x_ic > -inf, for e > 0
  *   a_i = (1 - e) A_i + e / V_i W_i
  *   l_i = a_i log S_i - (1 - e) B_i - e / V_i Q_i + z (m_i + log S_i)^2
  *   dx_ic = g_i (e^(x_ic - m_i - log S_i) (a_i + 2 z (m_i + log S_i))
  *                - (1 - e) w_c t_ic - e / V_i w_c), no collective
- * A class with logit -inf is padding: no part of V and of the smoothing, its gradient 0. m_i and
- * log S_i are not added up but for the z-loss: the sum would be rounded to the size of m_i. */
+ * A class with logit -inf is padding: it does not count in V, is not smoothed, and has gradient 0.
+ * m_i and log S_i are added only for the z-loss: log S_i would lose digits if m_i is large. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 };
 enum { TSHI_LOSS_SUMS = 6, TSHI_LOSS_KEPT = 5 };
 
 typedef struct tshi_loss {
-    int64_t rows, classes, step; /* local; step between rows of the logits */
+    int64_t rows, classes, step; /* local; elements between rows of the logits */
     tsh_reduction reduction;
-    int probs, cut;              /* the target is probabilities; classes lie on several ranks */
-    int sums;                    /* rows in the all-reduce of sums: S, B, and where not 0 at */
-    int at_own, at_even, at_all; /* A; Q and V; W */
+    int probs; /* 1: the target is probabilities */
+    int cut;   /* 1: classes are sharded over several ranks */
+    /* The sums of all rows are one array, (sums, rows): S, B, then those that are needed. */
+    int sums;
+    int at_own, at_uniform, at_all; /* indices of A; of Q, V after it; of W; 0: not needed */
     double smoothing, z, divisor;
 } tshi_loss;
 
-/* What backward reads of each row: its class in the local piece, m, log S, A, e / V, and a + 2 z
- * (m + log S). */
+/* What backward reads of each row. */
 typedef struct tshi_loss_kept {
-    int64_t *local;
-    tsh_real *most, *log_sum, *own, *even, *slope;
+    int64_t *local; /* the local index of its class, or TSHI_TARGET_... */
+    tsh_real *max;  /* m */
+    tsh_real *log_sum;
+    tsh_real *own;   /* A */
+    tsh_real *uniform; /* e / V */
+    tsh_real *scale; /* of the softmax: a + 2 z (m + log S) */
 } tshi_loss_kept;
 
+/* The arrays of n rows in aux. */
 static tshi_loss_kept tshi_loss_keep(tshi_block *aux, int64_t rows) {
     tshi_loss_kept kept;
     kept.local = (int64_t *)tshi_mem_data(aux);
-    kept.most = (tsh_real *)(void *)(kept.local + rows);
-    kept.log_sum = kept.most + rows;
+    kept.max = (tsh_real *)(void *)(kept.local + rows);
+    kept.log_sum = kept.max + rows;
     kept.own = kept.log_sum + rows;
-    kept.even = kept.own + rows;
-    kept.slope = kept.even + rows;
+    kept.uniform = kept.own + rows;
+    kept.scale = kept.uniform + rows;
     return kept;
 }
 
@@ -13740,37 +13592,31 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
     return x <= -TSHI_R(INFINITY);
 }
 
-/* Kernels over n rows; x's step is that from one row to the next, w's 0. */
-enum {
-    TSHI_LOSS_X,
-    TSHI_LOSS_MOST,
-    TSHI_LOSS_SUM,
-    TSHI_LOSS_SCRATCH,
-    TSHI_LOSS_WEIGHT,
-    TSHI_LOSS_TARGET,
-    TSHI_LOSS_OPERANDS
-};
+/* Operands of the kernels over n rows; the step of logits X is that from row to row, of WEIGHT 0.
+ */
+enum { TSHI_LOSS_X, TSHI_LOSS_MAX, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
+enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
 typedef struct tshi_loss_work {
     int64_t classes;
-    int which; /* of the sums of the options: TSHI_LOSS_A to TSHI_LOSS_W */
+    int which; /* the sum that tshi_loss_term computes: TSHI_LOSS_A to TSHI_LOSS_W */
 } tshi_loss_work;
 
-/* Row maxima. */
+/* m of n rows. */
 TSHI_INLINE void tshi_loss_max_body(int64_t n, const tshi_operand *operand,
                                     const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MOST].data;
+    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;
     int64_t i;
     for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
         m[i] = work->classes ? tshi_kernel_max(x, work->classes) : -TSHI_R(INFINITY);
 }
 TSHI_KERNEL(tshi_loss_max, tshi_loss_work);
 
-/* Sums of e^(x - m). */
+/* S of n rows, from m. */
 TSHI_INLINE void tshi_loss_sum_body(int64_t n, const tshi_operand *operand,
                                     const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MOST].data;
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
     int64_t i;
     for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
@@ -13778,31 +13624,31 @@ TSHI_INLINE void tshi_loss_sum_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_sum, tshi_loss_work);
 
-/* Both in one pass, part by part. What is summed so far shrinks to a larger m. */
+/* m and S of a row in one pass over parts of it; S so far is scaled when m grows. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
     enum { PART = 512 };
-    tsh_real lane[TSHI_BLOCK], most = -TSHI_R(INFINITY);
+    tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY);
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (; n > 0; n -= PART, x += PART) {
         const int64_t part = tshi_base_min(PART, n);
         const tsh_real here = tshi_kernel_max(x, part);
-        if (!(here <= most) && most == most) {
-            const tsh_real less = tshi_loss_padding(most) ? 0 : tshi_kernel_exp(most - here, fused);
-            for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= less;
-            most = here;
+        if (!(here <= max) && max == max) {
+            const tsh_real scale = tshi_loss_padding(max) ? 0 : tshi_kernel_exp(max - here, fused);
+            for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= scale;
+            max = here;
         }
-        if (!tshi_loss_padding(most)) tshi_kernel_exps_more(lane, x, part, most, NULL, fused);
+        if (!tshi_loss_padding(max)) tshi_kernel_exps_more(lane, x, part, max, NULL, fused);
     }
-    *m = most;
-    return tshi_kernel_fold(lane) + (most - most);
+    *m = max;
+    return tshi_kernel_fold(lane) + (max - max);
 }
 
-/* Both: at x, m, sum. */
+/* m and S of n rows. */
 TSHI_INLINE void tshi_loss_both_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MOST].data;
+    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
     int64_t i;
     for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
@@ -13810,13 +13656,12 @@ TSHI_INLINE void tshi_loss_both_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL_FUSED(tshi_loss_both, tshi_loss_work);
 
-/* One of the sums of the options: of x, m, and of weights and targets (dense), where they are not
- * NULL. */
+/* One of A, B, Q, V, W of n rows, from x and m; weights and dense targets may be NULL. */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W };
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MOST].data;
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;
     const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data;
     const tsh_real *t = (const tsh_real *)operand[TSHI_LOSS_TARGET].data;
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
@@ -13844,31 +13689,31 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_loss_term, tshi_loss_work);
 
-/* One row of dx (+)= g e^(x - m - log S). Operands: dx, x, which may be dx. */
+/* One row: dx = or += g e^(x - m - log S). Operands: dx, x, which may be dx. */
 typedef struct tshi_loss_row {
-    double g, most, log_sum;
-    int add; /* dx is added to */
+    double g, max, log_sum;
+    int add; /* 1: dx += ..., 0: dx = ... */
 } tshi_loss_row;
-TSHI_INLINE void tshi_loss_slope_body(int64_t n, const tshi_operand *operand,
-                                      const tshi_loss_row *row, int fused) {
+TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
+                                     const tshi_loss_row *row, int fused) {
     tsh_real pad[TSHI_BLOCK], dx[TSHI_BLOCK];
     const tsh_real *x;
-    const tsh_real most = TSHI_R(row->most), log_sum = TSHI_R(row->log_sum);
-    const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN all along, if there is any */
+    const tsh_real max = TSHI_R(row->max), log_sum = TSHI_R(row->log_sum);
+    const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN if log S is not finite */
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         x = tshi_kernel_load(&operand[1], e, n, pad);
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-            dx[i] = g * tshi_kernel_exp_below(x[i] - most - log_sum, fused);
+            dx[i] = g * tshi_kernel_exp_below(x[i] - max - log_sum, fused);
         tshi_kernel_store(&operand[0], e, n, dx, row->add);
     }
 }
-TSHI_KERNEL_FUSED(tshi_loss_slope, tshi_loss_row);
+TSHI_KERNEL_FUSED(tshi_loss_grad, tshi_loss_row);
 
-/* One row of dx -= g w_c ((1 - e) t_c + e / V). Operands: dx, x, w, t; the last two may be NULL. */
+/* One row: dx -= g w_c ((1 - e) t_c + e / V). Operands: dx, x, w, t; w and t may be NULL. */
 typedef struct tshi_loss_shares {
-    double own, even; /* g (1 - e), g e / V */
+    double own, uniform; /* g (1 - e), g e / V */
 } tshi_loss_shares;
 TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
                                       const tshi_loss_shares *shares) {
@@ -13876,11 +13721,11 @@ TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
     tsh_real *TSHI_RESTRICT dx = (tsh_real *)operand[0].data;
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     const tsh_real *w = (const tsh_real *)operand[2].data, *t = (const tsh_real *)operand[3].data;
-    const tsh_real own = TSHI_R(shares->own), even = TSHI_R(shares->even);
+    const tsh_real own = TSHI_R(shares->own), uniform = TSHI_R(shares->uniform);
     int64_t c;
     TSHI_EACH for (c = 0; c < n; c++) {
         const tsh_real share = (t ? TSHI_R(own * t[c]) : TSHI_R(0)) +
-                               (tshi_loss_padding(x[c]) ? TSHI_R(0) : even);
+                               (tshi_loss_padding(x[c]) ? TSHI_R(0) : uniform);
         dx[c * step] -= w ? TSHI_R(w[c] * share) : share;
     }
 }
@@ -13888,16 +13733,17 @@ TSHI_KERNEL(tshi_loss_share, tshi_loss_shares);
 
 /* -- backward --------------------------------------------------------------- */
 
-/* What the threads share that compute a loss's gradient. */
-typedef struct tshi_loss_slopes {
+/* What the threads share in backward. */
+typedef struct tshi_loss_job {
     const tshi_node *node;
     tshi_dest dest;
-    const tsh_real *x, *t, *w; /* logits, whose rows lie step apart; t and w may be NULL */
-    int64_t step;
-} tshi_loss_slopes;
+    const tsh_real *x, *t, *w; /* logits; probabilities and class weights, or NULL */
+    int64_t step;              /* between rows of x */
+} tshi_loss_job;
 
+/* A thread's part of backward: the rows [from, to). */
 static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_loss_slopes *work = (const tshi_loss_slopes *)job;
+    const tshi_loss_job *work = (const tshi_loss_job *)job;
     const tshi_node *node = work->node;
     const tshi_loss *loss = (const tshi_loss *)node->params;
     const tshi_loss_kept kept = tshi_loss_keep(node->aux, loss->rows);
@@ -13919,14 +13765,14 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
             for (c = 0; c < loss->classes && !work->dest.add; c++) dx[c * last] = 0;
             continue;
         }
-        row.g = each * (double)kept.slope[i];
-        row.most = (double)kept.most[i];
+        row.g = each * (double)kept.scale[i];
+        row.max = (double)kept.max[i];
         row.log_sum = (double)kept.log_sum[i];
         operand[0] = tshi_kernel_reals(dx, last);
         operand[1] = tshi_kernel_reals(work->x + i * work->step, 1);
-        tshi_loss_slope[x->ctx->isa](loss->classes, operand, &row);
+        tshi_loss_grad[x->ctx->isa](loss->classes, operand, &row);
         shares.own = each * keep;
-        shares.even = each * (double)kept.even[i];
+        shares.uniform = each * (double)kept.uniform[i];
         operand[3] = tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1);
         if (loss->probs || loss->smoothing > 0)
             tshi_loss_share[x->ctx->isa](loss->classes, operand, &shares);
@@ -13938,11 +13784,11 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
 static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->params;
     tsh_ctx *ctx = node->out->ctx;
-    /* a row is read in one pass */
+    /* one pass reads and writes a row: dx may take the memory of x */
     const int once = !loss->probs && !(loss->smoothing > 0) && node->in[0]->dtype == TSH_REAL;
     tshi_block *scratch[3] = {NULL, NULL, NULL};
     int64_t stride[TSH_MAX_DIMS];
-    tshi_loss_slopes work;
+    tshi_loss_job work;
     int i;
     memset(&work, 0, sizeof work);
     work.node = node;
@@ -13957,9 +13803,9 @@ static void tshi_loss_backward(tshi_node *node) {
     for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
 }
 
-/* -- what is asked for ------------------------------------------------------ */
+/* -- checks ----------------------------------------------------------------- */
 
-/* 0 and an error for options that are none, or not with this target. */
+/* Checks the options. */
 static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, int probs) {
     if ((unsigned)desc->reduction > (unsigned)TSH_REDUCE_NONE)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_cross_entropy: %d is no reduction",
@@ -13982,7 +13828,7 @@ static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, i
     return 0;
 }
 
-/* Whether the target's shape is that of the rows, or for probabilities that of the logits. */
+/* 1 if the target is integers of the shape of the rows, or probabilities of the logits' shape. */
 static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int probs) {
     int d, fits = x->ndim == target->ndim + !probs && x->ndim > 0 &&
                   (probs || !tshi_dtypes[target->dtype].floating);
@@ -13990,7 +13836,7 @@ static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int pro
     return fits;
 }
 
-/* 0 and an error where the shapes of logits, target and class weights do not fit. */
+/* Checks the shapes of logits, target and class weights (may be NULL). */
 static int tshi_loss_shapes(tsh_tensor *const *in) {
     tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
@@ -14019,9 +13865,9 @@ static tsh_ctx *tshi_loss_check(const tshi_op *op, tsh_tensor **in,
     return ctx;
 }
 
-/* This rank's piece of t in a layout, dense, apart from t's gradient; t is replicated or lies so
- * already. */
-static tsh_tensor *tshi_loss_piece(tsh_tensor *t, const tsh_layout *layout) {
+/* This rank's shard of t in a layout, dense and without a gradient. t is replicated, or has the
+ * layout already. */
+static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
     tsh_shape shape = tsh_shape_of(t);
     tshi_block *scratch;
@@ -14039,8 +13885,8 @@ static tsh_tensor *tshi_loss_piece(tsh_tensor *t, const tsh_layout *layout) {
     return out;
 }
 
-/* Brings logits, probabilities and weights into the form that the kernels walk, and says what is
- * summed. 0 on an error. */
+/* Fills in *loss, and replaces logits, probabilities and weights by copies if their layout or
+ * strides are not what the kernels take. 0: an error. */
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
     tsh_tensor *x = in[0];
     int last = x->ndim - 1, cut = x->layout.kind == TSH_SHARDED && x->layout.dim == last;
@@ -14050,7 +13896,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->probs = tshi_dtypes[in[1]->dtype].floating;
     if (x->stride[last] != 1 || !tshi_kernel_rows(x, &loss->rows, &loss->step))
         in[0] = x = tshi_map_copy("tsh_cross_entropy", x);
-    if (x && loss->probs) in[1] = tshi_loss_piece(in[1], &x->layout);
+    if (x && loss->probs) in[1] = tshi_loss_shard(in[1], &x->layout);
     if (!x || !in[1]) return 0;
     (void)tshi_kernel_rows(x, &loss->rows, &loss->step);
     loss->classes = x->local[last];
@@ -14062,41 +13908,35 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->sums = 2;
     if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED)) loss->at_own = loss->sums++;
     if (smooth) {
-        loss->at_even = loss->sums;
+        loss->at_uniform = loss->sums;
         loss->sums += 2;
     }
     if (smooth && in[2]) loss->at_all = loss->sums++;
     if (!in[2]) return 1;
     classes.dim = 0;
     if (!cut) classes = tsh_replicated();
-    in[2] = tshi_loss_piece(in[2], &classes);
+    in[2] = tshi_loss_shard(in[2], &classes);
     return in[2] != NULL;
 }
 
 /* -- forward ---------------------------------------------------------------- */
 
-/* The flat global index of local element `at`. */
-typedef struct tshi_loss_place {
-    int64_t at, global;
-} tshi_loss_place;
-
-static void tshi_loss_find(void *user, int64_t global, int64_t local, int64_t length) {
-    tshi_loss_place *place = (tshi_loss_place *)user;
-    if (place->at >= local && place->at < local + length)
-        place->global = global + place->at - local;
-}
-
-static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t row, int64_t classes) {
-    tshi_loss_place place;
-    place.at = place.global = row;
-    tshi_tensor_runs(target, tshi_loss_find, &place);
+/* Reports that target y, of local row i, is out of range. */
+static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, int64_t classes) {
+    int64_t row = 0, size = 1; /* the global index of the row; rows that dimension d moves on */
+    int d;
+    for (d = target->ndim - 1; d >= 0; d--) {
+        row += tshi_tensor_global(target, d, i % target->local[d]) * size;
+        i /= target->local[d];
+        size *= target->dim[d];
+    }
     (void)tsh_fail(target->ctx, TSH_ERR_ARGUMENT,
                    "tsh_cross_entropy: target %lld at row %lld is outside [0, %lld)", (long long)y,
-                   (long long)place.global, (long long)classes);
+                   (long long)row, (long long)classes);
 }
 
-/* Targets as local classes, with the weight of each class as far as it is known: all of them, or of
- * the local piece. 0 and an error for one out of range. */
+/* Fills in kept->local from class indices, and kept->own with the weight of each class, if this
+ * rank has it. 0 and an error if an index is out of range. */
 static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc,
                              const void *values, const tshi_loss_kept *kept) {
     const tsh_tensor *x = in[0], *target = in[1], *w = in[2];
@@ -14121,7 +13961,7 @@ static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc
     return 1;
 }
 
-/* A kernel over all rows. */
+/* Runs a kernel over all rows by the rank's threads. */
 static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel_fn kernel,
                           const tshi_operand *x, const tshi_loss_work *params) {
     tshi_rows work;
@@ -14135,11 +13975,11 @@ static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel
                   tshi_kernel_do_rows, &work);
 }
 
-/* The sums of the options, and B, this rank's part, of the rows that x has in the operands. */
+/* Computes this rank's part of the sums other than S. x: operands of the kernels. */
 static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
                             const tshi_loss_kept *kept, tsh_real *sums, tshi_operand *x) {
-    const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_even,
-                         loss->at_even ? loss->at_even + 1 : 0, loss->at_all};
+    const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_uniform,
+                         loss->at_uniform ? loss->at_uniform + 1 : 0, loss->at_all};
     const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data;
     const tshi_kernel_fn kernel = tshi_loss_term[in[0]->ctx->isa];
     int64_t i, n = loss->rows;
@@ -14152,37 +13992,38 @@ static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
     }
     for (i = 0; i < n && !loss->probs; i++) {
         int64_t y = kept->local[i];
-        picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - kept->most[i] : 0;
+        picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - kept->max[i] : 0;
         if (loss->at_own) sums[n * loss->at_own + i] = y >= 0 ? kept->own[i] : 0;
     }
 }
 
-/* Row losses from the complete sums. B of an index comes without its weight, which all know. */
+/* Computes the row losses from the complete sums, and what backward reads. B of an index is without
+ * its weight, kept->own. */
 static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
                               const tsh_real *sums, tsh_real *losses) {
     const tsh_real *own = sums + loss->rows * loss->at_own;
-    const tsh_real *q = sums + loss->rows * loss->at_even, *v = q + loss->rows;
+    const tsh_real *q = sums + loss->rows * loss->at_uniform, *v = q + loss->rows;
     const tsh_real *all = loss->at_all ? sums + loss->rows * loss->at_all : v;
     const tsh_real keep = TSHI_R(1 - loss->smoothing), z = TSHI_R(loss->z);
     int64_t i;
     for (i = 0; i < loss->rows; i++) {
-        tsh_real log_sum = tshi_kernel_log(sums[i], TSHI_FUSED), slope, b = sums[loss->rows + i];
-        tsh_real lse = kept->most[i] + log_sum;
+        tsh_real log_sum = tshi_kernel_log(sums[i], TSHI_FUSED), a, b = sums[loss->rows + i];
+        tsh_real lse = kept->max[i] + log_sum;
         if (loss->at_own) kept->own[i] = own[i];
         kept->log_sum[i] = log_sum;
-        kept->even[i] = loss->at_even ? TSHI_R(loss->smoothing) / v[i] : 0;
-        slope = keep * kept->own[i];
-        if (loss->at_even) slope += kept->even[i] * all[i];
-        losses[i] = slope * log_sum - keep * (loss->probs ? b : TSHI_R(kept->own[i] * b));
-        if (loss->at_even) losses[i] -= kept->even[i] * q[i];
+        kept->uniform[i] = loss->at_uniform ? TSHI_R(loss->smoothing) / v[i] : 0;
+        a = keep * kept->own[i];
+        if (loss->at_uniform) a += kept->uniform[i] * all[i];
+        losses[i] = a * log_sum - keep * (loss->probs ? b : TSHI_R(kept->own[i] * b));
+        if (loss->at_uniform) losses[i] -= kept->uniform[i] * q[i];
         if (loss->z > 0) losses[i] += z * lse * lse;
-        kept->slope[i] = loss->z > 0 ? TSHI_R(slope + 2 * z * lse) : slope;
+        kept->scale[i] = loss->z > 0 ? TSHI_R(a + 2 * z * lse) : a;
         if (kept->local[i] == TSHI_TARGET_IGNORED) losses[i] = 0;
     }
 }
 
-/* Row losses: one pass over the logits, or two with a collective after each where classes are cut.
- * sums: rows of TSHI_LOSS_SUMS sums, the losses, then a row of classes for each piece. */
+/* Computes the row losses in one pass over the logits; if classes are sharded in two, with an
+ * all-reduce after each. sums: (TSHI_LOSS_SUMS, rows), the losses, a row of classes per piece. */
 static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const tshi_loss_kept *kept,
                            tshi_operand *x, tsh_real *sums, tsh_real *losses) {
     tsh_ctx *ctx = in[0]->ctx;
@@ -14190,12 +14031,12 @@ static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const t
     tshi_loss_work work;
     work.classes = loss->classes;
     work.which = 0;
-    x[TSHI_LOSS_MOST] = tshi_kernel_reals(kept->most, 1);
+    x[TSHI_LOSS_MAX] = tshi_kernel_reals(kept->max, 1);
     x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums, 1);
     x[TSHI_LOSS_SCRATCH] = tshi_kernel_reals(sums + (TSHI_LOSS_SUMS + 1) * n, 0);
     if (loss->cut) {
         tshi_loss_run(ctx, loss, tshi_loss_max[ctx->isa], x, &work);
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, kept->most, n, TSH_REAL, TSH_MAX),
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, kept->max, n, TSH_REAL, TSH_MAX),
                               "tsh_cross_entropy: all-reduce of the row maxima");
         tshi_loss_run(ctx, loss, tshi_loss_sum[ctx->isa], x, &work);
     } else {
@@ -14208,8 +14049,8 @@ static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const t
     tshi_loss_combine(loss, kept, sums, losses);
 }
 
-/* The operands that are inputs: logits, weights and probabilities as tsh_real, or converted to
- * scratch. 0: no memory. */
+/* Fills in the operands logits, probabilities and weights; those that are no tsh_real are converted
+ * to scratch. 0: no memory. */
 static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_operand *x,
                             tshi_block **scratch) {
     static const int place[3] = {TSHI_LOSS_X, TSHI_LOSS_TARGET, TSHI_LOSS_WEIGHT};
@@ -14225,9 +14066,8 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
     return in[0]->ctx->error.code == TSH_OK;
 }
 
-/* Sum or mean of the row losses; where rows are sharded each rank has its part, and the divisor is
- * global: the number of rows of probabilities, or the sum of the weights of the targets' classes.
- */
+/* out = the sum or mean of the row losses. The divisor of a mean is global: the number of rows, for
+ * class indices the sum of their weights. If rows are sharded, out is a partial sum. */
 static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tshi_loss_kept *kept,
                              const tsh_real *losses, int empty_zero, tsh_tensor *out) {
     tsh_ctx *ctx = x->ctx;
@@ -14241,13 +14081,13 @@ static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tshi_lo
         else if (out->layout.kind == TSH_PARTIAL && ctx->tp.size > 1)
             (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &count, 1, TSH_F64, TSH_SUM),
                                   "tsh_cross_entropy: all-reduce of the number of rows");
-        /* over infinity the loss and its gradients are 0 */
+        /* divided by infinity, the loss and its gradients are 0 */
         loss->divisor = count < 0 || count > 0 || !empty_zero ? count : (double)INFINITY;
     }
     tshi_tensor_values(out)[0] = TSHI_R(total / loss->divisor);
 }
 
-/* Fills out and kept; sums is scratch. 0 on an error. */
+/* Computes out and kept; sums is scratch. 0: an error. */
 static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc,
                              tshi_loss *loss, const tshi_loss_kept *kept, tsh_real *sums,
                              tsh_tensor *out) {
@@ -14272,7 +14112,7 @@ static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc
     return in[0]->ctx->error.code == TSH_OK;
 }
 
-/* With class indices; with those and label smoothing; with probabilities. */
+/* What is saved: logits; with label smoothing class weights too; with probabilities all. */
 enum { TSHI_LOSS_INDEX, TSHI_LOSS_SMOOTHED, TSHI_LOSS_PROBS };
 static const tshi_op tshi_loss_op[] = {
     {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
@@ -14292,7 +14132,6 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     tshi_block *aux, *sums;
     tshi_loss loss;
     tshi_loss_kept kept;
-    tshi_node *node = NULL;
     int64_t scratch;
     memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
@@ -14315,30 +14154,27 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     sums = aux ? tshi_mem_take(ctx, TSH_MEM_STEP,
                                tshi_dtype_reals((TSHI_LOSS_SUMS + 1) * loss.rows + scratch))
                : NULL;
-    if (sums) {
-        kept = tshi_loss_keep(aux, loss.rows);
-        if (tshi_loss_forward(in, desc, &loss, &kept, (tsh_real *)tshi_mem_data(sums), out))
-            node = tshi_tape_record(op, out, in, 3, output.partial, sizeof loss);
-    }
-    tshi_mem_drop(ctx, sums);
-    if (node) {
-        node->aux = aux;
-        memcpy(node->params, &loss, sizeof loss);
-    } else {
+    if (sums) kept = tshi_loss_keep(aux, loss.rows);
+    if (sums && tshi_loss_forward(in, desc, &loss, &kept, (tsh_real *)tshi_mem_data(sums), out))
+        tshi_map_record(op, out, in, 3, output.partial, &loss, sizeof loss, aux);
+    else
         tshi_mem_drop(ctx, aux);
-    }
+    tshi_mem_drop(ctx, sums);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
 /* >>op-custom                                      MARK: - op-custom (private) */
-/* Ops of the user's own: dense in, dense out; the tape does the rest.          */
+/* tsh_custom_op: ops of the user's own.                                       */
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
+/* The user's functions get dense inputs and write a dense output, or dense gradients, in scratch
+ * that is then added to the gradients of the inputs. */
+
 enum { TSHI_CUSTOM_INPUTS = 8 };
 
-/* The options of a node: the user's descriptor, and the tape's that is made of it. */
+/* The params of a node: the user's descriptor, and a tshi_op made of it. */
 typedef struct tshi_custom {
     tshi_op op;
     tsh_custom_desc desc;
@@ -14377,7 +14213,6 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc) {
     tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out;
     tshi_custom custom;
-    tshi_node *node;
     int i;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (!desc || !desc->forward || !desc->name || n < 1 || n > TSHI_CUSTOM_INPUTS || !in)
@@ -14398,9 +14233,8 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     if (desc->backward) custom.op.backward = tshi_custom_backward;
     custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT;
     custom.desc = *desc;
-    node = tshi_tape_record(&custom.op, out, dense, n, desc->partial, sizeof custom);
-    if (node) memcpy(node->params, &custom, sizeof custom);
-    if (node) node->op = &((const tshi_custom *)node->params)->op;
+    tshi_map_record(&custom.op, out, dense, n, desc->partial, &custom, sizeof custom, NULL);
+    if (out->node) out->node->op = &((const tshi_custom *)out->node->params)->op;
     return out;
 }
 

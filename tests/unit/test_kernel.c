@@ -203,9 +203,9 @@ static const spot places[] = {
     {"gelu", tshi_map_gelu_forward, 1},        {"gelu_tanh", tshi_map_gelu_tanh_forward, 1},
     {"silu", tshi_map_silu_forward, 1},        {"pow_scalar", tshi_map_pow_scalar_forward, 1},
     {"add", tshi_map_add_forward, 2},          {"div", tshi_map_div_forward, 2},
-    {"pow", tshi_map_pow_forward, 2},          {"gelu slope", tshi_map_gelu_backward, 2},
-    {"erf slope", tshi_map_erf_backward, 2},   {"silu slope", tshi_map_silu_backward, 2},
-    {"tanh slope", tshi_map_tanh_backward, 2}, {"gelu_tanh slope", tshi_map_gelu_tanh_backward, 2},
+    {"pow", tshi_map_pow_forward, 2},          {"gelu grad", tshi_map_gelu_backward, 2},
+    {"erf grad", tshi_map_erf_backward, 2},   {"silu grad", tshi_map_silu_backward, 2},
+    {"tanh grad", tshi_map_tanh_backward, 2}, {"gelu_tanh grad", tshi_map_gelu_tanh_backward, 2},
 };
 
 enum { LENGTH = 150, SPREAD = 3 };
@@ -213,7 +213,7 @@ enum { LENGTH = 150, SPREAD = 3 };
 /* n elements from `first` on, with steps for y and the inputs, against one element at a time. */
 static void check_place(const spot *k, int isa, int64_t first, int64_t n, const int64_t *s) {
     static tsh_real in[2][SPREAD * LENGTH], y[SPREAD * LENGTH], alone;
-    const tshi_slope p = {1.7, 0}; /* forward kernels read its first member, a double */
+    const tshi_backward_params p = {1.7, 0}; /* forward kernels read its first member, a double */
     uint32_t seed = 7;
     tshi_operand x[3];
     int64_t i;
@@ -260,7 +260,7 @@ static void masks_are_the_generators_bits(void **state) {
     uint32_t seed = 3;
     int64_t first, n, i;
     tshi_operand operand[2];
-    tshi_map_masking part;
+    tshi_mask_range part;
     tshi_dropout mask;
     int isa, r;
     (void)state;
@@ -279,7 +279,7 @@ static void masks_are_the_generators_bits(void **state) {
                     mask.p = rates[r];
                     y[n] = 77;
                     part.first = first;
-                    tshi_map_mask_part[isa](n, operand, &part);
+                    tshi_map_mask[isa](n, operand, &part);
                     assert_true(y[n] == 77);
                     for (i = 0; i < n; i++) {
                         uint32_t bits = tshi_rng_bits(mask.key, mask.stream, (uint64_t)(first + i));
@@ -364,7 +364,7 @@ static void the_sum_of_powers_is_taken_in_parts(void **state) {
     memset(operand, 0, sizeof operand);
     work.which = 0;
     operand[TSHI_LOSS_X] = tshi_kernel_reals(x, MOST);
-    operand[TSHI_LOSS_MOST] = tshi_kernel_reals(&m, 1);
+    operand[TSHI_LOSS_MAX] = tshi_kernel_reals(&m, 1);
     operand[TSHI_LOSS_SUM] = tshi_kernel_reals(&sum, 1);
     for (isa = 0; isa <= tshi_kernel_isa(); isa++)
         for (l = 0; l < COUNT(lengths); l++)
