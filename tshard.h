@@ -1728,7 +1728,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 
 /* ========================================================================== */
 /* >>base                                                MARK: - base (private) */
-/* Macros, and the structures that every later room shares.                    */
+/* Includes, macros, and the structures that all later sections share.         */
 /* Needs: >>types >>layout-api >>comm-api.                                      */
 /* ========================================================================== */
 
@@ -1741,10 +1741,10 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
-/* Beyond C: what a path leads to, a file forced to the disk and put in another's place, a clock. */
+/* Needed beyond C99: resolve a link, flush a file to disk and rename it over another, a clock. */
 #if defined(_WIN32)
 #define TSHI_POSIX 0
-/* As windows.h declares them, which would define common words such as `near` as macros. */
+/* Declared as in windows.h, which is not included: it makes macros of words such as `near`. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -1785,14 +1785,13 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #endif
 
 #define TSHI_R(x) ((tsh_real)(x))
-/* Whether tsh_real is double: a constant. */
+/* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
-/* For the time that it takes to compile: TSHI_OUTLINE is for functions with many callers that gain
- * nothing from being inlined, TSHI_COLD for those that run once or seldom (models, files, checks,
- * errors): they, and what only they call, are optimised for size.
- * TSHI_APART is for functions that AVX kernels call: where gcc knows that a callee leaves some
- * registers alone, it does not clear the upper halves of any before the call, and two changes
- * between SSE and AVX are 200 cycles. */
+/* TSHI_OUTLINE: has many callers and gains nothing from inlining; saves compile time.
+ * TSHI_COLD: runs once or rarely (models, files, checks, errors); gcc optimises it for size.
+ * TSHI_APART: is called by AVX kernels. gcc must not look into it (noipa): if it sees that the
+ * function leaves some registers alone, it omits vzeroupper before the call, and every change
+ * between AVX and SSE code is slow. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 8
 #define TSHI_ALONE noipa
 #else
@@ -1815,8 +1814,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_PREFETCH(p)    ((void)(p))
 #define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
-/* Before a loop over a block, whose operands do not overlap or are one. (clang would unroll it
- * before it looks for vectors.) */
+/* Before a loop over a block whose operands are distinct or the same: vectorise it without checks
+ * for overlap. (clang would unroll it first and then find no vectors.) */
 #if defined(__clang__)
 #define TSHI_LANES _Pragma("clang loop unroll(disable)")
 #elif defined(__GNUC__)
@@ -1824,15 +1823,15 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #else
 #define TSHI_LANES
 #endif
-/* The same before a loop over a whole run: gcc need not compile it twice, for operands that do
- * overlap, too. (clang takes TSHI_RESTRICT's word for it.) */
+/* The same before a loop of any length: gcc then omits the second version, for operands that
+ * overlap. (clang relies on TSHI_RESTRICT.) */
 #if defined(__GNUC__) && !defined(__clang__)
 #define TSHI_EACH TSHI_LANES
 #else
 #define TSHI_EACH
 #endif
 
-/* Kernels beyond portable C: for x86-64, and in GNU C's vector types. */
+/* TSHI_VECTORS: GNU C's vector types are available. TSHI_X86: so are AVX intrinsics. */
 #if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
 #define TSHI_VECTORS 1
 #else
@@ -1847,40 +1846,40 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 
 enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 times 2^58 bytes: more than a size_t */
 
-/* A piece of memory, counted by its users; its data follows, aligned to 64 bytes. Pieces of the
- * step pool lie side by side in a chunk: `before` is the size of the left neighbour (0: none),
- * `last` marks the chunk's end. */
+/* Header of a reference-counted block of memory; its data follows, aligned to 64 bytes. Blocks of
+ * the step pool lie side by side in a page: `before` is the size of the left neighbour (0: none),
+ * `last` marks the page's last block. */
 typedef struct tshi_block tshi_block;
 struct tshi_block {
     size_t size; /* bytes of data, a multiple of 64 */
     size_t before;
-    tshi_block *next, *prev; /* in the list of free pieces of its size class */
+    tshi_block *next, *prev; /* in the list of free blocks of its size class */
     int refs;                /* 0: free */
-    int kind, last;
+    int kind, last;          /* kind: TSH_MEM_... */
     char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 2 * sizeof(void *) - 3 * sizeof(int)];
 };
 
-/* The pool's memory. When a load follows a store, processors compare only the low 12 bits of their
- * addresses at first, and the load waits if these agree: a result that lies a little ahead of an
- * operand, modulo 4096, is slow. So a chunk's pieces begin TSHI_CHUNK bytes (a multiple of 64) into
- * it: 256 before where data begin in a block of its own, if the allocator gives whole pages. */
-typedef struct tshi_chunk {
-    struct tshi_chunk *next;
-    size_t bytes;
-} tshi_chunk;
-enum { TSHI_CHUNK = 3840 };
+/* Memory from the allocator that a pool or an arena hands out in parts. */
+typedef struct tshi_page {
+    struct tshi_page *next;
+    size_t bytes, used; /* used: of an arena only */
+} tshi_page;
 
+/* Where a pool page's first block stands (a multiple of 64). A load that follows a store waits if
+ * the low 12 bits of the addresses agree ("4K aliasing"), so a result slightly ahead of an operand,
+ * modulo 4096, is slow. With pages aligned to 4096, the pool's data begins 256 bytes before the
+ * data of a block allocated alone. */
+enum { TSHI_POOL_OFFSET = 3840 };
+
+/* Step memory: blocks that are reused. */
 typedef struct tshi_pool {
-    tshi_chunk *chunks;
-    tshi_block *free[TSHI_SIZE_CLASSES]; /* pieces of [2^c, 2^(c+1)) times 64 bytes */
+    tshi_page *pages;
+    tshi_block *free[TSHI_SIZE_CLASSES]; /* free blocks of [2^c, 2^(c+1)) times 64 bytes */
     uint64_t filled;                     /* bit c: free[c] is not empty */
 } tshi_pool;
 
-/* Small things that live as long as the tape, or as the ctx: pages filled from the front. */
-typedef struct tshi_page {
-    struct tshi_page *next;
-    size_t bytes, used;
-} tshi_page;
+/* Small allocations, released all at once: those of the tape, or of the ctx. Pages fill up from the
+ * front. */
 typedef struct tshi_arena {
     tshi_page *first, *now;
 } tshi_arena;
@@ -1889,21 +1888,20 @@ typedef struct tshi_node tshi_node;
 typedef struct tshi_op tshi_op;
 
 enum {
-    TSHI_OWNED = 1,  /* lives until freed; else until the step or scope ends */
-    TSHI_PARAM = 2,  /* a module's parameter */
-    TSHI_LEAF = 4,   /* its gradient is wanted by the user */
-    TSHI_RETAIN = 8, /* keeps values and gradient through backward */
-    TSHI_STALE = 16, /* its values were given back */
-    TSHI_DEAD = 32,  /* the handle itself was given back */
-    /* Of its gradient, or of a moment's values, a rank of dp has its chunk only. */
-    TSHI_CHUNKED = 64,
+    TSHI_OWNED = 1,     /* lives until freed; others until the step or scope ends */
+    TSHI_PARAM = 2,     /* a module's parameter */
+    TSHI_LEAF = 4,      /* backward leaves its gradient for the user */
+    TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
+    TSHI_STALE = 16,    /* its values were released */
+    TSHI_DEAD = 32,     /* the handle itself was released */
+    TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
     TSHI_AVERAGED = 128 /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
 };
 
-/* One accumulator of gradients. live 0: the block's contents mean nothing yet. */
+/* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
 typedef struct tshi_accumulator {
     tshi_block *block;
-    int live, clean; /* clean: it is all 0, though not live */
+    int live, clean; /* clean: not live, and the block contains zeros */
 } tshi_accumulator;
 
 struct tsh_tensor {
@@ -1911,33 +1909,33 @@ struct tsh_tensor {
     tsh_tensor *next, *prev; /* owned, step, or free handles */
     tsh_dtype dtype;
     unsigned flags;
-    int ndim, depth; /* depth: of scopes, when it was made */
+    int ndim, depth; /* depth: how many scopes were open when it was created */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
     tsh_layout layout; /* resolved: dim >= 0, segments >= 1, every length and unit given */
     tshi_block *block; /* NULL: a parameter without memory yet */
     int64_t offset;    /* of the first element, in elements */
-    tsh_tensor *base;  /* whose values and gradients this one views; itself if none */
+    tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
     /* of a base only: */
-    int requires_grad;       /* a gradient flows here */
+    int requires_grad;
     tshi_node *node;         /* the op that made it; NULL: a leaf */
-    tshi_accumulator gr, gp; /* replicated (or sharded alike) and partial contributions */
-    int expected;            /* partial contributions still to come in this backward */
-    int users;               /* of a leaf: contributions of any kind still to come */
-    int boxed;               /* of a leaf: it is in a bucket that was not sent yet */
-    int reducing;            /* the all-reduce of gp is under way */
+    tshi_accumulator gr, gp; /* gradients in the tensor's own layout, and partial sums */
+    int expected;            /* partial gradients still to be added in this backward */
+    int users;               /* of a leaf: gradients of either kind still to be added */
+    int boxed;               /* of a leaf: it waits in a bucket that was not sent yet */
+    int reducing;            /* the all-reduce of gp (request req) was started */
     tsh_req req;
-    int sparse;        /* what gr and gp hold lies in marked rows only */
-    tshi_block *marks; /* int32_t per local row; NULL: no row-sparse gradient was there yet */
+    int sparse;        /* rows of gr and gp that are not marked are 0 */
+    tshi_block *marks; /* int32_t per local row; NULL: never had a row-sparse gradient */
     /* of a parameter only: */
     const char *path;
     tsh_init init;
     int64_t fan_in, zero_row; /* zero_row: 1 + the row whose initial values are 0; 0: none */
-    int stage;  /* 1 + the first stage of a pipeline that holds it; 0: there is no pipeline */
-    int absent; /* only other stages do */
+    int stage;  /* 1 + the first pipeline stage that holds it; 0: there is no pipeline */
+    int absent; /* other stages hold it, this rank's does not */
 };
 
-/* Inputs of an op as bits, and its output: which values it saves, and of which inputs the gradient
- * is a partial sum. Bit i is input i. */
+/* Sets of an op's inputs, and its output, as bits: the values that it saves; the inputs whose
+ * gradients are partial sums. Bit i is input i. */
 enum {
     TSHI_NONE = 0,
     TSHI_X = 1, /* unary ops, linear, norms: (x, weight, bias) */
@@ -1958,27 +1956,27 @@ enum {
     TSHI_OUT = 1 << 30
 };
 
-/* What an op returns, and its gradients: the op sets the shape, its layout rule the rest. */
+/* Describes an op's output before it is made: the op sets the shape, its layout rule the rest. */
 typedef struct tshi_output {
     tsh_shape shape;
     tsh_layout layout;
     unsigned partial; /* inputs whose gradient is a partial sum */
 } tshi_output;
 
-/* An op's layout rule: from the layouts of the inputs to that of the output. 0 and an error where
- * they do not go together. params: what else the rule depends on, or NULL. */
+/* An op's layout rule: derives the output's layout from the inputs'. Returns 0 and records an error
+ * if these do not fit. params: what else the rule depends on, or NULL. */
 typedef int (*tshi_rule_fn)(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                             tshi_output *output);
 
 enum {
-    /* Backward takes the accumulators gr and gp of its output as they are. (gp of any other op is
-     * all-reduced before, and so is that of a retained output, which the user may read.) */
+    /* Backward reads both accumulators, gr and gp, of its output. (For other ops gp is all-reduced
+     * into gr first; also if the output is retained, because the user may read its gradient.) */
     TSHI_OP_ACCEPTS_PARTIAL = 1,
-    TSHI_OP_ACCEPTS_RETAINED = 2, /* so it does where the output is retained */
-    TSHI_OP_PASSES_PARTIAL = 4    /* and hands gp on as gp of input 0 */
+    TSHI_OP_ACCEPTS_RETAINED = 2, /* reads both even if the output is retained */
+    TSHI_OP_PASSES_PARTIAL = 4    /* adds gp of its output to gp of input 0 */
 };
 
-/* An op: what all its calls have in common. */
+/* An op: what all its calls share. */
 struct tshi_op {
     const char *name;                  /* of the public function */
     const char *inputs;                /* their names, separated by blanks; NULL: they have none */
@@ -1988,43 +1986,43 @@ struct tshi_op {
     unsigned flags;                    /* TSHI_OP_... */
 };
 
-/* One call that was recorded. Nothing changes in it afterwards but `progress`. A tensor keeps two
- * accumulators, gr for contributions that every rank holds alike (or that are sharded as it is) and
- * gp for partial sums; before its producer's backward they are completed: gr += all-reduce(gp).
- * That all-reduce starts when the last expected partial contribution has come. */
+/* One recorded call; only `progress` changes after recording. A tensor has two accumulators: gr for
+ * gradients that are replicated, or sharded as the tensor is, and gp for partial sums. Before the
+ * backward of the op that made the tensor, gr += all-reduce(gp); the all-reduce starts as soon as
+ * the last expected partial gradient is added. */
 struct tshi_node {
     const tshi_op *op;
     tshi_node *older;
     const tsh_module *module; /* the innermost one whose forward made the call; NULL: none */
     tsh_tensor *out, **in;
     int n, depth;
-    unsigned partial;    /* inputs whose gradient backward gives as a partial sum */
-    tshi_block **saved;  /* of each input and then of out: values that backward reads, or NULL */
+    unsigned partial;    /* inputs whose gradient is a partial sum */
+    tshi_block **saved;  /* n + 1: values of each input and of out that backward reads, or NULL */
     tshi_block *aux;     /* what else backward reads; released with the node */
     void *params;        /* the op's own options, in the tape's arena */
-    tsh_tensor **leaves; /* not inputs, that backward adds gradients to */
+    tsh_tensor **leaves; /* tensors besides the inputs that backward adds gradients to */
     int leaf_count;
     struct {
         int reached;      /* the loss depends on the output */
-        unsigned partial; /* as above, and input 0 where a partial gradient is passed on to it */
-        unsigned given;   /* inputs whose gradient is done */
-    } progress;           /* of a backward */
+        unsigned partial; /* as above, plus input 0 if a partial gradient is passed on to it */
+        unsigned given;   /* inputs whose gradient is complete */
+    } progress;           /* of the backward that runs */
 };
 
 typedef struct tshi_handles {
-    tsh_tensor owned, step;      /* heads of rings */
+    tsh_tensor owned, step;      /* heads of circular lists */
     tsh_tensor *oldest, *newest; /* free handles, reused oldest first */
-    int64_t free, ended;         /* how many are free; how many the last step ended */
+    int64_t free, ended;         /* how many are free; how many of them the last step released */
 } tshi_handles;
 
 typedef struct tshi_tape {
     tshi_node *newest;
     tshi_arena arena;
     int no_grad;
-    int pending; /* leaves hold contributions that .defer left */
-    int summed;  /* losses are sums, over so many elements on this rank: */
-    double weight;
-    int syncing; /* gradients of leaves are sent as they become ready */
+    int pending;   /* leaves hold gradients that .defer left unsynchronised */
+    int summed;    /* losses are sums of terms, not means: */
+    double weight; /* the number of terms on this rank */
+    int syncing;   /* gradients of leaves are sent as they become ready */
 } tshi_tape;
 
 typedef struct tshi_bucket tshi_bucket;
@@ -2032,12 +2030,12 @@ typedef struct tshi_bucket tshi_bucket;
 typedef struct tshi_buckets {
     tshi_arena arena;           /* of all buckets of a backward */
     tshi_bucket *first, **last; /* full ones, oldest first, and where the next one goes */
-    tshi_bucket *awaited;       /* the oldest one that may still travel */
-    tshi_bucket *open[2];       /* those that are filled: to be all-reduced, in chunks */
+    tshi_bucket *awaited;       /* the oldest one whose collective may still run */
+    tshi_bucket *open[2];       /* not full yet: whole gradients, gradients kept in chunks */
     int64_t limit;              /* elements that make one full */
-    int hold;                   /* none is sent before the end */
+    int hold;                   /* none is sent before backward ends */
     int summed;
-    double weight; /* of sums: this rank's, then that of all */
+    double weight; /* number of terms of summed losses: this rank's, then over dp */
     tsh_req weight_req;
 } tshi_buckets;
 
@@ -2047,8 +2045,8 @@ typedef struct tshi_micro {
     tshi_node *newest;       /* of its tape */
     tshi_arena arena;
     tsh_tensor handles; /* head of a ring: what its forward made */
-    tsh_tensor *out;    /* what this stage gave to the next one, or the loss */
-    tsh_tensor *owed; /* what the stage before gave, and waits for the gradient of; NULL: nothing */
+    tsh_tensor *out;    /* sent to the next stage, or the loss */
+    tsh_tensor *owed;   /* received from the stage before, which waits for its gradient; or NULL */
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
@@ -2057,28 +2055,28 @@ typedef struct tshi_trace tshi_trace;
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp;
     tsh_error error;
-    int told;   /* the error was told to the world, or came from it */
-    int logged; /* the logger was given the error */
+    int told;   /* the error was reported to the world, or came from it */
+    int logged; /* the logger got the error */
     tsh_allocator allocator;
     tsh_logger logger;
     tsh_gemm gemm;
     const tshi_gemm_kernel *gemm_kernel;
     tshi_block *gemm_scratch;
-    int isa; /* which kernels: TSHI_ISA_... */
+    int isa; /* whose kernels run: TSHI_ISA_... */
     int threads;
     uint64_t seed, randn_calls, dropout_calls;
     tsh_mem mem;
     tshi_pool pool;
-    tshi_arena books;
+    tshi_arena books; /* for all that lives as long as the ctx */
     tshi_handles handles;
     tshi_tape tape;
     tshi_buckets buckets;
     int depth;         /* of scopes */
-    int anomalies;     /* values that are not finite are an error */
+    int anomalies;     /* tsh_detect_anomaly: values that are not finite are an error */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
-    const tsh_module *module; /* the innermost whose forward, or an op's backward, runs; or NULL */
-    tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx); /* models over comm; set with the first */
+    const tsh_module *module; /* the innermost one whose forward or backward runs; or NULL */
+    tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx); /* compares models; NULL: there is none */
     tsh_optim *optims;      /* the newest first */
     tsh_pipeline *pipeline; /* the first one; NULL: none */
     tshi_micro *micros;
@@ -2105,20 +2103,20 @@ struct tsh_module {
     int evaluating;         /* not in training mode */
     int checkpoint;         /* computed again in backward */
     uint64_t dropout_calls; /* in training mode */
-    double number;          /* eps, or the probability of dropout */
+    double number;          /* eps of a norm, p of dropout */
     tsh_lookup_desc lookup; /* of an embedding */
     const struct tshi_kind *kind;
     tsh_style style;
     int skip_bias_add, reversed, regather;
     int stage; /* 1 + that of a pipeline; 0: none */
-    /* Layouts that a plan asks for; NULL: none. */
+    /* Layouts that tsh_parallelize's plan asks for; NULL: none. */
     const tsh_layout *takes, *gives; /* of the input as it arrives, of the output */
-    const tsh_layout **prepare;      /* what `prepared` inputs are brought to first */
-    const tsh_layout *result;        /* what the output is brought to last */
+    const tsh_layout **prepare;      /* that the `prepared` first inputs are redistributed to */
+    const tsh_layout *result;        /* that the output is redistributed to */
     int prepared;
 };
 
-/* a * b of sizes, SIZE_MAX where it does not fit: no allocator grants that. */
+/* Returns a * b, or SIZE_MAX on overflow: no allocator grants that. */
 static size_t tshi_base_mul(size_t a, size_t b) {
     return b && a > SIZE_MAX / b ? SIZE_MAX : a * b;
 }
@@ -2131,21 +2129,21 @@ static int64_t tshi_base_ceil(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-/* Resolves an option: 0 is `usual`, TSH_ZERO is 0. */
+/* Returns what an option means: 0 is `usual`, TSH_ZERO is 0. */
 static double tshi_base_option(double given, double usual) {
     return given > 0 ? given : given < 0 && given >= TSH_ZERO ? 0 : usual;
 }
 
-/* The monotonic clock, which glibc and musl hide under -std=c99 (a feature macro defined here would
- * be too late if the program has included any header before). It is in libc all the same; clockid_t
- * is int on Linux, and CLOCK_MONOTONIC is 1. C++ hides neither. */
+/* The monotonic clock. glibc and musl have it, but hide its declaration under -std=c99 (never in
+ * C++); a feature macro set here would come too late if the program has included a header before.
+ * So declare it here: on Linux clockid_t is int, and CLOCK_MONOTONIC is 1. */
 #if TSHI_POSIX && defined(CLOCK_MONOTONIC)
 #define TSHI_CLOCK CLOCK_MONOTONIC
 #elif defined(__linux__)
 #define TSHI_CLOCK 1
 #if defined(__USE_TIME64_REDIRECTS) || defined(_REDIR_TIME64) ||                                   \
     (defined(__USE_TIME_BITS64) && defined(__TIMESIZE) && __TIMESIZE == 32)
-/* A 64-bit time_t beside a 32-bit long: the plain name is the function for the older time_t. */
+/* 64-bit time_t with a 32-bit long: clock_gettime itself is the function for a 32-bit time_t. */
 extern int clock_gettime(int clock, struct timespec *time) __asm__("__clock_gettime64");
 #else
 extern int clock_gettime(int clock, struct timespec *time);
@@ -2154,7 +2152,7 @@ extern int clock_gettime(int clock, struct timespec *time);
 
 TSH_API int64_t tsh_now(void) {
 #if defined(_WIN32)
-    int64_t ticks[2]; /* now, and of a second */
+    int64_t ticks[2]; /* now; per second */
     (void)QueryPerformanceCounter((union _LARGE_INTEGER *)&ticks[0]);
     (void)QueryPerformanceFrequency((union _LARGE_INTEGER *)&ticks[1]);
     return ticks[0] / ticks[1] * 1000000000 + ticks[0] % ticks[1] * 1000000000 / ticks[1];
@@ -2171,7 +2169,7 @@ TSH_API int64_t tsh_now(void) {
 #endif
 }
 
-/* Appends printf-style to text, which holds `size` bytes; cuts what does not fit. */
+/* Appends to a text in a buffer of `size` bytes, as snprintf: what does not fit is cut off. */
 TSH_PRINTF(3, 4) static void tshi_base_append(char *text, size_t size, const char *format, ...) {
     size_t used = strlen(text);
     va_list list;
@@ -2182,40 +2180,37 @@ TSH_PRINTF(3, 4) static void tshi_base_append(char *text, size_t size, const cha
 
 /* ========================================================================== */
 /* >>error                                              MARK: - error (private) */
-/* The first error of a ctx is kept, told to the peers once, and learnt from   */
-/* them. Nothing else in the library handles failure.                          */
+/* A ctx keeps its first error, reports it to its peers once, and adopts       */
+/* theirs. Nothing else in the library handles failure.                        */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
+
+/* tsh_fail records an error on this rank only. Where the program next waits for others, or asks
+ * tsh_ok, tshi_error_tell aborts the world with it; peers see it as the world's status. */
 
 TSH_API const char *tsh_version(void) {
     return TSHARD_VERSION;
 }
 
+/* Name and sentence of each tsh_result. */
+static const char *const tshi_error_results[][2] = {
+#define TSHI_RESULT(name, sentence) {"TSH_" #name, sentence},
+    TSH_RESULTS(TSHI_RESULT)
+#undef TSHI_RESULT
+};
+
 TSH_API const char *tsh_result_name(tsh_result code) {
-    switch (code) {
-#define TSHI_NAME(name, sentence)                                                                  \
-    case TSH_##name: return "TSH_" #name;
-        TSH_RESULTS(TSHI_NAME)
-#undef TSHI_NAME
-    case TSH_RESULT_COUNT: break;
-    }
-    return "TSH_?";
+    return (unsigned)code < (unsigned)TSH_RESULT_COUNT ? tshi_error_results[code][0] : "TSH_?";
 }
 
 TSH_API const char *tsh_result_text(tsh_result code) {
-    switch (code) {
-#define TSHI_TEXT(name, sentence)                                                                  \
-    case TSH_##name: return sentence;
-        TSH_RESULTS(TSHI_TEXT)
-#undef TSHI_TEXT
-    case TSH_RESULT_COUNT: break;
-    }
-    return "not an error code";
+    return (unsigned)code < (unsigned)TSH_RESULT_COUNT ? tshi_error_results[code][1]
+                                                       : "not an error code";
 }
 
 TSH_API void tsh_log_stderr(void *user, const char *message) {
     (void)user;
-    (void)fprintf(stderr, "tshard: %s\n", message); /* one call, so that lines do not mix */
+    (void)fprintf(stderr, "tshard: %s\n", message); /* one call: lines of ranks do not mix */
 }
 
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) {
@@ -2228,50 +2223,50 @@ TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) 
     logger->fn(logger->user, text);
 }
 
-/* Gives the logger the ctx's error, once. `learnt`: it came from another rank. */
-static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int learnt) {
+/* Logs the ctx's error, once. `received`: it came from another rank. */
+static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     char text[TSH_MESSAGE_SIZE + 64] = "";
     if (ctx->logged || !ctx->logger.fn) return;
     ctx->logged = 1;
     if (ctx->world.size > 1)
         tshi_base_append(text, sizeof text, "rank %d%s: ", ctx->world.rank,
-                         learnt ? " stops" : "");
+                         received ? " stops" : "");
     tshi_base_append(text, sizeof text, "%s%s (%s)", ctx->error.message,
-                     learnt && ctx->error.code == TSH_ERR_MISMATCH
+                     received && ctx->error.code == TSH_ERR_MISMATCH
                          ? "; every rank must run the same program, with the same arguments"
                          : "",
                      tsh_result_name(ctx->error.code));
     ctx->logger.fn(ctx->logger.user, text);
 }
 
-/* A local error ends the world: peers inside a collective get it too, with this rank named. The
- * logger is given it here, not where it is recorded: until now tsh_clear_error could undo it. */
+/* Aborts the world with a local error, if there is one: peers in a collective get it, with this
+ * rank named. Only now is it logged: until here tsh_clear_error could undo it. */
 static TSHI_COLD void tshi_error_tell(tsh_ctx *ctx) {
-    tsh_error told = ctx->error;
+    tsh_error report = ctx->error;
     if (ctx->error.code == TSH_OK) return;
     tshi_error_log(ctx, 0);
     if (ctx->told || !ctx->world.ops) return;
     ctx->told = 1;
-    told.message[0] = '\0';
-    tshi_base_append(told.message, sizeof told.message, "rank %d: %s", ctx->world.rank,
+    report.message[0] = '\0';
+    tshi_base_append(report.message, sizeof report.message, "rank %d: %s", ctx->world.rank,
                      ctx->error.message);
-    ctx->world.ops->abort(&ctx->world, &told);
+    ctx->world.ops->abort(&ctx->world, &report);
 }
 
-/* Takes over the world's verdict, if there is one and ctx has no error of its own. */
-TSHI_OUTLINE tsh_result tshi_error_learn(tsh_ctx *ctx) {
-    tsh_error verdict;
+/* Adopts the world's error, if it has one and ctx has none; returns ctx's error code. */
+TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
+    tsh_error error;
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
-        ctx->world.ops->status(&ctx->world, &verdict) != TSH_OK) {
-        ctx->error = verdict;
+        ctx->world.ops->status(&ctx->world, &error) != TSH_OK) {
+        ctx->error = error;
         ctx->told = 1;
         tshi_error_log(ctx, 1);
     }
     return ctx->error.code;
 }
 
-/* Puts the path of the module that runs in front of the message: "h.3.mlp.c_fc: tsh_linear: ...";
- * the end of the path where it does not fit. 16 bytes stay free, for "rank 1000: ". */
+/* Prefixes the message with the path of the module that runs: "h.3.mlp.c_fc: tsh_linear: ...". A
+ * path that does not fit loses its beginning. 16 bytes stay free for "rank 1000: ". */
 static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
     char *text = ctx->error.message;
     const char *path = ctx->module ? ctx->module->path : "";
@@ -2289,6 +2284,7 @@ static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
     memcpy(text + dots + keep, ": ", 2);
 }
 
+/* Records an error, unless ctx has one. */
 TSH_PRINTF(3, 0)
 static TSHI_COLD void tshi_error_keep(tsh_ctx *ctx, tsh_result code, const char *format,
                                       va_list list) {
@@ -2307,7 +2303,7 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     return code;
 }
 
-/* tsh_fail for functions that return a tensor. */
+/* tsh_fail for functions that return a tensor: returns NULL. */
 TSH_PRINTF(3, 4)
 static TSHI_COLD tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, const char *format,
                                              ...) {
@@ -2318,9 +2314,10 @@ static TSHI_COLD tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, cons
     return NULL;
 }
 
-/* What a collective of this ctx returned: the verdict, or what the front door refused. */
+/* Records what a collective returned, if it is an error: the world's error, or, if the world has
+ * none, that the arguments were refused. Returns result. */
 TSHI_OUTLINE tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const char *what) {
-    if (result != TSH_OK && tshi_error_learn(ctx) == TSH_OK)
+    if (result != TSH_OK && tshi_error_receive(ctx) == TSH_OK)
         (void)tsh_fail(ctx, result, "%s: %s", what, tsh_result_text(result));
     return result;
 }
@@ -2328,7 +2325,7 @@ TSHI_OUTLINE tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const c
 TSH_API int tsh_ok(tsh_ctx *ctx) {
     if (!ctx) return 0;
     tshi_error_tell(ctx);
-    return tshi_error_learn(ctx) == TSH_OK;
+    return tshi_error_receive(ctx) == TSH_OK;
 }
 
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx) {
@@ -2344,12 +2341,17 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>mem                                                  MARK: - mem (private) */
-/* One allocator for everything; counted blocks with 64-byte headers; a pool   */
-/* for step memory that grows once and is then reused; arenas for books.       */
+/* One allocator for everything: reference-counted blocks, a pool for step     */
+/* memory, arenas for what is released at once.                                */
 /* Needs: >>base >>error.                                                       */
 /* ========================================================================== */
 
-/* libc behind the allocator's contract: malloc's own pointer stands just before the block. */
+/* tshi_mem_take returns a block with one reference, tshi_mem_drop releases one; tshi_mem_book
+ * allocates from an arena. Blocks of step memory come from the pool: best fit among free blocks,
+ * split on use, joined with free neighbours on release. The pool grows by pages and keeps them
+ * until the ctx is destroyed, so that a training loop allocates nothing once it has warmed up. */
+
+/* The default allocator: malloc. The pointer that malloc returned stands just before the block. */
 static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
     char *raw, *block = NULL;
     (void)user;
@@ -2376,7 +2378,7 @@ static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
     if (mem->total > mem->total_peak) mem->total_peak = mem->total;
 }
 
-/* Every call of the allocator is made here. */
+/* Calls the allocator, counts, and records an error if it refuses. No other place calls it. */
 static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, size_t new_size) {
     void *block = NULL;
     ctx->mem.calls++;
@@ -2391,6 +2393,17 @@ static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, s
     return block;
 }
 
+/* Allocates a page and inserts it at *list. */
+static tshi_page *tshi_mem_page(tsh_ctx *ctx, int kind, tshi_page **list, size_t bytes) {
+    tshi_page *page = (tshi_page *)tshi_mem_call(ctx, kind, NULL, 0, bytes);
+    if (!page) return NULL;
+    page->bytes = bytes;
+    page->used = TSHI_ALIGN;
+    page->next = *list;
+    *list = page;
+    return page;
+}
+
 static void *tshi_mem_data(tshi_block *block) {
     return block + 1;
 }
@@ -2399,7 +2412,7 @@ static tshi_block *tshi_mem_right(tshi_block *block) {
     return (tshi_block *)(void *)((char *)(block + 1) + block->size);
 }
 
-/* The position of the highest bit of x, which is not 0. */
+/* Returns floor(log2 x), x > 0. */
 static int tshi_mem_log2(uint64_t x) {
 #if defined(__GNUC__)
     return 63 - __builtin_clzll(x);
@@ -2433,15 +2446,15 @@ static void tshi_mem_unlink(tshi_pool *pool, tshi_block *block) {
         pool->filled &= ~((uint64_t)1 << c);
 }
 
-/* A free piece grows or shrinks; within its class, it stays where it is in the list. */
-static void tshi_mem_resize(tshi_pool *pool, tshi_block *piece, size_t size) {
-    const int stays = tshi_mem_class(size) == tshi_mem_class(piece->size);
-    if (!stays) tshi_mem_unlink(pool, piece);
-    piece->size = size;
-    if (!stays) tshi_mem_link(pool, piece);
+/* Changes the size of a free block; within its class, it keeps its place in the list. */
+static void tshi_mem_resize(tshi_pool *pool, tshi_block *block, size_t size) {
+    const int stays = tshi_mem_class(size) == tshi_mem_class(block->size);
+    if (!stays) tshi_mem_unlink(pool, block);
+    block->size = size;
+    if (!stays) tshi_mem_link(pool, block);
 }
 
-/* The smallest free piece of at least `size` bytes. */
+/* Returns the smallest free block of at least `size` bytes, or NULL. */
 static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     tshi_block *block, *best = NULL;
     uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size);
@@ -2451,43 +2464,43 @@ static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     return best;
 }
 
+/* Adds a page to the pool and returns it as one free block; NULL and an error: no memory. */
 static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
-    const size_t least = (size_t)1 << 18;
-    const size_t bytes = (size > least ? size : least) + sizeof(tshi_block) + TSHI_CHUNK;
-    tshi_chunk *chunk;
+    enum { MIN_BYTES = 1 << 18 };
+    const size_t bytes =
+        (size > MIN_BYTES ? size : MIN_BYTES) + sizeof(tshi_block) + TSHI_POOL_OFFSET;
+    tshi_page *page = tshi_mem_page(ctx, TSH_MEM_STEP, &ctx->pool.pages, bytes);
     tshi_block *block;
-    chunk = (tshi_chunk *)tshi_mem_call(ctx, TSH_MEM_STEP, NULL, 0, bytes);
-    if (!chunk) return NULL;
-    chunk->bytes = bytes;
-    chunk->next = ctx->pool.chunks;
-    ctx->pool.chunks = chunk;
-    block = (tshi_block *)(void *)((char *)chunk + TSHI_CHUNK);
+    if (!page) return NULL;
+    block = (tshi_block *)(void *)((char *)page + TSHI_POOL_OFFSET);
     memset(block, 0, sizeof *block);
-    block->size = bytes - TSHI_CHUNK - sizeof *block;
+    block->size = bytes - TSHI_POOL_OFFSET - sizeof *block;
     block->kind = TSH_MEM_STEP;
     block->last = 1;
     tshi_mem_link(&ctx->pool, block);
     return block;
 }
 
-/* The right end of a free piece, or all of it where the rest could hold nothing. The right one: of
- * large blocks, mostly multiples of 4096 bytes, the later lies 64 bytes before (see tshi_chunk). */
-static tshi_block *tshi_mem_cut(tshi_pool *pool, tshi_block *piece, size_t size) {
+/* Splits off and returns the right end of a free block, or takes all of it if the rest could hold
+ * nothing. The right end, because a large size is mostly a multiple of 4096: the next block then
+ * lies 64 bytes before this one, modulo 4096 (see TSHI_POOL_OFFSET). */
+static tshi_block *tshi_mem_cut(tshi_pool *pool, tshi_block *whole, size_t size) {
     tshi_block *block;
-    if (piece->size < size + sizeof *block + TSHI_ALIGN) {
-        tshi_mem_unlink(pool, piece);
-        return piece;
+    if (whole->size < size + sizeof *block + TSHI_ALIGN) {
+        tshi_mem_unlink(pool, whole);
+        return whole;
     }
-    tshi_mem_resize(pool, piece, piece->size - size - sizeof *block);
-    block = tshi_mem_right(piece);
+    tshi_mem_resize(pool, whole, whole->size - size - sizeof *block);
+    block = tshi_mem_right(whole);
     block->size = size;
-    block->before = piece->size;
-    block->last = piece->last;
-    piece->last = 0;
+    block->before = whole->size;
+    block->last = whole->last;
+    whole->last = 0;
     if (!block->last) tshi_mem_right(block)->before = size;
     return block;
 }
 
+/* Takes a block from the pool, which grows if need be. */
 static tshi_block *tshi_mem_step(tsh_ctx *ctx, size_t size) {
     tshi_block *block = tshi_mem_fit(&ctx->pool, size);
     if (!block) block = tshi_mem_grow(ctx, size);
@@ -2498,13 +2511,11 @@ static tshi_block *tshi_mem_step(tsh_ctx *ctx, size_t size) {
     return block;
 }
 
-/* A block of at least `bytes` bytes, one reference held. Step memory comes from the pool. */
+/* Allocates a block of at least `bytes` bytes, with one reference. NULL and an error: no memory. */
 TSHI_OUTLINE tshi_block *tshi_mem_take(tsh_ctx *ctx, int kind, size_t bytes) {
-    size_t size;
+    size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4;
     tshi_block *block;
-    if (bytes > SIZE_MAX / 4) bytes = SIZE_MAX / 4;
-    size = (bytes + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
-    if (!size) size = TSHI_ALIGN;
+    size = (size + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
     if (kind == TSH_MEM_STEP) {
         block = tshi_mem_step(ctx, size);
     } else {
@@ -2518,6 +2529,7 @@ TSHI_OUTLINE tshi_block *tshi_mem_take(tsh_ctx *ctx, int kind, size_t bytes) {
     return block;
 }
 
+/* Gives a block back to the pool, joined with its free neighbours. */
 static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
     tshi_block *other;
     ctx->mem.step_live -= block->size + sizeof *block;
@@ -2537,7 +2549,7 @@ static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
     if (!block->last) tshi_mem_right(block)->before = block->size;
 }
 
-/* Gives one reference back; NULL is fine. */
+/* Releases one reference; NULL is fine. */
 static void tshi_mem_drop(tsh_ctx *ctx, tshi_block *block) {
     if (!block || --block->refs > 0) return;
     if (block->kind == TSH_MEM_STEP)
@@ -2546,7 +2558,7 @@ static void tshi_mem_drop(tsh_ctx *ctx, tshi_block *block) {
         (void)tshi_mem_call(ctx, block->kind, block, block->size + sizeof *block, 0);
 }
 
-/* Zeroed memory that lives as long as the arena. */
+/* Allocates zeroed memory from an arena; NULL and an error: no memory. */
 static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     tshi_page *page = arena->now;
     char *place;
@@ -2554,17 +2566,9 @@ static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     while (page && page->used + bytes > page->bytes) page = page->next;
     if (!page) {
         size_t size = bytes + TSHI_ALIGN > 16384 ? bytes + TSHI_ALIGN : 16384;
-        page = (tshi_page *)tshi_mem_call(ctx, TSH_MEM_BOOKS, NULL, 0, size);
+        page = tshi_mem_page(ctx, TSH_MEM_BOOKS, arena->now ? &arena->now->next : &arena->first,
+                             size);
         if (!page) return NULL;
-        page->bytes = size;
-        page->used = TSHI_ALIGN;
-        page->next = NULL;
-        if (arena->now) {
-            page->next = arena->now->next;
-            arena->now->next = page;
-        } else {
-            arena->first = page;
-        }
     }
     arena->now = page;
     place = (char *)page + page->used;
@@ -2573,28 +2577,29 @@ static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     return place;
 }
 
+/* Releases all that was allocated from an arena, and keeps its pages. */
 static void tshi_mem_reset(tshi_arena *arena) {
     tshi_page *page;
     for (page = arena->first; page; page = page->next) page->used = TSHI_ALIGN;
     arena->now = arena->first;
 }
 
-static void tshi_mem_close(tsh_ctx *ctx, tshi_arena *arena) {
-    tshi_page *page, *next;
-    for (page = arena->first; page; page = next) {
-        next = page->next;
-        (void)tshi_mem_call(ctx, TSH_MEM_BOOKS, page, page->bytes, 0);
+/* Frees a list of pages and empties it. */
+static void tshi_mem_free_pages(tsh_ctx *ctx, int kind, tshi_page **list) {
+    tshi_page *page;
+    while ((page = *list) != NULL) {
+        *list = page->next;
+        (void)tshi_mem_call(ctx, kind, page, page->bytes, 0);
     }
-    arena->first = arena->now = NULL;
+}
+
+static void tshi_mem_close(tsh_ctx *ctx, tshi_arena *arena) {
+    tshi_mem_free_pages(ctx, TSH_MEM_BOOKS, &arena->first);
+    arena->now = NULL;
 }
 
 static void tshi_mem_close_pool(tsh_ctx *ctx) {
-    tshi_chunk *chunk, *next;
-    for (chunk = ctx->pool.chunks; chunk; chunk = next) {
-        next = chunk->next;
-        (void)tshi_mem_call(ctx, TSH_MEM_STEP, chunk, chunk->bytes, 0);
-    }
-    ctx->pool.chunks = NULL;
+    tshi_mem_free_pages(ctx, TSH_MEM_STEP, &ctx->pool.pages);
 }
 
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
