@@ -2466,9 +2466,8 @@ static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
 
 /* Adds a page to the pool and returns it as one free block; NULL and an error: no memory. */
 static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
-    enum { MIN_BYTES = 1 << 18 };
-    const size_t bytes =
-        (size > MIN_BYTES ? size : MIN_BYTES) + sizeof(tshi_block) + TSHI_POOL_OFFSET;
+    const size_t min = (size_t)1 << 18;
+    const size_t bytes = (size > min ? size : min) + sizeof(tshi_block) + TSHI_POOL_OFFSET;
     tshi_page *page = tshi_mem_page(ctx, TSH_MEM_STEP, &ctx->pool.pages, bytes);
     tshi_block *block;
     if (!page) return NULL;
@@ -2610,49 +2609,51 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>dtype                                              MARK: - dtype (private) */
-/* What a dtype is: one row of one table. Nothing else asks which one it has.  */
+/* Everything that depends on a dtype: one row of one table.                   */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* A NEW DTYPE is one constant of tsh_dtype and one row of tshi_dtypes. Ops compute in tsh_real:
- * kernels load blocks of elements as tsh_real and store them, which is the only place where a value
- * is rounded to the dtype. `load` and `store` suffice; what is NULL is done through them. */
+/* TO ADD A DTYPE, add a constant to tsh_dtype and a row to tshi_dtypes; nothing else asks which
+ * dtype a tensor has. Ops compute in tsh_real: kernels load blocks of elements as tsh_real and
+ * store the results, which alone rounds values to the dtype. A row needs `load` and `store`; where
+ * another function is NULL, the library uses these two. */
 
-/* Folds n elements, a multiple of TSHI_DTYPE_RUN; `out` may be `left`, `right` or both. */
+/* out[i] = left[i] op right[i] for n elements, a multiple of TSHI_DTYPE_RUN. `out` may be `left`,
+ * `right` or both. */
 typedef void (*tshi_fold_fn)(void *out, const void *left, const void *right, int64_t n);
 
 typedef struct tshi_dtype {
     const char *name, *file; /* "f32"; what safetensors calls it: "F32" */
     int size;                /* bytes of an element */
     int floating;
-    /* n elements, `step` elements apart, to or from n values that lie side by side */
+    /* convert n elements, `step` elements apart, to or from n contiguous values */
     void (*load)(const void *from, int64_t step, int64_t n, tsh_real *to);
     void (*store)(void *to, int64_t step, int64_t n, const tsh_real *from);
-    /* (optional) element i without going through tsh_real, which may be narrower */
+    /* (optional) read or write element i, not rounded to tsh_real */
     double (*get)(const void *data, int64_t i);
     void (*put)(void *data, int64_t i, double value);
-    /* (integers only) as load and store, of all their digits */
+    /* (integers only) as load and store, exact for every integer */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
-    /* (optional) the sums, products, minima, maxima and averages of collectives; NULL: each step of
-     * a sum is computed in tsh_real and stored */
+    /* (optional) the reductions of collectives, by tsh_redop, and the division of an average; NULL:
+     * in tsh_real, rounded to the dtype after each step */
     const tshi_fold_fn *fold;
     void (*divide)(void *sums, int64_t n, int by);
 } tshi_dtype;
 
-/* A value that an integer type can take: clamped to +-most, NaN is 0. */
-static double tshi_dtype_clamp(double value, double most) {
+/* Makes a value fit an integer type: clamps it to +-max; NaN becomes 0. */
+static double tshi_dtype_clamp(double value, double max) {
     if (value != value) return 0;
-    return value > most ? most : value < -most ? -most : value;
+    return value > max ? max : value < -max ? -max : value;
 }
 
 /* The largest double that an int32_t, an int64_t can hold. */
-#define TSHI_DTYPE_MOST_i32 2147483647.0
-#define TSHI_DTYPE_MOST_i64 9223372036854774784.0
+#define TSHI_DTYPE_MAX_i32 2147483647.0
+#define TSHI_DTYPE_MAX_i64 9223372036854774784.0
 
-/* Runs of a fixed length are what compilers vectorise at every level of optimisation; where `out`
- * is an operand they have to be told that no element depends on another (clang would check
- * addresses at run time, and work on single elements). */
+/* Compilers vectorise loops of constant length at every level of optimisation. As `out` may be an
+ * operand, they must be told that iterations are independent (clang would check addresses at run
+ * time, and fall back to single elements). */
 enum { TSHI_DTYPE_RUN = 32 };
 #if defined(__clang__)
 #define TSHI_DTYPE_LANES _Pragma("clang loop unroll(disable) vectorize(assume_safety)")
@@ -2660,7 +2661,7 @@ enum { TSHI_DTYPE_RUN = 32 };
 #define TSHI_DTYPE_LANES TSHI_LANES
 #endif
 
-/* out = expression of l and r. */
+/* Defines tshi_dtype_<name>: out = expression of l and r. */
 #define TSHI_DTYPE_FOLD(name, type, expression)                                                    \
     static void tshi_dtype_##name(void *out_, const void *left_, const void *right_, int64_t n) {  \
         type *out = (type *)out_;                                                                  \
@@ -2678,7 +2679,7 @@ enum { TSHI_DTYPE_RUN = 32 };
     static const tshi_fold_fn tshi_dtype_folds_##suffix[] = { /* in the order of tsh_redop */      \
         tshi_dtype_sum_##suffix, tshi_dtype_prod_##suffix, tshi_dtype_min_##suffix,                \
         tshi_dtype_max_##suffix, tshi_dtype_sum_##suffix};
-/* Of equal values the left one stays; a NaN on either side stays. */
+/* min and max return the left of equal values (0 and -0), and NaN if either is NaN. */
 #define TSHI_DTYPE_FLOAT(suffix, type)                                                             \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (l + r))                                                   \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (l * r))                                                  \
@@ -2696,7 +2697,7 @@ enum { TSHI_DTYPE_RUN = 32 };
         ((type *)data)[i] = (type)value;                                                           \
     }                                                                                              \
     TSHI_DTYPE_MOVES(suffix, type, (type)x)
-/* Integers wrap, through their unsigned counterparts; values are cut towards zero. */
+/* Integers wrap on overflow: `wide`, the unsigned type, computes. Fractions are truncated. */
 #define TSHI_DTYPE_INTEGER(suffix, type, wide)                                                     \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
@@ -2704,7 +2705,7 @@ enum { TSHI_DTYPE_RUN = 32 };
     TSHI_DTYPE_FOLD(max_##suffix, type, l >= r ? l : r)                                            \
     TSHI_DTYPE_FOLDS(suffix)                                                                       \
     static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
-        ((type *)data)[i] = (type)tshi_dtype_clamp(value, TSHI_DTYPE_MOST_##suffix);               \
+        ((type *)data)[i] = (type)tshi_dtype_clamp(value, TSHI_DTYPE_MAX_##suffix);                \
     }                                                                                              \
     static void tshi_dtype_load_integer_##suffix(const void *data, int64_t step, int64_t n,        \
                                                  int64_t *to) {                                    \
@@ -2718,8 +2719,8 @@ enum { TSHI_DTYPE_RUN = 32 };
         int64_t i;                                                                                 \
         for (i = 0; i < n; i++) to[i * step] = (type)from[i];                                      \
     }                                                                                              \
-    TSHI_DTYPE_MOVES(suffix, type, (type)tshi_dtype_clamp((double)x, TSHI_DTYPE_MOST_##suffix))
-/* load, store and get; STORED is the element that a tsh_real x is stored as. */
+    TSHI_DTYPE_MOVES(suffix, type, (type)tshi_dtype_clamp((double)x, TSHI_DTYPE_MAX_##suffix))
+/* load, store and get; STORED converts a tsh_real x to an element. */
 #define TSHI_DTYPE_MOVES(suffix, type, STORED)                                                     \
     static void tshi_dtype_load_##suffix(const void *data, int64_t step, int64_t n,                \
                                          tsh_real *to) {                                           \
@@ -2771,10 +2772,10 @@ enum { TSHI_DTYPES = sizeof tshi_dtypes / sizeof tshi_dtypes[0] };
 #undef TSHI_DTYPE_FOLDS
 #undef TSHI_DTYPE_FOLD
 #undef TSHI_DTYPE_LANES
-#undef TSHI_DTYPE_MOST_i32
-#undef TSHI_DTYPE_MOST_i64
+#undef TSHI_DTYPE_MAX_i32
+#undef TSHI_DTYPE_MAX_i64
 
-/* Bytes of n values that ops compute with: gradients, moments, scratch. */
+/* Returns the bytes of n tsh_real: gradients, moments, scratch. */
 static size_t tshi_dtype_reals(int64_t n) {
     return tshi_base_mul((size_t)n, sizeof(tsh_real));
 }
@@ -2808,25 +2809,19 @@ static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value)
         row->store((char *)data + i * row->size, 1, 1, &rounded);
 }
 
-static int64_t tshi_dtype_integer(tsh_dtype dtype, const void *data, int64_t i) {
-    int64_t value;
-    tshi_dtypes[dtype].load_integer((const char *)data + i * tshi_dtypes[dtype].size, 1, 1, &value);
-    return value;
-}
-
-/* 0 if value is beyond what an integer dtype can hold. */
+/* Returns 0 if value is out of an integer dtype's range. */
 static int tshi_dtype_holds(tsh_dtype dtype, double value) {
     int64_t widest;
     tshi_dtype_put(dtype, &widest, 0, value);
     return tshi_dtypes[dtype].floating || fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1;
 }
 
-/* 1 if ops take such values: floating numbers that tsh_real holds exactly. */
+/* Returns 1 if ops compute with the dtype: floating, and exact in tsh_real. */
 static int tshi_dtype_computes(tsh_dtype dtype) {
     return tshi_dtypes[dtype].floating && tshi_dtypes[dtype].size <= (int)sizeof(tsh_real);
 }
 
-/* out = left and right folded, a run of n <= TSHI_DTYPE_RUN elements. */
+/* out[i] = left[i] op right[i] for n <= TSHI_DTYPE_RUN elements, computed in padded copies. */
 static void tshi_dtype_fold_run(const tshi_dtype *row, void *out, const void *left,
                                 const void *right, int64_t n, tsh_redop op) {
     union {
@@ -2877,10 +2872,13 @@ TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop o
 
 /* ========================================================================== */
 /* >>trace                                              MARK: - trace (private) */
-/* What ran when: a list of events, while a trace is asked for.                 */
+/* Records what ran when, between tsh_trace_begin and tsh_trace_end.            */
 /* Needs: >>mem.                                                                */
 /* ========================================================================== */
 
+/* Every op reports when it begins (tshi_trace_open) and when its output is done (tshi_trace_close);
+ * backward, modules and optimisers add their events whole. Collectives report through comm->trace.
+ * Events lie in an arena, oldest first; beyond desc.limit they are counted as lost. */
 enum {
     TSHI_TRACE_FORWARD,
     TSHI_TRACE_BACKWARD,
@@ -2900,7 +2898,7 @@ typedef struct tshi_event {
 
 /* A collective that was started and not waited for yet. */
 typedef struct tshi_flight {
-    const tsh_comm *comm; /* NULL: this place is free */
+    const tsh_comm *comm; /* NULL: the entry is free */
     tsh_req req;
     tshi_event *event;
 } tshi_flight;
@@ -2911,7 +2909,7 @@ struct tshi_trace {
     tshi_arena arena;
     tshi_event *first, *last;
     int64_t count, lost;
-    /* Ops that began, the innermost last: they may use each other. */
+    /* A stack of the ops that began: ops may call other ops. */
     struct {
         const char *name;
         int64_t begin;
@@ -2924,12 +2922,12 @@ static int64_t tshi_trace_now(const tshi_trace *trace) {
     return trace->desc.now ? trace->desc.now(trace->desc.user) : tsh_now();
 }
 
-/* Where no trace runs: 0, and tshi_trace_add is not to be called. */
+/* Returns the time, for tshi_trace_add; 0 if no trace runs. */
 static int64_t tshi_trace_start(const tsh_ctx *ctx) {
     return ctx->trace ? tshi_trace_now(ctx->trace) : 0;
 }
 
-/* What began then and ends now; NULL: there is no room. */
+/* Adds an event from `begin` to now. Returns NULL if it was lost. */
 TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char *name,
                                         int64_t begin, int64_t bytes) {
     tshi_event *event = NULL;
@@ -2953,9 +2951,9 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     return event;
 }
 
-/* An op begins: its arguments are checked. Many that only look at values never end. */
+/* Pushes an op that begins. Functions that make no output are never popped by their own name. */
 static void tshi_trace_open(tshi_trace *trace, const char *op) {
-    if (trace->depth == TSHI_TRACE_OPEN) { /* the oldest one did not */
+    if (trace->depth == TSHI_TRACE_OPEN) { /* full: forget the oldest */
         memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);
         trace->depth--;
     }
@@ -2963,7 +2961,7 @@ static void tshi_trace_open(tshi_trace *trace, const char *op) {
     trace->open[trace->depth++].begin = tshi_trace_now(trace);
 }
 
-/* An op's output is done. */
+/* Pops an op whose output is done, and all above it; adds its event. */
 static void tshi_trace_close(tshi_trace *trace, const char *op) {
     int at = trace->depth;
     while (at > 0 && strcmp(trace->open[at - 1].name, op) != 0) at--;
@@ -2972,7 +2970,7 @@ static void tshi_trace_close(tshi_trace *trace, const char *op) {
     (void)tshi_trace_add(trace, TSHI_TRACE_FORWARD, op, trace->open[at - 1].begin, 0);
 }
 
-/* A collective was started; its wait adds to the event, or is another one. */
+/* Adds a collective that was started, and remembers it until tshi_trace_waited. */
 static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begin, uint64_t bytes,
                             tsh_req req) {
     tshi_trace *trace = comm->trace;
@@ -2987,6 +2985,8 @@ static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begi
     }
 }
 
+/* A collective was waited for: extends its event, or adds one for the wait if another event was
+ * added in between. */
 static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) {
     tshi_trace *trace = comm->trace;
     int i;
@@ -3002,7 +3002,7 @@ static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) 
     }
 }
 
-/* Ends a trace without a word. */
+/* Discards the trace, if one runs. */
 static void tshi_trace_drop(tsh_ctx *ctx) {
     tshi_arena arena;
     if (!ctx->trace) return;
@@ -3013,29 +3013,28 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>team                                                MARK: - team (private) */
-/* The threads of one rank: OpenMP's where the compiler has it, else one.      */
+/* Runs a loop on the threads of one rank: OpenMP's, else one.                 */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* Work of n units is cut into pieces that write to different places. Every element of a result is
- * computed by one piece, in the order in which one thread would: bits do not know how many there
- * are. Nothing is allocated and no error is raised inside. */
+/* Does piece number `piece` of a job of n units: units `from` to `to`. Pieces write to different
+ * places, and one piece computes every element of a result, in the order of one thread: results are
+ * bitwise the same for any number of threads. fn neither allocates nor records errors. */
 typedef void (*tshi_team_fn)(void *job, int piece, int64_t from, int64_t to);
 
-/* How many pieces n units make, each worth a thread: of at least `least` units. */
-static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t least) {
-    const int64_t most = n / (least > 0 ? least : 1);
+/* Returns how many pieces to cut n units into: one per thread, each of at least `min` units. */
+static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t min) {
 #if defined(_OPENMP)
-    return most < 2 ? 1 : (int)tshi_base_min(most, ctx->threads);
+    const int64_t max = n / (min > 0 ? min : 1);
+    return max < 2 ? 1 : (int)tshi_base_min(max, ctx->threads);
 #else
-    (void)ctx;
-    (void)most;
+    (void)ctx, (void)n, (void)min;
     return 1;
 #endif
 }
 
-/* Calls fn for each piece, cut at multiples of `unit`. (OpenMP would make a team of one, too, which
- * costs one or two microseconds.) */
+/* Calls fn for each piece; pieces begin at multiples of `unit`. (One piece is called directly:
+ * OpenMP takes microseconds even for a team of one.) */
 static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, void *job) {
     const int64_t units = tshi_base_ceil(n, unit);
     int i;
@@ -3050,7 +3049,7 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
-/* How many threads of its own a library may use inside of one piece. */
+/* Returns how many threads a BLAS may use inside of one piece. */
 static int tshi_team_spare(const tsh_ctx *ctx) {
 #if defined(_OPENMP)
     (void)ctx;
@@ -3062,11 +3061,13 @@ static int tshi_team_spare(const tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>rng                                                  MARK: - rng (private) */
-/* Philox 4x32-10 (Salmon et al. 2011): random numbers by key and position, so  */
-/* that every rank draws for its own elements what one device would draw.      */
+/* Random numbers: Philox 4x32-10 (Salmon et al. 2011) and distributions.      */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
+/* There is no generator state: a number is a function of the key (the seed), a stream (one use of
+ * random numbers, such as a parameter's initial values; the hash of a name) and the global index of
+ * the element. So each rank draws for its shard what one device would draw for the whole. */
 TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
     c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
@@ -3075,7 +3076,8 @@ TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     c[3] = (uint32_t)a;
 }
 
-/* The rounds are written out, so that a loop around them vectorises. */
+/* Computes the four random words of a position. The rounds are written out: a loop of rounds would
+ * keep the caller's loop over positions from being vectorised. */
 TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *out) {
     const uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     uint32_t c[4];
@@ -3103,26 +3105,26 @@ TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t positio
 
 enum { TSHI_RNG_WORDS = 64 };
 
-/* The bits of TSHI_RNG_WORDS elements from 4 position on. */
+/* The random bits of TSHI_RNG_WORDS elements, the first of which is element 4 position. */
 TSHI_INLINE void tshi_rng_words(uint64_t key, uint64_t stream, uint64_t position, uint32_t *word) {
     int i;
     for (i = 0; i < TSHI_RNG_WORDS / 4; i++)
         tshi_rng_philox(key, stream, position + (uint64_t)i, word + 4 * i);
 }
 
-/* Element e of a stream: 32 random bits, lane e mod 4 of block e / 4. */
+/* Returns the 32 random bits of an element: word e mod 4 of position e / 4. */
 static uint32_t tshi_rng_bits(uint64_t key, uint64_t stream, uint64_t element) {
     uint32_t out[4];
     tshi_rng_philox(key, stream, element / 4, out);
     return out[element % 4];
 }
 
-/* Uniform in [0, 1), a multiple of 2^-24: exact in float. */
+/* Returns a uniform number in [0, 1), a multiple of 2^-24: exact in float. */
 static double tshi_rng_uniform(uint64_t key, uint64_t stream, uint64_t element) {
     return (double)(tshi_rng_bits(key, stream, element) >> 8) / 16777216.0;
 }
 
-/* Standard normal by Box & Muller (1958); its own two words per element. */
+/* Returns a standard normal number (Box & Muller 1958) of two random words per element. */
 static double tshi_rng_normal(uint64_t key, uint64_t stream, uint64_t element) {
     uint32_t out[4];
     const uint32_t *word = out + element % 2 * 2;
@@ -3153,7 +3155,8 @@ static double tshi_rng_quantile(double p) {
     return p < 0.5 ? x : -x;
 }
 
-/* FNV-1a over bytes, continued from `hash`, then mixed: streams are named by paths and counts. */
+/* Hashes bytes, FNV-1a and a final mix, starting from `hash`: makes a stream of a path or a count
+ * of calls. */
 static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *byte = (const unsigned char *)data;
     size_t i;
@@ -3166,10 +3169,12 @@ static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
 
 /* ========================================================================== */
 /* >>layout                                            MARK: - layout (private) */
-/* Who owns which part of a sharded dimension: one function, used by all.      */
+/* Layouts, and tsh_chunk: which rank owns which part of a sharded dimension.  */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
+/* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0). Tensors
+ * hold resolved layouts only (tshi_layout_resolve), and functions that compare two take these. */
 TSH_API tsh_layout tsh_replicated(void) {
     tsh_layout layout;
     memset(&layout, 0, sizeof layout);
@@ -3200,7 +3205,7 @@ TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
     return layout;
 }
 
-/* Segment s of a dimension of `length`, defaults filled in; 0 where the layout does not fit. */
+/* Gets segment s of a dimension of `length`, defaults resolved; returns 0 if it does not fit. */
 static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
     int n = layout->segments ? layout->segments : 1;
     *out = layout->segment[s];
@@ -3209,7 +3214,7 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     if (!out->length) {
         int i;
         for (i = 0; i < n; i++)
-            if (layout->segment[i].length) return 1; /* an empty segment among given ones */
+            if (layout->segment[i].length) return 1; /* lengths are given, this one is 0 */
         if (length % n) return 0;
         out->length = length / n;
     }
@@ -3243,7 +3248,7 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
     return start == length ? owned : -1;
 }
 
-/* Resolves every default of a layout for a tensor of this shape; 0 where it does not fit. */
+/* Resolves every default of a layout for a tensor of this shape; returns 0 if it does not fit. */
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
     tsh_layout given;
     int s;
@@ -3265,7 +3270,7 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     return 1;
 }
 
-/* Whether two resolved sharded layouts cut a dimension of `length` alike for every rank. */
+/* Returns 1 if two resolved sharded layouts give every rank the same part of a dimension. */
 static int tshi_layout_same_cut(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                 int size) {
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
@@ -3281,6 +3286,7 @@ static int tshi_layout_same_cut(const tsh_layout *a, const tsh_layout *b, int64_
     return 1;
 }
 
+/* Returns 1 if two resolved layouts give every rank the same elements of a tensor. */
 TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, const int64_t *dim,
                              int size) {
     if (a->kind != b->kind) return 0;
@@ -3288,7 +3294,7 @@ TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, con
     return a->dim == b->dim && tshi_layout_same_cut(a, b, dim[a->dim], size);
 }
 
-/* Whether two resolved layouts are the same, in their units too. */
+/* Returns 1 if two resolved layouts have the same fields; stricter than tshi_layout_equal. */
 static int tshi_layout_alike(const tsh_layout *a, const tsh_layout *b) {
     int s, alike = a->kind == b->kind && a->dim == b->dim && a->segments == b->segments;
     for (s = 0; s < a->segments && alike; s++)
