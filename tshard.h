@@ -3322,10 +3322,14 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
 
 /* ========================================================================== */
 /* >>tensor                                            MARK: - tensor (private) */
-/* Handles and their two lifetimes, shapes, views, values in and out.          */
+/* Handles and their two lifetimes, shapes, views, initial values, checks.     */
 /* Needs: >>error >>mem >>rng >>layout.                                         */
 /* ========================================================================== */
 
+/* A tsh_tensor is a handle: shape, layout and strides of values that lie in a reference-counted
+ * block. Owned handles live until they are freed, all others until their step or scope ends. An op
+ * begins with tshi_tensor_check and returns what tshi_tensor_out makes. A view shares its base's
+ * block and gradients. After an error, both functions return NULL, and so does the op. */
 enum { TSHI_TEXT_SIZE = 96 };
 
 TSH_API tsh_shape tsh_shape0(void) {
@@ -3362,7 +3366,7 @@ TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d) {
     return shape;
 }
 
-/* "(2, 3)" */
+/* Writes "(2, 3)". */
 static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
     int i;
     text[0] = '\0';
@@ -3373,7 +3377,7 @@ static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
     return text;
 }
 
-/* "(2, 3) S(1)" for error sentences. */
+/* Writes "(2, 3) S(1)", for error sentences. */
 static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
     char layout[TSHI_TEXT_SIZE];
     tshi_base_append(tshi_tensor_sizes(t->dim, t->ndim, text), TSHI_TEXT_SIZE, " %s",
@@ -3394,25 +3398,17 @@ static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
     head->prev = t;
 }
 
-/* A free handle is reused only when as many are free as the last step ended: a stale pointer is
- * recognised for one whole step, and a loop in steady state takes no memory. */
+/* Returns a zeroed handle. The oldest free one is reused, but only if more are free than the last
+ * step released: so a stale pointer is recognised for one whole step, and a training loop allocates
+ * no handles once it has warmed up. */
 static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
-    enum {
-        FORM = offsetof(tsh_tensor, block),
-        BACK = offsetof(tsh_tensor, expected),
-        INIT = offsetof(tsh_tensor, init)
-    };
     tshi_handles *h = &ctx->handles;
     tsh_tensor *t;
     if (h->free > h->ended + 256) {
         t = h->oldest;
         h->oldest = t->next;
         h->free--;
-        memset(t->dim, 0, sizeof t->dim);
-        /* What is before is filled in anyhow. A longer memset is a slow string instruction. */
-        memset((char *)t + FORM, 0, BACK - FORM);
-        memset((char *)t + BACK, 0, INIT - BACK);
-        memset((char *)t + INIT, 0, sizeof *t - INIT);
+        memset(t, 0, sizeof *t);
     } else {
         t = (tsh_tensor *)tshi_mem_book(ctx, &ctx->books, sizeof *t);
         if (!t) return NULL;
@@ -3425,6 +3421,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     return t;
 }
 
+/* Releases a tensor's values and gradients; the handle becomes stale. */
 static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_drop(t->ctx, t->block);
     tshi_mem_drop(t->ctx, t->gr.block);
@@ -3436,6 +3433,7 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     t->flags |= TSHI_STALE;
 }
 
+/* Releases a tensor: its values, and its handle for reuse. */
 static void tshi_tensor_end(tsh_tensor *t) {
     tshi_handles *h = &t->ctx->handles;
     tshi_tensor_drop_values(t);
@@ -3460,7 +3458,7 @@ static int64_t tshi_tensor_product(const int64_t *dim, int n) {
     return product;
 }
 
-/* Row-major strides over the local sizes; a size of 0 counts as 1. */
+/* Sets the strides of row-major values of these local sizes; a size of 0 counts as 1. */
 static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride) {
     int64_t step = 1;
     int i;
@@ -3470,6 +3468,7 @@ static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride)
     }
 }
 
+/* Returns 1 if the values are contiguous, in row-major order. */
 static int tshi_tensor_is_dense(const tsh_tensor *t) {
     int64_t step = 1;
     int i;
@@ -3480,19 +3479,18 @@ static int tshi_tensor_is_dense(const tsh_tensor *t) {
     return 1;
 }
 
-/* Resolves a dimension that may be negative; -1 where there is none. */
+/* Resolves a dimension that may be negative; returns -1 if t has no such dimension. */
 static int tshi_tensor_axis(const tsh_tensor *t, int dim) {
     int axis = dim < 0 ? dim + t->ndim : dim;
     return axis >= 0 && axis < t->ndim ? axis : -1;
 }
 
-/* Fills in shape, resolved layout and local sizes. Sizes are checked to fit 2^62 bytes. */
+/* Sets shape, resolved layout, local sizes and strides. The number of elements, empty dimensions
+ * counted as 1, is at most a 16th of SIZE_MAX and INT64_MAX, so that sizes in bytes fit, too. */
 static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shape *shape,
                                    const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
-    const int64_t most = (int64_t)((uint64_t)SIZE_MAX < (uint64_t)INT64_MAX ? (uint64_t)SIZE_MAX
-                                                                            : (uint64_t)INT64_MAX) /
-                         16;
+    const int64_t max = SIZE_MAX < INT64_MAX ? (int64_t)(SIZE_MAX / 16) : INT64_MAX / 16;
     int64_t total = 1;
     int i;
     t->ndim = shape->ndim;
@@ -3501,7 +3499,7 @@ static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shap
                         shape->ndim, TSH_MAX_DIMS);
     for (i = 0; i < shape->ndim; i++) {
         t->dim[i] = t->local[i] = shape->dim[i];
-        if (t->dim[i] < 0 || (t->dim[i] > 1 && total > most / t->dim[i]))
+        if (t->dim[i] < 0 || (t->dim[i] > 1 && total > max / t->dim[i]))
             return tsh_fail(ctx, TSH_ERR_SHAPE, "%s: dimension %d is %lld", op, i,
                             (long long)t->dim[i]);
         total *= t->dim[i] ? t->dim[i] : 1;
@@ -3519,7 +3517,8 @@ static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shap
     return TSH_OK;
 }
 
-/* A new tensor of uninitialised values; NULL and an error if it cannot be. */
+/* Returns a new tensor; its values are uninitialised. kind: TSH_MEM_...; layout NULL: replicated.
+ * NULL and an error if the ctx has an error, arguments are wrong or there is no memory. */
 static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags, int kind,
                                     tsh_dtype dtype, const tsh_shape *shape,
                                     const tsh_layout *layout) {
@@ -3532,20 +3531,20 @@ static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags
     if (!t) return NULL;
     t->dtype = dtype;
     if (tshi_tensor_form(t, op, shape, layout ? layout : &replicated) == TSH_OK)
-        t->block = tshi_mem_take(ctx, kind,
-                                 tshi_base_mul((size_t)tsh_local_numel(t), tsh_dtype_size(dtype)));
+        t->block = tshi_mem_take(ctx, kind, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     if (t->block) return t;
     tshi_tensor_end(t);
     return NULL;
 }
 
-/* What an op returns: a step tensor, dense. */
+/* Returns a new step tensor, dense: the output of an op. */
 static tsh_tensor *tshi_tensor_out(tsh_ctx *ctx, const char *op, tsh_dtype dtype,
                                    const tsh_shape *shape, const tsh_layout *layout) {
     return tshi_tensor_make(ctx, op, 0, TSH_MEM_STEP, dtype, shape, layout);
 }
 
-/* Another handle of x's form on a block; its own base. */
+/* Returns a step tensor of x's shape and strides with its values in `block`; it is its own base, so
+ * gradients do not flow to x. */
 static tsh_tensor *tshi_tensor_window(const tsh_tensor *x, tshi_block *block) {
     tsh_tensor *t = tshi_tensor_handle(x->ctx, 0);
     if (!t) return NULL;
@@ -3561,7 +3560,7 @@ static tsh_tensor *tshi_tensor_window(const tsh_tensor *x, tshi_block *block) {
     return t;
 }
 
-/* A view of x's values and gradients; shape, strides and layout are the caller's to change. */
+/* Returns a view of x, which shares values and gradients; the caller sets shape and strides. */
 static tsh_tensor *tshi_tensor_view(tsh_tensor *x) {
     tsh_tensor *t = tshi_tensor_window(x, x->block);
     if (t) t->base = x->base;
@@ -3576,25 +3575,24 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
     return (tsh_real *)tshi_tensor_at(t);
 }
 
-/* Calls fn for every run of consecutive global elements of the last dimension in the local piece,
- * in local row-major order: `global` is the flat global index of the run's first element, `local`
- * that of the piece. */
+/* Calls fn for every maximal run of elements of the local shard that are also neighbours in the
+ * whole tensor, in row-major order. `global` and `local` are the flat indices of the run's first
+ * element in the whole tensor and in the shard. */
 typedef void (*tshi_run_fn)(void *user, int64_t global, int64_t local, int64_t length);
 TSHI_OUTLINE void tshi_tensor_runs(const tsh_tensor *t, tshi_run_fn fn, void *user) {
+    const int cut = t->layout.dim;
     tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t rows, row, at = 0, outer = 1, inner = 1, length;
-    int d, s, n = 1, cut = t->layout.kind == TSH_SHARDED ? t->layout.dim : -1;
-    if (cut < 0) {
+    int64_t rows, row, at = 0, inner, length;
+    int s;
+    if (t->layout.kind != TSH_SHARDED) {
         if (tsh_local_numel(t)) fn(user, 0, 0, tsh_local_numel(t));
         return;
     }
-    n = t->layout.segments;
     (void)tsh_chunk(&t->layout, t->dim[cut], t->ctx->tp.size, t->ctx->tp.rank, range);
-    for (d = 0; d < cut; d++) outer *= t->dim[d];
-    for (d = cut + 1; d < t->ndim; d++) inner *= t->dim[d];
-    rows = outer;
+    rows = tshi_tensor_product(t->dim, cut);
+    inner = tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1);
     for (row = 0; row < rows; row++) {
-        for (s = 0; s < n; s++) {
+        for (s = 0; s < t->layout.segments; s++) {
             length = range[s].length * inner;
             if (length) fn(user, (row * t->dim[cut] + range[s].start) * inner, at, length);
             at += length;
@@ -3602,7 +3600,7 @@ TSHI_OUTLINE void tshi_tensor_runs(const tsh_tensor *t, tshi_run_fn fn, void *us
     }
 }
 
-/* Global index along `dim` of a local one. */
+/* Returns the global index along `dim` of a local one. */
 static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int s;
@@ -3613,7 +3611,7 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     return range[s].start + local;
 }
 
-/* Local index along `dim` of a global one; -1: another rank's. */
+/* Returns the local index along `dim` of a global one, -1 if another rank holds it. */
 static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
@@ -3628,9 +3626,12 @@ static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     return -1;
 }
 
-/* Element i of a tensor's packed integers. */
+/* Returns element i of integers of t's dtype. */
 static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int64_t i) {
-    return tshi_dtype_integer(t->dtype, values, i);
+    const tshi_dtype *row = &tshi_dtypes[t->dtype];
+    int64_t value;
+    row->load_integer((const char *)values + i * row->size, 1, 1, &value);
+    return value;
 }
 
 /* -- initial values --------------------------------------------------------- */
@@ -3640,10 +3641,10 @@ typedef struct tshi_tensor_filling {
     const tshi_dtype *dtype;
     uint64_t key, stream;
     tsh_init init;       /* of kind CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
-    double from, to;     /* of TRUNC_NORMAL: the distribution function at its ends */
-    int64_t rows, cols;  /* of ORTHOGONAL, DIRAC: the whole as a matrix (dim 0, all others) */
-    int64_t step, first; /* of DIRAC: row i is 1 at first + i step */
-    const double *whole; /* of ORTHOGONAL: min(rows, cols) vectors of the longer dimension */
+    double from, to;     /* TRUNC_NORMAL: the distribution function at low and high */
+    int64_t rows, cols;  /* ORTHOGONAL, DIRAC: the whole tensor as a matrix (dim 0, all others) */
+    int64_t step, first; /* DIRAC: row i is 1 in column first + i step */
+    const double *whole; /* ORTHOGONAL: all values, (cols, rows) if rows >= cols, or (rows, cols) */
 } tshi_tensor_filling;
 
 static tsh_init tshi_tensor_init_of(tsh_init_kind kind, double a, double b) {
@@ -3655,7 +3656,7 @@ static tsh_init tshi_tensor_init_of(tsh_init_kind kind, double a, double b) {
     return init;
 }
 
-/* One element of the kinds that are no plain loop. */
+/* Returns element e of TRUNC_NORMAL, ORTHOGONAL or DIRAC. */
 static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
     int64_t row = f->cols ? e / f->cols : 0, col = f->cols ? e % f->cols : 0;
     double u, x;
@@ -3669,6 +3670,7 @@ static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
     return x < f->init.low ? f->init.low : x > f->init.high ? f->init.high : x;
 }
 
+/* Fills a run of elements (see tshi_tensor_runs). */
 static void tshi_tensor_fill_run(void *user, int64_t global, int64_t local, int64_t length) {
     enum { BLOCK = 256 };
     const tshi_tensor_filling *f = (const tshi_tensor_filling *)user;
@@ -3691,7 +3693,7 @@ static void tshi_tensor_fill_run(void *user, int64_t global, int64_t local, int6
     }
 }
 
-/* Turns kaiming and xavier into their uniform or normal distribution. */
+/* Replaces kaiming and xavier by the uniform or normal distribution that they stand for. */
 static tsh_result tshi_tensor_fans(const tsh_tensor *t, const char *op, tsh_init *init) {
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
@@ -3714,9 +3716,10 @@ static tsh_result tshi_tensor_fans(const tsh_tensor *t, const char *op, tsh_init
     return TSH_OK;
 }
 
-/* The distribution function at the ends; the mirror image where both lie above the mean, for small
- * numbers are the exact ones. */
-static tsh_result tshi_tensor_ends(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
+/* Prepares TRUNC_NORMAL: the distribution function at low and high. If both lie above the mean,
+ * mirrors the distribution: near 0 the function is more exact than near 1. */
+static tsh_result tshi_tensor_truncate(const tsh_tensor *t, const char *op,
+                                       tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     if (init->low == 0 && init->high == 0) {
         init->low = -2;
@@ -3734,9 +3737,9 @@ static tsh_result tshi_tensor_ends(const tsh_tensor *t, const char *op, tshi_ten
     return TSH_OK;
 }
 
-/* q and v of length n: v -= (q . v) q. */
+/* v -= (q . v) q, of length n; 8 partial sums. */
 static void tshi_tensor_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
-    double lane[8] = {0, 0, 0, 0, 0, 0, 0, 0}, dot;
+    double lane[8] = {0}, dot;
     int64_t i;
     int j;
     for (i = 0; i + 8 <= n; i += 8)
@@ -3747,14 +3750,13 @@ static void tshi_tensor_project(double *TSHI_RESTRICT v, const double *TSHI_REST
     for (i = 0; i < n; i++) v[i] -= dot * q[i];
 }
 
-/* Q of the QR of a normal matrix, by modified Gram-Schmidt, twice for each vector (Giraud et al.
- * 2005): R's diagonal is positive, so no signs are left to choose. */
+/* Computes f->whole: Q of the QR decomposition of a normal matrix, by modified Gram-Schmidt, twice
+ * for each vector (Giraud et al. 2005). R's diagonal is positive, which makes Q unique. */
 static tshi_block *tshi_tensor_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
     int64_t count = tall ? f->cols : f->rows, length = tall ? f->rows : f->cols, i, j, k;
-    tshi_block *block = tshi_mem_take(
-        t->ctx, TSH_MEM_STEP,
-        tshi_base_mul(tshi_base_mul((size_t)count, (size_t)length), sizeof(double)));
+    tshi_block *block =
+        tshi_mem_take(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(TSH_F64, count * length));
     double *q = block ? (double *)tshi_mem_data(block) : NULL;
     f->whole = q;
     for (j = 0; j < count && q; j++) {
@@ -3770,7 +3772,7 @@ static tshi_block *tshi_tensor_orthogonal(const tsh_tensor *t, tshi_tensor_filli
     return block;
 }
 
-/* Works out what the kind needs of the tensor as a whole. */
+/* Resolves f->init to one of the six kinds, and prepares what that needs to know of all of t. */
 static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     char text[TSHI_TEXT_SIZE];
@@ -3783,7 +3785,7 @@ static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_
     case TSH_INIT_KAIMING_NORMAL:
     case TSH_INIT_XAVIER_UNIFORM:
     case TSH_INIT_XAVIER_NORMAL: return tshi_tensor_fans(t, op, init);
-    case TSH_INIT_TRUNC_NORMAL: return tshi_tensor_ends(t, op, f);
+    case TSH_INIT_TRUNC_NORMAL: return tshi_tensor_truncate(t, op, f);
     case TSH_INIT_ORTHOGONAL:
     case TSH_INIT_DIRAC:
         if (t->ndim < 2)
@@ -3799,7 +3801,8 @@ static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_
     return TSH_OK;
 }
 
-/* Fills a dense tensor; element e gets the same bits at every degree of tp. op is for errors. */
+/* Fills a dense tensor. An element's value depends on its global index, not on the degree of tp. op
+ * is named in errors. */
 static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init, uint64_t stream) {
     tshi_tensor_filling f;
     tshi_block *block = NULL;
@@ -3817,12 +3820,12 @@ static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init,
     return TSH_OK;
 }
 
-/* Fills a parameter, which gets memory if it has none; after an error it has what it had before. */
+/* Fills a parameter, and allocates it if need be; an error leaves it as it was. */
 static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
     int had = t->block != NULL;
     if (!had)
         t->block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
-                                 (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
+                                 tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     if (!t->block) return TSH_ERR_MEMORY;
     if (tshi_tensor_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) == TSH_OK || had)
         return t->ctx->error.code;
@@ -3831,22 +3834,18 @@ static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init
     return t->ctx->error.code;
 }
 
-/* The row of a parameter that starts as 0, where there is one and this rank owns it. */
-static void tshi_tensor_zero_row(tsh_tensor *t) {
+/* Sets a parameter to its own initial values: t->init, and zeros in row zero_row - 1. */
+static tsh_result tshi_tensor_begin(tsh_tensor *t) {
+    const tsh_result result = tshi_tensor_fill_param(t, t->path, t->init);
     int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1, width;
-    if (row < 0) return;
+    if (result != TSH_OK || row < 0) return result;
     width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
            tshi_dtype_bytes(t->dtype, width));
+    return TSH_OK;
 }
 
-/* A parameter's own initial values, the first time or again. */
-static tsh_result tshi_tensor_begin(tsh_tensor *t) {
-    if (tshi_tensor_fill_param(t, t->path, t->init) == TSH_OK) tshi_tensor_zero_row(t);
-    return t->ctx->error.code;
-}
-
-/* A parameter's memory and initial values, on first use. */
+/* Allocates and initialises a parameter that is used for the first time. */
 static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
     if (t->absent)
         return tsh_fail(t->ctx, TSH_ERR_STATE,
@@ -3855,7 +3854,7 @@ static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
     return t->block || !(t->flags & TSHI_PARAM) ? TSH_OK : tshi_tensor_begin(t);
 }
 
-/* 1 if an op on this tape read t's values, a view of t, or t inside a checkpoint. */
+/* Returns 1 if node or an older one used t: as input, as a view, or inside a checkpoint. */
 static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
     int i;
     for (; node; node = node->older) {
@@ -3868,8 +3867,8 @@ static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
     return 0;
 }
 
-/* 1 if the ctx's tape, or that of a micro-batch in progress, holds such an op: backward needs t's
- * values and layout as they were. */
+/* Returns 1 if an op that used t is on the ctx's tape or on that of a micro-batch in progress: then
+ * backward needs t's values and layout unchanged. */
 static int tshi_tensor_recorded(const tsh_tensor *t) {
     const tshi_micro *micro = t->ctx->micros;
     int found = tshi_tensor_on_tape(t->ctx->tape.newest, t);
@@ -3877,7 +3876,7 @@ static int tshi_tensor_recorded(const tsh_tensor *t) {
     return found;
 }
 
-/* 0 and an error where t's values are about to change, but backward wants them as they were. */
+/* Returns 1 if t's values may be overwritten, 0 and an error if backward needs them. */
 static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
     if (!tshi_tensor_recorded(t)) return 1;
     (void)tsh_fail(t->ctx, TSH_ERR_STATE,
@@ -3889,7 +3888,8 @@ static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
 
 /* -- checks that every op begins with --------------------------------------- */
 
-/* Finds the ctx of an op's inputs and sees that each holds values. NULL: the op returns NULL. */
+/* Checks that an op's inputs have the same ctx and hold values; parameters are allocated. Returns
+ * the ctx, or NULL if it has an error, old or new: the op then returns NULL. */
 static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = NULL;
     int i;
@@ -3897,18 +3897,15 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
         if (in[i]) ctx = in[i]->ctx;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (ctx->trace) tshi_trace_open(ctx->trace, op);
-    for (i = 0; i < n; i++) {
-        if (!in[i]) {
+    for (i = 0; i < n && ctx->error.code == TSH_OK; i++) {
+        if (!in[i])
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d is NULL", op, i + 1);
-            return NULL;
-        }
-        if (in[i]->ctx != ctx) {
+        else if (in[i]->ctx != ctx)
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d belongs to another ctx", op,
                            i + 1);
-            return NULL;
-        }
-        if (!in[i]->block) (void)tshi_tensor_materialize(in[i]);
-        if (in[i]->flags & TSHI_STALE)
+        else if (!in[i]->block)
+            (void)tshi_tensor_materialize(in[i]);
+        if (ctx->error.code == TSH_OK && (in[i]->flags & TSHI_STALE))
             (void)tsh_fail(
                 ctx, TSH_ERR_STALE,
                 "%s: the values of argument %d were given back by tsh_backward, tsh_step_end or "
@@ -3918,7 +3915,7 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
     return ctx->error.code == TSH_OK ? ctx : NULL;
 }
 
-/* For functions that take the ctx first: every mistake is recorded there. */
+/* tshi_tensor_check for functions whose first argument is a ctx, which gets every error. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
     if (!t)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor is NULL", op);
@@ -3929,7 +3926,7 @@ static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t
     return NULL;
 }
 
-/* The same, and dtypes that ops compute with on all. */
+/* tshi_tensor_check for ops that compute: all inputs must be of a floating dtype. */
 TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check(op, in, n);
     int i;
@@ -3942,8 +3939,8 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *con
     return ctx;
 }
 
-/* What an op of several dtypes gives, as PyTorch: the wider one; of two that are as wide, neither.
- */
+/* Returns the dtype of an op's output, as PyTorch promotes: the widest of the inputs; tsh_real for
+ * two different ones of the same width. */
 static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
     tsh_dtype dtype = in[0]->dtype;
     int i;
@@ -3960,7 +3957,7 @@ TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shap
                                    const tsh_layout *layout) {
     tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_new", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
                                      &shape, layout);
-    if (t) memset(tshi_tensor_at(t), 0, (size_t)tsh_local_numel(t) * tsh_dtype_size(dtype));
+    if (t) memset(tshi_tensor_at(t), 0, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     return t;
 }
 
@@ -3972,8 +3969,7 @@ TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape sha
         tshi_tensor_end(t);
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_tensor_from: data is NULL");
     }
-    if (t && data)
-        memcpy(tshi_tensor_at(t), data, (size_t)tsh_local_numel(t) * tsh_dtype_size(dtype));
+    if (t && data) memcpy(tshi_tensor_at(t), data, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     return t;
 }
 
@@ -4097,6 +4093,7 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* -- initial values, by name ------------------------------------------------ */
 
+/* Every tsh_init_...: fills t as desc says; `usual` has the kind, and a and b if desc is NULL. */
 TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const tsh_init *desc,
                                    tsh_init usual) {
     char text[TSHI_TEXT_SIZE];
@@ -4116,7 +4113,7 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
     return tshi_tensor_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
 }
 
-/* Name, kind, torch's a and b. */
+/* Name, kind, a and b as torch.nn.init has them by default. */
 #define TSHI_INITS(ROW)                                                                            \
     ROW(uniform, UNIFORM, 0, 1)                                                                    \
     ROW(normal, NORMAL, 0, 1)                                                                      \
@@ -4145,15 +4142,19 @@ TSHI_INITS(TSHI_INIT_FUNCTION)
 /* Needs: >>tensor.                                                             */
 /* ========================================================================== */
 
+/* An elementwise op adds its operands to a tshi_loop (tshi_kernel_space, tshi_kernel_tensor) and
+ * calls tshi_kernel_run; an op that works on rows fills in a tshi_rows and runs tshi_kernel_do_rows
+ * on the threads. Either calls a kernel, which loads, computes and stores blocks of TSHI_BLOCK
+ * values: see tshi_kernel_add_body for the shortest one. */
 #if TSHI_X86
 #include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm256_loadu_ps */
 #endif
 
 /* -- kernels per instruction set --------------------------------------------
- * A kernel takes n steps over its operands, whose number and order it says; what else it needs is
- * in a struct of its own. TSHI_KERNEL(name, type) compiles the inline function name_body, whose
- * last argument is a const type *, once per instruction set into the table name[]; ctx->isa picks.
- * Plain loops inside, so that the compiler vectorises each for its set. */
+ * A kernel does n steps over its operands x[0], x[1], ..., of which x[0] is usually the output; its
+ * parameters are a struct of its own. TSHI_KERNEL(name, type) compiles the inline function
+ * name_body(n, x, const type *params) once per instruction set, into the table name[TSHI_ISAS]; the
+ * caller picks name[ctx->isa]. A body has plain loops, which the compiler vectorises. */
 typedef struct tshi_operand {
     void *data;   /* the first element */
     int64_t step; /* in elements, from one to the next; of rows, from one row to the next */
@@ -4167,6 +4168,7 @@ enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 #if TSHI_X86
 #define TSHI_AVX2   __attribute__((target("avx2,fma")))
 #define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+/* Returns the best instruction set of this processor. */
 static int tshi_kernel_isa(void) {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return TSHI_ISA_PORTABLE;
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -4195,7 +4197,7 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params)                         \
     TSHI_KERNEL_TABLE(name)
 
-/* The same for bodies with a fourth argument: whether a * b + c is one instruction. */
+/* The same for bodies with a fourth argument, `fused`: 1 if a * b + c is one instruction. */
 #if defined(__FP_FAST_FMAF)
 #define TSHI_FUSED 1
 #else
@@ -4208,14 +4210,14 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_TABLE(name)
 
 /* -- vector maths -----------------------------------------------------------
- * Straight-line code without calls or branches: loops around it vectorise. In double: libm. Where a
- * polynomial has no other source its coefficients are minimax ones (Remez), relative to the whole
- * function. Where multiply-adds are fused a tenth to a third of the time is saved, and errors are a
- * little smaller; nothing else counts on them. The worst errors, in ulps over all floats: exp 0.99
- * (0.91 where fused), tanh 1.50, log 0.87 (0.86), erf 2.00 (1.81), gelu 2.35 (2.01); of samples:
- * pow 0.6. */
+ * Functions of one float without calls or branches, so that loops that call them vectorise. (For
+ * double they call libm.) Coefficients of polynomials are minimax (Remez algorithm), for the
+ * relative error of the whole function, unless a source is named. `fused` is a constant after
+ * inlining; fused multiply-adds are faster and a little more exact. The largest errors in ulps over
+ * all floats: exp 0.99 (fused: 0.91), tanh 1.50, log 0.87 (0.86), erf 2.00 (1.81), gelu 2.35
+ * (2.01); over samples: pow 0.6. */
 
-/* a b + c; fused is known when it is compiled. */
+/* Returns a b + c. */
 TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
 #if defined(__GNUC__)
     return fused ? __builtin_fmaf(a, b, c) : (float)(a * b + c);
@@ -4224,8 +4226,8 @@ TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
 #endif
 }
 
-/* x as a float, also where floats are computed in a wider format: there a compiler may keep digits
- * that a float has no room for, unless it follows C99 to the letter (gcc: -std=c99). */
+/* Rounds x to float. Where floats are computed in a wider format (x87), a compiler may keep more
+ * digits of x, unless it follows C99 strictly (gcc: -std=c99). */
 TSHI_INLINE float tshi_kernel_round(float x) {
 #if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 1 || FLT_EVAL_METHOD == 2)
     const volatile float stored = x;
@@ -4235,8 +4237,8 @@ TSHI_INLINE float tshi_kernel_round(float x) {
 #endif
 }
 
-/* Choices are made on the bits, as integers: a comparison of floats may trap, so compilers keep it
- * as a branch. */
+/* The bits of a float. Choices are made by comparing bits, as integers: a comparison of floats may
+ * trap, so compilers keep it as a branch. */
 TSHI_INLINE uint32_t tshi_kernel_bits(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -4249,15 +4251,16 @@ TSHI_INLINE float tshi_kernel_float(uint32_t bits) {
     return x;
 }
 
-/* yes ? a : b by masking: no branch for the compiler to thread values through. */
+/* Returns yes ? a : b, by masking instead of a branch. yes is 0 or 1. */
 TSHI_INLINE uint32_t tshi_kernel_pick(int yes, uint32_t a, uint32_t b) {
     return b ^ ((a ^ b) & (0u - (uint32_t)yes));
 }
 
-/* e^x = 2^n e^r with n = x / ln 2 rounded: gives r = x - n ln 2, in two parts, the first product
- * exact (Cody & Waite 1980), and n + 0x4B400000, of which a shift by 23 keeps n alone. */
+/* Reduces x for e^x = 2^n e^r, n = round(x / ln 2). Returns r = x - n ln 2, with ln 2 in two parts,
+ * so that the first product is exact (Cody & Waite 1980). *n becomes n + 0x4B400000; shifting it
+ * left by 23 leaves n alone, in a float's exponent. */
 TSHI_INLINE float tshi_kernel_exp_rest(float x, uint32_t *n, int fused) {
-    /* 1.5 * 2^23: the integer lands in low bits */
+    /* adding 1.5 * 2^23 leaves the rounded integer in the low bits */
     const float shifted = tshi_kernel_round(tshi_kernel_fma(x, 1.44269504f, 12582912.0f, fused));
     const float whole = shifted - 12582912.0f;
     *n = tshi_kernel_bits(shifted);
@@ -4265,7 +4268,7 @@ TSHI_INLINE float tshi_kernel_exp_rest(float x, uint32_t *n, int fused) {
     return tshi_kernel_fma(whole, 2.12194440e-4f, x, fused);
 }
 
-/* (e^r - 1 - r) / r^2 for |r| < 0.35. */
+/* Returns (e^r - 1 - r) / r^2 for |r| < 0.35. */
 TSHI_INLINE float tshi_kernel_exp_tail(float r, int fused) {
     float p = 1.3814465e-3f;
     p = tshi_kernel_fma(p, r, 8.3687805e-3f, fused);
@@ -4278,21 +4281,21 @@ TSHI_INLINE float tshi_kernel_exp_less_one(float r, int fused) {
     return tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r * r, r, fused);
 }
 
-/* e^r. Fused, 1 + r (1 + r p) rounds less; otherwise r + r^2 p does. */
+/* Returns e^r. 1 + r (1 + r p) is the more exact form if fused, 1 + (r + r^2 p) if not. */
 TSHI_INLINE float tshi_kernel_exp_whole(float r, int fused) {
     if (!fused) return tshi_kernel_exp_less_one(r, fused) + 1.0f;
     return tshi_kernel_fma(tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r, 1.0f, fused), r, 1.0f,
                            fused);
 }
 
-/* e^x for |x| < 87: 2^n goes straight into the exponent. */
+/* Returns e^x for |x| < 87: adding n to the exponent multiplies by 2^n. */
 TSHI_INLINE float tshi_kernel_exp_near(float x, int fused) {
     uint32_t n;
     const float y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(x, &n, fused), fused);
     return tshi_kernel_float(tshi_kernel_bits(y) + (n << 23));
 }
 
-/* e^x for x <= 0 (or hardly above), 0 below -87; for NaN anything. */
+/* Returns e^x for x <= 0 (or just above); 0 for x < -87; any value for NaN. */
 TSHI_INLINE tsh_real tshi_kernel_exp_below(tsh_real v, int fused) {
     const uint32_t bits = tshi_kernel_bits((float)v);
     uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u;
@@ -4301,19 +4304,20 @@ TSHI_INLINE tsh_real tshi_kernel_exp_below(tsh_real v, int fused) {
     return TSHI_R(tshi_kernel_float(tshi_kernel_pick(bits <= 0xC2AE0000u, x, 0u)));
 }
 
-/* e^x: 2^n in two halves, so that neither over- nor underflows before the product does. */
+/* Returns e^x. 2^n is multiplied in as two halves, so that neither overflows or underflows before
+ * the product does. */
 TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v, int fused) {
     const uint32_t bits = tshi_kernel_bits((float)v);
     int32_t order = (int32_t)bits;
     uint32_t x, n, half;
     float y;
     if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
-    /* at most 89, at least -104: the order of the bits, as two kinds of integers */
+    /* clamp x to [-104, 89]: as signed integers, then, for negative floats, as unsigned ones */
     order = order < 0x42B20000 ? order : 0x42B20000;
     x = (uint32_t)order;
     x = x < 0xC2D00000u ? x : 0xC2D00000u;
     y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused), fused);
-    n -= 0x4B400000u - 254u; /* n and twice the exponent's bias */
+    n -= 0x4B400000u - 254u; /* n plus twice the bias of the exponent */
     half = n >> 1;
     y = y * tshi_kernel_float(half << 23) * tshi_kernel_float((n - half) << 23);
     return TSHI_R(
@@ -4324,8 +4328,8 @@ TSHI_INLINE tsh_real tshi_kernel_sigmoid(tsh_real x, int fused) {
     return TSHI_R(1) / (TSHI_R(1) + tshi_kernel_exp(-x, fused));
 }
 
-/* tanh x: an odd polynomial below 0.625 (the form is Cephes'), else q / (q + 2) with q = e^2|x| - 1
- * = 2^n (e^r - 1) + 2^n - 1, and x's sign; 1 from 9.02 on. */
+/* Returns tanh x: for |x| < 0.625 an odd polynomial (as in Cephes), else q / (q + 2) with x's sign
+ * and q = e^2|x| - 1 = 2^n (e^r - 1) + 2^n - 1; 1 from 9.02 on. */
 TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
     const float x = (float)v, z = x * x;
     const uint32_t sign = tshi_kernel_bits(x) & 0x80000000u;
@@ -4348,14 +4352,14 @@ TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
                                     sign));
 }
 
-/* NaN stays. */
+/* Returns max(x, 0); NaN for NaN. */
 TSHI_INLINE tsh_real tshi_kernel_relu(tsh_real x) {
     return x <= 0 ? TSHI_R(0) : x;
 }
 
-/* log x = e log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), f - f^2 / 2 + f^3 P(f) (the form
- * is Cephes'). e log 2 is exact in its first part; what its sum with f rounds off is added last.
- * e counts in units of 2^-23: the exponent where it stands. */
+/* Returns log x = e log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and
+ * log(1 + f) = f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of e log 2 is exact; the
+ * rounding error of its sum with f is added last. e is in units of 2^-23: bits, not shifted. */
 TSHI_INLINE tsh_real tshi_kernel_log(tsh_real v, int fused) {
     float x = (float)v, e, f, p, whole, sum, rest;
     uint32_t bits = tshi_kernel_bits(x), tiny = 0u - (uint32_t)(bits < 0x00800000u), k, m, special;
@@ -4378,7 +4382,7 @@ TSHI_INLINE tsh_real tshi_kernel_log(tsh_real v, int fused) {
     sum = whole + f;
     rest = tshi_kernel_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);
     sum = sum + tshi_kernel_fma(p, f * f, rest, fused);
-    /* 0: -infinity; infinity: itself; below 0 and NaN: NaN */
+    /* log 0 is -infinity, log infinity is infinity, all else that is special is NaN */
     special = tshi_kernel_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
     special = tshi_kernel_pick(bits == 0x7F800000u, bits, special);
     return TSHI_R(tshi_kernel_float(
@@ -4401,7 +4405,7 @@ TSHI_INLINE double tshi_kernel_double(uint64_t bits) {
     return x;
 }
 
-/* As tshi_kernel_round, of a double. */
+/* Rounds x to double; see tshi_kernel_round. */
 TSHI_INLINE double tshi_kernel_round8(double x) {
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 2
     const volatile double stored = x;
@@ -4411,8 +4415,8 @@ TSHI_INLINE double tshi_kernel_round8(double x) {
 #endif
 }
 
-/* x^y of x > 0 in double, rounded once: 2^(y log2 x), with log2 m = s P(s^2) of the mantissa m in
- * [sqrt 1/2, sqrt 2), s = (m - 1) / (m + 1). */
+/* Returns x^y = 2^(y log2 x) for x > 0, computed in double. The mantissa m is in
+ * [sqrt 1/2, sqrt 2); log2 m = s P(s^2) with s = (m - 1) / (m + 1). */
 TSHI_INLINE float tshi_kernel_power(float x, float y) {
     uint64_t bits = tshi_kernel_bits8((double)x);
     uint64_t k = (bits - 0x3FE6A09E667F3BCDu + 0x3FF0000000000000u) >> 52;
@@ -4424,10 +4428,10 @@ TSHI_INLINE float tshi_kernel_power(float x, float y) {
     p = p * z + 5.7708358496515e-1;
     p = p * z + 9.6179667334180e-1;
     p = p * z + 2.8853900817901;
-    /* k as a double, less the exponent's bias */
+    /* converts k to double and subtracts the bias of the exponent */
     t = tshi_kernel_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
     t = t * (double)y;
-    t = t < 200 ? t : 200; /* beyond the floats */
+    t = t < 200 ? t : 200; /* 2^t and 2^-t are out of a float's range */
     t = t > -200 ? t : -200;
     /* adding 1.5 * 2^52 rounds t to an integer, which is left in the low bits of s */
     s = tshi_kernel_round8(t + 6755399441055744.0);
@@ -4442,7 +4446,7 @@ TSHI_INLINE float tshi_kernel_power(float x, float y) {
     return (float)tshi_kernel_double(tshi_kernel_bits8(p) + (tshi_kernel_bits8(s) << 52));
 }
 
-/* C's pow: the power of |x|, then x's sign and the special values. */
+/* Returns x^y as C's pow: |x|^y, then x's sign for odd y, then zeros, infinities and NaN. */
 TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
     const uint32_t x = tshi_kernel_bits((float)v), y = tshi_kernel_bits((float)w);
     const uint32_t a = x & 0x7FFFFFFFu, b = y & 0x7FFFFFFFu, infinity = 0x7F800000u;
@@ -4450,7 +4454,7 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
     int32_t integer;
     if (TSHI_DOUBLE) return TSHI_R(pow((double)v, (double)w));
     out = tshi_kernel_bits(tshi_kernel_power(tshi_kernel_float(a), (float)w));
-    even = b >= 0x4B800000u; /* from 2^24 on all are, and infinity */
+    even = b >= 0x4B800000u; /* |y| >= 2^24, infinity too, is an even integer */
     integer = (int32_t)tshi_kernel_float(tshi_kernel_pick((int)even, 0u, y));
     whole = even | (uint32_t)(tshi_kernel_bits((float)integer) == y);
     odd = whole & (uint32_t)integer & 1u;
@@ -4466,14 +4470,15 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
 }
 
 /* -- blocks -----------------------------------------------------------------
- * Elementwise kernels take TSHI_BLOCK values at a time, the last few of a run and those of any
- * stride through a pad: one piece of code computes every element, so that its bits never depend on
- * where it lies, and a loop of constant length vectorises at -O2 too. (Of 16 or less, gcc at -O3
- * unrolls it before it looks for vectors.) Sums have as many lanes: a fixed order. */
+ * Elementwise kernels take blocks of TSHI_BLOCK values. The last values of a run, and strided ones,
+ * are copied to a pad of that length: the same code computes every element, so its value does not
+ * depend on its place, and loops of constant length vectorise at -O2, too. (At 16 or less gcc -O3
+ * unrolls them before it vectorises.) A sum has TSHI_BLOCK partial sums, of which lane[i] sums the
+ * elements i, i + TSHI_BLOCK, ...: its order is fixed. */
 
 enum { TSHI_BLOCK = 32 };
 
-/* The sum of all lanes, by halves. */
+/* Returns the sum of all lanes, added by halves. */
 TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     tsh_real a[16];
     int i;
@@ -4483,8 +4488,8 @@ TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* Not inlined, so that the loops around stay small: from any step to a pad, which repeats the first
- * value beyond n; and back, where a y that stands still gets the sum. */
+/* Copies up to TSHI_BLOCK of n values to a pad, which repeats the first value after them. Not
+ * inlined, as the functions below, to keep kernels small. */
 TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, tsh_real *pad) {
     const tsh_real first = x[0];
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
@@ -4492,6 +4497,7 @@ TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, t
     for (i = 1; i < m && step; i++) pad[i] = x[i * step];
 }
 
+/* y = or += a block, in any step; a y of step 0 gets the sum of a whole block. */
 TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const tsh_real *block,
                                     int add) {
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
@@ -4501,7 +4507,8 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
         for (i = 0; i < m; i++) y[i * step] = add ? TSHI_R(y[i * step] + block[i]) : block[i];
 }
 
-/* Values e, e + 1, ... of the n of an operand. */
+/* Returns the block of values e, e + 1, ... of n: in place, or copied to pad. With step 0 pad is
+ * filled for e = 0 only. */
 TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
                                             tsh_real *pad) {
     const tsh_real *first = x + e * step;
@@ -4510,13 +4517,13 @@ TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int
     if (step && n - e > 1)
         tshi_kernel_gather(first, step, n - e, pad);
     else if (step || !e) {
-        const tsh_real value = *first; /* not in the loop: pad might alias it */
+        const tsh_real value = *first; /* read once: for the compiler, pad may overlap it */
         for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
     }
     return pad;
 }
 
-/* y = or += a block. */
+/* Stores a block as values e, e + 1, ... of the n of y; add: accumulates. */
 TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n,
                                  const tsh_real *block, int add) {
     int i;
@@ -4530,8 +4537,7 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
 }
 
-/* Values e, e + 1, ... of the n of an operand: where they lie if they are tsh_real side by side,
- * else in pad, which repeats a value after the last one. */
+/* Copies a block of an operand to pad, converted to tsh_real. */
 TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n, tsh_real *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
     const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
@@ -4540,6 +4546,8 @@ TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n,
     for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0];
 }
 
+/* Returns the block of values e, e + 1, ... of an operand's n as tsh_real: in place if they are
+ * contiguous tsh_real, else in pad, which repeats the first one after the last. */
 TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
                                              tsh_real *pad) {
     if (x->dtype == TSH_REAL) return tshi_kernel_get((const tsh_real *)x->data, x->step, e, n, pad);
@@ -4547,7 +4555,7 @@ TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, i
     return pad;
 }
 
-/* y = or += a block, rounded to y's dtype. Where y stands still it gets the sum. */
+/* y = or += a block, rounded to y's dtype; a y of step 0 gets the sum of the block. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
     const tshi_dtype *row = &tshi_dtypes[y->dtype];
@@ -4556,10 +4564,12 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     tsh_real sum[TSHI_BLOCK];
     int i;
     if (add) row->load(at, y->step, m, sum);
-    for (i = 0; i < m; i++) sum[i] = add ? TSHI_R(sum[y->step ? i : 0] + block[i]) : block[i];
+    for (i = 0; i < m; i++)
+        sum[i] = add ? TSHI_R(sum[y->step || !i ? i : i - 1] + block[i]) : block[i];
     row->store(at, y->step, m, sum);
 }
 
+/* Stores a block as values e, e + 1, ... of the n of y, rounded to y's dtype; add: accumulates. */
 TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
                                    const tsh_real *block, int add) {
     if (y->dtype == TSH_REAL)
@@ -4568,7 +4578,7 @@ TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
         tshi_kernel_round_to(y, e, n, block, add);
 }
 
-/* The same of an operand of integers. */
+/* tshi_kernel_load for an operand of integers. */
 TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int64_t e, int64_t n,
                                                      int64_t *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
@@ -4579,15 +4589,15 @@ TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int6
     return pad;
 }
 
-/* The last n values of a row, `rest` behind them. */
+/* Copies the last n values of a row to a pad, followed by `rest`. */
 TSHI_APART void tshi_kernel_end(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
     int64_t i;
     for (i = 0; i < TSHI_BLOCK; i++) pad[i] = rest;
     for (i = 0; i < n; i++) pad[i] = x[i];
 }
 
-/* Sums of a row: a step for every block, one more for the padded end, apart from the loop so that
- * the lanes stay in registers. */
+/* Sums, dot products and maxima of a row do one step per block. The step of the padded end comes
+ * after the loop, not in it, so that the lanes stay in registers. */
 TSHI_INLINE void tshi_kernel_sum_step(tsh_real *lane, const tsh_real *x) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i];
@@ -4598,9 +4608,7 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_sum_step(lane, x + e);
-    }
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_sum_step(lane, x + e);
     if (e < n) {
         tshi_kernel_end(x + e, n - e, 0, pad);
         tshi_kernel_sum_step(lane, pad);
@@ -4608,7 +4616,6 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     return tshi_kernel_fold(lane);
 }
 
-/* sum x y. */
 TSHI_INLINE void tshi_kernel_dot_step(tsh_real *lane, const tsh_real *x, const tsh_real *y) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i] * y[i];
@@ -4619,9 +4626,7 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_dot_step(lane, x + e, y + e);
-    }
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_dot_step(lane, x + e, y + e);
     if (e < n) {
         tshi_kernel_end(x + e, n - e, 0, pad[0]);
         tshi_kernel_end(y + e, n - e, 0, pad[1]);
@@ -4630,7 +4635,7 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     return tshi_kernel_fold(lane);
 }
 
-/* The larger of x and y; NaN wins, of both zeros y. */
+/* Returns the larger of x and y; NaN if x is NaN or y is; y if both are zeros. */
 TSHI_INLINE tsh_real tshi_kernel_larger(tsh_real x, tsh_real y) {
     return ((x > y) | (x != x)) ? x : y;
 }
@@ -4640,7 +4645,7 @@ TSHI_INLINE void tshi_kernel_max_step(tsh_real *lane, const tsh_real *x) {
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] = tshi_kernel_larger(x[i], lane[i]);
 }
 
-/* The largest of all lanes, by halves. */
+/* Returns the largest of all lanes, compared by halves. */
 TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
     tsh_real a[TSHI_BLOCK / 2];
     int i;
@@ -4650,7 +4655,7 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
     return tshi_kernel_larger(tshi_kernel_larger(a[3], a[1]), tshi_kernel_larger(a[2], a[0]));
 }
 
-/* The largest of n > 0 values; NaN wins. Of both zeros, any. */
+/* Returns the largest of n > 0 values, NaN if any is NaN; 0 may be of either sign. */
 TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
     int64_t e;
@@ -4664,40 +4669,40 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     return tshi_kernel_max_fold(lane);
 }
 
-/* y = e^(x - most) of a block of values up to most, and adds them to lanes. */
-TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real most,
-                                       tsh_real *y, int fused) {
+/* y = e^(x - max) for a block of values x <= max; adds y to lane. */
+TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real max, tsh_real *y,
+                                       int fused) {
     int i;
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_kernel_exp_below(x[i] - most, fused);
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_kernel_exp_below(x[i] - max, fused);
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
-/* Adds e^(x - most) of n values up to most to lanes; they go to y where it is not NULL. */
-TSHI_INLINE void tshi_kernel_exps_more(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real most,
+/* Adds e^(x - max) of n values x <= max to lane, and stores them in y unless that is NULL. */
+TSHI_INLINE void tshi_kernel_exps_more(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real max,
                                        tsh_real *y, int fused) {
     tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
     int64_t e;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_exps_step(lane, x + e, most, out, fused);
+        tshi_kernel_exps_step(lane, x + e, max, out, fused);
         if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
     if (e < n) {
-        tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^that is 0 */
-        tshi_kernel_exps_step(lane, pad, most, out, fused);
+        tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^-infinity adds 0 */
+        tshi_kernel_exps_step(lane, pad, max, out, fused);
         if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
 }
 
-/* Their sum; NaN where most is not finite. */
-TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real most, tsh_real *y,
+/* Returns the sum of e^(x - max) of a row; NaN if max is not finite. */
+TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real max, tsh_real *y,
                                       int fused) {
     tsh_real lane[TSHI_BLOCK];
     memset(lane, 0, sizeof lane);
-    tshi_kernel_exps_more(lane, x, n, most, y, fused);
-    return tshi_kernel_fold(lane) + (most - most);
+    tshi_kernel_exps_more(lane, x, n, max, y, fused);
+    return tshi_kernel_fold(lane) + (max - max);
 }
 
-/* An operand's data is void *; what a kernel only reads comes through here. */
+/* Casts const away, without a warning: tshi_operand has no const, also for what is only read. */
 static void *tshi_kernel_read(const void *data) {
     union {
         const void *from;
@@ -4719,7 +4724,7 @@ static tshi_operand tshi_kernel_reals(const tsh_real *data, int64_t step) {
     return tshi_kernel_operand(data, step, TSH_REAL);
 }
 
-/* Moves an operand on by so many elements. */
+/* Advances an operand by this many elements; an operand of no data stays. */
 static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
     if (x->data) x->data = (char *)x->data + elements * tshi_dtypes[x->dtype].size;
 }
@@ -4728,7 +4733,7 @@ static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
 
 enum { TSHI_MAX_OPERANDS = 4, TSHI_MAX_ROWS = 7 };
 
-/* One iteration space and the operands that walk it. */
+/* An iteration space, and the strides of each operand along its dimensions. */
 typedef struct tshi_loop {
     const tsh_ctx *ctx;
     int ndim, n;
@@ -4737,6 +4742,7 @@ typedef struct tshi_loop {
     tshi_operand x[TSHI_MAX_OPERANDS];
 } tshi_loop;
 
+/* Begins a loop over the local elements of a tensor. */
 static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
     loop->ctx = shape->ctx;
     loop->ndim = shape->ndim;
@@ -4744,8 +4750,8 @@ static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
     memcpy(loop->dim, shape->local, sizeof loop->dim);
 }
 
-/* An operand of tensor t's shape, aligned right; where t has global length 1 and the space has not,
- * it stands still. */
+/* Adds an operand of t's shape, broadcast to the space: dimensions are aligned right; the stride is
+ * 0 where t has no dimension, or one of global length 1. */
 TSHI_OUTLINE void tshi_kernel_add_operand(tshi_loop *loop, const tsh_tensor *t, const void *data,
                                           const int64_t *stride, tsh_dtype dtype) {
     int d, skip = loop->ndim - t->ndim;
@@ -4758,7 +4764,7 @@ static void tshi_kernel_tensor(tshi_loop *loop, const tsh_tensor *t) {
     tshi_kernel_add_operand(loop, t, tshi_tensor_at(t), t->stride, t->dtype);
 }
 
-/* Drops dimensions of length 1 and joins neighbours that every operand walks as one. */
+/* Removes dimensions of length 1, and joins neighbours that are contiguous for every operand. */
 static void tshi_kernel_join(tshi_loop *loop) {
     int d, i, out = 0;
     for (d = 0; d < loop->ndim; d++) {
@@ -4773,7 +4779,7 @@ static void tshi_kernel_join(tshi_loop *loop) {
     loop->ndim = out;
 }
 
-/* A kernel over a joined space, the innermost dimension per call. */
+/* Calls a kernel for each row (innermost dimension) of a joined space. */
 static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
     tshi_operand x[TSHI_MAX_OPERANDS];
     int64_t index[TSH_MAX_DIMS] = {0};
@@ -4793,7 +4799,7 @@ static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const
     }
 }
 
-/* A loop that is cut along dimension `cut`. */
+/* A loop that threads share along dimension `cut`. */
 typedef struct tshi_cut_loop {
     const tshi_loop *loop;
     tshi_kernel_fn kernel;
@@ -4812,17 +4818,17 @@ static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_kernel_walk(&part, all->kernel, all->params);
 }
 
-/* Runs a kernel, which writes to operand 0, over the whole space; the threads share the outermost
- * dimension along which that moves. */
+/* Runs a kernel, which writes to operand 0, over the whole space. Threads share the outermost
+ * dimension that is long enough and along which operand 0 moves: no two write to one place. */
 TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
-    enum { LEAST = 1 << 15 }; /* elements that are worth a thread */
+    enum { MIN_ELEMENTS = 1 << 15 }; /* per thread */
     tshi_cut_loop all;
     int64_t count = 1;
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
     if (!count) return;
     tshi_kernel_join(loop);
-    pieces = tshi_team_pieces(loop->ctx, count, LEAST);
+    pieces = tshi_team_pieces(loop->ctx, count, MIN_ELEMENTS);
     all.cut = 0;
     while (all.cut < loop->ndim && (!loop->stride[0][all.cut] || loop->dim[all.cut] < pieces))
         all.cut++;
@@ -4837,8 +4843,8 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
                   &all);
 }
 
-/* Rows that a kernel works on one by one: row r of operand i lies x[i].step elements after row
- * r - 1; own[i] elements of it are scratch, each piece's own. */
+/* A job of `count` rows: row r of operand i begins at r x[i].step. An operand with own[i] > 0 is
+ * scratch: own[i] elements for each piece. */
 typedef struct tshi_rows {
     tshi_kernel_fn kernel;
     int64_t count; /* of rows */
@@ -4848,6 +4854,7 @@ typedef struct tshi_rows {
     const void *params;
 } tshi_rows;
 
+/* A tshi_team_fn: calls the kernel once for a piece of the rows. */
 static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *rows = (const tshi_rows *)job;
     tshi_operand x[TSHI_MAX_ROWS];
@@ -4858,13 +4865,13 @@ static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) 
     rows->kernel(to - from, x, rows->params);
 }
 
-/* How many pieces, each worth a thread, `rows` rows of `length` elements make. */
+/* Returns how many pieces to cut `rows` rows of `length` elements into. */
 static int tshi_kernel_pieces(const tsh_ctx *ctx, int64_t rows, int64_t length) {
-    enum { LEAST = 1 << 14 };
-    return tshi_team_pieces(ctx, rows, tshi_base_ceil(LEAST, length > 0 ? length : 1));
+    enum { MIN_ELEMENTS = 1 << 14 }; /* per thread */
+    return tshi_team_pieces(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
 }
 
-/* y = x, n elements of the same type, which may be any of its size. */
+/* to = from, n elements of one dtype, copied as unsigned integers of its size. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
         type *TSHI_RESTRICT y = (type *)to->data;                                                  \
@@ -4882,7 +4889,7 @@ TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const t
 }
 #undef TSHI_KERNEL_MOVE
 
-/* y = x of another dtype: between integers exactly, else through tsh_real. */
+/* to = from, n elements of different dtypes: exact between integers, else through tsh_real. */
 TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_operand *from) {
     enum { BLOCK = 256 };
     const tshi_dtype *y = &tshi_dtypes[to->dtype], *x = &tshi_dtypes[from->dtype];
@@ -4905,7 +4912,7 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
     }
 }
 
-/* y = x, converted where the dtypes differ. */
+/* x[0] = x[1], converted if the dtypes differ. */
 static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *params) {
     (void)params;
     if (x[0].dtype != x[1].dtype)
@@ -4916,7 +4923,7 @@ static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *param
         memcpy(x[0].data, x[1].data, tshi_dtype_bytes(x[0].dtype, n));
 }
 
-/* y += x */
+/* x[0] += x[1] */
 TSHI_INLINE void tshi_kernel_add_body(int64_t n, const tshi_operand *x, const void *params) {
     tsh_real pad[TSHI_BLOCK];
     int64_t e;
@@ -4926,7 +4933,7 @@ TSHI_INLINE void tshi_kernel_add_body(int64_t n, const tshi_operand *x, const vo
 }
 TSHI_KERNEL(tshi_kernel_add, void);
 
-/* Copies a tensor's local piece to dense row-major memory of a dtype, or back. */
+/* Copies a tensor's local values to row-major values of a dtype, or back. */
 static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype, int to_tensor) {
     int64_t stride[TSH_MAX_DIMS];
     tshi_loop loop;
@@ -4938,8 +4945,8 @@ static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype,
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
 }
 
-/* Row-major values of t, of a dtype: in place if they are that, else a copy in *scratch, which the
- * caller drops. */
+/* Returns t's local values, row-major and of a dtype: in place, or copied to *scratch, which the
+ * caller releases. NULL: no memory. The functions below do the same for t's dtype, for tsh_real. */
 static void *tshi_kernel_packed_as(const tsh_tensor *t, tsh_dtype dtype, tshi_block **scratch) {
     *scratch = NULL;
     if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t);
@@ -4957,8 +4964,8 @@ static tsh_real *tshi_kernel_packed_reals(const tsh_tensor *t, tshi_block **scra
     return (tsh_real *)tshi_kernel_packed_as(t, TSH_REAL, scratch);
 }
 
-/* t's values as tsh_real: in place, with t's strides, or a dense copy in *scratch, which the caller
- * drops. NULL: no memory. */
+/* Returns t's values as tsh_real, and their strides: in place, or row-major in *scratch, which the
+ * caller releases. NULL: no memory. */
 static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi_block **scratch) {
     *scratch = NULL;
     memcpy(stride, t->stride, sizeof t->stride);
@@ -4967,8 +4974,8 @@ static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi
     return tshi_kernel_packed_reals(t, scratch);
 }
 
-/* Where an op computes its output: in place where that is of tsh_real, else in *scratch, from which
- * tshi_kernel_output_done rounds it to out's dtype. NULL: no memory. */
+/* Returns where an op that computes tsh_real puts its output: in place, or, for another dtype, in
+ * *scratch, which tshi_kernel_output_done rounds to out's dtype. NULL: no memory. */
 static tsh_real *tshi_kernel_output(tsh_tensor *out, tshi_block **scratch) {
     *scratch = NULL;
     if (out->dtype == TSH_REAL) return tshi_tensor_values(out);
@@ -4982,8 +4989,8 @@ static void tshi_kernel_output_done(tsh_tensor *out, tshi_block *scratch) {
     tshi_mem_drop(out->ctx, scratch);
 }
 
-/* The rows of a tensor as gemm sees them: the leading dimensions as one of `rows` with step
- * `stride`; 0 where strides do not allow it. */
+/* Views a tensor (.., N) as a matrix (*rows, N) whose rows are *stride elements apart. Returns 0 if
+ * t's strides do not allow it. */
 TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride) {
     int64_t step = 0;
     int d;
@@ -5000,7 +5007,7 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 
 /* ========================================================================== */
 /* >>gemm                                                MARK: - gemm (private) */
-/* The built-in matrix multiply: packed, cache-blocked, any strides, one       */
+/* The built-in matrix product: packed, cache-blocked, any strides, one        */
 /* micro-kernel per instruction set behind one table.                          */
 /* Needs: >>kernel.                                                             */
 /* ========================================================================== */
@@ -5015,27 +5022,27 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
  *             for ir in mc by mr             C tile (mr, nr) in registers: the micro-kernel
  *
  * A packed sliver of width w holds element (i, p) at p * w + i, so the micro-kernel reads it front
- * to back: per step p it loads nr values of B and adds mr outer-product rows to the tile. Two
- * departures: a B sliver is packed just before its first use, while it is warm, and only kept if m
- * has a second block; and A or B is read in place where packing would not pay, since the
- * micro-kernel takes A with any strides and B with any row stride.
+ * to back: in step p it loads nr values of B and adds the outer product with mr values of A to the
+ * tile. It differs from BLIS in two ways. A B sliver is packed just before its first use, while it
+ * is in cache, and only kept if m has a second block. And A or B is read in place if packing would
+ * not pay: the micro-kernel takes A with any strides and B with any row stride.
  *
- * THE ORDER OF SUMS. Element (i, j) starts as beta D, where D is C or, say, a bias; per kc-slice of
- * k, which k alone decides, acc = a[0] b[0] + a[1] b[1] + ... from left to right, then C = C +
- * alpha acc. So its bits depend on its row of A, its column of B and the kernel, not on m, n,
- * strides, packing, pointers or its place in the tile: a column-parallel product equals the columns
- * of the whole one bit for bit. (The kernels in C without intrinsics need a compiler that does not
- * contract x * y + z at will: -std=c99 or -ffp-contract=off.) */
+ * THE ORDER OF SUMS. Element (i, j) starts as beta D, where D is C or, for example, a bias. For
+ * each slice of kc (which depends on k alone) acc = a[0] b[0] + a[1] b[1] + ... from left to right,
+ * then C = C + alpha acc. So it depends on its row of A, its column of B and the kernel, not on
+ * m, n, strides, packing, pointers or its place in the tile: a column-parallel product is bitwise
+ * the columns of the whole one. (The kernels without intrinsics need a compiler that does not
+ * contract x * y + z: -std=c99 or -ffp-contract=off.) */
 
-/* TSHARD_REAL, as something that #if and names of intrinsics understand. */
+/* TSHI_GEMM_FLOAT: 1 if TSHARD_REAL is float, for #if. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
 #define TSHI_GEMM_JOIN(x, y)  TSHI_GEMM_JOIN_(x, y)
 #define TSHI_GEMM_IS_float    1
 #define TSHI_GEMM_IS_double   0
 #define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
 
-/* A matrix as gemm takes it. A and B may be of any dtype that ops compute with: they are converted
- * where they are packed. C and D are of tsh_real. */
+/* A strided matrix. A and B may be of any dtype that ops compute with: packing converts them. C and
+ * D are of tsh_real. */
 typedef struct tshi_matrix {
     void *data;
     int64_t row, column; /* strides, in elements */
@@ -5055,30 +5062,31 @@ static tshi_matrix tshi_gemm_matrix(tsh_real *data, int64_t row, int64_t column)
     return tshi_gemm_matrix_of(data, TSH_REAL, row, column);
 }
 
+/* Returns m transposed. */
 static tshi_matrix tshi_gemm_turned(tshi_matrix m) {
     return tshi_gemm_matrix_of(m.data, m.dtype, m.column, m.row);
 }
 
-/* What begins at element (i, j) of m. */
+/* Returns the submatrix of m that begins at element (i, j). */
 static tshi_matrix tshi_gemm_from(tshi_matrix m, int64_t i, int64_t j) {
     m.data = (char *)m.data + (i * m.row + j * m.column) * tshi_dtypes[m.dtype].size;
     return m;
 }
 
-/* Element (i, j) of a matrix of tsh_real. */
+/* Returns the address of element (i, j) of a matrix of tsh_real. */
 static tsh_real *tshi_gemm_at(tshi_matrix m, int64_t i, int64_t j) {
     return (tsh_real *)m.data + i * m.row + j * m.column;
 }
 
-/* Lines of memory to be fetched: `at` goes from first by steps to last, which both then move along,
- * `left` times more. */
+/* Cache lines to prefetch, a few at a time: `at` goes from `first` to `last` by `step`; then first
+ * and last move by `along`, and it starts again, `left` times. */
 typedef struct tshi_gemm_walk {
     const tsh_real *at, *first, *last;
     int64_t step, along, left;
 } tshi_gemm_walk;
 
-/* What a micro-kernel computes: C(rows, cols) = alpha A(rows, k) B(k, cols) + D, where csc and csd
- * are 1. */
+/* A micro-kernel computes C(rows, cols) = alpha A(rows, k) B(k, cols) + D. rs.: row strides, cs.:
+ * column strides; those of C and D are 1. */
 typedef struct tshi_gemm_tile {
     int64_t k;
     const tsh_real *a;
@@ -5086,7 +5094,7 @@ typedef struct tshi_gemm_tile {
     const tsh_real *b;
     int64_t rsb, csb;
     tsh_real alpha;
-    int add; /* 0: without D */
+    int add; /* 0: D is 0 and not read */
     const tsh_real *d;
     int64_t rsd;
     tsh_real *c;
@@ -5101,28 +5109,24 @@ struct tshi_gemm_kernel {
     const char *name;
     int mr, nr;     /* the tile */
     int mc, kc, nc; /* the largest blocks: multiples of mr, of 4 and of nr */
-    int (*supported)(void);
+    int isa;                /* the least that it needs: TSHI_ISA_... */
     tshi_gemm_tile_fn tile; /* csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
     tshi_gemm_tile_fn dot;  /* (optional) the same for rsb = 1: few rows, B not packed */
 };
 
 enum {
     TSHI_GEMM_TILE_MAX = 384, /* the largest mr * nr */
-    TSHI_GEMM_THIN = 2,       /* rows up to which a product is bound by reading B */
-    TSHI_GEMM_STRETCH = 32,   /* steps of k after which a tile fetches ... */
-    TSHI_GEMM_FETCH = 4,      /* ... so many lines of what comes next, and ... */
+    TSHI_GEMM_THIN = 2,       /* a product of so few rows is bound by reading B */
+    TSHI_GEMM_STRETCH = 32,   /* every so many steps of k a tile prefetches ... */
+    TSHI_GEMM_FETCH = 4,      /* ... so many lines of the next sliver of B, and ... */
     TSHI_GEMM_FETCH_C = 2,    /* ... so many rows of C */
-    TSHI_GEMM_C_STRIP = 8     /* of the reference kernel */
+    TSHI_GEMM_C_STRIP = 8     /* columns that the reference kernel computes at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
 
-static int tshi_gemm_has_c(void) {
-    return 1;
-}
-
-/* The twin that the others are tested against, and what is left without GNU C. Strips of one row
- * and a constant width: what all compilers keep in vector registers. */
+/* The reference that the others are tested against; the only kernel without GNU C. It computes
+ * strips of one row and constant width, which all compilers keep in vector registers. */
 static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {
         for (int j = 0; j < cols; j += TSHI_GEMM_C_STRIP) {
@@ -5143,16 +5147,17 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
 
 #if TSHI_VECTORS
 
-/* One text for every instruction set `isa`, which has to say: VEC_isa (a register), LOAD, STORE,
- * SET (one value in all lanes) and FMA (x * y + z). Rows are unrolled by hand, so that
- * accumulators are registers at every level of optimisation; row i is read at its group's pointer
- * plus 0, 1 or 2 row strides, which is one x86 operand. */
+/* One source for all instruction sets. An `isa` defines VEC_isa (a register), LOAD, STORE, SET (one
+ * value in all lanes) and FMA (x * y + z). Rows are unrolled by hand, so that accumulators are
+ * registers at every level of optimisation: X(isa, i, g) is row i of group g = i / 3. It is read at
+ * the pointer of its group plus 0, 1 or 2 row strides, which x86 does in one operand. */
 #define TSHI_GEMM_ROWS6(X, isa)                                                                    \
     X(isa, 0, 0) X(isa, 1, 0) X(isa, 2, 0) X(isa, 3, 1) X(isa, 4, 1) X(isa, 5, 1)
 #define TSHI_GEMM_ROWS12(X, isa)                                                                   \
     TSHI_GEMM_ROWS6(X, isa)                                                                        \
     X(isa, 6, 2) X(isa, 7, 2) X(isa, 8, 2) X(isa, 9, 3) X(isa, 10, 3) X(isa, 11, 3)
 
+/* Prefetches the next line. */
 TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     TSHI_PREFETCH(w->at);
     if (w->at != w->last)
@@ -5181,8 +5186,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         }                                                                                          \
     }
 
-/* tshi_gemm_rows_isa: a tile of rows x vecs registers, both constant after inlining.
- * tshi_gemm_tile_isa: any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
+/* tshi_gemm_rows_isa computes a tile of rows x vecs registers, both constant after inlining;
+ * tshi_gemm_tile_isa one of any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
     TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
                                                  const int vecs) {                                 \
@@ -5254,8 +5259,8 @@ typedef tsh_real tshi_gemm_v128
 #define TSHI_GEMM_VEC_v128          tshi_gemm_v128
 #define TSHI_GEMM_LOAD_v128(p)      (*(const tshi_gemm_v128 *)(p))
 #define TSHI_GEMM_STORE_v128(p, v)  (*(tshi_gemm_v128 *)(p) = (v))
-/* One value in all lanes. Not s - zero: where scalars are computed in a wider format (x87, s390x),
- * gcc takes no scalar beside a vector. Not a function: without SSE, i386 passes no vectors. */
+/* s in all lanes. Written out, because gcc does not mix a scalar and a vector where scalars are
+ * computed in a wider format (x87, s390x); a macro, because i386 without SSE passes no vectors. */
 #if TSHI_GEMM_FLOAT
 #define TSHI_GEMM_LANES(s)                                                                         \
     { (s), (s), (s), (s) }
@@ -5294,22 +5299,15 @@ TSHI_GEMM_KERNEL(avx2, TSHI_AVX2, TSHI_GEMM_ROWS6, 6)
 #define TSHI_GEMM_SET_avx512   TSHI_GEMM_OP(512, set1)
 #define TSHI_GEMM_FMA_avx512   TSHI_GEMM_OP(512, fmadd)
 TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
-
-static int tshi_gemm_has_avx2(void) {
-    return tshi_kernel_isa() >= TSHI_ISA_AVX2;
-}
-static int tshi_gemm_has_avx512(void) {
-    return tshi_kernel_isa() >= TSHI_ISA_AVX512;
-}
 #endif /* TSHI_X86 */
 #endif /* TSHI_VECTORS */
 
 /* -- few rows ------------------------------------------------------------- */
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* A product with one or two rows waits for B; packing it would double the traffic. Columns of B lie
- * contiguous here, so 8 columns x 4 steps are transposed in registers; per element the order of
- * sums is the tile's. */
+/* A product with one or two rows is bound by reading B; packing B would double the traffic. Columns
+ * of B are contiguous here, so 4 steps of 8 columns are transposed in registers. The order of each
+ * element's sum is that of a tile. */
 #define TSHI_GEMM_PAIR(s)                                                                          \
     _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * csb), 1)
 #define TSHI_GEMM_GROUP(g)                                                                         \
@@ -5319,7 +5317,7 @@ static int tshi_gemm_has_avx512(void) {
         const __m256 r2 = TSHI_GEMM_PAIR(s + 2 * csb), r3 = TSHI_GEMM_PAIR(s + 3 * csb);           \
         for (int l = 0; p % 16 == 0 && l < 8; l++) {                                               \
             TSHI_PREFETCH(s + l * csb + 32);                                                       \
-            TSHI_PREFETCH_L2(s + (l + 32) * csb); /* columns that come soon */                     \
+            TSHI_PREFETCH_L2(s + (l + 32) * csb); /* columns of later groups */                    \
         }                                                                                          \
         const __m256 u0 = _mm256_unpacklo_ps(r0, r1), u1 = _mm256_unpackhi_ps(r0, r1);             \
         const __m256 u2 = _mm256_unpacklo_ps(r2, r3), u3 = _mm256_unpackhi_ps(r2, r3);             \
@@ -5374,31 +5372,32 @@ TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int 
 
 /* -- the table ------------------------------------------------------------ */
 
-/* Best first; the last row runs everywhere. Block sizes: mc * kc floats fill at most half of an L2,
- * kc * nr an L1, nc bounds the scratch; measured on Zen 4 they matter little. */
+/* Best first; the last row runs everywhere. Block sizes: mc * kc floats fill at most half of an L2
+ * cache, kc * nr an L1 cache; nc bounds the scratch. */
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_X86
-    {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, tshi_gemm_has_avx512,
-     tshi_gemm_tile_avx512, TSHI_GEMM_DOT},
-    {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_has_avx2, tshi_gemm_tile_avx2,
+    {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512,
+     TSHI_GEMM_DOT},
+    {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, TSHI_ISA_AVX2, tshi_gemm_tile_avx2,
      TSHI_GEMM_DOT},
 #endif
 #if TSHI_VECTORS
-    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_v128, NULL},
+    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128, NULL},
 #endif
-    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_c, NULL}};
+    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL}};
 
-/* The best kernel for this processor. */
+/* Returns the best kernel for this processor. */
 static const tshi_gemm_kernel *tshi_gemm_pick(void) {
+    const int isa = tshi_kernel_isa();
     const tshi_gemm_kernel *kernel = tshi_gemm_kernels;
-    while (!kernel->supported()) kernel++;
+    while (kernel->isa > isa) kernel++;
     return kernel;
 }
 
 /* -- packing -------------------------------------------------------------- */
 
 /* dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i < width. With
- * from 0, the reference twin of tshi_gemm_pack. */
+ * from = 0, the reference that tshi_gemm_pack is tested against. */
 static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int from, int valid,
                                  int64_t k, const tsh_real *TSHI_RESTRICT src, int64_t inc,
                                  int64_t ld) {
@@ -5409,9 +5408,9 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* SSE, which every x86-64 has: packing waits for memory, not for wider registers. */
+/* With SSE, which every x86-64 has: packing is bound by memory, wider registers would not help. */
 
-/* 4 steps of contiguous lanes; more: 8 steps are behind them, the last 4 of which are fetched. */
+/* Packs 4 steps whose lanes are contiguous. more: 8 steps or more follow; prefetches steps 8-11. */
 TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int lanes,
                                      const float *TSHI_RESTRICT src, int64_t ld, int more) {
     for (int i = 0; i < lanes; i += 4) {
@@ -5421,8 +5420,8 @@ TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int la
     }
 }
 
-/* Up to 16 steps, a cache line of every lane, 4 x 4 transposed; more: of the lines behind them the
- * second is fetched. */
+/* Packs up to 16 steps, a cache line of each lane, as 4 x 4 transposes. more: prefetches the line
+ * after the next. */
 TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int lanes,
                                         int64_t steps, const float *TSHI_RESTRICT src, int64_t inc,
                                         int more) {
@@ -5442,6 +5441,7 @@ TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int
     }
 }
 
+/* dst[p * width + i] = src[i * inc + p * ld] for i < valid, else 0; p < k, i < width. */
 static void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
@@ -5468,8 +5468,7 @@ static void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int valid, in
 }
 #endif
 
-/* A sliver of `width` lanes, the first `valid` of which are rows of m, with k columns of m each;
- * converted to tsh_real if need be. */
+/* Packs `valid` rows of m, k columns long, as a sliver of width `width`, converted to tsh_real. */
 static void tshi_gemm_pack_of(tsh_real *dst, int width, int valid, int64_t k, tshi_matrix m) {
     const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
     if (m.dtype == TSH_REAL) {
@@ -5484,13 +5483,14 @@ static void tshi_gemm_pack_of(tsh_real *dst, int width, int valid, int64_t k, ts
 
 /* -- the loops around the micro-kernel ------------------------------------ */
 
-/* What else there is to do now and then during a long product, on the thread that computes it. */
+/* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
+ * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
 typedef struct tshi_gemm_chore {
     void (*fn)(void *user);
     void *user;
 } tshi_gemm_chore;
 
-enum { TSHI_GEMM_STINT = 1 << 24 }; /* multiply-adds in between: 0.3 ms at 100 GFLOP/s */
+enum { TSHI_GEMM_INTERVAL = 1 << 24 };
 
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel;
@@ -5500,14 +5500,14 @@ typedef struct tshi_gemm_job {
     int add;
     tshi_matrix a, b, d, c;
     const tshi_gemm_chore *chore; /* or NULL */
-    int64_t stint;                /* multiply-adds since it was done */
+    int64_t since;                /* multiply-adds since chore was called */
 } tshi_gemm_job;
 
-/* The smallest multiple of `unit` with which ceil(length / most) equal blocks cover the length. */
-static int64_t tshi_gemm_even(int64_t length, int64_t most, int64_t unit) {
-    const int64_t blocks = (length + most - 1) / most;
-    const int64_t each = (length + blocks - 1) / blocks;
-    return (each + unit - 1) / unit * unit;
+/* Returns the size of blocks that cut `length` evenly: no more blocks than of size max, a multiple
+ * of unit. */
+static int64_t tshi_gemm_even(int64_t length, int64_t max, int64_t unit) {
+    const int64_t blocks = tshi_base_ceil(length, max);
+    return tshi_base_ceil(tshi_base_ceil(length, blocks), unit) * unit;
 }
 
 /* C = beta D. */
@@ -5523,8 +5523,8 @@ static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, 
     }
 }
 
-/* A tile that the micro-kernel cannot write in place (csc or csd not 1, or less than its width
- * left): through a buffer, with the same arithmetic. */
+/* Computes a tile that the micro-kernel cannot write in place (csc or csd is not 1, or fewer
+ * columns than its width are left) in a buffer, with the same arithmetic. */
 static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int rows, int cols,
                            int width, int64_t csd, int64_t csc) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
@@ -5543,7 +5543,7 @@ static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int 
     }
 }
 
-/* A (m, k) as slivers of mr rows, one after the other. */
+/* Packs A (m, k) as slivers of mr rows. */
 static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
     const int mr = job->kernel->mr;
     for (int64_t i = 0; i < job->m; i += mr) {
@@ -5553,13 +5553,12 @@ static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
     }
 }
 
-/* The lines of B's sliver of columns from j on, which is packed next and may come from memory; with
- * j = n, none. A tile fetches a few at a time: a processor drops what it is asked for beyond that,
- * or waits. */
+/* Returns the cache lines of B's sliver from column j on, which is packed next; none if j >= n. A
+ * tile prefetches a few of them at a time: processors ignore more, or stall. */
 static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     const int64_t line = 64 / (int64_t)sizeof(tsh_real);
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
-    const int across = job->b.column == 1; /* lines lie in rows, else (if at all) in columns */
+    const int across = job->b.column == 1; /* a line is part of a row, not of a column */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
     tsh_real *const b = (tsh_real *)job->b.data;
     tshi_gemm_walk w = {b, b, b, 0, 0, 0};
@@ -5572,14 +5571,14 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     return w;
 }
 
-/* One A block against one B panel: C(m, n) += alpha A(m, k) B(k, n), with m <= mc, k <= kc.
- * The panel is packed with the `first` block of rows; where that is also the `last`, every sliver
- * goes to the same place. */
+/* Multiplies one A block and one B panel: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc, k <= kc.
+ * The `first` block of rows packs the panel; if it is also the `last`, all slivers of the panel use
+ * the same memory. */
 static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->a.dtype != TSH_REAL, convert_b = job->b.dtype != TSH_REAL;
-    /* else A is read where it lies */
+    /* else A is read in place */
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
     const int thin = job->m <= TSHI_GEMM_THIN && job->b.column != 1 && job->b.row == 1 &&
                      kernel->dot != NULL && !convert_b;
@@ -5620,10 +5619,10 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             else
                 tshi_gemm_edge(tile, &t, rows, cols, width, job->d.column, job->c.column);
         }
-        job->stint += job->m * cols * job->k;
-        if (job->chore && job->stint >= TSHI_GEMM_STINT) {
+        job->since += job->m * cols * job->k;
+        if (job->chore && job->since >= TSHI_GEMM_INTERVAL) {
             job->chore->fn(job->chore->user);
-            job->stint = 0;
+            job->since = 0;
         }
     }
 }
@@ -5652,37 +5651,37 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     }
 }
 
-/* Whether to compute C' = B' A' instead: the tile wants contiguous rows of C, and as many columns
- * as it is wide. */
+/* Returns 1 if it is better to compute C^T = B^T A^T: a tile is fast where rows of C are contiguous
+ * and as long as it is wide. */
 static int tshi_gemm_turns(int64_t m, int64_t n, int64_t rsc, int64_t csc, int nr) {
     if (n < m && n <= nr / 4) return 1;
     if (m < n && m <= nr / 4) return 0;
     return csc != 1 && rsc == 1;
 }
 
-/* Elements of a packed A block, a multiple of 64 bytes. */
+/* Returns the number of elements of a packed A block, a multiple of 64 bytes. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
     int64_t rows = tshi_base_min(kernel->mc, m + kernel->mr);
     return tshi_base_ceil(rows * tshi_base_min(kernel->kc, k), 16) * 16;
 }
 
-/* Bytes of scratch that one call needs, aligned to 64: a packed A block, and a packed B panel, of
- * which only one sliver is kept where all of A is one block. */
+/* Returns the bytes of scratch, aligned to 64, that one call needs: a packed A block and a packed B
+ * panel, or one sliver of it if all of A is one block. */
 static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                 int64_t rsc, int64_t csc) {
     int64_t columns = kernel->nr;
     if (tshi_gemm_turns(m, n, rsc, csc, kernel->nr)) {
-        int64_t turned = m;
+        const int64_t rows = m;
         m = n;
-        n = turned;
+        n = rows;
     }
     if (m > kernel->mc) columns = tshi_base_min(kernel->nc, n + kernel->nr);
     return (size_t)(tshi_gemm_block_size(kernel, m, k) + columns * tshi_base_min(kernel->kc, k)) *
            sizeof(tsh_real);
 }
 
-/* C = alpha A B + beta D on one thread. D is C, or a matrix apart from it whose strides may be 0: a
- * bias costs no pass of its own. */
+/* C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread. D is C, or does not overlap it; its
+ * strides may be 0, so that a bias needs no pass of its own. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
                           const tshi_gemm_chore *chore, int64_t m, int64_t n, int64_t k,
                           tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,
@@ -5714,7 +5713,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     job.d = d;
     job.c = c;
     job.chore = chore;
-    job.stint = 0;
+    job.since = 0;
     tshi_gemm_blocks(&job);
 }
 
