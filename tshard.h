@@ -3306,11 +3306,9 @@ static int tshi_layout_alike(const tsh_layout *a, const tsh_layout *b) {
 TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size) {
     if (!size) return text;
     text[0] = '\0';
-    if (layout->kind == TSH_REPLICATED)
-        tshi_base_append(text, size, "R");
-    else if (layout->kind == TSH_PARTIAL)
-        tshi_base_append(text, size, "P");
-    else {
+    if (layout->kind != TSH_SHARDED) {
+        tshi_base_append(text, size, layout->kind == TSH_PARTIAL ? "P" : "R");
+    } else {
         tshi_base_append(text, size, "S(%d", layout->dim);
         if (layout->segments > 1) tshi_base_append(text, size, ", %d segments", layout->segments);
         if (layout->segment[0].unit > 1)
@@ -3333,36 +3331,27 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
 enum { TSHI_TEXT_SIZE = 96 };
 
 TSH_API tsh_shape tsh_shape0(void) {
-    tsh_shape shape;
-    memset(&shape, 0, sizeof shape);
+    const tsh_shape shape = {0, {0}};
     return shape;
 }
 
 TSH_API tsh_shape tsh_shape1(int64_t a) {
-    tsh_shape shape = tsh_shape0();
-    shape.ndim = 1;
-    shape.dim[0] = a;
+    const tsh_shape shape = {1, {a}};
     return shape;
 }
 
 TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b) {
-    tsh_shape shape = tsh_shape1(a);
-    shape.ndim = 2;
-    shape.dim[1] = b;
+    const tsh_shape shape = {2, {a, b}};
     return shape;
 }
 
 TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c) {
-    tsh_shape shape = tsh_shape2(a, b);
-    shape.ndim = 3;
-    shape.dim[2] = c;
+    const tsh_shape shape = {3, {a, b, c}};
     return shape;
 }
 
 TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d) {
-    tsh_shape shape = tsh_shape3(a, b, c);
-    shape.ndim = 4;
-    shape.dim[3] = d;
+    const tsh_shape shape = {4, {a, b, c, d}};
     return shape;
 }
 
@@ -3656,38 +3645,38 @@ static tsh_init tshi_tensor_init_of(tsh_init_kind kind, double a, double b) {
     return init;
 }
 
-/* Returns element e of TRUNC_NORMAL, ORTHOGONAL or DIRAC. */
+/* Returns element e of the whole tensor. */
 static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
+    const tsh_init *init = &f->init;
+    const uint64_t at = (uint64_t)e;
     int64_t row = f->cols ? e / f->cols : 0, col = f->cols ? e % f->cols : 0;
     double u, x;
-    if (f->init.kind == TSH_INIT_DIRAC)
+    switch (init->kind) {
+    case TSH_INIT_CONSTANT: return init->a;
+    case TSH_INIT_UNIFORM:
+        return init->a + (init->b - init->a) * tshi_rng_uniform(f->key, f->stream, at);
+    case TSH_INIT_NORMAL: return init->a + init->b * tshi_rng_normal(f->key, f->stream, at);
+    case TSH_INIT_DIRAC:
         return col == f->first + row * f->step && row * f->step < f->cols ? 1 : 0;
-    if (f->whole)
-        return f->init.gain *
-               (f->rows >= f->cols ? f->whole[col * f->rows + row] : f->whole[row * f->cols + col]);
-    u = ((double)tshi_rng_bits(f->key, f->stream, (uint64_t)e) + 0.5) / 4294967296.0;
-    x = f->init.a + f->init.b * tshi_rng_quantile(f->from + u * (f->to - f->from));
-    return x < f->init.low ? f->init.low : x > f->init.high ? f->init.high : x;
+    case TSH_INIT_ORTHOGONAL:
+        return init->gain * f->whole[f->rows >= f->cols ? col * f->rows + row : e];
+    default: break; /* TRUNC_NORMAL */
+    }
+    u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0;
+    x = init->a + init->b * tshi_rng_quantile(f->from + u * (f->to - f->from));
+    return x < init->low ? init->low : x > init->high ? init->high : x;
 }
 
 /* Fills a run of elements (see tshi_tensor_runs). */
 static void tshi_tensor_fill_run(void *user, int64_t global, int64_t local, int64_t length) {
     enum { BLOCK = 256 };
     const tshi_tensor_filling *f = (const tshi_tensor_filling *)user;
-    const tsh_init *init = &f->init;
     tsh_real out[BLOCK];
     int64_t e, i, n;
     for (e = 0; e < length; e += n) {
-        const uint64_t first = (uint64_t)(global + e);
+        const int filled = e > 0 && f->init.kind == TSH_INIT_CONSTANT;
         n = tshi_base_min(BLOCK, length - e);
-        for (i = 0; i < n && init->kind == TSH_INIT_UNIFORM; i++)
-            out[i] = TSHI_R(init->a + (init->b - init->a) *
-                                          tshi_rng_uniform(f->key, f->stream, first + (uint64_t)i));
-        for (i = 0; i < n && init->kind == TSH_INIT_NORMAL; i++)
-            out[i] = TSHI_R(init->a +
-                            init->b * tshi_rng_normal(f->key, f->stream, first + (uint64_t)i));
-        for (i = 0; i < n && init->kind == TSH_INIT_CONSTANT; i++) out[i] = TSHI_R(init->a);
-        for (i = 0; i < n && (f->whole || f->cols || init->kind == TSH_INIT_TRUNC_NORMAL); i++)
+        for (i = 0; i < n && !filled; i++)
             out[i] = TSHI_R(tshi_tensor_element(f, global + e + i));
         f->dtype->store((char *)f->out + (local + e) * f->dtype->size, 1, n, out);
     }
@@ -4114,27 +4103,24 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
 }
 
 /* Name, kind, a and b as torch.nn.init has them by default. */
-#define TSHI_INITS(ROW)                                                                            \
-    ROW(uniform, UNIFORM, 0, 1)                                                                    \
-    ROW(normal, NORMAL, 0, 1)                                                                      \
-    ROW(trunc_normal, TRUNC_NORMAL, 0, 1)                                                          \
-    ROW(constant, CONSTANT, 0, 0)                                                                  \
-    ROW(zeros, ZEROS, 0, 0)                                                                        \
-    ROW(ones, ONES, 0, 0)                                                                          \
-    ROW(kaiming_uniform, KAIMING_UNIFORM, 0, 0)                                                    \
-    ROW(kaiming_normal, KAIMING_NORMAL, 0, 0)                                                      \
-    ROW(xavier_uniform, XAVIER_UNIFORM, 0, 0)                                                      \
-    ROW(xavier_normal, XAVIER_NORMAL, 0, 0)                                                        \
-    ROW(orthogonal, ORTHOGONAL, 0, 0)                                                              \
-    ROW(dirac, DIRAC, 0, 0)
 #define TSHI_INIT_FUNCTION(name, kind, a, b)                                                       \
     TSH_API tsh_result tsh_init_##name(tsh_tensor *t, const tsh_init *desc) {                      \
         return tshi_tensor_init("tsh_init_" #name, t, desc,                                        \
                                 tshi_tensor_init_of(TSH_INIT_##kind, a, b));                       \
     }
-TSHI_INITS(TSHI_INIT_FUNCTION)
+TSHI_INIT_FUNCTION(uniform, UNIFORM, 0, 1)
+TSHI_INIT_FUNCTION(normal, NORMAL, 0, 1)
+TSHI_INIT_FUNCTION(trunc_normal, TRUNC_NORMAL, 0, 1)
+TSHI_INIT_FUNCTION(constant, CONSTANT, 0, 0)
+TSHI_INIT_FUNCTION(zeros, ZEROS, 0, 0)
+TSHI_INIT_FUNCTION(ones, ONES, 0, 0)
+TSHI_INIT_FUNCTION(kaiming_uniform, KAIMING_UNIFORM, 0, 0)
+TSHI_INIT_FUNCTION(kaiming_normal, KAIMING_NORMAL, 0, 0)
+TSHI_INIT_FUNCTION(xavier_uniform, XAVIER_UNIFORM, 0, 0)
+TSHI_INIT_FUNCTION(xavier_normal, XAVIER_NORMAL, 0, 0)
+TSHI_INIT_FUNCTION(orthogonal, ORTHOGONAL, 0, 0)
+TSHI_INIT_FUNCTION(dirac, DIRAC, 0, 0)
 #undef TSHI_INIT_FUNCTION
-#undef TSHI_INITS
 
 /* ========================================================================== */
 /* >>kernel                                            MARK: - kernel (private) */
@@ -4288,19 +4274,15 @@ TSHI_INLINE float tshi_kernel_exp_whole(float r, int fused) {
                            fused);
 }
 
-/* Returns e^x for |x| < 87: adding n to the exponent multiplies by 2^n. */
-TSHI_INLINE float tshi_kernel_exp_near(float x, int fused) {
-    uint32_t n;
-    const float y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(x, &n, fused), fused);
-    return tshi_kernel_float(tshi_kernel_bits(y) + (n << 23));
-}
-
-/* Returns e^x for x <= 0 (or just above); 0 for x < -87; any value for NaN. */
+/* Returns e^x for x <= 0 (or just above); 0 for x < -87; any value for NaN. Adding n to the
+ * exponent multiplies by 2^n. */
 TSHI_INLINE tsh_real tshi_kernel_exp_below(tsh_real v, int fused) {
     const uint32_t bits = tshi_kernel_bits((float)v);
-    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u;
+    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n;
+    float y;
     if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
-    x = tshi_kernel_bits(tshi_kernel_exp_near(tshi_kernel_float(x), fused));
+    y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused), fused);
+    x = tshi_kernel_bits(y) + (n << 23);
     return TSHI_R(tshi_kernel_float(tshi_kernel_pick(bits <= 0xC2AE0000u, x, 0u)));
 }
 
@@ -4494,7 +4476,7 @@ TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, t
     const tsh_real first = x[0];
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
     for (i = 0; i < TSHI_BLOCK; i++) pad[i] = first;
-    for (i = 1; i < m && step; i++) pad[i] = x[i * step];
+    for (i = 1; i < m; i++) pad[i] = x[i * step];
 }
 
 /* y = or += a block, in any step; a y of step 0 gets the sum of a whole block. */
@@ -4713,10 +4695,7 @@ static void *tshi_kernel_read(const void *data) {
 }
 
 static tshi_operand tshi_kernel_operand(const void *data, int64_t step, tsh_dtype dtype) {
-    tshi_operand x;
-    x.data = tshi_kernel_read(data);
-    x.step = step;
-    x.dtype = dtype;
+    const tshi_operand x = {tshi_kernel_read(data), step, dtype};
     return x;
 }
 
@@ -5050,11 +5029,7 @@ typedef struct tshi_matrix {
 } tshi_matrix;
 
 static tshi_matrix tshi_gemm_matrix_of(void *data, tsh_dtype dtype, int64_t row, int64_t column) {
-    tshi_matrix m;
-    m.data = data;
-    m.row = row;
-    m.column = column;
-    m.dtype = dtype;
+    const tshi_matrix m = {data, row, column, dtype};
     return m;
 }
 
@@ -5136,9 +5111,8 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
                 const tsh_real x = t->a[i * t->rsa + p * t->csa], *b = t->b + p * t->rsb + j;
                 for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) acc[l] += x * b[l];
             }
-            for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) {
+            for (int l = 0; l < TSHI_GEMM_C_STRIP; l++)
                 c[l] = t->alpha * acc[l] + (t->add ? d[l] : 0);
-            }
         }
     }
 }
@@ -5357,12 +5331,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, i
 
 TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {
-        for (int j = 0; j < cols; j += 16) {
-            if (cols - j >= 16)
-                tshi_gemm_dot_row(t, i, j, 2);
-            else
-                tshi_gemm_dot_row(t, i, j, 1);
-        }
+        int j = 0;
+        for (; cols - j >= 16; j += 16) tshi_gemm_dot_row(t, i, j, 2);
+        if (j < cols) tshi_gemm_dot_row(t, i, j, 1);
     }
 }
 #define TSHI_GEMM_DOT tshi_gemm_dot_avx2
@@ -5531,26 +5502,12 @@ static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int 
     tshi_gemm_tile inner = *t;
     inner.d = inner.c = buffer;
     inner.rsd = inner.rsc = width;
-    if (t->add) {
-        for (int i = 0; i < rows; i++) {
-            for (int j = 0; j < width; j++)
-                buffer[i * width + j] = j < cols ? t->d[i * t->rsd + j * csd] : 0;
-        }
-    }
+    for (int i = 0; t->add && i < rows; i++)
+        for (int j = 0; j < width; j++)
+            buffer[i * width + j] = j < cols ? t->d[i * t->rsd + j * csd] : 0;
     tile(&inner, rows, width);
-    for (int i = 0; i < rows; i++) {
+    for (int i = 0; i < rows; i++)
         for (int j = 0; j < cols; j++) t->c[i * t->rsc + j * csc] = buffer[i * width + j];
-    }
-}
-
-/* Packs A (m, k) as slivers of mr rows. */
-static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
-    const int mr = job->kernel->mr;
-    for (int64_t i = 0; i < job->m; i += mr) {
-        const int rows = (int)tshi_base_min(mr, job->m - i);
-        tshi_gemm_pack_of(job->pack_a + i * job->k, mr, rows, job->k,
-                          tshi_gemm_from(job->a, i, 0));
-    }
 }
 
 /* Returns the cache lines of B's sliver from column j on, which is packed next; none if j >= n. A
@@ -5585,7 +5542,9 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const int pack_b = convert_b || (!thin && (job->b.column != 1 || job->m > 2 * mr || !only));
     tshi_gemm_walk walk;
     tshi_gemm_tile t;
-    if (pack_a) tshi_gemm_pack_block(job);
+    for (int64_t i = 0; pack_a && i < job->m; i += mr)
+        tshi_gemm_pack_of(job->pack_a + i * job->k, mr, (int)tshi_base_min(mr, job->m - i), job->k,
+                          tshi_gemm_from(job->a, i, 0));
     t.walk = &walk;
     t.k = job->k;
     t.alpha = job->alpha;
