@@ -2270,17 +2270,15 @@ TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
 static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
     char *text = ctx->error.message;
     const char *path = ctx->module ? ctx->module->path : "";
-    const size_t length = strlen(text), room = sizeof ctx->error.message - length;
-    size_t keep = strlen(path), dots = 0;
-    if (!keep || room < 32) return;
-    if (keep > room - 32) {
-        dots = 3;
-        path += keep - (room - 32);
-        keep = room - 32;
-    }
+    const size_t length = strlen(text), space = sizeof ctx->error.message - length;
+    const size_t whole = strlen(path);
+    size_t keep, dots;
+    if (!whole || space < 32) return;
+    keep = whole < space - 32 ? whole : space - 32;
+    dots = keep < whole ? 3 : 0;
     memmove(text + dots + keep + 2, text, length + 1);
     memcpy(text, "...", dots);
-    memcpy(text + dots, path, keep);
+    memcpy(text + dots, path + whole - keep, keep);
     memcpy(text + dots + keep, ": ", 2);
 }
 
@@ -2618,8 +2616,7 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
  * store the results, which alone rounds values to the dtype. A row needs `load` and `store`; where
  * another function is NULL, the library uses these two. */
 
-/* out[i] = left[i] op right[i] for n elements, a multiple of TSHI_DTYPE_RUN. `out` may be `left`,
- * `right` or both. */
+/* out[i] = left[i] op right[i] for n elements. `out` may be `left`, `right` or both. */
 typedef void (*tshi_fold_fn)(void *out, const void *left, const void *right, int64_t n);
 
 typedef struct tshi_dtype {
@@ -2651,9 +2648,9 @@ static double tshi_dtype_clamp(double value, double max) {
 #define TSHI_DTYPE_MAX_i32 2147483647.0
 #define TSHI_DTYPE_MAX_i64 9223372036854774784.0
 
-/* Compilers vectorise loops of constant length at every level of optimisation. As `out` may be an
- * operand, they must be told that iterations are independent (clang would check addresses at run
- * time, and fall back to single elements). */
+/* Folds work on runs: compilers vectorise loops of constant length at every level of optimisation.
+ * As `out` may be an operand, they must be told that iterations are independent (clang would check
+ * addresses at run time, and fall back to single elements). */
 enum { TSHI_DTYPE_RUN = 32 };
 #if defined(__clang__)
 #define TSHI_DTYPE_LANES _Pragma("clang loop unroll(disable) vectorize(assume_safety)")
@@ -2666,13 +2663,17 @@ enum { TSHI_DTYPE_RUN = 32 };
     static void tshi_dtype_##name(void *out_, const void *left_, const void *right_, int64_t n) {  \
         type *out = (type *)out_;                                                                  \
         const type *left = (const type *)left_, *right = (const type *)right_;                     \
-        int64_t at;                                                                                \
+        int64_t at = 0;                                                                            \
         int i;                                                                                     \
-        for (at = 0; at < n; at += TSHI_DTYPE_RUN) {                                               \
+        for (; at + TSHI_DTYPE_RUN <= n; at += TSHI_DTYPE_RUN) {                                   \
             TSHI_DTYPE_LANES for (i = 0; i < TSHI_DTYPE_RUN; i++) {                                \
                 const type l = left[at + i], r = right[at + i];                                    \
                 out[at + i] = expression;                                                          \
             }                                                                                      \
+        }                                                                                          \
+        for (; at < n; at++) {                                                                     \
+            const type l = left[at], r = right[at];                                                \
+            out[at] = expression;                                                                  \
         }                                                                                          \
     }
 #define TSHI_DTYPE_FOLDS(suffix)                                                                   \
@@ -2821,38 +2822,18 @@ static int tshi_dtype_computes(tsh_dtype dtype) {
     return tshi_dtypes[dtype].floating && tshi_dtypes[dtype].size <= (int)sizeof(tsh_real);
 }
 
-/* out[i] = left[i] op right[i] for n <= TSHI_DTYPE_RUN elements, computed in padded copies. */
-static void tshi_dtype_fold_run(const tshi_dtype *row, void *out, const void *left,
-                                const void *right, int64_t n, tsh_redop op) {
-    union {
-        tsh_real real[TSHI_DTYPE_RUN];
-        int64_t widest[TSHI_DTYPE_RUN];
-    } l, r;
-    const size_t bytes = (size_t)n * (size_t)row->size;
-    memset(&l, 0, sizeof l);
-    memset(&r, 0, sizeof r);
-    if (row->fold) {
-        memcpy(&l, left, bytes);
-        memcpy(&r, right, bytes);
-        row->fold[op](&l, &l, &r, TSHI_DTYPE_RUN);
-        memcpy(out, &l, bytes);
-    } else {
-        row->load(left, 1, n, l.real);
-        row->load(right, 1, n, r.real);
-        tshi_dtypes[TSH_REAL].fold[op](&l, &l, &r, TSHI_DTYPE_RUN);
-        row->store(out, 1, n, l.real);
-    }
-}
-
 TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
                            tsh_dtype dtype, tsh_redop op) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
-    int64_t e = row->fold ? n - n % TSHI_DTYPE_RUN : 0, at;
-    if (e) row->fold[op](out, left, right, e);
-    for (; e < n; e += TSHI_DTYPE_RUN) {
-        at = e * row->size;
-        tshi_dtype_fold_run(row, (char *)out + at, (const char *)left + at,
-                            (const char *)right + at, tshi_base_min(TSHI_DTYPE_RUN, n - e), op);
+    tsh_real l[TSHI_DTYPE_RUN], r[TSHI_DTYPE_RUN];
+    int64_t e, m;
+    if (row->fold) row->fold[op](out, left, right, n);
+    for (e = 0; e < n && !row->fold; e += m) {
+        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
+        row->load((const char *)left + e * row->size, 1, m, l);
+        row->load((const char *)right + e * row->size, 1, m, r);
+        tshi_dtypes[TSH_REAL].fold[op](l, l, r, m);
+        row->store((char *)out + e * row->size, 1, m, l);
     }
 }
 
