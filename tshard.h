@@ -1844,7 +1844,7 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_X86 0
 #endif
 
-enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 times 2^58 bytes: more than a size_t */
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes exceed a size_t */
 
 /* Header of a reference-counted block of memory; its data follows, aligned to 64 bytes. Blocks of
  * the step pool lie side by side in a page: `before` is the size of the left neighbour (0: none),
@@ -1865,10 +1865,10 @@ typedef struct tshi_page {
     size_t bytes, used; /* used: of an arena only */
 } tshi_page;
 
-/* Where a pool page's first block stands (a multiple of 64). A load that follows a store waits if
- * the low 12 bits of the addresses agree ("4K aliasing"), so a result slightly ahead of an operand,
- * modulo 4096, is slow. With pages aligned to 4096, the pool's data begins 256 bytes before the
- * data of a block allocated alone. */
+/* The offset of the first block in a pool page, a multiple of 64. A load that follows a store waits
+ * if the low 12 bits of the addresses agree ("4K aliasing"), so a result slightly ahead of an
+ * operand, modulo 4096, is slow. With pages aligned to 4096, the pool's data begins 256 bytes
+ * before the data of a block allocated alone. */
 enum { TSHI_POOL_OFFSET = 3840 };
 
 /* Step memory: blocks that are reused. */
@@ -1979,7 +1979,7 @@ enum {
 /* An op: what all its calls share. */
 struct tshi_op {
     const char *name;                  /* of the public function */
-    const char *inputs;                /* their names, separated by blanks; NULL: they have none */
+    const char *inputs;                /* names of the inputs, separated by blanks, or NULL */
     tshi_rule_fn rule;                 /* NULL: the layout is an argument of the call */
     void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: there are none */
     unsigned saves;                    /* values that backward reads: bits of inputs, TSHI_OUT */
@@ -2028,8 +2028,8 @@ typedef struct tshi_tape {
 typedef struct tshi_bucket tshi_bucket;
 
 typedef struct tshi_buckets {
-    tshi_arena arena;           /* of all buckets of a backward */
-    tshi_bucket *first, **last; /* full ones, oldest first, and where the next one goes */
+    tshi_arena arena;           /* for all buckets of one backward */
+    tshi_bucket *first, **last; /* list of full ones, oldest first, and its end */
     tshi_bucket *awaited;       /* the oldest one whose collective may still run */
     tshi_bucket *open[2];       /* not full yet: whole gradients, gradients kept in chunks */
     int64_t limit;              /* elements that make one full */
@@ -2041,10 +2041,10 @@ typedef struct tshi_buckets {
 
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
 typedef struct tshi_micro {
-    struct tshi_micro *next; /* all of a ctx */
+    struct tshi_micro *next; /* in the ctx's list */
     tshi_node *newest;       /* of its tape */
     tshi_arena arena;
-    tsh_tensor handles; /* head of a ring: what its forward made */
+    tsh_tensor handles; /* head of a circular list: tensors that its forward made */
     tsh_tensor *out;    /* sent to the next stage, or the loss */
     tsh_tensor *owed;   /* received from the stage before, which waits for its gradient; or NULL */
 } tshi_micro;
@@ -2071,7 +2071,7 @@ struct tsh_ctx {
     tshi_handles handles;
     tshi_tape tape;
     tshi_buckets buckets;
-    int depth;         /* of scopes */
+    int depth;         /* how many scopes are open */
     int anomalies;     /* tsh_detect_anomaly: values that are not finite are an error */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
@@ -2084,7 +2084,7 @@ struct tsh_ctx {
 
 enum { TSHI_MODULE_PARAMS = 2 };
 
-/* A named count of a module: its global value, and this rank's share. */
+/* A named integer argument of a module, such as its number of heads: in all, and on this rank. */
 typedef struct tshi_argument {
     struct tshi_argument *next;
     const char *name;
@@ -2100,15 +2100,15 @@ struct tsh_module {
     tsh_tensor *param[TSHI_MODULE_PARAMS];
     const char *param_name[TSHI_MODULE_PARAMS];
     tshi_argument *arguments;
-    int evaluating;         /* not in training mode */
-    int checkpoint;         /* computed again in backward */
-    uint64_t dropout_calls; /* in training mode */
+    int evaluating;         /* tsh_train(module, 0): not in training mode */
+    int checkpoint;         /* its forward is run again in backward */
+    uint64_t dropout_calls; /* calls in training mode: each draws another mask */
     double number;          /* eps of a norm, p of dropout */
     tsh_lookup_desc lookup; /* of an embedding */
     const struct tshi_kind *kind;
     tsh_style style;
     int skip_bias_add, reversed, regather;
-    int stage; /* 1 + that of a pipeline; 0: none */
+    int stage; /* 1 + its pipeline stage; 0: none */
     /* Layouts that tsh_parallelize's plan asks for; NULL: none. */
     const tsh_layout *takes, *gives; /* of the input as it arrives, of the output */
     const tsh_layout **prepare;      /* that the `prepared` first inputs are redistributed to */
@@ -2165,7 +2165,7 @@ TSH_API int64_t tsh_now(void) {
     (void)gettimeofday(&t, NULL);
     return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_usec * 1000;
 #else
-    return -1; /* C99 has no clock that runs while a thread sleeps */
+    return -1; /* clock() of C99 stands still while a thread sleeps */
 #endif
 }
 
@@ -3114,13 +3114,13 @@ static double tshi_rng_normal(uint64_t key, uint64_t stream, uint64_t element) {
            cos(6.283185307179586 * ((double)word[1] / 4294967296.0));
 }
 
-/* The standard normal distribution function. */
+/* Returns the standard normal distribution function at x. */
 static double tshi_rng_below(double x) {
     return 0.5 * erfc(-x * 0.70710678118654752);
 }
 
-/* Its inverse for p in (0, 1): Hastings' rational approximation (Abramowitz & Stegun 26.2.23, good
- * to 4.5e-4) of the lower tail, and two of Halley's steps, which cube the error. */
+/* Returns its inverse for p in (0, 1): Hastings' rational approximation of the lower tail
+ * (Abramowitz & Stegun 26.2.23, error 4.5e-4), then two Halley steps, which cube the error. */
 static double tshi_rng_quantile(double p) {
     double tail = p < 0.5 ? p : 1 - p, t, x, off;
     int step;
@@ -3630,7 +3630,7 @@ static tsh_init tshi_tensor_init_of(tsh_init_kind kind, double a, double b) {
 static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
     const tsh_init *init = &f->init;
     const uint64_t at = (uint64_t)e;
-    int64_t row = f->cols ? e / f->cols : 0, col = f->cols ? e % f->cols : 0;
+    const int64_t row = f->cols ? e / f->cols : 0, col = f->cols ? e % f->cols : 0;
     double u, x;
     switch (init->kind) {
     case TSH_INIT_CONSTANT: return init->a;
@@ -4124,7 +4124,7 @@ TSHI_INIT_FUNCTION(dirac, DIRAC, 0, 0)
  * caller picks name[ctx->isa]. A body has plain loops, which the compiler vectorises. */
 typedef struct tshi_operand {
     void *data;   /* the first element */
-    int64_t step; /* in elements, from one to the next; of rows, from one row to the next */
+    int64_t step; /* stride, in elements; for kernels that work on rows, from row to row */
     tsh_dtype dtype;
 } tshi_operand;
 
@@ -5060,10 +5060,10 @@ typedef struct tshi_gemm_tile {
 
 typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
-/* A row of the table. */
+/* A micro-kernel: a row of tshi_gemm_kernels. */
 struct tshi_gemm_kernel {
     const char *name;
-    int mr, nr;     /* the tile */
+    int mr, nr;     /* rows and columns of a tile */
     int mc, kc, nc; /* the largest blocks: multiples of mr, of 4 and of nr */
     int isa;                /* the least that it needs: TSHI_ISA_... */
     tshi_gemm_tile_fn tile; /* csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
@@ -5073,9 +5073,9 @@ struct tshi_gemm_kernel {
 enum {
     TSHI_GEMM_TILE_MAX = 384, /* the largest mr * nr */
     TSHI_GEMM_THIN = 2,       /* a product of so few rows is bound by reading B */
-    TSHI_GEMM_STRETCH = 32,   /* every so many steps of k a tile prefetches ... */
-    TSHI_GEMM_FETCH = 4,      /* ... so many lines of the next sliver of B, and ... */
-    TSHI_GEMM_FETCH_C = 2,    /* ... so many rows of C */
+    TSHI_GEMM_STRETCH = 32,   /* steps of k after which a tile prefetches, again and again: */
+    TSHI_GEMM_FETCH = 4,      /* lines of the next sliver of B, and */
+    TSHI_GEMM_FETCH_C = 2,    /* rows of C */
     TSHI_GEMM_C_STRIP = 8     /* columns that the reference kernel computes at a time */
 };
 
@@ -5208,7 +5208,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         part.d += size * part.rsd;                                                                 \
     }
 
-/* 128 bits in GNU C, for every processor: SSE2, NEON, ... */
+/* v128: 128-bit vectors of GNU C, for every processor: SSE2, NEON, ... */
 typedef tsh_real tshi_gemm_v128
     __attribute__((vector_size(16), aligned(sizeof(tsh_real)), may_alias));
 #define TSHI_GEMM_VEC_v128          tshi_gemm_v128
@@ -5567,7 +5567,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     }
 }
 
-/* The three outer loops. */
+/* Runs the three outer loops (jc, pc, ic). */
 static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
@@ -5629,7 +5629,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     const int done = k <= 0 || alpha == 0;
     tshi_gemm_job job;
     if (m <= 0 || n <= 0) return;
-    if (done || (beta != 0 && beta != 1)) { /* rare enough for a pass of its own */
+    if (done || (beta != 0 && beta != 1)) { /* rare: may take a pass of its own */
         tshi_gemm_scale(m, n, beta, d, c);
         beta = 1;
         d = c;
