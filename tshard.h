@@ -1912,7 +1912,7 @@ struct tsh_tensor {
     int ndim, depth; /* depth: how many scopes were open when it was created */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
     tsh_layout layout; /* resolved: dim >= 0, segments >= 1, every length and unit given */
-    tshi_block *block; /* NULL: a parameter without memory yet */
+    tshi_block *block; /* NULL: a parameter that is not allocated yet, or stale */
     int64_t offset;    /* of the first element, in elements */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
     /* of a base only: */
@@ -1976,7 +1976,7 @@ enum {
     TSHI_OP_PASSES_PARTIAL = 4    /* adds gp of its output to gp of input 0 */
 };
 
-/* An op: what all its calls share. */
+/* An op, described once for all its calls. */
 struct tshi_op {
     const char *name;                  /* of the public function */
     const char *inputs;                /* names of the inputs, separated by blanks, or NULL */
@@ -2481,7 +2481,7 @@ static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
 /* Splits off and returns the right end of a free block, or takes all of it if the rest could hold
  * nothing. The right end, because a large size is mostly a multiple of 4096: the next block then
  * lies 64 bytes before this one, modulo 4096 (see TSHI_POOL_OFFSET). */
-static tshi_block *tshi_mem_cut(tshi_pool *pool, tshi_block *whole, size_t size) {
+static tshi_block *tshi_mem_split(tshi_pool *pool, tshi_block *whole, size_t size) {
     tshi_block *block;
     if (whole->size < size + sizeof *block + TSHI_ALIGN) {
         tshi_mem_unlink(pool, whole);
@@ -2502,7 +2502,7 @@ static tshi_block *tshi_mem_step(tsh_ctx *ctx, size_t size) {
     tshi_block *block = tshi_mem_fit(&ctx->pool, size);
     if (!block) block = tshi_mem_grow(ctx, size);
     if (!block) return NULL;
-    block = tshi_mem_cut(&ctx->pool, block, size);
+    block = tshi_mem_split(&ctx->pool, block, size);
     ctx->mem.step_live += block->size + sizeof *block;
     if (ctx->mem.step_live > ctx->mem.step_live_peak) ctx->mem.step_live_peak = ctx->mem.step_live;
     return block;
@@ -3115,7 +3115,7 @@ static double tshi_rng_normal(uint64_t key, uint64_t stream, uint64_t element) {
 }
 
 /* Returns the standard normal distribution function at x. */
-static double tshi_rng_below(double x) {
+static double tshi_rng_cdf(double x) {
     return 0.5 * erfc(-x * 0.70710678118654752);
 }
 
@@ -3130,7 +3130,7 @@ static double tshi_rng_quantile(double p) {
             (1 + t * (1.432788 + t * (0.189269 + t * 0.001308))) -
         t;
     for (step = 0; step < 2; step++) {
-        off = (tshi_rng_below(x) - tail) * 2.5066282746310002 * exp(0.5 * x * x);
+        off = (tshi_rng_cdf(x) - tail) * 2.5066282746310002 * exp(0.5 * x * x);
         x -= off / (1 + 0.5 * x * off);
     }
     return p < 0.5 ? x : -x;
@@ -3702,8 +3702,8 @@ static tsh_result tshi_tensor_truncate(const tsh_tensor *t, const char *op,
     if (init->low > init->a) init->b = -init->b;
     f->from = f->to = 0.5;
     if (init->b == 0) return TSH_OK;
-    f->from = tshi_rng_below((init->low - init->a) / init->b);
-    f->to = tshi_rng_below((init->high - init->a) / init->b);
+    f->from = tshi_rng_cdf((init->low - init->a) / init->b);
+    f->to = tshi_rng_cdf((init->high - init->a) / init->b);
     return TSH_OK;
 }
 
@@ -3742,7 +3742,7 @@ static tshi_block *tshi_tensor_orthogonal(const tsh_tensor *t, tshi_tensor_filli
     return block;
 }
 
-/* Resolves f->init to one of the six kinds, and prepares what that needs to know of all of t. */
+/* Resolves f->init to one of the six kinds, and computes what that needs of the whole tensor. */
 static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     char text[TSHI_TEXT_SIZE];
@@ -5065,7 +5065,7 @@ struct tshi_gemm_kernel {
     const char *name;
     int mr, nr;     /* rows and columns of a tile */
     int mc, kc, nc; /* the largest blocks: multiples of mr, of 4 and of nr */
-    int isa;                /* the least that it needs: TSHI_ISA_... */
+    int isa;                /* the instruction set that it needs: TSHI_ISA_... */
     tshi_gemm_tile_fn tile; /* csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
     tshi_gemm_tile_fn dot;  /* (optional) the same for rsb = 1: few rows, B not packed */
 };
