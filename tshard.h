@@ -1728,7 +1728,7 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 
 /* ========================================================================== */
 /* >>base                                                MARK: - base (private) */
-/* Macros, and the structures that every later room shares.                    */
+/* Includes, macros, and the structures that all later sections share.         */
 /* Needs: >>types >>layout-api >>comm-api.                                      */
 /* ========================================================================== */
 
@@ -1741,10 +1741,10 @@ TSH_API tsh_result tsh_trace_end(tsh_ctx *ctx);
 #include <string.h> /* memcpy, memset */
 #include <time.h>   /* time, clock: names of temporary files */
 
-/* Beyond C: what a path leads to, a file forced to the disk and put in another's place, a clock. */
+/* Needed beyond C99: resolve a link, flush a file to disk and rename it over another, a clock. */
 #if defined(_WIN32)
 #define TSHI_POSIX 0
-/* As windows.h declares them, which would define common words such as `near` as macros. */
+/* Declared as in windows.h, which is not included: it makes macros of words such as `near`. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -1785,14 +1785,13 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #endif
 
 #define TSHI_R(x) ((tsh_real)(x))
-/* Whether tsh_real is double: a constant. */
+/* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
-/* For the time that it takes to compile: TSHI_OUTLINE is for functions with many callers that gain
- * nothing from being inlined, TSHI_COLD for those that run once or seldom (models, files, checks,
- * errors): they, and what only they call, are optimised for size.
- * TSHI_APART is for functions that AVX kernels call: where gcc knows that a callee leaves some
- * registers alone, it does not clear the upper halves of any before the call, and two changes
- * between SSE and AVX are 200 cycles. */
+/* TSHI_OUTLINE: has many callers and gains nothing from inlining; saves compile time.
+ * TSHI_COLD: runs once or rarely (models, files, checks, errors); gcc optimises it for size.
+ * TSHI_APART: is called by AVX kernels. gcc must not look into it (noipa): if it sees that the
+ * function leaves some registers alone, it omits vzeroupper before the call, and every change
+ * between AVX and SSE code is slow. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 8
 #define TSHI_ALONE noipa
 #else
@@ -1815,8 +1814,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_PREFETCH(p)    ((void)(p))
 #define TSHI_PREFETCH_L2(p) ((void)(p))
 #endif
-/* Before a loop over a block, whose operands do not overlap or are one. (clang would unroll it
- * before it looks for vectors.) */
+/* Before a loop over a block whose operands are distinct or the same: vectorise it without checks
+ * for overlap. (clang would unroll it first and then find no vectors.) */
 #if defined(__clang__)
 #define TSHI_LANES _Pragma("clang loop unroll(disable)")
 #elif defined(__GNUC__)
@@ -1824,15 +1823,15 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #else
 #define TSHI_LANES
 #endif
-/* The same before a loop over a whole run: gcc need not compile it twice, for operands that do
- * overlap, too. (clang takes TSHI_RESTRICT's word for it.) */
+/* The same before a loop of any length: gcc then omits the second version, for operands that
+ * overlap. (clang relies on TSHI_RESTRICT.) */
 #if defined(__GNUC__) && !defined(__clang__)
 #define TSHI_EACH TSHI_LANES
 #else
 #define TSHI_EACH
 #endif
 
-/* Kernels beyond portable C: for x86-64, and in GNU C's vector types. */
+/* TSHI_VECTORS: GNU C's vector types are available. TSHI_X86: so are AVX intrinsics. */
 #if defined(__GNUC__) && !defined(TSHARD_NO_SIMD)
 #define TSHI_VECTORS 1
 #else
@@ -1845,42 +1844,42 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_X86 0
 #endif
 
-enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 times 2^58 bytes: more than a size_t */
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes exceed a size_t */
 
-/* A piece of memory, counted by its users; its data follows, aligned to 64 bytes. Pieces of the
- * step pool lie side by side in a chunk: `before` is the size of the left neighbour (0: none),
- * `last` marks the chunk's end. */
+/* Header of a reference-counted block of memory; its data follows, aligned to 64 bytes. Blocks of
+ * the step pool lie side by side in a page: `before` is the size of the left neighbour (0: none),
+ * `last` marks the page's last block. */
 typedef struct tshi_block tshi_block;
 struct tshi_block {
     size_t size; /* bytes of data, a multiple of 64 */
     size_t before;
-    tshi_block *next, *prev; /* in the list of free pieces of its size class */
+    tshi_block *next, *prev; /* in the list of free blocks of its size class */
     int refs;                /* 0: free */
-    int kind, last;
+    int kind, last;          /* kind: TSH_MEM_... */
     char padding[TSHI_ALIGN - 2 * sizeof(size_t) - 2 * sizeof(void *) - 3 * sizeof(int)];
 };
 
-/* The pool's memory. When a load follows a store, processors compare only the low 12 bits of their
- * addresses at first, and the load waits if these agree: a result that lies a little ahead of an
- * operand, modulo 4096, is slow. So a chunk's pieces begin TSHI_CHUNK bytes (a multiple of 64) into
- * it: 256 before where data begin in a block of its own, if the allocator gives whole pages. */
-typedef struct tshi_chunk {
-    struct tshi_chunk *next;
-    size_t bytes;
-} tshi_chunk;
-enum { TSHI_CHUNK = 3840 };
+/* Memory from the allocator that a pool or an arena hands out in parts. */
+typedef struct tshi_page {
+    struct tshi_page *next;
+    size_t bytes, used; /* used: of an arena only */
+} tshi_page;
 
+/* The offset of the first block in a pool page, a multiple of 64. A load that follows a store waits
+ * if the low 12 bits of the addresses agree ("4K aliasing"), so a result slightly ahead of an
+ * operand, modulo 4096, is slow. With pages aligned to 4096, the pool's data begins 256 bytes
+ * before the data of a block allocated alone. */
+enum { TSHI_POOL_OFFSET = 3840 };
+
+/* Step memory: blocks that are reused. */
 typedef struct tshi_pool {
-    tshi_chunk *chunks;
-    tshi_block *free[TSHI_SIZE_CLASSES]; /* pieces of [2^c, 2^(c+1)) times 64 bytes */
+    tshi_page *pages;
+    tshi_block *free[TSHI_SIZE_CLASSES]; /* free blocks of [2^c, 2^(c+1)) times 64 bytes */
     uint64_t filled;                     /* bit c: free[c] is not empty */
 } tshi_pool;
 
-/* Small things that live as long as the tape, or as the ctx: pages filled from the front. */
-typedef struct tshi_page {
-    struct tshi_page *next;
-    size_t bytes, used;
-} tshi_page;
+/* Small allocations, released all at once: those of the tape, or of the ctx. Pages fill up from the
+ * front. */
 typedef struct tshi_arena {
     tshi_page *first, *now;
 } tshi_arena;
@@ -1889,21 +1888,20 @@ typedef struct tshi_node tshi_node;
 typedef struct tshi_op tshi_op;
 
 enum {
-    TSHI_OWNED = 1,  /* lives until freed; else until the step or scope ends */
-    TSHI_PARAM = 2,  /* a module's parameter */
-    TSHI_LEAF = 4,   /* its gradient is wanted by the user */
-    TSHI_RETAIN = 8, /* keeps values and gradient through backward */
-    TSHI_STALE = 16, /* its values were given back */
-    TSHI_DEAD = 32,  /* the handle itself was given back */
-    /* Of its gradient, or of a moment's values, a rank of dp has its chunk only. */
-    TSHI_CHUNKED = 64,
+    TSHI_OWNED = 1,     /* lives until freed; others until the step or scope ends */
+    TSHI_PARAM = 2,     /* a module's parameter */
+    TSHI_LEAF = 4,      /* backward leaves its gradient for the user */
+    TSHI_RETAIN = 8,    /* keeps values and gradient through backward */
+    TSHI_STALE = 16,    /* its values were released */
+    TSHI_DEAD = 32,     /* the handle itself was released */
+    TSHI_CHUNKED = 64,  /* each rank of dp holds a chunk of its gradient (a moment: its values) */
     TSHI_AVERAGED = 128 /* its gradient is averaged over dp: a parameter, or tsh_average_grad */
 };
 
-/* One accumulator of gradients. live 0: the block's contents mean nothing yet. */
+/* A gradient accumulator. live 0: the gradient is 0, whatever the block contains. */
 typedef struct tshi_accumulator {
     tshi_block *block;
-    int live, clean; /* clean: it is all 0, though not live */
+    int live, clean; /* clean: not live, and the block contains zeros */
 } tshi_accumulator;
 
 struct tsh_tensor {
@@ -1911,33 +1909,33 @@ struct tsh_tensor {
     tsh_tensor *next, *prev; /* owned, step, or free handles */
     tsh_dtype dtype;
     unsigned flags;
-    int ndim, depth; /* depth: of scopes, when it was made */
+    int ndim, depth; /* depth: how many scopes were open when it was created */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
     tsh_layout layout; /* resolved: dim >= 0, segments >= 1, every length and unit given */
-    tshi_block *block; /* NULL: a parameter without memory yet */
+    tshi_block *block; /* NULL: a parameter that is not allocated yet, or stale */
     int64_t offset;    /* of the first element, in elements */
-    tsh_tensor *base;  /* whose values and gradients this one views; itself if none */
+    tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
     /* of a base only: */
-    int requires_grad;       /* a gradient flows here */
+    int requires_grad;
     tshi_node *node;         /* the op that made it; NULL: a leaf */
-    tshi_accumulator gr, gp; /* replicated (or sharded alike) and partial contributions */
-    int expected;            /* partial contributions still to come in this backward */
-    int users;               /* of a leaf: contributions of any kind still to come */
-    int boxed;               /* of a leaf: it is in a bucket that was not sent yet */
-    int reducing;            /* the all-reduce of gp is under way */
+    tshi_accumulator gr, gp; /* gradients in the tensor's own layout, and partial sums */
+    int expected;            /* partial gradients still to be added in this backward */
+    int users;               /* of a leaf: gradients of either kind still to be added */
+    int boxed;               /* of a leaf: it waits in a bucket that was not sent yet */
+    int reducing;            /* the all-reduce of gp (request req) was started */
     tsh_req req;
-    int sparse;        /* what gr and gp hold lies in marked rows only */
-    tshi_block *marks; /* int32_t per local row; NULL: no row-sparse gradient was there yet */
+    int sparse;        /* rows of gr and gp that are not marked are 0 */
+    tshi_block *marks; /* int32_t per local row; NULL: never had a row-sparse gradient */
     /* of a parameter only: */
     const char *path;
     tsh_init init;
     int64_t fan_in, zero_row; /* zero_row: 1 + the row whose initial values are 0; 0: none */
-    int stage;  /* 1 + the first stage of a pipeline that holds it; 0: there is no pipeline */
-    int absent; /* only other stages do */
+    int stage;  /* 1 + the first pipeline stage that holds it; 0: there is no pipeline */
+    int absent; /* other stages hold it, this rank's does not */
 };
 
-/* Inputs of an op as bits, and its output: which values it saves, and of which inputs the gradient
- * is a partial sum. Bit i is input i. */
+/* Sets of an op's inputs, and its output, as bits: the values that it saves; the inputs whose
+ * gradients are partial sums. Bit i is input i. */
 enum {
     TSHI_NONE = 0,
     TSHI_X = 1, /* unary ops, linear, norms: (x, weight, bias) */
@@ -1958,97 +1956,97 @@ enum {
     TSHI_OUT = 1 << 30
 };
 
-/* What an op returns, and its gradients: the op sets the shape, its layout rule the rest. */
+/* Describes an op's output before it is made: the op sets the shape, its layout rule the rest. */
 typedef struct tshi_output {
     tsh_shape shape;
     tsh_layout layout;
     unsigned partial; /* inputs whose gradient is a partial sum */
 } tshi_output;
 
-/* An op's layout rule: from the layouts of the inputs to that of the output. 0 and an error where
- * they do not go together. params: what else the rule depends on, or NULL. */
+/* An op's layout rule: derives the output's layout from the inputs'. Returns 0 and records an error
+ * if these do not fit. params: what else the rule depends on, or NULL. */
 typedef int (*tshi_rule_fn)(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
                             tshi_output *output);
 
 enum {
-    /* Backward takes the accumulators gr and gp of its output as they are. (gp of any other op is
-     * all-reduced before, and so is that of a retained output, which the user may read.) */
+    /* Backward reads both accumulators, gr and gp, of its output. (For other ops gp is all-reduced
+     * into gr first; also if the output is retained, because the user may read its gradient.) */
     TSHI_OP_ACCEPTS_PARTIAL = 1,
-    TSHI_OP_ACCEPTS_RETAINED = 2, /* so it does where the output is retained */
-    TSHI_OP_PASSES_PARTIAL = 4    /* and hands gp on as gp of input 0 */
+    TSHI_OP_ACCEPTS_RETAINED = 2, /* reads both even if the output is retained */
+    TSHI_OP_PASSES_PARTIAL = 4    /* adds gp of its output to gp of input 0 */
 };
 
-/* An op: what all its calls have in common. */
+/* An op, described once for all its calls. */
 struct tshi_op {
     const char *name;                  /* of the public function */
-    const char *inputs;                /* their names, separated by blanks; NULL: they have none */
+    const char *inputs;                /* names of the inputs, separated by blanks, or NULL */
     tshi_rule_fn rule;                 /* NULL: the layout is an argument of the call */
     void (*backward)(tshi_node *node); /* adds to the inputs' gradients; NULL: there are none */
     unsigned saves;                    /* values that backward reads: bits of inputs, TSHI_OUT */
     unsigned flags;                    /* TSHI_OP_... */
 };
 
-/* One call that was recorded. Nothing changes in it afterwards but `progress`. A tensor keeps two
- * accumulators, gr for contributions that every rank holds alike (or that are sharded as it is) and
- * gp for partial sums; before its producer's backward they are completed: gr += all-reduce(gp).
- * That all-reduce starts when the last expected partial contribution has come. */
+/* One recorded call; only `progress` changes after recording. A tensor has two accumulators: gr for
+ * gradients that are replicated, or sharded as the tensor is, and gp for partial sums. Before the
+ * backward of the op that made the tensor, gr += all-reduce(gp); the all-reduce starts as soon as
+ * the last expected partial gradient is added. */
 struct tshi_node {
     const tshi_op *op;
     tshi_node *older;
     const tsh_module *module; /* the innermost one whose forward made the call; NULL: none */
     tsh_tensor *out, **in;
     int n, depth;
-    unsigned partial;    /* inputs whose gradient backward gives as a partial sum */
-    tshi_block **saved;  /* of each input and then of out: values that backward reads, or NULL */
+    unsigned partial;    /* inputs whose gradient is a partial sum */
+    tshi_block **saved;  /* n + 1: values of each input and of out that backward reads, or NULL */
     tshi_block *aux;     /* what else backward reads; released with the node */
     void *params;        /* the op's own options, in the tape's arena */
-    tsh_tensor **leaves; /* not inputs, that backward adds gradients to */
+    tsh_tensor **leaves; /* tensors besides the inputs that backward adds gradients to */
     int leaf_count;
     struct {
         int reached;      /* the loss depends on the output */
-        unsigned partial; /* as above, and input 0 where a partial gradient is passed on to it */
-        unsigned given;   /* inputs whose gradient is done */
-    } progress;           /* of a backward */
+        unsigned partial; /* as above, plus input 0 if a partial gradient is passed on to it */
+        unsigned given;   /* inputs whose gradient is complete */
+    } progress;           /* of the backward that runs */
 };
 
 typedef struct tshi_handles {
-    tsh_tensor owned, step;      /* heads of rings */
+    tsh_tensor owned, step;      /* heads of circular lists */
     tsh_tensor *oldest, *newest; /* free handles, reused oldest first */
-    int64_t free, ended;         /* how many are free; how many the last step ended */
+    int64_t free, ended;         /* how many are free; how many of them the last step released */
 } tshi_handles;
 
 typedef struct tshi_tape {
     tshi_node *newest;
     tshi_arena arena;
     int no_grad;
-    int pending; /* leaves hold contributions that .defer left */
-    int summed;  /* losses are sums, over so many elements on this rank: */
-    double weight;
-    int syncing; /* gradients of leaves are sent as they become ready */
+    int pending;   /* leaves hold gradients that .defer left unsynchronised */
+    int summed;    /* losses are sums of terms, not means: */
+    double weight; /* the number of terms on this rank */
+    int syncing;   /* gradients of leaves are sent as they become ready */
 } tshi_tape;
 
 typedef struct tshi_bucket tshi_bucket;
 
 typedef struct tshi_buckets {
-    tshi_arena arena;           /* of all buckets of a backward */
-    tshi_bucket *first, **last; /* full ones, oldest first, and where the next one goes */
-    tshi_bucket *awaited;       /* the oldest one that may still travel */
-    tshi_bucket *open[2];       /* those that are filled: to be all-reduced, in chunks */
+    tshi_arena arena;           /* for all buckets of one backward */
+    tshi_bucket *first, **last; /* list of full ones, oldest first, and its end */
+    tshi_bucket *awaited;       /* the oldest one whose collective may still run */
+    tshi_bucket *open[2];       /* not full yet: whole gradients, gradients kept in chunks */
     int64_t limit;              /* elements that make one full */
-    int hold;                   /* none is sent before the end */
+    int hold;                   /* none is sent before backward ends */
     int summed;
-    double weight; /* of sums: this rank's, then that of all */
+    double weight; /* number of terms of summed losses: this rank's, then over dp */
     tsh_req weight_req;
 } tshi_buckets;
 
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
 typedef struct tshi_micro {
-    struct tshi_micro *next; /* all of a ctx */
+    struct tshi_micro *next; /* in the ctx's list */
     tshi_node *newest;       /* of its tape */
     tshi_arena arena;
-    tsh_tensor handles; /* head of a ring: what its forward made */
-    tsh_tensor *out;    /* what this stage gave to the next one, or the loss */
-    tsh_tensor *owed; /* what the stage before gave, and waits for the gradient of; NULL: nothing */
+    tsh_tensor handles; /* head of a circular list: tensors that its forward made */
+    tsh_tensor *out;    /* sent to the next stage, or the loss */
+    tsh_tensor *owed;   /* received from the stage before, which waits for its gradient; or NULL */
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
@@ -2057,28 +2055,28 @@ typedef struct tshi_trace tshi_trace;
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp;
     tsh_error error;
-    int told;   /* the error was told to the world, or came from it */
-    int logged; /* the logger was given the error */
+    int told;   /* the error was reported to the world, or came from it */
+    int logged; /* the logger got the error */
     tsh_allocator allocator;
     tsh_logger logger;
     tsh_gemm gemm;
     const tshi_gemm_kernel *gemm_kernel;
     tshi_block *gemm_scratch;
-    int isa; /* which kernels: TSHI_ISA_... */
+    int isa; /* whose kernels run: TSHI_ISA_... */
     int threads;
     uint64_t seed, randn_calls, dropout_calls;
     tsh_mem mem;
     tshi_pool pool;
-    tshi_arena books;
+    tshi_arena books; /* for all that lives as long as the ctx */
     tshi_handles handles;
     tshi_tape tape;
     tshi_buckets buckets;
-    int depth;         /* of scopes */
-    int anomalies;     /* values that are not finite are an error */
+    int depth;         /* how many scopes are open */
+    int anomalies;     /* tsh_detect_anomaly: values that are not finite are an error */
     tshi_trace *trace; /* NULL: none runs */
     tsh_module *root;
-    const tsh_module *module; /* the innermost whose forward, or an op's backward, runs; or NULL */
-    tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx); /* models over comm; set with the first */
+    const tsh_module *module; /* the innermost one whose forward or backward runs; or NULL */
+    tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx); /* compares models; NULL: there is none */
     tsh_optim *optims;      /* the newest first */
     tsh_pipeline *pipeline; /* the first one; NULL: none */
     tshi_micro *micros;
@@ -2086,7 +2084,7 @@ struct tsh_ctx {
 
 enum { TSHI_MODULE_PARAMS = 2 };
 
-/* A named count of a module: its global value, and this rank's share. */
+/* A named integer argument of a module, such as its number of heads: in all, and on this rank. */
 typedef struct tshi_argument {
     struct tshi_argument *next;
     const char *name;
@@ -2102,23 +2100,23 @@ struct tsh_module {
     tsh_tensor *param[TSHI_MODULE_PARAMS];
     const char *param_name[TSHI_MODULE_PARAMS];
     tshi_argument *arguments;
-    int evaluating;         /* not in training mode */
-    int checkpoint;         /* computed again in backward */
-    uint64_t dropout_calls; /* in training mode */
-    double number;          /* eps, or the probability of dropout */
+    int evaluating;         /* tsh_train(module, 0): not in training mode */
+    int checkpoint;         /* its forward is run again in backward */
+    uint64_t dropout_calls; /* calls in training mode: each draws another mask */
+    double number;          /* eps of a norm, p of dropout */
     tsh_lookup_desc lookup; /* of an embedding */
     const struct tshi_kind *kind;
     tsh_style style;
     int skip_bias_add, reversed, regather;
-    int stage; /* 1 + that of a pipeline; 0: none */
-    /* Layouts that a plan asks for; NULL: none. */
+    int stage; /* 1 + its pipeline stage; 0: none */
+    /* Layouts that tsh_parallelize's plan asks for; NULL: none. */
     const tsh_layout *takes, *gives; /* of the input as it arrives, of the output */
-    const tsh_layout **prepare;      /* what `prepared` inputs are brought to first */
-    const tsh_layout *result;        /* what the output is brought to last */
+    const tsh_layout **prepare;      /* that the `prepared` first inputs are redistributed to */
+    const tsh_layout *result;        /* that the output is redistributed to */
     int prepared;
 };
 
-/* a * b of sizes, SIZE_MAX where it does not fit: no allocator grants that. */
+/* Returns a * b, or SIZE_MAX on overflow: no allocator grants that. */
 static size_t tshi_base_mul(size_t a, size_t b) {
     return b && a > SIZE_MAX / b ? SIZE_MAX : a * b;
 }
@@ -2131,21 +2129,21 @@ static int64_t tshi_base_ceil(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-/* Resolves an option: 0 is `usual`, TSH_ZERO is 0. */
+/* Returns what an option means: 0 is `usual`, TSH_ZERO is 0. */
 static double tshi_base_option(double given, double usual) {
     return given > 0 ? given : given < 0 && given >= TSH_ZERO ? 0 : usual;
 }
 
-/* The monotonic clock, which glibc and musl hide under -std=c99 (a feature macro defined here would
- * be too late if the program has included any header before). It is in libc all the same; clockid_t
- * is int on Linux, and CLOCK_MONOTONIC is 1. C++ hides neither. */
+/* The monotonic clock. glibc and musl have it, but hide its declaration under -std=c99 (never in
+ * C++); a feature macro set here would come too late if the program has included a header before.
+ * So declare it here: on Linux clockid_t is int, and CLOCK_MONOTONIC is 1. */
 #if TSHI_POSIX && defined(CLOCK_MONOTONIC)
 #define TSHI_CLOCK CLOCK_MONOTONIC
 #elif defined(__linux__)
 #define TSHI_CLOCK 1
 #if defined(__USE_TIME64_REDIRECTS) || defined(_REDIR_TIME64) ||                                   \
     (defined(__USE_TIME_BITS64) && defined(__TIMESIZE) && __TIMESIZE == 32)
-/* A 64-bit time_t beside a 32-bit long: the plain name is the function for the older time_t. */
+/* 64-bit time_t with a 32-bit long: clock_gettime itself is the function for a 32-bit time_t. */
 extern int clock_gettime(int clock, struct timespec *time) __asm__("__clock_gettime64");
 #else
 extern int clock_gettime(int clock, struct timespec *time);
@@ -2154,7 +2152,7 @@ extern int clock_gettime(int clock, struct timespec *time);
 
 TSH_API int64_t tsh_now(void) {
 #if defined(_WIN32)
-    int64_t ticks[2]; /* now, and of a second */
+    int64_t ticks[2]; /* now; per second */
     (void)QueryPerformanceCounter((union _LARGE_INTEGER *)&ticks[0]);
     (void)QueryPerformanceFrequency((union _LARGE_INTEGER *)&ticks[1]);
     return ticks[0] / ticks[1] * 1000000000 + ticks[0] % ticks[1] * 1000000000 / ticks[1];
@@ -2167,11 +2165,11 @@ TSH_API int64_t tsh_now(void) {
     (void)gettimeofday(&t, NULL);
     return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_usec * 1000;
 #else
-    return -1; /* C99 has no clock that runs while a thread sleeps */
+    return -1; /* clock() of C99 stands still while a thread sleeps */
 #endif
 }
 
-/* Appends printf-style to text, which holds `size` bytes; cuts what does not fit. */
+/* Appends to a text in a buffer of `size` bytes, as snprintf: what does not fit is cut off. */
 TSH_PRINTF(3, 4) static void tshi_base_append(char *text, size_t size, const char *format, ...) {
     size_t used = strlen(text);
     va_list list;
@@ -2182,40 +2180,37 @@ TSH_PRINTF(3, 4) static void tshi_base_append(char *text, size_t size, const cha
 
 /* ========================================================================== */
 /* >>error                                              MARK: - error (private) */
-/* The first error of a ctx is kept, told to the peers once, and learnt from   */
-/* them. Nothing else in the library handles failure.                          */
+/* A ctx keeps its first error, reports it to its peers once, and adopts       */
+/* theirs. Nothing else in the library handles failure.                        */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
+
+/* tsh_fail records an error on this rank only. Where the program next waits for others, or asks
+ * tsh_ok, tshi_error_tell aborts the world with it; peers see it as the world's status. */
 
 TSH_API const char *tsh_version(void) {
     return TSHARD_VERSION;
 }
 
+/* Name and sentence of each tsh_result. */
+static const char *const tshi_error_results[][2] = {
+#define TSHI_RESULT(name, sentence) {"TSH_" #name, sentence},
+    TSH_RESULTS(TSHI_RESULT)
+#undef TSHI_RESULT
+};
+
 TSH_API const char *tsh_result_name(tsh_result code) {
-    switch (code) {
-#define TSHI_NAME(name, sentence)                                                                  \
-    case TSH_##name: return "TSH_" #name;
-        TSH_RESULTS(TSHI_NAME)
-#undef TSHI_NAME
-    case TSH_RESULT_COUNT: break;
-    }
-    return "TSH_?";
+    return (unsigned)code < (unsigned)TSH_RESULT_COUNT ? tshi_error_results[code][0] : "TSH_?";
 }
 
 TSH_API const char *tsh_result_text(tsh_result code) {
-    switch (code) {
-#define TSHI_TEXT(name, sentence)                                                                  \
-    case TSH_##name: return sentence;
-        TSH_RESULTS(TSHI_TEXT)
-#undef TSHI_TEXT
-    case TSH_RESULT_COUNT: break;
-    }
-    return "not an error code";
+    return (unsigned)code < (unsigned)TSH_RESULT_COUNT ? tshi_error_results[code][1]
+                                                       : "not an error code";
 }
 
 TSH_API void tsh_log_stderr(void *user, const char *message) {
     (void)user;
-    (void)fprintf(stderr, "tshard: %s\n", message); /* one call, so that lines do not mix */
+    (void)fprintf(stderr, "tshard: %s\n", message); /* one call: lines of ranks do not mix */
 }
 
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) {
@@ -2228,67 +2223,66 @@ TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) 
     logger->fn(logger->user, text);
 }
 
-/* Gives the logger the ctx's error, once. `learnt`: it came from another rank. */
-static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int learnt) {
+/* Logs the ctx's error, once. `received`: it came from another rank. */
+static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     char text[TSH_MESSAGE_SIZE + 64] = "";
     if (ctx->logged || !ctx->logger.fn) return;
     ctx->logged = 1;
     if (ctx->world.size > 1)
         tshi_base_append(text, sizeof text, "rank %d%s: ", ctx->world.rank,
-                         learnt ? " stops" : "");
+                         received ? " stops" : "");
     tshi_base_append(text, sizeof text, "%s%s (%s)", ctx->error.message,
-                     learnt && ctx->error.code == TSH_ERR_MISMATCH
+                     received && ctx->error.code == TSH_ERR_MISMATCH
                          ? "; every rank must run the same program, with the same arguments"
                          : "",
                      tsh_result_name(ctx->error.code));
     ctx->logger.fn(ctx->logger.user, text);
 }
 
-/* A local error ends the world: peers inside a collective get it too, with this rank named. The
- * logger is given it here, not where it is recorded: until now tsh_clear_error could undo it. */
+/* Aborts the world with a local error, if there is one: peers in a collective get it, with this
+ * rank named. Only now is it logged: until here tsh_clear_error could undo it. */
 static TSHI_COLD void tshi_error_tell(tsh_ctx *ctx) {
-    tsh_error told = ctx->error;
+    tsh_error report = ctx->error;
     if (ctx->error.code == TSH_OK) return;
     tshi_error_log(ctx, 0);
     if (ctx->told || !ctx->world.ops) return;
     ctx->told = 1;
-    told.message[0] = '\0';
-    tshi_base_append(told.message, sizeof told.message, "rank %d: %s", ctx->world.rank,
+    report.message[0] = '\0';
+    tshi_base_append(report.message, sizeof report.message, "rank %d: %s", ctx->world.rank,
                      ctx->error.message);
-    ctx->world.ops->abort(&ctx->world, &told);
+    ctx->world.ops->abort(&ctx->world, &report);
 }
 
-/* Takes over the world's verdict, if there is one and ctx has no error of its own. */
-TSHI_OUTLINE tsh_result tshi_error_learn(tsh_ctx *ctx) {
-    tsh_error verdict;
+/* Adopts the world's error, if it has one and ctx has none; returns ctx's error code. */
+TSHI_OUTLINE tsh_result tshi_error_receive(tsh_ctx *ctx) {
+    tsh_error error;
     if (ctx->error.code == TSH_OK && ctx->world.ops &&
-        ctx->world.ops->status(&ctx->world, &verdict) != TSH_OK) {
-        ctx->error = verdict;
+        ctx->world.ops->status(&ctx->world, &error) != TSH_OK) {
+        ctx->error = error;
         ctx->told = 1;
         tshi_error_log(ctx, 1);
     }
     return ctx->error.code;
 }
 
-/* Puts the path of the module that runs in front of the message: "h.3.mlp.c_fc: tsh_linear: ...";
- * the end of the path where it does not fit. 16 bytes stay free, for "rank 1000: ". */
+/* Prefixes the message with the path of the module that runs: "h.3.mlp.c_fc: tsh_linear: ...". A
+ * path that does not fit loses its beginning. 16 bytes stay free for "rank 1000: ". */
 static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
     char *text = ctx->error.message;
     const char *path = ctx->module ? ctx->module->path : "";
-    const size_t length = strlen(text), room = sizeof ctx->error.message - length;
-    size_t keep = strlen(path), dots = 0;
-    if (!keep || room < 32) return;
-    if (keep > room - 32) {
-        dots = 3;
-        path += keep - (room - 32);
-        keep = room - 32;
-    }
+    const size_t length = strlen(text), space = sizeof ctx->error.message - length;
+    const size_t whole = strlen(path);
+    size_t keep, dots;
+    if (!whole || space < 32) return;
+    keep = whole < space - 32 ? whole : space - 32;
+    dots = keep < whole ? 3 : 0;
     memmove(text + dots + keep + 2, text, length + 1);
     memcpy(text, "...", dots);
-    memcpy(text + dots, path, keep);
+    memcpy(text + dots, path + whole - keep, keep);
     memcpy(text + dots + keep, ": ", 2);
 }
 
+/* Records an error, unless ctx has one. */
 TSH_PRINTF(3, 0)
 static TSHI_COLD void tshi_error_keep(tsh_ctx *ctx, tsh_result code, const char *format,
                                       va_list list) {
@@ -2307,7 +2301,7 @@ TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char 
     return code;
 }
 
-/* tsh_fail for functions that return a tensor. */
+/* tsh_fail for functions that return a tensor: returns NULL. */
 TSH_PRINTF(3, 4)
 static TSHI_COLD tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, const char *format,
                                              ...) {
@@ -2318,9 +2312,10 @@ static TSHI_COLD tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, cons
     return NULL;
 }
 
-/* What a collective of this ctx returned: the verdict, or what the front door refused. */
+/* Records what a collective returned, if it is an error: the world's error, or, if the world has
+ * none, that the arguments were refused. Returns result. */
 TSHI_OUTLINE tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const char *what) {
-    if (result != TSH_OK && tshi_error_learn(ctx) == TSH_OK)
+    if (result != TSH_OK && tshi_error_receive(ctx) == TSH_OK)
         (void)tsh_fail(ctx, result, "%s: %s", what, tsh_result_text(result));
     return result;
 }
@@ -2328,7 +2323,7 @@ TSHI_OUTLINE tsh_result tshi_error_comm(tsh_ctx *ctx, tsh_result result, const c
 TSH_API int tsh_ok(tsh_ctx *ctx) {
     if (!ctx) return 0;
     tshi_error_tell(ctx);
-    return tshi_error_learn(ctx) == TSH_OK;
+    return tshi_error_receive(ctx) == TSH_OK;
 }
 
 TSH_API const tsh_error *tsh_last_error(const tsh_ctx *ctx) {
@@ -2344,12 +2339,17 @@ TSH_API void tsh_clear_error(tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>mem                                                  MARK: - mem (private) */
-/* One allocator for everything; counted blocks with 64-byte headers; a pool   */
-/* for step memory that grows once and is then reused; arenas for books.       */
+/* One allocator for everything: reference-counted blocks, a pool for step     */
+/* memory, arenas for what is released at once.                                */
 /* Needs: >>base >>error.                                                       */
 /* ========================================================================== */
 
-/* libc behind the allocator's contract: malloc's own pointer stands just before the block. */
+/* tshi_mem_take returns a block with one reference, tshi_mem_drop releases one; tshi_mem_book
+ * allocates from an arena. Blocks of step memory come from the pool: best fit among free blocks,
+ * split on use, joined with free neighbours on release. The pool grows by pages and keeps them
+ * until the ctx is destroyed, so that a training loop allocates nothing once it has warmed up. */
+
+/* The default allocator: malloc. The pointer that malloc returned stands just before the block. */
 static void *tshi_mem_libc(void *user, void *ptr, size_t old_size, size_t new_size, size_t align) {
     char *raw, *block = NULL;
     (void)user;
@@ -2376,7 +2376,7 @@ static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
     if (mem->total > mem->total_peak) mem->total_peak = mem->total;
 }
 
-/* Every call of the allocator is made here. */
+/* Calls the allocator, counts, and records an error if it refuses. No other place calls it. */
 static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, size_t new_size) {
     void *block = NULL;
     ctx->mem.calls++;
@@ -2391,6 +2391,17 @@ static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, s
     return block;
 }
 
+/* Allocates a page and inserts it at *list. */
+static tshi_page *tshi_mem_page(tsh_ctx *ctx, int kind, tshi_page **list, size_t bytes) {
+    tshi_page *page = (tshi_page *)tshi_mem_call(ctx, kind, NULL, 0, bytes);
+    if (!page) return NULL;
+    page->bytes = bytes;
+    page->used = TSHI_ALIGN;
+    page->next = *list;
+    *list = page;
+    return page;
+}
+
 static void *tshi_mem_data(tshi_block *block) {
     return block + 1;
 }
@@ -2399,7 +2410,7 @@ static tshi_block *tshi_mem_right(tshi_block *block) {
     return (tshi_block *)(void *)((char *)(block + 1) + block->size);
 }
 
-/* The position of the highest bit of x, which is not 0. */
+/* Returns floor(log2 x), x > 0. */
 static int tshi_mem_log2(uint64_t x) {
 #if defined(__GNUC__)
     return 63 - __builtin_clzll(x);
@@ -2433,15 +2444,15 @@ static void tshi_mem_unlink(tshi_pool *pool, tshi_block *block) {
         pool->filled &= ~((uint64_t)1 << c);
 }
 
-/* A free piece grows or shrinks; within its class, it stays where it is in the list. */
-static void tshi_mem_resize(tshi_pool *pool, tshi_block *piece, size_t size) {
-    const int stays = tshi_mem_class(size) == tshi_mem_class(piece->size);
-    if (!stays) tshi_mem_unlink(pool, piece);
-    piece->size = size;
-    if (!stays) tshi_mem_link(pool, piece);
+/* Changes the size of a free block; within its class, it keeps its place in the list. */
+static void tshi_mem_resize(tshi_pool *pool, tshi_block *block, size_t size) {
+    const int stays = tshi_mem_class(size) == tshi_mem_class(block->size);
+    if (!stays) tshi_mem_unlink(pool, block);
+    block->size = size;
+    if (!stays) tshi_mem_link(pool, block);
 }
 
-/* The smallest free piece of at least `size` bytes. */
+/* Returns the smallest free block of at least `size` bytes, or NULL. */
 static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     tshi_block *block, *best = NULL;
     uint64_t left = pool->filled >> tshi_mem_class(size) << tshi_mem_class(size);
@@ -2451,60 +2462,57 @@ static tshi_block *tshi_mem_fit(tshi_pool *pool, size_t size) {
     return best;
 }
 
+/* Adds a page to the pool and returns it as one free block; NULL and an error: no memory. */
 static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
-    const size_t least = (size_t)1 << 18;
-    const size_t bytes = (size > least ? size : least) + sizeof(tshi_block) + TSHI_CHUNK;
-    tshi_chunk *chunk;
+    const size_t min = (size_t)1 << 18;
+    const size_t bytes = (size > min ? size : min) + sizeof(tshi_block) + TSHI_POOL_OFFSET;
+    tshi_page *page = tshi_mem_page(ctx, TSH_MEM_STEP, &ctx->pool.pages, bytes);
     tshi_block *block;
-    chunk = (tshi_chunk *)tshi_mem_call(ctx, TSH_MEM_STEP, NULL, 0, bytes);
-    if (!chunk) return NULL;
-    chunk->bytes = bytes;
-    chunk->next = ctx->pool.chunks;
-    ctx->pool.chunks = chunk;
-    block = (tshi_block *)(void *)((char *)chunk + TSHI_CHUNK);
+    if (!page) return NULL;
+    block = (tshi_block *)(void *)((char *)page + TSHI_POOL_OFFSET);
     memset(block, 0, sizeof *block);
-    block->size = bytes - TSHI_CHUNK - sizeof *block;
+    block->size = bytes - TSHI_POOL_OFFSET - sizeof *block;
     block->kind = TSH_MEM_STEP;
     block->last = 1;
     tshi_mem_link(&ctx->pool, block);
     return block;
 }
 
-/* The right end of a free piece, or all of it where the rest could hold nothing. The right one: of
- * large blocks, mostly multiples of 4096 bytes, the later lies 64 bytes before (see tshi_chunk). */
-static tshi_block *tshi_mem_cut(tshi_pool *pool, tshi_block *piece, size_t size) {
+/* Splits off and returns the right end of a free block, or takes all of it if the rest could hold
+ * nothing. The right end, because a large size is mostly a multiple of 4096: the next block then
+ * lies 64 bytes before this one, modulo 4096 (see TSHI_POOL_OFFSET). */
+static tshi_block *tshi_mem_split(tshi_pool *pool, tshi_block *whole, size_t size) {
     tshi_block *block;
-    if (piece->size < size + sizeof *block + TSHI_ALIGN) {
-        tshi_mem_unlink(pool, piece);
-        return piece;
+    if (whole->size < size + sizeof *block + TSHI_ALIGN) {
+        tshi_mem_unlink(pool, whole);
+        return whole;
     }
-    tshi_mem_resize(pool, piece, piece->size - size - sizeof *block);
-    block = tshi_mem_right(piece);
+    tshi_mem_resize(pool, whole, whole->size - size - sizeof *block);
+    block = tshi_mem_right(whole);
     block->size = size;
-    block->before = piece->size;
-    block->last = piece->last;
-    piece->last = 0;
+    block->before = whole->size;
+    block->last = whole->last;
+    whole->last = 0;
     if (!block->last) tshi_mem_right(block)->before = size;
     return block;
 }
 
+/* Takes a block from the pool, which grows if need be. */
 static tshi_block *tshi_mem_step(tsh_ctx *ctx, size_t size) {
     tshi_block *block = tshi_mem_fit(&ctx->pool, size);
     if (!block) block = tshi_mem_grow(ctx, size);
     if (!block) return NULL;
-    block = tshi_mem_cut(&ctx->pool, block, size);
+    block = tshi_mem_split(&ctx->pool, block, size);
     ctx->mem.step_live += block->size + sizeof *block;
     if (ctx->mem.step_live > ctx->mem.step_live_peak) ctx->mem.step_live_peak = ctx->mem.step_live;
     return block;
 }
 
-/* A block of at least `bytes` bytes, one reference held. Step memory comes from the pool. */
+/* Allocates a block of at least `bytes` bytes, with one reference. NULL and an error: no memory. */
 TSHI_OUTLINE tshi_block *tshi_mem_take(tsh_ctx *ctx, int kind, size_t bytes) {
-    size_t size;
+    size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4;
     tshi_block *block;
-    if (bytes > SIZE_MAX / 4) bytes = SIZE_MAX / 4;
-    size = (bytes + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
-    if (!size) size = TSHI_ALIGN;
+    size = (size + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
     if (kind == TSH_MEM_STEP) {
         block = tshi_mem_step(ctx, size);
     } else {
@@ -2518,6 +2526,7 @@ TSHI_OUTLINE tshi_block *tshi_mem_take(tsh_ctx *ctx, int kind, size_t bytes) {
     return block;
 }
 
+/* Gives a block back to the pool, joined with its free neighbours. */
 static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
     tshi_block *other;
     ctx->mem.step_live -= block->size + sizeof *block;
@@ -2537,7 +2546,7 @@ static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
     if (!block->last) tshi_mem_right(block)->before = block->size;
 }
 
-/* Gives one reference back; NULL is fine. */
+/* Releases one reference; NULL is fine. */
 static void tshi_mem_drop(tsh_ctx *ctx, tshi_block *block) {
     if (!block || --block->refs > 0) return;
     if (block->kind == TSH_MEM_STEP)
@@ -2546,7 +2555,7 @@ static void tshi_mem_drop(tsh_ctx *ctx, tshi_block *block) {
         (void)tshi_mem_call(ctx, block->kind, block, block->size + sizeof *block, 0);
 }
 
-/* Zeroed memory that lives as long as the arena. */
+/* Allocates zeroed memory from an arena; NULL and an error: no memory. */
 static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     tshi_page *page = arena->now;
     char *place;
@@ -2554,17 +2563,9 @@ static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     while (page && page->used + bytes > page->bytes) page = page->next;
     if (!page) {
         size_t size = bytes + TSHI_ALIGN > 16384 ? bytes + TSHI_ALIGN : 16384;
-        page = (tshi_page *)tshi_mem_call(ctx, TSH_MEM_BOOKS, NULL, 0, size);
+        page = tshi_mem_page(ctx, TSH_MEM_BOOKS, arena->now ? &arena->now->next : &arena->first,
+                             size);
         if (!page) return NULL;
-        page->bytes = size;
-        page->used = TSHI_ALIGN;
-        page->next = NULL;
-        if (arena->now) {
-            page->next = arena->now->next;
-            arena->now->next = page;
-        } else {
-            arena->first = page;
-        }
     }
     arena->now = page;
     place = (char *)page + page->used;
@@ -2573,28 +2574,29 @@ static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
     return place;
 }
 
+/* Releases all that was allocated from an arena, and keeps its pages. */
 static void tshi_mem_reset(tshi_arena *arena) {
     tshi_page *page;
     for (page = arena->first; page; page = page->next) page->used = TSHI_ALIGN;
     arena->now = arena->first;
 }
 
-static void tshi_mem_close(tsh_ctx *ctx, tshi_arena *arena) {
-    tshi_page *page, *next;
-    for (page = arena->first; page; page = next) {
-        next = page->next;
-        (void)tshi_mem_call(ctx, TSH_MEM_BOOKS, page, page->bytes, 0);
+/* Frees a list of pages and empties it. */
+static void tshi_mem_free_pages(tsh_ctx *ctx, int kind, tshi_page **list) {
+    tshi_page *page;
+    while ((page = *list) != NULL) {
+        *list = page->next;
+        (void)tshi_mem_call(ctx, kind, page, page->bytes, 0);
     }
-    arena->first = arena->now = NULL;
+}
+
+static void tshi_mem_close(tsh_ctx *ctx, tshi_arena *arena) {
+    tshi_mem_free_pages(ctx, TSH_MEM_BOOKS, &arena->first);
+    arena->now = NULL;
 }
 
 static void tshi_mem_close_pool(tsh_ctx *ctx) {
-    tshi_chunk *chunk, *next;
-    for (chunk = ctx->pool.chunks; chunk; chunk = next) {
-        next = chunk->next;
-        (void)tshi_mem_call(ctx, TSH_MEM_STEP, chunk, chunk->bytes, 0);
-    }
-    ctx->pool.chunks = NULL;
+    tshi_mem_free_pages(ctx, TSH_MEM_STEP, &ctx->pool.pages);
 }
 
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
@@ -2605,49 +2607,50 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>dtype                                              MARK: - dtype (private) */
-/* What a dtype is: one row of one table. Nothing else asks which one it has.  */
+/* Everything that depends on a dtype: one row of one table.                   */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* A NEW DTYPE is one constant of tsh_dtype and one row of tshi_dtypes. Ops compute in tsh_real:
- * kernels load blocks of elements as tsh_real and store them, which is the only place where a value
- * is rounded to the dtype. `load` and `store` suffice; what is NULL is done through them. */
+/* TO ADD A DTYPE, add a constant to tsh_dtype and a row to tshi_dtypes; nothing else asks which
+ * dtype a tensor has. Ops compute in tsh_real: kernels load blocks of elements as tsh_real and
+ * store the results, which alone rounds values to the dtype. A row needs `load` and `store`; where
+ * another function is NULL, the library uses these two. */
 
-/* Folds n elements, a multiple of TSHI_DTYPE_RUN; `out` may be `left`, `right` or both. */
+/* out[i] = left[i] op right[i] for n elements. `out` may be `left`, `right` or both. */
 typedef void (*tshi_fold_fn)(void *out, const void *left, const void *right, int64_t n);
 
 typedef struct tshi_dtype {
     const char *name, *file; /* "f32"; what safetensors calls it: "F32" */
     int size;                /* bytes of an element */
     int floating;
-    /* n elements, `step` elements apart, to or from n values that lie side by side */
+    /* convert n elements, `step` elements apart, to or from n contiguous values */
     void (*load)(const void *from, int64_t step, int64_t n, tsh_real *to);
     void (*store)(void *to, int64_t step, int64_t n, const tsh_real *from);
-    /* (optional) element i without going through tsh_real, which may be narrower */
+    /* (optional) read or write element i, not rounded to tsh_real */
     double (*get)(const void *data, int64_t i);
     void (*put)(void *data, int64_t i, double value);
-    /* (integers only) as load and store, of all their digits */
+    /* (integers only) as load and store, exact for every integer */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
-    /* (optional) the sums, products, minima, maxima and averages of collectives; NULL: each step of
-     * a sum is computed in tsh_real and stored */
+    /* (optional) the reductions of collectives, by tsh_redop, and the division of an average; NULL:
+     * in tsh_real, rounded to the dtype after each step */
     const tshi_fold_fn *fold;
     void (*divide)(void *sums, int64_t n, int by);
 } tshi_dtype;
 
-/* A value that an integer type can take: clamped to +-most, NaN is 0. */
-static double tshi_dtype_clamp(double value, double most) {
+/* Makes a value fit an integer type: clamps it to +-max; NaN becomes 0. */
+static double tshi_dtype_clamp(double value, double max) {
     if (value != value) return 0;
-    return value > most ? most : value < -most ? -most : value;
+    return value > max ? max : value < -max ? -max : value;
 }
 
 /* The largest double that an int32_t, an int64_t can hold. */
-#define TSHI_DTYPE_MOST_i32 2147483647.0
-#define TSHI_DTYPE_MOST_i64 9223372036854774784.0
+#define TSHI_DTYPE_MAX_i32 2147483647.0
+#define TSHI_DTYPE_MAX_i64 9223372036854774784.0
 
-/* Runs of a fixed length are what compilers vectorise at every level of optimisation; where `out`
- * is an operand they have to be told that no element depends on another (clang would check
- * addresses at run time, and work on single elements). */
+/* Folds work on runs: compilers vectorise loops of constant length at every level of optimisation.
+ * As `out` may be an operand, they must be told that iterations are independent (clang would check
+ * addresses at run time, and fall back to single elements). */
 enum { TSHI_DTYPE_RUN = 32 };
 #if defined(__clang__)
 #define TSHI_DTYPE_LANES _Pragma("clang loop unroll(disable) vectorize(assume_safety)")
@@ -2655,25 +2658,29 @@ enum { TSHI_DTYPE_RUN = 32 };
 #define TSHI_DTYPE_LANES TSHI_LANES
 #endif
 
-/* out = expression of l and r. */
+/* Defines tshi_dtype_<name>: out = expression of l and r. */
 #define TSHI_DTYPE_FOLD(name, type, expression)                                                    \
     static void tshi_dtype_##name(void *out_, const void *left_, const void *right_, int64_t n) {  \
         type *out = (type *)out_;                                                                  \
         const type *left = (const type *)left_, *right = (const type *)right_;                     \
-        int64_t at;                                                                                \
+        int64_t at = 0;                                                                            \
         int i;                                                                                     \
-        for (at = 0; at < n; at += TSHI_DTYPE_RUN) {                                               \
+        for (; at + TSHI_DTYPE_RUN <= n; at += TSHI_DTYPE_RUN) {                                   \
             TSHI_DTYPE_LANES for (i = 0; i < TSHI_DTYPE_RUN; i++) {                                \
                 const type l = left[at + i], r = right[at + i];                                    \
                 out[at + i] = expression;                                                          \
             }                                                                                      \
+        }                                                                                          \
+        for (; at < n; at++) {                                                                     \
+            const type l = left[at], r = right[at];                                                \
+            out[at] = expression;                                                                  \
         }                                                                                          \
     }
 #define TSHI_DTYPE_FOLDS(suffix)                                                                   \
     static const tshi_fold_fn tshi_dtype_folds_##suffix[] = { /* in the order of tsh_redop */      \
         tshi_dtype_sum_##suffix, tshi_dtype_prod_##suffix, tshi_dtype_min_##suffix,                \
         tshi_dtype_max_##suffix, tshi_dtype_sum_##suffix};
-/* Of equal values the left one stays; a NaN on either side stays. */
+/* min and max return the left of equal values (0 and -0), and NaN if either is NaN. */
 #define TSHI_DTYPE_FLOAT(suffix, type)                                                             \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (l + r))                                                   \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (l * r))                                                  \
@@ -2691,7 +2698,7 @@ enum { TSHI_DTYPE_RUN = 32 };
         ((type *)data)[i] = (type)value;                                                           \
     }                                                                                              \
     TSHI_DTYPE_MOVES(suffix, type, (type)x)
-/* Integers wrap, through their unsigned counterparts; values are cut towards zero. */
+/* Integers wrap on overflow: `wide`, the unsigned type, computes. Fractions are truncated. */
 #define TSHI_DTYPE_INTEGER(suffix, type, wide)                                                     \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
@@ -2699,7 +2706,7 @@ enum { TSHI_DTYPE_RUN = 32 };
     TSHI_DTYPE_FOLD(max_##suffix, type, l >= r ? l : r)                                            \
     TSHI_DTYPE_FOLDS(suffix)                                                                       \
     static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
-        ((type *)data)[i] = (type)tshi_dtype_clamp(value, TSHI_DTYPE_MOST_##suffix);               \
+        ((type *)data)[i] = (type)tshi_dtype_clamp(value, TSHI_DTYPE_MAX_##suffix);                \
     }                                                                                              \
     static void tshi_dtype_load_integer_##suffix(const void *data, int64_t step, int64_t n,        \
                                                  int64_t *to) {                                    \
@@ -2713,8 +2720,8 @@ enum { TSHI_DTYPE_RUN = 32 };
         int64_t i;                                                                                 \
         for (i = 0; i < n; i++) to[i * step] = (type)from[i];                                      \
     }                                                                                              \
-    TSHI_DTYPE_MOVES(suffix, type, (type)tshi_dtype_clamp((double)x, TSHI_DTYPE_MOST_##suffix))
-/* load, store and get; STORED is the element that a tsh_real x is stored as. */
+    TSHI_DTYPE_MOVES(suffix, type, (type)tshi_dtype_clamp((double)x, TSHI_DTYPE_MAX_##suffix))
+/* load, store and get; STORED converts a tsh_real x to an element. */
 #define TSHI_DTYPE_MOVES(suffix, type, STORED)                                                     \
     static void tshi_dtype_load_##suffix(const void *data, int64_t step, int64_t n,                \
                                          tsh_real *to) {                                           \
@@ -2766,10 +2773,10 @@ enum { TSHI_DTYPES = sizeof tshi_dtypes / sizeof tshi_dtypes[0] };
 #undef TSHI_DTYPE_FOLDS
 #undef TSHI_DTYPE_FOLD
 #undef TSHI_DTYPE_LANES
-#undef TSHI_DTYPE_MOST_i32
-#undef TSHI_DTYPE_MOST_i64
+#undef TSHI_DTYPE_MAX_i32
+#undef TSHI_DTYPE_MAX_i64
 
-/* Bytes of n values that ops compute with: gradients, moments, scratch. */
+/* Returns the bytes of n tsh_real: gradients, moments, scratch. */
 static size_t tshi_dtype_reals(int64_t n) {
     return tshi_base_mul((size_t)n, sizeof(tsh_real));
 }
@@ -2803,56 +2810,30 @@ static void tshi_dtype_put(tsh_dtype dtype, void *data, int64_t i, double value)
         row->store((char *)data + i * row->size, 1, 1, &rounded);
 }
 
-static int64_t tshi_dtype_integer(tsh_dtype dtype, const void *data, int64_t i) {
-    int64_t value;
-    tshi_dtypes[dtype].load_integer((const char *)data + i * tshi_dtypes[dtype].size, 1, 1, &value);
-    return value;
-}
-
-/* 0 if value is beyond what an integer dtype can hold. */
+/* Returns 0 if value is out of an integer dtype's range. */
 static int tshi_dtype_holds(tsh_dtype dtype, double value) {
     int64_t widest;
     tshi_dtype_put(dtype, &widest, 0, value);
     return tshi_dtypes[dtype].floating || fabs(value - tshi_dtype_get(dtype, &widest, 0)) < 1;
 }
 
-/* 1 if ops take such values: floating numbers that tsh_real holds exactly. */
+/* Returns 1 if ops compute with the dtype: floating, and exact in tsh_real. */
 static int tshi_dtype_computes(tsh_dtype dtype) {
     return tshi_dtypes[dtype].floating && tshi_dtypes[dtype].size <= (int)sizeof(tsh_real);
-}
-
-/* out = left and right folded, a run of n <= TSHI_DTYPE_RUN elements. */
-static void tshi_dtype_fold_run(const tshi_dtype *row, void *out, const void *left,
-                                const void *right, int64_t n, tsh_redop op) {
-    union {
-        tsh_real real[TSHI_DTYPE_RUN];
-        int64_t widest[TSHI_DTYPE_RUN];
-    } l, r;
-    const size_t bytes = (size_t)n * (size_t)row->size;
-    memset(&l, 0, sizeof l);
-    memset(&r, 0, sizeof r);
-    if (row->fold) {
-        memcpy(&l, left, bytes);
-        memcpy(&r, right, bytes);
-        row->fold[op](&l, &l, &r, TSHI_DTYPE_RUN);
-        memcpy(out, &l, bytes);
-    } else {
-        row->load(left, 1, n, l.real);
-        row->load(right, 1, n, r.real);
-        tshi_dtypes[TSH_REAL].fold[op](&l, &l, &r, TSHI_DTYPE_RUN);
-        row->store(out, 1, n, l.real);
-    }
 }
 
 TSH_API void tsh_coll_fold(void *out, const void *left, const void *right, int64_t n,
                            tsh_dtype dtype, tsh_redop op) {
     const tshi_dtype *row = &tshi_dtypes[dtype];
-    int64_t e = row->fold ? n - n % TSHI_DTYPE_RUN : 0, at;
-    if (e) row->fold[op](out, left, right, e);
-    for (; e < n; e += TSHI_DTYPE_RUN) {
-        at = e * row->size;
-        tshi_dtype_fold_run(row, (char *)out + at, (const char *)left + at,
-                            (const char *)right + at, tshi_base_min(TSHI_DTYPE_RUN, n - e), op);
+    tsh_real l[TSHI_DTYPE_RUN], r[TSHI_DTYPE_RUN];
+    int64_t e, m;
+    if (row->fold) row->fold[op](out, left, right, n);
+    for (e = 0; e < n && !row->fold; e += m) {
+        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
+        row->load((const char *)left + e * row->size, 1, m, l);
+        row->load((const char *)right + e * row->size, 1, m, r);
+        tshi_dtypes[TSH_REAL].fold[op](l, l, r, m);
+        row->store((char *)out + e * row->size, 1, m, l);
     }
 }
 
@@ -2872,10 +2853,13 @@ TSH_API void tsh_coll_finish(void *sums, int64_t n, tsh_dtype dtype, tsh_redop o
 
 /* ========================================================================== */
 /* >>trace                                              MARK: - trace (private) */
-/* What ran when: a list of events, while a trace is asked for.                 */
+/* Records what ran when, between tsh_trace_begin and tsh_trace_end.            */
 /* Needs: >>mem.                                                                */
 /* ========================================================================== */
 
+/* Every op reports when it begins (tshi_trace_open) and when its output is done (tshi_trace_close);
+ * backward, modules and optimisers add their events whole. Collectives report through comm->trace.
+ * Events lie in an arena, oldest first; beyond desc.limit they are counted as lost. */
 enum {
     TSHI_TRACE_FORWARD,
     TSHI_TRACE_BACKWARD,
@@ -2895,7 +2879,7 @@ typedef struct tshi_event {
 
 /* A collective that was started and not waited for yet. */
 typedef struct tshi_flight {
-    const tsh_comm *comm; /* NULL: this place is free */
+    const tsh_comm *comm; /* NULL: the entry is free */
     tsh_req req;
     tshi_event *event;
 } tshi_flight;
@@ -2906,7 +2890,7 @@ struct tshi_trace {
     tshi_arena arena;
     tshi_event *first, *last;
     int64_t count, lost;
-    /* Ops that began, the innermost last: they may use each other. */
+    /* A stack of the ops that began: ops may call other ops. */
     struct {
         const char *name;
         int64_t begin;
@@ -2919,12 +2903,12 @@ static int64_t tshi_trace_now(const tshi_trace *trace) {
     return trace->desc.now ? trace->desc.now(trace->desc.user) : tsh_now();
 }
 
-/* Where no trace runs: 0, and tshi_trace_add is not to be called. */
+/* Returns the time, for tshi_trace_add; 0 if no trace runs. */
 static int64_t tshi_trace_start(const tsh_ctx *ctx) {
     return ctx->trace ? tshi_trace_now(ctx->trace) : 0;
 }
 
-/* What began then and ends now; NULL: there is no room. */
+/* Adds an event from `begin` to now. Returns NULL if it was lost. */
 TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char *name,
                                         int64_t begin, int64_t bytes) {
     tshi_event *event = NULL;
@@ -2948,9 +2932,9 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     return event;
 }
 
-/* An op begins: its arguments are checked. Many that only look at values never end. */
+/* Pushes an op that begins. Functions that make no output are never popped by their own name. */
 static void tshi_trace_open(tshi_trace *trace, const char *op) {
-    if (trace->depth == TSHI_TRACE_OPEN) { /* the oldest one did not */
+    if (trace->depth == TSHI_TRACE_OPEN) { /* full: forget the oldest */
         memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);
         trace->depth--;
     }
@@ -2958,7 +2942,7 @@ static void tshi_trace_open(tshi_trace *trace, const char *op) {
     trace->open[trace->depth++].begin = tshi_trace_now(trace);
 }
 
-/* An op's output is done. */
+/* Pops an op whose output is done, and all above it; adds its event. */
 static void tshi_trace_close(tshi_trace *trace, const char *op) {
     int at = trace->depth;
     while (at > 0 && strcmp(trace->open[at - 1].name, op) != 0) at--;
@@ -2967,7 +2951,7 @@ static void tshi_trace_close(tshi_trace *trace, const char *op) {
     (void)tshi_trace_add(trace, TSHI_TRACE_FORWARD, op, trace->open[at - 1].begin, 0);
 }
 
-/* A collective was started; its wait adds to the event, or is another one. */
+/* Adds a collective that was started, and remembers it until tshi_trace_waited. */
 static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begin, uint64_t bytes,
                             tsh_req req) {
     tshi_trace *trace = comm->trace;
@@ -2982,6 +2966,8 @@ static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begi
     }
 }
 
+/* A collective was waited for: extends its event, or adds one for the wait if another event was
+ * added in between. */
 static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) {
     tshi_trace *trace = comm->trace;
     int i;
@@ -2997,7 +2983,7 @@ static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) 
     }
 }
 
-/* Ends a trace without a word. */
+/* Discards the trace, if one runs. */
 static void tshi_trace_drop(tsh_ctx *ctx) {
     tshi_arena arena;
     if (!ctx->trace) return;
@@ -3008,29 +2994,28 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>team                                                MARK: - team (private) */
-/* The threads of one rank: OpenMP's where the compiler has it, else one.      */
+/* Runs a loop on the threads of one rank: OpenMP's, else one.                 */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-/* Work of n units is cut into pieces that write to different places. Every element of a result is
- * computed by one piece, in the order in which one thread would: bits do not know how many there
- * are. Nothing is allocated and no error is raised inside. */
+/* Does piece number `piece` of a job of n units: units `from` to `to`. Pieces write to different
+ * places, and one piece computes every element of a result, in the order of one thread: results are
+ * bitwise the same for any number of threads. fn neither allocates nor records errors. */
 typedef void (*tshi_team_fn)(void *job, int piece, int64_t from, int64_t to);
 
-/* How many pieces n units make, each worth a thread: of at least `least` units. */
-static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t least) {
-    const int64_t most = n / (least > 0 ? least : 1);
+/* Returns how many pieces to cut n units into: one per thread, each of at least `min` units. */
+static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t min) {
 #if defined(_OPENMP)
-    return most < 2 ? 1 : (int)tshi_base_min(most, ctx->threads);
+    const int64_t max = n / (min > 0 ? min : 1);
+    return max < 2 ? 1 : (int)tshi_base_min(max, ctx->threads);
 #else
-    (void)ctx;
-    (void)most;
+    (void)ctx, (void)n, (void)min;
     return 1;
 #endif
 }
 
-/* Calls fn for each piece, cut at multiples of `unit`. (OpenMP would make a team of one, too, which
- * costs one or two microseconds.) */
+/* Calls fn for each piece; pieces begin at multiples of `unit`. (One piece is called directly:
+ * OpenMP takes microseconds even for a team of one.) */
 static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, void *job) {
     const int64_t units = tshi_base_ceil(n, unit);
     int i;
@@ -3045,7 +3030,7 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
-/* How many threads of its own a library may use inside of one piece. */
+/* Returns how many threads a BLAS may use inside of one piece. */
 static int tshi_team_spare(const tsh_ctx *ctx) {
 #if defined(_OPENMP)
     (void)ctx;
@@ -3057,11 +3042,13 @@ static int tshi_team_spare(const tsh_ctx *ctx) {
 
 /* ========================================================================== */
 /* >>rng                                                  MARK: - rng (private) */
-/* Philox 4x32-10 (Salmon et al. 2011): random numbers by key and position, so  */
-/* that every rank draws for its own elements what one device would draw.      */
+/* Random numbers: Philox 4x32-10 (Salmon et al. 2011) and distributions.      */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
+/* There is no generator state: a number is a function of the key (the seed), a stream (one use of
+ * random numbers, such as a parameter's initial values; the hash of a name) and the global index of
+ * the element. So each rank draws for its shard what one device would draw for the whole. */
 TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
     c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
@@ -3070,7 +3057,8 @@ TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     c[3] = (uint32_t)a;
 }
 
-/* The rounds are written out, so that a loop around them vectorises. */
+/* Computes the four random words of a position. The rounds are written out: a loop of rounds would
+ * keep the caller's loop over positions from being vectorised. */
 TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *out) {
     const uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     uint32_t c[4];
@@ -3098,26 +3086,26 @@ TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t positio
 
 enum { TSHI_RNG_WORDS = 64 };
 
-/* The bits of TSHI_RNG_WORDS elements from 4 position on. */
+/* The random bits of TSHI_RNG_WORDS elements, the first of which is element 4 position. */
 TSHI_INLINE void tshi_rng_words(uint64_t key, uint64_t stream, uint64_t position, uint32_t *word) {
     int i;
     for (i = 0; i < TSHI_RNG_WORDS / 4; i++)
         tshi_rng_philox(key, stream, position + (uint64_t)i, word + 4 * i);
 }
 
-/* Element e of a stream: 32 random bits, lane e mod 4 of block e / 4. */
+/* Returns the 32 random bits of an element: word e mod 4 of position e / 4. */
 static uint32_t tshi_rng_bits(uint64_t key, uint64_t stream, uint64_t element) {
     uint32_t out[4];
     tshi_rng_philox(key, stream, element / 4, out);
     return out[element % 4];
 }
 
-/* Uniform in [0, 1), a multiple of 2^-24: exact in float. */
+/* Returns a uniform number in [0, 1), a multiple of 2^-24: exact in float. */
 static double tshi_rng_uniform(uint64_t key, uint64_t stream, uint64_t element) {
     return (double)(tshi_rng_bits(key, stream, element) >> 8) / 16777216.0;
 }
 
-/* Standard normal by Box & Muller (1958); its own two words per element. */
+/* Returns a standard normal number (Box & Muller 1958) of two random words per element. */
 static double tshi_rng_normal(uint64_t key, uint64_t stream, uint64_t element) {
     uint32_t out[4];
     const uint32_t *word = out + element % 2 * 2;
@@ -3126,13 +3114,13 @@ static double tshi_rng_normal(uint64_t key, uint64_t stream, uint64_t element) {
            cos(6.283185307179586 * ((double)word[1] / 4294967296.0));
 }
 
-/* The standard normal distribution function. */
-static double tshi_rng_below(double x) {
+/* Returns the standard normal distribution function at x. */
+static double tshi_rng_cdf(double x) {
     return 0.5 * erfc(-x * 0.70710678118654752);
 }
 
-/* Its inverse for p in (0, 1): Hastings' rational approximation (Abramowitz & Stegun 26.2.23, good
- * to 4.5e-4) of the lower tail, and two of Halley's steps, which cube the error. */
+/* Returns its inverse for p in (0, 1): Hastings' rational approximation of the lower tail
+ * (Abramowitz & Stegun 26.2.23, error 4.5e-4), then two Halley steps, which cube the error. */
 static double tshi_rng_quantile(double p) {
     double tail = p < 0.5 ? p : 1 - p, t, x, off;
     int step;
@@ -3142,13 +3130,14 @@ static double tshi_rng_quantile(double p) {
             (1 + t * (1.432788 + t * (0.189269 + t * 0.001308))) -
         t;
     for (step = 0; step < 2; step++) {
-        off = (tshi_rng_below(x) - tail) * 2.5066282746310002 * exp(0.5 * x * x);
+        off = (tshi_rng_cdf(x) - tail) * 2.5066282746310002 * exp(0.5 * x * x);
         x -= off / (1 + 0.5 * x * off);
     }
     return p < 0.5 ? x : -x;
 }
 
-/* FNV-1a over bytes, continued from `hash`, then mixed: streams are named by paths and counts. */
+/* Hashes bytes, FNV-1a and a final mix, starting from `hash`: makes a stream of a path or a count
+ * of calls. */
 static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *byte = (const unsigned char *)data;
     size_t i;
@@ -3161,10 +3150,12 @@ static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
 
 /* ========================================================================== */
 /* >>layout                                            MARK: - layout (private) */
-/* Who owns which part of a sharded dimension: one function, used by all.      */
+/* Layouts, and tsh_chunk: which rank owns which part of a sharded dimension.  */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
+/* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0). Tensors
+ * hold resolved layouts only (tshi_layout_resolve), and functions that compare two take these. */
 TSH_API tsh_layout tsh_replicated(void) {
     tsh_layout layout;
     memset(&layout, 0, sizeof layout);
@@ -3195,7 +3186,7 @@ TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
     return layout;
 }
 
-/* Segment s of a dimension of `length`, defaults filled in; 0 where the layout does not fit. */
+/* Gets segment s of a dimension of `length`, defaults resolved; returns 0 if it does not fit. */
 static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, tsh_segment *out) {
     int n = layout->segments ? layout->segments : 1;
     *out = layout->segment[s];
@@ -3204,7 +3195,7 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     if (!out->length) {
         int i;
         for (i = 0; i < n; i++)
-            if (layout->segment[i].length) return 1; /* an empty segment among given ones */
+            if (layout->segment[i].length) return 1; /* lengths are given, this one is 0 */
         if (length % n) return 0;
         out->length = length / n;
     }
@@ -3238,7 +3229,7 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
     return start == length ? owned : -1;
 }
 
-/* Resolves every default of a layout for a tensor of this shape; 0 where it does not fit. */
+/* Resolves every default of a layout for a tensor of this shape; returns 0 if it does not fit. */
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
     tsh_layout given;
     int s;
@@ -3260,7 +3251,7 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     return 1;
 }
 
-/* Whether two resolved sharded layouts cut a dimension of `length` alike for every rank. */
+/* Returns 1 if two resolved sharded layouts give every rank the same part of a dimension. */
 static int tshi_layout_same_cut(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                 int size) {
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
@@ -3276,6 +3267,7 @@ static int tshi_layout_same_cut(const tsh_layout *a, const tsh_layout *b, int64_
     return 1;
 }
 
+/* Returns 1 if two resolved layouts give every rank the same elements of a tensor. */
 TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, const int64_t *dim,
                              int size) {
     if (a->kind != b->kind) return 0;
@@ -3283,7 +3275,7 @@ TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, con
     return a->dim == b->dim && tshi_layout_same_cut(a, b, dim[a->dim], size);
 }
 
-/* Whether two resolved layouts are the same, in their units too. */
+/* Returns 1 if two resolved layouts have the same fields; stricter than tshi_layout_equal. */
 static int tshi_layout_alike(const tsh_layout *a, const tsh_layout *b) {
     int s, alike = a->kind == b->kind && a->dim == b->dim && a->segments == b->segments;
     for (s = 0; s < a->segments && alike; s++)
@@ -3295,11 +3287,9 @@ static int tshi_layout_alike(const tsh_layout *a, const tsh_layout *b) {
 TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size) {
     if (!size) return text;
     text[0] = '\0';
-    if (layout->kind == TSH_REPLICATED)
-        tshi_base_append(text, size, "R");
-    else if (layout->kind == TSH_PARTIAL)
-        tshi_base_append(text, size, "P");
-    else {
+    if (layout->kind != TSH_SHARDED) {
+        tshi_base_append(text, size, layout->kind == TSH_PARTIAL ? "P" : "R");
+    } else {
         tshi_base_append(text, size, "S(%d", layout->dim);
         if (layout->segments > 1) tshi_base_append(text, size, ", %d segments", layout->segments);
         if (layout->segment[0].unit > 1)
@@ -3311,47 +3301,42 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
 
 /* ========================================================================== */
 /* >>tensor                                            MARK: - tensor (private) */
-/* Handles and their two lifetimes, shapes, views, values in and out.          */
+/* Handles and their two lifetimes, shapes, views, initial values, checks.     */
 /* Needs: >>error >>mem >>rng >>layout.                                         */
 /* ========================================================================== */
 
+/* A tsh_tensor is a handle: shape, layout and strides of values that lie in a reference-counted
+ * block. Owned handles live until they are freed, all others until their step or scope ends. An op
+ * begins with tshi_tensor_check and returns what tshi_tensor_out makes. A view shares its base's
+ * block and gradients. After an error, both functions return NULL, and so does the op. */
 enum { TSHI_TEXT_SIZE = 96 };
 
 TSH_API tsh_shape tsh_shape0(void) {
-    tsh_shape shape;
-    memset(&shape, 0, sizeof shape);
+    const tsh_shape shape = {0, {0}};
     return shape;
 }
 
 TSH_API tsh_shape tsh_shape1(int64_t a) {
-    tsh_shape shape = tsh_shape0();
-    shape.ndim = 1;
-    shape.dim[0] = a;
+    const tsh_shape shape = {1, {a}};
     return shape;
 }
 
 TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b) {
-    tsh_shape shape = tsh_shape1(a);
-    shape.ndim = 2;
-    shape.dim[1] = b;
+    const tsh_shape shape = {2, {a, b}};
     return shape;
 }
 
 TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c) {
-    tsh_shape shape = tsh_shape2(a, b);
-    shape.ndim = 3;
-    shape.dim[2] = c;
+    const tsh_shape shape = {3, {a, b, c}};
     return shape;
 }
 
 TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d) {
-    tsh_shape shape = tsh_shape3(a, b, c);
-    shape.ndim = 4;
-    shape.dim[3] = d;
+    const tsh_shape shape = {4, {a, b, c, d}};
     return shape;
 }
 
-/* "(2, 3)" */
+/* Writes "(2, 3)". */
 static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
     int i;
     text[0] = '\0';
@@ -3362,7 +3347,7 @@ static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
     return text;
 }
 
-/* "(2, 3) S(1)" for error sentences. */
+/* Writes "(2, 3) S(1)", for error sentences. */
 static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
     char layout[TSHI_TEXT_SIZE];
     tshi_base_append(tshi_tensor_sizes(t->dim, t->ndim, text), TSHI_TEXT_SIZE, " %s",
@@ -3383,25 +3368,17 @@ static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
     head->prev = t;
 }
 
-/* A free handle is reused only when as many are free as the last step ended: a stale pointer is
- * recognised for one whole step, and a loop in steady state takes no memory. */
+/* Returns a zeroed handle. The oldest free one is reused, but only if more are free than the last
+ * step released: so a stale pointer is recognised for one whole step, and a training loop allocates
+ * no handles once it has warmed up. */
 static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
-    enum {
-        FORM = offsetof(tsh_tensor, block),
-        BACK = offsetof(tsh_tensor, expected),
-        INIT = offsetof(tsh_tensor, init)
-    };
     tshi_handles *h = &ctx->handles;
     tsh_tensor *t;
     if (h->free > h->ended + 256) {
         t = h->oldest;
         h->oldest = t->next;
         h->free--;
-        memset(t->dim, 0, sizeof t->dim);
-        /* What is before is filled in anyhow. A longer memset is a slow string instruction. */
-        memset((char *)t + FORM, 0, BACK - FORM);
-        memset((char *)t + BACK, 0, INIT - BACK);
-        memset((char *)t + INIT, 0, sizeof *t - INIT);
+        memset(t, 0, sizeof *t);
     } else {
         t = (tsh_tensor *)tshi_mem_book(ctx, &ctx->books, sizeof *t);
         if (!t) return NULL;
@@ -3414,6 +3391,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     return t;
 }
 
+/* Releases a tensor's values and gradients; the handle becomes stale. */
 static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_drop(t->ctx, t->block);
     tshi_mem_drop(t->ctx, t->gr.block);
@@ -3425,6 +3403,7 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     t->flags |= TSHI_STALE;
 }
 
+/* Releases a tensor: its values, and its handle for reuse. */
 static void tshi_tensor_end(tsh_tensor *t) {
     tshi_handles *h = &t->ctx->handles;
     tshi_tensor_drop_values(t);
@@ -3449,7 +3428,7 @@ static int64_t tshi_tensor_product(const int64_t *dim, int n) {
     return product;
 }
 
-/* Row-major strides over the local sizes; a size of 0 counts as 1. */
+/* Sets the strides of row-major values of these local sizes; a size of 0 counts as 1. */
 static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride) {
     int64_t step = 1;
     int i;
@@ -3459,6 +3438,7 @@ static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride)
     }
 }
 
+/* Returns 1 if the values are contiguous, in row-major order. */
 static int tshi_tensor_is_dense(const tsh_tensor *t) {
     int64_t step = 1;
     int i;
@@ -3469,19 +3449,18 @@ static int tshi_tensor_is_dense(const tsh_tensor *t) {
     return 1;
 }
 
-/* Resolves a dimension that may be negative; -1 where there is none. */
+/* Resolves a dimension that may be negative; returns -1 if t has no such dimension. */
 static int tshi_tensor_axis(const tsh_tensor *t, int dim) {
     int axis = dim < 0 ? dim + t->ndim : dim;
     return axis >= 0 && axis < t->ndim ? axis : -1;
 }
 
-/* Fills in shape, resolved layout and local sizes. Sizes are checked to fit 2^62 bytes. */
+/* Sets shape, resolved layout, local sizes and strides. The number of elements, empty dimensions
+ * counted as 1, is at most a 16th of SIZE_MAX and INT64_MAX, so that sizes in bytes fit, too. */
 static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shape *shape,
                                    const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
-    const int64_t most = (int64_t)((uint64_t)SIZE_MAX < (uint64_t)INT64_MAX ? (uint64_t)SIZE_MAX
-                                                                            : (uint64_t)INT64_MAX) /
-                         16;
+    const int64_t max = SIZE_MAX < INT64_MAX ? (int64_t)(SIZE_MAX / 16) : INT64_MAX / 16;
     int64_t total = 1;
     int i;
     t->ndim = shape->ndim;
@@ -3490,7 +3469,7 @@ static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shap
                         shape->ndim, TSH_MAX_DIMS);
     for (i = 0; i < shape->ndim; i++) {
         t->dim[i] = t->local[i] = shape->dim[i];
-        if (t->dim[i] < 0 || (t->dim[i] > 1 && total > most / t->dim[i]))
+        if (t->dim[i] < 0 || (t->dim[i] > 1 && total > max / t->dim[i]))
             return tsh_fail(ctx, TSH_ERR_SHAPE, "%s: dimension %d is %lld", op, i,
                             (long long)t->dim[i]);
         total *= t->dim[i] ? t->dim[i] : 1;
@@ -3508,7 +3487,8 @@ static tsh_result tshi_tensor_form(tsh_tensor *t, const char *op, const tsh_shap
     return TSH_OK;
 }
 
-/* A new tensor of uninitialised values; NULL and an error if it cannot be. */
+/* Returns a new tensor; its values are uninitialised. kind: TSH_MEM_...; layout NULL: replicated.
+ * NULL and an error if the ctx has an error, arguments are wrong or there is no memory. */
 static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags, int kind,
                                     tsh_dtype dtype, const tsh_shape *shape,
                                     const tsh_layout *layout) {
@@ -3521,20 +3501,20 @@ static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags
     if (!t) return NULL;
     t->dtype = dtype;
     if (tshi_tensor_form(t, op, shape, layout ? layout : &replicated) == TSH_OK)
-        t->block = tshi_mem_take(ctx, kind,
-                                 tshi_base_mul((size_t)tsh_local_numel(t), tsh_dtype_size(dtype)));
+        t->block = tshi_mem_take(ctx, kind, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     if (t->block) return t;
     tshi_tensor_end(t);
     return NULL;
 }
 
-/* What an op returns: a step tensor, dense. */
+/* Returns a new step tensor, dense: the output of an op. */
 static tsh_tensor *tshi_tensor_out(tsh_ctx *ctx, const char *op, tsh_dtype dtype,
                                    const tsh_shape *shape, const tsh_layout *layout) {
     return tshi_tensor_make(ctx, op, 0, TSH_MEM_STEP, dtype, shape, layout);
 }
 
-/* Another handle of x's form on a block; its own base. */
+/* Returns a step tensor of x's shape and strides with its values in `block`; it is its own base, so
+ * gradients do not flow to x. */
 static tsh_tensor *tshi_tensor_window(const tsh_tensor *x, tshi_block *block) {
     tsh_tensor *t = tshi_tensor_handle(x->ctx, 0);
     if (!t) return NULL;
@@ -3550,7 +3530,7 @@ static tsh_tensor *tshi_tensor_window(const tsh_tensor *x, tshi_block *block) {
     return t;
 }
 
-/* A view of x's values and gradients; shape, strides and layout are the caller's to change. */
+/* Returns a view of x, which shares values and gradients; the caller sets shape and strides. */
 static tsh_tensor *tshi_tensor_view(tsh_tensor *x) {
     tsh_tensor *t = tshi_tensor_window(x, x->block);
     if (t) t->base = x->base;
@@ -3565,25 +3545,24 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
     return (tsh_real *)tshi_tensor_at(t);
 }
 
-/* Calls fn for every run of consecutive global elements of the last dimension in the local piece,
- * in local row-major order: `global` is the flat global index of the run's first element, `local`
- * that of the piece. */
+/* Calls fn for every maximal run of elements of the local shard that are also neighbours in the
+ * whole tensor, in row-major order. `global` and `local` are the flat indices of the run's first
+ * element in the whole tensor and in the shard. */
 typedef void (*tshi_run_fn)(void *user, int64_t global, int64_t local, int64_t length);
 TSHI_OUTLINE void tshi_tensor_runs(const tsh_tensor *t, tshi_run_fn fn, void *user) {
+    const int cut = t->layout.dim;
     tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t rows, row, at = 0, outer = 1, inner = 1, length;
-    int d, s, n = 1, cut = t->layout.kind == TSH_SHARDED ? t->layout.dim : -1;
-    if (cut < 0) {
+    int64_t rows, row, at = 0, inner, length;
+    int s;
+    if (t->layout.kind != TSH_SHARDED) {
         if (tsh_local_numel(t)) fn(user, 0, 0, tsh_local_numel(t));
         return;
     }
-    n = t->layout.segments;
     (void)tsh_chunk(&t->layout, t->dim[cut], t->ctx->tp.size, t->ctx->tp.rank, range);
-    for (d = 0; d < cut; d++) outer *= t->dim[d];
-    for (d = cut + 1; d < t->ndim; d++) inner *= t->dim[d];
-    rows = outer;
+    rows = tshi_tensor_product(t->dim, cut);
+    inner = tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1);
     for (row = 0; row < rows; row++) {
-        for (s = 0; s < n; s++) {
+        for (s = 0; s < t->layout.segments; s++) {
             length = range[s].length * inner;
             if (length) fn(user, (row * t->dim[cut] + range[s].start) * inner, at, length);
             at += length;
@@ -3591,7 +3570,7 @@ TSHI_OUTLINE void tshi_tensor_runs(const tsh_tensor *t, tshi_run_fn fn, void *us
     }
 }
 
-/* Global index along `dim` of a local one. */
+/* Returns the global index along `dim` of a local one. */
 static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int s;
@@ -3602,7 +3581,7 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     return range[s].start + local;
 }
 
-/* Local index along `dim` of a global one; -1: another rank's. */
+/* Returns the local index along `dim` of a global one, -1 if another rank holds it. */
 static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
@@ -3617,9 +3596,12 @@ static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     return -1;
 }
 
-/* Element i of a tensor's packed integers. */
+/* Returns element i of integers of t's dtype. */
 static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int64_t i) {
-    return tshi_dtype_integer(t->dtype, values, i);
+    const tshi_dtype *row = &tshi_dtypes[t->dtype];
+    int64_t value;
+    row->load_integer((const char *)values + i * row->size, 1, 1, &value);
+    return value;
 }
 
 /* -- initial values --------------------------------------------------------- */
@@ -3629,10 +3611,10 @@ typedef struct tshi_tensor_filling {
     const tshi_dtype *dtype;
     uint64_t key, stream;
     tsh_init init;       /* of kind CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
-    double from, to;     /* of TRUNC_NORMAL: the distribution function at its ends */
-    int64_t rows, cols;  /* of ORTHOGONAL, DIRAC: the whole as a matrix (dim 0, all others) */
-    int64_t step, first; /* of DIRAC: row i is 1 at first + i step */
-    const double *whole; /* of ORTHOGONAL: min(rows, cols) vectors of the longer dimension */
+    double from, to;     /* TRUNC_NORMAL: the distribution function at low and high */
+    int64_t rows, cols;  /* ORTHOGONAL, DIRAC: the whole tensor as a matrix (dim 0, all others) */
+    int64_t step, first; /* DIRAC: row i is 1 in column first + i step */
+    const double *whole; /* ORTHOGONAL: all values, (cols, rows) if rows >= cols, or (rows, cols) */
 } tshi_tensor_filling;
 
 static tsh_init tshi_tensor_init_of(tsh_init_kind kind, double a, double b) {
@@ -3644,43 +3626,44 @@ static tsh_init tshi_tensor_init_of(tsh_init_kind kind, double a, double b) {
     return init;
 }
 
-/* One element of the kinds that are no plain loop. */
+/* Returns element e of the whole tensor. */
 static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
-    int64_t row = f->cols ? e / f->cols : 0, col = f->cols ? e % f->cols : 0;
+    const tsh_init *init = &f->init;
+    const uint64_t at = (uint64_t)e;
+    const int64_t row = f->cols ? e / f->cols : 0, col = f->cols ? e % f->cols : 0;
     double u, x;
-    if (f->init.kind == TSH_INIT_DIRAC)
+    switch (init->kind) {
+    case TSH_INIT_CONSTANT: return init->a;
+    case TSH_INIT_UNIFORM:
+        return init->a + (init->b - init->a) * tshi_rng_uniform(f->key, f->stream, at);
+    case TSH_INIT_NORMAL: return init->a + init->b * tshi_rng_normal(f->key, f->stream, at);
+    case TSH_INIT_DIRAC:
         return col == f->first + row * f->step && row * f->step < f->cols ? 1 : 0;
-    if (f->whole)
-        return f->init.gain *
-               (f->rows >= f->cols ? f->whole[col * f->rows + row] : f->whole[row * f->cols + col]);
-    u = ((double)tshi_rng_bits(f->key, f->stream, (uint64_t)e) + 0.5) / 4294967296.0;
-    x = f->init.a + f->init.b * tshi_rng_quantile(f->from + u * (f->to - f->from));
-    return x < f->init.low ? f->init.low : x > f->init.high ? f->init.high : x;
+    case TSH_INIT_ORTHOGONAL:
+        return init->gain * f->whole[f->rows >= f->cols ? col * f->rows + row : e];
+    default: break; /* TRUNC_NORMAL */
+    }
+    u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0;
+    x = init->a + init->b * tshi_rng_quantile(f->from + u * (f->to - f->from));
+    return x < init->low ? init->low : x > init->high ? init->high : x;
 }
 
+/* Fills a run of elements (see tshi_tensor_runs). */
 static void tshi_tensor_fill_run(void *user, int64_t global, int64_t local, int64_t length) {
     enum { BLOCK = 256 };
     const tshi_tensor_filling *f = (const tshi_tensor_filling *)user;
-    const tsh_init *init = &f->init;
     tsh_real out[BLOCK];
     int64_t e, i, n;
     for (e = 0; e < length; e += n) {
-        const uint64_t first = (uint64_t)(global + e);
+        const int filled = e > 0 && f->init.kind == TSH_INIT_CONSTANT;
         n = tshi_base_min(BLOCK, length - e);
-        for (i = 0; i < n && init->kind == TSH_INIT_UNIFORM; i++)
-            out[i] = TSHI_R(init->a + (init->b - init->a) *
-                                          tshi_rng_uniform(f->key, f->stream, first + (uint64_t)i));
-        for (i = 0; i < n && init->kind == TSH_INIT_NORMAL; i++)
-            out[i] = TSHI_R(init->a +
-                            init->b * tshi_rng_normal(f->key, f->stream, first + (uint64_t)i));
-        for (i = 0; i < n && init->kind == TSH_INIT_CONSTANT; i++) out[i] = TSHI_R(init->a);
-        for (i = 0; i < n && (f->whole || f->cols || init->kind == TSH_INIT_TRUNC_NORMAL); i++)
+        for (i = 0; i < n && !filled; i++)
             out[i] = TSHI_R(tshi_tensor_element(f, global + e + i));
         f->dtype->store((char *)f->out + (local + e) * f->dtype->size, 1, n, out);
     }
 }
 
-/* Turns kaiming and xavier into their uniform or normal distribution. */
+/* Replaces kaiming and xavier by the uniform or normal distribution that they stand for. */
 static tsh_result tshi_tensor_fans(const tsh_tensor *t, const char *op, tsh_init *init) {
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
@@ -3703,9 +3686,10 @@ static tsh_result tshi_tensor_fans(const tsh_tensor *t, const char *op, tsh_init
     return TSH_OK;
 }
 
-/* The distribution function at the ends; the mirror image where both lie above the mean, for small
- * numbers are the exact ones. */
-static tsh_result tshi_tensor_ends(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
+/* Prepares TRUNC_NORMAL: the distribution function at low and high. If both lie above the mean,
+ * mirrors the distribution: near 0 the function is more exact than near 1. */
+static tsh_result tshi_tensor_truncate(const tsh_tensor *t, const char *op,
+                                       tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     if (init->low == 0 && init->high == 0) {
         init->low = -2;
@@ -3718,14 +3702,14 @@ static tsh_result tshi_tensor_ends(const tsh_tensor *t, const char *op, tshi_ten
     if (init->low > init->a) init->b = -init->b;
     f->from = f->to = 0.5;
     if (init->b == 0) return TSH_OK;
-    f->from = tshi_rng_below((init->low - init->a) / init->b);
-    f->to = tshi_rng_below((init->high - init->a) / init->b);
+    f->from = tshi_rng_cdf((init->low - init->a) / init->b);
+    f->to = tshi_rng_cdf((init->high - init->a) / init->b);
     return TSH_OK;
 }
 
-/* q and v of length n: v -= (q . v) q. */
+/* v -= (q . v) q, of length n; 8 partial sums. */
 static void tshi_tensor_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
-    double lane[8] = {0, 0, 0, 0, 0, 0, 0, 0}, dot;
+    double lane[8] = {0}, dot;
     int64_t i;
     int j;
     for (i = 0; i + 8 <= n; i += 8)
@@ -3736,14 +3720,13 @@ static void tshi_tensor_project(double *TSHI_RESTRICT v, const double *TSHI_REST
     for (i = 0; i < n; i++) v[i] -= dot * q[i];
 }
 
-/* Q of the QR of a normal matrix, by modified Gram-Schmidt, twice for each vector (Giraud et al.
- * 2005): R's diagonal is positive, so no signs are left to choose. */
+/* Computes f->whole: Q of the QR decomposition of a normal matrix, by modified Gram-Schmidt, twice
+ * for each vector (Giraud et al. 2005). R's diagonal is positive, which makes Q unique. */
 static tshi_block *tshi_tensor_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
     int64_t count = tall ? f->cols : f->rows, length = tall ? f->rows : f->cols, i, j, k;
-    tshi_block *block = tshi_mem_take(
-        t->ctx, TSH_MEM_STEP,
-        tshi_base_mul(tshi_base_mul((size_t)count, (size_t)length), sizeof(double)));
+    tshi_block *block =
+        tshi_mem_take(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(TSH_F64, count * length));
     double *q = block ? (double *)tshi_mem_data(block) : NULL;
     f->whole = q;
     for (j = 0; j < count && q; j++) {
@@ -3759,7 +3742,7 @@ static tshi_block *tshi_tensor_orthogonal(const tsh_tensor *t, tshi_tensor_filli
     return block;
 }
 
-/* Works out what the kind needs of the tensor as a whole. */
+/* Resolves f->init to one of the six kinds, and computes what that needs of the whole tensor. */
 static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_tensor_filling *f) {
     tsh_init *init = &f->init;
     char text[TSHI_TEXT_SIZE];
@@ -3772,7 +3755,7 @@ static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_
     case TSH_INIT_KAIMING_NORMAL:
     case TSH_INIT_XAVIER_UNIFORM:
     case TSH_INIT_XAVIER_NORMAL: return tshi_tensor_fans(t, op, init);
-    case TSH_INIT_TRUNC_NORMAL: return tshi_tensor_ends(t, op, f);
+    case TSH_INIT_TRUNC_NORMAL: return tshi_tensor_truncate(t, op, f);
     case TSH_INIT_ORTHOGONAL:
     case TSH_INIT_DIRAC:
         if (t->ndim < 2)
@@ -3788,7 +3771,8 @@ static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_
     return TSH_OK;
 }
 
-/* Fills a dense tensor; element e gets the same bits at every degree of tp. op is for errors. */
+/* Fills a dense tensor. An element's value depends on its global index, not on the degree of tp. op
+ * is named in errors. */
 static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init, uint64_t stream) {
     tshi_tensor_filling f;
     tshi_block *block = NULL;
@@ -3806,12 +3790,12 @@ static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init,
     return TSH_OK;
 }
 
-/* Fills a parameter, which gets memory if it has none; after an error it has what it had before. */
+/* Fills a parameter, and allocates it if need be; an error leaves it as it was. */
 static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
     int had = t->block != NULL;
     if (!had)
         t->block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
-                                 (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
+                                 tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     if (!t->block) return TSH_ERR_MEMORY;
     if (tshi_tensor_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) == TSH_OK || had)
         return t->ctx->error.code;
@@ -3820,22 +3804,18 @@ static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init
     return t->ctx->error.code;
 }
 
-/* The row of a parameter that starts as 0, where there is one and this rank owns it. */
-static void tshi_tensor_zero_row(tsh_tensor *t) {
+/* Sets a parameter to its own initial values: t->init, and zeros in row zero_row - 1. */
+static tsh_result tshi_tensor_begin(tsh_tensor *t) {
+    const tsh_result result = tshi_tensor_fill_param(t, t->path, t->init);
     int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1, width;
-    if (row < 0) return;
+    if (result != TSH_OK || row < 0) return result;
     width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
            tshi_dtype_bytes(t->dtype, width));
+    return TSH_OK;
 }
 
-/* A parameter's own initial values, the first time or again. */
-static tsh_result tshi_tensor_begin(tsh_tensor *t) {
-    if (tshi_tensor_fill_param(t, t->path, t->init) == TSH_OK) tshi_tensor_zero_row(t);
-    return t->ctx->error.code;
-}
-
-/* A parameter's memory and initial values, on first use. */
+/* Allocates and initialises a parameter that is used for the first time. */
 static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
     if (t->absent)
         return tsh_fail(t->ctx, TSH_ERR_STATE,
@@ -3844,7 +3824,7 @@ static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
     return t->block || !(t->flags & TSHI_PARAM) ? TSH_OK : tshi_tensor_begin(t);
 }
 
-/* 1 if an op on this tape read t's values, a view of t, or t inside a checkpoint. */
+/* Returns 1 if node or an older one used t: as input, as a view, or inside a checkpoint. */
 static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
     int i;
     for (; node; node = node->older) {
@@ -3857,8 +3837,8 @@ static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
     return 0;
 }
 
-/* 1 if the ctx's tape, or that of a micro-batch in progress, holds such an op: backward needs t's
- * values and layout as they were. */
+/* Returns 1 if an op that used t is on the ctx's tape or on that of a micro-batch in progress: then
+ * backward needs t's values and layout unchanged. */
 static int tshi_tensor_recorded(const tsh_tensor *t) {
     const tshi_micro *micro = t->ctx->micros;
     int found = tshi_tensor_on_tape(t->ctx->tape.newest, t);
@@ -3866,7 +3846,7 @@ static int tshi_tensor_recorded(const tsh_tensor *t) {
     return found;
 }
 
-/* 0 and an error where t's values are about to change, but backward wants them as they were. */
+/* Returns 1 if t's values may be overwritten, 0 and an error if backward needs them. */
 static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
     if (!tshi_tensor_recorded(t)) return 1;
     (void)tsh_fail(t->ctx, TSH_ERR_STATE,
@@ -3878,7 +3858,8 @@ static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
 
 /* -- checks that every op begins with --------------------------------------- */
 
-/* Finds the ctx of an op's inputs and sees that each holds values. NULL: the op returns NULL. */
+/* Checks that an op's inputs have the same ctx and hold values; parameters are allocated. Returns
+ * the ctx, or NULL if it has an error, old or new: the op then returns NULL. */
 static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = NULL;
     int i;
@@ -3886,18 +3867,15 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
         if (in[i]) ctx = in[i]->ctx;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (ctx->trace) tshi_trace_open(ctx->trace, op);
-    for (i = 0; i < n; i++) {
-        if (!in[i]) {
+    for (i = 0; i < n && ctx->error.code == TSH_OK; i++) {
+        if (!in[i])
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d is NULL", op, i + 1);
-            return NULL;
-        }
-        if (in[i]->ctx != ctx) {
+        else if (in[i]->ctx != ctx)
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d belongs to another ctx", op,
                            i + 1);
-            return NULL;
-        }
-        if (!in[i]->block) (void)tshi_tensor_materialize(in[i]);
-        if (in[i]->flags & TSHI_STALE)
+        else if (!in[i]->block)
+            (void)tshi_tensor_materialize(in[i]);
+        if (ctx->error.code == TSH_OK && (in[i]->flags & TSHI_STALE))
             (void)tsh_fail(
                 ctx, TSH_ERR_STALE,
                 "%s: the values of argument %d were given back by tsh_backward, tsh_step_end or "
@@ -3907,7 +3885,7 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
     return ctx->error.code == TSH_OK ? ctx : NULL;
 }
 
-/* For functions that take the ctx first: every mistake is recorded there. */
+/* tshi_tensor_check for functions whose first argument is a ctx, which gets every error. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
     if (!t)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor is NULL", op);
@@ -3918,7 +3896,7 @@ static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t
     return NULL;
 }
 
-/* The same, and dtypes that ops compute with on all. */
+/* tshi_tensor_check for ops that compute: all inputs must be of a floating dtype. */
 TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check(op, in, n);
     int i;
@@ -3931,8 +3909,8 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *con
     return ctx;
 }
 
-/* What an op of several dtypes gives, as PyTorch: the wider one; of two that are as wide, neither.
- */
+/* Returns the dtype of an op's output, as PyTorch promotes: the widest of the inputs; tsh_real for
+ * two different ones of the same width. */
 static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
     tsh_dtype dtype = in[0]->dtype;
     int i;
@@ -3949,7 +3927,7 @@ TSH_API tsh_tensor *tsh_tensor_new(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape shap
                                    const tsh_layout *layout) {
     tsh_tensor *t = tshi_tensor_make(ctx, "tsh_tensor_new", TSHI_OWNED, TSH_MEM_TENSORS, dtype,
                                      &shape, layout);
-    if (t) memset(tshi_tensor_at(t), 0, (size_t)tsh_local_numel(t) * tsh_dtype_size(dtype));
+    if (t) memset(tshi_tensor_at(t), 0, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     return t;
 }
 
@@ -3961,8 +3939,7 @@ TSH_API tsh_tensor *tsh_tensor_from(tsh_ctx *ctx, tsh_dtype dtype, tsh_shape sha
         tshi_tensor_end(t);
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_tensor_from: data is NULL");
     }
-    if (t && data)
-        memcpy(tshi_tensor_at(t), data, (size_t)tsh_local_numel(t) * tsh_dtype_size(dtype));
+    if (t && data) memcpy(tshi_tensor_at(t), data, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     return t;
 }
 
@@ -4086,6 +4063,7 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* -- initial values, by name ------------------------------------------------ */
 
+/* Every tsh_init_...: fills t as desc says; `usual` has the kind, and a and b if desc is NULL. */
 TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const tsh_init *desc,
                                    tsh_init usual) {
     char text[TSHI_TEXT_SIZE];
@@ -4105,28 +4083,25 @@ TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const ts
     return tshi_tensor_fill(t, op, init, tshi_rng_hash(ctx->randn_calls++, "init", 4));
 }
 
-/* Name, kind, torch's a and b. */
-#define TSHI_INITS(ROW)                                                                            \
-    ROW(uniform, UNIFORM, 0, 1)                                                                    \
-    ROW(normal, NORMAL, 0, 1)                                                                      \
-    ROW(trunc_normal, TRUNC_NORMAL, 0, 1)                                                          \
-    ROW(constant, CONSTANT, 0, 0)                                                                  \
-    ROW(zeros, ZEROS, 0, 0)                                                                        \
-    ROW(ones, ONES, 0, 0)                                                                          \
-    ROW(kaiming_uniform, KAIMING_UNIFORM, 0, 0)                                                    \
-    ROW(kaiming_normal, KAIMING_NORMAL, 0, 0)                                                      \
-    ROW(xavier_uniform, XAVIER_UNIFORM, 0, 0)                                                      \
-    ROW(xavier_normal, XAVIER_NORMAL, 0, 0)                                                        \
-    ROW(orthogonal, ORTHOGONAL, 0, 0)                                                              \
-    ROW(dirac, DIRAC, 0, 0)
+/* Name, kind, a and b as torch.nn.init has them by default. */
 #define TSHI_INIT_FUNCTION(name, kind, a, b)                                                       \
     TSH_API tsh_result tsh_init_##name(tsh_tensor *t, const tsh_init *desc) {                      \
         return tshi_tensor_init("tsh_init_" #name, t, desc,                                        \
                                 tshi_tensor_init_of(TSH_INIT_##kind, a, b));                       \
     }
-TSHI_INITS(TSHI_INIT_FUNCTION)
+TSHI_INIT_FUNCTION(uniform, UNIFORM, 0, 1)
+TSHI_INIT_FUNCTION(normal, NORMAL, 0, 1)
+TSHI_INIT_FUNCTION(trunc_normal, TRUNC_NORMAL, 0, 1)
+TSHI_INIT_FUNCTION(constant, CONSTANT, 0, 0)
+TSHI_INIT_FUNCTION(zeros, ZEROS, 0, 0)
+TSHI_INIT_FUNCTION(ones, ONES, 0, 0)
+TSHI_INIT_FUNCTION(kaiming_uniform, KAIMING_UNIFORM, 0, 0)
+TSHI_INIT_FUNCTION(kaiming_normal, KAIMING_NORMAL, 0, 0)
+TSHI_INIT_FUNCTION(xavier_uniform, XAVIER_UNIFORM, 0, 0)
+TSHI_INIT_FUNCTION(xavier_normal, XAVIER_NORMAL, 0, 0)
+TSHI_INIT_FUNCTION(orthogonal, ORTHOGONAL, 0, 0)
+TSHI_INIT_FUNCTION(dirac, DIRAC, 0, 0)
 #undef TSHI_INIT_FUNCTION
-#undef TSHI_INITS
 
 /* ========================================================================== */
 /* >>kernel                                            MARK: - kernel (private) */
@@ -4134,18 +4109,22 @@ TSHI_INITS(TSHI_INIT_FUNCTION)
 /* Needs: >>tensor.                                                             */
 /* ========================================================================== */
 
+/* An elementwise op adds its operands to a tshi_loop (tshi_kernel_space, tshi_kernel_tensor) and
+ * calls tshi_kernel_run; an op that works on rows fills in a tshi_rows and runs tshi_kernel_do_rows
+ * on the threads. Either calls a kernel, which loads, computes and stores blocks of TSHI_BLOCK
+ * values: see tshi_kernel_add_body for the shortest one. */
 #if TSHI_X86
 #include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm256_loadu_ps */
 #endif
 
 /* -- kernels per instruction set --------------------------------------------
- * A kernel takes n steps over its operands, whose number and order it says; what else it needs is
- * in a struct of its own. TSHI_KERNEL(name, type) compiles the inline function name_body, whose
- * last argument is a const type *, once per instruction set into the table name[]; ctx->isa picks.
- * Plain loops inside, so that the compiler vectorises each for its set. */
+ * A kernel does n steps over its operands x[0], x[1], ..., of which x[0] is usually the output; its
+ * parameters are a struct of its own. TSHI_KERNEL(name, type) compiles the inline function
+ * name_body(n, x, const type *params) once per instruction set, into the table name[TSHI_ISAS]; the
+ * caller picks name[ctx->isa]. A body has plain loops, which the compiler vectorises. */
 typedef struct tshi_operand {
     void *data;   /* the first element */
-    int64_t step; /* in elements, from one to the next; of rows, from one row to the next */
+    int64_t step; /* stride, in elements; for kernels that work on rows, from row to row */
     tsh_dtype dtype;
 } tshi_operand;
 
@@ -4156,6 +4135,7 @@ enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 #if TSHI_X86
 #define TSHI_AVX2   __attribute__((target("avx2,fma")))
 #define TSHI_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+/* Returns the best instruction set of this processor. */
 static int tshi_kernel_isa(void) {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return TSHI_ISA_PORTABLE;
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -4184,7 +4164,7 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params)                         \
     TSHI_KERNEL_TABLE(name)
 
-/* The same for bodies with a fourth argument: whether a * b + c is one instruction. */
+/* The same for bodies with a fourth argument, `fused`: 1 if a * b + c is one instruction. */
 #if defined(__FP_FAST_FMAF)
 #define TSHI_FUSED 1
 #else
@@ -4197,14 +4177,14 @@ static int tshi_kernel_isa(void) {
     TSHI_KERNEL_TABLE(name)
 
 /* -- vector maths -----------------------------------------------------------
- * Straight-line code without calls or branches: loops around it vectorise. In double: libm. Where a
- * polynomial has no other source its coefficients are minimax ones (Remez), relative to the whole
- * function. Where multiply-adds are fused a tenth to a third of the time is saved, and errors are a
- * little smaller; nothing else counts on them. The worst errors, in ulps over all floats: exp 0.99
- * (0.91 where fused), tanh 1.50, log 0.87 (0.86), erf 2.00 (1.81), gelu 2.35 (2.01); of samples:
- * pow 0.6. */
+ * Functions of one float without calls or branches, so that loops that call them vectorise. (For
+ * double they call libm.) Coefficients of polynomials are minimax (Remez algorithm), for the
+ * relative error of the whole function, unless a source is named. `fused` is a constant after
+ * inlining; fused multiply-adds are faster and a little more exact. The largest errors in ulps over
+ * all floats: exp 0.99 (fused: 0.91), tanh 1.50, log 0.87 (0.86), erf 2.00 (1.81), gelu 2.35
+ * (2.01); over samples: pow 0.6. */
 
-/* a b + c; fused is known when it is compiled. */
+/* Returns a b + c. */
 TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
 #if defined(__GNUC__)
     return fused ? __builtin_fmaf(a, b, c) : (float)(a * b + c);
@@ -4213,8 +4193,8 @@ TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
 #endif
 }
 
-/* x as a float, also where floats are computed in a wider format: there a compiler may keep digits
- * that a float has no room for, unless it follows C99 to the letter (gcc: -std=c99). */
+/* Rounds x to float. Where floats are computed in a wider format (x87), a compiler may keep more
+ * digits of x, unless it follows C99 strictly (gcc: -std=c99). */
 TSHI_INLINE float tshi_kernel_round(float x) {
 #if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 1 || FLT_EVAL_METHOD == 2)
     const volatile float stored = x;
@@ -4224,8 +4204,8 @@ TSHI_INLINE float tshi_kernel_round(float x) {
 #endif
 }
 
-/* Choices are made on the bits, as integers: a comparison of floats may trap, so compilers keep it
- * as a branch. */
+/* The bits of a float. Choices are made by comparing bits, as integers: a comparison of floats may
+ * trap, so compilers keep it as a branch. */
 TSHI_INLINE uint32_t tshi_kernel_bits(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -4238,15 +4218,16 @@ TSHI_INLINE float tshi_kernel_float(uint32_t bits) {
     return x;
 }
 
-/* yes ? a : b by masking: no branch for the compiler to thread values through. */
+/* Returns yes ? a : b, by masking instead of a branch. yes is 0 or 1. */
 TSHI_INLINE uint32_t tshi_kernel_pick(int yes, uint32_t a, uint32_t b) {
     return b ^ ((a ^ b) & (0u - (uint32_t)yes));
 }
 
-/* e^x = 2^n e^r with n = x / ln 2 rounded: gives r = x - n ln 2, in two parts, the first product
- * exact (Cody & Waite 1980), and n + 0x4B400000, of which a shift by 23 keeps n alone. */
+/* Reduces x for e^x = 2^n e^r, n = round(x / ln 2). Returns r = x - n ln 2, with ln 2 in two parts,
+ * so that the first product is exact (Cody & Waite 1980). *n becomes n + 0x4B400000; shifting it
+ * left by 23 leaves n alone, in a float's exponent. */
 TSHI_INLINE float tshi_kernel_exp_rest(float x, uint32_t *n, int fused) {
-    /* 1.5 * 2^23: the integer lands in low bits */
+    /* adding 1.5 * 2^23 leaves the rounded integer in the low bits */
     const float shifted = tshi_kernel_round(tshi_kernel_fma(x, 1.44269504f, 12582912.0f, fused));
     const float whole = shifted - 12582912.0f;
     *n = tshi_kernel_bits(shifted);
@@ -4254,7 +4235,7 @@ TSHI_INLINE float tshi_kernel_exp_rest(float x, uint32_t *n, int fused) {
     return tshi_kernel_fma(whole, 2.12194440e-4f, x, fused);
 }
 
-/* (e^r - 1 - r) / r^2 for |r| < 0.35. */
+/* Returns (e^r - 1 - r) / r^2 for |r| < 0.35. */
 TSHI_INLINE float tshi_kernel_exp_tail(float r, int fused) {
     float p = 1.3814465e-3f;
     p = tshi_kernel_fma(p, r, 8.3687805e-3f, fused);
@@ -4267,42 +4248,39 @@ TSHI_INLINE float tshi_kernel_exp_less_one(float r, int fused) {
     return tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r * r, r, fused);
 }
 
-/* e^r. Fused, 1 + r (1 + r p) rounds less; otherwise r + r^2 p does. */
+/* Returns e^r. 1 + r (1 + r p) is the more exact form if fused, 1 + (r + r^2 p) if not. */
 TSHI_INLINE float tshi_kernel_exp_whole(float r, int fused) {
     if (!fused) return tshi_kernel_exp_less_one(r, fused) + 1.0f;
     return tshi_kernel_fma(tshi_kernel_fma(tshi_kernel_exp_tail(r, fused), r, 1.0f, fused), r, 1.0f,
                            fused);
 }
 
-/* e^x for |x| < 87: 2^n goes straight into the exponent. */
-TSHI_INLINE float tshi_kernel_exp_near(float x, int fused) {
-    uint32_t n;
-    const float y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(x, &n, fused), fused);
-    return tshi_kernel_float(tshi_kernel_bits(y) + (n << 23));
-}
-
-/* e^x for x <= 0 (or hardly above), 0 below -87; for NaN anything. */
+/* Returns e^x for x <= 0 (or just above); 0 for x < -87; any value for NaN. Adding n to the
+ * exponent multiplies by 2^n. */
 TSHI_INLINE tsh_real tshi_kernel_exp_below(tsh_real v, int fused) {
     const uint32_t bits = tshi_kernel_bits((float)v);
-    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u;
+    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n;
+    float y;
     if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
-    x = tshi_kernel_bits(tshi_kernel_exp_near(tshi_kernel_float(x), fused));
+    y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused), fused);
+    x = tshi_kernel_bits(y) + (n << 23);
     return TSHI_R(tshi_kernel_float(tshi_kernel_pick(bits <= 0xC2AE0000u, x, 0u)));
 }
 
-/* e^x: 2^n in two halves, so that neither over- nor underflows before the product does. */
+/* Returns e^x. 2^n is multiplied in as two halves, so that neither overflows or underflows before
+ * the product does. */
 TSHI_INLINE tsh_real tshi_kernel_exp(tsh_real v, int fused) {
     const uint32_t bits = tshi_kernel_bits((float)v);
     int32_t order = (int32_t)bits;
     uint32_t x, n, half;
     float y;
     if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
-    /* at most 89, at least -104: the order of the bits, as two kinds of integers */
+    /* clamp x to [-104, 89]: as signed integers, then, for negative floats, as unsigned ones */
     order = order < 0x42B20000 ? order : 0x42B20000;
     x = (uint32_t)order;
     x = x < 0xC2D00000u ? x : 0xC2D00000u;
     y = tshi_kernel_exp_whole(tshi_kernel_exp_rest(tshi_kernel_float(x), &n, fused), fused);
-    n -= 0x4B400000u - 254u; /* n and twice the exponent's bias */
+    n -= 0x4B400000u - 254u; /* n plus twice the bias of the exponent */
     half = n >> 1;
     y = y * tshi_kernel_float(half << 23) * tshi_kernel_float((n - half) << 23);
     return TSHI_R(
@@ -4313,8 +4291,8 @@ TSHI_INLINE tsh_real tshi_kernel_sigmoid(tsh_real x, int fused) {
     return TSHI_R(1) / (TSHI_R(1) + tshi_kernel_exp(-x, fused));
 }
 
-/* tanh x: an odd polynomial below 0.625 (the form is Cephes'), else q / (q + 2) with q = e^2|x| - 1
- * = 2^n (e^r - 1) + 2^n - 1, and x's sign; 1 from 9.02 on. */
+/* Returns tanh x: for |x| < 0.625 an odd polynomial (as in Cephes), else q / (q + 2) with x's sign
+ * and q = e^2|x| - 1 = 2^n (e^r - 1) + 2^n - 1; 1 from 9.02 on. */
 TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
     const float x = (float)v, z = x * x;
     const uint32_t sign = tshi_kernel_bits(x) & 0x80000000u;
@@ -4337,14 +4315,14 @@ TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
                                     sign));
 }
 
-/* NaN stays. */
+/* Returns max(x, 0); NaN for NaN. */
 TSHI_INLINE tsh_real tshi_kernel_relu(tsh_real x) {
     return x <= 0 ? TSHI_R(0) : x;
 }
 
-/* log x = e log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), f - f^2 / 2 + f^3 P(f) (the form
- * is Cephes'). e log 2 is exact in its first part; what its sum with f rounds off is added last.
- * e counts in units of 2^-23: the exponent where it stands. */
+/* Returns log x = e log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and
+ * log(1 + f) = f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of e log 2 is exact; the
+ * rounding error of its sum with f is added last. e is in units of 2^-23: bits, not shifted. */
 TSHI_INLINE tsh_real tshi_kernel_log(tsh_real v, int fused) {
     float x = (float)v, e, f, p, whole, sum, rest;
     uint32_t bits = tshi_kernel_bits(x), tiny = 0u - (uint32_t)(bits < 0x00800000u), k, m, special;
@@ -4367,7 +4345,7 @@ TSHI_INLINE tsh_real tshi_kernel_log(tsh_real v, int fused) {
     sum = whole + f;
     rest = tshi_kernel_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);
     sum = sum + tshi_kernel_fma(p, f * f, rest, fused);
-    /* 0: -infinity; infinity: itself; below 0 and NaN: NaN */
+    /* log 0 is -infinity, log infinity is infinity, all else that is special is NaN */
     special = tshi_kernel_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
     special = tshi_kernel_pick(bits == 0x7F800000u, bits, special);
     return TSHI_R(tshi_kernel_float(
@@ -4390,7 +4368,7 @@ TSHI_INLINE double tshi_kernel_double(uint64_t bits) {
     return x;
 }
 
-/* As tshi_kernel_round, of a double. */
+/* Rounds x to double; see tshi_kernel_round. */
 TSHI_INLINE double tshi_kernel_round8(double x) {
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 2
     const volatile double stored = x;
@@ -4400,8 +4378,8 @@ TSHI_INLINE double tshi_kernel_round8(double x) {
 #endif
 }
 
-/* x^y of x > 0 in double, rounded once: 2^(y log2 x), with log2 m = s P(s^2) of the mantissa m in
- * [sqrt 1/2, sqrt 2), s = (m - 1) / (m + 1). */
+/* Returns x^y = 2^(y log2 x) for x > 0, computed in double. The mantissa m is in
+ * [sqrt 1/2, sqrt 2); log2 m = s P(s^2) with s = (m - 1) / (m + 1). */
 TSHI_INLINE float tshi_kernel_power(float x, float y) {
     uint64_t bits = tshi_kernel_bits8((double)x);
     uint64_t k = (bits - 0x3FE6A09E667F3BCDu + 0x3FF0000000000000u) >> 52;
@@ -4413,10 +4391,10 @@ TSHI_INLINE float tshi_kernel_power(float x, float y) {
     p = p * z + 5.7708358496515e-1;
     p = p * z + 9.6179667334180e-1;
     p = p * z + 2.8853900817901;
-    /* k as a double, less the exponent's bias */
+    /* converts k to double and subtracts the bias of the exponent */
     t = tshi_kernel_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
     t = t * (double)y;
-    t = t < 200 ? t : 200; /* beyond the floats */
+    t = t < 200 ? t : 200; /* 2^t and 2^-t are out of a float's range */
     t = t > -200 ? t : -200;
     /* adding 1.5 * 2^52 rounds t to an integer, which is left in the low bits of s */
     s = tshi_kernel_round8(t + 6755399441055744.0);
@@ -4431,7 +4409,7 @@ TSHI_INLINE float tshi_kernel_power(float x, float y) {
     return (float)tshi_kernel_double(tshi_kernel_bits8(p) + (tshi_kernel_bits8(s) << 52));
 }
 
-/* C's pow: the power of |x|, then x's sign and the special values. */
+/* Returns x^y as C's pow: |x|^y, then x's sign for odd y, then zeros, infinities and NaN. */
 TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
     const uint32_t x = tshi_kernel_bits((float)v), y = tshi_kernel_bits((float)w);
     const uint32_t a = x & 0x7FFFFFFFu, b = y & 0x7FFFFFFFu, infinity = 0x7F800000u;
@@ -4439,7 +4417,7 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
     int32_t integer;
     if (TSHI_DOUBLE) return TSHI_R(pow((double)v, (double)w));
     out = tshi_kernel_bits(tshi_kernel_power(tshi_kernel_float(a), (float)w));
-    even = b >= 0x4B800000u; /* from 2^24 on all are, and infinity */
+    even = b >= 0x4B800000u; /* |y| >= 2^24, infinity too, is an even integer */
     integer = (int32_t)tshi_kernel_float(tshi_kernel_pick((int)even, 0u, y));
     whole = even | (uint32_t)(tshi_kernel_bits((float)integer) == y);
     odd = whole & (uint32_t)integer & 1u;
@@ -4455,14 +4433,15 @@ TSHI_INLINE tsh_real tshi_kernel_pow(tsh_real v, tsh_real w) {
 }
 
 /* -- blocks -----------------------------------------------------------------
- * Elementwise kernels take TSHI_BLOCK values at a time, the last few of a run and those of any
- * stride through a pad: one piece of code computes every element, so that its bits never depend on
- * where it lies, and a loop of constant length vectorises at -O2 too. (Of 16 or less, gcc at -O3
- * unrolls it before it looks for vectors.) Sums have as many lanes: a fixed order. */
+ * Elementwise kernels take blocks of TSHI_BLOCK values. The last values of a run, and strided ones,
+ * are copied to a pad of that length: the same code computes every element, so its value does not
+ * depend on its place, and loops of constant length vectorise at -O2, too. (At 16 or less gcc -O3
+ * unrolls them before it vectorises.) A sum has TSHI_BLOCK partial sums, of which lane[i] sums the
+ * elements i, i + TSHI_BLOCK, ...: its order is fixed. */
 
 enum { TSHI_BLOCK = 32 };
 
-/* The sum of all lanes, by halves. */
+/* Returns the sum of all lanes, added by halves. */
 TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     tsh_real a[16];
     int i;
@@ -4472,15 +4451,16 @@ TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* Not inlined, so that the loops around stay small: from any step to a pad, which repeats the first
- * value beyond n; and back, where a y that stands still gets the sum. */
+/* Copies up to TSHI_BLOCK of n values to a pad, which repeats the first value after them. Not
+ * inlined, as the functions below, to keep kernels small. */
 TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, tsh_real *pad) {
     const tsh_real first = x[0];
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
     for (i = 0; i < TSHI_BLOCK; i++) pad[i] = first;
-    for (i = 1; i < m && step; i++) pad[i] = x[i * step];
+    for (i = 1; i < m; i++) pad[i] = x[i * step];
 }
 
+/* y = or += a block, in any step; a y of step 0 gets the sum of a whole block. */
 TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const tsh_real *block,
                                     int add) {
     int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
@@ -4490,7 +4470,8 @@ TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const 
         for (i = 0; i < m; i++) y[i * step] = add ? TSHI_R(y[i * step] + block[i]) : block[i];
 }
 
-/* Values e, e + 1, ... of the n of an operand. */
+/* Returns the block of values e, e + 1, ... of n: in place, or copied to pad. With step 0 pad is
+ * filled for e = 0 only. */
 TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
                                             tsh_real *pad) {
     const tsh_real *first = x + e * step;
@@ -4499,13 +4480,13 @@ TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int
     if (step && n - e > 1)
         tshi_kernel_gather(first, step, n - e, pad);
     else if (step || !e) {
-        const tsh_real value = *first; /* not in the loop: pad might alias it */
+        const tsh_real value = *first; /* read once: for the compiler, pad may overlap it */
         for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
     }
     return pad;
 }
 
-/* y = or += a block. */
+/* Stores a block as values e, e + 1, ... of the n of y; add: accumulates. */
 TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n,
                                  const tsh_real *block, int add) {
     int i;
@@ -4519,8 +4500,7 @@ TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
 }
 
-/* Values e, e + 1, ... of the n of an operand: where they lie if they are tsh_real side by side,
- * else in pad, which repeats a value after the last one. */
+/* Copies a block of an operand to pad, converted to tsh_real. */
 TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n, tsh_real *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
     const int m = n - e < TSHI_BLOCK ? (int)(n - e) : TSHI_BLOCK;
@@ -4529,6 +4509,8 @@ TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n,
     for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0];
 }
 
+/* Returns the block of values e, e + 1, ... of an operand's n as tsh_real: in place if they are
+ * contiguous tsh_real, else in pad, which repeats the first one after the last. */
 TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
                                              tsh_real *pad) {
     if (x->dtype == TSH_REAL) return tshi_kernel_get((const tsh_real *)x->data, x->step, e, n, pad);
@@ -4536,7 +4518,7 @@ TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, i
     return pad;
 }
 
-/* y = or += a block, rounded to y's dtype. Where y stands still it gets the sum. */
+/* y = or += a block, rounded to y's dtype; a y of step 0 gets the sum of the block. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
     const tshi_dtype *row = &tshi_dtypes[y->dtype];
@@ -4545,10 +4527,12 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     tsh_real sum[TSHI_BLOCK];
     int i;
     if (add) row->load(at, y->step, m, sum);
-    for (i = 0; i < m; i++) sum[i] = add ? TSHI_R(sum[y->step ? i : 0] + block[i]) : block[i];
+    for (i = 0; i < m; i++)
+        sum[i] = add ? TSHI_R(sum[y->step || !i ? i : i - 1] + block[i]) : block[i];
     row->store(at, y->step, m, sum);
 }
 
+/* Stores a block as values e, e + 1, ... of the n of y, rounded to y's dtype; add: accumulates. */
 TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
                                    const tsh_real *block, int add) {
     if (y->dtype == TSH_REAL)
@@ -4557,7 +4541,7 @@ TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
         tshi_kernel_round_to(y, e, n, block, add);
 }
 
-/* The same of an operand of integers. */
+/* tshi_kernel_load for an operand of integers. */
 TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int64_t e, int64_t n,
                                                      int64_t *pad) {
     const tshi_dtype *row = &tshi_dtypes[x->dtype];
@@ -4568,15 +4552,15 @@ TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int6
     return pad;
 }
 
-/* The last n values of a row, `rest` behind them. */
+/* Copies the last n values of a row to a pad, followed by `rest`. */
 TSHI_APART void tshi_kernel_end(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
     int64_t i;
     for (i = 0; i < TSHI_BLOCK; i++) pad[i] = rest;
     for (i = 0; i < n; i++) pad[i] = x[i];
 }
 
-/* Sums of a row: a step for every block, one more for the padded end, apart from the loop so that
- * the lanes stay in registers. */
+/* Sums, dot products and maxima of a row do one step per block. The step of the padded end comes
+ * after the loop, not in it, so that the lanes stay in registers. */
 TSHI_INLINE void tshi_kernel_sum_step(tsh_real *lane, const tsh_real *x) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i];
@@ -4587,9 +4571,7 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_sum_step(lane, x + e);
-    }
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_sum_step(lane, x + e);
     if (e < n) {
         tshi_kernel_end(x + e, n - e, 0, pad);
         tshi_kernel_sum_step(lane, pad);
@@ -4597,7 +4579,6 @@ TSHI_INLINE tsh_real tshi_kernel_sum(const tsh_real *x, int64_t n) {
     return tshi_kernel_fold(lane);
 }
 
-/* sum x y. */
 TSHI_INLINE void tshi_kernel_dot_step(tsh_real *lane, const tsh_real *x, const tsh_real *y) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i] * y[i];
@@ -4608,9 +4589,7 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     int64_t e;
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_dot_step(lane, x + e, y + e);
-    }
+    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) tshi_kernel_dot_step(lane, x + e, y + e);
     if (e < n) {
         tshi_kernel_end(x + e, n - e, 0, pad[0]);
         tshi_kernel_end(y + e, n - e, 0, pad[1]);
@@ -4619,7 +4598,7 @@ TSHI_INLINE tsh_real tshi_kernel_dot(const tsh_real *x, const tsh_real *y, int64
     return tshi_kernel_fold(lane);
 }
 
-/* The larger of x and y; NaN wins, of both zeros y. */
+/* Returns the larger of x and y; NaN if x is NaN or y is; y if both are zeros. */
 TSHI_INLINE tsh_real tshi_kernel_larger(tsh_real x, tsh_real y) {
     return ((x > y) | (x != x)) ? x : y;
 }
@@ -4647,7 +4626,7 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
         tshi_kernel_float((uint32_t)best ^ ((0u - ((uint32_t)best >> 31)) & 0x7FFFFFFFu)));
 }
 
-/* The largest of n > 0 values; NaN wins. Of both zeros, any. */
+/* Returns the largest of n > 0 values, NaN if any is NaN; 0 may be of either sign. */
 TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK];
     int64_t e;
@@ -4661,40 +4640,40 @@ TSHI_INLINE tsh_real tshi_kernel_max(const tsh_real *x, int64_t n) {
     return tshi_kernel_max_fold(lane);
 }
 
-/* y = e^(x - most) of a block of values up to most, and adds them to lanes. */
-TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real most,
-                                       tsh_real *y, int fused) {
+/* y = e^(x - max) for a block of values x <= max; adds y to lane. */
+TSHI_INLINE void tshi_kernel_exps_step(tsh_real *lane, const tsh_real *x, tsh_real max, tsh_real *y,
+                                       int fused) {
     int i;
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_kernel_exp_below(x[i] - most, fused);
+    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = tshi_kernel_exp_below(x[i] - max, fused);
     TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) lane[i] += y[i];
 }
 
-/* Adds e^(x - most) of n values up to most to lanes; they go to y where it is not NULL. */
-TSHI_INLINE void tshi_kernel_exps_more(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real most,
+/* Adds e^(x - max) of n values x <= max to lane, and stores them in y unless that is NULL. */
+TSHI_INLINE void tshi_kernel_exps_more(tsh_real *lane, const tsh_real *x, int64_t n, tsh_real max,
                                        tsh_real *y, int fused) {
     tsh_real pad[TSHI_BLOCK], out[TSHI_BLOCK];
     int64_t e;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        tshi_kernel_exps_step(lane, x + e, most, out, fused);
+        tshi_kernel_exps_step(lane, x + e, max, out, fused);
         if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
     if (e < n) {
-        tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^that is 0 */
-        tshi_kernel_exps_step(lane, pad, most, out, fused);
+        tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^-infinity adds 0 */
+        tshi_kernel_exps_step(lane, pad, max, out, fused);
         if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
 }
 
-/* Their sum; NaN where most is not finite. */
-TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real most, tsh_real *y,
+/* Returns the sum of e^(x - max) of a row; NaN if max is not finite. */
+TSHI_INLINE tsh_real tshi_kernel_exps(const tsh_real *x, int64_t n, tsh_real max, tsh_real *y,
                                       int fused) {
     tsh_real lane[TSHI_BLOCK];
     memset(lane, 0, sizeof lane);
-    tshi_kernel_exps_more(lane, x, n, most, y, fused);
-    return tshi_kernel_fold(lane) + (most - most);
+    tshi_kernel_exps_more(lane, x, n, max, y, fused);
+    return tshi_kernel_fold(lane) + (max - max);
 }
 
-/* An operand's data is void *; what a kernel only reads comes through here. */
+/* Casts const away, without a warning: tshi_operand has no const, also for what is only read. */
 static void *tshi_kernel_read(const void *data) {
     union {
         const void *from;
@@ -4705,10 +4684,7 @@ static void *tshi_kernel_read(const void *data) {
 }
 
 static tshi_operand tshi_kernel_operand(const void *data, int64_t step, tsh_dtype dtype) {
-    tshi_operand x;
-    x.data = tshi_kernel_read(data);
-    x.step = step;
-    x.dtype = dtype;
+    const tshi_operand x = {tshi_kernel_read(data), step, dtype};
     return x;
 }
 
@@ -4716,7 +4692,7 @@ static tshi_operand tshi_kernel_reals(const tsh_real *data, int64_t step) {
     return tshi_kernel_operand(data, step, TSH_REAL);
 }
 
-/* Moves an operand on by so many elements. */
+/* Advances an operand by this many elements; an operand of no data stays. */
 static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
     if (x->data) x->data = (char *)x->data + elements * tshi_dtypes[x->dtype].size;
 }
@@ -4725,7 +4701,7 @@ static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
 
 enum { TSHI_MAX_OPERANDS = 4, TSHI_MAX_ROWS = 7 };
 
-/* One iteration space and the operands that walk it. */
+/* An iteration space, and the strides of each operand along its dimensions. */
 typedef struct tshi_loop {
     const tsh_ctx *ctx;
     int ndim, n;
@@ -4734,6 +4710,7 @@ typedef struct tshi_loop {
     tshi_operand x[TSHI_MAX_OPERANDS];
 } tshi_loop;
 
+/* Begins a loop over the local elements of a tensor. */
 static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
     loop->ctx = shape->ctx;
     loop->ndim = shape->ndim;
@@ -4741,8 +4718,8 @@ static void tshi_kernel_space(tshi_loop *loop, const tsh_tensor *shape) {
     memcpy(loop->dim, shape->local, sizeof loop->dim);
 }
 
-/* An operand of tensor t's shape, aligned right; where t has global length 1 and the space has not,
- * it stands still. */
+/* Adds an operand of t's shape, broadcast to the space: dimensions are aligned right; the stride is
+ * 0 where t has no dimension, or one of global length 1. */
 TSHI_OUTLINE void tshi_kernel_add_operand(tshi_loop *loop, const tsh_tensor *t, const void *data,
                                           const int64_t *stride, tsh_dtype dtype) {
     int d, skip = loop->ndim - t->ndim;
@@ -4755,7 +4732,7 @@ static void tshi_kernel_tensor(tshi_loop *loop, const tsh_tensor *t) {
     tshi_kernel_add_operand(loop, t, tshi_tensor_at(t), t->stride, t->dtype);
 }
 
-/* Drops dimensions of length 1 and joins neighbours that every operand walks as one. */
+/* Removes dimensions of length 1, and joins neighbours that are contiguous for every operand. */
 static void tshi_kernel_join(tshi_loop *loop) {
     int d, i, out = 0;
     for (d = 0; d < loop->ndim; d++) {
@@ -4770,7 +4747,7 @@ static void tshi_kernel_join(tshi_loop *loop) {
     loop->ndim = out;
 }
 
-/* A kernel over a joined space, the innermost dimension per call. */
+/* Calls a kernel for each row (innermost dimension) of a joined space. */
 static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
     tshi_operand x[TSHI_MAX_OPERANDS];
     int64_t index[TSH_MAX_DIMS] = {0};
@@ -4790,7 +4767,7 @@ static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const
     }
 }
 
-/* A loop that is cut along dimension `cut`. */
+/* A loop that threads share along dimension `cut`. */
 typedef struct tshi_cut_loop {
     const tshi_loop *loop;
     tshi_kernel_fn kernel;
@@ -4809,17 +4786,17 @@ static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_kernel_walk(&part, all->kernel, all->params);
 }
 
-/* Runs a kernel, which writes to operand 0, over the whole space; the threads share the outermost
- * dimension along which that moves. */
+/* Runs a kernel, which writes to operand 0, over the whole space. Threads share the outermost
+ * dimension that is long enough and along which operand 0 moves: no two write to one place. */
 TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
-    enum { LEAST = 1 << 15 }; /* elements that are worth a thread */
+    enum { MIN_ELEMENTS = 1 << 15 }; /* per thread */
     tshi_cut_loop all;
     int64_t count = 1;
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
     if (!count) return;
     tshi_kernel_join(loop);
-    pieces = tshi_team_pieces(loop->ctx, count, LEAST);
+    pieces = tshi_team_pieces(loop->ctx, count, MIN_ELEMENTS);
     all.cut = 0;
     while (all.cut < loop->ndim && (!loop->stride[0][all.cut] || loop->dim[all.cut] < pieces))
         all.cut++;
@@ -4834,8 +4811,8 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
                   &all);
 }
 
-/* Rows that a kernel works on one by one: row r of operand i lies x[i].step elements after row
- * r - 1; own[i] elements of it are scratch, each piece's own. */
+/* A job of `count` rows: row r of operand i begins at r x[i].step. An operand with own[i] > 0 is
+ * scratch: own[i] elements for each piece. */
 typedef struct tshi_rows {
     tshi_kernel_fn kernel;
     int64_t count; /* of rows */
@@ -4845,6 +4822,7 @@ typedef struct tshi_rows {
     const void *params;
 } tshi_rows;
 
+/* A tshi_team_fn: calls the kernel once for a piece of the rows. */
 static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *rows = (const tshi_rows *)job;
     tshi_operand x[TSHI_MAX_ROWS];
@@ -4855,13 +4833,13 @@ static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) 
     rows->kernel(to - from, x, rows->params);
 }
 
-/* How many pieces, each worth a thread, `rows` rows of `length` elements make. */
+/* Returns how many pieces to cut `rows` rows of `length` elements into. */
 static int tshi_kernel_pieces(const tsh_ctx *ctx, int64_t rows, int64_t length) {
-    enum { LEAST = 1 << 14 };
-    return tshi_team_pieces(ctx, rows, tshi_base_ceil(LEAST, length > 0 ? length : 1));
+    enum { MIN_ELEMENTS = 1 << 14 }; /* per thread */
+    return tshi_team_pieces(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
 }
 
-/* y = x, n elements of the same type, which may be any of its size. */
+/* to = from, n elements of one dtype, copied as unsigned integers of its size. */
 #define TSHI_KERNEL_MOVE(type)                                                                     \
     do {                                                                                           \
         type *TSHI_RESTRICT y = (type *)to->data;                                                  \
@@ -4879,7 +4857,7 @@ TSHI_APART void tshi_kernel_move_each(int64_t n, const tshi_operand *to, const t
 }
 #undef TSHI_KERNEL_MOVE
 
-/* y = x of another dtype: between integers exactly, else through tsh_real. */
+/* to = from, n elements of different dtypes: exact between integers, else through tsh_real. */
 TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_operand *from) {
     enum { BLOCK = 256 };
     const tshi_dtype *y = &tshi_dtypes[to->dtype], *x = &tshi_dtypes[from->dtype];
@@ -4911,7 +4889,7 @@ TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes)
     if (at < bytes) memcpy((char *)to + at, (const char *)from + at, bytes - at);
 }
 
-/* y = x, converted where the dtypes differ. */
+/* x[0] = x[1], converted if the dtypes differ. */
 static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *params) {
     (void)params;
     if (x[0].dtype != x[1].dtype)
@@ -4922,7 +4900,7 @@ static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *param
         tshi_kernel_move_dense(x[0].data, x[1].data, tshi_dtype_bytes(x[0].dtype, n));
 }
 
-/* y += x */
+/* x[0] += x[1] */
 TSHI_INLINE void tshi_kernel_add_body(int64_t n, const tshi_operand *x, const void *params) {
     tsh_real pad[TSHI_BLOCK];
     int64_t e;
@@ -4932,7 +4910,7 @@ TSHI_INLINE void tshi_kernel_add_body(int64_t n, const tshi_operand *x, const vo
 }
 TSHI_KERNEL(tshi_kernel_add, void);
 
-/* Copies a tensor's local piece to dense row-major memory of a dtype, or back. */
+/* Copies a tensor's local values to row-major values of a dtype, or back. */
 static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype, int to_tensor) {
     int64_t stride[TSH_MAX_DIMS];
     tshi_loop loop;
@@ -4944,8 +4922,8 @@ static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype,
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
 }
 
-/* Row-major values of t, of a dtype: in place if they are that, else a copy in *scratch, which the
- * caller drops. */
+/* Returns t's local values, row-major and of a dtype: in place, or copied to *scratch, which the
+ * caller releases. NULL: no memory. The functions below do the same for t's dtype, for tsh_real. */
 static void *tshi_kernel_packed_as(const tsh_tensor *t, tsh_dtype dtype, tshi_block **scratch) {
     *scratch = NULL;
     if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t);
@@ -4963,8 +4941,8 @@ static tsh_real *tshi_kernel_packed_reals(const tsh_tensor *t, tshi_block **scra
     return (tsh_real *)tshi_kernel_packed_as(t, TSH_REAL, scratch);
 }
 
-/* t's values as tsh_real: in place, with t's strides, or a dense copy in *scratch, which the caller
- * drops. NULL: no memory. */
+/* Returns t's values as tsh_real, and their strides: in place, or row-major in *scratch, which the
+ * caller releases. NULL: no memory. */
 static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi_block **scratch) {
     *scratch = NULL;
     memcpy(stride, t->stride, sizeof t->stride);
@@ -4973,8 +4951,8 @@ static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi
     return tshi_kernel_packed_reals(t, scratch);
 }
 
-/* Where an op computes its output: in place where that is of tsh_real, else in *scratch, from which
- * tshi_kernel_output_done rounds it to out's dtype. NULL: no memory. */
+/* Returns where an op that computes tsh_real puts its output: in place, or, for another dtype, in
+ * *scratch, which tshi_kernel_output_done rounds to out's dtype. NULL: no memory. */
 static tsh_real *tshi_kernel_output(tsh_tensor *out, tshi_block **scratch) {
     *scratch = NULL;
     if (out->dtype == TSH_REAL) return tshi_tensor_values(out);
@@ -4988,8 +4966,8 @@ static void tshi_kernel_output_done(tsh_tensor *out, tshi_block *scratch) {
     tshi_mem_drop(out->ctx, scratch);
 }
 
-/* The rows of a tensor as gemm sees them: the leading dimensions as one of `rows` with step
- * `stride`; 0 where strides do not allow it. */
+/* Views a tensor (.., N) as a matrix (*rows, N) whose rows are *stride elements apart. Returns 0 if
+ * t's strides do not allow it. */
 TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *stride) {
     int64_t step = 0;
     int d;
@@ -5006,7 +4984,7 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
 
 /* ========================================================================== */
 /* >>gemm                                                MARK: - gemm (private) */
-/* The built-in matrix multiply: packed, cache-blocked, any strides, one       */
+/* The built-in matrix product: packed, cache-blocked, any strides, one        */
 /* micro-kernel per instruction set behind one table.                          */
 /* Needs: >>kernel.                                                             */
 /* ========================================================================== */
@@ -5021,27 +4999,27 @@ TSHI_OUTLINE int tshi_kernel_rows(const tsh_tensor *t, int64_t *rows, int64_t *s
  *             for ir in mc by mr             C tile (mr, nr) in registers: the micro-kernel
  *
  * A packed sliver of width w holds element (i, p) at p * w + i, so the micro-kernel reads it front
- * to back: per step p it loads nr values of B and adds mr outer-product rows to the tile. Two
- * departures: a B sliver is packed just before its first use, while it is warm, and only kept if m
- * has a second block; and A or B is read in place where packing would not pay, since the
- * micro-kernel takes A with any strides and B with any row stride.
+ * to back: in step p it loads nr values of B and adds the outer product with mr values of A to the
+ * tile. It differs from BLIS in two ways. A B sliver is packed just before its first use, while it
+ * is in cache, and only kept if m has a second block. And A or B is read in place if packing would
+ * not pay: the micro-kernel takes A with any strides and B with any row stride.
  *
- * THE ORDER OF SUMS. Element (i, j) starts as beta D, where D is C or, say, a bias; per kc-slice of
- * k, which k alone decides, acc = a[0] b[0] + a[1] b[1] + ... from left to right, then C = C +
- * alpha acc. So its bits depend on its row of A, its column of B and the kernel, not on m, n,
- * strides, packing, pointers or its place in the tile: a column-parallel product equals the columns
- * of the whole one bit for bit. (The kernels in C without intrinsics need a compiler that does not
- * contract x * y + z at will: -std=c99 or -ffp-contract=off.) */
+ * THE ORDER OF SUMS. Element (i, j) starts as beta D, where D is C or, for example, a bias. For
+ * each slice of kc (which depends on k alone) acc = a[0] b[0] + a[1] b[1] + ... from left to right,
+ * then C = C + alpha acc. So it depends on its row of A, its column of B and the kernel, not on
+ * m, n, strides, packing, pointers or its place in the tile: a column-parallel product is bitwise
+ * the columns of the whole one. (The kernels without intrinsics need a compiler that does not
+ * contract x * y + z: -std=c99 or -ffp-contract=off.) */
 
-/* TSHARD_REAL, as something that #if and names of intrinsics understand. */
+/* TSHI_GEMM_FLOAT: 1 if TSHARD_REAL is float, for #if. */
 #define TSHI_GEMM_JOIN_(x, y) x##y
 #define TSHI_GEMM_JOIN(x, y)  TSHI_GEMM_JOIN_(x, y)
 #define TSHI_GEMM_IS_float    1
 #define TSHI_GEMM_IS_double   0
 #define TSHI_GEMM_FLOAT       TSHI_GEMM_JOIN(TSHI_GEMM_IS_, TSHARD_REAL)
 
-/* A matrix as gemm takes it. A and B may be of any dtype that ops compute with: they are converted
- * where they are packed. C and D are of tsh_real. */
+/* A strided matrix. A and B may be of any dtype that ops compute with: packing converts them. C and
+ * D are of tsh_real. */
 typedef struct tshi_matrix {
     void *data;
     int64_t row, column; /* strides, in elements */
@@ -5049,11 +5027,7 @@ typedef struct tshi_matrix {
 } tshi_matrix;
 
 static tshi_matrix tshi_gemm_matrix_of(void *data, tsh_dtype dtype, int64_t row, int64_t column) {
-    tshi_matrix m;
-    m.data = data;
-    m.row = row;
-    m.column = column;
-    m.dtype = dtype;
+    const tshi_matrix m = {data, row, column, dtype};
     return m;
 }
 
@@ -5061,30 +5035,31 @@ static tshi_matrix tshi_gemm_matrix(tsh_real *data, int64_t row, int64_t column)
     return tshi_gemm_matrix_of(data, TSH_REAL, row, column);
 }
 
+/* Returns m transposed. */
 static tshi_matrix tshi_gemm_turned(tshi_matrix m) {
     return tshi_gemm_matrix_of(m.data, m.dtype, m.column, m.row);
 }
 
-/* What begins at element (i, j) of m. */
+/* Returns the submatrix of m that begins at element (i, j). */
 static tshi_matrix tshi_gemm_from(tshi_matrix m, int64_t i, int64_t j) {
     m.data = (char *)m.data + (i * m.row + j * m.column) * tshi_dtypes[m.dtype].size;
     return m;
 }
 
-/* Element (i, j) of a matrix of tsh_real. */
+/* Returns the address of element (i, j) of a matrix of tsh_real. */
 static tsh_real *tshi_gemm_at(tshi_matrix m, int64_t i, int64_t j) {
     return (tsh_real *)m.data + i * m.row + j * m.column;
 }
 
-/* Lines of memory to be fetched: `at` goes from first by steps to last, which both then move along,
- * `left` times more. */
+/* Cache lines to prefetch, a few at a time: `at` goes from `first` to `last` by `step`; then first
+ * and last move by `along`, and it starts again, `left` times. */
 typedef struct tshi_gemm_walk {
     const tsh_real *at, *first, *last;
     int64_t step, along, left;
 } tshi_gemm_walk;
 
-/* What a micro-kernel computes: C(rows, cols) = alpha A(rows, k) B(k, cols) + D, where csc and csd
- * are 1. */
+/* A micro-kernel computes C(rows, cols) = alpha A(rows, k) B(k, cols) + D. rs.: row strides, cs.:
+ * column strides; those of C and D are 1. */
 typedef struct tshi_gemm_tile {
     int64_t k;
     const tsh_real *a;
@@ -5092,7 +5067,7 @@ typedef struct tshi_gemm_tile {
     const tsh_real *b;
     int64_t rsb, csb;
     tsh_real alpha;
-    int add; /* 0: without D */
+    int add; /* 0: D is 0 and not read */
     const tsh_real *d;
     int64_t rsd;
     tsh_real *c;
@@ -5102,33 +5077,29 @@ typedef struct tshi_gemm_tile {
 
 typedef void (*tshi_gemm_tile_fn)(const tshi_gemm_tile *t, int rows, int cols);
 
-/* A row of the table. */
+/* A micro-kernel: a row of tshi_gemm_kernels. */
 struct tshi_gemm_kernel {
     const char *name;
-    int mr, nr;     /* the tile */
+    int mr, nr;     /* rows and columns of a tile */
     int mc, kc, nc; /* the largest blocks: multiples of mr, of 4 and of nr */
-    int (*supported)(void);
+    int isa;                /* the instruction set that it needs: TSHI_ISA_... */
     tshi_gemm_tile_fn tile; /* csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
     tshi_gemm_tile_fn dot;  /* (optional) the same for rsb = 1: few rows, B not packed */
 };
 
 enum {
     TSHI_GEMM_TILE_MAX = 384, /* the largest mr * nr */
-    TSHI_GEMM_THIN = 2,       /* rows up to which a product is bound by reading B */
-    TSHI_GEMM_STRETCH = 32,   /* steps of k after which a tile fetches ... */
-    TSHI_GEMM_FETCH = 4,      /* ... so many lines of what comes next, and ... */
-    TSHI_GEMM_FETCH_C = 2,    /* ... so many rows of C */
-    TSHI_GEMM_C_STRIP = 8     /* of the reference kernel */
+    TSHI_GEMM_THIN = 2,       /* a product of so few rows is bound by reading B */
+    TSHI_GEMM_STRETCH = 32,   /* steps of k after which a tile prefetches, again and again: */
+    TSHI_GEMM_FETCH = 4,      /* lines of the next sliver of B, and */
+    TSHI_GEMM_FETCH_C = 2,    /* rows of C */
+    TSHI_GEMM_C_STRIP = 8     /* columns that the reference kernel computes at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
 
-static int tshi_gemm_has_c(void) {
-    return 1;
-}
-
-/* The twin that the others are tested against, and what is left without GNU C. Strips of one row
- * and a constant width: what all compilers keep in vector registers. */
+/* The reference that the others are tested against; the only kernel without GNU C. It computes
+ * strips of one row and constant width, which all compilers keep in vector registers. */
 static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {
         for (int j = 0; j < cols; j += TSHI_GEMM_C_STRIP) {
@@ -5138,9 +5109,8 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
                 const tsh_real x = t->a[i * t->rsa + p * t->csa], *b = t->b + p * t->rsb + j;
                 for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) acc[l] += x * b[l];
             }
-            for (int l = 0; l < TSHI_GEMM_C_STRIP; l++) {
+            for (int l = 0; l < TSHI_GEMM_C_STRIP; l++)
                 c[l] = t->alpha * acc[l] + (t->add ? d[l] : 0);
-            }
         }
     }
 }
@@ -5149,16 +5119,17 @@ static void tshi_gemm_tile_c(const tshi_gemm_tile *t, int rows, int cols) {
 
 #if TSHI_VECTORS
 
-/* One text for every instruction set `isa`, which has to say: VEC_isa (a register), LOAD, STORE,
- * SET (one value in all lanes) and FMA (x * y + z). Rows are unrolled by hand, so that
- * accumulators are registers at every level of optimisation; row i is read at its group's pointer
- * plus 0, 1 or 2 row strides, which is one x86 operand. */
+/* One source for all instruction sets. An `isa` defines VEC_isa (a register), LOAD, STORE, SET (one
+ * value in all lanes) and FMA (x * y + z). Rows are unrolled by hand, so that accumulators are
+ * registers at every level of optimisation: X(isa, i, g) is row i of group g = i / 3. It is read at
+ * the pointer of its group plus 0, 1 or 2 row strides, which x86 does in one operand. */
 #define TSHI_GEMM_ROWS6(X, isa)                                                                    \
     X(isa, 0, 0) X(isa, 1, 0) X(isa, 2, 0) X(isa, 3, 1) X(isa, 4, 1) X(isa, 5, 1)
 #define TSHI_GEMM_ROWS12(X, isa)                                                                   \
     TSHI_GEMM_ROWS6(X, isa)                                                                        \
     X(isa, 6, 2) X(isa, 7, 2) X(isa, 8, 2) X(isa, 9, 3) X(isa, 10, 3) X(isa, 11, 3)
 
+/* Prefetches the next line. */
 TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     TSHI_PREFETCH(w->at);
     if (w->at != w->last)
@@ -5187,8 +5158,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         }                                                                                          \
     }
 
-/* tshi_gemm_rows_isa: a tile of rows x vecs registers, both constant after inlining.
- * tshi_gemm_tile_isa: any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
+/* tshi_gemm_rows_isa computes a tile of rows x vecs registers, both constant after inlining;
+ * tshi_gemm_tile_isa one of any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
     TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
                                                  const int vecs) {                                 \
@@ -5254,14 +5225,14 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         part.d += size * part.rsd;                                                                 \
     }
 
-/* 128 bits in GNU C, for every processor: SSE2, NEON, ... */
+/* v128: 128-bit vectors of GNU C, for every processor: SSE2, NEON, ... */
 typedef tsh_real tshi_gemm_v128
     __attribute__((vector_size(16), aligned(sizeof(tsh_real)), may_alias));
 #define TSHI_GEMM_VEC_v128          tshi_gemm_v128
 #define TSHI_GEMM_LOAD_v128(p)      (*(const tshi_gemm_v128 *)(p))
 #define TSHI_GEMM_STORE_v128(p, v)  (*(tshi_gemm_v128 *)(p) = (v))
-/* One value in all lanes. Not s - zero: where scalars are computed in a wider format (x87, s390x),
- * gcc takes no scalar beside a vector. Not a function: without SSE, i386 passes no vectors. */
+/* s in all lanes. Written out, because gcc does not mix a scalar and a vector where scalars are
+ * computed in a wider format (x87, s390x); a macro, because i386 without SSE passes no vectors. */
 #if TSHI_GEMM_FLOAT
 #define TSHI_GEMM_LANES(s)                                                                         \
     { (s), (s), (s), (s) }
@@ -5300,22 +5271,15 @@ TSHI_GEMM_KERNEL(avx2, TSHI_AVX2, TSHI_GEMM_ROWS6, 6)
 #define TSHI_GEMM_SET_avx512   TSHI_GEMM_OP(512, set1)
 #define TSHI_GEMM_FMA_avx512   TSHI_GEMM_OP(512, fmadd)
 TSHI_GEMM_KERNEL(avx512, TSHI_AVX512, TSHI_GEMM_ROWS12, 12)
-
-static int tshi_gemm_has_avx2(void) {
-    return tshi_kernel_isa() >= TSHI_ISA_AVX2;
-}
-static int tshi_gemm_has_avx512(void) {
-    return tshi_kernel_isa() >= TSHI_ISA_AVX512;
-}
 #endif /* TSHI_X86 */
 #endif /* TSHI_VECTORS */
 
 /* -- few rows ------------------------------------------------------------- */
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* A product with one or two rows waits for B; packing it would double the traffic. Columns of B lie
- * contiguous here, so 8 columns x 4 steps are transposed in registers; per element the order of
- * sums is the tile's. */
+/* A product with one or two rows is bound by reading B; packing B would double the traffic. Columns
+ * of B are contiguous here, so 4 steps of 8 columns are transposed in registers. The order of each
+ * element's sum is that of a tile. */
 #define TSHI_GEMM_PAIR(s)                                                                          \
     _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * csb), 1)
 #define TSHI_GEMM_GROUP(g)                                                                         \
@@ -5325,7 +5289,7 @@ static int tshi_gemm_has_avx512(void) {
         const __m256 r2 = TSHI_GEMM_PAIR(s + 2 * csb), r3 = TSHI_GEMM_PAIR(s + 3 * csb);           \
         for (int l = 0; p % 16 == 0 && l < 8; l++) {                                               \
             TSHI_PREFETCH(s + l * csb + 32);                                                       \
-            TSHI_PREFETCH_L2(s + (l + 32) * csb); /* columns that come soon */                     \
+            TSHI_PREFETCH_L2(s + (l + 32) * csb); /* columns of later groups */                    \
         }                                                                                          \
         const __m256 u0 = _mm256_unpacklo_ps(r0, r1), u1 = _mm256_unpackhi_ps(r0, r1);             \
         const __m256 u2 = _mm256_unpacklo_ps(r2, r3), u3 = _mm256_unpackhi_ps(r2, r3);             \
@@ -5365,12 +5329,9 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_dot_row(const tshi_gemm_tile *t, int row, i
 
 TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int cols) {
     for (int i = 0; i < rows; i++) {
-        for (int j = 0; j < cols; j += 16) {
-            if (cols - j >= 16)
-                tshi_gemm_dot_row(t, i, j, 2);
-            else
-                tshi_gemm_dot_row(t, i, j, 1);
-        }
+        int j = 0;
+        for (; cols - j >= 16; j += 16) tshi_gemm_dot_row(t, i, j, 2);
+        if (j < cols) tshi_gemm_dot_row(t, i, j, 1);
     }
 }
 #define TSHI_GEMM_DOT tshi_gemm_dot_avx2
@@ -5380,31 +5341,32 @@ TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int 
 
 /* -- the table ------------------------------------------------------------ */
 
-/* Best first; the last row runs everywhere. Block sizes: mc * kc floats fill at most half of an L2,
- * kc * nr an L1, nc bounds the scratch; measured on Zen 4 they matter little. */
+/* Best first; the last row runs everywhere. Block sizes: mc * kc floats fill at most half of an L2
+ * cache, kc * nr an L1 cache; nc bounds the scratch. */
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_X86
-    {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, tshi_gemm_has_avx512,
-     tshi_gemm_tile_avx512, TSHI_GEMM_DOT},
-    {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, tshi_gemm_has_avx2, tshi_gemm_tile_avx2,
+    {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512,
+     TSHI_GEMM_DOT},
+    {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, TSHI_ISA_AVX2, tshi_gemm_tile_avx2,
      TSHI_GEMM_DOT},
 #endif
 #if TSHI_VECTORS
-    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_v128, NULL},
+    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128, NULL},
 #endif
-    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, tshi_gemm_has_c, tshi_gemm_tile_c, NULL}};
+    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL}};
 
-/* The best kernel for this processor. */
+/* Returns the best kernel for this processor. */
 static const tshi_gemm_kernel *tshi_gemm_pick(void) {
+    const int isa = tshi_kernel_isa();
     const tshi_gemm_kernel *kernel = tshi_gemm_kernels;
-    while (!kernel->supported()) kernel++;
+    while (kernel->isa > isa) kernel++;
     return kernel;
 }
 
 /* -- packing -------------------------------------------------------------- */
 
 /* dst[p * width + i] = src[i * inc + p * ld] for from <= i < valid, 0 for valid <= i < width. With
- * from 0, the reference twin of tshi_gemm_pack. */
+ * from = 0, the reference that tshi_gemm_pack is tested against. */
 static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int from, int valid,
                                  int64_t k, const tsh_real *TSHI_RESTRICT src, int64_t inc,
                                  int64_t ld) {
@@ -5415,9 +5377,9 @@ static void tshi_gemm_pack_lanes(tsh_real *TSHI_RESTRICT dst, int width, int fro
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* SSE, which every x86-64 has: packing waits for memory, not for wider registers. */
+/* With SSE, which every x86-64 has: packing is bound by memory, wider registers would not help. */
 
-/* 4 steps of contiguous lanes; more: 8 steps are behind them, the last 4 of which are fetched. */
+/* Packs 4 steps whose lanes are contiguous. more: 8 steps or more follow; prefetches steps 8-11. */
 TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int lanes,
                                      const float *TSHI_RESTRICT src, int64_t ld, int more) {
     for (int i = 0; i < lanes; i += 4) {
@@ -5427,8 +5389,8 @@ TSHI_INLINE void tshi_gemm_pack_rows(float *TSHI_RESTRICT dst, int width, int la
     }
 }
 
-/* Up to 16 steps, a cache line of every lane, 4 x 4 transposed; more: of the lines behind them the
- * second is fetched. */
+/* Packs up to 16 steps, a cache line of each lane, as 4 x 4 transposes. more: prefetches the line
+ * after the next. */
 TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int lanes,
                                         int64_t steps, const float *TSHI_RESTRICT src, int64_t inc,
                                         int more) {
@@ -5448,6 +5410,7 @@ TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int
     }
 }
 
+/* dst[p * width + i] = src[i * inc + p * ld] for i < valid, else 0; p < k, i < width. */
 static void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
@@ -5474,8 +5437,7 @@ static void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int valid, in
 }
 #endif
 
-/* A sliver of `width` lanes, the first `valid` of which are rows of m, with k columns of m each;
- * converted to tsh_real if need be. */
+/* Packs `valid` rows of m, k columns long, as a sliver of width `width`, converted to tsh_real. */
 static void tshi_gemm_pack_of(tsh_real *dst, int width, int valid, int64_t k, tshi_matrix m) {
     const tshi_dtype *dtype = &tshi_dtypes[m.dtype];
     if (m.dtype == TSH_REAL) {
@@ -5490,13 +5452,14 @@ static void tshi_gemm_pack_of(tsh_real *dst, int width, int valid, int64_t k, ts
 
 /* -- the loops around the micro-kernel ------------------------------------ */
 
-/* What else there is to do now and then during a long product, on the thread that computes it. */
+/* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
+ * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
 typedef struct tshi_gemm_chore {
     void (*fn)(void *user);
     void *user;
 } tshi_gemm_chore;
 
-enum { TSHI_GEMM_STINT = 1 << 24 }; /* multiply-adds in between: 0.3 ms at 100 GFLOP/s */
+enum { TSHI_GEMM_INTERVAL = 1 << 24 };
 
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel;
@@ -5506,14 +5469,14 @@ typedef struct tshi_gemm_job {
     int add;
     tshi_matrix a, b, d, c;
     const tshi_gemm_chore *chore; /* or NULL */
-    int64_t stint;                /* multiply-adds since it was done */
+    int64_t since;                /* multiply-adds since chore was called */
 } tshi_gemm_job;
 
-/* The smallest multiple of `unit` with which ceil(length / most) equal blocks cover the length. */
-static int64_t tshi_gemm_even(int64_t length, int64_t most, int64_t unit) {
-    const int64_t blocks = (length + most - 1) / most;
-    const int64_t each = (length + blocks - 1) / blocks;
-    return (each + unit - 1) / unit * unit;
+/* Returns the size of blocks that cut `length` evenly: no more blocks than of size max, a multiple
+ * of unit. */
+static int64_t tshi_gemm_even(int64_t length, int64_t max, int64_t unit) {
+    const int64_t blocks = tshi_base_ceil(length, max);
+    return tshi_base_ceil(tshi_base_ceil(length, blocks), unit) * unit;
 }
 
 /* C = beta D. */
@@ -5529,43 +5492,28 @@ static void tshi_gemm_scale(int64_t m, int64_t n, tsh_real beta, tshi_matrix d, 
     }
 }
 
-/* A tile that the micro-kernel cannot write in place (csc or csd not 1, or less than its width
- * left): through a buffer, with the same arithmetic. */
+/* Computes a tile that the micro-kernel cannot write in place (csc or csd is not 1, or fewer
+ * columns than its width are left) in a buffer, with the same arithmetic. */
 static void tshi_gemm_edge(tshi_gemm_tile_fn tile, const tshi_gemm_tile *t, int rows, int cols,
                            int width, int64_t csd, int64_t csc) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile inner = *t;
     inner.d = inner.c = buffer;
     inner.rsd = inner.rsc = width;
-    if (t->add) {
-        for (int i = 0; i < rows; i++) {
-            for (int j = 0; j < width; j++)
-                buffer[i * width + j] = j < cols ? t->d[i * t->rsd + j * csd] : 0;
-        }
-    }
+    for (int i = 0; t->add && i < rows; i++)
+        for (int j = 0; j < width; j++)
+            buffer[i * width + j] = j < cols ? t->d[i * t->rsd + j * csd] : 0;
     tile(&inner, rows, width);
-    for (int i = 0; i < rows; i++) {
+    for (int i = 0; i < rows; i++)
         for (int j = 0; j < cols; j++) t->c[i * t->rsc + j * csc] = buffer[i * width + j];
-    }
 }
 
-/* A (m, k) as slivers of mr rows, one after the other. */
-static void tshi_gemm_pack_block(const tshi_gemm_job *job) {
-    const int mr = job->kernel->mr;
-    for (int64_t i = 0; i < job->m; i += mr) {
-        const int rows = (int)tshi_base_min(mr, job->m - i);
-        tshi_gemm_pack_of(job->pack_a + i * job->k, mr, rows, job->k,
-                          tshi_gemm_from(job->a, i, 0));
-    }
-}
-
-/* The lines of B's sliver of columns from j on, which is packed next and may come from memory; with
- * j = n, none. A tile fetches a few at a time: a processor drops what it is asked for beyond that,
- * or waits. */
+/* Returns the cache lines of B's sliver from column j on, which is packed next; none if j >= n. A
+ * tile prefetches a few of them at a time: processors ignore more, or stall. */
 static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     const int64_t line = 64 / (int64_t)sizeof(tsh_real);
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
-    const int across = job->b.column == 1; /* lines lie in rows, else (if at all) in columns */
+    const int across = job->b.column == 1; /* a line is part of a row, not of a column */
     const int64_t count = across ? job->k : cols, length = across ? cols : job->k;
     tsh_real *const b = (tsh_real *)job->b.data;
     tshi_gemm_walk w = {b, b, b, 0, 0, 0};
@@ -5578,21 +5526,23 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     return w;
 }
 
-/* One A block against one B panel: C(m, n) += alpha A(m, k) B(k, n), with m <= mc, k <= kc.
- * The panel is packed with the `first` block of rows; where that is also the `last`, every sliver
- * goes to the same place. */
+/* Multiplies one A block and one B panel: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc, k <= kc.
+ * The `first` block of rows packs the panel; if it is also the `last`, all slivers of the panel use
+ * the same memory. */
 static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->a.dtype != TSH_REAL, convert_b = job->b.dtype != TSH_REAL;
-    /* else A is read where it lies */
+    /* else A is read in place */
     const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
     const int thin = job->m <= TSHI_GEMM_THIN && job->b.column != 1 && job->b.row == 1 &&
                      kernel->dot != NULL && !convert_b;
     const int pack_b = convert_b || (!thin && (job->b.column != 1 || job->m > 2 * mr || !only));
     tshi_gemm_walk walk;
     tshi_gemm_tile t;
-    if (pack_a) tshi_gemm_pack_block(job);
+    for (int64_t i = 0; pack_a && i < job->m; i += mr)
+        tshi_gemm_pack_of(job->pack_a + i * job->k, mr, (int)tshi_base_min(mr, job->m - i), job->k,
+                          tshi_gemm_from(job->a, i, 0));
     t.walk = &walk;
     t.k = job->k;
     t.alpha = job->alpha;
@@ -5626,15 +5576,15 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             else
                 tshi_gemm_edge(tile, &t, rows, cols, width, job->d.column, job->c.column);
         }
-        job->stint += job->m * cols * job->k;
-        if (job->chore && job->stint >= TSHI_GEMM_STINT) {
+        job->since += job->m * cols * job->k;
+        if (job->chore && job->since >= TSHI_GEMM_INTERVAL) {
             job->chore->fn(job->chore->user);
-            job->stint = 0;
+            job->since = 0;
         }
     }
 }
 
-/* The three outer loops. */
+/* Runs the three outer loops (jc, pc, ic). */
 static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
@@ -5658,37 +5608,37 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     }
 }
 
-/* Whether to compute C' = B' A' instead: the tile wants contiguous rows of C, and as many columns
- * as it is wide. */
+/* Returns 1 if it is better to compute C^T = B^T A^T: a tile is fast where rows of C are contiguous
+ * and as long as it is wide. */
 static int tshi_gemm_turns(int64_t m, int64_t n, int64_t rsc, int64_t csc, int nr) {
     if (n < m && n <= nr / 4) return 1;
     if (m < n && m <= nr / 4) return 0;
     return csc != 1 && rsc == 1;
 }
 
-/* Elements of a packed A block, a multiple of 64 bytes. */
+/* Returns the number of elements of a packed A block, a multiple of 64 bytes. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
     int64_t rows = tshi_base_min(kernel->mc, m + kernel->mr);
     return tshi_base_ceil(rows * tshi_base_min(kernel->kc, k), 16) * 16;
 }
 
-/* Bytes of scratch that one call needs, aligned to 64: a packed A block, and a packed B panel, of
- * which only one sliver is kept where all of A is one block. */
+/* Returns the bytes of scratch, aligned to 64, that one call needs: a packed A block and a packed B
+ * panel, or one sliver of it if all of A is one block. */
 static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                 int64_t rsc, int64_t csc) {
     int64_t columns = kernel->nr;
     if (tshi_gemm_turns(m, n, rsc, csc, kernel->nr)) {
-        int64_t turned = m;
+        const int64_t rows = m;
         m = n;
-        n = turned;
+        n = rows;
     }
     if (m > kernel->mc) columns = tshi_base_min(kernel->nc, n + kernel->nr);
     return (size_t)(tshi_gemm_block_size(kernel, m, k) + columns * tshi_base_min(kernel->kc, k)) *
            sizeof(tsh_real);
 }
 
-/* C = alpha A B + beta D on one thread. D is C, or a matrix apart from it whose strides may be 0: a
- * bias costs no pass of its own. */
+/* C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread. D is C, or does not overlap it; its
+ * strides may be 0, so that a bias needs no pass of its own. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
                           const tshi_gemm_chore *chore, int64_t m, int64_t n, int64_t k,
                           tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,
@@ -5696,7 +5646,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     const int done = k <= 0 || alpha == 0;
     tshi_gemm_job job;
     if (m <= 0 || n <= 0) return;
-    if (done || (beta != 0 && beta != 1)) { /* rare enough for a pass of its own */
+    if (done || (beta != 0 && beta != 1)) { /* rare: may take a pass of its own */
         tshi_gemm_scale(m, n, beta, d, c);
         beta = 1;
         d = c;
@@ -5720,7 +5670,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     job.d = d;
     job.c = c;
     job.chore = chore;
-    job.stint = 0;
+    job.since = 0;
     tshi_gemm_blocks(&job);
 }
 

@@ -107,7 +107,8 @@ static void bench(problem *p, int threads, int rounds) {
 /* The kernel of that name, if this processor runs it. */
 static const tshi_gemm_kernel *kernel_of(const char *name) {
     for (int i = 0; i < COUNT(tshi_gemm_kernels); i++)
-        if (strcmp(tshi_gemm_kernels[i].name, name) == 0 && tshi_gemm_kernels[i].supported())
+        if (strcmp(tshi_gemm_kernels[i].name, name) == 0 &&
+            tshi_gemm_kernels[i].isa <= tshi_kernel_isa())
             return &tshi_gemm_kernels[i];
     fprintf(stderr, "bench_gemm: no kernel \"%s\" here\n", name);
     exit(2);

@@ -138,7 +138,7 @@ static void try_exact(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int6
 #define EACH_KERNEL(kernel)                                                                        \
     for (const tshi_gemm_kernel *kernel = tshi_gemm_kernels;                                       \
          kernel < tshi_gemm_kernels + COUNT(tshi_gemm_kernels); kernel++)                          \
-        if (kernel->supported())
+        if (kernel->isa <= tshi_kernel_isa())
 
 /* ------------------------------------------------------------- tests */
 
@@ -440,7 +440,7 @@ static void test_table(void **state) {
         assert_true(tshi_gemm_scratch(kernel, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1) <= (size_t)8
                                                                                             << 20);
     }
-    assert_true(tshi_gemm_pick()->supported());
+    assert_true(tshi_gemm_pick()->isa <= tshi_kernel_isa());
 }
 
 /* A product of one's own takes the place of the built-in one: here float32 that is rounded to
@@ -507,7 +507,7 @@ static void test_chore(void **state) {
     EACH_KERNEL(kernel) {
         int count = 0;
         const tshi_gemm_chore chore = {count_chore, &count};
-        const int most = (int)(m * n * k / TSHI_GEMM_STINT);
+        const int most = (int)(m * n * k / TSHI_GEMM_INTERVAL);
         tshi_gemm_run(kernel, scratch, &chore, m, n, k, 1, seen(&a), seen(&b), 0, seen(&c),
                       seen(&c));
         check(kernel->name, m, n, k, 1, &a, &b, 0, &c, &c, 0);
@@ -557,7 +557,7 @@ static void test_progress(void **state) {
         assert_int_equal(progressed, 0);
         ctx->dp.in_flight = 1;
         (void)tsh_matmul(x, x);
-        most = 600 * 600 * 600 / TSHI_GEMM_STINT * tshi_team_spare(ctx) / threads;
+        most = 600 * 600 * 600 / TSHI_GEMM_INTERVAL * tshi_team_spare(ctx) / threads;
         assert_in_range(progressed, most / 2, most);
         ctx->dp = dp;
         assert_true(tsh_ok(ctx));

@@ -746,7 +746,7 @@ static void the_step_pool_is_reused_and_joined(void **state) {
 /* Every byte of the pool is either in use or in one of the free lists, and no two free pieces
  * touch. */
 static void check_pool(tsh_ctx *ctx) {
-    tshi_chunk *chunk;
+    tshi_page *page;
     size_t live = 0, free = 0, listed = 0;
     int c;
     for (c = 0; c < TSHI_SIZE_CLASSES; c++) {
@@ -760,9 +760,9 @@ static void check_pool(tsh_ctx *ctx) {
             listed += block->size + sizeof *block;
         }
     }
-    for (chunk = ctx->pool.chunks; chunk; chunk = chunk->next) {
-        tshi_block *block = (tshi_block *)(void *)((char *)chunk + TSHI_CHUNK), *left = NULL;
-        size_t bytes = TSHI_CHUNK;
+    for (page = ctx->pool.pages; page; page = page->next) {
+        tshi_block *block = (tshi_block *)(void *)((char *)page + TSHI_POOL_OFFSET), *left = NULL;
+        size_t bytes = TSHI_POOL_OFFSET;
         for (;; left = block, block = tshi_mem_right(block)) {
             assert_int_equal(block->before, left ? left->size : 0);
             if (left) assert_true(left->refs || block->refs);
@@ -770,7 +770,7 @@ static void check_pool(tsh_ctx *ctx) {
             *(block->refs ? &live : &free) += block->size + sizeof *block;
             if (block->last) break;
         }
-        assert_true(bytes <= chunk->bytes && bytes + TSHI_ALIGN > chunk->bytes);
+        assert_true(bytes <= page->bytes && bytes + TSHI_ALIGN > page->bytes);
     }
     assert_int_equal(listed, free);
     assert_int_equal(live, tsh_mem_stats(ctx).step_live);
