@@ -15965,288 +15965,204 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 
 /* -- the shipped families --------------------------------------------------- */
 
+/* Macros that write the tables: of family f, TSHI_POLICY_HEADS defines tshi_policy_f_heads,
+ * TSHI_POLICY_QKV tshi_policy_f_qkv (three layers), TSHI_POLICY_ONE tshi_policy_f_<list> (one
+ * layer), TSHI_POLICY_MLP tshi_policy_f_up and tshi_policy_f_down. `names` is TSHI_POLICY_WB where a layer has weight and
+ * bias, TSHI_POLICY_W where it has, or may have, a weight only. */
 #define TSHI_POLICY_WB(path) path ".weight", path ".bias"
 #define TSHI_POLICY_W(path)  path ".weight", NULL
-#define TSHI_POLICY_QUERY(names, at)                                                               \
-    { names, 0, TSH_PLAIN, 0, 0, at, 0 }
-#define TSHI_POLICY_KEYS(names, at)                                                                \
-    { names, 0, TSH_PLAIN, 0, 0, at, 1 }
-#define TSHI_POLICY_FEATURES(names)                                                                \
-    { names, 0, TSH_PLAIN, 0, 0, NULL, 0 }
-#define TSHI_POLICY_OPTIONAL(names)                                                                \
-    { names, 0, TSH_PLAIN, 0, 1, NULL, 0 }
+#define TSHI_POLICY_QUERY(names, path, heads)                                                      \
+    { names(path), 0, TSH_PLAIN, 0, 0, heads, 0 }
+#define TSHI_POLICY_KEYS(names, path, heads)                                                       \
+    { names(path), 0, TSH_PLAIN, 0, 0, heads, 1 }
+#define TSHI_POLICY_FEATURES(names, path)                                                          \
+    { names(path), 0, TSH_PLAIN, 0, 0, NULL, 0 }
+#define TSHI_POLICY_OPTIONAL(names, path)                                                          \
+    { names(path), 0, TSH_PLAIN, 0, 1, NULL, 0 }
 #define TSHI_POLICY_END                                                                            \
     { NULL, NULL, 0, TSH_PLAIN, 0, 0, NULL, 0 }
+#define TSHI_POLICY_SPLIT(names, at, q, k, v, heads) /* three layers, whose paths begin with at */ \
+    TSHI_POLICY_QUERY(names, at q, heads), TSHI_POLICY_KEYS(names, at k, heads),                   \
+        TSHI_POLICY_KEYS(names, at v, heads)
+
+#define TSHI_POLICY_HEADS(f, count)                                                                \
+    static const tsh_policy_heads tshi_policy_##f##_heads = {count, NULL, NULL}
+#define TSHI_POLICY_QKV(f, names, at, q, k, v)                                                     \
+    static const tsh_policy_layer tshi_policy_##f##_qkv[] = {                                      \
+        TSHI_POLICY_SPLIT(names, at, q, k, v, &tshi_policy_##f##_heads), TSHI_POLICY_END}
+#define TSHI_POLICY_ONE(f, list, names, path)                                                      \
+    static const tsh_policy_layer tshi_policy_##f##_##list[] = {                                   \
+        TSHI_POLICY_QUERY(names, path, &tshi_policy_##f##_heads), TSHI_POLICY_END}
+#define TSHI_POLICY_MLP(f, names, up, down)                                                        \
+    static const tsh_policy_layer tshi_policy_##f##_up[] = {TSHI_POLICY_FEATURES(names, up),       \
+                                                            TSHI_POLICY_END};                      \
+    static const tsh_policy_layer tshi_policy_##f##_down[] = {TSHI_POLICY_FEATURES(names, down),   \
+                                                              TSHI_POLICY_END}
 
 /* Conv1D: reversed. A decoder with cross-attention has the optional layers too. */
-static const tsh_policy_heads tshi_policy_gpt2_self = {"attn.num_heads", NULL, NULL};
-static const tsh_policy_heads tshi_policy_gpt2_cross = {"crossattention.num_heads", NULL, NULL};
+TSHI_POLICY_HEADS(gpt2, "attn.num_heads");
+TSHI_POLICY_HEADS(gpt2_cross, "crossattention.num_heads");
 static const tsh_policy_layer tshi_policy_gpt2_qkv[] = {
-    {TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_self, 0},
-    {TSHI_POLICY_WB("crossattention.c_attn"), 2, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross, 1},
-    {TSHI_POLICY_WB("crossattention.q_attn"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross, 0},
+    {TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_heads, 0},
+    {TSHI_POLICY_WB("crossattention.c_attn"), 2, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 1},
+    {TSHI_POLICY_WB("crossattention.q_attn"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 0},
     TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_gpt2_out[] = {
-    {TSHI_POLICY_WB("attn.c_proj"), 0, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_self, 0},
-    {TSHI_POLICY_WB("crossattention.c_proj"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross, 0},
+    {TSHI_POLICY_WB("attn.c_proj"), 0, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_heads, 0},
+    {TSHI_POLICY_WB("crossattention.c_proj"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 0},
     TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_gpt2_up[] = {
     {TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}, TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_gpt2_down[] = {
     {TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}, TSHI_POLICY_END};
 
-static const tsh_policy_heads tshi_policy_gpt_neo_self = {"attn.attention.num_heads", NULL, NULL};
-static const tsh_policy_layer tshi_policy_gpt_neo_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("attn.attention.q_proj"), &tshi_policy_gpt_neo_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.attention.k_proj"), &tshi_policy_gpt_neo_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.attention.v_proj"), &tshi_policy_gpt_neo_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt_neo_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attn.attention.out_proj"), &tshi_policy_gpt_neo_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt_neo_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.c_fc")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt_neo_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.c_proj")), TSHI_POLICY_END};
+TSHI_POLICY_HEADS(gpt_neo, "attn.attention.num_heads");
+TSHI_POLICY_QKV(gpt_neo, TSHI_POLICY_W, "attn.attention.", "q_proj", "k_proj", "v_proj");
+TSHI_POLICY_ONE(gpt_neo, out, TSHI_POLICY_WB, "attn.attention.out_proj");
+TSHI_POLICY_MLP(gpt_neo, TSHI_POLICY_WB, "mlp.c_fc", "mlp.c_proj");
 
-static const tsh_policy_heads tshi_policy_gptj_self = {"attn.num_attention_heads", NULL, NULL};
-static const tsh_policy_layer tshi_policy_gptj_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("attn.q_proj"), &tshi_policy_gptj_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.k_proj"), &tshi_policy_gptj_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.v_proj"), &tshi_policy_gptj_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gptj_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("attn.out_proj"), &tshi_policy_gptj_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gptj_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc_in")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gptj_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc_out")), TSHI_POLICY_END};
+TSHI_POLICY_HEADS(gptj, "attn.num_attention_heads");
+TSHI_POLICY_QKV(gptj, TSHI_POLICY_W, "attn.", "q_proj", "k_proj", "v_proj");
+TSHI_POLICY_ONE(gptj, out, TSHI_POLICY_W, "attn.out_proj");
+TSHI_POLICY_MLP(gptj, TSHI_POLICY_WB, "mlp.fc_in", "mlp.fc_out");
 
 /* query_key_value holds each head's q, k and v together: one part, in heads of 3 D. */
-static const tsh_policy_heads tshi_policy_gpt_neox_self = {"attention.num_attention_heads", NULL,
-                                                           NULL};
-static const tsh_policy_layer tshi_policy_gpt_neox_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.query_key_value"), &tshi_policy_gpt_neox_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt_neox_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.dense"), &tshi_policy_gpt_neox_self),
-    TSHI_POLICY_END};
-static const tsh_policy_heads tshi_policy_bloom_self = {"self_attention.num_heads", NULL, NULL};
-static const tsh_policy_layer tshi_policy_bloom_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attention.query_key_value"), &tshi_policy_bloom_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bloom_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attention.dense"), &tshi_policy_bloom_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bloom_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.dense_h_to_4h")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bloom_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.dense_4h_to_h")), TSHI_POLICY_END};
+TSHI_POLICY_HEADS(gpt_neox, "attention.num_attention_heads");
+TSHI_POLICY_ONE(gpt_neox, qkv, TSHI_POLICY_WB, "attention.query_key_value");
+TSHI_POLICY_ONE(gpt_neox, out, TSHI_POLICY_WB, "attention.dense");
+TSHI_POLICY_HEADS(bloom, "self_attention.num_heads");
+TSHI_POLICY_ONE(bloom, qkv, TSHI_POLICY_WB, "self_attention.query_key_value");
+TSHI_POLICY_ONE(bloom, out, TSHI_POLICY_WB, "self_attention.dense");
+TSHI_POLICY_MLP(bloom, TSHI_POLICY_WB, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
 
-static const tsh_policy_heads tshi_policy_llama_self = {"self_attn.num_heads",
-                                                        "self_attn.num_key_value_heads", NULL};
-static const tsh_policy_layer tshi_policy_llama_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("self_attn.q_proj"), &tshi_policy_llama_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("self_attn.k_proj"), &tshi_policy_llama_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("self_attn.v_proj"), &tshi_policy_llama_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_llama_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("self_attn.o_proj"), &tshi_policy_llama_self), TSHI_POLICY_END};
+static const tsh_policy_heads tshi_policy_llama_heads = {"self_attn.num_heads",
+                                                         "self_attn.num_key_value_heads", NULL};
+TSHI_POLICY_QKV(llama, TSHI_POLICY_W, "self_attn.", "q_proj", "k_proj", "v_proj");
+TSHI_POLICY_ONE(llama, out, TSHI_POLICY_W, "self_attn.o_proj");
 static const tsh_policy_layer tshi_policy_llama_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W("mlp.gate_proj")),
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W("mlp.up_proj")), TSHI_POLICY_END};
+    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.gate_proj"),
+    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.up_proj"), TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_llama_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W("mlp.down_proj")), TSHI_POLICY_END};
+    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.down_proj"), TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_qwen2_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.q_proj"), &tshi_policy_llama_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.k_proj"), &tshi_policy_llama_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.v_proj"), &tshi_policy_llama_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_phi_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.dense"), &tshi_policy_llama_self), TSHI_POLICY_END};
-
-static const tsh_policy_heads tshi_policy_opt_self = {"self_attn.num_heads", NULL, NULL};
-static const tsh_policy_heads tshi_policy_bart_cross = {"encoder_attn.num_heads", NULL, NULL};
-static const tsh_policy_layer tshi_policy_opt_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.q_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.k_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.v_proj"), &tshi_policy_opt_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_opt_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.out_proj"), &tshi_policy_opt_self),
+    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj",
+                      &tshi_policy_llama_heads),
     TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_opt_up[] = {TSHI_POLICY_FEATURES(TSHI_POLICY_WB("fc1")),
-                                                      TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_opt_down[] = {TSHI_POLICY_FEATURES(TSHI_POLICY_WB("fc2")),
-                                                        TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_phi_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "self_attn.dense", &tshi_policy_llama_heads),
+    TSHI_POLICY_END};
+
+TSHI_POLICY_HEADS(opt, "self_attn.num_heads");
+TSHI_POLICY_QKV(opt, TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj");
+TSHI_POLICY_ONE(opt, out, TSHI_POLICY_WB, "self_attn.out_proj");
+TSHI_POLICY_MLP(opt, TSHI_POLICY_WB, "fc1", "fc2");
+TSHI_POLICY_MLP(clip, TSHI_POLICY_WB, "mlp.fc1", "mlp.fc2");
+TSHI_POLICY_HEADS(bart, "encoder_attn.num_heads"); /* of cross-attention */
 static const tsh_policy_layer tshi_policy_bart_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.q_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.k_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.v_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("encoder_attn.q_proj"), &tshi_policy_bart_cross),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("encoder_attn.k_proj"), &tshi_policy_bart_cross),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("encoder_attn.v_proj"), &tshi_policy_bart_cross),
+    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj",
+                      &tshi_policy_opt_heads),
+    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "encoder_attn.", "q_proj", "k_proj", "v_proj",
+                      &tshi_policy_bart_heads),
     TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_bart_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.out_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("encoder_attn.out_proj"), &tshi_policy_bart_cross),
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "self_attn.out_proj", &tshi_policy_opt_heads),
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "encoder_attn.out_proj", &tshi_policy_bart_heads),
     TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_clip_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc1")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_clip_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc2")), TSHI_POLICY_END};
 
-static const tsh_policy_heads tshi_policy_bert_self = {"attention.self.num_attention_heads", NULL,
-                                                       NULL};
-static const tsh_policy_heads tshi_policy_bert_cross = {"crossattention.self.num_attention_heads",
-                                                        NULL, NULL};
+TSHI_POLICY_HEADS(bert, "attention.self.num_attention_heads");
+TSHI_POLICY_HEADS(bert_cross, "crossattention.self.num_attention_heads");
 static const tsh_policy_layer tshi_policy_bert_qkv[] = {
-    {TSHI_POLICY_WB("attention.self.query"), 0, TSH_PLAIN, 0, 0, &tshi_policy_bert_self, 0},
-    {TSHI_POLICY_WB("attention.self.key"), 0, TSH_PLAIN, 0, 0, &tshi_policy_bert_self, 1},
-    {TSHI_POLICY_WB("attention.self.value"), 0, TSH_PLAIN, 0, 0, &tshi_policy_bert_self, 1},
-    {TSHI_POLICY_WB("crossattention.self.query"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 0},
-    {TSHI_POLICY_WB("crossattention.self.key"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 1},
-    {TSHI_POLICY_WB("crossattention.self.value"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 1},
+    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "attention.self.", "query", "key", "value",
+                      &tshi_policy_bert_heads),
+    {TSHI_POLICY_WB("crossattention.self.query"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
+     0},
+    {TSHI_POLICY_WB("crossattention.self.key"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
+     1},
+    {TSHI_POLICY_WB("crossattention.self.value"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
+     1},
     TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_bert_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.output.dense"), &tshi_policy_bert_self),
-    {TSHI_POLICY_WB("crossattention.output.dense"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 0},
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "attention.output.dense", &tshi_policy_bert_heads),
+    {TSHI_POLICY_WB("crossattention.output.dense"), 0, TSH_PLAIN, 0, 1,
+     &tshi_policy_bert_cross_heads, 0},
     TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bert_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("intermediate.dense")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bert_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("output.dense")), TSHI_POLICY_END};
-static const tsh_policy_heads tshi_policy_vit_self = {"attention.attention.num_attention_heads",
-                                                      NULL, NULL};
-static const tsh_policy_layer tshi_policy_vit_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.attention.query"), &tshi_policy_vit_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.attention.key"), &tshi_policy_vit_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.attention.value"), &tshi_policy_vit_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_vit_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.output.dense"), &tshi_policy_vit_self),
-    TSHI_POLICY_END};
+TSHI_POLICY_MLP(bert, TSHI_POLICY_WB, "intermediate.dense", "output.dense");
+TSHI_POLICY_HEADS(vit, "attention.attention.num_attention_heads");
+TSHI_POLICY_QKV(vit, TSHI_POLICY_WB, "attention.attention.", "query", "key", "value");
+TSHI_POLICY_ONE(vit, out, TSHI_POLICY_WB, "attention.output.dense");
 
-static const tsh_policy_heads tshi_policy_distil_bert_self = {"attention.n_heads", NULL, NULL};
-static const tsh_policy_layer tshi_policy_distil_bert_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.q_lin"), &tshi_policy_distil_bert_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.k_lin"), &tshi_policy_distil_bert_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.v_lin"), &tshi_policy_distil_bert_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_distil_bert_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.out_lin"), &tshi_policy_distil_bert_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_distil_bert_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn.lin1")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_distil_bert_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn.lin2")), TSHI_POLICY_END};
+TSHI_POLICY_HEADS(distil_bert, "attention.n_heads");
+TSHI_POLICY_QKV(distil_bert, TSHI_POLICY_WB, "attention.", "q_lin", "k_lin", "v_lin");
+TSHI_POLICY_ONE(distil_bert, out, TSHI_POLICY_WB, "attention.out_lin");
+TSHI_POLICY_MLP(distil_bert, TSHI_POLICY_WB, "ffn.lin1", "ffn.lin2");
 
-static const tsh_policy_heads tshi_policy_albert_self = {"attention.num_attention_heads", NULL,
-                                                         NULL};
-static const tsh_policy_layer tshi_policy_albert_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.query"), &tshi_policy_albert_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.key"), &tshi_policy_albert_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.value"), &tshi_policy_albert_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_albert_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.dense"), &tshi_policy_albert_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_albert_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_albert_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn_output")), TSHI_POLICY_END};
+TSHI_POLICY_HEADS(albert, "attention.num_attention_heads");
+TSHI_POLICY_QKV(albert, TSHI_POLICY_WB, "attention.", "query", "key", "value");
+TSHI_POLICY_ONE(albert, out, TSHI_POLICY_WB, "attention.dense");
+TSHI_POLICY_MLP(albert, TSHI_POLICY_WB, "ffn", "ffn_output");
 
-/* wi, or wi_0 and wi_1 where it is gated. */
-static const tsh_policy_heads tshi_policy_t5_self = {"layer.0.SelfAttention.n_heads", NULL, NULL};
-static const tsh_policy_heads tshi_policy_t5_cross = {"layer.1.EncDecAttention.n_heads", NULL,
-                                                      NULL};
-static const tsh_policy_layer tshi_policy_t5_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.q"), &tshi_policy_t5_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.k"), &tshi_policy_t5_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.v"), &tshi_policy_t5_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.o"), &tshi_policy_t5_self),
-    TSHI_POLICY_END};
+/* An MLP has one input layer, wi, or, where it is gated, two, wi_0 and wi_1. */
+#define TSHI_POLICY_T5_MLP(f, at)                                                                  \
+    static const tsh_policy_layer tshi_policy_##f##_up[] = {                                       \
+        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi"),                                              \
+        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi_0"),                                            \
+        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi_1"), TSHI_POLICY_END};                          \
+    static const tsh_policy_layer tshi_policy_##f##_down[] = {                                     \
+        TSHI_POLICY_FEATURES(TSHI_POLICY_W, at "wo"), TSHI_POLICY_END}
+TSHI_POLICY_HEADS(t5, "layer.0.SelfAttention.n_heads");
+TSHI_POLICY_HEADS(t5_cross, "layer.1.EncDecAttention.n_heads");
+TSHI_POLICY_QKV(t5, TSHI_POLICY_W, "layer.0.SelfAttention.", "q", "k", "v");
+TSHI_POLICY_ONE(t5, out, TSHI_POLICY_W, "layer.0.SelfAttention.o");
 static const tsh_policy_layer tshi_policy_t5_cross_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.q"), &tshi_policy_t5_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.k"), &tshi_policy_t5_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.v"), &tshi_policy_t5_self),
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.1.EncDecAttention.q"), &tshi_policy_t5_cross),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.1.EncDecAttention.k"), &tshi_policy_t5_cross),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.1.EncDecAttention.v"), &tshi_policy_t5_cross),
+    TSHI_POLICY_SPLIT(TSHI_POLICY_W, "layer.0.SelfAttention.", "q", "k", "v",
+                      &tshi_policy_t5_heads),
+    TSHI_POLICY_SPLIT(TSHI_POLICY_W, "layer.1.EncDecAttention.", "q", "k", "v",
+                      &tshi_policy_t5_cross_heads),
     TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_t5_cross_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.o"), &tshi_policy_t5_self),
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.1.EncDecAttention.o"), &tshi_policy_t5_cross),
+    TSHI_POLICY_QUERY(TSHI_POLICY_W, "layer.0.SelfAttention.o", &tshi_policy_t5_heads),
+    TSHI_POLICY_QUERY(TSHI_POLICY_W, "layer.1.EncDecAttention.o", &tshi_policy_t5_cross_heads),
     TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_up[] = {
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.1.DenseReluDense.wi")),
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.1.DenseReluDense.wi_0")),
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.1.DenseReluDense.wi_1")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W("layer.1.DenseReluDense.wo")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_cross_up[] = {
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.2.DenseReluDense.wi")),
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.2.DenseReluDense.wi_0")),
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.2.DenseReluDense.wi_1")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_cross_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W("layer.2.DenseReluDense.wo")), TSHI_POLICY_END};
+TSHI_POLICY_T5_MLP(t5, "layer.1.DenseReluDense.");
+TSHI_POLICY_T5_MLP(t5_cross, "layer.2.DenseReluDense.");
 
-static const tsh_policy tshi_policy_bart_decoder = {"bart",
-                                                    "**.decoder.layers.*",
-                                                    tshi_policy_bart_qkv,
-                                                    tshi_policy_bart_out,
-                                                    tshi_policy_opt_up,
-                                                    tshi_policy_opt_down,
-                                                    NULL,
-                                                    NULL};
-static const tsh_policy tshi_policy_t5_decoder = {"t5",
-                                                  "**.decoder.block.*",
-                                                  tshi_policy_t5_cross_qkv,
-                                                  tshi_policy_t5_cross_out,
-                                                  tshi_policy_t5_cross_up,
-                                                  tshi_policy_t5_cross_down,
-                                                  NULL,
-                                                  NULL};
-
+#define TSHI_POLICY_FAMILY(name, blocks, qkv, out, mlp, next)                                      \
+    { name, blocks, tshi_policy_##qkv##_qkv, tshi_policy_##out##_out, tshi_policy_##mlp##_up,      \
+      tshi_policy_##mlp##_down, NULL, next }
+static const tsh_policy tshi_policy_bart_decoder =
+    TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart, bart, opt, NULL);
+static const tsh_policy tshi_policy_t5_decoder =
+    TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_cross, t5_cross, t5_cross, NULL);
 static const tsh_policy tshi_policy_shipped[] = {
-    {"gpt2", "**.h.*", tshi_policy_gpt2_qkv, tshi_policy_gpt2_out, tshi_policy_gpt2_up,
-     tshi_policy_gpt2_down, NULL, NULL},
-    {"gpt_neo", "**.h.*", tshi_policy_gpt_neo_qkv, tshi_policy_gpt_neo_out, tshi_policy_gpt_neo_up,
-     tshi_policy_gpt_neo_down, NULL, NULL},
-    {"gptj", "**.h.*", tshi_policy_gptj_qkv, tshi_policy_gptj_out, tshi_policy_gptj_up,
-     tshi_policy_gptj_down, NULL, NULL},
-    {"gpt_neox", "**.layers.*", tshi_policy_gpt_neox_qkv, tshi_policy_gpt_neox_out,
-     tshi_policy_bloom_up, tshi_policy_bloom_down, NULL, NULL},
-    {"opt", "**.layers.*", tshi_policy_opt_qkv, tshi_policy_opt_out, tshi_policy_opt_up,
-     tshi_policy_opt_down, NULL, NULL},
-    {"bloom", "**.h.*", tshi_policy_bloom_qkv, tshi_policy_bloom_out, tshi_policy_bloom_up,
-     tshi_policy_bloom_down, NULL, NULL},
-    {"llama", "**.layers.*", tshi_policy_llama_qkv, tshi_policy_llama_out, tshi_policy_llama_up,
-     tshi_policy_llama_down, NULL, NULL},
-    {"mistral", "**.layers.*", tshi_policy_llama_qkv, tshi_policy_llama_out, tshi_policy_llama_up,
-     tshi_policy_llama_down, NULL, NULL},
-    {"qwen2", "**.layers.*", tshi_policy_qwen2_qkv, tshi_policy_llama_out, tshi_policy_llama_up,
-     tshi_policy_llama_down, NULL, NULL},
-    {"phi", "**.layers.*", tshi_policy_qwen2_qkv, tshi_policy_phi_out, tshi_policy_clip_up,
-     tshi_policy_clip_down, NULL, NULL},
-    {"bert", "**.layer.*", tshi_policy_bert_qkv, tshi_policy_bert_out, tshi_policy_bert_up,
-     tshi_policy_bert_down, NULL, NULL},
-    {"roberta", "**.layer.*", tshi_policy_bert_qkv, tshi_policy_bert_out, tshi_policy_bert_up,
-     tshi_policy_bert_down, NULL, NULL},
-    {"distil_bert", "**.layer.*", tshi_policy_distil_bert_qkv, tshi_policy_distil_bert_out,
-     tshi_policy_distil_bert_up, tshi_policy_distil_bert_down, NULL, NULL},
-    {"electra", "**.layer.*", tshi_policy_bert_qkv, tshi_policy_bert_out, tshi_policy_bert_up,
-     tshi_policy_bert_down, NULL, NULL},
-    {"albert", "**.albert_layers.*", tshi_policy_albert_qkv, tshi_policy_albert_out,
-     tshi_policy_albert_up, tshi_policy_albert_down, NULL, NULL},
-    {"bart", "**.encoder.layers.*", tshi_policy_opt_qkv, tshi_policy_opt_out, tshi_policy_opt_up,
-     tshi_policy_opt_down, NULL, &tshi_policy_bart_decoder},
-    {"t5", "**.encoder.block.*", tshi_policy_t5_qkv, tshi_policy_t5_out, tshi_policy_t5_up,
-     tshi_policy_t5_down, NULL, &tshi_policy_t5_decoder},
-    {"vit", "**.layer.*", tshi_policy_vit_qkv, tshi_policy_vit_out, tshi_policy_bert_up,
-     tshi_policy_bert_down, NULL, NULL},
-    {"clip", "**.layers.*", tshi_policy_opt_qkv, tshi_policy_opt_out, tshi_policy_clip_up,
-     tshi_policy_clip_down, NULL, NULL},
-    {"deit", "**.layer.*", tshi_policy_vit_qkv, tshi_policy_vit_out, tshi_policy_bert_up,
-     tshi_policy_bert_down, NULL, NULL},
+    TSHI_POLICY_FAMILY("gpt2", "**.h.*", gpt2, gpt2, gpt2, NULL),
+    TSHI_POLICY_FAMILY("gpt_neo", "**.h.*", gpt_neo, gpt_neo, gpt_neo, NULL),
+    TSHI_POLICY_FAMILY("gptj", "**.h.*", gptj, gptj, gptj, NULL),
+    TSHI_POLICY_FAMILY("gpt_neox", "**.layers.*", gpt_neox, gpt_neox, bloom, NULL),
+    TSHI_POLICY_FAMILY("opt", "**.layers.*", opt, opt, opt, NULL),
+    TSHI_POLICY_FAMILY("bloom", "**.h.*", bloom, bloom, bloom, NULL),
+    TSHI_POLICY_FAMILY("llama", "**.layers.*", llama, llama, llama, NULL),
+    TSHI_POLICY_FAMILY("mistral", "**.layers.*", llama, llama, llama, NULL),
+    TSHI_POLICY_FAMILY("qwen2", "**.layers.*", qwen2, llama, llama, NULL),
+    TSHI_POLICY_FAMILY("phi", "**.layers.*", qwen2, phi, clip, NULL),
+    TSHI_POLICY_FAMILY("bert", "**.layer.*", bert, bert, bert, NULL),
+    TSHI_POLICY_FAMILY("roberta", "**.layer.*", bert, bert, bert, NULL),
+    TSHI_POLICY_FAMILY("distil_bert", "**.layer.*", distil_bert, distil_bert, distil_bert, NULL),
+    TSHI_POLICY_FAMILY("electra", "**.layer.*", bert, bert, bert, NULL),
+    TSHI_POLICY_FAMILY("albert", "**.albert_layers.*", albert, albert, albert, NULL),
+    TSHI_POLICY_FAMILY("bart", "**.encoder.layers.*", opt, opt, opt, &tshi_policy_bart_decoder),
+    TSHI_POLICY_FAMILY("t5", "**.encoder.block.*", t5, t5, t5, &tshi_policy_t5_decoder),
+    TSHI_POLICY_FAMILY("vit", "**.layer.*", vit, vit, bert, NULL),
+    TSHI_POLICY_FAMILY("clip", "**.layers.*", opt, opt, clip, NULL),
+    TSHI_POLICY_FAMILY("deit", "**.layer.*", vit, vit, bert, NULL),
 };
+
+#undef TSHI_POLICY_SPLIT
+#undef TSHI_POLICY_HEADS
+#undef TSHI_POLICY_QKV
+#undef TSHI_POLICY_ONE
+#undef TSHI_POLICY_MLP
+#undef TSHI_POLICY_T5_MLP
+#undef TSHI_POLICY_FAMILY
 
 TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
     size_t i;
