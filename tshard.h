@@ -14313,12 +14313,17 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
 
 /* ========================================================================== */
 /* >>module                                            MARK: - module (private) */
-/* A tree of named nodes; parameters are named by path and made on first use.  */
+/* A tree of named modules; parameters are named by path and get their memory  */
+/* on first use.                                                                */
 /* Needs: >>context >>redistribute.                                             */
 /* ========================================================================== */
 
-/* What a kind of layer does: its forward, the styles that it takes (a bit each; all take the
- * PREPARE ones), and the layout of each parameter under one of them (NULL: replicated). */
+/* A module is a node of the tree; its kind says what its forward computes. All modules live until
+ * the ctx closes. Whatever adds a module or changes a layout calls tshi_module_changed, so that the
+ * next collective of each group first compares the models of its ranks. */
+
+/* A kind of layer: its forward, the styles that it supports (bit 1 << style; the PREPARE styles go
+ * with every kind), and its parameters' layouts under a rule (NULL: all replicated). */
 typedef struct tshi_kind {
     const char *name;
     tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
@@ -14326,8 +14331,9 @@ typedef struct tshi_kind {
     void (*layouts)(const tsh_module *module, const tsh_plan_rule *rule, tsh_layout *layouts);
 } tshi_kind;
 
-enum { TSHI_MODULE_INPUTS = 16 }; /* that a PREPARE_INPUT rule can name */
+enum { TSHI_MODULE_INPUTS = 16 }; /* max inputs of a checkpoint and of a PREPARE_INPUT rule */
 
+/* Joins two names to "a.b", or copies the one that is not empty; the text lives with the ctx. */
 static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) {
     size_t n = strlen(a) + strlen(b) + 2;
     char *text = (char *)tshi_mem_book(ctx, &ctx->books, n);
@@ -14344,7 +14350,7 @@ TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *mo
     return module == root ? NULL : module->next;
 }
 
-/* A module's forward, its inputs and output brought to what PREPARE rules ask for. */
+/* Runs a module's forward. Inputs and output are redistributed as its PREPARE rules say. */
 static tsh_tensor *tshi_module_plain(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
     int i;
@@ -14359,66 +14365,74 @@ static tsh_tensor *tshi_module_plain(tsh_module *module, tsh_tensor **in, int n)
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
 }
 
-/* -- modules that are computed again ----------------------------------------- */
+/* -- activation checkpoints: modules that backward computes again ------------- */
 
-/* Chen et al. 2016: the tape keeps such a module's inputs and the counts that random numbers are
- * keyed by, and nothing of what happens inside; backward computes it once more. */
-typedef struct tshi_drawn {
+/* Chen et al. 2016: of a checkpointed module's forward, the tape keeps one node with the inputs and
+ * the counts that random numbers are keyed by. Backward computes the module again on a tape of its
+ * own, with the same counts and so the same dropout masks, and runs backward through that tape. */
+typedef struct tshi_module_calls {
     const tsh_module *module;
-    uint64_t calls;
-} tshi_drawn;
+    uint64_t dropout_calls;
+} tshi_module_calls;
 
-typedef struct tshi_draws {
+typedef struct tshi_rng_counts {
     uint64_t randn_calls, dropout_calls; /* of the ctx */
-    tshi_drawn *each;                    /* of all modules, in the order of the tree */
+    tshi_module_calls *each;             /* of all modules, in pre-order */
     size_t count;
-} tshi_draws;
+} tshi_rng_counts;
 
+/* What the node of a checkpoint keeps. */
 typedef struct tshi_replay {
     tsh_module *module;
-    const tshi_draws *draws; /* as they were before the forward */
+    const tshi_rng_counts *counts; /* before the forward */
 } tshi_replay;
 
-/* The counts as they are; NULL without memory. */
-static tshi_draws *tshi_module_draws(tsh_ctx *ctx) {
-    tshi_arena *arena = &ctx->tape.arena;
-    tshi_draws *draws = (tshi_draws *)tshi_mem_book(ctx, arena, sizeof *draws);
+static uint64_t tshi_module_count(tsh_ctx *ctx) {
     tsh_module *m;
-    size_t n = 0;
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) n++;
-    if (draws) memset(draws, 0, sizeof *draws);
-    if (draws) draws->each = (tshi_drawn *)tshi_mem_book(ctx, arena, n * sizeof *draws->each);
-    if (!draws || !draws->each) return NULL;
-    draws->randn_calls = ctx->randn_calls;
-    draws->dropout_calls = ctx->dropout_calls;
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
-        draws->each[draws->count].module = m;
-        draws->each[draws->count++].calls = m->dropout_calls;
-    }
-    return draws;
+    uint64_t n = 0;
+    for (m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
+    return n;
 }
 
-/* Sets the counts back; modules that were made since had drawn nothing. */
-static void tshi_module_redraw(tsh_ctx *ctx, const tshi_draws *draws) {
+/* Copies the counts into the tape's memory; NULL and an error: there is none. */
+static tshi_rng_counts *tshi_module_save_counts(tsh_ctx *ctx) {
+    tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_book(
+        ctx, &ctx->tape.arena,
+        sizeof *counts + (size_t)tshi_module_count(ctx) * sizeof *counts->each);
+    tsh_module *m;
+    if (!counts) return NULL;
+    counts->randn_calls = ctx->randn_calls;
+    counts->dropout_calls = ctx->dropout_calls;
+    counts->each = (tshi_module_calls *)(void *)(counts + 1);
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+        counts->each[counts->count].module = m;
+        counts->each[counts->count++].dropout_calls = m->dropout_calls;
+    }
+    return counts;
+}
+
+/* Sets the counts back; modules added since then had a count of 0. */
+static void tshi_module_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
     tsh_module *m;
     size_t i = 0;
-    ctx->randn_calls = draws->randn_calls;
-    ctx->dropout_calls = draws->dropout_calls;
+    ctx->randn_calls = counts->randn_calls;
+    ctx->dropout_calls = counts->dropout_calls;
     for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
-        int known = i < draws->count && draws->each[i].module == m;
-        m->dropout_calls = known ? draws->each[i++].calls : 0;
+        int known = i < counts->count && counts->each[i].module == m;
+        m->dropout_calls = known ? counts->each[i++].dropout_calls : 0;
     }
 }
 
-/* Input i once more: inside, its gradient goes where it goes outside. */
+/* Makes a tensor of the saved values of input i. Its base is the input's own, so gradients that the
+ * recomputed ops compute are accumulated into that one. */
 static tsh_tensor *tshi_module_input(const tshi_node *node, int i) {
     tsh_tensor *in = node->in[i], *x = in ? tshi_tensor_window(in, node->saved[i]) : NULL;
     if (x) x->base = in->base;
     return x;
 }
 
-/* 0 and an error if something inside gets a gradient that is no input, parameter or part of it: its
- * own all-reduce might be under way. */
+/* Checks that recomputed ops read no outer tensor with a gradient, other than the checkpoint's
+ * inputs: the all-reduce of its gradient might have been started already. 0 and an error if so. */
 static int tshi_module_closed(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     const tshi_node *inner;
@@ -14438,8 +14452,9 @@ static int tshi_module_closed(const tshi_node *node) {
     return 1;
 }
 
-/* The gradient of the node's output becomes y's, and goes back to inputs and parameters. Partial
- * sums are completed, unless y's producer takes them as they are, or is outside. */
+/* Backward of a checkpoint: gives the recomputed output y the gradient of the checkpoint's output
+ * and runs backward through the recomputed ops. A partial gradient is all-reduced first, unless y
+ * is a leaf, was made outside the checkpoint, or its op accepts partial gradients. */
 static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
     tsh_ctx *ctx = y->ctx;
     tsh_tensor *out = node->out, *base = y->base;
@@ -14468,35 +14483,36 @@ static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
     tshi_tape_walk(ctx);
 }
 
-/* The module's forward, and its result as a tensor of values. */
+/* Runs the module's forward; NULL and an error if its output is not a tensor of values. */
 static tsh_tensor *tshi_module_result(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *y = tshi_module_plain(module, in, n);
     return y && tshi_tensor_check("tsh_checkpoint", &y, 1) ? y : NULL;
 }
 
+/* Backward of the checkpoint's node: recomputes the module, on a tape that holds nothing else. */
 static void tshi_module_again(tshi_node *node) {
     const tshi_replay *replay = (const tshi_replay *)node->params;
     tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;
     tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL;
-    const tshi_draws *now = tshi_module_draws(ctx);
+    const tshi_rng_counts *now = tshi_module_save_counts(ctx);
     int i, no_grad = ctx->tape.no_grad;
     if (!now) return;
-    tshi_module_redraw(ctx, replay->draws);
+    tshi_module_restore_counts(ctx, replay->counts);
     ctx->tape.newest = NULL;
     ctx->tape.no_grad = 0;
     tsh_scope_begin(ctx);
     for (i = 0; i < node->n; i++) x[i] = tshi_module_input(node, i);
     if (ctx->error.code == TSH_OK) y = tshi_module_result(replay->module, x, node->n);
-    tshi_module_redraw(ctx, now);
+    tshi_module_restore_counts(ctx, now);
     if (y && tshi_module_closed(node)) tshi_module_descend(node, y);
-    tshi_tape_walk(ctx); /* what is left after an error */
+    tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
     ctx->tape.newest = outer;
 }
 
-/* Computes without a tape, in a scope of which only the result is left. */
+/* Runs the forward without recording, in a scope that frees every tensor but the output. */
 static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     tsh_tensor *y, form;
@@ -14518,8 +14534,8 @@ static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int 
     return y;
 }
 
-/* How many parameters below want a gradient; those of tied weights count twice. They are listed
- * where `list` is not NULL. */
+/* Counts the parameters below that require a gradient, a tied one once per module that has it; also
+ * writes them to `list` unless that is NULL. */
 static int tshi_module_learns(tsh_module *module, tsh_tensor **list) {
     tsh_module *m;
     int i, n = 0;
@@ -14540,9 +14556,10 @@ static const tshi_op tshi_module_checkpoint_op = {
     (1u << TSHI_MODULE_INPUTS) - 1, /* all inputs */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
+/* Runs a checkpointed module's forward and records one node for all of it. */
 static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    const tshi_draws *draws;
+    const tshi_rng_counts *counts;
     tsh_tensor *y;
     tshi_replay *replay;
     tshi_node *node;
@@ -14553,11 +14570,11 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
                                TSHI_MODULE_INPUTS, n);
     for (i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
-    draws = tshi_module_draws(ctx);
-    y = draws ? tshi_module_untaped(module, in, n) : NULL;
+    counts = tshi_module_save_counts(ctx);
+    y = counts ? tshi_module_untaped(module, in, n) : NULL;
     leaves = y ? tshi_module_learns(module, NULL) : 0;
     if (!y || (!tshi_tape_records(ctx, in, n) && !leaves)) return y;
-    /* All gradients count as partial: some may be, which only the recomputation knows. */
+    /* all inputs marked: only the recomputation knows whose gradients are partial */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          sizeof *replay + (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
@@ -14565,10 +14582,11 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
     node->leaves = (tsh_tensor **)(void *)(replay + 1);
     node->leaf_count = tshi_module_learns(module, node->leaves);
     replay->module = module;
-    replay->draws = draws;
+    replay->counts = counts;
     return y;
 }
 
+/* Calls a module, checkpointed or not, as ctx->module: errors and traces name its path. */
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_start(ctx);
@@ -14585,6 +14603,7 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
     return y;
 }
 
+/* Forward of a container: the user's function, or the children in order. */
 static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_module *child;
     tsh_tensor *x = in[0];
@@ -14600,13 +14619,14 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 
 /* -- the same model on every rank -------------------------------------------- */
 
-/* A model as lines of text, for comparing: the seed, then each module in the order of the tree. */
+/* Ranks compare their models as lines: the seed's, then one per module, in pre-order. */
 typedef struct tshi_line {
     char name[TSH_PATH_SIZE + 4]; /* "the seed", or the module's path in quotes */
     char what[3 * TSHI_TEXT_SIZE]; /* " linear: weight f32 (64, 32) S(0)" */
-    double number; /* the module's: text would depend on the host's locale */
+    double number; /* the module's; compared as it is: its text depends on the host's locale */
 } tshi_line;
 
+/* Describes one module. */
 static void tshi_module_line(const tsh_module *m, tshi_line *line) {
     char text[TSHI_TEXT_SIZE];
     int i, k;
@@ -14627,9 +14647,9 @@ static void tshi_module_line(const tsh_module *m, tshi_line *line) {
     }
 }
 
-/* The line after `m` (NULL: the first one); 0: there is none. */
+/* Steps to the next line; 0: there is none. Before the first step, *m is NULL and *line zero. */
 static int tshi_module_lines(const tsh_ctx *ctx, tsh_module **m, tshi_line *line) {
-    if (line->name[0]) { /* not the first one */
+    if (line->name[0]) { /* line holds the seed, or module *m */
         *m = *m ? tshi_module_next(ctx->root, *m) : ctx->root;
         if (!*m) return 0;
         tshi_module_line(*m, line);
@@ -14646,8 +14666,8 @@ static uint64_t tshi_module_line_hash(uint64_t hash, const tshi_line *line) {
     return tshi_rng_hash(hash, &line->number, sizeof line->number);
 }
 
-/* 1 in *same if all ranks have the same hash: one all-reduce (MIN) of the hash and its complement,
- * which gives min and max. */
+/* Sets *same to 1 if the models of all ranks have the same hash. One all-reduce: the minimum of the
+ * hash and that of its complement, which is the complement of the maximum. */
 static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same) {
     tsh_module *m = NULL;
     tshi_line line;
@@ -14663,32 +14683,40 @@ static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same
     return result;
 }
 
-/* Where models differ: world ranks, and the lines that they have there. */
+/* The first line in which the models of a group differ. */
 typedef struct tshi_model_diff {
-    int blamed, reference; /* ranks of the group */
-    int64_t *ranks;        /* of the world */
-    tshi_line *lines;
+    int blamed, reference; /* ranks of the group: one that differs, one of the majority */
+    int64_t *ranks;        /* (size): the group's ranks as ranks of the world */
+    tshi_line *lines;      /* (size): this line on each rank of the group */
 } tshi_model_diff;
 
-/* Finds the hash of most ranks (at a tie, the lowest rank's) and the first rank that has another.
- * 0: all are the same. Rank r's hash is hash[r * stride]. */
-static int tshi_module_odd(const int64_t *hash, int64_t stride, int size, tshi_model_diff *at) {
-    int r, k, most = 0;
-    for (r = at->reference = 0; r < size; r++) {
-        int same = 0;
-        for (k = 0; k < size; k++) same += hash[k * stride] == hash[r * stride];
-        if (same > most) at->reference = r;
-        if (same > most) most = same;
+/* Returns a rank whose hash most ranks have; at a tie, the lowest. Rank r's hash is hash[r *
+ * stride]; only ranks with holds[r] count (holds NULL: all). */
+static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
+                                const unsigned char *holds) {
+    int r, k, same, best = 0, max = 0;
+    for (r = 0; r < size; r++) {
+        for (same = k = 0; k < size && (!holds || holds[r]); k++)
+            same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
+        if (same > max) best = r;
+        if (same > max) max = same;
     }
+    return best;
+}
+
+/* Finds the majority's hash and the first rank with another one; 0: all hashes are the same. */
+static int tshi_module_differs(const int64_t *hash, int64_t stride, int size, tshi_model_diff *at) {
+    at->reference = tshi_module_majority(hash, stride, size, NULL);
     for (at->blamed = 0; at->blamed < size; at->blamed++)
         if (hash[at->blamed * stride] != hash[at->reference * stride]) return 1;
     at->blamed = at->reference;
     return 0;
 }
 
-/* All ranks' hashes of each line, and then all ranks' texts of the first line that differs. buffer:
- * for size counts, size world ranks, `most` hashes of this rank, those of all, a line per rank. */
-static tsh_result tshi_module_find(tsh_comm *comm, const tsh_ctx *ctx, void *buffer, int64_t most,
+/* Gathers all ranks' hashes of each line, finds the first line that differs, and gathers that
+ * line's text. buffer holds size counts, size world ranks, this rank's hashes (max), all ranks'
+ * hashes (size, max) and a line per rank. */
+static tsh_result tshi_module_find(tsh_comm *comm, const tsh_ctx *ctx, void *buffer, int64_t max,
                                    tshi_model_diff *at) {
     const int size = comm->size;
     const int64_t rank = ctx->world.rank;
@@ -14699,24 +14727,24 @@ static tsh_result tshi_module_find(tsh_comm *comm, const tsh_ctx *ctx, void *buf
     int r;
     at->ranks = counts + size;
     mine = at->ranks + size;
-    all = mine + most;
-    at->lines = (tshi_line *)(void *)(all + most * size);
-    memset(mine, 0, (size_t)most * sizeof *mine); /* 0: this rank has no such line */
+    all = mine + max;
+    at->lines = (tshi_line *)(void *)(all + max * size);
+    memset(mine, 0, (size_t)max * sizeof *mine); /* 0: this rank has no such line */
     memset(&line, 0, sizeof line);
-    for (i = 0; i < most && tshi_module_lines(ctx, &m, &line); i++)
+    for (i = 0; i < max && tshi_module_lines(ctx, &m, &line); i++)
         mine[i] = (int64_t)(tshi_module_line_hash(1, &line) >> 1);
     for (r = 0; r < size; r++) counts[r] = 1;
     result = tsh_allgather(comm, &rank, at->ranks, counts, 1, TSH_I64);
-    for (r = 0; r < size; r++) counts[r] = most;
+    for (r = 0; r < size; r++) counts[r] = max;
     if (result == TSH_OK) result = tsh_allgather(comm, mine, all, counts, 1, TSH_I64);
     if (result != TSH_OK) return result;
-    while (!tshi_module_odd(all + first, most, size, at) && first < most - 1) first++;
+    while (!tshi_module_differs(all + first, max, size, at) && first < max - 1) first++;
     m = NULL;
     memset(&line, 0, sizeof line);
     for (i = 0; i <= first && mine[first]; i++) (void)tshi_module_lines(ctx, &m, &line);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
     result = tsh_allgather(comm, &line, at->lines, counts, 1, TSH_I32);
-    /* every rank has received the texts before one reports the world's error */
+    /* no rank may fail the world before all have received the lines */
     (void)tsh_barrier(comm);
     return result;
 }
@@ -14737,28 +14765,26 @@ static tsh_result tshi_module_unlike(const tsh_comm *comm, tsh_ctx *ctx,
     return TSH_ERR_MISMATCH;
 }
 
-/* Models differ: finds where, which is an error on every rank of the group. */
+/* Finds where the models differ and reports that on every rank of the group. */
 static tsh_result tshi_module_explain(tsh_comm *comm, tsh_ctx *ctx) {
-    int64_t most = 1; /* lines: the seed's, and one per module */
+    int64_t max = 1 + (int64_t)tshi_module_count(ctx); /* lines of the rank with the most */
     tshi_model_diff at;
     tshi_block *block;
-    tsh_module *m;
-    tsh_result result;
-    memset(&at, 0, sizeof at);
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) most++;
-    result = tsh_allreduce(comm, &most, 1, TSH_I64, TSH_MAX);
+    tsh_result result = tsh_allreduce(comm, &max, 1, TSH_I64, TSH_MAX);
     if (result != TSH_OK) return result;
+    memset(&at, 0, sizeof at);
     block = tshi_mem_take(ctx, TSH_MEM_STEP,
-                          ((size_t)(most + 2) * (size_t)comm->size + (size_t)most) * sizeof most +
+                          ((size_t)(max + 2) * (size_t)comm->size + (size_t)max) * sizeof max +
                               (size_t)comm->size * sizeof(tshi_line));
-    if (block) result = tshi_module_find(comm, ctx, tshi_mem_data(block), most, &at);
+    if (block) result = tshi_module_find(comm, ctx, tshi_mem_data(block), max, &at);
     if (block && result == TSH_OK) result = tshi_module_unlike(comm, ctx, &at);
     tshi_mem_drop(ctx, block);
     tshi_error_tell(ctx);
     return block ? result : TSH_ERR_MEMORY;
 }
 
-/* Compares the models of a group's ranks before its next collective: neither counted nor traced. */
+/* Compares the models of a group's ranks. Its collectives are neither counted in the comm's stats
+ * nor traced. */
 static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     const tsh_comm_stats stats = comm->stats;
     struct tshi_trace *trace = comm->trace;
@@ -14772,8 +14798,8 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     return result;
 }
 
-/* Called after every change of the tree: the next collective of each group compares it again. With
- * pp > 1 the world compares only in tsh_pipeline_new, because stages may differ before. */
+/* Has the next collective of each group compare the models again; called after every change of the
+ * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
 static void tshi_module_changes(tsh_ctx *ctx) {
     ctx->compare = tshi_module_compare;
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx;
@@ -14795,7 +14821,7 @@ TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
     return ctx->root;
 }
 
-/* A new child; NULL and an error for a bad or taken name. */
+/* Adds a child without parameters; NULL and an error for a bad or taken name. */
 static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const tshi_kind *kind) {
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module, *other;
@@ -14833,14 +14859,14 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     return module;
 }
 
-/* The newest child of its parent, whole; NULL where something of it failed: then the tree, and the
- * name, are as they were. */
+/* Ends the construction of its parent's newest child: returns it or, after an error, takes it out
+ * of the tree again and returns NULL. */
 static tsh_module *tshi_module_done(tsh_module *module) {
     tsh_module *parent = module->parent, *before = parent->first;
     size_t n = strlen(module->path);
     int i;
     if (module->ctx->error.code == TSH_OK) return module;
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) /* one of its own, not a weight that was given */
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             module->param[i]->path[n] == '.')
             tshi_tensor_end(module->param[i]);
@@ -14851,7 +14877,7 @@ static tsh_module *tshi_module_done(tsh_module *module) {
     return NULL;
 }
 
-/* A parameter without memory. */
+/* Gives a module a replicated parameter, which has no memory yet. */
 static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_shape shape,
                               tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
@@ -14869,15 +14895,15 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     module->param_name[slot] = name;
 }
 
-/* Gives a parameter, or a moment of one, another layout; values that are there move to it,
- * gradients are forgotten. */
+/* Gives a parameter, or a moment of one, another layout: redistributes its values, if it has any,
+ * and frees its gradients. */
 static void tshi_module_lay(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;
     tsh_shape shape = tsh_shape_of(t);
     tshi_block *block = NULL;
     if (t->ctx->error.code != TSH_OK) return;
     if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
-        t->layout = *layout; /* the same cut, but its units may be others */
+        t->layout = *layout; /* the same shards, though units may differ */
         return;
     }
     if (tshi_tensor_recorded(t)) {
@@ -14914,7 +14940,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *nam
 
 /* -- walking ---------------------------------------------------------------- */
 
-/* How many edits turn a into b (Levenshtein), for "did you mean". */
+/* Edit distance of a and b (Levenshtein 1966). row[j] is that of a's first i characters and b's
+ * first j. */
 static int tshi_module_distance(const char *a, const char *b) {
     int row[TSH_PATH_SIZE + 1], i, j, n = (int)strlen(b);
     if (n > TSH_PATH_SIZE) return INT_MAX;
@@ -14940,19 +14967,19 @@ static const char *tshi_module_below(const tsh_module *root, const tsh_module *m
     return module == root ? "" : n ? path + n + 1 : path;
 }
 
-/* Appends the three nearest paths below root to text. */
+/* Appends the three paths below root that are nearest to `path`: "did you mean". */
 static void tshi_module_near(tsh_module *root, const char *path, char *text, size_t size) {
     tsh_module *module, *best[3] = {NULL, NULL, NULL};
-    int shown, distance, least;
+    int shown, distance, min;
     tshi_base_append(text, size, "near it are");
     for (shown = 0; shown < 3; shown++) {
-        least = INT_MAX;
+        min = INT_MAX;
         for (module = root; module; module = tshi_module_next(root, module)) {
             distance = tshi_module_distance(path, tshi_module_below(root, module));
-            if (module == root || distance >= least || module == best[0] || module == best[1])
+            if (module == root || distance >= min || module == best[0] || module == best[1])
                 continue;
             best[shown] = module;
-            least = distance;
+            min = distance;
         }
         if (!best[shown]) break;
         tshi_base_append(text, size, "%s \"%s\"", shown ? "," : "",
@@ -14961,39 +14988,34 @@ static void tshi_module_near(tsh_module *root, const char *path, char *text, siz
     if (!shown) tshi_base_append(text, size, " no modules");
 }
 
-/* The child whose name is the first n characters of name. */
-static tsh_module *tshi_module_named(const tsh_module *module, const char *name, size_t n) {
-    tsh_module *child = module->first;
-    while (child && (strncmp(child->name, name, n) != 0 || child->name[n])) child = child->next;
-    return child;
-}
-
-/* Follows the first n characters of a path; NULL if there is no such module. */
+/* Finds the module at a path of n characters below `module`; NULL if there is none. */
 static tsh_module *tshi_module_follow(tsh_module *module, const char *path, size_t n) {
-    const char *end = path + n;
-    while (module && path < end) {
-        const char *dot = path;
-        while (dot < end && *dot != '.') dot++;
-        module = tshi_module_named(module, path, (size_t)(dot - path));
-        path = dot + 1;
+    const char *end = path + n, *dot;
+    for (; module && path < end; path = dot + 1) {
+        for (dot = path; dot < end && *dot != '.';) dot++;
+        n = (size_t)(dot - path);
+        module = module->first;
+        while (module && (strncmp(module->name, path, n) != 0 || module->name[n]))
+            module = module->next;
     }
     return module;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     tsh_module *found;
-    char alike[TSH_MESSAGE_SIZE / 2] = "";
+    char near[TSH_MESSAGE_SIZE / 2] = "";
     if (!module) return NULL;
-    if (!path) path = "?"; /* no such name: the error below */
+    if (!path) path = "?"; /* no module's name: gets the error below */
     found = tshi_module_follow(module, path, strlen(path));
     if (found) return found;
-    tshi_module_near(module, path, alike, sizeof alike);
+    tshi_module_near(module, path, near, sizeof near);
     (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT, "tsh_find: \"%s\" has no module \"%.64s\"; %s",
-                   module->path, path, alike);
+                   module->path, path, near);
     return NULL;
 }
 
-/* A parameter by relative path, and its module; NULL if there is none. */
+/* Finds a parameter by its path below `module` and sets *owner to its module; NULL if there is
+ * none. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
     const char *dot = strrchr(path, '.');
     tsh_module *m = dot ? tshi_module_follow(module, path, (size_t)(dot - path)) : module;
@@ -15010,14 +15032,15 @@ TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
     tsh_module *owner;
     tsh_tensor *found;
     if (!module) return NULL;
-    if (!path) path = "?"; /* no such name: the error below */
+    if (!path) path = "?"; /* no parameter's name: gets the error below */
     found = tshi_module_lookup(module, path, &owner);
     if (found) return found;
     return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                            "tsh_param: \"%s\" has no parameter \"%.64s\"", module->path, path);
 }
 
-/* Whether slot of m is the first one below root that refers to its parameter. */
+/* Returns 1 if no module before m below root, and no earlier slot of m, has m's parameter `slot`,
+ * too: a loop over all modules that asks this visits a tied parameter once. */
 static int tshi_module_first(tsh_module *root, const tsh_module *m, int slot) {
     tsh_module *other;
     int i;
@@ -15029,8 +15052,8 @@ static int tshi_module_first(tsh_module *root, const tsh_module *m, int slot) {
     return 0;
 }
 
-/* Calls fn for every parameter below, once; for those that only other stages of a pipeline hold,
- * too, if `all`. */
+/* Calls fn once for every parameter below. With `all`, includes those that only other stages of a
+ * pipeline hold. */
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
@@ -15129,26 +15152,22 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
 
 /* -- the generator's state -------------------------------------------------- */
 
-enum { TSHI_STATE_HEAD = 5 }; /* words before those of the modules */
+/* The state is TSHI_STATE_WORDS words, then one per module; see tsh_rng_state. */
+enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, TSHI_STATE_DROPOUT,
+       TSHI_STATE_WORDS };
 
 /* The bytes "tshrng01" as a little-endian word. */
 static uint64_t tshi_module_magic(void) {
     return 0x3130676E72687374u;
 }
 
-static uint64_t tshi_module_count(tsh_ctx *ctx) {
-    tsh_module *m;
-    uint64_t n = 0;
-    for (m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
-    return n;
-}
-
-/* Word `word` of a state or file, little-endian. */
+/* Stores word number `word` of a state or file, little-endian. */
 static void tshi_module_put(unsigned char *state, size_t word, uint64_t value) {
     int i;
     for (i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
 }
 
+/* Loads it. */
 static uint64_t tshi_module_get(const unsigned char *state, size_t word) {
     uint64_t value = 0;
     int i;
@@ -15159,15 +15178,15 @@ static uint64_t tshi_module_get(const unsigned char *state, size_t word) {
 TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     unsigned char *out = (unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
-    size_t word = TSHI_STATE_HEAD, need = ((size_t)modules + word) * 8;
+    size_t word = TSHI_STATE_WORDS, need = ((size_t)modules + word) * 8;
     tsh_module *m;
     if (!modules) return 0;
     if (!out || size < need) return need;
-    tshi_module_put(out, 0, tshi_module_magic());
-    tshi_module_put(out, 1, modules);
-    tshi_module_put(out, 2, ctx->seed);
-    tshi_module_put(out, 3, ctx->randn_calls);
-    tshi_module_put(out, 4, ctx->dropout_calls);
+    tshi_module_put(out, TSHI_STATE_MAGIC, tshi_module_magic());
+    tshi_module_put(out, TSHI_STATE_MODULES, modules);
+    tshi_module_put(out, TSHI_STATE_SEED, ctx->seed);
+    tshi_module_put(out, TSHI_STATE_RANDN, ctx->randn_calls);
+    tshi_module_put(out, TSHI_STATE_DROPOUT, ctx->dropout_calls);
     for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
         tshi_module_put(out, word++, m->dropout_calls);
     return need;
@@ -15176,7 +15195,7 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
 TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size) {
     const unsigned char *in = (const unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
-    size_t word = TSHI_STATE_HEAD;
+    size_t word = TSHI_STATE_WORDS;
     tsh_module *m;
     if (!modules || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (!in || size < word * 8 || tshi_module_get(in, 0) != tshi_module_magic())
@@ -15189,9 +15208,9 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
                         "tree has %llu modules, whose state has %llu",
                         (unsigned long long)tshi_module_get(in, 1), (unsigned long long)size,
                         (unsigned long long)modules, (unsigned long long)((modules + word) * 8));
-    ctx->seed = tshi_module_get(in, 2);
-    ctx->randn_calls = tshi_module_get(in, 3);
-    ctx->dropout_calls = tshi_module_get(in, 4);
+    ctx->seed = tshi_module_get(in, TSHI_STATE_SEED);
+    ctx->randn_calls = tshi_module_get(in, TSHI_STATE_RANDN);
+    ctx->dropout_calls = tshi_module_get(in, TSHI_STATE_DROPOUT);
     for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
         m->dropout_calls = tshi_module_get(in, word++);
     return TSH_OK;
@@ -15967,8 +15986,8 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 
 /* Macros that write the tables: of family f, TSHI_POLICY_HEADS defines tshi_policy_f_heads,
  * TSHI_POLICY_QKV tshi_policy_f_qkv (three layers), TSHI_POLICY_ONE tshi_policy_f_<list> (one
- * layer), TSHI_POLICY_MLP tshi_policy_f_up and tshi_policy_f_down. `names` is TSHI_POLICY_WB where a layer has weight and
- * bias, TSHI_POLICY_W where it has, or may have, a weight only. */
+ * layer), TSHI_POLICY_MLP tshi_policy_f_up and tshi_policy_f_down. `names` is TSHI_POLICY_WB for
+ * layers with weight and bias, TSHI_POLICY_W for those that need have no bias. */
 #define TSHI_POLICY_WB(path) path ".weight", path ".bias"
 #define TSHI_POLICY_W(path)  path ".weight", NULL
 #define TSHI_POLICY_QUERY(names, path, heads)                                                      \
