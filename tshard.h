@@ -15003,14 +15003,14 @@ static tsh_module *tshi_module_follow(tsh_module *module, const char *path, size
 
 TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     tsh_module *found;
-    char near[TSH_MESSAGE_SIZE / 2] = "";
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
     if (!module) return NULL;
     if (!path) path = "?"; /* no module's name: gets the error below */
     found = tshi_module_follow(module, path, strlen(path));
     if (found) return found;
-    tshi_module_near(module, path, near, sizeof near);
+    tshi_module_near(module, path, similar, sizeof similar);
     (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT, "tsh_find: \"%s\" has no module \"%.64s\"; %s",
-                   module->path, path, near);
+                   module->path, path, similar);
     return NULL;
 }
 
@@ -15218,16 +15218,20 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
 
 /* ========================================================================== */
 /* >>nn                                                     MARK: - nn (private) */
-/* Layers: parameters, forward, and how each lies under a style. The ops follow */
-/* the layouts of the weights, so a layer's forward does not name its style.    */
+/* Layers: their forward, and the layouts of their parameters under a style.    */
 /* Needs: >>module >>op-linear >>op-embedding >>op-norm.                        */
 /* ========================================================================== */
 
+/* A layer is a tshi_kind, a forward, a function that gives its parameters' layouts, and a
+ * constructor; constructors that take a style stand in >>parallel. A style only sets the layouts of
+ * weights: ops derive what they compute from these, so forward is written once for all styles. */
+
+/* Returns the initial values given in a description, or the layer's own. */
 static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, double b) {
     return given.kind == TSH_INIT_DEFAULT ? tshi_tensor_init_of(kind, a, b) : given;
 }
 
-/* A layer under parent; NULL, with an error, where there is no description. */
+/* Adds a layer under parent; NULL and an error if it has no description. */
 static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_kind *kind,
                                const void *desc) {
     if (desc) return tshi_module_add(parent, name, kind);
@@ -15237,7 +15241,7 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
     return NULL;
 }
 
-/* The layout that input x arrives in is the one that the plan declared; else 0 and an error. */
+/* Checks that input x has the layout that the plan declared, if it did; 0 and an error if not. */
 static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
     char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE];
     tsh_layout takes;
@@ -15254,19 +15258,19 @@ static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
     return 0;
 }
 
-/* A layer's only input; NULL and an error where there is another number of them, or nothing. */
+/* Returns the input of a layer that takes one; NULL and an error if there is none or more. */
 static tsh_tensor *tshi_nn_one(const tsh_module *module, tsh_tensor *const *in, int n) {
     if (n == 1 && in[0]) return in[0];
     return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward: takes one input, not %d%s",
                            n, n == 1 ? " that is NULL" : "");
 }
 
-/* The output as the plan asks for it. */
+/* Redistributes the output as the plan says. */
 static tsh_tensor *tshi_nn_give(const tsh_module *module, tsh_tensor *y) {
     return y && module->gives ? tsh_redistribute(y, *module->gives) : y;
 }
 
-/* The fused or plain cut of dimension `dim` that a rule asks for. */
+/* Returns S(dim), with the segments and units of a rule. */
 static tsh_layout tshi_nn_cut(const tsh_plan_rule *rule, int dim) {
     tsh_layout layout = tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
                                            rule->unit ? rule->unit : 1);
@@ -15278,7 +15282,8 @@ static tsh_layout tshi_nn_cut(const tsh_plan_rule *rule, int dim) {
 
 /* -- linear ----------------------------------------------------------------- */
 
-/* Weight and bias of a linear whose output (dim 0) or input features (dim 1) are cut like `cut`. */
+/* Sets the layouts of a linear's weight and bias: sharded as `cut` along the output features (dim
+ * 0) or the input features (dim 1), where the bias stays replicated. */
 static void tshi_nn_linear_cut(const tsh_module *module, tsh_layout cut, int dim,
                                tsh_layout *layouts) {
     layouts[0] = layouts[1] = cut;
@@ -15294,8 +15299,8 @@ static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule
     if (rule->style == TSH_ROWWISE) tshi_nn_linear_cut(module, tshi_nn_cut(rule, 0), 1, layouts);
 }
 
-/* TSH_AUTO decides at the first input: row-wise where it arrives cut along its features, and then
- * by the same cut; else column-wise. */
+/* Decides TSH_AUTO at the first input x (.., in): ROWWISE if x is sharded along its features, with
+ * the same shards; else COLWISE. */
 static void tshi_nn_settle(tsh_module *module, const tsh_tensor *x) {
     tsh_layout layouts[TSHI_MODULE_PARAMS];
     int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
@@ -15315,12 +15320,12 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
     if (module->style == TSH_AUTO) tshi_nn_settle(module, x);
     if (module->reversed) w = tsh_transpose(w, 0, 1);
     if (!w) return NULL;
-    column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0;
+    column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0; /* w (out, in) */
     regather = module->regather && column && x->layout.kind == TSH_SHARDED;
     if (column && module->takes && !regather) x = tsh_redistribute(x, tsh_replicated());
     if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
         (gives && tshi_tensor_axis(x, gives->dim) == x->ndim - 1))
-        gives = NULL; /* only a row-parallel product is scattered by the op itself, by its rows */
+        gives = NULL; /* the op itself only reduce-scatters rows of a row-parallel product */
     return tshi_nn_give(module,
                         tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather));
 }
@@ -15348,8 +15353,8 @@ static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_r
 
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 
-/* The input of a layer that may work along the sequence: under TSH_SEQUENCE it is brought to S(1),
- * or what the rule says. NULL, with an error, where it is not what it must be. */
+/* Returns the input of a layer that supports TSH_SEQUENCE: under that style it is redistributed to
+ * S(1), or to the rule's input; else checked. NULL and an error if it does not fit. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_one(module, in, n);
     if (x && module->style == TSH_SEQUENCE)
@@ -15375,28 +15380,29 @@ static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, 
     return tshi_nn_give(module, x);
 }
 
+/* Gives a norm its parameters: weight (dim) of ones and, unless no_bias, bias (dim) of zeros. */
+static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias) {
+    module->number = eps;
+    tshi_module_param(module, 0, "weight", tsh_shape1(dim),
+                      tshi_tensor_init_of(TSH_INIT_ONES, 0, 0), 0);
+    if (!no_bias)
+        tshi_module_param(module, 1, "bias", tsh_shape1(dim),
+                          tshi_tensor_init_of(TSH_INIT_ZEROS, 0, 0), 0);
+    return tshi_module_done(module);
+}
+
 TSH_API TSHI_COLD tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc) {
     static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward, TSHI_NN_SEQUENCE, NULL};
-    const tsh_init ones = tshi_tensor_init_of(TSH_INIT_ONES, 0, 0),
-                   zeros = tshi_tensor_init_of(TSH_INIT_ZEROS, 0, 0);
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    if (!module) return NULL;
-    module->number = desc->eps;
-    tshi_module_param(module, 0, "weight", tsh_shape1(desc->dim), ones, 0);
-    if (!desc->no_bias) tshi_module_param(module, 1, "bias", tsh_shape1(desc->dim), zeros, 0);
-    return tshi_module_done(module);
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, desc->no_bias) : NULL;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc) {
     static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward, TSHI_NN_SEQUENCE, NULL};
-    const tsh_init ones = tshi_tensor_init_of(TSH_INIT_ONES, 0, 0);
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    if (!module) return NULL;
-    module->number = desc->eps;
-    tshi_module_param(module, 0, "weight", tsh_shape1(desc->dim), ones, 0);
-    return tshi_module_done(module);
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, 1) : NULL;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
@@ -15430,12 +15436,15 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
 
 /* ========================================================================== */
 /* >>parallel                                        MARK: - parallel (private) */
-/* Plans: patterns of paths that give layers their layouts, checked whole       */
-/* before anything changes.                                                     */
+/* Plans: rules that give the layers at matching paths a style.                 */
 /* Needs: >>nn.                                                                 */
 /* ========================================================================== */
 
-/* One name against one atom with * and ?. */
+/* Applying a plan takes three steps: choose the rules of every module, check all of them, apply.
+ * Nothing changes before the whole plan is known to fit, so an error leaves the model as it was. A
+ * new layer is sharded by a plan of one rule, too. */
+
+/* Matches a name, from s to s_end, against a pattern with * and ?. */
 static int tshi_parallel_atom(const char *p, const char *p_end, const char *s, const char *s_end) {
     for (; p < p_end; p++, s++) {
         if (*p == '*') {
@@ -15448,7 +15457,7 @@ static int tshi_parallel_atom(const char *p, const char *p_end, const char *s, c
     return s == s_end;
 }
 
-/* A dotted path against a dotted pattern; ** stands for any number of names. */
+/* Matches the dotted path s against the dotted pattern p; ** matches any number of names. */
 static int tshi_parallel_match(const char *p, const char *s) {
     const char *pe = p, *se = s;
     while (*pe && *pe != '.') pe++;
@@ -15463,10 +15472,13 @@ static int tshi_parallel_match(const char *p, const char *s) {
     return tshi_parallel_match(*pe ? pe + 1 : pe, *se ? se + 1 : se);
 }
 
-/* -- choosing: which rules each module gets, decided before anything changes -- */
+/* -- choosing the rules of every module --------------------------------------- */
 
+/* What a rule is for: to prepare inputs, to shard, to prepare the output. A module gets one rule at
+ * most for each purpose. */
 enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARALLEL_PURPOSES };
 
+/* What a plan does to one module. */
 typedef struct tshi_choice {
     tsh_module *module;
     const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES];
@@ -15479,7 +15491,7 @@ static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
                                                : TSHI_PARALLEL_STYLE;
 }
 
-/* Whether a rule means module m: its path, its kind, and a style that it can take. */
+/* Returns 1 if a rule applies to module m: by path, kind, and a style that m's kind supports. */
 static int tshi_parallel_means(const tsh_module *root, const tsh_module *m,
                                const tsh_plan_rule *rule) {
     if (tshi_parallel_purpose(rule) == TSHI_PARALLEL_STYLE &&
@@ -15489,7 +15501,7 @@ static int tshi_parallel_means(const tsh_module *root, const tsh_module *m,
     return tshi_parallel_match(rule->path, tshi_module_below(root, m));
 }
 
-/* Fills in what the rules say of module m; 0 and an error for two rules of one purpose. */
+/* Chooses module m's rules; 0 and an error if two of one purpose apply. */
 static int tshi_parallel_choose(const tsh_module *root, tsh_module *m, const tsh_plan_rule *rules,
                                 int count, tshi_choice *choice) {
     int i, purpose;
@@ -15509,7 +15521,7 @@ static int tshi_parallel_choose(const tsh_module *root, tsh_module *m, const tsh
     return 1;
 }
 
-/* What is wrong with a rule in itself, or NULL. */
+/* Returns what is wrong with a rule whatever the model; NULL: nothing. */
 static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     if (!rule->path) return "has no path";
     if ((unsigned)rule->style >= (unsigned)TSH_STYLES) return "has a style that does not exist";
@@ -15524,21 +15536,21 @@ static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     return NULL;
 }
 
-/* Every rule is sound and matches something; else an error that lists near names. */
+/* Checks that every rule was chosen for some module; 0 and an error with similar names if not. */
 static int tshi_parallel_rules(tsh_module *root, const tsh_plan_rule *rules, int count,
                                const tshi_choice *choices, int n) {
-    char alike[TSH_MESSAGE_SIZE / 2];
+    char similar[TSH_MESSAGE_SIZE / 2];
     int i, c, matched;
     for (i = 0; i < count; i++) {
         const tsh_plan_rule *rule = &rules[i];
         for (matched = c = 0; c < n && !matched; c++)
             matched = choices[c].rule[tshi_parallel_purpose(rule)] == rule;
         if (matched) continue;
-        alike[0] = '\0';
-        tshi_module_near(root, rule->path, alike, sizeof alike);
+        similar[0] = '\0';
+        tshi_module_near(root, rule->path, similar, sizeof similar);
         (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
                        "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
-                       rule->path, alike);
+                       rule->path, similar);
         return 0;
     }
     return 1;
@@ -15546,7 +15558,8 @@ static int tshi_parallel_rules(tsh_module *root, const tsh_plan_rule *rules, int
 
 /* -- checking --------------------------------------------------------------- */
 
-/* The layouts that a choice gives its module's parameters; 0 and an error where they do not fit. */
+/* Fills in the layouts that a choice gives its module's parameters; 0 and an error if they do not
+ * fit the shapes, or would change under ops that are recorded. */
 static int tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
@@ -15557,28 +15570,26 @@ static int tshi_parallel_layouts(tshi_choice *choice) {
     for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *t = m->param[i];
         if (!t) continue;
-        if (tshi_layout_resolve(&choice->layout[i], t->ndim, t->dim)) {
-            if (!rule ||
-                tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) ||
-                !tshi_tensor_recorded(t))
-                continue;
+        if (!tshi_layout_resolve(&choice->layout[i], t->ndim, t->dim))
+            (void)tsh_fail(
+                m->ctx, TSH_ERR_LAYOUT,
+                "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %lld",
+                t->path, tshi_tensor_text(t, text), rule && rule->segments ? rule->segments : 1,
+                rule && rule->unit ? (long long)rule->unit : 1ll);
+        else if (rule &&
+                 !tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) &&
+                 tshi_tensor_recorded(t))
             (void)tsh_fail(m->ctx, TSH_ERR_STATE,
                            "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end the "
                            "step first: tsh_step_end",
                            t->path);
-            return 0;
-        }
-        (void)tsh_fail(
-            m->ctx, TSH_ERR_LAYOUT,
-            "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %lld", t->path,
-            tshi_tensor_text(t, text), rule && rule->segments ? rule->segments : 1,
-            rule && rule->unit ? (long long)rule->unit : 1ll);
-        return 0;
+        if (m->ctx->error.code != TSH_OK) return 0;
     }
     return 1;
 }
 
-/* Two choices agree on every parameter that their modules share; else 0 and an error. */
+/* Checks that two choices give a parameter that their modules share the same layout; 0 and an error
+ * if not. */
 static int tshi_parallel_agree(const tshi_choice *a, const tshi_choice *b) {
     char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
     int i, j;
@@ -15600,8 +15611,8 @@ static int tshi_parallel_agree(const tshi_choice *a, const tshi_choice *b) {
     return 1;
 }
 
-/* All choices below root, checked, in a block that the caller drops; NULL and an error if the plan
- * does not fit. */
+/* Chooses and checks for all modules below root. Returns a block of *n choices, which the caller
+ * releases; NULL and an error if the plan does not fit. */
 static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
                                       int *n) {
     tsh_module *m;
@@ -15631,13 +15642,14 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
 
 /* -- applying --------------------------------------------------------------- */
 
-/* A copy that lives with the ctx; NULL for NULL. */
+/* Copies a layout to memory that lives with the ctx; NULL for NULL. */
 static const tsh_layout *tshi_parallel_keep(tsh_ctx *ctx, const tsh_layout *layout) {
     tsh_layout *copy = layout ? (tsh_layout *)tshi_mem_book(ctx, &ctx->books, sizeof *copy) : NULL;
     if (copy) *copy = *layout;
     return copy;
 }
 
+/* Gives a module the input layouts of a PREPARE_INPUT rule. */
 static void tshi_parallel_prepare(tsh_module *m, const tsh_plan_rule *rule) {
     int i, n = rule->inputs ? rule->input_count : 1;
     m->prepare = (const tsh_layout **)tshi_mem_book(m->ctx, &m->ctx->books,
@@ -15688,7 +15700,7 @@ static const char *tshi_parallel_style(tsh_style style) {
     return name[style];
 }
 
-/* The local error where a report could not be written. */
+/* Reports a failed write to `file`; returns the ctx's error. */
 static tsh_result tshi_parallel_written(tsh_ctx *ctx, const char *op, FILE *file) {
     if (ctx->error.code == TSH_OK && ferror(file))
         (void)tsh_fail(ctx, TSH_ERR_IO, "%s: the file does not take the text", op);
@@ -15719,13 +15731,13 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
     return tshi_parallel_written(module->ctx, "tsh_plan_report", file);
 }
 
-/* What a summary adds up. */
+/* The totals of a summary. */
 typedef struct tshi_totals {
     int64_t parameters, local;
     size_t bytes;
 } tshi_totals;
 
-/* The line of one parameter; one that was counted before is only named. */
+/* Writes one parameter's line and adds it to the totals, unless it is tied to an earlier one. */
 static void tshi_parallel_line(tsh_module *root, const tsh_module *m, int slot, tshi_totals *sum,
                                FILE *file) {
     const tsh_tensor *t = m->param[slot];
@@ -15767,14 +15779,14 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
     return tshi_parallel_written(module->ctx, "tsh_summary", file);
 }
 
-/* -- layers that a style can shard from birth -------------------------------- */
+/* -- constructors of layers with a style -------------------------------------- */
 
 enum {
     TSHI_PARALLEL_LINEAR = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE | 1 << TSH_AUTO,
     TSHI_PARALLEL_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE
 };
 
-/* The rule of a layer that is sharded from birth. */
+/* Returns a rule of a style, for the module itself. */
 static tsh_plan_rule tshi_parallel_birth(tsh_style style) {
     tsh_plan_rule rule;
     memset(&rule, 0, sizeof rule);
@@ -15783,14 +15795,8 @@ static tsh_plan_rule tshi_parallel_birth(tsh_style style) {
     return rule;
 }
 
-/* Applies it; NULL where that fails. */
-static tsh_module *tshi_parallel_born(tsh_module *module, const tsh_plan_rule *rule) {
-    (void)tsh_parallelize(module, rule, 1);
-    return tshi_module_done(module);
-}
-
-/* A linear's parameters: bias within 1 / sqrt(in), weight as torch.nn.Linear; `weight` stands in
- * for one of its own. */
+/* Gives a linear its parameters, or `weight` for one of its own. As torch.nn.Linear, weight and
+ * bias are at first uniform in [-1 / sqrt(in), 1 / sqrt(in)). */
 static void tshi_parallel_params(tsh_module *module, const tsh_linear_desc *desc,
                                  tsh_tensor *weight) {
     double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
@@ -15826,22 +15832,27 @@ TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *nam
     rule.input = desc->input;
     rule.output = desc->output;
     rule.regather = desc->regather;
-    return tshi_parallel_born(module, &rule);
+    (void)tsh_parallelize(module, &rule, 1);
+    return tshi_module_done(module);
 }
 
-/* A classifier or embedding whose existing weight is sharded already follows it; its style may not
- * differ. */
-static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule *birth) {
+/* Shards a classifier or embedding, whose weight may be one that exists. If that is sharded
+ * already, the layer takes the style that its layout has; NULL and an error if `wanted` differs. */
+static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule *wanted) {
     const tsh_layout *own = &module->param[0]->layout;
-    int table = module->kind->layouts == tshi_nn_embedding_layouts;
-    tsh_plan_rule rule = *birth;
+    int table = module->kind->layouts == tshi_nn_embedding_layouts; /* (count, dim) */
+    tsh_plan_rule rule = *wanted;
     tshi_choice choice;
     char text[TSHI_TEXT_SIZE];
+    if (own->kind != TSH_SHARDED) {
+        (void)tsh_parallelize(module, wanted, 1);
+        return tshi_module_done(module);
+    }
     rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
-    if (birth->style != TSH_PLAIN && birth->style != TSH_AUTO && birth->style != rule.style) {
+    if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style) {
         (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
                        "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
-                       module->kind->name, module->path, tshi_parallel_style(birth->style),
+                       module->kind->name, module->path, tshi_parallel_style(wanted->style),
                        module->param[0]->path, tsh_layout_text(own, text, sizeof text));
         return tshi_module_done(module);
     }
@@ -15873,14 +15884,15 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     tshi_parallel_params(module, &linear, desc->weight);
     if (module->ctx->error.code != TSH_OK) return tshi_module_done(module);
     rule = tshi_parallel_birth(desc->style);
-    if (desc->weight && desc->style == TSH_AUTO) rule.style = TSH_COLWISE; /* others use it, too */
+    if (desc->weight && desc->style == TSH_AUTO)
+        rule.style = TSH_COLWISE; /* the first input must not relayout a weight that others use */
     rule.gather_output = desc->gather_output;
     rule.input = desc->input;
-    return module->param[0]->layout.kind == TSH_SHARDED ? tshi_parallel_follow(module, &rule)
-                                                        : tshi_parallel_born(module, &rule);
+    return tshi_parallel_follow(module, &rule);
 }
 
-/* Whether a weight that is given can be the table of a new embedding. */
+/* Checks that the weight of a description, if any, can be the table of a new embedding; 0 and an
+ * error if not. */
 static int tshi_parallel_adopts(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
     const tsh_tensor *w = desc->weight;
     char text[TSHI_TEXT_SIZE];
@@ -15920,19 +15932,23 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
                                      (desc->lookup.padding_idx < 0 ? rows : 0);
     rule = tshi_parallel_birth(desc->style);
     rule.output = desc->output;
-    return module->param[0]->layout.kind == TSH_SHARDED ? tshi_parallel_follow(module, &rule)
-                                                        : tshi_parallel_born(module, &rule);
+    return tshi_parallel_follow(module, &rule);
 }
 
 /* ========================================================================== */
 /* >>policy                                            MARK: - policy (private) */
-/* Plans for whole families of models, by the names of their parameters, and    */
-/* the head counts that say in which units attention is cut.                    */
+/* Plans for families of models, by the names of their parameters, and the head */
+/* counts of their attention.                                                   */
 /* Needs: >>parallel.                                                           */
 /* ========================================================================== */
 
+/* A policy lists the layers of a block; applying it writes one plan with a rule per layer, applies
+ * that, and then divides the counts that modules have as arguments. A new family is a few lines of
+ * TSHI_POLICY_ macros and a row of tshi_policy_shipped. */
+
 /* -- arguments -------------------------------------------------------------- */
 
+/* Finds a module's argument; NULL if it has none of that name. */
 static tshi_argument *tshi_policy_named(const tsh_module *module, const char *name) {
     tshi_argument *argument = module->arguments;
     while (argument && strcmp(argument->name, name) != 0) argument = argument->next;
@@ -15962,7 +15978,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
     return TSH_OK;
 }
 
-/* NULL and an error, for `op`, where there is none. */
+/* Finds a module's argument for the function `op`; NULL and an error if there is none. */
 static const tshi_argument *tshi_policy_get(const tsh_module *module, const char *name,
                                             const char *op) {
     const tshi_argument *argument = module && name ? tshi_policy_named(module, name) : NULL;
@@ -16194,17 +16210,18 @@ TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
 
 enum { TSHI_POLICY_LISTS = 4 };
 
-/* What a policy is being turned into. Rule i's segments are in segments[i]. */
+/* One pass over the blocks of a model: the first counts rules, the second writes them, the third,
+ * once they are applied, divides the arguments. */
 typedef struct tshi_policy_pass {
-    tsh_module *root, *block;
+    tsh_module *root, *block; /* the block it is at */
     const tsh_policy *policy;
-    tsh_plan_rule *rules;
-    tsh_segment (*segments)[TSH_MAX_SEGMENTS];
-    int count;
-    int divide; /* the rules are applied: now divide the arguments */
+    tsh_plan_rule *rules;                      /* NULL: count them only */
+    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* those of rule i in segments[i] */
+    int count;                                 /* of rules so far */
+    int divide;                                /* the third pass */
 } tshi_policy_pass;
 
-/* Records an error about the pass's block; returns 0. */
+/* Reports an error about the pass's block; returns 0. */
 TSH_PRINTF(3, 4)
 static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const char *format,
                             ...) {
@@ -16225,12 +16242,13 @@ static const tsh_policy_layer *tshi_policy_list(const tsh_policy *policy, int li
                        : policy->mlp_out;
 }
 
+/* Returns 1 for the entry of zeros that ends a list. */
 static int tshi_policy_ends(const tsh_policy_layer *layer) {
     return !layer->weight && !layer->bias && !layer->n_fused && layer->replace == TSH_PLAIN &&
            !layer->reversed && !layer->ignore_checker && !layer->heads && !layer->kv;
 }
 
-/* An argument below the block; NULL and an error where there is none, or it counts nothing. */
+/* Finds an argument below the block, by path; NULL and an error if there is none above 0. */
 static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char *path) {
     const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
     tsh_module *module = tshi_module_follow(pass->block, path, dot ? (size_t)(dot - path) : 0);
@@ -16242,13 +16260,15 @@ static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char
     return NULL;
 }
 
-/* The counts that cut a layer: `heads` of queries, `kv` of keys; query heads stay together in
- * `group`s; `whole`: keys and values are not cut. */
+/* The counts of one attention. Query heads that share a key head stay on one rank. */
 typedef struct tshi_policy_counts {
-    int64_t heads, kv, group, hidden;
-    int whole;
+    int64_t heads, kv; /* query heads; key and value heads */
+    int64_t group;     /* query heads that share a key head: the unit of their sharding */
+    int64_t hidden;    /* features of all query heads; 0: not given */
+    int whole;         /* fewer key heads than ranks: keys and values are not sharded */
 } tshi_policy_counts;
 
+/* Reads the counts that `at` names; 0 and an error if they do not fit together. */
 static int tshi_policy_counted(const tshi_policy_pass *pass, const tsh_policy_heads *at,
                                tshi_policy_counts *c) {
     const tshi_argument *heads = at->heads ? tshi_policy_count(pass, at->heads) : NULL, *kv,
@@ -16272,7 +16292,7 @@ static int tshi_policy_counted(const tshi_policy_pass *pass, const tsh_policy_he
     return 1;
 }
 
-/* Divides the arguments of one attention over the ranks, as its features are. */
+/* Sets this rank's share of the counts of one attention, as its features are sharded. */
 static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_heads *at) {
     const tsh_comm *tp = &pass->root->ctx->tp;
     tshi_policy_counts c;
@@ -16288,8 +16308,8 @@ static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_hea
     return 1;
 }
 
-/* The segments of a layer of `features` that is cut by heads. 0 and an error where they do not fit;
- * *n = 0: it stays whole. */
+/* Fills in the *n segments of a layer whose `features` are sharded by heads, and sets *n to 0 if it
+ * stays replicated. `row`: of a row-parallel layer. 0 and an error if heads do not fit. */
 static int tshi_policy_cut(const tshi_policy_pass *pass, const tsh_policy_layer *layer,
                            const char *path, int64_t features, int row, tsh_segment *segment,
                            int *n) {
@@ -16331,13 +16351,13 @@ static int tshi_policy_cut(const tshi_policy_pass *pass, const tsh_policy_layer 
     return 1;
 }
 
-/* The module of a layer, both of its parameters found; NULL where the block has none, and an error
- * unless that is allowed. */
+/* Finds the module in the block that has a layer's weight and bias. NULL if there is none, with an
+ * error unless the layer is optional. */
 static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
                                           const tsh_policy_layer *layer) {
     tsh_module *owner[2] = {NULL, NULL};
     const char *name[2];
-    char alike[TSH_MESSAGE_SIZE / 2] = "";
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
     int i;
     name[0] = layer->weight;
     name[1] = layer->bias;
@@ -16350,9 +16370,9 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
         if (!name[i] || tshi_module_lookup(pass->block, name[i], &owner[i]) ||
             layer->ignore_checker)
             continue;
-        tshi_module_near(pass->block, name[i], alike, sizeof alike);
+        tshi_module_near(pass->block, name[i], similar, sizeof similar);
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no parameter \"%.64s\"; %s", name[i],
-                               alike);
+                               similar);
         return NULL;
     }
     if (owner[0] && owner[1] && owner[0] != owner[1])
@@ -16362,7 +16382,7 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
     return owner[0] ? owner[0] : owner[1];
 }
 
-/* Adds the rule of a layer that the block has. */
+/* Adds the rule of layer m to the plan; 0 and an error if the model does not fit the policy. */
 static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *layer, tsh_module *m,
                             tsh_style style) {
     tsh_plan_rule *rule = &pass->rules[pass->count];
@@ -16390,7 +16410,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
             return 0;
         rule->cut = (const tsh_segment *)pass->segments[pass->count];
         if (n == 0) {
-            *rule = tshi_parallel_birth(TSH_PLAIN); /* whole, whatever it was before */
+            *rule = tshi_parallel_birth(TSH_PLAIN); /* replicated, even if it was sharded before */
             rule->path = tshi_module_below(pass->root, m);
         }
     } else if (layer->heads) {
@@ -16404,6 +16424,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
 
 /* -- all layers of all blocks ----------------------------------------------- */
 
+/* Goes through one list of the policy for the pass's block; 0 and an error if that does not fit. */
 static int tshi_policy_layers(tshi_policy_pass *pass, int list) {
     static const char *const name[TSHI_POLICY_LISTS] = {"attn_qkv", "attn_out", "mlp_in",
                                                         "mlp_out"};
@@ -16424,7 +16445,7 @@ static int tshi_policy_layers(tshi_policy_pass *pass, int list) {
            tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", name[list]);
 }
 
-/* Arguments that count no heads: checked, or divided. */
+/* Checks, or in the third pass divides, the policy's arguments that count no heads. */
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_comm *tp = &pass->root->ctx->tp;
     const char *const *path = pass->policy->arguments;
@@ -16438,8 +16459,8 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     return 1;
 }
 
-/* One pass over every block of every policy of the family; returns the number of blocks, -1 and an
- * error where one does not fit. Without room for rules it only counts. */
+/* Runs one pass over every block of every policy of the family. Returns the number of blocks; -1
+ * and an error if one does not fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     int list, blocks = 0;
     for (pass->policy = family; pass->policy; pass->policy = pass->policy->next)
@@ -16460,20 +16481,20 @@ static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) 
     return blocks;
 }
 
-/* No block is what the policy names. */
+/* Reports a policy that matches no block, with similar names. */
 static tsh_result tshi_policy_unmatched(tsh_module *root, const tsh_policy *policy) {
-    char alike[TSH_MESSAGE_SIZE / 2] = "";
-    tshi_module_near(root, policy->blocks ? policy->blocks : "", alike, sizeof alike);
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
+    tshi_module_near(root, policy->blocks ? policy->blocks : "", similar, sizeof similar);
     return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
                     "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
                     policy->name ? policy->name : "", policy->blocks ? policy->blocks : "",
-                    root->path, alike);
+                    root->path, similar);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
     tshi_policy_pass pass;
     tshi_block *block;
-    size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, room;
+    size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, capacity;
     tsh_ctx *ctx = root ? root->ctx : NULL;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code != TSH_OK) return ctx->error.code;
@@ -16484,11 +16505,11 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
     memset(&pass, 0, sizeof pass);
     pass.root = root;
     if (tshi_policy_blocks(&pass, policy) == 0) return tshi_policy_unmatched(root, policy);
-    room = (size_t)pass.count;
-    block = tshi_mem_take(ctx, TSH_MEM_STEP, room * (rule + cut) + 1);
+    capacity = (size_t)pass.count;
+    block = tshi_mem_take(ctx, TSH_MEM_STEP, capacity * (rule + cut) + 1);
     if (!block) return ctx->error.code;
     pass.rules = (tsh_plan_rule *)tshi_mem_data(block);
-    pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + room);
+    pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + capacity);
     pass.count = 0;
     if (tshi_policy_blocks(&pass, policy) > 0 &&
         tsh_parallelize(root, pass.rules, pass.count) == TSH_OK) {
