@@ -16526,8 +16526,13 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
 /* Needs: >>parallel >>comm.                                                    */
 /* ========================================================================== */
 
+/* With tsh_optim_desc.zero and dp > 1 (ZeRO, Rajbhandari et al. 2020), each rank of dp has one
+ * chunk of every gradient and moment (TSHI_CHUNKED), updates that chunk of the parameter, and
+ * gathers the others' chunks: the same bits as without. */
+
+/* What an optimiser keeps of one parameter. Moments are made at the first update. */
 typedef struct tshi_moments {
-    tsh_tensor *param, *first, *second; /* SGD's momentum is `first` */
+    tsh_tensor *param, *first, *second; /* Adam's m and v; SGD's momentum is `first` */
     double lr_scale, weight_decay;
     int64_t steps; /* updates of this parameter */
 } tshi_moments;
@@ -16543,7 +16548,7 @@ struct tsh_optim {
 
 /* -- the global norm -------------------------------------------------------- */
 
-/* Adds the sum of squares of x, dense, to **total, in double. */
+/* **total += sum x^2 of n consecutive elements, in double, with TSHI_BLOCK partial sums. */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
@@ -16561,16 +16566,18 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_squares, tshi_optim_total);
 
-/* The sums of squares of blocks, each by itself, so that threads share them. */
+/* Elements that are summed by one thread. The blocks' sums are added in order, so any number of
+ * threads gives the same bits. */
 enum { TSHI_OPTIM_BLOCK = 1 << 16 };
 
 typedef struct tshi_squares {
     tsh_real *x;
     int64_t n;
-    double *sums;
+    double *sums; /* by block */
     tshi_kernel_fn kernel;
 } tshi_squares;
 
+/* A thread's share: blocks from `from` to `to`. */
 static void tshi_optim_blocks(void *job, int piece, int64_t from, int64_t to) {
     const tshi_squares *all = (const tshi_squares *)job;
     (void)piece;
@@ -16583,6 +16590,7 @@ static void tshi_optim_blocks(void *job, int piece, int64_t from, int64_t to) {
     }
 }
 
+/* Returns the sum of squares of n elements; 0 and an error without memory. */
 static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
     tshi_block *scratch;
@@ -16603,9 +16611,9 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
 }
 
 typedef struct tshi_norm_sum {
-    double *sums; /* of chunk k of all gradients */
+    double *sums; /* sums[k]: of the squares of chunk k of all gradients */
     tsh_ctx *ctx;
-    int chunked; /* only this rank's chunks are there */
+    int chunked; /* 1: of gradients, this rank has its own chunk only */
 } tshi_norm_sum;
 
 static void tshi_optim_find_chunked(const char *path, tsh_tensor *param, void *user) {
@@ -16613,8 +16621,8 @@ static void tshi_optim_find_chunked(const char *path, tsh_tensor *param, void *u
     if (param->flags & TSHI_CHUNKED) *(int *)user = 1;
 }
 
-/* A sharded gradient counts on every rank of tp, a replicated one on the first; one that several
- * stages of a pipeline hold, on the first of these. */
+/* Adds one gradient's squares. A replicated gradient counts on rank 0 of tp only, one that several
+ * stages of a pipeline hold on the first of them. */
 static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) {
     const tshi_norm_sum *norm = (const tshi_norm_sum *)user;
     tsh_ctx *ctx = norm->ctx;
@@ -16632,8 +16640,8 @@ static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) 
                 tshi_bucket_chunk_size(param, k));
 }
 
-/* The 2-norm of all gradients below module, the same on every rank. Not finite where any gradient
- * is not. Replicas sum chunk by chunk, so that it does not matter who has them. */
+/* Computes the 2-norm of all gradients below module, the same on every rank; NaN or infinite if any
+ * gradient is. Squares are summed by chunks, so the bits are the same with and without .zero. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tshi_norm_sum all;
     tsh_ctx *ctx = module->ctx;
@@ -16650,7 +16658,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     all.chunked = 0;
     tsh_each_param(module, tshi_optim_find_chunked, &all.chunked);
     tsh_each_param(module, tshi_optim_norm_of, &all);
-    if (tsh_ok(ctx) && all.chunked) /* every sum is one rank's, and 0 on the others */
+    if (tsh_ok(ctx) && all.chunked) /* sums[k] is rank k's, and 0 on the others */
         (void)tshi_error_comm(ctx,
                               tsh_allreduce(&ctx->dp, all.sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
@@ -16667,12 +16675,13 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     return ctx->error.code;
 }
 
-/* max / (norm + 1e-6) where that is below 1, as torch. */
-static double tshi_optim_shrink(double norm, double most) {
-    double factor = most / (norm + 1e-6);
+/* min(1, max / (norm + 1e-6)): torch.nn.utils.clip_grad_norm_. */
+static double tshi_optim_clip_factor(double norm, double max) {
+    double factor = max / (norm + 1e-6);
     return factor < 1 ? factor : 1;
 }
 
+/* Multiplies a gradient by *user. */
 static void tshi_optim_scale(const char *path, tsh_tensor *param, void *user) {
     tshi_operand x[2];
     (void)path;
@@ -16687,7 +16696,7 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
     if (!module) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;
     if (norm) *norm = before;
-    factor = tshi_optim_shrink(before, max_norm);
+    factor = tshi_optim_clip_factor(before, max_norm);
     if (factor < 1) tsh_each_param(module, tshi_optim_scale, &factor);
     return TSH_OK;
 }
@@ -16762,34 +16771,35 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_optim_sgd, tshi_sgd);
 
-/* The first element that this rank updates, and how many: all, or its chunk. */
+/* Returns the first element of x that this rank updates: of all, or of its chunk. */
 static int64_t tshi_optim_from(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk(x, x->ctx->dp.rank) : 0;
 }
 
+/* Returns how many elements it updates. */
 static int64_t tshi_optim_count(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk_size(x, x->ctx->dp.rank)
                                    : tsh_local_numel(x);
 }
 
-/* All chunks of a moment into values, which hold as many elements as its parameter. */
+/* Gathers all chunks of a moment into values, which hold as many elements as its parameter. */
 static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, const char *what) {
     tsh_ctx *ctx = moment->ctx;
-    tshi_block *book = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
     tsh_real *own = values + tshi_optim_from(moment);
     tsh_result result;
     int64_t *counts;
     int k;
-    if (!book) return ctx->error.code;
-    counts = (int64_t *)tshi_mem_data(book);
+    if (!block) return ctx->error.code;
+    counts = (int64_t *)tshi_mem_data(block);
     for (k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
     memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * sizeof *own);
     result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, TSH_REAL), what);
-    tshi_mem_drop(ctx, book);
+    tshi_mem_drop(ctx, block);
     return result;
 }
 
-/* Another block of so many elements for a moment's values, not filled; 0 without. */
+/* Gives a moment a new block of n elements, not filled; 0 and an error without memory. */
 static int tshi_optim_room(tsh_tensor *moment, int64_t n) {
     tshi_block *block = tshi_mem_take(moment->ctx, TSH_MEM_OPTIMISER, tshi_dtype_reals(n));
     if (!block) return 0;
@@ -16798,7 +16808,7 @@ static int tshi_optim_room(tsh_tensor *moment, int64_t n) {
     return 1;
 }
 
-/* Of a moment that holds all its values, keeps this rank's chunk. */
+/* Reduces a moment that holds all its values to this rank's chunk. */
 static void tshi_optim_cut(tsh_tensor *moment) {
     tshi_block *whole = moment->block;
     const int64_t n = tshi_optim_count(moment);
@@ -16810,7 +16820,7 @@ static void tshi_optim_cut(tsh_tensor *moment) {
     tshi_mem_drop(moment->ctx, whole);
 }
 
-/* A moment whose parameter was laid anew. Chunks are brought together for it. */
+/* Gives a moment its parameter's new layout; chunks are gathered for that, and cut out again. */
 static void tshi_optim_lay(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
     const int cut = moment->flags & TSHI_CHUNKED;
@@ -16831,7 +16841,8 @@ static void tshi_optim_lay(tsh_tensor *moment, const tsh_layout *layout) {
     tshi_mem_drop(ctx, chunk);
 }
 
-/* Zeroed moments like param, or its chunk, on first use. */
+/* Returns a moment with param's layout: made and zeroed at its first use, for all of param or this
+ * rank's chunk. NULL after an error. */
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
@@ -16853,15 +16864,16 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     return m;
 }
 
-/* A kernel over all of x, or over the rows that a row-sparse gradient touches. */
+/* An update that threads share: by elements or, where the gradient is row-sparse, by rows. */
 typedef struct tshi_optim_work {
     tshi_kernel_fn kernel;
-    const tshi_operand *x;
+    const tshi_operand *x; /* (TSHI_OPTIM_OPERANDS) */
     const void *params;
-    const int32_t *marks; /* of rows; NULL: units are elements */
-    int64_t width;        /* of a row */
+    const int32_t *marks; /* (rows): not 0 where the gradient has the row; NULL: not sparse */
+    int64_t width;        /* elements of a row; 1 if not sparse */
 } tshi_optim_work;
 
+/* A thread's share: runs the kernel over each run of marked rows. */
 static void tshi_optim_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_optim_work *work = (const tshi_optim_work *)job;
     const int32_t *marks = work->marks;
@@ -16879,6 +16891,7 @@ static void tshi_optim_piece(void *job, int piece, int64_t from, int64_t to) {
     }
 }
 
+/* Runs an update's kernel over the elements of t that this rank updates. */
 static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tshi_operand *x,
                            const void *params) {
     tshi_optim_work work;
@@ -16893,6 +16906,7 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
                   tshi_optim_piece, &work);
 }
 
+/* One parameter's update by SGD. */
 static void tshi_optim_descend(const tsh_optim *optim, tshi_moments *each, double clip,
                                tshi_operand *x) {
     const tsh_optim_desc *d = &optim->desc;
@@ -16908,6 +16922,7 @@ static void tshi_optim_descend(const tsh_optim *optim, tshi_moments *each, doubl
     tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &p);
 }
 
+/* One parameter's update. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
@@ -16942,21 +16957,24 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
 }
 
+/* Counts a parameter or, once optim->each has memory, lists it. */
 static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) {
     tsh_optim *optim = (tsh_optim *)user;
     (void)path;
-    if (optim->each) optim->each[optim->count].param = param;
-    if (optim->each) optim->each[optim->count].lr_scale = 1;
-    if (optim->each) optim->each[optim->count].weight_decay = optim->desc.weight_decay;
-    if (optim->each && optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+    if (optim->each) {
+        optim->each[optim->count].param = param;
+        optim->each[optim->count].lr_scale = 1;
+        optim->each[optim->count].weight_decay = optim->desc.weight_decay;
+        if (optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+    }
     optim->count++;
 }
 
+/* Checks a description; 0 and an error if a value is out of range. */
 static int tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
     if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
         d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
-        d->eps >= TSH_ZERO &&
-        d->weight_decay >= 0 && d->clip_norm >= 0)
+        d->eps >= TSH_ZERO && d->weight_decay >= 0 && d->clip_norm >= 0)
         return 1;
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                    "tsh_optim_new: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, "
@@ -16990,7 +17008,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     return optim;
 }
 
-/* A parameter's path below module; its whole path where it is tied to one elsewhere. */
+/* Returns a parameter's path below module, or its whole path if it is a tied one from elsewhere. */
 static const char *tshi_optim_below(const tsh_module *module, const tsh_tensor *param) {
     size_t n = strlen(module->path);
     if (!n || strncmp(param->path, module->path, n) != 0 || param->path[n] != '.')
@@ -17019,7 +17037,8 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
     if (optim) optim->desc.lr = lr < 0 && lr >= TSH_ZERO ? 0 : lr;
 }
 
-/* Updates every parameter that has a gradient; chunks travel to the other replicas meanwhile. */
+/* Updates every parameter that has a gradient. Chunked ones are queued in buckets, whose all-gather
+ * goes on during the next updates. */
 static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     const int chunked = optim->desc.zero && ctx->dp.size > 1;
     int i;
@@ -17040,6 +17059,7 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     if (chunked) tshi_bucket_end(ctx);
 }
 
+/* Clips and updates; with a norm that is not finite, skips the step and logs that. */
 static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     double norm, clip;
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return ctx->error.code;
@@ -17052,7 +17072,7 @@ static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
             (long long)optim->info.skipped, norm);
         return TSH_OK;
     }
-    clip = optim->desc.clip_norm > 0 ? tshi_optim_shrink(norm, optim->desc.clip_norm) : 1;
+    clip = optim->desc.clip_norm > 0 ? tshi_optim_clip_factor(norm, optim->desc.clip_norm) : 1;
     tshi_optim_update_all(ctx, optim, clip);
     optim->info.steps++;
     return ctx->error.code;
@@ -17091,51 +17111,51 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
 
 /* ========================================================================== */
 /* >>pipeline                                        MARK: - pipeline (private) */
-/* Layers dealt to stages; micro-batches that go through them forth and back.  */
+/* Pipeline parallelism: layers assigned to stages, micro-batches sent between  */
+/* them.                                                                        */
 /* Needs: >>tape >>module.                                                      */
 /* ========================================================================== */
 
-/* HOW IT WORKS. A stage keeps one tape per micro-batch that is under way: it is swapped into the
- * ctx for its forward and again for its backward. What arrives from the stage before is the output
- * of a node without inputs, whose backward sends the gradient back. Sends are only started, and
- * waited for when many are under way, or at the end; receives wait. The first thing that a rank
- * sends is the first that its neighbour takes, and a message never waits for one to another
- * neighbour, so nobody waits in a circle. */
+/* A stage keeps one tape per micro-batch under way and swaps it into the ctx for its forward, then
+ * for its backward. A tensor received from the stage before is the output of a node without inputs,
+ * whose backward sends the gradient back. Sends do not block until a send queue is full; receives
+ * block. No deadlock: a rank receives from each neighbour in the order in which that one sends, and
+ * no send waits for one to the other neighbour. */
 enum {
-    TSHI_PIPELINE_HEAD = 6 + TSH_MAX_DIMS + 2 * TSH_MAX_SEGMENTS, /* words of a description */
-    TSHI_PIPELINE_OUTBOX = 16 /* of both neighbours: fewer than a comm takes at a time */
+    TSHI_PIPELINE_HEAD = 6 + TSH_MAX_DIMS + 2 * TSH_MAX_SEGMENTS, /* words that describe a tensor */
+    TSHI_PIPELINE_OUTBOX = 16 /* sends in flight to each of 2 neighbours; a comm's limit is 64 */
 };
 
-/* Messages to one neighbour that may not have arrived; their values stay. */
+/* Sends in flight to one neighbour, oldest first in a ring; each keeps its values alive. */
 typedef struct tshi_outbox {
     tsh_req req[TSHI_PIPELINE_OUTBOX];
     tshi_block *block[TSHI_PIPELINE_OUTBOX];
     int first, count;
 } tshi_outbox;
 
-/* A parameter that several stages hold. */
+/* A parameter that several stages hold: each computes a part of its gradient. */
 typedef struct tshi_tie {
     struct tshi_tie *next;
     tsh_tensor *param;
-    unsigned char *holds; /* by stage */
-    int holders;
+    unsigned char *holds; /* by stage: 1 if it holds the parameter */
+    int holders;          /* how many do */
 } tshi_tie;
 
 struct tsh_pipeline {
     tsh_ctx *ctx;
     tsh_module *container;
     tsh_pipeline_desc desc;
-    int *counts;
-    int stage, last;       /* this rank's, and the last one */
-    tsh_module *child;     /* the first one of this stage */
-    int warmup, slots;     /* forwards before the first backward; micro-batches under way */
-    tshi_micro **micro;    /* micro-batch k is in slot k modulo slots */
-    tshi_outbox outbox[2]; /* to the stage before, to the one behind */
+    int *counts;           /* children of the container, by stage */
+    int stage, last;       /* this rank's stage, the last one */
+    tsh_module *child;     /* the first child of this stage */
+    int warmup, slots;     /* forwards before the first backward; max micro-batches under way */
+    tshi_micro **micro;    /* (slots): micro-batch k in slot k modulo slots */
+    tshi_outbox outbox[2]; /* to the previous stage, to the next one */
     tshi_tie *ties;
-    double total[2]; /* losses of all micro-batches, on the last stage, and how much these count */
+    double total[2]; /* on the last stage: the sum of losses, the sum of what they count */
 };
 
-/* What a receive's backward needs. */
+/* Parameters of the node of a received tensor. */
 typedef struct tshi_debt {
     tsh_pipeline *pipeline;
     tshi_micro *micro;
@@ -17143,7 +17163,7 @@ typedef struct tshi_debt {
 
 /* -- messages ---------------------------------------------------------------- */
 
-/* Waits for the oldest message of an outbox. */
+/* Waits for the oldest send of a queue and releases its values. */
 static void tshi_pipeline_arrive(tsh_pipeline *p, tshi_outbox *box) {
     const int i = box->first;
     (void)tshi_error_comm(p->ctx, tsh_wait(&p->ctx->pp, box->req[i]), "tsh_pipeline: send");
@@ -17152,14 +17172,14 @@ static void tshi_pipeline_arrive(tsh_pipeline *p, tshi_outbox *box) {
     box->count--;
 }
 
-/* Every message has arrived, or never will. */
+/* Waits for all sends. After an error that the world knows, waits return at once. */
 static void tshi_pipeline_arrive_all(tsh_pipeline *p) {
     int i;
     for (i = 0; i < 2; i++)
         while (p->outbox[i].count) tshi_pipeline_arrive(p, &p->outbox[i]);
 }
 
-/* Gives back what has arrived. */
+/* Releases the values of completed sends, without blocking. */
 static void tshi_pipeline_reap(tsh_pipeline *p) {
     int i, done;
     for (i = 0; i < 2; i++)
@@ -17170,7 +17190,7 @@ static void tshi_pipeline_reap(tsh_pipeline *p) {
         }
 }
 
-/* Starts to send n elements to stage `to`; they lie in the block, whose reference is taken over. */
+/* Starts to send n elements to stage `to`. Takes over a reference to the block that they lie in. */
 static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
                                int64_t n, tsh_dtype dtype) {
     tshi_outbox *box = &p->outbox[to > p->stage];
@@ -17200,7 +17220,7 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
 
 /* -- from stage to stage ------------------------------------------------------ */
 
-/* Gives y to the next stage: its description, then this rank's piece. */
+/* Sends y to the next stage: its description, then this rank's shard. */
 static void tshi_pipeline_give(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, TSHI_PIPELINE_HEAD * sizeof(int64_t));
@@ -17231,7 +17251,8 @@ static void tshi_pipeline_give(tsh_pipeline *p, tsh_tensor *y) {
     tshi_pipeline_send(p, p->stage + 1, packed, data, tsh_local_numel(y), y->dtype);
 }
 
-/* The gradient of what was received goes back; its block's reference is taken over. */
+/* Sends the gradient of the received tensor to the previous stage. Takes over a reference to its
+ * block. */
 static void tshi_pipeline_repay(tsh_pipeline *p, tshi_micro *micro, tshi_block *block) {
     if (block)
         tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block),
@@ -17239,6 +17260,7 @@ static void tshi_pipeline_repay(tsh_pipeline *p, tshi_micro *micro, tshi_block *
     micro->owed = NULL;
 }
 
+/* Backward of a received tensor. */
 static void tshi_pipeline_return(tshi_node *node) {
     const tshi_debt *debt = (const tshi_debt *)node->params;
     node->out->gr.block->refs++;
@@ -17248,7 +17270,7 @@ static void tshi_pipeline_return(tshi_node *node) {
 static const tshi_op tshi_pipeline_op = {
     "tsh_pipeline", NULL, NULL, tshi_pipeline_return, TSHI_NONE, 0};
 
-/* Where the output does not depend on the input, its gradient is 0. */
+/* Sends zeros: the output does not depend on the received tensor, but the stage before waits. */
 static void tshi_pipeline_repay_zeros(tsh_pipeline *p, tshi_micro *micro) {
     const size_t bytes = tshi_dtype_reals(tsh_local_numel(micro->owed));
     tshi_block *block = tshi_mem_take(p->ctx, TSH_MEM_STEP, bytes);
@@ -17256,7 +17278,8 @@ static void tshi_pipeline_repay_zeros(tsh_pipeline *p, tshi_micro *micro) {
     tshi_pipeline_repay(p, micro, block);
 }
 
-/* What the stage before gives: another step tensor of its form. micro NULL: without gradients. */
+/* Receives a tensor from the previous stage, and records it unless micro is NULL. NULL after an
+ * error. */
 static tsh_tensor *tshi_pipeline_take(tsh_pipeline *p, tshi_micro *micro) {
     int64_t head[TSHI_PIPELINE_HEAD], *word = head + 6;
     tsh_layout layout = tsh_replicated();
@@ -17288,8 +17311,8 @@ static tsh_tensor *tshi_pipeline_take(tsh_pipeline *p, tshi_micro *micro) {
     return x;
 }
 
-/* This stage's part of the forward of micro-batch k: what it gave to the next stage, or the loss;
- * NULL after an error. */
+/* Runs this stage's forward of micro-batch k. Returns the output, which it sends to the next stage,
+ * or on the last stage the loss; NULL after an error. */
 static tsh_tensor *tshi_pipeline_pass(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
     tsh_module *child = p->child;
@@ -17314,7 +17337,7 @@ static tsh_tensor *tshi_pipeline_pass(tsh_pipeline *p, tshi_micro *micro, int k)
 
 /* -- micro-batches ------------------------------------------------------------ */
 
-/* The micro-batch's tape for the ctx's, or back. */
+/* Exchanges the micro-batch's tape and the ctx's. */
 static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     tshi_tape *tape = &ctx->tape;
     tshi_node *newest = tape->newest;
@@ -17325,8 +17348,8 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     micro->arena = arena;
 }
 
-/* Step tensors made after `last` become the micro-batch's, and let go of their values: what
- * backward needs, the nodes hold. Those that the user retains stay. */
+/* Hands the step tensors created after `last` to the micro-batch and releases their values: nodes
+ * keep those that backward needs. Tensors that the user retains stay in the step. */
 static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
     if (last->flags & TSHI_DEAD) last = &ctx->handles.step; /* a callback ended the step */
@@ -17342,7 +17365,7 @@ static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *l
     }
 }
 
-/* On the last stage: a micro-batch's loss, and how much it counts. */
+/* On the last stage: adds a micro-batch's loss and weight to the totals. */
 static void tshi_pipeline_count(tsh_pipeline *p, tsh_tensor *loss, int k) {
     double weight = 0;
     p->total[0] += tsh_item(p->ctx, loss);
@@ -17354,6 +17377,7 @@ static void tshi_pipeline_count(tsh_pipeline *p, tsh_tensor *loss, int k) {
                        weight);
 }
 
+/* Runs the forward of micro-batch k on its own tape. */
 static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
     tshi_micro *micro = p->micro[k % p->slots];
@@ -17368,8 +17392,8 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tshi_pipeline_collect(ctx, micro, last);
 }
 
-/* The gradient of what this stage gave comes from the next one; that of the loss is 1 / m, and of a
- * sum 1. */
+/* Seeds backward with y's gradient: received from the next stage or, on the last stage, 1 /
+ * micro_batches for a loss that is a mean, 1 for a sum. */
 static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
@@ -17389,7 +17413,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tshi_mem_drop(ctx, block);
 }
 
-/* Ends a micro-batch; what an error left on its tape is dropped. */
+/* Ends a micro-batch: releases its tensors, and nodes that an error left on its tape. */
 static void tshi_pipeline_end(tshi_micro *micro) {
     for (; micro->newest; micro->newest = micro->newest->older) tshi_tape_drop_node(micro->newest);
     tshi_mem_reset(&micro->arena);
@@ -17397,6 +17421,7 @@ static void tshi_pipeline_end(tshi_micro *micro) {
     micro->out = micro->owed = NULL;
 }
 
+/* Runs the backward of micro-batch k. */
 static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
     tshi_micro *micro = p->micro[k % p->slots];
@@ -17416,6 +17441,9 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
 
 /* -- the schedule ------------------------------------------------------------- */
 
+/* Runs the schedule: `warmup` forwards, then a forward and a backward in turn (1F1B, Narayanan et
+ * al. 2019), then the backwards that are left. With GPipe, warmup is the number of micro-batches.
+ * The last backward may start to average gradients over dp. */
 static void tshi_pipeline_run(tsh_pipeline *p) {
     const int m = p->desc.micro_batches;
     int f, b;
@@ -17427,7 +17455,7 @@ static void tshi_pipeline_run(tsh_pipeline *p) {
     }
 }
 
-/* This stage's gradient to the others that hold the parameter. */
+/* Sends this stage's gradient to the others that hold the parameter. */
 static void tshi_pipeline_spread(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_tensor *t = tie->param;
     int s;
@@ -17439,9 +17467,9 @@ static void tshi_pipeline_spread(tsh_pipeline *p, const tshi_tie *tie) {
     }
 }
 
-/* The gradient of a parameter that several stages hold becomes the sum of theirs, in the order of
- * the stages: the same bits on each. All send at once, or, where that is more than may be under
- * way, one after the other: else they would wait for each other to receive. */
+/* Sums the gradient of a tied parameter over the stages that hold it, in the order of the stages:
+ * the same bits on each. All send first and then receive; where a send queue is too short for that,
+ * stages send one after the other, since a full queue would block all of them. */
 static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_ctx *ctx = p->ctx;
     tsh_tensor *t = tie->param;
@@ -17472,13 +17500,13 @@ static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
     tshi_mem_drop(ctx, part);
 }
 
-/* No loss is counted yet. Without weights, micro-batches are what counts. */
+/* Sets the totals to 0. Without weights, the loss is a mean over micro-batches. */
 static void tshi_pipeline_begin(tsh_pipeline *p, int micro_batches) {
     p->total[0] = 0;
     p->total[1] = p->desc.weight ? 0 : micro_batches;
 }
 
-/* What the last stage counted, to every stage. */
+/* Broadcasts the totals from the last stage. */
 static void tshi_pipeline_share(tsh_pipeline *p) {
     if (p->ctx->error.code == TSH_OK)
         (void)tshi_error_comm(
@@ -17486,7 +17514,8 @@ static void tshi_pipeline_share(tsh_pipeline *p) {
             "tsh_pipeline: broadcast of the loss");
 }
 
-/* The mean of the losses: of this replica's micro-batches, or of all elements of all replicas. */
+/* Sets *loss to the mean: over this replica's micro-batches or, with weights, over all elements of
+ * all replicas. */
 static tsh_result tshi_pipeline_mean(tsh_pipeline *p, double *loss) {
     tsh_ctx *ctx = p->ctx;
     if (p->desc.weight && ctx->error.code == TSH_OK)
@@ -17498,8 +17527,9 @@ static tsh_result tshi_pipeline_mean(tsh_pipeline *p, double *loss) {
     return ctx->error.code;
 }
 
-/* A tied parameter is not ready before the other stages' part of its gradient is there; what it has
- * already is whole, and the first of its stages keeps it. */
+/* Prepares tied parameters for backward. Their gradients must not be averaged over dp before the
+ * sum over stages, so `users` gets one more than backward counts down. A gradient that is there
+ * already is summed, so only the first stage keeps it. */
 static void tshi_pipeline_untie(tsh_pipeline *p) {
     const tshi_tie *tie;
     for (tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
@@ -17525,14 +17555,14 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tshi_pipeline_untie(pipeline);
     tshi_pipeline_begin(pipeline, pipeline->desc.micro_batches);
     tshi_pipeline_run(pipeline);
-    tshi_error_tell(ctx); /* so that no wait below is in vain */
+    tshi_error_tell(ctx); /* a peer may wait for what this rank will not send */
     tshi_pipeline_arrive_all(pipeline);
     for (i = 0; i < pipeline->slots; i++) tshi_pipeline_end(pipeline->micro[i]);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
         if (tie->holds[pipeline->stage] && tie->param->requires_grad)
             tshi_pipeline_sum(pipeline, tie);
-    if (summed) tshi_pipeline_share(pipeline); /* what gradients are divided by */
+    if (summed) tshi_pipeline_share(pipeline); /* tshi_tape_sync divides by the weight */
     if (summed) ctx->tape.weight += pipeline->total[1];
     (void)tshi_tape_sync(ctx);
     if (!summed) tshi_pipeline_share(pipeline);
@@ -17565,9 +17595,9 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     return tshi_pipeline_mean(pipeline, loss);
 }
 
-/* -- dealing layers to stages --------------------------------------------------- */
+/* -- assigning layers to stages ------------------------------------------------- */
 
-/* The children of every stage; 0 and an error where they cannot be dealt. */
+/* Decides how many children each stage gets; 0 and an error if they do not divide. */
 static int tshi_pipeline_deal(tsh_pipeline *p) {
     const tsh_module *child;
     const char *path = p->container->path;
@@ -17600,13 +17630,14 @@ static int tshi_pipeline_deal(tsh_pipeline *p) {
     return 0;
 }
 
-/* Which stage every module belongs to, and finds this stage's first child. */
+/* Sets the stage of every module, and finds this stage's first child. Modules before the container
+ * belong to the first stage, those after it to the last; the container's parents to none. */
 static void tshi_pipeline_place(tsh_pipeline *p) {
     tsh_module *root = p->ctx->root, *m, *child = p->container->first;
-    int s = 0, left = p->counts[0], behind = 0;
+    int s = 0, left = p->counts[0], after = 0;
     for (m = root; m; m = tshi_module_next(root, m)) {
-        behind |= m == p->container;
-        m->stage = 1 + (behind ? p->last : 0);
+        after |= m == p->container;
+        m->stage = 1 + (after ? p->last : 0);
     }
     for (m = p->container; m; m = m->parent) m->stage = 0;
     for (; child; child = child->next, left--) {
@@ -17616,7 +17647,8 @@ static void tshi_pipeline_place(tsh_pipeline *p) {
     }
 }
 
-/* Which stages hold a parameter: those of the modules that refer to it. Others give it back. */
+/* Finds the stages that hold a parameter, those of the modules that have it; the others release its
+ * memory. */
 static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) {
     tsh_pipeline *p = (tsh_pipeline *)user;
     tsh_ctx *ctx = p->ctx;
@@ -17648,16 +17680,16 @@ static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) 
     p->ties = tie;
 }
 
-/* Ranks that disagree would wait for each other. */
+/* Compares descriptions over the world: ranks with different ones would deadlock. */
 static void tshi_pipeline_agree(const tsh_pipeline *p) {
-    const int told[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
+    const int same[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
                          p->desc.weight != NULL};
-    uint64_t hash = tshi_rng_hash(tshi_module_count(p->ctx), told, sizeof told);
+    uint64_t hash = tshi_rng_hash(tshi_module_count(p->ctx), same, sizeof same);
     int64_t both[2];
     hash = tshi_rng_hash(hash, p->counts, sizeof *p->counts * ((size_t)p->last + 1));
     hash = tshi_rng_hash(hash, p->container->path, strlen(p->container->path));
     both[0] = (int64_t)(hash >> 1);
-    both[1] = -both[0]; /* the largest of both tells the smallest too */
+    both[1] = -both[0]; /* the maximum of -x is the minimum of x */
     (void)tshi_error_comm(p->ctx, tsh_allreduce(&p->ctx->world, both, 2, TSH_I64, TSH_MAX),
                           "tsh_pipeline_new");
     if (p->ctx->error.code == TSH_OK && both[0] != -both[1])
@@ -17666,7 +17698,7 @@ static void tshi_pipeline_agree(const tsh_pipeline *p) {
                        "weights or modules");
 }
 
-/* 0 and an error where a pipeline cannot be. */
+/* Checks what does not depend on the stages; 0 and an error if it does not fit. */
 static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = container->ctx;
     if (!desc || !desc->input || !desc->loss)
@@ -17692,7 +17724,7 @@ static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_d
     return tsh_ok(ctx);
 }
 
-/* Slots for the micro-batches that are under way at a time. */
+/* Allocates a slot for each micro-batch that may be under way at a time; 0: no memory. */
 static int tshi_pipeline_slots(tsh_pipeline *p) {
     tsh_ctx *ctx = p->ctx;
     const int m = p->desc.micro_batches;
@@ -17711,7 +17743,7 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
     return p->micro != NULL;
 }
 
-/* Fills p in and, if it is the ctx's first, deals the tree. */
+/* Fills p in and, if it is the ctx's first pipeline, assigns the parameters to stages. */
 static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = p->ctx;
     const tsh_pipeline *before = ctx->pipeline;
