@@ -17782,13 +17782,17 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 
 /* ========================================================================== */
 /* >>file                                                MARK: - file (private) */
-/* What C lacks for files: kinds, links, locks, owners, the disk.               */
+/* What C lacks for files: kinds, links, locks, owners, syncing to disk.        */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-enum { TSHI_FILE_STALE = 3600 };
+/* A save writes a temporary file, syncs it and renames it over the old one: a save that is killed
+ * leaves the old file whole. Where a system has no such call, functions do nothing and succeed. */
+
+enum { TSHI_FILE_STALE = 3600 }; /* seconds; see tshi_file_sweep */
 
 #if TSHI_POSIX
+/* Names the kind of a file; NULL: a regular one. */
 static const char *tshi_file_kind_of(const struct stat *info) {
     return S_ISREG(info->st_mode)    ? NULL
            : S_ISDIR(info->st_mode)  ? "a folder"
@@ -17799,8 +17803,8 @@ static const char *tshi_file_kind_of(const struct stat *info) {
 }
 #endif
 
-/* What stands at the path, past symbolic links, if it is no regular file; NULL where it is one, or
- * nothing is there. Nothing is opened: that alone could wait for ever, or rewind a tape. */
+/* Names the kind of what is at a path, symbolic links followed; NULL: a regular file, or nothing.
+ * Does not open it, which could block (a FIFO) or rewind (a tape drive). */
 static const char *tshi_file_kind(const char *path) {
 #if defined(_WIN32)
     const unsigned long none = 0xFFFFFFFF, folder = 16, found = GetFileAttributesA(path);
@@ -17814,6 +17818,7 @@ static const char *tshi_file_kind(const char *path) {
 #endif
 }
 
+/* fseek with 64 bits where the system has it; 0 if it fails. */
 static int tshi_file_seek(FILE *file, int64_t by, int from) {
 #if defined(_WIN32)
     return _fseeki64(file, by, from) == 0;
@@ -17822,11 +17827,12 @@ static int tshi_file_seek(FILE *file, int64_t by, int from) {
 #endif
 }
 
-/* Writes to `to` where a path leads past symbolic links, each of them read into `link`; both are of
- * `size` bytes, which the path fits in. 0 and errno where that is too long, or leads nowhere. */
+/* Resolves the symbolic links of a path and writes the result to `to`; `link` is for the text of
+ * one link. Both have `size` bytes, which the path fits in. 0 and errno if the result does not fit
+ * or links form a loop. */
 static int tshi_file_follow(const char *path, char *to, char *link, size_t size) {
 #if TSHI_POSIX
-    const int most = 40; /* as on Linux */
+    const int max = 40; /* as on Linux */
     char *slash, *name;
     ssize_t n;
     int links;
@@ -17834,8 +17840,8 @@ static int tshi_file_follow(const char *path, char *to, char *link, size_t size)
     for (links = 0; (n = readlink(to, link, size)) >= 0; links++) {
         slash = strrchr(to, '/');
         name = link[0] == '/' || !slash ? to : slash + 1;
-        errno = links == most ? ELOOP : ENAMETOOLONG;
-        if (links == most || (size_t)(name - to) + (size_t)n + 32 > size) return 0;
+        errno = links == max ? ELOOP : ENAMETOOLONG;
+        if (links == max || (size_t)(name - to) + (size_t)n + 32 > size) return 0;
         memcpy(name, link, (size_t)n);
         name[n] = '\0';
     }
@@ -17847,8 +17853,8 @@ static int tshi_file_follow(const char *path, char *to, char *link, size_t size)
 }
 
 #if TSHI_POSIX
-/* Locks a new temporary file, to show other saves that its writer is alive. 0: another save locked
- * it first and removes it. Where the file system has no locks, nobody removes it. */
+/* Locks a new temporary file, which shows other saves that its writer is alive. 0: another save has
+ * locked it first, to remove it. On file systems without locks nothing is ever removed. */
 static int tshi_file_lock(int descriptor) {
 #ifdef LOCK_EX
     struct stat info;
@@ -17860,12 +17866,13 @@ static int tshi_file_lock(int descriptor) {
     return 1;
 #endif
 }
+#endif
 
-/* Removes what killed saves to `target` left: temporary files that nobody has locked. Hosts may not
- * see each other's locks on a network file system: what another host began must also have lain
- * untouched for TSHI_FILE_STALE seconds, by the file system's clock. `mine` is the caller's own
- * temporary file, open as `lock`: all are "<target>.tmp-<8 digits of the host><8 digits>". `path`
- * has room for `mine`. */
+/* Removes temporary files that killed saves to `target` left: those that nobody has locked. Hosts
+ * may not see each other's locks on a network file system, so another host's file must also be
+ * TSHI_FILE_STALE seconds old, by the file system's clock. `mine` is the caller's own temporary
+ * file, open as `lock`; all have names "<target>.tmp-<8 digits of the host><8 digits>". `path` is
+ * for names as long as `mine`. */
 static void tshi_file_sweep(const char *target, const char *mine, int lock, char *path) {
 #ifdef LOCK_EX
     const char *slash = strrchr(target, '/');
@@ -17900,9 +17907,8 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
     (void)target, (void)mine, (void)lock, (void)path;
 #endif
 }
-#endif
 
-/* Gives the new file the old one's owner, as far as this process may, and its mode. */
+/* Gives file `name` the mode of file `path` and, where this process may, its owner and group. */
 static void tshi_file_keep_owner(const char *name, const char *path) {
 #if TSHI_POSIX
     struct stat old, made;
@@ -17912,15 +17918,14 @@ static void tshi_file_keep_owner(const char *name, const char *path) {
     if ((old.st_uid != made.st_uid || old.st_gid != made.st_gid) &&
         chown(name, old.st_uid, old.st_gid) != 0 && chown(name, made.st_uid, old.st_gid) != 0 &&
         old.st_gid != made.st_gid)
-        mode &= 0707; /* what the old group might do is not for this process's */
+        mode &= 0707; /* the new group does not get the old group's rights */
     (void)chmod(name, mode);
 #else
     (void)name, (void)path;
 #endif
 }
 
-/* Has the system put a file, or a folder's list of files, on the disk. Where it cannot be asked, as
- * for folders on Windows, it does so in its own time. */
+/* Syncs a file, or a folder's list of files, to disk; 0 if that fails. */
 static int tshi_file_sync(const char *path, int folder) {
 #if defined(_WIN32)
     const unsigned long generic_write = 0x40000000, share_all = 7, open_existing = 3;
@@ -17945,12 +17950,12 @@ static int tshi_file_sync(const char *path, int folder) {
 #endif
 }
 
-/* Gives file `name` the place of file `path`, of which either the old or the new one is there. */
+/* Renames file `name` to `path` atomically: there is always either the old file or the new one. */
 static int tshi_file_rename(const char *name, const char *path) {
-#if defined(_WIN32) /* where rename replaces no file */
+#if defined(_WIN32) /* whose rename does not replace files */
     const unsigned long replace = 1, write_through = 8;
     if (MoveFileExA(name, path, replace | write_through)) return 1;
-    errno = EACCES; /* it is a folder, read-only, or open in some program */
+    errno = EACCES; /* `path` is a folder, read-only, or open in some program */
     return 0;
 #else
     return rename(name, path) == 0;
@@ -17959,44 +17964,48 @@ static int tshi_file_rename(const char *name, const char *path) {
 
 /* ========================================================================== */
 /* >>io                                                    MARK: - io (private) */
-/* One safetensors file of global tensors, written in bounded pieces; and what   */
-/* such a file says of itself.                                                   */
+/* Saving a model as one safetensors file, and parsing the header of such files. */
 /* Needs: >>optim >>file.                                                       */
 /* ========================================================================== */
+
+/* Rank 0 of tp, pp and dp writes whole tensors, in buffers of TSHI_IO_PIECE bytes that the other
+ * ranks send it. Each half of a save or load ends with tshi_io_agree: after an error of any rank,
+ * all ranks return it, and file or model stay as they were. */
 
 /* The format (https://github.com/huggingface/safetensors): 8 bytes, the little-endian length n of
  * the header; n bytes of JSON, {"__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape":
  * [2, 3], "data_offsets": [begin, end]}, ...}, padded with blanks; then the values, row-major and
- * without gaps, which the offsets count from. */
+ * without gaps. Offsets count from the first value. */
 enum {
-    TSHI_IO_PIECE = 1 << 20, /* bytes that are gathered and written at a time */
-    TSHI_IO_HEADER = 100000000,
+    TSHI_IO_PIECE = 1 << 20,    /* bytes of the buffer for values */
+    TSHI_IO_HEADER = 100000000, /* max bytes of a header */
     TSHI_IO_NAME = TSH_PATH_SIZE + 32,
     TSHI_IO_QUOTE = 96,
     TSHI_IO_LINK = 4096,  /* bytes that symbolic links may add to a path */
-    TSHI_IO_LANES = 4,    /* of the hash of all values */
+    TSHI_IO_LANES = 4,    /* interleaved parts of the hash of all values */
     TSHI_IO_SAMPLE = 64,  /* bytes of each tensor; see tshi_load_sample */
-    TSHI_IO_NONFINITE = 8 /* tensors that are warned of by name */
+    TSHI_IO_NONFINITE = 8 /* max warnings that name a tensor */
 };
 
+/* A tensor in the header of a file. */
 typedef struct tshi_io_entry {
-    const char *name; /* first, as in tshi_io_pair: both are sorted and looked up by it */
+    const char *name; /* first, as in tshi_io_pair: tshi_io_by_name compares both */
     int64_t begin, end, dim[TSH_MAX_DIMS];
-    int ndim, type, taken; /* type: an index of tshi_io_types */
+    int ndim, type, taken; /* type: an index of tshi_io_types; taken: the model has it */
 } tshi_io_entry;
 
 typedef struct tshi_io_pair {
     const char *name, *text;
 } tshi_io_pair;
 
-/* A tensor of the file: a parameter, or the moment of one. */
+/* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
-    const char *prefix;
+    const char *prefix;          /* of its name in the file */
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
     const tshi_dtype *dtype;     /* the parameter's; of moments that of tsh_real */
     int there;                   /* writing: it has values, here or on another stage */
     int wanted;                  /* reading: a file without it is an error */
-    const tshi_io_entry *entry;  /* reading */
+    const tshi_io_entry *entry;  /* reading: its entry; NULL: the file has none */
 } tshi_io_item;
 
 /* One save or load. */
@@ -18006,29 +18015,29 @@ typedef struct tshi_io {
     const tsh_optim *optim;
     const char *op, *path;
     FILE *file;
-    uint64_t hash; /* of what all ranks must agree upon */
-    tshi_block *item_block;
+    uint64_t hash;    /* of the model, or the file: the same on all ranks */
+    tshi_arena arena; /* all memory of this save or load but whole_block */
     tshi_io_item *item;
     int items;
     /* writing: */
-    tshi_block *piece_block, *name_block, *told_block, *whole_block; /* of a chunked moment */
-    char *target;     /* the path past symbolic links */
-    char *temporary;  /* the file's name until it is whole; NULL: there is none */
-    int lock;         /* a descriptor of the temporary file; -1: none */
-    int64_t bytes;    /* of all values */
-    int64_t hash_at;  /* where the header holds the hash of all values */
+    char *piece;             /* the buffer for values; on rank 0 of tp a second one after it */
+    int64_t *known;          /* see tshi_io_learn */
+    tshi_block *whole_block; /* for a moment gathered from its chunks */
+    char *target;            /* the path, its symbolic links resolved */
+    char *temporary;         /* the temporary file; NULL: there is none */
+    int lock;                /* its descriptor, which is locked; -1: none */
+    int64_t bytes;           /* of all values */
+    int64_t hash_at;         /* where the header holds the hash of all values */
     uint64_t lane[TSHI_IO_LANES]; /* that hash so far */
     /* reading: */
     int descriptor;    /* of `file`; -1: not known */
     int64_t stamp;     /* of the file's last change, when it was opened */
     int64_t nonfinite; /* tensors with NaN or infinity */
-    tshi_block *text_block, *entry_block, *pair_block;
-    char *at; /* the next character of the header */
-    const char *text;
+    char *text, *at; /* the header, the next character to parse */
     tshi_io_entry *entry;
     tshi_io_pair *pair;
-    size_t entries, pairs, most_entries, most_pairs;
-    int64_t data, place; /* where values begin; where the file is */
+    size_t entries, pairs, max_entries, max_pairs;
+    int64_t data, place; /* where values begin; the position of the next read */
 } tshi_io;
 
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
@@ -18047,7 +18056,7 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
 }
 
-/* Closes the file; one that was not finished is removed. */
+/* Closes the file, and removes it if it is still a temporary one. */
 static void tshi_io_close(tshi_io *io) {
     if (io->file) (void)fclose(io->file);
     if (io->temporary) (void)remove(io->temporary);
@@ -18060,58 +18069,56 @@ static void tshi_io_close(tshi_io *io) {
 }
 
 static void tshi_io_end(tshi_io *io) {
-    tsh_ctx *ctx = io->ctx;
     tshi_io_close(io);
-    tshi_mem_drop(ctx, io->item_block);
-    tshi_mem_drop(ctx, io->piece_block);
-    tshi_mem_drop(ctx, io->name_block);
-    tshi_mem_drop(ctx, io->whole_block);
-    tshi_mem_drop(ctx, io->told_block);
-    tshi_mem_drop(ctx, io->text_block);
-    tshi_mem_drop(ctx, io->entry_block);
-    tshi_mem_drop(ctx, io->pair_block);
+    tshi_mem_drop(io->ctx, io->whole_block);
+    tshi_mem_close(io->ctx, &io->arena);
 }
 
-/* What the system refused, and why it says so. */
+/* Reports a failed system call: operation, path and strerror(errno). Returns 0. */
 static int tshi_io_refused(const tshi_io *io, const char *what) {
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" %s: %s", io->op, io->path, what,
                    errno ? strerror(errno) : "the system gives no reason");
     return 0;
 }
 
-/* Reports a path that leads to something else than `op` takes. */
+/* Reports a path that is not a safetensors file. Returns 0. */
 static int tshi_io_is(const tshi_io *io, const char *what) {
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is %s; %s takes one safetensors file",
                    io->op, io->path, what, io->op);
     return 0;
 }
 
-/* Ends each half of a save or load: no rank goes on unless all can, and all come to the same error,
- * that of the lowest rank. It is no verdict of the world, so it can be cleared. */
+/* Gives all ranks of the world the error of rank size - `found`. */
+static tsh_result tshi_io_take_error(tsh_ctx *ctx, int64_t found, const char *op) {
+    const int rank = ctx->world.size - (int)found;
+    tsh_error error = ctx->error;
+    const tsh_result result = tshi_error_comm(
+        ctx, tsh_broadcast(&ctx->world, &error, sizeof error / 4, TSH_I32, rank), op);
+    if (result == TSH_OK) ctx->error = error;
+    return result;
+}
+
+/* Compares errors and hashes of all ranks: all get the error of the lowest rank that has one. The
+ * world does not fail, so the error can be cleared. */
 static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_comm *world = &ctx->world;
     tsh_coll coll = tsh_coll_make(TSH_ALLREDUCE, TSH_I64);
-    tsh_error error = ctx->error;
-    int64_t told[3];
-    /* a slow disk writes 8 MiB in one; a file may claim anything */
+    int64_t max[3];
+    /* a slow disk writes 8 MiB per second; a file's header may claim any size */
     const int64_t seconds = tshi_base_min(io->bytes >> 23, 1000000);
     if (ctx->told) return ctx->error.code;
-    told[0] = error.code != TSH_OK ? world->size - world->rank : 0;
-    told[1] = (int64_t)(io->hash >> 1);
-    told[2] = -told[1]; /* the largest of both tells the smallest too */
-    coll.send = coll.recv = told;
+    max[0] = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
+    max[1] = (int64_t)(io->hash >> 1);
+    max[2] = -max[1]; /* the maximum of -x is the minimum of x */
+    coll.send = coll.recv = max;
     coll.count = 3;
     coll.redop = TSH_MAX;
     coll.timeout_ns = seconds > 300 ? seconds * 1000000000 : 0;
     if (tshi_error_comm(ctx, tshi_comm_run(world, &coll), io->op) != TSH_OK) return ctx->error.code;
-    if (told[0]) {
-        if (tshi_error_comm(
-                ctx,
-                tsh_broadcast(world, &error, sizeof error / 4, TSH_I32, world->size - (int)told[0]),
-                io->op) == TSH_OK)
-            ctx->error = error;
-    } else if (told[1] != -told[2]) {
+    if (max[0]) {
+        (void)tshi_io_take_error(ctx, max[0], io->op);
+    } else if (max[1] != -max[2]) {
         if (io->data) /* reading */
             (void)tsh_fail(ctx, TSH_ERR_IO,
                            "%s: \"%.200s\" is not the same file on every rank, or was saved anew "
@@ -18128,6 +18135,7 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
 
 /* -- the tensors of a file --------------------------------------------------- */
 
+/* Counts an item or, once io->item has memory, lists it. */
 static void tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param, tsh_tensor **moment) {
     tshi_io_item *item = io->item ? io->item + io->items : NULL;
     io->items++;
@@ -18153,19 +18161,16 @@ static void tshi_io_add_all(tshi_io *io) {
         tshi_io_add(io, tshi_io_second, io->optim->each[i].param, &io->optim->each[i].second);
 }
 
-/* Lists parameters, then moments, in the order of the file. */
+/* Lists parameters, then moments, in the order of the file; 0 and an error without memory. */
 static int tshi_io_list(tshi_io *io) {
-    size_t bytes;
     tshi_io_add_all(io);
-    bytes = ((size_t)io->items + 1) * sizeof *io->item;
-    io->item_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, bytes);
-    if (!io->item_block) return 0;
-    io->item = (tshi_io_item *)tshi_mem_data(io->item_block);
-    memset(io->item, 0, bytes);
-    tshi_io_add_all(io);
-    return 1;
+    io->item = (tshi_io_item *)tshi_mem_book(io->ctx, &io->arena,
+                                             ((size_t)io->items + 1) * sizeof *io->item);
+    if (io->item) tshi_io_add_all(io);
+    return io->item != NULL;
 }
 
+/* Returns an item's tensor; NULL: a moment that has not been made. */
 static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
 }
@@ -18174,7 +18179,7 @@ static int tshi_io_in_chunks(const tshi_io_item *item) {
     return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
 }
 
-/* Calls fn for every run of consecutive elements of `rank`'s piece that lie in the global elements
+/* Calls fn for every run of consecutive elements that `rank`'s shard has among the global elements
  * [from, to), as tshi_tensor_runs. */
 static void tshi_io_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, tshi_run_fn fn,
                          void *user) {
@@ -18201,7 +18206,7 @@ static void tshi_io_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to
     }
 }
 
-/* Values are little-endian in a file: to and from this machine's order, in place. */
+/* Converts values between a file's little-endian and this machine's byte order, in place. */
 static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
     const uint16_t one = 1;
     unsigned char *value = (unsigned char *)values, byte;
@@ -18215,8 +18220,8 @@ static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
         }
 }
 
-/* The length of the UTF-8 sequence at s (RFC 3629: shortest form, no surrogates), 0 where there is
- * none. A NUL ends any sequence. */
+/* Returns the length of the UTF-8 sequence at s (RFC 3629: shortest form, no surrogates); 0: there
+ * is none. Does not read beyond a NUL. */
 static int tshi_io_utf8(const unsigned char *s) {
     int n = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4, i;
     if (s[0] > 0xF4) return 0;
@@ -18230,12 +18235,13 @@ static int tshi_io_utf8(const unsigned char *s) {
 
 /* -- writing: the header ----------------------------------------------------- */
 
-/* Text that is measured while `at` is NULL, then written. */
+/* Text that is only measured while `at` is NULL, then written. */
 typedef struct tshi_io_text {
     char *at;
     size_t size, used;
 } tshi_io_text;
 
+/* Appends to the text, as printf. */
 TSH_PRINTF(2, 3) static void tshi_io_put(tshi_io_text *text, const char *format, ...) {
     va_list list;
     int n;
@@ -18246,20 +18252,25 @@ TSH_PRINTF(2, 3) static void tshi_io_put(tshi_io_text *text, const char *format,
     if (n > 0) text->used += (size_t)n;
 }
 
-/* "prefix + name" in quotes, escaped as JSON. */
+/* Writes a character of a JSON string to out, escaped if it must be. Returns out. */
+static const char *tshi_io_escape(char c, char out[8]) {
+    (void)snprintf(out, 8,
+                   (unsigned char)c < 0x20 ? "\\u%04x"
+                   : c == '"' || c == '\\' ? "\\%c"
+                                           : "%c",
+                   (unsigned char)c);
+    return out;
+}
+
+/* Appends prefix and name as one JSON string. */
 static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
+    char one[8];
     tshi_io_put(text, "\"%s", prefix);
-    for (; *name; name++) {
-        if (*name == '"' || *name == '\\')
-            tshi_io_put(text, "\\%c", *name);
-        else if ((unsigned char)*name < 0x20)
-            tshi_io_put(text, "\\u%04x", (unsigned)*name);
-        else
-            tshi_io_put(text, "%c", *name);
-    }
+    for (; *name; name++) tshi_io_put(text, "%s", tshi_io_escape(*name, one));
     tshi_io_put(text, "\"");
 }
 
+/* Appends an entry of the metadata whose text is a number. */
 static void tshi_io_put_count(tshi_io_text *text, const char *prefix, const char *name,
                               uint64_t count) {
     tshi_io_put(text, ",");
@@ -18272,11 +18283,11 @@ static const char *tshi_io_kind(const tsh_optim *optim) {
     return name[optim->desc.kind];
 }
 
-/* Stands in the metadata before 16 hexadecimal digits, the hash of all values. It is known last, so
- * it is written last; at every degree it is the same for the same values. */
+/* The metadata's key for the hash of all values, 16 hexadecimal digits. They are written last, once
+ * the hash is known. It does not depend on the degree of parallelism. */
 static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
 
-/* The state of generators and optimiser. "format": PyTorch's (out, in) order of weights. */
+/* Writes the metadata: states of generators and optimiser. "format": "pt" is as PyTorch has it. */
 static void tshi_io_put_state(const tshi_io *io, tshi_io_text *text) {
     const tsh_optim *optim = io->optim;
     tsh_module *m;
@@ -18300,6 +18311,7 @@ static void tshi_io_put_state(const tshi_io *io, tshi_io_text *text) {
     tshi_io_put(text, "}");
 }
 
+/* Writes the whole header. */
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     int64_t begin = 0, end;
     int i, d;
@@ -18322,11 +18334,12 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
 
 /* -- writing ----------------------------------------------------------------- */
 
+/* Returns 1 on the rank that writes the file. */
 static int tshi_io_is_writer(const tsh_ctx *ctx) {
     return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
-/* What is written must be readable: names that are UTF-8 and not those of moments. */
+/* Checks that tsh_load can read a name: UTF-8, and not one of a moment. 0 and an error if not. */
 static int tshi_io_check_name(const tshi_io *io, const char *path) {
     const unsigned char *s = (const unsigned char *)path;
     while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
@@ -18339,13 +18352,14 @@ static int tshi_io_check_name(const tshi_io *io, const char *path) {
     return 0;
 }
 
+/* Writes to the file, unless there is an error. */
 static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
     if (io->ctx->error.code != TSH_OK) return;
     errno = 0;
     if (fwrite(data, 1, bytes, io->file) != bytes) (void)tshi_io_refused(io, "cannot be written");
 }
 
-/* Up to 8 bytes as a number, the lowest byte first. */
+/* Loads up to 8 bytes as a little-endian number. */
 static uint64_t tshi_io_word(const char *at, size_t bytes) {
     const uint16_t one = 1;
     uint64_t word = 0;
@@ -18354,8 +18368,8 @@ static uint64_t tshi_io_word(const char *at, size_t bytes) {
     return word;
 }
 
-/* Continues the hash of all values with bytes of the file, a word for each lane in turn: no lane
- * waits for another one's product. */
+/* Adds bytes of the file to the hash of all values. Words go to four hashes in turn, whose
+ * multiplications the processor overlaps. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
     uint64_t a = io->lane[0], b = io->lane[1], c = io->lane[2], d = io->lane[3];
     size_t lane;
@@ -18375,17 +18389,17 @@ static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
     }
 }
 
-#if TSHI_POSIX
-/* Opens io->temporary, a new file; nobody else may read one that replaces a file, until it is whole
- * and gets that one's mode. 0: the name is taken. */
+/* Creates and opens the file io->temporary; io->file stays NULL if that fails. 0: try another name.
+ * If it is to replace a file, only the owner may read it until it gets that file's mode. */
 static int tshi_io_create(tshi_io *io) {
+#if TSHI_POSIX
     struct stat old;
     const int mode = stat(io->target, &old) == 0 ? 0600 : 0666;
     int copy = -1;
     errno = 0;
     io->lock = open(io->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (io->lock < 0 && errno == EEXIST) return 0;
-    /* A program that this one starts meanwhile must not keep the lock. */
+    /* a program that this one starts must not inherit the lock */
     if (io->lock >= 0) (void)fcntl(io->lock, F_SETFD, FD_CLOEXEC);
     if (io->lock >= 0 && !tshi_file_lock(io->lock)) {
         tshi_io_close(io);
@@ -18395,20 +18409,22 @@ static int tshi_io_create(tshi_io *io) {
     if (copy >= 0) (void)fcntl(copy, F_SETFD, FD_CLOEXEC);
     if (copy >= 0) io->file = fdopen(copy, "wb");
     if (copy >= 0 && !io->file) (void)close(copy);
+#else
+    errno = 0;
+    io->file = fopen(io->temporary, "wb");
+#endif
     return 1;
 }
-#endif
 
-/* "<path>.tmp-<16 digits>": in the same folder, so that it can be renamed. The first 8 digits stand
- * for the host. */
+/* Opens a temporary file "<path>.tmp-<8 digits of the host><8 digits>", in the same folder, since a
+ * rename cannot cross file systems. 0 and an error if that fails. */
 static int tshi_io_open_new(tshi_io *io) {
     const size_t size = strlen(io->path) + TSHI_IO_LINK;
     uint64_t salt[4], host = 0;
     char *name;
     int made = 0;
-    io->name_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, 3 * size);
-    if (!io->name_block) return 0;
-    io->target = (char *)tshi_mem_data(io->name_block);
+    io->target = (char *)tshi_mem_book(io->ctx, &io->arena, 3 * size);
+    if (!io->target) return 0;
     name = io->target + 2 * size;
     if (!tshi_file_follow(io->path, io->target, io->target + size, size))
         return tshi_io_refused(io, "cannot be written");
@@ -18425,25 +18441,18 @@ static int tshi_io_open_new(tshi_io *io) {
         (void)snprintf(name, size, "%s.tmp-%08lx%08lx", io->target, (unsigned long)(host >> 32),
                        (unsigned long)(tshi_rng_hash(0, salt, sizeof salt) >> 32));
         io->temporary = name;
-#if TSHI_POSIX
         made = tshi_io_create(io);
-#else
-        errno = 0;
-        io->file = fopen(name, "wb");
-        made = 1;
-#endif
     }
     if (io->file) {
-#if TSHI_POSIX
         tshi_file_sweep(io->target, name, io->lock, io->target + size);
-#endif
         return 1;
     }
-    if (io->lock < 0) io->temporary = NULL; /* it was not made here */
+    if (io->lock < 0) io->temporary = NULL; /* not created, so not to be removed */
     return tshi_io_refused(io, "cannot be written");
 }
 
-/* A file beyond the process's limit would end the process: the system sends SIGXFSZ. */
+/* Checks the size against the process's limit: a write beyond it would end the process (SIGXFSZ).
+ * 0 and an error if it is larger. */
 static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
 #if TSHI_POSIX
     struct rlimit limit;
@@ -18464,7 +18473,6 @@ static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
 /* On the writer: makes the header, opens the temporary file, writes the header to it. */
 static void tshi_io_write_header(tshi_io *io) {
     tshi_io_text text;
-    tshi_block *block;
     const char *kind;
     unsigned char length[8];
     memset(&text, 0, sizeof text);
@@ -18475,9 +18483,8 @@ static void tshi_io_write_header(tshi_io *io) {
                        io->op, io->items, (unsigned long long)text.used, (int)TSHI_IO_HEADER);
         return;
     }
-    block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, text.used + 1);
-    if (!block) return;
-    text.at = (char *)tshi_mem_data(block);
+    text.at = (char *)tshi_mem_book(io->ctx, &io->arena, text.used + 1);
+    if (!text.at) return;
     text.size = text.used + 1;
     text.used = 0;
     tshi_io_put_header(io, &text);
@@ -18490,14 +18497,13 @@ static void tshi_io_write_header(tshi_io *io) {
         tshi_io_write(io, length, sizeof length);
         tshi_io_write(io, text.at, text.used);
     }
-    tshi_mem_drop(io->ctx, block);
 }
 
 static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
-/* Lists what is to be written. */
+/* Lists and hashes what is to be written; allocates what the collectives need. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_module *m;
@@ -18524,21 +18530,21 @@ static void tshi_io_prepare(tshi_io *io) {
     }
     if (whole)
         io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
-    if (ctx->pp.size == 1) return;
-    io->told_block = tshi_mem_take(ctx, TSH_MEM_BOOKS,
-                                   (2 * (size_t)io->items + (size_t)tshi_module_count(ctx)) *
-                                       sizeof(int64_t));
+    if (ctx->pp.size > 1)
+        io->known = (int64_t *)tshi_mem_book(
+            ctx, &io->arena,
+            (2 * (size_t)io->items + (size_t)tshi_module_count(ctx)) * sizeof *io->known);
 }
 
-/* Stages tell each other which moments there are and how often modules and parameters were at work:
- * counts are those of the stage that has more. */
+/* Combines what the stages know, by one all-reduce (MAX): which moments exist, and the counts of
+ * steps and dropout calls, which only the stages that hold a parameter or module count. */
 static void tshi_io_learn(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int steps = io->optim ? io->optim->count : 0;
-    int64_t *told = (int64_t *)tshi_mem_data(io->told_block), *at = told;
+    int64_t *at = io->known;
     tsh_module *m;
     int i, back;
-    for (back = 0; back < 2; back++, at = told) {
+    for (back = 0; back < 2; back++, at = io->known) {
         for (i = 0; i < io->items; i++, at++)
             if (back)
                 io->item[i].there = (int)*at;
@@ -18555,13 +18561,14 @@ static void tshi_io_learn(tshi_io *io) {
             else
                 *at = (int64_t)m->dropout_calls;
         if (!back &&
-            tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, told, at - told, TSH_I64, TSH_MAX),
-                            io->op) != TSH_OK)
+            tshi_error_comm(
+                ctx, tsh_allreduce(&ctx->pp, io->known, at - io->known, TSH_I64, TSH_MAX),
+                io->op) != TSH_OK)
             return;
     }
 }
 
-/* All that can fail before values are sent. */
+/* Does what can fail before values are sent: memory, the temporary file and its header. */
 static void tshi_io_begin_file(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const size_t pieces = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
@@ -18572,16 +18579,16 @@ static void tshi_io_begin_file(tshi_io *io) {
         tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
     }
     if (ctx->dp.rank > 0) return;
-    io->piece_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, pieces * TSHI_IO_PIECE);
-    if (io->piece_block && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
+    io->piece = (char *)tshi_mem_book(ctx, &io->arena, pieces * TSHI_IO_PIECE);
+    if (io->piece && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
 
-/* Runs between a local piece, a message, which holds runs one after the other, and the global
- * elements from `start` on. */
+/* Copies runs of a shard: from the shard itself, or a message that holds its runs one after the
+ * other, to such a message, or to the global elements from `start` on. */
 typedef struct tshi_io_copy {
     size_t width; /* bytes of an element */
     const char *from;
-    char *to; /* NULL: runs are counted only */
+    char *to; /* NULL: count elements only */
     int from_message, to_message;
     int64_t start, done;
 } tshi_io_copy;
@@ -18596,11 +18603,10 @@ static void tshi_io_copy_run(void *user, int64_t global, int64_t local, int64_t 
     c->done += length;
 }
 
-/* The global elements [from, to) of a sharded tensor, sent by their owners to the first rank of tp.
- */
+/* Sends the global elements [from, to) of a sharded tensor from their owners to rank 0 of tp. */
 static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to) {
     tsh_comm *tp = &io->ctx->tp;
-    char *piece = (char *)tshi_mem_data(io->piece_block), *message = piece + TSHI_IO_PIECE;
+    char *piece = io->piece, *message = piece + TSHI_IO_PIECE;
     tsh_result result = TSH_OK;
     tshi_io_copy copy;
     int r;
@@ -18627,8 +18633,8 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes one tensor, which `stage` holds: its first rank of tp hands on every piece. A writer whose
- * disk is full still takes what the others send. */
+/* Writes one tensor, which `stage` holds, in buffers that the rank 0 of tp of that stage sends to
+ * the writer. After a failed write, the writer still receives what the others send. */
 static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_dtype *row,
                                        int stage) {
     const tsh_dtype dtype = (tsh_dtype)(row - tshi_dtypes);
@@ -18637,7 +18643,7 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     const int64_t n = tsh_numel(t), step = TSHI_IO_PIECE / (int64_t)width;
     const int writer = tshi_io_is_writer(ctx), cut = t->layout.kind == TSH_SHARDED;
     const int holds = ctx->pp.rank == stage, first = holds && ctx->tp.rank == 0;
-    char *piece = (char *)tshi_mem_data(io->piece_block);
+    char *piece = io->piece;
     int64_t from, to;
     for (from = 0; from < n && (writer || first || (holds && cut)); from = to) {
         const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * width;
@@ -18657,7 +18663,7 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     return TSH_OK;
 }
 
-/* The replicas bring a moment's chunks together; the first one writes. */
+/* Gathers a chunked moment over dp, then writes the item from the first replica. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
     const int stage = item->param->stage ? item->param->stage - 1 : 0;
@@ -18673,7 +18679,7 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     return tshi_io_write_tensor(io, t ? t : item->param, item->dtype, stage);
 }
 
-/* Writes the hash of all values into the header, and closes the file; 0 where that fails. */
+/* Writes the hash of all values into the header and closes the file; 0 if that fails. */
 static int tshi_io_seal(tshi_io *io) {
     char digits[24];
     uint64_t hash = 0;
@@ -18687,8 +18693,7 @@ static int tshi_io_seal(tshi_io *io) {
     return sealed && closed;
 }
 
-/* On the writer: the temporary file becomes the file, once it is whole on the disk. It stays locked
- * until then. */
+/* On the writer: syncs the temporary file, which stays locked, and renames it over the old file. */
 static void tshi_io_finish(tshi_io *io) {
     char *name = io->temporary, *slash;
     if (io->ctx->error.code != TSH_OK) return;
@@ -18705,7 +18710,7 @@ static void tshi_io_finish(tshi_io *io) {
     io->temporary = NULL;
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
-    (void)tshi_file_sync(slash ? name : ".", 1); /* the file is there: too late for an error */
+    (void)tshi_file_sync(slash ? name : ".", 1); /* the file is saved: its failure is no error */
 }
 
 TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
@@ -18733,10 +18738,10 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
 }
 
 /* -- reading: JSON ------------------------------------------------------------
- * Only what a header can be, in one pass without recursion; strings are decoded in place, where
- * they cannot grow. The text ends with a NUL, which no token takes. */
+ * Parses only what a header may contain, in one pass without recursion. Strings are decoded in
+ * place, since none gets longer. The text ends with a NUL, where every parser stops. */
 
-/* The header is not what it should be here. */
+/* Reports what is wrong with the header at io->at. Returns 0. */
 static int tshi_io_bad(const tshi_io *io, const char *what) {
     (void)tsh_fail(io->ctx, TSH_ERR_IO,
                    "%s: \"%.200s\" is no safetensors file: %s at byte %llu of its header", io->op,
@@ -18744,7 +18749,7 @@ static int tshi_io_bad(const tshi_io *io, const char *what) {
     return 0;
 }
 
-/* A name of the file for an error sentence: no control characters, not too long. */
+/* Copies a name from the file for an error sentence: shortened, control characters as "?". */
 static const char *tshi_io_quote(const char *name, char *quote) {
     size_t i;
     for (i = 0; name[i] && i + 1 < TSHI_IO_QUOTE; i++)
@@ -18753,11 +18758,12 @@ static const char *tshi_io_quote(const char *name, char *quote) {
     return quote;
 }
 
+/* Skips white space. */
 static void tshi_io_skip(tshi_io *io) {
     while (*io->at == ' ' || *io->at == '\t' || *io->at == '\n' || *io->at == '\r') io->at++;
 }
 
-/* Takes c, past blanks; 0 where another character stands. */
+/* Skips white space and c; 0 if another character follows. */
 static int tshi_io_take(tshi_io *io, char c) {
     tshi_io_skip(io);
     if (*io->at != c) return 0;
@@ -18765,7 +18771,7 @@ static int tshi_io_take(tshi_io *io, char c) {
     return 1;
 }
 
-/* The four hexadecimal digits at io->at; -1 where there are others. */
+/* Parses four hexadecimal digits; -1 if there are fewer. */
 static long tshi_io_hex(tshi_io *io) {
     long value = 0;
     int i;
@@ -18781,7 +18787,8 @@ static long tshi_io_hex(tshi_io *io) {
     return value;
 }
 
-/* The character after "\u", written as UTF-8 at out; NULL for half a surrogate pair and for NUL. */
+/* Parses what follows "\u" and writes the character as UTF-8; returns the end of that. NULL for
+ * half a surrogate pair and for NUL. */
 static char *tshi_io_unicode(tshi_io *io, char *out) {
     long code = tshi_io_hex(io), low;
     int n, i;
@@ -18799,7 +18806,7 @@ static char *tshi_io_unicode(tshi_io *io, char *out) {
     return out + n;
 }
 
-/* A string, without its quotes; NULL and an error where there is none. */
+/* Parses a string and returns it decoded; NULL and an error if there is none. */
 static const char *tshi_io_string(tshi_io *io) {
     static const char escape[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
     char *start, *out;
@@ -18834,7 +18841,7 @@ static const char *tshi_io_string(tshi_io *io) {
     return start;
 }
 
-/* A key of an object, with its colon. */
+/* Parses a key of an object and its colon. */
 static const char *tshi_io_key(tshi_io *io) {
     const char *key = tshi_io_string(io);
     if (key && !tshi_io_take(io, ':')) {
@@ -18844,7 +18851,7 @@ static const char *tshi_io_key(tshi_io *io) {
     return key;
 }
 
-/* Steps from one element to the next: 1 if another follows, 0 past `close`, -1 and an error. */
+/* Parses what follows an element: 1 after a comma, 0 after `close`, else -1 and an error. */
 static int tshi_io_next(tshi_io *io, char close) {
     if (tshi_io_take(io, ',')) return 1;
     if (tshi_io_take(io, close)) return 0;
@@ -18852,14 +18859,14 @@ static int tshi_io_next(tshi_io *io, char close) {
     return -1;
 }
 
-/* A whole number, 0 to 2^62. */
+/* Parses a whole number, 0 to 2^62; 0 and an error if there is none. */
 static int tshi_io_whole(tshi_io *io, int64_t *out) {
-    const int64_t most = INT64_MAX / 2;
+    const int64_t max = INT64_MAX / 2;
     const char *start;
     tshi_io_skip(io);
     start = io->at;
     for (*out = 0; *io->at >= '0' && *io->at <= '9'; io->at++) {
-        if (*out > (most - (*io->at - '0')) / 10) return tshi_io_bad(io, "a number is too large");
+        if (*out > (max - (*io->at - '0')) / 10) return tshi_io_bad(io, "a number is too large");
         *out = *out * 10 + (*io->at - '0');
     }
     if (io->at == start || (*start == '0' && io->at > start + 1))
@@ -18867,14 +18874,14 @@ static int tshi_io_whole(tshi_io *io, int64_t *out) {
     return 1;
 }
 
-/* "[1, 2]": at most `most` whole numbers into out, how many into *count. */
-static int tshi_io_numbers(tshi_io *io, int64_t *out, int most, int *count) {
+/* Parses a list, "[1, 2]", of at most `max` whole numbers; 0 and an error if there is none. */
+static int tshi_io_numbers(tshi_io *io, int64_t *out, int max, int *count) {
     int more = 1;
     *count = 0;
     if (!tshi_io_take(io, '[')) return tshi_io_bad(io, "there is no list");
     if (tshi_io_take(io, ']')) return 1;
     while (more > 0) {
-        if (*count == most) return tshi_io_bad(io, "a list is too long");
+        if (*count == max) return tshi_io_bad(io, "a list is too long");
         if (!tshi_io_whole(io, &out[(*count)++])) return 0;
         more = tshi_io_next(io, ']');
     }
@@ -18883,7 +18890,7 @@ static int tshi_io_numbers(tshi_io *io, int64_t *out, int most, int *count) {
 
 /* -- reading: the header ------------------------------------------------------ */
 
-/* The format's dtypes that a byte is not too large for; only that of TSH_REAL is loaded. */
+/* The format's dtypes of whole bytes; tsh_load reads only those of the model's tensors. */
 typedef struct tshi_io_type {
     const char *name;
     int64_t size;
@@ -18893,6 +18900,7 @@ static const tshi_io_type tshi_io_types[] = {{"F32", 4}, {"F64", 8},     {"BOOL"
                                              {"U16", 2}, {"F16", 2},     {"BF16", 2},    {"I32", 4},
                                              {"U32", 4}, {"I64", 8},     {"U64", 8}};
 
+/* Parses a dtype's name to an index of tshi_io_types. */
 static int tshi_io_dtype(tshi_io *io, int *type) {
     const char *name = tshi_io_string(io);
     const int types = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]);
@@ -18902,7 +18910,7 @@ static int tshi_io_dtype(tshi_io *io, int *type) {
     return tshi_io_bad(io, "a dtype is unknown");
 }
 
-/* {"dtype": .., "shape": .., "data_offsets": ..}, each once, in any order. */
+/* Parses {"dtype": .., "shape": .., "data_offsets": ..}, each once, in any order. */
 static int tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     int64_t offset[2] = {0, 0};
     int more = 1, seen[3] = {0, 0, 0}, n = 0;
@@ -18930,14 +18938,14 @@ static int tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     return 1;
 }
 
-/* {"key": "text", ..} */
+/* Parses the metadata, {"key": "text", ..}. */
 static int tshi_io_read_pairs(tshi_io *io) {
     int more = 1;
     if (!tshi_io_take(io, '{')) return tshi_io_bad(io, "__metadata__ is no object");
     if (tshi_io_take(io, '}')) return 1;
     while (more > 0) {
         tshi_io_pair *pair = &io->pair[io->pairs];
-        if (io->pairs == io->most_pairs) return tshi_io_bad(io, "__metadata__ is too long");
+        if (io->pairs == io->max_pairs) return tshi_io_bad(io, "__metadata__ is too long");
         if (!(pair->name = tshi_io_key(io)) || !(pair->text = tshi_io_string(io))) return 0;
         io->pairs++;
         more = tshi_io_next(io, '}');
@@ -18945,7 +18953,7 @@ static int tshi_io_read_pairs(tshi_io *io) {
     return more == 0;
 }
 
-/* The whole header: n characters from io->at on, then a NUL. */
+/* Parses the whole header: n characters from io->at on, then a NUL. */
 static int tshi_io_read_entries(tshi_io *io, size_t n) {
     int more = 1, metadata = 0;
     const char *end = io->at + n, *name;
@@ -18958,7 +18966,7 @@ static int tshi_io_read_entries(tshi_io *io, size_t n) {
             if (metadata++) return tshi_io_bad(io, "__metadata__ is there twice");
             if (!tshi_io_read_pairs(io)) return 0;
         } else {
-            if (io->entries == io->most_entries)
+            if (io->entries == io->max_entries)
                 return tshi_io_bad(io, "there are too many tensors");
             memset(&io->entry[io->entries], 0, sizeof *io->entry);
             io->entry[io->entries].name = name;
@@ -18993,7 +19001,7 @@ static void tshi_io_swap(char *a, char *b, size_t width) {
     }
 }
 
-/* Heapsort (Williams 1964): no memory, and no order of a file makes it slow. */
+/* Heapsort (Williams 1964): needs no memory, and takes n log n steps for any file. */
 static void tshi_io_sort(void *base, size_t n, size_t width, tshi_io_order order) {
     char *a = (char *)base;
     size_t left = n / 2, end = n, at, child;
@@ -19010,7 +19018,7 @@ static void tshi_io_sort(void *base, size_t n, size_t width, tshi_io_order order
     }
 }
 
-/* An error about one tensor of the file. */
+/* Reports what is wrong with one tensor of the file. Returns 0. */
 static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *what) {
     char quote[TSHI_IO_QUOTE];
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is no safetensors file: \"%s\" %s", io->op,
@@ -19018,8 +19026,8 @@ static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *wh
     return 0;
 }
 
-/* Sizes are those of the shapes; values lie one after the other; names are there once. Leaves both
- * lists sorted by name. */
+/* Checks that sizes fit shapes, that values have no gaps or overlaps, and that no name is there
+ * twice; 0 and an error if not. Leaves entries and metadata sorted by name. */
 static int tshi_io_check_entries(tshi_io *io) {
     int64_t at = 0, bytes;
     size_t i;
@@ -19052,10 +19060,10 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 /* -- reading: bytes ----------------------------------------------------------- */
 
-/* `bytes` bytes at `at` of the file; 0 where it ends before. Moves in steps that a long holds;
- * where long has 32 bits, a system other than Windows may still refuse files over 2 GiB. */
+/* Reads the bytes at position `at` of the file; 0 if it ends before. Seeks in steps that fit a
+ * long; a system with 32-bit longs may still refuse files over 2 GiB. */
 static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
-    const int64_t most = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
+    const int64_t max = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
     size_t got;
     errno = 0;
     if (at < io->place) {
@@ -19063,7 +19071,7 @@ static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
         io->place = 0;
     }
     while (io->place < at) {
-        const int64_t step = tshi_base_min(at - io->place, most);
+        const int64_t step = tshi_base_min(at - io->place, max);
         if (!tshi_file_seek(io->file, step, SEEK_CUR)) return 0;
         io->place += step;
     }
@@ -19072,7 +19080,7 @@ static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     return got == bytes;
 }
 
-/* Why a read fell short: the system refused, or the file ends. */
+/* Reports a failed read: an error of the system, or the end of the file. Returns 0. */
 static int tshi_io_short(const tshi_io *io, const char *what) {
     if (ferror(io->file)) return tshi_io_refused(io, "cannot be read");
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is no safetensors file: %s", io->op,
@@ -19080,11 +19088,8 @@ static int tshi_io_short(const tshi_io *io, const char *what) {
     return 0;
 }
 
-/* Other formats, recognised by their first bytes. */
-typedef struct tshi_io_form {
-    const char *start, *what;
-} tshi_io_form;
-static const tshi_io_form tshi_io_forms[] = {
+/* Other formats: their first bytes, and what they are. */
+static const tshi_io_pair tshi_io_forms[] = {
     {"{", "JSON text, such as the index of a sharded checkpoint"},
     {"PK\3\4", "a zip archive, as torch.save writes (safetensors.torch.save_file converts it)"},
     {"\x80\2", "a pickle, as torch.save writes (safetensors.torch.save_file converts it)"},
@@ -19096,7 +19101,7 @@ static const tshi_io_form tshi_io_forms[] = {
     {"version https://git-lfs", "a git-lfs pointer (`git lfs pull` fetches the file)"},
 };
 
-/* Reports a file that begins like another format's; 0 where it does not. */
+/* Reports a file of another format and returns 1; 0: not recognised. */
 static int tshi_io_foreign(tshi_io *io) {
     const size_t forms = sizeof tshi_io_forms / sizeof tshi_io_forms[0];
     unsigned char start[32];
@@ -19106,14 +19111,14 @@ static int tshi_io_foreign(tshi_io *io) {
     n = (size_t)io->place;
     if (ferror(io->file)) return 0;
     for (i = 0; i < forms; i++)
-        if (memcmp(start, tshi_io_forms[i].start, strlen(tshi_io_forms[i].start)) == 0)
-            return !tshi_io_is(io, tshi_io_forms[i].what);
+        if (memcmp(start, tshi_io_forms[i].name, strlen(tshi_io_forms[i].name)) == 0)
+            return !tshi_io_is(io, tshi_io_forms[i].text);
     for (i = 0; i < n; i++)
         letters += (start[i] >= ' ' && start[i] < 127) || (start[i] >= '\t' && start[i] <= '\r');
     return letters == n && !tshi_io_is(io, n ? "a text" : "an empty file");
 }
 
-/* The 8 bytes before the header, and memory for what it says. */
+/* Reads the header's length and allocates memory for it; 0 and an error if that fails. */
 static int tshi_io_read_length(tshi_io *io, size_t *n) {
     unsigned char length[8], last;
     uint64_t value = 0;
@@ -19127,28 +19132,23 @@ static int tshi_io_read_length(tshi_io *io, size_t *n) {
         return tshi_io_foreign(io) ? 0 : tshi_io_short(io, what);
     *n = (size_t)value;
     io->data = 8 + (int64_t)value;
-    io->most_entries = *n / 49 + 1; /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
-    io->most_pairs = *n / 6 + 1;    /* "":"", */
-    io->text_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, *n + 1);
-    io->entry_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS,
-                                    tshi_base_mul(io->most_entries, sizeof *io->entry));
-    io->pair_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS,
-                                   tshi_base_mul(io->most_pairs, sizeof *io->pair));
+    io->max_entries = *n / 49 + 1; /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
+    io->max_pairs = *n / 6 + 1;    /* "":"", */
+    io->text = io->at = (char *)tshi_mem_book(io->ctx, &io->arena, *n + 1);
+    io->entry = (tshi_io_entry *)tshi_mem_book(io->ctx, &io->arena,
+                                               io->max_entries * sizeof *io->entry);
+    io->pair = (tshi_io_pair *)tshi_mem_book(io->ctx, &io->arena,
+                                             io->max_pairs * sizeof *io->pair);
     return io->ctx->error.code == TSH_OK;
 }
 
-/* Reads and checks everything before the values, and that the file ends where they do. */
+/* Reads and checks the header, and that the file ends with its values; 0 and an error if not. */
 static int tshi_io_read_header(tshi_io *io) {
-    char *text, byte;
     size_t n = 0;
+    char byte;
     if (!tshi_io_read_length(io, &n)) return 0;
-    text = io->at = (char *)tshi_mem_data(io->text_block);
-    io->text = text;
-    io->entry = (tshi_io_entry *)tshi_mem_data(io->entry_block);
-    io->pair = (tshi_io_pair *)tshi_mem_data(io->pair_block);
-    if (!tshi_io_read(io, 8, text, n)) return tshi_io_short(io, "its header is cut off");
-    text[n] = '\0';
-    io->hash = tshi_rng_hash(0, text, n);
+    if (!tshi_io_read(io, 8, io->text, n)) return tshi_io_short(io, "its header is cut off");
+    io->hash = tshi_rng_hash(0, io->text, n); /* a NUL follows: the arena is zeroed */
     if (!tshi_io_read_entries(io, n) || !tshi_io_check_entries(io)) return 0;
     if (io->bytes && !tshi_io_read(io, io->data + io->bytes - 1, &byte, 1))
         return tshi_io_short(io, "its values are cut off");
@@ -19159,12 +19159,16 @@ static int tshi_io_read_header(tshi_io *io) {
 
 /* ========================================================================== */
 /* >>load                                                MARK: - load (private) */
-/* A file's tensors into a model, at any degree; all of it checked first.       */
+/* Loading a file into a model, at any degree of parallelism.                   */
 /* Needs: >>io.                                                                 */
 /* ========================================================================== */
 
-/* -- against the model -------------------------------------------------------- */
+/* Every rank reads the file itself: the header, then the parts that its shards need. All checks
+ * come before the first value is changed. */
 
+/* -- checking a file against the model ---------------------------------------- */
+
+/* Finds a text of the metadata by key, prefix + name; NULL if there is none. */
 static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
     char key[TSHI_IO_NAME];
     const char *wanted = key;
@@ -19175,7 +19179,8 @@ static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, con
     return pair ? pair->text : NULL;
 }
 
-/* A count of the metadata; 0 where it is neither there nor needed. */
+/* Parses a count of the metadata into *out; 0 into it if it is neither there nor needed. Returns 0
+ * and an error if that fails. */
 static int tshi_load_count(const tshi_io *io, const char *prefix, const char *name, int needed,
                            uint64_t *out) {
     const char *text = tshi_load_metadata(io, prefix, name), *at;
@@ -19191,8 +19196,9 @@ static int tshi_load_count(const tshi_io *io, const char *prefix, const char *na
     return 0;
 }
 
-/* The state of the generators; checked only, unless `put`. A file of another program has none. */
-static int tshi_load_generators(const tshi_io *io, int put) {
+/* Checks the state of the generators and, with `set`, sets it; 0 and an error if it is wrong. Files
+ * of other programs have none. */
+static int tshi_load_generators(const tshi_io *io, int set) {
     tsh_ctx *ctx = io->ctx;
     tsh_module *m;
     uint64_t seed, randn, dropout, calls;
@@ -19203,16 +19209,17 @@ static int tshi_load_generators(const tshi_io *io, int put) {
         return 0;
     for (m = io->root; m; m = tshi_module_next(io->root, m)) {
         if (!tshi_load_count(io, "tshard.dropout_calls.", m->path, 0, &calls)) return 0;
-        if (put) m->dropout_calls = calls;
+        if (set) m->dropout_calls = calls;
     }
-    if (put) ctx->seed = seed;
-    if (put) ctx->randn_calls = randn;
-    if (put) ctx->dropout_calls = dropout;
+    if (set) ctx->seed = seed;
+    if (set) ctx->randn_calls = randn;
+    if (set) ctx->dropout_calls = dropout;
     return 1;
 }
 
-/* The counts of an optimiser; checked only, unless `put` is not NULL. */
-static int tshi_load_counts(const tshi_io *io, tsh_optim *put) {
+/* Checks the counts of an optimiser and sets those of `set`, unless it is NULL; 0 and an error if
+ * they are wrong. */
+static int tshi_load_counts(const tshi_io *io, tsh_optim *set) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     uint64_t steps, skipped;
     int i;
@@ -19227,17 +19234,18 @@ static int tshi_load_counts(const tshi_io *io, tsh_optim *put) {
     if (!tshi_load_count(io, "tshard.optim.", "steps", 1, &steps) ||
         !tshi_load_count(io, "tshard.optim.", "skipped", 1, &skipped))
         return 0;
-    if (put) put->info.steps = (int64_t)(steps & INT64_MAX);
-    if (put) put->info.skipped = (int64_t)(skipped & INT64_MAX);
+    if (set) set->info.steps = (int64_t)(steps & INT64_MAX);
+    if (set) set->info.skipped = (int64_t)(skipped & INT64_MAX);
     for (i = 0; i < io->optim->count; i++) {
         if (!tshi_load_count(io, "tshard.optim.steps.", io->optim->each[i].param->path, 1, &steps))
             return 0;
-        if (put) put->each[i].steps = (int64_t)(steps & INT64_MAX);
+        if (set) set->each[i].steps = (int64_t)(steps & INT64_MAX);
     }
     return 1;
 }
 
-/* Moments that the file must hold: Adam's of every parameter that was updated. */
+/* Marks what the file must hold: parameters, and Adam's moments of every one that was updated. SGD
+ * may have no momentum. 0 and an error if a count is wrong. */
 static int tshi_load_wants_moments(const tshi_io *io) {
     uint64_t steps;
     int i;
@@ -19251,7 +19259,7 @@ static int tshi_load_wants_moments(const tshi_io *io) {
     return 1;
 }
 
-/* Finds an item's entry, of its dtype and shape. */
+/* Finds an item's entry; 0 and an error if its dtype or shape differs. */
 static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     const char *dtype = item->dtype->file;
     char name[TSHI_IO_NAME], theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
@@ -19273,7 +19281,8 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     return 0;
 }
 
-/* Every tensor has an entry, every entry a tensor; moments count only with an optimiser. */
+/* Checks that file and model have the same tensors; moments are ignored without an optimiser. 0 and
+ * an error if not. */
 static int tshi_load_match_all(tshi_io *io) {
     const char *lacks = NULL, *prefix = "", *strange = NULL;
     char quote[TSHI_IO_QUOTE];
@@ -19304,9 +19313,9 @@ static int tshi_load_match_all(tshi_io *io) {
     return 0;
 }
 
-/* Ranks compare io->hash, of the header. A header that tsh_save wrote holds the hash of all values;
- * for other files a few bytes from the middle of every tensor are added: training changes some of
- * them. Hosts may have copies of a file, so that its inode or its date would tell nothing. */
+/* Makes io->hash, the header's, tell different files apart: ranks compare it. A header of tsh_save
+ * holds the hash of all values; for other files, adds a few bytes from the middle of every tensor,
+ * some of which training changes. (Hosts may have copies, so inode and date say nothing.) */
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
@@ -19322,7 +19331,7 @@ static int tshi_load_sample(tshi_io *io) {
     return 1;
 }
 
-/* Everything that can be wrong with the file, before anything changes. */
+/* Reads the header and checks it against the model; 0 and an error if they do not fit. */
 static int tshi_load_check(tshi_io *io) {
     const char *format;
     if (io->ctx->tape.newest)
@@ -19344,36 +19353,38 @@ static int tshi_load_check(tshi_io *io) {
 
 /* -- values ------------------------------------------------------------------- */
 
+/* This rank's shard while it is read. */
 typedef struct tshi_load_slice {
     tshi_io *io;
     const tshi_dtype *dtype;
     char *to;
-    int64_t data; /* of the whole tensor */
-    int64_t nans, infinite;
+    int64_t data;           /* position of the tensor in the file */
+    int64_t nans, infinite; /* values so far */
 } tshi_load_slice;
 
-/* Counts values that are not finite: x - x is 0 of all others. */
+/* Counts values that are not finite: only for these is x - x not 0. */
 static void tshi_load_count_nonfinite(tshi_load_slice *s, const char *values, int64_t count) {
     enum { BLOCK = 256 };
     tsh_real x[BLOCK];
     int64_t e, i, n;
     for (e = 0; e < count && s->dtype->floating; e += n) {
-        int odd = 0;
+        int any = 0;
         n = tshi_base_min(BLOCK, count - e);
         s->dtype->load(values + e * s->dtype->size, 1, n, x);
-        for (i = 0; i < n; i++) odd |= !(x[i] - x[i] == 0);
-        for (i = 0; i < n && odd; i++) {
+        for (i = 0; i < n; i++) any |= !(x[i] - x[i] == 0);
+        for (i = 0; i < n && any; i++) {
             s->nans += x[i] != x[i];
             s->infinite += x[i] == x[i] && x[i] - x[i] != 0;
         }
     }
 }
 
+/* A tshi_run_fn: reads a run of elements. */
 static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
     tshi_load_slice *s = (tshi_load_slice *)user;
-    const int64_t width = s->dtype->size, most = TSHI_IO_PIECE / 4 / width;
+    const int64_t width = s->dtype->size, max = TSHI_IO_PIECE / 4 / width;
     while (length > 0 && s->io->ctx->error.code == TSH_OK) {
-        const int64_t n = tshi_base_min(length, most); /* counted while it is in the cache */
+        const int64_t n = tshi_base_min(length, max); /* still in the cache when it is checked */
         char *to = s->to + local * width;
         if (!tshi_io_read(s->io, s->data + global * width, to, (size_t)(n * width))) {
             (void)tshi_io_short(s->io, "it became shorter while it was read");
@@ -19387,8 +19398,8 @@ static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64
     }
 }
 
-/* Warns of values that are not finite: once for a replicated tensor, on every rank of tp for its
- * piece of a sharded one. */
+/* Logs a warning if values are not finite: rank 0 for a replicated tensor, every rank of tp for its
+ * shard of another. */
 static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
                            const tshi_load_slice *s) {
     const tsh_ctx *ctx = io->ctx;
@@ -19402,7 +19413,7 @@ static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tens
                         (long long)s->infinite, (long long)tsh_local_numel(t), ctx->world.rank);
 }
 
-/* One item's local piece, which gets memory if it has none. */
+/* Reads this rank's shard of an item; allocates memory for it if it has none. */
 static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = (size_t)(tsh_local_numel(t) * item->dtype->size);
@@ -19432,13 +19443,13 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     if (tshi_io_in_chunks(item)) tshi_optim_cut(t);
 }
 
-/* When the open file was last written to; 0 where that is not known. tsh_save puts a new file in
- * the old one's place, but other programs may write to the old one. */
+/* Returns the time of the open file's last change; 0: not known. (tsh_save renames a new file over
+ * the old one, but other programs may write to the old one while it is read.) */
 static int64_t tshi_load_stamp(const tshi_io *io) {
 #if TSHI_POSIX
     struct stat info;
     if (io->descriptor < 0 || fstat(io->descriptor, &info) != 0) return 0;
-#if defined(__linux__) && defined(st_mtime) /* hidden under -std=c99: then it is seconds */
+#if defined(__linux__) && defined(st_mtime) /* -std=c99 hides it: seconds must do */
     return (int64_t)info.st_mtime * 1000000000 + info.st_mtim.tv_nsec;
 #else
     return (int64_t)info.st_mtime;
@@ -19449,14 +19460,14 @@ static int64_t tshi_load_stamp(const tshi_io *io) {
 #endif
 }
 
-/* Opens the file, once: all that this rank reads is of one save. */
+/* Opens the file, once, so that header and values are of the same save. */
 static void tshi_load_open(tshi_io *io) {
     const char *kind = tshi_file_kind(io->path);
     errno = 0;
 #if TSHI_POSIX
     if (!kind) io->descriptor = open(io->path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (io->descriptor >= 0) {
-        struct stat info; /* something else may have come there meanwhile */
+        struct stat info; /* checked again: the path may lead to another file by now */
         if (fstat(io->descriptor, &info) == 0) kind = tshi_file_kind_of(&info);
         io->file = fdopen(io->descriptor, "rb");
         if (!io->file) (void)close(io->descriptor);
@@ -19471,7 +19482,7 @@ static void tshi_load_open(tshi_io *io) {
         (void)tshi_io_refused(io, "cannot be opened");
 }
 
-/* Loads from io->file, which is open unless the ctx holds an error. */
+/* Loads from io->file, which is open unless ctx holds an error. */
 static tsh_result tshi_load_all(tshi_io *io, tsh_optim *optim) {
     tsh_ctx *ctx = io->ctx;
     int i;
@@ -19510,9 +19521,10 @@ TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_
 /* ========================================================================== */
 /* >>check                                              MARK: - check (private) */
 /* What tests and users verify with: hashes, replicas, finite differences.      */
-/* Needs: >>redistribute >>module.                                              */
+/* Needs: >>redistribute >>module >>io.                                         */
 /* ========================================================================== */
 
+/* A hash of values that are summed up. */
 typedef struct tshi_hashing {
     const char *values;
     size_t width;
@@ -19527,8 +19539,8 @@ static void tshi_check_hash_run(void *user, int64_t global, int64_t local, int64
                                 h->values + (size_t)(local + i) * h->width, h->width);
 }
 
-/* The local part of a hash that is a sum over global elements, so that the parts of all ranks add
- * up to the whole. */
+/* Returns this rank's part of tsh_hash, which is a sum over global elements (of a hash of index and
+ * value): the parts of all ranks of a sharded tensor add up to it. */
 static uint64_t tshi_check_part(const tsh_tensor *t) {
     tshi_hashing h;
     tshi_block *scratch;
@@ -19550,12 +19562,12 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
     return hash;
 }
 
-/* Something that should be equal on several ranks. */
+/* Values that should be equal on several ranks: a parameter's, or one of its moments'. */
 typedef struct tshi_replica {
     const char *path, *what;
     int64_t hash;
-    int over_tp, over_dp;
-    const unsigned char *holds; /* by rank of pp; NULL: not compared over it */
+    int over_tp, over_dp;       /* equal over tp, over dp */
+    const unsigned char *holds; /* by rank of pp: 1 if it holds them; NULL: not compared over pp */
 } tshi_replica;
 
 typedef struct tshi_replicas {
@@ -19563,8 +19575,8 @@ typedef struct tshi_replicas {
     int count;
 } tshi_replicas;
 
-/* A tensor of values like param, or, in chunks, this rank's part of them. What a rank of pp lacks
- * has a place there, too. */
+/* Counts or, once all->each has memory, lists t: param or one of its moments. With `holds`, a
+ * missing tensor is listed, too: all ranks of pp need the same list. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     tshi_replica *r;
@@ -19590,7 +19602,7 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->hash = (int64_t)(h.sum >> 1);
 }
 
-/* A parameter and its moments. */
+/* Lists a parameter and its moments. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
     const tsh_optim *optim;
@@ -19609,7 +19621,7 @@ static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
     tshi_check_all((tshi_replicas *)user, param, NULL);
 }
 
-/* One that several stages hold. */
+/* Lists a parameter that several stages hold. */
 static void tshi_check_tied(const char *path, tsh_tensor *param, void *user) {
     const tshi_tie *tie;
     (void)path;
@@ -19617,31 +19629,17 @@ static void tshi_check_tied(const char *path, tsh_tensor *param, void *user) {
         if (tie->param == param) tshi_check_all((tshi_replicas *)user, param, tie->holds);
 }
 
-/* Which rank's value most ranks hold; of several the lowest one's. */
-static int tshi_check_usual(const int64_t *hash, int stride, int size, const unsigned char *holds) {
-    int r, k, best = 0, most = 0;
-    for (r = 0; r < size; r++) {
-        int same = 0;
-        for (k = 0; k < size && (!holds || holds[r]); k++)
-            same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
-        if (same > most) {
-            most = same;
-            best = r;
-        }
-    }
-    return best;
-}
-
-/* Compares what is replicated over comm. */
+/* Compares the listed values over comm, whose name is `axis`. Reports the first that differs, and
+ * the ranks that differ from the majority. */
 static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                             const tshi_replicas *all) {
     const int n = all->count, size = comm->size, over_tp = comm == &ctx->tp;
     const int over_dp = comm == &ctx->dp;
-    const size_t most = (size_t)n * (size_t)(size + 1) + (size_t)size;
-    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, most * sizeof(int64_t));
+    const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = "";
-    int64_t *mine, *theirs, *counts;
-    int i, r, usual, odd = 0;
+    int64_t *mine, *theirs, *counts; /* hashes (n), of all ranks (size, n); counts (size) */
+    int i, r, usual, differ = 0;
     if (!block) {
         tshi_error_tell(ctx); /* the others wait for this rank */
         return;
@@ -19656,43 +19654,38 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
                           "tsh_check_replicas");
-    for (i = 0; i < n && !odd && ctx->error.code == TSH_OK; i++) {
+    for (i = 0; i < n && !differ && ctx->error.code == TSH_OK; i++) {
         const unsigned char *holds = all->each[i].holds;
-        usual = tshi_check_usual(theirs + i, n, size, holds);
+        usual = tshi_module_majority(theirs + i, n, size, holds);
         for (r = 0; r < size; r++)
             if ((!holds || holds[r]) && theirs[r * n + i] != theirs[usual * n + i])
-                tshi_base_append(list, sizeof list, "%s%d", odd++ ? ", " : "", r);
-        if (odd)
+                tshi_base_append(list, sizeof list, "%s%d", differ++ ? ", " : "", r);
+        if (differ)
             (void)tsh_fail(ctx, TSH_ERR_STATE,
                            "tsh_check_replicas: %s\"%s\" %s between the %d ranks of %s: %s %s "
                            "%s from the others",
                            all->each[i].what, all->each[i].path,
                            all->each[i].what[0] ? "differ" : "differs", size, axis,
-                           odd > 1 ? "ranks" : "rank", list, odd > 1 ? "differ" : "differs");
-        if (odd) ctx->error.rank = -1;
+                           differ > 1 ? "ranks" : "rank", list, differ > 1 ? "differ" : "differs");
+        if (differ) ctx->error.rank = -1;
     }
     tshi_mem_drop(ctx, block);
 }
 
-/* Every rank comes to the error of the lowest one that has any, before one may end the world. */
+/* Gives all ranks the error of the lowest rank that has one. No rank may fail the world before all
+ * have received it. */
 static void tshi_check_agree(tsh_ctx *ctx) {
-    static const char what[] = "tsh_check_replicas";
+    static const char op[] = "tsh_check_replicas";
     tsh_comm *world = &ctx->world;
-    tsh_error error = ctx->error;
-    int64_t found = error.code != TSH_OK ? world->size - world->rank : 0;
-    if (ctx->told) return;
-    if (tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), what) != TSH_OK ||
-        !found)
-        return;
-    if (tshi_error_comm(
-            ctx, tsh_broadcast(world, &error, sizeof error / 4, TSH_I32, world->size - (int)found),
-            what) != TSH_OK)
-        return;
-    ctx->error = error;
-    (void)tsh_barrier(world);
+    int64_t found = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
+    if (!ctx->told &&
+        tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), op) == TSH_OK &&
+        found && tshi_io_take_error(ctx, found, op) == TSH_OK)
+        (void)tsh_barrier(world);
 }
 
-/* Compares parameters and their moments over tp and dp; or over pp, those of several stages. */
+/* Compares parameters and their moments over tp and dp or, if tied, those of several stages over
+ * pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
     tshi_replicas all = {NULL, 0};
@@ -19735,7 +19728,7 @@ typedef struct tshi_gradcheck {
     double eps;
 } tshi_gradcheck;
 
-/* The loss with element `at` of input t (on this rank, unless NULL) moved by `by`. */
+/* Returns the loss after *at += by, and restores *at. NULL: another rank has the element. */
 static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) {
     tsh_real before = at ? *at : 0;
     double value;
@@ -19749,17 +19742,19 @@ static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) 
     return value;
 }
 
+/* A tshi_run_fn: place[global] = local for a run of elements. */
 static void tshi_check_place(void *user, int64_t global, int64_t local, int64_t length) {
     int64_t *place = (int64_t *)user, i;
     for (i = 0; i < length; i++) place[global + i] = local + i;
 }
 
-/* The larger deviation; once NaN, always NaN. */
+/* max(a, b); NaN if either is. */
 static double tshi_check_worse(double a, double b) {
     return a != a || b <= a ? a : b;
 }
 
-/* The largest deviation of one input's gradient, on this rank. */
+/* Returns the largest difference between one input's gradient and (f(x + eps) - f(x - eps)) / (2
+ * eps), relative to gradients above 1, over this rank's elements; -1 without memory. */
 static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t samples) {
     int64_t numel = tsh_numel(t), every = samples > 0 && samples < numel ? numel / samples : 1, e,
             *place;
@@ -19773,11 +19768,9 @@ static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t s
     for (e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every) {
         tsh_real *at = place[e] >= 0 ? tshi_tensor_values(t) + place[e] : NULL;
         double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
-        double slope = (up - down) / (2 * c->eps), found = at && grad ? (double)grad[place[e]] : 0,
-               gap;
-        if (!at) continue;
-        gap = fabs(slope - found) / (fabs(found) > 1 ? fabs(found) : 1);
-        worst = tshi_check_worse(worst, gap);
+        double found = at && grad ? (double)grad[place[e]] : 0;
+        double gap = fabs((up - down) / (2 * c->eps) - found);
+        if (at) worst = tshi_check_worse(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
     }
     tshi_mem_drop(c->ctx, block);
     return worst;
@@ -19816,16 +19809,16 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
 
 /* ========================================================================== */
 /* >>trace-file                                    MARK: - trace-file (private) */
-/* A trace of all ranks as one text: rank 0 writes its own, then what the       */
-/* others send, piece by piece.                                                 */
-/* Needs: >>trace >>comm.                                                       */
+/* The trace of all ranks as one JSON text in Chrome's trace event format: rank */
+/* 0 writes its own events, then those that the others send.                    */
+/* Needs: >>trace >>comm >>io.                                                  */
 /* ========================================================================== */
 
-enum { TSHI_TRACE_FILE_WORDS = 512 };
+enum { TSHI_TRACE_FILE_WORDS = 512 }; /* of a message, as TSH_I64 */
 
-/* A piece of the text as it is sent. */
+/* A part of the text, as it is sent to rank 0. */
 typedef struct tshi_trace_piece {
-    int64_t used; /* bytes of text; 0: the last piece */
+    int64_t used; /* bytes of text; 0: a rank's last message */
     char text[8 * TSHI_TRACE_FILE_WORDS - 8];
 } tshi_trace_piece;
 
@@ -19833,12 +19826,12 @@ typedef struct tshi_trace_file {
     tsh_ctx *ctx;
     tsh_trace_desc desc;
     FILE *file;
-    int refused; /* rank 0: the file or the user's function; errno in why */
-    int why;
+    int refused; /* on rank 0: writing failed */
+    int why;     /* errno then */
     tshi_trace_piece piece;
 } tshi_trace_file;
 
-/* Rank 0 writes the piece, others send it, also an empty one. */
+/* Rank 0 writes the text so far; others send it, even if it is empty. */
 static void tshi_trace_file_flush(tshi_trace_file *out) {
     tshi_trace_piece *piece = &out->piece;
     tsh_comm *world = &out->ctx->world;
@@ -19853,6 +19846,7 @@ static void tshi_trace_file_flush(tshi_trace_file *out) {
     piece->used = 0;
 }
 
+/* Appends to the text, which is written or sent whenever it is full. */
 static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     for (; *text; text++) {
         if (out->piece.used == (int64_t)sizeof out->piece.text) tshi_trace_file_flush(out);
@@ -19860,30 +19854,17 @@ static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     }
 }
 
-/* A name between quotes. */
-static void tshi_trace_file_name(tshi_trace_file *out, const char *name) {
-    char one[8];
-    tshi_trace_file_put(out, "\"");
-    for (; *name; name++) {
-        const unsigned char c = (unsigned char)*name;
-        (void)snprintf(one, sizeof one,
-                       c < ' '                 ? "\\u%04x"
-                       : c == '"' || c == '\\' ? "\\%c"
-                                               : "%c",
-                       c);
-        tshi_trace_file_put(out, one);
-    }
-    tshi_trace_file_put(out, "\"");
-}
-
+/* Puts one event, a "complete" one (ph X): begin and duration in microseconds. */
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
     static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
     const int64_t length = event->end - event->begin;
+    const char *name;
     char text[160];
-    tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":");
-    tshi_trace_file_name(out, event->name);
+    tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":\"");
+    for (name = event->name; *name; name++)
+        tshi_trace_file_put(out, tshi_io_escape(*name, text));
     (void)snprintf(text, sizeof text,
-                   ",\"cat\":\"%s\",\"pid\":0,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d",
+                   "\",\"cat\":\"%s\",\"pid\":0,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d",
                    kinds[event->kind], out->ctx->world.rank, (long long)(event->begin / 1000),
                    (int)(event->begin % 1000), (long long)(length / 1000), (int)(length % 1000));
     tshi_trace_file_put(out, text);
@@ -19894,7 +19875,7 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
     tshi_trace_file_put(out, "}");
 }
 
-/* This rank's lane: its name, then its events. */
+/* Puts this rank's row of the trace: its name, then its events. */
 static void tshi_trace_file_lane(tshi_trace_file *out) {
     const tsh_ctx *ctx = out->ctx;
     const tshi_event *event;
@@ -19912,7 +19893,7 @@ static void tshi_trace_file_lane(tshi_trace_file *out) {
     for (event = ctx->trace->first; event; event = event->next) tshi_trace_file_event(out, event);
 }
 
-/* What the other ranks send, to the end also where it cannot be written. */
+/* On rank 0: receives and writes the other ranks' texts; receives all even if writing fails. */
 static void tshi_trace_file_gather(tshi_trace_file *out) {
     tsh_comm *world = &out->ctx->world;
     int r;
