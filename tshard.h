@@ -14705,48 +14705,12 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
 }
 
 /* Finds the majority's hash and the first rank with another one; 0: all hashes are the same. */
-static int tshi_module_differs(const int64_t *hash, int64_t stride, int size, tshi_model_diff *at) {
-    at->reference = tshi_module_majority(hash, stride, size, NULL);
+static int tshi_module_differs(const int64_t *hash, int size, tshi_model_diff *at) {
+    at->reference = tshi_module_majority(hash, 1, size, NULL);
     for (at->blamed = 0; at->blamed < size; at->blamed++)
-        if (hash[at->blamed * stride] != hash[at->reference * stride]) return 1;
+        if (hash[at->blamed] != hash[at->reference]) return 1;
     at->blamed = at->reference;
     return 0;
-}
-
-/* Gathers all ranks' hashes of each line, finds the first line that differs, and gathers that
- * line's text. buffer holds size counts, size world ranks, this rank's hashes (max), all ranks'
- * hashes (size, max) and a line per rank. */
-static tsh_result tshi_module_find(tsh_comm *comm, const tsh_ctx *ctx, void *buffer, int64_t max,
-                                   tshi_model_diff *at) {
-    const int size = comm->size;
-    const int64_t rank = ctx->world.rank;
-    int64_t *counts = (int64_t *)buffer, *mine, *all, i, first = 0;
-    tsh_module *m = NULL;
-    tshi_line line;
-    tsh_result result;
-    int r;
-    at->ranks = counts + size;
-    mine = at->ranks + size;
-    all = mine + max;
-    at->lines = (tshi_line *)(void *)(all + max * size);
-    memset(mine, 0, (size_t)max * sizeof *mine); /* 0: this rank has no such line */
-    memset(&line, 0, sizeof line);
-    for (i = 0; i < max && tshi_module_lines(ctx, &m, &line); i++)
-        mine[i] = (int64_t)(tshi_module_line_hash(1, &line) >> 1);
-    for (r = 0; r < size; r++) counts[r] = 1;
-    result = tsh_allgather(comm, &rank, at->ranks, counts, 1, TSH_I64);
-    for (r = 0; r < size; r++) counts[r] = max;
-    if (result == TSH_OK) result = tsh_allgather(comm, mine, all, counts, 1, TSH_I64);
-    if (result != TSH_OK) return result;
-    while (!tshi_module_differs(all + first, max, size, at) && first < max - 1) first++;
-    m = NULL;
-    memset(&line, 0, sizeof line);
-    for (i = 0; i <= first && mine[first]; i++) (void)tshi_module_lines(ctx, &m, &line);
-    for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
-    result = tsh_allgather(comm, &line, at->lines, counts, 1, TSH_I32);
-    /* no rank may fail the world before all have received the lines */
-    (void)tsh_barrier(comm);
-    return result;
 }
 
 /* Reports the rank whose model differs, and its line, on every rank of the group. */
@@ -14765,22 +14729,46 @@ static tsh_result tshi_module_unlike(const tsh_comm *comm, tsh_ctx *ctx,
     return TSH_ERR_MISMATCH;
 }
 
-/* Finds where the models differ and reports that on every rank of the group. */
+/* Gathers all ranks' models line by line, up to the first that differs, and reports that one on
+ * every rank of the group. */
 static tsh_result tshi_module_explain(tsh_comm *comm, tsh_ctx *ctx) {
-    int64_t max = 1 + (int64_t)tshi_module_count(ctx); /* lines of the rank with the most */
+    const int size = comm->size;
+    const int64_t rank = ctx->world.rank;
+    const size_t bytes = (size_t)size * (3 * sizeof(int64_t) + sizeof(tshi_line));
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    int64_t *counts, *hash; /* (size) */
+    tsh_module *m = NULL;
     tshi_model_diff at;
-    tshi_block *block;
-    tsh_result result = tsh_allreduce(comm, &max, 1, TSH_I64, TSH_MAX);
-    if (result != TSH_OK) return result;
-    memset(&at, 0, sizeof at);
-    block = tshi_mem_take(ctx, TSH_MEM_STEP,
-                          ((size_t)(max + 2) * (size_t)comm->size + (size_t)max) * sizeof max +
-                              (size_t)comm->size * sizeof(tshi_line));
-    if (block) result = tshi_module_find(comm, ctx, tshi_mem_data(block), max, &at);
-    if (block && result == TSH_OK) result = tshi_module_unlike(comm, ctx, &at);
+    tshi_line line;
+    tsh_result result;
+    int r, more = 1;
+    if (!block) {
+        tshi_error_tell(ctx);
+        return TSH_ERR_MEMORY;
+    }
+    counts = (int64_t *)tshi_mem_data(block);
+    at.ranks = counts + size;
+    hash = at.ranks + size;
+    at.lines = (tshi_line *)(void *)(hash + size);
+    memset(&line, 0, sizeof line);
+    for (r = 0; r < size; r++) counts[r] = 1;
+    result = tsh_allgather(comm, &rank, at.ranks, counts, 1, TSH_I64);
+    for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
+    while (more && result == TSH_OK) {
+        more = tshi_module_lines(ctx, &m, &line);
+        if (!more) memset(&line, 0, sizeof line); /* other ranks have more lines */
+        result = tsh_allgather(comm, &line, at.lines, counts, 1, TSH_I32);
+        for (r = 0; r < size && result == TSH_OK; r++)
+            hash[r] = (int64_t)tshi_module_line_hash(1, &at.lines[r]);
+        if (result == TSH_OK && tshi_module_differs(hash, size, &at)) break;
+    }
+    if (result == TSH_OK) { /* no rank may fail the world before all have received the lines */
+        (void)tsh_barrier(comm);
+        result = tshi_module_unlike(comm, ctx, &at);
+    }
     tshi_mem_drop(ctx, block);
     tshi_error_tell(ctx);
-    return block ? result : TSH_ERR_MEMORY;
+    return result;
 }
 
 /* Compares the models of a group's ranks. Its collectives are neither counted in the comm's stats
@@ -18016,7 +18004,7 @@ typedef struct tshi_io {
     const char *op, *path;
     FILE *file;
     uint64_t hash;    /* of the model, or the file: the same on all ranks */
-    tshi_arena arena; /* all memory of this save or load but whole_block */
+    tshi_arena arena; /* of this save or load */
     tshi_io_item *item;
     int items;
     /* writing: */
@@ -18473,6 +18461,7 @@ static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
 /* On the writer: makes the header, opens the temporary file, writes the header to it. */
 static void tshi_io_write_header(tshi_io *io) {
     tshi_io_text text;
+    tshi_block *block;
     const char *kind;
     unsigned char length[8];
     memset(&text, 0, sizeof text);
@@ -18483,8 +18472,9 @@ static void tshi_io_write_header(tshi_io *io) {
                        io->op, io->items, (unsigned long long)text.used, (int)TSHI_IO_HEADER);
         return;
     }
-    text.at = (char *)tshi_mem_book(io->ctx, &io->arena, text.used + 1);
-    if (!text.at) return;
+    block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, text.used + 1);
+    if (!block) return;
+    text.at = (char *)tshi_mem_data(block);
     text.size = text.used + 1;
     text.used = 0;
     tshi_io_put_header(io, &text);
@@ -18497,6 +18487,7 @@ static void tshi_io_write_header(tshi_io *io) {
         tshi_io_write(io, length, sizeof length);
         tshi_io_write(io, text.at, text.used);
     }
+    tshi_mem_drop(io->ctx, block);
 }
 
 static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
