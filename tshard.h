@@ -14351,7 +14351,7 @@ TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *mo
 }
 
 /* Runs a module's forward. Inputs and output are redistributed as its PREPARE rules say. */
-static tsh_tensor *tshi_module_plain(tsh_module *module, tsh_tensor **in, int n) {
+static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
     int i;
     if (module->prepared && n != module->prepared)
@@ -14433,7 +14433,7 @@ static tsh_tensor *tshi_module_input(const tshi_node *node, int i) {
 
 /* Checks that recomputed ops read no outer tensor with a gradient, other than the checkpoint's
  * inputs: the all-reduce of its gradient might have been started already. 0 and an error if so. */
-static int tshi_module_closed(const tshi_node *node) {
+static int tshi_module_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     const tshi_node *inner;
     int i, k;
@@ -14455,7 +14455,7 @@ static int tshi_module_closed(const tshi_node *node) {
 /* Backward of a checkpoint: gives the recomputed output y the gradient of the checkpoint's output
  * and runs backward through the recomputed ops. A partial gradient is all-reduced first, unless y
  * is a leaf, was made outside the checkpoint, or its op accepts partial gradients. */
-static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
+static void tshi_module_backward(tshi_node *node, tsh_tensor *y) {
     tsh_ctx *ctx = y->ctx;
     tsh_tensor *out = node->out, *base = y->base;
     const tshi_accumulator *from[2];
@@ -14484,13 +14484,13 @@ static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
 }
 
 /* Runs the module's forward; NULL and an error if its output is not a tensor of values. */
-static tsh_tensor *tshi_module_result(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *y = tshi_module_plain(module, in, n);
+static tsh_tensor *tshi_module_run_checked(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *y = tshi_module_run(module, in, n);
     return y && tshi_tensor_check("tsh_checkpoint", &y, 1) ? y : NULL;
 }
 
 /* Backward of the checkpoint's node: recomputes the module, on a tape that holds nothing else. */
-static void tshi_module_again(tshi_node *node) {
+static void tshi_module_recompute(tshi_node *node) {
     const tshi_replay *replay = (const tshi_replay *)node->params;
     tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;
@@ -14503,9 +14503,9 @@ static void tshi_module_again(tshi_node *node) {
     ctx->tape.no_grad = 0;
     tsh_scope_begin(ctx);
     for (i = 0; i < node->n; i++) x[i] = tshi_module_input(node, i);
-    if (ctx->error.code == TSH_OK) y = tshi_module_result(replay->module, x, node->n);
+    if (ctx->error.code == TSH_OK) y = tshi_module_run_checked(replay->module, x, node->n);
     tshi_module_restore_counts(ctx, now);
-    if (y && tshi_module_closed(node)) tshi_module_descend(node, y);
+    if (y && tshi_module_check_inputs(node)) tshi_module_backward(node, y);
     tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
@@ -14513,13 +14513,13 @@ static void tshi_module_again(tshi_node *node) {
 }
 
 /* Runs the forward without recording, in a scope that frees every tensor but the output. */
-static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int n) {
+static tsh_tensor *tshi_module_run_no_grad(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     tsh_tensor *y, form;
     tshi_block *block;
     tsh_scope_begin(ctx);
     tsh_no_grad_begin(ctx);
-    y = tshi_module_result(module, in, n);
+    y = tshi_module_run_checked(module, in, n);
     if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
     tsh_no_grad_end(ctx);
     if (y) {
@@ -14536,7 +14536,7 @@ static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int 
 
 /* Counts the parameters below that require a gradient, a tied one once per module that has it; also
  * writes them to `list` unless that is NULL. */
-static int tshi_module_learns(tsh_module *module, tsh_tensor **list) {
+static int tshi_module_trainable(tsh_module *module, tsh_tensor **list) {
     tsh_module *m;
     int i, n = 0;
     for (m = module; m; m = tshi_module_next(module, m))
@@ -14552,12 +14552,12 @@ static const tshi_op tshi_module_checkpoint_op = {
     "tsh_checkpoint",
     NULL,
     NULL,
-    tshi_module_again,
+    tshi_module_recompute,
     (1u << TSHI_MODULE_INPUTS) - 1, /* all inputs */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
 /* Runs a checkpointed module's forward and records one node for all of it. */
-static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in, int n) {
+static tsh_tensor *tshi_module_checkpoint(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     const tshi_rng_counts *counts;
     tsh_tensor *y;
@@ -14571,8 +14571,8 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
     for (i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
     counts = tshi_module_save_counts(ctx);
-    y = counts ? tshi_module_untaped(module, in, n) : NULL;
-    leaves = y ? tshi_module_learns(module, NULL) : 0;
+    y = counts ? tshi_module_run_no_grad(module, in, n) : NULL;
+    leaves = y ? tshi_module_trainable(module, NULL) : 0;
     if (!y || (!tshi_tape_records(ctx, in, n) && !leaves)) return y;
     /* all inputs marked: only the recomputation knows whose gradients are partial */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
@@ -14580,7 +14580,7 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
     if (!node) return NULL;
     replay = (tshi_replay *)node->params;
     node->leaves = (tsh_tensor **)(void *)(replay + 1);
-    node->leaf_count = tshi_module_learns(module, node->leaves);
+    node->leaf_count = tshi_module_trainable(module, node->leaves);
     replay->module = module;
     replay->counts = counts;
     return y;
@@ -14593,9 +14593,9 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
     const tsh_module *outer = ctx->module;
     tsh_tensor *y;
     ctx->module = module;
-    y = !module->checkpoint ? tshi_module_plain(module, in, n)
-        : ctx->tape.no_grad ? tshi_module_untaped(module, in, n)
-                            : tshi_module_checkpointed(module, in, n);
+    y = !module->checkpoint ? tshi_module_run(module, in, n)
+        : ctx->tape.no_grad ? tshi_module_run_no_grad(module, in, n)
+                            : tshi_module_checkpoint(module, in, n);
     ctx->module = outer;
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
@@ -14648,7 +14648,7 @@ static void tshi_module_line(const tsh_module *m, tshi_line *line) {
 }
 
 /* Steps to the next line; 0: there is none. Before the first step, *m is NULL and *line zero. */
-static int tshi_module_lines(const tsh_ctx *ctx, tsh_module **m, tshi_line *line) {
+static int tshi_module_next_line(const tsh_ctx *ctx, tsh_module **m, tshi_line *line) {
     if (line->name[0]) { /* line holds the seed, or module *m */
         *m = *m ? tshi_module_next(ctx->root, *m) : ctx->root;
         if (!*m) return 0;
@@ -14675,7 +14675,7 @@ static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same
     int64_t ends[2];
     tsh_result result;
     memset(&line, 0, sizeof line);
-    while (tshi_module_lines(ctx, &m, &line)) hash = tshi_module_line_hash(hash, &line);
+    while (tshi_module_next_line(ctx, &m, &line)) hash = tshi_module_line_hash(hash, &line);
     memcpy(&ends[0], &hash, sizeof hash);
     ends[1] = ~ends[0];
     result = tsh_allreduce(comm, ends, 2, TSH_I64, TSH_MIN);
@@ -14714,8 +14714,8 @@ static int tshi_module_differs(const int64_t *hash, int size, tshi_model_diff *a
 }
 
 /* Reports the rank whose model differs, and its line, on every rank of the group. */
-static tsh_result tshi_module_unlike(const tsh_comm *comm, tsh_ctx *ctx,
-                                     const tshi_model_diff *at) {
+static tsh_result tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx,
+                                          const tshi_model_diff *at) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
     const tshi_line *odd = at->lines + at->blamed, *usual = at->lines + at->reference;
     const int rank = (int)at->ranks[at->blamed], first = ctx->error.code == TSH_OK;
@@ -14731,7 +14731,7 @@ static tsh_result tshi_module_unlike(const tsh_comm *comm, tsh_ctx *ctx,
 
 /* Gathers all ranks' models line by line, up to the first that differs, and reports that one on
  * every rank of the group. */
-static tsh_result tshi_module_explain(tsh_comm *comm, tsh_ctx *ctx) {
+static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     const int size = comm->size;
     const int64_t rank = ctx->world.rank;
     const size_t bytes = (size_t)size * (3 * sizeof(int64_t) + sizeof(tshi_line));
@@ -14755,7 +14755,7 @@ static tsh_result tshi_module_explain(tsh_comm *comm, tsh_ctx *ctx) {
     result = tsh_allgather(comm, &rank, at.ranks, counts, 1, TSH_I64);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
     while (more && result == TSH_OK) {
-        more = tshi_module_lines(ctx, &m, &line);
+        more = tshi_module_next_line(ctx, &m, &line);
         if (!more) memset(&line, 0, sizeof line); /* other ranks have more lines */
         result = tsh_allgather(comm, &line, at.lines, counts, 1, TSH_I32);
         for (r = 0; r < size && result == TSH_OK; r++)
@@ -14764,7 +14764,7 @@ static tsh_result tshi_module_explain(tsh_comm *comm, tsh_ctx *ctx) {
     }
     if (result == TSH_OK) { /* no rank may fail the world before all have received the lines */
         (void)tsh_barrier(comm);
-        result = tshi_module_unlike(comm, ctx, &at);
+        result = tshi_module_report_diff(comm, ctx, &at);
     }
     tshi_mem_drop(ctx, block);
     tshi_error_tell(ctx);
@@ -14780,7 +14780,7 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     int same;
     comm->trace = NULL;
     result = tshi_module_same(comm, ctx, &same);
-    if (result == TSH_OK && !same) result = tshi_module_explain(comm, ctx);
+    if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
     comm->trace = trace;
     comm->stats = stats;
     return result;
@@ -14788,7 +14788,7 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
 
 /* Has the next collective of each group compare the models again; called after every change of the
  * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
-static void tshi_module_changes(tsh_ctx *ctx) {
+static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->compare = tshi_module_compare;
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx;
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
@@ -14814,7 +14814,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module, *other;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
-    tshi_module_changes(ctx);
+    tshi_module_changed(ctx);
     if (!name || !*name || strchr(name, '.') ||
         strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE) {
         (void)tsh_fail(
@@ -14849,7 +14849,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
 
 /* Ends the construction of its parent's newest child: returns it or, after an error, takes it out
  * of the tree again and returns NULL. */
-static tsh_module *tshi_module_done(tsh_module *module) {
+static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, *before = parent->first;
     size_t n = strlen(module->path);
     int i;
@@ -14885,7 +14885,7 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
 
 /* Gives a parameter, or a moment of one, another layout: redistributes its values, if it has any,
  * and frees its gradients. */
-static void tshi_module_lay(tsh_tensor *t, const tsh_layout *layout) {
+static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;
     tsh_shape shape = tsh_shape_of(t);
     tshi_block *block = NULL;
@@ -14956,7 +14956,7 @@ static const char *tshi_module_below(const tsh_module *root, const tsh_module *m
 }
 
 /* Appends the three paths below root that are nearest to `path`: "did you mean". */
-static void tshi_module_near(tsh_module *root, const char *path, char *text, size_t size) {
+static void tshi_module_suggest(tsh_module *root, const char *path, char *text, size_t size) {
     tsh_module *module, *best[3] = {NULL, NULL, NULL};
     int shown, distance, min;
     tshi_base_append(text, size, "near it are");
@@ -14977,7 +14977,7 @@ static void tshi_module_near(tsh_module *root, const char *path, char *text, siz
 }
 
 /* Finds the module at a path of n characters below `module`; NULL if there is none. */
-static tsh_module *tshi_module_follow(tsh_module *module, const char *path, size_t n) {
+static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n) {
     const char *end = path + n, *dot;
     for (; module && path < end; path = dot + 1) {
         for (dot = path; dot < end && *dot != '.';) dot++;
@@ -14994,9 +14994,9 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     char similar[TSH_MESSAGE_SIZE / 2] = "";
     if (!module) return NULL;
     if (!path) path = "?"; /* no module's name: gets the error below */
-    found = tshi_module_follow(module, path, strlen(path));
+    found = tshi_module_at(module, path, strlen(path));
     if (found) return found;
-    tshi_module_near(module, path, similar, sizeof similar);
+    tshi_module_suggest(module, path, similar, sizeof similar);
     (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT, "tsh_find: \"%s\" has no module \"%.64s\"; %s",
                    module->path, path, similar);
     return NULL;
@@ -15006,7 +15006,7 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
  * none. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
     const char *dot = strrchr(path, '.');
-    tsh_module *m = dot ? tshi_module_follow(module, path, (size_t)(dot - path)) : module;
+    tsh_module *m = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
     int i;
     for (i = 0; i < TSHI_MODULE_PARAMS && m; i++)
         if (m->param[i] && strcmp(m->param_name[i], dot ? dot + 1 : path) == 0) {
@@ -15083,7 +15083,7 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         old->path, tshi_tensor_text(old, a), source->path,
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
-    tshi_module_changes(module->ctx);
+    tshi_module_changed(module->ctx);
     for (m = module->ctx->root; m; m = tshi_module_next(module->ctx->root, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++)
             if (m->param[i] == old) m->param[i] = source;
@@ -15150,13 +15150,13 @@ static uint64_t tshi_module_magic(void) {
 }
 
 /* Stores word number `word` of a state or file, little-endian. */
-static void tshi_module_put(unsigned char *state, size_t word, uint64_t value) {
+static void tshi_module_store_word(unsigned char *state, size_t word, uint64_t value) {
     int i;
     for (i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
 }
 
 /* Loads it. */
-static uint64_t tshi_module_get(const unsigned char *state, size_t word) {
+static uint64_t tshi_module_load_word(const unsigned char *state, size_t word) {
     uint64_t value = 0;
     int i;
     for (i = 7; i >= 0; i--) value = value << 8 | state[word * 8 + (size_t)i];
@@ -15170,13 +15170,13 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     tsh_module *m;
     if (!modules) return 0;
     if (!out || size < need) return need;
-    tshi_module_put(out, TSHI_STATE_MAGIC, tshi_module_magic());
-    tshi_module_put(out, TSHI_STATE_MODULES, modules);
-    tshi_module_put(out, TSHI_STATE_SEED, ctx->seed);
-    tshi_module_put(out, TSHI_STATE_RANDN, ctx->randn_calls);
-    tshi_module_put(out, TSHI_STATE_DROPOUT, ctx->dropout_calls);
+    tshi_module_store_word(out, TSHI_STATE_MAGIC, tshi_module_magic());
+    tshi_module_store_word(out, TSHI_STATE_MODULES, modules);
+    tshi_module_store_word(out, TSHI_STATE_SEED, ctx->seed);
+    tshi_module_store_word(out, TSHI_STATE_RANDN, ctx->randn_calls);
+    tshi_module_store_word(out, TSHI_STATE_DROPOUT, ctx->dropout_calls);
     for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
-        tshi_module_put(out, word++, m->dropout_calls);
+        tshi_module_store_word(out, word++, m->dropout_calls);
     return need;
 }
 
@@ -15186,21 +15186,21 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
     size_t word = TSHI_STATE_WORDS;
     tsh_module *m;
     if (!modules || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if (!in || size < word * 8 || tshi_module_get(in, 0) != tshi_module_magic())
+    if (!in || size < word * 8 || tshi_module_load_word(in, 0) != tshi_module_magic())
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_set_rng_state: %llu bytes are no state that tsh_rng_state wrote",
                         in ? (unsigned long long)size : 0ull);
-    if (tshi_module_get(in, 1) != modules || size / 8 - word != modules || size % 8)
+    if (tshi_module_load_word(in, 1) != modules || size / 8 - word != modules || size % 8)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_set_rng_state: the state is of %llu modules and has %llu bytes; this "
                         "tree has %llu modules, whose state has %llu",
-                        (unsigned long long)tshi_module_get(in, 1), (unsigned long long)size,
+                        (unsigned long long)tshi_module_load_word(in, 1), (unsigned long long)size,
                         (unsigned long long)modules, (unsigned long long)((modules + word) * 8));
-    ctx->seed = tshi_module_get(in, TSHI_STATE_SEED);
-    ctx->randn_calls = tshi_module_get(in, TSHI_STATE_RANDN);
-    ctx->dropout_calls = tshi_module_get(in, TSHI_STATE_DROPOUT);
+    ctx->seed = tshi_module_load_word(in, TSHI_STATE_SEED);
+    ctx->randn_calls = tshi_module_load_word(in, TSHI_STATE_RANDN);
+    ctx->dropout_calls = tshi_module_load_word(in, TSHI_STATE_DROPOUT);
     for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
-        m->dropout_calls = tshi_module_get(in, word++);
+        m->dropout_calls = tshi_module_load_word(in, word++);
     return TSH_OK;
 }
 
@@ -15247,19 +15247,19 @@ static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
 }
 
 /* Returns the input of a layer that takes one; NULL and an error if there is none or more. */
-static tsh_tensor *tshi_nn_one(const tsh_module *module, tsh_tensor *const *in, int n) {
+static tsh_tensor *tshi_nn_only_input(const tsh_module *module, tsh_tensor *const *in, int n) {
     if (n == 1 && in[0]) return in[0];
     return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward: takes one input, not %d%s",
                            n, n == 1 ? " that is NULL" : "");
 }
 
 /* Redistributes the output as the plan says. */
-static tsh_tensor *tshi_nn_give(const tsh_module *module, tsh_tensor *y) {
+static tsh_tensor *tshi_nn_output(const tsh_module *module, tsh_tensor *y) {
     return y && module->gives ? tsh_redistribute(y, *module->gives) : y;
 }
 
 /* Returns S(dim), with the segments and units of a rule. */
-static tsh_layout tshi_nn_cut(const tsh_plan_rule *rule, int dim) {
+static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
     tsh_layout layout = tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
                                            rule->unit ? rule->unit : 1);
     int s;
@@ -15272,8 +15272,8 @@ static tsh_layout tshi_nn_cut(const tsh_plan_rule *rule, int dim) {
 
 /* Sets the layouts of a linear's weight and bias: sharded as `cut` along the output features (dim
  * 0) or the input features (dim 1), where the bias stays replicated. */
-static void tshi_nn_linear_cut(const tsh_module *module, tsh_layout cut, int dim,
-                               tsh_layout *layouts) {
+static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int dim,
+                                 tsh_layout *layouts) {
     layouts[0] = layouts[1] = cut;
     layouts[0].dim = module->reversed ? 1 - dim : dim;
     layouts[1].dim = 0;
@@ -15283,29 +15283,32 @@ static void tshi_nn_linear_cut(const tsh_module *module, tsh_layout cut, int dim
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
     layouts[0] = layouts[1] = tsh_replicated();
-    if (rule->style == TSH_COLWISE) tshi_nn_linear_cut(module, tshi_nn_cut(rule, 0), 0, layouts);
-    if (rule->style == TSH_ROWWISE) tshi_nn_linear_cut(module, tshi_nn_cut(rule, 0), 1, layouts);
+    if (rule->style == TSH_COLWISE)
+        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), 0, layouts);
+    if (rule->style == TSH_ROWWISE)
+        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), 1, layouts);
 }
 
 /* Decides TSH_AUTO at the first input x (.., in): ROWWISE if x is sharded along its features, with
  * the same shards; else COLWISE. */
-static void tshi_nn_settle(tsh_module *module, const tsh_tensor *x) {
+static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
     tsh_layout layouts[TSHI_MODULE_PARAMS];
     int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
     module->style = row ? TSH_ROWWISE : TSH_COLWISE;
-    tshi_nn_linear_cut(module, row ? x->layout : tsh_sharded(0), row, layouts);
+    tshi_nn_linear_shard(module, row ? x->layout : tsh_sharded(0), row, layouts);
     for (i = 0; i < 2; i++) {
         tsh_tensor *t = module->param[i];
-        if (t && tshi_layout_resolve(&layouts[i], t->ndim, t->dim)) tshi_module_lay(t, &layouts[i]);
+        if (t && tshi_layout_resolve(&layouts[i], t->ndim, t->dim))
+            tshi_module_relayout(t, &layouts[i]);
     }
 }
 
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_one(module, in, n), *w = module->param[0], *b = module->param[1];
+    tsh_tensor *x = tshi_nn_only_input(module, in, n), *w = module->param[0], *b = module->param[1];
     const tsh_layout *gives = module->gives;
     int column, regather;
     if (!x || !tshi_nn_declared(module, x)) return NULL;
-    if (module->style == TSH_AUTO) tshi_nn_settle(module, x);
+    if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
     if (module->reversed) w = tsh_transpose(w, 0, 1);
     if (!w) return NULL;
     column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0; /* w (out, in) */
@@ -15314,18 +15317,18 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
     if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
         (gives && tshi_tensor_axis(x, gives->dim) == x->ndim - 1))
         gives = NULL; /* the op itself only reduce-scatters rows of a row-parallel product */
-    return tshi_nn_give(module,
-                        tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather));
+    return tshi_nn_output(module,
+                          tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather));
 }
 
 /* -- embedding -------------------------------------------------------------- */
 
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *ids = tshi_nn_one(module, in, n), *y;
+    tsh_tensor *ids = tshi_nn_only_input(module, in, n), *y;
     if (!ids || !tshi_nn_declared(module, ids)) return NULL;
     y = tsh_embedding(ids, module->param[0], &module->lookup);
     if (module->gives || !y || module->param[0]->layout.kind != TSH_SHARDED)
-        return tshi_nn_give(module, y);
+        return tshi_nn_output(module, y);
     return tsh_redistribute(y, tsh_replicated());
 }
 
@@ -15333,8 +15336,8 @@ static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_r
                                       tsh_layout *layouts) {
     (void)module;
     layouts[0] = layouts[1] = tsh_replicated();
-    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_cut(rule, 0);
-    if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_cut(rule, 1);
+    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
+    if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_shard(rule, 1);
 }
 
 /* -- norms, dropout --------------------------------------------------------- */
@@ -15344,7 +15347,7 @@ enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 /* Returns the input of a layer that supports TSH_SEQUENCE: under that style it is redistributed to
  * S(1), or to the rule's input; else checked. NULL and an error if it does not fit. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_one(module, in, n);
+    tsh_tensor *x = tshi_nn_only_input(module, in, n);
     if (x && module->style == TSH_SEQUENCE)
         return tsh_redistribute(x, module->takes ? *module->takes : tsh_sharded(1));
     return x && tshi_nn_declared(module, x) ? x : NULL;
@@ -15353,19 +15356,19 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     if (!x) return NULL;
-    return tshi_nn_give(module,
-                        tsh_layer_norm(x, module->param[0], module->param[1], module->number));
+    return tshi_nn_output(module,
+                          tsh_layer_norm(x, module->param[0], module->param[1], module->number));
 }
 
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
-    return x ? tshi_nn_give(module, tsh_rms_norm(x, module->param[0], module->number)) : NULL;
+    return x ? tshi_nn_output(module, tsh_rms_norm(x, module->param[0], module->number)) : NULL;
 }
 
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     if (x && !module->evaluating) x = tsh_dropout(x, module->number, module);
-    return tshi_nn_give(module, x);
+    return tshi_nn_output(module, x);
 }
 
 /* Gives a norm its parameters: weight (dim) of ones and, unless no_bias, bias (dim) of zeros. */
@@ -15376,7 +15379,7 @@ static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int
     if (!no_bias)
         tshi_module_param(module, 1, "bias", tsh_shape1(dim),
                           tshi_tensor_init_of(TSH_INIT_ZEROS, 0, 0), 0);
-    return tshi_module_done(module);
+    return tshi_module_finish(module);
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
@@ -15433,11 +15436,12 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
  * new layer is sharded by a plan of one rule, too. */
 
 /* Matches a name, from s to s_end, against a pattern with * and ?. */
-static int tshi_parallel_atom(const char *p, const char *p_end, const char *s, const char *s_end) {
+static int tshi_parallel_match_name(const char *p, const char *p_end, const char *s,
+                                    const char *s_end) {
     for (; p < p_end; p++, s++) {
         if (*p == '*') {
             for (; s <= s_end; s++)
-                if (tshi_parallel_atom(p + 1, p_end, s, s_end)) return 1;
+                if (tshi_parallel_match_name(p + 1, p_end, s, s_end)) return 1;
             return 0;
         }
         if (s >= s_end || (*p != '?' && *p != *s)) return 0;
@@ -15456,7 +15460,7 @@ static int tshi_parallel_match(const char *p, const char *s) {
         if (tshi_parallel_match(rest, s)) return 1;
         return *s ? tshi_parallel_match(p, *se ? se + 1 : se) : 0;
     }
-    if (!*s || !tshi_parallel_atom(p, pe, s, se)) return 0;
+    if (!*s || !tshi_parallel_match_name(p, pe, s, se)) return 0;
     return tshi_parallel_match(*pe ? pe + 1 : pe, *se ? se + 1 : se);
 }
 
@@ -15480,8 +15484,8 @@ static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
 }
 
 /* Returns 1 if a rule applies to module m: by path, kind, and a style that m's kind supports. */
-static int tshi_parallel_means(const tsh_module *root, const tsh_module *m,
-                               const tsh_plan_rule *rule) {
+static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
+                                 const tsh_plan_rule *rule) {
     if (tshi_parallel_purpose(rule) == TSHI_PARALLEL_STYLE &&
         !(m->kind->styles >> rule->style & 1u))
         return 0;
@@ -15496,7 +15500,7 @@ static int tshi_parallel_choose(const tsh_module *root, tsh_module *m, const tsh
     memset(choice, 0, sizeof *choice);
     choice->module = m;
     for (i = 0; i < count; i++) {
-        if (!tshi_parallel_means(root, m, &rules[i])) continue;
+        if (!tshi_parallel_applies(root, m, &rules[i])) continue;
         purpose = tshi_parallel_purpose(&rules[i]);
         if (choice->rule[purpose]) {
             (void)tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
@@ -15525,8 +15529,8 @@ static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
 }
 
 /* Checks that every rule was chosen for some module; 0 and an error with similar names if not. */
-static int tshi_parallel_rules(tsh_module *root, const tsh_plan_rule *rules, int count,
-                               const tshi_choice *choices, int n) {
+static int tshi_parallel_check_rules(tsh_module *root, const tsh_plan_rule *rules, int count,
+                                     const tshi_choice *choices, int n) {
     char similar[TSH_MESSAGE_SIZE / 2];
     int i, c, matched;
     for (i = 0; i < count; i++) {
@@ -15535,7 +15539,7 @@ static int tshi_parallel_rules(tsh_module *root, const tsh_plan_rule *rules, int
             matched = choices[c].rule[tshi_parallel_purpose(rule)] == rule;
         if (matched) continue;
         similar[0] = '\0';
-        tshi_module_near(root, rule->path, similar, sizeof similar);
+        tshi_module_suggest(root, rule->path, similar, sizeof similar);
         (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
                        "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
                        rule->path, similar);
@@ -15578,7 +15582,7 @@ static int tshi_parallel_layouts(tshi_choice *choice) {
 
 /* Checks that two choices give a parameter that their modules share the same layout; 0 and an error
  * if not. */
-static int tshi_parallel_agree(const tshi_choice *a, const tshi_choice *b) {
+static int tshi_parallel_check_tied(const tshi_choice *a, const tshi_choice *b) {
     char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
     int i, j;
     if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return 1;
@@ -15620,9 +15624,9 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
     for (i = 0, m = root; m && good; m = tshi_module_next(root, m), i++)
         good = tshi_parallel_choose(root, m, rules, count, &choices[i]) &&
                tshi_parallel_layouts(&choices[i]);
-    good = good && tshi_parallel_rules(root, rules, count, choices, *n);
+    good = good && tshi_parallel_check_rules(root, rules, count, choices, *n);
     for (i = 0; i < *n && good; i++)
-        for (j = 0; j < i && good; j++) good = tshi_parallel_agree(&choices[j], &choices[i]);
+        for (j = 0; j < i && good; j++) good = tshi_parallel_check_tied(&choices[j], &choices[i]);
     if (good) return block;
     tshi_mem_drop(root->ctx, block);
     return NULL;
@@ -15631,7 +15635,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
 /* -- applying --------------------------------------------------------------- */
 
 /* Copies a layout to memory that lives with the ctx; NULL for NULL. */
-static const tsh_layout *tshi_parallel_keep(tsh_ctx *ctx, const tsh_layout *layout) {
+static const tsh_layout *tshi_parallel_copy(tsh_ctx *ctx, const tsh_layout *layout) {
     tsh_layout *copy = layout ? (tsh_layout *)tshi_mem_book(ctx, &ctx->books, sizeof *copy) : NULL;
     if (copy) *copy = *layout;
     return copy;
@@ -15644,7 +15648,7 @@ static void tshi_parallel_prepare(tsh_module *m, const tsh_plan_rule *rule) {
                                                     (size_t)n * sizeof *m->prepare);
     if (!m->prepare) return;
     for (i = 0; i < n; i++)
-        m->prepare[i] = tshi_parallel_keep(m->ctx, rule->inputs ? rule->inputs[i] : rule->input);
+        m->prepare[i] = tshi_parallel_copy(m->ctx, rule->inputs ? rule->inputs[i] : rule->input);
     m->prepared = n;
 }
 
@@ -15656,14 +15660,14 @@ static void tshi_parallel_apply(const tshi_choice *choice) {
     tsh_layout whole = tsh_replicated();
     int i;
     if (before) tshi_parallel_prepare(m, before);
-    if (after) m->result = tshi_parallel_keep(m->ctx, after->output);
+    if (after) m->result = tshi_parallel_copy(m->ctx, after->output);
     if (!rule) return;
     for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-        if (m->param[i]) tshi_module_lay(m->param[i], &choice->layout[i]);
+        if (m->param[i]) tshi_module_relayout(m->param[i], &choice->layout[i]);
     m->style = rule->style;
     m->regather = rule->regather;
-    m->takes = tshi_parallel_keep(m->ctx, rule->input);
-    m->gives = tshi_parallel_keep(m->ctx, rule->gather_output ? &whole : rule->output);
+    m->takes = tshi_parallel_copy(m->ctx, rule->input);
+    m->gives = tshi_parallel_copy(m->ctx, rule->gather_output ? &whole : rule->output);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules,
@@ -15676,7 +15680,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     for (i = 0; block && i < n; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
     tshi_mem_drop(module->ctx, block);
-    tshi_module_changes(module->ctx);
+    tshi_module_changed(module->ctx);
     return module->ctx->error.code;
 }
 
@@ -15775,7 +15779,7 @@ enum {
 };
 
 /* Returns a rule of a style, for the module itself. */
-static tsh_plan_rule tshi_parallel_birth(tsh_style style) {
+static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
     tsh_plan_rule rule;
     memset(&rule, 0, sizeof rule);
     rule.path = "";
@@ -15813,7 +15817,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *nam
                        "tsh_add_linear: \"%s\" is to leave its bias to the caller, and has none",
                        module->path);
     tshi_parallel_params(module, desc, NULL);
-    rule = tshi_parallel_birth(desc->style);
+    rule = tshi_parallel_rule(desc->style);
     rule.segments = desc->segments;
     rule.unit = desc->unit;
     rule.gather_output = desc->gather_output;
@@ -15821,12 +15825,12 @@ TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *nam
     rule.output = desc->output;
     rule.regather = desc->regather;
     (void)tsh_parallelize(module, &rule, 1);
-    return tshi_module_done(module);
+    return tshi_module_finish(module);
 }
 
 /* Shards a classifier or embedding, whose weight may be one that exists. If that is sharded
  * already, the layer takes the style that its layout has; NULL and an error if `wanted` differs. */
-static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule *wanted) {
+static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *wanted) {
     const tsh_layout *own = &module->param[0]->layout;
     int table = module->kind->layouts == tshi_nn_embedding_layouts; /* (count, dim) */
     tsh_plan_rule rule = *wanted;
@@ -15834,7 +15838,7 @@ static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule 
     char text[TSHI_TEXT_SIZE];
     if (own->kind != TSH_SHARDED) {
         (void)tsh_parallelize(module, wanted, 1);
-        return tshi_module_done(module);
+        return tshi_module_finish(module);
     }
     rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
     if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style) {
@@ -15842,7 +15846,7 @@ static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule 
                        "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
                        module->kind->name, module->path, tshi_parallel_style(wanted->style),
                        module->param[0]->path, tsh_layout_text(own, text, sizeof text));
-        return tshi_module_done(module);
+        return tshi_module_finish(module);
     }
     memset(&choice, 0, sizeof choice);
     choice.module = module;
@@ -15850,9 +15854,9 @@ static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule 
     if (table)
         choice.layout[0] = *own;
     else
-        tshi_nn_linear_cut(module, *own, own->dim, choice.layout);
+        tshi_nn_linear_shard(module, *own, own->dim, choice.layout);
     tshi_parallel_apply(&choice);
-    return tshi_module_done(module);
+    return tshi_module_finish(module);
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
@@ -15870,18 +15874,18 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     linear.weight_init = desc->weight_init;
     linear.bias_init = desc->bias_init;
     tshi_parallel_params(module, &linear, desc->weight);
-    if (module->ctx->error.code != TSH_OK) return tshi_module_done(module);
-    rule = tshi_parallel_birth(desc->style);
+    if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
+    rule = tshi_parallel_rule(desc->style);
     if (desc->weight && desc->style == TSH_AUTO)
         rule.style = TSH_COLWISE; /* the first input must not relayout a weight that others use */
     rule.gather_output = desc->gather_output;
     rule.input = desc->input;
-    return tshi_parallel_follow(module, &rule);
+    return tshi_parallel_shard(module, &rule);
 }
 
 /* Checks that the weight of a description, if any, can be the table of a new embedding; 0 and an
  * error if not. */
-static int tshi_parallel_adopts(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
+static int tshi_parallel_check_weight(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
     const tsh_tensor *w = desc->weight;
     char text[TSHI_TEXT_SIZE];
     if (w && (!(w->flags & TSHI_PARAM) || w->ctx != ctx))
@@ -15903,7 +15907,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     tsh_plan_rule rule;
     int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0;
     if (parent && desc &&
-        (!tshi_parallel_adopts(parent->ctx, desc) ||
+        (!tshi_parallel_check_weight(parent->ctx, desc) ||
          !tshi_embedding_options(parent->ctx, "tsh_add_embedding", &desc->lookup, rows)))
         return NULL;
     module = tshi_nn_add(parent, name, &kind, desc);
@@ -15914,13 +15918,13 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     if (!desc->weight)
         tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
                           tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
-    if (!module->param[0]) return tshi_module_done(module);
+    if (!module->param[0]) return tshi_module_finish(module);
     if (!desc->weight && desc->lookup.padding)
         module->param[0]->zero_row = 1 + desc->lookup.padding_idx +
                                      (desc->lookup.padding_idx < 0 ? rows : 0);
-    rule = tshi_parallel_birth(desc->style);
+    rule = tshi_parallel_rule(desc->style);
     rule.output = desc->output;
-    return tshi_parallel_follow(module, &rule);
+    return tshi_parallel_shard(module, &rule);
 }
 
 /* ========================================================================== */
@@ -16231,7 +16235,7 @@ static const tsh_policy_layer *tshi_policy_list(const tsh_policy *policy, int li
 }
 
 /* Returns 1 for the entry of zeros that ends a list. */
-static int tshi_policy_ends(const tsh_policy_layer *layer) {
+static int tshi_policy_is_end(const tsh_policy_layer *layer) {
     return !layer->weight && !layer->bias && !layer->n_fused && layer->replace == TSH_PLAIN &&
            !layer->reversed && !layer->ignore_checker && !layer->heads && !layer->kv;
 }
@@ -16239,7 +16243,7 @@ static int tshi_policy_ends(const tsh_policy_layer *layer) {
 /* Finds an argument below the block, by path; NULL and an error if there is none above 0. */
 static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char *path) {
     const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
-    tsh_module *module = tshi_module_follow(pass->block, path, dot ? (size_t)(dot - path) : 0);
+    tsh_module *module = tshi_module_at(pass->block, path, dot ? (size_t)(dot - path) : 0);
     tshi_argument *argument = module ? tshi_policy_named(module, name) : NULL;
     if (argument && argument->value > 0) return argument;
     (void)tshi_policy_fail(
@@ -16257,8 +16261,8 @@ typedef struct tshi_policy_counts {
 } tshi_policy_counts;
 
 /* Reads the counts that `at` names; 0 and an error if they do not fit together. */
-static int tshi_policy_counted(const tshi_policy_pass *pass, const tsh_policy_heads *at,
-                               tshi_policy_counts *c) {
+static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_policy_heads *at,
+                                   tshi_policy_counts *c) {
     const tshi_argument *heads = at->heads ? tshi_policy_count(pass, at->heads) : NULL, *kv,
                         *hidden;
     if (!heads && !at->heads)
@@ -16286,7 +16290,7 @@ static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_hea
     tshi_policy_counts c;
     tsh_layout cut;
     int64_t owned;
-    if (!tshi_policy_counted(pass, at, &c)) return 0;
+    if (!tshi_policy_read_counts(pass, at, &c)) return 0;
     cut = tsh_shard_units(0, c.group);
     owned = tsh_chunk(&cut, c.heads, tp->size, tp->rank, NULL);
     tshi_policy_count(pass, at->heads)->local = owned;
@@ -16298,13 +16302,13 @@ static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_hea
 
 /* Fills in the *n segments of a layer whose `features` are sharded by heads, and sets *n to 0 if it
  * stays replicated. `row`: of a row-parallel layer. 0 and an error if heads do not fit. */
-static int tshi_policy_cut(const tshi_policy_pass *pass, const tsh_policy_layer *layer,
-                           const char *path, int64_t features, int row, tsh_segment *segment,
-                           int *n) {
+static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_layer *layer,
+                                const char *path, int64_t features, int row, tsh_segment *segment,
+                                int *n) {
     tshi_policy_counts c;
     int64_t total = 0, head;
     int s, grouped = *n == 3 && !layer->kv; /* [Q|K|V] */
-    if (!tshi_policy_counted(pass, layer->heads, &c)) return 0;
+    if (!tshi_policy_read_counts(pass, layer->heads, &c)) return 0;
     for (s = 0; s < *n; s++) {
         int queries = !layer->kv && (s == 0 || !grouped);
         segment[s].length = queries ? c.heads : c.kv;
@@ -16358,7 +16362,7 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
         if (!name[i] || tshi_module_lookup(pass->block, name[i], &owner[i]) ||
             layer->ignore_checker)
             continue;
-        tshi_module_near(pass->block, name[i], similar, sizeof similar);
+        tshi_module_suggest(pass->block, name[i], similar, sizeof similar);
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no parameter \"%.64s\"; %s", name[i],
                                similar);
         return NULL;
@@ -16387,18 +16391,18 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "fuses %d parts in \"%s\"; a layer has at most %d", n, path,
                                 TSH_MAX_SEGMENTS);
-    *rule = tshi_parallel_birth(layer->replace == TSH_PLAIN ? style : layer->replace);
+    *rule = tshi_parallel_rule(layer->replace == TSH_PLAIN ? style : layer->replace);
     rule->path = tshi_module_below(pass->root, m);
     rule->segments = n;
     if (layer->heads && (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE) &&
         m->kind->layouts && m->param[0]) {
         m->kind->layouts(m, rule, layouts);
-        if (!tshi_policy_cut(pass, layer, path, m->param[0]->dim[layouts[0].dim],
-                             rule->style == TSH_ROWWISE, pass->segments[pass->count], &n))
+        if (!tshi_policy_segments(pass, layer, path, m->param[0]->dim[layouts[0].dim],
+                                  rule->style == TSH_ROWWISE, pass->segments[pass->count], &n))
             return 0;
         rule->cut = (const tsh_segment *)pass->segments[pass->count];
         if (n == 0) {
-            *rule = tshi_parallel_birth(TSH_PLAIN); /* replicated, even if it was sharded before */
+            *rule = tshi_parallel_rule(TSH_PLAIN); /* replicated, even if it was sharded before */
             rule->path = tshi_module_below(pass->root, m);
         }
     } else if (layer->heads) {
@@ -16419,7 +16423,7 @@ static int tshi_policy_layers(tshi_policy_pass *pass, int list) {
     const tsh_policy_layer *layer = tshi_policy_list(pass->policy, list);
     int found = 0;
     if (!layer) return 1;
-    for (; !tshi_policy_ends(layer); layer++) {
+    for (; !tshi_policy_is_end(layer); layer++) {
         tsh_module *m = tshi_policy_find_layer(pass, layer);
         if (pass->root->ctx->error.code != TSH_OK) return 0;
         if (!m) continue;
@@ -16462,7 +16466,7 @@ static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) 
             for (list = 0; list < TSHI_POLICY_LISTS; list++) {
                 const tsh_policy_layer *layer = tshi_policy_list(pass->policy, list);
                 if (pass->rules && !tshi_policy_layers(pass, list)) return -1;
-                for (; !pass->rules && layer && !tshi_policy_ends(layer); layer++) pass->count++;
+                for (; !pass->rules && layer && !tshi_policy_is_end(layer); layer++) pass->count++;
             }
             if (pass->rules && !tshi_policy_arguments(pass)) return -1;
         }
@@ -16472,7 +16476,7 @@ static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) 
 /* Reports a policy that matches no block, with similar names. */
 static tsh_result tshi_policy_unmatched(tsh_module *root, const tsh_policy *policy) {
     char similar[TSH_MESSAGE_SIZE / 2] = "";
-    tshi_module_near(root, policy->blocks ? policy->blocks : "", similar, sizeof similar);
+    tshi_module_suggest(root, policy->blocks ? policy->blocks : "", similar, sizeof similar);
     return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
                     "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
                     policy->name ? policy->name : "", policy->blocks ? policy->blocks : "",
@@ -16566,9 +16570,9 @@ typedef struct tshi_squares {
 } tshi_squares;
 
 /* A thread's share: blocks from `from` to `to`. */
-static void tshi_optim_blocks(void *job, int piece, int64_t from, int64_t to) {
+static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_squares *all = (const tshi_squares *)job;
-    (void)piece;
+    (void)thread;
     for (; from < to; from++) {
         int64_t first = from * TSHI_OPTIM_BLOCK;
         const tshi_operand x = tshi_kernel_reals(all->x + first, 1);
@@ -16592,7 +16596,7 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     all.n = n;
     all.sums = (double *)tshi_mem_data(scratch);
     all.kernel = tshi_optim_squares[ctx->isa];
-    tshi_team_run(tshi_team_pieces(ctx, blocks, 1), blocks, 1, tshi_optim_blocks, &all);
+    tshi_team_run(tshi_team_pieces(ctx, blocks, 1), blocks, 1, tshi_optim_sum_part, &all);
     for (i = 0; i < blocks; i++) sum += all.sums[i];
     tshi_mem_drop(ctx, scratch);
     return sum;
@@ -16760,7 +16764,7 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, con
 TSHI_KERNEL(tshi_optim_sgd, tshi_sgd);
 
 /* Returns the first element of x that this rank updates: of all, or of its chunk. */
-static int64_t tshi_optim_from(const tsh_tensor *x) {
+static int64_t tshi_optim_first(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk(x, x->ctx->dp.rank) : 0;
 }
 
@@ -16774,7 +16778,7 @@ static int64_t tshi_optim_count(const tsh_tensor *x) {
 static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, const char *what) {
     tsh_ctx *ctx = moment->ctx;
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
-    tsh_real *own = values + tshi_optim_from(moment);
+    tsh_real *own = values + tshi_optim_first(moment);
     tsh_result result;
     int64_t *counts;
     int k;
@@ -16788,7 +16792,7 @@ static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, 
 }
 
 /* Gives a moment a new block of n elements, not filled; 0 and an error without memory. */
-static int tshi_optim_room(tsh_tensor *moment, int64_t n) {
+static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
     tshi_block *block = tshi_mem_take(moment->ctx, TSH_MEM_OPTIMISER, tshi_dtype_reals(n));
     if (!block) return 0;
     tshi_mem_drop(moment->ctx, moment->block);
@@ -16797,34 +16801,33 @@ static int tshi_optim_room(tsh_tensor *moment, int64_t n) {
 }
 
 /* Reduces a moment that holds all its values to this rank's chunk. */
-static void tshi_optim_cut(tsh_tensor *moment) {
+static void tshi_optim_keep_chunk(tsh_tensor *moment) {
     tshi_block *whole = moment->block;
     const int64_t n = tshi_optim_count(moment);
     whole->refs++;
-    if (tshi_optim_room(moment, n))
+    if (tshi_optim_allocate(moment, n))
         memcpy(tshi_mem_data(moment->block),
-               (tsh_real *)tshi_mem_data(whole) + tshi_optim_from(moment),
-               tshi_dtype_reals(n));
+               (tsh_real *)tshi_mem_data(whole) + tshi_optim_first(moment), tshi_dtype_reals(n));
     tshi_mem_drop(moment->ctx, whole);
 }
 
 /* Gives a moment its parameter's new layout; chunks are gathered for that, and cut out again. */
-static void tshi_optim_lay(tsh_tensor *moment, const tsh_layout *layout) {
+static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
     const int cut = moment->flags & TSHI_CHUNKED;
     tshi_block *chunk = moment->block;
     if (!cut || tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
-        tshi_module_lay(moment, layout);
+        tshi_module_relayout(moment, layout);
         return;
     }
     chunk->refs++;
-    if (tshi_optim_room(moment, tsh_local_numel(moment))) {
+    if (tshi_optim_allocate(moment, tsh_local_numel(moment))) {
         tsh_tensor part = *moment;
         part.block = chunk;
         if (tshi_optim_gather(&part, (tsh_real *)tshi_mem_data(moment->block),
                               "tsh_optim_step: moments of a new layout") == TSH_OK)
-            tshi_module_lay(moment, layout);
-        tshi_optim_cut(moment);
+            tshi_module_relayout(moment, layout);
+        tshi_optim_keep_chunk(moment);
     }
     tshi_mem_drop(ctx, chunk);
 }
@@ -16836,14 +16839,14 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     const tsh_shape shape = tsh_shape_of(param);
     tsh_tensor *m = *moment;
     if (m) {
-        tshi_optim_lay(m, &param->layout);
+        tshi_optim_relayout(m, &param->layout);
         return ctx->error.code == TSH_OK ? m : NULL;
     }
     m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
     if (!m) return NULL;
     m->dtype = TSH_REAL;
     if (tshi_tensor_form(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
-        !tshi_optim_room(m, tshi_optim_count(m))) {
+        !tshi_optim_allocate(m, tshi_optim_count(m))) {
         tshi_tensor_end(m);
         return NULL;
     }
@@ -16862,13 +16865,13 @@ typedef struct tshi_optim_work {
 } tshi_optim_work;
 
 /* A thread's share: runs the kernel over each run of marked rows. */
-static void tshi_optim_piece(void *job, int piece, int64_t from, int64_t to) {
+static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_optim_work *work = (const tshi_optim_work *)job;
     const int32_t *marks = work->marks;
     tshi_operand part[TSHI_OPTIM_OPERANDS];
     int64_t r, n;
     int i;
-    (void)piece;
+    (void)thread;
     for (r = from; r < to; r += n) {
         n = marks ? 1 : to - from;
         if (marks && !marks[r]) continue;
@@ -16891,12 +16894,12 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
     work.marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
     work.width = count / rows;
     tshi_team_run(tshi_kernel_pieces(t->ctx, rows, work.width), rows, t->sparse ? 1 : 16,
-                  tshi_optim_piece, &work);
+                  tshi_optim_update_part, &work);
 }
 
 /* One parameter's update by SGD. */
-static void tshi_optim_descend(const tsh_optim *optim, tshi_moments *each, double clip,
-                               tshi_operand *x) {
+static void tshi_optim_update_sgd(const tsh_optim *optim, tshi_moments *each, double clip,
+                                  tshi_operand *x) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
     tshi_sgd p;
@@ -16920,11 +16923,11 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
     x[TSHI_OPTIM_GRAD] = tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1);
     x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_reals(NULL, 1);
-    tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_from(t));
-    tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_from(t));
+    tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
+    tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
     each->steps++;
     if (d->kind == TSH_SGD) {
-        tshi_optim_descend(optim, each, clip, x);
+        tshi_optim_update_sgd(optim, each, clip, x);
         return;
     }
     if (!tshi_optim_moment(t, &each->first) || !tshi_optim_moment(t, &each->second)) return;
@@ -17111,15 +17114,15 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
  * no send waits for one to the other neighbour. */
 enum {
     TSHI_PIPELINE_HEAD = 6 + TSH_MAX_DIMS + 2 * TSH_MAX_SEGMENTS, /* words that describe a tensor */
-    TSHI_PIPELINE_OUTBOX = 16 /* sends in flight to each of 2 neighbours; a comm's limit is 64 */
+    TSHI_PIPELINE_SENDS = 16 /* sends in flight to each of 2 neighbours; a comm's limit is 64 */
 };
 
 /* Sends in flight to one neighbour, oldest first in a ring; each keeps its values alive. */
-typedef struct tshi_outbox {
-    tsh_req req[TSHI_PIPELINE_OUTBOX];
-    tshi_block *block[TSHI_PIPELINE_OUTBOX];
+typedef struct tshi_send_queue {
+    tsh_req req[TSHI_PIPELINE_SENDS];
+    tshi_block *block[TSHI_PIPELINE_SENDS];
     int first, count;
-} tshi_outbox;
+} tshi_send_queue;
 
 /* A parameter that several stages hold: each computes a part of its gradient. */
 typedef struct tshi_tie {
@@ -17138,54 +17141,54 @@ struct tsh_pipeline {
     tsh_module *child;     /* the first child of this stage */
     int warmup, slots;     /* forwards before the first backward; max micro-batches under way */
     tshi_micro **micro;    /* (slots): micro-batch k in slot k modulo slots */
-    tshi_outbox outbox[2]; /* to the previous stage, to the next one */
+    tshi_send_queue queue[2]; /* to the previous stage, to the next one */
     tshi_tie *ties;
     double total[2]; /* on the last stage: the sum of losses, the sum of what they count */
 };
 
 /* Parameters of the node of a received tensor. */
-typedef struct tshi_debt {
+typedef struct tshi_receipt {
     tsh_pipeline *pipeline;
     tshi_micro *micro;
-} tshi_debt;
+} tshi_receipt;
 
 /* -- messages ---------------------------------------------------------------- */
 
 /* Waits for the oldest send of a queue and releases its values. */
-static void tshi_pipeline_arrive(tsh_pipeline *p, tshi_outbox *box) {
-    const int i = box->first;
-    (void)tshi_error_comm(p->ctx, tsh_wait(&p->ctx->pp, box->req[i]), "tsh_pipeline: send");
-    tshi_mem_drop(p->ctx, box->block[i]);
-    box->first = (i + 1) % TSHI_PIPELINE_OUTBOX;
-    box->count--;
+static void tshi_pipeline_wait_send(tsh_pipeline *p, tshi_send_queue *queue) {
+    const int i = queue->first;
+    (void)tshi_error_comm(p->ctx, tsh_wait(&p->ctx->pp, queue->req[i]), "tsh_pipeline: send");
+    tshi_mem_drop(p->ctx, queue->block[i]);
+    queue->first = (i + 1) % TSHI_PIPELINE_SENDS;
+    queue->count--;
 }
 
 /* Waits for all sends. After an error that the world knows, waits return at once. */
-static void tshi_pipeline_arrive_all(tsh_pipeline *p) {
+static void tshi_pipeline_wait_sends(tsh_pipeline *p) {
     int i;
     for (i = 0; i < 2; i++)
-        while (p->outbox[i].count) tshi_pipeline_arrive(p, &p->outbox[i]);
+        while (p->queue[i].count) tshi_pipeline_wait_send(p, &p->queue[i]);
 }
 
 /* Releases the values of completed sends, without blocking. */
-static void tshi_pipeline_reap(tsh_pipeline *p) {
+static void tshi_pipeline_poll_sends(tsh_pipeline *p) {
     int i, done;
     for (i = 0; i < 2; i++)
-        for (done = 1; p->outbox[i].count && done;) {
-            tshi_outbox *box = &p->outbox[i];
-            if (tsh_test(&p->ctx->pp, box->req[box->first], &done) != TSH_OK) return;
-            if (done) tshi_pipeline_arrive(p, box);
+        for (done = 1; p->queue[i].count && done;) {
+            tshi_send_queue *queue = &p->queue[i];
+            if (tsh_test(&p->ctx->pp, queue->req[queue->first], &done) != TSH_OK) return;
+            if (done) tshi_pipeline_wait_send(p, queue);
         }
 }
 
 /* Starts to send n elements to stage `to`. Takes over a reference to the block that they lie in. */
 static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
                                int64_t n, tsh_dtype dtype) {
-    tshi_outbox *box = &p->outbox[to > p->stage];
+    tshi_send_queue *queue = &p->queue[to > p->stage];
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
-    tshi_pipeline_reap(p);
-    if (box->count == TSHI_PIPELINE_OUTBOX) tshi_pipeline_arrive(p, box);
+    tshi_pipeline_poll_sends(p);
+    if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue);
     coll.send = data;
     coll.count = n;
     coll.send_to = to;
@@ -17195,8 +17198,8 @@ static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const
         tshi_mem_drop(p->ctx, block);
         return;
     }
-    box->req[(box->first + box->count) % TSHI_PIPELINE_OUTBOX] = req;
-    box->block[(box->first + box->count++) % TSHI_PIPELINE_OUTBOX] = block;
+    queue->req[(queue->first + queue->count) % TSHI_PIPELINE_SENDS] = req;
+    queue->block[(queue->first + queue->count++) % TSHI_PIPELINE_SENDS] = block;
 }
 
 static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, int64_t n,
@@ -17209,7 +17212,7 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
 /* -- from stage to stage ------------------------------------------------------ */
 
 /* Sends y to the next stage: its description, then this rank's shard. */
-static void tshi_pipeline_give(tsh_pipeline *p, tsh_tensor *y) {
+static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, TSHI_PIPELINE_HEAD * sizeof(int64_t));
     tshi_block *packed;
@@ -17241,7 +17244,7 @@ static void tshi_pipeline_give(tsh_pipeline *p, tsh_tensor *y) {
 
 /* Sends the gradient of the received tensor to the previous stage. Takes over a reference to its
  * block. */
-static void tshi_pipeline_repay(tsh_pipeline *p, tshi_micro *micro, tshi_block *block) {
+static void tshi_pipeline_send_grad(tsh_pipeline *p, tshi_micro *micro, tshi_block *block) {
     if (block)
         tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block),
                            tsh_local_numel(micro->owed), TSH_REAL);
@@ -17249,26 +17252,26 @@ static void tshi_pipeline_repay(tsh_pipeline *p, tshi_micro *micro, tshi_block *
 }
 
 /* Backward of a received tensor. */
-static void tshi_pipeline_return(tshi_node *node) {
-    const tshi_debt *debt = (const tshi_debt *)node->params;
+static void tshi_pipeline_receive_backward(tshi_node *node) {
+    const tshi_receipt *receipt = (const tshi_receipt *)node->params;
     node->out->gr.block->refs++;
-    tshi_pipeline_repay(debt->pipeline, debt->micro, node->out->gr.block);
+    tshi_pipeline_send_grad(receipt->pipeline, receipt->micro, node->out->gr.block);
 }
 
 static const tshi_op tshi_pipeline_op = {
-    "tsh_pipeline", NULL, NULL, tshi_pipeline_return, TSHI_NONE, 0};
+    "tsh_pipeline", NULL, NULL, tshi_pipeline_receive_backward, TSHI_NONE, 0};
 
 /* Sends zeros: the output does not depend on the received tensor, but the stage before waits. */
-static void tshi_pipeline_repay_zeros(tsh_pipeline *p, tshi_micro *micro) {
+static void tshi_pipeline_send_zeros(tsh_pipeline *p, tshi_micro *micro) {
     const size_t bytes = tshi_dtype_reals(tsh_local_numel(micro->owed));
     tshi_block *block = tshi_mem_take(p->ctx, TSH_MEM_STEP, bytes);
     if (block) memset(tshi_mem_data(block), 0, bytes);
-    tshi_pipeline_repay(p, micro, block);
+    tshi_pipeline_send_grad(p, micro, block);
 }
 
 /* Receives a tensor from the previous stage, and records it unless micro is NULL. NULL after an
  * error. */
-static tsh_tensor *tshi_pipeline_take(tsh_pipeline *p, tshi_micro *micro) {
+static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro) {
     int64_t head[TSHI_PIPELINE_HEAD], *word = head + 6;
     tsh_layout layout = tsh_replicated();
     tsh_shape shape = tsh_shape0();
@@ -17291,20 +17294,20 @@ static tsh_tensor *tshi_pipeline_take(tsh_pipeline *p, tshi_micro *micro) {
                                     x->dtype) != TSH_OK)
         return NULL;
     if (!micro || !head[1]) return x;
-    node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, sizeof(tshi_debt));
+    node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, sizeof(tshi_receipt));
     if (!node) return NULL;
-    ((tshi_debt *)node->params)->pipeline = p;
-    ((tshi_debt *)node->params)->micro = micro;
+    ((tshi_receipt *)node->params)->pipeline = p;
+    ((tshi_receipt *)node->params)->micro = micro;
     micro->owed = x;
     return x;
 }
 
 /* Runs this stage's forward of micro-batch k. Returns the output, which it sends to the next stage,
  * or on the last stage the loss; NULL after an error. */
-static tsh_tensor *tshi_pipeline_pass(tsh_pipeline *p, tshi_micro *micro, int k) {
+static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
     tsh_module *child = p->child;
-    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_take(p, micro)
+    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_tensor(p, micro)
                                  : p->desc.input(ctx, k, p->desc.user);
     int i;
     for (i = 0; i < p->counts[p->stage] && x && ctx->error.code == TSH_OK; i++) {
@@ -17319,7 +17322,7 @@ static tsh_tensor *tshi_pipeline_pass(tsh_pipeline *p, tshi_micro *micro, int k)
             i ? "output" : "input", k);
     if (!tshi_tensor_check("tsh_pipeline", &x, 1)) return NULL;
     if (p->stage == p->last) return p->desc.loss(ctx, x, k, p->desc.user);
-    tshi_pipeline_give(p, x);
+    tshi_pipeline_send_tensor(p, x);
     return x;
 }
 
@@ -17338,7 +17341,7 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
 
 /* Hands the step tensors created after `last` to the micro-batch and releases their values: nodes
  * keep those that backward needs. Tensors that the user retains stay in the step. */
-static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
+static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
     if (last->flags & TSHI_DEAD) last = &ctx->handles.step; /* a callback ended the step */
     for (t = last->next; t != &ctx->handles.step; t = next) {
@@ -17354,7 +17357,7 @@ static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *l
 }
 
 /* On the last stage: adds a micro-batch's loss and weight to the totals. */
-static void tshi_pipeline_count(tsh_pipeline *p, tsh_tensor *loss, int k) {
+static void tshi_pipeline_add_loss(tsh_pipeline *p, tsh_tensor *loss, int k) {
     double weight = 0;
     p->total[0] += tsh_item(p->ctx, loss);
     if (p->desc.weight) weight = p->desc.weight(p->ctx, k, p->desc.user);
@@ -17372,12 +17375,12 @@ static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tsh_tensor *last = ctx->handles.step.prev;
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);
-    micro->out = tshi_pipeline_pass(p, micro, k);
+    micro->out = tshi_pipeline_stage_forward(p, micro, k);
     if (p->stage == p->last && ctx->error.code == TSH_OK &&
         tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
-        tshi_pipeline_count(p, micro->out, k);
+        tshi_pipeline_add_loss(p, micro->out, k);
     tshi_pipeline_swap(ctx, micro);
-    tshi_pipeline_collect(ctx, micro, last);
+    tshi_pipeline_take_handles(ctx, micro, last);
 }
 
 /* Seeds backward with y's gradient: received from the next stage or, on the last stage, 1 /
@@ -17421,9 +17424,9 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
         tshi_tape_mark(ctx, y);
     }
     tshi_tape_walk(ctx);
-    if (micro->owed && ctx->error.code == TSH_OK) tshi_pipeline_repay_zeros(p, micro);
+    if (micro->owed && ctx->error.code == TSH_OK) tshi_pipeline_send_zeros(p, micro);
     tshi_pipeline_swap(ctx, micro);
-    tshi_pipeline_collect(ctx, micro, last);
+    tshi_pipeline_take_handles(ctx, micro, last);
     tshi_pipeline_end(micro);
 }
 
@@ -17444,7 +17447,7 @@ static void tshi_pipeline_run(tsh_pipeline *p) {
 }
 
 /* Sends this stage's gradient to the others that hold the parameter. */
-static void tshi_pipeline_spread(tsh_pipeline *p, const tshi_tie *tie) {
+static void tshi_pipeline_send_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_tensor *t = tie->param;
     int s;
     for (s = 0; s <= p->last; s++) {
@@ -17458,20 +17461,20 @@ static void tshi_pipeline_spread(tsh_pipeline *p, const tshi_tie *tie) {
 /* Sums the gradient of a tied parameter over the stages that hold it, in the order of the stages:
  * the same bits on each. All send first and then receive; where a send queue is too short for that,
  * stages send one after the other, since a full queue would block all of them. */
-static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
+static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_ctx *ctx = p->ctx;
     tsh_tensor *t = tie->param;
     const int64_t n = tsh_local_numel(t);
     const size_t bytes = tshi_dtype_reals(n);
     tshi_block *sum = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
     tshi_block *part = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-    int s, terms = 0, at_once = tie->holders <= TSHI_PIPELINE_OUTBOX;
+    int s, terms = 0, at_once = tie->holders <= TSHI_PIPELINE_SENDS;
     if (part && sum && tshi_tape_complete(t)) {
-        if (at_once) tshi_pipeline_spread(p, tie);
+        if (at_once) tshi_pipeline_send_tied(p, tie);
         for (s = 0; s <= p->last; s++) {
             tshi_block *to = terms ? part : sum;
             if (!tie->holds[s]) continue;
-            if (s == p->stage && !at_once) tshi_pipeline_spread(p, tie);
+            if (s == p->stage && !at_once) tshi_pipeline_send_tied(p, tie);
             if (s == p->stage)
                 memcpy(tshi_mem_data(to), tshi_mem_data(t->gr.block), bytes);
             else
@@ -17480,7 +17483,7 @@ static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
                 tshi_tape_add_all(ctx, (tsh_real *)tshi_mem_data(sum),
                                   (const tsh_real *)tshi_mem_data(part), n);
         }
-        tshi_pipeline_arrive_all(p);
+        tshi_pipeline_wait_sends(p);
         memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
         t->sparse = t->gr.clean = 0;
     }
@@ -17489,13 +17492,13 @@ static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
 }
 
 /* Sets the totals to 0. Without weights, the loss is a mean over micro-batches. */
-static void tshi_pipeline_begin(tsh_pipeline *p, int micro_batches) {
+static void tshi_pipeline_reset_totals(tsh_pipeline *p, int micro_batches) {
     p->total[0] = 0;
     p->total[1] = p->desc.weight ? 0 : micro_batches;
 }
 
 /* Broadcasts the totals from the last stage. */
-static void tshi_pipeline_share(tsh_pipeline *p) {
+static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
     if (p->ctx->error.code == TSH_OK)
         (void)tshi_error_comm(
             p->ctx, tsh_broadcast(&p->ctx->pp, p->total, p->desc.weight ? 2 : 1, TSH_F64, p->last),
@@ -17504,7 +17507,7 @@ static void tshi_pipeline_share(tsh_pipeline *p) {
 
 /* Sets *loss to the mean: over this replica's micro-batches or, with weights, over all elements of
  * all replicas. */
-static tsh_result tshi_pipeline_mean(tsh_pipeline *p, double *loss) {
+static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     tsh_ctx *ctx = p->ctx;
     if (p->desc.weight && ctx->error.code == TSH_OK)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, p->total, 2, TSH_F64, TSH_SUM),
@@ -17518,7 +17521,7 @@ static tsh_result tshi_pipeline_mean(tsh_pipeline *p, double *loss) {
 /* Prepares tied parameters for backward. Their gradients must not be averaged over dp before the
  * sum over stages, so `users` gets one more than backward counts down. A gradient that is there
  * already is summed, so only the first stage keeps it. */
-static void tshi_pipeline_untie(tsh_pipeline *p) {
+static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
     const tshi_tie *tie;
     for (tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
         if (!p->ctx->tape.pending && tie->param->stage != 1 + p->stage) tsh_zero_grad(tie->param);
@@ -17540,21 +17543,21 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
                            : "ops are recorded already; end the step first: tsh_step_end");
     if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, summed, 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
-    tshi_pipeline_untie(pipeline);
-    tshi_pipeline_begin(pipeline, pipeline->desc.micro_batches);
+    tshi_pipeline_begin_tied(pipeline);
+    tshi_pipeline_reset_totals(pipeline, pipeline->desc.micro_batches);
     tshi_pipeline_run(pipeline);
     tshi_error_tell(ctx); /* a peer may wait for what this rank will not send */
-    tshi_pipeline_arrive_all(pipeline);
+    tshi_pipeline_wait_sends(pipeline);
     for (i = 0; i < pipeline->slots; i++) tshi_pipeline_end(pipeline->micro[i]);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
         if (tie->holds[pipeline->stage] && tie->param->requires_grad)
-            tshi_pipeline_sum(pipeline, tie);
-    if (summed) tshi_pipeline_share(pipeline); /* tshi_tape_sync divides by the weight */
+            tshi_pipeline_sum_tied(pipeline, tie);
+    if (summed) tshi_pipeline_broadcast_totals(pipeline); /* tshi_tape_sync divides by the weight */
     if (summed) ctx->tape.weight += pipeline->total[1];
     (void)tshi_tape_sync(ctx);
-    if (!summed) tshi_pipeline_share(pipeline);
-    return tshi_pipeline_mean(pipeline, loss);
+    if (!summed) tshi_pipeline_broadcast_totals(pipeline);
+    return tshi_pipeline_mean_loss(pipeline, loss);
 }
 
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss) {
@@ -17566,27 +17569,27 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     if (micro_batches < 0)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_pipeline_evaluate: %d micro-batches",
                        micro_batches);
-    tshi_pipeline_begin(pipeline, micro_batches);
+    tshi_pipeline_reset_totals(pipeline, micro_batches);
     tsh_no_grad_begin(ctx);
     for (k = 0; k < micro_batches && tsh_ok(ctx); k++) {
         tsh_tensor *y;
         tsh_scope_begin(ctx);
-        y = tshi_pipeline_pass(pipeline, NULL, k);
+        y = tshi_pipeline_stage_forward(pipeline, NULL, k);
         if (pipeline->stage == pipeline->last && ctx->error.code == TSH_OK)
-            tshi_pipeline_count(pipeline, y, k);
+            tshi_pipeline_add_loss(pipeline, y, k);
         tsh_scope_end(ctx);
     }
     tsh_no_grad_end(ctx);
     tshi_error_tell(ctx);
-    tshi_pipeline_arrive_all(pipeline);
-    tshi_pipeline_share(pipeline);
-    return tshi_pipeline_mean(pipeline, loss);
+    tshi_pipeline_wait_sends(pipeline);
+    tshi_pipeline_broadcast_totals(pipeline);
+    return tshi_pipeline_mean_loss(pipeline, loss);
 }
 
 /* -- assigning layers to stages ------------------------------------------------- */
 
 /* Decides how many children each stage gets; 0 and an error if they do not divide. */
-static int tshi_pipeline_deal(tsh_pipeline *p) {
+static int tshi_pipeline_partition(tsh_pipeline *p) {
     const tsh_module *child;
     const char *path = p->container->path;
     const int *counts = p->desc.counts;
@@ -17620,7 +17623,7 @@ static int tshi_pipeline_deal(tsh_pipeline *p) {
 
 /* Sets the stage of every module, and finds this stage's first child. Modules before the container
  * belong to the first stage, those after it to the last; the container's parents to none. */
-static void tshi_pipeline_place(tsh_pipeline *p) {
+static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
     tsh_module *root = p->ctx->root, *m, *child = p->container->first;
     int s = 0, left = p->counts[0], after = 0;
     for (m = root; m; m = tshi_module_next(root, m)) {
@@ -17637,7 +17640,7 @@ static void tshi_pipeline_place(tsh_pipeline *p) {
 
 /* Finds the stages that hold a parameter, those of the modules that have it; the others release its
  * memory. */
-static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) {
+static void tshi_pipeline_assign_param(const char *path, tsh_tensor *param, void *user) {
     tsh_pipeline *p = (tsh_pipeline *)user;
     tsh_ctx *ctx = p->ctx;
     tshi_tie *tie = (tshi_tie *)tshi_mem_book(ctx, &ctx->books, sizeof *tie);
@@ -17669,7 +17672,7 @@ static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) 
 }
 
 /* Compares descriptions over the world: ranks with different ones would deadlock. */
-static void tshi_pipeline_agree(const tsh_pipeline *p) {
+static void tshi_pipeline_compare(const tsh_pipeline *p) {
     const int same[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
                          p->desc.weight != NULL};
     uint64_t hash = tshi_rng_hash(tshi_module_count(p->ctx), same, sizeof same);
@@ -17740,19 +17743,19 @@ static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
     p->stage = ctx->pp.rank;
     p->last = ctx->pp.size - 1;
     p->counts = (int *)tshi_mem_book(ctx, &ctx->books, bytes);
-    if (!p->counts || !tshi_pipeline_deal(p) || !tshi_pipeline_slots(p)) return;
+    if (!p->counts || !tshi_pipeline_partition(p) || !tshi_pipeline_slots(p)) return;
     if (before && (before->container != p->container || memcmp(before->counts, p->counts, bytes)))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_pipeline_new: the children of \"%s\" are dealt to the stages already, "
                        "in another way",
                        before->container->path);
-    if (!before) tshi_module_changes(ctx); /* stages are assigned: models can be compared */
+    if (!before) tshi_module_changed(ctx); /* stages are assigned: models can be compared */
     if (!before && ctx->world.size > 1) ctx->world.unchecked = ctx;
-    if (tsh_ok(ctx)) tshi_pipeline_agree(p);
+    if (tsh_ok(ctx)) tshi_pipeline_compare(p);
     if (!tsh_ok(ctx)) return;
-    tshi_pipeline_place(p);
+    tshi_pipeline_assign_modules(p);
     if (before) return;
-    tshi_module_params(ctx->root, 1, tshi_pipeline_hold, p);
+    tshi_module_params(ctx->root, 1, tshi_pipeline_assign_param, p);
     ctx->pipeline = p;
 }
 
@@ -17956,7 +17959,7 @@ static int tshi_file_rename(const char *name, const char *path) {
 /* Needs: >>optim >>file.                                                       */
 /* ========================================================================== */
 
-/* Rank 0 of tp, pp and dp writes whole tensors, in buffers of TSHI_IO_PIECE bytes that the other
+/* Rank 0 of tp, pp and dp writes whole tensors, in buffers of TSHI_IO_BUFFER bytes that the other
  * ranks send it. Each half of a save or load ends with tshi_io_agree: after an error of any rank,
  * all ranks return it, and file or model stay as they were. */
 
@@ -17965,12 +17968,12 @@ static int tshi_file_rename(const char *name, const char *path) {
  * [2, 3], "data_offsets": [begin, end]}, ...}, padded with blanks; then the values, row-major and
  * without gaps. Offsets count from the first value. */
 enum {
-    TSHI_IO_PIECE = 1 << 20,    /* bytes of the buffer for values */
+    TSHI_IO_BUFFER = 1 << 20,   /* bytes of the buffer for values */
     TSHI_IO_HEADER = 100000000, /* max bytes of a header */
     TSHI_IO_NAME = TSH_PATH_SIZE + 32,
     TSHI_IO_QUOTE = 96,
     TSHI_IO_LINK = 4096,  /* bytes that symbolic links may add to a path */
-    TSHI_IO_LANES = 4,    /* interleaved parts of the hash of all values */
+    TSHI_IO_HASHES = 4,   /* interleaved parts of the hash of all values */
     TSHI_IO_SAMPLE = 64,  /* bytes of each tensor; see tshi_load_sample */
     TSHI_IO_NONFINITE = 8 /* max warnings that name a tensor */
 };
@@ -17992,7 +17995,7 @@ typedef struct tshi_io_item {
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
     const tshi_dtype *dtype;     /* the parameter's; of moments that of tsh_real */
     int there;                   /* writing: it has values, here or on another stage */
-    int wanted;                  /* reading: a file without it is an error */
+    int required;                /* reading: a file without it is an error */
     const tshi_io_entry *entry;  /* reading: its entry; NULL: the file has none */
 } tshi_io_item;
 
@@ -18008,15 +18011,15 @@ typedef struct tshi_io {
     tshi_io_item *item;
     int items;
     /* writing: */
-    char *piece;             /* the buffer for values; on rank 0 of tp a second one after it */
-    int64_t *known;          /* see tshi_io_learn */
+    char *buffer;            /* the buffer for values; on rank 0 of tp a second one after it */
+    int64_t *known;          /* see tshi_io_merge_stages */
     tshi_block *whole_block; /* for a moment gathered from its chunks */
     char *target;            /* the path, its symbolic links resolved */
     char *temporary;         /* the temporary file; NULL: there is none */
     int lock;                /* its descriptor, which is locked; -1: none */
     int64_t bytes;           /* of all values */
     int64_t hash_at;         /* where the header holds the hash of all values */
-    uint64_t lane[TSHI_IO_LANES]; /* that hash so far */
+    uint64_t hashes[TSHI_IO_HASHES]; /* that hash so far */
     /* reading: */
     int descriptor;    /* of `file`; -1: not known */
     int64_t stamp;     /* of the file's last change, when it was opened */
@@ -18063,14 +18066,14 @@ static void tshi_io_end(tshi_io *io) {
 }
 
 /* Reports a failed system call: operation, path and strerror(errno). Returns 0. */
-static int tshi_io_refused(const tshi_io *io, const char *what) {
+static int tshi_io_system_error(const tshi_io *io, const char *what) {
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" %s: %s", io->op, io->path, what,
                    errno ? strerror(errno) : "the system gives no reason");
     return 0;
 }
 
 /* Reports a path that is not a safetensors file. Returns 0. */
-static int tshi_io_is(const tshi_io *io, const char *what) {
+static int tshi_io_wrong_kind(const tshi_io *io, const char *what) {
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is %s; %s takes one safetensors file",
                    io->op, io->path, what, io->op);
     return 0;
@@ -18344,7 +18347,8 @@ static int tshi_io_check_name(const tshi_io *io, const char *path) {
 static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
     if (io->ctx->error.code != TSH_OK) return;
     errno = 0;
-    if (fwrite(data, 1, bytes, io->file) != bytes) (void)tshi_io_refused(io, "cannot be written");
+    if (fwrite(data, 1, bytes, io->file) != bytes)
+        (void)tshi_io_system_error(io, "cannot be written");
 }
 
 /* Loads up to 8 bytes as a little-endian number. */
@@ -18359,20 +18363,20 @@ static uint64_t tshi_io_word(const char *at, size_t bytes) {
 /* Adds bytes of the file to the hash of all values. Words go to four hashes in turn, whose
  * multiplications the processor overlaps. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
-    uint64_t a = io->lane[0], b = io->lane[1], c = io->lane[2], d = io->lane[3];
-    size_t lane;
+    uint64_t a = io->hashes[0], b = io->hashes[1], c = io->hashes[2], d = io->hashes[3];
+    size_t h;
     for (; left >= 32; left -= 32, values += 32) {
         a = tshi_coll_mix(a, tshi_io_word(values, 8));
         b = tshi_coll_mix(b, tshi_io_word(values + 8, 8));
         c = tshi_coll_mix(c, tshi_io_word(values + 16, 8));
         d = tshi_coll_mix(d, tshi_io_word(values + 24, 8));
     }
-    io->lane[0] = a;
-    io->lane[1] = b;
-    io->lane[2] = c;
-    io->lane[3] = d;
-    for (lane = 0; left > 0; lane++, values += 8) {
-        io->lane[lane] = tshi_coll_mix(io->lane[lane], tshi_io_word(values, left));
+    io->hashes[0] = a;
+    io->hashes[1] = b;
+    io->hashes[2] = c;
+    io->hashes[3] = d;
+    for (h = 0; left > 0; h++, values += 8) {
+        io->hashes[h] = tshi_coll_mix(io->hashes[h], tshi_io_word(values, left));
         left -= left < 8 ? left : 8;
     }
 }
@@ -18415,7 +18419,7 @@ static int tshi_io_open_new(tshi_io *io) {
     if (!io->target) return 0;
     name = io->target + 2 * size;
     if (!tshi_file_follow(io->path, io->target, io->target + size, size))
-        return tshi_io_refused(io, "cannot be written");
+        return tshi_io_system_error(io, "cannot be written");
 #if TSHI_POSIX
     {
         struct utsname system;
@@ -18436,7 +18440,7 @@ static int tshi_io_open_new(tshi_io *io) {
         return 1;
     }
     if (io->lock < 0) io->temporary = NULL; /* not created, so not to be removed */
-    return tshi_io_refused(io, "cannot be written");
+    return tshi_io_system_error(io, "cannot be written");
 }
 
 /* Checks the size against the process's limit: a write beyond it would end the process (SIGXFSZ).
@@ -18478,11 +18482,11 @@ static void tshi_io_write_header(tshi_io *io) {
     text.size = text.used + 1;
     text.used = 0;
     tshi_io_put_header(io, &text);
-    tshi_module_put(length, 0, text.used);
+    tshi_module_store_word(length, 0, text.used);
     io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
                   (int64_t)sizeof tshi_io_hash_key - 1;
     if ((kind = tshi_file_kind(io->path)) != NULL)
-        (void)tshi_io_is(io, kind);
+        (void)tshi_io_wrong_kind(io, kind);
     else if (tshi_io_fits(io, 8 + (int64_t)text.used + io->bytes) && tshi_io_open_new(io)) {
         tshi_io_write(io, length, sizeof length);
         tshi_io_write(io, text.at, text.used);
@@ -18529,7 +18533,7 @@ static void tshi_io_prepare(tshi_io *io) {
 
 /* Combines what the stages know, by one all-reduce (MAX): which moments exist, and the counts of
  * steps and dropout calls, which only the stages that hold a parameter or module count. */
-static void tshi_io_learn(tshi_io *io) {
+static void tshi_io_merge_stages(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int steps = io->optim ? io->optim->count : 0;
     int64_t *at = io->known;
@@ -18562,7 +18566,7 @@ static void tshi_io_learn(tshi_io *io) {
 /* Does what can fail before values are sent: memory, the temporary file and its header. */
 static void tshi_io_begin_file(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    const size_t pieces = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
+    const size_t buffers = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
     int i;
     for (i = 0; i < io->items; i++) {
         if (io->item[i].there)
@@ -18570,8 +18574,8 @@ static void tshi_io_begin_file(tshi_io *io) {
         tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
     }
     if (ctx->dp.rank > 0) return;
-    io->piece = (char *)tshi_mem_book(ctx, &io->arena, pieces * TSHI_IO_PIECE);
-    if (io->piece && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
+    io->buffer = (char *)tshi_mem_book(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
+    if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
 
 /* Copies runs of a shard: from the shard itself, or a message that holds its runs one after the
@@ -18597,7 +18601,7 @@ static void tshi_io_copy_run(void *user, int64_t global, int64_t local, int64_t 
 /* Sends the global elements [from, to) of a sharded tensor from their owners to rank 0 of tp. */
 static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to) {
     tsh_comm *tp = &io->ctx->tp;
-    char *piece = io->piece, *message = piece + TSHI_IO_PIECE;
+    char *buffer = io->buffer, *message = buffer + TSHI_IO_BUFFER;
     tsh_result result = TSH_OK;
     tshi_io_copy copy;
     int r;
@@ -18605,10 +18609,10 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     copy.width = tsh_dtype_size(t->dtype);
     copy.start = from;
     copy.from = (const char *)tshi_tensor_at(t);
-    copy.to = piece;
+    copy.to = buffer;
     copy.to_message = tp->rank > 0;
     tshi_io_runs(t, tp->rank, from, to, tshi_io_copy_run, &copy);
-    if (tp->rank > 0 && copy.done) result = tsh_send(tp, piece, copy.done, t->dtype, 0);
+    if (tp->rank > 0 && copy.done) result = tsh_send(tp, buffer, copy.done, t->dtype, 0);
     for (r = 1; tp->rank == 0 && r < tp->size && result == TSH_OK; r++) {
         copy.to = NULL;
         copy.done = 0;
@@ -18617,7 +18621,7 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
         result = tsh_recv(tp, message, copy.done, t->dtype, r);
         copy.from = message;
         copy.from_message = 1;
-        copy.to = piece;
+        copy.to = buffer;
         copy.done = 0;
         if (result == TSH_OK) tshi_io_runs(t, r, from, to, tshi_io_copy_run, &copy);
     }
@@ -18631,10 +18635,10 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     const tsh_dtype dtype = (tsh_dtype)(row - tshi_dtypes);
     tsh_ctx *ctx = io->ctx;
     const size_t width = (size_t)row->size;
-    const int64_t n = tsh_numel(t), step = TSHI_IO_PIECE / (int64_t)width;
+    const int64_t n = tsh_numel(t), step = TSHI_IO_BUFFER / (int64_t)width;
     const int writer = tshi_io_is_writer(ctx), cut = t->layout.kind == TSH_SHARDED;
     const int holds = ctx->pp.rank == stage, first = holds && ctx->tp.rank == 0;
-    char *piece = io->piece;
+    char *buffer = io->buffer;
     int64_t from, to;
     for (from = 0; from < n && (writer || first || (holds && cut)); from = to) {
         const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * width;
@@ -18642,14 +18646,14 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
         to = tshi_base_min(from + step, n);
         if (holds && cut && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
         if (first && !cut)
-            memcpy(piece, (const char *)tshi_tensor_at(t) + (size_t)from * width, bytes);
-        if (first && !writer) result = tsh_send(&ctx->pp, piece, to - from, dtype, 0);
-        if (writer && !first) result = tsh_recv(&ctx->pp, piece, to - from, dtype, stage);
+            memcpy(buffer, (const char *)tshi_tensor_at(t) + (size_t)from * width, bytes);
+        if (first && !writer) result = tsh_send(&ctx->pp, buffer, to - from, dtype, 0);
+        if (writer && !first) result = tsh_recv(&ctx->pp, buffer, to - from, dtype, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
         if (!writer) continue;
-        tshi_io_swap_bytes(piece, to - from, width);
-        tshi_io_hash_values(io, piece, bytes);
-        tshi_io_write(io, piece, bytes);
+        tshi_io_swap_bytes(buffer, to - from, width);
+        tshi_io_hash_values(io, buffer, bytes);
+        tshi_io_write(io, buffer, bytes);
     }
     return TSH_OK;
 }
@@ -18671,11 +18675,11 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
 }
 
 /* Writes the hash of all values into the header and closes the file; 0 if that fails. */
-static int tshi_io_seal(tshi_io *io) {
+static int tshi_io_write_hash(tshi_io *io) {
     char digits[24];
     uint64_t hash = 0;
-    int lane, sealed, closed;
-    for (lane = 0; lane < TSHI_IO_LANES; lane++) hash = tshi_coll_mix(hash, io->lane[lane]);
+    int h, sealed, closed;
+    for (h = 0; h < TSHI_IO_HASHES; h++) hash = tshi_coll_mix(hash, io->hashes[h]);
     (void)snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
     sealed = tshi_file_seek(io->file, io->hash_at, SEEK_SET) &&
              fwrite(digits, 1, 16, io->file) == 16;
@@ -18689,13 +18693,13 @@ static void tshi_io_finish(tshi_io *io) {
     char *name = io->temporary, *slash;
     if (io->ctx->error.code != TSH_OK) return;
     errno = 0;
-    if (!tshi_io_seal(io) || !tshi_file_sync(name, 0)) {
-        (void)tshi_io_refused(io, "cannot be written");
+    if (!tshi_io_write_hash(io) || !tshi_file_sync(name, 0)) {
+        (void)tshi_io_system_error(io, "cannot be written");
         return;
     }
     tshi_file_keep_owner(name, io->target);
     if (!tshi_file_rename(name, io->target)) {
-        (void)tshi_io_refused(io, "cannot be replaced");
+        (void)tshi_io_system_error(io, "cannot be replaced");
         return;
     }
     io->temporary = NULL;
@@ -18714,7 +18718,7 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim);
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io);
-    if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_learn(&io);
+    if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_io_close(&io);
     if (tshi_io_agree(&io) == TSH_OK) {
@@ -18755,7 +18759,7 @@ static void tshi_io_skip(tshi_io *io) {
 }
 
 /* Skips white space and c; 0 if another character follows. */
-static int tshi_io_take(tshi_io *io, char c) {
+static int tshi_io_skip_char(tshi_io *io, char c) {
     tshi_io_skip(io);
     if (*io->at != c) return 0;
     io->at++;
@@ -18803,7 +18807,7 @@ static const char *tshi_io_string(tshi_io *io) {
     char *start, *out;
     const char *found;
     int n;
-    if (!tshi_io_take(io, '"')) {
+    if (!tshi_io_skip_char(io, '"')) {
         (void)tshi_io_bad(io, "there is no string");
         return NULL;
     }
@@ -18835,7 +18839,7 @@ static const char *tshi_io_string(tshi_io *io) {
 /* Parses a key of an object and its colon. */
 static const char *tshi_io_key(tshi_io *io) {
     const char *key = tshi_io_string(io);
-    if (key && !tshi_io_take(io, ':')) {
+    if (key && !tshi_io_skip_char(io, ':')) {
         (void)tshi_io_bad(io, "a colon is missing");
         return NULL;
     }
@@ -18844,8 +18848,8 @@ static const char *tshi_io_key(tshi_io *io) {
 
 /* Parses what follows an element: 1 after a comma, 0 after `close`, else -1 and an error. */
 static int tshi_io_next(tshi_io *io, char close) {
-    if (tshi_io_take(io, ',')) return 1;
-    if (tshi_io_take(io, close)) return 0;
+    if (tshi_io_skip_char(io, ',')) return 1;
+    if (tshi_io_skip_char(io, close)) return 0;
     (void)tshi_io_bad(io, "a comma or a bracket is missing");
     return -1;
 }
@@ -18869,8 +18873,8 @@ static int tshi_io_whole(tshi_io *io, int64_t *out) {
 static int tshi_io_numbers(tshi_io *io, int64_t *out, int max, int *count) {
     int more = 1;
     *count = 0;
-    if (!tshi_io_take(io, '[')) return tshi_io_bad(io, "there is no list");
-    if (tshi_io_take(io, ']')) return 1;
+    if (!tshi_io_skip_char(io, '[')) return tshi_io_bad(io, "there is no list");
+    if (tshi_io_skip_char(io, ']')) return 1;
     while (more > 0) {
         if (*count == max) return tshi_io_bad(io, "a list is too long");
         if (!tshi_io_whole(io, &out[(*count)++])) return 0;
@@ -18906,7 +18910,7 @@ static int tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     int64_t offset[2] = {0, 0};
     int more = 1, seen[3] = {0, 0, 0}, n = 0;
     const char *key;
-    if (!tshi_io_take(io, '{')) return tshi_io_bad(io, "a tensor is no object");
+    if (!tshi_io_skip_char(io, '{')) return tshi_io_bad(io, "a tensor is no object");
     while (more > 0) {
         int good = 0, which;
         if (!(key = tshi_io_key(io))) return 0;
@@ -18932,8 +18936,8 @@ static int tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
 /* Parses the metadata, {"key": "text", ..}. */
 static int tshi_io_read_pairs(tshi_io *io) {
     int more = 1;
-    if (!tshi_io_take(io, '{')) return tshi_io_bad(io, "__metadata__ is no object");
-    if (tshi_io_take(io, '}')) return 1;
+    if (!tshi_io_skip_char(io, '{')) return tshi_io_bad(io, "__metadata__ is no object");
+    if (tshi_io_skip_char(io, '}')) return 1;
     while (more > 0) {
         tshi_io_pair *pair = &io->pair[io->pairs];
         if (io->pairs == io->max_pairs) return tshi_io_bad(io, "__metadata__ is too long");
@@ -18950,7 +18954,7 @@ static int tshi_io_read_entries(tshi_io *io, size_t n) {
     const char *end = io->at + n, *name;
     if (*io->at != '{') return tshi_io_bad(io, "there is no {");
     io->at++;
-    if (tshi_io_take(io, '}')) more = 0;
+    if (tshi_io_skip_char(io, '}')) more = 0;
     while (more > 0) {
         if (!(name = tshi_io_key(io))) return 0;
         if (strcmp(name, "__metadata__") == 0) {
@@ -19072,8 +19076,8 @@ static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
 }
 
 /* Reports a failed read: an error of the system, or the end of the file. Returns 0. */
-static int tshi_io_short(const tshi_io *io, const char *what) {
-    if (ferror(io->file)) return tshi_io_refused(io, "cannot be read");
+static int tshi_io_read_error(const tshi_io *io, const char *what) {
+    if (ferror(io->file)) return tshi_io_system_error(io, "cannot be read");
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is no safetensors file: %s", io->op,
                    io->path, what);
     return 0;
@@ -19103,10 +19107,10 @@ static int tshi_io_foreign(tshi_io *io) {
     if (ferror(io->file)) return 0;
     for (i = 0; i < forms; i++)
         if (memcmp(start, tshi_io_forms[i].name, strlen(tshi_io_forms[i].name)) == 0)
-            return !tshi_io_is(io, tshi_io_forms[i].text);
+            return !tshi_io_wrong_kind(io, tshi_io_forms[i].text);
     for (i = 0; i < n; i++)
         letters += (start[i] >= ' ' && start[i] < 127) || (start[i] >= '\t' && start[i] <= '\r');
-    return letters == n && !tshi_io_is(io, n ? "a text" : "an empty file");
+    return letters == n && !tshi_io_wrong_kind(io, n ? "a text" : "an empty file");
 }
 
 /* Reads the header's length and allocates memory for it; 0 and an error if that fails. */
@@ -19115,12 +19119,12 @@ static int tshi_io_read_length(tshi_io *io, size_t *n) {
     uint64_t value = 0;
     char what[TSHI_TEXT_SIZE];
     if (!tshi_io_read(io, 0, length, sizeof length))
-        return tshi_io_foreign(io) ? 0 : tshi_io_short(io, "it ends within the first 8 bytes");
-    value = tshi_module_get(length, 0);
+        return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, "it ends within the first 8 bytes");
+    value = tshi_module_load_word(length, 0);
     (void)snprintf(what, sizeof what, "its header would have %llu bytes",
                    (unsigned long long)value);
     if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &last, 1))
-        return tshi_io_foreign(io) ? 0 : tshi_io_short(io, what);
+        return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, what);
     *n = (size_t)value;
     io->data = 8 + (int64_t)value;
     io->max_entries = *n / 49 + 1; /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
@@ -19138,13 +19142,13 @@ static int tshi_io_read_header(tshi_io *io) {
     size_t n = 0;
     char byte;
     if (!tshi_io_read_length(io, &n)) return 0;
-    if (!tshi_io_read(io, 8, io->text, n)) return tshi_io_short(io, "its header is cut off");
+    if (!tshi_io_read(io, 8, io->text, n)) return tshi_io_read_error(io, "its header is cut off");
     io->hash = tshi_rng_hash(0, io->text, n); /* a NUL follows: the arena is zeroed */
     if (!tshi_io_read_entries(io, n) || !tshi_io_check_entries(io)) return 0;
     if (io->bytes && !tshi_io_read(io, io->data + io->bytes - 1, &byte, 1))
-        return tshi_io_short(io, "its values are cut off");
+        return tshi_io_read_error(io, "its values are cut off");
     if (tshi_io_read(io, io->data + io->bytes, &byte, 1))
-        return tshi_io_short(io, "something follows its values");
+        return tshi_io_read_error(io, "something follows its values");
     return 1;
 }
 
@@ -19237,15 +19241,15 @@ static int tshi_load_counts(const tshi_io *io, tsh_optim *set) {
 
 /* Marks what the file must hold: parameters, and Adam's moments of every one that was updated. SGD
  * may have no momentum. 0 and an error if a count is wrong. */
-static int tshi_load_wants_moments(const tshi_io *io) {
+static int tshi_load_mark_required(const tshi_io *io) {
     uint64_t steps;
     int i;
     for (i = 0; i < io->items; i++) {
         tshi_io_item *item = &io->item[i];
-        item->wanted = !item->moment;
+        item->required = !item->moment;
         if (!item->moment || io->optim->desc.kind == TSH_SGD) continue;
         if (!tshi_load_count(io, "tshard.optim.steps.", item->param->path, 1, &steps)) return 0;
-        item->wanted = steps > 0;
+        item->required = steps > 0;
     }
     return 1;
 }
@@ -19281,7 +19285,7 @@ static int tshi_load_match_all(tshi_io *io) {
     size_t e, more = 0;
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_match(io, &io->item[i])) return 0;
-        if (io->item[i].entry || !io->item[i].wanted) continue;
+        if (io->item[i].entry || !io->item[i].required) continue;
         if (!missing++) prefix = io->item[i].prefix;
         if (missing == 1) lacks = io->item[i].param->path;
     }
@@ -19316,7 +19320,7 @@ static int tshi_load_sample(tshi_io *io) {
         const int64_t n = e ? tshi_base_min(e->end - e->begin, TSHI_IO_SAMPLE) : 0;
         if (!n) continue;
         if (!tshi_io_read(io, io->data + (e->begin + e->end - n) / 2, bytes, (size_t)n))
-            return tshi_io_short(io, "it became shorter while it was read");
+            return tshi_io_read_error(io, "it became shorter while it was read");
         tshi_io_hash(io, bytes, (size_t)n);
     }
     return 1;
@@ -19339,7 +19343,7 @@ static int tshi_load_check(tshi_io *io) {
         return 0;
     }
     return tshi_load_generators(io, 0) && (!io->optim || tshi_load_counts(io, NULL)) &&
-           tshi_load_wants_moments(io) && tshi_load_match_all(io) && tshi_load_sample(io);
+           tshi_load_mark_required(io) && tshi_load_match_all(io) && tshi_load_sample(io);
 }
 
 /* -- values ------------------------------------------------------------------- */
@@ -19373,12 +19377,12 @@ static void tshi_load_count_nonfinite(tshi_load_slice *s, const char *values, in
 /* A tshi_run_fn: reads a run of elements. */
 static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
     tshi_load_slice *s = (tshi_load_slice *)user;
-    const int64_t width = s->dtype->size, max = TSHI_IO_PIECE / 4 / width;
+    const int64_t width = s->dtype->size, max = TSHI_IO_BUFFER / 4 / width;
     while (length > 0 && s->io->ctx->error.code == TSH_OK) {
         const int64_t n = tshi_base_min(length, max); /* still in the cache when it is checked */
         char *to = s->to + local * width;
         if (!tshi_io_read(s->io, s->data + global * width, to, (size_t)(n * width))) {
-            (void)tshi_io_short(s->io, "it became shorter while it was read");
+            (void)tshi_io_read_error(s->io, "it became shorter while it was read");
             return;
         }
         tshi_io_swap_bytes(to, n, (size_t)width);
@@ -19417,9 +19421,9 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
             *item->moment = NULL;
         }
         t = tshi_optim_moment(t, item->moment);
-        if (t && tshi_io_in_chunks(item) && !tshi_optim_room(t, tsh_local_numel(t))) return;
+        if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t))) return;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
-        if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_cut(t);
+        if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
     }
     if (!t || !item->entry) return;
     if (!t->block) t->block = tshi_mem_take(io->ctx, TSH_MEM_PARAMETERS, bytes);
@@ -19431,7 +19435,7 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     slice.data = io->data + item->entry->begin;
     tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_load_slice_run, &slice);
     if (io->ctx->error.code == TSH_OK) tshi_load_warn(io, item, t, &slice);
-    if (tshi_io_in_chunks(item)) tshi_optim_cut(t);
+    if (tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
 }
 
 /* Returns the time of the open file's last change; 0: not known. (tsh_save renames a new file over
@@ -19468,9 +19472,9 @@ static void tshi_load_open(tshi_io *io) {
 #endif
     io->stamp = io->file ? tshi_load_stamp(io) : 0;
     if (kind)
-        (void)tshi_io_is(io, kind);
+        (void)tshi_io_wrong_kind(io, kind);
     else if (!io->file)
-        (void)tshi_io_refused(io, "cannot be opened");
+        (void)tshi_io_system_error(io, "cannot be opened");
 }
 
 /* Loads from io->file, which is open unless ctx holds an error. */
@@ -19734,13 +19738,13 @@ static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) 
 }
 
 /* A tshi_run_fn: place[global] = local for a run of elements. */
-static void tshi_check_place(void *user, int64_t global, int64_t local, int64_t length) {
+static void tshi_check_map_run(void *user, int64_t global, int64_t local, int64_t length) {
     int64_t *place = (int64_t *)user, i;
     for (i = 0; i < length; i++) place[global + i] = local + i;
 }
 
 /* max(a, b); NaN if either is. */
-static double tshi_check_worse(double a, double b) {
+static double tshi_check_max(double a, double b) {
     return a != a || b <= a ? a : b;
 }
 
@@ -19755,13 +19759,13 @@ static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t s
     if (!block) return -1;
     place = (int64_t *)tshi_mem_data(block);
     for (e = 0; e < numel; e++) place[e] = -1;
-    tshi_tensor_runs(t, tshi_check_place, place);
+    tshi_tensor_runs(t, tshi_check_map_run, place);
     for (e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every) {
         tsh_real *at = place[e] >= 0 ? tshi_tensor_values(t) + place[e] : NULL;
         double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
         double found = at && grad ? (double)grad[place[e]] : 0;
         double gap = fabs((up - down) / (2 * c->eps) - found);
-        if (at) worst = tshi_check_worse(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
+        if (at) worst = tshi_check_max(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
     }
     tshi_mem_drop(c->ctx, block);
     return worst;
@@ -19791,7 +19795,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
     if (tsh_backward(ctx, fn(ctx, in, n, user)) != TSH_OK) return -1;
     for (i = 0; i < n; i++) {
         one = tshi_check_input(&c, in[i], samples);
-        worst = tshi_check_worse(worst, one);
+        worst = tshi_check_max(worst, one);
     }
     (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &worst, 1, TSH_F64, TSH_MAX),
                           "tsh_gradcheck");
@@ -19808,10 +19812,10 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
 enum { TSHI_TRACE_FILE_WORDS = 512 }; /* of a message, as TSH_I64 */
 
 /* A part of the text, as it is sent to rank 0. */
-typedef struct tshi_trace_piece {
+typedef struct tshi_trace_message {
     int64_t used; /* bytes of text; 0: a rank's last message */
     char text[8 * TSHI_TRACE_FILE_WORDS - 8];
-} tshi_trace_piece;
+} tshi_trace_message;
 
 typedef struct tshi_trace_file {
     tsh_ctx *ctx;
@@ -19819,29 +19823,29 @@ typedef struct tshi_trace_file {
     FILE *file;
     int refused; /* on rank 0: writing failed */
     int why;     /* errno then */
-    tshi_trace_piece piece;
+    tshi_trace_message message;
 } tshi_trace_file;
 
 /* Rank 0 writes the text so far; others send it, even if it is empty. */
 static void tshi_trace_file_flush(tshi_trace_file *out) {
-    tshi_trace_piece *piece = &out->piece;
+    tshi_trace_message *message = &out->message;
     tsh_comm *world = &out->ctx->world;
-    const size_t size = (size_t)piece->used;
+    const size_t size = (size_t)message->used;
     if (world->rank > 0)
-        (void)tshi_error_comm(out->ctx, tsh_send(world, piece, TSHI_TRACE_FILE_WORDS, TSH_I64, 0),
+        (void)tshi_error_comm(out->ctx, tsh_send(world, message, TSHI_TRACE_FILE_WORDS, TSH_I64, 0),
                               "tsh_trace_end: send to rank 0");
     else if (size > 0 && !out->refused)
-        out->refused = out->file ? fwrite(piece->text, 1, size, out->file) != size
-                                 : !out->desc.write(out->desc.user, piece->text, size);
+        out->refused = out->file ? fwrite(message->text, 1, size, out->file) != size
+                                 : !out->desc.write(out->desc.user, message->text, size);
     if (out->refused && !out->why) out->why = errno;
-    piece->used = 0;
+    message->used = 0;
 }
 
 /* Appends to the text, which is written or sent whenever it is full. */
 static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     for (; *text; text++) {
-        if (out->piece.used == (int64_t)sizeof out->piece.text) tshi_trace_file_flush(out);
-        out->piece.text[out->piece.used++] = *text;
+        if (out->message.used == (int64_t)sizeof out->message.text) tshi_trace_file_flush(out);
+        out->message.text[out->message.used++] = *text;
     }
 }
 
@@ -19867,7 +19871,7 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
 }
 
 /* Puts this rank's row of the trace: its name, then its events. */
-static void tshi_trace_file_lane(tshi_trace_file *out) {
+static void tshi_trace_file_row(tshi_trace_file *out) {
     const tsh_ctx *ctx = out->ctx;
     const tshi_event *event;
     char text[224];
@@ -19891,10 +19895,11 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
     for (r = 1; r < world->size; r++) {
         do {
             if (tshi_error_comm(out->ctx,
-                                tsh_recv(world, &out->piece, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
+                                tsh_recv(world, &out->message, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
                                 "tsh_trace_end: receive") != TSH_OK)
                 return;
-            if (out->piece.used < 1 || out->piece.used > (int64_t)sizeof out->piece.text) break;
+            if (out->message.used < 1 || out->message.used > (int64_t)sizeof out->message.text)
+                break;
             tshi_trace_file_flush(out);
         } while (1);
     }
@@ -19942,8 +19947,8 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
         out.refused = !out.file;
         out.why = errno;
     }
-    tshi_trace_file_lane(&out);
-    if (out.piece.used > 0) tshi_trace_file_flush(&out);
+    tshi_trace_file_row(&out);
+    if (out.message.used > 0) tshi_trace_file_flush(&out);
     if (ctx->world.rank > 0)
         tshi_trace_file_flush(&out); /* the last, empty */
     else
