@@ -14683,12 +14683,6 @@ static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same
     return result;
 }
 
-/* The first line in which the models of a group differ. */
-typedef struct tshi_model_diff {
-    int blamed, reference; /* ranks of the group: one that differs, one of the majority */
-    int64_t *ranks;        /* (size): the group's ranks as ranks of the world */
-    tshi_line *lines;      /* (size): this line on each rank of the group */
-} tshi_model_diff;
 
 /* Returns a rank whose hash most ranks have; at a tie, the lowest. Rank r's hash is hash[r *
  * stride]; only ranks with holds[r] count (holds NULL: all). */
@@ -14704,75 +14698,66 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
     return best;
 }
 
-/* Finds the majority's hash and the first rank with another one; 0: all hashes are the same. */
-static int tshi_module_differs(const int64_t *hash, int size, tshi_model_diff *at) {
-    at->reference = tshi_module_majority(hash, 1, size, NULL);
-    for (at->blamed = 0; at->blamed < size; at->blamed++)
-        if (hash[at->blamed] != hash[at->reference]) return 1;
-    at->blamed = at->reference;
-    return 0;
-}
 
-/* Reports the rank whose model differs, and its line, on every rank of the group. */
-static tsh_result tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx,
-                                          const tshi_model_diff *at) {
+/* Reports that rank `blamed` of the world has the line `odd` where rank `other` has `usual`. */
+static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, int blamed,
+                                    const tshi_line *odd, int other, const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
-    const tshi_line *odd = at->lines + at->blamed, *usual = at->lines + at->reference;
-    const int rank = (int)at->ranks[at->blamed], first = ctx->error.code == TSH_OK;
+    const int first = ctx->error.code == TSH_OK;
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
                    "the ranks of %s built different models: rank %d has %s%s where rank %d has "
                    "%s%s; build the same model on each, with the same seed",
-                   axis, rank, odd->name[0] ? odd->name : "nothing", odd->what,
-                   (int)at->ranks[at->reference], usual->name[0] ? usual->name : "nothing",
-                   usual->what);
-    if (first) ctx->error.rank = rank;
-    return TSH_ERR_MISMATCH;
+                   axis, blamed, odd->name[0] ? odd->name : "nothing", odd->what, other,
+                   usual->name[0] ? usual->name : "nothing", usual->what);
+    if (first) ctx->error.rank = blamed;
 }
 
-/* Gathers all ranks' models line by line, up to the first that differs, and reports that one on
- * every rank of the group. */
+/* Gathers all ranks' models line by line and reports the first that differs, on every rank. */
 static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     const int size = comm->size;
     const int64_t rank = ctx->world.rank;
     const size_t bytes = (size_t)size * (3 * sizeof(int64_t) + sizeof(tshi_line));
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-    int64_t *counts, *hash; /* (size) */
+    int64_t *counts, *ranks, *hash; /* (size); ranks: of the world */
     tsh_module *m = NULL;
-    tshi_model_diff at;
-    tshi_line line;
+    tshi_line line, *lines; /* this rank's, all ranks' (size) */
     tsh_result result;
-    int r, more = 1;
+    int r, usual = 0, blamed = 0, more = 1;
     if (!block) {
         tshi_error_tell(ctx);
         return TSH_ERR_MEMORY;
     }
     counts = (int64_t *)tshi_mem_data(block);
-    at.ranks = counts + size;
-    hash = at.ranks + size;
-    at.lines = (tshi_line *)(void *)(hash + size);
+    ranks = counts + size;
+    hash = ranks + size;
+    lines = (tshi_line *)(void *)(hash + size);
     memset(&line, 0, sizeof line);
     for (r = 0; r < size; r++) counts[r] = 1;
-    result = tsh_allgather(comm, &rank, at.ranks, counts, 1, TSH_I64);
+    result = tsh_allgather(comm, &rank, ranks, counts, 1, TSH_I64);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
     while (more && result == TSH_OK) {
         more = tshi_module_next_line(ctx, &m, &line);
         if (!more) memset(&line, 0, sizeof line); /* other ranks have more lines */
-        result = tsh_allgather(comm, &line, at.lines, counts, 1, TSH_I32);
-        for (r = 0; r < size && result == TSH_OK; r++)
-            hash[r] = (int64_t)tshi_module_line_hash(1, &at.lines[r]);
-        if (result == TSH_OK && tshi_module_differs(hash, size, &at)) break;
+        result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
+        if (result != TSH_OK) break;
+        for (r = 0; r < size; r++) hash[r] = (int64_t)tshi_module_line_hash(1, &lines[r]);
+        usual = tshi_module_majority(hash, 1, size, NULL);
+        for (blamed = 0; blamed < size && hash[blamed] == hash[usual];) blamed++;
+        if (blamed < size) break;
+        blamed = usual;
     }
     if (result == TSH_OK) { /* no rank may fail the world before all have received the lines */
         (void)tsh_barrier(comm);
-        result = tshi_module_report_diff(comm, ctx, &at);
+        tshi_module_report_diff(comm, ctx, (int)ranks[blamed], &lines[blamed], (int)ranks[usual],
+                                &lines[usual]);
+        result = TSH_ERR_MISMATCH;
     }
     tshi_mem_drop(ctx, block);
     tshi_error_tell(ctx);
     return result;
 }
 
-/* Compares the models of a group's ranks. Its collectives are neither counted in the comm's stats
- * nor traced. */
+/* Compares the models of a group's ranks, by collectives that are neither counted nor traced. */
 static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     const tsh_comm_stats stats = comm->stats;
     struct tshi_trace *trace = comm->trace;
@@ -14847,8 +14832,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     return module;
 }
 
-/* Ends the construction of its parent's newest child: returns it or, after an error, takes it out
- * of the tree again and returns NULL. */
+/* Ends a constructor: returns the new module or, after an error, removes it and returns NULL. */
 static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, *before = parent->first;
     size_t n = strlen(module->path);
@@ -14883,8 +14867,7 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     module->param_name[slot] = name;
 }
 
-/* Gives a parameter, or a moment of one, another layout: redistributes its values, if it has any,
- * and frees its gradients. */
+/* Gives a parameter or moment another layout: redistributes its values, frees its gradients. */
 static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;
     tsh_shape shape = tsh_shape_of(t);
@@ -14928,8 +14911,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *nam
 
 /* -- walking ---------------------------------------------------------------- */
 
-/* Edit distance of a and b (Levenshtein 1966). row[j] is that of a's first i characters and b's
- * first j. */
+/* Edit distance of a and b (Levenshtein 1966). row[j]: of a's first i characters and b's j. */
 static int tshi_module_distance(const char *a, const char *b) {
     int row[TSH_PATH_SIZE + 1], i, j, n = (int)strlen(b);
     if (n > TSH_PATH_SIZE) return INT_MAX;
@@ -15002,8 +14984,7 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     return NULL;
 }
 
-/* Finds a parameter by its path below `module` and sets *owner to its module; NULL if there is
- * none. */
+/* Finds a parameter by its path below `module`, and its module; NULL if there is none. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
     const char *dot = strrchr(path, '.');
     tsh_module *m = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
@@ -15040,8 +15021,7 @@ static int tshi_module_first(tsh_module *root, const tsh_module *m, int slot) {
     return 0;
 }
 
-/* Calls fn once for every parameter below. With `all`, includes those that only other stages of a
- * pipeline hold. */
+/* Calls fn once for every parameter below; with `all`, for those of other stages only, too. */
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
@@ -15466,8 +15446,7 @@ static int tshi_parallel_match(const char *p, const char *s) {
 
 /* -- choosing the rules of every module --------------------------------------- */
 
-/* What a rule is for: to prepare inputs, to shard, to prepare the output. A module gets one rule at
- * most for each purpose. */
+/* A rule prepares inputs, shards, or prepares the output; a module gets at most one of each. */
 enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARALLEL_PURPOSES };
 
 /* What a plan does to one module. */
@@ -15580,8 +15559,7 @@ static int tshi_parallel_layouts(tshi_choice *choice) {
     return 1;
 }
 
-/* Checks that two choices give a parameter that their modules share the same layout; 0 and an error
- * if not. */
+/* Checks that two choices give a parameter that they share one layout; 0 and an error if not. */
 static int tshi_parallel_check_tied(const tshi_choice *a, const tshi_choice *b) {
     char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
     int i, j;
@@ -15883,8 +15861,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     return tshi_parallel_shard(module, &rule);
 }
 
-/* Checks that the weight of a description, if any, can be the table of a new embedding; 0 and an
- * error if not. */
+/* Checks that a given weight can be the table of a new embedding; 0 and an error if not. */
 static int tshi_parallel_check_weight(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
     const tsh_tensor *w = desc->weight;
     char text[TSHI_TEXT_SIZE];
@@ -16451,8 +16428,7 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     return 1;
 }
 
-/* Runs one pass over every block of every policy of the family. Returns the number of blocks; -1
- * and an error if one does not fit. */
+/* Runs one pass over all blocks; returns their number, -1 and an error if one does not fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     int list, blocks = 0;
     for (pass->policy = family; pass->policy; pass->policy = pass->policy->next)
@@ -16832,8 +16808,7 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tshi_mem_drop(ctx, chunk);
 }
 
-/* Returns a moment with param's layout: made and zeroed at its first use, for all of param or this
- * rank's chunk. NULL after an error. */
+/* Returns a moment with param's layout, zeros at its first use; NULL after an error. */
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
@@ -17243,11 +17218,14 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
 }
 
 /* Sends the gradient of the received tensor to the previous stage. Takes over a reference to its
- * block. */
+ * block. block NULL: zeros, for an output that does not depend on the tensor. */
 static void tshi_pipeline_send_grad(tsh_pipeline *p, tshi_micro *micro, tshi_block *block) {
-    if (block)
-        tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block),
-                           tsh_local_numel(micro->owed), TSH_REAL);
+    const int64_t n = tsh_local_numel(micro->owed);
+    if (!block) {
+        block = tshi_mem_take(p->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
+        if (block) memset(tshi_mem_data(block), 0, tshi_dtype_reals(n));
+    }
+    if (block) tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block), n, TSH_REAL);
     micro->owed = NULL;
 }
 
@@ -17261,16 +17239,7 @@ static void tshi_pipeline_receive_backward(tshi_node *node) {
 static const tshi_op tshi_pipeline_op = {
     "tsh_pipeline", NULL, NULL, tshi_pipeline_receive_backward, TSHI_NONE, 0};
 
-/* Sends zeros: the output does not depend on the received tensor, but the stage before waits. */
-static void tshi_pipeline_send_zeros(tsh_pipeline *p, tshi_micro *micro) {
-    const size_t bytes = tshi_dtype_reals(tsh_local_numel(micro->owed));
-    tshi_block *block = tshi_mem_take(p->ctx, TSH_MEM_STEP, bytes);
-    if (block) memset(tshi_mem_data(block), 0, bytes);
-    tshi_pipeline_send_grad(p, micro, block);
-}
-
-/* Receives a tensor from the previous stage, and records it unless micro is NULL. NULL after an
- * error. */
+/* Receives a tensor from the previous stage, and records it unless micro is NULL. */
 static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro) {
     int64_t head[TSHI_PIPELINE_HEAD], *word = head + 6;
     tsh_layout layout = tsh_replicated();
@@ -17424,7 +17393,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
         tshi_tape_mark(ctx, y);
     }
     tshi_tape_walk(ctx);
-    if (micro->owed && ctx->error.code == TSH_OK) tshi_pipeline_send_zeros(p, micro);
+    if (micro->owed && ctx->error.code == TSH_OK) tshi_pipeline_send_grad(p, micro, NULL);
     tshi_pipeline_swap(ctx, micro);
     tshi_pipeline_take_handles(ctx, micro, last);
     tshi_pipeline_end(micro);
@@ -17505,8 +17474,7 @@ static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
             "tsh_pipeline: broadcast of the loss");
 }
 
-/* Sets *loss to the mean: over this replica's micro-batches or, with weights, over all elements of
- * all replicas. */
+/* Sets *loss to the mean over this replica's micro-batches or, weighted, over all replicas'. */
 static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     tsh_ctx *ctx = p->ctx;
     if (p->desc.weight && ctx->error.code == TSH_OK)
@@ -17638,8 +17606,7 @@ static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
     }
 }
 
-/* Finds the stages that hold a parameter, those of the modules that have it; the others release its
- * memory. */
+/* Finds the stages whose modules have a parameter; the other stages release its memory. */
 static void tshi_pipeline_assign_param(const char *path, tsh_tensor *param, void *user) {
     tsh_pipeline *p = (tsh_pipeline *)user;
     tsh_ctx *ctx = p->ctx;
@@ -18443,8 +18410,7 @@ static int tshi_io_open_new(tshi_io *io) {
     return tshi_io_system_error(io, "cannot be written");
 }
 
-/* Checks the size against the process's limit: a write beyond it would end the process (SIGXFSZ).
- * 0 and an error if it is larger. */
+/* Checks the file's size against the limit beyond which a write ends the process (SIGXFSZ). */
 static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
 #if TSHI_POSIX
     struct rlimit limit;
@@ -19212,8 +19178,7 @@ static int tshi_load_generators(const tshi_io *io, int set) {
     return 1;
 }
 
-/* Checks the counts of an optimiser and sets those of `set`, unless it is NULL; 0 and an error if
- * they are wrong. */
+/* Checks the counts of an optimiser and, unless `set` is NULL, sets them; 0 and an error: wrong. */
 static int tshi_load_counts(const tshi_io *io, tsh_optim *set) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     uint64_t steps, skipped;
@@ -19276,8 +19241,7 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     return 0;
 }
 
-/* Checks that file and model have the same tensors; moments are ignored without an optimiser. 0 and
- * an error if not. */
+/* Checks that file and model have the same tensors, but for moments without an optimiser. */
 static int tshi_load_match_all(tshi_io *io) {
     const char *lacks = NULL, *prefix = "", *strange = NULL;
     char quote[TSHI_IO_QUOTE];
@@ -19667,8 +19631,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     tshi_mem_drop(ctx, block);
 }
 
-/* Gives all ranks the error of the lowest rank that has one. No rank may fail the world before all
- * have received it. */
+/* Gives all ranks the error of the lowest rank that has one, before any can fail the world. */
 static void tshi_check_agree(tsh_ctx *ctx) {
     static const char op[] = "tsh_check_replicas";
     tsh_comm *world = &ctx->world;
@@ -19679,8 +19642,7 @@ static void tshi_check_agree(tsh_ctx *ctx) {
         (void)tsh_barrier(world);
 }
 
-/* Compares parameters and their moments over tp and dp or, if tied, those of several stages over
- * pp. */
+/* Compares parameters and moments over tp and dp; or, tied, those of several stages over pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
     tshi_replicas all = {NULL, 0};
