@@ -14343,7 +14343,7 @@ static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) 
 
 /* -- forward ---------------------------------------------------------------- */
 
-/* The next module in pre-order below root; NULL at the end. */
+/* Returns the module after `module` in pre-order below root; NULL at the end. */
 TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
     if (module->first) return module->first;
     while (module != root && !module->next) module = module->parent;
@@ -14930,7 +14930,7 @@ static int tshi_module_distance(const char *a, const char *b) {
     return row[n];
 }
 
-/* A module's path relative to root. */
+/* Returns a module's path relative to root; "" for root itself. */
 static const char *tshi_module_below(const tsh_module *root, const tsh_module *module) {
     size_t n = strlen(root->path);
     const char *path = module->path;
@@ -15283,6 +15283,8 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
     }
 }
 
+/* y (.., out) = x (.., in) w^T + bias, w (out, in). A weight sharded along out is column-parallel:
+ * x is R, or S(seq) and gathered; along in, row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_only_input(module, in, n), *w = module->param[0], *b = module->param[1];
     const tsh_layout *gives = module->gives;
@@ -15303,6 +15305,7 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
 
 /* -- embedding -------------------------------------------------------------- */
 
+/* ids (..) -> (.., dim). Unless the plan says otherwise, the output of a sharded table becomes R. */
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ids = tshi_nn_only_input(module, in, n), *y;
     if (!ids || !tshi_nn_declared(module, ids)) return NULL;
@@ -15312,6 +15315,7 @@ static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in
     return tsh_redistribute(y, tsh_replicated());
 }
 
+/* weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
 static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                       tsh_layout *layouts) {
     (void)module;
@@ -15333,6 +15337,7 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
     return x && tshi_nn_declared(module, x) ? x : NULL;
 }
 
+/* x (.., dim) -> (.., dim), as all layers below. */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     if (!x) return NULL;
@@ -16003,7 +16008,8 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
     static const tsh_policy_layer tshi_policy_##f##_down[] = {TSHI_POLICY_FEATURES(names, down),   \
                                                               TSHI_POLICY_END}
 
-/* Conv1D: reversed. A decoder with cross-attention has the optional layers too. */
+/* Layers are transformers' Conv1D, weights (in, out): reversed. Only decoders with cross-attention
+ * have the optional layers. */
 TSHI_POLICY_HEADS(gpt2, "attn.num_heads");
 TSHI_POLICY_HEADS(gpt2_cross, "crossattention.num_heads");
 static const tsh_policy_layer tshi_policy_gpt2_qkv[] = {
@@ -16521,15 +16527,15 @@ typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
     const tsh_real *x = (const tsh_real *)operand->data;
-    double lane[TSHI_BLOCK], sum = 0;
+    double partial[TSHI_BLOCK], sum = 0;
     int64_t e;
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (double)x[e + i] * (double)x[e + i];
+        for (i = 0; i < TSHI_BLOCK; i++) partial[i] += (double)x[e + i] * (double)x[e + i];
     }
     for (; e < n; e++) sum += (double)x[e] * (double)x[e];
-    for (i = 0; i < TSHI_BLOCK; i++) sum += lane[i];
+    for (i = 0; i < TSHI_BLOCK; i++) sum += partial[i];
     **total += sum;
 }
 TSHI_KERNEL(tshi_optim_squares, tshi_optim_total);
@@ -16790,9 +16796,9 @@ static void tshi_optim_keep_chunk(tsh_tensor *moment) {
 /* Gives a moment its parameter's new layout; chunks are gathered for that, and cut out again. */
 static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
-    const int cut = moment->flags & TSHI_CHUNKED;
+    const int chunked = moment->flags & TSHI_CHUNKED;
     tshi_block *chunk = moment->block;
-    if (!cut || tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
+    if (!chunked || tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
         tshi_module_relayout(moment, layout);
         return;
     }
@@ -18143,14 +18149,14 @@ static void tshi_io_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to
                          void *user) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t inner, length, owned, row, begin, lo, hi, at;
-    int s, cut = t->layout.dim;
+    int s, dim = t->layout.dim;
     if (t->layout.kind != TSH_SHARDED) {
         if (to > from) fn(user, from, from, to - from);
         return;
     }
-    owned = tsh_chunk(&t->layout, t->dim[cut], t->ctx->tp.size, rank, range);
-    inner = tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1);
-    length = t->dim[cut] * inner;
+    owned = tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, rank, range);
+    inner = tshi_tensor_product(t->dim + dim + 1, t->ndim - dim - 1);
+    length = t->dim[dim] * inner;
     if (!length || !owned) return;
     for (row = from / length; row * length < to; row++) {
         at = row * owned * inner;
@@ -18602,16 +18608,16 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     tsh_ctx *ctx = io->ctx;
     const size_t width = (size_t)row->size;
     const int64_t n = tsh_numel(t), step = TSHI_IO_BUFFER / (int64_t)width;
-    const int writer = tshi_io_is_writer(ctx), cut = t->layout.kind == TSH_SHARDED;
+    const int writer = tshi_io_is_writer(ctx), sharded = t->layout.kind == TSH_SHARDED;
     const int holds = ctx->pp.rank == stage, first = holds && ctx->tp.rank == 0;
     char *buffer = io->buffer;
     int64_t from, to;
-    for (from = 0; from < n && (writer || first || (holds && cut)); from = to) {
+    for (from = 0; from < n && (writer || first || (holds && sharded)); from = to) {
         const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * width;
         tsh_result result = TSH_OK;
         to = tshi_base_min(from + step, n);
-        if (holds && cut && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
-        if (first && !cut)
+        if (holds && sharded && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
+        if (first && !sharded)
             memcpy(buffer, (const char *)tshi_tensor_at(t) + (size_t)from * width, bytes);
         if (first && !writer) result = tsh_send(&ctx->pp, buffer, to - from, dtype, 0);
         if (writer && !first) result = tsh_recv(&ctx->pp, buffer, to - from, dtype, stage);
@@ -18671,7 +18677,7 @@ static void tshi_io_finish(tshi_io *io) {
     io->temporary = NULL;
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
-    (void)tshi_file_sync(slash ? name : ".", 1); /* the file is saved: its failure is no error */
+    (void)tshi_file_sync(slash ? name : ".", 1); /* no error if it fails: the file is there */
 }
 
 TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
