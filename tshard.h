@@ -15305,7 +15305,7 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
 
 /* -- embedding -------------------------------------------------------------- */
 
-/* ids (..) -> (.., dim). Unless the plan says otherwise, the output of a sharded table becomes R. */
+/* ids (..) -> (.., dim). Unless the plan says otherwise, a sharded table's output becomes R. */
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ids = tshi_nn_only_input(module, in, n), *y;
     if (!ids || !tshi_nn_declared(module, ids)) return NULL;
