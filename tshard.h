@@ -14190,12 +14190,17 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
 
 /* ========================================================================== */
 /* >>module                                            MARK: - module (private) */
-/* A tree of named nodes; parameters are named by path and made on first use.  */
+/* A tree of named modules; parameters are named by path and get their memory  */
+/* on first use.                                                                */
 /* Needs: >>context >>redistribute.                                             */
 /* ========================================================================== */
 
-/* What a kind of layer does: its forward, the styles that it takes (a bit each; all take the
- * PREPARE ones), and the layout of each parameter under one of them (NULL: replicated). */
+/* A module is a node of the tree; its kind says what its forward computes. All modules live until
+ * the ctx closes. Whatever adds a module or changes a layout calls tshi_module_changed, so that the
+ * next collective of each group first compares the models of its ranks. */
+
+/* A kind of layer: its forward, the styles that it supports (bit 1 << style; the PREPARE styles go
+ * with every kind), and its parameters' layouts under a rule (NULL: all replicated). */
 typedef struct tshi_kind {
     const char *name;
     tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
@@ -14203,8 +14208,9 @@ typedef struct tshi_kind {
     void (*layouts)(const tsh_module *module, const tsh_plan_rule *rule, tsh_layout *layouts);
 } tshi_kind;
 
-enum { TSHI_MODULE_INPUTS = 16 }; /* that a PREPARE_INPUT rule can name */
+enum { TSHI_MODULE_INPUTS = 16 }; /* max inputs of a checkpoint and of a PREPARE_INPUT rule */
 
+/* Joins two names to "a.b", or copies the one that is not empty; the text lives with the ctx. */
 static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) {
     size_t n = strlen(a) + strlen(b) + 2;
     char *text = (char *)tshi_mem_book(ctx, &ctx->books, n);
@@ -14214,15 +14220,15 @@ static const char *tshi_module_text(tsh_ctx *ctx, const char *a, const char *b) 
 
 /* -- forward ---------------------------------------------------------------- */
 
-/* The next module in pre-order below root; NULL at the end. */
+/* Returns the module after `module` in pre-order below root; NULL at the end. */
 TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *module) {
     if (module->first) return module->first;
     while (module != root && !module->next) module = module->parent;
     return module == root ? NULL : module->next;
 }
 
-/* A module's forward, its inputs and output brought to what PREPARE rules ask for. */
-static tsh_tensor *tshi_module_plain(tsh_module *module, tsh_tensor **in, int n) {
+/* Runs a module's forward. Inputs and output are redistributed as its PREPARE rules say. */
+static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
     int i;
     if (module->prepared && n != module->prepared)
@@ -14236,67 +14242,75 @@ static tsh_tensor *tshi_module_plain(tsh_module *module, tsh_tensor **in, int n)
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
 }
 
-/* -- modules that are computed again ----------------------------------------- */
+/* -- activation checkpoints: modules that backward computes again ------------- */
 
-/* Chen et al. 2016: the tape keeps such a module's inputs and the counts that random numbers are
- * keyed by, and nothing of what happens inside; backward computes it once more. */
-typedef struct tshi_drawn {
+/* Chen et al. 2016: of a checkpointed module's forward, the tape keeps one node with the inputs and
+ * the counts that random numbers are keyed by. Backward computes the module again on a tape of its
+ * own, with the same counts and so the same dropout masks, and runs backward through that tape. */
+typedef struct tshi_module_calls {
     const tsh_module *module;
-    uint64_t calls;
-} tshi_drawn;
+    uint64_t dropout_calls;
+} tshi_module_calls;
 
-typedef struct tshi_draws {
+typedef struct tshi_rng_counts {
     uint64_t randn_calls, dropout_calls; /* of the ctx */
-    tshi_drawn *each;                    /* of all modules, in the order of the tree */
+    tshi_module_calls *each;             /* of all modules, in pre-order */
     size_t count;
-} tshi_draws;
+} tshi_rng_counts;
 
+/* What the node of a checkpoint keeps. */
 typedef struct tshi_replay {
     tsh_module *module;
-    const tshi_draws *draws; /* as they were before the forward */
+    const tshi_rng_counts *counts; /* before the forward */
 } tshi_replay;
 
-/* The counts as they are; NULL without memory. */
-static tshi_draws *tshi_module_draws(tsh_ctx *ctx) {
-    tshi_arena *arena = &ctx->tape.arena;
-    tshi_draws *draws = (tshi_draws *)tshi_mem_book(ctx, arena, sizeof *draws);
+static uint64_t tshi_module_count(tsh_ctx *ctx) {
     tsh_module *m;
-    size_t n = 0;
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) n++;
-    if (draws) memset(draws, 0, sizeof *draws);
-    if (draws) draws->each = (tshi_drawn *)tshi_mem_book(ctx, arena, n * sizeof *draws->each);
-    if (!draws || !draws->each) return NULL;
-    draws->randn_calls = ctx->randn_calls;
-    draws->dropout_calls = ctx->dropout_calls;
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
-        draws->each[draws->count].module = m;
-        draws->each[draws->count++].calls = m->dropout_calls;
-    }
-    return draws;
+    uint64_t n = 0;
+    for (m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
+    return n;
 }
 
-/* Sets the counts back; modules that were made since had drawn nothing. */
-static void tshi_module_redraw(tsh_ctx *ctx, const tshi_draws *draws) {
+/* Copies the counts into the tape's memory; NULL and an error: there is none. */
+static tshi_rng_counts *tshi_module_save_counts(tsh_ctx *ctx) {
+    tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_book(
+        ctx, &ctx->tape.arena,
+        sizeof *counts + (size_t)tshi_module_count(ctx) * sizeof *counts->each);
+    tsh_module *m;
+    if (!counts) return NULL;
+    counts->randn_calls = ctx->randn_calls;
+    counts->dropout_calls = ctx->dropout_calls;
+    counts->each = (tshi_module_calls *)(void *)(counts + 1);
+    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+        counts->each[counts->count].module = m;
+        counts->each[counts->count++].dropout_calls = m->dropout_calls;
+    }
+    return counts;
+}
+
+/* Sets the counts back; modules added since then had a count of 0. */
+static void tshi_module_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
     tsh_module *m;
     size_t i = 0;
-    ctx->randn_calls = draws->randn_calls;
-    ctx->dropout_calls = draws->dropout_calls;
+    ctx->randn_calls = counts->randn_calls;
+    ctx->dropout_calls = counts->dropout_calls;
     for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
-        int known = i < draws->count && draws->each[i].module == m;
-        m->dropout_calls = known ? draws->each[i++].calls : 0;
+        int known = i < counts->count && counts->each[i].module == m;
+        m->dropout_calls = known ? counts->each[i++].dropout_calls : 0;
     }
 }
 
-/* Input i once more: inside, its gradient goes where it goes outside. */
+/* Makes a tensor of the saved values of input i. Its base is the input's own, so gradients that the
+ * recomputed ops compute are accumulated into that one. */
 static tsh_tensor *tshi_module_input(const tshi_node *node, int i) {
     tsh_tensor *in = node->in[i], *x = in ? tshi_tensor_window(in, node->saved[i]) : NULL;
     if (x) x->base = in->base;
     return x;
 }
 
-/* 0 and an error if something inside gets a gradient that is no input, parameter or part of it: its
- * own all-reduce might be under way. */
-static int tshi_module_closed(const tshi_node *node) {
+/* Checks that recomputed ops read no outer tensor with a gradient, other than the checkpoint's
+ * inputs: the all-reduce of its gradient might have been started already. 0 and an error if so. */
+static int tshi_module_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     const tshi_node *inner;
     int i, k;
@@ -14315,9 +14329,10 @@ static int tshi_module_closed(const tshi_node *node) {
     return 1;
 }
 
-/* The gradient of the node's output becomes y's, and goes back to inputs and parameters. Partial
- * sums are completed, unless y's producer takes them as they are, or is outside. */
-static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
+/* Backward of a checkpoint: gives the recomputed output y the gradient of the checkpoint's output
+ * and runs backward through the recomputed ops. A partial gradient is all-reduced first, unless y
+ * is a leaf, was made outside the checkpoint, or its op accepts partial gradients. */
+static void tshi_module_backward(tshi_node *node, tsh_tensor *y) {
     tsh_ctx *ctx = y->ctx;
     tsh_tensor *out = node->out, *base = y->base;
     const tshi_accumulator *from[2];
@@ -14345,42 +14360,43 @@ static void tshi_module_descend(tshi_node *node, tsh_tensor *y) {
     tshi_tape_walk(ctx);
 }
 
-/* The module's forward, and its result as a tensor of values. */
-static tsh_tensor *tshi_module_result(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *y = tshi_module_plain(module, in, n);
+/* Runs the module's forward; NULL and an error if its output is not a tensor of values. */
+static tsh_tensor *tshi_module_run_checked(tsh_module *module, tsh_tensor **in, int n) {
+    tsh_tensor *y = tshi_module_run(module, in, n);
     return y && tshi_tensor_check("tsh_checkpoint", &y, 1) ? y : NULL;
 }
 
-static void tshi_module_again(tshi_node *node) {
+/* Backward of the checkpoint's node: recomputes the module, on a tape that holds nothing else. */
+static void tshi_module_recompute(tshi_node *node) {
     const tshi_replay *replay = (const tshi_replay *)node->params;
     tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;
     tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL;
-    const tshi_draws *now = tshi_module_draws(ctx);
+    const tshi_rng_counts *now = tshi_module_save_counts(ctx);
     int i, no_grad = ctx->tape.no_grad;
     if (!now) return;
-    tshi_module_redraw(ctx, replay->draws);
+    tshi_module_restore_counts(ctx, replay->counts);
     ctx->tape.newest = NULL;
     ctx->tape.no_grad = 0;
     tsh_scope_begin(ctx);
     for (i = 0; i < node->n; i++) x[i] = tshi_module_input(node, i);
-    if (ctx->error.code == TSH_OK) y = tshi_module_result(replay->module, x, node->n);
-    tshi_module_redraw(ctx, now);
-    if (y && tshi_module_closed(node)) tshi_module_descend(node, y);
-    tshi_tape_walk(ctx); /* what is left after an error */
+    if (ctx->error.code == TSH_OK) y = tshi_module_run_checked(replay->module, x, node->n);
+    tshi_module_restore_counts(ctx, now);
+    if (y && tshi_module_check_inputs(node)) tshi_module_backward(node, y);
+    tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
     ctx->tape.newest = outer;
 }
 
-/* Computes without a tape, in a scope of which only the result is left. */
-static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int n) {
+/* Runs the forward without recording, in a scope that frees every tensor but the output. */
+static tsh_tensor *tshi_module_run_no_grad(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     tsh_tensor *y, form;
     tshi_block *block;
     tsh_scope_begin(ctx);
     tsh_no_grad_begin(ctx);
-    y = tshi_module_result(module, in, n);
+    y = tshi_module_run_checked(module, in, n);
     if (y && !tshi_tensor_is_dense(y)) y = tshi_map_copy("tsh_checkpoint", y);
     tsh_no_grad_end(ctx);
     if (y) {
@@ -14395,9 +14411,9 @@ static tsh_tensor *tshi_module_untaped(tsh_module *module, tsh_tensor **in, int 
     return y;
 }
 
-/* How many parameters below want a gradient; those of tied weights count twice. They are listed
- * where `list` is not NULL. */
-static int tshi_module_learns(tsh_module *module, tsh_tensor **list) {
+/* Counts the parameters below that require a gradient, a tied one once per module that has it; also
+ * writes them to `list` unless that is NULL. */
+static int tshi_module_trainable(tsh_module *module, tsh_tensor **list) {
     tsh_module *m;
     int i, n = 0;
     for (m = module; m; m = tshi_module_next(module, m))
@@ -14413,13 +14429,14 @@ static const tshi_op tshi_module_checkpoint_op = {
     "tsh_checkpoint",
     NULL,
     NULL,
-    tshi_module_again,
+    tshi_module_recompute,
     (1u << TSHI_MODULE_INPUTS) - 1, /* all inputs */
     TSHI_OP_ACCEPTS_PARTIAL | TSHI_OP_ACCEPTS_RETAINED};
 
-static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in, int n) {
+/* Runs a checkpointed module's forward and records one node for all of it. */
+static tsh_tensor *tshi_module_checkpoint(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    const tshi_draws *draws;
+    const tshi_rng_counts *counts;
     tsh_tensor *y;
     tshi_replay *replay;
     tshi_node *node;
@@ -14430,31 +14447,32 @@ static tsh_tensor *tshi_module_checkpointed(tsh_module *module, tsh_tensor **in,
                                TSHI_MODULE_INPUTS, n);
     for (i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
-    draws = tshi_module_draws(ctx);
-    y = draws ? tshi_module_untaped(module, in, n) : NULL;
-    leaves = y ? tshi_module_learns(module, NULL) : 0;
+    counts = tshi_module_save_counts(ctx);
+    y = counts ? tshi_module_run_no_grad(module, in, n) : NULL;
+    leaves = y ? tshi_module_trainable(module, NULL) : 0;
     if (!y || (!tshi_tape_records(ctx, in, n) && !leaves)) return y;
-    /* All gradients count as partial: some may be, which only the recomputation knows. */
+    /* all inputs marked: only the recomputation knows whose gradients are partial */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
                          sizeof *replay + (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
     replay = (tshi_replay *)node->params;
     node->leaves = (tsh_tensor **)(void *)(replay + 1);
-    node->leaf_count = tshi_module_learns(module, node->leaves);
+    node->leaf_count = tshi_module_trainable(module, node->leaves);
     replay->module = module;
-    replay->draws = draws;
+    replay->counts = counts;
     return y;
 }
 
+/* Calls a module, checkpointed or not, as ctx->module: errors and traces name its path. */
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_start(ctx);
     const tsh_module *outer = ctx->module;
     tsh_tensor *y;
     ctx->module = module;
-    y = !module->checkpoint ? tshi_module_plain(module, in, n)
-        : ctx->tape.no_grad ? tshi_module_untaped(module, in, n)
-                            : tshi_module_checkpointed(module, in, n);
+    y = !module->checkpoint ? tshi_module_run(module, in, n)
+        : ctx->tape.no_grad ? tshi_module_run_no_grad(module, in, n)
+                            : tshi_module_checkpoint(module, in, n);
     ctx->module = outer;
     if (ctx->trace)
         (void)tshi_trace_add(ctx->trace, TSHI_TRACE_MODULE, module->path[0] ? module->path : "root",
@@ -14462,6 +14480,7 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
     return y;
 }
 
+/* Forward of a container: the user's function, or the children in order. */
 static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_module *child;
     tsh_tensor *x = in[0];
@@ -14477,13 +14496,14 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 
 /* -- the same model on every rank -------------------------------------------- */
 
-/* A model as lines of text, for comparing: the seed, then each module in the order of the tree. */
+/* Ranks compare their models as lines: the seed's, then one per module, in pre-order. */
 typedef struct tshi_line {
     char name[TSH_PATH_SIZE + 4]; /* "the seed", or the module's path in quotes */
     char what[3 * TSHI_TEXT_SIZE]; /* " linear: weight f32 (64, 32) S(0)" */
-    double number; /* the module's: text would depend on the host's locale */
+    double number; /* the module's; compared as it is: its text depends on the host's locale */
 } tshi_line;
 
+/* Describes one module. */
 static void tshi_module_line(const tsh_module *m, tshi_line *line) {
     char text[TSHI_TEXT_SIZE];
     int i, k;
@@ -14504,9 +14524,9 @@ static void tshi_module_line(const tsh_module *m, tshi_line *line) {
     }
 }
 
-/* The line after `m` (NULL: the first one); 0: there is none. */
-static int tshi_module_lines(const tsh_ctx *ctx, tsh_module **m, tshi_line *line) {
-    if (line->name[0]) { /* not the first one */
+/* Steps to the next line; 0: there is none. Before the first step, *m is NULL and *line zero. */
+static int tshi_module_next_line(const tsh_ctx *ctx, tsh_module **m, tshi_line *line) {
+    if (line->name[0]) { /* line holds the seed, or module *m */
         *m = *m ? tshi_module_next(ctx->root, *m) : ctx->root;
         if (!*m) return 0;
         tshi_module_line(*m, line);
@@ -14523,8 +14543,8 @@ static uint64_t tshi_module_line_hash(uint64_t hash, const tshi_line *line) {
     return tshi_rng_hash(hash, &line->number, sizeof line->number);
 }
 
-/* 1 in *same if all ranks have the same hash: one all-reduce (MIN) of the hash and its complement,
- * which gives min and max. */
+/* Sets *same to 1 if the models of all ranks have the same hash. One all-reduce: the minimum of the
+ * hash and that of its complement, which is the complement of the maximum. */
 static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same) {
     tsh_module *m = NULL;
     tshi_line line;
@@ -14532,7 +14552,7 @@ static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same
     int64_t ends[2];
     tsh_result result;
     memset(&line, 0, sizeof line);
-    while (tshi_module_lines(ctx, &m, &line)) hash = tshi_module_line_hash(hash, &line);
+    while (tshi_module_next_line(ctx, &m, &line)) hash = tshi_module_line_hash(hash, &line);
     memcpy(&ends[0], &hash, sizeof hash);
     ends[1] = ~ends[0];
     result = tsh_allreduce(comm, ends, 2, TSH_I64, TSH_MIN);
@@ -14540,102 +14560,81 @@ static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same
     return result;
 }
 
-/* Where models differ: world ranks, and the lines that they have there. */
-typedef struct tshi_model_diff {
-    int blamed, reference; /* ranks of the group */
-    int64_t *ranks;        /* of the world */
-    tshi_line *lines;
-} tshi_model_diff;
 
-/* Finds the hash of most ranks (at a tie, the lowest rank's) and the first rank that has another.
- * 0: all are the same. Rank r's hash is hash[r * stride]. */
-static int tshi_module_odd(const int64_t *hash, int64_t stride, int size, tshi_model_diff *at) {
-    int r, k, most = 0;
-    for (r = at->reference = 0; r < size; r++) {
-        int same = 0;
-        for (k = 0; k < size; k++) same += hash[k * stride] == hash[r * stride];
-        if (same > most) at->reference = r;
-        if (same > most) most = same;
+/* Returns a rank whose hash most ranks have; at a tie, the lowest. Rank r's hash is hash[r *
+ * stride]; only ranks with holds[r] count (holds NULL: all). */
+static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
+                                const unsigned char *holds) {
+    int r, k, same, best = 0, max = 0;
+    for (r = 0; r < size; r++) {
+        for (same = k = 0; k < size && (!holds || holds[r]); k++)
+            same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
+        if (same > max) best = r;
+        if (same > max) max = same;
     }
-    for (at->blamed = 0; at->blamed < size; at->blamed++)
-        if (hash[at->blamed * stride] != hash[at->reference * stride]) return 1;
-    at->blamed = at->reference;
-    return 0;
+    return best;
 }
 
-/* All ranks' hashes of each line, and then all ranks' texts of the first line that differs. buffer:
- * for size counts, size world ranks, `most` hashes of this rank, those of all, a line per rank. */
-static tsh_result tshi_module_find(tsh_comm *comm, const tsh_ctx *ctx, void *buffer, int64_t most,
-                                   tshi_model_diff *at) {
-    const int size = comm->size;
-    const int64_t rank = ctx->world.rank;
-    int64_t *counts = (int64_t *)buffer, *mine, *all, i, first = 0;
-    tsh_module *m = NULL;
-    tshi_line line;
-    tsh_result result;
-    int r;
-    at->ranks = counts + size;
-    mine = at->ranks + size;
-    all = mine + most;
-    at->lines = (tshi_line *)(void *)(all + most * size);
-    memset(mine, 0, (size_t)most * sizeof *mine); /* 0: this rank has no such line */
-    memset(&line, 0, sizeof line);
-    for (i = 0; i < most && tshi_module_lines(ctx, &m, &line); i++)
-        mine[i] = (int64_t)(tshi_module_line_hash(1, &line) >> 1);
-    for (r = 0; r < size; r++) counts[r] = 1;
-    result = tsh_allgather(comm, &rank, at->ranks, counts, 1, TSH_I64);
-    for (r = 0; r < size; r++) counts[r] = most;
-    if (result == TSH_OK) result = tsh_allgather(comm, mine, all, counts, 1, TSH_I64);
-    if (result != TSH_OK) return result;
-    while (!tshi_module_odd(all + first, most, size, at) && first < most - 1) first++;
-    m = NULL;
-    memset(&line, 0, sizeof line);
-    for (i = 0; i <= first && mine[first]; i++) (void)tshi_module_lines(ctx, &m, &line);
-    for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
-    result = tsh_allgather(comm, &line, at->lines, counts, 1, TSH_I32);
-    /* every rank has received the texts before one reports the world's error */
-    (void)tsh_barrier(comm);
-    return result;
-}
 
-/* Reports the rank whose model differs, and its line, on every rank of the group. */
-static tsh_result tshi_module_unlike(const tsh_comm *comm, tsh_ctx *ctx,
-                                     const tshi_model_diff *at) {
+/* Reports that rank `blamed` of the world has the line `odd` where rank `other` has `usual`. */
+static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, int blamed,
+                                    const tshi_line *odd, int other, const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
-    const tshi_line *odd = at->lines + at->blamed, *usual = at->lines + at->reference;
-    const int rank = (int)at->ranks[at->blamed], first = ctx->error.code == TSH_OK;
+    const int first = ctx->error.code == TSH_OK;
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
                    "the ranks of %s built different models: rank %d has %s%s where rank %d has "
                    "%s%s; build the same model on each, with the same seed",
-                   axis, rank, odd->name[0] ? odd->name : "nothing", odd->what,
-                   (int)at->ranks[at->reference], usual->name[0] ? usual->name : "nothing",
-                   usual->what);
-    if (first) ctx->error.rank = rank;
-    return TSH_ERR_MISMATCH;
+                   axis, blamed, odd->name[0] ? odd->name : "nothing", odd->what, other,
+                   usual->name[0] ? usual->name : "nothing", usual->what);
+    if (first) ctx->error.rank = blamed;
 }
 
-/* Models differ: finds where, which is an error on every rank of the group. */
-static tsh_result tshi_module_explain(tsh_comm *comm, tsh_ctx *ctx) {
-    int64_t most = 1; /* lines: the seed's, and one per module */
-    tshi_model_diff at;
-    tshi_block *block;
-    tsh_module *m;
+/* Gathers all ranks' models line by line and reports the first that differs, on every rank. */
+static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
+    const int size = comm->size;
+    const int64_t rank = ctx->world.rank;
+    const size_t bytes = (size_t)size * (3 * sizeof(int64_t) + sizeof(tshi_line));
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
+    int64_t *counts, *ranks, *hash; /* (size); ranks: of the world */
+    tsh_module *m = NULL;
+    tshi_line line, *lines; /* this rank's, all ranks' (size) */
     tsh_result result;
-    memset(&at, 0, sizeof at);
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) most++;
-    result = tsh_allreduce(comm, &most, 1, TSH_I64, TSH_MAX);
-    if (result != TSH_OK) return result;
-    block = tshi_mem_take(ctx, TSH_MEM_STEP,
-                          ((size_t)(most + 2) * (size_t)comm->size + (size_t)most) * sizeof most +
-                              (size_t)comm->size * sizeof(tshi_line));
-    if (block) result = tshi_module_find(comm, ctx, tshi_mem_data(block), most, &at);
-    if (block && result == TSH_OK) result = tshi_module_unlike(comm, ctx, &at);
+    int r, usual = 0, blamed = 0, more = 1;
+    if (!block) {
+        tshi_error_tell(ctx);
+        return TSH_ERR_MEMORY;
+    }
+    counts = (int64_t *)tshi_mem_data(block);
+    ranks = counts + size;
+    hash = ranks + size;
+    lines = (tshi_line *)(void *)(hash + size);
+    memset(&line, 0, sizeof line);
+    for (r = 0; r < size; r++) counts[r] = 1;
+    result = tsh_allgather(comm, &rank, ranks, counts, 1, TSH_I64);
+    for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
+    while (more && result == TSH_OK) {
+        more = tshi_module_next_line(ctx, &m, &line);
+        if (!more) memset(&line, 0, sizeof line); /* other ranks have more lines */
+        result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
+        if (result != TSH_OK) break;
+        for (r = 0; r < size; r++) hash[r] = (int64_t)tshi_module_line_hash(1, &lines[r]);
+        usual = tshi_module_majority(hash, 1, size, NULL);
+        for (blamed = 0; blamed < size && hash[blamed] == hash[usual];) blamed++;
+        if (blamed < size) break;
+        blamed = usual;
+    }
+    if (result == TSH_OK) { /* no rank may fail the world before all have received the lines */
+        (void)tsh_barrier(comm);
+        tshi_module_report_diff(comm, ctx, (int)ranks[blamed], &lines[blamed], (int)ranks[usual],
+                                &lines[usual]);
+        result = TSH_ERR_MISMATCH;
+    }
     tshi_mem_drop(ctx, block);
     tshi_error_tell(ctx);
-    return block ? result : TSH_ERR_MEMORY;
+    return result;
 }
 
-/* Compares the models of a group's ranks before its next collective: neither counted nor traced. */
+/* Compares the models of a group's ranks, by collectives that are neither counted nor traced. */
 static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     const tsh_comm_stats stats = comm->stats;
     struct tshi_trace *trace = comm->trace;
@@ -14643,15 +14642,15 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     int same;
     comm->trace = NULL;
     result = tshi_module_same(comm, ctx, &same);
-    if (result == TSH_OK && !same) result = tshi_module_explain(comm, ctx);
+    if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
     comm->trace = trace;
     comm->stats = stats;
     return result;
 }
 
-/* Called after every change of the tree: the next collective of each group compares it again. With
- * pp > 1 the world compares only in tsh_pipeline_new, because stages may differ before. */
-static void tshi_module_changes(tsh_ctx *ctx) {
+/* Has the next collective of each group compare the models again; called after every change of the
+ * tree. With pp > 1 the world compares in tsh_pipeline_new only: before, stages may differ. */
+static void tshi_module_changed(tsh_ctx *ctx) {
     ctx->compare = tshi_module_compare;
     if (ctx->tp.size > 1) ctx->tp.unchecked = ctx;
     if (ctx->dp.size > 1) ctx->dp.unchecked = ctx;
@@ -14672,12 +14671,12 @@ TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
     return ctx->root;
 }
 
-/* A new child; NULL and an error for a bad or taken name. */
+/* Adds a child without parameters; NULL and an error for a bad or taken name. */
 static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const tshi_kind *kind) {
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module, *other;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
-    tshi_module_changes(ctx);
+    tshi_module_changed(ctx);
     if (!name || !*name || strchr(name, '.') ||
         strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE) {
         (void)tsh_fail(
@@ -14710,14 +14709,13 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     return module;
 }
 
-/* The newest child of its parent, whole; NULL where something of it failed: then the tree, and the
- * name, are as they were. */
-static tsh_module *tshi_module_done(tsh_module *module) {
+/* Ends a constructor: returns the new module or, after an error, removes it and returns NULL. */
+static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, *before = parent->first;
     size_t n = strlen(module->path);
     int i;
     if (module->ctx->error.code == TSH_OK) return module;
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) /* one of its own, not a weight that was given */
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             module->param[i]->path[n] == '.')
             tshi_tensor_end(module->param[i]);
@@ -14728,7 +14726,7 @@ static tsh_module *tshi_module_done(tsh_module *module) {
     return NULL;
 }
 
-/* A parameter without memory. */
+/* Gives a module a replicated parameter, which has no memory yet. */
 static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_shape shape,
                               tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
@@ -14746,15 +14744,14 @@ static void tshi_module_param(tsh_module *module, int slot, const char *name, ts
     module->param_name[slot] = name;
 }
 
-/* Gives a parameter, or a moment of one, another layout; values that are there move to it,
- * gradients are forgotten. */
-static void tshi_module_lay(tsh_tensor *t, const tsh_layout *layout) {
+/* Gives a parameter or moment another layout: redistributes its values, frees its gradients. */
+static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
     tsh_tensor before = *t;
     tsh_shape shape = tsh_shape_of(t);
     tshi_block *block = NULL;
     if (t->ctx->error.code != TSH_OK) return;
     if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
-        t->layout = *layout; /* the same cut, but its units may be others */
+        t->layout = *layout; /* the same shards, though units may differ */
         return;
     }
     if (tshi_tensor_recorded(t)) {
@@ -14791,7 +14788,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_module(tsh_module *parent, const char *nam
 
 /* -- walking ---------------------------------------------------------------- */
 
-/* How many edits turn a into b (Levenshtein), for "did you mean". */
+/* Edit distance of a and b (Levenshtein 1966). row[j]: of a's first i characters and b's j. */
 static int tshi_module_distance(const char *a, const char *b) {
     int row[TSH_PATH_SIZE + 1], i, j, n = (int)strlen(b);
     if (n > TSH_PATH_SIZE) return INT_MAX;
@@ -14810,26 +14807,26 @@ static int tshi_module_distance(const char *a, const char *b) {
     return row[n];
 }
 
-/* A module's path relative to root. */
+/* Returns a module's path relative to root; "" for root itself. */
 static const char *tshi_module_below(const tsh_module *root, const tsh_module *module) {
     size_t n = strlen(root->path);
     const char *path = module->path;
     return module == root ? "" : n ? path + n + 1 : path;
 }
 
-/* Appends the three nearest paths below root to text. */
-static void tshi_module_near(tsh_module *root, const char *path, char *text, size_t size) {
+/* Appends the three paths below root that are nearest to `path`: "did you mean". */
+static void tshi_module_suggest(tsh_module *root, const char *path, char *text, size_t size) {
     tsh_module *module, *best[3] = {NULL, NULL, NULL};
-    int shown, distance, least;
+    int shown, distance, min;
     tshi_base_append(text, size, "near it are");
     for (shown = 0; shown < 3; shown++) {
-        least = INT_MAX;
+        min = INT_MAX;
         for (module = root; module; module = tshi_module_next(root, module)) {
             distance = tshi_module_distance(path, tshi_module_below(root, module));
-            if (module == root || distance >= least || module == best[0] || module == best[1])
+            if (module == root || distance >= min || module == best[0] || module == best[1])
                 continue;
             best[shown] = module;
-            least = distance;
+            min = distance;
         }
         if (!best[shown]) break;
         tshi_base_append(text, size, "%s \"%s\"", shown ? "," : "",
@@ -14838,42 +14835,36 @@ static void tshi_module_near(tsh_module *root, const char *path, char *text, siz
     if (!shown) tshi_base_append(text, size, " no modules");
 }
 
-/* The child whose name is the first n characters of name. */
-static tsh_module *tshi_module_named(const tsh_module *module, const char *name, size_t n) {
-    tsh_module *child = module->first;
-    while (child && (strncmp(child->name, name, n) != 0 || child->name[n])) child = child->next;
-    return child;
-}
-
-/* Follows the first n characters of a path; NULL if there is no such module. */
-static tsh_module *tshi_module_follow(tsh_module *module, const char *path, size_t n) {
-    const char *end = path + n;
-    while (module && path < end) {
-        const char *dot = path;
-        while (dot < end && *dot != '.') dot++;
-        module = tshi_module_named(module, path, (size_t)(dot - path));
-        path = dot + 1;
+/* Finds the module at a path of n characters below `module`; NULL if there is none. */
+static tsh_module *tshi_module_at(tsh_module *module, const char *path, size_t n) {
+    const char *end = path + n, *dot;
+    for (; module && path < end; path = dot + 1) {
+        for (dot = path; dot < end && *dot != '.';) dot++;
+        n = (size_t)(dot - path);
+        module = module->first;
+        while (module && (strncmp(module->name, path, n) != 0 || module->name[n]))
+            module = module->next;
     }
     return module;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
     tsh_module *found;
-    char alike[TSH_MESSAGE_SIZE / 2] = "";
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
     if (!module) return NULL;
-    if (!path) path = "?"; /* no such name: the error below */
-    found = tshi_module_follow(module, path, strlen(path));
+    if (!path) path = "?"; /* no module's name: gets the error below */
+    found = tshi_module_at(module, path, strlen(path));
     if (found) return found;
-    tshi_module_near(module, path, alike, sizeof alike);
+    tshi_module_suggest(module, path, similar, sizeof similar);
     (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT, "tsh_find: \"%s\" has no module \"%.64s\"; %s",
-                   module->path, path, alike);
+                   module->path, path, similar);
     return NULL;
 }
 
-/* A parameter by relative path, and its module; NULL if there is none. */
+/* Finds a parameter by its path below `module`, and its module; NULL if there is none. */
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
     const char *dot = strrchr(path, '.');
-    tsh_module *m = dot ? tshi_module_follow(module, path, (size_t)(dot - path)) : module;
+    tsh_module *m = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
     int i;
     for (i = 0; i < TSHI_MODULE_PARAMS && m; i++)
         if (m->param[i] && strcmp(m->param_name[i], dot ? dot + 1 : path) == 0) {
@@ -14887,14 +14878,15 @@ TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
     tsh_module *owner;
     tsh_tensor *found;
     if (!module) return NULL;
-    if (!path) path = "?"; /* no such name: the error below */
+    if (!path) path = "?"; /* no parameter's name: gets the error below */
     found = tshi_module_lookup(module, path, &owner);
     if (found) return found;
     return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                            "tsh_param: \"%s\" has no parameter \"%.64s\"", module->path, path);
 }
 
-/* Whether slot of m is the first one below root that refers to its parameter. */
+/* Returns 1 if no module before m below root, and no earlier slot of m, has m's parameter `slot`,
+ * too: a loop over all modules that asks this visits a tied parameter once. */
 static int tshi_module_first(tsh_module *root, const tsh_module *m, int slot) {
     tsh_module *other;
     int i;
@@ -14906,8 +14898,7 @@ static int tshi_module_first(tsh_module *root, const tsh_module *m, int slot) {
     return 0;
 }
 
-/* Calls fn for every parameter below, once; for those that only other stages of a pipeline hold,
- * too, if `all`. */
+/* Calls fn once for every parameter below; with `all`, for those of other stages only, too. */
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
@@ -14949,7 +14940,7 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         old->path, tshi_tensor_text(old, a), source->path,
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
-    tshi_module_changes(module->ctx);
+    tshi_module_changed(module->ctx);
     for (m = module->ctx->root; m; m = tshi_module_next(module->ctx->root, m))
         for (i = 0; i < TSHI_MODULE_PARAMS; i++)
             if (m->param[i] == old) m->param[i] = source;
@@ -15006,27 +14997,23 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
 
 /* -- the generator's state -------------------------------------------------- */
 
-enum { TSHI_STATE_HEAD = 5 }; /* words before those of the modules */
+/* The state is TSHI_STATE_WORDS words, then one per module; see tsh_rng_state. */
+enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, TSHI_STATE_DROPOUT,
+       TSHI_STATE_WORDS };
 
 /* The bytes "tshrng01" as a little-endian word. */
 static uint64_t tshi_module_magic(void) {
     return 0x3130676E72687374u;
 }
 
-static uint64_t tshi_module_count(tsh_ctx *ctx) {
-    tsh_module *m;
-    uint64_t n = 0;
-    for (m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
-    return n;
-}
-
-/* Word `word` of a state or file, little-endian. */
-static void tshi_module_put(unsigned char *state, size_t word, uint64_t value) {
+/* Stores word number `word` of a state or file, little-endian. */
+static void tshi_module_store_word(unsigned char *state, size_t word, uint64_t value) {
     int i;
     for (i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
 }
 
-static uint64_t tshi_module_get(const unsigned char *state, size_t word) {
+/* Loads it. */
+static uint64_t tshi_module_load_word(const unsigned char *state, size_t word) {
     uint64_t value = 0;
     int i;
     for (i = 7; i >= 0; i--) value = value << 8 | state[word * 8 + (size_t)i];
@@ -15036,56 +15023,60 @@ static uint64_t tshi_module_get(const unsigned char *state, size_t word) {
 TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     unsigned char *out = (unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
-    size_t word = TSHI_STATE_HEAD, need = ((size_t)modules + word) * 8;
+    size_t word = TSHI_STATE_WORDS, need = ((size_t)modules + word) * 8;
     tsh_module *m;
     if (!modules) return 0;
     if (!out || size < need) return need;
-    tshi_module_put(out, 0, tshi_module_magic());
-    tshi_module_put(out, 1, modules);
-    tshi_module_put(out, 2, ctx->seed);
-    tshi_module_put(out, 3, ctx->randn_calls);
-    tshi_module_put(out, 4, ctx->dropout_calls);
+    tshi_module_store_word(out, TSHI_STATE_MAGIC, tshi_module_magic());
+    tshi_module_store_word(out, TSHI_STATE_MODULES, modules);
+    tshi_module_store_word(out, TSHI_STATE_SEED, ctx->seed);
+    tshi_module_store_word(out, TSHI_STATE_RANDN, ctx->randn_calls);
+    tshi_module_store_word(out, TSHI_STATE_DROPOUT, ctx->dropout_calls);
     for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
-        tshi_module_put(out, word++, m->dropout_calls);
+        tshi_module_store_word(out, word++, m->dropout_calls);
     return need;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t size) {
     const unsigned char *in = (const unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
-    size_t word = TSHI_STATE_HEAD;
+    size_t word = TSHI_STATE_WORDS;
     tsh_module *m;
     if (!modules || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if (!in || size < word * 8 || tshi_module_get(in, 0) != tshi_module_magic())
+    if (!in || size < word * 8 || tshi_module_load_word(in, 0) != tshi_module_magic())
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_set_rng_state: %llu bytes are no state that tsh_rng_state wrote",
                         in ? (unsigned long long)size : 0ull);
-    if (tshi_module_get(in, 1) != modules || size / 8 - word != modules || size % 8)
+    if (tshi_module_load_word(in, 1) != modules || size / 8 - word != modules || size % 8)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_set_rng_state: the state is of %llu modules and has %llu bytes; this "
                         "tree has %llu modules, whose state has %llu",
-                        (unsigned long long)tshi_module_get(in, 1), (unsigned long long)size,
+                        (unsigned long long)tshi_module_load_word(in, 1), (unsigned long long)size,
                         (unsigned long long)modules, (unsigned long long)((modules + word) * 8));
-    ctx->seed = tshi_module_get(in, 2);
-    ctx->randn_calls = tshi_module_get(in, 3);
-    ctx->dropout_calls = tshi_module_get(in, 4);
+    ctx->seed = tshi_module_load_word(in, TSHI_STATE_SEED);
+    ctx->randn_calls = tshi_module_load_word(in, TSHI_STATE_RANDN);
+    ctx->dropout_calls = tshi_module_load_word(in, TSHI_STATE_DROPOUT);
     for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
-        m->dropout_calls = tshi_module_get(in, word++);
+        m->dropout_calls = tshi_module_load_word(in, word++);
     return TSH_OK;
 }
 
 /* ========================================================================== */
 /* >>nn                                                     MARK: - nn (private) */
-/* Layers: parameters, forward, and how each lies under a style. The ops follow */
-/* the layouts of the weights, so a layer's forward does not name its style.    */
+/* Layers: their forward, and the layouts of their parameters under a style.    */
 /* Needs: >>module >>op-linear >>op-embedding >>op-norm.                        */
 /* ========================================================================== */
 
+/* A layer is a tshi_kind, a forward, a function that gives its parameters' layouts, and a
+ * constructor; constructors that take a style stand in >>parallel. A style only sets the layouts of
+ * weights: ops derive what they compute from these, so forward is written once for all styles. */
+
+/* Returns the initial values given in a description, or the layer's own. */
 static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, double b) {
     return given.kind == TSH_INIT_DEFAULT ? tshi_tensor_init_of(kind, a, b) : given;
 }
 
-/* A layer under parent; NULL, with an error, where there is no description. */
+/* Adds a layer under parent; NULL and an error if it has no description. */
 static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_kind *kind,
                                const void *desc) {
     if (desc) return tshi_module_add(parent, name, kind);
@@ -15095,7 +15086,7 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
     return NULL;
 }
 
-/* The layout that input x arrives in is the one that the plan declared; else 0 and an error. */
+/* Checks that input x has the layout that the plan declared, if it did; 0 and an error if not. */
 static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
     char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE];
     tsh_layout takes;
@@ -15112,20 +15103,20 @@ static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
     return 0;
 }
 
-/* A layer's only input; NULL and an error where there is another number of them, or nothing. */
-static tsh_tensor *tshi_nn_one(const tsh_module *module, tsh_tensor *const *in, int n) {
+/* Returns the input of a layer that takes one; NULL and an error if there is none or more. */
+static tsh_tensor *tshi_nn_only_input(const tsh_module *module, tsh_tensor *const *in, int n) {
     if (n == 1 && in[0]) return in[0];
     return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward: takes one input, not %d%s",
                            n, n == 1 ? " that is NULL" : "");
 }
 
-/* The output as the plan asks for it. */
-static tsh_tensor *tshi_nn_give(const tsh_module *module, tsh_tensor *y) {
+/* Redistributes the output as the plan says. */
+static tsh_tensor *tshi_nn_output(const tsh_module *module, tsh_tensor *y) {
     return y && module->gives ? tsh_redistribute(y, *module->gives) : y;
 }
 
-/* The fused or plain cut of dimension `dim` that a rule asks for. */
-static tsh_layout tshi_nn_cut(const tsh_plan_rule *rule, int dim) {
+/* Returns S(dim), with the segments and units of a rule. */
+static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
     tsh_layout layout = tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
                                            rule->unit ? rule->unit : 1);
     int s;
@@ -15136,9 +15127,10 @@ static tsh_layout tshi_nn_cut(const tsh_plan_rule *rule, int dim) {
 
 /* -- linear ----------------------------------------------------------------- */
 
-/* Weight and bias of a linear whose output (dim 0) or input features (dim 1) are cut like `cut`. */
-static void tshi_nn_linear_cut(const tsh_module *module, tsh_layout cut, int dim,
-                               tsh_layout *layouts) {
+/* Sets the layouts of a linear's weight and bias: sharded as `cut` along the output features (dim
+ * 0) or the input features (dim 1), where the bias stays replicated. */
+static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int dim,
+                                 tsh_layout *layouts) {
     layouts[0] = layouts[1] = cut;
     layouts[0].dim = module->reversed ? 1 - dim : dim;
     layouts[1].dim = 0;
@@ -15148,113 +15140,122 @@ static void tshi_nn_linear_cut(const tsh_module *module, tsh_layout cut, int dim
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
     layouts[0] = layouts[1] = tsh_replicated();
-    if (rule->style == TSH_COLWISE) tshi_nn_linear_cut(module, tshi_nn_cut(rule, 0), 0, layouts);
-    if (rule->style == TSH_ROWWISE) tshi_nn_linear_cut(module, tshi_nn_cut(rule, 0), 1, layouts);
+    if (rule->style == TSH_COLWISE)
+        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), 0, layouts);
+    if (rule->style == TSH_ROWWISE)
+        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), 1, layouts);
 }
 
-/* TSH_AUTO decides at the first input: row-wise where it arrives cut along its features, and then
- * by the same cut; else column-wise. */
-static void tshi_nn_settle(tsh_module *module, const tsh_tensor *x) {
+/* Decides TSH_AUTO at the first input x (.., in): ROWWISE if x is sharded along its features, with
+ * the same shards; else COLWISE. */
+static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
     tsh_layout layouts[TSHI_MODULE_PARAMS];
     int i, row = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
     module->style = row ? TSH_ROWWISE : TSH_COLWISE;
-    tshi_nn_linear_cut(module, row ? x->layout : tsh_sharded(0), row, layouts);
+    tshi_nn_linear_shard(module, row ? x->layout : tsh_sharded(0), row, layouts);
     for (i = 0; i < 2; i++) {
         tsh_tensor *t = module->param[i];
-        if (t && tshi_layout_resolve(&layouts[i], t->ndim, t->dim)) tshi_module_lay(t, &layouts[i]);
+        if (t && tshi_layout_resolve(&layouts[i], t->ndim, t->dim))
+            tshi_module_relayout(t, &layouts[i]);
     }
 }
 
+/* y (.., out) = x (.., in) w^T + bias, w (out, in). A weight sharded along out is column-parallel:
+ * x is R, or S(seq) and gathered; along in, row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_one(module, in, n), *w = module->param[0], *b = module->param[1];
+    tsh_tensor *x = tshi_nn_only_input(module, in, n), *w = module->param[0], *b = module->param[1];
     const tsh_layout *gives = module->gives;
     int column, regather;
     if (!x || !tshi_nn_declared(module, x)) return NULL;
-    if (module->style == TSH_AUTO) tshi_nn_settle(module, x);
+    if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
     if (module->reversed) w = tsh_transpose(w, 0, 1);
     if (!w) return NULL;
-    column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0;
+    column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0; /* w (out, in) */
     regather = module->regather && column && x->layout.kind == TSH_SHARDED;
     if (column && module->takes && !regather) x = tsh_redistribute(x, tsh_replicated());
     if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
         (gives && tshi_tensor_axis(x, gives->dim) == x->ndim - 1))
-        gives = NULL; /* only a row-parallel product is scattered by the op itself, by its rows */
-    return tshi_nn_give(module,
-                        tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather));
+        gives = NULL; /* the op itself only reduce-scatters rows of a row-parallel product */
+    return tshi_nn_output(module,
+                          tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather));
 }
 
 /* -- embedding -------------------------------------------------------------- */
 
+/* ids (..) -> (.., dim). Unless the plan says otherwise, a sharded table's output becomes R. */
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *ids = tshi_nn_one(module, in, n), *y;
+    tsh_tensor *ids = tshi_nn_only_input(module, in, n), *y;
     if (!ids || !tshi_nn_declared(module, ids)) return NULL;
     y = tsh_embedding(ids, module->param[0], &module->lookup);
     if (module->gives || !y || module->param[0]->layout.kind != TSH_SHARDED)
-        return tshi_nn_give(module, y);
+        return tshi_nn_output(module, y);
     return tsh_redistribute(y, tsh_replicated());
 }
 
+/* weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
 static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                       tsh_layout *layouts) {
     (void)module;
     layouts[0] = layouts[1] = tsh_replicated();
-    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_cut(rule, 0);
-    if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_cut(rule, 1);
+    if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
+    if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_shard(rule, 1);
 }
 
 /* -- norms, dropout --------------------------------------------------------- */
 
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 
-/* The input of a layer that may work along the sequence: under TSH_SEQUENCE it is brought to S(1),
- * or what the rule says. NULL, with an error, where it is not what it must be. */
+/* Returns the input of a layer that supports TSH_SEQUENCE: under that style it is redistributed to
+ * S(1), or to the rule's input; else checked. NULL and an error if it does not fit. */
 static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_one(module, in, n);
+    tsh_tensor *x = tshi_nn_only_input(module, in, n);
     if (x && module->style == TSH_SEQUENCE)
         return tsh_redistribute(x, module->takes ? *module->takes : tsh_sharded(1));
     return x && tshi_nn_declared(module, x) ? x : NULL;
 }
 
+/* x (.., dim) -> (.., dim), as all layers below. */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     if (!x) return NULL;
-    return tshi_nn_give(module,
-                        tsh_layer_norm(x, module->param[0], module->param[1], module->number));
+    return tshi_nn_output(module,
+                          tsh_layer_norm(x, module->param[0], module->param[1], module->number));
 }
 
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
-    return x ? tshi_nn_give(module, tsh_rms_norm(x, module->param[0], module->number)) : NULL;
+    return x ? tshi_nn_output(module, tsh_rms_norm(x, module->param[0], module->number)) : NULL;
 }
 
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
     if (x && !module->evaluating) x = tsh_dropout(x, module->number, module);
-    return tshi_nn_give(module, x);
+    return tshi_nn_output(module, x);
+}
+
+/* Gives a norm its parameters: weight (dim) of ones and, unless no_bias, bias (dim) of zeros. */
+static tsh_module *tshi_nn_norm(tsh_module *module, int64_t dim, double eps, int no_bias) {
+    module->number = eps;
+    tshi_module_param(module, 0, "weight", tsh_shape1(dim),
+                      tshi_tensor_init_of(TSH_INIT_ONES, 0, 0), 0);
+    if (!no_bias)
+        tshi_module_param(module, 1, "bias", tsh_shape1(dim),
+                          tshi_tensor_init_of(TSH_INIT_ZEROS, 0, 0), 0);
+    return tshi_module_finish(module);
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc) {
     static const tshi_kind kind = {"layer_norm", tshi_nn_norm_forward, TSHI_NN_SEQUENCE, NULL};
-    const tsh_init ones = tshi_tensor_init_of(TSH_INIT_ONES, 0, 0),
-                   zeros = tshi_tensor_init_of(TSH_INIT_ZEROS, 0, 0);
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    if (!module) return NULL;
-    module->number = desc->eps;
-    tshi_module_param(module, 0, "weight", tsh_shape1(desc->dim), ones, 0);
-    if (!desc->no_bias) tshi_module_param(module, 1, "bias", tsh_shape1(desc->dim), zeros, 0);
-    return tshi_module_done(module);
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, desc->no_bias) : NULL;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_rms_norm(tsh_module *parent, const char *name,
                                      const tsh_rms_norm_desc *desc) {
     static const tshi_kind kind = {"rms_norm", tshi_nn_rms_forward, TSHI_NN_SEQUENCE, NULL};
-    const tsh_init ones = tshi_tensor_init_of(TSH_INIT_ONES, 0, 0);
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    if (!module) return NULL;
-    module->number = desc->eps;
-    tshi_module_param(module, 0, "weight", tsh_shape1(desc->dim), ones, 0);
-    return tshi_module_done(module);
+    return module ? tshi_nn_norm(module, desc->dim, desc->eps, 1) : NULL;
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_dropout(tsh_module *parent, const char *name, double p) {
@@ -15288,17 +15289,21 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
 
 /* ========================================================================== */
 /* >>parallel                                        MARK: - parallel (private) */
-/* Plans: patterns of paths that give layers their layouts, checked whole       */
-/* before anything changes.                                                     */
+/* Plans: rules that give the layers at matching paths a style.                 */
 /* Needs: >>nn.                                                                 */
 /* ========================================================================== */
 
-/* One name against one atom with * and ?. */
-static int tshi_parallel_atom(const char *p, const char *p_end, const char *s, const char *s_end) {
+/* Applying a plan takes three steps: choose the rules of every module, check all of them, apply.
+ * Nothing changes before the whole plan is known to fit, so an error leaves the model as it was. A
+ * new layer is sharded by a plan of one rule, too. */
+
+/* Matches a name, from s to s_end, against a pattern with * and ?. */
+static int tshi_parallel_match_name(const char *p, const char *p_end, const char *s,
+                                    const char *s_end) {
     for (; p < p_end; p++, s++) {
         if (*p == '*') {
             for (; s <= s_end; s++)
-                if (tshi_parallel_atom(p + 1, p_end, s, s_end)) return 1;
+                if (tshi_parallel_match_name(p + 1, p_end, s, s_end)) return 1;
             return 0;
         }
         if (s >= s_end || (*p != '?' && *p != *s)) return 0;
@@ -15306,7 +15311,7 @@ static int tshi_parallel_atom(const char *p, const char *p_end, const char *s, c
     return s == s_end;
 }
 
-/* A dotted path against a dotted pattern; ** stands for any number of names. */
+/* Matches the dotted path s against the dotted pattern p; ** matches any number of names. */
 static int tshi_parallel_match(const char *p, const char *s) {
     const char *pe = p, *se = s;
     while (*pe && *pe != '.') pe++;
@@ -15317,14 +15322,16 @@ static int tshi_parallel_match(const char *p, const char *s) {
         if (tshi_parallel_match(rest, s)) return 1;
         return *s ? tshi_parallel_match(p, *se ? se + 1 : se) : 0;
     }
-    if (!*s || !tshi_parallel_atom(p, pe, s, se)) return 0;
+    if (!*s || !tshi_parallel_match_name(p, pe, s, se)) return 0;
     return tshi_parallel_match(*pe ? pe + 1 : pe, *se ? se + 1 : se);
 }
 
-/* -- choosing: which rules each module gets, decided before anything changes -- */
+/* -- choosing the rules of every module --------------------------------------- */
 
+/* A rule prepares inputs, shards, or prepares the output; a module gets at most one of each. */
 enum { TSHI_PARALLEL_BEFORE, TSHI_PARALLEL_STYLE, TSHI_PARALLEL_AFTER, TSHI_PARALLEL_PURPOSES };
 
+/* What a plan does to one module. */
 typedef struct tshi_choice {
     tsh_module *module;
     const tsh_plan_rule *rule[TSHI_PARALLEL_PURPOSES];
@@ -15337,9 +15344,9 @@ static int tshi_parallel_purpose(const tsh_plan_rule *rule) {
                                                : TSHI_PARALLEL_STYLE;
 }
 
-/* Whether a rule means module m: its path, its kind, and a style that it can take. */
-static int tshi_parallel_means(const tsh_module *root, const tsh_module *m,
-                               const tsh_plan_rule *rule) {
+/* Returns 1 if a rule applies to module m: by path, kind, and a style that m's kind supports. */
+static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
+                                 const tsh_plan_rule *rule) {
     if (tshi_parallel_purpose(rule) == TSHI_PARALLEL_STYLE &&
         !(m->kind->styles >> rule->style & 1u))
         return 0;
@@ -15347,14 +15354,14 @@ static int tshi_parallel_means(const tsh_module *root, const tsh_module *m,
     return tshi_parallel_match(rule->path, tshi_module_below(root, m));
 }
 
-/* Fills in what the rules say of module m; 0 and an error for two rules of one purpose. */
+/* Chooses module m's rules; 0 and an error if two of one purpose apply. */
 static int tshi_parallel_choose(const tsh_module *root, tsh_module *m, const tsh_plan_rule *rules,
                                 int count, tshi_choice *choice) {
     int i, purpose;
     memset(choice, 0, sizeof *choice);
     choice->module = m;
     for (i = 0; i < count; i++) {
-        if (!tshi_parallel_means(root, m, &rules[i])) continue;
+        if (!tshi_parallel_applies(root, m, &rules[i])) continue;
         purpose = tshi_parallel_purpose(&rules[i]);
         if (choice->rule[purpose]) {
             (void)tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
@@ -15367,7 +15374,7 @@ static int tshi_parallel_choose(const tsh_module *root, tsh_module *m, const tsh
     return 1;
 }
 
-/* What is wrong with a rule in itself, or NULL. */
+/* Returns what is wrong with a rule whatever the model; NULL: nothing. */
 static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     if (!rule->path) return "has no path";
     if ((unsigned)rule->style >= (unsigned)TSH_STYLES) return "has a style that does not exist";
@@ -15382,21 +15389,21 @@ static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     return NULL;
 }
 
-/* Every rule is sound and matches something; else an error that lists near names. */
-static int tshi_parallel_rules(tsh_module *root, const tsh_plan_rule *rules, int count,
-                               const tshi_choice *choices, int n) {
-    char alike[TSH_MESSAGE_SIZE / 2];
+/* Checks that every rule was chosen for some module; 0 and an error with similar names if not. */
+static int tshi_parallel_check_rules(tsh_module *root, const tsh_plan_rule *rules, int count,
+                                     const tshi_choice *choices, int n) {
+    char similar[TSH_MESSAGE_SIZE / 2];
     int i, c, matched;
     for (i = 0; i < count; i++) {
         const tsh_plan_rule *rule = &rules[i];
         for (matched = c = 0; c < n && !matched; c++)
             matched = choices[c].rule[tshi_parallel_purpose(rule)] == rule;
         if (matched) continue;
-        alike[0] = '\0';
-        tshi_module_near(root, rule->path, alike, sizeof alike);
+        similar[0] = '\0';
+        tshi_module_suggest(root, rule->path, similar, sizeof similar);
         (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
                        "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
-                       rule->path, alike);
+                       rule->path, similar);
         return 0;
     }
     return 1;
@@ -15404,7 +15411,8 @@ static int tshi_parallel_rules(tsh_module *root, const tsh_plan_rule *rules, int
 
 /* -- checking --------------------------------------------------------------- */
 
-/* The layouts that a choice gives its module's parameters; 0 and an error where they do not fit. */
+/* Fills in the layouts that a choice gives its module's parameters; 0 and an error if they do not
+ * fit the shapes, or would change under ops that are recorded. */
 static int tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
@@ -15415,29 +15423,26 @@ static int tshi_parallel_layouts(tshi_choice *choice) {
     for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *t = m->param[i];
         if (!t) continue;
-        if (tshi_layout_resolve(&choice->layout[i], t->ndim, t->dim)) {
-            if (!rule ||
-                tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) ||
-                !tshi_tensor_recorded(t))
-                continue;
+        if (!tshi_layout_resolve(&choice->layout[i], t->ndim, t->dim))
+            (void)tsh_fail(
+                m->ctx, TSH_ERR_LAYOUT,
+                "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %lld",
+                t->path, tshi_tensor_text(t, text), rule && rule->segments ? rule->segments : 1,
+                rule && rule->unit ? (long long)rule->unit : 1ll);
+        else if (rule &&
+                 !tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) &&
+                 tshi_tensor_recorded(t))
             (void)tsh_fail(m->ctx, TSH_ERR_STATE,
                            "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end the "
                            "step first: tsh_step_end",
                            t->path);
-            return 0;
-        }
-        (void)tsh_fail(
-            m->ctx, TSH_ERR_LAYOUT,
-            "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %lld", t->path,
-            tshi_tensor_text(t, text), rule && rule->segments ? rule->segments : 1,
-            rule && rule->unit ? (long long)rule->unit : 1ll);
-        return 0;
+        if (m->ctx->error.code != TSH_OK) return 0;
     }
     return 1;
 }
 
-/* Two choices agree on every parameter that their modules share; else 0 and an error. */
-static int tshi_parallel_agree(const tshi_choice *a, const tshi_choice *b) {
+/* Checks that two choices give a parameter that they share one layout; 0 and an error if not. */
+static int tshi_parallel_check_tied(const tshi_choice *a, const tshi_choice *b) {
     char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
     int i, j;
     if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return 1;
@@ -15458,8 +15463,8 @@ static int tshi_parallel_agree(const tshi_choice *a, const tshi_choice *b) {
     return 1;
 }
 
-/* All choices below root, checked, in a block that the caller drops; NULL and an error if the plan
- * does not fit. */
+/* Chooses and checks for all modules below root. Returns a block of *n choices, which the caller
+ * releases; NULL and an error if the plan does not fit. */
 static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
                                       int *n) {
     tsh_module *m;
@@ -15479,9 +15484,9 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
     for (i = 0, m = root; m && good; m = tshi_module_next(root, m), i++)
         good = tshi_parallel_choose(root, m, rules, count, &choices[i]) &&
                tshi_parallel_layouts(&choices[i]);
-    good = good && tshi_parallel_rules(root, rules, count, choices, *n);
+    good = good && tshi_parallel_check_rules(root, rules, count, choices, *n);
     for (i = 0; i < *n && good; i++)
-        for (j = 0; j < i && good; j++) good = tshi_parallel_agree(&choices[j], &choices[i]);
+        for (j = 0; j < i && good; j++) good = tshi_parallel_check_tied(&choices[j], &choices[i]);
     if (good) return block;
     tshi_mem_drop(root->ctx, block);
     return NULL;
@@ -15489,20 +15494,21 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
 
 /* -- applying --------------------------------------------------------------- */
 
-/* A copy that lives with the ctx; NULL for NULL. */
-static const tsh_layout *tshi_parallel_keep(tsh_ctx *ctx, const tsh_layout *layout) {
+/* Copies a layout to memory that lives with the ctx; NULL for NULL. */
+static const tsh_layout *tshi_parallel_copy(tsh_ctx *ctx, const tsh_layout *layout) {
     tsh_layout *copy = layout ? (tsh_layout *)tshi_mem_book(ctx, &ctx->books, sizeof *copy) : NULL;
     if (copy) *copy = *layout;
     return copy;
 }
 
+/* Gives a module the input layouts of a PREPARE_INPUT rule. */
 static void tshi_parallel_prepare(tsh_module *m, const tsh_plan_rule *rule) {
     int i, n = rule->inputs ? rule->input_count : 1;
     m->prepare = (const tsh_layout **)tshi_mem_book(m->ctx, &m->ctx->books,
                                                     (size_t)n * sizeof *m->prepare);
     if (!m->prepare) return;
     for (i = 0; i < n; i++)
-        m->prepare[i] = tshi_parallel_keep(m->ctx, rule->inputs ? rule->inputs[i] : rule->input);
+        m->prepare[i] = tshi_parallel_copy(m->ctx, rule->inputs ? rule->inputs[i] : rule->input);
     m->prepared = n;
 }
 
@@ -15514,14 +15520,14 @@ static void tshi_parallel_apply(const tshi_choice *choice) {
     tsh_layout whole = tsh_replicated();
     int i;
     if (before) tshi_parallel_prepare(m, before);
-    if (after) m->result = tshi_parallel_keep(m->ctx, after->output);
+    if (after) m->result = tshi_parallel_copy(m->ctx, after->output);
     if (!rule) return;
     for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-        if (m->param[i]) tshi_module_lay(m->param[i], &choice->layout[i]);
+        if (m->param[i]) tshi_module_relayout(m->param[i], &choice->layout[i]);
     m->style = rule->style;
     m->regather = rule->regather;
-    m->takes = tshi_parallel_keep(m->ctx, rule->input);
-    m->gives = tshi_parallel_keep(m->ctx, rule->gather_output ? &whole : rule->output);
+    m->takes = tshi_parallel_copy(m->ctx, rule->input);
+    m->gives = tshi_parallel_copy(m->ctx, rule->gather_output ? &whole : rule->output);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_rule *rules,
@@ -15534,7 +15540,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     for (i = 0; block && i < n; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
     tshi_mem_drop(module->ctx, block);
-    tshi_module_changes(module->ctx);
+    tshi_module_changed(module->ctx);
     return module->ctx->error.code;
 }
 
@@ -15546,7 +15552,7 @@ static const char *tshi_parallel_style(tsh_style style) {
     return name[style];
 }
 
-/* The local error where a report could not be written. */
+/* Reports a failed write to `file`; returns the ctx's error. */
 static tsh_result tshi_parallel_written(tsh_ctx *ctx, const char *op, FILE *file) {
     if (ctx->error.code == TSH_OK && ferror(file))
         (void)tsh_fail(ctx, TSH_ERR_IO, "%s: the file does not take the text", op);
@@ -15577,13 +15583,13 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
     return tshi_parallel_written(module->ctx, "tsh_plan_report", file);
 }
 
-/* What a summary adds up. */
+/* The totals of a summary. */
 typedef struct tshi_totals {
     int64_t parameters, local;
     size_t bytes;
 } tshi_totals;
 
-/* The line of one parameter; one that was counted before is only named. */
+/* Writes one parameter's line and adds it to the totals, unless it is tied to an earlier one. */
 static void tshi_parallel_line(tsh_module *root, const tsh_module *m, int slot, tshi_totals *sum,
                                FILE *file) {
     const tsh_tensor *t = m->param[slot];
@@ -15625,15 +15631,15 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
     return tshi_parallel_written(module->ctx, "tsh_summary", file);
 }
 
-/* -- layers that a style can shard from birth -------------------------------- */
+/* -- constructors of layers with a style -------------------------------------- */
 
 enum {
     TSHI_PARALLEL_LINEAR = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE | 1 << TSH_AUTO,
     TSHI_PARALLEL_EMBEDDING = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE
 };
 
-/* The rule of a layer that is sharded from birth. */
-static tsh_plan_rule tshi_parallel_birth(tsh_style style) {
+/* Returns a rule of a style, for the module itself. */
+static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
     tsh_plan_rule rule;
     memset(&rule, 0, sizeof rule);
     rule.path = "";
@@ -15641,14 +15647,8 @@ static tsh_plan_rule tshi_parallel_birth(tsh_style style) {
     return rule;
 }
 
-/* Applies it; NULL where that fails. */
-static tsh_module *tshi_parallel_born(tsh_module *module, const tsh_plan_rule *rule) {
-    (void)tsh_parallelize(module, rule, 1);
-    return tshi_module_done(module);
-}
-
-/* A linear's parameters: bias within 1 / sqrt(in), weight as torch.nn.Linear; `weight` stands in
- * for one of its own. */
+/* Gives a linear its parameters, or `weight` for one of its own. As torch.nn.Linear, weight and
+ * bias are at first uniform in [-1 / sqrt(in), 1 / sqrt(in)). */
 static void tshi_parallel_params(tsh_module *module, const tsh_linear_desc *desc,
                                  tsh_tensor *weight) {
     double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
@@ -15677,31 +15677,36 @@ TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *nam
                        "tsh_add_linear: \"%s\" is to leave its bias to the caller, and has none",
                        module->path);
     tshi_parallel_params(module, desc, NULL);
-    rule = tshi_parallel_birth(desc->style);
+    rule = tshi_parallel_rule(desc->style);
     rule.segments = desc->segments;
     rule.unit = desc->unit;
     rule.gather_output = desc->gather_output;
     rule.input = desc->input;
     rule.output = desc->output;
     rule.regather = desc->regather;
-    return tshi_parallel_born(module, &rule);
+    (void)tsh_parallelize(module, &rule, 1);
+    return tshi_module_finish(module);
 }
 
-/* A classifier or embedding whose existing weight is sharded already follows it; its style may not
- * differ. */
-static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule *birth) {
+/* Shards a classifier or embedding, whose weight may be one that exists. If that is sharded
+ * already, the layer takes the style that its layout has; NULL and an error if `wanted` differs. */
+static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *wanted) {
     const tsh_layout *own = &module->param[0]->layout;
-    int table = module->kind->layouts == tshi_nn_embedding_layouts;
-    tsh_plan_rule rule = *birth;
+    int table = module->kind->layouts == tshi_nn_embedding_layouts; /* (count, dim) */
+    tsh_plan_rule rule = *wanted;
     tshi_choice choice;
     char text[TSHI_TEXT_SIZE];
+    if (own->kind != TSH_SHARDED) {
+        (void)tsh_parallelize(module, wanted, 1);
+        return tshi_module_finish(module);
+    }
     rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
-    if (birth->style != TSH_PLAIN && birth->style != TSH_AUTO && birth->style != rule.style) {
+    if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style) {
         (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
                        "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
-                       module->kind->name, module->path, tshi_parallel_style(birth->style),
+                       module->kind->name, module->path, tshi_parallel_style(wanted->style),
                        module->param[0]->path, tsh_layout_text(own, text, sizeof text));
-        return tshi_module_done(module);
+        return tshi_module_finish(module);
     }
     memset(&choice, 0, sizeof choice);
     choice.module = module;
@@ -15709,9 +15714,9 @@ static tsh_module *tshi_parallel_follow(tsh_module *module, const tsh_plan_rule 
     if (table)
         choice.layout[0] = *own;
     else
-        tshi_nn_linear_cut(module, *own, own->dim, choice.layout);
+        tshi_nn_linear_shard(module, *own, own->dim, choice.layout);
     tshi_parallel_apply(&choice);
-    return tshi_module_done(module);
+    return tshi_module_finish(module);
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
@@ -15729,17 +15734,17 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     linear.weight_init = desc->weight_init;
     linear.bias_init = desc->bias_init;
     tshi_parallel_params(module, &linear, desc->weight);
-    if (module->ctx->error.code != TSH_OK) return tshi_module_done(module);
-    rule = tshi_parallel_birth(desc->style);
-    if (desc->weight && desc->style == TSH_AUTO) rule.style = TSH_COLWISE; /* others use it, too */
+    if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
+    rule = tshi_parallel_rule(desc->style);
+    if (desc->weight && desc->style == TSH_AUTO)
+        rule.style = TSH_COLWISE; /* the first input must not relayout a weight that others use */
     rule.gather_output = desc->gather_output;
     rule.input = desc->input;
-    return module->param[0]->layout.kind == TSH_SHARDED ? tshi_parallel_follow(module, &rule)
-                                                        : tshi_parallel_born(module, &rule);
+    return tshi_parallel_shard(module, &rule);
 }
 
-/* Whether a weight that is given can be the table of a new embedding. */
-static int tshi_parallel_adopts(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
+/* Checks that a given weight can be the table of a new embedding; 0 and an error if not. */
+static int tshi_parallel_check_weight(tsh_ctx *ctx, const tsh_embedding_desc *desc) {
     const tsh_tensor *w = desc->weight;
     char text[TSHI_TEXT_SIZE];
     if (w && (!(w->flags & TSHI_PARAM) || w->ctx != ctx))
@@ -15761,7 +15766,7 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     tsh_plan_rule rule;
     int64_t rows = desc && desc->weight ? desc->weight->dim[0] : desc ? desc->count : 0;
     if (parent && desc &&
-        (!tshi_parallel_adopts(parent->ctx, desc) ||
+        (!tshi_parallel_check_weight(parent->ctx, desc) ||
          !tshi_embedding_options(parent->ctx, "tsh_add_embedding", &desc->lookup, rows)))
         return NULL;
     module = tshi_nn_add(parent, name, &kind, desc);
@@ -15772,25 +15777,29 @@ TSH_API TSHI_COLD tsh_module *tsh_add_embedding(tsh_module *parent, const char *
     if (!desc->weight)
         tshi_module_param(module, 0, "weight", tsh_shape2(desc->count, desc->dim),
                           tshi_nn_init(desc->init, TSH_INIT_NORMAL, 0, 1), 0);
-    if (!module->param[0]) return tshi_module_done(module);
+    if (!module->param[0]) return tshi_module_finish(module);
     if (!desc->weight && desc->lookup.padding)
         module->param[0]->zero_row = 1 + desc->lookup.padding_idx +
                                      (desc->lookup.padding_idx < 0 ? rows : 0);
-    rule = tshi_parallel_birth(desc->style);
+    rule = tshi_parallel_rule(desc->style);
     rule.output = desc->output;
-    return module->param[0]->layout.kind == TSH_SHARDED ? tshi_parallel_follow(module, &rule)
-                                                        : tshi_parallel_born(module, &rule);
+    return tshi_parallel_shard(module, &rule);
 }
 
 /* ========================================================================== */
 /* >>policy                                            MARK: - policy (private) */
-/* Plans for whole families of models, by the names of their parameters, and    */
-/* the head counts that say in which units attention is cut.                    */
+/* Plans for families of models, by the names of their parameters, and the head */
+/* counts of their attention.                                                   */
 /* Needs: >>parallel.                                                           */
 /* ========================================================================== */
 
+/* A policy lists the layers of a block; applying it writes one plan with a rule per layer, applies
+ * that, and then divides the counts that modules have as arguments. A new family is a few lines of
+ * TSHI_POLICY_ macros and a row of tshi_policy_shipped. */
+
 /* -- arguments -------------------------------------------------------------- */
 
+/* Finds a module's argument; NULL if it has none of that name. */
 static tshi_argument *tshi_policy_named(const tsh_module *module, const char *name) {
     tshi_argument *argument = module->arguments;
     while (argument && strcmp(argument->name, name) != 0) argument = argument->next;
@@ -15820,7 +15829,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_argument(tsh_module *module, const char *na
     return TSH_OK;
 }
 
-/* NULL and an error, for `op`, where there is none. */
+/* Finds a module's argument for the function `op`; NULL and an error if there is none. */
 static const tshi_argument *tshi_policy_get(const tsh_module *module, const char *name,
                                             const char *op) {
     const tshi_argument *argument = module && name ? tshi_policy_named(module, name) : NULL;
@@ -15842,288 +15851,205 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 
 /* -- the shipped families --------------------------------------------------- */
 
+/* Macros that write the tables: of family f, TSHI_POLICY_HEADS defines tshi_policy_f_heads,
+ * TSHI_POLICY_QKV tshi_policy_f_qkv (three layers), TSHI_POLICY_ONE tshi_policy_f_<list> (one
+ * layer), TSHI_POLICY_MLP tshi_policy_f_up and tshi_policy_f_down. `names` is TSHI_POLICY_WB for
+ * layers with weight and bias, TSHI_POLICY_W for those that need have no bias. */
 #define TSHI_POLICY_WB(path) path ".weight", path ".bias"
 #define TSHI_POLICY_W(path)  path ".weight", NULL
-#define TSHI_POLICY_QUERY(names, at)                                                               \
-    { names, 0, TSH_PLAIN, 0, 0, at, 0 }
-#define TSHI_POLICY_KEYS(names, at)                                                                \
-    { names, 0, TSH_PLAIN, 0, 0, at, 1 }
-#define TSHI_POLICY_FEATURES(names)                                                                \
-    { names, 0, TSH_PLAIN, 0, 0, NULL, 0 }
-#define TSHI_POLICY_OPTIONAL(names)                                                                \
-    { names, 0, TSH_PLAIN, 0, 1, NULL, 0 }
+#define TSHI_POLICY_QUERY(names, path, heads)                                                      \
+    { names(path), 0, TSH_PLAIN, 0, 0, heads, 0 }
+#define TSHI_POLICY_KEYS(names, path, heads)                                                       \
+    { names(path), 0, TSH_PLAIN, 0, 0, heads, 1 }
+#define TSHI_POLICY_FEATURES(names, path)                                                          \
+    { names(path), 0, TSH_PLAIN, 0, 0, NULL, 0 }
+#define TSHI_POLICY_OPTIONAL(names, path)                                                          \
+    { names(path), 0, TSH_PLAIN, 0, 1, NULL, 0 }
 #define TSHI_POLICY_END                                                                            \
     { NULL, NULL, 0, TSH_PLAIN, 0, 0, NULL, 0 }
+#define TSHI_POLICY_SPLIT(names, at, q, k, v, heads) /* three layers, whose paths begin with at */ \
+    TSHI_POLICY_QUERY(names, at q, heads), TSHI_POLICY_KEYS(names, at k, heads),                   \
+        TSHI_POLICY_KEYS(names, at v, heads)
 
-/* Conv1D: reversed. A decoder with cross-attention has the optional layers too. */
-static const tsh_policy_heads tshi_policy_gpt2_self = {"attn.num_heads", NULL, NULL};
-static const tsh_policy_heads tshi_policy_gpt2_cross = {"crossattention.num_heads", NULL, NULL};
+#define TSHI_POLICY_HEADS(f, count)                                                                \
+    static const tsh_policy_heads tshi_policy_##f##_heads = {count, NULL, NULL}
+#define TSHI_POLICY_QKV(f, names, at, q, k, v)                                                     \
+    static const tsh_policy_layer tshi_policy_##f##_qkv[] = {                                      \
+        TSHI_POLICY_SPLIT(names, at, q, k, v, &tshi_policy_##f##_heads), TSHI_POLICY_END}
+#define TSHI_POLICY_ONE(f, list, names, path)                                                      \
+    static const tsh_policy_layer tshi_policy_##f##_##list[] = {                                   \
+        TSHI_POLICY_QUERY(names, path, &tshi_policy_##f##_heads), TSHI_POLICY_END}
+#define TSHI_POLICY_MLP(f, names, up, down)                                                        \
+    static const tsh_policy_layer tshi_policy_##f##_up[] = {TSHI_POLICY_FEATURES(names, up),       \
+                                                            TSHI_POLICY_END};                      \
+    static const tsh_policy_layer tshi_policy_##f##_down[] = {TSHI_POLICY_FEATURES(names, down),   \
+                                                              TSHI_POLICY_END}
+
+/* Layers are transformers' Conv1D, weights (in, out): reversed. Only decoders with cross-attention
+ * have the optional layers. */
+TSHI_POLICY_HEADS(gpt2, "attn.num_heads");
+TSHI_POLICY_HEADS(gpt2_cross, "crossattention.num_heads");
 static const tsh_policy_layer tshi_policy_gpt2_qkv[] = {
-    {TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_self, 0},
-    {TSHI_POLICY_WB("crossattention.c_attn"), 2, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross, 1},
-    {TSHI_POLICY_WB("crossattention.q_attn"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross, 0},
+    {TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_heads, 0},
+    {TSHI_POLICY_WB("crossattention.c_attn"), 2, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 1},
+    {TSHI_POLICY_WB("crossattention.q_attn"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 0},
     TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_gpt2_out[] = {
-    {TSHI_POLICY_WB("attn.c_proj"), 0, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_self, 0},
-    {TSHI_POLICY_WB("crossattention.c_proj"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross, 0},
+    {TSHI_POLICY_WB("attn.c_proj"), 0, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_heads, 0},
+    {TSHI_POLICY_WB("crossattention.c_proj"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 0},
     TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_gpt2_up[] = {
     {TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}, TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_gpt2_down[] = {
     {TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}, TSHI_POLICY_END};
 
-static const tsh_policy_heads tshi_policy_gpt_neo_self = {"attn.attention.num_heads", NULL, NULL};
-static const tsh_policy_layer tshi_policy_gpt_neo_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("attn.attention.q_proj"), &tshi_policy_gpt_neo_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.attention.k_proj"), &tshi_policy_gpt_neo_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.attention.v_proj"), &tshi_policy_gpt_neo_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt_neo_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attn.attention.out_proj"), &tshi_policy_gpt_neo_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt_neo_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.c_fc")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt_neo_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.c_proj")), TSHI_POLICY_END};
+TSHI_POLICY_HEADS(gpt_neo, "attn.attention.num_heads");
+TSHI_POLICY_QKV(gpt_neo, TSHI_POLICY_W, "attn.attention.", "q_proj", "k_proj", "v_proj");
+TSHI_POLICY_ONE(gpt_neo, out, TSHI_POLICY_WB, "attn.attention.out_proj");
+TSHI_POLICY_MLP(gpt_neo, TSHI_POLICY_WB, "mlp.c_fc", "mlp.c_proj");
 
-static const tsh_policy_heads tshi_policy_gptj_self = {"attn.num_attention_heads", NULL, NULL};
-static const tsh_policy_layer tshi_policy_gptj_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("attn.q_proj"), &tshi_policy_gptj_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.k_proj"), &tshi_policy_gptj_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("attn.v_proj"), &tshi_policy_gptj_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gptj_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("attn.out_proj"), &tshi_policy_gptj_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gptj_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc_in")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gptj_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc_out")), TSHI_POLICY_END};
+TSHI_POLICY_HEADS(gptj, "attn.num_attention_heads");
+TSHI_POLICY_QKV(gptj, TSHI_POLICY_W, "attn.", "q_proj", "k_proj", "v_proj");
+TSHI_POLICY_ONE(gptj, out, TSHI_POLICY_W, "attn.out_proj");
+TSHI_POLICY_MLP(gptj, TSHI_POLICY_WB, "mlp.fc_in", "mlp.fc_out");
 
 /* query_key_value holds each head's q, k and v together: one part, in heads of 3 D. */
-static const tsh_policy_heads tshi_policy_gpt_neox_self = {"attention.num_attention_heads", NULL,
-                                                           NULL};
-static const tsh_policy_layer tshi_policy_gpt_neox_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.query_key_value"), &tshi_policy_gpt_neox_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt_neox_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.dense"), &tshi_policy_gpt_neox_self),
-    TSHI_POLICY_END};
-static const tsh_policy_heads tshi_policy_bloom_self = {"self_attention.num_heads", NULL, NULL};
-static const tsh_policy_layer tshi_policy_bloom_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attention.query_key_value"), &tshi_policy_bloom_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bloom_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attention.dense"), &tshi_policy_bloom_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bloom_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.dense_h_to_4h")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bloom_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.dense_4h_to_h")), TSHI_POLICY_END};
+TSHI_POLICY_HEADS(gpt_neox, "attention.num_attention_heads");
+TSHI_POLICY_ONE(gpt_neox, qkv, TSHI_POLICY_WB, "attention.query_key_value");
+TSHI_POLICY_ONE(gpt_neox, out, TSHI_POLICY_WB, "attention.dense");
+TSHI_POLICY_HEADS(bloom, "self_attention.num_heads");
+TSHI_POLICY_ONE(bloom, qkv, TSHI_POLICY_WB, "self_attention.query_key_value");
+TSHI_POLICY_ONE(bloom, out, TSHI_POLICY_WB, "self_attention.dense");
+TSHI_POLICY_MLP(bloom, TSHI_POLICY_WB, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
 
-static const tsh_policy_heads tshi_policy_llama_self = {"self_attn.num_heads",
-                                                        "self_attn.num_key_value_heads", NULL};
-static const tsh_policy_layer tshi_policy_llama_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("self_attn.q_proj"), &tshi_policy_llama_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("self_attn.k_proj"), &tshi_policy_llama_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("self_attn.v_proj"), &tshi_policy_llama_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_llama_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("self_attn.o_proj"), &tshi_policy_llama_self), TSHI_POLICY_END};
+static const tsh_policy_heads tshi_policy_llama_heads = {"self_attn.num_heads",
+                                                         "self_attn.num_key_value_heads", NULL};
+TSHI_POLICY_QKV(llama, TSHI_POLICY_W, "self_attn.", "q_proj", "k_proj", "v_proj");
+TSHI_POLICY_ONE(llama, out, TSHI_POLICY_W, "self_attn.o_proj");
 static const tsh_policy_layer tshi_policy_llama_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W("mlp.gate_proj")),
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W("mlp.up_proj")), TSHI_POLICY_END};
+    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.gate_proj"),
+    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.up_proj"), TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_llama_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W("mlp.down_proj")), TSHI_POLICY_END};
+    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.down_proj"), TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_qwen2_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.q_proj"), &tshi_policy_llama_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.k_proj"), &tshi_policy_llama_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.v_proj"), &tshi_policy_llama_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_phi_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.dense"), &tshi_policy_llama_self), TSHI_POLICY_END};
-
-static const tsh_policy_heads tshi_policy_opt_self = {"self_attn.num_heads", NULL, NULL};
-static const tsh_policy_heads tshi_policy_bart_cross = {"encoder_attn.num_heads", NULL, NULL};
-static const tsh_policy_layer tshi_policy_opt_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.q_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.k_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.v_proj"), &tshi_policy_opt_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_opt_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.out_proj"), &tshi_policy_opt_self),
+    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj",
+                      &tshi_policy_llama_heads),
     TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_opt_up[] = {TSHI_POLICY_FEATURES(TSHI_POLICY_WB("fc1")),
-                                                      TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_opt_down[] = {TSHI_POLICY_FEATURES(TSHI_POLICY_WB("fc2")),
-                                                        TSHI_POLICY_END};
+static const tsh_policy_layer tshi_policy_phi_out[] = {
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "self_attn.dense", &tshi_policy_llama_heads),
+    TSHI_POLICY_END};
+
+TSHI_POLICY_HEADS(opt, "self_attn.num_heads");
+TSHI_POLICY_QKV(opt, TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj");
+TSHI_POLICY_ONE(opt, out, TSHI_POLICY_WB, "self_attn.out_proj");
+TSHI_POLICY_MLP(opt, TSHI_POLICY_WB, "fc1", "fc2");
+TSHI_POLICY_MLP(clip, TSHI_POLICY_WB, "mlp.fc1", "mlp.fc2");
+TSHI_POLICY_HEADS(bart, "encoder_attn.num_heads"); /* of cross-attention */
 static const tsh_policy_layer tshi_policy_bart_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.q_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.k_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("self_attn.v_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("encoder_attn.q_proj"), &tshi_policy_bart_cross),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("encoder_attn.k_proj"), &tshi_policy_bart_cross),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("encoder_attn.v_proj"), &tshi_policy_bart_cross),
+    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj",
+                      &tshi_policy_opt_heads),
+    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "encoder_attn.", "q_proj", "k_proj", "v_proj",
+                      &tshi_policy_bart_heads),
     TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_bart_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("self_attn.out_proj"), &tshi_policy_opt_self),
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("encoder_attn.out_proj"), &tshi_policy_bart_cross),
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "self_attn.out_proj", &tshi_policy_opt_heads),
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "encoder_attn.out_proj", &tshi_policy_bart_heads),
     TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_clip_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc1")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_clip_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("mlp.fc2")), TSHI_POLICY_END};
 
-static const tsh_policy_heads tshi_policy_bert_self = {"attention.self.num_attention_heads", NULL,
-                                                       NULL};
-static const tsh_policy_heads tshi_policy_bert_cross = {"crossattention.self.num_attention_heads",
-                                                        NULL, NULL};
+TSHI_POLICY_HEADS(bert, "attention.self.num_attention_heads");
+TSHI_POLICY_HEADS(bert_cross, "crossattention.self.num_attention_heads");
 static const tsh_policy_layer tshi_policy_bert_qkv[] = {
-    {TSHI_POLICY_WB("attention.self.query"), 0, TSH_PLAIN, 0, 0, &tshi_policy_bert_self, 0},
-    {TSHI_POLICY_WB("attention.self.key"), 0, TSH_PLAIN, 0, 0, &tshi_policy_bert_self, 1},
-    {TSHI_POLICY_WB("attention.self.value"), 0, TSH_PLAIN, 0, 0, &tshi_policy_bert_self, 1},
-    {TSHI_POLICY_WB("crossattention.self.query"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 0},
-    {TSHI_POLICY_WB("crossattention.self.key"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 1},
-    {TSHI_POLICY_WB("crossattention.self.value"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 1},
+    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "attention.self.", "query", "key", "value",
+                      &tshi_policy_bert_heads),
+    {TSHI_POLICY_WB("crossattention.self.query"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
+     0},
+    {TSHI_POLICY_WB("crossattention.self.key"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
+     1},
+    {TSHI_POLICY_WB("crossattention.self.value"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
+     1},
     TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_bert_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.output.dense"), &tshi_policy_bert_self),
-    {TSHI_POLICY_WB("crossattention.output.dense"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross, 0},
+    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "attention.output.dense", &tshi_policy_bert_heads),
+    {TSHI_POLICY_WB("crossattention.output.dense"), 0, TSH_PLAIN, 0, 1,
+     &tshi_policy_bert_cross_heads, 0},
     TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bert_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("intermediate.dense")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bert_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("output.dense")), TSHI_POLICY_END};
-static const tsh_policy_heads tshi_policy_vit_self = {"attention.attention.num_attention_heads",
-                                                      NULL, NULL};
-static const tsh_policy_layer tshi_policy_vit_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.attention.query"), &tshi_policy_vit_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.attention.key"), &tshi_policy_vit_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.attention.value"), &tshi_policy_vit_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_vit_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.output.dense"), &tshi_policy_vit_self),
-    TSHI_POLICY_END};
+TSHI_POLICY_MLP(bert, TSHI_POLICY_WB, "intermediate.dense", "output.dense");
+TSHI_POLICY_HEADS(vit, "attention.attention.num_attention_heads");
+TSHI_POLICY_QKV(vit, TSHI_POLICY_WB, "attention.attention.", "query", "key", "value");
+TSHI_POLICY_ONE(vit, out, TSHI_POLICY_WB, "attention.output.dense");
 
-static const tsh_policy_heads tshi_policy_distil_bert_self = {"attention.n_heads", NULL, NULL};
-static const tsh_policy_layer tshi_policy_distil_bert_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.q_lin"), &tshi_policy_distil_bert_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.k_lin"), &tshi_policy_distil_bert_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.v_lin"), &tshi_policy_distil_bert_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_distil_bert_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.out_lin"), &tshi_policy_distil_bert_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_distil_bert_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn.lin1")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_distil_bert_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn.lin2")), TSHI_POLICY_END};
+TSHI_POLICY_HEADS(distil_bert, "attention.n_heads");
+TSHI_POLICY_QKV(distil_bert, TSHI_POLICY_WB, "attention.", "q_lin", "k_lin", "v_lin");
+TSHI_POLICY_ONE(distil_bert, out, TSHI_POLICY_WB, "attention.out_lin");
+TSHI_POLICY_MLP(distil_bert, TSHI_POLICY_WB, "ffn.lin1", "ffn.lin2");
 
-static const tsh_policy_heads tshi_policy_albert_self = {"attention.num_attention_heads", NULL,
-                                                         NULL};
-static const tsh_policy_layer tshi_policy_albert_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.query"), &tshi_policy_albert_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.key"), &tshi_policy_albert_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_WB("attention.value"), &tshi_policy_albert_self), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_albert_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB("attention.dense"), &tshi_policy_albert_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_albert_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_albert_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_WB("ffn_output")), TSHI_POLICY_END};
+TSHI_POLICY_HEADS(albert, "attention.num_attention_heads");
+TSHI_POLICY_QKV(albert, TSHI_POLICY_WB, "attention.", "query", "key", "value");
+TSHI_POLICY_ONE(albert, out, TSHI_POLICY_WB, "attention.dense");
+TSHI_POLICY_MLP(albert, TSHI_POLICY_WB, "ffn", "ffn_output");
 
-/* wi, or wi_0 and wi_1 where it is gated. */
-static const tsh_policy_heads tshi_policy_t5_self = {"layer.0.SelfAttention.n_heads", NULL, NULL};
-static const tsh_policy_heads tshi_policy_t5_cross = {"layer.1.EncDecAttention.n_heads", NULL,
-                                                      NULL};
-static const tsh_policy_layer tshi_policy_t5_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.q"), &tshi_policy_t5_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.k"), &tshi_policy_t5_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.v"), &tshi_policy_t5_self),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.o"), &tshi_policy_t5_self),
-    TSHI_POLICY_END};
+/* An MLP has one input layer, wi, or, where it is gated, two, wi_0 and wi_1. */
+#define TSHI_POLICY_T5_MLP(f, at)                                                                  \
+    static const tsh_policy_layer tshi_policy_##f##_up[] = {                                       \
+        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi"),                                              \
+        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi_0"),                                            \
+        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi_1"), TSHI_POLICY_END};                          \
+    static const tsh_policy_layer tshi_policy_##f##_down[] = {                                     \
+        TSHI_POLICY_FEATURES(TSHI_POLICY_W, at "wo"), TSHI_POLICY_END}
+TSHI_POLICY_HEADS(t5, "layer.0.SelfAttention.n_heads");
+TSHI_POLICY_HEADS(t5_cross, "layer.1.EncDecAttention.n_heads");
+TSHI_POLICY_QKV(t5, TSHI_POLICY_W, "layer.0.SelfAttention.", "q", "k", "v");
+TSHI_POLICY_ONE(t5, out, TSHI_POLICY_W, "layer.0.SelfAttention.o");
 static const tsh_policy_layer tshi_policy_t5_cross_qkv[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.q"), &tshi_policy_t5_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.k"), &tshi_policy_t5_self),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.0.SelfAttention.v"), &tshi_policy_t5_self),
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.1.EncDecAttention.q"), &tshi_policy_t5_cross),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.1.EncDecAttention.k"), &tshi_policy_t5_cross),
-    TSHI_POLICY_KEYS(TSHI_POLICY_W("layer.1.EncDecAttention.v"), &tshi_policy_t5_cross),
+    TSHI_POLICY_SPLIT(TSHI_POLICY_W, "layer.0.SelfAttention.", "q", "k", "v",
+                      &tshi_policy_t5_heads),
+    TSHI_POLICY_SPLIT(TSHI_POLICY_W, "layer.1.EncDecAttention.", "q", "k", "v",
+                      &tshi_policy_t5_cross_heads),
     TSHI_POLICY_END};
 static const tsh_policy_layer tshi_policy_t5_cross_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.0.SelfAttention.o"), &tshi_policy_t5_self),
-    TSHI_POLICY_QUERY(TSHI_POLICY_W("layer.1.EncDecAttention.o"), &tshi_policy_t5_cross),
+    TSHI_POLICY_QUERY(TSHI_POLICY_W, "layer.0.SelfAttention.o", &tshi_policy_t5_heads),
+    TSHI_POLICY_QUERY(TSHI_POLICY_W, "layer.1.EncDecAttention.o", &tshi_policy_t5_cross_heads),
     TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_up[] = {
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.1.DenseReluDense.wi")),
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.1.DenseReluDense.wi_0")),
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.1.DenseReluDense.wi_1")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W("layer.1.DenseReluDense.wo")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_cross_up[] = {
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.2.DenseReluDense.wi")),
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.2.DenseReluDense.wi_0")),
-    TSHI_POLICY_OPTIONAL(TSHI_POLICY_W("layer.2.DenseReluDense.wi_1")), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_cross_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W("layer.2.DenseReluDense.wo")), TSHI_POLICY_END};
+TSHI_POLICY_T5_MLP(t5, "layer.1.DenseReluDense.");
+TSHI_POLICY_T5_MLP(t5_cross, "layer.2.DenseReluDense.");
 
-static const tsh_policy tshi_policy_bart_decoder = {"bart",
-                                                    "**.decoder.layers.*",
-                                                    tshi_policy_bart_qkv,
-                                                    tshi_policy_bart_out,
-                                                    tshi_policy_opt_up,
-                                                    tshi_policy_opt_down,
-                                                    NULL,
-                                                    NULL};
-static const tsh_policy tshi_policy_t5_decoder = {"t5",
-                                                  "**.decoder.block.*",
-                                                  tshi_policy_t5_cross_qkv,
-                                                  tshi_policy_t5_cross_out,
-                                                  tshi_policy_t5_cross_up,
-                                                  tshi_policy_t5_cross_down,
-                                                  NULL,
-                                                  NULL};
-
+#define TSHI_POLICY_FAMILY(name, blocks, qkv, out, mlp, next)                                      \
+    { name, blocks, tshi_policy_##qkv##_qkv, tshi_policy_##out##_out, tshi_policy_##mlp##_up,      \
+      tshi_policy_##mlp##_down, NULL, next }
+static const tsh_policy tshi_policy_bart_decoder =
+    TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart, bart, opt, NULL);
+static const tsh_policy tshi_policy_t5_decoder =
+    TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_cross, t5_cross, t5_cross, NULL);
 static const tsh_policy tshi_policy_shipped[] = {
-    {"gpt2", "**.h.*", tshi_policy_gpt2_qkv, tshi_policy_gpt2_out, tshi_policy_gpt2_up,
-     tshi_policy_gpt2_down, NULL, NULL},
-    {"gpt_neo", "**.h.*", tshi_policy_gpt_neo_qkv, tshi_policy_gpt_neo_out, tshi_policy_gpt_neo_up,
-     tshi_policy_gpt_neo_down, NULL, NULL},
-    {"gptj", "**.h.*", tshi_policy_gptj_qkv, tshi_policy_gptj_out, tshi_policy_gptj_up,
-     tshi_policy_gptj_down, NULL, NULL},
-    {"gpt_neox", "**.layers.*", tshi_policy_gpt_neox_qkv, tshi_policy_gpt_neox_out,
-     tshi_policy_bloom_up, tshi_policy_bloom_down, NULL, NULL},
-    {"opt", "**.layers.*", tshi_policy_opt_qkv, tshi_policy_opt_out, tshi_policy_opt_up,
-     tshi_policy_opt_down, NULL, NULL},
-    {"bloom", "**.h.*", tshi_policy_bloom_qkv, tshi_policy_bloom_out, tshi_policy_bloom_up,
-     tshi_policy_bloom_down, NULL, NULL},
-    {"llama", "**.layers.*", tshi_policy_llama_qkv, tshi_policy_llama_out, tshi_policy_llama_up,
-     tshi_policy_llama_down, NULL, NULL},
-    {"mistral", "**.layers.*", tshi_policy_llama_qkv, tshi_policy_llama_out, tshi_policy_llama_up,
-     tshi_policy_llama_down, NULL, NULL},
-    {"qwen2", "**.layers.*", tshi_policy_qwen2_qkv, tshi_policy_llama_out, tshi_policy_llama_up,
-     tshi_policy_llama_down, NULL, NULL},
-    {"phi", "**.layers.*", tshi_policy_qwen2_qkv, tshi_policy_phi_out, tshi_policy_clip_up,
-     tshi_policy_clip_down, NULL, NULL},
-    {"bert", "**.layer.*", tshi_policy_bert_qkv, tshi_policy_bert_out, tshi_policy_bert_up,
-     tshi_policy_bert_down, NULL, NULL},
-    {"roberta", "**.layer.*", tshi_policy_bert_qkv, tshi_policy_bert_out, tshi_policy_bert_up,
-     tshi_policy_bert_down, NULL, NULL},
-    {"distil_bert", "**.layer.*", tshi_policy_distil_bert_qkv, tshi_policy_distil_bert_out,
-     tshi_policy_distil_bert_up, tshi_policy_distil_bert_down, NULL, NULL},
-    {"electra", "**.layer.*", tshi_policy_bert_qkv, tshi_policy_bert_out, tshi_policy_bert_up,
-     tshi_policy_bert_down, NULL, NULL},
-    {"albert", "**.albert_layers.*", tshi_policy_albert_qkv, tshi_policy_albert_out,
-     tshi_policy_albert_up, tshi_policy_albert_down, NULL, NULL},
-    {"bart", "**.encoder.layers.*", tshi_policy_opt_qkv, tshi_policy_opt_out, tshi_policy_opt_up,
-     tshi_policy_opt_down, NULL, &tshi_policy_bart_decoder},
-    {"t5", "**.encoder.block.*", tshi_policy_t5_qkv, tshi_policy_t5_out, tshi_policy_t5_up,
-     tshi_policy_t5_down, NULL, &tshi_policy_t5_decoder},
-    {"vit", "**.layer.*", tshi_policy_vit_qkv, tshi_policy_vit_out, tshi_policy_bert_up,
-     tshi_policy_bert_down, NULL, NULL},
-    {"clip", "**.layers.*", tshi_policy_opt_qkv, tshi_policy_opt_out, tshi_policy_clip_up,
-     tshi_policy_clip_down, NULL, NULL},
-    {"deit", "**.layer.*", tshi_policy_vit_qkv, tshi_policy_vit_out, tshi_policy_bert_up,
-     tshi_policy_bert_down, NULL, NULL},
+    TSHI_POLICY_FAMILY("gpt2", "**.h.*", gpt2, gpt2, gpt2, NULL),
+    TSHI_POLICY_FAMILY("gpt_neo", "**.h.*", gpt_neo, gpt_neo, gpt_neo, NULL),
+    TSHI_POLICY_FAMILY("gptj", "**.h.*", gptj, gptj, gptj, NULL),
+    TSHI_POLICY_FAMILY("gpt_neox", "**.layers.*", gpt_neox, gpt_neox, bloom, NULL),
+    TSHI_POLICY_FAMILY("opt", "**.layers.*", opt, opt, opt, NULL),
+    TSHI_POLICY_FAMILY("bloom", "**.h.*", bloom, bloom, bloom, NULL),
+    TSHI_POLICY_FAMILY("llama", "**.layers.*", llama, llama, llama, NULL),
+    TSHI_POLICY_FAMILY("mistral", "**.layers.*", llama, llama, llama, NULL),
+    TSHI_POLICY_FAMILY("qwen2", "**.layers.*", qwen2, llama, llama, NULL),
+    TSHI_POLICY_FAMILY("phi", "**.layers.*", qwen2, phi, clip, NULL),
+    TSHI_POLICY_FAMILY("bert", "**.layer.*", bert, bert, bert, NULL),
+    TSHI_POLICY_FAMILY("roberta", "**.layer.*", bert, bert, bert, NULL),
+    TSHI_POLICY_FAMILY("distil_bert", "**.layer.*", distil_bert, distil_bert, distil_bert, NULL),
+    TSHI_POLICY_FAMILY("electra", "**.layer.*", bert, bert, bert, NULL),
+    TSHI_POLICY_FAMILY("albert", "**.albert_layers.*", albert, albert, albert, NULL),
+    TSHI_POLICY_FAMILY("bart", "**.encoder.layers.*", opt, opt, opt, &tshi_policy_bart_decoder),
+    TSHI_POLICY_FAMILY("t5", "**.encoder.block.*", t5, t5, t5, &tshi_policy_t5_decoder),
+    TSHI_POLICY_FAMILY("vit", "**.layer.*", vit, vit, bert, NULL),
+    TSHI_POLICY_FAMILY("clip", "**.layers.*", opt, opt, clip, NULL),
+    TSHI_POLICY_FAMILY("deit", "**.layer.*", vit, vit, bert, NULL),
 };
+
+#undef TSHI_POLICY_SPLIT
+#undef TSHI_POLICY_HEADS
+#undef TSHI_POLICY_QKV
+#undef TSHI_POLICY_ONE
+#undef TSHI_POLICY_MLP
+#undef TSHI_POLICY_T5_MLP
+#undef TSHI_POLICY_FAMILY
 
 TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
     size_t i;
@@ -16136,17 +16062,18 @@ TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
 
 enum { TSHI_POLICY_LISTS = 4 };
 
-/* What a policy is being turned into. Rule i's segments are in segments[i]. */
+/* One pass over the blocks of a model: the first counts rules, the second writes them, the third,
+ * once they are applied, divides the arguments. */
 typedef struct tshi_policy_pass {
-    tsh_module *root, *block;
+    tsh_module *root, *block; /* the block it is at */
     const tsh_policy *policy;
-    tsh_plan_rule *rules;
-    tsh_segment (*segments)[TSH_MAX_SEGMENTS];
-    int count;
-    int divide; /* the rules are applied: now divide the arguments */
+    tsh_plan_rule *rules;                      /* NULL: count them only */
+    tsh_segment (*segments)[TSH_MAX_SEGMENTS]; /* those of rule i in segments[i] */
+    int count;                                 /* of rules so far */
+    int divide;                                /* the third pass */
 } tshi_policy_pass;
 
-/* Records an error about the pass's block; returns 0. */
+/* Reports an error about the pass's block; returns 0. */
 TSH_PRINTF(3, 4)
 static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const char *format,
                             ...) {
@@ -16167,15 +16094,16 @@ static const tsh_policy_layer *tshi_policy_list(const tsh_policy *policy, int li
                        : policy->mlp_out;
 }
 
-static int tshi_policy_ends(const tsh_policy_layer *layer) {
+/* Returns 1 for the entry of zeros that ends a list. */
+static int tshi_policy_is_end(const tsh_policy_layer *layer) {
     return !layer->weight && !layer->bias && !layer->n_fused && layer->replace == TSH_PLAIN &&
            !layer->reversed && !layer->ignore_checker && !layer->heads && !layer->kv;
 }
 
-/* An argument below the block; NULL and an error where there is none, or it counts nothing. */
+/* Finds an argument below the block, by path; NULL and an error if there is none above 0. */
 static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char *path) {
     const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
-    tsh_module *module = tshi_module_follow(pass->block, path, dot ? (size_t)(dot - path) : 0);
+    tsh_module *module = tshi_module_at(pass->block, path, dot ? (size_t)(dot - path) : 0);
     tshi_argument *argument = module ? tshi_policy_named(module, name) : NULL;
     if (argument && argument->value > 0) return argument;
     (void)tshi_policy_fail(
@@ -16184,15 +16112,17 @@ static tshi_argument *tshi_policy_count(const tshi_policy_pass *pass, const char
     return NULL;
 }
 
-/* The counts that cut a layer: `heads` of queries, `kv` of keys; query heads stay together in
- * `group`s; `whole`: keys and values are not cut. */
+/* The counts of one attention. Query heads that share a key head stay on one rank. */
 typedef struct tshi_policy_counts {
-    int64_t heads, kv, group, hidden;
-    int whole;
+    int64_t heads, kv; /* query heads; key and value heads */
+    int64_t group;     /* query heads that share a key head: the unit of their sharding */
+    int64_t hidden;    /* features of all query heads; 0: not given */
+    int whole;         /* fewer key heads than ranks: keys and values are not sharded */
 } tshi_policy_counts;
 
-static int tshi_policy_counted(const tshi_policy_pass *pass, const tsh_policy_heads *at,
-                               tshi_policy_counts *c) {
+/* Reads the counts that `at` names; 0 and an error if they do not fit together. */
+static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_policy_heads *at,
+                                   tshi_policy_counts *c) {
     const tshi_argument *heads = at->heads ? tshi_policy_count(pass, at->heads) : NULL, *kv,
                         *hidden;
     if (!heads && !at->heads)
@@ -16214,13 +16144,13 @@ static int tshi_policy_counted(const tshi_policy_pass *pass, const tsh_policy_he
     return 1;
 }
 
-/* Divides the arguments of one attention over the ranks, as its features are. */
+/* Sets this rank's share of the counts of one attention, as its features are sharded. */
 static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_heads *at) {
     const tsh_comm *tp = &pass->root->ctx->tp;
     tshi_policy_counts c;
     tsh_layout cut;
     int64_t owned;
-    if (!tshi_policy_counted(pass, at, &c)) return 0;
+    if (!tshi_policy_read_counts(pass, at, &c)) return 0;
     cut = tsh_shard_units(0, c.group);
     owned = tsh_chunk(&cut, c.heads, tp->size, tp->rank, NULL);
     tshi_policy_count(pass, at->heads)->local = owned;
@@ -16230,15 +16160,15 @@ static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_hea
     return 1;
 }
 
-/* The segments of a layer of `features` that is cut by heads. 0 and an error where they do not fit;
- * *n = 0: it stays whole. */
-static int tshi_policy_cut(const tshi_policy_pass *pass, const tsh_policy_layer *layer,
-                           const char *path, int64_t features, int row, tsh_segment *segment,
-                           int *n) {
+/* Fills in the *n segments of a layer whose `features` are sharded by heads, and sets *n to 0 if it
+ * stays replicated. `row`: of a row-parallel layer. 0 and an error if heads do not fit. */
+static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_layer *layer,
+                                const char *path, int64_t features, int row, tsh_segment *segment,
+                                int *n) {
     tshi_policy_counts c;
     int64_t total = 0, head;
     int s, grouped = *n == 3 && !layer->kv; /* [Q|K|V] */
-    if (!tshi_policy_counted(pass, layer->heads, &c)) return 0;
+    if (!tshi_policy_read_counts(pass, layer->heads, &c)) return 0;
     for (s = 0; s < *n; s++) {
         int queries = !layer->kv && (s == 0 || !grouped);
         segment[s].length = queries ? c.heads : c.kv;
@@ -16273,13 +16203,13 @@ static int tshi_policy_cut(const tshi_policy_pass *pass, const tsh_policy_layer 
     return 1;
 }
 
-/* The module of a layer, both of its parameters found; NULL where the block has none, and an error
- * unless that is allowed. */
+/* Finds the module in the block that has a layer's weight and bias. NULL if there is none, with an
+ * error unless the layer is optional. */
 static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
                                           const tsh_policy_layer *layer) {
     tsh_module *owner[2] = {NULL, NULL};
     const char *name[2];
-    char alike[TSH_MESSAGE_SIZE / 2] = "";
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
     int i;
     name[0] = layer->weight;
     name[1] = layer->bias;
@@ -16292,9 +16222,9 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
         if (!name[i] || tshi_module_lookup(pass->block, name[i], &owner[i]) ||
             layer->ignore_checker)
             continue;
-        tshi_module_near(pass->block, name[i], alike, sizeof alike);
+        tshi_module_suggest(pass->block, name[i], similar, sizeof similar);
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no parameter \"%.64s\"; %s", name[i],
-                               alike);
+                               similar);
         return NULL;
     }
     if (owner[0] && owner[1] && owner[0] != owner[1])
@@ -16304,7 +16234,7 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
     return owner[0] ? owner[0] : owner[1];
 }
 
-/* Adds the rule of a layer that the block has. */
+/* Adds the rule of layer m to the plan; 0 and an error if the model does not fit the policy. */
 static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *layer, tsh_module *m,
                             tsh_style style) {
     tsh_plan_rule *rule = &pass->rules[pass->count];
@@ -16321,18 +16251,18 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "fuses %d parts in \"%s\"; a layer has at most %d", n, path,
                                 TSH_MAX_SEGMENTS);
-    *rule = tshi_parallel_birth(layer->replace == TSH_PLAIN ? style : layer->replace);
+    *rule = tshi_parallel_rule(layer->replace == TSH_PLAIN ? style : layer->replace);
     rule->path = tshi_module_below(pass->root, m);
     rule->segments = n;
     if (layer->heads && (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE) &&
         m->kind->layouts && m->param[0]) {
         m->kind->layouts(m, rule, layouts);
-        if (!tshi_policy_cut(pass, layer, path, m->param[0]->dim[layouts[0].dim],
-                             rule->style == TSH_ROWWISE, pass->segments[pass->count], &n))
+        if (!tshi_policy_segments(pass, layer, path, m->param[0]->dim[layouts[0].dim],
+                                  rule->style == TSH_ROWWISE, pass->segments[pass->count], &n))
             return 0;
         rule->cut = (const tsh_segment *)pass->segments[pass->count];
         if (n == 0) {
-            *rule = tshi_parallel_birth(TSH_PLAIN); /* whole, whatever it was before */
+            *rule = tshi_parallel_rule(TSH_PLAIN); /* replicated, even if it was sharded before */
             rule->path = tshi_module_below(pass->root, m);
         }
     } else if (layer->heads) {
@@ -16346,13 +16276,14 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
 
 /* -- all layers of all blocks ----------------------------------------------- */
 
+/* Goes through one list of the policy for the pass's block; 0 and an error if that does not fit. */
 static int tshi_policy_layers(tshi_policy_pass *pass, int list) {
     static const char *const name[TSHI_POLICY_LISTS] = {"attn_qkv", "attn_out", "mlp_in",
                                                         "mlp_out"};
     const tsh_policy_layer *layer = tshi_policy_list(pass->policy, list);
     int found = 0;
     if (!layer) return 1;
-    for (; !tshi_policy_ends(layer); layer++) {
+    for (; !tshi_policy_is_end(layer); layer++) {
         tsh_module *m = tshi_policy_find_layer(pass, layer);
         if (pass->root->ctx->error.code != TSH_OK) return 0;
         if (!m) continue;
@@ -16366,7 +16297,7 @@ static int tshi_policy_layers(tshi_policy_pass *pass, int list) {
            tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", name[list]);
 }
 
-/* Arguments that count no heads: checked, or divided. */
+/* Checks, or in the third pass divides, the policy's arguments that count no heads. */
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_comm *tp = &pass->root->ctx->tp;
     const char *const *path = pass->policy->arguments;
@@ -16380,8 +16311,7 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     return 1;
 }
 
-/* One pass over every block of every policy of the family; returns the number of blocks, -1 and an
- * error where one does not fit. Without room for rules it only counts. */
+/* Runs one pass over all blocks; returns their number, -1 and an error if one does not fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     int list, blocks = 0;
     for (pass->policy = family; pass->policy; pass->policy = pass->policy->next)
@@ -16395,27 +16325,27 @@ static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) 
             for (list = 0; list < TSHI_POLICY_LISTS; list++) {
                 const tsh_policy_layer *layer = tshi_policy_list(pass->policy, list);
                 if (pass->rules && !tshi_policy_layers(pass, list)) return -1;
-                for (; !pass->rules && layer && !tshi_policy_ends(layer); layer++) pass->count++;
+                for (; !pass->rules && layer && !tshi_policy_is_end(layer); layer++) pass->count++;
             }
             if (pass->rules && !tshi_policy_arguments(pass)) return -1;
         }
     return blocks;
 }
 
-/* No block is what the policy names. */
+/* Reports a policy that matches no block, with similar names. */
 static tsh_result tshi_policy_unmatched(tsh_module *root, const tsh_policy *policy) {
-    char alike[TSH_MESSAGE_SIZE / 2] = "";
-    tshi_module_near(root, policy->blocks ? policy->blocks : "", alike, sizeof alike);
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
+    tshi_module_suggest(root, policy->blocks ? policy->blocks : "", similar, sizeof similar);
     return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
                     "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
                     policy->name ? policy->name : "", policy->blocks ? policy->blocks : "",
-                    root->path, alike);
+                    root->path, similar);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
     tshi_policy_pass pass;
     tshi_block *block;
-    size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, room;
+    size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, capacity;
     tsh_ctx *ctx = root ? root->ctx : NULL;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code != TSH_OK) return ctx->error.code;
@@ -16426,11 +16356,11 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
     memset(&pass, 0, sizeof pass);
     pass.root = root;
     if (tshi_policy_blocks(&pass, policy) == 0) return tshi_policy_unmatched(root, policy);
-    room = (size_t)pass.count;
-    block = tshi_mem_take(ctx, TSH_MEM_STEP, room * (rule + cut) + 1);
+    capacity = (size_t)pass.count;
+    block = tshi_mem_take(ctx, TSH_MEM_STEP, capacity * (rule + cut) + 1);
     if (!block) return ctx->error.code;
     pass.rules = (tsh_plan_rule *)tshi_mem_data(block);
-    pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + room);
+    pass.segments = (tsh_segment(*)[TSH_MAX_SEGMENTS])(void *)(pass.rules + capacity);
     pass.count = 0;
     if (tshi_policy_blocks(&pass, policy) > 0 &&
         tsh_parallelize(root, pass.rules, pass.count) == TSH_OK) {
@@ -16447,8 +16377,13 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
 /* Needs: >>parallel >>comm.                                                    */
 /* ========================================================================== */
 
+/* With tsh_optim_desc.zero and dp > 1 (ZeRO, Rajbhandari et al. 2020), each rank of dp has one
+ * chunk of every gradient and moment (TSHI_CHUNKED), updates that chunk of the parameter, and
+ * gathers the others' chunks: the same bits as without. */
+
+/* What an optimiser keeps of one parameter. Moments are made at the first update. */
 typedef struct tshi_moments {
-    tsh_tensor *param, *first, *second; /* SGD's momentum is `first` */
+    tsh_tensor *param, *first, *second; /* Adam's m and v; SGD's momentum is `first` */
     double lr_scale, weight_decay;
     int64_t steps; /* updates of this parameter */
 } tshi_moments;
@@ -16464,37 +16399,39 @@ struct tsh_optim {
 
 /* -- the global norm -------------------------------------------------------- */
 
-/* Adds the sum of squares of x, dense, to **total, in double. */
+/* **total += sum x^2 of n consecutive elements, in double, with TSHI_BLOCK partial sums. */
 typedef double *tshi_optim_total;
 TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
                                          const tshi_optim_total *total) {
     const tsh_real *x = (const tsh_real *)operand->data;
-    double lane[TSHI_BLOCK], sum = 0;
+    double partial[TSHI_BLOCK], sum = 0;
     int64_t e;
     int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        for (i = 0; i < TSHI_BLOCK; i++) lane[i] += (double)x[e + i] * (double)x[e + i];
+        for (i = 0; i < TSHI_BLOCK; i++) partial[i] += (double)x[e + i] * (double)x[e + i];
     }
     for (; e < n; e++) sum += (double)x[e] * (double)x[e];
-    for (i = 0; i < TSHI_BLOCK; i++) sum += lane[i];
+    for (i = 0; i < TSHI_BLOCK; i++) sum += partial[i];
     **total += sum;
 }
 TSHI_KERNEL(tshi_optim_squares, tshi_optim_total);
 
-/* The sums of squares of blocks, each by itself, so that threads share them. */
+/* Elements that are summed by one thread. The blocks' sums are added in order, so any number of
+ * threads gives the same bits. */
 enum { TSHI_OPTIM_BLOCK = 1 << 16 };
 
 typedef struct tshi_squares {
     tsh_real *x;
     int64_t n;
-    double *sums;
+    double *sums; /* by block */
     tshi_kernel_fn kernel;
 } tshi_squares;
 
-static void tshi_optim_blocks(void *job, int piece, int64_t from, int64_t to) {
+/* A thread's share: blocks from `from` to `to`. */
+static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_squares *all = (const tshi_squares *)job;
-    (void)piece;
+    (void)thread;
     for (; from < to; from++) {
         int64_t first = from * TSHI_OPTIM_BLOCK;
         const tshi_operand x = tshi_kernel_reals(all->x + first, 1);
@@ -16504,6 +16441,7 @@ static void tshi_optim_blocks(void *job, int piece, int64_t from, int64_t to) {
     }
 }
 
+/* Returns the sum of squares of n elements; 0 and an error without memory. */
 static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
     tshi_block *scratch;
@@ -16517,16 +16455,16 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     all.n = n;
     all.sums = (double *)tshi_mem_data(scratch);
     all.kernel = tshi_optim_squares[ctx->isa];
-    tshi_team_run(tshi_team_pieces(ctx, blocks, 1), blocks, 1, tshi_optim_blocks, &all);
+    tshi_team_run(tshi_team_pieces(ctx, blocks, 1), blocks, 1, tshi_optim_sum_part, &all);
     for (i = 0; i < blocks; i++) sum += all.sums[i];
     tshi_mem_drop(ctx, scratch);
     return sum;
 }
 
 typedef struct tshi_norm_sum {
-    double *sums; /* of chunk k of all gradients */
+    double *sums; /* sums[k]: of the squares of chunk k of all gradients */
     tsh_ctx *ctx;
-    int chunked; /* only this rank's chunks are there */
+    int chunked; /* 1: of gradients, this rank has its own chunk only */
 } tshi_norm_sum;
 
 static void tshi_optim_find_chunked(const char *path, tsh_tensor *param, void *user) {
@@ -16534,8 +16472,8 @@ static void tshi_optim_find_chunked(const char *path, tsh_tensor *param, void *u
     if (param->flags & TSHI_CHUNKED) *(int *)user = 1;
 }
 
-/* A sharded gradient counts on every rank of tp, a replicated one on the first; one that several
- * stages of a pipeline hold, on the first of these. */
+/* Adds one gradient's squares. A replicated gradient counts on rank 0 of tp only, one that several
+ * stages of a pipeline hold on the first of them. */
 static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) {
     const tshi_norm_sum *norm = (const tshi_norm_sum *)user;
     tsh_ctx *ctx = norm->ctx;
@@ -16553,8 +16491,8 @@ static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) 
                 tshi_bucket_chunk_size(param, k));
 }
 
-/* The 2-norm of all gradients below module, the same on every rank. Not finite where any gradient
- * is not. Replicas sum chunk by chunk, so that it does not matter who has them. */
+/* Computes the 2-norm of all gradients below module, the same on every rank; NaN or infinite if any
+ * gradient is. Squares are summed by chunks, so the bits are the same with and without .zero. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tshi_norm_sum all;
     tsh_ctx *ctx = module->ctx;
@@ -16571,7 +16509,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     all.chunked = 0;
     tsh_each_param(module, tshi_optim_find_chunked, &all.chunked);
     tsh_each_param(module, tshi_optim_norm_of, &all);
-    if (tsh_ok(ctx) && all.chunked) /* every sum is one rank's, and 0 on the others */
+    if (tsh_ok(ctx) && all.chunked) /* sums[k] is rank k's, and 0 on the others */
         (void)tshi_error_comm(ctx,
                               tsh_allreduce(&ctx->dp, all.sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
@@ -16588,12 +16526,13 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     return ctx->error.code;
 }
 
-/* max / (norm + 1e-6) where that is below 1, as torch. */
-static double tshi_optim_shrink(double norm, double most) {
-    double factor = most / (norm + 1e-6);
+/* min(1, max / (norm + 1e-6)): torch.nn.utils.clip_grad_norm_. */
+static double tshi_optim_clip_factor(double norm, double max) {
+    double factor = max / (norm + 1e-6);
     return factor < 1 ? factor : 1;
 }
 
+/* Multiplies a gradient by *user. */
 static void tshi_optim_scale(const char *path, tsh_tensor *param, void *user) {
     tshi_operand x[2];
     (void)path;
@@ -16608,7 +16547,7 @@ TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, doubl
     if (!module) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;
     if (norm) *norm = before;
-    factor = tshi_optim_shrink(before, max_norm);
+    factor = tshi_optim_clip_factor(before, max_norm);
     if (factor < 1) tsh_each_param(module, tshi_optim_scale, &factor);
     return TSH_OK;
 }
@@ -16683,35 +16622,36 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, con
 }
 TSHI_KERNEL(tshi_optim_sgd, tshi_sgd);
 
-/* The first element that this rank updates, and how many: all, or its chunk. */
-static int64_t tshi_optim_from(const tsh_tensor *x) {
+/* Returns the first element of x that this rank updates: of all, or of its chunk. */
+static int64_t tshi_optim_first(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk(x, x->ctx->dp.rank) : 0;
 }
 
+/* Returns how many elements it updates. */
 static int64_t tshi_optim_count(const tsh_tensor *x) {
     return x->flags & TSHI_CHUNKED ? tshi_bucket_chunk_size(x, x->ctx->dp.rank)
                                    : tsh_local_numel(x);
 }
 
-/* All chunks of a moment into values, which hold as many elements as its parameter. */
+/* Gathers all chunks of a moment into values, which hold as many elements as its parameter. */
 static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, const char *what) {
     tsh_ctx *ctx = moment->ctx;
-    tshi_block *book = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
-    tsh_real *own = values + tshi_optim_from(moment);
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)ctx->dp.size * sizeof(int64_t));
+    tsh_real *own = values + tshi_optim_first(moment);
     tsh_result result;
     int64_t *counts;
     int k;
-    if (!book) return ctx->error.code;
-    counts = (int64_t *)tshi_mem_data(book);
+    if (!block) return ctx->error.code;
+    counts = (int64_t *)tshi_mem_data(block);
     for (k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
     memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * sizeof *own);
     result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, TSH_REAL), what);
-    tshi_mem_drop(ctx, book);
+    tshi_mem_drop(ctx, block);
     return result;
 }
 
-/* Another block of so many elements for a moment's values, not filled; 0 without. */
-static int tshi_optim_room(tsh_tensor *moment, int64_t n) {
+/* Gives a moment a new block of n elements, not filled; 0 and an error without memory. */
+static int tshi_optim_allocate(tsh_tensor *moment, int64_t n) {
     tshi_block *block = tshi_mem_take(moment->ctx, TSH_MEM_OPTIMISER, tshi_dtype_reals(n));
     if (!block) return 0;
     tshi_mem_drop(moment->ctx, moment->block);
@@ -16719,53 +16659,52 @@ static int tshi_optim_room(tsh_tensor *moment, int64_t n) {
     return 1;
 }
 
-/* Of a moment that holds all its values, keeps this rank's chunk. */
-static void tshi_optim_cut(tsh_tensor *moment) {
+/* Reduces a moment that holds all its values to this rank's chunk. */
+static void tshi_optim_keep_chunk(tsh_tensor *moment) {
     tshi_block *whole = moment->block;
     const int64_t n = tshi_optim_count(moment);
     whole->refs++;
-    if (tshi_optim_room(moment, n))
+    if (tshi_optim_allocate(moment, n))
         memcpy(tshi_mem_data(moment->block),
-               (tsh_real *)tshi_mem_data(whole) + tshi_optim_from(moment),
-               tshi_dtype_reals(n));
+               (tsh_real *)tshi_mem_data(whole) + tshi_optim_first(moment), tshi_dtype_reals(n));
     tshi_mem_drop(moment->ctx, whole);
 }
 
-/* A moment whose parameter was laid anew. Chunks are brought together for it. */
-static void tshi_optim_lay(tsh_tensor *moment, const tsh_layout *layout) {
+/* Gives a moment its parameter's new layout; chunks are gathered for that, and cut out again. */
+static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
-    const int cut = moment->flags & TSHI_CHUNKED;
+    const int chunked = moment->flags & TSHI_CHUNKED;
     tshi_block *chunk = moment->block;
-    if (!cut || tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
-        tshi_module_lay(moment, layout);
+    if (!chunked || tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
+        tshi_module_relayout(moment, layout);
         return;
     }
     chunk->refs++;
-    if (tshi_optim_room(moment, tsh_local_numel(moment))) {
+    if (tshi_optim_allocate(moment, tsh_local_numel(moment))) {
         tsh_tensor part = *moment;
         part.block = chunk;
         if (tshi_optim_gather(&part, (tsh_real *)tshi_mem_data(moment->block),
                               "tsh_optim_step: moments of a new layout") == TSH_OK)
-            tshi_module_lay(moment, layout);
-        tshi_optim_cut(moment);
+            tshi_module_relayout(moment, layout);
+        tshi_optim_keep_chunk(moment);
     }
     tshi_mem_drop(ctx, chunk);
 }
 
-/* Zeroed moments like param, or its chunk, on first use. */
+/* Returns a moment with param's layout, zeros at its first use; NULL after an error. */
 static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     tsh_ctx *ctx = param->ctx;
     const tsh_shape shape = tsh_shape_of(param);
     tsh_tensor *m = *moment;
     if (m) {
-        tshi_optim_lay(m, &param->layout);
+        tshi_optim_relayout(m, &param->layout);
         return ctx->error.code == TSH_OK ? m : NULL;
     }
     m = tshi_tensor_handle(ctx, TSHI_OWNED | (param->flags & TSHI_CHUNKED));
     if (!m) return NULL;
     m->dtype = TSH_REAL;
     if (tshi_tensor_form(m, "tsh_optim_step", &shape, &param->layout) != TSH_OK ||
-        !tshi_optim_room(m, tshi_optim_count(m))) {
+        !tshi_optim_allocate(m, tshi_optim_count(m))) {
         tshi_tensor_end(m);
         return NULL;
     }
@@ -16774,22 +16713,23 @@ static tsh_tensor *tshi_optim_moment(tsh_tensor *param, tsh_tensor **moment) {
     return m;
 }
 
-/* A kernel over all of x, or over the rows that a row-sparse gradient touches. */
+/* An update that threads share: by elements or, where the gradient is row-sparse, by rows. */
 typedef struct tshi_optim_work {
     tshi_kernel_fn kernel;
-    const tshi_operand *x;
+    const tshi_operand *x; /* (TSHI_OPTIM_OPERANDS) */
     const void *params;
-    const int32_t *marks; /* of rows; NULL: units are elements */
-    int64_t width;        /* of a row */
+    const int32_t *marks; /* (rows): not 0 where the gradient has the row; NULL: not sparse */
+    int64_t width;        /* elements of a row; 1 if not sparse */
 } tshi_optim_work;
 
-static void tshi_optim_piece(void *job, int piece, int64_t from, int64_t to) {
+/* A thread's share: runs the kernel over each run of marked rows. */
+static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_optim_work *work = (const tshi_optim_work *)job;
     const int32_t *marks = work->marks;
     tshi_operand part[TSHI_OPTIM_OPERANDS];
     int64_t r, n;
     int i;
-    (void)piece;
+    (void)thread;
     for (r = from; r < to; r += n) {
         n = marks ? 1 : to - from;
         if (marks && !marks[r]) continue;
@@ -16800,6 +16740,7 @@ static void tshi_optim_piece(void *job, int piece, int64_t from, int64_t to) {
     }
 }
 
+/* Runs an update's kernel over the elements of t that this rank updates. */
 static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tshi_operand *x,
                            const void *params) {
     tshi_optim_work work;
@@ -16811,11 +16752,12 @@ static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tsh
     work.marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
     work.width = count / rows;
     tshi_team_run(tshi_kernel_pieces(t->ctx, rows, work.width), rows, t->sparse ? 1 : 16,
-                  tshi_optim_piece, &work);
+                  tshi_optim_update_part, &work);
 }
 
-static void tshi_optim_descend(const tsh_optim *optim, tshi_moments *each, double clip,
-                               tshi_operand *x) {
+/* One parameter's update by SGD. */
+static void tshi_optim_update_sgd(const tsh_optim *optim, tshi_moments *each, double clip,
+                                  tshi_operand *x) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
     tshi_sgd p;
@@ -16829,6 +16771,7 @@ static void tshi_optim_descend(const tsh_optim *optim, tshi_moments *each, doubl
     tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &p);
 }
 
+/* One parameter's update. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
@@ -16838,11 +16781,11 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
     x[TSHI_OPTIM_GRAD] = tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1);
     x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_reals(NULL, 1);
-    tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_from(t));
-    tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_from(t));
+    tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
+    tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
     each->steps++;
     if (d->kind == TSH_SGD) {
-        tshi_optim_descend(optim, each, clip, x);
+        tshi_optim_update_sgd(optim, each, clip, x);
         return;
     }
     if (!tshi_optim_moment(t, &each->first) || !tshi_optim_moment(t, &each->second)) return;
@@ -16863,21 +16806,24 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
 }
 
+/* Counts a parameter or, once optim->each has memory, lists it. */
 static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) {
     tsh_optim *optim = (tsh_optim *)user;
     (void)path;
-    if (optim->each) optim->each[optim->count].param = param;
-    if (optim->each) optim->each[optim->count].lr_scale = 1;
-    if (optim->each) optim->each[optim->count].weight_decay = optim->desc.weight_decay;
-    if (optim->each && optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+    if (optim->each) {
+        optim->each[optim->count].param = param;
+        optim->each[optim->count].lr_scale = 1;
+        optim->each[optim->count].weight_decay = optim->desc.weight_decay;
+        if (optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+    }
     optim->count++;
 }
 
+/* Checks a description; 0 and an error if a value is out of range. */
 static int tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
     if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
         d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
-        d->eps >= TSH_ZERO &&
-        d->weight_decay >= 0 && d->clip_norm >= 0)
+        d->eps >= TSH_ZERO && d->weight_decay >= 0 && d->clip_norm >= 0)
         return 1;
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                    "tsh_optim_new: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, "
@@ -16911,7 +16857,7 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     return optim;
 }
 
-/* A parameter's path below module; its whole path where it is tied to one elsewhere. */
+/* Returns a parameter's path below module, or its whole path if it is a tied one from elsewhere. */
 static const char *tshi_optim_below(const tsh_module *module, const tsh_tensor *param) {
     size_t n = strlen(module->path);
     if (!n || strncmp(param->path, module->path, n) != 0 || param->path[n] != '.')
@@ -16940,7 +16886,8 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
     if (optim) optim->desc.lr = lr < 0 && lr >= TSH_ZERO ? 0 : lr;
 }
 
-/* Updates every parameter that has a gradient; chunks travel to the other replicas meanwhile. */
+/* Updates every parameter that has a gradient. Chunked ones are queued in buckets, whose all-gather
+ * goes on during the next updates. */
 static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     const int chunked = optim->desc.zero && ctx->dp.size > 1;
     int i;
@@ -16961,6 +16908,7 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     if (chunked) tshi_bucket_end(ctx);
 }
 
+/* Clips and updates; with a norm that is not finite, skips the step and logs that. */
 static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     double norm, clip;
     if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return ctx->error.code;
@@ -16973,7 +16921,7 @@ static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
             (long long)optim->info.skipped, norm);
         return TSH_OK;
     }
-    clip = optim->desc.clip_norm > 0 ? tshi_optim_shrink(norm, optim->desc.clip_norm) : 1;
+    clip = optim->desc.clip_norm > 0 ? tshi_optim_clip_factor(norm, optim->desc.clip_norm) : 1;
     tshi_optim_update_all(ctx, optim, clip);
     optim->info.steps++;
     return ctx->error.code;
@@ -17012,93 +16960,93 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
 
 /* ========================================================================== */
 /* >>pipeline                                        MARK: - pipeline (private) */
-/* Layers dealt to stages; micro-batches that go through them forth and back.  */
+/* Pipeline parallelism: layers assigned to stages, micro-batches sent between  */
+/* them.                                                                        */
 /* Needs: >>tape >>module.                                                      */
 /* ========================================================================== */
 
-/* HOW IT WORKS. A stage keeps one tape per micro-batch that is under way: it is swapped into the
- * ctx for its forward and again for its backward. What arrives from the stage before is the output
- * of a node without inputs, whose backward sends the gradient back. Sends are only started, and
- * waited for when many are under way, or at the end; receives wait. The first thing that a rank
- * sends is the first that its neighbour takes, and a message never waits for one to another
- * neighbour, so nobody waits in a circle. */
+/* A stage keeps one tape per micro-batch under way and swaps it into the ctx for its forward, then
+ * for its backward. A tensor received from the stage before is the output of a node without inputs,
+ * whose backward sends the gradient back. Sends do not block until a send queue is full; receives
+ * block. No deadlock: a rank receives from each neighbour in the order in which that one sends, and
+ * no send waits for one to the other neighbour. */
 enum {
-    TSHI_PIPELINE_HEAD = 6 + TSH_MAX_DIMS + 2 * TSH_MAX_SEGMENTS, /* words of a description */
-    TSHI_PIPELINE_OUTBOX = 16 /* of both neighbours: fewer than a comm takes at a time */
+    TSHI_PIPELINE_HEAD = 6 + TSH_MAX_DIMS + 2 * TSH_MAX_SEGMENTS, /* words that describe a tensor */
+    TSHI_PIPELINE_SENDS = 16 /* sends in flight to each of 2 neighbours; a comm's limit is 64 */
 };
 
-/* Messages to one neighbour that may not have arrived; their values stay. */
-typedef struct tshi_outbox {
-    tsh_req req[TSHI_PIPELINE_OUTBOX];
-    tshi_block *block[TSHI_PIPELINE_OUTBOX];
+/* Sends in flight to one neighbour, oldest first in a ring; each keeps its values alive. */
+typedef struct tshi_send_queue {
+    tsh_req req[TSHI_PIPELINE_SENDS];
+    tshi_block *block[TSHI_PIPELINE_SENDS];
     int first, count;
-} tshi_outbox;
+} tshi_send_queue;
 
-/* A parameter that several stages hold. */
+/* A parameter that several stages hold: each computes a part of its gradient. */
 typedef struct tshi_tie {
     struct tshi_tie *next;
     tsh_tensor *param;
-    unsigned char *holds; /* by stage */
-    int holders;
+    unsigned char *holds; /* by stage: 1 if it holds the parameter */
+    int holders;          /* how many do */
 } tshi_tie;
 
 struct tsh_pipeline {
     tsh_ctx *ctx;
     tsh_module *container;
     tsh_pipeline_desc desc;
-    int *counts;
-    int stage, last;       /* this rank's, and the last one */
-    tsh_module *child;     /* the first one of this stage */
-    int warmup, slots;     /* forwards before the first backward; micro-batches under way */
-    tshi_micro **micro;    /* micro-batch k is in slot k modulo slots */
-    tshi_outbox outbox[2]; /* to the stage before, to the one behind */
+    int *counts;           /* children of the container, by stage */
+    int stage, last;       /* this rank's stage, the last one */
+    tsh_module *child;     /* the first child of this stage */
+    int warmup, slots;     /* forwards before the first backward; max micro-batches under way */
+    tshi_micro **micro;    /* (slots): micro-batch k in slot k modulo slots */
+    tshi_send_queue queue[2]; /* to the previous stage, to the next one */
     tshi_tie *ties;
-    double total[2]; /* losses of all micro-batches, on the last stage, and how much these count */
+    double total[2]; /* on the last stage: the sum of losses, the sum of what they count */
 };
 
-/* What a receive's backward needs. */
-typedef struct tshi_debt {
+/* Parameters of the node of a received tensor. */
+typedef struct tshi_receipt {
     tsh_pipeline *pipeline;
     tshi_micro *micro;
-} tshi_debt;
+} tshi_receipt;
 
 /* -- messages ---------------------------------------------------------------- */
 
-/* Waits for the oldest message of an outbox. */
-static void tshi_pipeline_arrive(tsh_pipeline *p, tshi_outbox *box) {
-    const int i = box->first;
-    (void)tshi_error_comm(p->ctx, tsh_wait(&p->ctx->pp, box->req[i]), "tsh_pipeline: send");
-    tshi_mem_drop(p->ctx, box->block[i]);
-    box->first = (i + 1) % TSHI_PIPELINE_OUTBOX;
-    box->count--;
+/* Waits for the oldest send of a queue and releases its values. */
+static void tshi_pipeline_wait_send(tsh_pipeline *p, tshi_send_queue *queue) {
+    const int i = queue->first;
+    (void)tshi_error_comm(p->ctx, tsh_wait(&p->ctx->pp, queue->req[i]), "tsh_pipeline: send");
+    tshi_mem_drop(p->ctx, queue->block[i]);
+    queue->first = (i + 1) % TSHI_PIPELINE_SENDS;
+    queue->count--;
 }
 
-/* Every message has arrived, or never will. */
-static void tshi_pipeline_arrive_all(tsh_pipeline *p) {
+/* Waits for all sends. After an error that the world knows, waits return at once. */
+static void tshi_pipeline_wait_sends(tsh_pipeline *p) {
     int i;
     for (i = 0; i < 2; i++)
-        while (p->outbox[i].count) tshi_pipeline_arrive(p, &p->outbox[i]);
+        while (p->queue[i].count) tshi_pipeline_wait_send(p, &p->queue[i]);
 }
 
-/* Gives back what has arrived. */
-static void tshi_pipeline_reap(tsh_pipeline *p) {
+/* Releases the values of completed sends, without blocking. */
+static void tshi_pipeline_poll_sends(tsh_pipeline *p) {
     int i, done;
     for (i = 0; i < 2; i++)
-        for (done = 1; p->outbox[i].count && done;) {
-            tshi_outbox *box = &p->outbox[i];
-            if (tsh_test(&p->ctx->pp, box->req[box->first], &done) != TSH_OK) return;
-            if (done) tshi_pipeline_arrive(p, box);
+        for (done = 1; p->queue[i].count && done;) {
+            tshi_send_queue *queue = &p->queue[i];
+            if (tsh_test(&p->ctx->pp, queue->req[queue->first], &done) != TSH_OK) return;
+            if (done) tshi_pipeline_wait_send(p, queue);
         }
 }
 
-/* Starts to send n elements to stage `to`; they lie in the block, whose reference is taken over. */
+/* Starts to send n elements to stage `to`. Takes over a reference to the block that they lie in. */
 static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const void *data,
                                int64_t n, tsh_dtype dtype) {
-    tshi_outbox *box = &p->outbox[to > p->stage];
+    tshi_send_queue *queue = &p->queue[to > p->stage];
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
-    tshi_pipeline_reap(p);
-    if (box->count == TSHI_PIPELINE_OUTBOX) tshi_pipeline_arrive(p, box);
+    tshi_pipeline_poll_sends(p);
+    if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue);
     coll.send = data;
     coll.count = n;
     coll.send_to = to;
@@ -17108,8 +17056,8 @@ static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const
         tshi_mem_drop(p->ctx, block);
         return;
     }
-    box->req[(box->first + box->count) % TSHI_PIPELINE_OUTBOX] = req;
-    box->block[(box->first + box->count++) % TSHI_PIPELINE_OUTBOX] = block;
+    queue->req[(queue->first + queue->count) % TSHI_PIPELINE_SENDS] = req;
+    queue->block[(queue->first + queue->count++) % TSHI_PIPELINE_SENDS] = block;
 }
 
 static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, int64_t n,
@@ -17121,8 +17069,8 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
 
 /* -- from stage to stage ------------------------------------------------------ */
 
-/* Gives y to the next stage: its description, then this rank's piece. */
-static void tshi_pipeline_give(tsh_pipeline *p, tsh_tensor *y) {
+/* Sends y to the next stage: its description, then this rank's shard. */
+static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, TSHI_PIPELINE_HEAD * sizeof(int64_t));
     tshi_block *packed;
@@ -17152,33 +17100,30 @@ static void tshi_pipeline_give(tsh_pipeline *p, tsh_tensor *y) {
     tshi_pipeline_send(p, p->stage + 1, packed, data, tsh_local_numel(y), y->dtype);
 }
 
-/* The gradient of what was received goes back; its block's reference is taken over. */
-static void tshi_pipeline_repay(tsh_pipeline *p, tshi_micro *micro, tshi_block *block) {
-    if (block)
-        tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block),
-                           tsh_local_numel(micro->owed), TSH_REAL);
+/* Sends the gradient of the received tensor to the previous stage. Takes over a reference to its
+ * block. block NULL: zeros, for an output that does not depend on the tensor. */
+static void tshi_pipeline_send_grad(tsh_pipeline *p, tshi_micro *micro, tshi_block *block) {
+    const int64_t n = tsh_local_numel(micro->owed);
+    if (!block) {
+        block = tshi_mem_take(p->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
+        if (block) memset(tshi_mem_data(block), 0, tshi_dtype_reals(n));
+    }
+    if (block) tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block), n, TSH_REAL);
     micro->owed = NULL;
 }
 
-static void tshi_pipeline_return(tshi_node *node) {
-    const tshi_debt *debt = (const tshi_debt *)node->params;
+/* Backward of a received tensor. */
+static void tshi_pipeline_receive_backward(tshi_node *node) {
+    const tshi_receipt *receipt = (const tshi_receipt *)node->params;
     node->out->gr.block->refs++;
-    tshi_pipeline_repay(debt->pipeline, debt->micro, node->out->gr.block);
+    tshi_pipeline_send_grad(receipt->pipeline, receipt->micro, node->out->gr.block);
 }
 
 static const tshi_op tshi_pipeline_op = {
-    "tsh_pipeline", NULL, NULL, tshi_pipeline_return, TSHI_NONE, 0};
+    "tsh_pipeline", NULL, NULL, tshi_pipeline_receive_backward, TSHI_NONE, 0};
 
-/* Where the output does not depend on the input, its gradient is 0. */
-static void tshi_pipeline_repay_zeros(tsh_pipeline *p, tshi_micro *micro) {
-    const size_t bytes = tshi_dtype_reals(tsh_local_numel(micro->owed));
-    tshi_block *block = tshi_mem_take(p->ctx, TSH_MEM_STEP, bytes);
-    if (block) memset(tshi_mem_data(block), 0, bytes);
-    tshi_pipeline_repay(p, micro, block);
-}
-
-/* What the stage before gives: another step tensor of its form. micro NULL: without gradients. */
-static tsh_tensor *tshi_pipeline_take(tsh_pipeline *p, tshi_micro *micro) {
+/* Receives a tensor from the previous stage, and records it unless micro is NULL. */
+static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro) {
     int64_t head[TSHI_PIPELINE_HEAD], *word = head + 6;
     tsh_layout layout = tsh_replicated();
     tsh_shape shape = tsh_shape0();
@@ -17201,20 +17146,20 @@ static tsh_tensor *tshi_pipeline_take(tsh_pipeline *p, tshi_micro *micro) {
                                     x->dtype) != TSH_OK)
         return NULL;
     if (!micro || !head[1]) return x;
-    node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, sizeof(tshi_debt));
+    node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, sizeof(tshi_receipt));
     if (!node) return NULL;
-    ((tshi_debt *)node->params)->pipeline = p;
-    ((tshi_debt *)node->params)->micro = micro;
+    ((tshi_receipt *)node->params)->pipeline = p;
+    ((tshi_receipt *)node->params)->micro = micro;
     micro->owed = x;
     return x;
 }
 
-/* This stage's part of the forward of micro-batch k: what it gave to the next stage, or the loss;
- * NULL after an error. */
-static tsh_tensor *tshi_pipeline_pass(tsh_pipeline *p, tshi_micro *micro, int k) {
+/* Runs this stage's forward of micro-batch k. Returns the output, which it sends to the next stage,
+ * or on the last stage the loss; NULL after an error. */
+static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
     tsh_module *child = p->child;
-    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_take(p, micro)
+    tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_tensor(p, micro)
                                  : p->desc.input(ctx, k, p->desc.user);
     int i;
     for (i = 0; i < p->counts[p->stage] && x && ctx->error.code == TSH_OK; i++) {
@@ -17229,13 +17174,13 @@ static tsh_tensor *tshi_pipeline_pass(tsh_pipeline *p, tshi_micro *micro, int k)
             i ? "output" : "input", k);
     if (!tshi_tensor_check("tsh_pipeline", &x, 1)) return NULL;
     if (p->stage == p->last) return p->desc.loss(ctx, x, k, p->desc.user);
-    tshi_pipeline_give(p, x);
+    tshi_pipeline_send_tensor(p, x);
     return x;
 }
 
 /* -- micro-batches ------------------------------------------------------------ */
 
-/* The micro-batch's tape for the ctx's, or back. */
+/* Exchanges the micro-batch's tape and the ctx's. */
 static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     tshi_tape *tape = &ctx->tape;
     tshi_node *newest = tape->newest;
@@ -17246,9 +17191,9 @@ static void tshi_pipeline_swap(tsh_ctx *ctx, tshi_micro *micro) {
     micro->arena = arena;
 }
 
-/* Step tensors made after `last` become the micro-batch's, and let go of their values: what
- * backward needs, the nodes hold. Those that the user retains stay. */
-static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
+/* Hands the step tensors created after `last` to the micro-batch and releases their values: nodes
+ * keep those that backward needs. Tensors that the user retains stay in the step. */
+static void tshi_pipeline_take_handles(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *last) {
     tsh_tensor *t, *next;
     if (last->flags & TSHI_DEAD) last = &ctx->handles.step; /* a callback ended the step */
     for (t = last->next; t != &ctx->handles.step; t = next) {
@@ -17263,8 +17208,8 @@ static void tshi_pipeline_collect(tsh_ctx *ctx, tshi_micro *micro, tsh_tensor *l
     }
 }
 
-/* On the last stage: a micro-batch's loss, and how much it counts. */
-static void tshi_pipeline_count(tsh_pipeline *p, tsh_tensor *loss, int k) {
+/* On the last stage: adds a micro-batch's loss and weight to the totals. */
+static void tshi_pipeline_add_loss(tsh_pipeline *p, tsh_tensor *loss, int k) {
     double weight = 0;
     p->total[0] += tsh_item(p->ctx, loss);
     if (p->desc.weight) weight = p->desc.weight(p->ctx, k, p->desc.user);
@@ -17275,22 +17220,23 @@ static void tshi_pipeline_count(tsh_pipeline *p, tsh_tensor *loss, int k) {
                        weight);
 }
 
+/* Runs the forward of micro-batch k on its own tape. */
 static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
     tshi_micro *micro = p->micro[k % p->slots];
     tsh_tensor *last = ctx->handles.step.prev;
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);
-    micro->out = tshi_pipeline_pass(p, micro, k);
+    micro->out = tshi_pipeline_stage_forward(p, micro, k);
     if (p->stage == p->last && ctx->error.code == TSH_OK &&
         tshi_tape_check_loss(ctx, micro->out) == TSH_OK)
-        tshi_pipeline_count(p, micro->out, k);
+        tshi_pipeline_add_loss(p, micro->out, k);
     tshi_pipeline_swap(ctx, micro);
-    tshi_pipeline_collect(ctx, micro, last);
+    tshi_pipeline_take_handles(ctx, micro, last);
 }
 
-/* The gradient of what this stage gave comes from the next one; that of the loss is 1 / m, and of a
- * sum 1. */
+/* Seeds backward with y's gradient: received from the next stage or, on the last stage, 1 /
+ * micro_batches for a loss that is a mean, 1 for a sum. */
 static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
     const int64_t n = tsh_local_numel(y);
@@ -17310,7 +17256,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     tshi_mem_drop(ctx, block);
 }
 
-/* Ends a micro-batch; what an error left on its tape is dropped. */
+/* Ends a micro-batch: releases its tensors, and nodes that an error left on its tape. */
 static void tshi_pipeline_end(tshi_micro *micro) {
     for (; micro->newest; micro->newest = micro->newest->older) tshi_tape_drop_node(micro->newest);
     tshi_mem_reset(&micro->arena);
@@ -17318,6 +17264,7 @@ static void tshi_pipeline_end(tshi_micro *micro) {
     micro->out = micro->owed = NULL;
 }
 
+/* Runs the backward of micro-batch k. */
 static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
     tshi_micro *micro = p->micro[k % p->slots];
@@ -17329,14 +17276,17 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
         tshi_tape_mark(ctx, y);
     }
     tshi_tape_walk(ctx);
-    if (micro->owed && ctx->error.code == TSH_OK) tshi_pipeline_repay_zeros(p, micro);
+    if (micro->owed && ctx->error.code == TSH_OK) tshi_pipeline_send_grad(p, micro, NULL);
     tshi_pipeline_swap(ctx, micro);
-    tshi_pipeline_collect(ctx, micro, last);
+    tshi_pipeline_take_handles(ctx, micro, last);
     tshi_pipeline_end(micro);
 }
 
 /* -- the schedule ------------------------------------------------------------- */
 
+/* Runs the schedule: `warmup` forwards, then a forward and a backward in turn (1F1B, Narayanan et
+ * al. 2019), then the backwards that are left. With GPipe, warmup is the number of micro-batches.
+ * The last backward may start to average gradients over dp. */
 static void tshi_pipeline_run(tsh_pipeline *p) {
     const int m = p->desc.micro_batches;
     int f, b;
@@ -17348,8 +17298,8 @@ static void tshi_pipeline_run(tsh_pipeline *p) {
     }
 }
 
-/* This stage's gradient to the others that hold the parameter. */
-static void tshi_pipeline_spread(tsh_pipeline *p, const tshi_tie *tie) {
+/* Sends this stage's gradient to the others that hold the parameter. */
+static void tshi_pipeline_send_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_tensor *t = tie->param;
     int s;
     for (s = 0; s <= p->last; s++) {
@@ -17360,23 +17310,23 @@ static void tshi_pipeline_spread(tsh_pipeline *p, const tshi_tie *tie) {
     }
 }
 
-/* The gradient of a parameter that several stages hold becomes the sum of theirs, in the order of
- * the stages: the same bits on each. All send at once, or, where that is more than may be under
- * way, one after the other: else they would wait for each other to receive. */
-static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
+/* Sums the gradient of a tied parameter over the stages that hold it, in the order of the stages:
+ * the same bits on each. All send first and then receive; where a send queue is too short for that,
+ * stages send one after the other, since a full queue would block all of them. */
+static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_ctx *ctx = p->ctx;
     tsh_tensor *t = tie->param;
     const int64_t n = tsh_local_numel(t);
     const size_t bytes = tshi_dtype_reals(n);
     tshi_block *sum = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
     tshi_block *part = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-    int s, terms = 0, at_once = tie->holders <= TSHI_PIPELINE_OUTBOX;
+    int s, terms = 0, at_once = tie->holders <= TSHI_PIPELINE_SENDS;
     if (part && sum && tshi_tape_complete(t)) {
-        if (at_once) tshi_pipeline_spread(p, tie);
+        if (at_once) tshi_pipeline_send_tied(p, tie);
         for (s = 0; s <= p->last; s++) {
             tshi_block *to = terms ? part : sum;
             if (!tie->holds[s]) continue;
-            if (s == p->stage && !at_once) tshi_pipeline_spread(p, tie);
+            if (s == p->stage && !at_once) tshi_pipeline_send_tied(p, tie);
             if (s == p->stage)
                 memcpy(tshi_mem_data(to), tshi_mem_data(t->gr.block), bytes);
             else
@@ -17385,7 +17335,7 @@ static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
                 tshi_tape_add_all(ctx, (tsh_real *)tshi_mem_data(sum),
                                   (const tsh_real *)tshi_mem_data(part), n);
         }
-        tshi_pipeline_arrive_all(p);
+        tshi_pipeline_wait_sends(p);
         memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
         t->sparse = t->gr.clean = 0;
     }
@@ -17393,22 +17343,22 @@ static void tshi_pipeline_sum(tsh_pipeline *p, const tshi_tie *tie) {
     tshi_mem_drop(ctx, part);
 }
 
-/* No loss is counted yet. Without weights, micro-batches are what counts. */
-static void tshi_pipeline_begin(tsh_pipeline *p, int micro_batches) {
+/* Sets the totals to 0. Without weights, the loss is a mean over micro-batches. */
+static void tshi_pipeline_reset_totals(tsh_pipeline *p, int micro_batches) {
     p->total[0] = 0;
     p->total[1] = p->desc.weight ? 0 : micro_batches;
 }
 
-/* What the last stage counted, to every stage. */
-static void tshi_pipeline_share(tsh_pipeline *p) {
+/* Broadcasts the totals from the last stage. */
+static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
     if (p->ctx->error.code == TSH_OK)
         (void)tshi_error_comm(
             p->ctx, tsh_broadcast(&p->ctx->pp, p->total, p->desc.weight ? 2 : 1, TSH_F64, p->last),
             "tsh_pipeline: broadcast of the loss");
 }
 
-/* The mean of the losses: of this replica's micro-batches, or of all elements of all replicas. */
-static tsh_result tshi_pipeline_mean(tsh_pipeline *p, double *loss) {
+/* Sets *loss to the mean over this replica's micro-batches or, weighted, over all replicas'. */
+static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
     tsh_ctx *ctx = p->ctx;
     if (p->desc.weight && ctx->error.code == TSH_OK)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, p->total, 2, TSH_F64, TSH_SUM),
@@ -17419,9 +17369,10 @@ static tsh_result tshi_pipeline_mean(tsh_pipeline *p, double *loss) {
     return ctx->error.code;
 }
 
-/* A tied parameter is not ready before the other stages' part of its gradient is there; what it has
- * already is whole, and the first of its stages keeps it. */
-static void tshi_pipeline_untie(tsh_pipeline *p) {
+/* Prepares tied parameters for backward. Their gradients must not be averaged over dp before the
+ * sum over stages, so `users` gets one more than backward counts down. A gradient that is there
+ * already is summed, so only the first stage keeps it. */
+static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
     const tshi_tie *tie;
     for (tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
         if (!p->ctx->tape.pending && tie->param->stage != 1 + p->stage) tsh_zero_grad(tie->param);
@@ -17443,21 +17394,21 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
                            : "ops are recorded already; end the step first: tsh_step_end");
     if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, summed, 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
-    tshi_pipeline_untie(pipeline);
-    tshi_pipeline_begin(pipeline, pipeline->desc.micro_batches);
+    tshi_pipeline_begin_tied(pipeline);
+    tshi_pipeline_reset_totals(pipeline, pipeline->desc.micro_batches);
     tshi_pipeline_run(pipeline);
-    tshi_error_tell(ctx); /* so that no wait below is in vain */
-    tshi_pipeline_arrive_all(pipeline);
+    tshi_error_tell(ctx); /* a peer may wait for what this rank will not send */
+    tshi_pipeline_wait_sends(pipeline);
     for (i = 0; i < pipeline->slots; i++) tshi_pipeline_end(pipeline->micro[i]);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
         if (tie->holds[pipeline->stage] && tie->param->requires_grad)
-            tshi_pipeline_sum(pipeline, tie);
-    if (summed) tshi_pipeline_share(pipeline); /* what gradients are divided by */
+            tshi_pipeline_sum_tied(pipeline, tie);
+    if (summed) tshi_pipeline_broadcast_totals(pipeline); /* tshi_tape_sync divides by the weight */
     if (summed) ctx->tape.weight += pipeline->total[1];
     (void)tshi_tape_sync(ctx);
-    if (!summed) tshi_pipeline_share(pipeline);
-    return tshi_pipeline_mean(pipeline, loss);
+    if (!summed) tshi_pipeline_broadcast_totals(pipeline);
+    return tshi_pipeline_mean_loss(pipeline, loss);
 }
 
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss) {
@@ -17469,27 +17420,27 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     if (micro_batches < 0)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_pipeline_evaluate: %d micro-batches",
                        micro_batches);
-    tshi_pipeline_begin(pipeline, micro_batches);
+    tshi_pipeline_reset_totals(pipeline, micro_batches);
     tsh_no_grad_begin(ctx);
     for (k = 0; k < micro_batches && tsh_ok(ctx); k++) {
         tsh_tensor *y;
         tsh_scope_begin(ctx);
-        y = tshi_pipeline_pass(pipeline, NULL, k);
+        y = tshi_pipeline_stage_forward(pipeline, NULL, k);
         if (pipeline->stage == pipeline->last && ctx->error.code == TSH_OK)
-            tshi_pipeline_count(pipeline, y, k);
+            tshi_pipeline_add_loss(pipeline, y, k);
         tsh_scope_end(ctx);
     }
     tsh_no_grad_end(ctx);
     tshi_error_tell(ctx);
-    tshi_pipeline_arrive_all(pipeline);
-    tshi_pipeline_share(pipeline);
-    return tshi_pipeline_mean(pipeline, loss);
+    tshi_pipeline_wait_sends(pipeline);
+    tshi_pipeline_broadcast_totals(pipeline);
+    return tshi_pipeline_mean_loss(pipeline, loss);
 }
 
-/* -- dealing layers to stages --------------------------------------------------- */
+/* -- assigning layers to stages ------------------------------------------------- */
 
-/* The children of every stage; 0 and an error where they cannot be dealt. */
-static int tshi_pipeline_deal(tsh_pipeline *p) {
+/* Decides how many children each stage gets; 0 and an error if they do not divide. */
+static int tshi_pipeline_partition(tsh_pipeline *p) {
     const tsh_module *child;
     const char *path = p->container->path;
     const int *counts = p->desc.counts;
@@ -17521,13 +17472,14 @@ static int tshi_pipeline_deal(tsh_pipeline *p) {
     return 0;
 }
 
-/* Which stage every module belongs to, and finds this stage's first child. */
-static void tshi_pipeline_place(tsh_pipeline *p) {
+/* Sets the stage of every module, and finds this stage's first child. Modules before the container
+ * belong to the first stage, those after it to the last; the container's parents to none. */
+static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
     tsh_module *root = p->ctx->root, *m, *child = p->container->first;
-    int s = 0, left = p->counts[0], behind = 0;
+    int s = 0, left = p->counts[0], after = 0;
     for (m = root; m; m = tshi_module_next(root, m)) {
-        behind |= m == p->container;
-        m->stage = 1 + (behind ? p->last : 0);
+        after |= m == p->container;
+        m->stage = 1 + (after ? p->last : 0);
     }
     for (m = p->container; m; m = m->parent) m->stage = 0;
     for (; child; child = child->next, left--) {
@@ -17537,8 +17489,8 @@ static void tshi_pipeline_place(tsh_pipeline *p) {
     }
 }
 
-/* Which stages hold a parameter: those of the modules that refer to it. Others give it back. */
-static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) {
+/* Finds the stages whose modules have a parameter; the other stages release its memory. */
+static void tshi_pipeline_assign_param(const char *path, tsh_tensor *param, void *user) {
     tsh_pipeline *p = (tsh_pipeline *)user;
     tsh_ctx *ctx = p->ctx;
     tshi_tie *tie = (tshi_tie *)tshi_mem_book(ctx, &ctx->books, sizeof *tie);
@@ -17569,16 +17521,16 @@ static void tshi_pipeline_hold(const char *path, tsh_tensor *param, void *user) 
     p->ties = tie;
 }
 
-/* Ranks that disagree would wait for each other. */
-static void tshi_pipeline_agree(const tsh_pipeline *p) {
-    const int told[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
+/* Compares descriptions over the world: ranks with different ones would deadlock. */
+static void tshi_pipeline_compare(const tsh_pipeline *p) {
+    const int same[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
                          p->desc.weight != NULL};
-    uint64_t hash = tshi_rng_hash(tshi_module_count(p->ctx), told, sizeof told);
+    uint64_t hash = tshi_rng_hash(tshi_module_count(p->ctx), same, sizeof same);
     int64_t both[2];
     hash = tshi_rng_hash(hash, p->counts, sizeof *p->counts * ((size_t)p->last + 1));
     hash = tshi_rng_hash(hash, p->container->path, strlen(p->container->path));
     both[0] = (int64_t)(hash >> 1);
-    both[1] = -both[0]; /* the largest of both tells the smallest too */
+    both[1] = -both[0]; /* the maximum of -x is the minimum of x */
     (void)tshi_error_comm(p->ctx, tsh_allreduce(&p->ctx->world, both, 2, TSH_I64, TSH_MAX),
                           "tsh_pipeline_new");
     if (p->ctx->error.code == TSH_OK && both[0] != -both[1])
@@ -17587,7 +17539,7 @@ static void tshi_pipeline_agree(const tsh_pipeline *p) {
                        "weights or modules");
 }
 
-/* 0 and an error where a pipeline cannot be. */
+/* Checks what does not depend on the stages; 0 and an error if it does not fit. */
 static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = container->ctx;
     if (!desc || !desc->input || !desc->loss)
@@ -17613,7 +17565,7 @@ static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_d
     return tsh_ok(ctx);
 }
 
-/* Slots for the micro-batches that are under way at a time. */
+/* Allocates a slot for each micro-batch that may be under way at a time; 0: no memory. */
 static int tshi_pipeline_slots(tsh_pipeline *p) {
     tsh_ctx *ctx = p->ctx;
     const int m = p->desc.micro_batches;
@@ -17632,7 +17584,7 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
     return p->micro != NULL;
 }
 
-/* Fills p in and, if it is the ctx's first, deals the tree. */
+/* Fills p in and, if it is the ctx's first pipeline, assigns the parameters to stages. */
 static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = p->ctx;
     const tsh_pipeline *before = ctx->pipeline;
@@ -17641,19 +17593,19 @@ static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
     p->stage = ctx->pp.rank;
     p->last = ctx->pp.size - 1;
     p->counts = (int *)tshi_mem_book(ctx, &ctx->books, bytes);
-    if (!p->counts || !tshi_pipeline_deal(p) || !tshi_pipeline_slots(p)) return;
+    if (!p->counts || !tshi_pipeline_partition(p) || !tshi_pipeline_slots(p)) return;
     if (before && (before->container != p->container || memcmp(before->counts, p->counts, bytes)))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_pipeline_new: the children of \"%s\" are dealt to the stages already, "
                        "in another way",
                        before->container->path);
-    if (!before) tshi_module_changes(ctx); /* stages are assigned: models can be compared */
+    if (!before) tshi_module_changed(ctx); /* stages are assigned: models can be compared */
     if (!before && ctx->world.size > 1) ctx->world.unchecked = ctx;
-    if (tsh_ok(ctx)) tshi_pipeline_agree(p);
+    if (tsh_ok(ctx)) tshi_pipeline_compare(p);
     if (!tsh_ok(ctx)) return;
-    tshi_pipeline_place(p);
+    tshi_pipeline_assign_modules(p);
     if (before) return;
-    tshi_module_params(ctx->root, 1, tshi_pipeline_hold, p);
+    tshi_module_params(ctx->root, 1, tshi_pipeline_assign_param, p);
     ctx->pipeline = p;
 }
 
@@ -17671,13 +17623,17 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 
 /* ========================================================================== */
 /* >>file                                                MARK: - file (private) */
-/* What C lacks for files: kinds, links, locks, owners, the disk.               */
+/* What C lacks for files: kinds, links, locks, owners, syncing to disk.        */
 /* Needs: >>base.                                                               */
 /* ========================================================================== */
 
-enum { TSHI_FILE_STALE = 3600 };
+/* A save writes a temporary file, syncs it and renames it over the old one: a save that is killed
+ * leaves the old file whole. Where a system has no such call, functions do nothing and succeed. */
+
+enum { TSHI_FILE_STALE = 3600 }; /* seconds; see tshi_file_sweep */
 
 #if TSHI_POSIX
+/* Names the kind of a file; NULL: a regular one. */
 static const char *tshi_file_kind_of(const struct stat *info) {
     return S_ISREG(info->st_mode)    ? NULL
            : S_ISDIR(info->st_mode)  ? "a folder"
@@ -17688,8 +17644,8 @@ static const char *tshi_file_kind_of(const struct stat *info) {
 }
 #endif
 
-/* What stands at the path, past symbolic links, if it is no regular file; NULL where it is one, or
- * nothing is there. Nothing is opened: that alone could wait for ever, or rewind a tape. */
+/* Names the kind of what is at a path, symbolic links followed; NULL: a regular file, or nothing.
+ * Does not open it, which could block (a FIFO) or rewind (a tape drive). */
 static const char *tshi_file_kind(const char *path) {
 #if defined(_WIN32)
     const unsigned long none = 0xFFFFFFFF, folder = 16, found = GetFileAttributesA(path);
@@ -17703,6 +17659,7 @@ static const char *tshi_file_kind(const char *path) {
 #endif
 }
 
+/* fseek with 64 bits where the system has it; 0 if it fails. */
 static int tshi_file_seek(FILE *file, int64_t by, int from) {
 #if defined(_WIN32)
     return _fseeki64(file, by, from) == 0;
@@ -17711,11 +17668,12 @@ static int tshi_file_seek(FILE *file, int64_t by, int from) {
 #endif
 }
 
-/* Writes to `to` where a path leads past symbolic links, each of them read into `link`; both are of
- * `size` bytes, which the path fits in. 0 and errno where that is too long, or leads nowhere. */
+/* Resolves the symbolic links of a path and writes the result to `to`; `link` is for the text of
+ * one link. Both have `size` bytes, which the path fits in. 0 and errno if the result does not fit
+ * or links form a loop. */
 static int tshi_file_follow(const char *path, char *to, char *link, size_t size) {
 #if TSHI_POSIX
-    const int most = 40; /* as on Linux */
+    const int max = 40; /* as on Linux */
     char *slash, *name;
     ssize_t n;
     int links;
@@ -17723,8 +17681,8 @@ static int tshi_file_follow(const char *path, char *to, char *link, size_t size)
     for (links = 0; (n = readlink(to, link, size)) >= 0; links++) {
         slash = strrchr(to, '/');
         name = link[0] == '/' || !slash ? to : slash + 1;
-        errno = links == most ? ELOOP : ENAMETOOLONG;
-        if (links == most || (size_t)(name - to) + (size_t)n + 32 > size) return 0;
+        errno = links == max ? ELOOP : ENAMETOOLONG;
+        if (links == max || (size_t)(name - to) + (size_t)n + 32 > size) return 0;
         memcpy(name, link, (size_t)n);
         name[n] = '\0';
     }
@@ -17736,8 +17694,8 @@ static int tshi_file_follow(const char *path, char *to, char *link, size_t size)
 }
 
 #if TSHI_POSIX
-/* Locks a new temporary file, to show other saves that its writer is alive. 0: another save locked
- * it first and removes it. Where the file system has no locks, nobody removes it. */
+/* Locks a new temporary file, which shows other saves that its writer is alive. 0: another save has
+ * locked it first, to remove it. On file systems without locks nothing is ever removed. */
 static int tshi_file_lock(int descriptor) {
 #ifdef LOCK_EX
     struct stat info;
@@ -17749,12 +17707,13 @@ static int tshi_file_lock(int descriptor) {
     return 1;
 #endif
 }
+#endif
 
-/* Removes what killed saves to `target` left: temporary files that nobody has locked. Hosts may not
- * see each other's locks on a network file system: what another host began must also have lain
- * untouched for TSHI_FILE_STALE seconds, by the file system's clock. `mine` is the caller's own
- * temporary file, open as `lock`: all are "<target>.tmp-<8 digits of the host><8 digits>". `path`
- * has room for `mine`. */
+/* Removes temporary files that killed saves to `target` left: those that nobody has locked. Hosts
+ * may not see each other's locks on a network file system, so another host's file must also be
+ * TSHI_FILE_STALE seconds old, by the file system's clock. `mine` is the caller's own temporary
+ * file, open as `lock`; all have names "<target>.tmp-<8 digits of the host><8 digits>". `path` is
+ * for names as long as `mine`. */
 static void tshi_file_sweep(const char *target, const char *mine, int lock, char *path) {
 #ifdef LOCK_EX
     const char *slash = strrchr(target, '/');
@@ -17789,9 +17748,8 @@ static void tshi_file_sweep(const char *target, const char *mine, int lock, char
     (void)target, (void)mine, (void)lock, (void)path;
 #endif
 }
-#endif
 
-/* Gives the new file the old one's owner, as far as this process may, and its mode. */
+/* Gives file `name` the mode of file `path` and, where this process may, its owner and group. */
 static void tshi_file_keep_owner(const char *name, const char *path) {
 #if TSHI_POSIX
     struct stat old, made;
@@ -17801,15 +17759,14 @@ static void tshi_file_keep_owner(const char *name, const char *path) {
     if ((old.st_uid != made.st_uid || old.st_gid != made.st_gid) &&
         chown(name, old.st_uid, old.st_gid) != 0 && chown(name, made.st_uid, old.st_gid) != 0 &&
         old.st_gid != made.st_gid)
-        mode &= 0707; /* what the old group might do is not for this process's */
+        mode &= 0707; /* the new group does not get the old group's rights */
     (void)chmod(name, mode);
 #else
     (void)name, (void)path;
 #endif
 }
 
-/* Has the system put a file, or a folder's list of files, on the disk. Where it cannot be asked, as
- * for folders on Windows, it does so in its own time. */
+/* Syncs a file, or a folder's list of files, to disk; 0 if that fails. */
 static int tshi_file_sync(const char *path, int folder) {
 #if defined(_WIN32)
     const unsigned long generic_write = 0x40000000, share_all = 7, open_existing = 3;
@@ -17834,12 +17791,12 @@ static int tshi_file_sync(const char *path, int folder) {
 #endif
 }
 
-/* Gives file `name` the place of file `path`, of which either the old or the new one is there. */
+/* Renames file `name` to `path` atomically: there is always either the old file or the new one. */
 static int tshi_file_rename(const char *name, const char *path) {
-#if defined(_WIN32) /* where rename replaces no file */
+#if defined(_WIN32) /* whose rename does not replace files */
     const unsigned long replace = 1, write_through = 8;
     if (MoveFileExA(name, path, replace | write_through)) return 1;
-    errno = EACCES; /* it is a folder, read-only, or open in some program */
+    errno = EACCES; /* `path` is a folder, read-only, or open in some program */
     return 0;
 #else
     return rename(name, path) == 0;
@@ -17848,44 +17805,48 @@ static int tshi_file_rename(const char *name, const char *path) {
 
 /* ========================================================================== */
 /* >>io                                                    MARK: - io (private) */
-/* One safetensors file of global tensors, written in bounded pieces; and what   */
-/* such a file says of itself.                                                   */
+/* Saving a model as one safetensors file, and parsing the header of such files. */
 /* Needs: >>optim >>file.                                                       */
 /* ========================================================================== */
+
+/* Rank 0 of tp, pp and dp writes whole tensors, in buffers of TSHI_IO_BUFFER bytes that the other
+ * ranks send it. Each half of a save or load ends with tshi_io_agree: after an error of any rank,
+ * all ranks return it, and file or model stay as they were. */
 
 /* The format (https://github.com/huggingface/safetensors): 8 bytes, the little-endian length n of
  * the header; n bytes of JSON, {"__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape":
  * [2, 3], "data_offsets": [begin, end]}, ...}, padded with blanks; then the values, row-major and
- * without gaps, which the offsets count from. */
+ * without gaps. Offsets count from the first value. */
 enum {
-    TSHI_IO_PIECE = 1 << 20, /* bytes that are gathered and written at a time */
-    TSHI_IO_HEADER = 100000000,
+    TSHI_IO_BUFFER = 1 << 20,   /* bytes of the buffer for values */
+    TSHI_IO_HEADER = 100000000, /* max bytes of a header */
     TSHI_IO_NAME = TSH_PATH_SIZE + 32,
     TSHI_IO_QUOTE = 96,
     TSHI_IO_LINK = 4096,  /* bytes that symbolic links may add to a path */
-    TSHI_IO_LANES = 4,    /* of the hash of all values */
+    TSHI_IO_HASHES = 4,   /* interleaved parts of the hash of all values */
     TSHI_IO_SAMPLE = 64,  /* bytes of each tensor; see tshi_load_sample */
-    TSHI_IO_NONFINITE = 8 /* tensors that are warned of by name */
+    TSHI_IO_NONFINITE = 8 /* max warnings that name a tensor */
 };
 
+/* A tensor in the header of a file. */
 typedef struct tshi_io_entry {
-    const char *name; /* first, as in tshi_io_pair: both are sorted and looked up by it */
+    const char *name; /* first, as in tshi_io_pair: tshi_io_by_name compares both */
     int64_t begin, end, dim[TSH_MAX_DIMS];
-    int ndim, type, taken; /* type: an index of tshi_io_types */
+    int ndim, type, taken; /* type: an index of tshi_io_types; taken: the model has it */
 } tshi_io_entry;
 
 typedef struct tshi_io_pair {
     const char *name, *text;
 } tshi_io_pair;
 
-/* A tensor of the file: a parameter, or the moment of one. */
+/* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
-    const char *prefix;
+    const char *prefix;          /* of its name in the file */
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
     const tshi_dtype *dtype;     /* the parameter's; of moments that of tsh_real */
     int there;                   /* writing: it has values, here or on another stage */
-    int wanted;                  /* reading: a file without it is an error */
-    const tshi_io_entry *entry;  /* reading */
+    int required;                /* reading: a file without it is an error */
+    const tshi_io_entry *entry;  /* reading: its entry; NULL: the file has none */
 } tshi_io_item;
 
 /* One save or load. */
@@ -17895,29 +17856,29 @@ typedef struct tshi_io {
     const tsh_optim *optim;
     const char *op, *path;
     FILE *file;
-    uint64_t hash; /* of what all ranks must agree upon */
-    tshi_block *item_block;
+    uint64_t hash;    /* of the model, or the file: the same on all ranks */
+    tshi_arena arena; /* of this save or load */
     tshi_io_item *item;
     int items;
     /* writing: */
-    tshi_block *piece_block, *name_block, *told_block, *whole_block; /* of a chunked moment */
-    char *target;     /* the path past symbolic links */
-    char *temporary;  /* the file's name until it is whole; NULL: there is none */
-    int lock;         /* a descriptor of the temporary file; -1: none */
-    int64_t bytes;    /* of all values */
-    int64_t hash_at;  /* where the header holds the hash of all values */
-    uint64_t lane[TSHI_IO_LANES]; /* that hash so far */
+    char *buffer;            /* the buffer for values; on rank 0 of tp a second one after it */
+    int64_t *known;          /* see tshi_io_merge_stages */
+    tshi_block *whole_block; /* for a moment gathered from its chunks */
+    char *target;            /* the path, its symbolic links resolved */
+    char *temporary;         /* the temporary file; NULL: there is none */
+    int lock;                /* its descriptor, which is locked; -1: none */
+    int64_t bytes;           /* of all values */
+    int64_t hash_at;         /* where the header holds the hash of all values */
+    uint64_t hashes[TSHI_IO_HASHES]; /* that hash so far */
     /* reading: */
     int descriptor;    /* of `file`; -1: not known */
     int64_t stamp;     /* of the file's last change, when it was opened */
     int64_t nonfinite; /* tensors with NaN or infinity */
-    tshi_block *text_block, *entry_block, *pair_block;
-    char *at; /* the next character of the header */
-    const char *text;
+    char *text, *at; /* the header, the next character to parse */
     tshi_io_entry *entry;
     tshi_io_pair *pair;
-    size_t entries, pairs, most_entries, most_pairs;
-    int64_t data, place; /* where values begin; where the file is */
+    size_t entries, pairs, max_entries, max_pairs;
+    int64_t data, place; /* where values begin; the position of the next read */
 } tshi_io;
 
 static const char tshi_io_first[] = "optim.first.", tshi_io_second[] = "optim.second.";
@@ -17936,7 +17897,7 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
 }
 
-/* Closes the file; one that was not finished is removed. */
+/* Closes the file, and removes it if it is still a temporary one. */
 static void tshi_io_close(tshi_io *io) {
     if (io->file) (void)fclose(io->file);
     if (io->temporary) (void)remove(io->temporary);
@@ -17949,58 +17910,56 @@ static void tshi_io_close(tshi_io *io) {
 }
 
 static void tshi_io_end(tshi_io *io) {
-    tsh_ctx *ctx = io->ctx;
     tshi_io_close(io);
-    tshi_mem_drop(ctx, io->item_block);
-    tshi_mem_drop(ctx, io->piece_block);
-    tshi_mem_drop(ctx, io->name_block);
-    tshi_mem_drop(ctx, io->whole_block);
-    tshi_mem_drop(ctx, io->told_block);
-    tshi_mem_drop(ctx, io->text_block);
-    tshi_mem_drop(ctx, io->entry_block);
-    tshi_mem_drop(ctx, io->pair_block);
+    tshi_mem_drop(io->ctx, io->whole_block);
+    tshi_mem_close(io->ctx, &io->arena);
 }
 
-/* What the system refused, and why it says so. */
-static int tshi_io_refused(const tshi_io *io, const char *what) {
+/* Reports a failed system call: operation, path and strerror(errno). Returns 0. */
+static int tshi_io_system_error(const tshi_io *io, const char *what) {
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" %s: %s", io->op, io->path, what,
                    errno ? strerror(errno) : "the system gives no reason");
     return 0;
 }
 
-/* Reports a path that leads to something else than `op` takes. */
-static int tshi_io_is(const tshi_io *io, const char *what) {
+/* Reports a path that is not a safetensors file. Returns 0. */
+static int tshi_io_wrong_kind(const tshi_io *io, const char *what) {
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is %s; %s takes one safetensors file",
                    io->op, io->path, what, io->op);
     return 0;
 }
 
-/* Ends each half of a save or load: no rank goes on unless all can, and all come to the same error,
- * that of the lowest rank. It is no verdict of the world, so it can be cleared. */
+/* Gives all ranks of the world the error of rank size - `found`. */
+static tsh_result tshi_io_take_error(tsh_ctx *ctx, int64_t found, const char *op) {
+    const int rank = ctx->world.size - (int)found;
+    tsh_error error = ctx->error;
+    const tsh_result result = tshi_error_comm(
+        ctx, tsh_broadcast(&ctx->world, &error, sizeof error / 4, TSH_I32, rank), op);
+    if (result == TSH_OK) ctx->error = error;
+    return result;
+}
+
+/* Compares errors and hashes of all ranks: all get the error of the lowest rank that has one. The
+ * world does not fail, so the error can be cleared. */
 static tsh_result tshi_io_agree(const tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_comm *world = &ctx->world;
     tsh_coll coll = tsh_coll_make(TSH_ALLREDUCE, TSH_I64);
-    tsh_error error = ctx->error;
-    int64_t told[3];
-    /* a slow disk writes 8 MiB in one; a file may claim anything */
+    int64_t max[3];
+    /* a slow disk writes 8 MiB per second; a file's header may claim any size */
     const int64_t seconds = tshi_base_min(io->bytes >> 23, 1000000);
     if (ctx->told) return ctx->error.code;
-    told[0] = error.code != TSH_OK ? world->size - world->rank : 0;
-    told[1] = (int64_t)(io->hash >> 1);
-    told[2] = -told[1]; /* the largest of both tells the smallest too */
-    coll.send = coll.recv = told;
+    max[0] = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
+    max[1] = (int64_t)(io->hash >> 1);
+    max[2] = -max[1]; /* the maximum of -x is the minimum of x */
+    coll.send = coll.recv = max;
     coll.count = 3;
     coll.redop = TSH_MAX;
     coll.timeout_ns = seconds > 300 ? seconds * 1000000000 : 0;
     if (tshi_error_comm(ctx, tshi_comm_run(world, &coll), io->op) != TSH_OK) return ctx->error.code;
-    if (told[0]) {
-        if (tshi_error_comm(
-                ctx,
-                tsh_broadcast(world, &error, sizeof error / 4, TSH_I32, world->size - (int)told[0]),
-                io->op) == TSH_OK)
-            ctx->error = error;
-    } else if (told[1] != -told[2]) {
+    if (max[0]) {
+        (void)tshi_io_take_error(ctx, max[0], io->op);
+    } else if (max[1] != -max[2]) {
         if (io->data) /* reading */
             (void)tsh_fail(ctx, TSH_ERR_IO,
                            "%s: \"%.200s\" is not the same file on every rank, or was saved anew "
@@ -18017,6 +17976,7 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
 
 /* -- the tensors of a file --------------------------------------------------- */
 
+/* Counts an item or, once io->item has memory, lists it. */
 static void tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param, tsh_tensor **moment) {
     tshi_io_item *item = io->item ? io->item + io->items : NULL;
     io->items++;
@@ -18042,19 +18002,16 @@ static void tshi_io_add_all(tshi_io *io) {
         tshi_io_add(io, tshi_io_second, io->optim->each[i].param, &io->optim->each[i].second);
 }
 
-/* Lists parameters, then moments, in the order of the file. */
+/* Lists parameters, then moments, in the order of the file; 0 and an error without memory. */
 static int tshi_io_list(tshi_io *io) {
-    size_t bytes;
     tshi_io_add_all(io);
-    bytes = ((size_t)io->items + 1) * sizeof *io->item;
-    io->item_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, bytes);
-    if (!io->item_block) return 0;
-    io->item = (tshi_io_item *)tshi_mem_data(io->item_block);
-    memset(io->item, 0, bytes);
-    tshi_io_add_all(io);
-    return 1;
+    io->item = (tshi_io_item *)tshi_mem_book(io->ctx, &io->arena,
+                                             ((size_t)io->items + 1) * sizeof *io->item);
+    if (io->item) tshi_io_add_all(io);
+    return io->item != NULL;
 }
 
+/* Returns an item's tensor; NULL: a moment that has not been made. */
 static tsh_tensor *tshi_io_values(const tshi_io_item *item) {
     return item->moment ? *item->moment : item->param;
 }
@@ -18063,20 +18020,20 @@ static int tshi_io_in_chunks(const tshi_io_item *item) {
     return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
 }
 
-/* Calls fn for every run of consecutive elements of `rank`'s piece that lie in the global elements
+/* Calls fn for every run of consecutive elements that `rank`'s shard has among the global elements
  * [from, to), as tshi_tensor_runs. */
 static void tshi_io_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, tshi_run_fn fn,
                          void *user) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t inner, length, owned, row, begin, lo, hi, at;
-    int s, cut = t->layout.dim;
+    int s, dim = t->layout.dim;
     if (t->layout.kind != TSH_SHARDED) {
         if (to > from) fn(user, from, from, to - from);
         return;
     }
-    owned = tsh_chunk(&t->layout, t->dim[cut], t->ctx->tp.size, rank, range);
-    inner = tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1);
-    length = t->dim[cut] * inner;
+    owned = tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, rank, range);
+    inner = tshi_tensor_product(t->dim + dim + 1, t->ndim - dim - 1);
+    length = t->dim[dim] * inner;
     if (!length || !owned) return;
     for (row = from / length; row * length < to; row++) {
         at = row * owned * inner;
@@ -18090,7 +18047,7 @@ static void tshi_io_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to
     }
 }
 
-/* Values are little-endian in a file: to and from this machine's order, in place. */
+/* Converts values between a file's little-endian and this machine's byte order, in place. */
 static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
     const uint16_t one = 1;
     unsigned char *value = (unsigned char *)values, byte;
@@ -18104,8 +18061,8 @@ static void tshi_io_swap_bytes(void *values, int64_t count, size_t width) {
         }
 }
 
-/* The length of the UTF-8 sequence at s (RFC 3629: shortest form, no surrogates), 0 where there is
- * none. A NUL ends any sequence. */
+/* Returns the length of the UTF-8 sequence at s (RFC 3629: shortest form, no surrogates); 0: there
+ * is none. Does not read beyond a NUL. */
 static int tshi_io_utf8(const unsigned char *s) {
     int n = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4, i;
     if (s[0] > 0xF4) return 0;
@@ -18119,12 +18076,13 @@ static int tshi_io_utf8(const unsigned char *s) {
 
 /* -- writing: the header ----------------------------------------------------- */
 
-/* Text that is measured while `at` is NULL, then written. */
+/* Text that is only measured while `at` is NULL, then written. */
 typedef struct tshi_io_text {
     char *at;
     size_t size, used;
 } tshi_io_text;
 
+/* Appends to the text, as printf. */
 TSH_PRINTF(2, 3) static void tshi_io_put(tshi_io_text *text, const char *format, ...) {
     va_list list;
     int n;
@@ -18135,20 +18093,25 @@ TSH_PRINTF(2, 3) static void tshi_io_put(tshi_io_text *text, const char *format,
     if (n > 0) text->used += (size_t)n;
 }
 
-/* "prefix + name" in quotes, escaped as JSON. */
+/* Writes a character of a JSON string to out, escaped if it must be. Returns out. */
+static const char *tshi_io_escape(char c, char out[8]) {
+    (void)snprintf(out, 8,
+                   (unsigned char)c < 0x20 ? "\\u%04x"
+                   : c == '"' || c == '\\' ? "\\%c"
+                                           : "%c",
+                   (unsigned char)c);
+    return out;
+}
+
+/* Appends prefix and name as one JSON string. */
 static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
+    char one[8];
     tshi_io_put(text, "\"%s", prefix);
-    for (; *name; name++) {
-        if (*name == '"' || *name == '\\')
-            tshi_io_put(text, "\\%c", *name);
-        else if ((unsigned char)*name < 0x20)
-            tshi_io_put(text, "\\u%04x", (unsigned)*name);
-        else
-            tshi_io_put(text, "%c", *name);
-    }
+    for (; *name; name++) tshi_io_put(text, "%s", tshi_io_escape(*name, one));
     tshi_io_put(text, "\"");
 }
 
+/* Appends an entry of the metadata whose text is a number. */
 static void tshi_io_put_count(tshi_io_text *text, const char *prefix, const char *name,
                               uint64_t count) {
     tshi_io_put(text, ",");
@@ -18161,11 +18124,11 @@ static const char *tshi_io_kind(const tsh_optim *optim) {
     return name[optim->desc.kind];
 }
 
-/* Stands in the metadata before 16 hexadecimal digits, the hash of all values. It is known last, so
- * it is written last; at every degree it is the same for the same values. */
+/* The metadata's key for the hash of all values, 16 hexadecimal digits. They are written last, once
+ * the hash is known. It does not depend on the degree of parallelism. */
 static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
 
-/* The state of generators and optimiser. "format": PyTorch's (out, in) order of weights. */
+/* Writes the metadata: states of generators and optimiser. "format": "pt" is as PyTorch has it. */
 static void tshi_io_put_state(const tshi_io *io, tshi_io_text *text) {
     const tsh_optim *optim = io->optim;
     tsh_module *m;
@@ -18189,6 +18152,7 @@ static void tshi_io_put_state(const tshi_io *io, tshi_io_text *text) {
     tshi_io_put(text, "}");
 }
 
+/* Writes the whole header. */
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     int64_t begin = 0, end;
     int i, d;
@@ -18211,11 +18175,12 @@ static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
 
 /* -- writing ----------------------------------------------------------------- */
 
+/* Returns 1 on the rank that writes the file. */
 static int tshi_io_is_writer(const tsh_ctx *ctx) {
     return ctx->tp.rank == 0 && ctx->pp.rank == 0 && ctx->dp.rank == 0;
 }
 
-/* What is written must be readable: names that are UTF-8 and not those of moments. */
+/* Checks that tsh_load can read a name: UTF-8, and not one of a moment. 0 and an error if not. */
 static int tshi_io_check_name(const tshi_io *io, const char *path) {
     const unsigned char *s = (const unsigned char *)path;
     while (*s && tshi_io_utf8(s)) s += tshi_io_utf8(s);
@@ -18228,13 +18193,15 @@ static int tshi_io_check_name(const tshi_io *io, const char *path) {
     return 0;
 }
 
+/* Writes to the file, unless there is an error. */
 static void tshi_io_write(const tshi_io *io, const void *data, size_t bytes) {
     if (io->ctx->error.code != TSH_OK) return;
     errno = 0;
-    if (fwrite(data, 1, bytes, io->file) != bytes) (void)tshi_io_refused(io, "cannot be written");
+    if (fwrite(data, 1, bytes, io->file) != bytes)
+        (void)tshi_io_system_error(io, "cannot be written");
 }
 
-/* Up to 8 bytes as a number, the lowest byte first. */
+/* Loads up to 8 bytes as a little-endian number. */
 static uint64_t tshi_io_word(const char *at, size_t bytes) {
     const uint16_t one = 1;
     uint64_t word = 0;
@@ -18243,38 +18210,38 @@ static uint64_t tshi_io_word(const char *at, size_t bytes) {
     return word;
 }
 
-/* Continues the hash of all values with bytes of the file, a word for each lane in turn: no lane
- * waits for another one's product. */
+/* Adds bytes of the file to the hash of all values. Words go to four hashes in turn, whose
+ * multiplications the processor overlaps. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
-    uint64_t a = io->lane[0], b = io->lane[1], c = io->lane[2], d = io->lane[3];
-    size_t lane;
+    uint64_t a = io->hashes[0], b = io->hashes[1], c = io->hashes[2], d = io->hashes[3];
+    size_t h;
     for (; left >= 32; left -= 32, values += 32) {
         a = tshi_coll_mix(a, tshi_io_word(values, 8));
         b = tshi_coll_mix(b, tshi_io_word(values + 8, 8));
         c = tshi_coll_mix(c, tshi_io_word(values + 16, 8));
         d = tshi_coll_mix(d, tshi_io_word(values + 24, 8));
     }
-    io->lane[0] = a;
-    io->lane[1] = b;
-    io->lane[2] = c;
-    io->lane[3] = d;
-    for (lane = 0; left > 0; lane++, values += 8) {
-        io->lane[lane] = tshi_coll_mix(io->lane[lane], tshi_io_word(values, left));
+    io->hashes[0] = a;
+    io->hashes[1] = b;
+    io->hashes[2] = c;
+    io->hashes[3] = d;
+    for (h = 0; left > 0; h++, values += 8) {
+        io->hashes[h] = tshi_coll_mix(io->hashes[h], tshi_io_word(values, left));
         left -= left < 8 ? left : 8;
     }
 }
 
-#if TSHI_POSIX
-/* Opens io->temporary, a new file; nobody else may read one that replaces a file, until it is whole
- * and gets that one's mode. 0: the name is taken. */
+/* Creates and opens the file io->temporary; io->file stays NULL if that fails. 0: try another name.
+ * If it is to replace a file, only the owner may read it until it gets that file's mode. */
 static int tshi_io_create(tshi_io *io) {
+#if TSHI_POSIX
     struct stat old;
     const int mode = stat(io->target, &old) == 0 ? 0600 : 0666;
     int copy = -1;
     errno = 0;
     io->lock = open(io->temporary, O_WRONLY | O_CREAT | O_EXCL, mode);
     if (io->lock < 0 && errno == EEXIST) return 0;
-    /* A program that this one starts meanwhile must not keep the lock. */
+    /* a program that this one starts must not inherit the lock */
     if (io->lock >= 0) (void)fcntl(io->lock, F_SETFD, FD_CLOEXEC);
     if (io->lock >= 0 && !tshi_file_lock(io->lock)) {
         tshi_io_close(io);
@@ -18284,23 +18251,25 @@ static int tshi_io_create(tshi_io *io) {
     if (copy >= 0) (void)fcntl(copy, F_SETFD, FD_CLOEXEC);
     if (copy >= 0) io->file = fdopen(copy, "wb");
     if (copy >= 0 && !io->file) (void)close(copy);
+#else
+    errno = 0;
+    io->file = fopen(io->temporary, "wb");
+#endif
     return 1;
 }
-#endif
 
-/* "<path>.tmp-<16 digits>": in the same folder, so that it can be renamed. The first 8 digits stand
- * for the host. */
+/* Opens a temporary file "<path>.tmp-<8 digits of the host><8 digits>", in the same folder, since a
+ * rename cannot cross file systems. 0 and an error if that fails. */
 static int tshi_io_open_new(tshi_io *io) {
     const size_t size = strlen(io->path) + TSHI_IO_LINK;
     uint64_t salt[4], host = 0;
     char *name;
     int made = 0;
-    io->name_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, 3 * size);
-    if (!io->name_block) return 0;
-    io->target = (char *)tshi_mem_data(io->name_block);
+    io->target = (char *)tshi_mem_book(io->ctx, &io->arena, 3 * size);
+    if (!io->target) return 0;
     name = io->target + 2 * size;
     if (!tshi_file_follow(io->path, io->target, io->target + size, size))
-        return tshi_io_refused(io, "cannot be written");
+        return tshi_io_system_error(io, "cannot be written");
 #if TSHI_POSIX
     {
         struct utsname system;
@@ -18314,25 +18283,17 @@ static int tshi_io_open_new(tshi_io *io) {
         (void)snprintf(name, size, "%s.tmp-%08lx%08lx", io->target, (unsigned long)(host >> 32),
                        (unsigned long)(tshi_rng_hash(0, salt, sizeof salt) >> 32));
         io->temporary = name;
-#if TSHI_POSIX
         made = tshi_io_create(io);
-#else
-        errno = 0;
-        io->file = fopen(name, "wb");
-        made = 1;
-#endif
     }
     if (io->file) {
-#if TSHI_POSIX
         tshi_file_sweep(io->target, name, io->lock, io->target + size);
-#endif
         return 1;
     }
-    if (io->lock < 0) io->temporary = NULL; /* it was not made here */
-    return tshi_io_refused(io, "cannot be written");
+    if (io->lock < 0) io->temporary = NULL; /* not created, so not to be removed */
+    return tshi_io_system_error(io, "cannot be written");
 }
 
-/* A file beyond the process's limit would end the process: the system sends SIGXFSZ. */
+/* Checks the file's size against the limit beyond which a write ends the process (SIGXFSZ). */
 static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
 #if TSHI_POSIX
     struct rlimit limit;
@@ -18370,11 +18331,11 @@ static void tshi_io_write_header(tshi_io *io) {
     text.size = text.used + 1;
     text.used = 0;
     tshi_io_put_header(io, &text);
-    tshi_module_put(length, 0, text.used);
+    tshi_module_store_word(length, 0, text.used);
     io->hash_at = 8 + (int64_t)(strstr(text.at, tshi_io_hash_key) - text.at) +
                   (int64_t)sizeof tshi_io_hash_key - 1;
     if ((kind = tshi_file_kind(io->path)) != NULL)
-        (void)tshi_io_is(io, kind);
+        (void)tshi_io_wrong_kind(io, kind);
     else if (tshi_io_fits(io, 8 + (int64_t)text.used + io->bytes) && tshi_io_open_new(io)) {
         tshi_io_write(io, length, sizeof length);
         tshi_io_write(io, text.at, text.used);
@@ -18386,7 +18347,7 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
     io->hash = tshi_rng_hash(io->hash, data, bytes);
 }
 
-/* Lists what is to be written. */
+/* Lists and hashes what is to be written; allocates what the collectives need. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     tsh_module *m;
@@ -18413,21 +18374,21 @@ static void tshi_io_prepare(tshi_io *io) {
     }
     if (whole)
         io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
-    if (ctx->pp.size == 1) return;
-    io->told_block = tshi_mem_take(ctx, TSH_MEM_BOOKS,
-                                   (2 * (size_t)io->items + (size_t)tshi_module_count(ctx)) *
-                                       sizeof(int64_t));
+    if (ctx->pp.size > 1)
+        io->known = (int64_t *)tshi_mem_book(
+            ctx, &io->arena,
+            (2 * (size_t)io->items + (size_t)tshi_module_count(ctx)) * sizeof *io->known);
 }
 
-/* Stages tell each other which moments there are and how often modules and parameters were at work:
- * counts are those of the stage that has more. */
-static void tshi_io_learn(tshi_io *io) {
+/* Combines what the stages know, by one all-reduce (MAX): which moments exist, and the counts of
+ * steps and dropout calls, which only the stages that hold a parameter or module count. */
+static void tshi_io_merge_stages(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int steps = io->optim ? io->optim->count : 0;
-    int64_t *told = (int64_t *)tshi_mem_data(io->told_block), *at = told;
+    int64_t *at = io->known;
     tsh_module *m;
     int i, back;
-    for (back = 0; back < 2; back++, at = told) {
+    for (back = 0; back < 2; back++, at = io->known) {
         for (i = 0; i < io->items; i++, at++)
             if (back)
                 io->item[i].there = (int)*at;
@@ -18444,16 +18405,17 @@ static void tshi_io_learn(tshi_io *io) {
             else
                 *at = (int64_t)m->dropout_calls;
         if (!back &&
-            tshi_error_comm(ctx, tsh_allreduce(&ctx->pp, told, at - told, TSH_I64, TSH_MAX),
-                            io->op) != TSH_OK)
+            tshi_error_comm(
+                ctx, tsh_allreduce(&ctx->pp, io->known, at - io->known, TSH_I64, TSH_MAX),
+                io->op) != TSH_OK)
             return;
     }
 }
 
-/* All that can fail before values are sent. */
+/* Does what can fail before values are sent: memory, the temporary file and its header. */
 static void tshi_io_begin_file(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    const size_t pieces = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
+    const size_t buffers = ctx->tp.rank == 0 && ctx->tp.size > 1 ? 2 : 1;
     int i;
     for (i = 0; i < io->items; i++) {
         if (io->item[i].there)
@@ -18461,16 +18423,16 @@ static void tshi_io_begin_file(tshi_io *io) {
         tshi_io_hash(io, &io->item[i].there, sizeof io->item[i].there);
     }
     if (ctx->dp.rank > 0) return;
-    io->piece_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, pieces * TSHI_IO_PIECE);
-    if (io->piece_block && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
+    io->buffer = (char *)tshi_mem_book(ctx, &io->arena, buffers * TSHI_IO_BUFFER);
+    if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
 
-/* Runs between a local piece, a message, which holds runs one after the other, and the global
- * elements from `start` on. */
+/* Copies runs of a shard: from the shard itself, or a message that holds its runs one after the
+ * other, to such a message, or to the global elements from `start` on. */
 typedef struct tshi_io_copy {
     size_t width; /* bytes of an element */
     const char *from;
-    char *to; /* NULL: runs are counted only */
+    char *to; /* NULL: count elements only */
     int from_message, to_message;
     int64_t start, done;
 } tshi_io_copy;
@@ -18485,11 +18447,10 @@ static void tshi_io_copy_run(void *user, int64_t global, int64_t local, int64_t 
     c->done += length;
 }
 
-/* The global elements [from, to) of a sharded tensor, sent by their owners to the first rank of tp.
- */
+/* Sends the global elements [from, to) of a sharded tensor from their owners to rank 0 of tp. */
 static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to) {
     tsh_comm *tp = &io->ctx->tp;
-    char *piece = (char *)tshi_mem_data(io->piece_block), *message = piece + TSHI_IO_PIECE;
+    char *buffer = io->buffer, *message = buffer + TSHI_IO_BUFFER;
     tsh_result result = TSH_OK;
     tshi_io_copy copy;
     int r;
@@ -18497,10 +18458,10 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
     copy.width = tsh_dtype_size(t->dtype);
     copy.start = from;
     copy.from = (const char *)tshi_tensor_at(t);
-    copy.to = piece;
+    copy.to = buffer;
     copy.to_message = tp->rank > 0;
     tshi_io_runs(t, tp->rank, from, to, tshi_io_copy_run, &copy);
-    if (tp->rank > 0 && copy.done) result = tsh_send(tp, piece, copy.done, t->dtype, 0);
+    if (tp->rank > 0 && copy.done) result = tsh_send(tp, buffer, copy.done, t->dtype, 0);
     for (r = 1; tp->rank == 0 && r < tp->size && result == TSH_OK; r++) {
         copy.to = NULL;
         copy.done = 0;
@@ -18509,44 +18470,44 @@ static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t
         result = tsh_recv(tp, message, copy.done, t->dtype, r);
         copy.from = message;
         copy.from_message = 1;
-        copy.to = piece;
+        copy.to = buffer;
         copy.done = 0;
         if (result == TSH_OK) tshi_io_runs(t, r, from, to, tshi_io_copy_run, &copy);
     }
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* Writes one tensor, which `stage` holds: its first rank of tp hands on every piece. A writer whose
- * disk is full still takes what the others send. */
+/* Writes one tensor, which `stage` holds, in buffers that the rank 0 of tp of that stage sends to
+ * the writer. After a failed write, the writer still receives what the others send. */
 static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const tshi_dtype *row,
                                        int stage) {
     const tsh_dtype dtype = (tsh_dtype)(row - tshi_dtypes);
     tsh_ctx *ctx = io->ctx;
     const size_t width = (size_t)row->size;
-    const int64_t n = tsh_numel(t), step = TSHI_IO_PIECE / (int64_t)width;
-    const int writer = tshi_io_is_writer(ctx), cut = t->layout.kind == TSH_SHARDED;
+    const int64_t n = tsh_numel(t), step = TSHI_IO_BUFFER / (int64_t)width;
+    const int writer = tshi_io_is_writer(ctx), sharded = t->layout.kind == TSH_SHARDED;
     const int holds = ctx->pp.rank == stage, first = holds && ctx->tp.rank == 0;
-    char *piece = (char *)tshi_mem_data(io->piece_block);
+    char *buffer = io->buffer;
     int64_t from, to;
-    for (from = 0; from < n && (writer || first || (holds && cut)); from = to) {
+    for (from = 0; from < n && (writer || first || (holds && sharded)); from = to) {
         const size_t bytes = (size_t)(tshi_base_min(from + step, n) - from) * width;
         tsh_result result = TSH_OK;
         to = tshi_base_min(from + step, n);
-        if (holds && cut && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
-        if (first && !cut)
-            memcpy(piece, (const char *)tshi_tensor_at(t) + (size_t)from * width, bytes);
-        if (first && !writer) result = tsh_send(&ctx->pp, piece, to - from, dtype, 0);
-        if (writer && !first) result = tsh_recv(&ctx->pp, piece, to - from, dtype, stage);
+        if (holds && sharded && tshi_io_gather(io, t, from, to) != TSH_OK) return TSH_ERR_IO;
+        if (first && !sharded)
+            memcpy(buffer, (const char *)tshi_tensor_at(t) + (size_t)from * width, bytes);
+        if (first && !writer) result = tsh_send(&ctx->pp, buffer, to - from, dtype, 0);
+        if (writer && !first) result = tsh_recv(&ctx->pp, buffer, to - from, dtype, stage);
         if (tshi_error_comm(ctx, result, io->op) != TSH_OK) return TSH_ERR_IO;
         if (!writer) continue;
-        tshi_io_swap_bytes(piece, to - from, width);
-        tshi_io_hash_values(io, piece, bytes);
-        tshi_io_write(io, piece, bytes);
+        tshi_io_swap_bytes(buffer, to - from, width);
+        tshi_io_hash_values(io, buffer, bytes);
+        tshi_io_write(io, buffer, bytes);
     }
     return TSH_OK;
 }
 
-/* The replicas bring a moment's chunks together; the first one writes. */
+/* Gathers a chunked moment over dp, then writes the item from the first replica. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
     const int stage = item->param->stage ? item->param->stage - 1 : 0;
@@ -18562,12 +18523,12 @@ static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     return tshi_io_write_tensor(io, t ? t : item->param, item->dtype, stage);
 }
 
-/* Writes the hash of all values into the header, and closes the file; 0 where that fails. */
-static int tshi_io_seal(tshi_io *io) {
+/* Writes the hash of all values into the header and closes the file; 0 if that fails. */
+static int tshi_io_write_hash(tshi_io *io) {
     char digits[24];
     uint64_t hash = 0;
-    int lane, sealed, closed;
-    for (lane = 0; lane < TSHI_IO_LANES; lane++) hash = tshi_coll_mix(hash, io->lane[lane]);
+    int h, sealed, closed;
+    for (h = 0; h < TSHI_IO_HASHES; h++) hash = tshi_coll_mix(hash, io->hashes[h]);
     (void)snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
     sealed = tshi_file_seek(io->file, io->hash_at, SEEK_SET) &&
              fwrite(digits, 1, 16, io->file) == 16;
@@ -18576,25 +18537,24 @@ static int tshi_io_seal(tshi_io *io) {
     return sealed && closed;
 }
 
-/* On the writer: the temporary file becomes the file, once it is whole on the disk. It stays locked
- * until then. */
+/* On the writer: syncs the temporary file, which stays locked, and renames it over the old file. */
 static void tshi_io_finish(tshi_io *io) {
     char *name = io->temporary, *slash;
     if (io->ctx->error.code != TSH_OK) return;
     errno = 0;
-    if (!tshi_io_seal(io) || !tshi_file_sync(name, 0)) {
-        (void)tshi_io_refused(io, "cannot be written");
+    if (!tshi_io_write_hash(io) || !tshi_file_sync(name, 0)) {
+        (void)tshi_io_system_error(io, "cannot be written");
         return;
     }
     tshi_file_keep_owner(name, io->target);
     if (!tshi_file_rename(name, io->target)) {
-        (void)tshi_io_refused(io, "cannot be replaced");
+        (void)tshi_io_system_error(io, "cannot be replaced");
         return;
     }
     io->temporary = NULL;
     slash = strrchr(name, '/');
     if (slash) slash[slash == name] = '\0';
-    (void)tshi_file_sync(slash ? name : ".", 1); /* the file is there: too late for an error */
+    (void)tshi_file_sync(slash ? name : ".", 1); /* no error if it fails: the file is there */
 }
 
 TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
@@ -18607,7 +18567,7 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim);
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io);
-    if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_learn(&io);
+    if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_io_close(&io);
     if (tshi_io_agree(&io) == TSH_OK) {
@@ -18622,10 +18582,10 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
 }
 
 /* -- reading: JSON ------------------------------------------------------------
- * Only what a header can be, in one pass without recursion; strings are decoded in place, where
- * they cannot grow. The text ends with a NUL, which no token takes. */
+ * Parses only what a header may contain, in one pass without recursion. Strings are decoded in
+ * place, since none gets longer. The text ends with a NUL, where every parser stops. */
 
-/* The header is not what it should be here. */
+/* Reports what is wrong with the header at io->at. Returns 0. */
 static int tshi_io_bad(const tshi_io *io, const char *what) {
     (void)tsh_fail(io->ctx, TSH_ERR_IO,
                    "%s: \"%.200s\" is no safetensors file: %s at byte %llu of its header", io->op,
@@ -18633,7 +18593,7 @@ static int tshi_io_bad(const tshi_io *io, const char *what) {
     return 0;
 }
 
-/* A name of the file for an error sentence: no control characters, not too long. */
+/* Copies a name from the file for an error sentence: shortened, control characters as "?". */
 static const char *tshi_io_quote(const char *name, char *quote) {
     size_t i;
     for (i = 0; name[i] && i + 1 < TSHI_IO_QUOTE; i++)
@@ -18642,19 +18602,20 @@ static const char *tshi_io_quote(const char *name, char *quote) {
     return quote;
 }
 
+/* Skips white space. */
 static void tshi_io_skip(tshi_io *io) {
     while (*io->at == ' ' || *io->at == '\t' || *io->at == '\n' || *io->at == '\r') io->at++;
 }
 
-/* Takes c, past blanks; 0 where another character stands. */
-static int tshi_io_take(tshi_io *io, char c) {
+/* Skips white space and c; 0 if another character follows. */
+static int tshi_io_skip_char(tshi_io *io, char c) {
     tshi_io_skip(io);
     if (*io->at != c) return 0;
     io->at++;
     return 1;
 }
 
-/* The four hexadecimal digits at io->at; -1 where there are others. */
+/* Parses four hexadecimal digits; -1 if there are fewer. */
 static long tshi_io_hex(tshi_io *io) {
     long value = 0;
     int i;
@@ -18670,7 +18631,8 @@ static long tshi_io_hex(tshi_io *io) {
     return value;
 }
 
-/* The character after "\u", written as UTF-8 at out; NULL for half a surrogate pair and for NUL. */
+/* Parses what follows "\u" and writes the character as UTF-8; returns the end of that. NULL for
+ * half a surrogate pair and for NUL. */
 static char *tshi_io_unicode(tshi_io *io, char *out) {
     long code = tshi_io_hex(io), low;
     int n, i;
@@ -18688,13 +18650,13 @@ static char *tshi_io_unicode(tshi_io *io, char *out) {
     return out + n;
 }
 
-/* A string, without its quotes; NULL and an error where there is none. */
+/* Parses a string and returns it decoded; NULL and an error if there is none. */
 static const char *tshi_io_string(tshi_io *io) {
     static const char escape[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
     char *start, *out;
     const char *found;
     int n;
-    if (!tshi_io_take(io, '"')) {
+    if (!tshi_io_skip_char(io, '"')) {
         (void)tshi_io_bad(io, "there is no string");
         return NULL;
     }
@@ -18723,32 +18685,32 @@ static const char *tshi_io_string(tshi_io *io) {
     return start;
 }
 
-/* A key of an object, with its colon. */
+/* Parses a key of an object and its colon. */
 static const char *tshi_io_key(tshi_io *io) {
     const char *key = tshi_io_string(io);
-    if (key && !tshi_io_take(io, ':')) {
+    if (key && !tshi_io_skip_char(io, ':')) {
         (void)tshi_io_bad(io, "a colon is missing");
         return NULL;
     }
     return key;
 }
 
-/* Steps from one element to the next: 1 if another follows, 0 past `close`, -1 and an error. */
+/* Parses what follows an element: 1 after a comma, 0 after `close`, else -1 and an error. */
 static int tshi_io_next(tshi_io *io, char close) {
-    if (tshi_io_take(io, ',')) return 1;
-    if (tshi_io_take(io, close)) return 0;
+    if (tshi_io_skip_char(io, ',')) return 1;
+    if (tshi_io_skip_char(io, close)) return 0;
     (void)tshi_io_bad(io, "a comma or a bracket is missing");
     return -1;
 }
 
-/* A whole number, 0 to 2^62. */
+/* Parses a whole number, 0 to 2^62; 0 and an error if there is none. */
 static int tshi_io_whole(tshi_io *io, int64_t *out) {
-    const int64_t most = INT64_MAX / 2;
+    const int64_t max = INT64_MAX / 2;
     const char *start;
     tshi_io_skip(io);
     start = io->at;
     for (*out = 0; *io->at >= '0' && *io->at <= '9'; io->at++) {
-        if (*out > (most - (*io->at - '0')) / 10) return tshi_io_bad(io, "a number is too large");
+        if (*out > (max - (*io->at - '0')) / 10) return tshi_io_bad(io, "a number is too large");
         *out = *out * 10 + (*io->at - '0');
     }
     if (io->at == start || (*start == '0' && io->at > start + 1))
@@ -18756,14 +18718,14 @@ static int tshi_io_whole(tshi_io *io, int64_t *out) {
     return 1;
 }
 
-/* "[1, 2]": at most `most` whole numbers into out, how many into *count. */
-static int tshi_io_numbers(tshi_io *io, int64_t *out, int most, int *count) {
+/* Parses a list, "[1, 2]", of at most `max` whole numbers; 0 and an error if there is none. */
+static int tshi_io_numbers(tshi_io *io, int64_t *out, int max, int *count) {
     int more = 1;
     *count = 0;
-    if (!tshi_io_take(io, '[')) return tshi_io_bad(io, "there is no list");
-    if (tshi_io_take(io, ']')) return 1;
+    if (!tshi_io_skip_char(io, '[')) return tshi_io_bad(io, "there is no list");
+    if (tshi_io_skip_char(io, ']')) return 1;
     while (more > 0) {
-        if (*count == most) return tshi_io_bad(io, "a list is too long");
+        if (*count == max) return tshi_io_bad(io, "a list is too long");
         if (!tshi_io_whole(io, &out[(*count)++])) return 0;
         more = tshi_io_next(io, ']');
     }
@@ -18772,7 +18734,7 @@ static int tshi_io_numbers(tshi_io *io, int64_t *out, int most, int *count) {
 
 /* -- reading: the header ------------------------------------------------------ */
 
-/* The format's dtypes that a byte is not too large for; only that of TSH_REAL is loaded. */
+/* The format's dtypes of whole bytes; tsh_load reads only those of the model's tensors. */
 typedef struct tshi_io_type {
     const char *name;
     int64_t size;
@@ -18782,6 +18744,7 @@ static const tshi_io_type tshi_io_types[] = {{"F32", 4}, {"F64", 8},     {"BOOL"
                                              {"U16", 2}, {"F16", 2},     {"BF16", 2},    {"I32", 4},
                                              {"U32", 4}, {"I64", 8},     {"U64", 8}};
 
+/* Parses a dtype's name to an index of tshi_io_types. */
 static int tshi_io_dtype(tshi_io *io, int *type) {
     const char *name = tshi_io_string(io);
     const int types = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]);
@@ -18791,12 +18754,12 @@ static int tshi_io_dtype(tshi_io *io, int *type) {
     return tshi_io_bad(io, "a dtype is unknown");
 }
 
-/* {"dtype": .., "shape": .., "data_offsets": ..}, each once, in any order. */
+/* Parses {"dtype": .., "shape": .., "data_offsets": ..}, each once, in any order. */
 static int tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     int64_t offset[2] = {0, 0};
     int more = 1, seen[3] = {0, 0, 0}, n = 0;
     const char *key;
-    if (!tshi_io_take(io, '{')) return tshi_io_bad(io, "a tensor is no object");
+    if (!tshi_io_skip_char(io, '{')) return tshi_io_bad(io, "a tensor is no object");
     while (more > 0) {
         int good = 0, which;
         if (!(key = tshi_io_key(io))) return 0;
@@ -18819,14 +18782,14 @@ static int tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     return 1;
 }
 
-/* {"key": "text", ..} */
+/* Parses the metadata, {"key": "text", ..}. */
 static int tshi_io_read_pairs(tshi_io *io) {
     int more = 1;
-    if (!tshi_io_take(io, '{')) return tshi_io_bad(io, "__metadata__ is no object");
-    if (tshi_io_take(io, '}')) return 1;
+    if (!tshi_io_skip_char(io, '{')) return tshi_io_bad(io, "__metadata__ is no object");
+    if (tshi_io_skip_char(io, '}')) return 1;
     while (more > 0) {
         tshi_io_pair *pair = &io->pair[io->pairs];
-        if (io->pairs == io->most_pairs) return tshi_io_bad(io, "__metadata__ is too long");
+        if (io->pairs == io->max_pairs) return tshi_io_bad(io, "__metadata__ is too long");
         if (!(pair->name = tshi_io_key(io)) || !(pair->text = tshi_io_string(io))) return 0;
         io->pairs++;
         more = tshi_io_next(io, '}');
@@ -18834,20 +18797,20 @@ static int tshi_io_read_pairs(tshi_io *io) {
     return more == 0;
 }
 
-/* The whole header: n characters from io->at on, then a NUL. */
+/* Parses the whole header: n characters from io->at on, then a NUL. */
 static int tshi_io_read_entries(tshi_io *io, size_t n) {
     int more = 1, metadata = 0;
     const char *end = io->at + n, *name;
     if (*io->at != '{') return tshi_io_bad(io, "there is no {");
     io->at++;
-    if (tshi_io_take(io, '}')) more = 0;
+    if (tshi_io_skip_char(io, '}')) more = 0;
     while (more > 0) {
         if (!(name = tshi_io_key(io))) return 0;
         if (strcmp(name, "__metadata__") == 0) {
             if (metadata++) return tshi_io_bad(io, "__metadata__ is there twice");
             if (!tshi_io_read_pairs(io)) return 0;
         } else {
-            if (io->entries == io->most_entries)
+            if (io->entries == io->max_entries)
                 return tshi_io_bad(io, "there are too many tensors");
             memset(&io->entry[io->entries], 0, sizeof *io->entry);
             io->entry[io->entries].name = name;
@@ -18882,7 +18845,7 @@ static void tshi_io_swap(char *a, char *b, size_t width) {
     }
 }
 
-/* Heapsort (Williams 1964): no memory, and no order of a file makes it slow. */
+/* Heapsort (Williams 1964): needs no memory, and takes n log n steps for any file. */
 static void tshi_io_sort(void *base, size_t n, size_t width, tshi_io_order order) {
     char *a = (char *)base;
     size_t left = n / 2, end = n, at, child;
@@ -18899,7 +18862,7 @@ static void tshi_io_sort(void *base, size_t n, size_t width, tshi_io_order order
     }
 }
 
-/* An error about one tensor of the file. */
+/* Reports what is wrong with one tensor of the file. Returns 0. */
 static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *what) {
     char quote[TSHI_IO_QUOTE];
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is no safetensors file: \"%s\" %s", io->op,
@@ -18907,8 +18870,8 @@ static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *wh
     return 0;
 }
 
-/* Sizes are those of the shapes; values lie one after the other; names are there once. Leaves both
- * lists sorted by name. */
+/* Checks that sizes fit shapes, that values have no gaps or overlaps, and that no name is there
+ * twice; 0 and an error if not. Leaves entries and metadata sorted by name. */
 static int tshi_io_check_entries(tshi_io *io) {
     int64_t at = 0, bytes;
     size_t i;
@@ -18941,10 +18904,10 @@ static int tshi_io_check_entries(tshi_io *io) {
 
 /* -- reading: bytes ----------------------------------------------------------- */
 
-/* `bytes` bytes at `at` of the file; 0 where it ends before. Moves in steps that a long holds;
- * where long has 32 bits, a system other than Windows may still refuse files over 2 GiB. */
+/* Reads the bytes at position `at` of the file; 0 if it ends before. Seeks in steps that fit a
+ * long; a system with 32-bit longs may still refuse files over 2 GiB. */
 static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
-    const int64_t most = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
+    const int64_t max = LONG_MAX < INT64_MAX ? LONG_MAX : INT64_MAX;
     size_t got;
     errno = 0;
     if (at < io->place) {
@@ -18952,7 +18915,7 @@ static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
         io->place = 0;
     }
     while (io->place < at) {
-        const int64_t step = tshi_base_min(at - io->place, most);
+        const int64_t step = tshi_base_min(at - io->place, max);
         if (!tshi_file_seek(io->file, step, SEEK_CUR)) return 0;
         io->place += step;
     }
@@ -18961,19 +18924,16 @@ static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
     return got == bytes;
 }
 
-/* Why a read fell short: the system refused, or the file ends. */
-static int tshi_io_short(const tshi_io *io, const char *what) {
-    if (ferror(io->file)) return tshi_io_refused(io, "cannot be read");
+/* Reports a failed read: an error of the system, or the end of the file. Returns 0. */
+static int tshi_io_read_error(const tshi_io *io, const char *what) {
+    if (ferror(io->file)) return tshi_io_system_error(io, "cannot be read");
     (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is no safetensors file: %s", io->op,
                    io->path, what);
     return 0;
 }
 
-/* Other formats, recognised by their first bytes. */
-typedef struct tshi_io_form {
-    const char *start, *what;
-} tshi_io_form;
-static const tshi_io_form tshi_io_forms[] = {
+/* Other formats: their first bytes, and what they are. */
+static const tshi_io_pair tshi_io_forms[] = {
     {"{", "JSON text, such as the index of a sharded checkpoint"},
     {"PK\3\4", "a zip archive, as torch.save writes (safetensors.torch.save_file converts it)"},
     {"\x80\2", "a pickle, as torch.save writes (safetensors.torch.save_file converts it)"},
@@ -18985,7 +18945,7 @@ static const tshi_io_form tshi_io_forms[] = {
     {"version https://git-lfs", "a git-lfs pointer (`git lfs pull` fetches the file)"},
 };
 
-/* Reports a file that begins like another format's; 0 where it does not. */
+/* Reports a file of another format and returns 1; 0: not recognised. */
 static int tshi_io_foreign(tshi_io *io) {
     const size_t forms = sizeof tshi_io_forms / sizeof tshi_io_forms[0];
     unsigned char start[32];
@@ -18995,65 +18955,64 @@ static int tshi_io_foreign(tshi_io *io) {
     n = (size_t)io->place;
     if (ferror(io->file)) return 0;
     for (i = 0; i < forms; i++)
-        if (memcmp(start, tshi_io_forms[i].start, strlen(tshi_io_forms[i].start)) == 0)
-            return !tshi_io_is(io, tshi_io_forms[i].what);
+        if (memcmp(start, tshi_io_forms[i].name, strlen(tshi_io_forms[i].name)) == 0)
+            return !tshi_io_wrong_kind(io, tshi_io_forms[i].text);
     for (i = 0; i < n; i++)
         letters += (start[i] >= ' ' && start[i] < 127) || (start[i] >= '\t' && start[i] <= '\r');
-    return letters == n && !tshi_io_is(io, n ? "a text" : "an empty file");
+    return letters == n && !tshi_io_wrong_kind(io, n ? "a text" : "an empty file");
 }
 
-/* The 8 bytes before the header, and memory for what it says. */
+/* Reads the header's length and allocates memory for it; 0 and an error if that fails. */
 static int tshi_io_read_length(tshi_io *io, size_t *n) {
     unsigned char length[8], last;
     uint64_t value = 0;
     char what[TSHI_TEXT_SIZE];
     if (!tshi_io_read(io, 0, length, sizeof length))
-        return tshi_io_foreign(io) ? 0 : tshi_io_short(io, "it ends within the first 8 bytes");
-    value = tshi_module_get(length, 0);
+        return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, "it ends within the first 8 bytes");
+    value = tshi_module_load_word(length, 0);
     (void)snprintf(what, sizeof what, "its header would have %llu bytes",
                    (unsigned long long)value);
     if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &last, 1))
-        return tshi_io_foreign(io) ? 0 : tshi_io_short(io, what);
+        return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, what);
     *n = (size_t)value;
     io->data = 8 + (int64_t)value;
-    io->most_entries = *n / 49 + 1; /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
-    io->most_pairs = *n / 6 + 1;    /* "":"", */
-    io->text_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS, *n + 1);
-    io->entry_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS,
-                                    tshi_base_mul(io->most_entries, sizeof *io->entry));
-    io->pair_block = tshi_mem_take(io->ctx, TSH_MEM_BOOKS,
-                                   tshi_base_mul(io->most_pairs, sizeof *io->pair));
+    io->max_entries = *n / 49 + 1; /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
+    io->max_pairs = *n / 6 + 1;    /* "":"", */
+    io->text = io->at = (char *)tshi_mem_book(io->ctx, &io->arena, *n + 1);
+    io->entry = (tshi_io_entry *)tshi_mem_book(io->ctx, &io->arena,
+                                               io->max_entries * sizeof *io->entry);
+    io->pair = (tshi_io_pair *)tshi_mem_book(io->ctx, &io->arena,
+                                             io->max_pairs * sizeof *io->pair);
     return io->ctx->error.code == TSH_OK;
 }
 
-/* Reads and checks everything before the values, and that the file ends where they do. */
+/* Reads and checks the header, and that the file ends with its values; 0 and an error if not. */
 static int tshi_io_read_header(tshi_io *io) {
-    char *text, byte;
     size_t n = 0;
+    char byte;
     if (!tshi_io_read_length(io, &n)) return 0;
-    text = io->at = (char *)tshi_mem_data(io->text_block);
-    io->text = text;
-    io->entry = (tshi_io_entry *)tshi_mem_data(io->entry_block);
-    io->pair = (tshi_io_pair *)tshi_mem_data(io->pair_block);
-    if (!tshi_io_read(io, 8, text, n)) return tshi_io_short(io, "its header is cut off");
-    text[n] = '\0';
-    io->hash = tshi_rng_hash(0, text, n);
+    if (!tshi_io_read(io, 8, io->text, n)) return tshi_io_read_error(io, "its header is cut off");
+    io->hash = tshi_rng_hash(0, io->text, n); /* a NUL follows: the arena is zeroed */
     if (!tshi_io_read_entries(io, n) || !tshi_io_check_entries(io)) return 0;
     if (io->bytes && !tshi_io_read(io, io->data + io->bytes - 1, &byte, 1))
-        return tshi_io_short(io, "its values are cut off");
+        return tshi_io_read_error(io, "its values are cut off");
     if (tshi_io_read(io, io->data + io->bytes, &byte, 1))
-        return tshi_io_short(io, "something follows its values");
+        return tshi_io_read_error(io, "something follows its values");
     return 1;
 }
 
 /* ========================================================================== */
 /* >>load                                                MARK: - load (private) */
-/* A file's tensors into a model, at any degree; all of it checked first.       */
+/* Loading a file into a model, at any degree of parallelism.                   */
 /* Needs: >>io.                                                                 */
 /* ========================================================================== */
 
-/* -- against the model -------------------------------------------------------- */
+/* Every rank reads the file itself: the header, then the parts that its shards need. All checks
+ * come before the first value is changed. */
 
+/* -- checking a file against the model ---------------------------------------- */
+
+/* Finds a text of the metadata by key, prefix + name; NULL if there is none. */
 static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, const char *name) {
     char key[TSHI_IO_NAME];
     const char *wanted = key;
@@ -19064,7 +19023,8 @@ static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, con
     return pair ? pair->text : NULL;
 }
 
-/* A count of the metadata; 0 where it is neither there nor needed. */
+/* Parses a count of the metadata into *out; 0 into it if it is neither there nor needed. Returns 0
+ * and an error if that fails. */
 static int tshi_load_count(const tshi_io *io, const char *prefix, const char *name, int needed,
                            uint64_t *out) {
     const char *text = tshi_load_metadata(io, prefix, name), *at;
@@ -19080,8 +19040,9 @@ static int tshi_load_count(const tshi_io *io, const char *prefix, const char *na
     return 0;
 }
 
-/* The state of the generators; checked only, unless `put`. A file of another program has none. */
-static int tshi_load_generators(const tshi_io *io, int put) {
+/* Checks the state of the generators and, with `set`, sets it; 0 and an error if it is wrong. Files
+ * of other programs have none. */
+static int tshi_load_generators(const tshi_io *io, int set) {
     tsh_ctx *ctx = io->ctx;
     tsh_module *m;
     uint64_t seed, randn, dropout, calls;
@@ -19092,16 +19053,16 @@ static int tshi_load_generators(const tshi_io *io, int put) {
         return 0;
     for (m = io->root; m; m = tshi_module_next(io->root, m)) {
         if (!tshi_load_count(io, "tshard.dropout_calls.", m->path, 0, &calls)) return 0;
-        if (put) m->dropout_calls = calls;
+        if (set) m->dropout_calls = calls;
     }
-    if (put) ctx->seed = seed;
-    if (put) ctx->randn_calls = randn;
-    if (put) ctx->dropout_calls = dropout;
+    if (set) ctx->seed = seed;
+    if (set) ctx->randn_calls = randn;
+    if (set) ctx->dropout_calls = dropout;
     return 1;
 }
 
-/* The counts of an optimiser; checked only, unless `put` is not NULL. */
-static int tshi_load_counts(const tshi_io *io, tsh_optim *put) {
+/* Checks the counts of an optimiser and, unless `set` is NULL, sets them; 0 and an error: wrong. */
+static int tshi_load_counts(const tshi_io *io, tsh_optim *set) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     uint64_t steps, skipped;
     int i;
@@ -19116,31 +19077,32 @@ static int tshi_load_counts(const tshi_io *io, tsh_optim *put) {
     if (!tshi_load_count(io, "tshard.optim.", "steps", 1, &steps) ||
         !tshi_load_count(io, "tshard.optim.", "skipped", 1, &skipped))
         return 0;
-    if (put) put->info.steps = (int64_t)(steps & INT64_MAX);
-    if (put) put->info.skipped = (int64_t)(skipped & INT64_MAX);
+    if (set) set->info.steps = (int64_t)(steps & INT64_MAX);
+    if (set) set->info.skipped = (int64_t)(skipped & INT64_MAX);
     for (i = 0; i < io->optim->count; i++) {
         if (!tshi_load_count(io, "tshard.optim.steps.", io->optim->each[i].param->path, 1, &steps))
             return 0;
-        if (put) put->each[i].steps = (int64_t)(steps & INT64_MAX);
+        if (set) set->each[i].steps = (int64_t)(steps & INT64_MAX);
     }
     return 1;
 }
 
-/* Moments that the file must hold: Adam's of every parameter that was updated. */
-static int tshi_load_wants_moments(const tshi_io *io) {
+/* Marks what the file must hold: parameters, and Adam's moments of every one that was updated. SGD
+ * may have no momentum. 0 and an error if a count is wrong. */
+static int tshi_load_mark_required(const tshi_io *io) {
     uint64_t steps;
     int i;
     for (i = 0; i < io->items; i++) {
         tshi_io_item *item = &io->item[i];
-        item->wanted = !item->moment;
+        item->required = !item->moment;
         if (!item->moment || io->optim->desc.kind == TSH_SGD) continue;
         if (!tshi_load_count(io, "tshard.optim.steps.", item->param->path, 1, &steps)) return 0;
-        item->wanted = steps > 0;
+        item->required = steps > 0;
     }
     return 1;
 }
 
-/* Finds an item's entry, of its dtype and shape. */
+/* Finds an item's entry; 0 and an error if its dtype or shape differs. */
 static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     const char *dtype = item->dtype->file;
     char name[TSHI_IO_NAME], theirs[TSHI_TEXT_SIZE], ours[TSHI_TEXT_SIZE];
@@ -19162,7 +19124,7 @@ static int tshi_load_match(const tshi_io *io, tshi_io_item *item) {
     return 0;
 }
 
-/* Every tensor has an entry, every entry a tensor; moments count only with an optimiser. */
+/* Checks that file and model have the same tensors, but for moments without an optimiser. */
 static int tshi_load_match_all(tshi_io *io) {
     const char *lacks = NULL, *prefix = "", *strange = NULL;
     char quote[TSHI_IO_QUOTE];
@@ -19170,7 +19132,7 @@ static int tshi_load_match_all(tshi_io *io) {
     size_t e, more = 0;
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_match(io, &io->item[i])) return 0;
-        if (io->item[i].entry || !io->item[i].wanted) continue;
+        if (io->item[i].entry || !io->item[i].required) continue;
         if (!missing++) prefix = io->item[i].prefix;
         if (missing == 1) lacks = io->item[i].param->path;
     }
@@ -19193,9 +19155,9 @@ static int tshi_load_match_all(tshi_io *io) {
     return 0;
 }
 
-/* Ranks compare io->hash, of the header. A header that tsh_save wrote holds the hash of all values;
- * for other files a few bytes from the middle of every tensor are added: training changes some of
- * them. Hosts may have copies of a file, so that its inode or its date would tell nothing. */
+/* Makes io->hash, the header's, tell different files apart: ranks compare it. A header of tsh_save
+ * holds the hash of all values; for other files, adds a few bytes from the middle of every tensor,
+ * some of which training changes. (Hosts may have copies, so inode and date say nothing.) */
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
@@ -19205,13 +19167,13 @@ static int tshi_load_sample(tshi_io *io) {
         const int64_t n = e ? tshi_base_min(e->end - e->begin, TSHI_IO_SAMPLE) : 0;
         if (!n) continue;
         if (!tshi_io_read(io, io->data + (e->begin + e->end - n) / 2, bytes, (size_t)n))
-            return tshi_io_short(io, "it became shorter while it was read");
+            return tshi_io_read_error(io, "it became shorter while it was read");
         tshi_io_hash(io, bytes, (size_t)n);
     }
     return 1;
 }
 
-/* Everything that can be wrong with the file, before anything changes. */
+/* Reads the header and checks it against the model; 0 and an error if they do not fit. */
 static int tshi_load_check(tshi_io *io) {
     const char *format;
     if (io->ctx->tape.newest)
@@ -19228,44 +19190,46 @@ static int tshi_load_check(tshi_io *io) {
         return 0;
     }
     return tshi_load_generators(io, 0) && (!io->optim || tshi_load_counts(io, NULL)) &&
-           tshi_load_wants_moments(io) && tshi_load_match_all(io) && tshi_load_sample(io);
+           tshi_load_mark_required(io) && tshi_load_match_all(io) && tshi_load_sample(io);
 }
 
 /* -- values ------------------------------------------------------------------- */
 
+/* This rank's shard while it is read. */
 typedef struct tshi_load_slice {
     tshi_io *io;
     const tshi_dtype *dtype;
     char *to;
-    int64_t data; /* of the whole tensor */
-    int64_t nans, infinite;
+    int64_t data;           /* position of the tensor in the file */
+    int64_t nans, infinite; /* values so far */
 } tshi_load_slice;
 
-/* Counts values that are not finite: x - x is 0 of all others. */
+/* Counts values that are not finite: only for these is x - x not 0. */
 static void tshi_load_count_nonfinite(tshi_load_slice *s, const char *values, int64_t count) {
     enum { BLOCK = 256 };
     tsh_real x[BLOCK];
     int64_t e, i, n;
     for (e = 0; e < count && s->dtype->floating; e += n) {
-        int odd = 0;
+        int any = 0;
         n = tshi_base_min(BLOCK, count - e);
         s->dtype->load(values + e * s->dtype->size, 1, n, x);
-        for (i = 0; i < n; i++) odd |= !(x[i] - x[i] == 0);
-        for (i = 0; i < n && odd; i++) {
+        for (i = 0; i < n; i++) any |= !(x[i] - x[i] == 0);
+        for (i = 0; i < n && any; i++) {
             s->nans += x[i] != x[i];
             s->infinite += x[i] == x[i] && x[i] - x[i] != 0;
         }
     }
 }
 
+/* A tshi_run_fn: reads a run of elements. */
 static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
     tshi_load_slice *s = (tshi_load_slice *)user;
-    const int64_t width = s->dtype->size, most = TSHI_IO_PIECE / 4 / width;
+    const int64_t width = s->dtype->size, max = TSHI_IO_BUFFER / 4 / width;
     while (length > 0 && s->io->ctx->error.code == TSH_OK) {
-        const int64_t n = tshi_base_min(length, most); /* counted while it is in the cache */
+        const int64_t n = tshi_base_min(length, max); /* still in the cache when it is checked */
         char *to = s->to + local * width;
         if (!tshi_io_read(s->io, s->data + global * width, to, (size_t)(n * width))) {
-            (void)tshi_io_short(s->io, "it became shorter while it was read");
+            (void)tshi_io_read_error(s->io, "it became shorter while it was read");
             return;
         }
         tshi_io_swap_bytes(to, n, (size_t)width);
@@ -19276,8 +19240,8 @@ static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64
     }
 }
 
-/* Warns of values that are not finite: once for a replicated tensor, on every rank of tp for its
- * piece of a sharded one. */
+/* Logs a warning if values are not finite: rank 0 for a replicated tensor, every rank of tp for its
+ * shard of another. */
 static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
                            const tshi_load_slice *s) {
     const tsh_ctx *ctx = io->ctx;
@@ -19291,7 +19255,7 @@ static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tens
                         (long long)s->infinite, (long long)tsh_local_numel(t), ctx->world.rank);
 }
 
-/* One item's local piece, which gets memory if it has none. */
+/* Reads this rank's shard of an item; allocates memory for it if it has none. */
 static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = (size_t)(tsh_local_numel(t) * item->dtype->size);
@@ -19304,9 +19268,9 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
             *item->moment = NULL;
         }
         t = tshi_optim_moment(t, item->moment);
-        if (t && tshi_io_in_chunks(item) && !tshi_optim_room(t, tsh_local_numel(t))) return;
+        if (t && tshi_io_in_chunks(item) && !tshi_optim_allocate(t, tsh_local_numel(t))) return;
         if (t && !item->entry) memset(tshi_tensor_at(t), 0, bytes);
-        if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_cut(t);
+        if (t && !item->entry && tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
     }
     if (!t || !item->entry) return;
     if (!t->block) t->block = tshi_mem_take(io->ctx, TSH_MEM_PARAMETERS, bytes);
@@ -19318,16 +19282,16 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     slice.data = io->data + item->entry->begin;
     tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_load_slice_run, &slice);
     if (io->ctx->error.code == TSH_OK) tshi_load_warn(io, item, t, &slice);
-    if (tshi_io_in_chunks(item)) tshi_optim_cut(t);
+    if (tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
 }
 
-/* When the open file was last written to; 0 where that is not known. tsh_save puts a new file in
- * the old one's place, but other programs may write to the old one. */
+/* Returns the time of the open file's last change; 0: not known. (tsh_save renames a new file over
+ * the old one, but other programs may write to the old one while it is read.) */
 static int64_t tshi_load_stamp(const tshi_io *io) {
 #if TSHI_POSIX
     struct stat info;
     if (io->descriptor < 0 || fstat(io->descriptor, &info) != 0) return 0;
-#if defined(__linux__) && defined(st_mtime) /* hidden under -std=c99: then it is seconds */
+#if defined(__linux__) && defined(st_mtime) /* -std=c99 hides it: seconds must do */
     return (int64_t)info.st_mtime * 1000000000 + info.st_mtim.tv_nsec;
 #else
     return (int64_t)info.st_mtime;
@@ -19338,14 +19302,14 @@ static int64_t tshi_load_stamp(const tshi_io *io) {
 #endif
 }
 
-/* Opens the file, once: all that this rank reads is of one save. */
+/* Opens the file, once, so that header and values are of the same save. */
 static void tshi_load_open(tshi_io *io) {
     const char *kind = tshi_file_kind(io->path);
     errno = 0;
 #if TSHI_POSIX
     if (!kind) io->descriptor = open(io->path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (io->descriptor >= 0) {
-        struct stat info; /* something else may have come there meanwhile */
+        struct stat info; /* checked again: the path may lead to another file by now */
         if (fstat(io->descriptor, &info) == 0) kind = tshi_file_kind_of(&info);
         io->file = fdopen(io->descriptor, "rb");
         if (!io->file) (void)close(io->descriptor);
@@ -19355,12 +19319,12 @@ static void tshi_load_open(tshi_io *io) {
 #endif
     io->stamp = io->file ? tshi_load_stamp(io) : 0;
     if (kind)
-        (void)tshi_io_is(io, kind);
+        (void)tshi_io_wrong_kind(io, kind);
     else if (!io->file)
-        (void)tshi_io_refused(io, "cannot be opened");
+        (void)tshi_io_system_error(io, "cannot be opened");
 }
 
-/* Loads from io->file, which is open unless the ctx holds an error. */
+/* Loads from io->file, which is open unless ctx holds an error. */
 static tsh_result tshi_load_all(tshi_io *io, tsh_optim *optim) {
     tsh_ctx *ctx = io->ctx;
     int i;
@@ -19399,9 +19363,10 @@ TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_
 /* ========================================================================== */
 /* >>check                                              MARK: - check (private) */
 /* What tests and users verify with: hashes, replicas, finite differences.      */
-/* Needs: >>redistribute >>module.                                              */
+/* Needs: >>redistribute >>module >>io.                                         */
 /* ========================================================================== */
 
+/* A hash of values that are summed up. */
 typedef struct tshi_hashing {
     const char *values;
     size_t width;
@@ -19416,8 +19381,8 @@ static void tshi_check_hash_run(void *user, int64_t global, int64_t local, int64
                                 h->values + (size_t)(local + i) * h->width, h->width);
 }
 
-/* The local part of a hash that is a sum over global elements, so that the parts of all ranks add
- * up to the whole. */
+/* Returns this rank's part of tsh_hash, which is a sum over global elements (of a hash of index and
+ * value): the parts of all ranks of a sharded tensor add up to it. */
 static uint64_t tshi_check_part(const tsh_tensor *t) {
     tshi_hashing h;
     tshi_block *scratch;
@@ -19439,12 +19404,12 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
     return hash;
 }
 
-/* Something that should be equal on several ranks. */
+/* Values that should be equal on several ranks: a parameter's, or one of its moments'. */
 typedef struct tshi_replica {
     const char *path, *what;
     int64_t hash;
-    int over_tp, over_dp;
-    const unsigned char *holds; /* by rank of pp; NULL: not compared over it */
+    int over_tp, over_dp;       /* equal over tp, over dp */
+    const unsigned char *holds; /* by rank of pp: 1 if it holds them; NULL: not compared over pp */
 } tshi_replica;
 
 typedef struct tshi_replicas {
@@ -19452,8 +19417,8 @@ typedef struct tshi_replicas {
     int count;
 } tshi_replicas;
 
-/* A tensor of values like param, or, in chunks, this rank's part of them. What a rank of pp lacks
- * has a place there, too. */
+/* Counts or, once all->each has memory, lists t: param or one of its moments. With `holds`, a
+ * missing tensor is listed, too: all ranks of pp need the same list. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     tshi_replica *r;
@@ -19479,7 +19444,7 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->hash = (int64_t)(h.sum >> 1);
 }
 
-/* A parameter and its moments. */
+/* Lists a parameter and its moments. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
     const tsh_optim *optim;
@@ -19498,7 +19463,7 @@ static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
     tshi_check_all((tshi_replicas *)user, param, NULL);
 }
 
-/* One that several stages hold. */
+/* Lists a parameter that several stages hold. */
 static void tshi_check_tied(const char *path, tsh_tensor *param, void *user) {
     const tshi_tie *tie;
     (void)path;
@@ -19506,31 +19471,17 @@ static void tshi_check_tied(const char *path, tsh_tensor *param, void *user) {
         if (tie->param == param) tshi_check_all((tshi_replicas *)user, param, tie->holds);
 }
 
-/* Which rank's value most ranks hold; of several the lowest one's. */
-static int tshi_check_usual(const int64_t *hash, int stride, int size, const unsigned char *holds) {
-    int r, k, best = 0, most = 0;
-    for (r = 0; r < size; r++) {
-        int same = 0;
-        for (k = 0; k < size && (!holds || holds[r]); k++)
-            same += (!holds || holds[k]) && hash[k * stride] == hash[r * stride];
-        if (same > most) {
-            most = same;
-            best = r;
-        }
-    }
-    return best;
-}
-
-/* Compares what is replicated over comm. */
+/* Compares the listed values over comm, whose name is `axis`. Reports the first that differs, and
+ * the ranks that differ from the majority. */
 static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                             const tshi_replicas *all) {
     const int n = all->count, size = comm->size, over_tp = comm == &ctx->tp;
     const int over_dp = comm == &ctx->dp;
-    const size_t most = (size_t)n * (size_t)(size + 1) + (size_t)size;
-    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, most * sizeof(int64_t));
+    const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = "";
-    int64_t *mine, *theirs, *counts;
-    int i, r, usual, odd = 0;
+    int64_t *mine, *theirs, *counts; /* hashes (n), of all ranks (size, n); counts (size) */
+    int i, r, usual, differ = 0;
     if (!block) {
         tshi_error_tell(ctx); /* the others wait for this rank */
         return;
@@ -19545,43 +19496,36 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
                           "tsh_check_replicas");
-    for (i = 0; i < n && !odd && ctx->error.code == TSH_OK; i++) {
+    for (i = 0; i < n && !differ && ctx->error.code == TSH_OK; i++) {
         const unsigned char *holds = all->each[i].holds;
-        usual = tshi_check_usual(theirs + i, n, size, holds);
+        usual = tshi_module_majority(theirs + i, n, size, holds);
         for (r = 0; r < size; r++)
             if ((!holds || holds[r]) && theirs[r * n + i] != theirs[usual * n + i])
-                tshi_base_append(list, sizeof list, "%s%d", odd++ ? ", " : "", r);
-        if (odd)
+                tshi_base_append(list, sizeof list, "%s%d", differ++ ? ", " : "", r);
+        if (differ)
             (void)tsh_fail(ctx, TSH_ERR_STATE,
                            "tsh_check_replicas: %s\"%s\" %s between the %d ranks of %s: %s %s "
                            "%s from the others",
                            all->each[i].what, all->each[i].path,
                            all->each[i].what[0] ? "differ" : "differs", size, axis,
-                           odd > 1 ? "ranks" : "rank", list, odd > 1 ? "differ" : "differs");
-        if (odd) ctx->error.rank = -1;
+                           differ > 1 ? "ranks" : "rank", list, differ > 1 ? "differ" : "differs");
+        if (differ) ctx->error.rank = -1;
     }
     tshi_mem_drop(ctx, block);
 }
 
-/* Every rank comes to the error of the lowest one that has any, before one may end the world. */
+/* Gives all ranks the error of the lowest rank that has one, before any can fail the world. */
 static void tshi_check_agree(tsh_ctx *ctx) {
-    static const char what[] = "tsh_check_replicas";
+    static const char op[] = "tsh_check_replicas";
     tsh_comm *world = &ctx->world;
-    tsh_error error = ctx->error;
-    int64_t found = error.code != TSH_OK ? world->size - world->rank : 0;
-    if (ctx->told) return;
-    if (tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), what) != TSH_OK ||
-        !found)
-        return;
-    if (tshi_error_comm(
-            ctx, tsh_broadcast(world, &error, sizeof error / 4, TSH_I32, world->size - (int)found),
-            what) != TSH_OK)
-        return;
-    ctx->error = error;
-    (void)tsh_barrier(world);
+    int64_t found = ctx->error.code != TSH_OK ? world->size - world->rank : 0;
+    if (!ctx->told &&
+        tshi_error_comm(ctx, tsh_allreduce(world, &found, 1, TSH_I64, TSH_MAX), op) == TSH_OK &&
+        found && tshi_io_take_error(ctx, found, op) == TSH_OK)
+        (void)tsh_barrier(world);
 }
 
-/* Compares parameters and their moments over tp and dp; or over pp, those of several stages. */
+/* Compares parameters and moments over tp and dp; or, tied, those of several stages over pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
     tshi_replicas all = {NULL, 0};
@@ -19624,7 +19568,7 @@ typedef struct tshi_gradcheck {
     double eps;
 } tshi_gradcheck;
 
-/* The loss with element `at` of input t (on this rank, unless NULL) moved by `by`. */
+/* Returns the loss after *at += by, and restores *at. NULL: another rank has the element. */
 static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) {
     tsh_real before = at ? *at : 0;
     double value;
@@ -19638,17 +19582,19 @@ static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) 
     return value;
 }
 
-static void tshi_check_place(void *user, int64_t global, int64_t local, int64_t length) {
+/* A tshi_run_fn: place[global] = local for a run of elements. */
+static void tshi_check_map_run(void *user, int64_t global, int64_t local, int64_t length) {
     int64_t *place = (int64_t *)user, i;
     for (i = 0; i < length; i++) place[global + i] = local + i;
 }
 
-/* The larger deviation; once NaN, always NaN. */
-static double tshi_check_worse(double a, double b) {
+/* max(a, b); NaN if either is. */
+static double tshi_check_max(double a, double b) {
     return a != a || b <= a ? a : b;
 }
 
-/* The largest deviation of one input's gradient, on this rank. */
+/* Returns the largest difference between one input's gradient and (f(x + eps) - f(x - eps)) / (2
+ * eps), relative to gradients above 1, over this rank's elements; -1 without memory. */
 static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t samples) {
     int64_t numel = tsh_numel(t), every = samples > 0 && samples < numel ? numel / samples : 1, e,
             *place;
@@ -19658,15 +19604,13 @@ static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t s
     if (!block) return -1;
     place = (int64_t *)tshi_mem_data(block);
     for (e = 0; e < numel; e++) place[e] = -1;
-    tshi_tensor_runs(t, tshi_check_place, place);
+    tshi_tensor_runs(t, tshi_check_map_run, place);
     for (e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every) {
         tsh_real *at = place[e] >= 0 ? tshi_tensor_values(t) + place[e] : NULL;
         double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
-        double slope = (up - down) / (2 * c->eps), found = at && grad ? (double)grad[place[e]] : 0,
-               gap;
-        if (!at) continue;
-        gap = fabs(slope - found) / (fabs(found) > 1 ? fabs(found) : 1);
-        worst = tshi_check_worse(worst, gap);
+        double found = at && grad ? (double)grad[place[e]] : 0;
+        double gap = fabs((up - down) / (2 * c->eps) - found);
+        if (at) worst = tshi_check_max(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
     }
     tshi_mem_drop(c->ctx, block);
     return worst;
@@ -19696,7 +19640,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
     if (tsh_backward(ctx, fn(ctx, in, n, user)) != TSH_OK) return -1;
     for (i = 0; i < n; i++) {
         one = tshi_check_input(&c, in[i], samples);
-        worst = tshi_check_worse(worst, one);
+        worst = tshi_check_max(worst, one);
     }
     (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &worst, 1, TSH_F64, TSH_MAX),
                           "tsh_gradcheck");
@@ -19705,74 +19649,62 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
 
 /* ========================================================================== */
 /* >>trace-file                                    MARK: - trace-file (private) */
-/* A trace of all ranks as one text: rank 0 writes its own, then what the       */
-/* others send, piece by piece.                                                 */
-/* Needs: >>trace >>comm.                                                       */
+/* The trace of all ranks as one JSON text in Chrome's trace event format: rank */
+/* 0 writes its own events, then those that the others send.                    */
+/* Needs: >>trace >>comm >>io.                                                  */
 /* ========================================================================== */
 
-enum { TSHI_TRACE_FILE_WORDS = 512 };
+enum { TSHI_TRACE_FILE_WORDS = 512 }; /* of a message, as TSH_I64 */
 
-/* A piece of the text as it is sent. */
-typedef struct tshi_trace_piece {
-    int64_t used; /* bytes of text; 0: the last piece */
+/* A part of the text, as it is sent to rank 0. */
+typedef struct tshi_trace_message {
+    int64_t used; /* bytes of text; 0: a rank's last message */
     char text[8 * TSHI_TRACE_FILE_WORDS - 8];
-} tshi_trace_piece;
+} tshi_trace_message;
 
 typedef struct tshi_trace_file {
     tsh_ctx *ctx;
     tsh_trace_desc desc;
     FILE *file;
-    int refused; /* rank 0: the file or the user's function; errno in why */
-    int why;
-    tshi_trace_piece piece;
+    int refused; /* on rank 0: writing failed */
+    int why;     /* errno then */
+    tshi_trace_message message;
 } tshi_trace_file;
 
-/* Rank 0 writes the piece, others send it, also an empty one. */
+/* Rank 0 writes the text so far; others send it, even if it is empty. */
 static void tshi_trace_file_flush(tshi_trace_file *out) {
-    tshi_trace_piece *piece = &out->piece;
+    tshi_trace_message *message = &out->message;
     tsh_comm *world = &out->ctx->world;
-    const size_t size = (size_t)piece->used;
+    const size_t size = (size_t)message->used;
     if (world->rank > 0)
-        (void)tshi_error_comm(out->ctx, tsh_send(world, piece, TSHI_TRACE_FILE_WORDS, TSH_I64, 0),
+        (void)tshi_error_comm(out->ctx, tsh_send(world, message, TSHI_TRACE_FILE_WORDS, TSH_I64, 0),
                               "tsh_trace_end: send to rank 0");
     else if (size > 0 && !out->refused)
-        out->refused = out->file ? fwrite(piece->text, 1, size, out->file) != size
-                                 : !out->desc.write(out->desc.user, piece->text, size);
+        out->refused = out->file ? fwrite(message->text, 1, size, out->file) != size
+                                 : !out->desc.write(out->desc.user, message->text, size);
     if (out->refused && !out->why) out->why = errno;
-    piece->used = 0;
+    message->used = 0;
 }
 
+/* Appends to the text, which is written or sent whenever it is full. */
 static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     for (; *text; text++) {
-        if (out->piece.used == (int64_t)sizeof out->piece.text) tshi_trace_file_flush(out);
-        out->piece.text[out->piece.used++] = *text;
+        if (out->message.used == (int64_t)sizeof out->message.text) tshi_trace_file_flush(out);
+        out->message.text[out->message.used++] = *text;
     }
 }
 
-/* A name between quotes. */
-static void tshi_trace_file_name(tshi_trace_file *out, const char *name) {
-    char one[8];
-    tshi_trace_file_put(out, "\"");
-    for (; *name; name++) {
-        const unsigned char c = (unsigned char)*name;
-        (void)snprintf(one, sizeof one,
-                       c < ' '                 ? "\\u%04x"
-                       : c == '"' || c == '\\' ? "\\%c"
-                                               : "%c",
-                       c);
-        tshi_trace_file_put(out, one);
-    }
-    tshi_trace_file_put(out, "\"");
-}
-
+/* Puts one event, a "complete" one (ph X): begin and duration in microseconds. */
 static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event) {
     static const char *const kinds[] = {"forward", "backward", "module", "collective", "optimiser"};
     const int64_t length = event->end - event->begin;
+    const char *name;
     char text[160];
-    tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":");
-    tshi_trace_file_name(out, event->name);
+    tshi_trace_file_put(out, ",\n{\"ph\":\"X\",\"name\":\"");
+    for (name = event->name; *name; name++)
+        tshi_trace_file_put(out, tshi_io_escape(*name, text));
     (void)snprintf(text, sizeof text,
-                   ",\"cat\":\"%s\",\"pid\":0,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d",
+                   "\",\"cat\":\"%s\",\"pid\":0,\"tid\":%d,\"ts\":%lld.%03d,\"dur\":%lld.%03d",
                    kinds[event->kind], out->ctx->world.rank, (long long)(event->begin / 1000),
                    (int)(event->begin % 1000), (long long)(length / 1000), (int)(length % 1000));
     tshi_trace_file_put(out, text);
@@ -19783,8 +19715,8 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
     tshi_trace_file_put(out, "}");
 }
 
-/* This rank's lane: its name, then its events. */
-static void tshi_trace_file_lane(tshi_trace_file *out) {
+/* Puts this rank's row of the trace: its name, then its events. */
+static void tshi_trace_file_row(tshi_trace_file *out) {
     const tsh_ctx *ctx = out->ctx;
     const tshi_event *event;
     char text[224];
@@ -19801,17 +19733,18 @@ static void tshi_trace_file_lane(tshi_trace_file *out) {
     for (event = ctx->trace->first; event; event = event->next) tshi_trace_file_event(out, event);
 }
 
-/* What the other ranks send, to the end also where it cannot be written. */
+/* On rank 0: receives and writes the other ranks' texts; receives all even if writing fails. */
 static void tshi_trace_file_gather(tshi_trace_file *out) {
     tsh_comm *world = &out->ctx->world;
     int r;
     for (r = 1; r < world->size; r++) {
         do {
             if (tshi_error_comm(out->ctx,
-                                tsh_recv(world, &out->piece, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
+                                tsh_recv(world, &out->message, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
                                 "tsh_trace_end: receive") != TSH_OK)
                 return;
-            if (out->piece.used < 1 || out->piece.used > (int64_t)sizeof out->piece.text) break;
+            if (out->message.used < 1 || out->message.used > (int64_t)sizeof out->message.text)
+                break;
             tshi_trace_file_flush(out);
         } while (1);
     }
@@ -19859,8 +19792,8 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
         out.refused = !out.file;
         out.why = errno;
     }
-    tshi_trace_file_lane(&out);
-    if (out.piece.used > 0) tshi_trace_file_flush(&out);
+    tshi_trace_file_row(&out);
+    if (out.message.used > 0) tshi_trace_file_flush(&out);
     if (ctx->world.rank > 0)
         tshi_trace_file_flush(&out); /* the last, empty */
     else
