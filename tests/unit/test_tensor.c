@@ -785,7 +785,7 @@ static void the_pool_s_books_are_right(void **state) {
     int i, at;
     (void)state;
     assert_in_range(tshi_mem_class(SIZE_MAX), 0, TSHI_SIZE_CLASSES - 1);
-    assert_int_equal(TSHI_CHUNK % TSHI_ALIGN, 0);
+    assert_int_equal(TSHI_POOL_OFFSET % TSHI_ALIGN, 0);
     for (i = 0; i < 20000; i++) {
         at = (int)(tshi_rng_bits(3, 4, draw++) % SLOTS);
         if (slot[at]) {
