@@ -34,7 +34,7 @@ STRICT = ["tshard.h", os.path.join("backends", "tshard_threads.h")]
 DOUBLE = ["-DTSHARD_REAL=double"]
 STATIC = ["-DTSHARD_STATIC"]
 TAKEN = ["-Dnear=", "-Dfar=", "-Dsmall=char"]  # by windows.h, where a program includes it before
-LIMIT = 300  # seconds of one compilation
+LIMIT = 900  # seconds of one compilation; gcc's analyzer takes minutes
 SHOWN = 30  # lines of what it said
 # How the core's implementation is compiled in every standard, and in the first of each language;
 # and a backend's, which brings the core's along. The optimiser sees most (values that may be unset,
