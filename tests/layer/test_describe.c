@@ -378,7 +378,9 @@ static tsh_tensor *log_of(tsh_module *self, tsh_tensor **in, int n, void *user) 
 static tsh_tensor *given(tsh_ctx *ctx, float a, float b, float c) {
     tsh_tensor *t = tsh_tensor_new(ctx, TSH_REAL, tsh_shape1(3), NULL);
     tsh_real *x = (tsh_real *)tsh_data(ctx, t);
-    x[0] = a, x[1] = b, x[2] = c;
+    x[0] = a;
+    x[1] = b;
+    x[2] = c;
     return t;
 }
 

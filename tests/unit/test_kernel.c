@@ -154,7 +154,7 @@ static void powers_are_accurate(void **state) {
     const int many = COUNT(special);
     uint32_t seed = 1;
     double worst = 0;
-    tsh_real x, y, z;
+    tsh_real x, y, z = 0;
     tshi_operand operand[3];
     int i, isa;
     (void)state;
@@ -356,7 +356,7 @@ static void the_sum_of_powers_is_taken_in_parts(void **state) {
     const int64_t lengths[] = {1, 31, 32, 511, 512, 513, 1023, 1024, 1025, 1536, 1700, MOST};
     uint32_t seed = 7;
     int64_t i, odd;
-    tsh_real m, sum;
+    tsh_real m = 0, sum = 0;
     tshi_operand operand[TSHI_LOSS_OPERANDS];
     tshi_loss_work work;
     int isa, l, kind, bad;
