@@ -682,7 +682,8 @@ TSH_API int tsh_timeout(double given, const char *name, int64_t *ns, tsh_error *
 /* The same of another variable and default. */
 TSH_API int tsh_time_limit(double given, const char *name, const char *variable, double otherwise,
                            int64_t *ns, tsh_error *error);
-/* When a call that starts now runs out of time: after timeout_ns, if 0 after `otherwise`. */
+/* The time (tsh_now) at which a call that starts now times out: timeout_ns from now, or `otherwise`
+ * from now if timeout_ns is 0. */
 TSH_API int64_t tsh_deadline(int64_t timeout_ns, int64_t otherwise);
 
 /* Fills *error. Returns code. */
@@ -1005,7 +1006,7 @@ TSH_API void tsh_zero_grad(tsh_tensor *t);
 TSH_API tsh_result tsh_tape_dump(tsh_ctx *ctx, FILE *file);
 /* The same as a graph: `dot -Tsvg` of Graphviz draws it. Red arrows: partial gradients. */
 TSH_API tsh_result tsh_tape_dot(tsh_ctx *ctx, FILE *file);
-/* From now on (on 1) until it is turned off (on 0), the first op whose output, or whose gradient of
+/* From now on (on 1) until switched off (on 0), the first op whose output, or whose gradient of
  * an input, has a NaN or an infinity is an error, TSH_ERR_ANOMALY, that names the module, the op,
  * the input and the place; tsh_last_error has the rank. torch.autograd.set_detect_anomaly. Every
  * value is looked at once more, also between tsh_no_grad_begin and end. */
@@ -2046,7 +2047,7 @@ typedef struct tshi_micro {
     tshi_arena arena;
     tsh_tensor handles; /* head of a circular list: tensors that its forward made */
     tsh_tensor *out;    /* sent to the next stage, or the loss */
-    tsh_tensor *owed;   /* received from the stage before, which waits for its gradient; or NULL */
+    tsh_tensor *input;   /* received from the stage before, which waits for its gradient; or NULL */
 } tshi_micro;
 
 typedef struct tshi_gemm_kernel tshi_gemm_kernel;
@@ -2109,7 +2110,7 @@ struct tsh_module {
     tsh_style style;
     int skip_bias_add, reversed, regather;
     int stage; /* 1 + its pipeline stage; 0: none */
-    /* Layouts that tsh_parallelize's plan asks for; NULL: none. */
+    /* Layouts that the rules of a plan (tsh_parallelize) ask for; NULL: no rule does. */
     const tsh_layout *takes, *gives; /* of the input as it arrives, of the output */
     const tsh_layout **prepare;      /* that the `prepared` first inputs are redistributed to */
     const tsh_layout *result;        /* that the output is redistributed to */
@@ -3663,7 +3664,8 @@ static void tshi_tensor_fill_run(void *user, int64_t global, int64_t local, int6
     }
 }
 
-/* Replaces kaiming and xavier by the uniform or normal distribution that they stand for. */
+/* Kaiming and Xavier initialisation are a uniform or normal distribution whose width depends on the
+ * fan: replaces init by that one. */
 static tsh_result tshi_tensor_fans(const tsh_tensor *t, const char *op, tsh_init *init) {
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
@@ -5036,7 +5038,7 @@ static tshi_matrix tshi_gemm_matrix(tsh_real *data, int64_t row, int64_t column)
 }
 
 /* Returns m transposed. */
-static tshi_matrix tshi_gemm_turned(tshi_matrix m) {
+static tshi_matrix tshi_gemm_transposed(tshi_matrix m) {
     return tshi_gemm_matrix_of(m.data, m.dtype, m.column, m.row);
 }
 
@@ -5454,10 +5456,10 @@ static void tshi_gemm_pack_of(tsh_real *dst, int width, int valid, int64_t k, ts
 
 /* A callback that a long product calls every TSHI_GEMM_INTERVAL multiply-adds (0.3 ms at 100
  * GFLOP/s), on the thread that computes it: collectives make progress meanwhile. */
-typedef struct tshi_gemm_chore {
+typedef struct tshi_gemm_progress {
     void (*fn)(void *user);
     void *user;
-} tshi_gemm_chore;
+} tshi_gemm_progress;
 
 enum { TSHI_GEMM_INTERVAL = 1 << 24 };
 
@@ -5468,8 +5470,8 @@ typedef struct tshi_gemm_job {
     tsh_real alpha;
     int add;
     tshi_matrix a, b, d, c;
-    const tshi_gemm_chore *chore; /* or NULL */
-    int64_t since;                /* multiply-adds since chore was called */
+    const tshi_gemm_progress *progress; /* or NULL */
+    int64_t since;                /* multiply-adds since progress was called */
 } tshi_gemm_job;
 
 /* Returns the size of blocks that cut `length` evenly: no more blocks than of size max, a multiple
@@ -5560,7 +5562,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
         walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
         if (pack_b || cols < width) {
             tsh_real *sliver = job->pack_b + (only ? 0 : j * job->k);
-            const tshi_matrix columns = tshi_gemm_turned(tshi_gemm_from(job->b, 0, j));
+            const tshi_matrix columns = tshi_gemm_transposed(tshi_gemm_from(job->b, 0, j));
             if (first) tshi_gemm_pack_of(sliver, width, cols, job->k, columns);
             t.b = sliver;
             t.rsb = width;
@@ -5577,8 +5579,8 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
                 tshi_gemm_edge(tile, &t, rows, cols, width, job->d.column, job->c.column);
         }
         job->since += job->m * cols * job->k;
-        if (job->chore && job->since >= TSHI_GEMM_INTERVAL) {
-            job->chore->fn(job->chore->user);
+        if (job->progress && job->since >= TSHI_GEMM_INTERVAL) {
+            job->progress->fn(job->progress->user);
             job->since = 0;
         }
     }
@@ -5610,7 +5612,7 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
 
 /* Returns 1 if it is better to compute C^T = B^T A^T: a tile is fast where rows of C are contiguous
  * and as long as it is wide. */
-static int tshi_gemm_turns(int64_t m, int64_t n, int64_t rsc, int64_t csc, int nr) {
+static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, int nr) {
     if (n < m && n <= nr / 4) return 1;
     if (m < n && m <= nr / 4) return 0;
     return csc != 1 && rsc == 1;
@@ -5627,7 +5629,7 @@ static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, i
 static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                 int64_t rsc, int64_t csc) {
     int64_t columns = kernel->nr;
-    if (tshi_gemm_turns(m, n, rsc, csc, kernel->nr)) {
+    if (tshi_gemm_transposes(m, n, rsc, csc, kernel->nr)) {
         const int64_t rows = m;
         m = n;
         n = rows;
@@ -5640,7 +5642,7 @@ static size_t tshi_gemm_scratch(const tshi_gemm_kernel *kernel, int64_t m, int64
 /* C(m, n) = alpha A(m, k) B(k, n) + beta D(m, n) on one thread. D is C, or does not overlap it; its
  * strides may be 0, so that a bias needs no pass of its own. */
 static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
-                          const tshi_gemm_chore *chore, int64_t m, int64_t n, int64_t k,
+                          const tshi_gemm_progress *progress, int64_t m, int64_t n, int64_t k,
                           tsh_real alpha, tshi_matrix a, tshi_matrix b, tsh_real beta,
                           tshi_matrix d, tshi_matrix c) {
     const int done = k <= 0 || alpha == 0;
@@ -5652,9 +5654,10 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
         d = c;
     }
     if (done) return;
-    if (tshi_gemm_turns(m, n, c.row, c.column, kernel->nr)) {
-        tshi_gemm_run(kernel, scratch, chore, n, m, k, alpha, tshi_gemm_turned(b),
-                      tshi_gemm_turned(a), beta, tshi_gemm_turned(d), tshi_gemm_turned(c));
+    if (tshi_gemm_transposes(m, n, c.row, c.column, kernel->nr)) {
+        tshi_gemm_run(kernel, scratch, progress, n, m, k, alpha, tshi_gemm_transposed(b),
+                      tshi_gemm_transposed(a), beta, tshi_gemm_transposed(d),
+                      tshi_gemm_transposed(c));
         return;
     }
     job.kernel = kernel;
@@ -5669,7 +5672,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     job.b = b;
     job.d = d;
     job.c = c;
-    job.chore = chore;
+    job.progress = progress;
     job.since = 0;
     tshi_gemm_blocks(&job);
 }
@@ -8792,8 +8795,8 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
  * error that names a call that helps.
  *
  * Comments: R is replicated, S(d) sharded along dimension d, P a partial sum. "P R: P, dB P": if A
- * is P and B is R, the output is P and the gradient of B a partial sum, as each rank computes it
- * from its own part of A. */
+ * is P and B is R, the output is P. So is the gradient of B, which each rank computes from its own
+ * part of A. */
 
 /* Refuses the layouts of a and b. `hint` says what to call instead. */
 static TSHI_COLD int tshi_rule_refuse(const tshi_op *op, const tsh_tensor *a, const tsh_tensor *b,
@@ -11596,8 +11599,8 @@ typedef struct tshi_product {
     char *scratch;
     size_t each; /* bytes of scratch for each piece */
     int by_rows; /* pieces are rows of C, else columns */
-    const tshi_gemm_chore
-        *chore; /* progress of communication, for the rank's own thread, or NULL */
+    const tshi_gemm_progress
+        *progress; /* progress of communication, for the rank's own thread, or NULL */
 } tshi_product;
 
 /* Computes a product on the calling thread. A user's gemm has no D: C = beta D is computed first.
@@ -11606,8 +11609,8 @@ static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
     const tsh_ctx *ctx = x->ctx;
     const int apart = x->beta != 0 && x->d.data != x->c.data;
     if (!ctx->gemm.fn) {
-        tshi_gemm_run(ctx->gemm_kernel, scratch, x->chore, x->m, x->n, x->k, x->alpha, x->a, x->b,
-                      x->beta, x->d, x->c);
+        tshi_gemm_run(ctx->gemm_kernel, scratch, x->progress, x->m, x->n, x->k, x->alpha, x->a,
+                      x->b, x->beta, x->d, x->c);
         return;
     }
     if (apart) tshi_gemm_scale(x->m, x->n, x->beta, x->d, x->c);
@@ -11629,7 +11632,7 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     part.b = tshi_gemm_from(part.b, 0, j);
     part.d = tshi_gemm_from(part.d, i, j);
     part.c = tshi_gemm_from(part.c, i, j);
-    if (piece > 0) part.chore = NULL; /* only the rank's own thread, piece 0, may communicate */
+    if (piece > 0) part.progress = NULL; /* only the rank's own thread, piece 0, may communicate */
     tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
 }
 
@@ -11664,11 +11667,11 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
         SIDE = 96,         /* rows or columns, and ... */
         MIN_WORK = 1 << 20 /* ... multiply-adds, that are worth a thread */
     };
-    const int transposed = tshi_gemm_turns(m, n, c.row, c.column, ctx->gemm_kernel->nr);
+    const int transposed = tshi_gemm_transposes(m, n, c.row, c.column, ctx->gemm_kernel->nr);
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
     const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
-    tshi_gemm_chore progress;
+    tshi_gemm_progress progress;
     tshi_block *converted[2];
     tshi_product x;
     progress.fn = tshi_tape_progress;
@@ -11684,7 +11687,7 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     x.d = d;
     x.c = c;
     x.by_rows = m >= n;
-    x.chore = &progress;
+    x.progress = &progress;
     x.each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 * 64;
     x.scratch = tshi_matmul_scratch(ctx, x.each * (size_t)pieces);
     if (side && x.scratch && ctx->error.code == TSH_OK)
@@ -11899,7 +11902,8 @@ static void tshi_linear_backward(tshi_node *node) {
     }
     tshi_tape_give(node, 0); /* dX is all-reduced while dW is computed */
     if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
-        tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_turned(dy), mx, TSHI_R(dest.add),
+        tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx,
+                         TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
     if (b && tshi_tape_dest_zeroed(node, 2, &dest)) {
         tshi_loop loop;
@@ -12892,7 +12896,8 @@ static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int6
 /* s = scale q_i k_j for queries [i, i + m) and keys [j, j + n). */
 static void tshi_attention_scores(const tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n) {
     tshi_attention_gemm(h, m, n, h->d, h->more->scale, tshi_gemm_from(h->q, i, 0),
-                        tshi_gemm_turned(tshi_gemm_from(h->k, j, 0)), 0, tshi_attention_tile(h->s));
+                        tshi_gemm_transposed(tshi_gemm_from(h->k, j, 0)), 0,
+                        tshi_attention_tile(h->s));
     if (h->more->mask) tshi_attention_masked(h, i, m, j, n);
 }
 
@@ -13118,20 +13123,20 @@ static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t 
     x[TSHI_GRAD_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
     x[TSHI_GRAD_DELTA] = tshi_kernel_reals(h->delta + i, 1);
     tshi_attention_scores(h, i, m, j, n);
-    tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_gemm_turned(tshi_gemm_from(h->v, j, 0)), 0,
+    tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_gemm_transposed(tshi_gemm_from(h->v, j, 0)), 0,
                         ds);
     if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
     tshi_attention_grad[h->ctx->isa](m, x, &tile);
     if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
     if (h->dv.data)
-        tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_turned(p), dout, 1,
+        tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_transposed(p), dout, 1,
                             tshi_gemm_from(h->dv, j, 0));
     if (h->dq.data)
         tshi_attention_gemm(h, m, h->d, n, 1, ds, tshi_gemm_from(h->k, j, 0), 1,
                             tshi_gemm_from(h->dq, i, 0));
     if (h->dk.data)
-        tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_turned(ds), tshi_gemm_from(h->q, i, 0), 1,
-                            tshi_gemm_from(h->dk, j, 0));
+        tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_transposed(ds), tshi_gemm_from(h->q, i, 0),
+                            1, tshi_gemm_from(h->dk, j, 0));
 }
 
 static void tshi_attention_head_backward(const tshi_head *h) {
@@ -17103,13 +17108,13 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
 /* Sends the gradient of the received tensor to the previous stage. Takes over a reference to its
  * block. block NULL: zeros, for an output that does not depend on the tensor. */
 static void tshi_pipeline_send_grad(tsh_pipeline *p, tshi_micro *micro, tshi_block *block) {
-    const int64_t n = tsh_local_numel(micro->owed);
+    const int64_t n = tsh_local_numel(micro->input);
     if (!block) {
         block = tshi_mem_take(p->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
         if (block) memset(tshi_mem_data(block), 0, tshi_dtype_reals(n));
     }
     if (block) tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block), n, TSH_REAL);
-    micro->owed = NULL;
+    micro->input = NULL;
 }
 
 /* Backward of a received tensor. */
@@ -17150,7 +17155,7 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     if (!node) return NULL;
     ((tshi_receipt *)node->params)->pipeline = p;
     ((tshi_receipt *)node->params)->micro = micro;
-    micro->owed = x;
+    micro->input = x;
     return x;
 }
 
@@ -17261,7 +17266,7 @@ static void tshi_pipeline_end(tshi_micro *micro) {
     for (; micro->newest; micro->newest = micro->newest->older) tshi_tape_drop_node(micro->newest);
     tshi_mem_reset(&micro->arena);
     while (micro->handles.next != &micro->handles) tshi_tensor_end(micro->handles.next);
-    micro->out = micro->owed = NULL;
+    micro->out = micro->input = NULL;
 }
 
 /* Runs the backward of micro-batch k. */
@@ -17276,7 +17281,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
         tshi_tape_mark(ctx, y);
     }
     tshi_tape_walk(ctx);
-    if (micro->owed && ctx->error.code == TSH_OK) tshi_pipeline_send_grad(p, micro, NULL);
+    if (micro->input && ctx->error.code == TSH_OK) tshi_pipeline_send_grad(p, micro, NULL);
     tshi_pipeline_swap(ctx, micro);
     tshi_pipeline_take_handles(ctx, micro, last);
     tshi_pipeline_end(micro);
@@ -18289,7 +18294,7 @@ static int tshi_io_open_new(tshi_io *io) {
         tshi_file_sweep(io->target, name, io->lock, io->target + size);
         return 1;
     }
-    if (io->lock < 0) io->temporary = NULL; /* not created, so not to be removed */
+    if (io->lock < 0) io->temporary = NULL; /* somebody else's file: do not remove it */
     return tshi_io_system_error(io, "cannot be written");
 }
 
@@ -19285,8 +19290,8 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     if (tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
 }
 
-/* Returns the time of the open file's last change; 0: not known. (tsh_save renames a new file over
- * the old one, but other programs may write to the old one while it is read.) */
+/* Returns the time of the open file's last change; 0: not known. A change while the file
+ * is read means that another program wrote to it: tsh_save never writes to a file in place. */
 static int64_t tshi_load_stamp(const tshi_io *io) {
 #if TSHI_POSIX
     struct stat info;
@@ -19404,7 +19409,7 @@ TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
     return hash;
 }
 
-/* Values that should be equal on several ranks: a parameter's, or one of its moments'. */
+/* A tensor whose values should be equal on several ranks: a parameter, or one of its moments. */
 typedef struct tshi_replica {
     const char *path, *what;
     int64_t hash;
@@ -19582,7 +19587,8 @@ static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) 
     return value;
 }
 
-/* A tshi_run_fn: place[global] = local for a run of elements. */
+/* Called for each run of consecutive elements: notes that global element `global + i` is local
+ * element `local + i`. */
 static void tshi_check_map_run(void *user, int64_t global, int64_t local, int64_t length) {
     int64_t *place = (int64_t *)user, i;
     for (i = 0; i < length; i++) place[global + i] = local + i;

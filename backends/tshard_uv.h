@@ -129,7 +129,7 @@
  * SECTIONS
  *
  * Shared: >>uv-types >>uv-wire (bytes that are trusted nowhere) >>uv-socket >>uv-settings
- * >>uv-error. The control thread: >>uv-post >>uv-decide (whose fault it is) >>uv-cycle (ranks
+ * >>uv-error. The control thread: >>uv-post >>uv-decide (which rank is blamed) >>uv-cycle (ranks
  * that wait for each other) >>uv-connect (the handshake) >>uv-form (how a world and a group come
  * to be) >>uv-hear (what peers say) >>uv-admit (who is let in) >>uv-control (what takes time). The
  * caller's: >>uv-group >>uv-algorithm (which bytes go where) >>uv-flow >>uv-start >>uv-wait
@@ -257,7 +257,7 @@ enum {
     TSHI_UV_COUNTS = 16,         /* of a call's counts that are remembered for its description */
     TSHI_UV_IO_SPANS = 64,       /* pieces of memory in one system call, */
     TSHI_UV_IO_BYTES = 1 << 20,  /* and bytes */
-    TSHI_UV_RANKS = 1024,        /* of a world: their table is one control message */
+    TSHI_UV_RANKS = 1024,        /* in a world: all addresses fit one control message */
     TSHI_UV_UNPROVEN = 1024,     /* unauthenticated connections that are held, at most and */
     TSHI_UV_FEW = 8,             /* at least */
     TSHI_UV_ACCEPTS = 64,        /* at one time */
@@ -716,7 +716,7 @@ static void tshi_uv_get_text(tshi_uv_cursor *c, char *text, size_t room) {
 
 /* ---- the handshake ---- */
 
-/* The server greets: "tshd", version, its nonce. The client's hello is what follows, and a proof.
+/* The server begins: "tshd", version, its nonce. The client's hello is what follows, and a proof.
  * The server replies: a status, its own value where they differ, and its proof. */
 #define TSHI_UV_VERSION UINT32_C(0x74730001) /* byte order, and 1 */
 

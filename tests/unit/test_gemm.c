@@ -506,18 +506,18 @@ static void test_chore(void **state) {
     matrix_fill(&b, k, n, 2, 1);
     EACH_KERNEL(kernel) {
         int count = 0;
-        const tshi_gemm_chore chore = {count_chore, &count};
+        const tshi_gemm_progress progress = {count_chore, &count};
         const int most = (int)(m * n * k / TSHI_GEMM_INTERVAL);
-        tshi_gemm_run(kernel, scratch, &chore, m, n, k, 1, seen(&a), seen(&b), 0, seen(&c),
+        tshi_gemm_run(kernel, scratch, &progress, m, n, k, 1, seen(&a), seen(&b), 0, seen(&c),
                       seen(&c));
         check(kernel->name, m, n, k, 1, &a, &b, 0, &c, &c, 0);
         assert_in_range(count, most / 2, most);
         count = 0;
-        tshi_gemm_run(kernel, scratch, &chore, m, n, k, 1, seen(&a), seen(&b), 0, seen(&turned),
+        tshi_gemm_run(kernel, scratch, &progress, m, n, k, 1, seen(&a), seen(&b), 0, seen(&turned),
                       seen(&turned));
         assert_in_range(count, most / 2, most);
         count = 0;
-        tshi_gemm_run(kernel, scratch, &chore, 30, 40, 50, 1, seen(&a), seen(&b), 0, seen(&c),
+        tshi_gemm_run(kernel, scratch, &progress, 30, 40, 50, 1, seen(&a), seen(&b), 0, seen(&c),
                       seen(&c));
         assert_int_equal(count, 0);
     }
