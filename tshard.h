@@ -5074,6 +5074,7 @@ typedef struct tshi_gemm_tile {
     int64_t rsd;
     tsh_real *c;
     int64_t rsc;
+    tsh_real *sums; /* scratch of a stream: (rows, cols) */
     tshi_gemm_walk *walk;
 } tshi_gemm_tile;
 
@@ -5087,6 +5088,8 @@ struct tshi_gemm_kernel {
     int isa;                /* the instruction set that it needs: TSHI_ISA_... */
     tshi_gemm_tile_fn tile; /* csb = 1; 1 <= rows <= mr; cols is nr or nr / 2 */
     tshi_gemm_tile_fn dot;  /* (optional) the same for rsb = 1: few rows, B not packed */
+    /* (optional) few rows, B not packed, any multiple of nr / 2 columns; uses sums, no walk */
+    tshi_gemm_tile_fn stream;
 };
 
 enum {
@@ -5095,7 +5098,9 @@ enum {
     TSHI_GEMM_STRETCH = 32,   /* steps of k after which a tile prefetches, again and again: */
     TSHI_GEMM_FETCH = 4,      /* lines of the next sliver of B, and */
     TSHI_GEMM_FETCH_C = 2,    /* rows of C */
-    TSHI_GEMM_C_STRIP = 8     /* columns that the reference kernel computes at a time */
+    TSHI_GEMM_C_STRIP = 8,    /* columns that the reference kernel computes at a time */
+    TSHI_GEMM_FEW = 6,        /* a product of so few rows (mr at most) streams a B of contiguous */
+    TSHI_GEMM_STEPS = 8       /* rows: reads it once, so many rows at a time */
 };
 
 /* -- the reference micro-kernel ------------------------------------------- */
@@ -5161,7 +5166,9 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
     }
 
 /* tshi_gemm_rows_isa computes a tile of rows x vecs registers, both constant after inlining;
- * tshi_gemm_tile_isa one of any number of rows up to mr, as mr or 8 + 4 + 2 + 1. */
+ * tshi_gemm_tile_isa one of any number of rows up to mr, as mr or 8 + 4 + 2 + 1.
+ * tshi_gemm_stream_isa reads B in the order of memory, from end to end, and keeps the sums of all
+ * columns meanwhile: few rows of A leave little to compute, so the time is that of reading B. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
     TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
                                                  const int vecs) {                                 \
@@ -5215,6 +5222,42 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         TSHI_GEMM_PART(isa, mr, 4)                                                                 \
         TSHI_GEMM_PART(isa, mr, 2)                                                                 \
         TSHI_GEMM_PART(isa, mr, 1)                                                                 \
+    }                                                                                              \
+    TARGET TSHI_INLINE void tshi_gemm_steps_##isa(const tshi_gemm_tile *t, int64_t p,              \
+                                                  const int steps, int rows, int cols) {           \
+        const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
+        const tsh_real *b = t->b + p * t->rsb;                                                     \
+        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums;                               \
+        /* bytes to the rows that are read next, perhaps behind the last one */                    \
+        const uintptr_t next = (uintptr_t)(steps * t->rsb) * sizeof *b;                            \
+        TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum;                                               \
+        for (int i = 0; i < rows; i++)                                                             \
+            for (int q = 0; q < steps; q++) x[i][q] = t->a[i * t->rsa + (p + q) * t->csa];         \
+        for (int j = 0; j < cols; j += lanes, b += lanes, sums += lanes) {                         \
+            for (int q = 0; q < steps; q++) {                                                      \
+                y[q] = TSHI_GEMM_LOAD_##isa(b + q * t->rsb);                                       \
+                TSHI_PREFETCH_L2((const void *)((uintptr_t)(b + q * t->rsb) + next));              \
+            }                                                                                      \
+            for (int i = 0; i < rows; i++) {                                                       \
+                sum = TSHI_GEMM_LOAD_##isa(sums + i * cols);                                       \
+                for (int q = 0; q < steps; q++)                                                    \
+                    sum = TSHI_GEMM_FMA_##isa(TSHI_GEMM_SET_##isa(x[i][q]), y[q], sum);            \
+                TSHI_GEMM_STORE_##isa(sums + i * cols, sum);                                       \
+            }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    TARGET static void tshi_gemm_stream_##isa(const tshi_gemm_tile *t, int rows, int cols) {       \
+        const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real)), add = t->add;     \
+        const TSHI_GEMM_VEC_##isa zero = {0}, alpha = TSHI_GEMM_SET_##isa(t->alpha);               \
+        int64_t p = 0;                                                                             \
+        memset(t->sums, 0, (size_t)rows * (size_t)cols * sizeof *t->sums);                         \
+        for (; p + TSHI_GEMM_STEPS <= t->k; p += TSHI_GEMM_STEPS)                                  \
+            tshi_gemm_steps_##isa(t, p, TSHI_GEMM_STEPS, rows, cols);                              \
+        for (; p < t->k; p++) tshi_gemm_steps_##isa(t, p, 1, rows, cols);                          \
+        for (int i = 0; i < rows; i++)                                                             \
+            for (int j = 0; j < cols; j += lanes)                                                  \
+                TSHI_GEMM_PUT(isa, t->c + i * t->rsc + j, t->d + i * t->rsd + j,                   \
+                              TSHI_GEMM_LOAD_##isa(t->sums + i * cols + j))                        \
     }
 #define TSHI_GEMM_PART(isa, mr, size)                                                              \
     for (; mr > size && left >= size; left -= size) {                                              \
@@ -5348,14 +5391,16 @@ TSHI_AVX2 static void tshi_gemm_dot_avx2(const tshi_gemm_tile *t, int rows, int 
 static const tshi_gemm_kernel tshi_gemm_kernels[] = {
 #if TSHI_X86
     {"avx512", 12, 128 / sizeof(tsh_real), 264, 384, 1024, TSHI_ISA_AVX512, tshi_gemm_tile_avx512,
-     TSHI_GEMM_DOT},
+     TSHI_GEMM_DOT, tshi_gemm_stream_avx512},
     {"avx2", 6, 64 / sizeof(tsh_real), 132, 384, 1024, TSHI_ISA_AVX2, tshi_gemm_tile_avx2,
-     TSHI_GEMM_DOT},
+     TSHI_GEMM_DOT, tshi_gemm_stream_avx2},
 #endif
 #if TSHI_VECTORS
-    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128, NULL},
+    {"v128", 6, 32 / sizeof(tsh_real), 132, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_v128, NULL,
+     tshi_gemm_stream_v128},
 #endif
-    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL}};
+    {"c", 4, 2 * TSHI_GEMM_C_STRIP, 128, 256, 512, TSHI_ISA_PORTABLE, tshi_gemm_tile_c, NULL,
+     NULL}};
 
 /* Returns the best kernel for this processor. */
 static const tshi_gemm_kernel *tshi_gemm_pick(void) {
@@ -5470,8 +5515,9 @@ typedef struct tshi_gemm_job {
     tsh_real alpha;
     int add;
     tshi_matrix a, b, d, c;
+    int stream;                         /* 1: the kernel's `stream` computes what it can */
     const tshi_gemm_progress *progress; /* or NULL */
-    int64_t since;                /* multiply-adds since progress was called */
+    int64_t since;                      /* multiply-adds since progress was called */
 } tshi_gemm_job;
 
 /* Returns the size of blocks that cut `length` evenly: no more blocks than of size max, a multiple
@@ -5528,6 +5574,16 @@ static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     return w;
 }
 
+/* Returns how many columns of the product the kernel streams at a time, a multiple of nr, or 0: as
+ * many as have room for their sums in the place of packed B. */
+static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
+    const tshi_gemm_kernel *kernel = job->kernel;
+    if (!kernel->stream || job->m > TSHI_GEMM_FEW || job->b.dtype != TSH_REAL ||
+        job->b.column != 1 || job->d.column != 1 || job->c.column != 1)
+        return 0;
+    return kernel->nr * (tshi_base_min(job->k, kernel->kc) / job->m);
+}
+
 /* Multiplies one A block and one B panel: C(m, n) = D + alpha A(m, k) B(k, n), m <= mc, k <= kc.
  * The `first` block of rows packs the panel; if it is also the `last`, all slivers of the panel use
  * the same memory. */
@@ -5540,6 +5596,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const int thin = job->m <= TSHI_GEMM_THIN && job->b.column != 1 && job->b.row == 1 &&
                      kernel->dot != NULL && !convert_b;
     const int pack_b = convert_b || (!thin && (job->b.column != 1 || job->m > 2 * mr || !only));
+    const int64_t half = nr / 2, streamed = job->stream ? job->n / half * half : 0;
     tshi_gemm_walk walk;
     tshi_gemm_tile t;
     for (int64_t i = 0; pack_a && i < job->m; i += mr)
@@ -5553,7 +5610,17 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     t.rsc = job->c.row;
     t.rsa = pack_a ? 1 : job->a.row;
     t.csa = pack_a ? mr : job->a.column;
-    for (int64_t j = 0; j < job->n; j += nr) {
+    if (streamed > 0) {
+        t.a = pack_a ? job->pack_a : tshi_gemm_at(job->a, 0, 0);
+        t.b = tshi_gemm_at(job->b, 0, 0);
+        t.rsb = job->b.row;
+        t.d = tshi_gemm_at(job->d, 0, 0);
+        t.c = tshi_gemm_at(job->c, 0, 0);
+        t.sums = job->pack_b;
+        kernel->stream(&t, (int)job->m, (int)streamed);
+        job->since += job->m * streamed * job->k;
+    }
+    for (int64_t j = streamed; j < job->n; j += nr) {
         const int cols = (int)tshi_base_min(nr, job->n - j), width = cols > nr / 2 ? nr : nr / 2;
         const tshi_gemm_tile_fn tile = thin && cols == width ? kernel->dot : kernel->tile;
         t.b = tshi_gemm_at(job->b, 0, j);
@@ -5591,8 +5658,13 @@ static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
     const int64_t kc = tshi_gemm_even(all->k, kernel->kc, 4);
-    const int64_t nc = all->m <= TSHI_GEMM_THIN ? kernel->nr : all->m <= mc ? all->n : kernel->nc;
+    const int64_t stream = tshi_gemm_streams(all);
+    const int64_t nc = stream > 0                 ? stream
+                       : all->m <= TSHI_GEMM_THIN ? kernel->nr
+                       : all->m <= mc             ? all->n
+                                                  : kernel->nc;
     tshi_gemm_job part = *all;
+    part.stream = stream > 0;
     for (int64_t j = 0; j < all->n; j += nc) {
         part.n = tshi_base_min(nc, all->n - j);
         for (int64_t p = 0; p < all->k; p += kc) {
@@ -5672,6 +5744,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch,
     job.b = b;
     job.d = d;
     job.c = c;
+    job.stream = 0;
     job.progress = progress;
     job.since = 0;
     tshi_gemm_blocks(&job);

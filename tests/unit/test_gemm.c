@@ -13,6 +13,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "../support/skip.h"
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
 #define R(x)     ((tsh_real)(x))
@@ -410,6 +411,67 @@ static void test_fetch(void **state) {
 }
 #endif
 
+/* ------------------------------------------------------------- streams */
+
+static const tshi_gemm_kernel *streaming;
+static int streamed; /* how often the next one was called */
+
+static void count_stream(const tshi_gemm_tile *t, int rows, int cols) {
+    streamed++;
+    streaming->stream(t, rows, cols);
+}
+
+/* The bits of a product of few rows that reads B from end to end are those of the tiles'; also
+ * where it is added to a bias. */
+static void check_stream(const tshi_gemm_kernel *kernel, int64_t m, int64_t n, int64_t k,
+                         int layout_a, int layout_b, tsh_real beta, int biased) {
+    matrix a = matrix_new(m, k, layout_a), b = matrix_new(k, n, layout_b);
+    matrix c[2] = {matrix_new(m, n, ROWS_PADDED), matrix_new(m, n, ROWS_PADDED)};
+    matrix bias = {b.data, 0, 1, 0};
+    const int expect = m <= TSHI_GEMM_FEW && n >= kernel->nr / 2 && k >= m;
+    matrix_fill(&a, m, k, 1, 0);
+    matrix_fill(&b, k, n, 2, 0);
+    for (int stream = 0; stream < 2; stream++) {
+        tshi_gemm_kernel one = *kernel;
+        one.stream = stream ? count_stream : NULL;
+        streaming = kernel;
+        streamed = 0;
+        matrix_fill(&c[stream], m, n, 3, 0);
+        gemm_from(&one, m, n, k, R(0.7), &a, &b, beta, biased ? &bias : &c[stream], &c[stream]);
+        assert_int_equal(streamed > 0, stream && expect);
+    }
+    if (memcmp(c[0].data, c[1].data, c[0].size * sizeof *c[0].data))
+        fail_msg("%s: %dx%dx%d has other bits when streamed", kernel->name, (int)m, (int)n, (int)k);
+    free(a.data);
+    free(b.data);
+    free(c[0].data);
+    free(c[1].data);
+}
+
+static void test_streams(void **state) {
+    static const int layouts[] = {ROWS, COLUMNS, SPREAD};
+    int tried = 0;
+    (void)state;
+    EACH_KERNEL(kernel) {
+        const int64_t kc = kernel->kc, width = kernel->nr / 2;
+        if (!kernel->stream) continue;
+        tried++;
+        for (int m = 1; m <= TSHI_GEMM_FEW + 1; m++) {
+            const int64_t stripe = kernel->nr * (kc / m);
+            const int layout = layouts[m % 3];
+            check_stream(kernel, m, 2 * stripe + 3 * width + 1, kc - 1, layout, ROWS, 0, 0);
+            check_stream(kernel, m, stripe + width - 1, 2 * kc + 5, layout, ROWS_PADDED, 1, 0);
+            check_stream(kernel, m, stripe + 3 * width, 2 * kc + 5, layout, ROWS_PADDED, 1, 1);
+            check_stream(kernel, m, stripe - width, 2 * kc, layout, ROWS_PADDED, R(-0.5), 0);
+            check_stream(kernel, m, width, kc + 1, layout, ROWS, 1, 0);
+            check_stream(kernel, m, width - 1, kc + 1, layout, ROWS, 1, 0);
+            check_stream(kernel, m, 3 * width, m, layout, ROWS, 1, 0);
+            check_stream(kernel, m, 3 * width, m - 1, layout, ROWS, 1, 0);
+        }
+    }
+    if (!tried) SKIP("no kernel that this processor runs streams its operands");
+}
+
 static void test_pack(void **state) {
     static const int steps[][2] = {{1, 50}, {50, 1}, {3, 70}, {1, 1}, {0, 1}};
     static tsh_real source[64 * 70], fast[64 * 40], plain[64 * 40];
@@ -572,7 +634,7 @@ int main(void) {
         cmocka_unit_test(test_blocks),      cmocka_unit_test(test_bias),
         cmocka_unit_test(test_nan),         cmocka_unit_test(test_nan_spreads),
         cmocka_unit_test(test_empty),       cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_bits),        cmocka_unit_test(test_streams),
         cmocka_unit_test(test_chore),       cmocka_unit_test(test_progress),
         cmocka_unit_test(test_own_gemm),
 #ifndef TSHARD_NO_SIMD
