@@ -4620,8 +4620,10 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
     if (TSHI_DOUBLE) return most;
     for (i = 0; i < TSHI_BLOCK; i++) {
         const uint32_t bits = tshi_kernel_bits((float)lane[i]);
-        const int32_t order = (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu));
-        const int32_t rank = lane[i] != lane[i] ? INT32_MAX : order;
+        const uint32_t order = bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu);
+        /* all ones if NaN: its magnitude is above that of infinity; arithmetic, to be vectorised */
+        const uint32_t nan = 0u - ((0x7F800000u - (bits & 0x7FFFFFFFu)) >> 31);
+        const int32_t rank = (int32_t)((order & ~nan) | nan >> 1);
         best = best > rank ? best : rank;
     }
     return TSHI_R(
