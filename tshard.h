@@ -5460,7 +5460,7 @@ TSHI_INLINE void tshi_gemm_pack_columns(float *TSHI_RESTRICT dst, int width, int
 }
 
 /* dst[p * width + i] = src[i * inc + p * ld] for i < valid, else 0; p < k, i < width. */
-static void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
+TSHI_OUTLINE void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const float *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     const int lanes = inc == 1 || ld == 1 ? valid & ~3 : 0;
     const int64_t steps = lanes > 0 ? k & ~(int64_t)3 : 0, block = inc == 1 ? 4 : 16;
@@ -5480,7 +5480,7 @@ static void tshi_gemm_pack(float *TSHI_RESTRICT dst, int width, int valid, int64
                              ld);
 }
 #else
-static void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int valid, int64_t k,
+TSHI_OUTLINE void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int valid, int64_t k,
                            const tsh_real *TSHI_RESTRICT src, int64_t inc, int64_t ld) {
     tshi_gemm_pack_lanes(dst, width, 0, valid, k, src, inc, ld);
 }
