@@ -2170,15 +2170,6 @@ TSH_API int64_t tsh_now(void) {
 #endif
 }
 
-/* Appends to a text in a buffer of `size` bytes, as snprintf: what does not fit is cut off. */
-TSH_PRINTF(3, 4) static void tshi_base_append(char *text, size_t size, const char *format, ...) {
-    size_t used = strlen(text);
-    va_list list;
-    va_start(list, format);
-    if (used + 1 < size) (void)vsnprintf(text + used, size - used, format, list);
-    va_end(list);
-}
-
 /* ========================================================================== */
 /* >>error                                              MARK: - error (private) */
 /* A ctx keeps its first error, reports it to its peers once, and adopts       */
@@ -2230,27 +2221,25 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     if (ctx->logged || !ctx->logger.fn) return;
     ctx->logged = 1;
     if (ctx->world.size > 1)
-        tshi_base_append(text, sizeof text, "rank %d%s: ", ctx->world.rank,
-                         received ? " stops" : "");
-    tshi_base_append(text, sizeof text, "%s%s (%s)", ctx->error.message,
-                     received && ctx->error.code == TSH_ERR_MISMATCH
-                         ? "; every rank must run the same program, with the same arguments"
-                         : "",
-                     tsh_result_name(ctx->error.code));
+        tsh_text_add(text, sizeof text, "rank %d%s: ", ctx->world.rank, received ? " stops" : "");
+    tsh_text_add(text, sizeof text, "%s%s (%s)", ctx->error.message,
+                 received && ctx->error.code == TSH_ERR_MISMATCH
+                     ? "; every rank must run the same program, with the same arguments"
+                     : "",
+                 tsh_result_name(ctx->error.code));
     ctx->logger.fn(ctx->logger.user, text);
 }
 
 /* Aborts the world with a local error, if there is one: peers in a collective get it, with this
  * rank named. Only now is it logged: until here tsh_clear_error could undo it. */
 static TSHI_COLD void tshi_error_tell(tsh_ctx *ctx) {
-    tsh_error report = ctx->error;
+    tsh_error report;
     if (ctx->error.code == TSH_OK) return;
     tshi_error_log(ctx, 0);
     if (ctx->told || !ctx->world.ops) return;
     ctx->told = 1;
-    report.message[0] = '\0';
-    tshi_base_append(report.message, sizeof report.message, "rank %d: %s", ctx->world.rank,
-                     ctx->error.message);
+    (void)tsh_error_set(&report, ctx->error.code, ctx->error.rank, "rank %d: %s", ctx->world.rank,
+                        ctx->error.message);
     ctx->world.ops->abort(&ctx->world, &report);
 }
 
@@ -2283,35 +2272,21 @@ static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
     memcpy(text + dots + keep, ": ", 2);
 }
 
-/* Records an error, unless ctx has one. */
-TSH_PRINTF(3, 0)
-static TSHI_COLD void tshi_error_keep(tsh_ctx *ctx, tsh_result code, const char *format,
-                                      va_list list) {
-    if (!ctx || ctx->error.code != TSH_OK) return;
-    ctx->error.code = code;
-    ctx->error.rank = ctx->world.rank;
-    (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
-    tshi_error_place(ctx);
-}
-
 TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...) {
     va_list list;
+    if (!ctx || ctx->error.code != TSH_OK) return code; /* the first error is kept */
+    ctx->error.code = code;
+    ctx->error.rank = ctx->world.rank;
     va_start(list, format);
-    tshi_error_keep(ctx, code, format, list);
+    (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
     va_end(list);
+    tshi_error_place(ctx);
     return code;
 }
 
-/* tsh_fail for functions that return a tensor: returns NULL. */
-TSH_PRINTF(3, 4)
-static TSHI_COLD tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, const char *format,
-                                             ...) {
-    va_list list;
-    va_start(list, format);
-    tshi_error_keep(ctx, code, format, list);
-    va_end(list);
-    return NULL;
-}
+/* tsh_fail for functions that return a tensor, and for those that return 1 if all is well. */
+#define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
+#define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 
 /* Records what a collective returned, if it is an error: the world's error, or, if the world has
  * none, that the arguments were refused. Returns result. */
@@ -3289,13 +3264,13 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
     if (!size) return text;
     text[0] = '\0';
     if (layout->kind != TSH_SHARDED) {
-        tshi_base_append(text, size, layout->kind == TSH_PARTIAL ? "P" : "R");
+        tsh_text_add(text, size, layout->kind == TSH_PARTIAL ? "P" : "R");
     } else {
-        tshi_base_append(text, size, "S(%d", layout->dim);
-        if (layout->segments > 1) tshi_base_append(text, size, ", %d segments", layout->segments);
+        tsh_text_add(text, size, "S(%d", layout->dim);
+        if (layout->segments > 1) tsh_text_add(text, size, ", %d segments", layout->segments);
         if (layout->segment[0].unit > 1)
-            tshi_base_append(text, size, ", unit %lld", (long long)layout->segment[0].unit);
-        tshi_base_append(text, size, ")");
+            tsh_text_add(text, size, ", unit %lld", (long long)layout->segment[0].unit);
+        tsh_text_add(text, size, ")");
     }
     return text;
 }
@@ -3341,18 +3316,18 @@ TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d) {
 static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
     int i;
     text[0] = '\0';
-    tshi_base_append(text, TSHI_TEXT_SIZE, "(");
+    tsh_text_add(text, TSHI_TEXT_SIZE, "(");
     for (i = 0; i < ndim; i++)
-        tshi_base_append(text, TSHI_TEXT_SIZE, i ? ", %lld" : "%lld", (long long)dim[i]);
-    tshi_base_append(text, TSHI_TEXT_SIZE, ")");
+        tsh_text_add(text, TSHI_TEXT_SIZE, i ? ", %lld" : "%lld", (long long)dim[i]);
+    tsh_text_add(text, TSHI_TEXT_SIZE, ")");
     return text;
 }
 
 /* Writes "(2, 3) S(1)", for error sentences. */
 static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
     char layout[TSHI_TEXT_SIZE];
-    tshi_base_append(tshi_tensor_sizes(t->dim, t->ndim, text), TSHI_TEXT_SIZE, " %s",
-                     tsh_layout_text(&t->layout, layout, sizeof layout));
+    tsh_text_add(tshi_tensor_sizes(t->dim, t->ndim, text), TSHI_TEXT_SIZE, " %s",
+                 tsh_layout_text(&t->layout, layout, sizeof layout));
     return text;
 }
 
@@ -11560,12 +11535,12 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
     text[0] = '\0';
     if (!tshi_tensor_check("tsh_to_string", &t, 1) || !(values = tshi_kernel_packed(t, &scratch)))
         return text;
-    tshi_base_append(text, size, "%s %s:", tshi_dtype_name(t->dtype), tshi_tensor_text(t, form));
+    tsh_text_add(text, size, "%s %s:", tshi_dtype_name(t->dtype), tshi_tensor_text(t, form));
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
         int64_t run = 1;
         for (d = t->ndim - 1; d > 0 && e; d--)
-            if (e % (run *= t->local[d]) == 0) tshi_base_append(text, size, " /");
-        tshi_base_append(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
+            if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /");
+        tsh_text_add(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }
     tshi_mem_drop(t->ctx, scratch);
     return text;
@@ -14513,19 +14488,18 @@ static void tshi_module_line(const tsh_module *m, tshi_line *line) {
     char text[TSHI_TEXT_SIZE];
     int i, k;
     memset(line, 0, sizeof *line);
-    tshi_base_append(line->name, sizeof line->name, m->path[0] ? "\"%s\"" : "the root", m->path);
-    tshi_base_append(line->what, sizeof line->what, " %s", m->kind->name);
+    tsh_text_add(line->name, sizeof line->name, m->path[0] ? "\"%s\"" : "the root", m->path);
+    tsh_text_add(line->what, sizeof line->what, " %s", m->kind->name);
     line->number = m->number;
-    if (m->number > 0) tshi_base_append(line->what, sizeof line->what, " (%.9g)", m->number);
+    if (m->number > 0) tsh_text_add(line->what, sizeof line->what, " (%.9g)", m->number);
     for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
-        tshi_base_append(line->what, sizeof line->what, "%s %s %s %s", i ? "," : ":",
-                         m->param_name[i], tshi_dtype_name(param->dtype),
-                         tshi_tensor_text(param, text));
+        tsh_text_add(line->what, sizeof line->what, "%s %s %s %s", i ? "," : ":", m->param_name[i],
+                     tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
         for (k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
-            tshi_base_append(line->what, sizeof line->what, "%s%lld", k ? " + " : " of ",
-                             (long long)param->layout.segment[k].length);
+            tsh_text_add(line->what, sizeof line->what, "%s%lld", k ? " + " : " of ",
+                         (long long)param->layout.segment[k].length);
     }
 }
 
@@ -14537,8 +14511,8 @@ static int tshi_module_next_line(const tsh_ctx *ctx, tsh_module **m, tshi_line *
         tshi_module_line(*m, line);
         return 1;
     }
-    tshi_base_append(line->name, sizeof line->name, "the seed");
-    tshi_base_append(line->what, sizeof line->what, " %llu", (unsigned long long)ctx->seed);
+    tsh_text_add(line->name, sizeof line->name, "the seed");
+    tsh_text_add(line->what, sizeof line->what, " %llu", (unsigned long long)ctx->seed);
     return 1;
 }
 
@@ -14823,7 +14797,7 @@ static const char *tshi_module_below(const tsh_module *root, const tsh_module *m
 static void tshi_module_suggest(tsh_module *root, const char *path, char *text, size_t size) {
     tsh_module *module, *best[3] = {NULL, NULL, NULL};
     int shown, distance, min;
-    tshi_base_append(text, size, "near it are");
+    tsh_text_add(text, size, "near it are");
     for (shown = 0; shown < 3; shown++) {
         min = INT_MAX;
         for (module = root; module; module = tshi_module_next(root, module)) {
@@ -14834,10 +14808,10 @@ static void tshi_module_suggest(tsh_module *root, const char *path, char *text, 
             min = distance;
         }
         if (!best[shown]) break;
-        tshi_base_append(text, size, "%s \"%s\"", shown ? "," : "",
-                         tshi_module_below(root, best[shown]));
+        tsh_text_add(text, size, "%s \"%s\"", shown ? "," : "",
+                     tshi_module_below(root, best[shown]));
     }
-    if (!shown) tshi_base_append(text, size, " no modules");
+    if (!shown) tsh_text_add(text, size, " no modules");
 }
 
 /* Finds the module at a path of n characters below `module`; NULL if there is none. */
@@ -19506,7 +19480,7 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
         usual = tshi_module_majority(theirs + i, n, size, holds);
         for (r = 0; r < size; r++)
             if ((!holds || holds[r]) && theirs[r * n + i] != theirs[usual * n + i])
-                tshi_base_append(list, sizeof list, "%s%d", differ++ ? ", " : "", r);
+                tsh_text_add(list, sizeof list, "%s%d", differ++ ? ", " : "", r);
         if (differ)
             (void)tsh_fail(ctx, TSH_ERR_STATE,
                            "tsh_check_replicas: %s\"%s\" %s between the %d ranks of %s: %s %s "
@@ -19822,6 +19796,8 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 /* Needs: nothing.                                                              */
 /* ========================================================================== */
 
+#undef tshi_error_null
+#undef tshi_error_zero
 #undef TSHI_R
 #undef TSHI_DOUBLE
 #undef TSHI_RESTRICT
