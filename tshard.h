@@ -1785,6 +1785,12 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_POSIX 0
 #endif
 
+/* Initialises a structure or an array with zeros; {0} draws warnings from compilers of C++. */
+#ifdef __cplusplus
+#define TSHI_ZERO {}
+#else
+#define TSHI_ZERO {0}
+#endif
 #define TSHI_R(x) ((tsh_real)(x))
 /* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
@@ -2358,12 +2364,11 @@ static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, s
     ctx->mem.calls++;
     if (new_size != SIZE_MAX)
         block = ctx->allocator.fn(ctx->allocator.user, ptr, old_size, new_size, TSHI_ALIGN);
-    if (new_size && !block) {
+    if (new_size && !block)
         (void)tsh_fail(ctx, TSH_ERR_MEMORY, "the allocator refused %llu bytes; the ctx holds %llu",
                        (unsigned long long)new_size, (unsigned long long)ctx->mem.total);
-        return NULL;
-    }
-    tshi_mem_count(&ctx->mem, kind, new_size, old_size);
+    else
+        tshi_mem_count(&ctx->mem, kind, new_size, old_size);
     return block;
 }
 
@@ -2489,14 +2494,12 @@ TSHI_OUTLINE tshi_block *tshi_mem_take(tsh_ctx *ctx, int kind, size_t bytes) {
     size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4;
     tshi_block *block;
     size = (size + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
-    if (kind == TSH_MEM_STEP) {
+    if (kind == TSH_MEM_STEP)
         block = tshi_mem_step(ctx, size);
-    } else {
+    else
         block = (tshi_block *)tshi_mem_call(ctx, kind, NULL, 0, size + sizeof *block);
-        if (block) memset(block, 0, sizeof *block);
-        if (block) block->size = size;
-    }
     if (!block) return NULL;
+    if (kind != TSH_MEM_STEP) block->size = size; /* of the pool: perhaps larger */
     block->kind = kind;
     block->refs = 1;
     return block;
@@ -2557,27 +2560,17 @@ static void tshi_mem_reset(tshi_arena *arena) {
     arena->now = arena->first;
 }
 
-/* Frees a list of pages and empties it. */
-static void tshi_mem_free_pages(tsh_ctx *ctx, int kind, tshi_page **list) {
-    tshi_page *page;
-    while ((page = *list) != NULL) {
-        *list = page->next;
+/* Frees a list of pages: those of an arena (TSH_MEM_BOOKS), or of the pool (TSH_MEM_STEP). */
+static void tshi_mem_close(tsh_ctx *ctx, int kind, tshi_page *page) {
+    while (page) {
+        tshi_page *next = page->next;
         (void)tshi_mem_call(ctx, kind, page, page->bytes, 0);
+        page = next;
     }
 }
 
-static void tshi_mem_close(tsh_ctx *ctx, tshi_arena *arena) {
-    tshi_mem_free_pages(ctx, TSH_MEM_BOOKS, &arena->first);
-    arena->now = NULL;
-}
-
-static void tshi_mem_close_pool(tsh_ctx *ctx) {
-    tshi_mem_free_pages(ctx, TSH_MEM_STEP, &ctx->pool.pages);
-}
-
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
-    tsh_mem none;
-    memset(&none, 0, sizeof none);
+    const tsh_mem none = TSHI_ZERO;
     return ctx ? ctx->mem : none;
 }
 
@@ -2965,7 +2958,7 @@ static void tshi_trace_drop(tsh_ctx *ctx) {
     if (!ctx->trace) return;
     arena = ctx->trace->arena;
     ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = NULL;
-    tshi_mem_close(ctx, &arena); /* the trace itself lies in it */
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, arena.first); /* the trace itself lies in it */
 }
 
 /* ========================================================================== */
@@ -8694,11 +8687,12 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     while (ctx->handles.owned.next != &ctx->handles.owned) tshi_tensor_end(ctx->handles.owned.next);
     tshi_trace_drop(ctx);
     tshi_mem_drop(ctx, ctx->gemm_scratch);
-    tshi_mem_close_pool(ctx);
-    for (micro = ctx->micros; micro; micro = micro->next) tshi_mem_close(ctx, &micro->arena);
-    tshi_mem_close(ctx, &ctx->tape.arena);
-    tshi_mem_close(ctx, &ctx->buckets.arena);
-    tshi_mem_close(ctx, &ctx->books);
+    tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages);
+    for (micro = ctx->micros; micro; micro = micro->next)
+        tshi_mem_close(ctx, TSH_MEM_BOOKS, micro->arena.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->tape.arena.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->buckets.arena.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->books.first);
     tsh_comm_close(&ctx->dp);
     tsh_comm_close(&ctx->pp);
     tsh_comm_close(&ctx->tp);
@@ -17891,7 +17885,7 @@ static void tshi_io_close(tshi_io *io) {
 static void tshi_io_end(tshi_io *io) {
     tshi_io_close(io);
     tshi_mem_drop(io->ctx, io->whole_block);
-    tshi_mem_close(io->ctx, &io->arena);
+    tshi_mem_close(io->ctx, TSH_MEM_BOOKS, io->arena.first);
 }
 
 /* Reports a failed system call: operation, path and strerror(errno). Returns 0. */
@@ -19798,6 +19792,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 
 #undef tshi_error_null
 #undef tshi_error_zero
+#undef TSHI_ZERO
 #undef TSHI_R
 #undef TSHI_DOUBLE
 #undef TSHI_RESTRICT
