@@ -3514,29 +3514,53 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
     return (tsh_real *)tshi_tensor_at(t);
 }
 
-/* Calls fn for every maximal run of elements of the local shard that are also neighbours in the
- * whole tensor, in row-major order. `global` and `local` are the flat indices of the run's first
- * element in the whole tensor and in the shard. */
-typedef void (*tshi_run_fn)(void *user, int64_t global, int64_t local, int64_t length);
-TSHI_OUTLINE void tshi_tensor_runs(const tsh_tensor *t, tshi_run_fn fn, void *user) {
-    const int cut = t->layout.dim;
+/* The runs of consecutive elements that a shard has among the global elements [from, to). */
+typedef struct tshi_runs {
+    int64_t global, local, length; /* a run: its first element in the tensor, and in the shard */
+    int64_t from, to;
+    int64_t row, width, inner; /* the row's first element, its elements, those of an index */
+    int64_t held;              /* elements that the shard has before the next segment */
     tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t rows, row, at = 0, inner, length;
-    int s;
-    if (t->layout.kind != TSH_SHARDED) {
-        if (tsh_local_numel(t)) fn(user, 0, 0, tsh_local_numel(t));
-        return;
+    int segment, segments; /* the next segment of the row */
+} tshi_runs;
+
+/* The runs of the shard of a rank of tp: while (tshi_tensor_next_run(&run)) ... */
+static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
+    const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
+    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t);
+    tshi_runs run = TSHI_ZERO;
+    const int64_t owned = tsh_chunk(&t->layout, length, t->ctx->tp.size, rank, run.range);
+    run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;
+    run.width = length * run.inner;
+    run.segments = sharded ? t->layout.segments : 1;
+    if (!owned || !run.width) return run;
+    run.from = from;
+    run.to = to;
+    run.row = from - from % run.width;
+    run.held = from / run.width * owned * run.inner;
+    return run;
+}
+
+/* Goes on to the next run, at first the first one; returns 0 if there are no more. */
+static int tshi_tensor_next_run(tshi_runs *run) {
+    while (run->row < run->to) {
+        const tsh_range *range = &run->range[run->segment];
+        const int64_t begin = run->row + range->start * run->inner;
+        const int64_t end = begin + range->length * run->inner;
+        run->global = begin > run->from ? begin : run->from;
+        run->local = run->held + run->global - begin;
+        run->length = tshi_base_min(end, run->to) - run->global;
+        run->held += end - begin;
+        run->segment = (run->segment + 1) % run->segments;
+        if (!run->segment) run->row += run->width;
+        if (run->length > 0) return 1;
     }
-    (void)tsh_chunk(&t->layout, t->dim[cut], t->ctx->tp.size, t->ctx->tp.rank, range);
-    rows = tshi_tensor_product(t->dim, cut);
-    inner = tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1);
-    for (row = 0; row < rows; row++) {
-        for (s = 0; s < t->layout.segments; s++) {
-            length = range[s].length * inner;
-            if (length) fn(user, (row * t->dim[cut] + range[s].start) * inner, at, length);
-            at += length;
-        }
-    }
+    return 0;
+}
+
+/* Returns the runs of this rank's whole shard. */
+static tshi_runs tshi_tensor_own_runs(const tsh_tensor *t) {
+    return tshi_tensor_runs(t, t->ctx->tp.rank, 0, tsh_numel(t));
 }
 
 /* Returns the global index along `dim` of a local one. */
@@ -3576,8 +3600,6 @@ static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int6
 /* -- initial values --------------------------------------------------------- */
 
 typedef struct tshi_tensor_filling {
-    void *out;
-    const tshi_dtype *dtype;
     uint64_t key, stream;
     tsh_init init;       /* of kind CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
     double from, to;     /* TRUNC_NORMAL: the distribution function at low and high */
@@ -3587,8 +3609,7 @@ typedef struct tshi_tensor_filling {
 } tshi_tensor_filling;
 
 static tsh_init tshi_tensor_init_of(tsh_init_kind kind, double a, double b) {
-    tsh_init init;
-    memset(&init, 0, sizeof init);
+    tsh_init init = TSHI_ZERO;
     init.kind = kind;
     init.a = a;
     init.b = b;
@@ -3615,21 +3636,6 @@ static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
     u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0;
     x = init->a + init->b * tshi_rng_quantile(f->from + u * (f->to - f->from));
     return x < init->low ? init->low : x > init->high ? init->high : x;
-}
-
-/* Fills a run of elements (see tshi_tensor_runs). */
-static void tshi_tensor_fill_run(void *user, int64_t global, int64_t local, int64_t length) {
-    enum { BLOCK = 256 };
-    const tshi_tensor_filling *f = (const tshi_tensor_filling *)user;
-    tsh_real out[BLOCK];
-    int64_t e, i, n;
-    for (e = 0; e < length; e += n) {
-        const int filled = e > 0 && f->init.kind == TSH_INIT_CONSTANT;
-        n = tshi_base_min(BLOCK, length - e);
-        for (i = 0; i < n && !filled; i++)
-            out[i] = TSHI_R(tshi_tensor_element(f, global + e + i));
-        f->dtype->store((char *)f->out + (local + e) * f->dtype->size, 1, n, out);
-    }
 }
 
 /* Kaiming and Xavier initialisation are a uniform or normal distribution whose width depends on the
@@ -3744,18 +3750,26 @@ static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_
 /* Fills a dense tensor. An element's value depends on its global index, not on the degree of tp. op
  * is named in errors. */
 static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init, uint64_t stream) {
-    tshi_tensor_filling f;
+    enum { BLOCK = 256 };
+    const tshi_dtype *dtype = &tshi_dtypes[t->dtype];
+    tshi_tensor_filling f = TSHI_ZERO;
+    tshi_runs run = tshi_tensor_own_runs(t);
     tshi_block *block = NULL;
-    memset(&f, 0, sizeof f);
-    f.out = tshi_tensor_at(t);
-    f.dtype = &tshi_dtypes[t->dtype];
+    tsh_real value[BLOCK];
     f.key = t->ctx->seed;
     f.stream = stream;
     f.init = init;
     if (tshi_tensor_resolve(t, op, &f) != TSH_OK) return t->ctx->error.code;
     if (f.init.kind == TSH_INIT_ORTHOGONAL && !(block = tshi_tensor_orthogonal(t, &f)))
         return TSH_ERR_MEMORY;
-    tshi_tensor_runs(t, tshi_tensor_fill_run, &f);
+    while (tshi_tensor_next_run(&run))
+        for (int64_t e = 0, n; e < run.length; e += n) {
+            const int filled = e > 0 && f.init.kind == TSH_INIT_CONSTANT;
+            n = tshi_base_min(BLOCK, run.length - e);
+            for (int64_t i = 0; i < n && !filled; i++)
+                value[i] = TSHI_R(tshi_tensor_element(&f, run.global + e + i));
+            dtype->store((char *)tshi_tensor_at(t) + (run.local + e) * dtype->size, 1, n, value);
+        }
     tshi_mem_drop(t->ctx, block);
     return TSH_OK;
 }
@@ -3767,10 +3781,11 @@ static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init
         t->block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
                                  tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     if (!t->block) return TSH_ERR_MEMORY;
-    if (tshi_tensor_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) == TSH_OK || had)
-        return t->ctx->error.code;
-    tshi_mem_drop(t->ctx, t->block);
-    t->block = NULL;
+    if (tshi_tensor_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) != TSH_OK &&
+        !had) {
+        tshi_mem_drop(t->ctx, t->block);
+        t->block = NULL;
+    }
     return t->ctx->error.code;
 }
 
@@ -3819,11 +3834,11 @@ static int tshi_tensor_recorded(const tsh_tensor *t) {
 /* Returns 1 if t's values may be overwritten, 0 and an error if backward needs them. */
 static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
     if (!tshi_tensor_recorded(t)) return 1;
-    (void)tsh_fail(t->ctx, TSH_ERR_STATE,
-                   "%s: ops are recorded that used the tensor's values, and backward needs these; "
-                   "call tsh_backward or tsh_step_end first, or write to another tensor",
-                   op);
-    return 0;
+    return tshi_error_zero(
+        t->ctx, TSH_ERR_STATE,
+        "%s: ops are recorded that used the tensor's values, and backward needs these; call "
+        "tsh_backward or tsh_step_end first, or write to another tensor",
+        op);
 }
 
 /* -- checks that every op begins with --------------------------------------- */
@@ -3838,11 +3853,9 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (ctx->trace) tshi_trace_open(ctx->trace, op);
     for (i = 0; i < n && ctx->error.code == TSH_OK; i++) {
-        if (!in[i])
-            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d is NULL", op, i + 1);
-        else if (in[i]->ctx != ctx)
-            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d belongs to another ctx", op,
-                           i + 1);
+        if (!in[i] || in[i]->ctx != ctx)
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d %s", op, i + 1,
+                           in[i] ? "belongs to another ctx" : "is NULL");
         else if (!in[i]->block)
             (void)tshi_tensor_materialize(in[i]);
         if (ctx->error.code == TSH_OK && (in[i]->flags & TSHI_STALE))
@@ -3857,12 +3870,9 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
 
 /* tshi_tensor_check for functions whose first argument is a ctx, which gets every error. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
-    if (!t)
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor is NULL", op);
-    else if (t->ctx != ctx)
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor belongs to another ctx", op);
-    else
-        return tshi_tensor_check(op, &t, 1);
+    if (t && t->ctx == ctx) return tshi_tensor_check(op, &t, 1);
+    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
+                   t ? "belongs to another ctx" : "is NULL");
     return NULL;
 }
 
@@ -9938,8 +9948,8 @@ TSHI_MAP_MASK(avx512, TSHI_AVX512)
 TSHI_KERNEL_TABLE(tshi_map_mask);
 
 /* Drops out `length` elements from the global and local index that are given. */
-static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t length) {
-    const tshi_dropout_run *run = (const tshi_dropout_run *)user;
+static void tshi_map_mask_run(const tshi_dropout_run *run, int64_t global, int64_t local,
+                              int64_t length) {
     tshi_mask_range part;
     tshi_operand x[2];
     part.mask = run->mask;
@@ -9947,6 +9957,13 @@ static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t
     x[0] = tshi_kernel_reals(run->y + local, 1);
     x[1] = tshi_kernel_reals(run->x + local, 1);
     tshi_map_mask[run->isa](length, x, &part);
+}
+
+/* Drops out elements of this rank's shard of t. */
+static void tshi_map_mask_all(const tshi_dropout_run *run, const tsh_tensor *t) {
+    tshi_runs part = tshi_tensor_own_runs(t);
+    while (tshi_tensor_next_run(&part))
+        tshi_map_mask_run(run, part.global, part.local, part.length);
 }
 
 static void tshi_map_dropout_backward(tshi_node *node) {
@@ -9960,7 +9977,7 @@ static void tshi_map_dropout_backward(tshi_node *node) {
     run.isa = out->ctx->isa;
     run.mask = (const tshi_dropout *)node->params;
     run.x = tshi_tape_grad(node);
-    tshi_tensor_runs(out, tshi_map_mask_run, &run);
+    tshi_map_mask_all(&run, out);
     tshi_map_accumulate(node, &dest, scratch);
 }
 
@@ -9985,7 +10002,7 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     run.mask = &mask;
     run.y = tshi_kernel_output(out, &unrounded);
     run.x = run.y ? tshi_kernel_packed_reals(x, &scratch) : NULL;
-    if (run.x) tshi_tensor_runs(out, tshi_map_mask_run, &run);
+    if (run.x) tshi_map_mask_all(&run, out);
     tshi_mem_drop(ctx, scratch);
     if (run.y) tshi_kernel_output_done(out, unrounded);
     if (!run.x) return NULL;
@@ -17995,29 +18012,11 @@ static int tshi_io_in_chunks(const tshi_io_item *item) {
 
 /* Calls fn for every run of consecutive elements that `rank`'s shard has among the global elements
  * [from, to), as tshi_tensor_runs. */
+typedef void (*tshi_run_fn)(void *user, int64_t global, int64_t local, int64_t length);
 static void tshi_io_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, tshi_run_fn fn,
                          void *user) {
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t inner, length, owned, row, begin, lo, hi, at;
-    int s, dim = t->layout.dim;
-    if (t->layout.kind != TSH_SHARDED) {
-        if (to > from) fn(user, from, from, to - from);
-        return;
-    }
-    owned = tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, rank, range);
-    inner = tshi_tensor_product(t->dim + dim + 1, t->ndim - dim - 1);
-    length = t->dim[dim] * inner;
-    if (!length || !owned) return;
-    for (row = from / length; row * length < to; row++) {
-        at = row * owned * inner;
-        for (s = 0; s < t->layout.segments; s++) {
-            begin = row * length + range[s].start * inner;
-            lo = begin > from ? begin : from;
-            hi = tshi_base_min(begin + range[s].length * inner, to);
-            if (hi > lo) fn(user, lo, at + lo - begin, hi - lo);
-            at += range[s].length * inner;
-        }
-    }
+    tshi_runs run = tshi_tensor_runs(t, rank, from, to);
+    while (tshi_tensor_next_run(&run)) fn(user, run.global, run.local, run.length);
 }
 
 /* Converts values between a file's little-endian and this machine's byte order, in place. */
@@ -19339,32 +19338,27 @@ TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_
 /* Needs: >>redistribute >>module >>io.                                         */
 /* ========================================================================== */
 
-/* A hash of values that are summed up. */
-typedef struct tshi_hashing {
-    const char *values;
-    size_t width;
-    uint64_t sum;
-} tshi_hashing;
-
-static void tshi_check_hash_run(void *user, int64_t global, int64_t local, int64_t length) {
-    tshi_hashing *h = (tshi_hashing *)user;
-    int64_t i;
-    for (i = 0; i < length; i++)
-        h->sum += tshi_rng_hash((uint64_t)(global + i) + 1,
-                                h->values + (size_t)(local + i) * h->width, h->width);
+/* Returns the sum of the hashes of n elements; the first has this index in the whole tensor. */
+static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global, int64_t n) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += tshi_rng_hash((uint64_t)(global + i) + 1, (const char *)values + (size_t)i * width,
+                             width);
+    return sum;
 }
 
 /* Returns this rank's part of tsh_hash, which is a sum over global elements (of a hash of index and
  * value): the parts of all ranks of a sharded tensor add up to it. */
 static uint64_t tshi_check_part(const tsh_tensor *t) {
-    tshi_hashing h;
+    const size_t width = tsh_dtype_size(t->dtype);
     tshi_block *scratch;
-    h.values = (const char *)tshi_kernel_packed(t, &scratch);
-    h.width = tsh_dtype_size(t->dtype);
-    h.sum = 0;
-    if (h.values) tshi_tensor_runs(t, tshi_check_hash_run, &h);
+    const char *values = (const char *)tshi_kernel_packed(t, &scratch);
+    tshi_runs run = tshi_tensor_own_runs(t);
+    uint64_t sum = 0;
+    while (values && tshi_tensor_next_run(&run))
+        sum += tshi_check_sum(values + (size_t)run.local * width, width, run.global, run.length);
     tshi_mem_drop(t->ctx, scratch);
-    return h.sum;
+    return sum;
 }
 
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
@@ -19388,15 +19382,17 @@ typedef struct tshi_replica {
 typedef struct tshi_replicas {
     tshi_replica *each; /* NULL: they are counted only */
     int count;
+    int tied; /* parameters that several stages hold, else all of this stage */
 } tshi_replicas;
 
 /* Counts or, once all->each has memory, lists t: param or one of its moments. With `holds`, a
  * missing tensor is listed, too: all ranks of pp need the same list. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
+    const int found = t && t->block;
     tshi_replica *r;
-    tshi_hashing h;
-    if ((!t || !t->block) && !holds) return;
+    uint64_t hash;
+    if (!found && !holds) return;
     r = all->each ? all->each + all->count : NULL;
     all->count++;
     if (!r) return;
@@ -19404,17 +19400,13 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->path = param->path;
     r->what = what;
     r->holds = holds;
-    if (!t || !t->block) return;
+    if (!found) return;
     r->over_tp = t->layout.kind == TSH_REPLICATED;
     r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
-    h.values = (const char *)tshi_mem_data(t->block);
-    h.width = tsh_dtype_size(t->dtype);
-    h.sum = 0;
-    if (r->over_dp)
-        h.sum = tshi_check_part(t);
-    else
-        tshi_check_hash_run(&h, 0, 0, tshi_optim_count(t));
-    r->hash = (int64_t)(h.sum >> 1);
+    hash = r->over_dp ? tshi_check_part(t)
+                      : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
+                                       tshi_optim_count(t));
+    r->hash = (int64_t)(hash >> 1);
 }
 
 /* Lists a parameter and its moments. */
@@ -19432,24 +19424,19 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
 }
 
 static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
+    tshi_replicas *all = (tshi_replicas *)user;
+    const tshi_tie *tie = all->tied ? param->ctx->pipeline->ties : NULL;
     (void)path;
-    tshi_check_all((tshi_replicas *)user, param, NULL);
-}
-
-/* Lists a parameter that several stages hold. */
-static void tshi_check_tied(const char *path, tsh_tensor *param, void *user) {
-    const tshi_tie *tie;
-    (void)path;
-    for (tie = param->ctx->pipeline->ties; tie; tie = tie->next)
-        if (tie->param == param) tshi_check_all((tshi_replicas *)user, param, tie->holds);
+    if (!all->tied) tshi_check_all(all, param, NULL);
+    for (; tie; tie = tie->next)
+        if (tie->param == param) tshi_check_all(all, param, tie->holds);
 }
 
 /* Compares the listed values over comm, whose name is `axis`. Reports the first that differs, and
  * the ranks that differ from the majority. */
 static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                             const tshi_replicas *all) {
-    const int n = all->count, size = comm->size, over_tp = comm == &ctx->tp;
-    const int over_dp = comm == &ctx->dp;
+    const int n = all->count, size = comm->size;
     const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = "";
@@ -19464,23 +19451,23 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     counts = theirs + (size_t)n * (size_t)size;
     for (i = 0; i < n; i++) {
         const tshi_replica *one = &all->each[i];
-        mine[i] = (over_tp && !one->over_tp) || (over_dp && !one->over_dp) ? 0 : one->hash;
+        const int equal = comm == &ctx->tp ? one->over_tp : comm == &ctx->dp ? one->over_dp : 1;
+        mine[i] = equal ? one->hash : 0;
     }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
                           "tsh_check_replicas");
     for (i = 0; i < n && !differ && ctx->error.code == TSH_OK; i++) {
-        const unsigned char *holds = all->each[i].holds;
-        usual = tshi_module_majority(theirs + i, n, size, holds);
+        const tshi_replica *one = &all->each[i];
+        usual = tshi_module_majority(theirs + i, n, size, one->holds);
         for (r = 0; r < size; r++)
-            if ((!holds || holds[r]) && theirs[r * n + i] != theirs[usual * n + i])
+            if ((!one->holds || one->holds[r]) && theirs[r * n + i] != theirs[usual * n + i])
                 tsh_text_add(list, sizeof list, "%s%d", differ++ ? ", " : "", r);
         if (differ)
             (void)tsh_fail(ctx, TSH_ERR_STATE,
                            "tsh_check_replicas: %s\"%s\" %s between the %d ranks of %s: %s %s "
                            "%s from the others",
-                           all->each[i].what, all->each[i].path,
-                           all->each[i].what[0] ? "differ" : "differs", size, axis,
+                           one->what, one->path, one->what[0] ? "differ" : "differs", size, axis,
                            differ > 1 ? "ranks" : "rank", list, differ > 1 ? "differ" : "differs");
         if (differ) ctx->error.rank = -1;
     }
@@ -19501,9 +19488,9 @@ static void tshi_check_agree(tsh_ctx *ctx) {
 /* Compares parameters and moments over tp and dp; or, tied, those of several stages over pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
-    tshi_replicas all = {NULL, 0};
+    tshi_replicas all = {NULL, 0, tied};
     tshi_block *block;
-    tshi_module_params(module, tied, tied ? tshi_check_tied : tshi_check_param, &all);
+    tshi_module_params(module, tied, tshi_check_param, &all);
     block = tshi_mem_take(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
     if (!block) {
         tshi_error_tell(ctx);
@@ -19511,7 +19498,7 @@ static void tshi_check_axes(tsh_module *module, int tied) {
     }
     all.each = (tshi_replica *)tshi_mem_data(block);
     all.count = 0;
-    tshi_module_params(module, tied, tied ? tshi_check_tied : tshi_check_param, &all);
+    tshi_module_params(module, tied, tshi_check_param, &all);
     if (tied) {
         tshi_check_over(ctx, &ctx->pp, "pp", &all);
     } else {
@@ -19555,11 +19542,10 @@ static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) 
     return value;
 }
 
-/* Called for each run of consecutive elements: notes that global element `global + i` is local
- * element `local + i`. */
-static void tshi_check_map_run(void *user, int64_t global, int64_t local, int64_t length) {
-    int64_t *place = (int64_t *)user, i;
-    for (i = 0; i < length; i++) place[global + i] = local + i;
+/* Returns element e of the whole tensor, NULL if another rank holds it. */
+static tsh_real *tshi_check_element(const tsh_tensor *t, int64_t e) {
+    tshi_runs run = tshi_tensor_runs(t, t->ctx->tp.rank, e, e + 1);
+    return tshi_tensor_next_run(&run) ? tshi_tensor_values(t) + run.local : NULL;
 }
 
 /* max(a, b); NaN if either is. */
@@ -19568,32 +19554,25 @@ static double tshi_check_max(double a, double b) {
 }
 
 /* Returns the largest difference between one input's gradient and (f(x + eps) - f(x - eps)) / (2
- * eps), relative to gradients above 1, over this rank's elements; -1 without memory. */
+ * eps), relative to gradients above 1, over this rank's elements. */
 static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t samples) {
-    int64_t numel = tsh_numel(t), every = samples > 0 && samples < numel ? numel / samples : 1, e,
-            *place;
-    tshi_block *block = tshi_mem_take(c->ctx, TSH_MEM_STEP, (size_t)numel * sizeof *place);
+    const int64_t numel = tsh_numel(t), every = samples > 0 ? numel / samples : 1;
     const tsh_real *grad = t->gr.live ? (const tsh_real *)tshi_mem_data(t->gr.block) : NULL;
     double worst = 0;
-    if (!block) return -1;
-    place = (int64_t *)tshi_mem_data(block);
-    for (e = 0; e < numel; e++) place[e] = -1;
-    tshi_tensor_runs(t, tshi_check_map_run, place);
-    for (e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every) {
-        tsh_real *at = place[e] >= 0 ? tshi_tensor_values(t) + place[e] : NULL;
+    for (int64_t e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every > 0 ? every : 1) {
+        tsh_real *at = tshi_check_element(t, e);
         double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
-        double found = at && grad ? (double)grad[place[e]] : 0;
+        double found = at && grad ? (double)grad[at - tshi_tensor_values(t)] : 0;
         double gap = fabs((up - down) / (2 * c->eps) - found);
         if (at) worst = tshi_check_max(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
     }
-    tshi_mem_drop(c->ctx, block);
     return worst;
 }
 
 TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n,
                                        void *user, double eps, int64_t samples) {
     tshi_gradcheck c;
-    double worst = 0, one;
+    double worst = 0;
     int i;
     if (!ctx || !fn || !in || !tsh_ok(ctx)) return -1;
     c.ctx = ctx;
@@ -19612,10 +19591,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
         tsh_zero_grad(in[i]);
     }
     if (tsh_backward(ctx, fn(ctx, in, n, user)) != TSH_OK) return -1;
-    for (i = 0; i < n; i++) {
-        one = tshi_check_input(&c, in[i], samples);
-        worst = tshi_check_max(worst, one);
-    }
+    for (i = 0; i < n; i++) worst = tshi_check_max(worst, tshi_check_input(&c, in[i], samples));
     (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &worst, 1, TSH_F64, TSH_MAX),
                           "tsh_gradcheck");
     return tsh_ok(ctx) ? worst : -1;
