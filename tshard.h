@@ -1785,7 +1785,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_POSIX 0
 #endif
 
-/* Initialises a structure or an array with zeros; {0} draws warnings from compilers of C++. */
+/* Initialises with zeros a structure that does not begin with an enum. {0} draws warnings from
+ * compilers of C++. */
 #ifdef __cplusplus
 #define TSHI_ZERO {}
 #else
@@ -2598,7 +2599,7 @@ typedef struct tshi_dtype {
     /* (optional) read or write element i, not rounded to tsh_real */
     double (*get)(const void *data, int64_t i);
     void (*put)(void *data, int64_t i, double value);
-    /* (integers only) as load and store, exact for every integer */
+    /* (used for integers only) as load and store, exact for every integer */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
     /* (optional) the reductions of collectives, by tsh_redop, and the division of an average; NULL:
@@ -2612,10 +2613,6 @@ static double tshi_dtype_clamp(double value, double max) {
     if (value != value) return 0;
     return value > max ? max : value < -max ? -max : value;
 }
-
-/* The largest double that an int32_t, an int64_t can hold. */
-#define TSHI_DTYPE_MAX_i32 2147483647.0
-#define TSHI_DTYPE_MAX_i64 9223372036854774784.0
 
 /* Folds work on runs: compilers vectorise loops of constant length at every level of optimisation.
  * As `out` may be an operand, they must be told that iterations are independent (clang would check
@@ -2645,105 +2642,81 @@ enum { TSHI_DTYPE_RUN = 32 };
             out[at] = expression;                                                                  \
         }                                                                                          \
     }
-#define TSHI_DTYPE_FOLDS(suffix)                                                                   \
-    static const tshi_fold_fn tshi_dtype_folds_##suffix[] = { /* in the order of tsh_redop */      \
-        tshi_dtype_sum_##suffix, tshi_dtype_prod_##suffix, tshi_dtype_min_##suffix,                \
-        tshi_dtype_max_##suffix, tshi_dtype_sum_##suffix};
-/* min and max return the left of equal values (0 and -0), and NaN if either is NaN. */
-#define TSHI_DTYPE_FLOAT(suffix, type)                                                             \
-    TSHI_DTYPE_FOLD(sum_##suffix, type, (l + r))                                                   \
-    TSHI_DTYPE_FOLD(prod_##suffix, type, (l * r))                                                  \
-    TSHI_DTYPE_FOLD(min_##suffix, type, ((l <= r) | (l != l)) ? l : r)                             \
-    TSHI_DTYPE_FOLD(max_##suffix, type, ((l >= r) | (l != l)) ? l : r)                             \
-    TSHI_DTYPE_FOLDS(suffix)                                                                       \
+/* Define tshi_dtype_<name>: convert n elements to `wide`, or `value` of each from[i] to elements. */
+#define TSHI_DTYPE_LOAD(name, type, wide)                                                          \
+    static void tshi_dtype_##name(const void *data, int64_t step, int64_t n, wide *to) {           \
+        const type *TSHI_RESTRICT from = (const type *)data;                                       \
+        for (int64_t i = 0; i < n; i++) to[i] = (wide)from[i * step];                              \
+    }
+#define TSHI_DTYPE_STORE(name, type, wide, value)                                                  \
+    static void tshi_dtype_##name(void *data, int64_t step, int64_t n, const wide *from) {         \
+        type *TSHI_RESTRICT to = (type *)data;                                                     \
+        for (int64_t i = 0; i < n; i++) to[i * step] = (type)(value);                              \
+    }
+#define TSHI_DTYPE_DIVIDE(suffix, type)                                                            \
     static void tshi_dtype_divide_##suffix(void *sums_, int64_t n, int by) {                       \
         type *sums = (type *)sums_, size = (type)by;                                               \
         int64_t at = 0;                                                                            \
         for (; at + TSHI_DTYPE_RUN <= n; at += TSHI_DTYPE_RUN)                                     \
             for (int i = 0; i < TSHI_DTYPE_RUN; i++) sums[at + i] /= size;                         \
         for (; at < n; at++) sums[at] /= size;                                                     \
-    }                                                                                              \
-    static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
-        ((type *)data)[i] = (type)value;                                                           \
-    }                                                                                              \
-    TSHI_DTYPE_MOVES(suffix, type, (type)x)
-/* Integers wrap on overflow: `wide`, the unsigned type, computes. Fractions are truncated. */
-#define TSHI_DTYPE_INTEGER(suffix, type, wide)                                                     \
+    }
+/* Defines the functions of a dtype. `wide` computes sums and products: for integers the unsigned
+ * type, so that they wrap on overflow. min and max return the left of equal values (0 and -0), and
+ * NaN if either is NaN. FIT(x, max) makes x fit the type; then a fraction is truncated. */
+#define TSHI_DTYPE(suffix, type, wide, FIT, max)                                                   \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
-    TSHI_DTYPE_FOLD(min_##suffix, type, l <= r ? l : r)                                            \
-    TSHI_DTYPE_FOLD(max_##suffix, type, l >= r ? l : r)                                            \
-    TSHI_DTYPE_FOLDS(suffix)                                                                       \
-    static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
-        ((type *)data)[i] = (type)tshi_dtype_clamp(value, TSHI_DTYPE_MAX_##suffix);                \
-    }                                                                                              \
-    static void tshi_dtype_load_integer_##suffix(const void *data, int64_t step, int64_t n,        \
-                                                 int64_t *to) {                                    \
-        const type *TSHI_RESTRICT from = (const type *)data;                                       \
-        int64_t i;                                                                                 \
-        for (i = 0; i < n; i++) to[i] = from[i * step];                                            \
-    }                                                                                              \
-    static void tshi_dtype_store_integer_##suffix(void *data, int64_t step, int64_t n,             \
-                                                  const int64_t *from) {                           \
-        type *TSHI_RESTRICT to = (type *)data;                                                     \
-        int64_t i;                                                                                 \
-        for (i = 0; i < n; i++) to[i * step] = (type)from[i];                                      \
-    }                                                                                              \
-    TSHI_DTYPE_MOVES(suffix, type, (type)tshi_dtype_clamp((double)x, TSHI_DTYPE_MAX_##suffix))
-/* load, store and get; STORED converts a tsh_real x to an element. */
-#define TSHI_DTYPE_MOVES(suffix, type, STORED)                                                     \
-    static void tshi_dtype_load_##suffix(const void *data, int64_t step, int64_t n,                \
-                                         tsh_real *to) {                                           \
-        const type *TSHI_RESTRICT from = (const type *)data;                                       \
-        int64_t i;                                                                                 \
-        for (i = 0; i < n; i++) to[i] = TSHI_R(from[i * step]);                                    \
-    }                                                                                              \
-    static void tshi_dtype_store_##suffix(void *data, int64_t step, int64_t n,                     \
-                                          const tsh_real *from) {                                  \
-        type *TSHI_RESTRICT to = (type *)data;                                                     \
-        int64_t i;                                                                                 \
-        for (i = 0; i < n; i++) {                                                                  \
-            const tsh_real x = from[i];                                                            \
-            to[i * step] = STORED;                                                                 \
-        }                                                                                          \
-    }                                                                                              \
+    TSHI_DTYPE_FOLD(min_##suffix, type, ((l <= r) | (l != l)) ? l : r)                             \
+    TSHI_DTYPE_FOLD(max_##suffix, type, ((l >= r) | (l != l)) ? l : r)                             \
+    static const tshi_fold_fn tshi_dtype_folds_##suffix[] = {/* in the order of tsh_redop */       \
+                                                             tshi_dtype_sum_##suffix,              \
+                                                             tshi_dtype_prod_##suffix,             \
+                                                             tshi_dtype_min_##suffix,              \
+                                                             tshi_dtype_max_##suffix,              \
+                                                             tshi_dtype_sum_##suffix};             \
     static double tshi_dtype_get_##suffix(const void *data, int64_t i) {                           \
         return (double)((const type *)data)[i];                                                    \
-    }
-TSHI_DTYPE_FLOAT(f32, float)
-TSHI_DTYPE_FLOAT(f64, double)
-TSHI_DTYPE_INTEGER(i32, int32_t, uint32_t)
-TSHI_DTYPE_INTEGER(i64, int64_t, uint64_t)
+    }                                                                                              \
+    static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
+        ((type *)data)[i] = (type)FIT(value, max);                                                 \
+    }                                                                                              \
+    TSHI_DTYPE_LOAD(load_##suffix, type, tsh_real)                                                 \
+    TSHI_DTYPE_LOAD(load_integer_##suffix, type, int64_t)                                          \
+    TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], max))                            \
+    TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, from[i])
+#define TSHI_DTYPE_ANY(x, max)   (x)
+#define TSHI_DTYPE_CLAMP(x, max) tshi_dtype_clamp((double)(x), max)
+TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, 0)
+TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, 0)
+TSHI_DTYPE(i32, int32_t, uint32_t, TSHI_DTYPE_CLAMP, 2147483647.0)
+TSHI_DTYPE(i64, int64_t, uint64_t, TSHI_DTYPE_CLAMP, 9223372036854774784.0) /* exact in double */
+TSHI_DTYPE_DIVIDE(f32, float)
+TSHI_DTYPE_DIVIDE(f64, double)
 
-#define TSHI_DTYPE_ROW(suffix, file, size, floating, load_integer, store_integer, divide)          \
-    {                                                                                              \
-#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,        \
-            tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, load_integer, store_integer,         \
-            tshi_dtype_folds_##suffix, divide                                                      \
-    }
-#define TSHI_DTYPE_INTEGER_ROW(suffix, file, size)                                                 \
-    TSHI_DTYPE_ROW(suffix, file, size, 0, tshi_dtype_load_integer_##suffix,                        \
-                   tshi_dtype_store_integer_##suffix, NULL)
+#define TSHI_DTYPE_ROW(suffix, file, size, floating, divide)                                       \
+    {#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,           \
+     tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, tshi_dtype_load_integer_##suffix,           \
+     tshi_dtype_store_integer_##suffix, tshi_dtype_folds_##suffix, divide}
 /* In the order of tsh_dtype. */
-static const tshi_dtype tshi_dtypes[] = {
-    TSHI_DTYPE_ROW(f32, "F32", 4, 1, NULL, NULL, tshi_dtype_divide_f32),
-    TSHI_DTYPE_ROW(f64, "F64", 8, 1, NULL, NULL, tshi_dtype_divide_f64),
-    TSHI_DTYPE_INTEGER_ROW(i32, "I32", 4), TSHI_DTYPE_INTEGER_ROW(i64, "I64", 8),
+static const tshi_dtype tshi_dtypes[] = {TSHI_DTYPE_ROW(f32, "F32", 4, 1, tshi_dtype_divide_f32),
+                                         TSHI_DTYPE_ROW(f64, "F64", 8, 1, tshi_dtype_divide_f64),
+                                         TSHI_DTYPE_ROW(i32, "I32", 4, 0, NULL),
+                                         TSHI_DTYPE_ROW(i64, "I64", 8, 0, NULL),
 #if defined(TSHI_DTYPE_MORE) /* a test adds a row of its own */
-    TSHI_DTYPE_MORE
+                                         TSHI_DTYPE_MORE
 #endif
 };
 enum { TSHI_DTYPES = sizeof tshi_dtypes / sizeof tshi_dtypes[0] };
-#undef TSHI_DTYPE_INTEGER_ROW
 #undef TSHI_DTYPE_ROW
-#undef TSHI_DTYPE_INTEGER
-#undef TSHI_DTYPE_FLOAT
-#undef TSHI_DTYPE_MOVES
-#undef TSHI_DTYPE_FOLDS
+#undef TSHI_DTYPE_CLAMP
+#undef TSHI_DTYPE_ANY
+#undef TSHI_DTYPE
+#undef TSHI_DTYPE_DIVIDE
+#undef TSHI_DTYPE_STORE
+#undef TSHI_DTYPE_LOAD
 #undef TSHI_DTYPE_FOLD
 #undef TSHI_DTYPE_LANES
-#undef TSHI_DTYPE_MAX_i32
-#undef TSHI_DTYPE_MAX_i64
 
 /* Returns the bytes of n tsh_real: gradients, moments, scratch. */
 static size_t tshi_dtype_reals(int64_t n) {
@@ -2892,10 +2865,7 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     event->end = tshi_trace_now(trace);
     event->bytes = bytes;
     event->kind = kind;
-    if (trace->last)
-        trace->last->next = event;
-    else
-        trace->first = event;
+    *(trace->last ? &trace->last->next : &trace->first) = event;
     trace->last = event;
     trace->count++;
     return event;
@@ -3246,11 +3216,8 @@ TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, con
 
 /* Returns 1 if two resolved layouts have the same fields; stricter than tshi_layout_equal. */
 static int tshi_layout_alike(const tsh_layout *a, const tsh_layout *b) {
-    int s, alike = a->kind == b->kind && a->dim == b->dim && a->segments == b->segments;
-    for (s = 0; s < a->segments && alike; s++)
-        alike = a->segment[s].length == b->segment[s].length &&
-                a->segment[s].unit == b->segment[s].unit;
-    return alike;
+    return a->kind == b->kind && a->dim == b->dim && a->segments == b->segments &&
+           memcmp(a->segment, b->segment, sizeof a->segment) == 0;
 }
 
 TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size) {
@@ -3380,10 +3347,7 @@ static void tshi_tensor_end(tsh_tensor *t) {
     t->prev->next = t->next;
     t->next->prev = t->prev;
     t->next = NULL;
-    if (h->free)
-        h->newest->next = t;
-    else
-        h->oldest = t;
+    *(h->free ? &h->newest->next : &h->oldest) = t;
     h->newest = t;
     h->free++;
 }
@@ -3609,7 +3573,8 @@ typedef struct tshi_tensor_filling {
 } tshi_tensor_filling;
 
 static tsh_init tshi_tensor_init_of(tsh_init_kind kind, double a, double b) {
-    tsh_init init = TSHI_ZERO;
+    tsh_init init;
+    memset(&init, 0, sizeof init);
     init.kind = kind;
     init.a = a;
     init.b = b;
@@ -8574,14 +8539,9 @@ static void tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
     const int pp_fits = pp > 0 && world % pp == 0;
     const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world;
-    char list[TSH_MESSAGE_SIZE / 2] = "";
-    int d, before = 0;
-    for (d = 1; d <= whole; d++) {
-        if (whole % d) continue;
-        if (before) tsh_text_add(list, sizeof list, "%s%d", *list ? ", " : "", before);
-        before = d;
-    }
-    tsh_text_add(list, sizeof list, "%s%d", *list ? " or " : "", before);
+    char list[TSH_MESSAGE_SIZE / 2] = "1";
+    for (int d = 2; d <= whole; d++)
+        if (whole % d == 0) tsh_text_add(list, sizeof list, "%s%d", d < whole ? ", " : " or ", d);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                    "tsh_open: %d ranks do not divide into tp %d times pp %d; %s may be %s", world,
                    tp, pp, pp_fits ? "tp" : "pp", list);
@@ -8600,13 +8560,11 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     for (i = 0; i < 3; i++, at += 3) {
         int fits = *at && strchr("tpd", *at) && at[1] == 'p' && at[2] == (i < 2 ? '-' : '\0');
         for (j = 0; fits && j < i; j++) fits = axis[j] != *at;
-        if (!fits) {
-            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                           "tsh_open: order \"%.32s\" does not name tp, pp and dp once each, "
-                           "as \"tp-pp-dp\"",
-                           desc->order);
-            return 0;
-        }
+        if (!fits)
+            return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                                   "tsh_open: order \"%.32s\" does not name tp, pp and dp once "
+                                   "each, as \"tp-pp-dp\"",
+                                   desc->order);
         axis[i] = *at;
         size[i] = *at == 't' ? tp : *at == 'p' ? pp : world / (tp * pp);
     }
@@ -8673,9 +8631,8 @@ static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
 }
 
 TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
-    tsh_desc usual;
+    const tsh_desc usual = TSHI_ZERO;
     tsh_ctx *ctx;
-    memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
     if (!out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
@@ -8711,26 +8668,16 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
 }
 
-/* The group, or that of a NULL ctx, which callers must not write to. */
-static tsh_comm *tshi_context_group(tsh_comm *comm) {
-    return comm ? comm : (tsh_comm *)tshi_kernel_read(&tshi_comm_none);
-}
-
-TSH_API tsh_comm *tsh_world(tsh_ctx *ctx) {
-    return tshi_context_group(ctx ? &ctx->world : NULL);
-}
-
-TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx) {
-    return tshi_context_group(ctx ? &ctx->tp : NULL);
-}
-
-TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx) {
-    return tshi_context_group(ctx ? &ctx->pp : NULL);
-}
-
-TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx) {
-    return tshi_context_group(ctx ? &ctx->dp : NULL);
-}
+/* Defines tsh_<group>. The group of a NULL ctx is one that callers must not write to. */
+#define TSHI_CONTEXT_GROUP(group)                                                                  \
+    TSH_API tsh_comm *tsh_##group(tsh_ctx *ctx) {                                                  \
+        return ctx ? &ctx->group : (tsh_comm *)tshi_kernel_read(&tshi_comm_none);                  \
+    }
+TSHI_CONTEXT_GROUP(world)
+TSHI_CONTEXT_GROUP(tp)
+TSHI_CONTEXT_GROUP(pp)
+TSHI_CONTEXT_GROUP(dp)
+#undef TSHI_CONTEXT_GROUP
 
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     tsh_ctx *ctx = NULL;
@@ -8745,10 +8692,9 @@ TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), v
 
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error) {
-    tsh_desc mine;
+    tsh_desc mine = TSHI_ZERO;
     tsh_ctx *ctx = NULL;
     int result = 1;
-    memset(&mine, 0, sizeof mine);
     if (desc) mine = *desc;
     mine.comm = *comm;
     if (tsh_open(&mine, &ctx) == TSH_OK)
@@ -19689,21 +19635,20 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
     int r;
     for (r = 1; r < world->size; r++) {
         do {
+            tshi_trace_file_flush(out); /* at first nothing */
             if (tshi_error_comm(out->ctx,
                                 tsh_recv(world, &out->message, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
                                 "tsh_trace_end: receive") != TSH_OK)
                 return;
-            if (out->message.used < 1 || out->message.used > (int64_t)sizeof out->message.text)
-                break;
-            tshi_trace_file_flush(out);
-        } while (1);
+        } while (out->message.used > 0 && out->message.used <= (int64_t)sizeof out->message.text);
+        out->message.used = 0;
     }
     tshi_trace_file_put(out, "\n]}\n");
     tshi_trace_file_flush(out);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
-    tshi_arena arena;
+    tshi_arena arena = TSHI_ZERO;
     tshi_trace *trace;
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (ctx->trace) return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_begin: a trace runs already");
@@ -19713,7 +19658,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_trace_begin: the library was compiled without a clock; give desc.now, "
                         "or compile it with -D_POSIX_C_SOURCE=200809L or as C11");
-    memset(&arena, 0, sizeof arena);
     trace = (tshi_trace *)tshi_mem_book(ctx, &arena, sizeof *trace);
     if (!trace) return ctx->error.code;
     trace->ctx = ctx;
@@ -19743,7 +19687,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
         out.why = errno;
     }
     tshi_trace_file_row(&out);
-    if (out.message.used > 0) tshi_trace_file_flush(&out);
+    tshi_trace_file_flush(&out);
     if (ctx->world.rank > 0)
         tshi_trace_file_flush(&out); /* the last, empty */
     else
