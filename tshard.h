@@ -2556,8 +2556,7 @@ static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
 
 /* Releases all that was allocated from an arena, and keeps its pages. */
 static void tshi_mem_reset(tshi_arena *arena) {
-    tshi_page *page;
-    for (page = arena->first; page; page = page->next) page->used = TSHI_ALIGN;
+    for (tshi_page *page = arena->first; page; page = page->next) page->used = TSHI_ALIGN;
     arena->now = arena->first;
 }
 
@@ -2895,8 +2894,7 @@ static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begi
                             tsh_req req) {
     tshi_trace *trace = comm->trace;
     tshi_event *event = tshi_trace_add(trace, TSHI_TRACE_COLL, name, begin, (int64_t)bytes);
-    int i;
-    for (i = 0; i < TSHI_TRACE_FLIGHTS && event && req; i++) {
+    for (int i = 0; i < TSHI_TRACE_FLIGHTS && event && req; i++) {
         if (trace->flight[i].comm) continue;
         trace->flight[i].comm = comm;
         trace->flight[i].req = req;
@@ -2909,8 +2907,7 @@ static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begi
  * added in between. */
 static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) {
     tshi_trace *trace = comm->trace;
-    int i;
-    for (i = 0; i < TSHI_TRACE_FLIGHTS; i++) {
+    for (int i = 0; i < TSHI_TRACE_FLIGHTS; i++) {
         tshi_flight *flight = &trace->flight[i];
         if (flight->comm != comm || flight->req != req) continue;
         flight->comm = NULL;
@@ -2957,7 +2954,6 @@ static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t min) {
  * OpenMP takes microseconds even for a team of one.) */
 static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, void *job) {
     const int64_t units = tshi_base_ceil(n, unit);
-    int i;
     if (pieces == 1) {
         fn(job, 0, 0, n);
         return;
@@ -2965,7 +2961,7 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
 #if defined(_OPENMP)
 #pragma omp parallel for num_threads(pieces) schedule(static, 1)
 #endif
-    for (i = 0; i < pieces; i++)
+    for (int i = 0; i < pieces; i++)
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
@@ -3027,8 +3023,7 @@ enum { TSHI_RNG_WORDS = 64 };
 
 /* The random bits of TSHI_RNG_WORDS elements, the first of which is element 4 position. */
 TSHI_INLINE void tshi_rng_words(uint64_t key, uint64_t stream, uint64_t position, uint32_t *word) {
-    int i;
-    for (i = 0; i < TSHI_RNG_WORDS / 4; i++)
+    for (int i = 0; i < TSHI_RNG_WORDS / 4; i++)
         tshi_rng_philox(key, stream, position + (uint64_t)i, word + 4 * i);
 }
 
@@ -3062,13 +3057,12 @@ static double tshi_rng_cdf(double x) {
  * (Abramowitz & Stegun 26.2.23, error 4.5e-4), then two Halley steps, which cube the error. */
 static double tshi_rng_quantile(double p) {
     double tail = p < 0.5 ? p : 1 - p, t, x, off;
-    int step;
     if (!(tail > 0)) return p < 0.5 ? -(double)INFINITY : (double)INFINITY;
     t = sqrt(-2.0 * log(tail));
     x = (2.515517 + t * (0.802853 + t * 0.010328)) /
             (1 + t * (1.432788 + t * (0.189269 + t * 0.001308))) -
         t;
-    for (step = 0; step < 2; step++) {
+    for (int step = 0; step < 2; step++) {
         off = (tshi_rng_cdf(x) - tail) * 2.5066282746310002 * exp(0.5 * x * x);
         x -= off / (1 + 0.5 * x * off);
     }
@@ -3079,9 +3073,8 @@ static double tshi_rng_quantile(double p) {
  * of calls. */
 static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *byte = (const unsigned char *)data;
-    size_t i;
     hash ^= 14695981039346656037u;
-    for (i = 0; i < bytes; i++) hash = (hash ^ byte[i]) * 1099511628211u;
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ byte[i]) * 1099511628211u;
     hash ^= hash >> 32;
     hash *= 0xD6E8FEB86659FD93u;
     return hash ^ hash >> 32;
@@ -3117,11 +3110,10 @@ TSH_API tsh_layout tsh_shard_units(int dim, int64_t unit) {
 
 TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
     tsh_layout layout = tsh_replicated();
-    int s;
     layout.kind = TSH_SHARDED;
     layout.dim = dim;
     layout.segments = segments;
-    for (s = 0; s < segments && s < TSH_MAX_SEGMENTS; s++) layout.segment[s].unit = unit;
+    for (int s = 0; s < segments && s < TSH_MAX_SEGMENTS; s++) layout.segment[s].unit = unit;
     return layout;
 }
 
@@ -3171,7 +3163,6 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
 /* Resolves every default of a layout for a tensor of this shape; returns 0 if it does not fit. */
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
     tsh_layout given;
-    int s;
     if ((unsigned)layout->kind > (unsigned)TSH_PARTIAL) return 0;
     if (layout->kind != TSH_SHARDED) {
         layout->dim = layout->segments = 0;
@@ -3185,7 +3176,7 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
         return 0;
     *layout = given;
     memset(layout->segment, 0, sizeof layout->segment);
-    for (s = 0; s < given.segments; s++)
+    for (int s = 0; s < given.segments; s++)
         (void)tshi_layout_segment(&given, dim[given.dim], s, &layout->segment[s]);
     return 1;
 }
@@ -3194,12 +3185,11 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
 static int tshi_layout_same_cut(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                 int size) {
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
-    int rank, s;
     if (a->segments != b->segments) return 0;
-    for (rank = 0; rank < size; rank++) {
+    for (int rank = 0; rank < size; rank++) {
         if (tsh_chunk(a, length, size, rank, ra) < 0 || tsh_chunk(b, length, size, rank, rb) < 0)
             return 0;
-        for (s = 0; s < a->segments; s++)
+        for (int s = 0; s < a->segments; s++)
             if (ra[s].length != rb[s].length || (ra[s].length && ra[s].start != rb[s].start))
                 return 0;
     }
@@ -3274,10 +3264,9 @@ TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d) {
 
 /* Writes "(2, 3)". */
 static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
-    int i;
     text[0] = '\0';
     tsh_text_add(text, TSHI_TEXT_SIZE, "(");
-    for (i = 0; i < ndim; i++)
+    for (int i = 0; i < ndim; i++)
         tsh_text_add(text, TSHI_TEXT_SIZE, i ? ", %lld" : "%lld", (long long)dim[i]);
     tsh_text_add(text, TSHI_TEXT_SIZE, ")");
     return text;
@@ -3356,16 +3345,14 @@ static void tshi_tensor_end(tsh_tensor *t) {
 
 static int64_t tshi_tensor_product(const int64_t *dim, int n) {
     int64_t product = 1;
-    int i;
-    for (i = 0; i < n; i++) product *= dim[i];
+    for (int i = 0; i < n; i++) product *= dim[i];
     return product;
 }
 
 /* Sets the strides of row-major values of these local sizes; a size of 0 counts as 1. */
 static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride) {
     int64_t step = 1;
-    int i;
-    for (i = ndim - 1; i >= 0; i--) {
+    for (int i = ndim - 1; i >= 0; i--) {
         stride[i] = step;
         step *= local[i] > 1 ? local[i] : 1;
     }
@@ -3374,8 +3361,7 @@ static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride)
 /* Returns 1 if the values are contiguous, in row-major order. */
 static int tshi_tensor_is_dense(const tsh_tensor *t) {
     int64_t step = 1;
-    int i;
-    for (i = t->ndim - 1; i >= 0; i--) {
+    for (int i = t->ndim - 1; i >= 0; i--) {
         if (t->local[i] > 1 && t->stride[i] != step) return 0;
         step *= t->local[i] > 1 ? t->local[i] : 1;
     }
@@ -3542,10 +3528,9 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
 static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
-    int s;
     if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim) return global;
     (void)tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
-    for (s = 0; s < t->layout.segments; s++) {
+    for (int s = 0; s < t->layout.segments; s++) {
         if (global >= range[s].start && global < range[s].start + range[s].length)
             return at + global - range[s].start;
         at += range[s].length;
@@ -3652,11 +3637,10 @@ static tsh_result tshi_tensor_truncate(const tsh_tensor *t, const char *op,
 static void tshi_tensor_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
     double lane[8] = {0}, dot;
     int64_t i;
-    int j;
     for (i = 0; i + 8 <= n; i += 8)
-        for (j = 0; j < 8; j++) lane[j] += q[i + j] * v[i + j];
-    for (j = 0; i < n; i++, j++) lane[j] += q[i] * v[i];
-    for (j = 0; j < 4; j++) lane[j] += lane[j + 4];
+        for (int j = 0; j < 8; j++) lane[j] += q[i + j] * v[i + j];
+    for (int j = 0; i < n; i++, j++) lane[j] += q[i] * v[i];
+    for (int j = 0; j < 4; j++) lane[j] += lane[j + 4];
     dot = (lane[0] + lane[2]) + (lane[1] + lane[3]);
     for (i = 0; i < n; i++) v[i] -= dot * q[i];
 }
@@ -3776,12 +3760,11 @@ static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
 
 /* Returns 1 if node or an older one used t: as input, as a view, or inside a checkpoint. */
 static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
-    int i;
     for (; node; node = node->older) {
-        for (i = 0; i < node->n; i++)
+        for (int i = 0; i < node->n; i++)
             if (node->in[i] && (node->in[i]->base == t || (t->block && node->saved[i] == t->block)))
                 return 1;
-        for (i = 0; i < node->leaf_count; i++)
+        for (int i = 0; i < node->leaf_count; i++)
             if (node->leaves[i] == t) return 1;
     }
     return 0;
@@ -3812,12 +3795,11 @@ static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
  * the ctx, or NULL if it has an error, old or new: the op then returns NULL. */
 static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = NULL;
-    int i;
-    for (i = 0; i < n && !ctx; i++)
+    for (int i = 0; i < n && !ctx; i++)
         if (in[i]) ctx = in[i]->ctx;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (ctx->trace) tshi_trace_open(ctx->trace, op);
-    for (i = 0; i < n && ctx->error.code == TSH_OK; i++) {
+    for (int i = 0; i < n && ctx->error.code == TSH_OK; i++) {
         if (!in[i] || in[i]->ctx != ctx)
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d %s", op, i + 1,
                            in[i] ? "belongs to another ctx" : "is NULL");
@@ -3844,8 +3826,7 @@ static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t
 /* tshi_tensor_check for ops that compute: all inputs must be of a floating dtype. */
 TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check(op, in, n);
-    int i;
-    for (i = 0; ctx && i < n; i++) {
+    for (int i = 0; ctx && i < n; i++) {
         if (tshi_dtype_computes(in[i]->dtype)) continue;
         (void)tsh_fail(ctx, TSH_ERR_DTYPE, "%s: argument %d is %s, not %s", op, i + 1,
                        tshi_dtype_name(in[i]->dtype), tshi_dtype_name(TSH_REAL));
@@ -3858,8 +3839,7 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *con
  * two different ones of the same width. */
 static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
     tsh_dtype dtype = in[0]->dtype;
-    int i;
-    for (i = 1; i < n; i++) {
+    for (int i = 1; i < n; i++) {
         const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size;
         if (in[i]->dtype != dtype) dtype = by > 0 ? in[i]->dtype : by < 0 ? dtype : TSH_REAL;
     }
@@ -3921,7 +3901,6 @@ TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, doub
     double length = step != 0 ? ceil((stop - start) / step) : -1;
     tsh_shape shape;
     tsh_tensor *t;
-    int64_t i;
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)) ||
         !tshi_dtype_holds(dtype, start) || !tshi_dtype_holds(dtype, stop))
@@ -3933,7 +3912,7 @@ TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, doub
     shape = tsh_shape1((int64_t)length);
     t = tshi_tensor_out(ctx, "tsh_arange", dtype, &shape, NULL);
     if (t)
-        for (i = 0; i < shape.dim[0]; i++)
+        for (int64_t i = 0; i < shape.dim[0]; i++)
             tshi_dtype_put(dtype, tshi_tensor_at(t), i, start + (double)i * step);
     return t;
 }
@@ -8647,7 +8626,6 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     tsh_allocator allocator;
-    tshi_micro *micro;
     if (!ctx) return;
     tshi_error_tell(ctx);
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
@@ -8655,7 +8633,7 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     tshi_trace_drop(ctx);
     tshi_mem_drop(ctx, ctx->gemm_scratch);
     tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages);
-    for (micro = ctx->micros; micro; micro = micro->next)
+    for (tshi_micro *micro = ctx->micros; micro; micro = micro->next)
         tshi_mem_close(ctx, TSH_MEM_BOOKS, micro->arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->tape.arena.first);
     tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->buckets.arena.first);
@@ -19358,11 +19336,9 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
 /* Lists a parameter and its moments. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
-    const tsh_optim *optim;
-    int i;
     tshi_check_list(all, param, param, "", holds);
-    for (optim = param->ctx->optims; optim; optim = optim->older)
-        for (i = 0; i < optim->count; i++) {
+    for (const tsh_optim *optim = param->ctx->optims; optim; optim = optim->older)
+        for (int i = 0; i < optim->count; i++) {
             if (optim->each[i].param != param) continue;
             tshi_check_list(all, param, optim->each[i].first, "the first moments of ", holds);
             tshi_check_list(all, param, optim->each[i].second, "the second moments of ", holds);
@@ -19519,7 +19495,6 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
                                        void *user, double eps, int64_t samples) {
     tshi_gradcheck c;
     double worst = 0;
-    int i;
     if (!ctx || !fn || !in || !tsh_ok(ctx)) return -1;
     c.ctx = ctx;
     c.fn = fn;
@@ -19527,7 +19502,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
     c.n = n;
     c.user = user;
     c.eps = eps > 0 ? eps : TSHI_DOUBLE ? 1e-5 : 1e-2;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         if (!in[i] || !(in[i]->flags & TSHI_LEAF) || !tshi_tensor_is_dense(in[i])) {
             (void)tsh_fail(
                 ctx, TSH_ERR_ARGUMENT,
@@ -19537,7 +19512,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
         tsh_zero_grad(in[i]);
     }
     if (tsh_backward(ctx, fn(ctx, in, n, user)) != TSH_OK) return -1;
-    for (i = 0; i < n; i++) worst = tshi_check_max(worst, tshi_check_input(&c, in[i], samples));
+    for (int i = 0; i < n; i++) worst = tshi_check_max(worst, tshi_check_input(&c, in[i], samples));
     (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &worst, 1, TSH_F64, TSH_MAX),
                           "tsh_gradcheck");
     return tsh_ok(ctx) ? worst : -1;
@@ -19614,7 +19589,6 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
 /* Puts this rank's row of the trace: its name, then its events. */
 static void tshi_trace_file_row(tshi_trace_file *out) {
     const tsh_ctx *ctx = out->ctx;
-    const tshi_event *event;
     char text[224];
     if (ctx->world.rank == 0)
         tshi_trace_file_put(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
@@ -19626,14 +19600,14 @@ static void tshi_trace_file_row(tshi_trace_file *out) {
                    ctx->world.rank, ctx->world.rank, ctx->tp.rank, ctx->pp.rank, ctx->dp.rank,
                    (long long)ctx->trace->lost);
     tshi_trace_file_put(out, text);
-    for (event = ctx->trace->first; event; event = event->next) tshi_trace_file_event(out, event);
+    for (const tshi_event *event = ctx->trace->first; event; event = event->next)
+        tshi_trace_file_event(out, event);
 }
 
 /* On rank 0: receives and writes the other ranks' texts; receives all even if writing fails. */
 static void tshi_trace_file_gather(tshi_trace_file *out) {
     tsh_comm *world = &out->ctx->world;
-    int r;
-    for (r = 1; r < world->size; r++) {
+    for (int r = 1; r < world->size; r++) {
         do {
             tshi_trace_file_flush(out); /* at first nothing */
             if (tshi_error_comm(out->ctx,
