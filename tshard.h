@@ -1774,7 +1774,6 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #include <sys/file.h>     /* flock */
 #include <sys/resource.h> /* getrlimit */
 #include <sys/stat.h>     /* stat, chmod */
-#include <sys/time.h>     /* gettimeofday */
 #include <sys/utsname.h>  /* uname */
 #include <unistd.h>       /* fsync, close, chown */
 #ifndef __cplusplus /* glibc hides these two under -std=c99, and never in C++ */
@@ -2168,10 +2167,6 @@ TSH_API int64_t tsh_now(void) {
     struct timespec t;
     (void)clock_gettime(TSHI_CLOCK, &t);
     return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
-#elif TSHI_POSIX
-    struct timeval t;
-    (void)gettimeofday(&t, NULL);
-    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_usec * 1000;
 #else
     return -1; /* clock() of C99 stands still while a thread sleeps */
 #endif
@@ -2269,10 +2264,8 @@ static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
     const char *path = ctx->module ? ctx->module->path : "";
     const size_t length = strlen(text), space = sizeof ctx->error.message - length;
     const size_t whole = strlen(path);
-    size_t keep, dots;
     if (!whole || space < 32) return;
-    keep = whole < space - 32 ? whole : space - 32;
-    dots = keep < whole ? 3 : 0;
+    const size_t keep = whole < space - 32 ? whole : space - 32, dots = keep < whole ? 3 : 0;
     memmove(text + dots + keep + 2, text, length + 1);
     memcpy(text, "...", dots);
     memcpy(text + dots, path + whole - keep, keep);
@@ -2449,9 +2442,8 @@ static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
     const size_t min = (size_t)1 << 18;
     const size_t bytes = (size > min ? size : min) + sizeof(tshi_block) + TSHI_POOL_OFFSET;
     tshi_page *page = tshi_mem_page(ctx, TSH_MEM_STEP, &ctx->pool.pages, bytes);
-    tshi_block *block;
     if (!page) return NULL;
-    block = (tshi_block *)(void *)((char *)page + TSHI_POOL_OFFSET);
+    tshi_block *block = (tshi_block *)(void *)((char *)page + TSHI_POOL_OFFSET);
     memset(block, 0, sizeof *block);
     block->size = bytes - TSHI_POOL_OFFSET - sizeof *block;
     block->kind = TSH_MEM_STEP;
@@ -2641,7 +2633,7 @@ enum { TSHI_DTYPE_RUN = 32 };
             out[at] = expression;                                                                  \
         }                                                                                          \
     }
-/* Define tshi_dtype_<name>: convert n elements to `wide`, or `value` of each from[i] to elements. */
+/* Define tshi_dtype_<name>: converts n elements to `wide`, or back, where `value` is of from[i]. */
 #define TSHI_DTYPE_LOAD(name, type, wide)                                                          \
     static void tshi_dtype_##name(const void *data, int64_t step, int64_t n, wide *to) {           \
         const type *TSHI_RESTRICT from = (const type *)data;                                       \
@@ -2840,13 +2832,10 @@ struct tshi_trace {
     tshi_flight flight[TSHI_TRACE_FLIGHTS];
 };
 
+/* Returns the time, for tshi_trace_add; 0 if no trace runs (NULL). */
 static int64_t tshi_trace_now(const tshi_trace *trace) {
+    if (!trace) return 0;
     return trace->desc.now ? trace->desc.now(trace->desc.user) : tsh_now();
-}
-
-/* Returns the time, for tshi_trace_add; 0 if no trace runs. */
-static int64_t tshi_trace_start(const tsh_ctx *ctx) {
-    return ctx->trace ? tshi_trace_now(ctx->trace) : 0;
 }
 
 /* Adds an event from `begin` to now. Returns NULL if it was lost. */
@@ -2921,9 +2910,8 @@ static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) 
 
 /* Discards the trace, if one runs. */
 static void tshi_trace_drop(tsh_ctx *ctx) {
-    tshi_arena arena;
     if (!ctx->trace) return;
-    arena = ctx->trace->arena;
+    const tshi_arena arena = ctx->trace->arena;
     ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = NULL;
     tshi_mem_close(ctx, TSH_MEM_BOOKS, arena.first); /* the trace itself lies in it */
 }
@@ -3162,14 +3150,13 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
 
 /* Resolves every default of a layout for a tensor of this shape; returns 0 if it does not fit. */
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
-    tsh_layout given;
     if ((unsigned)layout->kind > (unsigned)TSH_PARTIAL) return 0;
     if (layout->kind != TSH_SHARDED) {
         layout->dim = layout->segments = 0;
         memset(layout->segment, 0, sizeof layout->segment);
         return 1;
     }
-    given = *layout;
+    tsh_layout given = *layout;
     given.dim = layout->dim < 0 ? layout->dim + ndim : layout->dim;
     given.segments = layout->segments ? layout->segments : 1;
     if (given.dim < 0 || given.dim >= ndim || tsh_chunk(layout, dim[given.dim], 1, 0, NULL) < 0)
@@ -3237,30 +3224,17 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
  * block and gradients. After an error, both functions return NULL, and so does the op. */
 enum { TSHI_TEXT_SIZE = 96 };
 
-TSH_API tsh_shape tsh_shape0(void) {
-    const tsh_shape shape = {0, {0}};
-    return shape;
-}
-
-TSH_API tsh_shape tsh_shape1(int64_t a) {
-    const tsh_shape shape = {1, {a}};
-    return shape;
-}
-
-TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b) {
-    const tsh_shape shape = {2, {a, b}};
-    return shape;
-}
-
-TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c) {
-    const tsh_shape shape = {3, {a, b, c}};
-    return shape;
-}
-
-TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d) {
-    const tsh_shape shape = {4, {a, b, c, d}};
-    return shape;
-}
+#define TSHI_TENSOR_SHAPE(ndim, params, ...)                                                       \
+    TSH_API tsh_shape tsh_shape##ndim params {                                                     \
+        const tsh_shape shape = {ndim, {__VA_ARGS__}};                                             \
+        return shape;                                                                              \
+    }
+TSHI_TENSOR_SHAPE(0, (void), 0)
+TSHI_TENSOR_SHAPE(1, (int64_t a), a)
+TSHI_TENSOR_SHAPE(2, (int64_t a, int64_t b), a, b)
+TSHI_TENSOR_SHAPE(3, (int64_t a, int64_t b, int64_t c), a, b, c)
+TSHI_TENSOR_SHAPE(4, (int64_t a, int64_t b, int64_t c, int64_t d), a, b, c, d)
+#undef TSHI_TENSOR_SHAPE
 
 /* Writes "(2, 3)". */
 static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
@@ -3412,11 +3386,10 @@ static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags
                                     tsh_dtype dtype, const tsh_shape *shape,
                                     const tsh_layout *layout) {
     tsh_layout replicated = tsh_replicated();
-    tsh_tensor *t;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %d is no dtype", op, (int)dtype);
-    t = tshi_tensor_handle(ctx, flags);
+    tsh_tensor *t = tshi_tensor_handle(ctx, flags);
     if (!t) return NULL;
     t->dtype = dtype;
     if (tshi_tensor_form(t, op, shape, layout ? layout : &replicated) == TSH_OK)
@@ -3635,13 +3608,13 @@ static tsh_result tshi_tensor_truncate(const tsh_tensor *t, const char *op,
 
 /* v -= (q . v) q, of length n; 8 partial sums. */
 static void tshi_tensor_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
-    double lane[8] = {0}, dot;
+    double lane[8] = {0};
     int64_t i;
     for (i = 0; i + 8 <= n; i += 8)
         for (int j = 0; j < 8; j++) lane[j] += q[i + j] * v[i + j];
     for (int j = 0; i < n; i++, j++) lane[j] += q[i] * v[i];
     for (int j = 0; j < 4; j++) lane[j] += lane[j + 4];
-    dot = (lane[0] + lane[2]) + (lane[1] + lane[3]);
+    const double dot = (lane[0] + lane[2]) + (lane[1] + lane[3]);
     for (i = 0; i < n; i++) v[i] -= dot * q[i];
 }
 
@@ -3741,9 +3714,9 @@ static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init
 /* Sets a parameter to its own initial values: t->init, and zeros in row zero_row - 1. */
 static tsh_result tshi_tensor_begin(tsh_tensor *t) {
     const tsh_result result = tshi_tensor_fill_param(t, t->path, t->init);
-    int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1, width;
+    const int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1;
     if (result != TSH_OK || row < 0) return result;
-    width = tshi_tensor_product(t->local + 1, t->ndim - 1);
+    const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
            tshi_dtype_bytes(t->dtype, width));
     return TSH_OK;
@@ -3898,9 +3871,7 @@ TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
 
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step) {
-    double length = step != 0 ? ceil((stop - start) / step) : -1;
-    tsh_shape shape;
-    tsh_tensor *t;
+    const double length = step != 0 ? ceil((stop - start) / step) : -1;
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)) ||
         !tshi_dtype_holds(dtype, start) || !tshi_dtype_holds(dtype, stop))
@@ -3909,11 +3880,10 @@ TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, doub
     if (!(length >= 0 && length < 9e15))
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_arange: from %g to %g by %g never ends",
                                start, stop, step);
-    shape = tsh_shape1((int64_t)length);
-    t = tshi_tensor_out(ctx, "tsh_arange", dtype, &shape, NULL);
-    if (t)
-        for (int64_t i = 0; i < shape.dim[0]; i++)
-            tshi_dtype_put(dtype, tshi_tensor_at(t), i, start + (double)i * step);
+    const tsh_shape shape = tsh_shape1((int64_t)length);
+    tsh_tensor *t = tshi_tensor_out(ctx, "tsh_arange", dtype, &shape, NULL);
+    for (int64_t i = 0; t && i < shape.dim[0]; i++)
+        tshi_dtype_put(dtype, tshi_tensor_at(t), i, start + (double)i * step);
     return t;
 }
 
@@ -3939,20 +3909,15 @@ TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
     return shape;
 }
 
-TSH_API int64_t tsh_dim(const tsh_tensor *t, int dim) {
-    int axis = t ? tshi_tensor_axis(t, dim) : -1;
-    return axis < 0 ? 0 : t->dim[axis];
-}
-
-TSH_API int64_t tsh_local_dim(const tsh_tensor *t, int dim) {
-    int axis = t ? tshi_tensor_axis(t, dim) : -1;
-    return axis < 0 ? 0 : t->local[axis];
-}
-
-TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim) {
-    int axis = t ? tshi_tensor_axis(t, dim) : -1;
-    return axis < 0 ? 0 : t->stride[axis];
-}
+#define TSHI_TENSOR_OF_DIM(name, values)                                                           \
+    TSH_API int64_t tsh_##name(const tsh_tensor *t, int dim) {                                     \
+        int axis = t ? tshi_tensor_axis(t, dim) : -1;                                              \
+        return axis < 0 ? 0 : t->values[axis];                                                     \
+    }
+TSHI_TENSOR_OF_DIM(dim, dim)
+TSHI_TENSOR_OF_DIM(local_dim, local)
+TSHI_TENSOR_OF_DIM(stride, stride)
+#undef TSHI_TENSOR_OF_DIM
 
 TSH_API int64_t tsh_numel(const tsh_tensor *t) {
     return t ? tshi_tensor_product(t->dim, t->ndim) : 0;
@@ -3974,15 +3939,13 @@ TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t) {
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
     char text[TSHI_TEXT_SIZE];
     if (!tshi_tensor_check_in(ctx, "tsh_item", t)) return (double)NAN;
-    if (tsh_numel(t) != 1 || t->layout.kind != TSH_REPLICATED) {
-        int one = tsh_numel(t) == 1;
-        (void)tsh_fail(ctx, one ? TSH_ERR_LAYOUT : TSH_ERR_SHAPE,
-                       "tsh_item: takes one replicated element, not %s%s",
-                       tshi_tensor_text(t, text),
-                       one ? "; complete it first: tsh_redistribute(x, tsh_replicated())" : "");
-        return (double)NAN;
-    }
-    return tshi_dtype_get(t->dtype, tshi_tensor_at(t), 0);
+    const int one = tsh_numel(t) == 1;
+    if (one && t->layout.kind == TSH_REPLICATED)
+        return tshi_dtype_get(t->dtype, tshi_tensor_at(t), 0);
+    (void)tsh_fail(ctx, one ? TSH_ERR_LAYOUT : TSH_ERR_SHAPE,
+                   "tsh_item: takes one replicated element, not %s%s", tshi_tensor_text(t, text),
+                   one ? "; complete it first: tsh_redistribute(x, tsh_replicated())" : "");
+    return (double)NAN;
 }
 
 /* -- initial values, by name ------------------------------------------------ */
@@ -7237,7 +7200,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
     pairwise = tshi_coll_pairwise(coll->kind); /* numbered by the backend */
     coll->seq = pairwise ? 0 : comm->next_seq;
-    begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
+    begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
     if (!pairwise) comm->next_seq++;
@@ -7262,7 +7225,7 @@ TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
     if (!req) return TSH_OK;
     if (!tshi_comm_usable(comm) || !comm->ops || comm->in_flight < 1) return TSH_ERR_ARGUMENT;
     comm->in_flight--;
-    begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
+    begin = tshi_trace_now(comm->trace);
     result = comm->ops->wait(comm, req);
     if (comm->trace) tshi_trace_waited(comm, req, begin);
     return result;
@@ -8068,7 +8031,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         older = node->older;
         ctx->module = node->module;
         if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_complete_out(node)) {
-            const int64_t begin = tshi_trace_start(ctx);
+            const int64_t begin = tshi_trace_now(ctx->trace);
             node->op->backward(node);
             for (int i = 0; i < node->n; i++) tshi_tape_give(node, i);
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
@@ -8569,9 +8532,8 @@ static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
 /* Allocates a ctx and fills in the options of desc, with their defaults; NULL: no memory. */
 static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     tsh_allocator allocator = desc->allocator;
-    tsh_ctx *ctx;
     if (!allocator.fn) allocator.fn = tshi_mem_libc;
-    ctx = (tsh_ctx *)allocator.fn(allocator.user, NULL, 0, sizeof *ctx, TSHI_ALIGN);
+    tsh_ctx *ctx = (tsh_ctx *)allocator.fn(allocator.user, NULL, 0, sizeof *ctx, TSHI_ALIGN);
     if (!ctx) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->allocator = allocator;
@@ -8611,13 +8573,12 @@ static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
 
 TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
     const tsh_desc usual = TSHI_ZERO;
-    tsh_ctx *ctx;
     if (!desc) desc = &usual;
     if (!out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
         return TSH_ERR_ARGUMENT;
     }
-    *out = ctx = tshi_context_make(desc);
+    tsh_ctx *ctx = *out = tshi_context_make(desc);
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_context_groups(ctx, desc);
     tshi_error_tell(ctx);
@@ -8625,7 +8586,6 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
 }
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
-    tsh_allocator allocator;
     if (!ctx) return;
     tshi_error_tell(ctx);
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
@@ -8642,7 +8602,7 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     tsh_comm_close(&ctx->pp);
     tsh_comm_close(&ctx->tp);
     tsh_comm_close(&ctx->world);
-    allocator = ctx->allocator;
+    const tsh_allocator allocator = ctx->allocator;
     (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
 }
 
@@ -14381,7 +14341,7 @@ static tsh_tensor *tshi_module_checkpoint(tsh_module *module, tsh_tensor **in, i
 /* Calls a module, checkpointed or not, as ctx->module: errors and traces name its path. */
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    const int64_t begin = tshi_trace_start(ctx);
+    const int64_t begin = tshi_trace_now(ctx->trace);
     const tsh_module *outer = ctx->module;
     tsh_tensor *y;
     ctx->module = module;
@@ -16410,7 +16370,7 @@ static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) 
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tshi_norm_sum all;
     tsh_ctx *ctx = module->ctx;
-    const int64_t begin = tshi_trace_start(ctx);
+    const int64_t begin = tshi_trace_now(ctx->trace);
     const size_t bytes = (size_t)ctx->dp.size * sizeof *all.sums;
     tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
     double sum = 0;
@@ -16808,7 +16768,7 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     if (chunked) tshi_bucket_begin(ctx, 0);
     for (i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
         tsh_tensor *param = optim->each[i].param;
-        const int64_t begin = tshi_trace_start(ctx);
+        const int64_t begin = tshi_trace_now(ctx->trace);
         if (!param->gr.live) continue;
         if (!chunked && (param->flags & TSHI_CHUNKED))
             (void)tsh_fail(ctx, TSH_ERR_STATE,
@@ -16846,7 +16806,7 @@ TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     tsh_result result;
     int64_t begin;
     if (!ctx) return TSH_ERR_ARGUMENT;
-    begin = tshi_trace_start(ctx);
+    begin = tshi_trace_now(ctx->trace);
     result = tshi_optim_step(ctx, optim);
     if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "tsh_optim_step", begin, 0);
     return result;
@@ -19286,10 +19246,9 @@ static uint64_t tshi_check_part(const tsh_tensor *t) {
 }
 
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
-    uint64_t hash;
     if (!tshi_tensor_check_in(ctx, "tsh_hash", t)) return 0;
     if (t->layout.kind == TSH_PARTIAL && !(t = tsh_redistribute(t, tsh_replicated()))) return 0;
-    hash = tshi_check_part(t);
+    uint64_t hash = tshi_check_part(t);
     if (t->layout.kind == TSH_SHARDED)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &hash, 1, TSH_I64, TSH_SUM), "tsh_hash");
     return hash;
@@ -19314,10 +19273,8 @@ typedef struct tshi_replicas {
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     const int found = t && t->block;
-    tshi_replica *r;
-    uint64_t hash;
     if (!found && !holds) return;
-    r = all->each ? all->each + all->count : NULL;
+    tshi_replica *r = all->each ? all->each + all->count : NULL;
     all->count++;
     if (!r) return;
     memset(r, 0, sizeof *r);
@@ -19327,9 +19284,10 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     if (!found) return;
     r->over_tp = t->layout.kind == TSH_REPLICATED;
     r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
-    hash = r->over_dp ? tshi_check_part(t)
-                      : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
-                                       tshi_optim_count(t));
+    const uint64_t hash = r->over_dp
+                              ? tshi_check_part(t)
+                              : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
+                                               tshi_optim_count(t));
     r->hash = (int64_t)(hash >> 1);
 }
 
@@ -19493,15 +19451,9 @@ static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t s
 
 TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n,
                                        void *user, double eps, int64_t samples) {
-    tshi_gradcheck c;
+    const tshi_gradcheck c = {ctx, fn, in, n, user, eps > 0 ? eps : TSHI_DOUBLE ? 1e-5 : 1e-2};
     double worst = 0;
     if (!ctx || !fn || !in || !tsh_ok(ctx)) return -1;
-    c.ctx = ctx;
-    c.fn = fn;
-    c.in = in;
-    c.n = n;
-    c.user = user;
-    c.eps = eps > 0 ? eps : TSHI_DOUBLE ? 1e-5 : 1e-2;
     for (int i = 0; i < n; i++) {
         if (!in[i] || !(in[i]->flags & TSHI_LEAF) || !tshi_tensor_is_dense(in[i])) {
             (void)tsh_fail(
@@ -19623,7 +19575,6 @@ static void tshi_trace_file_gather(tshi_trace_file *out) {
 
 TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
     tshi_arena arena = TSHI_ZERO;
-    tshi_trace *trace;
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (ctx->trace) return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_begin: a trace runs already");
     if (!desc || !desc->path == !desc->write)
@@ -19632,7 +19583,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_trace_begin: the library was compiled without a clock; give desc.now, "
                         "or compile it with -D_POSIX_C_SOURCE=200809L or as C11");
-    trace = (tshi_trace *)tshi_mem_book(ctx, &arena, sizeof *trace);
+    tshi_trace *trace = (tshi_trace *)tshi_mem_book(ctx, &arena, sizeof *trace);
     if (!trace) return ctx->error.code;
     trace->ctx = ctx;
     trace->desc = *desc;
@@ -19643,7 +19594,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
 }
 
 TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
-    tshi_trace_file out;
+    tshi_trace_file out = TSHI_ZERO;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK && !ctx->trace)
         return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_end: no trace runs");
@@ -19651,7 +19602,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
         tshi_trace_drop(ctx);
         return ctx->error.code;
     }
-    memset(&out, 0, sizeof out);
     out.ctx = ctx;
     out.desc = ctx->trace->desc;
     ctx->world.trace = NULL; /* what follows is not part of it */
