@@ -2980,11 +2980,10 @@ TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     c[3] = (uint32_t)a;
 }
 
-/* Computes the four random words of a position. The rounds are written out: a loop of rounds would
+/* Computes the four random words c of a position. The rounds are written out: a loop of rounds would
  * keep the caller's loop over positions from being vectorised. */
-TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *out) {
+TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *c) {
     const uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    uint32_t c[4];
     c[0] = (uint32_t)position;
     c[1] = (uint32_t)(position >> 32);
     c[2] = (uint32_t)stream;
@@ -3001,10 +3000,6 @@ TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t positio
     TSHI_RNG_ROUND(8);
     TSHI_RNG_ROUND(9);
 #undef TSHI_RNG_ROUND
-    out[0] = c[0];
-    out[1] = c[1];
-    out[2] = c[2];
-    out[3] = c[3];
 }
 
 enum { TSHI_RNG_WORDS = 64 };
