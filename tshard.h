@@ -1774,7 +1774,6 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #include <sys/file.h>     /* flock */
 #include <sys/resource.h> /* getrlimit */
 #include <sys/stat.h>     /* stat, chmod */
-#include <sys/time.h>     /* gettimeofday */
 #include <sys/utsname.h>  /* uname */
 #include <unistd.h>       /* fsync, close, chown */
 #ifndef __cplusplus /* glibc hides these two under -std=c99, and never in C++ */
@@ -1785,6 +1784,13 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #define TSHI_POSIX 0
 #endif
 
+/* Initialises with zeros a structure that does not begin with an enum. {0} draws warnings from
+ * compilers of C++. */
+#ifdef __cplusplus
+#define TSHI_ZERO {}
+#else
+#define TSHI_ZERO {0}
+#endif
 #define TSHI_R(x) ((tsh_real)(x))
 /* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
@@ -2161,22 +2167,9 @@ TSH_API int64_t tsh_now(void) {
     struct timespec t;
     (void)clock_gettime(TSHI_CLOCK, &t);
     return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_nsec;
-#elif TSHI_POSIX
-    struct timeval t;
-    (void)gettimeofday(&t, NULL);
-    return (int64_t)t.tv_sec * 1000000000 + (int64_t)t.tv_usec * 1000;
 #else
     return -1; /* clock() of C99 stands still while a thread sleeps */
 #endif
-}
-
-/* Appends to a text in a buffer of `size` bytes, as snprintf: what does not fit is cut off. */
-TSH_PRINTF(3, 4) static void tshi_base_append(char *text, size_t size, const char *format, ...) {
-    size_t used = strlen(text);
-    va_list list;
-    va_start(list, format);
-    if (used + 1 < size) (void)vsnprintf(text + used, size - used, format, list);
-    va_end(list);
 }
 
 /* ========================================================================== */
@@ -2230,27 +2223,25 @@ static TSHI_COLD void tshi_error_log(tsh_ctx *ctx, int received) {
     if (ctx->logged || !ctx->logger.fn) return;
     ctx->logged = 1;
     if (ctx->world.size > 1)
-        tshi_base_append(text, sizeof text, "rank %d%s: ", ctx->world.rank,
-                         received ? " stops" : "");
-    tshi_base_append(text, sizeof text, "%s%s (%s)", ctx->error.message,
-                     received && ctx->error.code == TSH_ERR_MISMATCH
-                         ? "; every rank must run the same program, with the same arguments"
-                         : "",
-                     tsh_result_name(ctx->error.code));
+        tsh_text_add(text, sizeof text, "rank %d%s: ", ctx->world.rank, received ? " stops" : "");
+    tsh_text_add(text, sizeof text, "%s%s (%s)", ctx->error.message,
+                 received && ctx->error.code == TSH_ERR_MISMATCH
+                     ? "; every rank must run the same program, with the same arguments"
+                     : "",
+                 tsh_result_name(ctx->error.code));
     ctx->logger.fn(ctx->logger.user, text);
 }
 
 /* Aborts the world with a local error, if there is one: peers in a collective get it, with this
  * rank named. Only now is it logged: until here tsh_clear_error could undo it. */
 static TSHI_COLD void tshi_error_tell(tsh_ctx *ctx) {
-    tsh_error report = ctx->error;
+    tsh_error report;
     if (ctx->error.code == TSH_OK) return;
     tshi_error_log(ctx, 0);
     if (ctx->told || !ctx->world.ops) return;
     ctx->told = 1;
-    report.message[0] = '\0';
-    tshi_base_append(report.message, sizeof report.message, "rank %d: %s", ctx->world.rank,
-                     ctx->error.message);
+    (void)tsh_error_set(&report, ctx->error.code, ctx->error.rank, "rank %d: %s", ctx->world.rank,
+                        ctx->error.message);
     ctx->world.ops->abort(&ctx->world, &report);
 }
 
@@ -2273,45 +2264,29 @@ static TSHI_COLD void tshi_error_place(tsh_ctx *ctx) {
     const char *path = ctx->module ? ctx->module->path : "";
     const size_t length = strlen(text), space = sizeof ctx->error.message - length;
     const size_t whole = strlen(path);
-    size_t keep, dots;
     if (!whole || space < 32) return;
-    keep = whole < space - 32 ? whole : space - 32;
-    dots = keep < whole ? 3 : 0;
+    const size_t keep = whole < space - 32 ? whole : space - 32, dots = keep < whole ? 3 : 0;
     memmove(text + dots + keep + 2, text, length + 1);
     memcpy(text, "...", dots);
     memcpy(text + dots, path + whole - keep, keep);
     memcpy(text + dots + keep, ": ", 2);
 }
 
-/* Records an error, unless ctx has one. */
-TSH_PRINTF(3, 0)
-static TSHI_COLD void tshi_error_keep(tsh_ctx *ctx, tsh_result code, const char *format,
-                                      va_list list) {
-    if (!ctx || ctx->error.code != TSH_OK) return;
-    ctx->error.code = code;
-    ctx->error.rank = ctx->world.rank;
-    (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
-    tshi_error_place(ctx);
-}
-
 TSH_API TSHI_COLD tsh_result tsh_fail(tsh_ctx *ctx, tsh_result code, const char *format, ...) {
     va_list list;
+    if (!ctx || ctx->error.code != TSH_OK) return code; /* the first error is kept */
+    ctx->error.code = code;
+    ctx->error.rank = ctx->world.rank;
     va_start(list, format);
-    tshi_error_keep(ctx, code, format, list);
+    (void)vsnprintf(ctx->error.message, sizeof ctx->error.message, format, list);
     va_end(list);
+    tshi_error_place(ctx);
     return code;
 }
 
-/* tsh_fail for functions that return a tensor: returns NULL. */
-TSH_PRINTF(3, 4)
-static TSHI_COLD tsh_tensor *tshi_error_null(tsh_ctx *ctx, tsh_result code, const char *format,
-                                             ...) {
-    va_list list;
-    va_start(list, format);
-    tshi_error_keep(ctx, code, format, list);
-    va_end(list);
-    return NULL;
-}
+/* tsh_fail for functions that return a tensor, and for those that return 1 if all is well. */
+#define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
+#define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 
 /* Records what a collective returned, if it is an error: the world's error, or, if the world has
  * none, that the arguments were refused. Returns result. */
@@ -2383,12 +2358,11 @@ static void *tshi_mem_call(tsh_ctx *ctx, int kind, void *ptr, size_t old_size, s
     ctx->mem.calls++;
     if (new_size != SIZE_MAX)
         block = ctx->allocator.fn(ctx->allocator.user, ptr, old_size, new_size, TSHI_ALIGN);
-    if (new_size && !block) {
+    if (new_size && !block)
         (void)tsh_fail(ctx, TSH_ERR_MEMORY, "the allocator refused %llu bytes; the ctx holds %llu",
                        (unsigned long long)new_size, (unsigned long long)ctx->mem.total);
-        return NULL;
-    }
-    tshi_mem_count(&ctx->mem, kind, new_size, old_size);
+    else
+        tshi_mem_count(&ctx->mem, kind, new_size, old_size);
     return block;
 }
 
@@ -2468,9 +2442,8 @@ static tshi_block *tshi_mem_grow(tsh_ctx *ctx, size_t size) {
     const size_t min = (size_t)1 << 18;
     const size_t bytes = (size > min ? size : min) + sizeof(tshi_block) + TSHI_POOL_OFFSET;
     tshi_page *page = tshi_mem_page(ctx, TSH_MEM_STEP, &ctx->pool.pages, bytes);
-    tshi_block *block;
     if (!page) return NULL;
-    block = (tshi_block *)(void *)((char *)page + TSHI_POOL_OFFSET);
+    tshi_block *block = (tshi_block *)(void *)((char *)page + TSHI_POOL_OFFSET);
     memset(block, 0, sizeof *block);
     block->size = bytes - TSHI_POOL_OFFSET - sizeof *block;
     block->kind = TSH_MEM_STEP;
@@ -2514,14 +2487,12 @@ TSHI_OUTLINE tshi_block *tshi_mem_take(tsh_ctx *ctx, int kind, size_t bytes) {
     size_t size = bytes < SIZE_MAX / 4 ? bytes ? bytes : 1 : SIZE_MAX / 4;
     tshi_block *block;
     size = (size + TSHI_ALIGN - 1) / TSHI_ALIGN * TSHI_ALIGN;
-    if (kind == TSH_MEM_STEP) {
+    if (kind == TSH_MEM_STEP)
         block = tshi_mem_step(ctx, size);
-    } else {
+    else
         block = (tshi_block *)tshi_mem_call(ctx, kind, NULL, 0, size + sizeof *block);
-        if (block) memset(block, 0, sizeof *block);
-        if (block) block->size = size;
-    }
     if (!block) return NULL;
+    if (kind != TSH_MEM_STEP) block->size = size; /* of the pool: perhaps larger */
     block->kind = kind;
     block->refs = 1;
     return block;
@@ -2577,32 +2548,21 @@ static void *tshi_mem_book(tsh_ctx *ctx, tshi_arena *arena, size_t bytes) {
 
 /* Releases all that was allocated from an arena, and keeps its pages. */
 static void tshi_mem_reset(tshi_arena *arena) {
-    tshi_page *page;
-    for (page = arena->first; page; page = page->next) page->used = TSHI_ALIGN;
+    for (tshi_page *page = arena->first; page; page = page->next) page->used = TSHI_ALIGN;
     arena->now = arena->first;
 }
 
-/* Frees a list of pages and empties it. */
-static void tshi_mem_free_pages(tsh_ctx *ctx, int kind, tshi_page **list) {
-    tshi_page *page;
-    while ((page = *list) != NULL) {
-        *list = page->next;
+/* Frees a list of pages: those of an arena (TSH_MEM_BOOKS), or of the pool (TSH_MEM_STEP). */
+static void tshi_mem_close(tsh_ctx *ctx, int kind, tshi_page *page) {
+    while (page) {
+        tshi_page *next = page->next;
         (void)tshi_mem_call(ctx, kind, page, page->bytes, 0);
+        page = next;
     }
 }
 
-static void tshi_mem_close(tsh_ctx *ctx, tshi_arena *arena) {
-    tshi_mem_free_pages(ctx, TSH_MEM_BOOKS, &arena->first);
-    arena->now = NULL;
-}
-
-static void tshi_mem_close_pool(tsh_ctx *ctx) {
-    tshi_mem_free_pages(ctx, TSH_MEM_STEP, &ctx->pool.pages);
-}
-
 TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx) {
-    tsh_mem none;
-    memset(&none, 0, sizeof none);
+    const tsh_mem none = TSHI_ZERO;
     return ctx ? ctx->mem : none;
 }
 
@@ -2630,7 +2590,7 @@ typedef struct tshi_dtype {
     /* (optional) read or write element i, not rounded to tsh_real */
     double (*get)(const void *data, int64_t i);
     void (*put)(void *data, int64_t i, double value);
-    /* (integers only) as load and store, exact for every integer */
+    /* (used for integers only) as load and store, exact for every integer */
     void (*load_integer)(const void *from, int64_t step, int64_t n, int64_t *to);
     void (*store_integer)(void *to, int64_t step, int64_t n, const int64_t *from);
     /* (optional) the reductions of collectives, by tsh_redop, and the division of an average; NULL:
@@ -2644,10 +2604,6 @@ static double tshi_dtype_clamp(double value, double max) {
     if (value != value) return 0;
     return value > max ? max : value < -max ? -max : value;
 }
-
-/* The largest double that an int32_t, an int64_t can hold. */
-#define TSHI_DTYPE_MAX_i32 2147483647.0
-#define TSHI_DTYPE_MAX_i64 9223372036854774784.0
 
 /* Folds work on runs: compilers vectorise loops of constant length at every level of optimisation.
  * As `out` may be an operand, they must be told that iterations are independent (clang would check
@@ -2677,105 +2633,81 @@ enum { TSHI_DTYPE_RUN = 32 };
             out[at] = expression;                                                                  \
         }                                                                                          \
     }
-#define TSHI_DTYPE_FOLDS(suffix)                                                                   \
-    static const tshi_fold_fn tshi_dtype_folds_##suffix[] = { /* in the order of tsh_redop */      \
-        tshi_dtype_sum_##suffix, tshi_dtype_prod_##suffix, tshi_dtype_min_##suffix,                \
-        tshi_dtype_max_##suffix, tshi_dtype_sum_##suffix};
-/* min and max return the left of equal values (0 and -0), and NaN if either is NaN. */
-#define TSHI_DTYPE_FLOAT(suffix, type)                                                             \
-    TSHI_DTYPE_FOLD(sum_##suffix, type, (l + r))                                                   \
-    TSHI_DTYPE_FOLD(prod_##suffix, type, (l * r))                                                  \
-    TSHI_DTYPE_FOLD(min_##suffix, type, ((l <= r) | (l != l)) ? l : r)                             \
-    TSHI_DTYPE_FOLD(max_##suffix, type, ((l >= r) | (l != l)) ? l : r)                             \
-    TSHI_DTYPE_FOLDS(suffix)                                                                       \
+/* Define tshi_dtype_<name>: converts n elements to `wide`, or back, where `value` is of from[i]. */
+#define TSHI_DTYPE_LOAD(name, type, wide)                                                          \
+    static void tshi_dtype_##name(const void *data, int64_t step, int64_t n, wide *to) {           \
+        const type *TSHI_RESTRICT from = (const type *)data;                                       \
+        for (int64_t i = 0; i < n; i++) to[i] = (wide)from[i * step];                              \
+    }
+#define TSHI_DTYPE_STORE(name, type, wide, value)                                                  \
+    static void tshi_dtype_##name(void *data, int64_t step, int64_t n, const wide *from) {         \
+        type *TSHI_RESTRICT to = (type *)data;                                                     \
+        for (int64_t i = 0; i < n; i++) to[i * step] = (type)(value);                              \
+    }
+#define TSHI_DTYPE_DIVIDE(suffix, type)                                                            \
     static void tshi_dtype_divide_##suffix(void *sums_, int64_t n, int by) {                       \
         type *sums = (type *)sums_, size = (type)by;                                               \
         int64_t at = 0;                                                                            \
         for (; at + TSHI_DTYPE_RUN <= n; at += TSHI_DTYPE_RUN)                                     \
             for (int i = 0; i < TSHI_DTYPE_RUN; i++) sums[at + i] /= size;                         \
         for (; at < n; at++) sums[at] /= size;                                                     \
-    }                                                                                              \
-    static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
-        ((type *)data)[i] = (type)value;                                                           \
-    }                                                                                              \
-    TSHI_DTYPE_MOVES(suffix, type, (type)x)
-/* Integers wrap on overflow: `wide`, the unsigned type, computes. Fractions are truncated. */
-#define TSHI_DTYPE_INTEGER(suffix, type, wide)                                                     \
+    }
+/* Defines the functions of a dtype. `wide` computes sums and products: for integers the unsigned
+ * type, so that they wrap on overflow. min and max return the left of equal values (0 and -0), and
+ * NaN if either is NaN. FIT(x, max) makes x fit the type; then a fraction is truncated. */
+#define TSHI_DTYPE(suffix, type, wide, FIT, max)                                                   \
     TSHI_DTYPE_FOLD(sum_##suffix, type, (type)((wide)l + (wide)r))                                 \
     TSHI_DTYPE_FOLD(prod_##suffix, type, (type)((wide)l * (wide)r))                                \
-    TSHI_DTYPE_FOLD(min_##suffix, type, l <= r ? l : r)                                            \
-    TSHI_DTYPE_FOLD(max_##suffix, type, l >= r ? l : r)                                            \
-    TSHI_DTYPE_FOLDS(suffix)                                                                       \
-    static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
-        ((type *)data)[i] = (type)tshi_dtype_clamp(value, TSHI_DTYPE_MAX_##suffix);                \
-    }                                                                                              \
-    static void tshi_dtype_load_integer_##suffix(const void *data, int64_t step, int64_t n,        \
-                                                 int64_t *to) {                                    \
-        const type *TSHI_RESTRICT from = (const type *)data;                                       \
-        int64_t i;                                                                                 \
-        for (i = 0; i < n; i++) to[i] = from[i * step];                                            \
-    }                                                                                              \
-    static void tshi_dtype_store_integer_##suffix(void *data, int64_t step, int64_t n,             \
-                                                  const int64_t *from) {                           \
-        type *TSHI_RESTRICT to = (type *)data;                                                     \
-        int64_t i;                                                                                 \
-        for (i = 0; i < n; i++) to[i * step] = (type)from[i];                                      \
-    }                                                                                              \
-    TSHI_DTYPE_MOVES(suffix, type, (type)tshi_dtype_clamp((double)x, TSHI_DTYPE_MAX_##suffix))
-/* load, store and get; STORED converts a tsh_real x to an element. */
-#define TSHI_DTYPE_MOVES(suffix, type, STORED)                                                     \
-    static void tshi_dtype_load_##suffix(const void *data, int64_t step, int64_t n,                \
-                                         tsh_real *to) {                                           \
-        const type *TSHI_RESTRICT from = (const type *)data;                                       \
-        int64_t i;                                                                                 \
-        for (i = 0; i < n; i++) to[i] = TSHI_R(from[i * step]);                                    \
-    }                                                                                              \
-    static void tshi_dtype_store_##suffix(void *data, int64_t step, int64_t n,                     \
-                                          const tsh_real *from) {                                  \
-        type *TSHI_RESTRICT to = (type *)data;                                                     \
-        int64_t i;                                                                                 \
-        for (i = 0; i < n; i++) {                                                                  \
-            const tsh_real x = from[i];                                                            \
-            to[i * step] = STORED;                                                                 \
-        }                                                                                          \
-    }                                                                                              \
+    TSHI_DTYPE_FOLD(min_##suffix, type, ((l <= r) | (l != l)) ? l : r)                             \
+    TSHI_DTYPE_FOLD(max_##suffix, type, ((l >= r) | (l != l)) ? l : r)                             \
+    static const tshi_fold_fn tshi_dtype_folds_##suffix[] = {/* in the order of tsh_redop */       \
+                                                             tshi_dtype_sum_##suffix,              \
+                                                             tshi_dtype_prod_##suffix,             \
+                                                             tshi_dtype_min_##suffix,              \
+                                                             tshi_dtype_max_##suffix,              \
+                                                             tshi_dtype_sum_##suffix};             \
     static double tshi_dtype_get_##suffix(const void *data, int64_t i) {                           \
         return (double)((const type *)data)[i];                                                    \
-    }
-TSHI_DTYPE_FLOAT(f32, float)
-TSHI_DTYPE_FLOAT(f64, double)
-TSHI_DTYPE_INTEGER(i32, int32_t, uint32_t)
-TSHI_DTYPE_INTEGER(i64, int64_t, uint64_t)
+    }                                                                                              \
+    static void tshi_dtype_put_##suffix(void *data, int64_t i, double value) {                     \
+        ((type *)data)[i] = (type)FIT(value, max);                                                 \
+    }                                                                                              \
+    TSHI_DTYPE_LOAD(load_##suffix, type, tsh_real)                                                 \
+    TSHI_DTYPE_LOAD(load_integer_##suffix, type, int64_t)                                          \
+    TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], max))                            \
+    TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, from[i])
+#define TSHI_DTYPE_ANY(x, max)   (x)
+#define TSHI_DTYPE_CLAMP(x, max) tshi_dtype_clamp((double)(x), max)
+TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, 0)
+TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, 0)
+TSHI_DTYPE(i32, int32_t, uint32_t, TSHI_DTYPE_CLAMP, 2147483647.0)
+TSHI_DTYPE(i64, int64_t, uint64_t, TSHI_DTYPE_CLAMP, 9223372036854774784.0) /* exact in double */
+TSHI_DTYPE_DIVIDE(f32, float)
+TSHI_DTYPE_DIVIDE(f64, double)
 
-#define TSHI_DTYPE_ROW(suffix, file, size, floating, load_integer, store_integer, divide)          \
-    {                                                                                              \
-#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,        \
-            tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, load_integer, store_integer,         \
-            tshi_dtype_folds_##suffix, divide                                                      \
-    }
-#define TSHI_DTYPE_INTEGER_ROW(suffix, file, size)                                                 \
-    TSHI_DTYPE_ROW(suffix, file, size, 0, tshi_dtype_load_integer_##suffix,                        \
-                   tshi_dtype_store_integer_##suffix, NULL)
+#define TSHI_DTYPE_ROW(suffix, file, size, floating, divide)                                       \
+    {#suffix, file, size, floating, tshi_dtype_load_##suffix, tshi_dtype_store_##suffix,           \
+     tshi_dtype_get_##suffix, tshi_dtype_put_##suffix, tshi_dtype_load_integer_##suffix,           \
+     tshi_dtype_store_integer_##suffix, tshi_dtype_folds_##suffix, divide}
 /* In the order of tsh_dtype. */
-static const tshi_dtype tshi_dtypes[] = {
-    TSHI_DTYPE_ROW(f32, "F32", 4, 1, NULL, NULL, tshi_dtype_divide_f32),
-    TSHI_DTYPE_ROW(f64, "F64", 8, 1, NULL, NULL, tshi_dtype_divide_f64),
-    TSHI_DTYPE_INTEGER_ROW(i32, "I32", 4), TSHI_DTYPE_INTEGER_ROW(i64, "I64", 8),
+static const tshi_dtype tshi_dtypes[] = {TSHI_DTYPE_ROW(f32, "F32", 4, 1, tshi_dtype_divide_f32),
+                                         TSHI_DTYPE_ROW(f64, "F64", 8, 1, tshi_dtype_divide_f64),
+                                         TSHI_DTYPE_ROW(i32, "I32", 4, 0, NULL),
+                                         TSHI_DTYPE_ROW(i64, "I64", 8, 0, NULL),
 #if defined(TSHI_DTYPE_MORE) /* a test adds a row of its own */
-    TSHI_DTYPE_MORE
+                                         TSHI_DTYPE_MORE
 #endif
 };
 enum { TSHI_DTYPES = sizeof tshi_dtypes / sizeof tshi_dtypes[0] };
-#undef TSHI_DTYPE_INTEGER_ROW
 #undef TSHI_DTYPE_ROW
-#undef TSHI_DTYPE_INTEGER
-#undef TSHI_DTYPE_FLOAT
-#undef TSHI_DTYPE_MOVES
-#undef TSHI_DTYPE_FOLDS
+#undef TSHI_DTYPE_CLAMP
+#undef TSHI_DTYPE_ANY
+#undef TSHI_DTYPE
+#undef TSHI_DTYPE_DIVIDE
+#undef TSHI_DTYPE_STORE
+#undef TSHI_DTYPE_LOAD
 #undef TSHI_DTYPE_FOLD
 #undef TSHI_DTYPE_LANES
-#undef TSHI_DTYPE_MAX_i32
-#undef TSHI_DTYPE_MAX_i64
 
 /* Returns the bytes of n tsh_real: gradients, moments, scratch. */
 static size_t tshi_dtype_reals(int64_t n) {
@@ -2900,13 +2832,10 @@ struct tshi_trace {
     tshi_flight flight[TSHI_TRACE_FLIGHTS];
 };
 
+/* Returns the time, for tshi_trace_add; 0 if no trace runs (NULL). */
 static int64_t tshi_trace_now(const tshi_trace *trace) {
+    if (!trace) return 0;
     return trace->desc.now ? trace->desc.now(trace->desc.user) : tsh_now();
-}
-
-/* Returns the time, for tshi_trace_add; 0 if no trace runs. */
-static int64_t tshi_trace_start(const tsh_ctx *ctx) {
-    return ctx->trace ? tshi_trace_now(ctx->trace) : 0;
 }
 
 /* Adds an event from `begin` to now. Returns NULL if it was lost. */
@@ -2924,10 +2853,7 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     event->end = tshi_trace_now(trace);
     event->bytes = bytes;
     event->kind = kind;
-    if (trace->last)
-        trace->last->next = event;
-    else
-        trace->first = event;
+    *(trace->last ? &trace->last->next : &trace->first) = event;
     trace->last = event;
     trace->count++;
     return event;
@@ -2957,8 +2883,7 @@ static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begi
                             tsh_req req) {
     tshi_trace *trace = comm->trace;
     tshi_event *event = tshi_trace_add(trace, TSHI_TRACE_COLL, name, begin, (int64_t)bytes);
-    int i;
-    for (i = 0; i < TSHI_TRACE_FLIGHTS && event && req; i++) {
+    for (int i = 0; i < TSHI_TRACE_FLIGHTS && event && req; i++) {
         if (trace->flight[i].comm) continue;
         trace->flight[i].comm = comm;
         trace->flight[i].req = req;
@@ -2971,8 +2896,7 @@ static void tshi_trace_sent(const tsh_comm *comm, const char *name, int64_t begi
  * added in between. */
 static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) {
     tshi_trace *trace = comm->trace;
-    int i;
-    for (i = 0; i < TSHI_TRACE_FLIGHTS; i++) {
+    for (int i = 0; i < TSHI_TRACE_FLIGHTS; i++) {
         tshi_flight *flight = &trace->flight[i];
         if (flight->comm != comm || flight->req != req) continue;
         flight->comm = NULL;
@@ -2986,11 +2910,10 @@ static void tshi_trace_waited(const tsh_comm *comm, tsh_req req, int64_t begin) 
 
 /* Discards the trace, if one runs. */
 static void tshi_trace_drop(tsh_ctx *ctx) {
-    tshi_arena arena;
     if (!ctx->trace) return;
-    arena = ctx->trace->arena;
+    const tshi_arena arena = ctx->trace->arena;
     ctx->trace = ctx->world.trace = ctx->tp.trace = ctx->pp.trace = ctx->dp.trace = NULL;
-    tshi_mem_close(ctx, &arena); /* the trace itself lies in it */
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, arena.first); /* the trace itself lies in it */
 }
 
 /* ========================================================================== */
@@ -3019,7 +2942,6 @@ static int tshi_team_pieces(const tsh_ctx *ctx, int64_t n, int64_t min) {
  * OpenMP takes microseconds even for a team of one.) */
 static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, void *job) {
     const int64_t units = tshi_base_ceil(n, unit);
-    int i;
     if (pieces == 1) {
         fn(job, 0, 0, n);
         return;
@@ -3027,7 +2949,7 @@ static void tshi_team_run(int pieces, int64_t n, int64_t unit, tshi_team_fn fn, 
 #if defined(_OPENMP)
 #pragma omp parallel for num_threads(pieces) schedule(static, 1)
 #endif
-    for (i = 0; i < pieces; i++)
+    for (int i = 0; i < pieces; i++)
         fn(job, i, units * i / pieces * unit, tshi_base_min(units * (i + 1) / pieces * unit, n));
 }
 
@@ -3058,11 +2980,10 @@ TSHI_INLINE void tshi_rng_round(uint32_t *c, uint32_t k0, uint32_t k1) {
     c[3] = (uint32_t)a;
 }
 
-/* Computes the four random words of a position. The rounds are written out: a loop of rounds would
+/* Computes the four random words c of a position. The rounds are written out: a loop of rounds would
  * keep the caller's loop over positions from being vectorised. */
-TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *out) {
+TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t position, uint32_t *c) {
     const uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    uint32_t c[4];
     c[0] = (uint32_t)position;
     c[1] = (uint32_t)(position >> 32);
     c[2] = (uint32_t)stream;
@@ -3079,18 +3000,13 @@ TSHI_INLINE void tshi_rng_philox(uint64_t key, uint64_t stream, uint64_t positio
     TSHI_RNG_ROUND(8);
     TSHI_RNG_ROUND(9);
 #undef TSHI_RNG_ROUND
-    out[0] = c[0];
-    out[1] = c[1];
-    out[2] = c[2];
-    out[3] = c[3];
 }
 
 enum { TSHI_RNG_WORDS = 64 };
 
 /* The random bits of TSHI_RNG_WORDS elements, the first of which is element 4 position. */
 TSHI_INLINE void tshi_rng_words(uint64_t key, uint64_t stream, uint64_t position, uint32_t *word) {
-    int i;
-    for (i = 0; i < TSHI_RNG_WORDS / 4; i++)
+    for (int i = 0; i < TSHI_RNG_WORDS / 4; i++)
         tshi_rng_philox(key, stream, position + (uint64_t)i, word + 4 * i);
 }
 
@@ -3124,13 +3040,12 @@ static double tshi_rng_cdf(double x) {
  * (Abramowitz & Stegun 26.2.23, error 4.5e-4), then two Halley steps, which cube the error. */
 static double tshi_rng_quantile(double p) {
     double tail = p < 0.5 ? p : 1 - p, t, x, off;
-    int step;
     if (!(tail > 0)) return p < 0.5 ? -(double)INFINITY : (double)INFINITY;
     t = sqrt(-2.0 * log(tail));
     x = (2.515517 + t * (0.802853 + t * 0.010328)) /
             (1 + t * (1.432788 + t * (0.189269 + t * 0.001308))) -
         t;
-    for (step = 0; step < 2; step++) {
+    for (int step = 0; step < 2; step++) {
         off = (tshi_rng_cdf(x) - tail) * 2.5066282746310002 * exp(0.5 * x * x);
         x -= off / (1 + 0.5 * x * off);
     }
@@ -3141,9 +3056,8 @@ static double tshi_rng_quantile(double p) {
  * of calls. */
 static uint64_t tshi_rng_hash(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *byte = (const unsigned char *)data;
-    size_t i;
     hash ^= 14695981039346656037u;
-    for (i = 0; i < bytes; i++) hash = (hash ^ byte[i]) * 1099511628211u;
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ byte[i]) * 1099511628211u;
     hash ^= hash >> 32;
     hash *= 0xD6E8FEB86659FD93u;
     return hash ^ hash >> 32;
@@ -3179,11 +3093,10 @@ TSH_API tsh_layout tsh_shard_units(int dim, int64_t unit) {
 
 TSH_API tsh_layout tsh_shard_segments(int dim, int segments, int64_t unit) {
     tsh_layout layout = tsh_replicated();
-    int s;
     layout.kind = TSH_SHARDED;
     layout.dim = dim;
     layout.segments = segments;
-    for (s = 0; s < segments && s < TSH_MAX_SEGMENTS; s++) layout.segment[s].unit = unit;
+    for (int s = 0; s < segments && s < TSH_MAX_SEGMENTS; s++) layout.segment[s].unit = unit;
     return layout;
 }
 
@@ -3232,22 +3145,20 @@ TSH_API int64_t tsh_chunk(const tsh_layout *layout, int64_t length, int size, in
 
 /* Resolves every default of a layout for a tensor of this shape; returns 0 if it does not fit. */
 static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim) {
-    tsh_layout given;
-    int s;
     if ((unsigned)layout->kind > (unsigned)TSH_PARTIAL) return 0;
     if (layout->kind != TSH_SHARDED) {
         layout->dim = layout->segments = 0;
         memset(layout->segment, 0, sizeof layout->segment);
         return 1;
     }
-    given = *layout;
+    tsh_layout given = *layout;
     given.dim = layout->dim < 0 ? layout->dim + ndim : layout->dim;
     given.segments = layout->segments ? layout->segments : 1;
     if (given.dim < 0 || given.dim >= ndim || tsh_chunk(layout, dim[given.dim], 1, 0, NULL) < 0)
         return 0;
     *layout = given;
     memset(layout->segment, 0, sizeof layout->segment);
-    for (s = 0; s < given.segments; s++)
+    for (int s = 0; s < given.segments; s++)
         (void)tshi_layout_segment(&given, dim[given.dim], s, &layout->segment[s]);
     return 1;
 }
@@ -3256,12 +3167,11 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
 static int tshi_layout_same_cut(const tsh_layout *a, const tsh_layout *b, int64_t length,
                                 int size) {
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
-    int rank, s;
     if (a->segments != b->segments) return 0;
-    for (rank = 0; rank < size; rank++) {
+    for (int rank = 0; rank < size; rank++) {
         if (tsh_chunk(a, length, size, rank, ra) < 0 || tsh_chunk(b, length, size, rank, rb) < 0)
             return 0;
-        for (s = 0; s < a->segments; s++)
+        for (int s = 0; s < a->segments; s++)
             if (ra[s].length != rb[s].length || (ra[s].length && ra[s].start != rb[s].start))
                 return 0;
     }
@@ -3278,24 +3188,21 @@ TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, con
 
 /* Returns 1 if two resolved layouts have the same fields; stricter than tshi_layout_equal. */
 static int tshi_layout_alike(const tsh_layout *a, const tsh_layout *b) {
-    int s, alike = a->kind == b->kind && a->dim == b->dim && a->segments == b->segments;
-    for (s = 0; s < a->segments && alike; s++)
-        alike = a->segment[s].length == b->segment[s].length &&
-                a->segment[s].unit == b->segment[s].unit;
-    return alike;
+    return a->kind == b->kind && a->dim == b->dim && a->segments == b->segments &&
+           memcmp(a->segment, b->segment, sizeof a->segment) == 0;
 }
 
 TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size) {
     if (!size) return text;
     text[0] = '\0';
     if (layout->kind != TSH_SHARDED) {
-        tshi_base_append(text, size, layout->kind == TSH_PARTIAL ? "P" : "R");
+        tsh_text_add(text, size, layout->kind == TSH_PARTIAL ? "P" : "R");
     } else {
-        tshi_base_append(text, size, "S(%d", layout->dim);
-        if (layout->segments > 1) tshi_base_append(text, size, ", %d segments", layout->segments);
+        tsh_text_add(text, size, "S(%d", layout->dim);
+        if (layout->segments > 1) tsh_text_add(text, size, ", %d segments", layout->segments);
         if (layout->segment[0].unit > 1)
-            tshi_base_append(text, size, ", unit %lld", (long long)layout->segment[0].unit);
-        tshi_base_append(text, size, ")");
+            tsh_text_add(text, size, ", unit %lld", (long long)layout->segment[0].unit);
+        tsh_text_add(text, size, ")");
     }
     return text;
 }
@@ -3312,47 +3219,33 @@ TSH_API char *tsh_layout_text(const tsh_layout *layout, char *text, size_t size)
  * block and gradients. After an error, both functions return NULL, and so does the op. */
 enum { TSHI_TEXT_SIZE = 96 };
 
-TSH_API tsh_shape tsh_shape0(void) {
-    const tsh_shape shape = {0, {0}};
-    return shape;
-}
-
-TSH_API tsh_shape tsh_shape1(int64_t a) {
-    const tsh_shape shape = {1, {a}};
-    return shape;
-}
-
-TSH_API tsh_shape tsh_shape2(int64_t a, int64_t b) {
-    const tsh_shape shape = {2, {a, b}};
-    return shape;
-}
-
-TSH_API tsh_shape tsh_shape3(int64_t a, int64_t b, int64_t c) {
-    const tsh_shape shape = {3, {a, b, c}};
-    return shape;
-}
-
-TSH_API tsh_shape tsh_shape4(int64_t a, int64_t b, int64_t c, int64_t d) {
-    const tsh_shape shape = {4, {a, b, c, d}};
-    return shape;
-}
+#define TSHI_TENSOR_SHAPE(ndim, params, ...)                                                       \
+    TSH_API tsh_shape tsh_shape##ndim params {                                                     \
+        const tsh_shape shape = {ndim, {__VA_ARGS__}};                                             \
+        return shape;                                                                              \
+    }
+TSHI_TENSOR_SHAPE(0, (void), 0)
+TSHI_TENSOR_SHAPE(1, (int64_t a), a)
+TSHI_TENSOR_SHAPE(2, (int64_t a, int64_t b), a, b)
+TSHI_TENSOR_SHAPE(3, (int64_t a, int64_t b, int64_t c), a, b, c)
+TSHI_TENSOR_SHAPE(4, (int64_t a, int64_t b, int64_t c, int64_t d), a, b, c, d)
+#undef TSHI_TENSOR_SHAPE
 
 /* Writes "(2, 3)". */
 static char *tshi_tensor_sizes(const int64_t *dim, int ndim, char *text) {
-    int i;
     text[0] = '\0';
-    tshi_base_append(text, TSHI_TEXT_SIZE, "(");
-    for (i = 0; i < ndim; i++)
-        tshi_base_append(text, TSHI_TEXT_SIZE, i ? ", %lld" : "%lld", (long long)dim[i]);
-    tshi_base_append(text, TSHI_TEXT_SIZE, ")");
+    tsh_text_add(text, TSHI_TEXT_SIZE, "(");
+    for (int i = 0; i < ndim; i++)
+        tsh_text_add(text, TSHI_TEXT_SIZE, i ? ", %lld" : "%lld", (long long)dim[i]);
+    tsh_text_add(text, TSHI_TEXT_SIZE, ")");
     return text;
 }
 
 /* Writes "(2, 3) S(1)", for error sentences. */
 static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
     char layout[TSHI_TEXT_SIZE];
-    tshi_base_append(tshi_tensor_sizes(t->dim, t->ndim, text), TSHI_TEXT_SIZE, " %s",
-                     tsh_layout_text(&t->layout, layout, sizeof layout));
+    tsh_text_add(tshi_tensor_sizes(t->dim, t->ndim, text), TSHI_TEXT_SIZE, " %s",
+                 tsh_layout_text(&t->layout, layout, sizeof layout));
     return text;
 }
 
@@ -3412,10 +3305,7 @@ static void tshi_tensor_end(tsh_tensor *t) {
     t->prev->next = t->next;
     t->next->prev = t->prev;
     t->next = NULL;
-    if (h->free)
-        h->newest->next = t;
-    else
-        h->oldest = t;
+    *(h->free ? &h->newest->next : &h->oldest) = t;
     h->newest = t;
     h->free++;
 }
@@ -3424,16 +3314,14 @@ static void tshi_tensor_end(tsh_tensor *t) {
 
 static int64_t tshi_tensor_product(const int64_t *dim, int n) {
     int64_t product = 1;
-    int i;
-    for (i = 0; i < n; i++) product *= dim[i];
+    for (int i = 0; i < n; i++) product *= dim[i];
     return product;
 }
 
 /* Sets the strides of row-major values of these local sizes; a size of 0 counts as 1. */
 static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride) {
     int64_t step = 1;
-    int i;
-    for (i = ndim - 1; i >= 0; i--) {
+    for (int i = ndim - 1; i >= 0; i--) {
         stride[i] = step;
         step *= local[i] > 1 ? local[i] : 1;
     }
@@ -3442,8 +3330,7 @@ static void tshi_tensor_strides(const int64_t *local, int ndim, int64_t *stride)
 /* Returns 1 if the values are contiguous, in row-major order. */
 static int tshi_tensor_is_dense(const tsh_tensor *t) {
     int64_t step = 1;
-    int i;
-    for (i = t->ndim - 1; i >= 0; i--) {
+    for (int i = t->ndim - 1; i >= 0; i--) {
         if (t->local[i] > 1 && t->stride[i] != step) return 0;
         step *= t->local[i] > 1 ? t->local[i] : 1;
     }
@@ -3494,11 +3381,10 @@ static tsh_tensor *tshi_tensor_make(tsh_ctx *ctx, const char *op, unsigned flags
                                     tsh_dtype dtype, const tsh_shape *shape,
                                     const tsh_layout *layout) {
     tsh_layout replicated = tsh_replicated();
-    tsh_tensor *t;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %d is no dtype", op, (int)dtype);
-    t = tshi_tensor_handle(ctx, flags);
+    tsh_tensor *t = tshi_tensor_handle(ctx, flags);
     if (!t) return NULL;
     t->dtype = dtype;
     if (tshi_tensor_form(t, op, shape, layout ? layout : &replicated) == TSH_OK)
@@ -3546,29 +3432,53 @@ static tsh_real *tshi_tensor_values(const tsh_tensor *t) {
     return (tsh_real *)tshi_tensor_at(t);
 }
 
-/* Calls fn for every maximal run of elements of the local shard that are also neighbours in the
- * whole tensor, in row-major order. `global` and `local` are the flat indices of the run's first
- * element in the whole tensor and in the shard. */
-typedef void (*tshi_run_fn)(void *user, int64_t global, int64_t local, int64_t length);
-TSHI_OUTLINE void tshi_tensor_runs(const tsh_tensor *t, tshi_run_fn fn, void *user) {
-    const int cut = t->layout.dim;
+/* The runs of consecutive elements that a shard has among the global elements [from, to). */
+typedef struct tshi_runs {
+    int64_t global, local, length; /* a run: its first element in the tensor, and in the shard */
+    int64_t from, to;
+    int64_t row, width, inner; /* the row's first element, its elements, those of an index */
+    int64_t held;              /* elements that the shard has before the next segment */
     tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t rows, row, at = 0, inner, length;
-    int s;
-    if (t->layout.kind != TSH_SHARDED) {
-        if (tsh_local_numel(t)) fn(user, 0, 0, tsh_local_numel(t));
-        return;
+    int segment, segments; /* the next segment of the row */
+} tshi_runs;
+
+/* The runs of the shard of a rank of tp: while (tshi_tensor_next_run(&run)) ... */
+static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
+    const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
+    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t);
+    tshi_runs run = TSHI_ZERO;
+    const int64_t owned = tsh_chunk(&t->layout, length, t->ctx->tp.size, rank, run.range);
+    run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;
+    run.width = length * run.inner;
+    run.segments = sharded ? t->layout.segments : 1;
+    if (!owned || !run.width) return run;
+    run.from = from;
+    run.to = to;
+    run.row = from - from % run.width;
+    run.held = from / run.width * owned * run.inner;
+    return run;
+}
+
+/* Goes on to the next run, at first the first one; returns 0 if there are no more. */
+static int tshi_tensor_next_run(tshi_runs *run) {
+    while (run->row < run->to) {
+        const tsh_range *range = &run->range[run->segment];
+        const int64_t begin = run->row + range->start * run->inner;
+        const int64_t end = begin + range->length * run->inner;
+        run->global = begin > run->from ? begin : run->from;
+        run->local = run->held + run->global - begin;
+        run->length = tshi_base_min(end, run->to) - run->global;
+        run->held += end - begin;
+        run->segment = (run->segment + 1) % run->segments;
+        if (!run->segment) run->row += run->width;
+        if (run->length > 0) return 1;
     }
-    (void)tsh_chunk(&t->layout, t->dim[cut], t->ctx->tp.size, t->ctx->tp.rank, range);
-    rows = tshi_tensor_product(t->dim, cut);
-    inner = tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1);
-    for (row = 0; row < rows; row++) {
-        for (s = 0; s < t->layout.segments; s++) {
-            length = range[s].length * inner;
-            if (length) fn(user, (row * t->dim[cut] + range[s].start) * inner, at, length);
-            at += length;
-        }
-    }
+    return 0;
+}
+
+/* Returns the runs of this rank's whole shard. */
+static tshi_runs tshi_tensor_own_runs(const tsh_tensor *t) {
+    return tshi_tensor_runs(t, t->ctx->tp.rank, 0, tsh_numel(t));
 }
 
 /* Returns the global index along `dim` of a local one. */
@@ -3586,10 +3496,9 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
 static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
-    int s;
     if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim) return global;
     (void)tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
-    for (s = 0; s < t->layout.segments; s++) {
+    for (int s = 0; s < t->layout.segments; s++) {
         if (global >= range[s].start && global < range[s].start + range[s].length)
             return at + global - range[s].start;
         at += range[s].length;
@@ -3608,8 +3517,6 @@ static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int6
 /* -- initial values --------------------------------------------------------- */
 
 typedef struct tshi_tensor_filling {
-    void *out;
-    const tshi_dtype *dtype;
     uint64_t key, stream;
     tsh_init init;       /* of kind CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
     double from, to;     /* TRUNC_NORMAL: the distribution function at low and high */
@@ -3647,21 +3554,6 @@ static double tshi_tensor_element(const tshi_tensor_filling *f, int64_t e) {
     u = ((double)tshi_rng_bits(f->key, f->stream, at) + 0.5) / 4294967296.0;
     x = init->a + init->b * tshi_rng_quantile(f->from + u * (f->to - f->from));
     return x < init->low ? init->low : x > init->high ? init->high : x;
-}
-
-/* Fills a run of elements (see tshi_tensor_runs). */
-static void tshi_tensor_fill_run(void *user, int64_t global, int64_t local, int64_t length) {
-    enum { BLOCK = 256 };
-    const tshi_tensor_filling *f = (const tshi_tensor_filling *)user;
-    tsh_real out[BLOCK];
-    int64_t e, i, n;
-    for (e = 0; e < length; e += n) {
-        const int filled = e > 0 && f->init.kind == TSH_INIT_CONSTANT;
-        n = tshi_base_min(BLOCK, length - e);
-        for (i = 0; i < n && !filled; i++)
-            out[i] = TSHI_R(tshi_tensor_element(f, global + e + i));
-        f->dtype->store((char *)f->out + (local + e) * f->dtype->size, 1, n, out);
-    }
 }
 
 /* Kaiming and Xavier initialisation are a uniform or normal distribution whose width depends on the
@@ -3711,14 +3603,13 @@ static tsh_result tshi_tensor_truncate(const tsh_tensor *t, const char *op,
 
 /* v -= (q . v) q, of length n; 8 partial sums. */
 static void tshi_tensor_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRICT q, int64_t n) {
-    double lane[8] = {0}, dot;
+    double lane[8] = {0};
     int64_t i;
-    int j;
     for (i = 0; i + 8 <= n; i += 8)
-        for (j = 0; j < 8; j++) lane[j] += q[i + j] * v[i + j];
-    for (j = 0; i < n; i++, j++) lane[j] += q[i] * v[i];
-    for (j = 0; j < 4; j++) lane[j] += lane[j + 4];
-    dot = (lane[0] + lane[2]) + (lane[1] + lane[3]);
+        for (int j = 0; j < 8; j++) lane[j] += q[i + j] * v[i + j];
+    for (int j = 0; i < n; i++, j++) lane[j] += q[i] * v[i];
+    for (int j = 0; j < 4; j++) lane[j] += lane[j + 4];
+    const double dot = (lane[0] + lane[2]) + (lane[1] + lane[3]);
     for (i = 0; i < n; i++) v[i] -= dot * q[i];
 }
 
@@ -3776,18 +3667,26 @@ static tsh_result tshi_tensor_resolve(const tsh_tensor *t, const char *op, tshi_
 /* Fills a dense tensor. An element's value depends on its global index, not on the degree of tp. op
  * is named in errors. */
 static tsh_result tshi_tensor_fill(tsh_tensor *t, const char *op, tsh_init init, uint64_t stream) {
-    tshi_tensor_filling f;
+    enum { BLOCK = 256 };
+    const tshi_dtype *dtype = &tshi_dtypes[t->dtype];
+    tshi_tensor_filling f = TSHI_ZERO;
+    tshi_runs run = tshi_tensor_own_runs(t);
     tshi_block *block = NULL;
-    memset(&f, 0, sizeof f);
-    f.out = tshi_tensor_at(t);
-    f.dtype = &tshi_dtypes[t->dtype];
+    tsh_real value[BLOCK];
     f.key = t->ctx->seed;
     f.stream = stream;
     f.init = init;
     if (tshi_tensor_resolve(t, op, &f) != TSH_OK) return t->ctx->error.code;
     if (f.init.kind == TSH_INIT_ORTHOGONAL && !(block = tshi_tensor_orthogonal(t, &f)))
         return TSH_ERR_MEMORY;
-    tshi_tensor_runs(t, tshi_tensor_fill_run, &f);
+    while (tshi_tensor_next_run(&run))
+        for (int64_t e = 0, n; e < run.length; e += n) {
+            const int filled = e > 0 && f.init.kind == TSH_INIT_CONSTANT;
+            n = tshi_base_min(BLOCK, run.length - e);
+            for (int64_t i = 0; i < n && !filled; i++)
+                value[i] = TSHI_R(tshi_tensor_element(&f, run.global + e + i));
+            dtype->store((char *)tshi_tensor_at(t) + (run.local + e) * dtype->size, 1, n, value);
+        }
     tshi_mem_drop(t->ctx, block);
     return TSH_OK;
 }
@@ -3799,19 +3698,20 @@ static tsh_result tshi_tensor_fill_param(tsh_tensor *t, const char *op, tsh_init
         t->block = tshi_mem_take(t->ctx, TSH_MEM_PARAMETERS,
                                  tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
     if (!t->block) return TSH_ERR_MEMORY;
-    if (tshi_tensor_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) == TSH_OK || had)
-        return t->ctx->error.code;
-    tshi_mem_drop(t->ctx, t->block);
-    t->block = NULL;
+    if (tshi_tensor_fill(t, op, init, tshi_rng_hash(0, t->path, strlen(t->path))) != TSH_OK &&
+        !had) {
+        tshi_mem_drop(t->ctx, t->block);
+        t->block = NULL;
+    }
     return t->ctx->error.code;
 }
 
 /* Sets a parameter to its own initial values: t->init, and zeros in row zero_row - 1. */
 static tsh_result tshi_tensor_begin(tsh_tensor *t) {
     const tsh_result result = tshi_tensor_fill_param(t, t->path, t->init);
-    int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1, width;
+    const int64_t row = t->zero_row ? tshi_tensor_local(t, 0, t->zero_row - 1) : -1;
     if (result != TSH_OK || row < 0) return result;
-    width = tshi_tensor_product(t->local + 1, t->ndim - 1);
+    const int64_t width = tshi_tensor_product(t->local + 1, t->ndim - 1);
     memset((char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, row * width), 0,
            tshi_dtype_bytes(t->dtype, width));
     return TSH_OK;
@@ -3828,12 +3728,11 @@ static tsh_result tshi_tensor_materialize(tsh_tensor *t) {
 
 /* Returns 1 if node or an older one used t: as input, as a view, or inside a checkpoint. */
 static int tshi_tensor_on_tape(const tshi_node *node, const tsh_tensor *t) {
-    int i;
     for (; node; node = node->older) {
-        for (i = 0; i < node->n; i++)
+        for (int i = 0; i < node->n; i++)
             if (node->in[i] && (node->in[i]->base == t || (t->block && node->saved[i] == t->block)))
                 return 1;
-        for (i = 0; i < node->leaf_count; i++)
+        for (int i = 0; i < node->leaf_count; i++)
             if (node->leaves[i] == t) return 1;
     }
     return 0;
@@ -3851,11 +3750,11 @@ static int tshi_tensor_recorded(const tsh_tensor *t) {
 /* Returns 1 if t's values may be overwritten, 0 and an error if backward needs them. */
 static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
     if (!tshi_tensor_recorded(t)) return 1;
-    (void)tsh_fail(t->ctx, TSH_ERR_STATE,
-                   "%s: ops are recorded that used the tensor's values, and backward needs these; "
-                   "call tsh_backward or tsh_step_end first, or write to another tensor",
-                   op);
-    return 0;
+    return tshi_error_zero(
+        t->ctx, TSH_ERR_STATE,
+        "%s: ops are recorded that used the tensor's values, and backward needs these; call "
+        "tsh_backward or tsh_step_end first, or write to another tensor",
+        op);
 }
 
 /* -- checks that every op begins with --------------------------------------- */
@@ -3864,17 +3763,14 @@ static int tshi_tensor_may_change(const char *op, const tsh_tensor *t) {
  * the ctx, or NULL if it has an error, old or new: the op then returns NULL. */
 static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = NULL;
-    int i;
-    for (i = 0; i < n && !ctx; i++)
+    for (int i = 0; i < n && !ctx; i++)
         if (in[i]) ctx = in[i]->ctx;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (ctx->trace) tshi_trace_open(ctx->trace, op);
-    for (i = 0; i < n && ctx->error.code == TSH_OK; i++) {
-        if (!in[i])
-            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d is NULL", op, i + 1);
-        else if (in[i]->ctx != ctx)
-            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d belongs to another ctx", op,
-                           i + 1);
+    for (int i = 0; i < n && ctx->error.code == TSH_OK; i++) {
+        if (!in[i] || in[i]->ctx != ctx)
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: argument %d %s", op, i + 1,
+                           in[i] ? "belongs to another ctx" : "is NULL");
         else if (!in[i]->block)
             (void)tshi_tensor_materialize(in[i]);
         if (ctx->error.code == TSH_OK && (in[i]->flags & TSHI_STALE))
@@ -3889,20 +3785,16 @@ static tsh_ctx *tshi_tensor_check(const char *op, tsh_tensor *const *in, int n) 
 
 /* tshi_tensor_check for functions whose first argument is a ctx, which gets every error. */
 static tsh_ctx *tshi_tensor_check_in(tsh_ctx *ctx, const char *op, tsh_tensor *t) {
-    if (!t)
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor is NULL", op);
-    else if (t->ctx != ctx)
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor belongs to another ctx", op);
-    else
-        return tshi_tensor_check(op, &t, 1);
+    if (t && t->ctx == ctx) return tshi_tensor_check(op, &t, 1);
+    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the tensor %s", op,
+                   t ? "belongs to another ctx" : "is NULL");
     return NULL;
 }
 
 /* tshi_tensor_check for ops that compute: all inputs must be of a floating dtype. */
 TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *const *in, int n) {
     tsh_ctx *ctx = tshi_tensor_check(op, in, n);
-    int i;
-    for (i = 0; ctx && i < n; i++) {
+    for (int i = 0; ctx && i < n; i++) {
         if (tshi_dtype_computes(in[i]->dtype)) continue;
         (void)tsh_fail(ctx, TSH_ERR_DTYPE, "%s: argument %d is %s, not %s", op, i + 1,
                        tshi_dtype_name(in[i]->dtype), tshi_dtype_name(TSH_REAL));
@@ -3915,8 +3807,7 @@ TSHI_OUTLINE tsh_ctx *tshi_tensor_check_floating(const char *op, tsh_tensor *con
  * two different ones of the same width. */
 static tsh_dtype tshi_tensor_promote(tsh_tensor *const *in, int n) {
     tsh_dtype dtype = in[0]->dtype;
-    int i;
-    for (i = 1; i < n; i++) {
+    for (int i = 1; i < n; i++) {
         const int by = tshi_dtypes[in[i]->dtype].size - tshi_dtypes[dtype].size;
         if (in[i]->dtype != dtype) dtype = by > 0 ? in[i]->dtype : by < 0 ? dtype : TSH_REAL;
     }
@@ -3975,10 +3866,7 @@ TSH_API tsh_tensor *tsh_randn(tsh_ctx *ctx, tsh_shape shape) {
 
 TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, double stop,
                                double step) {
-    double length = step != 0 ? ceil((stop - start) / step) : -1;
-    tsh_shape shape;
-    tsh_tensor *t;
-    int64_t i;
+    const double length = step != 0 ? ceil((stop - start) / step) : -1;
     if ((unsigned)dtype >= (unsigned)TSHI_DTYPES ||
         (tshi_dtypes[dtype].floating && !tshi_dtype_computes(dtype)) ||
         !tshi_dtype_holds(dtype, start) || !tshi_dtype_holds(dtype, stop))
@@ -3987,11 +3875,10 @@ TSH_API tsh_tensor *tsh_arange(tsh_ctx *ctx, tsh_dtype dtype, double start, doub
     if (!(length >= 0 && length < 9e15))
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_arange: from %g to %g by %g never ends",
                                start, stop, step);
-    shape = tsh_shape1((int64_t)length);
-    t = tshi_tensor_out(ctx, "tsh_arange", dtype, &shape, NULL);
-    if (t)
-        for (i = 0; i < shape.dim[0]; i++)
-            tshi_dtype_put(dtype, tshi_tensor_at(t), i, start + (double)i * step);
+    const tsh_shape shape = tsh_shape1((int64_t)length);
+    tsh_tensor *t = tshi_tensor_out(ctx, "tsh_arange", dtype, &shape, NULL);
+    for (int64_t i = 0; t && i < shape.dim[0]; i++)
+        tshi_dtype_put(dtype, tshi_tensor_at(t), i, start + (double)i * step);
     return t;
 }
 
@@ -4017,20 +3904,15 @@ TSH_API tsh_shape tsh_shape_of(const tsh_tensor *t) {
     return shape;
 }
 
-TSH_API int64_t tsh_dim(const tsh_tensor *t, int dim) {
-    int axis = t ? tshi_tensor_axis(t, dim) : -1;
-    return axis < 0 ? 0 : t->dim[axis];
-}
-
-TSH_API int64_t tsh_local_dim(const tsh_tensor *t, int dim) {
-    int axis = t ? tshi_tensor_axis(t, dim) : -1;
-    return axis < 0 ? 0 : t->local[axis];
-}
-
-TSH_API int64_t tsh_stride(const tsh_tensor *t, int dim) {
-    int axis = t ? tshi_tensor_axis(t, dim) : -1;
-    return axis < 0 ? 0 : t->stride[axis];
-}
+#define TSHI_TENSOR_OF_DIM(name, values)                                                           \
+    TSH_API int64_t tsh_##name(const tsh_tensor *t, int dim) {                                     \
+        int axis = t ? tshi_tensor_axis(t, dim) : -1;                                              \
+        return axis < 0 ? 0 : t->values[axis];                                                     \
+    }
+TSHI_TENSOR_OF_DIM(dim, dim)
+TSHI_TENSOR_OF_DIM(local_dim, local)
+TSHI_TENSOR_OF_DIM(stride, stride)
+#undef TSHI_TENSOR_OF_DIM
 
 TSH_API int64_t tsh_numel(const tsh_tensor *t) {
     return t ? tshi_tensor_product(t->dim, t->ndim) : 0;
@@ -4052,15 +3934,13 @@ TSH_API void *tsh_data(tsh_ctx *ctx, tsh_tensor *t) {
 TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
     char text[TSHI_TEXT_SIZE];
     if (!tshi_tensor_check_in(ctx, "tsh_item", t)) return (double)NAN;
-    if (tsh_numel(t) != 1 || t->layout.kind != TSH_REPLICATED) {
-        int one = tsh_numel(t) == 1;
-        (void)tsh_fail(ctx, one ? TSH_ERR_LAYOUT : TSH_ERR_SHAPE,
-                       "tsh_item: takes one replicated element, not %s%s",
-                       tshi_tensor_text(t, text),
-                       one ? "; complete it first: tsh_redistribute(x, tsh_replicated())" : "");
-        return (double)NAN;
-    }
-    return tshi_dtype_get(t->dtype, tshi_tensor_at(t), 0);
+    const int one = tsh_numel(t) == 1;
+    if (one && t->layout.kind == TSH_REPLICATED)
+        return tshi_dtype_get(t->dtype, tshi_tensor_at(t), 0);
+    (void)tsh_fail(ctx, one ? TSH_ERR_LAYOUT : TSH_ERR_SHAPE,
+                   "tsh_item: takes one replicated element, not %s%s", tshi_tensor_text(t, text),
+                   one ? "; complete it first: tsh_redistribute(x, tsh_replicated())" : "");
+    return (double)NAN;
 }
 
 /* -- initial values, by name ------------------------------------------------ */
@@ -7390,7 +7270,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE;
     pairwise = tshi_coll_pairwise(coll->kind); /* numbered by the backend */
     coll->seq = pairwise ? 0 : comm->next_seq;
-    begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
+    begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
     if (!pairwise) comm->next_seq++;
@@ -7415,7 +7295,7 @@ TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
     if (!req) return TSH_OK;
     if (!tshi_comm_usable(comm) || !comm->ops || comm->in_flight < 1) return TSH_ERR_ARGUMENT;
     comm->in_flight--;
-    begin = comm->trace ? tshi_trace_now(comm->trace) : 0;
+    begin = tshi_trace_now(comm->trace);
     result = comm->ops->wait(comm, req);
     if (comm->trace) tshi_trace_waited(comm, req, begin);
     return result;
@@ -8221,7 +8101,7 @@ static void tshi_tape_walk(tsh_ctx *ctx) {
         older = node->older;
         ctx->module = node->module;
         if (node->progress.reached && ctx->error.code == TSH_OK && tshi_tape_complete_out(node)) {
-            const int64_t begin = tshi_trace_start(ctx);
+            const int64_t begin = tshi_trace_now(ctx->trace);
             node->op->backward(node);
             for (int i = 0; i < node->n; i++) tshi_tape_give(node, i);
             for (int i = 0; i < node->leaf_count; i++) tshi_tape_deliver(node->leaves[i]);
@@ -8671,14 +8551,9 @@ static void tshi_context_refuse(tsh_ctx *ctx, int tp, int pp) {
     const int world = ctx->world.size, tp_fits = tp > 0 && world % tp == 0;
     const int pp_fits = pp > 0 && world % pp == 0;
     const int whole = pp_fits ? world / pp : tp_fits ? world / tp : world;
-    char list[TSH_MESSAGE_SIZE / 2] = "";
-    int d, before = 0;
-    for (d = 1; d <= whole; d++) {
-        if (whole % d) continue;
-        if (before) tsh_text_add(list, sizeof list, "%s%d", *list ? ", " : "", before);
-        before = d;
-    }
-    tsh_text_add(list, sizeof list, "%s%d", *list ? " or " : "", before);
+    char list[TSH_MESSAGE_SIZE / 2] = "1";
+    for (int d = 2; d <= whole; d++)
+        if (whole % d == 0) tsh_text_add(list, sizeof list, "%s%d", d < whole ? ", " : " or ", d);
     (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                    "tsh_open: %d ranks do not divide into tp %d times pp %d; %s may be %s", world,
                    tp, pp, pp_fits ? "tp" : "pp", list);
@@ -8697,13 +8572,11 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     for (i = 0; i < 3; i++, at += 3) {
         int fits = *at && strchr("tpd", *at) && at[1] == 'p' && at[2] == (i < 2 ? '-' : '\0');
         for (j = 0; fits && j < i; j++) fits = axis[j] != *at;
-        if (!fits) {
-            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                           "tsh_open: order \"%.32s\" does not name tp, pp and dp once each, "
-                           "as \"tp-pp-dp\"",
-                           desc->order);
-            return 0;
-        }
+        if (!fits)
+            return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                                   "tsh_open: order \"%.32s\" does not name tp, pp and dp once "
+                                   "each, as \"tp-pp-dp\"",
+                                   desc->order);
         axis[i] = *at;
         size[i] = *at == 't' ? tp : *at == 'p' ? pp : world / (tp * pp);
     }
@@ -8729,9 +8602,8 @@ static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
 /* Allocates a ctx and fills in the options of desc, with their defaults; NULL: no memory. */
 static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     tsh_allocator allocator = desc->allocator;
-    tsh_ctx *ctx;
     if (!allocator.fn) allocator.fn = tshi_mem_libc;
-    ctx = (tsh_ctx *)allocator.fn(allocator.user, NULL, 0, sizeof *ctx, TSHI_ALIGN);
+    tsh_ctx *ctx = (tsh_ctx *)allocator.fn(allocator.user, NULL, 0, sizeof *ctx, TSHI_ALIGN);
     if (!ctx) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->allocator = allocator;
@@ -8770,15 +8642,13 @@ static TSHI_COLD tsh_result tshi_context_no_memory(const tsh_desc *desc) {
 }
 
 TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
-    tsh_desc usual;
-    tsh_ctx *ctx;
-    memset(&usual, 0, sizeof usual);
+    const tsh_desc usual = TSHI_ZERO;
     if (!desc) desc = &usual;
     if (!out) {
         tsh_log_message(&desc->logger, "tsh_open: out is NULL (TSH_ERR_ARGUMENT)");
         return TSH_ERR_ARGUMENT;
     }
-    *out = ctx = tshi_context_make(desc);
+    tsh_ctx *ctx = *out = tshi_context_make(desc);
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_context_groups(ctx, desc);
     tshi_error_tell(ctx);
@@ -8786,47 +8656,36 @@ TSH_API TSHI_COLD tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out) {
 }
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
-    tsh_allocator allocator;
-    tshi_micro *micro;
     if (!ctx) return;
     tshi_error_tell(ctx);
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     while (ctx->handles.owned.next != &ctx->handles.owned) tshi_tensor_end(ctx->handles.owned.next);
     tshi_trace_drop(ctx);
     tshi_mem_drop(ctx, ctx->gemm_scratch);
-    tshi_mem_close_pool(ctx);
-    for (micro = ctx->micros; micro; micro = micro->next) tshi_mem_close(ctx, &micro->arena);
-    tshi_mem_close(ctx, &ctx->tape.arena);
-    tshi_mem_close(ctx, &ctx->buckets.arena);
-    tshi_mem_close(ctx, &ctx->books);
+    tshi_mem_close(ctx, TSH_MEM_STEP, ctx->pool.pages);
+    for (tshi_micro *micro = ctx->micros; micro; micro = micro->next)
+        tshi_mem_close(ctx, TSH_MEM_BOOKS, micro->arena.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->tape.arena.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->buckets.arena.first);
+    tshi_mem_close(ctx, TSH_MEM_BOOKS, ctx->books.first);
     tsh_comm_close(&ctx->dp);
     tsh_comm_close(&ctx->pp);
     tsh_comm_close(&ctx->tp);
     tsh_comm_close(&ctx->world);
-    allocator = ctx->allocator;
+    const tsh_allocator allocator = ctx->allocator;
     (void)allocator.fn(allocator.user, ctx, sizeof *ctx, 0, TSHI_ALIGN);
 }
 
-/* The group, or that of a NULL ctx, which callers must not write to. */
-static tsh_comm *tshi_context_group(tsh_comm *comm) {
-    return comm ? comm : (tsh_comm *)tshi_kernel_read(&tshi_comm_none);
-}
-
-TSH_API tsh_comm *tsh_world(tsh_ctx *ctx) {
-    return tshi_context_group(ctx ? &ctx->world : NULL);
-}
-
-TSH_API tsh_comm *tsh_tp(tsh_ctx *ctx) {
-    return tshi_context_group(ctx ? &ctx->tp : NULL);
-}
-
-TSH_API tsh_comm *tsh_pp(tsh_ctx *ctx) {
-    return tshi_context_group(ctx ? &ctx->pp : NULL);
-}
-
-TSH_API tsh_comm *tsh_dp(tsh_ctx *ctx) {
-    return tshi_context_group(ctx ? &ctx->dp : NULL);
-}
+/* Defines tsh_<group>. The group of a NULL ctx is one that callers must not write to. */
+#define TSHI_CONTEXT_GROUP(group)                                                                  \
+    TSH_API tsh_comm *tsh_##group(tsh_ctx *ctx) {                                                  \
+        return ctx ? &ctx->group : (tsh_comm *)tshi_kernel_read(&tshi_comm_none);                  \
+    }
+TSHI_CONTEXT_GROUP(world)
+TSHI_CONTEXT_GROUP(tp)
+TSHI_CONTEXT_GROUP(pp)
+TSHI_CONTEXT_GROUP(dp)
+#undef TSHI_CONTEXT_GROUP
 
 TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     tsh_ctx *ctx = NULL;
@@ -8841,10 +8700,9 @@ TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), v
 
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error) {
-    tsh_desc mine;
+    tsh_desc mine = TSHI_ZERO;
     tsh_ctx *ctx = NULL;
     int result = 1;
-    memset(&mine, 0, sizeof mine);
     if (desc) mine = *desc;
     mine.comm = *comm;
     if (tsh_open(&mine, &ctx) == TSH_OK)
@@ -10044,8 +9902,8 @@ TSHI_MAP_MASK(avx512, TSHI_AVX512)
 TSHI_KERNEL_TABLE(tshi_map_mask);
 
 /* Drops out `length` elements from the global and local index that are given. */
-static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t length) {
-    const tshi_dropout_run *run = (const tshi_dropout_run *)user;
+static void tshi_map_mask_run(const tshi_dropout_run *run, int64_t global, int64_t local,
+                              int64_t length) {
     tshi_mask_range part;
     tshi_operand x[2];
     part.mask = run->mask;
@@ -10053,6 +9911,13 @@ static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t
     x[0] = tshi_kernel_reals(run->y + local, 1);
     x[1] = tshi_kernel_reals(run->x + local, 1);
     tshi_map_mask[run->isa](length, x, &part);
+}
+
+/* Drops out elements of this rank's shard of t. */
+static void tshi_map_mask_all(const tshi_dropout_run *run, const tsh_tensor *t) {
+    tshi_runs part = tshi_tensor_own_runs(t);
+    while (tshi_tensor_next_run(&part))
+        tshi_map_mask_run(run, part.global, part.local, part.length);
 }
 
 static void tshi_map_dropout_backward(tshi_node *node) {
@@ -10066,7 +9931,7 @@ static void tshi_map_dropout_backward(tshi_node *node) {
     run.isa = out->ctx->isa;
     run.mask = (const tshi_dropout *)node->params;
     run.x = tshi_tape_grad(node);
-    tshi_tensor_runs(out, tshi_map_mask_run, &run);
+    tshi_map_mask_all(&run, out);
     tshi_map_accumulate(node, &dest, scratch);
 }
 
@@ -10091,7 +9956,7 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     run.mask = &mask;
     run.y = tshi_kernel_output(out, &unrounded);
     run.x = run.y ? tshi_kernel_packed_reals(x, &scratch) : NULL;
-    if (run.x) tshi_tensor_runs(out, tshi_map_mask_run, &run);
+    if (run.x) tshi_map_mask_all(&run, out);
     tshi_mem_drop(ctx, scratch);
     if (run.y) tshi_kernel_output_done(out, unrounded);
     if (!run.x) return NULL;
@@ -11635,12 +11500,12 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
     text[0] = '\0';
     if (!tshi_tensor_check("tsh_to_string", &t, 1) || !(values = tshi_kernel_packed(t, &scratch)))
         return text;
-    tshi_base_append(text, size, "%s %s:", tshi_dtype_name(t->dtype), tshi_tensor_text(t, form));
+    tsh_text_add(text, size, "%s %s:", tshi_dtype_name(t->dtype), tshi_tensor_text(t, form));
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
         int64_t run = 1;
         for (d = t->ndim - 1; d > 0 && e; d--)
-            if (e % (run *= t->local[d]) == 0) tshi_base_append(text, size, " /");
-        tshi_base_append(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
+            if (e % (run *= t->local[d]) == 0) tsh_text_add(text, size, " /");
+        tsh_text_add(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }
     tshi_mem_drop(t->ctx, scratch);
     return text;
@@ -14546,7 +14411,7 @@ static tsh_tensor *tshi_module_checkpoint(tsh_module *module, tsh_tensor **in, i
 /* Calls a module, checkpointed or not, as ctx->module: errors and traces name its path. */
 static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    const int64_t begin = tshi_trace_start(ctx);
+    const int64_t begin = tshi_trace_now(ctx->trace);
     const tsh_module *outer = ctx->module;
     tsh_tensor *y;
     ctx->module = module;
@@ -14588,19 +14453,18 @@ static void tshi_module_line(const tsh_module *m, tshi_line *line) {
     char text[TSHI_TEXT_SIZE];
     int i, k;
     memset(line, 0, sizeof *line);
-    tshi_base_append(line->name, sizeof line->name, m->path[0] ? "\"%s\"" : "the root", m->path);
-    tshi_base_append(line->what, sizeof line->what, " %s", m->kind->name);
+    tsh_text_add(line->name, sizeof line->name, m->path[0] ? "\"%s\"" : "the root", m->path);
+    tsh_text_add(line->what, sizeof line->what, " %s", m->kind->name);
     line->number = m->number;
-    if (m->number > 0) tshi_base_append(line->what, sizeof line->what, " (%.9g)", m->number);
+    if (m->number > 0) tsh_text_add(line->what, sizeof line->what, " (%.9g)", m->number);
     for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
-        tshi_base_append(line->what, sizeof line->what, "%s %s %s %s", i ? "," : ":",
-                         m->param_name[i], tshi_dtype_name(param->dtype),
-                         tshi_tensor_text(param, text));
+        tsh_text_add(line->what, sizeof line->what, "%s %s %s %s", i ? "," : ":", m->param_name[i],
+                     tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
         for (k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
-            tshi_base_append(line->what, sizeof line->what, "%s%lld", k ? " + " : " of ",
-                             (long long)param->layout.segment[k].length);
+            tsh_text_add(line->what, sizeof line->what, "%s%lld", k ? " + " : " of ",
+                         (long long)param->layout.segment[k].length);
     }
 }
 
@@ -14612,8 +14476,8 @@ static int tshi_module_next_line(const tsh_ctx *ctx, tsh_module **m, tshi_line *
         tshi_module_line(*m, line);
         return 1;
     }
-    tshi_base_append(line->name, sizeof line->name, "the seed");
-    tshi_base_append(line->what, sizeof line->what, " %llu", (unsigned long long)ctx->seed);
+    tsh_text_add(line->name, sizeof line->name, "the seed");
+    tsh_text_add(line->what, sizeof line->what, " %llu", (unsigned long long)ctx->seed);
     return 1;
 }
 
@@ -14898,7 +14762,7 @@ static const char *tshi_module_below(const tsh_module *root, const tsh_module *m
 static void tshi_module_suggest(tsh_module *root, const char *path, char *text, size_t size) {
     tsh_module *module, *best[3] = {NULL, NULL, NULL};
     int shown, distance, min;
-    tshi_base_append(text, size, "near it are");
+    tsh_text_add(text, size, "near it are");
     for (shown = 0; shown < 3; shown++) {
         min = INT_MAX;
         for (module = root; module; module = tshi_module_next(root, module)) {
@@ -14909,10 +14773,10 @@ static void tshi_module_suggest(tsh_module *root, const char *path, char *text, 
             min = distance;
         }
         if (!best[shown]) break;
-        tshi_base_append(text, size, "%s \"%s\"", shown ? "," : "",
-                         tshi_module_below(root, best[shown]));
+        tsh_text_add(text, size, "%s \"%s\"", shown ? "," : "",
+                     tshi_module_below(root, best[shown]));
     }
-    if (!shown) tshi_base_append(text, size, " no modules");
+    if (!shown) tsh_text_add(text, size, " no modules");
 }
 
 /* Finds the module at a path of n characters below `module`; NULL if there is none. */
@@ -16576,7 +16440,7 @@ static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) 
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
     tshi_norm_sum all;
     tsh_ctx *ctx = module->ctx;
-    const int64_t begin = tshi_trace_start(ctx);
+    const int64_t begin = tshi_trace_now(ctx->trace);
     const size_t bytes = (size_t)ctx->dp.size * sizeof *all.sums;
     tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
     double sum = 0;
@@ -16974,7 +16838,7 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     if (chunked) tshi_bucket_begin(ctx, 0);
     for (i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
         tsh_tensor *param = optim->each[i].param;
-        const int64_t begin = tshi_trace_start(ctx);
+        const int64_t begin = tshi_trace_now(ctx->trace);
         if (!param->gr.live) continue;
         if (!chunked && (param->flags & TSHI_CHUNKED))
             (void)tsh_fail(ctx, TSH_ERR_STATE,
@@ -17012,7 +16876,7 @@ TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     tsh_result result;
     int64_t begin;
     if (!ctx) return TSH_ERR_ARGUMENT;
-    begin = tshi_trace_start(ctx);
+    begin = tshi_trace_now(ctx->trace);
     result = tshi_optim_step(ctx, optim);
     if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "tsh_optim_step", begin, 0);
     return result;
@@ -17992,7 +17856,7 @@ static void tshi_io_close(tshi_io *io) {
 static void tshi_io_end(tshi_io *io) {
     tshi_io_close(io);
     tshi_mem_drop(io->ctx, io->whole_block);
-    tshi_mem_close(io->ctx, &io->arena);
+    tshi_mem_close(io->ctx, TSH_MEM_BOOKS, io->arena.first);
 }
 
 /* Reports a failed system call: operation, path and strerror(errno). Returns 0. */
@@ -18102,29 +17966,11 @@ static int tshi_io_in_chunks(const tshi_io_item *item) {
 
 /* Calls fn for every run of consecutive elements that `rank`'s shard has among the global elements
  * [from, to), as tshi_tensor_runs. */
+typedef void (*tshi_run_fn)(void *user, int64_t global, int64_t local, int64_t length);
 static void tshi_io_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, tshi_run_fn fn,
                          void *user) {
-    tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t inner, length, owned, row, begin, lo, hi, at;
-    int s, dim = t->layout.dim;
-    if (t->layout.kind != TSH_SHARDED) {
-        if (to > from) fn(user, from, from, to - from);
-        return;
-    }
-    owned = tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, rank, range);
-    inner = tshi_tensor_product(t->dim + dim + 1, t->ndim - dim - 1);
-    length = t->dim[dim] * inner;
-    if (!length || !owned) return;
-    for (row = from / length; row * length < to; row++) {
-        at = row * owned * inner;
-        for (s = 0; s < t->layout.segments; s++) {
-            begin = row * length + range[s].start * inner;
-            lo = begin > from ? begin : from;
-            hi = tshi_base_min(begin + range[s].length * inner, to);
-            if (hi > lo) fn(user, lo, at + lo - begin, hi - lo);
-            at += range[s].length * inner;
-        }
-    }
+    tshi_runs run = tshi_tensor_runs(t, rank, from, to);
+    while (tshi_tensor_next_run(&run)) fn(user, run.global, run.local, run.length);
 }
 
 /* Converts values between a file's little-endian and this machine's byte order, in place. */
@@ -19446,39 +19292,33 @@ TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_
 /* Needs: >>redistribute >>module >>io.                                         */
 /* ========================================================================== */
 
-/* A hash of values that are summed up. */
-typedef struct tshi_hashing {
-    const char *values;
-    size_t width;
-    uint64_t sum;
-} tshi_hashing;
-
-static void tshi_check_hash_run(void *user, int64_t global, int64_t local, int64_t length) {
-    tshi_hashing *h = (tshi_hashing *)user;
-    int64_t i;
-    for (i = 0; i < length; i++)
-        h->sum += tshi_rng_hash((uint64_t)(global + i) + 1,
-                                h->values + (size_t)(local + i) * h->width, h->width);
+/* Returns the sum of the hashes of n elements; the first has this index in the whole tensor. */
+static uint64_t tshi_check_sum(const void *values, size_t width, int64_t global, int64_t n) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += tshi_rng_hash((uint64_t)(global + i) + 1, (const char *)values + (size_t)i * width,
+                             width);
+    return sum;
 }
 
 /* Returns this rank's part of tsh_hash, which is a sum over global elements (of a hash of index and
  * value): the parts of all ranks of a sharded tensor add up to it. */
 static uint64_t tshi_check_part(const tsh_tensor *t) {
-    tshi_hashing h;
+    const size_t width = tsh_dtype_size(t->dtype);
     tshi_block *scratch;
-    h.values = (const char *)tshi_kernel_packed(t, &scratch);
-    h.width = tsh_dtype_size(t->dtype);
-    h.sum = 0;
-    if (h.values) tshi_tensor_runs(t, tshi_check_hash_run, &h);
+    const char *values = (const char *)tshi_kernel_packed(t, &scratch);
+    tshi_runs run = tshi_tensor_own_runs(t);
+    uint64_t sum = 0;
+    while (values && tshi_tensor_next_run(&run))
+        sum += tshi_check_sum(values + (size_t)run.local * width, width, run.global, run.length);
     tshi_mem_drop(t->ctx, scratch);
-    return h.sum;
+    return sum;
 }
 
 TSH_API uint64_t tsh_hash(tsh_ctx *ctx, tsh_tensor *t) {
-    uint64_t hash;
     if (!tshi_tensor_check_in(ctx, "tsh_hash", t)) return 0;
     if (t->layout.kind == TSH_PARTIAL && !(t = tsh_redistribute(t, tsh_replicated()))) return 0;
-    hash = tshi_check_part(t);
+    uint64_t hash = tshi_check_part(t);
     if (t->layout.kind == TSH_SHARDED)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &hash, 1, TSH_I64, TSH_SUM), "tsh_hash");
     return hash;
@@ -19495,43 +19335,38 @@ typedef struct tshi_replica {
 typedef struct tshi_replicas {
     tshi_replica *each; /* NULL: they are counted only */
     int count;
+    int tied; /* parameters that several stages hold, else all of this stage */
 } tshi_replicas;
 
 /* Counts or, once all->each has memory, lists t: param or one of its moments. With `holds`, a
  * missing tensor is listed, too: all ranks of pp need the same list. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
-    tshi_replica *r;
-    tshi_hashing h;
-    if ((!t || !t->block) && !holds) return;
-    r = all->each ? all->each + all->count : NULL;
+    const int found = t && t->block;
+    if (!found && !holds) return;
+    tshi_replica *r = all->each ? all->each + all->count : NULL;
     all->count++;
     if (!r) return;
     memset(r, 0, sizeof *r);
     r->path = param->path;
     r->what = what;
     r->holds = holds;
-    if (!t || !t->block) return;
+    if (!found) return;
     r->over_tp = t->layout.kind == TSH_REPLICATED;
     r->over_dp = t == param || !(t->flags & TSHI_CHUNKED);
-    h.values = (const char *)tshi_mem_data(t->block);
-    h.width = tsh_dtype_size(t->dtype);
-    h.sum = 0;
-    if (r->over_dp)
-        h.sum = tshi_check_part(t);
-    else
-        tshi_check_hash_run(&h, 0, 0, tshi_optim_count(t));
-    r->hash = (int64_t)(h.sum >> 1);
+    const uint64_t hash = r->over_dp
+                              ? tshi_check_part(t)
+                              : tshi_check_sum(tshi_mem_data(t->block), tsh_dtype_size(t->dtype), 0,
+                                               tshi_optim_count(t));
+    r->hash = (int64_t)(hash >> 1);
 }
 
 /* Lists a parameter and its moments. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
-    const tsh_optim *optim;
-    int i;
     tshi_check_list(all, param, param, "", holds);
-    for (optim = param->ctx->optims; optim; optim = optim->older)
-        for (i = 0; i < optim->count; i++) {
+    for (const tsh_optim *optim = param->ctx->optims; optim; optim = optim->older)
+        for (int i = 0; i < optim->count; i++) {
             if (optim->each[i].param != param) continue;
             tshi_check_list(all, param, optim->each[i].first, "the first moments of ", holds);
             tshi_check_list(all, param, optim->each[i].second, "the second moments of ", holds);
@@ -19539,24 +19374,19 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
 }
 
 static void tshi_check_param(const char *path, tsh_tensor *param, void *user) {
+    tshi_replicas *all = (tshi_replicas *)user;
+    const tshi_tie *tie = all->tied ? param->ctx->pipeline->ties : NULL;
     (void)path;
-    tshi_check_all((tshi_replicas *)user, param, NULL);
-}
-
-/* Lists a parameter that several stages hold. */
-static void tshi_check_tied(const char *path, tsh_tensor *param, void *user) {
-    const tshi_tie *tie;
-    (void)path;
-    for (tie = param->ctx->pipeline->ties; tie; tie = tie->next)
-        if (tie->param == param) tshi_check_all((tshi_replicas *)user, param, tie->holds);
+    if (!all->tied) tshi_check_all(all, param, NULL);
+    for (; tie; tie = tie->next)
+        if (tie->param == param) tshi_check_all(all, param, tie->holds);
 }
 
 /* Compares the listed values over comm, whose name is `axis`. Reports the first that differs, and
  * the ranks that differ from the majority. */
 static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
                             const tshi_replicas *all) {
-    const int n = all->count, size = comm->size, over_tp = comm == &ctx->tp;
-    const int over_dp = comm == &ctx->dp;
+    const int n = all->count, size = comm->size;
     const size_t words = (size_t)n * (size_t)(size + 1) + (size_t)size;
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, words * sizeof(int64_t));
     char list[TSH_MESSAGE_SIZE / 4] = "";
@@ -19571,23 +19401,23 @@ static void tshi_check_over(tsh_ctx *ctx, tsh_comm *comm, const char *axis,
     counts = theirs + (size_t)n * (size_t)size;
     for (i = 0; i < n; i++) {
         const tshi_replica *one = &all->each[i];
-        mine[i] = (over_tp && !one->over_tp) || (over_dp && !one->over_dp) ? 0 : one->hash;
+        const int equal = comm == &ctx->tp ? one->over_tp : comm == &ctx->dp ? one->over_dp : 1;
+        mine[i] = equal ? one->hash : 0;
     }
     for (r = 0; r < size; r++) counts[r] = n;
     (void)tshi_error_comm(ctx, tsh_allgather(comm, mine, theirs, counts, 1, TSH_I64),
                           "tsh_check_replicas");
     for (i = 0; i < n && !differ && ctx->error.code == TSH_OK; i++) {
-        const unsigned char *holds = all->each[i].holds;
-        usual = tshi_module_majority(theirs + i, n, size, holds);
+        const tshi_replica *one = &all->each[i];
+        usual = tshi_module_majority(theirs + i, n, size, one->holds);
         for (r = 0; r < size; r++)
-            if ((!holds || holds[r]) && theirs[r * n + i] != theirs[usual * n + i])
-                tshi_base_append(list, sizeof list, "%s%d", differ++ ? ", " : "", r);
+            if ((!one->holds || one->holds[r]) && theirs[r * n + i] != theirs[usual * n + i])
+                tsh_text_add(list, sizeof list, "%s%d", differ++ ? ", " : "", r);
         if (differ)
             (void)tsh_fail(ctx, TSH_ERR_STATE,
                            "tsh_check_replicas: %s\"%s\" %s between the %d ranks of %s: %s %s "
                            "%s from the others",
-                           all->each[i].what, all->each[i].path,
-                           all->each[i].what[0] ? "differ" : "differs", size, axis,
+                           one->what, one->path, one->what[0] ? "differ" : "differs", size, axis,
                            differ > 1 ? "ranks" : "rank", list, differ > 1 ? "differ" : "differs");
         if (differ) ctx->error.rank = -1;
     }
@@ -19608,9 +19438,9 @@ static void tshi_check_agree(tsh_ctx *ctx) {
 /* Compares parameters and moments over tp and dp; or, tied, those of several stages over pp. */
 static void tshi_check_axes(tsh_module *module, int tied) {
     tsh_ctx *ctx = module->ctx;
-    tshi_replicas all = {NULL, 0};
+    tshi_replicas all = {NULL, 0, tied};
     tshi_block *block;
-    tshi_module_params(module, tied, tied ? tshi_check_tied : tshi_check_param, &all);
+    tshi_module_params(module, tied, tshi_check_param, &all);
     block = tshi_mem_take(ctx, TSH_MEM_STEP, ((size_t)all.count + 1) * sizeof *all.each);
     if (!block) {
         tshi_error_tell(ctx);
@@ -19618,7 +19448,7 @@ static void tshi_check_axes(tsh_module *module, int tied) {
     }
     all.each = (tshi_replica *)tshi_mem_data(block);
     all.count = 0;
-    tshi_module_params(module, tied, tied ? tshi_check_tied : tshi_check_param, &all);
+    tshi_module_params(module, tied, tshi_check_param, &all);
     if (tied) {
         tshi_check_over(ctx, &ctx->pp, "pp", &all);
     } else {
@@ -19662,11 +19492,10 @@ static double tshi_check_loss(const tshi_gradcheck *c, tsh_real *at, double by) 
     return value;
 }
 
-/* Called for each run of consecutive elements: notes that global element `global + i` is local
- * element `local + i`. */
-static void tshi_check_map_run(void *user, int64_t global, int64_t local, int64_t length) {
-    int64_t *place = (int64_t *)user, i;
-    for (i = 0; i < length; i++) place[global + i] = local + i;
+/* Returns element e of the whole tensor, NULL if another rank holds it. */
+static tsh_real *tshi_check_element(const tsh_tensor *t, int64_t e) {
+    tshi_runs run = tshi_tensor_runs(t, t->ctx->tp.rank, e, e + 1);
+    return tshi_tensor_next_run(&run) ? tshi_tensor_values(t) + run.local : NULL;
 }
 
 /* max(a, b); NaN if either is. */
@@ -19675,41 +19504,27 @@ static double tshi_check_max(double a, double b) {
 }
 
 /* Returns the largest difference between one input's gradient and (f(x + eps) - f(x - eps)) / (2
- * eps), relative to gradients above 1, over this rank's elements; -1 without memory. */
+ * eps), relative to gradients above 1, over this rank's elements. */
 static double tshi_check_input(const tshi_gradcheck *c, tsh_tensor *t, int64_t samples) {
-    int64_t numel = tsh_numel(t), every = samples > 0 && samples < numel ? numel / samples : 1, e,
-            *place;
-    tshi_block *block = tshi_mem_take(c->ctx, TSH_MEM_STEP, (size_t)numel * sizeof *place);
+    const int64_t numel = tsh_numel(t), every = samples > 0 ? numel / samples : 1;
     const tsh_real *grad = t->gr.live ? (const tsh_real *)tshi_mem_data(t->gr.block) : NULL;
     double worst = 0;
-    if (!block) return -1;
-    place = (int64_t *)tshi_mem_data(block);
-    for (e = 0; e < numel; e++) place[e] = -1;
-    tshi_tensor_runs(t, tshi_check_map_run, place);
-    for (e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every) {
-        tsh_real *at = place[e] >= 0 ? tshi_tensor_values(t) + place[e] : NULL;
+    for (int64_t e = 0; e < numel && c->ctx->error.code == TSH_OK; e += every > 0 ? every : 1) {
+        tsh_real *at = tshi_check_element(t, e);
         double up = tshi_check_loss(c, at, c->eps), down = tshi_check_loss(c, at, -c->eps);
-        double found = at && grad ? (double)grad[place[e]] : 0;
+        double found = at && grad ? (double)grad[at - tshi_tensor_values(t)] : 0;
         double gap = fabs((up - down) / (2 * c->eps) - found);
         if (at) worst = tshi_check_max(worst, gap / (fabs(found) > 1 ? fabs(found) : 1));
     }
-    tshi_mem_drop(c->ctx, block);
     return worst;
 }
 
 TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n,
                                        void *user, double eps, int64_t samples) {
-    tshi_gradcheck c;
-    double worst = 0, one;
-    int i;
+    const tshi_gradcheck c = {ctx, fn, in, n, user, eps > 0 ? eps : TSHI_DOUBLE ? 1e-5 : 1e-2};
+    double worst = 0;
     if (!ctx || !fn || !in || !tsh_ok(ctx)) return -1;
-    c.ctx = ctx;
-    c.fn = fn;
-    c.in = in;
-    c.n = n;
-    c.user = user;
-    c.eps = eps > 0 ? eps : TSHI_DOUBLE ? 1e-5 : 1e-2;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         if (!in[i] || !(in[i]->flags & TSHI_LEAF) || !tshi_tensor_is_dense(in[i])) {
             (void)tsh_fail(
                 ctx, TSH_ERR_ARGUMENT,
@@ -19719,10 +19534,7 @@ TSH_API TSHI_COLD double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_te
         tsh_zero_grad(in[i]);
     }
     if (tsh_backward(ctx, fn(ctx, in, n, user)) != TSH_OK) return -1;
-    for (i = 0; i < n; i++) {
-        one = tshi_check_input(&c, in[i], samples);
-        worst = tshi_check_max(worst, one);
-    }
+    for (int i = 0; i < n; i++) worst = tshi_check_max(worst, tshi_check_input(&c, in[i], samples));
     (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &worst, 1, TSH_F64, TSH_MAX),
                           "tsh_gradcheck");
     return tsh_ok(ctx) ? worst : -1;
@@ -19799,7 +19611,6 @@ static void tshi_trace_file_event(tshi_trace_file *out, const tshi_event *event)
 /* Puts this rank's row of the trace: its name, then its events. */
 static void tshi_trace_file_row(tshi_trace_file *out) {
     const tsh_ctx *ctx = out->ctx;
-    const tshi_event *event;
     char text[224];
     if (ctx->world.rank == 0)
         tshi_trace_file_put(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
@@ -19811,31 +19622,29 @@ static void tshi_trace_file_row(tshi_trace_file *out) {
                    ctx->world.rank, ctx->world.rank, ctx->tp.rank, ctx->pp.rank, ctx->dp.rank,
                    (long long)ctx->trace->lost);
     tshi_trace_file_put(out, text);
-    for (event = ctx->trace->first; event; event = event->next) tshi_trace_file_event(out, event);
+    for (const tshi_event *event = ctx->trace->first; event; event = event->next)
+        tshi_trace_file_event(out, event);
 }
 
 /* On rank 0: receives and writes the other ranks' texts; receives all even if writing fails. */
 static void tshi_trace_file_gather(tshi_trace_file *out) {
     tsh_comm *world = &out->ctx->world;
-    int r;
-    for (r = 1; r < world->size; r++) {
+    for (int r = 1; r < world->size; r++) {
         do {
+            tshi_trace_file_flush(out); /* at first nothing */
             if (tshi_error_comm(out->ctx,
                                 tsh_recv(world, &out->message, TSHI_TRACE_FILE_WORDS, TSH_I64, r),
                                 "tsh_trace_end: receive") != TSH_OK)
                 return;
-            if (out->message.used < 1 || out->message.used > (int64_t)sizeof out->message.text)
-                break;
-            tshi_trace_file_flush(out);
-        } while (1);
+        } while (out->message.used > 0 && out->message.used <= (int64_t)sizeof out->message.text);
+        out->message.used = 0;
     }
     tshi_trace_file_put(out, "\n]}\n");
     tshi_trace_file_flush(out);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc *desc) {
-    tshi_arena arena;
-    tshi_trace *trace;
+    tshi_arena arena = TSHI_ZERO;
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (ctx->trace) return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_begin: a trace runs already");
     if (!desc || !desc->path == !desc->write)
@@ -19844,8 +19653,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_trace_begin: the library was compiled without a clock; give desc.now, "
                         "or compile it with -D_POSIX_C_SOURCE=200809L or as C11");
-    memset(&arena, 0, sizeof arena);
-    trace = (tshi_trace *)tshi_mem_book(ctx, &arena, sizeof *trace);
+    tshi_trace *trace = (tshi_trace *)tshi_mem_book(ctx, &arena, sizeof *trace);
     if (!trace) return ctx->error.code;
     trace->ctx = ctx;
     trace->desc = *desc;
@@ -19856,7 +19664,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_begin(tsh_ctx *ctx, const tsh_trace_desc 
 }
 
 TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
-    tshi_trace_file out;
+    tshi_trace_file out = TSHI_ZERO;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code == TSH_OK && !ctx->trace)
         return tsh_fail(ctx, TSH_ERR_STATE, "tsh_trace_end: no trace runs");
@@ -19864,7 +19672,6 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
         tshi_trace_drop(ctx);
         return ctx->error.code;
     }
-    memset(&out, 0, sizeof out);
     out.ctx = ctx;
     out.desc = ctx->trace->desc;
     ctx->world.trace = NULL; /* what follows is not part of it */
@@ -19874,7 +19681,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
         out.why = errno;
     }
     tshi_trace_file_row(&out);
-    if (out.message.used > 0) tshi_trace_file_flush(&out);
+    tshi_trace_file_flush(&out);
     if (ctx->world.rank > 0)
         tshi_trace_file_flush(&out); /* the last, empty */
     else
@@ -19897,6 +19704,9 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 /* Needs: nothing.                                                              */
 /* ========================================================================== */
 
+#undef tshi_error_null
+#undef tshi_error_zero
+#undef TSHI_ZERO
 #undef TSHI_R
 #undef TSHI_DOUBLE
 #undef TSHI_RESTRICT

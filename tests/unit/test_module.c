@@ -137,7 +137,7 @@ typedef struct visit {
 
 static void note(const char *path, tsh_tensor *param, void *user) {
     visit *v = (visit *)user;
-    tshi_base_append(v->paths, sizeof v->paths, "%s ", path);
+    tsh_text_add(v->paths, sizeof v->paths, "%s ", path);
     v->seen[v->count++] = param;
 }
 
