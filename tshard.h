@@ -4112,8 +4112,8 @@ TSHI_INIT_FUNCTION(dirac, DIRAC, 0, 0)
 /* ========================================================================== */
 
 /* An elementwise op adds its operands to a tshi_loop (tshi_kernel_space, tshi_kernel_tensor) and
- * calls tshi_kernel_run; an op that works on rows fills in a tshi_rows and runs tshi_kernel_do_rows
- * on the threads. Either calls a kernel, which loads, computes and stores blocks of TSHI_BLOCK
+ * calls tshi_kernel_run; an op that works on rows fills in a tshi_rows and calls
+ * tshi_kernel_run_rows. Either calls a kernel, which loads, computes and stores blocks of TSHI_BLOCK
  * values: see tshi_kernel_add_body for the shortest one. */
 #if TSHI_X86
 #include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm256_loadu_ps */
@@ -4818,11 +4818,20 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
 typedef struct tshi_rows {
     tshi_kernel_fn kernel;
     int64_t count; /* of rows */
-    int n;         /* of operands */
+    const void *params;
     tshi_operand x[TSHI_MAX_ROWS];
     int64_t own[TSHI_MAX_ROWS];
-    const void *params;
 } tshi_rows;
+
+/* Returns a job whose operands are still to be set. */
+static tshi_rows tshi_kernel_rows_job(tshi_kernel_fn kernel, int64_t count, const void *params) {
+    tshi_rows rows;
+    memset(&rows, 0, sizeof rows);
+    rows.kernel = kernel;
+    rows.count = count;
+    rows.params = params;
+    return rows;
+}
 
 /* A tshi_team_fn: calls the kernel once for a piece of the rows. */
 static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) {
@@ -4830,7 +4839,7 @@ static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) 
     tshi_operand x[TSHI_MAX_ROWS];
     int i;
     memcpy(x, rows->x, sizeof x);
-    for (i = 0; i < rows->n; i++)
+    for (i = 0; i < TSHI_MAX_ROWS; i++)
         tshi_kernel_move(&x[i], from * x[i].step + piece * rows->own[i]);
     rows->kernel(to - from, x, rows->params);
 }
@@ -4839,6 +4848,12 @@ static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) 
 static int tshi_kernel_pieces(const tsh_ctx *ctx, int64_t rows, int64_t length) {
     enum { MIN_ELEMENTS = 1 << 14 }; /* per thread */
     return tshi_team_pieces(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
+}
+
+/* Runs a job, of rows of `length` elements, on the threads. */
+static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t length) {
+    tshi_team_run(tshi_kernel_pieces(ctx, rows->count, length), rows->count, 1, tshi_kernel_do_rows,
+                  rows);
 }
 
 /* to = from, n elements of one dtype, copied as unsigned integers of its size. */
@@ -4953,11 +4968,12 @@ static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi
     return tshi_kernel_packed_reals(t, scratch);
 }
 
-/* Returns where an op that computes tsh_real puts its output: in place, or, for another dtype, in
- * *scratch, which tshi_kernel_output_done rounds to out's dtype. NULL: no memory. */
+/* Returns where an op that computes tsh_real puts its output, row-major: in place, or, if out has
+ * another dtype or order, in *scratch, which tshi_kernel_output_done copies to out. NULL: no
+ * memory. */
 static tsh_real *tshi_kernel_output(tsh_tensor *out, tshi_block **scratch) {
     *scratch = NULL;
-    if (out->dtype == TSH_REAL) return tshi_tensor_values(out);
+    if (out->dtype == TSH_REAL && tshi_tensor_is_dense(out)) return tshi_tensor_values(out);
     *scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
@@ -9824,14 +9840,13 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     return tshi_map_run(&tshi_map_cast_op, &x, 1, dtype, tshi_kernel_copy, 0);
 }
 
-/* -- dense gradients of input 0 ---------------------------------------------- */
+/* -- dense gradients --------------------------------------------------------- */
 
-/* Where a kernel that outputs a dense gradient of input 0 writes it: to dest if that is dense and
+/* Where a kernel that outputs a dense gradient of input x writes it: to dest if that is dense and
  * has nothing to add to (*scratch is NULL then), else to *scratch, for tshi_map_accumulate. NULL:
  * no memory. */
-static tsh_real *tshi_map_dense_dest(const tshi_node *node, const tshi_dest *dest,
+static tsh_real *tshi_map_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
                                      tshi_block **scratch) {
-    const tsh_tensor *x = node->in[0];
     int64_t stride[TSH_MAX_DIMS];
     int d, direct = !dest->add;
     tshi_tensor_strides(x->local, x->ndim, stride);
@@ -9843,12 +9858,11 @@ static tsh_real *tshi_map_dense_dest(const tshi_node *node, const tshi_dest *des
 }
 
 /* Adds what a kernel wrote to scratch (may be NULL) to the gradient, and releases scratch. */
-static void tshi_map_accumulate(const tshi_node *node, const tshi_dest *dest, tshi_block *scratch) {
-    const tsh_tensor *x = node->in[0];
+static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block *scratch) {
     int64_t stride[TSH_MAX_DIMS];
     if (!scratch) return;
     tshi_tensor_strides(x->local, x->ndim, stride);
-    tshi_tape_accumulate(node, 0, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
+    tshi_tape_accumulate_at(x, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
     tshi_mem_drop(x->ctx, scratch);
 }
 
@@ -9986,13 +10000,13 @@ static void tshi_map_dropout_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    run.y = tshi_map_dense_dest(node, &dest, &scratch);
+    run.y = tshi_map_dense_dest(node->in[0], &dest, &scratch);
     if (!run.y) return;
     run.isa = out->ctx->isa;
     run.mask = (const tshi_dropout *)node->params;
     run.x = tshi_tape_grad(node);
     tshi_tensor_runs(out, tshi_map_mask_run, &run);
-    tshi_map_accumulate(node, &dest, scratch);
+    tshi_map_accumulate(node->in[0], &dest, scratch);
 }
 
 static const tshi_op tshi_map_dropout_op = {
@@ -10121,80 +10135,31 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
     return 1;
 }
 
+typedef struct tshi_reduce_params {
+    double c;   /* sum, mean: the factor of the sum */
+    int64_t n;  /* local length of a row */
+    int axis;   /* -1: all */
+    int is_log; /* softmax: 1 for log_softmax */
+} tshi_reduce_params;
+
 /* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
 
-enum { TSHI_REDUCE_STRIP = 4096 }; /* columns whose sums stay in the cache */
-
-/* y = c sum x of n adjacent values: sums of 4096 values each, which are added in double. Operands:
- * y, x. */
-TSHI_INLINE void tshi_reduce_sum_body(int64_t n, const tshi_operand *operand, const double *c) {
+/* y = c sum x for rows of p->n adjacent values: sums of 4096 values each, which are added in double.
+ * Operands: y, x. */
+TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
+                                      const tshi_reduce_params *p) {
+    tsh_real *y = (tsh_real *)operand[0].data;
     const tsh_real *x = (const tsh_real *)operand[1].data;
-    double total = 0;
-    int64_t i;
-    for (i = 0; i < n; i += 4096)
-        total += (double)tshi_kernel_sum(x + i, n - i < 4096 ? n - i : 4096);
-    *(tsh_real *)operand[0].data = TSHI_R(total * *c);
-}
-TSHI_KERNEL(tshi_reduce_sum, double);
-
-/* y = the sum of *rows rows of n columns, in order. Operands: y, x (step: from row to row). */
-TSHI_INLINE void tshi_reduce_rows_body(int64_t n, const tshi_operand *operand,
-                                       const int64_t *rows) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
-    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
-    int64_t row, e;
-    for (e = 0; e < n; e++) y[e] = 0;
-    for (row = 0; row < *rows; row++, x += operand[1].step)
-        TSHI_EACH for (e = 0; e < n; e++) y[e] += x[e];
-}
-TSHI_KERNEL(tshi_reduce_rows, int64_t);
-
-typedef struct tshi_sums {
-    const tshi_reduction *r;
-    tsh_real *y;
-    const tsh_real *x;
-    double c;
-    int isa;
-} tshi_sums;
-
-/* A thread's part of the sums: [from, to) of outer if inner is 1, else of inner. */
-static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_sums *sums = (const tshi_sums *)job;
-    const int64_t n = sums->r->n, inner = sums->r->inner;
-    const tsh_real *x = sums->x;
-    tsh_real *y = sums->y;
-    tshi_operand operand[2];
-    int64_t o, i;
-    (void)piece;
-    for (o = from; o < to && inner == 1; o++) {
-        operand[0] = tshi_kernel_reals(y + o, 1);
-        operand[1] = tshi_kernel_reals(x + o * n, 1);
-        tshi_reduce_sum[sums->isa](n, operand, &sums->c);
-    }
-    for (o = 0; o < sums->r->outer && inner > 1; o++, x += n * inner, y += inner) {
-        for (i = from; i < to; i += TSHI_REDUCE_STRIP) {
-            operand[0] = tshi_kernel_reals(y + i, 1);
-            operand[1] = tshi_kernel_reals(x + i, inner);
-            tshi_reduce_rows[sums->isa](tshi_base_min(TSHI_REDUCE_STRIP, to - i), operand, &n);
-        }
-        for (i = from; i < to; i++) y[i] *= TSHI_R(sums->c);
+    const int64_t n = p->n;
+    for (; rows > 0; rows--, x += n) {
+        double total = 0;
+        int64_t i;
+        for (i = 0; i < n; i += 4096)
+            total += (double)tshi_kernel_sum(x + i, n - i < 4096 ? n - i : 4096);
+        *y++ = TSHI_R(total * p->c);
     }
 }
-
-/* y = c sum x along n; x is (outer, n, inner), y (outer, inner). */
-static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y, const tsh_real *x,
-                             double c) {
-    const int64_t units = r->inner == 1 ? r->outer : r->inner;
-    tshi_sums sums;
-    sums.r = r;
-    sums.y = y;
-    sums.x = x;
-    sums.c = c;
-    sums.isa = ctx->isa;
-    if (r->outer && r->inner)
-        tshi_team_run(tshi_kernel_pieces(ctx, units, r->inner == 1 ? r->n : r->outer * r->n), units,
-                      r->inner == 1 ? 1 : 16, tshi_reduce_sum_piece, &sums);
-}
+TSHI_KERNEL(tshi_reduce_sum, tshi_reduce_params);
 
 /* The strides that broadcast out to x's shape: 0 along what was reduced. */
 static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int axis,
@@ -10207,11 +10172,33 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
     }
 }
 
-typedef struct tshi_reduce_params {
-    double c;   /* sum, mean: the factor of the sum */
-    int axis;   /* -1: all */
-    int is_log; /* softmax: 1 for log_softmax */
-} tshi_reduce_params;
+/* sums = c sum x. Along the last dimension, or all, rows are summed; else rows are added in order.
+ * Returns 0 if there is no memory. */
+static int tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_reduction *r,
+                            const tshi_reduce_params *params, tsh_real *sums) {
+    const int64_t count = tsh_local_numel(out);
+    int64_t stride[TSH_MAX_DIMS], i;
+    if (r->inner == 1) {
+        tshi_rows rows = tshi_kernel_rows_job(tshi_reduce_sum[x->ctx->isa], r->outer, params);
+        tshi_block *scratch;
+        const tsh_real *values = tshi_kernel_packed_reals(x, &scratch);
+        rows.x[0] = tshi_kernel_reals(sums, 1);
+        rows.x[1] = tshi_kernel_reals(values, r->n);
+        if (values) tshi_kernel_run_rows(x->ctx, &rows, r->n);
+        tshi_mem_drop(x->ctx, scratch);
+        return values != NULL;
+    } else {
+        tshi_loop loop;
+        memset(sums, 0, tshi_dtype_reals(count));
+        tshi_reduce_spread(x, out, r->axis, stride);
+        tshi_kernel_space(&loop, x);
+        tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL);
+        tshi_kernel_tensor(&loop, x);
+        tshi_kernel_run(&loop, tshi_kernel_add[x->ctx->isa], NULL);
+        for (i = 0; i < count; i++) sums[i] *= TSHI_R(params->c);
+        return 1;
+    }
+}
 
 static void tshi_reduce_sum_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
@@ -10241,23 +10228,22 @@ static const tshi_op tshi_reduce_mean_op = {
 static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                       int mean) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
+    tshi_reduce_params params = {1, 0, 0, 0};
     tshi_reduction r;
-    tshi_block *scratch, *unrounded;
-    tshi_reduce_params params;
+    tshi_block *unrounded;
     tsh_tensor *out;
-    const tsh_real *values;
     tsh_real *sums;
+    int done;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
-    memset(&params, 0, sizeof params);
-    params.c = mean ? 1.0 / (double)r.length : 1.0;
+    if (mean) params.c = 1.0 / (double)r.length;
+    params.n = r.n;
     params.axis = r.axis;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
-    values = out ? tshi_kernel_packed_reals(x, &scratch) : NULL;
-    sums = values ? tshi_kernel_output(out, &unrounded) : NULL;
-    if (sums) tshi_reduce_sums(ctx, &r, sums, values, params.c);
-    if (values) tshi_mem_drop(ctx, scratch);
+    sums = out ? tshi_kernel_output(out, &unrounded) : NULL;
     if (!sums) return NULL;
+    done = tshi_reduce_sums(x, out, &r, &params, sums);
     tshi_kernel_output_done(out, unrounded);
+    if (!done) return NULL;
     tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
     return out;
 }
@@ -10270,92 +10256,30 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
     return tshi_reduce_scaled(&tshi_reduce_mean_op, x, dim, keepdim, 1);
 }
 
-/* -- lines ------------------------------------------------------------------
- * A line is the n values that softmax or max works on; `step` lines are interleaved. If step is not
- * 1, TSHI_REDUCE_COLUMNS adjacent lines are transposed to dense rows first, and the results back:
- * whole cache lines are read and written. */
+/* -- rows -------------------------------------------------------------------
+ * max and softmax work on rows: dense values along the axis. Where that is not the last dimension,
+ * values are copied to such an order, and back. */
 
-enum { TSHI_REDUCE_COLUMNS = 16 };
-
-/* Transposes m columns of x, which have n values `step` apart, to dense rows, or back. */
-static void tshi_reduce_transpose(tsh_real *TSHI_RESTRICT rows, tsh_real *TSHI_RESTRICT x,
-                                  int64_t n, int64_t step, int64_t m, int back) {
-    int64_t i, c;
-    for (i = 0; i < n; i++, x += step)
-        for (c = 0; c < m; c++)
-            if (back)
-                x[c] = rows[c * n + i];
-            else
-                rows[c * n + i] = x[c];
+/* Returns a handle of t's values in which the axis (-1: none) is the last dimension. */
+static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
+    tsh_tensor rows = *t;
+    int d;
+    for (d = axis; d >= 0 && d < t->ndim - 1; d++) {
+        rows.dim[d] = t->dim[d + 1];
+        rows.dim[d + 1] = t->dim[axis];
+        rows.local[d] = t->local[d + 1];
+        rows.local[d + 1] = t->local[axis];
+        rows.stride[d] = t->stride[d + 1];
+        rows.stride[d + 1] = t->stride[axis];
+    }
+    return rows;
 }
 
-/* A kernel and the lines that it works on. Its operands, for one line: at[0], at[1], at[2], place,
- * max. Each may be NULL. */
-typedef struct tshi_lines {
-    tshi_kernel_fn kernel;
-    int64_t n, step;
-    tsh_real *at[3]; /* arrays of lines: at[0] is written, the others are read */
-    int64_t *place;  /* written: one index per line */
-    tsh_real *max;   /* written: one value per line */
-    const void *params;
-    tsh_real *transposed; /* scratch for each piece, or NULL if step is 1 */
-} tshi_lines;
-
-/* How many of lines->at are not NULL. */
-static int tshi_reduce_operands(const tshi_lines *lines) {
-    return !!lines->at[0] + !!lines->at[1] + !!lines->at[2];
-}
-
-/* A thread's part: calls the kernel for the lines [from, to), one at a time. */
-static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_lines *lines = (const tshi_lines *)job;
-    const int64_t n = lines->n, step = lines->step;
-    const int64_t size = tshi_base_min(TSHI_REDUCE_COLUMNS, step) * n;
-    tsh_real *transposed = lines->transposed, *own[3];
-    int64_t m, c;
-    tshi_operand x[5];
-    int i;
-    if (transposed) transposed += tshi_reduce_operands(lines) * size * piece;
-    for (i = 0; i < 3 && transposed; i++) {
-        own[i] = transposed;
-        if (lines->at[i]) transposed += size;
-    }
-    for (; from < to; from += m) {
-        const int64_t first = from / step * n * step + from % step;
-        m = tshi_base_min(tshi_base_min(TSHI_REDUCE_COLUMNS, step - from % step), to - from);
-        for (i = 1; i < 3 && transposed; i++)
-            if (lines->at[i]) tshi_reduce_transpose(own[i], lines->at[i] + first, n, step, m, 0);
-        for (c = 0; c < m; c++) {
-            for (i = 0; i < 3; i++)
-                x[i] = tshi_kernel_reals(!lines->at[i] ? NULL
-                                         : transposed  ? own[i] + c * n
-                                                       : lines->at[i] + first,
-                                         1);
-            x[3] = tshi_kernel_operand(lines->place ? lines->place + from + c : NULL, 1, TSH_I64);
-            x[4] = tshi_kernel_reals(lines->max ? lines->max + from + c : NULL, 1);
-            lines->kernel(n, x, lines->params);
-        }
-        if (transposed && lines->at[0])
-            tshi_reduce_transpose(own[0], lines->at[0] + first, n, step, m, 1);
-    }
-}
-
-/* Runs the kernel over `count` lines. 0: no memory. */
-static int tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
-    int pieces = tshi_kernel_pieces(ctx, count, lines->n);
-    const int64_t unit = tshi_base_min(TSHI_REDUCE_COLUMNS, lines->step);
-    tshi_block *block = NULL;
-    if (!lines->n || !count) return 1;
-    pieces = (int)tshi_base_min(pieces, tshi_base_ceil(count, unit));
-    if (lines->step > 1) {
-        const int64_t size = tshi_reduce_operands(lines) * unit * lines->n;
-        block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(size * pieces));
-        if (!block) return 0;
-    }
-    lines->transposed = block ? (tsh_real *)tshi_mem_data(block) : NULL;
-    tshi_team_run(pieces, count, unit, tshi_reduce_lines, lines);
-    tshi_mem_drop(ctx, block);
-    return 1;
+/* Returns a job of all rows of t; 0 rows if they are empty. */
+static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor *t,
+                                 const tshi_reduce_params *params) {
+    const int64_t count = params->n ? tsh_local_numel(t) / params->n : 0;
+    return tshi_kernel_rows_job(kernel[t->ctx->isa], count, params);
 }
 
 /* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
@@ -10394,44 +10318,42 @@ TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
     return first;
 }
 
-/* One line. Operands 1: x, 3: index of the maximum, 4: the maximum, or NULL. (Parts of 65536
- * values, so that an index fits int32_t.) */
-TSHI_INLINE void tshi_reduce_place_body(int64_t n, const tshi_operand *operand,
-                                        const void *params) {
+/* Operands of rows: index of the maximum, x, the maximum or NULL. (Parts of 65536 values, so that an
+ * index fits int32_t.) */
+TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
+                                        const tshi_reduce_params *p) {
+    int64_t *place = (int64_t *)operand[0].data;
     const tsh_real *x = (const tsh_real *)operand[1].data;
-    tsh_real *max = (tsh_real *)operand[4].data;
-    const int64_t part = 1 << 16;
-    int64_t i, here, best = 0;
-    (void)params;
-    for (i = 0; i < n && x[best] == x[best]; i += part) {
-        here = i + tshi_reduce_first(x + i, tshi_base_min(part, n - i));
-        if (!(x[here] <= x[best])) best = here;
+    tsh_real *max = (tsh_real *)operand[2].data;
+    const int64_t part = 1 << 16, n = p->n;
+    for (; rows > 0; rows--, x += n) {
+        int64_t i, here, best = 0;
+        for (i = 0; i < n && x[best] == x[best]; i += part) {
+            here = i + tshi_reduce_first(x + i, tshi_base_min(part, n - i));
+            if (!(x[here] <= x[best])) best = here;
+        }
+        *place++ = best;
+        if (max) *max++ = x[best];
     }
-    *(int64_t *)operand[3].data = best;
-    if (max) *max = x[best];
 }
-TSHI_KERNEL(tshi_reduce_place, void);
+TSHI_KERNEL(tshi_reduce_place, tshi_reduce_params);
 
 /* Adds dy to dx at the index of each maximum, which forward kept in aux. */
 static void tshi_reduce_max_backward(tshi_node *node) {
-    const tsh_tensor *x = node->in[0];
+    const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
+    const tsh_tensor x = tshi_reduce_rows(node->in[0], params->axis);
     const int64_t *place = (const int64_t *)tshi_mem_data(node->aux);
     const tsh_real *g = tshi_tape_grad(node);
-    int axis = ((const tshi_reduce_params *)node->params)->axis, d;
-    int64_t e, index, count = tsh_local_numel(node->out);
+    int64_t e, count = tsh_local_numel(node->out);
     tshi_dest dest;
+    int d;
     if (!tshi_tape_dest_zeroed(node, 0, &dest)) return;
     for (e = 0; e < count; e++) {
         tsh_real *at = dest.data;
-        int64_t rest = axis < 0 ? place[e] : e;
-        for (d = x->ndim - 1; d >= 0; d--) {
-            if (d == axis) {
-                at += place[e] * dest.stride[d];
-                continue;
-            }
-            index = rest % x->local[d];
-            rest /= x->local[d];
-            at += index * dest.stride[d];
+        int64_t rest = e * params->n + place[e];
+        for (d = x.ndim - 1; d >= 0; d--) {
+            at += rest % x.local[d] * x.stride[d];
+            rest /= x.local[d];
         }
         *at += g[e];
     }
@@ -10445,38 +10367,39 @@ static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_whole
 static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                    int argmax) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
+    tshi_reduce_params params = {0, 0, 0, 0};
     tshi_reduction r;
-    tshi_lines lines;
-    tshi_block *scratch, *unrounded = NULL, *aux = NULL;
-    tshi_reduce_params params;
-    tsh_tensor *out;
-    int done;
+    tshi_block *scratch = NULL, *unrounded = NULL, *aux = NULL;
+    tshi_rows rows;
+    tsh_tensor *out, xs;
+    tsh_real *values = NULL, *max = NULL;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op->name);
+    params.n = r.n;
+    params.axis = r.axis;
+    xs = tshi_reduce_rows(x, r.axis);
+    rows = tshi_reduce_job(tshi_reduce_place, x, &params);
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (out && !argmax)
-        aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof(int64_t));
-    memset(&lines, 0, sizeof lines);
-    if (aux) lines.max = tshi_kernel_output(out, &unrounded);
-    if (lines.max || (out && argmax)) lines.at[1] = tshi_kernel_packed_reals(x, &scratch);
-    if (!lines.at[1]) tshi_mem_drop(ctx, aux);
-    if (!lines.at[1]) return NULL;
-    lines.kernel = tshi_reduce_place[ctx->isa];
-    lines.n = r.n;
-    lines.step = r.inner;
-    lines.place = (int64_t *)(argmax ? tshi_tensor_at(out) : tshi_mem_data(aux));
-    done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
-    tshi_mem_drop(ctx, scratch);
-    tshi_kernel_output_done(out, unrounded);
-    memset(&params, 0, sizeof params);
-    params.axis = r.axis;
-    if (done && !argmax)
+        aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
+    if (aux) max = tshi_kernel_output(out, &unrounded);
+    if (max || (out && argmax)) values = tshi_kernel_packed_reals(&xs, &scratch);
+    if (values) {
+        rows.x[0] = tshi_kernel_operand(argmax ? tshi_tensor_at(out) : tshi_mem_data(aux), 1,
+                                        TSH_I64);
+        rows.x[1] = tshi_kernel_reals(values, r.n);
+        rows.x[2] = tshi_kernel_reals(max, 1);
+        tshi_kernel_run_rows(ctx, &rows, r.n);
+        tshi_mem_drop(ctx, scratch);
+        tshi_kernel_output_done(out, unrounded);
+    }
+    if (values && !argmax)
         tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, aux);
     else
         tshi_mem_drop(ctx, aux);
-    return done ? out : NULL;
+    return values ? out : NULL;
 }
 
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
@@ -10491,73 +10414,76 @@ TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
  * m = max x, y = e^(x-m) / sum e^(x-m);   dx = y (dy - sum dy y)
  * log: y = x - m - log sum e^(x-m);       dx = dy - e^y sum dy                */
 
-/* One row. Operands: y, x. */
-TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, const tshi_operand *operand,
-                                          const int *is_log, int fused) {
+/* Operands of rows: y, x. */
+TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *operand,
+                                          const tshi_reduce_params *p, int fused) {
     tsh_real *y = (tsh_real *)operand[0].data, pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)operand[1].data, *in;
-    const int log = *is_log;
-    const tsh_real max = tshi_kernel_max(x, n);
-    const tsh_real sum = tshi_kernel_exps(x, n, max, log ? NULL : y, fused); /* y = e^(x-m) */
-    const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
+    const int64_t n = p->n;
+    const int log = p->is_log;
     int64_t e;
     int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
-        if (log) /* x - (max + c) would lose digits of c if max is large */
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
-        else
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
-        tshi_kernel_put(y, 1, e, n, out, 0);
+    for (; rows > 0; rows--, x += n, y += n) {
+        const tsh_real max = tshi_kernel_max(x, n);
+        const tsh_real sum = tshi_kernel_exps(x, n, max, log ? NULL : y, fused); /* y = e^(x-m) */
+        const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
+        for (e = 0; e < n; e += TSHI_BLOCK) {
+            in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
+            if (log) /* x - (max + c) would lose digits of c if max is large */
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
+            else
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
+            tshi_kernel_put(y, 1, e, n, out, 0);
+        }
     }
 }
-TSHI_KERNEL_FUSED(tshi_reduce_softmax, int);
+TSHI_KERNEL_FUSED(tshi_reduce_softmax, tshi_reduce_params);
 
-/* One row. Operands: dx, y, dy. */
-TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t n, const tshi_operand *operand,
-                                               const int *is_log, int fused) {
+/* Operands of rows: dx, y, dy. */
+TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand *operand,
+                                               const tshi_reduce_params *p, int fused) {
     tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *y = (const tsh_real *)operand[1].data, *ys;
     const tsh_real *dy = (const tsh_real *)operand[2].data, *gs;
-    const tsh_real sum = *is_log ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
+    const int64_t n = p->n;
     int64_t e;
     int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        ys = tshi_kernel_get(y, 1, e, n, pad[0]);
-        gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
-        if (*is_log)
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-                out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
-        else
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
-        tshi_kernel_put(dx, 1, e, n, out, 0);
+    for (; rows > 0; rows--, dx += n, y += n, dy += n) {
+        const tsh_real sum = p->is_log ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
+        for (e = 0; e < n; e += TSHI_BLOCK) {
+            ys = tshi_kernel_get(y, 1, e, n, pad[0]);
+            gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
+            if (p->is_log)
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+                    out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
+            else
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
+            tshi_kernel_put(dx, 1, e, n, out, 0);
+        }
     }
 }
-TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, int);
+TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, tshi_reduce_params);
 
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
-    tsh_tensor *out = node->out;
-    const int axis = params->axis;
-    int64_t outer = tshi_tensor_product(out->local, axis);
-    int64_t inner = tshi_tensor_product(out->local + axis + 1, out->ndim - axis - 1);
-    tshi_lines lines;
+    tsh_ctx *ctx = node->out->ctx;
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis);
+    tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
+    tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
+    tshi_block *scratch[3];
     tshi_dest dest;
-    tshi_block *scratch, *saved;
-    int64_t stride[TSH_MAX_DIMS];
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    memset(&lines, 0, sizeof lines);
-    lines.at[0] = tshi_map_dense_dest(node, &dest, &scratch);
-    if (!lines.at[0]) return;
-    lines.kernel = tshi_reduce_softmax_grad[out->ctx->isa];
-    lines.n = out->local[axis];
-    lines.step = inner;
-    lines.at[1] = tshi_tape_saved_reals(node, 1, stride, &saved);
-    lines.at[2] = tshi_tape_grad(node);
-    lines.params = &params->is_log;
-    if (lines.at[1]) (void)tshi_reduce_run(out->ctx, outer * inner, &lines);
-    tshi_mem_drop(out->ctx, saved);
-    tshi_map_accumulate(node, &dest, scratch);
+    dest.stride = dx.stride;
+    y.block = node->saved[1];
+    dy.block = node->out->gr.block;
+    dy.dtype = TSH_REAL;
+    rows.x[0] = tshi_kernel_reals(tshi_map_dense_dest(&dx, &dest, &scratch[0]), params->n);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&y, &scratch[1]), params->n);
+    rows.x[2] = tshi_kernel_reals(tshi_kernel_packed_reals(&dy, &scratch[2]), params->n);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, params->n);
+    tshi_map_accumulate(&dx, &dest, scratch[0]);
+    tshi_mem_drop(ctx, scratch[1]);
+    tshi_mem_drop(ctx, scratch[2]);
 }
 
 static const tshi_op tshi_reduce_softmax_op = {
@@ -10568,32 +10494,32 @@ static const tshi_op tshi_reduce_log_softmax_op = {
 /* tsh_softmax and tsh_log_softmax. */
 static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
+    tsh_shape shape = tsh_shape_of(x);
+    tshi_reduce_params params = {0, 0, 0, 0};
     tshi_reduction r;
-    tshi_block *scratch, *unrounded;
-    tsh_tensor *out;
-    tshi_reduce_params params;
-    tsh_shape shape;
-    tshi_lines lines;
-    int done;
+    tshi_block *scratch = NULL, *unrounded;
+    tsh_tensor *out, xs, ys;
+    tshi_rows rows;
+    tsh_real *values, *y;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, &r)) return NULL;
-    memset(&params, 0, sizeof params);
+    params.n = r.n;
     params.axis = r.axis;
     params.is_log = is_log;
-    shape = tsh_shape_of(x);
     out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
-    memset(&lines, 0, sizeof lines);
-    lines.at[0] = out ? tshi_kernel_output(out, &unrounded) : NULL;
-    lines.at[1] = lines.at[0] ? tshi_kernel_packed_reals(x, &scratch) : NULL;
-    if (!lines.at[1]) return NULL;
-    lines.kernel = tshi_reduce_softmax[ctx->isa];
-    lines.n = r.n;
-    lines.step = r.inner;
-    lines.params = &is_log;
-    done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
+    if (!out) return NULL;
+    xs = tshi_reduce_rows(x, r.axis);
+    ys = tshi_reduce_rows(out, r.axis);
+    y = tshi_kernel_output(&ys, &unrounded);
+    values = y ? tshi_kernel_packed_reals(&xs, &scratch) : NULL;
+    rows = tshi_reduce_job(tshi_reduce_softmax, x, &params);
+    rows.x[0] = tshi_kernel_reals(y, r.n);
+    rows.x[1] = tshi_kernel_reals(values, r.n);
+    if (values) tshi_kernel_run_rows(ctx, &rows, r.n);
     tshi_mem_drop(ctx, scratch);
-    tshi_kernel_output_done(out, unrounded);
-    if (done) tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
-    return done ? out : NULL;
+    tshi_kernel_output_done(&ys, unrounded);
+    if (!values) return NULL;
+    tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
+    return out;
 }
 
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim) {
@@ -11167,9 +11093,9 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     tshi_dest dest;
     tsh_real *dx;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    dx = tshi_map_dense_dest(node, &dest, &scratch);
+    dx = tshi_map_dense_dest(node->in[0], &dest, &scratch);
     if (dx && tshi_redistribute_move(form, from, to, TSH_REAL, g, dx) == TSH_OK)
-        tshi_map_accumulate(node, &dest, scratch);
+        tshi_map_accumulate(node->in[0], &dest, scratch);
     else
         tshi_mem_drop(node->out->ctx, scratch);
 }
@@ -11870,13 +11796,13 @@ static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, t
     tsh_real *dx;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
-    dx = tshi_map_dense_dest(node, &dest, &scratch);
+    dx = tshi_map_dense_dest(node->in[0], &dest, &scratch);
     if (whole && dx) {
         tshi_matmul_gemm(x->ctx, rows, ins, node->in[1]->local[0], 1, dy, mw, 0,
                          tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
         (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole), dx);
     }
-    tshi_map_accumulate(node, &dest, scratch);
+    tshi_map_accumulate(node->in[0], &dest, scratch);
     tshi_mem_drop(x->ctx, whole);
 }
 
@@ -12503,11 +12429,7 @@ static void tshi_norm_backward(tshi_node *node) {
     for (i = 0; i < 2; i++) values[i] = tshi_tape_saved_reals(node, i, stride, &saved[i]);
     p.add = needed[0] && dest[0].add;
     (void)tshi_kernel_rows(x, &rows, &step);
-    memset(&work, 0, sizeof work);
-    work.kernel = tshi_norm_grad[ctx->isa];
-    work.n = TSHI_NORM_GRAD_OPERANDS;
-    work.params = &p;
-    work.count = rows;
+    work = tshi_kernel_rows_job(tshi_norm_grad[ctx->isa], rows, &p);
     work.x[TSHI_NORM_DX] = tshi_kernel_reals(needed[0] ? dest[0].data : NULL, step);
     work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], saved[0] ? d : step);
     work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
@@ -12557,22 +12479,18 @@ static int tshi_norm_forward(tsh_tensor *const *in, tsh_tensor *out, tshi_block 
     tshi_rows work;
     int64_t rows, step, stride[TSH_MAX_DIMS];
     int i, done;
-    memset(&work, 0, sizeof work);
     y = tshi_kernel_output(out, &unrounded);
     for (i = 0; i < 3; i++)
         if (in[i]) values[i] = tshi_kernel_reals_of(in[i], stride, &scratch[i]);
     (void)tshi_kernel_rows(in[0], &rows, &step);
-    work.kernel = tshi_norm_rows[ctx->isa];
-    work.n = TSHI_NORM_OPERANDS;
-    work.params = p;
+    work = tshi_kernel_rows_job(tshi_norm_rows[ctx->isa], rows, p);
     work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p->d);
     work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p->d : step);
     work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
     work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0);
     work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
     done = ctx->error.code == TSH_OK;
-    if (done)
-        tshi_team_run(tshi_kernel_pieces(ctx, rows, p->d), rows, 1, tshi_kernel_do_rows, &work);
+    if (done) tshi_kernel_run_rows(ctx, &work, p->d);
     for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
     if (done) tshi_kernel_output_done(out, unrounded);
     return done;
@@ -13919,15 +13837,10 @@ static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc
 /* Runs a kernel over all rows by the rank's threads. */
 static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel_fn kernel,
                           const tshi_operand *x, const tshi_loss_work *params) {
-    tshi_rows work;
-    memset(&work, 0, sizeof work);
-    work.kernel = kernel;
-    work.n = TSHI_LOSS_OPERANDS;
-    work.params = params;
+    tshi_rows work = tshi_kernel_rows_job(kernel, loss->rows, params);
     memcpy(work.x, x, TSHI_LOSS_OPERANDS * sizeof *x);
     work.own[TSHI_LOSS_SCRATCH] = loss->classes;
-    tshi_team_run(tshi_kernel_pieces(ctx, loss->rows, loss->classes), loss->rows, 1,
-                  tshi_kernel_do_rows, &work);
+    tshi_kernel_run_rows(ctx, &work, loss->classes);
 }
 
 /* Computes this rank's part of the sums other than S. x: operands of the kernels. */
