@@ -4701,7 +4701,7 @@ static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
 
 /* -- loops ------------------------------------------------------------------ */
 
-enum { TSHI_MAX_OPERANDS = 4, TSHI_MAX_ROWS = 7 };
+enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 7 };
 
 /* An iteration space, and the strides of each operand along its dimensions. */
 typedef struct tshi_loop {
@@ -9365,11 +9365,11 @@ typedef struct tshi_backward_params {
     int add;  /* 1: add to the gradient, 0: write it */
 } tshi_backward_params;
 
-/* The row of a unary or binary op. */
+/* The row of a unary or binary op, or of where. */
 typedef struct tshi_map_row {
     tshi_op op;    /* first: node->op points to it */
     unsigned pass; /* inputs whose gradient is that of the output, if it has their shape */
-    const tshi_kernel_fn *forward, *backward[2]; /* backward: for each input */
+    const tshi_kernel_fn *forward, *backward[3]; /* backward: for each input */
 } tshi_map_row;
 
 /* Adds to the gradient of input i. Operands: that gradient, g, then for each input its saved
@@ -9654,11 +9654,8 @@ TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) 
 }
 
 static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_map_row *row) {
-    tsh_tensor *in[2];
-    tsh_ctx *ctx;
-    in[0] = a;
-    in[1] = b;
-    ctx = tshi_tensor_check_floating(row->op.name, in, 2);
+    tsh_tensor *in[] = {a, b};
+    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, in, 2);
     if (!ctx) return NULL;
     return tshi_map_run(&row->op, in, 2, tshi_tensor_promote(in, 2), row->forward[ctx->isa], 0);
 }
@@ -9685,7 +9682,6 @@ TSHI_BINARY(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g *a / (b * 
 TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),
             g *tshi_map_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
 #undef TSHI_BINARY
-#undef TSHI_MAP_KERNEL
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
@@ -9730,11 +9726,8 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),
 
 static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
                                     const tshi_kernel_fn *kernel) {
-    tsh_tensor *in[2];
-    tsh_ctx *ctx;
-    in[0] = a;
-    in[1] = b;
-    ctx = tshi_tensor_check(op->name, in, 2);
+    tsh_tensor *in[] = {a, b};
+    tsh_ctx *ctx = tshi_tensor_check(op->name, in, 2);
     if (!ctx) return NULL;
     if (a->dtype != b->dtype)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %s against %s; tsh_cast one of them",
@@ -9751,72 +9744,26 @@ TSHI_COMPARE(ge, >=)
 #undef TSHI_COMPARE
 #undef TSHI_COMPARE_LOOP
 
-/* y = c ? a : b. Operands: y, c, a, b. */
-TSHI_INLINE void tshi_map_where_body(int64_t n, const tshi_operand *x, const void *params) {
-    tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];
-    const tsh_real *a, *b;
-    int64_t cond[TSHI_BLOCK], e;
-    const int64_t *c;
-    int i;
-    (void)params;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        c = tshi_kernel_load_integers(&x[1], e, n, cond);
-        a = tshi_kernel_load(&x[2], e, n, pad[0]);
-        b = tshi_kernel_load(&x[3], e, n, pad[1]);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = c[i] ? a[i] : b[i];
-        tshi_kernel_store(&x[0], e, n, y, 0);
-    }
-}
-TSHI_KERNEL(tshi_map_where, void);
+/* y = m ? a : b. (An integer m that is not 0 is not 0 as a tsh_real either.) */
+TSHI_MAP_KERNEL(tshi_map_where, double, 0, 0, 3, m, a, b, m != 0 ? a : b)
+TSHI_MAP_KERNEL(tshi_map_where_da, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? g : 0)
+TSHI_MAP_KERNEL(tshi_map_where_db, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? 0 : g)
+#undef TSHI_MAP_KERNEL
 
-/* da += c ? g : 0 if *first, else db += c ? 0 : g. Operands: da or db, g, c. */
-TSHI_INLINE void tshi_map_where_grad_body(int64_t n, const tshi_operand *x, const int *first) {
-    tsh_real pad[TSHI_BLOCK], d[TSHI_BLOCK];
-    const tsh_real *g;
-    int64_t cond[TSHI_BLOCK], e;
-    const int64_t *c;
-    int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        g = tshi_kernel_load(&x[1], e, n, pad);
-        c = tshi_kernel_load_integers(&x[2], e, n, cond);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) d[i] = (c[i] != 0) == *first ? g[i] : 0;
-        tshi_kernel_store(&x[0], e, n, d, 1);
-    }
-}
-TSHI_KERNEL(tshi_map_where_grad, int);
-
-static void tshi_map_where_backward(tshi_node *node) {
-    tsh_tensor *out = node->out;
-    int i;
-    for (i = 1; i <= 2; i++) {
-        tshi_loop loop;
-        tshi_dest dest;
-        const int first = i == 1;
-        if (!tshi_tape_dest_zeroed(node, i, &dest)) continue;
-        tshi_kernel_space(&loop, out);
-        tshi_kernel_add_operand(&loop, node->in[i], dest.data, dest.stride, TSH_REAL);
-        tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
-        tshi_kernel_add_operand(&loop, node->in[0], tshi_tape_saved(node, 0), node->in[0]->stride,
-                                node->in[0]->dtype);
-        tshi_kernel_run(&loop, tshi_map_where_grad[out->ctx->isa], &first);
-    }
-}
-
-static const tshi_op tshi_map_where_op = {
-    "tsh_where", "cond yes no", tshi_rule_where, tshi_map_where_backward, TSHI_COND, 0};
+static const tshi_map_row tshi_map_where_row = {
+    {"tsh_where", "cond yes no", tshi_rule_where, tshi_map_backward, TSHI_COND, 0},
+    0,
+    tshi_map_where,
+    {NULL, tshi_map_where_da, tshi_map_where_db}};
 
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
-    tsh_tensor *in[3];
-    tsh_ctx *ctx;
-    in[0] = cond;
-    in[1] = a;
-    in[2] = b;
-    ctx = tshi_tensor_check("tsh_where", in, 3);
+    tsh_tensor *in[] = {cond, a, b};
+    tsh_ctx *ctx = tshi_tensor_check("tsh_where", in, 3);
     if (!ctx || !tshi_tensor_check_floating("tsh_where", in + 1, 2)) return NULL;
     if (tshi_dtypes[cond->dtype].floating)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
                                tshi_dtype_name(cond->dtype));
-    return tshi_map_run(&tshi_map_where_op, in, 3, tshi_tensor_promote(in + 1, 2),
+    return tshi_map_run(&tshi_map_where_row.op, in, 3, tshi_tensor_promote(in + 1, 2),
                         tshi_map_where[ctx->isa], 0);
 }
 
@@ -12499,24 +12446,17 @@ static int tshi_norm_forward(tsh_tensor *const *in, tsh_tensor *out, tshi_block 
 /* tsh_layer_norm and tsh_rms_norm. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, double eps, int about_zero) {
-    tsh_tensor *in[3], *out;
-    tsh_ctx *ctx;
+    tsh_tensor *in[] = {x, weight, bias}, *out;
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, in, bias ? 3 : 2);
     tshi_output output;
     tshi_block *stats;
-    tshi_norm p;
-    in[0] = x;
-    in[1] = weight;
-    in[2] = bias;
-    ctx = tshi_tensor_check_floating(op->name, in, bias ? 3 : 2);
+    tshi_norm p = {0, eps, about_zero, 0};
     if (!ctx || !tshi_norm_check(op->name, x, weight, bias) ||
         !op->rule(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
         return NULL;
     x = in[0];
     output.shape = tsh_shape_of(x);
     p.d = x->dim[x->ndim - 1];
-    p.eps = eps;
-    p.about_zero = about_zero;
-    p.add = 0;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
     stats = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
                                 tshi_dtype_reals(2 * tshi_tensor_product(x->local, x->ndim - 1)))
@@ -12555,87 +12495,62 @@ TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) 
  * -u. */
 typedef struct tshi_rope {
     int64_t pairs; /* dims / 2 */
-    int64_t next;  /* elements from the a of one pair to that of the next */
-    int64_t gap;   /* elements from a to b */
-    int64_t d;     /* features of a row */
+    int64_t next;  /* features from the a of one pair to that of the next */
+    int64_t gap;   /* features from a to b */
     double sign;   /* of the angle: -1 in backward */
     int add;       /* 1: y += ..., 0: y = ... */
+    int64_t gap_x, gap_y; /* gap in elements of x, of y */
 } tshi_rope;
 
-/* One row: rotates n pairs and copies the features after them. */
-enum { TSHI_ROPE_Y, TSHI_ROPE_X, TSHI_ROPE_COSINES, TSHI_ROPE_SINES, TSHI_ROPE_OPERANDS };
-TSHI_INLINE void tshi_rope_row_body(int64_t n, const tshi_operand *operand, const tshi_rope *rope) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[TSHI_ROPE_Y].data;
-    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[TSHI_ROPE_X].data;
-    const tsh_real *TSHI_RESTRICT c = (const tsh_real *)operand[TSHI_ROPE_COSINES].data;
-    const tsh_real *TSHI_RESTRICT w = (const tsh_real *)operand[TSHI_ROPE_SINES].data;
-    const int64_t sy = operand[TSHI_ROPE_Y].step, sx = operand[TSHI_ROPE_X].step;
-    const int64_t next = rope->next, gap = rope->gap, d = rope->d;
+/* Rotates n pairs. Operands: the a of y, of x; their cosines, `pairs` before their sines. */
+TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
+                                      const tshi_rope *rope) {
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
+    const tsh_real *TSHI_RESTRICT table = (const tsh_real *)operand[2].data;
+    const int64_t sy = operand[0].step, sx = operand[1].step, step = operand[2].step;
+    const int64_t gap_x = rope->gap_x, gap_y = rope->gap_y, pairs = rope->pairs;
     const tsh_real sign = TSHI_R(rope->sign);
     const int add = rope->add;
     int64_t i;
     TSHI_EACH for (i = 0; i < n; i++) {
-        tsh_real a = x[i * next * sx], b = x[(i * next + gap) * sx], sine = sign * w[i];
-        tsh_real *to = y + i * next * sy, *other = to + gap * sy;
-        const tsh_real first = a * c[i] - b * sine, second = b * c[i] + a * sine;
-        *to = add ? *to + first : first;
-        *other = add ? *other + second : second;
-    }
-    TSHI_EACH for (i = 2 * n; i < d; i++) {
-        const tsh_real same = x[i * sx];
-        y[i * sy] = add ? y[i * sy] + same : same;
+        const tsh_real a = x[i * sx], b = x[i * sx + gap_x];
+        const tsh_real cosine = table[i * step], sine = sign * table[i * step + pairs];
+        const tsh_real first = a * cosine - b * sine, second = b * cosine + a * sine;
+        y[i * sy] = add ? y[i * sy] + first : first;
+        y[i * sy + gap_y] = add ? y[i * sy + gap_y] + second : second;
     }
 }
-TSHI_KERNEL(tshi_rope_row, tshi_rope);
+TSHI_KERNEL(tshi_rope_pairs, tshi_rope);
 
-typedef struct tshi_rope_work {
-    const tsh_tensor *t;
-    const tshi_rope *rope;
-    const tsh_real *table, *x;
-    tsh_real *y;
-    const int64_t *sx, *sy;
-} tshi_rope_work;
-
-/* A thread's part: the rows [from, to) of all leading dimensions. */
-static void tshi_rope_rows(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_rope_work *work = (const tshi_rope_work *)job;
-    const tsh_tensor *t = work->t;
-    const int64_t pairs = work->rope->pairs;
-    tshi_operand row[TSHI_ROPE_OPERANDS];
-    int last = t->ndim - 1, d;
-    int64_t r;
-    (void)piece;
-    for (r = from; r < to; r++) {
-        const tsh_real *cosines = work->table + r % t->local[last - 1] * 2 * pairs;
-        int64_t x = 0, y = 0, rest = r;
-        for (d = last - 1; d >= 0; d--) {
-            int64_t index = rest % t->local[d];
-            rest /= t->local[d];
-            x += index * work->sx[d];
-            y += index * work->sy[d];
-        }
-        row[TSHI_ROPE_Y] = tshi_kernel_reals(work->y + y, work->sy[last]);
-        row[TSHI_ROPE_X] = tshi_kernel_reals(work->x + x, work->sx[last]);
-        row[TSHI_ROPE_COSINES] = tshi_kernel_reals(cosines, 1);
-        row[TSHI_ROPE_SINES] = tshi_kernel_reals(cosines + pairs, 1);
-        tshi_rope_row[t->ctx->isa](pairs, row, work->rope);
-    }
-}
-
-/* Rotates x, of t's local shape, to y. table: cosines and sines of each position's pairs. */
+/* Rotates x, of t's local shape, to y, and copies the features after the pairs. table: cosines and
+ * sines of each position's pairs. */
 static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
                              const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
-    int64_t rows = tshi_tensor_product(t->local, t->ndim - 1);
-    tshi_rope_work work;
-    work.t = t;
-    work.rope = rope;
-    work.table = (const tsh_real *)tshi_mem_data(table);
-    work.x = x;
-    work.y = y;
-    work.sx = sx;
-    work.sy = sy;
-    tshi_team_run(tshi_kernel_pieces(t->ctx, rows, t->dim[t->ndim - 1]), rows, 1, tshi_rope_rows,
-                  &work);
+    const int last = t->ndim - 1, isa = t->ctx->isa;
+    int64_t stride[3][TSH_MAX_DIMS] = {{0}};
+    tsh_tensor part = *t; /* the pairs, then the other features */
+    tshi_rope p = *rope;
+    tshi_loop loop;
+    p.gap_x = rope->gap * sx[last];
+    p.gap_y = rope->gap * sy[last];
+    memcpy(stride[0], sy, sizeof *stride);
+    memcpy(stride[1], sx, sizeof *stride);
+    stride[0][last] *= rope->next;
+    stride[1][last] *= rope->next;
+    stride[2][last - 1] = 2 * rope->pairs;
+    stride[2][last] = 1;
+    part.dim[last] = part.local[last] = rope->pairs;
+    tshi_kernel_space(&loop, &part);
+    tshi_kernel_add_operand(&loop, &part, y, stride[0], TSH_REAL);
+    tshi_kernel_add_operand(&loop, &part, x, stride[1], TSH_REAL);
+    tshi_kernel_add_operand(&loop, &part, tshi_mem_data(table), stride[2], TSH_REAL);
+    tshi_kernel_run(&loop, tshi_rope_pairs[isa], &p);
+    part.dim[last] = part.local[last] = t->dim[last] - 2 * rope->pairs;
+    tshi_kernel_space(&loop, &part);
+    tshi_kernel_add_operand(&loop, &part, y + 2 * rope->pairs * sy[last], sy, TSH_REAL);
+    tshi_kernel_add_operand(&loop, &part, x + 2 * rope->pairs * sx[last], sx, TSH_REAL);
+    tshi_kernel_run(&loop, rope->add ? tshi_kernel_add[isa] : tshi_kernel_copy, NULL);
 }
 
 static void tshi_rope_backward(tshi_node *node) {
@@ -12694,7 +12609,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", &x, 1);
     const tshi_op *op = &tshi_rope_op;
     tshi_output output;
-    tshi_rope rope;
+    tshi_rope rope = {0, 0, 0, 1, 0, 0, 0};
     tshi_block *table, *scratch, *unrounded;
     tsh_real *values, *y;
     int64_t stride[TSH_MAX_DIMS];
@@ -12705,9 +12620,6 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     rope.pairs = (desc->dims ? desc->dims : x->dim[x->ndim - 1]) / 2;
     rope.next = desc->interleaved ? 2 : 1;
     rope.gap = desc->interleaved ? 1 : rope.pairs;
-    rope.d = x->dim[x->ndim - 1];
-    rope.sign = 1;
-    rope.add = 0;
     out = tshi_tensor_out(ctx, "tsh_rope", x->dtype, &output.shape, &output.layout);
     table = out ? tshi_rope_table(x, rope.pairs, desc->base > 0 ? desc->base : 10000, desc->start)
                 : NULL;
