@@ -4195,6 +4195,15 @@ TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
 #endif
 }
 
+/* Returns (((p x + a) x + b) x + c) x + d: four steps of Horner's rule. */
+TSHI_INLINE float tshi_kernel_steps(float p, float x, float a, float b, float c, float d,
+                                    int fused) {
+    p = tshi_kernel_fma(p, x, a, fused);
+    p = tshi_kernel_fma(p, x, b, fused);
+    p = tshi_kernel_fma(p, x, c, fused);
+    return tshi_kernel_fma(p, x, d, fused);
+}
+
 /* Rounds x to float. Where floats are computed in a wider format (x87), a compiler may keep more
  * digits of x, unless it follows C99 strictly (gcc: -std=c99). */
 TSHI_INLINE float tshi_kernel_round(float x) {
@@ -4239,11 +4248,8 @@ TSHI_INLINE float tshi_kernel_exp_rest(float x, uint32_t *n, int fused) {
 
 /* Returns (e^r - 1 - r) / r^2 for |r| < 0.35. */
 TSHI_INLINE float tshi_kernel_exp_tail(float r, int fused) {
-    float p = 1.3814465e-3f;
-    p = tshi_kernel_fma(p, r, 8.3687805e-3f, fused);
-    p = tshi_kernel_fma(p, r, 4.1668394e-2f, fused);
-    p = tshi_kernel_fma(p, r, 1.6666520e-1f, fused);
-    return tshi_kernel_fma(p, r, 4.9999993e-1f, fused);
+    return tshi_kernel_steps(1.3814465e-3f, r, 8.3687805e-3f, 4.1668394e-2f, 1.6666520e-1f,
+                             4.9999993e-1f, fused);
 }
 
 TSHI_INLINE float tshi_kernel_exp_less_one(float r, int fused) {
@@ -4300,12 +4306,10 @@ TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
     const uint32_t sign = tshi_kernel_bits(x) & 0x80000000u;
     const uint32_t a = tshi_kernel_bits(x) & 0x7FFFFFFFu;
     uint32_t n;
-    float q, power, mid = -5.7049874e-3f;
+    float q, power, mid;
     if (TSHI_DOUBLE) return TSHI_R(tanh((double)v));
-    mid = tshi_kernel_fma(mid, z, 2.0639088e-2f, fused);
-    mid = tshi_kernel_fma(mid, z, -5.3739715e-2f, fused);
-    mid = tshi_kernel_fma(mid, z, 1.3331442e-1f, fused);
-    mid = tshi_kernel_fma(mid, z, -3.3333282e-1f, fused);
+    mid = tshi_kernel_steps(-5.7049874e-3f, z, 2.0639088e-2f, -5.3739715e-2f, 1.3331442e-1f,
+                            -3.3333282e-1f, fused);
     mid = tshi_kernel_fma(mid * z, x, x, fused);
     q = 2.0f * tshi_kernel_float(a < 0x41200000u ? a : 0x41200000u); /* at most 10 */
     q = tshi_kernel_exp_less_one(tshi_kernel_exp_rest(q, &n, fused), fused);
@@ -4333,15 +4337,10 @@ TSHI_INLINE tsh_real tshi_kernel_log(tsh_real v, int fused) {
     k = (m - 0x3F3504F3u) & 0xFF800000u; /* 0 from sqrt 1/2 to sqrt 2 */
     f = tshi_kernel_float(m - k) - 1.0f;
     e = (float)(int32_t)(k - (0x0B800000u & tiny));
-    p = 6.7466066e-2f;
-    p = tshi_kernel_fma(p, f, -1.1679658e-1f, fused);
-    p = tshi_kernel_fma(p, f, 1.1890323e-1f, fused);
-    p = tshi_kernel_fma(p, f, -1.2405135e-1f, fused);
-    p = tshi_kernel_fma(p, f, 1.4219224e-1f, fused);
-    p = tshi_kernel_fma(p, f, -1.6668007e-1f, fused);
-    p = tshi_kernel_fma(p, f, 2.0002134e-1f, fused);
-    p = tshi_kernel_fma(p, f, -2.5000010e-1f, fused);
-    p = tshi_kernel_fma(p, f, 3.3333312e-1f, fused);
+    p = tshi_kernel_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
+                          1.4219224e-1f, fused);
+    p = tshi_kernel_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f,
+                          fused);
     p = tshi_kernel_fma(p, f, -0.5f, fused);
     whole = e * (0.693359375f / 8388608.0f);
     sum = whole + f;
@@ -4388,11 +4387,8 @@ TSHI_INLINE float tshi_kernel_power(float x, float y) {
     double m = tshi_kernel_double(bits - (k << 52) + 0x3FF0000000000000u), s, z, t, p;
     s = (m - 1.0) / (m + 1.0);
     z = s * s;
-    p = 3.4073010658534e-1;
-    p = p * z + 4.1167271899778e-1;
-    p = p * z + 5.7708358496515e-1;
-    p = p * z + 9.6179667334180e-1;
-    p = p * z + 2.8853900817901;
+    p = (3.4073010658534e-1 * z + 4.1167271899778e-1) * z + 5.7708358496515e-1;
+    p = (p * z + 9.6179667334180e-1) * z + 2.8853900817901;
     /* converts k to double and subtracts the bias of the exponent */
     t = tshi_kernel_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
     t = t * (double)y;
@@ -4401,13 +4397,9 @@ TSHI_INLINE float tshi_kernel_power(float x, float y) {
     /* adding 1.5 * 2^52 rounds t to an integer, which is left in the low bits of s */
     s = tshi_kernel_round8(t + 6755399441055744.0);
     t = t - (s - 6755399441055744.0);
-    p = 1.5353351392569e-4;
-    p = p * t + 1.3398887281849e-3;
-    p = p * t + 9.6184374823696e-3;
-    p = p * t + 5.5503324404768e-2;
-    p = p * t + 2.4022647911954e-1;
-    p = p * t + 6.9314720286791e-1;
-    p = p * t + 1.0;
+    p = (1.5353351392569e-4 * t + 1.3398887281849e-3) * t + 9.6184374823696e-3;
+    p = (p * t + 5.5503324404768e-2) * t + 2.4022647911954e-1;
+    p = (p * t + 6.9314720286791e-1) * t + 1.0;
     return (float)tshi_kernel_double(tshi_kernel_bits8(p) + (tshi_kernel_bits8(s) << 52));
 }
 
@@ -4453,53 +4445,18 @@ TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* Copies up to TSHI_BLOCK of n values to a pad, which repeats the first value after them. Not
- * inlined, as the functions below, to keep kernels small. */
-TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, tsh_real *pad) {
-    const tsh_real first = x[0];
-    int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
-    for (i = 0; i < TSHI_BLOCK; i++) pad[i] = first;
-    for (i = 1; i < m; i++) pad[i] = x[i * step];
+/* Copies the last n values of a row to a pad, followed by `rest`. Not inlined, as the next
+ * three functions, to keep kernels small. */
+TSHI_APART void tshi_kernel_end(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
+    int64_t i;
+    for (i = 0; i < TSHI_BLOCK; i++) pad[i] = rest;
+    for (i = 0; i < n; i++) pad[i] = x[i];
 }
 
-/* y = or += a block, in any step; a y of step 0 gets the sum of a whole block. */
-TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const tsh_real *block,
-                                    int add) {
-    int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
-    if (add && !step && m == TSHI_BLOCK)
-        *y += tshi_kernel_fold(block);
-    else
-        for (i = 0; i < m; i++) y[i * step] = add ? TSHI_R(y[i * step] + block[i]) : block[i];
-}
-
-/* Returns the block of values e, e + 1, ... of n: in place, or copied to pad. With step 0 pad is
- * filled for e = 0 only. */
-TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
-                                            tsh_real *pad) {
-    const tsh_real *first = x + e * step;
-    int i;
-    if (step == 1 && n - e >= TSHI_BLOCK) return first;
-    if (step && n - e > 1)
-        tshi_kernel_gather(first, step, n - e, pad);
-    else if (step || !e) {
-        const tsh_real value = *first; /* read once: for the compiler, pad may overlap it */
-        for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
-    }
-    return pad;
-}
-
-/* Stores a block as values e, e + 1, ... of the n of y; add: accumulates. */
-TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n,
-                                 const tsh_real *block, int add) {
-    int i;
-    if (step != 1 || n - e < TSHI_BLOCK) {
-        tshi_kernel_scatter(y + e * step, step, n - e, block, add);
-        return;
-    }
-    if (add)
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
-    else
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
+/* y = or += the first n values of a block. */
+TSHI_APART void tshi_kernel_put_end(tsh_real *y, int64_t n, const tsh_real *block, int add) {
+    int64_t i;
+    for (i = 0; i < n; i++) y[i] = add ? TSHI_R(y[i] + block[i]) : block[i];
 }
 
 /* Copies a block of an operand to pad, converted to tsh_real. */
@@ -4511,15 +4468,6 @@ TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n,
     for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0];
 }
 
-/* Returns the block of values e, e + 1, ... of an operand's n as tsh_real: in place if they are
- * contiguous tsh_real, else in pad, which repeats the first one after the last. */
-TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
-                                             tsh_real *pad) {
-    if (x->dtype == TSH_REAL) return tshi_kernel_get((const tsh_real *)x->data, x->step, e, n, pad);
-    tshi_kernel_convert(x, e, n, pad);
-    return pad;
-}
-
 /* y = or += a block, rounded to y's dtype; a y of step 0 gets the sum of the block. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
@@ -4529,16 +4477,58 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     tsh_real sum[TSHI_BLOCK];
     int i;
     if (add) row->load(at, y->step, m, sum);
+    if (add && !y->step && m == TSHI_BLOCK) {
+        sum[0] += tshi_kernel_fold(block);
+        row->store(at, 0, 1, sum);
+        return;
+    }
     for (i = 0; i < m; i++)
         sum[i] = add ? TSHI_R(sum[y->step || !i ? i : i - 1] + block[i]) : block[i];
     row->store(at, y->step, m, sum);
 }
 
-/* Stores a block as values e, e + 1, ... of the n of y, rounded to y's dtype; add: accumulates. */
+/* Returns the block of values e, e + 1, ... of n: in place, or copied to pad, which repeats the
+ * first one after the last. */
+TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t e, int64_t n,
+                                            tsh_real *pad) {
+    if (n - e >= TSHI_BLOCK) return x + e;
+    tshi_kernel_end(x + e, n - e, x[e], pad);
+    return pad;
+}
+
+/* Stores a block as values e, e + 1, ... of the n of y; add: accumulates. */
+TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t e, int64_t n, const tsh_real *block,
+                                 int add) {
+    int i;
+    if (n - e < TSHI_BLOCK)
+        tshi_kernel_put_end(y + e, n - e, block, add);
+    else if (add)
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
+    else
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
+}
+
+/* As tshi_kernel_get for an operand of any step and dtype, converted to tsh_real. With step 0 pad is
+ * filled for e = 0 only. */
+TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
+                                             tsh_real *pad) {
+    int i;
+    if (x->dtype == TSH_REAL && x->step == 1 && n - e >= TSHI_BLOCK)
+        return (const tsh_real *)x->data + e;
+    if (x->step || x->dtype != TSH_REAL)
+        tshi_kernel_convert(x, e, n, pad);
+    else if (!e) {
+        const tsh_real value = *(const tsh_real *)x->data; /* for the compiler, pad may overlap it */
+        for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
+    }
+    return pad;
+}
+
+/* As tshi_kernel_put for an operand of any step and dtype. */
 TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
                                    const tsh_real *block, int add) {
-    if (y->dtype == TSH_REAL)
-        tshi_kernel_put((tsh_real *)y->data, y->step, e, n, block, add);
+    if (y->dtype == TSH_REAL && y->step == 1)
+        tshi_kernel_put((tsh_real *)y->data, e, n, block, add);
     else
         tshi_kernel_round_to(y, e, n, block, add);
 }
@@ -4552,13 +4542,6 @@ TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int6
     row->load_integer((const char *)x->data + e * x->step * row->size, x->step, m, pad);
     for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0];
     return pad;
-}
-
-/* Copies the last n values of a row to a pad, followed by `rest`. */
-TSHI_APART void tshi_kernel_end(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
-    int64_t i;
-    for (i = 0; i < TSHI_BLOCK; i++) pad[i] = rest;
-    for (i = 0; i < n; i++) pad[i] = x[i];
 }
 
 /* Sums, dot products and maxima of a row do one step per block. The step of the padded end comes
@@ -4657,12 +4640,12 @@ TSHI_INLINE void tshi_kernel_exps_more(tsh_real *lane, const tsh_real *x, int64_
     int64_t e;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         tshi_kernel_exps_step(lane, x + e, max, out, fused);
-        if (y) tshi_kernel_put(y, 1, e, n, out, 0);
+        if (y) tshi_kernel_put(y, e, n, out, 0);
     }
     if (e < n) {
         tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^-infinity adds 0 */
         tshi_kernel_exps_step(lane, pad, max, out, fused);
-        if (y) tshi_kernel_put(y, 1, e, n, out, 0);
+        if (y) tshi_kernel_put(y, e, n, out, 0);
     }
 }
 
@@ -4897,15 +4880,6 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
     }
 }
 
-/* Copies by blocks of a fixed size, which need no call: libc's memcpy costs more for short runs. */
-TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes) {
-    enum { BLOCK = 128 };
-    size_t at;
-    for (at = 0; at + BLOCK <= bytes; at += BLOCK)
-        memcpy((char *)to + at, (const char *)from + at, BLOCK);
-    if (at < bytes) memcpy((char *)to + at, (const char *)from + at, bytes - at);
-}
-
 /* x[0] = x[1], converted if the dtypes differ. */
 static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *params) {
     (void)params;
@@ -4914,7 +4888,7 @@ static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *param
     else if (x[0].step != 1 || x[1].step != 1)
         tshi_kernel_move_each(n, &x[0], &x[1]);
     else
-        tshi_kernel_move_dense(x[0].data, x[1].data, tshi_dtype_bytes(x[0].dtype, n));
+        memcpy(x[0].data, x[1].data, tshi_dtype_bytes(x[0].dtype, n));
 }
 
 /* x[0] += x[1] */
@@ -4968,12 +4942,11 @@ static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi
     return tshi_kernel_packed_reals(t, scratch);
 }
 
-/* Returns where an op that computes tsh_real puts its output, row-major: in place, or, if out has
- * another dtype or order, in *scratch, which tshi_kernel_output_done copies to out. NULL: no
- * memory. */
+/* Returns where an op that computes tsh_real puts its output: in place, or, for another dtype, in
+ * *scratch, which tshi_kernel_output_done rounds to out's dtype. NULL: no memory. */
 static tsh_real *tshi_kernel_output(tsh_tensor *out, tshi_block **scratch) {
     *scratch = NULL;
-    if (out->dtype == TSH_REAL && tshi_tensor_is_dense(out)) return tshi_tensor_values(out);
+    if (out->dtype == TSH_REAL) return tshi_tensor_values(out);
     *scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
     return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
@@ -9452,21 +9425,15 @@ TSHI_INLINE tsh_real tshi_map_power_derivative(tsh_real a, tsh_real b) {
 
 /* S(z), up to a = 0.6875. */
 TSHI_INLINE float tshi_map_normal(float z, int fused) {
-    float s = 1.32573507e-4f;
-    s = tshi_kernel_fma(s, z, -1.20952074e-3f, fused);
-    s = tshi_kernel_fma(s, z, 9.98079125e-3f, fused);
-    s = tshi_kernel_fma(s, z, -6.64911047e-2f, fused);
-    return tshi_kernel_fma(s, z, 3.98942292e-1f, fused);
+    return tshi_kernel_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
+                             3.98942292e-1f, fused);
 }
 
 /* R(a), with the absolute error that 1 - Phi(-a) can bear. */
 TSHI_INLINE float tshi_map_mills(float a, int fused) {
     const float g = a / (a + 2.5f);
-    float r = 1.66279189e-2f;
-    r = tshi_kernel_fma(r, g, 2.21382603e-2f, fused);
-    r = tshi_kernel_fma(r, g, -5.62647432e-2f, fused);
-    r = tshi_kernel_fma(r, g, -9.86833498e-2f, fused);
-    r = tshi_kernel_fma(r, g, 4.93170805e-2f, fused);
+    float r = tshi_kernel_steps(1.66279189e-2f, g, 2.21382603e-2f, -5.62647432e-2f, -9.86833498e-2f,
+                                4.93170805e-2f, fused);
     r = tshi_kernel_fma(r, g, 5.65180779e-1f, fused);
     r = tshi_kernel_fma(r, g, -9.97356653e-1f, fused);
     return tshi_kernel_fma(r, g, 0.5f, fused);
@@ -9483,21 +9450,15 @@ TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
     const float low = fused ? tshi_kernel_fma(a, a, -z, 1) : (float)((a - cut) * (a + cut));
     const float shifted = tshi_kernel_round(tshi_kernel_fma(z, -0.72134752f, 12582912.0f, fused));
     const float n = shifted - 12582912.0f;
-    float r, p = 2.1585102e-5f, m = -2.96510150e-10f;
-    m = tshi_kernel_fma(m, u, 5.05886832e-10f, fused);
-    m = tshi_kernel_fma(m, u, 8.87562024e-10f, fused);
-    m = tshi_kernel_fma(m, u, -1.91779503e-9f, fused);
-    m = tshi_kernel_fma(m, u, -4.12072465e-9f, fused);
-    m = tshi_kernel_fma(m, u, 1.74520522e-8f, fused);
-    m = tshi_kernel_fma(m, u, -2.54221497e-8f, fused);
-    m = tshi_kernel_fma(m, u, 1.80368893e-8f, fused);
-    m = tshi_kernel_fma(m, u, 1.86518925e-8f, fused);
+    float r, p, m;
+    m = tshi_kernel_steps(-2.96510150e-10f, u, 5.05886832e-10f, 8.87562024e-10f, -1.91779503e-9f,
+                          -4.12072465e-9f, fused);
+    m = tshi_kernel_steps(m, u, 1.74520522e-8f, -2.54221497e-8f, 1.80368893e-8f, 1.86518925e-8f,
+                          fused);
     r = tshi_kernel_fma(n, -1.38671875f, -z, fused);
     r = tshi_kernel_fma(n, 4.2438888e-4f, r, fused) - low;
-    p = tshi_kernel_fma(p, r, 2.6152439e-4f, fused);
-    p = tshi_kernel_fma(p, r, 2.6042746e-3f, fused);
-    p = tshi_kernel_fma(p, r, 2.0833150e-2f, fused);
-    p = tshi_kernel_fma(p, r, 1.2499998e-1f, fused);
+    p = tshi_kernel_steps(2.1585102e-5f, r, 2.6152439e-4f, 2.6042746e-3f, 2.0833150e-2f,
+                          1.2499998e-1f, fused);
     p = tshi_kernel_fma(p, r, 0.5f, fused);
     m = tshi_kernel_fma(m * r, p, m, fused);
     p = tshi_kernel_float((tshi_kernel_bits(shifted) << 23) + 0x4B800000u);
@@ -9546,16 +9507,12 @@ TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_kernel_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_kernel_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu);
     uint32_t n;
-    float q = -9.25656514e-6f, power;
+    float q, power;
     if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
-    q = tshi_kernel_fma(q, a, 1.17644027e-4f, fused);
-    q = tshi_kernel_fma(q, a, -6.32846961e-4f, fused);
-    q = tshi_kernel_fma(q, a, 1.66704645e-3f, fused);
-    q = tshi_kernel_fma(q, a, -1.60415613e-4f, fused);
-    q = tshi_kernel_fma(q, a, -1.91530529e-2f, fused);
-    q = tshi_kernel_fma(q, a, 1.02777824e-1f, fused);
-    q = tshi_kernel_fma(q, a, 6.36619389e-1f, fused);
-    q = tshi_kernel_fma(q, a, 1.28379166e-1f, fused);
+    q = tshi_kernel_steps(-9.25656514e-6f, a, 1.17644027e-4f, -6.32846961e-4f, 1.66704645e-3f,
+                          -1.60415613e-4f, fused);
+    q = tshi_kernel_steps(q, a, -1.91530529e-2f, 1.02777824e-1f, 6.36619389e-1f, 1.28379166e-1f,
+                          fused);
     q = tshi_kernel_exp_rest(-tshi_kernel_fma(q, a, a, fused), &n, fused);
     q = tshi_kernel_exp_less_one(q, fused);
     power = tshi_kernel_float((n << 23) + 0x3F800000u);
@@ -10222,6 +10179,13 @@ static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
     return rows;
 }
 
+/* As tshi_kernel_output, row-major in whatever order out is. */
+static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
+    if (tshi_tensor_is_dense(out)) return tshi_kernel_output(out, scratch);
+    *scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
+    return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
+}
+
 /* Returns a job of all rows of t; 0 rows if they are empty. */
 static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor *t,
                                  const tshi_reduce_params *params) {
@@ -10375,12 +10339,12 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
         const tsh_real sum = tshi_kernel_exps(x, n, max, log ? NULL : y, fused); /* y = e^(x-m) */
         const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
         for (e = 0; e < n; e += TSHI_BLOCK) {
-            in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
+            in = tshi_kernel_get(log ? x : y, e, n, pad);
             if (log) /* x - (max + c) would lose digits of c if max is large */
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
             else
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
-            tshi_kernel_put(y, 1, e, n, out, 0);
+            tshi_kernel_put(y, e, n, out, 0);
         }
     }
 }
@@ -10398,14 +10362,14 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
     for (; rows > 0; rows--, dx += n, y += n, dy += n) {
         const tsh_real sum = p->is_log ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
         for (e = 0; e < n; e += TSHI_BLOCK) {
-            ys = tshi_kernel_get(y, 1, e, n, pad[0]);
-            gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
+            ys = tshi_kernel_get(y, e, n, pad[0]);
+            gs = tshi_kernel_get(dy, e, n, pad[1]);
             if (p->is_log)
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                     out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
             else
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
-            tshi_kernel_put(dx, 1, e, n, out, 0);
+            tshi_kernel_put(dx, e, n, out, 0);
         }
     }
 }
@@ -10456,7 +10420,7 @@ static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int d
     if (!out) return NULL;
     xs = tshi_reduce_rows(x, r.axis);
     ys = tshi_reduce_rows(out, r.axis);
-    y = tshi_kernel_output(&ys, &unrounded);
+    y = tshi_reduce_output(&ys, &unrounded);
     values = y ? tshi_kernel_packed_reals(&xs, &scratch) : NULL;
     rows = tshi_reduce_job(tshi_reduce_softmax, x, &params);
     rows.x[0] = tshi_kernel_reals(y, r.n);
@@ -12211,15 +12175,15 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        xs = tshi_kernel_get(x, 1, e, n, pad[0]);
-        ws = tshi_kernel_get(w, 1, e, n, pad[1]);
-        bs = b ? tshi_kernel_get(b, 1, e, n, pad[2]) : NULL;
+        xs = tshi_kernel_get(x, e, n, pad[0]);
+        ws = tshi_kernel_get(w, e, n, pad[1]);
+        bs = b ? tshi_kernel_get(b, e, n, pad[2]) : NULL;
         if (b)
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 out[i] = (xs[i] - mean) * rstd * ws[i] + bs[i];
         else
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = (xs[i] - mean) * rstd * ws[i];
-        tshi_kernel_put(y, 1, e, n, out, 0);
+        tshi_kernel_put(y, e, n, out, 0);
     }
 }
 
@@ -12280,12 +12244,12 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        xs = tshi_kernel_get(x, 1, e, n, pad[0]);
-        ws = tshi_kernel_get(w, 1, e, n, pad[1]);
-        gs = tshi_kernel_get(dy, 1, e, n, pad[2]);
+        xs = tshi_kernel_get(x, e, n, pad[0]);
+        ws = tshi_kernel_get(w, e, n, pad[1]);
+        gs = tshi_kernel_get(dy, e, n, pad[2]);
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
             out[i] = (gs[i] * ws[i] - a - (xs[i] - mean) * rstd * b) * rstd;
-        tshi_kernel_put(dx, 1, e, n, out, add);
+        tshi_kernel_put(dx, e, n, out, add);
     }
 }
 
