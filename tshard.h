@@ -4693,6 +4693,9 @@ typedef struct tshi_loop {
     int64_t dim[TSH_MAX_DIMS];
     int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS];
     tshi_operand x[TSHI_MAX_OPERANDS];
+    tshi_kernel_fn kernel; /* of tshi_kernel_run, as all below */
+    const void *params;
+    int cut; /* the dimension that threads share */
 } tshi_loop;
 
 /* Begins a loop over the local elements of a tensor. */
@@ -4732,15 +4735,15 @@ static void tshi_kernel_join(tshi_loop *loop) {
     loop->ndim = out;
 }
 
-/* Calls a kernel for each row (innermost dimension) of a joined space. */
-static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
+/* Calls the kernel for each row (innermost dimension) of a joined space. */
+static void tshi_kernel_walk(const tshi_loop *loop) {
     tshi_operand x[TSHI_MAX_OPERANDS];
     int64_t index[TSH_MAX_DIMS] = {0};
     int d, i, inner = loop->ndim - 1;
     memcpy(x, loop->x, sizeof x);
     for (i = 0; i < loop->n && inner >= 0; i++) x[i].step = loop->stride[i][inner];
     for (;;) {
-        kernel(inner >= 0 ? loop->dim[inner] : 1, x, params);
+        loop->kernel(inner >= 0 ? loop->dim[inner] : 1, x, loop->params);
         for (d = inner - 1; d >= 0; d--) {
             int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d];
             for (i = 0; i < loop->n; i++)
@@ -4752,48 +4755,34 @@ static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const
     }
 }
 
-/* A loop that threads share along dimension `cut`. */
-typedef struct tshi_cut_loop {
-    const tshi_loop *loop;
-    tshi_kernel_fn kernel;
-    const void *params;
-    int cut;
-} tshi_cut_loop;
-
+/* A tshi_team_fn: walks a piece of the loop. */
 static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_cut_loop *all = (const tshi_cut_loop *)job;
-    tshi_loop part = *all->loop;
+    tshi_loop part = *(const tshi_loop *)job;
     int i;
     (void)piece;
-    part.dim[all->cut] = to - from;
-    for (i = 0; i < part.n; i++)
-        tshi_kernel_move(&part.x[i], part.stride[i][all->cut] * from);
-    tshi_kernel_walk(&part, all->kernel, all->params);
+    part.dim[part.cut] = to - from;
+    for (i = 0; i < part.n; i++) tshi_kernel_move(&part.x[i], part.stride[i][part.cut] * from);
+    tshi_kernel_walk(&part);
 }
 
 /* Runs a kernel, which writes to operand 0, over the whole space. Threads share the outermost
  * dimension that is long enough and along which operand 0 moves: no two write to one place. */
 TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
     enum { MIN_ELEMENTS = 1 << 15 }; /* per thread */
-    tshi_cut_loop all;
     int64_t count = 1;
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
     if (!count) return;
     tshi_kernel_join(loop);
+    loop->kernel = kernel;
+    loop->params = params;
     pieces = tshi_team_pieces(loop->ctx, count, MIN_ELEMENTS);
-    all.cut = 0;
-    while (all.cut < loop->ndim && (!loop->stride[0][all.cut] || loop->dim[all.cut] < pieces))
-        all.cut++;
-    if (pieces == 1 || all.cut == loop->ndim) {
-        tshi_kernel_walk(loop, kernel, params);
-        return;
-    }
-    all.loop = loop;
-    all.kernel = kernel;
-    all.params = params;
-    tshi_team_run(pieces, loop->dim[all.cut], all.cut == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece,
-                  &all);
+    for (d = 0; d < loop->ndim && (!loop->stride[0][d] || loop->dim[d] < pieces); d++) continue;
+    loop->cut = d;
+    if (pieces == 1 || d == loop->ndim)
+        tshi_kernel_walk(loop);
+    else
+        tshi_team_run(pieces, loop->dim[d], d == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece, loop);
 }
 
 /* A job of `count` rows: row r of operand i begins at r x[i].step. An operand with own[i] > 0 is
@@ -9779,11 +9768,13 @@ typedef struct tshi_dropout {
     double p;
 } tshi_dropout;
 
+/* A run of adjacent elements, from global index `first` on: y = dropout of x, dense. */
 typedef struct tshi_dropout_run {
     const tshi_dropout *mask;
     const tsh_real *x;
     tsh_real *y;
     int isa;
+    int64_t first;
 } tshi_dropout_run;
 
 /* The next mask of owner, the module that drops out. Its stream is a hash of owner's path, how
@@ -9801,12 +9792,6 @@ static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner
     mask.stream = tshi_rng_hash(mask.stream, &ctx->dp.rank, sizeof ctx->dp.rank);
     return mask;
 }
-
-/* A part of a mask: that of the elements from global index `first` on. */
-typedef struct tshi_mask_range {
-    const tshi_dropout *mask;
-    int64_t first;
-} tshi_mask_range;
 
 #if TSHI_X86
 /* tshi_rng_words with its counters in 64-bit lanes, whose upper halves are ignored, so that each of
@@ -9858,7 +9843,7 @@ TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6,
 #define TSHI_MAP_MASK(isa, TARGET)                                                                 \
     TARGET static void tshi_map_mask_##isa(int64_t n, const tshi_operand *operand,                 \
                                            const void *params) {                                   \
-        const tshi_mask_range *part = (const tshi_mask_range *)params;                           \
+        const tshi_dropout_run *part = (const tshi_dropout_run *)params;                           \
         tsh_real *y = (tsh_real *)operand[0].data;                                                 \
         const tsh_real *x = (const tsh_real *)operand[1].data;                                     \
         const double limit = part->mask->p * 4294967296.0;                                         \
@@ -9888,14 +9873,11 @@ TSHI_KERNEL_TABLE(tshi_map_mask);
 
 /* Drops out `length` elements from the global and local index that are given. */
 static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t length) {
-    const tshi_dropout_run *run = (const tshi_dropout_run *)user;
-    tshi_mask_range part;
-    tshi_operand x[2];
-    part.mask = run->mask;
-    part.first = global;
-    x[0] = tshi_kernel_reals(run->y + local, 1);
-    x[1] = tshi_kernel_reals(run->x + local, 1);
-    tshi_map_mask[run->isa](length, x, &part);
+    tshi_dropout_run *run = (tshi_dropout_run *)user;
+    const tshi_operand x[2] = {tshi_kernel_reals(run->y + local, 1),
+                               tshi_kernel_reals(run->x + local, 1)};
+    run->first = global;
+    tshi_map_mask[run->isa](length, x, run);
 }
 
 static void tshi_map_dropout_backward(tshi_node *node) {
@@ -9947,16 +9929,14 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
 /* Adds both accumulators of the copy to those of the input, the partial sum to the partial sum: the
  * op that made the input completes it, if it has to. */
 static void tshi_map_copy_backward(tshi_node *node) {
-    tsh_tensor *out = node->out;
-    tsh_tensor *base = node->in[0]->base;
+    tsh_tensor *out = node->out, *base = node->in[0]->base;
+    tshi_accumulator *const from[] = {&out->gr, &out->gp}, *const to[] = {&base->gr, &base->gp};
     tshi_dest dest;
-    if (!base->requires_grad) return;
-    if (out->gr.live && tshi_tape_open(node->in[0], &base->gr, &dest))
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gr.block),
-                             out->stride);
-    if (out->gp.live && tshi_tape_open(node->in[0], &base->gp, &dest))
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gp.block),
-                             out->stride);
+    int i;
+    for (i = 0; i < 2 && base->requires_grad; i++)
+        if (from[i]->live && tshi_tape_open(node->in[0], to[i], &dest))
+            tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
+                                 out->stride);
 }
 
 static const tshi_op tshi_map_clone_op = {

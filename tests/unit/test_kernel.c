@@ -260,7 +260,7 @@ static void masks_are_the_generators_bits(void **state) {
     uint32_t seed = 3;
     int64_t first, n, i;
     tshi_operand operand[2];
-    tshi_mask_range part;
+    tshi_dropout_run part;
     tshi_dropout mask;
     int isa, r;
     (void)state;
