@@ -4445,18 +4445,53 @@ TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-/* Copies the last n values of a row to a pad, followed by `rest`. Not inlined, as the next
- * three functions, to keep kernels small. */
-TSHI_APART void tshi_kernel_end(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
-    int64_t i;
-    for (i = 0; i < TSHI_BLOCK; i++) pad[i] = rest;
-    for (i = 0; i < n; i++) pad[i] = x[i];
+/* Copies up to TSHI_BLOCK of n values to a pad, which repeats the first value after them. Not
+ * inlined, as the functions below, to keep kernels small. */
+TSHI_APART void tshi_kernel_gather(const tsh_real *x, int64_t step, int64_t n, tsh_real *pad) {
+    const tsh_real first = x[0];
+    int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
+    for (i = 0; i < TSHI_BLOCK; i++) pad[i] = first;
+    for (i = 1; i < m; i++) pad[i] = x[i * step];
 }
 
-/* y = or += the first n values of a block. */
-TSHI_APART void tshi_kernel_put_end(tsh_real *y, int64_t n, const tsh_real *block, int add) {
-    int64_t i;
-    for (i = 0; i < n; i++) y[i] = add ? TSHI_R(y[i] + block[i]) : block[i];
+/* y = or += a block, in any step; a y of step 0 gets the sum of a whole block. */
+TSHI_APART void tshi_kernel_scatter(tsh_real *y, int64_t step, int64_t n, const tsh_real *block,
+                                    int add) {
+    int i, m = n < TSHI_BLOCK ? (int)n : TSHI_BLOCK;
+    if (add && !step && m == TSHI_BLOCK)
+        *y += tshi_kernel_fold(block);
+    else
+        for (i = 0; i < m; i++) y[i * step] = add ? TSHI_R(y[i * step] + block[i]) : block[i];
+}
+
+/* Returns the block of values e, e + 1, ... of n: in place, or copied to pad. With step 0 pad is
+ * filled for e = 0 only. */
+TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t step, int64_t e, int64_t n,
+                                            tsh_real *pad) {
+    const tsh_real *first = x + e * step;
+    int i;
+    if (step == 1 && n - e >= TSHI_BLOCK) return first;
+    if (step && n - e > 1)
+        tshi_kernel_gather(first, step, n - e, pad);
+    else if (step || !e) {
+        const tsh_real value = *first; /* read once: for the compiler, pad may overlap it */
+        for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
+    }
+    return pad;
+}
+
+/* Stores a block as values e, e + 1, ... of the n of y; add: accumulates. */
+TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t step, int64_t e, int64_t n,
+                                 const tsh_real *block, int add) {
+    int i;
+    if (step != 1 || n - e < TSHI_BLOCK) {
+        tshi_kernel_scatter(y + e * step, step, n - e, block, add);
+        return;
+    }
+    if (add)
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
+    else
+        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
 }
 
 /* Copies a block of an operand to pad, converted to tsh_real. */
@@ -4468,6 +4503,15 @@ TSHI_APART void tshi_kernel_convert(const tshi_operand *x, int64_t e, int64_t n,
     for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0];
 }
 
+/* Returns the block of values e, e + 1, ... of an operand's n as tsh_real: in place if they are
+ * contiguous tsh_real, else in pad, which repeats the first one after the last. */
+TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
+                                             tsh_real *pad) {
+    if (x->dtype == TSH_REAL) return tshi_kernel_get((const tsh_real *)x->data, x->step, e, n, pad);
+    tshi_kernel_convert(x, e, n, pad);
+    return pad;
+}
+
 /* y = or += a block, rounded to y's dtype; a y of step 0 gets the sum of the block. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
@@ -4477,58 +4521,16 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     tsh_real sum[TSHI_BLOCK];
     int i;
     if (add) row->load(at, y->step, m, sum);
-    if (add && !y->step && m == TSHI_BLOCK) {
-        sum[0] += tshi_kernel_fold(block);
-        row->store(at, 0, 1, sum);
-        return;
-    }
     for (i = 0; i < m; i++)
         sum[i] = add ? TSHI_R(sum[y->step || !i ? i : i - 1] + block[i]) : block[i];
     row->store(at, y->step, m, sum);
 }
 
-/* Returns the block of values e, e + 1, ... of n: in place, or copied to pad, which repeats the
- * first one after the last. */
-TSHI_INLINE const tsh_real *tshi_kernel_get(const tsh_real *x, int64_t e, int64_t n,
-                                            tsh_real *pad) {
-    if (n - e >= TSHI_BLOCK) return x + e;
-    tshi_kernel_end(x + e, n - e, x[e], pad);
-    return pad;
-}
-
-/* Stores a block as values e, e + 1, ... of the n of y; add: accumulates. */
-TSHI_INLINE void tshi_kernel_put(tsh_real *y, int64_t e, int64_t n, const tsh_real *block,
-                                 int add) {
-    int i;
-    if (n - e < TSHI_BLOCK)
-        tshi_kernel_put_end(y + e, n - e, block, add);
-    else if (add)
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] += block[i];
-    else
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[e + i] = block[i];
-}
-
-/* As tshi_kernel_get for an operand of any step and dtype, converted to tsh_real. With step 0 pad is
- * filled for e = 0 only. */
-TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, int64_t n,
-                                             tsh_real *pad) {
-    int i;
-    if (x->dtype == TSH_REAL && x->step == 1 && n - e >= TSHI_BLOCK)
-        return (const tsh_real *)x->data + e;
-    if (x->step || x->dtype != TSH_REAL)
-        tshi_kernel_convert(x, e, n, pad);
-    else if (!e) {
-        const tsh_real value = *(const tsh_real *)x->data; /* for the compiler, pad may overlap it */
-        for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
-    }
-    return pad;
-}
-
-/* As tshi_kernel_put for an operand of any step and dtype. */
+/* Stores a block as values e, e + 1, ... of the n of y, rounded to y's dtype; add: accumulates. */
 TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
                                    const tsh_real *block, int add) {
-    if (y->dtype == TSH_REAL && y->step == 1)
-        tshi_kernel_put((tsh_real *)y->data, e, n, block, add);
+    if (y->dtype == TSH_REAL)
+        tshi_kernel_put((tsh_real *)y->data, y->step, e, n, block, add);
     else
         tshi_kernel_round_to(y, e, n, block, add);
 }
@@ -4542,6 +4544,13 @@ TSHI_INLINE const int64_t *tshi_kernel_load_integers(const tshi_operand *x, int6
     row->load_integer((const char *)x->data + e * x->step * row->size, x->step, m, pad);
     for (i = m; i < TSHI_BLOCK; i++) pad[i] = pad[0];
     return pad;
+}
+
+/* Copies the last n values of a row to a pad, followed by `rest`. */
+TSHI_APART void tshi_kernel_end(const tsh_real *x, int64_t n, tsh_real rest, tsh_real *pad) {
+    int64_t i;
+    for (i = 0; i < TSHI_BLOCK; i++) pad[i] = rest;
+    for (i = 0; i < n; i++) pad[i] = x[i];
 }
 
 /* Sums, dot products and maxima of a row do one step per block. The step of the padded end comes
@@ -4640,12 +4649,12 @@ TSHI_INLINE void tshi_kernel_exps_more(tsh_real *lane, const tsh_real *x, int64_
     int64_t e;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
         tshi_kernel_exps_step(lane, x + e, max, out, fused);
-        if (y) tshi_kernel_put(y, e, n, out, 0);
+        if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
     if (e < n) {
         tshi_kernel_end(x + e, n - e, -TSHI_R(INFINITY), pad); /* e^-infinity adds 0 */
         tshi_kernel_exps_step(lane, pad, max, out, fused);
-        if (y) tshi_kernel_put(y, e, n, out, 0);
+        if (y) tshi_kernel_put(y, 1, e, n, out, 0);
     }
 }
 
@@ -4869,6 +4878,15 @@ TSHI_APART void tshi_kernel_cast(int64_t n, const tshi_operand *to, const tshi_o
     }
 }
 
+/* Copies by blocks of a fixed size, which need no call: libc's memcpy costs more for short runs. */
+TSHI_APART void tshi_kernel_move_dense(void *to, const void *from, size_t bytes) {
+    enum { BLOCK = 128 };
+    size_t at;
+    for (at = 0; at + BLOCK <= bytes; at += BLOCK)
+        memcpy((char *)to + at, (const char *)from + at, BLOCK);
+    if (at < bytes) memcpy((char *)to + at, (const char *)from + at, bytes - at);
+}
+
 /* x[0] = x[1], converted if the dtypes differ. */
 static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *params) {
     (void)params;
@@ -4877,7 +4895,7 @@ static void tshi_kernel_copy(int64_t n, const tshi_operand *x, const void *param
     else if (x[0].step != 1 || x[1].step != 1)
         tshi_kernel_move_each(n, &x[0], &x[1]);
     else
-        memcpy(x[0].data, x[1].data, tshi_dtype_bytes(x[0].dtype, n));
+        tshi_kernel_move_dense(x[0].data, x[1].data, tshi_dtype_bytes(x[0].dtype, n));
 }
 
 /* x[0] += x[1] */
@@ -10175,56 +10193,25 @@ static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor 
 
 /* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
 
-/* Takes over values of the block x, which begins at index e, where they are larger than the lane's
- * or the first NaN. */
-TSHI_INLINE void tshi_reduce_place_step(tsh_real *lane, int32_t *place, const tsh_real *x,
-                                        int32_t e) {
-    int i;
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
-        const tsh_real old = lane[i];
-        const int more = (x[i] > old) | ((x[i] != x[i]) & (old == old));
-        place[i] = more ? e : place[i];
-        lane[i] = more ? x[i] : old;
-    }
-}
-
-/* The first index of the largest of 0 < n < 2^31 values; of the first NaN if there is one. */
-TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
-    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], max;
-    int32_t place[TSHI_BLOCK], first = INT32_MAX;
-    int64_t e;
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
-    for (i = 0; i < TSHI_BLOCK; i++) place[i] = -i; /* place[i] + i is 0, the index of x[0] */
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK)
-        tshi_reduce_place_step(lane, place, x + e, (int32_t)e);
-    if (e < n) {
-        tshi_kernel_end(x + e, n - e, x[0], pad);
-        tshi_reduce_place_step(lane, place, pad, (int32_t)e);
-    }
-    max = tshi_kernel_max_fold(lane);
-    for (i = 0; i < TSHI_BLOCK; i++) /* the lanes that hold a NaN, else the maximum */
-        if ((max != max ? lane[i] != lane[i] : lane[i] == max) && place[i] + i < first)
-            first = place[i] + i;
-    return first;
-}
-
-/* Operands of rows: index of the maximum, x, the maximum or NULL. (Parts of 65536 values, so that an
- * index fits int32_t.) */
+/* Operands of rows: index of the maximum, x, the maximum or NULL. Only the first part of the row
+ * that has the maximum is searched for its index. */
 TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
                                         const tshi_reduce_params *p) {
-    int64_t *place = (int64_t *)operand[0].data;
+    int64_t *place = (int64_t *)operand[0].data, i, at;
     const tsh_real *x = (const tsh_real *)operand[1].data;
-    tsh_real *max = (tsh_real *)operand[2].data;
-    const int64_t part = 1 << 16, n = p->n;
+    tsh_real *max = (tsh_real *)operand[2].data, best, here;
+    const int64_t part = 256, n = p->n;
     for (; rows > 0; rows--, x += n) {
-        int64_t i, here, best = 0;
-        for (i = 0; i < n && x[best] == x[best]; i += part) {
-            here = i + tshi_reduce_first(x + i, tshi_base_min(part, n - i));
-            if (!(x[here] <= x[best])) best = here;
+        best = x[at = 0];
+        for (i = 0; i < n && best == best; i += part) {
+            here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
+            if (here <= best) continue;
+            best = here;
+            at = i;
         }
-        *place++ = best;
-        if (max) *max++ = x[best];
+        while (x[at] == x[at] && x[at] != best) at++;
+        *place++ = at;
+        if (max) *max++ = x[at];
     }
 }
 TSHI_KERNEL(tshi_reduce_place, tshi_reduce_params);
@@ -10319,12 +10306,12 @@ TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *oper
         const tsh_real sum = tshi_kernel_exps(x, n, max, log ? NULL : y, fused); /* y = e^(x-m) */
         const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
         for (e = 0; e < n; e += TSHI_BLOCK) {
-            in = tshi_kernel_get(log ? x : y, e, n, pad);
+            in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
             if (log) /* x - (max + c) would lose digits of c if max is large */
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
             else
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
-            tshi_kernel_put(y, e, n, out, 0);
+            tshi_kernel_put(y, 1, e, n, out, 0);
         }
     }
 }
@@ -10342,14 +10329,14 @@ TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand 
     for (; rows > 0; rows--, dx += n, y += n, dy += n) {
         const tsh_real sum = p->is_log ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
         for (e = 0; e < n; e += TSHI_BLOCK) {
-            ys = tshi_kernel_get(y, e, n, pad[0]);
-            gs = tshi_kernel_get(dy, e, n, pad[1]);
+            ys = tshi_kernel_get(y, 1, e, n, pad[0]);
+            gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
             if (p->is_log)
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                     out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
             else
                 TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
-            tshi_kernel_put(dx, e, n, out, 0);
+            tshi_kernel_put(dx, 1, e, n, out, 0);
         }
     }
 }
@@ -12155,15 +12142,15 @@ TSHI_INLINE void tshi_norm_row(tsh_real *y, const tsh_real *x, const tsh_real *w
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        xs = tshi_kernel_get(x, e, n, pad[0]);
-        ws = tshi_kernel_get(w, e, n, pad[1]);
-        bs = b ? tshi_kernel_get(b, e, n, pad[2]) : NULL;
+        xs = tshi_kernel_get(x, 1, e, n, pad[0]);
+        ws = tshi_kernel_get(w, 1, e, n, pad[1]);
+        bs = b ? tshi_kernel_get(b, 1, e, n, pad[2]) : NULL;
         if (b)
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 out[i] = (xs[i] - mean) * rstd * ws[i] + bs[i];
         else
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = (xs[i] - mean) * rstd * ws[i];
-        tshi_kernel_put(y, e, n, out, 0);
+        tshi_kernel_put(y, 1, e, n, out, 0);
     }
 }
 
@@ -12224,12 +12211,12 @@ TSHI_INLINE void tshi_norm_grad_row(tsh_real *dx, const tsh_real *x, const tsh_r
     int64_t e;
     int i;
     for (e = 0; e < n; e += TSHI_BLOCK) {
-        xs = tshi_kernel_get(x, e, n, pad[0]);
-        ws = tshi_kernel_get(w, e, n, pad[1]);
-        gs = tshi_kernel_get(dy, e, n, pad[2]);
+        xs = tshi_kernel_get(x, 1, e, n, pad[0]);
+        ws = tshi_kernel_get(w, 1, e, n, pad[1]);
+        gs = tshi_kernel_get(dy, 1, e, n, pad[2]);
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
             out[i] = (gs[i] * ws[i] - a - (xs[i] - mean) * rstd * b) * rstd;
-        tshi_kernel_put(dx, e, n, out, add);
+        tshi_kernel_put(dx, 1, e, n, out, add);
     }
 }
 
