@@ -9998,51 +9998,50 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* The local input is seen as a dense (outer, n, inner) array, reduced along n; a reduction of all
+/* An op's options, and what its kernels need. */
+typedef struct tshi_reduce_params {
+    double c;   /* sum, mean: the factor of the sum */
+    int64_t n;  /* local length of what is reduced */
+    int axis;   /* -1: all dimensions */
+    int is_log; /* softmax: 1 for log_softmax */
+} tshi_reduce_params;
+
+/* The local input is seen as an (outer, n, inner) array, reduced along n; a reduction of all
  * dimensions is (1, n, 1). Sums run in an order that depends on these sizes only, so that their
  * bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
-    int64_t outer, n, inner; /* local sizes */
-    int64_t length;          /* global size of what is reduced */
-    int axis;                /* -1: all dimensions */
-    tsh_shape shape;         /* of the result */
+    int64_t outer, inner;
+    int64_t length; /* n on all ranks */
+    tsh_shape shape; /* of the result */
     tsh_layout layout;
+    tshi_reduce_params params;
 } tshi_reduction;
 
 /* Checks dim and x's layout and fills in *r. 0 and an error if the op cannot run along dim. */
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
+    const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
+    const tshi_rule_axis along = {axis, keepdim};
+    const tshi_reduce_params params = {1, axis < 0 ? tsh_local_numel(x) : x->local[axis], axis, 0};
     char text[TSHI_TEXT_SIZE];
-    tshi_rule_axis along;
     tshi_output output;
     int d;
-    r->axis = along.axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
-    along.keepdim = keepdim;
-    if (dim != TSH_ALL && r->axis < 0) {
-        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op->name, dim,
-                       tshi_tensor_text(x, text));
-        return 0;
-    }
+    if (dim != TSH_ALL && axis < 0)
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op->name, dim,
+                        tshi_tensor_text(x, text)) == TSH_OK;
     if (!op->rule(op, &x, 1, &along, &output)) return 0;
+    r->params = params;
     r->layout = output.layout;
     r->shape = tsh_shape0();
     for (d = 0; d < x->ndim; d++) {
-        int reduced = r->axis < 0 || d == r->axis;
+        int reduced = axis < 0 || d == axis;
         if (!reduced || keepdim) r->shape.dim[r->shape.ndim++] = reduced ? 1 : x->dim[d];
     }
-    r->length = r->axis < 0 ? tsh_numel(x) : x->dim[r->axis];
-    r->n = r->axis < 0 ? tsh_local_numel(x) : x->local[r->axis];
-    r->outer = r->axis < 0 ? 1 : tshi_tensor_product(x->local, r->axis);
-    r->inner = r->axis < 0 ? 1 : tshi_tensor_product(x->local + r->axis + 1, x->ndim - r->axis - 1);
+    r->length = axis < 0 ? tsh_numel(x) : x->dim[axis];
+    r->outer = axis < 0 ? 1 : tshi_tensor_product(x->local, axis);
+    r->inner = axis < 0 ? 1 : tshi_tensor_product(x->local + axis + 1, x->ndim - axis - 1);
     return 1;
 }
-
-typedef struct tshi_reduce_params {
-    double c;   /* sum, mean: the factor of the sum */
-    int64_t n;  /* local length of a row */
-    int axis;   /* -1: all */
-    int is_log; /* softmax: 1 for log_softmax */
-} tshi_reduce_params;
 
 /* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
 
@@ -10074,32 +10073,29 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
     }
 }
 
-/* sums = c sum x. Along the last dimension, or all, rows are summed; else rows are added in order.
- * Returns 0 if there is no memory. */
+/* sums = c sum x. Where the reduced values are adjacent, rows are summed; else rows are added in
+ * order. Returns 0 if there is no memory. */
 static int tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_reduction *r,
-                            const tshi_reduce_params *params, tsh_real *sums) {
-    const int64_t count = tsh_local_numel(out);
+                            tsh_real *sums) {
+    const int64_t n = r->params.n, count = tsh_local_numel(out);
+    tshi_rows rows = tshi_kernel_rows_job(tshi_reduce_sum[x->ctx->isa], r->outer, &r->params);
+    tshi_block *scratch = NULL;
+    const tsh_real *values = r->inner == 1 ? tshi_kernel_packed_reals(x, &scratch) : NULL;
     int64_t stride[TSH_MAX_DIMS], i;
-    if (r->inner == 1) {
-        tshi_rows rows = tshi_kernel_rows_job(tshi_reduce_sum[x->ctx->isa], r->outer, params);
-        tshi_block *scratch;
-        const tsh_real *values = tshi_kernel_packed_reals(x, &scratch);
-        rows.x[0] = tshi_kernel_reals(sums, 1);
-        rows.x[1] = tshi_kernel_reals(values, r->n);
-        if (values) tshi_kernel_run_rows(x->ctx, &rows, r->n);
-        tshi_mem_drop(x->ctx, scratch);
-        return values != NULL;
-    } else {
-        tshi_loop loop;
-        memset(sums, 0, tshi_dtype_reals(count));
-        tshi_reduce_spread(x, out, r->axis, stride);
-        tshi_kernel_space(&loop, x);
-        tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL);
-        tshi_kernel_tensor(&loop, x);
-        tshi_kernel_run(&loop, tshi_kernel_add[x->ctx->isa], NULL);
-        for (i = 0; i < count; i++) sums[i] *= TSHI_R(params->c);
-        return 1;
-    }
+    tshi_loop loop;
+    rows.x[0] = tshi_kernel_reals(sums, 1);
+    rows.x[1] = tshi_kernel_reals(values, n);
+    if (values) tshi_kernel_run_rows(x->ctx, &rows, n);
+    tshi_mem_drop(x->ctx, scratch);
+    if (r->inner == 1) return values != NULL;
+    memset(sums, 0, tshi_dtype_reals(count));
+    tshi_reduce_spread(x, out, r->params.axis, stride);
+    tshi_kernel_space(&loop, x);
+    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL);
+    tshi_kernel_tensor(&loop, x);
+    tshi_kernel_run(&loop, tshi_kernel_add[x->ctx->isa], NULL);
+    for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
+    return 1;
 }
 
 static void tshi_reduce_sum_backward(tshi_node *node) {
@@ -10130,23 +10126,20 @@ static const tshi_op tshi_reduce_mean_op = {
 static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                       int mean) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
-    tshi_reduce_params params = {1, 0, 0, 0};
     tshi_reduction r;
     tshi_block *unrounded;
     tsh_tensor *out;
     tsh_real *sums;
     int done;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
-    if (mean) params.c = 1.0 / (double)r.length;
-    params.n = r.n;
-    params.axis = r.axis;
+    if (mean) r.params.c = 1.0 / (double)r.length;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
     sums = out ? tshi_kernel_output(out, &unrounded) : NULL;
     if (!sums) return NULL;
-    done = tshi_reduce_sums(x, out, &r, &params, sums);
+    done = tshi_reduce_sums(x, out, &r, sums);
     tshi_kernel_output_done(out, unrounded);
     if (!done) return NULL;
-    tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
+    tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
     return out;
 }
 
@@ -10245,7 +10238,6 @@ static const tshi_op tshi_reduce_argmax_op = {"tsh_argmax", "x", tshi_rule_whole
 static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                                    int argmax) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
-    tshi_reduce_params params = {0, 0, 0, 0};
     tshi_reduction r;
     tshi_block *scratch = NULL, *unrounded = NULL, *aux = NULL;
     tshi_rows rows;
@@ -10255,10 +10247,8 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op->name);
-    params.n = r.n;
-    params.axis = r.axis;
-    xs = tshi_reduce_rows(x, r.axis);
-    rows = tshi_reduce_job(tshi_reduce_place, x, &params);
+    xs = tshi_reduce_rows(x, r.params.axis);
+    rows = tshi_reduce_job(tshi_reduce_place, x, &r.params);
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
     if (out && !argmax)
         aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
@@ -10267,14 +10257,14 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     if (values) {
         rows.x[0] = tshi_kernel_operand(argmax ? tshi_tensor_at(out) : tshi_mem_data(aux), 1,
                                         TSH_I64);
-        rows.x[1] = tshi_kernel_reals(values, r.n);
+        rows.x[1] = tshi_kernel_reals(values, r.params.n);
         rows.x[2] = tshi_kernel_reals(max, 1);
-        tshi_kernel_run_rows(ctx, &rows, r.n);
+        tshi_kernel_run_rows(ctx, &rows, r.params.n);
         tshi_mem_drop(ctx, scratch);
         tshi_kernel_output_done(out, unrounded);
     }
     if (values && !argmax)
-        tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, aux);
+        tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, aux);
     else
         tshi_mem_drop(ctx, aux);
     return values ? out : NULL;
@@ -10373,30 +10363,27 @@ static const tshi_op tshi_reduce_log_softmax_op = {
 static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tsh_shape shape = tsh_shape_of(x);
-    tshi_reduce_params params = {0, 0, 0, 0};
     tshi_reduction r;
     tshi_block *scratch = NULL, *unrounded;
     tsh_tensor *out, xs, ys;
     tshi_rows rows;
     tsh_real *values, *y;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, &r)) return NULL;
-    params.n = r.n;
-    params.axis = r.axis;
-    params.is_log = is_log;
+    r.params.is_log = is_log;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
     if (!out) return NULL;
-    xs = tshi_reduce_rows(x, r.axis);
-    ys = tshi_reduce_rows(out, r.axis);
+    xs = tshi_reduce_rows(x, r.params.axis);
+    ys = tshi_reduce_rows(out, r.params.axis);
     y = tshi_reduce_output(&ys, &unrounded);
     values = y ? tshi_kernel_packed_reals(&xs, &scratch) : NULL;
-    rows = tshi_reduce_job(tshi_reduce_softmax, x, &params);
-    rows.x[0] = tshi_kernel_reals(y, r.n);
-    rows.x[1] = tshi_kernel_reals(values, r.n);
-    if (values) tshi_kernel_run_rows(ctx, &rows, r.n);
+    rows = tshi_reduce_job(tshi_reduce_softmax, x, &r.params);
+    rows.x[0] = tshi_kernel_reals(y, r.params.n);
+    rows.x[1] = tshi_kernel_reals(values, r.params.n);
+    if (values) tshi_kernel_run_rows(ctx, &rows, r.params.n);
     tshi_mem_drop(ctx, scratch);
     tshi_kernel_output_done(&ys, unrounded);
     if (!values) return NULL;
-    tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
+    tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
     return out;
 }
 
