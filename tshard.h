@@ -9293,18 +9293,17 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
             int64_t own = in[i]->dim[d];
             if (length[d] == 1) length[d] = own;
             if (length[d] == own || own == 1) continue;
-            (void)tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
-                           "%s: shapes %s and %s do not broadcast (%lld against %lld)", op,
-                           tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b),
-                           (long long)length[d], (long long)own);
-            return 0;
+            return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
+                            "%s: shapes %s and %s do not broadcast (%lld against %lld)", op,
+                            tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b),
+                            (long long)length[d], (long long)own) == TSH_OK;
         }
     }
     return 1;
 }
 
 /* Records a call of op, as tshi_tape_record, with a copy of its options. The node takes over aux
- * (may be NULL), a block that backward reads; without a node it is released. */
+ * (may be NULL), a block that backward reads; without a node, as after an error, it is released. */
 static void tshi_map_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                             unsigned partial, const void *params, size_t bytes, tshi_block *aux) {
     tshi_node *node = tshi_tape_record(op, out, in, n, partial, bytes);
@@ -9921,7 +9920,7 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     tsh_shape shape = tsh_shape_of(x);
     tshi_dropout mask;
     tshi_dropout_run run;
-    tshi_block *scratch = NULL, *unrounded;
+    tshi_block *scratch, *unrounded;
     tsh_tensor *out;
     if (!ctx) return NULL;
     if (!(p >= 0 && p <= 1))
@@ -9933,13 +9932,12 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     run.isa = ctx->isa;
     run.mask = &mask;
     run.y = tshi_kernel_output(out, &unrounded);
-    run.x = run.y ? tshi_kernel_packed_reals(x, &scratch) : NULL;
-    if (run.x) tshi_tensor_runs(out, tshi_map_mask_run, &run);
+    run.x = tshi_kernel_packed_reals(x, &scratch);
+    if (run.x && run.y) tshi_tensor_runs(out, tshi_map_mask_run, &run);
     tshi_mem_drop(ctx, scratch);
-    if (run.y) tshi_kernel_output_done(out, unrounded);
-    if (!run.x) return NULL;
+    tshi_kernel_output_done(out, unrounded);
     tshi_map_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, &mask, sizeof mask, NULL);
-    return out;
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* -- copies ----------------------------------------------------------------- */
@@ -10074,20 +10072,21 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
 }
 
 /* sums = c sum x. Where the reduced values are adjacent, rows are summed; else rows are added in
- * order. Returns 0 if there is no memory. */
-static int tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_reduction *r,
-                            tsh_real *sums) {
+ * order. */
+static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_reduction *r,
+                             tsh_real *sums) {
     const int64_t n = r->params.n, count = tsh_local_numel(out);
-    tshi_rows rows = tshi_kernel_rows_job(tshi_reduce_sum[x->ctx->isa], r->outer, &r->params);
-    tshi_block *scratch = NULL;
-    const tsh_real *values = r->inner == 1 ? tshi_kernel_packed_reals(x, &scratch) : NULL;
     int64_t stride[TSH_MAX_DIMS], i;
     tshi_loop loop;
-    rows.x[0] = tshi_kernel_reals(sums, 1);
-    rows.x[1] = tshi_kernel_reals(values, n);
-    if (values) tshi_kernel_run_rows(x->ctx, &rows, n);
-    tshi_mem_drop(x->ctx, scratch);
-    if (r->inner == 1) return values != NULL;
+    if (r->inner == 1) {
+        tshi_rows rows = tshi_kernel_rows_job(tshi_reduce_sum[x->ctx->isa], r->outer, &r->params);
+        tshi_block *scratch;
+        rows.x[0] = tshi_kernel_reals(sums, 1);
+        rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(x, &scratch), n);
+        if (rows.x[1].data) tshi_kernel_run_rows(x->ctx, &rows, n);
+        tshi_mem_drop(x->ctx, scratch);
+        return;
+    }
     memset(sums, 0, tshi_dtype_reals(count));
     tshi_reduce_spread(x, out, r->params.axis, stride);
     tshi_kernel_space(&loop, x);
@@ -10095,7 +10094,6 @@ static int tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_red
     tshi_kernel_tensor(&loop, x);
     tshi_kernel_run(&loop, tshi_kernel_add[x->ctx->isa], NULL);
     for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
-    return 1;
 }
 
 static void tshi_reduce_sum_backward(tshi_node *node) {
@@ -10130,17 +10128,15 @@ static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim,
     tshi_block *unrounded;
     tsh_tensor *out;
     tsh_real *sums;
-    int done;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (mean) r.params.c = 1.0 / (double)r.length;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
     sums = out ? tshi_kernel_output(out, &unrounded) : NULL;
     if (!sums) return NULL;
-    done = tshi_reduce_sums(x, out, &r, sums);
+    tshi_reduce_sums(x, out, &r, sums);
     tshi_kernel_output_done(out, unrounded);
-    if (!done) return NULL;
     tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
-    return out;
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim) {
@@ -10239,10 +10235,10 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
                                    int argmax) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
-    tshi_block *scratch = NULL, *unrounded = NULL, *aux = NULL;
+    tshi_block *scratch, *unrounded = NULL, *aux = NULL;
     tshi_rows rows;
     tsh_tensor *out, xs;
-    tsh_real *values = NULL, *max = NULL;
+    tsh_real *max = NULL;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
@@ -10250,24 +10246,20 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
     xs = tshi_reduce_rows(x, r.params.axis);
     rows = tshi_reduce_job(tshi_reduce_place, x, &r.params);
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
-    if (out && !argmax)
+    if (!out) return NULL;
+    if (!argmax) {
         aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
-    if (aux) max = tshi_kernel_output(out, &unrounded);
-    if (max || (out && argmax)) values = tshi_kernel_packed_reals(&xs, &scratch);
-    if (values) {
-        rows.x[0] = tshi_kernel_operand(argmax ? tshi_tensor_at(out) : tshi_mem_data(aux), 1,
-                                        TSH_I64);
-        rows.x[1] = tshi_kernel_reals(values, r.params.n);
-        rows.x[2] = tshi_kernel_reals(max, 1);
-        tshi_kernel_run_rows(ctx, &rows, r.params.n);
-        tshi_mem_drop(ctx, scratch);
-        tshi_kernel_output_done(out, unrounded);
+        max = tshi_kernel_output(out, &unrounded);
     }
-    if (values && !argmax)
-        tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, aux);
-    else
-        tshi_mem_drop(ctx, aux);
-    return values ? out : NULL;
+    rows.x[0] = tshi_kernel_operand(argmax ? tshi_tensor_at(out) : aux ? tshi_mem_data(aux) : NULL,
+                                    1, TSH_I64);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
+    rows.x[2] = tshi_kernel_reals(max, 1);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
+    tshi_mem_drop(ctx, scratch);
+    tshi_kernel_output_done(out, unrounded);
+    tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, aux);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
@@ -10364,27 +10356,23 @@ static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int d
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tsh_shape shape = tsh_shape_of(x);
     tshi_reduction r;
-    tshi_block *scratch = NULL, *unrounded;
+    tshi_block *scratch, *unrounded;
     tsh_tensor *out, xs, ys;
     tshi_rows rows;
-    tsh_real *values, *y;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, &r)) return NULL;
     r.params.is_log = is_log;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
     if (!out) return NULL;
     xs = tshi_reduce_rows(x, r.params.axis);
     ys = tshi_reduce_rows(out, r.params.axis);
-    y = tshi_reduce_output(&ys, &unrounded);
-    values = y ? tshi_kernel_packed_reals(&xs, &scratch) : NULL;
     rows = tshi_reduce_job(tshi_reduce_softmax, x, &r.params);
-    rows.x[0] = tshi_kernel_reals(y, r.params.n);
-    rows.x[1] = tshi_kernel_reals(values, r.params.n);
-    if (values) tshi_kernel_run_rows(ctx, &rows, r.params.n);
+    rows.x[0] = tshi_kernel_reals(tshi_reduce_output(&ys, &unrounded), r.params.n);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
     tshi_mem_drop(ctx, scratch);
     tshi_kernel_output_done(&ys, unrounded);
-    if (!values) return NULL;
     tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
-    return out;
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim) {
@@ -11896,12 +11884,10 @@ static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const
     int64_t i, count = tsh_local_numel(ids);
     for (i = 0; i < count; i++) {
         int64_t id = tshi_tensor_integer(ids, values, i);
-        if (id < 0 || id >= w->dim[0]) {
-            (void)tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
-                           "tsh_embedding: id %lld at position %lld is outside [0, %lld)",
-                           (long long)id, (long long)i, (long long)w->dim[0]);
-            return 0;
-        }
+        if (id < 0 || id >= w->dim[0])
+            return tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
+                            "tsh_embedding: id %lld at position %lld is outside [0, %lld)",
+                            (long long)id, (long long)i, (long long)w->dim[0]) == TSH_OK;
         row[i] = tshi_tensor_local(w, 0, id);
     }
     return 1;
@@ -11928,6 +11914,7 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
 static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
     tsh_ctx *ctx = w->ctx;
     double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm;
+    void *values = tshi_tensor_at(w);
     int64_t r, j, n = 0;
     tshi_block *block;
     if (ctx->dp.size > 1)
@@ -11944,18 +11931,15 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
             ctx, tsh_allreduce(&ctx->tp, norm, n, TSH_F64, p > DBL_MAX ? TSH_MAX : TSH_SUM),
             "tsh_embedding: all-reduce of norms");
     for (n = r = 0; r < w->local[0] && ctx->error.code == TSH_OK; r++) {
-        const tshi_dtype *row = &tshi_dtypes[w->dtype];
-        char *at = (char *)tshi_tensor_at(w) + r * w->stride[0] * row->size;
-        tsh_real x;
         double length;
         if (!counts[r]) continue;
         length = p > DBL_MAX ? norm[n] : pow(norm[n], 1 / p);
         n++;
         for (j = 0; j < w->local[1] && length > desc->max_norm; j++) {
-            row->load(at, 1, 1, &x);
+            const int64_t at = r * w->stride[0] + j * w->stride[1];
+            tsh_real x = TSHI_R(tshi_dtype_get(w->dtype, values, at));
             x *= TSHI_R(desc->max_norm / (length + 1e-7));
-            row->store(at, 1, 1, &x);
-            at += w->stride[1] * row->size;
+            tshi_dtype_put(w->dtype, values, at, (double)x);
         }
     }
     tshi_mem_drop(ctx, block);
@@ -12040,15 +12024,12 @@ static const tshi_op tshi_embedding_op = {
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
     static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0};
     const tshi_op *op = &tshi_embedding_op;
-    tsh_tensor *in[2], *out;
-    tsh_ctx *ctx;
+    tsh_tensor *in[] = {ids, w}, *out;
+    tsh_ctx *ctx = tshi_tensor_check("tsh_embedding", in, 2);
     tshi_output output;
     tshi_block *aux;
     tshi_lookup lookup;
     if (!desc) desc = &usual;
-    in[0] = ids;
-    in[1] = w;
-    ctx = tshi_tensor_check("tsh_embedding", in, 2);
     if (!ctx || !tshi_tensor_check_floating("tsh_embedding", &w, 1)) return NULL;
     if (!tshi_embedding_check(ids, w, desc) || !op->rule(op, in, 2, NULL, &output)) return NULL;
     output.shape = tsh_shape_of(ids);
@@ -12063,10 +12044,7 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
               : NULL;
     if (!aux) return NULL;
     tshi_embedding_run(ids, w, desc, &lookup, (int64_t *)tshi_mem_data(aux), out);
-    if (ctx->error.code == TSH_OK)
-        tshi_map_record(op, out, in, 2, output.partial, &lookup, sizeof lookup, aux);
-    else
-        tshi_mem_drop(ctx, aux);
+    tshi_map_record(op, out, in, 2, output.partial, &lookup, sizeof lookup, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -12335,55 +12313,40 @@ static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     return 1;
 }
 
-/* Computes out and stats. 0: no memory. */
-static int tshi_norm_forward(tsh_tensor *const *in, tsh_tensor *out, tshi_block *stats,
-                             const tshi_norm *p) {
-    tsh_ctx *ctx = out->ctx;
-    tshi_block *scratch[3] = {NULL, NULL, NULL}, *unrounded = NULL;
-    tsh_real *values[3] = {NULL, NULL, NULL}, *y;
-    tshi_rows work;
-    int64_t rows, step, stride[TSH_MAX_DIMS];
-    int i, done;
-    y = tshi_kernel_output(out, &unrounded);
-    for (i = 0; i < 3; i++)
-        if (in[i]) values[i] = tshi_kernel_reals_of(in[i], stride, &scratch[i]);
-    (void)tshi_kernel_rows(in[0], &rows, &step);
-    work = tshi_kernel_rows_job(tshi_norm_rows[ctx->isa], rows, p);
-    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p->d);
-    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p->d : step);
-    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
-    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0);
-    work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
-    done = ctx->error.code == TSH_OK;
-    if (done) tshi_kernel_run_rows(ctx, &work, p->d);
-    for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
-    if (done) tshi_kernel_output_done(out, unrounded);
-    return done;
-}
-
 /* tsh_layer_norm and tsh_rms_norm. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, double eps, int about_zero) {
     tsh_tensor *in[] = {x, weight, bias}, *out;
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, in, bias ? 3 : 2);
-    tshi_output output;
-    tshi_block *stats;
     tshi_norm p = {0, eps, about_zero, 0};
+    tshi_output output;
+    tshi_block *stats, *scratch[3] = {NULL, NULL, NULL}, *unrounded;
+    tsh_real *values[3] = {NULL, NULL, NULL}, *y;
+    int64_t rows, step, stride[TSH_MAX_DIMS];
+    tshi_rows work;
+    int i;
     if (!ctx || !tshi_norm_check(op->name, x, weight, bias) ||
         !op->rule(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
         return NULL;
-    x = in[0];
     output.shape = tsh_shape_of(x);
     p.d = x->dim[x->ndim - 1];
+    (void)tshi_kernel_rows(in[0], &rows, &step);
     out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
-    stats = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                                tshi_dtype_reals(2 * tshi_tensor_product(x->local, x->ndim - 1)))
-                : NULL;
+    stats = out ? tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * rows)) : NULL;
     if (!stats) return NULL;
-    if (tshi_norm_forward(in, out, stats, &p))
-        tshi_map_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
-    else
-        tshi_mem_drop(ctx, stats);
+    y = tshi_kernel_output(out, &unrounded);
+    for (i = 0; i < 3; i++)
+        if (in[i]) values[i] = tshi_kernel_reals_of(in[i], stride, &scratch[i]);
+    work = tshi_kernel_rows_job(tshi_norm_rows[ctx->isa], rows, &p);
+    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p.d);
+    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p.d : step);
+    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
+    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0);
+    work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &work, p.d);
+    for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
+    tshi_kernel_output_done(out, unrounded);
+    tshi_map_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -12543,14 +12506,12 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
                 : NULL;
     if (!table) return NULL;
     values = tshi_kernel_reals_of(x, stride, &scratch);
-    y = values ? tshi_kernel_output(out, &unrounded) : NULL;
-    if (y) tshi_rope_rotate(x, &rope, table, values, stride, y, out->stride);
+    y = tshi_kernel_output(out, &unrounded);
+    if (values && y) tshi_rope_rotate(x, &rope, table, values, stride, y, out->stride);
     tshi_mem_drop(ctx, scratch);
-    if (!y) tshi_mem_drop(ctx, table);
-    if (!y) return NULL;
     tshi_kernel_output_done(out, unrounded);
     tshi_map_record(op, out, &x, 1, output.partial, &rope, sizeof rope, table);
-    return out;
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
