@@ -4321,11 +4321,6 @@ TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
                                     sign));
 }
 
-/* Returns max(x, 0); NaN for NaN. */
-TSHI_INLINE tsh_real tshi_kernel_relu(tsh_real x) {
-    return x <= 0 ? TSHI_R(0) : x;
-}
-
 /* Returns log x = e log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and
  * log(1 + f) = f - f^2 / 2 + f^3 P(f) (as in Cephes). The larger part of e log 2 is exact; the
  * rounding error of its sum with f is added last. e is in units of 2^-23: bits, not shifted. */
@@ -9527,19 +9522,10 @@ TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
         tshi_kernel_pick(bits > 0x7F800000u, x, tshi_kernel_bits(q) | (x ^ bits))));
 }
 
-/* erf'(x) = 2 / sqrt(pi) e^(-x^2). */
-TSHI_INLINE tsh_real tshi_map_erf_derivative(tsh_real x, int fused) {
-    return TSHI_R(1.1283791670955126) * tshi_kernel_exp(-x * x, fused);
-}
-
 /* e^-2u with u = sqrt(2 / pi) (x + 0.044715 x^3): 0.5 x (1 + tanh u) is x / (1 + e^-2u). */
 TSHI_INLINE tsh_real tshi_map_gelu_power(tsh_real x, int fused) {
     return tshi_kernel_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
                            fused);
-}
-
-TSHI_INLINE tsh_real tshi_map_gelu_tanh(tsh_real x, int fused) {
-    return x / (TSHI_R(1) + tshi_map_gelu_power(x, fused));
 }
 
 TSHI_INLINE tsh_real tshi_map_gelu_tanh_derivative(tsh_real x, int fused) {
@@ -9598,10 +9584,11 @@ TSHI_UNARY(log, nonlinear, X, tshi_kernel_log(x, fused), g / v)
 TSHI_UNARY(sqrt, nonlinear, OUT, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)
 TSHI_UNARY(sigmoid, nonlinear, OUT, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))
 TSHI_UNARY(tanh, nonlinear, OUT, tshi_kernel_tanh(x, fused), g *(TSHI_R(1) - v * v))
-TSHI_UNARY(relu, nonlinear, OUT, tshi_kernel_relu(x), v <= 0 ? TSHI_R(0) : g)
-TSHI_UNARY(erf, nonlinear, X, tshi_map_erf(x, fused), g *tshi_map_erf_derivative(v, fused))
+TSHI_UNARY(relu, nonlinear, OUT, x <= 0 ? TSHI_R(0) : x, v <= 0 ? TSHI_R(0) : g)
+TSHI_UNARY(erf, nonlinear, X, tshi_map_erf(x, fused), /* erf'(x) = 2 / sqrt(pi) e^(-x^2) */
+           g *(TSHI_R(1.1283791670955126) * tshi_kernel_exp(-v * v, fused)))
 TSHI_UNARY(gelu, nonlinear, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_derivative(v, fused))
-TSHI_UNARY(gelu_tanh, nonlinear, X, tshi_map_gelu_tanh(x, fused),
+TSHI_UNARY(gelu_tanh, nonlinear, X, x / (TSHI_R(1) + tshi_map_gelu_power(x, fused)),
            g *tshi_map_gelu_tanh_derivative(v, fused))
 TSHI_UNARY(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_derivative(v, fused))
 #undef TSHI_UNARY_ROW
@@ -9798,11 +9785,8 @@ typedef struct tshi_dropout_run {
  * often owner has drawn a mask, and the dp rank. Without an owner the calls of this ctx are
  * counted, and the pipeline stage is hashed, as stages count for themselves. */
 static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
-    tshi_dropout mask;
-    uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
-    mask.key = ctx->seed;
-    mask.p = p;
-    mask.stream = tshi_rng_hash(count, "dropout", 7);
+    const uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
+    tshi_dropout mask = {ctx->seed, tshi_rng_hash(count, "dropout", 7), p};
     if (owner) mask.stream = tshi_rng_hash(mask.stream, owner->path, strlen(owner->path));
     if (!owner && ctx->pp.rank)
         mask.stream = tshi_rng_hash(mask.stream, &ctx->pp.rank, sizeof ctx->pp.rank);
@@ -9899,15 +9883,13 @@ static void tshi_map_mask_run(void *user, int64_t global, int64_t local, int64_t
 
 static void tshi_map_dropout_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
-    tshi_dropout_run run;
+    tshi_dropout_run run = {(const tshi_dropout *)node->params, tshi_tape_grad(node), NULL,
+                            out->ctx->isa, 0};
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     run.y = tshi_map_dense_dest(node->in[0], &dest, &scratch);
     if (!run.y) return;
-    run.isa = out->ctx->isa;
-    run.mask = (const tshi_dropout *)node->params;
-    run.x = tshi_tape_grad(node);
     tshi_tensor_runs(out, tshi_map_mask_run, &run);
     tshi_map_accumulate(node->in[0], &dest, scratch);
 }
@@ -9919,7 +9901,7 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_dropout", &x, 1);
     tsh_shape shape = tsh_shape_of(x);
     tshi_dropout mask;
-    tshi_dropout_run run;
+    tshi_dropout_run run = {&mask, NULL, NULL, 0, 0};
     tshi_block *scratch, *unrounded;
     tsh_tensor *out;
     if (!ctx) return NULL;
@@ -9930,7 +9912,6 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     if (!out) return NULL;
     mask = tshi_map_next_mask(ctx, p, owner);
     run.isa = ctx->isa;
-    run.mask = &mask;
     run.y = tshi_kernel_output(out, &unrounded);
     run.x = tshi_kernel_packed_reals(x, &scratch);
     if (run.x && run.y) tshi_tensor_runs(out, tshi_map_mask_run, &run);
@@ -12258,8 +12239,8 @@ static void tshi_norm_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0], *out = node->out;
     tsh_ctx *ctx = out->ctx;
     tshi_norm p = *(const tshi_norm *)node->params;
-    const int64_t d = p.d;
-    int64_t rows, step, stride[TSH_MAX_DIMS], one;
+    const int64_t d = p.d, one = 1;
+    int64_t rows, step, stride[TSH_MAX_DIMS];
     int i, needed[3], pieces = tshi_kernel_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
     tshi_block *two = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
     tsh_real *dw, *values[2];
@@ -12281,7 +12262,6 @@ static void tshi_norm_backward(tshi_node *node) {
     work.x[TSHI_NORM_DW] = tshi_kernel_reals(needed[1] || needed[2] ? dw : NULL, 0);
     work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);
     if (values[0] && values[1]) tshi_norm_grads(&work, d, pieces);
-    tshi_tensor_strides(&d, 1, &one);
     for (i = 1; i < 3; i++)
         if (needed[i]) tshi_tape_accumulate(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
     tshi_mem_drop(ctx, saved[0]);
@@ -12464,6 +12444,7 @@ static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double ba
 
 /* Checks x's shape and the options. */
 static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
+    const int64_t d = x->ndim ? x->dim[x->ndim - 1] : 0, dims = desc->dims ? desc->dims : d;
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx = x->ctx;
     if (x->ndim < 2)
@@ -12472,13 +12453,11 @@ static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     else if (!(desc->base >= 0) || desc->base > DBL_MAX)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_rope: base is %g, not a positive number",
                        desc->base);
-    else if (desc->dims < 0 || desc->dims > x->dim[x->ndim - 1] ||
-             (desc->dims ? desc->dims : x->dim[x->ndim - 1]) % 2)
+    else if (dims < 0 || dims > d || dims % 2)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                        "tsh_rope: %lld of %lld features cannot turn in pairs; dims is even, and at "
                        "most the last dimension",
-                       (long long)(desc->dims ? desc->dims : x->dim[x->ndim - 1]),
-                       (long long)x->dim[x->ndim - 1]);
+                       (long long)dims, (long long)d);
     return ctx->error.code == TSH_OK;
 }
 
@@ -14788,11 +14767,10 @@ static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, doubl
 /* Adds a layer under parent; NULL and an error if it has no description. */
 static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_kind *kind,
                                const void *desc) {
-    if (desc) return tshi_module_add(parent, name, kind);
-    if (parent)
+    if (!desc && parent)
         (void)tsh_fail(parent->ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: there is no description",
                        kind->name);
-    return NULL;
+    return desc ? tshi_module_add(parent, name, kind) : NULL;
 }
 
 /* Checks that input x has the layout that the plan declared, if it did; 0 and an error if not. */
@@ -14801,15 +14779,13 @@ static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
     tsh_layout takes;
     if (!module->takes) return 1;
     takes = *module->takes;
-    if (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
-        tshi_layout_equal(&takes, &x->layout, x->dim, module->ctx->tp.size))
-        return 1;
-    (void)tsh_fail(
-        module->ctx, TSH_ERR_LAYOUT,
-        "tsh_forward: the input %s is not laid out as the plan declared, %s: "
-        "tsh_redistribute(x, declared)",
-        tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
-    return 0;
+    if (!tshi_layout_resolve(&takes, x->ndim, x->dim) ||
+        !tshi_layout_equal(&takes, &x->layout, x->dim, module->ctx->tp.size))
+        (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
+                       "tsh_forward: the input %s is not laid out as the plan declared, %s: "
+                       "tsh_redistribute(x, declared)",
+                       tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
+    return module->ctx->error.code == TSH_OK;
 }
 
 /* Returns the input of a layer that takes one; NULL and an error if there is none or more. */
@@ -14849,10 +14825,8 @@ static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int d
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
     layouts[0] = layouts[1] = tsh_replicated();
-    if (rule->style == TSH_COLWISE)
-        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), 0, layouts);
-    if (rule->style == TSH_ROWWISE)
-        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), 1, layouts);
+    if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
+        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), rule->style == TSH_ROWWISE, layouts);
 }
 
 /* Decides TSH_AUTO at the first input x (.., in): ROWWISE if x is sharded along its features, with
@@ -14896,9 +14870,9 @@ static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in
     tsh_tensor *ids = tshi_nn_only_input(module, in, n), *y;
     if (!ids || !tshi_nn_declared(module, ids)) return NULL;
     y = tsh_embedding(ids, module->param[0], &module->lookup);
-    if (module->gives || !y || module->param[0]->layout.kind != TSH_SHARDED)
-        return tshi_nn_output(module, y);
-    return tsh_redistribute(y, tsh_replicated());
+    if (y && !module->gives && module->param[0]->layout.kind == TSH_SHARDED)
+        return tsh_redistribute(y, tsh_replicated());
+    return tshi_nn_output(module, y);
 }
 
 /* weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
@@ -14925,10 +14899,8 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
 
 /* x (.., dim) -> (.., dim), as all layers below. */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_input(module, in, n);
-    if (!x) return NULL;
-    return tshi_nn_output(module,
-                          tsh_layer_norm(x, module->param[0], module->param[1], module->number));
+    tsh_tensor *x = tshi_nn_input(module, in, n), **param = module->param;
+    return x ? tshi_nn_output(module, tsh_layer_norm(x, param[0], param[1], module->number)) : NULL;
 }
 
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
