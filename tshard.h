@@ -3992,8 +3992,8 @@ TSHI_INIT_FUNCTION(dirac, DIRAC, 0, 0)
 /* ========================================================================== */
 
 /* An elementwise op adds its operands to a tshi_loop (tshi_kernel_space, tshi_kernel_tensor) and
- * calls tshi_kernel_run; an op that works on rows fills in a tshi_rows and runs tshi_kernel_do_rows
- * on the threads. Either calls a kernel, which loads, computes and stores blocks of TSHI_BLOCK
+ * calls tshi_kernel_run; an op that works on rows fills in a tshi_rows and calls
+ * tshi_kernel_run_rows. Either calls a kernel, which loads, computes and stores blocks of TSHI_BLOCK
  * values: see tshi_kernel_add_body for the shortest one. */
 #if TSHI_X86
 #include <immintrin.h> /* _mm512_fmadd_ps, _mm512_permutex2var_ps, _mm256_loadu_ps */
@@ -4075,6 +4075,15 @@ TSHI_INLINE float tshi_kernel_fma(float a, float b, float c, int fused) {
 #endif
 }
 
+/* Returns (((p x + a) x + b) x + c) x + d: four steps of Horner's rule. */
+TSHI_INLINE float tshi_kernel_steps(float p, float x, float a, float b, float c, float d,
+                                    int fused) {
+    p = tshi_kernel_fma(p, x, a, fused);
+    p = tshi_kernel_fma(p, x, b, fused);
+    p = tshi_kernel_fma(p, x, c, fused);
+    return tshi_kernel_fma(p, x, d, fused);
+}
+
 /* Rounds x to float. Where floats are computed in a wider format (x87), a compiler may keep more
  * digits of x, unless it follows C99 strictly (gcc: -std=c99). */
 TSHI_INLINE float tshi_kernel_round(float x) {
@@ -4119,11 +4128,8 @@ TSHI_INLINE float tshi_kernel_exp_rest(float x, uint32_t *n, int fused) {
 
 /* Returns (e^r - 1 - r) / r^2 for |r| < 0.35. */
 TSHI_INLINE float tshi_kernel_exp_tail(float r, int fused) {
-    float p = 1.3814465e-3f;
-    p = tshi_kernel_fma(p, r, 8.3687805e-3f, fused);
-    p = tshi_kernel_fma(p, r, 4.1668394e-2f, fused);
-    p = tshi_kernel_fma(p, r, 1.6666520e-1f, fused);
-    return tshi_kernel_fma(p, r, 4.9999993e-1f, fused);
+    return tshi_kernel_steps(1.3814465e-3f, r, 8.3687805e-3f, 4.1668394e-2f, 1.6666520e-1f,
+                             4.9999993e-1f, fused);
 }
 
 TSHI_INLINE float tshi_kernel_exp_less_one(float r, int fused) {
@@ -4180,12 +4186,10 @@ TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
     const uint32_t sign = tshi_kernel_bits(x) & 0x80000000u;
     const uint32_t a = tshi_kernel_bits(x) & 0x7FFFFFFFu;
     uint32_t n;
-    float q, power, mid = -5.7049874e-3f;
+    float q, power, mid;
     if (TSHI_DOUBLE) return TSHI_R(tanh((double)v));
-    mid = tshi_kernel_fma(mid, z, 2.0639088e-2f, fused);
-    mid = tshi_kernel_fma(mid, z, -5.3739715e-2f, fused);
-    mid = tshi_kernel_fma(mid, z, 1.3331442e-1f, fused);
-    mid = tshi_kernel_fma(mid, z, -3.3333282e-1f, fused);
+    mid = tshi_kernel_steps(-5.7049874e-3f, z, 2.0639088e-2f, -5.3739715e-2f, 1.3331442e-1f,
+                            -3.3333282e-1f, fused);
     mid = tshi_kernel_fma(mid * z, x, x, fused);
     q = 2.0f * tshi_kernel_float(a < 0x41200000u ? a : 0x41200000u); /* at most 10 */
     q = tshi_kernel_exp_less_one(tshi_kernel_exp_rest(q, &n, fused), fused);
@@ -4195,11 +4199,6 @@ TSHI_INLINE tsh_real tshi_kernel_tanh(tsh_real v, int fused) {
     return TSHI_R(tshi_kernel_float(tshi_kernel_pick(a - 0x3F200000u <= 0x40600000u,
                                                      tshi_kernel_bits(q), tshi_kernel_bits(mid)) |
                                     sign));
-}
-
-/* Returns max(x, 0); NaN for NaN. */
-TSHI_INLINE tsh_real tshi_kernel_relu(tsh_real x) {
-    return x <= 0 ? TSHI_R(0) : x;
 }
 
 /* Returns log x = e log 2 + log(1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and
@@ -4213,15 +4212,10 @@ TSHI_INLINE tsh_real tshi_kernel_log(tsh_real v, int fused) {
     k = (m - 0x3F3504F3u) & 0xFF800000u; /* 0 from sqrt 1/2 to sqrt 2 */
     f = tshi_kernel_float(m - k) - 1.0f;
     e = (float)(int32_t)(k - (0x0B800000u & tiny));
-    p = 6.7466066e-2f;
-    p = tshi_kernel_fma(p, f, -1.1679658e-1f, fused);
-    p = tshi_kernel_fma(p, f, 1.1890323e-1f, fused);
-    p = tshi_kernel_fma(p, f, -1.2405135e-1f, fused);
-    p = tshi_kernel_fma(p, f, 1.4219224e-1f, fused);
-    p = tshi_kernel_fma(p, f, -1.6668007e-1f, fused);
-    p = tshi_kernel_fma(p, f, 2.0002134e-1f, fused);
-    p = tshi_kernel_fma(p, f, -2.5000010e-1f, fused);
-    p = tshi_kernel_fma(p, f, 3.3333312e-1f, fused);
+    p = tshi_kernel_steps(6.7466066e-2f, f, -1.1679658e-1f, 1.1890323e-1f, -1.2405135e-1f,
+                          1.4219224e-1f, fused);
+    p = tshi_kernel_steps(p, f, -1.6668007e-1f, 2.0002134e-1f, -2.5000010e-1f, 3.3333312e-1f,
+                          fused);
     p = tshi_kernel_fma(p, f, -0.5f, fused);
     whole = e * (0.693359375f / 8388608.0f);
     sum = whole + f;
@@ -4268,11 +4262,8 @@ TSHI_INLINE float tshi_kernel_power(float x, float y) {
     double m = tshi_kernel_double(bits - (k << 52) + 0x3FF0000000000000u), s, z, t, p;
     s = (m - 1.0) / (m + 1.0);
     z = s * s;
-    p = 3.4073010658534e-1;
-    p = p * z + 4.1167271899778e-1;
-    p = p * z + 5.7708358496515e-1;
-    p = p * z + 9.6179667334180e-1;
-    p = p * z + 2.8853900817901;
+    p = (3.4073010658534e-1 * z + 4.1167271899778e-1) * z + 5.7708358496515e-1;
+    p = (p * z + 9.6179667334180e-1) * z + 2.8853900817901;
     /* converts k to double and subtracts the bias of the exponent */
     t = tshi_kernel_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
     t = t * (double)y;
@@ -4281,13 +4272,9 @@ TSHI_INLINE float tshi_kernel_power(float x, float y) {
     /* adding 1.5 * 2^52 rounds t to an integer, which is left in the low bits of s */
     s = tshi_kernel_round8(t + 6755399441055744.0);
     t = t - (s - 6755399441055744.0);
-    p = 1.5353351392569e-4;
-    p = p * t + 1.3398887281849e-3;
-    p = p * t + 9.6184374823696e-3;
-    p = p * t + 5.5503324404768e-2;
-    p = p * t + 2.4022647911954e-1;
-    p = p * t + 6.9314720286791e-1;
-    p = p * t + 1.0;
+    p = (1.5353351392569e-4 * t + 1.3398887281849e-3) * t + 9.6184374823696e-3;
+    p = (p * t + 5.5503324404768e-2) * t + 2.4022647911954e-1;
+    p = (p * t + 6.9314720286791e-1) * t + 1.0;
     return (float)tshi_kernel_double(tshi_kernel_bits8(p) + (tshi_kernel_bits8(s) << 52));
 }
 
@@ -4583,7 +4570,7 @@ static void tshi_kernel_move(tshi_operand *x, int64_t elements) {
 
 /* -- loops ------------------------------------------------------------------ */
 
-enum { TSHI_MAX_OPERANDS = 4, TSHI_MAX_ROWS = 7 };
+enum { TSHI_MAX_OPERANDS = 5, TSHI_MAX_ROWS = 7 };
 
 /* An iteration space, and the strides of each operand along its dimensions. */
 typedef struct tshi_loop {
@@ -4592,6 +4579,9 @@ typedef struct tshi_loop {
     int64_t dim[TSH_MAX_DIMS];
     int64_t stride[TSHI_MAX_OPERANDS][TSH_MAX_DIMS];
     tshi_operand x[TSHI_MAX_OPERANDS];
+    tshi_kernel_fn kernel; /* of tshi_kernel_run, as all below */
+    const void *params;
+    int cut; /* the dimension that threads share */
 } tshi_loop;
 
 /* Begins a loop over the local elements of a tensor. */
@@ -4631,15 +4621,15 @@ static void tshi_kernel_join(tshi_loop *loop) {
     loop->ndim = out;
 }
 
-/* Calls a kernel for each row (innermost dimension) of a joined space. */
-static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
+/* Calls the kernel for each row (innermost dimension) of a joined space. */
+static void tshi_kernel_walk(const tshi_loop *loop) {
     tshi_operand x[TSHI_MAX_OPERANDS];
     int64_t index[TSH_MAX_DIMS] = {0};
     int d, i, inner = loop->ndim - 1;
     memcpy(x, loop->x, sizeof x);
     for (i = 0; i < loop->n && inner >= 0; i++) x[i].step = loop->stride[i][inner];
     for (;;) {
-        kernel(inner >= 0 ? loop->dim[inner] : 1, x, params);
+        loop->kernel(inner >= 0 ? loop->dim[inner] : 1, x, loop->params);
         for (d = inner - 1; d >= 0; d--) {
             int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d];
             for (i = 0; i < loop->n; i++)
@@ -4651,48 +4641,34 @@ static void tshi_kernel_walk(const tshi_loop *loop, tshi_kernel_fn kernel, const
     }
 }
 
-/* A loop that threads share along dimension `cut`. */
-typedef struct tshi_cut_loop {
-    const tshi_loop *loop;
-    tshi_kernel_fn kernel;
-    const void *params;
-    int cut;
-} tshi_cut_loop;
-
+/* A tshi_team_fn: walks a piece of the loop. */
 static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_cut_loop *all = (const tshi_cut_loop *)job;
-    tshi_loop part = *all->loop;
+    tshi_loop part = *(const tshi_loop *)job;
     int i;
     (void)piece;
-    part.dim[all->cut] = to - from;
-    for (i = 0; i < part.n; i++)
-        tshi_kernel_move(&part.x[i], part.stride[i][all->cut] * from);
-    tshi_kernel_walk(&part, all->kernel, all->params);
+    part.dim[part.cut] = to - from;
+    for (i = 0; i < part.n; i++) tshi_kernel_move(&part.x[i], part.stride[i][part.cut] * from);
+    tshi_kernel_walk(&part);
 }
 
 /* Runs a kernel, which writes to operand 0, over the whole space. Threads share the outermost
  * dimension that is long enough and along which operand 0 moves: no two write to one place. */
 TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const void *params) {
     enum { MIN_ELEMENTS = 1 << 15 }; /* per thread */
-    tshi_cut_loop all;
     int64_t count = 1;
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
     if (!count) return;
     tshi_kernel_join(loop);
+    loop->kernel = kernel;
+    loop->params = params;
     pieces = tshi_team_pieces(loop->ctx, count, MIN_ELEMENTS);
-    all.cut = 0;
-    while (all.cut < loop->ndim && (!loop->stride[0][all.cut] || loop->dim[all.cut] < pieces))
-        all.cut++;
-    if (pieces == 1 || all.cut == loop->ndim) {
-        tshi_kernel_walk(loop, kernel, params);
-        return;
-    }
-    all.loop = loop;
-    all.kernel = kernel;
-    all.params = params;
-    tshi_team_run(pieces, loop->dim[all.cut], all.cut == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece,
-                  &all);
+    for (d = 0; d < loop->ndim && (!loop->stride[0][d] || loop->dim[d] < pieces); d++) continue;
+    loop->cut = d;
+    if (pieces == 1 || d == loop->ndim)
+        tshi_kernel_walk(loop);
+    else
+        tshi_team_run(pieces, loop->dim[d], d == loop->ndim - 1 ? 16 : 1, tshi_kernel_piece, loop);
 }
 
 /* A job of `count` rows: row r of operand i begins at r x[i].step. An operand with own[i] > 0 is
@@ -4700,11 +4676,20 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
 typedef struct tshi_rows {
     tshi_kernel_fn kernel;
     int64_t count; /* of rows */
-    int n;         /* of operands */
+    const void *params;
     tshi_operand x[TSHI_MAX_ROWS];
     int64_t own[TSHI_MAX_ROWS];
-    const void *params;
 } tshi_rows;
+
+/* Returns a job whose operands are still to be set. */
+static tshi_rows tshi_kernel_rows_job(tshi_kernel_fn kernel, int64_t count, const void *params) {
+    tshi_rows rows;
+    memset(&rows, 0, sizeof rows);
+    rows.kernel = kernel;
+    rows.count = count;
+    rows.params = params;
+    return rows;
+}
 
 /* A tshi_team_fn: calls the kernel once for a piece of the rows. */
 static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) {
@@ -4712,7 +4697,7 @@ static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) 
     tshi_operand x[TSHI_MAX_ROWS];
     int i;
     memcpy(x, rows->x, sizeof x);
-    for (i = 0; i < rows->n; i++)
+    for (i = 0; i < TSHI_MAX_ROWS; i++)
         tshi_kernel_move(&x[i], from * x[i].step + piece * rows->own[i]);
     rows->kernel(to - from, x, rows->params);
 }
@@ -4721,6 +4706,12 @@ static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) 
 static int tshi_kernel_pieces(const tsh_ctx *ctx, int64_t rows, int64_t length) {
     enum { MIN_ELEMENTS = 1 << 14 }; /* per thread */
     return tshi_team_pieces(ctx, rows, tshi_base_ceil(MIN_ELEMENTS, length > 0 ? length : 1));
+}
+
+/* Runs a job, of rows of `length` elements, on the threads. */
+static void tshi_kernel_run_rows(const tsh_ctx *ctx, tshi_rows *rows, int64_t length) {
+    tshi_team_run(tshi_kernel_pieces(ctx, rows->count, length), rows->count, 1, tshi_kernel_do_rows,
+                  rows);
 }
 
 /* to = from, n elements of one dtype, copied as unsigned integers of its size. */
@@ -9230,18 +9221,17 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
             int64_t own = in[i]->dim[d];
             if (length[d] == 1) length[d] = own;
             if (length[d] == own || own == 1) continue;
-            (void)tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
-                           "%s: shapes %s and %s do not broadcast (%lld against %lld)", op,
-                           tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b),
-                           (long long)length[d], (long long)own);
-            return 0;
+            return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
+                            "%s: shapes %s and %s do not broadcast (%lld against %lld)", op,
+                            tshi_tensor_text(in[0], a), tshi_tensor_text(in[i], b),
+                            (long long)length[d], (long long)own) == TSH_OK;
         }
     }
     return 1;
 }
 
 /* Records a call of op, as tshi_tape_record, with a copy of its options. The node takes over aux
- * (may be NULL), a block that backward reads; without a node it is released. */
+ * (may be NULL), a block that backward reads; without a node, as after an error, it is released. */
 static void tshi_map_record(const tshi_op *op, tsh_tensor *out, tsh_tensor *const *in, int n,
                             unsigned partial, const void *params, size_t bytes, tshi_block *aux) {
     tshi_node *node = tshi_tape_record(op, out, in, n, partial, bytes);
@@ -9282,11 +9272,11 @@ typedef struct tshi_backward_params {
     int add;  /* 1: add to the gradient, 0: write it */
 } tshi_backward_params;
 
-/* The row of a unary or binary op. */
+/* The row of a unary or binary op, or of where. */
 typedef struct tshi_map_row {
     tshi_op op;    /* first: node->op points to it */
     unsigned pass; /* inputs whose gradient is that of the output, if it has their shape */
-    const tshi_kernel_fn *forward, *backward[2]; /* backward: for each input */
+    const tshi_kernel_fn *forward, *backward[3]; /* backward: for each input */
 } tshi_map_row;
 
 /* Adds to the gradient of input i. Operands: that gradient, g, then for each input its saved
@@ -9369,21 +9359,15 @@ TSHI_INLINE tsh_real tshi_map_power_derivative(tsh_real a, tsh_real b) {
 
 /* S(z), up to a = 0.6875. */
 TSHI_INLINE float tshi_map_normal(float z, int fused) {
-    float s = 1.32573507e-4f;
-    s = tshi_kernel_fma(s, z, -1.20952074e-3f, fused);
-    s = tshi_kernel_fma(s, z, 9.98079125e-3f, fused);
-    s = tshi_kernel_fma(s, z, -6.64911047e-2f, fused);
-    return tshi_kernel_fma(s, z, 3.98942292e-1f, fused);
+    return tshi_kernel_steps(1.32573507e-4f, z, -1.20952074e-3f, 9.98079125e-3f, -6.64911047e-2f,
+                             3.98942292e-1f, fused);
 }
 
 /* R(a), with the absolute error that 1 - Phi(-a) can bear. */
 TSHI_INLINE float tshi_map_mills(float a, int fused) {
     const float g = a / (a + 2.5f);
-    float r = 1.66279189e-2f;
-    r = tshi_kernel_fma(r, g, 2.21382603e-2f, fused);
-    r = tshi_kernel_fma(r, g, -5.62647432e-2f, fused);
-    r = tshi_kernel_fma(r, g, -9.86833498e-2f, fused);
-    r = tshi_kernel_fma(r, g, 4.93170805e-2f, fused);
+    float r = tshi_kernel_steps(1.66279189e-2f, g, 2.21382603e-2f, -5.62647432e-2f, -9.86833498e-2f,
+                                4.93170805e-2f, fused);
     r = tshi_kernel_fma(r, g, 5.65180779e-1f, fused);
     r = tshi_kernel_fma(r, g, -9.97356653e-1f, fused);
     return tshi_kernel_fma(r, g, 0.5f, fused);
@@ -9400,21 +9384,15 @@ TSHI_INLINE float tshi_map_minus_tail(float y, float a, int fused) {
     const float low = fused ? tshi_kernel_fma(a, a, -z, 1) : (float)((a - cut) * (a + cut));
     const float shifted = tshi_kernel_round(tshi_kernel_fma(z, -0.72134752f, 12582912.0f, fused));
     const float n = shifted - 12582912.0f;
-    float r, p = 2.1585102e-5f, m = -2.96510150e-10f;
-    m = tshi_kernel_fma(m, u, 5.05886832e-10f, fused);
-    m = tshi_kernel_fma(m, u, 8.87562024e-10f, fused);
-    m = tshi_kernel_fma(m, u, -1.91779503e-9f, fused);
-    m = tshi_kernel_fma(m, u, -4.12072465e-9f, fused);
-    m = tshi_kernel_fma(m, u, 1.74520522e-8f, fused);
-    m = tshi_kernel_fma(m, u, -2.54221497e-8f, fused);
-    m = tshi_kernel_fma(m, u, 1.80368893e-8f, fused);
-    m = tshi_kernel_fma(m, u, 1.86518925e-8f, fused);
+    float r, p, m;
+    m = tshi_kernel_steps(-2.96510150e-10f, u, 5.05886832e-10f, 8.87562024e-10f, -1.91779503e-9f,
+                          -4.12072465e-9f, fused);
+    m = tshi_kernel_steps(m, u, 1.74520522e-8f, -2.54221497e-8f, 1.80368893e-8f, 1.86518925e-8f,
+                          fused);
     r = tshi_kernel_fma(n, -1.38671875f, -z, fused);
     r = tshi_kernel_fma(n, 4.2438888e-4f, r, fused) - low;
-    p = tshi_kernel_fma(p, r, 2.6152439e-4f, fused);
-    p = tshi_kernel_fma(p, r, 2.6042746e-3f, fused);
-    p = tshi_kernel_fma(p, r, 2.0833150e-2f, fused);
-    p = tshi_kernel_fma(p, r, 1.2499998e-1f, fused);
+    p = tshi_kernel_steps(2.1585102e-5f, r, 2.6152439e-4f, 2.6042746e-3f, 2.0833150e-2f,
+                          1.2499998e-1f, fused);
     p = tshi_kernel_fma(p, r, 0.5f, fused);
     m = tshi_kernel_fma(m * r, p, m, fused);
     p = tshi_kernel_float((tshi_kernel_bits(shifted) << 23) + 0x4B800000u);
@@ -9463,16 +9441,12 @@ TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
     const uint32_t x = tshi_kernel_bits((float)v), bits = x & 0x7FFFFFFFu;
     const float a = tshi_kernel_float(bits < 0x407CCCCDu ? bits : 0x407CCCCDu);
     uint32_t n;
-    float q = -9.25656514e-6f, power;
+    float q, power;
     if (TSHI_DOUBLE) return TSHI_R(erf((double)v));
-    q = tshi_kernel_fma(q, a, 1.17644027e-4f, fused);
-    q = tshi_kernel_fma(q, a, -6.32846961e-4f, fused);
-    q = tshi_kernel_fma(q, a, 1.66704645e-3f, fused);
-    q = tshi_kernel_fma(q, a, -1.60415613e-4f, fused);
-    q = tshi_kernel_fma(q, a, -1.91530529e-2f, fused);
-    q = tshi_kernel_fma(q, a, 1.02777824e-1f, fused);
-    q = tshi_kernel_fma(q, a, 6.36619389e-1f, fused);
-    q = tshi_kernel_fma(q, a, 1.28379166e-1f, fused);
+    q = tshi_kernel_steps(-9.25656514e-6f, a, 1.17644027e-4f, -6.32846961e-4f, 1.66704645e-3f,
+                          -1.60415613e-4f, fused);
+    q = tshi_kernel_steps(q, a, -1.91530529e-2f, 1.02777824e-1f, 6.36619389e-1f, 1.28379166e-1f,
+                          fused);
     q = tshi_kernel_exp_rest(-tshi_kernel_fma(q, a, a, fused), &n, fused);
     q = tshi_kernel_exp_less_one(q, fused);
     power = tshi_kernel_float((n << 23) + 0x3F800000u);
@@ -9481,19 +9455,10 @@ TSHI_INLINE tsh_real tshi_map_erf(tsh_real v, int fused) {
         tshi_kernel_pick(bits > 0x7F800000u, x, tshi_kernel_bits(q) | (x ^ bits))));
 }
 
-/* erf'(x) = 2 / sqrt(pi) e^(-x^2). */
-TSHI_INLINE tsh_real tshi_map_erf_derivative(tsh_real x, int fused) {
-    return TSHI_R(1.1283791670955126) * tshi_kernel_exp(-x * x, fused);
-}
-
 /* e^-2u with u = sqrt(2 / pi) (x + 0.044715 x^3): 0.5 x (1 + tanh u) is x / (1 + e^-2u). */
 TSHI_INLINE tsh_real tshi_map_gelu_power(tsh_real x, int fused) {
     return tshi_kernel_exp(-x * (TSHI_R(1.5957691216057308) + TSHI_R(0.071354816272600) * x * x),
                            fused);
-}
-
-TSHI_INLINE tsh_real tshi_map_gelu_tanh(tsh_real x, int fused) {
-    return x / (TSHI_R(1) + tshi_map_gelu_power(x, fused));
 }
 
 TSHI_INLINE tsh_real tshi_map_gelu_tanh_derivative(tsh_real x, int fused) {
@@ -9552,10 +9517,11 @@ TSHI_UNARY(log, nonlinear, X, tshi_kernel_log(x, fused), g / v)
 TSHI_UNARY(sqrt, nonlinear, OUT, tshi_kernel_sqrt(x), g *TSHI_R(0.5) / v)
 TSHI_UNARY(sigmoid, nonlinear, OUT, tshi_kernel_sigmoid(x, fused), g *v *(TSHI_R(1) - v))
 TSHI_UNARY(tanh, nonlinear, OUT, tshi_kernel_tanh(x, fused), g *(TSHI_R(1) - v * v))
-TSHI_UNARY(relu, nonlinear, OUT, tshi_kernel_relu(x), v <= 0 ? TSHI_R(0) : g)
-TSHI_UNARY(erf, nonlinear, X, tshi_map_erf(x, fused), g *tshi_map_erf_derivative(v, fused))
+TSHI_UNARY(relu, nonlinear, OUT, x <= 0 ? TSHI_R(0) : x, v <= 0 ? TSHI_R(0) : g)
+TSHI_UNARY(erf, nonlinear, X, tshi_map_erf(x, fused), /* erf'(x) = 2 / sqrt(pi) e^(-x^2) */
+           g *(TSHI_R(1.1283791670955126) * tshi_kernel_exp(-v * v, fused)))
 TSHI_UNARY(gelu, nonlinear, X, tshi_map_gelu(x, fused), g *tshi_map_gelu_derivative(v, fused))
-TSHI_UNARY(gelu_tanh, nonlinear, X, tshi_map_gelu_tanh(x, fused),
+TSHI_UNARY(gelu_tanh, nonlinear, X, x / (TSHI_R(1) + tshi_map_gelu_power(x, fused)),
            g *tshi_map_gelu_tanh_derivative(v, fused))
 TSHI_UNARY(silu, nonlinear, X, tshi_map_silu(x, fused), g *tshi_map_silu_derivative(v, fused))
 #undef TSHI_UNARY_ROW
@@ -9571,11 +9537,8 @@ TSHI_INLINE tsh_real tshi_map_pow_derivative(tsh_real a, tsh_real b, int fused) 
 }
 
 static tsh_tensor *tshi_map_binary(tsh_tensor *a, tsh_tensor *b, const tshi_map_row *row) {
-    tsh_tensor *in[2];
-    tsh_ctx *ctx;
-    in[0] = a;
-    in[1] = b;
-    ctx = tshi_tensor_check_floating(row->op.name, in, 2);
+    tsh_tensor *in[] = {a, b};
+    tsh_ctx *ctx = tshi_tensor_check_floating(row->op.name, in, 2);
     if (!ctx) return NULL;
     return tshi_map_run(&row->op, in, 2, tshi_tensor_promote(in, 2), row->forward[ctx->isa], 0);
 }
@@ -9602,7 +9565,6 @@ TSHI_BINARY(div, divide, TSHI_A | TSHI_B, TSHI_NONE, a / b, g / b, -g *a / (b * 
 TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),
             g *tshi_map_power_derivative(a, b), g *tshi_map_pow_derivative(a, b, fused))
 #undef TSHI_BINARY
-#undef TSHI_MAP_KERNEL
 
 /* -- comparisons, where, cast ------------------------------------------------ */
 
@@ -9647,11 +9609,8 @@ TSHI_BINARY(pow, nonlinear, TSHI_A | TSHI_B, TSHI_NONE, tshi_kernel_pow(a, b),
 
 static tsh_tensor *tshi_map_compare(const tshi_op *op, tsh_tensor *a, tsh_tensor *b,
                                     const tshi_kernel_fn *kernel) {
-    tsh_tensor *in[2];
-    tsh_ctx *ctx;
-    in[0] = a;
-    in[1] = b;
-    ctx = tshi_tensor_check(op->name, in, 2);
+    tsh_tensor *in[] = {a, b};
+    tsh_ctx *ctx = tshi_tensor_check(op->name, in, 2);
     if (!ctx) return NULL;
     if (a->dtype != b->dtype)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "%s: %s against %s; tsh_cast one of them",
@@ -9668,72 +9627,26 @@ TSHI_COMPARE(ge, >=)
 #undef TSHI_COMPARE
 #undef TSHI_COMPARE_LOOP
 
-/* y = c ? a : b. Operands: y, c, a, b. */
-TSHI_INLINE void tshi_map_where_body(int64_t n, const tshi_operand *x, const void *params) {
-    tsh_real pad[2][TSHI_BLOCK], y[TSHI_BLOCK];
-    const tsh_real *a, *b;
-    int64_t cond[TSHI_BLOCK], e;
-    const int64_t *c;
-    int i;
-    (void)params;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        c = tshi_kernel_load_integers(&x[1], e, n, cond);
-        a = tshi_kernel_load(&x[2], e, n, pad[0]);
-        b = tshi_kernel_load(&x[3], e, n, pad[1]);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) y[i] = c[i] ? a[i] : b[i];
-        tshi_kernel_store(&x[0], e, n, y, 0);
-    }
-}
-TSHI_KERNEL(tshi_map_where, void);
+/* y = m ? a : b. (An integer m that is not 0 is not 0 as a tsh_real either.) */
+TSHI_MAP_KERNEL(tshi_map_where, double, 0, 0, 3, m, a, b, m != 0 ? a : b)
+TSHI_MAP_KERNEL(tshi_map_where_da, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? g : 0)
+TSHI_MAP_KERNEL(tshi_map_where_db, tshi_backward_params, 0, p->add, 2, g, m, u2, m != 0 ? 0 : g)
+#undef TSHI_MAP_KERNEL
 
-/* da += c ? g : 0 if *first, else db += c ? 0 : g. Operands: da or db, g, c. */
-TSHI_INLINE void tshi_map_where_grad_body(int64_t n, const tshi_operand *x, const int *first) {
-    tsh_real pad[TSHI_BLOCK], d[TSHI_BLOCK];
-    const tsh_real *g;
-    int64_t cond[TSHI_BLOCK], e;
-    const int64_t *c;
-    int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        g = tshi_kernel_load(&x[1], e, n, pad);
-        c = tshi_kernel_load_integers(&x[2], e, n, cond);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) d[i] = (c[i] != 0) == *first ? g[i] : 0;
-        tshi_kernel_store(&x[0], e, n, d, 1);
-    }
-}
-TSHI_KERNEL(tshi_map_where_grad, int);
-
-static void tshi_map_where_backward(tshi_node *node) {
-    tsh_tensor *out = node->out;
-    int i;
-    for (i = 1; i <= 2; i++) {
-        tshi_loop loop;
-        tshi_dest dest;
-        const int first = i == 1;
-        if (!tshi_tape_dest_zeroed(node, i, &dest)) continue;
-        tshi_kernel_space(&loop, out);
-        tshi_kernel_add_operand(&loop, node->in[i], dest.data, dest.stride, TSH_REAL);
-        tshi_kernel_add_operand(&loop, out, tshi_tape_grad(node), out->stride, TSH_REAL);
-        tshi_kernel_add_operand(&loop, node->in[0], tshi_tape_saved(node, 0), node->in[0]->stride,
-                                node->in[0]->dtype);
-        tshi_kernel_run(&loop, tshi_map_where_grad[out->ctx->isa], &first);
-    }
-}
-
-static const tshi_op tshi_map_where_op = {
-    "tsh_where", "cond yes no", tshi_rule_where, tshi_map_where_backward, TSHI_COND, 0};
+static const tshi_map_row tshi_map_where_row = {
+    {"tsh_where", "cond yes no", tshi_rule_where, tshi_map_backward, TSHI_COND, 0},
+    0,
+    tshi_map_where,
+    {NULL, tshi_map_where_da, tshi_map_where_db}};
 
 TSH_API tsh_tensor *tsh_where(tsh_tensor *cond, tsh_tensor *a, tsh_tensor *b) {
-    tsh_tensor *in[3];
-    tsh_ctx *ctx;
-    in[0] = cond;
-    in[1] = a;
-    in[2] = b;
-    ctx = tshi_tensor_check("tsh_where", in, 3);
+    tsh_tensor *in[] = {cond, a, b};
+    tsh_ctx *ctx = tshi_tensor_check("tsh_where", in, 3);
     if (!ctx || !tshi_tensor_check_floating("tsh_where", in + 1, 2)) return NULL;
     if (tshi_dtypes[cond->dtype].floating)
         return tshi_error_null(ctx, TSH_ERR_DTYPE, "tsh_where: the condition is %s, not i32",
                                tshi_dtype_name(cond->dtype));
-    return tshi_map_run(&tshi_map_where_op, in, 3, tshi_tensor_promote(in + 1, 2),
+    return tshi_map_run(&tshi_map_where_row.op, in, 3, tshi_tensor_promote(in + 1, 2),
                         tshi_map_where[ctx->isa], 0);
 }
 
@@ -9757,14 +9670,13 @@ TSH_API tsh_tensor *tsh_cast(tsh_tensor *x, tsh_dtype dtype) {
     return tshi_map_run(&tshi_map_cast_op, &x, 1, dtype, tshi_kernel_copy, 0);
 }
 
-/* -- dense gradients of input 0 ---------------------------------------------- */
+/* -- dense gradients --------------------------------------------------------- */
 
-/* Where a kernel that outputs a dense gradient of input 0 writes it: to dest if that is dense and
+/* Where a kernel that outputs a dense gradient of input x writes it: to dest if that is dense and
  * has nothing to add to (*scratch is NULL then), else to *scratch, for tshi_map_accumulate. NULL:
  * no memory. */
-static tsh_real *tshi_map_dense_dest(const tshi_node *node, const tshi_dest *dest,
+static tsh_real *tshi_map_dense_dest(const tsh_tensor *x, const tshi_dest *dest,
                                      tshi_block **scratch) {
-    const tsh_tensor *x = node->in[0];
     int64_t stride[TSH_MAX_DIMS];
     int d, direct = !dest->add;
     tshi_tensor_strides(x->local, x->ndim, stride);
@@ -9776,12 +9688,11 @@ static tsh_real *tshi_map_dense_dest(const tshi_node *node, const tshi_dest *des
 }
 
 /* Adds what a kernel wrote to scratch (may be NULL) to the gradient, and releases scratch. */
-static void tshi_map_accumulate(const tshi_node *node, const tshi_dest *dest, tshi_block *scratch) {
-    const tsh_tensor *x = node->in[0];
+static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block *scratch) {
     int64_t stride[TSH_MAX_DIMS];
     if (!scratch) return;
     tshi_tensor_strides(x->local, x->ndim, stride);
-    tshi_tape_accumulate(node, 0, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
+    tshi_tape_accumulate_at(x, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
     tshi_mem_drop(x->ctx, scratch);
 }
 
@@ -9794,34 +9705,27 @@ typedef struct tshi_dropout {
     double p;
 } tshi_dropout;
 
+/* A run of adjacent elements, from global index `first` on: y = dropout of x, dense. */
 typedef struct tshi_dropout_run {
     const tshi_dropout *mask;
     const tsh_real *x;
     tsh_real *y;
     int isa;
+    int64_t first;
 } tshi_dropout_run;
 
 /* The next mask of owner, the module that drops out. Its stream is a hash of owner's path, how
  * often owner has drawn a mask, and the dp rank. Without an owner the calls of this ctx are
  * counted, and the pipeline stage is hashed, as stages count for themselves. */
 static tshi_dropout tshi_map_next_mask(tsh_ctx *ctx, double p, tsh_module *owner) {
-    tshi_dropout mask;
-    uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
-    mask.key = ctx->seed;
-    mask.p = p;
-    mask.stream = tshi_rng_hash(count, "dropout", 7);
+    const uint64_t count = owner ? owner->dropout_calls++ : ctx->dropout_calls++;
+    tshi_dropout mask = {ctx->seed, tshi_rng_hash(count, "dropout", 7), p};
     if (owner) mask.stream = tshi_rng_hash(mask.stream, owner->path, strlen(owner->path));
     if (!owner && ctx->pp.rank)
         mask.stream = tshi_rng_hash(mask.stream, &ctx->pp.rank, sizeof ctx->pp.rank);
     mask.stream = tshi_rng_hash(mask.stream, &ctx->dp.rank, sizeof ctx->dp.rank);
     return mask;
 }
-
-/* A part of a mask: that of the elements from global index `first` on. */
-typedef struct tshi_mask_range {
-    const tshi_dropout *mask;
-    int64_t first;
-} tshi_mask_range;
 
 #if TSHI_X86
 /* tshi_rng_words with its counters in 64-bit lanes, whose upper halves are ignored, so that each of
@@ -9873,7 +9777,7 @@ TSHI_MAP_WORDS(avx512, TSHI_AVX512, 64, __m512i, TSHI_MAP_512, 0, 4, 1, 5, 2, 6,
 #define TSHI_MAP_MASK(isa, TARGET)                                                                 \
     TARGET static void tshi_map_mask_##isa(int64_t n, const tshi_operand *operand,                 \
                                            const void *params) {                                   \
-        const tshi_mask_range *part = (const tshi_mask_range *)params;                           \
+        const tshi_dropout_run *part = (const tshi_dropout_run *)params;                           \
         tsh_real *y = (tsh_real *)operand[0].data;                                                 \
         const tsh_real *x = (const tsh_real *)operand[1].data;                                     \
         const double limit = part->mask->p * 4294967296.0;                                         \
@@ -9902,19 +9806,16 @@ TSHI_MAP_MASK(avx512, TSHI_AVX512)
 TSHI_KERNEL_TABLE(tshi_map_mask);
 
 /* Drops out `length` elements from the global and local index that are given. */
-static void tshi_map_mask_run(const tshi_dropout_run *run, int64_t global, int64_t local,
+static void tshi_map_mask_run(tshi_dropout_run *run, int64_t global, int64_t local,
                               int64_t length) {
-    tshi_mask_range part;
-    tshi_operand x[2];
-    part.mask = run->mask;
-    part.first = global;
-    x[0] = tshi_kernel_reals(run->y + local, 1);
-    x[1] = tshi_kernel_reals(run->x + local, 1);
-    tshi_map_mask[run->isa](length, x, &part);
+    const tshi_operand x[2] = {tshi_kernel_reals(run->y + local, 1),
+                               tshi_kernel_reals(run->x + local, 1)};
+    run->first = global;
+    tshi_map_mask[run->isa](length, x, run);
 }
 
 /* Drops out elements of this rank's shard of t. */
-static void tshi_map_mask_all(const tshi_dropout_run *run, const tsh_tensor *t) {
+static void tshi_map_mask_all(tshi_dropout_run *run, const tsh_tensor *t) {
     tshi_runs part = tshi_tensor_own_runs(t);
     while (tshi_tensor_next_run(&part))
         tshi_map_mask_run(run, part.global, part.local, part.length);
@@ -9922,17 +9823,15 @@ static void tshi_map_mask_all(const tshi_dropout_run *run, const tsh_tensor *t) 
 
 static void tshi_map_dropout_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
-    tshi_dropout_run run;
+    tshi_dropout_run run = {(const tshi_dropout *)node->params, tshi_tape_grad(node), NULL,
+                            out->ctx->isa, 0};
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    run.y = tshi_map_dense_dest(node, &dest, &scratch);
+    run.y = tshi_map_dense_dest(node->in[0], &dest, &scratch);
     if (!run.y) return;
-    run.isa = out->ctx->isa;
-    run.mask = (const tshi_dropout *)node->params;
-    run.x = tshi_tape_grad(node);
     tshi_map_mask_all(&run, out);
-    tshi_map_accumulate(node, &dest, scratch);
+    tshi_map_accumulate(node->in[0], &dest, scratch);
 }
 
 static const tshi_op tshi_map_dropout_op = {
@@ -9942,8 +9841,8 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_dropout", &x, 1);
     tsh_shape shape = tsh_shape_of(x);
     tshi_dropout mask;
-    tshi_dropout_run run;
-    tshi_block *scratch = NULL, *unrounded;
+    tshi_dropout_run run = {&mask, NULL, NULL, 0, 0};
+    tshi_block *scratch, *unrounded;
     tsh_tensor *out;
     if (!ctx) return NULL;
     if (!(p >= 0 && p <= 1))
@@ -9953,15 +9852,13 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     if (!out) return NULL;
     mask = tshi_map_next_mask(ctx, p, owner);
     run.isa = ctx->isa;
-    run.mask = &mask;
     run.y = tshi_kernel_output(out, &unrounded);
-    run.x = run.y ? tshi_kernel_packed_reals(x, &scratch) : NULL;
-    if (run.x) tshi_map_mask_all(&run, out);
+    run.x = tshi_kernel_packed_reals(x, &scratch);
+    if (run.x && run.y) tshi_map_mask_all(&run, out);
     tshi_mem_drop(ctx, scratch);
-    if (run.y) tshi_kernel_output_done(out, unrounded);
-    if (!run.x) return NULL;
+    tshi_kernel_output_done(out, unrounded);
     tshi_map_record(&tshi_map_dropout_op, out, &x, 1, TSHI_NONE, &mask, sizeof mask, NULL);
-    return out;
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* -- copies ----------------------------------------------------------------- */
@@ -9969,16 +9866,14 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
 /* Adds both accumulators of the copy to those of the input, the partial sum to the partial sum: the
  * op that made the input completes it, if it has to. */
 static void tshi_map_copy_backward(tshi_node *node) {
-    tsh_tensor *out = node->out;
-    tsh_tensor *base = node->in[0]->base;
+    tsh_tensor *out = node->out, *base = node->in[0]->base;
+    tshi_accumulator *const from[] = {&out->gr, &out->gp}, *const to[] = {&base->gr, &base->gp};
     tshi_dest dest;
-    if (!base->requires_grad) return;
-    if (out->gr.live && tshi_tape_open(node->in[0], &base->gr, &dest))
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gr.block),
-                             out->stride);
-    if (out->gp.live && tshi_tape_open(node->in[0], &base->gp, &dest))
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gp.block),
-                             out->stride);
+    int i;
+    for (i = 0; i < 2 && base->requires_grad; i++)
+        if (from[i]->live && tshi_tape_open(node->in[0], to[i], &dest))
+            tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
+                                 out->stride);
 }
 
 static const tshi_op tshi_map_clone_op = {
@@ -10022,119 +9917,69 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t) {
 /* Needs: >>op-map.                                                             */
 /* ========================================================================== */
 
-/* The local input is seen as a dense (outer, n, inner) array, reduced along n; a reduction of all
+/* An op's options, and what its kernels need. */
+typedef struct tshi_reduce_params {
+    double c;   /* sum, mean: the factor of the sum */
+    int64_t n;  /* local length of what is reduced */
+    int axis;   /* -1: all dimensions */
+    int is_log; /* softmax: 1 for log_softmax */
+} tshi_reduce_params;
+
+/* The local input is seen as an (outer, n, inner) array, reduced along n; a reduction of all
  * dimensions is (1, n, 1). Sums run in an order that depends on these sizes only, so that their
  * bits do not depend on the number of threads. */
 typedef struct tshi_reduction {
-    int64_t outer, n, inner; /* local sizes */
-    int64_t length;          /* global size of what is reduced */
-    int axis;                /* -1: all dimensions */
-    tsh_shape shape;         /* of the result */
+    int64_t outer, inner;
+    int64_t length; /* n on all ranks */
+    tsh_shape shape; /* of the result */
     tsh_layout layout;
+    tshi_reduce_params params;
 } tshi_reduction;
 
 /* Checks dim and x's layout and fills in *r. 0 and an error if the op cannot run along dim. */
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
+    const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
+    const tshi_rule_axis along = {axis, keepdim};
+    const tshi_reduce_params params = {1, axis < 0 ? tsh_local_numel(x) : x->local[axis], axis, 0};
     char text[TSHI_TEXT_SIZE];
-    tshi_rule_axis along;
     tshi_output output;
     int d;
-    r->axis = along.axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
-    along.keepdim = keepdim;
-    if (dim != TSH_ALL && r->axis < 0) {
-        (void)tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op->name, dim,
-                       tshi_tensor_text(x, text));
-        return 0;
-    }
+    if (dim != TSH_ALL && axis < 0)
+        return tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op->name, dim,
+                        tshi_tensor_text(x, text)) == TSH_OK;
     if (!op->rule(op, &x, 1, &along, &output)) return 0;
+    r->params = params;
     r->layout = output.layout;
     r->shape = tsh_shape0();
     for (d = 0; d < x->ndim; d++) {
-        int reduced = r->axis < 0 || d == r->axis;
+        int reduced = axis < 0 || d == axis;
         if (!reduced || keepdim) r->shape.dim[r->shape.ndim++] = reduced ? 1 : x->dim[d];
     }
-    r->length = r->axis < 0 ? tsh_numel(x) : x->dim[r->axis];
-    r->n = r->axis < 0 ? tsh_local_numel(x) : x->local[r->axis];
-    r->outer = r->axis < 0 ? 1 : tshi_tensor_product(x->local, r->axis);
-    r->inner = r->axis < 0 ? 1 : tshi_tensor_product(x->local + r->axis + 1, x->ndim - r->axis - 1);
+    r->length = axis < 0 ? tsh_numel(x) : x->dim[axis];
+    r->outer = axis < 0 ? 1 : tshi_tensor_product(x->local, axis);
+    r->inner = axis < 0 ? 1 : tshi_tensor_product(x->local + axis + 1, x->ndim - axis - 1);
     return 1;
 }
 
 /* -- sum, mean: y = c sum x; dx = c dy --------------------------------------- */
 
-enum { TSHI_REDUCE_STRIP = 4096 }; /* columns whose sums stay in the cache */
-
-/* y = c sum x of n adjacent values: sums of 4096 values each, which are added in double. Operands:
- * y, x. */
-TSHI_INLINE void tshi_reduce_sum_body(int64_t n, const tshi_operand *operand, const double *c) {
+/* y = c sum x for rows of p->n adjacent values: sums of 4096 values each, which are added in double.
+ * Operands: y, x. */
+TSHI_INLINE void tshi_reduce_sum_body(int64_t rows, const tshi_operand *operand,
+                                      const tshi_reduce_params *p) {
+    tsh_real *y = (tsh_real *)operand[0].data;
     const tsh_real *x = (const tsh_real *)operand[1].data;
-    double total = 0;
-    int64_t i;
-    for (i = 0; i < n; i += 4096)
-        total += (double)tshi_kernel_sum(x + i, n - i < 4096 ? n - i : 4096);
-    *(tsh_real *)operand[0].data = TSHI_R(total * *c);
-}
-TSHI_KERNEL(tshi_reduce_sum, double);
-
-/* y = the sum of *rows rows of n columns, in order. Operands: y, x (step: from row to row). */
-TSHI_INLINE void tshi_reduce_rows_body(int64_t n, const tshi_operand *operand,
-                                       const int64_t *rows) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
-    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
-    int64_t row, e;
-    for (e = 0; e < n; e++) y[e] = 0;
-    for (row = 0; row < *rows; row++, x += operand[1].step)
-        TSHI_EACH for (e = 0; e < n; e++) y[e] += x[e];
-}
-TSHI_KERNEL(tshi_reduce_rows, int64_t);
-
-typedef struct tshi_sums {
-    const tshi_reduction *r;
-    tsh_real *y;
-    const tsh_real *x;
-    double c;
-    int isa;
-} tshi_sums;
-
-/* A thread's part of the sums: [from, to) of outer if inner is 1, else of inner. */
-static void tshi_reduce_sum_piece(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_sums *sums = (const tshi_sums *)job;
-    const int64_t n = sums->r->n, inner = sums->r->inner;
-    const tsh_real *x = sums->x;
-    tsh_real *y = sums->y;
-    tshi_operand operand[2];
-    int64_t o, i;
-    (void)piece;
-    for (o = from; o < to && inner == 1; o++) {
-        operand[0] = tshi_kernel_reals(y + o, 1);
-        operand[1] = tshi_kernel_reals(x + o * n, 1);
-        tshi_reduce_sum[sums->isa](n, operand, &sums->c);
-    }
-    for (o = 0; o < sums->r->outer && inner > 1; o++, x += n * inner, y += inner) {
-        for (i = from; i < to; i += TSHI_REDUCE_STRIP) {
-            operand[0] = tshi_kernel_reals(y + i, 1);
-            operand[1] = tshi_kernel_reals(x + i, inner);
-            tshi_reduce_rows[sums->isa](tshi_base_min(TSHI_REDUCE_STRIP, to - i), operand, &n);
-        }
-        for (i = from; i < to; i++) y[i] *= TSHI_R(sums->c);
+    const int64_t n = p->n;
+    for (; rows > 0; rows--, x += n) {
+        double total = 0;
+        int64_t i;
+        for (i = 0; i < n; i += 4096)
+            total += (double)tshi_kernel_sum(x + i, n - i < 4096 ? n - i : 4096);
+        *y++ = TSHI_R(total * p->c);
     }
 }
-
-/* y = c sum x along n; x is (outer, n, inner), y (outer, inner). */
-static void tshi_reduce_sums(tsh_ctx *ctx, const tshi_reduction *r, tsh_real *y, const tsh_real *x,
-                             double c) {
-    const int64_t units = r->inner == 1 ? r->outer : r->inner;
-    tshi_sums sums;
-    sums.r = r;
-    sums.y = y;
-    sums.x = x;
-    sums.c = c;
-    sums.isa = ctx->isa;
-    if (r->outer && r->inner)
-        tshi_team_run(tshi_kernel_pieces(ctx, units, r->inner == 1 ? r->n : r->outer * r->n), units,
-                      r->inner == 1 ? 1 : 16, tshi_reduce_sum_piece, &sums);
-}
+TSHI_KERNEL(tshi_reduce_sum, tshi_reduce_params);
 
 /* The strides that broadcast out to x's shape: 0 along what was reduced. */
 static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int axis,
@@ -10147,11 +9992,30 @@ static void tshi_reduce_spread(const tsh_tensor *x, const tsh_tensor *out, int a
     }
 }
 
-typedef struct tshi_reduce_params {
-    double c;   /* sum, mean: the factor of the sum */
-    int axis;   /* -1: all */
-    int is_log; /* softmax: 1 for log_softmax */
-} tshi_reduce_params;
+/* sums = c sum x. Where the reduced values are adjacent, rows are summed; else rows are added in
+ * order. */
+static void tshi_reduce_sums(tsh_tensor *x, const tsh_tensor *out, const tshi_reduction *r,
+                             tsh_real *sums) {
+    const int64_t n = r->params.n, count = tsh_local_numel(out);
+    int64_t stride[TSH_MAX_DIMS], i;
+    tshi_loop loop;
+    if (r->inner == 1) {
+        tshi_rows rows = tshi_kernel_rows_job(tshi_reduce_sum[x->ctx->isa], r->outer, &r->params);
+        tshi_block *scratch;
+        rows.x[0] = tshi_kernel_reals(sums, 1);
+        rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(x, &scratch), n);
+        if (rows.x[1].data) tshi_kernel_run_rows(x->ctx, &rows, n);
+        tshi_mem_drop(x->ctx, scratch);
+        return;
+    }
+    memset(sums, 0, tshi_dtype_reals(count));
+    tshi_reduce_spread(x, out, r->params.axis, stride);
+    tshi_kernel_space(&loop, x);
+    tshi_kernel_add_operand(&loop, x, sums, stride, TSH_REAL);
+    tshi_kernel_tensor(&loop, x);
+    tshi_kernel_run(&loop, tshi_kernel_add[x->ctx->isa], NULL);
+    for (i = 0; i < count; i++) sums[i] *= TSHI_R(r->params.c);
+}
 
 static void tshi_reduce_sum_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
@@ -10182,24 +10046,18 @@ static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim,
                                       int mean) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
-    tshi_block *scratch, *unrounded;
-    tshi_reduce_params params;
+    tshi_block *unrounded;
     tsh_tensor *out;
-    const tsh_real *values;
     tsh_real *sums;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
-    memset(&params, 0, sizeof params);
-    params.c = mean ? 1.0 / (double)r.length : 1.0;
-    params.axis = r.axis;
+    if (mean) r.params.c = 1.0 / (double)r.length;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
-    values = out ? tshi_kernel_packed_reals(x, &scratch) : NULL;
-    sums = values ? tshi_kernel_output(out, &unrounded) : NULL;
-    if (sums) tshi_reduce_sums(ctx, &r, sums, values, params.c);
-    if (values) tshi_mem_drop(ctx, scratch);
+    sums = out ? tshi_kernel_output(out, &unrounded) : NULL;
     if (!sums) return NULL;
+    tshi_reduce_sums(x, out, &r, sums);
     tshi_kernel_output_done(out, unrounded);
-    tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
-    return out;
+    tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim) {
@@ -10210,168 +10068,80 @@ TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim) {
     return tshi_reduce_scaled(&tshi_reduce_mean_op, x, dim, keepdim, 1);
 }
 
-/* -- lines ------------------------------------------------------------------
- * A line is the n values that softmax or max works on; `step` lines are interleaved. If step is not
- * 1, TSHI_REDUCE_COLUMNS adjacent lines are transposed to dense rows first, and the results back:
- * whole cache lines are read and written. */
+/* -- rows -------------------------------------------------------------------
+ * max and softmax work on rows: dense values along the axis. Where that is not the last dimension,
+ * values are copied to such an order, and back. */
 
-enum { TSHI_REDUCE_COLUMNS = 16 };
-
-/* Transposes m columns of x, which have n values `step` apart, to dense rows, or back. */
-static void tshi_reduce_transpose(tsh_real *TSHI_RESTRICT rows, tsh_real *TSHI_RESTRICT x,
-                                  int64_t n, int64_t step, int64_t m, int back) {
-    int64_t i, c;
-    for (i = 0; i < n; i++, x += step)
-        for (c = 0; c < m; c++)
-            if (back)
-                x[c] = rows[c * n + i];
-            else
-                rows[c * n + i] = x[c];
+/* Returns a handle of t's values in which the axis (-1: none) is the last dimension. */
+static tsh_tensor tshi_reduce_rows(const tsh_tensor *t, int axis) {
+    tsh_tensor rows = *t;
+    int d;
+    for (d = axis; d >= 0 && d < t->ndim - 1; d++) {
+        rows.dim[d] = t->dim[d + 1];
+        rows.dim[d + 1] = t->dim[axis];
+        rows.local[d] = t->local[d + 1];
+        rows.local[d + 1] = t->local[axis];
+        rows.stride[d] = t->stride[d + 1];
+        rows.stride[d + 1] = t->stride[axis];
+    }
+    return rows;
 }
 
-/* A kernel and the lines that it works on. Its operands, for one line: at[0], at[1], at[2], place,
- * max. Each may be NULL. */
-typedef struct tshi_lines {
-    tshi_kernel_fn kernel;
-    int64_t n, step;
-    tsh_real *at[3]; /* arrays of lines: at[0] is written, the others are read */
-    int64_t *place;  /* written: one index per line */
-    tsh_real *max;   /* written: one value per line */
-    const void *params;
-    tsh_real *transposed; /* scratch for each piece, or NULL if step is 1 */
-} tshi_lines;
-
-/* How many of lines->at are not NULL. */
-static int tshi_reduce_operands(const tshi_lines *lines) {
-    return !!lines->at[0] + !!lines->at[1] + !!lines->at[2];
+/* As tshi_kernel_output, row-major in whatever order out is. */
+static tsh_real *tshi_reduce_output(tsh_tensor *out, tshi_block **scratch) {
+    if (tshi_tensor_is_dense(out)) return tshi_kernel_output(out, scratch);
+    *scratch = tshi_mem_take(out->ctx, TSH_MEM_STEP, tshi_dtype_reals(tsh_local_numel(out)));
+    return *scratch ? (tsh_real *)tshi_mem_data(*scratch) : NULL;
 }
 
-/* A thread's part: calls the kernel for the lines [from, to), one at a time. */
-static void tshi_reduce_lines(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_lines *lines = (const tshi_lines *)job;
-    const int64_t n = lines->n, step = lines->step;
-    const int64_t size = tshi_base_min(TSHI_REDUCE_COLUMNS, step) * n;
-    tsh_real *transposed = lines->transposed, *own[3];
-    int64_t m, c;
-    tshi_operand x[5];
-    int i;
-    if (transposed) transposed += tshi_reduce_operands(lines) * size * piece;
-    for (i = 0; i < 3 && transposed; i++) {
-        own[i] = transposed;
-        if (lines->at[i]) transposed += size;
-    }
-    for (; from < to; from += m) {
-        const int64_t first = from / step * n * step + from % step;
-        m = tshi_base_min(tshi_base_min(TSHI_REDUCE_COLUMNS, step - from % step), to - from);
-        for (i = 1; i < 3 && transposed; i++)
-            if (lines->at[i]) tshi_reduce_transpose(own[i], lines->at[i] + first, n, step, m, 0);
-        for (c = 0; c < m; c++) {
-            for (i = 0; i < 3; i++)
-                x[i] = tshi_kernel_reals(!lines->at[i] ? NULL
-                                         : transposed  ? own[i] + c * n
-                                                       : lines->at[i] + first,
-                                         1);
-            x[3] = tshi_kernel_operand(lines->place ? lines->place + from + c : NULL, 1, TSH_I64);
-            x[4] = tshi_kernel_reals(lines->max ? lines->max + from + c : NULL, 1);
-            lines->kernel(n, x, lines->params);
-        }
-        if (transposed && lines->at[0])
-            tshi_reduce_transpose(own[0], lines->at[0] + first, n, step, m, 1);
-    }
-}
-
-/* Runs the kernel over `count` lines. 0: no memory. */
-static int tshi_reduce_run(tsh_ctx *ctx, int64_t count, tshi_lines *lines) {
-    int pieces = tshi_kernel_pieces(ctx, count, lines->n);
-    const int64_t unit = tshi_base_min(TSHI_REDUCE_COLUMNS, lines->step);
-    tshi_block *block = NULL;
-    if (!lines->n || !count) return 1;
-    pieces = (int)tshi_base_min(pieces, tshi_base_ceil(count, unit));
-    if (lines->step > 1) {
-        const int64_t size = tshi_reduce_operands(lines) * unit * lines->n;
-        block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(size * pieces));
-        if (!block) return 0;
-    }
-    lines->transposed = block ? (tsh_real *)tshi_mem_data(block) : NULL;
-    tshi_team_run(pieces, count, unit, tshi_reduce_lines, lines);
-    tshi_mem_drop(ctx, block);
-    return 1;
+/* Returns a job of all rows of t; 0 rows if they are empty. */
+static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor *t,
+                                 const tshi_reduce_params *params) {
+    const int64_t count = params->n ? tsh_local_numel(t) / params->n : 0;
+    return tshi_kernel_rows_job(kernel[t->ctx->isa], count, params);
 }
 
 /* -- max, argmax: the first index of the largest value, or of the first NaN ---- */
 
-/* Takes over values of the block x, which begins at index e, where they are larger than the lane's
- * or the first NaN. */
-TSHI_INLINE void tshi_reduce_place_step(tsh_real *lane, int32_t *place, const tsh_real *x,
-                                        int32_t e) {
-    int i;
-    TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
-        const tsh_real old = lane[i];
-        const int more = (x[i] > old) | ((x[i] != x[i]) & (old == old));
-        place[i] = more ? e : place[i];
-        lane[i] = more ? x[i] : old;
-    }
-}
-
-/* The first index of the largest of 0 < n < 2^31 values; of the first NaN if there is one. */
-TSHI_INLINE int64_t tshi_reduce_first(const tsh_real *x, int64_t n) {
-    tsh_real lane[TSHI_BLOCK], pad[TSHI_BLOCK], max;
-    int32_t place[TSHI_BLOCK], first = INT32_MAX;
-    int64_t e;
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = x[0];
-    for (i = 0; i < TSHI_BLOCK; i++) place[i] = -i; /* place[i] + i is 0, the index of x[0] */
-    for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK)
-        tshi_reduce_place_step(lane, place, x + e, (int32_t)e);
-    if (e < n) {
-        tshi_kernel_end(x + e, n - e, x[0], pad);
-        tshi_reduce_place_step(lane, place, pad, (int32_t)e);
-    }
-    max = tshi_kernel_max_fold(lane);
-    for (i = 0; i < TSHI_BLOCK; i++) /* the lanes that hold a NaN, else the maximum */
-        if ((max != max ? lane[i] != lane[i] : lane[i] == max) && place[i] + i < first)
-            first = place[i] + i;
-    return first;
-}
-
-/* One line. Operands 1: x, 3: index of the maximum, 4: the maximum, or NULL. (Parts of 65536
- * values, so that an index fits int32_t.) */
-TSHI_INLINE void tshi_reduce_place_body(int64_t n, const tshi_operand *operand,
-                                        const void *params) {
+/* Operands of rows: index of the maximum, x, the maximum or NULL. Only the first part of the row
+ * that has the maximum is searched for its index. */
+TSHI_INLINE void tshi_reduce_place_body(int64_t rows, const tshi_operand *operand,
+                                        const tshi_reduce_params *p) {
+    int64_t *place = (int64_t *)operand[0].data, i, at;
     const tsh_real *x = (const tsh_real *)operand[1].data;
-    tsh_real *max = (tsh_real *)operand[4].data;
-    const int64_t part = 1 << 16;
-    int64_t i, here, best = 0;
-    (void)params;
-    for (i = 0; i < n && x[best] == x[best]; i += part) {
-        here = i + tshi_reduce_first(x + i, tshi_base_min(part, n - i));
-        if (!(x[here] <= x[best])) best = here;
+    tsh_real *max = (tsh_real *)operand[2].data, best, here;
+    const int64_t part = 256, n = p->n;
+    for (; rows > 0; rows--, x += n) {
+        best = x[at = 0];
+        for (i = 0; i < n && best == best; i += part) {
+            here = tshi_kernel_max(x + i, tshi_base_min(part, n - i));
+            if (here <= best) continue;
+            best = here;
+            at = i;
+        }
+        while (x[at] == x[at] && x[at] != best) at++;
+        *place++ = at;
+        if (max) *max++ = x[at];
     }
-    *(int64_t *)operand[3].data = best;
-    if (max) *max = x[best];
 }
-TSHI_KERNEL(tshi_reduce_place, void);
+TSHI_KERNEL(tshi_reduce_place, tshi_reduce_params);
 
 /* Adds dy to dx at the index of each maximum, which forward kept in aux. */
 static void tshi_reduce_max_backward(tshi_node *node) {
-    const tsh_tensor *x = node->in[0];
+    const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
+    const tsh_tensor x = tshi_reduce_rows(node->in[0], params->axis);
     const int64_t *place = (const int64_t *)tshi_mem_data(node->aux);
     const tsh_real *g = tshi_tape_grad(node);
-    int axis = ((const tshi_reduce_params *)node->params)->axis, d;
-    int64_t e, index, count = tsh_local_numel(node->out);
+    int64_t e, count = tsh_local_numel(node->out);
     tshi_dest dest;
+    int d;
     if (!tshi_tape_dest_zeroed(node, 0, &dest)) return;
     for (e = 0; e < count; e++) {
         tsh_real *at = dest.data;
-        int64_t rest = axis < 0 ? place[e] : e;
-        for (d = x->ndim - 1; d >= 0; d--) {
-            if (d == axis) {
-                at += place[e] * dest.stride[d];
-                continue;
-            }
-            index = rest % x->local[d];
-            rest /= x->local[d];
-            at += index * dest.stride[d];
+        int64_t rest = e * params->n + place[e];
+        for (d = x.ndim - 1; d >= 0; d--) {
+            at += rest % x.local[d] * x.stride[d];
+            rest /= x.local[d];
         }
         *at += g[e];
     }
@@ -10386,37 +10156,31 @@ static tsh_tensor *tshi_reduce_max(const tshi_op *op, tsh_tensor *x, int dim, in
                                    int argmax) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
     tshi_reduction r;
-    tshi_lines lines;
     tshi_block *scratch, *unrounded = NULL, *aux = NULL;
-    tshi_reduce_params params;
-    tsh_tensor *out;
-    int done;
+    tshi_rows rows;
+    tsh_tensor *out, xs;
+    tsh_real *max = NULL;
     if (!ctx || !tshi_reduce_plan(op, x, dim, keepdim, &r)) return NULL;
     if (!r.length)
         return tshi_error_null(ctx, TSH_ERR_SHAPE,
                                "%s: nothing to choose from: the dimension is empty", op->name);
+    xs = tshi_reduce_rows(x, r.params.axis);
+    rows = tshi_reduce_job(tshi_reduce_place, x, &r.params);
     out = tshi_tensor_out(ctx, op->name, argmax ? TSH_I64 : x->dtype, &r.shape, &r.layout);
-    if (out && !argmax)
-        aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)(r.outer * r.inner) * sizeof(int64_t));
-    memset(&lines, 0, sizeof lines);
-    if (aux) lines.max = tshi_kernel_output(out, &unrounded);
-    if (lines.max || (out && argmax)) lines.at[1] = tshi_kernel_packed_reals(x, &scratch);
-    if (!lines.at[1]) tshi_mem_drop(ctx, aux);
-    if (!lines.at[1]) return NULL;
-    lines.kernel = tshi_reduce_place[ctx->isa];
-    lines.n = r.n;
-    lines.step = r.inner;
-    lines.place = (int64_t *)(argmax ? tshi_tensor_at(out) : tshi_mem_data(aux));
-    done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
+    if (!out) return NULL;
+    if (!argmax) {
+        aux = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)rows.count * sizeof(int64_t));
+        max = tshi_kernel_output(out, &unrounded);
+    }
+    rows.x[0] = tshi_kernel_operand(argmax ? tshi_tensor_at(out) : aux ? tshi_mem_data(aux) : NULL,
+                                    1, TSH_I64);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
+    rows.x[2] = tshi_kernel_reals(max, 1);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
     tshi_mem_drop(ctx, scratch);
     tshi_kernel_output_done(out, unrounded);
-    memset(&params, 0, sizeof params);
-    params.axis = r.axis;
-    if (done && !argmax)
-        tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, aux);
-    else
-        tshi_mem_drop(ctx, aux);
-    return done ? out : NULL;
+    tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, aux);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 TSH_API tsh_tensor *tsh_max(tsh_tensor *x, int dim, int keepdim) {
@@ -10431,73 +10195,76 @@ TSH_API tsh_tensor *tsh_argmax(tsh_tensor *x, int dim, int keepdim) {
  * m = max x, y = e^(x-m) / sum e^(x-m);   dx = y (dy - sum dy y)
  * log: y = x - m - log sum e^(x-m);       dx = dy - e^y sum dy                */
 
-/* One row. Operands: y, x. */
-TSHI_INLINE void tshi_reduce_softmax_body(int64_t n, const tshi_operand *operand,
-                                          const int *is_log, int fused) {
+/* Operands of rows: y, x. */
+TSHI_INLINE void tshi_reduce_softmax_body(int64_t rows, const tshi_operand *operand,
+                                          const tshi_reduce_params *p, int fused) {
     tsh_real *y = (tsh_real *)operand[0].data, pad[TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *x = (const tsh_real *)operand[1].data, *in;
-    const int log = *is_log;
-    const tsh_real max = tshi_kernel_max(x, n);
-    const tsh_real sum = tshi_kernel_exps(x, n, max, log ? NULL : y, fused); /* y = e^(x-m) */
-    const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
+    const int64_t n = p->n;
+    const int log = p->is_log;
     int64_t e;
     int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
-        if (log) /* x - (max + c) would lose digits of c if max is large */
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
-        else
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
-        tshi_kernel_put(y, 1, e, n, out, 0);
+    for (; rows > 0; rows--, x += n, y += n) {
+        const tsh_real max = tshi_kernel_max(x, n);
+        const tsh_real sum = tshi_kernel_exps(x, n, max, log ? NULL : y, fused); /* y = e^(x-m) */
+        const tsh_real c = log ? tshi_kernel_log(sum, fused) : TSHI_R(TSHI_R(1) / sum);
+        for (e = 0; e < n; e += TSHI_BLOCK) {
+            in = tshi_kernel_get(log ? x : y, 1, e, n, pad);
+            if (log) /* x - (max + c) would lose digits of c if max is large */
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] - max - c;
+            else
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = in[i] * c;
+            tshi_kernel_put(y, 1, e, n, out, 0);
+        }
     }
 }
-TSHI_KERNEL_FUSED(tshi_reduce_softmax, int);
+TSHI_KERNEL_FUSED(tshi_reduce_softmax, tshi_reduce_params);
 
-/* One row. Operands: dx, y, dy. */
-TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t n, const tshi_operand *operand,
-                                               const int *is_log, int fused) {
+/* Operands of rows: dx, y, dy. */
+TSHI_INLINE void tshi_reduce_softmax_grad_body(int64_t rows, const tshi_operand *operand,
+                                               const tshi_reduce_params *p, int fused) {
     tsh_real *dx = (tsh_real *)operand[0].data, pad[2][TSHI_BLOCK], out[TSHI_BLOCK];
     const tsh_real *y = (const tsh_real *)operand[1].data, *ys;
     const tsh_real *dy = (const tsh_real *)operand[2].data, *gs;
-    const tsh_real sum = *is_log ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
+    const int64_t n = p->n;
     int64_t e;
     int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        ys = tshi_kernel_get(y, 1, e, n, pad[0]);
-        gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
-        if (*is_log)
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
-                out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
-        else
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
-        tshi_kernel_put(dx, 1, e, n, out, 0);
+    for (; rows > 0; rows--, dx += n, y += n, dy += n) {
+        const tsh_real sum = p->is_log ? tshi_kernel_sum(dy, n) : tshi_kernel_dot(dy, y, n);
+        for (e = 0; e < n; e += TSHI_BLOCK) {
+            ys = tshi_kernel_get(y, 1, e, n, pad[0]);
+            gs = tshi_kernel_get(dy, 1, e, n, pad[1]);
+            if (p->is_log)
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+                    out[i] = gs[i] - tshi_kernel_exp(ys[i], fused) * sum;
+            else
+                TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) out[i] = ys[i] * (gs[i] - sum);
+            tshi_kernel_put(dx, 1, e, n, out, 0);
+        }
     }
 }
-TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, int);
+TSHI_KERNEL_FUSED(tshi_reduce_softmax_grad, tshi_reduce_params);
 
 static void tshi_reduce_softmax_backward(tshi_node *node) {
     const tshi_reduce_params *params = (const tshi_reduce_params *)node->params;
-    tsh_tensor *out = node->out;
-    const int axis = params->axis;
-    int64_t outer = tshi_tensor_product(out->local, axis);
-    int64_t inner = tshi_tensor_product(out->local + axis + 1, out->ndim - axis - 1);
-    tshi_lines lines;
+    tsh_ctx *ctx = node->out->ctx;
+    tsh_tensor dx = tshi_reduce_rows(node->in[0], params->axis);
+    tsh_tensor y = tshi_reduce_rows(node->out, params->axis), dy = y;
+    tshi_rows rows = tshi_reduce_job(tshi_reduce_softmax_grad, node->out, params);
+    tshi_block *scratch[3];
     tshi_dest dest;
-    tshi_block *scratch, *saved;
-    int64_t stride[TSH_MAX_DIMS];
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    memset(&lines, 0, sizeof lines);
-    lines.at[0] = tshi_map_dense_dest(node, &dest, &scratch);
-    if (!lines.at[0]) return;
-    lines.kernel = tshi_reduce_softmax_grad[out->ctx->isa];
-    lines.n = out->local[axis];
-    lines.step = inner;
-    lines.at[1] = tshi_tape_saved_reals(node, 1, stride, &saved);
-    lines.at[2] = tshi_tape_grad(node);
-    lines.params = &params->is_log;
-    if (lines.at[1]) (void)tshi_reduce_run(out->ctx, outer * inner, &lines);
-    tshi_mem_drop(out->ctx, saved);
-    tshi_map_accumulate(node, &dest, scratch);
+    dest.stride = dx.stride;
+    y.block = node->saved[1];
+    dy.block = node->out->gr.block;
+    dy.dtype = TSH_REAL;
+    rows.x[0] = tshi_kernel_reals(tshi_map_dense_dest(&dx, &dest, &scratch[0]), params->n);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&y, &scratch[1]), params->n);
+    rows.x[2] = tshi_kernel_reals(tshi_kernel_packed_reals(&dy, &scratch[2]), params->n);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, params->n);
+    tshi_map_accumulate(&dx, &dest, scratch[0]);
+    tshi_mem_drop(ctx, scratch[1]);
+    tshi_mem_drop(ctx, scratch[2]);
 }
 
 static const tshi_op tshi_reduce_softmax_op = {
@@ -10508,32 +10275,25 @@ static const tshi_op tshi_reduce_log_softmax_op = {
 /* tsh_softmax and tsh_log_softmax. */
 static tsh_tensor *tshi_reduce_softmaxes(const tshi_op *op, tsh_tensor *x, int dim, int is_log) {
     tsh_ctx *ctx = tshi_tensor_check_floating(op->name, &x, 1);
+    tsh_shape shape = tsh_shape_of(x);
     tshi_reduction r;
     tshi_block *scratch, *unrounded;
-    tsh_tensor *out;
-    tshi_reduce_params params;
-    tsh_shape shape;
-    tshi_lines lines;
-    int done;
+    tsh_tensor *out, xs, ys;
+    tshi_rows rows;
     if (!ctx || !tshi_reduce_plan(op, x, dim == TSH_ALL ? x->ndim : dim, 1, &r)) return NULL;
-    memset(&params, 0, sizeof params);
-    params.axis = r.axis;
-    params.is_log = is_log;
-    shape = tsh_shape_of(x);
+    r.params.is_log = is_log;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
-    memset(&lines, 0, sizeof lines);
-    lines.at[0] = out ? tshi_kernel_output(out, &unrounded) : NULL;
-    lines.at[1] = lines.at[0] ? tshi_kernel_packed_reals(x, &scratch) : NULL;
-    if (!lines.at[1]) return NULL;
-    lines.kernel = tshi_reduce_softmax[ctx->isa];
-    lines.n = r.n;
-    lines.step = r.inner;
-    lines.params = &is_log;
-    done = tshi_reduce_run(ctx, r.outer * r.inner, &lines);
+    if (!out) return NULL;
+    xs = tshi_reduce_rows(x, r.params.axis);
+    ys = tshi_reduce_rows(out, r.params.axis);
+    rows = tshi_reduce_job(tshi_reduce_softmax, x, &r.params);
+    rows.x[0] = tshi_kernel_reals(tshi_reduce_output(&ys, &unrounded), r.params.n);
+    rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
     tshi_mem_drop(ctx, scratch);
-    tshi_kernel_output_done(out, unrounded);
-    if (done) tshi_map_record(op, out, &x, 1, TSHI_NONE, &params, sizeof params, NULL);
-    return done ? out : NULL;
+    tshi_kernel_output_done(&ys, unrounded);
+    tshi_map_record(op, out, &x, 1, TSHI_NONE, &r.params, sizeof r.params, NULL);
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 TSH_API tsh_tensor *tsh_softmax(tsh_tensor *x, int dim) {
@@ -11107,9 +10867,9 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     tshi_dest dest;
     tsh_real *dx;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    dx = tshi_map_dense_dest(node, &dest, &scratch);
+    dx = tshi_map_dense_dest(node->in[0], &dest, &scratch);
     if (dx && tshi_redistribute_move(form, from, to, TSH_REAL, g, dx) == TSH_OK)
-        tshi_map_accumulate(node, &dest, scratch);
+        tshi_map_accumulate(node->in[0], &dest, scratch);
     else
         tshi_mem_drop(node->out->ctx, scratch);
 }
@@ -11810,13 +11570,13 @@ static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, t
     tsh_real *dx;
     if (!tshi_tape_dest(node, 0, &dest)) return;
     whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
-    dx = tshi_map_dense_dest(node, &dest, &scratch);
+    dx = tshi_map_dense_dest(node->in[0], &dest, &scratch);
     if (whole && dx) {
         tshi_matmul_gemm(x->ctx, rows, ins, node->in[1]->local[0], 1, dy, mw, 0,
                          tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
         (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole), dx);
     }
-    tshi_map_accumulate(node, &dest, scratch);
+    tshi_map_accumulate(node->in[0], &dest, scratch);
     tshi_mem_drop(x->ctx, whole);
 }
 
@@ -12045,12 +11805,10 @@ static int tshi_embedding_rows(const tsh_tensor *ids, const tsh_tensor *w, const
     int64_t i, count = tsh_local_numel(ids);
     for (i = 0; i < count; i++) {
         int64_t id = tshi_tensor_integer(ids, values, i);
-        if (id < 0 || id >= w->dim[0]) {
-            (void)tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
-                           "tsh_embedding: id %lld at position %lld is outside [0, %lld)",
-                           (long long)id, (long long)i, (long long)w->dim[0]);
-            return 0;
-        }
+        if (id < 0 || id >= w->dim[0])
+            return tsh_fail(w->ctx, TSH_ERR_ARGUMENT,
+                            "tsh_embedding: id %lld at position %lld is outside [0, %lld)",
+                            (long long)id, (long long)i, (long long)w->dim[0]) == TSH_OK;
         row[i] = tshi_tensor_local(w, 0, id);
     }
     return 1;
@@ -12077,6 +11835,7 @@ static double tshi_embedding_measure(const tsh_tensor *w, int64_t row, double p)
 static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_lookup_desc *desc) {
     tsh_ctx *ctx = w->ctx;
     double p = desc->norm_type > 0 ? desc->norm_type : 2, *norm;
+    void *values = tshi_tensor_at(w);
     int64_t r, j, n = 0;
     tshi_block *block;
     if (ctx->dp.size > 1)
@@ -12093,18 +11852,15 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
             ctx, tsh_allreduce(&ctx->tp, norm, n, TSH_F64, p > DBL_MAX ? TSH_MAX : TSH_SUM),
             "tsh_embedding: all-reduce of norms");
     for (n = r = 0; r < w->local[0] && ctx->error.code == TSH_OK; r++) {
-        const tshi_dtype *row = &tshi_dtypes[w->dtype];
-        char *at = (char *)tshi_tensor_at(w) + r * w->stride[0] * row->size;
-        tsh_real x;
         double length;
         if (!counts[r]) continue;
         length = p > DBL_MAX ? norm[n] : pow(norm[n], 1 / p);
         n++;
         for (j = 0; j < w->local[1] && length > desc->max_norm; j++) {
-            row->load(at, 1, 1, &x);
+            const int64_t at = r * w->stride[0] + j * w->stride[1];
+            tsh_real x = TSHI_R(tshi_dtype_get(w->dtype, values, at));
             x *= TSHI_R(desc->max_norm / (length + 1e-7));
-            row->store(at, 1, 1, &x);
-            at += w->stride[1] * row->size;
+            tshi_dtype_put(w->dtype, values, at, (double)x);
         }
     }
     tshi_mem_drop(ctx, block);
@@ -12189,15 +11945,12 @@ static const tshi_op tshi_embedding_op = {
 TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_lookup_desc *desc) {
     static const tsh_lookup_desc usual = {0, 0, 0, 0, 0, 0};
     const tshi_op *op = &tshi_embedding_op;
-    tsh_tensor *in[2], *out;
-    tsh_ctx *ctx;
+    tsh_tensor *in[] = {ids, w}, *out;
+    tsh_ctx *ctx = tshi_tensor_check("tsh_embedding", in, 2);
     tshi_output output;
     tshi_block *aux;
     tshi_lookup lookup;
     if (!desc) desc = &usual;
-    in[0] = ids;
-    in[1] = w;
-    ctx = tshi_tensor_check("tsh_embedding", in, 2);
     if (!ctx || !tshi_tensor_check_floating("tsh_embedding", &w, 1)) return NULL;
     if (!tshi_embedding_check(ids, w, desc) || !op->rule(op, in, 2, NULL, &output)) return NULL;
     output.shape = tsh_shape_of(ids);
@@ -12212,10 +11965,7 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
               : NULL;
     if (!aux) return NULL;
     tshi_embedding_run(ids, w, desc, &lookup, (int64_t *)tshi_mem_data(aux), out);
-    if (ctx->error.code == TSH_OK)
-        tshi_map_record(op, out, in, 2, output.partial, &lookup, sizeof lookup, aux);
-    else
-        tshi_mem_drop(ctx, aux);
+    tshi_map_record(op, out, in, 2, output.partial, &lookup, sizeof lookup, aux);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -12429,8 +12179,8 @@ static void tshi_norm_backward(tshi_node *node) {
     tsh_tensor *x = node->in[0], *out = node->out;
     tsh_ctx *ctx = out->ctx;
     tshi_norm p = *(const tshi_norm *)node->params;
-    const int64_t d = p.d;
-    int64_t rows, step, stride[TSH_MAX_DIMS], one;
+    const int64_t d = p.d, one = 1;
+    int64_t rows, step, stride[TSH_MAX_DIMS];
     int i, needed[3], pieces = tshi_kernel_pieces(ctx, d ? tsh_local_numel(x) / d : 0, d);
     tshi_block *two = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * d)), *saved[2];
     tsh_real *dw, *values[2];
@@ -12443,11 +12193,7 @@ static void tshi_norm_backward(tshi_node *node) {
     for (i = 0; i < 2; i++) values[i] = tshi_tape_saved_reals(node, i, stride, &saved[i]);
     p.add = needed[0] && dest[0].add;
     (void)tshi_kernel_rows(x, &rows, &step);
-    memset(&work, 0, sizeof work);
-    work.kernel = tshi_norm_grad[ctx->isa];
-    work.n = TSHI_NORM_GRAD_OPERANDS;
-    work.params = &p;
-    work.count = rows;
+    work = tshi_kernel_rows_job(tshi_norm_grad[ctx->isa], rows, &p);
     work.x[TSHI_NORM_DX] = tshi_kernel_reals(needed[0] ? dest[0].data : NULL, step);
     work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], saved[0] ? d : step);
     work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
@@ -12456,7 +12202,6 @@ static void tshi_norm_backward(tshi_node *node) {
     work.x[TSHI_NORM_DW] = tshi_kernel_reals(needed[1] || needed[2] ? dw : NULL, 0);
     work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);
     if (values[0] && values[1]) tshi_norm_grads(&work, d, pieces);
-    tshi_tensor_strides(&d, 1, &one);
     for (i = 1; i < 3; i++)
         if (needed[i]) tshi_tape_accumulate(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
     tshi_mem_drop(ctx, saved[0]);
@@ -12488,66 +12233,40 @@ static int tshi_norm_inputs(const char *op, tsh_tensor **in) {
     return 1;
 }
 
-/* Computes out and stats. 0: no memory. */
-static int tshi_norm_forward(tsh_tensor *const *in, tsh_tensor *out, tshi_block *stats,
-                             const tshi_norm *p) {
-    tsh_ctx *ctx = out->ctx;
-    tshi_block *scratch[3] = {NULL, NULL, NULL}, *unrounded = NULL;
-    tsh_real *values[3] = {NULL, NULL, NULL}, *y;
-    tshi_rows work;
-    int64_t rows, step, stride[TSH_MAX_DIMS];
-    int i, done;
-    memset(&work, 0, sizeof work);
-    y = tshi_kernel_output(out, &unrounded);
-    for (i = 0; i < 3; i++)
-        if (in[i]) values[i] = tshi_kernel_reals_of(in[i], stride, &scratch[i]);
-    (void)tshi_kernel_rows(in[0], &rows, &step);
-    work.kernel = tshi_norm_rows[ctx->isa];
-    work.n = TSHI_NORM_OPERANDS;
-    work.params = p;
-    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p->d);
-    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p->d : step);
-    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
-    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0);
-    work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
-    done = ctx->error.code == TSH_OK;
-    if (done)
-        tshi_team_run(tshi_kernel_pieces(ctx, rows, p->d), rows, 1, tshi_kernel_do_rows, &work);
-    for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
-    if (done) tshi_kernel_output_done(out, unrounded);
-    return done;
-}
-
 /* tsh_layer_norm and tsh_rms_norm. */
 static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor *weight,
                                    tsh_tensor *bias, double eps, int about_zero) {
-    tsh_tensor *in[3], *out;
-    tsh_ctx *ctx;
+    tsh_tensor *in[] = {x, weight, bias}, *out;
+    tsh_ctx *ctx = tshi_tensor_check_floating(op->name, in, bias ? 3 : 2);
+    tshi_norm p = {0, eps, about_zero, 0};
     tshi_output output;
-    tshi_block *stats;
-    tshi_norm p;
-    in[0] = x;
-    in[1] = weight;
-    in[2] = bias;
-    ctx = tshi_tensor_check_floating(op->name, in, bias ? 3 : 2);
+    tshi_block *stats, *scratch[3] = {NULL, NULL, NULL}, *unrounded;
+    tsh_real *values[3] = {NULL, NULL, NULL}, *y;
+    int64_t rows, step, stride[TSH_MAX_DIMS];
+    tshi_rows work;
+    int i;
     if (!ctx || !tshi_norm_check(op->name, x, weight, bias) ||
         !op->rule(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
         return NULL;
-    x = in[0];
     output.shape = tsh_shape_of(x);
     p.d = x->dim[x->ndim - 1];
-    p.eps = eps;
-    p.about_zero = about_zero;
-    p.add = 0;
+    (void)tshi_kernel_rows(in[0], &rows, &step);
     out = tshi_tensor_out(ctx, op->name, x->dtype, &output.shape, &output.layout);
-    stats = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
-                                tshi_dtype_reals(2 * tshi_tensor_product(x->local, x->ndim - 1)))
-                : NULL;
+    stats = out ? tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * rows)) : NULL;
     if (!stats) return NULL;
-    if (tshi_norm_forward(in, out, stats, &p))
-        tshi_map_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
-    else
-        tshi_mem_drop(ctx, stats);
+    y = tshi_kernel_output(out, &unrounded);
+    for (i = 0; i < 3; i++)
+        if (in[i]) values[i] = tshi_kernel_reals_of(in[i], stride, &scratch[i]);
+    work = tshi_kernel_rows_job(tshi_norm_rows[ctx->isa], rows, &p);
+    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p.d);
+    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p.d : step);
+    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);
+    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0);
+    work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
+    if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &work, p.d);
+    for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
+    tshi_kernel_output_done(out, unrounded);
+    tshi_map_record(op, out, in, 3, output.partial, &p, sizeof p, stats);
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
@@ -12577,87 +12296,62 @@ TSH_API tsh_tensor *tsh_rms_norm(tsh_tensor *x, tsh_tensor *weight, double eps) 
  * -u. */
 typedef struct tshi_rope {
     int64_t pairs; /* dims / 2 */
-    int64_t next;  /* elements from the a of one pair to that of the next */
-    int64_t gap;   /* elements from a to b */
-    int64_t d;     /* features of a row */
+    int64_t next;  /* features from the a of one pair to that of the next */
+    int64_t gap;   /* features from a to b */
     double sign;   /* of the angle: -1 in backward */
     int add;       /* 1: y += ..., 0: y = ... */
+    int64_t gap_x, gap_y; /* gap in elements of x, of y */
 } tshi_rope;
 
-/* One row: rotates n pairs and copies the features after them. */
-enum { TSHI_ROPE_Y, TSHI_ROPE_X, TSHI_ROPE_COSINES, TSHI_ROPE_SINES, TSHI_ROPE_OPERANDS };
-TSHI_INLINE void tshi_rope_row_body(int64_t n, const tshi_operand *operand, const tshi_rope *rope) {
-    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[TSHI_ROPE_Y].data;
-    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[TSHI_ROPE_X].data;
-    const tsh_real *TSHI_RESTRICT c = (const tsh_real *)operand[TSHI_ROPE_COSINES].data;
-    const tsh_real *TSHI_RESTRICT w = (const tsh_real *)operand[TSHI_ROPE_SINES].data;
-    const int64_t sy = operand[TSHI_ROPE_Y].step, sx = operand[TSHI_ROPE_X].step;
-    const int64_t next = rope->next, gap = rope->gap, d = rope->d;
+/* Rotates n pairs. Operands: the a of y, of x; their cosines, `pairs` before their sines. */
+TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
+                                      const tshi_rope *rope) {
+    tsh_real *TSHI_RESTRICT y = (tsh_real *)operand[0].data;
+    const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
+    const tsh_real *TSHI_RESTRICT table = (const tsh_real *)operand[2].data;
+    const int64_t sy = operand[0].step, sx = operand[1].step, step = operand[2].step;
+    const int64_t gap_x = rope->gap_x, gap_y = rope->gap_y, pairs = rope->pairs;
     const tsh_real sign = TSHI_R(rope->sign);
     const int add = rope->add;
     int64_t i;
     TSHI_EACH for (i = 0; i < n; i++) {
-        tsh_real a = x[i * next * sx], b = x[(i * next + gap) * sx], sine = sign * w[i];
-        tsh_real *to = y + i * next * sy, *other = to + gap * sy;
-        const tsh_real first = a * c[i] - b * sine, second = b * c[i] + a * sine;
-        *to = add ? *to + first : first;
-        *other = add ? *other + second : second;
-    }
-    TSHI_EACH for (i = 2 * n; i < d; i++) {
-        const tsh_real same = x[i * sx];
-        y[i * sy] = add ? y[i * sy] + same : same;
+        const tsh_real a = x[i * sx], b = x[i * sx + gap_x];
+        const tsh_real cosine = table[i * step], sine = sign * table[i * step + pairs];
+        const tsh_real first = a * cosine - b * sine, second = b * cosine + a * sine;
+        y[i * sy] = add ? y[i * sy] + first : first;
+        y[i * sy + gap_y] = add ? y[i * sy + gap_y] + second : second;
     }
 }
-TSHI_KERNEL(tshi_rope_row, tshi_rope);
+TSHI_KERNEL(tshi_rope_pairs, tshi_rope);
 
-typedef struct tshi_rope_work {
-    const tsh_tensor *t;
-    const tshi_rope *rope;
-    const tsh_real *table, *x;
-    tsh_real *y;
-    const int64_t *sx, *sy;
-} tshi_rope_work;
-
-/* A thread's part: the rows [from, to) of all leading dimensions. */
-static void tshi_rope_rows(void *job, int piece, int64_t from, int64_t to) {
-    const tshi_rope_work *work = (const tshi_rope_work *)job;
-    const tsh_tensor *t = work->t;
-    const int64_t pairs = work->rope->pairs;
-    tshi_operand row[TSHI_ROPE_OPERANDS];
-    int last = t->ndim - 1, d;
-    int64_t r;
-    (void)piece;
-    for (r = from; r < to; r++) {
-        const tsh_real *cosines = work->table + r % t->local[last - 1] * 2 * pairs;
-        int64_t x = 0, y = 0, rest = r;
-        for (d = last - 1; d >= 0; d--) {
-            int64_t index = rest % t->local[d];
-            rest /= t->local[d];
-            x += index * work->sx[d];
-            y += index * work->sy[d];
-        }
-        row[TSHI_ROPE_Y] = tshi_kernel_reals(work->y + y, work->sy[last]);
-        row[TSHI_ROPE_X] = tshi_kernel_reals(work->x + x, work->sx[last]);
-        row[TSHI_ROPE_COSINES] = tshi_kernel_reals(cosines, 1);
-        row[TSHI_ROPE_SINES] = tshi_kernel_reals(cosines + pairs, 1);
-        tshi_rope_row[t->ctx->isa](pairs, row, work->rope);
-    }
-}
-
-/* Rotates x, of t's local shape, to y. table: cosines and sines of each position's pairs. */
+/* Rotates x, of t's local shape, to y, and copies the features after the pairs. table: cosines and
+ * sines of each position's pairs. */
 static void tshi_rope_rotate(const tsh_tensor *t, const tshi_rope *rope, tshi_block *table,
                              const tsh_real *x, const int64_t *sx, tsh_real *y, const int64_t *sy) {
-    int64_t rows = tshi_tensor_product(t->local, t->ndim - 1);
-    tshi_rope_work work;
-    work.t = t;
-    work.rope = rope;
-    work.table = (const tsh_real *)tshi_mem_data(table);
-    work.x = x;
-    work.y = y;
-    work.sx = sx;
-    work.sy = sy;
-    tshi_team_run(tshi_kernel_pieces(t->ctx, rows, t->dim[t->ndim - 1]), rows, 1, tshi_rope_rows,
-                  &work);
+    const int last = t->ndim - 1, isa = t->ctx->isa;
+    int64_t stride[3][TSH_MAX_DIMS] = {{0}};
+    tsh_tensor part = *t; /* the pairs, then the other features */
+    tshi_rope p = *rope;
+    tshi_loop loop;
+    p.gap_x = rope->gap * sx[last];
+    p.gap_y = rope->gap * sy[last];
+    memcpy(stride[0], sy, sizeof *stride);
+    memcpy(stride[1], sx, sizeof *stride);
+    stride[0][last] *= rope->next;
+    stride[1][last] *= rope->next;
+    stride[2][last - 1] = 2 * rope->pairs;
+    stride[2][last] = 1;
+    part.dim[last] = part.local[last] = rope->pairs;
+    tshi_kernel_space(&loop, &part);
+    tshi_kernel_add_operand(&loop, &part, y, stride[0], TSH_REAL);
+    tshi_kernel_add_operand(&loop, &part, x, stride[1], TSH_REAL);
+    tshi_kernel_add_operand(&loop, &part, tshi_mem_data(table), stride[2], TSH_REAL);
+    tshi_kernel_run(&loop, tshi_rope_pairs[isa], &p);
+    part.dim[last] = part.local[last] = t->dim[last] - 2 * rope->pairs;
+    tshi_kernel_space(&loop, &part);
+    tshi_kernel_add_operand(&loop, &part, y + 2 * rope->pairs * sy[last], sy, TSH_REAL);
+    tshi_kernel_add_operand(&loop, &part, x + 2 * rope->pairs * sx[last], sx, TSH_REAL);
+    tshi_kernel_run(&loop, rope->add ? tshi_kernel_add[isa] : tshi_kernel_copy, NULL);
 }
 
 static void tshi_rope_backward(tshi_node *node) {
@@ -12690,6 +12384,7 @@ static tshi_block *tshi_rope_table(const tsh_tensor *x, int64_t pairs, double ba
 
 /* Checks x's shape and the options. */
 static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
+    const int64_t d = x->ndim ? x->dim[x->ndim - 1] : 0, dims = desc->dims ? desc->dims : d;
     char text[TSHI_TEXT_SIZE];
     tsh_ctx *ctx = x->ctx;
     if (x->ndim < 2)
@@ -12698,13 +12393,11 @@ static int tshi_rope_check(const tsh_tensor *x, const tsh_rope_desc *desc) {
     else if (!(desc->base >= 0) || desc->base > DBL_MAX)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_rope: base is %g, not a positive number",
                        desc->base);
-    else if (desc->dims < 0 || desc->dims > x->dim[x->ndim - 1] ||
-             (desc->dims ? desc->dims : x->dim[x->ndim - 1]) % 2)
+    else if (dims < 0 || dims > d || dims % 2)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                        "tsh_rope: %lld of %lld features cannot turn in pairs; dims is even, and at "
                        "most the last dimension",
-                       (long long)(desc->dims ? desc->dims : x->dim[x->ndim - 1]),
-                       (long long)x->dim[x->ndim - 1]);
+                       (long long)dims, (long long)d);
     return ctx->error.code == TSH_OK;
 }
 
@@ -12716,7 +12409,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_rope", &x, 1);
     const tshi_op *op = &tshi_rope_op;
     tshi_output output;
-    tshi_rope rope;
+    tshi_rope rope = {0, 0, 0, 1, 0, 0, 0};
     tshi_block *table, *scratch, *unrounded;
     tsh_real *values, *y;
     int64_t stride[TSH_MAX_DIMS];
@@ -12727,22 +12420,17 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     rope.pairs = (desc->dims ? desc->dims : x->dim[x->ndim - 1]) / 2;
     rope.next = desc->interleaved ? 2 : 1;
     rope.gap = desc->interleaved ? 1 : rope.pairs;
-    rope.d = x->dim[x->ndim - 1];
-    rope.sign = 1;
-    rope.add = 0;
     out = tshi_tensor_out(ctx, "tsh_rope", x->dtype, &output.shape, &output.layout);
     table = out ? tshi_rope_table(x, rope.pairs, desc->base > 0 ? desc->base : 10000, desc->start)
                 : NULL;
     if (!table) return NULL;
     values = tshi_kernel_reals_of(x, stride, &scratch);
-    y = values ? tshi_kernel_output(out, &unrounded) : NULL;
-    if (y) tshi_rope_rotate(x, &rope, table, values, stride, y, out->stride);
+    y = tshi_kernel_output(out, &unrounded);
+    if (values && y) tshi_rope_rotate(x, &rope, table, values, stride, y, out->stride);
     tshi_mem_drop(ctx, scratch);
-    if (!y) tshi_mem_drop(ctx, table);
-    if (!y) return NULL;
     tshi_kernel_output_done(out, unrounded);
     tshi_map_record(op, out, &x, 1, output.partial, &rope, sizeof rope, table);
-    return out;
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
@@ -13859,15 +13547,10 @@ static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc
 /* Runs a kernel over all rows by the rank's threads. */
 static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel_fn kernel,
                           const tshi_operand *x, const tshi_loss_work *params) {
-    tshi_rows work;
-    memset(&work, 0, sizeof work);
-    work.kernel = kernel;
-    work.n = TSHI_LOSS_OPERANDS;
-    work.params = params;
+    tshi_rows work = tshi_kernel_rows_job(kernel, loss->rows, params);
     memcpy(work.x, x, TSHI_LOSS_OPERANDS * sizeof *x);
     work.own[TSHI_LOSS_SCRATCH] = loss->classes;
-    tshi_team_run(tshi_kernel_pieces(ctx, loss->rows, loss->classes), loss->rows, 1,
-                  tshi_kernel_do_rows, &work);
+    tshi_kernel_run_rows(ctx, &work, loss->classes);
 }
 
 /* Computes this rank's part of the sums other than S. x: operands of the kernels. */
@@ -15023,11 +14706,10 @@ static tsh_init tshi_nn_init(tsh_init given, tsh_init_kind kind, double a, doubl
 /* Adds a layer under parent; NULL and an error if it has no description. */
 static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_kind *kind,
                                const void *desc) {
-    if (desc) return tshi_module_add(parent, name, kind);
-    if (parent)
+    if (!desc && parent)
         (void)tsh_fail(parent->ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: there is no description",
                        kind->name);
-    return NULL;
+    return desc ? tshi_module_add(parent, name, kind) : NULL;
 }
 
 /* Checks that input x has the layout that the plan declared, if it did; 0 and an error if not. */
@@ -15036,15 +14718,13 @@ static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
     tsh_layout takes;
     if (!module->takes) return 1;
     takes = *module->takes;
-    if (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
-        tshi_layout_equal(&takes, &x->layout, x->dim, module->ctx->tp.size))
-        return 1;
-    (void)tsh_fail(
-        module->ctx, TSH_ERR_LAYOUT,
-        "tsh_forward: the input %s is not laid out as the plan declared, %s: "
-        "tsh_redistribute(x, declared)",
-        tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
-    return 0;
+    if (!tshi_layout_resolve(&takes, x->ndim, x->dim) ||
+        !tshi_layout_equal(&takes, &x->layout, x->dim, module->ctx->tp.size))
+        (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
+                       "tsh_forward: the input %s is not laid out as the plan declared, %s: "
+                       "tsh_redistribute(x, declared)",
+                       tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
+    return module->ctx->error.code == TSH_OK;
 }
 
 /* Returns the input of a layer that takes one; NULL and an error if there is none or more. */
@@ -15084,10 +14764,8 @@ static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int d
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
     layouts[0] = layouts[1] = tsh_replicated();
-    if (rule->style == TSH_COLWISE)
-        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), 0, layouts);
-    if (rule->style == TSH_ROWWISE)
-        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), 1, layouts);
+    if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
+        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), rule->style == TSH_ROWWISE, layouts);
 }
 
 /* Decides TSH_AUTO at the first input x (.., in): ROWWISE if x is sharded along its features, with
@@ -15131,9 +14809,9 @@ static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in
     tsh_tensor *ids = tshi_nn_only_input(module, in, n), *y;
     if (!ids || !tshi_nn_declared(module, ids)) return NULL;
     y = tsh_embedding(ids, module->param[0], &module->lookup);
-    if (module->gives || !y || module->param[0]->layout.kind != TSH_SHARDED)
-        return tshi_nn_output(module, y);
-    return tsh_redistribute(y, tsh_replicated());
+    if (y && !module->gives && module->param[0]->layout.kind == TSH_SHARDED)
+        return tsh_redistribute(y, tsh_replicated());
+    return tshi_nn_output(module, y);
 }
 
 /* weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
@@ -15160,10 +14838,8 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
 
 /* x (.., dim) -> (.., dim), as all layers below. */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_input(module, in, n);
-    if (!x) return NULL;
-    return tshi_nn_output(module,
-                          tsh_layer_norm(x, module->param[0], module->param[1], module->number));
+    tsh_tensor *x = tshi_nn_input(module, in, n), **param = module->param;
+    return x ? tshi_nn_output(module, tsh_layer_norm(x, param[0], param[1], module->number)) : NULL;
 }
 
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {

@@ -260,7 +260,7 @@ static void masks_are_the_generators_bits(void **state) {
     uint32_t seed = 3;
     int64_t first, n, i;
     tshi_operand operand[2];
-    tshi_mask_range part;
+    tshi_dropout_run part;
     tshi_dropout mask;
     int isa, r;
     (void)state;
@@ -313,12 +313,12 @@ static void the_first_of_the_largest_is_found(void **state) {
     uint32_t seed = 5;
     int64_t i, place, want;
     tsh_real most;
-    tshi_operand operand[5];
+    tshi_reduce_params params = {0, 0, 0, 0};
+    tshi_operand operand[3];
     int isa, l, round;
     (void)state;
-    memset(operand, 0, sizeof operand);
+    operand[0] = tshi_kernel_operand(&place, 1, TSH_I64);
     operand[1] = tshi_kernel_reals(x, 1);
-    operand[3] = tshi_kernel_operand(&place, 1, TSH_I64);
     for (isa = 0; isa <= tshi_kernel_isa(); isa++)
         for (l = 0; l < COUNT(lengths); l++)
             for (round = 0; round < 60; round++) {
@@ -331,12 +331,13 @@ static void the_first_of_the_largest_is_found(void **state) {
                 want = first_of_largest(x, n);
                 place = -1;
                 most = 77;
-                operand[4] = tshi_kernel_reals(round % 2 ? &most : NULL, 1);
-                tshi_reduce_place[isa](n, operand, NULL);
+                operand[2] = tshi_kernel_reals(round % 2 ? &most : NULL, 1);
+                params.n = n;
+                tshi_reduce_place[isa](1, operand, &params);
                 if (place != want)
                     fail_msg("kernel %d: of %d values the place is %d, not %d", isa, (int)n,
                              (int)place, (int)want);
-                if (memcmp(&most, x + want, sizeof most) != 0 && operand[4].data)
+                if (memcmp(&most, x + want, sizeof most) != 0 && operand[2].data)
                     fail_msg("kernel %d: the largest of %d values is %g, not %g", isa, (int)n,
                              (double)most, (double)x[want]);
             }
