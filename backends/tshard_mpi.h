@@ -29,9 +29,9 @@
  *   own chunk, MPI_Iallgatherv; where all messages together have at most 32 KiB, MPI_Iallgather and
  *   a sum of all. The bits are those of the threads and the TCP backend, and do not depend on the
  *   MPI library, its version or its algorithms;
- * - compare what all ranks called before any byte moves: 128 bytes of each rank go around first
- *   (MPI_Iallgather), and messages of up to 80 bytes travel in them, so that a small collective is
- *   one of MPI's. An all-to-all tells everybody all counts, too: 16 P bytes from each of P ranks;
+ * - compare what all ranks called before any byte moves: 200 bytes of each rank go around first
+ *   (MPI_Iallgather), and messages of up to 80 bytes travel in them, but of a reduce-scatter, so
+ *   that a small collective is one of MPI's. An all-to-all tells everybody all counts, too: 16 P bytes from each of P ranks;
  * - move much in segments of TSHARD_MPI_SEGMENT bytes, through buffers of its own, so that MPI
  *   never sees a count above it, and never a buffer of the caller's: when a call returns, also with
  *   an error, nothing touches the caller's memory any more;
@@ -194,16 +194,12 @@ enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies, more than are i
 enum { TSHI_MPI_TAG_SEND, TSHI_MPI_TAG_RECV, TSHI_MPI_TAG_BODY };
 enum { TSHI_MPI_DECISION, TSHI_MPI_ERROR, TSHI_MPI_LATE, TSHI_MPI_REPORT };
 
-#define TSHI_MPI_MS    INT64_C(1000000)
-#define TSHI_MPI_CLOSE TSH_COLL_KINDS /* a kind of its own: this rank leaves the group */
+#define TSHI_MPI_MS INT64_C(1000000)
 
-/* What a rank tells of a collective to all, and of a message to its other end. */
+/* What a rank tells of a collective to all, and of a message to its other end. The pointers in
+ * call.coll are valid on that rank only. */
 typedef struct tshi_mpi_block {
-    uint64_t digest;
-    int64_t count, blocks;
-    int32_t root, send_to, recv_from, tag;
-    int32_t kind;
-    uint8_t dtype, redop, pad[2];
+    tsh_call call;
     char eager[TSHI_MPI_EAGER];
 } tshi_mpi_block;
 
@@ -228,10 +224,10 @@ typedef struct tshi_mpi_stage {
 
 /* The sending or the receiving half of a message. */
 typedef struct tshi_mpi_half {
-    int open;    /* not done */
-    int meeting; /* the two ends greet; then segments go */
+    int open; /* not done */
     int peer, sends;
-    int64_t count, at, step;  /* elements: of the message, that are done, of a segment */
+    int64_t count, at;        /* elements: of the message, that are done */
+    int64_t step;             /* elements of a segment; 0: the two ends greet */
     uint64_t number;          /* of the messages from this sender to this receiver */
     MPI_Request req[2];       /* of the two greetings; then of a segment */
     tshi_mpi_block mine, its; /* the greetings */
@@ -273,7 +269,7 @@ typedef struct tshi_mpi_group {
     int *ranks;                 /* of the world, by rank of the group */
     uint64_t started, ids;      /* collectives; all operations */
     uint64_t *sends, *recvs;    /* messages started, by peer */
-    tshi_mpi_op *first, *spare; /* in the order in which they were started; for the next */
+    tshi_mpi_op *first;         /* in the order in which they were started */
 } tshi_mpi_group;
 
 /* A control message under way; its bytes follow. */
@@ -508,32 +504,25 @@ static tshi_mpi_stage *tshi_mpi_take(tshi_mpi_world *world, size_t size) {
         *at = stage->next;
         return stage;
     }
-    stage = (tshi_mpi_stage *)malloc(sizeof *stage);
-    if (stage) stage->bytes = (char *)malloc(size + !size);
-    if (stage && stage->bytes) {
+    stage = (tshi_mpi_stage *)malloc(sizeof *stage + size);
+    if (stage) {
         stage->size = size;
+        stage->bytes = (char *)(stage + 1);
         return stage;
     }
-    free(stage);
     (void)tshi_mpi_no_memory(world, "hold what MPI works on");
     return NULL;
 }
 
-/* Keeps it, the last used first, for the next; of more than a few the smallest goes. */
+/* Keeps it for the next; of more than a few, the one that was used longest ago goes. */
 static void tshi_mpi_give(tshi_mpi_world *world, tshi_mpi_stage *stage) {
-    tshi_mpi_stage **least, **at;
-    int count = 0;
+    tshi_mpi_stage **at = &world->stages;
     if (!stage) return;
     stage->next = world->stages;
     world->stages = stage;
-    least = &world->stages;
-    for (at = &world->stages; *at; at = &(*at)->next, count++)
-        if ((*at)->size < (*least)->size) least = at;
-    if (count <= TSHI_MPI_STAGES) return;
-    stage = *least;
-    *least = stage->next;
-    free(stage->bytes);
-    free(stage);
+    for (int i = 0; *at && i < TSHI_MPI_STAGES; i++) at = &(*at)->next;
+    free(*at);
+    *at = NULL;
 }
 
 /* Elements of piece k, `blocks` rows of which the message has. */
@@ -547,22 +536,15 @@ static int64_t tshi_mpi_round(const tshi_mpi_op *op, const int64_t *start, int k
     return left <= 0 ? 0 : tshi_mpi_min(left, op->step);
 }
 
-/* Where element i of piece k is in the caller's buffer, and how many follow in its row. */
-static int64_t tshi_mpi_place(const int64_t *start, int size, int k, int64_t i, int64_t *run) {
-    int64_t row = start[k + 1] - start[k];
-    *run = row - i % row;
-    return i / row * start[size] + start[k] + i % row;
-}
-
 /* Copies this round's n elements of piece k from what the caller sends to a stage (pack), or from
  * the stage to where the caller receives. */
 static void tshi_mpi_copy(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
                           char *stage, int packs) {
     size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t run;
-    for (int64_t i = 0; i < n; i += run, stage += (size_t)run * width) {
-        size_t place = (size_t)tshi_mpi_place(start, size, k, op->at + i, &run) * width;
-        run = tshi_mpi_min(run, n - i);
+    int64_t row = start[k + 1] - start[k], run; /* run: elements until the end of a row */
+    for (int64_t i = op->at, end = i + n; i < end; i += run, stage += (size_t)run * width) {
+        size_t place = (size_t)(i / row * start[size] + start[k] + i % row) * width;
+        run = tshi_mpi_min(row - i % row, end - i);
         if (packs)
             memcpy(stage, (const char *)op->coll.send + place, (size_t)run * width);
         else
@@ -581,16 +563,22 @@ static const void *tshi_mpi_part(const void *user, int r) {
     return parts->first + (size_t)r * parts->stride;
 }
 
-/* Rule 5's sum of chunk k, whose parts of n elements are `stride` bytes apart at x; the first of
- * them becomes the sum. */
-static char *tshi_mpi_sum(const tshi_mpi_group *group, const tsh_coll *coll, char *x, size_t stride,
-                          int k, int64_t n) {
-    char *sum = x + (size_t)((k + 1) % group->size) * stride;
+/* Rule 5's sum of chunk k, whose parts of n elements are `stride` bytes apart at x. */
+static void tshi_mpi_sum(const tshi_mpi_op *op, char *x, size_t stride, int k, int64_t n,
+                         char *sum) {
     tshi_mpi_parts parts;
     parts.first = x;
     parts.stride = stride;
-    if (n > 0) tsh_coll_sum(sum, n, coll, group->size, k, tshi_mpi_part, &parts);
-    return sum;
+    if (n > 0) tsh_coll_sum(sum, n, &op->coll, op->group->size, k, tshi_mpi_part, &parts);
+}
+
+/* Sums all of an all-reduce, whose messages are `stride` bytes apart at x. */
+static void tshi_mpi_sum_all(const tshi_mpi_op *op, char *x, size_t stride) {
+    for (int k = 0; k < op->group->size; k++) {
+        size_t offset = (size_t)op->into[k] * tsh_dtype_size(op->coll.dtype);
+        tshi_mpi_sum(op, x + offset, stride, k, op->into[k + 1] - op->into[k],
+                     (char *)op->coll.recv + offset);
+    }
 }
 
 /* ========================================================================== */
@@ -621,50 +609,22 @@ static void tshi_mpi_lay(const tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* Bytes that a rank would have to add to its head, so that no more is needed: the same on
- * all ranks, if they called the same. */
-static int64_t tshi_mpi_eager_size(const tshi_mpi_group *group, const tshi_mpi_op *op) {
+/* 1 if what each rank sends fits in its head, so that no more is needed: the same on all ranks, if
+ * they called the same. */
+static int tshi_mpi_is_eager(const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    int64_t width = (int64_t)tsh_dtype_size(coll->dtype);
-    switch (coll->kind) {
-    case TSH_ALLREDUCE:
-    case TSH_BROADCAST: return coll->count * width;
-    case TSH_ALLGATHER: return op->longest * width;
-    case TSH_REDUCE_SCATTER: return op->from[group->size] * coll->blocks * width;
-    default: return INT64_MAX;
-    }
+    int64_t n = coll->kind == TSH_ALLGATHER ? op->longest : coll->count;
+    return (coll->kind == TSH_ALLREDUCE || coll->kind == TSH_BROADCAST ||
+            coll->kind == TSH_ALLGATHER) &&
+           n <= (int64_t)(TSHI_MPI_EAGER / tsh_dtype_size(coll->dtype));
 }
 
-static int tshi_mpi_is_eager(const tshi_mpi_group *group, const tshi_mpi_op *op) {
-    return tshi_mpi_eager_size(group, op) <= TSHI_MPI_EAGER;
-}
-
-static void tshi_mpi_fill(tshi_mpi_block *block, const tsh_coll *coll, int size) {
+static void tshi_mpi_fill(const tshi_mpi_group *group, tshi_mpi_block *block,
+                          const tsh_coll *coll) {
     memset(block, 0, sizeof *block);
-    block->kind = (int32_t)coll->kind;
-    block->digest = coll->kind == TSHI_MPI_CLOSE ? (uint64_t)coll->kind
-                                                 : tsh_coll_digest(coll, size);
-    block->count = coll->count;
-    block->blocks = coll->blocks;
-    block->root = coll->root;
-    block->send_to = coll->send_to;
-    block->recv_from = coll->recv_from;
-    block->tag = coll->tag;
-    block->dtype = (uint8_t)coll->dtype;
-    block->redop = (uint8_t)coll->redop;
-}
-
-/* What a block describes; its counts are not in it. */
-static tsh_coll tshi_mpi_unfill(const tshi_mpi_block *block) {
-    tsh_coll coll = tsh_coll_make((tsh_coll_kind)block->kind, (tsh_dtype)block->dtype);
-    coll.redop = (tsh_redop)block->redop;
-    coll.count = block->count;
-    coll.blocks = block->blocks;
-    coll.root = block->root;
-    coll.send_to = block->send_to;
-    coll.recv_from = block->recv_from;
-    coll.tag = block->tag;
-    return coll;
+    block->call.coll = *coll;
+    block->call.digest = tsh_coll_digest(coll, group->size);
+    block->call.rank = group->ranks[group->rank];
 }
 
 /* What this rank sends, into its own block. */
@@ -673,76 +633,31 @@ static void tshi_mpi_pack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     int64_t n = coll->count;
     const void *from = coll->kind == TSH_BROADCAST ? coll->recv : coll->send;
     if (coll->kind == TSH_ALLGATHER) n = tshi_mpi_length(op, op->from, group->rank);
-    if (coll->kind == TSH_REDUCE_SCATTER) n = op->from[group->size] * coll->blocks;
     if (n > 0) memcpy(op->block->eager, from, (size_t)n * tsh_dtype_size(coll->dtype));
-}
-
-/* Sums piece k of what is in all blocks, row by row: rows are this far apart in recv. */
-static void tshi_mpi_sum_eager(const tshi_mpi_group *group, tshi_mpi_op *op, int k, char *recv,
-                               int64_t apart) {
-    const tsh_coll *coll = &op->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
-    int64_t n = op->from[k + 1] - op->from[k];
-    for (int64_t row = 0; row < coll->blocks && n > 0; row++) {
-        int64_t at = row * op->from[group->size] + op->from[k];
-        const char *sum = tshi_mpi_sum(group, coll, op->block[1].eager + (size_t)at * width,
-                                       sizeof *op->block, k, n);
-        memcpy(recv + (size_t)(row * apart) * width, sum, (size_t)n * width);
-    }
 }
 
 /* What all ranks sent is in their blocks. */
 static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
     tshi_mpi_block *all = op->block + 1;
-    char *recv = (char *)coll->recv;
-    int k = group->rank;
-    if (coll->kind == TSH_BROADCAST && coll->count > 0 && k != coll->root)
-        memcpy(recv, all[coll->root].eager, (size_t)coll->count * width);
-    if (coll->kind == TSH_REDUCE_SCATTER)
-        tshi_mpi_sum_eager(group, op, k, recv, op->from[k + 1] - op->from[k]);
-    for (k = 0; k < group->size; k++) {
-        if (coll->kind == TSH_ALLREDUCE && op->from[k] < op->from[k + 1])
-            tshi_mpi_sum_eager(group, op, k, recv + (size_t)op->from[k] * width, 0);
-        if (coll->kind == TSH_ALLGATHER)
-            tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_length(op, op->into, k),
-                          all[k].eager, 0);
-    }
-}
-
-/* A rank has closed the group, and another has not. */
-static void tshi_mpi_lost(tshi_mpi_group *group, const tshi_mpi_op *op) {
-    char what[256] = "";
-    int gone = 0, waits = 0;
-    tsh_error error;
-    tsh_coll coll;
-    while (op->block[1 + gone].kind != TSHI_MPI_CLOSE) gone++;
-    while (op->block[1 + waits].kind == TSHI_MPI_CLOSE) waits++;
-    coll = tshi_mpi_unfill(&op->block[1 + waits]);
-    tsh_coll_where(&coll, group->size, op->seq, group->id, what, sizeof what);
-    (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[gone],
-                        "rank %d left while rank %d waits for it in %s", group->ranks[gone],
-                        group->ranks[waits], what);
-    tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
-}
-
-/* The counts that rank r sends to (0) or receives from (1) the others. */
-static const int64_t *tshi_mpi_counts_of(const tshi_mpi_group *group, const tshi_mpi_op *op, int r,
-                                         int receives) {
-    return op->counts + (size_t)group->size * (size_t)(2 * r + 2 + receives);
+    if (coll->kind == TSH_BROADCAST && coll->count > 0 && group->rank != coll->root)
+        memcpy(coll->recv, all[coll->root].eager,
+               (size_t)coll->count * tsh_dtype_size(coll->dtype));
+    if (coll->kind == TSH_ALLREDUCE) tshi_mpi_sum_all(op, all->eager, sizeof *all);
+    for (int k = 0; k < group->size && coll->kind == TSH_ALLGATHER; k++)
+        tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_length(op, op->into, k), all[k].eager,
+                      0);
 }
 
 /* What rank r has called where `user`, an operation, is. */
 static int tshi_mpi_called(const void *user, int r, tsh_call *out) {
     const tshi_mpi_op *op = (const tshi_mpi_op *)user;
-    out->coll = tshi_mpi_unfill(&op->block[1 + r]);
-    out->digest = op->block[1 + r].digest;
-    out->rank = op->group->ranks[r];
-    out->counts = op->counts ? op->group->size : 0;
+    size_t n = (size_t)op->group->size;
+    *out = op->block[1 + r].call;
     if (op->counts) {
-        out->coll.send_counts = tshi_mpi_counts_of(op->group, op, r, 0);
-        out->coll.recv_counts = tshi_mpi_counts_of(op->group, op, r, 1);
+        out->counts = op->group->size;
+        out->coll.send_counts = op->counts + 2 * n * (size_t)(1 + r);
+        out->coll.recv_counts = out->coll.send_counts + n;
     }
     return 1;
 }
@@ -779,7 +694,7 @@ static void tshi_mpi_begin_heads(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->state = TSHI_MPI_HEADS;
     /* Where counts may have to be told, the next operation waits for that. */
     op->last = op->coll.kind >= TSH_BARRIER ||
-               (tshi_mpi_is_eager(group, op) && !tshi_mpi_gathers(&op->coll));
+               (tshi_mpi_is_eager(op) && !tshi_mpi_gathers(&op->coll));
     (void)TSHI_MPI_CALL(group->world, MPI_Iallgather,
                         (op->block, (int)sizeof *op->block, MPI_BYTE, op->block + 1,
                          (int)sizeof *op->block, MPI_BYTE, group->comm, &op->req));
@@ -937,17 +852,14 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* The heads of all ranks are here: compares them. */
 static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    int fits = 1, alike = 1, closes = 0;
+    int fits = 1, alike = 1;
     for (int r = 1; r <= group->size; r++) {
-        fits = fits && op->block[r].digest == op->block[1].digest;
-        alike = alike && op->block[r].kind == op->block[1].kind;
-        closes += op->block[r].kind == TSHI_MPI_CLOSE;
+        fits = fits && op->block[r].call.digest == op->block->call.digest;
+        alike = alike && op->block[r].call.coll.kind == coll->kind;
     }
     if (!fits) {
         group->broken = 1;
-        if (closes)
-            tshi_mpi_lost(group, op);
-        else if (alike && tshi_mpi_gathers(coll))
+        if (alike && tshi_mpi_gathers(coll))
             tshi_mpi_tell_counts(group, op);
         else
             (void)tshi_mpi_mismatch(group, op);
@@ -955,7 +867,7 @@ static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
         tshi_mpi_tell_counts(group, op);
     } else if (coll->kind >= TSH_BARRIER) {
         tshi_mpi_finish(group->world, op);
-    } else if (tshi_mpi_is_eager(group, op)) {
+    } else if (tshi_mpi_is_eager(op)) {
         tshi_mpi_unpack_eager(group, op);
         tshi_mpi_finish(group->world, op);
     } else {
@@ -963,26 +875,22 @@ static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* The parts of a round that this rank owns are here: sums them, or hands them out. */
-static void tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
+/* The parts of a round that this rank owns are here: copies them, or sums them. Returns 1 if the
+ * sum is to be gathered. */
+static int tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
-    const int *in = op->lengths + 2 * group->size;
     int64_t n = tshi_mpi_round(op, op->from, group->rank);
-    if (coll->kind == TSH_ALLTOALL) {
-        for (int k = 0; k < group->size; k++)
-            tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
-                          op->in->bytes + in[group->size + k], 0);
-    } else {
-        op->part = tshi_mpi_sum(group, coll, op->in->bytes, (size_t)n * width, group->rank, n);
-        if (coll->kind == TSH_ALLREDUCE) {
-            tshi_mpi_gather(group, op);
-            return;
-        }
-        if (n > 0) memcpy((char *)coll->recv + (size_t)op->at * width, op->part, (size_t)n * width);
-    }
-    op->at += op->step;
-    tshi_mpi_next_round(group, op);
+    size_t width = tsh_dtype_size(coll->dtype), stride = (size_t)n * width;
+    const int *in = op->lengths + 2 * group->size;
+    op->part = op->in->bytes + (size_t)((group->rank + 1) % group->size) * stride;
+    if (coll->kind == TSH_REDUCE_SCATTER && n > 0)
+        op->part = (char *)coll->recv + (size_t)op->at * width;
+    if (coll->kind != TSH_ALLTOALL)
+        tshi_mpi_sum(op, op->in->bytes, stride, group->rank, n, op->part);
+    for (int k = 0; k < group->size && coll->kind == TSH_ALLTOALL; k++)
+        tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
+                      op->in->bytes + in[group->size + k], 0);
+    return coll->kind == TSH_ALLREDUCE;
 }
 
 static void tshi_mpi_gathered(tshi_mpi_group *group, tshi_mpi_op *op) {
@@ -990,21 +898,6 @@ static void tshi_mpi_gathered(tshi_mpi_group *group, tshi_mpi_op *op) {
     for (int k = 0; k < group->size; k++)
         tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
                       op->out->bytes + in[group->size + k], 0);
-    op->at += op->step;
-    tshi_mpi_next_round(group, op);
-}
-
-static void tshi_mpi_came_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
-    const tsh_coll *coll = &op->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
-    for (int k = 0; k < group->size; k++) {
-        int64_t n = op->into[k + 1] - op->into[k];
-        size_t offset = (size_t)op->into[k] * width;
-        char *sum = tshi_mpi_sum(group, coll, op->in->bytes + offset, (size_t)coll->count * width,
-                                 k, n);
-        if (n > 0) memcpy((char *)coll->recv + offset, sum, (size_t)n * width);
-    }
-    tshi_mpi_finish(group->world, op);
 }
 
 static void tshi_mpi_came_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
@@ -1015,26 +908,34 @@ static void tshi_mpi_came_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
         tsh_coll_finish(op->out->bytes, n, coll->dtype, coll->redop, group->size);
     if (coll->kind == TSH_ALLREDUCE || coll->root != group->rank)
         memcpy((char *)coll->recv + (size_t)op->at * width, op->out->bytes, (size_t)n * width);
-    op->at += op->step;
-    tshi_mpi_next_round(group, op);
 }
 
 /* MPI has done what it had of op: what comes next? */
 static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
     group->world->moves++;
     switch (op->state) {
-    case TSHI_MPI_QUEUED: tshi_mpi_begin_heads(group, op); break;
-    case TSHI_MPI_HEADS: tshi_mpi_compare(group, op); break;
+    case TSHI_MPI_QUEUED: tshi_mpi_begin_heads(group, op); return;
+    case TSHI_MPI_HEADS: tshi_mpi_compare(group, op); return;
     case TSHI_MPI_COUNTS:
         if (!tshi_mpi_mismatch(group, op)) tshi_mpi_begin(group, op);
+        return;
+    case TSHI_MPI_DIRECT:
+        tshi_mpi_sum_all(op, op->in->bytes,
+                         (size_t)op->coll.count * tsh_dtype_size(op->coll.dtype));
         break;
-    case TSHI_MPI_DIRECT: tshi_mpi_came_direct(group, op); break;
-    case TSHI_MPI_SCATTER: tshi_mpi_scattered(group, op); break;
+    case TSHI_MPI_SCATTER:
+        if (tshi_mpi_scattered(group, op)) {
+            tshi_mpi_gather(group, op);
+            return;
+        }
+        break;
     case TSHI_MPI_GATHER: tshi_mpi_gathered(group, op); break;
     case TSHI_MPI_WHOLE: tshi_mpi_came_whole(group, op); break;
     case TSHI_MPI_PAIR:
-    case TSHI_MPI_DONE: break;
+    case TSHI_MPI_DONE: return;
     }
+    op->at += op->step;
+    tshi_mpi_next_round(group, op);
 }
 
 /* ========================================================================== */
@@ -1051,12 +952,11 @@ static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half
     int tag = sends ? TSHI_MPI_TAG_SEND : TSHI_MPI_TAG_RECV;
     int answer = sends ? TSHI_MPI_TAG_RECV : TSHI_MPI_TAG_SEND;
     int peer = sends ? part.send_to : part.recv_from;
-    tshi_mpi_fill(&half->mine, &part, group->size);
-    half->open = half->meeting = 1;
+    tshi_mpi_fill(group, &half->mine, &part);
+    half->open = 1;
     half->sends = sends;
     half->peer = peer;
     half->count = part.count;
-    half->at = 0;
     half->number = sends ? group->sends[peer]++ : group->recvs[peer]++;
     if (sends && bytes > 0 && bytes <= TSHI_MPI_EAGER)
         memcpy(half->mine.eager, op->coll.send, (size_t)bytes);
@@ -1069,51 +969,40 @@ static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half
             (&half->mine, (int)sizeof half->mine, MPI_BYTE, peer, tag, group->comm, &half->req[0]));
 }
 
-/* The two ends do not fit. */
-static void tshi_mpi_misfit(tshi_mpi_group *group, const tshi_mpi_half *half) {
-    const tsh_coll mine = tshi_mpi_unfill(&half->mine), its = tshi_mpi_unfill(&half->its);
-    int me = group->ranks[group->rank], it = group->ranks[half->peer];
-    tsh_error error;
-    tsh_message_mismatch(half->sends ? &mine : &its, half->sends ? &its : &mine,
-                         half->sends ? me : it, half->sends ? it : me, half->number, group->id,
-                         &error);
-    group->broken = 1;
-    tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
-}
-
 /* The next segment of the body goes, or comes. */
 static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
     size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t n = tshi_mpi_min(half->step, half->count - half->at);
-    int bytes = (int)((size_t)n * width);
+    int bytes = (int)((size_t)tshi_mpi_min(half->step, half->count - half->at) * width);
     int tag = TSHI_MPI_TAG_BODY + (int)(half->number % TSHI_MPI_BODIES);
+    char *at = half->stage->bytes;
     if (half->sends) {
-        memcpy(half->stage->bytes, (const char *)op->coll.send + (size_t)half->at * width,
-               (size_t)bytes);
-        (void)TSHI_MPI_CALL(
-            group->world, MPI_Isend,
-            (half->stage->bytes, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
+        memcpy(at, (const char *)op->coll.send + (size_t)half->at * width, (size_t)bytes);
+        (void)TSHI_MPI_CALL(group->world, MPI_Isend,
+                            (at, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
     } else {
-        (void)TSHI_MPI_CALL(
-            group->world, MPI_Irecv,
-            (half->stage->bytes, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
+        (void)TSHI_MPI_CALL(group->world, MPI_Irecv,
+                            (at, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
     }
 }
 
 /* Both greetings are here: compares them. A short message came along. */
 static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t bytes = half->count * (int64_t)width;
-    half->meeting = 0;
-    if (half->mine.digest != half->its.digest) {
-        tshi_mpi_misfit(group, half);
+    const tsh_call *sent = half->sends ? &half->mine.call : &half->its.call;
+    const tsh_call *wanted = half->sends ? &half->its.call : &half->mine.call;
+    int64_t width = (int64_t)tsh_dtype_size(op->coll.dtype), bytes = half->count * width;
+    tsh_error error;
+    if (sent->digest != wanted->digest) {
+        tsh_message_mismatch(&sent->coll, &wanted->coll, sent->rank, wanted->rank, half->number,
+                             group->id, &error);
+        group->broken = 1;
+        tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
     } else if (bytes <= TSHI_MPI_EAGER) {
         if (!half->sends && bytes > 0) memcpy(op->coll.recv, half->its.eager, (size_t)bytes);
         half->open = 0;
     } else {
-        half->step = tshi_mpi_min(half->count, TSHARD_MPI_SEGMENT / (int64_t)width);
+        half->step = tshi_mpi_min(half->count, TSHARD_MPI_SEGMENT / width);
         if (half->step < 1) half->step = 1;
-        half->stage = tshi_mpi_take(group->world, (size_t)half->step * width);
+        half->stage = tshi_mpi_take(group->world, (size_t)(half->step * width));
         if (half->stage) tshi_mpi_body(group, op, half);
     }
 }
@@ -1121,13 +1010,12 @@ static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *
 /* What MPI had of a half is done. */
 static void tshi_mpi_half_on(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
     size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t n;
+    int64_t n = tshi_mpi_min(half->step, half->count - half->at);
     group->world->moves++;
-    if (half->meeting) {
+    if (half->step == 0) {
         tshi_mpi_met(group, op, half);
         return;
     }
-    n = tshi_mpi_min(half->step, half->count - half->at);
     if (!half->sends)
         memcpy((char *)op->coll.recv + (size_t)half->at * width, half->stage->bytes,
                (size_t)n * width);
@@ -1137,7 +1025,6 @@ static void tshi_mpi_half_on(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_ha
         return;
     }
     tshi_mpi_give(group->world, half->stage);
-    half->stage = NULL;
     half->open = 0;
 }
 
@@ -1193,49 +1080,25 @@ static void tshi_mpi_advance_group(tshi_mpi_group *group) {
     }
 }
 
-static void tshi_mpi_op_free(tshi_mpi_op *op) {
-    free(op->block);
-    free(op->from);
-    free(op->lengths);
-    free(op->counts);
-    free(op);
-}
-
-static tshi_mpi_op *tshi_mpi_op_new(const tshi_mpi_group *group) {
-    size_t n = (size_t)group->size;
-    tshi_mpi_op *op = (tshi_mpi_op *)calloc(1, sizeof *op);
-    if (!op) return NULL;
-    op->block = (tshi_mpi_block *)malloc((n + 1) * sizeof *op->block);
-    op->from = (int64_t *)malloc(2 * (n + 1) * sizeof *op->from);
-    op->into = op->from ? op->from + n + 1 : NULL;
-    op->lengths = (int *)malloc(4 * n * sizeof *op->lengths);
-    if (op->block && op->from && op->lengths) return op;
-    tshi_mpi_op_free(op);
-    return NULL;
-}
-
-/* A new operation at the end of the row; NULL: no memory. */
+/* A new operation at the end of the row, with its arrays in one block of memory; NULL: there is
+ * none. */
 static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll) {
-    tshi_mpi_op *op = group->spare, **at = &group->first;
-    if (op)
-        group->spare = op->next;
-    else
-        op = tshi_mpi_op_new(group);
+    size_t n = (size_t)group->size, starts = 2 * (n + 1) * sizeof(int64_t);
+    tshi_mpi_op **at = &group->first;
+    tshi_mpi_op *op = (tshi_mpi_op *)calloc(1, sizeof *op + starts + (n + 1) * sizeof *op->block +
+                                                   4 * n * sizeof *op->lengths);
     if (!op) return NULL;
+    op->from = (int64_t *)(void *)(op + 1);
+    op->into = op->from + n + 1;
+    op->block = (tshi_mpi_block *)(void *)(op->into + n + 1);
+    op->lengths = (int *)(void *)(op->block + n + 1);
     while (*at) at = &(*at)->next;
     *at = op;
-    op->next = NULL;
     op->group = group;
     op->coll = *coll;
     op->id = ++group->ids;
-    op->message = 0;
     op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
-    op->state = TSHI_MPI_QUEUED;
-    op->last = 0;
-    op->longest = 0;
-    op->at = 0;
     op->req = MPI_REQUEST_NULL;
-    op->half[0].open = op->half[1].open = 0;
     return op;
 }
 
@@ -1244,34 +1107,21 @@ static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_col
     tshi_mpi_op *op = tshi_mpi_add_op(group, coll);
     if (!op) return NULL;
     op->seq = group->started++;
-    tshi_mpi_fill(op->block, coll, group->size);
+    tshi_mpi_fill(group, op->block, coll);
     if (coll->kind == TSH_ALLREDUCE || tshi_mpi_gathers(coll) || coll->kind == TSH_ALLTOALL)
         tshi_mpi_lay(group, op);
-    if (coll->kind < TSH_BARRIER && tshi_mpi_is_eager(group, op)) tshi_mpi_pack_eager(group, op);
+    if (coll->kind < TSH_BARRIER && tshi_mpi_is_eager(op)) tshi_mpi_pack_eager(group, op);
     return op;
 }
 
-/* Out of the row, for the next one. After an error MPI may still work on it: it is left alone. */
+/* Out of the row. After an error MPI may still work on it: it is left alone. */
 static void tshi_mpi_release(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_op **at = &group->first;
     while (*at != op) at = &(*at)->next;
     *at = op->next;
     if (op->state != TSHI_MPI_DONE) return;
     free(op->counts);
-    op->counts = NULL;
-    op->next = group->spare;
-    group->spare = op;
-}
-
-static void tshi_mpi_group_free(tshi_mpi_group *group) {
-    tshi_mpi_op *op;
-    while ((op = group->spare) != NULL) {
-        group->spare = op->next;
-        tshi_mpi_op_free(op);
-    }
-    free(group->ranks);
-    free(group->sends);
-    free(group);
+    free(op);
 }
 
 /* Frees the groups that all of their ranks have closed; after an error none, as MPI may not be done
@@ -1284,7 +1134,7 @@ static void tshi_mpi_sweep(tshi_mpi_world *world) {
             *at = group->next;
             tshi_mpi_release(group, group->first);
             (void)MPI_Comm_free(&group->comm);
-            tshi_mpi_group_free(group);
+            free(group);
         } else {
             at = &group->next;
         }
@@ -1516,18 +1366,19 @@ static void tshi_mpi_abort(tsh_comm *comm, const tsh_error *why) {
     }
 }
 
-/* A group that has no communicator yet. NULL: no memory. */
+/* A group that has no communicator yet, with its arrays in one block of memory. NULL: there is
+ * none. */
 static tshi_mpi_group *tshi_mpi_group_new(tshi_mpi_world *world, int size) {
-    tshi_mpi_group *group = (tshi_mpi_group *)calloc(1, sizeof *group);
+    size_t n = (size_t)size;
+    tshi_mpi_group *group = (tshi_mpi_group *)calloc(
+        1, sizeof *group + 2 * n * sizeof *group->sends + n * sizeof *group->ranks);
     if (!group) return NULL;
     group->world = world;
     group->size = size;
-    group->ranks = (int *)calloc((size_t)size, sizeof *group->ranks);
-    group->sends = (uint64_t *)calloc(2 * (size_t)size, sizeof *group->sends);
-    if (group->sends) group->recvs = group->sends + size;
-    if (group->ranks && group->sends) return group;
-    tshi_mpi_group_free(group);
-    return NULL;
+    group->sends = (uint64_t *)(void *)(group + 1);
+    group->recvs = group->sends + n;
+    group->ranks = (int *)(void *)(group->recvs + n);
+    return group;
 }
 
 /* The group gets this communicator, and is the world's. */
@@ -1632,7 +1483,6 @@ static void tshi_mpi_world_free(tshi_mpi_world *world) {
     tshi_mpi_stage *stage;
     while ((stage = world->stages) != NULL) {
         world->stages = stage->next;
-        free(stage->bytes);
         free(stage);
     }
     for (int r = 0; world->report && r < world->size; r++) free(world->report[r]);
@@ -1669,7 +1519,7 @@ static void tshi_mpi_close(tsh_comm *comm) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm);
     tshi_mpi_world *world = group->world;
     tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
-    coll.kind = TSHI_MPI_CLOSE;
+    coll.kind = TSH_COLL_KINDS; /* a kind of its own: this rank leaves the group */
     if (world->error.code == TSH_OK) tshi_mpi_serve(world);
     if (world->error.code == TSH_OK && group->first) {
         tsh_error error;
@@ -1839,7 +1689,7 @@ static tsh_result tshi_mpi_open_on(tshi_mpi_opening *o, const void *comm, tsh_co
         tshi_mpi_join(o->group, o->data, 1, out);
     } else if (result == TSH_ERR_MEMORY) {
         (void)MPI_Comm_free(&o->control);
-        if (o->group) tshi_mpi_group_free(o->group);
+        free(o->group);
         if (o->world) tshi_mpi_world_free(o->world);
     } else if (!inter) {
         return result;
@@ -1910,7 +1760,6 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 }
 
 #undef TSHI_MPI_MS
-#undef TSHI_MPI_CLOSE
 #undef TSHI_MPI_CALL
 
 #ifdef __cplusplus
