@@ -293,6 +293,9 @@ struct tshi_mpi_world {
     int64_t suspect_at; /* since then */
     int asked;          /* atomic: 1: another thread writes wish, 2: it is written, 3: told */
     tsh_error wish;
+    /* while it opens; MPI may write here even after an error: */
+    int mine[2], least[2]; /* has memory, rank 0's choice of sums: this rank's, the least of all */
+    int *hosts;            /* a number of this rank's host, then those of all */
     tshi_mpi_group *groups;
     tshi_mpi_post *posts;
     tshi_mpi_stage *stages; /* for the next collective */
@@ -538,18 +541,25 @@ static int64_t tshi_mpi_round(const tshi_mpi_op *op, const int64_t *start, int k
 
 /* Copies this round's n elements of piece k from what the caller sends to a stage (pack), or from
  * the stage to where the caller receives. */
-static void tshi_mpi_copy(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
+static void tshi_mpi_copy(const tshi_mpi_op *op, const int64_t *start, int k, int64_t n,
                           char *stage, int packs) {
     size_t width = tsh_dtype_size(op->coll.dtype);
     int64_t row = start[k + 1] - start[k], run; /* run: elements until the end of a row */
     for (int64_t i = op->at, end = i + n; i < end; i += run, stage += (size_t)run * width) {
-        size_t place = (size_t)(i / row * start[size] + start[k] + i % row) * width;
+        size_t place = (size_t)(i / row * start[op->group->size] + start[k] + i % row) * width;
         run = tshi_mpi_min(row - i % row, end - i);
         if (packs)
             memcpy(stage, (const char *)op->coll.send + place, (size_t)run * width);
         else
             memcpy((char *)op->coll.recv + place, stage, (size_t)run * width);
     }
+}
+
+/* The same for all pieces, of which piece k lies places[k] bytes into the stage. */
+static void tshi_mpi_copy_all(const tshi_mpi_op *op, const int64_t *start, const int *places,
+                              char *stage, int packs) {
+    for (int k = 0; k < op->group->size; k++)
+        tshi_mpi_copy(op, start, k, tshi_mpi_round(op, start, k), stage + places[k], packs);
 }
 
 /* The parts of one chunk, one after the other. */
@@ -645,8 +655,7 @@ static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) 
                (size_t)coll->count * tsh_dtype_size(coll->dtype));
     if (coll->kind == TSH_ALLREDUCE) tshi_mpi_sum_all(op, all->eager, sizeof *all);
     for (int k = 0; k < group->size && coll->kind == TSH_ALLGATHER; k++)
-        tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_length(op, op->into, k), all[k].eager,
-                      0);
+        tshi_mpi_copy(op, op->into, k, tshi_mpi_length(op, op->into, k), all[k].eager, 0);
 }
 
 /* What rank r has called where `user`, an operation, is. */
@@ -757,9 +766,7 @@ static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
     int all_to_all = op->coll.kind == TSH_ALLTOALL;
     tshi_mpi_measure(group, op, op->from, 0, out);
     tshi_mpi_measure(group, op, all_to_all ? op->into : op->from, !all_to_all, in);
-    for (int k = 0; k < group->size; k++)
-        tshi_mpi_copy(op, op->from, group->size, k, tshi_mpi_round(op, op->from, k),
-                      op->out->bytes + out[group->size + k], 1);
+    tshi_mpi_copy_all(op, op->from, out + group->size, op->out->bytes, 1);
     op->state = TSHI_MPI_SCATTER;
     op->last = op->coll.kind != TSH_ALLREDUCE && op->at + op->step >= op->longest;
     (void)TSHI_MPI_CALL(group->world, MPI_Ialltoallv,
@@ -875,29 +882,19 @@ static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* The parts of a round that this rank owns are here: copies them, or sums them. Returns 1 if the
- * sum is to be gathered. */
-static int tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
+/* The parts of a round that this rank owns are here: copies them, or sums them. */
+static void tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     int64_t n = tshi_mpi_round(op, op->from, group->rank);
     size_t width = tsh_dtype_size(coll->dtype), stride = (size_t)n * width;
-    const int *in = op->lengths + 2 * group->size;
+    if (coll->kind == TSH_ALLTOALL) {
+        tshi_mpi_copy_all(op, op->into, op->lengths + 3 * group->size, op->in->bytes, 0);
+        return;
+    }
     op->part = op->in->bytes + (size_t)((group->rank + 1) % group->size) * stride;
     if (coll->kind == TSH_REDUCE_SCATTER && n > 0)
         op->part = (char *)coll->recv + (size_t)op->at * width;
-    if (coll->kind != TSH_ALLTOALL)
-        tshi_mpi_sum(op, op->in->bytes, stride, group->rank, n, op->part);
-    for (int k = 0; k < group->size && coll->kind == TSH_ALLTOALL; k++)
-        tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
-                      op->in->bytes + in[group->size + k], 0);
-    return coll->kind == TSH_ALLREDUCE;
-}
-
-static void tshi_mpi_gathered(tshi_mpi_group *group, tshi_mpi_op *op) {
-    const int *in = op->lengths;
-    for (int k = 0; k < group->size; k++)
-        tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
-                      op->out->bytes + in[group->size + k], 0);
+    tshi_mpi_sum(op, op->in->bytes, stride, group->rank, n, op->part);
 }
 
 static void tshi_mpi_came_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
@@ -924,12 +921,13 @@ static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
                          (size_t)op->coll.count * tsh_dtype_size(op->coll.dtype));
         break;
     case TSHI_MPI_SCATTER:
-        if (tshi_mpi_scattered(group, op)) {
-            tshi_mpi_gather(group, op);
-            return;
-        }
+        tshi_mpi_scattered(group, op);
+        if (op->coll.kind != TSH_ALLREDUCE) break;
+        tshi_mpi_gather(group, op);
+        return;
+    case TSHI_MPI_GATHER:
+        tshi_mpi_copy_all(op, op->into, op->lengths + group->size, op->out->bytes, 0);
         break;
-    case TSHI_MPI_GATHER: tshi_mpi_gathered(group, op); break;
     case TSHI_MPI_WHOLE: tshi_mpi_came_whole(group, op); break;
     case TSHI_MPI_PAIR:
     case TSHI_MPI_DONE: return;
@@ -1154,37 +1152,29 @@ static void tshi_mpi_advance(tshi_mpi_world *world) {
 /* Needs: >>mpi-progress.                                                       */
 /* ========================================================================== */
 
-/* Writes this rank's marks, or (NULL) counts them. */
-static int tshi_mpi_write_marks(const tshi_mpi_world *world, tsh_wait_mark *mark) {
-    int count = 0;
-    for (const tshi_mpi_group *group = world->groups; group; group = group->next) {
-        for (int peer = -1; peer < group->size; peer++) {
-            tsh_wait_mark m;
-            m.group = group->id;
-            m.peer = peer < 0 ? -1 : group->ranks[peer];
-            m.sends = peer < 0 ? group->started : group->sends[peer];
-            m.recvs = peer < 0 ? 0 : group->recvs[peer];
-            if (peer >= 0 && !m.sends && !m.recvs) continue;
-            if (mark) mark[count] = m;
-            count++;
-        }
-    }
-    return count;
+/* Appends how far this rank has come with `peer` of a group, or (-1) in its collectives. */
+static void tshi_mpi_mark(const tshi_mpi_group *group, int peer, tsh_wait_report *report) {
+    tsh_wait_mark *mark = (tsh_wait_mark *)(void *)(report + 1) + report->marks;
+    mark->group = group->id;
+    mark->peer = peer < 0 ? -1 : group->ranks[peer];
+    mark->sends = peer < 0 ? group->started : group->sends[peer];
+    mark->recvs = peer < 0 ? 0 : group->recvs[peer];
+    if (peer < 0 || mark->sends || mark->recvs) report->marks++;
 }
 
 /* The half of a message that waits; and the ranks that op waits for. */
-static void tshi_mpi_write_awaited(const tshi_mpi_group *group, const tshi_mpi_op *op,
-                                   tsh_wait_report *report, int *awaited) {
+static void tshi_mpi_write_awaited(const tshi_mpi_op *op, tsh_wait_report *report, int *awaited) {
+    const tshi_mpi_group *group = op->group;
     report->send_to = report->recv_from = -1;
     report->pairwise = op->message;
-    report->seq = report->pairwise ? 0 : op->seq;
-    if (!report->pairwise) {
-        memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
+    if (!op->message) {
+        report->seq = op->seq;
         report->awaited = group->size;
+        memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
     }
     for (int i = 0; i < 2; i++) {
         const tshi_mpi_half *half = &op->half[i];
-        if (!report->pairwise || !half->open) continue;
+        if (!half->open) continue;
         awaited[report->awaited++] = group->ranks[half->peer];
         *(half->sends ? &report->send_to : &report->recv_from) = group->ranks[half->peer];
         *(half->sends ? &report->send_number : &report->recv_number) = half->number;
@@ -1192,31 +1182,35 @@ static void tshi_mpi_write_awaited(const tshi_mpi_group *group, const tshi_mpi_o
 }
 
 /* Tells rank 0 where this rank waits. */
-static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_group *group,
-                               const tshi_mpi_op *op) {
-    int marks = tshi_mpi_write_marks(world, NULL);
-    size_t head = sizeof(tsh_wait_report) + (size_t)marks * sizeof(tsh_wait_mark);
-    size_t size = head + ((size_t)group->size + 2) * sizeof(int);
-    tsh_wait_report *report = (tsh_wait_report *)calloc(1, size);
+static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_op *op) {
+    const tshi_mpi_group *group = op->group;
+    size_t marks = 0;
+    tsh_wait_report *report;
+    int *awaited;
+    for (const tshi_mpi_group *g = world->groups; g; g = g->next) marks += (size_t)g->size + 1;
+    report = (tsh_wait_report *)calloc(1, sizeof *report + marks * sizeof(tsh_wait_mark) +
+                                              ((size_t)group->size + 2) * sizeof *awaited);
     if (!report) return;
+    for (const tshi_mpi_group *g = world->groups; g; g = g->next)
+        for (int peer = -1; peer < g->size; peer++) tshi_mpi_mark(g, peer, report);
     report->group = group->id;
-    report->marks = marks;
-    (void)tshi_mpi_write_marks(world, (tsh_wait_mark *)(void *)(report + 1));
-    tshi_mpi_write_awaited(group, op, report, (int *)(void *)((char *)report + head));
+    awaited = (int *)(void *)((tsh_wait_mark *)(void *)(report + 1) + report->marks);
+    tshi_mpi_write_awaited(op, report, awaited);
     tsh_coll_where(&op->coll, group->size, op->seq, group->id, report->text, sizeof report->text);
     if (world->rank == 0) {
         tshi_mpi_reported(world, 0, report);
         return;
     }
-    tshi_mpi_send(world, 0, TSHI_MPI_REPORT, report, head + (size_t)report->awaited * sizeof(int));
+    tshi_mpi_send(world, 0, TSHI_MPI_REPORT, report,
+                  (size_t)((char *)(awaited + report->awaited) - (char *)report));
     free(report);
 }
 
-static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_group *group,
-                              const tshi_mpi_op *op) {
+static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_op *op) {
+    const tshi_mpi_group *group = op->group;
     tsh_error error;
     if (tshi_mpi_over(world) || world->late.code != TSH_OK) return;
-    tshi_mpi_tell_wait(world, group, op);
+    tshi_mpi_tell_wait(world, op);
     (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in ", world->rank);
     tsh_coll_where(&op->coll, group->size, op->seq, group->id, error.message, sizeof error.message);
     tshi_mpi_raise(world, TSHI_MPI_LATE, &error);
@@ -1235,8 +1229,7 @@ static void tshi_mpi_rest(int crowded, int64_t waited, unsigned spins) {
 }
 
 /* Until op is done, or the world has ended. */
-static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
-                           const tshi_mpi_op *op) {
+static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_op *op) {
     int64_t begin = tsh_now(), waited = 0; /* since something was done */
     uint64_t moves = world->moves;
     unsigned spins = 0;
@@ -1256,8 +1249,8 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
             }
             waited = now - begin;
             tshi_mpi_serve(world);
-            if (waited > 20 * TSHI_MPI_MS && !told++) tshi_mpi_tell_wait(world, group, op);
-            if (now >= op->deadline) tshi_mpi_time_out(world, group, op);
+            if (waited > 20 * TSHI_MPI_MS && !told++) tshi_mpi_tell_wait(world, op);
+            if (now >= op->deadline) tshi_mpi_time_out(world, op);
         }
         tshi_mpi_rest(world->crowded, waited, spins++);
     }
@@ -1327,8 +1320,7 @@ static tsh_result tshi_mpi_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!op) return TSH_ERR_ARGUMENT;
     tshi_mpi_advance(world);
     tshi_mpi_serve(world);
-    if (op->state != TSHI_MPI_DONE && tsh_now() >= op->deadline)
-        tshi_mpi_time_out(world, group, op);
+    if (op->state != TSHI_MPI_DONE && tsh_now() >= op->deadline) tshi_mpi_time_out(world, op);
     *done = world->error.code != TSH_OK || op->state == TSHI_MPI_DONE;
     return world->error.code;
 }
@@ -1337,7 +1329,7 @@ static tsh_result tshi_mpi_wait(tsh_comm *comm, tsh_req req) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm);
     tshi_mpi_op *op = tshi_mpi_find(group, req);
     if (!op) return TSH_ERR_ARGUMENT;
-    tshi_mpi_await(group->world, group, op);
+    tshi_mpi_await(group->world, op);
     tshi_mpi_release(group, op);
     return group->world->error.code;
 }
@@ -1381,16 +1373,15 @@ static tshi_mpi_group *tshi_mpi_group_new(tshi_mpi_world *world, int size) {
     return group;
 }
 
-/* The group gets this communicator, and is the world's. */
-static void tshi_mpi_join(tshi_mpi_group *group, MPI_Comm mpi, uint64_t id, tsh_comm *out) {
+/* The group, which has its communicator, becomes one of the world's. */
+static void tshi_mpi_join(tshi_mpi_group *group, uint64_t id, tsh_comm *out) {
     tshi_mpi_world *world = group->world;
     MPI_Group all, some;
-    group->comm = mpi;
     group->id = id;
-    (void)MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
-    (void)MPI_Comm_rank(mpi, &group->rank);
+    (void)MPI_Comm_set_errhandler(group->comm, MPI_ERRORS_RETURN);
+    (void)MPI_Comm_rank(group->comm, &group->rank);
     (void)MPI_Comm_group(world->control, &all);
-    (void)MPI_Comm_group(mpi, &some);
+    (void)MPI_Comm_group(group->comm, &some);
     for (int r = 0; r < group->size; r++)
         (void)MPI_Group_translate_ranks(some, 1, &r, all, &group->ranks[r]);
     (void)MPI_Group_free(&all);
@@ -1403,22 +1394,18 @@ static void tshi_mpi_join(tshi_mpi_group *group, MPI_Comm mpi, uint64_t id, tsh_
 
 /* What a rank adds to its head of a split. */
 typedef struct tshi_mpi_ticket {
-    int32_t color, key;
+    int64_t color;
     uint64_t splits; /* that this rank has taken part in */
 } tshi_mpi_ticket;
 
-static tshi_mpi_ticket tshi_mpi_ticket_of(const tshi_mpi_op *op, int r) {
-    tshi_mpi_ticket ticket;
-    memcpy(&ticket, op->block[1 + r].eager, sizeof ticket);
-    return ticket;
-}
-
 /* A number that no other group of the world has: made of that of the first rank of this color. */
 static uint64_t tshi_mpi_new_id(const tshi_mpi_group *group, const tshi_mpi_op *op, int color) {
-    int r = 0;
-    while (tshi_mpi_ticket_of(op, r).color != color) r++;
-    return 1 + (uint64_t)group->ranks[r] +
-           (uint64_t)group->world->size * tshi_mpi_ticket_of(op, r).splits;
+    tshi_mpi_ticket ticket;
+    int r = -1;
+    do {
+        memcpy(&ticket, op->block[1 + ++r].eager, sizeof ticket);
+    } while (ticket.color != color);
+    return 1 + (uint64_t)group->ranks[r] + (uint64_t)group->world->size * ticket.splits;
 }
 
 /* Whether all ranks of the group go into MPI_Comm_split, which has no limit of time: one that gave
@@ -1437,7 +1424,7 @@ static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
         tshi_mpi_serve(world);
         if (world->error.code == TSH_OK) well = now;
         if (now - well > 200 * TSHI_MPI_MS) return 0;
-        if (now >= op->deadline) tshi_mpi_time_out(world, group, op);
+        if (now >= op->deadline) tshi_mpi_time_out(world, op);
         tshi_mpi_rest(world->crowded, now - begin, spins);
     }
 }
@@ -1456,10 +1443,9 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
     op = tshi_mpi_add_collective(group, &coll);
     if (!op) return tshi_mpi_no_memory(world, "start a split");
     ticket.color = color;
-    ticket.key = key;
     ticket.splits = ++world->splits;
     memcpy(op->block->eager, &ticket, sizeof ticket);
-    tshi_mpi_await(world, group, op);
+    tshi_mpi_await(world, op);
     expected = op->state == TSHI_MPI_DONE && tshi_mpi_all_go(world, group, op);
     if (expected && color >= 0) id = tshi_mpi_new_id(group, op, color);
     refused = expected &&
@@ -1472,11 +1458,10 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
     if (color < 0) return TSH_OK;
     (void)MPI_Comm_size(made, &size);
     part = tshi_mpi_group_new(world, size);
-    if (part) {
-        tshi_mpi_join(part, made, id, out);
-        return TSH_OK;
-    }
-    return tshi_mpi_no_memory(world, "join a group");
+    if (!part) return tshi_mpi_no_memory(world, "join a group");
+    part->comm = made;
+    tshi_mpi_join(part, id, out);
+    return TSH_OK;
 }
 
 static void tshi_mpi_world_free(tshi_mpi_world *world) {
@@ -1488,6 +1473,7 @@ static void tshi_mpi_world_free(tshi_mpi_world *world) {
     for (int r = 0; world->report && r < world->size; r++) free(world->report[r]);
     free(world->report);
     free(world->search);
+    free(world->hosts);
     free(world);
 }
 
@@ -1499,7 +1485,7 @@ static void tshi_mpi_end(tshi_mpi_world *world) {
     int ours = world->ours, came;
     while (group && world->error.code == TSH_OK) {
         if (group->first)
-            tshi_mpi_await(world, group, group->first);
+            tshi_mpi_await(world, group->first);
         else
             tshi_mpi_serve(world); /* this rank could not start the close: an error */
         tshi_mpi_sweep(world);
@@ -1597,131 +1583,101 @@ static int tshi_mpi_host(void) {
     return (int)(hash >> 1);
 }
 
-/* A world while it opens. After an error MPI may still write into it: then it is left alone. */
-typedef struct tshi_mpi_opening {
-    MPI_Comm control, data;
-    int mine[2], least[2]; /* has memory; rank 0's choice of sums: this rank's, the least of all */
-    int *hosts;            /* a number of this rank's host, then those of all */
-    int64_t timeout;       /* of each step, and of the world */
-    int native, ours;      /* MPI_Iallreduce, as this rank says; MPI is this world's to end */
-    tsh_error *error;
-    tshi_mpi_world *world;
-    tshi_mpi_group *group;
-} tshi_mpi_opening;
-
-/* A world without groups. NULL: no memory. */
-static tshi_mpi_world *tshi_mpi_world_new(const tshi_mpi_opening *o) {
-    tshi_mpi_world *world = (tshi_mpi_world *)calloc(1, sizeof *world);
-    if (!world) return NULL;
-    world->ops = tshi_mpi_ops;
-    world->control = o->control;
-    world->owner = pthread_self();
-    world->timeout = o->timeout;
-    world->ours = o->ours;
-    (void)MPI_Comm_rank(o->control, &world->rank);
-    (void)MPI_Comm_size(o->control, &world->size);
-    if (world->rank > 0) return world;
-    world->report = (tsh_wait_report **)calloc((size_t)world->size, sizeof *world->report);
-    world->search = (tsh_coll_search *)calloc((size_t)world->size, sizeof *world->search);
-    if (world->report && world->search) return world;
-    tshi_mpi_world_free(world);
-    return NULL;
-}
-
 /* Waits for a step of opening, which MPI has begun with this code. */
-static tsh_result tshi_mpi_opened(const tshi_mpi_opening *o, int code, MPI_Request *request) {
+static tsh_result tshi_mpi_opened(const tshi_mpi_world *world, int code, MPI_Request *request,
+                                  tsh_error *error) {
     int64_t begin = tsh_now(), waited = 0;
     int done = 0;
-    for (unsigned spins = 0; code == MPI_SUCCESS && waited <= o->timeout; spins++) {
+    for (unsigned spins = 0; code == MPI_SUCCESS && waited <= world->timeout; spins++) {
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (done) return TSH_OK;
         waited = tsh_now() - begin;
         tshi_mpi_rest(1, waited, spins);
     }
     if (code != MPI_SUCCESS)
-        return tsh_error_set(o->error, TSH_ERR_IO, -1, "tsh_mpi_open: MPI refused a communicator");
-    return tsh_error_set(o->error, TSH_ERR_TIMEOUT, -1,
+        return tsh_error_set(error, TSH_ERR_IO, -1, "tsh_mpi_open: MPI refused a communicator");
+    return tsh_error_set(error, TSH_ERR_TIMEOUT, -1,
                          "tsh_mpi_open: not all ranks came within %.1f s",
-                         (double)o->timeout / 1e9);
+                         (double)world->timeout / 1e9);
 }
 
 /* Two communicators, and in between all that needs memory, so that where one rank has none, all
  * ranks fail. */
-static tsh_result tshi_mpi_form(tshi_mpi_opening *o, MPI_Comm base) {
+static tsh_result tshi_mpi_form(tshi_mpi_world *world, MPI_Comm base, tsh_comm *out,
+                                tsh_error *error) {
     MPI_Request request;
-    int code = MPI_Comm_idup(base, &o->control, &request), here = 0;
-    tsh_result result = tshi_mpi_opened(o, code, &request);
+    tshi_mpi_group *group;
+    size_t n;
+    int code = MPI_Comm_idup(base, &world->control, &request), here = 0;
+    tsh_result result = tshi_mpi_opened(world, code, &request, error);
     if (result != TSH_OK) return result;
-    (void)MPI_Comm_set_errhandler(o->control, MPI_ERRORS_RETURN);
-    o->world = tshi_mpi_world_new(o);
-    if (o->world) o->group = tshi_mpi_group_new(o->world, o->world->size);
-    if (o->group) o->hosts = (int *)calloc((size_t)o->group->size + 1, sizeof *o->hosts);
-    o->mine[0] = o->hosts != NULL;
-    o->mine[1] = o->world && o->world->rank == 0 ? o->native : 1;
-    code = MPI_Iallreduce(o->mine, o->least, 2, MPI_INT, MPI_MIN, o->control, &request);
-    result = tshi_mpi_opened(o, code, &request);
+    (void)MPI_Comm_set_errhandler(world->control, MPI_ERRORS_RETURN);
+    (void)MPI_Comm_rank(world->control, &world->rank);
+    (void)MPI_Comm_size(world->control, &world->size);
+    n = (size_t)world->size;
+    group = tshi_mpi_group_new(world, world->size);
+    world->report = (tsh_wait_report **)calloc(n, sizeof *world->report);
+    world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
+    world->hosts = (int *)calloc(n + 1, sizeof *world->hosts);
+    world->mine[0] = group && world->report && world->search && world->hosts;
+    world->mine[1] = world->rank == 0 ? world->native : 1;
+    code = MPI_Iallreduce(world->mine, world->least, 2, MPI_INT, MPI_MIN, world->control, &request);
+    result = tshi_mpi_opened(world, code, &request, error);
     if (result != TSH_OK) return result;
-    if (!o->least[0])
-        return tsh_error_set(o->error, TSH_ERR_MEMORY, -1, "tsh_mpi_open: no memory on some rank");
-    o->hosts[0] = tshi_mpi_host();
-    code = MPI_Iallgather(o->hosts, 1, MPI_INT, o->hosts + 1, 1, MPI_INT, o->control, &request);
-    result = tshi_mpi_opened(o, code, &request);
-    if (result != TSH_OK) return result;
-    for (int r = 0; r < o->group->size; r++) here += o->hosts[1 + r] == o->hosts[0];
-    o->world->crowded = here > sysconf(_SC_NPROCESSORS_ONLN);
-    o->world->native = o->least[1];
-    if (o->world->native) o->world->ops.caps &= ~(uint64_t)TSH_CAP_ORDERED;
-    code = MPI_Comm_idup(o->control, &o->data, &request);
-    return tshi_mpi_opened(o, code, &request);
-}
-
-/* MPI is there. Frees o, unless MPI may still write into it. */
-static tsh_result tshi_mpi_open_on(tshi_mpi_opening *o, const void *comm, tsh_comm *out) {
-    MPI_Comm base = comm ? *(const MPI_Comm *)comm : MPI_COMM_WORLD;
-    tsh_result result;
-    int inter = 1;
-    if (base != MPI_COMM_NULL) (void)MPI_Comm_test_inter(base, &inter);
-    result = inter ? tsh_error_set(
-                         o->error, TSH_ERR_ARGUMENT, -1,
-                         "tsh_mpi_open: desc->comm is MPI_COMM_NULL or an intercommunicator")
-                   : tshi_mpi_form(o, base);
-    if (result == TSH_OK) {
-        tshi_mpi_join(o->group, o->data, 1, out);
-    } else if (result == TSH_ERR_MEMORY) {
-        (void)MPI_Comm_free(&o->control);
-        free(o->group);
-        if (o->world) tshi_mpi_world_free(o->world);
-    } else if (!inter) {
-        return result;
+    if (!world->least[0]) {
+        free(group);
+        return tsh_error_set(error, TSH_ERR_MEMORY, -1, "tsh_mpi_open: no memory on some rank");
     }
-    free(o->hosts);
-    free(o);
+    world->hosts[0] = tshi_mpi_host();
+    code = MPI_Iallgather(world->hosts, 1, MPI_INT, world->hosts + 1, 1, MPI_INT, world->control,
+                          &request);
+    result = tshi_mpi_opened(world, code, &request, error);
+    if (result != TSH_OK) return result;
+    for (int r = 1; r <= world->size; r++) here += world->hosts[r] == world->hosts[0];
+    world->crowded = here > sysconf(_SC_NPROCESSORS_ONLN);
+    world->native = world->least[1];
+    if (world->native) world->ops.caps &= ~(uint64_t)TSH_CAP_ORDERED;
+    code = MPI_Comm_idup(world->control, &group->comm, &request);
+    result = tshi_mpi_opened(world, code, &request, error);
+    if (result == TSH_OK) tshi_mpi_join(group, 1, out);
     return result;
 }
 
 static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***argv, tsh_comm *out,
                                 tsh_error *error) {
-    tshi_mpi_opening *o, set;
+    tshi_mpi_world *world, set;
+    MPI_Comm base = MPI_COMM_WORLD;
     tsh_result result;
+    int inter = 1;
     if (!out) return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "tsh_mpi_open: out is NULL");
     memset(out, 0, sizeof *out);
     memset(&set, 0, sizeof set);
-    set.error = error;
+    set.ops = tshi_mpi_ops;
+    set.owner = pthread_self();
     set.native = desc->native > 0;
     if (!tsh_timeout(desc->timeout, "tsh_mpi_desc.timeout", &set.timeout, error) ||
         (!desc->native && tsh_env_int("TSHARD_MPI_NATIVE", 0, 1, &set.native, error) < 0))
         return error->code;
     result = tshi_mpi_init(desc->thread_level, argc, argv, &set.ours, error);
     if (result != TSH_OK) return result;
-    o = (tshi_mpi_opening *)malloc(sizeof *o);
-    if (o) {
-        *o = set;
-        result = tshi_mpi_open_on(o, desc->comm, out);
+    if (desc->comm) base = *(const MPI_Comm *)desc->comm;
+    if (base != MPI_COMM_NULL) (void)MPI_Comm_test_inter(base, &inter);
+    world = inter ? NULL : (tshi_mpi_world *)malloc(sizeof *world);
+    if (world) {
+        *world = set;
+        result = tshi_mpi_form(world, base, out, error);
+    } else if (inter) {
+        result = tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                               "tsh_mpi_open: desc->comm is MPI_COMM_NULL or an intercommunicator");
     } else {
         result = tsh_error_set(error, TSH_ERR_MEMORY, -1, "tsh_mpi_open: no memory");
     }
-    if (set.ours && (result == TSH_ERR_MEMORY || result == TSH_ERR_ARGUMENT))
-        (void)MPI_Finalize(); /* which waits for all ranks */
+    if (result != TSH_ERR_MEMORY && result != TSH_ERR_ARGUMENT) return result;
+    if (world) { /* MPI is done with it */
+        (void)MPI_Comm_free(&world->control);
+        tshi_mpi_world_free(world);
+    }
+    if (set.ours) (void)MPI_Finalize(); /* which waits for all ranks */
     return result;
 }
 
