@@ -618,85 +618,57 @@ static const void *tshi_threads_part(const void *user, int r) {
     return (eager ? slot->eager : slot->send) + p->offset;
 }
 
-/* tile = x[k+1] + x[k+2] + ... + x[k+P], of n elements `offset` bytes into the messages. */
-static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k, size_t offset,
-                             int64_t n, tshi_threads_tile *tile) {
-    const tshi_threads_call *call = tshi_threads_call_of(member, number);
-    tshi_threads_parts parts;
-    parts.member = member;
-    parts.number = number;
-    parts.offset = offset;
-    tsh_coll_sum(tile->bytes, n, &call->coll, member->group->size, k, tshi_threads_part, &parts);
-}
-
 static int64_t tshi_threads_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* The message was part of the post: sum all chunks here, touch nobody's buffers. */
-static void tshi_threads_allreduce_eager(tshi_threads_member *member, uint64_t number) {
+/* Sums elements at ... at + n - 1 of the messages, which are in chunk k, tile by tile: into `to`, or
+ * (NULL) into the same place of every rank's recv. */
+static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k, int64_t at,
+                             int64_t n, char *to) {
+    const tshi_threads_group *group = member->group;
     const tsh_coll *coll = &tshi_threads_call_of(member, number)->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
+    size_t width = tsh_dtype_size(coll->dtype), bytes;
     tshi_threads_tile tile;
-    for (int k = 0; k < member->group->size; k++) {
-        int64_t at = tsh_coll_chunk(coll->count, member->group->size, k);
-        int64_t n = tsh_coll_chunk(coll->count, member->group->size, k + 1) - at;
-        if (n == 0) continue;
-        tshi_threads_sum(member, number, k, (size_t)at * width, n, &tile);
-        memcpy((char *)coll->recv + (size_t)at * width, tile.bytes, (size_t)n * width);
+    tshi_threads_parts parts;
+    parts.member = member;
+    parts.number = number;
+    parts.offset = (size_t)at * width;
+    for (int64_t left = n; left > 0; left -= n, parts.offset += bytes) {
+        n = tshi_threads_min(left, (int64_t)(TSHI_THREADS_TILE / width));
+        bytes = (size_t)n * width;
+        tsh_coll_sum(tile.bytes, n, coll, group->size, k, tshi_threads_part, &parts);
+        for (int j = 1; j <= group->size && !to; j++) {
+            int r = tshi_threads_turn(group, member->rank, j);
+            memcpy(tshi_threads_slot_of(&group->member[r], number)->recv + parts.offset, tile.bytes,
+                   bytes);
+        }
+        if (to) to = (char *)memcpy(to, tile.bytes, bytes) + bytes;
     }
 }
 
-/* Only this rank reads or writes chunk `rank` of anyone, hence in place too. */
+/* An eager message was part of the post: this rank sums all chunks, and touches nobody's buffers.
+ * Of another, only this rank reads or writes chunk `rank` of anyone, hence in place too. */
 static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
                                    const tsh_coll *coll) {
-    const tshi_threads_group *group = member->group;
-    size_t width = tsh_dtype_size(coll->dtype);
-    int64_t step = (int64_t)(TSHI_THREADS_TILE / width), n;
-    int64_t end = tsh_coll_chunk(coll->count, group->size, member->rank + 1);
-    tshi_threads_tile tile;
-    for (int64_t i = tsh_coll_chunk(coll->count, group->size, member->rank); i < end; i += n) {
-        size_t offset = (size_t)i * width;
-        n = tshi_threads_min(step, end - i);
-        tshi_threads_sum(member, number, member->rank, offset, n, &tile);
-        for (int j = 1; j <= group->size; j++) {
-            int to = tshi_threads_turn(group, member->rank, j);
-            memcpy(tshi_threads_slot_of(&group->member[to], number)->recv + offset, tile.bytes,
-                   (size_t)n * width);
-        }
+    const int eager = tshi_threads_call_of(member, number)->eager, size = member->group->size;
+    for (int k = eager ? 0 : member->rank; k < (eager ? size : member->rank + 1); k++) {
+        int64_t at = tsh_coll_chunk(coll->count, size, k);
+        int64_t n = tsh_coll_chunk(coll->count, size, k + 1) - at;
+        char *to = eager && n ? (char *)coll->recv + (size_t)at * tsh_dtype_size(coll->dtype)
+                              : NULL;
+        tshi_threads_sum(member, number, k, at, n, to);
     }
 }
 
 static void tshi_threads_reduce_scatter(tshi_threads_member *member, uint64_t number,
                                         const tsh_coll *coll) {
-    size_t width = tsh_dtype_size(coll->dtype);
-    int64_t step = (int64_t)(TSHI_THREADS_TILE / width), n;
     int64_t mine = coll->recv_counts[member->rank];
     int64_t before = tsh_coll_before(coll->recv_counts, member->rank);
     int64_t whole = tsh_coll_before(coll->recv_counts, member->group->size);
-    tshi_threads_tile tile;
-    for (int64_t b = 0; b < coll->blocks; b++) {
-        for (int64_t i = 0; i < mine; i += n) {
-            n = tshi_threads_min(step, mine - i);
-            tshi_threads_sum(member, number, member->rank, (size_t)(b * whole + before + i) * width,
-                             n, &tile);
-            memcpy((char *)coll->recv + (size_t)(b * mine + i) * width, tile.bytes,
-                   (size_t)n * width);
-        }
-    }
-}
-
-/* blocks pieces of n elements, `to_step` and `from_step` elements apart. */
-static void tshi_threads_copy(char *to, int64_t to_step, const char *from, int64_t from_step,
-                              int64_t n, int64_t blocks, size_t width) {
-    if (n == 0 || to == from) return;
-    if (to_step == n && from_step == n) {
-        n *= blocks;
-        blocks = 1;
-    }
-    for (int64_t b = 0; b < blocks; b++)
-        memcpy(to + (size_t)(b * to_step) * width, from + (size_t)(b * from_step) * width,
-               (size_t)n * width);
+    for (int64_t b = 0; b < coll->blocks && mine; b++)
+        tshi_threads_sum(member, number, member->rank, b * whole + before, mine,
+                         (char *)coll->recv + (size_t)(b * mine) * tsh_dtype_size(coll->dtype));
 }
 
 static void tshi_threads_broadcast(tshi_threads_member *member, uint64_t number,
@@ -731,14 +703,19 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
         int from = tshi_threads_turn(group, member->rank, j);
         const tsh_coll *peer = &tshi_threads_call_of(&group->member[from], number)->coll;
         int64_t n = coll->recv_counts[from], step = n, at = 0;
+        const char *send;
+        char *recv;
         if (n == 0) continue; /* a NULL send is fine then */
         if (all_to_all) {
             at = tsh_coll_before(peer->send_counts, member->rank);
             step = tsh_coll_before(peer->send_counts, group->size);
         }
-        tshi_threads_copy(
-            (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width, row,
-            (const char *)peer->send + (size_t)at * width, step, n, coll->blocks, width);
+        send = (const char *)peer->send + (size_t)at * width;
+        recv = (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width;
+        for (int64_t b = 0; b < coll->blocks && recv != send;
+             b++) /* equal: this rank's, in place */
+            memcpy(recv + (size_t)(b * row) * width, send + (size_t)(b * step) * width,
+                   (size_t)n * width);
     }
 }
 
@@ -749,22 +726,18 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
 /* Needs: >>threads-work.                                                       */
 /* ========================================================================== */
 
+/* A group, its members, mailboxes and ranks in one block of memory. NULL: there is none. */
 static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int size) {
     size_t n = (size_t)size;
-    tshi_threads_group *group = (tshi_threads_group *)tshi_threads_alloc(sizeof *group);
+    tshi_threads_group *group = (tshi_threads_group *)tshi_threads_alloc(
+        sizeof *group + n * sizeof *group->member + n * n * sizeof *group->mailbox +
+        n * sizeof *group->ranks);
     if (!group) return NULL;
     group->world = world;
     group->size = group->open = size;
-    group->member = (tshi_threads_member *)tshi_threads_alloc(n * sizeof *group->member);
-    group->mailbox = (tshi_threads_mailbox *)tshi_threads_alloc(n * n * sizeof *group->mailbox);
-    group->ranks = (int *)tshi_threads_alloc(n * sizeof *group->ranks);
-    if (!group->member || !group->mailbox || !group->ranks) {
-        tshi_threads_free(group->member);
-        tshi_threads_free(group->mailbox);
-        tshi_threads_free(group->ranks);
-        tshi_threads_free(group);
-        return NULL;
-    }
+    group->member = (tshi_threads_member *)(void *)(group + 1);
+    group->mailbox = (tshi_threads_mailbox *)(void *)(group->member + n);
+    group->ranks = (int *)(void *)(group->mailbox + n * n);
     for (int r = 0; r < size; r++) {
         group->member[r].group = group;
         group->member[r].rank = r;
@@ -783,9 +756,6 @@ static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group
     while (*at != group) at = &(*at)->next;
     *at = group->next;
     tshi_threads_unlock(&world->lock);
-    tshi_threads_free(group->member);
-    tshi_threads_free(group->mailbox);
-    tshi_threads_free(group->ranks);
     tshi_threads_free(group);
 }
 
@@ -879,7 +849,7 @@ static int tshi_threads_execute(tshi_threads_member *member) {
     const tshi_threads_call *call = tshi_threads_call_of(member, number);
     int fits = tshi_threads_fits(member, number);
     if (fits && call->eager) {
-        if (call->coll.kind == TSH_ALLREDUCE) tshi_threads_allreduce_eager(member, number);
+        if (call->coll.kind == TSH_ALLREDUCE) tshi_threads_allreduce(member, number, &call->coll);
     } else {
         if (!tshi_threads_enter(member)) return 0;
         if (fits)
@@ -1024,7 +994,7 @@ static int tshi_threads_check_lost(tshi_threads_member *member, tsh_req req) {
 static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_group *group = member->group;
     uint64_t number = tshi_threads_number_of(req);
-    int pairwise = (req & TSHI_THREADS_REQ_PAIR) != 0, first = -1, absent = 0;
+    int pairwise = (req & TSHI_THREADS_REQ_PAIR) != 0, absent = 0;
     char text[TSHI_THREADS_TEXT];
     tsh_error error;
     for (int m = 0; m < group->size; m++) absent += !tshi_threads_came(member, req, m);
@@ -1033,15 +1003,13 @@ static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
                         tshi_threads_where(text, member, req),
                         absent ? "absent ranks" : "ranks that have not finished");
     for (int m = 0; m < group->size; m++) {
-        int late = absent     ? !tshi_threads_came(member, req, m)
-                   : pairwise ? 0
-                              : TSHI_THREADS_GET(&group->member[m].finished) <= number;
+        int late = absent ? !tshi_threads_came(member, req, m)
+                          : !pairwise && TSHI_THREADS_GET(&group->member[m].finished) <= number;
         if (!late) continue;
-        if (first < 0) first = group->ranks[m];
+        if (error.rank < 0) error.rank = group->ranks[m];
         tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[m]);
     }
-    if (first < 0) tsh_text_add(error.message, sizeof error.message, " none");
-    error.rank = first;
+    if (error.rank < 0) tsh_text_add(error.message, sizeof error.message, " none");
     tshi_threads_raise(group->world, &error);
 }
 
@@ -1361,8 +1329,6 @@ static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
         tshi_threads_cond_destroy(&world->rank[r].wake);
     }
     tshi_threads_mutex_destroy(&world->lock);
-    tshi_threads_free(world->search);
-    tshi_threads_free(world->rank);
     tshi_threads_free(world);
 }
 
@@ -1377,7 +1343,8 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
                              "%d ranks are asked for; there can be 1 to %d", nranks,
                              (int)TSHI_THREADS_RANKS);
     if (!tsh_timeout(0, "", &timeout, error)) return error->code;
-    world = (tsh_threads_world *)tshi_threads_alloc(sizeof *world);
+    world = (tsh_threads_world *)tshi_threads_alloc(
+        sizeof *world + (size_t)nranks * (sizeof *world->rank + sizeof *world->search));
     if (!world) return tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
     if (!tshi_threads_mutex_init(&world->lock)) {
         tshi_threads_free(world);
@@ -1387,11 +1354,9 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
     world->crowded = nranks > tshi_threads_cores();
     world->spins = world->crowded ? 8 : 2000;
     world->timeout = timeout;
-    world->rank = (tshi_threads_rank *)tshi_threads_alloc((size_t)nranks * sizeof *world->rank);
-    world->search = (tsh_coll_search *)tshi_threads_alloc((size_t)nranks * sizeof *world->search);
-    while (world->rank && world->search && ready < nranks &&
-           tshi_threads_rank_init(&world->rank[ready]))
-        ready++;
+    world->rank = (tshi_threads_rank *)(void *)(world + 1);
+    world->search = (tsh_coll_search *)(void *)(world->rank + nranks);
+    while (ready < nranks && tshi_threads_rank_init(&world->rank[ready])) ready++;
     root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL;
     if (!root) {
         tshi_threads_world_drop(world, ready);
