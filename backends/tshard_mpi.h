@@ -192,7 +192,7 @@ enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies, more than are i
 /* Tags on a group's communicator: the two ends of a message greet, then bodies follow; and on the
  * world's control communicator. */
 enum { TSHI_MPI_TAG_SEND, TSHI_MPI_TAG_RECV, TSHI_MPI_TAG_BODY };
-enum { TSHI_MPI_DECISION, TSHI_MPI_ERROR, TSHI_MPI_LATE, TSHI_MPI_REPORT };
+enum { TSHI_MPI_DECISION, TSHI_MPI_ERROR, TSHI_MPI_ABORT, TSHI_MPI_LATE, TSHI_MPI_REPORT };
 
 #define TSHI_MPI_MS INT64_C(1000000)
 
@@ -375,7 +375,7 @@ static void tshi_mpi_take_error(tshi_mpi_world *world, int from, int tag, const 
         world->late = *error;
         world->late_from = from;
         world->late_at = tsh_now() + 50 * TSHI_MPI_MS;
-    } else if (world->rank == 0 && tag == TSHI_MPI_ERROR) {
+    } else if (world->rank == 0 && tag != TSHI_MPI_LATE) {
         tshi_mpi_decide(world, error);
     } else if (world->rank != 0 && world->suspect.code == TSH_OK) {
         world->suspect = *error;
@@ -383,20 +383,15 @@ static void tshi_mpi_take_error(tshi_mpi_world *world, int from, int tag, const 
     }
 }
 
-/* To rank 0; it finds error.rank at fault, or itself (-1, and LATE) finds out who. */
+/* To rank 0, which finds error.rank at fault, or (-1, and LATE) finds out who; an abort to all, as
+ * they may be waiting where rank 0 is not. */
 static void tshi_mpi_raise(tshi_mpi_world *world, int tag, const tsh_error *error) {
     if (tshi_mpi_over(world)) return;
-    if (world->rank != 0) tshi_mpi_send(world, 0, tag, error, sizeof *error);
+    if (tag == TSHI_MPI_ABORT && world->rank != 0)
+        tshi_mpi_send_all(world, tag, error);
+    else if (world->rank != 0)
+        tshi_mpi_send(world, 0, tag, error, sizeof *error);
     tshi_mpi_take_error(world, world->rank, tag, error);
-}
-
-/* To all: they may be waiting where rank 0 is not. */
-static void tshi_mpi_raise_abort(tshi_mpi_world *world, const tsh_error *why) {
-    tsh_error error = *why;
-    if (error.rank < 0) error.rank = world->rank;
-    if (tshi_mpi_over(world)) return;
-    if (world->rank != 0) tshi_mpi_send_all(world, TSHI_MPI_ERROR, &error);
-    tshi_mpi_take_error(world, world->rank, TSHI_MPI_ERROR, &error);
 }
 
 /* Returns what it raises. */
@@ -443,30 +438,27 @@ static void tshi_mpi_reported(tshi_mpi_world *world, int from, tsh_wait_report *
 /* Takes one control message; 0: there is none. */
 static int tshi_mpi_receive(tshi_mpi_world *world) {
     MPI_Status status;
-    int there = 0, size = 0;
+    int there = 0, size = (int)sizeof(tsh_error);
     tsh_error error;
-    tsh_wait_report *report;
+    tsh_wait_report *report = NULL;
     if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, world->control, &there, &status) || !there)
         return 0;
-    (void)MPI_Get_count(&status, MPI_BYTE, &size);
-    if (status.MPI_TAG != TSHI_MPI_REPORT) {
-        if (MPI_Recv(&error, (int)sizeof error, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG,
-                     world->control, MPI_STATUS_IGNORE))
-            return 0;
-        if (status.MPI_TAG == TSHI_MPI_DECISION && world->error.code == TSH_OK)
-            world->error = error;
-        else
-            tshi_mpi_take_error(world, status.MPI_SOURCE, status.MPI_TAG, &error);
-        return 1;
+    if (status.MPI_TAG == TSHI_MPI_REPORT) {
+        (void)MPI_Get_count(&status, MPI_BYTE, &size);
+        report = (tsh_wait_report *)malloc((size_t)size);
+        if (!report) return 0;
     }
-    report = (tsh_wait_report *)malloc((size_t)size);
-    if (!report) return 0;
-    if (MPI_Recv(report, size, MPI_BYTE, status.MPI_SOURCE, TSHI_MPI_REPORT, world->control,
-                 MPI_STATUS_IGNORE)) {
+    if (MPI_Recv(report ? (void *)report : &error, size, MPI_BYTE, status.MPI_SOURCE,
+                 status.MPI_TAG, world->control, MPI_STATUS_IGNORE)) {
         free(report);
         return 0;
     }
-    tshi_mpi_reported(world, status.MPI_SOURCE, report);
+    if (report)
+        tshi_mpi_reported(world, status.MPI_SOURCE, report);
+    else if (status.MPI_TAG == TSHI_MPI_DECISION && world->error.code == TSH_OK)
+        world->error = error;
+    else
+        tshi_mpi_take_error(world, status.MPI_SOURCE, status.MPI_TAG, &error);
     return 1;
 }
 
@@ -475,7 +467,7 @@ static void tshi_mpi_serve(tshi_mpi_world *world) {
     if (world->posts) tshi_mpi_sent(world);
     if (__atomic_load_n(&world->asked, __ATOMIC_SEQ_CST) == 2) {
         __atomic_store_n(&world->asked, 3, __ATOMIC_SEQ_CST);
-        tshi_mpi_raise_abort(world, &world->wish);
+        tshi_mpi_raise(world, TSHI_MPI_ABORT, &world->wish);
     }
     while (world->error.code == TSH_OK && tshi_mpi_receive(world)) continue;
     if (world->error.code != TSH_OK) return;
@@ -1048,33 +1040,25 @@ static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* Needs: >>mpi-message.                                                        */
 /* ========================================================================== */
 
-/* Everything of a group that can go on, in order. */
+/* Everything of a group that can go on, in order; of a broken one, the counts that describe a
+ * mismatch. */
 static void tshi_mpi_advance_group(tshi_mpi_group *group) {
     tshi_mpi_world *world = group->world;
     int turn = 1; /* those before have given MPI all they have */
-    for (tshi_mpi_op *op = group->first; op && !group->broken; op = op->next) {
+    for (tshi_mpi_op *op = group->first; op; op = op->next) {
         int done = 1;
         if (op->state == TSHI_MPI_PAIR) tshi_mpi_pair(group, op);
         if (tshi_mpi_over(world)) return;
         if (op->message) continue; /* in no order with collectives */
         while (op->state != TSHI_MPI_DONE && done && (turn || op->state != TSHI_MPI_QUEUED) &&
-               !group->broken) {
-            if (op->state != TSHI_MPI_QUEUED &&
-                TSHI_MPI_CALL(world, MPI_Test, (&op->req, &done, MPI_STATUS_IGNORE)))
-                group->broken = 1;
-            else if (done)
-                tshi_mpi_follow(group, op);
+               (!group->broken || op->state == TSHI_MPI_COUNTS)) {
+            if (op->state == TSHI_MPI_QUEUED ||
+                !TSHI_MPI_CALL(world, MPI_Test, (&op->req, &done, MPI_STATUS_IGNORE))) {
+                if (done) tshi_mpi_follow(group, op);
+            }
             if (tshi_mpi_over(world)) return;
         }
         turn = turn && op->last;
-    }
-    if (group->broken && group->first) {
-        /* Counts that describe a mismatch still go around. */
-        tshi_mpi_op *op = group->first;
-        int done = 0;
-        while (op && op->state != TSHI_MPI_COUNTS) op = op->next;
-        if (op && MPI_Test(&op->req, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done)
-            tshi_mpi_follow(group, op);
     }
 }
 
@@ -1289,27 +1273,22 @@ static tshi_mpi_op *tshi_mpi_find(const tshi_mpi_group *group, tsh_req req) {
     return op;
 }
 
-static void tshi_mpi_start_message(tshi_mpi_group *group, tshi_mpi_op *op) {
-    op->message = 1;
-    op->state = TSHI_MPI_PAIR;
-    if (op->coll.kind != TSH_RECV) tshi_mpi_greet(group, op, &op->half[0], 1);
-    if (op->coll.kind != TSH_SEND) tshi_mpi_greet(group, op, &op->half[1], 0);
-}
-
 static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm);
     int message = coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
-    tshi_mpi_op *op, *before = group->first;
+    tshi_mpi_op *op;
     tshi_mpi_serve(group->world);
     if (group->world->error.code != TSH_OK) return group->world->error.code;
-    while (before && (before->last || before->message)) before = before->next;
     op = message ? tshi_mpi_add_op(group, coll) : tshi_mpi_add_collective(group, coll);
     if (!op) return tshi_mpi_no_memory(group->world, "start a collective");
     *req = op->id;
-    if (message)
-        tshi_mpi_start_message(group, op);
-    else if (!before && !group->broken)
-        tshi_mpi_begin_heads(group, op);
+    if (message) {
+        op->message = 1;
+        op->state = TSHI_MPI_PAIR;
+        if (coll->kind != TSH_RECV) tshi_mpi_greet(group, op, &op->half[0], 1);
+        if (coll->kind != TSH_SEND) tshi_mpi_greet(group, op, &op->half[1], 0);
+    }
+    if (!tshi_mpi_over(group->world)) tshi_mpi_advance_group(group);
     return TSH_OK;
 }
 
@@ -1348,12 +1327,14 @@ static tsh_result tshi_mpi_status(tsh_comm *comm, tsh_error *error) {
 
 static void tshi_mpi_abort(tsh_comm *comm, const tsh_error *why) {
     tshi_mpi_world *world = tshi_mpi_group_of(comm)->world;
+    tsh_error error = *why;
     int none = 0;
+    if (error.rank < 0) error.rank = world->rank;
     if (pthread_equal(pthread_self(), world->owner)) {
-        tshi_mpi_raise_abort(world, why);
+        tshi_mpi_raise(world, TSHI_MPI_ABORT, &error);
     } else if (__atomic_compare_exchange_n(&world->asked, &none, 1, 0, __ATOMIC_SEQ_CST,
                                            __ATOMIC_SEQ_CST)) {
-        world->wish = *why;
+        world->wish = error;
         __atomic_store_n(&world->asked, 2, __ATOMIC_SEQ_CST);
     }
 }
