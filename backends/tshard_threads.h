@@ -388,8 +388,7 @@ typedef struct tshi_threads_call {
 
 /* One SEND, RECV or SENDRECV. */
 typedef struct tshi_threads_pair {
-    tsh_coll coll;
-    int64_t deadline, send_count, recv_count;
+    tshi_threads_call call;
     uint64_t send_number, recv_number;
     int used;
     int receiving; /* atomic: until the copy is here */
@@ -473,6 +472,11 @@ static tshi_threads_slot *tshi_threads_slot_of(tshi_threads_member *member, uint
 
 static tshi_threads_call *tshi_threads_call_of(tshi_threads_member *member, uint64_t number) {
     return &member->call[number % TSHI_THREADS_RING];
+}
+
+/* 1 if rank m has posted its part of this collective. */
+static int tshi_threads_posted(const tshi_threads_group *group, int m, uint64_t number) {
+    return TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[m], number)->stamp) > number;
 }
 
 /* The rank that comes i places after rank r. */
@@ -808,13 +812,10 @@ static void tshi_threads_join(tshi_threads_group *group, int rank, const tsh_com
 
 /* 1 if every member has posted the next collective of this one. */
 static int tshi_threads_gathered(tshi_threads_member *member) {
-    const tshi_threads_group *group = member->group;
-    uint64_t number = member->finished;
-    for (; member->seen < group->size; member->seen++)
-        if (TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[member->seen], number)->stamp) <=
-            number)
-            return 0;
-    return 1;
+    while (member->seen < member->group->size &&
+           tshi_threads_posted(member->group, member->seen, member->finished))
+        member->seen++;
+    return member->seen == member->group->size;
 }
 
 static int tshi_threads_all_finished(const tshi_threads_group *group, uint64_t number) {
@@ -847,17 +848,13 @@ static void tshi_threads_work(tshi_threads_member *member, uint64_t number) {
 static int tshi_threads_execute(tshi_threads_member *member) {
     uint64_t number = member->finished;
     const tshi_threads_call *call = tshi_threads_call_of(member, number);
-    int fits = tshi_threads_fits(member, number);
-    if (fits && call->eager) {
-        if (call->coll.kind == TSH_ALLREDUCE) tshi_threads_allreduce(member, number, &call->coll);
-    } else {
-        if (!tshi_threads_enter(member)) return 0;
-        if (fits)
-            tshi_threads_work(member, number);
-        else
-            (void)tshi_threads_mismatch(member);
-        if (!tshi_threads_leave(member)) return 0;
-    }
+    int fits = tshi_threads_fits(member, number), eager = fits && call->eager;
+    if (!eager && !tshi_threads_enter(member)) return 0;
+    if (fits)
+        tshi_threads_work(member, number);
+    else
+        (void)tshi_threads_mismatch(member);
+    if (!eager && !tshi_threads_leave(member)) return 0;
     member->seen = 0;
     TSHI_THREADS_PUT(&member->finished, number + 1);
     if (TSHI_THREADS_GET(&member->group->world->sleepers) &&
@@ -871,20 +868,20 @@ static int tshi_threads_execute(tshi_threads_member *member) {
 static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *record,
                              tshi_threads_mailbox *mailbox) {
     tshi_threads_group *group = member->group;
-    int from = record->coll.recv_from;
+    int from = record->call.coll.recv_from;
     tshi_threads_pair *sent =
         &group->member[from].pair[mailbox->record[record->recv_number % TSHI_THREADS_PAIRWISE]];
+    tsh_coll a, b;
     if (!tshi_threads_enter(member)) return 0;
-    if (sent->send_count != record->recv_count || sent->coll.dtype != record->coll.dtype ||
-        sent->coll.tag != record->coll.tag) {
-        const tsh_coll a = tsh_coll_half(&sent->coll, 0), b = tsh_coll_half(&record->coll, 1);
+    a = tsh_coll_half(&sent->call.coll, 0);
+    b = tsh_coll_half(&record->call.coll, 1);
+    if (a.count != b.count || a.dtype != b.dtype || a.tag != b.tag) {
         tsh_error error;
         tsh_message_mismatch(&a, &b, group->ranks[from], group->ranks[member->rank],
                              record->recv_number, group->id, &error);
         tshi_threads_raise(group->world, &error);
-    } else if (record->recv_count) {
-        memcpy(record->coll.recv, sent->coll.send,
-               (size_t)record->recv_count * tsh_dtype_size(record->coll.dtype));
+    } else if (b.count) {
+        memcpy(b.recv, a.send, (size_t)b.count * tsh_dtype_size(b.dtype));
     }
     if (!tshi_threads_leave(member)) return 0;
     TSHI_THREADS_PUT(&record->receiving, 0);
@@ -904,7 +901,8 @@ static void tshi_threads_match(tshi_threads_member *member) {
             tshi_threads_pair *record = &member->pair[i];
             tshi_threads_mailbox *mailbox;
             if (!TSHI_THREADS_GET(&record->receiving)) continue;
-            mailbox = tshi_threads_between(member->group, record->coll.recv_from, member->rank);
+            mailbox = tshi_threads_between(member->group, record->call.coll.recv_from,
+                                           member->rank);
             if (record->recv_number != mailbox->taken ||
                 TSHI_THREADS_GET(&mailbox->posted) <= record->recv_number)
                 continue;
@@ -940,6 +938,12 @@ static tshi_threads_pair *tshi_threads_pair_of(tshi_threads_member *member, tsh_
     return &member->pair[req % TSHI_THREADS_PAIRWISE];
 }
 
+/* What a request waits in. */
+static const tshi_threads_call *tshi_threads_request(tshi_threads_member *member, tsh_req req) {
+    const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
+    return pair ? &pair->call : tshi_threads_call_of(member, tshi_threads_number_of(req));
+}
+
 static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     if (pair) return !TSHI_THREADS_GET(&pair->receiving) && !TSHI_THREADS_GET(&pair->sending);
@@ -950,15 +954,12 @@ static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
 /* 1 if rank m has posted its part of what member waits for. */
 static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
-    uint64_t number = tshi_threads_number_of(req);
-    if (!pair)
-        return TSHI_THREADS_GET(&tshi_threads_slot_of(&member->group->member[m], number)->stamp) >
-               number;
-    if (TSHI_THREADS_GET(&pair->sending) && pair->coll.send_to == m &&
+    if (!pair) return tshi_threads_posted(member->group, m, tshi_threads_number_of(req));
+    if (TSHI_THREADS_GET(&pair->sending) && pair->call.coll.send_to == m &&
         TSHI_THREADS_GET(&tshi_threads_between(member->group, member->rank, m)->wanted) <=
             pair->send_number)
         return 0;
-    return !(TSHI_THREADS_GET(&pair->receiving) && pair->coll.recv_from == m &&
+    return !(TSHI_THREADS_GET(&pair->receiving) && pair->call.coll.recv_from == m &&
              TSHI_THREADS_GET(&tshi_threads_between(member->group, m, member->rank)->posted) <=
                  pair->recv_number);
 }
@@ -966,11 +967,9 @@ static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
 /* Writes what member waits in: "all-reduce of 7 f32 (sum), collective 3 of group 1". Returns text,
  * which has TSHI_THREADS_TEXT bytes. */
 static char *tshi_threads_where(char *text, tshi_threads_member *member, tsh_req req) {
-    const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
-    uint64_t number = tshi_threads_number_of(req);
     text[0] = '\0';
-    tsh_coll_where(pair ? &pair->coll : &tshi_threads_call_of(member, number)->coll,
-                   member->group->size, number, member->group->id, text, TSHI_THREADS_TEXT);
+    tsh_coll_where(&tshi_threads_request(member, req)->coll, member->group->size,
+                   tshi_threads_number_of(req), member->group->id, text, TSHI_THREADS_TEXT);
     return text;
 }
 
@@ -1078,15 +1077,10 @@ static int tshi_threads_ready(tshi_threads_member *member, tsh_req req) {
            tshi_threads_complete(member, req);
 }
 
-static int64_t tshi_threads_deadline_of(tshi_threads_member *member, tsh_req req) {
-    const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
-    return pair ? pair->deadline
-                : tshi_threads_call_of(member, tshi_threads_number_of(req))->deadline;
-}
-
 /* Not ready: 1, and the world fails, if that will not change. */
 static int tshi_threads_hopeless(tshi_threads_member *member, tsh_req req, int64_t now) {
-    if (now < tshi_threads_deadline_of(member, req)) return tshi_threads_check_lost(member, req);
+    if (now < tshi_threads_request(member, req)->deadline)
+        return tshi_threads_check_lost(member, req);
     tshi_threads_time_out(member, req);
     return 1;
 }
@@ -1099,7 +1093,7 @@ static void tshi_threads_sleep(tshi_threads_member *member, tsh_req req, int64_t
     TSHI_THREADS_PUT(&self->asleep, 1);
     (void)TSHI_THREADS_ADD(&world->sleepers, 1);
     if (!tshi_threads_ready(member, req) && !tshi_threads_hopeless(member, req, now)) {
-        int64_t deadline = tshi_threads_deadline_of(member, req);
+        int64_t deadline = tshi_threads_request(member, req)->deadline;
         int64_t until = tshi_threads_min(deadline, now + *patience);
         if (tshi_threads_nap(self, until) && until < deadline) {
             tshi_threads_check_cycle(member, req);
@@ -1140,9 +1134,7 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     TSHI_THREADS_PUT(&slot->stamp, number + 1);
     if (TSHI_THREADS_GET(&group->world->sleepers)) {
         int m = 0;
-        while (m < group->size &&
-               TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[m], number)->stamp) > number)
-            m++;
+        while (m < group->size && tshi_threads_posted(group, m, number)) m++;
         if (m == group->size) tshi_threads_wake_group(group);
     }
     return (tsh_req)(number + 1) << 1 | (tsh_req)eager;
@@ -1150,19 +1142,18 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
 
 static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_coll *coll,
                                        tsh_req *req) {
-    int i = 0, both = coll->kind == TSH_SENDRECV;
+    int i = 0;
     tshi_threads_pair *pair;
     while (i < TSHI_THREADS_PAIRWISE && member->pair[i].used) i++;
     if (i == TSHI_THREADS_PAIRWISE) return TSH_ERR_STATE;
     pair = &member->pair[i];
-    pair->coll = *coll;
-    pair->deadline = tsh_deadline(coll->timeout_ns, member->group->world->timeout);
+    pair->call.coll = *coll;
+    pair->call.deadline = tsh_deadline(coll->timeout_ns, member->group->world->timeout);
     pair->used = 1;
     *req = TSHI_THREADS_REQ_PAIR | (tsh_req)i;
     if (coll->kind != TSH_SEND) {
         tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, coll->recv_from,
                                                              member->rank);
-        pair->recv_count = both ? coll->recv_counts[0] : coll->count;
         pair->recv_number = mailbox->wanted;
         TSHI_THREADS_PUT(&pair->receiving, 1);
         member->receiving++;
@@ -1171,7 +1162,6 @@ static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_co
     if (coll->kind != TSH_RECV) {
         tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, member->rank,
                                                              coll->send_to);
-        pair->send_count = both ? coll->send_counts[0] : coll->count;
         pair->send_number = mailbox->posted;
         TSHI_THREADS_PUT(&pair->sending, 1);
         mailbox->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
