@@ -139,13 +139,10 @@ TSHI_THREADS_DLL(unsigned long) WaitForSingleObject(void *handle, unsigned long 
 TSHI_THREADS_DLL(int) CloseHandle(void *handle);
 #undef TSHI_THREADS_DLL
 
-/* Either is one pointer, NULL at first. */
-typedef struct tshi_threads_mutex {
-    void *state;
-} tshi_threads_mutex;
-typedef struct tshi_threads_cond {
-    void *state;
-} tshi_threads_cond;
+/* A lock, and a condition under it; either is one pointer, NULL at first. */
+typedef struct tshi_threads_monitor {
+    void *lock, *condition;
+} tshi_threads_monitor;
 
 typedef struct tshi_threads_thread {
     void *handle;
@@ -161,15 +158,14 @@ static void tshi_threads_yield(void) {
     (void)SwitchToThread();
 }
 
-/* These three return 0 if the system refuses. */
-static int tshi_threads_mutex_init(tshi_threads_mutex *mutex) {
-    mutex->state = NULL;
+/* This and start_thread return 0 if the system refuses. */
+static int tshi_threads_monitor_init(tshi_threads_monitor *monitor) {
+    monitor->lock = monitor->condition = NULL;
     return 1;
 }
 
-static int tshi_threads_cond_init(tshi_threads_cond *cond) {
-    cond->state = NULL;
-    return 1;
+static void tshi_threads_monitor_destroy(tshi_threads_monitor *monitor) {
+    (void)monitor;
 }
 
 static unsigned __stdcall tshi_threads_begin(void *argument) {
@@ -194,35 +190,26 @@ static void tshi_threads_join_thread(tshi_threads_thread *thread) {
     (void)CloseHandle(thread->handle);
 }
 
-static void tshi_threads_mutex_destroy(tshi_threads_mutex *mutex) {
-    (void)mutex;
+static void tshi_threads_lock(tshi_threads_monitor *monitor) {
+    AcquireSRWLockExclusive((struct _RTL_SRWLOCK *)&monitor->lock);
 }
 
-static void tshi_threads_cond_destroy(tshi_threads_cond *cond) {
-    (void)cond;
+static void tshi_threads_unlock(tshi_threads_monitor *monitor) {
+    ReleaseSRWLockExclusive((struct _RTL_SRWLOCK *)&monitor->lock);
 }
 
-static void tshi_threads_lock(tshi_threads_mutex *mutex) {
-    AcquireSRWLockExclusive((struct _RTL_SRWLOCK *)mutex);
+static void tshi_threads_signal(tshi_threads_monitor *monitor) {
+    WakeConditionVariable((struct _RTL_CONDITION_VARIABLE *)&monitor->condition);
 }
 
-static void tshi_threads_unlock(tshi_threads_mutex *mutex) {
-    ReleaseSRWLockExclusive((struct _RTL_SRWLOCK *)mutex);
-}
-
-static void tshi_threads_signal(tshi_threads_cond *cond) {
-    WakeConditionVariable((struct _RTL_CONDITION_VARIABLE *)cond);
-}
-
-/* Under the mutex. Returns 1 if tsh_now() has reached `until`, 0 when signalled, or for no
- * reason. Sleeps whole milliseconds, a minute at most. */
-static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *mutex,
-                                  int64_t until) {
+/* Under the lock. Returns 1 if tsh_now() has reached `until`, 0 when signalled, or for no reason.
+ * Sleeps whole milliseconds, a minute at most. */
+static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t until) {
     int64_t left = until - tsh_now();
     if (left <= 0) return 1;
     left = left / 1000000 + 1;
-    (void)SleepConditionVariableSRW((struct _RTL_CONDITION_VARIABLE *)cond,
-                                    (struct _RTL_SRWLOCK *)mutex,
+    (void)SleepConditionVariableSRW((struct _RTL_CONDITION_VARIABLE *)&monitor->condition,
+                                    (struct _RTL_SRWLOCK *)&monitor->lock,
                                     left < 60000 ? (unsigned long)left : 60000, 0);
     return tsh_now() >= until;
 }
@@ -247,8 +234,12 @@ extern int pthread_condattr_setclock(pthread_condattr_t *attr, int clock);
 #error "tshard_threads.h: where _POSIX_C_SOURCE is defined on macOS, define _DARWIN_C_SOURCE, too"
 #endif
 
-typedef pthread_mutex_t tshi_threads_mutex;
-typedef pthread_cond_t tshi_threads_cond;
+/* A lock, and a condition under it. */
+typedef struct tshi_threads_monitor {
+    pthread_mutex_t lock;
+    pthread_cond_t condition;
+} tshi_threads_monitor;
+
 typedef pthread_t tshi_threads_thread;
 
 static int tshi_threads_cores(void) {
@@ -259,23 +250,26 @@ static void tshi_threads_yield(void) {
     (void)sched_yield();
 }
 
-/* These three return 0 if the system refuses. */
-static int tshi_threads_mutex_init(tshi_threads_mutex *mutex) {
-    return pthread_mutex_init(mutex, NULL) == 0;
-}
-
-static int tshi_threads_cond_init(tshi_threads_cond *cond) {
+/* This and start_thread return 0 if the system refuses. */
+static int tshi_threads_monitor_init(tshi_threads_monitor *monitor) {
+    int done;
 #if defined(__APPLE__) /* which waits for a length of time instead */
-    return pthread_cond_init(cond, NULL) == 0;
+    done = pthread_cond_init(&monitor->condition, NULL) == 0;
 #else
     pthread_condattr_t attr;
-    int done;
     if (pthread_condattr_init(&attr) != 0) return 0;
     done = pthread_condattr_setclock(&attr, TSHI_THREADS_CLOCK) == 0 &&
-           pthread_cond_init(cond, &attr) == 0;
+           pthread_cond_init(&monitor->condition, &attr) == 0;
     (void)pthread_condattr_destroy(&attr);
-    return done;
 #endif
+    if (!done || pthread_mutex_init(&monitor->lock, NULL) == 0) return done;
+    (void)pthread_cond_destroy(&monitor->condition);
+    return 0;
+}
+
+static void tshi_threads_monitor_destroy(tshi_threads_monitor *monitor) {
+    (void)pthread_mutex_destroy(&monitor->lock);
+    (void)pthread_cond_destroy(&monitor->condition);
 }
 
 static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*body)(void *),
@@ -287,41 +281,31 @@ static void tshi_threads_join_thread(tshi_threads_thread *thread) {
     (void)pthread_join(*thread, NULL);
 }
 
-static void tshi_threads_mutex_destroy(tshi_threads_mutex *mutex) {
-    (void)pthread_mutex_destroy(mutex);
+static void tshi_threads_lock(tshi_threads_monitor *monitor) {
+    (void)pthread_mutex_lock(&monitor->lock);
 }
 
-static void tshi_threads_cond_destroy(tshi_threads_cond *cond) {
-    (void)pthread_cond_destroy(cond);
+static void tshi_threads_unlock(tshi_threads_monitor *monitor) {
+    (void)pthread_mutex_unlock(&monitor->lock);
 }
 
-static void tshi_threads_lock(tshi_threads_mutex *mutex) {
-    (void)pthread_mutex_lock(mutex);
+static void tshi_threads_signal(tshi_threads_monitor *monitor) {
+    (void)pthread_cond_signal(&monitor->condition);
 }
 
-static void tshi_threads_unlock(tshi_threads_mutex *mutex) {
-    (void)pthread_mutex_unlock(mutex);
-}
-
-static void tshi_threads_signal(tshi_threads_cond *cond) {
-    (void)pthread_cond_signal(cond);
-}
-
-/* Under the mutex. Returns 1 if tsh_now() has reached `until`, 0 when signalled, or for no
- * reason. */
-static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *mutex,
-                                  int64_t until) {
+/* Under the lock. Returns 1 if tsh_now() has reached `until`, 0 when signalled, or for no reason. */
+static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t until) {
     struct timespec t;
 #if defined(__APPLE__)
     const int64_t left = until - tsh_now();
     if (left <= 0) return 1;
     t.tv_sec = (time_t)(left / 1000000000);
     t.tv_nsec = (long)(left % 1000000000);
-    return pthread_cond_timedwait_relative_np(cond, mutex, &t) != 0;
+    return pthread_cond_timedwait_relative_np(&monitor->condition, &monitor->lock, &t) != 0;
 #else
     t.tv_sec = (time_t)(until / 1000000000);
     t.tv_nsec = (long)(until % 1000000000);
-    return pthread_cond_timedwait(cond, mutex, &t) != 0;
+    return pthread_cond_timedwait(&monitor->condition, &monitor->lock, &t) != 0;
 #endif
 }
 
@@ -434,9 +418,8 @@ struct TSHI_THREADS_APART tshi_threads_group {
 typedef struct TSHI_THREADS_APART tshi_threads_rank {
     int working; /* atomic: may touch buffers of peers */
     int asleep;  /* atomic */
-    TSHI_THREADS_APART tshi_threads_mutex lock;
-    tshi_threads_cond wake;
-    int woken; /* under lock */
+    TSHI_THREADS_APART tshi_threads_monitor wake;
+    int woken; /* under wake's lock */
     tshi_threads_member *members;
     tshi_threads_member *root;  /* its place in the world */
     tshi_threads_member *blocked; /* under the world's lock: has waited long, for blocked_req */
@@ -452,7 +435,7 @@ struct tsh_threads_world {
     tshi_threads_rank *rank;
     tsh_coll_search *search; /* by rank: the search for a cycle of blocked ranks */
     tsh_error error;
-    tshi_threads_mutex lock; /* of error, groups and blocked ranks */
+    tshi_threads_monitor lock; /* of error, groups and blocked ranks */
     tshi_threads_group *groups;
     uint64_t ids;
 };
@@ -493,10 +476,10 @@ static int tshi_threads_turn(const tshi_threads_group *group, int r, int i) {
 
 static void tshi_threads_wake(tshi_threads_rank *rank) {
     if (!TSHI_THREADS_GET(&rank->asleep)) return;
-    tshi_threads_lock(&rank->lock);
+    tshi_threads_lock(&rank->wake);
     rank->woken = 1;
     tshi_threads_signal(&rank->wake);
-    tshi_threads_unlock(&rank->lock);
+    tshi_threads_unlock(&rank->wake);
 }
 
 static void tshi_threads_wake_group(const tshi_threads_group *group) {
@@ -506,11 +489,10 @@ static void tshi_threads_wake_group(const tshi_threads_group *group) {
 /* Sleeps until woken or `until`; 1: time was up. */
 static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
     int expired = 0;
-    tshi_threads_lock(&rank->lock);
-    while (!rank->woken && !expired)
-        expired = tshi_threads_cond_wait(&rank->wake, &rank->lock, until);
+    tshi_threads_lock(&rank->wake);
+    while (!rank->woken && !expired) expired = tshi_threads_monitor_wait(&rank->wake, until);
     rank->woken = 0;
-    tshi_threads_unlock(&rank->lock);
+    tshi_threads_unlock(&rank->wake);
     return expired;
 }
 
@@ -1304,21 +1286,11 @@ static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads
 /* Needs: >>threads-ops.                                                        */
 /* ========================================================================== */
 
-static int tshi_threads_rank_init(tshi_threads_rank *rank) {
-    if (!tshi_threads_cond_init(&rank->wake)) return 0;
-    if (tshi_threads_mutex_init(&rank->lock)) return 1;
-    tshi_threads_cond_destroy(&rank->wake);
-    return 0;
-}
-
 /* With `ready` ranks initialised. */
 static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
     while (world->groups) tshi_threads_group_free(world, world->groups);
-    for (int r = 0; r < ready; r++) {
-        tshi_threads_mutex_destroy(&world->rank[r].lock);
-        tshi_threads_cond_destroy(&world->rank[r].wake);
-    }
-    tshi_threads_mutex_destroy(&world->lock);
+    for (int r = 0; r < ready; r++) tshi_threads_monitor_destroy(&world->rank[r].wake);
+    tshi_threads_monitor_destroy(&world->lock);
     tshi_threads_free(world);
 }
 
@@ -1336,7 +1308,7 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
     world = (tsh_threads_world *)tshi_threads_alloc(
         sizeof *world + (size_t)nranks * (sizeof *world->rank + sizeof *world->search));
     if (!world) return tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
-    if (!tshi_threads_mutex_init(&world->lock)) {
+    if (!tshi_threads_monitor_init(&world->lock)) {
         tshi_threads_free(world);
         return tsh_error_set(error, TSH_ERR_IO, -1, "the system refused a mutex");
     }
@@ -1346,7 +1318,7 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
     world->timeout = timeout;
     world->rank = (tshi_threads_rank *)(void *)(world + 1);
     world->search = (tsh_coll_search *)(void *)(world->rank + nranks);
-    while (ready < nranks && tshi_threads_rank_init(&world->rank[ready])) ready++;
+    while (ready < nranks && tshi_threads_monitor_init(&world->rank[ready].wake)) ready++;
     root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL;
     if (!root) {
         tshi_threads_world_drop(world, ready);
