@@ -5798,21 +5798,21 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
                             size_t room) {
     static const char *const redops[] = {"sum", "product", "min", "max", "average"};
     unsigned kind = (unsigned)coll->kind;
-    int gathers = kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER;
     const int64_t *mine = coll->recv_counts, *theirs = NULL; /* theirs: to compare with mine */
-    if (gathers && other && other->kind == coll->kind) theirs = other->recv_counts;
+    if (tshi_coll_rows(coll->kind) && kind != TSH_ALLTOALL && other && other->kind == coll->kind)
+        theirs = other->recv_counts;
     if (!room) return text; /* not even for the final 0 */
     text[0] = '\0';
     tshi_coll_name(text, room, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
     if (kind >= TSH_BARRIER) return text;
     tsh_text_add(text, room, " of ");
-    if (!gathers && kind != TSH_ALLTOALL && kind != TSH_SENDRECV)
+    if (!tshi_coll_rows(coll->kind) && kind != TSH_SENDRECV)
         tsh_text_add(text, room, "%lld ", (long long)coll->count);
     if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES)
         tsh_text_add(text, room, "%s", tshi_dtypes[coll->dtype].name);
     else
         tsh_text_add(text, room, "dtype %d", (int)coll->dtype);
-    if (kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER) {
+    if (tshi_coll_reduces(coll->kind)) {
         tsh_text_add(text, room, " (");
         tshi_coll_name(text, room, redops, TSH_AVG + 1, "reduction", (unsigned)coll->redop);
         tsh_text_add(text, room, ")");
@@ -5869,44 +5869,42 @@ static int tshi_coll_agree(const tshi_coll_calls *all, int r) {
     return count;
 }
 
-/* 1 if ranks r and m of an all-to-all disagree on how much r sends to m (sends 1), or receives
- * from it (sends 0). Counts that are not known do not disagree. */
-static int tshi_coll_unequal(const tshi_coll_calls *all, int r, int m, int sends) {
+/* 1 if two ranks of an all-to-all disagree on how much `from` sends to `to`. Counts that are not
+ * known do not disagree. */
+static int tshi_coll_unequal(const tshi_coll_calls *all, int from, int to) {
     tsh_call a, b;
-    if (!all->call(all->user, r, &a) || !all->call(all->user, m, &b) || m >= a.counts ||
-        r >= b.counts)
-        return 0;
-    return sends ? a.coll.send_counts[m] != b.coll.recv_counts[r]
-                 : a.coll.recv_counts[m] != b.coll.send_counts[r];
+    return all->call(all->user, from, &a) && all->call(all->user, to, &b) && to < a.counts &&
+           from < b.counts && a.coll.send_counts[to] != b.coll.recv_counts[from];
 }
 
 /* Compares the counts of an all-to-all, pair by pair. If some differ, fills error, which blames the
  * rank with the most differences (of several the lowest, rank 0 last), and returns 1. */
 static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
                               tsh_error *error) {
-    static const char *const name[2] = {"recv_counts", "send_counts"};
     int blamed = -1, max = 0, m = 0, sends;
+    const int64_t *mine, *theirs;
     tsh_call a, b;
     for (int r = all->size - 1; r >= 0; r--) {
         int wrong = 0; /* counts on which r and the others disagree */
-        for (int i = 0; i < 2 * all->size; i++) wrong += tshi_coll_unequal(all, r, i / 2, i % 2);
+        for (int i = 0; i < all->size; i++)
+            wrong += tshi_coll_unequal(all, r, i) + tshi_coll_unequal(all, i, r);
         if (!wrong || wrong < max || (wrong == max && r == 0)) continue;
         blamed = r;
         max = wrong;
     }
     if (blamed < 0) return 0;
-    while (!tshi_coll_unequal(all, blamed, m, 0) && !tshi_coll_unequal(all, blamed, m, 1)) m++;
-    sends = tshi_coll_unequal(all, blamed, m, 1);
+    while (!tshi_coll_unequal(all, blamed, m) && !tshi_coll_unequal(all, m, blamed)) m++;
+    sends = tshi_coll_unequal(all, blamed, m);
     (void)all->call(all->user, blamed, &a);
     (void)all->call(all->user, m, &b);
+    mine = sends ? a.coll.send_counts : a.coll.recv_counts;
+    theirs = sends ? b.coll.recv_counts : b.coll.send_counts;
     (void)tsh_error_set(
         error, TSH_ERR_MISMATCH, a.rank,
-        "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld (collective "
-        "%llu of group %llu)",
-        a.rank, name[sends], m, (long long)(sends ? a.coll.send_counts : a.coll.recv_counts)[m],
-        b.rank, name[!sends], blamed,
-        (long long)(sends ? b.coll.recv_counts : b.coll.send_counts)[blamed],
-        (unsigned long long)seq, (unsigned long long)group);
+        "rank %d called all-to-all with %s_counts[%d] = %lld where rank %d has %s_counts[%d] = "
+        "%lld (collective %llu of group %llu)",
+        a.rank, sends ? "send" : "recv", m, (long long)mine[m], b.rank, sends ? "recv" : "send",
+        blamed, (long long)theirs[blamed], (unsigned long long)seq, (unsigned long long)group);
     return 1;
 }
 
@@ -6910,10 +6908,9 @@ static tshi_compose_op *tshi_compose_find(const tshi_compose_group *group, tsh_r
 static tsh_result tshi_compose_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_compose_group *group = tshi_compose_group_of(comm);
     tsh_result code = tshi_compose_code(group->world);
-    tsh_coll half = *coll;
+    tsh_coll half = coll->kind == TSH_SENDRECV ? tsh_coll_half(coll, 1) : *coll;
     tshi_compose_op *op;
     if (code != TSH_OK) return code;
-    if (coll->kind == TSH_SENDRECV) half = tsh_coll_half(coll, 1);
     op = tshi_compose_add(group, &half, NULL);
     if (!op) return TSH_ERR_MEMORY;
     if (coll->kind == TSH_SENDRECV) {
