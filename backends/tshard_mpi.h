@@ -211,7 +211,8 @@ typedef enum tshi_mpi_state {
     TSHI_MPI_SCATTER, /* a segment of every chunk goes to its owner */
     TSHI_MPI_GATHER,  /* finished segments go to all */
     TSHI_MPI_WHOLE,   /* a segment of a broadcast, or of MPI's own all-reduce */
-    TSHI_MPI_PAIR,    /* a message: see the halves */
+    TSHI_MPI_GREET,   /* the two ends of a message tell each other what they called */
+    TSHI_MPI_BODY,    /* a segment of a message */
     TSHI_MPI_DONE
 } tshi_mpi_state;
 
@@ -222,39 +223,27 @@ typedef struct tshi_mpi_stage {
     char *bytes;
 } tshi_mpi_stage;
 
-/* The sending or the receiving half of a message. */
-typedef struct tshi_mpi_half {
-    int open; /* not done */
-    int peer, sends;
-    int64_t count, at;        /* elements: of the message, that are done */
-    int64_t step;             /* elements of a segment; 0: the two ends greet */
-    uint64_t number;          /* of the messages from this sender to this receiver */
-    MPI_Request req[2];       /* of the two greetings; then of a segment */
-    tshi_mpi_block mine, its; /* the greetings */
-    tshi_mpi_stage *stage;    /* a segment */
-} tshi_mpi_half;
-
-/* What was started and not yet waited for. */
+/* A collective, or one half of a message, that was started and not yet waited for. */
 typedef struct tshi_mpi_op {
     struct tshi_mpi_op *next; /* the one that was started after it */
+    struct tshi_mpi_op *other; /* the other half of a SENDRECV */
     const struct tshi_mpi_group *group;
     tsh_coll coll;
     uint64_t id;
-    uint64_t seq; /* of the collectives of its group; no matter for a message */
-    int message;  /* SEND, RECV or SENDRECV, in its halves */
+    uint64_t seq; /* of the collectives of its group; of the messages from sender to receiver */
+    int message, sends, peer; /* a half of a message: that sends, or receives */
     int64_t deadline;
     tshi_mpi_state state;
     int last; /* has given MPI its last part: the next collective may begin */
-    MPI_Request req;
-    int64_t at, step,
-        longest;           /* elements of each piece: done, of a segment; of the longest piece */
-    tshi_mpi_block *block; /* this rank's, then those of all */
+    MPI_Request req[2];    /* the second: of the other greeting */
+    int64_t at, step;      /* elements of each piece: done, of a segment */
+    int64_t longest;       /* elements of the longest piece */
+    tshi_mpi_block *block; /* this rank's, then those of all, or of the other end */
     int64_t *counts;       /* 2 P of this rank, then those of all; NULL: none */
     int64_t *from, *into;  /* P + 1: where the pieces of a row of send and recv start */
     int *lengths;          /* 4 P of MPI's arguments */
     tshi_mpi_stage *out, *in;
     char *part; /* of this rank, to be gathered */
-    tshi_mpi_half half[2];
 } tshi_mpi_op;
 
 typedef struct tshi_mpi_world tshi_mpi_world;
@@ -674,7 +663,7 @@ static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
 
 /* ========================================================================== */
 /* >>mpi-rounds                                   MARK: - mpi-rounds (private) */
-/* A collective, segment by segment; each step follows when MPI's last is done. */
+/* A collective or a message, segment by segment; each step follows when MPI's last is done. */
 /* Needs: >>mpi-heads.                                                          */
 /* ========================================================================== */
 
@@ -698,7 +687,7 @@ static void tshi_mpi_begin_heads(tshi_mpi_group *group, tshi_mpi_op *op) {
                (tshi_mpi_is_eager(op) && !tshi_mpi_gathers(&op->coll));
     (void)TSHI_MPI_CALL(group->world, MPI_Iallgather,
                         (op->block, (int)sizeof *op->block, MPI_BYTE, op->block + 1,
-                         (int)sizeof *op->block, MPI_BYTE, group->comm, &op->req));
+                         (int)sizeof *op->block, MPI_BYTE, group->comm, op->req));
 }
 
 /* All ranks tell all counts. */
@@ -714,7 +703,7 @@ static void tshi_mpi_tell_counts(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->state = TSHI_MPI_COUNTS;
     (void)TSHI_MPI_CALL(group->world, MPI_Iallgather,
                         (op->counts, 2 * group->size, MPI_INT64_T, op->counts + 2 * n,
-                         2 * group->size, MPI_INT64_T, group->comm, &op->req));
+                         2 * group->size, MPI_INT64_T, group->comm, op->req));
 }
 
 /* This round's lengths and places in bytes: of all pieces, or (own) of this rank's from each. */
@@ -749,7 +738,7 @@ static void tshi_mpi_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->last = 1;
     (void)TSHI_MPI_CALL(
         group->world, MPI_Iallgather,
-        (op->out->bytes, bytes, MPI_BYTE, op->in->bytes, bytes, MPI_BYTE, group->comm, &op->req));
+        (op->out->bytes, bytes, MPI_BYTE, op->in->bytes, bytes, MPI_BYTE, group->comm, op->req));
 }
 
 /* Every rank gets the pieces that are its own: of an all-to-all, or to sum them. */
@@ -763,7 +752,7 @@ static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->last = op->coll.kind != TSH_ALLREDUCE && op->at + op->step >= op->longest;
     (void)TSHI_MPI_CALL(group->world, MPI_Ialltoallv,
                         (op->out->bytes, out, out + group->size, MPI_BYTE, op->in->bytes, in,
-                         in + group->size, MPI_BYTE, group->comm, &op->req));
+                         in + group->size, MPI_BYTE, group->comm, op->req));
 }
 
 /* Every rank gets all pieces; this rank's is op->part. */
@@ -774,7 +763,7 @@ static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->last = op->at + op->step >= op->longest;
     (void)TSHI_MPI_CALL(group->world, MPI_Iallgatherv,
                         (op->part, in[group->rank], MPI_BYTE, op->out->bytes, in, in + group->size,
-                         MPI_BYTE, group->comm, &op->req));
+                         MPI_BYTE, group->comm, op->req));
 }
 
 /* A segment that MPI brings to all ranks by itself. */
@@ -793,19 +782,38 @@ static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
     if (coll->kind == TSH_ALLREDUCE || coll->root == group->rank)
         memcpy(op->out->bytes, from + (size_t)op->at * width, (size_t)n * width);
     if (coll->kind == TSH_BROADCAST)
-        (void)TSHI_MPI_CALL(group->world, MPI_Ibcast,
-                            (op->out->bytes, (int)((size_t)n * width), MPI_BYTE, coll->root,
-                             group->comm, &op->req));
+        (void)TSHI_MPI_CALL(
+            group->world, MPI_Ibcast,
+            (op->out->bytes, (int)((size_t)n * width), MPI_BYTE, coll->root, group->comm, op->req));
     else
         (void)TSHI_MPI_CALL(group->world, MPI_Iallreduce,
                             (MPI_IN_PLACE, op->out->bytes, (int)n, types[coll->dtype],
-                             coll->redop == TSH_PROD ? MPI_PROD : MPI_SUM, group->comm, &op->req));
+                             coll->redop == TSH_PROD ? MPI_PROD : MPI_SUM, group->comm, op->req));
+}
+
+/* The next segment of a message goes, or comes. */
+static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op) {
+    size_t width = tsh_dtype_size(op->coll.dtype);
+    int bytes = (int)((size_t)tshi_mpi_min(op->step, op->longest - op->at) * width);
+    int tag = TSHI_MPI_TAG_BODY + (int)(op->seq % TSHI_MPI_BODIES);
+    char *at = op->out->bytes;
+    op->state = TSHI_MPI_BODY;
+    if (op->sends) {
+        memcpy(at, (const char *)op->coll.send + (size_t)op->at * width, (size_t)bytes);
+        (void)TSHI_MPI_CALL(group->world, MPI_Isend,
+                            (at, bytes, MPI_BYTE, op->peer, tag, group->comm, op->req));
+    } else {
+        (void)TSHI_MPI_CALL(group->world, MPI_Irecv,
+                            (at, bytes, MPI_BYTE, op->peer, tag, group->comm, op->req));
+    }
 }
 
 static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     if (op->at >= op->longest) {
         tshi_mpi_finish(group->world, op);
+    } else if (op->message) {
+        tshi_mpi_body(group, op);
     } else if (tshi_mpi_is_whole(group->world, coll)) {
         tshi_mpi_whole(group, op);
     } else if (tshi_mpi_is_direct(group, coll)) {
@@ -899,6 +907,40 @@ static void tshi_mpi_came_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
         memcpy((char *)coll->recv + (size_t)op->at * width, op->out->bytes, (size_t)n * width);
 }
 
+/* Both greetings are here: compares them. A short message came along. */
+static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_call *sent = &op->block[!op->sends].call, *wanted = &op->block[op->sends].call;
+    int64_t width = (int64_t)tsh_dtype_size(op->coll.dtype), bytes = op->longest * width;
+    tsh_error error;
+    if (sent->digest != wanted->digest) {
+        tsh_message_mismatch(&sent->coll, &wanted->coll, sent->rank, wanted->rank, op->seq,
+                             group->id, &error);
+        group->broken = 1;
+        tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
+    } else if (bytes <= TSHI_MPI_EAGER) {
+        if (!op->sends && bytes > 0) memcpy(op->coll.recv, op->block[1].eager, (size_t)bytes);
+        tshi_mpi_finish(group->world, op);
+    } else {
+        op->step = tshi_mpi_min(op->longest, TSHARD_MPI_SEGMENT / width);
+        if (op->step < 1) op->step = 1;
+        op->out = tshi_mpi_take(group->world, (size_t)(op->step * width));
+        if (op->out) tshi_mpi_next_round(group, op);
+    }
+}
+
+static void tshi_mpi_came_body(const tshi_mpi_op *op) {
+    size_t width = tsh_dtype_size(op->coll.dtype);
+    int64_t n = tshi_mpi_min(op->step, op->longest - op->at);
+    if (!op->sends)
+        memcpy((char *)op->coll.recv + (size_t)op->at * width, op->out->bytes, (size_t)n * width);
+}
+
+/* ========================================================================== */
+/* >>mpi-progress                               MARK: - mpi-progress (private) */
+/* Starting, advancing and freeing operations.                                 */
+/* Needs: >>mpi-rounds.                                                         */
+/* ========================================================================== */
+
 /* MPI has done what it had of op: what comes next? */
 static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
     group->world->moves++;
@@ -921,124 +963,13 @@ static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
         tshi_mpi_copy_all(op, op->into, op->lengths + group->size, op->out->bytes, 0);
         break;
     case TSHI_MPI_WHOLE: tshi_mpi_came_whole(group, op); break;
-    case TSHI_MPI_PAIR:
+    case TSHI_MPI_GREET: tshi_mpi_met(group, op); return;
+    case TSHI_MPI_BODY: tshi_mpi_came_body(op); break;
     case TSHI_MPI_DONE: return;
     }
     op->at += op->step;
     tshi_mpi_next_round(group, op);
 }
-
-/* ========================================================================== */
-/* >>mpi-message                                 MARK: - mpi-message (private) */
-/* SEND, RECV and SENDRECV: both ends greet, compare, and then bytes go.       */
-/* Needs: >>mpi-rounds.                                                         */
-/* ========================================================================== */
-
-/* Starts a half: its greeting goes, the other's is awaited. */
-static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half, int sends) {
-    const tsh_coll part = tsh_coll_half(&op->coll, !sends);
-    tshi_mpi_world *world = group->world;
-    int64_t bytes = part.count * (int64_t)tsh_dtype_size(part.dtype);
-    int tag = sends ? TSHI_MPI_TAG_SEND : TSHI_MPI_TAG_RECV;
-    int answer = sends ? TSHI_MPI_TAG_RECV : TSHI_MPI_TAG_SEND;
-    int peer = sends ? part.send_to : part.recv_from;
-    tshi_mpi_fill(group, &half->mine, &part);
-    half->open = 1;
-    half->sends = sends;
-    half->peer = peer;
-    half->count = part.count;
-    half->number = sends ? group->sends[peer]++ : group->recvs[peer]++;
-    if (sends && bytes > 0 && bytes <= TSHI_MPI_EAGER)
-        memcpy(half->mine.eager, op->coll.send, (size_t)bytes);
-    half->req[0] = half->req[1] = MPI_REQUEST_NULL;
-    if (!TSHI_MPI_CALL(world, MPI_Irecv,
-                       (&half->its, (int)sizeof half->its, MPI_BYTE, peer, answer, group->comm,
-                        &half->req[1])))
-        (void)TSHI_MPI_CALL(
-            world, MPI_Isend,
-            (&half->mine, (int)sizeof half->mine, MPI_BYTE, peer, tag, group->comm, &half->req[0]));
-}
-
-/* The next segment of the body goes, or comes. */
-static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tsh_dtype_size(op->coll.dtype);
-    int bytes = (int)((size_t)tshi_mpi_min(half->step, half->count - half->at) * width);
-    int tag = TSHI_MPI_TAG_BODY + (int)(half->number % TSHI_MPI_BODIES);
-    char *at = half->stage->bytes;
-    if (half->sends) {
-        memcpy(at, (const char *)op->coll.send + (size_t)half->at * width, (size_t)bytes);
-        (void)TSHI_MPI_CALL(group->world, MPI_Isend,
-                            (at, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
-    } else {
-        (void)TSHI_MPI_CALL(group->world, MPI_Irecv,
-                            (at, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
-    }
-}
-
-/* Both greetings are here: compares them. A short message came along. */
-static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    const tsh_call *sent = half->sends ? &half->mine.call : &half->its.call;
-    const tsh_call *wanted = half->sends ? &half->its.call : &half->mine.call;
-    int64_t width = (int64_t)tsh_dtype_size(op->coll.dtype), bytes = half->count * width;
-    tsh_error error;
-    if (sent->digest != wanted->digest) {
-        tsh_message_mismatch(&sent->coll, &wanted->coll, sent->rank, wanted->rank, half->number,
-                             group->id, &error);
-        group->broken = 1;
-        tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
-    } else if (bytes <= TSHI_MPI_EAGER) {
-        if (!half->sends && bytes > 0) memcpy(op->coll.recv, half->its.eager, (size_t)bytes);
-        half->open = 0;
-    } else {
-        half->step = tshi_mpi_min(half->count, TSHARD_MPI_SEGMENT / width);
-        if (half->step < 1) half->step = 1;
-        half->stage = tshi_mpi_take(group->world, (size_t)(half->step * width));
-        if (half->stage) tshi_mpi_body(group, op, half);
-    }
-}
-
-/* What MPI had of a half is done. */
-static void tshi_mpi_half_on(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t n = tshi_mpi_min(half->step, half->count - half->at);
-    group->world->moves++;
-    if (half->step == 0) {
-        tshi_mpi_met(group, op, half);
-        return;
-    }
-    if (!half->sends)
-        memcpy((char *)op->coll.recv + (size_t)half->at * width, half->stage->bytes,
-               (size_t)n * width);
-    half->at += n;
-    if (half->at < half->count) {
-        tshi_mpi_body(group, op, half);
-        return;
-    }
-    tshi_mpi_give(group->world, half->stage);
-    half->open = 0;
-}
-
-static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
-    for (int i = 0; i < 2; i++) {
-        tshi_mpi_half *half = &op->half[i];
-        int done = 1;
-        while (half->open && done) {
-            MPI_Status status[2]; /* for MPI_STATUSES_IGNORE gcc warns with MPICH */
-            /* What could not be started has no request, and looks done. */
-            if (tshi_mpi_over(group->world) || group->broken ||
-                TSHI_MPI_CALL(group->world, MPI_Testall, (2, half->req, &done, status)))
-                return;
-            if (done) tshi_mpi_half_on(group, op, half);
-        }
-    }
-    if (!op->half[0].open && !op->half[1].open) op->state = TSHI_MPI_DONE;
-}
-
-/* ========================================================================== */
-/* >>mpi-progress                               MARK: - mpi-progress (private) */
-/* Starting, advancing and freeing operations.                                 */
-/* Needs: >>mpi-message.                                                        */
-/* ========================================================================== */
 
 /* Everything of a group that can go on, in order; of a broken one, the counts that describe a
  * mismatch. */
@@ -1047,13 +978,12 @@ static void tshi_mpi_advance_group(tshi_mpi_group *group) {
     int turn = 1; /* those before have given MPI all they have */
     for (tshi_mpi_op *op = group->first; op; op = op->next) {
         int done = 1;
-        if (op->state == TSHI_MPI_PAIR) tshi_mpi_pair(group, op);
-        if (tshi_mpi_over(world)) return;
-        if (op->message) continue; /* in no order with collectives */
         while (op->state != TSHI_MPI_DONE && done && (turn || op->state != TSHI_MPI_QUEUED) &&
                (!group->broken || op->state == TSHI_MPI_COUNTS)) {
+            MPI_Status status[2]; /* for MPI_STATUSES_IGNORE gcc warns with MPICH */
+            /* What could not be started has no request, and looks done. */
             if (op->state == TSHI_MPI_QUEUED ||
-                !TSHI_MPI_CALL(world, MPI_Test, (&op->req, &done, MPI_STATUS_IGNORE))) {
+                !TSHI_MPI_CALL(world, MPI_Testall, (2, op->req, &done, status))) {
                 if (done) tshi_mpi_follow(group, op);
             }
             if (tshi_mpi_over(world)) return;
@@ -1062,10 +992,10 @@ static void tshi_mpi_advance_group(tshi_mpi_group *group) {
     }
 }
 
-/* A new operation at the end of the row, with its arrays in one block of memory; NULL: there is
- * none. */
-static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll) {
-    size_t n = (size_t)group->size, starts = 2 * (n + 1) * sizeof(int64_t);
+/* A new operation at the end of the row, with its arrays, for n ranks, in one block of memory;
+ * NULL: there is none. */
+static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll, int ranks) {
+    size_t n = (size_t)ranks, starts = 2 * (n + 1) * sizeof(int64_t);
     tshi_mpi_op **at = &group->first;
     tshi_mpi_op *op = (tshi_mpi_op *)calloc(1, sizeof *op + starts + (n + 1) * sizeof *op->block +
                                                    4 * n * sizeof *op->lengths);
@@ -1080,13 +1010,13 @@ static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll)
     op->coll = *coll;
     op->id = ++group->ids;
     op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
-    op->req = MPI_REQUEST_NULL;
+    op->req[0] = op->req[1] = MPI_REQUEST_NULL;
     return op;
 }
 
 /* Takes a collective or a close into the row. */
 static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_coll *coll) {
-    tshi_mpi_op *op = tshi_mpi_add_op(group, coll);
+    tshi_mpi_op *op = tshi_mpi_add_op(group, coll, group->size);
     if (!op) return NULL;
     op->seq = group->started++;
     tshi_mpi_fill(group, op->block, coll);
@@ -1096,11 +1026,44 @@ static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_col
     return op;
 }
 
-/* Out of the row. After an error MPI may still work on it: it is left alone. */
+/* Takes a half of a message into the row: its greeting goes, the other's is awaited. */
+static tshi_mpi_op *tshi_mpi_add_half(tshi_mpi_group *group, const tsh_coll *coll, int sends) {
+    const tsh_coll half = tsh_coll_half(coll, !sends);
+    size_t bytes = (size_t)half.count * tsh_dtype_size(half.dtype);
+    int peer = sends ? half.send_to : half.recv_from;
+    int tag = sends ? TSHI_MPI_TAG_SEND : TSHI_MPI_TAG_RECV;
+    int answer = sends ? TSHI_MPI_TAG_RECV : TSHI_MPI_TAG_SEND;
+    tshi_mpi_op *op = tshi_mpi_add_op(group, coll, 1);
+    if (!op) return NULL;
+    op->message = 1;
+    op->sends = sends;
+    op->peer = peer;
+    op->state = TSHI_MPI_GREET;
+    op->last = 1; /* in no order with collectives */
+    op->longest = half.count;
+    op->seq = sends ? group->sends[peer]++ : group->recvs[peer]++;
+    tshi_mpi_fill(group, op->block, &half);
+    if (sends && bytes > 0 && bytes <= TSHI_MPI_EAGER) memcpy(op->block->eager, half.send, bytes);
+    if (!TSHI_MPI_CALL(group->world, MPI_Irecv,
+                       (op->block + 1, (int)sizeof *op->block, MPI_BYTE, peer, answer, group->comm,
+                        &op->req[1])))
+        (void)TSHI_MPI_CALL(
+            group->world, MPI_Isend,
+            (op->block, (int)sizeof *op->block, MPI_BYTE, peer, tag, group->comm, &op->req[0]));
+    return op;
+}
+
+/* 1 if op, and the other half of a SENDRECV, is done. */
+static int tshi_mpi_is_done(const tshi_mpi_op *op) {
+    return op->state == TSHI_MPI_DONE && (!op->other || op->other->state == TSHI_MPI_DONE);
+}
+
+/* Out of the row, with its other half. After an error MPI may still work on it: it is left alone. */
 static void tshi_mpi_release(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_op **at = &group->first;
     while (*at != op) at = &(*at)->next;
     *at = op->next;
+    if (op->other) tshi_mpi_release(group, op->other);
     if (op->state != TSHI_MPI_DONE) return;
     free(op->counts);
     free(op);
@@ -1156,12 +1119,11 @@ static void tshi_mpi_write_awaited(const tshi_mpi_op *op, tsh_wait_report *repor
         report->awaited = group->size;
         memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
     }
-    for (int i = 0; i < 2; i++) {
-        const tshi_mpi_half *half = &op->half[i];
-        if (!half->open) continue;
-        awaited[report->awaited++] = group->ranks[half->peer];
-        *(half->sends ? &report->send_to : &report->recv_from) = group->ranks[half->peer];
-        *(half->sends ? &report->send_number : &report->recv_number) = half->number;
+    for (; op && op->message; op = op->other) {
+        if (op->state == TSHI_MPI_DONE) continue;
+        awaited[report->awaited++] = group->ranks[op->peer];
+        *(op->sends ? &report->send_to : &report->recv_from) = group->ranks[op->peer];
+        *(op->sends ? &report->send_number : &report->recv_number) = op->seq;
     }
 }
 
@@ -1220,7 +1182,7 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_op *op) {
     int told = 0;
     for (unsigned round = 1; world->error.code == TSH_OK; round++) {
         tshi_mpi_advance(world);
-        if (op->state == TSHI_MPI_DONE && world->suspect.code == TSH_OK) {
+        if (tshi_mpi_is_done(op) && world->suspect.code == TSH_OK) {
             tshi_mpi_serve(world); /* the world may have failed, all the same */
             break;
         }
@@ -1279,15 +1241,12 @@ static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *
     tshi_mpi_op *op;
     tshi_mpi_serve(group->world);
     if (group->world->error.code != TSH_OK) return group->world->error.code;
-    op = message ? tshi_mpi_add_op(group, coll) : tshi_mpi_add_collective(group, coll);
-    if (!op) return tshi_mpi_no_memory(group->world, "start a collective");
+    op = message ? tshi_mpi_add_half(group, coll, coll->kind != TSH_RECV)
+                 : tshi_mpi_add_collective(group, coll);
+    if (op && coll->kind == TSH_SENDRECV) op->other = tshi_mpi_add_half(group, coll, 0);
+    if (!op || (coll->kind == TSH_SENDRECV && !op->other))
+        return tshi_mpi_no_memory(group->world, "start a collective");
     *req = op->id;
-    if (message) {
-        op->message = 1;
-        op->state = TSHI_MPI_PAIR;
-        if (coll->kind != TSH_RECV) tshi_mpi_greet(group, op, &op->half[0], 1);
-        if (coll->kind != TSH_SEND) tshi_mpi_greet(group, op, &op->half[1], 0);
-    }
     if (!tshi_mpi_over(group->world)) tshi_mpi_advance_group(group);
     return TSH_OK;
 }
@@ -1299,8 +1258,8 @@ static tsh_result tshi_mpi_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!op) return TSH_ERR_ARGUMENT;
     tshi_mpi_advance(world);
     tshi_mpi_serve(world);
-    if (op->state != TSHI_MPI_DONE && tsh_now() >= op->deadline) tshi_mpi_time_out(world, op);
-    *done = world->error.code != TSH_OK || op->state == TSHI_MPI_DONE;
+    if (!tshi_mpi_is_done(op) && tsh_now() >= op->deadline) tshi_mpi_time_out(world, op);
+    *done = world->error.code != TSH_OK || tshi_mpi_is_done(op);
     return world->error.code;
 }
 
