@@ -210,9 +210,8 @@ typedef enum tshi_mpi_state {
     TSHI_MPI_DIRECT,  /* a small all-reduce: every message goes to all */
     TSHI_MPI_SCATTER, /* a segment of every chunk goes to its owner */
     TSHI_MPI_GATHER,  /* finished segments go to all */
-    TSHI_MPI_WHOLE,   /* a segment of a broadcast, or of MPI's own all-reduce */
+    TSHI_MPI_WHOLE,   /* a segment of a broadcast, a message, or MPI's own all-reduce */
     TSHI_MPI_GREET,   /* the two ends of a message tell each other what they called */
-    TSHI_MPI_BODY,    /* a segment of a message */
     TSHI_MPI_DONE
 } tshi_mpi_state;
 
@@ -231,7 +230,8 @@ typedef struct tshi_mpi_op {
     tsh_coll coll;
     uint64_t id;
     uint64_t seq; /* of the collectives of its group; of the messages from sender to receiver */
-    int message, sends, peer; /* a half of a message: that sends, or receives */
+    int message, peer; /* a half of a message, to or from this rank of the group */
+    int sends;         /* this rank gives what is sent: a message, a broadcast */
     int64_t deadline;
     tshi_mpi_state state;
     int last; /* has given MPI its last part: the next collective may begin */
@@ -612,7 +612,6 @@ static int tshi_mpi_is_eager(const tshi_mpi_op *op) {
 
 static void tshi_mpi_fill(const tshi_mpi_group *group, tshi_mpi_block *block,
                           const tsh_coll *coll) {
-    memset(block, 0, sizeof *block);
     block->call.coll = *coll;
     block->call.digest = tsh_coll_digest(coll, group->size);
     block->call.rank = group->ranks[group->rank];
@@ -631,7 +630,7 @@ static void tshi_mpi_pack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
 static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     tshi_mpi_block *all = op->block + 1;
-    if (coll->kind == TSH_BROADCAST && coll->count > 0 && group->rank != coll->root)
+    if (coll->kind == TSH_BROADCAST && coll->count > 0 && !op->sends)
         memcpy(coll->recv, all[coll->root].eager,
                (size_t)coll->count * tsh_dtype_size(coll->dtype));
     if (coll->kind == TSH_ALLREDUCE) tshi_mpi_sum_all(op, all->eager, sizeof *all);
@@ -663,7 +662,7 @@ static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
 
 /* ========================================================================== */
 /* >>mpi-rounds                                   MARK: - mpi-rounds (private) */
-/* A collective or a message, segment by segment; each step follows when MPI's last is done. */
+/* A collective or a message, segment by segment; each step follows MPI's last. */
 /* Needs: >>mpi-heads.                                                          */
 /* ========================================================================== */
 
@@ -717,16 +716,19 @@ static void tshi_mpi_measure(const tshi_mpi_group *group, const tshi_mpi_op *op,
     }
 }
 
-/* 1 if MPI brings all of it to all ranks by itself: in one piece, not in P. */
-static int tshi_mpi_is_whole(const tshi_mpi_world *world, const tsh_coll *coll) {
-    return coll->kind == TSH_BROADCAST || (coll->kind == TSH_ALLREDUCE && world->native &&
-                                           coll->redop != TSH_MIN && coll->redop != TSH_MAX);
+/* 1 if MPI brings all of it to where it belongs by itself: in one piece, not in P. */
+static int tshi_mpi_is_whole(const tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    return op->message || coll->kind == TSH_BROADCAST ||
+           (coll->kind == TSH_ALLREDUCE && op->group->world->native && coll->redop != TSH_MIN &&
+            coll->redop != TSH_MAX);
 }
 
 /* 1 if the messages of all ranks are so few bytes that each rank may sum them all. */
-static int tshi_mpi_is_direct(const tshi_mpi_group *group, const tsh_coll *coll) {
+static int tshi_mpi_is_direct(const tshi_mpi_group *group, const tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
     int64_t most = tshi_mpi_min(TSHI_MPI_NEAR, TSHARD_MPI_SEGMENT);
-    return coll->kind == TSH_ALLREDUCE && !tshi_mpi_is_whole(group->world, coll) &&
+    return coll->kind == TSH_ALLREDUCE && !tshi_mpi_is_whole(op) &&
            coll->count <= most / group->size / (int64_t)tsh_dtype_size(coll->dtype);
 }
 
@@ -766,57 +768,46 @@ static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
                          MPI_BYTE, group->comm, op->req));
 }
 
-/* A segment that MPI brings to all ranks by itself. */
+/* A segment that MPI brings to where it belongs by itself. */
 static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     size_t width = tsh_dtype_size(coll->dtype);
-    int64_t n = tshi_mpi_min(op->step, coll->count - op->at);
+    int64_t n = tshi_mpi_min(op->step, op->longest - op->at);
     const char *from = (const char *)(coll->kind == TSH_BROADCAST ? coll->recv : coll->send);
+    int bytes = (int)((size_t)n * width);
+    int tag = TSHI_MPI_TAG_BODY + (int)(op->seq % TSHI_MPI_BODIES);
+    char *stage = op->out->bytes;
     MPI_Datatype types[4];
     types[TSH_F32] = MPI_FLOAT;
     types[TSH_F64] = MPI_DOUBLE;
     types[TSH_I32] = MPI_INT32_T;
     types[TSH_I64] = MPI_INT64_T;
     op->state = TSHI_MPI_WHOLE;
-    op->last = op->at + op->step >= op->longest;
-    if (coll->kind == TSH_ALLREDUCE || coll->root == group->rank)
-        memcpy(op->out->bytes, from + (size_t)op->at * width, (size_t)n * width);
+    op->last = op->message || op->at + op->step >= op->longest;
+    if (coll->kind == TSH_ALLREDUCE || op->sends)
+        memcpy(stage, from + (size_t)op->at * width, (size_t)bytes);
     if (coll->kind == TSH_BROADCAST)
-        (void)TSHI_MPI_CALL(
-            group->world, MPI_Ibcast,
-            (op->out->bytes, (int)((size_t)n * width), MPI_BYTE, coll->root, group->comm, op->req));
-    else
+        (void)TSHI_MPI_CALL(group->world, MPI_Ibcast,
+                            (stage, bytes, MPI_BYTE, coll->root, group->comm, op->req));
+    else if (coll->kind == TSH_ALLREDUCE)
         (void)TSHI_MPI_CALL(group->world, MPI_Iallreduce,
-                            (MPI_IN_PLACE, op->out->bytes, (int)n, types[coll->dtype],
+                            (MPI_IN_PLACE, stage, (int)n, types[coll->dtype],
                              coll->redop == TSH_PROD ? MPI_PROD : MPI_SUM, group->comm, op->req));
-}
-
-/* The next segment of a message goes, or comes. */
-static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op) {
-    size_t width = tsh_dtype_size(op->coll.dtype);
-    int bytes = (int)((size_t)tshi_mpi_min(op->step, op->longest - op->at) * width);
-    int tag = TSHI_MPI_TAG_BODY + (int)(op->seq % TSHI_MPI_BODIES);
-    char *at = op->out->bytes;
-    op->state = TSHI_MPI_BODY;
-    if (op->sends) {
-        memcpy(at, (const char *)op->coll.send + (size_t)op->at * width, (size_t)bytes);
+    else if (op->sends)
         (void)TSHI_MPI_CALL(group->world, MPI_Isend,
-                            (at, bytes, MPI_BYTE, op->peer, tag, group->comm, op->req));
-    } else {
+                            (stage, bytes, MPI_BYTE, op->peer, tag, group->comm, op->req));
+    else
         (void)TSHI_MPI_CALL(group->world, MPI_Irecv,
-                            (at, bytes, MPI_BYTE, op->peer, tag, group->comm, op->req));
-    }
+                            (stage, bytes, MPI_BYTE, op->peer, tag, group->comm, op->req));
 }
 
 static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     if (op->at >= op->longest) {
         tshi_mpi_finish(group->world, op);
-    } else if (op->message) {
-        tshi_mpi_body(group, op);
-    } else if (tshi_mpi_is_whole(group->world, coll)) {
+    } else if (tshi_mpi_is_whole(op)) {
         tshi_mpi_whole(group, op);
-    } else if (tshi_mpi_is_direct(group, coll)) {
+    } else if (tshi_mpi_is_direct(group, op)) {
         tshi_mpi_direct(group, op);
     } else if (coll->kind == TSH_ALLGATHER) {
         int64_t n = tshi_mpi_round(op, op->into, group->rank);
@@ -833,11 +824,9 @@ static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* All ranks called the same, and the message is not in the heads. */
 static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    int64_t width = (int64_t)tsh_dtype_size(coll->dtype), pieces = group->size;
-    if (tshi_mpi_is_whole(group->world, coll)) {
-        pieces = 1;
-        op->longest = coll->count;
-    }
+    int whole = tshi_mpi_is_whole(op);
+    int64_t width = (int64_t)tsh_dtype_size(coll->dtype), pieces = whole ? 1 : group->size;
+    if (whole && !op->message) op->longest = coll->count;
     if (coll->kind == TSH_ALLTOALL)
         for (int64_t i = 0; i < 2 * pieces * pieces; i++) {
             int64_t n = op->counts[2 * pieces + i] * coll->blocks;
@@ -845,13 +834,12 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
         }
     op->step = tshi_mpi_min(op->longest, TSHARD_MPI_SEGMENT / (width * pieces));
     if (op->step < 1) op->step = 1;
-    op->at = 0;
     if (op->longest > 0) {
         size_t bytes = (size_t)(op->step * width * pieces);
-        size_t messages = tshi_mpi_is_direct(group, coll) ? (size_t)group->size : 1;
+        size_t messages = tshi_mpi_is_direct(group, op) ? (size_t)group->size : 1;
         op->out = tshi_mpi_take(group->world, bytes);
-        op->in = tshi_mpi_take(group->world, bytes * messages);
-        if (!op->out || !op->in) return; /* and an error is on its way */
+        if (op->out && !whole) op->in = tshi_mpi_take(group->world, bytes * messages);
+        if (!op->out || (!whole && !op->in)) return; /* and an error is on its way */
     }
     tshi_mpi_next_round(group, op);
 }
@@ -897,20 +885,20 @@ static void tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_sum(op, op->in->bytes, stride, group->rank, n, op->part);
 }
 
-static void tshi_mpi_came_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
+static void tshi_mpi_came_whole(const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     size_t width = tsh_dtype_size(coll->dtype);
-    int64_t n = tshi_mpi_min(op->step, coll->count - op->at);
+    int64_t n = tshi_mpi_min(op->step, op->longest - op->at);
     if (coll->kind == TSH_ALLREDUCE)
-        tsh_coll_finish(op->out->bytes, n, coll->dtype, coll->redop, group->size);
-    if (coll->kind == TSH_ALLREDUCE || coll->root != group->rank)
+        tsh_coll_finish(op->out->bytes, n, coll->dtype, coll->redop, op->group->size);
+    if (coll->kind == TSH_ALLREDUCE || !op->sends)
         memcpy((char *)coll->recv + (size_t)op->at * width, op->out->bytes, (size_t)n * width);
 }
 
 /* Both greetings are here: compares them. A short message came along. */
 static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_call *sent = &op->block[!op->sends].call, *wanted = &op->block[op->sends].call;
-    int64_t width = (int64_t)tsh_dtype_size(op->coll.dtype), bytes = op->longest * width;
+    int64_t bytes = op->longest * (int64_t)tsh_dtype_size(op->coll.dtype);
     tsh_error error;
     if (sent->digest != wanted->digest) {
         tsh_message_mismatch(&sent->coll, &wanted->coll, sent->rank, wanted->rank, op->seq,
@@ -921,18 +909,8 @@ static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op) {
         if (!op->sends && bytes > 0) memcpy(op->coll.recv, op->block[1].eager, (size_t)bytes);
         tshi_mpi_finish(group->world, op);
     } else {
-        op->step = tshi_mpi_min(op->longest, TSHARD_MPI_SEGMENT / width);
-        if (op->step < 1) op->step = 1;
-        op->out = tshi_mpi_take(group->world, (size_t)(op->step * width));
-        if (op->out) tshi_mpi_next_round(group, op);
+        tshi_mpi_begin(group, op);
     }
-}
-
-static void tshi_mpi_came_body(const tshi_mpi_op *op) {
-    size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t n = tshi_mpi_min(op->step, op->longest - op->at);
-    if (!op->sends)
-        memcpy((char *)op->coll.recv + (size_t)op->at * width, op->out->bytes, (size_t)n * width);
 }
 
 /* ========================================================================== */
@@ -962,9 +940,8 @@ static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
     case TSHI_MPI_GATHER:
         tshi_mpi_copy_all(op, op->into, op->lengths + group->size, op->out->bytes, 0);
         break;
-    case TSHI_MPI_WHOLE: tshi_mpi_came_whole(group, op); break;
+    case TSHI_MPI_WHOLE: tshi_mpi_came_whole(op); break;
     case TSHI_MPI_GREET: tshi_mpi_met(group, op); return;
-    case TSHI_MPI_BODY: tshi_mpi_came_body(op); break;
     case TSHI_MPI_DONE: return;
     }
     op->at += op->step;
@@ -1019,6 +996,7 @@ static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_col
     tshi_mpi_op *op = tshi_mpi_add_op(group, coll, group->size);
     if (!op) return NULL;
     op->seq = group->started++;
+    op->sends = coll->kind == TSH_BROADCAST && coll->root == group->rank;
     tshi_mpi_fill(group, op->block, coll);
     if (coll->kind == TSH_ALLREDUCE || tshi_mpi_gathers(coll) || coll->kind == TSH_ALLTOALL)
         tshi_mpi_lay(group, op);
