@@ -6273,13 +6273,6 @@ typedef struct tshi_compose_header {
     tsh_ticket ticket;
 } tshi_compose_header;
 
-/* A receive, retried until its last segment has arrived. */
-typedef struct tshi_compose_recv {
-    tsh_coll coll;
-    int64_t left; /* elements */
-    int peer;     /* rank of the group */
-} tshi_compose_recv;
-
 typedef enum tshi_compose_state {
     TSHI_COMPOSE_MATCHING, /* headers are exchanged */
     TSHI_COMPOSE_QUEUED,   /* they match; waits for the group's earlier collectives */
@@ -6300,9 +6293,9 @@ typedef struct tshi_compose_op {
     uint64_t id, number; /* number: of the collective in its group, of the message in its pair */
     int64_t deadline;
     tshi_compose_state state;
-    int message;             /* a SEND or RECV */
+    int peer, sends;         /* of a SEND or RECV: the other rank of the group; else peer is -1 */
     int round;               /* 1: an all-reduce sends its summed chunks */
-    tshi_compose_recv *recv; /* (recvs): receives that are not complete, at most P */
+    tsh_coll *recv;          /* (recvs), at most P: RECVs of what has not arrived yet */
     int recvs;
     char *headers;           /* one per rank; of a message: the SEND's, then the RECV's */
     int64_t *counts;         /* (P): what each rank holds of an all-reduce or a broadcast */
@@ -6403,41 +6396,38 @@ static uint64_t tshi_compose_seq(const tshi_compose_group *group, tshi_compose_c
 /* Adds a receive of n elements from a rank of the group to those that op waits for. */
 static void tshi_compose_post_recv(tshi_compose_op *op, int peer, tshi_compose_channel channel,
                                    void *at, int64_t n, tsh_dtype dtype) {
-    tshi_compose_recv *recv = &op->recv[op->recvs];
-    if (n == 0) return;
-    recv->coll = tshi_compose_message(TSH_RECV, op->group->ranks[peer],
-                                      tshi_compose_seq(op->group, channel), dtype);
-    recv->coll.recv = at;
-    recv->left = n;
-    recv->peer = peer;
-    op->recvs++;
+    tsh_coll recv = tshi_compose_message(TSH_RECV, op->group->ranks[peer],
+                                         tshi_compose_seq(op->group, channel), dtype);
+    recv.recv = at;
+    recv.count = n;
+    if (n > 0) op->recv[op->recvs++] = recv;
 }
 
-/* Reports that rank `lost` of the group is gone while this one waits for it in op. */
+/* Reports that rank `lost` of the world is gone while this one waits for it in op. */
 static void tshi_compose_lost(const tshi_compose_op *op, int lost) {
     const tshi_compose_group *group = op->group;
     char text[TSHI_COLL_TEXT] = "";
     tsh_error error;
     tsh_coll_where(&op->coll, group->size, op->number, group->id, text, sizeof text);
-    (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[lost],
-                        "rank %d is gone while rank %d waits for it in %s", group->ranks[lost],
+    (void)tsh_error_set(&error, TSH_ERR_LOST, lost,
+                        "rank %d is gone while rank %d waits for it in %s", lost,
                         group->ranks[group->rank], text);
     tshi_compose_raise(group->world, &error);
 }
 
 /* Receives the segments that have arrived. Returns 1 if the message is complete. */
-static int tshi_compose_receive(tshi_compose_op *op, tshi_compose_recv *recv) {
+static int tshi_compose_receive(const tshi_compose_op *op, tsh_coll *recv) {
     tsh_comm *messages = &op->group->world->messages;
-    tsh_coll *coll = &recv->coll;
-    while (recv->left > 0) {
+    while (recv->count > 0) {
+        tsh_coll next = *recv;
         tsh_req again = 0;
         tsh_result result;
-        coll->count = tshi_compose_segment(recv->left, coll->dtype);
-        result = messages->ops->start(messages, coll, &again);
-        if (result == TSH_ERR_LOST) tshi_compose_lost(op, recv->peer);
+        next.count = tshi_compose_segment(recv->count, recv->dtype);
+        result = messages->ops->start(messages, &next, &again);
+        if (result == TSH_ERR_LOST) tshi_compose_lost(op, recv->recv_from);
         if (result != TSH_OK || again) return 0;
-        recv->left -= coll->count;
-        coll->recv = (char *)coll->recv + (size_t)coll->count * tsh_dtype_size(coll->dtype);
+        recv->count -= next.count;
+        recv->recv = (char *)recv->recv + (size_t)next.count * tsh_dtype_size(recv->dtype);
     }
     return 1;
 }
@@ -6461,14 +6451,13 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
     tshi_compose_group *group = op->group;
     const tsh_coll *coll = &op->coll;
     int64_t words = (int64_t)(tshi_compose_header_bytes(group) / sizeof(int64_t));
-    int receives = coll->kind == TSH_RECV, n = group->size;
-    int peer = receives ? coll->recv_from : coll->send_to; /* of a message */
-    tshi_compose_header *header = tshi_compose_header_of(op, op->message ? receives : group->rank);
+    int message = op->peer >= 0, n = group->size;
+    tshi_compose_header *header = tshi_compose_header_of(op, message ? !op->sends : group->rank);
     int64_t *counts = (int64_t *)(void *)(header + 1); /* (2 P) */
     tshi_compose_channel mine = TSHI_COMPOSE_HEADERS, its = mine;
-    if (op->message) {
-        mine = receives ? TSHI_COMPOSE_RECVS : TSHI_COMPOSE_SENDS;
-        its = receives ? TSHI_COMPOSE_SENDS : TSHI_COMPOSE_RECVS;
+    if (message) {
+        mine = op->sends ? TSHI_COMPOSE_SENDS : TSHI_COMPOSE_RECVS;
+        its = op->sends ? TSHI_COMPOSE_RECVS : TSHI_COMPOSE_SENDS;
     }
     header->call.coll = *coll;
     header->call.digest = tsh_coll_digest(coll, n);
@@ -6481,10 +6470,10 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
         memcpy(counts + n, coll->recv_counts, (size_t)n * sizeof *counts);
     for (int i = 0; i < n; i++) {
         int r = (group->rank + i) % n;
-        if (op->message ? r != peer : r == group->rank) continue;
+        if (message ? r != op->peer : r == group->rank) continue;
         tshi_compose_send(group->world, group->ranks[r], tshi_compose_seq(group, mine), header,
                           words, TSH_I64);
-        tshi_compose_post_recv(op, r, its, tshi_compose_header_of(op, op->message ? !receives : r),
+        tshi_compose_post_recv(op, r, its, tshi_compose_header_of(op, message ? op->sends : r),
                                words, TSH_I64);
     }
 }
@@ -6503,7 +6492,7 @@ static int tshi_compose_called(const void *user, int r, tsh_call *out) {
 static int tshi_compose_match(const tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
     tsh_error error;
-    if (op->message) {
+    if (op->peer >= 0) {
         const tsh_call *sent = &tshi_compose_header_of(op, 0)->call;
         const tsh_call *wanted = &tshi_compose_header_of(op, 1)->call;
         if (sent->digest == wanted->digest) return 1;
@@ -6629,7 +6618,7 @@ static void tshi_compose_finish(tshi_compose_op *op) {
  * NULL: no memory, and the world has failed. */
 static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_coll *coll,
                                          const tsh_ticket *ticket) {
-    size_t n = (size_t)group->size, recv = n * sizeof(tshi_compose_recv);
+    size_t n = (size_t)group->size, recv = n * sizeof(tsh_coll);
     size_t counts = 3 * n * sizeof(int64_t);
     size_t headers = (n < 2 ? 2 : n) * tshi_compose_header_bytes(group);
     tshi_compose_op **at = &group->first;
@@ -6640,18 +6629,19 @@ static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_co
         return NULL;
     }
     op->group = group;
-    op->recv = (tshi_compose_recv *)(void *)(op + 1);
+    op->recv = (tsh_coll *)(void *)(op + 1);
     op->counts = (int64_t *)(void *)(op->recv + n);
     op->to = op->counts + n;
     op->from = op->to + n;
     op->headers = (char *)(op->from + n);
     op->coll = *coll;
     op->id = ++group->ids;
-    op->message = coll->kind == TSH_SEND || coll->kind == TSH_RECV;
     op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
-    if (!op->message) op->number = group->started++;
-    if (coll->kind == TSH_SEND) op->number = group->sends[coll->send_to]++;
-    if (coll->kind == TSH_RECV) op->number = group->recvs[coll->recv_from]++;
+    op->sends = coll->kind == TSH_SEND;
+    op->peer = op->sends ? coll->send_to : coll->kind == TSH_RECV ? coll->recv_from : -1;
+    op->number = op->sends       ? group->sends[op->peer]++
+                 : op->peer >= 0 ? group->recvs[op->peer]++
+                                 : group->started++;
     while (*at) at = &(*at)->next;
     *at = op;
     tshi_compose_send_header(op, ticket);
@@ -6678,10 +6668,7 @@ static void tshi_compose_release(tshi_compose_op *op) {
  * channels of their own. */
 static int tshi_compose_is_next(const tshi_compose_op *op) {
     for (const tshi_compose_op *b = op->group->first; b != op; b = b->next) {
-        if (b->message != op->message || b->state == TSHI_COMPOSE_DONE) continue;
-        if (op->message && (b->coll.kind != op->coll.kind || b->coll.send_to != op->coll.send_to ||
-                            b->coll.recv_from != op->coll.recv_from))
-            continue;
+        if (b->peer != op->peer || b->sends != op->sends || b->state == TSHI_COMPOSE_DONE) continue;
         if (op->state != TSHI_COMPOSE_MATCHING || b->state == TSHI_COMPOSE_MATCHING) return 0;
     }
     return 1;
@@ -6696,17 +6683,17 @@ static void tshi_compose_step(tshi_compose_op *op) {
     if (op->state == TSHI_COMPOSE_QUEUED && tshi_compose_is_next(op)) {
         op->state = TSHI_COMPOSE_MOVING;
         if (coll->kind == TSH_SEND)
-            tshi_compose_send(op->group->world, op->group->ranks[coll->send_to],
+            tshi_compose_send(op->group->world, op->group->ranks[op->peer],
                               tshi_compose_seq(op->group, TSHI_COMPOSE_BODIES), coll->send,
                               coll->count, coll->dtype);
         else if (coll->kind == TSH_RECV)
-            tshi_compose_post_recv(op, coll->recv_from, TSHI_COMPOSE_BODIES, coll->recv,
-                                   coll->count, coll->dtype);
+            tshi_compose_post_recv(op, op->peer, TSHI_COMPOSE_BODIES, coll->recv, coll->count,
+                                   coll->dtype);
         else if (coll->kind < TSH_BARRIER)
             tshi_compose_round(op);
     }
     while (op->state == TSHI_COMPOSE_MOVING && tshi_compose_arrived(op)) {
-        if (op->message || coll->kind >= TSH_BARRIER)
+        if (op->peer >= 0 || coll->kind >= TSH_BARRIER)
             op->state = TSHI_COMPOSE_DONE;
         else
             tshi_compose_finish(op);
@@ -6816,20 +6803,19 @@ static void tshi_compose_fill_report(const tshi_compose_op *op, tsh_wait_report 
     int *awaited;
     memset(r, 0, group->world->report_bytes);
     r->group = group->id;
-    r->seq = op->message ? 0 : op->number;
-    r->pairwise = op->message;
+    r->seq = op->peer >= 0 ? 0 : op->number;
+    r->pairwise = op->peer >= 0;
     r->send_to = r->recv_from = -1;
     r->marks = tshi_compose_marks(group->world, (tsh_wait_mark *)(void *)(r + 1));
     awaited = (int *)(void *)((tsh_wait_mark *)(void *)(r + 1) + r->marks);
-    if (op->message) {
-        int peer = group->ranks[op->coll.kind == TSH_SEND ? op->coll.send_to : op->coll.recv_from];
-        *(op->coll.kind == TSH_SEND ? &r->send_to : &r->recv_from) = peer;
-        *(op->coll.kind == TSH_SEND ? &r->send_number : &r->recv_number) = op->number;
-        awaited[r->awaited++] = peer;
+    if (op->peer >= 0) {
+        awaited[0] = group->ranks[op->peer];
+        *(op->sends ? &r->send_to : &r->recv_from) = awaited[0];
+        *(op->sends ? &r->send_number : &r->recv_number) = op->number;
     } else {
         memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
-        r->awaited = group->size;
     }
+    r->awaited = op->peer >= 0 ? 1 : group->size;
     tsh_coll_where(&op->coll, group->size, op->number, group->id, r->text, sizeof r->text);
 }
 
@@ -6845,13 +6831,6 @@ static void tshi_compose_send_report(const tshi_compose_op *op) {
     tshi_compose_check_cycle(world, me);
 }
 
-/* 1 if op still has to receive from rank r. */
-static int tshi_compose_awaits(const tshi_compose_op *op, int r) {
-    for (int i = 0; i < op->recvs; i++)
-        if (op->recv[i].peer == r) return 1;
-    return 0;
-}
-
 /* Reports that op's time limit has passed, and which ranks it waits for. */
 static void tshi_compose_time_out(const tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
@@ -6864,7 +6843,9 @@ static void tshi_compose_time_out(const tshi_compose_op *op) {
                  op->state == TSHI_COMPOSE_MATCHING ? "absent ranks"
                                                     : "ranks that have not finished");
     for (int r = 0; r < group->size; r++) {
-        if (!tshi_compose_awaits(op, r)) continue;
+        int i = 0;
+        while (i < op->recvs && op->recv[i].recv_from != group->ranks[r]) i++;
+        if (i == op->recvs) continue;
         if (error.rank < 0) error.rank = group->ranks[r];
         tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[r]);
     }
