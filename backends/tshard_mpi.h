@@ -61,7 +61,7 @@
  *
  * The last tsh_comm_close of a world returns when all ranks have closed theirs, or time is up.
  *
- * COSTS, per rank, from libc's malloc: about 160 bytes per member for each collective in flight of
+ * COSTS, per rank, from libc's malloc: about 230 bytes per member for each collective in flight of
  * a group, and 16 P per member for an all-to-all; up to two segments for each that is under way.
  *
  * THREADS. Where MPI is not initialised, MPI_THREAD_FUNNELED is asked for, or what

@@ -516,16 +516,13 @@ static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
 /* Needs: >>threads-sleep.                                                      */
 /* ========================================================================== */
 
-/* Under the world's lock: the world fails with this error, unless it has one already. */
-static void tshi_threads_fail(tsh_threads_world *world, const tsh_error *error) {
-    if (TSHI_THREADS_GET(&world->failed) != TSH_OK) return;
-    world->error = *error;
-    TSHI_THREADS_PUT(&world->failed, (int)error->code);
-}
-
+/* The world fails with this error, unless it has one already. */
 static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error) {
     tshi_threads_lock(&world->lock);
-    tshi_threads_fail(world, error);
+    if (TSHI_THREADS_GET(&world->failed) == TSH_OK) {
+        world->error = *error;
+        TSHI_THREADS_PUT(&world->failed, (int)error->code);
+    }
     tshi_threads_unlock(&world->lock);
     for (int r = 0; r < world->size; r++) tshi_threads_wake(&world->rank[r]);
 }
@@ -1015,17 +1012,15 @@ static int tshi_threads_together(const void *user, int r) {
     return count;
 }
 
-/* Under the world's lock, r on a cycle. */
-static void tshi_threads_end_cycle(tsh_threads_world *world, int r) {
+/* Under the world's lock, r on a cycle: fills error. */
+static void tshi_threads_tell_cycle(const tsh_threads_world *world, int r, tsh_error *error) {
     char texts[2][TSHI_THREADS_TEXT];
     int waits, blamed = tsh_coll_blame(world->search, r, tshi_threads_together, world, &waits);
     const tshi_threads_rank *a = &world->rank[blamed], *b = &world->rank[waits];
-    tsh_error error;
-    (void)tsh_error_set(&error, TSH_ERR_MISMATCH, blamed,
+    (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
                         "rank %d waits in %s while rank %d waits for it in %s", blamed,
                         tshi_threads_where(texts[0], a->blocked, a->blocked_req), waits,
                         tshi_threads_where(texts[1], b->blocked, b->blocked_req));
-    tshi_threads_fail(world, &error);
 }
 
 /* Registers this rank as blocked and follows who waits for whom. A blocked rank can only be freed
@@ -1034,15 +1029,15 @@ static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
     tsh_threads_world *world = member->group->world;
     tshi_threads_rank *self = tshi_threads_self(member);
     int r = member->group->ranks[member->rank];
+    tsh_error error;
     tshi_threads_lock(&world->lock);
     self->blocked = member;
     self->blocked_req = req;
     memset(world->search, 0, (size_t)world->size * sizeof *world->search);
     r = tsh_coll_cycle(world->search, world->size, r, tshi_threads_awaits, world);
-    if (r >= 0) tshi_threads_end_cycle(world, r);
+    if (r >= 0) tshi_threads_tell_cycle(world, r, &error);
     tshi_threads_unlock(&world->lock);
-    if (r >= 0)
-        for (int m = 0; m < world->size; m++) tshi_threads_wake(&world->rank[m]);
+    if (r >= 0) tshi_threads_raise(world, &error);
 }
 
 static void tshi_threads_unblock(tsh_threads_world *world, tshi_threads_rank *self) {
