@@ -112,6 +112,37 @@ TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_rea
 extern "C" {
 #endif
 
+#ifndef TSHARD_CBLAS
+
+TSH_API void tsh_blis_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                           const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
+                           int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
+                           int64_t csc, int threads) {
+    /* BLIS 0.9 takes pointers to what it only reads without const. */
+    void *left = (void *)(uintptr_t)a, *right = (void *)(uintptr_t)b, *out = c;
+    rntm_t runtime;
+    (void)user;
+    (void)threads;
+    if (m <= 0 || n <= 0) return;
+    bli_rntm_init(&runtime);
+    bli_rntm_set_num_threads(1, &runtime);
+    /* Its path for small products wins by half where packing would cost more than it saves. */
+    if (m > 64 && n > 64 && k > 16) bli_rntm_disable_l3_sup(&runtime);
+    if (sizeof(tsh_real) == sizeof(double)) {
+        double d_alpha = (double)alpha, d_beta = (double)beta;
+        bli_dgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, m, n, k, &d_alpha, (double *)left, rsa,
+                     csa, (double *)right, rsb, csb, &d_beta, (double *)out, rsc, csc, NULL,
+                     &runtime);
+    } else {
+        float f_alpha = (float)alpha, f_beta = (float)beta;
+        bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, m, n, k, &f_alpha, (float *)left, rsa,
+                     csa, (float *)right, rsb, csb, &f_beta, (float *)out, rsc, csc, NULL,
+                     &runtime);
+    }
+}
+
+#else
+
 /* A (m, k), B (k, n), C (m, n), in the order of tsh_gemm_fn's arguments. */
 typedef struct tshi_blis_job {
     int64_t m, n, k;
@@ -123,33 +154,6 @@ typedef struct tshi_blis_job {
     tsh_real beta, *c;
     int64_t rsc, csc;
 } tshi_blis_job;
-
-#ifndef TSHARD_CBLAS
-#define TSHI_BLIS_GEMM tsh_blis_gemm
-
-static void tshi_blis_run(const tshi_blis_job *j) {
-    /* BLIS 0.9 takes pointers to what it only reads without const. */
-    void *a = (void *)(uintptr_t)j->a, *b = (void *)(uintptr_t)j->b, *c = j->c;
-    rntm_t runtime;
-    bli_rntm_init(&runtime);
-    bli_rntm_set_num_threads(1, &runtime);
-    /* Its path for small products wins by half where packing would cost more than it saves. */
-    if (j->m > 64 && j->n > 64 && j->k > 16) bli_rntm_disable_l3_sup(&runtime);
-    if (sizeof(tsh_real) == sizeof(double)) {
-        double alpha = (double)j->alpha, beta = (double)j->beta;
-        bli_dgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, j->m, j->n, j->k, &alpha, (double *)a,
-                     j->rsa, j->csa, (double *)b, j->rsb, j->csb, &beta, (double *)c, j->rsc,
-                     j->csc, NULL, &runtime);
-    } else {
-        float alpha = (float)j->alpha, beta = (float)j->beta;
-        bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, j->m, j->n, j->k, &alpha, (float *)a,
-                     j->rsa, j->csa, (float *)b, j->rsb, j->csb, &beta, (float *)c, j->rsc, j->csc,
-                     NULL, &runtime);
-    }
-}
-
-#else
-#define TSHI_BLIS_GEMM tsh_cblas_gemm
 
 enum { TSHI_BLIS_BLOCK = 64 };
 
@@ -256,9 +260,7 @@ static void tshi_blis_run(const tshi_blis_job *j) {
         }
 }
 
-#endif
-
-TSH_API void TSHI_BLIS_GEMM(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
                             int64_t csc, int threads) {
@@ -268,7 +270,7 @@ TSH_API void TSHI_BLIS_GEMM(void *user, int64_t m, int64_t n, int64_t k, tsh_rea
     if (m > 0 && n > 0) tshi_blis_run(&job);
 }
 
-#undef TSHI_BLIS_GEMM
+#endif
 
 #ifdef __cplusplus
 }

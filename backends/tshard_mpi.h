@@ -30,8 +30,9 @@
  *   a sum of all. The bits are those of the threads and the TCP backend, and do not depend on the
  *   MPI library, its version or its algorithms;
  * - compare what all ranks called before any byte moves: 200 bytes of each rank go around first
- *   (MPI_Iallgather), and messages of up to 80 bytes travel in them, but of a reduce-scatter, so
- *   that a small collective is one of MPI's. An all-to-all tells everybody all counts, too: 16 P bytes from each of P ranks;
+ *   (MPI_Iallgather), and messages of up to 80 bytes travel in them, so that a small collective is
+ *   one of MPI's (a reduce-scatter's never do). An all-to-all tells everybody all counts, too: 16 P
+ *   bytes from each of P ranks;
  * - move much in segments of TSHARD_MPI_SEGMENT bytes, through buffers of its own, so that MPI
  *   never sees a count above it, and never a buffer of the caller's: when a call returns, also with
  *   an error, nothing touches the caller's memory any more;
@@ -1036,7 +1037,7 @@ static int tshi_mpi_is_done(const tshi_mpi_op *op) {
     return op->state == TSHI_MPI_DONE && (!op->other || op->other->state == TSHI_MPI_DONE);
 }
 
-/* Out of the row, with its other half. After an error MPI may still work on it: it is left alone. */
+/* Out of the row, with its other half. After an error MPI may still work on it: left alone. */
 static void tshi_mpi_release(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_op **at = &group->first;
     while (*at != op) at = &(*at)->next;

@@ -293,7 +293,7 @@ static void tshi_threads_signal(tshi_threads_monitor *monitor) {
     (void)pthread_cond_signal(&monitor->condition);
 }
 
-/* Under the lock. Returns 1 if tsh_now() has reached `until`, 0 when signalled, or for no reason. */
+/* Under the lock. Returns 1 if tsh_now() has reached `until`, 0 if signalled, or for no reason. */
 static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t until) {
     struct timespec t;
 #if defined(__APPLE__)
@@ -605,7 +605,7 @@ static int64_t tshi_threads_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Sums elements at ... at + n - 1 of the messages, which are in chunk k, tile by tile: into `to`, or
+/* Sums elements at ... at + n - 1 of the messages, all in chunk k, tile by tile: into `to`, or
  * (NULL) into the same place of every rank's recv. */
 static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k, int64_t at,
                              int64_t n, char *to) {
