@@ -724,7 +724,7 @@ TSH_API tsh_coll tsh_coll_half(const tsh_coll *coll, int receives);
 
 /* What a rank of a group has called. */
 typedef struct tsh_call {
-    tsh_coll coll; /* its counts may be NULL */
+    tsh_coll coll; /* its counts may be NULL; kind TSH_COLL_KINDS: it closes the group */
     uint64_t digest;
     int rank;   /* of the world */
     int counts; /* how many of coll's counts are known */
@@ -5717,17 +5717,16 @@ static uint64_t tshi_coll_mix(uint64_t hash, uint64_t value) {
 
 TSH_API uint64_t tsh_coll_digest(const tsh_coll *coll, int size) {
     int pairwise = coll->kind == TSH_SEND || coll->kind == TSH_RECV; /* a SEND matches its RECV */
-    int gathers = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER;
     uint64_t hash, kind = (uint64_t)(pairwise ? TSH_SEND : coll->kind);
-    if (coll->kind == TSH_BARRIER || coll->kind == TSH_SPLIT) return kind; /* no arguments */
+    if (coll->kind >= TSH_BARRIER) return kind; /* no arguments */
     kind |= (uint64_t)coll->dtype << 8;
     if (tshi_coll_reduces(coll->kind)) kind |= (uint64_t)coll->redop << 16;
     if (coll->kind == TSH_BROADCAST) kind |= (uint64_t)coll->root << 24;
     if (pairwise) kind |= (uint64_t)(uint32_t)coll->tag << 24;
     hash = tshi_coll_mix(1, kind);
-    if (!gathers && coll->kind != TSH_ALLTOALL) return tshi_coll_mix(hash, (uint64_t)coll->count);
+    if (!tshi_coll_rows(coll->kind)) return tshi_coll_mix(hash, (uint64_t)coll->count);
     hash = tshi_coll_mix(hash, (uint64_t)coll->blocks);
-    for (int r = 0; gathers && r < size; r++)
+    for (int r = 0; r < size && coll->kind != TSH_ALLTOALL; r++)
         hash = tshi_coll_mix(hash, (uint64_t)coll->recv_counts[r]);
     return hash;
 }
@@ -5745,21 +5744,21 @@ TSH_API char *tsh_coll_text(const tsh_coll *coll, const tsh_coll *other, int siz
                             size_t room) {
     static const char *const redops[] = {"sum", "product", "min", "max", "average"};
     unsigned kind = (unsigned)coll->kind;
-    int gathers = kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER;
     const int64_t *mine = coll->recv_counts, *theirs = NULL; /* theirs: to compare with mine */
-    if (gathers && other && other->kind == coll->kind) theirs = other->recv_counts;
+    if (tshi_coll_rows(coll->kind) && kind != TSH_ALLTOALL && other && other->kind == coll->kind)
+        theirs = other->recv_counts;
     if (!room) return text; /* not even for the final 0 */
     text[0] = '\0';
     tshi_coll_name(text, room, tshi_coll_kinds, TSH_COLL_KINDS, "kind", kind);
     if (kind >= TSH_BARRIER) return text;
     tsh_text_add(text, room, " of ");
-    if (!gathers && kind != TSH_ALLTOALL && kind != TSH_SENDRECV)
+    if (!tshi_coll_rows(coll->kind) && kind != TSH_SENDRECV)
         tsh_text_add(text, room, "%lld ", (long long)coll->count);
     if ((unsigned)coll->dtype < (unsigned)TSHI_DTYPES)
         tsh_text_add(text, room, "%s", tshi_dtypes[coll->dtype].name);
     else
         tsh_text_add(text, room, "dtype %d", (int)coll->dtype);
-    if (kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER) {
+    if (tshi_coll_reduces(coll->kind)) {
         tsh_text_add(text, room, " (");
         tshi_coll_name(text, room, redops, TSH_AVG + 1, "reduction", (unsigned)coll->redop);
         tsh_text_add(text, room, ")");
@@ -5816,44 +5815,65 @@ static int tshi_coll_agree(const tshi_coll_calls *all, int r) {
     return count;
 }
 
-/* 1 if ranks r and m of an all-to-all disagree on how much r sends to m (sends 1), or receives
- * from it (sends 0). Counts that are not known do not disagree. */
-static int tshi_coll_unequal(const tshi_coll_calls *all, int r, int m, int sends) {
+/* 1 if two ranks of an all-to-all disagree on how much `from` sends to `to`. Counts that are not
+ * known do not disagree. */
+static int tshi_coll_unequal(const tshi_coll_calls *all, int from, int to) {
     tsh_call a, b;
-    if (!all->call(all->user, r, &a) || !all->call(all->user, m, &b) || m >= a.counts ||
-        r >= b.counts)
-        return 0;
-    return sends ? a.coll.send_counts[m] != b.coll.recv_counts[r]
-                 : a.coll.recv_counts[m] != b.coll.send_counts[r];
+    return all->call(all->user, from, &a) && all->call(all->user, to, &b) && to < a.counts &&
+           from < b.counts && a.coll.send_counts[to] != b.coll.recv_counts[from];
 }
 
 /* Compares the counts of an all-to-all, pair by pair. If some differ, fills error, which blames the
  * rank with the most differences (of several the lowest, rank 0 last), and returns 1. */
 static int tshi_coll_alltoall(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
                               tsh_error *error) {
-    static const char *const name[2] = {"recv_counts", "send_counts"};
     int blamed = -1, max = 0, m = 0, sends;
+    const int64_t *mine, *theirs;
     tsh_call a, b;
     for (int r = all->size - 1; r >= 0; r--) {
         int wrong = 0; /* counts on which r and the others disagree */
-        for (int i = 0; i < 2 * all->size; i++) wrong += tshi_coll_unequal(all, r, i / 2, i % 2);
+        for (int i = 0; i < all->size; i++)
+            wrong += tshi_coll_unequal(all, r, i) + tshi_coll_unequal(all, i, r);
         if (!wrong || wrong < max || (wrong == max && r == 0)) continue;
         blamed = r;
         max = wrong;
     }
     if (blamed < 0) return 0;
-    while (!tshi_coll_unequal(all, blamed, m, 0) && !tshi_coll_unequal(all, blamed, m, 1)) m++;
-    sends = tshi_coll_unequal(all, blamed, m, 1);
+    while (!tshi_coll_unequal(all, blamed, m) && !tshi_coll_unequal(all, m, blamed)) m++;
+    sends = tshi_coll_unequal(all, blamed, m);
     (void)all->call(all->user, blamed, &a);
     (void)all->call(all->user, m, &b);
+    mine = sends ? a.coll.send_counts : a.coll.recv_counts;
+    theirs = sends ? b.coll.recv_counts : b.coll.send_counts;
     (void)tsh_error_set(
         error, TSH_ERR_MISMATCH, a.rank,
-        "rank %d called all-to-all with %s[%d] = %lld where rank %d has %s[%d] = %lld (collective "
-        "%llu of group %llu)",
-        a.rank, name[sends], m, (long long)(sends ? a.coll.send_counts : a.coll.recv_counts)[m],
-        b.rank, name[!sends], blamed,
-        (long long)(sends ? b.coll.recv_counts : b.coll.send_counts)[blamed],
-        (unsigned long long)seq, (unsigned long long)group);
+        "rank %d called all-to-all with %s_counts[%d] = %lld where rank %d has %s_counts[%d] = "
+        "%lld (collective %llu of group %llu)",
+        a.rank, sends ? "send" : "recv", m, (long long)mine[m], b.rank, sends ? "recv" : "send",
+        blamed, (long long)theirs[blamed], (unsigned long long)seq, (unsigned long long)group);
+    return 1;
+}
+
+/* If some ranks have closed the group (TSH_COLL_KINDS) while others make a call in it, fills error,
+ * which names the lowest of each, and returns 1. */
+static int tshi_coll_left(const tshi_coll_calls *all, uint64_t seq, uint64_t group,
+                          tsh_error *error) {
+    char text[TSHI_COLL_TEXT] = "";
+    tsh_call call, lowest[2]; /* that waits, that has closed */
+    int found[2] = {0, 0};
+    memset(lowest, 0, sizeof lowest);
+    for (int r = all->size - 1; r >= 0; r--) {
+        int closed;
+        if (!all->call(all->user, r, &call)) continue;
+        closed = call.coll.kind == TSH_COLL_KINDS;
+        found[closed] = 1;
+        lowest[closed] = call;
+    }
+    if (!found[0] || !found[1]) return 0;
+    tsh_coll_where(&lowest[0].coll, all->size, seq, group, text, sizeof text);
+    (void)tsh_error_set(error, TSH_ERR_LOST, lowest[1].rank,
+                        "rank %d left while rank %d waits for it in %s", lowest[1].rank,
+                        lowest[0].rank, text);
     return 1;
 }
 
@@ -5876,6 +5896,7 @@ TSH_API int tsh_call_mismatch(int (*call)(const void *user, int r, tsh_call *out
     tshi_coll_calls all = {call, user, size};
     tsh_call a, b;
     int right = 0, r; /* right: a rank whose call the most ranks have made */
+    if (tshi_coll_left(&all, seq, group, error)) return 1;
     for (r = 1; r < size; r++)
         if (tshi_coll_agree(&all, r) > tshi_coll_agree(&all, right)) right = r;
     if (!call(user, right, &b)) return 0;
@@ -6187,25 +6208,16 @@ typedef enum tshi_compose_channel {
     TSHI_COMPOSE_CHANNELS = 8
 } tshi_compose_channel;
 
-enum { TSHI_COMPOSE_MARKS = 64 };         /* at most, in a report */
-#define TSHI_COMPOSE_CLOSE TSH_COLL_KINDS /* a kind of its own: this rank closes the group */
+enum { TSHI_COMPOSE_MARKS = 64 }; /* at most, in a report */
 #define TSHI_COMPOSE_MS    INT64_C(1000000)
 
 /* Describes a rank's call to the others. In memory 2 P counts follow: what it sends to and receives
- * from each rank. The pointers in coll are valid on that rank only. */
+ * from each rank. The pointers in call.coll are valid on that rank only. */
 typedef struct tshi_compose_header {
-    uint64_t digest;
+    tsh_call call;
     uint64_t splits; /* how many splits this rank has started: makes group ids unique */
-    tsh_coll coll;
     tsh_ticket ticket;
 } tshi_compose_header;
-
-/* A receive, retried until its last segment has arrived. */
-typedef struct tshi_compose_recv {
-    tsh_coll coll;
-    int64_t left; /* elements */
-    int peer;     /* rank of the group */
-} tshi_compose_recv;
 
 typedef enum tshi_compose_state {
     TSHI_COMPOSE_MATCHING, /* headers are exchanged */
@@ -6223,15 +6235,16 @@ typedef struct tshi_compose_op {
     struct tshi_compose_op *other; /* the other half of a SENDRECV */
     tshi_compose_group *group;
     tsh_coll coll;
+    tsh_coll part;       /* the round that is moving, an ALLGATHER, REDUCE_SCATTER or ALLTOALL */
     uint64_t id, number; /* number: of the collective in its group, of the message in its pair */
     int64_t deadline;
     tshi_compose_state state;
-    int message;             /* a SEND or RECV */
+    int peer, sends;         /* of a SEND or RECV: the other rank of the group; else peer is -1 */
     int round;               /* 1: an all-reduce sends its summed chunks */
-    tshi_compose_recv *recv; /* (recvs): receives that are not complete, at most P */
+    tsh_coll *recv;          /* (recvs), at most P: RECVs of what has not arrived yet */
     int recvs;
-    char *headers;           /* one per rank; of a message: the peer's, then this rank's */
-    int64_t *counts;         /* (P): lengths of an all-reduce's chunks */
+    char *headers;           /* one per rank; of a message: the SEND's, then the RECV's */
+    int64_t *counts;         /* (P): what each rank holds of an all-reduce or a broadcast */
     int64_t *to, *from;      /* (P): elements for and from each rank */
     char *out, *in;          /* those elements, rank by rank; one block of memory */
 } tshi_compose_op;
@@ -6329,43 +6342,38 @@ static uint64_t tshi_compose_seq(const tshi_compose_group *group, tshi_compose_c
 /* Adds a receive of n elements from a rank of the group to those that op waits for. */
 static void tshi_compose_post_recv(tshi_compose_op *op, int peer, tshi_compose_channel channel,
                                    void *at, int64_t n, tsh_dtype dtype) {
-    tshi_compose_recv *recv = &op->recv[op->recvs];
-    if (n == 0) return;
-    recv->coll = tshi_compose_message(TSH_RECV, op->group->ranks[peer],
-                                      tshi_compose_seq(op->group, channel), dtype);
-    recv->coll.recv = at;
-    recv->left = n;
-    recv->peer = peer;
-    op->recvs++;
+    tsh_coll recv = tshi_compose_message(TSH_RECV, op->group->ranks[peer],
+                                         tshi_compose_seq(op->group, channel), dtype);
+    recv.recv = at;
+    recv.count = n;
+    if (n > 0) op->recv[op->recvs++] = recv;
 }
 
-/* Reports that rank `lost` of the group "is gone" or "left" while rank `waits` calls coll. */
-static void tshi_compose_lost(const tshi_compose_op *op, int lost, const char *how, int waits,
-                              const tsh_coll *coll) {
+/* Reports that rank `lost` of the world is gone while this one waits for it in op. */
+static void tshi_compose_lost(const tshi_compose_op *op, int lost) {
     const tshi_compose_group *group = op->group;
     char text[TSHI_COLL_TEXT] = "";
     tsh_error error;
-    tsh_coll_where(coll, group->size, op->number, group->id, text, sizeof text);
-    (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[lost],
-                        "rank %d %s while rank %d waits for it in %s", group->ranks[lost], how,
-                        group->ranks[waits], text);
+    tsh_coll_where(&op->coll, group->size, op->number, group->id, text, sizeof text);
+    (void)tsh_error_set(&error, TSH_ERR_LOST, lost,
+                        "rank %d is gone while rank %d waits for it in %s", lost,
+                        group->ranks[group->rank], text);
     tshi_compose_raise(group->world, &error);
 }
 
 /* Receives the segments that have arrived. Returns 1 if the message is complete. */
-static int tshi_compose_receive(tshi_compose_op *op, tshi_compose_recv *recv) {
+static int tshi_compose_receive(const tshi_compose_op *op, tsh_coll *recv) {
     tsh_comm *messages = &op->group->world->messages;
-    tsh_coll *coll = &recv->coll;
-    while (recv->left > 0) {
+    while (recv->count > 0) {
+        tsh_coll next = *recv;
         tsh_req again = 0;
         tsh_result result;
-        coll->count = tshi_compose_segment(recv->left, coll->dtype);
-        result = messages->ops->start(messages, coll, &again);
-        if (result == TSH_ERR_LOST)
-            tshi_compose_lost(op, recv->peer, "is gone", op->group->rank, &op->coll);
+        next.count = tshi_compose_segment(recv->count, recv->dtype);
+        result = messages->ops->start(messages, &next, &again);
+        if (result == TSH_ERR_LOST) tshi_compose_lost(op, recv->recv_from);
         if (result != TSH_OK || again) return 0;
-        recv->left -= coll->count;
-        coll->recv = (char *)coll->recv + (size_t)coll->count * tsh_dtype_size(coll->dtype);
+        recv->count -= next.count;
+        recv->recv = (char *)recv->recv + (size_t)next.count * tsh_dtype_size(recv->dtype);
     }
     return 1;
 }
@@ -6389,33 +6397,30 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
     tshi_compose_group *group = op->group;
     const tsh_coll *coll = &op->coll;
     int64_t words = (int64_t)(tshi_compose_header_bytes(group) / sizeof(int64_t));
-    int receives = coll->kind == TSH_RECV, n = group->size;
-    tshi_compose_header *header = tshi_compose_header_of(op, op->message ? 1 : group->rank);
+    int message = op->peer >= 0, n = group->size;
+    tshi_compose_header *header = tshi_compose_header_of(op, message ? !op->sends : group->rank);
     int64_t *counts = (int64_t *)(void *)(header + 1); /* (2 P) */
-    memset(header, 0, tshi_compose_header_bytes(group));
-    header->coll = *coll;
-    header->digest = coll->kind == TSHI_COMPOSE_CLOSE ? (uint64_t)TSHI_COMPOSE_CLOSE
-                                                      : tsh_coll_digest(coll, n);
+    tshi_compose_channel mine = TSHI_COMPOSE_HEADERS, its = mine;
+    if (message) {
+        mine = op->sends ? TSHI_COMPOSE_SENDS : TSHI_COMPOSE_RECVS;
+        its = op->sends ? TSHI_COMPOSE_RECVS : TSHI_COMPOSE_SENDS;
+    }
+    header->call.coll = *coll;
+    header->call.digest = tsh_coll_digest(coll, n);
+    header->call.rank = group->ranks[group->rank];
+    header->call.counts = tshi_coll_rows(coll->kind) ? n : 0;
     if (ticket) header->ticket = *ticket;
     header->splits = group->world->splits;
     if (coll->kind == TSH_ALLTOALL) memcpy(counts, coll->send_counts, (size_t)n * sizeof *counts);
     if (tshi_coll_rows(coll->kind))
         memcpy(counts + n, coll->recv_counts, (size_t)n * sizeof *counts);
-    if (op->message) {
-        int peer = receives ? coll->recv_from : coll->send_to;
-        tshi_compose_channel mine = receives ? TSHI_COMPOSE_RECVS : TSHI_COMPOSE_SENDS;
-        tshi_compose_send(group->world, group->ranks[peer], tshi_compose_seq(group, mine), header,
-                          words, TSH_I64);
-        tshi_compose_post_recv(op, peer, receives ? TSHI_COMPOSE_SENDS : TSHI_COMPOSE_RECVS,
-                               op->headers, words, TSH_I64);
-        return;
-    }
-    for (int i = 1; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         int r = (group->rank + i) % n;
-        tshi_compose_send(group->world, group->ranks[r],
-                          tshi_compose_seq(group, TSHI_COMPOSE_HEADERS), header, words, TSH_I64);
-        tshi_compose_post_recv(op, r, TSHI_COMPOSE_HEADERS, tshi_compose_header_of(op, r), words,
-                               TSH_I64);
+        if (message ? r != op->peer : r == group->rank) continue;
+        tshi_compose_send(group->world, group->ranks[r], tshi_compose_seq(group, mine), header,
+                          words, TSH_I64);
+        tshi_compose_post_recv(op, r, its, tshi_compose_header_of(op, message ? op->sends : r),
+                               words, TSH_I64);
     }
 }
 
@@ -6423,23 +6428,9 @@ static void tshi_compose_send_header(tshi_compose_op *op, const tsh_ticket *tick
 static int tshi_compose_called(const void *user, int r, tsh_call *out) {
     const tshi_compose_op *op = (const tshi_compose_op *)user;
     const tshi_compose_header *header = tshi_compose_header_of(op, r);
-    const int64_t *counts = (const int64_t *)(const void *)(header + 1);
-    out->coll = header->coll;
-    out->coll.send_counts = counts;
-    out->coll.recv_counts = counts + op->group->size;
-    out->digest = header->digest;
-    out->rank = op->group->ranks[r];
-    out->counts = tshi_coll_rows(header->coll.kind) ? op->group->size : 0;
-    return 1;
-}
-
-/* Returns 1, with an error, if some ranks have closed the group while others make a call in it. */
-static int tshi_compose_closed(const tshi_compose_op *op) {
-    int gone = -1, waits = -1; /* the lowest rank of each */
-    for (int r = op->group->size - 1; r >= 0; r--)
-        *(tshi_compose_header_of(op, r)->coll.kind == TSHI_COMPOSE_CLOSE ? &gone : &waits) = r;
-    if (gone < 0 || waits < 0) return 0;
-    tshi_compose_lost(op, gone, "left", waits, &tshi_compose_header_of(op, waits)->coll);
+    *out = header->call;
+    out->coll.send_counts = (const int64_t *)(const void *)(header + 1);
+    out->coll.recv_counts = out->coll.send_counts + op->group->size;
     return 1;
 }
 
@@ -6447,17 +6438,13 @@ static int tshi_compose_closed(const tshi_compose_op *op) {
 static int tshi_compose_match(const tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
     tsh_error error;
-    if (op->message) {
-        const tshi_compose_header *its = tshi_compose_header_of(op, 0); /* the peer's */
-        int sends = op->coll.kind == TSH_SEND, me = group->ranks[group->rank];
-        int it = group->ranks[sends ? op->coll.send_to : op->coll.recv_from];
-        if (its->digest == tshi_compose_header_of(op, 1)->digest) return 1;
-        tsh_message_mismatch(sends ? &op->coll : &its->coll, sends ? &its->coll : &op->coll,
-                             sends ? me : it, sends ? it : me, op->number, group->id, &error);
-    } else if (tshi_compose_closed(op)) {
-        return 0;
-    } else if (op->coll.kind == TSHI_COMPOSE_CLOSE ||
-               !tsh_call_mismatch(tshi_compose_called, op, group->size, op->number, group->id,
+    if (op->peer >= 0) {
+        const tsh_call *sent = &tshi_compose_header_of(op, 0)->call;
+        const tsh_call *wanted = &tshi_compose_header_of(op, 1)->call;
+        if (sent->digest == wanted->digest) return 1;
+        tsh_message_mismatch(&sent->coll, &wanted->coll, sent->rank, wanted->rank, op->number,
+                             group->id, &error);
+    } else if (!tsh_call_mismatch(tshi_compose_called, op, group->size, op->number, group->id,
                                   &error)) {
         return 1;
     }
@@ -6467,7 +6454,37 @@ static int tshi_compose_match(const tshi_compose_op *op) {
 
 /* ---- data ---- */
 
-/* Copies rank k's part, `blocks` rows of counts[k] elements, from or to a buffer whose rows hold
+/* An all-reduce is a reduce-scatter of its chunks, then an all-gather; a broadcast is an all-gather
+ * of what the root alone has. Fills op->part, and op->to and op->from: the elements for and from
+ * each rank. */
+static void tshi_compose_plan(tshi_compose_op *op) {
+    const tsh_coll *coll = &op->coll;
+    tsh_coll *part = &op->part;
+    int me = op->group->rank, n = op->group->size;
+    *part = *coll;
+    if (!tshi_coll_rows(coll->kind)) part->recv_counts = op->counts;
+    if (coll->kind != TSH_ALLTOALL) part->send_counts = part->recv_counts;
+    if (coll->kind == TSH_BROADCAST) {
+        part->kind = TSH_ALLGATHER;
+        part->send = coll->recv;
+        op->counts[coll->root] = coll->count; /* the others are 0 */
+    } else if (coll->kind == TSH_ALLREDUCE) {
+        int64_t start = tsh_coll_chunk(coll->count, n, me); /* of this rank's chunk */
+        char *chunk = (char *)coll->recv + (size_t)start * tsh_dtype_size(coll->dtype);
+        part->kind = op->round ? TSH_ALLGATHER : TSH_REDUCE_SCATTER;
+        part->send = op->round ? chunk : coll->send;
+        part->recv = op->round ? coll->recv : chunk;
+        for (int k = 0; k < n; k++)
+            op->counts[k] = tsh_coll_chunk(coll->count, n, k + 1) -
+                            tsh_coll_chunk(coll->count, n, k);
+    }
+    for (int k = 0; k < n; k++) {
+        op->to[k] = part->blocks * part->send_counts[part->kind == TSH_ALLGATHER ? me : k];
+        op->from[k] = part->blocks * part->recv_counts[part->kind == TSH_REDUCE_SCATTER ? me : k];
+    }
+}
+
+/* Copies rank k's piece, `blocks` rows of counts[k] elements, from or to a buffer whose rows hold
  * counts[0] + counts[1] + ... elements. */
 static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, int k, void *whole,
                               char *packed, int unpacks) {
@@ -6478,48 +6495,21 @@ static void tshi_compose_rows(const tshi_compose_op *op, const int64_t *counts, 
         memcpy(unpacks ? at : packed, unpacks ? packed : at, n);
 }
 
-/* How the buffer that is sent (sends 1), or received, is divided among the ranks. */
-static const int64_t *tshi_compose_counts(const tshi_compose_op *op, int sends) {
-    if (op->coll.kind == TSH_ALLREDUCE) return op->counts;
-    return sends && op->coll.kind == TSH_ALLTOALL ? op->coll.send_counts : op->coll.recv_counts;
-}
-
-/* Fills op->to and op->from: the elements for and from each rank in this round. */
-static void tshi_compose_count(tshi_compose_op *op) {
-    const tsh_coll *coll = &op->coll;
-    int me = op->group->rank, n = op->group->size;
-    int alltoall = coll->kind == TSH_ALLTOALL, gathers = coll->kind == TSH_ALLGATHER || op->round;
-    for (int k = 0; k < n; k++)
-        op->counts[k] = tsh_coll_chunk(coll->count, n, k + 1) - tsh_coll_chunk(coll->count, n, k);
-    for (int k = 0; k < n; k++) {
-        if (coll->kind == TSH_BROADCAST) {
-            op->to[k] = me == coll->root && k != me ? coll->count : 0;
-            op->from[k] = k == coll->root && k != me ? coll->count : 0;
-        } else {
-            op->to[k] = coll->blocks * tshi_compose_counts(op, 1)[gathers ? me : k];
-            op->from[k] = coll->blocks * tshi_compose_counts(op, 0)[gathers || alltoall ? k : me];
-        }
-    }
-}
-
 /* Copies what rank k is sent into `packed`, without gaps. */
 static void tshi_compose_pack(const tshi_compose_op *op, int k, char *packed) {
-    const tsh_coll *coll = &op->coll;
-    void *send = (void *)(uintptr_t)coll->send; /* only read */
-    size_t bytes = (size_t)op->to[k] * tsh_dtype_size(coll->dtype);
-    if (bytes == 0) return;
-    if (coll->kind == TSH_ALLGATHER || coll->kind == TSH_BROADCAST)
-        memcpy(packed, coll->kind == TSH_BROADCAST ? coll->recv : send, bytes);
-    else
-        tshi_compose_rows(op, tshi_compose_counts(op, 1), op->round ? op->group->rank : k,
-                          op->round ? coll->recv : send, packed, 0);
+    const tsh_coll *part = &op->part;
+    void *send = (void *)(uintptr_t)part->send; /* only read */
+    if (part->kind != TSH_ALLGATHER)
+        tshi_compose_rows(op, part->send_counts, k, send, packed, 0);
+    else if (op->to[k])
+        memcpy(packed, send, (size_t)op->to[k] * tsh_dtype_size(part->dtype));
 }
 
 /* Starts a round: packs and sends this rank's parts, and posts receives of those for it. */
 static void tshi_compose_round(tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
     size_t width = tsh_dtype_size(op->coll.dtype), out, in;
-    tshi_compose_count(op);
+    tshi_compose_plan(op);
     out = (size_t)tsh_coll_before(op->to, group->size) * width;
     in = (size_t)tsh_coll_before(op->from, group->size) * width;
     free(op->out);
@@ -6554,28 +6544,18 @@ static const void *tshi_compose_part(const void *user, int r) {
 
 /* Ends a round, whose data has arrived: sums it, or copies it to where it belongs. */
 static void tshi_compose_finish(tshi_compose_op *op) {
-    const tsh_coll *coll = &op->coll;
+    const tsh_coll *part = &op->part;
     int me = op->group->rank, n = op->group->size;
     op->state = TSHI_COMPOSE_DONE;
-    if (tshi_coll_reduces(coll->kind) && !op->round) {
-        char *sum = (char *)(uintptr_t)tshi_compose_part(op, (me + 1) % n);
-        if (op->from[me]) tsh_coll_sum(sum, op->from[me], coll, n, me, tshi_compose_part, op);
-        if (coll->kind == TSH_ALLREDUCE) {
-            tshi_compose_rows(op, op->counts, me, coll->recv, sum, 1);
-            op->round = 1;
-            tshi_compose_round(op);
-        } else if (op->from[me]) {
-            memcpy(coll->recv, sum, (size_t)op->from[me] * tsh_dtype_size(coll->dtype));
-        }
-        return;
+    if (part->kind == TSH_REDUCE_SCATTER) {
+        if (op->from[me])
+            tsh_coll_sum(part->recv, op->from[me], part, n, me, tshi_compose_part, op);
+    } else {
+        for (int k = 0; k < n; k++)
+            tshi_compose_rows(op, part->recv_counts, k, part->recv,
+                              (char *)(uintptr_t)tshi_compose_part(op, k), 1);
     }
-    for (int k = 0; k < n; k++) {
-        char *packed = (char *)(uintptr_t)tshi_compose_part(op, k);
-        if (coll->kind == TSH_BROADCAST && op->from[k])
-            memcpy(coll->recv, packed, (size_t)op->from[k] * tsh_dtype_size(coll->dtype));
-        else if (coll->kind != TSH_BROADCAST)
-            tshi_compose_rows(op, tshi_compose_counts(op, 0), k, coll->recv, packed, 1);
-    }
+    if (op->coll.kind == TSH_ALLREDUCE && !op->round++) tshi_compose_round(op);
 }
 
 /* ---- ops ---- */
@@ -6584,7 +6564,7 @@ static void tshi_compose_finish(tshi_compose_op *op) {
  * NULL: no memory, and the world has failed. */
 static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_coll *coll,
                                          const tsh_ticket *ticket) {
-    size_t n = (size_t)group->size, recv = n * sizeof(tshi_compose_recv);
+    size_t n = (size_t)group->size, recv = n * sizeof(tsh_coll);
     size_t counts = 3 * n * sizeof(int64_t);
     size_t headers = (n < 2 ? 2 : n) * tshi_compose_header_bytes(group);
     tshi_compose_op **at = &group->first;
@@ -6595,18 +6575,19 @@ static tshi_compose_op *tshi_compose_add(tshi_compose_group *group, const tsh_co
         return NULL;
     }
     op->group = group;
-    op->recv = (tshi_compose_recv *)(void *)(op + 1);
+    op->recv = (tsh_coll *)(void *)(op + 1);
     op->counts = (int64_t *)(void *)(op->recv + n);
     op->to = op->counts + n;
     op->from = op->to + n;
     op->headers = (char *)(op->from + n);
     op->coll = *coll;
     op->id = ++group->ids;
-    op->message = coll->kind == TSH_SEND || coll->kind == TSH_RECV;
     op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
-    if (!op->message) op->number = group->started++;
-    if (coll->kind == TSH_SEND) op->number = group->sends[coll->send_to]++;
-    if (coll->kind == TSH_RECV) op->number = group->recvs[coll->recv_from]++;
+    op->sends = coll->kind == TSH_SEND;
+    op->peer = op->sends ? coll->send_to : coll->kind == TSH_RECV ? coll->recv_from : -1;
+    op->number = op->sends       ? group->sends[op->peer]++
+                 : op->peer >= 0 ? group->recvs[op->peer]++
+                                 : group->started++;
     while (*at) at = &(*at)->next;
     *at = op;
     tshi_compose_send_header(op, ticket);
@@ -6633,10 +6614,7 @@ static void tshi_compose_release(tshi_compose_op *op) {
  * channels of their own. */
 static int tshi_compose_is_next(const tshi_compose_op *op) {
     for (const tshi_compose_op *b = op->group->first; b != op; b = b->next) {
-        if (b->message != op->message || b->state == TSHI_COMPOSE_DONE) continue;
-        if (op->message && (b->coll.kind != op->coll.kind || b->coll.send_to != op->coll.send_to ||
-                            b->coll.recv_from != op->coll.recv_from))
-            continue;
+        if (b->peer != op->peer || b->sends != op->sends || b->state == TSHI_COMPOSE_DONE) continue;
         if (op->state != TSHI_COMPOSE_MATCHING || b->state == TSHI_COMPOSE_MATCHING) return 0;
     }
     return 1;
@@ -6651,17 +6629,17 @@ static void tshi_compose_step(tshi_compose_op *op) {
     if (op->state == TSHI_COMPOSE_QUEUED && tshi_compose_is_next(op)) {
         op->state = TSHI_COMPOSE_MOVING;
         if (coll->kind == TSH_SEND)
-            tshi_compose_send(op->group->world, op->group->ranks[coll->send_to],
+            tshi_compose_send(op->group->world, op->group->ranks[op->peer],
                               tshi_compose_seq(op->group, TSHI_COMPOSE_BODIES), coll->send,
                               coll->count, coll->dtype);
         else if (coll->kind == TSH_RECV)
-            tshi_compose_post_recv(op, coll->recv_from, TSHI_COMPOSE_BODIES, coll->recv,
-                                   coll->count, coll->dtype);
+            tshi_compose_post_recv(op, op->peer, TSHI_COMPOSE_BODIES, coll->recv, coll->count,
+                                   coll->dtype);
         else if (coll->kind < TSH_BARRIER)
             tshi_compose_round(op);
     }
     while (op->state == TSHI_COMPOSE_MOVING && tshi_compose_arrived(op)) {
-        if (op->message || coll->kind >= TSH_BARRIER)
+        if (op->peer >= 0 || coll->kind >= TSH_BARRIER)
             op->state = TSHI_COMPOSE_DONE;
         else
             tshi_compose_finish(op);
@@ -6771,20 +6749,19 @@ static void tshi_compose_fill_report(const tshi_compose_op *op, tsh_wait_report 
     int *awaited;
     memset(r, 0, group->world->report_bytes);
     r->group = group->id;
-    r->seq = op->message ? 0 : op->number;
-    r->pairwise = op->message;
+    r->seq = op->peer >= 0 ? 0 : op->number;
+    r->pairwise = op->peer >= 0;
     r->send_to = r->recv_from = -1;
     r->marks = tshi_compose_marks(group->world, (tsh_wait_mark *)(void *)(r + 1));
     awaited = (int *)(void *)((tsh_wait_mark *)(void *)(r + 1) + r->marks);
-    if (op->message) {
-        int peer = group->ranks[op->coll.kind == TSH_SEND ? op->coll.send_to : op->coll.recv_from];
-        *(op->coll.kind == TSH_SEND ? &r->send_to : &r->recv_from) = peer;
-        *(op->coll.kind == TSH_SEND ? &r->send_number : &r->recv_number) = op->number;
-        awaited[r->awaited++] = peer;
+    if (op->peer >= 0) {
+        awaited[0] = group->ranks[op->peer];
+        *(op->sends ? &r->send_to : &r->recv_from) = awaited[0];
+        *(op->sends ? &r->send_number : &r->recv_number) = op->number;
     } else {
         memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
-        r->awaited = group->size;
     }
+    r->awaited = op->peer >= 0 ? 1 : group->size;
     tsh_coll_where(&op->coll, group->size, op->number, group->id, r->text, sizeof r->text);
 }
 
@@ -6800,13 +6777,6 @@ static void tshi_compose_send_report(const tshi_compose_op *op) {
     tshi_compose_check_cycle(world, me);
 }
 
-/* 1 if op still has to receive from rank r. */
-static int tshi_compose_awaits(const tshi_compose_op *op, int r) {
-    for (int i = 0; i < op->recvs; i++)
-        if (op->recv[i].peer == r) return 1;
-    return 0;
-}
-
 /* Reports that op's time limit has passed, and which ranks it waits for. */
 static void tshi_compose_time_out(const tshi_compose_op *op) {
     const tshi_compose_group *group = op->group;
@@ -6819,7 +6789,9 @@ static void tshi_compose_time_out(const tshi_compose_op *op) {
                  op->state == TSHI_COMPOSE_MATCHING ? "absent ranks"
                                                     : "ranks that have not finished");
     for (int r = 0; r < group->size; r++) {
-        if (!tshi_compose_awaits(op, r)) continue;
+        int i = 0;
+        while (i < op->recvs && op->recv[i].recv_from != group->ranks[r]) i++;
+        if (i == op->recvs) continue;
         if (error.rank < 0) error.rank = group->ranks[r];
         tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[r]);
     }
@@ -6863,10 +6835,9 @@ static tshi_compose_op *tshi_compose_find(const tshi_compose_group *group, tsh_r
 static tsh_result tshi_compose_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_compose_group *group = tshi_compose_group_of(comm);
     tsh_result code = tshi_compose_code(group->world);
-    tsh_coll half = *coll;
+    tsh_coll half = coll->kind == TSH_SENDRECV ? tsh_coll_half(coll, 1) : *coll;
     tshi_compose_op *op;
     if (code != TSH_OK) return code;
-    if (coll->kind == TSH_SENDRECV) half = tsh_coll_half(coll, 1);
     op = tshi_compose_add(group, &half, NULL);
     if (!op) return TSH_ERR_MEMORY;
     if (coll->kind == TSH_SENDRECV) {
@@ -6964,7 +6935,7 @@ static void tshi_compose_close(tsh_comm *comm) {
     tshi_compose_world *world = group->world;
     tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
     tsh_error error;
-    coll.kind = TSHI_COMPOSE_CLOSE;
+    coll.kind = TSH_COLL_KINDS; /* a kind of its own: this rank closes the group */
     if (group->first && tshi_compose_code(world) == TSH_OK) {
         (void)tsh_error_set(&error, TSH_ERR_LOST, world->messages.rank,
                             "rank %d closed group %llu before it waited for its requests",
@@ -7015,7 +6986,6 @@ TSH_API tsh_result tsh_comm_compose(const tsh_comm *messages, tsh_comm *out, tsh
     return TSH_OK;
 }
 
-#undef TSHI_COMPOSE_CLOSE
 #undef TSHI_COMPOSE_MS
 
 /* ========================================================================== */

@@ -100,8 +100,6 @@ TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_rea
 #endif
 #endif
 
-#include <string.h> /* memcpy */
-
 #ifndef TSHARD_CBLAS
 #include <blis.h>
 #else
@@ -114,49 +112,48 @@ TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_rea
 extern "C" {
 #endif
 
-/* A (m, k), B (k, n), C (m, n). */
-typedef struct tshi_blis_job {
-    int64_t m, n, k;
-    tsh_real alpha, beta;
-    const tsh_real *a, *b;
-    tsh_real *c;
-    int64_t rsa, csa, rsb, csb, rsc, csc;
-} tshi_blis_job;
-
 #ifndef TSHARD_CBLAS
 
-/* BLIS 0.9 takes pointers to what it only reads without const. */
-static void *tshi_blis_bare(const void *p) {
-    void *bare;
-    memcpy(&bare, &p, sizeof bare);
-    return bare;
-}
-
-/* Its path for small products wins by half where packing would cost more than it saves. */
-static int tshi_blis_is_small(const tshi_blis_job *j) {
-    return j->m <= 64 || j->n <= 64 || j->k <= 16;
-}
-
-static void tshi_blis_run(const tshi_blis_job *j) {
-    void *a = tshi_blis_bare(j->a), *b = tshi_blis_bare(j->b), *c = j->c;
+TSH_API void tsh_blis_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
+                           const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
+                           int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
+                           int64_t csc, int threads) {
+    /* BLIS 0.9 takes pointers to what it only reads without const. */
+    void *left = (void *)(uintptr_t)a, *right = (void *)(uintptr_t)b, *out = c;
     rntm_t runtime;
+    (void)user;
+    (void)threads;
+    if (m <= 0 || n <= 0) return;
     bli_rntm_init(&runtime);
     bli_rntm_set_num_threads(1, &runtime);
-    if (!tshi_blis_is_small(j)) bli_rntm_disable_l3_sup(&runtime);
+    /* Its path for small products wins by half where packing would cost more than it saves. */
+    if (m > 64 && n > 64 && k > 16) bli_rntm_disable_l3_sup(&runtime);
     if (sizeof(tsh_real) == sizeof(double)) {
-        double alpha = (double)j->alpha, beta = (double)j->beta;
-        bli_dgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, j->m, j->n, j->k, &alpha, (double *)a,
-                     j->rsa, j->csa, (double *)b, j->rsb, j->csb, &beta, (double *)c, j->rsc,
-                     j->csc, NULL, &runtime);
+        double d_alpha = (double)alpha, d_beta = (double)beta;
+        bli_dgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, m, n, k, &d_alpha, (double *)left, rsa,
+                     csa, (double *)right, rsb, csb, &d_beta, (double *)out, rsc, csc, NULL,
+                     &runtime);
     } else {
-        float alpha = (float)j->alpha, beta = (float)j->beta;
-        bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, j->m, j->n, j->k, &alpha, (float *)a,
-                     j->rsa, j->csa, (float *)b, j->rsb, j->csb, &beta, (float *)c, j->rsc, j->csc,
-                     NULL, &runtime);
+        float f_alpha = (float)alpha, f_beta = (float)beta;
+        bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, m, n, k, &f_alpha, (float *)left, rsa,
+                     csa, (float *)right, rsb, csb, &f_beta, (float *)out, rsc, csc, NULL,
+                     &runtime);
     }
 }
 
 #else
+
+/* A (m, k), B (k, n), C (m, n), in the order of tsh_gemm_fn's arguments. */
+typedef struct tshi_blis_job {
+    int64_t m, n, k;
+    tsh_real alpha;
+    const tsh_real *a;
+    int64_t rsa, csa;
+    const tsh_real *b;
+    int64_t rsb, csb;
+    tsh_real beta, *c;
+    int64_t rsc, csc;
+} tshi_blis_job;
 
 enum { TSHI_BLIS_BLOCK = 64 };
 
@@ -242,18 +239,10 @@ static void tshi_blis_pieces(const tshi_blis_job *j, int64_t most,
 
 /* A product whose sizes are ints. */
 static void tshi_blis_fits(const tshi_blis_job *j) {
-    tshi_blis_job turned = *j;
+    /* C^T = B^T A^T: C may have unit stride the other way. */
+    const tshi_blis_job turned = {j->n, j->m,   j->k,   j->alpha, j->b, j->csb, j->rsb,
+                                  j->a, j->csa, j->rsa, j->beta,  j->c, j->csc, j->rsc};
     if (tshi_blis_taken(j)) return;
-    turned.m = j->n; /* C^T = B^T A^T: C may have unit stride the other way */
-    turned.n = j->m;
-    turned.a = j->b;
-    turned.rsa = j->csb;
-    turned.csa = j->rsb;
-    turned.b = j->a;
-    turned.rsb = j->csa;
-    turned.csb = j->rsa;
-    turned.rsc = j->csc;
-    turned.csc = j->rsc;
     if (!tshi_blis_taken(&turned)) tshi_blis_pieces(j, TSHI_BLIS_BLOCK, tshi_blis_copied);
 }
 
@@ -271,48 +260,16 @@ static void tshi_blis_run(const tshi_blis_job *j) {
         }
 }
 
-#endif /* TSHARD_CBLAS */
-
-static void tshi_blis_gemm(int64_t m, int64_t n, int64_t k, tsh_real alpha, const tsh_real *a,
-                           int64_t rsa, int64_t csa, const tsh_real *b, int64_t rsb, int64_t csb,
-                           tsh_real beta, tsh_real *c, int64_t rsc, int64_t csc) {
-    tshi_blis_job job;
-    if (m <= 0 || n <= 0) return;
-    job.m = m;
-    job.n = n;
-    job.k = k;
-    job.alpha = alpha;
-    job.beta = beta;
-    job.a = a;
-    job.rsa = rsa;
-    job.csa = csa;
-    job.b = b;
-    job.rsb = rsb;
-    job.csb = csb;
-    job.c = c;
-    job.rsc = rsc;
-    job.csc = csc;
-    tshi_blis_run(&job);
-}
-
-#ifndef TSHARD_CBLAS
-TSH_API void tsh_blis_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
-                           const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
-                           int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
-                           int64_t csc, int threads) {
-    (void)user;
-    (void)threads;
-    tshi_blis_gemm(m, n, k, alpha, a, rsa, csa, b, rsb, csb, beta, c, rsc, csc);
-}
-#else
 TSH_API void tsh_cblas_gemm(void *user, int64_t m, int64_t n, int64_t k, tsh_real alpha,
                             const tsh_real *a, int64_t rsa, int64_t csa, const tsh_real *b,
                             int64_t rsb, int64_t csb, tsh_real beta, tsh_real *c, int64_t rsc,
                             int64_t csc, int threads) {
+    const tshi_blis_job job = {m, n, k, alpha, a, rsa, csa, b, rsb, csb, beta, c, rsc, csc};
     (void)user;
     (void)threads;
-    tshi_blis_gemm(m, n, k, alpha, a, rsa, csa, b, rsb, csb, beta, c, rsc, csc);
+    if (m > 0 && n > 0) tshi_blis_run(&job);
 }
+
 #endif
 
 #ifdef __cplusplus

@@ -29,9 +29,10 @@
  *   own chunk, MPI_Iallgatherv; where all messages together have at most 32 KiB, MPI_Iallgather and
  *   a sum of all. The bits are those of the threads and the TCP backend, and do not depend on the
  *   MPI library, its version or its algorithms;
- * - compare what all ranks called before any byte moves: 128 bytes of each rank go around first
+ * - compare what all ranks called before any byte moves: 200 bytes of each rank go around first
  *   (MPI_Iallgather), and messages of up to 80 bytes travel in them, so that a small collective is
- *   one of MPI's. An all-to-all tells everybody all counts, too: 16 P bytes from each of P ranks;
+ *   one of MPI's (a reduce-scatter's never do). An all-to-all tells everybody all counts, too: 16 P
+ *   bytes from each of P ranks;
  * - move much in segments of TSHARD_MPI_SEGMENT bytes, through buffers of its own, so that MPI
  *   never sees a count above it, and never a buffer of the caller's: when a call returns, also with
  *   an error, nothing touches the caller's memory any more;
@@ -61,7 +62,7 @@
  *
  * The last tsh_comm_close of a world returns when all ranks have closed theirs, or time is up.
  *
- * COSTS, per rank, from libc's malloc: about 160 bytes per member for each collective in flight of
+ * COSTS, per rank, from libc's malloc: about 230 bytes per member for each collective in flight of
  * a group, and 16 P per member for an all-to-all; up to two segments for each that is under way.
  *
  * THREADS. Where MPI is not initialised, MPI_THREAD_FUNNELED is asked for, or what
@@ -192,18 +193,14 @@ enum { TSHI_MPI_BODIES = 1 << 14 }; /* tags of messages' bodies, more than are i
 /* Tags on a group's communicator: the two ends of a message greet, then bodies follow; and on the
  * world's control communicator. */
 enum { TSHI_MPI_TAG_SEND, TSHI_MPI_TAG_RECV, TSHI_MPI_TAG_BODY };
-enum { TSHI_MPI_DECISION, TSHI_MPI_ERROR, TSHI_MPI_LATE, TSHI_MPI_REPORT };
+enum { TSHI_MPI_DECISION, TSHI_MPI_ERROR, TSHI_MPI_ABORT, TSHI_MPI_LATE, TSHI_MPI_REPORT };
 
-#define TSHI_MPI_MS    INT64_C(1000000)
-#define TSHI_MPI_CLOSE TSH_COLL_KINDS /* a kind of its own: this rank leaves the group */
+#define TSHI_MPI_MS INT64_C(1000000)
 
-/* What a rank tells of a collective to all, and of a message to its other end. */
+/* What a rank tells of a collective to all, and of a message to its other end. The pointers in
+ * call.coll are valid on that rank only. */
 typedef struct tshi_mpi_block {
-    uint64_t digest;
-    int64_t count, blocks;
-    int32_t root, send_to, recv_from, tag;
-    int32_t kind;
-    uint8_t dtype, redop, pad[2];
+    tsh_call call;
     char eager[TSHI_MPI_EAGER];
 } tshi_mpi_block;
 
@@ -214,8 +211,8 @@ typedef enum tshi_mpi_state {
     TSHI_MPI_DIRECT,  /* a small all-reduce: every message goes to all */
     TSHI_MPI_SCATTER, /* a segment of every chunk goes to its owner */
     TSHI_MPI_GATHER,  /* finished segments go to all */
-    TSHI_MPI_WHOLE,   /* a segment of a broadcast, or of MPI's own all-reduce */
-    TSHI_MPI_PAIR,    /* a message: see the halves */
+    TSHI_MPI_WHOLE,   /* a segment of a broadcast, a message, or MPI's own all-reduce */
+    TSHI_MPI_GREET,   /* the two ends of a message tell each other what they called */
     TSHI_MPI_DONE
 } tshi_mpi_state;
 
@@ -226,39 +223,28 @@ typedef struct tshi_mpi_stage {
     char *bytes;
 } tshi_mpi_stage;
 
-/* The sending or the receiving half of a message. */
-typedef struct tshi_mpi_half {
-    int open;    /* not done */
-    int meeting; /* the two ends greet; then segments go */
-    int peer, sends;
-    int64_t count, at, step;  /* elements: of the message, that are done, of a segment */
-    uint64_t number;          /* of the messages from this sender to this receiver */
-    MPI_Request req[2];       /* of the two greetings; then of a segment */
-    tshi_mpi_block mine, its; /* the greetings */
-    tshi_mpi_stage *stage;    /* a segment */
-} tshi_mpi_half;
-
-/* What was started and not yet waited for. */
+/* A collective, or one half of a message, that was started and not yet waited for. */
 typedef struct tshi_mpi_op {
     struct tshi_mpi_op *next; /* the one that was started after it */
+    struct tshi_mpi_op *other; /* the other half of a SENDRECV */
     const struct tshi_mpi_group *group;
     tsh_coll coll;
     uint64_t id;
-    uint64_t seq; /* of the collectives of its group; no matter for a message */
-    int message;  /* SEND, RECV or SENDRECV, in its halves */
+    uint64_t seq; /* of the collectives of its group; of the messages from sender to receiver */
+    int message, peer; /* a half of a message, to or from this rank of the group */
+    int sends;         /* this rank gives what is sent: a message, a broadcast */
     int64_t deadline;
     tshi_mpi_state state;
     int last; /* has given MPI its last part: the next collective may begin */
-    MPI_Request req;
-    int64_t at, step,
-        longest;           /* elements of each piece: done, of a segment; of the longest piece */
-    tshi_mpi_block *block; /* this rank's, then those of all */
+    MPI_Request req[2];    /* the second: of the other greeting */
+    int64_t at, step;      /* elements of each piece: done, of a segment */
+    int64_t longest;       /* elements of the longest piece */
+    tshi_mpi_block *block; /* this rank's, then those of all, or of the other end */
     int64_t *counts;       /* 2 P of this rank, then those of all; NULL: none */
     int64_t *from, *into;  /* P + 1: where the pieces of a row of send and recv start */
     int *lengths;          /* 4 P of MPI's arguments */
     tshi_mpi_stage *out, *in;
     char *part; /* of this rank, to be gathered */
-    tshi_mpi_half half[2];
 } tshi_mpi_op;
 
 typedef struct tshi_mpi_world tshi_mpi_world;
@@ -273,7 +259,7 @@ typedef struct tshi_mpi_group {
     int *ranks;                 /* of the world, by rank of the group */
     uint64_t started, ids;      /* collectives; all operations */
     uint64_t *sends, *recvs;    /* messages started, by peer */
-    tshi_mpi_op *first, *spare; /* in the order in which they were started; for the next */
+    tshi_mpi_op *first;         /* in the order in which they were started */
 } tshi_mpi_group;
 
 /* A control message under way; its bytes follow. */
@@ -297,6 +283,9 @@ struct tshi_mpi_world {
     int64_t suspect_at; /* since then */
     int asked;          /* atomic: 1: another thread writes wish, 2: it is written, 3: told */
     tsh_error wish;
+    /* while it opens; MPI may write here even after an error: */
+    int mine[2], least[2]; /* has memory, rank 0's choice of sums: this rank's, the least of all */
+    int *hosts;            /* a number of this rank's host, then those of all */
     tshi_mpi_group *groups;
     tshi_mpi_post *posts;
     tshi_mpi_stage *stages; /* for the next collective */
@@ -376,7 +365,7 @@ static void tshi_mpi_take_error(tshi_mpi_world *world, int from, int tag, const 
         world->late = *error;
         world->late_from = from;
         world->late_at = tsh_now() + 50 * TSHI_MPI_MS;
-    } else if (world->rank == 0 && tag == TSHI_MPI_ERROR) {
+    } else if (world->rank == 0 && tag != TSHI_MPI_LATE) {
         tshi_mpi_decide(world, error);
     } else if (world->rank != 0 && world->suspect.code == TSH_OK) {
         world->suspect = *error;
@@ -384,20 +373,15 @@ static void tshi_mpi_take_error(tshi_mpi_world *world, int from, int tag, const 
     }
 }
 
-/* To rank 0; it finds error.rank at fault, or itself (-1, and LATE) finds out who. */
+/* To rank 0, which finds error.rank at fault, or (-1, and LATE) finds out who; an abort to all, as
+ * they may be waiting where rank 0 is not. */
 static void tshi_mpi_raise(tshi_mpi_world *world, int tag, const tsh_error *error) {
     if (tshi_mpi_over(world)) return;
-    if (world->rank != 0) tshi_mpi_send(world, 0, tag, error, sizeof *error);
+    if (tag == TSHI_MPI_ABORT && world->rank != 0)
+        tshi_mpi_send_all(world, tag, error);
+    else if (world->rank != 0)
+        tshi_mpi_send(world, 0, tag, error, sizeof *error);
     tshi_mpi_take_error(world, world->rank, tag, error);
-}
-
-/* To all: they may be waiting where rank 0 is not. */
-static void tshi_mpi_raise_abort(tshi_mpi_world *world, const tsh_error *why) {
-    tsh_error error = *why;
-    if (error.rank < 0) error.rank = world->rank;
-    if (tshi_mpi_over(world)) return;
-    if (world->rank != 0) tshi_mpi_send_all(world, TSHI_MPI_ERROR, &error);
-    tshi_mpi_take_error(world, world->rank, TSHI_MPI_ERROR, &error);
 }
 
 /* Returns what it raises. */
@@ -444,30 +428,27 @@ static void tshi_mpi_reported(tshi_mpi_world *world, int from, tsh_wait_report *
 /* Takes one control message; 0: there is none. */
 static int tshi_mpi_receive(tshi_mpi_world *world) {
     MPI_Status status;
-    int there = 0, size = 0;
+    int there = 0, size = (int)sizeof(tsh_error);
     tsh_error error;
-    tsh_wait_report *report;
+    tsh_wait_report *report = NULL;
     if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, world->control, &there, &status) || !there)
         return 0;
-    (void)MPI_Get_count(&status, MPI_BYTE, &size);
-    if (status.MPI_TAG != TSHI_MPI_REPORT) {
-        if (MPI_Recv(&error, (int)sizeof error, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG,
-                     world->control, MPI_STATUS_IGNORE))
-            return 0;
-        if (status.MPI_TAG == TSHI_MPI_DECISION && world->error.code == TSH_OK)
-            world->error = error;
-        else
-            tshi_mpi_take_error(world, status.MPI_SOURCE, status.MPI_TAG, &error);
-        return 1;
+    if (status.MPI_TAG == TSHI_MPI_REPORT) {
+        (void)MPI_Get_count(&status, MPI_BYTE, &size);
+        report = (tsh_wait_report *)malloc((size_t)size);
+        if (!report) return 0;
     }
-    report = (tsh_wait_report *)malloc((size_t)size);
-    if (!report) return 0;
-    if (MPI_Recv(report, size, MPI_BYTE, status.MPI_SOURCE, TSHI_MPI_REPORT, world->control,
-                 MPI_STATUS_IGNORE)) {
+    if (MPI_Recv(report ? (void *)report : &error, size, MPI_BYTE, status.MPI_SOURCE,
+                 status.MPI_TAG, world->control, MPI_STATUS_IGNORE)) {
         free(report);
         return 0;
     }
-    tshi_mpi_reported(world, status.MPI_SOURCE, report);
+    if (report)
+        tshi_mpi_reported(world, status.MPI_SOURCE, report);
+    else if (status.MPI_TAG == TSHI_MPI_DECISION && world->error.code == TSH_OK)
+        world->error = error;
+    else
+        tshi_mpi_take_error(world, status.MPI_SOURCE, status.MPI_TAG, &error);
     return 1;
 }
 
@@ -476,7 +457,7 @@ static void tshi_mpi_serve(tshi_mpi_world *world) {
     if (world->posts) tshi_mpi_sent(world);
     if (__atomic_load_n(&world->asked, __ATOMIC_SEQ_CST) == 2) {
         __atomic_store_n(&world->asked, 3, __ATOMIC_SEQ_CST);
-        tshi_mpi_raise_abort(world, &world->wish);
+        tshi_mpi_raise(world, TSHI_MPI_ABORT, &world->wish);
     }
     while (world->error.code == TSH_OK && tshi_mpi_receive(world)) continue;
     if (world->error.code != TSH_OK) return;
@@ -508,32 +489,25 @@ static tshi_mpi_stage *tshi_mpi_take(tshi_mpi_world *world, size_t size) {
         *at = stage->next;
         return stage;
     }
-    stage = (tshi_mpi_stage *)malloc(sizeof *stage);
-    if (stage) stage->bytes = (char *)malloc(size + !size);
-    if (stage && stage->bytes) {
+    stage = (tshi_mpi_stage *)malloc(sizeof *stage + size);
+    if (stage) {
         stage->size = size;
+        stage->bytes = (char *)(stage + 1);
         return stage;
     }
-    free(stage);
     (void)tshi_mpi_no_memory(world, "hold what MPI works on");
     return NULL;
 }
 
-/* Keeps it, the last used first, for the next; of more than a few the smallest goes. */
+/* Keeps it for the next; of more than a few, the one that was used longest ago goes. */
 static void tshi_mpi_give(tshi_mpi_world *world, tshi_mpi_stage *stage) {
-    tshi_mpi_stage **least, **at;
-    int count = 0;
+    tshi_mpi_stage **at = &world->stages;
     if (!stage) return;
     stage->next = world->stages;
     world->stages = stage;
-    least = &world->stages;
-    for (at = &world->stages; *at; at = &(*at)->next, count++)
-        if ((*at)->size < (*least)->size) least = at;
-    if (count <= TSHI_MPI_STAGES) return;
-    stage = *least;
-    *least = stage->next;
-    free(stage->bytes);
-    free(stage);
+    for (int i = 0; *at && i < TSHI_MPI_STAGES; i++) at = &(*at)->next;
+    free(*at);
+    *at = NULL;
 }
 
 /* Elements of piece k, `blocks` rows of which the message has. */
@@ -547,27 +521,27 @@ static int64_t tshi_mpi_round(const tshi_mpi_op *op, const int64_t *start, int k
     return left <= 0 ? 0 : tshi_mpi_min(left, op->step);
 }
 
-/* Where element i of piece k is in the caller's buffer, and how many follow in its row. */
-static int64_t tshi_mpi_place(const int64_t *start, int size, int k, int64_t i, int64_t *run) {
-    int64_t row = start[k + 1] - start[k];
-    *run = row - i % row;
-    return i / row * start[size] + start[k] + i % row;
-}
-
 /* Copies this round's n elements of piece k from what the caller sends to a stage (pack), or from
  * the stage to where the caller receives. */
-static void tshi_mpi_copy(const tshi_mpi_op *op, const int64_t *start, int size, int k, int64_t n,
+static void tshi_mpi_copy(const tshi_mpi_op *op, const int64_t *start, int k, int64_t n,
                           char *stage, int packs) {
     size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t run;
-    for (int64_t i = 0; i < n; i += run, stage += (size_t)run * width) {
-        size_t place = (size_t)tshi_mpi_place(start, size, k, op->at + i, &run) * width;
-        run = tshi_mpi_min(run, n - i);
+    int64_t row = start[k + 1] - start[k], run; /* run: elements until the end of a row */
+    for (int64_t i = op->at, end = i + n; i < end; i += run, stage += (size_t)run * width) {
+        size_t place = (size_t)(i / row * start[op->group->size] + start[k] + i % row) * width;
+        run = tshi_mpi_min(row - i % row, end - i);
         if (packs)
             memcpy(stage, (const char *)op->coll.send + place, (size_t)run * width);
         else
             memcpy((char *)op->coll.recv + place, stage, (size_t)run * width);
     }
+}
+
+/* The same for all pieces, of which piece k lies places[k] bytes into the stage. */
+static void tshi_mpi_copy_all(const tshi_mpi_op *op, const int64_t *start, const int *places,
+                              char *stage, int packs) {
+    for (int k = 0; k < op->group->size; k++)
+        tshi_mpi_copy(op, start, k, tshi_mpi_round(op, start, k), stage + places[k], packs);
 }
 
 /* The parts of one chunk, one after the other. */
@@ -581,16 +555,22 @@ static const void *tshi_mpi_part(const void *user, int r) {
     return parts->first + (size_t)r * parts->stride;
 }
 
-/* Rule 5's sum of chunk k, whose parts of n elements are `stride` bytes apart at x; the first of
- * them becomes the sum. */
-static char *tshi_mpi_sum(const tshi_mpi_group *group, const tsh_coll *coll, char *x, size_t stride,
-                          int k, int64_t n) {
-    char *sum = x + (size_t)((k + 1) % group->size) * stride;
+/* Rule 5's sum of chunk k, whose parts of n elements are `stride` bytes apart at x. */
+static void tshi_mpi_sum(const tshi_mpi_op *op, char *x, size_t stride, int k, int64_t n,
+                         char *sum) {
     tshi_mpi_parts parts;
     parts.first = x;
     parts.stride = stride;
-    if (n > 0) tsh_coll_sum(sum, n, coll, group->size, k, tshi_mpi_part, &parts);
-    return sum;
+    if (n > 0) tsh_coll_sum(sum, n, &op->coll, op->group->size, k, tshi_mpi_part, &parts);
+}
+
+/* Sums all of an all-reduce, whose messages are `stride` bytes apart at x. */
+static void tshi_mpi_sum_all(const tshi_mpi_op *op, char *x, size_t stride) {
+    for (int k = 0; k < op->group->size; k++) {
+        size_t offset = (size_t)op->into[k] * tsh_dtype_size(op->coll.dtype);
+        tshi_mpi_sum(op, x + offset, stride, k, op->into[k + 1] - op->into[k],
+                     (char *)op->coll.recv + offset);
+    }
 }
 
 /* ========================================================================== */
@@ -621,50 +601,21 @@ static void tshi_mpi_lay(const tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* Bytes that a rank would have to add to its head, so that no more is needed: the same on
- * all ranks, if they called the same. */
-static int64_t tshi_mpi_eager_size(const tshi_mpi_group *group, const tshi_mpi_op *op) {
+/* 1 if what each rank sends fits in its head, so that no more is needed: the same on all ranks, if
+ * they called the same. */
+static int tshi_mpi_is_eager(const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    int64_t width = (int64_t)tsh_dtype_size(coll->dtype);
-    switch (coll->kind) {
-    case TSH_ALLREDUCE:
-    case TSH_BROADCAST: return coll->count * width;
-    case TSH_ALLGATHER: return op->longest * width;
-    case TSH_REDUCE_SCATTER: return op->from[group->size] * coll->blocks * width;
-    default: return INT64_MAX;
-    }
+    int64_t n = coll->kind == TSH_ALLGATHER ? op->longest : coll->count;
+    return (coll->kind == TSH_ALLREDUCE || coll->kind == TSH_BROADCAST ||
+            coll->kind == TSH_ALLGATHER) &&
+           n <= (int64_t)(TSHI_MPI_EAGER / tsh_dtype_size(coll->dtype));
 }
 
-static int tshi_mpi_is_eager(const tshi_mpi_group *group, const tshi_mpi_op *op) {
-    return tshi_mpi_eager_size(group, op) <= TSHI_MPI_EAGER;
-}
-
-static void tshi_mpi_fill(tshi_mpi_block *block, const tsh_coll *coll, int size) {
-    memset(block, 0, sizeof *block);
-    block->kind = (int32_t)coll->kind;
-    block->digest = coll->kind == TSHI_MPI_CLOSE ? (uint64_t)coll->kind
-                                                 : tsh_coll_digest(coll, size);
-    block->count = coll->count;
-    block->blocks = coll->blocks;
-    block->root = coll->root;
-    block->send_to = coll->send_to;
-    block->recv_from = coll->recv_from;
-    block->tag = coll->tag;
-    block->dtype = (uint8_t)coll->dtype;
-    block->redop = (uint8_t)coll->redop;
-}
-
-/* What a block describes; its counts are not in it. */
-static tsh_coll tshi_mpi_unfill(const tshi_mpi_block *block) {
-    tsh_coll coll = tsh_coll_make((tsh_coll_kind)block->kind, (tsh_dtype)block->dtype);
-    coll.redop = (tsh_redop)block->redop;
-    coll.count = block->count;
-    coll.blocks = block->blocks;
-    coll.root = block->root;
-    coll.send_to = block->send_to;
-    coll.recv_from = block->recv_from;
-    coll.tag = block->tag;
-    return coll;
+static void tshi_mpi_fill(const tshi_mpi_group *group, tshi_mpi_block *block,
+                          const tsh_coll *coll) {
+    block->call.coll = *coll;
+    block->call.digest = tsh_coll_digest(coll, group->size);
+    block->call.rank = group->ranks[group->rank];
 }
 
 /* What this rank sends, into its own block. */
@@ -673,76 +624,30 @@ static void tshi_mpi_pack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     int64_t n = coll->count;
     const void *from = coll->kind == TSH_BROADCAST ? coll->recv : coll->send;
     if (coll->kind == TSH_ALLGATHER) n = tshi_mpi_length(op, op->from, group->rank);
-    if (coll->kind == TSH_REDUCE_SCATTER) n = op->from[group->size] * coll->blocks;
     if (n > 0) memcpy(op->block->eager, from, (size_t)n * tsh_dtype_size(coll->dtype));
-}
-
-/* Sums piece k of what is in all blocks, row by row: rows are this far apart in recv. */
-static void tshi_mpi_sum_eager(const tshi_mpi_group *group, tshi_mpi_op *op, int k, char *recv,
-                               int64_t apart) {
-    const tsh_coll *coll = &op->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
-    int64_t n = op->from[k + 1] - op->from[k];
-    for (int64_t row = 0; row < coll->blocks && n > 0; row++) {
-        int64_t at = row * op->from[group->size] + op->from[k];
-        const char *sum = tshi_mpi_sum(group, coll, op->block[1].eager + (size_t)at * width,
-                                       sizeof *op->block, k, n);
-        memcpy(recv + (size_t)(row * apart) * width, sum, (size_t)n * width);
-    }
 }
 
 /* What all ranks sent is in their blocks. */
 static void tshi_mpi_unpack_eager(const tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
     tshi_mpi_block *all = op->block + 1;
-    char *recv = (char *)coll->recv;
-    int k = group->rank;
-    if (coll->kind == TSH_BROADCAST && coll->count > 0 && k != coll->root)
-        memcpy(recv, all[coll->root].eager, (size_t)coll->count * width);
-    if (coll->kind == TSH_REDUCE_SCATTER)
-        tshi_mpi_sum_eager(group, op, k, recv, op->from[k + 1] - op->from[k]);
-    for (k = 0; k < group->size; k++) {
-        if (coll->kind == TSH_ALLREDUCE && op->from[k] < op->from[k + 1])
-            tshi_mpi_sum_eager(group, op, k, recv + (size_t)op->from[k] * width, 0);
-        if (coll->kind == TSH_ALLGATHER)
-            tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_length(op, op->into, k),
-                          all[k].eager, 0);
-    }
-}
-
-/* A rank has closed the group, and another has not. */
-static void tshi_mpi_lost(tshi_mpi_group *group, const tshi_mpi_op *op) {
-    char what[256] = "";
-    int gone = 0, waits = 0;
-    tsh_error error;
-    tsh_coll coll;
-    while (op->block[1 + gone].kind != TSHI_MPI_CLOSE) gone++;
-    while (op->block[1 + waits].kind == TSHI_MPI_CLOSE) waits++;
-    coll = tshi_mpi_unfill(&op->block[1 + waits]);
-    tsh_coll_where(&coll, group->size, op->seq, group->id, what, sizeof what);
-    (void)tsh_error_set(&error, TSH_ERR_LOST, group->ranks[gone],
-                        "rank %d left while rank %d waits for it in %s", group->ranks[gone],
-                        group->ranks[waits], what);
-    tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
-}
-
-/* The counts that rank r sends to (0) or receives from (1) the others. */
-static const int64_t *tshi_mpi_counts_of(const tshi_mpi_group *group, const tshi_mpi_op *op, int r,
-                                         int receives) {
-    return op->counts + (size_t)group->size * (size_t)(2 * r + 2 + receives);
+    if (coll->kind == TSH_BROADCAST && coll->count > 0 && !op->sends)
+        memcpy(coll->recv, all[coll->root].eager,
+               (size_t)coll->count * tsh_dtype_size(coll->dtype));
+    if (coll->kind == TSH_ALLREDUCE) tshi_mpi_sum_all(op, all->eager, sizeof *all);
+    for (int k = 0; k < group->size && coll->kind == TSH_ALLGATHER; k++)
+        tshi_mpi_copy(op, op->into, k, tshi_mpi_length(op, op->into, k), all[k].eager, 0);
 }
 
 /* What rank r has called where `user`, an operation, is. */
 static int tshi_mpi_called(const void *user, int r, tsh_call *out) {
     const tshi_mpi_op *op = (const tshi_mpi_op *)user;
-    out->coll = tshi_mpi_unfill(&op->block[1 + r]);
-    out->digest = op->block[1 + r].digest;
-    out->rank = op->group->ranks[r];
-    out->counts = op->counts ? op->group->size : 0;
+    size_t n = (size_t)op->group->size;
+    *out = op->block[1 + r].call;
     if (op->counts) {
-        out->coll.send_counts = tshi_mpi_counts_of(op->group, op, r, 0);
-        out->coll.recv_counts = tshi_mpi_counts_of(op->group, op, r, 1);
+        out->counts = op->group->size;
+        out->coll.send_counts = op->counts + 2 * n * (size_t)(1 + r);
+        out->coll.recv_counts = out->coll.send_counts + n;
     }
     return 1;
 }
@@ -758,7 +663,7 @@ static int tshi_mpi_mismatch(tshi_mpi_group *group, const tshi_mpi_op *op) {
 
 /* ========================================================================== */
 /* >>mpi-rounds                                   MARK: - mpi-rounds (private) */
-/* A collective, segment by segment; each step follows when MPI's last is done. */
+/* A collective or a message, segment by segment; each step follows MPI's last. */
 /* Needs: >>mpi-heads.                                                          */
 /* ========================================================================== */
 
@@ -779,10 +684,10 @@ static void tshi_mpi_begin_heads(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->state = TSHI_MPI_HEADS;
     /* Where counts may have to be told, the next operation waits for that. */
     op->last = op->coll.kind >= TSH_BARRIER ||
-               (tshi_mpi_is_eager(group, op) && !tshi_mpi_gathers(&op->coll));
+               (tshi_mpi_is_eager(op) && !tshi_mpi_gathers(&op->coll));
     (void)TSHI_MPI_CALL(group->world, MPI_Iallgather,
                         (op->block, (int)sizeof *op->block, MPI_BYTE, op->block + 1,
-                         (int)sizeof *op->block, MPI_BYTE, group->comm, &op->req));
+                         (int)sizeof *op->block, MPI_BYTE, group->comm, op->req));
 }
 
 /* All ranks tell all counts. */
@@ -798,7 +703,7 @@ static void tshi_mpi_tell_counts(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->state = TSHI_MPI_COUNTS;
     (void)TSHI_MPI_CALL(group->world, MPI_Iallgather,
                         (op->counts, 2 * group->size, MPI_INT64_T, op->counts + 2 * n,
-                         2 * group->size, MPI_INT64_T, group->comm, &op->req));
+                         2 * group->size, MPI_INT64_T, group->comm, op->req));
 }
 
 /* This round's lengths and places in bytes: of all pieces, or (own) of this rank's from each. */
@@ -812,16 +717,19 @@ static void tshi_mpi_measure(const tshi_mpi_group *group, const tshi_mpi_op *op,
     }
 }
 
-/* 1 if MPI brings all of it to all ranks by itself: in one piece, not in P. */
-static int tshi_mpi_is_whole(const tshi_mpi_world *world, const tsh_coll *coll) {
-    return coll->kind == TSH_BROADCAST || (coll->kind == TSH_ALLREDUCE && world->native &&
-                                           coll->redop != TSH_MIN && coll->redop != TSH_MAX);
+/* 1 if MPI brings all of it to where it belongs by itself: in one piece, not in P. */
+static int tshi_mpi_is_whole(const tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
+    return op->message || coll->kind == TSH_BROADCAST ||
+           (coll->kind == TSH_ALLREDUCE && op->group->world->native && coll->redop != TSH_MIN &&
+            coll->redop != TSH_MAX);
 }
 
 /* 1 if the messages of all ranks are so few bytes that each rank may sum them all. */
-static int tshi_mpi_is_direct(const tshi_mpi_group *group, const tsh_coll *coll) {
+static int tshi_mpi_is_direct(const tshi_mpi_group *group, const tshi_mpi_op *op) {
+    const tsh_coll *coll = &op->coll;
     int64_t most = tshi_mpi_min(TSHI_MPI_NEAR, TSHARD_MPI_SEGMENT);
-    return coll->kind == TSH_ALLREDUCE && !tshi_mpi_is_whole(group->world, coll) &&
+    return coll->kind == TSH_ALLREDUCE && !tshi_mpi_is_whole(op) &&
            coll->count <= most / group->size / (int64_t)tsh_dtype_size(coll->dtype);
 }
 
@@ -833,7 +741,7 @@ static void tshi_mpi_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->last = 1;
     (void)TSHI_MPI_CALL(
         group->world, MPI_Iallgather,
-        (op->out->bytes, bytes, MPI_BYTE, op->in->bytes, bytes, MPI_BYTE, group->comm, &op->req));
+        (op->out->bytes, bytes, MPI_BYTE, op->in->bytes, bytes, MPI_BYTE, group->comm, op->req));
 }
 
 /* Every rank gets the pieces that are its own: of an all-to-all, or to sum them. */
@@ -842,14 +750,12 @@ static void tshi_mpi_scatter(tshi_mpi_group *group, tshi_mpi_op *op) {
     int all_to_all = op->coll.kind == TSH_ALLTOALL;
     tshi_mpi_measure(group, op, op->from, 0, out);
     tshi_mpi_measure(group, op, all_to_all ? op->into : op->from, !all_to_all, in);
-    for (int k = 0; k < group->size; k++)
-        tshi_mpi_copy(op, op->from, group->size, k, tshi_mpi_round(op, op->from, k),
-                      op->out->bytes + out[group->size + k], 1);
+    tshi_mpi_copy_all(op, op->from, out + group->size, op->out->bytes, 1);
     op->state = TSHI_MPI_SCATTER;
     op->last = op->coll.kind != TSH_ALLREDUCE && op->at + op->step >= op->longest;
     (void)TSHI_MPI_CALL(group->world, MPI_Ialltoallv,
                         (op->out->bytes, out, out + group->size, MPI_BYTE, op->in->bytes, in,
-                         in + group->size, MPI_BYTE, group->comm, &op->req));
+                         in + group->size, MPI_BYTE, group->comm, op->req));
 }
 
 /* Every rank gets all pieces; this rank's is op->part. */
@@ -860,41 +766,49 @@ static void tshi_mpi_gather(tshi_mpi_group *group, tshi_mpi_op *op) {
     op->last = op->at + op->step >= op->longest;
     (void)TSHI_MPI_CALL(group->world, MPI_Iallgatherv,
                         (op->part, in[group->rank], MPI_BYTE, op->out->bytes, in, in + group->size,
-                         MPI_BYTE, group->comm, &op->req));
+                         MPI_BYTE, group->comm, op->req));
 }
 
-/* A segment that MPI brings to all ranks by itself. */
+/* A segment that MPI brings to where it belongs by itself. */
 static void tshi_mpi_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     size_t width = tsh_dtype_size(coll->dtype);
-    int64_t n = tshi_mpi_min(op->step, coll->count - op->at);
+    int64_t n = tshi_mpi_min(op->step, op->longest - op->at);
     const char *from = (const char *)(coll->kind == TSH_BROADCAST ? coll->recv : coll->send);
+    int bytes = (int)((size_t)n * width);
+    int tag = TSHI_MPI_TAG_BODY + (int)(op->seq % TSHI_MPI_BODIES);
+    char *stage = op->out->bytes;
     MPI_Datatype types[4];
     types[TSH_F32] = MPI_FLOAT;
     types[TSH_F64] = MPI_DOUBLE;
     types[TSH_I32] = MPI_INT32_T;
     types[TSH_I64] = MPI_INT64_T;
     op->state = TSHI_MPI_WHOLE;
-    op->last = op->at + op->step >= op->longest;
-    if (coll->kind == TSH_ALLREDUCE || coll->root == group->rank)
-        memcpy(op->out->bytes, from + (size_t)op->at * width, (size_t)n * width);
+    op->last = op->message || op->at + op->step >= op->longest;
+    if (coll->kind == TSH_ALLREDUCE || op->sends)
+        memcpy(stage, from + (size_t)op->at * width, (size_t)bytes);
     if (coll->kind == TSH_BROADCAST)
         (void)TSHI_MPI_CALL(group->world, MPI_Ibcast,
-                            (op->out->bytes, (int)((size_t)n * width), MPI_BYTE, coll->root,
-                             group->comm, &op->req));
-    else
+                            (stage, bytes, MPI_BYTE, coll->root, group->comm, op->req));
+    else if (coll->kind == TSH_ALLREDUCE)
         (void)TSHI_MPI_CALL(group->world, MPI_Iallreduce,
-                            (MPI_IN_PLACE, op->out->bytes, (int)n, types[coll->dtype],
-                             coll->redop == TSH_PROD ? MPI_PROD : MPI_SUM, group->comm, &op->req));
+                            (MPI_IN_PLACE, stage, (int)n, types[coll->dtype],
+                             coll->redop == TSH_PROD ? MPI_PROD : MPI_SUM, group->comm, op->req));
+    else if (op->sends)
+        (void)TSHI_MPI_CALL(group->world, MPI_Isend,
+                            (stage, bytes, MPI_BYTE, op->peer, tag, group->comm, op->req));
+    else
+        (void)TSHI_MPI_CALL(group->world, MPI_Irecv,
+                            (stage, bytes, MPI_BYTE, op->peer, tag, group->comm, op->req));
 }
 
 static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     if (op->at >= op->longest) {
         tshi_mpi_finish(group->world, op);
-    } else if (tshi_mpi_is_whole(group->world, coll)) {
+    } else if (tshi_mpi_is_whole(op)) {
         tshi_mpi_whole(group, op);
-    } else if (tshi_mpi_is_direct(group, coll)) {
+    } else if (tshi_mpi_is_direct(group, op)) {
         tshi_mpi_direct(group, op);
     } else if (coll->kind == TSH_ALLGATHER) {
         int64_t n = tshi_mpi_round(op, op->into, group->rank);
@@ -911,11 +825,9 @@ static void tshi_mpi_next_round(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* All ranks called the same, and the message is not in the heads. */
 static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    int64_t width = (int64_t)tsh_dtype_size(coll->dtype), pieces = group->size;
-    if (tshi_mpi_is_whole(group->world, coll)) {
-        pieces = 1;
-        op->longest = coll->count;
-    }
+    int whole = tshi_mpi_is_whole(op);
+    int64_t width = (int64_t)tsh_dtype_size(coll->dtype), pieces = whole ? 1 : group->size;
+    if (whole && !op->message) op->longest = coll->count;
     if (coll->kind == TSH_ALLTOALL)
         for (int64_t i = 0; i < 2 * pieces * pieces; i++) {
             int64_t n = op->counts[2 * pieces + i] * coll->blocks;
@@ -923,13 +835,12 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
         }
     op->step = tshi_mpi_min(op->longest, TSHARD_MPI_SEGMENT / (width * pieces));
     if (op->step < 1) op->step = 1;
-    op->at = 0;
     if (op->longest > 0) {
         size_t bytes = (size_t)(op->step * width * pieces);
-        size_t messages = tshi_mpi_is_direct(group, coll) ? (size_t)group->size : 1;
+        size_t messages = tshi_mpi_is_direct(group, op) ? (size_t)group->size : 1;
         op->out = tshi_mpi_take(group->world, bytes);
-        op->in = tshi_mpi_take(group->world, bytes * messages);
-        if (!op->out || !op->in) return; /* and an error is on its way */
+        if (op->out && !whole) op->in = tshi_mpi_take(group->world, bytes * messages);
+        if (!op->out || (!whole && !op->in)) return; /* and an error is on its way */
     }
     tshi_mpi_next_round(group, op);
 }
@@ -937,17 +848,14 @@ static void tshi_mpi_begin(tshi_mpi_group *group, tshi_mpi_op *op) {
 /* The heads of all ranks are here: compares them. */
 static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    int fits = 1, alike = 1, closes = 0;
+    int fits = 1, alike = 1;
     for (int r = 1; r <= group->size; r++) {
-        fits = fits && op->block[r].digest == op->block[1].digest;
-        alike = alike && op->block[r].kind == op->block[1].kind;
-        closes += op->block[r].kind == TSHI_MPI_CLOSE;
+        fits = fits && op->block[r].call.digest == op->block->call.digest;
+        alike = alike && op->block[r].call.coll.kind == coll->kind;
     }
     if (!fits) {
         group->broken = 1;
-        if (closes)
-            tshi_mpi_lost(group, op);
-        else if (alike && tshi_mpi_gathers(coll))
+        if (alike && tshi_mpi_gathers(coll))
             tshi_mpi_tell_counts(group, op);
         else
             (void)tshi_mpi_mismatch(group, op);
@@ -955,7 +863,7 @@ static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
         tshi_mpi_tell_counts(group, op);
     } else if (coll->kind >= TSH_BARRIER) {
         tshi_mpi_finish(group->world, op);
-    } else if (tshi_mpi_is_eager(group, op)) {
+    } else if (tshi_mpi_is_eager(op)) {
         tshi_mpi_unpack_eager(group, op);
         tshi_mpi_finish(group->world, op);
     } else {
@@ -963,315 +871,181 @@ static void tshi_mpi_compare(tshi_mpi_group *group, tshi_mpi_op *op) {
     }
 }
 
-/* The parts of a round that this rank owns are here: sums them, or hands them out. */
+/* The parts of a round that this rank owns are here: copies them, or sums them. */
 static void tshi_mpi_scattered(tshi_mpi_group *group, tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
-    const int *in = op->lengths + 2 * group->size;
     int64_t n = tshi_mpi_round(op, op->from, group->rank);
+    size_t width = tsh_dtype_size(coll->dtype), stride = (size_t)n * width;
     if (coll->kind == TSH_ALLTOALL) {
-        for (int k = 0; k < group->size; k++)
-            tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
-                          op->in->bytes + in[group->size + k], 0);
-    } else {
-        op->part = tshi_mpi_sum(group, coll, op->in->bytes, (size_t)n * width, group->rank, n);
-        if (coll->kind == TSH_ALLREDUCE) {
-            tshi_mpi_gather(group, op);
-            return;
-        }
-        if (n > 0) memcpy((char *)coll->recv + (size_t)op->at * width, op->part, (size_t)n * width);
+        tshi_mpi_copy_all(op, op->into, op->lengths + 3 * group->size, op->in->bytes, 0);
+        return;
     }
-    op->at += op->step;
-    tshi_mpi_next_round(group, op);
+    op->part = op->in->bytes + (size_t)((group->rank + 1) % group->size) * stride;
+    if (coll->kind == TSH_REDUCE_SCATTER && n > 0)
+        op->part = (char *)coll->recv + (size_t)op->at * width;
+    tshi_mpi_sum(op, op->in->bytes, stride, group->rank, n, op->part);
 }
 
-static void tshi_mpi_gathered(tshi_mpi_group *group, tshi_mpi_op *op) {
-    const int *in = op->lengths;
-    for (int k = 0; k < group->size; k++)
-        tshi_mpi_copy(op, op->into, group->size, k, tshi_mpi_round(op, op->into, k),
-                      op->out->bytes + in[group->size + k], 0);
-    op->at += op->step;
-    tshi_mpi_next_round(group, op);
-}
-
-static void tshi_mpi_came_direct(tshi_mpi_group *group, tshi_mpi_op *op) {
+static void tshi_mpi_came_whole(const tshi_mpi_op *op) {
     const tsh_coll *coll = &op->coll;
     size_t width = tsh_dtype_size(coll->dtype);
-    for (int k = 0; k < group->size; k++) {
-        int64_t n = op->into[k + 1] - op->into[k];
-        size_t offset = (size_t)op->into[k] * width;
-        char *sum = tshi_mpi_sum(group, coll, op->in->bytes + offset, (size_t)coll->count * width,
-                                 k, n);
-        if (n > 0) memcpy((char *)coll->recv + offset, sum, (size_t)n * width);
-    }
-    tshi_mpi_finish(group->world, op);
-}
-
-static void tshi_mpi_came_whole(tshi_mpi_group *group, tshi_mpi_op *op) {
-    const tsh_coll *coll = &op->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
-    int64_t n = tshi_mpi_min(op->step, coll->count - op->at);
+    int64_t n = tshi_mpi_min(op->step, op->longest - op->at);
     if (coll->kind == TSH_ALLREDUCE)
-        tsh_coll_finish(op->out->bytes, n, coll->dtype, coll->redop, group->size);
-    if (coll->kind == TSH_ALLREDUCE || coll->root != group->rank)
+        tsh_coll_finish(op->out->bytes, n, coll->dtype, coll->redop, op->group->size);
+    if (coll->kind == TSH_ALLREDUCE || !op->sends)
         memcpy((char *)coll->recv + (size_t)op->at * width, op->out->bytes, (size_t)n * width);
-    op->at += op->step;
-    tshi_mpi_next_round(group, op);
-}
-
-/* MPI has done what it had of op: what comes next? */
-static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
-    group->world->moves++;
-    switch (op->state) {
-    case TSHI_MPI_QUEUED: tshi_mpi_begin_heads(group, op); break;
-    case TSHI_MPI_HEADS: tshi_mpi_compare(group, op); break;
-    case TSHI_MPI_COUNTS:
-        if (!tshi_mpi_mismatch(group, op)) tshi_mpi_begin(group, op);
-        break;
-    case TSHI_MPI_DIRECT: tshi_mpi_came_direct(group, op); break;
-    case TSHI_MPI_SCATTER: tshi_mpi_scattered(group, op); break;
-    case TSHI_MPI_GATHER: tshi_mpi_gathered(group, op); break;
-    case TSHI_MPI_WHOLE: tshi_mpi_came_whole(group, op); break;
-    case TSHI_MPI_PAIR:
-    case TSHI_MPI_DONE: break;
-    }
-}
-
-/* ========================================================================== */
-/* >>mpi-message                                 MARK: - mpi-message (private) */
-/* SEND, RECV and SENDRECV: both ends greet, compare, and then bytes go.       */
-/* Needs: >>mpi-rounds.                                                         */
-/* ========================================================================== */
-
-/* Starts a half: its greeting goes, the other's is awaited. */
-static void tshi_mpi_greet(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half, int sends) {
-    const tsh_coll part = tsh_coll_half(&op->coll, !sends);
-    tshi_mpi_world *world = group->world;
-    int64_t bytes = part.count * (int64_t)tsh_dtype_size(part.dtype);
-    int tag = sends ? TSHI_MPI_TAG_SEND : TSHI_MPI_TAG_RECV;
-    int answer = sends ? TSHI_MPI_TAG_RECV : TSHI_MPI_TAG_SEND;
-    int peer = sends ? part.send_to : part.recv_from;
-    tshi_mpi_fill(&half->mine, &part, group->size);
-    half->open = half->meeting = 1;
-    half->sends = sends;
-    half->peer = peer;
-    half->count = part.count;
-    half->at = 0;
-    half->number = sends ? group->sends[peer]++ : group->recvs[peer]++;
-    if (sends && bytes > 0 && bytes <= TSHI_MPI_EAGER)
-        memcpy(half->mine.eager, op->coll.send, (size_t)bytes);
-    half->req[0] = half->req[1] = MPI_REQUEST_NULL;
-    if (!TSHI_MPI_CALL(world, MPI_Irecv,
-                       (&half->its, (int)sizeof half->its, MPI_BYTE, peer, answer, group->comm,
-                        &half->req[1])))
-        (void)TSHI_MPI_CALL(
-            world, MPI_Isend,
-            (&half->mine, (int)sizeof half->mine, MPI_BYTE, peer, tag, group->comm, &half->req[0]));
-}
-
-/* The two ends do not fit. */
-static void tshi_mpi_misfit(tshi_mpi_group *group, const tshi_mpi_half *half) {
-    const tsh_coll mine = tshi_mpi_unfill(&half->mine), its = tshi_mpi_unfill(&half->its);
-    int me = group->ranks[group->rank], it = group->ranks[half->peer];
-    tsh_error error;
-    tsh_message_mismatch(half->sends ? &mine : &its, half->sends ? &its : &mine,
-                         half->sends ? me : it, half->sends ? it : me, half->number, group->id,
-                         &error);
-    group->broken = 1;
-    tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
-}
-
-/* The next segment of the body goes, or comes. */
-static void tshi_mpi_body(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t n = tshi_mpi_min(half->step, half->count - half->at);
-    int bytes = (int)((size_t)n * width);
-    int tag = TSHI_MPI_TAG_BODY + (int)(half->number % TSHI_MPI_BODIES);
-    if (half->sends) {
-        memcpy(half->stage->bytes, (const char *)op->coll.send + (size_t)half->at * width,
-               (size_t)bytes);
-        (void)TSHI_MPI_CALL(
-            group->world, MPI_Isend,
-            (half->stage->bytes, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
-    } else {
-        (void)TSHI_MPI_CALL(
-            group->world, MPI_Irecv,
-            (half->stage->bytes, bytes, MPI_BYTE, half->peer, tag, group->comm, &half->req[0]));
-    }
 }
 
 /* Both greetings are here: compares them. A short message came along. */
-static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t bytes = half->count * (int64_t)width;
-    half->meeting = 0;
-    if (half->mine.digest != half->its.digest) {
-        tshi_mpi_misfit(group, half);
+static void tshi_mpi_met(tshi_mpi_group *group, tshi_mpi_op *op) {
+    const tsh_call *sent = &op->block[!op->sends].call, *wanted = &op->block[op->sends].call;
+    int64_t bytes = op->longest * (int64_t)tsh_dtype_size(op->coll.dtype);
+    tsh_error error;
+    if (sent->digest != wanted->digest) {
+        tsh_message_mismatch(&sent->coll, &wanted->coll, sent->rank, wanted->rank, op->seq,
+                             group->id, &error);
+        group->broken = 1;
+        tshi_mpi_raise(group->world, TSHI_MPI_ERROR, &error);
     } else if (bytes <= TSHI_MPI_EAGER) {
-        if (!half->sends && bytes > 0) memcpy(op->coll.recv, half->its.eager, (size_t)bytes);
-        half->open = 0;
+        if (!op->sends && bytes > 0) memcpy(op->coll.recv, op->block[1].eager, (size_t)bytes);
+        tshi_mpi_finish(group->world, op);
     } else {
-        half->step = tshi_mpi_min(half->count, TSHARD_MPI_SEGMENT / (int64_t)width);
-        if (half->step < 1) half->step = 1;
-        half->stage = tshi_mpi_take(group->world, (size_t)half->step * width);
-        if (half->stage) tshi_mpi_body(group, op, half);
+        tshi_mpi_begin(group, op);
     }
-}
-
-/* What MPI had of a half is done. */
-static void tshi_mpi_half_on(tshi_mpi_group *group, tshi_mpi_op *op, tshi_mpi_half *half) {
-    size_t width = tsh_dtype_size(op->coll.dtype);
-    int64_t n;
-    group->world->moves++;
-    if (half->meeting) {
-        tshi_mpi_met(group, op, half);
-        return;
-    }
-    n = tshi_mpi_min(half->step, half->count - half->at);
-    if (!half->sends)
-        memcpy((char *)op->coll.recv + (size_t)half->at * width, half->stage->bytes,
-               (size_t)n * width);
-    half->at += n;
-    if (half->at < half->count) {
-        tshi_mpi_body(group, op, half);
-        return;
-    }
-    tshi_mpi_give(group->world, half->stage);
-    half->stage = NULL;
-    half->open = 0;
-}
-
-static void tshi_mpi_pair(tshi_mpi_group *group, tshi_mpi_op *op) {
-    for (int i = 0; i < 2; i++) {
-        tshi_mpi_half *half = &op->half[i];
-        int done = 1;
-        while (half->open && done) {
-            MPI_Status status[2]; /* for MPI_STATUSES_IGNORE gcc warns with MPICH */
-            /* What could not be started has no request, and looks done. */
-            if (tshi_mpi_over(group->world) || group->broken ||
-                TSHI_MPI_CALL(group->world, MPI_Testall, (2, half->req, &done, status)))
-                return;
-            if (done) tshi_mpi_half_on(group, op, half);
-        }
-    }
-    if (!op->half[0].open && !op->half[1].open) op->state = TSHI_MPI_DONE;
 }
 
 /* ========================================================================== */
 /* >>mpi-progress                               MARK: - mpi-progress (private) */
 /* Starting, advancing and freeing operations.                                 */
-/* Needs: >>mpi-message.                                                        */
+/* Needs: >>mpi-rounds.                                                         */
 /* ========================================================================== */
 
-/* Everything of a group that can go on, in order. */
+/* MPI has done what it had of op: what comes next? */
+static void tshi_mpi_follow(tshi_mpi_group *group, tshi_mpi_op *op) {
+    group->world->moves++;
+    switch (op->state) {
+    case TSHI_MPI_QUEUED: tshi_mpi_begin_heads(group, op); return;
+    case TSHI_MPI_HEADS: tshi_mpi_compare(group, op); return;
+    case TSHI_MPI_COUNTS:
+        if (!tshi_mpi_mismatch(group, op)) tshi_mpi_begin(group, op);
+        return;
+    case TSHI_MPI_DIRECT:
+        tshi_mpi_sum_all(op, op->in->bytes,
+                         (size_t)op->coll.count * tsh_dtype_size(op->coll.dtype));
+        break;
+    case TSHI_MPI_SCATTER:
+        tshi_mpi_scattered(group, op);
+        if (op->coll.kind != TSH_ALLREDUCE) break;
+        tshi_mpi_gather(group, op);
+        return;
+    case TSHI_MPI_GATHER:
+        tshi_mpi_copy_all(op, op->into, op->lengths + group->size, op->out->bytes, 0);
+        break;
+    case TSHI_MPI_WHOLE: tshi_mpi_came_whole(op); break;
+    case TSHI_MPI_GREET: tshi_mpi_met(group, op); return;
+    case TSHI_MPI_DONE: return;
+    }
+    op->at += op->step;
+    tshi_mpi_next_round(group, op);
+}
+
+/* Everything of a group that can go on, in order; of a broken one, the counts that describe a
+ * mismatch. */
 static void tshi_mpi_advance_group(tshi_mpi_group *group) {
     tshi_mpi_world *world = group->world;
     int turn = 1; /* those before have given MPI all they have */
-    for (tshi_mpi_op *op = group->first; op && !group->broken; op = op->next) {
+    for (tshi_mpi_op *op = group->first; op; op = op->next) {
         int done = 1;
-        if (op->state == TSHI_MPI_PAIR) tshi_mpi_pair(group, op);
-        if (tshi_mpi_over(world)) return;
-        if (op->message) continue; /* in no order with collectives */
         while (op->state != TSHI_MPI_DONE && done && (turn || op->state != TSHI_MPI_QUEUED) &&
-               !group->broken) {
-            if (op->state != TSHI_MPI_QUEUED &&
-                TSHI_MPI_CALL(world, MPI_Test, (&op->req, &done, MPI_STATUS_IGNORE)))
-                group->broken = 1;
-            else if (done)
-                tshi_mpi_follow(group, op);
+               (!group->broken || op->state == TSHI_MPI_COUNTS)) {
+            MPI_Status status[2]; /* for MPI_STATUSES_IGNORE gcc warns with MPICH */
+            /* What could not be started has no request, and looks done. */
+            if (op->state == TSHI_MPI_QUEUED ||
+                !TSHI_MPI_CALL(world, MPI_Testall, (2, op->req, &done, status))) {
+                if (done) tshi_mpi_follow(group, op);
+            }
             if (tshi_mpi_over(world)) return;
         }
         turn = turn && op->last;
     }
-    if (group->broken && group->first) {
-        /* Counts that describe a mismatch still go around. */
-        tshi_mpi_op *op = group->first;
-        int done = 0;
-        while (op && op->state != TSHI_MPI_COUNTS) op = op->next;
-        if (op && MPI_Test(&op->req, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done)
-            tshi_mpi_follow(group, op);
-    }
 }
 
-static void tshi_mpi_op_free(tshi_mpi_op *op) {
-    free(op->block);
-    free(op->from);
-    free(op->lengths);
-    free(op->counts);
-    free(op);
-}
-
-static tshi_mpi_op *tshi_mpi_op_new(const tshi_mpi_group *group) {
-    size_t n = (size_t)group->size;
-    tshi_mpi_op *op = (tshi_mpi_op *)calloc(1, sizeof *op);
+/* A new operation at the end of the row, with its arrays, for n ranks, in one block of memory;
+ * NULL: there is none. */
+static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll, int ranks) {
+    size_t n = (size_t)ranks, starts = 2 * (n + 1) * sizeof(int64_t);
+    tshi_mpi_op **at = &group->first;
+    tshi_mpi_op *op = (tshi_mpi_op *)calloc(1, sizeof *op + starts + (n + 1) * sizeof *op->block +
+                                                   4 * n * sizeof *op->lengths);
     if (!op) return NULL;
-    op->block = (tshi_mpi_block *)malloc((n + 1) * sizeof *op->block);
-    op->from = (int64_t *)malloc(2 * (n + 1) * sizeof *op->from);
-    op->into = op->from ? op->from + n + 1 : NULL;
-    op->lengths = (int *)malloc(4 * n * sizeof *op->lengths);
-    if (op->block && op->from && op->lengths) return op;
-    tshi_mpi_op_free(op);
-    return NULL;
-}
-
-/* A new operation at the end of the row; NULL: no memory. */
-static tshi_mpi_op *tshi_mpi_add_op(tshi_mpi_group *group, const tsh_coll *coll) {
-    tshi_mpi_op *op = group->spare, **at = &group->first;
-    if (op)
-        group->spare = op->next;
-    else
-        op = tshi_mpi_op_new(group);
-    if (!op) return NULL;
+    op->from = (int64_t *)(void *)(op + 1);
+    op->into = op->from + n + 1;
+    op->block = (tshi_mpi_block *)(void *)(op->into + n + 1);
+    op->lengths = (int *)(void *)(op->block + n + 1);
     while (*at) at = &(*at)->next;
     *at = op;
-    op->next = NULL;
     op->group = group;
     op->coll = *coll;
     op->id = ++group->ids;
-    op->message = 0;
     op->deadline = tsh_deadline(coll->timeout_ns, group->world->timeout);
-    op->state = TSHI_MPI_QUEUED;
-    op->last = 0;
-    op->longest = 0;
-    op->at = 0;
-    op->req = MPI_REQUEST_NULL;
-    op->half[0].open = op->half[1].open = 0;
+    op->req[0] = op->req[1] = MPI_REQUEST_NULL;
     return op;
 }
 
 /* Takes a collective or a close into the row. */
 static tshi_mpi_op *tshi_mpi_add_collective(tshi_mpi_group *group, const tsh_coll *coll) {
-    tshi_mpi_op *op = tshi_mpi_add_op(group, coll);
+    tshi_mpi_op *op = tshi_mpi_add_op(group, coll, group->size);
     if (!op) return NULL;
     op->seq = group->started++;
-    tshi_mpi_fill(op->block, coll, group->size);
+    op->sends = coll->kind == TSH_BROADCAST && coll->root == group->rank;
+    tshi_mpi_fill(group, op->block, coll);
     if (coll->kind == TSH_ALLREDUCE || tshi_mpi_gathers(coll) || coll->kind == TSH_ALLTOALL)
         tshi_mpi_lay(group, op);
-    if (coll->kind < TSH_BARRIER && tshi_mpi_is_eager(group, op)) tshi_mpi_pack_eager(group, op);
+    if (coll->kind < TSH_BARRIER && tshi_mpi_is_eager(op)) tshi_mpi_pack_eager(group, op);
     return op;
 }
 
-/* Out of the row, for the next one. After an error MPI may still work on it: it is left alone. */
+/* Takes a half of a message into the row: its greeting goes, the other's is awaited. */
+static tshi_mpi_op *tshi_mpi_add_half(tshi_mpi_group *group, const tsh_coll *coll, int sends) {
+    const tsh_coll half = tsh_coll_half(coll, !sends);
+    size_t bytes = (size_t)half.count * tsh_dtype_size(half.dtype);
+    int peer = sends ? half.send_to : half.recv_from;
+    int tag = sends ? TSHI_MPI_TAG_SEND : TSHI_MPI_TAG_RECV;
+    int answer = sends ? TSHI_MPI_TAG_RECV : TSHI_MPI_TAG_SEND;
+    tshi_mpi_op *op = tshi_mpi_add_op(group, coll, 1);
+    if (!op) return NULL;
+    op->message = 1;
+    op->sends = sends;
+    op->peer = peer;
+    op->state = TSHI_MPI_GREET;
+    op->last = 1; /* in no order with collectives */
+    op->longest = half.count;
+    op->seq = sends ? group->sends[peer]++ : group->recvs[peer]++;
+    tshi_mpi_fill(group, op->block, &half);
+    if (sends && bytes > 0 && bytes <= TSHI_MPI_EAGER) memcpy(op->block->eager, half.send, bytes);
+    if (!TSHI_MPI_CALL(group->world, MPI_Irecv,
+                       (op->block + 1, (int)sizeof *op->block, MPI_BYTE, peer, answer, group->comm,
+                        &op->req[1])))
+        (void)TSHI_MPI_CALL(
+            group->world, MPI_Isend,
+            (op->block, (int)sizeof *op->block, MPI_BYTE, peer, tag, group->comm, &op->req[0]));
+    return op;
+}
+
+/* 1 if op, and the other half of a SENDRECV, is done. */
+static int tshi_mpi_is_done(const tshi_mpi_op *op) {
+    return op->state == TSHI_MPI_DONE && (!op->other || op->other->state == TSHI_MPI_DONE);
+}
+
+/* Out of the row, with its other half. After an error MPI may still work on it: left alone. */
 static void tshi_mpi_release(tshi_mpi_group *group, tshi_mpi_op *op) {
     tshi_mpi_op **at = &group->first;
     while (*at != op) at = &(*at)->next;
     *at = op->next;
+    if (op->other) tshi_mpi_release(group, op->other);
     if (op->state != TSHI_MPI_DONE) return;
     free(op->counts);
-    op->counts = NULL;
-    op->next = group->spare;
-    group->spare = op;
-}
-
-static void tshi_mpi_group_free(tshi_mpi_group *group) {
-    tshi_mpi_op *op;
-    while ((op = group->spare) != NULL) {
-        group->spare = op->next;
-        tshi_mpi_op_free(op);
-    }
-    free(group->ranks);
-    free(group->sends);
-    free(group);
+    free(op);
 }
 
 /* Frees the groups that all of their ranks have closed; after an error none, as MPI may not be done
@@ -1284,7 +1058,7 @@ static void tshi_mpi_sweep(tshi_mpi_world *world) {
             *at = group->next;
             tshi_mpi_release(group, group->first);
             (void)MPI_Comm_free(&group->comm);
-            tshi_mpi_group_free(group);
+            free(group);
         } else {
             at = &group->next;
         }
@@ -1304,69 +1078,64 @@ static void tshi_mpi_advance(tshi_mpi_world *world) {
 /* Needs: >>mpi-progress.                                                       */
 /* ========================================================================== */
 
-/* Writes this rank's marks, or (NULL) counts them. */
-static int tshi_mpi_write_marks(const tshi_mpi_world *world, tsh_wait_mark *mark) {
-    int count = 0;
-    for (const tshi_mpi_group *group = world->groups; group; group = group->next) {
-        for (int peer = -1; peer < group->size; peer++) {
-            tsh_wait_mark m;
-            m.group = group->id;
-            m.peer = peer < 0 ? -1 : group->ranks[peer];
-            m.sends = peer < 0 ? group->started : group->sends[peer];
-            m.recvs = peer < 0 ? 0 : group->recvs[peer];
-            if (peer >= 0 && !m.sends && !m.recvs) continue;
-            if (mark) mark[count] = m;
-            count++;
-        }
-    }
-    return count;
+/* Appends how far this rank has come with `peer` of a group, or (-1) in its collectives. */
+static void tshi_mpi_mark(const tshi_mpi_group *group, int peer, tsh_wait_report *report) {
+    tsh_wait_mark *mark = (tsh_wait_mark *)(void *)(report + 1) + report->marks;
+    mark->group = group->id;
+    mark->peer = peer < 0 ? -1 : group->ranks[peer];
+    mark->sends = peer < 0 ? group->started : group->sends[peer];
+    mark->recvs = peer < 0 ? 0 : group->recvs[peer];
+    if (peer < 0 || mark->sends || mark->recvs) report->marks++;
 }
 
 /* The half of a message that waits; and the ranks that op waits for. */
-static void tshi_mpi_write_awaited(const tshi_mpi_group *group, const tshi_mpi_op *op,
-                                   tsh_wait_report *report, int *awaited) {
+static void tshi_mpi_write_awaited(const tshi_mpi_op *op, tsh_wait_report *report, int *awaited) {
+    const tshi_mpi_group *group = op->group;
     report->send_to = report->recv_from = -1;
     report->pairwise = op->message;
-    report->seq = report->pairwise ? 0 : op->seq;
-    if (!report->pairwise) {
-        memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
+    if (!op->message) {
+        report->seq = op->seq;
         report->awaited = group->size;
+        memcpy(awaited, group->ranks, (size_t)group->size * sizeof *awaited);
     }
-    for (int i = 0; i < 2; i++) {
-        const tshi_mpi_half *half = &op->half[i];
-        if (!report->pairwise || !half->open) continue;
-        awaited[report->awaited++] = group->ranks[half->peer];
-        *(half->sends ? &report->send_to : &report->recv_from) = group->ranks[half->peer];
-        *(half->sends ? &report->send_number : &report->recv_number) = half->number;
+    for (; op && op->message; op = op->other) {
+        if (op->state == TSHI_MPI_DONE) continue;
+        awaited[report->awaited++] = group->ranks[op->peer];
+        *(op->sends ? &report->send_to : &report->recv_from) = group->ranks[op->peer];
+        *(op->sends ? &report->send_number : &report->recv_number) = op->seq;
     }
 }
 
 /* Tells rank 0 where this rank waits. */
-static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_group *group,
-                               const tshi_mpi_op *op) {
-    int marks = tshi_mpi_write_marks(world, NULL);
-    size_t head = sizeof(tsh_wait_report) + (size_t)marks * sizeof(tsh_wait_mark);
-    size_t size = head + ((size_t)group->size + 2) * sizeof(int);
-    tsh_wait_report *report = (tsh_wait_report *)calloc(1, size);
+static void tshi_mpi_tell_wait(tshi_mpi_world *world, const tshi_mpi_op *op) {
+    const tshi_mpi_group *group = op->group;
+    size_t marks = 0;
+    tsh_wait_report *report;
+    int *awaited;
+    for (const tshi_mpi_group *g = world->groups; g; g = g->next) marks += (size_t)g->size + 1;
+    report = (tsh_wait_report *)calloc(1, sizeof *report + marks * sizeof(tsh_wait_mark) +
+                                              ((size_t)group->size + 2) * sizeof *awaited);
     if (!report) return;
+    for (const tshi_mpi_group *g = world->groups; g; g = g->next)
+        for (int peer = -1; peer < g->size; peer++) tshi_mpi_mark(g, peer, report);
     report->group = group->id;
-    report->marks = marks;
-    (void)tshi_mpi_write_marks(world, (tsh_wait_mark *)(void *)(report + 1));
-    tshi_mpi_write_awaited(group, op, report, (int *)(void *)((char *)report + head));
+    awaited = (int *)(void *)((tsh_wait_mark *)(void *)(report + 1) + report->marks);
+    tshi_mpi_write_awaited(op, report, awaited);
     tsh_coll_where(&op->coll, group->size, op->seq, group->id, report->text, sizeof report->text);
     if (world->rank == 0) {
         tshi_mpi_reported(world, 0, report);
         return;
     }
-    tshi_mpi_send(world, 0, TSHI_MPI_REPORT, report, head + (size_t)report->awaited * sizeof(int));
+    tshi_mpi_send(world, 0, TSHI_MPI_REPORT, report,
+                  (size_t)((char *)(awaited + report->awaited) - (char *)report));
     free(report);
 }
 
-static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_group *group,
-                              const tshi_mpi_op *op) {
+static void tshi_mpi_time_out(tshi_mpi_world *world, const tshi_mpi_op *op) {
+    const tshi_mpi_group *group = op->group;
     tsh_error error;
     if (tshi_mpi_over(world) || world->late.code != TSH_OK) return;
-    tshi_mpi_tell_wait(world, group, op);
+    tshi_mpi_tell_wait(world, op);
     (void)tsh_error_set(&error, TSH_ERR_TIMEOUT, -1, "rank %d ran out of time in ", world->rank);
     tsh_coll_where(&op->coll, group->size, op->seq, group->id, error.message, sizeof error.message);
     tshi_mpi_raise(world, TSHI_MPI_LATE, &error);
@@ -1385,15 +1154,14 @@ static void tshi_mpi_rest(int crowded, int64_t waited, unsigned spins) {
 }
 
 /* Until op is done, or the world has ended. */
-static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
-                           const tshi_mpi_op *op) {
+static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_op *op) {
     int64_t begin = tsh_now(), waited = 0; /* since something was done */
     uint64_t moves = world->moves;
     unsigned spins = 0;
     int told = 0;
     for (unsigned round = 1; world->error.code == TSH_OK; round++) {
         tshi_mpi_advance(world);
-        if (op->state == TSHI_MPI_DONE && world->suspect.code == TSH_OK) {
+        if (tshi_mpi_is_done(op) && world->suspect.code == TSH_OK) {
             tshi_mpi_serve(world); /* the world may have failed, all the same */
             break;
         }
@@ -1406,8 +1174,8 @@ static void tshi_mpi_await(tshi_mpi_world *world, const tshi_mpi_group *group,
             }
             waited = now - begin;
             tshi_mpi_serve(world);
-            if (waited > 20 * TSHI_MPI_MS && !told++) tshi_mpi_tell_wait(world, group, op);
-            if (now >= op->deadline) tshi_mpi_time_out(world, group, op);
+            if (waited > 20 * TSHI_MPI_MS && !told++) tshi_mpi_tell_wait(world, op);
+            if (now >= op->deadline) tshi_mpi_time_out(world, op);
         }
         tshi_mpi_rest(world->crowded, waited, spins++);
     }
@@ -1446,27 +1214,19 @@ static tshi_mpi_op *tshi_mpi_find(const tshi_mpi_group *group, tsh_req req) {
     return op;
 }
 
-static void tshi_mpi_start_message(tshi_mpi_group *group, tshi_mpi_op *op) {
-    op->message = 1;
-    op->state = TSHI_MPI_PAIR;
-    if (op->coll.kind != TSH_RECV) tshi_mpi_greet(group, op, &op->half[0], 1);
-    if (op->coll.kind != TSH_SEND) tshi_mpi_greet(group, op, &op->half[1], 0);
-}
-
 static tsh_result tshi_mpi_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm);
     int message = coll->kind == TSH_SEND || coll->kind == TSH_RECV || coll->kind == TSH_SENDRECV;
-    tshi_mpi_op *op, *before = group->first;
+    tshi_mpi_op *op;
     tshi_mpi_serve(group->world);
     if (group->world->error.code != TSH_OK) return group->world->error.code;
-    while (before && (before->last || before->message)) before = before->next;
-    op = message ? tshi_mpi_add_op(group, coll) : tshi_mpi_add_collective(group, coll);
-    if (!op) return tshi_mpi_no_memory(group->world, "start a collective");
+    op = message ? tshi_mpi_add_half(group, coll, coll->kind != TSH_RECV)
+                 : tshi_mpi_add_collective(group, coll);
+    if (op && coll->kind == TSH_SENDRECV) op->other = tshi_mpi_add_half(group, coll, 0);
+    if (!op || (coll->kind == TSH_SENDRECV && !op->other))
+        return tshi_mpi_no_memory(group->world, "start a collective");
     *req = op->id;
-    if (message)
-        tshi_mpi_start_message(group, op);
-    else if (!before && !group->broken)
-        tshi_mpi_begin_heads(group, op);
+    if (!tshi_mpi_over(group->world)) tshi_mpi_advance_group(group);
     return TSH_OK;
 }
 
@@ -1477,9 +1237,8 @@ static tsh_result tshi_mpi_test(tsh_comm *comm, tsh_req req, int *done) {
     if (!op) return TSH_ERR_ARGUMENT;
     tshi_mpi_advance(world);
     tshi_mpi_serve(world);
-    if (op->state != TSHI_MPI_DONE && tsh_now() >= op->deadline)
-        tshi_mpi_time_out(world, group, op);
-    *done = world->error.code != TSH_OK || op->state == TSHI_MPI_DONE;
+    if (!tshi_mpi_is_done(op) && tsh_now() >= op->deadline) tshi_mpi_time_out(world, op);
+    *done = world->error.code != TSH_OK || tshi_mpi_is_done(op);
     return world->error.code;
 }
 
@@ -1487,7 +1246,7 @@ static tsh_result tshi_mpi_wait(tsh_comm *comm, tsh_req req) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm);
     tshi_mpi_op *op = tshi_mpi_find(group, req);
     if (!op) return TSH_ERR_ARGUMENT;
-    tshi_mpi_await(group->world, group, op);
+    tshi_mpi_await(group->world, op);
     tshi_mpi_release(group, op);
     return group->world->error.code;
 }
@@ -1506,40 +1265,42 @@ static tsh_result tshi_mpi_status(tsh_comm *comm, tsh_error *error) {
 
 static void tshi_mpi_abort(tsh_comm *comm, const tsh_error *why) {
     tshi_mpi_world *world = tshi_mpi_group_of(comm)->world;
+    tsh_error error = *why;
     int none = 0;
+    if (error.rank < 0) error.rank = world->rank;
     if (pthread_equal(pthread_self(), world->owner)) {
-        tshi_mpi_raise_abort(world, why);
+        tshi_mpi_raise(world, TSHI_MPI_ABORT, &error);
     } else if (__atomic_compare_exchange_n(&world->asked, &none, 1, 0, __ATOMIC_SEQ_CST,
                                            __ATOMIC_SEQ_CST)) {
-        world->wish = *why;
+        world->wish = error;
         __atomic_store_n(&world->asked, 2, __ATOMIC_SEQ_CST);
     }
 }
 
-/* A group that has no communicator yet. NULL: no memory. */
+/* A group that has no communicator yet, with its arrays in one block of memory. NULL: there is
+ * none. */
 static tshi_mpi_group *tshi_mpi_group_new(tshi_mpi_world *world, int size) {
-    tshi_mpi_group *group = (tshi_mpi_group *)calloc(1, sizeof *group);
+    size_t n = (size_t)size;
+    tshi_mpi_group *group = (tshi_mpi_group *)calloc(
+        1, sizeof *group + 2 * n * sizeof *group->sends + n * sizeof *group->ranks);
     if (!group) return NULL;
     group->world = world;
     group->size = size;
-    group->ranks = (int *)calloc((size_t)size, sizeof *group->ranks);
-    group->sends = (uint64_t *)calloc(2 * (size_t)size, sizeof *group->sends);
-    if (group->sends) group->recvs = group->sends + size;
-    if (group->ranks && group->sends) return group;
-    tshi_mpi_group_free(group);
-    return NULL;
+    group->sends = (uint64_t *)(void *)(group + 1);
+    group->recvs = group->sends + n;
+    group->ranks = (int *)(void *)(group->recvs + n);
+    return group;
 }
 
-/* The group gets this communicator, and is the world's. */
-static void tshi_mpi_join(tshi_mpi_group *group, MPI_Comm mpi, uint64_t id, tsh_comm *out) {
+/* The group, which has its communicator, becomes one of the world's. */
+static void tshi_mpi_join(tshi_mpi_group *group, uint64_t id, tsh_comm *out) {
     tshi_mpi_world *world = group->world;
     MPI_Group all, some;
-    group->comm = mpi;
     group->id = id;
-    (void)MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
-    (void)MPI_Comm_rank(mpi, &group->rank);
+    (void)MPI_Comm_set_errhandler(group->comm, MPI_ERRORS_RETURN);
+    (void)MPI_Comm_rank(group->comm, &group->rank);
     (void)MPI_Comm_group(world->control, &all);
-    (void)MPI_Comm_group(mpi, &some);
+    (void)MPI_Comm_group(group->comm, &some);
     for (int r = 0; r < group->size; r++)
         (void)MPI_Group_translate_ranks(some, 1, &r, all, &group->ranks[r]);
     (void)MPI_Group_free(&all);
@@ -1552,22 +1313,18 @@ static void tshi_mpi_join(tshi_mpi_group *group, MPI_Comm mpi, uint64_t id, tsh_
 
 /* What a rank adds to its head of a split. */
 typedef struct tshi_mpi_ticket {
-    int32_t color, key;
+    int64_t color;
     uint64_t splits; /* that this rank has taken part in */
 } tshi_mpi_ticket;
 
-static tshi_mpi_ticket tshi_mpi_ticket_of(const tshi_mpi_op *op, int r) {
-    tshi_mpi_ticket ticket;
-    memcpy(&ticket, op->block[1 + r].eager, sizeof ticket);
-    return ticket;
-}
-
 /* A number that no other group of the world has: made of that of the first rank of this color. */
 static uint64_t tshi_mpi_new_id(const tshi_mpi_group *group, const tshi_mpi_op *op, int color) {
-    int r = 0;
-    while (tshi_mpi_ticket_of(op, r).color != color) r++;
-    return 1 + (uint64_t)group->ranks[r] +
-           (uint64_t)group->world->size * tshi_mpi_ticket_of(op, r).splits;
+    tshi_mpi_ticket ticket;
+    int r = -1;
+    do {
+        memcpy(&ticket, op->block[1 + ++r].eager, sizeof ticket);
+    } while (ticket.color != color);
+    return 1 + (uint64_t)group->ranks[r] + (uint64_t)group->world->size * ticket.splits;
 }
 
 /* Whether all ranks of the group go into MPI_Comm_split, which has no limit of time: one that gave
@@ -1586,7 +1343,7 @@ static int tshi_mpi_all_go(tshi_mpi_world *world, const tshi_mpi_group *group,
         tshi_mpi_serve(world);
         if (world->error.code == TSH_OK) well = now;
         if (now - well > 200 * TSHI_MPI_MS) return 0;
-        if (now >= op->deadline) tshi_mpi_time_out(world, group, op);
+        if (now >= op->deadline) tshi_mpi_time_out(world, op);
         tshi_mpi_rest(world->crowded, now - begin, spins);
     }
 }
@@ -1605,10 +1362,9 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
     op = tshi_mpi_add_collective(group, &coll);
     if (!op) return tshi_mpi_no_memory(world, "start a split");
     ticket.color = color;
-    ticket.key = key;
     ticket.splits = ++world->splits;
     memcpy(op->block->eager, &ticket, sizeof ticket);
-    tshi_mpi_await(world, group, op);
+    tshi_mpi_await(world, op);
     expected = op->state == TSHI_MPI_DONE && tshi_mpi_all_go(world, group, op);
     if (expected && color >= 0) id = tshi_mpi_new_id(group, op, color);
     refused = expected &&
@@ -1621,23 +1377,22 @@ static tsh_result tshi_mpi_split(tsh_comm *comm, int color, int key, tsh_comm *o
     if (color < 0) return TSH_OK;
     (void)MPI_Comm_size(made, &size);
     part = tshi_mpi_group_new(world, size);
-    if (part) {
-        tshi_mpi_join(part, made, id, out);
-        return TSH_OK;
-    }
-    return tshi_mpi_no_memory(world, "join a group");
+    if (!part) return tshi_mpi_no_memory(world, "join a group");
+    part->comm = made;
+    tshi_mpi_join(part, id, out);
+    return TSH_OK;
 }
 
 static void tshi_mpi_world_free(tshi_mpi_world *world) {
     tshi_mpi_stage *stage;
     while ((stage = world->stages) != NULL) {
         world->stages = stage->next;
-        free(stage->bytes);
         free(stage);
     }
     for (int r = 0; world->report && r < world->size; r++) free(world->report[r]);
     free(world->report);
     free(world->search);
+    free(world->hosts);
     free(world);
 }
 
@@ -1649,7 +1404,7 @@ static void tshi_mpi_end(tshi_mpi_world *world) {
     int ours = world->ours, came;
     while (group && world->error.code == TSH_OK) {
         if (group->first)
-            tshi_mpi_await(world, group, group->first);
+            tshi_mpi_await(world, group->first);
         else
             tshi_mpi_serve(world); /* this rank could not start the close: an error */
         tshi_mpi_sweep(world);
@@ -1669,7 +1424,7 @@ static void tshi_mpi_close(tsh_comm *comm) {
     tshi_mpi_group *group = tshi_mpi_group_of(comm);
     tshi_mpi_world *world = group->world;
     tsh_coll coll = tsh_coll_make(TSH_BARRIER, TSH_F32);
-    coll.kind = TSHI_MPI_CLOSE;
+    coll.kind = TSH_COLL_KINDS; /* a kind of its own: this rank leaves the group */
     if (world->error.code == TSH_OK) tshi_mpi_serve(world);
     if (world->error.code == TSH_OK && group->first) {
         tsh_error error;
@@ -1747,131 +1502,101 @@ static int tshi_mpi_host(void) {
     return (int)(hash >> 1);
 }
 
-/* A world while it opens. After an error MPI may still write into it: then it is left alone. */
-typedef struct tshi_mpi_opening {
-    MPI_Comm control, data;
-    int mine[2], least[2]; /* has memory; rank 0's choice of sums: this rank's, the least of all */
-    int *hosts;            /* a number of this rank's host, then those of all */
-    int64_t timeout;       /* of each step, and of the world */
-    int native, ours;      /* MPI_Iallreduce, as this rank says; MPI is this world's to end */
-    tsh_error *error;
-    tshi_mpi_world *world;
-    tshi_mpi_group *group;
-} tshi_mpi_opening;
-
-/* A world without groups. NULL: no memory. */
-static tshi_mpi_world *tshi_mpi_world_new(const tshi_mpi_opening *o) {
-    tshi_mpi_world *world = (tshi_mpi_world *)calloc(1, sizeof *world);
-    if (!world) return NULL;
-    world->ops = tshi_mpi_ops;
-    world->control = o->control;
-    world->owner = pthread_self();
-    world->timeout = o->timeout;
-    world->ours = o->ours;
-    (void)MPI_Comm_rank(o->control, &world->rank);
-    (void)MPI_Comm_size(o->control, &world->size);
-    if (world->rank > 0) return world;
-    world->report = (tsh_wait_report **)calloc((size_t)world->size, sizeof *world->report);
-    world->search = (tsh_coll_search *)calloc((size_t)world->size, sizeof *world->search);
-    if (world->report && world->search) return world;
-    tshi_mpi_world_free(world);
-    return NULL;
-}
-
 /* Waits for a step of opening, which MPI has begun with this code. */
-static tsh_result tshi_mpi_opened(const tshi_mpi_opening *o, int code, MPI_Request *request) {
+static tsh_result tshi_mpi_opened(const tshi_mpi_world *world, int code, MPI_Request *request,
+                                  tsh_error *error) {
     int64_t begin = tsh_now(), waited = 0;
     int done = 0;
-    for (unsigned spins = 0; code == MPI_SUCCESS && waited <= o->timeout; spins++) {
+    for (unsigned spins = 0; code == MPI_SUCCESS && waited <= world->timeout; spins++) {
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (done) return TSH_OK;
         waited = tsh_now() - begin;
         tshi_mpi_rest(1, waited, spins);
     }
     if (code != MPI_SUCCESS)
-        return tsh_error_set(o->error, TSH_ERR_IO, -1, "tsh_mpi_open: MPI refused a communicator");
-    return tsh_error_set(o->error, TSH_ERR_TIMEOUT, -1,
+        return tsh_error_set(error, TSH_ERR_IO, -1, "tsh_mpi_open: MPI refused a communicator");
+    return tsh_error_set(error, TSH_ERR_TIMEOUT, -1,
                          "tsh_mpi_open: not all ranks came within %.1f s",
-                         (double)o->timeout / 1e9);
+                         (double)world->timeout / 1e9);
 }
 
 /* Two communicators, and in between all that needs memory, so that where one rank has none, all
  * ranks fail. */
-static tsh_result tshi_mpi_form(tshi_mpi_opening *o, MPI_Comm base) {
+static tsh_result tshi_mpi_form(tshi_mpi_world *world, MPI_Comm base, tsh_comm *out,
+                                tsh_error *error) {
     MPI_Request request;
-    int code = MPI_Comm_idup(base, &o->control, &request), here = 0;
-    tsh_result result = tshi_mpi_opened(o, code, &request);
+    tshi_mpi_group *group;
+    size_t n;
+    int code = MPI_Comm_idup(base, &world->control, &request), here = 0;
+    tsh_result result = tshi_mpi_opened(world, code, &request, error);
     if (result != TSH_OK) return result;
-    (void)MPI_Comm_set_errhandler(o->control, MPI_ERRORS_RETURN);
-    o->world = tshi_mpi_world_new(o);
-    if (o->world) o->group = tshi_mpi_group_new(o->world, o->world->size);
-    if (o->group) o->hosts = (int *)calloc((size_t)o->group->size + 1, sizeof *o->hosts);
-    o->mine[0] = o->hosts != NULL;
-    o->mine[1] = o->world && o->world->rank == 0 ? o->native : 1;
-    code = MPI_Iallreduce(o->mine, o->least, 2, MPI_INT, MPI_MIN, o->control, &request);
-    result = tshi_mpi_opened(o, code, &request);
+    (void)MPI_Comm_set_errhandler(world->control, MPI_ERRORS_RETURN);
+    (void)MPI_Comm_rank(world->control, &world->rank);
+    (void)MPI_Comm_size(world->control, &world->size);
+    n = (size_t)world->size;
+    group = tshi_mpi_group_new(world, world->size);
+    world->report = (tsh_wait_report **)calloc(n, sizeof *world->report);
+    world->search = (tsh_coll_search *)calloc(n, sizeof *world->search);
+    world->hosts = (int *)calloc(n + 1, sizeof *world->hosts);
+    world->mine[0] = group && world->report && world->search && world->hosts;
+    world->mine[1] = world->rank == 0 ? world->native : 1;
+    code = MPI_Iallreduce(world->mine, world->least, 2, MPI_INT, MPI_MIN, world->control, &request);
+    result = tshi_mpi_opened(world, code, &request, error);
     if (result != TSH_OK) return result;
-    if (!o->least[0])
-        return tsh_error_set(o->error, TSH_ERR_MEMORY, -1, "tsh_mpi_open: no memory on some rank");
-    o->hosts[0] = tshi_mpi_host();
-    code = MPI_Iallgather(o->hosts, 1, MPI_INT, o->hosts + 1, 1, MPI_INT, o->control, &request);
-    result = tshi_mpi_opened(o, code, &request);
-    if (result != TSH_OK) return result;
-    for (int r = 0; r < o->group->size; r++) here += o->hosts[1 + r] == o->hosts[0];
-    o->world->crowded = here > sysconf(_SC_NPROCESSORS_ONLN);
-    o->world->native = o->least[1];
-    if (o->world->native) o->world->ops.caps &= ~(uint64_t)TSH_CAP_ORDERED;
-    code = MPI_Comm_idup(o->control, &o->data, &request);
-    return tshi_mpi_opened(o, code, &request);
-}
-
-/* MPI is there. Frees o, unless MPI may still write into it. */
-static tsh_result tshi_mpi_open_on(tshi_mpi_opening *o, const void *comm, tsh_comm *out) {
-    MPI_Comm base = comm ? *(const MPI_Comm *)comm : MPI_COMM_WORLD;
-    tsh_result result;
-    int inter = 1;
-    if (base != MPI_COMM_NULL) (void)MPI_Comm_test_inter(base, &inter);
-    result = inter ? tsh_error_set(
-                         o->error, TSH_ERR_ARGUMENT, -1,
-                         "tsh_mpi_open: desc->comm is MPI_COMM_NULL or an intercommunicator")
-                   : tshi_mpi_form(o, base);
-    if (result == TSH_OK) {
-        tshi_mpi_join(o->group, o->data, 1, out);
-    } else if (result == TSH_ERR_MEMORY) {
-        (void)MPI_Comm_free(&o->control);
-        if (o->group) tshi_mpi_group_free(o->group);
-        if (o->world) tshi_mpi_world_free(o->world);
-    } else if (!inter) {
-        return result;
+    if (!world->least[0]) {
+        free(group);
+        return tsh_error_set(error, TSH_ERR_MEMORY, -1, "tsh_mpi_open: no memory on some rank");
     }
-    free(o->hosts);
-    free(o);
+    world->hosts[0] = tshi_mpi_host();
+    code = MPI_Iallgather(world->hosts, 1, MPI_INT, world->hosts + 1, 1, MPI_INT, world->control,
+                          &request);
+    result = tshi_mpi_opened(world, code, &request, error);
+    if (result != TSH_OK) return result;
+    for (int r = 1; r <= world->size; r++) here += world->hosts[r] == world->hosts[0];
+    world->crowded = here > sysconf(_SC_NPROCESSORS_ONLN);
+    world->native = world->least[1];
+    if (world->native) world->ops.caps &= ~(uint64_t)TSH_CAP_ORDERED;
+    code = MPI_Comm_idup(world->control, &group->comm, &request);
+    result = tshi_mpi_opened(world, code, &request, error);
+    if (result == TSH_OK) tshi_mpi_join(group, 1, out);
     return result;
 }
 
 static tsh_result tshi_mpi_open(const tsh_mpi_desc *desc, int *argc, char ***argv, tsh_comm *out,
                                 tsh_error *error) {
-    tshi_mpi_opening *o, set;
+    tshi_mpi_world *world, set;
+    MPI_Comm base = MPI_COMM_WORLD;
     tsh_result result;
+    int inter = 1;
     if (!out) return tsh_error_set(error, TSH_ERR_ARGUMENT, -1, "tsh_mpi_open: out is NULL");
     memset(out, 0, sizeof *out);
     memset(&set, 0, sizeof set);
-    set.error = error;
+    set.ops = tshi_mpi_ops;
+    set.owner = pthread_self();
     set.native = desc->native > 0;
     if (!tsh_timeout(desc->timeout, "tsh_mpi_desc.timeout", &set.timeout, error) ||
         (!desc->native && tsh_env_int("TSHARD_MPI_NATIVE", 0, 1, &set.native, error) < 0))
         return error->code;
     result = tshi_mpi_init(desc->thread_level, argc, argv, &set.ours, error);
     if (result != TSH_OK) return result;
-    o = (tshi_mpi_opening *)malloc(sizeof *o);
-    if (o) {
-        *o = set;
-        result = tshi_mpi_open_on(o, desc->comm, out);
+    if (desc->comm) base = *(const MPI_Comm *)desc->comm;
+    if (base != MPI_COMM_NULL) (void)MPI_Comm_test_inter(base, &inter);
+    world = inter ? NULL : (tshi_mpi_world *)malloc(sizeof *world);
+    if (world) {
+        *world = set;
+        result = tshi_mpi_form(world, base, out, error);
+    } else if (inter) {
+        result = tsh_error_set(error, TSH_ERR_ARGUMENT, -1,
+                               "tsh_mpi_open: desc->comm is MPI_COMM_NULL or an intercommunicator");
     } else {
         result = tsh_error_set(error, TSH_ERR_MEMORY, -1, "tsh_mpi_open: no memory");
     }
-    if (set.ours && (result == TSH_ERR_MEMORY || result == TSH_ERR_ARGUMENT))
-        (void)MPI_Finalize(); /* which waits for all ranks */
+    if (result != TSH_ERR_MEMORY && result != TSH_ERR_ARGUMENT) return result;
+    if (world) { /* MPI is done with it */
+        (void)MPI_Comm_free(&world->control);
+        tshi_mpi_world_free(world);
+    }
+    if (set.ours) (void)MPI_Finalize(); /* which waits for all ranks */
     return result;
 }
 
@@ -1910,7 +1635,6 @@ TSH_API int tsh_mpi_run(int *argc, char ***argv, const tsh_desc *desc,
 }
 
 #undef TSHI_MPI_MS
-#undef TSHI_MPI_CLOSE
 #undef TSHI_MPI_CALL
 
 #ifdef __cplusplus

@@ -139,13 +139,10 @@ TSHI_THREADS_DLL(unsigned long) WaitForSingleObject(void *handle, unsigned long 
 TSHI_THREADS_DLL(int) CloseHandle(void *handle);
 #undef TSHI_THREADS_DLL
 
-/* Either is one pointer, NULL at first. */
-typedef struct tshi_threads_mutex {
-    void *state;
-} tshi_threads_mutex;
-typedef struct tshi_threads_cond {
-    void *state;
-} tshi_threads_cond;
+/* A lock, and a condition under it; either is one pointer, NULL at first. */
+typedef struct tshi_threads_monitor {
+    void *lock, *condition;
+} tshi_threads_monitor;
 
 typedef struct tshi_threads_thread {
     void *handle;
@@ -161,15 +158,14 @@ static void tshi_threads_yield(void) {
     (void)SwitchToThread();
 }
 
-/* These three return 0 if the system refuses. */
-static int tshi_threads_mutex_init(tshi_threads_mutex *mutex) {
-    mutex->state = NULL;
+/* This and start_thread return 0 if the system refuses. */
+static int tshi_threads_monitor_init(tshi_threads_monitor *monitor) {
+    monitor->lock = monitor->condition = NULL;
     return 1;
 }
 
-static int tshi_threads_cond_init(tshi_threads_cond *cond) {
-    cond->state = NULL;
-    return 1;
+static void tshi_threads_monitor_destroy(tshi_threads_monitor *monitor) {
+    (void)monitor;
 }
 
 static unsigned __stdcall tshi_threads_begin(void *argument) {
@@ -194,35 +190,26 @@ static void tshi_threads_join_thread(tshi_threads_thread *thread) {
     (void)CloseHandle(thread->handle);
 }
 
-static void tshi_threads_mutex_destroy(tshi_threads_mutex *mutex) {
-    (void)mutex;
+static void tshi_threads_lock(tshi_threads_monitor *monitor) {
+    AcquireSRWLockExclusive((struct _RTL_SRWLOCK *)&monitor->lock);
 }
 
-static void tshi_threads_cond_destroy(tshi_threads_cond *cond) {
-    (void)cond;
+static void tshi_threads_unlock(tshi_threads_monitor *monitor) {
+    ReleaseSRWLockExclusive((struct _RTL_SRWLOCK *)&monitor->lock);
 }
 
-static void tshi_threads_lock(tshi_threads_mutex *mutex) {
-    AcquireSRWLockExclusive((struct _RTL_SRWLOCK *)mutex);
+static void tshi_threads_signal(tshi_threads_monitor *monitor) {
+    WakeConditionVariable((struct _RTL_CONDITION_VARIABLE *)&monitor->condition);
 }
 
-static void tshi_threads_unlock(tshi_threads_mutex *mutex) {
-    ReleaseSRWLockExclusive((struct _RTL_SRWLOCK *)mutex);
-}
-
-static void tshi_threads_signal(tshi_threads_cond *cond) {
-    WakeConditionVariable((struct _RTL_CONDITION_VARIABLE *)cond);
-}
-
-/* Under the mutex. Returns 1 if tsh_now() has reached `until`, 0 when signalled, or for no
- * reason. Sleeps whole milliseconds, a minute at most. */
-static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *mutex,
-                                  int64_t until) {
+/* Under the lock. Returns 1 if tsh_now() has reached `until`, 0 when signalled, or for no reason.
+ * Sleeps whole milliseconds, a minute at most. */
+static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t until) {
     int64_t left = until - tsh_now();
     if (left <= 0) return 1;
     left = left / 1000000 + 1;
-    (void)SleepConditionVariableSRW((struct _RTL_CONDITION_VARIABLE *)cond,
-                                    (struct _RTL_SRWLOCK *)mutex,
+    (void)SleepConditionVariableSRW((struct _RTL_CONDITION_VARIABLE *)&monitor->condition,
+                                    (struct _RTL_SRWLOCK *)&monitor->lock,
                                     left < 60000 ? (unsigned long)left : 60000, 0);
     return tsh_now() >= until;
 }
@@ -247,8 +234,12 @@ extern int pthread_condattr_setclock(pthread_condattr_t *attr, int clock);
 #error "tshard_threads.h: where _POSIX_C_SOURCE is defined on macOS, define _DARWIN_C_SOURCE, too"
 #endif
 
-typedef pthread_mutex_t tshi_threads_mutex;
-typedef pthread_cond_t tshi_threads_cond;
+/* A lock, and a condition under it. */
+typedef struct tshi_threads_monitor {
+    pthread_mutex_t lock;
+    pthread_cond_t condition;
+} tshi_threads_monitor;
+
 typedef pthread_t tshi_threads_thread;
 
 static int tshi_threads_cores(void) {
@@ -259,23 +250,26 @@ static void tshi_threads_yield(void) {
     (void)sched_yield();
 }
 
-/* These three return 0 if the system refuses. */
-static int tshi_threads_mutex_init(tshi_threads_mutex *mutex) {
-    return pthread_mutex_init(mutex, NULL) == 0;
-}
-
-static int tshi_threads_cond_init(tshi_threads_cond *cond) {
+/* This and start_thread return 0 if the system refuses. */
+static int tshi_threads_monitor_init(tshi_threads_monitor *monitor) {
+    int done;
 #if defined(__APPLE__) /* which waits for a length of time instead */
-    return pthread_cond_init(cond, NULL) == 0;
+    done = pthread_cond_init(&monitor->condition, NULL) == 0;
 #else
     pthread_condattr_t attr;
-    int done;
     if (pthread_condattr_init(&attr) != 0) return 0;
     done = pthread_condattr_setclock(&attr, TSHI_THREADS_CLOCK) == 0 &&
-           pthread_cond_init(cond, &attr) == 0;
+           pthread_cond_init(&monitor->condition, &attr) == 0;
     (void)pthread_condattr_destroy(&attr);
-    return done;
 #endif
+    if (!done || pthread_mutex_init(&monitor->lock, NULL) == 0) return done;
+    (void)pthread_cond_destroy(&monitor->condition);
+    return 0;
+}
+
+static void tshi_threads_monitor_destroy(tshi_threads_monitor *monitor) {
+    (void)pthread_mutex_destroy(&monitor->lock);
+    (void)pthread_cond_destroy(&monitor->condition);
 }
 
 static int tshi_threads_start_thread(tshi_threads_thread *thread, void *(*body)(void *),
@@ -287,41 +281,31 @@ static void tshi_threads_join_thread(tshi_threads_thread *thread) {
     (void)pthread_join(*thread, NULL);
 }
 
-static void tshi_threads_mutex_destroy(tshi_threads_mutex *mutex) {
-    (void)pthread_mutex_destroy(mutex);
+static void tshi_threads_lock(tshi_threads_monitor *monitor) {
+    (void)pthread_mutex_lock(&monitor->lock);
 }
 
-static void tshi_threads_cond_destroy(tshi_threads_cond *cond) {
-    (void)pthread_cond_destroy(cond);
+static void tshi_threads_unlock(tshi_threads_monitor *monitor) {
+    (void)pthread_mutex_unlock(&monitor->lock);
 }
 
-static void tshi_threads_lock(tshi_threads_mutex *mutex) {
-    (void)pthread_mutex_lock(mutex);
+static void tshi_threads_signal(tshi_threads_monitor *monitor) {
+    (void)pthread_cond_signal(&monitor->condition);
 }
 
-static void tshi_threads_unlock(tshi_threads_mutex *mutex) {
-    (void)pthread_mutex_unlock(mutex);
-}
-
-static void tshi_threads_signal(tshi_threads_cond *cond) {
-    (void)pthread_cond_signal(cond);
-}
-
-/* Under the mutex. Returns 1 if tsh_now() has reached `until`, 0 when signalled, or for no
- * reason. */
-static int tshi_threads_cond_wait(tshi_threads_cond *cond, tshi_threads_mutex *mutex,
-                                  int64_t until) {
+/* Under the lock. Returns 1 if tsh_now() has reached `until`, 0 if signalled, or for no reason. */
+static int tshi_threads_monitor_wait(tshi_threads_monitor *monitor, int64_t until) {
     struct timespec t;
 #if defined(__APPLE__)
     const int64_t left = until - tsh_now();
     if (left <= 0) return 1;
     t.tv_sec = (time_t)(left / 1000000000);
     t.tv_nsec = (long)(left % 1000000000);
-    return pthread_cond_timedwait_relative_np(cond, mutex, &t) != 0;
+    return pthread_cond_timedwait_relative_np(&monitor->condition, &monitor->lock, &t) != 0;
 #else
     t.tv_sec = (time_t)(until / 1000000000);
     t.tv_nsec = (long)(until % 1000000000);
-    return pthread_cond_timedwait(cond, mutex, &t) != 0;
+    return pthread_cond_timedwait(&monitor->condition, &monitor->lock, &t) != 0;
 #endif
 }
 
@@ -388,8 +372,7 @@ typedef struct tshi_threads_call {
 
 /* One SEND, RECV or SENDRECV. */
 typedef struct tshi_threads_pair {
-    tsh_coll coll;
-    int64_t deadline, send_count, recv_count;
+    tshi_threads_call call;
     uint64_t send_number, recv_number;
     int used;
     int receiving; /* atomic: until the copy is here */
@@ -435,9 +418,8 @@ struct TSHI_THREADS_APART tshi_threads_group {
 typedef struct TSHI_THREADS_APART tshi_threads_rank {
     int working; /* atomic: may touch buffers of peers */
     int asleep;  /* atomic */
-    TSHI_THREADS_APART tshi_threads_mutex lock;
-    tshi_threads_cond wake;
-    int woken; /* under lock */
+    TSHI_THREADS_APART tshi_threads_monitor wake;
+    int woken; /* under wake's lock */
     tshi_threads_member *members;
     tshi_threads_member *root;  /* its place in the world */
     tshi_threads_member *blocked; /* under the world's lock: has waited long, for blocked_req */
@@ -453,7 +435,7 @@ struct tsh_threads_world {
     tshi_threads_rank *rank;
     tsh_coll_search *search; /* by rank: the search for a cycle of blocked ranks */
     tsh_error error;
-    tshi_threads_mutex lock; /* of error, groups and blocked ranks */
+    tshi_threads_monitor lock; /* of error, groups and blocked ranks */
     tshi_threads_group *groups;
     uint64_t ids;
 };
@@ -475,6 +457,11 @@ static tshi_threads_call *tshi_threads_call_of(tshi_threads_member *member, uint
     return &member->call[number % TSHI_THREADS_RING];
 }
 
+/* 1 if rank m has posted its part of this collective. */
+static int tshi_threads_posted(const tshi_threads_group *group, int m, uint64_t number) {
+    return TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[m], number)->stamp) > number;
+}
+
 /* The rank that comes i places after rank r. */
 static int tshi_threads_turn(const tshi_threads_group *group, int r, int i) {
     int at = r + i;
@@ -489,10 +476,10 @@ static int tshi_threads_turn(const tshi_threads_group *group, int r, int i) {
 
 static void tshi_threads_wake(tshi_threads_rank *rank) {
     if (!TSHI_THREADS_GET(&rank->asleep)) return;
-    tshi_threads_lock(&rank->lock);
+    tshi_threads_lock(&rank->wake);
     rank->woken = 1;
     tshi_threads_signal(&rank->wake);
-    tshi_threads_unlock(&rank->lock);
+    tshi_threads_unlock(&rank->wake);
 }
 
 static void tshi_threads_wake_group(const tshi_threads_group *group) {
@@ -502,11 +489,10 @@ static void tshi_threads_wake_group(const tshi_threads_group *group) {
 /* Sleeps until woken or `until`; 1: time was up. */
 static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
     int expired = 0;
-    tshi_threads_lock(&rank->lock);
-    while (!rank->woken && !expired)
-        expired = tshi_threads_cond_wait(&rank->wake, &rank->lock, until);
+    tshi_threads_lock(&rank->wake);
+    while (!rank->woken && !expired) expired = tshi_threads_monitor_wait(&rank->wake, until);
     rank->woken = 0;
-    tshi_threads_unlock(&rank->lock);
+    tshi_threads_unlock(&rank->wake);
     return expired;
 }
 
@@ -530,16 +516,13 @@ static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
 /* Needs: >>threads-sleep.                                                      */
 /* ========================================================================== */
 
-/* Under the world's lock: the world fails with this error, unless it has one already. */
-static void tshi_threads_fail(tsh_threads_world *world, const tsh_error *error) {
-    if (TSHI_THREADS_GET(&world->failed) != TSH_OK) return;
-    world->error = *error;
-    TSHI_THREADS_PUT(&world->failed, (int)error->code);
-}
-
+/* The world fails with this error, unless it has one already. */
 static void tshi_threads_raise(tsh_threads_world *world, const tsh_error *error) {
     tshi_threads_lock(&world->lock);
-    tshi_threads_fail(world, error);
+    if (TSHI_THREADS_GET(&world->failed) == TSH_OK) {
+        world->error = *error;
+        TSHI_THREADS_PUT(&world->failed, (int)error->code);
+    }
     tshi_threads_unlock(&world->lock);
     for (int r = 0; r < world->size; r++) tshi_threads_wake(&world->rank[r]);
 }
@@ -618,85 +601,57 @@ static const void *tshi_threads_part(const void *user, int r) {
     return (eager ? slot->eager : slot->send) + p->offset;
 }
 
-/* tile = x[k+1] + x[k+2] + ... + x[k+P], of n elements `offset` bytes into the messages. */
-static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k, size_t offset,
-                             int64_t n, tshi_threads_tile *tile) {
-    const tshi_threads_call *call = tshi_threads_call_of(member, number);
-    tshi_threads_parts parts;
-    parts.member = member;
-    parts.number = number;
-    parts.offset = offset;
-    tsh_coll_sum(tile->bytes, n, &call->coll, member->group->size, k, tshi_threads_part, &parts);
-}
-
 static int64_t tshi_threads_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* The message was part of the post: sum all chunks here, touch nobody's buffers. */
-static void tshi_threads_allreduce_eager(tshi_threads_member *member, uint64_t number) {
+/* Sums elements at ... at + n - 1 of the messages, all in chunk k, tile by tile: into `to`, or
+ * (NULL) into the same place of every rank's recv. */
+static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k, int64_t at,
+                             int64_t n, char *to) {
+    const tshi_threads_group *group = member->group;
     const tsh_coll *coll = &tshi_threads_call_of(member, number)->coll;
-    size_t width = tsh_dtype_size(coll->dtype);
+    size_t width = tsh_dtype_size(coll->dtype), bytes;
     tshi_threads_tile tile;
-    for (int k = 0; k < member->group->size; k++) {
-        int64_t at = tsh_coll_chunk(coll->count, member->group->size, k);
-        int64_t n = tsh_coll_chunk(coll->count, member->group->size, k + 1) - at;
-        if (n == 0) continue;
-        tshi_threads_sum(member, number, k, (size_t)at * width, n, &tile);
-        memcpy((char *)coll->recv + (size_t)at * width, tile.bytes, (size_t)n * width);
+    tshi_threads_parts parts;
+    parts.member = member;
+    parts.number = number;
+    parts.offset = (size_t)at * width;
+    for (int64_t left = n; left > 0; left -= n, parts.offset += bytes) {
+        n = tshi_threads_min(left, (int64_t)(TSHI_THREADS_TILE / width));
+        bytes = (size_t)n * width;
+        tsh_coll_sum(tile.bytes, n, coll, group->size, k, tshi_threads_part, &parts);
+        for (int j = 1; j <= group->size && !to; j++) {
+            int r = tshi_threads_turn(group, member->rank, j);
+            memcpy(tshi_threads_slot_of(&group->member[r], number)->recv + parts.offset, tile.bytes,
+                   bytes);
+        }
+        if (to) to = (char *)memcpy(to, tile.bytes, bytes) + bytes;
     }
 }
 
-/* Only this rank reads or writes chunk `rank` of anyone, hence in place too. */
+/* An eager message was part of the post: this rank sums all chunks, and touches nobody's buffers.
+ * Of another, only this rank reads or writes chunk `rank` of anyone, hence in place too. */
 static void tshi_threads_allreduce(tshi_threads_member *member, uint64_t number,
                                    const tsh_coll *coll) {
-    const tshi_threads_group *group = member->group;
-    size_t width = tsh_dtype_size(coll->dtype);
-    int64_t step = (int64_t)(TSHI_THREADS_TILE / width), n;
-    int64_t end = tsh_coll_chunk(coll->count, group->size, member->rank + 1);
-    tshi_threads_tile tile;
-    for (int64_t i = tsh_coll_chunk(coll->count, group->size, member->rank); i < end; i += n) {
-        size_t offset = (size_t)i * width;
-        n = tshi_threads_min(step, end - i);
-        tshi_threads_sum(member, number, member->rank, offset, n, &tile);
-        for (int j = 1; j <= group->size; j++) {
-            int to = tshi_threads_turn(group, member->rank, j);
-            memcpy(tshi_threads_slot_of(&group->member[to], number)->recv + offset, tile.bytes,
-                   (size_t)n * width);
-        }
+    const int eager = tshi_threads_call_of(member, number)->eager, size = member->group->size;
+    for (int k = eager ? 0 : member->rank; k < (eager ? size : member->rank + 1); k++) {
+        int64_t at = tsh_coll_chunk(coll->count, size, k);
+        int64_t n = tsh_coll_chunk(coll->count, size, k + 1) - at;
+        char *to = eager && n ? (char *)coll->recv + (size_t)at * tsh_dtype_size(coll->dtype)
+                              : NULL;
+        tshi_threads_sum(member, number, k, at, n, to);
     }
 }
 
 static void tshi_threads_reduce_scatter(tshi_threads_member *member, uint64_t number,
                                         const tsh_coll *coll) {
-    size_t width = tsh_dtype_size(coll->dtype);
-    int64_t step = (int64_t)(TSHI_THREADS_TILE / width), n;
     int64_t mine = coll->recv_counts[member->rank];
     int64_t before = tsh_coll_before(coll->recv_counts, member->rank);
     int64_t whole = tsh_coll_before(coll->recv_counts, member->group->size);
-    tshi_threads_tile tile;
-    for (int64_t b = 0; b < coll->blocks; b++) {
-        for (int64_t i = 0; i < mine; i += n) {
-            n = tshi_threads_min(step, mine - i);
-            tshi_threads_sum(member, number, member->rank, (size_t)(b * whole + before + i) * width,
-                             n, &tile);
-            memcpy((char *)coll->recv + (size_t)(b * mine + i) * width, tile.bytes,
-                   (size_t)n * width);
-        }
-    }
-}
-
-/* blocks pieces of n elements, `to_step` and `from_step` elements apart. */
-static void tshi_threads_copy(char *to, int64_t to_step, const char *from, int64_t from_step,
-                              int64_t n, int64_t blocks, size_t width) {
-    if (n == 0 || to == from) return;
-    if (to_step == n && from_step == n) {
-        n *= blocks;
-        blocks = 1;
-    }
-    for (int64_t b = 0; b < blocks; b++)
-        memcpy(to + (size_t)(b * to_step) * width, from + (size_t)(b * from_step) * width,
-               (size_t)n * width);
+    for (int64_t b = 0; b < coll->blocks && mine; b++)
+        tshi_threads_sum(member, number, member->rank, b * whole + before, mine,
+                         (char *)coll->recv + (size_t)(b * mine) * tsh_dtype_size(coll->dtype));
 }
 
 static void tshi_threads_broadcast(tshi_threads_member *member, uint64_t number,
@@ -731,14 +686,19 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
         int from = tshi_threads_turn(group, member->rank, j);
         const tsh_coll *peer = &tshi_threads_call_of(&group->member[from], number)->coll;
         int64_t n = coll->recv_counts[from], step = n, at = 0;
+        const char *send;
+        char *recv;
         if (n == 0) continue; /* a NULL send is fine then */
         if (all_to_all) {
             at = tsh_coll_before(peer->send_counts, member->rank);
             step = tsh_coll_before(peer->send_counts, group->size);
         }
-        tshi_threads_copy(
-            (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width, row,
-            (const char *)peer->send + (size_t)at * width, step, n, coll->blocks, width);
+        send = (const char *)peer->send + (size_t)at * width;
+        recv = (char *)coll->recv + (size_t)tsh_coll_before(coll->recv_counts, from) * width;
+        for (int64_t b = 0; b < coll->blocks && recv != send;
+             b++) /* equal: this rank's, in place */
+            memcpy(recv + (size_t)(b * row) * width, send + (size_t)(b * step) * width,
+                   (size_t)n * width);
     }
 }
 
@@ -749,22 +709,18 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
 /* Needs: >>threads-work.                                                       */
 /* ========================================================================== */
 
+/* A group, its members, mailboxes and ranks in one block of memory. NULL: there is none. */
 static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int size) {
     size_t n = (size_t)size;
-    tshi_threads_group *group = (tshi_threads_group *)tshi_threads_alloc(sizeof *group);
+    tshi_threads_group *group = (tshi_threads_group *)tshi_threads_alloc(
+        sizeof *group + n * sizeof *group->member + n * n * sizeof *group->mailbox +
+        n * sizeof *group->ranks);
     if (!group) return NULL;
     group->world = world;
     group->size = group->open = size;
-    group->member = (tshi_threads_member *)tshi_threads_alloc(n * sizeof *group->member);
-    group->mailbox = (tshi_threads_mailbox *)tshi_threads_alloc(n * n * sizeof *group->mailbox);
-    group->ranks = (int *)tshi_threads_alloc(n * sizeof *group->ranks);
-    if (!group->member || !group->mailbox || !group->ranks) {
-        tshi_threads_free(group->member);
-        tshi_threads_free(group->mailbox);
-        tshi_threads_free(group->ranks);
-        tshi_threads_free(group);
-        return NULL;
-    }
+    group->member = (tshi_threads_member *)(void *)(group + 1);
+    group->mailbox = (tshi_threads_mailbox *)(void *)(group->member + n);
+    group->ranks = (int *)(void *)(group->mailbox + n * n);
     for (int r = 0; r < size; r++) {
         group->member[r].group = group;
         group->member[r].rank = r;
@@ -783,9 +739,6 @@ static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group
     while (*at != group) at = &(*at)->next;
     *at = group->next;
     tshi_threads_unlock(&world->lock);
-    tshi_threads_free(group->member);
-    tshi_threads_free(group->mailbox);
-    tshi_threads_free(group->ranks);
     tshi_threads_free(group);
 }
 
@@ -838,13 +791,10 @@ static void tshi_threads_join(tshi_threads_group *group, int rank, const tsh_com
 
 /* 1 if every member has posted the next collective of this one. */
 static int tshi_threads_gathered(tshi_threads_member *member) {
-    const tshi_threads_group *group = member->group;
-    uint64_t number = member->finished;
-    for (; member->seen < group->size; member->seen++)
-        if (TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[member->seen], number)->stamp) <=
-            number)
-            return 0;
-    return 1;
+    while (member->seen < member->group->size &&
+           tshi_threads_posted(member->group, member->seen, member->finished))
+        member->seen++;
+    return member->seen == member->group->size;
 }
 
 static int tshi_threads_all_finished(const tshi_threads_group *group, uint64_t number) {
@@ -877,17 +827,13 @@ static void tshi_threads_work(tshi_threads_member *member, uint64_t number) {
 static int tshi_threads_execute(tshi_threads_member *member) {
     uint64_t number = member->finished;
     const tshi_threads_call *call = tshi_threads_call_of(member, number);
-    int fits = tshi_threads_fits(member, number);
-    if (fits && call->eager) {
-        if (call->coll.kind == TSH_ALLREDUCE) tshi_threads_allreduce_eager(member, number);
-    } else {
-        if (!tshi_threads_enter(member)) return 0;
-        if (fits)
-            tshi_threads_work(member, number);
-        else
-            (void)tshi_threads_mismatch(member);
-        if (!tshi_threads_leave(member)) return 0;
-    }
+    int fits = tshi_threads_fits(member, number), eager = fits && call->eager;
+    if (!eager && !tshi_threads_enter(member)) return 0;
+    if (fits)
+        tshi_threads_work(member, number);
+    else
+        (void)tshi_threads_mismatch(member);
+    if (!eager && !tshi_threads_leave(member)) return 0;
     member->seen = 0;
     TSHI_THREADS_PUT(&member->finished, number + 1);
     if (TSHI_THREADS_GET(&member->group->world->sleepers) &&
@@ -901,20 +847,20 @@ static int tshi_threads_execute(tshi_threads_member *member) {
 static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *record,
                              tshi_threads_mailbox *mailbox) {
     tshi_threads_group *group = member->group;
-    int from = record->coll.recv_from;
+    int from = record->call.coll.recv_from;
     tshi_threads_pair *sent =
         &group->member[from].pair[mailbox->record[record->recv_number % TSHI_THREADS_PAIRWISE]];
+    tsh_coll a, b;
     if (!tshi_threads_enter(member)) return 0;
-    if (sent->send_count != record->recv_count || sent->coll.dtype != record->coll.dtype ||
-        sent->coll.tag != record->coll.tag) {
-        const tsh_coll a = tsh_coll_half(&sent->coll, 0), b = tsh_coll_half(&record->coll, 1);
+    a = tsh_coll_half(&sent->call.coll, 0);
+    b = tsh_coll_half(&record->call.coll, 1);
+    if (a.count != b.count || a.dtype != b.dtype || a.tag != b.tag) {
         tsh_error error;
         tsh_message_mismatch(&a, &b, group->ranks[from], group->ranks[member->rank],
                              record->recv_number, group->id, &error);
         tshi_threads_raise(group->world, &error);
-    } else if (record->recv_count) {
-        memcpy(record->coll.recv, sent->coll.send,
-               (size_t)record->recv_count * tsh_dtype_size(record->coll.dtype));
+    } else if (b.count) {
+        memcpy(b.recv, a.send, (size_t)b.count * tsh_dtype_size(b.dtype));
     }
     if (!tshi_threads_leave(member)) return 0;
     TSHI_THREADS_PUT(&record->receiving, 0);
@@ -934,7 +880,8 @@ static void tshi_threads_match(tshi_threads_member *member) {
             tshi_threads_pair *record = &member->pair[i];
             tshi_threads_mailbox *mailbox;
             if (!TSHI_THREADS_GET(&record->receiving)) continue;
-            mailbox = tshi_threads_between(member->group, record->coll.recv_from, member->rank);
+            mailbox = tshi_threads_between(member->group, record->call.coll.recv_from,
+                                           member->rank);
             if (record->recv_number != mailbox->taken ||
                 TSHI_THREADS_GET(&mailbox->posted) <= record->recv_number)
                 continue;
@@ -970,6 +917,12 @@ static tshi_threads_pair *tshi_threads_pair_of(tshi_threads_member *member, tsh_
     return &member->pair[req % TSHI_THREADS_PAIRWISE];
 }
 
+/* What a request waits in. */
+static const tshi_threads_call *tshi_threads_request(tshi_threads_member *member, tsh_req req) {
+    const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
+    return pair ? &pair->call : tshi_threads_call_of(member, tshi_threads_number_of(req));
+}
+
 static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
     if (pair) return !TSHI_THREADS_GET(&pair->receiving) && !TSHI_THREADS_GET(&pair->sending);
@@ -980,15 +933,12 @@ static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
 /* 1 if rank m has posted its part of what member waits for. */
 static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
-    uint64_t number = tshi_threads_number_of(req);
-    if (!pair)
-        return TSHI_THREADS_GET(&tshi_threads_slot_of(&member->group->member[m], number)->stamp) >
-               number;
-    if (TSHI_THREADS_GET(&pair->sending) && pair->coll.send_to == m &&
+    if (!pair) return tshi_threads_posted(member->group, m, tshi_threads_number_of(req));
+    if (TSHI_THREADS_GET(&pair->sending) && pair->call.coll.send_to == m &&
         TSHI_THREADS_GET(&tshi_threads_between(member->group, member->rank, m)->wanted) <=
             pair->send_number)
         return 0;
-    return !(TSHI_THREADS_GET(&pair->receiving) && pair->coll.recv_from == m &&
+    return !(TSHI_THREADS_GET(&pair->receiving) && pair->call.coll.recv_from == m &&
              TSHI_THREADS_GET(&tshi_threads_between(member->group, m, member->rank)->posted) <=
                  pair->recv_number);
 }
@@ -996,11 +946,9 @@ static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
 /* Writes what member waits in: "all-reduce of 7 f32 (sum), collective 3 of group 1". Returns text,
  * which has TSHI_THREADS_TEXT bytes. */
 static char *tshi_threads_where(char *text, tshi_threads_member *member, tsh_req req) {
-    const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
-    uint64_t number = tshi_threads_number_of(req);
     text[0] = '\0';
-    tsh_coll_where(pair ? &pair->coll : &tshi_threads_call_of(member, number)->coll,
-                   member->group->size, number, member->group->id, text, TSHI_THREADS_TEXT);
+    tsh_coll_where(&tshi_threads_request(member, req)->coll, member->group->size,
+                   tshi_threads_number_of(req), member->group->id, text, TSHI_THREADS_TEXT);
     return text;
 }
 
@@ -1024,7 +972,7 @@ static int tshi_threads_check_lost(tshi_threads_member *member, tsh_req req) {
 static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
     const tshi_threads_group *group = member->group;
     uint64_t number = tshi_threads_number_of(req);
-    int pairwise = (req & TSHI_THREADS_REQ_PAIR) != 0, first = -1, absent = 0;
+    int pairwise = (req & TSHI_THREADS_REQ_PAIR) != 0, absent = 0;
     char text[TSHI_THREADS_TEXT];
     tsh_error error;
     for (int m = 0; m < group->size; m++) absent += !tshi_threads_came(member, req, m);
@@ -1033,15 +981,13 @@ static void tshi_threads_time_out(tshi_threads_member *member, tsh_req req) {
                         tshi_threads_where(text, member, req),
                         absent ? "absent ranks" : "ranks that have not finished");
     for (int m = 0; m < group->size; m++) {
-        int late = absent     ? !tshi_threads_came(member, req, m)
-                   : pairwise ? 0
-                              : TSHI_THREADS_GET(&group->member[m].finished) <= number;
+        int late = absent ? !tshi_threads_came(member, req, m)
+                          : !pairwise && TSHI_THREADS_GET(&group->member[m].finished) <= number;
         if (!late) continue;
-        if (first < 0) first = group->ranks[m];
+        if (error.rank < 0) error.rank = group->ranks[m];
         tsh_text_add(error.message, sizeof error.message, " %d", group->ranks[m]);
     }
-    if (first < 0) tsh_text_add(error.message, sizeof error.message, " none");
-    error.rank = first;
+    if (error.rank < 0) tsh_text_add(error.message, sizeof error.message, " none");
     tshi_threads_raise(group->world, &error);
 }
 
@@ -1066,17 +1012,15 @@ static int tshi_threads_together(const void *user, int r) {
     return count;
 }
 
-/* Under the world's lock, r on a cycle. */
-static void tshi_threads_end_cycle(tsh_threads_world *world, int r) {
+/* Under the world's lock, r on a cycle: fills error. */
+static void tshi_threads_tell_cycle(const tsh_threads_world *world, int r, tsh_error *error) {
     char texts[2][TSHI_THREADS_TEXT];
     int waits, blamed = tsh_coll_blame(world->search, r, tshi_threads_together, world, &waits);
     const tshi_threads_rank *a = &world->rank[blamed], *b = &world->rank[waits];
-    tsh_error error;
-    (void)tsh_error_set(&error, TSH_ERR_MISMATCH, blamed,
+    (void)tsh_error_set(error, TSH_ERR_MISMATCH, blamed,
                         "rank %d waits in %s while rank %d waits for it in %s", blamed,
                         tshi_threads_where(texts[0], a->blocked, a->blocked_req), waits,
                         tshi_threads_where(texts[1], b->blocked, b->blocked_req));
-    tshi_threads_fail(world, &error);
 }
 
 /* Registers this rank as blocked and follows who waits for whom. A blocked rank can only be freed
@@ -1085,15 +1029,15 @@ static void tshi_threads_check_cycle(tshi_threads_member *member, tsh_req req) {
     tsh_threads_world *world = member->group->world;
     tshi_threads_rank *self = tshi_threads_self(member);
     int r = member->group->ranks[member->rank];
+    tsh_error error;
     tshi_threads_lock(&world->lock);
     self->blocked = member;
     self->blocked_req = req;
     memset(world->search, 0, (size_t)world->size * sizeof *world->search);
     r = tsh_coll_cycle(world->search, world->size, r, tshi_threads_awaits, world);
-    if (r >= 0) tshi_threads_end_cycle(world, r);
+    if (r >= 0) tshi_threads_tell_cycle(world, r, &error);
     tshi_threads_unlock(&world->lock);
-    if (r >= 0)
-        for (int m = 0; m < world->size; m++) tshi_threads_wake(&world->rank[m]);
+    if (r >= 0) tshi_threads_raise(world, &error);
 }
 
 static void tshi_threads_unblock(tsh_threads_world *world, tshi_threads_rank *self) {
@@ -1110,15 +1054,10 @@ static int tshi_threads_ready(tshi_threads_member *member, tsh_req req) {
            tshi_threads_complete(member, req);
 }
 
-static int64_t tshi_threads_deadline_of(tshi_threads_member *member, tsh_req req) {
-    const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
-    return pair ? pair->deadline
-                : tshi_threads_call_of(member, tshi_threads_number_of(req))->deadline;
-}
-
 /* Not ready: 1, and the world fails, if that will not change. */
 static int tshi_threads_hopeless(tshi_threads_member *member, tsh_req req, int64_t now) {
-    if (now < tshi_threads_deadline_of(member, req)) return tshi_threads_check_lost(member, req);
+    if (now < tshi_threads_request(member, req)->deadline)
+        return tshi_threads_check_lost(member, req);
     tshi_threads_time_out(member, req);
     return 1;
 }
@@ -1131,7 +1070,7 @@ static void tshi_threads_sleep(tshi_threads_member *member, tsh_req req, int64_t
     TSHI_THREADS_PUT(&self->asleep, 1);
     (void)TSHI_THREADS_ADD(&world->sleepers, 1);
     if (!tshi_threads_ready(member, req) && !tshi_threads_hopeless(member, req, now)) {
-        int64_t deadline = tshi_threads_deadline_of(member, req);
+        int64_t deadline = tshi_threads_request(member, req)->deadline;
         int64_t until = tshi_threads_min(deadline, now + *patience);
         if (tshi_threads_nap(self, until) && until < deadline) {
             tshi_threads_check_cycle(member, req);
@@ -1172,9 +1111,7 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     TSHI_THREADS_PUT(&slot->stamp, number + 1);
     if (TSHI_THREADS_GET(&group->world->sleepers)) {
         int m = 0;
-        while (m < group->size &&
-               TSHI_THREADS_GET(&tshi_threads_slot_of(&group->member[m], number)->stamp) > number)
-            m++;
+        while (m < group->size && tshi_threads_posted(group, m, number)) m++;
         if (m == group->size) tshi_threads_wake_group(group);
     }
     return (tsh_req)(number + 1) << 1 | (tsh_req)eager;
@@ -1182,19 +1119,18 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
 
 static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_coll *coll,
                                        tsh_req *req) {
-    int i = 0, both = coll->kind == TSH_SENDRECV;
+    int i = 0;
     tshi_threads_pair *pair;
     while (i < TSHI_THREADS_PAIRWISE && member->pair[i].used) i++;
     if (i == TSHI_THREADS_PAIRWISE) return TSH_ERR_STATE;
     pair = &member->pair[i];
-    pair->coll = *coll;
-    pair->deadline = tsh_deadline(coll->timeout_ns, member->group->world->timeout);
+    pair->call.coll = *coll;
+    pair->call.deadline = tsh_deadline(coll->timeout_ns, member->group->world->timeout);
     pair->used = 1;
     *req = TSHI_THREADS_REQ_PAIR | (tsh_req)i;
     if (coll->kind != TSH_SEND) {
         tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, coll->recv_from,
                                                              member->rank);
-        pair->recv_count = both ? coll->recv_counts[0] : coll->count;
         pair->recv_number = mailbox->wanted;
         TSHI_THREADS_PUT(&pair->receiving, 1);
         member->receiving++;
@@ -1203,7 +1139,6 @@ static tsh_result tshi_threads_message(tshi_threads_member *member, const tsh_co
     if (coll->kind != TSH_RECV) {
         tshi_threads_mailbox *mailbox = tshi_threads_between(member->group, member->rank,
                                                              coll->send_to);
-        pair->send_count = both ? coll->send_counts[0] : coll->count;
         pair->send_number = mailbox->posted;
         TSHI_THREADS_PUT(&pair->sending, 1);
         mailbox->record[pair->send_number % TSHI_THREADS_PAIRWISE] = (unsigned char)i;
@@ -1346,23 +1281,11 @@ static const tsh_comm_ops tshi_threads_ops = TSH_COMM_OPS(tshi_threads, "threads
 /* Needs: >>threads-ops.                                                        */
 /* ========================================================================== */
 
-static int tshi_threads_rank_init(tshi_threads_rank *rank) {
-    if (!tshi_threads_cond_init(&rank->wake)) return 0;
-    if (tshi_threads_mutex_init(&rank->lock)) return 1;
-    tshi_threads_cond_destroy(&rank->wake);
-    return 0;
-}
-
 /* With `ready` ranks initialised. */
 static void tshi_threads_world_drop(tsh_threads_world *world, int ready) {
     while (world->groups) tshi_threads_group_free(world, world->groups);
-    for (int r = 0; r < ready; r++) {
-        tshi_threads_mutex_destroy(&world->rank[r].lock);
-        tshi_threads_cond_destroy(&world->rank[r].wake);
-    }
-    tshi_threads_mutex_destroy(&world->lock);
-    tshi_threads_free(world->search);
-    tshi_threads_free(world->rank);
+    for (int r = 0; r < ready; r++) tshi_threads_monitor_destroy(&world->rank[r].wake);
+    tshi_threads_monitor_destroy(&world->lock);
     tshi_threads_free(world);
 }
 
@@ -1377,9 +1300,10 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
                              "%d ranks are asked for; there can be 1 to %d", nranks,
                              (int)TSHI_THREADS_RANKS);
     if (!tsh_timeout(0, "", &timeout, error)) return error->code;
-    world = (tsh_threads_world *)tshi_threads_alloc(sizeof *world);
+    world = (tsh_threads_world *)tshi_threads_alloc(
+        sizeof *world + (size_t)nranks * (sizeof *world->rank + sizeof *world->search));
     if (!world) return tsh_error_set(error, TSH_ERR_MEMORY, -1, "no memory for a world");
-    if (!tshi_threads_mutex_init(&world->lock)) {
+    if (!tshi_threads_monitor_init(&world->lock)) {
         tshi_threads_free(world);
         return tsh_error_set(error, TSH_ERR_IO, -1, "the system refused a mutex");
     }
@@ -1387,11 +1311,9 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
     world->crowded = nranks > tshi_threads_cores();
     world->spins = world->crowded ? 8 : 2000;
     world->timeout = timeout;
-    world->rank = (tshi_threads_rank *)tshi_threads_alloc((size_t)nranks * sizeof *world->rank);
-    world->search = (tsh_coll_search *)tshi_threads_alloc((size_t)nranks * sizeof *world->search);
-    while (world->rank && world->search && ready < nranks &&
-           tshi_threads_rank_init(&world->rank[ready]))
-        ready++;
+    world->rank = (tshi_threads_rank *)(void *)(world + 1);
+    world->search = (tsh_coll_search *)(void *)(world->rank + nranks);
+    while (ready < nranks && tshi_threads_monitor_init(&world->rank[ready].wake)) ready++;
     root = ready == nranks ? tshi_threads_group_new(world, nranks) : NULL;
     if (!root) {
         tshi_threads_world_drop(world, ready);

@@ -440,12 +440,14 @@ static void scarce(int argc, char **argv) {
     double begin = now_ms();
     MUST(MPI_Init(&argc, &argv) == MPI_SUCCESS);
     comm = opened(NULL, 0);
-    refused_bytes = comm.rank == 1 ? TSHARD_MPI_SEGMENT : 0;
+    refused_bytes = comm.rank == 1 ? sizeof(tshi_mpi_stage) + TSHARD_MPI_SEGMENT : 0;
     open_again(&comm, comm.rank == 1 ? tsh_recv(&comm, x, 100, TSH_F32, 0)
                                      : tsh_send(&comm, x, 100, TSH_F32, 1));
-    refused_bytes = comm.rank == 1 ? TSHARD_MPI_SEGMENT : 0;
+    refused_bytes = comm.rank == 1 ? sizeof(tshi_mpi_stage) + TSHARD_MPI_SEGMENT : 0;
     open_again(&comm, tsh_allreduce(&comm, x, 100, TSH_F32, TSH_SUM));
-    refused_bytes = comm.rank == 1 ? sizeof(tshi_mpi_group) : 0;
+    refused_bytes = comm.rank == 1
+                        ? sizeof(tshi_mpi_group) + 2 * (2 * sizeof(uint64_t) + sizeof(int))
+                        : 0;
     found = tsh_split(&comm, 0, 0, &part);
     open_again(&comm, found);
     sums_to(&comm, 3);
