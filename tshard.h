@@ -1964,10 +1964,17 @@ typedef struct tshi_output {
     unsigned partial; /* inputs whose gradient is a partial sum */
 } tshi_output;
 
+/* An op and its inputs. params: what else its layout rule depends on, or NULL. */
+typedef struct tshi_call {
+    const tshi_op *op;
+    tsh_tensor *const *in;
+    int n;
+    const void *params;
+} tshi_call;
+
 /* An op's layout rule: derives the output's layout from the inputs'. Returns 0 and records an error
- * if these do not fit. params: what else the rule depends on, or NULL. */
-typedef int (*tshi_rule_fn)(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                            tshi_output *output);
+ * if these do not fit. */
+typedef int (*tshi_rule_fn)(const tshi_call *call, tshi_output *output);
 
 enum {
     /* Backward reads both accumulators, gr and gp, of its output. (For other ops gp is all-reduced
@@ -8791,30 +8798,46 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
 /* ========================================================================== */
 
 /* A tshi_op names its rule, a tshi_rule_fn; several ops share one. The shapes of the inputs have
- * been checked. A rule fills output->layout and output->partial and returns 1, or returns 0 with an
- * error that names a call that helps.
+ * been checked. A rule changes output->layout, which is that of the first input, and
+ * output->partial, which is TSHI_NONE, and returns 1, or returns 0 with an error that names a call
+ * that helps.
  *
  * Comments: R is replicated, S(d) sharded along dimension d, P a partial sum. "P R: P, dB P": if A
  * is P and B is R, the output is P. So is the gradient of B, which each rank computes from its own
  * part of A. */
 
+/* Fills in layout and partial of the output by op's rule. 0: an error. */
+static int tshi_rule_run(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                           tshi_output *output) {
+    const tshi_call call = {op, in, n, params};
+    output->layout = in[0]->layout;
+    output->partial = TSHI_NONE;
+    return op->rule(&call, output);
+}
+
 /* Refuses the layouts of a and b. `hint` says what to call instead. */
-static TSHI_COLD int tshi_rule_refuse(const tshi_op *op, const tsh_tensor *a, const tsh_tensor *b,
-                                      const char *hint) {
+static TSHI_COLD int tshi_rule_refuse(const tshi_call *call, const tsh_tensor *a,
+                                      const tsh_tensor *b, const char *hint) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
     (void)tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s",
-                   op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), hint);
+                   call->op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), hint);
+    return 0;
+}
+
+/* Refuses the layout of the first input. `why` says what it is: "is a partial sum". */
+static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *why) {
+    const tsh_tensor *x = call->in[0];
+    char text[TSHI_TEXT_SIZE];
+    (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                   "%s: input %s over %d ranks %s; complete it first: "
+                   "tsh_redistribute(x, tsh_replicated())",
+                   call->op->name, tshi_tensor_text(x, text), x->ctx->tp.size, why);
     return 0;
 }
 
 /* The output has the layout of the first input. */
-static int tshi_rule_keep(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                          tshi_output *output) {
-    (void)op;
-    (void)n;
-    (void)params;
-    output->layout = in[0]->layout;
-    output->partial = TSHI_NONE;
+static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
+    (void)call, (void)output;
     return 1;
 }
 
@@ -8823,64 +8846,51 @@ static int tshi_rule_keep(const tshi_op *op, tsh_tensor *const *in, int n, const
  * dimension. P: only in ops that are linear in it, each of which has a rule below. */
 
 /* Bits of the inputs that are partial sums. */
-static unsigned tshi_rule_sums(tsh_tensor *const *in, int n) {
+static unsigned tshi_rule_sums(const tshi_call *call) {
     unsigned sums = 0;
-    for (int i = 0; i < n; i++)
-        if (in[i]->layout.kind == TSH_PARTIAL) sums |= 1u << i;
+    for (int i = 0; i < call->n; i++)
+        if (call->in[i]->layout.kind == TSH_PARTIAL) sums |= 1u << i;
     return sums;
 }
 
-/* The rule if the inputs `sums` are P. allowed: the op is linear in these while others are R. */
-static int tshi_rule_partial(const tshi_op *op, tsh_tensor *const *in, int n, unsigned sums,
-                             int allowed, tshi_output *output) {
-    int i, p = 0, other = -1; /* p: the first P; other: one that is not, sharded if any */
-    for (i = n - 1; i >= 0; i--) {
-        if (sums >> i & 1u)
-            p = i;
-        else if (other < 0 || in[i]->layout.kind == TSH_SHARDED)
-            other = i;
-    }
-    if (!allowed || (other >= 0 && in[other]->layout.kind == TSH_SHARDED))
-        return tshi_rule_refuse(
-            op, in[p], in[other < 0 ? n - 1 : other],
-            "complete the partial sum first: tsh_redistribute(x, tsh_replicated())");
-    output->layout = tsh_partial();
-    if (n == 2) output->partial = ~sums & (unsigned)(TSHI_A | TSHI_B);
-    return 1;
+/* The first input whose layout is of a kind, or NULL. */
+static const tsh_tensor *tshi_rule_first(const tshi_call *call, tsh_layout_kind kind) {
+    for (int i = 0; i < call->n; i++)
+        if (call->in[i]->layout.kind == kind) return call->in[i];
+    return NULL;
 }
 
-/* The rule of all elementwise ops. allowed: the inputs that are P may be. */
-static int tshi_rule_elementwise(const tshi_op *op, tsh_tensor *const *in, int n, int allowed,
+/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: they may be. */
+static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allowed,
                                  tshi_output *output) {
+    const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED);
     const int ndim = output->shape.ndim;
-    const unsigned sums = tshi_rule_sums(in, n);
-    int i, d, first = -1; /* first: the first sharded input */
-    output->layout = tsh_replicated();
-    output->partial = TSHI_NONE;
-    if (sums) return tshi_rule_partial(op, in, n, sums, allowed, output);
-    for (i = 0; i < n && first < 0; i++)
-        if (in[i]->layout.kind == TSH_SHARDED) first = i;
-    if (first < 0) return 1;
-    output->layout = in[first]->layout;
-    output->layout.dim += ndim - in[first]->ndim;
+    int i, d;
+    if (sums && (cut || !allowed)) {
+        const tsh_tensor *other = cut ? cut : tshi_rule_first(call, TSH_REPLICATED);
+        return tshi_rule_refuse(
+            call, tshi_rule_first(call, TSH_PARTIAL), other ? other : call->in[call->n - 1],
+            "complete the partial sum first: tsh_redistribute(x, tsh_replicated())");
+    }
+    if (sums) output->layout = tsh_partial();
+    if (sums && call->n == 2) output->partial = ~sums & (unsigned)(TSHI_A | TSHI_B);
+    if (!cut) return 1;
+    output->layout = cut->layout;
+    output->layout.dim += ndim - cut->ndim;
     d = output->layout.dim;
-    for (i = 0; i < n; i++) {
-        int own = d - (ndim - in[i]->ndim);
-        int64_t length = own >= 0 ? in[i]->dim[own] : 1;
-        if (in[i]->layout.kind == TSH_SHARDED) {
-            if (in[i]->layout.dim != own || length != output->shape.dim[d] ||
-                !tshi_layout_same_cut(&in[first]->layout, &in[i]->layout, length,
-                                      in[i]->ctx->tp.size))
-                return tshi_rule_refuse(op, in[first], in[i],
-                                        "make them alike: tsh_redistribute(b, tsh_layout_of(a))");
-        } else if (length != 1) {
+    for (i = 0; i < call->n; i++) {
+        const tsh_tensor *x = call->in[i];
+        const int own = d - (ndim - x->ndim), whole = x->layout.kind == TSH_REPLICATED;
+        const int64_t length = own >= 0 ? x->dim[own] : 1;
+        if (whole ? length != 1
+                  : x->layout.dim != own || length != output->shape.dim[d] ||
+                        !tshi_layout_same_cut(&cut->layout, &x->layout, length, x->ctx->tp.size))
             return tshi_rule_refuse(
-                op, in[first], in[i],
-                "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
-                "tsh_redistribute(a, tsh_replicated())");
-        } else {
-            output->partial |= 1u << i;
-        }
+                call, cut, x,
+                whole ? "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
+                        "tsh_redistribute(a, tsh_replicated())"
+                      : "make them alike: tsh_redistribute(b, tsh_layout_of(a))");
+        if (whole) output->partial |= 1u << i;
     }
     return 1;
 }
@@ -8888,11 +8898,9 @@ static int tshi_rule_elementwise(const tshi_op *op, tsh_tensor *const *in, int n
 /* Defines the rule of an op that is linear in the inputs that are P, whose bits are `sums`, if
  * `allowed`. */
 #define TSHI_RULE_LINEAR(name, allowed)                                                            \
-    static int tshi_rule_##name(const tshi_op *op, tsh_tensor *const *in, int n,                   \
-                                const void *params, tshi_output *output) {                         \
-        const unsigned sums = tshi_rule_sums(in, n);                                               \
-        (void)params;                                                                              \
-        return tshi_rule_elementwise(op, in, n, (allowed), output);                                \
+    static int tshi_rule_##name(const tshi_call *call, tshi_output *output) {                      \
+        const unsigned sums = tshi_rule_sums(call);                                                \
+        return tshi_rule_elementwise(call, sums, (allowed), output);                               \
     }
 TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))              /* a + b, a - b. P P: P. */
 TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B)  /* a * b. P R, R P: P, dR P. */
@@ -8901,16 +8909,11 @@ TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))         /* cond ? yes : no
 #undef TSHI_RULE_LINEAR
 
 /* Ops that are not linear. No P: f(a + b) is not f(a) + f(b). */
-static int tshi_rule_nonlinear(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                               tshi_output *output) {
-    (void)params;
-    if (n > 1 || in[0]->layout.kind != TSH_PARTIAL)
-        return tshi_rule_elementwise(op, in, n, 0, output);
-    (void)tsh_fail(
-        in[0]->ctx, TSH_ERR_LAYOUT,
-        "%s: the input is a partial sum over %d ranks and the op is not linear; complete it "
-        "first: tsh_redistribute(x, tsh_replicated())", op->name, in[0]->ctx->tp.size);
-    return 0;
+static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
+    const unsigned sums = tshi_rule_sums(call);
+    if (sums && call->n == 1)
+        return tshi_rule_refuse_input(call, "is a partial sum, and the op is not linear");
+    return tshi_rule_elementwise(call, sums, 0, output);
 }
 
 /* -- ops along a dimension ---------------------------------------------------- */
@@ -8926,58 +8929,50 @@ static int tshi_rule_is_sharded(const tsh_tensor *x, int axis) {
 }
 
 /* Sums. R: R. P: P. S along the reduced dimension: P; along another: S. */
-static int tshi_rule_sum(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                         tshi_output *output) {
-    const tshi_rule_axis *along = (const tshi_rule_axis *)params;
-    const tsh_tensor *x = in[0];
-    (void)tshi_rule_keep(op, in, n, NULL, output);
-    if (tshi_rule_is_sharded(x, along->axis))
-        output->layout = tsh_partial();
-    else if (x->layout.kind == TSH_SHARDED && x->layout.dim > along->axis && !along->keepdim)
-        output->layout.dim--;
+static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
+    const tshi_rule_axis *along = (const tshi_rule_axis *)call->params;
+    tsh_layout *layout = &output->layout;
+    if (tshi_rule_is_sharded(call->in[0], along->axis))
+        *layout = tsh_partial();
+    else if (layout->kind == TSH_SHARDED && layout->dim > along->axis && !along->keepdim)
+        layout->dim--;
     return 1;
 }
 
 /* Max, softmax and others that need all values along the dimension: no P, and no S along it. */
-static int tshi_rule_whole(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                           tshi_output *output) {
-    const tsh_tensor *x = in[0];
-    char text[TSHI_TEXT_SIZE];
-    if (x->layout.kind != TSH_PARTIAL &&
-        !tshi_rule_is_sharded(x, ((const tshi_rule_axis *)params)->axis))
-        return tshi_rule_sum(op, in, n, params, output);
-    (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                   "%s: needs all values along the dimension, and %s is not whole there; "
-                   "complete it first: "
-                   "tsh_redistribute(x, tsh_replicated())", op->name, tshi_tensor_text(x, text));
-    return 0;
+static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *x = call->in[0];
+    if (x->layout.kind == TSH_PARTIAL ||
+        tshi_rule_is_sharded(x, ((const tshi_rule_axis *)call->params)->axis))
+        return tshi_rule_refuse_input(
+            call, "is not whole along the dimension, and the op needs all values there");
+    return tshi_rule_sum(call, output);
 }
 
 /* Concatenation along dimension d (*params). S(d) ...: S(d), whose segments are those of all parts.
  * Else all parts have one layout, and so has the output. */
-static int tshi_rule_concat(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                            tshi_output *output) {
+static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
+    tsh_tensor *const *in = call->in;
     tsh_layout *layout = &output->layout;
-    const int d = *(const int *)params;
+    const int d = *(const int *)call->params;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    int i, e, fits = 1, along = in[0]->layout.kind == TSH_SHARDED && in[0]->layout.dim == d;
-    (void)tshi_rule_keep(op, in, n, NULL, output);
-    for (i = 1; i < n && fits; i++) {
-        const tsh_tensor *p = in[i];
-        fits = p->layout.kind == layout->kind && p->layout.dim == layout->dim;
+    int i, e, fits = 1, along = layout->kind == TSH_SHARDED && layout->dim == d;
+    for (i = 1; i < call->n && fits; i++) {
+        const tsh_layout *own = &in[i]->layout;
+        fits = own->kind == layout->kind && own->dim == layout->dim;
         if (fits && layout->kind == TSH_SHARDED && !along)
-            fits = tshi_layout_equal(&p->layout, layout, p->dim, p->ctx->tp.size);
-        for (e = 0; e < p->layout.segments && along && fits; e++) {
+            fits = tshi_layout_equal(own, layout, in[i]->dim, in[i]->ctx->tp.size);
+        for (e = 0; e < own->segments && along && fits; e++) {
             fits = layout->segments < TSH_MAX_SEGMENTS;
-            if (fits) layout->segment[layout->segments++] = p->layout.segment[e];
+            if (fits) layout->segment[layout->segments++] = own->segment[e];
         }
     }
     if (!fits)
         (void)tsh_fail(in[0]->ctx, TSH_ERR_LAYOUT,
                        "%s: part %d, %s, does not go with %s along dimension %d (at most "
                        "%d segments in all); tsh_redistribute brings parts to one layout",
-                       op->name, i - 1, tshi_tensor_text(in[i - 1], a), tshi_tensor_text(in[0], b),
-                       d, TSH_MAX_SEGMENTS);
+                       call->op->name, i - 1, tshi_tensor_text(in[i - 1], a),
+                       tshi_tensor_text(in[0], b), d, TSH_MAX_SEGMENTS);
     return fits;
 }
 
@@ -8990,27 +8985,24 @@ static int tshi_rule_concat(const tshi_op *op, tsh_tensor *const *in, int n, con
 static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output) {
     const tsh_layout *la = &a->layout, *lb = &b->layout;
     tsh_layout *out = &output->layout;
-    int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim,
-        size = a->ctx->tp.size;
-    int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
-    *out = tsh_replicated();
-    output->partial = TSHI_NONE;
+    const int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim;
+    const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
+    const int same = sa && sb && tshi_layout_same_cut(la, lb, a->dim[la->dim], a->ctx->tp.size);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
-    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* P R, R P */
+    output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B; /* the one that is R, if any */
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) {       /* P R, R P */
         *out = tsh_partial();
-        output->partial = la->kind == TSH_PARTIAL ? TSHI_B : TSHI_A;
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
+    if (sa && sb) output->partial = TSHI_NONE;
     if (sa && sb && da == nd - 1 && db == nd - 2) { /* S(k) S(k) */
         *out = tsh_partial();
-        return tshi_layout_same_cut(la, lb, a->dim[la->dim], size);
+        return same;
     }
     *out = sa ? *la : *lb;
     out->dim = sa ? da : db;
     if (sa && sb) /* the same batch dimension */
-        return da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim] &&
-               tshi_layout_same_cut(la, lb, a->dim[la->dim], size);
-    output->partial = sa ? TSHI_B : TSHI_A;
+        return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
     if (sa && da == nd - 2) return 1; /* S(m) R */
     if (sb && db == nd - 1) return 1; /* R S(n) */
     if (out->dim >= nd - 2) return 0; /* k on one side only */
@@ -9018,12 +9010,9 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
 
-static int tshi_rule_matmul(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                            tshi_output *output) {
-    (void)n;
-    (void)params;
-    return tshi_rule_products(in[0], in[1], output) ||
-           tshi_rule_refuse(op, in[0], in[1],
+static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
+    return tshi_rule_products(call->in[0], call->in[1], output) ||
+           tshi_rule_refuse(call, call->in[0], call->in[1],
                             "shard both along the inner dimension, or make one replicated: "
                             "tsh_redistribute(x, tsh_replicated())");
 }
@@ -9034,90 +9023,58 @@ typedef struct tshi_rule_sequence {
     int regather;           /* a column-parallel input may be S(seq): the op gathers it */
 } tshi_rule_sequence;
 
-/* y = x W^T + b with W (out, in) R: y has the layout of x; dW and db P if that is S or P. along: x
- * is S(-1). */
-static int tshi_rule_linear_replicated(const tshi_op *op, tsh_tensor *const *in, int along,
-                                  tshi_output *output) {
-    const tsh_tensor *x = in[0];
-    if (along)
-        return tshi_rule_refuse(
-            op, x, in[1],
-            "a sharded input wants a weight sharded along dimension 1, or gather it: "
-            "tsh_redistribute(x, tsh_replicated())");
-    if (x->layout.kind == TSH_PARTIAL && in[2])
-        return tshi_rule_refuse(
-            op, x, in[1],
-            "the bias would be added once per rank; complete the input first: "
-            "tsh_redistribute(x, tsh_replicated())");
-    output->layout = x->layout;
-    if (x->layout.kind != TSH_REPLICATED) output->partial = TSHI_WEIGHT | TSHI_BIAS;
-    return 1;
-}
-
-/* W S(0), column-parallel: x R: y S(-1), dx P; x S(seq), gathered: y S(-1).
+/* y (..., out) = x (..., in) W^T + b.
+ * W R: y as x; dW and db P if that is S, but not S(-1), or P, but then without b.
+ * W S(0), column-parallel: x R: y S(-1), dx P; x S(seq), gathered: y S(-1).
  * W S(1), row-parallel: x S(-1): y R, or S(seq) with db P. */
-static int tshi_rule_linear_sharded(const tshi_op *op, tsh_tensor *const *in, int along,
-                                const tshi_rule_sequence *sequence, tshi_output *output) {
-    const tsh_tensor *x = in[0], *w = in[1];
-    if (w->layout.dim == 0) {
-        if (x->layout.kind != TSH_REPLICATED &&
-            !(sequence->regather && x->layout.kind == TSH_SHARDED && !along))
-            return tshi_rule_refuse(op, x, w,
-                                    "a column-parallel weight takes a replicated input: "
-                                    "tsh_redistribute(x, tsh_replicated())");
+static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
+    const tshi_rule_sequence *sequence = (const tshi_rule_sequence *)call->params;
+    const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
+    const int cut = x->layout.kind == TSH_SHARDED, along = cut && x->layout.dim == x->ndim - 1;
+    const int column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0;
+    const int row = w->layout.kind == TSH_SHARDED && w->layout.dim == 1, size = x->ctx->tp.size;
+    const tsh_layout bias = column ? w->layout : tsh_replicated();
+    const char *hint = NULL;
+    if (w->layout.kind == TSH_PARTIAL)
+        hint = "complete the weight first: tsh_redistribute(w, tsh_replicated())";
+    else if (column && x->layout.kind != TSH_REPLICATED && !(sequence->regather && cut && !along))
+        hint = "a column-parallel weight takes a replicated input: "
+               "tsh_redistribute(x, tsh_replicated())";
+    else if (row && !(along && tshi_layout_same_cut(&x->layout, &w->layout, w->dim[1], size)))
+        hint = "a row-parallel weight takes an input that is replicated, or sharded along features "
+               "by the same units: tsh_redistribute(x, tsh_replicated())";
+    else if (along && !row)
+        hint = "a sharded input wants a weight sharded along dimension 1, or gather it: "
+               "tsh_redistribute(x, tsh_replicated())";
+    else if (x->layout.kind == TSH_PARTIAL && b)
+        hint = "the bias would be added once per rank; complete the input first: "
+               "tsh_redistribute(x, tsh_replicated())";
+    if (hint) return tshi_rule_refuse(call, x, w, hint);
+    if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, size))
+        return tshi_rule_refuse(call, w, b,
+                                "the bias of a column-parallel weight is sharded like its "
+                                "dimension 0, any other is replicated");
+    if (column) {
         output->layout = w->layout;
         output->layout.dim = x->ndim - 1;
         output->partial = sequence->regather ? TSHI_NONE : TSHI_X;
-        return 1;
-    }
-    if (!along || !tshi_layout_same_cut(&x->layout, &w->layout, w->dim[1], x->ctx->tp.size))
-        return tshi_rule_refuse(
-            op, x, w,
-            "a row-parallel weight takes an input that is replicated, or sharded along features by "
-            "the same units: tsh_redistribute(x, tsh_replicated())");
-    return 1;
-}
-
-/* y (..., out) = x (..., in) W^T + b: one of the two above, and the layout that b must have. */
-static int tshi_rule_linear(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                            tshi_output *output) {
-    const tshi_rule_sequence *sequence = (const tshi_rule_sequence *)params;
-    tsh_tensor *x = in[0], *w = in[1], *b = in[2];
-    const int along = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
-    tsh_layout bias = tsh_replicated();
-    (void)n;
-    output->layout = tsh_replicated();
-    output->partial = TSHI_NONE;
-    if (w->layout.kind == TSH_PARTIAL)
-        return tshi_rule_refuse(
-            op, x, w, "complete the weight first: tsh_redistribute(w, tsh_replicated())");
-    if (!(w->layout.kind == TSH_REPLICATED
-              ? tshi_rule_linear_replicated(op, in, along, output)
-              : tshi_rule_linear_sharded(op, in, along, sequence, output)))
-        return 0;
-    if (w->layout.kind == TSH_SHARDED && w->layout.dim == 0) bias = w->layout;
-    if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, x->ctx->tp.size))
-        return tshi_rule_refuse(
-            op, w, b,
-            "the bias of a column-parallel weight is sharded like its dimension 0, "
-            "any other is replicated");
-    if (sequence->give) {
-        output->layout = *sequence->give;
-        output->partial = TSHI_BIAS;
+    } else if (row) {
+        output->layout = sequence->give ? *sequence->give : tsh_replicated();
+        output->partial = sequence->give ? TSHI_BIAS : TSHI_NONE;
+    } else if (x->layout.kind != TSH_REPLICATED) {
+        output->partial = TSHI_WEIGHT | TSHI_BIAS;
     }
     return 1;
 }
 
 /* Rows of W (rows, features) by ids. ids R, W R: R. ids S, W R: S, dW P. ids R, W S(0): P, as a
  * rank adds 0 for the rows that it does not hold. ids R, W S(1): S(-1). */
-static int tshi_rule_embedding(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                               tshi_output *output) {
-    const tsh_tensor *ids = in[0], *w = in[1];
-    (void)tshi_rule_keep(op, in, n, params, output);
+static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *ids = call->in[0], *w = call->in[1];
     if (ids->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT;
     if (ids->layout.kind != TSH_PARTIAL && w->layout.kind == TSH_REPLICATED) return 1;
     if (ids->layout.kind != TSH_REPLICATED || w->layout.kind == TSH_PARTIAL)
-        return tshi_rule_refuse(op, ids, w,
+        return tshi_rule_refuse(call, ids, w,
                                 "a sharded weight takes replicated ids: "
                                 "tsh_redistribute(ids, tsh_replicated())");
     output->layout = w->layout.dim ? w->layout : tsh_partial();
@@ -9128,44 +9085,33 @@ static int tshi_rule_embedding(const tshi_op *op, tsh_tensor *const *in, int n, 
 /* -- norms, rope, attention ------------------------------------------------------ */
 
 /* Norms over the last dimension, weight and bias R. x R: R. x S, but not S(-1): S, dW and db P. */
-static int tshi_rule_norm(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                          tshi_output *output) {
-    const tsh_tensor *x = in[0], *w = in[1], *b = in[2];
-    char text[TSHI_TEXT_SIZE];
-    tsh_ctx *ctx = x->ctx;
-    (void)tshi_rule_keep(op, in, n, params, output);
-    if (x->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT | TSHI_BIAS;
-    if (x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1)
-        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
+static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
+    const int last = x->ndim - 1;
+    if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
+    if (tshi_rule_is_sharded(x, last)) {
+        (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
                        "%s: input is sharded along its last dimension (rank %d holds "
                        "%lld of %lld features); "
                        "gather it first: tsh_redistribute(x, tsh_replicated())",
-                       op->name, ctx->tp.rank, (long long)x->local[x->ndim - 1],
-                       (long long)x->dim[x->ndim - 1]);
-    else if (x->layout.kind == TSH_PARTIAL)
-        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "%s: input is a partial sum over %d ranks; complete it first: "
-                       "tsh_redistribute(x, tsh_replicated())", op->name, ctx->tp.size);
-    else if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
-        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "%s: weight %s and bias must be replicated: "
-                       "tsh_redistribute(w, tsh_replicated())",
-                       op->name, tshi_tensor_text(w, text));
-    return ctx->error.code == TSH_OK;
+                       call->op->name, x->ctx->tp.rank, (long long)x->local[last],
+                       (long long)x->dim[last]);
+        return 0;
+    }
+    if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
+        return tshi_rule_refuse(call, x, w,
+                                "weight and bias must be replicated: "
+                                "tsh_redistribute(w, tsh_replicated())");
+    if (x->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT | TSHI_BIAS;
+    return 1;
 }
 
 /* Rotates pairs of features: any layout but S(-1), which the output keeps. */
-static int tshi_rule_rope(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                          tshi_output *output) {
-    const tsh_tensor *x = in[0];
-    char text[TSHI_TEXT_SIZE];
-    if (x->layout.kind != TSH_SHARDED || x->layout.dim != x->ndim - 1)
-        return tshi_rule_keep(op, in, n, params, output);
-    (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                   "%s: input %s is sharded along its last dimension, whose features "
-                   "turn in pairs; gather it first: tsh_redistribute(x, tsh_replicated())",
-                   op->name, tshi_tensor_text(x, text));
-    return 0;
+static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
+    (void)output;
+    return !tshi_rule_is_sharded(call->in[0], call->in[0]->ndim - 1) ||
+           tshi_rule_refuse_input(
+               call, "is sharded along its last dimension, whose features turn in pairs");
 }
 
 /* 1 if on every rank the query heads use exactly the heads of k that it holds. */
@@ -9187,86 +9133,70 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
 
 /* q (B, heads, T, D), k and v (B, k heads, S, D). All R, all S(0), or all S(1) in whole groups of
  * query heads: as q. q S(1), k and v R: S(1), dk and dv P. */
-static int tshi_rule_attention(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                               tshi_output *output) {
-    tsh_tensor *q = in[0], *k = in[1];
+static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
+    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* q S(1) */
+    const int grouped = heads && tshi_rule_is_sharded(k, 1);
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
-    int i, dim = q->layout.kind == TSH_SHARDED ? q->layout.dim : -1, fits = 1;
-    (void)tshi_rule_keep(op, in, n, params, output);
+    int i, fits = tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
     for (i = 0; i < 3; i++)
-        fits = fits && in[i]->layout.kind != TSH_PARTIAL && in[i]->layout.dim < 2;
-    fits = fits && tshi_layout_equal(&k->layout, &in[2]->layout, k->dim, k->ctx->tp.size);
-    if (fits && dim == 1 && k->layout.kind == TSH_REPLICATED)
+        fits = fits && call->in[i]->layout.kind != TSH_PARTIAL && call->in[i]->layout.dim < 2;
+    if (fits && heads && k->layout.kind == TSH_REPLICATED)
         output->partial = TSHI_K | TSHI_V;
-    else if (fits && dim == 1 && k->layout.dim == 1)
-        fits = 2;
-    else
-        fits = fits && tshi_layout_equal(&q->layout, &k->layout, k->dim, k->ctx->tp.size);
-    if (fits == 1 || (fits == 2 && tshi_rule_groups(q, k))) return 1;
+    else if (fits && !(grouped ? tshi_rule_groups(q, k)
+                               : tshi_layout_equal(&q->layout, &k->layout, k->dim, size)))
+        fits = grouped ? -1 : 0;
+    if (fits > 0) return 1;
     (void)tshi_tensor_text(q, tq);
     (void)tshi_tensor_text(k, tk);
-    (void)tshi_tensor_text(in[2], tv);
+    (void)tshi_tensor_text(v, tv);
     if (fits)
         (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
                        "%s: q %s, k %s, v %s: a rank's query heads must use its own "
                        "heads of k and v; cut q in whole groups: tsh_redistribute(q, "
                        "tsh_shard_units(1, %lld)), or replicate k and v",
-                       op->name, tq, tk, tv,
+                       call->op->name, tq, tk, tv,
                        (long long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit));
     else
         (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
                        "%s: q %s, k %s, v %s must all be replicated, or sharded alike "
                        "by batch or by heads (k and v may be replicated then): "
-                       "tsh_redistribute(k, tsh_layout_of(q))", op->name, tq, tk, tv);
+                       "tsh_redistribute(k, tsh_layout_of(q))", call->op->name, tq, tk, tv);
     return 0;
 }
 
 /* -- cross-entropy ---------------------------------------------------------------- */
 
-/* 1 if the weight per class is R, or sharded like the classes; else 0, with an error. */
-static int tshi_rule_class_weights(const tshi_op *op, const tsh_tensor *x,
-                                   const tsh_tensor *weight) {
-    const int last = x->ndim - 1;
-    if (!weight || weight->layout.kind == TSH_REPLICATED ||
-        (weight->layout.kind == TSH_SHARDED && x->layout.kind == TSH_SHARDED &&
-         x->layout.dim == last &&
-         tshi_layout_same_cut(&x->layout, &weight->layout, x->dim[last], x->ctx->tp.size)))
-        return 1;
-    return tshi_rule_refuse(op, x, weight,
-                            "the weight is replicated, or cut as the classes: "
-                            "tsh_redistribute(weight, tsh_replicated())");
-}
-
 /* Logits (rows ..., classes). Logits R or S(classes), target R: R. Logits and target S(rows): P, or
- * S without a reduction. A target of probabilities may have the layout of the logits, too. *params:
- * the tsh_reduction. */
-static int tshi_rule_cross_entropy(const tshi_op *op, tsh_tensor *const *in, int n,
-                                   const void *params, tshi_output *output) {
-    const int reduced = *(const tsh_reduction *)params != TSH_REDUCE_NONE;
-    const tsh_tensor *x = in[0], *target = in[1];
-    char text[TSHI_TEXT_SIZE];
-    int probs = tshi_dtypes[target->dtype].floating, fits = 1; /* else class indices */
-    int rows = x->layout.kind == TSH_SHARDED && x->layout.dim < x->ndim - 1;
-    (void)tshi_rule_keep(op, in, n, params, output);
-    if (x->layout.kind == TSH_PARTIAL) {
-        (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                       "%s: the logits %s are a partial sum over %d ranks; complete "
-                       "them first: tsh_redistribute(logits, tsh_replicated())",
-                       op->name, tshi_tensor_text(x, text), x->ctx->tp.size);
-        return 0;
-    }
-    if (!rows || reduced) output->layout = rows ? tsh_partial() : tsh_replicated();
-    if (rows || probs)
-        fits = tshi_layout_equal(&x->layout, &target->layout, target->dim, x->ctx->tp.size);
+ * S without a reduction. A target of probabilities may have the layout of the logits, too. The
+ * weight per class is R, or sharded as the classes. *params: the tsh_reduction. */
+static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
+    const int reduced = *(const tsh_reduction *)call->params != TSH_REDUCE_NONE;
+    const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
+    const int size = x->ctx->tp.size, last = x->ndim - 1;
+    const int probs = tshi_dtypes[target->dtype].floating; /* else class indices */
+    const int cut = tshi_rule_is_sharded(x, last), rows = !cut && x->layout.kind == TSH_SHARDED;
+    int fits = (rows || probs) && tshi_layout_equal(&x->layout, &target->layout, target->dim, size);
+    if (x->layout.kind == TSH_PARTIAL)
+        return tshi_rule_refuse(call, x, target,
+                                "complete the partial sum first: "
+                                "tsh_redistribute(logits, tsh_replicated())");
     if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
     if (!fits)
-        return tshi_rule_refuse(op, x, target,
+        return tshi_rule_refuse(call, x, target,
                                 probs  ? "the target is replicated, or laid out as the logits"
                                 : rows ? "the target is to be sharded as the logits' rows: "
                                          "tsh_redistribute(target, tsh_layout_of(logits))"
                                        : "the target is to be replicated: "
                                          "tsh_redistribute(target, tsh_replicated())");
-    return tshi_rule_class_weights(op, x, in[2]);
+    if (weight && weight->layout.kind != TSH_REPLICATED &&
+        !(cut && weight->layout.kind == TSH_SHARDED &&
+          tshi_layout_same_cut(&x->layout, &weight->layout, x->dim[last], size)))
+        return tshi_rule_refuse(call, x, weight,
+                                "the weight is replicated, or cut as the classes: "
+                                "tsh_redistribute(weight, tsh_replicated())");
+    if (!rows || reduced) output->layout = rows ? tsh_partial() : tsh_replicated();
+    return 1;
 }
 
 /* ========================================================================== */
@@ -9330,7 +9260,7 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
     tshi_loop loop;
     tsh_tensor *out;
     int i;
-    if (!tshi_map_shape(op->name, in, n, &output.shape) || !op->rule(op, in, n, NULL, &output))
+    if (!tshi_map_shape(op->name, in, n, &output.shape) || !tshi_rule_run(op, in, n, NULL, &output))
         return NULL;
     out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
     if (!out) return NULL;
@@ -10107,7 +10037,7 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
                        tshi_tensor_text(x, text));
         return 0;
     }
-    if (!op->rule(op, &x, 1, &along, &output)) return 0;
+    if (!tshi_rule_run(op, &x, 1, &along, &output)) return 0;
     r->layout = output.layout;
     r->shape = tsh_shape0();
     for (d = 0; d < x->ndim; d++) {
@@ -10777,7 +10707,7 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
         if (!tshi_view_concat_fits(parts, i, d)) return NULL;
         output.shape.dim[d] += parts[i]->dim[d];
     }
-    if (!op->rule(op, parts, n, &d, &output)) return NULL;
+    if (!tshi_rule_run(op, parts, n, &d, &output)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_concat", parts[0]->dtype, &output.shape, &output.layout);
     if (!out) return NULL;
     at = (char *)tshi_tensor_at(out);
@@ -11812,7 +11742,7 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     in[0] = a;
     in[1] = b;
     ctx = tshi_tensor_check_floating("tsh_matmul", in, 2);
-    if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !op->rule(op, in, 2, NULL, &output))
+    if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
     out = tshi_tensor_out(ctx, "tsh_matmul", tshi_tensor_promote(in, 2), &output.shape,
                           &output.layout);
@@ -12012,7 +11942,7 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
     sequence.regather = regather;
     ctx = tshi_tensor_check_floating("tsh_linear", in, b ? 3 : 2);
     if (!ctx || !tshi_linear_check(x, w, b) || !(in[0] = x = tshi_linear_input(x, w, regather)) ||
-        !op->rule(op, in, 3, &sequence, &output))
+        !tshi_rule_run(op, in, 3, &sequence, &output))
         return NULL;
     output.shape = tsh_shape_of(x);
     output.shape.dim[x->ndim - 1] = w->dim[0];
@@ -12259,7 +12189,8 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     in[1] = w;
     ctx = tshi_tensor_check("tsh_embedding", in, 2);
     if (!ctx || !tshi_tensor_check_floating("tsh_embedding", &w, 1)) return NULL;
-    if (!tshi_embedding_check(ids, w, desc) || !op->rule(op, in, 2, NULL, &output)) return NULL;
+    if (!tshi_embedding_check(ids, w, desc) || !tshi_rule_run(op, in, 2, NULL, &output))
+        return NULL;
     output.shape = tsh_shape_of(ids);
     output.shape.dim[output.shape.ndim++] = w->dim[1];
     lookup.count = tsh_local_numel(ids);
@@ -12591,7 +12522,7 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     in[2] = bias;
     ctx = tshi_tensor_check_floating(op->name, in, bias ? 3 : 2);
     if (!ctx || !tshi_norm_check(op->name, x, weight, bias) ||
-        !op->rule(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
+        !tshi_rule_run(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
         return NULL;
     x = in[0];
     output.shape = tsh_shape_of(x);
@@ -12782,7 +12713,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     int64_t stride[TSH_MAX_DIMS];
     tsh_tensor *out;
     if (!desc) desc = &usual;
-    if (!ctx || !tshi_rope_check(x, desc) || !op->rule(op, &x, 1, NULL, &output)) return NULL;
+    if (!ctx || !tshi_rope_check(x, desc) || !tshi_rule_run(op, &x, 1, NULL, &output)) return NULL;
     output.shape = tsh_shape_of(x);
     rope.pairs = (desc->dims ? desc->dims : x->dim[x->ndim - 1]) / 2;
     rope.next = desc->interleaved ? 2 : 1;
@@ -13452,7 +13383,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     in[1] = k;
     in[2] = v;
     ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
-    if (!ctx || !tshi_attention_shapes(in) || !op->rule(op, in, 3, NULL, &output) ||
+    if (!ctx || !tshi_attention_shapes(in) || !tshi_rule_run(op, in, 3, NULL, &output) ||
         !tshi_attention_options(in, desc, &more))
         return NULL;
     output.shape = tsh_shape_of(q);
@@ -13815,7 +13746,7 @@ static tsh_ctx *tshi_loss_check(const tshi_op *op, tsh_tensor **in,
     tsh_ctx *ctx = tshi_tensor_check("tsh_cross_entropy", in, in[2] ? 3 : 2);
     if (!ctx || !tshi_tensor_check_floating("tsh_cross_entropy", in, 1) ||
         !tshi_loss_options(ctx, desc, tshi_dtypes[in[1]->dtype].floating) ||
-        !tshi_loss_shapes(in) || !op->rule(op, in, 3, &desc->reduction, output))
+        !tshi_loss_shapes(in) || !tshi_rule_run(op, in, 3, &desc->reduction, output))
         return NULL;
     return ctx;
 }
