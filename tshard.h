@@ -9177,10 +9177,14 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const int probs = tshi_dtypes[target->dtype].floating; /* else class indices */
     const int cut = tshi_rule_is_sharded(x, last), rows = !cut && x->layout.kind == TSH_SHARDED;
     int fits = (rows || probs) && tshi_layout_equal(&x->layout, &target->layout, target->dim, size);
-    if (x->layout.kind == TSH_PARTIAL)
-        return tshi_rule_refuse(call, x, target,
-                                "complete the partial sum first: "
-                                "tsh_redistribute(logits, tsh_replicated())");
+    char text[TSHI_TEXT_SIZE];
+    if (x->layout.kind == TSH_PARTIAL) {
+        (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                       "%s: the logits %s are a partial sum over %d ranks; complete "
+                       "them first: tsh_redistribute(logits, tsh_replicated())",
+                       call->op->name, tshi_tensor_text(x, text), size);
+        return 0;
+    }
     if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
     if (!fits)
         return tshi_rule_refuse(call, x, target,
@@ -13482,33 +13486,12 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
  */
 enum { TSHI_LOSS_X, TSHI_LOSS_MAX, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
 enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
+enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH };
+enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W };
 typedef struct tshi_loss_work {
     int64_t classes;
-    int which; /* the sum that tshi_loss_term computes: TSHI_LOSS_A to TSHI_LOSS_W */
+    int which; /* what tshi_loss_softmax, or tshi_loss_term, computes */
 } tshi_loss_work;
-
-/* m of n rows. */
-TSHI_INLINE void tshi_loss_max_body(int64_t n, const tshi_operand *operand,
-                                    const tshi_loss_work *work) {
-    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;
-    int64_t i;
-    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
-        m[i] = work->classes ? tshi_kernel_max(x, work->classes) : -TSHI_R(INFINITY);
-}
-TSHI_KERNEL(tshi_loss_max, tshi_loss_work);
-
-/* S of n rows, from m. */
-TSHI_INLINE void tshi_loss_sum_body(int64_t n, const tshi_operand *operand,
-                                    const tshi_loss_work *work, int fused) {
-    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;
-    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
-    int64_t i;
-    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
-        sum[i] = tshi_kernel_exps(x, work->classes, m[i], NULL, fused);
-}
-TSHI_KERNEL_FUSED(tshi_loss_sum, tshi_loss_work);
 
 /* m and S of a row in one pass over parts of it; S so far is scaled when m grows. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
@@ -13530,20 +13513,25 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
     return tshi_kernel_fold(lane) + (max - max);
 }
 
-/* m and S of n rows. */
-TSHI_INLINE void tshi_loss_both_body(int64_t n, const tshi_operand *operand,
-                                     const tshi_loss_work *work, int fused) {
+/* m of n rows, or S from m, or both. */
+TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
+                                        const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
     tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
     int64_t i;
-    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
-        sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
+    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
+        if (work->which == TSHI_LOSS_BOTH)
+            sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
+        else if (work->which == TSHI_LOSS_S)
+            sum[i] = tshi_kernel_exps(x, work->classes, m[i], NULL, fused);
+        else
+            m[i] = work->classes ? tshi_kernel_max(x, work->classes) : -TSHI_R(INFINITY);
+    }
 }
-TSHI_KERNEL_FUSED(tshi_loss_both, tshi_loss_work);
+TSHI_KERNEL_FUSED(tshi_loss_softmax, tshi_loss_work);
 
 /* One of A, B, Q, V, W of n rows, from x and m; weights and dense targets may be NULL. */
-enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W };
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
@@ -13741,34 +13729,15 @@ static int tshi_loss_shapes(tsh_tensor *const *in) {
     return x->ctx->error.code == TSH_OK;
 }
 
-static tsh_ctx *tshi_loss_check(const tshi_op *op, tsh_tensor **in,
-                                const tsh_cross_entropy_desc *desc, tshi_output *output) {
-    tsh_ctx *ctx = tshi_tensor_check("tsh_cross_entropy", in, in[2] ? 3 : 2);
-    if (!ctx || !tshi_tensor_check_floating("tsh_cross_entropy", in, 1) ||
-        !tshi_loss_options(ctx, desc, tshi_dtypes[in[1]->dtype].floating) ||
-        !tshi_loss_shapes(in) || !tshi_rule_run(op, in, 3, &desc->reduction, output))
-        return NULL;
-    return ctx;
-}
-
 /* This rank's shard of t in a layout, dense and without a gradient. t is replicated, or has the
  * layout already. */
 static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
-    tsh_shape shape = tsh_shape_of(t);
-    tshi_block *scratch;
-    tsh_tensor *out;
-    void *values;
-    if (tshi_tensor_is_dense(t) &&
-        (tshi_layout_equal(&t->layout, layout, t->dim, ctx->tp.size) || ctx->tp.size == 1))
-        return tshi_tensor_window(t, t->block);
-    out = tshi_tensor_out(ctx, "tsh_cross_entropy", t->dtype, &shape, layout);
-    values = out ? tshi_kernel_packed(t, &scratch) : NULL;
-    if (!values) return NULL;
-    (void)tshi_redistribute_move(out, &t->layout, &out->layout, t->dtype, values,
-                                 tshi_tensor_at(out));
-    tshi_mem_drop(ctx, scratch);
-    return out;
+    tsh_no_grad_begin(ctx);
+    t = tsh_redistribute(t, *layout);
+    if (t) t = tshi_redistribute_window("tsh_cross_entropy", &t);
+    tsh_no_grad_end(ctx);
+    return t;
 }
 
 /* Fills in *loss, and replaces logits, probabilities and weights by copies if their layout or
@@ -13847,14 +13816,15 @@ static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc
     return 1;
 }
 
-/* Runs a kernel over all rows by the rank's threads. */
-static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel_fn kernel,
-                          const tshi_operand *x, const tshi_loss_work *params) {
+/* Runs a kernel over all rows by the rank's threads; it computes `which`. */
+static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_kernel_fn *kernel,
+                          const tshi_operand *x, int which) {
+    const tshi_loss_work params = {loss->classes, which};
     tshi_rows work;
     memset(&work, 0, sizeof work);
-    work.kernel = kernel;
+    work.kernel = kernel[ctx->isa];
     work.n = TSHI_LOSS_OPERANDS;
-    work.params = params;
+    work.params = &params;
     memcpy(work.x, x, TSHI_LOSS_OPERANDS * sizeof *x);
     work.own[TSHI_LOSS_SCRATCH] = loss->classes;
     tshi_team_run(tshi_kernel_pieces(ctx, loss->rows, loss->classes), loss->rows, 1,
@@ -13867,14 +13837,12 @@ static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
     const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_uniform,
                          loss->at_uniform ? loss->at_uniform + 1 : 0, loss->at_all};
     const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data;
-    const tshi_kernel_fn kernel = tshi_loss_term[in[0]->ctx->isa];
     int64_t i, n = loss->rows;
     tsh_real *picked = sums + n;
-    tshi_loss_work work;
-    work.classes = loss->classes;
-    for (work.which = TSHI_LOSS_A; work.which <= TSHI_LOSS_W; work.which++) {
-        x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums + n * rows[work.which], 1);
-        if (rows[work.which]) tshi_loss_run(in[0]->ctx, loss, kernel, x, &work);
+    int which;
+    for (which = TSHI_LOSS_A; which <= TSHI_LOSS_W; which++) {
+        x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums + n * rows[which], 1);
+        if (rows[which]) tshi_loss_run(in[0]->ctx, loss, tshi_loss_term, x, which);
     }
     for (i = 0; i < n && !loss->probs; i++) {
         int64_t y = kept->local[i];
@@ -13914,19 +13882,14 @@ static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const t
                            tshi_operand *x, tsh_real *sums, tsh_real *losses) {
     tsh_ctx *ctx = in[0]->ctx;
     const int64_t n = loss->rows;
-    tshi_loss_work work;
-    work.classes = loss->classes;
-    work.which = 0;
     x[TSHI_LOSS_MAX] = tshi_kernel_reals(kept->max, 1);
     x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums, 1);
     x[TSHI_LOSS_SCRATCH] = tshi_kernel_reals(sums + (TSHI_LOSS_SUMS + 1) * n, 0);
+    tshi_loss_run(ctx, loss, tshi_loss_softmax, x, loss->cut ? TSHI_LOSS_M : TSHI_LOSS_BOTH);
     if (loss->cut) {
-        tshi_loss_run(ctx, loss, tshi_loss_max[ctx->isa], x, &work);
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, kept->max, n, TSH_REAL, TSH_MAX),
                               "tsh_cross_entropy: all-reduce of the row maxima");
-        tshi_loss_run(ctx, loss, tshi_loss_sum[ctx->isa], x, &work);
-    } else {
-        tshi_loss_run(ctx, loss, tshi_loss_both[ctx->isa], x, &work);
+        tshi_loss_run(ctx, loss, tshi_loss_softmax, x, TSHI_LOSS_S);
     }
     tshi_loss_terms(in, loss, kept, sums, x);
     if (loss->cut)
@@ -14027,8 +13990,12 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     op = &tshi_loss_op[target && tshi_dtypes[target->dtype].floating ? TSHI_LOSS_PROBS
                        : desc->label_smoothing > 0         ? TSHI_LOSS_SMOOTHED
                                                            : TSHI_LOSS_INDEX];
-    ctx = tshi_loss_check(op, in, desc, &output);
-    if (!ctx || !tshi_loss_plan(in, desc, &loss)) return NULL;
+    ctx = tshi_tensor_check(op->name, in, in[2] ? 3 : 2);
+    if (!ctx || !tshi_tensor_check_floating(op->name, in, 1) ||
+        !tshi_loss_options(ctx, desc, tshi_dtypes[target->dtype].floating) ||
+        !tshi_loss_shapes(in) || !tshi_rule_run(op, in, 3, &desc->reduction, &output) ||
+        !tshi_loss_plan(in, desc, &loss))
+        return NULL;
     output.shape = tsh_shape_of(logits);
     output.shape.ndim = desc->reduction == TSH_REDUCE_NONE ? logits->ndim - 1 : 0;
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &output.shape, &output.layout);
