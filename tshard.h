@@ -11530,12 +11530,16 @@ typedef struct tshi_product {
     int64_t m, n, k;
     tsh_real alpha, beta;
     tshi_matrix a, b, d, c; /* D is C, or does not overlap it */
+    const tshi_gemm_progress *progress; /* of communication, or NULL */
+} tshi_product;
+
+/* A product that threads share. */
+typedef struct tshi_products {
+    tshi_product whole;
     char *scratch;
     size_t each; /* bytes of scratch for each piece */
     int by_rows; /* pieces are rows of C, else columns */
-    const tshi_gemm_progress
-        *progress; /* progress of communication, for the rank's own thread, or NULL */
-} tshi_product;
+} tshi_products;
 
 /* Computes a product on the calling thread. A user's gemm has no D: C = beta D is computed first.
  */
@@ -11556,9 +11560,10 @@ static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
 
 /* A thread's part of a product: the rows or columns [from, to) of C. */
 static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
-    tshi_product part = *(const tshi_product *)job;
-    const int64_t i = part.by_rows ? from : 0, j = part.by_rows ? 0 : from;
-    if (part.by_rows)
+    const tshi_products *all = (const tshi_products *)job;
+    const int64_t i = all->by_rows ? from : 0, j = all->by_rows ? 0 : from;
+    tshi_product part = all->whole;
+    if (all->by_rows)
         part.m = to - from;
     else
         part.n = to - from;
@@ -11567,7 +11572,7 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     part.d = tshi_gemm_from(part.d, i, j);
     part.c = tshi_gemm_from(part.c, i, j);
     if (piece > 0) part.progress = NULL; /* only the rank's own thread, piece 0, may communicate */
-    tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
+    tshi_matmul_alone(&part, all->scratch + (size_t)piece * all->each);
 }
 
 /* m (rows, columns) as the ctx's gemm takes it. A user's gemm takes tsh_real: another dtype is
@@ -11605,27 +11610,17 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
     const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
-    tshi_gemm_progress progress;
+    const tshi_gemm_progress progress = {tshi_tape_progress, ctx};
+    const size_t each =
+        (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 * 64;
     tshi_block *converted[2];
-    tshi_product x;
-    progress.fn = tshi_tape_progress;
-    progress.user = ctx;
-    x.ctx = ctx;
-    x.m = m;
-    x.n = n;
-    x.k = k;
-    x.alpha = alpha;
-    x.beta = beta;
-    x.a = tshi_matmul_converted(ctx, a, m, k, &converted[0]);
-    x.b = tshi_matmul_converted(ctx, b, k, n, &converted[1]);
-    x.d = d;
-    x.c = c;
-    x.by_rows = m >= n;
-    x.progress = &progress;
-    x.each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 * 64;
-    x.scratch = tshi_matmul_scratch(ctx, x.each * (size_t)pieces);
-    if (side && x.scratch && ctx->error.code == TSH_OK)
-        tshi_team_run(pieces, side, unit, tshi_matmul_piece, &x);
+    const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, &converted[0]);
+    const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, &converted[1]);
+    char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
+    tshi_products all = {
+        {ctx, m, n, k, alpha, beta, ra, rb, d, c, &progress}, scratch, each, m >= n};
+    if (side && scratch && ctx->error.code == TSH_OK)
+        tshi_team_run(pieces, side, unit, tshi_matmul_piece, &all);
     tshi_mem_drop(ctx, converted[0]);
     tshi_mem_drop(ctx, converted[1]);
 }
@@ -11638,56 +11633,44 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
 
-/* The offset of batch `index` of out in t, whose batch dimensions broadcast to out's. */
-static int64_t tshi_matmul_offset(const tsh_tensor *t, const int64_t *stride, const tsh_tensor *out,
-                                  int64_t index) {
-    int64_t at = 0;
-    int d, skip = out->ndim - t->ndim;
-    for (d = out->ndim - 3; d >= 0; d--) {
-        int64_t i = index % out->local[d];
-        index /= out->local[d];
-        if (d >= skip && t->dim[d - skip] != 1) at += i * stride[d - skip];
-    }
-    return at;
-}
-
-/* The matrices in the last two dimensions of t, whose batches broadcast to out's. data: t's values
- * or its gradient. */
+/* The matrices in the last two dimensions of a tensor, whose batches broadcast to out's. */
 typedef struct tshi_batches {
-    const tsh_tensor *t, *out;
-    const int64_t *stride;
-    void *data;
-    tsh_dtype dtype;
-    int transposed;
+    tshi_matrix first;
+    int64_t stride[TSH_MAX_DIMS]; /* along out's batch dimensions; 0 where the tensor broadcasts */
 } tshi_batches;
 
+/* Those of t's values, or of its gradient, in `data`. */
 static tshi_batches tshi_matmul_batches(const tsh_tensor *t, void *data, tsh_dtype dtype,
                                         const int64_t *stride, const tsh_tensor *out) {
+    const int64_t *last = stride + t->ndim - 2;
     tshi_batches all;
-    all.t = t;
-    all.out = out;
-    all.stride = stride;
-    all.data = data;
-    all.dtype = dtype;
-    all.transposed = 0;
+    int d, skip = out->ndim - t->ndim;
+    all.first = tshi_gemm_matrix_of(data, dtype, last[0], last[1]);
+    for (d = 0; d < out->ndim - 2; d++)
+        all.stride[d] = d < skip || t->dim[d - skip] == 1 ? 0 : stride[d - skip];
     return all;
 }
 
-static tshi_matrix tshi_matmul_batch(const tshi_batches *all, int64_t index) {
-    const int64_t *last = all->stride + all->t->ndim - 2;
-    const int64_t offset = tshi_matmul_offset(all->t, all->stride, all->out, index);
-    return tshi_gemm_matrix_of((char *)all->data + offset * tshi_dtypes[all->dtype].size,
-                               all->dtype, last[all->transposed], last[!all->transposed]);
+static tshi_matrix tshi_matmul_batch(const tshi_batches *all, const tsh_tensor *out,
+                                     int64_t index) {
+    tshi_matrix m = all->first;
+    int64_t at = 0;
+    for (int d = out->ndim - 3; d >= 0; d--) {
+        at += index % out->local[d] * all->stride[d];
+        index /= out->local[d];
+    }
+    m.data = (char *)m.data + at * tshi_dtypes[m.dtype].size;
+    return m;
 }
 
-/* C = A B + beta C of all batches of C's tensor; A is (m, k), B (k, n). */
-static void tshi_matmul_batched(int64_t m, int64_t n, int64_t k, const tshi_batches *a,
-                                const tshi_batches *b, tsh_real beta, const tshi_batches *c) {
-    const tsh_tensor *out = c->out;
+/* C = A B + beta C of all batches of out; A is (m, k), B (k, n). */
+static void tshi_matmul_batched(const tsh_tensor *out, int64_t m, int64_t n, int64_t k,
+                                const tshi_batches *a, const tshi_batches *b, tsh_real beta,
+                                const tshi_batches *c) {
     int64_t i, count = tshi_tensor_product(out->local, out->ndim - 2);
     for (i = 0; i < count; i++)
-        tshi_matmul_gemm(out->ctx, m, n, k, 1, tshi_matmul_batch(a, i), tshi_matmul_batch(b, i),
-                         beta, tshi_matmul_batch(c, i));
+        tshi_matmul_gemm(out->ctx, m, n, k, 1, tshi_matmul_batch(a, out, i),
+                         tshi_matmul_batch(b, out, i), beta, tshi_matmul_batch(c, out, i));
 }
 
 static void tshi_matmul_backward(tshi_node *node) {
@@ -11698,16 +11681,16 @@ static void tshi_matmul_backward(tshi_node *node) {
     tshi_batches gs = tshi_matmul_batches(out, tshi_tape_grad(node), TSH_REAL, out->stride, out);
     tshi_batches ds;
     tshi_dest dest;
+    as.first = tshi_gemm_transposed(as.first);
+    bs.first = tshi_gemm_transposed(bs.first);
     if (tshi_tape_dest_zeroed(node, 0, &dest)) {
         ds = tshi_matmul_batches(a, dest.data, TSH_REAL, dest.stride, out);
-        bs.transposed = 1;
-        tshi_matmul_batched(m, k, n, &gs, &bs, 1, &ds);
+        tshi_matmul_batched(out, m, k, n, &gs, &bs, 1, &ds);
     }
     tshi_tape_give(node, 0); /* dA may be all-reduced while dB is computed */
     if (tshi_tape_dest_zeroed(node, 1, &dest)) {
         ds = tshi_matmul_batches(b, dest.data, TSH_REAL, dest.stride, out);
-        as.transposed = 1;
-        tshi_matmul_batched(k, n, m, &as, &gs, 1, &ds);
+        tshi_matmul_batched(out, k, n, m, &as, &gs, 1, &ds);
     }
 }
 
@@ -11723,10 +11706,11 @@ static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
         fits = p == q || p == 1 || q == 1;
         shape->dim[shape->ndim - d] = p == 1 ? q : p;
     }
-    if (!fits)
+    if (!fits) {
         (void)tsh_fail(a->ctx, TSH_ERR_SHAPE, "tsh_matmul: %s times %s has no meaning",
                        tshi_tensor_text(a, ta), tshi_tensor_text(b, tb));
-    if (!fits) return 0;
+        return 0;
+    }
     shape->dim[shape->ndim - 2] = a->dim[a->ndim - 2];
     shape->dim[shape->ndim - 1] = b->dim[b->ndim - 1];
     return 1;
@@ -11755,8 +11739,8 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     as = tshi_matmul_batches(a, tshi_tensor_at(a), a->dtype, a->stride, out);
     bs = tshi_matmul_batches(b, tshi_tensor_at(b), b->dtype, b->stride, out);
     cs = tshi_matmul_batches(out, c, TSH_REAL, out->stride, out);
-    tshi_matmul_batched(out->local[out->ndim - 2], out->local[out->ndim - 1], a->local[a->ndim - 1],
-                        &as, &bs, 0, &cs);
+    tshi_matmul_batched(out, out->local[out->ndim - 2], out->local[out->ndim - 1],
+                        a->local[a->ndim - 1], &as, &bs, 0, &cs);
     tshi_kernel_output_done(out, unrounded);
     (void)tshi_tape_record(op, out, in, 2, output.partial, 0);
     return out;
@@ -12791,17 +12775,7 @@ static tshi_matrix tshi_attention_tile(tsh_real *data) {
 /* C = alpha A B + beta C, on this thread. */
 static void tshi_attention_gemm(const tshi_head *h, int64_t m, int64_t n, int64_t k, double alpha,
                                 tshi_matrix a, tshi_matrix b, int beta, tshi_matrix c) {
-    tshi_product x;
-    memset(&x, 0, sizeof x);
-    x.ctx = h->ctx;
-    x.m = m;
-    x.n = n;
-    x.k = k;
-    x.alpha = TSHI_R(alpha);
-    x.beta = TSHI_R(beta);
-    x.a = a;
-    x.b = b;
-    x.d = x.c = c;
+    const tshi_product x = {h->ctx, m, n, k, TSHI_R(alpha), TSHI_R(beta), a, b, c, c, NULL};
     tshi_matmul_alone(&x, h->scratch);
 }
 
