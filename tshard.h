@@ -11721,15 +11721,12 @@ static const tshi_op tshi_matmul_op = {
 
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     const tshi_op *op = &tshi_matmul_op;
-    tsh_tensor *in[2], *out;
-    tsh_ctx *ctx;
+    tsh_tensor *in[2] = {a, b}, *out;
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_matmul", in, 2);
     tshi_output output;
     tshi_batches as, bs, cs;
     tshi_block *unrounded;
     tsh_real *c;
-    in[0] = a;
-    in[1] = b;
-    ctx = tshi_tensor_check_floating("tsh_matmul", in, 2);
     if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
     out = tshi_tensor_out(ctx, "tsh_matmul", tshi_tensor_promote(in, 2), &output.shape,
@@ -11918,17 +11915,11 @@ static const tshi_op tshi_linear_op = {
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
     const tshi_op *op = &tshi_linear_op;
-    tsh_tensor *in[3], *out;
-    tsh_ctx *ctx;
-    tshi_rule_sequence sequence;
+    tsh_tensor *in[3] = {x, w, b}, *out;
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_linear", in, b ? 3 : 2);
+    const tshi_rule_sequence sequence = {give, regather};
     tshi_output output;
     tshi_linear how;
-    in[0] = x;
-    in[1] = w;
-    in[2] = b;
-    sequence.give = give;
-    sequence.regather = regather;
-    ctx = tshi_tensor_check_floating("tsh_linear", in, b ? 3 : 2);
     if (!ctx || !tshi_linear_check(x, w, b) || !(in[0] = x = tshi_linear_input(x, w, regather)) ||
         !tshi_rule_run(op, in, 3, &sequence, &output))
         return NULL;
@@ -12827,11 +12818,12 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
 
 /* A tile, for kernels. Its row r sees the first visible + r each of its n columns (keys). */
 typedef struct tshi_tile {
+    const tshi_head *h;
+    int64_t i; /* the query of row 0 */
     int64_t n;
     int64_t visible; /* negative: the first rows see no key of the tile */
     int64_t each;    /* 1 if causal: every row sees one key more than the row before */
     int64_t d;       /* features of a head */
-    double scale;
 } tshi_tile;
 
 /* How many columns row r sees. */
@@ -12842,12 +12834,9 @@ TSHI_INLINE int64_t tshi_attention_row(const tshi_tile *tile, int64_t r) {
 
 /* The tile of queries from i and keys [j, j + n). */
 static tshi_tile tshi_attention_tile_at(const tshi_head *h, int64_t i, int64_t j, int64_t n) {
-    tshi_tile tile;
-    tile.n = n;
-    tile.visible = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
-    tile.each = h->more->causal != 0;
-    tile.d = h->d;
-    tile.scale = h->more->scale;
+    const int causal = h->more->causal != 0;
+    const int64_t visible = (causal ? i + 1 + h->tk - h->tq : h->tk) - j;
+    const tshi_tile tile = {h, i, n, visible, causal, h->d};
     return tile;
 }
 
@@ -12888,18 +12877,16 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *opera
 TSHI_KERNEL_FUSED(tshi_attention_online, tshi_tile);
 
 /* Ends n rows: O = o / l, and m and log l are kept for backward. o, m and l are whole blocks. */
-enum { TSHI_FINISH_OUT, TSHI_FINISH_O, TSHI_FINISH_M, TSHI_FINISH_L };
-enum { TSHI_FINISH_MAX = TSHI_FINISH_L + 1, TSHI_FINISH_LOG_SUM, TSHI_FINISH_OPERANDS };
-TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *operand,
-                                            const void *params, int fused) {
-    const tshi_operand *out = &operand[TSHI_FINISH_OUT], *from = &operand[TSHI_FINISH_O];
-    tsh_real *to = (tsh_real *)out->data, back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK];
-    const tsh_real *o = (const tsh_real *)from->data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_FINISH_M].data;
-    const tsh_real *l = (const tsh_real *)operand[TSHI_FINISH_L].data;
+TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
+                                            const tshi_tile *tile, int fused) {
+    const tshi_head *h = tile->h;
+    const tsh_real *o = h->t, *m = h->row, *l = h->row + TSHI_TILE; /* o before it is divided */
+    tsh_real *to = tshi_gemm_at(h->o, tile->i, 0);
+    tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK];
+    const int64_t d = tile->d, step = h->o.row;
     int64_t e, r;
     int i;
-    (void)params;
+    (void)none;
     for (e = 0; e < n; e += TSHI_BLOCK) {
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i];
@@ -12907,13 +12894,13 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *opera
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_kernel_log(sum, fused);
         }
-        tshi_kernel_store(&operand[TSHI_FINISH_MAX], e, n, max, 0);
-        tshi_kernel_store(&operand[TSHI_FINISH_LOG_SUM], e, n, log_sum, 0);
+        tshi_kernel_put(h->max + tile->i, 1, e, n, max, 0);
+        tshi_kernel_put(h->log_sum + tile->i, 1, e, n, log_sum, 0);
         for (r = e; r < n && r < e + TSHI_BLOCK; r++)
-            tshi_attention_scale(to + r * out->step, o + r * from->step, from->step, back[r - e]);
+            tshi_attention_scale(to + r * step, o + r * d, d, back[r - e]);
     }
 }
-TSHI_KERNEL_FUSED(tshi_attention_finish, void);
+TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_tile);
 
 /* Returns how many queries of a tile, from its row `from` on, are computed at once: all of the m,
  * or if causality cuts the tile TSHI_STRIP. *n becomes the number of keys that the last of them
@@ -12963,45 +12950,37 @@ static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r
 /* Forward of a head, a tile of queries at a time. */
 static void tshi_attention_head_forward(const tshi_head *h) {
     int64_t i, m;
-    tshi_operand x[TSHI_FINISH_OPERANDS];
     for (i = 0; i < h->tq; i += m) {
+        const tshi_tile tile = tshi_attention_tile_at(h, i, 0, h->tk);
         m = tshi_base_min(TSHI_TILE, h->tq - i);
         memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row);
         if (!tshi_attention_visible(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
         tshi_attention_tiles(h, i, m, tshi_attention_forward_tile);
-        x[TSHI_FINISH_OUT] = tshi_kernel_reals(tshi_gemm_at(h->o, i, 0), h->o.row);
-        x[TSHI_FINISH_O] = tshi_kernel_reals(h->t, h->d); /* O before it is divided by l */
-        x[TSHI_FINISH_M] = tshi_kernel_reals(h->row, 1);
-        x[TSHI_FINISH_L] = tshi_kernel_reals(h->row + TSHI_TILE, 1);
-        x[TSHI_FINISH_MAX] = tshi_kernel_reals(h->max + i, 1);
-        x[TSHI_FINISH_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
-        tshi_attention_finish[h->ctx->isa](m, x, NULL);
+        tshi_attention_finish[h->ctx->isa](m, NULL, &tile);
     }
 }
 
-/* delta = O dO of n rows of *d features. Operands: delta, O, dO. */
-TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *x, const int64_t *d) {
-    tsh_real *delta = (tsh_real *)x[0].data;
-    const tsh_real *o = (const tsh_real *)x[1].data, *g = (const tsh_real *)x[2].data;
+/* delta = O dO of n queries. */
+TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
+                                           const tshi_head *h) {
     int64_t r;
-    for (r = 0; r < n; r++, o += x[1].step, g += x[2].step) delta[r] = tshi_kernel_dot(o, g, *d);
+    (void)none;
+    for (r = 0; r < n; r++)
+        h->delta[r] = tshi_kernel_dot(tshi_gemm_at(h->o, r, 0), tshi_gemm_at(h->dout, r, 0), h->d);
 }
-TSHI_KERNEL(tshi_attention_delta, int64_t);
+TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
 /* n rows of a tile: scores x become p, and dx = dO V^T becomes scale dS; both are 0 where a query
  * does not see a key. */
-enum { TSHI_GRAD_X, TSHI_GRAD_DX, TSHI_GRAD_MAX, TSHI_GRAD_LOG_SUM };
-enum { TSHI_GRAD_DELTA = TSHI_GRAD_LOG_SUM + 1, TSHI_GRAD_OPERANDS };
-TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *operand,
+TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
                                           const tshi_tile *tile, int fused) {
-    tsh_real *x = (tsh_real *)operand[TSHI_GRAD_X].data, y[TSHI_BLOCK], dy[TSHI_BLOCK];
-    tsh_real *dx = (tsh_real *)operand[TSHI_GRAD_DX].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_GRAD_MAX].data;
-    const tsh_real *l = (const tsh_real *)operand[TSHI_GRAD_LOG_SUM].data;
-    const tsh_real *delta = (const tsh_real *)operand[TSHI_GRAD_DELTA].data;
-    const tsh_real scale = TSHI_R(tile->scale);
+    const tshi_head *h = tile->h;
+    const tsh_real *m = h->max + tile->i, *l = h->log_sum + tile->i, *delta = h->delta + tile->i;
+    const tsh_real scale = TSHI_R(h->more->scale);
+    tsh_real *x = h->s, *dx = h->t, y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int64_t r, e;
     int i;
+    (void)none;
     for (r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
         const tsh_real max = m[r], log_sum = l[r], dot = delta[r];
         const tsh_real nan = log_sum - log_sum; /* 0, but NaN if log l is not finite */
@@ -13024,18 +13003,12 @@ static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t 
     const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t);
     const tshi_matrix dout = tshi_gemm_from(h->dout, i + r, 0);
     const tshi_tile tile = tshi_attention_tile_at(h, i + r, j, n);
-    tshi_operand x[TSHI_GRAD_OPERANDS];
     i += r;
-    x[TSHI_GRAD_X] = tshi_kernel_reals(h->s, TSHI_TILE);
-    x[TSHI_GRAD_DX] = tshi_kernel_reals(h->t, TSHI_TILE);
-    x[TSHI_GRAD_MAX] = tshi_kernel_reals(h->max + i, 1);
-    x[TSHI_GRAD_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
-    x[TSHI_GRAD_DELTA] = tshi_kernel_reals(h->delta + i, 1);
     tshi_attention_scores(h, i, m, j, n);
     tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_gemm_transposed(tshi_gemm_from(h->v, j, 0)), 0,
                         ds);
     if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
-    tshi_attention_grad[h->ctx->isa](m, x, &tile);
+    tshi_attention_grad[h->ctx->isa](m, NULL, &tile);
     if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
     if (h->dv.data)
         tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_transposed(p), dout, 1,
@@ -13050,11 +13023,7 @@ static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t 
 
 static void tshi_attention_head_backward(const tshi_head *h) {
     int64_t i, m;
-    tshi_operand x[3];
-    x[0] = tshi_kernel_reals(h->delta, 1);
-    x[1] = tshi_kernel_reals(tshi_gemm_at(h->o, 0, 0), h->o.row);
-    x[2] = tshi_kernel_reals(tshi_gemm_at(h->dout, 0, 0), h->dout.row);
-    tshi_attention_delta[h->ctx->isa](h->tq, x, &h->d);
+    tshi_attention_delta[h->ctx->isa](h->tq, NULL, h);
     for (i = 0; i < h->tq; i += m) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
         tshi_attention_tiles(h, i, m, tshi_attention_backward_tile);
@@ -13350,17 +13319,13 @@ static const tshi_op tshi_attention_op = {
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc) {
     const tshi_op *op = &tshi_attention_op;
-    tsh_tensor *in[4], *out;
-    tsh_ctx *ctx;
+    tsh_tensor *in[4] = {q, k, v, NULL}, *out;
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
     tshi_output output;
     tshi_attention more;
     tshi_block *aux, *unrounded;
     tshi_heads all;
     int i;
-    in[0] = q;
-    in[1] = k;
-    in[2] = v;
-    ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
     if (!ctx || !tshi_attention_shapes(in) || !tshi_rule_run(op, in, 3, NULL, &output) ||
         !tshi_attention_options(in, desc, &more))
         return NULL;
