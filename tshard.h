@@ -7943,24 +7943,29 @@ static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
             "tsh_backward: all-reduce of the rows that a gradient touches");
 }
 
-/* tsh_detect_anomaly: 1 if the gradient of input i is finite after the node's contribution; else 0,
- * with an error. gp is skipped while its all-reduce runs. */
-static TSHI_COLD int tshi_tape_check_gradient(const tshi_node *node, int i) {
-    const tsh_tensor *t = node->in[i], *base = t->base;
+/* tsh_detect_anomaly: 1 if t's gradient in acc is finite; else 0, with an error: "the <what> of
+ * <name> (2, 3) R has NaN". */
+static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tensor *t,
+                                          const tshi_accumulator *acc, const char *what,
+                                          const char *name, int length) {
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
-    int k, length;
+    const tsh_real *grad = acc->live ? (const tsh_real *)tshi_mem_data(acc->block) : NULL;
+    if (!grad || !tshi_tape_not_finite(t, grad + (t->offset - t->base->offset), TSH_REAL,
+                                       t->stride, found))
+        return 1;
+    (void)tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the %s of %.*s %s has %s", node->op->name, what,
+                   length, name, tshi_tensor_text(t, form), found);
+    return 0;
+}
+
+/* The same for the gradient of input i after the node's contribution. gp is skipped while its
+ * all-reduce runs. */
+static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
+    const tsh_tensor *t = node->in[i], *base = t->base;
+    int length;
     const char *name = tshi_tape_name(node->op, i, &length);
-    for (k = 0; k < 2; k++) {
-        const tshi_accumulator *acc = k ? &base->gp : &base->gr;
-        const tsh_real *data = acc->live ? (const tsh_real *)tshi_mem_data(acc->block) : NULL;
-        if (!data || (k == 1 && base->reducing) ||
-            !tshi_tape_not_finite(t, data + (t->offset - base->offset), TSH_REAL, t->stride, found))
-            continue;
-        (void)tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the gradient of %.*s %s has %s",
-                       node->op->name, length, name, tshi_tensor_text(t, form), found);
-        return 0;
-    }
-    return 1;
+    return tshi_tape_check_grad(node, t, &base->gr, "gradient", name, length) &&
+           (base->reducing || tshi_tape_check_grad(node, t, &base->gp, "gradient", name, length));
 }
 
 /* Marks the node's gradient of input i as done. The last partial contribution to a tensor starts
@@ -7971,7 +7976,7 @@ static void tshi_tape_give(tshi_node *node, int i) {
     tsh_ctx *ctx = node->out->ctx;
     if (!base || !base->requires_grad || (node->progress.given >> i & 1u)) return;
     node->progress.given |= 1u << i;
-    if (ctx->anomalies && !tshi_tape_check_gradient(node, i)) return;
+    if (ctx->anomalies && !tshi_tape_check_input(node, i)) return;
     if (!base->node) {
         tshi_tape_deliver(base);
         return;
@@ -8029,17 +8034,11 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
 /* Completes the gradient of the node's output, unless its backward accepts a partial one. 0: an
  * error. */
 static int tshi_tape_complete_out(const tshi_node *node) {
-    tsh_tensor *out = node->out;
-    char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
-    const tsh_real *grad;
+    const tsh_tensor *out = node->out;
     if (tshi_tape_accepts_partial(node)) return 1;
-    grad = tshi_tape_complete(out);
-    if (grad && out->ctx->anomalies &&
-        tshi_tape_not_finite(out, grad, TSH_REAL, out->stride, found))
-        (void)tsh_fail(out->ctx, TSH_ERR_ANOMALY,
-                       "%s: the sum of the gradients of the output %s has %s", node->op->name,
-                       tshi_tensor_text(out, form), found);
-    return out->ctx->error.code == TSH_OK && grad;
+    return tshi_tape_complete(node->out) &&
+           (!out->ctx->anomalies ||
+            tshi_tape_check_grad(node, out, &out->gr, "sum of the gradients", "the output", 10));
 }
 
 /* The complete gradient of the node's output, which its backward reads. */
@@ -8048,20 +8047,13 @@ static tsh_real *tshi_tape_grad(const tshi_node *node) {
 }
 
 /* dest = values, or dest += values, of t's local shape. */
-static void tshi_tape_accumulate_at(tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
-                                    const int64_t *stride) {
-    tsh_ctx *ctx = t->ctx;
+static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest,
+                                 const tsh_real *values, const int64_t *stride) {
     tshi_loop loop;
     tshi_kernel_space(&loop, t);
     tshi_kernel_add_operand(&loop, t, dest->data, dest->stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, t, values, stride, TSH_REAL);
-    tshi_kernel_run(&loop, dest->add ? tshi_kernel_add[ctx->isa] : tshi_kernel_copy, NULL);
-}
-
-/* The same for input i of a node. */
-static void tshi_tape_accumulate(const tshi_node *node, int i, const tshi_dest *dest,
-                                 const tsh_real *values, const int64_t *stride) {
-    tshi_tape_accumulate_at(node->in[i], dest, values, stride);
+    tshi_kernel_run(&loop, dest->add ? tshi_kernel_add[t->ctx->isa] : tshi_kernel_copy, NULL);
 }
 
 /* Backward of an op whose gradient of input i equals that of the output. The input shares the
@@ -8078,7 +8070,7 @@ static void tshi_tape_pass(tshi_node *node, int i) {
         acc->block->refs++;
         acc->live = 1;
     } else if (tshi_tape_dest(node, i, &dest)) {
-        tshi_tape_accumulate(node, i, &dest, tshi_tape_grad(node), out->stride);
+        tshi_tape_accumulate(node->in[i], &dest, tshi_tape_grad(node), out->stride);
     }
 }
 
@@ -9782,7 +9774,7 @@ static void tshi_map_accumulate(const tshi_node *node, const tshi_dest *dest, ts
     int64_t stride[TSH_MAX_DIMS];
     if (!scratch) return;
     tshi_tensor_strides(x->local, x->ndim, stride);
-    tshi_tape_accumulate(node, 0, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
+    tshi_tape_accumulate(node->in[0], dest, (const tsh_real *)tshi_mem_data(scratch), stride);
     tshi_mem_drop(x->ctx, scratch);
 }
 
@@ -9968,10 +9960,10 @@ static void tshi_map_copy_backward(tshi_node *node) {
     tshi_dest dest;
     if (!base->requires_grad) return;
     if (out->gr.live && tshi_tape_open(node->in[0], &base->gr, &dest))
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gr.block),
+        tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(out->gr.block),
                              out->stride);
     if (out->gp.live && tshi_tape_open(node->in[0], &base->gp, &dest))
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(out->gp.block),
+        tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(out->gp.block),
                              out->stride);
 }
 
@@ -10667,7 +10659,7 @@ static void tshi_view_concat_backward(tshi_node *node) {
         const tsh_tensor *part = node->in[i];
         tshi_dest dest;
         if (tshi_tape_dest(node, i, &dest))
-            tshi_tape_accumulate(node, i, &dest, g + at * node->out->stride[dim],
+            tshi_tape_accumulate(node->in[i], &dest, g + at * node->out->stride[dim],
                                  node->out->stride);
         at += part->local[dim];
     }
@@ -11322,7 +11314,8 @@ static void tshi_redistribute_copy_backward(tshi_node *node) {
                                       TSH_REAL, op),
                         "tsh_tp_copy: all-reduce of the gradient") == TSH_OK &&
         tshi_tape_dest(node, 0, &dest))
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), out->stride);
+        tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(scratch),
+                             out->stride);
     tshi_mem_drop(out->ctx, scratch);
 }
 
@@ -12428,7 +12421,7 @@ static void tshi_norm_backward(tshi_node *node) {
     if (values[0] && values[1]) tshi_norm_grads(&work, d, pieces);
     tshi_tensor_strides(&d, 1, &one);
     for (i = 1; i < 3; i++)
-        if (needed[i]) tshi_tape_accumulate(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
+        if (needed[i]) tshi_tape_accumulate(node->in[i], &dest[i], i == 1 ? dw : dw + d, &one);
     tshi_mem_drop(ctx, saved[0]);
     tshi_mem_drop(ctx, saved[1]);
     tshi_mem_drop(ctx, two);
@@ -13996,7 +13989,7 @@ static void tshi_custom_backward(tshi_node *node) {
     for (i = 0; i < node->n; i++) {
         if (!scratch[i]) continue;
         tshi_tensor_strides(node->in[i]->local, node->in[i]->ndim, stride);
-        tshi_tape_accumulate(node, i, &dest[i], grad[i], stride);
+        tshi_tape_accumulate(node->in[i], &dest[i], grad[i], stride);
         tshi_mem_drop(ctx, scratch[i]);
     }
 }
@@ -14194,7 +14187,7 @@ static void tshi_module_backward(tshi_node *node, tsh_tensor *y) {
                               "tsh_backward: all-reduce of the gradient of a checkpoint's output");
     for (i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
         if (from[i]->live && tshi_tape_open(y, to[i], &dest))
-            tshi_tape_accumulate_at(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
+            tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
                                     out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->expected = 1;
     tshi_tape_mark(ctx, y);
@@ -17094,7 +17087,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
         (void)tshi_pipeline_receive(p, p->stage + 1, grad, n, TSH_REAL);
     tshi_tensor_strides(y->local, y->ndim, stride);
     if (ctx->error.code == TSH_OK && tshi_tape_open(y, &y->base->gr, &dest))
-        tshi_tape_accumulate_at(y, &dest, grad, stride);
+        tshi_tape_accumulate(y, &dest, grad, stride);
     tshi_mem_drop(ctx, block);
 }
 
