@@ -9110,12 +9110,11 @@ static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
     tsh_range rq[TSH_MAX_SEGMENTS], rk[TSH_MAX_SEGMENTS];
     int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
-    int rank, s;
     if (q->layout.segments != k->layout.segments) return 0;
-    for (rank = 0; rank < q->ctx->tp.size; rank++) {
+    for (int rank = 0; rank < q->ctx->tp.size; rank++) {
         (void)tsh_chunk(&q->layout, q->dim[1], q->ctx->tp.size, rank, rq);
         (void)tsh_chunk(&k->layout, k->dim[1], q->ctx->tp.size, rank, rk);
-        for (s = 0; s < q->layout.segments; s++)
+        for (int s = 0; s < q->layout.segments; s++)
             if (rq[s].length != group * rk[s].length ||
                 (rq[s].length && rq[s].start != group * rk[s].start))
                 return 0;
@@ -11573,14 +11572,13 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          tshi_block **block) {
     tshi_operand to, from;
-    int64_t i;
     *block = NULL;
     if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
     *block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
     if (!*block) return m;
     to = tshi_kernel_reals((tsh_real *)tshi_mem_data(*block), 1);
     from = tshi_kernel_operand(m.data, m.column, m.dtype);
-    for (i = 0; i < rows; i++) {
+    for (int64_t i = 0; i < rows; i++) {
         tshi_kernel_cast(columns, &to, &from);
         tshi_kernel_move(&to, columns);
         tshi_kernel_move(&from, m.row);
@@ -12774,9 +12772,8 @@ static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int6
     const tsh_tensor *mask = h->more->mask;
     const void *values = h->mask_values;
     const int64_t *stride = h->more->mask_stride;
-    int64_t r, c;
-    for (r = 0; r < m; r++)
-        for (c = 0; c < n; c++) {
+    for (int64_t r = 0; r < m; r++)
+        for (int64_t c = 0; c < n; c++) {
             int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3];
             tsh_real *s = h->s + r * TSHI_TILE + c;
             if (tshi_dtypes[mask->dtype].floating)
@@ -12835,8 +12832,7 @@ static tshi_tile tshi_attention_tile_at(const tshi_head *h, int64_t i, int64_t j
 
 /* y = x by; y may be x. */
 TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n, tsh_real by) {
-    int64_t e;
-    TSHI_LANES for (e = 0; e < n; e++) y[e] = x[e] * by;
+    TSHI_LANES for (int64_t e = 0; e < n; e++) y[e] = x[e] * by;
 }
 
 /* Online softmax of n rows of a tile: x becomes e^(x - m), m the new maximum of each row; l and o,
@@ -12877,11 +12873,9 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
     tsh_real *to = tshi_gemm_at(h->o, tile->i, 0);
     tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK];
     const int64_t d = tile->d, step = h->o.row;
-    int64_t e, r;
-    int i;
     (void)none;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i];
             max[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
             back[i] = TSHI_R(1) / sum;
@@ -12889,7 +12883,7 @@ TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
         }
         tshi_kernel_put(h->max + tile->i, 1, e, n, max, 0);
         tshi_kernel_put(h->log_sum + tile->i, 1, e, n, log_sum, 0);
-        for (r = e; r < n && r < e + TSHI_BLOCK; r++)
+        for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++)
             tshi_attention_scale(to + r * step, o + r * d, d, back[r - e]);
     }
 }
@@ -12956,9 +12950,8 @@ static void tshi_attention_head_forward(const tshi_head *h) {
 /* delta = O dO of n queries. */
 TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
                                            const tshi_head *h) {
-    int64_t r;
     (void)none;
-    for (r = 0; r < n; r++)
+    for (int64_t r = 0; r < n; r++)
         h->delta[r] = tshi_kernel_dot(tshi_gemm_at(h->o, r, 0), tshi_gemm_at(h->dout, r, 0), h->d);
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
@@ -12971,14 +12964,13 @@ TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
     const tsh_real *m = h->max + tile->i, *l = h->log_sum + tile->i, *delta = h->delta + tile->i;
     const tsh_real scale = TSHI_R(h->more->scale);
     tsh_real *x = h->s, *dx = h->t, y[TSHI_BLOCK], dy[TSHI_BLOCK];
-    int64_t r, e;
     int i;
     (void)none;
-    for (r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
+    for (int64_t r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
         const tsh_real max = m[r], log_sum = l[r], dot = delta[r];
         const tsh_real nan = log_sum - log_sum; /* 0, but NaN if log l is not finite */
         const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
-        for (e = 0; e < tile->n; e += TSHI_BLOCK) {
+        for (int64_t e = 0; e < tile->n; e += TSHI_BLOCK) {
             const int left = visible - (int)e;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 y[i] = tshi_kernel_exp_below(x[e + i] - max - log_sum, fused) + nan;
@@ -13060,13 +13052,12 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     int64_t wide_low = (low->local[1] - 1) * low->stride[1] + (low->local[3] - 1) * low->stride[3];
     int64_t wide_high = (high->local[1] - 1) * high->stride[1] +
                         (high->local[3] - 1) * high->stride[3];
-    int d;
     if (a->base != b->base || !a->base->requires_grad) return 1;
-    for (d = 0; d < 4; d++)
+    for (int d = 0; d < 4; d++)
         if (a->stride[d] != b->stride[d]) return 0;
     if (a->offset == b->offset) return a->local[1] == b->local[1];
     if (low->offset + wide_low >= high->offset) return 0;
-    for (d = 0; d <= 2; d += 2) /* both fit between two rows, and between two batches */
+    for (int d = 0; d <= 2; d += 2) /* both fit between two rows, and between two batches */
         if (a->local[d] > 1 && high->offset + wide_high - low->offset >= a->stride[d]) return 0;
     return 1;
 }
@@ -13155,22 +13146,20 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
 
 /* Computes all heads, and releases what tshi_attention_begin and conversions took. */
 static void tshi_attention_run(tshi_heads *all) {
-    int i;
     if (all->head.ctx->error.code == TSH_OK)
         tshi_team_run(all->pieces, all->in[0]->local[0] * all->groups, 1, tshi_attention_piece,
                       all);
-    for (i = 0; i < 4; i++) tshi_mem_drop(all->head.ctx, all->converted[i]);
+    for (int i = 0; i < 4; i++) tshi_mem_drop(all->head.ctx, all->converted[i]);
     tshi_mem_drop(all->head.ctx, all->block);
 }
 
 static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
     tshi_dest dest;
-    int i;
     if (!tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params))
         return;
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         all.value[i] = tshi_tape_saved_reals(node, i, all.stride[i], &all.converted[i]);
         if (tshi_tape_dest_zeroed(node, i, &dest)) all.grad[i] = dest.data;
     }
@@ -13318,7 +13307,6 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tshi_attention more;
     tshi_block *aux, *unrounded;
     tshi_heads all;
-    int i;
     if (!ctx || !tshi_attention_shapes(in) || !tshi_rule_run(op, in, 3, NULL, &output) ||
         !tshi_attention_options(in, desc, &more))
         return NULL;
@@ -13341,7 +13329,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
         out->stride[1] = q->dim[3];
         out->stride[2] = q->dim[3] * q->local[1];
     }
-    for (i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++)
         all.value[i] = tshi_kernel_reals_of(in[i], all.stride[i], &all.converted[i]);
     all.value[3] = tshi_kernel_output(out, &unrounded);
     memcpy(all.stride[3], out->stride, sizeof out->stride);
@@ -13429,14 +13417,13 @@ typedef struct tshi_loss_work {
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
     enum { PART = 512 };
     tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY);
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (int i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (; n > 0; n -= PART, x += PART) {
         const int64_t part = tshi_base_min(PART, n);
         const tsh_real here = tshi_kernel_max(x, part);
         if (!(here <= max) && max == max) {
             const tsh_real scale = tshi_loss_padding(max) ? 0 : tshi_kernel_exp(max - here, fused);
-            for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= scale;
+            for (int i = 0; i < TSHI_BLOCK; i++) lane[i] *= scale;
             max = here;
         }
         if (!tshi_loss_padding(max)) tshi_kernel_exps_more(lane, x, part, max, NULL, fused);
@@ -13451,8 +13438,7 @@ TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
     tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
-    int64_t i;
-    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
+    for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
         if (work->which == TSHI_LOSS_BOTH)
             sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
         else if (work->which == TSHI_LOSS_S)
@@ -13474,10 +13460,9 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
     tsh_real *TSHI_RESTRICT e = (tsh_real *)operand[TSHI_LOSS_SCRATCH].data;
     const int64_t classes = work->classes;
     const int which = work->which;
-    int64_t i, c;
-    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
+    for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
         const tsh_real *share = t ? t + i * classes : NULL;
-        TSHI_EACH for (c = 0; c < classes; c++) {
+        TSHI_EACH for (int64_t c = 0; c < classes; c++) {
             const tsh_real weight = w ? w[c] : TSHI_R(1);
             if (which == TSHI_LOSS_A)
                 e[c] = weight * share[c];
@@ -13506,11 +13491,9 @@ TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
     const tsh_real *x;
     const tsh_real max = TSHI_R(row->max), log_sum = TSHI_R(row->log_sum);
     const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN if log S is not finite */
-    int64_t e;
-    int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         x = tshi_kernel_load(&operand[1], e, n, pad);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
             dx[i] = g * tshi_kernel_exp_below(x[i] - max - log_sum, fused);
         tshi_kernel_store(&operand[0], e, n, dx, row->add);
     }
@@ -13528,8 +13511,7 @@ TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     const tsh_real *w = (const tsh_real *)operand[2].data, *t = (const tsh_real *)operand[3].data;
     const tsh_real own = TSHI_R(shares->own), uniform = TSHI_R(shares->uniform);
-    int64_t c;
-    TSHI_EACH for (c = 0; c < n; c++) {
+    TSHI_EACH for (int64_t c = 0; c < n; c++) {
         const tsh_real share = (t ? TSHI_R(own * t[c]) : TSHI_R(0)) +
                                (tshi_loss_padding(x[c]) ? TSHI_R(0) : uniform);
         dx[c * step] -= w ? TSHI_R(w[c] * share) : share;
@@ -13595,7 +13577,6 @@ static void tshi_loss_backward(tshi_node *node) {
     tshi_block *scratch[3] = {NULL, NULL, NULL};
     int64_t stride[TSH_MAX_DIMS];
     tshi_loss_job work;
-    int i;
     memset(&work, 0, sizeof work);
     work.node = node;
     work.x = tshi_tape_saved_reals(node, 0, stride, &scratch[0]);
@@ -13606,7 +13587,7 @@ static void tshi_loss_backward(tshi_node *node) {
                                            : tshi_tape_dest(node, 0, &work.dest)))
         tshi_team_run(tshi_kernel_pieces(ctx, loss->rows, loss->classes), loss->rows, 1,
                       tshi_loss_backward_rows, &work);
-    for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
+    for (int i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
 }
 
 /* -- checks ----------------------------------------------------------------- */
@@ -13711,8 +13692,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
 /* Reports that target y, of local row i, is out of range. */
 static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, int64_t classes) {
     int64_t row = 0, size = 1; /* the global index of the row; rows that dimension d moves on */
-    int d;
-    for (d = target->ndim - 1; d >= 0; d--) {
+    for (int d = target->ndim - 1; d >= 0; d--) {
         row += tshi_tensor_global(target, d, i % target->local[d]) * size;
         i /= target->local[d];
         size *= target->dim[d];
@@ -13771,8 +13751,7 @@ static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
     const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data;
     int64_t i, n = loss->rows;
     tsh_real *picked = sums + n;
-    int which;
-    for (which = TSHI_LOSS_A; which <= TSHI_LOSS_W; which++) {
+    for (int which = TSHI_LOSS_A; which <= TSHI_LOSS_W; which++) {
         x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums + n * rows[which], 1);
         if (rows[which]) tshi_loss_run(in[0]->ctx, loss, tshi_loss_term, x, which);
     }
@@ -13791,8 +13770,7 @@ static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
     const tsh_real *q = sums + loss->rows * loss->at_uniform, *v = q + loss->rows;
     const tsh_real *all = loss->at_all ? sums + loss->rows * loss->at_all : v;
     const tsh_real keep = TSHI_R(1 - loss->smoothing), z = TSHI_R(loss->z);
-    int64_t i;
-    for (i = 0; i < loss->rows; i++) {
+    for (int64_t i = 0; i < loss->rows; i++) {
         tsh_real log_sum = tshi_kernel_log(sums[i], TSHI_FUSED), a, b = sums[loss->rows + i];
         tsh_real lse = kept->max[i] + log_sum;
         if (loss->at_own) kept->own[i] = own[i];
@@ -13837,9 +13815,8 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
     static const int place[3] = {TSHI_LOSS_X, TSHI_LOSS_TARGET, TSHI_LOSS_WEIGHT};
     const int64_t step[3] = {loss->step, loss->classes, 0};
     int64_t stride[TSH_MAX_DIMS];
-    int i;
     memset(x, 0, TSHI_LOSS_OPERANDS * sizeof *x);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         const int used = in[i] && (i != 1 || loss->probs);
         tsh_real *values = used ? tshi_kernel_reals_of(in[i], stride, &scratch[i]) : NULL;
         x[place[i]] = tshi_kernel_reals(values, i == 0 && scratch[0] ? loss->classes : step[i]);
@@ -13853,10 +13830,9 @@ static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tshi_lo
                              const tsh_real *losses, int empty_zero, tsh_tensor *out) {
     tsh_ctx *ctx = x->ctx;
     double total = 0, count = 0;
-    int64_t i;
-    for (i = 0; i < loss->rows; i++) total += (double)losses[i];
+    for (int64_t i = 0; i < loss->rows; i++) total += (double)losses[i];
     if (loss->reduction == TSH_REDUCE_MEAN) {
-        for (i = 0; i < loss->rows; i++) count += (double)kept->own[i];
+        for (int64_t i = 0; i < loss->rows; i++) count += (double)kept->own[i];
         if (loss->probs)
             count = (double)tshi_tensor_product(x->dim, x->ndim - 1);
         else if (out->layout.kind == TSH_PARTIAL && ctx->tp.size > 1)
@@ -13877,9 +13853,8 @@ static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc
     tshi_block *scratch = NULL, *converted[3] = {NULL, NULL, NULL};
     tshi_operand x[TSHI_LOSS_OPERANDS];
     const void *values;
-    int64_t i;
     int done = 1;
-    for (i = 0; i < loss->rows; i++) kept->local[i] = TSHI_TARGET_ELSEWHERE;
+    for (int64_t i = 0; i < loss->rows; i++) kept->local[i] = TSHI_TARGET_ELSEWHERE;
     if (!loss->probs) {
         values = tshi_kernel_packed(in[1], &scratch);
         done = values && tshi_loss_targets(in, desc, values, kept);
@@ -13887,7 +13862,7 @@ static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc
     }
     if (!done) return 0;
     if (tshi_loss_inputs(in, loss, x, converted)) tshi_loss_rows(in, loss, kept, x, sums, losses);
-    for (i = 0; i < 3; i++) tshi_mem_drop(in[0]->ctx, converted[i]);
+    for (int64_t i = 0; i < 3; i++) tshi_mem_drop(in[0]->ctx, converted[i]);
     if (desc->reduction != TSH_REDUCE_NONE)
         tshi_loss_reduce(in[0], loss, kept, losses, desc->empty_zero, out);
     return in[0]->ctx->error.code == TSH_OK;
@@ -13973,8 +13948,7 @@ static void tshi_custom_backward(tshi_node *node) {
     tshi_block *scratch[TSHI_CUSTOM_INPUTS];
     tshi_dest dest[TSHI_CUSTOM_INPUTS];
     int64_t stride[TSH_MAX_DIMS];
-    int i;
-    for (i = 0; i < node->n; i++) {
+    for (int i = 0; i < node->n; i++) {
         size_t bytes = tshi_dtype_reals(tsh_local_numel(node->in[i]));
         kept[i] = tshi_tensor_window(node->in[i], node->saved[i]);
         scratch[i] = kept[i] && tshi_tape_dest(node, i, &dest[i])
@@ -13986,7 +13960,7 @@ static void tshi_custom_backward(tshi_node *node) {
     if (ctx->error.code == TSH_OK)
         desc->backward(desc->user, kept, node->n, (const tsh_real *)tshi_tape_saved(node, node->n),
                        tshi_tape_grad(node), grad);
-    for (i = 0; i < node->n; i++) {
+    for (int i = 0; i < node->n; i++) {
         if (!scratch[i]) continue;
         tshi_tensor_strides(node->in[i]->local, node->in[i]->ndim, stride);
         tshi_tape_accumulate(node->in[i], &dest[i], grad[i], stride);
@@ -13998,14 +13972,13 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc) {
     tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out;
     tshi_custom custom;
-    int i;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (!desc || !desc->forward || !desc->name || n < 1 || n > TSHI_CUSTOM_INPUTS || !in)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_custom_op: takes a name, a forward and 1 to %d inputs, not %d",
                                TSHI_CUSTOM_INPUTS, n);
     if (!tshi_tensor_check(desc->name, in, n)) return NULL;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         dense[i] = tshi_tensor_is_dense(in[i]) ? in[i] : tshi_map_copy(desc->name, in[i]);
         if (!dense[i]) return NULL;
     }
