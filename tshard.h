@@ -7953,9 +7953,8 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
     if (!grad || !tshi_tape_not_finite(t, grad + (t->offset - t->base->offset), TSH_REAL,
                                        t->stride, found))
         return 1;
-    (void)tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the %s of %.*s %s has %s", node->op->name, what,
-                   length, name, tshi_tensor_text(t, form), found);
-    return 0;
+    return tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the %s of %.*s %s has %s", node->op->name, what,
+                   length, name, tshi_tensor_text(t, form), found) == TSH_OK;
 }
 
 /* The same for the gradient of input i after the node's contribution. gp is skipped while its
@@ -8339,9 +8338,8 @@ TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on) {
 /* 1 if t can be a leaf; else 0, with an error of the public function op. */
 static int tshi_tape_check_owned(const tsh_tensor *t, const char *op) {
     if ((t->flags & TSHI_OWNED) && tshi_dtype_computes(t->dtype)) return 1;
-    (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: takes an owned tensor of %s; tsh_keep makes one",
-                   op, tshi_dtype_name(TSH_REAL));
-    return 0;
+    return tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: takes an owned tensor of %s; tsh_keep makes one",
+                   op, tshi_dtype_name(TSH_REAL)) == TSH_OK;
 }
 
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
@@ -8811,20 +8809,18 @@ static int tshi_rule_run(const tshi_op *op, tsh_tensor *const *in, int n, const 
 static TSHI_COLD int tshi_rule_refuse(const tshi_call *call, const tsh_tensor *a,
                                       const tsh_tensor *b, const char *hint) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
-    (void)tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s",
-                   call->op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), hint);
-    return 0;
+    return tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s",
+                   call->op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), hint) == TSH_OK;
 }
 
 /* Refuses the layout of the first input. `why` says what it is: "is a partial sum". */
 static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *why) {
     const tsh_tensor *x = call->in[0];
     char text[TSHI_TEXT_SIZE];
-    (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+    return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
                    "%s: input %s over %d ranks %s; complete it first: "
                    "tsh_redistribute(x, tsh_replicated())",
-                   call->op->name, tshi_tensor_text(x, text), x->ctx->tp.size, why);
-    return 0;
+                   call->op->name, tshi_tensor_text(x, text), x->ctx->tp.size, why) == TSH_OK;
 }
 
 /* The output has the layout of the first input. */
@@ -9081,15 +9077,13 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int last = x->ndim - 1;
     if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
-    if (tshi_rule_is_sharded(x, last)) {
-        (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+    if (tshi_rule_is_sharded(x, last))
+        return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
                        "%s: input is sharded along its last dimension (rank %d holds "
                        "%lld of %lld features); "
                        "gather it first: tsh_redistribute(x, tsh_replicated())",
                        call->op->name, x->ctx->tp.rank, (long long)x->local[last],
-                       (long long)x->dim[last]);
-        return 0;
-    }
+                       (long long)x->dim[last]) == TSH_OK;
     if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
         return tshi_rule_refuse(call, x, w,
                                 "weight and bias must be replicated: "
@@ -9169,13 +9163,11 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const int cut = tshi_rule_is_sharded(x, last), rows = !cut && x->layout.kind == TSH_SHARDED;
     int fits = (rows || probs) && tshi_layout_equal(&x->layout, &target->layout, target->dim, size);
     char text[TSHI_TEXT_SIZE];
-    if (x->layout.kind == TSH_PARTIAL) {
-        (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+    if (x->layout.kind == TSH_PARTIAL)
+        return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
                        "%s: the logits %s are a partial sum over %d ranks; complete "
                        "them first: tsh_redistribute(logits, tsh_replicated())",
-                       call->op->name, tshi_tensor_text(x, text), size);
-        return 0;
-    }
+                       call->op->name, tshi_tensor_text(x, text), size) == TSH_OK;
     if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
     if (!fits)
         return tshi_rule_refuse(call, x, target,
@@ -11697,11 +11689,9 @@ static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
         fits = p == q || p == 1 || q == 1;
         shape->dim[shape->ndim - d] = p == 1 ? q : p;
     }
-    if (!fits) {
-        (void)tsh_fail(a->ctx, TSH_ERR_SHAPE, "tsh_matmul: %s times %s has no meaning",
-                       tshi_tensor_text(a, ta), tshi_tensor_text(b, tb));
-        return 0;
-    }
+    if (!fits)
+        return tsh_fail(a->ctx, TSH_ERR_SHAPE, "tsh_matmul: %s times %s has no meaning",
+                       tshi_tensor_text(a, ta), tshi_tensor_text(b, tb)) == TSH_OK;
     shape->dim[shape->ndim - 2] = a->dim[a->ndim - 2];
     shape->dim[shape->ndim - 1] = b->dim[b->ndim - 1];
     return 1;
@@ -13213,16 +13203,14 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
         int64_t length = d < 4 - mask->ndim ? 1 : mask->dim[d - (4 - mask->ndim)];
         fits = length == 1 || length == dim[d];
     }
-    if (!fits || mask->base->requires_grad) {
-        (void)tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
+    if (!fits || mask->base->requires_grad)
+        return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                        "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
                        "gradient that broadcasts to "
                        "(%lld, %lld, %lld, %lld)",
                        tshi_dtype_name(mask->dtype), tshi_tensor_text(mask, text),
                        tshi_dtype_name(TSH_REAL), (long long)dim[0], (long long)dim[1],
-                       (long long)dim[2], (long long)dim[3]);
-        return 0;
-    }
+                       (long long)dim[2], (long long)dim[3]) == TSH_OK;
     more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
     for (d = 0; d < 4 && mask; d++) {
         int own = d - (4 - mask->ndim);
@@ -13241,10 +13229,9 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x,
     if (fits && past >= 0 && past <= cache->dim[2] - x->dim[2] &&
         tshi_layout_equal(&x->layout, &cache->layout, x->dim, x->ctx->tp.size))
         return 1;
-    (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
+    return tsh_fail(x->ctx, TSH_ERR_SHAPE,
                    "tsh_attention: %s at position %lld does not go into the cache %s",
-                   tshi_tensor_text(x, tx), (long long)past, tshi_tensor_text(cache, tc));
-    return 0;
+                   tshi_tensor_text(x, tx), (long long)past, tshi_tensor_text(cache, tc)) == TSH_OK;
 }
 
 /* Checks all options, before a cache is written to, and resolves them. */
@@ -13255,19 +13242,15 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     memset(more, 0, sizeof *more);
     more->scale = 1 / sqrt((double)(in[0]->dim[3] ? in[0]->dim[3] : 1));
     if (!desc) return 1;
-    if (!(desc->dropout >= 0 && desc->dropout <= 1)) {
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_attention: dropout is %g, not within [0, 1]",
-                       desc->dropout);
-        return 0;
-    }
+    if (!(desc->dropout >= 0 && desc->dropout <= 1))
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_attention: dropout is %g, not within [0, 1]",
+                       desc->dropout) == TSH_OK;
     if (desc->cache_k || desc->cache_v) {
-        if (!desc->cache_k || !desc->cache_v || tshi_tape_records(ctx, in, 3)) {
-            (void)tsh_fail(
+        if (!desc->cache_k || !desc->cache_v || tshi_tape_records(ctx, in, 3))
+            return tsh_fail(
                 ctx, TSH_ERR_STATE,
                 "tsh_attention: a cache is for both k and v, and for work without gradients "
-                "(tsh_no_grad_begin)");
-            return 0;
-        }
+                "(tsh_no_grad_begin)") == TSH_OK;
         if (!tshi_attention_fits_cache(in, in[1], desc->cache_k, desc->past) ||
             !tshi_attention_fits_cache(in, in[2], desc->cache_v, desc->past))
             return 0;
