@@ -7950,11 +7950,11 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                                           const char *name, int length) {
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
     const tsh_real *grad = acc->live ? (const tsh_real *)tshi_mem_data(acc->block) : NULL;
-    if (!grad || !tshi_tape_not_finite(t, grad + (t->offset - t->base->offset), TSH_REAL,
-                                       t->stride, found))
+    if (!grad ||
+        !tshi_tape_not_finite(t, grad + (t->offset - t->base->offset), TSH_REAL, t->stride, found))
         return 1;
     return tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the %s of %.*s %s has %s", node->op->name, what,
-                   length, name, tshi_tensor_text(t, form), found) == TSH_OK;
+                    length, name, tshi_tensor_text(t, form), found) == TSH_OK;
 }
 
 /* The same for the gradient of input i after the node's contribution. gp is skipped while its
@@ -8046,8 +8046,8 @@ static tsh_real *tshi_tape_grad(const tshi_node *node) {
 }
 
 /* dest = values, or dest += values, of t's local shape. */
-static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest,
-                                 const tsh_real *values, const int64_t *stride) {
+static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
+                                 const int64_t *stride) {
     tshi_loop loop;
     tshi_kernel_space(&loop, t);
     tshi_kernel_add_operand(&loop, t, dest->data, dest->stride, TSH_REAL);
@@ -8339,7 +8339,7 @@ TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on) {
 static int tshi_tape_check_owned(const tsh_tensor *t, const char *op) {
     if ((t->flags & TSHI_OWNED) && tshi_dtype_computes(t->dtype)) return 1;
     return tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: takes an owned tensor of %s; tsh_keep makes one",
-                   op, tshi_dtype_name(TSH_REAL)) == TSH_OK;
+                    op, tshi_dtype_name(TSH_REAL)) == TSH_OK;
 }
 
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
@@ -8798,7 +8798,7 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
 
 /* Fills in layout and partial of the output by op's rule. 0: an error. */
 static int tshi_rule_run(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                           tshi_output *output) {
+                         tshi_output *output) {
     const tshi_call call = {op, in, n, params};
     output->layout = in[0]->layout;
     output->partial = TSHI_NONE;
@@ -8810,7 +8810,8 @@ static TSHI_COLD int tshi_rule_refuse(const tshi_call *call, const tsh_tensor *a
                                       const tsh_tensor *b, const char *hint) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
     return tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s",
-                   call->op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), hint) == TSH_OK;
+                    call->op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb),
+                    hint) == TSH_OK;
 }
 
 /* Refuses the layout of the first input. `why` says what it is: "is a partial sum". */
@@ -8818,9 +8819,9 @@ static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *w
     const tsh_tensor *x = call->in[0];
     char text[TSHI_TEXT_SIZE];
     return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                   "%s: input %s over %d ranks %s; complete it first: "
-                   "tsh_redistribute(x, tsh_replicated())",
-                   call->op->name, tshi_tensor_text(x, text), x->ctx->tp.size, why) == TSH_OK;
+                    "%s: input %s over %d ranks %s; complete it first: "
+                    "tsh_redistribute(x, tsh_replicated())",
+                    call->op->name, tshi_tensor_text(x, text), x->ctx->tp.size, why) == TSH_OK;
 }
 
 /* The output has the layout of the first input. */
@@ -9079,11 +9080,11 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
     if (tshi_rule_is_sharded(x, last))
         return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                       "%s: input is sharded along its last dimension (rank %d holds "
-                       "%lld of %lld features); "
-                       "gather it first: tsh_redistribute(x, tsh_replicated())",
-                       call->op->name, x->ctx->tp.rank, (long long)x->local[last],
-                       (long long)x->dim[last]) == TSH_OK;
+                        "%s: input is sharded along its last dimension (rank %d holds "
+                        "%lld of %lld features); "
+                        "gather it first: tsh_redistribute(x, tsh_replicated())",
+                        call->op->name, x->ctx->tp.rank, (long long)x->local[last],
+                        (long long)x->dim[last]) == TSH_OK;
     if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
         return tshi_rule_refuse(call, x, w,
                                 "weight and bias must be replicated: "
@@ -9146,7 +9147,8 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
         (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
                        "%s: q %s, k %s, v %s must all be replicated, or sharded alike "
                        "by batch or by heads (k and v may be replicated then): "
-                       "tsh_redistribute(k, tsh_layout_of(q))", call->op->name, tq, tk, tv);
+                       "tsh_redistribute(k, tsh_layout_of(q))",
+                       call->op->name, tq, tk, tv);
     return 0;
 }
 
@@ -9165,9 +9167,9 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     char text[TSHI_TEXT_SIZE];
     if (x->layout.kind == TSH_PARTIAL)
         return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                       "%s: the logits %s are a partial sum over %d ranks; complete "
-                       "them first: tsh_redistribute(logits, tsh_replicated())",
-                       call->op->name, tshi_tensor_text(x, text), size) == TSH_OK;
+                        "%s: the logits %s are a partial sum over %d ranks; complete "
+                        "them first: tsh_redistribute(logits, tsh_replicated())",
+                        call->op->name, tshi_tensor_text(x, text), size) == TSH_OK;
     if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
     if (!fits)
         return tshi_rule_refuse(call, x, target,
@@ -11594,8 +11596,8 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
     const tshi_gemm_progress progress = {tshi_tape_progress, ctx};
-    const size_t each =
-        (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 * 64;
+    const size_t each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 *
+                        64;
     tshi_block *converted[2];
     const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, &converted[0]);
     const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, &converted[1]);
@@ -11691,7 +11693,7 @@ static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     }
     if (!fits)
         return tsh_fail(a->ctx, TSH_ERR_SHAPE, "tsh_matmul: %s times %s has no meaning",
-                       tshi_tensor_text(a, ta), tshi_tensor_text(b, tb)) == TSH_OK;
+                        tshi_tensor_text(a, ta), tshi_tensor_text(b, tb)) == TSH_OK;
     shape->dim[shape->ndim - 2] = a->dim[a->ndim - 2];
     shape->dim[shape->ndim - 1] = b->dim[b->ndim - 1];
     return 1;
@@ -13205,12 +13207,12 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
     }
     if (!fits || mask->base->requires_grad)
         return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
-                       "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
-                       "gradient that broadcasts to "
-                       "(%lld, %lld, %lld, %lld)",
-                       tshi_dtype_name(mask->dtype), tshi_tensor_text(mask, text),
-                       tshi_dtype_name(TSH_REAL), (long long)dim[0], (long long)dim[1],
-                       (long long)dim[2], (long long)dim[3]) == TSH_OK;
+                        "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
+                        "gradient that broadcasts to "
+                        "(%lld, %lld, %lld, %lld)",
+                        tshi_dtype_name(mask->dtype), tshi_tensor_text(mask, text),
+                        tshi_dtype_name(TSH_REAL), (long long)dim[0], (long long)dim[1],
+                        (long long)dim[2], (long long)dim[3]) == TSH_OK;
     more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
     for (d = 0; d < 4 && mask; d++) {
         int own = d - (4 - mask->ndim);
@@ -13230,8 +13232,9 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x,
         tshi_layout_equal(&x->layout, &cache->layout, x->dim, x->ctx->tp.size))
         return 1;
     return tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                   "tsh_attention: %s at position %lld does not go into the cache %s",
-                   tshi_tensor_text(x, tx), (long long)past, tshi_tensor_text(cache, tc)) == TSH_OK;
+                    "tsh_attention: %s at position %lld does not go into the cache %s",
+                    tshi_tensor_text(x, tx), (long long)past,
+                    tshi_tensor_text(cache, tc)) == TSH_OK;
 }
 
 /* Checks all options, before a cache is written to, and resolves them. */
@@ -13244,13 +13247,13 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     if (!desc) return 1;
     if (!(desc->dropout >= 0 && desc->dropout <= 1))
         return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_attention: dropout is %g, not within [0, 1]",
-                       desc->dropout) == TSH_OK;
+                        desc->dropout) == TSH_OK;
     if (desc->cache_k || desc->cache_v) {
         if (!desc->cache_k || !desc->cache_v || tshi_tape_records(ctx, in, 3))
             return tsh_fail(
-                ctx, TSH_ERR_STATE,
-                "tsh_attention: a cache is for both k and v, and for work without gradients "
-                "(tsh_no_grad_begin)") == TSH_OK;
+                       ctx, TSH_ERR_STATE,
+                       "tsh_attention: a cache is for both k and v, and for work without gradients "
+                       "(tsh_no_grad_begin)") == TSH_OK;
         if (!tshi_attention_fits_cache(in, in[1], desc->cache_k, desc->past) ||
             !tshi_attention_fits_cache(in, in[2], desc->cache_v, desc->past))
             return 0;
@@ -13347,37 +13350,20 @@ enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 };
 enum { TSHI_LOSS_SUMS = 6, TSHI_LOSS_KEPT = 5 };
 
 typedef struct tshi_loss {
+    tsh_cross_entropy_desc desc;
     int64_t rows, classes, step; /* local; elements between rows of the logits */
-    tsh_reduction reduction;
     int probs; /* 1: the target is probabilities */
     int cut;   /* 1: classes are sharded over several ranks */
     /* The sums of all rows are one array, (sums, rows): S, B, then those that are needed. */
     int sums;
     int at_own, at_uniform, at_all; /* indices of A; of Q, V after it; of W; 0: not needed */
-    double smoothing, z, divisor;
+    double divisor;
+    /* What backward reads of each row, in the node's aux: */
+    int64_t *local;          /* the local index of its class, or TSHI_TARGET_... */
+    tsh_real *max, *log_sum; /* m, log S */
+    tsh_real *own, *uniform; /* A, e / V */
+    tsh_real *scale;         /* of the softmax: a + 2 z (m + log S) */
 } tshi_loss;
-
-/* What backward reads of each row. */
-typedef struct tshi_loss_kept {
-    int64_t *local; /* the local index of its class, or TSHI_TARGET_... */
-    tsh_real *max;  /* m */
-    tsh_real *log_sum;
-    tsh_real *own;   /* A */
-    tsh_real *uniform; /* e / V */
-    tsh_real *scale; /* of the softmax: a + 2 z (m + log S) */
-} tshi_loss_kept;
-
-/* The arrays of n rows in aux. */
-static tshi_loss_kept tshi_loss_keep(tshi_block *aux, int64_t rows) {
-    tshi_loss_kept kept;
-    kept.local = (int64_t *)tshi_mem_data(aux);
-    kept.max = (tsh_real *)(void *)(kept.local + rows);
-    kept.log_sum = kept.max + rows;
-    kept.own = kept.log_sum + rows;
-    kept.uniform = kept.own + rows;
-    kept.scale = kept.uniform + rows;
-    return kept;
-}
 
 /* -- kernels ---------------------------------------------------------------- */
 
@@ -13517,11 +13503,10 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
     const tshi_loss_job *work = (const tshi_loss_job *)job;
     const tshi_node *node = work->node;
     const tshi_loss *loss = (const tshi_loss *)node->params;
-    const tshi_loss_kept kept = tshi_loss_keep(node->aux, loss->rows);
     const tsh_real *g = tshi_tape_grad(node);
     const tsh_tensor *x = node->in[0];
     int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
-    const double keep = 1 - loss->smoothing;
+    const double keep = 1 - loss->desc.label_smoothing;
     tshi_operand operand[4];
     tshi_loss_shares shares;
     tshi_loss_row row;
@@ -13530,25 +13515,26 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
     operand[2] = tshi_kernel_reals(work->w, 1);
     row.add = work->dest.add;
     for (i = from; i < to; i++) {
-        double each = (double)(loss->reduction == TSH_REDUCE_NONE ? g[i] : g[0]) / loss->divisor;
+        double each = (double)(loss->desc.reduction == TSH_REDUCE_NONE ? g[i] : g[0]) /
+                      loss->divisor;
         tsh_real *dx = work->dest.data + i * step;
-        if (kept.local[i] == TSHI_TARGET_IGNORED) {
+        if (loss->local[i] == TSHI_TARGET_IGNORED) {
             for (c = 0; c < loss->classes && !work->dest.add; c++) dx[c * last] = 0;
             continue;
         }
-        row.g = each * (double)kept.scale[i];
-        row.max = (double)kept.max[i];
-        row.log_sum = (double)kept.log_sum[i];
+        row.g = each * (double)loss->scale[i];
+        row.max = (double)loss->max[i];
+        row.log_sum = (double)loss->log_sum[i];
         operand[0] = tshi_kernel_reals(dx, last);
         operand[1] = tshi_kernel_reals(work->x + i * work->step, 1);
         tshi_loss_grad[x->ctx->isa](loss->classes, operand, &row);
         shares.own = each * keep;
-        shares.uniform = each * (double)kept.uniform[i];
+        shares.uniform = each * (double)loss->uniform[i];
         operand[3] = tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1);
-        if (loss->probs || loss->smoothing > 0)
+        if (loss->probs || loss->desc.label_smoothing > 0)
             tshi_loss_share[x->ctx->isa](loss->classes, operand, &shares);
-        if (kept.local[i] >= 0)
-            dx[kept.local[i] * last] -= TSHI_R(each * keep * (double)kept.own[i]);
+        if (loss->local[i] >= 0)
+            dx[loss->local[i] * last] -= TSHI_R(each * keep * (double)loss->own[i]);
     }
 }
 
@@ -13556,7 +13542,8 @@ static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->params;
     tsh_ctx *ctx = node->out->ctx;
     /* one pass reads and writes a row: dx may take the memory of x */
-    const int once = !loss->probs && !(loss->smoothing > 0) && node->in[0]->dtype == TSH_REAL;
+    const int once = !loss->probs && !(loss->desc.label_smoothing > 0) &&
+                     node->in[0]->dtype == TSH_REAL;
     tshi_block *scratch[3] = {NULL, NULL, NULL};
     int64_t stride[TSH_MAX_DIMS];
     tshi_loss_job work;
@@ -13598,19 +13585,15 @@ static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, i
     return 0;
 }
 
-/* 1 if the target is integers of the shape of the rows, or probabilities of the logits' shape. */
-static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int probs) {
-    int d, fits = x->ndim == target->ndim + !probs && x->ndim > 0 &&
-                  (probs || !tshi_dtypes[target->dtype].floating);
-    for (d = 0; d < target->ndim && fits; d++) fits = x->dim[d] == target->dim[d];
-    return fits;
-}
-
-/* Checks the shapes of logits, target and class weights (may be NULL). */
+/* Checks the shapes of logits, target and class weights (may be NULL). A target is integers of the
+ * shape of the rows, or probabilities of the logits' shape. */
 static int tshi_loss_shapes(tsh_tensor *const *in) {
     tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
-    if (!tshi_loss_fits(x, target, tshi_dtypes[target->dtype].floating))
+    const int probs = tshi_dtypes[target->dtype].floating;
+    int fits = x->ndim == target->ndim + !probs && x->ndim > 0;
+    for (int d = 0; d < target->ndim && fits; d++) fits = x->dim[d] == target->dim[d];
+    if (!fits)
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_cross_entropy: logits %s and target %s %s; takes (.., V) and integers "
                        "(..), or probabilities (.., V)",
@@ -13651,10 +13634,8 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     if (!x || !in[1]) return 0;
     (void)tshi_kernel_rows(x, &loss->rows, &loss->step);
     loss->classes = x->local[last];
-    loss->reduction = desc->reduction;
+    loss->desc = *desc;
     loss->cut = cut && x->ctx->tp.size > 1;
-    loss->smoothing = desc->label_smoothing;
-    loss->z = desc->z_loss;
     loss->divisor = 1;
     loss->sums = 2;
     if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED)) loss->at_own = loss->sums++;
@@ -13685,30 +13666,31 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, in
                    (long long)row, (long long)classes);
 }
 
-/* Fills in kept->local from class indices, and kept->own with the weight of each class, if this
- * rank has it. 0 and an error if an index is out of range. */
-static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc,
-                             const void *values, const tshi_loss_kept *kept) {
-    const tsh_tensor *x = in[0], *target = in[1], *w = in[2];
-    const tsh_real *all = NULL;
-    int64_t i, n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
-    if (w && desc->weight->layout.kind == TSH_REPLICATED) all = tshi_tensor_values(desc->weight);
-    for (i = 0; i < n; i++) {
-        int64_t y = tshi_tensor_integer(target, values, i);
-        kept->local[i] = TSHI_TARGET_IGNORED;
-        kept->own[i] = 0;
-        if (y == (desc->ignore ? desc->ignore_index : -100)) continue;
+/* Fills in loss->local from class indices, and loss->own with the weight of each class, if this
+ * rank has it. An index out of range is an error. */
+static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
+    const tsh_tensor *x = in[0], *target = in[1], *w = in[2], *given = loss->desc.weight;
+    const tsh_real *all = w && given->layout.kind == TSH_REPLICATED ? tshi_tensor_values(given)
+                                                                    : NULL;
+    const int64_t n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
+    tshi_block *scratch;
+    const void *values = tshi_kernel_packed(target, &scratch);
+    for (int64_t i = 0; i < n && x->ctx->error.code == TSH_OK; i++) {
+        const int64_t y = tshi_tensor_integer(target, values, i);
+        loss->local[i] = TSHI_TARGET_IGNORED;
+        loss->own[i] = 0;
+        if (y == (loss->desc.ignore ? loss->desc.ignore_index : -100)) continue;
         if (y < 0 || y >= classes) {
             tshi_loss_outside(target, y, i, classes);
-            return 0;
+            continue;
         }
-        kept->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* or TSHI_TARGET_ELSEWHERE */
+        loss->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* or TSHI_TARGET_ELSEWHERE */
         if (!w || all)
-            kept->own[i] = all ? all[y * desc->weight->stride[0]] : TSHI_R(1);
-        else if (kept->local[i] >= 0)
-            kept->own[i] = tshi_tensor_values(w)[kept->local[i]];
+            loss->own[i] = all ? all[y * given->stride[0]] : TSHI_R(1);
+        else if (loss->local[i] >= 0)
+            loss->own[i] = tshi_tensor_values(w)[loss->local[i]];
     }
-    return 1;
+    tshi_mem_drop(x->ctx, scratch);
 }
 
 /* Runs a kernel over all rows by the rank's threads; it computes `which`. */
@@ -13727,8 +13709,8 @@ static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_
 }
 
 /* Computes this rank's part of the sums other than S. x: operands of the kernels. */
-static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
-                            const tshi_loss_kept *kept, tsh_real *sums, tshi_operand *x) {
+static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real *sums,
+                            tshi_operand *x) {
     const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_uniform,
                          loss->at_uniform ? loss->at_uniform + 1 : 0, loss->at_all};
     const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data;
@@ -13736,59 +13718,57 @@ static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
     tsh_real *picked = sums + n;
     for (int which = TSHI_LOSS_A; which <= TSHI_LOSS_W; which++) {
         x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums + n * rows[which], 1);
-        if (rows[which]) tshi_loss_run(in[0]->ctx, loss, tshi_loss_term, x, which);
+        if (rows[which]) tshi_loss_run(ctx, loss, tshi_loss_term, x, which);
     }
     for (i = 0; i < n && !loss->probs; i++) {
-        int64_t y = kept->local[i];
-        picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - kept->max[i] : 0;
-        if (loss->at_own) sums[n * loss->at_own + i] = y >= 0 ? kept->own[i] : 0;
+        int64_t y = loss->local[i];
+        picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - loss->max[i] : 0;
+        if (loss->at_own) sums[n * loss->at_own + i] = y >= 0 ? loss->own[i] : 0;
     }
 }
 
 /* Computes the row losses from the complete sums, and what backward reads. B of an index is without
- * its weight, kept->own. */
-static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
-                              const tsh_real *sums, tsh_real *losses) {
+ * its weight, loss->own. */
+static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_real *losses) {
     const tsh_real *own = sums + loss->rows * loss->at_own;
     const tsh_real *q = sums + loss->rows * loss->at_uniform, *v = q + loss->rows;
     const tsh_real *all = loss->at_all ? sums + loss->rows * loss->at_all : v;
-    const tsh_real keep = TSHI_R(1 - loss->smoothing), z = TSHI_R(loss->z);
+    const tsh_real keep = TSHI_R(1 - loss->desc.label_smoothing), z = TSHI_R(loss->desc.z_loss);
     for (int64_t i = 0; i < loss->rows; i++) {
         tsh_real log_sum = tshi_kernel_log(sums[i], TSHI_FUSED), a, b = sums[loss->rows + i];
-        tsh_real lse = kept->max[i] + log_sum;
-        if (loss->at_own) kept->own[i] = own[i];
-        kept->log_sum[i] = log_sum;
-        kept->uniform[i] = loss->at_uniform ? TSHI_R(loss->smoothing) / v[i] : 0;
-        a = keep * kept->own[i];
-        if (loss->at_uniform) a += kept->uniform[i] * all[i];
-        losses[i] = a * log_sum - keep * (loss->probs ? b : TSHI_R(kept->own[i] * b));
-        if (loss->at_uniform) losses[i] -= kept->uniform[i] * q[i];
-        if (loss->z > 0) losses[i] += z * lse * lse;
-        kept->scale[i] = loss->z > 0 ? TSHI_R(a + 2 * z * lse) : a;
-        if (kept->local[i] == TSHI_TARGET_IGNORED) losses[i] = 0;
+        tsh_real lse = loss->max[i] + log_sum;
+        if (loss->at_own) loss->own[i] = own[i];
+        loss->log_sum[i] = log_sum;
+        loss->uniform[i] = loss->at_uniform ? TSHI_R(loss->desc.label_smoothing) / v[i] : 0;
+        a = keep * loss->own[i];
+        if (loss->at_uniform) a += loss->uniform[i] * all[i];
+        losses[i] = a * log_sum - keep * (loss->probs ? b : TSHI_R(loss->own[i] * b));
+        if (loss->at_uniform) losses[i] -= loss->uniform[i] * q[i];
+        if (loss->desc.z_loss > 0) losses[i] += z * lse * lse;
+        loss->scale[i] = loss->desc.z_loss > 0 ? TSHI_R(a + 2 * z * lse) : a;
+        if (loss->local[i] == TSHI_TARGET_IGNORED) losses[i] = 0;
     }
 }
 
 /* Computes the row losses in one pass over the logits; if classes are sharded in two, with an
  * all-reduce after each. sums: (TSHI_LOSS_SUMS, rows), the losses, a row of classes per piece. */
-static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const tshi_loss_kept *kept,
-                           tshi_operand *x, tsh_real *sums, tsh_real *losses) {
-    tsh_ctx *ctx = in[0]->ctx;
+static void tshi_loss_rows(tsh_ctx *ctx, const tshi_loss *loss, tshi_operand *x, tsh_real *sums,
+                           tsh_real *losses) {
     const int64_t n = loss->rows;
-    x[TSHI_LOSS_MAX] = tshi_kernel_reals(kept->max, 1);
+    x[TSHI_LOSS_MAX] = tshi_kernel_reals(loss->max, 1);
     x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums, 1);
     x[TSHI_LOSS_SCRATCH] = tshi_kernel_reals(sums + (TSHI_LOSS_SUMS + 1) * n, 0);
     tshi_loss_run(ctx, loss, tshi_loss_softmax, x, loss->cut ? TSHI_LOSS_M : TSHI_LOSS_BOTH);
     if (loss->cut) {
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, kept->max, n, TSH_REAL, TSH_MAX),
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, loss->max, n, TSH_REAL, TSH_MAX),
                               "tsh_cross_entropy: all-reduce of the row maxima");
         tshi_loss_run(ctx, loss, tshi_loss_softmax, x, TSHI_LOSS_S);
     }
-    tshi_loss_terms(in, loss, kept, sums, x);
+    tshi_loss_terms(ctx, loss, sums, x);
     if (loss->cut)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, loss->sums * n, TSH_REAL, TSH_SUM),
                               "tsh_cross_entropy: all-reduce of the row sums");
-    tshi_loss_combine(loss, kept, sums, losses);
+    tshi_loss_combine(loss, sums, losses);
 }
 
 /* Fills in the operands logits, probabilities and weights; those that are no tsh_real are converted
@@ -13809,46 +13789,38 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
 
 /* out = the sum or mean of the row losses. The divisor of a mean is global: the number of rows, for
  * class indices the sum of their weights. If rows are sharded, out is a partial sum. */
-static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tshi_loss_kept *kept,
-                             const tsh_real *losses, int empty_zero, tsh_tensor *out) {
+static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tsh_real *losses,
+                             tsh_tensor *out) {
     tsh_ctx *ctx = x->ctx;
     double total = 0, count = 0;
     for (int64_t i = 0; i < loss->rows; i++) total += (double)losses[i];
-    if (loss->reduction == TSH_REDUCE_MEAN) {
-        for (int64_t i = 0; i < loss->rows; i++) count += (double)kept->own[i];
+    if (loss->desc.reduction == TSH_REDUCE_MEAN) {
+        for (int64_t i = 0; i < loss->rows; i++) count += (double)loss->own[i];
         if (loss->probs)
             count = (double)tshi_tensor_product(x->dim, x->ndim - 1);
         else if (out->layout.kind == TSH_PARTIAL && ctx->tp.size > 1)
             (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &count, 1, TSH_F64, TSH_SUM),
                                   "tsh_cross_entropy: all-reduce of the number of rows");
         /* divided by infinity, the loss and its gradients are 0 */
-        loss->divisor = count < 0 || count > 0 || !empty_zero ? count : (double)INFINITY;
+        loss->divisor = count < 0 || count > 0 || !loss->desc.empty_zero ? count : (double)INFINITY;
     }
     tshi_tensor_values(out)[0] = TSHI_R(total / loss->divisor);
 }
 
-/* Computes out and kept; sums is scratch. 0: an error. */
-static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc,
-                             tshi_loss *loss, const tshi_loss_kept *kept, tsh_real *sums,
-                             tsh_tensor *out) {
-    tsh_real *losses = desc->reduction == TSH_REDUCE_NONE ? tshi_tensor_values(out)
-                                                          : sums + TSHI_LOSS_SUMS * loss->rows;
-    tshi_block *scratch = NULL, *converted[3] = {NULL, NULL, NULL};
+/* Computes out, and what backward reads; sums is scratch. */
+static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *sums,
+                              tsh_tensor *out) {
+    const int reduced = loss->desc.reduction != TSH_REDUCE_NONE;
+    tsh_real *losses = reduced ? sums + TSHI_LOSS_SUMS * loss->rows : tshi_tensor_values(out);
+    tsh_ctx *ctx = in[0]->ctx;
+    tshi_block *converted[3] = {NULL, NULL, NULL};
     tshi_operand x[TSHI_LOSS_OPERANDS];
-    const void *values;
-    int done = 1;
-    for (int64_t i = 0; i < loss->rows; i++) kept->local[i] = TSHI_TARGET_ELSEWHERE;
-    if (!loss->probs) {
-        values = tshi_kernel_packed(in[1], &scratch);
-        done = values && tshi_loss_targets(in, desc, values, kept);
-        tshi_mem_drop(in[0]->ctx, scratch);
-    }
-    if (!done) return 0;
-    if (tshi_loss_inputs(in, loss, x, converted)) tshi_loss_rows(in, loss, kept, x, sums, losses);
-    for (int64_t i = 0; i < 3; i++) tshi_mem_drop(in[0]->ctx, converted[i]);
-    if (desc->reduction != TSH_REDUCE_NONE)
-        tshi_loss_reduce(in[0], loss, kept, losses, desc->empty_zero, out);
-    return in[0]->ctx->error.code == TSH_OK;
+    for (int64_t i = 0; i < loss->rows; i++) loss->local[i] = TSHI_TARGET_ELSEWHERE;
+    if (!loss->probs) tshi_loss_targets(in, loss);
+    if (ctx->error.code == TSH_OK && tshi_loss_inputs(in, loss, x, converted))
+        tshi_loss_rows(ctx, loss, x, sums, losses);
+    for (int i = 0; i < 3; i++) tshi_mem_drop(ctx, converted[i]);
+    if (ctx->error.code == TSH_OK && reduced) tshi_loss_reduce(in[0], loss, losses, out);
 }
 
 /* What is saved: logits; with label smoothing class weights too; with probabilities all. */
@@ -13870,7 +13842,6 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     tshi_output output;
     tshi_block *aux, *sums;
     tshi_loss loss;
-    tshi_loss_kept kept;
     int64_t scratch;
     memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
@@ -13891,14 +13862,22 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &output.shape, &output.layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
                               tshi_dtype_reals(TSHI_LOSS_KEPT * loss.rows) +
-                                  (size_t)loss.rows * sizeof *kept.local)
+                                  (size_t)loss.rows * sizeof *loss.local)
               : NULL;
     scratch = tshi_kernel_pieces(ctx, loss.rows, loss.classes) * loss.classes;
     sums = aux ? tshi_mem_take(ctx, TSH_MEM_STEP,
                                tshi_dtype_reals((TSHI_LOSS_SUMS + 1) * loss.rows + scratch))
                : NULL;
-    if (sums) kept = tshi_loss_keep(aux, loss.rows);
-    if (sums && tshi_loss_forward(in, desc, &loss, &kept, (tsh_real *)tshi_mem_data(sums), out))
+    if (sums) {
+        loss.local = (int64_t *)tshi_mem_data(aux);
+        loss.max = (tsh_real *)(void *)(loss.local + loss.rows);
+        loss.log_sum = loss.max + loss.rows;
+        loss.own = loss.log_sum + loss.rows;
+        loss.uniform = loss.own + loss.rows;
+        loss.scale = loss.uniform + loss.rows;
+        tshi_loss_forward(in, &loss, (tsh_real *)tshi_mem_data(sums), out);
+    }
+    if (ctx->error.code == TSH_OK)
         tshi_map_record(op, out, in, 3, output.partial, &loss, sizeof loss, aux);
     else
         tshi_mem_drop(ctx, aux);
@@ -14144,7 +14123,7 @@ static void tshi_module_backward(tshi_node *node, tsh_tensor *y) {
     for (i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
         if (from[i]->live && tshi_tape_open(y, to[i], &dest))
             tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
-                                    out->stride);
+                                 out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->expected = 1;
     tshi_tape_mark(ctx, y);
     tshi_tape_let_go(ctx, y, ctx->depth);
