@@ -13823,19 +13823,14 @@ static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *
     if (ctx->error.code == TSH_OK && reduced) tshi_loss_reduce(in[0], loss, losses, out);
 }
 
-/* What is saved: logits; with label smoothing class weights too; with probabilities all. */
-enum { TSHI_LOSS_INDEX, TSHI_LOSS_SMOOTHED, TSHI_LOSS_PROBS };
-static const tshi_op tshi_loss_op[] = {
-    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
-     TSHI_LOGITS, 0},
-    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
-     TSHI_LOGITS | TSHI_CLASS_WEIGHTS, 0},
-    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
-     TSHI_LOGITS | TSHI_TARGET | TSHI_CLASS_WEIGHTS, 0}};
+static const tshi_op tshi_loss_op = {
+    "tsh_cross_entropy", "logits target weight",
+    tshi_rule_cross_entropy, tshi_loss_backward,
+    TSHI_LOGITS | TSHI_TARGET | TSHI_CLASS_WEIGHTS, 0};
 
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc) {
-    const tshi_op *op;
+    const tshi_op *op = &tshi_loss_op;
     tsh_cross_entropy_desc usual;
     tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
@@ -13848,9 +13843,6 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
     in[0] = logits;
     in[1] = target;
     in[2] = desc->weight;
-    op = &tshi_loss_op[target && tshi_dtypes[target->dtype].floating ? TSHI_LOSS_PROBS
-                       : desc->label_smoothing > 0         ? TSHI_LOSS_SMOOTHED
-                                                           : TSHI_LOSS_INDEX];
     ctx = tshi_tensor_check(op->name, in, in[2] ? 3 : 2);
     if (!ctx || !tshi_tensor_check_floating(op->name, in, 1) ||
         !tshi_loss_options(ctx, desc, tshi_dtypes[target->dtype].floating) ||
