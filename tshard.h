@@ -7992,9 +7992,7 @@ static void tshi_tape_give(tshi_node *node, int i) {
 
 /* y += x, n elements. */
 static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x, int64_t n) {
-    tshi_operand operands[2];
-    operands[0] = tshi_kernel_reals(y, 1);
-    operands[1] = tshi_kernel_reals(x, 1);
+    const tshi_operand operands[2] = {tshi_kernel_reals(y, 1), tshi_kernel_reals(x, 1)};
     tshi_kernel_add[ctx->isa](n, operands, NULL);
 }
 
@@ -9080,9 +9078,8 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
     if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
     if (tshi_rule_is_sharded(x, last))
         return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                        "%s: input is sharded along its last dimension (rank %d holds "
-                        "%lld of %lld features); "
-                        "gather it first: tsh_redistribute(x, tsh_replicated())",
+                        "%s: input is sharded along its last dimension (rank %d holds %lld of %lld "
+                        "features); gather it first: tsh_redistribute(x, tsh_replicated())",
                         call->op->name, x->ctx->tp.rank, (long long)x->local[last],
                         (long long)x->dim[last]) == TSH_OK;
     if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
@@ -11549,10 +11546,7 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_products *all = (const tshi_products *)job;
     const int64_t i = all->by_rows ? from : 0, j = all->by_rows ? 0 : from;
     tshi_product part = all->whole;
-    if (all->by_rows)
-        part.m = to - from;
-    else
-        part.n = to - from;
+    *(all->by_rows ? &part.m : &part.n) = to - from;
     part.a = tshi_gemm_from(part.a, i, 0);
     part.b = tshi_gemm_from(part.b, 0, j);
     part.d = tshi_gemm_from(part.d, i, j);
@@ -11901,16 +11895,15 @@ static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
     tsh_tensor *in[3] = {x, w, b}, *out;
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_linear", in, b ? 3 : 2);
     const tshi_rule_sequence sequence = {give, regather};
+    const int row = w && w->layout.kind == TSH_SHARDED && w->layout.dim == 1;
+    const int several = ctx && ctx->tp.size > 1;
+    const tshi_linear how = {several && row && !give, several && give, several && regather};
     tshi_output output;
-    tshi_linear how;
     if (!ctx || !tshi_linear_check(x, w, b) || !(in[0] = x = tshi_linear_input(x, w, regather)) ||
         !tshi_rule_run(op, in, 3, &sequence, &output))
         return NULL;
     output.shape = tsh_shape_of(x);
     output.shape.dim[x->ndim - 1] = w->dim[0];
-    how.regather = regather && ctx->tp.size > 1;
-    how.scatter = give && ctx->tp.size > 1;
-    how.reduce = w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && !give && ctx->tp.size > 1;
     out = tshi_tensor_out(ctx, "tsh_linear", tshi_tensor_promote(in, b ? 3 : 2), &output.shape,
                           &output.layout);
     if (!out) return NULL;
@@ -13055,9 +13048,10 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
 }
 
 /* Fills in all but values, gradients and stats, and allocates scratch for each piece: two tiles
- * (the second also holds a tile of O), m and l, delta. 0: no memory. */
-static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
-                                const tshi_attention *more) {
+ * (the second also holds a tile of O), m and l, delta. Without memory tshi_attention_run does
+ * nothing. */
+static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
+                                 const tshi_attention *more) {
     enum { MIN_WORK = 1 << 18 }; /* multiply-adds of Q K^T that are worth a thread */
     tsh_tensor *q = in[0], *k = in[1];
     tshi_head *h = &all->head;
@@ -13083,14 +13077,10 @@ static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tens
     h->scratch = tshi_matmul_scratch(q->ctx, all->each_product * (size_t)all->pieces);
     all->block = tshi_mem_take(q->ctx, TSH_MEM_STEP,
                                all->each * tshi_dtype_reals(all->pieces));
-    if (!h->scratch || !all->block) {
-        tshi_mem_drop(q->ctx, all->block);
-        return 0;
-    }
+    if (!all->block) return;
     all->scratch = (tsh_real *)tshi_mem_data(all->block);
     /* kernels also compute what is after a short row, in its last block */
     memset(all->scratch, 0, all->each * tshi_dtype_reals(all->pieces));
-    return 1;
 }
 
 /* Fills in h for query head a of batch b. */
@@ -13148,8 +13138,7 @@ static void tshi_attention_run(tshi_heads *all) {
 static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
     tshi_dest dest;
-    if (!tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params))
-        return;
+    tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params);
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
     for (int i = 0; i < 3; i++) {
         all.value[i] = tshi_tape_saved_reals(node, i, all.stride[i], &all.converted[i]);
@@ -13208,8 +13197,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
     if (!fits || mask->base->requires_grad)
         return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                         "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
-                        "gradient that broadcasts to "
-                        "(%lld, %lld, %lld, %lld)",
+                        "gradient that broadcasts to (%lld, %lld, %lld, %lld)",
                         tshi_dtype_name(mask->dtype), tshi_tensor_text(mask, text),
                         tshi_dtype_name(TSH_REAL), (long long)dim[0], (long long)dim[1],
                         (long long)dim[2], (long long)dim[3]) == TSH_OK;
@@ -13304,10 +13292,8 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
                               tshi_dtype_reals(2 * q->local[0] * q->local[1] * q->dim[2]))
               : NULL;
-    if (!aux || !tshi_attention_begin(&all, in, out, &more)) {
-        tshi_mem_drop(ctx, aux);
-        return NULL;
-    }
+    if (!aux) return NULL;
+    tshi_attention_begin(&all, in, out, &more);
     if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
     /* q is a view of (B, T, H, D): give out the same strides, so that merging heads copies nothing
      */
@@ -13324,7 +13310,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tshi_kernel_output_done(out, unrounded);
     in[3] = more.mask;
     tshi_map_record(op, out, in, 4, output.partial, &more, sizeof more, aux);
-    return out;
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
