@@ -8448,15 +8448,6 @@ static TSHI_COLD int tshi_dump_number(const tshi_node *node) {
     return number;
 }
 
-/* Prints input i: "weight (48, 16) S(0)". */
-static TSHI_COLD void tshi_dump_tensor(FILE *file, const tshi_node *node, int i) {
-    const tsh_tensor *t = node->in[i];
-    char text[TSHI_TEXT_SIZE];
-    int length;
-    const char *name = tshi_tape_name(node->op, i, &length);
-    (void)fprintf(file, "%.*s %s", length, name, tshi_tensor_text(t, text));
-}
-
 /* Prints the names of the inputs, and of the output, whose bits are set: "x weight". */
 static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned bits) {
     int i, length, count = 0;
@@ -8498,14 +8489,15 @@ static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
 static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
     char text[TSHI_TEXT_SIZE];
-    int i, count = 0;
+    int i, length, count = 0;
     (void)fprintf(file, "#%d %s%s%s(", number, path, *path ? " " : "", node->op->name);
     for (i = 0; i < node->n; i++) {
-        if (!node->in[i]) continue;
+        const tsh_tensor *t = node->in[i];
+        const char *name = tshi_tape_name(node->op, i, &length);
+        if (!t) continue;
         (void)fputs(count++ ? ", " : "", file);
-        if (node->in[i]->base->node)
-            (void)fprintf(file, "#%d: ", tshi_dump_number(node->in[i]->base->node));
-        tshi_dump_tensor(file, node, i);
+        if (t->base->node) (void)fprintf(file, "#%d: ", tshi_dump_number(t->base->node));
+        (void)fprintf(file, "%.*s %s", length, name, tshi_tensor_text(t, text));
     }
     (void)fprintf(file, ") = %s", tshi_tensor_text(node->out, text));
     tshi_dump_saved(file, node, "; ");
@@ -8555,13 +8547,11 @@ static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int numbe
         const tsh_tensor *t = node->in[i];
         const char *name = tshi_tape_name(node->op, i, &length);
         if (!t) continue;
-        if (t->base->node) {
+        if (t->base->node)
             (void)fprintf(file, "  n%d -> n%d", tshi_dump_number(t->base->node), number);
-        } else {
-            (void)fprintf(file, "  n%d_%d [shape=plain, label=\"", number, i);
-            tshi_dump_tensor(file, node, i);
-            (void)fprintf(file, "\"];\n  n%d_%d -> n%d", number, i, number);
-        }
+        else
+            (void)fprintf(file, "  n%d_%d [shape=plain, label=\"%.*s %s\"];\n  n%d_%d -> n%d", number,
+                          i, length, name, tshi_tensor_text(t, text), number, i, number);
         if (partial >> i & 1u)
             (void)fprintf(file, " [color=red, label=\"d%.*s P\"]", length, name);
         (void)fputs(";\n", file);
@@ -11559,19 +11549,19 @@ static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
  * converted into *block, which the caller releases. */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          tshi_block **block) {
-    tshi_operand to, from;
+    tsh_real *data;
     *block = NULL;
     if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
     *block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
     if (!*block) return m;
-    to = tshi_kernel_reals((tsh_real *)tshi_mem_data(*block), 1);
-    from = tshi_kernel_operand(m.data, m.column, m.dtype);
+    data = (tsh_real *)tshi_mem_data(*block);
     for (int64_t i = 0; i < rows; i++) {
+        const tshi_operand to = tshi_kernel_reals(data + i * columns, 1);
+        const tshi_operand from = tshi_kernel_operand(tshi_gemm_from(m, i, 0).data, m.column,
+                                                      m.dtype);
         tshi_kernel_cast(columns, &to, &from);
-        tshi_kernel_move(&to, columns);
-        tshi_kernel_move(&from, m.row);
     }
-    return tshi_gemm_matrix((tsh_real *)tshi_mem_data(*block), columns, 1);
+    return tshi_gemm_matrix(data, columns, 1);
 }
 
 /* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, as that packs the
@@ -11679,9 +11669,7 @@ static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     int d, fits = a->ndim >= 2 && b->ndim >= 2 && a->dim[a->ndim - 1] == b->dim[b->ndim - 2];
     *shape = tsh_shape_of(a->ndim >= b->ndim ? a : b);
     for (d = 3; d <= shape->ndim && fits; d++) {
-        int64_t p = tsh_dim(a, -d), q = tsh_dim(b, -d);
-        if (d > a->ndim) p = 1;
-        if (d > b->ndim) q = 1;
+        const int64_t p = d > a->ndim ? 1 : tsh_dim(a, -d), q = d > b->ndim ? 1 : tsh_dim(b, -d);
         fits = p == q || p == 1 || q == 1;
         shape->dim[shape->ndim - d] = p == 1 ? q : p;
     }
@@ -11778,20 +11766,18 @@ static void tshi_linear_backward(tshi_node *node) {
     int64_t rows = 0, outs = w->local[0], ins = w->local[1];
     tsh_real *g = tshi_tape_grad(node);
     tshi_block *whole_y, *whole_x;
-    /* dy (rows, out), mx and dx (rows, in), mw (out, in) */
-    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y), mx, dx;
-    tshi_matrix mw = tshi_gemm_matrix_of(tshi_tape_saved(node, 1), w->dtype, w->stride[0],
-                                         w->stride[1]);
+    /* dy (rows, out), mx and dX (rows, in), mw (out, in) */
+    const tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
+    const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
+                                            &rows, &whole_x);
+    const tshi_matrix mw = tshi_gemm_matrix_of(tshi_tape_saved(node, 1), w->dtype, w->stride[0],
+                                               w->stride[1]);
     tshi_dest dest;
-    mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather, &rows, &whole_x);
-    if (out->ctx->error.code != TSH_OK) {
-        rows = 0; /* a gather failed */
-    } else if (how->regather) {
+    if (out->ctx->error.code == TSH_OK && how->regather)
         tshi_linear_scatter(node, rows, dy, mw);
-    } else if (tshi_tape_dest(node, 0, &dest)) {
-        dx = tshi_gemm_matrix(dest.data, mx.row, mx.column);
-        tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add), dx);
-    }
+    else if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
+        tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
+                         tshi_gemm_matrix(dest.data, mx.row, mx.column));
     tshi_tape_give(node, 0); /* dX is all-reduced while dW is computed */
     if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx,
@@ -13154,8 +13140,7 @@ static void tshi_attention_backward(tshi_node *node) {
 static int tshi_attention_shapes(tsh_tensor *const *in) {
     tsh_tensor *q = in[0], *k = in[1];
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
-    int i, d, fits = 1;
-    for (i = 0; i < 3; i++) fits = fits && in[i]->ndim == 4;
+    int d, fits = q->ndim == 4 && k->ndim == 4 && in[2]->ndim == 4;
     for (d = 0; d < 4 && fits; d++)
         fits = k->dim[d] == in[2]->dim[d] && (d == 1 || d == 2 || q->dim[d] == k->dim[d]);
     if (!fits)
@@ -13333,7 +13318,8 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
  * A class with logit -inf is padding: it does not count in V, is not smoothed, and has gradient 0.
  * m_i and log S_i are added only for the z-loss: log S_i would lose digits if m_i is large. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 };
-enum { TSHI_LOSS_SUMS = 6, TSHI_LOSS_KEPT = 5 };
+enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W, TSHI_LOSS_TERMS };
+enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 };
 
 typedef struct tshi_loss {
     tsh_cross_entropy_desc desc;
@@ -13341,8 +13327,7 @@ typedef struct tshi_loss {
     int probs; /* 1: the target is probabilities */
     int cut;   /* 1: classes are sharded over several ranks */
     /* The sums of all rows are one array, (sums, rows): S, B, then those that are needed. */
-    int sums;
-    int at_own, at_uniform, at_all; /* indices of A; of Q, V after it; of W; 0: not needed */
+    int sums, at[TSHI_LOSS_TERMS]; /* at: the index of each; 0: not needed */
     double divisor;
     /* What backward reads of each row, in the node's aux: */
     int64_t *local;          /* the local index of its class, or TSHI_TARGET_... */
@@ -13362,7 +13347,6 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
 enum { TSHI_LOSS_X, TSHI_LOSS_MAX, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
 enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
 enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH };
-enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W };
 typedef struct tshi_loss_work {
     int64_t classes;
     int which; /* what tshi_loss_softmax, or tshi_loss_term, computes */
@@ -13493,30 +13477,24 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
     const tsh_tensor *x = node->in[0];
     int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
     const double keep = 1 - loss->desc.label_smoothing;
-    tshi_operand operand[4];
-    tshi_loss_shares shares;
-    tshi_loss_row row;
     (void)piece;
     (void)tshi_kernel_rows(x, &rows, &step);
-    operand[2] = tshi_kernel_reals(work->w, 1);
-    row.add = work->dest.add;
     for (i = from; i < to; i++) {
-        double each = (double)(loss->desc.reduction == TSH_REDUCE_NONE ? g[i] : g[0]) /
-                      loss->divisor;
+        const double each = (double)(loss->desc.reduction == TSH_REDUCE_NONE ? g[i] : g[0]) /
+                            loss->divisor;
+        const tshi_loss_row row = {each * (double)loss->scale[i], (double)loss->max[i],
+                                   (double)loss->log_sum[i], work->dest.add};
+        const tshi_loss_shares shares = {each * keep, each * (double)loss->uniform[i]};
         tsh_real *dx = work->dest.data + i * step;
+        const tshi_operand operand[4] = {
+            tshi_kernel_reals(dx, last), tshi_kernel_reals(work->x + i * work->step, 1),
+            tshi_kernel_reals(work->w, 1),
+            tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1)};
         if (loss->local[i] == TSHI_TARGET_IGNORED) {
             for (c = 0; c < loss->classes && !work->dest.add; c++) dx[c * last] = 0;
             continue;
         }
-        row.g = each * (double)loss->scale[i];
-        row.max = (double)loss->max[i];
-        row.log_sum = (double)loss->log_sum[i];
-        operand[0] = tshi_kernel_reals(dx, last);
-        operand[1] = tshi_kernel_reals(work->x + i * work->step, 1);
         tshi_loss_grad[x->ctx->isa](loss->classes, operand, &row);
-        shares.own = each * keep;
-        shares.uniform = each * (double)loss->uniform[i];
-        operand[3] = tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1);
         if (loss->probs || loss->desc.label_smoothing > 0)
             tshi_loss_share[x->ctx->isa](loss->classes, operand, &shares);
         if (loss->local[i] >= 0)
@@ -13610,7 +13588,6 @@ static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
     tsh_tensor *x = in[0];
     int last = x->ndim - 1, cut = x->layout.kind == TSH_SHARDED && x->layout.dim == last;
-    int smooth = desc->label_smoothing > 0;
     tsh_layout classes = x->layout;
     memset(loss, 0, sizeof *loss);
     loss->probs = tshi_dtypes[in[1]->dtype].floating;
@@ -13624,12 +13601,11 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->cut = cut && x->ctx->tp.size > 1;
     loss->divisor = 1;
     loss->sums = 2;
-    if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED)) loss->at_own = loss->sums++;
-    if (smooth) {
-        loss->at_uniform = loss->sums;
-        loss->sums += 2;
-    }
-    if (smooth && in[2]) loss->at_all = loss->sums++;
+    loss->at[TSHI_LOSS_B] = 1;
+    if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED))
+        loss->at[TSHI_LOSS_A] = loss->sums++;
+    for (int t = TSHI_LOSS_Q; t <= TSHI_LOSS_W && desc->label_smoothing > 0; t++)
+        if (t != TSHI_LOSS_W || in[2]) loss->at[t] = loss->sums++;
     if (!in[2]) return 1;
     classes.dim = 0;
     if (!cut) classes = tsh_replicated();
@@ -13697,39 +13673,39 @@ static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_
 /* Computes this rank's part of the sums other than S. x: operands of the kernels. */
 static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real *sums,
                             tshi_operand *x) {
-    const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_uniform,
-                         loss->at_uniform ? loss->at_uniform + 1 : 0, loss->at_all};
     const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data;
     int64_t i, n = loss->rows;
-    tsh_real *picked = sums + n;
-    for (int which = TSHI_LOSS_A; which <= TSHI_LOSS_W; which++) {
-        x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums + n * rows[which], 1);
-        if (rows[which]) tshi_loss_run(ctx, loss, tshi_loss_term, x, which);
+    tsh_real *picked = sums + n; /* B */
+    tsh_real *own = loss->at[TSHI_LOSS_A] ? sums + n * loss->at[TSHI_LOSS_A] : NULL;
+    for (int which = loss->probs ? TSHI_LOSS_A : TSHI_LOSS_Q; which <= TSHI_LOSS_W; which++) {
+        x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums + n * loss->at[which], 1);
+        if (loss->at[which]) tshi_loss_run(ctx, loss, tshi_loss_term, x, which);
     }
     for (i = 0; i < n && !loss->probs; i++) {
         int64_t y = loss->local[i];
         picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - loss->max[i] : 0;
-        if (loss->at_own) sums[n * loss->at_own + i] = y >= 0 ? loss->own[i] : 0;
+        if (own) own[i] = y >= 0 ? loss->own[i] : 0;
     }
 }
 
 /* Computes the row losses from the complete sums, and what backward reads. B of an index is without
  * its weight, loss->own. */
 static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_real *losses) {
-    const tsh_real *own = sums + loss->rows * loss->at_own;
-    const tsh_real *q = sums + loss->rows * loss->at_uniform, *v = q + loss->rows;
-    const tsh_real *all = loss->at_all ? sums + loss->rows * loss->at_all : v;
+    const int *at = loss->at, smooth = at[TSHI_LOSS_Q] > 0;
+    const tsh_real *own = sums + loss->rows * at[TSHI_LOSS_A];
+    const tsh_real *q = sums + loss->rows * at[TSHI_LOSS_Q], *v = q + loss->rows;
+    const tsh_real *all = at[TSHI_LOSS_W] ? sums + loss->rows * at[TSHI_LOSS_W] : v;
     const tsh_real keep = TSHI_R(1 - loss->desc.label_smoothing), z = TSHI_R(loss->desc.z_loss);
     for (int64_t i = 0; i < loss->rows; i++) {
         tsh_real log_sum = tshi_kernel_log(sums[i], TSHI_FUSED), a, b = sums[loss->rows + i];
         tsh_real lse = loss->max[i] + log_sum;
-        if (loss->at_own) loss->own[i] = own[i];
+        if (at[TSHI_LOSS_A]) loss->own[i] = own[i];
         loss->log_sum[i] = log_sum;
-        loss->uniform[i] = loss->at_uniform ? TSHI_R(loss->desc.label_smoothing) / v[i] : 0;
+        loss->uniform[i] = smooth ? TSHI_R(loss->desc.label_smoothing) / v[i] : 0;
         a = keep * loss->own[i];
-        if (loss->at_uniform) a += loss->uniform[i] * all[i];
+        if (smooth) a += loss->uniform[i] * all[i];
         losses[i] = a * log_sum - keep * (loss->probs ? b : TSHI_R(loss->own[i] * b));
-        if (loss->at_uniform) losses[i] -= loss->uniform[i] * q[i];
+        if (smooth) losses[i] -= loss->uniform[i] * q[i];
         if (loss->desc.z_loss > 0) losses[i] += z * lse * lse;
         loss->scale[i] = loss->desc.z_loss > 0 ? TSHI_R(a + 2 * z * lse) : a;
         if (loss->local[i] == TSHI_TARGET_IGNORED) losses[i] = 0;
