@@ -8550,8 +8550,8 @@ static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int numbe
         if (t->base->node)
             (void)fprintf(file, "  n%d -> n%d", tshi_dump_number(t->base->node), number);
         else
-            (void)fprintf(file, "  n%d_%d [shape=plain, label=\"%.*s %s\"];\n  n%d_%d -> n%d", number,
-                          i, length, name, tshi_tensor_text(t, text), number, i, number);
+            (void)fprintf(file, "  n%d_%d [shape=plain, label=\"%.*s %s\"];\n  n%d_%d -> n%d",
+                          number, i, length, name, tshi_tensor_text(t, text), number, i, number);
         if (partial >> i & 1u)
             (void)fprintf(file, " [color=red, label=\"d%.*s P\"]", length, name);
         (void)fputs(";\n", file);
@@ -13169,7 +13169,7 @@ static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
 /* Checks the mask, casts it, and fills in its strides. */
 static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in, int64_t keys,
                                     tsh_tensor *mask) {
-    char text[TSHI_TEXT_SIZE];
+    char text[TSHI_TEXT_SIZE], sizes[TSHI_TEXT_SIZE];
     int64_t dim[4];
     int d, fits = mask->ndim <= 4 && mask->layout.kind == TSH_REPLICATED;
     if (!tshi_attention_holds(in, mask)) return 0;
@@ -13182,10 +13182,9 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
     if (!fits || mask->base->requires_grad)
         return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                         "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
-                        "gradient that broadcasts to (%lld, %lld, %lld, %lld)",
+                        "gradient that broadcasts to %s",
                         tshi_dtype_name(mask->dtype), tshi_tensor_text(mask, text),
-                        tshi_dtype_name(TSH_REAL), (long long)dim[0], (long long)dim[1],
-                        (long long)dim[2], (long long)dim[3]) == TSH_OK;
+                        tshi_dtype_name(TSH_REAL), tshi_tensor_sizes(dim, 4, sizes)) == TSH_OK;
     more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
     for (d = 0; d < 4 && mask; d++) {
         int own = d - (4 - mask->ndim);
@@ -13786,7 +13785,7 @@ static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *
 }
 
 static const tshi_op tshi_loss_op = {
-    "tsh_cross_entropy", "logits target weight",
+    "tsh_cross_entropy",     "logits target weight",
     tshi_rule_cross_entropy, tshi_loss_backward,
     TSHI_LOGITS | TSHI_TARGET | TSHI_CLASS_WEIGHTS, 0};
 
