@@ -11742,21 +11742,17 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
 
 /* dX = dY W if X was gathered: a partial sum, (rows, in), is reduce-scattered to X's shards. */
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
-    tsh_tensor *x = node->in[0];
-    tsh_layout sum = tsh_partial();
-    int64_t ins = node->in[1]->local[1];
-    tshi_dest dest;
-    tshi_block *whole, *scratch;
-    tsh_real *dx;
-    if (!tshi_tape_dest(node, 0, &dest)) return;
-    whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
-    dx = tshi_map_dense_dest(node, &dest, &scratch);
-    if (whole && dx) {
-        tshi_matmul_gemm(x->ctx, rows, ins, node->in[1]->local[0], 1, dy, mw, 0,
-                         tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
-        (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole), dx);
-    }
-    tshi_map_accumulate(node, &dest, scratch);
+    tsh_tensor *x = node->in[0], *w = node->in[1];
+    const tsh_layout sum = tsh_partial();
+    tshi_block *whole = x->base->requires_grad
+                            ? tshi_mem_take(x->ctx, TSH_MEM_STEP,
+                                            tshi_dtype_reals(rows * w->local[1]))
+                            : NULL;
+    tsh_real *dx = whole ? (tsh_real *)tshi_mem_data(whole) : NULL;
+    if (!dx) return;
+    tshi_matmul_gemm(x->ctx, rows, w->local[1], w->local[0], 1, dy, mw, 0,
+                     tshi_gemm_matrix(dx, w->local[1], 1));
+    tshi_redistribute_back(node, x, &sum, &x->layout, dx);
     tshi_mem_drop(x->ctx, whole);
 }
 
