@@ -8230,9 +8230,9 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
 /* An error unless the loss is one replicated value of this ctx that has a gradient. */
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     char text[TSHI_TEXT_SIZE];
-    if (!loss) return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is NULL");
-    if (loss->ctx != ctx)
-        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is of another ctx");
+    if (!loss || loss->ctx != ctx)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is %s",
+                        loss ? "of another ctx" : "NULL");
     if (loss->layout.kind != TSH_REPLICATED)
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
                         "tsh_backward: the loss is %s over %d ranks; complete it first: "
@@ -9090,18 +9090,13 @@ static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
 
 /* 1 if on every rank the query heads use exactly the heads of k that it holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
-    tsh_range rq[TSH_MAX_SEGMENTS], rk[TSH_MAX_SEGMENTS];
-    int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
-    if (q->layout.segments != k->layout.segments) return 0;
-    for (int rank = 0; rank < q->ctx->tp.size; rank++) {
-        (void)tsh_chunk(&q->layout, q->dim[1], q->ctx->tp.size, rank, rq);
-        (void)tsh_chunk(&k->layout, k->dim[1], q->ctx->tp.size, rank, rk);
-        for (int s = 0; s < q->layout.segments; s++)
-            if (rq[s].length != group * rk[s].length ||
-                (rq[s].length && rq[s].start != group * rk[s].start))
-                return 0;
+    const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
+    tsh_layout cut = k->layout; /* of the query heads that use a rank's heads of k */
+    for (int s = 0; s < cut.segments; s++) {
+        cut.segment[s].length *= group;
+        cut.segment[s].unit *= group;
     }
-    return 1;
+    return tshi_layout_same_cut(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
 }
 
 /* q (B, heads, T, D), k and v (B, k heads, S, D). All R, all S(0), or all S(1) in whole groups of
@@ -13016,16 +13011,15 @@ typedef struct tshi_heads {
  * be views of one base, do not overlap, or a and b are the same. */
 static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
-    int64_t wide_low = (low->local[1] - 1) * low->stride[1] + (low->local[3] - 1) * low->stride[3];
-    int64_t wide_high = (high->local[1] - 1) * high->stride[1] +
-                        (high->local[3] - 1) * high->stride[3];
+    const int64_t *step = a->stride, distance = high->offset - low->offset;
+    const int64_t low_end = (low->local[1] - 1) * step[1] + (low->local[3] - 1) * step[3];
+    const int64_t high_end = (high->local[1] - 1) * step[1] + (high->local[3] - 1) * step[3];
     if (a->base != b->base || !a->base->requires_grad) return 1;
-    for (int d = 0; d < 4; d++)
-        if (a->stride[d] != b->stride[d]) return 0;
-    if (a->offset == b->offset) return a->local[1] == b->local[1];
-    if (low->offset + wide_low >= high->offset) return 0;
+    if (memcmp(step, b->stride, 4 * sizeof *step) != 0) return 0;
+    if (!distance) return a->local[1] == b->local[1];
+    if (low_end >= distance) return 0;
     for (int d = 0; d <= 2; d += 2) /* both fit between two rows, and between two batches */
-        if (a->local[d] > 1 && high->offset + wide_high - low->offset >= a->stride[d]) return 0;
+        if (a->local[d] > 1 && distance + high_end >= step[d]) return 0;
     return 1;
 }
 
