@@ -1970,10 +1970,17 @@ typedef struct tshi_output {
     unsigned partial; /* inputs whose gradient is a partial sum */
 } tshi_output;
 
+/* An op and its inputs. params: what else its layout rule depends on, or NULL. */
+typedef struct tshi_call {
+    const tshi_op *op;
+    tsh_tensor *const *in;
+    int n;
+    const void *params;
+} tshi_call;
+
 /* An op's layout rule: derives the output's layout from the inputs'. Returns 0 and records an error
- * if these do not fit. params: what else the rule depends on, or NULL. */
-typedef int (*tshi_rule_fn)(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                            tshi_output *output);
+ * if these do not fit. */
+typedef int (*tshi_rule_fn)(const tshi_call *call, tshi_output *output);
 
 enum {
     /* Backward reads both accumulators, gr and gp, of its output. (For other ops gp is all-reduced
@@ -7852,24 +7859,28 @@ static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
             "tsh_backward: all-reduce of the rows that a gradient touches");
 }
 
-/* tsh_detect_anomaly: 1 if the gradient of input i is finite after the node's contribution; else 0,
- * with an error. gp is skipped while its all-reduce runs. */
-static TSHI_COLD int tshi_tape_check_gradient(const tshi_node *node, int i) {
-    const tsh_tensor *t = node->in[i], *base = t->base;
+/* tsh_detect_anomaly: 1 if t's gradient in acc is finite; else 0, with an error: "the <what> of
+ * <name> (2, 3) R has NaN". */
+static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tensor *t,
+                                          const tshi_accumulator *acc, const char *what,
+                                          const char *name, int length) {
     char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
-    int k, length;
+    const tsh_real *grad = acc->live ? (const tsh_real *)tshi_mem_data(acc->block) : NULL;
+    if (!grad ||
+        !tshi_tape_not_finite(t, grad + (t->offset - t->base->offset), TSH_REAL, t->stride, found))
+        return 1;
+    return tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the %s of %.*s %s has %s", node->op->name, what,
+                    length, name, tshi_tensor_text(t, form), found) == TSH_OK;
+}
+
+/* The same for the gradient of input i after the node's contribution. gp is skipped while its
+ * all-reduce runs. */
+static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
+    const tsh_tensor *t = node->in[i], *base = t->base;
+    int length;
     const char *name = tshi_tape_name(node->op, i, &length);
-    for (k = 0; k < 2; k++) {
-        const tshi_accumulator *acc = k ? &base->gp : &base->gr;
-        const tsh_real *data = acc->live ? (const tsh_real *)tshi_mem_data(acc->block) : NULL;
-        if (!data || (k == 1 && base->reducing) ||
-            !tshi_tape_not_finite(t, data + (t->offset - base->offset), TSH_REAL, t->stride, found))
-            continue;
-        (void)tsh_fail(t->ctx, TSH_ERR_ANOMALY, "%s: the gradient of %.*s %s has %s",
-                       node->op->name, length, name, tshi_tensor_text(t, form), found);
-        return 0;
-    }
-    return 1;
+    return tshi_tape_check_grad(node, t, &base->gr, "gradient", name, length) &&
+           (base->reducing || tshi_tape_check_grad(node, t, &base->gp, "gradient", name, length));
 }
 
 /* Marks the node's gradient of input i as done. The last partial contribution to a tensor starts
@@ -7880,7 +7891,7 @@ static void tshi_tape_give(tshi_node *node, int i) {
     tsh_ctx *ctx = node->out->ctx;
     if (!base || !base->requires_grad || (node->progress.given >> i & 1u)) return;
     node->progress.given |= 1u << i;
-    if (ctx->anomalies && !tshi_tape_check_gradient(node, i)) return;
+    if (ctx->anomalies && !tshi_tape_check_input(node, i)) return;
     if (!base->node) {
         tshi_tape_deliver(base);
         return;
@@ -7897,9 +7908,7 @@ static void tshi_tape_give(tshi_node *node, int i) {
 
 /* y += x, n elements. */
 static void tshi_tape_add_all(const tsh_ctx *ctx, tsh_real *y, const tsh_real *x, int64_t n) {
-    tshi_operand operands[2];
-    operands[0] = tshi_kernel_reals(y, 1);
-    operands[1] = tshi_kernel_reals(x, 1);
+    const tshi_operand operands[2] = {tshi_kernel_reals(y, 1), tshi_kernel_reals(x, 1)};
     tshi_kernel_add[ctx->isa](n, operands, NULL);
 }
 
@@ -7938,17 +7947,11 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
 /* Completes the gradient of the node's output, unless its backward accepts a partial one. 0: an
  * error. */
 static int tshi_tape_complete_out(const tshi_node *node) {
-    tsh_tensor *out = node->out;
-    char form[TSHI_TEXT_SIZE], found[TSHI_TEXT_SIZE];
-    const tsh_real *grad;
+    const tsh_tensor *out = node->out;
     if (tshi_tape_accepts_partial(node)) return 1;
-    grad = tshi_tape_complete(out);
-    if (grad && out->ctx->anomalies &&
-        tshi_tape_not_finite(out, grad, TSH_REAL, out->stride, found))
-        (void)tsh_fail(out->ctx, TSH_ERR_ANOMALY,
-                       "%s: the sum of the gradients of the output %s has %s", node->op->name,
-                       tshi_tensor_text(out, form), found);
-    return out->ctx->error.code == TSH_OK && grad;
+    return tshi_tape_complete(node->out) &&
+           (!out->ctx->anomalies ||
+            tshi_tape_check_grad(node, out, &out->gr, "sum of the gradients", "the output", 10));
 }
 
 /* The complete gradient of the node's output, which its backward reads. */
@@ -7957,20 +7960,13 @@ static tsh_real *tshi_tape_grad(const tshi_node *node) {
 }
 
 /* dest = values, or dest += values, of t's local shape. */
-static void tshi_tape_accumulate_at(tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
-                                    const int64_t *stride) {
-    tsh_ctx *ctx = t->ctx;
+static void tshi_tape_accumulate(const tsh_tensor *t, const tshi_dest *dest, const tsh_real *values,
+                                 const int64_t *stride) {
     tshi_loop loop;
     tshi_kernel_space(&loop, t);
     tshi_kernel_add_operand(&loop, t, dest->data, dest->stride, TSH_REAL);
     tshi_kernel_add_operand(&loop, t, values, stride, TSH_REAL);
-    tshi_kernel_run(&loop, dest->add ? tshi_kernel_add[ctx->isa] : tshi_kernel_copy, NULL);
-}
-
-/* The same for input i of a node. */
-static void tshi_tape_accumulate(const tshi_node *node, int i, const tshi_dest *dest,
-                                 const tsh_real *values, const int64_t *stride) {
-    tshi_tape_accumulate_at(node->in[i], dest, values, stride);
+    tshi_kernel_run(&loop, dest->add ? tshi_kernel_add[t->ctx->isa] : tshi_kernel_copy, NULL);
 }
 
 /* Backward of an op whose gradient of input i equals that of the output. The input shares the
@@ -7987,7 +7983,7 @@ static void tshi_tape_pass(tshi_node *node, int i) {
         acc->block->refs++;
         acc->live = 1;
     } else if (tshi_tape_dest(node, i, &dest)) {
-        tshi_tape_accumulate(node, i, &dest, tshi_tape_grad(node), out->stride);
+        tshi_tape_accumulate(node->in[i], &dest, tshi_tape_grad(node), out->stride);
     }
 }
 
@@ -8150,9 +8146,9 @@ TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
 /* An error unless the loss is one replicated value of this ctx that has a gradient. */
 static tsh_result tshi_tape_check_loss(tsh_ctx *ctx, tsh_tensor *loss) {
     char text[TSHI_TEXT_SIZE];
-    if (!loss) return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is NULL");
-    if (loss->ctx != ctx)
-        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is of another ctx");
+    if (!loss || loss->ctx != ctx)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_backward: the loss is %s",
+                        loss ? "of another ctx" : "NULL");
     if (loss->layout.kind != TSH_REPLICATED)
         return tsh_fail(ctx, TSH_ERR_LAYOUT,
                         "tsh_backward: the loss is %s over %d ranks; complete it first: "
@@ -8256,9 +8252,8 @@ TSH_API void tsh_detect_anomaly(tsh_ctx *ctx, int on) {
 /* 1 if t can be a leaf; else 0, with an error of the public function op. */
 static int tshi_tape_check_owned(const tsh_tensor *t, const char *op) {
     if ((t->flags & TSHI_OWNED) && tshi_dtype_computes(t->dtype)) return 1;
-    (void)tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: takes an owned tensor of %s; tsh_keep makes one",
-                   op, tshi_dtype_name(TSH_REAL));
-    return 0;
+    return tsh_fail(t->ctx, TSH_ERR_ARGUMENT, "%s: takes an owned tensor of %s; tsh_keep makes one",
+                    op, tshi_dtype_name(TSH_REAL)) == TSH_OK;
 }
 
 TSH_API tsh_tensor *tsh_requires_grad(tsh_tensor *t, int on) {
@@ -8369,15 +8364,6 @@ static TSHI_COLD int tshi_dump_number(const tshi_node *node) {
     return number;
 }
 
-/* Prints input i: "weight (48, 16) S(0)". */
-static TSHI_COLD void tshi_dump_tensor(FILE *file, const tshi_node *node, int i) {
-    const tsh_tensor *t = node->in[i];
-    char text[TSHI_TEXT_SIZE];
-    int length;
-    const char *name = tshi_tape_name(node->op, i, &length);
-    (void)fprintf(file, "%.*s %s", length, name, tshi_tensor_text(t, text));
-}
-
 /* Prints the names of the inputs, and of the output, whose bits are set: "x weight". */
 static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned bits) {
     int i, length, count = 0;
@@ -8419,14 +8405,15 @@ static TSHI_COLD unsigned tshi_dump_partial(const tshi_node *node) {
 static TSHI_COLD void tshi_dump_line(FILE *file, const tshi_node *node, int number) {
     const char *path = node->module ? node->module->path : "";
     char text[TSHI_TEXT_SIZE];
-    int i, count = 0;
+    int i, length, count = 0;
     (void)fprintf(file, "#%d %s%s%s(", number, path, *path ? " " : "", node->op->name);
     for (i = 0; i < node->n; i++) {
-        if (!node->in[i]) continue;
+        const tsh_tensor *t = node->in[i];
+        const char *name = tshi_tape_name(node->op, i, &length);
+        if (!t) continue;
         (void)fputs(count++ ? ", " : "", file);
-        if (node->in[i]->base->node)
-            (void)fprintf(file, "#%d: ", tshi_dump_number(node->in[i]->base->node));
-        tshi_dump_tensor(file, node, i);
+        if (t->base->node) (void)fprintf(file, "#%d: ", tshi_dump_number(t->base->node));
+        (void)fprintf(file, "%.*s %s", length, name, tshi_tensor_text(t, text));
     }
     (void)fprintf(file, ") = %s", tshi_tensor_text(node->out, text));
     tshi_dump_saved(file, node, "; ");
@@ -8476,13 +8463,11 @@ static TSHI_COLD void tshi_dump_dot(FILE *file, const tshi_node *node, int numbe
         const tsh_tensor *t = node->in[i];
         const char *name = tshi_tape_name(node->op, i, &length);
         if (!t) continue;
-        if (t->base->node) {
+        if (t->base->node)
             (void)fprintf(file, "  n%d -> n%d", tshi_dump_number(t->base->node), number);
-        } else {
-            (void)fprintf(file, "  n%d_%d [shape=plain, label=\"", number, i);
-            tshi_dump_tensor(file, node, i);
-            (void)fprintf(file, "\"];\n  n%d_%d -> n%d", number, i, number);
-        }
+        else
+            (void)fprintf(file, "  n%d_%d [shape=plain, label=\"%.*s %s\"];\n  n%d_%d -> n%d",
+                          number, i, length, name, tshi_tensor_text(t, text), number, i, number);
         if (partial >> i & 1u)
             (void)fprintf(file, " [color=red, label=\"d%.*s P\"]", length, name);
         (void)fputs(";\n", file);
@@ -8685,30 +8670,45 @@ TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *
 /* ========================================================================== */
 
 /* A tshi_op names its rule, a tshi_rule_fn; several ops share one. The shapes of the inputs have
- * been checked. A rule fills output->layout and output->partial and returns 1, or returns 0 with an
- * error that names a call that helps.
+ * been checked. A rule changes output->layout, which is that of the first input, and
+ * output->partial, which is TSHI_NONE, and returns 1, or returns 0 with an error that names a call
+ * that helps.
  *
  * Comments: R is replicated, S(d) sharded along dimension d, P a partial sum. "P R: P, dB P": if A
  * is P and B is R, the output is P. So is the gradient of B, which each rank computes from its own
  * part of A. */
 
+/* Fills in layout and partial of the output by op's rule. 0: an error. */
+static int tshi_rule_run(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
+                         tshi_output *output) {
+    const tshi_call call = {op, in, n, params};
+    output->layout = in[0]->layout;
+    output->partial = TSHI_NONE;
+    return op->rule(&call, output);
+}
+
 /* Refuses the layouts of a and b. `hint` says what to call instead. */
-static TSHI_COLD int tshi_rule_refuse(const tshi_op *op, const tsh_tensor *a, const tsh_tensor *b,
-                                      const char *hint) {
+static TSHI_COLD int tshi_rule_refuse(const tshi_call *call, const tsh_tensor *a,
+                                      const tsh_tensor *b, const char *hint) {
     char ta[TSHI_TEXT_SIZE], tb[TSHI_TEXT_SIZE];
-    (void)tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s",
-                   op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb), hint);
-    return 0;
+    return tsh_fail(a->ctx, TSH_ERR_LAYOUT, "%s: layouts of %s and %s do not go together; %s",
+                    call->op->name, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb),
+                    hint) == TSH_OK;
+}
+
+/* Refuses the layout of the first input. `why` says what it is: "is a partial sum". */
+static TSHI_COLD int tshi_rule_refuse_input(const tshi_call *call, const char *why) {
+    const tsh_tensor *x = call->in[0];
+    char text[TSHI_TEXT_SIZE];
+    return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                    "%s: input %s over %d ranks %s; complete it first: "
+                    "tsh_redistribute(x, tsh_replicated())",
+                    call->op->name, tshi_tensor_text(x, text), x->ctx->tp.size, why) == TSH_OK;
 }
 
 /* The output has the layout of the first input. */
-static int tshi_rule_keep(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                          tshi_output *output) {
-    (void)op;
-    (void)n;
-    (void)params;
-    output->layout = in[0]->layout;
-    output->partial = TSHI_NONE;
+static int tshi_rule_keep(const tshi_call *call, tshi_output *output) {
+    (void)call, (void)output;
     return 1;
 }
 
@@ -8717,64 +8717,51 @@ static int tshi_rule_keep(const tshi_op *op, tsh_tensor *const *in, int n, const
  * dimension. P: only in ops that are linear in it, each of which has a rule below. */
 
 /* Bits of the inputs that are partial sums. */
-static unsigned tshi_rule_sums(tsh_tensor *const *in, int n) {
+static unsigned tshi_rule_sums(const tshi_call *call) {
     unsigned sums = 0;
-    for (int i = 0; i < n; i++)
-        if (in[i]->layout.kind == TSH_PARTIAL) sums |= 1u << i;
+    for (int i = 0; i < call->n; i++)
+        if (call->in[i]->layout.kind == TSH_PARTIAL) sums |= 1u << i;
     return sums;
 }
 
-/* The rule if the inputs `sums` are P. allowed: the op is linear in these while others are R. */
-static int tshi_rule_partial(const tshi_op *op, tsh_tensor *const *in, int n, unsigned sums,
-                             int allowed, tshi_output *output) {
-    int i, p = 0, other = -1; /* p: the first P; other: one that is not, sharded if any */
-    for (i = n - 1; i >= 0; i--) {
-        if (sums >> i & 1u)
-            p = i;
-        else if (other < 0 || in[i]->layout.kind == TSH_SHARDED)
-            other = i;
-    }
-    if (!allowed || (other >= 0 && in[other]->layout.kind == TSH_SHARDED))
-        return tshi_rule_refuse(
-            op, in[p], in[other < 0 ? n - 1 : other],
-            "complete the partial sum first: tsh_redistribute(x, tsh_replicated())");
-    output->layout = tsh_partial();
-    if (n == 2) output->partial = ~sums & (unsigned)(TSHI_A | TSHI_B);
-    return 1;
+/* The first input whose layout is of a kind, or NULL. */
+static const tsh_tensor *tshi_rule_first(const tshi_call *call, tsh_layout_kind kind) {
+    for (int i = 0; i < call->n; i++)
+        if (call->in[i]->layout.kind == kind) return call->in[i];
+    return NULL;
 }
 
-/* The rule of all elementwise ops. allowed: the inputs that are P may be. */
-static int tshi_rule_elementwise(const tshi_op *op, tsh_tensor *const *in, int n, int allowed,
+/* The rule of all elementwise ops. sums: bits of the inputs that are P; allowed: they may be. */
+static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allowed,
                                  tshi_output *output) {
+    const tsh_tensor *cut = tshi_rule_first(call, TSH_SHARDED);
     const int ndim = output->shape.ndim;
-    const unsigned sums = tshi_rule_sums(in, n);
-    int i, d, first = -1; /* first: the first sharded input */
-    output->layout = tsh_replicated();
-    output->partial = TSHI_NONE;
-    if (sums) return tshi_rule_partial(op, in, n, sums, allowed, output);
-    for (i = 0; i < n && first < 0; i++)
-        if (in[i]->layout.kind == TSH_SHARDED) first = i;
-    if (first < 0) return 1;
-    output->layout = in[first]->layout;
-    output->layout.dim += ndim - in[first]->ndim;
+    int i, d;
+    if (sums && (cut || !allowed)) {
+        const tsh_tensor *other = cut ? cut : tshi_rule_first(call, TSH_REPLICATED);
+        return tshi_rule_refuse(
+            call, tshi_rule_first(call, TSH_PARTIAL), other ? other : call->in[call->n - 1],
+            "complete the partial sum first: tsh_redistribute(x, tsh_replicated())");
+    }
+    if (sums) output->layout = tsh_partial();
+    if (sums && call->n == 2) output->partial = ~sums & (unsigned)(TSHI_A | TSHI_B);
+    if (!cut) return 1;
+    output->layout = cut->layout;
+    output->layout.dim += ndim - cut->ndim;
     d = output->layout.dim;
-    for (i = 0; i < n; i++) {
-        int own = d - (ndim - in[i]->ndim);
-        int64_t length = own >= 0 ? in[i]->dim[own] : 1;
-        if (in[i]->layout.kind == TSH_SHARDED) {
-            if (in[i]->layout.dim != own || length != output->shape.dim[d] ||
-                !tshi_layout_same_cut(&in[first]->layout, &in[i]->layout, length,
-                                      in[i]->ctx->tp.size))
-                return tshi_rule_refuse(op, in[first], in[i],
-                                        "make them alike: tsh_redistribute(b, tsh_layout_of(a))");
-        } else if (length != 1) {
+    for (i = 0; i < call->n; i++) {
+        const tsh_tensor *x = call->in[i];
+        const int own = d - (ndim - x->ndim), whole = x->layout.kind == TSH_REPLICATED;
+        const int64_t length = own >= 0 ? x->dim[own] : 1;
+        if (whole ? length != 1
+                  : x->layout.dim != own || length != output->shape.dim[d] ||
+                        !tshi_layout_same_cut(&cut->layout, &x->layout, length, x->ctx->tp.size))
             return tshi_rule_refuse(
-                op, in[first], in[i],
-                "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
-                "tsh_redistribute(a, tsh_replicated())");
-        } else {
-            output->partial |= 1u << i;
-        }
+                call, cut, x,
+                whole ? "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
+                        "tsh_redistribute(a, tsh_replicated())"
+                      : "make them alike: tsh_redistribute(b, tsh_layout_of(a))");
+        if (whole) output->partial |= 1u << i;
     }
     return 1;
 }
@@ -8782,11 +8769,9 @@ static int tshi_rule_elementwise(const tshi_op *op, tsh_tensor *const *in, int n
 /* Defines the rule of an op that is linear in the inputs that are P, whose bits are `sums`, if
  * `allowed`. */
 #define TSHI_RULE_LINEAR(name, allowed)                                                            \
-    static int tshi_rule_##name(const tshi_op *op, tsh_tensor *const *in, int n,                   \
-                                const void *params, tshi_output *output) {                         \
-        const unsigned sums = tshi_rule_sums(in, n);                                               \
-        (void)params;                                                                              \
-        return tshi_rule_elementwise(op, in, n, (allowed), output);                                \
+    static int tshi_rule_##name(const tshi_call *call, tshi_output *output) {                      \
+        const unsigned sums = tshi_rule_sums(call);                                                \
+        return tshi_rule_elementwise(call, sums, (allowed), output);                               \
     }
 TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))              /* a + b, a - b. P P: P. */
 TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B)  /* a * b. P R, R P: P, dR P. */
@@ -8795,16 +8780,11 @@ TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))         /* cond ? yes : no
 #undef TSHI_RULE_LINEAR
 
 /* Ops that are not linear. No P: f(a + b) is not f(a) + f(b). */
-static int tshi_rule_nonlinear(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                               tshi_output *output) {
-    (void)params;
-    if (n > 1 || in[0]->layout.kind != TSH_PARTIAL)
-        return tshi_rule_elementwise(op, in, n, 0, output);
-    (void)tsh_fail(
-        in[0]->ctx, TSH_ERR_LAYOUT,
-        "%s: the input is a partial sum over %d ranks and the op is not linear; complete it "
-        "first: tsh_redistribute(x, tsh_replicated())", op->name, in[0]->ctx->tp.size);
-    return 0;
+static int tshi_rule_nonlinear(const tshi_call *call, tshi_output *output) {
+    const unsigned sums = tshi_rule_sums(call);
+    if (sums && call->n == 1)
+        return tshi_rule_refuse_input(call, "is a partial sum, and the op is not linear");
+    return tshi_rule_elementwise(call, sums, 0, output);
 }
 
 /* -- ops along a dimension ---------------------------------------------------- */
@@ -8820,58 +8800,50 @@ static int tshi_rule_is_sharded(const tsh_tensor *x, int axis) {
 }
 
 /* Sums. R: R. P: P. S along the reduced dimension: P; along another: S. */
-static int tshi_rule_sum(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                         tshi_output *output) {
-    const tshi_rule_axis *along = (const tshi_rule_axis *)params;
-    const tsh_tensor *x = in[0];
-    (void)tshi_rule_keep(op, in, n, NULL, output);
-    if (tshi_rule_is_sharded(x, along->axis))
-        output->layout = tsh_partial();
-    else if (x->layout.kind == TSH_SHARDED && x->layout.dim > along->axis && !along->keepdim)
-        output->layout.dim--;
+static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
+    const tshi_rule_axis *along = (const tshi_rule_axis *)call->params;
+    tsh_layout *layout = &output->layout;
+    if (tshi_rule_is_sharded(call->in[0], along->axis))
+        *layout = tsh_partial();
+    else if (layout->kind == TSH_SHARDED && layout->dim > along->axis && !along->keepdim)
+        layout->dim--;
     return 1;
 }
 
 /* Max, softmax and others that need all values along the dimension: no P, and no S along it. */
-static int tshi_rule_whole(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                           tshi_output *output) {
-    const tsh_tensor *x = in[0];
-    char text[TSHI_TEXT_SIZE];
-    if (x->layout.kind != TSH_PARTIAL &&
-        !tshi_rule_is_sharded(x, ((const tshi_rule_axis *)params)->axis))
-        return tshi_rule_sum(op, in, n, params, output);
-    (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                   "%s: needs all values along the dimension, and %s is not whole there; "
-                   "complete it first: "
-                   "tsh_redistribute(x, tsh_replicated())", op->name, tshi_tensor_text(x, text));
-    return 0;
+static int tshi_rule_whole(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *x = call->in[0];
+    if (x->layout.kind == TSH_PARTIAL ||
+        tshi_rule_is_sharded(x, ((const tshi_rule_axis *)call->params)->axis))
+        return tshi_rule_refuse_input(
+            call, "is not whole along the dimension, and the op needs all values there");
+    return tshi_rule_sum(call, output);
 }
 
 /* Concatenation along dimension d (*params). S(d) ...: S(d), whose segments are those of all parts.
  * Else all parts have one layout, and so has the output. */
-static int tshi_rule_concat(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                            tshi_output *output) {
+static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
+    tsh_tensor *const *in = call->in;
     tsh_layout *layout = &output->layout;
-    const int d = *(const int *)params;
+    const int d = *(const int *)call->params;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    int i, e, fits = 1, along = in[0]->layout.kind == TSH_SHARDED && in[0]->layout.dim == d;
-    (void)tshi_rule_keep(op, in, n, NULL, output);
-    for (i = 1; i < n && fits; i++) {
-        const tsh_tensor *p = in[i];
-        fits = p->layout.kind == layout->kind && p->layout.dim == layout->dim;
+    int i, e, fits = 1, along = layout->kind == TSH_SHARDED && layout->dim == d;
+    for (i = 1; i < call->n && fits; i++) {
+        const tsh_layout *own = &in[i]->layout;
+        fits = own->kind == layout->kind && own->dim == layout->dim;
         if (fits && layout->kind == TSH_SHARDED && !along)
-            fits = tshi_layout_equal(&p->layout, layout, p->dim, p->ctx->tp.size);
-        for (e = 0; e < p->layout.segments && along && fits; e++) {
+            fits = tshi_layout_equal(own, layout, in[i]->dim, in[i]->ctx->tp.size);
+        for (e = 0; e < own->segments && along && fits; e++) {
             fits = layout->segments < TSH_MAX_SEGMENTS;
-            if (fits) layout->segment[layout->segments++] = p->layout.segment[e];
+            if (fits) layout->segment[layout->segments++] = own->segment[e];
         }
     }
     if (!fits)
         (void)tsh_fail(in[0]->ctx, TSH_ERR_LAYOUT,
                        "%s: part %d, %s, does not go with %s along dimension %d (at most "
                        "%d segments in all); tsh_redistribute brings parts to one layout",
-                       op->name, i - 1, tshi_tensor_text(in[i - 1], a), tshi_tensor_text(in[0], b),
-                       d, TSH_MAX_SEGMENTS);
+                       call->op->name, i - 1, tshi_tensor_text(in[i - 1], a),
+                       tshi_tensor_text(in[0], b), d, TSH_MAX_SEGMENTS);
     return fits;
 }
 
@@ -8884,27 +8856,24 @@ static int tshi_rule_concat(const tshi_op *op, tsh_tensor *const *in, int n, con
 static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output) {
     const tsh_layout *la = &a->layout, *lb = &b->layout;
     tsh_layout *out = &output->layout;
-    int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim,
-        size = a->ctx->tp.size;
-    int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
-    *out = tsh_replicated();
-    output->partial = TSHI_NONE;
+    const int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim;
+    const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
+    const int same = sa && sb && tshi_layout_same_cut(la, lb, a->dim[la->dim], a->ctx->tp.size);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
-    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* P R, R P */
+    output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B; /* the one that is R, if any */
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) {       /* P R, R P */
         *out = tsh_partial();
-        output->partial = la->kind == TSH_PARTIAL ? TSHI_B : TSHI_A;
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
+    if (sa && sb) output->partial = TSHI_NONE;
     if (sa && sb && da == nd - 1 && db == nd - 2) { /* S(k) S(k) */
         *out = tsh_partial();
-        return tshi_layout_same_cut(la, lb, a->dim[la->dim], size);
+        return same;
     }
     *out = sa ? *la : *lb;
     out->dim = sa ? da : db;
     if (sa && sb) /* the same batch dimension */
-        return da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim] &&
-               tshi_layout_same_cut(la, lb, a->dim[la->dim], size);
-    output->partial = sa ? TSHI_B : TSHI_A;
+        return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
     if (sa && da == nd - 2) return 1; /* S(m) R */
     if (sb && db == nd - 1) return 1; /* R S(n) */
     if (out->dim >= nd - 2) return 0; /* k on one side only */
@@ -8912,12 +8881,9 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
 }
 
-static int tshi_rule_matmul(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                            tshi_output *output) {
-    (void)n;
-    (void)params;
-    return tshi_rule_products(in[0], in[1], output) ||
-           tshi_rule_refuse(op, in[0], in[1],
+static int tshi_rule_matmul(const tshi_call *call, tshi_output *output) {
+    return tshi_rule_products(call->in[0], call->in[1], output) ||
+           tshi_rule_refuse(call, call->in[0], call->in[1],
                             "shard both along the inner dimension, or make one replicated: "
                             "tsh_redistribute(x, tsh_replicated())");
 }
@@ -8928,90 +8894,58 @@ typedef struct tshi_rule_sequence {
     int regather;           /* a column-parallel input may be S(seq): the op gathers it */
 } tshi_rule_sequence;
 
-/* y = x W^T + b with W (out, in) R: y has the layout of x; dW and db P if that is S or P. along: x
- * is S(-1). */
-static int tshi_rule_linear_replicated(const tshi_op *op, tsh_tensor *const *in, int along,
-                                  tshi_output *output) {
-    const tsh_tensor *x = in[0];
-    if (along)
-        return tshi_rule_refuse(
-            op, x, in[1],
-            "a sharded input wants a weight sharded along dimension 1, or gather it: "
-            "tsh_redistribute(x, tsh_replicated())");
-    if (x->layout.kind == TSH_PARTIAL && in[2])
-        return tshi_rule_refuse(
-            op, x, in[1],
-            "the bias would be added once per rank; complete the input first: "
-            "tsh_redistribute(x, tsh_replicated())");
-    output->layout = x->layout;
-    if (x->layout.kind != TSH_REPLICATED) output->partial = TSHI_WEIGHT | TSHI_BIAS;
-    return 1;
-}
-
-/* W S(0), column-parallel: x R: y S(-1), dx P; x S(seq), gathered: y S(-1).
+/* y (..., out) = x (..., in) W^T + b.
+ * W R: y as x; dW and db P if that is S, but not S(-1), or P, but then without b.
+ * W S(0), column-parallel: x R: y S(-1), dx P; x S(seq), gathered: y S(-1).
  * W S(1), row-parallel: x S(-1): y R, or S(seq) with db P. */
-static int tshi_rule_linear_sharded(const tshi_op *op, tsh_tensor *const *in, int along,
-                                const tshi_rule_sequence *sequence, tshi_output *output) {
-    const tsh_tensor *x = in[0], *w = in[1];
-    if (w->layout.dim == 0) {
-        if (x->layout.kind != TSH_REPLICATED &&
-            !(sequence->regather && x->layout.kind == TSH_SHARDED && !along))
-            return tshi_rule_refuse(op, x, w,
-                                    "a column-parallel weight takes a replicated input: "
-                                    "tsh_redistribute(x, tsh_replicated())");
+static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
+    const tshi_rule_sequence *sequence = (const tshi_rule_sequence *)call->params;
+    const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
+    const int cut = x->layout.kind == TSH_SHARDED, along = cut && x->layout.dim == x->ndim - 1;
+    const int column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0;
+    const int row = w->layout.kind == TSH_SHARDED && w->layout.dim == 1, size = x->ctx->tp.size;
+    const tsh_layout bias = column ? w->layout : tsh_replicated();
+    const char *hint = NULL;
+    if (w->layout.kind == TSH_PARTIAL)
+        hint = "complete the weight first: tsh_redistribute(w, tsh_replicated())";
+    else if (column && x->layout.kind != TSH_REPLICATED && !(sequence->regather && cut && !along))
+        hint = "a column-parallel weight takes a replicated input: "
+               "tsh_redistribute(x, tsh_replicated())";
+    else if (row && !(along && tshi_layout_same_cut(&x->layout, &w->layout, w->dim[1], size)))
+        hint = "a row-parallel weight takes an input that is replicated, or sharded along features "
+               "by the same units: tsh_redistribute(x, tsh_replicated())";
+    else if (along && !row)
+        hint = "a sharded input wants a weight sharded along dimension 1, or gather it: "
+               "tsh_redistribute(x, tsh_replicated())";
+    else if (x->layout.kind == TSH_PARTIAL && b)
+        hint = "the bias would be added once per rank; complete the input first: "
+               "tsh_redistribute(x, tsh_replicated())";
+    if (hint) return tshi_rule_refuse(call, x, w, hint);
+    if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, size))
+        return tshi_rule_refuse(call, w, b,
+                                "the bias of a column-parallel weight is sharded like its "
+                                "dimension 0, any other is replicated");
+    if (column) {
         output->layout = w->layout;
         output->layout.dim = x->ndim - 1;
         output->partial = sequence->regather ? TSHI_NONE : TSHI_X;
-        return 1;
-    }
-    if (!along || !tshi_layout_same_cut(&x->layout, &w->layout, w->dim[1], x->ctx->tp.size))
-        return tshi_rule_refuse(
-            op, x, w,
-            "a row-parallel weight takes an input that is replicated, or sharded along features by "
-            "the same units: tsh_redistribute(x, tsh_replicated())");
-    return 1;
-}
-
-/* y (..., out) = x (..., in) W^T + b: one of the two above, and the layout that b must have. */
-static int tshi_rule_linear(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                            tshi_output *output) {
-    const tshi_rule_sequence *sequence = (const tshi_rule_sequence *)params;
-    tsh_tensor *x = in[0], *w = in[1], *b = in[2];
-    const int along = x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1;
-    tsh_layout bias = tsh_replicated();
-    (void)n;
-    output->layout = tsh_replicated();
-    output->partial = TSHI_NONE;
-    if (w->layout.kind == TSH_PARTIAL)
-        return tshi_rule_refuse(
-            op, x, w, "complete the weight first: tsh_redistribute(w, tsh_replicated())");
-    if (!(w->layout.kind == TSH_REPLICATED
-              ? tshi_rule_linear_replicated(op, in, along, output)
-              : tshi_rule_linear_sharded(op, in, along, sequence, output)))
-        return 0;
-    if (w->layout.kind == TSH_SHARDED && w->layout.dim == 0) bias = w->layout;
-    if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, x->ctx->tp.size))
-        return tshi_rule_refuse(
-            op, w, b,
-            "the bias of a column-parallel weight is sharded like its dimension 0, "
-            "any other is replicated");
-    if (sequence->give) {
-        output->layout = *sequence->give;
-        output->partial = TSHI_BIAS;
+    } else if (row) {
+        output->layout = sequence->give ? *sequence->give : tsh_replicated();
+        output->partial = sequence->give ? TSHI_BIAS : TSHI_NONE;
+    } else if (x->layout.kind != TSH_REPLICATED) {
+        output->partial = TSHI_WEIGHT | TSHI_BIAS;
     }
     return 1;
 }
 
 /* Rows of W (rows, features) by ids. ids R, W R: R. ids S, W R: S, dW P. ids R, W S(0): P, as a
  * rank adds 0 for the rows that it does not hold. ids R, W S(1): S(-1). */
-static int tshi_rule_embedding(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                               tshi_output *output) {
-    const tsh_tensor *ids = in[0], *w = in[1];
-    (void)tshi_rule_keep(op, in, n, params, output);
+static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *ids = call->in[0], *w = call->in[1];
     if (ids->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT;
     if (ids->layout.kind != TSH_PARTIAL && w->layout.kind == TSH_REPLICATED) return 1;
     if (ids->layout.kind != TSH_REPLICATED || w->layout.kind == TSH_PARTIAL)
-        return tshi_rule_refuse(op, ids, w,
+        return tshi_rule_refuse(call, ids, w,
                                 "a sharded weight takes replicated ids: "
                                 "tsh_redistribute(ids, tsh_replicated())");
     output->layout = w->layout.dim ? w->layout : tsh_partial();
@@ -9022,145 +8956,112 @@ static int tshi_rule_embedding(const tshi_op *op, tsh_tensor *const *in, int n, 
 /* -- norms, rope, attention ------------------------------------------------------ */
 
 /* Norms over the last dimension, weight and bias R. x R: R. x S, but not S(-1): S, dW and db P. */
-static int tshi_rule_norm(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                          tshi_output *output) {
-    const tsh_tensor *x = in[0], *w = in[1], *b = in[2];
-    char text[TSHI_TEXT_SIZE];
-    tsh_ctx *ctx = x->ctx;
-    (void)tshi_rule_keep(op, in, n, params, output);
+static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
+    const int last = x->ndim - 1;
+    if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
+    if (tshi_rule_is_sharded(x, last))
+        return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                        "%s: input is sharded along its last dimension (rank %d holds %lld of %lld "
+                        "features); gather it first: tsh_redistribute(x, tsh_replicated())",
+                        call->op->name, x->ctx->tp.rank, (long long)x->local[last],
+                        (long long)x->dim[last]) == TSH_OK;
+    if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
+        return tshi_rule_refuse(call, x, w,
+                                "weight and bias must be replicated: "
+                                "tsh_redistribute(w, tsh_replicated())");
     if (x->layout.kind == TSH_SHARDED) output->partial = TSHI_WEIGHT | TSHI_BIAS;
-    if (x->layout.kind == TSH_SHARDED && x->layout.dim == x->ndim - 1)
-        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "%s: input is sharded along its last dimension (rank %d holds "
-                       "%lld of %lld features); "
-                       "gather it first: tsh_redistribute(x, tsh_replicated())",
-                       op->name, ctx->tp.rank, (long long)x->local[x->ndim - 1],
-                       (long long)x->dim[x->ndim - 1]);
-    else if (x->layout.kind == TSH_PARTIAL)
-        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "%s: input is a partial sum over %d ranks; complete it first: "
-                       "tsh_redistribute(x, tsh_replicated())", op->name, ctx->tp.size);
-    else if (w->layout.kind != TSH_REPLICATED || (b && b->layout.kind != TSH_REPLICATED))
-        (void)tsh_fail(ctx, TSH_ERR_LAYOUT,
-                       "%s: weight %s and bias must be replicated: "
-                       "tsh_redistribute(w, tsh_replicated())",
-                       op->name, tshi_tensor_text(w, text));
-    return ctx->error.code == TSH_OK;
+    return 1;
 }
 
 /* Rotates pairs of features: any layout but S(-1), which the output keeps. */
-static int tshi_rule_rope(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                          tshi_output *output) {
-    const tsh_tensor *x = in[0];
-    char text[TSHI_TEXT_SIZE];
-    if (x->layout.kind != TSH_SHARDED || x->layout.dim != x->ndim - 1)
-        return tshi_rule_keep(op, in, n, params, output);
-    (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                   "%s: input %s is sharded along its last dimension, whose features "
-                   "turn in pairs; gather it first: tsh_redistribute(x, tsh_replicated())",
-                   op->name, tshi_tensor_text(x, text));
-    return 0;
+static int tshi_rule_rope(const tshi_call *call, tshi_output *output) {
+    (void)output;
+    return !tshi_rule_is_sharded(call->in[0], call->in[0]->ndim - 1) ||
+           tshi_rule_refuse_input(
+               call, "is sharded along its last dimension, whose features turn in pairs");
 }
 
 /* 1 if on every rank the query heads use exactly the heads of k that it holds. */
 static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
-    tsh_range rq[TSH_MAX_SEGMENTS], rk[TSH_MAX_SEGMENTS];
-    int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
-    int rank, s;
-    if (q->layout.segments != k->layout.segments) return 0;
-    for (rank = 0; rank < q->ctx->tp.size; rank++) {
-        (void)tsh_chunk(&q->layout, q->dim[1], q->ctx->tp.size, rank, rq);
-        (void)tsh_chunk(&k->layout, k->dim[1], q->ctx->tp.size, rank, rk);
-        for (s = 0; s < q->layout.segments; s++)
-            if (rq[s].length != group * rk[s].length ||
-                (rq[s].length && rq[s].start != group * rk[s].start))
-                return 0;
+    const int64_t group = k->dim[1] ? q->dim[1] / k->dim[1] : 1; /* query heads per head of k */
+    tsh_layout cut = k->layout; /* of the query heads that use a rank's heads of k */
+    for (int s = 0; s < cut.segments; s++) {
+        cut.segment[s].length *= group;
+        cut.segment[s].unit *= group;
     }
-    return 1;
+    return tshi_layout_same_cut(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
 }
 
 /* q (B, heads, T, D), k and v (B, k heads, S, D). All R, all S(0), or all S(1) in whole groups of
  * query heads: as q. q S(1), k and v R: S(1), dk and dv P. */
-static int tshi_rule_attention(const tshi_op *op, tsh_tensor *const *in, int n, const void *params,
-                               tshi_output *output) {
-    tsh_tensor *q = in[0], *k = in[1];
+static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
+    const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
+    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* q S(1) */
+    const int grouped = heads && tshi_rule_is_sharded(k, 1);
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
-    int i, dim = q->layout.kind == TSH_SHARDED ? q->layout.dim : -1, fits = 1;
-    (void)tshi_rule_keep(op, in, n, params, output);
+    int i, fits = tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
     for (i = 0; i < 3; i++)
-        fits = fits && in[i]->layout.kind != TSH_PARTIAL && in[i]->layout.dim < 2;
-    fits = fits && tshi_layout_equal(&k->layout, &in[2]->layout, k->dim, k->ctx->tp.size);
-    if (fits && dim == 1 && k->layout.kind == TSH_REPLICATED)
+        fits = fits && call->in[i]->layout.kind != TSH_PARTIAL && call->in[i]->layout.dim < 2;
+    if (fits && heads && k->layout.kind == TSH_REPLICATED)
         output->partial = TSHI_K | TSHI_V;
-    else if (fits && dim == 1 && k->layout.dim == 1)
-        fits = 2;
-    else
-        fits = fits && tshi_layout_equal(&q->layout, &k->layout, k->dim, k->ctx->tp.size);
-    if (fits == 1 || (fits == 2 && tshi_rule_groups(q, k))) return 1;
+    else if (fits && !(grouped ? tshi_rule_groups(q, k)
+                               : tshi_layout_equal(&q->layout, &k->layout, k->dim, size)))
+        fits = grouped ? -1 : 0;
+    if (fits > 0) return 1;
     (void)tshi_tensor_text(q, tq);
     (void)tshi_tensor_text(k, tk);
-    (void)tshi_tensor_text(in[2], tv);
+    (void)tshi_tensor_text(v, tv);
     if (fits)
         (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
                        "%s: q %s, k %s, v %s: a rank's query heads must use its own "
                        "heads of k and v; cut q in whole groups: tsh_redistribute(q, "
                        "tsh_shard_units(1, %lld)), or replicate k and v",
-                       op->name, tq, tk, tv,
+                       call->op->name, tq, tk, tv,
                        (long long)(q->dim[1] / k->dim[1] * k->layout.segment[0].unit));
     else
         (void)tsh_fail(q->ctx, TSH_ERR_LAYOUT,
                        "%s: q %s, k %s, v %s must all be replicated, or sharded alike "
                        "by batch or by heads (k and v may be replicated then): "
-                       "tsh_redistribute(k, tsh_layout_of(q))", op->name, tq, tk, tv);
+                       "tsh_redistribute(k, tsh_layout_of(q))",
+                       call->op->name, tq, tk, tv);
     return 0;
 }
 
 /* -- cross-entropy ---------------------------------------------------------------- */
 
-/* 1 if the weight per class is R, or sharded like the classes; else 0, with an error. */
-static int tshi_rule_class_weights(const tshi_op *op, const tsh_tensor *x,
-                                   const tsh_tensor *weight) {
-    const int last = x->ndim - 1;
-    if (!weight || weight->layout.kind == TSH_REPLICATED ||
-        (weight->layout.kind == TSH_SHARDED && x->layout.kind == TSH_SHARDED &&
-         x->layout.dim == last &&
-         tshi_layout_same_cut(&x->layout, &weight->layout, x->dim[last], x->ctx->tp.size)))
-        return 1;
-    return tshi_rule_refuse(op, x, weight,
-                            "the weight is replicated, or cut as the classes: "
-                            "tsh_redistribute(weight, tsh_replicated())");
-}
-
 /* Logits (rows ..., classes). Logits R or S(classes), target R: R. Logits and target S(rows): P, or
- * S without a reduction. A target of probabilities may have the layout of the logits, too. *params:
- * the tsh_reduction. */
-static int tshi_rule_cross_entropy(const tshi_op *op, tsh_tensor *const *in, int n,
-                                   const void *params, tshi_output *output) {
-    const int reduced = *(const tsh_reduction *)params != TSH_REDUCE_NONE;
-    const tsh_tensor *x = in[0], *target = in[1];
+ * S without a reduction. A target of probabilities may have the layout of the logits, too. The
+ * weight per class is R, or sharded as the classes. *params: the tsh_reduction. */
+static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
+    const int reduced = *(const tsh_reduction *)call->params != TSH_REDUCE_NONE;
+    const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
+    const int size = x->ctx->tp.size, last = x->ndim - 1;
+    const int probs = tshi_dtypes[target->dtype].floating; /* else class indices */
+    const int cut = tshi_rule_is_sharded(x, last), rows = !cut && x->layout.kind == TSH_SHARDED;
+    int fits = (rows || probs) && tshi_layout_equal(&x->layout, &target->layout, target->dim, size);
     char text[TSHI_TEXT_SIZE];
-    int probs = tshi_dtypes[target->dtype].floating, fits = 1; /* else class indices */
-    int rows = x->layout.kind == TSH_SHARDED && x->layout.dim < x->ndim - 1;
-    (void)tshi_rule_keep(op, in, n, params, output);
-    if (x->layout.kind == TSH_PARTIAL) {
-        (void)tsh_fail(x->ctx, TSH_ERR_LAYOUT,
-                       "%s: the logits %s are a partial sum over %d ranks; complete "
-                       "them first: tsh_redistribute(logits, tsh_replicated())",
-                       op->name, tshi_tensor_text(x, text), x->ctx->tp.size);
-        return 0;
-    }
-    if (!rows || reduced) output->layout = rows ? tsh_partial() : tsh_replicated();
-    if (rows || probs)
-        fits = tshi_layout_equal(&x->layout, &target->layout, target->dim, x->ctx->tp.size);
+    if (x->layout.kind == TSH_PARTIAL)
+        return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
+                        "%s: the logits %s are a partial sum over %d ranks; complete "
+                        "them first: tsh_redistribute(logits, tsh_replicated())",
+                        call->op->name, tshi_tensor_text(x, text), size) == TSH_OK;
     if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
     if (!fits)
-        return tshi_rule_refuse(op, x, target,
+        return tshi_rule_refuse(call, x, target,
                                 probs  ? "the target is replicated, or laid out as the logits"
                                 : rows ? "the target is to be sharded as the logits' rows: "
                                          "tsh_redistribute(target, tsh_layout_of(logits))"
                                        : "the target is to be replicated: "
                                          "tsh_redistribute(target, tsh_replicated())");
-    return tshi_rule_class_weights(op, x, in[2]);
+    if (weight && weight->layout.kind != TSH_REPLICATED &&
+        !(cut && weight->layout.kind == TSH_SHARDED &&
+          tshi_layout_same_cut(&x->layout, &weight->layout, x->dim[last], size)))
+        return tshi_rule_refuse(call, x, weight,
+                                "the weight is replicated, or cut as the classes: "
+                                "tsh_redistribute(weight, tsh_replicated())");
+    if (!rows || reduced) output->layout = rows ? tsh_partial() : tsh_replicated();
+    return 1;
 }
 
 /* ========================================================================== */
@@ -9223,7 +9124,7 @@ static tsh_tensor *tshi_map_run(const tshi_op *op, tsh_tensor *const *in, int n,
     tshi_loop loop;
     tsh_tensor *out;
     int i;
-    if (!tshi_map_shape(op->name, in, n, &output.shape) || !op->rule(op, in, n, NULL, &output))
+    if (!tshi_map_shape(op->name, in, n, &output.shape) || !tshi_rule_run(op, in, n, NULL, &output))
         return NULL;
     out = tshi_tensor_out(ctx, op->name, dtype, &output.shape, &output.layout);
     if (!out) return NULL;
@@ -9662,7 +9563,7 @@ static void tshi_map_accumulate(tsh_tensor *x, const tshi_dest *dest, tshi_block
     int64_t stride[TSH_MAX_DIMS];
     if (!scratch) return;
     tshi_tensor_strides(x->local, x->ndim, stride);
-    tshi_tape_accumulate_at(x, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
+    tshi_tape_accumulate(x, dest, (const tsh_real *)tshi_mem_data(scratch), stride);
     tshi_mem_drop(x->ctx, scratch);
 }
 
@@ -9842,7 +9743,7 @@ static void tshi_map_copy_backward(tshi_node *node) {
     int i;
     for (i = 0; i < 2 && base->requires_grad; i++)
         if (from[i]->live && tshi_tape_open(node->in[0], to[i], &dest))
-            tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
+            tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
                                  out->stride);
 }
 
@@ -9918,7 +9819,7 @@ static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepd
     if (dim != TSH_ALL && axis < 0)
         return tsh_fail(x->ctx, TSH_ERR_SHAPE, "%s: there is no dimension %d in %s", op->name, dim,
                         tshi_tensor_text(x, text)) == TSH_OK;
-    if (!op->rule(op, &x, 1, &along, &output)) return 0;
+    if (!tshi_rule_run(op, &x, 1, &along, &output)) return 0;
     r->params = params;
     r->layout = output.layout;
     r->shape = tsh_shape0();
@@ -10403,7 +10304,7 @@ static void tshi_view_concat_backward(tshi_node *node) {
         const tsh_tensor *part = node->in[i];
         tshi_dest dest;
         if (tshi_tape_dest(node, i, &dest))
-            tshi_tape_accumulate(node, i, &dest, g + at * node->out->stride[dim],
+            tshi_tape_accumulate(node->in[i], &dest, g + at * node->out->stride[dim],
                                  node->out->stride);
         at += part->local[dim];
     }
@@ -10447,7 +10348,7 @@ TSH_API tsh_tensor *tsh_concat(tsh_tensor *const *parts, int n, int dim) {
         if (!tshi_view_concat_fits(parts, i, d)) return NULL;
         output.shape.dim[d] += parts[i]->dim[d];
     }
-    if (!op->rule(op, parts, n, &d, &output)) return NULL;
+    if (!tshi_rule_run(op, parts, n, &d, &output)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_concat", parts[0]->dtype, &output.shape, &output.layout);
     if (!out) return NULL;
     at = (char *)tshi_tensor_at(out);
@@ -11058,7 +10959,8 @@ static void tshi_redistribute_copy_backward(tshi_node *node) {
                                       TSH_REAL, op),
                         "tsh_tp_copy: all-reduce of the gradient") == TSH_OK &&
         tshi_tape_dest(node, 0, &dest))
-        tshi_tape_accumulate(node, 0, &dest, (const tsh_real *)tshi_mem_data(scratch), out->stride);
+        tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(scratch),
+                             out->stride);
     tshi_mem_drop(out->ctx, scratch);
 }
 
@@ -11266,12 +11168,16 @@ typedef struct tshi_product {
     int64_t m, n, k;
     tsh_real alpha, beta;
     tshi_matrix a, b, d, c; /* D is C, or does not overlap it */
+    const tshi_gemm_progress *progress; /* of communication, or NULL */
+} tshi_product;
+
+/* A product that threads share. */
+typedef struct tshi_products {
+    tshi_product whole;
     char *scratch;
     size_t each; /* bytes of scratch for each piece */
     int by_rows; /* pieces are rows of C, else columns */
-    const tshi_gemm_progress
-        *progress; /* progress of communication, for the rank's own thread, or NULL */
-} tshi_product;
+} tshi_products;
 
 /* Computes a product on the calling thread. A user's gemm has no D: C = beta D is computed first.
  */
@@ -11292,38 +11198,35 @@ static void tshi_matmul_alone(const tshi_product *x, char *scratch) {
 
 /* A thread's part of a product: the rows or columns [from, to) of C. */
 static void tshi_matmul_piece(void *job, int piece, int64_t from, int64_t to) {
-    tshi_product part = *(const tshi_product *)job;
-    const int64_t i = part.by_rows ? from : 0, j = part.by_rows ? 0 : from;
-    if (part.by_rows)
-        part.m = to - from;
-    else
-        part.n = to - from;
+    const tshi_products *all = (const tshi_products *)job;
+    const int64_t i = all->by_rows ? from : 0, j = all->by_rows ? 0 : from;
+    tshi_product part = all->whole;
+    *(all->by_rows ? &part.m : &part.n) = to - from;
     part.a = tshi_gemm_from(part.a, i, 0);
     part.b = tshi_gemm_from(part.b, 0, j);
     part.d = tshi_gemm_from(part.d, i, j);
     part.c = tshi_gemm_from(part.c, i, j);
     if (piece > 0) part.progress = NULL; /* only the rank's own thread, piece 0, may communicate */
-    tshi_matmul_alone(&part, part.scratch + (size_t)piece * part.each);
+    tshi_matmul_alone(&part, all->scratch + (size_t)piece * all->each);
 }
 
 /* m (rows, columns) as the ctx's gemm takes it. A user's gemm takes tsh_real: another dtype is
  * converted into *block, which the caller releases. */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          tshi_block **block) {
-    tshi_operand to, from;
-    int64_t i;
+    tsh_real *data;
     *block = NULL;
     if (m.dtype == TSH_REAL || !ctx->gemm.fn) return m;
     *block = tshi_mem_take(ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * columns));
     if (!*block) return m;
-    to = tshi_kernel_reals((tsh_real *)tshi_mem_data(*block), 1);
-    from = tshi_kernel_operand(m.data, m.column, m.dtype);
-    for (i = 0; i < rows; i++) {
+    data = (tsh_real *)tshi_mem_data(*block);
+    for (int64_t i = 0; i < rows; i++) {
+        const tshi_operand to = tshi_kernel_reals(data + i * columns, 1);
+        const tshi_operand from = tshi_kernel_operand(tshi_gemm_from(m, i, 0).data, m.column,
+                                                      m.dtype);
         tshi_kernel_cast(columns, &to, &from);
-        tshi_kernel_move(&to, columns);
-        tshi_kernel_move(&from, m.row);
     }
-    return tshi_gemm_matrix((tsh_real *)tshi_mem_data(*block), columns, 1);
+    return tshi_gemm_matrix(data, columns, 1);
 }
 
 /* C = alpha A B + beta D by the rank's threads. The longer side of C is cut, as that packs the
@@ -11341,27 +11244,17 @@ static void tshi_matmul_run(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_r
     const int64_t side = m >= n ? m : n, unit = (m >= n) != transposed ? ROWS : COLUMNS;
     const int pieces = (int)tshi_base_min(tshi_team_pieces(ctx, m * n * k, MIN_WORK),
                                           tshi_base_ceil(side, SIDE));
-    tshi_gemm_progress progress;
+    const tshi_gemm_progress progress = {tshi_tape_progress, ctx};
+    const size_t each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 *
+                        64;
     tshi_block *converted[2];
-    tshi_product x;
-    progress.fn = tshi_tape_progress;
-    progress.user = ctx;
-    x.ctx = ctx;
-    x.m = m;
-    x.n = n;
-    x.k = k;
-    x.alpha = alpha;
-    x.beta = beta;
-    x.a = tshi_matmul_converted(ctx, a, m, k, &converted[0]);
-    x.b = tshi_matmul_converted(ctx, b, k, n, &converted[1]);
-    x.d = d;
-    x.c = c;
-    x.by_rows = m >= n;
-    x.progress = &progress;
-    x.each = (tshi_gemm_scratch(ctx->gemm_kernel, m, n, k, c.row, c.column) + 63) / 64 * 64;
-    x.scratch = tshi_matmul_scratch(ctx, x.each * (size_t)pieces);
-    if (side && x.scratch && ctx->error.code == TSH_OK)
-        tshi_team_run(pieces, side, unit, tshi_matmul_piece, &x);
+    const tshi_matrix ra = tshi_matmul_converted(ctx, a, m, k, &converted[0]);
+    const tshi_matrix rb = tshi_matmul_converted(ctx, b, k, n, &converted[1]);
+    char *scratch = tshi_matmul_scratch(ctx, each * (size_t)pieces);
+    tshi_products all = {
+        {ctx, m, n, k, alpha, beta, ra, rb, d, c, &progress}, scratch, each, m >= n};
+    if (side && scratch && ctx->error.code == TSH_OK)
+        tshi_team_run(pieces, side, unit, tshi_matmul_piece, &all);
     tshi_mem_drop(ctx, converted[0]);
     tshi_mem_drop(ctx, converted[1]);
 }
@@ -11374,56 +11267,44 @@ static void tshi_matmul_gemm(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, tsh_
 
 /* -- matmul: C = A B; dA = dC B^T, dB = A^T dC, summed over broadcast batches -------- */
 
-/* The offset of batch `index` of out in t, whose batch dimensions broadcast to out's. */
-static int64_t tshi_matmul_offset(const tsh_tensor *t, const int64_t *stride, const tsh_tensor *out,
-                                  int64_t index) {
-    int64_t at = 0;
-    int d, skip = out->ndim - t->ndim;
-    for (d = out->ndim - 3; d >= 0; d--) {
-        int64_t i = index % out->local[d];
-        index /= out->local[d];
-        if (d >= skip && t->dim[d - skip] != 1) at += i * stride[d - skip];
-    }
-    return at;
-}
-
-/* The matrices in the last two dimensions of t, whose batches broadcast to out's. data: t's values
- * or its gradient. */
+/* The matrices in the last two dimensions of a tensor, whose batches broadcast to out's. */
 typedef struct tshi_batches {
-    const tsh_tensor *t, *out;
-    const int64_t *stride;
-    void *data;
-    tsh_dtype dtype;
-    int transposed;
+    tshi_matrix first;
+    int64_t stride[TSH_MAX_DIMS]; /* along out's batch dimensions; 0 where the tensor broadcasts */
 } tshi_batches;
 
+/* Those of t's values, or of its gradient, in `data`. */
 static tshi_batches tshi_matmul_batches(const tsh_tensor *t, void *data, tsh_dtype dtype,
                                         const int64_t *stride, const tsh_tensor *out) {
+    const int64_t *last = stride + t->ndim - 2;
     tshi_batches all;
-    all.t = t;
-    all.out = out;
-    all.stride = stride;
-    all.data = data;
-    all.dtype = dtype;
-    all.transposed = 0;
+    int d, skip = out->ndim - t->ndim;
+    all.first = tshi_gemm_matrix_of(data, dtype, last[0], last[1]);
+    for (d = 0; d < out->ndim - 2; d++)
+        all.stride[d] = d < skip || t->dim[d - skip] == 1 ? 0 : stride[d - skip];
     return all;
 }
 
-static tshi_matrix tshi_matmul_batch(const tshi_batches *all, int64_t index) {
-    const int64_t *last = all->stride + all->t->ndim - 2;
-    const int64_t offset = tshi_matmul_offset(all->t, all->stride, all->out, index);
-    return tshi_gemm_matrix_of((char *)all->data + offset * tshi_dtypes[all->dtype].size,
-                               all->dtype, last[all->transposed], last[!all->transposed]);
+static tshi_matrix tshi_matmul_batch(const tshi_batches *all, const tsh_tensor *out,
+                                     int64_t index) {
+    tshi_matrix m = all->first;
+    int64_t at = 0;
+    for (int d = out->ndim - 3; d >= 0; d--) {
+        at += index % out->local[d] * all->stride[d];
+        index /= out->local[d];
+    }
+    m.data = (char *)m.data + at * tshi_dtypes[m.dtype].size;
+    return m;
 }
 
-/* C = A B + beta C of all batches of C's tensor; A is (m, k), B (k, n). */
-static void tshi_matmul_batched(int64_t m, int64_t n, int64_t k, const tshi_batches *a,
-                                const tshi_batches *b, tsh_real beta, const tshi_batches *c) {
-    const tsh_tensor *out = c->out;
+/* C = A B + beta C of all batches of out; A is (m, k), B (k, n). */
+static void tshi_matmul_batched(const tsh_tensor *out, int64_t m, int64_t n, int64_t k,
+                                const tshi_batches *a, const tshi_batches *b, tsh_real beta,
+                                const tshi_batches *c) {
     int64_t i, count = tshi_tensor_product(out->local, out->ndim - 2);
     for (i = 0; i < count; i++)
-        tshi_matmul_gemm(out->ctx, m, n, k, 1, tshi_matmul_batch(a, i), tshi_matmul_batch(b, i),
-                         beta, tshi_matmul_batch(c, i));
+        tshi_matmul_gemm(out->ctx, m, n, k, 1, tshi_matmul_batch(a, out, i),
+                         tshi_matmul_batch(b, out, i), beta, tshi_matmul_batch(c, out, i));
 }
 
 static void tshi_matmul_backward(tshi_node *node) {
@@ -11434,16 +11315,16 @@ static void tshi_matmul_backward(tshi_node *node) {
     tshi_batches gs = tshi_matmul_batches(out, tshi_tape_grad(node), TSH_REAL, out->stride, out);
     tshi_batches ds;
     tshi_dest dest;
+    as.first = tshi_gemm_transposed(as.first);
+    bs.first = tshi_gemm_transposed(bs.first);
     if (tshi_tape_dest_zeroed(node, 0, &dest)) {
         ds = tshi_matmul_batches(a, dest.data, TSH_REAL, dest.stride, out);
-        bs.transposed = 1;
-        tshi_matmul_batched(m, k, n, &gs, &bs, 1, &ds);
+        tshi_matmul_batched(out, m, k, n, &gs, &bs, 1, &ds);
     }
     tshi_tape_give(node, 0); /* dA may be all-reduced while dB is computed */
     if (tshi_tape_dest_zeroed(node, 1, &dest)) {
         ds = tshi_matmul_batches(b, dest.data, TSH_REAL, dest.stride, out);
-        as.transposed = 1;
-        tshi_matmul_batched(k, n, m, &as, &gs, 1, &ds);
+        tshi_matmul_batched(out, k, n, m, &as, &gs, 1, &ds);
     }
 }
 
@@ -11453,16 +11334,13 @@ static int tshi_matmul_shape(tsh_tensor *a, tsh_tensor *b, tsh_shape *shape) {
     int d, fits = a->ndim >= 2 && b->ndim >= 2 && a->dim[a->ndim - 1] == b->dim[b->ndim - 2];
     *shape = tsh_shape_of(a->ndim >= b->ndim ? a : b);
     for (d = 3; d <= shape->ndim && fits; d++) {
-        int64_t p = tsh_dim(a, -d), q = tsh_dim(b, -d);
-        if (d > a->ndim) p = 1;
-        if (d > b->ndim) q = 1;
+        const int64_t p = d > a->ndim ? 1 : tsh_dim(a, -d), q = d > b->ndim ? 1 : tsh_dim(b, -d);
         fits = p == q || p == 1 || q == 1;
         shape->dim[shape->ndim - d] = p == 1 ? q : p;
     }
     if (!fits)
-        (void)tsh_fail(a->ctx, TSH_ERR_SHAPE, "tsh_matmul: %s times %s has no meaning",
-                       tshi_tensor_text(a, ta), tshi_tensor_text(b, tb));
-    if (!fits) return 0;
+        return tsh_fail(a->ctx, TSH_ERR_SHAPE, "tsh_matmul: %s times %s has no meaning",
+                        tshi_tensor_text(a, ta), tshi_tensor_text(b, tb)) == TSH_OK;
     shape->dim[shape->ndim - 2] = a->dim[a->ndim - 2];
     shape->dim[shape->ndim - 1] = b->dim[b->ndim - 1];
     return 1;
@@ -11473,16 +11351,13 @@ static const tshi_op tshi_matmul_op = {
 
 TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     const tshi_op *op = &tshi_matmul_op;
-    tsh_tensor *in[2], *out;
-    tsh_ctx *ctx;
+    tsh_tensor *in[2] = {a, b}, *out;
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_matmul", in, 2);
     tshi_output output;
     tshi_batches as, bs, cs;
     tshi_block *unrounded;
     tsh_real *c;
-    in[0] = a;
-    in[1] = b;
-    ctx = tshi_tensor_check_floating("tsh_matmul", in, 2);
-    if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !op->rule(op, in, 2, NULL, &output))
+    if (!ctx || !tshi_matmul_shape(a, b, &output.shape) || !tshi_rule_run(op, in, 2, NULL, &output))
         return NULL;
     out = tshi_tensor_out(ctx, "tsh_matmul", tshi_tensor_promote(in, 2), &output.shape,
                           &output.layout);
@@ -11491,8 +11366,8 @@ TSH_API tsh_tensor *tsh_matmul(tsh_tensor *a, tsh_tensor *b) {
     as = tshi_matmul_batches(a, tshi_tensor_at(a), a->dtype, a->stride, out);
     bs = tshi_matmul_batches(b, tshi_tensor_at(b), b->dtype, b->stride, out);
     cs = tshi_matmul_batches(out, c, TSH_REAL, out->stride, out);
-    tshi_matmul_batched(out->local[out->ndim - 2], out->local[out->ndim - 1], a->local[a->ndim - 1],
-                        &as, &bs, 0, &cs);
+    tshi_matmul_batched(out, out->local[out->ndim - 2], out->local[out->ndim - 1],
+                        a->local[a->ndim - 1], &as, &bs, 0, &cs);
     tshi_kernel_output_done(out, unrounded);
     (void)tshi_tape_record(op, out, in, 2, output.partial, 0);
     return out;
@@ -11532,21 +11407,17 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
 
 /* dX = dY W if X was gathered: a partial sum, (rows, in), is reduce-scattered to X's shards. */
 static void tshi_linear_scatter(tshi_node *node, int64_t rows, tshi_matrix dy, tshi_matrix mw) {
-    tsh_tensor *x = node->in[0];
-    tsh_layout sum = tsh_partial();
-    int64_t ins = node->in[1]->local[1];
-    tshi_dest dest;
-    tshi_block *whole, *scratch;
-    tsh_real *dx;
-    if (!tshi_tape_dest(node, 0, &dest)) return;
-    whole = tshi_mem_take(x->ctx, TSH_MEM_STEP, tshi_dtype_reals(rows * ins));
-    dx = tshi_map_dense_dest(node->in[0], &dest, &scratch);
-    if (whole && dx) {
-        tshi_matmul_gemm(x->ctx, rows, ins, node->in[1]->local[0], 1, dy, mw, 0,
-                         tshi_gemm_matrix((tsh_real *)tshi_mem_data(whole), ins, 1));
-        (void)tshi_redistribute_move(x, &sum, &x->layout, TSH_REAL, tshi_mem_data(whole), dx);
-    }
-    tshi_map_accumulate(node->in[0], &dest, scratch);
+    tsh_tensor *x = node->in[0], *w = node->in[1];
+    const tsh_layout sum = tsh_partial();
+    tshi_block *whole = x->base->requires_grad
+                            ? tshi_mem_take(x->ctx, TSH_MEM_STEP,
+                                            tshi_dtype_reals(rows * w->local[1]))
+                            : NULL;
+    tsh_real *dx = whole ? (tsh_real *)tshi_mem_data(whole) : NULL;
+    if (!dx) return;
+    tshi_matmul_gemm(x->ctx, rows, w->local[1], w->local[0], 1, dy, mw, 0,
+                     tshi_gemm_matrix(dx, w->local[1], 1));
+    tshi_redistribute_back(node, x, &sum, &x->layout, dx);
     tshi_mem_drop(x->ctx, whole);
 }
 
@@ -11556,20 +11427,18 @@ static void tshi_linear_backward(tshi_node *node) {
     int64_t rows = 0, outs = w->local[0], ins = w->local[1];
     tsh_real *g = tshi_tape_grad(node);
     tshi_block *whole_y, *whole_x;
-    /* dy (rows, out), mx and dx (rows, in), mw (out, in) */
-    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y), mx, dx;
-    tshi_matrix mw = tshi_gemm_matrix_of(tshi_tape_saved(node, 1), w->dtype, w->stride[0],
-                                         w->stride[1]);
+    /* dy (rows, out), mx and dX (rows, in), mw (out, in) */
+    const tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &whole_y);
+    const tshi_matrix mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather,
+                                            &rows, &whole_x);
+    const tshi_matrix mw = tshi_gemm_matrix_of(tshi_tape_saved(node, 1), w->dtype, w->stride[0],
+                                               w->stride[1]);
     tshi_dest dest;
-    mx = tshi_linear_rows(x, tshi_tape_saved(node, 0), x->dtype, how->regather, &rows, &whole_x);
-    if (out->ctx->error.code != TSH_OK) {
-        rows = 0; /* a gather failed */
-    } else if (how->regather) {
+    if (out->ctx->error.code == TSH_OK && how->regather)
         tshi_linear_scatter(node, rows, dy, mw);
-    } else if (tshi_tape_dest(node, 0, &dest)) {
-        dx = tshi_gemm_matrix(dest.data, mx.row, mx.column);
-        tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add), dx);
-    }
+    else if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
+        tshi_matmul_gemm(out->ctx, rows, ins, outs, 1, dy, mw, TSHI_R(dest.add),
+                         tshi_gemm_matrix(dest.data, mx.row, mx.column));
     tshi_tape_give(node, 0); /* dX is all-reduced while dW is computed */
     if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(out->ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx,
@@ -11670,25 +11539,18 @@ static const tshi_op tshi_linear_op = {
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
     const tshi_op *op = &tshi_linear_op;
-    tsh_tensor *in[3], *out;
-    tsh_ctx *ctx;
-    tshi_rule_sequence sequence;
+    tsh_tensor *in[3] = {x, w, b}, *out;
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_linear", in, b ? 3 : 2);
+    const tshi_rule_sequence sequence = {give, regather};
+    const int row = w && w->layout.kind == TSH_SHARDED && w->layout.dim == 1;
+    const int several = ctx && ctx->tp.size > 1;
+    const tshi_linear how = {several && row && !give, several && give, several && regather};
     tshi_output output;
-    tshi_linear how;
-    in[0] = x;
-    in[1] = w;
-    in[2] = b;
-    sequence.give = give;
-    sequence.regather = regather;
-    ctx = tshi_tensor_check_floating("tsh_linear", in, b ? 3 : 2);
     if (!ctx || !tshi_linear_check(x, w, b) || !(in[0] = x = tshi_linear_input(x, w, regather)) ||
-        !op->rule(op, in, 3, &sequence, &output))
+        !tshi_rule_run(op, in, 3, &sequence, &output))
         return NULL;
     output.shape = tsh_shape_of(x);
     output.shape.dim[x->ndim - 1] = w->dim[0];
-    how.regather = regather && ctx->tp.size > 1;
-    how.scatter = give && ctx->tp.size > 1;
-    how.reduce = w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && !give && ctx->tp.size > 1;
     out = tshi_tensor_out(ctx, "tsh_linear", tshi_tensor_promote(in, b ? 3 : 2), &output.shape,
                           &output.layout);
     if (!out) return NULL;
@@ -11922,7 +11784,8 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     tshi_lookup lookup;
     if (!desc) desc = &usual;
     if (!ctx || !tshi_tensor_check_floating("tsh_embedding", &w, 1)) return NULL;
-    if (!tshi_embedding_check(ids, w, desc) || !op->rule(op, in, 2, NULL, &output)) return NULL;
+    if (!tshi_embedding_check(ids, w, desc) || !tshi_rule_run(op, in, 2, NULL, &output))
+        return NULL;
     output.shape = tsh_shape_of(ids);
     output.shape.dim[output.shape.ndim++] = w->dim[1];
     lookup.count = tsh_local_numel(ids);
@@ -12173,7 +12036,7 @@ static void tshi_norm_backward(tshi_node *node) {
     work.x[TSHI_NORM_DB] = tshi_kernel_reals(dw + d, 0);
     if (values[0] && values[1]) tshi_norm_grads(&work, d, pieces);
     for (i = 1; i < 3; i++)
-        if (needed[i]) tshi_tape_accumulate(node, i, &dest[i], i == 1 ? dw : dw + d, &one);
+        if (needed[i]) tshi_tape_accumulate(node->in[i], &dest[i], i == 1 ? dw : dw + d, &one);
     tshi_mem_drop(ctx, saved[0]);
     tshi_mem_drop(ctx, saved[1]);
     tshi_mem_drop(ctx, two);
@@ -12216,7 +12079,7 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
     tshi_rows work;
     int i;
     if (!ctx || !tshi_norm_check(op->name, x, weight, bias) ||
-        !op->rule(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
+        !tshi_rule_run(op, in, 3, NULL, &output) || !tshi_norm_inputs(op->name, in))
         return NULL;
     output.shape = tsh_shape_of(x);
     p.d = x->dim[x->ndim - 1];
@@ -12385,7 +12248,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
     int64_t stride[TSH_MAX_DIMS];
     tsh_tensor *out;
     if (!desc) desc = &usual;
-    if (!ctx || !tshi_rope_check(x, desc) || !op->rule(op, &x, 1, NULL, &output)) return NULL;
+    if (!ctx || !tshi_rope_check(x, desc) || !tshi_rule_run(op, &x, 1, NULL, &output)) return NULL;
     output.shape = tsh_shape_of(x);
     rope.pairs = (desc->dims ? desc->dims : x->dim[x->ndim - 1]) / 2;
     rope.next = desc->interleaved ? 2 : 1;
@@ -12454,17 +12317,7 @@ static tshi_matrix tshi_attention_tile(tsh_real *data) {
 /* C = alpha A B + beta C, on this thread. */
 static void tshi_attention_gemm(const tshi_head *h, int64_t m, int64_t n, int64_t k, double alpha,
                                 tshi_matrix a, tshi_matrix b, int beta, tshi_matrix c) {
-    tshi_product x;
-    memset(&x, 0, sizeof x);
-    x.ctx = h->ctx;
-    x.m = m;
-    x.n = n;
-    x.k = k;
-    x.alpha = TSHI_R(alpha);
-    x.beta = TSHI_R(beta);
-    x.a = a;
-    x.b = b;
-    x.d = x.c = c;
+    const tshi_product x = {h->ctx, m, n, k, TSHI_R(alpha), TSHI_R(beta), a, b, c, c, NULL};
     tshi_matmul_alone(&x, h->scratch);
 }
 
@@ -12479,9 +12332,8 @@ static void tshi_attention_masked(const tshi_head *h, int64_t i, int64_t m, int6
     const tsh_tensor *mask = h->more->mask;
     const void *values = h->mask_values;
     const int64_t *stride = h->more->mask_stride;
-    int64_t r, c;
-    for (r = 0; r < m; r++)
-        for (c = 0; c < n; c++) {
+    for (int64_t r = 0; r < m; r++)
+        for (int64_t c = 0; c < n; c++) {
             int64_t at = h->mask + (i + r) * stride[2] + (j + c) * stride[3];
             tsh_real *s = h->s + r * TSHI_TILE + c;
             if (tshi_dtypes[mask->dtype].floating)
@@ -12516,11 +12368,12 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
 
 /* A tile, for kernels. Its row r sees the first visible + r each of its n columns (keys). */
 typedef struct tshi_tile {
+    const tshi_head *h;
+    int64_t i; /* the query of row 0 */
     int64_t n;
     int64_t visible; /* negative: the first rows see no key of the tile */
     int64_t each;    /* 1 if causal: every row sees one key more than the row before */
     int64_t d;       /* features of a head */
-    double scale;
 } tshi_tile;
 
 /* How many columns row r sees. */
@@ -12531,19 +12384,15 @@ TSHI_INLINE int64_t tshi_attention_row(const tshi_tile *tile, int64_t r) {
 
 /* The tile of queries from i and keys [j, j + n). */
 static tshi_tile tshi_attention_tile_at(const tshi_head *h, int64_t i, int64_t j, int64_t n) {
-    tshi_tile tile;
-    tile.n = n;
-    tile.visible = (h->more->causal ? i + 1 + h->tk - h->tq : h->tk) - j;
-    tile.each = h->more->causal != 0;
-    tile.d = h->d;
-    tile.scale = h->more->scale;
+    const int causal = h->more->causal != 0;
+    const int64_t visible = (causal ? i + 1 + h->tk - h->tq : h->tk) - j;
+    const tshi_tile tile = {h, i, n, visible, causal, h->d};
     return tile;
 }
 
 /* y = x by; y may be x. */
 TSHI_INLINE void tshi_attention_scale(tsh_real *y, const tsh_real *x, int64_t n, tsh_real by) {
-    int64_t e;
-    TSHI_LANES for (e = 0; e < n; e++) y[e] = x[e] * by;
+    TSHI_LANES for (int64_t e = 0; e < n; e++) y[e] = x[e] * by;
 }
 
 /* Online softmax of n rows of a tile: x becomes e^(x - m), m the new maximum of each row; l and o,
@@ -12577,32 +12426,28 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *opera
 TSHI_KERNEL_FUSED(tshi_attention_online, tshi_tile);
 
 /* Ends n rows: O = o / l, and m and log l are kept for backward. o, m and l are whole blocks. */
-enum { TSHI_FINISH_OUT, TSHI_FINISH_O, TSHI_FINISH_M, TSHI_FINISH_L };
-enum { TSHI_FINISH_MAX = TSHI_FINISH_L + 1, TSHI_FINISH_LOG_SUM, TSHI_FINISH_OPERANDS };
-TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *operand,
-                                            const void *params, int fused) {
-    const tshi_operand *out = &operand[TSHI_FINISH_OUT], *from = &operand[TSHI_FINISH_O];
-    tsh_real *to = (tsh_real *)out->data, back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK];
-    const tsh_real *o = (const tsh_real *)from->data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_FINISH_M].data;
-    const tsh_real *l = (const tsh_real *)operand[TSHI_FINISH_L].data;
-    int64_t e, r;
-    int i;
-    (void)params;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
+                                            const tshi_tile *tile, int fused) {
+    const tshi_head *h = tile->h;
+    const tsh_real *o = h->t, *m = h->row, *l = h->row + TSHI_TILE; /* o before it is divided */
+    tsh_real *to = tshi_gemm_at(h->o, tile->i, 0);
+    tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK];
+    const int64_t d = tile->d, step = h->o.row;
+    (void)none;
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real sum = l[e + i] == 0 ? TSHI_R(1) : l[e + i];
             max[i] = l[e + i] == 0 ? -TSHI_R(INFINITY) : m[e + i];
             back[i] = TSHI_R(1) / sum;
             log_sum[i] = tshi_kernel_log(sum, fused);
         }
-        tshi_kernel_store(&operand[TSHI_FINISH_MAX], e, n, max, 0);
-        tshi_kernel_store(&operand[TSHI_FINISH_LOG_SUM], e, n, log_sum, 0);
-        for (r = e; r < n && r < e + TSHI_BLOCK; r++)
-            tshi_attention_scale(to + r * out->step, o + r * from->step, from->step, back[r - e]);
+        tshi_kernel_put(h->max + tile->i, 1, e, n, max, 0);
+        tshi_kernel_put(h->log_sum + tile->i, 1, e, n, log_sum, 0);
+        for (int64_t r = e; r < n && r < e + TSHI_BLOCK; r++)
+            tshi_attention_scale(to + r * step, o + r * d, d, back[r - e]);
     }
 }
-TSHI_KERNEL_FUSED(tshi_attention_finish, void);
+TSHI_KERNEL_FUSED(tshi_attention_finish, tshi_tile);
 
 /* Returns how many queries of a tile, from its row `from` on, are computed at once: all of the m,
  * or if causality cuts the tile TSHI_STRIP. *n becomes the number of keys that the last of them
@@ -12652,50 +12497,40 @@ static void tshi_attention_forward_tile(const tshi_head *h, int64_t i, int64_t r
 /* Forward of a head, a tile of queries at a time. */
 static void tshi_attention_head_forward(const tshi_head *h) {
     int64_t i, m;
-    tshi_operand x[TSHI_FINISH_OPERANDS];
     for (i = 0; i < h->tq; i += m) {
+        const tshi_tile tile = tshi_attention_tile_at(h, i, 0, h->tk);
         m = tshi_base_min(TSHI_TILE, h->tq - i);
         memset(h->row, 0, 2 * TSHI_TILE * sizeof *h->row);
         if (!tshi_attention_visible(h, i)) memset(h->t, 0, (size_t)(m * h->d) * sizeof *h->t);
         tshi_attention_tiles(h, i, m, tshi_attention_forward_tile);
-        x[TSHI_FINISH_OUT] = tshi_kernel_reals(tshi_gemm_at(h->o, i, 0), h->o.row);
-        x[TSHI_FINISH_O] = tshi_kernel_reals(h->t, h->d); /* O before it is divided by l */
-        x[TSHI_FINISH_M] = tshi_kernel_reals(h->row, 1);
-        x[TSHI_FINISH_L] = tshi_kernel_reals(h->row + TSHI_TILE, 1);
-        x[TSHI_FINISH_MAX] = tshi_kernel_reals(h->max + i, 1);
-        x[TSHI_FINISH_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
-        tshi_attention_finish[h->ctx->isa](m, x, NULL);
+        tshi_attention_finish[h->ctx->isa](m, NULL, &tile);
     }
 }
 
-/* delta = O dO of n rows of *d features. Operands: delta, O, dO. */
-TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *x, const int64_t *d) {
-    tsh_real *delta = (tsh_real *)x[0].data;
-    const tsh_real *o = (const tsh_real *)x[1].data, *g = (const tsh_real *)x[2].data;
-    int64_t r;
-    for (r = 0; r < n; r++, o += x[1].step, g += x[2].step) delta[r] = tshi_kernel_dot(o, g, *d);
+/* delta = O dO of n queries. */
+TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
+                                           const tshi_head *h) {
+    (void)none;
+    for (int64_t r = 0; r < n; r++)
+        h->delta[r] = tshi_kernel_dot(tshi_gemm_at(h->o, r, 0), tshi_gemm_at(h->dout, r, 0), h->d);
 }
-TSHI_KERNEL(tshi_attention_delta, int64_t);
+TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
 /* n rows of a tile: scores x become p, and dx = dO V^T becomes scale dS; both are 0 where a query
  * does not see a key. */
-enum { TSHI_GRAD_X, TSHI_GRAD_DX, TSHI_GRAD_MAX, TSHI_GRAD_LOG_SUM };
-enum { TSHI_GRAD_DELTA = TSHI_GRAD_LOG_SUM + 1, TSHI_GRAD_OPERANDS };
-TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *operand,
+TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
                                           const tshi_tile *tile, int fused) {
-    tsh_real *x = (tsh_real *)operand[TSHI_GRAD_X].data, y[TSHI_BLOCK], dy[TSHI_BLOCK];
-    tsh_real *dx = (tsh_real *)operand[TSHI_GRAD_DX].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_GRAD_MAX].data;
-    const tsh_real *l = (const tsh_real *)operand[TSHI_GRAD_LOG_SUM].data;
-    const tsh_real *delta = (const tsh_real *)operand[TSHI_GRAD_DELTA].data;
-    const tsh_real scale = TSHI_R(tile->scale);
-    int64_t r, e;
+    const tshi_head *h = tile->h;
+    const tsh_real *m = h->max + tile->i, *l = h->log_sum + tile->i, *delta = h->delta + tile->i;
+    const tsh_real scale = TSHI_R(h->more->scale);
+    tsh_real *x = h->s, *dx = h->t, y[TSHI_BLOCK], dy[TSHI_BLOCK];
     int i;
-    for (r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
+    (void)none;
+    for (int64_t r = 0; r < n; r++, x += TSHI_TILE, dx += TSHI_TILE) {
         const tsh_real max = m[r], log_sum = l[r], dot = delta[r];
         const tsh_real nan = log_sum - log_sum; /* 0, but NaN if log l is not finite */
         const int visible = (double)max < -DBL_MAX ? 0 : (int)tshi_attention_row(tile, r);
-        for (e = 0; e < tile->n; e += TSHI_BLOCK) {
+        for (int64_t e = 0; e < tile->n; e += TSHI_BLOCK) {
             const int left = visible - (int)e;
             TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
                 y[i] = tshi_kernel_exp_below(x[e + i] - max - log_sum, fused) + nan;
@@ -12713,18 +12548,12 @@ static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t 
     const tshi_matrix p = tshi_attention_tile(h->s), ds = tshi_attention_tile(h->t);
     const tshi_matrix dout = tshi_gemm_from(h->dout, i + r, 0);
     const tshi_tile tile = tshi_attention_tile_at(h, i + r, j, n);
-    tshi_operand x[TSHI_GRAD_OPERANDS];
     i += r;
-    x[TSHI_GRAD_X] = tshi_kernel_reals(h->s, TSHI_TILE);
-    x[TSHI_GRAD_DX] = tshi_kernel_reals(h->t, TSHI_TILE);
-    x[TSHI_GRAD_MAX] = tshi_kernel_reals(h->max + i, 1);
-    x[TSHI_GRAD_LOG_SUM] = tshi_kernel_reals(h->log_sum + i, 1);
-    x[TSHI_GRAD_DELTA] = tshi_kernel_reals(h->delta + i, 1);
     tshi_attention_scores(h, i, m, j, n);
     tshi_attention_gemm(h, m, n, h->d, 1, dout, tshi_gemm_transposed(tshi_gemm_from(h->v, j, 0)), 0,
                         ds);
     if (h->more->dropout) tshi_attention_dropout(h, h->t, i, m, j, n);
-    tshi_attention_grad[h->ctx->isa](m, x, &tile);
+    tshi_attention_grad[h->ctx->isa](m, NULL, &tile);
     if (h->more->dropout) tshi_attention_dropout(h, h->s, i, m, j, n);
     if (h->dv.data)
         tshi_attention_gemm(h, n, h->d, m, 1, tshi_gemm_transposed(p), dout, 1,
@@ -12739,11 +12568,7 @@ static void tshi_attention_backward_tile(const tshi_head *h, int64_t i, int64_t 
 
 static void tshi_attention_head_backward(const tshi_head *h) {
     int64_t i, m;
-    tshi_operand x[3];
-    x[0] = tshi_kernel_reals(h->delta, 1);
-    x[1] = tshi_kernel_reals(tshi_gemm_at(h->o, 0, 0), h->o.row);
-    x[2] = tshi_kernel_reals(tshi_gemm_at(h->dout, 0, 0), h->dout.row);
-    tshi_attention_delta[h->ctx->isa](h->tq, x, &h->d);
+    tshi_attention_delta[h->ctx->isa](h->tq, NULL, h);
     for (i = 0; i < h->tq; i += m) {
         m = tshi_base_min(TSHI_TILE, h->tq - i);
         tshi_attention_tiles(h, i, m, tshi_attention_backward_tile);
@@ -12784,24 +12609,23 @@ typedef struct tshi_heads {
  * be views of one base, do not overlap, or a and b are the same. */
 static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     const tsh_tensor *low = a->offset <= b->offset ? a : b, *high = low == a ? b : a;
-    int64_t wide_low = (low->local[1] - 1) * low->stride[1] + (low->local[3] - 1) * low->stride[3];
-    int64_t wide_high = (high->local[1] - 1) * high->stride[1] +
-                        (high->local[3] - 1) * high->stride[3];
-    int d;
+    const int64_t *step = a->stride, distance = high->offset - low->offset;
+    const int64_t low_end = (low->local[1] - 1) * step[1] + (low->local[3] - 1) * step[3];
+    const int64_t high_end = (high->local[1] - 1) * step[1] + (high->local[3] - 1) * step[3];
     if (a->base != b->base || !a->base->requires_grad) return 1;
-    for (d = 0; d < 4; d++)
-        if (a->stride[d] != b->stride[d]) return 0;
-    if (a->offset == b->offset) return a->local[1] == b->local[1];
-    if (low->offset + wide_low >= high->offset) return 0;
-    for (d = 0; d <= 2; d += 2) /* both fit between two rows, and between two batches */
-        if (a->local[d] > 1 && high->offset + wide_high - low->offset >= a->stride[d]) return 0;
+    if (memcmp(step, b->stride, 4 * sizeof *step) != 0) return 0;
+    if (!distance) return a->local[1] == b->local[1];
+    if (low_end >= distance) return 0;
+    for (int d = 0; d <= 2; d += 2) /* both fit between two rows, and between two batches */
+        if (a->local[d] > 1 && distance + high_end >= step[d]) return 0;
     return 1;
 }
 
 /* Fills in all but values, gradients and stats, and allocates scratch for each piece: two tiles
- * (the second also holds a tile of O), m and l, delta. 0: no memory. */
-static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
-                                const tshi_attention *more) {
+ * (the second also holds a tile of O), m and l, delta. Without memory tshi_attention_run does
+ * nothing. */
+static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tensor *out,
+                                 const tshi_attention *more) {
     enum { MIN_WORK = 1 << 18 }; /* multiply-adds of Q K^T that are worth a thread */
     tsh_tensor *q = in[0], *k = in[1];
     tshi_head *h = &all->head;
@@ -12827,14 +12651,10 @@ static int tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_tens
     h->scratch = tshi_matmul_scratch(q->ctx, all->each_product * (size_t)all->pieces);
     all->block = tshi_mem_take(q->ctx, TSH_MEM_STEP,
                                all->each * tshi_dtype_reals(all->pieces));
-    if (!h->scratch || !all->block) {
-        tshi_mem_drop(q->ctx, all->block);
-        return 0;
-    }
+    if (!all->block) return;
     all->scratch = (tsh_real *)tshi_mem_data(all->block);
     /* kernels also compute what is after a short row, in its last block */
     memset(all->scratch, 0, all->each * tshi_dtype_reals(all->pieces));
-    return 1;
 }
 
 /* Fills in h for query head a of batch b. */
@@ -12882,22 +12702,19 @@ static void tshi_attention_piece(void *job, int piece, int64_t from, int64_t to)
 
 /* Computes all heads, and releases what tshi_attention_begin and conversions took. */
 static void tshi_attention_run(tshi_heads *all) {
-    int i;
     if (all->head.ctx->error.code == TSH_OK)
         tshi_team_run(all->pieces, all->in[0]->local[0] * all->groups, 1, tshi_attention_piece,
                       all);
-    for (i = 0; i < 4; i++) tshi_mem_drop(all->head.ctx, all->converted[i]);
+    for (int i = 0; i < 4; i++) tshi_mem_drop(all->head.ctx, all->converted[i]);
     tshi_mem_drop(all->head.ctx, all->block);
 }
 
 static void tshi_attention_backward(tshi_node *node) {
     tshi_heads all;
     tshi_dest dest;
-    int i;
-    if (!tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params))
-        return;
+    tshi_attention_begin(&all, node->in, node->out, (const tshi_attention *)node->params);
     if (all.head.more->mask) all.head.mask_values = tshi_tape_saved(node, 3);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         all.value[i] = tshi_tape_saved_reals(node, i, all.stride[i], &all.converted[i]);
         if (tshi_tape_dest_zeroed(node, i, &dest)) all.grad[i] = dest.data;
     }
@@ -12911,8 +12728,7 @@ static void tshi_attention_backward(tshi_node *node) {
 static int tshi_attention_shapes(tsh_tensor *const *in) {
     tsh_tensor *q = in[0], *k = in[1];
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
-    int i, d, fits = 1;
-    for (i = 0; i < 3; i++) fits = fits && in[i]->ndim == 4;
+    int d, fits = q->ndim == 4 && k->ndim == 4 && in[2]->ndim == 4;
     for (d = 0; d < 4 && fits; d++)
         fits = k->dim[d] == in[2]->dim[d] && (d == 1 || d == 2 || q->dim[d] == k->dim[d]);
     if (!fits)
@@ -12941,7 +12757,7 @@ static int tshi_attention_holds(tsh_tensor *const *in, tsh_tensor *t) {
 /* Checks the mask, casts it, and fills in its strides. */
 static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in, int64_t keys,
                                     tsh_tensor *mask) {
-    char text[TSHI_TEXT_SIZE];
+    char text[TSHI_TEXT_SIZE], sizes[TSHI_TEXT_SIZE];
     int64_t dim[4];
     int d, fits = mask->ndim <= 4 && mask->layout.kind == TSH_REPLICATED;
     if (!tshi_attention_holds(in, mask)) return 0;
@@ -12951,16 +12767,12 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
         int64_t length = d < 4 - mask->ndim ? 1 : mask->dim[d - (4 - mask->ndim)];
         fits = length == 1 || length == dim[d];
     }
-    if (!fits || mask->base->requires_grad) {
-        (void)tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
-                       "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
-                       "gradient that broadcasts to "
-                       "(%lld, %lld, %lld, %lld)",
-                       tshi_dtype_name(mask->dtype), tshi_tensor_text(mask, text),
-                       tshi_dtype_name(TSH_REAL), (long long)dim[0], (long long)dim[1],
-                       (long long)dim[2], (long long)dim[3]);
-        return 0;
-    }
+    if (!fits || mask->base->requires_grad)
+        return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
+                        "tsh_attention: mask %s %s; takes a replicated one of %s or i32 without "
+                        "gradient that broadcasts to %s",
+                        tshi_dtype_name(mask->dtype), tshi_tensor_text(mask, text),
+                        tshi_dtype_name(TSH_REAL), tshi_tensor_sizes(dim, 4, sizes)) == TSH_OK;
     more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
     for (d = 0; d < 4 && mask; d++) {
         int own = d - (4 - mask->ndim);
@@ -12979,10 +12791,10 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, const tsh_tensor *x,
     if (fits && past >= 0 && past <= cache->dim[2] - x->dim[2] &&
         tshi_layout_equal(&x->layout, &cache->layout, x->dim, x->ctx->tp.size))
         return 1;
-    (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
-                   "tsh_attention: %s at position %lld does not go into the cache %s",
-                   tshi_tensor_text(x, tx), (long long)past, tshi_tensor_text(cache, tc));
-    return 0;
+    return tsh_fail(x->ctx, TSH_ERR_SHAPE,
+                    "tsh_attention: %s at position %lld does not go into the cache %s",
+                    tshi_tensor_text(x, tx), (long long)past,
+                    tshi_tensor_text(cache, tc)) == TSH_OK;
 }
 
 /* Checks all options, before a cache is written to, and resolves them. */
@@ -12993,19 +12805,15 @@ static int tshi_attention_options(tsh_tensor *const *in, const tsh_attention_des
     memset(more, 0, sizeof *more);
     more->scale = 1 / sqrt((double)(in[0]->dim[3] ? in[0]->dim[3] : 1));
     if (!desc) return 1;
-    if (!(desc->dropout >= 0 && desc->dropout <= 1)) {
-        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_attention: dropout is %g, not within [0, 1]",
-                       desc->dropout);
-        return 0;
-    }
+    if (!(desc->dropout >= 0 && desc->dropout <= 1))
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_attention: dropout is %g, not within [0, 1]",
+                        desc->dropout) == TSH_OK;
     if (desc->cache_k || desc->cache_v) {
-        if (!desc->cache_k || !desc->cache_v || tshi_tape_records(ctx, in, 3)) {
-            (void)tsh_fail(
-                ctx, TSH_ERR_STATE,
-                "tsh_attention: a cache is for both k and v, and for work without gradients "
-                "(tsh_no_grad_begin)");
-            return 0;
-        }
+        if (!desc->cache_k || !desc->cache_v || tshi_tape_records(ctx, in, 3))
+            return tsh_fail(
+                       ctx, TSH_ERR_STATE,
+                       "tsh_attention: a cache is for both k and v, and for work without gradients "
+                       "(tsh_no_grad_begin)") == TSH_OK;
         if (!tshi_attention_fits_cache(in, in[1], desc->cache_k, desc->past) ||
             !tshi_attention_fits_cache(in, in[2], desc->cache_v, desc->past))
             return 0;
@@ -13039,18 +12847,13 @@ static const tshi_op tshi_attention_op = {
 TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
                                   const tsh_attention_desc *desc) {
     const tshi_op *op = &tshi_attention_op;
-    tsh_tensor *in[4], *out;
-    tsh_ctx *ctx;
+    tsh_tensor *in[4] = {q, k, v, NULL}, *out;
+    tsh_ctx *ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
     tshi_output output;
     tshi_attention more;
     tshi_block *aux, *unrounded;
     tshi_heads all;
-    int i;
-    in[0] = q;
-    in[1] = k;
-    in[2] = v;
-    ctx = tshi_tensor_check_floating("tsh_attention", in, 3);
-    if (!ctx || !tshi_attention_shapes(in) || !op->rule(op, in, 3, NULL, &output) ||
+    if (!ctx || !tshi_attention_shapes(in) || !tshi_rule_run(op, in, 3, NULL, &output) ||
         !tshi_attention_options(in, desc, &more))
         return NULL;
     output.shape = tsh_shape_of(q);
@@ -13061,10 +12864,8 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
                               tshi_dtype_reals(2 * q->local[0] * q->local[1] * q->dim[2]))
               : NULL;
-    if (!aux || !tshi_attention_begin(&all, in, out, &more)) {
-        tshi_mem_drop(ctx, aux);
-        return NULL;
-    }
+    if (!aux) return NULL;
+    tshi_attention_begin(&all, in, out, &more);
     if (more.mask) all.head.mask_values = tshi_tensor_at(more.mask);
     /* q is a view of (B, T, H, D): give out the same strides, so that merging heads copies nothing
      */
@@ -13072,7 +12873,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
         out->stride[1] = q->dim[3];
         out->stride[2] = q->dim[3] * q->local[1];
     }
-    for (i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++)
         all.value[i] = tshi_kernel_reals_of(in[i], all.stride[i], &all.converted[i]);
     all.value[3] = tshi_kernel_output(out, &unrounded);
     memcpy(all.stride[3], out->stride, sizeof out->stride);
@@ -13081,7 +12882,7 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
     tshi_kernel_output_done(out, unrounded);
     in[3] = more.mask;
     tshi_map_record(op, out, in, 4, output.partial, &more, sizeof more, aux);
-    return out;
+    return ctx->error.code == TSH_OK ? out : NULL;
 }
 
 /* ========================================================================== */
@@ -13104,40 +12905,23 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
  * A class with logit -inf is padding: it does not count in V, is not smoothed, and has gradient 0.
  * m_i and log S_i are added only for the z-loss: log S_i would lose digits if m_i is large. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 };
-enum { TSHI_LOSS_SUMS = 6, TSHI_LOSS_KEPT = 5 };
+enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W, TSHI_LOSS_TERMS };
+enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 };
 
 typedef struct tshi_loss {
+    tsh_cross_entropy_desc desc;
     int64_t rows, classes, step; /* local; elements between rows of the logits */
-    tsh_reduction reduction;
     int probs; /* 1: the target is probabilities */
     int cut;   /* 1: classes are sharded over several ranks */
     /* The sums of all rows are one array, (sums, rows): S, B, then those that are needed. */
-    int sums;
-    int at_own, at_uniform, at_all; /* indices of A; of Q, V after it; of W; 0: not needed */
-    double smoothing, z, divisor;
+    int sums, at[TSHI_LOSS_TERMS]; /* at: the index of each; 0: not needed */
+    double divisor;
+    /* What backward reads of each row, in the node's aux: */
+    int64_t *local;          /* the local index of its class, or TSHI_TARGET_... */
+    tsh_real *max, *log_sum; /* m, log S */
+    tsh_real *own, *uniform; /* A, e / V */
+    tsh_real *scale;         /* of the softmax: a + 2 z (m + log S) */
 } tshi_loss;
-
-/* What backward reads of each row. */
-typedef struct tshi_loss_kept {
-    int64_t *local; /* the local index of its class, or TSHI_TARGET_... */
-    tsh_real *max;  /* m */
-    tsh_real *log_sum;
-    tsh_real *own;   /* A */
-    tsh_real *uniform; /* e / V */
-    tsh_real *scale; /* of the softmax: a + 2 z (m + log S) */
-} tshi_loss_kept;
-
-/* The arrays of n rows in aux. */
-static tshi_loss_kept tshi_loss_keep(tshi_block *aux, int64_t rows) {
-    tshi_loss_kept kept;
-    kept.local = (int64_t *)tshi_mem_data(aux);
-    kept.max = (tsh_real *)(void *)(kept.local + rows);
-    kept.log_sum = kept.max + rows;
-    kept.own = kept.log_sum + rows;
-    kept.uniform = kept.own + rows;
-    kept.scale = kept.uniform + rows;
-    return kept;
-}
 
 /* -- kernels ---------------------------------------------------------------- */
 
@@ -13149,46 +12933,23 @@ TSHI_INLINE int tshi_loss_padding(tsh_real x) {
  */
 enum { TSHI_LOSS_X, TSHI_LOSS_MAX, TSHI_LOSS_SUM, TSHI_LOSS_SCRATCH };
 enum { TSHI_LOSS_WEIGHT = TSHI_LOSS_SCRATCH + 1, TSHI_LOSS_TARGET, TSHI_LOSS_OPERANDS };
+enum { TSHI_LOSS_M, TSHI_LOSS_S, TSHI_LOSS_BOTH };
 typedef struct tshi_loss_work {
     int64_t classes;
-    int which; /* the sum that tshi_loss_term computes: TSHI_LOSS_A to TSHI_LOSS_W */
+    int which; /* what tshi_loss_softmax, or tshi_loss_term, computes */
 } tshi_loss_work;
-
-/* m of n rows. */
-TSHI_INLINE void tshi_loss_max_body(int64_t n, const tshi_operand *operand,
-                                    const tshi_loss_work *work) {
-    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;
-    int64_t i;
-    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
-        m[i] = work->classes ? tshi_kernel_max(x, work->classes) : -TSHI_R(INFINITY);
-}
-TSHI_KERNEL(tshi_loss_max, tshi_loss_work);
-
-/* S of n rows, from m. */
-TSHI_INLINE void tshi_loss_sum_body(int64_t n, const tshi_operand *operand,
-                                    const tshi_loss_work *work, int fused) {
-    const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data;
-    tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
-    int64_t i;
-    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
-        sum[i] = tshi_kernel_exps(x, work->classes, m[i], NULL, fused);
-}
-TSHI_KERNEL_FUSED(tshi_loss_sum, tshi_loss_work);
 
 /* m and S of a row in one pass over parts of it; S so far is scaled when m grows. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
     enum { PART = 512 };
     tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY);
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
+    for (int i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
     for (; n > 0; n -= PART, x += PART) {
         const int64_t part = tshi_base_min(PART, n);
         const tsh_real here = tshi_kernel_max(x, part);
         if (!(here <= max) && max == max) {
             const tsh_real scale = tshi_loss_padding(max) ? 0 : tshi_kernel_exp(max - here, fused);
-            for (i = 0; i < TSHI_BLOCK; i++) lane[i] *= scale;
+            for (int i = 0; i < TSHI_BLOCK; i++) lane[i] *= scale;
             max = here;
         }
         if (!tshi_loss_padding(max)) tshi_kernel_exps_more(lane, x, part, max, NULL, fused);
@@ -13197,20 +12958,24 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
     return tshi_kernel_fold(lane) + (max - max);
 }
 
-/* m and S of n rows. */
-TSHI_INLINE void tshi_loss_both_body(int64_t n, const tshi_operand *operand,
-                                     const tshi_loss_work *work, int fused) {
+/* m of n rows, or S from m, or both. */
+TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
+                                        const tshi_loss_work *work, int fused) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
     tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;
-    int64_t i;
-    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step)
-        sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
+    for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
+        if (work->which == TSHI_LOSS_BOTH)
+            sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
+        else if (work->which == TSHI_LOSS_S)
+            sum[i] = tshi_kernel_exps(x, work->classes, m[i], NULL, fused);
+        else
+            m[i] = work->classes ? tshi_kernel_max(x, work->classes) : -TSHI_R(INFINITY);
+    }
 }
-TSHI_KERNEL_FUSED(tshi_loss_both, tshi_loss_work);
+TSHI_KERNEL_FUSED(tshi_loss_softmax, tshi_loss_work);
 
 /* One of A, B, Q, V, W of n rows, from x and m; weights and dense targets may be NULL. */
-enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W };
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;
@@ -13221,10 +12986,9 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
     tsh_real *TSHI_RESTRICT e = (tsh_real *)operand[TSHI_LOSS_SCRATCH].data;
     const int64_t classes = work->classes;
     const int which = work->which;
-    int64_t i, c;
-    for (i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
+    for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
         const tsh_real *share = t ? t + i * classes : NULL;
-        TSHI_EACH for (c = 0; c < classes; c++) {
+        TSHI_EACH for (int64_t c = 0; c < classes; c++) {
             const tsh_real weight = w ? w[c] : TSHI_R(1);
             if (which == TSHI_LOSS_A)
                 e[c] = weight * share[c];
@@ -13253,11 +13017,9 @@ TSHI_INLINE void tshi_loss_grad_body(int64_t n, const tshi_operand *operand,
     const tsh_real *x;
     const tsh_real max = TSHI_R(row->max), log_sum = TSHI_R(row->log_sum);
     const tsh_real g = TSHI_R(row->g) + (log_sum - log_sum); /* NaN if log S is not finite */
-    int64_t e;
-    int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         x = tshi_kernel_load(&operand[1], e, n, pad);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
             dx[i] = g * tshi_kernel_exp_below(x[i] - max - log_sum, fused);
         tshi_kernel_store(&operand[0], e, n, dx, row->add);
     }
@@ -13275,8 +13037,7 @@ TSHI_INLINE void tshi_loss_share_body(int64_t n, const tshi_operand *operand,
     const tsh_real *TSHI_RESTRICT x = (const tsh_real *)operand[1].data;
     const tsh_real *w = (const tsh_real *)operand[2].data, *t = (const tsh_real *)operand[3].data;
     const tsh_real own = TSHI_R(shares->own), uniform = TSHI_R(shares->uniform);
-    int64_t c;
-    TSHI_EACH for (c = 0; c < n; c++) {
+    TSHI_EACH for (int64_t c = 0; c < n; c++) {
         const tsh_real share = (t ? TSHI_R(own * t[c]) : TSHI_R(0)) +
                                (tshi_loss_padding(x[c]) ? TSHI_R(0) : uniform);
         dx[c * step] -= w ? TSHI_R(w[c] * share) : share;
@@ -13299,38 +13060,32 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
     const tshi_loss_job *work = (const tshi_loss_job *)job;
     const tshi_node *node = work->node;
     const tshi_loss *loss = (const tshi_loss *)node->params;
-    const tshi_loss_kept kept = tshi_loss_keep(node->aux, loss->rows);
     const tsh_real *g = tshi_tape_grad(node);
     const tsh_tensor *x = node->in[0];
     int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
-    const double keep = 1 - loss->smoothing;
-    tshi_operand operand[4];
-    tshi_loss_shares shares;
-    tshi_loss_row row;
+    const double keep = 1 - loss->desc.label_smoothing;
     (void)piece;
     (void)tshi_kernel_rows(x, &rows, &step);
-    operand[2] = tshi_kernel_reals(work->w, 1);
-    row.add = work->dest.add;
     for (i = from; i < to; i++) {
-        double each = (double)(loss->reduction == TSH_REDUCE_NONE ? g[i] : g[0]) / loss->divisor;
+        const double each = (double)(loss->desc.reduction == TSH_REDUCE_NONE ? g[i] : g[0]) /
+                            loss->divisor;
+        const tshi_loss_row row = {each * (double)loss->scale[i], (double)loss->max[i],
+                                   (double)loss->log_sum[i], work->dest.add};
+        const tshi_loss_shares shares = {each * keep, each * (double)loss->uniform[i]};
         tsh_real *dx = work->dest.data + i * step;
-        if (kept.local[i] == TSHI_TARGET_IGNORED) {
+        const tshi_operand operand[4] = {
+            tshi_kernel_reals(dx, last), tshi_kernel_reals(work->x + i * work->step, 1),
+            tshi_kernel_reals(work->w, 1),
+            tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1)};
+        if (loss->local[i] == TSHI_TARGET_IGNORED) {
             for (c = 0; c < loss->classes && !work->dest.add; c++) dx[c * last] = 0;
             continue;
         }
-        row.g = each * (double)kept.scale[i];
-        row.max = (double)kept.max[i];
-        row.log_sum = (double)kept.log_sum[i];
-        operand[0] = tshi_kernel_reals(dx, last);
-        operand[1] = tshi_kernel_reals(work->x + i * work->step, 1);
         tshi_loss_grad[x->ctx->isa](loss->classes, operand, &row);
-        shares.own = each * keep;
-        shares.uniform = each * (double)kept.uniform[i];
-        operand[3] = tshi_kernel_reals(work->t ? work->t + i * loss->classes : NULL, 1);
-        if (loss->probs || loss->smoothing > 0)
+        if (loss->probs || loss->desc.label_smoothing > 0)
             tshi_loss_share[x->ctx->isa](loss->classes, operand, &shares);
-        if (kept.local[i] >= 0)
-            dx[kept.local[i] * last] -= TSHI_R(each * keep * (double)kept.own[i]);
+        if (loss->local[i] >= 0)
+            dx[loss->local[i] * last] -= TSHI_R(each * keep * (double)loss->own[i]);
     }
 }
 
@@ -13338,11 +13093,11 @@ static void tshi_loss_backward(tshi_node *node) {
     const tshi_loss *loss = (const tshi_loss *)node->params;
     tsh_ctx *ctx = node->out->ctx;
     /* one pass reads and writes a row: dx may take the memory of x */
-    const int once = !loss->probs && !(loss->smoothing > 0) && node->in[0]->dtype == TSH_REAL;
+    const int once = !loss->probs && !(loss->desc.label_smoothing > 0) &&
+                     node->in[0]->dtype == TSH_REAL;
     tshi_block *scratch[3] = {NULL, NULL, NULL};
     int64_t stride[TSH_MAX_DIMS];
     tshi_loss_job work;
-    int i;
     memset(&work, 0, sizeof work);
     work.node = node;
     work.x = tshi_tape_saved_reals(node, 0, stride, &scratch[0]);
@@ -13353,7 +13108,7 @@ static void tshi_loss_backward(tshi_node *node) {
                                            : tshi_tape_dest(node, 0, &work.dest)))
         tshi_team_run(tshi_kernel_pieces(ctx, loss->rows, loss->classes), loss->rows, 1,
                       tshi_loss_backward_rows, &work);
-    for (i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
+    for (int i = 0; i < 3; i++) tshi_mem_drop(ctx, scratch[i]);
 }
 
 /* -- checks ----------------------------------------------------------------- */
@@ -13381,19 +13136,15 @@ static int tshi_loss_options(tsh_ctx *ctx, const tsh_cross_entropy_desc *desc, i
     return 0;
 }
 
-/* 1 if the target is integers of the shape of the rows, or probabilities of the logits' shape. */
-static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int probs) {
-    int d, fits = x->ndim == target->ndim + !probs && x->ndim > 0 &&
-                  (probs || !tshi_dtypes[target->dtype].floating);
-    for (d = 0; d < target->ndim && fits; d++) fits = x->dim[d] == target->dim[d];
-    return fits;
-}
-
-/* Checks the shapes of logits, target and class weights (may be NULL). */
+/* Checks the shapes of logits, target and class weights (may be NULL). A target is integers of the
+ * shape of the rows, or probabilities of the logits' shape. */
 static int tshi_loss_shapes(tsh_tensor *const *in) {
     tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
-    if (!tshi_loss_fits(x, target, tshi_dtypes[target->dtype].floating))
+    const int probs = tshi_dtypes[target->dtype].floating;
+    int fits = x->ndim == target->ndim + !probs && x->ndim > 0;
+    for (int d = 0; d < target->ndim && fits; d++) fits = x->dim[d] == target->dim[d];
+    if (!fits)
         (void)tsh_fail(x->ctx, TSH_ERR_SHAPE,
                        "tsh_cross_entropy: logits %s and target %s %s; takes (.., V) and integers "
                        "(..), or probabilities (.., V)",
@@ -13408,34 +13159,15 @@ static int tshi_loss_shapes(tsh_tensor *const *in) {
     return x->ctx->error.code == TSH_OK;
 }
 
-static tsh_ctx *tshi_loss_check(const tshi_op *op, tsh_tensor **in,
-                                const tsh_cross_entropy_desc *desc, tshi_output *output) {
-    tsh_ctx *ctx = tshi_tensor_check("tsh_cross_entropy", in, in[2] ? 3 : 2);
-    if (!ctx || !tshi_tensor_check_floating("tsh_cross_entropy", in, 1) ||
-        !tshi_loss_options(ctx, desc, tshi_dtypes[in[1]->dtype].floating) ||
-        !tshi_loss_shapes(in) || !op->rule(op, in, 3, &desc->reduction, output))
-        return NULL;
-    return ctx;
-}
-
 /* This rank's shard of t in a layout, dense and without a gradient. t is replicated, or has the
  * layout already. */
 static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
     tsh_ctx *ctx = t->ctx;
-    tsh_shape shape = tsh_shape_of(t);
-    tshi_block *scratch;
-    tsh_tensor *out;
-    void *values;
-    if (tshi_tensor_is_dense(t) &&
-        (tshi_layout_equal(&t->layout, layout, t->dim, ctx->tp.size) || ctx->tp.size == 1))
-        return tshi_tensor_window(t, t->block);
-    out = tshi_tensor_out(ctx, "tsh_cross_entropy", t->dtype, &shape, layout);
-    values = out ? tshi_kernel_packed(t, &scratch) : NULL;
-    if (!values) return NULL;
-    (void)tshi_redistribute_move(out, &t->layout, &out->layout, t->dtype, values,
-                                 tshi_tensor_at(out));
-    tshi_mem_drop(ctx, scratch);
-    return out;
+    tsh_no_grad_begin(ctx);
+    t = tsh_redistribute(t, *layout);
+    if (t) t = tshi_redistribute_window("tsh_cross_entropy", &t);
+    tsh_no_grad_end(ctx);
+    return t;
 }
 
 /* Fills in *loss, and replaces logits, probabilities and weights by copies if their layout or
@@ -13443,7 +13175,6 @@ static tsh_tensor *tshi_loss_shard(tsh_tensor *t, const tsh_layout *layout) {
 static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, tshi_loss *loss) {
     tsh_tensor *x = in[0];
     int last = x->ndim - 1, cut = x->layout.kind == TSH_SHARDED && x->layout.dim == last;
-    int smooth = desc->label_smoothing > 0;
     tsh_layout classes = x->layout;
     memset(loss, 0, sizeof *loss);
     loss->probs = tshi_dtypes[in[1]->dtype].floating;
@@ -13453,18 +13184,15 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     if (!x || !in[1]) return 0;
     (void)tshi_kernel_rows(x, &loss->rows, &loss->step);
     loss->classes = x->local[last];
-    loss->reduction = desc->reduction;
+    loss->desc = *desc;
     loss->cut = cut && x->ctx->tp.size > 1;
-    loss->smoothing = desc->label_smoothing;
-    loss->z = desc->z_loss;
     loss->divisor = 1;
     loss->sums = 2;
-    if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED)) loss->at_own = loss->sums++;
-    if (smooth) {
-        loss->at_uniform = loss->sums;
-        loss->sums += 2;
-    }
-    if (smooth && in[2]) loss->at_all = loss->sums++;
+    loss->at[TSHI_LOSS_B] = 1;
+    if (loss->probs || (in[2] && in[2]->layout.kind == TSH_SHARDED))
+        loss->at[TSHI_LOSS_A] = loss->sums++;
+    for (int t = TSHI_LOSS_Q; t <= TSHI_LOSS_W && desc->label_smoothing > 0; t++)
+        if (t != TSHI_LOSS_W || in[2]) loss->at[t] = loss->sums++;
     if (!in[2]) return 1;
     classes.dim = 0;
     if (!cut) classes = tsh_replicated();
@@ -13477,8 +13205,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
 /* Reports that target y, of local row i, is out of range. */
 static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, int64_t classes) {
     int64_t row = 0, size = 1; /* the global index of the row; rows that dimension d moves on */
-    int d;
-    for (d = target->ndim - 1; d >= 0; d--) {
+    for (int d = target->ndim - 1; d >= 0; d--) {
         row += tshi_tensor_global(target, d, i % target->local[d]) * size;
         i /= target->local[d];
         size *= target->dim[d];
@@ -13488,113 +13215,104 @@ static void tshi_loss_outside(const tsh_tensor *target, int64_t y, int64_t i, in
                    (long long)row, (long long)classes);
 }
 
-/* Fills in kept->local from class indices, and kept->own with the weight of each class, if this
- * rank has it. 0 and an error if an index is out of range. */
-static int tshi_loss_targets(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc,
-                             const void *values, const tshi_loss_kept *kept) {
-    const tsh_tensor *x = in[0], *target = in[1], *w = in[2];
-    const tsh_real *all = NULL;
-    int64_t i, n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
-    if (w && desc->weight->layout.kind == TSH_REPLICATED) all = tshi_tensor_values(desc->weight);
-    for (i = 0; i < n; i++) {
-        int64_t y = tshi_tensor_integer(target, values, i);
-        kept->local[i] = TSHI_TARGET_IGNORED;
-        kept->own[i] = 0;
-        if (y == (desc->ignore ? desc->ignore_index : -100)) continue;
+/* Fills in loss->local from class indices, and loss->own with the weight of each class, if this
+ * rank has it. An index out of range is an error. */
+static void tshi_loss_targets(tsh_tensor *const *in, const tshi_loss *loss) {
+    const tsh_tensor *x = in[0], *target = in[1], *w = in[2], *given = loss->desc.weight;
+    const tsh_real *all = w && given->layout.kind == TSH_REPLICATED ? tshi_tensor_values(given)
+                                                                    : NULL;
+    const int64_t n = tsh_local_numel(target), classes = x->dim[x->ndim - 1];
+    tshi_block *scratch;
+    const void *values = tshi_kernel_packed(target, &scratch);
+    for (int64_t i = 0; i < n && x->ctx->error.code == TSH_OK; i++) {
+        const int64_t y = tshi_tensor_integer(target, values, i);
+        loss->local[i] = TSHI_TARGET_IGNORED;
+        loss->own[i] = 0;
+        if (y == (loss->desc.ignore ? loss->desc.ignore_index : -100)) continue;
         if (y < 0 || y >= classes) {
             tshi_loss_outside(target, y, i, classes);
-            return 0;
+            continue;
         }
-        kept->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* or TSHI_TARGET_ELSEWHERE */
+        loss->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* or TSHI_TARGET_ELSEWHERE */
         if (!w || all)
-            kept->own[i] = all ? all[y * desc->weight->stride[0]] : TSHI_R(1);
-        else if (kept->local[i] >= 0)
-            kept->own[i] = tshi_tensor_values(w)[kept->local[i]];
+            loss->own[i] = all ? all[y * given->stride[0]] : TSHI_R(1);
+        else if (loss->local[i] >= 0)
+            loss->own[i] = tshi_tensor_values(w)[loss->local[i]];
     }
-    return 1;
+    tshi_mem_drop(x->ctx, scratch);
 }
 
-/* Runs a kernel over all rows by the rank's threads. */
-static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, tshi_kernel_fn kernel,
-                          const tshi_operand *x, const tshi_loss_work *params) {
-    tshi_rows work = tshi_kernel_rows_job(kernel, loss->rows, params);
+/* Runs a kernel over all rows by the rank's threads; it computes `which`. */
+static void tshi_loss_run(const tsh_ctx *ctx, const tshi_loss *loss, const tshi_kernel_fn *kernel,
+                          const tshi_operand *x, int which) {
+    const tshi_loss_work params = {loss->classes, which};
+    tshi_rows work = tshi_kernel_rows_job(kernel[ctx->isa], loss->rows, &params);
     memcpy(work.x, x, TSHI_LOSS_OPERANDS * sizeof *x);
     work.own[TSHI_LOSS_SCRATCH] = loss->classes;
     tshi_kernel_run_rows(ctx, &work, loss->classes);
 }
 
 /* Computes this rank's part of the sums other than S. x: operands of the kernels. */
-static void tshi_loss_terms(tsh_tensor *const *in, const tshi_loss *loss,
-                            const tshi_loss_kept *kept, tsh_real *sums, tshi_operand *x) {
-    const int rows[5] = {loss->probs ? loss->at_own : 0, loss->probs, loss->at_uniform,
-                         loss->at_uniform ? loss->at_uniform + 1 : 0, loss->at_all};
+static void tshi_loss_terms(const tsh_ctx *ctx, const tshi_loss *loss, tsh_real *sums,
+                            tshi_operand *x) {
     const tsh_real *values = (const tsh_real *)x[TSHI_LOSS_X].data;
-    const tshi_kernel_fn kernel = tshi_loss_term[in[0]->ctx->isa];
     int64_t i, n = loss->rows;
-    tsh_real *picked = sums + n;
-    tshi_loss_work work;
-    work.classes = loss->classes;
-    for (work.which = TSHI_LOSS_A; work.which <= TSHI_LOSS_W; work.which++) {
-        x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums + n * rows[work.which], 1);
-        if (rows[work.which]) tshi_loss_run(in[0]->ctx, loss, kernel, x, &work);
+    tsh_real *picked = sums + n; /* B */
+    tsh_real *own = loss->at[TSHI_LOSS_A] ? sums + n * loss->at[TSHI_LOSS_A] : NULL;
+    for (int which = loss->probs ? TSHI_LOSS_A : TSHI_LOSS_Q; which <= TSHI_LOSS_W; which++) {
+        x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums + n * loss->at[which], 1);
+        if (loss->at[which]) tshi_loss_run(ctx, loss, tshi_loss_term, x, which);
     }
     for (i = 0; i < n && !loss->probs; i++) {
-        int64_t y = kept->local[i];
-        picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - kept->max[i] : 0;
-        if (loss->at_own) sums[n * loss->at_own + i] = y >= 0 ? kept->own[i] : 0;
+        int64_t y = loss->local[i];
+        picked[i] = y >= 0 ? values[i * x[TSHI_LOSS_X].step + y] - loss->max[i] : 0;
+        if (own) own[i] = y >= 0 ? loss->own[i] : 0;
     }
 }
 
 /* Computes the row losses from the complete sums, and what backward reads. B of an index is without
- * its weight, kept->own. */
-static void tshi_loss_combine(const tshi_loss *loss, const tshi_loss_kept *kept,
-                              const tsh_real *sums, tsh_real *losses) {
-    const tsh_real *own = sums + loss->rows * loss->at_own;
-    const tsh_real *q = sums + loss->rows * loss->at_uniform, *v = q + loss->rows;
-    const tsh_real *all = loss->at_all ? sums + loss->rows * loss->at_all : v;
-    const tsh_real keep = TSHI_R(1 - loss->smoothing), z = TSHI_R(loss->z);
-    int64_t i;
-    for (i = 0; i < loss->rows; i++) {
+ * its weight, loss->own. */
+static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_real *losses) {
+    const int *at = loss->at, smooth = at[TSHI_LOSS_Q] > 0;
+    const tsh_real *own = sums + loss->rows * at[TSHI_LOSS_A];
+    const tsh_real *q = sums + loss->rows * at[TSHI_LOSS_Q], *v = q + loss->rows;
+    const tsh_real *all = at[TSHI_LOSS_W] ? sums + loss->rows * at[TSHI_LOSS_W] : v;
+    const tsh_real keep = TSHI_R(1 - loss->desc.label_smoothing), z = TSHI_R(loss->desc.z_loss);
+    for (int64_t i = 0; i < loss->rows; i++) {
         tsh_real log_sum = tshi_kernel_log(sums[i], TSHI_FUSED), a, b = sums[loss->rows + i];
-        tsh_real lse = kept->max[i] + log_sum;
-        if (loss->at_own) kept->own[i] = own[i];
-        kept->log_sum[i] = log_sum;
-        kept->uniform[i] = loss->at_uniform ? TSHI_R(loss->smoothing) / v[i] : 0;
-        a = keep * kept->own[i];
-        if (loss->at_uniform) a += kept->uniform[i] * all[i];
-        losses[i] = a * log_sum - keep * (loss->probs ? b : TSHI_R(kept->own[i] * b));
-        if (loss->at_uniform) losses[i] -= kept->uniform[i] * q[i];
-        if (loss->z > 0) losses[i] += z * lse * lse;
-        kept->scale[i] = loss->z > 0 ? TSHI_R(a + 2 * z * lse) : a;
-        if (kept->local[i] == TSHI_TARGET_IGNORED) losses[i] = 0;
+        tsh_real lse = loss->max[i] + log_sum;
+        if (at[TSHI_LOSS_A]) loss->own[i] = own[i];
+        loss->log_sum[i] = log_sum;
+        loss->uniform[i] = smooth ? TSHI_R(loss->desc.label_smoothing) / v[i] : 0;
+        a = keep * loss->own[i];
+        if (smooth) a += loss->uniform[i] * all[i];
+        losses[i] = a * log_sum - keep * (loss->probs ? b : TSHI_R(loss->own[i] * b));
+        if (smooth) losses[i] -= loss->uniform[i] * q[i];
+        if (loss->desc.z_loss > 0) losses[i] += z * lse * lse;
+        loss->scale[i] = loss->desc.z_loss > 0 ? TSHI_R(a + 2 * z * lse) : a;
+        if (loss->local[i] == TSHI_TARGET_IGNORED) losses[i] = 0;
     }
 }
 
 /* Computes the row losses in one pass over the logits; if classes are sharded in two, with an
  * all-reduce after each. sums: (TSHI_LOSS_SUMS, rows), the losses, a row of classes per piece. */
-static void tshi_loss_rows(tsh_tensor *const *in, const tshi_loss *loss, const tshi_loss_kept *kept,
-                           tshi_operand *x, tsh_real *sums, tsh_real *losses) {
-    tsh_ctx *ctx = in[0]->ctx;
+static void tshi_loss_rows(tsh_ctx *ctx, const tshi_loss *loss, tshi_operand *x, tsh_real *sums,
+                           tsh_real *losses) {
     const int64_t n = loss->rows;
-    tshi_loss_work work;
-    work.classes = loss->classes;
-    work.which = 0;
-    x[TSHI_LOSS_MAX] = tshi_kernel_reals(kept->max, 1);
+    x[TSHI_LOSS_MAX] = tshi_kernel_reals(loss->max, 1);
     x[TSHI_LOSS_SUM] = tshi_kernel_reals(sums, 1);
     x[TSHI_LOSS_SCRATCH] = tshi_kernel_reals(sums + (TSHI_LOSS_SUMS + 1) * n, 0);
+    tshi_loss_run(ctx, loss, tshi_loss_softmax, x, loss->cut ? TSHI_LOSS_M : TSHI_LOSS_BOTH);
     if (loss->cut) {
-        tshi_loss_run(ctx, loss, tshi_loss_max[ctx->isa], x, &work);
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, kept->max, n, TSH_REAL, TSH_MAX),
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, loss->max, n, TSH_REAL, TSH_MAX),
                               "tsh_cross_entropy: all-reduce of the row maxima");
-        tshi_loss_run(ctx, loss, tshi_loss_sum[ctx->isa], x, &work);
-    } else {
-        tshi_loss_run(ctx, loss, tshi_loss_both[ctx->isa], x, &work);
+        tshi_loss_run(ctx, loss, tshi_loss_softmax, x, TSHI_LOSS_S);
     }
-    tshi_loss_terms(in, loss, kept, sums, x);
+    tshi_loss_terms(ctx, loss, sums, x);
     if (loss->cut)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, sums, loss->sums * n, TSH_REAL, TSH_SUM),
                               "tsh_cross_entropy: all-reduce of the row sums");
-    tshi_loss_combine(loss, kept, sums, losses);
+    tshi_loss_combine(loss, sums, losses);
 }
 
 /* Fills in the operands logits, probabilities and weights; those that are no tsh_real are converted
@@ -13604,9 +13322,8 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
     static const int place[3] = {TSHI_LOSS_X, TSHI_LOSS_TARGET, TSHI_LOSS_WEIGHT};
     const int64_t step[3] = {loss->step, loss->classes, 0};
     int64_t stride[TSH_MAX_DIMS];
-    int i;
     memset(x, 0, TSHI_LOSS_OPERANDS * sizeof *x);
-    for (i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         const int used = in[i] && (i != 1 || loss->probs);
         tsh_real *values = used ? tshi_kernel_reals_of(in[i], stride, &scratch[i]) : NULL;
         x[place[i]] = tshi_kernel_reals(values, i == 0 && scratch[0] ? loss->classes : step[i]);
@@ -13616,94 +13333,87 @@ static int tshi_loss_inputs(tsh_tensor *const *in, const tshi_loss *loss, tshi_o
 
 /* out = the sum or mean of the row losses. The divisor of a mean is global: the number of rows, for
  * class indices the sum of their weights. If rows are sharded, out is a partial sum. */
-static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tshi_loss_kept *kept,
-                             const tsh_real *losses, int empty_zero, tsh_tensor *out) {
+static void tshi_loss_reduce(const tsh_tensor *x, tshi_loss *loss, const tsh_real *losses,
+                             tsh_tensor *out) {
     tsh_ctx *ctx = x->ctx;
     double total = 0, count = 0;
-    int64_t i;
-    for (i = 0; i < loss->rows; i++) total += (double)losses[i];
-    if (loss->reduction == TSH_REDUCE_MEAN) {
-        for (i = 0; i < loss->rows; i++) count += (double)kept->own[i];
+    for (int64_t i = 0; i < loss->rows; i++) total += (double)losses[i];
+    if (loss->desc.reduction == TSH_REDUCE_MEAN) {
+        for (int64_t i = 0; i < loss->rows; i++) count += (double)loss->own[i];
         if (loss->probs)
             count = (double)tshi_tensor_product(x->dim, x->ndim - 1);
         else if (out->layout.kind == TSH_PARTIAL && ctx->tp.size > 1)
             (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &count, 1, TSH_F64, TSH_SUM),
                                   "tsh_cross_entropy: all-reduce of the number of rows");
         /* divided by infinity, the loss and its gradients are 0 */
-        loss->divisor = count < 0 || count > 0 || !empty_zero ? count : (double)INFINITY;
+        loss->divisor = count < 0 || count > 0 || !loss->desc.empty_zero ? count : (double)INFINITY;
     }
     tshi_tensor_values(out)[0] = TSHI_R(total / loss->divisor);
 }
 
-/* Computes out and kept; sums is scratch. 0: an error. */
-static int tshi_loss_forward(tsh_tensor *const *in, const tsh_cross_entropy_desc *desc,
-                             tshi_loss *loss, const tshi_loss_kept *kept, tsh_real *sums,
-                             tsh_tensor *out) {
-    tsh_real *losses = desc->reduction == TSH_REDUCE_NONE ? tshi_tensor_values(out)
-                                                          : sums + TSHI_LOSS_SUMS * loss->rows;
-    tshi_block *scratch = NULL, *converted[3] = {NULL, NULL, NULL};
+/* Computes out, and what backward reads; sums is scratch. */
+static void tshi_loss_forward(tsh_tensor *const *in, tshi_loss *loss, tsh_real *sums,
+                              tsh_tensor *out) {
+    const int reduced = loss->desc.reduction != TSH_REDUCE_NONE;
+    tsh_real *losses = reduced ? sums + TSHI_LOSS_SUMS * loss->rows : tshi_tensor_values(out);
+    tsh_ctx *ctx = in[0]->ctx;
+    tshi_block *converted[3] = {NULL, NULL, NULL};
     tshi_operand x[TSHI_LOSS_OPERANDS];
-    const void *values;
-    int64_t i;
-    int done = 1;
-    for (i = 0; i < loss->rows; i++) kept->local[i] = TSHI_TARGET_ELSEWHERE;
-    if (!loss->probs) {
-        values = tshi_kernel_packed(in[1], &scratch);
-        done = values && tshi_loss_targets(in, desc, values, kept);
-        tshi_mem_drop(in[0]->ctx, scratch);
-    }
-    if (!done) return 0;
-    if (tshi_loss_inputs(in, loss, x, converted)) tshi_loss_rows(in, loss, kept, x, sums, losses);
-    for (i = 0; i < 3; i++) tshi_mem_drop(in[0]->ctx, converted[i]);
-    if (desc->reduction != TSH_REDUCE_NONE)
-        tshi_loss_reduce(in[0], loss, kept, losses, desc->empty_zero, out);
-    return in[0]->ctx->error.code == TSH_OK;
+    for (int64_t i = 0; i < loss->rows; i++) loss->local[i] = TSHI_TARGET_ELSEWHERE;
+    if (!loss->probs) tshi_loss_targets(in, loss);
+    if (ctx->error.code == TSH_OK && tshi_loss_inputs(in, loss, x, converted))
+        tshi_loss_rows(ctx, loss, x, sums, losses);
+    for (int i = 0; i < 3; i++) tshi_mem_drop(ctx, converted[i]);
+    if (ctx->error.code == TSH_OK && reduced) tshi_loss_reduce(in[0], loss, losses, out);
 }
 
-/* What is saved: logits; with label smoothing class weights too; with probabilities all. */
-enum { TSHI_LOSS_INDEX, TSHI_LOSS_SMOOTHED, TSHI_LOSS_PROBS };
-static const tshi_op tshi_loss_op[] = {
-    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
-     TSHI_LOGITS, 0},
-    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
-     TSHI_LOGITS | TSHI_CLASS_WEIGHTS, 0},
-    {"tsh_cross_entropy", "logits target weight", tshi_rule_cross_entropy, tshi_loss_backward,
-     TSHI_LOGITS | TSHI_TARGET | TSHI_CLASS_WEIGHTS, 0}};
+static const tshi_op tshi_loss_op = {
+    "tsh_cross_entropy",     "logits target weight",
+    tshi_rule_cross_entropy, tshi_loss_backward,
+    TSHI_LOGITS | TSHI_TARGET | TSHI_CLASS_WEIGHTS, 0};
 
 TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
                                       const tsh_cross_entropy_desc *desc) {
-    const tshi_op *op;
+    const tshi_op *op = &tshi_loss_op;
     tsh_cross_entropy_desc usual;
     tsh_tensor *in[3], *out;
     tsh_ctx *ctx;
     tshi_output output;
     tshi_block *aux, *sums;
     tshi_loss loss;
-    tshi_loss_kept kept;
     int64_t scratch;
     memset(&usual, 0, sizeof usual);
     if (!desc) desc = &usual;
     in[0] = logits;
     in[1] = target;
     in[2] = desc->weight;
-    op = &tshi_loss_op[target && tshi_dtypes[target->dtype].floating ? TSHI_LOSS_PROBS
-                       : desc->label_smoothing > 0         ? TSHI_LOSS_SMOOTHED
-                                                           : TSHI_LOSS_INDEX];
-    ctx = tshi_loss_check(op, in, desc, &output);
-    if (!ctx || !tshi_loss_plan(in, desc, &loss)) return NULL;
+    ctx = tshi_tensor_check(op->name, in, in[2] ? 3 : 2);
+    if (!ctx || !tshi_tensor_check_floating(op->name, in, 1) ||
+        !tshi_loss_options(ctx, desc, tshi_dtypes[target->dtype].floating) ||
+        !tshi_loss_shapes(in) || !tshi_rule_run(op, in, 3, &desc->reduction, &output) ||
+        !tshi_loss_plan(in, desc, &loss))
+        return NULL;
     output.shape = tsh_shape_of(logits);
     output.shape.ndim = desc->reduction == TSH_REDUCE_NONE ? logits->ndim - 1 : 0;
     out = tshi_tensor_out(ctx, "tsh_cross_entropy", TSH_REAL, &output.shape, &output.layout);
     aux = out ? tshi_mem_take(ctx, TSH_MEM_STEP,
                               tshi_dtype_reals(TSHI_LOSS_KEPT * loss.rows) +
-                                  (size_t)loss.rows * sizeof *kept.local)
+                                  (size_t)loss.rows * sizeof *loss.local)
               : NULL;
     scratch = tshi_kernel_pieces(ctx, loss.rows, loss.classes) * loss.classes;
     sums = aux ? tshi_mem_take(ctx, TSH_MEM_STEP,
                                tshi_dtype_reals((TSHI_LOSS_SUMS + 1) * loss.rows + scratch))
                : NULL;
-    if (sums) kept = tshi_loss_keep(aux, loss.rows);
-    if (sums && tshi_loss_forward(in, desc, &loss, &kept, (tsh_real *)tshi_mem_data(sums), out))
+    if (sums) {
+        loss.local = (int64_t *)tshi_mem_data(aux);
+        loss.max = (tsh_real *)(void *)(loss.local + loss.rows);
+        loss.log_sum = loss.max + loss.rows;
+        loss.own = loss.log_sum + loss.rows;
+        loss.uniform = loss.own + loss.rows;
+        loss.scale = loss.uniform + loss.rows;
+        tshi_loss_forward(in, &loss, (tsh_real *)tshi_mem_data(sums), out);
+    }
+    if (ctx->error.code == TSH_OK)
         tshi_map_record(op, out, in, 3, output.partial, &loss, sizeof loss, aux);
     else
         tshi_mem_drop(ctx, aux);
@@ -13736,8 +13446,7 @@ static void tshi_custom_backward(tshi_node *node) {
     tshi_block *scratch[TSHI_CUSTOM_INPUTS];
     tshi_dest dest[TSHI_CUSTOM_INPUTS];
     int64_t stride[TSH_MAX_DIMS];
-    int i;
-    for (i = 0; i < node->n; i++) {
+    for (int i = 0; i < node->n; i++) {
         size_t bytes = tshi_dtype_reals(tsh_local_numel(node->in[i]));
         kept[i] = tshi_tensor_window(node->in[i], node->saved[i]);
         scratch[i] = kept[i] && tshi_tape_dest(node, i, &dest[i])
@@ -13749,10 +13458,10 @@ static void tshi_custom_backward(tshi_node *node) {
     if (ctx->error.code == TSH_OK)
         desc->backward(desc->user, kept, node->n, (const tsh_real *)tshi_tape_saved(node, node->n),
                        tshi_tape_grad(node), grad);
-    for (i = 0; i < node->n; i++) {
+    for (int i = 0; i < node->n; i++) {
         if (!scratch[i]) continue;
         tshi_tensor_strides(node->in[i]->local, node->in[i]->ndim, stride);
-        tshi_tape_accumulate(node, i, &dest[i], grad[i], stride);
+        tshi_tape_accumulate(node->in[i], &dest[i], grad[i], stride);
         tshi_mem_drop(ctx, scratch[i]);
     }
 }
@@ -13761,14 +13470,13 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
                                   const tsh_custom_desc *desc) {
     tsh_tensor *dense[TSHI_CUSTOM_INPUTS], *out;
     tshi_custom custom;
-    int i;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     if (!desc || !desc->forward || !desc->name || n < 1 || n > TSHI_CUSTOM_INPUTS || !in)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_custom_op: takes a name, a forward and 1 to %d inputs, not %d",
                                TSHI_CUSTOM_INPUTS, n);
     if (!tshi_tensor_check(desc->name, in, n)) return NULL;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         dense[i] = tshi_tensor_is_dense(in[i]) ? in[i] : tshi_map_copy(desc->name, in[i]);
         if (!dense[i]) return NULL;
     }
@@ -13950,8 +13658,8 @@ static void tshi_module_backward(tshi_node *node, tsh_tensor *y) {
                               "tsh_backward: all-reduce of the gradient of a checkpoint's output");
     for (i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
         if (from[i]->live && tshi_tape_open(y, to[i], &dest))
-            tshi_tape_accumulate_at(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
-                                    out->stride);
+            tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
+                                 out->stride);
     if (out->gp.live && as_it_is && base->depth >= ctx->depth) base->expected = 1;
     tshi_tape_mark(ctx, y);
     tshi_tape_let_go(ctx, y, ctx->depth);
@@ -16842,7 +16550,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
         (void)tshi_pipeline_receive(p, p->stage + 1, grad, n, TSH_REAL);
     tshi_tensor_strides(y->local, y->ndim, stride);
     if (ctx->error.code == TSH_OK && tshi_tape_open(y, &y->base->gr, &dest))
-        tshi_tape_accumulate_at(y, &dest, grad, stride);
+        tshi_tape_accumulate(y, &dest, grad, stride);
     tshi_mem_drop(ctx, block);
 }
 
