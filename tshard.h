@@ -15856,202 +15856,152 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 
 /* -- the shipped families --------------------------------------------------- */
 
-/* Macros that write the tables: of family f, TSHI_POLICY_HEADS defines tshi_policy_f_heads,
- * TSHI_POLICY_QKV tshi_policy_f_qkv (three layers), TSHI_POLICY_ONE tshi_policy_f_<list> (one
- * layer), TSHI_POLICY_MLP tshi_policy_f_up and tshi_policy_f_down. `names` is TSHI_POLICY_WB for
- * layers with weight and bias, TSHI_POLICY_W for those that need have no bias. */
+/* The lists of an attention and of an MLP, each ended by entries of zeros. */
+typedef struct tshi_attention_lists {
+    tsh_policy_heads heads[2]; /* of self-attention, of cross-attention */
+    tsh_policy_layer qkv[7], out[3];
+} tshi_attention_lists;
+typedef struct tshi_mlp_lists {
+    tsh_policy_layer in[4], out[2];
+} tshi_mlp_lists;
+
+/* Macros that write the tables. `names` is WB for a layer with weight and bias, W for one that need
+ * have no bias; `maybe` is 1 for a layer that a block may lack; `heads` says where the heads that
+ * it is cut by are counted, `kv` is 1 for keys and values. SPLIT is an attention whose queries,
+ * keys and values are layers of their own, with paths that begin with `at`; CROSS has the same
+ * layers again for cross-attention. */
 #define TSHI_POLICY_WB(path) path ".weight", path ".bias"
 #define TSHI_POLICY_W(path)  path ".weight", NULL
-#define TSHI_POLICY_QUERY(names, path, heads)                                                      \
-    { names(path), 0, TSH_PLAIN, 0, 0, heads, 0 }
-#define TSHI_POLICY_KEYS(names, path, heads)                                                       \
-    { names(path), 0, TSH_PLAIN, 0, 0, heads, 1 }
-#define TSHI_POLICY_FEATURES(names, path)                                                          \
-    { names(path), 0, TSH_PLAIN, 0, 0, NULL, 0 }
-#define TSHI_POLICY_OPTIONAL(names, path)                                                          \
-    { names(path), 0, TSH_PLAIN, 0, 1, NULL, 0 }
-#define TSHI_POLICY_END                                                                            \
-    { NULL, NULL, 0, TSH_PLAIN, 0, 0, NULL, 0 }
-#define TSHI_POLICY_SPLIT(names, at, q, k, v, heads) /* three layers, whose paths begin with at */ \
-    TSHI_POLICY_QUERY(names, at q, heads), TSHI_POLICY_KEYS(names, at k, heads),                   \
-        TSHI_POLICY_KEYS(names, at v, heads)
-
-#define TSHI_POLICY_HEADS(f, count)                                                                \
-    static const tsh_policy_heads tshi_policy_##f##_heads = {count, NULL, NULL}
-#define TSHI_POLICY_QKV(f, names, at, q, k, v)                                                     \
-    static const tsh_policy_layer tshi_policy_##f##_qkv[] = {                                      \
-        TSHI_POLICY_SPLIT(names, at, q, k, v, &tshi_policy_##f##_heads), TSHI_POLICY_END}
-#define TSHI_POLICY_ONE(f, list, names, path)                                                      \
-    static const tsh_policy_layer tshi_policy_##f##_##list[] = {                                   \
-        TSHI_POLICY_QUERY(names, path, &tshi_policy_##f##_heads), TSHI_POLICY_END}
-#define TSHI_POLICY_MLP(f, names, up, down)                                                        \
-    static const tsh_policy_layer tshi_policy_##f##_up[] = {TSHI_POLICY_FEATURES(names, up),       \
-                                                            TSHI_POLICY_END};                      \
-    static const tsh_policy_layer tshi_policy_##f##_down[] = {TSHI_POLICY_FEATURES(names, down),   \
-                                                              TSHI_POLICY_END}
+#define TSHI_POLICY_LAYER(names, path, maybe, heads, kv)                                           \
+    { TSHI_POLICY_##names(path), 0, TSH_PLAIN, 0, maybe, heads, kv }
+#define TSHI_POLICY_QKV(names, at, q, k, v, maybe, heads)                                          \
+    TSHI_POLICY_LAYER(names, at q, maybe, heads, 0),                                               \
+        TSHI_POLICY_LAYER(names, at k, maybe, heads, 1),                                           \
+        TSHI_POLICY_LAYER(names, at v, maybe, heads, 1)
+#define TSHI_POLICY_SPLIT(f, at, count, kv_count, names, q, k, v, out_names, o)                    \
+    static const tshi_attention_lists tshi_policy_##f = {                                          \
+        {{at count, kv_count, NULL}},                                                              \
+        {TSHI_POLICY_QKV(names, at, q, k, v, 0, &tshi_policy_##f.heads[0])},                       \
+        {TSHI_POLICY_LAYER(out_names, at o, 0, &tshi_policy_##f.heads[0], 0)}}
+#define TSHI_POLICY_CROSS(f, at, cross, maybe, count, names, q, k, v, o)                           \
+    static const tshi_attention_lists tshi_policy_##f = {                                          \
+        {{at count, NULL, NULL}, {cross count, NULL, NULL}},                                       \
+        {TSHI_POLICY_QKV(names, at, q, k, v, 0, &tshi_policy_##f.heads[0]),                        \
+         TSHI_POLICY_QKV(names, cross, q, k, v, maybe, &tshi_policy_##f.heads[1])},                \
+        {TSHI_POLICY_LAYER(names, at o, 0, &tshi_policy_##f.heads[0], 0),                          \
+         TSHI_POLICY_LAYER(names, cross o, maybe, &tshi_policy_##f.heads[1], 0)}}
+#define TSHI_POLICY_MLP(f, names, in, out)                                                         \
+    static const tshi_mlp_lists tshi_policy_##f##_mlp = {                                          \
+        {TSHI_POLICY_LAYER(names, in, 0, NULL, 0)}, {TSHI_POLICY_LAYER(names, out, 0, NULL, 0)}}
 
 /* Layers are transformers' Conv1D, weights (in, out): reversed. Only decoders with cross-attention
  * have the optional layers. */
-TSHI_POLICY_HEADS(gpt2, "attn.num_heads");
-TSHI_POLICY_HEADS(gpt2_cross, "crossattention.num_heads");
-static const tsh_policy_layer tshi_policy_gpt2_qkv[] = {
-    {TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_heads, 0},
-    {TSHI_POLICY_WB("crossattention.c_attn"), 2, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 1},
-    {TSHI_POLICY_WB("crossattention.q_attn"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 0},
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt2_out[] = {
-    {TSHI_POLICY_WB("attn.c_proj"), 0, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_heads, 0},
-    {TSHI_POLICY_WB("crossattention.c_proj"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 0},
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt2_up[] = {
-    {TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}, TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt2_down[] = {
-    {TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}, TSHI_POLICY_END};
-
-TSHI_POLICY_HEADS(gpt_neo, "attn.attention.num_heads");
-TSHI_POLICY_QKV(gpt_neo, TSHI_POLICY_W, "attn.attention.", "q_proj", "k_proj", "v_proj");
-TSHI_POLICY_ONE(gpt_neo, out, TSHI_POLICY_WB, "attn.attention.out_proj");
-TSHI_POLICY_MLP(gpt_neo, TSHI_POLICY_WB, "mlp.c_fc", "mlp.c_proj");
-
-TSHI_POLICY_HEADS(gptj, "attn.num_attention_heads");
-TSHI_POLICY_QKV(gptj, TSHI_POLICY_W, "attn.", "q_proj", "k_proj", "v_proj");
-TSHI_POLICY_ONE(gptj, out, TSHI_POLICY_W, "attn.out_proj");
-TSHI_POLICY_MLP(gptj, TSHI_POLICY_WB, "mlp.fc_in", "mlp.fc_out");
+static const tshi_attention_lists tshi_policy_gpt2 = {
+    {{"attn.num_heads", NULL, NULL}, {"crossattention.num_heads", NULL, NULL}},
+    {{TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2.heads[0], 0},
+     {TSHI_POLICY_WB("crossattention.c_attn"), 2, TSH_PLAIN, 1, 1, &tshi_policy_gpt2.heads[1], 1},
+     {TSHI_POLICY_WB("crossattention.q_attn"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2.heads[1], 0}},
+    {{TSHI_POLICY_WB("attn.c_proj"), 0, TSH_PLAIN, 1, 0, &tshi_policy_gpt2.heads[0], 0},
+     {TSHI_POLICY_WB("crossattention.c_proj"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2.heads[1], 0}}};
+static const tshi_mlp_lists tshi_policy_gpt2_mlp = {
+    {{TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}},
+    {{TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}}};
 
 /* query_key_value holds each head's q, k and v together: one part, in heads of 3 D. */
-TSHI_POLICY_HEADS(gpt_neox, "attention.num_attention_heads");
-TSHI_POLICY_ONE(gpt_neox, qkv, TSHI_POLICY_WB, "attention.query_key_value");
-TSHI_POLICY_ONE(gpt_neox, out, TSHI_POLICY_WB, "attention.dense");
-TSHI_POLICY_HEADS(bloom, "self_attention.num_heads");
-TSHI_POLICY_ONE(bloom, qkv, TSHI_POLICY_WB, "self_attention.query_key_value");
-TSHI_POLICY_ONE(bloom, out, TSHI_POLICY_WB, "self_attention.dense");
-TSHI_POLICY_MLP(bloom, TSHI_POLICY_WB, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
+static const tshi_attention_lists tshi_policy_gpt_neox = {
+    {{"attention.num_attention_heads", NULL, NULL}},
+    {TSHI_POLICY_LAYER(WB, "attention.query_key_value", 0, &tshi_policy_gpt_neox.heads[0], 0)},
+    {TSHI_POLICY_LAYER(WB, "attention.dense", 0, &tshi_policy_gpt_neox.heads[0], 0)}};
+static const tshi_attention_lists tshi_policy_bloom = {
+    {{"self_attention.num_heads", NULL, NULL}},
+    {TSHI_POLICY_LAYER(WB, "self_attention.query_key_value", 0, &tshi_policy_bloom.heads[0], 0)},
+    {TSHI_POLICY_LAYER(WB, "self_attention.dense", 0, &tshi_policy_bloom.heads[0], 0)}};
 
-static const tsh_policy_heads tshi_policy_llama_heads = {"self_attn.num_heads",
-                                                         "self_attn.num_key_value_heads", NULL};
-TSHI_POLICY_QKV(llama, TSHI_POLICY_W, "self_attn.", "q_proj", "k_proj", "v_proj");
-TSHI_POLICY_ONE(llama, out, TSHI_POLICY_W, "self_attn.o_proj");
-static const tsh_policy_layer tshi_policy_llama_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.gate_proj"),
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.up_proj"), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_llama_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.down_proj"), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_qwen2_qkv[] = {
-    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj",
-                      &tshi_policy_llama_heads),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_phi_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "self_attn.dense", &tshi_policy_llama_heads),
-    TSHI_POLICY_END};
+TSHI_POLICY_SPLIT(gpt_neo, "attn.attention.", "num_heads", NULL,
+                  W, "q_proj", "k_proj", "v_proj", WB, "out_proj");
+TSHI_POLICY_SPLIT(gptj, "attn.", "num_attention_heads", NULL,
+                  W, "q_proj", "k_proj", "v_proj", W, "out_proj");
+TSHI_POLICY_SPLIT(llama, "self_attn.", "num_heads", "self_attn.num_key_value_heads",
+                  W, "q_proj", "k_proj", "v_proj", W, "o_proj");
+TSHI_POLICY_SPLIT(qwen2, "self_attn.", "num_heads", "self_attn.num_key_value_heads",
+                  WB, "q_proj", "k_proj", "v_proj", W, "o_proj");
+TSHI_POLICY_SPLIT(phi, "self_attn.", "num_heads", "self_attn.num_key_value_heads",
+                  WB, "q_proj", "k_proj", "v_proj", WB, "dense");
+TSHI_POLICY_SPLIT(opt, "self_attn.", "num_heads", NULL,
+                  WB, "q_proj", "k_proj", "v_proj", WB, "out_proj");
+TSHI_POLICY_SPLIT(vit, "attention.", "attention.num_attention_heads", NULL,
+                  WB, "attention.query", "attention.key", "attention.value", WB, "output.dense");
+TSHI_POLICY_SPLIT(distil_bert, "attention.", "n_heads", NULL,
+                  WB, "q_lin", "k_lin", "v_lin", WB, "out_lin");
+TSHI_POLICY_SPLIT(albert, "attention.", "num_attention_heads", NULL,
+                  WB, "query", "key", "value", WB, "dense");
+TSHI_POLICY_SPLIT(t5, "layer.0.SelfAttention.", "n_heads", NULL,
+                  W, "q", "k", "v", W, "o");
+TSHI_POLICY_CROSS(t5_decoder, "layer.0.SelfAttention.", "layer.1.EncDecAttention.", 0, "n_heads",
+                  W, "q", "k", "v", "o");
+TSHI_POLICY_CROSS(bart_decoder, "self_attn.", "encoder_attn.", 0, "num_heads",
+                  WB, "q_proj", "k_proj", "v_proj", "out_proj");
+TSHI_POLICY_CROSS(bert, "attention.", "crossattention.", 1, "self.num_attention_heads",
+                  WB, "self.query", "self.key", "self.value", "output.dense");
 
-TSHI_POLICY_HEADS(opt, "self_attn.num_heads");
-TSHI_POLICY_QKV(opt, TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj");
-TSHI_POLICY_ONE(opt, out, TSHI_POLICY_WB, "self_attn.out_proj");
-TSHI_POLICY_MLP(opt, TSHI_POLICY_WB, "fc1", "fc2");
-TSHI_POLICY_MLP(clip, TSHI_POLICY_WB, "mlp.fc1", "mlp.fc2");
-TSHI_POLICY_HEADS(bart, "encoder_attn.num_heads"); /* of cross-attention */
-static const tsh_policy_layer tshi_policy_bart_qkv[] = {
-    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj",
-                      &tshi_policy_opt_heads),
-    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "encoder_attn.", "q_proj", "k_proj", "v_proj",
-                      &tshi_policy_bart_heads),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bart_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "self_attn.out_proj", &tshi_policy_opt_heads),
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "encoder_attn.out_proj", &tshi_policy_bart_heads),
-    TSHI_POLICY_END};
-
-TSHI_POLICY_HEADS(bert, "attention.self.num_attention_heads");
-TSHI_POLICY_HEADS(bert_cross, "crossattention.self.num_attention_heads");
-static const tsh_policy_layer tshi_policy_bert_qkv[] = {
-    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "attention.self.", "query", "key", "value",
-                      &tshi_policy_bert_heads),
-    {TSHI_POLICY_WB("crossattention.self.query"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
-     0},
-    {TSHI_POLICY_WB("crossattention.self.key"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
-     1},
-    {TSHI_POLICY_WB("crossattention.self.value"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
-     1},
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bert_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "attention.output.dense", &tshi_policy_bert_heads),
-    {TSHI_POLICY_WB("crossattention.output.dense"), 0, TSH_PLAIN, 0, 1,
-     &tshi_policy_bert_cross_heads, 0},
-    TSHI_POLICY_END};
-TSHI_POLICY_MLP(bert, TSHI_POLICY_WB, "intermediate.dense", "output.dense");
-TSHI_POLICY_HEADS(vit, "attention.attention.num_attention_heads");
-TSHI_POLICY_QKV(vit, TSHI_POLICY_WB, "attention.attention.", "query", "key", "value");
-TSHI_POLICY_ONE(vit, out, TSHI_POLICY_WB, "attention.output.dense");
-
-TSHI_POLICY_HEADS(distil_bert, "attention.n_heads");
-TSHI_POLICY_QKV(distil_bert, TSHI_POLICY_WB, "attention.", "q_lin", "k_lin", "v_lin");
-TSHI_POLICY_ONE(distil_bert, out, TSHI_POLICY_WB, "attention.out_lin");
-TSHI_POLICY_MLP(distil_bert, TSHI_POLICY_WB, "ffn.lin1", "ffn.lin2");
-
-TSHI_POLICY_HEADS(albert, "attention.num_attention_heads");
-TSHI_POLICY_QKV(albert, TSHI_POLICY_WB, "attention.", "query", "key", "value");
-TSHI_POLICY_ONE(albert, out, TSHI_POLICY_WB, "attention.dense");
-TSHI_POLICY_MLP(albert, TSHI_POLICY_WB, "ffn", "ffn_output");
+TSHI_POLICY_MLP(gpt_neo, WB, "mlp.c_fc", "mlp.c_proj");
+TSHI_POLICY_MLP(gptj, WB, "mlp.fc_in", "mlp.fc_out");
+TSHI_POLICY_MLP(bloom, WB, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
+TSHI_POLICY_MLP(opt, WB, "fc1", "fc2");
+TSHI_POLICY_MLP(clip, WB, "mlp.fc1", "mlp.fc2");
+TSHI_POLICY_MLP(bert, WB, "intermediate.dense", "output.dense");
+TSHI_POLICY_MLP(distil_bert, WB, "ffn.lin1", "ffn.lin2");
+TSHI_POLICY_MLP(albert, WB, "ffn", "ffn_output");
+static const tshi_mlp_lists tshi_policy_llama_mlp = {
+    {TSHI_POLICY_LAYER(W, "mlp.gate_proj", 0, NULL, 0),
+     TSHI_POLICY_LAYER(W, "mlp.up_proj", 0, NULL, 0)},
+    {TSHI_POLICY_LAYER(W, "mlp.down_proj", 0, NULL, 0)}};
 
 /* An MLP has one input layer, wi, or, where it is gated, two, wi_0 and wi_1. */
 #define TSHI_POLICY_T5_MLP(f, at)                                                                  \
-    static const tsh_policy_layer tshi_policy_##f##_up[] = {                                       \
-        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi"),                                              \
-        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi_0"),                                            \
-        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi_1"), TSHI_POLICY_END};                          \
-    static const tsh_policy_layer tshi_policy_##f##_down[] = {                                     \
-        TSHI_POLICY_FEATURES(TSHI_POLICY_W, at "wo"), TSHI_POLICY_END}
-TSHI_POLICY_HEADS(t5, "layer.0.SelfAttention.n_heads");
-TSHI_POLICY_HEADS(t5_cross, "layer.1.EncDecAttention.n_heads");
-TSHI_POLICY_QKV(t5, TSHI_POLICY_W, "layer.0.SelfAttention.", "q", "k", "v");
-TSHI_POLICY_ONE(t5, out, TSHI_POLICY_W, "layer.0.SelfAttention.o");
-static const tsh_policy_layer tshi_policy_t5_cross_qkv[] = {
-    TSHI_POLICY_SPLIT(TSHI_POLICY_W, "layer.0.SelfAttention.", "q", "k", "v",
-                      &tshi_policy_t5_heads),
-    TSHI_POLICY_SPLIT(TSHI_POLICY_W, "layer.1.EncDecAttention.", "q", "k", "v",
-                      &tshi_policy_t5_cross_heads),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_cross_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W, "layer.0.SelfAttention.o", &tshi_policy_t5_heads),
-    TSHI_POLICY_QUERY(TSHI_POLICY_W, "layer.1.EncDecAttention.o", &tshi_policy_t5_cross_heads),
-    TSHI_POLICY_END};
+    static const tshi_mlp_lists tshi_policy_##f##_mlp = {                                          \
+        {TSHI_POLICY_LAYER(W, at "wi", 1, NULL, 0), TSHI_POLICY_LAYER(W, at "wi_0", 1, NULL, 0),   \
+         TSHI_POLICY_LAYER(W, at "wi_1", 1, NULL, 0)},                                             \
+        {TSHI_POLICY_LAYER(W, at "wo", 0, NULL, 0)}}
 TSHI_POLICY_T5_MLP(t5, "layer.1.DenseReluDense.");
-TSHI_POLICY_T5_MLP(t5_cross, "layer.2.DenseReluDense.");
+TSHI_POLICY_T5_MLP(t5_decoder, "layer.2.DenseReluDense.");
 
-#define TSHI_POLICY_FAMILY(name, blocks, qkv, out, mlp, next)                                      \
-    { name, blocks, tshi_policy_##qkv##_qkv, tshi_policy_##out##_out, tshi_policy_##mlp##_up,      \
-      tshi_policy_##mlp##_down, NULL, next }
-static const tsh_policy tshi_policy_bart_decoder =
-    TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart, bart, opt, NULL);
-static const tsh_policy tshi_policy_t5_decoder =
-    TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_cross, t5_cross, t5_cross, NULL);
+#define TSHI_POLICY_FAMILY(name, blocks, attention, mlp, next)                                     \
+    { name, blocks, tshi_policy_##attention.qkv, tshi_policy_##attention.out,                      \
+      tshi_policy_##mlp##_mlp.in, tshi_policy_##mlp##_mlp.out, NULL, next }
+static const tsh_policy tshi_policy_decoders[] = {
+    TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart_decoder, opt, NULL),
+    TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_decoder, t5_decoder, NULL),
+};
 static const tsh_policy tshi_policy_shipped[] = {
-    TSHI_POLICY_FAMILY("gpt2", "**.h.*", gpt2, gpt2, gpt2, NULL),
-    TSHI_POLICY_FAMILY("gpt_neo", "**.h.*", gpt_neo, gpt_neo, gpt_neo, NULL),
-    TSHI_POLICY_FAMILY("gptj", "**.h.*", gptj, gptj, gptj, NULL),
-    TSHI_POLICY_FAMILY("gpt_neox", "**.layers.*", gpt_neox, gpt_neox, bloom, NULL),
-    TSHI_POLICY_FAMILY("opt", "**.layers.*", opt, opt, opt, NULL),
-    TSHI_POLICY_FAMILY("bloom", "**.h.*", bloom, bloom, bloom, NULL),
-    TSHI_POLICY_FAMILY("llama", "**.layers.*", llama, llama, llama, NULL),
-    TSHI_POLICY_FAMILY("mistral", "**.layers.*", llama, llama, llama, NULL),
-    TSHI_POLICY_FAMILY("qwen2", "**.layers.*", qwen2, llama, llama, NULL),
-    TSHI_POLICY_FAMILY("phi", "**.layers.*", qwen2, phi, clip, NULL),
-    TSHI_POLICY_FAMILY("bert", "**.layer.*", bert, bert, bert, NULL),
-    TSHI_POLICY_FAMILY("roberta", "**.layer.*", bert, bert, bert, NULL),
-    TSHI_POLICY_FAMILY("distil_bert", "**.layer.*", distil_bert, distil_bert, distil_bert, NULL),
-    TSHI_POLICY_FAMILY("electra", "**.layer.*", bert, bert, bert, NULL),
-    TSHI_POLICY_FAMILY("albert", "**.albert_layers.*", albert, albert, albert, NULL),
-    TSHI_POLICY_FAMILY("bart", "**.encoder.layers.*", opt, opt, opt, &tshi_policy_bart_decoder),
-    TSHI_POLICY_FAMILY("t5", "**.encoder.block.*", t5, t5, t5, &tshi_policy_t5_decoder),
-    TSHI_POLICY_FAMILY("vit", "**.layer.*", vit, vit, bert, NULL),
-    TSHI_POLICY_FAMILY("clip", "**.layers.*", opt, opt, clip, NULL),
-    TSHI_POLICY_FAMILY("deit", "**.layer.*", vit, vit, bert, NULL),
+    TSHI_POLICY_FAMILY("gpt2", "**.h.*", gpt2, gpt2, NULL),
+    TSHI_POLICY_FAMILY("gpt_neo", "**.h.*", gpt_neo, gpt_neo, NULL),
+    TSHI_POLICY_FAMILY("gptj", "**.h.*", gptj, gptj, NULL),
+    TSHI_POLICY_FAMILY("gpt_neox", "**.layers.*", gpt_neox, bloom, NULL),
+    TSHI_POLICY_FAMILY("opt", "**.layers.*", opt, opt, NULL),
+    TSHI_POLICY_FAMILY("bloom", "**.h.*", bloom, bloom, NULL),
+    TSHI_POLICY_FAMILY("llama", "**.layers.*", llama, llama, NULL),
+    TSHI_POLICY_FAMILY("mistral", "**.layers.*", llama, llama, NULL),
+    TSHI_POLICY_FAMILY("qwen2", "**.layers.*", qwen2, llama, NULL),
+    TSHI_POLICY_FAMILY("phi", "**.layers.*", phi, clip, NULL),
+    TSHI_POLICY_FAMILY("bert", "**.layer.*", bert, bert, NULL),
+    TSHI_POLICY_FAMILY("roberta", "**.layer.*", bert, bert, NULL),
+    TSHI_POLICY_FAMILY("distil_bert", "**.layer.*", distil_bert, distil_bert, NULL),
+    TSHI_POLICY_FAMILY("electra", "**.layer.*", bert, bert, NULL),
+    TSHI_POLICY_FAMILY("albert", "**.albert_layers.*", albert, albert, NULL),
+    TSHI_POLICY_FAMILY("bart", "**.encoder.layers.*", opt, opt, &tshi_policy_decoders[0]),
+    TSHI_POLICY_FAMILY("t5", "**.encoder.block.*", t5, t5, &tshi_policy_decoders[1]),
+    TSHI_POLICY_FAMILY("vit", "**.layer.*", vit, bert, NULL),
+    TSHI_POLICY_FAMILY("clip", "**.layers.*", opt, clip, NULL),
+    TSHI_POLICY_FAMILY("deit", "**.layer.*", vit, bert, NULL),
 };
 
-#undef TSHI_POLICY_SPLIT
-#undef TSHI_POLICY_HEADS
+#undef TSHI_POLICY_WB
+#undef TSHI_POLICY_W
+#undef TSHI_POLICY_LAYER
 #undef TSHI_POLICY_QKV
-#undef TSHI_POLICY_ONE
+#undef TSHI_POLICY_SPLIT
+#undef TSHI_POLICY_CROSS
 #undef TSHI_POLICY_MLP
 #undef TSHI_POLICY_T5_MLP
 #undef TSHI_POLICY_FAMILY
@@ -16064,8 +16014,6 @@ TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
 }
 
 /* -- one layer of one block ------------------------------------------------- */
-
-enum { TSHI_POLICY_LISTS = 4 };
 
 /* One pass over the blocks of a model: the first counts rules, the second writes them, the third,
  * once they are applied, divides the arguments. */
@@ -16090,13 +16038,6 @@ static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const
     (void)tsh_fail(pass->root->ctx, code, "tsh_parallelize_policy: %s: block \"%s\" %s",
                    pass->policy->name ? pass->policy->name : "", pass->block->path, text);
     return 0;
-}
-
-static const tsh_policy_layer *tshi_policy_list(const tsh_policy *policy, int list) {
-    return list == 0   ? policy->attn_qkv
-           : list == 1 ? policy->attn_out
-           : list == 2 ? policy->mlp_in
-                       : policy->mlp_out;
 }
 
 /* Returns 1 for the entry of zeros that ends a list. */
@@ -16213,16 +16154,12 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
 static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
                                           const tsh_policy_layer *layer) {
     tsh_module *owner[2] = {NULL, NULL};
-    const char *name[2];
+    const char *const name[2] = {layer->weight, layer->bias};
     char similar[TSH_MESSAGE_SIZE / 2] = "";
     int i;
-    name[0] = layer->weight;
-    name[1] = layer->bias;
-    if (!name[0] && !name[1]) {
+    if (!name[0] && !name[1])
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                "has a layer whose weight and bias are both empty");
-        return NULL;
-    }
     for (i = 0; i < 2; i++) {
         if (!name[i] || tshi_module_lookup(pass->block, name[i], &owner[i]) ||
             layer->ignore_checker)
@@ -16266,10 +16203,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
                                   rule->style == TSH_ROWWISE, pass->segments[pass->count], &n))
             return 0;
         rule->cut = (const tsh_segment *)pass->segments[pass->count];
-        if (n == 0) {
-            *rule = tshi_parallel_rule(TSH_PLAIN); /* replicated, even if it was sharded before */
-            rule->path = tshi_module_below(pass->root, m);
-        }
+        if (n == 0) rule->style = TSH_PLAIN; /* replicated, even if it was sharded before */
     } else if (layer->heads) {
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "is to cut \"%s\" by heads, but under its style nothing is cut",
@@ -16282,24 +16216,19 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
 /* -- all layers of all blocks ----------------------------------------------- */
 
 /* Goes through one list of the policy for the pass's block; 0 and an error if that does not fit. */
-static int tshi_policy_layers(tshi_policy_pass *pass, int list) {
-    static const char *const name[TSHI_POLICY_LISTS] = {"attn_qkv", "attn_out", "mlp_in",
-                                                        "mlp_out"};
-    const tsh_policy_layer *layer = tshi_policy_list(pass->policy, list);
-    int found = 0;
-    if (!layer) return 1;
-    for (; !tshi_policy_is_end(layer); layer++) {
-        tsh_module *m = tshi_policy_find_layer(pass, layer);
+static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *layer,
+                              const char *list, tsh_style style) {
+    int found = !layer || !pass->rules;
+    for (; layer && !tshi_policy_is_end(layer); layer++) {
+        tsh_module *m = pass->rules ? tshi_policy_find_layer(pass, layer) : NULL;
         if (pass->root->ctx->error.code != TSH_OK) return 0;
+        if (!pass->rules) pass->count++;
         if (!m) continue;
         found = 1;
-        if (!pass->divide &&
-            !tshi_policy_rule(pass, layer, m, list % 2 ? TSH_ROWWISE : TSH_COLWISE))
-            return 0;
+        if (!pass->divide && !tshi_policy_rule(pass, layer, m, style)) return 0;
         if (pass->divide && layer->heads && !tshi_policy_divide(pass, layer->heads)) return 0;
     }
-    return found ||
-           tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", name[list]);
+    return found || tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", list);
 }
 
 /* Checks, or in the third pass divides, the policy's arguments that count no heads. */
@@ -16318,39 +16247,31 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
 
 /* Runs one pass over all blocks; returns their number, -1 and an error if one does not fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
-    int list, blocks = 0;
-    for (pass->policy = family; pass->policy; pass->policy = pass->policy->next)
-        for (pass->block = pass->root; pass->block;
-             pass->block = tshi_module_next(pass->root, pass->block)) {
-            if (!pass->policy->blocks ||
-                !tshi_parallel_match(pass->policy->blocks,
-                                     tshi_module_below(pass->root, pass->block)))
+    const tsh_policy *p;
+    tsh_module *m;
+    int blocks = 0;
+    for (p = family; p; p = p->next)
+        for (m = pass->root; m; m = tshi_module_next(pass->root, m)) {
+            if (!p->blocks || !tshi_parallel_match(p->blocks, tshi_module_below(pass->root, m)))
                 continue;
             blocks++;
-            for (list = 0; list < TSHI_POLICY_LISTS; list++) {
-                const tsh_policy_layer *layer = tshi_policy_list(pass->policy, list);
-                if (pass->rules && !tshi_policy_layers(pass, list)) return -1;
-                for (; !pass->rules && layer && !tshi_policy_is_end(layer); layer++) pass->count++;
-            }
-            if (pass->rules && !tshi_policy_arguments(pass)) return -1;
+            pass->policy = p;
+            pass->block = m;
+            if (!tshi_policy_layers(pass, p->attn_qkv, "attn_qkv", TSH_COLWISE) ||
+                !tshi_policy_layers(pass, p->attn_out, "attn_out", TSH_ROWWISE) ||
+                !tshi_policy_layers(pass, p->mlp_in, "mlp_in", TSH_COLWISE) ||
+                !tshi_policy_layers(pass, p->mlp_out, "mlp_out", TSH_ROWWISE) ||
+                (pass->rules && !tshi_policy_arguments(pass)))
+                return -1;
         }
     return blocks;
-}
-
-/* Reports a policy that matches no block, with similar names. */
-static tsh_result tshi_policy_unmatched(tsh_module *root, const tsh_policy *policy) {
-    char similar[TSH_MESSAGE_SIZE / 2] = "";
-    tshi_module_suggest(root, policy->blocks ? policy->blocks : "", similar, sizeof similar);
-    return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
-                    "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
-                    policy->name ? policy->name : "", policy->blocks ? policy->blocks : "",
-                    root->path, similar);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
     tshi_policy_pass pass;
     tshi_block *block;
     size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, capacity;
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
     tsh_ctx *ctx = root ? root->ctx : NULL;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code != TSH_OK) return ctx->error.code;
@@ -16360,7 +16281,13 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
                         "that name");
     memset(&pass, 0, sizeof pass);
     pass.root = root;
-    if (tshi_policy_blocks(&pass, policy) == 0) return tshi_policy_unmatched(root, policy);
+    if (tshi_policy_blocks(&pass, policy) == 0) {
+        const char *blocks = policy->blocks ? policy->blocks : "";
+        tshi_module_suggest(root, blocks, similar, sizeof similar);
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
+                        policy->name ? policy->name : "", blocks, root->path, similar);
+    }
     capacity = (size_t)pass.count;
     block = tshi_mem_take(ctx, TSH_MEM_STEP, capacity * (rule + cut) + 1);
     if (!block) return ctx->error.code;
@@ -19881,12 +19808,5 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_GROUP
 #undef TSHI_GEMM_DOT
 #undef TSHI_BINARY_SLOPE
-#undef TSHI_POLICY_WB
-#undef TSHI_POLICY_W
-#undef TSHI_POLICY_QUERY
-#undef TSHI_POLICY_KEYS
-#undef TSHI_POLICY_FEATURES
-#undef TSHI_POLICY_OPTIONAL
-#undef TSHI_POLICY_END
 #endif /* TSHARD_IMPLEMENTED */
 #endif /* TSHARD_IMPLEMENTATION */
