@@ -14232,6 +14232,40 @@ TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *mo
     return module == root ? NULL : module->next;
 }
 
+/* A walk over the parameters below a module, in pre-order: now at module->param[slot]. Begins, and
+ * ends, as {NULL, 0}. */
+typedef struct tshi_walk {
+    tsh_module *module;
+    int slot;
+} tshi_walk;
+
+/* Steps to the next parameter below root and returns it; NULL at the end. A tied parameter comes
+ * once per module that has it. */
+TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
+    if (at->module)
+        at->slot++;
+    else
+        at->module = root;
+    for (; at->module; at->module = tshi_module_next(root, at->module), at->slot = 0)
+        for (; at->slot < TSHI_MODULE_PARAMS; at->slot++)
+            if (at->module->param[at->slot]) return at->module->param[at->slot];
+    return NULL;
+}
+
+/* Returns 1 if the walk meets its parameter for the first time, not for a tied one again. */
+static int tshi_module_first(tsh_module *root, const tshi_walk *at) {
+    tshi_walk before = {NULL, 0};
+    while (tshi_module_step(root, &before) != at->module->param[at->slot]) continue;
+    return before.module == at->module && before.slot == at->slot;
+}
+
+/* tshi_module_step that passes over a tied parameter that came before. */
+static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
+    tsh_tensor *param = tshi_module_step(root, at);
+    while (param && !tshi_module_first(root, at)) param = tshi_module_step(root, at);
+    return param;
+}
+
 /* Runs a module's forward. Inputs and output are redistributed as its PREPARE rules say. */
 static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
@@ -14419,14 +14453,13 @@ static tsh_tensor *tshi_module_run_no_grad(tsh_module *module, tsh_tensor **in, 
 /* Counts the parameters below that require a gradient, a tied one once per module that has it; also
  * writes them to `list` unless that is NULL. */
 static int tshi_module_trainable(tsh_module *module, tsh_tensor **list) {
-    tsh_module *m;
-    int i, n = 0;
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
-            if (!m->param[i] || !m->param[i]->requires_grad) continue;
-            if (list) list[n] = m->param[i];
-            n++;
-        }
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
+    int n = 0;
+    while ((param = tshi_module_step(module, &at)) != NULL) {
+        if (list && param->requires_grad) list[n] = param;
+        n += param->requires_grad;
+    }
     return n;
 }
 
@@ -14890,29 +14923,14 @@ TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
                            "tsh_param: \"%s\" has no parameter \"%.64s\"", module->path, path);
 }
 
-/* Returns 1 if no module before m below root, and no earlier slot of m, has m's parameter `slot`,
- * too: a loop over all modules that asks this visits a tied parameter once. */
-static int tshi_module_first(tsh_module *root, const tsh_module *m, int slot) {
-    tsh_module *other;
-    int i;
-    for (other = root; other && m->param[slot]; other = tshi_module_next(root, other))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
-            if (other == m && i == slot) return 1;
-            if (other->param[i] == m->param[slot]) return 0;
-        }
-    return 0;
-}
-
 /* Calls fn once for every parameter below; with `all`, for those of other stages only, too. */
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
-    tsh_module *m;
-    int i;
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (tshi_module_first(module, m, i) && (all || !m->param[i]->absent))
-                fn(m->param[i]->path, m->param[i], user);
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
+    while ((param = tshi_module_step_once(module, &at)) != NULL)
+        if (all || !param->absent) fn(param->path, param, user);
 }
 
 TSH_API TSHI_COLD void tsh_each_param(tsh_module *module,
@@ -14934,8 +14952,8 @@ TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
 TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
     tsh_tensor *old = module ? tsh_param(module, name) : NULL;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    tsh_module *m;
-    int i;
+    tsh_tensor *param;
+    tshi_walk at = {NULL, 0};
     if (!old) return module ? module->ctx->error.code : TSH_ERR_ARGUMENT;
     if (!source || !(source->flags & TSHI_PARAM) || source->ctx != module->ctx)
         return tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
@@ -14946,37 +14964,34 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
     tshi_module_changed(module->ctx);
-    for (m = module->ctx->root; m; m = tshi_module_next(module->ctx->root, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i] == old) m->param[i] = source;
+    while ((param = tshi_module_step(module->ctx->root, &at)) != NULL)
+        if (param == old) at.module->param[at.slot] = source;
     tshi_tensor_end(old);
     return TSH_OK;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_materialize(tsh_module *module) {
-    tsh_module *m;
-    int i;
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
     if (!module) return TSH_ERR_ARGUMENT;
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i] && !m->param[i]->absent) (void)tshi_tensor_materialize(m->param[i]);
+    while ((param = tshi_module_step(module, &at)) != NULL)
+        if (!param->absent) (void)tshi_tensor_materialize(param);
     return module->ctx->error.code;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
-    tsh_module *m;
-    int i;
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
     if (!module) return TSH_ERR_ARGUMENT;
     if (module->ctx->tape.newest)
         return tsh_fail(module->ctx, TSH_ERR_STATE,
                         "tsh_reset_parameters: ops are recorded that use the old values; end the "
                         "step first: tsh_step_end");
-    for (m = module; m && module->ctx->error.code == TSH_OK; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
-            if (!tshi_module_first(module, m, i) || m->param[i]->absent) continue;
-            tsh_zero_grad(m->param[i]);
-            (void)tshi_tensor_begin(m->param[i]);
-        }
+    while ((param = tshi_module_step_once(module, &at)) != NULL) {
+        if (param->absent || module->ctx->error.code != TSH_OK) continue;
+        tsh_zero_grad(param);
+        (void)tshi_tensor_begin(param);
+    }
     return module->ctx->error.code;
 }
 
@@ -14994,10 +15009,9 @@ TSH_API int tsh_training(const tsh_module *module) {
 }
 
 TSH_API void tsh_zero_grads(tsh_module *module) {
-    tsh_module *m;
-    int i;
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++) tsh_zero_grad(m->param[i]);
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
+    while ((param = tshi_module_step(module, &at)) != NULL) tsh_zero_grad(param);
 }
 
 /* -- the generator's state -------------------------------------------------- */
@@ -15595,18 +15609,18 @@ typedef struct tshi_totals {
 } tshi_totals;
 
 /* Writes one parameter's line and adds it to the totals, unless it is tied to an earlier one. */
-static void tshi_parallel_line(tsh_module *root, const tsh_module *m, int slot, tshi_totals *sum,
-                               FILE *file) {
-    const tsh_tensor *t = m->param[slot];
+static void tshi_parallel_line(tsh_module *root, const tshi_walk *at, const tsh_tensor *t,
+                               tshi_totals *sum, FILE *file) {
     char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
-    const char *below = tshi_module_below(root, m);
+    const char *below = tshi_module_below(root, at->module);
     size_t bytes = (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype);
-    (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "", m->param_name[slot]);
-    (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, m->kind->name,
+    (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "",
+                   at->module->param_name[at->slot]);
+    (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, at->module->kind->name,
                   tshi_tensor_sizes(t->dim, t->ndim, global),
                   tsh_layout_text(&t->layout, lay, sizeof lay),
                   tshi_tensor_sizes(t->local, t->ndim, local));
-    if (!tshi_module_first(root, m, slot)) {
+    if (!tshi_module_first(root, at)) {
         (void)fprintf(file, " as %s\n", t->path);
         return;
     }
@@ -15622,14 +15636,13 @@ static void tshi_parallel_line(tsh_module *root, const tsh_module *m, int slot, 
 
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
     tshi_totals sum = {0, 0, 0};
-    tsh_module *m;
-    int i;
+    tshi_walk at = {NULL, 0};
+    const tsh_tensor *param;
     if (!module || !file) return TSH_ERR_ARGUMENT;
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s %s\n", "parameter", "kind", "global shape",
                   "layout", "local shape", "bytes");
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i]) tshi_parallel_line(module, m, i, &sum, file);
+    while ((param = tshi_module_step(module, &at)) != NULL)
+        tshi_parallel_line(module, &at, param, &sum, file);
     (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n",
                   (long long)sum.parameters, module->ctx->tp.rank, module->ctx->tp.size,
                   (long long)sum.local, (unsigned long long)sum.bytes);
@@ -16393,32 +16406,20 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     return sum;
 }
 
-typedef struct tshi_norm_sum {
-    double *sums; /* sums[k]: of the squares of chunk k of all gradients */
-    tsh_ctx *ctx;
-    int chunked; /* 1: of gradients, this rank has its own chunk only */
-} tshi_norm_sum;
-
-static void tshi_optim_find_chunked(const char *path, tsh_tensor *param, void *user) {
-    (void)path;
-    if (param->flags & TSHI_CHUNKED) *(int *)user = 1;
-}
-
-/* Adds one gradient's squares. A replicated gradient counts on rank 0 of tp only, one that several
- * stages of a pipeline hold on the first of them. */
-static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) {
-    const tshi_norm_sum *norm = (const tshi_norm_sum *)user;
-    tsh_ctx *ctx = norm->ctx;
+/* Adds one gradient's squares: those of chunk k to sums[k]. A replicated gradient counts on rank 0
+ * of tp only, one that several stages of a pipeline hold on the first of them. `chunked`: of
+ * gradients, this rank has its own chunk only. */
+static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums) {
+    tsh_ctx *ctx = param->ctx;
     int k;
-    (void)path;
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
     if (param->stage && param->stage - 1 != ctx->pp.rank) return;
     for (k = 0; k < ctx->dp.size; k++)
-        if (!norm->chunked || k == ctx->dp.rank)
-            norm->sums[k] += tshi_optim_sum_squares(
+        if (!chunked || k == ctx->dp.rank)
+            sums[k] += tshi_optim_sum_squares(
                 ctx, (tsh_real *)tshi_mem_data(param->gr.block) + tshi_bucket_chunk(param, k),
                 tshi_bucket_chunk_size(param, k));
 }
@@ -16426,26 +16427,26 @@ static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) 
 /* Computes the 2-norm of all gradients below module, the same on every rank; NaN or infinite if any
  * gradient is. Squares are summed by chunks, so the bits are the same with and without .zero. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
-    tshi_norm_sum all;
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_start(ctx);
-    const size_t bytes = (size_t)ctx->dp.size * sizeof *all.sums;
+    const size_t bytes = (size_t)ctx->dp.size * sizeof(double);
     tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-    double sum = 0;
-    int k;
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
+    double *sums, sum = 0;
+    int k, chunked = 0;
     *norm = 0;
     if (!scratch) return ctx->error.code;
-    all.sums = (double *)tshi_mem_data(scratch);
-    memset(all.sums, 0, bytes);
-    all.ctx = ctx;
-    all.chunked = 0;
-    tsh_each_param(module, tshi_optim_find_chunked, &all.chunked);
-    tsh_each_param(module, tshi_optim_norm_of, &all);
-    if (tsh_ok(ctx) && all.chunked) /* sums[k] is rank k's, and 0 on the others */
-        (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->dp, all.sums, ctx->dp.size, TSH_F64, TSH_SUM),
+    sums = (double *)tshi_mem_data(scratch);
+    memset(sums, 0, bytes);
+    while ((param = tshi_module_step(module, &at)) != NULL)
+        chunked |= !param->absent && (param->flags & TSHI_CHUNKED);
+    while ((param = tshi_module_step_once(module, &at)) != NULL)
+        if (!param->absent) tshi_optim_add_squares(param, chunked, sums);
+    if (tsh_ok(ctx) && chunked) /* sums[k] is rank k's, and 0 on the others */
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
-    for (k = 0; k < ctx->dp.size; k++) sum += all.sums[k];
+    for (k = 0; k < ctx->dp.size; k++) sum += sums[k];
     tshi_mem_drop(ctx, scratch);
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &sum, 1, TSH_F64, TSH_SUM),
@@ -16464,23 +16465,21 @@ static double tshi_optim_clip_factor(double norm, double max) {
     return factor < 1 ? factor : 1;
 }
 
-/* Multiplies a gradient by *user. */
-static void tshi_optim_scale(const char *path, tsh_tensor *param, void *user) {
-    tshi_operand x[2];
-    (void)path;
-    if (!param->gr.live) return;
-    x[0] = x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(param->gr.block), 1);
-    tshi_map_scale_forward[param->ctx->isa](tsh_local_numel(param), x, user);
-}
-
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
+    tshi_operand x[2];
     double before, factor;
     if (norm) *norm = 0;
     if (!module) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;
     if (norm) *norm = before;
     factor = tshi_optim_clip_factor(before, max_norm);
-    if (factor < 1) tsh_each_param(module, tshi_optim_scale, &factor);
+    while (factor < 1 && (param = tshi_module_step_once(module, &at)) != NULL) {
+        if (!param->gr.live) continue;
+        x[0] = x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(param->gr.block), 1);
+        tshi_map_scale_forward[param->ctx->isa](tsh_local_numel(param), x, &factor);
+    }
     return TSH_OK;
 }
 
@@ -16738,19 +16737,6 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
 }
 
-/* Counts a parameter or, once optim->each has memory, lists it. */
-static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) {
-    tsh_optim *optim = (tsh_optim *)user;
-    (void)path;
-    if (optim->each) {
-        optim->each[optim->count].param = param;
-        optim->each[optim->count].lr_scale = 1;
-        optim->each[optim->count].weight_decay = optim->desc.weight_decay;
-        if (optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
-    }
-    optim->count++;
-}
-
 /* Checks a description; 0 and an error if a value is out of range. */
 static int tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
     if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
@@ -16768,7 +16754,10 @@ static int tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
 
 TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
+    tshi_walk at = {NULL, 0};
     tsh_optim *optim;
+    tsh_tensor *param;
+    size_t slots = 0;
     if (!ctx || ctx->error.code != TSH_OK || (desc && !tshi_optim_check(ctx, desc))) return NULL;
     optim = (tsh_optim *)tshi_mem_book(ctx, &ctx->books, sizeof *optim);
     if (!optim) return NULL;
@@ -16778,12 +16767,17 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->desc.beta1 = tshi_base_option(optim->desc.beta1, 0.9);
     optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
     optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
-    tshi_module_params(module, 1, tshi_optim_collect, optim);
+    while (tshi_module_step_once(module, &at)) slots++;
     optim->each = (tshi_moments *)tshi_mem_book(ctx, &ctx->books,
-                                                ((size_t)optim->count + 1) * sizeof *optim->each);
+                                                (slots + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
-    optim->count = 0;
-    tshi_module_params(module, 1, tshi_optim_collect, optim);
+    while ((param = tshi_module_step_once(module, &at)) != NULL) {
+        tshi_moments *each = &optim->each[optim->count++];
+        each->param = param;
+        each->lr_scale = 1;
+        each->weight_decay = optim->desc.weight_decay;
+        if (optim->desc.zero && ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+    }
     optim->older = ctx->optims;
     ctx->optims = optim;
     return optim;
@@ -17422,18 +17416,16 @@ static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
 }
 
 /* Finds the stages whose modules have a parameter; the other stages release its memory. */
-static void tshi_pipeline_assign_param(const char *path, tsh_tensor *param, void *user) {
-    tsh_pipeline *p = (tsh_pipeline *)user;
+static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     tsh_ctx *ctx = p->ctx;
     tshi_tie *tie = (tshi_tie *)tshi_mem_book(ctx, &ctx->books, sizeof *tie);
-    tsh_module *m;
-    int i, s;
-    (void)path;
+    tshi_walk at = {NULL, 0};
+    const tsh_tensor *t;
+    int s;
     if (tie) tie->holds = (unsigned char *)tshi_mem_book(ctx, &ctx->books, (size_t)p->last + 1);
     if (!tie || !tie->holds) return;
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i] == param && m->stage) tie->holds[m->stage - 1] = 1;
+    while ((t = tshi_module_step(ctx->root, &at)) != NULL)
+        if (t == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
     for (s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
         param->stage = 1 + s;
@@ -17520,6 +17512,8 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
 static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
     tsh_ctx *ctx = p->ctx;
     const tsh_pipeline *before = ctx->pipeline;
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
     const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
     p->desc = *desc;
     p->stage = ctx->pp.rank;
@@ -17537,7 +17531,8 @@ static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_assign_modules(p);
     if (before) return;
-    tshi_module_params(ctx->root, 1, tshi_pipeline_assign_param, p);
+    while ((param = tshi_module_step_once(ctx->root, &at)) != NULL)
+        tshi_pipeline_assign_param(p, param);
     ctx->pipeline = p;
 }
 
