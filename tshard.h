@@ -14536,68 +14536,60 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 
 /* Ranks compare their models as lines: the seed's, then one per module, in pre-order. */
 typedef struct tshi_line {
-    char name[TSH_PATH_SIZE + 4]; /* "the seed", or the module's path in quotes */
-    char what[3 * TSHI_TEXT_SIZE]; /* " linear: weight f32 (64, 32) S(0)" */
+    char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* "h.0" linear: weight f32 (64, 32) S(0) */
     double number; /* the module's; compared as it is: its text depends on the host's locale */
+    int64_t rank;  /* whose line it is: a rank of the world; not compared */
 } tshi_line;
 
 /* Describes one module. */
 static void tshi_module_line(const tsh_module *m, tshi_line *line) {
+    const size_t size = sizeof line->text;
     char text[TSHI_TEXT_SIZE];
     int i, k;
     memset(line, 0, sizeof *line);
-    tshi_base_append(line->name, sizeof line->name, m->path[0] ? "\"%s\"" : "the root", m->path);
-    tshi_base_append(line->what, sizeof line->what, " %s", m->kind->name);
+    tshi_base_append(line->text, size, m->path[0] ? "\"%s\" %s" : "the root%s %s", m->path,
+                     m->kind->name);
     line->number = m->number;
-    if (m->number > 0) tshi_base_append(line->what, sizeof line->what, " (%.9g)", m->number);
+    if (m->number > 0) tshi_base_append(line->text, size, " (%.9g)", m->number);
     for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
-        tshi_base_append(line->what, sizeof line->what, "%s %s %s %s", i ? "," : ":",
-                         m->param_name[i], tshi_dtype_name(param->dtype),
-                         tshi_tensor_text(param, text));
+        tshi_base_append(line->text, size, "%s %s %s %s", i ? "," : ":", m->param_name[i],
+                         tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
         for (k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
-            tshi_base_append(line->what, sizeof line->what, "%s%lld", k ? " + " : " of ",
+            tshi_base_append(line->text, size, "%s%lld", k ? " + " : " of ",
                              (long long)param->layout.segment[k].length);
     }
 }
 
 /* Steps to the next line; 0: there is none. Before the first step, *m is NULL and *line zero. */
 static int tshi_module_next_line(const tsh_ctx *ctx, tsh_module **m, tshi_line *line) {
-    if (line->name[0]) { /* line holds the seed, or module *m */
+    if (line->text[0]) { /* line holds the seed, or module *m */
         *m = *m ? tshi_module_next(ctx->root, *m) : ctx->root;
         if (!*m) return 0;
         tshi_module_line(*m, line);
         return 1;
     }
-    tshi_base_append(line->name, sizeof line->name, "the seed");
-    tshi_base_append(line->what, sizeof line->what, " %llu", (unsigned long long)ctx->seed);
+    tshi_base_append(line->text, sizeof line->text, "the seed %llu", (unsigned long long)ctx->seed);
     return 1;
 }
 
 static uint64_t tshi_module_line_hash(uint64_t hash, const tshi_line *line) {
-    hash = tshi_rng_hash(hash, line->name, strlen(line->name));
-    hash = tshi_rng_hash(hash, line->what, strlen(line->what));
-    return tshi_rng_hash(hash, &line->number, sizeof line->number);
+    return tshi_rng_hash(tshi_rng_hash(hash, line->text, strlen(line->text)), &line->number,
+                         sizeof line->number);
 }
 
-/* Sets *same to 1 if the models of all ranks have the same hash. One all-reduce: the minimum of the
- * hash and that of its complement, which is the complement of the maximum. */
-static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same) {
-    tsh_module *m = NULL;
-    tshi_line line;
-    uint64_t hash = 0;
+/* Sets *same to 1 if all ranks have the same hash. One all-reduce: the minimum of the hash and that
+ * of its complement, which is the complement of the maximum. */
+static tsh_result tshi_module_same(tsh_comm *comm, uint64_t hash, int *same) {
     int64_t ends[2];
     tsh_result result;
-    memset(&line, 0, sizeof line);
-    while (tshi_module_next_line(ctx, &m, &line)) hash = tshi_module_line_hash(hash, &line);
     memcpy(&ends[0], &hash, sizeof hash);
     ends[1] = ~ends[0];
     result = tsh_allreduce(comm, ends, 2, TSH_I64, TSH_MIN);
     *same = result == TSH_OK && ends[0] == ~ends[1];
     return result;
 }
-
 
 /* Returns a rank whose hash most ranks have; at a tie, the lowest. Rank r's hash is hash[r *
  * stride]; only ranks with holds[r] count (holds NULL: all). */
@@ -14613,46 +14605,42 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
     return best;
 }
 
-
-/* Reports that rank `blamed` of the world has the line `odd` where rank `other` has `usual`. */
-static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, int blamed,
-                                    const tshi_line *odd, int other, const tshi_line *usual) {
+/* Reports that a rank has the line `odd` where another has `usual`. */
+static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const tshi_line *odd,
+                                    const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
     const int first = ctx->error.code == TSH_OK;
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
-                   "the ranks of %s built different models: rank %d has %s%s where rank %d has "
-                   "%s%s; build the same model on each, with the same seed",
-                   axis, blamed, odd->name[0] ? odd->name : "nothing", odd->what, other,
-                   usual->name[0] ? usual->name : "nothing", usual->what);
-    if (first) ctx->error.rank = blamed;
+                   "the ranks of %s built different models: rank %d has %s where rank %d has "
+                   "%s; build the same model on each, with the same seed",
+                   axis, (int)odd->rank, odd->text, (int)usual->rank, usual->text);
+    if (first) ctx->error.rank = (int)odd->rank;
 }
 
 /* Gathers all ranks' models line by line and reports the first that differs, on every rank. */
 static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     const int size = comm->size;
-    const int64_t rank = ctx->world.rank;
-    const size_t bytes = (size_t)size * (3 * sizeof(int64_t) + sizeof(tshi_line));
+    const size_t bytes = (size_t)size * (2 * sizeof(int64_t) + sizeof(tshi_line));
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-    int64_t *counts, *ranks, *hash; /* (size); ranks: of the world */
+    int64_t *counts, *hash; /* (size) */
     tsh_module *m = NULL;
     tshi_line line, *lines; /* this rank's, all ranks' (size) */
-    tsh_result result;
+    tsh_result result = TSH_OK;
     int r, usual = 0, blamed = 0, more = 1;
     if (!block) {
         tshi_error_tell(ctx);
         return TSH_ERR_MEMORY;
     }
     counts = (int64_t *)tshi_mem_data(block);
-    ranks = counts + size;
-    hash = ranks + size;
+    hash = counts + size;
     lines = (tshi_line *)(void *)(hash + size);
     memset(&line, 0, sizeof line);
-    for (r = 0; r < size; r++) counts[r] = 1;
-    result = tsh_allgather(comm, &rank, ranks, counts, 1, TSH_I64);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
     while (more && result == TSH_OK) {
         more = tshi_module_next_line(ctx, &m, &line);
-        if (!more) memset(&line, 0, sizeof line); /* other ranks have more lines */
+        if (!more) memset(&line, 0, sizeof line);
+        if (!more) tshi_base_append(line.text, sizeof line.text, "nothing"); /* others have more */
+        line.rank = ctx->world.rank;
         result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
         if (result != TSH_OK) break;
         for (r = 0; r < size; r++) hash[r] = (int64_t)tshi_module_line_hash(1, &lines[r]);
@@ -14663,8 +14651,7 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     }
     if (result == TSH_OK) { /* no rank may fail the world before all have received the lines */
         (void)tsh_barrier(comm);
-        tshi_module_report_diff(comm, ctx, (int)ranks[blamed], &lines[blamed], (int)ranks[usual],
-                                &lines[usual]);
+        tshi_module_report_diff(comm, ctx, &lines[blamed], &lines[usual]);
         result = TSH_ERR_MISMATCH;
     }
     tshi_mem_drop(ctx, block);
@@ -14676,10 +14663,15 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
 static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     const tsh_comm_stats stats = comm->stats;
     struct tshi_trace *trace = comm->trace;
+    tsh_module *m = NULL;
+    tshi_line line;
+    uint64_t hash = 0;
     tsh_result result;
     int same;
+    memset(&line, 0, sizeof line);
+    while (tshi_module_next_line(ctx, &m, &line)) hash = tshi_module_line_hash(hash, &line);
     comm->trace = NULL;
-    result = tshi_module_same(comm, ctx, &same);
+    result = tshi_module_same(comm, hash, &same);
     if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
     comm->trace = trace;
     comm->stats = stats;
@@ -15021,9 +15013,7 @@ enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, 
        TSHI_STATE_WORDS };
 
 /* The bytes "tshrng01" as a little-endian word. */
-static uint64_t tshi_module_magic(void) {
-    return 0x3130676E72687374u;
-}
+static const uint64_t tshi_module_magic = 0x3130676E72687374u;
 
 /* Stores word number `word` of a state or file, little-endian. */
 static void tshi_module_store_word(unsigned char *state, size_t word, uint64_t value) {
@@ -15046,7 +15036,7 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     tsh_module *m;
     if (!modules) return 0;
     if (!out || size < need) return need;
-    tshi_module_store_word(out, TSHI_STATE_MAGIC, tshi_module_magic());
+    tshi_module_store_word(out, TSHI_STATE_MAGIC, tshi_module_magic);
     tshi_module_store_word(out, TSHI_STATE_MODULES, modules);
     tshi_module_store_word(out, TSHI_STATE_SEED, ctx->seed);
     tshi_module_store_word(out, TSHI_STATE_RANDN, ctx->randn_calls);
@@ -15062,7 +15052,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
     size_t word = TSHI_STATE_WORDS;
     tsh_module *m;
     if (!modules || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if (!in || size < word * 8 || tshi_module_load_word(in, 0) != tshi_module_magic())
+    if (!in || size < word * 8 || tshi_module_load_word(in, 0) != tshi_module_magic)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_set_rng_state: %llu bytes are no state that tsh_rng_state wrote",
                         in ? (unsigned long long)size : 0ull);
@@ -15712,28 +15702,18 @@ static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *
     const tsh_layout *own = &module->param[0]->layout;
     int table = module->kind->layouts == tshi_nn_embedding_layouts; /* (count, dim) */
     tsh_plan_rule rule = *wanted;
-    tshi_choice choice;
     char text[TSHI_TEXT_SIZE];
-    if (own->kind != TSH_SHARDED) {
-        (void)tsh_parallelize(module, wanted, 1);
-        return tshi_module_finish(module);
+    if (own->kind == TSH_SHARDED) {
+        rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
+        rule.segments = own->segments;
+        rule.cut = own->segment;
+        if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style)
+            (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
+                           "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
+                           module->kind->name, module->path, tshi_parallel_style(wanted->style),
+                           module->param[0]->path, tsh_layout_text(own, text, sizeof text));
     }
-    rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
-    if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style) {
-        (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
-                       "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
-                       module->kind->name, module->path, tshi_parallel_style(wanted->style),
-                       module->param[0]->path, tsh_layout_text(own, text, sizeof text));
-        return tshi_module_finish(module);
-    }
-    memset(&choice, 0, sizeof choice);
-    choice.module = module;
-    choice.rule[TSHI_PARALLEL_STYLE] = &rule;
-    if (table)
-        choice.layout[0] = *own;
-    else
-        tshi_nn_linear_shard(module, *own, own->dim, choice.layout);
-    tshi_parallel_apply(&choice);
+    (void)tsh_parallelize(module, &rule, 1);
     return tshi_module_finish(module);
 }
 
@@ -17450,14 +17430,12 @@ static void tshi_pipeline_compare(const tsh_pipeline *p) {
     const int same[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
                          p->desc.weight != NULL};
     uint64_t hash = tshi_rng_hash(tshi_module_count(p->ctx), same, sizeof same);
-    int64_t both[2];
+    int agree;
     hash = tshi_rng_hash(hash, p->counts, sizeof *p->counts * ((size_t)p->last + 1));
     hash = tshi_rng_hash(hash, p->container->path, strlen(p->container->path));
-    both[0] = (int64_t)(hash >> 1);
-    both[1] = -both[0]; /* the maximum of -x is the minimum of x */
-    (void)tshi_error_comm(p->ctx, tsh_allreduce(&p->ctx->world, both, 2, TSH_I64, TSH_MAX),
+    (void)tshi_error_comm(p->ctx, tshi_module_same(&p->ctx->world, hash, &agree),
                           "tsh_pipeline_new");
-    if (p->ctx->error.code == TSH_OK && both[0] != -both[1])
+    if (p->ctx->error.code == TSH_OK && !agree)
         (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
                        "tsh_pipeline_new: ranks differ in their micro-batches, schedule, counts, "
                        "weights or modules");
