@@ -16369,17 +16369,14 @@ static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to)
 /* Returns the sum of squares of n elements; 0 and an error without memory. */
 static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
+    tshi_squares all = {x, n, NULL, tshi_optim_squares[ctx->isa]};
     tshi_block *scratch;
-    tshi_squares all;
     double sum = 0;
     int64_t i;
     if (!n) return 0;
     scratch = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
     if (!scratch) return 0;
-    all.x = x;
-    all.n = n;
     all.sums = (double *)tshi_mem_data(scratch);
-    all.kernel = tshi_optim_squares[ctx->isa];
     tshi_team_run(tshi_team_pieces(ctx, blocks, 1), blocks, 1, tshi_optim_sum_part, &all);
     for (i = 0; i < blocks; i++) sum += all.sums[i];
     tshi_mem_drop(ctx, scratch);
@@ -16654,62 +16651,45 @@ static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t 
 /* Runs an update's kernel over the elements of t that this rank updates. */
 static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tshi_operand *x,
                            const void *params) {
-    tshi_optim_work work;
-    int64_t count = tshi_optim_count(t), rows = t->sparse ? t->local[0] : count;
+    const int32_t *marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
+    const int64_t count = tshi_optim_count(t), rows = marks ? t->local[0] : count;
+    tshi_optim_work work = {kernel, x, params, marks, 1};
     if (!count) return;
-    work.kernel = kernel;
-    work.x = x;
-    work.params = params;
-    work.marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
     work.width = count / rows;
-    tshi_team_run(tshi_kernel_pieces(t->ctx, rows, work.width), rows, t->sparse ? 1 : 16,
+    tshi_team_run(tshi_kernel_pieces(t->ctx, rows, work.width), rows, marks ? 1 : 16,
                   tshi_optim_update_part, &work);
-}
-
-/* One parameter's update by SGD. */
-static void tshi_optim_update_sgd(const tsh_optim *optim, tshi_moments *each, double clip,
-                                  tshi_operand *x) {
-    const tsh_optim_desc *d = &optim->desc;
-    tsh_tensor *t = each->param;
-    tshi_sgd p;
-    p.clip = clip;
-    p.decay = each->weight_decay;
-    p.lr = d->lr * each->lr_scale;
-    p.momentum = d->momentum;
-    p.nesterov = d->nesterov;
-    if (d->momentum > 0 && !tshi_optim_moment(t, &each->first)) return;
-    if (d->momentum > 0) x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
-    tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &p);
 }
 
 /* One parameter's update. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
-    const double lr = d->lr * each->lr_scale;
+    const double lr = d->lr * each->lr_scale, decay = each->weight_decay;
+    tshi_sgd sgd = {clip, decay, lr, d->momentum, d->nesterov};
+    tshi_adam p = {clip, decay, 1, d->beta1, d->beta2, 0, 0, d->eps};
     tshi_operand x[TSHI_OPTIM_OPERANDS];
-    tshi_adam p;
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
     x[TSHI_OPTIM_GRAD] = tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1);
     x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_reals(NULL, 1);
     tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
     tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
     each->steps++;
+    if (d->kind != TSH_SGD || d->momentum > 0) {
+        if (!tshi_optim_moment(t, &each->first)) return;
+        x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
+    }
     if (d->kind == TSH_SGD) {
-        tshi_optim_update_sgd(optim, each, clip, x);
+        tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &sgd);
         return;
     }
-    if (!tshi_optim_moment(t, &each->first) || !tshi_optim_moment(t, &each->second)) return;
-    x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
+    if (!tshi_optim_moment(t, &each->second)) return;
     x[TSHI_OPTIM_SECOND].data = tshi_tensor_at(each->second);
-    p.clip = clip;
-    p.decay = d->kind == TSH_ADAMW ? 0 : each->weight_decay;
-    p.keep = d->kind == TSH_ADAMW ? 1 - lr * each->weight_decay : 1;
-    p.b1 = d->beta1;
-    p.b2 = d->beta2;
+    if (d->kind == TSH_ADAMW) {
+        p.decay = 0;
+        p.keep = 1 - lr * decay;
+    }
     p.step = lr / (1 - pow(d->beta1, (double)each->steps));
     p.root = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
-    p.eps = d->eps;
     if (t->sparse) { /* torch.optim.SparseAdam adds eps to sqrt(v) as it is */
         p.step /= p.root;
         p.root = 1;
@@ -16717,19 +16697,18 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
 }
 
-/* Checks a description; 0 and an error if a value is out of range. */
-static int tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
+/* Checks a description: an error if a value is out of range. */
+static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
     if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
         d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
         d->eps >= TSH_ZERO && d->weight_decay >= 0 && d->clip_norm >= 0)
-        return 1;
-    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                   "tsh_optim_new: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, "
-                   "weight_decay %g, clip_norm %g: none may be below 0 (for 0 itself where 0 is "
-                   "the default: TSH_ZERO), betas are below 1",
-                   (int)d->kind, d->lr, d->momentum, d->beta1, d->beta2, d->eps, d->weight_decay,
-                   d->clip_norm);
-    return 0;
+        return TSH_OK;
+    return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                    "tsh_optim_new: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, "
+                    "weight_decay %g, clip_norm %g: none may be below 0 (for 0 itself where 0 is "
+                    "the default: TSH_ZERO), betas are below 1",
+                    (int)d->kind, d->lr, d->momentum, d->beta1, d->beta2, d->eps, d->weight_decay,
+                    d->clip_norm);
 }
 
 TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
@@ -16738,7 +16717,8 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     tsh_optim *optim;
     tsh_tensor *param;
     size_t slots = 0;
-    if (!ctx || ctx->error.code != TSH_OK || (desc && !tshi_optim_check(ctx, desc))) return NULL;
+    if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK))
+        return NULL;
     optim = (tsh_optim *)tshi_mem_book(ctx, &ctx->books, sizeof *optim);
     if (!optim) return NULL;
     if (desc) optim->desc = *desc;
@@ -16815,33 +16795,30 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
 }
 
 /* Clips and updates; with a norm that is not finite, skips the step and logs that. */
-static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
-    double norm, clip;
-    if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return ctx->error.code;
+static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
+    double norm, max = optim->desc.clip_norm;
+    if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return;
     optim->info.norm = norm;
-    if (!(norm <= DBL_MAX)) {
-        optim->info.skipped++;
-        tsh_log_message(
-            &ctx->logger,
-            "tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
-            (long long)optim->info.skipped, norm);
-        return TSH_OK;
+    if (norm <= DBL_MAX) {
+        tshi_optim_update_all(ctx, optim, max > 0 ? tshi_optim_clip_factor(norm, max) : 1);
+        optim->info.steps++;
+        return;
     }
-    clip = optim->desc.clip_norm > 0 ? tshi_optim_clip_factor(norm, optim->desc.clip_norm) : 1;
-    tshi_optim_update_all(ctx, optim, clip);
-    optim->info.steps++;
-    return ctx->error.code;
+    optim->info.skipped++;
+    tsh_log_message(
+        &ctx->logger,
+        "tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
+        (long long)optim->info.skipped, norm);
 }
 
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
-    tsh_result result;
     int64_t begin;
     if (!ctx) return TSH_ERR_ARGUMENT;
     begin = tshi_trace_start(ctx);
-    result = tshi_optim_step(ctx, optim);
+    tshi_optim_step(ctx, optim);
     if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "tsh_optim_step", begin, 0);
-    return result;
+    return ctx->error.code;
 }
 
 TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
@@ -16876,10 +16853,15 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
  * whose backward sends the gradient back. Sends do not block until a send queue is full; receives
  * block. No deadlock: a rank receives from each neighbour in the order in which that one sends, and
  * no send waits for one to the other neighbour. */
-enum {
-    TSHI_PIPELINE_HEAD = 6 + TSH_MAX_DIMS + 2 * TSH_MAX_SEGMENTS, /* words that describe a tensor */
-    TSHI_PIPELINE_SENDS = 16 /* sends in flight to each of 2 neighbours; a comm's limit is 64 */
-};
+enum { TSHI_PIPELINE_SENDS = 16 }; /* in flight to each of 2 neighbours; a comm's limit is 64 */
+
+/* Describes a tensor to the next stage; sent as 64-bit words. */
+typedef struct tshi_message {
+    int64_t dtype, requires_grad, ndim, kind, cut, segments; /* layout: kind, dim, segments */
+    int64_t dim[TSH_MAX_DIMS];
+    tsh_segment segment[TSH_MAX_SEGMENTS];
+} tshi_message;
+enum { TSHI_PIPELINE_WORDS = sizeof(tshi_message) / sizeof(int64_t) };
 
 /* Sends in flight to one neighbour, oldest first in a ring; each keeps its values alive. */
 typedef struct tshi_send_queue {
@@ -16978,26 +16960,15 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
 /* Sends y to the next stage: its description, then this rank's shard. */
 static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
-    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, TSHI_PIPELINE_HEAD * sizeof(int64_t));
-    tshi_block *packed;
-    int64_t *word;
+    tshi_message head = {y->dtype, !ctx->tape.no_grad && y->base->requires_grad, y->ndim,
+                         y->layout.kind, y->layout.dim, y->layout.segments, {0}, {{0, 0}}};
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, sizeof head), *packed;
     void *data;
-    int i;
     if (!block) return;
-    word = (int64_t *)tshi_mem_data(block);
-    word[0] = y->dtype;
-    word[1] = !ctx->tape.no_grad && y->base->requires_grad;
-    word[2] = y->ndim;
-    word[3] = y->layout.kind;
-    word[4] = y->layout.dim;
-    word[5] = y->layout.segments;
-    word += 6;
-    for (i = 0; i < TSH_MAX_DIMS; i++) *word++ = i < y->ndim ? y->dim[i] : 0;
-    for (i = 0; i < TSH_MAX_SEGMENTS; i++) {
-        *word++ = y->layout.segment[i].length;
-        *word++ = y->layout.segment[i].unit;
-    }
-    tshi_pipeline_send(p, p->stage + 1, block, tshi_mem_data(block), TSHI_PIPELINE_HEAD, TSH_I64);
+    memcpy(head.dim, y->dim, (size_t)y->ndim * sizeof *y->dim);
+    memcpy(head.segment, y->layout.segment, sizeof head.segment);
+    memcpy(tshi_mem_data(block), &head, sizeof head);
+    tshi_pipeline_send(p, p->stage + 1, block, tshi_mem_data(block), TSHI_PIPELINE_WORDS, TSH_I64);
     data = tshi_kernel_packed(y, &packed);
     if (data && !packed) {
         packed = y->block;
@@ -17030,28 +17001,24 @@ static const tshi_op tshi_pipeline_op = {
 
 /* Receives a tensor from the previous stage, and records it unless micro is NULL. */
 static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro) {
-    int64_t head[TSHI_PIPELINE_HEAD], *word = head + 6;
+    tshi_message head;
     tsh_layout layout = tsh_replicated();
     tsh_shape shape = tsh_shape0();
     tshi_node *node;
     tsh_tensor *x;
-    int i;
-    if (tshi_pipeline_receive(p, p->stage - 1, head, TSHI_PIPELINE_HEAD, TSH_I64) != TSH_OK)
+    if (tshi_pipeline_receive(p, p->stage - 1, &head, TSHI_PIPELINE_WORDS, TSH_I64) != TSH_OK)
         return NULL;
-    shape.ndim = (int)head[2];
-    layout.kind = (tsh_layout_kind)head[3];
-    layout.dim = (int)head[4];
-    layout.segments = (int)head[5];
-    for (i = 0; i < TSH_MAX_DIMS; i++) shape.dim[i] = *word++;
-    for (i = 0; i < TSH_MAX_SEGMENTS; i++) {
-        layout.segment[i].length = *word++;
-        layout.segment[i].unit = *word++;
-    }
-    x = tshi_tensor_out(p->ctx, "tsh_pipeline", (tsh_dtype)head[0], &shape, &layout);
+    shape.ndim = (int)head.ndim;
+    memcpy(shape.dim, head.dim, sizeof head.dim);
+    layout.kind = (tsh_layout_kind)head.kind;
+    layout.dim = (int)head.cut;
+    layout.segments = (int)head.segments;
+    memcpy(layout.segment, head.segment, sizeof head.segment);
+    x = tshi_tensor_out(p->ctx, "tsh_pipeline", (tsh_dtype)head.dtype, &shape, &layout);
     if (!x || tshi_pipeline_receive(p, p->stage - 1, tshi_tensor_at(x), tsh_local_numel(x),
                                     x->dtype) != TSH_OK)
         return NULL;
-    if (!micro || !head[1]) return x;
+    if (!micro || !head.requires_grad) return x;
     node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, sizeof(tshi_receipt));
     if (!node) return NULL;
     ((tshi_receipt *)node->params)->pipeline = p;
@@ -17345,8 +17312,8 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 
 /* -- assigning layers to stages ------------------------------------------------- */
 
-/* Decides how many children each stage gets; 0 and an error if they do not divide. */
-static int tshi_pipeline_partition(tsh_pipeline *p) {
+/* Decides how many children each stage gets; an error if they do not divide. */
+static tsh_result tshi_pipeline_partition(tsh_pipeline *p) {
     const tsh_module *child;
     const char *path = p->container->path;
     const int *counts = p->desc.counts;
@@ -17355,27 +17322,23 @@ static int tshi_pipeline_partition(tsh_pipeline *p) {
     for (child = p->container->first; child; child = child->next) children++;
     for (s = 0; s < stages; s++) {
         p->counts[s] = counts ? counts[s] : children / stages;
-        if (p->counts[s] < 1) break;
+        if (p->counts[s] < 1)
+            return tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                            "tsh_pipeline_new: stage %d of %d would have %d of the %d children of "
+                            "\"%s\"; each takes one or more",
+                            s, stages, p->counts[s], children, path);
         sum += p->counts[s];
     }
-    if (s == stages && sum == children) return 1;
-    if (s < stages)
-        (void)tsh_fail(
-            p->ctx, TSH_ERR_ARGUMENT,
-            "tsh_pipeline_new: stage %d of %d would have %d of the %d children of \"%s\"; "
-            "each takes one or more",
-            s, stages, p->counts[s], children, path);
-    else if (counts)
-        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
-                       "tsh_pipeline_new: the counts of %d stages add up to %d, but \"%s\" has %d "
-                       "children",
-                       stages, sum, path, children);
-    else
-        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
-                       "tsh_pipeline_new: the %d children of \"%s\" do not divide into %d stages; "
-                       "say in .counts how many each stage takes",
-                       children, path, stages);
-    return 0;
+    if (sum == children) return TSH_OK;
+    if (counts)
+        return tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                        "tsh_pipeline_new: the counts of %d stages add up to %d, but \"%s\" has %d "
+                        "children",
+                        stages, sum, path, children);
+    return tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                    "tsh_pipeline_new: the %d children of \"%s\" do not divide into %d stages; "
+                    "say in .counts how many each stage takes",
+                    children, path, stages);
 }
 
 /* Sets the stage of every module, and finds this stage's first child. Modules before the container
@@ -17497,7 +17460,7 @@ static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
     p->stage = ctx->pp.rank;
     p->last = ctx->pp.size - 1;
     p->counts = (int *)tshi_mem_book(ctx, &ctx->books, bytes);
-    if (!p->counts || !tshi_pipeline_partition(p) || !tshi_pipeline_slots(p)) return;
+    if (!p->counts || tshi_pipeline_partition(p) != TSH_OK || !tshi_pipeline_slots(p)) return;
     if (before && (before->container != p->container || memcmp(before->counts, p->counts, bytes)))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_pipeline_new: the children of \"%s\" are dealt to the stages already, "
