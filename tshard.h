@@ -15363,24 +15363,23 @@ static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
     return tshi_parallel_match(rule->path, tshi_module_below(root, m));
 }
 
-/* Chooses module m's rules; 0 and an error if two of one purpose apply. */
-static int tshi_parallel_choose(const tsh_module *root, tsh_module *m, const tsh_plan_rule *rules,
-                                int count, tshi_choice *choice) {
+/* Chooses module m's rules; an error if two of one purpose apply. */
+static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
+                                       const tsh_plan_rule *rules, int count,
+                                       tshi_choice *choice) {
     int i, purpose;
     memset(choice, 0, sizeof *choice);
     choice->module = m;
     for (i = 0; i < count; i++) {
         if (!tshi_parallel_applies(root, m, &rules[i])) continue;
         purpose = tshi_parallel_purpose(&rules[i]);
-        if (choice->rule[purpose]) {
-            (void)tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
-                           "tsh_parallelize: rules \"%s\" and \"%s\" both match \"%s\"",
-                           choice->rule[purpose]->path, rules[i].path, m->path);
-            return 0;
-        }
+        if (choice->rule[purpose])
+            return tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
+                            "tsh_parallelize: rules \"%s\" and \"%s\" both match \"%s\"",
+                            choice->rule[purpose]->path, rules[i].path, m->path);
         choice->rule[purpose] = &rules[i];
     }
-    return 1;
+    return TSH_OK;
 }
 
 /* Returns what is wrong with a rule whatever the model; NULL: nothing. */
@@ -15398,31 +15397,29 @@ static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     return NULL;
 }
 
-/* Checks that every rule was chosen for some module; 0 and an error with similar names if not. */
-static int tshi_parallel_check_rules(tsh_module *root, const tsh_plan_rule *rules, int count,
-                                     const tshi_choice *choices, int n) {
-    char similar[TSH_MESSAGE_SIZE / 2];
-    int i, c, matched;
-    for (i = 0; i < count; i++) {
-        const tsh_plan_rule *rule = &rules[i];
-        for (matched = c = 0; c < n && !matched; c++)
-            matched = choices[c].rule[tshi_parallel_purpose(rule)] == rule;
-        if (matched) continue;
-        similar[0] = '\0';
-        tshi_module_suggest(root, rule->path, similar, sizeof similar);
-        (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
-                       "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
-                       rule->path, similar);
-        return 0;
-    }
-    return 1;
+/* Returns how many of the n modules a rule was chosen for. */
+static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *choices, int n) {
+    int c, matched = 0;
+    for (c = 0; c < n; c++) matched += choices[c].rule[tshi_parallel_purpose(rule)] == rule;
+    return matched;
+}
+
+/* Checks that a rule was chosen for some module: an error with similar names if not. */
+static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
+                                           const tshi_choice *choices, int n) {
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
+    if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
+    tshi_module_suggest(root, rule->path, similar, sizeof similar);
+    return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
+                    "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
+                    rule->path, similar);
 }
 
 /* -- checking --------------------------------------------------------------- */
 
-/* Fills in the layouts that a choice gives its module's parameters; 0 and an error if they do not
- * fit the shapes, or would change under ops that are recorded. */
-static int tshi_parallel_layouts(tshi_choice *choice) {
+/* Fills in the layouts that a choice gives its module's parameters: an error if they do not fit the
+ * shapes, or would change under ops that are recorded. */
+static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
     char text[TSHI_TEXT_SIZE];
@@ -15433,72 +15430,68 @@ static int tshi_parallel_layouts(tshi_choice *choice) {
         const tsh_tensor *t = m->param[i];
         if (!t) continue;
         if (!tshi_layout_resolve(&choice->layout[i], t->ndim, t->dim))
-            (void)tsh_fail(
+            return tsh_fail(
                 m->ctx, TSH_ERR_LAYOUT,
                 "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %lld",
                 t->path, tshi_tensor_text(t, text), rule && rule->segments ? rule->segments : 1,
                 rule && rule->unit ? (long long)rule->unit : 1ll);
-        else if (rule &&
-                 !tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) &&
-                 tshi_tensor_recorded(t))
-            (void)tsh_fail(m->ctx, TSH_ERR_STATE,
-                           "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end the "
-                           "step first: tsh_step_end",
-                           t->path);
-        if (m->ctx->error.code != TSH_OK) return 0;
+        if (rule && tshi_tensor_recorded(t) &&
+            !tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size))
+            return tsh_fail(m->ctx, TSH_ERR_STATE,
+                            "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end "
+                            "the step first: tsh_step_end",
+                            t->path);
     }
-    return 1;
+    return TSH_OK;
 }
 
-/* Checks that two choices give a parameter that they share one layout; 0 and an error if not. */
-static int tshi_parallel_check_tied(const tshi_choice *a, const tshi_choice *b) {
+/* Checks that two choices give a parameter that they share one layout: an error if not. */
+static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choice *b) {
     char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
     int i, j;
-    if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return 1;
+    if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return TSH_OK;
     for (i = 0; i < TSHI_MODULE_PARAMS; i++)
         for (j = 0; j < TSHI_MODULE_PARAMS; j++) {
             const tsh_tensor *t = a->module->param[i];
-            if (!t || t != b->module->param[j] ||
-                tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
-                continue;
-            (void)tsh_fail(t->ctx, TSH_ERR_LAYOUT,
-                           "tsh_parallelize: the tied parameter \"%s\" would be %s for \"%s\" "
-                           "and %s for \"%s\"",
-                           t->path, tsh_layout_text(&a->layout[i], text, sizeof text),
-                           a->module->path, tsh_layout_text(&b->layout[j], other, sizeof other),
-                           b->module->path);
-            return 0;
+            if (t && t == b->module->param[j] &&
+                !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
+                return tsh_fail(t->ctx, TSH_ERR_LAYOUT,
+                                "tsh_parallelize: the tied parameter \"%s\" would be %s for "
+                                "\"%s\" and %s for \"%s\"",
+                                t->path, tsh_layout_text(&a->layout[i], text, sizeof text),
+                                a->module->path,
+                                tsh_layout_text(&b->layout[j], other, sizeof other),
+                                b->module->path);
         }
-    return 1;
+    return TSH_OK;
 }
 
 /* Chooses and checks for all modules below root. Returns a block of *n choices, which the caller
- * releases; NULL and an error if the plan does not fit. */
+ * releases; an error, and a block of no use, if the plan does not fit. */
 static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
                                       int *n) {
+    const tsh_error *error = &root->ctx->error;
     tsh_module *m;
     tshi_block *block;
     tshi_choice *choices;
-    int i, j, good = 1;
+    int i, j;
     for (i = 0; i < count; i++)
-        if (tshi_parallel_flaw(&rules[i])) {
+        if (tshi_parallel_flaw(&rules[i]))
             (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT, "tsh_parallelize: rule %d, \"%.96s\", %s",
                            i, rules[i].path ? rules[i].path : "", tshi_parallel_flaw(&rules[i]));
-            return NULL;
-        }
     for (*n = 0, m = root; m; m = tshi_module_next(root, m)) (*n)++;
     block = tshi_mem_take(root->ctx, TSH_MEM_STEP, (size_t)*n * sizeof *choices);
-    if (!block) return NULL;
+    if (!block || error->code != TSH_OK) return block;
     choices = (tshi_choice *)tshi_mem_data(block);
-    for (i = 0, m = root; m && good; m = tshi_module_next(root, m), i++)
-        good = tshi_parallel_choose(root, m, rules, count, &choices[i]) &&
-               tshi_parallel_layouts(&choices[i]);
-    good = good && tshi_parallel_check_rules(root, rules, count, choices, *n);
-    for (i = 0; i < *n && good; i++)
-        for (j = 0; j < i && good; j++) good = tshi_parallel_check_tied(&choices[j], &choices[i]);
-    if (good) return block;
-    tshi_mem_drop(root->ctx, block);
-    return NULL;
+    for (i = 0, m = root; m; m = tshi_module_next(root, m), i++)
+        if (tshi_parallel_choose(root, m, rules, count, &choices[i]) != TSH_OK ||
+            tshi_parallel_layouts(&choices[i]) != TSH_OK)
+            return block;
+    for (i = 0; i < count && error->code == TSH_OK; i++)
+        (void)tshi_parallel_check_rule(root, &rules[i], choices, *n);
+    for (i = 0; i < *n && error->code == TSH_OK; i++)
+        for (j = 0; j < i; j++) (void)tshi_parallel_check_tied(&choices[j], &choices[i]);
+    return block;
 }
 
 /* -- applying --------------------------------------------------------------- */
@@ -15546,7 +15539,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     if (!module || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
     block = tshi_parallel_plan(module, rules, count, &n);
-    for (i = 0; block && i < n; i++)
+    for (i = 0; i < n && module->ctx->error.code == TSH_OK; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
     tshi_mem_drop(module->ctx, block);
     tshi_module_changed(module->ctx);
@@ -15572,19 +15565,17 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
                                              int count, FILE *file) {
     tshi_block *block;
     const tshi_choice *choices;
-    int i, c, n, matched;
+    int i, c, n;
     if (!module || !file || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
     block = tshi_parallel_plan(module, rules, count, &n);
-    if (!block) return module->ctx->error.code;
-    choices = (const tshi_choice *)tshi_mem_data(block);
-    for (i = 0; i < count; i++) {
-        int purpose = tshi_parallel_purpose(&rules[i]);
-        for (matched = c = 0; c < n; c++) matched += choices[c].rule[purpose] == &rules[i];
+    choices = block ? (const tshi_choice *)tshi_mem_data(block) : NULL;
+    for (i = 0; i < count && module->ctx->error.code == TSH_OK; i++) {
         (void)fprintf(file, "%-32s %-14s %3d matched:", rules[i].path,
-                      tshi_parallel_style(rules[i].style), matched);
+                      tshi_parallel_style(rules[i].style),
+                      tshi_parallel_matched(&rules[i], choices, n));
         for (c = 0; c < n; c++)
-            if (choices[c].rule[purpose] == &rules[i])
+            if (tshi_parallel_matched(&rules[i], &choices[c], 1))
                 (void)fprintf(file, " %s", tshi_module_below(module, choices[c].module));
         (void)fprintf(file, "\n");
     }
@@ -15592,50 +15583,45 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
     return tshi_parallel_written(module->ctx, "tsh_plan_report", file);
 }
 
-/* The totals of a summary. */
-typedef struct tshi_totals {
-    int64_t parameters, local;
-    size_t bytes;
-} tshi_totals;
-
-/* Writes one parameter's line and adds it to the totals, unless it is tied to an earlier one. */
-static void tshi_parallel_line(tsh_module *root, const tshi_walk *at, const tsh_tensor *t,
-                               tshi_totals *sum, FILE *file) {
+/* Writes one parameter's line. Returns 1 if this rank holds it, not tied to an earlier one. */
+static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, const tsh_tensor *t,
+                              FILE *file) {
     char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
     const char *below = tshi_module_below(root, at->module);
-    size_t bytes = (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype);
+    const int first = tshi_module_first(root, at);
     (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "",
                    at->module->param_name[at->slot]);
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, at->module->kind->name,
                   tshi_tensor_sizes(t->dim, t->ndim, global),
                   tsh_layout_text(&t->layout, lay, sizeof lay),
                   tshi_tensor_sizes(t->local, t->ndim, local));
-    if (!tshi_module_first(root, at)) {
+    if (!first)
         (void)fprintf(file, " as %s\n", t->path);
-        return;
-    }
-    if (t->absent) {
+    else if (t->absent)
         (void)fprintf(file, " on stage %d\n", t->stage - 1);
-        return;
-    }
-    (void)fprintf(file, " %llu\n", (unsigned long long)bytes);
-    sum->parameters += tsh_numel(t);
-    sum->local += tsh_local_numel(t);
-    sum->bytes += bytes;
+    else
+        (void)fprintf(file, " %llu\n",
+                      (unsigned long long)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
+    return first && !t->absent;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
-    tshi_totals sum = {0, 0, 0};
+    int64_t total = 0, local = 0;
+    unsigned long long bytes = 0;
     tshi_walk at = {NULL, 0};
     const tsh_tensor *param;
     if (!module || !file) return TSH_ERR_ARGUMENT;
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s %s\n", "parameter", "kind", "global shape",
                   "layout", "local shape", "bytes");
-    while ((param = tshi_module_step(module, &at)) != NULL)
-        tshi_parallel_line(module, &at, param, &sum, file);
+    while ((param = tshi_module_step(module, &at)) != NULL) {
+        if (!tshi_parallel_line(module, &at, param, file)) continue;
+        total += tsh_numel(param);
+        local += tsh_local_numel(param);
+        bytes += (unsigned long long)tsh_local_numel(param) * tsh_dtype_size(param->dtype);
+    }
     (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n",
-                  (long long)sum.parameters, module->ctx->tp.rank, module->ctx->tp.size,
-                  (long long)sum.local, (unsigned long long)sum.bytes);
+                  (long long)total, module->ctx->tp.rank, module->ctx->tp.size, (long long)local,
+                  bytes);
     return tshi_parallel_written(module->ctx, "tsh_summary", file);
 }
 
