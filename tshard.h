@@ -14348,8 +14348,8 @@ static tsh_tensor *tshi_module_input(const tshi_node *node, int i) {
 }
 
 /* Checks that recomputed ops read no outer tensor with a gradient, other than the checkpoint's
- * inputs: the all-reduce of its gradient might have been started already. 0 and an error if so. */
-static int tshi_module_check_inputs(const tshi_node *node) {
+ * inputs: the all-reduce of its gradient might have been started already. An error if so. */
+static tsh_result tshi_module_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     const tshi_node *inner;
     int i, k;
@@ -14358,14 +14358,13 @@ static int tshi_module_check_inputs(const tshi_node *node) {
             const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
             if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
-            if (k < node->n) continue;
-            (void)tsh_fail(ctx, TSH_ERR_STATE,
-                           "tsh_checkpoint: the forward reads what %s gave, which wants a "
-                           "gradient, but is none of its inputs; make it one",
-                           base->node->op->name);
-            return 0;
+            if (k == node->n)
+                return tsh_fail(ctx, TSH_ERR_STATE,
+                                "tsh_checkpoint: the forward reads what %s gave, which wants a "
+                                "gradient, but is none of its inputs; make it one",
+                                base->node->op->name);
         }
-    return 1;
+    return TSH_OK;
 }
 
 /* Backward of a checkpoint: gives the recomputed output y the gradient of the checkpoint's output
@@ -14374,16 +14373,13 @@ static int tshi_module_check_inputs(const tshi_node *node) {
 static void tshi_module_backward(tshi_node *node, tsh_tensor *y) {
     tsh_ctx *ctx = y->ctx;
     tsh_tensor *out = node->out, *base = y->base;
-    const tshi_accumulator *from[2];
-    tshi_accumulator *to[2];
+    const int as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
+                         base->depth < ctx->depth;
+    const tshi_accumulator *from[2] = {&out->gr, &out->gp};
+    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr};
     tshi_dest dest;
-    int i, as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
-                      base->depth < ctx->depth;
+    int i;
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return;
-    from[0] = &out->gr;
-    from[1] = &out->gp;
-    to[0] = &base->gr;
-    to[1] = as_it_is ? &base->gp : &base->gr;
     if (out->gp.live && !as_it_is)
         (void)tshi_error_comm(ctx,
                               tsh_allreduce(&ctx->tp, tshi_mem_data(out->gp.block),
@@ -14421,7 +14417,7 @@ static void tshi_module_recompute(tshi_node *node) {
     for (i = 0; i < node->n; i++) x[i] = tshi_module_input(node, i);
     if (ctx->error.code == TSH_OK) y = tshi_module_run_checked(replay->module, x, node->n);
     tshi_module_restore_counts(ctx, now);
-    if (y && tshi_module_check_inputs(node)) tshi_module_backward(node, y);
+    if (y && tshi_module_check_inputs(node) == TSH_OK) tshi_module_backward(node, y);
     tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
@@ -14837,11 +14833,12 @@ static int tshi_module_distance(const char *a, const char *b) {
     return row[n];
 }
 
-/* Returns a module's path relative to root; "" for root itself. */
-static const char *tshi_module_below(const tsh_module *root, const tsh_module *module) {
+/* Returns a module's or parameter's path relative to root: "" for root itself, the whole path of a
+ * tied parameter from elsewhere. */
+static const char *tshi_module_below(const tsh_module *root, const char *path) {
     size_t n = strlen(root->path);
-    const char *path = module->path;
-    return module == root ? "" : n ? path + n + 1 : path;
+    if (!n || strncmp(path, root->path, n) != 0 || (path[n] && path[n] != '.')) return path;
+    return path + n + (path[n] == '.');
 }
 
 /* Appends the three paths below root that are nearest to `path`: "did you mean". */
@@ -14852,7 +14849,7 @@ static void tshi_module_suggest(tsh_module *root, const char *path, char *text, 
     for (shown = 0; shown < 3; shown++) {
         min = INT_MAX;
         for (module = root; module; module = tshi_module_next(root, module)) {
-            distance = tshi_module_distance(path, tshi_module_below(root, module));
+            distance = tshi_module_distance(path, tshi_module_below(root, module->path));
             if (module == root || distance >= min || module == best[0] || module == best[1])
                 continue;
             best[shown] = module;
@@ -14860,7 +14857,7 @@ static void tshi_module_suggest(tsh_module *root, const char *path, char *text, 
         }
         if (!best[shown]) break;
         tshi_base_append(text, size, "%s \"%s\"", shown ? "," : "",
-                         tshi_module_below(root, best[shown]));
+                         tshi_module_below(root, best[shown]->path));
     }
     if (!shown) tshi_base_append(text, size, " no modules");
 }
@@ -15360,7 +15357,7 @@ static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
         !(m->kind->styles >> rule->style & 1u))
         return 0;
     if (rule->kind && strcmp(rule->kind, m->kind->name) != 0) return 0;
-    return tshi_parallel_match(rule->path, tshi_module_below(root, m));
+    return tshi_parallel_match(rule->path, tshi_module_below(root, m->path));
 }
 
 /* Chooses module m's rules; an error if two of one purpose apply. */
@@ -15576,7 +15573,7 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
                       tshi_parallel_matched(&rules[i], choices, n));
         for (c = 0; c < n; c++)
             if (tshi_parallel_matched(&rules[i], &choices[c], 1))
-                (void)fprintf(file, " %s", tshi_module_below(module, choices[c].module));
+                (void)fprintf(file, " %s", tshi_module_below(module, choices[c].module->path));
         (void)fprintf(file, "\n");
     }
     tshi_mem_drop(module->ctx, block);
@@ -15587,7 +15584,7 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
 static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, const tsh_tensor *t,
                               FILE *file) {
     char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
-    const char *below = tshi_module_below(root, at->module);
+    const char *below = tshi_module_below(root, at->module->path);
     const int first = tshi_module_first(root, at);
     (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "",
                    at->module->param_name[at->slot]);
@@ -16173,7 +16170,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
                                 "fuses %d parts in \"%s\"; a layer has at most %d", n, path,
                                 TSH_MAX_SEGMENTS);
     *rule = tshi_parallel_rule(layer->replace == TSH_PLAIN ? style : layer->replace);
-    rule->path = tshi_module_below(pass->root, m);
+    rule->path = tshi_module_below(pass->root, m->path);
     rule->segments = n;
     if (layer->heads && (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE) &&
         m->kind->layouts && m->param[0]) {
@@ -16231,8 +16228,8 @@ static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) 
     int blocks = 0;
     for (p = family; p; p = p->next)
         for (m = pass->root; m; m = tshi_module_next(pass->root, m)) {
-            if (!p->blocks || !tshi_parallel_match(p->blocks, tshi_module_below(pass->root, m)))
-                continue;
+            const char *path = tshi_module_below(pass->root, m->path);
+            if (!p->blocks || !tshi_parallel_match(p->blocks, path)) continue;
             blocks++;
             pass->policy = p;
             pass->block = m;
@@ -16729,23 +16726,16 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     return optim;
 }
 
-/* Returns a parameter's path below module, or its whole path if it is a tied one from elsewhere. */
-static const char *tshi_optim_below(const tsh_module *module, const tsh_tensor *param) {
-    size_t n = strlen(module->path);
-    if (!n || strncmp(param->path, module->path, n) != 0 || param->path[n] != '.')
-        return param->path;
-    return param->path + n + 1;
-}
-
 TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
                                    double weight_decay) {
     int i, matched = 0;
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
     for (i = 0; i < optim->count; i++) {
-        if (!tshi_parallel_match(pattern, tshi_optim_below(optim->module, optim->each[i].param)))
+        tshi_moments *each = &optim->each[i];
+        if (!tshi_parallel_match(pattern, tshi_module_below(optim->module, each->param->path)))
             continue;
-        optim->each[i].lr_scale = lr_scale;
-        optim->each[i].weight_decay = weight_decay;
+        each->lr_scale = lr_scale;
+        each->weight_decay = weight_decay;
         matched++;
     }
     if (matched) return TSH_OK;
@@ -16872,7 +16862,7 @@ struct tsh_pipeline {
     int stage, last;       /* this rank's stage, the last one */
     tsh_module *child;     /* the first child of this stage */
     int warmup, slots;     /* forwards before the first backward; max micro-batches under way */
-    tshi_micro **micro;    /* (slots): micro-batch k in slot k modulo slots */
+    tshi_micro *micro;     /* (slots): micro-batch k in slot k modulo slots */
     tshi_send_queue queue[2]; /* to the previous stage, to the next one */
     tshi_tie *ties;
     double total[2]; /* on the last stage: the sum of losses, the sum of what they count */
@@ -17082,7 +17072,7 @@ static void tshi_pipeline_add_loss(tsh_pipeline *p, tsh_tensor *loss, int k) {
 /* Runs the forward of micro-batch k on its own tape. */
 static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
-    tshi_micro *micro = p->micro[k % p->slots];
+    tshi_micro *micro = &p->micro[k % p->slots];
     tsh_tensor *last = ctx->handles.step.prev;
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);
@@ -17126,7 +17116,7 @@ static void tshi_pipeline_end(tshi_micro *micro) {
 /* Runs the backward of micro-batch k. */
 static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
-    tshi_micro *micro = p->micro[k % p->slots];
+    tshi_micro *micro = &p->micro[k % p->slots];
     tsh_tensor *last = ctx->handles.step.prev, *y = micro->out;
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);
@@ -17258,7 +17248,7 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tshi_pipeline_run(pipeline);
     tshi_error_tell(ctx); /* a peer may wait for what this rank will not send */
     tshi_pipeline_wait_sends(pipeline);
-    for (i = 0; i < pipeline->slots; i++) tshi_pipeline_end(pipeline->micro[i]);
+    for (i = 0; i < pipeline->slots; i++) tshi_pipeline_end(&pipeline->micro[i]);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
         if (tie->holds[pipeline->stage] && tie->param->requires_grad)
@@ -17424,24 +17414,25 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
     p->warmup = p->desc.schedule == TSH_PIPELINE_GPIPE ? m : p->last - p->stage;
     if (p->warmup > m) p->warmup = m;
     p->slots = p->warmup < m ? p->warmup + 1 : m;
-    p->micro = (tshi_micro **)tshi_mem_book(ctx, &ctx->books, (size_t)p->slots * sizeof *p->micro);
+    p->micro = (tshi_micro *)tshi_mem_book(ctx, &ctx->books, (size_t)p->slots * sizeof *p->micro);
     for (i = 0; i < p->slots && p->micro; i++) {
-        tshi_micro *micro = (tshi_micro *)tshi_mem_book(ctx, &ctx->books, sizeof *micro);
-        if (!micro) return 0;
-        tshi_tensor_ring(&micro->handles);
-        micro->next = ctx->micros;
-        ctx->micros = p->micro[i] = micro;
+        tshi_tensor_ring(&p->micro[i].handles);
+        p->micro[i].next = ctx->micros;
+        ctx->micros = &p->micro[i];
     }
     return p->micro != NULL;
 }
 
 /* Fills p in and, if it is the ctx's first pipeline, assigns the parameters to stages. */
-static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
-    tsh_ctx *ctx = p->ctx;
+static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
+                               const tsh_pipeline_desc *desc) {
+    tsh_ctx *ctx = container->ctx;
     const tsh_pipeline *before = ctx->pipeline;
+    const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
     tshi_walk at = {NULL, 0};
     tsh_tensor *param;
-    const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
+    p->ctx = ctx;
+    p->container = container;
     p->desc = *desc;
     p->stage = ctx->pp.rank;
     p->last = ctx->pp.size - 1;
@@ -17469,9 +17460,7 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
     tsh_pipeline *p;
     if (!ctx || ctx->error.code != TSH_OK || !tshi_pipeline_check(container, desc)) return NULL;
     p = (tsh_pipeline *)tshi_mem_book(ctx, &ctx->books, sizeof *p);
-    if (p) p->ctx = ctx;
-    if (p) p->container = container;
-    if (p) tshi_pipeline_make(p, desc);
+    if (p) tshi_pipeline_make(p, container, desc);
     return tsh_ok(ctx) ? p : NULL;
 }
 
