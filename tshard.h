@@ -14266,7 +14266,7 @@ static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
     return param;
 }
 
-/* Runs a module's forward. Inputs and output are redistributed as its PREPARE rules say. */
+/* Runs a module's forward. Inputs and output are redistributed as the rules of its plan say. */
 static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
     int i;
@@ -14278,6 +14278,7 @@ static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
         ready[i] = in[i] && module->prepare[i] ? tsh_redistribute(in[i], *module->prepare[i])
                                                : in[i];
     y = module->kind->forward(module, module->prepared ? ready : in, n);
+    if (y && module->gives) y = tsh_redistribute(y, *module->gives);
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
 }
 
@@ -14292,16 +14293,11 @@ typedef struct tshi_module_calls {
 } tshi_module_calls;
 
 typedef struct tshi_rng_counts {
+    tsh_module *module;                  /* that is computed again with these counts */
     uint64_t randn_calls, dropout_calls; /* of the ctx */
     tshi_module_calls *each;             /* of all modules, in pre-order */
     size_t count;
 } tshi_rng_counts;
-
-/* What the node of a checkpoint keeps. */
-typedef struct tshi_replay {
-    tsh_module *module;
-    const tshi_rng_counts *counts; /* before the forward */
-} tshi_replay;
 
 static uint64_t tshi_module_count(tsh_ctx *ctx) {
     tsh_module *m;
@@ -14311,12 +14307,14 @@ static uint64_t tshi_module_count(tsh_ctx *ctx) {
 }
 
 /* Copies the counts into the tape's memory; NULL and an error: there is none. */
-static tshi_rng_counts *tshi_module_save_counts(tsh_ctx *ctx) {
+static tshi_rng_counts *tshi_module_save_counts(tsh_module *module) {
+    tsh_ctx *ctx = module->ctx;
     tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_book(
         ctx, &ctx->tape.arena,
         sizeof *counts + (size_t)tshi_module_count(ctx) * sizeof *counts->each);
     tsh_module *m;
     if (!counts) return NULL;
+    counts->module = module;
     counts->randn_calls = ctx->randn_calls;
     counts->dropout_calls = ctx->dropout_calls;
     counts->each = (tshi_module_calls *)(void *)(counts + 1);
@@ -14403,19 +14401,19 @@ static tsh_tensor *tshi_module_run_checked(tsh_module *module, tsh_tensor **in, 
 
 /* Backward of the checkpoint's node: recomputes the module, on a tape that holds nothing else. */
 static void tshi_module_recompute(tshi_node *node) {
-    const tshi_replay *replay = (const tshi_replay *)node->params;
+    const tshi_rng_counts *before = (const tshi_rng_counts *)node->params, *now;
     tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;
     tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL;
-    const tshi_rng_counts *now = tshi_module_save_counts(ctx);
     int i, no_grad = ctx->tape.no_grad;
+    now = tshi_module_save_counts(before->module);
     if (!now) return;
-    tshi_module_restore_counts(ctx, replay->counts);
+    tshi_module_restore_counts(ctx, before);
     ctx->tape.newest = NULL;
     ctx->tape.no_grad = 0;
     tsh_scope_begin(ctx);
     for (i = 0; i < node->n; i++) x[i] = tshi_module_input(node, i);
-    if (ctx->error.code == TSH_OK) y = tshi_module_run_checked(replay->module, x, node->n);
+    if (ctx->error.code == TSH_OK) y = tshi_module_run_checked(before->module, x, node->n);
     tshi_module_restore_counts(ctx, now);
     if (y && tshi_module_check_inputs(node) == TSH_OK) tshi_module_backward(node, y);
     tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
@@ -14428,7 +14426,7 @@ static void tshi_module_recompute(tshi_node *node) {
 static tsh_tensor *tshi_module_run_no_grad(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     tsh_tensor *y, form;
-    tshi_block *block;
+    tshi_block *block = NULL;
     tsh_scope_begin(ctx);
     tsh_no_grad_begin(ctx);
     y = tshi_module_run_checked(module, in, n);
@@ -14440,8 +14438,7 @@ static tsh_tensor *tshi_module_run_no_grad(tsh_module *module, tsh_tensor **in, 
         block->refs++;
     }
     tsh_scope_end(ctx);
-    if (!y) return NULL;
-    y = tshi_tensor_window(&form, block);
+    if (y) y = tshi_tensor_window(&form, block);
     tshi_mem_drop(ctx, block);
     return y;
 }
@@ -14470,9 +14467,8 @@ static const tshi_op tshi_module_checkpoint_op = {
 /* Runs a checkpointed module's forward and records one node for all of it. */
 static tsh_tensor *tshi_module_checkpoint(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    const tshi_rng_counts *counts;
+    tshi_rng_counts *counts;
     tsh_tensor *y;
-    tshi_replay *replay;
     tshi_node *node;
     int i, leaves;
     if (n > TSHI_MODULE_INPUTS)
@@ -14481,19 +14477,17 @@ static tsh_tensor *tshi_module_checkpoint(tsh_module *module, tsh_tensor **in, i
                                TSHI_MODULE_INPUTS, n);
     for (i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
-    counts = tshi_module_save_counts(ctx);
+    counts = tshi_module_save_counts(module);
     y = counts ? tshi_module_run_no_grad(module, in, n) : NULL;
     leaves = y ? tshi_module_trainable(module, NULL) : 0;
     if (!y || (!tshi_tape_records(ctx, in, n) && !leaves)) return y;
     /* all inputs marked: only the recomputation knows whose gradients are partial */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
-                         sizeof *replay + (size_t)leaves * sizeof *node->leaves);
+                         (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
-    replay = (tshi_replay *)node->params;
-    node->leaves = (tsh_tensor **)(void *)(replay + 1);
+    node->leaves = (tsh_tensor **)node->params;
     node->leaf_count = tshi_module_trainable(module, node->leaves);
-    replay->module = module;
-    replay->counts = counts;
+    node->params = counts;
     return y;
 }
 
@@ -15092,33 +15086,25 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
     return NULL;
 }
 
-/* Checks that input x has the layout that the plan declared, if it did; 0 and an error if not. */
-static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
+/* Returns the only input of a layer. Under TSH_SEQUENCE it is redistributed to S(1), or to the
+ * rule's input. NULL and an error if it has not the layout that the plan declared. */
+static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
     char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE];
-    tsh_layout takes;
-    if (!module->takes) return 1;
-    takes = *module->takes;
-    if (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
-        tshi_layout_equal(&takes, &x->layout, x->dim, module->ctx->tp.size))
-        return 1;
-    (void)tsh_fail(
+    tsh_layout takes = module->takes ? *module->takes : tsh_sharded(1);
+    tsh_tensor *x = in[0];
+    if (n != 1 || !x)
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_forward: takes one input, not %d%s", n,
+                               n == 1 ? " that is NULL" : "");
+    if (module->style == TSH_SEQUENCE) return tsh_redistribute(x, takes);
+    if (!module->takes || (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
+                           tshi_layout_equal(&takes, &x->layout, x->dim, x->ctx->tp.size)))
+        return x;
+    return tshi_error_null(
         module->ctx, TSH_ERR_LAYOUT,
         "tsh_forward: the input %s is not laid out as the plan declared, %s: "
         "tsh_redistribute(x, declared)",
         tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
-    return 0;
-}
-
-/* Returns the input of a layer that takes one; NULL and an error if there is none or more. */
-static tsh_tensor *tshi_nn_only_input(const tsh_module *module, tsh_tensor *const *in, int n) {
-    if (n == 1 && in[0]) return in[0];
-    return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward: takes one input, not %d%s",
-                           n, n == 1 ? " that is NULL" : "");
-}
-
-/* Redistributes the output as the plan says. */
-static tsh_tensor *tshi_nn_output(const tsh_module *module, tsh_tensor *y) {
-    return y && module->gives ? tsh_redistribute(y, *module->gives) : y;
 }
 
 /* Returns S(dim), with the segments and units of a rule. */
@@ -15169,10 +15155,10 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
 /* y (.., out) = x (.., in) w^T + bias, w (out, in). A weight sharded along out is column-parallel:
  * x is R, or S(seq) and gathered; along in, row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_only_input(module, in, n), *w = module->param[0], *b = module->param[1];
+    tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
     const tsh_layout *gives = module->gives;
     int column, regather;
-    if (!x || !tshi_nn_declared(module, x)) return NULL;
+    if (!x) return NULL;
     if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
     if (module->reversed) w = tsh_transpose(w, 0, 1);
     if (!w) return NULL;
@@ -15182,19 +15168,16 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
     if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
         (gives && tshi_tensor_axis(x, gives->dim) == x->ndim - 1))
         gives = NULL; /* the op itself only reduce-scatters rows of a row-parallel product */
-    return tshi_nn_output(module,
-                          tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather));
+    return tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather);
 }
 
 /* -- embedding -------------------------------------------------------------- */
 
 /* ids (..) -> (.., dim). Unless the plan says otherwise, a sharded table's output becomes R. */
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *ids = tshi_nn_only_input(module, in, n), *y;
-    if (!ids || !tshi_nn_declared(module, ids)) return NULL;
-    y = tsh_embedding(ids, module->param[0], &module->lookup);
-    if (module->gives || !y || module->param[0]->layout.kind != TSH_SHARDED)
-        return tshi_nn_output(module, y);
+    tsh_tensor *ids = tshi_nn_input(module, in, n), *w = module->param[0];
+    tsh_tensor *y = ids ? tsh_embedding(ids, w, &module->lookup) : NULL;
+    if (module->gives || !y || w->layout.kind != TSH_SHARDED) return y;
     return tsh_redistribute(y, tsh_replicated());
 }
 
@@ -15211,32 +15194,20 @@ static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_r
 
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 
-/* Returns the input of a layer that supports TSH_SEQUENCE: under that style it is redistributed to
- * S(1), or to the rule's input; else checked. NULL and an error if it does not fit. */
-static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_only_input(module, in, n);
-    if (x && module->style == TSH_SEQUENCE)
-        return tsh_redistribute(x, module->takes ? *module->takes : tsh_sharded(1));
-    return x && tshi_nn_declared(module, x) ? x : NULL;
-}
-
 /* x (.., dim) -> (.., dim), as all layers below. */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
-    if (!x) return NULL;
-    return tshi_nn_output(module,
-                          tsh_layer_norm(x, module->param[0], module->param[1], module->number));
+    return x ? tsh_layer_norm(x, module->param[0], module->param[1], module->number) : NULL;
 }
 
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
-    return x ? tshi_nn_output(module, tsh_rms_norm(x, module->param[0], module->number)) : NULL;
+    return x ? tsh_rms_norm(x, module->param[0], module->number) : NULL;
 }
 
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
-    if (x && !module->evaluating) x = tsh_dropout(x, module->number, module);
-    return tshi_nn_output(module, x);
+    return x && !module->evaluating ? tsh_dropout(x, module->number, module) : x;
 }
 
 /* Gives a norm its parameters: weight (dim) of ones and, unless no_bias, bias (dim) of zeros. */
