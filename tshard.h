@@ -14269,12 +14269,11 @@ static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
 /* Runs a module's forward. Inputs and output are redistributed as the rules of its plan say. */
 static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
-    int i;
     if (module->prepared && n != module->prepared)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                                "tsh_forward: got %d inputs, the plan prepares %d", n,
                                module->prepared);
-    for (i = 0; i < module->prepared; i++)
+    for (int i = 0; i < module->prepared; i++)
         ready[i] = in[i] && module->prepare[i] ? tsh_redistribute(in[i], *module->prepare[i])
                                                : in[i];
     y = module->kind->forward(module, module->prepared ? ready : in, n);
@@ -14300,9 +14299,8 @@ typedef struct tshi_rng_counts {
 } tshi_rng_counts;
 
 static uint64_t tshi_module_count(tsh_ctx *ctx) {
-    tsh_module *m;
     uint64_t n = 0;
-    for (m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
+    for (tsh_module *m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
     return n;
 }
 
@@ -14312,13 +14310,12 @@ static tshi_rng_counts *tshi_module_save_counts(tsh_module *module) {
     tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_book(
         ctx, &ctx->tape.arena,
         sizeof *counts + (size_t)tshi_module_count(ctx) * sizeof *counts->each);
-    tsh_module *m;
     if (!counts) return NULL;
     counts->module = module;
     counts->randn_calls = ctx->randn_calls;
     counts->dropout_calls = ctx->dropout_calls;
     counts->each = (tshi_module_calls *)(void *)(counts + 1);
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
         counts->each[counts->count].module = m;
         counts->each[counts->count++].dropout_calls = m->dropout_calls;
     }
@@ -14327,11 +14324,10 @@ static tshi_rng_counts *tshi_module_save_counts(tsh_module *module) {
 
 /* Sets the counts back; modules added since then had a count of 0. */
 static void tshi_module_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
-    tsh_module *m;
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
     ctx->dropout_calls = counts->dropout_calls;
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
         int known = i < counts->count && counts->each[i].module == m;
         m->dropout_calls = known ? counts->each[i++].dropout_calls : 0;
     }
@@ -14350,9 +14346,9 @@ static tsh_tensor *tshi_module_input(const tshi_node *node, int i) {
 static tsh_result tshi_module_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     const tshi_node *inner;
-    int i, k;
+    int k;
     for (inner = ctx->tape.newest; inner; inner = inner->older)
-        for (i = 0; i < inner->n; i++) {
+        for (int i = 0; i < inner->n; i++) {
             const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
             if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
@@ -14376,14 +14372,13 @@ static void tshi_module_backward(tshi_node *node, tsh_tensor *y) {
     const tshi_accumulator *from[2] = {&out->gr, &out->gp};
     tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr};
     tshi_dest dest;
-    int i;
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return;
     if (out->gp.live && !as_it_is)
         (void)tshi_error_comm(ctx,
                               tsh_allreduce(&ctx->tp, tshi_mem_data(out->gp.block),
                                             tsh_local_numel(out), TSH_REAL, TSH_SUM),
                               "tsh_backward: all-reduce of the gradient of a checkpoint's output");
-    for (i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
+    for (int i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
         if (from[i]->live && tshi_tape_open(y, to[i], &dest))
             tshi_tape_accumulate_at(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
                                     out->stride);
@@ -14470,12 +14465,12 @@ static tsh_tensor *tshi_module_checkpoint(tsh_module *module, tsh_tensor **in, i
     tshi_rng_counts *counts;
     tsh_tensor *y;
     tshi_node *node;
-    int i, leaves;
+    int leaves;
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_checkpoint: takes %d inputs at most, not %d",
                                TSHI_MODULE_INPUTS, n);
-    for (i = 0; i < n; i++)
+    for (int i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
     counts = tshi_module_save_counts(module);
     y = counts ? tshi_module_run_no_grad(module, in, n) : NULL;
@@ -14510,7 +14505,6 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
 
 /* Forward of a container: the user's function, or the children in order. */
 static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_module *child;
     tsh_tensor *x = in[0];
     if (module->forward) return module->forward(module, in, n, module->user);
     if (n != 1)
@@ -14518,7 +14512,8 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
                                "tsh_forward: a container without a forward takes one input, "
                                "not %d",
                                n);
-    for (child = module->first; child; child = child->next) x = tshi_module_call(child, &x, 1);
+    for (tsh_module *child = module->first; child; child = child->next)
+        x = tshi_module_call(child, &x, 1);
     return x;
 }
 
@@ -14535,18 +14530,17 @@ typedef struct tshi_line {
 static void tshi_module_line(const tsh_module *m, tshi_line *line) {
     const size_t size = sizeof line->text;
     char text[TSHI_TEXT_SIZE];
-    int i, k;
     memset(line, 0, sizeof *line);
     tshi_base_append(line->text, size, m->path[0] ? "\"%s\" %s" : "the root%s %s", m->path,
                      m->kind->name);
     line->number = m->number;
     if (m->number > 0) tshi_base_append(line->text, size, " (%.9g)", m->number);
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
         tshi_base_append(line->text, size, "%s %s %s %s", i ? "," : ":", m->param_name[i],
                          tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
-        for (k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
+        for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tshi_base_append(line->text, size, "%s%lld", k ? " + " : " of ",
                              (long long)param->layout.segment[k].length);
     }
@@ -14694,7 +14688,7 @@ TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
 /* Adds a child without parameters; NULL and an error for a bad or taken name. */
 static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const tshi_kind *kind) {
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
-    tsh_module *module, *other;
+    tsh_module *module;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
     tshi_module_changed(ctx);
     if (!name || !*name || strchr(name, '.') ||
@@ -14706,7 +14700,7 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
             kind->name, name ? name : "", parent->path, TSH_PATH_SIZE);
         return NULL;
     }
-    for (other = parent->first; other; other = other->next)
+    for (tsh_module *other = parent->first; other; other = other->next)
         if (strcmp(other->name, name) == 0) {
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: \"%s\" has a child \"%s\" already",
                            kind->name, parent->path, name);
@@ -14733,9 +14727,8 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
 static tsh_module *tshi_module_finish(tsh_module *module) {
     tsh_module *parent = module->parent, *before = parent->first;
     size_t n = strlen(module->path);
-    int i;
     if (module->ctx->error.code == TSH_OK) return module;
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             module->param[i]->path[n] == '.')
             tshi_tensor_end(module->param[i]);
@@ -14886,8 +14879,7 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
     const char *dot = strrchr(path, '.');
     tsh_module *m = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
-    int i;
-    for (i = 0; i < TSHI_MODULE_PARAMS && m; i++)
+    for (int i = 0; i < TSHI_MODULE_PARAMS && m; i++)
         if (m->param[i] && strcmp(m->param_name[i], dot ? dot + 1 : path) == 0) {
             *owner = m;
             return m->param[i];
@@ -14979,8 +14971,7 @@ TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
 }
 
 TSH_API void tsh_train(tsh_module *module, int on) {
-    tsh_module *m;
-    for (m = module; m; m = tshi_module_next(module, m)) m->evaluating = !on;
+    for (tsh_module *m = module; m; m = tshi_module_next(module, m)) m->evaluating = !on;
 }
 
 TSH_API void tsh_checkpoint(tsh_module *module, int on) {
@@ -15008,15 +14999,13 @@ static const uint64_t tshi_module_magic = 0x3130676E72687374u;
 
 /* Stores word number `word` of a state or file, little-endian. */
 static void tshi_module_store_word(unsigned char *state, size_t word, uint64_t value) {
-    int i;
-    for (i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
+    for (int i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
 }
 
 /* Loads it. */
 static uint64_t tshi_module_load_word(const unsigned char *state, size_t word) {
     uint64_t value = 0;
-    int i;
-    for (i = 7; i >= 0; i--) value = value << 8 | state[word * 8 + (size_t)i];
+    for (int i = 7; i >= 0; i--) value = value << 8 | state[word * 8 + (size_t)i];
     return value;
 }
 
@@ -15024,7 +15013,6 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     unsigned char *out = (unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
     size_t word = TSHI_STATE_WORDS, need = ((size_t)modules + word) * 8;
-    tsh_module *m;
     if (!modules) return 0;
     if (!out || size < need) return need;
     tshi_module_store_word(out, TSHI_STATE_MAGIC, tshi_module_magic);
@@ -15032,7 +15020,7 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     tshi_module_store_word(out, TSHI_STATE_SEED, ctx->seed);
     tshi_module_store_word(out, TSHI_STATE_RANDN, ctx->randn_calls);
     tshi_module_store_word(out, TSHI_STATE_DROPOUT, ctx->dropout_calls);
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m))
         tshi_module_store_word(out, word++, m->dropout_calls);
     return need;
 }
@@ -15041,7 +15029,6 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
     const unsigned char *in = (const unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
     size_t word = TSHI_STATE_WORDS;
-    tsh_module *m;
     if (!modules || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (!in || size < word * 8 || tshi_module_load_word(in, 0) != tshi_module_magic)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
@@ -15056,7 +15043,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
     ctx->seed = tshi_module_load_word(in, TSHI_STATE_SEED);
     ctx->randn_calls = tshi_module_load_word(in, TSHI_STATE_RANDN);
     ctx->dropout_calls = tshi_module_load_word(in, TSHI_STATE_DROPOUT);
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m))
         m->dropout_calls = tshi_module_load_word(in, word++);
     return TSH_OK;
 }
@@ -15111,8 +15098,7 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
 static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
     tsh_layout layout = tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
                                            rule->unit ? rule->unit : 1);
-    int s;
-    for (s = 0; rule->cut && s < layout.segments && s < TSH_MAX_SEGMENTS; s++)
+    for (int s = 0; rule->cut && s < layout.segments && s < TSH_MAX_SEGMENTS; s++)
         layout.segment[s] = rule->cut[s];
     return layout;
 }
@@ -15335,10 +15321,10 @@ static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
 static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
                                        const tsh_plan_rule *rules, int count,
                                        tshi_choice *choice) {
-    int i, purpose;
+    int purpose;
     memset(choice, 0, sizeof *choice);
     choice->module = m;
-    for (i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         if (!tshi_parallel_applies(root, m, &rules[i])) continue;
         purpose = tshi_parallel_purpose(&rules[i]);
         if (choice->rule[purpose])
@@ -15391,10 +15377,9 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
     char text[TSHI_TEXT_SIZE];
-    int i;
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
     if (rule && m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *t = m->param[i];
         if (!t) continue;
         if (!tshi_layout_resolve(&choice->layout[i], t->ndim, t->dim))
@@ -15416,10 +15401,9 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
 /* Checks that two choices give a parameter that they share one layout: an error if not. */
 static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choice *b) {
     char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
-    int i, j;
     if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return TSH_OK;
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-        for (j = 0; j < TSHI_MODULE_PARAMS; j++) {
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
+        for (int j = 0; j < TSHI_MODULE_PARAMS; j++) {
             const tsh_tensor *t = a->module->param[i];
             if (t && t == b->module->param[j] &&
                 !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
@@ -15442,7 +15426,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
     tsh_module *m;
     tshi_block *block;
     tshi_choice *choices;
-    int i, j;
+    int i;
     for (i = 0; i < count; i++)
         if (tshi_parallel_flaw(&rules[i]))
             (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT, "tsh_parallelize: rule %d, \"%.96s\", %s",
@@ -15458,7 +15442,7 @@ static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rul
     for (i = 0; i < count && error->code == TSH_OK; i++)
         (void)tshi_parallel_check_rule(root, &rules[i], choices, *n);
     for (i = 0; i < *n && error->code == TSH_OK; i++)
-        for (j = 0; j < i; j++) (void)tshi_parallel_check_tied(&choices[j], &choices[i]);
+        for (int j = 0; j < i; j++) (void)tshi_parallel_check_tied(&choices[j], &choices[i]);
     return block;
 }
 
@@ -15488,11 +15472,10 @@ static void tshi_parallel_apply(const tshi_choice *choice) {
                         *after = choice->rule[TSHI_PARALLEL_AFTER];
     tsh_module *m = choice->module;
     tsh_layout whole = tsh_replicated();
-    int i;
     if (before) tshi_parallel_prepare(m, before);
     if (after) m->result = tshi_parallel_copy(m->ctx, after->output);
     if (!rule) return;
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
         if (m->param[i]) tshi_module_relayout(m->param[i], &choice->layout[i]);
     m->style = rule->style;
     m->regather = rule->regather;
@@ -15533,16 +15516,16 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
                                              int count, FILE *file) {
     tshi_block *block;
     const tshi_choice *choices;
-    int i, c, n;
+    int n;
     if (!module || !file || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
     block = tshi_parallel_plan(module, rules, count, &n);
     choices = block ? (const tshi_choice *)tshi_mem_data(block) : NULL;
-    for (i = 0; i < count && module->ctx->error.code == TSH_OK; i++) {
+    for (int i = 0; i < count && module->ctx->error.code == TSH_OK; i++) {
         (void)fprintf(file, "%-32s %-14s %3d matched:", rules[i].path,
                       tshi_parallel_style(rules[i].style),
                       tshi_parallel_matched(&rules[i], choices, n));
-        for (c = 0; c < n; c++)
+        for (int c = 0; c < n; c++)
             if (tshi_parallel_matched(&rules[i], &choices[c], 1))
                 (void)fprintf(file, " %s", tshi_module_below(module, choices[c].module->path));
         (void)fprintf(file, "\n");
@@ -15954,8 +15937,7 @@ static const tsh_policy tshi_policy_shipped[] = {
 #undef TSHI_POLICY_FAMILY
 
 TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
-    size_t i;
-    for (i = 0; name && i < sizeof tshi_policy_shipped / sizeof *tshi_policy_shipped; i++)
+    for (size_t i = 0; name && i < sizeof tshi_policy_shipped / sizeof *tshi_policy_shipped; i++)
         if (strcmp(tshi_policy_shipped[i].name, name) == 0) return &tshi_policy_shipped[i];
     return NULL;
 }
@@ -16103,11 +16085,10 @@ static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
     tsh_module *owner[2] = {NULL, NULL};
     const char *const name[2] = {layer->weight, layer->bias};
     char similar[TSH_MESSAGE_SIZE / 2] = "";
-    int i;
     if (!name[0] && !name[1])
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                "has a layer whose weight and bias are both empty");
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         if (!name[i] || tshi_module_lookup(pass->block, name[i], &owner[i]) ||
             layer->ignore_checker)
             continue;
@@ -16195,10 +16176,9 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
 /* Runs one pass over all blocks; returns their number, -1 and an error if one does not fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
     const tsh_policy *p;
-    tsh_module *m;
     int blocks = 0;
     for (p = family; p; p = p->next)
-        for (m = pass->root; m; m = tshi_module_next(pass->root, m)) {
+        for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
             const char *path = tshi_module_below(pass->root, m->path);
             if (!p->blocks || !tshi_parallel_match(p->blocks, path)) continue;
             blocks++;
@@ -16285,13 +16265,12 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
     const tsh_real *x = (const tsh_real *)operand->data;
     double partial[TSHI_BLOCK], sum = 0;
     int64_t e;
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
+    for (int i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        for (i = 0; i < TSHI_BLOCK; i++) partial[i] += (double)x[e + i] * (double)x[e + i];
+        for (int i = 0; i < TSHI_BLOCK; i++) partial[i] += (double)x[e + i] * (double)x[e + i];
     }
     for (; e < n; e++) sum += (double)x[e] * (double)x[e];
-    for (i = 0; i < TSHI_BLOCK; i++) sum += partial[i];
+    for (int i = 0; i < TSHI_BLOCK; i++) sum += partial[i];
     **total += sum;
 }
 TSHI_KERNEL(tshi_optim_squares, tshi_optim_total);
@@ -16326,13 +16305,12 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     tshi_squares all = {x, n, NULL, tshi_optim_squares[ctx->isa]};
     tshi_block *scratch;
     double sum = 0;
-    int64_t i;
     if (!n) return 0;
     scratch = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
     if (!scratch) return 0;
     all.sums = (double *)tshi_mem_data(scratch);
     tshi_team_run(tshi_team_pieces(ctx, blocks, 1), blocks, 1, tshi_optim_sum_part, &all);
-    for (i = 0; i < blocks; i++) sum += all.sums[i];
+    for (int64_t i = 0; i < blocks; i++) sum += all.sums[i];
     tshi_mem_drop(ctx, scratch);
     return sum;
 }
@@ -16342,13 +16320,12 @@ static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
  * gradients, this rank has its own chunk only. */
 static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums) {
     tsh_ctx *ctx = param->ctx;
-    int k;
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
     if (param->stage && param->stage - 1 != ctx->pp.rank) return;
-    for (k = 0; k < ctx->dp.size; k++)
+    for (int k = 0; k < ctx->dp.size; k++)
         if (!chunked || k == ctx->dp.rank)
             sums[k] += tshi_optim_sum_squares(
                 ctx, (tsh_real *)tshi_mem_data(param->gr.block) + tshi_bucket_chunk(param, k),
@@ -16430,14 +16407,12 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand, co
     const tsh_real step = TSHI_R(p->step), root = TSHI_R(p->root), eps = TSHI_R(p->eps);
     tsh_real pad[4][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK], v[TSHI_BLOCK];
     const tsh_real *xs, *gs, *ms, *vs;
-    int64_t e;
-    int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
         gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
         ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
         vs = tshi_kernel_load(&operand[TSHI_OPTIM_SECOND], e, n, pad[3]);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real g = gs[i] * clip + decay * xs[i];
             m[i] = b1 * ms[i] + c1 * g;
             v[i] = b2 * vs[i] + c2 * g * g;
@@ -16462,17 +16437,15 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, con
     const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL;
     tsh_real pad[3][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK];
     const tsh_real *xs, *gs, *ms;
-    int64_t e;
-    int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
         gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
         if (!remembers) {
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+            TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
                 x[i] = xs[i] - lr * (gs[i] * clip + decay * xs[i]);
         } else {
             ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+            TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
                 const tsh_real d = gs[i] * clip + decay * xs[i], v = momentum * ms[i] + d;
                 m[i] = v;
                 x[i] = xs[i] - lr * (p->nesterov ? TSHI_R(d + momentum * v) : v);
@@ -16502,10 +16475,9 @@ static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, 
     tsh_real *own = values + tshi_optim_first(moment);
     tsh_result result;
     int64_t *counts;
-    int k;
     if (!block) return ctx->error.code;
     counts = (int64_t *)tshi_mem_data(block);
-    for (k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
+    for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
     memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * sizeof *own);
     result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, TSH_REAL), what);
     tshi_mem_drop(ctx, block);
@@ -16589,15 +16561,14 @@ static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t 
     const tshi_optim_work *work = (const tshi_optim_work *)job;
     const int32_t *marks = work->marks;
     tshi_operand part[TSHI_OPTIM_OPERANDS];
-    int64_t r, n;
-    int i;
+    int64_t n;
     (void)thread;
-    for (r = from; r < to; r += n) {
+    for (int64_t r = from; r < to; r += n) {
         n = marks ? 1 : to - from;
         if (marks && !marks[r]) continue;
         while (marks && r + n < to && marks[r + n]) n++;
         memcpy(part, work->x, sizeof part);
-        for (i = 0; i < TSHI_OPTIM_OPERANDS; i++) tshi_kernel_move(&part[i], r * work->width);
+        for (int i = 0; i < TSHI_OPTIM_OPERANDS; i++) tshi_kernel_move(&part[i], r * work->width);
         work->kernel(n * work->width, part, work->params);
     }
 }
@@ -16723,9 +16694,8 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
  * goes on during the next updates. */
 static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     const int chunked = optim->desc.zero && ctx->dp.size > 1;
-    int i;
     if (chunked) tshi_bucket_begin(ctx, 0);
-    for (i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
+    for (int i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
         tsh_tensor *param = optim->each[i].param;
         const int64_t begin = tshi_trace_start(ctx);
         if (!param->gr.live) continue;
@@ -16858,16 +16828,14 @@ static void tshi_pipeline_wait_send(tsh_pipeline *p, tshi_send_queue *queue) {
 
 /* Waits for all sends. After an error that the world knows, waits return at once. */
 static void tshi_pipeline_wait_sends(tsh_pipeline *p) {
-    int i;
-    for (i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++)
         while (p->queue[i].count) tshi_pipeline_wait_send(p, &p->queue[i]);
 }
 
 /* Releases the values of completed sends, without blocking. */
 static void tshi_pipeline_poll_sends(tsh_pipeline *p) {
-    int i, done;
-    for (i = 0; i < 2; i++)
-        for (done = 1; p->queue[i].count && done;) {
+    for (int i = 0; i < 2; i++)
+        for (int done = 1; p->queue[i].count && done;) {
             tshi_send_queue *queue = &p->queue[i];
             if (tsh_test(&p->ctx->pp, queue->req[queue->first], &done) != TSH_OK) return;
             if (done) tshi_pipeline_wait_send(p, queue);
@@ -17109,9 +17077,9 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
  * The last backward may start to average gradients over dp. */
 static void tshi_pipeline_run(tsh_pipeline *p) {
     const int m = p->desc.micro_batches;
-    int f, b;
+    int f;
     for (f = 0; f < p->warmup; f++) tshi_pipeline_forward(p, f);
-    for (b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
+    for (int b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
         if (f < m) tshi_pipeline_forward(p, f++);
         if (b == m - 1) tshi_tape_sync_begin(p->ctx);
         tshi_pipeline_backward(p, b);
@@ -17121,8 +17089,7 @@ static void tshi_pipeline_run(tsh_pipeline *p) {
 /* Sends this stage's gradient to the others that hold the parameter. */
 static void tshi_pipeline_send_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_tensor *t = tie->param;
-    int s;
-    for (s = 0; s <= p->last; s++) {
+    for (int s = 0; s <= p->last; s++) {
         if (s == p->stage || !tie->holds[s]) continue;
         t->gr.block->refs++;
         tshi_pipeline_send(p, s, t->gr.block, tshi_mem_data(t->gr.block), tsh_local_numel(t),
@@ -17193,8 +17160,7 @@ static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
  * sum over stages, so `users` gets one more than backward counts down. A gradient that is there
  * already is summed, so only the first stage keeps it. */
 static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
-    const tshi_tie *tie;
-    for (tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
+    for (const tshi_tie *tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
         if (!p->ctx->tape.pending && tie->param->stage != 1 + p->stage) tsh_zero_grad(tie->param);
         tie->param->users = 1;
     }
@@ -17202,8 +17168,7 @@ static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
 
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
-    const tshi_tie *tie;
-    int i, summed;
+    int summed;
     if (loss) *loss = (double)NAN;
     if (!ctx) return TSH_ERR_ARGUMENT;
     summed = pipeline->desc.weight != NULL;
@@ -17219,10 +17184,10 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tshi_pipeline_run(pipeline);
     tshi_error_tell(ctx); /* a peer may wait for what this rank will not send */
     tshi_pipeline_wait_sends(pipeline);
-    for (i = 0; i < pipeline->slots; i++) tshi_pipeline_end(&pipeline->micro[i]);
+    for (int i = 0; i < pipeline->slots; i++) tshi_pipeline_end(&pipeline->micro[i]);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
-    for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
-        if (tie->holds[pipeline->stage] && tie->param->requires_grad)
+    for (const tshi_tie *tie = ctx->pipeline->ties; tie; tie = tie->next)
+        if (tie->holds[pipeline->stage] && tie->param->requires_grad && ctx->error.code == TSH_OK)
             tshi_pipeline_sum_tied(pipeline, tie);
     if (summed) tshi_pipeline_broadcast_totals(pipeline); /* tshi_tape_sync divides by the weight */
     if (summed) ctx->tape.weight += pipeline->total[1];
@@ -17233,7 +17198,6 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
 
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss) {
     tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
-    int k;
     if (loss) *loss = (double)NAN;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (!micro_batches) micro_batches = pipeline->desc.micro_batches;
@@ -17242,7 +17206,7 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
                        micro_batches);
     tshi_pipeline_reset_totals(pipeline, micro_batches);
     tsh_no_grad_begin(ctx);
-    for (k = 0; k < micro_batches && tsh_ok(ctx); k++) {
+    for (int k = 0; k < micro_batches && tsh_ok(ctx); k++) {
         tsh_tensor *y;
         tsh_scope_begin(ctx);
         y = tshi_pipeline_stage_forward(pipeline, NULL, k);
@@ -17261,12 +17225,11 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 
 /* Decides how many children each stage gets; an error if they do not divide. */
 static tsh_result tshi_pipeline_partition(tsh_pipeline *p) {
-    const tsh_module *child;
     const char *path = p->container->path;
     const int *counts = p->desc.counts;
     const int stages = p->last + 1;
     int s, children = 0, sum = 0;
-    for (child = p->container->first; child; child = child->next) children++;
+    for (const tsh_module *child = p->container->first; child; child = child->next) children++;
     for (s = 0; s < stages; s++) {
         p->counts[s] = counts ? counts[s] : children / stages;
         if (p->counts[s] < 1)
@@ -17311,12 +17274,11 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     tshi_tie *tie = (tshi_tie *)tshi_mem_book(ctx, &ctx->books, sizeof *tie);
     tshi_walk at = {NULL, 0};
     const tsh_tensor *t;
-    int s;
     if (tie) tie->holds = (unsigned char *)tshi_mem_book(ctx, &ctx->books, (size_t)p->last + 1);
     if (!tie || !tie->holds) return;
     while ((t = tshi_module_step(ctx->root, &at)) != NULL)
         if (t == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
-    for (s = p->last; s >= 0; s--) {
+    for (int s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
         param->stage = 1 + s;
         tie->holders++;
@@ -17381,12 +17343,11 @@ static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_d
 static int tshi_pipeline_slots(tsh_pipeline *p) {
     tsh_ctx *ctx = p->ctx;
     const int m = p->desc.micro_batches;
-    int i;
     p->warmup = p->desc.schedule == TSH_PIPELINE_GPIPE ? m : p->last - p->stage;
     if (p->warmup > m) p->warmup = m;
     p->slots = p->warmup < m ? p->warmup + 1 : m;
     p->micro = (tshi_micro *)tshi_mem_book(ctx, &ctx->books, (size_t)p->slots * sizeof *p->micro);
-    for (i = 0; i < p->slots && p->micro; i++) {
+    for (int i = 0; i < p->slots && p->micro; i++) {
         tshi_tensor_ring(&p->micro[i].handles);
         p->micro[i].next = ctx->micros;
         ctx->micros = &p->micro[i];
