@@ -16507,9 +16507,9 @@ static void tshi_optim_keep_chunk(tsh_tensor *moment) {
 /* Gives a moment its parameter's new layout; chunks are gathered for that, and cut out again. */
 static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
-    const int chunked = moment->flags & TSHI_CHUNKED;
     tshi_block *chunk = moment->block;
-    if (!chunked || tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
+    if (!(moment->flags & TSHI_CHUNKED) ||
+        tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
         tshi_module_relayout(moment, layout);
         return;
     }
@@ -16826,18 +16826,13 @@ static void tshi_pipeline_wait_send(tsh_pipeline *p, tshi_send_queue *queue) {
     queue->count--;
 }
 
-/* Waits for all sends. After an error that the world knows, waits return at once. */
-static void tshi_pipeline_wait_sends(tsh_pipeline *p) {
-    for (int i = 0; i < 2; i++)
-        while (p->queue[i].count) tshi_pipeline_wait_send(p, &p->queue[i]);
-}
-
-/* Releases the values of completed sends, without blocking. */
-static void tshi_pipeline_poll_sends(tsh_pipeline *p) {
+/* Releases the values of completed sends. `block`: waits for all; after an error that the world
+ * knows, waits return at once. */
+static void tshi_pipeline_end_sends(tsh_pipeline *p, int block) {
     for (int i = 0; i < 2; i++)
         for (int done = 1; p->queue[i].count && done;) {
             tshi_send_queue *queue = &p->queue[i];
-            if (tsh_test(&p->ctx->pp, queue->req[queue->first], &done) != TSH_OK) return;
+            if (!block && tsh_test(&p->ctx->pp, queue->req[queue->first], &done) != TSH_OK) return;
             if (done) tshi_pipeline_wait_send(p, queue);
         }
 }
@@ -16848,7 +16843,7 @@ static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const
     tshi_send_queue *queue = &p->queue[to > p->stage];
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
-    tshi_pipeline_poll_sends(p);
+    tshi_pipeline_end_sends(p, 0);
     if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue);
     coll.send = data;
     coll.count = n;
@@ -17122,7 +17117,7 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
                 tshi_tape_add_all(ctx, (tsh_real *)tshi_mem_data(sum),
                                   (const tsh_real *)tshi_mem_data(part), n);
         }
-        tshi_pipeline_wait_sends(p);
+        tshi_pipeline_end_sends(p, 1);
         memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
         t->sparse = t->gr.clean = 0;
     }
@@ -17183,7 +17178,7 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tshi_pipeline_reset_totals(pipeline, pipeline->desc.micro_batches);
     tshi_pipeline_run(pipeline);
     tshi_error_tell(ctx); /* a peer may wait for what this rank will not send */
-    tshi_pipeline_wait_sends(pipeline);
+    tshi_pipeline_end_sends(pipeline, 1);
     for (int i = 0; i < pipeline->slots; i++) tshi_pipeline_end(&pipeline->micro[i]);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     for (const tshi_tie *tie = ctx->pipeline->ties; tie; tie = tie->next)
@@ -17216,7 +17211,7 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     }
     tsh_no_grad_end(ctx);
     tshi_error_tell(ctx);
-    tshi_pipeline_wait_sends(pipeline);
+    tshi_pipeline_end_sends(pipeline, 1);
     tshi_pipeline_broadcast_totals(pipeline);
     return tshi_pipeline_mean_loss(pipeline, loss);
 }
