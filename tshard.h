@@ -15592,48 +15592,7 @@ static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
     return rule;
 }
 
-/* Gives a linear its parameters, or `weight` for one of its own. As torch.nn.Linear, weight and
- * bias are at first uniform in [-1 / sqrt(in), 1 / sqrt(in)). */
-static void tshi_parallel_params(tsh_module *module, const tsh_linear_desc *desc,
-                                 tsh_tensor *weight) {
-    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
-    tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out)
-                                     : tsh_shape2(desc->out, desc->in);
-    module->skip_bias_add = desc->skip_bias_add;
-    module->reversed = desc->reversed;
-    tshi_module_param(module, 0, "weight", shape,
-                      tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
-                      desc->in);
-    if (weight) (void)tsh_tie(module, "weight", weight);
-    if (!desc->no_bias)
-        tshi_module_param(module, 1, "bias", tsh_shape1(desc->out),
-                          tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
-}
-
-TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
-                                   const tsh_linear_desc *desc) {
-    static const tshi_kind kind = {"linear", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
-                                   tshi_nn_linear_layouts};
-    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    tsh_plan_rule rule;
-    if (!module) return NULL;
-    if (desc->skip_bias_add && desc->no_bias)
-        (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
-                       "tsh_add_linear: \"%s\" is to leave its bias to the caller, and has none",
-                       module->path);
-    tshi_parallel_params(module, desc, NULL);
-    rule = tshi_parallel_rule(desc->style);
-    rule.segments = desc->segments;
-    rule.unit = desc->unit;
-    rule.gather_output = desc->gather_output;
-    rule.input = desc->input;
-    rule.output = desc->output;
-    rule.regather = desc->regather;
-    (void)tsh_parallelize(module, &rule, 1);
-    return tshi_module_finish(module);
-}
-
-/* Shards a classifier or embedding, whose weight may be one that exists. If that is sharded
+/* Shards a linear, classifier or embedding, whose weight may be one that exists. If that is sharded
  * already, the layer takes the style that its layout has; NULL and an error if `wanted` differs. */
 static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *wanted) {
     const tsh_layout *own = &module->param[0]->layout;
@@ -15654,13 +15613,52 @@ static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *
     return tshi_module_finish(module);
 }
 
+/* Gives a linear its parameters, or `weight` for one of its own, and shards them. As
+ * torch.nn.Linear, weight and bias are at first uniform in [-1 / sqrt(in), 1 / sqrt(in)). */
+static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_desc *desc,
+                                        tsh_tensor *weight) {
+    tsh_plan_rule rule = tshi_parallel_rule(desc->style);
+    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
+    tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out)
+                                     : tsh_shape2(desc->out, desc->in);
+    module->skip_bias_add = desc->skip_bias_add;
+    module->reversed = desc->reversed;
+    tshi_module_param(module, 0, "weight", shape,
+                      tshi_nn_init(desc->weight_init, TSH_INIT_KAIMING_UNIFORM, sqrt(5.0), 0),
+                      desc->in);
+    if (weight) (void)tsh_tie(module, "weight", weight);
+    if (!desc->no_bias)
+        tshi_module_param(module, 1, "bias", tsh_shape1(desc->out),
+                          tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
+    if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
+    rule.segments = desc->segments;
+    rule.unit = desc->unit;
+    rule.gather_output = desc->gather_output;
+    rule.input = desc->input;
+    rule.output = desc->output;
+    rule.regather = desc->regather;
+    return tshi_parallel_shard(module, &rule);
+}
+
+TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
+                                   const tsh_linear_desc *desc) {
+    static const tshi_kind kind = {"linear", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
+                                   tshi_nn_linear_layouts};
+    tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
+    if (!module) return NULL;
+    if (desc->skip_bias_add && desc->no_bias)
+        (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_add_linear: \"%s\" is to leave its bias to the caller, and has none",
+                       module->path);
+    return tshi_parallel_linear(module, desc, NULL);
+}
+
 TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
                                        const tsh_classifier_desc *desc) {
     static const tshi_kind kind = {"classifier", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_linear_desc linear;
-    tsh_plan_rule rule;
     if (!module) return NULL;
     memset(&linear, 0, sizeof linear);
     linear.in = desc->in;
@@ -15668,14 +15666,12 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     linear.no_bias = desc->no_bias;
     linear.weight_init = desc->weight_init;
     linear.bias_init = desc->bias_init;
-    tshi_parallel_params(module, &linear, desc->weight);
-    if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
-    rule = tshi_parallel_rule(desc->style);
+    linear.style = desc->style;
     if (desc->weight && desc->style == TSH_AUTO)
-        rule.style = TSH_COLWISE; /* the first input must not relayout a weight that others use */
-    rule.gather_output = desc->gather_output;
-    rule.input = desc->input;
-    return tshi_parallel_shard(module, &rule);
+        linear.style = TSH_COLWISE; /* the first input must not relayout a weight that others use */
+    linear.gather_output = desc->gather_output;
+    linear.input = desc->input;
+    return tshi_parallel_linear(module, &linear, desc->weight);
 }
 
 /* Checks that a given weight can be the table of a new embedding; 0 and an error if not. */
