@@ -3392,7 +3392,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     return t;
 }
 
-/* Releases a tensor's values and gradients; the handle becomes stale. */
+/* Releases a tensor's values and gradients. */
 static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_drop(t->ctx, t->block);
     tshi_mem_drop(t->ctx, t->gr.block);
@@ -3401,14 +3401,14 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     t->block = t->marks = NULL;
     memset(&t->gr, 0, sizeof t->gr);
     memset(&t->gp, 0, sizeof t->gp);
-    t->flags |= TSHI_STALE;
+    t->sparse = 0;
 }
 
 /* Releases a tensor: its values, and its handle for reuse. */
 static void tshi_tensor_end(tsh_tensor *t) {
     tshi_handles *h = &t->ctx->handles;
     tshi_tensor_drop_values(t);
-    t->flags |= TSHI_DEAD;
+    t->flags |= TSHI_STALE | TSHI_DEAD;
     t->prev->next = t->next;
     t->next->prev = t->prev;
     t->next = NULL;
@@ -14205,7 +14205,8 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
  * next collective of each group first compares the models of its ranks. */
 
 /* A kind of layer: its forward, the styles that it supports (bit 1 << style; the PREPARE styles go
- * with every kind), and its parameters' layouts under a rule (NULL: all replicated). */
+ * with every kind), and what gives its parameters layouts under a rule where they are not to stay
+ * replicated (NULL: nothing). */
 typedef struct tshi_kind {
     const char *name;
     tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
@@ -14690,22 +14691,19 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
     tsh_module *module;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    if (!name) name = "";
     tshi_module_changed(ctx);
-    if (!name || !*name || strchr(name, '.') ||
-        strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE) {
+    if (!*name || strchr(name, '.') || strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE)
         (void)tsh_fail(
             ctx, TSH_ERR_ARGUMENT,
             "tsh_add_%s: \"%.64s\" under \"%.64s\" is no name: it may not be empty, hold a "
             "dot, or make a path of %d characters",
-            kind->name, name ? name : "", parent->path, TSH_PATH_SIZE);
-        return NULL;
-    }
+            kind->name, name, parent->path, TSH_PATH_SIZE);
     for (tsh_module *other = parent->first; other; other = other->next)
-        if (strcmp(other->name, name) == 0) {
+        if (strcmp(other->name, name) == 0)
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: \"%s\" has a child \"%s\" already",
                            kind->name, parent->path, name);
-            return NULL;
-        }
+    if (ctx->error.code != TSH_OK) return NULL;
     module = (tsh_module *)tshi_mem_book(ctx, &ctx->books, sizeof *module);
     if (!module) return NULL;
     module->ctx = ctx;
@@ -14783,11 +14781,7 @@ static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
         tshi_mem_drop(t->ctx, block);
         return;
     }
-    tshi_mem_drop(t->ctx, t->block);
-    tshi_mem_drop(t->ctx, t->gr.block);
-    tshi_mem_drop(t->ctx, t->gp.block);
-    memset(&t->gr, 0, sizeof t->gr);
-    memset(&t->gp, 0, sizeof t->gp);
+    tshi_tensor_drop_values(t);
     t->block = block;
 }
 
@@ -15117,11 +15111,8 @@ static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int d
 
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
-    layouts[0] = layouts[1] = tsh_replicated();
-    if (rule->style == TSH_COLWISE)
-        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), 0, layouts);
-    if (rule->style == TSH_ROWWISE)
-        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), 1, layouts);
+    if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
+        tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), rule->style == TSH_ROWWISE, layouts);
 }
 
 /* Decides TSH_AUTO at the first input x (.., in): ROWWISE if x is sharded along its features, with
@@ -15171,7 +15162,6 @@ static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in
 static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                       tsh_layout *layouts) {
     (void)module;
-    layouts[0] = layouts[1] = tsh_replicated();
     if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
     if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_shard(rule, 1);
 }
@@ -15377,8 +15367,9 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
     char text[TSHI_TEXT_SIZE];
+    if (!rule) return TSH_OK;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
-    if (rule && m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
+    if (m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *t = m->param[i];
         if (!t) continue;
@@ -15386,10 +15377,10 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
             return tsh_fail(
                 m->ctx, TSH_ERR_LAYOUT,
                 "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %lld",
-                t->path, tshi_tensor_text(t, text), rule && rule->segments ? rule->segments : 1,
-                rule && rule->unit ? (long long)rule->unit : 1ll);
-        if (rule && tshi_tensor_recorded(t) &&
-            !tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size))
+                t->path, tshi_tensor_text(t, text), rule->segments ? rule->segments : 1,
+                rule->unit ? (long long)rule->unit : 1ll);
+        if (!tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) &&
+            tshi_tensor_recorded(t))
             return tsh_fail(m->ctx, TSH_ERR_STATE,
                             "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end "
                             "the step first: tsh_step_end",
@@ -17275,13 +17266,7 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
         tie->holders++;
     }
     param->absent = tie->holders && !tie->holds[p->stage];
-    if (param->absent) {
-        tsh_zero_grad(param);
-        tshi_mem_drop(ctx, param->block);
-        tshi_mem_drop(ctx, param->gr.block);
-        tshi_mem_drop(ctx, param->gp.block);
-        param->block = param->gr.block = param->gp.block = NULL;
-    }
+    if (param->absent) tshi_tensor_drop_values(param);
     if (tie->holders < 2) return;
     tie->param = param;
     tie->next = p->ties;
