@@ -14295,8 +14295,7 @@ typedef struct tshi_module_calls {
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* that is computed again with these counts */
     uint64_t randn_calls, dropout_calls; /* of the ctx */
-    tshi_module_calls *each;             /* of all modules, in pre-order */
-    size_t count;
+    tshi_module_calls *each;             /* of all modules, in pre-order; then zeros */
 } tshi_rng_counts;
 
 static uint64_t tshi_module_count(tsh_ctx *ctx) {
@@ -14308,17 +14307,18 @@ static uint64_t tshi_module_count(tsh_ctx *ctx) {
 /* Copies the counts into the tape's memory; NULL and an error: there is none. */
 static tshi_rng_counts *tshi_module_save_counts(tsh_module *module) {
     tsh_ctx *ctx = module->ctx;
+    const size_t n = (size_t)tshi_module_count(ctx) + 1;
     tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_book(
-        ctx, &ctx->tape.arena,
-        sizeof *counts + (size_t)tshi_module_count(ctx) * sizeof *counts->each);
+        ctx, &ctx->tape.arena, sizeof *counts + n * sizeof *counts->each);
+    size_t i = 0;
     if (!counts) return NULL;
     counts->module = module;
     counts->randn_calls = ctx->randn_calls;
     counts->dropout_calls = ctx->dropout_calls;
     counts->each = (tshi_module_calls *)(void *)(counts + 1);
     for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
-        counts->each[counts->count].module = m;
-        counts->each[counts->count++].dropout_calls = m->dropout_calls;
+        counts->each[i].module = m;
+        counts->each[i++].dropout_calls = m->dropout_calls;
     }
     return counts;
 }
@@ -14328,10 +14328,8 @@ static void tshi_module_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *coun
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
     ctx->dropout_calls = counts->dropout_calls;
-    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
-        int known = i < counts->count && counts->each[i].module == m;
-        m->dropout_calls = known ? counts->each[i++].dropout_calls : 0;
-    }
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m))
+        m->dropout_calls = counts->each[i].module == m ? counts->each[i++].dropout_calls : 0;
 }
 
 /* Makes a tensor of the saved values of input i. Its base is the input's own, so gradients that the
@@ -14527,35 +14525,33 @@ typedef struct tshi_line {
     int64_t rank;  /* whose line it is: a rank of the world; not compared */
 } tshi_line;
 
-/* Describes one module. */
-static void tshi_module_line(const tsh_module *m, tshi_line *line) {
+/* Describes line i, from 0; returns 0 if the model has no such line. */
+static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     const size_t size = sizeof line->text;
+    tsh_module *m = ctx->root;
     char text[TSHI_TEXT_SIZE];
+    int k;
     memset(line, 0, sizeof *line);
+    line->rank = ctx->world.rank;
+    for (k = 1; k < i && m; k++) m = tshi_module_next(ctx->root, m);
+    if (!i || !m) {
+        tshi_base_append(line->text, size, i ? "nothing" : "the seed %llu",
+                         (unsigned long long)ctx->seed);
+        return !i;
+    }
     tshi_base_append(line->text, size, m->path[0] ? "\"%s\" %s" : "the root%s %s", m->path,
                      m->kind->name);
     line->number = m->number;
     if (m->number > 0) tshi_base_append(line->text, size, " (%.9g)", m->number);
-    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
+    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
         tshi_base_append(line->text, size, "%s %s %s %s", i ? "," : ":", m->param_name[i],
                          tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
-        for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
+        for (k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tshi_base_append(line->text, size, "%s%lld", k ? " + " : " of ",
                              (long long)param->layout.segment[k].length);
     }
-}
-
-/* Steps to the next line; 0: there is none. Before the first step, *m is NULL and *line zero. */
-static int tshi_module_next_line(const tsh_ctx *ctx, tsh_module **m, tshi_line *line) {
-    if (line->text[0]) { /* line holds the seed, or module *m */
-        *m = *m ? tshi_module_next(ctx->root, *m) : ctx->root;
-        if (!*m) return 0;
-        tshi_module_line(*m, line);
-        return 1;
-    }
-    tshi_base_append(line->text, sizeof line->text, "the seed %llu", (unsigned long long)ctx->seed);
     return 1;
 }
 
@@ -14608,10 +14604,9 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     const size_t bytes = (size_t)size * (2 * sizeof(int64_t) + sizeof(tshi_line));
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
     int64_t *counts, *hash; /* (size) */
-    tsh_module *m = NULL;
     tshi_line line, *lines; /* this rank's, all ranks' (size) */
     tsh_result result = TSH_OK;
-    int r, usual = 0, blamed = 0, more = 1;
+    int r, i, usual = 0, blamed = 0, more = 1;
     if (!block) {
         tshi_error_tell(ctx);
         return TSH_ERR_MEMORY;
@@ -14619,13 +14614,9 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     counts = (int64_t *)tshi_mem_data(block);
     hash = counts + size;
     lines = (tshi_line *)(void *)(hash + size);
-    memset(&line, 0, sizeof line);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
-    while (more && result == TSH_OK) {
-        more = tshi_module_next_line(ctx, &m, &line);
-        if (!more) memset(&line, 0, sizeof line);
-        if (!more) tshi_base_append(line.text, sizeof line.text, "nothing"); /* others have more */
-        line.rank = ctx->world.rank;
+    for (i = 0; more && result == TSH_OK; i++) {
+        more = tshi_module_line(ctx, i, &line); /* 0: other ranks have more lines */
         result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
         if (result != TSH_OK) break;
         for (r = 0; r < size; r++) hash[r] = (int64_t)tshi_module_line_hash(1, &lines[r]);
@@ -14648,13 +14639,11 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
 static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     const tsh_comm_stats stats = comm->stats;
     struct tshi_trace *trace = comm->trace;
-    tsh_module *m = NULL;
     tshi_line line;
     uint64_t hash = 0;
     tsh_result result;
-    int same;
-    memset(&line, 0, sizeof line);
-    while (tshi_module_next_line(ctx, &m, &line)) hash = tshi_module_line_hash(hash, &line);
+    int i, same;
+    for (i = 0; tshi_module_line(ctx, i, &line); i++) hash = tshi_module_line_hash(hash, &line);
     comm->trace = NULL;
     result = tshi_module_same(comm, hash, &same);
     if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
@@ -16356,8 +16345,7 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
 
 /* min(1, max / (norm + 1e-6)): torch.nn.utils.clip_grad_norm_. */
 static double tshi_optim_clip_factor(double norm, double max) {
-    double factor = max / (norm + 1e-6);
-    return factor < 1 ? factor : 1;
+    return fmin(1, max / (norm + 1e-6));
 }
 
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
