@@ -2045,6 +2045,7 @@ typedef struct tshi_micro {
     struct tshi_micro *next; /* in the ctx's list */
     tshi_node *newest;       /* of its tape */
     tshi_arena arena;
+    tsh_pipeline *pipeline;
     tsh_tensor handles; /* head of a circular list: tensors that its forward made */
     tsh_tensor *out;    /* sent to the next stage, or the loss */
     tsh_tensor *input;   /* received from the stage before, which waits for its gradient; or NULL */
@@ -14606,7 +14607,7 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     int64_t *counts, *hash; /* (size) */
     tshi_line line, *lines; /* this rank's, all ranks' (size) */
     tsh_result result = TSH_OK;
-    int r, i, usual = 0, blamed = 0, more = 1;
+    int r, i = 0, usual = 0, blamed = 0, more;
     if (!block) {
         tshi_error_tell(ctx);
         return TSH_ERR_MEMORY;
@@ -14615,16 +14616,14 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     hash = counts + size;
     lines = (tshi_line *)(void *)(hash + size);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
-    for (i = 0; more && result == TSH_OK; i++) {
-        more = tshi_module_line(ctx, i, &line); /* 0: other ranks have more lines */
+    do {
+        more = tshi_module_line(ctx, i++, &line); /* 0: other ranks have more lines */
         result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
         if (result != TSH_OK) break;
         for (r = 0; r < size; r++) hash[r] = (int64_t)tshi_module_line_hash(1, &lines[r]);
         usual = tshi_module_majority(hash, 1, size, NULL);
-        for (blamed = 0; blamed < size && hash[blamed] == hash[usual];) blamed++;
-        if (blamed < size) break;
-        blamed = usual;
-    }
+        for (blamed = 0; blamed < size - 1 && hash[blamed] == hash[usual];) blamed++;
+    } while (more && hash[blamed] == hash[usual]);
     if (result == TSH_OK) { /* no rank may fail the world before all have received the lines */
         (void)tsh_barrier(comm);
         tshi_module_report_diff(comm, ctx, &lines[blamed], &lines[usual]);
@@ -16784,12 +16783,6 @@ struct tsh_pipeline {
     double total[2]; /* on the last stage: the sum of losses, the sum of what they count */
 };
 
-/* Parameters of the node of a received tensor. */
-typedef struct tshi_receipt {
-    tsh_pipeline *pipeline;
-    tshi_micro *micro;
-} tshi_receipt;
-
 /* -- messages ---------------------------------------------------------------- */
 
 /* Waits for the oldest send of a queue and releases its values. */
@@ -16864,7 +16857,8 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
 
 /* Sends the gradient of the received tensor to the previous stage. Takes over a reference to its
  * block. block NULL: zeros, for an output that does not depend on the tensor. */
-static void tshi_pipeline_send_grad(tsh_pipeline *p, tshi_micro *micro, tshi_block *block) {
+static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
+    tsh_pipeline *p = micro->pipeline;
     const int64_t n = tsh_local_numel(micro->input);
     if (!block) {
         block = tshi_mem_take(p->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
@@ -16876,9 +16870,8 @@ static void tshi_pipeline_send_grad(tsh_pipeline *p, tshi_micro *micro, tshi_blo
 
 /* Backward of a received tensor. */
 static void tshi_pipeline_receive_backward(tshi_node *node) {
-    const tshi_receipt *receipt = (const tshi_receipt *)node->params;
     node->out->gr.block->refs++;
-    tshi_pipeline_send_grad(receipt->pipeline, receipt->micro, node->out->gr.block);
+    tshi_pipeline_send_grad((tshi_micro *)node->params, node->out->gr.block);
 }
 
 static const tshi_op tshi_pipeline_op = {
@@ -16904,10 +16897,9 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
                                     x->dtype) != TSH_OK)
         return NULL;
     if (!micro || !head.requires_grad) return x;
-    node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, sizeof(tshi_receipt));
+    node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, 0);
     if (!node) return NULL;
-    ((tshi_receipt *)node->params)->pipeline = p;
-    ((tshi_receipt *)node->params)->micro = micro;
+    node->params = micro;
     micro->input = x;
     return x;
 }
@@ -17034,7 +17026,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
         tshi_tape_mark(ctx, y);
     }
     tshi_tape_walk(ctx);
-    if (micro->input && ctx->error.code == TSH_OK) tshi_pipeline_send_grad(p, micro, NULL);
+    if (micro->input && ctx->error.code == TSH_OK) tshi_pipeline_send_grad(micro, NULL);
     tshi_pipeline_swap(ctx, micro);
     tshi_pipeline_take_handles(ctx, micro, last);
     tshi_pipeline_end(micro);
@@ -17313,6 +17305,7 @@ static int tshi_pipeline_slots(tsh_pipeline *p) {
     p->micro = (tshi_micro *)tshi_mem_book(ctx, &ctx->books, (size_t)p->slots * sizeof *p->micro);
     for (int i = 0; i < p->slots && p->micro; i++) {
         tshi_tensor_ring(&p->micro[i].handles);
+        p->micro[i].pipeline = p;
         p->micro[i].next = ctx->micros;
         ctx->micros = &p->micro[i];
     }
