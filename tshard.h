@@ -14509,8 +14509,7 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
     if (module->forward) return module->forward(module, in, n, module->user);
     if (n != 1)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_forward: a container without a forward takes one input, "
-                               "not %d",
+                               "tsh_forward: a container without a forward takes one input, not %d",
                                n);
     for (tsh_module *child = module->first; child; child = child->next)
         x = tshi_module_call(child, &x, 1);
@@ -16029,8 +16028,7 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
     if (features % total)
         return tshi_policy_fail(
             pass, TSH_ERR_SHAPE,
-            "cuts \"%s\" by heads, but its %lld features do not divide into %lld "
-            "heads (\"%s\")",
+            "cuts \"%s\" by heads, but its %lld features do not divide into %lld heads (\"%s\")",
             path, (long long)features, (long long)total, layer->heads->heads);
     if (row ? c.hidden && c.hidden != features : c.hidden && head * c.heads % c.hidden)
         return tshi_policy_fail(
@@ -16041,9 +16039,8 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
         return tshi_policy_fail(
             pass, TSH_ERR_LAYOUT,
             "fuses %lld query heads with %lld key and value heads in \"%s\", but there are %d "
-            "ranks: "
-            "make it three layers, of queries, keys and values; those of keys and values stay "
-            "whole",
+            "ranks: make it three layers, of queries, keys and values; those of keys and values "
+            "stay whole",
             (long long)c.heads, (long long)c.kv, path, pass->root->ctx->tp.size);
     for (s = 0; s < *n; s++) {
         segment[s].length *= head;
