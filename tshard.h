@@ -15068,11 +15068,11 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
     if (!module->takes || (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
                            tshi_layout_equal(&takes, &x->layout, x->dim, x->ctx->tp.size)))
         return x;
-    return tshi_error_null(
-        module->ctx, TSH_ERR_LAYOUT,
-        "tsh_forward: the input %s is not laid out as the plan declared, %s: "
-        "tsh_redistribute(x, declared)",
-        tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
+    return tshi_error_null(module->ctx, TSH_ERR_LAYOUT,
+                           "tsh_forward: the input %s is not laid out as the plan declared, %s: "
+                           "tsh_redistribute(x, declared)",
+                           tshi_tensor_text(x, tx),
+                           tsh_layout_text(module->takes, want, sizeof want));
 }
 
 /* Returns S(dim), with the segments and units of a rule. */
@@ -15296,8 +15296,7 @@ static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
 
 /* Chooses module m's rules; an error if two of one purpose apply. */
 static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
-                                       const tsh_plan_rule *rules, int count,
-                                       tshi_choice *choice) {
+                                       const tsh_plan_rule *rules, int count, tshi_choice *choice) {
     int purpose;
     memset(choice, 0, sizeof *choice);
     choice->module = m;
@@ -15385,13 +15384,12 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
             const tsh_tensor *t = a->module->param[i];
             if (t && t == b->module->param[j] &&
                 !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
-                return tsh_fail(t->ctx, TSH_ERR_LAYOUT,
-                                "tsh_parallelize: the tied parameter \"%s\" would be %s for "
-                                "\"%s\" and %s for \"%s\"",
-                                t->path, tsh_layout_text(&a->layout[i], text, sizeof text),
-                                a->module->path,
-                                tsh_layout_text(&b->layout[j], other, sizeof other),
-                                b->module->path);
+                return tsh_fail(
+                    t->ctx, TSH_ERR_LAYOUT,
+                    "tsh_parallelize: the tied parameter \"%s\" would be %s for "
+                    "\"%s\" and %s for \"%s\"",
+                    t->path, tsh_layout_text(&a->layout[i], text, sizeof text), a->module->path,
+                    tsh_layout_text(&b->layout[j], other, sizeof other), b->module->path);
         }
     return TSH_OK;
 }
@@ -15548,9 +15546,8 @@ TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
         local += tsh_local_numel(param);
         bytes += (unsigned long long)tsh_local_numel(param) * tsh_dtype_size(param->dtype);
     }
-    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n",
-                  (long long)total, module->ctx->tp.rank, module->ctx->tp.size, (long long)local,
-                  bytes);
+    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n", (long long)total,
+                  module->ctx->tp.rank, module->ctx->tp.size, (long long)local, bytes);
     return tshi_parallel_written(module->ctx, "tsh_summary", file);
 }
 
@@ -15839,8 +15836,7 @@ TSHI_POLICY_SPLIT(distil_bert, "attention.", "n_heads", NULL,
                   WB, "q_lin", "k_lin", "v_lin", WB, "out_lin");
 TSHI_POLICY_SPLIT(albert, "attention.", "num_attention_heads", NULL,
                   WB, "query", "key", "value", WB, "dense");
-TSHI_POLICY_SPLIT(t5, "layer.0.SelfAttention.", "n_heads", NULL,
-                  W, "q", "k", "v", W, "o");
+TSHI_POLICY_SPLIT(t5, "layer.0.SelfAttention.", "n_heads", NULL, W, "q", "k", "v", W, "o");
 TSHI_POLICY_CROSS(t5_decoder, "layer.0.SelfAttention.", "layer.1.EncDecAttention.", 0, "n_heads",
                   W, "q", "k", "v", "o");
 TSHI_POLICY_CROSS(bart_decoder, "self_attn.", "encoder_attn.", 0, "num_heads",
