@@ -16773,7 +16773,7 @@ struct tsh_pipeline {
     tshi_micro *micro;     /* (slots): micro-batch k in slot k modulo slots */
     tshi_send_queue queue[2]; /* to the previous stage, to the next one */
     tshi_tie *ties;
-    double total[2]; /* on the last stage: the sum of losses, the sum of what they count */
+    double total[2]; /* on the last stage: the sum of losses, of weights or micro-batches */
 };
 
 /* -- messages ---------------------------------------------------------------- */
@@ -17033,6 +17033,8 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
 static void tshi_pipeline_run(tsh_pipeline *p) {
     const int m = p->desc.micro_batches;
     int f;
+    p->total[0] = 0;
+    p->total[1] = p->desc.weight ? 0 : m;
     for (f = 0; f < p->warmup; f++) tshi_pipeline_forward(p, f);
     for (int b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
         if (f < m) tshi_pipeline_forward(p, f++);
@@ -17085,12 +17087,6 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tshi_mem_drop(ctx, part);
 }
 
-/* Sets the totals to 0. Without weights, the loss is a mean over micro-batches. */
-static void tshi_pipeline_reset_totals(tsh_pipeline *p, int micro_batches) {
-    p->total[0] = 0;
-    p->total[1] = p->desc.weight ? 0 : micro_batches;
-}
-
 /* Broadcasts the totals from the last stage. */
 static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
     if (p->ctx->error.code == TSH_OK)
@@ -17135,7 +17131,6 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, summed, 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_pipeline_begin_tied(pipeline);
-    tshi_pipeline_reset_totals(pipeline, pipeline->desc.micro_batches);
     tshi_pipeline_run(pipeline);
     tshi_error_tell(ctx); /* a peer may wait for what this rank will not send */
     tshi_pipeline_end_sends(pipeline, 1);
@@ -17144,10 +17139,9 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     for (const tshi_tie *tie = ctx->pipeline->ties; tie; tie = tie->next)
         if (tie->holds[pipeline->stage] && tie->param->requires_grad && ctx->error.code == TSH_OK)
             tshi_pipeline_sum_tied(pipeline, tie);
-    if (summed) tshi_pipeline_broadcast_totals(pipeline); /* tshi_tape_sync divides by the weight */
-    if (summed) ctx->tape.weight += pipeline->total[1];
+    tshi_pipeline_broadcast_totals(pipeline);
+    if (summed) ctx->tape.weight += pipeline->total[1]; /* which tshi_tape_sync divides by */
     (void)tshi_tape_sync(ctx);
-    if (!summed) tshi_pipeline_broadcast_totals(pipeline);
     return tshi_pipeline_mean_loss(pipeline, loss);
 }
 
@@ -17159,7 +17153,8 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     if (micro_batches < 0)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_pipeline_evaluate: %d micro-batches",
                        micro_batches);
-    tshi_pipeline_reset_totals(pipeline, micro_batches);
+    pipeline->total[0] = 0;
+    pipeline->total[1] = pipeline->desc.weight ? 0 : micro_batches;
     tsh_no_grad_begin(ctx);
     for (int k = 0; k < micro_batches && tsh_ok(ctx); k++) {
         tsh_tensor *y;
