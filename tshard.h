@@ -324,7 +324,7 @@
 /* Needs: >>config.                                                             */
 /* ========================================================================== */
 
-#include <stddef.h> /* size_t */
+#include <stddef.h> /* size_t, offsetof */
 #include <stdint.h> /* int64_t */
 #include <stdio.h>  /* FILE */
 
@@ -14522,42 +14522,42 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 typedef struct tshi_line {
     char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* "h.0" linear: weight f32 (64, 32) S(0) */
     double number; /* the module's; compared as it is: its text depends on the host's locale */
+    int64_t hash;  /* of text and number */
     int64_t rank;  /* whose line it is: a rank of the world; not compared */
 } tshi_line;
 
-/* Describes line i, from 0; returns 0 if the model has no such line. */
-static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
+/* Describes one module. */
+static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     const size_t size = sizeof line->text;
-    tsh_module *m = ctx->root;
     char text[TSHI_TEXT_SIZE];
-    int k;
-    memset(line, 0, sizeof *line);
-    line->rank = ctx->world.rank;
-    for (k = 1; k < i && m; k++) m = tshi_module_next(ctx->root, m);
-    if (!i || !m) {
-        tshi_base_append(line->text, size, i ? "nothing" : "the seed %llu",
-                         (unsigned long long)ctx->seed);
-        return !i;
-    }
     tshi_base_append(line->text, size, m->path[0] ? "\"%s\" %s" : "the root%s %s", m->path,
                      m->kind->name);
     line->number = m->number;
     if (m->number > 0) tshi_base_append(line->text, size, " (%.9g)", m->number);
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
         tshi_base_append(line->text, size, "%s %s %s %s", i ? "," : ":", m->param_name[i],
                          tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
-        for (k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
+        for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
             tshi_base_append(line->text, size, "%s%lld", k ? " + " : " of ",
                              (long long)param->layout.segment[k].length);
     }
-    return 1;
 }
 
-static uint64_t tshi_module_line_hash(uint64_t hash, const tshi_line *line) {
-    return tshi_rng_hash(tshi_rng_hash(hash, line->text, strlen(line->text)), &line->number,
-                         sizeof line->number);
+/* Fills in line i, from 0; returns 0 if the model has no such line. */
+static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
+    tsh_module *m = ctx->root;
+    memset(line, 0, sizeof *line);
+    for (int k = 1; k < i && m; k++) m = tshi_module_next(ctx->root, m);
+    if (i && m)
+        tshi_module_describe(m, line);
+    else
+        tshi_base_append(line->text, sizeof line->text, i ? "nothing" : "the seed %llu",
+                         (unsigned long long)ctx->seed);
+    line->hash = (int64_t)tshi_rng_hash(1, line, offsetof(tshi_line, hash));
+    line->rank = ctx->world.rank;
+    return !i || m;
 }
 
 /* Sets *same to 1 if all ranks have the same hash. One all-reduce: the minimum of the hash and that
@@ -14601,9 +14601,9 @@ static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const ts
 /* Gathers all ranks' models line by line and reports the first that differs, on every rank. */
 static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     const int size = comm->size;
-    const size_t bytes = (size_t)size * (2 * sizeof(int64_t) + sizeof(tshi_line));
+    const size_t bytes = (size_t)size * (sizeof(int64_t) + sizeof(tshi_line));
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-    int64_t *counts, *hash; /* (size) */
+    int64_t *counts;        /* (size) */
     tshi_line line, *lines; /* this rank's, all ranks' (size) */
     tsh_result result = TSH_OK;
     int r, i = 0, usual = 0, blamed = 0, more;
@@ -14612,17 +14612,15 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
         return TSH_ERR_MEMORY;
     }
     counts = (int64_t *)tshi_mem_data(block);
-    hash = counts + size;
-    lines = (tshi_line *)(void *)(hash + size);
+    lines = (tshi_line *)(void *)(counts + size);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
     do {
         more = tshi_module_line(ctx, i++, &line); /* 0: other ranks have more lines */
         result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
         if (result != TSH_OK) break;
-        for (r = 0; r < size; r++) hash[r] = (int64_t)tshi_module_line_hash(1, &lines[r]);
-        usual = tshi_module_majority(hash, 1, size, NULL);
-        for (blamed = 0; blamed < size - 1 && hash[blamed] == hash[usual];) blamed++;
-    } while (more && hash[blamed] == hash[usual]);
+        usual = tshi_module_majority(&lines->hash, sizeof line / sizeof line.hash, size, NULL);
+        for (blamed = 0; blamed < size - 1 && lines[blamed].hash == lines[usual].hash;) blamed++;
+    } while (more && lines[blamed].hash == lines[usual].hash);
     if (result == TSH_OK) { /* no rank may fail the world before all have received the lines */
         (void)tsh_barrier(comm);
         tshi_module_report_diff(comm, ctx, &lines[blamed], &lines[usual]);
@@ -14641,7 +14639,8 @@ static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     uint64_t hash = 0;
     tsh_result result;
     int i, same;
-    for (i = 0; tshi_module_line(ctx, i, &line); i++) hash = tshi_module_line_hash(hash, &line);
+    for (i = 0; tshi_module_line(ctx, i, &line); i++)
+        hash = tshi_rng_hash(hash, &line.hash, sizeof line.hash);
     comm->trace = NULL;
     result = tshi_module_same(comm, hash, &same);
     if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
@@ -14710,17 +14709,15 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
 
 /* Ends a constructor: returns the new module or, after an error, removes it and returns NULL. */
 static tsh_module *tshi_module_finish(tsh_module *module) {
-    tsh_module *parent = module->parent, *before = parent->first;
+    tsh_module *parent = module->parent, **link = &parent->first;
     size_t n = strlen(module->path);
     if (module->ctx->error.code == TSH_OK) return module;
     for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             module->param[i]->path[n] == '.')
             tshi_tensor_end(module->param[i]);
-    while (before != module && before->next != module) before = before->next;
-    before->next = NULL;
-    parent->last = before;
-    if (before == module) parent->first = parent->last = NULL;
+    for (parent->last = NULL; *link != module; link = &(*link)->next) parent->last = *link;
+    *link = NULL;
     return NULL;
 }
 
@@ -16474,22 +16471,20 @@ static void tshi_optim_keep_chunk(tsh_tensor *moment) {
 /* Gives a moment its parameter's new layout; chunks are gathered for that, and cut out again. */
 static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
-    tshi_block *chunk = moment->block;
+    tsh_tensor part = *moment;
     if (!(moment->flags & TSHI_CHUNKED) ||
         tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
         tshi_module_relayout(moment, layout);
         return;
     }
-    chunk->refs++;
+    part.block->refs++;
     if (tshi_optim_allocate(moment, tsh_local_numel(moment))) {
-        tsh_tensor part = *moment;
-        part.block = chunk;
         if (tshi_optim_gather(&part, (tsh_real *)tshi_mem_data(moment->block),
                               "tsh_optim_step: moments of a new layout") == TSH_OK)
             tshi_module_relayout(moment, layout);
         tshi_optim_keep_chunk(moment);
     }
-    tshi_mem_drop(ctx, chunk);
+    tshi_mem_drop(ctx, part.block);
 }
 
 /* Returns a moment with param's layout, zeros at its first use; NULL after an error. */
