@@ -324,7 +324,7 @@
 /* Needs: >>config.                                                             */
 /* ========================================================================== */
 
-#include <stddef.h> /* size_t */
+#include <stddef.h> /* size_t, offsetof */
 #include <stdint.h> /* int64_t */
 #include <stdio.h>  /* FILE */
 
@@ -2058,6 +2058,7 @@ typedef struct tshi_micro {
     struct tshi_micro *next; /* in the ctx's list */
     tshi_node *newest;       /* of its tape */
     tshi_arena arena;
+    tsh_pipeline *pipeline;
     tsh_tensor handles; /* head of a circular list: tensors that its forward made */
     tsh_tensor *out;    /* sent to the next stage, or the loss */
     tsh_tensor *input;   /* received from the stage before, which waits for its gradient; or NULL */
@@ -3292,7 +3293,7 @@ static tsh_tensor *tshi_tensor_handle(tsh_ctx *ctx, unsigned flags) {
     return t;
 }
 
-/* Releases a tensor's values and gradients; the handle becomes stale. */
+/* Releases a tensor's values and gradients. */
 static void tshi_tensor_drop_values(tsh_tensor *t) {
     tshi_mem_drop(t->ctx, t->block);
     tshi_mem_drop(t->ctx, t->gr.block);
@@ -3301,14 +3302,14 @@ static void tshi_tensor_drop_values(tsh_tensor *t) {
     t->block = t->marks = NULL;
     memset(&t->gr, 0, sizeof t->gr);
     memset(&t->gp, 0, sizeof t->gp);
-    t->flags |= TSHI_STALE;
+    t->sparse = 0;
 }
 
 /* Releases a tensor: its values, and its handle for reuse. */
 static void tshi_tensor_end(tsh_tensor *t) {
     tshi_handles *h = &t->ctx->handles;
     tshi_tensor_drop_values(t);
-    t->flags |= TSHI_DEAD;
+    t->flags |= TSHI_STALE | TSHI_DEAD;
     t->prev->next = t->next;
     t->next->prev = t->prev;
     t->next = NULL;
@@ -13506,7 +13507,8 @@ TSH_API tsh_tensor *tsh_custom_op(tsh_ctx *ctx, tsh_tensor *const *in, int n,
  * next collective of each group first compares the models of its ranks. */
 
 /* A kind of layer: its forward, the styles that it supports (bit 1 << style; the PREPARE styles go
- * with every kind), and its parameters' layouts under a rule (NULL: all replicated). */
+ * with every kind), and what gives its parameters layouts under a rule where they are not to stay
+ * replicated (NULL: nothing). */
 typedef struct tshi_kind {
     const char *name;
     tsh_tensor *(*forward)(tsh_module *module, tsh_tensor **in, int n);
@@ -13533,18 +13535,52 @@ TSHI_OUTLINE tsh_module *tshi_module_next(const tsh_module *root, tsh_module *mo
     return module == root ? NULL : module->next;
 }
 
-/* Runs a module's forward. Inputs and output are redistributed as its PREPARE rules say. */
+/* A walk over the parameters below a module, in pre-order: now at module->param[slot]. Begins, and
+ * ends, as {NULL, 0}. */
+typedef struct tshi_walk {
+    tsh_module *module;
+    int slot;
+} tshi_walk;
+
+/* Steps to the next parameter below root and returns it; NULL at the end. A tied parameter comes
+ * once per module that has it. */
+TSHI_OUTLINE tsh_tensor *tshi_module_step(tsh_module *root, tshi_walk *at) {
+    if (at->module)
+        at->slot++;
+    else
+        at->module = root;
+    for (; at->module; at->module = tshi_module_next(root, at->module), at->slot = 0)
+        for (; at->slot < TSHI_MODULE_PARAMS; at->slot++)
+            if (at->module->param[at->slot]) return at->module->param[at->slot];
+    return NULL;
+}
+
+/* Returns 1 if the walk meets its parameter for the first time, not for a tied one again. */
+static int tshi_module_first(tsh_module *root, const tshi_walk *at) {
+    tshi_walk before = {NULL, 0};
+    while (tshi_module_step(root, &before) != at->module->param[at->slot]) continue;
+    return before.module == at->module && before.slot == at->slot;
+}
+
+/* tshi_module_step that passes over a tied parameter that came before. */
+static tsh_tensor *tshi_module_step_once(tsh_module *root, tshi_walk *at) {
+    tsh_tensor *param = tshi_module_step(root, at);
+    while (param && !tshi_module_first(root, at)) param = tshi_module_step(root, at);
+    return param;
+}
+
+/* Runs a module's forward. Inputs and output are redistributed as the rules of its plan say. */
 static tsh_tensor *tshi_module_run(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *ready[TSHI_MODULE_INPUTS], *y;
-    int i;
     if (module->prepared && n != module->prepared)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
                                "tsh_forward: got %d inputs, the plan prepares %d", n,
                                module->prepared);
-    for (i = 0; i < module->prepared; i++)
+    for (int i = 0; i < module->prepared; i++)
         ready[i] = in[i] && module->prepare[i] ? tsh_redistribute(in[i], *module->prepare[i])
                                                : in[i];
     y = module->kind->forward(module, module->prepared ? ready : in, n);
+    if (y && module->gives) y = tsh_redistribute(y, *module->gives);
     return y && module->result ? tsh_redistribute(y, *module->result) : y;
 }
 
@@ -13559,51 +13595,43 @@ typedef struct tshi_module_calls {
 } tshi_module_calls;
 
 typedef struct tshi_rng_counts {
+    tsh_module *module;                  /* that is computed again with these counts */
     uint64_t randn_calls, dropout_calls; /* of the ctx */
-    tshi_module_calls *each;             /* of all modules, in pre-order */
-    size_t count;
+    tshi_module_calls *each;             /* of all modules, in pre-order; then zeros */
 } tshi_rng_counts;
 
-/* What the node of a checkpoint keeps. */
-typedef struct tshi_replay {
-    tsh_module *module;
-    const tshi_rng_counts *counts; /* before the forward */
-} tshi_replay;
-
 static uint64_t tshi_module_count(tsh_ctx *ctx) {
-    tsh_module *m;
     uint64_t n = 0;
-    for (m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
+    for (tsh_module *m = tsh_root(ctx); m; m = tshi_module_next(ctx->root, m)) n++;
     return n;
 }
 
 /* Copies the counts into the tape's memory; NULL and an error: there is none. */
-static tshi_rng_counts *tshi_module_save_counts(tsh_ctx *ctx) {
+static tshi_rng_counts *tshi_module_save_counts(tsh_module *module) {
+    tsh_ctx *ctx = module->ctx;
+    const size_t n = (size_t)tshi_module_count(ctx) + 1;
     tshi_rng_counts *counts = (tshi_rng_counts *)tshi_mem_book(
-        ctx, &ctx->tape.arena,
-        sizeof *counts + (size_t)tshi_module_count(ctx) * sizeof *counts->each);
-    tsh_module *m;
+        ctx, &ctx->tape.arena, sizeof *counts + n * sizeof *counts->each);
+    size_t i = 0;
     if (!counts) return NULL;
+    counts->module = module;
     counts->randn_calls = ctx->randn_calls;
     counts->dropout_calls = ctx->dropout_calls;
     counts->each = (tshi_module_calls *)(void *)(counts + 1);
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
-        counts->each[counts->count].module = m;
-        counts->each[counts->count++].dropout_calls = m->dropout_calls;
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
+        counts->each[i].module = m;
+        counts->each[i++].dropout_calls = m->dropout_calls;
     }
     return counts;
 }
 
 /* Sets the counts back; modules added since then had a count of 0. */
 static void tshi_module_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *counts) {
-    tsh_module *m;
     size_t i = 0;
     ctx->randn_calls = counts->randn_calls;
     ctx->dropout_calls = counts->dropout_calls;
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m)) {
-        int known = i < counts->count && counts->each[i].module == m;
-        m->dropout_calls = known ? counts->each[i++].dropout_calls : 0;
-    }
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m))
+        m->dropout_calls = counts->each[i].module == m ? counts->each[i++].dropout_calls : 0;
 }
 
 /* Makes a tensor of the saved values of input i. Its base is the input's own, so gradients that the
@@ -13615,24 +13643,23 @@ static tsh_tensor *tshi_module_input(const tshi_node *node, int i) {
 }
 
 /* Checks that recomputed ops read no outer tensor with a gradient, other than the checkpoint's
- * inputs: the all-reduce of its gradient might have been started already. 0 and an error if so. */
-static int tshi_module_check_inputs(const tshi_node *node) {
+ * inputs: the all-reduce of its gradient might have been started already. An error if so. */
+static tsh_result tshi_module_check_inputs(const tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     const tshi_node *inner;
-    int i, k;
+    int k;
     for (inner = ctx->tape.newest; inner; inner = inner->older)
-        for (i = 0; i < inner->n; i++) {
+        for (int i = 0; i < inner->n; i++) {
             const tsh_tensor *base = inner->in[i] ? inner->in[i]->base : NULL;
             if (!base || !base->requires_grad || !base->node || base->depth >= ctx->depth) continue;
             for (k = 0; k < node->n && !(node->in[k] && node->in[k]->base == base);) k++;
-            if (k < node->n) continue;
-            (void)tsh_fail(ctx, TSH_ERR_STATE,
-                           "tsh_checkpoint: the forward reads what %s gave, which wants a "
-                           "gradient, but is none of its inputs; make it one",
-                           base->node->op->name);
-            return 0;
+            if (k == node->n)
+                return tsh_fail(ctx, TSH_ERR_STATE,
+                                "tsh_checkpoint: the forward reads what %s gave, which wants a "
+                                "gradient, but is none of its inputs; make it one",
+                                base->node->op->name);
         }
-    return 1;
+    return TSH_OK;
 }
 
 /* Backward of a checkpoint: gives the recomputed output y the gradient of the checkpoint's output
@@ -13641,22 +13668,18 @@ static int tshi_module_check_inputs(const tshi_node *node) {
 static void tshi_module_backward(tshi_node *node, tsh_tensor *y) {
     tsh_ctx *ctx = y->ctx;
     tsh_tensor *out = node->out, *base = y->base;
-    const tshi_accumulator *from[2];
-    tshi_accumulator *to[2];
+    const int as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
+                         base->depth < ctx->depth;
+    const tshi_accumulator *from[2] = {&out->gr, &out->gp};
+    tshi_accumulator *to[2] = {&base->gr, as_it_is ? &base->gp : &base->gr};
     tshi_dest dest;
-    int i, as_it_is = !base->node || tshi_tape_accepts_partial(base->node) ||
-                      base->depth < ctx->depth;
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return;
-    from[0] = &out->gr;
-    from[1] = &out->gp;
-    to[0] = &base->gr;
-    to[1] = as_it_is ? &base->gp : &base->gr;
     if (out->gp.live && !as_it_is)
         (void)tshi_error_comm(ctx,
                               tsh_allreduce(&ctx->tp, tshi_mem_data(out->gp.block),
                                             tsh_local_numel(out), TSH_REAL, TSH_SUM),
                               "tsh_backward: all-reduce of the gradient of a checkpoint's output");
-    for (i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
+    for (int i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
         if (from[i]->live && tshi_tape_open(y, to[i], &dest))
             tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
                                  out->stride);
@@ -13674,21 +13697,21 @@ static tsh_tensor *tshi_module_run_checked(tsh_module *module, tsh_tensor **in, 
 
 /* Backward of the checkpoint's node: recomputes the module, on a tape that holds nothing else. */
 static void tshi_module_recompute(tshi_node *node) {
-    const tshi_replay *replay = (const tshi_replay *)node->params;
+    const tshi_rng_counts *before = (const tshi_rng_counts *)node->params, *now;
     tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;
     tsh_tensor *x[TSHI_MODULE_INPUTS], *y = NULL;
-    const tshi_rng_counts *now = tshi_module_save_counts(ctx);
     int i, no_grad = ctx->tape.no_grad;
+    now = tshi_module_save_counts(before->module);
     if (!now) return;
-    tshi_module_restore_counts(ctx, replay->counts);
+    tshi_module_restore_counts(ctx, before);
     ctx->tape.newest = NULL;
     ctx->tape.no_grad = 0;
     tsh_scope_begin(ctx);
     for (i = 0; i < node->n; i++) x[i] = tshi_module_input(node, i);
-    if (ctx->error.code == TSH_OK) y = tshi_module_run_checked(replay->module, x, node->n);
+    if (ctx->error.code == TSH_OK) y = tshi_module_run_checked(before->module, x, node->n);
     tshi_module_restore_counts(ctx, now);
-    if (y && tshi_module_check_inputs(node)) tshi_module_backward(node, y);
+    if (y && tshi_module_check_inputs(node) == TSH_OK) tshi_module_backward(node, y);
     tshi_tape_walk(ctx); /* after an error: releases the nodes that are left */
     tsh_scope_end(ctx);
     ctx->tape.no_grad = no_grad;
@@ -13699,7 +13722,7 @@ static void tshi_module_recompute(tshi_node *node) {
 static tsh_tensor *tshi_module_run_no_grad(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
     tsh_tensor *y, form;
-    tshi_block *block;
+    tshi_block *block = NULL;
     tsh_scope_begin(ctx);
     tsh_no_grad_begin(ctx);
     y = tshi_module_run_checked(module, in, n);
@@ -13711,8 +13734,7 @@ static tsh_tensor *tshi_module_run_no_grad(tsh_module *module, tsh_tensor **in, 
         block->refs++;
     }
     tsh_scope_end(ctx);
-    if (!y) return NULL;
-    y = tshi_tensor_window(&form, block);
+    if (y) y = tshi_tensor_window(&form, block);
     tshi_mem_drop(ctx, block);
     return y;
 }
@@ -13720,14 +13742,13 @@ static tsh_tensor *tshi_module_run_no_grad(tsh_module *module, tsh_tensor **in, 
 /* Counts the parameters below that require a gradient, a tied one once per module that has it; also
  * writes them to `list` unless that is NULL. */
 static int tshi_module_trainable(tsh_module *module, tsh_tensor **list) {
-    tsh_module *m;
-    int i, n = 0;
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
-            if (!m->param[i] || !m->param[i]->requires_grad) continue;
-            if (list) list[n] = m->param[i];
-            n++;
-        }
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
+    int n = 0;
+    while ((param = tshi_module_step(module, &at)) != NULL) {
+        if (list && param->requires_grad) list[n] = param;
+        n += param->requires_grad;
+    }
     return n;
 }
 
@@ -13742,30 +13763,27 @@ static const tshi_op tshi_module_checkpoint_op = {
 /* Runs a checkpointed module's forward and records one node for all of it. */
 static tsh_tensor *tshi_module_checkpoint(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    const tshi_rng_counts *counts;
+    tshi_rng_counts *counts;
     tsh_tensor *y;
-    tshi_replay *replay;
     tshi_node *node;
-    int i, leaves;
+    int leaves;
     if (n > TSHI_MODULE_INPUTS)
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT,
                                "tsh_checkpoint: takes %d inputs at most, not %d",
                                TSHI_MODULE_INPUTS, n);
-    for (i = 0; i < n; i++)
+    for (int i = 0; i < n; i++)
         if (in[i] && !tshi_tensor_check("tsh_checkpoint", &in[i], 1)) return NULL;
-    counts = tshi_module_save_counts(ctx);
+    counts = tshi_module_save_counts(module);
     y = counts ? tshi_module_run_no_grad(module, in, n) : NULL;
     leaves = y ? tshi_module_trainable(module, NULL) : 0;
     if (!y || (!tshi_tape_records(ctx, in, n) && !leaves)) return y;
     /* all inputs marked: only the recomputation knows whose gradients are partial */
     node = tshi_tape_add(&tshi_module_checkpoint_op, y, in, n, (1u << n) - 1,
-                         sizeof *replay + (size_t)leaves * sizeof *node->leaves);
+                         (size_t)leaves * sizeof *node->leaves);
     if (!node) return NULL;
-    replay = (tshi_replay *)node->params;
-    node->leaves = (tsh_tensor **)(void *)(replay + 1);
+    node->leaves = (tsh_tensor **)node->params;
     node->leaf_count = tshi_module_trainable(module, node->leaves);
-    replay->module = module;
-    replay->counts = counts;
+    node->params = counts;
     return y;
 }
 
@@ -13788,15 +13806,14 @@ static tsh_tensor *tshi_module_call(tsh_module *module, tsh_tensor **in, int n) 
 
 /* Forward of a container: the user's function, or the children in order. */
 static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_module *child;
     tsh_tensor *x = in[0];
     if (module->forward) return module->forward(module, in, n, module->user);
     if (n != 1)
         return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_forward: a container without a forward takes one input, "
-                               "not %d",
+                               "tsh_forward: a container without a forward takes one input, not %d",
                                n);
-    for (child = module->first; child; child = child->next) x = tshi_module_call(child, &x, 1);
+    for (tsh_module *child = module->first; child; child = child->next)
+        x = tshi_module_call(child, &x, 1);
     return x;
 }
 
@@ -13804,67 +13821,57 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 
 /* Ranks compare their models as lines: the seed's, then one per module, in pre-order. */
 typedef struct tshi_line {
-    char name[TSH_PATH_SIZE + 4]; /* "the seed", or the module's path in quotes */
-    char what[3 * TSHI_TEXT_SIZE]; /* " linear: weight f32 (64, 32) S(0)" */
+    char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* "h.0" linear: weight f32 (64, 32) S(0) */
     double number; /* the module's; compared as it is: its text depends on the host's locale */
+    int64_t hash;  /* of text and number */
+    int64_t rank;  /* whose line it is: a rank of the world; not compared */
 } tshi_line;
 
 /* Describes one module. */
-static void tshi_module_line(const tsh_module *m, tshi_line *line) {
+static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
+    const size_t size = sizeof line->text;
     char text[TSHI_TEXT_SIZE];
-    int i, k;
-    memset(line, 0, sizeof *line);
-    tsh_text_add(line->name, sizeof line->name, m->path[0] ? "\"%s\"" : "the root", m->path);
-    tsh_text_add(line->what, sizeof line->what, " %s", m->kind->name);
+    tsh_text_add(line->text, size, m->path[0] ? "\"%s\" %s" : "the root%s %s", m->path,
+                     m->kind->name);
     line->number = m->number;
-    if (m->number > 0) tsh_text_add(line->what, sizeof line->what, " (%.9g)", m->number);
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+    if (m->number > 0) tsh_text_add(line->text, size, " (%.9g)", m->number);
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *param = m->param[i];
         if (!param) continue;
-        tsh_text_add(line->what, sizeof line->what, "%s %s %s %s", i ? "," : ":", m->param_name[i],
-                     tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
-        for (k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
-            tsh_text_add(line->what, sizeof line->what, "%s%lld", k ? " + " : " of ",
-                         (long long)param->layout.segment[k].length);
+        tsh_text_add(line->text, size, "%s %s %s %s", i ? "," : ":", m->param_name[i],
+                         tshi_dtype_name(param->dtype), tshi_tensor_text(param, text));
+        for (int k = 0; k < param->layout.segments && param->layout.segments > 1; k++)
+            tsh_text_add(line->text, size, "%s%lld", k ? " + " : " of ",
+                             (long long)param->layout.segment[k].length);
     }
 }
 
-/* Steps to the next line; 0: there is none. Before the first step, *m is NULL and *line zero. */
-static int tshi_module_next_line(const tsh_ctx *ctx, tsh_module **m, tshi_line *line) {
-    if (line->name[0]) { /* line holds the seed, or module *m */
-        *m = *m ? tshi_module_next(ctx->root, *m) : ctx->root;
-        if (!*m) return 0;
-        tshi_module_line(*m, line);
-        return 1;
-    }
-    tsh_text_add(line->name, sizeof line->name, "the seed");
-    tsh_text_add(line->what, sizeof line->what, " %llu", (unsigned long long)ctx->seed);
-    return 1;
+/* Fills in line i, from 0; returns 0 if the model has no such line. */
+static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
+    tsh_module *m = ctx->root;
+    memset(line, 0, sizeof *line);
+    for (int k = 1; k < i && m; k++) m = tshi_module_next(ctx->root, m);
+    if (i && m)
+        tshi_module_describe(m, line);
+    else
+        tsh_text_add(line->text, sizeof line->text, i ? "nothing" : "the seed %llu",
+                         (unsigned long long)ctx->seed);
+    line->hash = (int64_t)tshi_rng_hash(1, line, offsetof(tshi_line, hash));
+    line->rank = ctx->world.rank;
+    return !i || m;
 }
 
-static uint64_t tshi_module_line_hash(uint64_t hash, const tshi_line *line) {
-    hash = tshi_rng_hash(hash, line->name, strlen(line->name));
-    hash = tshi_rng_hash(hash, line->what, strlen(line->what));
-    return tshi_rng_hash(hash, &line->number, sizeof line->number);
-}
-
-/* Sets *same to 1 if the models of all ranks have the same hash. One all-reduce: the minimum of the
- * hash and that of its complement, which is the complement of the maximum. */
-static tsh_result tshi_module_same(tsh_comm *comm, const tsh_ctx *ctx, int *same) {
-    tsh_module *m = NULL;
-    tshi_line line;
-    uint64_t hash = 0;
+/* Sets *same to 1 if all ranks have the same hash. One all-reduce: the minimum of the hash and that
+ * of its complement, which is the complement of the maximum. */
+static tsh_result tshi_module_same(tsh_comm *comm, uint64_t hash, int *same) {
     int64_t ends[2];
     tsh_result result;
-    memset(&line, 0, sizeof line);
-    while (tshi_module_next_line(ctx, &m, &line)) hash = tshi_module_line_hash(hash, &line);
     memcpy(&ends[0], &hash, sizeof hash);
     ends[1] = ~ends[0];
     result = tsh_allreduce(comm, ends, 2, TSH_I64, TSH_MIN);
     *same = result == TSH_OK && ends[0] == ~ends[1];
     return result;
 }
-
 
 /* Returns a rank whose hash most ranks have; at a tie, the lowest. Rank r's hash is hash[r *
  * stride]; only ranks with holds[r] count (holds NULL: all). */
@@ -13880,58 +13887,44 @@ static int tshi_module_majority(const int64_t *hash, int64_t stride, int size,
     return best;
 }
 
-
-/* Reports that rank `blamed` of the world has the line `odd` where rank `other` has `usual`. */
-static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, int blamed,
-                                    const tshi_line *odd, int other, const tshi_line *usual) {
+/* Reports that a rank has the line `odd` where another has `usual`. */
+static void tshi_module_report_diff(const tsh_comm *comm, tsh_ctx *ctx, const tshi_line *odd,
+                                    const tshi_line *usual) {
     const char *axis = comm == &ctx->tp ? "tp" : comm == &ctx->dp ? "dp" : "the world";
     const int first = ctx->error.code == TSH_OK;
     (void)tsh_fail(ctx, TSH_ERR_MISMATCH,
-                   "the ranks of %s built different models: rank %d has %s%s where rank %d has "
-                   "%s%s; build the same model on each, with the same seed",
-                   axis, blamed, odd->name[0] ? odd->name : "nothing", odd->what, other,
-                   usual->name[0] ? usual->name : "nothing", usual->what);
-    if (first) ctx->error.rank = blamed;
+                   "the ranks of %s built different models: rank %d has %s where rank %d has "
+                   "%s; build the same model on each, with the same seed",
+                   axis, (int)odd->rank, odd->text, (int)usual->rank, usual->text);
+    if (first) ctx->error.rank = (int)odd->rank;
 }
 
 /* Gathers all ranks' models line by line and reports the first that differs, on every rank. */
 static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
     const int size = comm->size;
-    const int64_t rank = ctx->world.rank;
-    const size_t bytes = (size_t)size * (3 * sizeof(int64_t) + sizeof(tshi_line));
+    const size_t bytes = (size_t)size * (sizeof(int64_t) + sizeof(tshi_line));
     tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-    int64_t *counts, *ranks, *hash; /* (size); ranks: of the world */
-    tsh_module *m = NULL;
+    int64_t *counts;        /* (size) */
     tshi_line line, *lines; /* this rank's, all ranks' (size) */
-    tsh_result result;
-    int r, usual = 0, blamed = 0, more = 1;
+    tsh_result result = TSH_OK;
+    int r, i = 0, usual = 0, blamed = 0, more;
     if (!block) {
         tshi_error_tell(ctx);
         return TSH_ERR_MEMORY;
     }
     counts = (int64_t *)tshi_mem_data(block);
-    ranks = counts + size;
-    hash = ranks + size;
-    lines = (tshi_line *)(void *)(hash + size);
-    memset(&line, 0, sizeof line);
-    for (r = 0; r < size; r++) counts[r] = 1;
-    result = tsh_allgather(comm, &rank, ranks, counts, 1, TSH_I64);
+    lines = (tshi_line *)(void *)(counts + size);
     for (r = 0; r < size; r++) counts[r] = (int64_t)(sizeof line / sizeof(int32_t));
-    while (more && result == TSH_OK) {
-        more = tshi_module_next_line(ctx, &m, &line);
-        if (!more) memset(&line, 0, sizeof line); /* other ranks have more lines */
+    do {
+        more = tshi_module_line(ctx, i++, &line); /* 0: other ranks have more lines */
         result = tsh_allgather(comm, &line, lines, counts, 1, TSH_I32);
         if (result != TSH_OK) break;
-        for (r = 0; r < size; r++) hash[r] = (int64_t)tshi_module_line_hash(1, &lines[r]);
-        usual = tshi_module_majority(hash, 1, size, NULL);
-        for (blamed = 0; blamed < size && hash[blamed] == hash[usual];) blamed++;
-        if (blamed < size) break;
-        blamed = usual;
-    }
+        usual = tshi_module_majority(&lines->hash, sizeof line / sizeof line.hash, size, NULL);
+        for (blamed = 0; blamed < size - 1 && lines[blamed].hash == lines[usual].hash;) blamed++;
+    } while (more && lines[blamed].hash == lines[usual].hash);
     if (result == TSH_OK) { /* no rank may fail the world before all have received the lines */
         (void)tsh_barrier(comm);
-        tshi_module_report_diff(comm, ctx, (int)ranks[blamed], &lines[blamed], (int)ranks[usual],
-                                &lines[usual]);
+        tshi_module_report_diff(comm, ctx, &lines[blamed], &lines[usual]);
         result = TSH_ERR_MISMATCH;
     }
     tshi_mem_drop(ctx, block);
@@ -13943,10 +13936,14 @@ static tsh_result tshi_module_find_diff(tsh_comm *comm, tsh_ctx *ctx) {
 static TSHI_COLD tsh_result tshi_module_compare(tsh_comm *comm, tsh_ctx *ctx) {
     const tsh_comm_stats stats = comm->stats;
     struct tshi_trace *trace = comm->trace;
+    tshi_line line;
+    uint64_t hash = 0;
     tsh_result result;
-    int same;
+    int i, same;
+    for (i = 0; tshi_module_line(ctx, i, &line); i++)
+        hash = tshi_rng_hash(hash, &line.hash, sizeof line.hash);
     comm->trace = NULL;
-    result = tshi_module_same(comm, ctx, &same);
+    result = tshi_module_same(comm, hash, &same);
     if (result == TSH_OK && !same) result = tshi_module_find_diff(comm, ctx);
     comm->trace = trace;
     comm->stats = stats;
@@ -13979,24 +13976,21 @@ TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
 /* Adds a child without parameters; NULL and an error for a bad or taken name. */
 static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const tshi_kind *kind) {
     tsh_ctx *ctx = parent ? parent->ctx : NULL;
-    tsh_module *module, *other;
+    tsh_module *module;
     if (!ctx || ctx->error.code != TSH_OK) return NULL;
+    if (!name) name = "";
     tshi_module_changed(ctx);
-    if (!name || !*name || strchr(name, '.') ||
-        strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE) {
+    if (!*name || strchr(name, '.') || strlen(parent->path) + strlen(name) + 16 > TSH_PATH_SIZE)
         (void)tsh_fail(
             ctx, TSH_ERR_ARGUMENT,
             "tsh_add_%s: \"%.64s\" under \"%.64s\" is no name: it may not be empty, hold a "
             "dot, or make a path of %d characters",
-            kind->name, name ? name : "", parent->path, TSH_PATH_SIZE);
-        return NULL;
-    }
-    for (other = parent->first; other; other = other->next)
-        if (strcmp(other->name, name) == 0) {
+            kind->name, name, parent->path, TSH_PATH_SIZE);
+    for (tsh_module *other = parent->first; other; other = other->next)
+        if (strcmp(other->name, name) == 0)
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_add_%s: \"%s\" has a child \"%s\" already",
                            kind->name, parent->path, name);
-            return NULL;
-        }
+    if (ctx->error.code != TSH_OK) return NULL;
     module = (tsh_module *)tshi_mem_book(ctx, &ctx->books, sizeof *module);
     if (!module) return NULL;
     module->ctx = ctx;
@@ -14016,18 +14010,15 @@ static tsh_module *tshi_module_add(tsh_module *parent, const char *name, const t
 
 /* Ends a constructor: returns the new module or, after an error, removes it and returns NULL. */
 static tsh_module *tshi_module_finish(tsh_module *module) {
-    tsh_module *parent = module->parent, *before = parent->first;
+    tsh_module *parent = module->parent, **link = &parent->first;
     size_t n = strlen(module->path);
-    int i;
     if (module->ctx->error.code == TSH_OK) return module;
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) /* frees its own parameters, not a shared weight */
         if (module->param[i] && strncmp(module->param[i]->path, module->path, n) == 0 &&
             module->param[i]->path[n] == '.')
             tshi_tensor_end(module->param[i]);
-    while (before != module && before->next != module) before = before->next;
-    before->next = NULL;
-    parent->last = before;
-    if (before == module) parent->first = parent->last = NULL;
+    for (parent->last = NULL; *link != module; link = &(*link)->next) parent->last = *link;
+    *link = NULL;
     return NULL;
 }
 
@@ -14075,11 +14066,7 @@ static void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layout) {
         tshi_mem_drop(t->ctx, block);
         return;
     }
-    tshi_mem_drop(t->ctx, t->block);
-    tshi_mem_drop(t->ctx, t->gr.block);
-    tshi_mem_drop(t->ctx, t->gp.block);
-    memset(&t->gr, 0, sizeof t->gr);
-    memset(&t->gp, 0, sizeof t->gp);
+    tshi_tensor_drop_values(t);
     t->block = block;
 }
 
@@ -14112,11 +14099,12 @@ static int tshi_module_distance(const char *a, const char *b) {
     return row[n];
 }
 
-/* Returns a module's path relative to root; "" for root itself. */
-static const char *tshi_module_below(const tsh_module *root, const tsh_module *module) {
+/* Returns a module's or parameter's path relative to root: "" for root itself, the whole path of a
+ * tied parameter from elsewhere. */
+static const char *tshi_module_below(const tsh_module *root, const char *path) {
     size_t n = strlen(root->path);
-    const char *path = module->path;
-    return module == root ? "" : n ? path + n + 1 : path;
+    if (!n || strncmp(path, root->path, n) != 0 || (path[n] && path[n] != '.')) return path;
+    return path + n + (path[n] == '.');
 }
 
 /* Appends the three paths below root that are nearest to `path`: "did you mean". */
@@ -14127,7 +14115,7 @@ static void tshi_module_suggest(tsh_module *root, const char *path, char *text, 
     for (shown = 0; shown < 3; shown++) {
         min = INT_MAX;
         for (module = root; module; module = tshi_module_next(root, module)) {
-            distance = tshi_module_distance(path, tshi_module_below(root, module));
+            distance = tshi_module_distance(path, tshi_module_below(root, module->path));
             if (module == root || distance >= min || module == best[0] || module == best[1])
                 continue;
             best[shown] = module;
@@ -14135,7 +14123,7 @@ static void tshi_module_suggest(tsh_module *root, const char *path, char *text, 
         }
         if (!best[shown]) break;
         tsh_text_add(text, size, "%s \"%s\"", shown ? "," : "",
-                     tshi_module_below(root, best[shown]));
+                         tshi_module_below(root, best[shown]->path));
     }
     if (!shown) tsh_text_add(text, size, " no modules");
 }
@@ -14170,8 +14158,7 @@ TSH_API TSHI_COLD tsh_module *tsh_find(tsh_module *module, const char *path) {
 static tsh_tensor *tshi_module_lookup(tsh_module *module, const char *path, tsh_module **owner) {
     const char *dot = strrchr(path, '.');
     tsh_module *m = dot ? tshi_module_at(module, path, (size_t)(dot - path)) : module;
-    int i;
-    for (i = 0; i < TSHI_MODULE_PARAMS && m; i++)
+    for (int i = 0; i < TSHI_MODULE_PARAMS && m; i++)
         if (m->param[i] && strcmp(m->param_name[i], dot ? dot + 1 : path) == 0) {
             *owner = m;
             return m->param[i];
@@ -14190,29 +14177,14 @@ TSH_API TSHI_COLD tsh_tensor *tsh_param(tsh_module *module, const char *path) {
                            "tsh_param: \"%s\" has no parameter \"%.64s\"", module->path, path);
 }
 
-/* Returns 1 if no module before m below root, and no earlier slot of m, has m's parameter `slot`,
- * too: a loop over all modules that asks this visits a tied parameter once. */
-static int tshi_module_first(tsh_module *root, const tsh_module *m, int slot) {
-    tsh_module *other;
-    int i;
-    for (other = root; other && m->param[slot]; other = tshi_module_next(root, other))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
-            if (other == m && i == slot) return 1;
-            if (other->param[i] == m->param[slot]) return 0;
-        }
-    return 0;
-}
-
 /* Calls fn once for every parameter below; with `all`, for those of other stages only, too. */
 static void tshi_module_params(tsh_module *module, int all,
                                void (*fn)(const char *path, tsh_tensor *param, void *user),
                                void *user) {
-    tsh_module *m;
-    int i;
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (tshi_module_first(module, m, i) && (all || !m->param[i]->absent))
-                fn(m->param[i]->path, m->param[i], user);
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
+    while ((param = tshi_module_step_once(module, &at)) != NULL)
+        if (all || !param->absent) fn(param->path, param, user);
 }
 
 TSH_API TSHI_COLD void tsh_each_param(tsh_module *module,
@@ -14234,8 +14206,8 @@ TSH_API tsh_module *tsh_child(const tsh_module *module, int index) {
 TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *source) {
     tsh_tensor *old = module ? tsh_param(module, name) : NULL;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    tsh_module *m;
-    int i;
+    tsh_tensor *param;
+    tshi_walk at = {NULL, 0};
     if (!old) return module ? module->ctx->error.code : TSH_ERR_ARGUMENT;
     if (!source || !(source->flags & TSHI_PARAM) || source->ctx != module->ctx)
         return tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
@@ -14246,43 +14218,39 @@ TSH_API TSHI_COLD tsh_result tsh_tie(tsh_module *module, const char *name, tsh_t
                         tshi_tensor_text(source, b));
     if (old == source) return TSH_OK;
     tshi_module_changed(module->ctx);
-    for (m = module->ctx->root; m; m = tshi_module_next(module->ctx->root, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i] == old) m->param[i] = source;
+    while ((param = tshi_module_step(module->ctx->root, &at)) != NULL)
+        if (param == old) at.module->param[at.slot] = source;
     tshi_tensor_end(old);
     return TSH_OK;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_materialize(tsh_module *module) {
-    tsh_module *m;
-    int i;
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
     if (!module) return TSH_ERR_ARGUMENT;
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i] && !m->param[i]->absent) (void)tshi_tensor_materialize(m->param[i]);
+    while ((param = tshi_module_step(module, &at)) != NULL)
+        if (!param->absent) (void)tshi_tensor_materialize(param);
     return module->ctx->error.code;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_reset_parameters(tsh_module *module) {
-    tsh_module *m;
-    int i;
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
     if (!module) return TSH_ERR_ARGUMENT;
     if (module->ctx->tape.newest)
         return tsh_fail(module->ctx, TSH_ERR_STATE,
                         "tsh_reset_parameters: ops are recorded that use the old values; end the "
                         "step first: tsh_step_end");
-    for (m = module; m && module->ctx->error.code == TSH_OK; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
-            if (!tshi_module_first(module, m, i) || m->param[i]->absent) continue;
-            tsh_zero_grad(m->param[i]);
-            (void)tshi_tensor_begin(m->param[i]);
-        }
+    while ((param = tshi_module_step_once(module, &at)) != NULL) {
+        if (param->absent || module->ctx->error.code != TSH_OK) continue;
+        tsh_zero_grad(param);
+        (void)tshi_tensor_begin(param);
+    }
     return module->ctx->error.code;
 }
 
 TSH_API void tsh_train(tsh_module *module, int on) {
-    tsh_module *m;
-    for (m = module; m; m = tshi_module_next(module, m)) m->evaluating = !on;
+    for (tsh_module *m = module; m; m = tshi_module_next(module, m)) m->evaluating = !on;
 }
 
 TSH_API void tsh_checkpoint(tsh_module *module, int on) {
@@ -14294,10 +14262,9 @@ TSH_API int tsh_training(const tsh_module *module) {
 }
 
 TSH_API void tsh_zero_grads(tsh_module *module) {
-    tsh_module *m;
-    int i;
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++) tsh_zero_grad(m->param[i]);
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
+    while ((param = tshi_module_step(module, &at)) != NULL) tsh_zero_grad(param);
 }
 
 /* -- the generator's state -------------------------------------------------- */
@@ -14307,21 +14274,17 @@ enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, 
        TSHI_STATE_WORDS };
 
 /* The bytes "tshrng01" as a little-endian word. */
-static uint64_t tshi_module_magic(void) {
-    return 0x3130676E72687374u;
-}
+static const uint64_t tshi_module_magic = 0x3130676E72687374u;
 
 /* Stores word number `word` of a state or file, little-endian. */
 static void tshi_module_store_word(unsigned char *state, size_t word, uint64_t value) {
-    int i;
-    for (i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
+    for (int i = 0; i < 8; i++) state[word * 8 + (size_t)i] = (unsigned char)(value >> 8 * i);
 }
 
 /* Loads it. */
 static uint64_t tshi_module_load_word(const unsigned char *state, size_t word) {
     uint64_t value = 0;
-    int i;
-    for (i = 7; i >= 0; i--) value = value << 8 | state[word * 8 + (size_t)i];
+    for (int i = 7; i >= 0; i--) value = value << 8 | state[word * 8 + (size_t)i];
     return value;
 }
 
@@ -14329,15 +14292,14 @@ TSH_API TSHI_COLD size_t tsh_rng_state(tsh_ctx *ctx, void *state, size_t size) {
     unsigned char *out = (unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
     size_t word = TSHI_STATE_WORDS, need = ((size_t)modules + word) * 8;
-    tsh_module *m;
     if (!modules) return 0;
     if (!out || size < need) return need;
-    tshi_module_store_word(out, TSHI_STATE_MAGIC, tshi_module_magic());
+    tshi_module_store_word(out, TSHI_STATE_MAGIC, tshi_module_magic);
     tshi_module_store_word(out, TSHI_STATE_MODULES, modules);
     tshi_module_store_word(out, TSHI_STATE_SEED, ctx->seed);
     tshi_module_store_word(out, TSHI_STATE_RANDN, ctx->randn_calls);
     tshi_module_store_word(out, TSHI_STATE_DROPOUT, ctx->dropout_calls);
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m))
         tshi_module_store_word(out, word++, m->dropout_calls);
     return need;
 }
@@ -14346,9 +14308,8 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
     const unsigned char *in = (const unsigned char *)state;
     uint64_t modules = ctx ? tshi_module_count(ctx) : 0;
     size_t word = TSHI_STATE_WORDS;
-    tsh_module *m;
     if (!modules || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    if (!in || size < word * 8 || tshi_module_load_word(in, 0) != tshi_module_magic())
+    if (!in || size < word * 8 || tshi_module_load_word(in, 0) != tshi_module_magic)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT,
                         "tsh_set_rng_state: %llu bytes are no state that tsh_rng_state wrote",
                         in ? (unsigned long long)size : 0ull);
@@ -14361,7 +14322,7 @@ TSH_API TSHI_COLD tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, 
     ctx->seed = tshi_module_load_word(in, TSHI_STATE_SEED);
     ctx->randn_calls = tshi_module_load_word(in, TSHI_STATE_RANDN);
     ctx->dropout_calls = tshi_module_load_word(in, TSHI_STATE_DROPOUT);
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
+    for (tsh_module *m = ctx->root; m; m = tshi_module_next(ctx->root, m))
         m->dropout_calls = tshi_module_load_word(in, word++);
     return TSH_OK;
 }
@@ -14390,39 +14351,32 @@ static tsh_module *tshi_nn_add(tsh_module *parent, const char *name, const tshi_
     return desc ? tshi_module_add(parent, name, kind) : NULL;
 }
 
-/* Checks that input x has the layout that the plan declared, if it did; 0 and an error if not. */
-static int tshi_nn_declared(const tsh_module *module, const tsh_tensor *x) {
+/* Returns the only input of a layer. Under TSH_SEQUENCE it is redistributed to S(1), or to the
+ * rule's input. NULL and an error if it has not the layout that the plan declared. */
+static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
     char tx[TSHI_TEXT_SIZE], want[TSHI_TEXT_SIZE];
-    tsh_layout takes;
-    if (!module->takes) return 1;
-    takes = *module->takes;
-    if (!tshi_layout_resolve(&takes, x->ndim, x->dim) ||
-        !tshi_layout_equal(&takes, &x->layout, x->dim, module->ctx->tp.size))
-        (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
-                       "tsh_forward: the input %s is not laid out as the plan declared, %s: "
-                       "tsh_redistribute(x, declared)",
-                       tshi_tensor_text(x, tx), tsh_layout_text(module->takes, want, sizeof want));
-    return module->ctx->error.code == TSH_OK;
-}
-
-/* Returns the input of a layer that takes one; NULL and an error if there is none or more. */
-static tsh_tensor *tshi_nn_only_input(const tsh_module *module, tsh_tensor *const *in, int n) {
-    if (n == 1 && in[0]) return in[0];
-    return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT, "tsh_forward: takes one input, not %d%s",
-                           n, n == 1 ? " that is NULL" : "");
-}
-
-/* Redistributes the output as the plan says. */
-static tsh_tensor *tshi_nn_output(const tsh_module *module, tsh_tensor *y) {
-    return y && module->gives ? tsh_redistribute(y, *module->gives) : y;
+    tsh_layout takes = module->takes ? *module->takes : tsh_sharded(1);
+    tsh_tensor *x = in[0];
+    if (n != 1 || !x)
+        return tshi_error_null(module->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_forward: takes one input, not %d%s", n,
+                               n == 1 ? " that is NULL" : "");
+    if (module->style == TSH_SEQUENCE) return tsh_redistribute(x, takes);
+    if (!module->takes || (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
+                           tshi_layout_equal(&takes, &x->layout, x->dim, x->ctx->tp.size)))
+        return x;
+    return tshi_error_null(module->ctx, TSH_ERR_LAYOUT,
+                           "tsh_forward: the input %s is not laid out as the plan declared, %s: "
+                           "tsh_redistribute(x, declared)",
+                           tshi_tensor_text(x, tx),
+                           tsh_layout_text(module->takes, want, sizeof want));
 }
 
 /* Returns S(dim), with the segments and units of a rule. */
 static tsh_layout tshi_nn_shard(const tsh_plan_rule *rule, int dim) {
     tsh_layout layout = tsh_shard_segments(dim, rule->segments ? rule->segments : 1,
                                            rule->unit ? rule->unit : 1);
-    int s;
-    for (s = 0; rule->cut && s < layout.segments && s < TSH_MAX_SEGMENTS; s++)
+    for (int s = 0; rule->cut && s < layout.segments && s < TSH_MAX_SEGMENTS; s++)
         layout.segment[s] = rule->cut[s];
     return layout;
 }
@@ -14441,7 +14395,6 @@ static void tshi_nn_linear_shard(const tsh_module *module, tsh_layout cut, int d
 
 static void tshi_nn_linear_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                    tsh_layout *layouts) {
-    layouts[0] = layouts[1] = tsh_replicated();
     if (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE)
         tshi_nn_linear_shard(module, tshi_nn_shard(rule, 0), rule->style == TSH_ROWWISE, layouts);
 }
@@ -14463,10 +14416,10 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
 /* y (.., out) = x (.., in) w^T + bias, w (out, in). A weight sharded along out is column-parallel:
  * x is R, or S(seq) and gathered; along in, row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_only_input(module, in, n), *w = module->param[0], *b = module->param[1];
+    tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
     const tsh_layout *gives = module->gives;
     int column, regather;
-    if (!x || !tshi_nn_declared(module, x)) return NULL;
+    if (!x) return NULL;
     if (module->style == TSH_AUTO) tshi_nn_decide_auto(module, x);
     if (module->reversed) w = tsh_transpose(w, 0, 1);
     if (!w) return NULL;
@@ -14476,27 +14429,23 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
     if (column || w->layout.kind != TSH_SHARDED || (gives && gives->kind != TSH_SHARDED) ||
         (gives && tshi_tensor_axis(x, gives->dim) == x->ndim - 1))
         gives = NULL; /* the op itself only reduce-scatters rows of a row-parallel product */
-    return tshi_nn_output(module,
-                          tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather));
+    return tshi_linear_run(x, w, module->skip_bias_add ? NULL : b, gives, regather);
 }
 
 /* -- embedding -------------------------------------------------------------- */
 
 /* ids (..) -> (.., dim). Unless the plan says otherwise, a sharded table's output becomes R. */
 static tsh_tensor *tshi_nn_embedding_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *ids = tshi_nn_only_input(module, in, n), *y;
-    if (!ids || !tshi_nn_declared(module, ids)) return NULL;
-    y = tsh_embedding(ids, module->param[0], &module->lookup);
-    if (y && !module->gives && module->param[0]->layout.kind == TSH_SHARDED)
-        return tsh_redistribute(y, tsh_replicated());
-    return tshi_nn_output(module, y);
+    tsh_tensor *ids = tshi_nn_input(module, in, n), *w = module->param[0];
+    tsh_tensor *y = ids ? tsh_embedding(ids, w, &module->lookup) : NULL;
+    if (module->gives || !y || w->layout.kind != TSH_SHARDED) return y;
+    return tsh_redistribute(y, tsh_replicated());
 }
 
 /* weight (count, dim): ROWWISE shards the vocabulary, COLWISE the features. */
 static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                       tsh_layout *layouts) {
     (void)module;
-    layouts[0] = layouts[1] = tsh_replicated();
     if (rule->style == TSH_ROWWISE) layouts[0] = tshi_nn_shard(rule, 0);
     if (rule->style == TSH_COLWISE) layouts[0] = tshi_nn_shard(rule, 1);
 }
@@ -14505,30 +14454,20 @@ static void tshi_nn_embedding_layouts(const tsh_module *module, const tsh_plan_r
 
 enum { TSHI_NN_SEQUENCE = 1 << TSH_PLAIN | 1 << TSH_SEQUENCE };
 
-/* Returns the input of a layer that supports TSH_SEQUENCE: under that style it is redistributed to
- * S(1), or to the rule's input; else checked. NULL and an error if it does not fit. */
-static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_only_input(module, in, n);
-    if (x && module->style == TSH_SEQUENCE)
-        return tsh_redistribute(x, module->takes ? *module->takes : tsh_sharded(1));
-    return x && tshi_nn_declared(module, x) ? x : NULL;
-}
-
 /* x (.., dim) -> (.., dim), as all layers below. */
 static tsh_tensor *tshi_nn_norm_forward(tsh_module *module, tsh_tensor **in, int n) {
-    tsh_tensor *x = tshi_nn_input(module, in, n), **param = module->param;
-    return x ? tshi_nn_output(module, tsh_layer_norm(x, param[0], param[1], module->number)) : NULL;
+    tsh_tensor *x = tshi_nn_input(module, in, n);
+    return x ? tsh_layer_norm(x, module->param[0], module->param[1], module->number) : NULL;
 }
 
 static tsh_tensor *tshi_nn_rms_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
-    return x ? tshi_nn_output(module, tsh_rms_norm(x, module->param[0], module->number)) : NULL;
+    return x ? tsh_rms_norm(x, module->param[0], module->number) : NULL;
 }
 
 static tsh_tensor *tshi_nn_dropout_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n);
-    if (x && !module->evaluating) x = tsh_dropout(x, module->number, module);
-    return tshi_nn_output(module, x);
+    return x && !module->evaluating ? tsh_dropout(x, module->number, module) : x;
 }
 
 /* Gives a norm its parameters: weight (dim) of ones and, unless no_bias, bias (dim) of zeros. */
@@ -14649,27 +14588,25 @@ static int tshi_parallel_applies(const tsh_module *root, const tsh_module *m,
         !(m->kind->styles >> rule->style & 1u))
         return 0;
     if (rule->kind && strcmp(rule->kind, m->kind->name) != 0) return 0;
-    return tshi_parallel_match(rule->path, tshi_module_below(root, m));
+    return tshi_parallel_match(rule->path, tshi_module_below(root, m->path));
 }
 
-/* Chooses module m's rules; 0 and an error if two of one purpose apply. */
-static int tshi_parallel_choose(const tsh_module *root, tsh_module *m, const tsh_plan_rule *rules,
-                                int count, tshi_choice *choice) {
-    int i, purpose;
+/* Chooses module m's rules; an error if two of one purpose apply. */
+static tsh_result tshi_parallel_choose(const tsh_module *root, tsh_module *m,
+                                       const tsh_plan_rule *rules, int count, tshi_choice *choice) {
+    int purpose;
     memset(choice, 0, sizeof *choice);
     choice->module = m;
-    for (i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         if (!tshi_parallel_applies(root, m, &rules[i])) continue;
         purpose = tshi_parallel_purpose(&rules[i]);
-        if (choice->rule[purpose]) {
-            (void)tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
-                           "tsh_parallelize: rules \"%s\" and \"%s\" both match \"%s\"",
-                           choice->rule[purpose]->path, rules[i].path, m->path);
-            return 0;
-        }
+        if (choice->rule[purpose])
+            return tsh_fail(m->ctx, TSH_ERR_ARGUMENT,
+                            "tsh_parallelize: rules \"%s\" and \"%s\" both match \"%s\"",
+                            choice->rule[purpose]->path, rules[i].path, m->path);
         choice->rule[purpose] = &rules[i];
     }
-    return 1;
+    return TSH_OK;
 }
 
 /* Returns what is wrong with a rule whatever the model; NULL: nothing. */
@@ -14687,107 +14624,99 @@ static const char *tshi_parallel_flaw(const tsh_plan_rule *rule) {
     return NULL;
 }
 
-/* Checks that every rule was chosen for some module; 0 and an error with similar names if not. */
-static int tshi_parallel_check_rules(tsh_module *root, const tsh_plan_rule *rules, int count,
-                                     const tshi_choice *choices, int n) {
-    char similar[TSH_MESSAGE_SIZE / 2];
-    int i, c, matched;
-    for (i = 0; i < count; i++) {
-        const tsh_plan_rule *rule = &rules[i];
-        for (matched = c = 0; c < n && !matched; c++)
-            matched = choices[c].rule[tshi_parallel_purpose(rule)] == rule;
-        if (matched) continue;
-        similar[0] = '\0';
-        tshi_module_suggest(root, rule->path, similar, sizeof similar);
-        (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
-                       "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
-                       rule->path, similar);
-        return 0;
-    }
-    return 1;
+/* Returns how many of the n modules a rule was chosen for. */
+static int tshi_parallel_matched(const tsh_plan_rule *rule, const tshi_choice *choices, int n) {
+    int c, matched = 0;
+    for (c = 0; c < n; c++) matched += choices[c].rule[tshi_parallel_purpose(rule)] == rule;
+    return matched;
+}
+
+/* Checks that a rule was chosen for some module: an error with similar names if not. */
+static tsh_result tshi_parallel_check_rule(tsh_module *root, const tsh_plan_rule *rule,
+                                           const tshi_choice *choices, int n) {
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
+    if (tshi_parallel_matched(rule, choices, n)) return TSH_OK;
+    tshi_module_suggest(root, rule->path, similar, sizeof similar);
+    return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
+                    "tsh_parallelize: rule \"%.96s\" matches no module that takes its style; %s",
+                    rule->path, similar);
 }
 
 /* -- checking --------------------------------------------------------------- */
 
-/* Fills in the layouts that a choice gives its module's parameters; 0 and an error if they do not
- * fit the shapes, or would change under ops that are recorded. */
-static int tshi_parallel_layouts(tshi_choice *choice) {
+/* Fills in the layouts that a choice gives its module's parameters: an error if they do not fit the
+ * shapes, or would change under ops that are recorded. */
+static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
     const tsh_plan_rule *rule = choice->rule[TSHI_PARALLEL_STYLE];
     tsh_module *m = choice->module;
     char text[TSHI_TEXT_SIZE];
-    int i;
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
-    if (rule && m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++) {
+    if (!rule) return TSH_OK;
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) choice->layout[i] = tsh_replicated();
+    if (m->kind->layouts) m->kind->layouts(m, rule, choice->layout);
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++) {
         const tsh_tensor *t = m->param[i];
         if (!t) continue;
         if (!tshi_layout_resolve(&choice->layout[i], t->ndim, t->dim))
-            (void)tsh_fail(
+            return tsh_fail(
                 m->ctx, TSH_ERR_LAYOUT,
                 "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %lld",
-                t->path, tshi_tensor_text(t, text), rule && rule->segments ? rule->segments : 1,
-                rule && rule->unit ? (long long)rule->unit : 1ll);
-        else if (rule &&
-                 !tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) &&
-                 tshi_tensor_recorded(t))
-            (void)tsh_fail(m->ctx, TSH_ERR_STATE,
-                           "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end the "
-                           "step first: tsh_step_end",
-                           t->path);
-        if (m->ctx->error.code != TSH_OK) return 0;
+                t->path, tshi_tensor_text(t, text), rule->segments ? rule->segments : 1,
+                rule->unit ? (long long)rule->unit : 1ll);
+        if (!tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) &&
+            tshi_tensor_recorded(t))
+            return tsh_fail(m->ctx, TSH_ERR_STATE,
+                            "tsh_parallelize: ops are recorded that use \"%s\" as it lies; end "
+                            "the step first: tsh_step_end",
+                            t->path);
     }
-    return 1;
+    return TSH_OK;
 }
 
-/* Checks that two choices give a parameter that they share one layout; 0 and an error if not. */
-static int tshi_parallel_check_tied(const tshi_choice *a, const tshi_choice *b) {
+/* Checks that two choices give a parameter that they share one layout: an error if not. */
+static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choice *b) {
     char text[TSHI_TEXT_SIZE], other[TSHI_TEXT_SIZE];
-    int i, j;
-    if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return 1;
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-        for (j = 0; j < TSHI_MODULE_PARAMS; j++) {
+    if (!a->rule[TSHI_PARALLEL_STYLE] || !b->rule[TSHI_PARALLEL_STYLE]) return TSH_OK;
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
+        for (int j = 0; j < TSHI_MODULE_PARAMS; j++) {
             const tsh_tensor *t = a->module->param[i];
-            if (!t || t != b->module->param[j] ||
-                tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
-                continue;
-            (void)tsh_fail(t->ctx, TSH_ERR_LAYOUT,
-                           "tsh_parallelize: the tied parameter \"%s\" would be %s for \"%s\" "
-                           "and %s for \"%s\"",
-                           t->path, tsh_layout_text(&a->layout[i], text, sizeof text),
-                           a->module->path, tsh_layout_text(&b->layout[j], other, sizeof other),
-                           b->module->path);
-            return 0;
+            if (t && t == b->module->param[j] &&
+                !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
+                return tsh_fail(
+                    t->ctx, TSH_ERR_LAYOUT,
+                    "tsh_parallelize: the tied parameter \"%s\" would be %s for "
+                    "\"%s\" and %s for \"%s\"",
+                    t->path, tsh_layout_text(&a->layout[i], text, sizeof text), a->module->path,
+                    tsh_layout_text(&b->layout[j], other, sizeof other), b->module->path);
         }
-    return 1;
+    return TSH_OK;
 }
 
 /* Chooses and checks for all modules below root. Returns a block of *n choices, which the caller
- * releases; NULL and an error if the plan does not fit. */
+ * releases; an error, and a block of no use, if the plan does not fit. */
 static tshi_block *tshi_parallel_plan(tsh_module *root, const tsh_plan_rule *rules, int count,
                                       int *n) {
+    const tsh_error *error = &root->ctx->error;
     tsh_module *m;
     tshi_block *block;
     tshi_choice *choices;
-    int i, j, good = 1;
+    int i;
     for (i = 0; i < count; i++)
-        if (tshi_parallel_flaw(&rules[i])) {
+        if (tshi_parallel_flaw(&rules[i]))
             (void)tsh_fail(root->ctx, TSH_ERR_ARGUMENT, "tsh_parallelize: rule %d, \"%.96s\", %s",
                            i, rules[i].path ? rules[i].path : "", tshi_parallel_flaw(&rules[i]));
-            return NULL;
-        }
     for (*n = 0, m = root; m; m = tshi_module_next(root, m)) (*n)++;
     block = tshi_mem_take(root->ctx, TSH_MEM_STEP, (size_t)*n * sizeof *choices);
-    if (!block) return NULL;
+    if (!block || error->code != TSH_OK) return block;
     choices = (tshi_choice *)tshi_mem_data(block);
-    for (i = 0, m = root; m && good; m = tshi_module_next(root, m), i++)
-        good = tshi_parallel_choose(root, m, rules, count, &choices[i]) &&
-               tshi_parallel_layouts(&choices[i]);
-    good = good && tshi_parallel_check_rules(root, rules, count, choices, *n);
-    for (i = 0; i < *n && good; i++)
-        for (j = 0; j < i && good; j++) good = tshi_parallel_check_tied(&choices[j], &choices[i]);
-    if (good) return block;
-    tshi_mem_drop(root->ctx, block);
-    return NULL;
+    for (i = 0, m = root; m; m = tshi_module_next(root, m), i++)
+        if (tshi_parallel_choose(root, m, rules, count, &choices[i]) != TSH_OK ||
+            tshi_parallel_layouts(&choices[i]) != TSH_OK)
+            return block;
+    for (i = 0; i < count && error->code == TSH_OK; i++)
+        (void)tshi_parallel_check_rule(root, &rules[i], choices, *n);
+    for (i = 0; i < *n && error->code == TSH_OK; i++)
+        for (int j = 0; j < i; j++) (void)tshi_parallel_check_tied(&choices[j], &choices[i]);
+    return block;
 }
 
 /* -- applying --------------------------------------------------------------- */
@@ -14816,11 +14745,10 @@ static void tshi_parallel_apply(const tshi_choice *choice) {
                         *after = choice->rule[TSHI_PARALLEL_AFTER];
     tsh_module *m = choice->module;
     tsh_layout whole = tsh_replicated();
-    int i;
     if (before) tshi_parallel_prepare(m, before);
     if (after) m->result = tshi_parallel_copy(m->ctx, after->output);
     if (!rule) return;
-    for (i = 0; i < TSHI_MODULE_PARAMS; i++)
+    for (int i = 0; i < TSHI_MODULE_PARAMS; i++)
         if (m->param[i]) tshi_module_relayout(m->param[i], &choice->layout[i]);
     m->style = rule->style;
     m->regather = rule->regather;
@@ -14835,7 +14763,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     if (!module || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
     block = tshi_parallel_plan(module, rules, count, &n);
-    for (i = 0; block && i < n; i++)
+    for (i = 0; i < n && module->ctx->error.code == TSH_OK; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
     tshi_mem_drop(module->ctx, block);
     tshi_module_changed(module->ctx);
@@ -14861,71 +14789,62 @@ TSH_API TSHI_COLD tsh_result tsh_plan_report(tsh_module *module, const tsh_plan_
                                              int count, FILE *file) {
     tshi_block *block;
     const tshi_choice *choices;
-    int i, c, n, matched;
+    int n;
     if (!module || !file || (count && !rules)) return TSH_ERR_ARGUMENT;
     if (module->ctx->error.code != TSH_OK) return module->ctx->error.code;
     block = tshi_parallel_plan(module, rules, count, &n);
-    if (!block) return module->ctx->error.code;
-    choices = (const tshi_choice *)tshi_mem_data(block);
-    for (i = 0; i < count; i++) {
-        int purpose = tshi_parallel_purpose(&rules[i]);
-        for (matched = c = 0; c < n; c++) matched += choices[c].rule[purpose] == &rules[i];
+    choices = block ? (const tshi_choice *)tshi_mem_data(block) : NULL;
+    for (int i = 0; i < count && module->ctx->error.code == TSH_OK; i++) {
         (void)fprintf(file, "%-32s %-14s %3d matched:", rules[i].path,
-                      tshi_parallel_style(rules[i].style), matched);
-        for (c = 0; c < n; c++)
-            if (choices[c].rule[purpose] == &rules[i])
-                (void)fprintf(file, " %s", tshi_module_below(module, choices[c].module));
+                      tshi_parallel_style(rules[i].style),
+                      tshi_parallel_matched(&rules[i], choices, n));
+        for (int c = 0; c < n; c++)
+            if (tshi_parallel_matched(&rules[i], &choices[c], 1))
+                (void)fprintf(file, " %s", tshi_module_below(module, choices[c].module->path));
         (void)fprintf(file, "\n");
     }
     tshi_mem_drop(module->ctx, block);
     return tshi_parallel_written(module->ctx, "tsh_plan_report", file);
 }
 
-/* The totals of a summary. */
-typedef struct tshi_totals {
-    int64_t parameters, local;
-    size_t bytes;
-} tshi_totals;
-
-/* Writes one parameter's line and adds it to the totals, unless it is tied to an earlier one. */
-static void tshi_parallel_line(tsh_module *root, const tsh_module *m, int slot, tshi_totals *sum,
-                               FILE *file) {
-    const tsh_tensor *t = m->param[slot];
+/* Writes one parameter's line. Returns 1 if this rank holds it, not tied to an earlier one. */
+static int tshi_parallel_line(tsh_module *root, const tshi_walk *at, const tsh_tensor *t,
+                              FILE *file) {
     char path[TSH_PATH_SIZE], global[TSHI_TEXT_SIZE], local[TSHI_TEXT_SIZE], lay[TSHI_TEXT_SIZE];
-    const char *below = tshi_module_below(root, m);
-    size_t bytes = (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype);
-    (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "", m->param_name[slot]);
-    (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, m->kind->name,
+    const char *below = tshi_module_below(root, at->module->path);
+    const int first = tshi_module_first(root, at);
+    (void)snprintf(path, sizeof path, "%s%s%s", below, *below ? "." : "",
+                   at->module->param_name[at->slot]);
+    (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s", path, at->module->kind->name,
                   tshi_tensor_sizes(t->dim, t->ndim, global),
                   tsh_layout_text(&t->layout, lay, sizeof lay),
                   tshi_tensor_sizes(t->local, t->ndim, local));
-    if (!tshi_module_first(root, m, slot)) {
+    if (!first)
         (void)fprintf(file, " as %s\n", t->path);
-        return;
-    }
-    if (t->absent) {
+    else if (t->absent)
         (void)fprintf(file, " on stage %d\n", t->stage - 1);
-        return;
-    }
-    (void)fprintf(file, " %llu\n", (unsigned long long)bytes);
-    sum->parameters += tsh_numel(t);
-    sum->local += tsh_local_numel(t);
-    sum->bytes += bytes;
+    else
+        (void)fprintf(file, " %llu\n",
+                      (unsigned long long)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
+    return first && !t->absent;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_summary(tsh_module *module, FILE *file) {
-    tshi_totals sum = {0, 0, 0};
-    tsh_module *m;
-    int i;
+    int64_t total = 0, local = 0;
+    unsigned long long bytes = 0;
+    tshi_walk at = {NULL, 0};
+    const tsh_tensor *param;
     if (!module || !file) return TSH_ERR_ARGUMENT;
     (void)fprintf(file, "%-40s %-12s %-16s %-24s %-16s %s\n", "parameter", "kind", "global shape",
                   "layout", "local shape", "bytes");
-    for (m = module; m; m = tshi_module_next(module, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i]) tshi_parallel_line(module, m, i, &sum, file);
-    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n",
-                  (long long)sum.parameters, module->ctx->tp.rank, module->ctx->tp.size,
-                  (long long)sum.local, (unsigned long long)sum.bytes);
+    while ((param = tshi_module_step(module, &at)) != NULL) {
+        if (!tshi_parallel_line(module, &at, param, file)) continue;
+        total += tsh_numel(param);
+        local += tsh_local_numel(param);
+        bytes += (unsigned long long)tsh_local_numel(param) * tsh_dtype_size(param->dtype);
+    }
+    (void)fprintf(file, "%lld parameters; rank %d of %d holds %lld, %llu bytes\n", (long long)total,
+                  module->ctx->tp.rank, module->ctx->tp.size, (long long)local, bytes);
     return tshi_parallel_written(module->ctx, "tsh_summary", file);
 }
 
@@ -14945,10 +14864,32 @@ static tsh_plan_rule tshi_parallel_rule(tsh_style style) {
     return rule;
 }
 
-/* Gives a linear its parameters, or `weight` for one of its own. As torch.nn.Linear, weight and
- * bias are at first uniform in [-1 / sqrt(in), 1 / sqrt(in)). */
-static void tshi_parallel_params(tsh_module *module, const tsh_linear_desc *desc,
-                                 tsh_tensor *weight) {
+/* Shards a linear, classifier or embedding, whose weight may be one that exists. If that is sharded
+ * already, the layer takes the style that its layout has; NULL and an error if `wanted` differs. */
+static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *wanted) {
+    const tsh_layout *own = &module->param[0]->layout;
+    int table = module->kind->layouts == tshi_nn_embedding_layouts; /* (count, dim) */
+    tsh_plan_rule rule = *wanted;
+    char text[TSHI_TEXT_SIZE];
+    if (own->kind == TSH_SHARDED) {
+        rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
+        rule.segments = own->segments;
+        rule.cut = own->segment;
+        if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style)
+            (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
+                           "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
+                           module->kind->name, module->path, tshi_parallel_style(wanted->style),
+                           module->param[0]->path, tsh_layout_text(own, text, sizeof text));
+    }
+    (void)tsh_parallelize(module, &rule, 1);
+    return tshi_module_finish(module);
+}
+
+/* Gives a linear its parameters, or `weight` for one of its own, and shards them. As
+ * torch.nn.Linear, weight and bias are at first uniform in [-1 / sqrt(in), 1 / sqrt(in)). */
+static tsh_module *tshi_parallel_linear(tsh_module *module, const tsh_linear_desc *desc,
+                                        tsh_tensor *weight) {
+    tsh_plan_rule rule = tshi_parallel_rule(desc->style);
     double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
     tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out)
                                      : tsh_shape2(desc->out, desc->in);
@@ -14961,6 +14902,14 @@ static void tshi_parallel_params(tsh_module *module, const tsh_linear_desc *desc
     if (!desc->no_bias)
         tshi_module_param(module, 1, "bias", tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
+    if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
+    rule.segments = desc->segments;
+    rule.unit = desc->unit;
+    rule.gather_output = desc->gather_output;
+    rule.input = desc->input;
+    rule.output = desc->output;
+    rule.regather = desc->regather;
+    return tshi_parallel_shard(module, &rule);
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *name,
@@ -14968,53 +14917,12 @@ TSH_API TSHI_COLD tsh_module *tsh_add_linear(tsh_module *parent, const char *nam
     static const tshi_kind kind = {"linear", tshi_nn_linear_forward, TSHI_PARALLEL_LINEAR,
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
-    tsh_plan_rule rule;
     if (!module) return NULL;
     if (desc->skip_bias_add && desc->no_bias)
         (void)tsh_fail(module->ctx, TSH_ERR_ARGUMENT,
                        "tsh_add_linear: \"%s\" is to leave its bias to the caller, and has none",
                        module->path);
-    tshi_parallel_params(module, desc, NULL);
-    rule = tshi_parallel_rule(desc->style);
-    rule.segments = desc->segments;
-    rule.unit = desc->unit;
-    rule.gather_output = desc->gather_output;
-    rule.input = desc->input;
-    rule.output = desc->output;
-    rule.regather = desc->regather;
-    (void)tsh_parallelize(module, &rule, 1);
-    return tshi_module_finish(module);
-}
-
-/* Shards a classifier or embedding, whose weight may be one that exists. If that is sharded
- * already, the layer takes the style that its layout has; NULL and an error if `wanted` differs. */
-static tsh_module *tshi_parallel_shard(tsh_module *module, const tsh_plan_rule *wanted) {
-    const tsh_layout *own = &module->param[0]->layout;
-    int table = module->kind->layouts == tshi_nn_embedding_layouts; /* (count, dim) */
-    tsh_plan_rule rule = *wanted;
-    tshi_choice choice;
-    char text[TSHI_TEXT_SIZE];
-    if (own->kind != TSH_SHARDED) {
-        (void)tsh_parallelize(module, wanted, 1);
-        return tshi_module_finish(module);
-    }
-    rule.style = (own->dim == 0) != table ? TSH_COLWISE : TSH_ROWWISE;
-    if (wanted->style != TSH_PLAIN && wanted->style != TSH_AUTO && wanted->style != rule.style) {
-        (void)tsh_fail(module->ctx, TSH_ERR_LAYOUT,
-                       "tsh_add_%s: \"%s\" is %s, but its weight \"%s\" is %s already",
-                       module->kind->name, module->path, tshi_parallel_style(wanted->style),
-                       module->param[0]->path, tsh_layout_text(own, text, sizeof text));
-        return tshi_module_finish(module);
-    }
-    memset(&choice, 0, sizeof choice);
-    choice.module = module;
-    choice.rule[TSHI_PARALLEL_STYLE] = &rule;
-    if (table)
-        choice.layout[0] = *own;
-    else
-        tshi_nn_linear_shard(module, *own, own->dim, choice.layout);
-    tshi_parallel_apply(&choice);
-    return tshi_module_finish(module);
+    return tshi_parallel_linear(module, desc, NULL);
 }
 
 TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char *name,
@@ -15023,7 +14931,6 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
                                    tshi_nn_linear_layouts};
     tsh_module *module = tshi_nn_add(parent, name, &kind, desc);
     tsh_linear_desc linear;
-    tsh_plan_rule rule;
     if (!module) return NULL;
     memset(&linear, 0, sizeof linear);
     linear.in = desc->in;
@@ -15031,14 +14938,12 @@ TSH_API TSHI_COLD tsh_module *tsh_add_classifier(tsh_module *parent, const char 
     linear.no_bias = desc->no_bias;
     linear.weight_init = desc->weight_init;
     linear.bias_init = desc->bias_init;
-    tshi_parallel_params(module, &linear, desc->weight);
-    if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
-    rule = tshi_parallel_rule(desc->style);
+    linear.style = desc->style;
     if (desc->weight && desc->style == TSH_AUTO)
-        rule.style = TSH_COLWISE; /* the first input must not relayout a weight that others use */
-    rule.gather_output = desc->gather_output;
-    rule.input = desc->input;
-    return tshi_parallel_shard(module, &rule);
+        linear.style = TSH_COLWISE; /* the first input must not relayout a weight that others use */
+    linear.gather_output = desc->gather_output;
+    linear.input = desc->input;
+    return tshi_parallel_linear(module, &linear, desc->weight);
 }
 
 /* Checks that a given weight can be the table of a new embedding; 0 and an error if not. */
@@ -15149,216 +15054,162 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 
 /* -- the shipped families --------------------------------------------------- */
 
-/* Macros that write the tables: of family f, TSHI_POLICY_HEADS defines tshi_policy_f_heads,
- * TSHI_POLICY_QKV tshi_policy_f_qkv (three layers), TSHI_POLICY_ONE tshi_policy_f_<list> (one
- * layer), TSHI_POLICY_MLP tshi_policy_f_up and tshi_policy_f_down. `names` is TSHI_POLICY_WB for
- * layers with weight and bias, TSHI_POLICY_W for those that need have no bias. */
+/* The lists of an attention and of an MLP, each ended by entries of zeros. */
+typedef struct tshi_attention_lists {
+    tsh_policy_heads heads[2]; /* of self-attention, of cross-attention */
+    tsh_policy_layer qkv[7], out[3];
+} tshi_attention_lists;
+typedef struct tshi_mlp_lists {
+    tsh_policy_layer in[4], out[2];
+} tshi_mlp_lists;
+
+/* Macros that write the tables. `names` is WB for a layer with weight and bias, W for one that need
+ * have no bias; `maybe` is 1 for a layer that a block may lack; `heads` says where the heads that
+ * it is cut by are counted, `kv` is 1 for keys and values. SPLIT is an attention whose queries,
+ * keys and values are layers of their own, with paths that begin with `at`; CROSS has the same
+ * layers again for cross-attention. */
 #define TSHI_POLICY_WB(path) path ".weight", path ".bias"
 #define TSHI_POLICY_W(path)  path ".weight", NULL
-#define TSHI_POLICY_QUERY(names, path, heads)                                                      \
-    { names(path), 0, TSH_PLAIN, 0, 0, heads, 0 }
-#define TSHI_POLICY_KEYS(names, path, heads)                                                       \
-    { names(path), 0, TSH_PLAIN, 0, 0, heads, 1 }
-#define TSHI_POLICY_FEATURES(names, path)                                                          \
-    { names(path), 0, TSH_PLAIN, 0, 0, NULL, 0 }
-#define TSHI_POLICY_OPTIONAL(names, path)                                                          \
-    { names(path), 0, TSH_PLAIN, 0, 1, NULL, 0 }
-#define TSHI_POLICY_END                                                                            \
-    { NULL, NULL, 0, TSH_PLAIN, 0, 0, NULL, 0 }
-#define TSHI_POLICY_SPLIT(names, at, q, k, v, heads) /* three layers, whose paths begin with at */ \
-    TSHI_POLICY_QUERY(names, at q, heads), TSHI_POLICY_KEYS(names, at k, heads),                   \
-        TSHI_POLICY_KEYS(names, at v, heads)
-
-#define TSHI_POLICY_HEADS(f, count)                                                                \
-    static const tsh_policy_heads tshi_policy_##f##_heads = {count, NULL, NULL}
-#define TSHI_POLICY_QKV(f, names, at, q, k, v)                                                     \
-    static const tsh_policy_layer tshi_policy_##f##_qkv[] = {                                      \
-        TSHI_POLICY_SPLIT(names, at, q, k, v, &tshi_policy_##f##_heads), TSHI_POLICY_END}
-#define TSHI_POLICY_ONE(f, list, names, path)                                                      \
-    static const tsh_policy_layer tshi_policy_##f##_##list[] = {                                   \
-        TSHI_POLICY_QUERY(names, path, &tshi_policy_##f##_heads), TSHI_POLICY_END}
-#define TSHI_POLICY_MLP(f, names, up, down)                                                        \
-    static const tsh_policy_layer tshi_policy_##f##_up[] = {TSHI_POLICY_FEATURES(names, up),       \
-                                                            TSHI_POLICY_END};                      \
-    static const tsh_policy_layer tshi_policy_##f##_down[] = {TSHI_POLICY_FEATURES(names, down),   \
-                                                              TSHI_POLICY_END}
+#define TSHI_POLICY_LAYER(names, path, maybe, heads, kv)                                           \
+    { TSHI_POLICY_##names(path), 0, TSH_PLAIN, 0, maybe, heads, kv }
+#define TSHI_POLICY_QKV(names, at, q, k, v, maybe, heads)                                          \
+    TSHI_POLICY_LAYER(names, at q, maybe, heads, 0),                                               \
+        TSHI_POLICY_LAYER(names, at k, maybe, heads, 1),                                           \
+        TSHI_POLICY_LAYER(names, at v, maybe, heads, 1)
+#define TSHI_POLICY_SPLIT(f, at, count, kv_count, names, q, k, v, out_names, o)                    \
+    static const tshi_attention_lists tshi_policy_##f = {                                          \
+        {{at count, kv_count, NULL}},                                                              \
+        {TSHI_POLICY_QKV(names, at, q, k, v, 0, &tshi_policy_##f.heads[0])},                       \
+        {TSHI_POLICY_LAYER(out_names, at o, 0, &tshi_policy_##f.heads[0], 0)}}
+#define TSHI_POLICY_CROSS(f, at, cross, maybe, count, names, q, k, v, o)                           \
+    static const tshi_attention_lists tshi_policy_##f = {                                          \
+        {{at count, NULL, NULL}, {cross count, NULL, NULL}},                                       \
+        {TSHI_POLICY_QKV(names, at, q, k, v, 0, &tshi_policy_##f.heads[0]),                        \
+         TSHI_POLICY_QKV(names, cross, q, k, v, maybe, &tshi_policy_##f.heads[1])},                \
+        {TSHI_POLICY_LAYER(names, at o, 0, &tshi_policy_##f.heads[0], 0),                          \
+         TSHI_POLICY_LAYER(names, cross o, maybe, &tshi_policy_##f.heads[1], 0)}}
+#define TSHI_POLICY_MLP(f, names, in, out)                                                         \
+    static const tshi_mlp_lists tshi_policy_##f##_mlp = {                                          \
+        {TSHI_POLICY_LAYER(names, in, 0, NULL, 0)}, {TSHI_POLICY_LAYER(names, out, 0, NULL, 0)}}
 
 /* Layers are transformers' Conv1D, weights (in, out): reversed. Only decoders with cross-attention
  * have the optional layers. */
-TSHI_POLICY_HEADS(gpt2, "attn.num_heads");
-TSHI_POLICY_HEADS(gpt2_cross, "crossattention.num_heads");
-static const tsh_policy_layer tshi_policy_gpt2_qkv[] = {
-    {TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_heads, 0},
-    {TSHI_POLICY_WB("crossattention.c_attn"), 2, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 1},
-    {TSHI_POLICY_WB("crossattention.q_attn"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 0},
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt2_out[] = {
-    {TSHI_POLICY_WB("attn.c_proj"), 0, TSH_PLAIN, 1, 0, &tshi_policy_gpt2_heads, 0},
-    {TSHI_POLICY_WB("crossattention.c_proj"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2_cross_heads, 0},
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt2_up[] = {
-    {TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}, TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_gpt2_down[] = {
-    {TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}, TSHI_POLICY_END};
-
-TSHI_POLICY_HEADS(gpt_neo, "attn.attention.num_heads");
-TSHI_POLICY_QKV(gpt_neo, TSHI_POLICY_W, "attn.attention.", "q_proj", "k_proj", "v_proj");
-TSHI_POLICY_ONE(gpt_neo, out, TSHI_POLICY_WB, "attn.attention.out_proj");
-TSHI_POLICY_MLP(gpt_neo, TSHI_POLICY_WB, "mlp.c_fc", "mlp.c_proj");
-
-TSHI_POLICY_HEADS(gptj, "attn.num_attention_heads");
-TSHI_POLICY_QKV(gptj, TSHI_POLICY_W, "attn.", "q_proj", "k_proj", "v_proj");
-TSHI_POLICY_ONE(gptj, out, TSHI_POLICY_W, "attn.out_proj");
-TSHI_POLICY_MLP(gptj, TSHI_POLICY_WB, "mlp.fc_in", "mlp.fc_out");
+static const tshi_attention_lists tshi_policy_gpt2 = {
+    {{"attn.num_heads", NULL, NULL}, {"crossattention.num_heads", NULL, NULL}},
+    {{TSHI_POLICY_WB("attn.c_attn"), 3, TSH_PLAIN, 1, 0, &tshi_policy_gpt2.heads[0], 0},
+     {TSHI_POLICY_WB("crossattention.c_attn"), 2, TSH_PLAIN, 1, 1, &tshi_policy_gpt2.heads[1], 1},
+     {TSHI_POLICY_WB("crossattention.q_attn"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2.heads[1], 0}},
+    {{TSHI_POLICY_WB("attn.c_proj"), 0, TSH_PLAIN, 1, 0, &tshi_policy_gpt2.heads[0], 0},
+     {TSHI_POLICY_WB("crossattention.c_proj"), 0, TSH_PLAIN, 1, 1, &tshi_policy_gpt2.heads[1], 0}}};
+static const tshi_mlp_lists tshi_policy_gpt2_mlp = {
+    {{TSHI_POLICY_WB("mlp.c_fc"), 0, TSH_PLAIN, 1, 0, NULL, 0}},
+    {{TSHI_POLICY_WB("mlp.c_proj"), 0, TSH_PLAIN, 1, 0, NULL, 0}}};
 
 /* query_key_value holds each head's q, k and v together: one part, in heads of 3 D. */
-TSHI_POLICY_HEADS(gpt_neox, "attention.num_attention_heads");
-TSHI_POLICY_ONE(gpt_neox, qkv, TSHI_POLICY_WB, "attention.query_key_value");
-TSHI_POLICY_ONE(gpt_neox, out, TSHI_POLICY_WB, "attention.dense");
-TSHI_POLICY_HEADS(bloom, "self_attention.num_heads");
-TSHI_POLICY_ONE(bloom, qkv, TSHI_POLICY_WB, "self_attention.query_key_value");
-TSHI_POLICY_ONE(bloom, out, TSHI_POLICY_WB, "self_attention.dense");
-TSHI_POLICY_MLP(bloom, TSHI_POLICY_WB, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
+static const tshi_attention_lists tshi_policy_gpt_neox = {
+    {{"attention.num_attention_heads", NULL, NULL}},
+    {TSHI_POLICY_LAYER(WB, "attention.query_key_value", 0, &tshi_policy_gpt_neox.heads[0], 0)},
+    {TSHI_POLICY_LAYER(WB, "attention.dense", 0, &tshi_policy_gpt_neox.heads[0], 0)}};
+static const tshi_attention_lists tshi_policy_bloom = {
+    {{"self_attention.num_heads", NULL, NULL}},
+    {TSHI_POLICY_LAYER(WB, "self_attention.query_key_value", 0, &tshi_policy_bloom.heads[0], 0)},
+    {TSHI_POLICY_LAYER(WB, "self_attention.dense", 0, &tshi_policy_bloom.heads[0], 0)}};
 
-static const tsh_policy_heads tshi_policy_llama_heads = {"self_attn.num_heads",
-                                                         "self_attn.num_key_value_heads", NULL};
-TSHI_POLICY_QKV(llama, TSHI_POLICY_W, "self_attn.", "q_proj", "k_proj", "v_proj");
-TSHI_POLICY_ONE(llama, out, TSHI_POLICY_W, "self_attn.o_proj");
-static const tsh_policy_layer tshi_policy_llama_up[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.gate_proj"),
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.up_proj"), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_llama_down[] = {
-    TSHI_POLICY_FEATURES(TSHI_POLICY_W, "mlp.down_proj"), TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_qwen2_qkv[] = {
-    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj",
-                      &tshi_policy_llama_heads),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_phi_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "self_attn.dense", &tshi_policy_llama_heads),
-    TSHI_POLICY_END};
+TSHI_POLICY_SPLIT(gpt_neo, "attn.attention.", "num_heads", NULL,
+                  W, "q_proj", "k_proj", "v_proj", WB, "out_proj");
+TSHI_POLICY_SPLIT(gptj, "attn.", "num_attention_heads", NULL,
+                  W, "q_proj", "k_proj", "v_proj", W, "out_proj");
+TSHI_POLICY_SPLIT(llama, "self_attn.", "num_heads", "self_attn.num_key_value_heads",
+                  W, "q_proj", "k_proj", "v_proj", W, "o_proj");
+TSHI_POLICY_SPLIT(qwen2, "self_attn.", "num_heads", "self_attn.num_key_value_heads",
+                  WB, "q_proj", "k_proj", "v_proj", W, "o_proj");
+TSHI_POLICY_SPLIT(phi, "self_attn.", "num_heads", "self_attn.num_key_value_heads",
+                  WB, "q_proj", "k_proj", "v_proj", WB, "dense");
+TSHI_POLICY_SPLIT(opt, "self_attn.", "num_heads", NULL,
+                  WB, "q_proj", "k_proj", "v_proj", WB, "out_proj");
+TSHI_POLICY_SPLIT(vit, "attention.", "attention.num_attention_heads", NULL,
+                  WB, "attention.query", "attention.key", "attention.value", WB, "output.dense");
+TSHI_POLICY_SPLIT(distil_bert, "attention.", "n_heads", NULL,
+                  WB, "q_lin", "k_lin", "v_lin", WB, "out_lin");
+TSHI_POLICY_SPLIT(albert, "attention.", "num_attention_heads", NULL,
+                  WB, "query", "key", "value", WB, "dense");
+TSHI_POLICY_SPLIT(t5, "layer.0.SelfAttention.", "n_heads", NULL, W, "q", "k", "v", W, "o");
+TSHI_POLICY_CROSS(t5_decoder, "layer.0.SelfAttention.", "layer.1.EncDecAttention.", 0, "n_heads",
+                  W, "q", "k", "v", "o");
+TSHI_POLICY_CROSS(bart_decoder, "self_attn.", "encoder_attn.", 0, "num_heads",
+                  WB, "q_proj", "k_proj", "v_proj", "out_proj");
+TSHI_POLICY_CROSS(bert, "attention.", "crossattention.", 1, "self.num_attention_heads",
+                  WB, "self.query", "self.key", "self.value", "output.dense");
 
-TSHI_POLICY_HEADS(opt, "self_attn.num_heads");
-TSHI_POLICY_QKV(opt, TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj");
-TSHI_POLICY_ONE(opt, out, TSHI_POLICY_WB, "self_attn.out_proj");
-TSHI_POLICY_MLP(opt, TSHI_POLICY_WB, "fc1", "fc2");
-TSHI_POLICY_MLP(clip, TSHI_POLICY_WB, "mlp.fc1", "mlp.fc2");
-TSHI_POLICY_HEADS(bart, "encoder_attn.num_heads"); /* of cross-attention */
-static const tsh_policy_layer tshi_policy_bart_qkv[] = {
-    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "self_attn.", "q_proj", "k_proj", "v_proj",
-                      &tshi_policy_opt_heads),
-    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "encoder_attn.", "q_proj", "k_proj", "v_proj",
-                      &tshi_policy_bart_heads),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bart_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "self_attn.out_proj", &tshi_policy_opt_heads),
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "encoder_attn.out_proj", &tshi_policy_bart_heads),
-    TSHI_POLICY_END};
-
-TSHI_POLICY_HEADS(bert, "attention.self.num_attention_heads");
-TSHI_POLICY_HEADS(bert_cross, "crossattention.self.num_attention_heads");
-static const tsh_policy_layer tshi_policy_bert_qkv[] = {
-    TSHI_POLICY_SPLIT(TSHI_POLICY_WB, "attention.self.", "query", "key", "value",
-                      &tshi_policy_bert_heads),
-    {TSHI_POLICY_WB("crossattention.self.query"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
-     0},
-    {TSHI_POLICY_WB("crossattention.self.key"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
-     1},
-    {TSHI_POLICY_WB("crossattention.self.value"), 0, TSH_PLAIN, 0, 1, &tshi_policy_bert_cross_heads,
-     1},
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_bert_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_WB, "attention.output.dense", &tshi_policy_bert_heads),
-    {TSHI_POLICY_WB("crossattention.output.dense"), 0, TSH_PLAIN, 0, 1,
-     &tshi_policy_bert_cross_heads, 0},
-    TSHI_POLICY_END};
-TSHI_POLICY_MLP(bert, TSHI_POLICY_WB, "intermediate.dense", "output.dense");
-TSHI_POLICY_HEADS(vit, "attention.attention.num_attention_heads");
-TSHI_POLICY_QKV(vit, TSHI_POLICY_WB, "attention.attention.", "query", "key", "value");
-TSHI_POLICY_ONE(vit, out, TSHI_POLICY_WB, "attention.output.dense");
-
-TSHI_POLICY_HEADS(distil_bert, "attention.n_heads");
-TSHI_POLICY_QKV(distil_bert, TSHI_POLICY_WB, "attention.", "q_lin", "k_lin", "v_lin");
-TSHI_POLICY_ONE(distil_bert, out, TSHI_POLICY_WB, "attention.out_lin");
-TSHI_POLICY_MLP(distil_bert, TSHI_POLICY_WB, "ffn.lin1", "ffn.lin2");
-
-TSHI_POLICY_HEADS(albert, "attention.num_attention_heads");
-TSHI_POLICY_QKV(albert, TSHI_POLICY_WB, "attention.", "query", "key", "value");
-TSHI_POLICY_ONE(albert, out, TSHI_POLICY_WB, "attention.dense");
-TSHI_POLICY_MLP(albert, TSHI_POLICY_WB, "ffn", "ffn_output");
+TSHI_POLICY_MLP(gpt_neo, WB, "mlp.c_fc", "mlp.c_proj");
+TSHI_POLICY_MLP(gptj, WB, "mlp.fc_in", "mlp.fc_out");
+TSHI_POLICY_MLP(bloom, WB, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
+TSHI_POLICY_MLP(opt, WB, "fc1", "fc2");
+TSHI_POLICY_MLP(clip, WB, "mlp.fc1", "mlp.fc2");
+TSHI_POLICY_MLP(bert, WB, "intermediate.dense", "output.dense");
+TSHI_POLICY_MLP(distil_bert, WB, "ffn.lin1", "ffn.lin2");
+TSHI_POLICY_MLP(albert, WB, "ffn", "ffn_output");
+static const tshi_mlp_lists tshi_policy_llama_mlp = {
+    {TSHI_POLICY_LAYER(W, "mlp.gate_proj", 0, NULL, 0),
+     TSHI_POLICY_LAYER(W, "mlp.up_proj", 0, NULL, 0)},
+    {TSHI_POLICY_LAYER(W, "mlp.down_proj", 0, NULL, 0)}};
 
 /* An MLP has one input layer, wi, or, where it is gated, two, wi_0 and wi_1. */
 #define TSHI_POLICY_T5_MLP(f, at)                                                                  \
-    static const tsh_policy_layer tshi_policy_##f##_up[] = {                                       \
-        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi"),                                              \
-        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi_0"),                                            \
-        TSHI_POLICY_OPTIONAL(TSHI_POLICY_W, at "wi_1"), TSHI_POLICY_END};                          \
-    static const tsh_policy_layer tshi_policy_##f##_down[] = {                                     \
-        TSHI_POLICY_FEATURES(TSHI_POLICY_W, at "wo"), TSHI_POLICY_END}
-TSHI_POLICY_HEADS(t5, "layer.0.SelfAttention.n_heads");
-TSHI_POLICY_HEADS(t5_cross, "layer.1.EncDecAttention.n_heads");
-TSHI_POLICY_QKV(t5, TSHI_POLICY_W, "layer.0.SelfAttention.", "q", "k", "v");
-TSHI_POLICY_ONE(t5, out, TSHI_POLICY_W, "layer.0.SelfAttention.o");
-static const tsh_policy_layer tshi_policy_t5_cross_qkv[] = {
-    TSHI_POLICY_SPLIT(TSHI_POLICY_W, "layer.0.SelfAttention.", "q", "k", "v",
-                      &tshi_policy_t5_heads),
-    TSHI_POLICY_SPLIT(TSHI_POLICY_W, "layer.1.EncDecAttention.", "q", "k", "v",
-                      &tshi_policy_t5_cross_heads),
-    TSHI_POLICY_END};
-static const tsh_policy_layer tshi_policy_t5_cross_out[] = {
-    TSHI_POLICY_QUERY(TSHI_POLICY_W, "layer.0.SelfAttention.o", &tshi_policy_t5_heads),
-    TSHI_POLICY_QUERY(TSHI_POLICY_W, "layer.1.EncDecAttention.o", &tshi_policy_t5_cross_heads),
-    TSHI_POLICY_END};
+    static const tshi_mlp_lists tshi_policy_##f##_mlp = {                                          \
+        {TSHI_POLICY_LAYER(W, at "wi", 1, NULL, 0), TSHI_POLICY_LAYER(W, at "wi_0", 1, NULL, 0),   \
+         TSHI_POLICY_LAYER(W, at "wi_1", 1, NULL, 0)},                                             \
+        {TSHI_POLICY_LAYER(W, at "wo", 0, NULL, 0)}}
 TSHI_POLICY_T5_MLP(t5, "layer.1.DenseReluDense.");
-TSHI_POLICY_T5_MLP(t5_cross, "layer.2.DenseReluDense.");
+TSHI_POLICY_T5_MLP(t5_decoder, "layer.2.DenseReluDense.");
 
-#define TSHI_POLICY_FAMILY(name, blocks, qkv, out, mlp, next)                                      \
-    { name, blocks, tshi_policy_##qkv##_qkv, tshi_policy_##out##_out, tshi_policy_##mlp##_up,      \
-      tshi_policy_##mlp##_down, NULL, next }
-static const tsh_policy tshi_policy_bart_decoder =
-    TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart, bart, opt, NULL);
-static const tsh_policy tshi_policy_t5_decoder =
-    TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_cross, t5_cross, t5_cross, NULL);
+#define TSHI_POLICY_FAMILY(name, blocks, attention, mlp, next)                                     \
+    { name, blocks, tshi_policy_##attention.qkv, tshi_policy_##attention.out,                      \
+      tshi_policy_##mlp##_mlp.in, tshi_policy_##mlp##_mlp.out, NULL, next }
+static const tsh_policy tshi_policy_decoders[] = {
+    TSHI_POLICY_FAMILY("bart", "**.decoder.layers.*", bart_decoder, opt, NULL),
+    TSHI_POLICY_FAMILY("t5", "**.decoder.block.*", t5_decoder, t5_decoder, NULL),
+};
 static const tsh_policy tshi_policy_shipped[] = {
-    TSHI_POLICY_FAMILY("gpt2", "**.h.*", gpt2, gpt2, gpt2, NULL),
-    TSHI_POLICY_FAMILY("gpt_neo", "**.h.*", gpt_neo, gpt_neo, gpt_neo, NULL),
-    TSHI_POLICY_FAMILY("gptj", "**.h.*", gptj, gptj, gptj, NULL),
-    TSHI_POLICY_FAMILY("gpt_neox", "**.layers.*", gpt_neox, gpt_neox, bloom, NULL),
-    TSHI_POLICY_FAMILY("opt", "**.layers.*", opt, opt, opt, NULL),
-    TSHI_POLICY_FAMILY("bloom", "**.h.*", bloom, bloom, bloom, NULL),
-    TSHI_POLICY_FAMILY("llama", "**.layers.*", llama, llama, llama, NULL),
-    TSHI_POLICY_FAMILY("mistral", "**.layers.*", llama, llama, llama, NULL),
-    TSHI_POLICY_FAMILY("qwen2", "**.layers.*", qwen2, llama, llama, NULL),
-    TSHI_POLICY_FAMILY("phi", "**.layers.*", qwen2, phi, clip, NULL),
-    TSHI_POLICY_FAMILY("bert", "**.layer.*", bert, bert, bert, NULL),
-    TSHI_POLICY_FAMILY("roberta", "**.layer.*", bert, bert, bert, NULL),
-    TSHI_POLICY_FAMILY("distil_bert", "**.layer.*", distil_bert, distil_bert, distil_bert, NULL),
-    TSHI_POLICY_FAMILY("electra", "**.layer.*", bert, bert, bert, NULL),
-    TSHI_POLICY_FAMILY("albert", "**.albert_layers.*", albert, albert, albert, NULL),
-    TSHI_POLICY_FAMILY("bart", "**.encoder.layers.*", opt, opt, opt, &tshi_policy_bart_decoder),
-    TSHI_POLICY_FAMILY("t5", "**.encoder.block.*", t5, t5, t5, &tshi_policy_t5_decoder),
-    TSHI_POLICY_FAMILY("vit", "**.layer.*", vit, vit, bert, NULL),
-    TSHI_POLICY_FAMILY("clip", "**.layers.*", opt, opt, clip, NULL),
-    TSHI_POLICY_FAMILY("deit", "**.layer.*", vit, vit, bert, NULL),
+    TSHI_POLICY_FAMILY("gpt2", "**.h.*", gpt2, gpt2, NULL),
+    TSHI_POLICY_FAMILY("gpt_neo", "**.h.*", gpt_neo, gpt_neo, NULL),
+    TSHI_POLICY_FAMILY("gptj", "**.h.*", gptj, gptj, NULL),
+    TSHI_POLICY_FAMILY("gpt_neox", "**.layers.*", gpt_neox, bloom, NULL),
+    TSHI_POLICY_FAMILY("opt", "**.layers.*", opt, opt, NULL),
+    TSHI_POLICY_FAMILY("bloom", "**.h.*", bloom, bloom, NULL),
+    TSHI_POLICY_FAMILY("llama", "**.layers.*", llama, llama, NULL),
+    TSHI_POLICY_FAMILY("mistral", "**.layers.*", llama, llama, NULL),
+    TSHI_POLICY_FAMILY("qwen2", "**.layers.*", qwen2, llama, NULL),
+    TSHI_POLICY_FAMILY("phi", "**.layers.*", phi, clip, NULL),
+    TSHI_POLICY_FAMILY("bert", "**.layer.*", bert, bert, NULL),
+    TSHI_POLICY_FAMILY("roberta", "**.layer.*", bert, bert, NULL),
+    TSHI_POLICY_FAMILY("distil_bert", "**.layer.*", distil_bert, distil_bert, NULL),
+    TSHI_POLICY_FAMILY("electra", "**.layer.*", bert, bert, NULL),
+    TSHI_POLICY_FAMILY("albert", "**.albert_layers.*", albert, albert, NULL),
+    TSHI_POLICY_FAMILY("bart", "**.encoder.layers.*", opt, opt, &tshi_policy_decoders[0]),
+    TSHI_POLICY_FAMILY("t5", "**.encoder.block.*", t5, t5, &tshi_policy_decoders[1]),
+    TSHI_POLICY_FAMILY("vit", "**.layer.*", vit, bert, NULL),
+    TSHI_POLICY_FAMILY("clip", "**.layers.*", opt, clip, NULL),
+    TSHI_POLICY_FAMILY("deit", "**.layer.*", vit, bert, NULL),
 };
 
-#undef TSHI_POLICY_SPLIT
-#undef TSHI_POLICY_HEADS
+#undef TSHI_POLICY_WB
+#undef TSHI_POLICY_W
+#undef TSHI_POLICY_LAYER
 #undef TSHI_POLICY_QKV
-#undef TSHI_POLICY_ONE
+#undef TSHI_POLICY_SPLIT
+#undef TSHI_POLICY_CROSS
 #undef TSHI_POLICY_MLP
 #undef TSHI_POLICY_T5_MLP
 #undef TSHI_POLICY_FAMILY
 
 TSH_API TSHI_COLD const tsh_policy *tsh_policy_find(const char *name) {
-    size_t i;
-    for (i = 0; name && i < sizeof tshi_policy_shipped / sizeof *tshi_policy_shipped; i++)
+    for (size_t i = 0; name && i < sizeof tshi_policy_shipped / sizeof *tshi_policy_shipped; i++)
         if (strcmp(tshi_policy_shipped[i].name, name) == 0) return &tshi_policy_shipped[i];
     return NULL;
 }
 
 /* -- one layer of one block ------------------------------------------------- */
-
-enum { TSHI_POLICY_LISTS = 4 };
 
 /* One pass over the blocks of a model: the first counts rules, the second writes them, the third,
  * once they are applied, divides the arguments. */
@@ -15383,13 +15234,6 @@ static int tshi_policy_fail(const tshi_policy_pass *pass, tsh_result code, const
     (void)tsh_fail(pass->root->ctx, code, "tsh_parallelize_policy: %s: block \"%s\" %s",
                    pass->policy->name ? pass->policy->name : "", pass->block->path, text);
     return 0;
-}
-
-static const tsh_policy_layer *tshi_policy_list(const tsh_policy *policy, int list) {
-    return list == 0   ? policy->attn_qkv
-           : list == 1 ? policy->attn_out
-           : list == 2 ? policy->mlp_in
-                       : policy->mlp_out;
 }
 
 /* Returns 1 for the entry of zeros that ends a list. */
@@ -15477,8 +15321,7 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
     if (features % total)
         return tshi_policy_fail(
             pass, TSH_ERR_SHAPE,
-            "cuts \"%s\" by heads, but its %lld features do not divide into %lld "
-            "heads (\"%s\")",
+            "cuts \"%s\" by heads, but its %lld features do not divide into %lld heads (\"%s\")",
             path, (long long)features, (long long)total, layer->heads->heads);
     if (row ? c.hidden && c.hidden != features : c.hidden && head * c.heads % c.hidden)
         return tshi_policy_fail(
@@ -15489,9 +15332,8 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
         return tshi_policy_fail(
             pass, TSH_ERR_LAYOUT,
             "fuses %lld query heads with %lld key and value heads in \"%s\", but there are %d "
-            "ranks: "
-            "make it three layers, of queries, keys and values; those of keys and values stay "
-            "whole",
+            "ranks: make it three layers, of queries, keys and values; those of keys and values "
+            "stay whole",
             (long long)c.heads, (long long)c.kv, path, pass->root->ctx->tp.size);
     for (s = 0; s < *n; s++) {
         segment[s].length *= head;
@@ -15506,17 +15348,12 @@ static int tshi_policy_segments(const tshi_policy_pass *pass, const tsh_policy_l
 static tsh_module *tshi_policy_find_layer(const tshi_policy_pass *pass,
                                           const tsh_policy_layer *layer) {
     tsh_module *owner[2] = {NULL, NULL};
-    const char *name[2];
+    const char *const name[2] = {layer->weight, layer->bias};
     char similar[TSH_MESSAGE_SIZE / 2] = "";
-    int i;
-    name[0] = layer->weight;
-    name[1] = layer->bias;
-    if (!name[0] && !name[1]) {
+    if (!name[0] && !name[1])
         (void)tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                "has a layer whose weight and bias are both empty");
-        return NULL;
-    }
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         if (!name[i] || tshi_module_lookup(pass->block, name[i], &owner[i]) ||
             layer->ignore_checker)
             continue;
@@ -15550,7 +15387,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
                                 "fuses %d parts in \"%s\"; a layer has at most %d", n, path,
                                 TSH_MAX_SEGMENTS);
     *rule = tshi_parallel_rule(layer->replace == TSH_PLAIN ? style : layer->replace);
-    rule->path = tshi_module_below(pass->root, m);
+    rule->path = tshi_module_below(pass->root, m->path);
     rule->segments = n;
     if (layer->heads && (rule->style == TSH_COLWISE || rule->style == TSH_ROWWISE) &&
         m->kind->layouts && m->param[0]) {
@@ -15559,10 +15396,7 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
                                   rule->style == TSH_ROWWISE, pass->segments[pass->count], &n))
             return 0;
         rule->cut = (const tsh_segment *)pass->segments[pass->count];
-        if (n == 0) {
-            *rule = tshi_parallel_rule(TSH_PLAIN); /* replicated, even if it was sharded before */
-            rule->path = tshi_module_below(pass->root, m);
-        }
+        if (n == 0) rule->style = TSH_PLAIN; /* replicated, even if it was sharded before */
     } else if (layer->heads) {
         return tshi_policy_fail(pass, TSH_ERR_ARGUMENT,
                                 "is to cut \"%s\" by heads, but under its style nothing is cut",
@@ -15575,24 +15409,19 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
 /* -- all layers of all blocks ----------------------------------------------- */
 
 /* Goes through one list of the policy for the pass's block; 0 and an error if that does not fit. */
-static int tshi_policy_layers(tshi_policy_pass *pass, int list) {
-    static const char *const name[TSHI_POLICY_LISTS] = {"attn_qkv", "attn_out", "mlp_in",
-                                                        "mlp_out"};
-    const tsh_policy_layer *layer = tshi_policy_list(pass->policy, list);
-    int found = 0;
-    if (!layer) return 1;
-    for (; !tshi_policy_is_end(layer); layer++) {
-        tsh_module *m = tshi_policy_find_layer(pass, layer);
+static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *layer,
+                              const char *list, tsh_style style) {
+    int found = !layer || !pass->rules;
+    for (; layer && !tshi_policy_is_end(layer); layer++) {
+        tsh_module *m = pass->rules ? tshi_policy_find_layer(pass, layer) : NULL;
         if (pass->root->ctx->error.code != TSH_OK) return 0;
+        if (!pass->rules) pass->count++;
         if (!m) continue;
         found = 1;
-        if (!pass->divide &&
-            !tshi_policy_rule(pass, layer, m, list % 2 ? TSH_ROWWISE : TSH_COLWISE))
-            return 0;
+        if (!pass->divide && !tshi_policy_rule(pass, layer, m, style)) return 0;
         if (pass->divide && layer->heads && !tshi_policy_divide(pass, layer->heads)) return 0;
     }
-    return found ||
-           tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", name[list]);
+    return found || tshi_policy_fail(pass, TSH_ERR_ARGUMENT, "has no layer of the list %s", list);
 }
 
 /* Checks, or in the third pass divides, the policy's arguments that count no heads. */
@@ -15611,39 +15440,30 @@ static int tshi_policy_arguments(const tshi_policy_pass *pass) {
 
 /* Runs one pass over all blocks; returns their number, -1 and an error if one does not fit. */
 static int tshi_policy_blocks(tshi_policy_pass *pass, const tsh_policy *family) {
-    int list, blocks = 0;
-    for (pass->policy = family; pass->policy; pass->policy = pass->policy->next)
-        for (pass->block = pass->root; pass->block;
-             pass->block = tshi_module_next(pass->root, pass->block)) {
-            if (!pass->policy->blocks ||
-                !tshi_parallel_match(pass->policy->blocks,
-                                     tshi_module_below(pass->root, pass->block)))
-                continue;
+    const tsh_policy *p;
+    int blocks = 0;
+    for (p = family; p; p = p->next)
+        for (tsh_module *m = pass->root; m; m = tshi_module_next(pass->root, m)) {
+            const char *path = tshi_module_below(pass->root, m->path);
+            if (!p->blocks || !tshi_parallel_match(p->blocks, path)) continue;
             blocks++;
-            for (list = 0; list < TSHI_POLICY_LISTS; list++) {
-                const tsh_policy_layer *layer = tshi_policy_list(pass->policy, list);
-                if (pass->rules && !tshi_policy_layers(pass, list)) return -1;
-                for (; !pass->rules && layer && !tshi_policy_is_end(layer); layer++) pass->count++;
-            }
-            if (pass->rules && !tshi_policy_arguments(pass)) return -1;
+            pass->policy = p;
+            pass->block = m;
+            if (!tshi_policy_layers(pass, p->attn_qkv, "attn_qkv", TSH_COLWISE) ||
+                !tshi_policy_layers(pass, p->attn_out, "attn_out", TSH_ROWWISE) ||
+                !tshi_policy_layers(pass, p->mlp_in, "mlp_in", TSH_COLWISE) ||
+                !tshi_policy_layers(pass, p->mlp_out, "mlp_out", TSH_ROWWISE) ||
+                (pass->rules && !tshi_policy_arguments(pass)))
+                return -1;
         }
     return blocks;
-}
-
-/* Reports a policy that matches no block, with similar names. */
-static tsh_result tshi_policy_unmatched(tsh_module *root, const tsh_policy *policy) {
-    char similar[TSH_MESSAGE_SIZE / 2] = "";
-    tshi_module_suggest(root, policy->blocks ? policy->blocks : "", similar, sizeof similar);
-    return tsh_fail(root->ctx, TSH_ERR_ARGUMENT,
-                    "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
-                    policy->name ? policy->name : "", policy->blocks ? policy->blocks : "",
-                    root->path, similar);
 }
 
 TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy) {
     tshi_policy_pass pass;
     tshi_block *block;
     size_t rule = sizeof *pass.rules, cut = sizeof *pass.segments, capacity;
+    char similar[TSH_MESSAGE_SIZE / 2] = "";
     tsh_ctx *ctx = root ? root->ctx : NULL;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (ctx->error.code != TSH_OK) return ctx->error.code;
@@ -15653,7 +15473,13 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_
                         "that name");
     memset(&pass, 0, sizeof pass);
     pass.root = root;
-    if (tshi_policy_blocks(&pass, policy) == 0) return tshi_policy_unmatched(root, policy);
+    if (tshi_policy_blocks(&pass, policy) == 0) {
+        const char *blocks = policy->blocks ? policy->blocks : "";
+        tshi_module_suggest(root, blocks, similar, sizeof similar);
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_parallelize_policy: %s: \"%.64s\" matches no block below \"%s\"; %s",
+                        policy->name ? policy->name : "", blocks, root->path, similar);
+    }
     capacity = (size_t)pass.count;
     block = tshi_mem_take(ctx, TSH_MEM_STEP, capacity * (rule + cut) + 1);
     if (!block) return ctx->error.code;
@@ -15704,13 +15530,12 @@ TSHI_INLINE void tshi_optim_squares_body(int64_t n, const tshi_operand *operand,
     const tsh_real *x = (const tsh_real *)operand->data;
     double partial[TSHI_BLOCK], sum = 0;
     int64_t e;
-    int i;
-    for (i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
+    for (int i = 0; i < TSHI_BLOCK; i++) partial[i] = 0;
     for (e = 0; e + TSHI_BLOCK <= n; e += TSHI_BLOCK) {
-        for (i = 0; i < TSHI_BLOCK; i++) partial[i] += (double)x[e + i] * (double)x[e + i];
+        for (int i = 0; i < TSHI_BLOCK; i++) partial[i] += (double)x[e + i] * (double)x[e + i];
     }
     for (; e < n; e++) sum += (double)x[e] * (double)x[e];
-    for (i = 0; i < TSHI_BLOCK; i++) sum += partial[i];
+    for (int i = 0; i < TSHI_BLOCK; i++) sum += partial[i];
     **total += sum;
 }
 TSHI_KERNEL(tshi_optim_squares, tshi_optim_total);
@@ -15742,49 +15567,32 @@ static void tshi_optim_sum_part(void *job, int thread, int64_t from, int64_t to)
 /* Returns the sum of squares of n elements; 0 and an error without memory. */
 static double tshi_optim_sum_squares(tsh_ctx *ctx, tsh_real *x, int64_t n) {
     const int64_t blocks = tshi_base_ceil(n, TSHI_OPTIM_BLOCK);
+    tshi_squares all = {x, n, NULL, tshi_optim_squares[ctx->isa]};
     tshi_block *scratch;
-    tshi_squares all;
     double sum = 0;
-    int64_t i;
     if (!n) return 0;
     scratch = tshi_mem_take(ctx, TSH_MEM_STEP, (size_t)blocks * sizeof(double));
     if (!scratch) return 0;
-    all.x = x;
-    all.n = n;
     all.sums = (double *)tshi_mem_data(scratch);
-    all.kernel = tshi_optim_squares[ctx->isa];
     tshi_team_run(tshi_team_pieces(ctx, blocks, 1), blocks, 1, tshi_optim_sum_part, &all);
-    for (i = 0; i < blocks; i++) sum += all.sums[i];
+    for (int64_t i = 0; i < blocks; i++) sum += all.sums[i];
     tshi_mem_drop(ctx, scratch);
     return sum;
 }
 
-typedef struct tshi_norm_sum {
-    double *sums; /* sums[k]: of the squares of chunk k of all gradients */
-    tsh_ctx *ctx;
-    int chunked; /* 1: of gradients, this rank has its own chunk only */
-} tshi_norm_sum;
-
-static void tshi_optim_find_chunked(const char *path, tsh_tensor *param, void *user) {
-    (void)path;
-    if (param->flags & TSHI_CHUNKED) *(int *)user = 1;
-}
-
-/* Adds one gradient's squares. A replicated gradient counts on rank 0 of tp only, one that several
- * stages of a pipeline hold on the first of them. */
-static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) {
-    const tshi_norm_sum *norm = (const tshi_norm_sum *)user;
-    tsh_ctx *ctx = norm->ctx;
-    int k;
-    (void)path;
+/* Adds one gradient's squares: those of chunk k to sums[k]. A replicated gradient counts on rank 0
+ * of tp only, one that several stages of a pipeline hold on the first of them. `chunked`: of
+ * gradients, this rank has its own chunk only. */
+static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums) {
+    tsh_ctx *ctx = param->ctx;
     if (tshi_tape_pending(param))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "the gradient of \"%s\" is pending; call tsh_sync_grads first", param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
     if (param->stage && param->stage - 1 != ctx->pp.rank) return;
-    for (k = 0; k < ctx->dp.size; k++)
-        if (!norm->chunked || k == ctx->dp.rank)
-            norm->sums[k] += tshi_optim_sum_squares(
+    for (int k = 0; k < ctx->dp.size; k++)
+        if (!chunked || k == ctx->dp.rank)
+            sums[k] += tshi_optim_sum_squares(
                 ctx, (tsh_real *)tshi_mem_data(param->gr.block) + tshi_bucket_chunk(param, k),
                 tshi_bucket_chunk_size(param, k));
 }
@@ -15792,26 +15600,26 @@ static void tshi_optim_norm_of(const char *path, tsh_tensor *param, void *user) 
 /* Computes the 2-norm of all gradients below module, the same on every rank; NaN or infinite if any
  * gradient is. Squares are summed by chunks, so the bits are the same with and without .zero. */
 static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
-    tshi_norm_sum all;
     tsh_ctx *ctx = module->ctx;
     const int64_t begin = tshi_trace_now(ctx->trace);
-    const size_t bytes = (size_t)ctx->dp.size * sizeof *all.sums;
+    const size_t bytes = (size_t)ctx->dp.size * sizeof(double);
     tshi_block *scratch = tshi_mem_take(ctx, TSH_MEM_STEP, bytes);
-    double sum = 0;
-    int k;
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
+    double *sums, sum = 0;
+    int k, chunked = 0;
     *norm = 0;
     if (!scratch) return ctx->error.code;
-    all.sums = (double *)tshi_mem_data(scratch);
-    memset(all.sums, 0, bytes);
-    all.ctx = ctx;
-    all.chunked = 0;
-    tsh_each_param(module, tshi_optim_find_chunked, &all.chunked);
-    tsh_each_param(module, tshi_optim_norm_of, &all);
-    if (tsh_ok(ctx) && all.chunked) /* sums[k] is rank k's, and 0 on the others */
-        (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->dp, all.sums, ctx->dp.size, TSH_F64, TSH_SUM),
+    sums = (double *)tshi_mem_data(scratch);
+    memset(sums, 0, bytes);
+    while ((param = tshi_module_step(module, &at)) != NULL)
+        chunked |= !param->absent && (param->flags & TSHI_CHUNKED);
+    while ((param = tshi_module_step_once(module, &at)) != NULL)
+        if (!param->absent) tshi_optim_add_squares(param, chunked, sums);
+    if (tsh_ok(ctx) && chunked) /* sums[k] is rank k's, and 0 on the others */
+        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, sums, ctx->dp.size, TSH_F64, TSH_SUM),
                               "norm of gradients");
-    for (k = 0; k < ctx->dp.size; k++) sum += all.sums[k];
+    for (k = 0; k < ctx->dp.size; k++) sum += sums[k];
     tshi_mem_drop(ctx, scratch);
     if (!tsh_ok(ctx)) return ctx->error.code;
     if (tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, &sum, 1, TSH_F64, TSH_SUM),
@@ -15826,27 +15634,24 @@ static tsh_result tshi_optim_norm(tsh_module *module, double *norm) {
 
 /* min(1, max / (norm + 1e-6)): torch.nn.utils.clip_grad_norm_. */
 static double tshi_optim_clip_factor(double norm, double max) {
-    double factor = max / (norm + 1e-6);
-    return factor < 1 ? factor : 1;
-}
-
-/* Multiplies a gradient by *user. */
-static void tshi_optim_scale(const char *path, tsh_tensor *param, void *user) {
-    tshi_operand x[2];
-    (void)path;
-    if (!param->gr.live) return;
-    x[0] = x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(param->gr.block), 1);
-    tshi_map_scale_forward[param->ctx->isa](tsh_local_numel(param), x, user);
+    return fmin(1, max / (norm + 1e-6));
 }
 
 TSH_API tsh_result tsh_clip_grad_norm(tsh_module *module, double max_norm, double *norm) {
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
+    tshi_operand x[2];
     double before, factor;
     if (norm) *norm = 0;
     if (!module) return TSH_ERR_ARGUMENT;
     if (tshi_optim_norm(module, &before) != TSH_OK) return module->ctx->error.code;
     if (norm) *norm = before;
     factor = tshi_optim_clip_factor(before, max_norm);
-    if (factor < 1) tsh_each_param(module, tshi_optim_scale, &factor);
+    while (factor < 1 && (param = tshi_module_step_once(module, &at)) != NULL) {
+        if (!param->gr.live) continue;
+        x[0] = x[1] = tshi_kernel_reals((tsh_real *)tshi_mem_data(param->gr.block), 1);
+        tshi_map_scale_forward[param->ctx->isa](tsh_local_numel(param), x, &factor);
+    }
     return TSH_OK;
 }
 
@@ -15866,14 +15671,12 @@ TSHI_INLINE void tshi_optim_adam_body(int64_t n, const tshi_operand *operand, co
     const tsh_real step = TSHI_R(p->step), root = TSHI_R(p->root), eps = TSHI_R(p->eps);
     tsh_real pad[4][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK], v[TSHI_BLOCK];
     const tsh_real *xs, *gs, *ms, *vs;
-    int64_t e;
-    int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
         gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
         ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
         vs = tshi_kernel_load(&operand[TSHI_OPTIM_SECOND], e, n, pad[3]);
-        TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+        TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
             const tsh_real g = gs[i] * clip + decay * xs[i];
             m[i] = b1 * ms[i] + c1 * g;
             v[i] = b2 * vs[i] + c2 * g * g;
@@ -15898,17 +15701,15 @@ TSHI_INLINE void tshi_optim_sgd_body(int64_t n, const tshi_operand *operand, con
     const int remembers = operand[TSHI_OPTIM_FIRST].data != NULL;
     tsh_real pad[3][TSHI_BLOCK], x[TSHI_BLOCK], m[TSHI_BLOCK];
     const tsh_real *xs, *gs, *ms;
-    int64_t e;
-    int i;
-    for (e = 0; e < n; e += TSHI_BLOCK) {
+    for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         xs = tshi_kernel_load(&operand[TSHI_OPTIM_X], e, n, pad[0]);
         gs = tshi_kernel_load(&operand[TSHI_OPTIM_GRAD], e, n, pad[1]);
         if (!remembers) {
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++)
+            TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++)
                 x[i] = xs[i] - lr * (gs[i] * clip + decay * xs[i]);
         } else {
             ms = tshi_kernel_load(&operand[TSHI_OPTIM_FIRST], e, n, pad[2]);
-            TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {
+            TSHI_LANES for (int i = 0; i < TSHI_BLOCK; i++) {
                 const tsh_real d = gs[i] * clip + decay * xs[i], v = momentum * ms[i] + d;
                 m[i] = v;
                 x[i] = xs[i] - lr * (p->nesterov ? TSHI_R(d + momentum * v) : v);
@@ -15938,10 +15739,9 @@ static tsh_result tshi_optim_gather(const tsh_tensor *moment, tsh_real *values, 
     tsh_real *own = values + tshi_optim_first(moment);
     tsh_result result;
     int64_t *counts;
-    int k;
     if (!block) return ctx->error.code;
     counts = (int64_t *)tshi_mem_data(block);
-    for (k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
+    for (int k = 0; k < ctx->dp.size; k++) counts[k] = tshi_bucket_chunk_size(moment, k);
     memcpy(own, tshi_mem_data(moment->block), (size_t)counts[ctx->dp.rank] * sizeof *own);
     result = tshi_error_comm(ctx, tsh_allgather(&ctx->dp, own, values, counts, 1, TSH_REAL), what);
     tshi_mem_drop(ctx, block);
@@ -15971,22 +15771,20 @@ static void tshi_optim_keep_chunk(tsh_tensor *moment) {
 /* Gives a moment its parameter's new layout; chunks are gathered for that, and cut out again. */
 static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
-    const int chunked = moment->flags & TSHI_CHUNKED;
-    tshi_block *chunk = moment->block;
-    if (!chunked || tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
+    tsh_tensor part = *moment;
+    if (!(moment->flags & TSHI_CHUNKED) ||
+        tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
         tshi_module_relayout(moment, layout);
         return;
     }
-    chunk->refs++;
+    part.block->refs++;
     if (tshi_optim_allocate(moment, tsh_local_numel(moment))) {
-        tsh_tensor part = *moment;
-        part.block = chunk;
         if (tshi_optim_gather(&part, (tsh_real *)tshi_mem_data(moment->block),
                               "tsh_optim_step: moments of a new layout") == TSH_OK)
             tshi_module_relayout(moment, layout);
         tshi_optim_keep_chunk(moment);
     }
-    tshi_mem_drop(ctx, chunk);
+    tshi_mem_drop(ctx, part.block);
 }
 
 /* Returns a moment with param's layout, zeros at its first use; NULL after an error. */
@@ -16025,15 +15823,14 @@ static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t 
     const tshi_optim_work *work = (const tshi_optim_work *)job;
     const int32_t *marks = work->marks;
     tshi_operand part[TSHI_OPTIM_OPERANDS];
-    int64_t r, n;
-    int i;
+    int64_t n;
     (void)thread;
-    for (r = from; r < to; r += n) {
+    for (int64_t r = from; r < to; r += n) {
         n = marks ? 1 : to - from;
         if (marks && !marks[r]) continue;
         while (marks && r + n < to && marks[r + n]) n++;
         memcpy(part, work->x, sizeof part);
-        for (i = 0; i < TSHI_OPTIM_OPERANDS; i++) tshi_kernel_move(&part[i], r * work->width);
+        for (int i = 0; i < TSHI_OPTIM_OPERANDS; i++) tshi_kernel_move(&part[i], r * work->width);
         work->kernel(n * work->width, part, work->params);
     }
 }
@@ -16041,62 +15838,45 @@ static void tshi_optim_update_part(void *job, int thread, int64_t from, int64_t 
 /* Runs an update's kernel over the elements of t that this rank updates. */
 static void tshi_optim_run(const tsh_tensor *t, tshi_kernel_fn kernel, const tshi_operand *x,
                            const void *params) {
-    tshi_optim_work work;
-    int64_t count = tshi_optim_count(t), rows = t->sparse ? t->local[0] : count;
+    const int32_t *marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
+    const int64_t count = tshi_optim_count(t), rows = marks ? t->local[0] : count;
+    tshi_optim_work work = {kernel, x, params, marks, 1};
     if (!count) return;
-    work.kernel = kernel;
-    work.x = x;
-    work.params = params;
-    work.marks = t->sparse ? (const int32_t *)tshi_mem_data(t->marks) : NULL;
     work.width = count / rows;
-    tshi_team_run(tshi_kernel_pieces(t->ctx, rows, work.width), rows, t->sparse ? 1 : 16,
+    tshi_team_run(tshi_kernel_pieces(t->ctx, rows, work.width), rows, marks ? 1 : 16,
                   tshi_optim_update_part, &work);
-}
-
-/* One parameter's update by SGD. */
-static void tshi_optim_update_sgd(const tsh_optim *optim, tshi_moments *each, double clip,
-                                  tshi_operand *x) {
-    const tsh_optim_desc *d = &optim->desc;
-    tsh_tensor *t = each->param;
-    tshi_sgd p;
-    p.clip = clip;
-    p.decay = each->weight_decay;
-    p.lr = d->lr * each->lr_scale;
-    p.momentum = d->momentum;
-    p.nesterov = d->nesterov;
-    if (d->momentum > 0 && !tshi_optim_moment(t, &each->first)) return;
-    if (d->momentum > 0) x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
-    tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &p);
 }
 
 /* One parameter's update. */
 static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double clip) {
     const tsh_optim_desc *d = &optim->desc;
     tsh_tensor *t = each->param;
-    const double lr = d->lr * each->lr_scale;
+    const double lr = d->lr * each->lr_scale, decay = each->weight_decay;
+    tshi_sgd sgd = {clip, decay, lr, d->momentum, d->nesterov};
+    tshi_adam p = {clip, decay, 1, d->beta1, d->beta2, 0, 0, d->eps};
     tshi_operand x[TSHI_OPTIM_OPERANDS];
-    tshi_adam p;
     x[TSHI_OPTIM_X] = tshi_kernel_operand(tshi_tensor_at(t), 1, t->dtype);
     x[TSHI_OPTIM_GRAD] = tshi_kernel_reals((tsh_real *)tshi_mem_data(t->gr.block), 1);
     x[TSHI_OPTIM_FIRST] = x[TSHI_OPTIM_SECOND] = tshi_kernel_reals(NULL, 1);
     tshi_kernel_move(&x[TSHI_OPTIM_X], tshi_optim_first(t));
     tshi_kernel_move(&x[TSHI_OPTIM_GRAD], tshi_optim_first(t));
     each->steps++;
+    if (d->kind != TSH_SGD || d->momentum > 0) {
+        if (!tshi_optim_moment(t, &each->first)) return;
+        x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
+    }
     if (d->kind == TSH_SGD) {
-        tshi_optim_update_sgd(optim, each, clip, x);
+        tshi_optim_run(t, tshi_optim_sgd[t->ctx->isa], x, &sgd);
         return;
     }
-    if (!tshi_optim_moment(t, &each->first) || !tshi_optim_moment(t, &each->second)) return;
-    x[TSHI_OPTIM_FIRST].data = tshi_tensor_at(each->first);
+    if (!tshi_optim_moment(t, &each->second)) return;
     x[TSHI_OPTIM_SECOND].data = tshi_tensor_at(each->second);
-    p.clip = clip;
-    p.decay = d->kind == TSH_ADAMW ? 0 : each->weight_decay;
-    p.keep = d->kind == TSH_ADAMW ? 1 - lr * each->weight_decay : 1;
-    p.b1 = d->beta1;
-    p.b2 = d->beta2;
+    if (d->kind == TSH_ADAMW) {
+        p.decay = 0;
+        p.keep = 1 - lr * decay;
+    }
     p.step = lr / (1 - pow(d->beta1, (double)each->steps));
     p.root = 1 / sqrt(1 - pow(d->beta2, (double)each->steps));
-    p.eps = d->eps;
     if (t->sparse) { /* torch.optim.SparseAdam adds eps to sqrt(v) as it is */
         p.step /= p.root;
         p.root = 1;
@@ -16104,38 +15884,28 @@ static void tshi_optim_update(const tsh_optim *optim, tshi_moments *each, double
     tshi_optim_run(t, tshi_optim_adam[t->ctx->isa], x, &p);
 }
 
-/* Counts a parameter or, once optim->each has memory, lists it. */
-static void tshi_optim_collect(const char *path, tsh_tensor *param, void *user) {
-    tsh_optim *optim = (tsh_optim *)user;
-    (void)path;
-    if (optim->each) {
-        optim->each[optim->count].param = param;
-        optim->each[optim->count].lr_scale = 1;
-        optim->each[optim->count].weight_decay = optim->desc.weight_decay;
-        if (optim->desc.zero && param->ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
-    }
-    optim->count++;
-}
-
-/* Checks a description; 0 and an error if a value is out of range. */
-static int tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
+/* Checks a description: an error if a value is out of range. */
+static tsh_result tshi_optim_check(tsh_ctx *ctx, const tsh_optim_desc *d) {
     if ((unsigned)d->kind <= (unsigned)TSH_ADAMW && d->lr >= TSH_ZERO && d->momentum >= 0 &&
         d->beta1 >= TSH_ZERO && d->beta1 < 1 && d->beta2 >= TSH_ZERO && d->beta2 < 1 &&
         d->eps >= TSH_ZERO && d->weight_decay >= 0 && d->clip_norm >= 0)
-        return 1;
-    (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
-                   "tsh_optim_new: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, "
-                   "weight_decay %g, clip_norm %g: none may be below 0 (for 0 itself where 0 is "
-                   "the default: TSH_ZERO), betas are below 1",
-                   (int)d->kind, d->lr, d->momentum, d->beta1, d->beta2, d->eps, d->weight_decay,
-                   d->clip_norm);
-    return 0;
+        return TSH_OK;
+    return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                    "tsh_optim_new: kind %d, lr %g, momentum %g, betas %g and %g, eps %g, "
+                    "weight_decay %g, clip_norm %g: none may be below 0 (for 0 itself where 0 is "
+                    "the default: TSH_ZERO), betas are below 1",
+                    (int)d->kind, d->lr, d->momentum, d->beta1, d->beta2, d->eps, d->weight_decay,
+                    d->clip_norm);
 }
 
 TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_desc *desc) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
+    tshi_walk at = {NULL, 0};
     tsh_optim *optim;
-    if (!ctx || ctx->error.code != TSH_OK || (desc && !tshi_optim_check(ctx, desc))) return NULL;
+    tsh_tensor *param;
+    size_t slots = 0;
+    if (!ctx || ctx->error.code != TSH_OK || (desc && tshi_optim_check(ctx, desc) != TSH_OK))
+        return NULL;
     optim = (tsh_optim *)tshi_mem_book(ctx, &ctx->books, sizeof *optim);
     if (!optim) return NULL;
     if (desc) optim->desc = *desc;
@@ -16144,23 +15914,20 @@ TSH_API TSHI_COLD tsh_optim *tsh_optim_new(tsh_module *module, const tsh_optim_d
     optim->desc.beta1 = tshi_base_option(optim->desc.beta1, 0.9);
     optim->desc.beta2 = tshi_base_option(optim->desc.beta2, 0.999);
     optim->desc.eps = tshi_base_option(optim->desc.eps, 1e-8);
-    tshi_module_params(module, 1, tshi_optim_collect, optim);
+    while (tshi_module_step_once(module, &at)) slots++;
     optim->each = (tshi_moments *)tshi_mem_book(ctx, &ctx->books,
-                                                ((size_t)optim->count + 1) * sizeof *optim->each);
+                                                (slots + 1) * sizeof *optim->each);
     if (!optim->each) return NULL;
-    optim->count = 0;
-    tshi_module_params(module, 1, tshi_optim_collect, optim);
+    while ((param = tshi_module_step_once(module, &at)) != NULL) {
+        tshi_moments *each = &optim->each[optim->count++];
+        each->param = param;
+        each->lr_scale = 1;
+        each->weight_decay = optim->desc.weight_decay;
+        if (optim->desc.zero && ctx->dp.size > 1) param->flags |= TSHI_CHUNKED;
+    }
     optim->older = ctx->optims;
     ctx->optims = optim;
     return optim;
-}
-
-/* Returns a parameter's path below module, or its whole path if it is a tied one from elsewhere. */
-static const char *tshi_optim_below(const tsh_module *module, const tsh_tensor *param) {
-    size_t n = strlen(module->path);
-    if (!n || strncmp(param->path, module->path, n) != 0 || param->path[n] != '.')
-        return param->path;
-    return param->path + n + 1;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *pattern, double lr_scale,
@@ -16168,10 +15935,11 @@ TSH_API TSHI_COLD tsh_result tsh_optim_group(tsh_optim *optim, const char *patte
     int i, matched = 0;
     if (!optim || !pattern) return TSH_ERR_ARGUMENT;
     for (i = 0; i < optim->count; i++) {
-        if (!tshi_parallel_match(pattern, tshi_optim_below(optim->module, optim->each[i].param)))
+        tshi_moments *each = &optim->each[i];
+        if (!tshi_parallel_match(pattern, tshi_module_below(optim->module, each->param->path)))
             continue;
-        optim->each[i].lr_scale = lr_scale;
-        optim->each[i].weight_decay = weight_decay;
+        each->lr_scale = lr_scale;
+        each->weight_decay = weight_decay;
         matched++;
     }
     if (matched) return TSH_OK;
@@ -16188,9 +15956,8 @@ TSH_API void tsh_optim_set_lr(tsh_optim *optim, double lr) {
  * goes on during the next updates. */
 static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
     const int chunked = optim->desc.zero && ctx->dp.size > 1;
-    int i;
     if (chunked) tshi_bucket_begin(ctx, 0);
-    for (i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
+    for (int i = 0; i < optim->count && ctx->error.code == TSH_OK; i++) {
         tsh_tensor *param = optim->each[i].param;
         const int64_t begin = tshi_trace_now(ctx->trace);
         if (!param->gr.live) continue;
@@ -16207,33 +15974,30 @@ static void tshi_optim_update_all(tsh_ctx *ctx, tsh_optim *optim, double clip) {
 }
 
 /* Clips and updates; with a norm that is not finite, skips the step and logs that. */
-static tsh_result tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
-    double norm, clip;
-    if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return ctx->error.code;
+static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
+    double norm, max = optim->desc.clip_norm;
+    if (tshi_optim_norm(optim->module, &norm) != TSH_OK) return;
     optim->info.norm = norm;
-    if (!(norm <= DBL_MAX)) {
-        optim->info.skipped++;
-        tsh_log_message(
-            &ctx->logger,
-            "tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
-            (long long)optim->info.skipped, norm);
-        return TSH_OK;
+    if (norm <= DBL_MAX) {
+        tshi_optim_update_all(ctx, optim, max > 0 ? tshi_optim_clip_factor(norm, max) : 1);
+        optim->info.steps++;
+        return;
     }
-    clip = optim->desc.clip_norm > 0 ? tshi_optim_clip_factor(norm, optim->desc.clip_norm) : 1;
-    tshi_optim_update_all(ctx, optim, clip);
-    optim->info.steps++;
-    return ctx->error.code;
+    optim->info.skipped++;
+    tsh_log_message(
+        &ctx->logger,
+        "tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
+        (long long)optim->info.skipped, norm);
 }
 
 TSH_API tsh_result tsh_optim_step(tsh_optim *optim) {
     tsh_ctx *ctx = optim ? optim->module->ctx : NULL;
-    tsh_result result;
     int64_t begin;
     if (!ctx) return TSH_ERR_ARGUMENT;
     begin = tshi_trace_now(ctx->trace);
-    result = tshi_optim_step(ctx, optim);
+    tshi_optim_step(ctx, optim);
     if (ctx->trace) (void)tshi_trace_add(ctx->trace, TSHI_TRACE_OPTIM, "tsh_optim_step", begin, 0);
-    return result;
+    return ctx->error.code;
 }
 
 TSH_API tsh_optim_info tsh_optim_state(const tsh_optim *optim) {
@@ -16268,10 +16032,15 @@ TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
  * whose backward sends the gradient back. Sends do not block until a send queue is full; receives
  * block. No deadlock: a rank receives from each neighbour in the order in which that one sends, and
  * no send waits for one to the other neighbour. */
-enum {
-    TSHI_PIPELINE_HEAD = 6 + TSH_MAX_DIMS + 2 * TSH_MAX_SEGMENTS, /* words that describe a tensor */
-    TSHI_PIPELINE_SENDS = 16 /* sends in flight to each of 2 neighbours; a comm's limit is 64 */
-};
+enum { TSHI_PIPELINE_SENDS = 16 }; /* in flight to each of 2 neighbours; a comm's limit is 64 */
+
+/* Describes a tensor to the next stage; sent as 64-bit words. */
+typedef struct tshi_message {
+    int64_t dtype, requires_grad, ndim, kind, cut, segments; /* layout: kind, dim, segments */
+    int64_t dim[TSH_MAX_DIMS];
+    tsh_segment segment[TSH_MAX_SEGMENTS];
+} tshi_message;
+enum { TSHI_PIPELINE_WORDS = sizeof(tshi_message) / sizeof(int64_t) };
 
 /* Sends in flight to one neighbour, oldest first in a ring; each keeps its values alive. */
 typedef struct tshi_send_queue {
@@ -16296,17 +16065,11 @@ struct tsh_pipeline {
     int stage, last;       /* this rank's stage, the last one */
     tsh_module *child;     /* the first child of this stage */
     int warmup, slots;     /* forwards before the first backward; max micro-batches under way */
-    tshi_micro **micro;    /* (slots): micro-batch k in slot k modulo slots */
+    tshi_micro *micro;     /* (slots): micro-batch k in slot k modulo slots */
     tshi_send_queue queue[2]; /* to the previous stage, to the next one */
     tshi_tie *ties;
-    double total[2]; /* on the last stage: the sum of losses, the sum of what they count */
+    double total[2]; /* on the last stage: the sum of losses, of weights or micro-batches */
 };
-
-/* Parameters of the node of a received tensor. */
-typedef struct tshi_receipt {
-    tsh_pipeline *pipeline;
-    tshi_micro *micro;
-} tshi_receipt;
 
 /* -- messages ---------------------------------------------------------------- */
 
@@ -16319,20 +16082,13 @@ static void tshi_pipeline_wait_send(tsh_pipeline *p, tshi_send_queue *queue) {
     queue->count--;
 }
 
-/* Waits for all sends. After an error that the world knows, waits return at once. */
-static void tshi_pipeline_wait_sends(tsh_pipeline *p) {
-    int i;
-    for (i = 0; i < 2; i++)
-        while (p->queue[i].count) tshi_pipeline_wait_send(p, &p->queue[i]);
-}
-
-/* Releases the values of completed sends, without blocking. */
-static void tshi_pipeline_poll_sends(tsh_pipeline *p) {
-    int i, done;
-    for (i = 0; i < 2; i++)
-        for (done = 1; p->queue[i].count && done;) {
+/* Releases the values of completed sends. `block`: waits for all; after an error that the world
+ * knows, waits return at once. */
+static void tshi_pipeline_end_sends(tsh_pipeline *p, int block) {
+    for (int i = 0; i < 2; i++)
+        for (int done = 1; p->queue[i].count && done;) {
             tshi_send_queue *queue = &p->queue[i];
-            if (tsh_test(&p->ctx->pp, queue->req[queue->first], &done) != TSH_OK) return;
+            if (!block && tsh_test(&p->ctx->pp, queue->req[queue->first], &done) != TSH_OK) return;
             if (done) tshi_pipeline_wait_send(p, queue);
         }
 }
@@ -16343,7 +16099,7 @@ static void tshi_pipeline_send(tsh_pipeline *p, int to, tshi_block *block, const
     tshi_send_queue *queue = &p->queue[to > p->stage];
     tsh_coll coll = tsh_coll_make(TSH_SEND, dtype);
     tsh_req req = 0;
-    tshi_pipeline_poll_sends(p);
+    tshi_pipeline_end_sends(p, 0);
     if (queue->count == TSHI_PIPELINE_SENDS) tshi_pipeline_wait_send(p, queue);
     coll.send = data;
     coll.count = n;
@@ -16370,26 +16126,15 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
 /* Sends y to the next stage: its description, then this rank's shard. */
 static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
     tsh_ctx *ctx = p->ctx;
-    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, TSHI_PIPELINE_HEAD * sizeof(int64_t));
-    tshi_block *packed;
-    int64_t *word;
+    tshi_message head = {y->dtype, !ctx->tape.no_grad && y->base->requires_grad, y->ndim,
+                         y->layout.kind, y->layout.dim, y->layout.segments, {0}, {{0, 0}}};
+    tshi_block *block = tshi_mem_take(ctx, TSH_MEM_STEP, sizeof head), *packed;
     void *data;
-    int i;
     if (!block) return;
-    word = (int64_t *)tshi_mem_data(block);
-    word[0] = y->dtype;
-    word[1] = !ctx->tape.no_grad && y->base->requires_grad;
-    word[2] = y->ndim;
-    word[3] = y->layout.kind;
-    word[4] = y->layout.dim;
-    word[5] = y->layout.segments;
-    word += 6;
-    for (i = 0; i < TSH_MAX_DIMS; i++) *word++ = i < y->ndim ? y->dim[i] : 0;
-    for (i = 0; i < TSH_MAX_SEGMENTS; i++) {
-        *word++ = y->layout.segment[i].length;
-        *word++ = y->layout.segment[i].unit;
-    }
-    tshi_pipeline_send(p, p->stage + 1, block, tshi_mem_data(block), TSHI_PIPELINE_HEAD, TSH_I64);
+    memcpy(head.dim, y->dim, (size_t)y->ndim * sizeof *y->dim);
+    memcpy(head.segment, y->layout.segment, sizeof head.segment);
+    memcpy(tshi_mem_data(block), &head, sizeof head);
+    tshi_pipeline_send(p, p->stage + 1, block, tshi_mem_data(block), TSHI_PIPELINE_WORDS, TSH_I64);
     data = tshi_kernel_packed(y, &packed);
     if (data && !packed) {
         packed = y->block;
@@ -16400,7 +16145,8 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y) {
 
 /* Sends the gradient of the received tensor to the previous stage. Takes over a reference to its
  * block. block NULL: zeros, for an output that does not depend on the tensor. */
-static void tshi_pipeline_send_grad(tsh_pipeline *p, tshi_micro *micro, tshi_block *block) {
+static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
+    tsh_pipeline *p = micro->pipeline;
     const int64_t n = tsh_local_numel(micro->input);
     if (!block) {
         block = tshi_mem_take(p->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
@@ -16412,9 +16158,8 @@ static void tshi_pipeline_send_grad(tsh_pipeline *p, tshi_micro *micro, tshi_blo
 
 /* Backward of a received tensor. */
 static void tshi_pipeline_receive_backward(tshi_node *node) {
-    const tshi_receipt *receipt = (const tshi_receipt *)node->params;
     node->out->gr.block->refs++;
-    tshi_pipeline_send_grad(receipt->pipeline, receipt->micro, node->out->gr.block);
+    tshi_pipeline_send_grad((tshi_micro *)node->params, node->out->gr.block);
 }
 
 static const tshi_op tshi_pipeline_op = {
@@ -16422,32 +16167,27 @@ static const tshi_op tshi_pipeline_op = {
 
 /* Receives a tensor from the previous stage, and records it unless micro is NULL. */
 static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *micro) {
-    int64_t head[TSHI_PIPELINE_HEAD], *word = head + 6;
+    tshi_message head;
     tsh_layout layout = tsh_replicated();
     tsh_shape shape = tsh_shape0();
     tshi_node *node;
     tsh_tensor *x;
-    int i;
-    if (tshi_pipeline_receive(p, p->stage - 1, head, TSHI_PIPELINE_HEAD, TSH_I64) != TSH_OK)
+    if (tshi_pipeline_receive(p, p->stage - 1, &head, TSHI_PIPELINE_WORDS, TSH_I64) != TSH_OK)
         return NULL;
-    shape.ndim = (int)head[2];
-    layout.kind = (tsh_layout_kind)head[3];
-    layout.dim = (int)head[4];
-    layout.segments = (int)head[5];
-    for (i = 0; i < TSH_MAX_DIMS; i++) shape.dim[i] = *word++;
-    for (i = 0; i < TSH_MAX_SEGMENTS; i++) {
-        layout.segment[i].length = *word++;
-        layout.segment[i].unit = *word++;
-    }
-    x = tshi_tensor_out(p->ctx, "tsh_pipeline", (tsh_dtype)head[0], &shape, &layout);
+    shape.ndim = (int)head.ndim;
+    memcpy(shape.dim, head.dim, sizeof head.dim);
+    layout.kind = (tsh_layout_kind)head.kind;
+    layout.dim = (int)head.cut;
+    layout.segments = (int)head.segments;
+    memcpy(layout.segment, head.segment, sizeof head.segment);
+    x = tshi_tensor_out(p->ctx, "tsh_pipeline", (tsh_dtype)head.dtype, &shape, &layout);
     if (!x || tshi_pipeline_receive(p, p->stage - 1, tshi_tensor_at(x), tsh_local_numel(x),
                                     x->dtype) != TSH_OK)
         return NULL;
-    if (!micro || !head[1]) return x;
-    node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, sizeof(tshi_receipt));
+    if (!micro || !head.requires_grad) return x;
+    node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, 0);
     if (!node) return NULL;
-    ((tshi_receipt *)node->params)->pipeline = p;
-    ((tshi_receipt *)node->params)->micro = micro;
+    node->params = micro;
     micro->input = x;
     return x;
 }
@@ -16521,7 +16261,7 @@ static void tshi_pipeline_add_loss(tsh_pipeline *p, tsh_tensor *loss, int k) {
 /* Runs the forward of micro-batch k on its own tape. */
 static void tshi_pipeline_forward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
-    tshi_micro *micro = p->micro[k % p->slots];
+    tshi_micro *micro = &p->micro[k % p->slots];
     tsh_tensor *last = ctx->handles.step.prev;
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);
@@ -16565,7 +16305,7 @@ static void tshi_pipeline_end(tshi_micro *micro) {
 /* Runs the backward of micro-batch k. */
 static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
     tsh_ctx *ctx = p->ctx;
-    tshi_micro *micro = p->micro[k % p->slots];
+    tshi_micro *micro = &p->micro[k % p->slots];
     tsh_tensor *last = ctx->handles.step.prev, *y = micro->out;
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_swap(ctx, micro);
@@ -16574,7 +16314,7 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
         tshi_tape_mark(ctx, y);
     }
     tshi_tape_walk(ctx);
-    if (micro->input && ctx->error.code == TSH_OK) tshi_pipeline_send_grad(p, micro, NULL);
+    if (micro->input && ctx->error.code == TSH_OK) tshi_pipeline_send_grad(micro, NULL);
     tshi_pipeline_swap(ctx, micro);
     tshi_pipeline_take_handles(ctx, micro, last);
     tshi_pipeline_end(micro);
@@ -16587,9 +16327,11 @@ static void tshi_pipeline_backward(tsh_pipeline *p, int k) {
  * The last backward may start to average gradients over dp. */
 static void tshi_pipeline_run(tsh_pipeline *p) {
     const int m = p->desc.micro_batches;
-    int f, b;
+    int f;
+    p->total[0] = 0;
+    p->total[1] = p->desc.weight ? 0 : m;
     for (f = 0; f < p->warmup; f++) tshi_pipeline_forward(p, f);
-    for (b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
+    for (int b = 0; b < m && p->ctx->error.code == TSH_OK; b++) {
         if (f < m) tshi_pipeline_forward(p, f++);
         if (b == m - 1) tshi_tape_sync_begin(p->ctx);
         tshi_pipeline_backward(p, b);
@@ -16599,8 +16341,7 @@ static void tshi_pipeline_run(tsh_pipeline *p) {
 /* Sends this stage's gradient to the others that hold the parameter. */
 static void tshi_pipeline_send_tied(tsh_pipeline *p, const tshi_tie *tie) {
     tsh_tensor *t = tie->param;
-    int s;
-    for (s = 0; s <= p->last; s++) {
+    for (int s = 0; s <= p->last; s++) {
         if (s == p->stage || !tie->holds[s]) continue;
         t->gr.block->refs++;
         tshi_pipeline_send(p, s, t->gr.block, tshi_mem_data(t->gr.block), tsh_local_numel(t),
@@ -16633,18 +16374,12 @@ static void tshi_pipeline_sum_tied(tsh_pipeline *p, const tshi_tie *tie) {
                 tshi_tape_add_all(ctx, (tsh_real *)tshi_mem_data(sum),
                                   (const tsh_real *)tshi_mem_data(part), n);
         }
-        tshi_pipeline_wait_sends(p);
+        tshi_pipeline_end_sends(p, 1);
         memcpy(tshi_mem_data(t->gr.block), tshi_mem_data(sum), bytes);
         t->sparse = t->gr.clean = 0;
     }
     tshi_mem_drop(ctx, sum);
     tshi_mem_drop(ctx, part);
-}
-
-/* Sets the totals to 0. Without weights, the loss is a mean over micro-batches. */
-static void tshi_pipeline_reset_totals(tsh_pipeline *p, int micro_batches) {
-    p->total[0] = 0;
-    p->total[1] = p->desc.weight ? 0 : micro_batches;
 }
 
 /* Broadcasts the totals from the last stage. */
@@ -16671,8 +16406,7 @@ static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
  * sum over stages, so `users` gets one more than backward counts down. A gradient that is there
  * already is summed, so only the first stage keeps it. */
 static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
-    const tshi_tie *tie;
-    for (tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
+    for (const tshi_tie *tie = p->ctx->pipeline->ties; tie; tie = tie->next) {
         if (!p->ctx->tape.pending && tie->param->stage != 1 + p->stage) tsh_zero_grad(tie->param);
         tie->param->users = 1;
     }
@@ -16680,8 +16414,7 @@ static void tshi_pipeline_begin_tied(tsh_pipeline *p) {
 
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
-    const tshi_tie *tie;
-    int i, summed;
+    int summed;
     if (loss) *loss = (double)NAN;
     if (!ctx) return TSH_ERR_ARGUMENT;
     summed = pipeline->desc.weight != NULL;
@@ -16693,34 +16426,32 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     if (ctx->error.code == TSH_OK) (void)tshi_tape_begin(ctx, summed, 0);
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_pipeline_begin_tied(pipeline);
-    tshi_pipeline_reset_totals(pipeline, pipeline->desc.micro_batches);
     tshi_pipeline_run(pipeline);
     tshi_error_tell(ctx); /* a peer may wait for what this rank will not send */
-    tshi_pipeline_wait_sends(pipeline);
-    for (i = 0; i < pipeline->slots; i++) tshi_pipeline_end(pipeline->micro[i]);
+    tshi_pipeline_end_sends(pipeline, 1);
+    for (int i = 0; i < pipeline->slots; i++) tshi_pipeline_end(&pipeline->micro[i]);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
-    for (tie = ctx->pipeline->ties; tie && ctx->error.code == TSH_OK; tie = tie->next)
-        if (tie->holds[pipeline->stage] && tie->param->requires_grad)
+    for (const tshi_tie *tie = ctx->pipeline->ties; tie; tie = tie->next)
+        if (tie->holds[pipeline->stage] && tie->param->requires_grad && ctx->error.code == TSH_OK)
             tshi_pipeline_sum_tied(pipeline, tie);
-    if (summed) tshi_pipeline_broadcast_totals(pipeline); /* tshi_tape_sync divides by the weight */
-    if (summed) ctx->tape.weight += pipeline->total[1];
+    tshi_pipeline_broadcast_totals(pipeline);
+    if (summed) ctx->tape.weight += pipeline->total[1]; /* which tshi_tape_sync divides by */
     (void)tshi_tape_sync(ctx);
-    if (!summed) tshi_pipeline_broadcast_totals(pipeline);
     return tshi_pipeline_mean_loss(pipeline, loss);
 }
 
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss) {
     tsh_ctx *ctx = pipeline ? pipeline->ctx : NULL;
-    int k;
     if (loss) *loss = (double)NAN;
     if (!ctx) return TSH_ERR_ARGUMENT;
     if (!micro_batches) micro_batches = pipeline->desc.micro_batches;
     if (micro_batches < 0)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT, "tsh_pipeline_evaluate: %d micro-batches",
                        micro_batches);
-    tshi_pipeline_reset_totals(pipeline, micro_batches);
+    pipeline->total[0] = 0;
+    pipeline->total[1] = pipeline->desc.weight ? 0 : micro_batches;
     tsh_no_grad_begin(ctx);
-    for (k = 0; k < micro_batches && tsh_ok(ctx); k++) {
+    for (int k = 0; k < micro_batches && tsh_ok(ctx); k++) {
         tsh_tensor *y;
         tsh_scope_begin(ctx);
         y = tshi_pipeline_stage_forward(pipeline, NULL, k);
@@ -16730,44 +16461,39 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     }
     tsh_no_grad_end(ctx);
     tshi_error_tell(ctx);
-    tshi_pipeline_wait_sends(pipeline);
+    tshi_pipeline_end_sends(pipeline, 1);
     tshi_pipeline_broadcast_totals(pipeline);
     return tshi_pipeline_mean_loss(pipeline, loss);
 }
 
 /* -- assigning layers to stages ------------------------------------------------- */
 
-/* Decides how many children each stage gets; 0 and an error if they do not divide. */
-static int tshi_pipeline_partition(tsh_pipeline *p) {
-    const tsh_module *child;
+/* Decides how many children each stage gets; an error if they do not divide. */
+static tsh_result tshi_pipeline_partition(tsh_pipeline *p) {
     const char *path = p->container->path;
     const int *counts = p->desc.counts;
     const int stages = p->last + 1;
     int s, children = 0, sum = 0;
-    for (child = p->container->first; child; child = child->next) children++;
+    for (const tsh_module *child = p->container->first; child; child = child->next) children++;
     for (s = 0; s < stages; s++) {
         p->counts[s] = counts ? counts[s] : children / stages;
-        if (p->counts[s] < 1) break;
+        if (p->counts[s] < 1)
+            return tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                            "tsh_pipeline_new: stage %d of %d would have %d of the %d children of "
+                            "\"%s\"; each takes one or more",
+                            s, stages, p->counts[s], children, path);
         sum += p->counts[s];
     }
-    if (s == stages && sum == children) return 1;
-    if (s < stages)
-        (void)tsh_fail(
-            p->ctx, TSH_ERR_ARGUMENT,
-            "tsh_pipeline_new: stage %d of %d would have %d of the %d children of \"%s\"; "
-            "each takes one or more",
-            s, stages, p->counts[s], children, path);
-    else if (counts)
-        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
-                       "tsh_pipeline_new: the counts of %d stages add up to %d, but \"%s\" has %d "
-                       "children",
-                       stages, sum, path, children);
-    else
-        (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
-                       "tsh_pipeline_new: the %d children of \"%s\" do not divide into %d stages; "
-                       "say in .counts how many each stage takes",
-                       children, path, stages);
-    return 0;
+    if (sum == children) return TSH_OK;
+    if (counts)
+        return tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                        "tsh_pipeline_new: the counts of %d stages add up to %d, but \"%s\" has %d "
+                        "children",
+                        stages, sum, path, children);
+    return tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
+                    "tsh_pipeline_new: the %d children of \"%s\" do not divide into %d stages; "
+                    "say in .counts how many each stage takes",
+                    children, path, stages);
 }
 
 /* Sets the stage of every module, and finds this stage's first child. Modules before the container
@@ -16788,31 +16514,22 @@ static void tshi_pipeline_assign_modules(tsh_pipeline *p) {
 }
 
 /* Finds the stages whose modules have a parameter; the other stages release its memory. */
-static void tshi_pipeline_assign_param(const char *path, tsh_tensor *param, void *user) {
-    tsh_pipeline *p = (tsh_pipeline *)user;
+static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
     tsh_ctx *ctx = p->ctx;
     tshi_tie *tie = (tshi_tie *)tshi_mem_book(ctx, &ctx->books, sizeof *tie);
-    tsh_module *m;
-    int i, s;
-    (void)path;
+    tshi_walk at = {NULL, 0};
+    const tsh_tensor *t;
     if (tie) tie->holds = (unsigned char *)tshi_mem_book(ctx, &ctx->books, (size_t)p->last + 1);
     if (!tie || !tie->holds) return;
-    for (m = ctx->root; m; m = tshi_module_next(ctx->root, m))
-        for (i = 0; i < TSHI_MODULE_PARAMS; i++)
-            if (m->param[i] == param && m->stage) tie->holds[m->stage - 1] = 1;
-    for (s = p->last; s >= 0; s--) {
+    while ((t = tshi_module_step(ctx->root, &at)) != NULL)
+        if (t == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
+    for (int s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
         param->stage = 1 + s;
         tie->holders++;
     }
     param->absent = tie->holders && !tie->holds[p->stage];
-    if (param->absent) {
-        tsh_zero_grad(param);
-        tshi_mem_drop(ctx, param->block);
-        tshi_mem_drop(ctx, param->gr.block);
-        tshi_mem_drop(ctx, param->gp.block);
-        param->block = param->gr.block = param->gp.block = NULL;
-    }
+    if (param->absent) tshi_tensor_drop_values(param);
     if (tie->holders < 2) return;
     tie->param = param;
     tie->next = p->ties;
@@ -16824,14 +16541,12 @@ static void tshi_pipeline_compare(const tsh_pipeline *p) {
     const int same[4] = {p->desc.micro_batches, (int)p->desc.schedule, p->last,
                          p->desc.weight != NULL};
     uint64_t hash = tshi_rng_hash(tshi_module_count(p->ctx), same, sizeof same);
-    int64_t both[2];
+    int agree;
     hash = tshi_rng_hash(hash, p->counts, sizeof *p->counts * ((size_t)p->last + 1));
     hash = tshi_rng_hash(hash, p->container->path, strlen(p->container->path));
-    both[0] = (int64_t)(hash >> 1);
-    both[1] = -both[0]; /* the maximum of -x is the minimum of x */
-    (void)tshi_error_comm(p->ctx, tsh_allreduce(&p->ctx->world, both, 2, TSH_I64, TSH_MAX),
+    (void)tshi_error_comm(p->ctx, tshi_module_same(&p->ctx->world, hash, &agree),
                           "tsh_pipeline_new");
-    if (p->ctx->error.code == TSH_OK && both[0] != -both[1])
+    if (p->ctx->error.code == TSH_OK && !agree)
         (void)tsh_fail(p->ctx, TSH_ERR_ARGUMENT,
                        "tsh_pipeline_new: ranks differ in their micro-batches, schedule, counts, "
                        "weights or modules");
@@ -16867,31 +16582,34 @@ static int tshi_pipeline_check(const tsh_module *container, const tsh_pipeline_d
 static int tshi_pipeline_slots(tsh_pipeline *p) {
     tsh_ctx *ctx = p->ctx;
     const int m = p->desc.micro_batches;
-    int i;
     p->warmup = p->desc.schedule == TSH_PIPELINE_GPIPE ? m : p->last - p->stage;
     if (p->warmup > m) p->warmup = m;
     p->slots = p->warmup < m ? p->warmup + 1 : m;
-    p->micro = (tshi_micro **)tshi_mem_book(ctx, &ctx->books, (size_t)p->slots * sizeof *p->micro);
-    for (i = 0; i < p->slots && p->micro; i++) {
-        tshi_micro *micro = (tshi_micro *)tshi_mem_book(ctx, &ctx->books, sizeof *micro);
-        if (!micro) return 0;
-        tshi_tensor_ring(&micro->handles);
-        micro->next = ctx->micros;
-        ctx->micros = p->micro[i] = micro;
+    p->micro = (tshi_micro *)tshi_mem_book(ctx, &ctx->books, (size_t)p->slots * sizeof *p->micro);
+    for (int i = 0; i < p->slots && p->micro; i++) {
+        tshi_tensor_ring(&p->micro[i].handles);
+        p->micro[i].pipeline = p;
+        p->micro[i].next = ctx->micros;
+        ctx->micros = &p->micro[i];
     }
     return p->micro != NULL;
 }
 
 /* Fills p in and, if it is the ctx's first pipeline, assigns the parameters to stages. */
-static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
-    tsh_ctx *ctx = p->ctx;
+static void tshi_pipeline_make(tsh_pipeline *p, tsh_module *container,
+                               const tsh_pipeline_desc *desc) {
+    tsh_ctx *ctx = container->ctx;
     const tsh_pipeline *before = ctx->pipeline;
     const size_t bytes = (size_t)ctx->pp.size * sizeof *p->counts;
+    tshi_walk at = {NULL, 0};
+    tsh_tensor *param;
+    p->ctx = ctx;
+    p->container = container;
     p->desc = *desc;
     p->stage = ctx->pp.rank;
     p->last = ctx->pp.size - 1;
     p->counts = (int *)tshi_mem_book(ctx, &ctx->books, bytes);
-    if (!p->counts || !tshi_pipeline_partition(p) || !tshi_pipeline_slots(p)) return;
+    if (!p->counts || tshi_pipeline_partition(p) != TSH_OK || !tshi_pipeline_slots(p)) return;
     if (before && (before->container != p->container || memcmp(before->counts, p->counts, bytes)))
         (void)tsh_fail(ctx, TSH_ERR_STATE,
                        "tsh_pipeline_new: the children of \"%s\" are dealt to the stages already, "
@@ -16903,7 +16621,8 @@ static void tshi_pipeline_make(tsh_pipeline *p, const tsh_pipeline_desc *desc) {
     if (!tsh_ok(ctx)) return;
     tshi_pipeline_assign_modules(p);
     if (before) return;
-    tshi_module_params(ctx->root, 1, tshi_pipeline_assign_param, p);
+    while ((param = tshi_module_step_once(ctx->root, &at)) != NULL)
+        tshi_pipeline_assign_param(p, param);
     ctx->pipeline = p;
 }
 
@@ -16913,9 +16632,7 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
     tsh_pipeline *p;
     if (!ctx || ctx->error.code != TSH_OK || !tshi_pipeline_check(container, desc)) return NULL;
     p = (tsh_pipeline *)tshi_mem_book(ctx, &ctx->books, sizeof *p);
-    if (p) p->ctx = ctx;
-    if (p) p->container = container;
-    if (p) tshi_pipeline_make(p, desc);
+    if (p) tshi_pipeline_make(p, container, desc);
     return tsh_ok(ctx) ? p : NULL;
 }
 
@@ -19120,12 +18837,5 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_GEMM_GROUP
 #undef TSHI_GEMM_DOT
 #undef TSHI_BINARY_SLOPE
-#undef TSHI_POLICY_WB
-#undef TSHI_POLICY_W
-#undef TSHI_POLICY_QUERY
-#undef TSHI_POLICY_KEYS
-#undef TSHI_POLICY_FEATURES
-#undef TSHI_POLICY_OPTIONAL
-#undef TSHI_POLICY_END
 #endif /* TSHARD_IMPLEMENTED */
 #endif /* TSHARD_IMPLEMENTATION */
