@@ -17844,13 +17844,21 @@ typedef struct tshi_io_pair {
     const char *name, *text;
 } tshi_io_pair;
 
+/* A count of the model that the metadata holds: the state of generators and optimiser. */
+typedef struct tshi_io_count {
+    const char *prefix, *name; /* its key is both, joined */
+    uint64_t *value, read;     /* in the model, and from the file */
+    int optional;              /* a file without it means 0 */
+    int staged;                /* is 0 on stages that do not hold its module or parameter */
+} tshi_io_count;
+
 /* A tensor of the model: a parameter, or a moment of one. */
 typedef struct tshi_io_item {
     const char *prefix;          /* of its name in the file */
     tsh_tensor *param, **moment; /* moment NULL: the parameter itself */
+    const tshi_io_count *steps;  /* of a moment: the updates of its parameter */
     const tshi_dtype *dtype;     /* the parameter's; of moments that of tsh_real */
     int there;                   /* writing: it has values, here or on another stage */
-    int required;                /* reading: a file without it is an error */
     const tshi_io_entry *entry;  /* reading: its entry; NULL: the file has none */
 } tshi_io_item;
 
@@ -17864,7 +17872,8 @@ typedef struct tshi_io {
     uint64_t hash;    /* of the model, or the file: the same on all ranks */
     tshi_arena arena; /* of this save or load */
     tshi_io_item *item;
-    int items;
+    tshi_io_count *count; /* `generators` of the generators, then those of the optimiser */
+    int items, counts, generators;
     /* writing: */
     char *buffer;            /* the buffer for values; on rank 0 of tp a second one after it */
     int64_t *known;          /* see tshi_io_merge_stages */
@@ -17920,18 +17929,27 @@ static void tshi_io_end(tshi_io *io) {
     tshi_mem_close(io->ctx, &io->arena);
 }
 
-/* Reports a failed system call: operation, path and strerror(errno). Returns 0. */
-static int tshi_io_system_error(const tshi_io *io, const char *what) {
-    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" %s: %s", io->op, io->path, what,
-                   errno ? strerror(errno) : "the system gives no reason");
+/* Reports an error of this save or load: operation and path, then the rest as printf. Returns 0. */
+TSH_PRINTF(3, 4)
+static TSHI_COLD int tshi_io_fail(const tshi_io *io, tsh_result code, const char *format, ...) {
+    char text[TSH_MESSAGE_SIZE];
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    (void)tsh_fail(io->ctx, code, "%s: \"%.200s\" %s", io->op, io->path, text);
     return 0;
+}
+
+/* Reports a failed system call with strerror(errno). Returns 0. */
+static int tshi_io_system_error(const tshi_io *io, const char *what) {
+    return tshi_io_fail(io, TSH_ERR_IO, "%s: %s", what,
+                        errno ? strerror(errno) : "the system gives no reason");
 }
 
 /* Reports a path that is not a safetensors file. Returns 0. */
 static int tshi_io_wrong_kind(const tshi_io *io, const char *what) {
-    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is %s; %s takes one safetensors file",
-                   io->op, io->path, what, io->op);
-    return 0;
+    return tshi_io_fail(io, TSH_ERR_IO, "is %s; %s takes one safetensors file", what, io->op);
 }
 
 /* Gives all ranks of the world the error of rank size - `found`. */
@@ -17966,10 +17984,9 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
         (void)tshi_io_take_error(ctx, max[0], io->op);
     } else if (max[1] != -max[2]) {
         if (io->data) /* reading */
-            (void)tsh_fail(ctx, TSH_ERR_IO,
-                           "%s: \"%.200s\" is not the same file on every rank, or was saved anew "
-                           "while ranks opened it; if so, load it again",
-                           io->op, io->path);
+            (void)tshi_io_fail(io, TSH_ERR_IO,
+                               "is not the same file on every rank, or was saved anew while ranks "
+                               "opened it; if so, load it again");
         else
             (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
                            "%s: \"%.200s\": ranks hold different models or optimisers", io->op,
@@ -17981,39 +17998,68 @@ static tsh_result tshi_io_agree(const tshi_io *io) {
 
 /* -- the tensors of a file --------------------------------------------------- */
 
-/* Counts an item or, once io->item has memory, lists it. */
-static void tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param, tsh_tensor **moment) {
-    tshi_io_item *item = io->item ? io->item + io->items : NULL;
-    io->items++;
-    if (!item) return;
+static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param,
+                                 tsh_tensor **moment) {
+    tshi_io_item *item = &io->item[io->items++];
     item->prefix = prefix;
     item->param = param;
     item->moment = moment;
     item->dtype = &tshi_dtypes[moment ? TSH_REAL : param->dtype];
+    return item;
 }
 
 static void tshi_io_add_param(const char *path, tsh_tensor *param, void *user) {
     (void)path;
-    tshi_io_add((tshi_io *)user, "", param, NULL);
+    (void)tshi_io_add((tshi_io *)user, "", param, NULL);
 }
 
-static void tshi_io_add_all(tshi_io *io) {
-    int i;
-    io->items = 0;
-    tshi_module_params(io->root, 1, tshi_io_add_param, io);
-    for (i = 0; io->optim && i < io->optim->count; i++)
-        tshi_io_add(io, tshi_io_first, io->optim->each[i].param, &io->optim->each[i].first);
-    for (i = 0; io->optim && i < io->optim->count; i++)
-        tshi_io_add(io, tshi_io_second, io->optim->each[i].param, &io->optim->each[i].second);
+/* `value` is an int64_t or uint64_t. `read` begins with it, for files that do not have the count. */
+static tshi_io_count *tshi_io_add_count(tshi_io *io, const char *prefix, const char *name,
+                                        const void *value) {
+    tshi_io_count *count = &io->count[io->counts++];
+    count->prefix = prefix;
+    count->name = name;
+    count->value = (uint64_t *)tshi_kernel_read(value);
+    count->read = *count->value;
+    return count;
 }
 
-/* Lists parameters, then moments, in the order of the file; 0 and an error without memory. */
+/* Lists tensors and counts in the order of the file; 0 and an error without memory. */
 static int tshi_io_list(tshi_io *io) {
-    tshi_io_add_all(io);
-    io->item = (tshi_io_item *)tshi_mem_book(io->ctx, &io->arena,
-                                             ((size_t)io->items + 1) * sizeof *io->item);
-    if (io->item) tshi_io_add_all(io);
-    return io->item != NULL;
+    tsh_ctx *ctx = io->ctx;
+    const tsh_optim *optim = io->optim;
+    const int updated = optim ? optim->count : 0;
+    const size_t modules = (size_t)tshi_module_count(ctx);
+    const size_t items = modules * TSHI_MODULE_PARAMS + 2 * (size_t)updated;
+    const size_t counts = modules + (size_t)updated + 5;
+    tsh_module *m;
+    int i;
+    io->item = (tshi_io_item *)tshi_mem_book(ctx, &io->arena, items * sizeof *io->item);
+    io->count = (tshi_io_count *)tshi_mem_book(ctx, &io->arena, counts * sizeof *io->count);
+    if (!io->item || !io->count) return 0;
+    (void)tshi_io_add_count(io, "tshard.", "seed", &ctx->seed);
+    (void)tshi_io_add_count(io, "tshard.", "randn_calls", &ctx->randn_calls);
+    (void)tshi_io_add_count(io, "tshard.", "dropout_calls", &ctx->dropout_calls);
+    for (m = io->root; m; m = tshi_module_next(io->root, m)) {
+        tshi_io_count *calls = tshi_io_add_count(io, "tshard.dropout_calls.", m->path,
+                                                 &m->dropout_calls);
+        calls->optional = calls->staged = 1;
+    }
+    io->generators = io->counts;
+    if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "steps", &optim->info.steps);
+    if (optim) (void)tshi_io_add_count(io, "tshard.optim.", "skipped", &optim->info.skipped);
+    tshi_module_params(io->root, 1, tshi_io_add_param, io);
+    for (i = 0; i < updated; i++) {
+        tshi_moments *each = &optim->each[i];
+        tshi_io_count *steps = tshi_io_add_count(io, "tshard.optim.steps.", each->param->path,
+                                                 &each->steps);
+        steps->staged = 1;
+        tshi_io_add(io, tshi_io_first, each->param, &each->first)->steps = steps;
+    }
+    for (i = 0; i < updated; i++)
+        tshi_io_add(io, tshi_io_second, optim->each[i].param, &optim->each[i].second)->steps =
+            &io->count[io->generators + 2 + i];
+    return 1;
 }
 
 /* Returns an item's tensor; NULL: a moment that has not been made. */
@@ -18108,68 +18154,43 @@ static const char *tshi_io_escape(char c, char out[8]) {
     return out;
 }
 
-/* Appends prefix and name as one JSON string. */
+/* Appends a key, prefix and name in one, with the comma before it and the colon after it. */
 static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
     char one[8];
-    tshi_io_put(text, "\"%s", prefix);
+    tshi_io_put(text, ",\"%s", prefix);
     for (; *name; name++) tshi_io_put(text, "%s", tshi_io_escape(*name, one));
-    tshi_io_put(text, "\"");
+    tshi_io_put(text, "\":");
 }
 
-/* Appends an entry of the metadata whose text is a number. */
-static void tshi_io_put_count(tshi_io_text *text, const char *prefix, const char *name,
-                              uint64_t count) {
-    tshi_io_put(text, ",");
-    tshi_io_put_name(text, prefix, name);
-    tshi_io_put(text, ":\"%llu\"", (unsigned long long)count);
-}
-
-static const char *tshi_io_kind(const tsh_optim *optim) {
+static const char *tshi_io_kind(const tshi_io *io) {
     static const char *const name[] = {"sgd", "adam", "adamw"};
-    return name[optim->desc.kind];
+    return name[io->optim->desc.kind];
 }
 
 /* The metadata's key for the hash of all values, 16 hexadecimal digits. They are written last, once
  * the hash is known. It does not depend on the degree of parallelism. */
 static const char tshi_io_hash_key[] = "\"tshard.hash\":\"";
 
-/* Writes the metadata: states of generators and optimiser. "format": "pt" is as PyTorch has it. */
-static void tshi_io_put_state(const tshi_io *io, tshi_io_text *text) {
-    const tsh_optim *optim = io->optim;
-    tsh_module *m;
-    int i;
-    tshi_io_put(text, "\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
-                tshi_io_hash_key, 0);
-    tshi_io_put_count(text, "tshard.", "seed", io->ctx->seed);
-    tshi_io_put_count(text, "tshard.", "randn_calls", io->ctx->randn_calls);
-    tshi_io_put_count(text, "tshard.", "dropout_calls", io->ctx->dropout_calls);
-    for (m = io->root; m; m = tshi_module_next(io->root, m))
-        if (m->dropout_calls)
-            tshi_io_put_count(text, "tshard.dropout_calls.", m->path, m->dropout_calls);
-    if (optim) {
-        tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_io_kind(optim));
-        tshi_io_put_count(text, "tshard.optim.", "steps", (uint64_t)optim->info.steps);
-        tshi_io_put_count(text, "tshard.optim.", "skipped", (uint64_t)optim->info.skipped);
-        for (i = 0; i < optim->count; i++)
-            tshi_io_put_count(text, "tshard.optim.steps.", optim->each[i].param->path,
-                              (uint64_t)optim->each[i].steps);
-    }
-    tshi_io_put(text, "}");
-}
-
-/* Writes the whole header. */
+/* Writes the whole header. "format": "pt" is as PyTorch has it. */
 static void tshi_io_put_header(const tshi_io *io, tshi_io_text *text) {
     int64_t begin = 0, end;
     int i, d;
-    tshi_io_put(text, "{");
-    tshi_io_put_state(io, text);
+    tshi_io_put(text, "{\"__metadata__\":{\"format\":\"pt\",\"tshard.format\":\"1\",%s%016d\"",
+                tshi_io_hash_key, 0);
+    for (i = 0; i < io->counts; i++) {
+        const tshi_io_count *count = &io->count[i];
+        if (i == io->generators) tshi_io_put(text, ",\"tshard.optim\":\"%s\"", tshi_io_kind(io));
+        if (count->optional && !*count->value) continue;
+        tshi_io_put_name(text, count->prefix, count->name);
+        tshi_io_put(text, "\"%llu\"", (unsigned long long)*count->value);
+    }
+    tshi_io_put(text, "}");
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param; /* a moment has its form */
         if (!io->item[i].there) continue;
         end = begin + tsh_numel(t) * io->item[i].dtype->size;
-        tshi_io_put(text, ",");
-        tshi_io_put_name(text, io->item[i].prefix, io->item[i].param->path);
-        tshi_io_put(text, ":{\"dtype\":\"%s\",\"shape\":[", io->item[i].dtype->file);
+        tshi_io_put_name(text, io->item[i].prefix, t->path);
+        tshi_io_put(text, "{\"dtype\":\"%s\",\"shape\":[", io->item[i].dtype->file);
         for (d = 0; d < t->ndim; d++) tshi_io_put(text, d ? ",%lld" : "%lld", (long long)t->dim[d]);
         tshi_io_put(text, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
         begin = end;
@@ -18305,11 +18326,10 @@ static int tshi_io_fits(const tshi_io *io, int64_t bytes) {
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
         (uint64_t)limit.rlim_cur >= (uint64_t)bytes)
         return 1;
-    (void)tsh_fail(io->ctx, TSH_ERR_IO,
-                   "%s: \"%.200s\" cannot be written: it has %lld bytes, and files of this process "
-                   "may have %llu (RLIMIT_FSIZE, ulimit -f)",
-                   io->op, io->path, (long long)bytes, (unsigned long long)limit.rlim_cur);
-    return 0;
+    return tshi_io_fail(io, TSH_ERR_IO,
+                        "cannot be written: it has %lld bytes, and files of this process may have "
+                        "%llu (RLIMIT_FSIZE, ulimit -f)",
+                        (long long)bytes, (unsigned long long)limit.rlim_cur);
 #else
     (void)io, (void)bytes;
     return 1;
@@ -18355,7 +18375,6 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
 /* Lists and hashes what is to be written; allocates what the collectives need. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    tsh_module *m;
     int64_t whole = 0;
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
@@ -18365,8 +18384,8 @@ static void tshi_io_prepare(tshi_io *io) {
             "of a tsh_pipeline can be saved as one model",
             ctx->pp.size);
     if (tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io)) return;
-    for (m = io->root; m; m = tshi_module_next(io->root, m))
-        if (m->dropout_calls && !tshi_io_check_name(io, m->path)) return;
+    for (i = 0; i < io->generators; i++)
+        if (*io->count[i].value && !tshi_io_check_name(io, io->count[i].name)) return;
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].param;
         io->item[i].there = !t->absent && tshi_io_values(&io->item[i]) != NULL;
@@ -18381,40 +18400,24 @@ static void tshi_io_prepare(tshi_io *io) {
         io->whole_block = tshi_mem_take(ctx, TSH_MEM_BOOKS, tshi_dtype_reals(whole));
     if (ctx->pp.size > 1)
         io->known = (int64_t *)tshi_mem_book(
-            ctx, &io->arena,
-            (2 * (size_t)io->items + (size_t)tshi_module_count(ctx)) * sizeof *io->known);
+            ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
 }
 
 /* Combines what the stages know, by one all-reduce (MAX): which moments exist, and the counts of
  * steps and dropout calls, which only the stages that hold a parameter or module count. */
 static void tshi_io_merge_stages(tshi_io *io) {
-    tsh_ctx *ctx = io->ctx;
-    const int steps = io->optim ? io->optim->count : 0;
-    int64_t *at = io->known;
-    tsh_module *m;
-    int i, back;
-    for (back = 0; back < 2; back++, at = io->known) {
-        for (i = 0; i < io->items; i++, at++)
-            if (back)
-                io->item[i].there = (int)*at;
-            else
-                *at = io->item[i].there;
-        for (i = 0; i < steps; i++, at++)
-            if (back)
-                io->optim->each[i].steps = *at;
-            else
-                *at = io->optim->each[i].steps;
-        for (m = ctx->root; m; m = tshi_module_next(ctx->root, m), at++)
-            if (back)
-                m->dropout_calls = (uint64_t)*at;
-            else
-                *at = (int64_t)m->dropout_calls;
-        if (!back &&
-            tshi_error_comm(
-                ctx, tsh_allreduce(&ctx->pp, io->known, at - io->known, TSH_I64, TSH_MAX),
-                io->op) != TSH_OK)
-            return;
-    }
+    int64_t *const there = io->known, *const counts = there + io->items;
+    int i;
+    for (i = 0; i < io->items; i++) there[i] = io->item[i].there;
+    for (i = 0; i < io->counts; i++) counts[i] = (int64_t)*io->count[i].value;
+    if (tshi_error_comm(
+            io->ctx,
+            tsh_allreduce(&io->ctx->pp, there, io->items + io->counts, TSH_I64, TSH_MAX),
+            io->op) != TSH_OK)
+        return;
+    for (i = 0; i < io->items; i++) io->item[i].there = (int)there[i];
+    for (i = 0; i < io->counts; i++)
+        if (io->count[i].staged) *io->count[i].value = (uint64_t)counts[i];
 }
 
 /* Does what can fail before values are sent: memory, the temporary file and its header. */
@@ -18592,10 +18595,8 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
 
 /* Reports what is wrong with the header at io->at. Returns 0. */
 static int tshi_io_bad(const tshi_io *io, const char *what) {
-    (void)tsh_fail(io->ctx, TSH_ERR_IO,
-                   "%s: \"%.200s\" is no safetensors file: %s at byte %llu of its header", io->op,
-                   io->path, what, (unsigned long long)(io->at - io->text));
-    return 0;
+    return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: %s at byte %llu of its header",
+                        what, (unsigned long long)(io->at - io->text));
 }
 
 /* Copies a name from the file for an error sentence: shortened, control characters as "?". */
@@ -18870,9 +18871,8 @@ static void tshi_io_sort(void *base, size_t n, size_t width, tshi_io_order order
 /* Reports what is wrong with one tensor of the file. Returns 0. */
 static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *what) {
     char quote[TSHI_IO_QUOTE];
-    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is no safetensors file: \"%s\" %s", io->op,
-                   io->path, tshi_io_quote(name, quote), what);
-    return 0;
+    return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: \"%s\" %s",
+                        tshi_io_quote(name, quote), what);
 }
 
 /* Checks that sizes fit shapes, that values have no gaps or overlaps, and that no name is there
@@ -18932,9 +18932,7 @@ static int tshi_io_read(tshi_io *io, int64_t at, void *to, size_t bytes) {
 /* Reports a failed read: an error of the system, or the end of the file. Returns 0. */
 static int tshi_io_read_error(const tshi_io *io, const char *what) {
     if (ferror(io->file)) return tshi_io_system_error(io, "cannot be read");
-    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.200s\" is no safetensors file: %s", io->op,
-                   io->path, what);
-    return 0;
+    return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: %s", what);
 }
 
 /* Other formats: their first bytes, and what they are. */
@@ -19028,83 +19026,43 @@ static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, con
     return pair ? pair->text : NULL;
 }
 
-/* Parses a count of the metadata into *out; 0 into it if it is neither there nor needed. Returns 0
- * and an error if that fails. */
-static int tshi_load_count(const tshi_io *io, const char *prefix, const char *name, int needed,
-                           uint64_t *out) {
-    const char *text = tshi_load_metadata(io, prefix, name), *at;
-    *out = 0;
-    if (!text && !needed) return 1;
+/* Parses a count of the metadata; 0 and an error if it is missing or wrong. */
+static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
+    const char *text = tshi_load_metadata(io, count->prefix, count->name), *at;
+    count->read = 0;
+    if (!text && count->optional) return 1;
     for (at = text; at && *at >= '0' && *at <= '9'; at++) {
-        if (*out > (UINT64_MAX - (uint64_t)(*at - '0')) / 10) break;
-        *out = *out * 10 + (uint64_t)(*at - '0');
+        if (count->read > (UINT64_MAX - (uint64_t)(*at - '0')) / 10) break;
+        count->read = count->read * 10 + (uint64_t)(*at - '0');
     }
     if (at && at > text && !*at) return 1;
-    (void)tsh_fail(io->ctx, TSH_ERR_IO, "%s: \"%.160s\" has no whole number as \"%s%.128s\"",
-                   io->op, io->path, prefix, name);
-    return 0;
+    return tshi_io_fail(io, TSH_ERR_IO, "has no whole number as \"%s%.128s\"", count->prefix,
+                        count->name);
 }
 
-/* Checks the state of the generators and, with `set`, sets it; 0 and an error if it is wrong. Files
- * of other programs have none. */
-static int tshi_load_generators(const tshi_io *io, int set) {
-    tsh_ctx *ctx = io->ctx;
-    tsh_module *m;
-    uint64_t seed, randn, dropout, calls;
-    if (!tshi_load_metadata(io, "tshard.", "seed")) return 1;
-    if (!tshi_load_count(io, "tshard.", "seed", 1, &seed) ||
-        !tshi_load_count(io, "tshard.", "randn_calls", 1, &randn) ||
-        !tshi_load_count(io, "tshard.", "dropout_calls", 1, &dropout))
-        return 0;
-    for (m = io->root; m; m = tshi_module_next(io->root, m)) {
-        if (!tshi_load_count(io, "tshard.dropout_calls.", m->path, 0, &calls)) return 0;
-        if (set) m->dropout_calls = calls;
-    }
-    if (set) ctx->seed = seed;
-    if (set) ctx->randn_calls = randn;
-    if (set) ctx->dropout_calls = dropout;
-    return 1;
-}
-
-/* Checks the counts of an optimiser and, unless `set` is NULL, sets them; 0 and an error: wrong. */
-static int tshi_load_counts(const tshi_io *io, tsh_optim *set) {
+/* Parses the state of the generators, which files of other programs lack, and that of the
+ * optimiser, if there is one; 0 and an error if it is wrong. */
+static int tshi_load_counts(const tshi_io *io) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
-    uint64_t steps, skipped;
-    int i;
-    if (!kind || strcmp(kind, tshi_io_kind(io->optim)) != 0) {
-        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
-                       "%s: \"%.160s\" holds %s%.32s%s, the optimiser is %s%s", io->op, io->path,
-                       kind ? "the state of \"" : "no optimiser's state", kind ? kind : "",
-                       kind ? "\"" : "", tshi_io_kind(io->optim),
-                       kind ? "" : "; NULL for it loads the parameters alone");
-        return 0;
-    }
-    if (!tshi_load_count(io, "tshard.optim.", "steps", 1, &steps) ||
-        !tshi_load_count(io, "tshard.optim.", "skipped", 1, &skipped))
-        return 0;
-    if (set) set->info.steps = (int64_t)(steps & INT64_MAX);
-    if (set) set->info.skipped = (int64_t)(skipped & INT64_MAX);
-    for (i = 0; i < io->optim->count; i++) {
-        if (!tshi_load_count(io, "tshard.optim.steps.", io->optim->each[i].param->path, 1, &steps))
-            return 0;
-        if (set) set->each[i].steps = (int64_t)(steps & INT64_MAX);
-    }
+    int i = tshi_load_metadata(io, "tshard.", "seed") ? 0 : io->generators;
+    if (io->optim && !kind)
+        return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                            "holds no optimiser's state, the optimiser is %s; NULL for it loads "
+                            "the parameters alone",
+                            tshi_io_kind(io));
+    if (io->optim && strcmp(kind, tshi_io_kind(io)) != 0)
+        return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                            "holds the state of \"%.32s\", the optimiser is %s", kind,
+                            tshi_io_kind(io));
+    for (; i < io->counts; i++)
+        if (!tshi_load_count(io, &io->count[i])) return 0;
     return 1;
 }
 
-/* Marks what the file must hold: parameters, and Adam's moments of every one that was updated. SGD
- * may have no momentum. 0 and an error if a count is wrong. */
-static int tshi_load_mark_required(const tshi_io *io) {
-    uint64_t steps;
-    int i;
-    for (i = 0; i < io->items; i++) {
-        tshi_io_item *item = &io->item[i];
-        item->required = !item->moment;
-        if (!item->moment || io->optim->desc.kind == TSH_SGD) continue;
-        if (!tshi_load_count(io, "tshard.optim.steps.", item->param->path, 1, &steps)) return 0;
-        item->required = steps > 0;
-    }
-    return 1;
+/* Returns 1 if the file must hold an item: a parameter, or a moment of Adam once it was updated.
+ * SGD may have no momentum. */
+static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
+    return !item->moment || (io->optim->desc.kind != TSH_SGD && item->steps->read > 0);
 }
 
 /* Finds an item's entry; 0 and an error if its dtype or shape differs. */
@@ -19137,7 +19095,7 @@ static int tshi_load_match_all(tshi_io *io) {
     size_t e, more = 0;
     for (i = 0; i < io->items; i++) {
         if (!tshi_load_match(io, &io->item[i])) return 0;
-        if (io->item[i].entry || !io->item[i].required) continue;
+        if (io->item[i].entry || !tshi_load_required(io, &io->item[i])) continue;
         if (!missing++) prefix = io->item[i].prefix;
         if (missing == 1) lacks = io->item[i].param->path;
     }
@@ -19150,14 +19108,12 @@ static int tshi_load_match_all(tshi_io *io) {
         if (!more++) strange = name;
     }
     if (!lacks && !strange) return 1;
-    (void)tsh_fail(
-        io->ctx, TSH_ERR_ARGUMENT,
-        "%s: \"%.128s\" lacks %d of the model's tensors%s%s%.96s%s and has %llu that the "
-        "model lacks%s%s%s",
-        io->op, io->path, missing, lacks ? " (\"" : "", prefix, lacks ? lacks : "",
-        lacks ? "\")" : "", (unsigned long long)more, strange ? " (\"" : "",
+    return tshi_io_fail(
+        io, TSH_ERR_ARGUMENT,
+        "lacks %d of the model's tensors%s%s%.96s%s and has %llu that the model lacks%s%s%s",
+        missing, lacks ? " (\"" : "", prefix, lacks ? lacks : "", lacks ? "\")" : "",
+        (unsigned long long)more, strange ? " (\"" : "",
         strange ? tshi_io_quote(strange, quote) : "", strange ? "\")" : "");
-    return 0;
 }
 
 /* Makes io->hash, the header's, tell different files apart: ranks compare it. A header of tsh_save
@@ -19188,14 +19144,10 @@ static int tshi_load_check(tshi_io *io) {
                        io->op);
     if (io->ctx->error.code != TSH_OK || !tshi_io_list(io) || !tshi_io_read_header(io)) return 0;
     format = tshi_load_metadata(io, "tshard.", "format");
-    if (format && strcmp(format, "1") != 0) {
-        (void)tsh_fail(io->ctx, TSH_ERR_UNSUPPORTED,
-                       "%s: \"%.160s\" is of tshard's format %.16s, this version reads 1", io->op,
-                       io->path, format);
-        return 0;
-    }
-    return tshi_load_generators(io, 0) && (!io->optim || tshi_load_counts(io, NULL)) &&
-           tshi_load_mark_required(io) && tshi_load_match_all(io) && tshi_load_sample(io);
+    if (format && strcmp(format, "1") != 0)
+        return tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
+                            "is of tshard's format %.16s, this version reads 1", format);
+    return tshi_load_counts(io) && tshi_load_match_all(io) && tshi_load_sample(io);
 }
 
 /* -- values ------------------------------------------------------------------- */
@@ -19330,7 +19282,7 @@ static void tshi_load_open(tshi_io *io) {
 }
 
 /* Loads from io->file, which is open unless ctx holds an error. */
-static tsh_result tshi_load_all(tshi_io *io, tsh_optim *optim) {
+static tsh_result tshi_load_all(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     int i;
     if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
@@ -19343,13 +19295,10 @@ static tsh_result tshi_load_all(tshi_io *io, tsh_optim *optim) {
                         io->op, io->path, (long long)io->nonfinite - TSHI_IO_NONFINITE,
                         ctx->world.rank);
     if (ctx->error.code == TSH_OK && tshi_load_stamp(io) != io->stamp)
-        (void)tsh_fail(ctx, TSH_ERR_IO,
-                       "%s: \"%.200s\" was written to while it was read; load it again", io->op,
-                       io->path);
+        (void)tshi_io_fail(io, TSH_ERR_IO, "was written to while it was read; load it again");
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
-    (void)tshi_load_generators(io, 1);
-    if (optim) (void)tshi_load_counts(io, optim);
-    return ctx->error.code;
+    for (i = 0; i < io->counts; i++) *io->count[i].value = io->count[i].read;
+    return TSH_OK;
 }
 
 TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *optim) {
@@ -19360,7 +19309,7 @@ TSH_API TSHI_COLD tsh_result tsh_load(tsh_module *module, const char *path, tsh_
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_load", module, path, optim);
     if (ctx->error.code == TSH_OK) tshi_load_open(&io);
-    (void)tshi_load_all(&io, optim);
+    (void)tshi_load_all(&io);
     tshi_io_end(&io);
     return ctx->error.code;
 }
