@@ -17891,7 +17891,7 @@ typedef struct tshi_io {
     char *text, *at; /* the header, the next character to parse */
     tshi_io_entry *entry;
     tshi_io_pair *pair;
-    size_t entries, pairs, max_entries, max_pairs;
+    size_t entries, pairs;
     int64_t data, place; /* where values begin; the position of the next read */
 } tshi_io;
 
@@ -18239,22 +18239,11 @@ static uint64_t tshi_io_word(const char *at, size_t bytes) {
 /* Adds bytes of the file to the hash of all values. Words go to four hashes in turn, whose
  * multiplications the processor overlaps. */
 static void tshi_io_hash_values(tshi_io *io, const char *values, size_t left) {
-    uint64_t a = io->hashes[0], b = io->hashes[1], c = io->hashes[2], d = io->hashes[3];
+    uint64_t *hash = io->hashes;
     size_t h;
-    for (; left >= 32; left -= 32, values += 32) {
-        a = tshi_coll_mix(a, tshi_io_word(values, 8));
-        b = tshi_coll_mix(b, tshi_io_word(values + 8, 8));
-        c = tshi_coll_mix(c, tshi_io_word(values + 16, 8));
-        d = tshi_coll_mix(d, tshi_io_word(values + 24, 8));
-    }
-    io->hashes[0] = a;
-    io->hashes[1] = b;
-    io->hashes[2] = c;
-    io->hashes[3] = d;
-    for (h = 0; left > 0; h++, values += 8) {
-        io->hashes[h] = tshi_coll_mix(io->hashes[h], tshi_io_word(values, left));
-        left -= left < 8 ? left : 8;
-    }
+    for (h = 0; left >= 8; h = (h + 1) % TSHI_IO_HASHES, values += 8, left -= 8)
+        hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, 8));
+    if (left) hash[h] = tshi_coll_mix(hash[h], tshi_io_word(values, left));
 }
 
 /* Creates and opens the file io->temporary; io->file stays NULL if that fails. 0: try another name.
@@ -18591,7 +18580,8 @@ TSH_API TSHI_COLD tsh_result tsh_save(tsh_module *module, const char *path,
 
 /* -- reading: JSON ------------------------------------------------------------
  * Parses only what a header may contain, in one pass without recursion. Strings are decoded in
- * place, since none gets longer. The text ends with a NUL, where every parser stops. */
+ * place, since none gets longer. The text ends with a NUL, where every parser stops. After an
+ * error, parsers return 0 or "", and loops over elements end. */
 
 /* Reports what is wrong with the header at io->at. Returns 0. */
 static int tshi_io_bad(const tshi_io *io, const char *what) {
@@ -18621,11 +18611,12 @@ static int tshi_io_skip_char(tshi_io *io, char c) {
     return 1;
 }
 
-/* Parses four hexadecimal digits; -1 if there are fewer. */
+/* Parses "u" and four hexadecimal digits; -1 if they are not there. */
 static long tshi_io_hex(tshi_io *io) {
     long value = 0;
     int i;
-    for (i = 0; i < 4; i++, io->at++) {
+    if (*io->at != 'u') return -1;
+    for (io->at++, i = 0; i < 4; i++, io->at++) {
         const char c = *io->at;
         const long digit = c >= '0' && c <= '9'   ? c - '0'
                            : c >= 'a' && c <= 'f' ? c - 'a' + 10
@@ -18637,15 +18628,15 @@ static long tshi_io_hex(tshi_io *io) {
     return value;
 }
 
-/* Parses what follows "\u" and writes the character as UTF-8; returns the end of that. NULL for
- * half a surrogate pair and for NUL. */
+/* Parses what follows the "\" of "\u0041" and writes the character as UTF-8; returns the end of
+ * that. NULL for another escape, for half a surrogate pair and for NUL. */
 static char *tshi_io_unicode(tshi_io *io, char *out) {
     long code = tshi_io_hex(io), low;
     int n, i;
     if (code <= 0 || (code >= 0xDC00 && code < 0xE000)) return NULL;
     if (code >= 0xD800 && code < 0xDC00) {
-        if (io->at[0] != '\\' || io->at[1] != 'u') return NULL;
-        io->at += 2;
+        if (*io->at != '\\') return NULL;
+        io->at++;
         low = tshi_io_hex(io);
         if (low < 0xDC00 || low >= 0xE000) return NULL;
         code = 0x10000 + (code - 0xD800) * 1024 + (low - 0xDC00);
@@ -18656,36 +18647,28 @@ static char *tshi_io_unicode(tshi_io *io, char *out) {
     return out + n;
 }
 
-/* Parses a string and returns it decoded; NULL and an error if there is none. */
+/* Parses a string and returns it decoded. */
 static const char *tshi_io_string(tshi_io *io) {
     static const char escape[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
+    const char *found, *wrong = NULL;
     char *start, *out;
-    const char *found;
     int n;
-    if (!tshi_io_skip_char(io, '"')) {
-        (void)tshi_io_bad(io, "there is no string");
-        return NULL;
-    }
-    for (start = out = io->at; *io->at != '"';) {
+    if (!tshi_io_skip_char(io, '"')) wrong = "there is no string";
+    for (start = out = io->at; !wrong && *io->at != '"';) {
         n = tshi_io_utf8((const unsigned char *)io->at);
         if (!n || (unsigned char)*io->at < 0x20) {
-            (void)tshi_io_bad(io, "a string does not end, or is not UTF-8");
-            return NULL;
-        }
-        if (*io->at != '\\') {
+            wrong = "a string does not end, or is not UTF-8";
+        } else if (*io->at != '\\') {
             for (; n > 0; n--) *out++ = *io->at++;
-            continue;
-        }
-        io->at++;
-        found = *io->at ? strchr(escape, *io->at) : NULL;
-        if (found) {
+        } else if (*++io->at && (found = strchr(escape, *io->at)) != NULL) {
             *out++ = meaning[found - escape];
             io->at++;
-        } else if (*io->at++ != 'u' || !(out = tshi_io_unicode(io, out))) {
-            (void)tshi_io_bad(io, "an escape in a string is wrong");
-            return NULL;
+        } else if (!(out = tshi_io_unicode(io, out))) {
+            wrong = "an escape in a string is wrong";
         }
     }
+    if (wrong) (void)tshi_io_bad(io, wrong);
+    if (wrong) return "";
     io->at++;
     *out = '\0';
     return start;
@@ -18694,48 +18677,46 @@ static const char *tshi_io_string(tshi_io *io) {
 /* Parses a key of an object and its colon. */
 static const char *tshi_io_key(tshi_io *io) {
     const char *key = tshi_io_string(io);
-    if (key && !tshi_io_skip_char(io, ':')) {
-        (void)tshi_io_bad(io, "a colon is missing");
-        return NULL;
-    }
+    if (!tshi_io_skip_char(io, ':')) (void)tshi_io_bad(io, "a colon is missing");
     return key;
 }
 
-/* Parses what follows an element: 1 after a comma, 0 after `close`, else -1 and an error. */
-static int tshi_io_next(tshi_io *io, char close) {
-    if (tshi_io_skip_char(io, ',')) return 1;
-    if (tshi_io_skip_char(io, close)) return 0;
-    (void)tshi_io_bad(io, "a comma or a bracket is missing");
-    return -1;
+/* Parses the first of the two brackets and returns 1 if an element follows, 0 after the second one.
+ * `what` says that there is no such bracket. */
+static int tshi_io_open(tshi_io *io, const char *brackets, const char *what) {
+    if (!tshi_io_skip_char(io, brackets[0])) return tshi_io_bad(io, what);
+    return !tshi_io_skip_char(io, brackets[1]);
 }
 
-/* Parses a whole number, 0 to 2^62; 0 and an error if there is none. */
-static int tshi_io_whole(tshi_io *io, int64_t *out) {
+/* Parses what follows an element: returns 1 after a comma, 0 after the bracket `close`. */
+static int tshi_io_next(tshi_io *io, char close) {
+    if (io->ctx->error.code != TSH_OK || tshi_io_skip_char(io, close)) return 0;
+    return tshi_io_skip_char(io, ',') || tshi_io_bad(io, "a comma or a bracket is missing");
+}
+
+/* Parses a whole number, 0 to 2^62. */
+static int64_t tshi_io_whole(tshi_io *io) {
     const int64_t max = INT64_MAX / 2;
+    int64_t value = 0;
     const char *start;
     tshi_io_skip(io);
-    start = io->at;
-    for (*out = 0; *io->at >= '0' && *io->at <= '9'; io->at++) {
-        if (*out > (max - (*io->at - '0')) / 10) return tshi_io_bad(io, "a number is too large");
-        *out = *out * 10 + (*io->at - '0');
+    for (start = io->at; *io->at >= '0' && *io->at <= '9'; io->at++) {
+        if (value > (max - (*io->at - '0')) / 10) return tshi_io_bad(io, "a number is too large");
+        value = value * 10 + (*io->at - '0');
     }
     if (io->at == start || (*start == '0' && io->at > start + 1))
         return tshi_io_bad(io, "there is no whole number");
-    return 1;
+    return value;
 }
 
-/* Parses a list, "[1, 2]", of at most `max` whole numbers; 0 and an error if there is none. */
-static int tshi_io_numbers(tshi_io *io, int64_t *out, int max, int *count) {
-    int more = 1;
-    *count = 0;
-    if (!tshi_io_skip_char(io, '[')) return tshi_io_bad(io, "there is no list");
-    if (tshi_io_skip_char(io, ']')) return 1;
-    while (more > 0) {
-        if (*count == max) return tshi_io_bad(io, "a list is too long");
-        if (!tshi_io_whole(io, &out[(*count)++])) return 0;
-        more = tshi_io_next(io, ']');
+/* Parses a list, "[1, 2]", of at most `max` whole numbers; returns how many there are. */
+static int tshi_io_numbers(tshi_io *io, int64_t *out, int max) {
+    int count = 0, more = tshi_io_open(io, "[]", "there is no list");
+    for (; more; more = tshi_io_next(io, ']')) {
+        if (count == max) return tshi_io_bad(io, "a list is too long");
+        out[count++] = tshi_io_whole(io);
     }
-    return more == 0;
+    return count;
 }
 
 /* -- reading: the header ------------------------------------------------------ */
@@ -18751,87 +18732,68 @@ static const tshi_io_type tshi_io_types[] = {{"F32", 4}, {"F64", 8},     {"BOOL"
                                              {"U32", 4}, {"I64", 8},     {"U64", 8}};
 
 /* Parses a dtype's name to an index of tshi_io_types. */
-static int tshi_io_dtype(tshi_io *io, int *type) {
+static int tshi_io_dtype(tshi_io *io) {
     const char *name = tshi_io_string(io);
-    const int types = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]);
-    if (!name) return 0;
-    for (*type = 0; *type < types; ++*type)
-        if (strcmp(name, tshi_io_types[*type].name) == 0) return 1;
-    return tshi_io_bad(io, "a dtype is unknown");
+    int type = (int)(sizeof tshi_io_types / sizeof tshi_io_types[0]) - 1;
+    while (type >= 0 && strcmp(name, tshi_io_types[type].name) != 0) type--;
+    return type >= 0 ? type : tshi_io_bad(io, "a dtype is unknown");
 }
 
 /* Parses {"dtype": .., "shape": .., "data_offsets": ..}, each once, in any order. */
-static int tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
+static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
+    enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
     int64_t offset[2] = {0, 0};
-    int more = 1, seen[3] = {0, 0, 0}, n = 0;
-    const char *key;
-    if (!tshi_io_skip_char(io, '{')) return tshi_io_bad(io, "a tensor is no object");
-    while (more > 0) {
-        int good = 0, which;
-        if (!(key = tshi_io_key(io))) return 0;
-        which = strcmp(key, "dtype") == 0          ? 0
-                : strcmp(key, "shape") == 0        ? 1
-                : strcmp(key, "data_offsets") == 0 ? 2
-                                                   : 3;
-        if (which == 3 || seen[which]++) return tshi_io_bad(io, "a key is unknown or twice there");
-        if (which == 0) good = tshi_io_dtype(io, &entry->type);
-        if (which == 1) good = tshi_io_numbers(io, entry->dim, TSH_MAX_DIMS, &entry->ndim);
-        if (which == 2) good = tshi_io_numbers(io, offset, 2, &n);
-        if (!good) return 0;
-        more = tshi_io_next(io, '}');
-    }
-    if (more < 0) return 0;
-    if (!seen[0] || !seen[1] || n != 2)
-        return tshi_io_bad(io, "a tensor lacks its dtype, shape or two data_offsets");
+    int seen = 0, n = 0;
+    if (!tshi_io_skip_char(io, '{')) (void)tshi_io_bad(io, "a tensor is no object");
+    do {
+        const char *key = tshi_io_key(io);
+        const int which = strcmp(key, "dtype") == 0          ? DTYPE
+                          : strcmp(key, "shape") == 0        ? SHAPE
+                          : strcmp(key, "data_offsets") == 0 ? OFFSETS
+                                                             : 0;
+        if (!which || (seen & which)) (void)tshi_io_bad(io, "a key is unknown or twice there");
+        seen |= which;
+        if (which == DTYPE) entry->type = tshi_io_dtype(io);
+        if (which == SHAPE) entry->ndim = tshi_io_numbers(io, entry->dim, TSH_MAX_DIMS);
+        if (which == OFFSETS) n = tshi_io_numbers(io, offset, 2);
+    } while (tshi_io_next(io, '}'));
+    if (seen != ALL || n != 2)
+        (void)tshi_io_bad(io, "a tensor lacks its dtype, shape or two data_offsets");
     entry->begin = offset[0];
     entry->end = offset[1];
-    return 1;
 }
 
 /* Parses the metadata, {"key": "text", ..}. */
-static int tshi_io_read_pairs(tshi_io *io) {
-    int more = 1;
-    if (!tshi_io_skip_char(io, '{')) return tshi_io_bad(io, "__metadata__ is no object");
-    if (tshi_io_skip_char(io, '}')) return 1;
-    while (more > 0) {
-        tshi_io_pair *pair = &io->pair[io->pairs];
-        if (io->pairs == io->max_pairs) return tshi_io_bad(io, "__metadata__ is too long");
-        if (!(pair->name = tshi_io_key(io)) || !(pair->text = tshi_io_string(io))) return 0;
-        io->pairs++;
-        more = tshi_io_next(io, '}');
+static void tshi_io_read_pairs(tshi_io *io) {
+    int more = tshi_io_open(io, "{}", "__metadata__ is no object");
+    for (; more; more = tshi_io_next(io, '}')) {
+        tshi_io_pair *pair = &io->pair[io->pairs++];
+        pair->name = tshi_io_key(io);
+        pair->text = tshi_io_string(io);
     }
-    return more == 0;
 }
 
 /* Parses the whole header: n characters from io->at on, then a NUL. */
-static int tshi_io_read_entries(tshi_io *io, size_t n) {
-    int more = 1, metadata = 0;
+static void tshi_io_read_entries(tshi_io *io, size_t n) {
     const char *end = io->at + n, *name;
-    if (*io->at != '{') return tshi_io_bad(io, "there is no {");
-    io->at++;
-    if (tshi_io_skip_char(io, '}')) more = 0;
-    while (more > 0) {
-        if (!(name = tshi_io_key(io))) return 0;
-        if (strcmp(name, "__metadata__") == 0) {
-            if (metadata++) return tshi_io_bad(io, "__metadata__ is there twice");
-            if (!tshi_io_read_pairs(io)) return 0;
-        } else {
-            if (io->entries == io->max_entries)
-                return tshi_io_bad(io, "there are too many tensors");
-            memset(&io->entry[io->entries], 0, sizeof *io->entry);
+    int more, metadata = 0;
+    if (*io->at != '{') (void)tshi_io_bad(io, "there is no {"); /* nor may blanks precede it */
+    for (more = tshi_io_open(io, "{}", ""); more; more = tshi_io_next(io, '}')) {
+        name = tshi_io_key(io);
+        if (strcmp(name, "__metadata__") != 0) {
             io->entry[io->entries].name = name;
-            if (!tshi_io_read_entry(io, &io->entry[io->entries++])) return 0;
+            tshi_io_read_entry(io, &io->entry[io->entries++]);
+        } else if (metadata++) {
+            (void)tshi_io_bad(io, "__metadata__ is there twice");
+        } else {
+            tshi_io_read_pairs(io);
         }
-        more = tshi_io_next(io, '}');
     }
-    if (more < 0) return 0;
     tshi_io_skip(io);
-    return io->at == end ? 1 : tshi_io_bad(io, "something follows the last }");
+    if (io->at != end) (void)tshi_io_bad(io, "something follows the last }");
 }
 
 /* -- reading: order, gaps, names ---------------------------------------------- */
-
-typedef int (*tshi_io_order)(const void *a, const void *b);
 
 static int tshi_io_by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
@@ -18843,36 +18805,23 @@ static int tshi_io_by_place(const void *a, const void *b) {
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-static void tshi_io_swap(char *a, char *b, size_t width) {
-    for (; width > 0; width--, a++, b++) {
-        const char c = *a;
-        *a = *b;
-        *b = c;
-    }
-}
-
-/* Heapsort (Williams 1964): needs no memory, and takes n log n steps for any file. */
-static void tshi_io_sort(void *base, size_t n, size_t width, tshi_io_order order) {
-    char *a = (char *)base;
-    size_t left = n / 2, end = n, at, child;
-    while (end > 1) {
-        if (left > 0)
-            left--;
-        else
-            tshi_io_swap(a, a + --end * width, width);
-        for (at = left; (child = 2 * at + 1) < end; at = child) {
-            if (child + 1 < end && order(a + child * width, a + (child + 1) * width) < 0) child++;
-            if (order(a + at * width, a + child * width) >= 0) break;
-            tshi_io_swap(a + at * width, a + child * width, width);
-        }
-    }
-}
-
 /* Reports what is wrong with one tensor of the file. Returns 0. */
 static int tshi_io_bad_entry(const tshi_io *io, const char *name, const char *what) {
     char quote[TSHI_IO_QUOTE];
     return tshi_io_fail(io, TSH_ERR_IO, "is no safetensors file: \"%s\" %s",
                         tshi_io_quote(name, quote), what);
+}
+
+/* Sorts n structs whose first field is a name by it; 0 and an error if one is there twice. */
+static int tshi_io_sort_names(const tshi_io *io, void *base, size_t n, size_t width,
+                              const char *twice) {
+    const char *at = (const char *)base;
+    size_t i;
+    qsort(base, n, width, tshi_io_by_name);
+    for (i = 1; i < n; i++, at += width)
+        if (tshi_io_by_name(at, at + width) == 0)
+            return tshi_io_bad_entry(io, *(const char *const *)(const void *)at, twice);
+    return 1;
 }
 
 /* Checks that sizes fit shapes, that values have no gaps or overlaps, and that no name is there
@@ -18881,7 +18830,7 @@ static int tshi_io_check_entries(tshi_io *io) {
     int64_t at = 0, bytes;
     size_t i;
     int d;
-    tshi_io_sort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_place);
+    qsort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_place);
     for (i = 0; i < io->entries; i++) {
         const tshi_io_entry *e = &io->entry[i];
         for (bytes = tshi_io_types[e->type].size, d = 0; d < e->ndim; d++) {
@@ -18896,15 +18845,9 @@ static int tshi_io_check_entries(tshi_io *io) {
         at = e->end;
     }
     io->bytes = at;
-    tshi_io_sort(io->entry, io->entries, sizeof *io->entry, tshi_io_by_name);
-    tshi_io_sort(io->pair, io->pairs, sizeof *io->pair, tshi_io_by_name);
-    for (i = 1; i < io->entries; i++)
-        if (strcmp(io->entry[i - 1].name, io->entry[i].name) == 0)
-            return tshi_io_bad_entry(io, io->entry[i].name, "is there twice");
-    for (i = 1; i < io->pairs; i++)
-        if (strcmp(io->pair[i - 1].name, io->pair[i].name) == 0)
-            return tshi_io_bad_entry(io, io->pair[i].name, "is twice in __metadata__");
-    return 1;
+    return tshi_io_sort_names(io, io->entry, io->entries, sizeof *io->entry, "is there twice") &&
+           tshi_io_sort_names(io, io->pair, io->pairs, sizeof *io->pair,
+                              "is twice in __metadata__");
 }
 
 /* -- reading: bytes ----------------------------------------------------------- */
@@ -18965,38 +18908,34 @@ static int tshi_io_foreign(tshi_io *io) {
     return letters == n && !tshi_io_wrong_kind(io, n ? "a text" : "an empty file");
 }
 
-/* Reads the header's length and allocates memory for it; 0 and an error if that fails. */
-static int tshi_io_read_length(tshi_io *io, size_t *n) {
-    unsigned char length[8], last;
-    uint64_t value = 0;
+/* Reads and checks the header, and that the file ends with its values; 0 and an error if not. */
+static int tshi_io_read_header(tshi_io *io) {
+    unsigned char length[8], byte;
     char what[TSHI_TEXT_SIZE];
+    uint64_t value;
+    size_t n, max_entries, max_pairs;
     if (!tshi_io_read(io, 0, length, sizeof length))
         return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, "it ends within the first 8 bytes");
     value = tshi_module_load_word(length, 0);
     (void)snprintf(what, sizeof what, "its header would have %llu bytes",
                    (unsigned long long)value);
-    if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &last, 1))
+    if (value < 2 || value > TSHI_IO_HEADER || !tshi_io_read(io, 7 + (int64_t)value, &byte, 1))
         return tshi_io_foreign(io) ? 0 : tshi_io_read_error(io, what);
-    *n = (size_t)value;
+    n = (size_t)value;
     io->data = 8 + (int64_t)value;
-    io->max_entries = *n / 49 + 1; /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
-    io->max_pairs = *n / 6 + 1;    /* "":"", */
-    io->text = io->at = (char *)tshi_mem_book(io->ctx, &io->arena, *n + 1);
+    /* As many as fit into n bytes, and one in which parsing ends with an error. The shortest are
+     * "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} and, in the metadata, "":"", */
+    max_entries = n / 49 + 1;
+    max_pairs = n / 6 + 1;
+    io->text = io->at = (char *)tshi_mem_book(io->ctx, &io->arena, n + 1);
     io->entry = (tshi_io_entry *)tshi_mem_book(io->ctx, &io->arena,
-                                               io->max_entries * sizeof *io->entry);
-    io->pair = (tshi_io_pair *)tshi_mem_book(io->ctx, &io->arena,
-                                             io->max_pairs * sizeof *io->pair);
-    return io->ctx->error.code == TSH_OK;
-}
-
-/* Reads and checks the header, and that the file ends with its values; 0 and an error if not. */
-static int tshi_io_read_header(tshi_io *io) {
-    size_t n = 0;
-    char byte;
-    if (!tshi_io_read_length(io, &n)) return 0;
+                                               max_entries * sizeof *io->entry);
+    io->pair = (tshi_io_pair *)tshi_mem_book(io->ctx, &io->arena, max_pairs * sizeof *io->pair);
+    if (!io->text || !io->entry || !io->pair) return 0;
     if (!tshi_io_read(io, 8, io->text, n)) return tshi_io_read_error(io, "its header is cut off");
     io->hash = tshi_rng_hash(0, io->text, n); /* a NUL follows: the arena is zeroed */
-    if (!tshi_io_read_entries(io, n) || !tshi_io_check_entries(io)) return 0;
+    tshi_io_read_entries(io, n);
+    if (io->ctx->error.code != TSH_OK || !tshi_io_check_entries(io)) return 0;
     if (io->bytes && !tshi_io_read(io, io->data + io->bytes - 1, &byte, 1))
         return tshi_io_read_error(io, "its values are cut off");
     if (tshi_io_read(io, io->data + io->bytes, &byte, 1))
