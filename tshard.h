@@ -18071,31 +18071,49 @@ static int tshi_io_in_chunks(const tshi_io_item *item) {
     return item->moment && *item->moment && ((*item->moment)->flags & TSHI_CHUNKED);
 }
 
-/* Calls fn for every run of consecutive elements that `rank`'s shard has among the global elements
- * [from, to), as tshi_tensor_runs. */
-static void tshi_io_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to, tshi_run_fn fn,
-                         void *user) {
+/* The runs of consecutive elements that a shard has among the global elements [from, to). */
+typedef struct tshi_io_runs {
+    int64_t global, local, length; /* a run: its first element in the tensor, and in the shard */
+    int64_t from, to;
+    int64_t row, width, inner; /* row begins with this element and has so many; see tshi_span */
+    int64_t held;              /* elements that the shard has before the next segment */
     tsh_range range[TSH_MAX_SEGMENTS];
-    int64_t inner, length, owned, row, begin, lo, hi, at;
-    int s, dim = t->layout.dim;
-    if (t->layout.kind != TSH_SHARDED) {
-        if (to > from) fn(user, from, from, to - from);
-        return;
+    int s, segments; /* the next segment of the row */
+} tshi_io_runs;
+
+static tshi_io_runs tshi_io_runs_of(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
+    const tsh_layout *layout = &t->layout;
+    const int sharded = layout->kind == TSH_SHARDED;
+    const int64_t length = sharded ? t->dim[layout->dim] : tsh_numel(t);
+    tshi_io_runs run;
+    int64_t owned;
+    memset(&run, 0, sizeof run);
+    owned = tsh_chunk(layout, length, t->ctx->tp.size, rank, run.range);
+    run.inner = sharded ? tshi_redistribute_span(t, layout->dim).inner : 1;
+    run.segments = sharded ? layout->segments : 1;
+    run.width = length * run.inner;
+    run.from = from;
+    run.to = owned && run.width ? to : from;
+    run.row = run.width ? from - from % run.width : from;
+    run.held = run.width ? from / run.width * owned * run.inner : 0;
+    return run;
+}
+
+/* Goes on to the next run, at first the first one; 0: there are no more. */
+static int tshi_io_next_run(tshi_io_runs *run) {
+    while (run->row < run->to) {
+        const tsh_range *range = &run->range[run->s];
+        const int64_t begin = run->row + range->start * run->inner;
+        const int64_t end = begin + range->length * run->inner;
+        run->global = begin > run->from ? begin : run->from;
+        run->local = run->held + run->global - begin;
+        run->length = tshi_base_min(end, run->to) - run->global;
+        run->held += end - begin;
+        run->s = (run->s + 1) % run->segments;
+        if (!run->s) run->row += run->width;
+        if (run->length > 0) return 1;
     }
-    owned = tsh_chunk(&t->layout, t->dim[dim], t->ctx->tp.size, rank, range);
-    inner = tshi_tensor_product(t->dim + dim + 1, t->ndim - dim - 1);
-    length = t->dim[dim] * inner;
-    if (!length || !owned) return;
-    for (row = from / length; row * length < to; row++) {
-        at = row * owned * inner;
-        for (s = 0; s < t->layout.segments; s++) {
-            begin = row * length + range[s].start * inner;
-            lo = begin > from ? begin : from;
-            hi = tshi_base_min(begin + range[s].length * inner, to);
-            if (hi > lo) fn(user, lo, at + lo - begin, hi - lo);
-            at += range[s].length * inner;
-        }
-    }
+    return 0;
 }
 
 /* Converts values between a file's little-endian and this machine's byte order, in place. */
@@ -18424,52 +18442,37 @@ static void tshi_io_begin_file(tshi_io *io) {
     if (io->buffer && tshi_io_is_writer(ctx)) tshi_io_write_header(io);
 }
 
-/* Copies runs of a shard: from the shard itself, or a message that holds its runs one after the
- * other, to such a message, or to the global elements from `start` on. */
-typedef struct tshi_io_copy {
-    size_t width; /* bytes of an element */
-    const char *from;
-    char *to; /* NULL: count elements only */
-    int from_message, to_message;
-    int64_t start, done;
-} tshi_io_copy;
-
-static void tshi_io_copy_run(void *user, int64_t global, int64_t local, int64_t length) {
-    tshi_io_copy *c = (tshi_io_copy *)user;
-    const int64_t from = c->from_message ? c->done : local;
-    const int64_t to = c->to_message ? c->done : global - c->start;
-    if (c->to)
-        memcpy(c->to + (size_t)to * c->width, c->from + (size_t)from * c->width,
-               (size_t)length * c->width);
-    c->done += length;
+/* Copies the runs of rank's shard among the global elements [from, to): from the shard, or if that
+ * is NULL from a message that holds them one after the other; to `whole`, which begins with element
+ * `from`, or if that is NULL to such a message. Returns the elements of all runs. */
+static int64_t tshi_io_copy_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to,
+                                 const void *shard, char *message, char *whole) {
+    const size_t width = tsh_dtype_size(t->dtype);
+    tshi_io_runs run = tshi_io_runs_of(t, rank, from, to);
+    size_t done = 0;
+    while (tshi_io_next_run(&run)) {
+        const size_t bytes = (size_t)run.length * width;
+        const char *in = shard ? (const char *)shard + (size_t)run.local * width : message + done;
+        char *out = whole ? whole + (size_t)(run.global - from) * width : message + done;
+        if (in != out) memcpy(out, in, bytes);
+        done += bytes;
+    }
+    return (int64_t)(done / width);
 }
 
 /* Sends the global elements [from, to) of a sharded tensor from their owners to rank 0 of tp. */
 static tsh_result tshi_io_gather(const tshi_io *io, const tsh_tensor *t, int64_t from, int64_t to) {
     tsh_comm *tp = &io->ctx->tp;
     char *buffer = io->buffer, *message = buffer + TSHI_IO_BUFFER;
+    const void *mine = tshi_tensor_at(t);
     tsh_result result = TSH_OK;
-    tshi_io_copy copy;
+    int64_t n = tshi_io_copy_runs(t, tp->rank, from, to, mine, buffer, tp->rank ? NULL : buffer);
     int r;
-    memset(&copy, 0, sizeof copy);
-    copy.width = tsh_dtype_size(t->dtype);
-    copy.start = from;
-    copy.from = (const char *)tshi_tensor_at(t);
-    copy.to = buffer;
-    copy.to_message = tp->rank > 0;
-    tshi_io_runs(t, tp->rank, from, to, tshi_io_copy_run, &copy);
-    if (tp->rank > 0 && copy.done) result = tsh_send(tp, buffer, copy.done, t->dtype, 0);
+    if (tp->rank > 0 && n) result = tsh_send(tp, buffer, n, t->dtype, 0);
     for (r = 1; tp->rank == 0 && r < tp->size && result == TSH_OK; r++) {
-        copy.to = NULL;
-        copy.done = 0;
-        tshi_io_runs(t, r, from, to, tshi_io_copy_run, &copy);
-        if (!copy.done) continue;
-        result = tsh_recv(tp, message, copy.done, t->dtype, r);
-        copy.from = message;
-        copy.from_message = 1;
-        copy.to = buffer;
-        copy.done = 0;
-        if (result == TSH_OK) tshi_io_runs(t, r, from, to, tshi_io_copy_run, &copy);
+        n = tshi_io_copy_runs(t, r, from, to, NULL, message, NULL);
+        if (n) result = tsh_recv(tp, message, n, t->dtype, r);
+        if (result == TSH_OK) (void)tshi_io_copy_runs(t, r, from, to, NULL, message, buffer);
     }
     return tshi_error_comm(io->ctx, result, io->op);
 }
@@ -19091,71 +19094,57 @@ static int tshi_load_check(tshi_io *io) {
 
 /* -- values ------------------------------------------------------------------- */
 
-/* This rank's shard while it is read. */
-typedef struct tshi_load_slice {
-    tshi_io *io;
-    const tshi_dtype *dtype;
-    char *to;
-    int64_t data;           /* position of the tensor in the file */
-    int64_t nans, infinite; /* values so far */
-} tshi_load_slice;
-
-/* Counts values that are not finite: only for these is x - x not 0. */
-static void tshi_load_count_nonfinite(tshi_load_slice *s, const char *values, int64_t count) {
+/* Adds to found the NaN, found[0], and the infinite values, found[1]: only for these is x - x not
+ * 0. */
+static void tshi_load_count_nonfinite(const tshi_dtype *dtype, const char *values, int64_t count,
+                                      int64_t *found) {
     enum { BLOCK = 256 };
     tsh_real x[BLOCK];
     int64_t e, i, n;
-    for (e = 0; e < count && s->dtype->floating; e += n) {
-        int any = 0;
+    for (e = 0; e < count && dtype->floating; e += n) {
         n = tshi_base_min(BLOCK, count - e);
-        s->dtype->load(values + e * s->dtype->size, 1, n, x);
-        for (i = 0; i < n; i++) any |= !(x[i] - x[i] == 0);
-        for (i = 0; i < n && any; i++) {
-            s->nans += x[i] != x[i];
-            s->infinite += x[i] == x[i] && x[i] - x[i] != 0;
+        dtype->load(values + e * dtype->size, 1, n, x);
+        for (i = 0; i < n; i++) {
+            found[0] += x[i] != x[i];
+            found[1] += x[i] == x[i] && !(x[i] - x[i] == 0);
         }
     }
 }
 
-/* A tshi_run_fn: reads a run of elements. */
-static void tshi_load_slice_run(void *user, int64_t global, int64_t local, int64_t length) {
-    tshi_load_slice *s = (tshi_load_slice *)user;
-    const int64_t width = s->dtype->size, max = TSHI_IO_BUFFER / 4 / width;
-    while (length > 0 && s->io->ctx->error.code == TSH_OK) {
-        const int64_t n = tshi_base_min(length, max); /* still in the cache when it is checked */
-        char *to = s->to + local * width;
-        if (!tshi_io_read(s->io, s->data + global * width, to, (size_t)(n * width))) {
-            (void)tshi_io_read_error(s->io, "it became shorter while it was read");
-            return;
-        }
-        tshi_io_swap_bytes(to, n, (size_t)width);
-        tshi_load_count_nonfinite(s, to, n);
-        global += n;
-        local += n;
-        length -= n;
-    }
-}
-
-/* Logs a warning if values are not finite: rank 0 for a replicated tensor, every rank of tp for its
- * shard of another. */
-static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
-                           const tshi_load_slice *s) {
+/* Reads this rank's shard t of an item. Logs a warning if values are not finite: rank 0 for a
+ * replicated tensor, every rank of tp for its shard of another. */
+static void tshi_load_values(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t) {
     const tsh_ctx *ctx = io->ctx;
-    if (!s->nans && !s->infinite) return;
+    const int64_t width = item->dtype->size, data = io->data + item->entry->begin;
+    tshi_io_runs run = tshi_io_runs_of(t, ctx->tp.rank, 0, tsh_numel(t));
+    int64_t found[2] = {0, 0}, e, n;
+    while (tshi_io_next_run(&run)) {
+        for (e = 0; e < run.length; e += n) {
+            char *to = (char *)tshi_tensor_at(t) + (run.local + e) * width;
+            /* not more than is still in the cache when it is checked */
+            n = tshi_base_min(run.length - e, TSHI_IO_BUFFER / 4 / width);
+            if (!tshi_io_read(io, data + (run.global + e) * width, to, (size_t)(n * width))) {
+                (void)tshi_io_read_error(io, "it became shorter while it was read");
+                return;
+            }
+            tshi_io_swap_bytes(to, n, (size_t)width);
+            tshi_load_count_nonfinite(item->dtype, to, n, found);
+        }
+    }
+    if (!found[0] && !found[1]) return;
     if (ctx->dp.rank > 0 || (ctx->tp.rank > 0 && t->layout.kind != TSH_SHARDED)) return;
     if (io->nonfinite++ < TSHI_IO_NONFINITE)
         tsh_log_message(&ctx->logger,
                         "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values "
                         "among the %lld that rank %d read",
-                        io->op, io->path, item->prefix, item->param->path, (long long)s->nans,
-                        (long long)s->infinite, (long long)tsh_local_numel(t), ctx->world.rank);
+                        io->op, io->path, item->prefix, item->param->path, (long long)found[0],
+                        (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank);
 }
 
 /* Reads this rank's shard of an item; allocates memory for it if it has none. */
 static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     tsh_tensor *t = item->param;
     const size_t bytes = (size_t)(tsh_local_numel(t) * item->dtype->size);
-    tshi_load_slice slice;
     if (t->absent) return;
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment &&
@@ -19171,13 +19160,7 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
     if (!t || !item->entry) return;
     if (!t->block) t->block = tshi_mem_take(io->ctx, TSH_MEM_PARAMETERS, bytes);
     if (!t->block) return;
-    memset(&slice, 0, sizeof slice);
-    slice.io = io;
-    slice.dtype = &tshi_dtypes[t->dtype];
-    slice.to = (char *)tshi_tensor_at(t);
-    slice.data = io->data + item->entry->begin;
-    tshi_io_runs(t, io->ctx->tp.rank, 0, tsh_numel(t), tshi_load_slice_run, &slice);
-    if (io->ctx->error.code == TSH_OK) tshi_load_warn(io, item, t, &slice);
+    tshi_load_values(io, item, t);
     if (tshi_io_in_chunks(item)) tshi_optim_keep_chunk(t);
 }
 
