@@ -1777,8 +1777,9 @@ __declspec(dllimport) int __stdcall MoveFileExA(const char *from, const char *to
 #include <sys/time.h>     /* gettimeofday */
 #include <sys/utsname.h>  /* uname */
 #include <unistd.h>       /* fsync, close, chown */
-#ifndef __cplusplus /* glibc hides these two under -std=c99, and never in C++ */
+#ifndef __cplusplus /* glibc hides these under -std=c99, and never in C++ */
 FILE *(fdopen)(int file, const char *mode);
+int (fileno)(FILE *file);
 ssize_t (readlink)(const char *path, char *to, size_t size);
 #endif
 #else
@@ -17637,18 +17638,6 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 
 enum { TSHI_FILE_STALE = 3600 }; /* seconds; see tshi_file_sweep */
 
-#if TSHI_POSIX
-/* Names the kind of a file; NULL: a regular one. */
-static const char *tshi_file_kind_of(const struct stat *info) {
-    return S_ISREG(info->st_mode)    ? NULL
-           : S_ISDIR(info->st_mode)  ? "a folder"
-           : S_ISFIFO(info->st_mode) ? "a FIFO"
-           : S_ISCHR(info->st_mode)  ? "a device"
-           : S_ISBLK(info->st_mode)  ? "a device"
-                                     : "no regular file";
-}
-#endif
-
 /* Names the kind of what is at a path, symbolic links followed; NULL: a regular file, or nothing.
  * Does not open it, which could block (a FIFO) or rewind (a tape drive). */
 static const char *tshi_file_kind(const char *path) {
@@ -17657,7 +17646,11 @@ static const char *tshi_file_kind(const char *path) {
     return found != none && (found & folder) ? "a folder" : NULL;
 #elif TSHI_POSIX
     struct stat info;
-    return stat(path, &info) == 0 ? tshi_file_kind_of(&info) : NULL;
+    if (stat(path, &info) != 0 || S_ISREG(info.st_mode)) return NULL;
+    return S_ISDIR(info.st_mode)                            ? "a folder"
+           : S_ISFIFO(info.st_mode)                         ? "a FIFO"
+           : S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode) ? "a device"
+                                                            : "no regular file";
 #else
     (void)path;
     return NULL;
@@ -17885,7 +17878,6 @@ typedef struct tshi_io {
     int64_t hash_at;         /* where the header holds the hash of all values */
     uint64_t hashes[TSHI_IO_HASHES]; /* that hash so far */
     /* reading: */
-    int descriptor;    /* of `file`; -1: not known */
     int64_t stamp;     /* of the file's last change, when it was opened */
     int64_t nonfinite; /* tensors with NaN or infinity */
     char *text, *at; /* the header, the next character to parse */
@@ -17905,7 +17897,7 @@ static void tshi_io_begin(tshi_io *io, const char *op, tsh_module *root, const c
     io->optim = optim;
     io->op = op;
     io->path = path ? path : "";
-    io->lock = io->descriptor = -1;
+    io->lock = -1;
     if (!*io->path) (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: there is no path", op);
     if (optim && optim->module->ctx != io->ctx)
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT, "%s: the optimiser belongs to another ctx", op);
@@ -18697,19 +18689,27 @@ static int tshi_io_next(tshi_io *io, char close) {
     return tshi_io_skip_char(io, ',') || tshi_io_bad(io, "a comma or a bracket is missing");
 }
 
+/* Parses the digits at `at` and returns their end; NULL if the number is greater than max. */
+static const char *tshi_io_digits(const char *at, uint64_t max, uint64_t *out) {
+    for (*out = 0; *at >= '0' && *at <= '9'; at++) {
+        const uint64_t digit = (uint64_t)(*at - '0');
+        if (*out > (max - digit) / 10) return NULL;
+        *out = *out * 10 + digit;
+    }
+    return at;
+}
+
 /* Parses a whole number, 0 to 2^62. */
 static int64_t tshi_io_whole(tshi_io *io) {
-    const int64_t max = INT64_MAX / 2;
-    int64_t value = 0;
-    const char *start;
+    const char *end;
+    uint64_t value;
     tshi_io_skip(io);
-    for (start = io->at; *io->at >= '0' && *io->at <= '9'; io->at++) {
-        if (value > (max - (*io->at - '0')) / 10) return tshi_io_bad(io, "a number is too large");
-        value = value * 10 + (*io->at - '0');
-    }
-    if (io->at == start || (*start == '0' && io->at > start + 1))
+    if (!(end = tshi_io_digits(io->at, INT64_MAX / 2, &value)))
+        return tshi_io_bad(io, "a number is too large");
+    if (end == io->at || (*io->at == '0' && end > io->at + 1))
         return tshi_io_bad(io, "there is no whole number");
-    return value;
+    io->at += end - io->at;
+    return (int64_t)value;
 }
 
 /* Parses a list, "[1, 2]", of at most `max` whole numbers; returns how many there are. */
@@ -18970,14 +18970,11 @@ static const char *tshi_load_metadata(const tshi_io *io, const char *prefix, con
 
 /* Parses a count of the metadata; 0 and an error if it is missing or wrong. */
 static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
-    const char *text = tshi_load_metadata(io, count->prefix, count->name), *at;
+    const char *text = tshi_load_metadata(io, count->prefix, count->name);
+    const char *end = text ? tshi_io_digits(text, UINT64_MAX, &count->read) : NULL;
+    if (end && end > text && !*end) return 1;
     count->read = 0;
     if (!text && count->optional) return 1;
-    for (at = text; at && *at >= '0' && *at <= '9'; at++) {
-        if (count->read > (UINT64_MAX - (uint64_t)(*at - '0')) / 10) break;
-        count->read = count->read * 10 + (uint64_t)(*at - '0');
-    }
-    if (at && at > text && !*at) return 1;
     return tshi_io_fail(io, TSH_ERR_IO, "has no whole number as \"%s%.128s\"", count->prefix,
                         count->name);
 }
@@ -19169,7 +19166,7 @@ static void tshi_load_read_item(tshi_io *io, const tshi_io_item *item) {
 static int64_t tshi_load_stamp(const tshi_io *io) {
 #if TSHI_POSIX
     struct stat info;
-    if (io->descriptor < 0 || fstat(io->descriptor, &info) != 0) return 0;
+    if (fstat(fileno(io->file), &info) != 0) return 0;
 #if defined(__linux__) && defined(st_mtime) /* -std=c99 hides it: seconds must do */
     return (int64_t)info.st_mtime * 1000000000 + info.st_mtim.tv_nsec;
 #else
@@ -19185,22 +19182,13 @@ static int64_t tshi_load_stamp(const tshi_io *io) {
 static void tshi_load_open(tshi_io *io) {
     const char *kind = tshi_file_kind(io->path);
     errno = 0;
-#if TSHI_POSIX
-    if (!kind) io->descriptor = open(io->path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
-    if (io->descriptor >= 0) {
-        struct stat info; /* checked again: the path may lead to another file by now */
-        if (fstat(io->descriptor, &info) == 0) kind = tshi_file_kind_of(&info);
-        io->file = fdopen(io->descriptor, "rb");
-        if (!io->file) (void)close(io->descriptor);
-    }
-#else
     if (!kind) io->file = fopen(io->path, "rb");
-#endif
-    io->stamp = io->file ? tshi_load_stamp(io) : 0;
     if (kind)
         (void)tshi_io_wrong_kind(io, kind);
     else if (!io->file)
         (void)tshi_io_system_error(io, "cannot be opened");
+    else
+        io->stamp = tshi_load_stamp(io);
 }
 
 /* Loads from io->file, which is open unless ctx holds an error. */
